@@ -1,0 +1,64 @@
+# braidfs: `make help` lists the targets.
+CARGO ?= cargo
+PREFIX ?= /usr/local
+DESTDIR ?=
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+PEERS := pjdfstest fsx postgres rocksdb dbench big
+
+.DEFAULT_GOAL := help
+.PHONY: help build demo test fmt clippy unit heavy mount layers deny peers $(PEERS) deps install uninstall clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z$$()A-Z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@echo "  make NAME       with NAME one of $(PEERS): that program on a mounted braidfs"
+
+build: ## the release binary, target/release/braidfs
+	$(CARGO) build --release -p braidfs-cli
+
+demo: deps ## real work on a braidfs beside an ext4, a killed daemon, a table (under 3 minutes)
+	@python3 scripts/demo.py
+
+test: layers fmt clippy unit heavy mount ## everything that must pass before a change goes in (under 15 minutes)
+
+fmt: ## is everything formatted
+	$(CARGO) fmt --all --check
+
+clippy: ## lints, warnings are errors
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+
+unit: ## tests of all crates but the heavy ones
+	$(CARGO) test --workspace --exclude braidfs-testkit
+
+heavy: ## model, crash and thread tests, optimised
+	$(CARGO) test --release -p braidfs-testkit
+
+mount: ## tests on a mounted volume (needs /dev/fuse, else it says so and skips)
+	@python3 scripts/test-mount.py
+
+layers: ## imports of the engine point one way
+	@scripts/check-layers.sh
+
+deny: ## licences and advisories of the dependencies (cargo install cargo-deny)
+	$(CARGO) deny check
+
+peers: ## other people's tests and programs, one after another (an hour)
+	@for peer in $(PEERS); do echo "== $$peer"; $(MAKE) --no-print-directory $$peer || exit 1; done
+
+$(PEERS): deps
+	@scripts/peers/$@.sh
+
+deps: ## checks for needed commands, installs them when root
+	@scripts/deps.sh
+
+install: build ## the binary, its helpers for mount(8) and fsck(8), the man pages
+	install -D -m 755 $(TARGET)/release/braidfs $(DESTDIR)$(PREFIX)/bin/braidfs
+	install -d $(DESTDIR)/sbin $(DESTDIR)$(PREFIX)/share/man/man1
+	for name in mkfs mount umount fsck; do ln -sf $(PREFIX)/bin/braidfs $(DESTDIR)/sbin/$$name.braidfs; done
+	$(TARGET)/release/braidfs man $(DESTDIR)$(PREFIX)/share/man/man1
+
+uninstall: ## what install did
+	rm -f $(DESTDIR)$(PREFIX)/bin/braidfs $(DESTDIR)$(PREFIX)/share/man/man1/braidfs*.1
+	for name in mkfs mount umount fsck; do rm -f $(DESTDIR)/sbin/$$name.braidfs; done
+
+clean: ## removes target/
+	$(CARGO) clean

@@ -1,0 +1,157 @@
+//! `braidfs fsck`: checks a volume and repairs it.
+
+use crate::failure::{Outcome, fsck_code};
+use crate::{open, text};
+use braidfs::fsck::{FsckOptions, FsckReport, check};
+use indicatif::{ProgressBar, ProgressStyle};
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::sync::Mutex;
+
+/// Check a volume, and repair it
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Exit codes: 0 no errors, 1 errors corrected, 4 errors left, 8 the check failed, 16 wrong usage.\n\n\
+    Examples:\n  braidfs fsck disk.img         check only, if it was not unmounted properly\n  \
+    braidfs fsck -f disk.img      check in any case\n  \
+    braidfs fsck -fy disk.img     check and repair\n\n\
+    Without -y, -p or -a nothing is written."
+)]
+pub struct Args {
+    /// Change nothing (the default)
+    #[arg(short = 'n', conflicts_with_all = ["yes", "preen"])]
+    no: bool,
+    /// Repair all that can be repaired
+    #[arg(short = 'y', long)]
+    yes: bool,
+    /// Repair, for boot scripts: silent where nothing was wrong
+    #[arg(short = 'p', short_alias = 'a', visible_alias = "auto")]
+    preen: bool,
+    /// Check even a volume that is marked clean
+    #[arg(short, long)]
+    force: bool,
+    /// The report as JSON
+    #[arg(long)]
+    json: bool,
+    /// A progress bar (the default on a terminal)
+    #[arg(short = 'C', long)]
+    progress: bool,
+    /// Taken and ignored, for fsck(8)
+    #[arg(short = 'V', short_alias = 'T', hide = true, action = clap::ArgAction::Count)]
+    ignored: u8,
+    /// All devices of the volume
+    #[arg(required = true, value_name = "DEVICE")]
+    devices: Vec<PathBuf>,
+}
+
+/// Runs it.
+pub fn run(args: &Args) -> Outcome {
+    let operational = |f: crate::failure::Failure| f.with_code(fsck_code::OPERATIONAL);
+    let paths = open::expand(&args.devices);
+    let options = FsckOptions { repair: args.yes || args.preen, force: args.force };
+    let devices = open::devices(&paths, options.repair).map_err(operational)?;
+    let bar = Bar::new(args.progress || (std::io::stderr().is_terminal() && !args.json));
+    let report = check(&devices, &options, &|phase, done, total| bar.show(phase, done, total));
+    bar.finish();
+    let report = report.map_err(|e| operational(open::explain("cannot check", &paths, &e)))?;
+    let code = exit_code(&report);
+    let output =
+        if args.json { json(&report, code) } else { lines(&report, code, &open::show(&paths), options.repair) };
+    let silent = args.preen && code == fsck_code::CLEAN && !args.json && !std::io::stdout().is_terminal();
+    if !silent {
+        crate::say(format_args!("{output}")).map_err(operational)?;
+    }
+    Ok(code)
+}
+
+fn exit_code(report: &FsckReport) -> u8 {
+    if report.findings.is_empty() {
+        fsck_code::CLEAN
+    } else if report.findings.iter().all(|f| f.fixed) {
+        fsck_code::CORRECTED
+    } else {
+        fsck_code::UNCORRECTED
+    }
+}
+
+fn json(report: &FsckReport, code: u8) -> String {
+    let mut value = serde_json::json!(report);
+    value["exit_code"] = code.into();
+    format!("{value:#}")
+}
+
+fn lines(report: &FsckReport, code: u8, place: &str, repair: bool) -> String {
+    let mut out = String::new();
+    for f in &report.findings {
+        let mut at = String::new();
+        if let Some(domain) = f.domain {
+            at += &format!(" domain {domain}");
+        }
+        if let Some(node) = f.node {
+            at += &format!(" node {node}");
+        }
+        if let Some(path) = &f.path {
+            at += &format!(" {}", text::name(path.as_bytes()));
+        }
+        let fixed = if f.fixed { " (repaired)" } else { "" };
+        out += &format!("{place}: E{:03}{at}: {}{fixed}\n", f.code, f.message);
+    }
+    if report.clean_skip {
+        return out + &format!("{place}: clean, not checked: check it all the same with -f");
+    }
+    let errors = |fixed: bool| {
+        text::count(report.findings.iter().filter(|f| f.fixed == fixed).count() as u64, "error", "errors")
+    };
+    let state = match code {
+        fsck_code::CLEAN => "clean".into(),
+        fsck_code::CORRECTED => format!("repaired, {} corrected", errors(true)),
+        _ if repair => format!("{} left, {} corrected", errors(false), errors(true)),
+        _ => format!("{} left: repair with `braidfs fsck -y`", errors(false)),
+    };
+    let used = match report.blocks_total {
+        0 => String::new(),
+        total => format!(", {} of {} used", text::size(report.blocks_used << 12), text::size(total << 12)),
+    };
+    out + &format!(
+        "{place}: {state}; {}, {}, {}, {}{used}",
+        text::count(report.files, "file", "files"),
+        text::count(report.dirs, "directory", "directories"),
+        text::count(report.symlinks, "symlink", "symlinks"),
+        text::count(report.other, "special file", "special files"),
+    )
+}
+
+/// A bar on the terminal, or nothing. Shared by the checker's threads.
+struct Bar(Option<(ProgressBar, Mutex<String>)>);
+
+impl Bar {
+    fn new(shown: bool) -> Self {
+        let style = ProgressStyle::with_template("{msg:24} {wide_bar} {percent:>3}% {eta}");
+        Self(shown.then(|| {
+            let bar = ProgressBar::new(0);
+            if let Ok(style) = style {
+                bar.set_style(style);
+            }
+            (bar, Mutex::new(String::new()))
+        }))
+    }
+
+    fn show(&self, phase: &str, done: u64, total: u64) {
+        let Some((bar, last)) = &self.0 else { return };
+        // A poisoned lock only means that another thread failed: that is reported elsewhere.
+        let mut last = last.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if *last != phase {
+            *last = phase.to_string();
+            bar.reset();
+            bar.set_message(phase.to_string());
+        }
+        bar.set_length(total);
+        bar.set_position(done);
+    }
+
+    fn finish(&self) {
+        if let Some((bar, _)) = &self.0 {
+            bar.finish_and_clear();
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! `braidfs info`: what a volume is, without mounting it.
+
+use crate::failure::{Failure, Outcome};
+use crate::{open, text};
+use braidfs::volume::DomainInfo;
+use braidfs::{StatFs, Timestamp, Volume};
+use braidfs_format::inode::Placement;
+use braidfs_format::super_block::{INCOMPAT_DATA_SUMS, SuperBlock};
+use serde::Serialize;
+use std::fmt::Write;
+use std::path::PathBuf;
+
+/// Show what a volume is: superblock, domains, space
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  braidfs info disk.img\n  braidfs info --json /dev/sdb /dev/sdc\n\n\
+    Nothing is written; a journal that was not replayed is replayed in memory only.")]
+pub struct Args {
+    /// As JSON
+    #[arg(long)]
+    json: bool,
+    /// All devices of the volume
+    #[arg(required = true, value_name = "DEVICE")]
+    devices: Vec<PathBuf>,
+}
+
+/// What a superblock says; also what `mkfs` reports.
+#[derive(Debug, Serialize)]
+pub struct VolumeReport {
+    /// UUID of the volume.
+    pub uuid: String,
+    /// Its label.
+    pub label: String,
+    /// On-disk format.
+    pub format_version: u32,
+    /// Seconds since 1970.
+    pub created: i64,
+    /// Bytes of its block groups.
+    pub bytes: u64,
+    /// Bytes of a block group.
+    pub group_bytes: u64,
+    /// Block groups.
+    pub groups: u32,
+    /// Domains.
+    pub domains: u16,
+    /// mlogs per domain.
+    pub mlogs: u16,
+    /// Largest file kept in its inode.
+    pub inline_max: u16,
+    /// Whether file data is checksummed.
+    pub data_checksums: bool,
+    /// Where new objects go.
+    pub placement: &'static str,
+    /// Its devices.
+    pub devices: Vec<DeviceReport>,
+}
+
+/// One device.
+#[derive(Debug, Serialize)]
+pub struct DeviceReport {
+    /// Own UUID.
+    pub uuid: String,
+    /// Bytes that the volume uses.
+    pub bytes: u64,
+    /// Block groups on it.
+    pub groups: u32,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    #[serde(flatten)]
+    volume: VolumeReport,
+    space: StatFs,
+    domain: Vec<DomainInfo>,
+}
+
+/// The report of a superblock.
+pub fn volume_report(sb: &SuperBlock) -> VolumeReport {
+    let group_blocks = u64::from(sb.group_blocks.get());
+    let devices = sb.device_table();
+    let blocks: u64 = devices
+        .iter()
+        .map(|d| u64::from(d.groups.get().saturating_sub(1)) * group_blocks + u64::from(d.last_group_blocks.get()))
+        .sum();
+    let uuid = |bytes| uuid::Uuid::from_bytes(bytes).to_string();
+    VolumeReport {
+        uuid: uuid(sb.uuid),
+        label: sb.label_str(),
+        format_version: sb.version.get(),
+        created: sb.created.get(),
+        bytes: blocks << 12,
+        group_bytes: group_blocks << 12,
+        groups: sb.groups.get(),
+        domains: sb.domains.get(),
+        mlogs: sb.mlogs.get(),
+        inline_max: sb.inline_max.get(),
+        data_checksums: sb.incompat.get() & INCOMPAT_DATA_SUMS != 0,
+        placement: match Placement::from_u8(sb.placement) {
+            Ok(Placement::Spread) => "spread",
+            Ok(Placement::Inherit) => "inherit",
+            Ok(Placement::Dirs | Placement::Unset) => "dirs",
+            Err(_) => "unknown",
+        },
+        devices: devices
+            .iter()
+            .map(|d| DeviceReport { uuid: uuid(d.uuid), bytes: d.blocks.get() << 12, groups: d.groups.get() })
+            .collect(),
+    }
+}
+
+impl VolumeReport {
+    /// Lines for a person.
+    pub fn text(&self) -> String {
+        let label = if self.label.is_empty() { String::new() } else { format!(", label \"{}\"", self.label) };
+        let inline = match self.inline_max {
+            0 => "off".into(),
+            n => format!("files up to {n} bytes"),
+        };
+        let sums = if self.data_checksums { "on" } else { "off" };
+        let plural = |n: usize| if n == 1 { "" } else { "s" };
+        format!(
+            "volume      {}{label}\n\
+             format      {}, made {} UTC\n\
+             size        {} in {} block groups of {}, {} device{}\n\
+             domains     {}, with {} mlog{} each\n\
+             placement   {}\n\
+             inline data {inline}\n\
+             data sums   {sums}\n",
+            self.uuid,
+            self.format_version,
+            text::time(Timestamp { sec: self.created, nsec: 0 }),
+            text::size(self.bytes),
+            self.groups,
+            text::size(self.group_bytes),
+            self.devices.len(),
+            plural(self.devices.len()),
+            self.domains,
+            self.mlogs,
+            plural(self.mlogs.into()),
+            self.placement,
+        )
+    }
+}
+
+/// Runs it.
+pub fn run(args: &Args) -> Outcome {
+    let volume = open::volume(&args.devices, false)?;
+    let report = report(&volume);
+    open::close(volume)?;
+    if args.json {
+        let json = serde_json::to_string_pretty(&report).map_err(|e| Failure::new(format!("info: {e}")))?;
+        crate::say(format_args!("{json}"))?;
+    } else {
+        crate::say(format_args!("{}", lines(&report).trim_end()))?;
+    }
+    Ok(0)
+}
+
+fn report(volume: &Volume) -> Report {
+    Report { volume: volume_report(volume.super_block()), space: volume.statfs(), domain: volume.domains() }
+}
+
+fn lines(report: &Report) -> String {
+    let s = &report.space;
+    let mut out = report.volume.text();
+    let used = s.blocks.saturating_sub(s.free);
+    let mut line = |text: String| {
+        // Writing to a String cannot fail.
+        let _ = writeln!(out, "{text}");
+    };
+    line(format!(
+        "space       {} used, {} free of {}",
+        text::size(used << 12),
+        text::size(s.free << 12),
+        text::size(s.blocks << 12)
+    ));
+    line(format!("inodes      {} used, room for {}", s.inodes.saturating_sub(s.inodes_free), s.inodes_free));
+    line("\ndomain  groups        size        free     journal    inodes  state".into());
+    for d in &report.domain {
+        line(format!(
+            "{:>6}  {:>6}  {:>10}  {:>10}  {:>10}  {:>8}  {}",
+            d.domain,
+            d.groups,
+            text::size(d.blocks << 12),
+            text::size(d.free << 12),
+            text::size(d.journal_blocks << 12),
+            d.inodes.saturating_sub(d.inodes_free),
+            d.failed.as_deref().map_or_else(|| "good".into(), |why| format!("read-only: {why}"))
+        ));
+    }
+    out
+}

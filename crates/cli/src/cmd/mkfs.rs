@@ -1,0 +1,270 @@
+//! `braidfs mkfs`: makes a volume on image files or block devices.
+//!
+//! Refuses to overwrite what it recognises, and any image that is not empty, unless told to. Image files that it
+//! made itself are removed again where it fails.
+
+use crate::cmd::info::volume_report;
+use crate::failure::{Failure, Outcome, host_error};
+use crate::{open, probe, text};
+use braidfs::format::inode::INLINE_MAX;
+use braidfs::format::super_block::{MAX_DEVICES, MAX_DOMAINS};
+use braidfs::{MkfsOptions, Placement};
+use braidfs_device::{FileDevice, OpenHow};
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+
+/// Smallest and largest volume.
+const VOLUME_BYTES: std::ops::RangeInclusive<u64> = 32 << 20..=16 << 40;
+
+/// Make a volume on image files or block devices
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Examples:\n  braidfs mkfs --size 10G disk.img        make an image file of 10 GiB and a volume in it\n  \
+    braidfs mkfs -L data /dev/sdb           a block device\n  \
+    braidfs mkfs --domains 8 /dev/sdb /dev/sdc   one volume over two devices\n\n\
+    A volume has 32 MiB to 16 TiB. Sizes take K, M, G, T (powers of 1024)."
+)]
+pub struct Args {
+    /// Label, at most 63 bytes
+    #[arg(short = 'L', long, default_value = "", hide_default_value = true)]
+    label: String,
+    /// UUID of the volume [default: a random one]
+    #[arg(short = 'U', long)]
+    uuid: Option<uuid::Uuid>,
+    /// Domains: parts with a journal and an allocator of their own [default: by CPUs and size]
+    #[arg(long, value_name = "N")]
+    domains: Option<u16>,
+    /// Bytes of a block group, a power of two from 4M to 64M [default: by size]
+    #[arg(long, value_parser = text::parse_size, value_name = "BYTES")]
+    group_size: Option<u64>,
+    /// Largest file that is kept in its inode; 0 for none [default: 3400]
+    #[arg(long, value_parser = text::parse_size, value_name = "BYTES")]
+    inline: Option<u64>,
+    /// Checksum file data too (metadata always is)
+    #[arg(long)]
+    data_checksums: bool,
+    /// Journal of each domain, at least 64K [default: by size]
+    #[arg(long, value_parser = text::parse_size, value_name = "BYTES")]
+    journal: Option<u64>,
+    /// mlogs (write streams) of each domain [default: by CPUs]
+    #[arg(long, value_name = "N")]
+    mlogs: Option<u16>,
+    /// Where new files and directories go
+    #[arg(long, value_enum, default_value_t = PlacementArg::Dirs)]
+    placement: PlacementArg,
+    /// Make the image files, or extend them to this size
+    #[arg(long, value_parser = text::parse_size, value_name = "BYTES")]
+    size: Option<u64>,
+    /// Overwrite what is there
+    #[arg(short, long)]
+    force: bool,
+    /// Print nothing
+    #[arg(short, long)]
+    quiet: bool,
+    /// Print the summary as JSON
+    #[arg(long)]
+    json: bool,
+    /// Image files or block devices
+    #[arg(required = true, value_name = "DEVICE")]
+    devices: Vec<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum PlacementArg {
+    /// Directories spread over the domains, files stay with their directory
+    Dirs,
+    /// Every object to the next domain
+    Spread,
+    /// Top-level directories spread, all below stays with them
+    Inherit,
+}
+
+/// Runs it.
+pub fn run(args: &Args) -> Outcome {
+    let options = options(args)?;
+    let paths = open::expand(&args.devices);
+    if paths.len() > MAX_DEVICES {
+        return Err(Failure::new(format!("{} devices: a volume has at most {MAX_DEVICES}", paths.len())));
+    }
+    let mut made = Vec::new();
+    let result = format(args, &options, &paths, &mut made);
+    if result.is_err() {
+        for path in made {
+            // The first error is the one to tell.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+    result
+}
+
+/// Checks every option before anything is touched.
+fn options(args: &Args) -> Result<MkfsOptions, Failure> {
+    let bad = |option: &str, value: &dyn std::fmt::Display, why: &str| {
+        Err(Failure::new(format!("{option} {value}: out of range: {why}")))
+    };
+    if args.label.len() > 63 || args.label.contains('\0') {
+        return bad("--label", &args.label, "use at most 63 bytes");
+    }
+    if let Some(n) = args.domains.filter(|n| !(1..=MAX_DOMAINS).contains(n)) {
+        return bad("--domains", &n, &format!("use 1 to {MAX_DOMAINS}"));
+    }
+    if let Some(n) = args.group_size.filter(|n| !n.is_power_of_two() || !(4 << 20..=64 << 20).contains(n)) {
+        return bad("--group-size", &text::size(n), "use 4M, 8M, 16M, 32M or 64M");
+    }
+    if let Some(n) = args.inline.filter(|n| *n > INLINE_MAX as u64) {
+        return bad("--inline", &n, &format!("use 0 to {INLINE_MAX}"));
+    }
+    if let Some(n) = args.journal.filter(|n| !(64 << 10..=32 << 20).contains(n)) {
+        return bad("--journal", &text::size(n), "use 64K to 32M");
+    }
+    if let Some(n) = args.mlogs.filter(|n| !(1..=64).contains(n)) {
+        return bad("--mlogs", &n, "use 1 to 64");
+    }
+    if let Some(n) = args.size.filter(|n| n % 4096 != 0) {
+        return bad("--size", &n, "use a multiple of 4096 bytes");
+    }
+    if let Some(uuid) = args.uuid.filter(uuid::Uuid::is_nil) {
+        return bad("--uuid", &uuid, "all zero means none: leave the option out for a random one");
+    }
+    Ok(MkfsOptions {
+        domains: args.domains,
+        group_bytes: args.group_size,
+        label: args.label.clone(),
+        uuid: args.uuid.map(uuid::Uuid::into_bytes),
+        inline_max: args.inline.map_or(INLINE_MAX, |n| n as usize) as u16,
+        data_checksums: args.data_checksums,
+        journal_bytes: args.journal,
+        mlogs: args.mlogs,
+        placement: match args.placement {
+            PlacementArg::Dirs => Placement::Dirs,
+            PlacementArg::Spread => Placement::Spread,
+            PlacementArg::Inherit => Placement::Inherit,
+        },
+        root_owner: (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw()),
+    })
+}
+
+fn format(args: &Args, options: &MkfsOptions, paths: &[PathBuf], made: &mut Vec<PathBuf>) -> Outcome {
+    // All are looked at before the first is changed.
+    for path in paths {
+        look(path, args)?;
+    }
+    open::no_duplicates(paths)?;
+    check_total(args, paths)?;
+    for path in paths {
+        size_image(path, args, made)?;
+    }
+    let devices = open::devices(paths, true)?;
+    for path in paths {
+        // Old signatures outside block 0 would make other programs see two file systems.
+        wipe(path)?;
+    }
+    let sb = braidfs::mkfs::format(&devices, options).map_err(|e| open::explain("cannot format", paths, &e))?;
+    drop(devices);
+    let report = volume_report(&sb);
+    if args.json {
+        let json = serde_json::to_string_pretty(&report).map_err(|e| Failure::new(format!("mkfs: {e}")))?;
+        crate::say(format_args!("{json}"))?;
+    } else if !args.quiet {
+        crate::say(format_args!("{}: made a braidfs volume\n{}", open::show(paths), report.text().trim_end()))?;
+    }
+    Ok(0)
+}
+
+/// Refuses what must not, or not without `--force`, be overwritten.
+fn look(path: &Path, args: &Args) -> Result<(), Failure> {
+    let fail = |e: std::io::Error| Failure::at("cannot use", path.display(), host_error(&e));
+    let meta = match std::fs::metadata(path) {
+        Ok(meta) => meta,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound && args.size.is_some() => return Ok(()),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            return Err(Failure::at("cannot use", path.display(), "does not exist: --size BYTES makes an image file"));
+        }
+        Err(e) => return Err(fail(e)),
+    };
+    let kind = meta.file_type();
+    if !kind.is_file() && !kind.is_block_device() {
+        return Err(Failure::at("cannot use", path.display(), "give an image file or a block device"));
+    }
+    if let Some(busy) = probe::busy(path) {
+        return Err(Failure::at("cannot use", path.display(), format!("it is {busy}: release it first")));
+    }
+    if let Some(size) = args.size {
+        if !kind.is_file() {
+            let why = "--size is for image files: leave it out, the whole device is used";
+            return Err(Failure::at("cannot use", path.display(), why));
+        }
+        if size < meta.len() {
+            let has = text::size(meta.len());
+            let why = format!("has {has}, more than --size: leave --size out, or remove the file first");
+            return Err(Failure::at("cannot use", path.display(), why));
+        }
+    }
+    if args.force {
+        return Ok(());
+    }
+    let file = File::open(path).map_err(fail)?;
+    let found = probe::probe(&file).map_err(fail)?;
+    if let Some(first) = found.first() {
+        let why = format!("it holds {}: use --force to overwrite it", first.what);
+        return Err(Failure::at("will not format", path.display(), why));
+    }
+    if kind.is_file()
+        && let Some(at) = probe::first_data(&file).map_err(fail)?
+    {
+        let why = format!("the file holds data (at byte {at}): use --force to overwrite it");
+        return Err(Failure::at("will not format", path.display(), why));
+    }
+    Ok(())
+}
+
+/// The size that the volume will have.
+fn check_total(args: &Args, paths: &[PathBuf]) -> Result<(), Failure> {
+    let mut total = 0u64;
+    for path in paths {
+        let bytes = match (args.size, std::fs::metadata(path)) {
+            (Some(size), _) => size,
+            (None, Ok(meta)) if meta.is_file() => meta.len(),
+            // A block device tells its size at its end.
+            (None, _) => File::open(path)
+                .and_then(|mut f| std::io::Seek::seek(&mut f, std::io::SeekFrom::End(0)))
+                .map_err(|e| Failure::at("cannot use", path.display(), host_error(&e)))?,
+        };
+        total = total.saturating_add(bytes);
+    }
+    if VOLUME_BYTES.contains(&total) {
+        return Ok(());
+    }
+    let limit = if total < *VOLUME_BYTES.start() { "at least 32 MiB" } else { "at most 16 TiB" };
+    Err(Failure::at("cannot format", open::show(paths), format!("{} in all: a volume has {limit}", text::size(total))))
+}
+
+/// Makes or extends an image file.
+fn size_image(path: &Path, args: &Args, made: &mut Vec<PathBuf>) -> Result<(), Failure> {
+    let Some(size) = args.size else { return Ok(()) };
+    let as_failure = |e: &dyn std::fmt::Display| Failure::new(e.to_string());
+    let fail = |e: std::io::Error| Failure::at("cannot extend", path.display(), host_error(&e));
+    let Ok(meta) = std::fs::metadata(path) else {
+        drop(FileDevice::create(path, size).map_err(|e| as_failure(&e))?);
+        made.push(path.to_path_buf());
+        return Ok(());
+    };
+    if meta.len() < size {
+        if meta.len() >= 4096 {
+            // Not under the feet of a process that uses it.
+            drop(FileDevice::open(path, OpenHow { write: true, direct: false }).map_err(|e| as_failure(&e))?);
+        }
+        OpenOptions::new().write(true).open(path).and_then(|f| f.set_len(size)).map_err(fail)?;
+    }
+    Ok(())
+}
+
+fn wipe(path: &Path) -> Result<(), Failure> {
+    let wipe = || {
+        let file = OpenOptions::new().read(true).write(true).open(path)?;
+        probe::wipe(&file, &probe::probe(&file)?)?;
+        file.sync_all()
+    };
+    wipe().map_err(|e| Failure::at("cannot wipe old signatures from", path.display(), host_error(&e)))
+}

@@ -1,0 +1,16 @@
+//! The commands, one file each: its arguments (`Args`) and `run`.
+
+pub mod cat;
+pub mod cp;
+pub mod dump;
+pub mod fsck;
+pub mod info;
+pub mod ls;
+pub mod man;
+pub mod mkdir;
+pub mod mkfs;
+pub mod mount;
+pub mod mount_options;
+pub mod rm;
+pub mod scrub;
+pub mod umount;

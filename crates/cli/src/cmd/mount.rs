@@ -1,0 +1,240 @@
+//! `braidfs mount` and the helper `mount.braidfs` of mount(8).
+//!
+//! The volume is opened and served by a background process (`--foreground`: by this one), which tells this command
+//! when the mount stands, so that the exit code is right and the caller finds the files there.
+
+use crate::cmd::mount_options::{self, FuseBlk, MountSpec};
+use crate::failure::{Failure, Outcome, host_error, mount_code};
+use crate::{mountinfo, open};
+use braidfs::{MountOptions, Volume};
+use braidfs_device::{Device, FileDevice, open_volume_files};
+use braidfs_fuse::{DaemonError, LoopDevice, MountConfig, daemonize, serve, take_over};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How often a plain FUSE mount commits: sync(2) does not reach us there.
+const PLAIN_FUSE_COMMIT: Duration = Duration::from_secs(1);
+
+/// Mount a volume
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Options of -o, as in mount(8):\n  \
+    ro rw relatime noatime strictatime suid nosuid dev nodev exec noexec allow_other\n  \
+    commit=SECONDS data=MODE cache=SIZE threads=N fuseblk=WHEN\n\n\
+    Examples:\n  braidfs mount disk.img /mnt\n  braidfs mount -o ro,noatime /dev/sdb /dev/sdc /mnt\n  \
+    braidfs mount -f --log debug disk.img /mnt      in the foreground\n\n\
+    In /etc/fstab (with this program linked as /sbin/mount.braidfs):\n  \
+    /srv/disk.img  /mnt  braidfs  noatime,commit=10  0 2\n\n\
+    Exit codes: 1 wrong usage, 2 system error, 32 the mount failed.")]
+pub struct Args {
+    /// Mount options, separated by commas
+    #[arg(short, long, value_name = "OPTIONS")]
+    options: Vec<String>,
+    /// Stay in the foreground
+    #[arg(short, long)]
+    foreground: bool,
+    /// Threads that serve requests [default: one per CPU]
+    #[arg(long, value_name = "N", value_parser = mount_options::parse_threads)]
+    threads: Option<usize>,
+    /// Memory for data and metadata [default: a quarter of the machine's]
+    #[arg(long, value_name = "SIZE", value_parser = mount_options::parse_cache)]
+    cache: Option<u64>,
+    /// Changes are durable after this long at the latest [default: 5; plain FUSE: 1]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=300))]
+    commit: Option<u64>,
+    /// Order of data and metadata: ordered, journal or writeback [default: ordered]
+    #[arg(long, value_name = "MODE", value_parser = mount_options::parse_data)]
+    data: Option<braidfs::DataMode>,
+    /// Mount through a block device, so that umount waits for the volume to be closed
+    #[arg(long, value_enum, value_name = "WHEN")]
+    fuseblk: Option<FuseBlk>,
+    /// All devices of the volume (also joined by commas), then the directory to mount on
+    #[arg(required = true, num_args = 2.., value_names = ["DEVICE", "MOUNTPOINT"])]
+    paths: Vec<PathBuf>,
+}
+
+/// What mount(8) calls
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  mount.braidfs disk.img /mnt -o ro")]
+pub struct HelperArgs {
+    /// Devices, joined by commas
+    device: PathBuf,
+    /// Where to
+    mountpoint: PathBuf,
+    /// Skip unknown options
+    #[arg(short = 's')]
+    sloppy: bool,
+    /// Do everything but the mount
+    #[arg(short = 'f')]
+    fake: bool,
+    /// No entry in mtab (there is none)
+    #[arg(short = 'n')]
+    no_mtab: bool,
+    /// Say more
+    #[arg(short = 'v')]
+    verbose: bool,
+    /// Mount namespace (mount(8) has entered it)
+    #[arg(short = 'N')]
+    namespace: Option<String>,
+    /// Type
+    #[arg(short = 't')]
+    fs_type: Option<String>,
+    /// Options
+    #[arg(short = 'o')]
+    options: Vec<String>,
+}
+
+/// Runs `braidfs mount`.
+pub fn run(args: &Args) -> Outcome {
+    let mut spec = MountSpec::default();
+    for list in &args.options {
+        spec.apply(list, false).map_err(|why| Failure::new(why).with_code(mount_code::USAGE))?;
+    }
+    spec.threads = args.threads.unwrap_or(spec.threads);
+    spec.cache_bytes = args.cache.unwrap_or(spec.cache_bytes);
+    spec.commit = args.commit.map(Duration::from_secs).or(spec.commit);
+    spec.data = args.data.unwrap_or(spec.data);
+    spec.fuseblk = args.fuseblk.unwrap_or(spec.fuseblk);
+    let Some((mountpoint, devices)) = args.paths.split_last() else {
+        return Err(Failure::new("mount: no mount point: write it as `braidfs mount DEVICE DIRECTORY`"));
+    };
+    mount(devices, mountpoint, &spec, args.foreground)
+}
+
+/// Runs `mount.braidfs`.
+pub fn run_helper(args: &HelperArgs) -> Outcome {
+    let mut spec = MountSpec::default();
+    for list in &args.options {
+        spec.apply(list, args.sloppy).map_err(|why| Failure::new(why).with_code(mount_code::USAGE))?;
+    }
+    if args.fake {
+        return Ok(0);
+    }
+    mount(std::slice::from_ref(&args.device), &args.mountpoint, &spec, false)
+}
+
+/// Opens the volume and mounts it, in the background unless `foreground`.
+fn mount(devices: &[PathBuf], mountpoint: &Path, spec: &MountSpec, foreground: bool) -> Outcome {
+    let failed = |f: Failure| f.with_code(mount_code::FAILED);
+    // The server works in `/`: its paths must not depend on where we were started.
+    let job = Job { devices: real_paths(devices).map_err(failed)?, mountpoint: mountinfo::absolute(mountpoint), spec };
+    let place = job.mountpoint.display();
+    take_over(&job.mountpoint).map_err(|e| {
+        let why = format!("a dead file system is mounted there and cannot be unmounted: {}", host_error(&e));
+        failed(Failure::at("cannot mount on", &place, why))
+    })?;
+    match std::fs::metadata(&job.mountpoint) {
+        Ok(meta) if meta.is_dir() => {}
+        Ok(_) => {
+            return Err(failed(Failure::at("cannot mount on", place, "not a directory: give an existing directory")));
+        }
+        Err(e) => return Err(failed(Failure::at("cannot mount on", place, host_error(&e)))),
+    }
+    if foreground {
+        job.serve(|| {}).map_err(failed)?;
+        return Ok(0);
+    }
+    match daemonize(|ready| job.serve(|| ready.ready())) {
+        Ok(()) => Ok(0),
+        Err(e @ DaemonError::Fork(_)) => Err(Failure::new(e.to_string()).with_code(mount_code::SYSTEM)),
+        Err(e) => Err(failed(Failure::new(e.to_string()))),
+    }
+}
+
+fn real_paths(devices: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
+    let real = |path: &PathBuf| {
+        std::fs::canonicalize(path).map_err(|e| Failure::at("cannot mount", path.display(), host_error(&e)))
+    };
+    open::expand(devices).iter().map(real).collect()
+}
+
+/// One mount, from opening the devices to closing the volume.
+struct Job<'a> {
+    devices: Vec<PathBuf>,
+    mountpoint: PathBuf,
+    spec: &'a MountSpec,
+}
+
+/// The block device that a fuseblk mount claims.
+enum Claim {
+    /// The volume's own first device.
+    Own,
+    /// One that stands for an image file.
+    Loop(LoopDevice),
+}
+
+impl Job<'_> {
+    fn serve(&self, ready: impl FnOnce()) -> Result<(), Failure> {
+        let spec = self.spec;
+        let files: Vec<Arc<FileDevice>> = open_volume_files(&self.devices, !spec.read_only)
+            .map_err(|e| Failure::new(e.to_string()))?
+            .into_iter()
+            .map(Arc::new)
+            .collect();
+        let first =
+            files.first().ok_or_else(|| Failure::new("mount: no device given: name all devices of the volume"))?;
+        let claim = self.claim(first)?;
+        let default_commit = if claim.is_some() { MountOptions::default().commit_interval } else { PLAIN_FUSE_COMMIT };
+        let options = MountOptions {
+            read_only: spec.read_only,
+            data: spec.data,
+            commit_interval: spec.commit.unwrap_or(default_commit),
+            atime: spec.atime,
+            cache_bytes: spec.cache_bytes,
+            ..MountOptions::default()
+        };
+        let commit = options.commit_interval;
+        let devices = files.iter().map(|f| Arc::clone(f) as Arc<dyn Device>).collect();
+        let volume = Volume::mount(devices, options).map_err(|e| open::explain("cannot mount", &self.devices, &e))?;
+        let mut cfg = MountConfig::new(open::show(&self.devices), &self.mountpoint);
+        cfg.read_only = spec.read_only;
+        cfg.atime = spec.atime;
+        cfg.exec = !spec.noexec;
+        cfg.suid = spec.suid.unwrap_or(cfg.suid);
+        cfg.dev = spec.dev.unwrap_or(cfg.dev);
+        cfg.allow_other = spec.allow_other.unwrap_or(cfg.allow_other);
+        if spec.threads > 0 {
+            cfg.threads = spec.threads.max(2);
+        }
+        cfg.fuseblk = claim.as_ref().map(|claim| match claim {
+            Claim::Own => self.devices[0].clone(),
+            Claim::Loop(device) => device.path().to_path_buf(),
+        });
+        match &claim {
+            None => tracing::info!(
+                "plain FUSE: sync(2) does not reach the volume (fsync and syncfs do), so it commits every {} s",
+                commit.as_secs()
+            ),
+            Some(Claim::Own) => first.release_claim(),
+            Some(Claim::Loop(_)) => {}
+        }
+        tracing::info!(
+            source = %cfg.source, mountpoint = %self.mountpoint.display(), io = first.engine(), direct = first.is_direct(),
+            threads = cfg.threads, commit_s = commit.as_secs(), "mounting"
+        );
+        serve(Arc::new(volume), &cfg, ready).map_err(|e| Failure::new(e.to_string()))
+    }
+
+    /// Decides between fuseblk and plain FUSE, and gets the block device for the former.
+    fn claim(&self, first: &FileDevice) -> Result<Option<Claim>, Failure> {
+        let missing = match self.spec.fuseblk {
+            FuseBlk::Never => return Ok(None),
+            _ if !rustix::process::geteuid().is_root() => "only root can: leave fuseblk out".to_string(),
+            _ if !knows_fuseblk() => "the kernel has no fuseblk: leave it out, or load the module `fuse`".to_string(),
+            _ if first.is_block_device() => return Ok(Some(Claim::Own)),
+            _ => match LoopDevice::attach(&self.devices[0], self.spec.read_only) {
+                Ok(device) => return Ok(Some(Claim::Loop(device))),
+                Err(e) => format!("no loop device for the image: {}", host_error(&e)),
+            },
+        };
+        if self.spec.fuseblk == FuseBlk::Always {
+            return Err(Failure::at("cannot mount with fuseblk", self.devices[0].display(), missing));
+        }
+        tracing::debug!(why = missing, "not mounting with fuseblk");
+        Ok(None)
+    }
+}
+
+fn knows_fuseblk() -> bool {
+    std::fs::read_to_string("/proc/filesystems").is_ok_and(|list| list.split_whitespace().any(|w| w == "fuseblk"))
+}

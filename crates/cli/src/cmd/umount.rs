@@ -1,0 +1,183 @@
+//! `braidfs umount`: unmounts, and returns only when the volume is closed.
+//!
+//! With plain FUSE the kernel answers umount(2) before the file system's process has written everything: this
+//! command then waits for the lock that the process holds on its devices.
+
+use crate::failure::{Failure, Outcome, host_error, mount_code};
+use crate::mountinfo::{self, Mount};
+use crate::open;
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use rustix::mount::{UnmountFlags, unmount};
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// Unmount, and wait until the volume is closed
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  braidfs umount /mnt\n\n\
+    When it returns with 0, everything is on the devices and they can be taken away.")]
+pub struct Args {
+    /// Detach it now, close it when it is no longer used; does not wait
+    #[arg(short, long)]
+    lazy: bool,
+    /// Cut off the file system's process if it does not answer
+    #[arg(short, long)]
+    force: bool,
+    /// How long to wait for the volume to be closed, seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    timeout: u64,
+    /// Taken and ignored, for umount(8)
+    #[arg(short = 'n', short_aliases = ['r', 'v'], hide = true, action = clap::ArgAction::Count)]
+    ignored: u8,
+    /// Taken and ignored, for umount(8)
+    #[arg(short = 't', hide = true)]
+    fs_type: Option<String>,
+    /// Taken and ignored, for umount(8)
+    #[arg(short = 'N', hide = true)]
+    namespace: Option<String>,
+    /// Where it is mounted
+    mountpoint: PathBuf,
+}
+
+/// Runs it.
+pub fn run(args: &Args) -> Outcome {
+    run_checked(args).map_err(|f| f.with_code(mount_code::FAILED))
+}
+
+fn run_checked(args: &Args) -> Outcome {
+    let target = mountinfo::absolute(&args.mountpoint);
+    let show = target.display();
+    // The newest mount on a path hides the others.
+    let mount = mountinfo::read().into_iter().rev().find(|m| m.target == target);
+    let Some(mount) = mount else {
+        return Err(Failure::at("cannot unmount", &show, "nothing is mounted there: see `findmnt -t fuse.braidfs`"));
+    };
+    if !is_braidfs(&mount) {
+        let why = format!("{} is mounted there, not braidfs: use umount", mount.kind);
+        return Err(Failure::at("cannot unmount", &show, why));
+    }
+    // Before: a loop device forgets its image once it is detached.
+    let held = held(&mount);
+    detach(&target, args)?;
+    if args.lazy {
+        return Ok(0);
+    }
+    let deadline = Instant::now() + Duration::from_secs(args.timeout);
+    for device in &held.devices {
+        wait_closed(device, deadline)?;
+    }
+    if let Some(dir) = held.loop_device {
+        wait_detached(&dir, deadline);
+    }
+    Ok(0)
+}
+
+fn is_braidfs(mount: &Mount) -> bool {
+    matches!(mount.kind.as_str(), "fuse.braidfs" | "fuseblk.braidfs")
+}
+
+/// What the server holds.
+struct Held {
+    /// Files that it has locked.
+    devices: Vec<PathBuf>,
+    /// sysfs directory of the loop device that stands for the image.
+    loop_device: Option<PathBuf>,
+}
+
+fn held(mount: &Mount) -> Held {
+    let source = PathBuf::from(&mount.source);
+    let sysfs = source.file_name().map(|name| Path::new("/sys/block").join(name).join("loop"));
+    let backing = sysfs.as_ref().and_then(|dir| std::fs::read_to_string(dir.join("backing_file")).ok());
+    match backing {
+        Some(image) => Held { devices: vec![image.trim_end_matches('\n').into()], loop_device: sysfs },
+        None => Held { devices: open::expand(&[source]), loop_device: None },
+    }
+}
+
+fn detach(target: &Path, args: &Args) -> Result<(), Failure> {
+    let show = target.display();
+    let mut flags = UnmountFlags::NOFOLLOW;
+    flags.set(UnmountFlags::DETACH, args.lazy);
+    flags.set(UnmountFlags::FORCE, args.force);
+    match unmount(target, flags) {
+        Ok(()) => Ok(()),
+        Err(Errno::BUSY) => Err(Failure::at(
+            "cannot unmount",
+            &show,
+            format!(
+                "busy: files or directories in it are in use: `fuser -vm {show}` shows by whom, --lazy detaches it"
+            ),
+        )),
+        Err(Errno::PERM) => by_fusermount(target, args.lazy),
+        Err(e) => Err(Failure::at("cannot unmount", &show, host_error(&io::Error::from(e)))),
+    }
+}
+
+/// An ordinary user's way to unmount what they mounted themselves.
+fn by_fusermount(target: &Path, lazy: bool) -> Result<(), Failure> {
+    let show = target.display();
+    let mut command = Command::new("fusermount3");
+    command.arg("-u").args(lazy.then_some("-z")).arg("--").arg(target);
+    let output = command.output().map_err(|e| {
+        Failure::at("cannot unmount", &show, format!("fusermount3: {}: install fuse3, or be root", host_error(&e)))
+    })?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    Err(Failure::at("cannot unmount", &show, said.trim()))
+}
+
+/// Waits until nobody holds the device's lock for writing.
+fn wait_closed(device: &Path, deadline: Instant) -> Result<(), Failure> {
+    // What we cannot open (removed, not ours) we cannot wait for.
+    let Ok(file) = File::open(device) else { return Ok(()) };
+    let mut pause = Duration::from_millis(1);
+    loop {
+        match flock(&file, FlockOperation::NonBlockingLockShared) {
+            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => {
+                std::thread::sleep(pause);
+                pause = (pause * 2).min(Duration::from_millis(50));
+            }
+            Err(Errno::WOULDBLOCK) => {
+                let why = "unmounted, but its process has not closed it yet: wait, and see its log";
+                return Err(Failure::at("still open:", device.display(), why));
+            }
+            // Given back when `file` is closed. Where locks are not supported there is nothing to wait for.
+            _ => return Ok(()),
+        }
+    }
+}
+
+/// Waits until the loop device that the server attached is free again; others that the user attached stay.
+fn wait_detached(sysfs: &Path, deadline: Instant) {
+    let ours = || std::fs::read_to_string(sysfs.join("autoclear")).is_ok_and(|text| text.trim() == "1");
+    let deadline = deadline.min(Instant::now() + Duration::from_secs(5));
+    while ours() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_for_the_lock() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let soon = || Instant::now() + Duration::from_millis(60);
+        assert!(wait_closed(file.path(), soon()).is_ok());
+        let held = File::open(file.path()).unwrap();
+        flock(&held, FlockOperation::LockExclusive).unwrap();
+        assert!(wait_closed(file.path(), soon()).is_err());
+        std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(30));
+            drop(held);
+        });
+        assert!(wait_closed(file.path(), Instant::now() + Duration::from_secs(10)).is_ok());
+        assert!(wait_closed(Path::new("/no/such"), soon()).is_ok());
+    }
+}

@@ -1,0 +1,46 @@
+//! Where the log goes and how much of it.
+
+use crate::failure::{Failure, host_error};
+use std::fs::OpenOptions;
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::sync::Mutex;
+use tracing_subscriber::EnvFilter;
+
+/// Options of every command.
+#[derive(Debug, clap::Args)]
+pub struct LogArgs {
+    /// What to log: error, warn, info, debug or trace, or per module as in `warn,braidfs::tx=debug`
+    /// [default: warn; mount: info; fsck: error]
+    #[arg(long = "log", value_name = "LEVEL", env = "BRAIDFS_LOG", global = true)]
+    level: Option<String>,
+    /// Log into this file (appended to) rather than to the terminal; a mount in the background needs it
+    #[arg(long, value_name = "FILE", env = "BRAIDFS_LOG_FILE", global = true)]
+    log_file: Option<PathBuf>,
+}
+
+/// Sets up logging for the process.
+///
+/// # Errors
+/// A level that is none, a file that cannot be opened.
+pub fn start(args: &LogArgs, default: &str) -> Result<(), Failure> {
+    let level = args.level.as_deref().unwrap_or(default);
+    let filter = EnvFilter::try_new(level)
+        .map_err(|e| Failure::new(format!("--log {level}: {e}: use error, warn, info, debug or trace")))?;
+    let subscriber = tracing_subscriber::fmt().with_env_filter(filter);
+    match &args.log_file {
+        Some(path) => {
+            let file = OpenOptions::new()
+                .create(true)
+                .append(true)
+                .open(path)
+                .map_err(|e| Failure::at("cannot open the log file", path.display(), host_error(&e)))?;
+            subscriber.with_ansi(false).with_writer(Mutex::new(file)).init();
+        }
+        None => {
+            let terminal = std::io::stderr().is_terminal();
+            subscriber.without_time().with_target(false).with_ansi(terminal).with_writer(std::io::stderr).init();
+        }
+    }
+    Ok(())
+}

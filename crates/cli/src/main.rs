@@ -1,0 +1,149 @@
+//! `braidfs`: format, mount, check and inspect braidfs volumes.
+//!
+//! One binary. Called as `mkfs.braidfs`, `mount.braidfs`, `umount.braidfs` or `fsck.braidfs` (links), it acts as that
+//! helper of mkfs(8), mount(8), umount(8) and fsck(8). A command is one file in [`cmd`]; this file finds the command,
+//! sets up logging, and turns a [`Failure`] into a message and an exit code.
+
+mod cmd;
+mod failure;
+mod log;
+mod mountinfo;
+mod open;
+mod personality;
+mod probe;
+mod text;
+mod tree;
+
+use clap::{CommandFactory, Parser};
+use failure::{Outcome, fsck_code, mount_code};
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+/// The whole command line.
+#[derive(Debug, Parser)]
+#[command(
+    name = "braidfs",
+    version,
+    about = "A file system of many independent logs braided into one namespace",
+    after_help = "Examples:\n  \
+        braidfs mkfs --size 10G disk.img       make a volume in an image file\n  \
+        braidfs mount disk.img /mnt            mount it\n  \
+        braidfs umount /mnt                    unmount it and wait until it is closed\n  \
+        braidfs fsck disk.img                  check it\n  \
+        braidfs cp -r ./dir disk.img:/dir      copy into it without mounting"
+)]
+struct Cli {
+    #[command(flatten)]
+    log: log::LogArgs,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    Mkfs(cmd::mkfs::Args),
+    Mount(cmd::mount::Args),
+    #[command(name = "mount.braidfs", hide = true)]
+    MountHelper(cmd::mount::HelperArgs),
+    Umount(cmd::umount::Args),
+    Fsck(cmd::fsck::Args),
+    Info(cmd::info::Args),
+    Dump(cmd::dump::Args),
+    Ls(cmd::ls::Args),
+    Cat(cmd::cat::Args),
+    Cp(cmd::cp::Args),
+    Rm(cmd::rm::Args),
+    Mkdir(cmd::mkdir::Args),
+    Scrub(cmd::scrub::Args),
+    #[command(hide = true)]
+    Man(cmd::man::Args),
+}
+
+fn main() -> ExitCode {
+    let args = personality::rewrite(std::env::args_os().collect());
+    let cli = match Cli::try_parse_from(&args) {
+        Ok(cli) => cli,
+        Err(e) => {
+            // Printing fails only where nobody reads.
+            let _ = e.print();
+            return if e.use_stderr() { usage_code(&args).into() } else { ExitCode::SUCCESS };
+        }
+    };
+    let level = match cli.command {
+        Command::Mount(_) | Command::MountHelper(_) => "info",
+        // Its report has all that is wrong.
+        Command::Fsck(_) => "error",
+        _ => "warn",
+    };
+    let outcome = log::start(&cli.log, level).and_then(|()| run(cli.command));
+    match outcome {
+        Ok(code) => code.into(),
+        Err(failure) => {
+            if !failure.message.is_empty() {
+                eprintln!("braidfs: {}", failure.message);
+            }
+            failure.code.into()
+        }
+    }
+}
+
+fn run(command: Command) -> Outcome {
+    match command {
+        Command::Mkfs(a) => cmd::mkfs::run(&a),
+        Command::Mount(a) => cmd::mount::run(&a),
+        Command::MountHelper(a) => cmd::mount::run_helper(&a),
+        Command::Umount(a) => cmd::umount::run(&a),
+        Command::Fsck(a) => cmd::fsck::run(&a),
+        Command::Info(a) => cmd::info::run(&a),
+        Command::Dump(a) => cmd::dump::run(&a),
+        Command::Ls(a) => cmd::ls::run(&a),
+        Command::Cat(a) => cmd::cat::run(&a),
+        Command::Cp(a) => cmd::cp::run(&a),
+        Command::Rm(a) => cmd::rm::run(&a),
+        Command::Mkdir(a) => cmd::mkdir::run(&a),
+        Command::Scrub(a) => cmd::scrub::run(&a),
+        Command::Man(a) => cmd::man::run(&a, Cli::command()),
+    }
+}
+
+/// Prints a line on standard output.
+///
+/// # Errors
+/// Nobody reads, or the disk behind it is full.
+fn say(line: std::fmt::Arguments<'_>) -> Result<(), failure::Failure> {
+    use std::io::Write;
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{line}").and_then(|()| out.flush()).map_err(|e| failure::Failure::output(&e))
+}
+
+/// The exit code that wrong usage of the command in `args` has.
+fn usage_code(args: &[OsString]) -> u8 {
+    let commands = Cli::command();
+    let called = args.iter().skip(1).find_map(|a| commands.find_subcommand(a));
+    if called.is_some_and(|c| c.get_name() == "fsck") { fsck_code::USAGE } else { mount_code::USAGE }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_shows_an_example() {
+        for sub in Cli::command().get_subcommands().filter(|s| !s.is_hide_set()) {
+            let help = sub.get_after_help().map(ToString::to_string).unwrap_or_default();
+            assert!(help.contains("Example"), "{} has no example", sub.get_name());
+        }
+    }
+
+    #[test]
+    fn fsck_has_its_own_usage_code() {
+        assert_eq!(usage_code(&["braidfs".into(), "--log".into(), "warn".into(), "fsck".into()]), 16);
+        assert_eq!(usage_code(&["braidfs".into(), "mkfs".into()]), 1);
+        assert_eq!(usage_code(&["braidfs".into()]), 1);
+    }
+}

@@ -1,0 +1,123 @@
+//! Mounting, as root and where the kernel has FUSE; elsewhere the tests say that they did nothing.
+
+mod common;
+use common::Bench;
+use std::io::Write;
+use std::path::PathBuf;
+
+/// A mounted volume; unmounted when the test fails, too.
+struct Mounted {
+    bench: Bench,
+    point: PathBuf,
+}
+
+impl Mounted {
+    fn new(args: &[&str]) -> Option<Self> {
+        if !rustix::process::geteuid().is_root() || !std::path::Path::new("/dev/fuse").exists() {
+            eprintln!("SKIPPED: mounting needs root and /dev/fuse");
+            return None;
+        }
+        let bench = Bench::with_volume();
+        std::fs::create_dir(bench.path("mnt")).unwrap();
+        let point = bench.path("mnt");
+        bench.run(&[&["mount"], args, &["vol.img", "mnt"]].concat()).ok();
+        Some(Self { bench, point })
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        if is_mounted(&self.point) {
+            let _ = rustix::mount::unmount(&self.point, rustix::mount::UnmountFlags::DETACH);
+        }
+    }
+}
+
+fn is_mounted(point: &std::path::Path) -> bool {
+    let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    table.lines().any(|l| l.split(' ').nth(4) == point.to_str())
+}
+
+fn write_unmount_and_check(args: &[&str]) {
+    let Some(m) = Mounted::new(args) else { return };
+    std::fs::create_dir(m.point.join("d")).unwrap();
+    std::fs::write(m.point.join("d/f"), "through the kernel").unwrap();
+    // While it is mounted, nobody else may touch it.
+    m.bench.run(&["fsck", "-fy", "vol.img"]).fails(8, &["in use"]);
+    m.bench.run(&["mkfs", "--force", "vol.img"]).code(1);
+    // Busy.
+    let held = std::fs::File::open(m.point.join("d/f")).unwrap();
+    m.bench.run(&["umount", "mnt"]).fails(32, &["busy"]);
+    drop(held);
+    m.bench.run(&["umount", "mnt"]).ok();
+    assert!(!is_mounted(&m.point));
+    // Closed when umount returns: no waiting here.
+    m.bench.run(&["fsck", "-f", "vol.img"]).ok();
+    assert_eq!(m.bench.run(&["cat", "vol.img", "/d/f"]).ok().out, "through the kernel");
+    m.bench.run(&["mkfs", "--force", "-q", "vol.img"]).ok();
+}
+
+#[test]
+fn plain_fuse() {
+    write_unmount_and_check(&["--fuseblk", "never"]);
+}
+
+#[test]
+fn fuseblk_or_what_there_is() {
+    write_unmount_and_check(&["-o", "noatime,commit=2,threads=3"]);
+}
+
+#[test]
+fn read_only_mounts_change_nothing() {
+    let Some(m) = Mounted::new(&["-o", "ro"]) else { return };
+    let e = std::fs::write(m.point.join("f"), "x").unwrap_err();
+    assert_eq!(e.raw_os_error(), Some(rustix::io::Errno::ROFS.raw_os_error()));
+    m.bench.run(&["umount", "mnt"]).ok();
+}
+
+#[test]
+fn a_foreground_mount_ends_on_a_signal() {
+    let Some(m) = Mounted::new(&[]) else { return };
+    m.bench.run(&["umount", "mnt"]).ok();
+    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_braidfs"))
+        .args(["mount", "-f", "--fuseblk", "never", "vol.img", "mnt"])
+        .current_dir(m.bench.path(""))
+        .spawn()
+        .unwrap();
+    for _ in 0..500 {
+        if is_mounted(&m.point) {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    let mut file = std::fs::File::create(m.point.join("f")).unwrap();
+    file.write_all(b"kept").unwrap();
+    drop(file);
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    assert!(child.wait().unwrap().success());
+    assert!(!is_mounted(&m.point));
+    assert_eq!(m.bench.run(&["cat", "vol.img", "/f"]).ok().out, "kept");
+}
+
+#[test]
+fn a_dead_mount_point_is_taken_over() {
+    let Some(m) = Mounted::new(&["--fuseblk", "never"]) else { return };
+    std::fs::write(m.point.join("f"), "synced").unwrap();
+    std::fs::File::open(m.point.join("f")).unwrap().sync_all().unwrap();
+    // Kill the server: the one that holds the image open.
+    let image = std::fs::canonicalize(m.bench.path("vol.img")).unwrap();
+    let server = std::fs::read_dir("/proc").unwrap().flatten().find(|p| {
+        let fds = std::fs::read_dir(p.path().join("fd"));
+        fds.is_ok_and(|fds| fds.flatten().any(|fd| std::fs::read_link(fd.path()).is_ok_and(|l| l == image)))
+    });
+    let pid: i32 = server.unwrap().file_name().to_str().unwrap().parse().unwrap();
+    rustix::process::kill_process(rustix::process::Pid::from_raw(pid).unwrap(), rustix::process::Signal::KILL).unwrap();
+    while std::fs::read_dir(&m.point).is_ok() {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    m.bench.run(&["mount", "vol.img", "mnt"]).ok();
+    assert_eq!(std::fs::read(m.point.join("f")).unwrap(), b"synced");
+    m.bench.run(&["umount", "mnt"]).ok();
+    m.bench.run(&["fsck", "-f", "vol.img"]).ok();
+}

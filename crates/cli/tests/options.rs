@@ -1,0 +1,160 @@
+//! Wrong command lines: clear messages and the exit codes that other programs know. Nothing here needs a volume.
+
+mod common;
+use common::{Bench, run};
+use std::os::unix::fs::FileExt;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+#[test]
+fn help_and_version() {
+    let b = Bench::new();
+    assert!(b.run(&["--version"]).ok().out.starts_with("braidfs "));
+    assert!(b.run(&["--help"]).ok().out.contains("Examples:"));
+    for command in
+        ["mkfs", "mount", "umount", "fsck", "info", "dump", "ls", "cat", "cp", "rm", "mkdir", "scrub"]
+    {
+        assert!(b.run(&[command, "--help"]).ok().out.contains("Example"), "{command}");
+    }
+}
+
+#[test]
+fn usage_has_the_codes_of_each_tool() {
+    let b = Bench::new();
+    b.run::<&str>(&[]).code(1);
+    b.run(&["frobnicate"]).fails(1, &["frobnicate"]);
+    b.run(&["mkfs"]).code(1);
+    b.run(&["mount", "only-one"]).code(1);
+    b.run(&["fsck"]).code(16);
+    b.run(&["fsck", "-n", "-y", "x"]).code(16);
+    b.run(&["fsck", "--bogus", "x"]).code(16);
+    b.run(&["--log", "nonsense=nonsense", "ls", "x"]).fails(1, &["--log", "use error, warn"]);
+}
+
+#[test]
+fn mkfs_refuses_what_is_out_of_range() {
+    let b = Bench::new();
+    for (option, value, part) in [
+        ("--domains", "0", "1 to 256"),
+        ("--domains", "257", "1 to 256"),
+        ("--group-size", "3M", "4M"),
+        ("--group-size", "128M", "64M"),
+        ("--inline", "3401", "0 to 3400"),
+        ("--journal", "1K", "64K"),
+        ("--mlogs", "0", "1 to 64"),
+        ("--label", "0123456789012345678901234567890123456789012345678901234567890123", "63 bytes"),
+        ("--uuid", "00000000-0000-0000-0000-000000000000", "random"),
+        ("--size", "33554433", "4096"),
+    ] {
+        let mut args = vec!["mkfs", "--size", "64M", option, value, "new.img"];
+        if option == "--size" {
+            args.drain(1..3);
+        }
+        b.run(&args).fails(1, &[option, "out of range", part]);
+        assert!(!b.path("new.img").exists(), "{option}: an image was left");
+    }
+    for (option, value) in [("--uuid", "x"), ("--size", "12Q"), ("--placement", "moon"), ("--domains", "many")] {
+        b.run(&["mkfs", option, value, "new.img"]).fails(1, &[option]);
+    }
+    b.run(&["mkfs", "--size", "16M", "new.img"]).fails(1, &["at least 32 MiB"]);
+    b.run(&["mkfs", "--size", "17T", "new.img"]).fails(1, &["at most 16 TiB"]);
+    assert!(!b.path("new.img").exists());
+}
+
+#[test]
+fn mkfs_refuses_devices_that_are_none() {
+    let b = Bench::new();
+    b.run(&["mkfs", "missing.img"]).fails(1, &["missing.img", "--size"]);
+    b.run(&["mkfs", "."]).fails(1, &["image file or a block device"]);
+    b.run(&["mkfs", "/dev/null"]).fails(1, &["image file or a block device"]);
+    b.sparse("a.img", 64 << 20);
+    b.run(&["mkfs", "a.img", "./a.img"]).fails(1, &["twice"]);
+    b.run(&["mkfs", "--size", "32M", "a.img"]).fails(1, &["more than --size"]);
+    let many: Vec<String> = (0..17).map(|i| format!("d{i}")).collect();
+    let args: Vec<&str> = ["mkfs", "--size", "64M"].into_iter().chain(many.iter().map(String::as_str)).collect();
+    b.run(&args).fails(1, &["at most 16"]);
+    b.run(&["mkfs", "--size", "64M", "no/such/dir.img"]).fails(1, &["dir.img"]);
+}
+
+#[test]
+fn mkfs_does_not_overwrite_unasked() {
+    let b = Bench::new();
+    for (name, at, bytes, what) in [
+        ("ext.img", 0x438, &b"\x53\xef"[..], "ext2/3/4"),
+        ("xfs.img", 0, b"XFSB", "XFS"),
+        ("btrfs.img", 0x10040, b"_BHRfS_M", "btrfs"),
+        ("swap.img", 4086, b"SWAPSPACE2", "swap"),
+        ("luks.img", 0, b"LUKS\xba\xbe", "LUKS"),
+        ("gpt.img", 512, b"EFI PART", "GPT"),
+        ("text.img", 40 << 20, b"thesis", "holds data (at byte 41943040)"),
+    ] {
+        b.sparse(name, 64 << 20).write_all_at(bytes, at).unwrap();
+        let before = b.read(name);
+        b.run(&["mkfs", name]).fails(1, &[name, what, "--force"]);
+        assert_eq!(b.read(name), before, "{name} was changed");
+    }
+}
+
+#[test]
+fn mount_options_are_checked() {
+    let b = Bench::new();
+    for (list, part) in [
+        ("bogus", "unknown"),
+        ("data=fast", "ordered, journal or writeback"),
+        ("commit=900", "1 to 300"),
+        ("remount", "unmount"),
+        ("threads=", "needs a value"),
+    ] {
+        b.run(&["mount", "-o", list, "vol.img", "."]).fails(1, &["option", part]);
+    }
+    b.run(&["mount", "--commit", "0", "vol.img", "."]).code(1);
+    b.run(&["mount", "missing.img", "."]).fails(32, &["missing.img"]);
+    b.sparse("a.img", 64 << 20);
+    b.run(&["mount", "a.img", "no/such/dir"]).fails(32, &["no/such/dir"]);
+    b.run(&["mount", "a.img", "a.img"]).fails(32, &["not a directory"]);
+}
+
+#[test]
+fn helper_names_work() {
+    let b = Bench::new();
+    let as_name = |name: &str, args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_braidfs"));
+        run(command.arg0(name).args(args).current_dir(b.path("")))
+    };
+    as_name("/sbin/mkfs.braidfs", &["missing.img"]).fails(1, &["missing.img"]);
+    as_name("fsck.braidfs", &["-a", "-C0", "missing.img"]).fails(8, &["missing.img"]);
+    as_name("mount.braidfs", &["missing.img", ".", "-o", "rw,bogus"]).fails(1, &["bogus"]);
+    as_name("mount.braidfs", &["missing.img", ".", "-s", "-o", "rw,bogus"]).fails(32, &["missing.img"]);
+    as_name("mount.braidfs", &["missing.img", ".", "-f", "-n", "-o", "noatime,x-mount.mkdir"]).ok();
+    as_name("umount.braidfs", &["."]).fails(32, &["nothing is mounted there"]);
+}
+
+#[test]
+fn umount_leaves_others_alone() {
+    let b = Bench::new();
+    b.run(&["umount", "/proc"]).fails(32, &["proc is mounted there, not braidfs"]);
+    b.run(&["umount", "missing"]).fails(32, &["nothing is mounted there"]);
+}
+
+#[test]
+fn paths_of_cp_are_checked() {
+    let b = Bench::new();
+    b.write("a", "x");
+    b.run(&["cp", "a", "b"]).fails(1, &["DEVICE:PATH"]);
+    b.run(&["cp", "a", "missing.img:/a"]).fails(1, &["missing.img"]);
+    b.run(&["cp", "a"]).code(1);
+    b.run(&["cat", "missing.img"]).fails(1, &["no path given"]);
+    b.run(&["rm", "missing.img"]).fails(1, &["no path given"]);
+    b.run(&["dump", "nonsense", "missing.img"]).fails(1, &["super, bat"]);
+    b.run(&["mkdir", "-m", "999", "missing.img", "/x"]).fails(1, &["octal"]);
+}
+
+#[test]
+fn manual_pages_are_written() {
+    let b = Bench::new();
+    b.run(&["man", "pages"]).ok();
+    let page = String::from_utf8(b.read("pages/braidfs-mkfs.8")).unwrap();
+    assert!(page.contains(".TH") && page.contains("domains"), "{page}");
+    assert_eq!(b.read("pages/fsck.braidfs.8"), b".so man8/braidfs-fsck.8\n");
+    assert!(b.path("pages/braidfs.8").exists() && !b.path("pages/braidfs-man.8").exists());
+}

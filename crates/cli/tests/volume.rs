@@ -1,0 +1,217 @@
+//! A volume in an image, used without mounting: mkfs, mkdir, cp, ls, cat, rm, fsck, info, dump, scrub.
+
+mod common;
+use common::Bench;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
+
+/// Bytes that compress to nothing simple.
+fn noise(n: usize) -> Vec<u8> {
+    let mut x = 0x9e37_79b9_7f4a_7c15u64;
+    let mut next = || {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        x as u8
+    };
+    (0..n).map(|_| next()).collect()
+}
+
+fn json(text: &str) -> serde_json::Value {
+    serde_json::from_str(text).unwrap_or_else(|e| panic!("{e}: {text}"))
+}
+
+#[test]
+fn files_go_in_and_come_out() {
+    let b = Bench::with_volume();
+    let big = noise(3_000_001);
+    b.write("dir/big", &big);
+    b.write("dir/sub/small", "hello\n");
+    b.write("dir/empty", "");
+    symlink("sub/small", b.path("dir/link")).unwrap();
+    b.run(&["cp", "-r", "dir", "vol.img:/"]).ok();
+    assert_eq!(b.run(&["ls", "vol.img"]).ok().out, "dir\n");
+    assert_eq!(b.run(&["ls", "vol.img", "/dir"]).ok().out, "big\nempty\nlink\nsub\n");
+    assert_eq!(b.run(&["cat", "vol.img", "/dir/link"]).ok().out, "hello\n");
+    let long = b.run(&["ls", "-l", "vol.img:/dir"]).ok().out;
+    assert!(long.contains("3000001") && long.contains("link -> sub/small"), "{long}");
+    let all = b.run(&["ls", "-Ra", "vol.img"]).ok().out;
+    assert!(all.contains("/dir/sub:\n.\n..\nsmall\n"), "{all}");
+    b.run(&["cp", "-r", "vol.img:/dir", "out"]).ok();
+    assert_eq!(b.read("out/big"), big);
+    assert_eq!(b.read("out/sub/small"), b"hello\n");
+    assert_eq!(b.read("out/empty"), b"");
+    assert_eq!(std::fs::read_link(b.path("out/link")).unwrap().to_str(), Some("sub/small"));
+    // Inside the volume, too.
+    b.run(&["cp", "-r", "vol.img:/dir", "vol.img:/copy"]).ok();
+    b.run(&["cp", "vol.img:/copy/big", "again"]).ok();
+    assert_eq!(b.read("again"), big);
+    b.run(&["fsck", "-f", "vol.img"]).ok();
+}
+
+#[test]
+fn modes_times_and_holes_survive() {
+    let b = Bench::with_volume();
+    let file = b.sparse("sparse", 20 << 20);
+    file.write_all_at(b"middle", 9 << 20).unwrap();
+    std::fs::set_permissions(b.path("sparse"), PermissionsExt::from_mode(0o640)).unwrap();
+    let when = std::time::UNIX_EPOCH + std::time::Duration::new(1_000_000_000, 123_456_789);
+    file.set_modified(when).unwrap();
+    b.run(&["cp", "-p", "sparse", "vol.img:/s"]).ok();
+    b.run(&["cp", "-p", "vol.img:/s", "back"]).ok();
+    let meta = std::fs::metadata(b.path("back")).unwrap();
+    assert_eq!((meta.mode() & 0o7777, meta.len()), (0o640, 20 << 20));
+    assert_eq!(meta.modified().unwrap(), when);
+    assert!(meta.blocks() * 512 < 1 << 20, "the hole was filled: {} blocks", meta.blocks());
+    assert_eq!(b.read("back"), b.read("sparse"));
+    let info = json(&b.run(&["info", "--json", "vol.img"]).ok().out);
+    let used = info["space"]["blocks"].as_u64().unwrap() - info["space"]["free"].as_u64().unwrap();
+    assert!(used < 5000, "20 MiB of hole became {used} blocks");
+}
+
+#[test]
+fn wrong_copies_are_refused() {
+    let b = Bench::with_volume();
+    b.write("dir/a", "a");
+    b.write("file", "f");
+    b.run(&["cp", "dir", "vol.img:/"]).fails(1, &["is a directory", "-r"]);
+    b.run(&["cp", "missing", "vol.img:/"]).fails(1, &["missing", "no such file"]);
+    b.run(&["cp", "vol.img:/missing", "."]).fails(1, &["vol.img:/missing", "no such file"]);
+    b.run(&["cp", "file", "dir/a", "vol.img:/nowhere"]).fails(1, &["make it first"]);
+    b.run(&["cp", "file", "vol.img:/no/parent"]).fails(1, &["no such file"]);
+    b.run(&["cp", "-r", "dir", "vol.img:/d"]).ok();
+    b.run(&["cp", "file", "vol.img:/d/a"]).ok();
+    assert_eq!(b.run(&["cat", "vol.img:/d/a"]).ok().out, "f");
+    b.run(&["cp", "vol.img:/d/a", "vol.img:/d/a"]).fails(1, &["same file"]);
+    b.run(&["cp", "-r", "vol.img:/d", "vol.img:/d"]).fails(1, &["into itself"]);
+    b.run(&["cp", "-r", "vol.img:/", "vol.img:/d/all"]).fails(1, &["into itself"]);
+    assert_eq!(b.run(&["ls", "-R", "vol.img:/d"]).ok().out, "/d:\na\n");
+    b.run(&["fsck", "-f", "vol.img"]).ok();
+}
+
+#[test]
+fn a_volume_cannot_write_through_links_of_the_host() {
+    let b = Bench::with_volume();
+    b.write("src/x", "new");
+    b.run(&["cp", "-r", "src", "vol.img:/src"]).ok();
+    b.write("precious", "old");
+    std::fs::create_dir(b.path("out")).unwrap();
+    symlink(b.path("precious"), b.path("out/x")).unwrap();
+    b.run(&["cp", "-r", "vol.img:/src/", "out"]).ok();
+    assert_eq!(b.read("precious"), b"old");
+}
+
+#[test]
+fn directories_are_made_and_removed() {
+    let b = Bench::with_volume();
+    b.run(&["mkdir", "vol.img", "/a/b"]).fails(1, &["-p"]);
+    b.run(&["mkdir", "-p", "vol.img", "/a/b/c", "/d"]).ok();
+    b.run(&["mkdir", "-p", "vol.img:/a"]).ok();
+    b.run(&["mkdir", "vol.img:/a"]).fails(1, &["vol.img:/a", "exists"]);
+    assert_eq!(b.run(&["ls", "vol.img"]).ok().out, "a\nd\n");
+    b.run(&["rm", "vol.img", "/a"]).fails(1, &["is a directory", "-r"]);
+    b.run(&["rm", "-r", "vol.img", "/a", "/d"]).ok();
+    b.run(&["rm", "vol.img", "/a"]).fails(1, &["no such file"]);
+    b.run(&["rm", "-f", "vol.img", "/a"]).ok();
+    b.run(&["rm", "-r", "vol.img", "/"]).fails(1, &["names no entry"]);
+    assert_eq!(b.run(&["ls", "vol.img"]).ok().out, "");
+    b.run(&["ls", "vol.img", "/a"]).fails(1, &["vol.img:/a", "no such file"]);
+    b.run(&["cat", "vol.img", "/"]).fails(1, &["is a directory"]);
+    b.run(&["fsck", "-f", "vol.img"]).ok();
+}
+
+#[test]
+fn mkfs_tells_what_it_made() {
+    let b = Bench::new();
+    let uuid = "6f8ae0d4-3c1b-4f5e-9d38-0123456789ab";
+    let args = ["mkfs", "--json", "-L", "data 1", "-U", uuid, "--domains", "3", "--inline", "0", "--data-checksums"];
+    let made = json(&b.run(&[&args[..], &["--placement", "spread", "--size", "96M", "v.img"]].concat()).ok().out);
+    assert_eq!((made["uuid"].as_str(), made["label"].as_str()), (Some(uuid), Some("data 1")));
+    assert_eq!((made["domains"].as_u64(), made["inline_max"].as_u64()), (Some(3), Some(0)));
+    assert_eq!((made["data_checksums"].as_bool(), made["placement"].as_str()), (Some(true), Some("spread")));
+    let info = json(&b.run(&["info", "--json", "v.img"]).ok().out);
+    assert_eq!((&info["uuid"], &info["bytes"]), (&made["uuid"], &made["bytes"]));
+    assert_eq!(info["domain"].as_array().unwrap().len(), 3);
+    let text = b.run(&["info", "v.img"]).ok().out;
+    assert!(text.contains(uuid) && text.contains("label \"data 1\""), "{text}");
+    // It is recognised.
+    b.run(&["mkfs", "v.img"]).fails(1, &["braidfs volume", "--force"]);
+    b.run(&["mkfs", "--force", "--quiet", "v.img"]).ok();
+}
+
+#[test]
+fn sizes_from_smallest_to_largest() {
+    let b = Bench::new();
+    b.run(&["mkfs", "-q", "--size", "32M", "small.img"]).ok();
+    b.write("f", noise(100_000));
+    b.run(&["cp", "f", "small.img:/f"]).ok();
+    b.run(&["fsck", "-f", "small.img"]).ok();
+    let start = std::time::Instant::now();
+    // 16 TiB but a block: the largest file of ext4.
+    b.run(&["mkfs", "-q", "--size", "17592186040320", "huge.img"]).ok();
+    let took = start.elapsed();
+    assert!(took.as_secs() < 5, "16 TiB took {took:?}");
+    b.run(&["cp", "f", "huge.img:/f"]).ok();
+    b.run(&["cp", "huge.img:/f", "g"]).ok();
+    assert_eq!(b.read("g"), b.read("f"));
+}
+
+#[test]
+fn forced_mkfs_removes_old_signatures() {
+    let b = Bench::new();
+    b.sparse("v.img", 64 << 20).write_all_at(b"_BHRfS_M", 0x10040).unwrap();
+    b.run(&["mkfs", "--force", "-q", "v.img"]).ok();
+    let mut found = [0u8; 8];
+    std::fs::File::open(b.path("v.img")).unwrap().read_exact_at(&mut found, 0x10040).unwrap();
+    assert_ne!(&found, b"_BHRfS_M");
+    b.run(&["fsck", "-f", "v.img"]).ok();
+}
+
+#[test]
+fn several_devices_make_one_volume() {
+    let b = Bench::new();
+    b.run(&["mkfs", "-q", "--size", "48M", "a.img", "b.img"]).ok();
+    b.write("f", noise(60_000_000));
+    b.run(&["cp", "f", "a.img,b.img:/f"]).ok();
+    // In any order.
+    b.run(&["cp", "b.img,a.img:/f", "g"]).ok();
+    assert_eq!(b.read("g"), b.read("f"));
+    b.run(&["fsck", "-f", "b.img", "a.img"]).ok();
+    b.run(&["ls", "a.img"]).fails(1, &["a.img", "devices"]);
+    b.run(&["fsck", "a.img"]).fails(8, &["a.img"]);
+}
+
+#[test]
+fn a_full_volume_says_so() {
+    let b = Bench::with_volume();
+    b.write("f", noise(80 << 20));
+    b.run(&["cp", "f", "vol.img:/f"]).fails(1, &["no space left"]);
+    b.run(&["rm", "vol.img:/f"]).ok();
+    b.run(&["fsck", "-f", "vol.img"]).ok();
+}
+
+#[test]
+fn structures_are_dumped() {
+    let b = Bench::with_volume();
+    b.write("f", "x");
+    b.run(&["cp", "f", "vol.img:/f"]).ok();
+    for what in
+        ["super", "bat", "domain:0", "group:0", "segments:0", "nodes:0", "node:1", "journal:0", "path:/f", "block:0"]
+    {
+        assert!(!b.run(&["dump", what, "vol.img"]).ok().out.trim().is_empty(), "{what}");
+    }
+    for what in ["domain:999", "group:99999", "node:123456789012", "block:999999999999", "path:/missing"] {
+        b.run(&["dump", what, "vol.img"]).fails(1, &["vol.img"]);
+    }
+}
+
+#[test]
+fn scrub_and_check_of_a_good_volume() {
+    let b = Bench::with_volume();
+    assert!(b.run(&["scrub", "vol.img"]).ok().out.contains("0 entries mended"));
+    let skipped = b.run(&["fsck", "vol.img"]).ok().out;
+    assert!(skipped.contains("clean"), "{skipped}");
+    let report = json(&b.run(&["fsck", "-f", "--json", "vol.img"]).ok().out);
+    assert_eq!(report["exit_code"], 0);
+    assert_eq!(report["findings"].as_array().map(Vec::len), Some(0));
+    assert_eq!(b.run(&["fsck", "-f", "-p", "vol.img"]).ok().out, "");
+}

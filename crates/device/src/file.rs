@@ -1,0 +1,259 @@
+//! Image files and block devices.
+//!
+//! Owns the descriptor, its locks and the rings of its batches. Invariants: no access lies outside the size
+//! that the device had when it was opened; with `O_DIRECT` on, the kernel sees only memory at block
+//! boundaries. Does not promise an order between writes, and does not notice that the file grows.
+
+use crate::aligned::AlignedBuf;
+use crate::flush::FlushGate;
+use crate::open::{self, OpenError};
+use crate::rw::{Gather, MAX_PIECES, read_exact_at};
+use crate::uring::{self, RingPool};
+use crate::{BLOCK_BYTES, Device, WriteOp, blkdev, check_discard, check_ops, check_range};
+use parking_lot::Mutex;
+use rustix::fd::AsFd;
+use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_getfl, fcntl_setfl, fdatasync};
+use rustix::io::Errno;
+use std::borrow::Cow;
+use std::fs::{File, OpenOptions};
+use std::io::{self, IoSlice};
+use std::path::{Path, PathBuf};
+
+/// Most bytes that a read bounces at a time.
+const BOUNCE_BYTES: usize = 1 << 20;
+
+/// How to open a [`FileDevice`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OpenHow {
+    /// For writing, excluding everybody else; otherwise for reading, excluding writers.
+    pub write: bool,
+    /// Past the kernel's page cache where the file can do that.
+    pub direct: bool,
+}
+
+/// An image file or a block device.
+pub struct FileDevice {
+    path: PathBuf,
+    file: File,
+    claim: Mutex<Option<File>>,
+    blocks: u64,
+    write: bool,
+    direct: bool,
+    is_block_device: bool,
+    /// `None`: batches go by `pwritev`, one write behind the other.
+    rings: Option<RingPool>,
+    gate: FlushGate,
+}
+
+impl FileDevice {
+    /// Opens and locks `path`. Its size is rounded down to blocks.
+    ///
+    /// # Errors
+    /// [`OpenError`], which says what is in the way and what to do.
+    pub fn open(path: &Path, how: OpenHow) -> Result<FileDevice, OpenError> {
+        let opened = open::open(path, how.write)?;
+        let direct =
+            how.direct && set_direct(&opened.file).map_err(|e| OpenError::of(path, "turn on direct I/O for", e))?;
+        Ok(FileDevice {
+            path: path.to_path_buf(),
+            file: opened.file,
+            claim: Mutex::new(opened.claim),
+            blocks: opened.bytes / BLOCK_BYTES as u64,
+            write: how.write,
+            direct,
+            is_block_device: opened.is_block_device,
+            rings: uring::available().then(RingPool::default),
+            gate: FlushGate::default(),
+        })
+    }
+
+    /// Makes a sparse image file of `bytes` bytes, and opens it for writing through the page cache.
+    ///
+    /// # Errors
+    /// Where the file exists, or cannot be made.
+    pub fn create(path: &Path, bytes: u64) -> Result<FileDevice, OpenError> {
+        if bytes < BLOCK_BYTES as u64 {
+            return Err(OpenError::TooSmall { path: path.to_path_buf(), bytes });
+        }
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(path)
+            .map_err(|e| OpenError::of(path, "create", e))?;
+        let made = open::lock(&file, path, true, false).and_then(|()| {
+            file.set_len(bytes).and_then(|()| file.sync_all()).map_err(|e| OpenError::of(path, "set the size of", e))
+        });
+        if let Err(e) = made {
+            // A file of the wrong size is worse than none; the first error is the one to tell.
+            let _ = std::fs::remove_file(path);
+            return Err(e);
+        }
+        Ok(FileDevice {
+            path: path.to_path_buf(),
+            file,
+            claim: Mutex::new(None),
+            blocks: bytes / BLOCK_BYTES as u64,
+            write: true,
+            direct: false,
+            is_block_device: false,
+            rings: uring::available().then(RingPool::default),
+            gate: FlushGate::default(),
+        })
+    }
+
+    /// How batches are written: `io_uring` or `pread/pwrite`.
+    pub fn engine(&self) -> &'static str {
+        if self.rings.is_some() { "io_uring" } else { "pread/pwrite" }
+    }
+
+    /// Makes batches go by `pwritev` even where io_uring is there (to compare, to test).
+    pub fn without_io_uring(mut self) -> Self {
+        self.rings = None;
+        self
+    }
+
+    /// Whether I/O goes past the kernel's page cache.
+    pub fn is_direct(&self) -> bool {
+        self.direct
+    }
+
+    /// Whether it is a block device.
+    pub fn is_block_device(&self) -> bool {
+        self.is_block_device
+    }
+
+    /// Gives up the `O_EXCL` claim on a block device, keeping the lock against other braidfs processes.
+    ///
+    /// For a `fuseblk` mount, whose own claim takes its place: the kernel refuses the mount otherwise.
+    pub fn release_claim(&self) {
+        *self.claim.lock() = None;
+    }
+
+    /// Appends `op` to `out` as writes that the kernel takes whole.
+    fn gather<'a>(&self, block: u64, bufs: &[&'a [u8]], out: &mut Vec<Gather<'a>>) {
+        let mut offset = block * BLOCK_BYTES as u64;
+        for bufs in bufs.chunks(MAX_PIECES) {
+            let bytes = bufs.iter().map(|b| b.len()).sum();
+            if bytes > 0 {
+                out.push(Gather { offset, bytes, bufs: bufs.iter().map(|b| IoSlice::new(b)).collect() });
+            }
+            offset += bytes as u64;
+        }
+    }
+}
+
+/// Turns on `O_DIRECT`; false where the file system or its sector size does not allow it.
+fn set_direct(file: &File) -> io::Result<bool> {
+    let flags = fcntl_getfl(file)?;
+    match fcntl_setfl(file, flags | OFlags::DIRECT) {
+        Ok(()) => {}
+        Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok(false),
+        Err(e) => return Err(e.into()),
+    }
+    // Some file systems take the flag and refuse the I/O.
+    let mut block = AlignedBuf::zeroed(BLOCK_BYTES);
+    match read_exact_at(file, &mut block, 0) {
+        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
+            fcntl_setfl(file, flags)?;
+            Ok(false)
+        }
+        // A bad first block is for the reader of that block to find.
+        _ => Ok(true),
+    }
+}
+
+impl Device for FileDevice {
+    fn blocks(&self) -> u64 {
+        self.blocks
+    }
+
+    fn read(&self, block: u64, buf: &mut [u8]) -> io::Result<()> {
+        check_range(self.blocks, block, buf.len(), io::ErrorKind::UnexpectedEof)?;
+        let offset = block * BLOCK_BYTES as u64;
+        if !self.direct || AlignedBuf::is_aligned(buf) {
+            return read_exact_at(&self.file, buf, offset);
+        }
+        let mut bounce = AlignedBuf::zeroed(buf.len().min(BOUNCE_BYTES));
+        for (i, part) in buf.chunks_mut(BOUNCE_BYTES).enumerate() {
+            let bounce = &mut bounce[..part.len()];
+            read_exact_at(&self.file, bounce, offset + (i * BOUNCE_BYTES) as u64)?;
+            part.copy_from_slice(bounce);
+        }
+        Ok(())
+    }
+
+    fn write_batch(&self, ops: &[WriteOp<'_>]) -> io::Result<()> {
+        if !self.write {
+            return Err(io::Error::from_raw_os_error(libc::EROFS));
+        }
+        check_ops(self.blocks, ops)?;
+        let bounced: Vec<Option<AlignedBuf>> = ops
+            .iter()
+            .map(|op| {
+                let bounce = self.direct && !op.bufs.iter().all(|b| AlignedBuf::is_aligned(b));
+                bounce.then(|| AlignedBuf::gather(&op.bufs))
+            })
+            .collect();
+        let mut writes = Vec::with_capacity(ops.len());
+        for (op, bounced) in ops.iter().zip(&bounced) {
+            let bufs: Cow<'_, [&[u8]]> = match bounced {
+                Some(copy) => Cow::Owned(vec![&copy[..]]),
+                None => Cow::Borrowed(&op.bufs),
+            };
+            self.gather(op.block, &bufs, &mut writes);
+        }
+        let fd = self.file.as_fd();
+        match &self.rings {
+            Some(rings) if writes.len() > 1 => rings.write(fd, &mut writes),
+            // Alone, a write is cheaper as one system call than as an entry of a ring.
+            _ => writes.iter_mut().try_for_each(|w| w.finish(fd, 0)),
+        }
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        self.gate.flush(|| {
+            fdatasync(&self.file).map_err(|e| {
+                tracing::error!("{}: flush failed ({e}): no later flush of it can be trusted", self.path.display());
+                e.into()
+            })
+        })
+    }
+
+    fn discard(&self, block: u64, blocks: u64) -> io::Result<()> {
+        if !self.write {
+            return Err(io::Error::from_raw_os_error(libc::EROFS));
+        }
+        check_discard(self.blocks, block, blocks)?;
+        if blocks == 0 {
+            return Ok(());
+        }
+        let (start, bytes) = (block * BLOCK_BYTES as u64, blocks * BLOCK_BYTES as u64);
+        let result = if self.is_block_device {
+            blkdev::discard(&self.file, start, bytes)
+        } else {
+            let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            fallocate(&self.file, how, start, bytes).map_err(Into::into)
+        };
+        match result {
+            Err(e) if matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOTTY | libc::ENOSYS)) => Ok(()),
+            other => other,
+        }
+    }
+
+    fn name(&self) -> String {
+        self.path.display().to_string()
+    }
+}
+
+impl std::fmt::Debug for FileDevice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("FileDevice")
+            .field("path", &self.path)
+            .field("blocks", &self.blocks)
+            .field("write", &self.write)
+            .field("direct", &self.direct)
+            .field("engine", &self.engine())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,156 @@
+//! Sharing of flushes, and the memory of a failed one.
+//!
+//! Invariants: one flush runs at a time; a caller returns `Ok` only after a flush that *started* after the
+//! call and succeeded; after a failure no call returns `Ok` for a flush that had not succeeded before it.
+
+use parking_lot::{Condvar, Mutex};
+use std::io;
+
+#[derive(Debug, Default)]
+struct State {
+    /// Flushes started so far, all of them one after the other.
+    started: u64,
+    /// The newest flush that succeeded.
+    done: u64,
+    running: bool,
+    failed: Option<Failure>,
+}
+
+/// `io::Error` is not `Clone`; this is what later callers get of it.
+#[derive(Debug, Clone)]
+struct Failure {
+    errno: Option<i32>,
+    kind: io::ErrorKind,
+    text: String,
+}
+
+impl Failure {
+    fn of(e: &io::Error) -> Self {
+        Self { errno: e.raw_os_error(), kind: e.kind(), text: e.to_string() }
+    }
+
+    fn error(&self) -> io::Error {
+        match self.errno {
+            Some(errno) => io::Error::from_raw_os_error(errno),
+            None => io::Error::new(self.kind, self.text.clone()),
+        }
+    }
+}
+
+/// Lets concurrent flushes of one device share the work.
+#[derive(Debug, Default)]
+pub(crate) struct FlushGate {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl FlushGate {
+    /// Makes all writes that returned before this call durable by `sync`, run here or by another caller.
+    pub(crate) fn flush(&self, sync: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+        let mut state = self.state.lock();
+        // A flush that runs already may have passed our writes by: the next one is ours.
+        let wanted = state.started + 1;
+        while state.done < wanted {
+            if let Some(failed) = &state.failed {
+                return Err(failed.error());
+            }
+            if state.running {
+                self.changed.wait(&mut state);
+                continue;
+            }
+            state.running = true;
+            state.started += 1;
+            let mine = state.started;
+            drop(state);
+            let result = sync();
+            state = self.state.lock();
+            state.running = false;
+            match &result {
+                Ok(()) => state.done = mine,
+                Err(e) => state.failed = Some(Failure::of(e)),
+            }
+            self.changed.notify_all();
+            return result;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+    use std::sync::mpsc;
+    use std::thread;
+    use std::time::Duration;
+
+    #[test]
+    fn concurrent_flushes_share_but_never_one_that_had_started() {
+        let gate = FlushGate::default();
+        let runs = AtomicU64::new(0);
+        let (entered_tx, entered) = mpsc::channel();
+        let (go, go_rx) = mpsc::channel::<()>();
+        thread::scope(|s| {
+            let (gate, runs) = (&gate, &runs);
+            s.spawn(move || {
+                gate.flush(|| {
+                    entered_tx.send(()).unwrap();
+                    go_rx.recv().unwrap();
+                    runs.fetch_add(1, SeqCst);
+                    Ok(())
+                })
+            });
+            entered.recv().unwrap();
+            // The first flush is under way: these eight may not use it, but share one among them.
+            let waiters: Vec<_> = (0..8)
+                .map(|_| {
+                    s.spawn(|| {
+                        gate.flush(|| {
+                            runs.fetch_add(1, SeqCst);
+                            Ok(())
+                        })
+                        .unwrap();
+                        assert!(runs.load(SeqCst) >= 2, "used a flush that had started before");
+                    })
+                })
+                .collect();
+            thread::sleep(Duration::from_millis(200));
+            assert_eq!(runs.load(SeqCst), 0);
+            go.send(()).unwrap();
+            for w in waiters {
+                w.join().unwrap();
+            }
+        });
+        assert_eq!(runs.load(SeqCst), 2);
+        gate.flush(|| Ok(())).unwrap();
+    }
+
+    #[test]
+    fn a_failure_is_for_good() {
+        let gate = FlushGate::default();
+        gate.flush(|| Ok(())).unwrap();
+        let e = gate.flush(|| Err(io::Error::from_raw_os_error(libc::EIO))).unwrap_err();
+        assert_eq!(e.raw_os_error(), Some(libc::EIO));
+        for _ in 0..3 {
+            let e = gate.flush(|| unreachable!("the device is not asked again")).unwrap_err();
+            assert_eq!(e.raw_os_error(), Some(libc::EIO));
+        }
+    }
+
+    #[test]
+    fn waiters_of_a_failed_flush_fail() {
+        let gate = FlushGate::default();
+        let (entered_tx, entered) = mpsc::channel();
+        thread::scope(|s| {
+            s.spawn(|| {
+                gate.flush(|| {
+                    entered_tx.send(()).unwrap();
+                    thread::sleep(Duration::from_millis(50));
+                    Err(io::Error::other("gone"))
+                })
+            });
+            entered.recv().unwrap();
+            assert_eq!(gate.flush(|| Ok(())).unwrap_err().to_string(), "gone");
+        });
+    }
+}

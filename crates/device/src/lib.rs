@@ -1,0 +1,111 @@
+//! Block devices: what braidfs asks of storage, and the kinds of storage that it knows.
+
+mod aligned;
+mod blkdev;
+mod count;
+mod fault;
+mod file;
+mod flush;
+mod mem;
+mod open;
+mod record;
+mod rw;
+mod uring;
+
+pub use aligned::AlignedBuf;
+pub use count::{CountDevice, Counters};
+pub use fault::{Effect, FaultDevice, Op, Rule};
+pub use file::{FileDevice, OpenHow};
+pub use mem::{Image, MemDevice};
+pub use open::{OpenError, open_volume_devices, open_volume_files};
+pub use record::{Event, Keep, RecordDevice, SECTOR_BYTES};
+
+use std::io;
+
+/// Bytes of a block.
+pub const BLOCK_BYTES: usize = 4096;
+
+/// One write of a batch: whole blocks from `block` on, gathered from `bufs` (each a multiple of 4096 bytes).
+#[derive(Debug, Clone)]
+pub struct WriteOp<'a> {
+    /// First block on the device.
+    pub block: u64,
+    /// Data, one piece behind the other.
+    pub bufs: Vec<&'a [u8]>,
+}
+
+/// A device of 4 KiB blocks with a volatile write cache: a write is durable only after a later `flush`.
+///
+/// Safe to use from many threads. Writes of different threads are not ordered but by `flush`.
+pub trait Device: Send + Sync + std::fmt::Debug {
+    /// Number of blocks.
+    fn blocks(&self) -> u64;
+
+    /// Reads whole blocks.
+    ///
+    /// # Errors
+    /// Of the device, or `UnexpectedEof` past the end; nothing is then said of `buf`.
+    fn read(&self, block: u64, buf: &mut [u8]) -> io::Result<()>;
+
+    /// Writes whole blocks.
+    ///
+    /// # Errors
+    /// Of the device; any part of the write may have happened.
+    fn write(&self, block: u64, buf: &[u8]) -> io::Result<()> {
+        self.write_batch(&[WriteOp { block, bufs: vec![buf] }])
+    }
+
+    /// Writes all of `ops`, in parallel where the device can, and returns when all are done.
+    ///
+    /// # Errors
+    /// The first one; the others may or may not have happened.
+    fn write_batch(&self, ops: &[WriteOp<'_>]) -> io::Result<()>;
+
+    /// Makes every write that returned before this call durable.
+    ///
+    /// # Errors
+    /// Of the device: what was written since the last good flush is then in an unknown state, for good.
+    fn flush(&self) -> io::Result<()>;
+
+    /// Says that the blocks hold nothing of use (TRIM, hole punch). A hint.
+    ///
+    /// # Errors
+    /// Of the device; "not supported" is no error.
+    fn discard(&self, block: u64, blocks: u64) -> io::Result<()>;
+
+    /// What it is, for messages: a path, `memory`.
+    fn name(&self) -> String;
+}
+
+/// Checks that `bytes` are whole blocks and lie on a device of `blocks` blocks; `past` is the error past its end.
+fn check_range(blocks: u64, block: u64, bytes: usize, past: io::ErrorKind) -> io::Result<()> {
+    if !bytes.is_multiple_of(BLOCK_BYTES) {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{bytes} bytes are not whole blocks")));
+    }
+    let count = (bytes / BLOCK_BYTES) as u64;
+    if block.checked_add(count).is_none_or(|end| end > blocks) {
+        let text = format!("blocks {block} + {count} lie past the end of a device of {blocks}");
+        return Err(io::Error::new(past, text));
+    }
+    Ok(())
+}
+
+/// [`check_range`] for a batch of writes.
+fn check_ops(blocks: u64, ops: &[WriteOp<'_>]) -> io::Result<()> {
+    for op in ops {
+        for buf in &op.bufs {
+            check_range(blocks, 0, buf.len(), io::ErrorKind::InvalidInput)?;
+        }
+        check_range(blocks, op.block, op.bufs.iter().map(|b| b.len()).sum(), io::ErrorKind::InvalidInput)?;
+    }
+    Ok(())
+}
+
+/// Checks that a discard lies on a device of `blocks` blocks.
+fn check_discard(blocks: u64, block: u64, count: u64) -> io::Result<()> {
+    if block.checked_add(count).is_none_or(|end| end > blocks) {
+        let text = format!("discard of {block} + {count} lies past the end of a device of {blocks}");
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+    }
+    Ok(())
+}

@@ -1,0 +1,305 @@
+//! Memory as a device, and cheap copies of whole devices.
+//!
+//! An [`Image`] is a table of chunks of pages, shared copy-on-write: a clone costs one reference per chunk,
+//! a first write after it one chunk table and one page. Pages that were never written are zeros and take no
+//! memory. Locks of a [`MemDevice`]: one per chunk, a leaf; a write is atomic per chunk, not beyond.
+
+use crate::{BLOCK_BYTES, Device, SECTOR_BYTES, WriteOp, check_discard, check_ops, check_range};
+use parking_lot::RwLock;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Blocks of a chunk.
+const CHUNK_BLOCKS: usize = 128;
+
+/// The content of one block: a block-sized part of `data`, which may be shared with a log or other images.
+#[derive(Debug, Clone)]
+struct Page {
+    data: Arc<[u8]>,
+    at: usize,
+}
+
+impl Page {
+    fn copy_of(bytes: &[u8]) -> Self {
+        Self { data: Arc::from(bytes), at: 0 }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &self.data[self.at..self.at + BLOCK_BYTES]
+    }
+}
+
+type Chunk = [Option<Page>; CHUNK_BLOCKS];
+
+/// The chunk of `slot` for a change of it, made if it is not there.
+fn chunk_mut(slot: &mut Option<Arc<Chunk>>) -> &mut Chunk {
+    Arc::make_mut(slot.get_or_insert_with(|| Arc::new([const { None }; CHUNK_BLOCKS])))
+}
+
+fn read_page(chunk: Option<&Chunk>, i: usize, out: &mut [u8]) {
+    match chunk.and_then(|c| c[i].as_ref()) {
+        Some(page) => out.copy_from_slice(page.bytes()),
+        None => out.fill(0),
+    }
+}
+
+fn write_page(chunk: &mut Chunk, i: usize, bytes: &[u8]) {
+    if let Some(page) = &mut chunk[i]
+        && page.data.len() == BLOCK_BYTES
+        && let Some(own) = Arc::get_mut(&mut page.data)
+    {
+        own.copy_from_slice(bytes);
+    } else {
+        chunk[i] = Some(Page::copy_of(bytes));
+    }
+}
+
+fn chunk_of(block: u64) -> (usize, usize) {
+    ((block / CHUNK_BLOCKS as u64) as usize, (block % CHUNK_BLOCKS as u64) as usize)
+}
+
+fn chunk_count(blocks: u64) -> usize {
+    blocks.div_ceil(CHUNK_BLOCKS as u64) as usize
+}
+
+/// The content of a device at one moment. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Image {
+    blocks: u64,
+    chunks: Vec<Option<Arc<Chunk>>>,
+}
+
+impl Image {
+    /// Zeros.
+    pub fn new(blocks: u64) -> Self {
+        Self { blocks, chunks: vec![None; chunk_count(blocks)] }
+    }
+
+    /// Number of blocks.
+    pub fn blocks(&self) -> u64 {
+        self.blocks
+    }
+
+    /// Reads whole blocks.
+    ///
+    /// # Errors
+    /// `UnexpectedEof` past the end, `InvalidInput` for a part of a block.
+    pub fn read(&self, block: u64, buf: &mut [u8]) -> io::Result<()> {
+        check_range(self.blocks, block, buf.len(), io::ErrorKind::UnexpectedEof)?;
+        for (b, out) in (block..).zip(buf.chunks_mut(BLOCK_BYTES)) {
+            let (c, i) = chunk_of(b);
+            read_page(self.chunks[c].as_deref(), i, out);
+        }
+        Ok(())
+    }
+
+    /// Writes whole blocks.
+    ///
+    /// # Errors
+    /// `InvalidInput` past the end or for a part of a block.
+    pub fn write(&mut self, block: u64, buf: &[u8]) -> io::Result<()> {
+        check_range(self.blocks, block, buf.len(), io::ErrorKind::InvalidInput)?;
+        for (b, bytes) in (block..).zip(buf.chunks(BLOCK_BYTES)) {
+            let (c, i) = chunk_of(b);
+            write_page(chunk_mut(&mut self.chunks[c]), i, bytes);
+        }
+        Ok(())
+    }
+
+    /// As [`Image::write`], but refers to `data` instead of copying it.
+    ///
+    /// # Errors
+    /// As [`Image::write`].
+    pub fn share(&mut self, block: u64, data: &Arc<[u8]>) -> io::Result<()> {
+        check_range(self.blocks, block, data.len(), io::ErrorKind::InvalidInput)?;
+        for (b, at) in (block..).zip((0..data.len()).step_by(BLOCK_BYTES)) {
+            self.share_block(b, data, at);
+        }
+        Ok(())
+    }
+
+    /// Makes `block` refer to the block of `data` at byte `at`. Both lie within.
+    pub(crate) fn share_block(&mut self, block: u64, data: &Arc<[u8]>, at: usize) {
+        let (c, i) = chunk_of(block);
+        chunk_mut(&mut self.chunks[c])[i] = Some(Page { data: data.clone(), at });
+    }
+
+    /// Replaces those of the eight sectors of `block` (within the device) whose bit is set.
+    pub(crate) fn overlay(&mut self, block: u64, bytes: &[u8], sectors: u8) {
+        let (c, i) = chunk_of(block);
+        let mut merged = [0; BLOCK_BYTES];
+        read_page(self.chunks[c].as_deref(), i, &mut merged);
+        let pairs = merged.chunks_mut(SECTOR_BYTES).zip(bytes.chunks(SECTOR_BYTES));
+        for (s, (to, from)) in pairs.enumerate() {
+            if sectors & (1 << s) != 0 {
+                to.copy_from_slice(from);
+            }
+        }
+        write_page(chunk_mut(&mut self.chunks[c]), i, &merged);
+    }
+
+    /// Makes blocks zeros; what lies past the end is ignored.
+    pub fn clear(&mut self, block: u64, blocks: u64) {
+        for b in block..block.saturating_add(blocks).min(self.blocks) {
+            let (c, i) = chunk_of(b);
+            if self.chunks[c].is_some() {
+                chunk_mut(&mut self.chunks[c])[i] = None;
+            }
+        }
+    }
+
+    /// The blocks that were ever written, rising.
+    pub fn used(&self) -> impl Iterator<Item = u64> + '_ {
+        self.chunks.iter().enumerate().filter_map(|(c, chunk)| Some((c, chunk.as_ref()?))).flat_map(|(c, chunk)| {
+            (0..CHUNK_BLOCKS).filter(|&i| chunk[i].is_some()).map(move |i| (c * CHUNK_BLOCKS + i) as u64)
+        })
+    }
+
+    /// Writes all of it to `device`, e.g. to look at a crash image with other tools.
+    ///
+    /// # Errors
+    /// Of the device, or where it is smaller.
+    pub fn copy_to(&self, device: &dyn Device) -> io::Result<()> {
+        let mut buf = crate::AlignedBuf::zeroed(BLOCK_BYTES);
+        for block in self.used() {
+            self.read(block, &mut buf)?;
+            device.write(block, &buf)?;
+        }
+        device.flush()
+    }
+
+    /// The content of `device`, blocks of zeros left out.
+    ///
+    /// # Errors
+    /// Of the device.
+    pub fn copy_of(device: &dyn Device) -> io::Result<Self> {
+        let mut image = Self::new(device.blocks());
+        let mut buf = crate::AlignedBuf::zeroed(BLOCK_BYTES);
+        for block in 0..device.blocks() {
+            device.read(block, &mut buf)?;
+            if buf.iter().any(|&b| b != 0) {
+                image.write(block, &buf)?;
+            }
+        }
+        Ok(image)
+    }
+}
+
+/// A device in memory. Nothing survives it but its [`MemDevice::snapshot`]s.
+#[derive(Debug)]
+pub struct MemDevice {
+    blocks: u64,
+    chunks: Box<[RwLock<Option<Arc<Chunk>>>]>,
+    flushes: AtomicU64,
+}
+
+impl MemDevice {
+    /// A device of `blocks` zeroed blocks. Takes memory as it is written.
+    pub fn new(blocks: u64) -> Self {
+        Self::from_image(Image::new(blocks))
+    }
+
+    /// A device with the content of `image`, which it shares until it is written.
+    pub fn from_image(image: Image) -> Self {
+        Self {
+            blocks: image.blocks,
+            chunks: image.chunks.into_iter().map(RwLock::new).collect(),
+            flushes: AtomicU64::new(0),
+        }
+    }
+
+    /// The content now. Chunk by chunk: writes that run meanwhile may be in it in part.
+    pub fn snapshot(&self) -> Image {
+        Image { blocks: self.blocks, chunks: self.chunks.iter().map(|c| c.read().clone()).collect() }
+    }
+
+    /// Flushes so far.
+    pub fn flushes(&self) -> u64 {
+        self.flushes.load(Ordering::Relaxed)
+    }
+
+    /// Makes blocks (within the device) refer to `data` instead of copying it.
+    pub(crate) fn share(&self, block: u64, data: &Arc<[u8]>) {
+        for (b, at) in (block..).zip((0..data.len()).step_by(BLOCK_BYTES)) {
+            let (c, i) = chunk_of(b);
+            chunk_mut(&mut self.chunks[c].write())[i] = Some(Page { data: data.clone(), at });
+        }
+    }
+
+    /// Makes blocks (within the device) zeros.
+    pub(crate) fn clear(&self, block: u64, blocks: u64) {
+        for b in block..block + blocks {
+            let (c, i) = chunk_of(b);
+            let mut slot = self.chunks[c].write();
+            if slot.is_some() {
+                chunk_mut(&mut slot)[i] = None;
+            }
+        }
+    }
+
+    /// Writes one piece, with one lock per chunk that it touches.
+    fn put(&self, mut block: u64, mut buf: &[u8]) {
+        while !buf.is_empty() {
+            let (c, first) = chunk_of(block);
+            let blocks = (buf.len() / BLOCK_BYTES).min(CHUNK_BLOCKS - first);
+            let (now, rest) = buf.split_at(blocks * BLOCK_BYTES);
+            let mut slot = self.chunks[c].write();
+            let chunk = chunk_mut(&mut slot);
+            for (i, bytes) in (first..).zip(now.chunks(BLOCK_BYTES)) {
+                write_page(chunk, i, bytes);
+            }
+            block += blocks as u64;
+            buf = rest;
+        }
+    }
+}
+
+impl Device for MemDevice {
+    fn blocks(&self) -> u64 {
+        self.blocks
+    }
+
+    fn read(&self, mut block: u64, mut buf: &mut [u8]) -> io::Result<()> {
+        check_range(self.blocks, block, buf.len(), io::ErrorKind::UnexpectedEof)?;
+        while !buf.is_empty() {
+            let (c, first) = chunk_of(block);
+            let blocks = (buf.len() / BLOCK_BYTES).min(CHUNK_BLOCKS - first);
+            let (now, rest) = buf.split_at_mut(blocks * BLOCK_BYTES);
+            let slot = self.chunks[c].read();
+            for (i, out) in (first..).zip(now.chunks_mut(BLOCK_BYTES)) {
+                read_page(slot.as_deref(), i, out);
+            }
+            block += blocks as u64;
+            buf = rest;
+        }
+        Ok(())
+    }
+
+    fn write_batch(&self, ops: &[WriteOp<'_>]) -> io::Result<()> {
+        check_ops(self.blocks, ops)?;
+        for op in ops {
+            let mut block = op.block;
+            for buf in &op.bufs {
+                self.put(block, buf);
+                block += (buf.len() / BLOCK_BYTES) as u64;
+            }
+        }
+        Ok(())
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        self.flushes.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn discard(&self, block: u64, blocks: u64) -> io::Result<()> {
+        check_discard(self.blocks, block, blocks)?;
+        self.clear(block, blocks);
+        Ok(())
+    }
+
+    fn name(&self) -> String {
+        "memory".into()
+    }
+}

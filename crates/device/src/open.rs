@@ -1,0 +1,211 @@
+//! Opening of image files and block devices: kinds, locks, sizes, and errors that say what to do.
+//!
+//! Exclusion: a writer holds `flock(LOCK_EX)`, a reader `flock(LOCK_SH)`, on files and block devices alike; a
+//! writer of a block device holds it with `O_EXCL` as well, so that a mounted one is refused.
+
+use crate::file::{FileDevice, OpenHow};
+use crate::{BLOCK_BYTES, Device, blkdev};
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A device cannot be opened or created.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// Nothing is there.
+    #[error("{}: no such file or device; check the path", .path.display())]
+    NotFound {
+        /// The device.
+        path: PathBuf,
+    },
+    /// We may not.
+    #[error("{}: permission denied for {what}; use an account that may, or change the file's mode", .path.display())]
+    PermissionDenied {
+        /// The device.
+        path: PathBuf,
+        /// `reading`, `writing`, `creating`.
+        what: &'static str,
+    },
+    /// Neither an image file nor a block device.
+    #[error("{}: is a {kind}; give an image file or a block device", .path.display())]
+    WrongKind {
+        /// The path.
+        path: PathBuf,
+        /// What it is.
+        kind: &'static str,
+    },
+    /// A braidfs process has it.
+    #[error("{}: is in use by another braidfs process; unmount the volume or wait for that process", .path.display())]
+    InUse {
+        /// The device.
+        path: PathBuf,
+    },
+    /// Mounted, or held by RAID, LVM, swap.
+    #[error("{}: is mounted or held by the system (RAID, LVM, swap); release it first", .path.display())]
+    Busy {
+        /// The device.
+        path: PathBuf,
+    },
+    /// Wanted for writing, but read-only.
+    #[error("{}: is read-only; open the volume read-only, or make the device writable", .path.display())]
+    ReadOnly {
+        /// The device.
+        path: PathBuf,
+    },
+    /// Not even a block.
+    #[error("{}: has {bytes} bytes, less than a block of 4096; give a larger one", .path.display())]
+    TooSmall {
+        /// The device.
+        path: PathBuf,
+        /// Its size.
+        bytes: u64,
+    },
+    /// To be created, but there.
+    #[error("{}: exists already; remove it first, or give another path", .path.display())]
+    Exists {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The same device twice in one volume.
+    #[error("{} and {} are the same device; name each device once", .first.display(), .second.display())]
+    Twice {
+        /// One path.
+        first: PathBuf,
+        /// The other.
+        second: PathBuf,
+    },
+    /// An empty list.
+    #[error("no device given; name all devices of the volume")]
+    NoDevice,
+    /// Anything else.
+    #[error("{}: cannot {what}: {error}", .path.display())]
+    Io {
+        /// The device.
+        path: PathBuf,
+        /// What was tried.
+        what: &'static str,
+        /// The system's answer.
+        #[source]
+        error: io::Error,
+    },
+}
+
+impl OpenError {
+    /// The variant for an error of the system.
+    pub(crate) fn of(path: &Path, what: &'static str, error: io::Error) -> Self {
+        let path = path.to_path_buf();
+        match error.raw_os_error() {
+            Some(libc::ENOENT | libc::ENXIO | libc::ENODEV | libc::ENOTDIR) => Self::NotFound { path },
+            Some(libc::EACCES | libc::EPERM) => {
+                let what = match what {
+                    "open for writing" => "writing",
+                    "create" => "creating",
+                    _ => "reading",
+                };
+                Self::PermissionDenied { path, what }
+            }
+            Some(libc::EROFS) => Self::ReadOnly { path },
+            Some(libc::EBUSY) => Self::Busy { path },
+            Some(libc::EEXIST) => Self::Exists { path },
+            _ => Self::Io { path, what, error },
+        }
+    }
+}
+
+/// Opens all devices of a volume, in the order given. Writers exclude everybody else.
+///
+/// # Errors
+/// For the first device that cannot be opened, or that is named twice.
+pub fn open_volume_devices(paths: &[PathBuf], write: bool) -> Result<Vec<Arc<dyn Device>>, OpenError> {
+    let files = open_volume_files(paths, write)?;
+    Ok(files.into_iter().map(|f| Arc::new(f) as Arc<dyn Device>).collect())
+}
+
+/// As [`open_volume_devices`], for callers that need the [`FileDevice`]s themselves.
+///
+/// # Errors
+/// As [`open_volume_devices`].
+pub fn open_volume_files(paths: &[PathBuf], write: bool) -> Result<Vec<FileDevice>, OpenError> {
+    if paths.is_empty() {
+        return Err(OpenError::NoDevice);
+    }
+    let mut seen: Vec<((u64, u64), &PathBuf)> = Vec::new();
+    for path in paths {
+        let meta = std::fs::metadata(path).map_err(|e| OpenError::of(path, "look at", e))?;
+        // Two device nodes may name one block device, so that its number counts, not its inode.
+        let id = if meta.file_type().is_block_device() { (u64::MAX, meta.rdev()) } else { (meta.dev(), meta.ino()) };
+        if let Some((_, first)) = seen.iter().find(|s| s.0 == id) {
+            return Err(OpenError::Twice { first: first.to_path_buf(), second: path.clone() });
+        }
+        seen.push((id, path));
+    }
+    paths.iter().map(|path| FileDevice::open(path, OpenHow { write, direct: true })).collect()
+}
+
+/// An opened and locked file.
+pub(crate) struct Opened {
+    pub(crate) file: File,
+    /// Holds the `O_EXCL` claim of a block device opened for writing.
+    pub(crate) claim: Option<File>,
+    pub(crate) is_block_device: bool,
+    pub(crate) bytes: u64,
+}
+
+pub(crate) fn open(path: &Path, write: bool) -> Result<Opened, OpenError> {
+    let kind = std::fs::metadata(path).map_err(|e| OpenError::of(path, "look at", e))?.file_type();
+    if !kind.is_file() && !kind.is_block_device() {
+        let kind = match () {
+            () if kind.is_dir() => "directory",
+            () if kind.is_char_device() => "character device",
+            () if kind.is_fifo() => "pipe",
+            () => "special file",
+        };
+        return Err(OpenError::WrongKind { path: path.to_path_buf(), kind });
+    }
+    let what = if write { "open for writing" } else { "open for reading" };
+    let file = OpenOptions::new().read(true).write(write).open(path).map_err(|e| OpenError::of(path, what, e))?;
+    let meta = file.metadata().map_err(|e| OpenError::of(path, "look at", e))?;
+    let is_block_device = meta.file_type().is_block_device();
+    lock(&file, path, write, is_block_device)?;
+    let (claim, bytes) = if is_block_device {
+        let claim = match write {
+            true => Some(
+                OpenOptions::new()
+                    .read(true)
+                    .custom_flags(libc::O_EXCL)
+                    .open(path)
+                    .map_err(|e| OpenError::of(path, "claim", e))?,
+            ),
+            false => None,
+        };
+        (claim, blkdev::size_bytes(&file).map_err(|e| OpenError::of(path, "ask the size of", e))?)
+    } else {
+        (None, meta.len())
+    };
+    if bytes < BLOCK_BYTES as u64 {
+        return Err(OpenError::TooSmall { path: path.to_path_buf(), bytes });
+    }
+    Ok(Opened { file, claim, is_block_device, bytes })
+}
+
+/// Locks `file` for as long as it is open.
+pub(crate) fn lock(file: &File, path: &Path, write: bool, is_block_device: bool) -> Result<(), OpenError> {
+    let how = if write { FlockOperation::NonBlockingLockExclusive } else { FlockOperation::NonBlockingLockShared };
+    // udev locks a block device for a moment whenever a writer has closed it.
+    let mut tries = if is_block_device { 20 } else { 1 };
+    loop {
+        tries -= 1;
+        match rustix::fs::flock(file, how) {
+            Ok(()) => return Ok(()),
+            Err(Errno::INTR) => tries += 1,
+            Err(Errno::WOULDBLOCK) if tries > 0 => std::thread::sleep(Duration::from_millis(50)),
+            Err(Errno::WOULDBLOCK) => return Err(OpenError::InUse { path: path.to_path_buf() }),
+            Err(e) => return Err(OpenError::of(path, "lock", e.into())),
+        }
+    }
+}

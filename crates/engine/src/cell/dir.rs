@@ -1,0 +1,494 @@
+//! The names of one directory.
+//!
+//! Owns the entries of a directory, ordered by position (the name's hash, moved up past taken ones), and knows
+//! which of them are in memory and which parts have to be written. A small directory is one bucket that lies
+//! in the inode record; a larger one has a block per bucket. A bucket owns the positions from its first to the
+//! next bucket's first, and its first position says at which logical block it lies.
+//!
+//! Invariants
+//! - There is a bucket at position 0; every other bucket begins at a multiple of 2^15 and is not empty.
+//! - Entries of a bucket rise, and lie in the positions that it owns.
+//! - A bucket that is dirty, or not on disk, is in memory.
+//!
+//! Not promised: that neighbours with few entries are joined. No locks, no I/O: what is not in memory is asked
+//! for through the caller's loader.
+
+#[cfg(test)]
+mod tests;
+
+use crate::error::{Error, Result};
+use braidfs_format::dentry::{BUCKET_BYTES, Dentry, HASH_MAX, HASH_PROBES, INLINE_DIR_MAX, bucket_first, bucket_lblk};
+use braidfs_format::{Corrupt, NodeId};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+/// Reads the bucket at a logical block of the directory.
+pub type Load<'a> = &'a mut dyn FnMut(u64) -> Result<Vec<Dentry>>;
+
+/// What is known of a name, or position, without I/O.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lookup<'a> {
+    /// This entry.
+    Found(&'a Dentry),
+    /// There is none.
+    Absent,
+    /// A bucket has to be loaded to tell.
+    NotLoaded,
+}
+
+/// What a commit has to write of a directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DirWrite {
+    /// All entries go into the inode record; and the logical blocks of buckets that no longer exist.
+    Inline(Vec<Dentry>, Vec<u64>),
+    /// Buckets go to blocks.
+    Buckets {
+        /// First position and entries of each bucket that changed.
+        write: Vec<(u64, Vec<Dentry>)>,
+        /// Logical blocks of buckets that no longer exist.
+        dropped: Vec<u64>,
+    },
+}
+
+#[derive(Debug)]
+struct Bucket {
+    /// `None`: on disk, not loaded.
+    entries: Option<Vec<Dentry>>,
+    /// Encoded length of the entries, where they are loaded.
+    bytes: usize,
+    on_disk: bool,
+}
+
+/// The entries of a directory; see the module.
+#[derive(Debug)]
+pub struct DirIndex {
+    buckets: BTreeMap<u64, Bucket>,
+    /// The one bucket lies in the inode record.
+    inline: bool,
+    /// First positions of the buckets to write.
+    dirty: BTreeSet<u64>,
+    /// Logical blocks to give up.
+    dropped: BTreeSet<u64>,
+    /// Buckets that are not loaded.
+    unloaded: usize,
+    /// Entries, where known.
+    count: Option<u64>,
+    /// Bytes of the entries in memory.
+    memory: usize,
+}
+
+/// The position at which a name with `hash` stands if nothing is in its way.
+fn home(hash: u64) -> u64 {
+    hash.clamp(3, HASH_MAX - HASH_PROBES)
+}
+
+fn memory_of(d: &Dentry) -> usize {
+    size_of::<Dentry>() + d.name.len()
+}
+
+fn encoded(entries: &[Dentry]) -> usize {
+    entries.iter().map(Dentry::encoded_bytes).sum()
+}
+
+/// Cuts `entries` into ranges that each fit a bucket, at borders where the prefix of the hash changes.
+/// `false`: too many entries share a prefix.
+fn cut(entries: &[Dentry], range: Range<usize>, out: &mut Vec<Range<usize>>) -> bool {
+    let bytes = encoded(&entries[range.clone()]);
+    if bytes <= BUCKET_BYTES {
+        out.push(range);
+        return true;
+    }
+    let mut best: Option<(usize, usize)> = None;
+    let mut left = 0;
+    for i in range.start + 1..range.end {
+        left += entries[i - 1].encoded_bytes();
+        if bucket_lblk(entries[i - 1].hash) != bucket_lblk(entries[i].hash) {
+            let off = left.abs_diff(bytes - left);
+            if best.is_none_or(|b| off < b.0) {
+                best = Some((off, i));
+            }
+        }
+    }
+    let Some((_, at)) = best else { return false };
+    cut(entries, range.start..at, out) && cut(entries, at..range.end, out)
+}
+
+impl DirIndex {
+    fn with(buckets: BTreeMap<u64, Bucket>, inline: bool) -> Self {
+        let unloaded = buckets.values().filter(|b| b.entries.is_none()).count();
+        let loaded = || buckets.values().filter_map(|b| b.entries.as_ref());
+        Self {
+            inline,
+            dirty: BTreeSet::new(),
+            dropped: BTreeSet::new(),
+            unloaded,
+            count: (unloaded == 0).then(|| loaded().map(|e| e.len() as u64).sum()),
+            memory: loaded().flatten().map(memory_of).sum(),
+            buckets,
+        }
+    }
+
+    /// A new directory; its (empty) inline section counts as not written.
+    pub fn new_empty() -> Self {
+        let mut d = Self::from_inline(Vec::new());
+        d.dirty.insert(0);
+        d
+    }
+
+    /// From the inline section (as `decode_entries` gives it: rising).
+    pub fn from_inline(entries: Vec<Dentry>) -> Self {
+        let bytes = encoded(&entries);
+        Self::with(BTreeMap::from([(0, Bucket { entries: Some(entries), bytes, on_disk: false })]), true)
+    }
+
+    /// From the logical blocks of the buckets, none of which is loaded yet, and the number of entries (0: unknown;
+    /// an empty directory has no buckets).
+    pub fn from_buckets(lblks: impl Iterator<Item = u64>, entries: u64) -> Self {
+        let unloaded = || Bucket { entries: None, bytes: 0, on_disk: true };
+        let mut buckets: BTreeMap<u64, Bucket> = lblks.map(|l| (bucket_first(l), unloaded())).collect();
+        buckets.entry(0).or_insert(Bucket { entries: Some(Vec::new()), bytes: 0, on_disk: false });
+        let mut d = Self::with(buckets, false);
+        if entries > 0 {
+            d.count = Some(entries);
+        }
+        d
+    }
+
+    /// First position of the bucket that owns `pos`.
+    fn owner(&self, pos: u64) -> u64 {
+        self.buckets.range(..=pos).next_back().map_or(0, |b| *b.0)
+    }
+
+    /// Loads the bucket that begins at `first`.
+    fn ensure(&mut self, first: u64, load: Load<'_>) -> Result<()> {
+        let end = self.buckets.range(first + 1..).next().map_or(HASH_MAX + 1, |b| *b.0);
+        let Some(b) = self.buckets.get_mut(&first) else { return Ok(()) };
+        if b.entries.is_some() {
+            return Ok(());
+        }
+        let lblk = bucket_lblk(first);
+        let entries = load(lblk)?;
+        let bytes = encoded(&entries);
+        let mut at = first.max(3);
+        for e in &entries {
+            if e.hash < at || e.hash >= end {
+                let why = format!("bucket {lblk} holds position {:#x}, outside [{first:#x}, {end:#x})", e.hash);
+                return Err(Corrupt::new("directory", why).into());
+            }
+            at = e.hash + 1;
+        }
+        if bytes > BUCKET_BYTES {
+            return Err(Corrupt::new("directory", format!("bucket {lblk} of {bytes} bytes")).into());
+        }
+        self.memory += entries.iter().map(memory_of).sum::<usize>();
+        b.bytes = bytes;
+        b.entries = Some(entries);
+        self.unloaded -= 1;
+        if self.unloaded == 0 {
+            self.count = Some(self.buckets.values().flat_map(|b| &b.entries).map(|e| e.len() as u64).sum());
+        }
+        Ok(())
+    }
+
+    /// Loads what may hold a name with the position `home`: at most two buckets, as buckets are far wider
+    /// than the probed range.
+    fn ensure_probed(&mut self, home: u64, load: Load<'_>) -> Result<()> {
+        let (a, b) = (self.owner(home), self.owner(home + HASH_PROBES));
+        self.ensure(a, load)?;
+        if a != b { self.ensure(b, load) } else { Ok(()) }
+    }
+
+    /// Bucket and index in it of `name`, and whether every bucket that may hold it was loaded.
+    fn locate(&self, hash: u64, name: &[u8]) -> (Option<(u64, usize)>, bool) {
+        let home = home(hash);
+        let mut whole = true;
+        let (mut first, mut from) = (self.owner(home), home);
+        loop {
+            let end = self.buckets.range(first + 1..).next().map_or(HASH_MAX + 1, |b| *b.0);
+            match self.buckets.get(&first).and_then(|b| b.entries.as_ref()) {
+                None => whole = false,
+                Some(entries) => {
+                    let start = entries.partition_point(|e| e.hash < from);
+                    for (i, e) in entries.iter().enumerate().skip(start) {
+                        if e.hash > home + HASH_PROBES {
+                            break;
+                        }
+                        if *e.name == *name {
+                            return (Some((first, i)), true);
+                        }
+                    }
+                }
+            }
+            if end > home + HASH_PROBES {
+                return (None, whole);
+            }
+            (first, from) = (end, end);
+        }
+    }
+
+    fn entry(&self, at: (u64, usize)) -> Option<&Dentry> {
+        self.buckets.get(&at.0)?.entries.as_ref()?.get(at.1)
+    }
+
+    /// The entry of `name`, whose own hash is `hash`, if that can be told from memory.
+    pub fn find_loaded(&self, hash: u64, name: &[u8]) -> Lookup<'_> {
+        match self.locate(hash, name) {
+            (Some(at), _) => self.entry(at).map_or(Lookup::Absent, Lookup::Found),
+            (None, true) => Lookup::Absent,
+            (None, false) => Lookup::NotLoaded,
+        }
+    }
+
+    /// The entry of `name`, whose own hash is `hash`.
+    ///
+    /// # Errors
+    /// Of the loader, and [`Corrupt`] where it brings entries of other positions.
+    pub fn find(&mut self, hash: u64, name: &[u8], load: Load<'_>) -> Result<Option<&Dentry>> {
+        self.ensure_probed(home(hash), load)?;
+        Ok(self.locate(hash, name).0.and_then(|at| self.entry(at)))
+    }
+
+    /// Adds an entry for a name that is not there, at the first free position from `hash` on.
+    ///
+    /// # Errors
+    /// As [`Self::find`]; [`Error::NoSpace`] where all positions are taken or the bucket cannot be split (too
+    /// many hashes with one prefix). Nothing has changed then.
+    pub fn insert(&mut self, hash: u64, mut d: Dentry, load: Load<'_>) -> Result<()> {
+        let home = home(hash);
+        self.ensure_probed(home, load)?;
+        let pos = (home..=home + HASH_PROBES).find(|&p| self.position(p).is_none()).ok_or(Error::NoSpace)?;
+        d.hash = pos;
+        let (size, memory) = (d.encoded_bytes(), memory_of(&d));
+        let first = self.owner(pos);
+        let max = if self.inline { INLINE_DIR_MAX } else { BUCKET_BYTES };
+        let Some((b, entries)) = self.buckets.get_mut(&first).and_then(|b| {
+            let Bucket { entries, bytes, .. } = b;
+            entries.as_mut().map(|e| (bytes, e))
+        }) else {
+            return Err(Corrupt::new("directory", "a bucket was not loaded").into());
+        };
+        let at = entries.partition_point(|e| e.hash < pos);
+        entries.insert(at, d);
+        *b += size;
+        if *b > max {
+            let mut ranges = Vec::new();
+            if !cut(entries, 0..entries.len(), &mut ranges) {
+                entries.remove(at);
+                *b -= size;
+                return Err(Error::NoSpace);
+            }
+            self.inline = false;
+            self.split(first, &ranges);
+        }
+        self.dirty.insert(first);
+        self.memory += memory;
+        self.count = self.count.map(|n| n + 1);
+        Ok(())
+    }
+
+    /// Makes buckets of the ranges of the entries of bucket `first`, which keeps the first of them.
+    fn split(&mut self, first: u64, ranges: &[Range<usize>]) {
+        for r in ranges.iter().skip(1).rev() {
+            let Some(b) = self.buckets.get_mut(&first) else { return };
+            let Some(own) = b.entries.as_mut() else { return };
+            let entries = own.split_off(r.start);
+            let bytes = encoded(&entries);
+            b.bytes -= bytes;
+            let at = bucket_first(bucket_lblk(entries[0].hash));
+            debug_assert!(own.last().is_some_and(|l| l.hash < at) && at > first);
+            self.buckets.insert(at, Bucket { entries: Some(entries), bytes, on_disk: false });
+            self.dirty.insert(at);
+        }
+    }
+
+    /// The entry at exactly `pos`, if it is loaded.
+    fn position(&self, pos: u64) -> Option<&Dentry> {
+        let entries = self.buckets.get(&self.owner(pos))?.entries.as_ref()?;
+        entries.binary_search_by_key(&pos, |e| e.hash).ok().map(|i| &entries[i])
+    }
+
+    /// Takes out the entry of `name`.
+    ///
+    /// # Errors
+    /// As [`Self::find`].
+    pub fn remove(&mut self, hash: u64, name: &[u8], load: Load<'_>) -> Result<Option<Dentry>> {
+        self.ensure_probed(home(hash), load)?;
+        let Some((first, i)) = self.locate(hash, name).0 else { return Ok(None) };
+        let Some(b) = self.buckets.get_mut(&first) else { return Ok(None) };
+        let Some(entries) = b.entries.as_mut() else { return Ok(None) };
+        let d = entries.remove(i);
+        b.bytes -= d.encoded_bytes();
+        let emptied = entries.is_empty();
+        self.memory -= memory_of(&d);
+        self.count = self.count.map(|n| n.saturating_sub(1));
+        self.dirty.insert(first);
+        if emptied && first != 0 {
+            self.dirty.remove(&first);
+            if self.buckets.remove(&first).is_some_and(|b| b.on_disk) {
+                self.dropped.insert(bucket_lblk(first));
+            }
+        }
+        self.inline_if_empty();
+        Ok(Some(d))
+    }
+
+    /// An empty directory goes back into its inode record.
+    fn inline_if_empty(&mut self) {
+        if self.inline || self.buckets.len() > 1 {
+            return;
+        }
+        if let Some(b) = self.buckets.get_mut(&0)
+            && b.entries.as_ref().is_some_and(Vec::is_empty)
+        {
+            if std::mem::take(&mut b.on_disk) {
+                self.dropped.insert(0);
+            }
+            self.inline = true;
+            self.dirty.insert(0);
+        }
+    }
+
+    /// Lets `name` name another inode, at the same position. Gives the entry as it was.
+    ///
+    /// # Errors
+    /// As [`Self::find`].
+    pub fn replace(
+        &mut self,
+        hash: u64,
+        name: &[u8],
+        node: NodeId,
+        gener: u32,
+        kind: u8,
+        load: Load<'_>,
+    ) -> Result<Option<Dentry>> {
+        self.ensure_probed(home(hash), load)?;
+        let Some((first, i)) = self.locate(hash, name).0 else { return Ok(None) };
+        let entries = self.buckets.get_mut(&first).and_then(|b| b.entries.as_mut());
+        let Some(d) = entries.and_then(|e| e.get_mut(i)) else { return Ok(None) };
+        let old = d.clone();
+        (d.node, d.gener, d.kind) = (node, gener, kind);
+        self.dirty.insert(first);
+        Ok(Some(old))
+    }
+
+    /// The first entry behind position `pos`, if that can be told from memory.
+    pub fn next_loaded(&self, pos: u64) -> Lookup<'_> {
+        match self.seek_after(pos) {
+            Ok(Some(d)) => Lookup::Found(d),
+            Ok(None) => Lookup::Absent,
+            Err(_) => Lookup::NotLoaded,
+        }
+    }
+
+    /// The first entry behind `pos`, or the bucket to load to find out.
+    fn seek_after(&self, pos: u64) -> Result<Option<&Dentry>, u64> {
+        for (first, b) in self.buckets.range(self.owner(pos)..) {
+            let Some(entries) = &b.entries else { return Err(*first) };
+            if let Some(d) = entries.get(entries.partition_point(|e| e.hash <= pos)) {
+                return Ok(Some(d));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The first entry behind position `pos` (0: the first of all).
+    ///
+    /// # Errors
+    /// As [`Self::find`].
+    pub fn next_after(&mut self, pos: u64, load: Load<'_>) -> Result<Option<&Dentry>> {
+        while let Err(first) = self.seek_after(pos) {
+            self.ensure(first, load)?;
+        }
+        Ok(self.seek_after(pos).unwrap_or(None))
+    }
+
+    /// Whether the directory has no entries.
+    ///
+    /// # Errors
+    /// As [`Self::find`].
+    pub fn is_empty(&mut self, load: Load<'_>) -> Result<bool> {
+        match self.count {
+            Some(n) => Ok(n == 0),
+            None => Ok(self.next_after(0, load)?.is_none()),
+        }
+    }
+
+    /// Entries, where that is known: it was given, or all buckets have been in memory once.
+    pub fn count(&self) -> Option<u64> {
+        self.count
+    }
+
+    /// Memory that the index takes, roughly, in bytes.
+    pub fn loaded_bytes(&self) -> usize {
+        self.memory + self.buckets.len() * (size_of::<Bucket>() + 8)
+    }
+
+    /// All entries, where the directory lies in its inode record.
+    pub fn inline_entries(&self) -> Option<&[Dentry]> {
+        if self.inline { self.buckets.get(&0)?.entries.as_deref() } else { None }
+    }
+
+    /// Whether there is anything to write or to give up.
+    pub fn is_dirty(&self) -> bool {
+        !self.dirty.is_empty() || !self.dropped.is_empty()
+    }
+
+    /// Buckets that are to be written; 0 for a directory in its inode record.
+    pub fn dirty_buckets(&self) -> usize {
+        if self.inline { 0 } else { self.dirty.len() }
+    }
+
+    /// What a commit writes. Everything then counts as written: the caller must not [`Self::evict_clean`] before
+    /// it is.
+    pub fn take_dirty(&mut self) -> DirWrite {
+        let dirty = std::mem::take(&mut self.dirty);
+        let mut dropped = std::mem::take(&mut self.dropped);
+        if self.inline {
+            let entries = self.buckets.get(&0).and_then(|b| b.entries.clone()).unwrap_or_default();
+            return DirWrite::Inline(entries, dropped.into_iter().collect());
+        }
+        // a bucket may have come back where one had been dropped
+        dropped.retain(|&l| !self.buckets.contains_key(&bucket_first(l)));
+        let mut write = Vec::with_capacity(dirty.len());
+        for first in dirty {
+            if let Some(b) = self.buckets.get_mut(&first)
+                && let Some(entries) = &b.entries
+            {
+                b.on_disk = true;
+                write.push((first, entries.clone()));
+            }
+        }
+        DirWrite::Buckets { write, dropped: dropped.into_iter().collect() }
+    }
+
+    /// Marks the bucket that starts at `first` as to be written again, read if need be (the cleaner moves it).
+    ///
+    /// # Errors
+    /// Of `load`.
+    pub fn dirty_bucket(&mut self, first: u64, load: Load<'_>) -> Result<()> {
+        if self.buckets.contains_key(&first) {
+            self.ensure(first, load)?;
+            self.dirty.insert(first);
+        }
+        Ok(())
+    }
+
+    /// Marks everything in memory as to be written again (buckets that are not loaded are on disk as they are).
+    pub fn all_dirty(&mut self) {
+        self.dirty.extend(self.buckets.iter().filter(|b| b.1.entries.is_some()).map(|b| *b.0));
+    }
+
+    /// Forgets the entries of buckets that are on disk as they are.
+    pub fn evict_clean(&mut self) {
+        for (first, b) in &mut self.buckets {
+            if b.on_disk
+                && !self.dirty.contains(first)
+                && let Some(e) = b.entries.take()
+            {
+                self.memory -= e.iter().map(memory_of).sum::<usize>();
+                b.bytes = 0;
+                self.unloaded += 1;
+            }
+        }
+    }
+}

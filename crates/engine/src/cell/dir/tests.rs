@@ -1,0 +1,238 @@
+//! The index against a plain table, with a disk of buckets below.
+
+use super::*;
+use braidfs_format::dentry::{decode_entries, encode_entries};
+use proptest::prelude::*;
+
+fn dentry(name: &[u8], node: u64) -> Dentry {
+    Dentry { hash: 0, node: NodeId(node), gener: 1, kind: 8, name: name.into() }
+}
+
+/// What the device holds.
+#[derive(Debug, Clone, PartialEq)]
+enum Disk {
+    Inline(Vec<u8>),
+    Buckets(BTreeMap<u64, Vec<u8>>),
+}
+
+impl Disk {
+    fn load(&self, lblk: u64) -> Result<Vec<Dentry>> {
+        match self {
+            Disk::Buckets(b) => Ok(decode_entries(&b[&lblk])?),
+            Disk::Inline(_) => panic!("an inline directory loads bucket {lblk}"),
+        }
+    }
+
+    fn apply(&mut self, w: DirWrite) {
+        let mut old = match std::mem::replace(self, Disk::Inline(vec![])) {
+            Disk::Buckets(b) => b,
+            Disk::Inline(_) => BTreeMap::new(),
+        };
+        *self = match w {
+            DirWrite::Inline(entries, dropped) => {
+                for d in dropped {
+                    assert!(old.remove(&d).is_some());
+                }
+                assert!(old.is_empty(), "buckets are left behind");
+                Disk::Inline(encode_entries(&entries))
+            }
+            DirWrite::Buckets { write, dropped } => {
+                for d in dropped {
+                    assert!(old.remove(&d).is_some());
+                }
+                for (first, entries) in write {
+                    assert_eq!(bucket_first(bucket_lblk(first)), first);
+                    let body = encode_entries(&entries);
+                    assert!(body.len() <= BUCKET_BYTES);
+                    old.insert(bucket_lblk(first), body);
+                }
+                Disk::Buckets(old)
+            }
+        };
+    }
+
+    fn open(&self) -> DirIndex {
+        match self {
+            Disk::Inline(b) => DirIndex::from_inline(decode_entries(b).unwrap()),
+            Disk::Buckets(b) => DirIndex::from_buckets(b.keys().copied(), 0),
+        }
+    }
+}
+
+/// Hashes that collide often, lie at borders of prefixes, and are spread.
+fn hash_of(n: u16) -> u64 {
+    match n % 4 {
+        0 => u64::from(n / 40),
+        1 => HASH_MAX - u64::from(n / 30),
+        2 => (u64::from(n / 8) << 15).wrapping_sub(u64::from(n % 5)) & HASH_MAX,
+        _ => u64::from(n).wrapping_mul(0x9e37_79b9_7f4a_7c15) & HASH_MAX,
+    }
+}
+
+fn name_of(n: u16) -> Vec<u8> {
+    let mut name = format!("{n}").into_bytes();
+    name.resize(name.len() + usize::from(n % 97), b'x');
+    name
+}
+
+#[derive(Debug, Clone)]
+enum Op {
+    Insert(u16),
+    Many(u16),
+    Remove(u16),
+    RemoveFrom(u16),
+    Replace(u16, u64),
+    Commit,
+    Evict,
+    Reopen,
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        6 => (0..800u16).prop_map(Op::Insert),
+        2 => (0..800u16).prop_map(Op::Many),
+        5 => (0..800u16).prop_map(Op::Remove),
+        1 => (0..800u16).prop_map(Op::RemoveFrom),
+        2 => (0..800u16, 1..99u64).prop_map(|(n, v)| Op::Replace(n, v)),
+        3 => Just(Op::Commit),
+        1 => Just(Op::Evict),
+        1 => Just(Op::Reopen),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+    #[test]
+    fn like_a_table(ops in prop::collection::vec(op(), 1..80)) {
+        let mut d = DirIndex::new_empty();
+        let mut disk = Disk::Inline(vec![]);
+        let mut model: BTreeMap<u16, u64> = BTreeMap::new();
+        for op in ops {
+            let on_disk = disk.clone();
+            let load: Load<'_> = &mut |l| on_disk.load(l);
+            let mut insert = |d: &mut DirIndex, n: u16| {
+                if let std::collections::btree_map::Entry::Vacant(v) = model.entry(n) {
+                    match d.insert(hash_of(n), dentry(&name_of(n), u64::from(n) + 1), load) {
+                        Ok(()) => { v.insert(u64::from(n) + 1); }
+                        Err(Error::NoSpace) => {}
+                        Err(e) => panic!("{e}"),
+                    }
+                }
+            };
+            match op {
+                Op::Insert(n) => insert(&mut d, n),
+                Op::Many(n) => (n..n + 150).for_each(|n| insert(&mut d, n)),
+                Op::Remove(n) => {
+                    let got = d.remove(hash_of(n), &name_of(n), load).unwrap();
+                    prop_assert_eq!(got.map(|g| g.node.0), model.remove(&n));
+                }
+                Op::RemoveFrom(from) => {
+                    for n in from..1000 {
+                        let got = d.remove(hash_of(n), &name_of(n), load).unwrap();
+                        prop_assert_eq!(got.map(|g| g.node.0), model.remove(&n));
+                    }
+                    prop_assert_eq!(d.is_empty(load).unwrap(), model.is_empty());
+                }
+                Op::Replace(n, v) => {
+                    let before = d.find(hash_of(n), &name_of(n), load).unwrap().cloned();
+                    let old = d.replace(hash_of(n), &name_of(n), NodeId(v), 3, 4, load).unwrap();
+                    prop_assert_eq!(&old, &before);
+                    let new = d.find(hash_of(n), &name_of(n), load).unwrap();
+                    prop_assert_eq!(new.map(|d| d.hash), old.map(|d| d.hash));
+                    if let Some(m) = model.get_mut(&n) { *m = v; }
+                }
+                Op::Commit => {
+                    disk.apply(d.take_dirty());
+                    prop_assert!(!d.is_dirty());
+                }
+                Op::Evict => d.evict_clean(),
+                Op::Reopen => {
+                    disk.apply(d.take_dirty());
+                    d = disk.open();
+                }
+            }
+            if let Some(n) = d.count() {
+                prop_assert_eq!(n, model.len() as u64);
+            }
+            prop_assert!(d.dirty.iter().all(|f| d.buckets[f].entries.is_some()));
+            prop_assert!(d.buckets.iter().all(|(f, b)| *f == 0 || b.entries.as_ref().is_none_or(|e| !e.is_empty())));
+            prop_assert_eq!(d.unloaded, d.buckets.values().filter(|b| b.entries.is_none()).count());
+            prop_assert_eq!(d.memory, d.buckets.values().flat_map(|b| &b.entries).flatten().map(memory_of).sum::<usize>());
+        }
+        let load: Load<'_> = &mut |l| disk.load(l);
+        for n in 0..1000u16 {
+            let before = match d.find_loaded(hash_of(n), &name_of(n)) {
+                Lookup::Found(e) => Some(Some(e.node.0)),
+                Lookup::Absent => Some(None),
+                Lookup::NotLoaded => None,
+            };
+            let got = d.find(hash_of(n), &name_of(n), load).unwrap().map(|e| e.node.0);
+            prop_assert_eq!(got, model.get(&n).copied());
+            prop_assert!(before.is_none_or(|b| b == got));
+        }
+        let (mut pos, mut seen) = (0, 0);
+        while let Some(e) = d.next_after(pos, load).unwrap() {
+            prop_assert!(e.hash > pos.max(2));
+            pos = e.hash;
+            seen += 1;
+        }
+        prop_assert_eq!(seen, model.len());
+        prop_assert_eq!(d.next_loaded(pos), Lookup::Absent);
+    }
+}
+
+#[test]
+fn a_directory_grows_to_buckets_and_goes_back_when_empty() {
+    let none: Load<'_> = &mut |_| panic!("all is loaded");
+    let mut d = DirIndex::new_empty();
+    let mut disk = Disk::Inline(vec![]);
+    let hash = |i: u64| i.wrapping_mul(0x9e37_79b9_7f4a_7c15) & HASH_MAX;
+    for i in 1..=20_000u64 {
+        d.insert(hash(i), dentry(format!("file{i}").as_bytes(), i), none).unwrap();
+    }
+    assert_eq!((d.count(), d.inline_entries().is_some()), (Some(20_000), false));
+    disk.apply(d.take_dirty());
+    let used = 20_000 * 31;
+    assert!(d.buckets.len() < 2 * used / BUCKET_BYTES + 2, "{} buckets", d.buckets.len());
+    let mut d = disk.open();
+    assert_eq!(d.find_loaded(hash(7), b"file7"), Lookup::NotLoaded);
+    let on_disk = disk.clone();
+    let load: Load<'_> = &mut |l| on_disk.load(l);
+    assert!(!d.is_empty(load).unwrap());
+    for i in 1..=20_000u64 {
+        assert!(d.remove(hash(i), format!("file{i}").as_bytes(), load).unwrap().is_some());
+    }
+    assert!(d.is_empty(load).unwrap() && d.inline_entries().is_some());
+    disk.apply(d.take_dirty());
+    assert_eq!(disk, Disk::Inline(vec![]));
+}
+
+#[test]
+fn hashes_with_one_prefix_cannot_be_split() {
+    let none: Load<'_> = &mut |_| panic!("all is loaded");
+    let mut d = DirIndex::new_empty();
+    let mut n = 0u64;
+    let err = loop {
+        n += 1;
+        if let Err(e) = d.insert(n * 16, dentry(&[b'a'; 200], n), none) {
+            break e;
+        }
+    };
+    assert!(matches!(err, Error::NoSpace));
+    assert_eq!(d.count(), Some(n - 1));
+    assert_eq!(n - 1, (BUCKET_BYTES / 222) as u64);
+    // other prefixes still go
+    d.insert(1 << 40, dentry(&[b'b'; 200], 1), none).unwrap();
+    assert_eq!(d.buckets.len(), 2);
+}
+
+#[test]
+fn a_bucket_with_foreign_entries_is_corrupt() {
+    let mut d = DirIndex::from_buckets([0, 5].into_iter(), 0);
+    let mut e = dentry(b"a", 1);
+    e.hash = 5 << 15;
+    let load: Load<'_> = &mut |_| Ok(vec![e.clone()]);
+    assert!(matches!(d.find(100, b"a", load), Err(Error::Corrupt(_))));
+    assert!(d.find(5 << 15, b"a", load).unwrap().is_some());
+    assert!(d.next_after(u64::MAX, load).unwrap().is_none());
+}

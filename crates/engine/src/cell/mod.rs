@@ -1,0 +1,283 @@
+//! File cells: all in-memory state of one inode in one object.
+//!
+//! Owns attributes, links, extended attributes, extents or directory entries, and pages of a file. A cell knows nothing
+//! of transactions but their numbers; `domain` writes it out.
+//!
+//! Invariants, under [`Cell::state`]:
+//! - `dirty_tx` is the transaction that will write this cell; while it is not 0 that transaction's list holds the cell.
+//! - `sent_tx` is the transaction that last serialised it. While `sent_tx` is not committed, the node table still points
+//!   to older records.
+//! - a clean page equals what its extent holds on the device, or will hold when `inflight` is back at 0.
+//!
+//! Lock rank: cell locks come after the transaction gate; parents before children, then by inode number.
+
+pub mod dir;
+pub mod extents;
+pub mod hash;
+pub mod pages;
+
+pub mod cache;
+pub mod record;
+
+use crate::types::*;
+use braidfs_format::inode::{Link, Tombstone, Xattr};
+use dir::DirIndex;
+use extents::ExtentMap;
+use pages::PageMap;
+use parking_lot::{Mutex, RwLock};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize};
+
+pub use hash::name_hash;
+
+/// One inode in memory.
+#[derive(Debug)]
+pub struct Cell {
+    /// Its number.
+    pub ino: NodeId,
+    /// Generation of the number.
+    pub gener: u32,
+    /// The domain that it lives in.
+    pub domain: DomainId,
+    /// Type; never changes.
+    pub kind: FileKind,
+    /// Everything else.
+    pub state: RwLock<State>,
+    /// Open handles.
+    pub opens: AtomicU32,
+    /// Write batches of this file's pages that are not on the device yet: its pages must stay.
+    pub inflight: AtomicUsize,
+    /// Second chance of the cache.
+    pub hot: AtomicBool,
+    /// One fsync at a time: the last roll-forward record is the only one that can be torn.
+    pub sync: Mutex<()>,
+}
+
+/// Content of a regular file or symlink.
+#[derive(Debug, Default)]
+pub struct FileBody {
+    /// Content of a small file; then `map` and `pages` are empty.
+    pub inline: Option<Vec<u8>>,
+    /// Extents.
+    pub map: ExtentMap,
+    /// Cached and dirty pages.
+    pub pages: PageMap,
+    /// Blocks reserved for the dirty pages.
+    pub reserved: u64,
+    /// Whether extents were written by the cleaner or are large: goes to the cold log.
+    pub cold: bool,
+}
+
+/// Content of a directory.
+#[derive(Debug)]
+pub struct DirBody {
+    /// Names.
+    pub index: DirIndex,
+    /// Where the buckets lie.
+    pub map: ExtentMap,
+}
+
+/// What an inode is made of besides its attributes.
+#[derive(Debug)]
+pub enum Body {
+    /// Regular file, symlink.
+    File(Box<FileBody>),
+    /// Directory.
+    Dir(Box<DirBody>),
+    /// Special file.
+    Special,
+}
+
+/// Changeable state of a cell.
+#[derive(Debug)]
+pub struct State {
+    /// Type and permissions.
+    pub mode: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Links; of a directory 2 + subdirectories.
+    pub nlink: u32,
+    /// Bytes.
+    pub size: u64,
+    /// Device number.
+    pub rdev: u64,
+    /// Inode flags.
+    pub flags: u32,
+    /// Where new objects go.
+    pub placement: Placement,
+    /// Access.
+    pub atime: Timestamp,
+    /// Content.
+    pub mtime: Timestamp,
+    /// Inode.
+    pub ctime: Timestamp,
+    /// Birth.
+    pub btime: Timestamp,
+    /// Logical time of the last link change.
+    pub link_seq: u64,
+    /// Names.
+    pub links: Vec<Link>,
+    /// Extended attributes.
+    pub xattrs: Vec<Xattr>,
+    /// Overflow nodes in use for links.
+    pub link_nodes: Vec<NodeId>,
+    /// Overflow nodes in use for xattrs.
+    pub xattr_nodes: Vec<NodeId>,
+    /// Links lost to inodes of other domains, until those are durable.
+    pub tombstones: Vec<Tombstone>,
+    /// Partner of an exchange, until both are durable.
+    pub exchange: Option<(NodeId, u32, u64)>,
+    /// Transactions of other domains that tombstones and exchange wait for.
+    pub waits_for: Vec<(DomainId, TxId)>,
+    /// Content.
+    pub body: Body,
+    /// Rises with each change.
+    pub version: u64,
+    /// Transaction that will write it, 0: clean.
+    pub dirty_tx: TxId,
+    /// Transaction that last serialised it.
+    pub sent_tx: TxId,
+    /// Version that is known durable (by a roll-forward record).
+    pub synced: u64,
+    /// Version whose links are known durable (by a roll-forward record of it or of something below it).
+    pub link_synced: u64,
+    /// Version at which the links last changed.
+    pub linked_at: u64,
+    /// Version at which something other than times last changed (fdatasync).
+    pub data_at: u64,
+    /// Nodes that a roll-forward record carried and the running transaction must still write.
+    pub rolled: Vec<NodeId>,
+    /// Nodes dropped (extent leaves, overflow nodes) that the next serialisation frees.
+    pub dropped: Vec<NodeId>,
+    /// The inode is gone; only its transaction still needs the cell.
+    pub deleted: bool,
+    /// Moved to another directory in `dirty_tx` or `sent_tx` (a directory): fsync below it commits.
+    pub moved_tx: TxId,
+    /// The parent of `..` of a directory.
+    pub parent: NodeId,
+}
+
+impl Cell {
+    /// A cell with this state.
+    pub fn new(ino: NodeId, gener: u32, domain: DomainId, kind: FileKind, state: State) -> Self {
+        Self {
+            ino,
+            gener,
+            domain,
+            kind,
+            state: RwLock::new(state),
+            opens: AtomicU32::new(0),
+            inflight: AtomicUsize::new(0),
+            hot: AtomicBool::new(true),
+            sync: Mutex::new(()),
+        }
+    }
+    /// What `stat` tells, from the state that the caller has locked.
+    pub fn attr(&self, st: &State) -> Attr {
+        Attr {
+            ino: self.ino,
+            gener: self.gener,
+            mode: st.mode,
+            nlink: st.nlink,
+            uid: st.uid,
+            gid: st.gid,
+            rdev: st.rdev,
+            size: st.size,
+            sectors: st.blocks() * 8,
+            atime: st.atime,
+            mtime: st.mtime,
+            ctime: st.ctime,
+            btime: st.btime,
+            flags: st.flags,
+        }
+    }
+}
+
+impl State {
+    /// A fresh inode with all times at `now`.
+    pub fn fresh(kind: FileKind, perm: u32, uid: u32, gid: u32, now: Timestamp) -> Self {
+        let body = match kind {
+            FileKind::File | FileKind::Symlink => {
+                Body::File(Box::new(FileBody { inline: Some(Vec::new()), ..FileBody::default() }))
+            }
+            FileKind::Dir => Body::Dir(Box::new(DirBody { index: DirIndex::new_empty(), map: ExtentMap::new() })),
+            _ => Body::Special,
+        };
+        Self {
+            mode: kind.mode_bits() | (perm & 0o7777),
+            uid,
+            gid,
+            nlink: if kind == FileKind::Dir { 2 } else { 0 },
+            size: 0,
+            rdev: 0,
+            flags: 0,
+            placement: Placement::Unset,
+            atime: now,
+            mtime: now,
+            ctime: now,
+            btime: now,
+            link_seq: 0,
+            links: Vec::new(),
+            xattrs: Vec::new(),
+            link_nodes: Vec::new(),
+            xattr_nodes: Vec::new(),
+            tombstones: Vec::new(),
+            exchange: None,
+            waits_for: Vec::new(),
+            body,
+            version: 1,
+            dirty_tx: TxId(0),
+            sent_tx: TxId(0),
+            synced: 0,
+            link_synced: 0,
+            linked_at: 1,
+            data_at: 1,
+            rolled: Vec::new(),
+            dropped: Vec::new(),
+            deleted: false,
+            moved_tx: TxId(0),
+            parent: NodeId(0),
+        }
+    }
+    /// 4 KiB blocks that the content takes; dirty pages without a place yet count too.
+    pub fn blocks(&self) -> u64 {
+        match &self.body {
+            Body::File(f) => f.map.blocks() + f.reserved,
+            Body::Dir(d) => d.map.blocks(),
+            Body::Special => 0,
+        }
+    }
+    /// The file content.
+    pub fn file(&mut self) -> Option<&mut FileBody> {
+        match &mut self.body {
+            Body::File(f) => Some(f),
+            _ => None,
+        }
+    }
+    /// The directory content.
+    pub fn dir(&mut self) -> Option<&mut DirBody> {
+        match &mut self.body {
+            Body::Dir(d) => Some(d),
+            _ => None,
+        }
+    }
+    /// Adds a name.
+    pub fn add_link(&mut self, parent: NodeId, name: &[u8], seq: u64) {
+        self.links.push(Link { parent, name: name.into() });
+        self.link_seq = seq;
+    }
+    /// Takes a name away; whether it was there.
+    pub fn remove_link(&mut self, parent: NodeId, name: &[u8], seq: u64) -> bool {
+        let at = self.links.iter().position(|l| l.parent == parent && *l.name == *name);
+        if let Some(i) = at {
+            self.links.swap_remove(i);
+            self.link_seq = seq;
+        }
+        at.is_some()
+    }
+    /// Whether it has this name.
+    pub fn has_link(&self, parent: NodeId, name: &[u8]) -> bool {
+        self.links.iter().any(|l| l.parent == parent && *l.name == *name)
+    }
+}

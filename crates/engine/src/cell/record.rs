@@ -1,0 +1,355 @@
+//! A cell's state as node records and back: which part goes into the inode record and which into overflow nodes.
+
+use super::dir::DirIndex;
+use super::extents::ExtentMap;
+use super::{Body, Cell, DirBody, FileBody, State};
+use crate::error::Result;
+use crate::types::*;
+use braidfs_format::Corrupt;
+use braidfs_format::dentry::decode_entries;
+use braidfs_format::inode::{
+    Content, FIXED_BYTES, Inode, LEAF_REFS_MAX, LeafRef, decode_extents, decode_links, decode_refs, decode_xattrs,
+    encode_links, encode_xattrs,
+};
+use braidfs_format::node::{DIR, NodeKind, NodeRecord, OVERFLOW, PAYLOAD_MAX, REMOTE, USED};
+
+/// Most bytes of encoded links: their overflow nodes must be nameable in the inode record.
+pub const LINK_BYTES_MAX: usize = 440_000;
+/// Most links of one inode.
+pub const LINKS_MAX: usize = 65_000;
+/// Most bytes of extended attributes of one inode.
+pub const XATTR_BYTES_MAX: usize = 64 * 1024;
+/// Bytes that a record keeps free of content when links or xattrs are in overflow nodes.
+const SECTION_HEADER: usize = 3;
+
+/// What one serialisation writes.
+#[derive(Debug, Default)]
+pub struct Records {
+    /// Nodes to write, the inode's own last.
+    pub write: Vec<NodeRecord>,
+    /// Nodes that are no longer used.
+    pub free: Vec<NodeId>,
+}
+
+/// How the sections of an inode share its record.
+struct Split {
+    spill_links: bool,
+    spill_xattrs: bool,
+    content: usize,
+}
+
+fn split(st: &State, content_min: usize) -> Split {
+    let links = encode_links(&st.links).len();
+    let xattrs = if st.xattrs.is_empty() { 0 } else { encode_xattrs(&st.xattrs).len() };
+    let tomb: usize = st.tombstones.iter().map(|t| 20 + 9 + t.link.name.len()).sum();
+    let fixed = FIXED_BYTES + 6 * SECTION_HEADER + tomb + 20;
+    let room = PAYLOAD_MAX.saturating_sub(fixed);
+    let refs = |bytes: usize| bytes.div_ceil(PAYLOAD_MAX) * 8;
+    let (mut l, mut x) = (links, xattrs);
+    let (mut spill_links, mut spill_xattrs) = (false, false);
+    if l + x + content_min > room && xattrs > 0 {
+        spill_xattrs = true;
+        x = refs(xattrs);
+    }
+    if l + x + content_min > room {
+        spill_links = true;
+        l = refs(links);
+    }
+    Split { spill_links, spill_xattrs, content: room.saturating_sub(l + x) }
+}
+
+/// Bytes that `st` leaves for inline content in its record, links and xattrs spilled if need be.
+pub fn inline_room(st: &State) -> usize {
+    split(st, PAYLOAD_MAX).content
+}
+
+/// Cuts an encoded section into overflow nodes, using those in `have` first.
+fn spill(
+    bytes: &[u8],
+    have: &mut Vec<NodeId>,
+    kind: NodeKind,
+    out: &mut Records,
+    base: &NodeRecord,
+    alloc: &mut dyn FnMut() -> Result<NodeId>,
+) -> Result<()> {
+    let parts: Vec<&[u8]> = bytes.chunks(PAYLOAD_MAX).collect();
+    while have.len() < parts.len() {
+        have.push(alloc()?);
+    }
+    out.free.extend(have.drain(parts.len()..));
+    for (node, part) in have.iter().zip(parts) {
+        out.write.push(NodeRecord {
+            node: *node,
+            kind,
+            flags: USED | OVERFLOW,
+            payload: part.to_vec(),
+            ..base.clone()
+        });
+    }
+    Ok(())
+}
+
+impl Cell {
+    /// Encodes the inode and its overflow nodes that changed. File data and directory buckets have their places already.
+    ///
+    /// `remote`: a parent lies in another domain. `alloc` gives new nodes.
+    ///
+    /// # Errors
+    /// Of `alloc`.
+    pub fn encode(&self, st: &mut State, remote: bool, alloc: &mut dyn FnMut() -> Result<NodeId>) -> Result<Records> {
+        let mut out = Records::default();
+        let base = NodeRecord {
+            node: self.ino,
+            gener: self.gener,
+            kind: NodeKind::Inode,
+            flags: USED | if remote { REMOTE } else { 0 } | if self.kind == FileKind::Dir { DIR } else { 0 },
+            owner: self.ino,
+            version: st.version,
+            payload: Vec::new(),
+        };
+        let content_min = match &st.body {
+            Body::File(f) => match &f.inline {
+                Some(b) => b.len(),
+                // a tree's root takes up to LEAF_REFS_MAX references
+                None if f.map.extent_count() * 16 <= 600 => 600,
+                None => LEAF_REFS_MAX * 14,
+            },
+            Body::Dir(_) => braidfs_format::dentry::INLINE_DIR_MAX,
+            Body::Special => 0,
+        };
+        let sp = split(st, content_min);
+        let mut link_nodes = std::mem::take(&mut st.link_nodes);
+        let mut xattr_nodes = std::mem::take(&mut st.xattr_nodes);
+        if sp.spill_links {
+            spill(&encode_links(&st.links), &mut link_nodes, NodeKind::Links, &mut out, &base, alloc)?;
+        } else {
+            out.free.append(&mut link_nodes);
+        }
+        if sp.spill_xattrs {
+            spill(&encode_xattrs(&st.xattrs), &mut xattr_nodes, NodeKind::Xattrs, &mut out, &base, alloc)?;
+        } else {
+            out.free.append(&mut xattr_nodes);
+        }
+        st.link_nodes = link_nodes;
+        st.xattr_nodes = xattr_nodes;
+        let budget = sp.content;
+        let content = match &mut st.body {
+            Body::Special => Content::None,
+            Body::File(f) => match &f.inline {
+                Some(b) => Content::Inline(b.clone()),
+                None => layout(&mut f.map, budget, &base, &mut out, alloc)?,
+            },
+            Body::Dir(d) => match d.index.inline_entries() {
+                Some(e) => {
+                    // a directory that became empty gives its bucket nodes back
+                    layout(&mut d.map, budget, &base, &mut out, alloc)?;
+                    Content::InlineDir(braidfs_format::dentry::encode_entries(&e))
+                }
+                None => layout(&mut d.map, budget, &base, &mut out, alloc)?,
+            },
+        };
+        out.free.append(&mut st.dropped);
+        let inode = Inode {
+            mode: st.mode,
+            uid: st.uid,
+            gid: st.gid,
+            nlink: st.nlink,
+            size: st.size,
+            blocks: match &st.body {
+                Body::File(f) => f.map.blocks(),
+                Body::Dir(d) => d.map.blocks(),
+                Body::Special => 0,
+            },
+            rdev: st.rdev,
+            flags: st.flags,
+            placement: st.placement,
+            atime: st.atime,
+            mtime: st.mtime,
+            ctime: st.ctime,
+            btime: st.btime,
+            link_seq: st.link_seq,
+            links: st.links.clone(),
+            xattrs: st.xattrs.clone(),
+            link_nodes: st.link_nodes.clone(),
+            xattr_nodes: st.xattr_nodes.clone(),
+            tombstones: st.tombstones.clone(),
+            exchange: st.exchange,
+            content,
+        };
+        out.write.push(NodeRecord { payload: inode.encode(), ..base });
+        Ok(out)
+    }
+
+    /// All nodes of the inode: its own, extent leaves and index nodes, overflow nodes.
+    pub fn nodes(&self, st: &State) -> Vec<NodeId> {
+        let mut v = match &st.body {
+            Body::File(f) => f.map.nodes(),
+            Body::Dir(d) => d.map.nodes(),
+            Body::Special => Vec::new(),
+        };
+        v.extend(&st.link_nodes);
+        v.extend(&st.xattr_nodes);
+        v.extend(&st.dropped);
+        v.push(self.ino);
+        v
+    }
+}
+
+fn layout(
+    map: &mut ExtentMap,
+    budget: usize,
+    base: &NodeRecord,
+    out: &mut Records,
+    alloc: &mut dyn FnMut() -> Result<NodeId>,
+) -> Result<Content> {
+    let l = map.layout(budget, alloc)?;
+    for (node, kind, payload) in l.write {
+        out.write.push(NodeRecord { node, kind, flags: USED | OVERFLOW, payload, ..base.clone() });
+    }
+    out.free.extend(l.dropped);
+    Ok(match l.content {
+        Content::Extents(e) if e.is_empty() => Content::None,
+        c => c,
+    })
+}
+
+/// Builds a cell from its inode record; `fetch` reads an overflow node.
+///
+/// # Errors
+/// [`Corrupt`] where records do not fit together, or of `fetch`.
+pub fn decode_cell(
+    rec: &NodeRecord,
+    domain: DomainId,
+    fetch: &mut dyn FnMut(NodeId) -> Result<NodeRecord>,
+) -> Result<Cell> {
+    let bad = |why: String| Corrupt::new("inode", format!("{}: {why}", rec.node));
+    if rec.kind != NodeKind::Inode {
+        return Err(bad(format!("is a {:?} record", rec.kind)).into());
+    }
+    let i = Inode::decode(&rec.payload)?;
+    let kind = FileKind::from_mode(i.mode).ok_or_else(|| bad(format!("mode {:o}", i.mode)))?;
+    let mut overflow = |node: NodeId, kind: NodeKind| -> Result<Vec<u8>> {
+        let r = fetch(node)?;
+        if r.owner != rec.node || r.kind != kind {
+            return Err(bad(format!("overflow {node} belongs to {} as {:?}", r.owner, r.kind)).into());
+        }
+        Ok(r.payload)
+    };
+    let mut links = i.links;
+    if !i.link_nodes.is_empty() {
+        let mut b = Vec::new();
+        for n in &i.link_nodes {
+            b.extend(overflow(*n, NodeKind::Links)?);
+        }
+        links = decode_links(&b)?;
+    }
+    let mut xattrs = i.xattrs;
+    if !i.xattr_nodes.is_empty() {
+        let mut b = Vec::new();
+        for n in &i.xattr_nodes {
+            b.extend(overflow(*n, NodeKind::Xattrs)?);
+        }
+        xattrs = decode_xattrs(&b)?;
+    }
+    let mut load_tree = |depth: u8, refs: Vec<LeafRef>| -> Result<ExtentMap> {
+        let mut index = Vec::new();
+        let leaf_refs = if depth == 2 {
+            let mut all = Vec::new();
+            for r in refs {
+                let inner = decode_refs(&overflow(r.node, NodeKind::ExtentIndex)?)?;
+                all.extend(inner.iter().copied());
+                index.push((r, inner));
+            }
+            all
+        } else {
+            refs
+        };
+        let mut leaves = Vec::with_capacity(leaf_refs.len());
+        for r in leaf_refs {
+            leaves.push((r, decode_extents(&overflow(r.node, NodeKind::ExtentLeaf)?)?));
+        }
+        Ok(ExtentMap::from_leaves(leaves, index)?)
+    };
+    let wrong = |c: &str| bad(format!("{kind:?} with {c} content"));
+    let body = match kind {
+        FileKind::File | FileKind::Symlink => {
+            let mut f = FileBody::default();
+            match i.content {
+                Content::None => {
+                    if i.size == 0 {
+                        f.inline = Some(Vec::new());
+                    }
+                }
+                Content::Inline(b) => {
+                    if b.len() as u64 != i.size {
+                        return Err(bad(format!("{} inline bytes, size {}", b.len(), i.size)).into());
+                    }
+                    f.inline = Some(b);
+                }
+                Content::Extents(e) => f.map = ExtentMap::from_inline(e),
+                Content::Tree { depth, refs } => f.map = load_tree(depth, refs)?,
+                Content::InlineDir(_) => return Err(wrong("directory").into()),
+            }
+            Body::File(Box::new(f))
+        }
+        FileKind::Dir => {
+            let (index, map) = match i.content {
+                Content::None => (DirIndex::new_empty(), ExtentMap::new()),
+                Content::InlineDir(b) => (DirIndex::from_inline(decode_entries(&b)?), ExtentMap::new()),
+                Content::Extents(e) => {
+                    let m = ExtentMap::from_inline(e);
+                    (bucket_index(&m), m)
+                }
+                Content::Tree { depth, refs } => {
+                    let m = load_tree(depth, refs)?;
+                    (bucket_index(&m), m)
+                }
+                Content::Inline(_) => return Err(wrong("file").into()),
+            };
+            Body::Dir(Box::new(DirBody { index, map }))
+        }
+        _ => Body::Special,
+    };
+    let parent = if rec.node == NodeId::ROOT { NodeId::ROOT } else { links.first().map_or(NodeId(0), |l| l.parent) };
+    let st = State {
+        mode: i.mode,
+        uid: i.uid,
+        gid: i.gid,
+        nlink: i.nlink,
+        size: i.size,
+        rdev: i.rdev,
+        flags: i.flags,
+        placement: i.placement,
+        atime: i.atime,
+        mtime: i.mtime,
+        ctime: i.ctime,
+        btime: i.btime,
+        link_seq: i.link_seq,
+        links,
+        xattrs,
+        link_nodes: i.link_nodes,
+        xattr_nodes: i.xattr_nodes,
+        tombstones: i.tombstones,
+        exchange: i.exchange,
+        waits_for: Vec::new(),
+        body,
+        version: rec.version,
+        dirty_tx: TxId(0),
+        sent_tx: TxId(0),
+        synced: rec.version,
+        link_synced: rec.version,
+        linked_at: 0,
+        data_at: 0,
+        rolled: Vec::new(),
+        dropped: Vec::new(),
+        deleted: false,
+        moved_tx: TxId(0),
+        parent,
+    };
+    Ok(Cell::new(rec.node, rec.gener, domain, kind, st))
+}
+
+fn bucket_index(m: &ExtentMap) -> DirIndex {
+    // neighbouring buckets may have merged into one extent
+    DirIndex::from_buckets(m.iter().flat_map(|e| e.lblk..e.end()), 0)
+}

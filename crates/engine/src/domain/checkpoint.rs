@@ -1,0 +1,132 @@
+//! Checkpoint: committed → checkpointed. The home tables get the committed state, then the journal's tail moves.
+//!
+//! Node records and data already lie where they belong, so a checkpoint writes node table, segment table and owner
+//! table blocks only, each to the other half of its shadow pair. Domains checkpoint on their own and in parallel, and
+//! nobody stops writing meanwhile.
+
+use super::Domain;
+use crate::error::{Error, Result};
+use crate::types::*;
+use braidfs_format::domain::CLEAN;
+use std::sync::atomic::Ordering;
+
+impl Domain {
+    /// Checkpoints all that is committed. The caller is inside no gate and holds no cell lock.
+    ///
+    /// # Errors
+    /// Of the device: the domain is then read-only.
+    pub fn checkpoint(&self) -> Result<()> {
+        let _one = self.checkpoint_lock.lock();
+        self.checkpoint_locked().inspect_err(|e| self.fail(e))
+    }
+
+    fn checkpoint_locked(&self) -> Result<()> {
+        if let Some(why) = self.failed() {
+            return Err(Error::DomainFailed { domain: self.id, why: why.to_owned() });
+        }
+        let upto = self.committed();
+        // other domains' sides of our cross-domain operations must survive without our journal
+        let peers = self.peer_txs.lock().clone();
+        for (d, t) in &peers {
+            if let Some(p) = self.peer(DomainId(*d)) {
+                // a failed peer keeps its own journal; ours goes on
+                let _ = p.commit_upto(TxId(*t));
+            }
+        }
+        let held = std::mem::take(&mut *self.held.lock());
+        self.space.write_home()?;
+        self.nodes.write_home()?;
+        self.store.flush()?;
+        // orphans are listed in the newest commit only: it stays
+        let keep = if self.orphans.lock().is_empty() { upto.0 + 1 } else { upto.0 };
+        let tail = {
+            let f = self.first_pos.lock();
+            f.range(keep..).map(|(_, p)| *p).min().unwrap_or_else(|| self.journal.head())
+        };
+        self.write_header(|h| {
+            h.tail_pos = tail.into();
+            h.head_pos = self.journal.head().into();
+            h.checkpointed_tx = upto.0.into();
+            h.last_tx = upto.0.into();
+        })?;
+        self.journal.release(tail);
+        let mut f = self.first_pos.lock();
+        *f = f.split_off(&keep);
+        drop(f);
+        for n in held {
+            self.nodes.release(n);
+        }
+        self.peer_txs.lock().retain(|d, t| peers.get(d).is_none_or(|done| *t > *done));
+        self.counters.checkpoints.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Changes the domain header and makes it durable.
+    ///
+    /// # Errors
+    /// Of the device.
+    pub fn write_header(&self, change: impl FnOnce(&mut braidfs_format::domain::DomainHeader)) -> Result<()> {
+        if self.shared.dead.load(Ordering::Relaxed) {
+            return Err(Error::Io(std::io::Error::other("the volume was killed")));
+        }
+        let mut h = self.header.lock();
+        let mut new = h.header;
+        change(&mut new);
+        let (copy, seq) = (1 - h.copy, h.seq + 1);
+        let block = new.to_block(self.store.volume, h.pair, copy, seq);
+        let dev = self.store.device(0);
+        dev.write(h.pair + copy as u64, &block)?;
+        dev.flush()?;
+        h.copy = copy;
+        h.seq = seq;
+        h.header = new;
+        Ok(())
+    }
+
+    /// Commits and checkpoints until an operation may enter again: done by the thread that needs the room.
+    ///
+    /// # Errors
+    /// As [`Self::commit`] and [`Self::checkpoint`].
+    pub fn make_journal_room(&self) -> Result<()> {
+        let tail = self.journal.tail();
+        let cost = self.gate.read().cost();
+        if cost > 0 {
+            self.commit()?;
+        }
+        // somebody else may have done it while we waited
+        if self.journal.tail() == tail {
+            self.checkpoint()?;
+        }
+        if self.journal.tail() == tail && cost == 0 {
+            // the newest commit is kept for its list of orphans and fills the journal: log the list anew
+            self.relog()?;
+        }
+        Ok(())
+    }
+
+    /// Writes the list of orphans into a transaction of its own, so that an older one need not be kept.
+    fn relog(&self) -> Result<()> {
+        {
+            let g = self.gate.read();
+            g.record_all([braidfs_format::journal::Record::Orphans(Vec::new())]);
+        }
+        self.commit()?;
+        self.checkpoint()
+    }
+
+    /// Last act of a proper unmount: everything is committed; the header says clean.
+    ///
+    /// # Errors
+    /// Of the device.
+    pub fn close(&self) -> Result<()> {
+        self.commit()?;
+        self.checkpoint()?;
+        let empty = self.orphans.lock().is_empty();
+        self.write_header(|h| {
+            if empty {
+                h.tail_pos = h.head_pos;
+                h.flags = (h.flags.get() | CLEAN).into();
+            }
+        })
+    }
+}

@@ -1,0 +1,420 @@
+//! Commit: running → committing → committed.
+//!
+//! 1. The flip, under the gate's writer side: a new transaction runs from here on.
+//! 2. Fetch and serialise: the committer and every thread that waits for this commit take cells from the list and write
+//!    their share of data, buckets and node blocks themselves (journaling-fast18 section 4.3: application threads join).
+//! 3. The records go to the journal in chunks, then a flush, then the commit record that names the chunks, then a flush.
+//! 4. `space` and `nodes` take over the new state; freed blocks and nodes can be used again.
+//!
+//! A failure on the way fails the domain: nothing of the transaction was acknowledged.
+
+use super::serialise::{Out, Payload};
+use super::tx::Tx;
+use super::{Domain, Enter};
+use crate::cell::Cell;
+use crate::error::{Error, Result};
+use crate::types::*;
+use braidfs_format::group::{SegmentKind, Temperature};
+use braidfs_format::journal::{
+    CHUNK_HEADER_BYTES, CHUNK_MAX_BLOCKS, ChunkId, ChunkKind, Record, chunk_blocks, encode_chunk,
+};
+use braidfs_format::node::{DIR, NodeBlockBuilder, NodeEntry, NodeRecord};
+use parking_lot::{Condvar, Mutex};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+/// A commit that is under way, as far as others can help.
+#[derive(Debug)]
+pub struct Work {
+    tx: Arc<Tx>,
+    cells: Vec<Arc<Cell>>,
+    next: AtomicUsize,
+    active: AtomicUsize,
+    stop: AtomicBool,
+    result: Mutex<Share>,
+    idle: Condvar,
+}
+
+/// What helpers hand to the committer.
+#[derive(Debug, Default)]
+struct Share {
+    records: Vec<Record>,
+    free: Vec<(NodeId, u32)>,
+    dead: Vec<Arc<Cell>>,
+    error: Option<Error>,
+}
+
+/// Bytes of data that a helper gathers before it writes them.
+const BATCH_BYTES: usize = 4 << 20;
+
+impl Domain {
+    /// Makes everything durable that changed before the call.
+    ///
+    /// # Errors
+    /// Of the device: the domain is then read-only.
+    pub fn commit(&self) -> Result<()> {
+        let running = self.running();
+        self.commit_upto(running)
+    }
+
+    /// Returns when transaction `id` is durable, helping its commit or doing it. The caller is inside no gate and holds
+    /// no cell lock.
+    ///
+    /// # Errors
+    /// Of the device: the domain is then read-only.
+    pub fn commit_upto(&self, id: TxId) -> Result<()> {
+        loop {
+            if self.committed() >= id {
+                return Ok(());
+            }
+            if let Some(why) = self.failed() {
+                return Err(Error::DomainFailed { domain: self.id, why: why.to_owned() });
+            }
+            let work = self.work.lock().clone();
+            if let Some(w) = work
+                && w.tx.id <= id
+            {
+                self.help(&w);
+            }
+            let _leader = self.commit_lock.lock();
+            if self.committed() >= id {
+                return Ok(());
+            }
+            if self.failed().is_some() {
+                continue;
+            }
+            match self.commit_running() {
+                Ok(true) => {}
+                Ok(false) => return Ok(()), // nothing had changed
+                Err(e) => {
+                    self.fail(&e);
+                    return Err(e);
+                }
+            }
+        }
+    }
+
+    /// Commits the running transaction; false where it is empty. Under `commit_lock`.
+    fn commit_running(&self) -> Result<bool> {
+        let tx = {
+            let mut gate = self.gate.write();
+            if gate.is_empty() {
+                return Ok(false);
+            }
+            let next = Arc::new(Tx::new(TxId(gate.id.0 + 1)));
+            let old = std::mem::replace(&mut *gate, next);
+            *self.committing.lock() = Some(old.clone());
+            old
+        };
+        let work = Arc::new(Work {
+            cells: tx.take_cells(),
+            tx: tx.clone(),
+            next: AtomicUsize::new(0),
+            active: AtomicUsize::new(0),
+            stop: AtomicBool::new(false),
+            result: Mutex::default(),
+            idle: Condvar::new(),
+        });
+        *self.work.lock() = Some(work.clone());
+        self.help(&work);
+        *self.work.lock() = None;
+        let share = {
+            let mut r = work.result.lock();
+            while work.active.load(Ordering::Acquire) > 0 {
+                work.idle.wait(&mut r);
+            }
+            std::mem::take(&mut *r)
+        };
+        if let Some(e) = share.error {
+            return Err(e);
+        }
+        tx.wait_io();
+        self.check_writable()?;
+        self.finish(&tx, share)?;
+        *self.committing.lock() = None;
+        self.durable.store(tx.id.0, Ordering::Relaxed);
+        self.committed.store(tx.id.0, Ordering::Release);
+        self.counters.commits.fetch_add(1, Ordering::Relaxed);
+        Ok(true)
+    }
+
+    /// Takes cells from the list and writes them out, until there is none left.
+    fn help(&self, w: &Work) {
+        {
+            // under the lock: the committer looks at `active` under it
+            let _r = w.result.lock();
+            if w.next.load(Ordering::Relaxed) >= w.cells.len() || w.stop.load(Ordering::Relaxed) {
+                return;
+            }
+            w.active.fetch_add(1, Ordering::AcqRel);
+        }
+        let mlog = self.pick_mlog();
+        let mut out = Out::default();
+        let r = (|| {
+            while !w.stop.load(Ordering::Relaxed) {
+                let i = w.next.fetch_add(1, Ordering::Relaxed);
+                let Some(cell) = w.cells.get(i) else { break };
+                let mut st = cell.state.write();
+                self.serialise(&w.tx, cell, &mut st, &mut out, mlog)?;
+                drop(st);
+                if out.bytes >= BATCH_BYTES {
+                    out.bytes = 0;
+                    self.submit(std::mem::take(&mut out.writes))?;
+                }
+            }
+            let mut records = Vec::new();
+            self.pack(&w.tx, std::mem::take(&mut out.nodes), &mut out, &mut records, mlog)?;
+            self.submit(std::mem::take(&mut out.writes))?;
+            Ok(records)
+        })();
+        let mut share = w.result.lock();
+        match r {
+            Ok(records) => {
+                share.records.extend(records);
+                share.free.append(&mut out.free);
+                share.dead.append(&mut out.dead);
+            }
+            Err(e) => {
+                w.stop.store(true, Ordering::Relaxed);
+                share.error.get_or_insert(e);
+            }
+        }
+        w.active.fetch_sub(1, Ordering::AcqRel);
+        w.idle.notify_all();
+    }
+
+    /// Packs node records into node blocks of the node log; their facts go to `records`, the blocks to `out`.
+    fn pack(
+        &self,
+        tx: &Tx,
+        nodes: Vec<NodeRecord>,
+        out: &mut Out,
+        records: &mut Vec<Record>,
+        mlog: usize,
+    ) -> Result<()> {
+        let mut b = NodeBlockBuilder::default();
+        let mut in_block: Vec<(NodeId, NodeEntry)> = Vec::new();
+        let mut nodes = nodes.into_iter().peekable();
+        while nodes.peek().is_some() || !b.is_empty() {
+            if let Some(n) = nodes.peek() {
+                if let Some(index) = b.push(&n.encode()) {
+                    in_block.push((n.node, NodeEntry { addr: BlockAddr(0), index, flags: n.flags, gener: n.gener }));
+                    nodes.next();
+                    continue;
+                }
+            }
+            let addr = self.alloc_meta(tx, mlog)?;
+            let block = b.finish(self.id.0, self.store.volume, addr, tx.id.0);
+            records.push(Record::Alloc {
+                addr,
+                len: 1,
+                kind: SegmentKind::Node,
+                temperature: Temperature::Hot,
+                owner: NodeId(0),
+                lblk: 0,
+            });
+            records.push(Record::Live { addr, live: in_block.len() as u8 });
+            for (node, mut entry) in in_block.drain(..) {
+                entry.addr = addr;
+                records.push(Record::Node { node, entry });
+            }
+            out.bytes += block.len();
+            out.writes.push((addr, Payload::Raw(block)));
+        }
+        Ok(())
+    }
+
+    /// Steps 3 and 4 of the module's list.
+    fn finish(&self, tx: &Tx, mut share: Share) -> Result<()> {
+        // cells that operations of the next transaction serialised before they changed them
+        let mut stray = tx.take_out();
+        let mut node_facts = std::mem::take(&mut share.records);
+        self.pack(tx, std::mem::take(&mut stray.nodes), &mut stray, &mut node_facts, 0)?;
+        self.submit(std::mem::take(&mut stray.writes))?;
+        share.free.append(&mut stray.free);
+        share.dead.append(&mut stray.dead);
+
+        let mut records = tx.take_records();
+        records.append(&mut node_facts);
+        for (node, gener) in &share.free {
+            records.push(Record::Node { node: *node, entry: NodeEntry { gener: *gener, ..NodeEntry::default() } });
+        }
+        self.supersede(&mut records)?;
+        let orphans = self.orphans.lock().iter().copied().collect::<Vec<_>>();
+        if !orphans.is_empty() {
+            records.push(Record::Orphans(orphans));
+        }
+
+        self.write_transaction(tx, &records)?;
+
+        // durable from here on
+        for r in &records {
+            if let Record::Node { node, entry } = r {
+                self.new_geners.lock().remove(node);
+                if !entry.used() && self.nodes.get(*node)?.flags & DIR != 0 {
+                    self.nodes.hold(*node);
+                    self.held.lock().push(*node);
+                }
+            }
+        }
+        self.space.apply(&records, tx.id)?;
+        self.nodes.apply(&records)?;
+        // only now: whoever misses the cell must find the node table without the inode
+        for c in &share.dead {
+            self.cells.remove(c);
+        }
+        self.space.unreserve(tx.take_credits());
+        let mut all = self.peer_txs.lock();
+        for (d, t) in tx.peers_so_far() {
+            let e = all.entry(d).or_insert(0);
+            *e = (*e).max(t);
+        }
+        Ok(())
+    }
+
+    /// Adds what the new node table entries make of the blocks that held the old records: fewer live records, or free.
+    fn supersede(&self, records: &mut Vec<Record>) -> Result<()> {
+        let mut less: BTreeMap<BlockAddr, u8> = BTreeMap::new();
+        for r in records.iter() {
+            if let Record::Node { node, .. } = r {
+                let old = self.nodes.get(*node)?;
+                if old.used() {
+                    *less.entry(old.addr).or_insert(0) += 1;
+                }
+            }
+        }
+        for (addr, n) in less {
+            let live = self.space.live(addr)?.saturating_sub(n);
+            if live == 0 {
+                self.nodes.invalidate(addr);
+                self.space.pending_free(1);
+                records.push(Record::Free { addr, len: 1 });
+            } else {
+                records.push(Record::Live { addr, live });
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the chunks, flushes, writes the commit record, flushes.
+    fn write_transaction(&self, tx: &Tx, records: &[Record]) -> Result<()> {
+        let room = self.chunk_blocks_max() as usize * 4096 - CHUNK_HEADER_BYTES;
+        let mut bodies: Vec<Vec<u8>> = vec![Vec::new()];
+        for r in records {
+            let mut one = Vec::new();
+            if let Record::Orphans(o) = r
+                && o.len() * 8 + 5 > room
+            {
+                // more open unlinked files than a chunk names: several records
+                for part in o.chunks(room / 8 - 1) {
+                    let mut b = Vec::new();
+                    Record::Orphans(part.to_vec()).encode(&mut b);
+                    bodies.push(b);
+                }
+                continue;
+            }
+            r.encode(&mut one);
+            match bodies.last_mut() {
+                Some(b) if b.len() + one.len() <= room => b.extend_from_slice(&one),
+                _ => bodies.push(one),
+            }
+        }
+        let mut parts = Vec::new();
+        let mut blocks = Vec::new();
+        for (i, body) in bodies.iter().enumerate() {
+            let (addr, bytes, pos, crc) = self.chunk(ChunkKind::Stream, tx.id, i as u16, body)?;
+            parts.push(Record::Part { pos, crc });
+            blocks.push((addr, bytes));
+        }
+        self.write_blocks(&blocks)?;
+        self.store.flush()?;
+        let mut body = Vec::new();
+        Record::After(TxId(self.durable.load(Ordering::Relaxed))).encode(&mut body);
+        parts.iter().for_each(|p| p.encode(&mut body));
+        let (addr, bytes, ..) = self.chunk(ChunkKind::Commit, tx.id, 0, &body)?;
+        self.write_blocks(&[(addr, bytes)])?;
+        self.store.flush()
+    }
+
+    /// Longest chunk: short journals are written in smaller pieces.
+    pub(super) fn chunk_blocks_max(&self) -> u32 {
+        CHUNK_MAX_BLOCKS.min((self.journal.blocks() / 16).max(4) as u32)
+    }
+
+    /// Takes journal space for a chunk and seals it: address, bytes, position, checksum.
+    pub(super) fn chunk(
+        &self,
+        kind: ChunkKind,
+        tx: TxId,
+        stream: u16,
+        body: &[u8],
+    ) -> Result<(BlockAddr, Vec<u8>, u64, u32)> {
+        let pos = {
+            // in one step with the checkpoint's choice of the tail
+            let mut first = self.first_pos.lock();
+            let pos = self.journal.take(chunk_blocks(body.len())).ok_or(Error::NoSpace)?;
+            first.entry(tx.0).or_insert(pos);
+            pos
+        };
+        let id = ChunkId { kind, domain: self.id, volume: self.store.volume, pos, tx, stream };
+        let (bytes, crc) = encode_chunk(id, body);
+        Ok((self.journal.addr(pos), bytes, pos, crc))
+    }
+
+    /// Writes sealed blocks, unless the volume was killed.
+    pub(super) fn write_blocks(&self, blocks: &[(BlockAddr, Vec<u8>)]) -> Result<()> {
+        if self.shared.dead.load(Ordering::Relaxed) {
+            return Err(Error::Io(std::io::Error::other("the volume was killed")));
+        }
+        let ops: Vec<_> = blocks.iter().map(|(a, b)| (*a, vec![b.as_slice()])).collect();
+        self.store.write_batch(&ops)
+    }
+}
+
+/// Enters several domains at once, in the order of their numbers (the gate's rank).
+///
+/// # Errors
+/// As [`Domain::enter`].
+pub fn enter_all<'a>(domains: &[&'a Domain]) -> Result<Vec<Enter<'a>>> {
+    'again: loop {
+        let mut out: Vec<Enter<'a>> = Vec::with_capacity(domains.len());
+        for (i, d) in domains.iter().enumerate() {
+            debug_assert!(i == 0 || domains[i - 1].id < d.id);
+            if i > 0 && d.needs_room() {
+                // never wait for a commit with another gate held
+                drop(out);
+                d.make_journal_room()?;
+                continue 'again;
+            }
+            out.push(if i == 0 { d.enter()? } else { d.enter_unthrottled()? });
+        }
+        return Ok(out);
+    }
+}
+
+impl Domain {
+    fn needs_room(&self) -> bool {
+        let cost = self.gate.read().cost();
+        self.journal_tight(cost)
+    }
+    /// [`Self::enter`] without a look at the journal's room (recovery; the second domain of an operation).
+    ///
+    /// # Errors
+    /// [`Self::check_writable`].
+    pub fn enter_unthrottled(&self) -> Result<Enter<'_>> {
+        self.check_writable()?;
+        Ok(Enter { domain: self, guard: self.gate.read() })
+    }
+}
+
+impl Domain {
+    /// Whether transaction `id` still has to be made durable. An error of the domain is told by [`Self::commit_upto`].
+    pub fn needs_commit(&self, id: TxId) -> bool {
+        if self.committed() >= id {
+            return false;
+        }
+        let running = self.gate.read();
+        running.id != id || !running.is_empty() || self.failed().is_some()
+    }
+}

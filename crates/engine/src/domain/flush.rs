@@ -1,0 +1,38 @@
+//! Writing dirty data before its transaction commits: under memory pressure, and for `data=writeback`.
+
+use super::Domain;
+use super::serialise::Out;
+use crate::cell::{Body, Cell};
+use crate::error::Result;
+use std::sync::Arc;
+
+impl Domain {
+    /// Gives a file's dirty pages their places in the running transaction and writes them.
+    ///
+    /// # Errors
+    /// Of the device: the domain is then read-only.
+    pub fn flush_cell(&self, cell: &Arc<Cell>) -> Result<()> {
+        let mut out = Out::default();
+        let _io = {
+            let e = self.enter()?;
+            let mut st = cell.state.write();
+            let dirty = matches!(&st.body, Body::File(f) if f.pages.dirty_count() > 0);
+            if st.deleted || !dirty {
+                return Ok(());
+            }
+            self.touch(e.tx(), cell, &mut st)?;
+            self.flush_file(e.tx(), cell, &mut st, &mut out, self.pick_mlog()).inspect_err(|e| self.fail(e))?;
+            e.begin_io()
+        };
+        self.submit(out.writes).inspect_err(|e| self.fail(e))
+    }
+
+    /// Writes the data that commits left alone (`data=writeback`).
+    ///
+    /// # Errors
+    /// As [`Self::flush_cell`].
+    pub fn flush_lazy(&self) -> Result<()> {
+        let cells = std::mem::take(&mut *self.lazy.lock());
+        cells.iter().try_for_each(|c| self.flush_cell(c))
+    }
+}

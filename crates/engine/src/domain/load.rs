@@ -1,0 +1,130 @@
+//! Bringing cells, buckets and pages into memory.
+
+use super::Domain;
+use crate::cell::pages::Page;
+use crate::cell::record::decode_cell;
+use crate::cell::{Body, Cell, State, dir::DirIndex, extents::ExtentMap};
+use crate::error::{Error, Result};
+use crate::types::*;
+use braidfs_format::dentry::{Dentry, decode_bucket};
+use braidfs_format::node::OVERFLOW;
+use braidfs_format::{BLOCK_BYTES, Corrupt};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Pages read at once at most.
+const READ_PAGES: u64 = 256;
+
+impl Domain {
+    /// The cell of an inode of this domain.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] where there is no such inode; [`Error::Corrupt`], or of the device.
+    pub fn cell(&self, ino: NodeId) -> Result<Arc<Cell>> {
+        if let Some(c) = self.cells.get(ino) {
+            return Ok(c);
+        }
+        let entry = self.nodes.get(ino)?;
+        if !entry.used() || entry.flags & OVERFLOW != 0 {
+            return Err(Error::NotFound);
+        }
+        let rec = self.nodes.load(ino, &entry)?;
+        let mut fetch = |n: NodeId| {
+            if self.domain_of(n) != Some(self.id) {
+                return Err(Corrupt::new("inode", format!("{ino} names {n} of another domain")).into());
+            }
+            let e = self.nodes.get(n)?;
+            if !e.used() {
+                return Err(Corrupt::new("inode", format!("{ino} names the free {n}")).into());
+            }
+            self.nodes.load(n, &e)
+        };
+        let cell = decode_cell(&rec, self.id, &mut fetch)?;
+        if let Body::File(f) = &cell.state.read().body
+            && let Some(e) = f.map.iter().find(|e| !self.store.geometry.contains(e.addr, u64::from(e.len)))
+        {
+            return Err(Corrupt::new("inode", format!("{ino} has blocks outside the volume at {}", e.addr)).into());
+        }
+        // a deletion may have committed since the entry was read
+        if self.nodes.get(ino)? != entry && self.cells.get(ino).is_none() {
+            return self.cell(ino);
+        }
+        Ok(self.cells.insert_loaded(Arc::new(cell)))
+    }
+
+    /// Reads a bucket of directory `ino`.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] where the block is not that bucket, or of the device.
+    pub fn load_bucket(&self, ino: NodeId, map: &ExtentMap, lblk: u64) -> Result<Vec<Dentry>> {
+        let p = map.get(lblk).ok_or_else(|| Corrupt::new("directory", format!("{ino} has no bucket at {lblk}")))?;
+        let mut b = vec![0u8; BLOCK_BYTES];
+        self.store.read(p.addr, &mut b)?;
+        Ok(decode_bucket(&b, ino, lblk, self.store.volume, p.addr)?)
+    }
+
+    /// Runs `f` on the directory's index with a loader for buckets that are not in memory.
+    ///
+    /// # Errors
+    /// [`Error::NotDir`], or of `f`.
+    pub fn with_index<R>(
+        &self,
+        ino: NodeId,
+        st: &mut State,
+        f: impl FnOnce(&mut DirIndex, &mut dyn FnMut(u64) -> Result<Vec<Dentry>>) -> Result<R>,
+    ) -> Result<R> {
+        let d = st.dir().ok_or(Error::NotDir)?;
+        let map = &d.map;
+        f(&mut d.index, &mut |lblk| self.load_bucket(ino, map, lblk))
+    }
+
+    /// Brings the pages `first .. first + count` of a file into memory, holes as zeros.
+    ///
+    /// # Errors
+    /// Of the device; [`Error::Corrupt`] where a data checksum does not match.
+    pub fn load_pages(&self, cell: &Cell, st: &mut State, first: u64, count: u64) -> Result<()> {
+        let Body::File(f) = &mut st.body else { return Err(Error::Invalid("no file")) };
+        let end = first + count;
+        let mut at = first;
+        let mut added = 0;
+        while at < end {
+            if f.pages.get(at).is_some() {
+                at += 1;
+                continue;
+            }
+            let Some(p) = f.map.get(at).filter(|p| !p.unwritten) else {
+                at += 1; // holes are not kept as pages
+                continue;
+            };
+            let mut n = u64::from(p.len).min(end - at).min(READ_PAGES);
+            if let Some(k) = (1..n).find(|k| f.pages.get(at + k).is_some()) {
+                n = k;
+            }
+            let mut pages: Vec<Page> = (0..n).map(|_| Page::zeroed()).collect();
+            let mut buf = braidfs_device::AlignedBuf::zeroed(n as usize * BLOCK_BYTES);
+            self.store.read(p.addr, &mut buf)?;
+            for (k, page) in pages.iter_mut().enumerate() {
+                page.write(0, &buf[k * BLOCK_BYTES..(k + 1) * BLOCK_BYTES]);
+                if self.shared.data_sums
+                    && let Some(sum) = f.map.get(at + k as u64).and_then(|p| p.sum)
+                    && crc32c::crc32c(page.bytes()) != sum
+                {
+                    let what = format!(
+                        "{} block {} at {}: checksum does not match",
+                        cell.ino,
+                        at + k as u64,
+                        BlockAddr(p.addr.0 + k as u64)
+                    );
+                    return Err(Corrupt::new("file data", what).into());
+                }
+            }
+            for (k, page) in pages.into_iter().enumerate() {
+                f.pages.insert_clean(at + k as u64, page);
+                added += 1;
+            }
+            at += n;
+        }
+        self.shared.pages.fetch_add(added, Ordering::Relaxed);
+        Ok(())
+    }
+}

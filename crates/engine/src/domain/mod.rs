@@ -1,0 +1,383 @@
+//! A domain: an independent micro file system with its own journal, allocator, node table, cells and transactions
+//! (SpanFS section 3.1). Assembles the layers below; `volume` assembles domains.
+//!
+//! Life of a transaction: *running* (operations enter through the gate and put the cells that they change on its list)
+//! → *committing* (`commit`: cells are serialised, data and node blocks written, then the commit record) → *committed*
+//! (`space` and `nodes` take over the new state) → *checkpointed* (`checkpoint`: home tables written, journal tail moved).
+//! At most one runs and one commits.
+//!
+//! Lock ranks, outer first: `checkpoint_lock` → `commit_lock` → gate (read by operations, written by the flip) → cell
+//! locks → leaves (transaction lists, space, nodes, journal, caches). Nobody waits for a commit inside the gate.
+
+pub mod checkpoint;
+pub mod commit;
+pub mod flush;
+pub mod load;
+pub mod recover;
+pub mod serialise;
+pub mod sync;
+pub mod tx;
+
+use crate::cell::cache::CellCache;
+use crate::cell::{Cell, State};
+use crate::error::{Error, Result};
+use crate::journal::Journal;
+use crate::nodes::NodeTable;
+use crate::space::Space;
+use crate::store::Store;
+use crate::types::*;
+use braidfs_format::domain::DomainHeader;
+use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use tx::Tx;
+
+/// What all domains of a volume share: who owns which group, the logical clock, limits. Read-mostly.
+#[derive(Debug)]
+pub struct Shared {
+    /// Owner of each group, `u16::MAX`: free.
+    pub owner: Box<[AtomicU16]>,
+    /// Logical time of link changes.
+    pub seq: AtomicU64,
+    /// Options of the mount.
+    pub options: MountOptions,
+    /// Key of the directory hash.
+    pub hash_key: [u8; 16],
+    /// Checksum every data block.
+    pub data_sums: bool,
+    /// Largest inline file.
+    pub inline_max: usize,
+    /// Pages in memory, about.
+    pub pages: AtomicI64,
+    /// Dirty pages in memory, about.
+    pub dirty_pages: AtomicI64,
+    /// The volume stops without writing another block (`Volume::crash`).
+    pub dead: AtomicBool,
+    /// A forced read-only volume.
+    pub read_only: AtomicBool,
+}
+
+impl Shared {
+    /// Domain that owns `group`.
+    pub fn group_owner(&self, group: u32) -> Option<DomainId> {
+        let d = self.owner.get(group as usize)?.load(Ordering::Relaxed);
+        (d != u16::MAX).then_some(DomainId(d))
+    }
+    /// The next logical time: above all before, and near the clock so that it rises over mounts.
+    pub fn next_seq(&self) -> u64 {
+        let now = self.now();
+        let now = (now.sec as u64).wrapping_mul(1_000_000_000).wrapping_add(u64::from(now.nsec));
+        let mut old = self.seq.load(Ordering::Relaxed);
+        loop {
+            let new = now.max(old + 1);
+            match self.seq.compare_exchange_weak(old, new, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return new,
+                Err(o) => old = o,
+            }
+        }
+    }
+    /// Time of day.
+    pub fn now(&self) -> Timestamp {
+        if let Some(f) = self.options.clock {
+            return f();
+        }
+        let t = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+        Timestamp { sec: t.tv_sec, nsec: t.tv_nsec as u32 }
+    }
+}
+
+/// The domain's header on disk: which copy is current.
+#[derive(Debug)]
+pub struct HeaderPair {
+    /// Device block of the pair.
+    pub pair: u64,
+    /// Current copy.
+    pub copy: usize,
+    /// Its sequence number.
+    pub seq: u64,
+    /// Its content.
+    pub header: DomainHeader,
+}
+
+/// Counters for `info` and benchmarks.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Transactions committed.
+    pub commits: AtomicU64,
+    /// Checkpoints.
+    pub checkpoints: AtomicU64,
+    /// Roll-forward batches.
+    pub fast_syncs: AtomicU64,
+    /// Blocks moved by the cleaner.
+    pub cleaned: AtomicU64,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Domain {
+    /// Its number.
+    pub id: DomainId,
+    /// The volume's devices.
+    pub store: Arc<Store>,
+    /// Common to all domains.
+    pub shared: Arc<Shared>,
+    /// Segments.
+    pub space: Space,
+    /// Node table.
+    pub nodes: NodeTable,
+    /// Journal.
+    pub journal: Journal,
+    /// Cells in memory.
+    pub cells: CellCache,
+    /// The gate. Operations hold it for reading while they change something; the flip of the running transaction is its
+    /// only writer (Max's reader pass-through semaphore has the same interface).
+    gate: RwLock<Arc<Tx>>,
+    committing: Mutex<Option<Arc<Tx>>>,
+    committed: AtomicU64,
+    /// The transaction whose commit record is the newest in the journal (numbers between it and `committed` were never
+    /// committed: they were cut off by a crash).
+    durable: AtomicU64,
+    commit_lock: Mutex<()>,
+    checkpoint_lock: Mutex<()>,
+    work: Mutex<Option<Arc<commit::Work>>>,
+    failed: OnceLock<String>,
+    header: Mutex<HeaderPair>,
+    /// Inodes unlinked but open (or waiting for another domain).
+    pub orphans: Mutex<HashSet<NodeId>>,
+    /// Transactions of other domains that committed transactions of this one touched: durable before our tail moves.
+    peer_txs: Mutex<BTreeMap<u16, u64>>,
+    /// Position of the first chunk of each transaction since the last checkpoint.
+    first_pos: Mutex<BTreeMap<u64, u64>>,
+    /// Generation of overflow nodes allocated and not yet committed.
+    new_geners: Mutex<HashMap<NodeId, u32>>,
+    /// Directory nodes freed, held back until the next checkpoint: no stale link may find another directory there.
+    held: Mutex<Vec<NodeId>>,
+    /// Files with dirty pages that a commit left alone (`data=writeback`).
+    lazy: Mutex<Vec<Arc<Cell>>>,
+    /// The other domains.
+    pub peers: OnceLock<Vec<Weak<Domain>>>,
+    /// Counters.
+    pub counters: Counters,
+    /// Round-robin over mlogs.
+    next_mlog: AtomicU32,
+    mlogs: usize,
+    done: Condvar,
+    done_lock: Mutex<()>,
+}
+
+/// The right to change a domain: holds its gate, names its running transaction. Dropping it leaves.
+pub struct Enter<'a> {
+    /// The domain.
+    pub domain: &'a Domain,
+    guard: RwLockReadGuard<'a, Arc<Tx>>,
+}
+
+impl Enter<'_> {
+    /// The running transaction.
+    pub fn tx(&self) -> &Tx {
+        &self.guard
+    }
+    /// Announces a write of the running transaction's data that goes on after leaving.
+    pub fn begin_io(&self) -> tx::PendingIo {
+        self.guard.begin_io()
+    }
+}
+
+impl Domain {
+    /// A domain whose tables are loaded and whose journal is replayed.
+    pub fn new(
+        id: DomainId,
+        store: Arc<Store>,
+        shared: Arc<Shared>,
+        space: Space,
+        nodes: NodeTable,
+        journal: Journal,
+        header: HeaderPair,
+        mlogs: u16,
+    ) -> Self {
+        let last = header.header.last_tx.get();
+        let tx = Arc::new(Tx::new(TxId(last + 1)));
+        Self {
+            id,
+            store,
+            shared,
+            space,
+            nodes,
+            first_pos: Mutex::default(),
+            journal,
+            cells: CellCache::default(),
+            gate: RwLock::new(tx),
+            committing: Mutex::new(None),
+            committed: AtomicU64::new(last),
+            durable: AtomicU64::new(last),
+            commit_lock: Mutex::new(()),
+            checkpoint_lock: Mutex::new(()),
+            work: Mutex::new(None),
+            failed: OnceLock::new(),
+            header: Mutex::new(header),
+            orphans: Mutex::default(),
+            peer_txs: Mutex::default(),
+            new_geners: Mutex::default(),
+            held: Mutex::default(),
+            lazy: Mutex::default(),
+            peers: OnceLock::new(),
+            counters: Counters::default(),
+            next_mlog: AtomicU32::new(0),
+            mlogs: usize::from(mlogs.max(1)),
+            done: Condvar::new(),
+            done_lock: Mutex::new(()),
+        }
+    }
+
+    /// Newest durable transaction.
+    pub fn committed(&self) -> TxId {
+        TxId(self.committed.load(Ordering::Acquire))
+    }
+    /// The running transaction's number.
+    pub fn running(&self) -> TxId {
+        self.gate.read().id
+    }
+    /// Why the domain is read-only, if it is.
+    pub fn failed(&self) -> Option<&str> {
+        self.failed.get().map(String::as_str)
+    }
+    /// # Errors
+    /// Where the domain failed, the volume is read-only or was killed.
+    pub fn check_writable(&self) -> Result<()> {
+        if let Some(why) = self.failed.get() {
+            return Err(Error::DomainFailed { domain: self.id, why: why.clone() });
+        }
+        if self.shared.read_only.load(Ordering::Relaxed) {
+            return Err(Error::ReadOnly);
+        }
+        Ok(())
+    }
+    /// The domain goes read-only for good (until the next mount), alone.
+    pub fn fail(&self, why: &Error) {
+        if self.failed.set(why.to_string()).is_ok() && !self.shared.dead.load(Ordering::Relaxed) {
+            tracing::error!("{} goes read-only: {why}. Unmount and run fsck.braidfs.", self.id);
+        }
+        let _g = self.done_lock.lock();
+        self.done.notify_all();
+    }
+    /// Another domain of the volume.
+    pub fn peer(&self, id: DomainId) -> Option<Arc<Domain>> {
+        self.peers.get()?.get(usize::from(id.0))?.upgrade()
+    }
+    /// Domain of a node, by its number.
+    pub fn domain_of(&self, node: NodeId) -> Option<DomainId> {
+        let (g, _) = self.store.geometry.node_place(node)?;
+        self.shared.group_owner(g)
+    }
+    /// An mlog for the next flush.
+    pub fn pick_mlog(&self) -> usize {
+        self.next_mlog.fetch_add(1, Ordering::Relaxed) as usize % self.mlogs
+    }
+
+    /// Waits until the journal has room for another operation, doing the commit and checkpoint itself if need be; then
+    /// enters. The caller holds no gate of a higher domain and no cell lock.
+    ///
+    /// # Errors
+    /// [`Self::check_writable`].
+    pub fn enter(&self) -> Result<Enter<'_>> {
+        loop {
+            self.check_writable()?;
+            let guard = self.gate.read();
+            if !self.journal_tight(guard.cost()) {
+                return Ok(Enter { domain: self, guard });
+            }
+            drop(guard);
+            self.make_journal_room()?;
+        }
+    }
+
+    /// Whether a commit of `cost` bytes more could run into the journal's end.
+    fn journal_tight(&self, cost: usize) -> bool {
+        let pending = self.committing.lock().as_ref().map_or(0, |t| t.cost());
+        let need = ((cost + pending) / 4096) as u64 * 5 / 4 + 8;
+        self.journal.used() + need > self.journal.blocks() * 5 / 8
+    }
+
+    /// Marks a cell as changed in `tx`: serialises it first where an older transaction still has to (the cooperative
+    /// frozen copy), then puts it on the list, once.
+    ///
+    /// # Errors
+    /// Of writing in-place data or of allocating what was reserved; the domain fails then.
+    pub fn touch(&self, tx: &Tx, cell: &Arc<Cell>, st: &mut State) -> Result<()> {
+        if st.dirty_tx != tx.id {
+            if st.dirty_tx.0 != 0 {
+                let old = self.committing.lock().clone();
+                match old {
+                    Some(t) if t.id == st.dirty_tx => {
+                        let mut out = serialise::Out::default();
+                        let r = self.serialise(&t, cell, st, &mut out, self.pick_mlog());
+                        t.give(out);
+                        if let Err(e) = r {
+                            self.fail(&e);
+                            return Err(e);
+                        }
+                    }
+                    _ => {
+                        let e = Error::Corrupt(braidfs_format::Corrupt::new(
+                            "transaction",
+                            "a cell waits for a transaction that is gone",
+                        ));
+                        self.fail(&e);
+                        return Err(e);
+                    }
+                }
+            }
+            st.dirty_tx = tx.id;
+            tx.add_cell(cell.clone());
+        }
+        st.version += 1;
+        Ok(())
+    }
+
+    /// Numbers for `info`.
+    pub fn info(&self) -> DomainInfo {
+        let s = self.space.stats();
+        DomainInfo {
+            domain: self.id.0,
+            groups: self.space.groups().len() as u32,
+            blocks: s.blocks,
+            free: s.free,
+            inodes: self.nodes.total(),
+            inodes_free: self.nodes.free(),
+            journal_blocks: self.journal.blocks(),
+            journal_used: self.journal.used(),
+            running_tx: self.running().0,
+            committed_tx: self.committed().0,
+            commits: self.counters.commits.load(Ordering::Relaxed),
+            checkpoints: self.counters.checkpoints.load(Ordering::Relaxed),
+            fast_syncs: self.counters.fast_syncs.load(Ordering::Relaxed),
+            cleaned_blocks: self.counters.cleaned.load(Ordering::Relaxed),
+            failed: self.failed().map(str::to_owned),
+        }
+    }
+}
+
+impl Domain {
+    /// # Errors
+    /// Where the domain failed.
+    pub fn check_failed(&self) -> Result<()> {
+        match self.failed.get() {
+            Some(why) => Err(Error::DomainFailed { domain: self.id, why: why.clone() }),
+            None => Ok(()),
+        }
+    }
+    /// Transactions of other domains that shared operations with this one's transactions since the last checkpoint, the
+    /// running one included.
+    pub fn peers_of_running(&self) -> Vec<(DomainId, TxId)> {
+        // in this order: a commit adds to `peer_txs` before its transaction leaves `committing`
+        let mut new = self.gate.read().peers_so_far();
+        new.extend(self.committing.lock().clone().iter().flat_map(|t| t.peers_so_far()));
+        let mut all = self.peer_txs.lock().clone();
+        for (d, t) in new {
+            let e = all.entry(d).or_insert(0);
+            *e = (*e).max(t);
+        }
+        all.into_iter().map(|(d, t)| (DomainId(d), TxId(t))).collect()
+    }
+}

@@ -1,0 +1,371 @@
+//! Writing out one cell for a transaction: dirty data gets its place (delayed allocation), directory buckets theirs,
+//! and the inode becomes node records.
+
+use super::{Domain, Tx};
+use crate::cell::pages::Page;
+use crate::cell::{Body, Cell, FileBody, State, dir};
+use crate::error::{Error, Result};
+use crate::space::Class;
+use crate::types::*;
+use braidfs_format::dentry::{bucket_lblk, encode_bucket};
+use braidfs_format::group::{SegmentKind, Temperature};
+use braidfs_format::inode::{Extent, NOCOW};
+use braidfs_format::journal::Record;
+use braidfs_format::node::{NodeRecord, OVERFLOW};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// A run of blocks to write.
+#[derive(Debug)]
+pub enum Payload {
+    /// Pages of a file; `Cell::inflight` goes down when they are written.
+    Pages(Vec<Page>, Arc<Cell>),
+    /// Sealed metadata blocks.
+    Raw(Vec<u8>),
+}
+
+/// What serialising cells produced and nobody has written yet.
+#[derive(Debug, Default)]
+pub struct Out {
+    /// Node records without a place.
+    pub nodes: Vec<NodeRecord>,
+    /// Nodes to free, with their generation.
+    pub free: Vec<(NodeId, u32)>,
+    /// Blocks to write.
+    pub writes: Vec<(BlockAddr, Payload)>,
+    /// Bytes in `writes`.
+    pub bytes: usize,
+    /// Data was written in place on the way.
+    pub in_place: bool,
+    /// Inodes that are gone: leave the cache when the transaction is durable.
+    pub dead: Vec<Arc<Cell>>,
+}
+
+impl Out {
+    /// Adds another's.
+    pub fn append(&mut self, mut o: Out) {
+        self.nodes.append(&mut o.nodes);
+        self.free.append(&mut o.free);
+        self.writes.append(&mut o.writes);
+        self.bytes += o.bytes;
+        self.dead.append(&mut o.dead);
+    }
+}
+
+/// Longest run given to one allocation, blocks: extents of a growing file come in runs up to this.
+const RUN_MAX: usize = 1024;
+/// Files at least this long go to the cold log when written at once.
+const COLD_BLOCKS: usize = 4096;
+
+impl Domain {
+    /// Takes a reserved block for metadata and allocates it.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] where even the hidden reserve is gone.
+    pub fn alloc_meta(&self, tx: &Tx, mlog: usize) -> Result<BlockAddr> {
+        if !tx.take_credit() {
+            self.space.reserve(1, true)?;
+        }
+        let class = Class { kind: SegmentKind::Node, temperature: Temperature::Hot };
+        match self.space.alloc(mlog, class, 1, None) {
+            Ok(r) => Ok(r.addr),
+            Err(e) => {
+                self.space.unreserve(1);
+                Err(e)
+            }
+        }
+    }
+
+    /// A new overflow node.
+    pub fn alloc_overflow(&self, near: NodeId) -> Result<NodeId> {
+        let (node, gener) = self.nodes.alloc(Some(near))?;
+        self.new_geners.lock().insert(node, gener);
+        Ok(node)
+    }
+
+    /// Generation of an overflow node's slot.
+    pub(super) fn overflow_gener(&self, node: NodeId) -> Result<u32> {
+        if let Some(g) = self.new_geners.lock().get(&node) {
+            return Ok(*g);
+        }
+        Ok(self.nodes.get(node)?.gener)
+    }
+
+    /// Blocks are no longer used from `tx` on.
+    pub fn free_runs(&self, tx: &Tx, runs: &[(BlockAddr, u32)]) {
+        let blocks: u64 = runs.iter().map(|r| u64::from(r.1)).sum();
+        if blocks > 0 {
+            self.space.pending_free(blocks);
+            tx.record_all(runs.iter().map(|&(addr, len)| Record::Free { addr, len }));
+        }
+    }
+
+    /// Whether the file's data is overwritten where it lies.
+    pub fn in_place(&self, st: &State) -> bool {
+        st.flags & NOCOW != 0 && self.shared.options.data != DataMode::Journal
+    }
+
+    /// Writes the cell out for `tx`, if it is on its list and not yet written: data and buckets get places, the inode
+    /// becomes records in `out`. The caller holds the cell's lock.
+    ///
+    /// # Errors
+    /// Of the device (in-place data, buckets that must be read) or space that was not reserved.
+    pub fn serialise(&self, tx: &Tx, cell: &Arc<Cell>, st: &mut State, out: &mut Out, mlog: usize) -> Result<()> {
+        if st.dirty_tx != tx.id {
+            return Ok(());
+        }
+        st.dirty_tx = TxId(0);
+        st.sent_tx = tx.id;
+        if st.deleted {
+            for n in cell.nodes(st) {
+                let g = if n == cell.ino { cell.gener } else { self.overflow_gener(n)? };
+                out.free.push((n, g));
+            }
+            out.dead.push(cell.clone());
+            return Ok(());
+        }
+        self.settle_waits(st);
+        let lazy = self.shared.options.data == DataMode::Writeback
+            && matches!(&st.body, Body::File(f) if f.inline.is_none() && f.pages.dirty_count() > 0);
+        if lazy {
+            self.lazy.lock().push(cell.clone());
+        } else {
+            self.flush_file(tx, cell, st, out, mlog)?;
+        }
+        self.uninline_if_tight(tx, cell, st, out, mlog)?;
+        self.flush_dir(tx, cell, st, out, mlog)?;
+        let rolled = std::mem::take(&mut st.rolled);
+        if !rolled.is_empty() {
+            match &mut st.body {
+                Body::File(f) => f.map.mark_dirty(&rolled),
+                Body::Dir(d) => d.map.mark_dirty(&rolled),
+                Body::Special => {}
+            }
+        }
+        let records = self.encode(cell, st)?;
+        self.take_records(cell, records, out)
+    }
+
+    /// [`Cell::encode`] with this domain's nodes.
+    pub(super) fn encode(&self, cell: &Cell, st: &mut State) -> Result<crate::cell::record::Records> {
+        let remote = st.links.iter().any(|l| self.domain_of(l.parent) != Some(self.id));
+        cell.encode(st, remote, &mut || self.alloc_overflow(cell.ino))
+    }
+
+    /// Moves encoded records to `out`, overflow nodes with the generation of their own slots.
+    pub(super) fn take_records(
+        &self,
+        _cell: &Cell,
+        records: crate::cell::record::Records,
+        out: &mut Out,
+    ) -> Result<()> {
+        for mut r in records.write {
+            if r.flags & OVERFLOW != 0 {
+                r.gener = self.overflow_gener(r.node)?;
+            }
+            out.nodes.push(r);
+        }
+        for n in records.free {
+            out.free.push((n, self.overflow_gener(n)?));
+        }
+        Ok(())
+    }
+
+    /// Forgets tombstones and exchanges whose other side is durable.
+    fn settle_waits(&self, st: &mut State) {
+        if st.waits_for.is_empty() {
+            return;
+        }
+        st.waits_for.retain(|(d, t)| self.peer(*d).is_some_and(|p| p.committed() < *t));
+        if st.waits_for.is_empty() {
+            st.tombstones.clear();
+            st.exchange = None;
+        }
+    }
+
+    /// Inline data that no longer fits beside links and attributes becomes a page.
+    fn uninline_if_tight(&self, tx: &Tx, cell: &Arc<Cell>, st: &mut State, out: &mut Out, mlog: usize) -> Result<()> {
+        let room = crate::cell::record::inline_room(st);
+        let Body::File(f) = &mut st.body else { return Ok(()) };
+        if f.inline.as_ref().is_none_or(|b| b.len() <= room) {
+            return Ok(());
+        }
+        self.space.reserve(1, true)?;
+        f.reserved += 1;
+        self.uninline(f);
+        self.flush_file(tx, cell, st, out, mlog)
+    }
+
+    /// Turns inline content into dirty pages; the caller has reserved their blocks.
+    pub fn uninline(&self, f: &mut FileBody) {
+        if let Some(b) = f.inline.take()
+            && !b.is_empty()
+        {
+            let mut p = Page::zeroed();
+            p.write(0, &b);
+            f.pages.put_dirty(0, p);
+            self.shared.pages.fetch_add(1, Ordering::Relaxed);
+            self.shared.dirty_pages.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Gives every dirty page of the file its place: in-place pages are written at once (two transactions must not race
+    /// for one block), the others go to `out`.
+    ///
+    /// # Errors
+    /// As [`Self::serialise`].
+    pub fn flush_file(&self, tx: &Tx, cell: &Arc<Cell>, st: &mut State, out: &mut Out, mlog: usize) -> Result<()> {
+        let in_place = self.in_place(st);
+        let Body::File(f) = &mut st.body else { return Ok(()) };
+        let dirty = f.pages.dirty_count();
+        if dirty == 0 {
+            return Ok(());
+        }
+        let temperature = match (f.cold || dirty >= COLD_BLOCKS, dirty) {
+            (true, _) => Temperature::Cold,
+            (false, 0..=4) => Temperature::Hot,
+            _ => Temperature::Warm,
+        };
+        let class = Class { kind: SegmentKind::Data, temperature };
+        for (first, pages) in f.pages.dirty_runs(RUN_MAX) {
+            let mut i = 0;
+            while i < pages.len() {
+                let lblk = first + i as u64;
+                let left = pages.len() - i;
+                let here = f.map.get(lblk);
+                if let Some(p) = here.as_ref().filter(|p| p.unwritten || in_place) {
+                    let n = left.min(p.len as usize);
+                    let bufs: Vec<&[u8]> = pages[i..i + n].iter().map(Page::bytes).collect();
+                    self.store.write_batch(&[(p.addr, bufs)])?;
+                    out.in_place = true;
+                    if p.unwritten {
+                        f.map.mark_written(lblk, lblk + n as u64);
+                    }
+                    i += n;
+                    continue;
+                }
+                // up to where in-place pages begin
+                let mut n = left;
+                if let Some(next) = self.next_in_place(f, lblk, in_place) {
+                    n = n.min((next - lblk) as usize);
+                }
+                let near = lblk.checked_sub(1).and_then(|b| f.map.get(b)).map(|p| BlockAddr(p.addr.0 + 1));
+                if f.reserved == 0 {
+                    self.space.reserve(1, true)?;
+                    f.reserved = 1;
+                }
+                // an extent with checksums must fit a leaf
+                let most = if self.shared.data_sums { 256 } else { RUN_MAX };
+                let want = n.min(f.reserved as usize).min(most) as u32;
+                let run = self.space.alloc(mlog, class, want, near)?;
+                f.reserved -= u64::from(run.len);
+                let len = run.len as usize;
+                let sums = (self.shared.data_sums && !in_place)
+                    .then(|| pages[i..i + len].iter().map(|p| crc32c::crc32c(p.bytes())).collect());
+                tx.record(Record::Alloc {
+                    addr: run.addr,
+                    len: run.len,
+                    kind: class.kind,
+                    temperature,
+                    owner: cell.ino,
+                    lblk,
+                });
+                let mut freed = Vec::new();
+                f.map.insert(Extent { lblk, addr: run.addr, len: run.len, unwritten: false, sums }, &mut freed);
+                self.free_runs(tx, &freed);
+                cell.inflight.fetch_add(1, Ordering::AcqRel);
+                out.bytes += len * 4096;
+                out.writes.push((run.addr, Payload::Pages(pages[i..i + len].to_vec(), cell.clone())));
+                i += len;
+            }
+            f.pages.mark_clean(first, first + pages.len() as u64);
+        }
+        f.cold = false;
+        self.shared.dirty_pages.fetch_sub(dirty as i64, Ordering::Relaxed);
+        if f.reserved > 0 && f.pages.dirty_count() == 0 {
+            self.space.unreserve(f.reserved);
+            f.reserved = 0;
+        }
+        Ok(())
+    }
+
+    /// The next logical block from `lblk` that must be written where it lies.
+    fn next_in_place(&self, f: &FileBody, lblk: u64, in_place: bool) -> Option<u64> {
+        let mut at = lblk;
+        while let Some(p) = f.map.next_from(at) {
+            if p.unwritten || in_place {
+                return Some(p.lblk);
+            }
+            at = p.lblk + u64::from(p.len);
+            if at > lblk + RUN_MAX as u64 {
+                return None;
+            }
+        }
+        None
+    }
+
+    /// Gives the dirty buckets of a directory new places.
+    fn flush_dir(&self, tx: &Tx, cell: &Arc<Cell>, st: &mut State, out: &mut Out, mlog: usize) -> Result<()> {
+        let Body::Dir(d) = &mut st.body else { return Ok(()) };
+        let (write, dropped) = match d.index.take_dirty() {
+            dir::DirWrite::Inline(_, dropped) => (Vec::new(), dropped),
+            dir::DirWrite::Buckets { write, dropped } => (write, dropped),
+        };
+        let mut freed = Vec::new();
+        for lblk in dropped {
+            d.map.remove(lblk, lblk + 1, &mut freed);
+        }
+        for (first, entries) in write {
+            let addr = self.alloc_meta(tx, mlog)?;
+            let lblk = bucket_lblk(first);
+            let block = encode_bucket(&entries, cell.ino, first, self.id.0, self.store.volume, addr, tx.id.0);
+            tx.record(Record::Alloc {
+                addr,
+                len: 1,
+                kind: SegmentKind::Node,
+                temperature: Temperature::Hot,
+                owner: cell.ino,
+                lblk,
+            });
+            d.map.insert(Extent { lblk, addr, len: 1, unwritten: false, sums: None }, &mut freed);
+            out.bytes += block.len();
+            out.writes.push((addr, Payload::Raw(block)));
+        }
+        self.free_runs(tx, &freed);
+        if let Body::Dir(d) = &st.body
+            && d.index.inline_entries().is_none()
+        {
+            st.size = d.map.blocks() * 4096;
+        }
+        Ok(())
+    }
+
+    /// Writes everything in `writes` and lets the pages go.
+    ///
+    /// # Errors
+    /// Of the device.
+    pub fn submit(&self, writes: Vec<(BlockAddr, Payload)>) -> Result<()> {
+        if writes.is_empty() {
+            return Ok(());
+        }
+        let ops: Vec<(BlockAddr, Vec<&[u8]>)> = writes
+            .iter()
+            .map(|(a, p)| match p {
+                Payload::Pages(v, _) => (*a, v.iter().map(Page::bytes).collect()),
+                Payload::Raw(b) => (*a, vec![b.as_slice()]),
+            })
+            .collect();
+        let r = if self.shared.dead.load(Ordering::Relaxed) {
+            Err(Error::Io(std::io::Error::other("the volume was killed")))
+        } else {
+            self.store.write_batch(&ops)
+        };
+        drop(ops);
+        for (_, p) in &writes {
+            if let Payload::Pages(_, c) = p {
+                c.inflight.fetch_sub(1, Ordering::AcqRel);
+            }
+        }
+        r
+    }
+}

@@ -1,0 +1,228 @@
+//! The fsync fast path: one file's data, its inode record and those of its ancestors that are not durable yet go out
+//! as one parallel batch flagged for roll-forward, without committing the transaction that everybody shares (DESIGN,
+//! Transactions 5; the idea of roll-forward is F2FS's and Max's).
+
+use super::serialise::{Out, Payload};
+use super::tx::PendingIo;
+use super::{Domain, Enter};
+use crate::cell::{Body, Cell, State};
+use crate::error::Result;
+use crate::types::*;
+use braidfs_format::inode::{Content, Inode};
+use braidfs_format::journal::{ChunkKind, Record, chunk_blocks};
+use braidfs_format::node::{DIR, NodeKind, NodeRecord, OVERFLOW, USED};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// A batch that is ready to be written; the gate has been left.
+#[derive(Debug)]
+pub struct Batch {
+    out: Out,
+    records: Vec<Record>,
+    /// Data must be durable before the records.
+    data_first: bool,
+    tx: TxId,
+    io: PendingIo,
+}
+
+/// What the fast path made of a file.
+#[derive(Debug)]
+pub enum Prepared {
+    /// Everything is durable already.
+    Clean,
+    /// It cannot take the fast path: commit.
+    Commit,
+    /// A commit that carries an older state is under way: wait for it and ask again.
+    Wait(TxId),
+    /// To be written; on success the version is durable.
+    Batch(Box<Batch>, u64),
+}
+
+/// Most data blocks whose checksums go into the roll-forward chunk.
+const SUMS_MAX: usize = 1024;
+
+impl Domain {
+    /// Whether all of the cell's state is durable.
+    pub fn durable(&self, st: &State) -> bool {
+        st.dirty_tx.0 == 0
+            && st.sent_tx <= self.committed()
+            && !matches!(&st.body, Body::File(f) if f.pages.dirty_count() > 0)
+    }
+
+    /// Whether the cell's existence and names are durable.
+    pub fn links_durable(&self, st: &State) -> bool {
+        (st.dirty_tx.0 == 0 && st.sent_tx <= self.committed()) || st.linked_at <= st.link_synced
+    }
+
+    /// Gathers what must be written to make `cell` durable. The caller is in this domain (`e`), holds the cell's `sync`
+    /// and writes the batch after leaving.
+    ///
+    /// # Errors
+    /// As [`Domain::serialise`]; the domain fails then.
+    pub fn prepare_sync(&self, e: &Enter<'_>, cell: &Arc<Cell>, data_only: bool) -> Result<Prepared> {
+        let mut st = cell.state.write();
+        if st.deleted || self.durable(&st) {
+            return Ok(Prepared::Clean);
+        }
+        let dirty_pages = matches!(&st.body, Body::File(f) if f.pages.dirty_count() > 0);
+        let seen = if data_only { st.data_at.max(st.linked_at) } else { st.version };
+        if !dirty_pages && seen <= st.synced {
+            return Ok(Prepared::Clean);
+        }
+        let tx = e.tx();
+        if st.dirty_tx.0 != 0 && st.dirty_tx != tx.id {
+            return Ok(Prepared::Wait(st.dirty_tx));
+        }
+        if st.sent_tx > self.committed() {
+            return Ok(Prepared::Wait(st.sent_tx));
+        }
+        if !st.tombstones.is_empty() || st.exchange.is_some() || st.nlink == 0 || cell.kind == FileKind::Dir {
+            return Ok(Prepared::Commit);
+        }
+        let r = self.gather(e, cell, &mut st);
+        if let Err(err) = &r {
+            self.fail(err);
+        }
+        r
+    }
+
+    fn gather(&self, e: &Enter<'_>, cell: &Arc<Cell>, st: &mut State) -> Result<Prepared> {
+        let tx = e.tx();
+        self.touch(tx, cell, st)?;
+        let mut out = Out::default();
+        self.flush_file(tx, cell, st, &mut out, self.pick_mlog())?;
+        let enc = self.encode(cell, st)?;
+        // the transaction still has to do what encoding has just ticked off
+        st.dropped.extend(enc.free.iter().copied());
+        let mut records = Vec::new();
+        let mut bytes = 0;
+        let mut fits = true;
+        let mut rolled = Vec::new();
+        for mut r in enc.write {
+            if r.flags & OVERFLOW != 0 {
+                r.gener = self.overflow_gener(r.node)?;
+                rolled.push(r.node);
+            }
+            bytes += r.payload.len() + 40;
+            records.push(Record::Full(r));
+        }
+        // the inode first: recovery takes the first record for the file that the chunk is about
+        records.rotate_right(1);
+        let blocks: usize = out.bytes / 4096;
+        let data_first = out.in_place || self.in_place(st) || blocks > SUMS_MAX;
+        if !data_first {
+            for (addr, p) in &out.writes {
+                if let Payload::Pages(pages, _) = p {
+                    let sums: Vec<u32> = pages.iter().map(|p| crc32c::crc32c(p.bytes())).collect();
+                    bytes += 12 + 4 * sums.len();
+                    records.push(Record::Sums { addr: *addr, sums });
+                }
+            }
+        }
+        let chunk = chunk_blocks(bytes);
+        if chunk > self.chunk_blocks_max() - 1 || self.journal.used() + u64::from(chunk) > self.journal.blocks() * 5 / 8
+        {
+            fits = false;
+        }
+        st.rolled.extend(rolled);
+        let io = e.begin_io();
+        if !fits {
+            // the data has its place: write it, then let a commit carry the records
+            let writes = std::mem::take(&mut out.writes);
+            self.submit(writes)?;
+            return Ok(Prepared::Commit);
+        }
+        Ok(Prepared::Batch(Box::new(Batch { out, records, data_first, tx: tx.id, io }), st.version))
+    }
+
+    /// Adds to `batch` that these directories exist: new ones whose creation is not durable. Same domain, inside the
+    /// gate of the batch's transaction.
+    pub fn add_ancestors(&self, batch: &mut Batch, dirs: &[Arc<Cell>]) {
+        for c in dirs {
+            batch.records.push(Record::Full(skeleton(self, c, &c.state.read())));
+        }
+    }
+
+    /// A batch with nothing but new directories of this domain, for a file of another domain below them.
+    pub fn ancestors_batch(&self, e: &Enter<'_>, dirs: &[Arc<Cell>]) -> Batch {
+        let mut b =
+            Batch { out: Out::default(), records: Vec::new(), data_first: false, tx: e.tx().id, io: e.begin_io() };
+        self.add_ancestors(&mut b, dirs);
+        b
+    }
+
+    /// Writes a batch; the caller flushes the devices afterwards. False where the journal has no room: commit instead.
+    ///
+    /// # Errors
+    /// Of the device; the domain fails then.
+    pub fn write_batch(&self, batch: Batch) -> Result<bool> {
+        let Batch { mut out, records, data_first, tx, io } = batch;
+        let r = (|| {
+            let mut body = Vec::new();
+            records.iter().for_each(|r| r.encode(&mut body));
+            if data_first {
+                self.submit(std::mem::take(&mut out.writes))?;
+                self.store.flush()?;
+            }
+            if chunk_blocks(body.len()) > self.chunk_blocks_max() {
+                self.submit(std::mem::take(&mut out.writes))?;
+                return Ok(false);
+            }
+            let chunk = match self.chunk(ChunkKind::RollForward, tx, 0, &body) {
+                Ok(c) => c,
+                Err(crate::Error::NoSpace) => {
+                    self.submit(std::mem::take(&mut out.writes))?;
+                    return Ok(false);
+                }
+                Err(e) => return Err(e),
+            };
+            out.writes.push((chunk.0, Payload::Raw(chunk.1)));
+            self.submit(std::mem::take(&mut out.writes))?;
+            self.counters.fast_syncs.fetch_add(1, Ordering::Relaxed);
+            Ok(true)
+        })();
+        if let Err(e) = &r {
+            self.fail(e);
+        }
+        drop(io);
+        r
+    }
+}
+
+/// The record that a directory exists under its name, without its entries: those of synced children come back from
+/// the children's own records.
+fn skeleton(d: &Domain, c: &Cell, st: &State) -> NodeRecord {
+    let inode = Inode {
+        mode: st.mode,
+        uid: st.uid,
+        gid: st.gid,
+        nlink: 2,
+        size: 0,
+        blocks: 0,
+        rdev: 0,
+        flags: st.flags,
+        placement: st.placement,
+        atime: st.atime,
+        mtime: st.mtime,
+        ctime: st.ctime,
+        btime: st.btime,
+        link_seq: st.link_seq,
+        links: st.links.clone(),
+        xattrs: Vec::new(),
+        link_nodes: Vec::new(),
+        xattr_nodes: Vec::new(),
+        tombstones: Vec::new(),
+        exchange: None,
+        content: Content::InlineDir(Vec::new()),
+    };
+    let remote = st.links.iter().any(|l| d.domain_of(l.parent) != Some(d.id));
+    NodeRecord {
+        node: c.ino,
+        gener: c.gener,
+        kind: NodeKind::Inode,
+        flags: USED | DIR | if remote { braidfs_format::node::REMOTE } else { 0 },
+        owner: c.ino,
+        version: st.version,
+        payload: inode.encode(),
+    }
+}

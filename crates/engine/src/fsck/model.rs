@@ -1,0 +1,342 @@
+//! What a check holds in memory: the state of the volume as it should be.
+//!
+//! A check reads the volume into this model and, where something does not hold, reports it and corrects the *model*.
+//! A repair then makes the device equal to the model. So there is one decision per damage, taken in one place.
+
+use super::{Finding, codes};
+use crate::store::Store;
+use braidfs_format::bat::BatEntry;
+use braidfs_format::dentry::Dentry;
+use braidfs_format::domain::DomainHeader;
+use braidfs_format::geometry::NODES_PER_BLOCK;
+use braidfs_format::group::{Owner, SegmentEntry};
+use braidfs_format::inode::{Extent, Inode};
+use braidfs_format::node::NodeEntry;
+use braidfs_format::super_block::SuperBlock;
+use braidfs_format::{BLOCK_BYTES, BlockAddr, BlockKind, NodeId};
+use std::collections::{BTreeMap, HashSet};
+
+/// Collects findings of one domain, or of the volume.
+#[derive(Debug, Default)]
+pub struct Log {
+    /// What was found.
+    pub findings: Vec<Finding>,
+    /// The domain that is looked at.
+    pub domain: Option<u16>,
+}
+
+impl Log {
+    /// A log of one domain.
+    pub fn of(domain: u16) -> Self {
+        Self { findings: Vec::new(), domain: Some(domain) }
+    }
+    /// Adds a finding.
+    pub fn add(&mut self, code: u32, node: Option<NodeId>, message: impl Into<String>) {
+        let message = message.into();
+        tracing::debug!(code, domain = self.domain, ?node, %message, "finding");
+        self.findings.push(Finding {
+            code,
+            domain: self.domain,
+            node: node.map(|n| n.0),
+            path: None,
+            message,
+            fixed: false,
+        });
+    }
+    /// Reads blocks; those that the device cannot read count as zeros and are reported.
+    pub fn read(&mut self, store: &Store, addr: BlockAddr, blocks: usize) -> Vec<u8> {
+        let mut buf = vec![0u8; blocks * BLOCK_BYTES];
+        if store.read(addr, &mut buf).is_err() {
+            for (i, b) in buf.chunks_mut(BLOCK_BYTES).enumerate() {
+                let at = BlockAddr(addr.0 + i as u64);
+                if let Err(e) = store.read(at, b) {
+                    b.fill(0);
+                    self.add(codes::UNREADABLE, None, format!("{at} cannot be read: {e}"));
+                }
+            }
+        }
+        buf
+    }
+}
+
+/// A block to write over the damaged copy of a pair.
+#[derive(Debug)]
+pub struct Mend {
+    /// Where.
+    pub addr: BlockAddr,
+    /// What.
+    pub block: Vec<u8>,
+}
+
+/// Tables of one group.
+#[derive(Debug)]
+pub struct Group {
+    /// Its number.
+    pub number: u32,
+    /// Epoch of the claim, from the BAT.
+    pub epoch: u32,
+    /// Its blocks.
+    pub blocks: u32,
+    /// The header must be written again.
+    pub header_bad: bool,
+    /// The segment table as it is on the device; `None` where it is lost.
+    pub segments: Option<Vec<SegmentEntry>>,
+    /// The node table as it should be.
+    pub entries: Vec<NodeEntry>,
+    /// Node table blocks that differ from the device.
+    pub entries_dirty: Vec<bool>,
+    /// Node table blocks that were lost.
+    pub lost: Vec<u32>,
+    /// Damaged copies.
+    pub mend: Vec<Mend>,
+}
+
+/// One domain.
+#[derive(Debug)]
+pub struct Domain {
+    /// Its number.
+    pub number: u16,
+    /// Its header; `None` where it is lost.
+    pub header: Option<DomainHeader>,
+    /// The header must be written again.
+    pub header_dirty: bool,
+    /// The journal cannot be replayed and is to be emptied.
+    pub reset_journal: bool,
+    /// Its groups by number.
+    pub groups: BTreeMap<u32, Group>,
+    /// Nodes whose table entries were found again by a scan.
+    pub recovered: HashSet<NodeId>,
+}
+
+impl Domain {
+    /// The journal: first block and blocks.
+    pub fn journal(&self) -> Option<(u64, u64)> {
+        self.header.map(|h| (h.journal_start.get(), u64::from(h.journal_blocks.get())))
+    }
+
+    /// Whether `len` blocks from `addr` are data blocks of one group of this domain (no metadata, no journal).
+    pub fn holds(&self, store: &Store, addr: BlockAddr, len: u64) -> bool {
+        let g = store.geometry;
+        let Some(group) = self.groups.get(&g.group_of(addr)) else { return false };
+        let at = addr.0 - g.group_start(group.number).0;
+        if at < u64::from(g.meta_blocks()) || at + len > u64::from(group.blocks) {
+            return false;
+        }
+        self.journal().is_none_or(|(start, n)| addr.0 >= start.saturating_add(n) || addr.0 + len <= start)
+    }
+
+    /// The table entry of a node of this domain.
+    pub fn entry(&self, store: &Store, node: NodeId) -> Option<&NodeEntry> {
+        let (group, slot) = store.geometry.node_place(node)?;
+        self.groups.get(&group)?.entries.get(slot as usize)
+    }
+
+    /// Sets the table entry of a node of this domain.
+    pub fn set_entry(&mut self, store: &Store, node: NodeId, entry: NodeEntry) {
+        let Some((group, slot)) = store.geometry.node_place(node) else { return };
+        let Some(g) = self.groups.get_mut(&group) else { return };
+        if let Some(e) = g.entries.get_mut(slot as usize) {
+            *e = entry;
+            g.entries_dirty[(slot / NODES_PER_BLOCK) as usize] = true;
+        }
+    }
+
+    /// Frees the slot of a node; its generation stays.
+    pub fn free_node(&mut self, store: &Store, node: NodeId) {
+        if let Some(e) = self.entry(store, node).copied() {
+            self.set_entry(store, node, NodeEntry { gener: e.gener, ..NodeEntry::default() });
+        }
+    }
+}
+
+/// What of an inode must be written again.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Dirty {
+    /// The record.
+    pub record: bool,
+    /// The links.
+    pub links: bool,
+    /// The extended attributes.
+    pub xattrs: bool,
+    /// The extents.
+    pub extents: bool,
+    /// The directory's entries.
+    pub entries: bool,
+}
+
+impl Dirty {
+    /// Whether anything must be.
+    pub fn any(self) -> bool {
+        self != Self::default()
+    }
+}
+
+/// An inode with all that belongs to it.
+#[derive(Debug)]
+pub struct Ino {
+    /// Its domain.
+    pub domain: u16,
+    /// Generation.
+    pub gener: u32,
+    /// Version of the newest record.
+    pub version: u64,
+    /// Flags of the node table entry.
+    pub flags: u8,
+    /// The record; `links` and `xattrs` are filled from the overflow nodes too, extents are in [`Self::extents`].
+    pub inode: Inode,
+    /// Nodes of the extent tree.
+    pub tree: Vec<NodeId>,
+    /// All extents.
+    pub extents: Vec<Extent>,
+    /// All entries of a directory.
+    pub entries: Vec<Dentry>,
+    /// Per link: its entry was found.
+    pub linked: Vec<bool>,
+    /// The links were lost: entries that name the inode are believed.
+    pub links_lost: bool,
+    /// What differs from the device.
+    pub dirty: Dirty,
+}
+
+impl Ino {
+    /// Whether it is a directory.
+    pub fn is_dir(&self) -> bool {
+        self.inode.mode & 0o170_000 == 0o040_000
+    }
+
+    /// Blocks of all extents.
+    pub fn extent_blocks(&self) -> u64 {
+        self.extents.iter().map(|e| u64::from(e.len)).sum()
+    }
+
+    /// Takes the logical blocks `from .. to` out of the extents.
+    pub fn punch(&mut self, from: u64, to: u64) {
+        let mut out = Vec::with_capacity(self.extents.len() + 1);
+        for e in self.extents.drain(..) {
+            if e.end() <= from || e.lblk >= to {
+                out.push(e);
+                continue;
+            }
+            let part = |a: u64, b: u64| Extent {
+                lblk: a,
+                addr: BlockAddr(e.addr.0 + (a - e.lblk)),
+                len: (b - a) as u32,
+                unwritten: e.unwritten,
+                sums: e.sums.as_ref().map(|s| s[(a - e.lblk) as usize..(b - e.lblk) as usize].into()),
+            };
+            if e.lblk < from {
+                out.push(part(e.lblk, from));
+            }
+            if e.end() > to {
+                out.push(part(to, e.end()));
+            }
+        }
+        self.extents = out;
+        self.dirty.extents = true;
+    }
+
+    /// All overflow nodes.
+    pub fn overflow(&self) -> impl Iterator<Item = NodeId> + '_ {
+        self.tree.iter().chain(&self.inode.link_nodes).chain(&self.inode.xattr_nodes).copied()
+    }
+}
+
+/// A run of blocks in use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Claim {
+    /// First block.
+    pub addr: BlockAddr,
+    /// Blocks.
+    pub len: u32,
+    /// Owner of the first; `lblk` counts up.
+    pub owner: Owner,
+}
+
+/// The volume.
+#[derive(Debug)]
+pub struct Model {
+    /// Superblock.
+    pub sb: SuperBlock,
+    /// Where the blocks lie.
+    pub store: std::sync::Arc<Store>,
+    /// Owners of all groups.
+    pub bat: Vec<BatEntry>,
+    /// BAT pairs to write again (index).
+    pub bat_dirty: Vec<usize>,
+    /// Blocks of volume structures to write: device, block, content.
+    pub volume_writes: Vec<(usize, u64, Vec<u8>)>,
+    /// Domains by number.
+    pub domains: Vec<Domain>,
+    /// Inodes of all domains.
+    pub inodes: BTreeMap<NodeId, Ino>,
+    /// Findings.
+    pub log: Log,
+}
+
+impl Model {
+    /// Domain that owns a node.
+    pub fn domain_of(&self, node: NodeId) -> Option<u16> {
+        let (group, _) = self.store.geometry.node_place(node)?;
+        self.bat.get(group as usize)?.domain.map(|d| d.0)
+    }
+
+    /// Removes an inode with its overflow nodes.
+    pub fn remove(&mut self, node: NodeId) {
+        let Some(ino) = self.inodes.remove(&node) else { return };
+        let Some(domain) = self.domains.get_mut(usize::from(ino.domain)) else { return };
+        for n in ino.overflow().chain([node]) {
+            domain.free_node(&self.store, n);
+        }
+    }
+
+    /// Path of an inode for messages, by its first links.
+    pub fn path(&self, node: NodeId) -> Option<String> {
+        let mut parts: Vec<String> = Vec::new();
+        let mut at = node;
+        while at != NodeId::ROOT {
+            let link = self.inodes.get(&at)?.inode.links.first()?;
+            parts.push(String::from_utf8_lossy(&link.name).into_owned());
+            at = link.parent;
+            if parts.len() > 4096 {
+                return None;
+            }
+        }
+        parts.reverse();
+        Some(format!("/{}", parts.join("/")))
+    }
+
+    /// Blocks in use by `inodes` and the node table of `domain`, by address. `inodes` are those of the domain.
+    pub fn claims<'a>(domain: &Domain, inodes: impl Iterator<Item = (&'a NodeId, &'a Ino)>) -> Vec<Claim> {
+        let mut live: BTreeMap<BlockAddr, u32> = BTreeMap::new();
+        for e in domain.groups.values().flat_map(|g| &g.entries).filter(|e| e.used()) {
+            *live.entry(e.addr).or_default() += 1;
+        }
+        let mut out: Vec<Claim> = live
+            .into_iter()
+            .map(|(addr, n)| {
+                let owner = Owner { node: NodeId(0), lblk: 0, live: n.min(255) as u8 };
+                Claim { addr, len: 1, owner }
+            })
+            .collect();
+        for (node, ino) in inodes {
+            for e in &ino.extents {
+                let owner = Owner { node: *node, lblk: e.lblk, live: 0 };
+                out.push(Claim { addr: e.addr, len: e.len, owner });
+            }
+        }
+        out.sort_by_key(|c| (c.addr, c.owner.node));
+        out
+    }
+}
+
+/// Kind of block for messages about pairs: the codes for one bad copy and for both.
+pub fn pair_codes(kind: BlockKind) -> (u32, u32) {
+    match kind {
+        BlockKind::Bat => (codes::BAT_COPY, codes::BAT_LOST),
+        BlockKind::Domain => (codes::DOMAIN_COPY, codes::DOMAIN_LOST),
+        BlockKind::Group => (codes::GROUP_COPY, codes::GROUP_LOST),
+        BlockKind::SegmentTable => (codes::SEGMENTS_COPY, codes::SEGMENTS_LOST),
+        BlockKind::Owners => (codes::OWNERS_COPY, codes::OWNERS_LOST),
+        _ => (codes::NODES_COPY, codes::NODES_LOST),
+    }
+}

@@ -1,0 +1,345 @@
+//! Checks the nodes of one domain: node table entries, node blocks, inode records and their overflow nodes.
+//!
+//! Afterwards every used node table entry belongs to an inode of the model, as itself or as one of its overflow nodes.
+
+use super::codes;
+use super::model::{Dirty, Domain, Ino, Log};
+use crate::store::Store;
+use crate::types::FileKind;
+use braidfs_device::BLOCK_BYTES;
+use braidfs_format::inode::{
+    Content, Extent, Inode, LeafRef, decode_extents, decode_links, decode_refs, decode_xattrs,
+};
+use braidfs_format::node::{DIR, NodeBlock, NodeEntry, NodeKind, NodeRecord, OVERFLOW, USED};
+use braidfs_format::super_block::{INCOMPAT_DATA_SUMS, SuperBlock};
+use braidfs_format::{BlockAddr, NodeId};
+use std::collections::{BTreeMap, HashMap};
+
+/// Overflow nodes of a domain that no inode has claimed yet.
+struct Overflows {
+    nodes: HashMap<NodeId, NodeRecord>,
+    /// Claimed ones, and by whom.
+    taken: HashMap<NodeId, NodeId>,
+}
+
+impl Overflows {
+    /// The payload of `node`, which `owner` refers to as `kind`. Each node is given once.
+    fn take(&mut self, log: &mut Log, owner: NodeId, node: NodeId, kind: NodeKind) -> Option<Vec<u8>> {
+        if let Some(other) = self.taken.get(&node) {
+            log.add(codes::OVERFLOW_SHARED, Some(owner), format!("overflow {node} is also used by {other}"));
+            return None;
+        }
+        match self.nodes.get(&node) {
+            Some(r) if r.owner == owner && r.kind == kind => {
+                self.taken.insert(node, owner);
+                self.nodes.remove(&node).map(|r| r.payload)
+            }
+            Some(r) => {
+                let why = format!("overflow {node} is {:?} of {}, not {kind:?}", r.kind, r.owner);
+                log.add(codes::OVERFLOW_MISSING, Some(owner), why);
+                None
+            }
+            None => {
+                log.add(codes::OVERFLOW_MISSING, Some(owner), format!("overflow {node} ({kind:?}) is missing"));
+                None
+            }
+        }
+    }
+}
+
+/// Reads all nodes of `domain`.
+pub fn read(store: &Store, sb: &SuperBlock, log: &mut Log, domain: &mut Domain) -> BTreeMap<NodeId, Ino> {
+    let mut inodes = BTreeMap::new();
+    let mut overflows = Overflows { nodes: HashMap::new(), taken: HashMap::new() };
+    for (node, entry, record) in read_records(store, log, domain) {
+        if record.kind == NodeKind::Inode {
+            match Inode::decode(&record.payload) {
+                Ok(i) if FileKind::from_mode(i.mode).is_some() => {
+                    let ino = make_ino(log, domain.number, node, entry, &record, i);
+                    inodes.insert(node, ino);
+                    continue;
+                }
+                Ok(i) => log.add(codes::INODE, Some(node), format!("mode {:o} is no file type", i.mode)),
+                Err(e) => log.add(codes::INODE, Some(node), e.to_string()),
+            }
+            domain.free_node(store, node);
+        } else {
+            overflows.nodes.insert(node, record);
+        }
+    }
+    let sums = sb.incompat.get() & INCOMPAT_DATA_SUMS != 0;
+    for (node, ino) in &mut inodes {
+        resolve(log, *node, ino, &mut overflows);
+        check_extents(store, log, domain, *node, ino, sums);
+        check_content(log, *node, ino);
+    }
+    for (node, r) in overflows.nodes {
+        log.add(codes::OVERFLOW_UNUSED, Some(node), format!("overflow node ({:?}) of {} is not used", r.kind, r.owner));
+        domain.free_node(store, node);
+    }
+    inodes
+}
+
+/// Records of all used entries; entries without one are freed.
+fn read_records(store: &Store, log: &mut Log, domain: &mut Domain) -> Vec<(NodeId, NodeEntry, NodeRecord)> {
+    let g = store.geometry;
+    let mut used: Vec<(NodeEntry, NodeId)> = Vec::new();
+    for group in domain.groups.values() {
+        for (slot, e) in group.entries.iter().enumerate().filter(|(_, e)| e.used()) {
+            used.push((*e, g.node(group.number, slot as u32)));
+        }
+    }
+    used.sort_by_key(|(e, n)| (e.addr, e.index, *n));
+    let mut out = Vec::with_capacity(used.len());
+    let mut at = None;
+    let mut block = Err(String::new());
+    for (entry, node) in used {
+        if node.0 == 0 || !domain.holds(store, entry.addr, 1) {
+            log.add(codes::ENTRY_PLACE, Some(node), format!("the node table names {}, no data block", entry.addr));
+            domain.free_node(store, node);
+            continue;
+        }
+        if at != Some(entry.addr) {
+            at = Some(entry.addr);
+            block = read_node_block(store, log, entry.addr);
+        }
+        let record = match &block {
+            Ok(b) => NodeBlock::record(b, usize::from(entry.index)).map_err(|e| (codes::RECORD, e.to_string())),
+            Err(e) => Err((codes::NODE_BLOCK, e.clone())),
+        };
+        let record = record.and_then(|r| {
+            if (r.node, r.gener) == (node, entry.gener) {
+                return Ok(r);
+            }
+            let why = format!(
+                "record {} of {} is of {} generation {}, not {}",
+                entry.index, entry.addr, r.node, r.gener, entry.gener
+            );
+            Err((codes::RECORD, why))
+        });
+        match record {
+            Ok(r) => out.push((node, entry, r)),
+            Err((code, why)) => {
+                log.add(code, Some(node), why);
+                domain.free_node(store, node);
+            }
+        }
+    }
+    out
+}
+
+fn read_node_block(store: &Store, log: &mut Log, addr: BlockAddr) -> Result<Vec<u8>, String> {
+    let block = log.read(store, addr, 1);
+    debug_assert_eq!(block.len(), BLOCK_BYTES);
+    match NodeBlock::check(&block, store.volume, addr) {
+        Ok(_) => Ok(block),
+        Err(e) => Err(e.to_string()),
+    }
+}
+
+fn make_ino(log: &mut Log, domain: u16, node: NodeId, entry: NodeEntry, record: &NodeRecord, inode: Inode) -> Ino {
+    let mut ino = Ino {
+        domain,
+        gener: record.gener,
+        version: record.version,
+        flags: entry.flags,
+        inode,
+        tree: Vec::new(),
+        extents: Vec::new(),
+        entries: Vec::new(),
+        linked: Vec::new(),
+        links_lost: false,
+        dirty: Dirty::default(),
+    };
+    let right = (entry.flags & !(DIR | OVERFLOW)) | if ino.is_dir() { DIR } else { 0 } | USED;
+    if right != entry.flags || record.flags & (DIR | OVERFLOW) != right & (DIR | OVERFLOW) {
+        let why = format!("flags {:#x} in the node table, {:#x} in the record", entry.flags, record.flags);
+        log.add(codes::ENTRY_FLAGS, Some(node), why);
+        ino.flags = right;
+        ino.dirty.record = true;
+    }
+    ino
+}
+
+/// Fetches links, extended attributes and extents from the overflow nodes.
+fn resolve(log: &mut Log, node: NodeId, ino: &mut Ino, from: &mut Overflows) {
+    let mut gather = |log: &mut Log, nodes: &mut Vec<NodeId>, kind| {
+        let mut bytes = Vec::new();
+        let mut whole = true;
+        nodes.retain(|n| match from.take(log, node, *n, kind) {
+            Some(p) => {
+                bytes.extend_from_slice(&p);
+                true
+            }
+            None => {
+                whole = false;
+                false
+            }
+        });
+        whole.then_some(bytes)
+    };
+    if !ino.inode.link_nodes.is_empty() {
+        let bytes = gather(log, &mut ino.inode.link_nodes, NodeKind::Links);
+        match bytes.map(|b| decode_links(&b)) {
+            Some(Ok(links)) => ino.inode.links = links,
+            lost => {
+                if let Some(Err(e)) = lost {
+                    log.add(codes::LINKS_CONTENT, Some(node), e.to_string());
+                }
+                (ino.links_lost, ino.dirty.links) = (true, true);
+            }
+        }
+    }
+    if !ino.inode.xattr_nodes.is_empty() {
+        let bytes = gather(log, &mut ino.inode.xattr_nodes, NodeKind::Xattrs);
+        match bytes.map(|b| decode_xattrs(&b)) {
+            Some(Ok(xattrs)) => ino.inode.xattrs = xattrs,
+            lost => {
+                if let Some(Err(e)) = lost {
+                    log.add(codes::XATTRS_CONTENT, Some(node), e.to_string());
+                }
+                ino.dirty.xattrs = true;
+            }
+        }
+    }
+    match &mut ino.inode.content {
+        Content::Extents(e) => ino.extents = std::mem::take(e),
+        Content::Tree { depth, refs } => {
+            let (depth, refs) = (*depth, refs.clone());
+            let mut walk = Walk { log, node, ino, from };
+            let leaves = if depth == 2 { walk.index(&refs) } else { ranges(&refs, u64::MAX) };
+            walk.leaves(&leaves);
+        }
+        _ => {}
+    }
+    ino.linked = vec![false; ino.inode.links.len()];
+}
+
+/// (first, one past the last logical block, node) of references.
+fn ranges(refs: &[LeafRef], end: u64) -> Vec<(u64, u64, NodeId)> {
+    let ends = refs.iter().skip(1).map(|r| r.first).chain([end]);
+    refs.iter().zip(ends).map(|(r, e)| (r.first, e, r.node)).collect()
+}
+
+/// Walk through an extent tree.
+struct Walk<'a> {
+    log: &'a mut Log,
+    node: NodeId,
+    ino: &'a mut Ino,
+    from: &'a mut Overflows,
+}
+
+impl Walk<'_> {
+    fn index(&mut self, refs: &[LeafRef]) -> Vec<(u64, u64, NodeId)> {
+        let mut out = Vec::new();
+        for (first, end, n) in ranges(refs, u64::MAX) {
+            let Some(payload) = self.from.take(self.log, self.node, n, NodeKind::ExtentIndex) else {
+                self.ino.dirty.extents = true;
+                continue;
+            };
+            self.ino.tree.push(n);
+            match decode_refs(&payload) {
+                Ok(refs) if refs.iter().all(|r| r.first >= first && r.first < end) => out.extend(ranges(&refs, end)),
+                Ok(_) => self.bad(format!("extent index {n} leaves its range")),
+                Err(e) => self.bad(format!("extent index {n}: {e}")),
+            }
+        }
+        out
+    }
+
+    fn leaves(&mut self, leaves: &[(u64, u64, NodeId)]) {
+        for &(first, end, n) in leaves {
+            let Some(payload) = self.from.take(self.log, self.node, n, NodeKind::ExtentLeaf) else {
+                self.ino.dirty.extents = true;
+                continue;
+            };
+            self.ino.tree.push(n);
+            match decode_extents(&payload) {
+                Ok(extents) if extents.iter().all(|e| e.lblk >= first && e.end() <= end) => {
+                    self.ino.extents.extend(extents);
+                }
+                Ok(_) => self.bad(format!("extent leaf {n} leaves its range")),
+                Err(e) => self.bad(format!("extent leaf {n}: {e}")),
+            }
+        }
+    }
+
+    fn bad(&mut self, why: String) {
+        self.log.add(codes::EXTENT_ORDER, Some(self.node), why);
+        self.ino.dirty.extents = true;
+    }
+}
+
+/// Extents must rise, lie in data blocks of the domain, and have checksums only where the volume has.
+fn check_extents(store: &Store, log: &mut Log, domain: &Domain, node: NodeId, ino: &mut Ino, sums: bool) {
+    let mut end = 0;
+    let mut dirty = ino.dirty.extents;
+    let mut keep = |e: &mut Extent| {
+        let why = if e.lblk < end {
+            (codes::EXTENT_ORDER, "overlaps the one before")
+        } else if !domain.holds(store, e.addr, u64::from(e.len)) {
+            (codes::EXTENT_PLACE, "lies outside the data blocks of its domain")
+        } else if e.sums.is_some() && !sums || e.sums.as_ref().is_some_and(|s| s.len() != e.len as usize) {
+            e.sums = None;
+            dirty = true;
+            log.add(codes::EXTENT_SUMS, Some(node), format!("extent at {} has checksums it must not have", e.lblk));
+            end = e.end();
+            return true;
+        } else {
+            end = e.end();
+            return true;
+        };
+        log.add(why.0, Some(node), format!("extent of {} blocks at {} ({}) {}", e.len, e.lblk, e.addr, why.1));
+        dirty = true;
+        false
+    };
+    let mut extents = std::mem::take(&mut ino.extents);
+    extents.retain_mut(&mut keep);
+    ino.extents = extents;
+    ino.dirty.extents = dirty;
+}
+
+/// Kind of content and size must fit the type.
+fn check_content(log: &mut Log, node: NodeId, ino: &mut Ino) {
+    let kind = FileKind::from_mode(ino.inode.mode);
+    let mut wrong = |why: String| log.add(codes::CONTENT, Some(node), why);
+    let mapped = matches!(ino.inode.content, Content::Extents(_) | Content::Tree { .. });
+    match kind {
+        Some(FileKind::File | FileKind::Symlink) => match &ino.inode.content {
+            Content::Inline(b) if b.len() as u64 != ino.inode.size => {
+                wrong(format!("{} inline bytes, size {}", b.len(), ino.inode.size));
+                ino.inode.size = b.len() as u64;
+                ino.dirty.record = true;
+            }
+            Content::InlineDir(_) => {
+                wrong("a file with directory entries".into());
+                ino.inode.content = Content::None;
+                ino.inode.size = 0;
+                ino.dirty.record = true;
+            }
+            _ => {}
+        },
+        Some(FileKind::Dir) => {
+            if let Content::Inline(_) = ino.inode.content {
+                wrong("a directory with file content".into());
+                ino.inode.content = Content::None;
+                ino.dirty.entries = true;
+            }
+        }
+        _ => {
+            if mapped || !matches!(ino.inode.content, Content::None) {
+                wrong("a special file with content".into());
+                ino.inode.content = Content::None;
+                ino.extents.clear();
+                ino.dirty.extents = true;
+            }
+        }
+    }
+    let blocks = ino.extent_blocks();
+    if ino.inode.blocks != blocks {
+        let why = format!("counts {} blocks, has {blocks}", ino.inode.blocks);
+        log.add(codes::BLOCK_COUNT, Some(node), why);
+        ino.inode.blocks = blocks;
+        ino.dirty.record = true;
+    }
+}

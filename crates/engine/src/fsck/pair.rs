@@ -1,0 +1,84 @@
+//! Looking at both copies of a shadow pair, and mending a damaged one.
+
+use crate::error::Result;
+use braidfs_device::BLOCK_BYTES;
+use braidfs_format::block::{BlockKind, open, seal};
+
+/// State of one copy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CopyState {
+    /// Holds, with this `seq`.
+    Good(u64),
+    /// All zero: never written.
+    Blank,
+    /// Something else, and why it does not hold.
+    Bad(String),
+}
+
+/// State of both copies of the pair at `addr`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PairState(pub [CopyState; 2]);
+
+impl PairState {
+    /// Looks at `pair`, two blocks.
+    pub fn of(pair: &[u8], kind: BlockKind, volume: u32, addr: u64) -> Self {
+        let state = |i: usize| {
+            let b = &pair[i * BLOCK_BYTES..(i + 1) * BLOCK_BYTES];
+            match open(b, kind, volume, addr + i as u64) {
+                Ok(h) => CopyState::Good(h.seq.get()),
+                Err(_) if b.iter().all(|&x| x == 0) => CopyState::Blank,
+                Err(e) => CopyState::Bad(e.why),
+            }
+        };
+        Self([state(0), state(1)])
+    }
+
+    /// The copy that counts.
+    pub fn current(&self) -> Option<(usize, u64)> {
+        match (&self.0[0], &self.0[1]) {
+            (CopyState::Good(a), CopyState::Good(b)) => Some(if b > a { (1, *b) } else { (0, *a) }),
+            (CopyState::Good(a), _) => Some((0, *a)),
+            (_, CopyState::Good(b)) => Some((1, *b)),
+            _ => None,
+        }
+    }
+
+    /// The damaged copy, where the other one holds.
+    pub fn damaged(&self) -> Option<(usize, &str)> {
+        self.current()?;
+        self.0.iter().enumerate().find_map(|(i, c)| match c {
+            CopyState::Bad(why) => Some((i, why.as_str())),
+            _ => None,
+        })
+    }
+}
+
+/// The block to write over copy `copy` of the pair at `addr`, with what the other copy holds.
+pub fn mended(pair: &[u8], kind: BlockKind, volume: u32, addr: u64, copy: usize) -> Option<Vec<u8>> {
+    let good = 1 - copy;
+    let mut b = pair[good * BLOCK_BYTES..(good + 1) * BLOCK_BYTES].to_vec();
+    let h = open(&b, kind, volume, addr + good as u64).ok()?;
+    seal(&mut b, kind, h.domain.get(), h.volume.get(), addr + copy as u64, h.seq.get());
+    Some(b)
+}
+
+/// Writes both copies of a pair, the one that does not count first, so that a crash between leaves one that holds.
+/// `state` is what the pair is now; `encode` makes the block of a copy with a `seq`; `floor` is the lowest `seq`.
+///
+/// # Errors
+/// Of `write` or `flush`.
+pub fn write_both(
+    state: &PairState,
+    floor: u64,
+    encode: &dyn Fn(usize, u64) -> Vec<u8>,
+    write: &dyn Fn(usize, &[u8]) -> Result<()>,
+) -> Result<()> {
+    let (first, seq) = match state.current() {
+        Some((copy, seq)) => (1 - copy, seq + 1),
+        None => (0, floor + 1),
+    };
+    for copy in [first, 1 - first] {
+        write(copy, &encode(copy, seq))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,233 @@
+//! Makes the device equal to a model.
+//!
+//! Order: new records and buckets to free blocks; flush; the tables of the groups; flush; the volume's tables and the
+//! domain headers. While the tables are written the domains are marked as failed, so that an interrupted repair is
+//! neither mounted for writing nor skipped by the next check.
+
+use super::layout;
+use super::model::{Claim, Domain, Group, Log, Model};
+use super::pair::{PairState, write_both};
+use super::space::{expected, segment_entry};
+use super::volume::read_pair;
+use crate::error::Result;
+use crate::store::Store;
+use braidfs_device::{BLOCK_BYTES, Device};
+use braidfs_format::bat::{self, ENTRIES_PER_BLOCK};
+use braidfs_format::domain::{CLEAN, DomainHeader, FAILED};
+use braidfs_format::geometry::{NODES_PER_BLOCK, SEGMENT_BLOCKS};
+use braidfs_format::group::{
+    GroupHeader, OWNERS_PER_BLOCK, Owner, SegmentEntry, SegmentTable, decode_owners, encode_owners,
+};
+use braidfs_format::journal::peek_chunk;
+use braidfs_format::node::NodeTableBlock;
+use braidfs_format::{BlockAddr, BlockKind, DomainId};
+use std::sync::Arc;
+
+/// Mounts that a header made again counts: above what the lost one is likely to have counted.
+const REBUILT_MOUNTS: u32 = 1 << 20;
+/// Positions from here on are taken as damage.
+const POSITION_MAX: u64 = 1 << 60;
+
+/// Writes everything in which the device differs from `m`.
+///
+/// # Errors
+/// Of the device, or [`crate::Error::NoSpace`] where a domain has no block left for a record.
+pub fn write(m: &mut Model) -> Result<()> {
+    write_headers(m, FAILED | CLEAN)?;
+    m.store.flush()?;
+    layout::write_inodes(m)?;
+    m.store.flush()?;
+    for mend in m.domains.iter().flat_map(|d| d.groups.values()).flat_map(|g| &g.mend) {
+        m.store.write(mend.addr, &mend.block)?;
+    }
+    m.store.flush()?;
+    for domain in &m.domains {
+        let claims = Model::claims(domain, m.inodes.iter().filter(|(_, i)| i.domain == domain.number));
+        for group in domain.groups.values() {
+            write_group(&m.store, domain, group, &claims)?;
+        }
+    }
+    write_volume(m)?;
+    m.store.flush()?;
+    for d in &mut m.domains {
+        if d.reset_journal {
+            let age = newest_age(d);
+            if let Some(h) = d.header.as_mut() {
+                reset_journal(&m.store, d.number, h, age);
+            }
+        }
+    }
+    write_headers(m, CLEAN)?;
+    m.store.flush()
+}
+
+/// Replaces both copies of the pair at `addr` in the group space.
+fn write_pair(
+    store: &Store,
+    addr: BlockAddr,
+    kind: BlockKind,
+    floor: u64,
+    encode: &dyn Fn(usize, u64) -> Vec<u8>,
+) -> Result<()> {
+    let pair = Log::default().read(store, addr, 2);
+    let state = PairState::of(&pair, kind, store.volume, addr.0);
+    write_both(&state, floor, encode, &|copy, block| store.write(BlockAddr(addr.0 + copy as u64), block))
+}
+
+fn write_group(store: &Store, domain: &Domain, group: &Group, claims: &[Claim]) -> Result<()> {
+    let (g, volume, number) = (store.geometry, store.volume, group.number);
+    let floor = u64::from(group.epoch) << 32;
+    if group.header_bad {
+        let addr = g.header_addr(number);
+        let h = GroupHeader::new(number, group.blocks, group.epoch, domain.number);
+        write_pair(store, addr, BlockKind::Group, floor, &|copy, seq| h.to_block(volume, addr, copy, seq))?;
+    }
+    let e = expected(store, domain, group, claims);
+    let old = group.segments.as_deref();
+    let segments: Vec<SegmentEntry> =
+        (0..g.segments).map(|i| segment_entry(&e, i, group, old.and_then(|s| s.get(i as usize)))).collect();
+    if old != Some(segments.as_slice()) {
+        let addr = g.segment_table_addr(number);
+        write_pair(store, addr, BlockKind::SegmentTable, floor, &|copy, seq| {
+            SegmentTable::encode(&segments, domain.number, volume, addr, copy, seq)
+        })?;
+    }
+    for half in 0..2 * g.segments {
+        let first = (half * OWNERS_PER_BLOCK) as usize;
+        let wanted: Vec<Owner> =
+            (0..OWNERS_PER_BLOCK as usize).map(|i| e.owners[first + i].unwrap_or_default()).collect();
+        let addr = g.owners_addr(number, half / 2, half % 2);
+        let pair = Log::default().read(store, addr, 2);
+        let right = decode_owners(&pair, volume, addr).is_ok_and(|(_, _, is)| {
+            // Owners of free blocks do not matter.
+            is.iter().zip(&wanted).enumerate().all(|(i, (a, b))| e.owners[first + i].is_none() || a == b)
+        });
+        if !right {
+            write_pair(store, addr, BlockKind::Owners, floor, &|copy, seq| {
+                encode_owners(&wanted, domain.number, volume, addr, copy, seq)
+            })?;
+        }
+    }
+    for index in (0..g.node_blocks()).filter(|&i| group.entries_dirty[i as usize]) {
+        let addr = g.node_table_addr(number, index);
+        let entries = &group.entries[(index * NODES_PER_BLOCK) as usize..][..NODES_PER_BLOCK as usize];
+        write_pair(store, addr, BlockKind::NodeTable, floor, &|copy, seq| {
+            NodeTableBlock::encode(entries, domain.number, volume, addr, copy, seq)
+        })?;
+    }
+    Ok(())
+}
+
+/// Superblocks, damaged copies of the volume's pairs, and what of the BAT was lost.
+fn write_volume(m: &Model) -> Result<()> {
+    for (device, block, content) in &m.volume_writes {
+        m.store.device(*device).write(*block, content)?;
+    }
+    let volume = m.sb.volume_id();
+    for &index in &m.bat_dirty {
+        let pair = m.sb.bat.get() + 2 * index as u64;
+        let first = index * ENTRIES_PER_BLOCK as usize;
+        let entries = &m.bat[first..m.bat.len().min(first + ENTRIES_PER_BLOCK as usize)];
+        let state = PairState::of(&read_pair(&m.store, &mut Log::default(), pair), BlockKind::Bat, volume, pair);
+        write_both(&state, 0, &|copy, seq| bat::encode(entries, volume, pair, copy, seq), &|copy, block| {
+            Ok(m.store.device(0).write(pair + copy as u64, block)?)
+        })?;
+    }
+    Ok(())
+}
+
+fn write_headers(m: &Model, flags: u32) -> Result<()> {
+    m.domains.iter().try_for_each(|d| write_header(m, d, flags))
+}
+
+fn write_header(m: &Model, d: &Domain, flags: u32) -> Result<()> {
+    let Some(mut h) = d.header else { return Ok(()) };
+    let volume = m.sb.volume_id();
+    h.flags = flags.into();
+    let pair = m.sb.domain_table.get() + 2 * u64::from(d.number);
+    let state = PairState::of(&read_pair(&m.store, &mut Log::default(), pair), BlockKind::Domain, volume, pair);
+    write_both(&state, 0, &|copy, seq| h.to_block(volume, pair, copy, seq), &|copy, block| {
+        Ok(m.store.device(0).write(pair + copy as u64, block)?)
+    })
+}
+
+/// Mends the volume's tables and takes the mark "failed" from the domain headers, so that the volume can be mounted and
+/// its journals replayed.
+///
+/// # Errors
+/// Of a device, or no volume.
+pub fn prepare_replay(devices: &[Arc<dyn Device>]) -> Result<()> {
+    let m = super::volume::read(devices)?;
+    write_volume(&m)?;
+    for d in &m.domains {
+        if let Some(flags) = d.header.map(|h| h.flags.get()).filter(|f| f & FAILED != 0) {
+            write_header(&m, d, flags & !FAILED)?;
+        }
+    }
+    m.store.flush()
+}
+
+fn newest_age(domain: &Domain) -> u64 {
+    domain.groups.values().flat_map(|g| g.segments.iter().flatten()).map(|s| s.age).max().unwrap_or(0)
+}
+
+/// Empties the journal of `h`: it goes on behind every chunk that lies in it, so that none of them is taken for new.
+fn reset_journal(store: &Store, domain: u16, h: &mut DomainHeader, age: u64) {
+    let blocks = u64::from(h.journal_blocks.get()).max(1);
+    let (mut end, mut tx) = (h.head_pos.get(), h.last_tx.get().max(h.checkpointed_tx.get()).max(age));
+    let mut block = vec![0u8; BLOCK_BYTES];
+    for i in 0..blocks {
+        if store.read(BlockAddr(h.journal_start.get() + i), &mut block).is_err() {
+            continue;
+        }
+        let word = |at: usize| u64::from_le_bytes(block[at..at + 8].try_into().unwrap_or_default());
+        let (pos, in_tx) = (word(16), word(24));
+        if pos < POSITION_MAX && peek_chunk(&block, store.volume, DomainId(domain), pos).is_some() {
+            end = end.max(pos + u64::from(braidfs_format::journal::CHUNK_MAX_BLOCKS));
+            tx = tx.max(in_tx.min(POSITION_MAX));
+        }
+    }
+    let pos = end.next_multiple_of(blocks);
+    h.head_pos = pos.into();
+    h.tail_pos = pos.into();
+    // Transactions that were running or committing when it stopped may have used the next numbers.
+    h.last_tx = (tx + 4).into();
+    h.checkpointed_tx = h.last_tx;
+}
+
+/// Makes a lost domain header again: the journal is the run of valid blocks without owner behind the metadata of one of
+/// the domain's groups.
+pub fn rebuild_header(store: &Store, domain: &mut Domain) {
+    let g = store.geometry;
+    let mut best: Option<(u64, u32)> = None;
+    for group in domain.groups.values() {
+        let Some(segments) = &group.segments else { continue };
+        let (first, mut at) = (g.meta_blocks(), g.meta_blocks());
+        let mut owners: (u32, Vec<Owner>) = (u32::MAX, Vec::new());
+        while at < group.blocks && segments[(at / SEGMENT_BLOCKS) as usize].is_valid(at % SEGMENT_BLOCKS) {
+            let half = at / OWNERS_PER_BLOCK;
+            if owners.0 != half {
+                let addr = g.owners_addr(group.number, half / 2, half % 2);
+                let pair = Log::default().read(store, addr, 2);
+                owners = (half, decode_owners(&pair, store.volume, addr).map(|o| o.2).unwrap_or_default());
+            }
+            let owner = owners.1.get((at % OWNERS_PER_BLOCK) as usize);
+            if owner.is_some_and(|o| o.node.0 != 0 || o.live != 0) {
+                break;
+            }
+            at += 1;
+        }
+        if at - first >= 16 && best.is_none_or(|b| at - first > b.1) {
+            best = Some((g.group_start(group.number).0 + u64::from(first), at - first));
+        }
+    }
+    let Some((start, blocks)) = best else { return };
+    let mut h = DomainHeader::empty();
+    h.domain = domain.number.into();
+    h.flags = CLEAN.into();
+    h.journal_start = start.into();
+    h.journal_blocks = blocks.into();
+    h.mounts = REBUILT_MOUNTS.into();
+    reset_journal(store, domain.number, &mut h, newest_age(domain));
+    domain.header = Some(h);
+}

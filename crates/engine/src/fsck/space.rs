@@ -1,0 +1,232 @@
+//! Checks the space of a domain: no block used twice; bitmaps, owners and live counts equal to what is referenced.
+
+use super::codes;
+use super::model::{Claim, Domain, Group, Ino, Log, Mend, Model};
+use super::tables::check_pair;
+use crate::store::Store;
+use braidfs_device::BLOCK_BYTES;
+use braidfs_format::geometry::SEGMENT_BLOCKS;
+use braidfs_format::group::{OWNERS_PER_BLOCK, Owner, SegmentEntry, SegmentKind, Temperature, decode_owners};
+use braidfs_format::{BlockAddr, BlockKind, NodeId};
+use std::collections::BTreeMap;
+
+/// What the owner table of the device says of a block; `None` where it cannot be read.
+fn owner_on_device(store: &Store, addr: BlockAddr) -> Option<Owner> {
+    let (group, segment, block) = store.geometry.split(addr);
+    let pair = store.geometry.owners_addr(group, segment, block / OWNERS_PER_BLOCK);
+    let mut buf = vec![0u8; 2 * BLOCK_BYTES];
+    store.read(pair, &mut buf).ok()?;
+    let (_, _, owners) = decode_owners(&buf, store.volume, pair).ok()?;
+    owners.get((block % OWNERS_PER_BLOCK) as usize).copied()
+}
+
+/// Finds blocks used twice. The one that the owner table names keeps them (node blocks always); the other gets a hole.
+pub fn resolve_shared(store: &Store, log: &mut Log, domain: &Domain, inodes: &mut BTreeMap<NodeId, Ino>) {
+    loop {
+        let claims = Model::claims(domain, inodes.iter());
+        let mut holes: Vec<(NodeId, u64, u64)> = Vec::new();
+        let mut last: Option<Claim> = None;
+        for c in claims {
+            let Some(p) = last else {
+                last = Some(c);
+                continue;
+            };
+            let p_end = p.addr.0 + u64::from(p.len);
+            let c_end = c.addr.0 + u64::from(c.len);
+            if c.addr.0 < p_end {
+                let shared = c.addr.0..p_end.min(c_end);
+                let loser = if c.owner.node.0 == 0 {
+                    p
+                } else if p.owner.node.0 == 0 {
+                    c
+                } else {
+                    let owner = owner_on_device(store, c.addr).map(|o| o.node);
+                    if owner == Some(c.owner.node) && p.owner.node != c.owner.node { p } else { c }
+                };
+                let winner = if loser == c { p } else { c };
+                let n = shared.end - shared.start;
+                let by = if winner.owner.node.0 == 0 { "a node block".into() } else { winner.owner.node.to_string() };
+                let why = format!("{n} blocks at block {} are also used by {by}", shared.start);
+                log.add(codes::BLOCK_SHARED, Some(loser.owner.node), why);
+                let from = loser.owner.lblk + (shared.start - loser.addr.0);
+                holes.push((loser.owner.node, from, from + n));
+            }
+            if c_end >= p_end {
+                last = Some(c);
+            }
+        }
+        if holes.is_empty() {
+            return;
+        }
+        for (node, from, to) in holes {
+            if let Some(ino) = inodes.get_mut(&node) {
+                ino.punch(from, to);
+                ino.inode.blocks = ino.extent_blocks();
+            }
+        }
+    }
+}
+
+/// What the tables of a group must say of its blocks.
+#[derive(Debug)]
+pub struct Expected {
+    /// Per block: its owner where something refers to it.
+    pub owners: Vec<Option<Owner>>,
+    /// Per segment: the bitmap.
+    pub valid: Vec<[u64; 8]>,
+    /// Per segment: blocks of files and directories, and node blocks.
+    pub used: Vec<(u32, u32)>,
+    /// Per segment: part of the journal lies in it.
+    pub journal: Vec<bool>,
+}
+
+/// Blocks of a group that belong to nobody and can never be used: metadata, journal, what lies past the end.
+fn is_fixed(store: &Store, domain: &Domain, group: &Group, at: u32) -> bool {
+    let addr = store.geometry.group_start(group.number).0 + u64::from(at);
+    at < store.geometry.meta_blocks()
+        || at >= group.blocks
+        || domain.journal().is_some_and(|(start, n)| addr >= start && addr - start < n)
+}
+
+/// The expected state of `group`; `claims` are those of its domain, by address.
+pub fn expected(store: &Store, domain: &Domain, group: &Group, claims: &[Claim]) -> Expected {
+    let g = store.geometry;
+    let start = g.group_start(group.number).0;
+    let total = g.group_blocks();
+    let mut e = Expected {
+        owners: vec![None; total as usize],
+        valid: vec![[0; 8]; g.segments as usize],
+        used: vec![(0, 0); g.segments as usize],
+        journal: vec![false; g.segments as usize],
+    };
+    if let Some((first, n)) = domain.journal() {
+        for (i, j) in e.journal.iter_mut().enumerate() {
+            let from = g.segment_start(group.number, i as u32).0;
+            *j = first < from + u64::from(SEGMENT_BLOCKS) && first.saturating_add(n) > from;
+        }
+    }
+    let mut mark =
+        |at: u32| e.valid[(at / SEGMENT_BLOCKS) as usize][(at % SEGMENT_BLOCKS / 64) as usize] |= 1 << (at % 64);
+    (0..total).filter(|&at| is_fixed(store, domain, group, at)).for_each(&mut mark);
+    let from = claims.partition_point(|c| c.addr.0 < start);
+    for c in claims[from..].iter().take_while(|c| c.addr.0 < start + u64::from(total)) {
+        for i in 0..c.len {
+            let at = (c.addr.0 - start) as u32 + i;
+            let Some(slot) = e.owners.get_mut(at as usize) else { break };
+            *slot = Some(Owner { lblk: c.owner.lblk + u64::from(i), ..c.owner });
+            mark(at);
+            let used = &mut e.used[(at / SEGMENT_BLOCKS) as usize];
+            if c.owner.node.0 == 0 { used.1 += 1 } else { used.0 += 1 }
+        }
+    }
+    e
+}
+
+/// Whether a segment of this kind may hold what is expected in it.
+fn kind_fits(e: &Expected, segment: u32, group: &Group, kind: SegmentKind) -> bool {
+    let absent = segment * SEGMENT_BLOCKS >= group.blocks;
+    let (data, nodes) = e.used[segment as usize];
+    match kind {
+        SegmentKind::Absent => absent,
+        SegmentKind::Free => !absent && data + nodes == 0,
+        _ => !absent,
+    }
+}
+
+/// The segment table entry that fits `e`: as it is on the device where that fits.
+pub fn segment_entry(e: &Expected, segment: u32, group: &Group, old: Option<&SegmentEntry>) -> SegmentEntry {
+    let mut s = old.copied().unwrap_or_default();
+    s.valid = e.valid[segment as usize];
+    let (data, nodes) = e.used[segment as usize];
+    if old.is_none() || !kind_fits(e, segment, group, s.kind) {
+        s.kind = match (data, nodes) {
+            _ if segment * SEGMENT_BLOCKS >= group.blocks => SegmentKind::Absent,
+            (0, 0) if e.journal[segment as usize] => SegmentKind::Journal,
+            (0, 0) if s.valid == [0; 8] => SegmentKind::Free,
+            (d, n) if d > n => SegmentKind::Data,
+            _ => SegmentKind::Node,
+        };
+        s.temperature = if s.kind == SegmentKind::Data { Temperature::Warm } else { Temperature::Hot };
+    }
+    s
+}
+
+/// Checks the segment table and owner tables of all groups against what is referenced.
+pub fn check(store: &Store, log: &mut Log, domain: &mut Domain, inodes: &BTreeMap<NodeId, Ino>) {
+    let claims = Model::claims(domain, inodes.iter());
+    let mut mends: Vec<(u32, Vec<Mend>)> = Vec::new();
+    for group in domain.groups.values() {
+        let e = expected(store, domain, group, &claims);
+        if let Some(segments) = &group.segments {
+            for (i, s) in segments.iter().enumerate() {
+                check_segment(log, group, &e, i as u32, s);
+            }
+        }
+        let mut mend = Vec::new();
+        for half in 0..2 * store.geometry.segments {
+            check_owners(store, log, &mut mend, group, &e, half);
+        }
+        mends.push((group.number, mend));
+    }
+    for (number, mend) in mends {
+        if let Some(g) = domain.groups.get_mut(&number) {
+            g.mend.extend(mend);
+        }
+    }
+}
+
+fn check_segment(log: &mut Log, group: &Group, e: &Expected, segment: u32, s: &SegmentEntry) {
+    let at = format!("segment {segment} of group {}", group.number);
+    let (mut leaked, mut missing) = (0, 0);
+    for (is, should) in s.valid.iter().zip(&e.valid[segment as usize]) {
+        leaked += (is & !should).count_ones();
+        missing += (should & !is).count_ones();
+    }
+    if leaked > 0 {
+        log.add(codes::LEAKED, None, format!("{at}: {leaked} blocks are marked valid and not used"));
+    }
+    if missing > 0 {
+        log.add(codes::NOT_MARKED, None, format!("{at}: {missing} blocks in use are not marked valid"));
+    }
+    if !kind_fits(e, segment, group, s.kind) {
+        let (data, nodes) = e.used[segment as usize];
+        let why = format!("{at} is of kind {:?} with {data} data blocks and {nodes} node blocks", s.kind);
+        log.add(codes::SEGMENT_KIND, None, why);
+    }
+}
+
+fn check_owners(store: &Store, log: &mut Log, mend: &mut Vec<Mend>, group: &Group, e: &Expected, half: u32) {
+    let g = store.geometry;
+    let (segment, part) = (half / 2, half % 2);
+    let addr = g.owners_addr(group.number, segment, part);
+    if half * OWNERS_PER_BLOCK >= group.blocks {
+        return;
+    }
+    let pair = log.read(store, addr, 2);
+    let what = format!("owner table of segment {segment} (half {part}) of group {}", group.number);
+    check_pair(log, mend, &pair, BlockKind::Owners, store.volume, addr, &what);
+    let owners = match decode_owners(&pair, store.volume, addr) {
+        Ok((_, _, o)) => o,
+        Err(err) => {
+            log.add(codes::OWNERS_LOST, None, format!("{what}: {err}"));
+            return;
+        }
+    };
+    let first = half * OWNERS_PER_BLOCK;
+    let (mut wrong, mut example) = (0, None);
+    for (i, is) in owners.iter().enumerate() {
+        let Some(should) = e.owners.get(first as usize + i).copied().flatten() else { continue };
+        if is.node != should.node || should.node.0 != 0 && is.lblk != should.lblk {
+            wrong += 1;
+            example.get_or_insert((first as usize + i, is.node, should.node));
+        } else if should.node.0 == 0 && is.live != should.live {
+            let at = g.group_start(group.number).0 + u64::from(first) + i as u64;
+            let why = format!("node block {at} counts {} live records, has {}", is.live, should.live);
+            log.add(codes::LIVE_COUNT, None, why);
+        }
+    }
+    if let Some((at, is, should)) = example {
+        let why = format!("{what}: {wrong} blocks have a wrong owner (block {at} of the group: {is}, not {should})");
+        log.add(codes::OWNER, Some(should).filter(|n| n.0 != 0), why);
+    }
+}

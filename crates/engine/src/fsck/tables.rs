@@ -1,0 +1,146 @@
+//! Reads and checks the tables of a domain's groups: header, segment table, node table. (Owner tables: `space`.)
+
+use super::codes;
+use super::model::{Domain, Group, Log, Mend, pair_codes};
+use super::pair::{PairState, mended};
+use crate::store::Store;
+use braidfs_device::BLOCK_BYTES;
+use braidfs_format::geometry::{NODES_PER_BLOCK, SEGMENT_BLOCKS};
+use braidfs_format::group::{GroupHeader, SegmentTable};
+use braidfs_format::node::{NodeBlock, NodeEntry, NodeKind, NodeRecord, NodeTableBlock, OVERFLOW, USED};
+use braidfs_format::{BlockAddr, BlockKind, NodeId};
+use std::collections::HashMap;
+
+/// Generation given to the free slots of a lost node table block: above what any node is likely to have had.
+const LOST_GENER: u32 = 1 << 30;
+
+/// Looks at a pair and notes a damaged copy.
+pub fn check_pair(
+    log: &mut Log,
+    mend: &mut Vec<Mend>,
+    pair: &[u8],
+    kind: BlockKind,
+    volume: u32,
+    addr: BlockAddr,
+    what: &str,
+) -> PairState {
+    let state = PairState::of(pair, kind, volume, addr.0);
+    if let Some((copy, why)) = state.damaged() {
+        log.add(pair_codes(kind).0, None, format!("{what}, copy {copy}: {why}"));
+        let block = mended(pair, kind, volume, addr.0, copy);
+        mend.extend(block.map(|block| Mend { addr: BlockAddr(addr.0 + copy as u64), block }));
+    }
+    state
+}
+
+/// Reads the tables of group `number`, which the BAT gives to `domain`.
+pub fn read_group(store: &Store, log: &mut Log, domain: u16, number: u32, epoch: u32) -> Group {
+    let (g, volume) = (store.geometry, store.volume);
+    let start = g.group_start(number);
+    let blocks = store.group_blocks(number);
+    let image = log.read(store, start, g.meta_blocks().min(blocks) as usize);
+    let pair_at = |addr: BlockAddr| &image[(addr.0 - start.0) as usize * BLOCK_BYTES..][..2 * BLOCK_BYTES];
+    let mut group = Group {
+        number,
+        epoch,
+        blocks,
+        header_bad: false,
+        segments: None,
+        entries: Vec::with_capacity(g.nodes() as usize),
+        entries_dirty: vec![false; g.node_blocks() as usize],
+        lost: Vec::new(),
+        mend: Vec::new(),
+    };
+
+    let what = format!("header of group {number}");
+    let pair = pair_at(g.header_addr(number));
+    check_pair(log, &mut group.mend, pair, BlockKind::Group, volume, g.header_addr(number), &what);
+    match GroupHeader::from_pair(pair, volume, g.header_addr(number)) {
+        Ok((_, _, h)) => {
+            let is = (h.group.get(), h.blocks.get(), h.epoch.get(), h.domain.get());
+            if is != (number, blocks, epoch, domain) {
+                let why = format!(
+                    "{what}: says group {}, {} blocks, claim {} of domain {}; the BAT has {blocks} blocks, claim {epoch}",
+                    is.0, is.1, is.2, is.3
+                );
+                log.add(codes::GROUP_CLAIM, None, why);
+                group.header_bad = true;
+            }
+        }
+        Err(e) => {
+            log.add(codes::GROUP_LOST, None, format!("{what}: {e}"));
+            group.header_bad = true;
+        }
+    }
+
+    let what = format!("segment table of group {number}");
+    let addr = g.segment_table_addr(number);
+    let pair = pair_at(addr);
+    check_pair(log, &mut group.mend, pair, BlockKind::SegmentTable, volume, addr, &what);
+    match SegmentTable::decode(pair, g.segments, volume, addr) {
+        Ok((_, _, segments)) => group.segments = Some(segments),
+        Err(e) => log.add(codes::SEGMENTS_LOST, None, format!("{what}: {e}")),
+    }
+
+    for index in 0..g.node_blocks() {
+        let what = format!("node table block {index} of group {number}");
+        let addr = g.node_table_addr(number, index);
+        let pair = pair_at(addr);
+        check_pair(log, &mut group.mend, pair, BlockKind::NodeTable, volume, addr, &what);
+        match NodeTableBlock::decode(pair, volume, addr) {
+            Ok((_, _, entries)) => group.entries.extend(entries),
+            Err(e) => {
+                log.add(codes::NODES_LOST, None, format!("{what}: {e}; nodes are looked for in the node blocks"));
+                let blank = NodeEntry { gener: LOST_GENER, ..NodeEntry::default() };
+                group.entries.extend(std::iter::repeat_n(blank, NODES_PER_BLOCK as usize));
+                group.entries_dirty[index as usize] = true;
+                group.lost.push(index);
+            }
+        }
+    }
+    group
+}
+
+/// Finds the nodes of lost node table blocks again: of all their records in valid node blocks of the domain, the newest.
+/// What was deleted may come back this way; the check of the namespace drops what nothing names.
+pub fn recover_entries(store: &Store, log: &mut Log, domain: &mut Domain) {
+    let g = store.geometry;
+    if domain.groups.values().all(|g| g.lost.is_empty()) {
+        return;
+    }
+    let lost = |node: NodeId| {
+        g.node_place(node).is_some_and(|(group, slot)| {
+            domain.groups.get(&group).is_some_and(|x| x.lost.contains(&(slot / NODES_PER_BLOCK)))
+        })
+    };
+    let mut best: HashMap<NodeId, (NodeRecord, NodeEntry)> = HashMap::new();
+    let mut block = vec![0u8; BLOCK_BYTES];
+    for group in domain.groups.values() {
+        for at in g.meta_blocks()..group.blocks {
+            let segment = group.segments.as_ref().and_then(|s| s.get((at / SEGMENT_BLOCKS) as usize));
+            if segment.is_some_and(|s| !s.is_valid(at % SEGMENT_BLOCKS)) {
+                continue;
+            }
+            let addr = BlockAddr(g.group_start(group.number).0 + u64::from(at));
+            if store.read(addr, &mut block).is_err() {
+                continue;
+            }
+            let Ok(n) = NodeBlock::check(&block, store.volume, addr) else { continue };
+            for index in 0..n {
+                let Ok(r) = NodeBlock::record(&block, index) else { continue };
+                let newer = best.get(&r.node).is_none_or(|(b, _)| (r.gener, r.version) > (b.gener, b.version));
+                if lost(r.node) && newer {
+                    let overflow = if r.kind == NodeKind::Inode { 0 } else { OVERFLOW };
+                    let flags = (r.flags & !OVERFLOW) | overflow | USED;
+                    let entry = NodeEntry { addr, index: index as u8, flags, gener: r.gener };
+                    best.insert(r.node, (r, entry));
+                }
+            }
+        }
+    }
+    for (node, (_, entry)) in best {
+        log.add(codes::NODES_LOST, Some(node), "found again in a node block");
+        domain.set_entry(store, node, entry);
+        domain.recovered.insert(node);
+    }
+}

@@ -1,0 +1,183 @@
+//! Checks the volume's own tables: superblocks and replicas, the block group allocation table, domain headers.
+
+use super::codes;
+use super::model::{Domain, Log, Model};
+use super::pair::{CopyState, PairState, mended};
+use crate::error::Result;
+use crate::store::Store;
+use crate::volume::super_io;
+use braidfs_device::{BLOCK_BYTES, Device};
+use braidfs_format::bat::{self, BatEntry, ENTRIES_PER_BLOCK};
+use braidfs_format::domain::{DomainHeader, FAILED};
+use braidfs_format::group::GroupHeader;
+use braidfs_format::super_block::SuperBlock;
+use braidfs_format::{BlockKind, DomainId};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// `seq` of superblocks written by a repair.
+const SUPER_SEQ: u64 = 2;
+
+/// Reads a pair of volume blocks of device 0; unreadable blocks count as zeros and are reported.
+pub fn read_pair(store: &Store, log: &mut Log, pair: u64) -> Vec<u8> {
+    let mut buf = vec![0u8; 2 * BLOCK_BYTES];
+    for (i, b) in buf.chunks_mut(BLOCK_BYTES).enumerate() {
+        if let Err(e) = store.device(0).read(pair + i as u64, b) {
+            b.fill(0);
+            log.add(codes::UNREADABLE, None, format!("volume block {} cannot be read: {e}", pair + i as u64));
+        }
+    }
+    buf
+}
+
+/// Reads the volume's tables.
+///
+/// # Errors
+/// Where there is no usable superblock, or a device is missing or too small: nothing can be checked.
+pub fn read(devices: &[Arc<dyn Device>]) -> Result<Model> {
+    let (sb, order) = super_io::read_super(devices)?;
+    let store = Arc::new(Store::new(order, &sb)?);
+    let mut m = Model {
+        sb,
+        store,
+        bat: Vec::new(),
+        bat_dirty: Vec::new(),
+        volume_writes: Vec::new(),
+        domains: Vec::new(),
+        inodes: BTreeMap::new(),
+        log: Log::default(),
+    };
+    check_supers(&mut m);
+    read_bat(&mut m);
+    read_domains(&mut m);
+    Ok(m)
+}
+
+fn check_supers(m: &mut Model) {
+    let table = m.sb.device_table().to_vec();
+    for (i, d) in table.iter().enumerate() {
+        let device = Arc::clone(m.store.device(i));
+        for addr in [0, d.blocks.get() - 1] {
+            let why = match super_io::read_at(&device, addr) {
+                Ok(s) if same(&s, &m.sb, i as u16) => continue,
+                Ok(_) => "differs from the others".to_string(),
+                Err(e) => e.to_string(),
+            };
+            m.log.add(codes::SUPER_COPY, None, format!("superblock at block {addr} of {}: {why}", device.name()));
+            m.volume_writes.push((i, addr, m.sb.to_block(i as u16, addr, SUPER_SEQ)));
+        }
+    }
+}
+
+/// Whether two superblocks say the same, but for the header and the device that they stand on.
+fn same(a: &SuperBlock, b: &SuperBlock, device: u16) -> bool {
+    a.this_device.get() == device && a.to_block(0, 0, 0) == b.to_block(0, 0, 0)
+}
+
+fn read_bat(m: &mut Model) {
+    let groups = m.sb.groups.get() as usize;
+    let (volume, domains) = (m.sb.volume_id(), m.sb.domains.get());
+    for index in 0..groups.div_ceil(ENTRIES_PER_BLOCK as usize) {
+        let first = index * ENTRIES_PER_BLOCK as usize;
+        let count = (groups - first).min(ENTRIES_PER_BLOCK as usize);
+        let pair = m.sb.bat.get() + 2 * index as u64;
+        let buf = read_pair(&m.store, &mut m.log, pair);
+        let state = PairState::of(&buf, BlockKind::Bat, volume, pair);
+        match bat::decode(&buf, volume, pair, count, domains) {
+            Ok((_, _, entries)) => {
+                m.bat.extend(entries);
+                if let Some((copy, why)) = state.damaged() {
+                    m.log.add(codes::BAT_COPY, None, format!("BAT pair {index}, copy {copy}: {why}"));
+                    let mend = mended(&buf, BlockKind::Bat, volume, pair, copy);
+                    m.volume_writes.extend(mend.map(|b| (0, pair + copy as u64, b)));
+                }
+            }
+            Err(e) => {
+                m.log.add(codes::BAT_LOST, None, format!("BAT pair {index}: {e}; owners taken from group headers"));
+                for group in first..first + count {
+                    let entry = claim_of(m, group as u32);
+                    m.bat.push(entry);
+                }
+                m.bat_dirty.push(index);
+            }
+        }
+    }
+}
+
+/// Owner of a group as its header says; free where there is none.
+fn claim_of(m: &Model, group: u32) -> BatEntry {
+    let pair = m.store.geometry.header_addr(group);
+    let mut buf = vec![0u8; 2 * BLOCK_BYTES];
+    if m.store.read(pair, &mut buf).is_err() {
+        return BatEntry::default();
+    }
+    match GroupHeader::from_pair(&buf, m.sb.volume_id(), pair) {
+        Ok((_, _, h)) if h.group.get() == group && h.domain < m.sb.domains => {
+            BatEntry { domain: Some(DomainId(h.domain.get())), epoch: h.epoch.get() }
+        }
+        _ => BatEntry::default(),
+    }
+}
+
+fn read_domains(m: &mut Model) {
+    let volume = m.sb.volume_id();
+    for number in 0..m.sb.domains.get() {
+        let pair = m.sb.domain_table.get() + 2 * u64::from(number);
+        let mut log = Log::of(number);
+        let buf = read_pair(&m.store, &mut log, pair);
+        let state = PairState::of(&buf, BlockKind::Domain, volume, pair);
+        let mut header = None;
+        let mut dirty = false;
+        match DomainHeader::from_pair(&buf, volume, pair, number) {
+            Ok((_, _, h)) => {
+                if let Some((copy, why)) = state.damaged() {
+                    log.add(codes::DOMAIN_COPY, None, format!("domain header, copy {copy}: {why}"));
+                    let mend = mended(&buf, BlockKind::Domain, volume, pair, copy);
+                    m.volume_writes.extend(mend.map(|b| (0, pair + copy as u64, b)));
+                }
+                if journal_fits(m, &h, number) {
+                    if h.flags.get() & FAILED != 0 {
+                        log.add(codes::DOMAIN_FAILED, None, "the domain had stopped after an error");
+                        dirty = true;
+                    }
+                    header = Some(h);
+                } else {
+                    let at = h.journal_start.get();
+                    let why = format!("journal of {} blocks at block {at} is outside its groups", h.journal_blocks);
+                    log.add(codes::JOURNAL_PLACE, None, why);
+                }
+            }
+            Err(e) => {
+                // A pair never written is as bad as a damaged one: the domain exists.
+                let blank = state.0 == [CopyState::Blank, CopyState::Blank];
+                log.add(codes::DOMAIN_LOST, None, if blank { "domain header is blank".into() } else { e.to_string() });
+            }
+        }
+        if !m.bat.iter().any(|e| e.domain == Some(DomainId(number))) {
+            log.add(codes::DOMAIN_EMPTY, None, "the domain owns no group");
+        }
+        m.log.findings.append(&mut log.findings);
+        m.domains.push(Domain {
+            number,
+            header_dirty: dirty || header.is_none(),
+            header,
+            reset_journal: false,
+            groups: BTreeMap::new(),
+            recovered: Default::default(),
+        });
+    }
+}
+
+/// Whether the journal lies in the data blocks of one group of its domain.
+fn journal_fits(m: &Model, h: &DomainHeader, domain: u16) -> bool {
+    let g = m.store.geometry;
+    let (start, n) = (braidfs_format::BlockAddr(h.journal_start.get()), u64::from(h.journal_blocks.get()));
+    if !g.contains(start, n) {
+        return false;
+    }
+    let group = g.group_of(start);
+    let at = start.0 - g.group_start(group).0;
+    m.bat.get(group as usize).is_some_and(|e| e.domain == Some(DomainId(domain)))
+        && at >= u64::from(g.meta_blocks())
+        && at + n <= u64::from(m.store.group_blocks(group))
+}

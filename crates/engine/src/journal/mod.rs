@@ -1,0 +1,136 @@
+//! The journal of one domain: a ring of blocks.
+//!
+//! Owns the ring's head and tail. Positions count blocks and never wrap (`braidfs_format::journal`). Space between tail
+//! and head belongs to chunks that recovery may still need; [`Journal::release`] moves the tail once a checkpoint is
+//! durable. Lock rank: leaf.
+
+use crate::error::Result;
+use crate::store::Store;
+use braidfs_format::domain::DomainHeader;
+use braidfs_format::journal::{Chunk, decode_chunk, peek_chunk};
+use braidfs_format::{BLOCK_BYTES, BlockAddr, DomainId};
+use parking_lot::Mutex;
+use std::sync::Arc;
+
+#[derive(Debug, Clone, Copy)]
+struct Ring {
+    head: u64,
+    tail: u64,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Journal {
+    store: Arc<Store>,
+    domain: DomainId,
+    start: BlockAddr,
+    blocks: u64,
+    ring: Mutex<Ring>,
+}
+
+impl Journal {
+    /// The journal that `header` describes, its head where the header says.
+    pub fn open(store: Arc<Store>, domain: DomainId, header: &DomainHeader) -> Self {
+        Self {
+            store,
+            domain,
+            start: BlockAddr(header.journal_start.get()),
+            blocks: u64::from(header.journal_blocks.get()),
+            ring: Mutex::new(Ring { head: header.head_pos.get(), tail: header.tail_pos.get() }),
+        }
+    }
+
+    /// Size in blocks.
+    pub fn blocks(&self) -> u64 {
+        self.blocks
+    }
+    /// Blocks between tail and head.
+    pub fn used(&self) -> u64 {
+        let r = self.ring.lock();
+        r.head - r.tail
+    }
+    /// Where the next chunk goes at the earliest.
+    pub fn head(&self) -> u64 {
+        self.ring.lock().head
+    }
+    /// Oldest position still needed.
+    pub fn tail(&self) -> u64 {
+        self.ring.lock().tail
+    }
+
+    /// Takes `blocks` neighbouring blocks; their position, or `None` where the ring is too full.
+    pub fn take(&self, blocks: u32) -> Option<u64> {
+        let n = u64::from(blocks);
+        let mut r = self.ring.lock();
+        let in_ring = r.head % self.blocks;
+        // a chunk does not wrap: the end of the ring stays unused
+        let pos = if in_ring + n > self.blocks { r.head + (self.blocks - in_ring) } else { r.head };
+        if pos + n - r.tail > self.blocks {
+            return None;
+        }
+        r.head = pos + n;
+        Some(pos)
+    }
+
+    /// The tail may move to `pos`: everything before is in the home tables.
+    pub fn release(&self, pos: u64) {
+        let mut r = self.ring.lock();
+        assert!(pos <= r.head && pos >= r.tail, "journal tail {} to {pos}, head {}", r.tail, r.head);
+        r.tail = pos;
+    }
+
+    /// After the scan: the head goes behind everything found.
+    pub fn set_head(&self, pos: u64) {
+        self.ring.lock().head = pos;
+    }
+
+    /// Block address of a position.
+    pub fn addr(&self, pos: u64) -> BlockAddr {
+        BlockAddr(self.start.0 + pos % self.blocks)
+    }
+
+    /// Whether `addr` lies in the journal.
+    pub fn contains(&self, addr: BlockAddr) -> bool {
+        (self.start.0..self.start.0 + self.blocks).contains(&addr.0)
+    }
+
+    /// Every whole chunk from the tail on, in the order of positions, and the position behind the last one. Torn and
+    /// missing chunks are passed over: the time is bounded by the journal's size.
+    ///
+    /// # Errors
+    /// Of the device.
+    pub fn scan(&self) -> Result<(Vec<Chunk>, u64)> {
+        const PIECE: usize = 256;
+        let total = self.blocks as usize;
+        let mut buf = vec![0u8; total * BLOCK_BYTES];
+        for (i, piece) in buf.chunks_mut(PIECE * BLOCK_BYTES).enumerate() {
+            self.store.read(BlockAddr(self.start.0 + (i * PIECE) as u64), piece)?;
+        }
+        let tail = self.tail();
+        let (mut pos, mut out, mut end) = (tail, Vec::new(), tail);
+        while pos < tail + self.blocks {
+            let at = (pos % self.blocks) as usize;
+            let rest = &buf[at * BLOCK_BYTES..];
+            let step = match peek_chunk(&rest[..BLOCK_BYTES], self.store.volume, self.domain, pos) {
+                // `rest` ends at the end of the ring, as every chunk does; what lies past the lap is older
+                Some(n) if pos + u64::from(n) <= tail + self.blocks => {
+                    match decode_chunk(rest, self.store.volume, self.domain, pos) {
+                        Ok(c) => {
+                            out.push(c);
+                            end = pos + u64::from(n);
+                            u64::from(n)
+                        }
+                        Err(_) => {
+                            // torn: its blocks were taken, so the head lies behind its first one at least
+                            end = pos + 1;
+                            1
+                        }
+                    }
+                }
+                _ => 1,
+            };
+            pos += step;
+        }
+        Ok((out, end))
+    }
+}

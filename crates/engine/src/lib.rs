@@ -1,0 +1,26 @@
+//! braidfs: a file system of many independent logs (*domains*) braided into one POSIX namespace.
+//!
+//! The modules show the way that data takes, from the top down; no module uses one above it:
+//! [`volume`] and [`namespace`] (paths, directories, rename, handles) → [`domain`] (transactions, commit, checkpoint,
+//! recovery of one micro file system) → [`cell`] (all state of one file) → [`journal`] → [`nodes`] and [`space`] (node
+//! table; segments, mlogs, cleaning) → [`store`] (which block lies on which device) → the crate `braidfs-device`.
+
+pub mod cell;
+pub mod domain;
+pub mod error;
+pub mod fsck;
+pub mod journal;
+pub mod mkfs;
+pub mod namespace;
+pub mod nodes;
+pub mod overlay;
+pub mod space;
+pub mod store;
+pub mod types;
+pub mod volume;
+
+pub use braidfs_device as device;
+pub use braidfs_format as format;
+pub use error::{Error, Result};
+pub use types::*;
+pub use volume::{OpenFile, Ticket, Volume};

@@ -1,0 +1,100 @@
+//! Changing attributes.
+
+use super::{Op, acl};
+use crate::error::{Error, Result};
+use crate::types::*;
+use crate::volume::Volume;
+use braidfs_format::inode::{APPEND, IMMUTABLE, NOATIME, NOCOW};
+
+impl Volume {
+    /// Changes attributes; a size change truncates or extends.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::NoSpace`], [`Error::TooBig`], [`Error::Perm`] for immutable files.
+    pub fn setattr(&self, ino: NodeId, set: &SetAttr) -> Result<Attr> {
+        let i = self.inner();
+        let c = i.cell(ino)?;
+        if set.size.is_some() {
+            match c.kind {
+                FileKind::File => {}
+                FileKind::Dir => return Err(Error::IsDir),
+                _ => return Err(Error::Invalid("not a regular file")),
+            }
+        }
+        let mut attempt = 0;
+        loop {
+            let mut op = Op::begin(i, &[c.domain], 2, true)?;
+            let mut st = c.state.write();
+            if st.deleted {
+                return Err(Error::NotFound);
+            }
+            let only_flags = set.flags.is_some();
+            if st.flags & (IMMUTABLE | APPEND) != 0 && !only_flags {
+                let times_only = SetAttr { atime: None, mtime: None, ctime: None, ..*set } == SetAttr::default();
+                if st.flags & IMMUTABLE != 0 || !times_only {
+                    return Err(Error::Perm);
+                }
+            }
+            if let Some(size) = set.size
+                && !i.prepare_truncate(&c, &mut st, size)?
+            {
+                drop(st);
+                drop(op);
+                i.make_room(i.dom(c.domain), attempt)?;
+                attempt += 1;
+                continue;
+            }
+            op.touch(&c, &mut st)?;
+            let now = i.shared.now();
+            let time = |t: SetTime| match t {
+                SetTime::Now => now,
+                SetTime::At(t) => t,
+            };
+            if let Some(size) = set.size {
+                i.truncate(&op, &c, &mut st, size);
+                st.mtime = now;
+                st.data_at = st.version;
+            }
+            if let Some(m) = set.mode {
+                st.mode = (st.mode & !0o7777) | (m & 0o7777);
+                acl::chmod(&mut st);
+                st.data_at = st.version;
+            }
+            if let Some(u) = set.uid {
+                st.uid = u;
+                st.data_at = st.version;
+            }
+            if let Some(g) = set.gid {
+                st.gid = g;
+                st.data_at = st.version;
+            }
+            if let Some(f) = set.flags {
+                let known = NOCOW | IMMUTABLE | APPEND | NOATIME;
+                if f & !known != 0 {
+                    return Err(Error::Unsupported("an inode flag"));
+                }
+                st.flags = f;
+                st.data_at = st.version;
+            }
+            if set.kill_suid && c.kind == FileKind::File {
+                let mut m = st.mode & !0o4000;
+                // without group execute, setgid is a mark for mandatory locks
+                if m & 0o010 != 0 {
+                    m &= !0o2000;
+                }
+                st.mode = m;
+            }
+            st.ctime = now;
+            if let Some(t) = set.atime {
+                st.atime = time(t);
+            }
+            if let Some(t) = set.mtime {
+                st.mtime = time(t);
+            }
+            if let Some(t) = set.ctime {
+                st.ctime = time(t);
+            }
+            return Ok(c.attr(&st));
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! Making inodes and names: create, mkdir, symlink, mknod, tmpfile, link.
+
+use super::{Op, acl, check_alive, check_name};
+use crate::cell::record::{LINK_BYTES_MAX, LINKS_MAX};
+use crate::cell::{Body, Cell, State};
+use crate::error::{Error, Result};
+use crate::types::*;
+use crate::volume::{Inner, OpenFile, Volume};
+use braidfs_format::inode::{IMMUTABLE, NOCOW};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Metadata blocks that one entry can dirty: a bucket, the other half of a split, and packed records.
+const ENTRY_BLOCKS: u64 = 4;
+
+impl Inner {
+    /// Where a new object of `dir` goes (DESIGN, Placement).
+    fn place(&self, dir: &Cell, st: &State, kind: FileKind) -> DomainId {
+        let policy = match st.placement {
+            Placement::Unset => self.default_placement(),
+            p => p,
+        };
+        let spread = match policy {
+            Placement::Spread => true,
+            Placement::Inherit => kind == FileKind::Dir && dir.ino == NodeId::ROOT,
+            _ => kind == FileKind::Dir,
+        };
+        if !spread {
+            return dir.domain;
+        }
+        let n = self.domains.len() as u32;
+        // the next domain that can take it
+        for _ in 0..n {
+            let d = &self.domains[(self.next_domain.fetch_add(1, Ordering::Relaxed) % n) as usize];
+            if d.failed().is_none() {
+                return d.id;
+            }
+        }
+        dir.domain
+    }
+
+    pub(crate) fn default_placement(&self) -> Placement {
+        Placement::from_u8(self.sb.placement).unwrap_or_default()
+    }
+
+    /// A new inode's number, its domain given more groups if need be. Not inside a gate.
+    fn new_node(&self, d: DomainId, near: NodeId) -> Result<(NodeId, u32)> {
+        let dom = self.dom(d);
+        for _ in 0..2 {
+            match dom.nodes.alloc(Some(near)) {
+                Err(Error::NoSpace) => {
+                    if !self.claim_group(dom)? {
+                        return Err(Error::NoSpace);
+                    }
+                }
+                r => return r,
+            }
+        }
+        Err(Error::NoSpace)
+    }
+
+    /// A fresh state with owner, group and permissions as POSIX has them.
+    fn fresh(&self, dir: &State, new: &NewNode<'_>, cred: &Cred) -> Result<State> {
+        let mut perm = new.mode & 0o7777;
+        let sgid = dir.mode & 0o2000 != 0;
+        let gid = if sgid { dir.gid } else { cred.gid };
+        if sgid && new.kind == FileKind::Dir {
+            perm |= 0o2000;
+        }
+        let acls = acl::inherit(dir, new.kind, &mut perm, new.umask)?;
+        let mut st = State::fresh(new.kind, perm, cred.uid, gid, self.shared.now());
+        st.xattrs = acls;
+        st.rdev = new.rdev;
+        if new.kind == FileKind::File || new.kind == FileKind::Dir {
+            st.flags |= dir.flags & NOCOW;
+        }
+        if new.kind == FileKind::Dir {
+            st.placement = match dir.placement {
+                // below the top level nothing spreads any more
+                Placement::Unset => Placement::Unset,
+                p => p,
+            };
+        }
+        if new.kind == FileKind::Symlink {
+            if new.target.len() > 4095 {
+                return Err(Error::NameTooLong);
+            }
+            if new.target.is_empty() {
+                return Err(Error::NotFound);
+            }
+            st.size = new.target.len() as u64;
+            if let Body::File(f) = &mut st.body {
+                f.inline = Some(new.target.to_vec());
+            }
+        }
+        Ok(st)
+    }
+
+    pub(crate) fn create(&self, dir: NodeId, name: &[u8], new: &NewNode<'_>, cred: &Cred) -> Result<(Arc<Cell>, Attr)> {
+        check_name(name)?;
+        let d = self.dir_cell(dir)?;
+        let home = {
+            let st = d.state.read();
+            check_alive(&st)?;
+            if let Body::Dir(b) = &st.body
+                && let crate::cell::dir::Lookup::Found(e) = b.index.find_loaded(self.hash(name), name)
+            {
+                let e = e.clone();
+                drop(st);
+                // an existence test needs no number and no transaction
+                if self.child(dir, &e)?.is_some() {
+                    return Err(Error::Exists);
+                }
+                let st = d.state.read();
+                self.place(&d, &st, new.kind)
+            } else {
+                self.place(&d, &st, new.kind)
+            }
+        };
+        let (ino, gener) = self.new_node(home, dir)?;
+        let r = self.create_at(&d, name, new, cred, home, ino, gener);
+        if r.is_err() {
+            self.dom(home).nodes.release(ino);
+        }
+        r
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn create_at(
+        &self,
+        d: &Arc<Cell>,
+        name: &[u8],
+        new: &NewNode<'_>,
+        cred: &Cred,
+        home: DomainId,
+        ino: NodeId,
+        gener: u32,
+    ) -> Result<(Arc<Cell>, Attr)> {
+        let mut op = Op::begin(self, &[d.domain, home], ENTRY_BLOCKS, false)?;
+        let mut dst = d.state.write();
+        check_alive(&dst)?;
+        if dst.flags & IMMUTABLE != 0 {
+            return Err(Error::Perm);
+        }
+        let stale = match self.find_entry(d, &mut dst, name)? {
+            Some(e) if self.child(d.ino, &e)?.is_some() => return Err(Error::Exists),
+            Some(_) => true,
+            None => false,
+        };
+        if new.kind == FileKind::Dir && dst.nlink as usize >= LINKS_MAX {
+            return Err(Error::TooManyLinks);
+        }
+        let mut st = self.fresh(&dst, new, cred)?;
+        st.add_link(d.ino, name, self.shared.next_seq());
+        if new.kind == FileKind::Dir {
+            st.parent = d.ino;
+        } else {
+            st.nlink = 1;
+        }
+        let cell = Arc::new(Cell::new(ino, gener, home, new.kind, st));
+        op.touch(d, &mut dst)?;
+        op.add_entry(d, &mut dst, name, &cell, stale)?;
+        if new.kind == FileKind::Dir {
+            dst.nlink += 1;
+        }
+        // nothing fails from here on but the domain itself
+        let mut st = cell.state.write();
+        op.touch(&cell, &mut st)?;
+        st.linked_at = st.version;
+        st.data_at = st.version;
+        op.hint(d, name, &cell);
+        let attr = cell.attr(&st);
+        drop(st);
+        self.dom(home).cells.insert_new(cell.clone());
+        Ok((cell, attr))
+    }
+}
+
+impl Volume {
+    /// Makes a file, directory, symlink or special file owned by `cred` (setgid directories hand down their group;
+    /// default ACLs and `umask` applied).
+    ///
+    /// # Errors
+    /// [`Error::Exists`], [`Error::NoSpace`], [`Error::NameTooLong`], [`Error::NotFound`] where the directory is gone.
+    pub fn create(&self, dir: NodeId, name: &[u8], new: &NewNode<'_>, cred: &Cred) -> Result<Attr> {
+        self.inner().create(dir, name, new, cred).map(|(_, a)| a)
+    }
+
+    /// O_TMPFILE: a file without a name, gone when closed unless linked.
+    ///
+    /// # Errors
+    /// As [`Self::create`].
+    pub fn tmpfile(&self, dir: NodeId, new: &NewNode<'_>, cred: &Cred) -> Result<(Attr, OpenFile)> {
+        let i = self.inner();
+        let d = i.dir_cell(dir)?;
+        let (ino, gener) = i.new_node(d.domain, dir)?;
+        let r = (|| {
+            let mut op = Op::begin(i, &[d.domain], ENTRY_BLOCKS, false)?;
+            let dst = d.state.read();
+            check_alive(&dst)?;
+            let st = i.fresh(&dst, new, cred)?;
+            drop(dst);
+            let cell = Arc::new(Cell::new(ino, gener, d.domain, new.kind, st));
+            let mut st = cell.state.write();
+            op.touch(&cell, &mut st)?;
+            let attr = cell.attr(&st);
+            drop(st);
+            let dom = i.dom(d.domain);
+            dom.orphans.lock().insert(ino);
+            dom.cells.insert_new(cell.clone());
+            Ok((attr, OpenFile::new(cell, i.clone())))
+        })();
+        if r.is_err() {
+            i.dom(d.domain).nodes.release(ino);
+        }
+        r
+    }
+
+    /// Another name for a file (not a directory).
+    ///
+    /// # Errors
+    /// [`Error::Exists`], [`Error::Perm`] for directories, [`Error::TooManyLinks`], [`Error::NoSpace`].
+    pub fn link(&self, ino: NodeId, dir: NodeId, name: &[u8]) -> Result<Attr> {
+        check_name(name)?;
+        let i = self.inner();
+        let d = i.dir_cell(dir)?;
+        let c = i.cell(ino)?;
+        if c.kind == FileKind::Dir {
+            return Err(Error::Perm);
+        }
+        let mut op = Op::begin(i, &[d.domain, c.domain], ENTRY_BLOCKS, false)?;
+        let mut dst = d.state.write();
+        check_alive(&dst)?;
+        let stale = match i.find_entry(&d, &mut dst, name)? {
+            Some(e) if i.child(dir, &e)?.is_some() => return Err(Error::Exists),
+            Some(_) => true,
+            None => false,
+        };
+        let mut st = c.state.write();
+        let tmp = st.nlink == 0 && i.dom(c.domain).orphans.lock().contains(&ino) && c.opens.load(Ordering::Acquire) > 0;
+        if st.deleted || (st.nlink == 0 && !tmp) {
+            return Err(Error::NotFound);
+        }
+        if st.flags & (IMMUTABLE | braidfs_format::inode::APPEND) != 0 || dst.flags & IMMUTABLE != 0 {
+            return Err(Error::Perm);
+        }
+        let bytes: usize = st.links.iter().map(|l| l.name.len() + 9).sum();
+        if st.links.len() >= LINKS_MAX || bytes + name.len() + 9 > LINK_BYTES_MAX {
+            return Err(Error::TooManyLinks);
+        }
+        op.touch(&d, &mut dst)?;
+        op.add_entry(&d, &mut dst, name, &c, stale)?;
+        op.touch(&c, &mut st)?;
+        st.add_link(dir, name, i.shared.next_seq());
+        st.nlink += 1;
+        st.ctime = i.shared.now();
+        st.linked_at = st.version;
+        st.data_at = st.version;
+        if tmp {
+            i.dom(c.domain).orphans.lock().remove(&ino);
+        }
+        op.hint(&d, name, &c);
+        Ok(c.attr(&st))
+    }
+}

@@ -1,0 +1,334 @@
+//! Writing file data: write, append, truncate, copy.
+//!
+//! A write changes pages in memory and reserves the blocks that they will need, so that ENOSPC is told here; places are
+//! given when the transaction commits, or under memory pressure (delayed allocation).
+
+use super::Op;
+use crate::cell::pages::Page;
+use crate::cell::{Body, Cell, FileBody, State};
+use crate::error::{Error, Result};
+use crate::types::*;
+use crate::volume::{Inner, OpenFile, Volume};
+use braidfs_format::inode::{IMMUTABLE, LBLK_MAX};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+const PAGE: u64 = 4096;
+/// Longest file, bytes: 48-bit logical blocks.
+pub(crate) const SIZE_MAX: u64 = (LBLK_MAX + 1) * PAGE;
+/// Written at once by one operation at most: keeps gates and locks short.
+const PIECE: usize = 1 << 20;
+/// A file with more dirty pages writes them itself.
+const FLUSH_PAGES: usize = 4096;
+
+/// Where a write goes.
+#[derive(Debug, Clone, Copy)]
+enum At {
+    Offset(u64),
+    End,
+}
+
+/// Whether a dirty page at `lblk` will need a new block.
+fn needs_block(f: &FileBody, lblk: u64, in_place: bool) -> bool {
+    match f.map.get(lblk) {
+        Some(p) => !(p.unwritten || in_place),
+        None => true,
+    }
+}
+
+impl Inner {
+    /// Reserves blocks for the pages `first ..= last` that are not dirty yet, in the file's account. False where the
+    /// domain has too little right now.
+    pub(crate) fn reserve_pages(&self, c: &Cell, st: &mut State, first: u64, last: u64) -> bool {
+        let d = self.dom(c.domain);
+        let in_place = d.in_place(st);
+        let Body::File(f) = &mut st.body else { return true };
+        let n = (first..=last).filter(|&l| !f.pages.is_dirty(l) && needs_block(f, l, in_place)).count() as u64;
+        if n > 0 && d.space.reserve(n, false).is_err() {
+            return false;
+        }
+        f.reserved += n;
+        true
+    }
+
+    /// Writes one piece; `None` where room must be made first.
+    fn write_piece(&self, c: &Arc<Cell>, at: At, data: &[u8]) -> Result<Option<(u64, usize)>> {
+        let d = self.dom(c.domain);
+        let mut op = Op::begin(self, &[c.domain], 4, false)?;
+        let mut st = c.state.write();
+        if st.deleted {
+            return Err(Error::NotFound);
+        }
+        // not APPEND: a kernel's writeback cache writes the last page again at its place; opening checks it
+        if st.flags & IMMUTABLE != 0 {
+            return Err(Error::Perm);
+        }
+        let offset = match at {
+            At::Offset(o) => o,
+            At::End => st.size,
+        };
+        if offset >= SIZE_MAX {
+            return Err(Error::TooBig);
+        }
+        let n = data.len().min((SIZE_MAX - offset) as usize);
+        let end = offset + n as u64;
+        let inline_max = self.shared.inline_max;
+        let Body::File(f) = &mut st.body else { return Err(Error::Invalid("not a regular file")) };
+        if f.map.is_full() {
+            return Err(Error::TooBig);
+        }
+        let stays_inline =
+            f.inline.is_some() && end <= inline_max as u64 && f.inline.as_ref().is_some_and(|b| b.len() <= inline_max);
+        // a tree's leaves are records of their own: as many more may become dirty
+        if f.map.extent_count() > 32 {
+            op.credit(c.domain, 2);
+        }
+        if !stays_inline {
+            let (first, last) = (offset / PAGE, (end - 1) / PAGE);
+            // inline content becomes page 0, which the write itself may not reach
+            let extra = u64::from(first > 0 && f.inline.as_ref().is_some_and(|b| !b.is_empty()));
+            if d.space.reserve(extra, false).is_err() {
+                return Ok(None);
+            }
+            if !self.reserve_pages(c, &mut st, first, last) {
+                d.space.unreserve(extra);
+                return Ok(None);
+            }
+            if let Body::File(f) = &mut st.body {
+                f.reserved += extra;
+            }
+            // a page that is written in part needs what it held
+            let old_end = st.size;
+            for (lblk, part) in [
+                (first, offset % PAGE != 0 || (end < (first + 1) * PAGE && end < old_end)),
+                (last, end % PAGE != 0 && end < old_end),
+            ] {
+                if part {
+                    d.load_pages(c, &mut st, lblk, 1)?;
+                }
+            }
+        }
+        op.touch(c, &mut st)?;
+        let now = self.shared.now();
+        st.mtime = now;
+        st.ctime = now;
+        st.data_at = st.version;
+        st.size = st.size.max(end);
+        let size = st.size;
+        let Body::File(f) = &mut st.body else { return Err(Error::Invalid("not a regular file")) };
+        if stays_inline {
+            if let Some(b) = &mut f.inline {
+                b.resize(size as usize, 0);
+                b[offset as usize..end as usize].copy_from_slice(&data[..n]);
+            }
+            return Ok(Some((offset, n)));
+        }
+        d.uninline(f);
+        let mut done = 0;
+        let (mut new_pages, mut new_dirty) = (0, 0);
+        while done < n {
+            let at = offset + done as u64;
+            let (lblk, from) = (at / PAGE, (at % PAGE) as usize);
+            let k = (PAGE as usize - from).min(n - done);
+            let bytes = &data[done..done + k];
+            match f.pages.write(lblk, from, bytes) {
+                Some(fresh) => new_dirty += i64::from(fresh),
+                None => {
+                    let mut p = if k == PAGE as usize { Page::from_slice(bytes) } else { Page::zeroed() };
+                    if k < PAGE as usize {
+                        p.write(from, bytes);
+                    }
+                    f.pages.put_dirty(lblk, p);
+                    new_pages += 1;
+                    new_dirty += 1;
+                }
+            }
+            done += k;
+        }
+        self.shared.pages.fetch_add(new_pages, Relaxed);
+        self.shared.dirty_pages.fetch_add(new_dirty, Relaxed);
+        Ok(Some((offset, n)))
+    }
+
+    /// Where the write started, and its bytes: fewer than given only where it could not go on.
+    fn write_at(&self, c: &Arc<Cell>, mut at: At, data: &[u8]) -> Result<(u64, usize)> {
+        match c.kind {
+            FileKind::File => {}
+            FileKind::Dir => return Err(Error::IsDir),
+            _ => return Err(Error::Invalid("not a regular file")),
+        }
+        let mut start = 0;
+        let mut done = 0;
+        while done < data.len() {
+            let piece = &data[done..data.len().min(done + PIECE)];
+            let mut attempt = 0;
+            let (offset, n) = loop {
+                match self.write_piece(c, at, piece) {
+                    Ok(Some(r)) => break r,
+                    Ok(None) => {
+                        if let Err(e) = self.make_room(self.dom(c.domain), attempt) {
+                            return if done > 0 { Ok((start, done)) } else { Err(e) };
+                        }
+                        attempt += 1;
+                    }
+                    Err(_) if done > 0 => return Ok((start, done)),
+                    Err(e) => return Err(e),
+                }
+            };
+            if done == 0 {
+                start = offset;
+            }
+            done += n;
+            at = At::Offset(offset + n as u64);
+            if n < piece.len() {
+                break;
+            }
+        }
+        self.throttle(c)?;
+        Ok((start, done))
+    }
+
+    /// A file with much dirty data writes it, in the thread that made it; so does a volume that is over its budget.
+    fn throttle(&self, c: &Arc<Cell>) -> Result<()> {
+        let dirty = match &c.state.read().body {
+            Body::File(f) => f.pages.dirty_count(),
+            _ => 0,
+        };
+        if dirty >= FLUSH_PAGES {
+            self.dom(c.domain).flush_cell(c)?;
+        }
+        self.maybe_evict();
+        Ok(())
+    }
+
+    /// Truncates or extends. The caller has touched the cell and holds its lock; `op` has the domain. A page cut in the
+    /// middle was loaded and its block reserved by [`Self::prepare_truncate`].
+    pub(crate) fn truncate(&self, op: &Op<'_>, c: &Arc<Cell>, st: &mut State, size: u64) {
+        let d = self.dom(c.domain);
+        let old = st.size;
+        st.size = size;
+        let Body::File(f) = &mut st.body else { return };
+        if let Some(b) = &mut f.inline {
+            if size <= self.shared.inline_max as u64 {
+                b.resize(size as usize, 0);
+                return;
+            }
+            d.uninline(f);
+        }
+        if size >= old {
+            return;
+        }
+        let keep = size.div_ceil(PAGE);
+        let before = f.pages.len();
+        let dirty = f.pages.remove_range(keep, u64::MAX) as i64;
+        self.shared.pages.fetch_sub((before - f.pages.len()) as i64, Relaxed);
+        self.shared.dirty_pages.fetch_sub(dirty, Relaxed);
+        let mut freed = Vec::new();
+        f.map.remove(keep, LBLK_MAX + 1, &mut freed);
+        d.free_runs(op.tx(c.domain), &freed);
+        if size % PAGE != 0 && f.pages.zero_tail(size / PAGE, (size % PAGE) as usize) == Some(true) {
+            self.shared.dirty_pages.fetch_add(1, Relaxed);
+        }
+        if size == 0 && f.pages.is_empty() && f.map.extent_count() == 0 {
+            f.inline = Some(Vec::new());
+        }
+        self.settle_reserved(d, f);
+    }
+
+    /// Gives back reservations of dirty pages that are gone.
+    pub(crate) fn settle_reserved(&self, d: &crate::domain::Domain, f: &mut FileBody) {
+        let dirty = f.pages.dirty_count() as u64;
+        if f.reserved > dirty {
+            d.space.unreserve(f.reserved - dirty);
+            f.reserved = dirty;
+        }
+    }
+
+    /// Loads and reserves what [`Self::truncate`] to `size` will change; false where room must be made first.
+    pub(crate) fn prepare_truncate(&self, c: &Arc<Cell>, st: &mut State, size: u64) -> Result<bool> {
+        let inline = match &st.body {
+            Body::File(f) => f.inline.as_ref().map(|b| !b.is_empty()),
+            _ => return Err(Error::Invalid("not a regular file")),
+        };
+        if size > SIZE_MAX {
+            return Err(Error::TooBig);
+        }
+        if let Some(some) = inline {
+            // content that leaves the record needs a page
+            return Ok(!some || size <= self.shared.inline_max as u64 || self.reserve_pages(c, st, 0, 0));
+        }
+        if size < st.size && size % PAGE != 0 {
+            let lblk = size / PAGE;
+            self.dom(c.domain).load_pages(c, st, lblk, 1)?;
+            let cached = matches!(&st.body, Body::File(f) if f.pages.get(lblk).is_some());
+            return Ok(!cached || self.reserve_pages(c, st, lblk, lblk));
+        }
+        Ok(true)
+    }
+}
+
+impl Volume {
+    /// Writes `data` at `offset`; fewer bytes than given only where space ran out in the middle. ENOSPC is told here, not
+    /// later.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`], [`Error::TooBig`], [`Error::IsDir`], [`Error::Perm`] for append-only and immutable files.
+    pub fn write(&self, file: &OpenFile, offset: u64, data: &[u8]) -> Result<usize> {
+        if data.is_empty() {
+            return Ok(0);
+        }
+        Ok(self.inner().write_at(&file.cell, At::Offset(offset), data)?.1)
+    }
+
+    /// Writes at the end of the file; the offset where it went.
+    ///
+    /// # Errors
+    /// As [`Self::write`].
+    pub fn append(&self, file: &OpenFile, data: &[u8]) -> Result<u64> {
+        if data.is_empty() {
+            return Ok(file.cell.state.read().size);
+        }
+        Ok(self.inner().write_at(&file.cell, At::End, data)?.0)
+    }
+
+    /// `copy_file_range`; bytes copied.
+    ///
+    /// # Errors
+    /// As [`Self::read`] and [`Self::write`]; [`Error::Invalid`] where the ranges overlap in one file.
+    pub fn copy_range(
+        &self,
+        from: &OpenFile,
+        from_offset: u64,
+        to: &OpenFile,
+        to_offset: u64,
+        len: u64,
+    ) -> Result<u64> {
+        let size = from.cell.state.read().size;
+        let len = len.min(size.saturating_sub(from_offset));
+        if from.ino() == to.ino()
+            && from_offset < to_offset.saturating_add(len)
+            && to_offset < from_offset.saturating_add(len)
+        {
+            return Err(Error::Invalid("the ranges overlap"));
+        }
+        let mut buf = vec![0; PIECE.min(len as usize)];
+        let mut done = 0;
+        while done < len {
+            let n = buf.len().min((len - done) as usize);
+            let got = self.read(from, from_offset + done, &mut buf[..n])?;
+            if got == 0 {
+                break;
+            }
+            let put = match self.write(to, to_offset + done, &buf[..got]) {
+                Ok(n) => n,
+                Err(_) if done > 0 => break,
+                Err(e) => return Err(e),
+            };
+            done += put as u64;
+            if put < got {
+                break;
+            }
+        }
+        Ok(done)
+    }
+}

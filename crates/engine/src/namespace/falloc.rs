@@ -1,0 +1,223 @@
+//! `fallocate`: allocate, punch, zero.
+//!
+//! Allocated blocks are *unwritten*: they read as zeros and are written in place, and the file is overwritten in place
+//! from then on (databases, VM images; DESIGN, On disk).
+
+use super::Op;
+use super::data::SIZE_MAX;
+use crate::cell::{Body, Cell, State};
+use crate::error::{Error, Result};
+use crate::space::Class;
+use crate::types::*;
+use crate::volume::{Inner, OpenFile, Volume};
+use braidfs_format::group::{SegmentKind, Temperature};
+use braidfs_format::inode::{APPEND, Extent, IMMUTABLE, NOCOW};
+use braidfs_format::journal::Record;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+const PAGE: u64 = 4096;
+/// Blocks allocated by one operation at most.
+const PIECE_BLOCKS: u64 = 16 * 1024;
+
+impl Inner {
+    /// Allocates what is not mapped in `first .. end`; false where room must be made first.
+    fn allocate(&self, op: &Op<'_>, c: &Arc<Cell>, st: &mut State, first: u64, end: u64) -> Result<bool> {
+        let d = self.dom(c.domain);
+        let tx = op.tx(c.domain);
+        let mlog = d.pick_mlog();
+        let class = Class { kind: SegmentKind::Data, temperature: Temperature::Warm };
+        let Body::File(f) = &mut st.body else { return Err(Error::Invalid("not a regular file")) };
+        let mut holes = Vec::new();
+        let mut at = first;
+        while at < end {
+            let next = f.map.next_from(at);
+            match next {
+                Some(p) if p.lblk <= at => at = p.lblk + u64::from(p.len),
+                p => {
+                    let to = p.map_or(end, |p| p.lblk.min(end));
+                    holes.push((at, to));
+                    at = to;
+                }
+            }
+        }
+        let n: u64 = holes.iter().map(|(a, b)| b - a).sum();
+        if n > 0 && d.space.reserve(n, false).is_err() {
+            return Ok(false);
+        }
+        let mut left = n;
+        for (mut at, to) in holes {
+            while at < to {
+                let near = at.checked_sub(1).and_then(|b| f.map.get(b)).map(|p| BlockAddr(p.addr.0 + 1));
+                let want = (to - at).min(u64::from(u32::MAX)) as u32;
+                let run = match d.space.alloc(mlog, class, want, near) {
+                    Ok(r) => r,
+                    Err(e) => {
+                        d.space.unreserve(left);
+                        return Err(e);
+                    }
+                };
+                left -= u64::from(run.len);
+                tx.record(Record::Alloc {
+                    addr: run.addr,
+                    len: run.len,
+                    kind: class.kind,
+                    temperature: class.temperature,
+                    owner: c.ino,
+                    lblk: at,
+                });
+                f.map.insert(
+                    Extent { lblk: at, addr: run.addr, len: run.len, unwritten: true, sums: None },
+                    &mut Vec::new(),
+                );
+                at += u64::from(run.len);
+            }
+        }
+        // pages that are dirty there need no block of their own any more
+        let dirty_outside =
+            f.pages.dirty_blocks().filter(|l| f.map.get(*l).is_none_or(|p| !p.unwritten)).count() as u64;
+        if f.reserved > dirty_outside {
+            d.space.unreserve(f.reserved - dirty_outside);
+            f.reserved = dirty_outside;
+        }
+        Ok(true)
+    }
+
+    /// Unmaps whole pages of the range and zeros the parts at its ends; the caller loaded and reserved those.
+    fn punch(&self, op: &Op<'_>, c: &Arc<Cell>, st: &mut State, offset: u64, end: u64) {
+        let d = self.dom(c.domain);
+        let size = st.size;
+        let Body::File(f) = &mut st.body else { return };
+        if let Some(b) = &mut f.inline {
+            let (a, z) = ((offset as usize).min(b.len()), (end.min(b.len() as u64)) as usize);
+            b[a..z.max(a)].fill(0);
+            return;
+        }
+        let (first, last) = (offset.div_ceil(PAGE), end / PAGE);
+        // a range that ends at or behind the end of the file takes its last page too
+        let last = if end >= size { last.max(size.div_ceil(PAGE)) } else { last };
+        let zero = |f: &mut crate::cell::FileBody, lblk: u64, a: usize, z: usize| {
+            if a < z && f.pages.write(lblk, a, &[0u8; 4096][a..z]) == Some(true) {
+                self.shared.dirty_pages.fetch_add(1, Relaxed);
+            }
+        };
+        if offset / PAGE == end / PAGE && first > last {
+            zero(f, offset / PAGE, (offset % PAGE) as usize, (end % PAGE) as usize);
+        } else {
+            if offset % PAGE != 0 {
+                zero(f, offset / PAGE, (offset % PAGE) as usize, PAGE as usize);
+            }
+            if end % PAGE != 0 && end / PAGE >= last {
+                zero(f, end / PAGE, 0, (end % PAGE) as usize);
+            }
+        }
+        if first < last {
+            let before = f.pages.len();
+            let dirty = f.pages.remove_range(first, last) as i64;
+            self.shared.pages.fetch_sub((before - f.pages.len()) as i64, Relaxed);
+            self.shared.dirty_pages.fetch_sub(dirty, Relaxed);
+            let mut freed = Vec::new();
+            f.map.remove(first, last, &mut freed);
+            d.free_runs(op.tx(c.domain), &freed);
+            self.settle_reserved(d, f);
+        }
+    }
+
+    fn falloc_piece(&self, c: &Arc<Cell>, mode: FallocMode, offset: u64, end: u64) -> Result<bool> {
+        let d = self.dom(c.domain);
+        let mut op = Op::begin(self, &[c.domain], 4, mode == FallocMode::PunchHole)?;
+        let mut st = c.state.write();
+        if st.deleted {
+            return Err(Error::NotFound);
+        }
+        if st.flags & IMMUTABLE != 0 || (st.flags & APPEND != 0 && !matches!(mode, FallocMode::Allocate { .. })) {
+            return Err(Error::Perm);
+        }
+        let zeroing = !matches!(mode, FallocMode::Allocate { .. });
+        let allocating = mode != FallocMode::PunchHole;
+        if zeroing {
+            // the pages that the range cuts
+            let cut: Vec<u64> = [offset, end].iter().filter(|e| *e % PAGE != 0).map(|e| e / PAGE).collect();
+            for l in cut {
+                if matches!(&st.body, Body::File(f) if f.inline.is_none()) {
+                    d.load_pages(c, &mut st, l, 1)?;
+                    let cached = matches!(&st.body, Body::File(f) if f.pages.get(l).is_some());
+                    if cached && !self.reserve_pages(c, &mut st, l, l) {
+                        return Ok(false);
+                    }
+                }
+            }
+        }
+        if allocating {
+            let Body::File(f) = &mut st.body else { return Err(Error::Invalid("not a regular file")) };
+            let inline = f.inline.as_ref().is_some_and(|b| !b.is_empty());
+            if inline && !self.reserve_pages(c, &mut st, 0, 0) {
+                return Ok(false);
+            }
+        }
+        op.touch(c, &mut st)?;
+        if zeroing {
+            self.punch(&op, c, &mut st, offset, end);
+        }
+        if allocating {
+            if let Body::File(f) = &mut st.body {
+                d.uninline(f);
+                f.inline = None;
+            }
+            if !self.allocate(&op, c, &mut st, offset / PAGE, end.div_ceil(PAGE))? {
+                return Ok(false);
+            }
+            st.flags |= NOCOW;
+            let keep =
+                matches!(mode, FallocMode::Allocate { keep_size: true } | FallocMode::ZeroRange { keep_size: true });
+            if !keep {
+                st.size = st.size.max(end);
+            }
+        }
+        let now = self.shared.now();
+        st.mtime = now;
+        st.ctime = now;
+        st.data_at = st.version;
+        Ok(true)
+    }
+}
+
+impl Volume {
+    /// `fallocate`. Allocation and zeroing make the file one that is overwritten in place.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`], [`Error::TooBig`], [`Error::Invalid`] for an empty range or a special file.
+    pub fn fallocate(&self, file: &OpenFile, mode: FallocMode, offset: u64, len: u64) -> Result<()> {
+        let c = &file.cell;
+        match c.kind {
+            FileKind::File => {}
+            FileKind::Dir => return Err(Error::IsDir),
+            _ => return Err(Error::Invalid("not a regular file")),
+        }
+        if len == 0 {
+            return Err(Error::Invalid("an empty range"));
+        }
+        let end = offset.checked_add(len).filter(|e| *e <= SIZE_MAX).ok_or(Error::TooBig)?;
+        let i = self.inner();
+        if mode != FallocMode::PunchHole {
+            // all or nothing: no file half grown
+            let need = len.div_ceil(PAGE);
+            let have = self.statfs().available + c.state.read().blocks();
+            if need > have {
+                return Err(Error::NoSpace);
+            }
+        }
+        let mut at = offset;
+        while at < end {
+            // pieces end at block boundaries; a hole needs no pieces
+            let to = if mode == FallocMode::PunchHole { end } else { end.min((at / PAGE + PIECE_BLOCKS) * PAGE) };
+            let mut attempt = 0;
+            while !i.falloc_piece(c, mode, at, to)? {
+                i.make_room(i.dom(c.domain), attempt)?;
+                attempt += 1;
+            }
+            at = to;
+        }
+        Ok(())
+    }
+}

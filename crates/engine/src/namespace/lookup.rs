@@ -1,0 +1,100 @@
+//! Name → inode, attributes.
+
+use super::check_alive;
+use crate::cell::Cell;
+use crate::cell::dir::Lookup;
+use crate::error::{Error, Result};
+use crate::types::*;
+use crate::volume::{Inner, OpenFile, Volume};
+use braidfs_format::inode::NAME_MAX;
+use std::sync::Arc;
+
+impl Inner {
+    /// The inode of a name; a stale entry counts as absent.
+    pub(crate) fn lookup(&self, dir: NodeId, name: &[u8]) -> Result<Arc<Cell>> {
+        let d = self.dir_cell(dir)?;
+        if name == b"." {
+            return Ok(d);
+        }
+        if name == b".." {
+            let parent = d.state.read().parent;
+            return self.cell(parent);
+        }
+        if name.len() > NAME_MAX {
+            return Err(Error::NameTooLong);
+        }
+        let hash = self.hash(name);
+        let entry = {
+            let st = d.state.read();
+            check_alive(&st)?;
+            match &st.body {
+                crate::cell::Body::Dir(b) => match b.index.find_loaded(hash, name) {
+                    Lookup::Found(e) => Some(Some(e.clone())),
+                    Lookup::Absent => Some(None),
+                    Lookup::NotLoaded => None,
+                },
+                _ => return Err(Error::NotDir),
+            }
+        };
+        let entry = match entry {
+            Some(e) => e,
+            None => self.find_entry(&d, &mut d.state.write(), name)?,
+        };
+        let e = entry.ok_or(Error::NotFound)?;
+        self.child(dir, &e)?.ok_or(Error::NotFound)
+    }
+}
+
+impl Volume {
+    /// Name → inode. `.` and `..` are allowed.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::NotDir`], [`Error::NameTooLong`], or of the device.
+    pub fn lookup(&self, dir: NodeId, name: &[u8]) -> Result<Attr> {
+        let c = self.inner().lookup(dir, name)?;
+        let st = c.state.read();
+        Ok(c.attr(&st))
+    }
+
+    /// `stat`.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] where the inode is gone.
+    pub fn getattr(&self, ino: NodeId) -> Result<Attr> {
+        let c = self.inner().cell(ino)?;
+        let st = c.state.read();
+        if st.deleted {
+            return Err(Error::NotFound);
+        }
+        Ok(c.attr(&st))
+    }
+
+    /// Opens an inode (file or directory); keeps it alive.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] where the inode is gone.
+    pub fn open(&self, ino: NodeId) -> Result<OpenFile> {
+        let c = self.inner().cell(ino)?;
+        let f = OpenFile::new(c.clone(), self.inner().clone());
+        if c.state.read().deleted {
+            return Err(Error::NotFound);
+        }
+        Ok(f)
+    }
+
+    /// Target of a symlink.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] where it is none.
+    pub fn readlink(&self, ino: NodeId) -> Result<Vec<u8>> {
+        let c = self.inner().cell(ino)?;
+        if c.kind != FileKind::Symlink {
+            return Err(Error::Invalid("not a symbolic link"));
+        }
+        let n = c.state.read().size as usize;
+        let mut b = vec![0; n];
+        let got = self.inner().read_cell(&c, 0, &mut b)?;
+        b.truncate(got);
+        Ok(b)
+    }
+}

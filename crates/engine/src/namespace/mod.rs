@@ -1,0 +1,253 @@
+//! Names and files over all domains: one file per family of verbs.
+//!
+//! Every changing operation has one shape: find the domains that it changes; enter them in order; lock its cells
+//! (parents before children, then by number); check; reserve; change; leave. What can wait (a commit, a claim of a group,
+//! reading a whole file) is done outside the gate, and the operation starts again.
+
+pub mod acl;
+pub mod attr;
+pub mod create;
+pub mod data;
+pub mod falloc;
+pub mod gc;
+pub mod lookup;
+pub mod paths;
+pub mod read;
+pub mod readdir;
+pub mod remove;
+pub mod rename;
+pub mod sync;
+pub mod xattr;
+
+use crate::cell::{Cell, State, name_hash};
+use crate::domain::commit::enter_all;
+use crate::domain::tx::Tx;
+use crate::domain::{Domain, Enter};
+use crate::error::{Error, Result};
+use crate::types::*;
+use crate::volume::Inner;
+use braidfs_format::dentry::Dentry;
+use braidfs_format::inode::NAME_MAX;
+use braidfs_format::journal::Record;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Names may not be empty, `.`, `..` or too long, nor hold `/` or NUL.
+pub(crate) fn check_name(name: &[u8]) -> Result<()> {
+    if name.len() > NAME_MAX {
+        return Err(Error::NameTooLong);
+    }
+    if name.is_empty() {
+        return Err(Error::NotFound);
+    }
+    if name == b"." || name == b".." || name.iter().any(|&b| b == b'/' || b == 0) {
+        return Err(Error::Invalid("not a file name"));
+    }
+    Ok(())
+}
+
+/// The domains that an operation changes, entered.
+pub(crate) struct Op<'a> {
+    pub inner: &'a Inner,
+    enters: Vec<Enter<'a>>,
+    /// Blocks reserved per entered domain and not yet handed to a transaction.
+    held: Vec<u64>,
+}
+
+impl<'a> Op<'a> {
+    /// Enters `domains` and reserves `blocks` metadata blocks in each.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] where nothing can be made free.
+    pub fn begin(inner: &'a Inner, domains: &[DomainId], blocks: u64, essential: bool) -> Result<Op<'a>> {
+        let mut ids: Vec<DomainId> = domains.to_vec();
+        ids.sort();
+        ids.dedup();
+        let doms: Vec<&Domain> = ids.iter().map(|d| &**inner.dom(*d)).collect();
+        let mut attempt = 0;
+        'again: loop {
+            let enters = enter_all(&doms)?;
+            for (i, e) in enters.iter().enumerate() {
+                if e.domain.space.reserve(blocks, essential).is_err() {
+                    enters[..i].iter().for_each(|e| e.domain.space.unreserve(blocks));
+                    let short = ids[i];
+                    drop(enters);
+                    inner.make_room(inner.dom(short), attempt)?;
+                    attempt += 1;
+                    continue 'again;
+                }
+            }
+            let held = vec![blocks; enters.len()];
+            return Ok(Op { inner, enters, held });
+        }
+    }
+
+    fn index(&self, d: DomainId) -> usize {
+        // every domain that an operation touches was entered by `begin`
+        self.enters.iter().position(|e| e.domain.id == d).unwrap_or_else(|| unreachable!("{d} was not entered"))
+    }
+    /// The entered domain.
+    pub fn enter(&self, d: DomainId) -> &Enter<'a> {
+        &self.enters[self.index(d)]
+    }
+    /// Its running transaction.
+    pub fn tx(&self, d: DomainId) -> &Tx {
+        self.enter(d).tx()
+    }
+
+    /// Marks a cell as changed. One reserved block in eight such calls becomes the transaction's: records are packed.
+    pub fn touch(&mut self, cell: &Arc<Cell>, st: &mut State) -> Result<()> {
+        let i = self.index(cell.domain);
+        let (d, tx) = (self.enters[i].domain, self.enters[i].tx());
+        let fresh = st.dirty_tx != tx.id;
+        d.touch(tx, cell, st)?;
+        if fresh && tx.small_record() {
+            self.credit(cell.domain, 1);
+        }
+        Ok(())
+    }
+
+    /// Hands reserved blocks to the transaction: it will need them to write metadata.
+    pub fn credit(&mut self, d: DomainId, blocks: u64) {
+        let i = self.index(d);
+        let n = blocks.min(self.held[i]);
+        self.held[i] -= n;
+        self.enters[i].tx().add_credits(n);
+    }
+
+    /// Two domains' transactions share this operation: neither checkpoints without the other being durable.
+    pub fn braid(&self, a: DomainId, b: DomainId) {
+        if a != b {
+            let (x, y) = (self.tx(a), self.tx(b));
+            x.peer(b, y.id);
+            y.peer(a, x.id);
+        }
+    }
+
+    /// A cross-domain entry changes: both journals say so, for recovery to compare the sides.
+    pub fn hint(&self, dir: &Cell, name: &[u8], child: &Cell) {
+        if dir.domain != child.domain {
+            let r = Record::Remote { dir: dir.ino, child: child.ino, gener: child.gener, name: name.into() };
+            self.tx(dir.domain).record(r.clone());
+            self.tx(child.domain).record(r);
+            self.braid(dir.domain, child.domain);
+        }
+    }
+
+    /// Runs `f` on the names of a directory that was touched; new dirty buckets get their reserved blocks.
+    pub fn with_index<R>(
+        &mut self,
+        dir: &Arc<Cell>,
+        st: &mut State,
+        f: impl FnOnce(&mut crate::cell::dir::DirIndex, &mut dyn FnMut(u64) -> Result<Vec<Dentry>>) -> Result<R>,
+    ) -> Result<R> {
+        let d = self.enter(dir.domain).domain;
+        let mut delta = 0;
+        let r = d.with_index(dir.ino, st, |ix, load| {
+            let before = ix.dirty_buckets();
+            let r = f(ix, load);
+            delta = ix.dirty_buckets().saturating_sub(before);
+            r
+        });
+        self.credit(dir.domain, delta as u64);
+        r
+    }
+
+    /// Adds an entry to a directory that was touched; `stale`: over one that no longer holds.
+    pub fn add_entry(&mut self, dir: &Arc<Cell>, st: &mut State, name: &[u8], child: &Cell, stale: bool) -> Result<()> {
+        let hash = self.inner.hash(name);
+        let (node, gener, kind) = (child.ino, child.gener, child.kind.d_type());
+        self.with_index(dir, st, |ix, load| {
+            if stale {
+                ix.replace(hash, name, node, gener, kind, load).map(|_| ())
+            } else {
+                ix.insert(hash, Dentry { hash, node, gener, kind, name: name.into() }, load)
+            }
+        })?;
+        self.changed_dir(dir, st);
+        Ok(())
+    }
+
+    /// Removes an entry from a directory that was touched.
+    pub fn remove_entry(&mut self, dir: &Arc<Cell>, st: &mut State, name: &[u8]) -> Result<()> {
+        let hash = self.inner.hash(name);
+        self.with_index(dir, st, |ix, load| ix.remove(hash, name, load).map(|_| ()))?;
+        self.changed_dir(dir, st);
+        Ok(())
+    }
+
+    fn changed_dir(&self, _dir: &Cell, st: &mut State) {
+        let now = self.inner.shared.now();
+        st.mtime = now;
+        st.ctime = now;
+        st.data_at = st.version;
+    }
+}
+
+impl Drop for Op<'_> {
+    fn drop(&mut self) {
+        for (e, n) in self.enters.iter().zip(&self.held) {
+            if *n > 0 {
+                e.domain.space.unreserve(*n);
+            }
+        }
+    }
+}
+
+impl Inner {
+    /// Position of a name.
+    pub fn hash(&self, name: &[u8]) -> u64 {
+        name_hash(&self.shared.hash_key, name)
+    }
+
+    /// The entry of a name, buckets read as needed. The caller holds the directory's lock for writing.
+    pub fn find_entry(&self, dir: &Cell, st: &mut State, name: &[u8]) -> Result<Option<Dentry>> {
+        let hash = self.hash(name);
+        self.dom(dir.domain).with_index(dir.ino, st, |ix, load| Ok(ix.find(hash, name, load)?.cloned()))
+    }
+
+    /// The inode that an entry names, if it is not stale: it exists in that generation and hangs there.
+    ///
+    /// # Errors
+    /// Of loading it.
+    pub fn child(&self, dir: NodeId, e: &Dentry) -> Result<Option<Arc<Cell>>> {
+        let c = match self.cell(e.node) {
+            Ok(c) => c,
+            Err(Error::NotFound) => return Ok(None),
+            Err(x) => return Err(x),
+        };
+        if c.gener != e.gener {
+            return Ok(None);
+        }
+        let home = self.domain(dir)?.id;
+        if c.domain != home || self.maybe_stale.load(Ordering::Relaxed) {
+            let st = c.state.read();
+            if st.deleted || !st.has_link(dir, &e.name) {
+                return Ok(None);
+            }
+        }
+        Ok(Some(c))
+    }
+
+    /// A directory's cell.
+    pub fn dir_cell(&self, ino: NodeId) -> Result<Arc<Cell>> {
+        let c = self.cell(ino)?;
+        if c.kind != FileKind::Dir {
+            return Err(Error::NotDir);
+        }
+        Ok(c)
+    }
+}
+
+/// # Errors
+/// [`Error::NotFound`] where the directory has been removed.
+pub(crate) fn check_alive(st: &State) -> Result<()> {
+    if st.deleted || st.nlink == 0 { Err(Error::NotFound) } else { Ok(()) }
+}
+
+/// # Errors
+/// [`Error::Perm`] for immutable and append-only objects.
+pub(crate) fn check_changeable(st: &State) -> Result<()> {
+    use braidfs_format::inode::{APPEND, IMMUTABLE};
+    if st.flags & (IMMUTABLE | APPEND) != 0 { Err(Error::Perm) } else { Ok(()) }
+}

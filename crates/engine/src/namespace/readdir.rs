@@ -1,0 +1,128 @@
+//! Listing directories by cookies that stay valid while the directory changes.
+
+use super::check_alive;
+use crate::cell::dir::Lookup;
+use crate::cell::{Body, Cell};
+use crate::error::{Error, Result};
+use crate::types::*;
+use crate::volume::{Inner, Volume};
+use braidfs_format::dentry::Dentry;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Entries taken under the directory's lock at once.
+const BATCH: usize = 128;
+
+impl Inner {
+    /// Up to [`BATCH`] entries after position `pos`.
+    fn entries_after(&self, c: &Arc<Cell>, mut pos: u64) -> Result<Vec<Dentry>> {
+        let mut out = Vec::with_capacity(BATCH);
+        {
+            let st = c.state.read();
+            check_alive(&st)?;
+            let Body::Dir(d) = &st.body else { return Err(Error::NotDir) };
+            while out.len() < BATCH {
+                match d.index.next_loaded(pos) {
+                    Lookup::Found(e) => {
+                        pos = e.hash;
+                        out.push(e.clone());
+                    }
+                    Lookup::Absent => return Ok(out),
+                    Lookup::NotLoaded => break,
+                }
+            }
+        }
+        if out.is_empty() {
+            let mut st = c.state.write();
+            self.dom(c.domain).with_index(c.ino, &mut st, |ix, load| {
+                while out.len() < BATCH {
+                    match ix.next_after(pos, load)? {
+                        Some(e) => {
+                            pos = e.hash;
+                            out.push(e.clone());
+                        }
+                        None => break,
+                    }
+                }
+                Ok(())
+            })?;
+        }
+        Ok(out)
+    }
+
+    fn list(
+        &self,
+        dir: NodeId,
+        cookie: u64,
+        plus: bool,
+        each: &mut dyn FnMut(DirEntry<'_>, Option<&Attr>) -> bool,
+    ) -> Result<()> {
+        let c = self.dir_cell(dir)?;
+        let parent = c.state.read().parent;
+        let mut at = cookie;
+        for (i, (ino, name)) in [(dir, b".".as_slice()), (parent, b"..".as_slice())].into_iter().enumerate() {
+            let next = i as u64 + 1;
+            if at < next {
+                if !each(DirEntry { ino, gener: 0, kind: FileKind::Dir, name, next }, None) {
+                    return Ok(());
+                }
+                at = next;
+            }
+        }
+        let check = self.maybe_stale.load(Ordering::Relaxed);
+        let mut pos = at.max(2);
+        loop {
+            let batch = self.entries_after(&c, pos)?;
+            if batch.is_empty() {
+                return Ok(());
+            }
+            for e in &batch {
+                pos = e.hash;
+                let kind = FileKind::from_mode(u32::from(e.kind) << 12).unwrap_or(FileKind::File);
+                let entry = DirEntry { ino: e.node, gener: e.gener, kind, name: &e.name, next: e.hash };
+                let attr = if plus || check {
+                    // a child that cannot be read is listed all the same; asking for it tells the error
+                    match self.child(dir, e) {
+                        Ok(None) => continue,
+                        Ok(Some(c)) => {
+                            let st = c.state.read();
+                            (!st.deleted).then(|| c.attr(&st))
+                        }
+                        Err(_) => None,
+                    }
+                } else {
+                    None
+                };
+                if !each(entry, attr.as_ref()) {
+                    return Ok(());
+                }
+            }
+        }
+    }
+}
+
+impl Volume {
+    /// Entries after `cookie` (0: from the start, `.` and `..` included) until `each` returns false; the entry refused
+    /// is not consumed. Cookies stay valid while the directory changes.
+    ///
+    /// # Errors
+    /// [`Error::NotDir`], or of the device.
+    pub fn readdir(&self, dir: NodeId, cookie: u64, each: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
+        self.inner().list(dir, cookie, false, &mut |e, _| each(e))
+    }
+
+    /// As [`Self::readdir`], with attributes (`None` for `.` and `..`, and for an inode that cannot be read).
+    ///
+    /// # Errors
+    /// As [`Self::readdir`].
+    pub fn readdir_plus(
+        &self,
+        dir: NodeId,
+        cookie: u64,
+        each: &mut dyn FnMut(DirEntry<'_>, Option<&Attr>) -> bool,
+    ) -> Result<()> {
+        let r = self.inner().list(dir, cookie, true, each);
+        self.inner().maybe_evict();
+        r
+    }
+}

@@ -1,0 +1,163 @@
+//! Taking names away: unlink, rmdir; what becomes of an inode without a name.
+
+use super::{Op, check_alive, check_changeable, check_name};
+use crate::cell::{Cell, State};
+use crate::error::{Error, Result};
+use crate::types::*;
+use crate::volume::{Inner, Volume};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Metadata blocks that a removal can dirty.
+const REMOVE_BLOCKS: u64 = 3;
+
+impl Inner {
+    /// The inode lost its last name: it is deleted, or becomes an orphan while it is open. `cell` is touched.
+    pub(crate) fn last_name_gone(&self, op: &Op<'_>, cell: &Arc<Cell>, st: &mut State) {
+        st.nlink = 0;
+        st.links.clear();
+        let d = self.dom(cell.domain);
+        // in this order: a handle being opened counts itself, then looks whether the inode is gone
+        if cell.opens.load(Ordering::Acquire) > 0 || !st.tombstones.is_empty() {
+            d.orphans.lock().insert(cell.ino);
+        } else {
+            self.delete_content(op.enter(cell.domain), cell, st);
+        }
+    }
+
+    /// Deletes an orphan that nobody has open any more.
+    ///
+    /// # Errors
+    /// Of the domain; the inode then stays an orphan.
+    pub(crate) fn reap(&self, cell: &Arc<Cell>) -> Result<()> {
+        let mut op = Op::begin(self, &[cell.domain], 1, true)?;
+        let mut st = cell.state.write();
+        if st.deleted || st.nlink > 0 || cell.opens.load(Ordering::Acquire) > 0 {
+            return Ok(());
+        }
+        if st.waits_for.iter().any(|(d, t)| self.dom(*d).committed() < *t) {
+            drop(st);
+            self.zombies.lock().push(cell.clone());
+            return Ok(());
+        }
+        op.touch(cell, &mut st)?;
+        self.delete_content(op.enter(cell.domain), cell, &mut st);
+        Ok(())
+    }
+
+    /// Deletes inodes whose last name went to an inode of another domain, where that is durable by now.
+    ///
+    /// # Errors
+    /// As [`Self::reap`].
+    pub(crate) fn reap_zombies(&self) -> Result<()> {
+        let all = std::mem::take(&mut *self.zombies.lock());
+        for c in all {
+            let waits = c.state.read().waits_for.clone();
+            if waits.iter().any(|(d, t)| self.dom(*d).committed() < *t && self.dom(*d).failed().is_none()) {
+                self.zombies.lock().push(c);
+            } else if c.opens.load(Ordering::Acquire) == 0 {
+                self.reap(&c)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Finds the entry's inode outside the gate: which domains the operation will change.
+    pub(crate) fn peek(&self, dir: &Arc<Cell>, name: &[u8]) -> Result<Arc<Cell>> {
+        self.lookup(dir.ino, name)
+    }
+}
+
+impl Volume {
+    /// Removes a name of something that is no directory.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::IsDir`].
+    pub fn unlink(&self, dir: NodeId, name: &[u8]) -> Result<()> {
+        self.remove(dir, name, false)
+    }
+
+    /// Removes an empty directory.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::NotDir`], [`Error::NotEmpty`].
+    pub fn rmdir(&self, dir: NodeId, name: &[u8]) -> Result<()> {
+        if name == b"." {
+            return Err(Error::Invalid("the last part of the path is `.`"));
+        }
+        if name == b".." {
+            return Err(Error::NotEmpty);
+        }
+        self.remove(dir, name, true)
+    }
+
+    fn remove(&self, dir: NodeId, name: &[u8], want_dir: bool) -> Result<()> {
+        check_name(name)?;
+        let i = self.inner();
+        let d = i.dir_cell(dir)?;
+        loop {
+            let c = i.peek(&d, name)?;
+            match (want_dir, c.kind == FileKind::Dir) {
+                (true, false) => return Err(Error::NotDir),
+                (false, true) => return Err(Error::IsDir),
+                _ => {}
+            }
+            let mut op = Op::begin(i, &[d.domain, c.domain], REMOVE_BLOCKS, true)?;
+            let mut dst = d.state.write();
+            check_alive(&dst)?;
+            match i.find_entry(&d, &mut dst, name)? {
+                Some(e) if e.node == c.ino && e.gener == c.gener => {}
+                _ => continue, // another one has the name now
+            }
+            let mut st = c.state.write();
+            if st.deleted {
+                continue;
+            }
+            check_changeable(&st)?;
+            check_changeable(&dst)?;
+            if want_dir
+                && !i.dom(c.domain).with_index(c.ino, &mut st, |ix, load| ix.is_empty(load))?
+                && !i.only_stale(&c, &mut st)?
+            {
+                return Err(Error::NotEmpty);
+            }
+            op.touch(&d, &mut dst)?;
+            op.remove_entry(&d, &mut dst, name)?;
+            op.touch(&c, &mut st)?;
+            let now = i.shared.now();
+            st.ctime = now;
+            st.remove_link(dir, name, i.shared.next_seq());
+            st.linked_at = st.version;
+            st.data_at = st.version;
+            op.hint(&d, name, &c);
+            if want_dir {
+                dst.nlink = dst.nlink.saturating_sub(1);
+                i.last_name_gone(&op, &c, &mut st);
+            } else {
+                st.nlink = st.nlink.saturating_sub(1);
+                if st.nlink == 0 {
+                    i.last_name_gone(&op, &c, &mut st);
+                }
+            }
+            return Ok(());
+        }
+    }
+}
+
+impl Inner {
+    /// Whether all entries of a directory that is not empty are stale (left over from a crash).
+    pub(crate) fn only_stale(&self, c: &Arc<Cell>, st: &mut State) -> Result<bool> {
+        if !self.maybe_stale.load(Ordering::Relaxed) {
+            return Ok(false);
+        }
+        let mut pos = 2;
+        loop {
+            let next = self.dom(c.domain).with_index(c.ino, st, |ix, load| Ok(ix.next_after(pos, load)?.cloned()))?;
+            let Some(e) = next else { return Ok(true) };
+            pos = e.hash;
+            if self.child(c.ino, &e)?.is_some() {
+                return Ok(false);
+            }
+        }
+    }
+}

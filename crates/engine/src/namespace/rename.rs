@@ -1,0 +1,309 @@
+//! Rename over all domains: replace, no-replace, exchange.
+//!
+//! The moved inode's own record is where the rename becomes durable; entries follow (hints), a victim of another domain
+//! gets a conditional tombstone, partners of an exchange name each other. Nothing is committed in the foreground, but for
+//! two rare cases: directories that change parents in alternating domains while the earlier move is not durable, and the
+//! exchange of directories of two domains (docs/crash-contract.md says why).
+
+use super::{Op, check_alive, check_changeable, check_name};
+use crate::cell::{Cell, State};
+use crate::error::{Error, Result};
+use crate::types::*;
+use crate::volume::{Inner, Volume};
+use braidfs_format::inode::{Link, Tombstone};
+use parking_lot::RwLockWriteGuard;
+use std::sync::Arc;
+
+/// Metadata blocks that a rename can dirty in one domain.
+const RENAME_BLOCKS: u64 = 8;
+
+/// One side of a rename.
+struct Side<'n> {
+    dir: Arc<Cell>,
+    name: &'n [u8],
+}
+
+impl Inner {
+    /// Whether `above` is `below` or an ancestor of it. Under the rename lock.
+    fn is_ancestor(&self, above: NodeId, below: &Arc<Cell>) -> Result<bool> {
+        let mut at = below.clone();
+        // a tree this deep is a loop, which only a damaged volume has
+        for _ in 0..1_000_000 {
+            if at.ino == above {
+                return Ok(true);
+            }
+            if at.ino == NodeId::ROOT {
+                return Ok(false);
+            }
+            let parent = at.state.read().parent;
+            at = self.cell(parent)?;
+        }
+        Err(Error::Loop)
+    }
+
+    /// Directory moves are totally ordered: an earlier one in another domain is made durable first.
+    fn order_move(&self, domain: DomainId) -> Result<()> {
+        let earlier = *self.last_move.lock();
+        if let Some((d, t)) = earlier
+            && d != domain
+        {
+            self.dom(d).commit_upto(t)?;
+        }
+        Ok(())
+    }
+
+    fn lock_dirs<'c>(
+        &self,
+        a: &'c Arc<Cell>,
+        b: &'c Arc<Cell>,
+    ) -> Result<(Vec<RwLockWriteGuard<'c, State>>, usize, usize)> {
+        if a.ino == b.ino {
+            return Ok((vec![a.state.write()], 0, 0));
+        }
+        // an ancestor first, else by number
+        let a_first = self.is_ancestor(a.ino, b)? || (!self.is_ancestor(b.ino, a)? && a.ino < b.ino);
+        Ok(if a_first {
+            (vec![a.state.write(), b.state.write()], 0, 1)
+        } else {
+            (vec![b.state.write(), a.state.write()], 1, 0)
+        })
+    }
+
+    fn rename(&self, from: &Side<'_>, to: &Side<'_>, mode: RenameMode) -> Result<()> {
+        let cross = from.dir.ino != to.dir.ino;
+        let _one = cross.then(|| self.rename.lock());
+        loop {
+            let src = self.peek(&from.dir, from.name)?;
+            let dst = match self.peek(&to.dir, to.name) {
+                Ok(c) => Some(c),
+                Err(Error::NotFound) => None,
+                Err(e) => return Err(e),
+            };
+            self.check_rename(from, to, &src, dst.as_ref(), mode)?;
+            if let Some(d) = &dst
+                && d.ino == src.ino
+            {
+                return Ok(());
+            }
+            let moves = cross && src.kind == FileKind::Dir;
+            let swaps = mode == RenameMode::Exchange && cross && dst.as_ref().is_some_and(|d| d.kind == FileKind::Dir);
+            if moves {
+                self.order_move(src.domain)?;
+            }
+            if swaps && let Some(d) = &dst {
+                self.order_move(d.domain)?;
+            }
+            let mut domains = vec![from.dir.domain, to.dir.domain, src.domain];
+            domains.extend(dst.as_ref().map(|d| d.domain));
+            let Some(done) = self.rename_in(from, to, &src, dst.as_ref(), mode, &domains)? else { continue };
+            if moves || swaps {
+                *self.last_move.lock() = Some((src.domain, done));
+            }
+            if (moves || swaps)
+                && mode == RenameMode::Exchange
+                && let Some(d) = &dst
+                && d.domain != src.domain
+            {
+                // two directory moves in two domains at once
+                let (a, b) = (self.dom(src.domain), self.dom(d.domain));
+                self.commit_some(&[(a.id, done), (b.id, b.running())])?;
+            }
+            return Ok(());
+        }
+    }
+
+    fn check_rename(
+        &self,
+        from: &Side<'_>,
+        to: &Side<'_>,
+        src: &Arc<Cell>,
+        dst: Option<&Arc<Cell>>,
+        mode: RenameMode,
+    ) -> Result<()> {
+        match (mode, dst) {
+            (RenameMode::NoReplace, Some(_)) => return Err(Error::Exists),
+            (RenameMode::Exchange, None) => return Err(Error::NotFound),
+            _ => {}
+        }
+        let cross = from.dir.ino != to.dir.ino;
+        if cross && src.kind == FileKind::Dir && self.is_ancestor(src.ino, &to.dir)? {
+            return Err(Error::Invalid("a directory cannot move below itself"));
+        }
+        if let Some(d) = dst
+            && d.ino != src.ino
+        {
+            if cross && d.kind == FileKind::Dir && self.is_ancestor(d.ino, &from.dir)? {
+                return Err(if mode == RenameMode::Exchange {
+                    Error::Invalid("a directory cannot move below itself")
+                } else {
+                    Error::NotEmpty
+                });
+            }
+            if mode == RenameMode::Replace {
+                match (src.kind == FileKind::Dir, d.kind == FileKind::Dir) {
+                    (true, false) => return Err(Error::NotDir),
+                    (false, true) => return Err(Error::IsDir),
+                    _ => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The rename itself; `None` where a name changed meanwhile. The transaction of the moved inode's domain.
+    fn rename_in(
+        &self,
+        from: &Side<'_>,
+        to: &Side<'_>,
+        src: &Arc<Cell>,
+        dst: Option<&Arc<Cell>>,
+        mode: RenameMode,
+        domains: &[DomainId],
+    ) -> Result<Option<TxId>> {
+        let mut op = Op::begin(self, domains, RENAME_BLOCKS, dst.is_some())?;
+        let (mut dirs, a, b) = self.lock_dirs(&from.dir, &to.dir)?;
+        for d in &dirs {
+            check_alive(d)?;
+        }
+        let names = |e: &Option<braidfs_format::dentry::Dentry>, c: &Cell| {
+            e.as_ref().is_some_and(|e| e.node == c.ino && e.gener == c.gener)
+        };
+        let old = self.find_entry(&from.dir, &mut dirs[a], from.name)?;
+        let new = self.find_entry(&to.dir, &mut dirs[b], to.name)?;
+        if !names(&old, src) {
+            return Ok(None);
+        }
+        let stale = match (dst, &new) {
+            (Some(d), e) if names(e, d) => true,
+            (None, None) => false,
+            (None, Some(e)) if self.child(to.dir.ino, e)?.is_none() => true,
+            _ => return Ok(None),
+        };
+        // by number
+        let (mut s, mut v) = match dst {
+            Some(d) if d.ino < src.ino => {
+                let v = d.state.write();
+                (src.state.write(), Some(v))
+            }
+            Some(d) => {
+                let s = src.state.write();
+                (s, Some(d.state.write()))
+            }
+            None => (src.state.write(), None),
+        };
+        if s.deleted || v.as_ref().is_some_and(|v| v.deleted) {
+            return Ok(None);
+        }
+        check_changeable(&s)?;
+        for d in &dirs {
+            check_changeable(d)?;
+        }
+        if let (Some(d), Some(v)) = (dst, v.as_mut()) {
+            check_changeable(v)?;
+            let empty = d.kind != FileKind::Dir
+                || mode == RenameMode::Exchange
+                || self.dom(d.domain).with_index(d.ino, v, |ix, load| ix.is_empty(load))?
+                || self.only_stale(d, v)?;
+            if !empty {
+                return Err(Error::NotEmpty);
+            }
+        }
+        let cross = from.dir.ino != to.dir.ino;
+        let (src_dir, dst_dir) = (src.kind == FileKind::Dir, dst.is_some_and(|d| d.kind == FileKind::Dir));
+        let tx = op.tx(src.domain).id;
+        let now = self.shared.now();
+
+        op.touch(&from.dir, &mut dirs[a])?;
+        if cross {
+            op.touch(&to.dir, &mut dirs[b])?;
+        }
+        op.touch(src, &mut s)?;
+        if let (Some(d), Some(v)) = (dst, v.as_mut()) {
+            op.touch(d, v)?;
+        }
+        op.add_entry(&to.dir, &mut dirs[b], to.name, src, stale)?;
+        match (mode, dst) {
+            (RenameMode::Exchange, Some(d)) => op.add_entry(&from.dir, &mut dirs[a], from.name, d, true)?,
+            _ => op.remove_entry(&from.dir, &mut dirs[a], from.name)?,
+        }
+        let seq = self.shared.next_seq();
+        s.remove_link(from.dir.ino, from.name, seq);
+        s.add_link(to.dir.ino, to.name, seq);
+        s.ctime = now;
+        s.linked_at = s.version;
+        s.data_at = s.version;
+        if src_dir && cross {
+            s.parent = to.dir.ino;
+            s.moved_tx = tx;
+            dirs[a].nlink = dirs[a].nlink.saturating_sub(1);
+            dirs[b].nlink += 1;
+        }
+        op.hint(&from.dir, from.name, src);
+        op.hint(&to.dir, to.name, src);
+        op.braid(src.domain, from.dir.domain);
+        op.braid(src.domain, to.dir.domain);
+
+        if let (Some(d), Some(v)) = (dst, v.as_mut()) {
+            v.remove_link(to.dir.ino, to.name, seq);
+            v.ctime = now;
+            v.linked_at = v.version;
+            v.data_at = v.version;
+            op.hint(&to.dir, to.name, d);
+            let apart = d.domain != src.domain;
+            if apart {
+                op.braid(d.domain, src.domain);
+                let link = Link { parent: to.dir.ino, name: to.name.into() };
+                v.tombstones.push(Tombstone { link, newcomer: src.ino, gener: src.gener, version: s.version });
+                v.waits_for.push((src.domain, tx));
+            }
+            if mode == RenameMode::Exchange {
+                v.add_link(from.dir.ino, from.name, seq);
+                op.hint(&from.dir, from.name, d);
+                if dst_dir && cross {
+                    v.parent = from.dir.ino;
+                    v.moved_tx = op.tx(d.domain).id;
+                    dirs[b].nlink = dirs[b].nlink.saturating_sub(1);
+                    dirs[a].nlink += 1;
+                }
+                if apart {
+                    v.exchange = Some((src.ino, src.gener, s.version));
+                    s.exchange = Some((d.ino, d.gener, v.version));
+                    let link = Link { parent: from.dir.ino, name: from.name.into() };
+                    let (newcomer, gener, version) = (d.ino, d.gener, v.version);
+                    s.tombstones.push(Tombstone { link, newcomer, gener, version });
+                    s.waits_for.push((d.domain, op.tx(d.domain).id));
+                }
+            } else {
+                if dst_dir {
+                    dirs[b].nlink = dirs[b].nlink.saturating_sub(1);
+                    self.last_name_gone(&op, d, v);
+                } else {
+                    v.nlink = v.nlink.saturating_sub(1);
+                    if v.nlink == 0 {
+                        self.last_name_gone(&op, d, v);
+                    }
+                }
+                if apart && v.nlink == 0 && !v.deleted {
+                    self.zombies.lock().push(d.clone());
+                }
+            }
+        }
+        Ok(Some(tx))
+    }
+}
+
+impl Volume {
+    /// Renames; atomic also across domains and crashes.
+    ///
+    /// # Errors
+    /// As `renameat2`: [`Error::NotFound`], [`Error::Exists`], [`Error::NotEmpty`], [`Error::IsDir`], [`Error::NotDir`],
+    /// [`Error::Invalid`] for a directory below itself.
+    pub fn rename(&self, dir: NodeId, name: &[u8], new_dir: NodeId, new_name: &[u8], mode: RenameMode) -> Result<()> {
+        check_name(name)?;
+        check_name(new_name)?;
+        let i = self.inner();
+        let from = Side { dir: i.dir_cell(dir)?, name };
+        let to = Side { dir: i.dir_cell(new_dir)?, name: new_name };
+        i.rename(&from, &to, mode)
+    }
+}

@@ -1,0 +1,213 @@
+//! fsync, sync: what makes changes durable (docs/crash-contract.md).
+
+use crate::cell::Cell;
+use crate::domain::commit::enter_all;
+use crate::domain::sync::{Batch, Prepared};
+use crate::domain::{Domain, Enter};
+use crate::error::{Error, Result};
+use crate::types::*;
+use crate::volume::{Inner, Ticket, Volume};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Directories on a file's paths that are not durable yet.
+struct Path {
+    /// New directories, to be written as roll-forward records beside the file.
+    fresh: Vec<Arc<Cell>>,
+    /// Domains whose running transaction must be committed instead.
+    commit: Vec<DomainId>,
+}
+
+impl Inner {
+    /// Walks up from `c` by all its names.
+    fn pending_path(&self, c: &Arc<Cell>) -> Result<Path> {
+        let mut p = Path { fresh: Vec::new(), commit: Vec::new() };
+        let mut todo: Vec<NodeId> = c.state.read().links.iter().map(|l| l.parent).collect();
+        let mut seen = std::collections::HashSet::new();
+        while let Some(n) = todo.pop() {
+            if n == NodeId::ROOT || !seen.insert(n) {
+                continue;
+            }
+            let d = match self.cell(n) {
+                Ok(d) => d,
+                Err(Error::NotFound) => continue, // removed meanwhile
+                Err(e) => return Err(e),
+            };
+            let dom = self.dom(d.domain);
+            let st = d.state.read();
+            todo.push(st.parent);
+            if dom.links_durable(&st) {
+                continue;
+            }
+            let known = dom.nodes.get(n)?;
+            let born = !known.used() || known.gener != d.gener;
+            if born && st.moved_tx.0 == 0 && st.exchange.is_none() {
+                p.fresh.push(d.clone());
+            } else {
+                p.commit.push(d.domain);
+            }
+        }
+        Ok(p)
+    }
+
+    /// Everything that an fsync of the object needs, by commits.
+    fn sync_by_commit(&self, c: &Arc<Cell>) -> Result<()> {
+        let mut which: BTreeMap<DomainId, TxId> = BTreeMap::new();
+        let own = self.dom(c.domain);
+        which.insert(c.domain, own.running());
+        let path = self.pending_path(c)?;
+        for d in path.fresh.iter().map(|d| d.domain).chain(path.commit) {
+            which.insert(d, self.dom(d).running());
+        }
+        for (d, t) in &c.state.read().waits_for {
+            let e = which.entry(*d).or_insert(*t);
+            *e = (*e).max(*t);
+        }
+        // children of a directory, victims and newcomers of renames: whatever shared operations with this domain
+        for (d, t) in own.peers_of_running() {
+            let e = which.entry(d).or_insert(t);
+            *e = (*e).max(t);
+        }
+        self.commit_some(&which.into_iter().collect::<Vec<_>>())
+    }
+
+    pub(crate) fn fsync(&self, ino: NodeId, data_only: bool) -> Result<()> {
+        let c = self.cell(ino)?;
+        let dom = self.dom(c.domain);
+        dom.check_failed()?;
+        if self.read_only() {
+            return Ok(());
+        }
+        if c.kind == FileKind::Dir {
+            return self.sync_by_commit(&c);
+        }
+        let _one = c.sync.lock();
+        loop {
+            let path = self.pending_path(&c)?;
+            if !path.commit.is_empty() {
+                return self.sync_by_commit(&c);
+            }
+            let mut ids: Vec<DomainId> = path.fresh.iter().map(|d| d.domain).collect();
+            ids.push(c.domain);
+            ids.sort();
+            ids.dedup();
+            let doms: Vec<&Domain> = ids.iter().map(|d| &**self.dom(*d)).collect();
+            let enters = enter_all(&doms)?;
+            let own =
+                enters.iter().find(|e| e.domain.id == c.domain).unwrap_or_else(|| unreachable!("own domain entered"));
+            let (batch, version) = match dom.prepare_sync(own, &c, data_only)? {
+                Prepared::Clean if path.fresh.is_empty() => return Ok(()),
+                Prepared::Clean | Prepared::Commit => {
+                    drop(enters);
+                    return self.sync_by_commit(&c);
+                }
+                Prepared::Wait(tx) => {
+                    drop(enters);
+                    dom.commit_upto(tx)?;
+                    continue;
+                }
+                Prepared::Batch(b, v) => (b, v),
+            };
+            return self.sync_batches(&c, *batch, version, &path.fresh, enters);
+        }
+    }
+
+    /// Writes the file's batch and those of its new ancestors in other domains, then flushes once.
+    fn sync_batches(
+        &self,
+        c: &Arc<Cell>,
+        mut own: Batch,
+        version: u64,
+        fresh: &[Arc<Cell>],
+        enters: Vec<Enter<'_>>,
+    ) -> Result<()> {
+        let mut batches: Vec<(DomainId, Batch)> = Vec::new();
+        let mut linked = Vec::new();
+        for e in &enters {
+            let dirs: Vec<_> = fresh.iter().filter(|d| d.domain == e.domain.id).cloned().collect();
+            linked.extend(dirs.iter().map(|d| (d.clone(), d.state.read().version)));
+            if e.domain.id == c.domain {
+                e.domain.add_ancestors(&mut own, &dirs);
+            } else if !dirs.is_empty() {
+                batches.push((e.domain.id, e.domain.ancestors_batch(e, &dirs)));
+            }
+        }
+        drop(enters);
+        batches.push((c.domain, own));
+        let mut room = true;
+        for (d, b) in batches {
+            room &= self.dom(d).write_batch(b)?;
+        }
+        if !room {
+            return self.sync_by_commit(c);
+        }
+        if let Err(e) = self.store.flush() {
+            // what reached the device is unknown: no later fsync may claim it
+            self.dom(c.domain).fail(&e);
+            return Err(e);
+        }
+        {
+            let mut st = c.state.write();
+            st.synced = st.synced.max(version);
+            st.link_synced = st.link_synced.max(version);
+        }
+        for (d, v) in linked {
+            let mut st = d.state.write();
+            st.link_synced = st.link_synced.max(v);
+        }
+        Ok(())
+    }
+
+    fn read_only(&self) -> bool {
+        self.shared.read_only.load(std::sync::atomic::Ordering::Relaxed)
+    }
+
+    pub(crate) fn sync(&self) -> Result<()> {
+        if self.read_only() {
+            return Ok(());
+        }
+        let mut r = Ok(());
+        for d in &self.domains {
+            r = r.and(d.flush_lazy());
+        }
+        r.and(self.commit_all())
+    }
+}
+
+impl Volume {
+    /// After it returns, the file's data, attributes and every name on its path survive a crash; of a directory, all
+    /// changes of its entries so far. `data_only` as fdatasync.
+    ///
+    /// # Errors
+    /// Of the device: the domain is read-only from then on, and every later fsync in it says so.
+    pub fn fsync(&self, ino: NodeId, data_only: bool) -> Result<()> {
+        self.inner().fsync(ino, data_only)
+    }
+
+    /// [`Self::fsync`] that returns at once.
+    pub fn fsync_start(&self, ino: NodeId, data_only: bool) -> Ticket {
+        let i = self.inner().clone();
+        self.start(move || i.fsync(ino, data_only))
+    }
+
+    /// After it returns, everything survives.
+    ///
+    /// # Errors
+    /// Of a device; the other domains are durable all the same.
+    pub fn sync(&self) -> Result<()> {
+        self.inner().sync()
+    }
+
+    /// [`Self::sync`] that returns at once.
+    pub fn sync_start(&self) -> Ticket {
+        let i = self.inner().clone();
+        self.start(move || i.sync())
+    }
+
+    fn start(&self, f: impl FnOnce() -> Result<()> + Send + 'static) -> Ticket {
+        match &*self.inner().pool.read() {
+            Some(p) => p.start(f),
+            None => Ticket::ready(f()),
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! Extended attributes, and the virtual ones that show and set placement.
+
+use super::{Op, acl};
+use crate::cell::record::XATTR_BYTES_MAX;
+use crate::error::{Error, Result};
+use crate::types::*;
+use crate::volume::Volume;
+use braidfs_format::inode::{IMMUTABLE, encode_xattrs};
+
+/// Virtual: number of the inode's domain (read only).
+pub const DOMAIN: &[u8] = b"braidfs.domain";
+/// Virtual: placement of new objects in a directory (`spread`, `dirs`, `inherit`, `unset`).
+pub const PLACEMENT: &[u8] = b"braidfs.placement";
+
+/// Mounted file systems pass only these on; `user.` names reach the virtual ones too.
+fn virtual_name(name: &[u8]) -> &[u8] {
+    name.strip_prefix(b"user.").filter(|n| n.starts_with(b"braidfs.")).unwrap_or(name)
+}
+
+fn check(name: &[u8]) -> Result<()> {
+    if name.is_empty() || name.len() > 255 {
+        return Err(Error::Range);
+    }
+    let known: [&[u8]; 4] = [b"user.", b"trusted.", b"security.", b"system.posix_acl_"];
+    if known.iter().any(|p| name.starts_with(p) && name.len() > p.len()) {
+        Ok(())
+    } else {
+        Err(Error::Unsupported("an attribute name outside user., trusted., security. and POSIX ACLs"))
+    }
+}
+
+impl Volume {
+    /// Value of an extended attribute (`user.*`, `trusted.*`, `security.*`, `system.posix_acl_*`). The virtual
+    /// attributes `braidfs.domain` (read) and `braidfs.placement` too, also with `user.` before.
+    ///
+    /// # Errors
+    /// [`Error::NoAttr`].
+    pub fn getxattr(&self, ino: NodeId, name: &[u8]) -> Result<Vec<u8>> {
+        let i = self.inner();
+        let c = i.cell(ino)?;
+        let st = c.state.read();
+        match virtual_name(name) {
+            DOMAIN => return Ok(c.domain.0.to_string().into_bytes()),
+            PLACEMENT if c.kind == FileKind::Dir => {
+                return Ok(match st.placement {
+                    Placement::Unset => b"unset".to_vec(),
+                    Placement::Spread => b"spread".to_vec(),
+                    Placement::Dirs => b"dirs".to_vec(),
+                    Placement::Inherit => b"inherit".to_vec(),
+                });
+            }
+            _ => {}
+        }
+        check(name)?;
+        st.xattrs.iter().find(|(n, _)| **n == *name).map(|(_, v)| v.to_vec()).ok_or(Error::NoAttr)
+    }
+
+    /// Sets one.
+    ///
+    /// # Errors
+    /// [`Error::Exists`], [`Error::NoAttr`] by `mode`; [`Error::NoSpace`] beyond 64 KiB for all of an inode;
+    /// [`Error::Unsupported`] for other name spaces.
+    pub fn setxattr(&self, ino: NodeId, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
+        let i = self.inner();
+        let c = i.cell(ino)?;
+        let placement = match virtual_name(name) {
+            DOMAIN => return Err(Error::Perm),
+            PLACEMENT => {
+                if c.kind != FileKind::Dir {
+                    return Err(Error::NotDir);
+                }
+                Some(match value {
+                    b"unset" => Placement::Unset,
+                    b"spread" => Placement::Spread,
+                    b"dirs" => Placement::Dirs,
+                    b"inherit" => Placement::Inherit,
+                    _ => return Err(Error::Invalid("placement is spread, dirs, inherit or unset")),
+                })
+            }
+            _ => {
+                check(name)?;
+                None
+            }
+        };
+        if value.len() > XATTR_BYTES_MAX {
+            return Err(Error::ArgTooLong);
+        }
+        let mut op = Op::begin(i, &[c.domain], 2 + (value.len() / 4096) as u64 + 16, false)?;
+        let mut st = c.state.write();
+        if st.deleted {
+            return Err(Error::NotFound);
+        }
+        if st.flags & IMMUTABLE != 0 {
+            return Err(Error::Perm);
+        }
+        let has = st.xattrs.iter().any(|(n, _)| **n == *name);
+        if placement.is_none() {
+            match (mode, has) {
+                (XattrMode::Create, true) => return Err(Error::Exists),
+                (XattrMode::Replace, false) => return Err(Error::NoAttr),
+                _ => {}
+            }
+            let others: usize =
+                st.xattrs.iter().filter(|(n, _)| **n != *name).map(|(n, v)| n.len() + v.len() + 5).sum();
+            if others + name.len() + value.len() + 5 > XATTR_BYTES_MAX {
+                return Err(Error::NoSpace);
+            }
+            if name.starts_with(b"system.") && name != acl::ACCESS && name != acl::DEFAULT {
+                return Err(Error::Unsupported("a system attribute"));
+            }
+        }
+        if name == acl::ACCESS || name == acl::DEFAULT {
+            acl::decode(value)?;
+        }
+        op.touch(&c, &mut st)?;
+        let spill = (encode_xattrs(&st.xattrs).len() + value.len()) / 3900 + 1;
+        op.credit(c.domain, spill as u64);
+        if let Some(p) = placement {
+            st.placement = p;
+        } else if name == acl::ACCESS || name == acl::DEFAULT {
+            acl::set_acl(&mut st, c.kind, name, value)?;
+        } else {
+            st.xattrs.retain(|(n, _)| **n != *name);
+            st.xattrs.push((name.into(), value.into()));
+        }
+        st.ctime = i.shared.now();
+        st.data_at = st.version;
+        Ok(())
+    }
+
+    /// Names of all.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`].
+    pub fn listxattr(&self, ino: NodeId) -> Result<Vec<Vec<u8>>> {
+        let c = self.inner().cell(ino)?;
+        let st = c.state.read();
+        Ok(st.xattrs.iter().map(|(n, _)| n.to_vec()).collect())
+    }
+
+    /// Removes one.
+    ///
+    /// # Errors
+    /// [`Error::NoAttr`].
+    pub fn removexattr(&self, ino: NodeId, name: &[u8]) -> Result<()> {
+        let i = self.inner();
+        let c = i.cell(ino)?;
+        if virtual_name(name) == PLACEMENT {
+            return self.setxattr(ino, name, b"unset", XattrMode::Set);
+        }
+        check(name)?;
+        let mut op = Op::begin(i, &[c.domain], 1, true)?;
+        let mut st = c.state.write();
+        if st.deleted {
+            return Err(Error::NotFound);
+        }
+        if st.flags & IMMUTABLE != 0 {
+            return Err(Error::Perm);
+        }
+        if !st.xattrs.iter().any(|(n, _)| **n == *name) {
+            return Err(Error::NoAttr);
+        }
+        op.touch(&c, &mut st)?;
+        st.xattrs.retain(|(n, _)| **n != *name);
+        st.ctime = i.shared.now();
+        st.data_at = st.version;
+        Ok(())
+    }
+}

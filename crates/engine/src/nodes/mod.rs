@@ -1,0 +1,219 @@
+//! Node table of one domain: which nodes exist and where the newest durable record of each lies.
+//!
+//! Owns the node table blocks of the domain's groups, the choice of free slots and a small cache of node blocks. As in
+//! [`crate::space`], there are two views: *taken* slots (committed ones plus what operations took; in memory only) and
+//! the committed entries, which [`NodeTable::apply`] changes and [`NodeTable::write_home`] writes. The slot of a node
+//! that was removed becomes free when the removal is durable.
+//!
+//! Nothing is read when the table is opened. A table block is read when one of its nodes is asked for or a slot is
+//! looked for in it; its bitmap of taken slots then stays (32 bytes), its entries as long as they are in use.
+//! [`NodeTable::free`] reads whatever was not read yet: call it once in the background after mounting.
+//!
+//! Locks, in this order: a cursor, the list of groups, a table block; a shard of the block cache by itself. They are
+//! leaves to the rest of the engine: nothing is called with one held but the store, for table I/O.
+//!
+//! Not promised: that `apply` may be called by several threads at a time for the same node.
+
+mod cache;
+mod home;
+mod slots;
+#[cfg(test)]
+mod tests;
+
+use crate::error::{Error, Result};
+use crate::space::paired::Residency;
+use crate::store::Store;
+use braidfs_format::geometry::NODES_PER_BLOCK;
+use braidfs_format::journal::Record;
+use braidfs_format::node::{NodeBlock, NodeEntry, NodeRecord, RECORDS_MAX};
+use braidfs_format::{Corrupt, DomainId, NodeId};
+use cache::BlockCache;
+use crossbeam::utils::CachePadded;
+use parking_lot::{Mutex, RwLock};
+use slots::{Cursor, NodeGroup};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
+
+/// Clean table blocks kept in memory (6 KiB each).
+const TABLE_BLOCKS_MAX: usize = 4096;
+/// Threads that look for slots in table blocks of their own.
+const CURSORS: usize = 8;
+
+/// The node table of one domain.
+#[derive(Debug)]
+pub struct NodeTable {
+    store: Arc<Store>,
+    domain: DomainId,
+    groups: RwLock<BTreeMap<u32, Arc<NodeGroup>>>,
+    cursors: [CachePadded<Mutex<Cursor>>; CURSORS],
+    total: AtomicU64,
+    /// Free slots of the table blocks that were read; see `uncounted`.
+    free: CachePadded<AtomicI64>,
+    /// Table blocks that were not read yet.
+    uncounted: AtomicU64,
+    resident: Residency,
+    cache: BlockCache,
+    /// Slots that stay taken when their removal is applied, until they are released.
+    held: Mutex<std::collections::HashSet<NodeId>>,
+    /// One write of the home tables at a time.
+    home: Mutex<()>,
+}
+
+impl NodeTable {
+    /// Opens the node table of `domain`, which owns `groups`.
+    ///
+    /// # Errors
+    /// `Corrupt` where a group lies outside the volume.
+    pub fn open(store: Arc<Store>, domain: DomainId, groups: &[u32]) -> Result<Self> {
+        let table = Self {
+            store,
+            domain,
+            groups: RwLock::default(),
+            cursors: Default::default(),
+            total: AtomicU64::new(0),
+            free: CachePadded::default(),
+            uncounted: AtomicU64::new(0),
+            resident: Residency::new(TABLE_BLOCKS_MAX),
+            cache: BlockCache::default(),
+            held: Mutex::default(),
+            home: Mutex::default(),
+        };
+        groups.iter().try_for_each(|&g| table.add_group(g))?;
+        Ok(table)
+    }
+
+    /// Takes a group into use that the domain claimed (initialised by `Space::init_group`) or owned before.
+    ///
+    /// # Errors
+    /// As [`NodeTable::open`].
+    pub fn add_group(&self, number: u32) -> Result<()> {
+        let geometry = self.store.geometry;
+        if number >= geometry.groups {
+            return Err(Corrupt::new("node table", format!("group {number} of {}", geometry.groups)).into());
+        }
+        let mut groups = self.groups.write();
+        if groups.contains_key(&number) {
+            return Ok(());
+        }
+        groups.insert(number, Arc::new(NodeGroup::new(number, geometry.node_blocks())));
+        self.uncounted.fetch_add(u64::from(geometry.node_blocks()), Relaxed);
+        // Node 0 is none.
+        self.total.fetch_add(u64::from(geometry.nodes()) - u64::from(number == 0), Relaxed);
+        Ok(())
+    }
+
+    /// The committed entry of `node`; one that is not used where the slot is free.
+    ///
+    /// # Errors
+    /// `Corrupt` where the node is not of this domain; of the device.
+    pub fn get(&self, node: NodeId) -> Result<NodeEntry> {
+        let (group, index, slot) = self.locate(node)?;
+        let entry =
+            self.with_block(&group, index, |block| Ok(block.entries(self, group.number, index)?[slot as usize]));
+        self.evict_entries();
+        entry
+    }
+
+    /// Applies the [`Record::Node`]s of a durable transaction (others are ignored). An entry that is not used frees the
+    /// slot.
+    ///
+    /// # Errors
+    /// `Corrupt` where a node, or the block it is said to lie in, is not of this domain; of the device. The records
+    /// before the one that failed are then applied.
+    pub fn apply(&self, records: &[Record]) -> Result<()> {
+        let done = records.iter().try_for_each(|record| match *record {
+            Record::Node { node, entry } => self.set(node, entry),
+            _ => Ok(()),
+        });
+        self.evict_entries();
+        done
+    }
+
+    /// As [`NodeTable::apply`], for recovery. Records set states, so replaying what is in the home tables already
+    /// changes nothing.
+    ///
+    /// # Errors
+    /// As [`NodeTable::apply`].
+    pub fn replay(&self, records: &[Record]) -> Result<()> {
+        self.apply(records)
+    }
+
+    fn set(&self, node: NodeId, entry: NodeEntry) -> Result<()> {
+        let (group, index, slot) = self.locate(node)?;
+        if entry.used() {
+            let home = self.store.geometry.group_of(entry.addr);
+            let ours = self.store.geometry.contains(entry.addr, 1) && self.groups.read().contains_key(&home);
+            if !ours || usize::from(entry.index) >= RECORDS_MAX {
+                let why = format!("{node}: record {} of {} is not of {}", entry.index, entry.addr, self.domain);
+                return Err(Corrupt::new("node table entry", why).into());
+            }
+        }
+        let taken = entry.used() || self.held.lock().contains(&node);
+        self.with_block(&group, index, |block| {
+            block.edit(self, group.number, index)?[slot as usize] = entry;
+            block.set_taken(slot, taken);
+            group.dirty.store(true, Relaxed);
+            Ok(())
+        })
+    }
+
+    /// The slot of `node`, whose removal is about to be applied, stays taken until [`NodeTable::release`]: its number must
+    /// not come back while something durable may still name it.
+    pub fn hold(&self, node: NodeId) {
+        self.held.lock().insert(node);
+    }
+
+    /// Reads the record that `entry` of `node` points to, and checks that it is that node's.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] where the entry is not used; `Corrupt`; of the device.
+    pub fn load(&self, node: NodeId, entry: &NodeEntry) -> Result<NodeRecord> {
+        if !entry.used() {
+            return Err(Error::NotFound);
+        }
+        let block = self.cache.get(&self.store, entry.addr)?;
+        let record = NodeBlock::record(&block, usize::from(entry.index))?;
+        if record.node != node || record.gener != entry.gener {
+            let why = format!(
+                "record {} of {} is {} generation {}, not {node} generation {}",
+                entry.index, entry.addr, record.node, record.gener, entry.gener
+            );
+            return Err(Corrupt::new("node block", why).into());
+        }
+        Ok(record)
+    }
+
+    /// Drops the node block at `addr` from the cache: it was freed, or is about to be written.
+    pub fn invalidate(&self, addr: braidfs_format::BlockAddr) {
+        self.cache.invalidate(addr);
+    }
+
+    /// Calls `f` with every node of the committed view, in order, no lock held. What changes meanwhile may be seen or
+    /// not.
+    ///
+    /// # Errors
+    /// The first of `f`, of the device, or `Corrupt`.
+    pub fn for_each_used(&self, f: &mut dyn FnMut(NodeId, NodeEntry) -> Result<()>) -> Result<()> {
+        let groups: Vec<_> = self.groups.read().values().cloned().collect();
+        for group in groups {
+            for index in 0..group.len() {
+                let entries: Vec<NodeEntry> =
+                    self.with_block(&group, index, |block| Ok(block.entries(self, group.number, index)?.to_vec()))?;
+                self.evict_entries();
+                for (slot, entry) in (0u32..).zip(entries).filter(|(_, e)| e.used()) {
+                    f(self.store.geometry.node(group.number, index * NODES_PER_BLOCK + slot), entry)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Group, table block and slot in the block of `node`.
+    fn locate(&self, node: NodeId) -> Result<(Arc<NodeGroup>, u32, u32)> {
+        let outside = || Corrupt::new("node number", format!("{node} is not of {}", self.domain));
+        let (number, slot) = self.store.geometry.node_place(node).ok_or_else(outside)?;
+        let group = self.groups.read().get(&number).cloned().ok_or_else(outside)?;
+        Ok((group, slot / NODES_PER_BLOCK, slot % NODES_PER_BLOCK))
+    }
+}

@@ -1,0 +1,307 @@
+//! Free slots: which table block an operation looks in, and the bitmap of taken slots.
+//!
+//! Threads are spread over cursors; a cursor stays in one table block until it is full, so that nodes made one after
+//! the other share table blocks, and nodes made by different threads do not share locks.
+
+use super::{CURSORS, NODES_PER_BLOCK, NodeTable};
+use crate::error::{Error, Result};
+use crate::space::paired::{Paired, TableEntry};
+use braidfs_format::node::NodeEntry;
+use braidfs_format::{BLOCK_BYTES, NodeId};
+use parking_lot::Mutex;
+use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering::Relaxed};
+
+/// A table block that was not read yet may have any number of free slots.
+const UNKNOWN: u16 = u16::MAX;
+
+/// The node table of a group.
+#[derive(Debug)]
+pub(super) struct NodeGroup {
+    pub number: u32,
+    pub blocks: Box<[TableBlock]>,
+    /// Some block changed since it was written.
+    pub dirty: AtomicBool,
+}
+
+/// A block of it.
+#[derive(Debug)]
+pub(super) struct TableBlock {
+    /// Free slots, a hint; exact under the lock once the block was read.
+    free: AtomicU16,
+    /// A cursor is in it.
+    claimed: AtomicBool,
+    pub state: Mutex<BlockState>,
+}
+
+/// What its lock protects.
+#[derive(Debug, Default)]
+pub(super) struct BlockState {
+    pub table: Paired<NodeEntry>,
+    /// The running view, once the block was read.
+    taken: Option<[u64; 4]>,
+    /// Where to look for the next free slot.
+    next: u32,
+}
+
+impl NodeGroup {
+    pub fn new(number: u32, blocks: u32) -> Self {
+        let block =
+            |_| TableBlock { free: AtomicU16::new(UNKNOWN), claimed: AtomicBool::new(false), state: Mutex::default() };
+        Self { number, blocks: (0..blocks).map(block).collect(), dirty: AtomicBool::new(false) }
+    }
+    pub fn len(&self) -> u32 {
+        self.blocks.len() as u32
+    }
+}
+
+/// Where a thread looks for slots.
+#[derive(Debug, Default)]
+pub(super) struct Cursor {
+    at: Option<(Arc<NodeGroup>, u32)>,
+}
+
+impl Cursor {
+    fn leave(&mut self) {
+        if let Some((group, index)) = self.at.take() {
+            group.blocks[index as usize].claimed.store(false, Relaxed);
+        }
+    }
+}
+
+impl BlockState {
+    /// The committed entries; the first time, the taken slots become known as well.
+    pub fn entries(&mut self, table: &NodeTable, group: u32, index: u32) -> Result<&[NodeEntry]> {
+        let pair = table.store.geometry.node_table_addr(group, index);
+        let entries = self.table.load(&table.store, pair, &table.resident)?;
+        self.taken.get_or_insert_with(|| taken_slots(entries, group, index));
+        Ok(entries)
+    }
+    /// The committed entries, to be changed.
+    pub fn edit(&mut self, table: &NodeTable, group: u32, index: u32) -> Result<&mut [NodeEntry]> {
+        self.entries(table, group, index)?;
+        let pair = table.store.geometry.node_table_addr(group, index);
+        self.table.edit(&table.store, pair, &table.resident)
+    }
+    /// Marks a slot of a block that was read.
+    pub fn set_taken(&mut self, slot: u32, on: bool) {
+        let Some(taken) = &mut self.taken else { return };
+        let (word, bit) = ((slot / 64) as usize, 1u64 << (slot % 64));
+        if on {
+            taken[word] |= bit;
+        } else {
+            taken[word] &= !bit;
+        }
+    }
+    fn is_taken(&self, slot: u32) -> bool {
+        self.taken.is_none_or(|t| t[(slot / 64) as usize] >> (slot % 64) & 1 == 1)
+    }
+    fn free(&self) -> u16 {
+        self.taken.map_or(UNKNOWN, |t| (NODES_PER_BLOCK - t.iter().map(|w| w.count_ones()).sum::<u32>()) as u16)
+    }
+    fn find(&self, from: u32) -> Option<u32> {
+        (from..NODES_PER_BLOCK).chain(0..from.min(NODES_PER_BLOCK)).find(|&slot| !self.is_taken(slot))
+    }
+}
+
+/// Slots that the committed view says are in use, and those of group 0 that are never given out: 0 is no node, 1 is the
+/// root.
+fn taken_slots(entries: &[NodeEntry], group: u32, index: u32) -> [u64; 4] {
+    let mut taken = [0u64; 4];
+    if (group, index) == (0, 0) {
+        taken[0] = 0b11;
+    }
+    for (slot, _) in entries.iter().enumerate().filter(|(_, e)| e.used()) {
+        taken[slot / 64] |= 1 << (slot % 64);
+    }
+    taken
+}
+
+impl NodeTable {
+    /// Runs `f` with a table block, then brings the counts up to date.
+    pub(super) fn with_block<R>(
+        &self,
+        group: &NodeGroup,
+        index: u32,
+        f: impl FnOnce(&mut BlockState) -> Result<R>,
+    ) -> Result<R> {
+        let block = &group.blocks[index as usize];
+        let mut state = block.state.lock();
+        let before = state.taken.map(|_| state.free());
+        let result = f(&mut state);
+        self.count(block, &state, before);
+        result
+    }
+
+    /// Brings the counts of free slots up to date; `before` is the block's, if it was read before.
+    fn count(&self, block: &TableBlock, state: &BlockState, before: Option<u16>) {
+        let now = state.free();
+        if state.taken.is_none() || before == Some(now) {
+            return;
+        }
+        block.free.store(now, Relaxed);
+        self.free.fetch_add(i64::from(now) - i64::from(before.unwrap_or(0)), Relaxed);
+        if before.is_none() {
+            self.uncounted.fetch_sub(1, Relaxed);
+        }
+    }
+
+    /// Reads the blocks of a group's node table that were not read yet, all at once, and keeps only their bitmaps.
+    fn count_group(&self, group: &NodeGroup) {
+        if group.blocks.iter().all(|b| b.free.load(Relaxed) != UNKNOWN) {
+            return;
+        }
+        let (store, first) = (&self.store, self.store.geometry.node_table_addr(group.number, 0));
+        let mut buf = vec![0u8; 2 * BLOCK_BYTES * group.blocks.len()];
+        if let Err(error) = store.read(first, &mut buf) {
+            tracing::warn!(group = group.number, %error, "node table not counted");
+            return;
+        }
+        for ((index, block), pair) in (0u32..).zip(&group.blocks).zip(buf.chunks(2 * BLOCK_BYTES)) {
+            let mut state = block.state.lock();
+            // Read by others meanwhile, and perhaps changed: theirs is newer.
+            if state.taken.is_some() {
+                continue;
+            }
+            match NodeEntry::decode(pair, store.volume, store.geometry.node_table_addr(group.number, index)) {
+                Ok((_, _, entries)) => {
+                    state.taken = Some(taken_slots(&entries, group.number, index));
+                    self.count(block, &state, None);
+                }
+                Err(error) => tracing::warn!(group = group.number, index, %error, "node table block not counted"),
+            }
+        }
+    }
+
+    /// Takes a free slot, in the table block of `near` if it has one, and the generation that its node gets. The slots
+    /// 0 and 1 of group 0 are never given out.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] where there is none in the domain's groups; of the device, or `Corrupt`.
+    pub fn alloc(&self, near: Option<NodeId>) -> Result<(NodeId, u32)> {
+        let taken = self.alloc_slot(near);
+        self.evict_entries();
+        taken
+    }
+
+    fn alloc_slot(&self, near: Option<NodeId>) -> Result<(NodeId, u32)> {
+        if let Some((group, index, slot)) = near.and_then(|n| self.locate(n).ok())
+            && let Some(taken) = self.take_in(&group, index, Some(slot + 1))?
+        {
+            return Ok(taken);
+        }
+        let mut cursor = self.cursors[thread_cursor()].lock();
+        if let Some((group, index)) = &cursor.at
+            && let Some(taken) = self.take_in(group, *index, None)?
+        {
+            return Ok(taken);
+        }
+        let from = cursor.at.as_ref().map_or((0, 0), |(g, index)| (g.number, *index));
+        cursor.leave();
+        let groups: Vec<_> = self.groups.read().values().cloned().collect();
+        let start = groups.partition_point(|g| g.number < from.0);
+        let order = || groups[start..].iter().chain(&groups[..start]);
+        // First a table block that no other cursor is in, then any.
+        for share in [false, true] {
+            for group in order() {
+                let first = if group.number == from.0 { from.1 } else { 0 };
+                for index in (first..group.len()).chain(0..first) {
+                    let block = &group.blocks[index as usize];
+                    if block.free.load(Relaxed) == 0 || !share && block.claimed.swap(true, Relaxed) {
+                        continue;
+                    }
+                    match self.take_in(group, index, None) {
+                        Ok(Some(taken)) => {
+                            if !share {
+                                cursor.at = Some((group.clone(), index));
+                            }
+                            return Ok(taken);
+                        }
+                        other => {
+                            if !share {
+                                block.claimed.store(false, Relaxed);
+                            }
+                            other?;
+                        }
+                    }
+                }
+            }
+        }
+        Err(Error::NoSpace)
+    }
+
+    fn take_in(&self, group: &NodeGroup, index: u32, from: Option<u32>) -> Result<Option<(NodeId, u32)>> {
+        if group.blocks[index as usize].free.load(Relaxed) == 0 {
+            return Ok(None);
+        }
+        self.with_block(group, index, |block| {
+            block.entries(self, group.number, index)?;
+            let Some(slot) = block.find(from.unwrap_or(block.next)) else { return Ok(None) };
+            let old = block.entries(self, group.number, index)?[slot as usize].gener;
+            block.set_taken(slot, true);
+            block.next = slot + 1;
+            let node = self.store.geometry.node(group.number, index * NODES_PER_BLOCK + slot);
+            Ok(Some((node, old.wrapping_add(1).max(1))))
+        })
+    }
+
+    /// Undoes [`NodeTable::alloc`] for a node that no record names: the slot is free at once.
+    pub fn release(&self, node: NodeId) {
+        let Ok((group, index, slot)) = self.locate(node) else {
+            debug_assert!(false, "{node} is not of {}", self.domain);
+            return;
+        };
+        self.held.lock().remove(&node);
+        let done = self.with_block(&group, index, |block| {
+            if !block.entries(self, group.number, index)?[slot as usize].used() {
+                block.set_taken(slot, false);
+            }
+            Ok(())
+        });
+        if let Err(error) = done {
+            // The slot stays taken until the next mount.
+            tracing::warn!(%node, %error, "node slot not released");
+        }
+    }
+
+    /// Marks the slot of `node` taken though the committed view has no entry for it: recovery found the node in a
+    /// roll-forward record.
+    ///
+    /// # Errors
+    /// `Corrupt` where the node is not of this domain; of the device.
+    pub fn take(&self, node: NodeId) -> Result<()> {
+        let (group, index, slot) = self.locate(node)?;
+        self.with_block(&group, index, |block| {
+            block.entries(self, group.number, index)?;
+            block.set_taken(slot, true);
+            Ok(())
+        })
+    }
+
+    /// Nodes that the domain's groups have room for.
+    pub fn total(&self) -> u64 {
+        self.total.load(Relaxed)
+    }
+
+    /// Free slots. Reads the table blocks that were not read yet; one that does not hold counts as full.
+    pub fn free(&self) -> u64 {
+        if self.uncounted.load(Relaxed) > 0 {
+            let groups: Vec<_> = self.groups.read().values().cloned().collect();
+            groups.iter().for_each(|group| self.count_group(group));
+        }
+        self.free.load(Relaxed).max(0) as u64
+    }
+}
+
+/// The cursor of this thread.
+fn thread_cursor() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local!(static MINE: Cell<usize> = const { Cell::new(usize::MAX) });
+    MINE.with(|mine| {
+        if mine.get() == usize::MAX {
+            mine.set(NEXT.fetch_add(1, Relaxed) % CURSORS);
+        }
+        mine.get()
+    })
+}

@@ -1,0 +1,226 @@
+//! The node table against a naive model, across crashes and to the last slot.
+
+use super::*;
+use crate::space::Space;
+use crate::space::testdev::{Random, TestDevice, store};
+use braidfs_format::BlockAddr;
+use braidfs_format::node::{NodeBlockBuilder, NodeKind, USED};
+use proptest::prelude::*;
+use std::collections::{BTreeMap, HashSet};
+
+const D: DomainId = DomainId(3);
+const GROUPS: [u32; 2] = [0, 2];
+const NODES: u64 = 2 * 8 * 254;
+
+fn fixture() -> (Arc<TestDevice>, Arc<Store>) {
+    let (device, store) = store(2, 3, 1024);
+    GROUPS.iter().for_each(|&g| Space::init_group(&store, D, g, 1, None).unwrap());
+    device.crash(|| true);
+    (device, store)
+}
+
+fn entry(addr: u64, gener: u32) -> NodeEntry {
+    NodeEntry { addr: BlockAddr(addr), index: 1, flags: USED, gener }
+}
+
+fn used(table: &NodeTable) -> BTreeMap<NodeId, NodeEntry> {
+    let mut all = BTreeMap::new();
+    let mut add = |n, e| {
+        all.insert(n, e);
+        Ok(())
+    };
+    table.for_each_used(&mut add).unwrap();
+    all
+}
+
+fn run_model(seed: u64, steps: usize) {
+    let (device, store) = fixture();
+    let open = || NodeTable::open(store.clone(), D, &GROUPS).unwrap();
+    let mut table = open();
+    let (mut model, mut loose, mut random) = (BTreeMap::new(), Vec::new(), Random(seed | 1));
+    let mut geners: BTreeMap<NodeId, u32> = BTreeMap::new();
+    let mut log: Vec<Vec<Record>> = Vec::new();
+    for _ in 0..steps {
+        match random.below(100) {
+            0..40 => {
+                for _ in 0..random.below(200) {
+                    let near = (random.below(3) == 0).then(|| NodeId(random.below(300) as u64));
+                    let (node, gener) = table.alloc(near).unwrap();
+                    assert!(node.0 > 1 && gener == geners.get(&node).map_or(1, |g| g + 1));
+                    assert!(!model.contains_key(&node) && !loose.contains(&(node, gener)));
+                    loose.push((node, gener));
+                }
+            }
+            40..50 if !loose.is_empty() => table.release(loose.swap_remove(random.below(loose.len())).0),
+            50..90 => {
+                let mut records = Vec::new();
+                for (node, old) in model.clone() {
+                    if random.below(8) == 0 {
+                        let old: NodeEntry = old;
+                        let gone = random.below(2) == 0;
+                        let new = match gone {
+                            true => NodeEntry { gener: old.gener, ..NodeEntry::default() },
+                            false => NodeEntry { addr: BlockAddr(100 + random.below(900) as u64), ..old },
+                        };
+                        let _ = match gone {
+                            true => model.remove(&node),
+                            false => model.insert(node, new),
+                        };
+                        records.push(Record::Node { node, entry: new });
+                    }
+                }
+                for _ in 0..random.below(1 + loose.len()) {
+                    let (node, gener) = loose.swap_remove(random.below(loose.len()));
+                    let new = entry(100 + random.below(900) as u64, gener);
+                    model.insert(node, new);
+                    geners.insert(node, gener);
+                    records.push(Record::Node { node, entry: new });
+                }
+                table.apply(&records).unwrap();
+                log.push(records);
+            }
+            90..95 => {
+                device.broken.store(random.below(3) == 0, Relaxed);
+                if table.write_home().is_ok() {
+                    device.crash(|| true);
+                    log.clear();
+                }
+                device.broken.store(false, Relaxed);
+            }
+            _ => {
+                if random.below(2) == 0 {
+                    table.write_home().unwrap();
+                }
+                let percent = random.below(101);
+                device.crash(|| random.below(100) < percent);
+                table = open();
+                log.iter().for_each(|records| table.replay(records).unwrap());
+                loose.clear();
+                table.write_home().unwrap();
+                device.crash(|| true);
+                log.clear();
+            }
+        }
+        assert_eq!(used(&table), model);
+        assert_eq!(table.total(), NODES - 1);
+        let root = u64::from(!model.contains_key(&NodeId::ROOT));
+        assert_eq!(table.free(), NODES - 1 - root - model.len() as u64 - loose.len() as u64);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 16, ..ProptestConfig::default() })]
+    #[test]
+    fn equals_the_model(seed: u64) {
+        run_model(seed, 40);
+    }
+}
+
+#[test]
+fn every_slot_once_from_many_threads() {
+    let (_, store) = fixture();
+    let table = NodeTable::open(store, D, &GROUPS).unwrap();
+    let seen = Mutex::new(HashSet::new());
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                let mut last = None;
+                loop {
+                    match table.alloc(None) {
+                        Ok((node, _)) => assert!(seen.lock().insert(node)),
+                        Err(Error::NoSpace) => return last,
+                        Err(e) => panic!("{e}"),
+                    }
+                    last = Some(());
+                }
+            });
+        }
+    });
+    assert_eq!((seen.lock().len() as u64, table.free()), (NODES - 2, 0));
+    table.release(NodeId(77));
+    assert_eq!(table.free(), 1);
+    assert_eq!(table.alloc(None).unwrap(), (NodeId(77), 1));
+}
+
+#[test]
+fn counts_without_having_read() {
+    let (_, store) = fixture();
+    let table = NodeTable::open(store, D, &GROUPS).unwrap();
+    table.take(NodeId(500)).unwrap();
+    table.take(NodeId(500)).unwrap();
+    assert_eq!((table.free(), table.total()), (NODES - 3, NODES - 1));
+    assert_eq!(table.resident.count(), 1);
+}
+
+#[test]
+fn records_are_read_and_checked() {
+    let (_, store) = fixture();
+    let table = NodeTable::open(store.clone(), D, &GROUPS).unwrap();
+    let (node, gener) = table.alloc(None).unwrap();
+    let record = |node, payload| NodeRecord {
+        node,
+        gener,
+        kind: NodeKind::Inode,
+        flags: USED,
+        owner: node,
+        version: 1,
+        payload: vec![payload; 9],
+    };
+    let write = |payload| {
+        let mut builder = NodeBlockBuilder::default();
+        builder.push(&record(NodeId(999), 0).encode()).unwrap();
+        builder.push(&record(node, payload).encode()).unwrap();
+        store.write(BlockAddr(600), &builder.finish(D.0, store.volume, BlockAddr(600), 1)).unwrap();
+    };
+    write(1);
+    let e = entry(600, gener);
+    assert!(matches!(table.load(node, &table.get(node).unwrap()), Err(Error::NotFound)));
+    table.apply(&[Record::Node { node, entry: e }]).unwrap();
+    assert_eq!(table.get(node).unwrap(), e);
+    assert_eq!(table.load(node, &e).unwrap(), record(node, 1));
+    write(2);
+    assert_eq!(table.load(node, &e).unwrap(), record(node, 1));
+    table.invalidate(BlockAddr(600));
+    assert_eq!(table.load(node, &e).unwrap(), record(node, 2));
+    for wrong in [NodeEntry { index: 0, ..e }, NodeEntry { index: 2, ..e }, entry(601, gener), entry(600, gener + 1)] {
+        assert!(matches!(table.load(node, &wrong), Err(Error::Corrupt(_))), "{wrong:?}");
+    }
+    for i in 0..2000 {
+        let _ = table.load(node, &entry(i, gener));
+        assert!(table.load(node, &e).is_ok());
+    }
+}
+
+#[test]
+fn foreign_nodes_are_corrupt() {
+    let (_, store) = fixture();
+    let table = NodeTable::open(store.clone(), D, &GROUPS).unwrap();
+    for node in [0, NODES / 2, NODES / 2 * 3, u64::MAX] {
+        assert!(matches!(table.get(NodeId(node)), Err(Error::Corrupt(_))));
+        let record = Record::Node { node: NodeId(node), entry: entry(100, 1) };
+        assert!(matches!(table.replay(&[record]), Err(Error::Corrupt(_))));
+        assert!(matches!(table.take(NodeId(node)), Err(Error::Corrupt(_))));
+    }
+    for bad in [entry(1024, 1), entry(1 << 47, 1), NodeEntry { index: 64, ..entry(100, 1) }] {
+        assert!(matches!(table.replay(&[Record::Node { node: NodeId(9), entry: bad }]), Err(Error::Corrupt(_))));
+    }
+    assert!(matches!(NodeTable::open(store, D, &[3]), Err(Error::Corrupt(_))));
+    assert_eq!(table.free(), NODES - 2);
+}
+
+#[test]
+fn entries_are_evicted() {
+    let (device, store) = fixture();
+    let mut table = NodeTable::open(store, D, &GROUPS).unwrap();
+    table.resident = Residency::new(2);
+    let nodes: Vec<_> = (0..2000).map(|_| table.alloc(None).unwrap()).collect();
+    let records: Vec<_> = nodes.iter().map(|&(node, gener)| Record::Node { node, entry: entry(300, gener) }).collect();
+    table.apply(&records).unwrap();
+    assert!(table.resident.count() >= 8);
+    table.write_home().unwrap();
+    device.crash(|| true);
+    table.resident.swept();
+    (0..40).for_each(|_| drop(used(&table)));
+    assert!(table.resident.count() <= 12, "{}", table.resident.count());
+    assert_eq!(used(&table).len(), 2000);
+}

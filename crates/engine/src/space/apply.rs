@@ -1,0 +1,165 @@
+//! Committed records become the committed view, in the live file system and in recovery by the same code.
+//!
+//! Every record sets a state, so a sequence of records leads to the same tables from whatever mixture of older and
+//! newer home blocks it starts, as long as it begins no later than the oldest of them. A segment's kind, temperature
+//! and age are those of the last `Alloc` in it, and the default as soon as it has no valid block.
+
+use super::bitmap::{self, Bits};
+use super::group::Group;
+use super::pool::SegmentRef;
+use super::{Run, Space};
+use crate::error::Result;
+use braidfs_format::geometry::SEGMENT_BLOCKS;
+use braidfs_format::group::{Owner, SegmentEntry, SegmentKind, Temperature};
+use braidfs_format::journal::Record;
+use braidfs_format::{BlockAddr, Corrupt, NodeId, TxId};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Blocks `.0 .. .0 + .1` of a segment.
+type Piece = (u32, u32);
+
+impl Space {
+    /// Makes the records of durable transaction `tx` the committed view. `Alloc` sets owners and marks valid, `Free` and
+    /// `Live` of 0 make blocks reusable, `Live` sets the count of live records; others are ignored. Of one transaction,
+    /// the `Live` of a block may come before its `Alloc`; records of different transactions come in order.
+    ///
+    /// # Errors
+    /// `Corrupt` where a run is not of this domain or touches metadata or journal; of the device (owner tables are
+    /// loaded on first need). The records before the one that failed are then applied.
+    pub fn apply(&self, records: &[Record], tx: TxId) -> Result<()> {
+        let done = records.iter().try_for_each(|record| match *record {
+            Record::Alloc { addr, len, kind, temperature, owner, lblk } => {
+                self.apply_alloc(Run { addr, len }, kind, temperature, (owner, lblk), tx)
+            }
+            Record::Free { addr, len } => self.apply_free(Run { addr, len }),
+            Record::Live { addr, live: 0 } => self.apply_free(Run { addr, len: 1 }),
+            Record::Live { addr, live } => self.for_each_piece(addr, 1, |group, index, piece| {
+                group.edit_owners(&self.store, &self.owners, index, piece, &mut |_, o| o.live = live)
+            }),
+            _ => Ok(()),
+        });
+        self.evict_owners();
+        done
+    }
+
+    /// As [`Space::apply`], for recovery: blocks that the journal says are valid are also marked used.
+    ///
+    /// # Errors
+    /// As [`Space::apply`].
+    pub fn replay(&self, records: &[Record], tx: TxId) -> Result<()> {
+        self.apply(records, tx)
+    }
+
+    fn apply_alloc(
+        &self,
+        run: Run,
+        kind: SegmentKind,
+        temperature: Temperature,
+        (owner, lblk): (NodeId, u64),
+        tx: TxId,
+    ) -> Result<()> {
+        if !matches!(kind, SegmentKind::Data | SegmentKind::Node) {
+            return Err(Corrupt::new("allocation record", format!("{} of kind {kind:?}", run.addr)).into());
+        }
+        self.for_each_piece(run.addr, run.len, |group, index, piece| {
+            let segment = &group.segments[index as usize];
+            let base = lblk + (segment.start.0 + u64::from(piece.0) - run.addr.0);
+            group.edit_owners(&self.store, &self.owners, index, piece, &mut |i, o| {
+                let live = if owner.0 == 0 && o.node.0 == 0 { o.live } else { 0 };
+                let lblk = if owner.0 == 0 { 0 } else { base + u64::from(i - piece.0) };
+                *o = Owner { node: owner, lblk, live };
+            })?;
+            let bits = bitmap::mask(piece.0, piece.1);
+            let mut state = segment.state.lock();
+            let fresh = segment.is_fresh();
+            let new = group.set_used(segment, &mut state, &bits);
+            bitmap::or(&mut state.entry.valid, &bits);
+            state.entry =
+                SegmentEntry { kind: segment.kind_after(kind), temperature, age: tx.0, valid: state.entry.valid };
+            state.kind = kind;
+            group.table_dirty.store(true, Relaxed);
+            drop(state);
+            self.unreserved.fetch_sub(i64::from(new), Relaxed);
+            if fresh {
+                self.withdraw(group.number, index);
+            }
+            Ok(())
+        })
+    }
+
+    fn apply_free(&self, run: Run) -> Result<()> {
+        self.for_each_piece(run.addr, run.len, |group, index, piece| {
+            // Owners first: as soon as the block is unused, somebody may take it.
+            group.edit_owners(&self.store, &self.owners, index, piece, &mut |_, o| *o = Owner::default())?;
+            let segment = &group.segments[index as usize];
+            let bits = bitmap::mask(piece.0, piece.1);
+            let mut state = segment.state.lock();
+            let freed = group.clear_used(segment, &mut state, &bits);
+            bitmap::clear(&mut state.entry.valid, &bits);
+            if state.entry.valid == [0; 8] {
+                state.entry = SegmentEntry::default();
+            }
+            group.table_dirty.store(true, Relaxed);
+            let idle = !state.active;
+            drop(state);
+            self.unreserved.fetch_add(i64::from(freed), Relaxed);
+            let less = |n: i64| Some((n - i64::from(freed)).max(0));
+            let _ = self.pending.fetch_update(Relaxed, Relaxed, less);
+            if idle && segment.is_fresh() {
+                self.offer(&SegmentRef { group: group.clone(), index });
+            }
+            Ok(())
+        })
+    }
+
+    /// Calls `f` with the parts of a run, segment by segment, after checking all of it.
+    pub(super) fn for_each_piece(
+        &self,
+        addr: BlockAddr,
+        len: u32,
+        mut f: impl FnMut(&Arc<Group>, u32, Piece) -> Result<()>,
+    ) -> Result<()> {
+        let bad = |why: &str| Corrupt::new("block run", format!("{addr} + {len}: {why}"));
+        let (group, first, block) = self.locate(addr)?;
+        let last = u64::from(first * SEGMENT_BLOCKS + block) + u64::from(len);
+        if len == 0 || last > group.segments.len() as u64 * u64::from(SEGMENT_BLOCKS) {
+            return Err(bad("is empty or leaves its group").into());
+        }
+        let pieces = || {
+            let mut left = len;
+            (first..).scan(block, move |at, index| {
+                let piece = (*at, (SEGMENT_BLOCKS - *at).min(left));
+                (*at, left) = (0, left - piece.1);
+                (piece.1 > 0).then_some((index, piece))
+            })
+        };
+        let fixed = |(index, (from, len)): (u32, Piece)| {
+            let hit: Bits = bitmap::and(&bitmap::mask(from, len), &group.segments[index as usize].fixed);
+            hit != [0; 8]
+        };
+        if pieces().any(fixed) {
+            return Err(bad("touches metadata, the journal or the group's end").into());
+        }
+        pieces().try_for_each(|(index, piece)| f(&group, index, piece))
+    }
+
+    /// Live records of the node block at `addr`, committed view.
+    ///
+    /// # Errors
+    /// `Corrupt` where `addr` is not of this domain; of the device.
+    pub fn live(&self, addr: BlockAddr) -> Result<u8> {
+        Ok(self.owner(addr)?.live)
+    }
+
+    /// Who uses the block at `addr`, committed view.
+    ///
+    /// # Errors
+    /// As [`Space::live`].
+    pub fn owner(&self, addr: BlockAddr) -> Result<Owner> {
+        let (group, index, block) = self.locate(addr)?;
+        let owner = group.owner(&self.store, &self.owners, index, block);
+        self.evict_owners();
+        owner
+    }
+}

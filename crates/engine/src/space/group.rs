@@ -1,0 +1,257 @@
+//! One group in memory: the state of its segments, and its owner tables as far as they are loaded.
+
+use super::bitmap::{self, Bits};
+use super::init::fixed_mask;
+use super::paired::{PairCopy, Paired, Residency};
+use super::{Class, Run};
+use crate::error::Result;
+use crate::store::Store;
+use braidfs_format::geometry::SEGMENT_BLOCKS;
+use braidfs_format::group::{GroupHeader, OWNERS_PER_BLOCK, Owner, SegmentEntry, SegmentKind, SegmentTable};
+use braidfs_format::{BLOCK_BYTES, BlockAddr, Corrupt, DomainId};
+use parking_lot::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+
+/// A group of the domain.
+#[derive(Debug)]
+pub(super) struct Group {
+    pub number: u32,
+    pub segments: Box<[Segment]>,
+    /// Unused blocks.
+    free: AtomicU32,
+    /// Which copy of the segment table is current.
+    pub table: Mutex<PairCopy>,
+    /// The committed view changed since the segment table was written.
+    pub table_dirty: AtomicBool,
+    /// Some half of an owner table changed.
+    pub owners_dirty: AtomicBool,
+}
+
+/// A segment of it.
+#[derive(Debug)]
+pub(super) struct Segment {
+    pub start: BlockAddr,
+    /// Blocks that are never allocated.
+    pub fixed: Bits,
+    pub fixed_count: u32,
+    /// Holds blocks of the journal: keeps the kind `Journal`.
+    journal: bool,
+    /// Unused blocks; changes under the lock of `state`.
+    free: AtomicU32,
+    pub state: Mutex<SegmentState>,
+    owners: [Mutex<Paired<Owner>>; 2],
+}
+
+/// What a segment's lock protects.
+#[derive(Debug)]
+pub(super) struct SegmentState {
+    /// The running view.
+    pub used: Bits,
+    /// The committed view.
+    pub entry: SegmentEntry,
+    /// What the log that has it, or had it last, is for.
+    pub kind: SegmentKind,
+    /// Some mlog writes to it.
+    pub active: bool,
+    /// Where its log goes on.
+    cursor: u32,
+}
+
+impl Group {
+    /// Reads header and segment table.
+    pub fn open(store: &Store, domain: DomainId, number: u32, journal: Option<Run>) -> Result<Self> {
+        let geometry = store.geometry;
+        let bad = |why: String| Corrupt::new("group header", format!("of group {number}: {why}"));
+        if number >= geometry.groups {
+            return Err(bad(format!("the volume has {} groups", geometry.groups)).into());
+        }
+        let mut buf = vec![0u8; 4 * BLOCK_BYTES];
+        store.read(geometry.header_addr(number), &mut buf)?;
+        let (_, _, header) =
+            GroupHeader::from_pair(&buf[..2 * BLOCK_BYTES], store.volume, geometry.header_addr(number))?;
+        let (owner, blocks) = (header.domain.get(), header.blocks.get());
+        if header.group.get() != number || owner != domain.0 {
+            return Err(bad(format!("says group {} of domain {owner}, not {domain}", header.group.get())).into());
+        }
+        if blocks <= geometry.meta_blocks() || blocks > store.group_blocks(number) {
+            return Err(bad(format!("{blocks} blocks of {}", store.group_blocks(number))).into());
+        }
+        let (index, seq, entries) = SegmentTable::decode(
+            &buf[2 * BLOCK_BYTES..],
+            geometry.segments,
+            store.volume,
+            geometry.segment_table_addr(number),
+        )?;
+        let start = geometry.group_start(number).0;
+        let journal = journal.map_or(0..0, |j| {
+            let clip = |at: u64| at.saturating_sub(start).min(u64::from(blocks)) as u32;
+            clip(j.addr.0)..clip(j.addr.0.saturating_add(u64::from(j.len)))
+        });
+        let mut segments = Vec::with_capacity(entries.len());
+        for (i, entry) in (0..).zip(entries) {
+            let first = i * SEGMENT_BLOCKS;
+            if (entry.kind == SegmentKind::Absent) != (first >= blocks) {
+                return Err(
+                    Corrupt::new("segment table", format!("group {number}: segment {i} is {:?}", entry.kind)).into()
+                );
+            }
+            let fixed = fixed_mask(first, geometry.meta_blocks(), blocks, &journal);
+            let overlaps = journal.start < first + SEGMENT_BLOCKS && journal.end > first && !journal.is_empty();
+            segments.push(Segment::new(geometry.segment_start(number, i), entry, fixed, overlaps));
+        }
+        let free = segments.iter().map(Segment::free).sum();
+        Ok(Self {
+            number,
+            segments: segments.into(),
+            free: AtomicU32::new(free),
+            table: Mutex::new(PairCopy { index, seq }),
+            table_dirty: AtomicBool::new(false),
+            owners_dirty: AtomicBool::new(false),
+        })
+    }
+
+    /// Unused blocks.
+    pub fn free(&self) -> u32 {
+        self.free.load(Relaxed)
+    }
+    /// Blocks that can be allocated at all.
+    pub fn total(&self) -> u32 {
+        self.segments.iter().map(Segment::total).sum()
+    }
+
+    /// Takes up to `want` consecutive blocks of segment `index`: the first run from the cursor on that has `enough`,
+    /// or where `enough` is 0 the longest.
+    pub fn take(&self, index: u32, want: u32, enough: u32) -> Option<Run> {
+        let segment = &self.segments[index as usize];
+        if segment.free() == 0 {
+            return None;
+        }
+        let mut state = segment.state.lock();
+        let found = match enough {
+            0 => bitmap::longest_run(&state.used),
+            n => bitmap::find_run(&state.used, state.cursor, n),
+        };
+        let (at, len) = found?;
+        Some(self.mark(segment, &mut state, at, len.min(want)))
+    }
+
+    /// Takes up to `want` blocks from block `at` of segment `index` on, where it is unused.
+    pub fn take_at(&self, index: u32, at: u32, want: u32) -> Option<Run> {
+        let segment = &self.segments[index as usize];
+        let mut state = segment.state.lock();
+        let len = bitmap::clear_len(&state.used, at).min(want);
+        (len > 0).then(|| self.mark(segment, &mut state, at, len))
+    }
+
+    fn mark(&self, segment: &Segment, state: &mut SegmentState, at: u32, len: u32) -> Run {
+        let new = self.set_used(segment, state, &bitmap::mask(at, len));
+        debug_assert_eq!(new, len);
+        state.cursor = at + len;
+        Run { addr: BlockAddr(segment.start.0 + u64::from(at)), len }
+    }
+
+    /// Marks blocks used; how many were not.
+    pub fn set_used(&self, segment: &Segment, state: &mut SegmentState, bits: &Bits) -> u32 {
+        let new = bitmap::count(&bitmap::and_not(bits, &state.used));
+        bitmap::or(&mut state.used, bits);
+        segment.free.fetch_sub(new, Relaxed);
+        self.free.fetch_sub(new, Relaxed);
+        new
+    }
+
+    /// Marks blocks unused; how many were used.
+    pub fn clear_used(&self, segment: &Segment, state: &mut SegmentState, bits: &Bits) -> u32 {
+        let old = bitmap::count(&bitmap::and(bits, &state.used));
+        bitmap::clear(&mut state.used, bits);
+        segment.free.fetch_add(old, Relaxed);
+        self.free.fetch_add(old, Relaxed);
+        old
+    }
+
+    /// Changes the owners of blocks `from .. from + len` of segment `index`; `f` gets the block's number in the segment.
+    pub fn edit_owners(
+        &self,
+        store: &Store,
+        resident: &Residency,
+        index: u32,
+        (from, len): (u32, u32),
+        f: &mut dyn FnMut(u32, &mut Owner),
+    ) -> Result<()> {
+        let (mut at, end) = (from, from + len);
+        while at < end {
+            let half = at / OWNERS_PER_BLOCK;
+            let stop = end.min((half + 1) * OWNERS_PER_BLOCK);
+            let pair = store.geometry.owners_addr(self.number, index, half);
+            let mut table = self.segments[index as usize].owners[half as usize].lock();
+            let owners = table.edit(store, pair, resident)?;
+            for i in at..stop {
+                f(i, &mut owners[(i % OWNERS_PER_BLOCK) as usize]);
+            }
+            // Under the lock: a writer of the home tables that clears the flag first still sees the change.
+            self.owners_dirty.store(true, Relaxed);
+            at = stop;
+        }
+        Ok(())
+    }
+
+    /// The owner of block `block` of segment `index`.
+    pub fn owner(&self, store: &Store, resident: &Residency, index: u32, block: u32) -> Result<Owner> {
+        let half = block / OWNERS_PER_BLOCK;
+        let pair = store.geometry.owners_addr(self.number, index, half);
+        let mut table = self.segments[index as usize].owners[half as usize].lock();
+        Ok(table.load(store, pair, resident)?[(block % OWNERS_PER_BLOCK) as usize])
+    }
+
+    /// The write of half an owner table ended: see [`Paired::end_write`].
+    pub fn end_owner_write(&self, index: u32, half: u32, written: Option<PairCopy>) {
+        self.segments[index as usize].owners[half as usize].lock().end_write(written);
+    }
+
+    /// All halves of owner tables: segment, half, table.
+    pub fn owner_tables(&self) -> impl Iterator<Item = (u32, u32, &Mutex<Paired<Owner>>)> {
+        (0u32..).zip(&self.segments).flat_map(|(s, seg)| (0u32..).zip(&seg.owners).map(move |(h, t)| (s, h, t)))
+    }
+}
+
+impl Segment {
+    fn new(start: BlockAddr, mut entry: SegmentEntry, fixed: Bits, journal: bool) -> Self {
+        bitmap::or(&mut entry.valid, &fixed);
+        let free = SEGMENT_BLOCKS - bitmap::count(&entry.valid);
+        let state = SegmentState { used: entry.valid, kind: entry.kind, active: false, cursor: 0, entry };
+        Self {
+            start,
+            fixed_count: bitmap::count(&fixed),
+            fixed,
+            journal,
+            free: AtomicU32::new(free),
+            state: Mutex::new(state),
+            owners: Default::default(),
+        }
+    }
+    /// Unused blocks.
+    pub fn free(&self) -> u32 {
+        self.free.load(Relaxed)
+    }
+    /// Blocks that can be allocated at all.
+    pub fn total(&self) -> u32 {
+        SEGMENT_BLOCKS - self.fixed_count
+    }
+    /// Whether no block is used that could be unused.
+    pub fn is_fresh(&self) -> bool {
+        self.total() > 0 && self.free() == self.total()
+    }
+    /// Makes it active for `class` where it is not yet and `ok` holds.
+    pub fn activate(&self, class: Class, ok: impl FnOnce(&Self) -> bool) -> bool {
+        let mut state = self.state.lock();
+        if state.active || !ok(self) {
+            return false;
+        }
+        (state.active, state.cursor) = (true, 0);
+        state.kind = class.kind;
+        true
+    }
+    /// The kind of the segment after an allocation of `kind`.
+    pub fn kind_after(&self, kind: SegmentKind) -> SegmentKind {
+        if self.journal { SegmentKind::Journal } else { kind }
+    }
+}

@@ -1,0 +1,134 @@
+//! Checkpoint: the committed view goes home, each table block to the copy of its pair that is not current.
+
+use super::Space;
+use super::group::Group;
+use super::paired::PairCopy;
+use crate::error::Result;
+use crate::store::Store;
+use braidfs_format::BlockAddr;
+use braidfs_format::group::SegmentTable;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Blocks encoded before a batch is written: bounds the memory of a checkpoint (8 MiB).
+const BATCH_BLOCKS: usize = 2048;
+
+/// Encoded table blocks on their way home. `K` says whose they are.
+pub(crate) struct HomeBatch<K> {
+    blocks: Vec<(BlockAddr, Vec<u8>)>,
+    keys: Vec<(K, PairCopy)>,
+    written: u64,
+}
+
+impl<K> HomeBatch<K> {
+    /// An empty batch.
+    pub fn new() -> Self {
+        Self { blocks: Vec::new(), keys: Vec::new(), written: 0 }
+    }
+    /// Adds the block for `copy` of the pair at `pair`.
+    pub fn push(&mut self, pair: BlockAddr, copy: PairCopy, block: Vec<u8>, key: K) {
+        self.blocks.push((copy.addr(pair), block));
+        self.keys.push((key, copy));
+    }
+    /// Whether it is time to write.
+    pub fn full(&self) -> bool {
+        self.blocks.len() >= BATCH_BLOCKS
+    }
+    /// Writes all of it, then tells `done` for each block the copy that is now current, `None` where the write failed.
+    pub fn write(&mut self, store: &Store, done: &mut dyn FnMut(K, Option<PairCopy>)) -> Result<()> {
+        if self.blocks.is_empty() {
+            return Ok(());
+        }
+        self.blocks.sort_unstable_by_key(|b| b.0);
+        let ops: Vec<_> = self.blocks.iter().map(|(addr, b)| (*addr, vec![b.as_slice()])).collect();
+        let result = store.write_batch(&ops);
+        for (key, copy) in self.keys.drain(..) {
+            done(key, result.is_ok().then_some(copy));
+        }
+        self.written += self.blocks.len() as u64;
+        self.blocks.clear();
+        result
+    }
+    /// Blocks written so far.
+    pub fn written(&self) -> u64 {
+        self.written
+    }
+}
+
+enum Key {
+    SegmentTable(Arc<Group>),
+    Owners(Arc<Group>, u32, u32),
+}
+
+impl Space {
+    /// Writes what changed in the committed view since the last call, and says how many blocks. Does not flush: the
+    /// caller does, before the next call (which overwrites the other copies) and before the journal's tail moves.
+    ///
+    /// # Errors
+    /// Of the device; what was not written stays marked as changed.
+    pub fn write_home(&self) -> Result<u64> {
+        let _one = self.home.lock();
+        let groups: Vec<_> = self.groups.read().values().cloned().collect();
+        let (store, geometry) = (&*self.store, self.store.geometry);
+        let mut batch = HomeBatch::new();
+        for group in &groups {
+            // Flags are cleared before the state is read: a change in between is written twice rather than never.
+            if group.table_dirty.swap(false, Relaxed) {
+                let entries: Vec<_> = group.segments.iter().map(|s| s.state.lock().entry).collect();
+                let pair = geometry.segment_table_addr(group.number);
+                let next = group.table.lock().other();
+                let block = SegmentTable::encode(&entries, self.domain.0, store.volume, pair, next.index, next.seq);
+                batch.push(pair, next, block, Key::SegmentTable(group.clone()));
+            }
+            if group.owners_dirty.swap(false, Relaxed) {
+                for (segment, half, table) in group.owner_tables() {
+                    let pair = geometry.owners_addr(group.number, segment, half);
+                    if let Some((next, block)) = table.lock().begin_write(self.domain, store.volume, pair) {
+                        batch.push(pair, next, block, Key::Owners(group.clone(), segment, half));
+                    }
+                }
+            }
+            if batch.full() {
+                batch.write(store, &mut end_write)?;
+            }
+        }
+        batch.write(store, &mut end_write)?;
+        self.evict_owners();
+        Ok(batch.written())
+    }
+
+    /// Forgets owner tables not used lately, when there are many in memory.
+    pub(super) fn evict_owners(&self) {
+        if !self.owners.sweep_due() {
+            return;
+        }
+        let groups: Vec<_> = self.groups.read().values().cloned().collect();
+        // Twice: the first time takes away the mark of use.
+        for group in groups.iter().chain(&groups) {
+            for (_, _, table) in group.owner_tables() {
+                if let Some(mut table) = table.try_lock() {
+                    table.evict(&self.owners);
+                }
+            }
+            if !self.owners.excessive() {
+                break;
+            }
+        }
+        self.owners.swept();
+    }
+}
+
+fn end_write(key: Key, written: Option<PairCopy>) {
+    match key {
+        Key::SegmentTable(group) => match written {
+            Some(copy) => *group.table.lock() = copy,
+            None => group.table_dirty.store(true, Relaxed),
+        },
+        Key::Owners(group, segment, half) => {
+            group.end_owner_write(segment, half, written);
+            if written.is_none() {
+                group.owners_dirty.store(true, Relaxed);
+            }
+        }
+    }
+}

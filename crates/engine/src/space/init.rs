@@ -1,0 +1,105 @@
+//! Blank metadata of a group that a domain claims.
+//!
+//! Everything is written as copy 0 of its shadow pair; copy 1 is zeroed, so that nothing an earlier owner of the group
+//! left there can be the newer one. Until the block group allocation table names the new owner, nobody reads it.
+
+use super::Space;
+use super::bitmap;
+use crate::error::{Error, Result};
+use crate::store::Store;
+use braidfs_format::geometry::{NODES_PER_BLOCK, SEGMENT_BLOCKS};
+use braidfs_format::group::{
+    GroupHeader, OWNERS_PER_BLOCK, Owner, SegmentEntry, SegmentKind, SegmentTable, Temperature, encode_owners,
+};
+use braidfs_format::node::{NodeEntry, NodeTableBlock};
+use braidfs_format::{BLOCK_BYTES, BlockAddr, DomainId};
+
+impl Space {
+    /// Writes blank metadata for `group`, claimed by `domain` with the claim's `epoch`: header, segment table, owner
+    /// tables and a node table without nodes. `journal` (first block in the group, blocks) is marked as in use, and
+    /// the segments that it touches are of kind [`SegmentKind::Journal`]. Does not flush.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] where the group is too short for its metadata or the journal does not fit; of the device.
+    pub fn init_group(
+        store: &Store,
+        domain: DomainId,
+        group: u32,
+        epoch: u32,
+        journal: Option<(u32, u32)>,
+    ) -> Result<()> {
+        let geometry = store.geometry;
+        let meta = geometry.meta_blocks();
+        let blocks = store.group_blocks(group);
+        if group >= geometry.groups || blocks <= meta {
+            return Err(Error::Invalid("the group is too short for its metadata"));
+        }
+        let (journal_first, journal_len) = journal.unwrap_or((meta, 0));
+        let journal_end = journal_first.checked_add(journal_len);
+        let Some(journal_end) = journal_end.filter(|&e| journal_first >= meta && e <= blocks) else {
+            return Err(Error::Invalid("the journal does not fit the group"));
+        };
+        let (volume, seq) = (store.volume, u64::from(epoch) << 32);
+        let start = geometry.group_start(group);
+        let mut image = vec![0u8; meta as usize * BLOCK_BYTES];
+        let mut put = |pair: BlockAddr, block: Vec<u8>| {
+            image[(pair.0 - start.0) as usize * BLOCK_BYTES..][..BLOCK_BYTES].copy_from_slice(&block);
+        };
+
+        let pair = geometry.header_addr(group);
+        put(pair, GroupHeader::new(group, blocks, epoch, domain.0).to_block(volume, pair, 0, seq));
+
+        let segments: Vec<_> = (0..geometry.segments)
+            .map(|s| blank_segment(s * SEGMENT_BLOCKS, meta, blocks, journal_first..journal_end))
+            .collect();
+        let pair = geometry.segment_table_addr(group);
+        put(pair, SegmentTable::encode(&segments, domain.0, volume, pair, 0, seq));
+
+        let owners = vec![Owner::default(); OWNERS_PER_BLOCK as usize];
+        for segment in 0..geometry.segments {
+            for half in 0..2 {
+                let pair = geometry.owners_addr(group, segment, half);
+                put(pair, encode_owners(&owners, domain.0, volume, pair, 0, seq));
+            }
+        }
+        // A later claim starts with higher generations: a reference from before the group moved must not match.
+        let gener = epoch.saturating_sub(1).wrapping_shl(16);
+        let nodes = vec![NodeEntry { gener, ..NodeEntry::default() }; NODES_PER_BLOCK as usize];
+        for index in 0..geometry.node_blocks() {
+            let pair = geometry.node_table_addr(group, index);
+            put(pair, NodeTableBlock::encode(&nodes, domain.0, volume, pair, 0, seq));
+        }
+        store.write(start, &image)
+    }
+}
+
+/// Entry of the segment that starts `first` blocks into its group.
+fn blank_segment(first: u32, meta: u32, blocks: u32, journal: std::ops::Range<u32>) -> SegmentEntry {
+    let mut entry = SegmentEntry { valid: fixed_mask(first, meta, blocks, &journal), ..SegmentEntry::default() };
+    entry.kind = if first >= blocks {
+        SegmentKind::Absent
+    } else if journal.start < first + SEGMENT_BLOCKS && journal.end > first && !journal.is_empty() {
+        SegmentKind::Journal
+    } else if entry.valid == [0; 8] {
+        SegmentKind::Free
+    } else {
+        entry.temperature = Temperature::Hot;
+        SegmentKind::Node
+    };
+    entry
+}
+
+/// Blocks of the segment at `first` (counted in its group) that can never be allocated: metadata, journal, past the end.
+pub(super) fn fixed_mask(first: u32, meta: u32, blocks: u32, journal: &std::ops::Range<u32>) -> bitmap::Bits {
+    let mut bits = [0u64; 8];
+    let mut add = |from: u32, to: u32| {
+        let (from, to) = (from.max(first), to.min(first + SEGMENT_BLOCKS));
+        if from < to {
+            bitmap::or(&mut bits, &bitmap::mask(from - first, to - from));
+        }
+    };
+    add(0, meta);
+    add(blocks, u32::MAX);
+    add(journal.start, journal.end);
+    bits
+}

@@ -1,0 +1,201 @@
+//! Space of one domain: block groups, segments, mlogs, reservations, cleaning.
+//!
+//! Owns the segment tables and owner tables of the domain's groups. A block has two states: *used* (the running view:
+//! what is committed plus what operations took since; in memory only) and *valid* (the committed view: what the home
+//! tables say). `alloc` sets used; [`Space::apply`] makes the records of a durable transaction valid, and only there
+//! does a freed block become unused, so that no block is reused before the transaction that freed it is durable.
+//!
+//! Invariants: valid ⊆ used. The home tables never hold uncommitted state. Metadata, journal and blocks past a short
+//! group's end are always used and valid. `unreserved` = unused blocks − reserved blocks of the domain.
+//!
+//! Locks, in this order: an mlog, the pool of free segments, the list of groups, a segment's state or half of its owner
+//! table. They are leaves to the rest of the engine: nothing is called with one held but the store, for table I/O. Two
+//! mlogs share the counters of free blocks (one per group, one per domain) and nothing else until segments run out.
+//!
+//! Not promised: fairness between mlogs once no segment is free; that `apply` is called by one thread at a time (the
+//! transaction layer sees to it).
+//!
+//! Multi-head logging, victim choice and slack space recycling are those of F2FS (FAST '15, section 2.4 and 2.5), the
+//! independent logs those of Max (ATC '21, section 4.3).
+
+mod alloc;
+mod apply;
+mod bitmap;
+mod clean;
+mod group;
+mod home;
+mod init;
+pub(crate) mod paired;
+mod pool;
+mod reserve;
+#[cfg(test)]
+pub(crate) mod testdev;
+#[cfg(test)]
+mod tests;
+
+use crate::error::Result;
+use crate::store::Store;
+use alloc::Mlog;
+use braidfs_format::group::{Owner, SegmentKind, Temperature};
+use braidfs_format::{BlockAddr, Corrupt, DomainId};
+use crossbeam::utils::CachePadded;
+use group::Group;
+pub(crate) use home::HomeBatch;
+use paired::Residency;
+use parking_lot::{Mutex, RwLock};
+use pool::Pool;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
+
+/// Clean halves of owner tables kept in memory (6 KiB each).
+const OWNER_HALVES_MAX: usize = 4096;
+
+/// What a log is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Class {
+    /// [`SegmentKind::Data`] or [`SegmentKind::Node`].
+    pub kind: SegmentKind,
+    /// How soon its blocks are expected to die.
+    pub temperature: Temperature,
+}
+
+impl Class {
+    /// Number of different classes.
+    const COUNT: usize = 6;
+    fn slot(self) -> usize {
+        usize::from(self.kind == SegmentKind::Node) * 3 + self.temperature as usize
+    }
+}
+
+/// Consecutive blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Run {
+    /// First block.
+    pub addr: BlockAddr,
+    /// Number of blocks.
+    pub len: u32,
+}
+
+/// Counts of blocks of a domain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SpaceStats {
+    /// Blocks that can hold data or nodes: all but metadata and journal.
+    pub blocks: u64,
+    /// Unused right now, reserved ones included.
+    pub free: u64,
+    /// Promised to operations that have not yet taken them.
+    pub reserved: u64,
+    /// Freed by transactions that are not yet durable.
+    pub pending: u64,
+    /// Kept for metadata and deletions.
+    pub hidden: u64,
+    /// Segments without a used block.
+    pub free_segments: u64,
+}
+
+/// A segment to clean.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Victim {
+    /// Its group.
+    pub group: u32,
+    /// Its number in the group.
+    pub segment: u32,
+    /// Its valid blocks and whose they are.
+    pub blocks: Vec<(BlockAddr, Owner)>,
+}
+
+/// The allocator of one domain.
+#[derive(Debug)]
+pub struct Space {
+    store: Arc<Store>,
+    domain: DomainId,
+    journal: Option<Run>,
+    groups: RwLock<BTreeMap<u32, Arc<Group>>>,
+    mlogs: Box<[CachePadded<Mutex<Mlog>>]>,
+    pool: Mutex<Pool>,
+    /// Unused − reserved.
+    unreserved: CachePadded<AtomicI64>,
+    pending: CachePadded<AtomicI64>,
+    /// Blocks that are not metadata or journal.
+    total: AtomicU64,
+    /// The cleaner's last victim, as `group << 32 | segment`: not to be recycled while it is being emptied.
+    cleaning: AtomicU64,
+    owners: Residency,
+    /// One write of the home tables at a time.
+    home: Mutex<()>,
+}
+
+impl Space {
+    /// Opens the space of `domain`: reads the headers and segment tables of its `groups`. `journal` is the domain's
+    /// journal, which is never allocated.
+    ///
+    /// # Errors
+    /// `Corrupt` where a group's metadata does not hold or is of another domain; of the device.
+    pub fn open(store: Arc<Store>, domain: DomainId, mlogs: u16, groups: &[u32], journal: Option<Run>) -> Result<Self> {
+        let space = Self {
+            store,
+            domain,
+            journal,
+            groups: RwLock::default(),
+            mlogs: (0..mlogs.max(1)).map(|_| CachePadded::default()).collect(),
+            pool: Mutex::default(),
+            unreserved: CachePadded::default(),
+            pending: CachePadded::default(),
+            total: AtomicU64::new(0),
+            cleaning: AtomicU64::new(u64::MAX),
+            owners: Residency::new(OWNER_HALVES_MAX),
+            home: Mutex::default(),
+        };
+        groups.iter().try_for_each(|&g| space.add_group(g))?;
+        Ok(space)
+    }
+
+    /// Takes a group into use that [`Space::init_group`] made, or that the domain owned before.
+    ///
+    /// # Errors
+    /// As [`Space::open`].
+    pub fn add_group(&self, number: u32) -> Result<()> {
+        let group = Arc::new(Group::open(&self.store, self.domain, number, self.journal)?);
+        {
+            let mut groups = self.groups.write();
+            if groups.contains_key(&number) {
+                return Ok(());
+            }
+            groups.insert(number, group.clone());
+        }
+        self.total.fetch_add(u64::from(group.total()), Relaxed);
+        self.pool.lock().add_group(&group);
+        self.unreserved.fetch_add(i64::from(group.free()), Relaxed);
+        Ok(())
+    }
+
+    /// The domain's groups, in order.
+    pub fn groups(&self) -> Vec<u32> {
+        self.groups.read().keys().copied().collect()
+    }
+
+    /// Counts for `statfs` and for the cleaner.
+    pub fn stats(&self) -> SpaceStats {
+        let free: u64 = self.groups.read().values().map(|g| u64::from(g.free())).sum();
+        SpaceStats {
+            blocks: self.total.load(Relaxed),
+            free,
+            reserved: (free as i64 - self.unreserved.load(Relaxed)).max(0) as u64,
+            pending: self.pending.load(Relaxed).max(0) as u64,
+            hidden: self.hidden(),
+            free_segments: self.pool.lock().len() as u64,
+        }
+    }
+
+    /// The group of the domain that holds `addr`, and the place there: segment, block in the segment.
+    fn locate(&self, addr: BlockAddr) -> Result<(Arc<Group>, u32, u32)> {
+        let outside = || Corrupt::new("block address", format!("{addr} lies outside {}", self.domain));
+        if !self.store.geometry.contains(addr, 1) {
+            return Err(outside().into());
+        }
+        let (number, segment, block) = self.store.geometry.split(addr);
+        let group = self.groups.read().get(&number).cloned().ok_or_else(outside)?;
+        Ok((group, segment, block))
+    }
+}

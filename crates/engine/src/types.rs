@@ -1,0 +1,376 @@
+//! Types of the library API.
+
+pub use braidfs_format::inode::{Placement, Timestamp};
+pub use braidfs_format::{BlockAddr, DomainId, NodeId, TxId};
+use std::sync::Arc;
+
+/// File types, as in `st_mode`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum FileKind {
+    /// Regular file.
+    File,
+    /// Directory.
+    Dir,
+    /// Symbolic link.
+    Symlink,
+    /// Named pipe.
+    Fifo,
+    /// Unix socket.
+    Socket,
+    /// Character device.
+    Char,
+    /// Block device.
+    Block,
+}
+
+impl FileKind {
+    /// The `S_IFMT` bits.
+    pub fn mode_bits(self) -> u32 {
+        match self {
+            Self::Fifo => 0o010_000,
+            Self::Char => 0o020_000,
+            Self::Dir => 0o040_000,
+            Self::Block => 0o060_000,
+            Self::File => 0o100_000,
+            Self::Symlink => 0o120_000,
+            Self::Socket => 0o140_000,
+        }
+    }
+    /// From a whole `st_mode`.
+    pub fn from_mode(mode: u32) -> Option<Self> {
+        Some(match mode & 0o170_000 {
+            0o010_000 => Self::Fifo,
+            0o020_000 => Self::Char,
+            0o040_000 => Self::Dir,
+            0o060_000 => Self::Block,
+            0o100_000 => Self::File,
+            0o120_000 => Self::Symlink,
+            0o140_000 => Self::Socket,
+            _ => return None,
+        })
+    }
+    /// `d_type`.
+    pub fn d_type(self) -> u8 {
+        (self.mode_bits() >> 12) as u8
+    }
+}
+
+/// Who asks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cred {
+    /// Effective user.
+    pub uid: u32,
+    /// Effective group.
+    pub gid: u32,
+    /// Supplementary groups.
+    pub groups: Arc<[u32]>,
+    /// May do what root may (CAP_DAC_OVERRIDE, CAP_FOWNER, CAP_CHOWN, CAP_FSETID …).
+    pub privileged: bool,
+}
+
+impl Cred {
+    /// root.
+    pub fn root() -> Self {
+        Self { uid: 0, gid: 0, groups: Arc::new([]), privileged: true }
+    }
+    /// An ordinary user (root where `uid` is 0).
+    pub fn user(uid: u32, gid: u32) -> Self {
+        Self { uid, gid, groups: Arc::new([]), privileged: uid == 0 }
+    }
+    /// Whether the group is one of theirs.
+    pub fn in_group(&self, gid: u32) -> bool {
+        self.gid == gid || self.groups.contains(&gid)
+    }
+}
+
+/// What `stat` tells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Attr {
+    /// Inode number.
+    pub ino: NodeId,
+    /// Generation of the number (NFS export).
+    pub gener: u32,
+    /// Type and permissions.
+    pub mode: u32,
+    /// Links.
+    pub nlink: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Device number of a device file.
+    pub rdev: u64,
+    /// Bytes.
+    pub size: u64,
+    /// 512-byte units allocated.
+    pub sectors: u64,
+    /// Last access.
+    pub atime: Timestamp,
+    /// Last change of content.
+    pub mtime: Timestamp,
+    /// Last change of the inode.
+    pub ctime: Timestamp,
+    /// Birth.
+    pub btime: Timestamp,
+    /// `braidfs_format::inode` flags (NOCOW, IMMUTABLE, APPEND, NOATIME).
+    pub flags: u32,
+}
+
+impl Attr {
+    /// The file's type.
+    pub fn kind(&self) -> FileKind {
+        FileKind::from_mode(self.mode).unwrap_or(FileKind::File)
+    }
+}
+
+/// A time to set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SetTime {
+    /// The volume's clock.
+    Now,
+    /// This.
+    At(Timestamp),
+}
+
+/// Attributes to change; `None` leaves one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SetAttr {
+    /// Permissions (12 bits).
+    pub mode: Option<u32>,
+    /// Owner.
+    pub uid: Option<u32>,
+    /// Group.
+    pub gid: Option<u32>,
+    /// Truncate or extend.
+    pub size: Option<u64>,
+    /// Access time.
+    pub atime: Option<SetTime>,
+    /// Modification time.
+    pub mtime: Option<SetTime>,
+    /// Change time (a front end whose kernel keeps it: FUSE writeback).
+    pub ctime: Option<SetTime>,
+    /// Inode flags.
+    pub flags: Option<u32>,
+    /// Clear setuid and setgid as a write or truncate by an ordinary user does.
+    pub kill_suid: bool,
+}
+
+/// What to make.
+#[derive(Debug, Clone)]
+pub struct NewNode<'a> {
+    /// Type.
+    pub kind: FileKind,
+    /// Permissions asked for (12 bits), before umask and ACLs.
+    pub mode: u32,
+    /// Permission bits to leave out; not applied where the directory has a default ACL.
+    pub umask: u32,
+    /// For device files.
+    pub rdev: u64,
+    /// For symbolic links.
+    pub target: &'a [u8],
+}
+
+/// `renameat2` flags.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum RenameMode {
+    /// Replace what the new name names.
+    #[default]
+    Replace,
+    /// Fail where the new name exists.
+    NoReplace,
+    /// Swap the two.
+    Exchange,
+}
+
+/// `fallocate` modes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FallocMode {
+    /// Reserve blocks; `keep_size` does not extend the file.
+    Allocate {
+        /// FALLOC_FL_KEEP_SIZE.
+        keep_size: bool,
+    },
+    /// Make a hole (keeps the size).
+    PunchHole,
+    /// Make it read as zeros.
+    ZeroRange {
+        /// FALLOC_FL_KEEP_SIZE.
+        keep_size: bool,
+    },
+}
+
+/// `setxattr` flags.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum XattrMode {
+    /// Either.
+    #[default]
+    Set,
+    /// XATTR_CREATE.
+    Create,
+    /// XATTR_REPLACE.
+    Replace,
+}
+
+/// One entry that `readdir` gives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DirEntry<'a> {
+    /// Inode.
+    pub ino: NodeId,
+    /// Its generation.
+    pub gener: u32,
+    /// Type.
+    pub kind: FileKind,
+    /// Name.
+    pub name: &'a [u8],
+    /// Cookie to go on after this entry.
+    pub next: u64,
+}
+
+/// What `statfs` tells, in 4 KiB blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
+pub struct StatFs {
+    /// All data blocks.
+    pub blocks: u64,
+    /// Free blocks.
+    pub free: u64,
+    /// Free for ordinary users.
+    pub available: u64,
+    /// Inodes that there is room for.
+    pub inodes: u64,
+    /// Free ones.
+    pub inodes_free: u64,
+}
+
+/// How file data and metadata are ordered (`data=` as in ext4).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum DataMode {
+    /// Data is durable before the metadata that names it.
+    #[default]
+    Ordered,
+    /// Also files that are overwritten in place change atomically with their metadata.
+    Journal,
+    /// A commit does not wait for data not yet written; it reads as zeros after a crash, never as foreign data.
+    Writeback,
+}
+
+/// Access times.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum AtimeMode {
+    /// Once a day, or where it is not newer than the last change.
+    #[default]
+    Relatime,
+    /// Never.
+    Noatime,
+    /// Always.
+    Strictatime,
+}
+
+/// Options of a mount.
+#[derive(Debug, Clone)]
+pub struct MountOptions {
+    /// Change nothing (a dirty journal is replayed in memory only).
+    pub read_only: bool,
+    /// See [`DataMode`].
+    pub data: DataMode,
+    /// A running transaction is committed after this long.
+    pub commit_interval: std::time::Duration,
+    /// See [`AtimeMode`].
+    pub atime: AtimeMode,
+    /// Memory for pages and cells, bytes; 0: a quarter of the machine's.
+    pub cache_bytes: u64,
+    /// Clean segments in the background.
+    pub background: bool,
+    /// Where time comes from; tests set their own.
+    pub clock: Option<fn() -> Timestamp>,
+}
+
+impl Default for MountOptions {
+    fn default() -> Self {
+        Self {
+            read_only: false,
+            data: DataMode::Ordered,
+            commit_interval: std::time::Duration::from_secs(5),
+            atime: AtimeMode::Relatime,
+            cache_bytes: 0,
+            background: true,
+            clock: None,
+        }
+    }
+}
+
+/// Options of `mkfs`.
+#[derive(Debug, Clone)]
+pub struct MkfsOptions {
+    /// Domains; `None`: by CPUs and size.
+    pub domains: Option<u16>,
+    /// Bytes of a group, a power of two from 4 MiB to 64 MiB; `None`: by size.
+    pub group_bytes: Option<u64>,
+    /// At most 63 bytes.
+    pub label: String,
+    /// `None`: a new one.
+    pub uuid: Option<[u8; 16]>,
+    /// Largest inline file, bytes (0 to 3400).
+    pub inline_max: u16,
+    /// CRC-32C per data block.
+    pub data_checksums: bool,
+    /// Journal bytes per domain; `None`: by size.
+    pub journal_bytes: Option<u64>,
+    /// mlogs per domain; `None`: one per CPU, at most 8.
+    pub mlogs: Option<u16>,
+    /// Default placement.
+    pub placement: Placement,
+    /// Owner of the root directory.
+    pub root_owner: (u32, u32),
+}
+
+impl Default for MkfsOptions {
+    fn default() -> Self {
+        Self {
+            domains: None,
+            group_bytes: None,
+            label: String::new(),
+            uuid: None,
+            inline_max: braidfs_format::inode::INLINE_MAX as u16,
+            data_checksums: false,
+            journal_bytes: None,
+            mlogs: None,
+            placement: Placement::Dirs,
+            root_owner: (0, 0),
+        }
+    }
+}
+
+/// State of a domain, for `info` and tests.
+#[derive(Debug, Clone, serde::Serialize)]
+pub struct DomainInfo {
+    /// Number.
+    pub domain: u16,
+    /// Groups owned.
+    pub groups: u32,
+    /// Data blocks of its groups.
+    pub blocks: u64,
+    /// Free blocks.
+    pub free: u64,
+    /// Node slots.
+    pub inodes: u64,
+    /// Free ones.
+    pub inodes_free: u64,
+    /// Journal size in blocks.
+    pub journal_blocks: u64,
+    /// Journal blocks in use.
+    pub journal_used: u64,
+    /// Running transaction.
+    pub running_tx: u64,
+    /// Newest durable transaction.
+    pub committed_tx: u64,
+    /// Commits since mount.
+    pub commits: u64,
+    /// Checkpoints since mount.
+    pub checkpoints: u64,
+    /// fsync fast path batches since mount.
+    pub fast_syncs: u64,
+    /// Blocks moved by the cleaner since mount.
+    pub cleaned_blocks: u64,
+    /// Why it is read-only, if it is.
+    pub failed: Option<String>,
+}

@@ -1,0 +1,118 @@
+//! Threads that work while nobody asks: interval commits, checkpoints before the journal is tight, dirty data under
+//! memory pressure, cleaning, the GC after a crash.
+
+use super::Inner;
+use crate::error::{Error, Result};
+use parking_lot::{Condvar, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How often the threads look.
+const TICK: Duration = Duration::from_millis(100);
+/// A domain's journal is checkpointed in the background from this part on, in 1/16.
+const CHECKPOINT_SIXTEENTHS: u64 = 6;
+/// Free segments below which the cleaner works, per domain.
+const CLEAN_BELOW: u32 = 4;
+
+#[derive(Debug, Default)]
+struct Stop {
+    flag: Mutex<bool>,
+    wake: Condvar,
+}
+
+/// The threads of one volume; stopped and joined by [`Self::stop`].
+#[derive(Debug)]
+pub(crate) struct Background {
+    stop: Arc<Stop>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Background {
+    pub fn start(inner: Arc<Inner>) -> Result<Self> {
+        let stop = Arc::new(Stop::default());
+        let mut b = Self { stop: stop.clone(), threads: Vec::new() };
+        // a thread per domain up to the CPUs, so that domains commit and checkpoint side by side
+        let n = std::thread::available_parallelism().map_or(1, usize::from).clamp(1, inner.domains.len());
+        for t in 0..n {
+            let (inner, stop) = (inner.clone(), stop.clone());
+            b.spawn(format!("braidfs-bg-{t}"), move || run(&inner, &stop, t, n))?;
+        }
+        b.spawn("braidfs-gc".into(), move || {
+            if inner.maybe_stale.load(Ordering::Relaxed) && !*stop.flag.lock() {
+                match inner.collect_stale(&|| *stop.flag.lock()) {
+                    Ok(0) => {}
+                    Ok(n) => tracing::info!("background GC mended {n} cross-domain links"),
+                    Err(e) => tracing::warn!("background GC: {e}"),
+                }
+            }
+        })?;
+        Ok(b)
+    }
+
+    fn spawn(&mut self, name: String, f: impl FnOnce() + Send + 'static) -> Result<()> {
+        self.threads.push(std::thread::Builder::new().name(name).spawn(f).map_err(Error::Io)?);
+        Ok(())
+    }
+
+    pub fn stop(&mut self) {
+        *self.stop.flag.lock() = true;
+        self.stop.wake.notify_all();
+        for t in self.threads.drain(..) {
+            if t.join().is_err() {
+                tracing::error!("a background thread panicked");
+            }
+        }
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// The work of thread `t` of `n`: domains `t`, `t + n`, …
+fn run(inner: &Inner, stop: &Stop, t: usize, n: usize) {
+    let mine: Vec<_> = inner.domains.iter().skip(t).step_by(n).collect();
+    let mut last_commit = Instant::now();
+    loop {
+        {
+            let mut flag = stop.flag.lock();
+            if !*flag {
+                stop.wake.wait_for(&mut flag, TICK);
+            }
+            if *flag {
+                return;
+            }
+        }
+        let due = last_commit.elapsed() >= inner.shared.options.commit_interval;
+        if due {
+            last_commit = Instant::now();
+        }
+        for d in &mine {
+            if d.failed().is_some() {
+                continue;
+            }
+            // errors fail the domain, which says so in the log
+            if due {
+                let _ = d.flush_lazy();
+                let _ = d.commit();
+            }
+            if d.journal.used() * 16 > d.journal.blocks() * CHECKPOINT_SIXTEENTHS {
+                let _ = d.commit();
+                let _ = d.checkpoint();
+            }
+            if d.space.stats().free_segments < u64::from(CLEAN_BELOW) as _ {
+                let _ = inner.clean_domain(d, 1);
+            }
+        }
+        if t == 0 {
+            if due && let Err(e) = inner.reap_zombies() {
+                tracing::warn!("reclaiming replaced files: {e}");
+            }
+            inner.balance_memory();
+        }
+    }
+}

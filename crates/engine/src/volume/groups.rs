@@ -1,0 +1,154 @@
+//! The block group allocation table in memory, and domains that take groups online (SpanFS section 3.2.1).
+
+use super::Inner;
+use crate::domain::Domain;
+use crate::error::{Error, Result};
+use crate::space::Space;
+use crate::types::*;
+use braidfs_format::BLOCK_BYTES;
+use braidfs_format::bat::{self, BatEntry, ENTRIES_PER_BLOCK};
+use braidfs_format::super_block::SuperBlock;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// See the module. On-disk state of each block's pair, and the entries.
+#[derive(Debug)]
+pub struct Bat {
+    entries: Vec<BatEntry>,
+    /// (current copy, sequence number) per block.
+    pairs: Vec<(usize, u64)>,
+    start: u64,
+    volume: u32,
+    next: usize,
+}
+
+impl Bat {
+    /// Reads the table from device 0.
+    ///
+    /// # Errors
+    /// Of the device, or where a block has no valid copy.
+    pub fn read(device: &dyn braidfs_device::Device, sb: &SuperBlock) -> Result<Self> {
+        let groups = sb.groups.get() as usize;
+        let per = ENTRIES_PER_BLOCK as usize;
+        let mut b = Self {
+            entries: Vec::with_capacity(groups),
+            pairs: Vec::new(),
+            start: sb.bat.get(),
+            volume: sb.volume_id(),
+            next: 0,
+        };
+        let mut buf = vec![0u8; 2 * BLOCK_BYTES];
+        while b.entries.len() < groups {
+            let pair = b.start + 2 * b.pairs.len() as u64;
+            device.read(pair, &mut buf)?;
+            let n = (groups - b.entries.len()).min(per);
+            let (copy, seq, e) = bat::decode(&buf, b.volume, pair, n, sb.domains.get())?;
+            b.entries.extend(e);
+            b.pairs.push((copy, seq));
+        }
+        Ok(b)
+    }
+    /// Groups of `domain`.
+    pub fn groups_of(&self, domain: DomainId) -> Vec<u32> {
+        self.entries.iter().enumerate().filter(|(_, e)| e.domain == Some(domain)).map(|(i, _)| i as u32).collect()
+    }
+    /// Owner of each group.
+    pub fn owners(&self) -> impl Iterator<Item = Option<DomainId>> + '_ {
+        self.entries.iter().map(|e| e.domain)
+    }
+    /// Groups without an owner.
+    pub fn free_groups(&self) -> u32 {
+        self.entries.iter().filter(|e| e.domain.is_none()).count() as u32
+    }
+    /// A free group, the next one round.
+    fn find_free(&mut self) -> Option<usize> {
+        let n = self.entries.len();
+        let i = (0..n).map(|k| (self.next + k) % n).find(|&i| self.entries[i].domain.is_none())?;
+        self.next = i;
+        Some(i)
+    }
+    /// Changes one entry, durably.
+    fn set(&mut self, device: &dyn braidfs_device::Device, group: usize, e: BatEntry) -> Result<()> {
+        let per = ENTRIES_PER_BLOCK as usize;
+        let block = group / per;
+        let old = std::mem::replace(&mut self.entries[group], e);
+        let (copy, seq) = self.pairs[block];
+        let pair = self.start + 2 * block as u64;
+        let to = (block + 1) * per;
+        let b =
+            bat::encode(&self.entries[block * per..to.min(self.entries.len())], self.volume, pair, 1 - copy, seq + 1);
+        let r = device.write(pair + (1 - copy) as u64, &b).and_then(|()| device.flush());
+        if let Err(e) = r {
+            self.entries[group] = old;
+            return Err(e.into());
+        }
+        self.pairs[block] = (1 - copy, seq + 1);
+        Ok(())
+    }
+}
+
+impl Inner {
+    /// Data blocks of groups that nobody owns.
+    pub fn count_unclaimed(&self) {
+        let bat = self.bat.lock();
+        let meta = u64::from(self.store.geometry.meta_blocks());
+        let n = bat
+            .owners()
+            .enumerate()
+            .filter(|(_, o)| o.is_none())
+            .map(|(g, _)| u64::from(self.store.group_blocks(g as u32)).saturating_sub(meta))
+            .sum();
+        self.unclaimed.store(n, Ordering::Relaxed);
+    }
+
+    /// Gives the domain another group; false where none is free. The claim is durable before the first block of it can
+    /// be named by anything durable.
+    ///
+    /// # Errors
+    /// Of the device.
+    pub fn claim_group(&self, d: &Arc<Domain>) -> Result<bool> {
+        if self.shared.dead.load(Ordering::Relaxed) {
+            return Err(Error::Io(std::io::Error::other("the volume was killed")));
+        }
+        let before = d.space.groups().len();
+        let mut bat = self.bat.lock();
+        if d.space.groups().len() > before {
+            return Ok(true); // somebody else did it meanwhile
+        }
+        let Some(g) = bat.find_free() else { return Ok(false) };
+        let epoch = bat.entries[g].epoch + 1;
+        let group = g as u32;
+        Space::init_group(&self.store, d.id, group, epoch, None)?;
+        self.store.flush()?;
+        bat.set(&**self.store.device(0), g, BatEntry { domain: Some(d.id), epoch })?;
+        d.space.add_group(group)?;
+        d.nodes.add_group(group)?;
+        self.shared.owner[g].store(d.id.0, Ordering::Release);
+        drop(bat);
+        self.count_unclaimed();
+        tracing::debug!("{} takes group {group}", d.id);
+        Ok(true)
+    }
+
+    /// Makes room in a domain that has too little for an operation: another group, else a commit that releases what was
+    /// freed or reserved. The caller is inside no gate and holds no lock. `attempt` counts the calls for one operation.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] where nothing more can be gained.
+    pub fn make_room(&self, d: &Arc<Domain>, attempt: u32) -> Result<()> {
+        if self.claim_group(d)? {
+            return Ok(());
+        }
+        let s = d.space.stats();
+        if attempt >= 3 || (attempt > 0 && s.pending == 0 && s.reserved == 0) {
+            return Err(Error::NoSpace);
+        }
+        // a commit writes reserved pages at their real size and lets freed blocks go
+        self.reap_zombies()?;
+        d.commit()?;
+        if attempt > 0 {
+            self.commit_all()?;
+        }
+        Ok(())
+    }
+}

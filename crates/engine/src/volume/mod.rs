@@ -1,0 +1,294 @@
+//! A mounted volume: domains opened and braided into one namespace. The library's API.
+//!
+//! Owns the superblock, the group table and the domains. [`Volume`]'s operations on names and files are in
+//! `crate::namespace`, one file per family of verbs.
+
+pub mod background;
+pub mod groups;
+pub mod mount;
+pub mod reconcile;
+pub mod super_io;
+pub mod ticket;
+
+use crate::cell::Cell;
+use crate::domain::{Domain, Shared};
+use crate::error::{Error, Result};
+use crate::store::Store;
+use crate::types::*;
+use braidfs_format::super_block::SuperBlock;
+use parking_lot::{Mutex, RwLock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+pub use crate::types::DomainInfo;
+pub use ticket::Ticket;
+
+/// A mounted volume. All operations take `&self` and may run on any number of threads.
+///
+/// Inode-level operations do no permission checks (a kernel front end with `default_permissions` has done
+/// them); [`crate::namespace::paths`] has the path-level operations that check a [`Cred`].
+///
+/// ```
+/// use braidfs::{Cred, MkfsOptions, MountOptions, Volume, device::MemDevice, namespace::paths::OpenHow};
+/// use std::sync::Arc;
+/// # fn main() -> braidfs::Result<()> {
+/// let device: Arc<dyn braidfs::device::Device> = Arc::new(MemDevice::new(16384)); // 64 MiB
+/// braidfs::mkfs::format(&[device.clone()], &MkfsOptions::default())?;
+/// let volume = Volume::mount(vec![device], MountOptions::default())?;
+/// let me = Cred::root();
+/// volume.mkdir_path(b"mail", 0o755, &me)?;
+/// let how = OpenHow { read: true, write: true, create: true, mode: 0o644, ..OpenHow::default() };
+/// let file = volume.open_path(b"mail/1", how, &me)?;
+/// volume.write(&file, 0, b"hello")?;
+/// volume.fsync(file.ino(), false)?; // survives a crash from here on
+/// let mut buf = [0; 5];
+/// assert_eq!(volume.read(&file, 0, &mut buf)?, 5);
+/// drop(file);
+/// volume.unmount()
+/// # }
+/// ```
+pub struct Volume {
+    pub(crate) inner: Option<Arc<Inner>>,
+    background: Option<background::Background>,
+}
+
+impl std::fmt::Debug for Volume {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Volume").field("label", &self.inner().sb.label_str()).finish_non_exhaustive()
+    }
+}
+
+/// What operations, background threads and handles share.
+#[derive(Debug)]
+pub(crate) struct Inner {
+    pub sb: SuperBlock,
+    pub store: Arc<Store>,
+    pub shared: Arc<Shared>,
+    pub domains: Vec<Arc<Domain>>,
+    /// The group table; the lock also serialises claims.
+    pub bat: Mutex<groups::Bat>,
+    /// Directory renames to another parent, one at a time (DESIGN, Across domains). Outermost lock rank.
+    pub rename: Mutex<()>,
+    /// The latest move of a directory to another parent: its domain and transaction. Lock rank: leaf.
+    pub last_move: Mutex<Option<(DomainId, TxId)>>,
+    /// Round-robin counters of placement `spread` and of directories.
+    pub next_domain: AtomicU32,
+    /// Inodes whose last name went to an inode of another domain that is not durable yet.
+    pub zombies: Mutex<Vec<Arc<Cell>>>,
+    /// Entries may be stale after a crash until the GC has run.
+    pub maybe_stale: std::sync::atomic::AtomicBool,
+    /// Free blocks of groups that no domain owns, kept for `statfs`.
+    pub unclaimed: AtomicU64,
+    /// Grows and shrinks with `cells` of all domains, about.
+    pub evicting: Mutex<()>,
+    /// fsync and sync that go on behind a [`Ticket`].
+    pub pool: RwLock<Option<ticket::Pool>>,
+}
+
+/// An open file: keeps the inode alive while it is unlinked. Dropping it closes.
+pub struct OpenFile {
+    pub(crate) cell: Arc<Cell>,
+    pub(crate) inner: Arc<Inner>,
+}
+
+impl std::fmt::Debug for OpenFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "OpenFile({})", self.cell.ino.0)
+    }
+}
+
+impl OpenFile {
+    /// The inode.
+    pub fn ino(&self) -> NodeId {
+        self.cell.ino
+    }
+    pub(crate) fn new(cell: Arc<Cell>, inner: Arc<Inner>) -> Self {
+        cell.opens.fetch_add(1, Ordering::AcqRel);
+        Self { cell, inner }
+    }
+}
+
+impl Drop for OpenFile {
+    fn drop(&mut self) {
+        if self.cell.opens.fetch_sub(1, Ordering::AcqRel) == 1 {
+            let orphan = {
+                let st = self.cell.state.read();
+                st.nlink == 0 && !st.deleted
+            };
+            if orphan && let Err(e) = self.inner.reap(&self.cell) {
+                // it stays an orphan: the next mount reclaims it
+                tracing::warn!("closing unlinked inode {}: {e}", self.cell.ino.0);
+            }
+        }
+    }
+}
+
+impl Volume {
+    pub(crate) fn inner(&self) -> &Arc<Inner> {
+        // taken only by `unmount`, `crash` and `drop`, which consume the volume
+        self.inner.as_ref().unwrap_or_else(|| unreachable!("a volume is used after its end"))
+    }
+
+    /// Makes everything durable, checkpoints, marks the volume clean and closes it. Files still open become orphans
+    /// if they are unlinked; their handles answer errors. (Dropping a `Volume` does the same, without telling of errors.)
+    ///
+    /// # Errors
+    /// Of a device; domains without an error are clean all the same.
+    pub fn unmount(mut self) -> Result<()> {
+        self.close()
+    }
+
+    fn close(&mut self) -> Result<()> {
+        if let Some(mut b) = self.background.take() {
+            b.stop();
+        }
+        let Some(inner) = self.inner.take() else { return Ok(()) };
+        inner.pool.write().take();
+        let r = if inner.shared.read_only.load(Ordering::Relaxed) { Ok(()) } else { inner.close() };
+        inner.shared.read_only.store(true, Ordering::Relaxed);
+        r
+    }
+
+    /// Stops at once without writing anything: what a crash does. For tests.
+    pub fn crash(mut self) {
+        if let Some(i) = &self.inner {
+            i.shared.dead.store(true, Ordering::SeqCst);
+        }
+        if let Some(mut b) = self.background.take() {
+            b.stop();
+        }
+        if let Some(i) = self.inner.take() {
+            i.pool.write().take();
+            i.shared.read_only.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// The superblock.
+    pub fn super_block(&self) -> &SuperBlock {
+        &self.inner().sb
+    }
+
+    /// Whether it was mounted read-only.
+    pub fn read_only(&self) -> bool {
+        self.inner().shared.read_only.load(Ordering::Relaxed)
+    }
+
+    /// State of every domain.
+    pub fn domains(&self) -> Vec<DomainInfo> {
+        self.inner().domains.iter().map(|d| d.info()).collect()
+    }
+
+    /// Domain of an inode.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] where no domain owns such a number.
+    pub fn domain_of(&self, ino: NodeId) -> Result<DomainId> {
+        Ok(self.inner().domain(ino)?.id)
+    }
+
+    /// Space and inodes.
+    pub fn statfs(&self) -> StatFs {
+        let i = self.inner();
+        let mut s = StatFs::default();
+        for d in &i.domains {
+            let x = d.space.stats();
+            s.blocks += x.blocks;
+            s.free += (x.free + x.pending).saturating_sub(x.reserved);
+            s.available += (x.free + x.pending).saturating_sub(x.reserved + x.hidden);
+            s.inodes += d.nodes.total();
+            s.inodes_free += d.nodes.free();
+        }
+        let g = i.store.geometry;
+        let free_groups = u64::from(i.bat.lock().free_groups());
+        let unclaimed = i.unclaimed.load(Ordering::Relaxed);
+        s.blocks += unclaimed;
+        s.free += unclaimed;
+        s.available += unclaimed;
+        s.inodes += free_groups * u64::from(g.nodes());
+        s.inodes_free += free_groups * u64::from(g.nodes());
+        s
+    }
+
+    /// Blocks that a write could still take right now, less what is reserved: a front end with a writeback cache goes
+    /// write-through near 0.
+    pub fn write_room(&self) -> u64 {
+        self.statfs().available
+    }
+}
+
+impl Drop for Volume {
+    fn drop(&mut self) {
+        if let Err(e) = self.close() {
+            tracing::error!("closing the volume: {e}");
+        }
+    }
+}
+
+impl Inner {
+    /// The domain of a node.
+    pub fn domain(&self, ino: NodeId) -> Result<&Arc<Domain>> {
+        let (g, _) = self.store.geometry.node_place(ino).ok_or(Error::NotFound)?;
+        let d = self.shared.group_owner(g).ok_or(Error::NotFound)?;
+        self.domains.get(usize::from(d.0)).ok_or(Error::NotFound)
+    }
+
+    /// The cell of an inode.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] where it does not exist (any more), or of loading it.
+    pub fn cell(&self, ino: NodeId) -> Result<Arc<Cell>> {
+        self.domain(ino)?.cell(ino)
+    }
+
+    /// Domain by number.
+    pub fn dom(&self, id: DomainId) -> &Arc<Domain> {
+        &self.domains[usize::from(id.0)]
+    }
+
+    /// Commits all domains that have something to commit, side by side.
+    ///
+    /// # Errors
+    /// The first one; the other domains are committed all the same.
+    pub fn commit_all(&self) -> Result<()> {
+        self.commit_some(&self.domains.iter().map(|d| (d.id, d.running())).collect::<Vec<_>>())
+    }
+
+    /// Makes these transactions durable, side by side (SpanFS's parallel two-phase synchronisation: submit to all, then
+    /// wait for all).
+    ///
+    /// # Errors
+    /// The first one.
+    pub fn commit_some(&self, which: &[(DomainId, TxId)]) -> Result<()> {
+        let todo: Vec<_> = which.iter().filter(|(d, t)| self.dom(*d).needs_commit(*t)).collect();
+        match todo.as_slice() {
+            [] => Ok(()),
+            [(d, t)] => self.dom(*d).commit_upto(*t),
+            _ => std::thread::scope(|s| {
+                let (first, rest) = (todo[0], &todo[1..]);
+                let threads: Vec<_> = rest.iter().map(|(d, t)| s.spawn(move || self.dom(*d).commit_upto(*t))).collect();
+                let mut r = self.dom(first.0).commit_upto(first.1);
+                for t in threads {
+                    let other = t.join().unwrap_or_else(|p| std::panic::resume_unwind(p));
+                    r = r.and(other);
+                }
+                r
+            }),
+        }
+    }
+
+    fn close(&self) -> Result<()> {
+        let mut r = Ok(());
+        for d in &self.domains {
+            r = r.and(d.flush_lazy());
+        }
+        r = r.and(self.commit_all());
+        r = r.and(self.reap_zombies());
+        r = r.and(self.commit_all());
+        for d in &self.domains {
+            if d.failed().is_none() {
+                r = r.and(d.close());
+            }
+        }
+        r
+    }
+}

@@ -1,0 +1,176 @@
+//! Mounting: superblock, group table, all domains in parallel, recovery across them.
+
+use super::background::Background;
+use super::groups::Bat;
+use super::super_io::read_super;
+use super::{Inner, Volume, ticket};
+use crate::domain::recover::Recovered;
+use crate::domain::{Domain, HeaderPair, Shared};
+use crate::error::{Error, Result};
+use crate::store::Store;
+use crate::types::*;
+use braidfs_device::Device;
+use braidfs_format::BLOCK_BYTES;
+use braidfs_format::domain::{CLEAN, DomainHeader, FAILED, NEEDS_GC};
+use braidfs_format::super_block::{INCOMPAT_DATA_SUMS, SuperBlock};
+use parking_lot::{Mutex, RwLock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+/// Threads behind tickets: syncs that may share a flush.
+const SYNC_THREADS: usize = 8;
+
+impl Volume {
+    /// Opens the volume on `devices` (in any order; all of it), recovering it where it was not unmounted. A read-only
+    /// mount writes nothing: what recovery changes stays in memory.
+    ///
+    /// # Errors
+    /// No braidfs volume, a newer format, a device missing or too small, damage that recovery cannot pass.
+    pub fn mount(devices: Vec<Arc<dyn Device>>, options: MountOptions) -> Result<Volume> {
+        let (sb, mut devices) = read_super(&devices)?;
+        if options.read_only {
+            devices = devices
+                .into_iter()
+                .map(|d| Arc::new(crate::overlay::OverlayDevice::new(d)) as Arc<dyn Device>)
+                .collect();
+        }
+        let read_only = options.read_only;
+        let background = options.background && !read_only;
+        let inner = open(sb, devices, options)?;
+        if read_only {
+            inner.shared.read_only.store(true, Ordering::Relaxed);
+        }
+        *inner.pool.write() = Some(ticket::Pool::new(SYNC_THREADS)?);
+        let background = if background { Some(Background::start(inner.clone())?) } else { None };
+        Ok(Volume { inner: Some(inner), background })
+    }
+}
+
+fn open(sb: SuperBlock, devices: Vec<Arc<dyn Device>>, options: MountOptions) -> Result<Arc<Inner>> {
+    let store = Arc::new(Store::new(devices, &sb)?);
+    let bat = Bat::read(&**store.device(0), &sb)?;
+    let shared = Arc::new(Shared {
+        owner: bat.owners().map(|d| AtomicU16::new(d.map_or(u16::MAX, |d| d.0))).collect(),
+        seq: AtomicU64::new(0),
+        hash_key: sb.hash_key,
+        data_sums: sb.incompat.get() & INCOMPAT_DATA_SUMS != 0,
+        inline_max: usize::from(sb.inline_max.get()),
+        pages: AtomicI64::new(0),
+        dirty_pages: AtomicI64::new(0),
+        dead: AtomicBool::new(false),
+        read_only: AtomicBool::new(false),
+        options,
+    });
+    let opened = open_domains(&sb, &store, &shared, &bat)?;
+    let (domains, recovered): (Vec<_>, Vec<_>) = opened.into_iter().unzip();
+    let weak: Vec<_> = domains.iter().map(Arc::downgrade).collect();
+    for d in &domains {
+        // set once, here
+        let _ = d.peers.set(weak.clone());
+    }
+    let inner = Arc::new(Inner {
+        sb,
+        store,
+        shared,
+        domains,
+        bat: Mutex::new(bat),
+        rename: Mutex::new(()),
+        last_move: Mutex::new(None),
+        next_domain: AtomicU32::new(0),
+        zombies: Mutex::default(),
+        maybe_stale: AtomicBool::new(false),
+        unclaimed: AtomicU64::new(0),
+        evicting: Mutex::new(()),
+        pool: RwLock::new(None),
+    });
+    inner.count_unclaimed();
+    inner.start(recovered)?;
+    Ok(inner)
+}
+
+/// Opens and replays all domains side by side.
+fn open_domains(
+    sb: &SuperBlock,
+    store: &Arc<Store>,
+    shared: &Arc<Shared>,
+    bat: &Bat,
+) -> Result<Vec<(Arc<Domain>, Recovered)>> {
+    let one = |i: u16| -> Result<(Arc<Domain>, Recovered)> {
+        let id = DomainId(i);
+        let pair = sb.domain_table.get() + 2 * u64::from(i);
+        let mut buf = vec![0u8; 2 * BLOCK_BYTES];
+        store.device(0).read(pair, &mut buf).map_err(Error::Io)?;
+        let (copy, seq, header) = DomainHeader::from_pair(&buf, store.volume, pair, i)?;
+        let groups = bat.groups_of(id);
+        let start = BlockAddr(header.journal_start.get());
+        if !store.geometry.contains(start, u64::from(header.journal_blocks.get()))
+            || !groups.contains(&store.geometry.group_of(start))
+        {
+            return Err(braidfs_format::Corrupt::new(
+                "domain header",
+                format!("{id}: the journal lies outside its groups"),
+            )
+            .into());
+        }
+        let h = HeaderPair { pair, copy, seq, header };
+        let (d, rec) = Domain::open(id, store.clone(), shared.clone(), h, &groups, sb.mlogs.get())?;
+        if header.flags.get() & FAILED != 0 {
+            d.fail(&Error::Busy("it failed before; run fsck.braidfs".into()));
+        }
+        Ok((Arc::new(d), rec))
+    };
+    let n = sb.domains.get();
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(usize::from(n)).max(1) as u16;
+    std::thread::scope(|s| {
+        let one = &one;
+        let workers: Vec<_> = (0..threads)
+            .map(|t| {
+                s.spawn(move || {
+                    (t..n).step_by(usize::from(threads)).map(|i| one(i).map(|d| (i, d))).collect::<Result<Vec<_>>>()
+                })
+            })
+            .collect();
+        let mut all = Vec::new();
+        for w in workers {
+            all.extend(w.join().unwrap_or_else(|p| std::panic::resume_unwind(p))?);
+        }
+        all.sort_by_key(|(i, _)| *i);
+        Ok(all.into_iter().map(|(_, d)| d).collect())
+    })
+}
+
+impl Inner {
+    /// Marks the domains as in use, completes recovery, makes it durable.
+    fn start(self: &Arc<Self>, recovered: Vec<Recovered>) -> Result<()> {
+        let dirty = recovered.iter().any(|r| r.dirty);
+        if dirty {
+            let n: usize = recovered.iter().map(|r| r.transactions).sum();
+            tracing::info!("recovering: {n} transactions replayed");
+            self.maybe_stale.store(true, Ordering::Relaxed);
+            self.reconcile(recovered)?;
+            self.commit_all()?;
+        }
+        for d in &self.domains {
+            if d.failed().is_some() {
+                continue;
+            }
+            d.write_header(|h| {
+                let mut f = h.flags.get() & !CLEAN;
+                if dirty {
+                    f |= NEEDS_GC;
+                }
+                h.flags = f.into();
+                h.mounts = (h.mounts.get().wrapping_add(1)).into();
+                h.head_pos = d.journal.head().into();
+            })?;
+        }
+        if dirty {
+            for d in &self.domains {
+                if d.failed().is_none() {
+                    d.checkpoint()?;
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,381 @@
+//! Making the domains agree after a crash (DESIGN, Across domains).
+//!
+//! An inode's record is the truth about whether it exists and where it hangs; entries are an index to it. Recovery
+//! compares the two for every inode and entry of another domain that a replayed journal touched, and for every inode
+//! that was rolled forward: missing entries are made again (*relinked*), stale ones dropped, tombstones and exchanges
+//! judged by whether the other side is durable. All changes go into the recovery transactions of the domains, which
+//! commit afterwards; until then each journal keeps what led here, so that a crash in the middle starts over.
+
+use super::Inner;
+use crate::cell::{Body, Cell, name_hash};
+use crate::domain::Enter;
+use crate::domain::recover::{Forwarded, Hint, Recovered};
+use crate::error::{Error, Result};
+use crate::types::*;
+use braidfs_format::dentry::Dentry;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// All domains entered: recovery runs alone.
+pub(crate) struct Pass<'a> {
+    inner: &'a Inner,
+    enters: Vec<Option<Enter<'a>>>,
+    /// Inodes that lost their last link.
+    doomed: Vec<Arc<Cell>>,
+    /// Entries and links mended.
+    pub mended: u64,
+}
+
+impl Inner {
+    pub(crate) fn reconcile(&self, mut recovered: Vec<Recovered>) -> Result<()> {
+        let enters = self
+            .domains
+            .iter()
+            .map(|d| match d.enter_unthrottled() {
+                Ok(e) => Ok(Some(e)),
+                Err(Error::DomainFailed { .. }) => Ok(None),
+                Err(e) => Err(e),
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let mut p = Pass { inner: self, enters, doomed: Vec::new(), mended: 0 };
+        // blocks and nodes of roll-forward records first, before anything is allocated
+        let mut forwarded = Vec::new();
+        for (d, rec) in self.domains.iter().zip(&mut recovered) {
+            if let Some(e) = &p.enters[usize::from(d.id.0)] {
+                forwarded.extend(d.roll_forward(e, rec)?);
+            }
+        }
+        let top = forwarded.iter().map(|f| f.cell.state.read().link_seq).max().unwrap_or(0);
+        self.shared.seq.fetch_max(top, Ordering::Relaxed);
+        // directories before what lies in them
+        forwarded.sort_by_key(|f| f.cell.kind != FileKind::Dir);
+        let hints: Vec<Hint> = recovered.iter_mut().flat_map(|r| std::mem::take(&mut r.hints)).collect();
+        for h in &hints {
+            p.judge(h)?;
+        }
+        for f in &forwarded {
+            p.relink_forwarded(f)?;
+        }
+        for n in recovered.iter().flat_map(|r| &r.remote) {
+            if let Ok(c) = self.cell(*n) {
+                p.relink(&c)?;
+            }
+        }
+        for h in &hints {
+            p.hint(h)?;
+        }
+        let orphans: Vec<NodeId> = recovered.iter_mut().flat_map(|r| std::mem::take(&mut r.orphans)).collect();
+        for n in orphans {
+            if let Ok(c) = self.cell(n) {
+                let gone = {
+                    let st = c.state.read();
+                    st.nlink == 0 && !st.deleted
+                };
+                if gone {
+                    p.doomed.push(c);
+                }
+            }
+        }
+        p.reap_doomed()?;
+        if p.mended > 0 {
+            tracing::info!("recovery mended {} cross-domain links", p.mended);
+        }
+        Ok(())
+    }
+}
+
+impl Pass<'_> {
+    /// The entered domain of a cell; `None` where it has failed: nothing of it can change.
+    fn enter(&self, c: &Cell) -> Option<&Enter<'_>> {
+        self.enters[usize::from(c.domain.0)].as_ref()
+    }
+
+    fn live(&self, ino: NodeId, gener: u32) -> Result<Option<Arc<Cell>>> {
+        match self.inner.cell(ino) {
+            Ok(c) if c.gener == gener && !c.state.read().deleted => Ok(Some(c)),
+            Ok(_) | Err(Error::NotFound) => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Whether the inode's change with `version` survived.
+    fn survived(&self, ino: NodeId, gener: u32, version: u64) -> Result<bool> {
+        let d = self.inner.domain(ino)?;
+        let e = d.nodes.get(ino)?;
+        if e.gener != gener || !e.used() {
+            if let Ok(c) = d.cell(ino)
+                && c.gener == gener
+            {
+                return Ok(c.state.read().version >= version);
+            }
+            // freed later (then it had been durable), or never came to be
+            return Ok(e.gener >= gener && e.gener != 0);
+        }
+        Ok(d.cell(ino)?.state.read().version >= version)
+    }
+
+    /// Tombstones and exchanges of the inode that a hint names.
+    fn judge(&mut self, h: &Hint) -> Result<()> {
+        let Some(c) = self.live(h.child, h.gener)? else { return Ok(()) };
+        let (tombs, exchange) = {
+            let st = c.state.read();
+            (st.tombstones.clone(), st.exchange)
+        };
+        if tombs.is_empty() && exchange.is_none() {
+            return Ok(());
+        }
+        let seq = self.inner.shared.next_seq();
+        if let Some((partner, gener, version)) = exchange {
+            if !self.survived(partner, gener, version)?
+                && let Some(b) = self.live(partner, gener)?
+                && let Some(t) = tombs.first()
+            {
+                // complete the exchange: the partner takes the name that this inode gave up
+                let mine: Vec<_> = c.state.read().links.clone();
+                self.change(&b, |st| {
+                    for l in &mine {
+                        st.remove_link(l.parent, &l.name, seq);
+                    }
+                    st.add_link(t.link.parent, &t.link.name, seq);
+                    st.parent = t.link.parent;
+                })?;
+                self.put_entry(t.link.parent, &t.link.name, &b)?;
+                self.mended += 1;
+            }
+        } else {
+            for t in &tombs {
+                if !self.survived(t.newcomer, t.gener, t.version)? {
+                    let dir = c.kind == FileKind::Dir;
+                    self.change(&c, |st| {
+                        st.add_link(t.link.parent, &t.link.name, seq);
+                        if dir {
+                            st.nlink = st.nlink.max(2);
+                        } else {
+                            st.nlink += 1;
+                        }
+                    })?;
+                    self.put_entry(t.link.parent, &t.link.name, &c)?;
+                    self.mended += 1;
+                }
+            }
+        }
+        self.change(&c, |st| {
+            st.tombstones.clear();
+            st.exchange = None;
+        })?;
+        Ok(())
+    }
+
+    /// Changes a cell in its domain's recovery transaction.
+    fn change(&self, c: &Arc<Cell>, f: impl FnOnce(&mut crate::cell::State)) -> Result<()> {
+        let Some(e) = self.enter(c) else { return Ok(()) };
+        let mut st = c.state.write();
+        e.domain.touch(e.tx(), c, &mut st)?;
+        f(&mut st);
+        st.linked_at = st.version;
+        Ok(())
+    }
+
+    fn relink_forwarded(&mut self, f: &Forwarded) -> Result<()> {
+        let links = f.cell.state.read().links.clone();
+        for l in f.old_links.iter().filter(|l| !links.contains(l)) {
+            self.drop_entry(l.parent, &l.name, &f.cell)?;
+        }
+        self.relink(&f.cell)
+    }
+
+    /// Makes the entries of all links of an inode, or takes the link away where its directory is gone.
+    fn relink(&mut self, c: &Arc<Cell>) -> Result<()> {
+        let links = c.state.read().links.clone();
+        for l in links {
+            self.put_entry(l.parent, &l.name, c)?;
+        }
+        Ok(())
+    }
+
+    fn hint(&mut self, h: &Hint) -> Result<()> {
+        match self.live(h.child, h.gener)? {
+            Some(c) if c.state.read().has_link(h.dir, &h.name) => self.put_entry(h.dir, &h.name, &c),
+            Some(c) => self.drop_entry(h.dir, &h.name, &c),
+            None => self.drop_named(h.dir, &h.name, h.child, h.gener),
+        }
+    }
+
+    fn find(&self, dir: &Arc<Cell>, name: &[u8]) -> Result<Option<Dentry>> {
+        let hash = name_hash(&self.inner.shared.hash_key, name);
+        let d = self.inner.dom(dir.domain);
+        let mut st = dir.state.write();
+        d.with_index(dir.ino, &mut st, |ix, load| Ok(ix.find(hash, name, load)?.cloned()))
+    }
+
+    fn drop_entry(&mut self, dir: NodeId, name: &[u8], c: &Arc<Cell>) -> Result<()> {
+        self.drop_named(dir, name, c.ino, c.gener)
+    }
+
+    /// Removes the entry, if it names that inode.
+    fn drop_named(&mut self, dir: NodeId, name: &[u8], ino: NodeId, gener: u32) -> Result<()> {
+        let Some(d) = self.dir(dir)? else { return Ok(()) };
+        let Some(old) = self.find(&d, name)? else { return Ok(()) };
+        if old.node != ino || old.gener != gener {
+            return Ok(());
+        }
+        let hash = name_hash(&self.inner.shared.hash_key, name);
+        let Some(e) = self.enter(&d) else { return Ok(()) };
+        let mut st = d.state.write();
+        e.domain.touch(e.tx(), &d, &mut st)?;
+        e.domain.with_index(d.ino, &mut st, |ix, load| ix.remove(hash, name, load).map(|_| ()))?;
+        if old.kind == FileKind::Dir.d_type() {
+            st.nlink = st.nlink.saturating_sub(1).max(2);
+        }
+        drop(st);
+        self.mended += 1;
+        Ok(())
+    }
+
+    fn dir(&self, ino: NodeId) -> Result<Option<Arc<Cell>>> {
+        match self.inner.cell(ino) {
+            Ok(c) => {
+                let gone = {
+                    let st = c.state.read();
+                    st.deleted || st.nlink == 0
+                };
+                Ok((c.kind == FileKind::Dir && !gone).then_some(c))
+            }
+            Err(Error::NotFound) => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Sees to it that `dir/name` names `c`. Of two inodes that claim the name, the one linked later has it.
+    fn put_entry(&mut self, dir: NodeId, name: &[u8], c: &Arc<Cell>) -> Result<()> {
+        if c.state.read().deleted {
+            return Ok(());
+        }
+        let Some(d) = self.dir(dir)? else {
+            // its directory never came to be: nothing below it was synced
+            return self.lose(c, dir, name);
+        };
+        let hash = name_hash(&self.inner.shared.hash_key, name);
+        let old = self.find(&d, name)?;
+        if let Some(o) = &old {
+            if o.node == c.ino && o.gener == c.gener {
+                return Ok(());
+            }
+            if let Some(x) = self.live(o.node, o.gener)?
+                && x.state.read().has_link(dir, name)
+            {
+                if x.state.read().link_seq > c.state.read().link_seq {
+                    return self.lose(c, dir, name);
+                }
+                self.lose(&x, dir, name)?;
+            }
+        }
+        {
+            let Some(e) = self.enter(&d) else { return Ok(()) };
+            let mut st = d.state.write();
+            e.domain.touch(e.tx(), &d, &mut st)?;
+            let kind = c.kind.d_type();
+            let had_dir = old.as_ref().is_some_and(|o| o.kind == FileKind::Dir.d_type());
+            e.domain.with_index(d.ino, &mut st, |ix, load| {
+                if old.is_some() {
+                    ix.replace(hash, name, c.ino, c.gener, kind, load).map(|_| ())
+                } else {
+                    ix.insert(hash, Dentry { hash, node: c.ino, gener: c.gener, kind, name: name.into() }, load)
+                }
+            })?;
+            if had_dir {
+                st.nlink = st.nlink.saturating_sub(1).max(2);
+            }
+            if c.kind == FileKind::Dir {
+                st.nlink += 1;
+            }
+        }
+        if c.kind == FileKind::Dir {
+            c.state.write().parent = dir;
+        }
+        self.mended += 1;
+        Ok(())
+    }
+
+    /// An inode loses a name that it claims.
+    fn lose(&mut self, c: &Arc<Cell>, dir: NodeId, name: &[u8]) -> Result<()> {
+        let seq = self.inner.shared.next_seq();
+        let is_dir = c.kind == FileKind::Dir;
+        let mut last = false;
+        self.change(c, |st| {
+            if st.remove_link(dir, name, seq) {
+                if !is_dir {
+                    st.nlink = st.links.len() as u32;
+                }
+                last = st.links.is_empty();
+            }
+        })?;
+        if last {
+            self.doomed.push(c.clone());
+        }
+        Ok(())
+    }
+
+    /// Deletes what lost its last name; of a directory also what only it named.
+    fn reap_doomed(&mut self) -> Result<()> {
+        while let Some(c) = self.doomed.pop() {
+            {
+                let st = c.state.read();
+                if st.deleted || !st.links.is_empty() {
+                    continue;
+                }
+            }
+            if c.kind == FileKind::Dir {
+                let mut pos = 2;
+                loop {
+                    let next = {
+                        let d = self.inner.dom(c.domain);
+                        let mut st = c.state.write();
+                        d.with_index(c.ino, &mut st, |ix, load| Ok(ix.next_after(pos, load)?.cloned()))?
+                    };
+                    let Some(e) = next else { break };
+                    pos = e.hash;
+                    if let Some(x) = self.live(e.node, e.gener)?
+                        && x.state.read().has_link(c.ino, &e.name)
+                    {
+                        self.lose(&x, c.ino, &e.name)?;
+                    }
+                }
+            }
+            let Some(e) = self.enter(&c) else { continue };
+            let mut st = c.state.write();
+            e.domain.touch(e.tx(), &c, &mut st)?;
+            self.inner.delete_content(e, &c, &mut st);
+        }
+        Ok(())
+    }
+}
+
+impl Inner {
+    /// The inode is gone: its blocks become free with this transaction, its nodes when the cell is serialised. The
+    /// caller has touched the cell.
+    pub(crate) fn delete_content(&self, e: &Enter<'_>, c: &Arc<Cell>, st: &mut crate::cell::State) {
+        let mut runs = Vec::new();
+        match &mut st.body {
+            Body::File(f) => {
+                let dirty = f.pages.dirty_count() as i64;
+                self.shared.dirty_pages.fetch_sub(dirty, Ordering::Relaxed);
+                self.shared.pages.fetch_sub(f.pages.len() as i64, Ordering::Relaxed);
+                f.pages.remove_range(0, u64::MAX);
+                if f.reserved > 0 {
+                    e.domain.space.unreserve(f.reserved);
+                    f.reserved = 0;
+                }
+                runs.extend(f.map.iter().map(|x| (x.addr, x.len)));
+                f.inline = None;
+            }
+            Body::Dir(d) => runs.extend(d.map.iter().map(|x| (x.addr, x.len))),
+            Body::Special => {}
+        }
+        e.domain.free_runs(e.tx(), &runs);
+        st.deleted = true;
+        st.nlink = 0;
+        st.links.clear();
+        e.domain.orphans.lock().remove(&c.ino);
+    }
+}

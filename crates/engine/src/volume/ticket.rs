@@ -1,0 +1,131 @@
+//! Operations that wait for the device, submitted now and completed later: a front end with one thread per CPU must not
+//! stall behind an fsync.
+
+use crate::error::{Error, Result};
+use crossbeam::channel::{Sender, unbounded};
+use parking_lot::{Condvar, Mutex};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+type Callback = Box<dyn FnOnce(Result<()>) + Send>;
+
+enum State {
+    Pending(Option<Callback>),
+    Done(Option<Result<()>>),
+}
+
+struct Shared {
+    state: Mutex<State>,
+    done: Condvar,
+}
+
+/// A durable write that is under way: wait for it, or have a function called.
+pub struct Ticket {
+    shared: Arc<Shared>,
+}
+
+impl Ticket {
+    fn pending() -> (Self, Arc<Shared>) {
+        let shared = Arc::new(Shared { state: Mutex::new(State::Pending(None)), done: Condvar::new() });
+        (Self { shared: shared.clone() }, shared)
+    }
+
+    /// A ticket that is done already.
+    pub(crate) fn ready(r: Result<()>) -> Self {
+        Self { shared: Arc::new(Shared { state: Mutex::new(State::Done(Some(r))), done: Condvar::new() }) }
+    }
+
+    /// Waits until it is durable.
+    ///
+    /// # Errors
+    /// Of the device; what was synced is then in doubt and the domain refuses writes.
+    pub fn wait(self) -> Result<()> {
+        let mut s = self.shared.state.lock();
+        loop {
+            if let State::Done(r) = &mut *s {
+                return r.take().unwrap_or(Ok(()));
+            }
+            self.shared.done.wait(&mut s);
+        }
+    }
+
+    /// Calls `f` with the result from another thread (or at once where it is done).
+    pub fn on_done(self, f: Callback) {
+        let mut s = self.shared.state.lock();
+        match &mut *s {
+            State::Pending(slot) => *slot = Some(f),
+            State::Done(r) => {
+                let r = r.take().unwrap_or(Ok(()));
+                drop(s);
+                f(r);
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn finish(&self, r: Result<()>) {
+        let mut s = self.state.lock();
+        match std::mem::replace(&mut *s, State::Done(None)) {
+            State::Pending(Some(f)) => {
+                drop(s);
+                f(r);
+            }
+            _ => {
+                *s = State::Done(Some(r));
+                self.done.notify_all();
+            }
+        }
+    }
+}
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// A few threads that wait for devices.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    jobs: Option<Sender<Job>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Pool {
+    /// `threads` threads; each waits for one sync at a time, so it bounds how many syncs share a flush.
+    pub fn new(threads: usize) -> Result<Self> {
+        let (jobs, queue) = unbounded::<Job>();
+        let mut v = Vec::new();
+        for i in 0..threads {
+            let queue = queue.clone();
+            let t = std::thread::Builder::new().name(format!("braidfs-sync-{i}")).spawn(move || {
+                for job in queue {
+                    job();
+                }
+            });
+            v.push(t.map_err(Error::Io)?);
+        }
+        Ok(Self { jobs: Some(jobs), threads: v })
+    }
+
+    /// Runs `f` on one of the threads.
+    pub fn start(&self, f: impl FnOnce() -> Result<()> + Send + 'static) -> Ticket {
+        let (t, shared) = Ticket::pending();
+        let job: Job = Box::new(move || shared.finish(f()));
+        if let Some(jobs) = &self.jobs
+            && let Err(e) = jobs.send(job)
+        {
+            (e.0)();
+        }
+        t
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.jobs.take();
+        for t in self.threads.drain(..) {
+            // a pool dropped by one of its own jobs does not wait for itself
+            if t.thread().id() != std::thread::current().id() {
+                let _ = t.join();
+            }
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! The header that opens every metadata block, and its checksum.
+//!
+//! A block says what it is, which volume it belongs to and where it was meant to lie, so that a torn,
+//! stale or misplaced block is recognised (CRC-32C over the whole block with the field `crc` as zero).
+
+use crate::Corrupt;
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Bytes of a block.
+pub const BLOCK_BYTES: usize = 4096;
+/// Bytes of a [`BlockHeader`].
+pub const HEADER_BYTES: usize = 32;
+/// `BRFS`.
+pub const MAGIC: u32 = u32::from_le_bytes(*b"BRFS");
+
+/// What a metadata block holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum BlockKind {
+    /// [`crate::super_block::SuperBlock`].
+    Super = 1,
+    /// Block group allocation table, [`crate::bat`].
+    Bat = 2,
+    /// [`crate::domain::DomainHeader`].
+    Domain = 3,
+    /// [`crate::group::GroupHeader`].
+    Group = 4,
+    /// [`crate::group::SegmentTable`].
+    SegmentTable = 5,
+    /// Half of a segment's owner table, [`crate::group`].
+    Owners = 6,
+    /// Part of a group's node table, [`crate::node::NodeTableBlock`].
+    NodeTable = 7,
+    /// Packed node records, [`crate::node`].
+    Node = 8,
+    /// A directory bucket, [`crate::dentry`].
+    Dir = 9,
+}
+
+/// First 32 bytes of a metadata block.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct BlockHeader {
+    /// [`MAGIC`].
+    pub magic: U32,
+    /// CRC-32C of the block with this field zero.
+    pub crc: U32,
+    /// [`BlockKind`].
+    pub kind: u8,
+    /// Zero.
+    pub reserved: u8,
+    /// The domain that wrote it, `0xffff` for the volume.
+    pub domain: U16,
+    /// Low half of the volume's UUID: a block of another volume is foreign.
+    pub volume: U32,
+    /// Where the block lies: block number in the group space, or on the device for volume structures.
+    pub addr: U64,
+    /// Transaction or sequence number of the write; the newer one of a shadow pair wins.
+    pub seq: U64,
+}
+const _: () = assert!(size_of::<BlockHeader>() == HEADER_BYTES);
+
+/// CRC-32C of `block` with bytes 4..8 taken as zero.
+pub fn checksum(block: &[u8]) -> u32 {
+    let crc = crc32c::crc32c(&block[..4]);
+    let crc = crc32c::crc32c_append(crc, &[0; 4]);
+    crc32c::crc32c_append(crc, &block[8..])
+}
+
+/// Writes the header of `block` (4096 bytes) and its checksum, over the first 32 bytes.
+pub fn seal(block: &mut [u8], kind: BlockKind, domain: u16, volume: u32, addr: u64, seq: u64) {
+    assert_eq!(block.len(), BLOCK_BYTES);
+    let mut h = BlockHeader {
+        magic: MAGIC.into(),
+        crc: 0.into(),
+        kind: kind as u8,
+        reserved: 0,
+        domain: domain.into(),
+        volume: volume.into(),
+        addr: addr.into(),
+        seq: seq.into(),
+    };
+    block[..HEADER_BYTES].copy_from_slice(h.as_bytes());
+    h.crc = checksum(block).into();
+    block[..HEADER_BYTES].copy_from_slice(h.as_bytes());
+}
+
+/// Checks magic, checksum, kind, volume and place of `block`.
+///
+/// # Errors
+/// [`Corrupt`] that names the first thing that does not hold.
+pub fn open(block: &[u8], kind: BlockKind, volume: u32, addr: u64) -> Result<BlockHeader, Corrupt> {
+    let what = kind_name(kind);
+    let bad = |why: String| Err(Corrupt::new(what, format!("at {addr}: {why}")));
+    if block.len() != BLOCK_BYTES {
+        return bad(format!("{} bytes instead of {BLOCK_BYTES}", block.len()));
+    }
+    let Ok((h, _)) = BlockHeader::read_from_prefix(block) else {
+        return bad("too short".into());
+    };
+    if h.magic.get() != MAGIC {
+        return bad(format!("magic {:#010x}", h.magic.get()));
+    }
+    if h.crc.get() != checksum(block) {
+        return bad("checksum does not match".into());
+    }
+    if h.kind != kind as u8 {
+        return bad(format!("is of kind {}", h.kind));
+    }
+    if h.volume.get() != volume {
+        return bad("belongs to another volume".into());
+    }
+    if h.addr.get() != addr {
+        return bad(format!("was written for {}", h.addr.get()));
+    }
+    Ok(h)
+}
+
+/// Of two copies of a shadow pair (at `addr` and `addr + 1`), the valid one with the newer `seq`:
+/// its index and header. The other place is the one to write next.
+///
+/// # Errors
+/// [`Corrupt`] where neither holds.
+pub fn open_pair(pair: &[u8], kind: BlockKind, volume: u32, addr: u64) -> Result<(usize, BlockHeader), Corrupt> {
+    if pair.len() != 2 * BLOCK_BYTES {
+        return Err(Corrupt::new(kind_name(kind), format!("at {addr}: a pair of {} bytes", pair.len())));
+    }
+    let a = open(&pair[..BLOCK_BYTES], kind, volume, addr);
+    let b = open(&pair[BLOCK_BYTES..], kind, volume, addr + 1);
+    match (a, b) {
+        (Ok(a), Ok(b)) => Ok(if b.seq.get() > a.seq.get() { (1, b) } else { (0, a) }),
+        (Ok(a), Err(_)) => Ok((0, a)),
+        (Err(_), Ok(b)) => Ok((1, b)),
+        (Err(e), Err(_)) => Err(e),
+    }
+}
+
+/// The name of a kind for messages.
+pub fn kind_name(kind: BlockKind) -> &'static str {
+    match kind {
+        BlockKind::Super => "superblock",
+        BlockKind::Bat => "block group allocation table",
+        BlockKind::Domain => "domain header",
+        BlockKind::Group => "group header",
+        BlockKind::SegmentTable => "segment table",
+        BlockKind::Owners => "owner table",
+        BlockKind::NodeTable => "node table",
+        BlockKind::Node => "node block",
+        BlockKind::Dir => "directory bucket",
+    }
+}

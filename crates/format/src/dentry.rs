@@ -1,0 +1,133 @@
+//! Directory entries and buckets.
+//!
+//! A directory's entries are ordered by a 63-bit keyed hash of the name; a bucket block holds the entries
+//! of a range of hashes and lies in the directory's extent map at logical block `first_hash >> 15` (48
+//! bits). So the extent map is the directory's index, and a hash is a `readdir` cookie that stays valid.
+
+use crate::block::{BlockKind, HEADER_BYTES, open, seal};
+use crate::codec::{Put, Reader};
+use crate::inode::valid_name;
+use crate::{BLOCK_BYTES, BlockAddr, Corrupt, NodeId};
+
+/// A name in a directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Dentry {
+    /// Position in the directory: the name's hash, moved up past taken positions. Unique; above 2.
+    pub hash: u64,
+    /// The inode.
+    pub node: NodeId,
+    /// Its generation: an entry with another one is stale.
+    pub gener: u32,
+    /// File type, as `d_type` (`st_mode >> 12`).
+    pub kind: u8,
+    /// 1 to 255 bytes.
+    pub name: Box<[u8]>,
+}
+
+/// Highest hash.
+pub const HASH_MAX: u64 = (1 << 63) - 1;
+/// Positions after a name's own hash where it may stand instead.
+pub const HASH_PROBES: u64 = 8;
+/// Bytes of an entry without its name.
+pub const ENTRY_FIXED_BYTES: usize = 8 + 8 + 4 + 1 + 1;
+/// Bytes for entries in a bucket block.
+pub const BUCKET_BYTES: usize = BLOCK_BYTES - HEADER_BYTES - 16;
+/// Most bytes of inline entries in an inode record.
+pub const INLINE_DIR_MAX: usize = 2048;
+
+impl Dentry {
+    /// Bytes of the encoded entry.
+    pub fn encoded_bytes(&self) -> usize {
+        ENTRY_FIXED_BYTES + self.name.len()
+    }
+}
+
+/// Logical block of the bucket that starts at `first_hash`.
+pub fn bucket_lblk(first_hash: u64) -> u64 {
+    first_hash >> 15
+}
+
+/// Lowest hash of the bucket at logical block `lblk`.
+pub fn bucket_first(lblk: u64) -> u64 {
+    lblk << 15
+}
+
+/// Encodes entries (a bucket's body, or the inline section).
+pub fn encode_entries(entries: &[Dentry]) -> Vec<u8> {
+    let mut v = Vec::with_capacity(entries.iter().map(Dentry::encoded_bytes).sum());
+    for e in entries {
+        v.put_u64(e.hash);
+        v.put_u64(e.node.0);
+        v.put_u32(e.gener);
+        v.put_u8(e.kind);
+        v.put_u8(e.name.len() as u8);
+        v.extend_from_slice(&e.name);
+    }
+    v
+}
+
+/// Decodes `count` entries with rising hashes.
+///
+/// # Errors
+/// [`Corrupt`].
+pub fn decode_entries(buf: &[u8]) -> Result<Vec<Dentry>, Corrupt> {
+    let mut r = Reader::new(buf, "directory entries");
+    let mut out: Vec<Dentry> = Vec::new();
+    while r.left() > 0 {
+        let (hash, node, gener, kind) = (r.u64()?, NodeId(r.u64()?), r.u32()?, r.u8()?);
+        let n = usize::from(r.u8()?);
+        let name = r.bytes(n)?;
+        if !valid_name(name) {
+            return Err(r.bad("an entry has no valid name"));
+        }
+        if !(3..=HASH_MAX).contains(&hash) || out.last().is_some_and(|l| l.hash >= hash) {
+            return Err(r.bad(format!("entry at position {hash:#x} is out of order")));
+        }
+        out.push(Dentry { hash, node, gener, kind, name: name.into() });
+    }
+    Ok(out)
+}
+
+/// The sealed bucket block of directory `dir` with the lowest hash `first`.
+pub fn encode_bucket(
+    entries: &[Dentry],
+    dir: NodeId,
+    first: u64,
+    domain: u16,
+    volume: u32,
+    addr: BlockAddr,
+    seq: u64,
+) -> Vec<u8> {
+    let body = encode_entries(entries);
+    assert!(body.len() <= BUCKET_BYTES, "{} bytes in a bucket", body.len());
+    let mut b = Vec::with_capacity(BLOCK_BYTES);
+    b.resize(HEADER_BYTES, 0);
+    b.put_u64(dir.0);
+    b.put_u48(bucket_lblk(first));
+    b.put_u16(body.len() as u16);
+    b.extend_from_slice(&body);
+    b.resize(BLOCK_BYTES, 0);
+    seal(&mut b, BlockKind::Dir, domain, volume, addr.0, seq);
+    b
+}
+
+/// Decodes the bucket of `dir` at logical block `lblk`.
+///
+/// # Errors
+/// [`Corrupt`] where the block is not that bucket.
+pub fn decode_bucket(
+    block: &[u8],
+    dir: NodeId,
+    lblk: u64,
+    volume: u32,
+    addr: BlockAddr,
+) -> Result<Vec<Dentry>, Corrupt> {
+    open(block, BlockKind::Dir, volume, addr.0)?;
+    let mut r = Reader::new(&block[HEADER_BYTES..], "directory bucket");
+    let (d, l) = (r.u64()?, r.u48()?);
+    let n = usize::from(r.u16()?);
+    if d != dir.0 || l != lblk {
+        return Err(r.bad(format!("at {addr} is of directory {d}, bucket {l}, not {} bucket {lblk}", dir.0)));
+    }
+    decode_entries(r.bytes(n)?)
+}

@@ -1,0 +1,82 @@
+//! The header of a domain: its journal and how far it is checkpointed. Shadow pair on device 0.
+
+use crate::block::{BlockHeader, BlockKind, open_pair, seal};
+use crate::{BLOCK_BYTES, Corrupt};
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// `flags`: unmounted properly, nothing to replay.
+pub const CLEAN: u32 = 1;
+/// `flags`: the domain saw an error in its own structures or device; mounts read-only until fsck clears it.
+pub const FAILED: u32 = 2;
+/// `flags`: after a crash, the background GC has not finished: entries may be stale.
+pub const NEEDS_GC: u32 = 4;
+
+/// One block.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct DomainHeader {
+    /// Sealed last.
+    pub header: BlockHeader,
+    /// Own number.
+    pub domain: U16,
+    /// Zero.
+    pub reserved0: U16,
+    /// [`CLEAN`], [`FAILED`], [`NEEDS_GC`].
+    pub flags: U32,
+    /// First block of the journal in the group space; the journal is one run of blocks.
+    pub journal_start: U64,
+    /// Blocks of the journal.
+    pub journal_blocks: U32,
+    /// Zero.
+    pub reserved1: U32,
+    /// Oldest journal position needed; position `p` lies at `journal_start + p % journal_blocks`.
+    pub tail_pos: U64,
+    /// Where the next chunk goes (right after a clean unmount; else found by the scan).
+    pub head_pos: U64,
+    /// Newest transaction whose effects are all in the home tables.
+    pub checkpointed_tx: U64,
+    /// Newest transaction known committed when this was written; the next has a higher number.
+    pub last_tx: U64,
+    /// Times this domain was opened for writing; part of new inode generations.
+    pub mounts: U32,
+    /// Zero.
+    pub reserved2: U32,
+    /// Zero.
+    pub reserved: [u8; 4000],
+}
+const _: () = assert!(size_of::<DomainHeader>() == BLOCK_BYTES);
+
+impl DomainHeader {
+    /// All zero.
+    pub fn empty() -> Self {
+        Self::new_zeroed()
+    }
+    /// The sealed block for copy `copy` of the pair at device block `pair`.
+    pub fn to_block(&self, volume: u32, pair: u64, copy: usize, seq: u64) -> Vec<u8> {
+        let mut b = self.as_bytes().to_vec();
+        seal(&mut b, BlockKind::Domain, self.domain.get(), volume, pair + copy as u64, seq);
+        b
+    }
+    /// Which copy of the pair at device block `pair` holds, its `seq`, and the header.
+    ///
+    /// # Errors
+    /// [`Corrupt`] where no copy holds or the content is of another domain.
+    pub fn from_pair(buf: &[u8], volume: u32, pair: u64, domain: u16) -> Result<(usize, u64, Self), Corrupt> {
+        let (copy, h) = open_pair(buf, BlockKind::Domain, volume, pair)?;
+        let bad = |why: &str| Err(Corrupt::new("domain header", format!("domain {domain}: {why}")));
+        let Ok(s) = Self::read_from_bytes(&buf[copy * BLOCK_BYTES..(copy + 1) * BLOCK_BYTES]) else {
+            return bad("too short");
+        };
+        if s.domain.get() != domain {
+            return bad("is of another domain");
+        }
+        if s.journal_blocks.get() < 16 || s.head_pos.get() < s.tail_pos.get() {
+            return bad("the journal's bounds do not hold");
+        }
+        if s.head_pos.get() - s.tail_pos.get() > u64::from(s.journal_blocks.get()) || s.head_pos.get() > 1 << 62 {
+            return bad("the journal's head and tail are too far apart");
+        }
+        Ok((copy, h.seq.get(), s))
+    }
+}

@@ -1,0 +1,262 @@
+//! A block group: header, segment table, owner tables.
+
+use crate::block::{BlockHeader, BlockKind, HEADER_BYTES, open_pair, seal};
+use crate::geometry::SEGMENT_BLOCKS;
+use crate::{BLOCK_BYTES, BlockAddr, Corrupt, NodeId};
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// What a segment is used for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[repr(u8)]
+pub enum SegmentKind {
+    /// No valid block.
+    #[default]
+    Free = 0,
+    /// File data.
+    Data = 1,
+    /// Node blocks and directory buckets.
+    Node = 2,
+    /// The domain's journal.
+    Journal = 3,
+    /// Past the end of a short group.
+    Absent = 4,
+}
+
+/// How soon the blocks of a segment are expected to be rewritten.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Temperature {
+    /// Node blocks, directories, files rewritten often.
+    Hot = 0,
+    /// Ordinary data.
+    #[default]
+    Warm = 1,
+    /// Data moved by the cleaner, large sequential files.
+    Cold = 2,
+}
+
+impl SegmentKind {
+    /// # Errors
+    /// Where `v` is no kind.
+    pub fn from_u8(v: u8) -> Result<Self, Corrupt> {
+        Ok(match v {
+            0 => Self::Free,
+            1 => Self::Data,
+            2 => Self::Node,
+            3 => Self::Journal,
+            4 => Self::Absent,
+            _ => return Err(Corrupt::new("segment kind", v.to_string())),
+        })
+    }
+}
+impl Temperature {
+    /// # Errors
+    /// Where `v` is no temperature.
+    pub fn from_u8(v: u8) -> Result<Self, Corrupt> {
+        Ok(match v {
+            0 => Self::Hot,
+            1 => Self::Warm,
+            2 => Self::Cold,
+            _ => return Err(Corrupt::new("temperature", v.to_string())),
+        })
+    }
+}
+
+/// First block of a group.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct GroupHeader {
+    /// Sealed last.
+    pub header: BlockHeader,
+    /// Own number.
+    pub group: U32,
+    /// Blocks of the group.
+    pub blocks: U32,
+    /// Epoch of the claim in the BAT that initialised it.
+    pub epoch: U32,
+    /// Owner.
+    pub domain: U16,
+    /// Zero.
+    pub reserved0: U16,
+    /// Zero.
+    pub reserved: [u8; 4048],
+}
+const _: () = assert!(size_of::<GroupHeader>() == BLOCK_BYTES);
+
+impl GroupHeader {
+    /// A header.
+    pub fn new(group: u32, blocks: u32, epoch: u32, domain: u16) -> Self {
+        let mut h = Self::new_zeroed();
+        h.group = group.into();
+        h.blocks = blocks.into();
+        h.epoch = epoch.into();
+        h.domain = domain.into();
+        h
+    }
+    /// The sealed block, copy `copy` of the pair at `pair`.
+    pub fn to_block(&self, volume: u32, pair: BlockAddr, copy: usize, seq: u64) -> Vec<u8> {
+        let mut b = self.as_bytes().to_vec();
+        seal(&mut b, BlockKind::Group, self.domain.get(), volume, pair.0 + copy as u64, seq);
+        b
+    }
+    /// Decodes the pair at `pair`.
+    ///
+    /// # Errors
+    /// [`Corrupt`] where no copy holds.
+    pub fn from_pair(buf: &[u8], volume: u32, pair: BlockAddr) -> Result<(usize, u64, Self), Corrupt> {
+        let (copy, h) = open_pair(buf, BlockKind::Group, volume, pair.0)?;
+        let s = Self::read_from_bytes(&buf[copy * BLOCK_BYTES..(copy + 1) * BLOCK_BYTES])
+            .map_err(|_| Corrupt::new("group header", "too short"))?;
+        Ok((copy, h.seq.get(), s))
+    }
+}
+
+/// State of one segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SegmentEntry {
+    /// Use.
+    pub kind: SegmentKind,
+    /// Temperature of the log that filled it.
+    pub temperature: Temperature,
+    /// Transaction that last wrote to it: its age for the cleaner.
+    pub age: u64,
+    /// Bit `i`: block `i` holds something valid.
+    pub valid: [u64; 8],
+}
+
+impl Default for SegmentEntry {
+    fn default() -> Self {
+        Self { kind: SegmentKind::Free, temperature: Temperature::Warm, age: 0, valid: [0; 8] }
+    }
+}
+
+impl SegmentEntry {
+    /// Valid blocks.
+    pub fn valid_count(&self) -> u32 {
+        self.valid.iter().map(|w| w.count_ones()).sum()
+    }
+    /// Whether block `i` is valid.
+    pub fn is_valid(&self, i: u32) -> bool {
+        self.valid[(i / 64) as usize] >> (i % 64) & 1 == 1
+    }
+    /// Marks block `i`.
+    pub fn set(&mut self, i: u32, on: bool) {
+        let bit = 1u64 << (i % 64);
+        if on {
+            self.valid[(i / 64) as usize] |= bit;
+        } else {
+            self.valid[(i / 64) as usize] &= !bit;
+        }
+    }
+}
+
+const SEGMENT_ENTRY_BYTES: usize = 80;
+
+/// All segments of a group, one block in a shadow pair.
+pub struct SegmentTable;
+
+impl SegmentTable {
+    /// The sealed block.
+    pub fn encode(segs: &[SegmentEntry], domain: u16, volume: u32, pair: BlockAddr, copy: usize, seq: u64) -> Vec<u8> {
+        let mut b = vec![0u8; BLOCK_BYTES];
+        for (i, s) in segs.iter().enumerate() {
+            let e = &mut b[HEADER_BYTES + i * SEGMENT_ENTRY_BYTES..][..SEGMENT_ENTRY_BYTES];
+            e[0] = s.kind as u8;
+            e[1] = s.temperature as u8;
+            e[8..16].copy_from_slice(&s.age.to_le_bytes());
+            for (w, v) in s.valid.iter().enumerate() {
+                e[16 + 8 * w..24 + 8 * w].copy_from_slice(&v.to_le_bytes());
+            }
+        }
+        seal(&mut b, BlockKind::SegmentTable, domain, volume, pair.0 + copy as u64, seq);
+        b
+    }
+    /// Decodes `segments` entries of the pair at `pair`.
+    ///
+    /// # Errors
+    /// [`Corrupt`] where no copy holds.
+    pub fn decode(
+        buf: &[u8],
+        segments: u32,
+        volume: u32,
+        pair: BlockAddr,
+    ) -> Result<(usize, u64, Vec<SegmentEntry>), Corrupt> {
+        let (copy, h) = open_pair(buf, BlockKind::SegmentTable, volume, pair.0)?;
+        let b = &buf[copy * BLOCK_BYTES..(copy + 1) * BLOCK_BYTES];
+        let mut out = Vec::with_capacity(segments as usize);
+        for i in 0..segments as usize {
+            let e = &b[HEADER_BYTES + i * SEGMENT_ENTRY_BYTES..][..SEGMENT_ENTRY_BYTES];
+            let word = |at: usize| u64::from_le_bytes(e[at..at + 8].try_into().unwrap_or_default());
+            let mut valid = [0; 8];
+            for (w, v) in valid.iter_mut().enumerate() {
+                *v = word(16 + 8 * w);
+            }
+            out.push(SegmentEntry {
+                kind: SegmentKind::from_u8(e[0])?,
+                temperature: Temperature::from_u8(e[1])?,
+                age: word(8),
+                valid,
+            });
+        }
+        Ok((copy, h.seq.get(), out))
+    }
+}
+
+/// Blocks that half an owner table describes.
+pub const OWNERS_PER_BLOCK: u32 = SEGMENT_BLOCKS / 2;
+
+/// Who uses a block: what the cleaner needs to move it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Owner {
+    /// The inode whose data or directory bucket it is; 0 for a node block (its records name themselves).
+    pub node: NodeId,
+    /// Logical block in that inode.
+    pub lblk: u64,
+    /// For a node block: records in it that the node table still points to.
+    pub live: u8,
+}
+
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct RawOwner {
+    node: U64,
+    lblk_low: U32,
+    lblk_high: U16,
+    live: u8,
+}
+const _: () = assert!(size_of::<RawOwner>() == 15);
+
+/// The sealed block with the owners of half a segment.
+pub fn encode_owners(owners: &[Owner], domain: u16, volume: u32, pair: BlockAddr, copy: usize, seq: u64) -> Vec<u8> {
+    assert_eq!(owners.len(), OWNERS_PER_BLOCK as usize);
+    let mut b = vec![0u8; BLOCK_BYTES];
+    for (i, o) in owners.iter().enumerate() {
+        let raw = RawOwner {
+            node: o.node.0.into(),
+            lblk_low: (o.lblk as u32).into(),
+            lblk_high: ((o.lblk >> 32) as u16).into(),
+            live: o.live,
+        };
+        b[HEADER_BYTES + i * 15..][..15].copy_from_slice(raw.as_bytes());
+    }
+    seal(&mut b, BlockKind::Owners, domain, volume, pair.0 + copy as u64, seq);
+    b
+}
+
+/// Decodes the pair at `pair`.
+///
+/// # Errors
+/// [`Corrupt`] where no copy holds.
+pub fn decode_owners(buf: &[u8], volume: u32, pair: BlockAddr) -> Result<(usize, u64, Vec<Owner>), Corrupt> {
+    let (copy, h) = open_pair(buf, BlockKind::Owners, volume, pair.0)?;
+    let b = &buf[copy * BLOCK_BYTES + HEADER_BYTES..];
+    let mut out = Vec::with_capacity(OWNERS_PER_BLOCK as usize);
+    for i in 0..OWNERS_PER_BLOCK as usize {
+        let raw =
+            RawOwner::read_from_bytes(&b[i * 15..][..15]).map_err(|_| Corrupt::new("owner table", "too short"))?;
+        let lblk = u64::from(raw.lblk_low.get()) | u64::from(raw.lblk_high.get()) << 32;
+        out.push(Owner { node: NodeId(raw.node.get()), lblk, live: raw.live });
+    }
+    Ok((copy, h.seq.get(), out))
+}

@@ -1,0 +1,298 @@
+//! The node table and the packed node blocks.
+//!
+//! A node table entry says where the newest durable copy of a node lies: a block of node records and the
+//! record's index in it. Records are written out of place; several small ones share a block (braidfs packs
+//! them where F2FS and Max spend a 4 KiB page on each inode).
+
+use crate::block::{BlockKind, HEADER_BYTES, open, open_pair, seal};
+use crate::codec::{Put, Reader};
+use crate::geometry::NODES_PER_BLOCK;
+use crate::{BLOCK_BYTES, BlockAddr, Corrupt, NodeId};
+
+/// Entry is in use.
+pub const USED: u8 = 1;
+/// Inode with a parent directory in another domain.
+pub const REMOTE: u8 = 2;
+/// Not an inode but an overflow node of one.
+pub const OVERFLOW: u8 = 4;
+/// Inode of a directory.
+pub const DIR: u8 = 8;
+
+/// Where the newest durable copy of a node lies. 16 bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct NodeEntry {
+    /// The node block.
+    pub addr: BlockAddr,
+    /// Index of the record in it.
+    pub index: u8,
+    /// [`USED`], [`REMOTE`], [`OVERFLOW`], [`DIR`].
+    pub flags: u8,
+    /// Generation of the node in this slot; of a free slot, the last one used.
+    pub gener: u32,
+}
+
+impl NodeEntry {
+    /// Whether the slot holds a node.
+    pub fn used(&self) -> bool {
+        self.flags & USED != 0
+    }
+}
+
+const ENTRY_BYTES: usize = 16;
+
+/// One block of a group's node table, in a shadow pair.
+pub struct NodeTableBlock;
+
+impl NodeTableBlock {
+    /// The sealed block with [`NODES_PER_BLOCK`] entries.
+    pub fn encode(entries: &[NodeEntry], domain: u16, volume: u32, pair: BlockAddr, copy: usize, seq: u64) -> Vec<u8> {
+        assert_eq!(entries.len(), NODES_PER_BLOCK as usize);
+        let mut b = vec![0u8; BLOCK_BYTES];
+        for (i, e) in entries.iter().enumerate() {
+            let mut v = Vec::with_capacity(ENTRY_BYTES);
+            v.put_u48(e.addr.0);
+            v.put_u8(e.index);
+            v.put_u8(e.flags);
+            v.put_u32(e.gener);
+            v.put_u32(0);
+            b[HEADER_BYTES + i * ENTRY_BYTES..][..ENTRY_BYTES].copy_from_slice(&v);
+        }
+        seal(&mut b, BlockKind::NodeTable, domain, volume, pair.0 + copy as u64, seq);
+        b
+    }
+    /// Decodes the pair at `pair`.
+    ///
+    /// # Errors
+    /// [`Corrupt`] where no copy holds.
+    pub fn decode(buf: &[u8], volume: u32, pair: BlockAddr) -> Result<(usize, u64, Vec<NodeEntry>), Corrupt> {
+        let (copy, h) = open_pair(buf, BlockKind::NodeTable, volume, pair.0)?;
+        let mut r = Reader::new(&buf[copy * BLOCK_BYTES + HEADER_BYTES..(copy + 1) * BLOCK_BYTES], "node table");
+        let mut out = Vec::with_capacity(NODES_PER_BLOCK as usize);
+        for _ in 0..NODES_PER_BLOCK {
+            let e = NodeEntry { addr: BlockAddr(r.u48()?), index: r.u8()?, flags: r.u8()?, gener: r.u32()? };
+            r.u32()?;
+            out.push(e);
+        }
+        Ok((copy, h.seq.get(), out))
+    }
+}
+
+/// What a node record holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum NodeKind {
+    /// [`crate::inode::Inode`].
+    Inode = 1,
+    /// Extents of a file or buckets of a directory.
+    ExtentLeaf = 2,
+    /// (first logical block, leaf node) pairs.
+    ExtentIndex = 3,
+    /// Part of an inode's encoded extended attributes.
+    Xattrs = 4,
+    /// Part of an inode's encoded links.
+    Links = 5,
+}
+
+impl NodeKind {
+    /// # Errors
+    /// Where `v` is no kind.
+    pub fn from_u8(v: u8) -> Result<Self, Corrupt> {
+        Ok(match v {
+            1 => Self::Inode,
+            2 => Self::ExtentLeaf,
+            3 => Self::ExtentIndex,
+            4 => Self::Xattrs,
+            5 => Self::Links,
+            _ => return Err(Corrupt::new("node record", format!("kind {v}"))),
+        })
+    }
+}
+
+/// Bytes before the payload of a record.
+pub const RECORD_HEADER_BYTES: usize = 32;
+/// Block header, record count.
+const BODY_START: usize = HEADER_BYTES + 8;
+/// Longest record, its header included: it has a block of its own, with one offset.
+pub const RECORD_MAX: usize = BLOCK_BYTES - BODY_START - 2;
+/// Longest payload of a record.
+pub const PAYLOAD_MAX: usize = RECORD_MAX - RECORD_HEADER_BYTES;
+/// Most records in a block.
+pub const RECORDS_MAX: usize = 64;
+
+/// One node as it is written to a node block or a roll-forward chunk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeRecord {
+    /// Own number.
+    pub node: NodeId,
+    /// Generation of the slot.
+    pub gener: u32,
+    /// What the payload is.
+    pub kind: NodeKind,
+    /// Flags of the node table entry ([`USED`] and so on).
+    pub flags: u8,
+    /// The inode that an overflow node belongs to; for an inode itself.
+    pub owner: NodeId,
+    /// Rises with each change of the inode; of two records of a node the higher version is the newer.
+    pub version: u64,
+    /// The encoded content.
+    pub payload: Vec<u8>,
+}
+
+impl NodeRecord {
+    /// Header and payload.
+    ///
+    /// # Panics
+    /// Where the payload is longer than [`PAYLOAD_MAX`] (a bug of ours).
+    pub fn encode(&self) -> Vec<u8> {
+        assert!(self.payload.len() <= PAYLOAD_MAX, "{} bytes in a node record", self.payload.len());
+        let mut v = Vec::with_capacity(RECORD_HEADER_BYTES + self.payload.len());
+        v.put_u64(self.node.0);
+        v.put_u64(self.owner.0);
+        v.put_u64(self.version);
+        v.put_u32(self.gener);
+        v.put_u16(self.payload.len() as u16);
+        v.put_u8(self.kind as u8);
+        v.put_u8(self.flags);
+        v.extend_from_slice(&self.payload);
+        v
+    }
+    /// # Errors
+    /// [`Corrupt`] where the bytes end early or the kind is none.
+    pub fn decode(r: &mut Reader<'_>) -> Result<Self, Corrupt> {
+        let node = NodeId(r.u64()?);
+        let owner = NodeId(r.u64()?);
+        let version = r.u64()?;
+        let gener = r.u32()?;
+        let len = usize::from(r.u16()?);
+        let kind = NodeKind::from_u8(r.u8()?)?;
+        let flags = r.u8()?;
+        if len > PAYLOAD_MAX {
+            return Err(r.bad(format!("payload of {len} bytes")));
+        }
+        Ok(Self { node, gener, kind, flags, owner, version, payload: r.bytes(len)?.to_vec() })
+    }
+}
+
+/// Packs records into one block; [`NodeBlockBuilder::push`] says when it is full.
+#[derive(Debug, Default)]
+pub struct NodeBlockBuilder {
+    body: Vec<u8>,
+    ends: Vec<u16>,
+}
+
+impl NodeBlockBuilder {
+    /// Adds an encoded record; its index in the block, or `None` where it no longer fits.
+    pub fn push(&mut self, record: &[u8]) -> Option<u8> {
+        let need = BODY_START + 2 * (self.ends.len() + 1) + self.body.len() + record.len();
+        if need > BLOCK_BYTES || self.ends.len() >= RECORDS_MAX {
+            return None;
+        }
+        self.body.extend_from_slice(record);
+        self.ends.push(self.body.len() as u16);
+        Some((self.ends.len() - 1) as u8)
+    }
+    /// Records so far.
+    pub fn len(&self) -> usize {
+        self.ends.len()
+    }
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+    /// The sealed block for `addr`; the builder is empty afterwards.
+    pub fn finish(&mut self, domain: u16, volume: u32, addr: BlockAddr, seq: u64) -> Vec<u8> {
+        let mut b = vec![0u8; BLOCK_BYTES];
+        b[HEADER_BYTES..HEADER_BYTES + 2].copy_from_slice(&(self.ends.len() as u16).to_le_bytes());
+        for (i, e) in self.ends.iter().enumerate() {
+            b[BODY_START + 2 * i..][..2].copy_from_slice(&e.to_le_bytes());
+        }
+        let at = BODY_START + 2 * self.ends.len();
+        b[at..at + self.body.len()].copy_from_slice(&self.body);
+        seal(&mut b, BlockKind::Node, domain, volume, addr.0, seq);
+        self.body.clear();
+        self.ends.clear();
+        b
+    }
+}
+
+/// Records of a node block, decoded one by one.
+pub struct NodeBlock;
+
+impl NodeBlock {
+    /// Checks the block's header; the number of its records.
+    ///
+    /// # Errors
+    /// [`Corrupt`].
+    pub fn check(block: &[u8], volume: u32, addr: BlockAddr) -> Result<usize, Corrupt> {
+        open(block, BlockKind::Node, volume, addr.0)?;
+        let n = usize::from(u16::from_le_bytes([block[HEADER_BYTES], block[HEADER_BYTES + 1]]));
+        if n > RECORDS_MAX {
+            return Err(Corrupt::new("node block", format!("{n} records at {addr}")));
+        }
+        Ok(n)
+    }
+    /// Record `index` of a block that [`Self::check`] accepted.
+    ///
+    /// # Errors
+    /// [`Corrupt`] where there is no such record.
+    pub fn record(block: &[u8], index: usize) -> Result<NodeRecord, Corrupt> {
+        let n = usize::from(u16::from_le_bytes([block[HEADER_BYTES], block[HEADER_BYTES + 1]]));
+        let bad = |why: String| Corrupt::new("node block", why);
+        if n > RECORDS_MAX || index >= n {
+            return Err(bad(format!("no record {index} of {n}")));
+        }
+        let end =
+            |i: usize| usize::from(u16::from_le_bytes([block[BODY_START + 2 * i], block[BODY_START + 2 * i + 1]]));
+        let body = &block[BODY_START + 2 * n..];
+        let (from, to) = (if index == 0 { 0 } else { end(index - 1) }, end(index));
+        if from > to || to > body.len() {
+            return Err(bad(format!("record {index} from {from} to {to}")));
+        }
+        NodeRecord::decode(&mut Reader::new(&body[from..to], "node record"))
+    }
+}
+
+/// The pair of a node table block, checked: see [`open_pair`].
+///
+/// # Errors
+/// [`Corrupt`] where no copy holds.
+pub fn check_table(buf: &[u8], volume: u32, pair: BlockAddr) -> Result<(), Corrupt> {
+    open_pair(buf, BlockKind::NodeTable, volume, pair.0).map(|_| ())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rec(i: u64, n: usize) -> NodeRecord {
+        NodeRecord {
+            node: NodeId(i),
+            gener: 3,
+            kind: NodeKind::Inode,
+            flags: USED,
+            owner: NodeId(i),
+            version: 9,
+            payload: vec![i as u8; n],
+        }
+    }
+
+    #[test]
+    fn packs_and_reads_back() {
+        let mut b = NodeBlockBuilder::default();
+        let mut n = 0;
+        while b.push(&rec(n, 150).encode()).is_some() {
+            n += 1;
+        }
+        assert!(n >= 20, "{n}");
+        let block = b.finish(1, 77, BlockAddr(5), 1);
+        assert_eq!(NodeBlock::check(&block, 77, BlockAddr(5)).unwrap(), n as usize);
+        for i in 0..n {
+            assert_eq!(NodeBlock::record(&block, i as usize).unwrap(), rec(i, 150));
+        }
+        assert!(NodeBlock::record(&block, n as usize).is_err());
+        assert!(NodeBlock::check(&block, 77, BlockAddr(6)).is_err());
+        assert!(NodeBlock::check(&block, 78, BlockAddr(5)).is_err());
+        assert!(b.push(&rec(1, PAYLOAD_MAX).encode()).is_some());
+        assert!(b.push(&rec(1, 0).encode()).is_none());
+    }
+}

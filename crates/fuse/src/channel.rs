@@ -1,0 +1,130 @@
+//! A descriptor of the FUSE connection: requests out of it, replies and notifications into it.
+//!
+//! Each serving thread has a descriptor of its own (`FUSE_DEV_IOC_CLONE`); a reply must go to the descriptor that
+//! gave the request. Sends never block on other threads: the kernel takes a reply as one `write`.
+
+use crate::abi;
+use crate::request::Answer;
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use zerocopy::IntoBytes;
+
+/// Opens `/dev/fuse`.
+pub(crate) fn open_device() -> io::Result<OwnedFd> {
+    Ok(rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+/// One descriptor of the connection.
+#[derive(Debug)]
+pub(crate) struct Channel {
+    fd: OwnedFd,
+}
+
+impl Channel {
+    /// Wraps the descriptor that was mounted.
+    pub fn new(fd: OwnedFd) -> Self {
+        Self { fd }
+    }
+
+    /// A further descriptor of the same connection.
+    pub fn try_clone(&self) -> io::Result<Self> {
+        let fd = open_device()?;
+        let source = self.fd.as_raw_fd() as u32;
+        // SAFETY: FUSE_DEV_IOC_CLONE reads one u32, which `source` is, and keeps no pointer.
+        let rc = unsafe { libc::ioctl(fd.as_raw_fd(), abi::DEV_IOC_CLONE as libc::Ioctl, &raw const source) };
+        if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(Self { fd }) }
+    }
+
+    /// Waits for the next request; `None` when the file system has been unmounted.
+    pub fn receive(&self, buf: &mut [u8]) -> io::Result<Option<usize>> {
+        loop {
+            match rustix::io::read(&self.fd, &mut *buf) {
+                Ok(n) => return Ok(Some(n)),
+                // ENOENT: the request was interrupted before it was handed over.
+                Err(Errno::NOENT | Errno::INTR | Errno::AGAIN) => {}
+                Err(Errno::NODEV | Errno::CONNABORTED) => return Ok(None),
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
+
+    /// Sends an answer.
+    pub fn reply(&self, unique: u64, answer: &mut Answer) {
+        self.send(answer.frame(unique));
+    }
+
+    /// Sends an error.
+    pub fn reply_error(&self, unique: u64, error: Errno) {
+        self.send(abi::OutHeader { len: 16, error: -error.raw_os_error(), unique }.as_bytes());
+    }
+
+    /// Sends success without a body.
+    pub fn reply_empty(&self, unique: u64) {
+        self.send(abi::OutHeader { len: 16, error: 0, unique }.as_bytes());
+    }
+
+    /// Has the kernel forget attributes of `ino` and, with `pages`, write back and drop its pages.
+    ///
+    /// With `pages` the kernel sends WRITE requests and waits for them: never call it from a serving thread.
+    pub fn invalidate(&self, ino: u64, pages: bool) {
+        let body = abi::InvalInodeOut { ino, off: if pages { 0 } else { -1 }, len: 0 };
+        let head = abi::OutHeader { len: 16 + size_of_val(&body) as u32, error: abi::NOTIFY_INVAL_INODE, unique: 0 };
+        self.send(&[head.as_bytes(), body.as_bytes()].concat());
+    }
+
+    fn send(&self, frame: &[u8]) {
+        match rustix::io::write(&self.fd, frame) {
+            // ENOENT: interrupted, or (notification) not cached. ENODEV: unmounted meanwhile. Nobody waits any more.
+            Ok(_) | Err(Errno::NOENT | Errno::NODEV | Errno::CONNABORTED) => {}
+            Err(e) => tracing::error!(error = %e, bytes = frame.len(), "the kernel refused a FUSE reply"),
+        }
+    }
+}
+
+/// The duty to reply to one request, apart from the thread that received it. Dropped without a reply, it answers EIO,
+/// so that no process waits forever.
+#[derive(Debug)]
+pub(crate) struct Later {
+    channel: Option<Arc<Channel>>,
+    unique: u64,
+}
+
+impl Later {
+    /// For the request `unique` that came from `channel`.
+    pub fn new(channel: &Arc<Channel>, unique: u64) -> Self {
+        Self { channel: Some(channel.clone()), unique }
+    }
+
+    /// Replies success without a body, or an error.
+    pub fn done(mut self, result: Result<(), Errno>) {
+        if let Some(channel) = self.channel.take() {
+            match result {
+                Ok(()) => channel.reply_empty(self.unique),
+                Err(e) => channel.reply_error(self.unique, e),
+            }
+        }
+    }
+
+    /// Replies with a body.
+    pub fn answer(mut self, answer: &mut Answer) {
+        if let Some(channel) = self.channel.take() {
+            channel.reply(self.unique, answer);
+        }
+    }
+
+    /// The channel, for notifications.
+    pub fn channel(&self) -> Option<&Arc<Channel>> {
+        self.channel.as_ref()
+    }
+}
+
+impl Drop for Later {
+    fn drop(&mut self) {
+        if let Some(channel) = self.channel.take() {
+            channel.reply_error(self.unique, Errno::IO);
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! The front end proper: which volume is served, what was agreed with the kernel, and which handler an operation goes
+//! to.
+//!
+//! The kernel checks permissions (`default_permissions`, POSIX ACLs), keeps names, attributes and pages cached without
+//! limit of time (nobody else changes the volume) and collects writes (writeback cache). Handlers are in [`crate::ops`].
+//!
+//! Does not promise: advisory locks and `flock` across mounts (the kernel keeps them), `poll`, `bmap`.
+
+use crate::abi::{self, init, op};
+use crate::channel::{Channel, Later};
+use crate::handles::Handles;
+use crate::request::{Answer, Handled, Outcome, Request};
+use braidfs::{Error, Volume};
+use rustix::io::Errno;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::mpsc;
+
+/// How long the kernel may trust what it is told, seconds.
+pub(crate) const TTL_SECONDS: u64 = 3600;
+/// Largest READ and WRITE.
+pub(crate) const MAX_IO_BYTES: u32 = 1 << 20;
+/// Requests of readahead and writeback that the kernel sends at once.
+const MAX_BACKGROUND: u16 = 128;
+
+/// Room is short below 128 MiB, or a sixteenth of a small volume.
+const SHORT_BLOCKS: u64 = (128 << 20) / 4096;
+
+/// Wanted of the kernel; it is granted what it knows.
+///
+/// Not wanted: POSIX_LOCKS and FLOCK_LOCKS (the kernel's own suffice), AUTO_INVAL_DATA (all changes go through the
+/// kernel), NO_OPEN_SUPPORT (opens keep unlinked files alive).
+const WANTED: u64 = init::ASYNC_READ
+    | init::ATOMIC_O_TRUNC
+    | init::EXPORT_SUPPORT
+    | init::BIG_WRITES
+    | init::DONT_MASK
+    | init::HAS_IOCTL_DIR
+    | init::DO_READDIRPLUS
+    | init::READDIRPLUS_AUTO
+    | init::ASYNC_DIO
+    | init::WRITEBACK_CACHE
+    | init::PARALLEL_DIROPS
+    | init::POSIX_ACL
+    | init::MAX_PAGES
+    | init::CACHE_SYMLINKS
+    | init::EXPLICIT_INVAL_DATA
+    | init::HANDLE_KILLPRIV_V2
+    | init::SETXATTR_EXT
+    | init::INIT_EXT
+    | init::CREATE_SUPP_GROUP
+    | init::DIRECT_IO_ALLOW_MMAP;
+
+/// What was agreed when the mount came up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Agreed {
+    /// Of [`init`].
+    pub flags: u64,
+    /// The kernel's minor version.
+    pub minor: u32,
+}
+
+impl Agreed {
+    /// Whether all of these [`init`] flags were agreed.
+    pub fn has(self, flag: u64) -> bool {
+        self.flags & flag == flag
+    }
+}
+
+/// Answers INIT.
+pub(crate) fn negotiate(req: &Request<'_>, out: &mut Answer) -> Result<Agreed, Errno> {
+    let old: abi::InitCompatIn = req.arg()?;
+    if old.major != abi::MAJOR || old.minor < abi::MINOR_MIN {
+        tracing::error!(
+            major = old.major,
+            minor = old.minor,
+            "the kernel's FUSE is too old; 7.31 (Linux 5.4) is needed"
+        );
+        return Err(Errno::PROTO);
+    }
+    let high = match req.arg::<abi::InitIn>() {
+        Ok(new) if u64::from(old.flags) & init::INIT_EXT != 0 => u64::from(new.flags2),
+        _ => 0,
+    };
+    let flags = (u64::from(old.flags) | high << 32) & WANTED;
+    out.put(&abi::InitOut {
+        major: abi::MAJOR,
+        minor: abi::MINOR.min(old.minor),
+        max_readahead: old.max_readahead,
+        flags: flags as u32,
+        max_background: MAX_BACKGROUND,
+        congestion_threshold: MAX_BACKGROUND / 4 * 3,
+        max_write: MAX_IO_BYTES,
+        time_gran: 1,
+        max_pages: (MAX_IO_BYTES / 4096) as u16,
+        map_alignment: 0,
+        flags2: (flags >> 32) as u32,
+        unused: [0; 7],
+    });
+    tracing::info!(minor = old.minor, flags = format_args!("{flags:#x}"), "FUSE connection is up");
+    Ok(Agreed { flags, minor: old.minor })
+}
+
+/// Work for the helper thread, which may wait for the serving threads (they must never wait for each other).
+pub(crate) type Job = Box<dyn FnOnce(&BraidFs) + Send>;
+
+/// A volume as FUSE serves it. Shared by all serving threads.
+pub(crate) struct BraidFs {
+    pub(crate) vol: Arc<Volume>,
+    pub(crate) handles: Handles,
+    pub(crate) agreed: Agreed,
+    /// Rises with each `security.capability` that is set: handles must look again whether a write has to remove one.
+    pub(crate) caps_epoch: AtomicU64,
+    /// Below this many writable blocks, files are opened write-through.
+    pub(crate) short_blocks: u64,
+    pub(crate) jobs: mpsc::Sender<Job>,
+}
+
+/// Where the answer to the request at hand goes.
+pub(crate) struct Context<'c> {
+    pub channel: &'c Arc<Channel>,
+    pub unique: u64,
+}
+
+impl Context<'_> {
+    /// Takes the duty to reply away from the serving thread; the handler then returns [`Outcome::Deferred`].
+    pub fn later(&self) -> Later {
+        Later::new(self.channel, self.unique)
+    }
+}
+
+impl BraidFs {
+    pub(crate) fn new(vol: Arc<Volume>, agreed: Agreed, jobs: mpsc::Sender<Job>) -> Self {
+        // What the kernel may hold dirty for one FUSE mount, with a margin; less on volumes that are small themselves.
+        let short_blocks = SHORT_BLOCKS.min(vol.statfs().blocks / 16);
+        Self { vol, handles: Handles::default(), agreed, caps_epoch: AtomicU64::new(1), short_blocks, jobs }
+    }
+
+    /// Closes all files; the volume.
+    pub(crate) fn into_volume(self) -> Arc<Volume> {
+        self.vol
+    }
+
+    /// Handles one request. INIT and DESTROY are the session's.
+    pub(crate) fn handle(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
+        match req.head.opcode {
+            op::LOOKUP => self.lookup(req, out),
+            op::FORGET | op::BATCH_FORGET => Ok(Outcome::Silent),
+            op::GETATTR => self.getattr(req, out),
+            op::STATX => self.statx(req, out),
+            op::SETATTR => self.setattr(req, out),
+            op::READLINK => self.readlink(req, out),
+            op::SYMLINK => self.symlink(req, out),
+            op::MKNOD => self.mknod(req, out),
+            op::MKDIR => self.mkdir(req, out),
+            op::UNLINK => self.unlink(req),
+            op::RMDIR => self.rmdir(req),
+            op::RENAME => self.rename(req),
+            op::RENAME2 => self.rename2(req),
+            op::LINK => self.link(req, out),
+            op::OPEN => self.open(req, out, cx),
+            op::READ => self.read(req, out),
+            op::WRITE => self.write(req, out, cx),
+            op::STATFS => self.statfs(out),
+            op::RELEASE | op::RELEASEDIR => self.release(req),
+            op::FSYNC | op::FSYNCDIR => self.fsync(req, cx),
+            op::SYNCFS => self.syncfs(cx),
+            op::SETXATTR => self.setxattr(req),
+            op::GETXATTR => self.getxattr(req, out),
+            op::LISTXATTR => self.listxattr(req, out),
+            op::REMOVEXATTR => self.removexattr(req),
+            op::OPENDIR => self.opendir(req, out),
+            op::READDIR => self.readdir(req, out),
+            op::READDIRPLUS => self.readdirplus(req, out),
+            op::CREATE => self.create(req, out),
+            op::TMPFILE => self.tmpfile(req, out),
+            op::IOCTL => self.ioctl(req, out),
+            op::FALLOCATE => self.fallocate(req),
+            op::LSEEK => self.lseek(req, out, cx),
+            op::COPY_FILE_RANGE => self.copy_file_range(req, out, false),
+            op::COPY_FILE_RANGE_64 => self.copy_file_range(req, out, true),
+            // The kernel remembers ENOSYS and asks no more. FLUSH: close has nothing to do beyond writing back pages,
+            // which the kernel does itself. INTERRUPT: operations are short or cannot be undone. Locks: kept locally.
+            _ => Err(Errno::NOSYS),
+        }
+    }
+}
+
+/// The errno that an error is told as. What the user cannot have caused goes to the log.
+pub(crate) fn errno(e: Error) -> Errno {
+    if matches!(e, Error::Io(_) | Error::Corrupt(_) | Error::DomainFailed { .. }) {
+        tracing::error!(error = %e, "operation failed");
+    }
+    Errno::from_raw_os_error(e.errno())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zerocopy::{FromBytes, IntoBytes};
+
+    fn init_frame(args: &[u8]) -> Vec<u8> {
+        let mut head: abi::InHeader = FromBytes::read_from_bytes(&[0; 40]).unwrap();
+        head.len = 40 + args.len() as u32;
+        head.opcode = op::INIT;
+        [head.as_bytes(), args].concat()
+    }
+
+    #[test]
+    fn init_takes_what_both_know() {
+        let offer = init::WRITEBACK_CACHE | init::INIT_EXT | init::DIRECT_IO_ALLOW_MMAP | 1 << 1 | 1 << 10;
+        let arg = abi::InitIn {
+            major: 7,
+            minor: 44,
+            max_readahead: 1 << 17,
+            flags: offer as u32,
+            flags2: (offer >> 32) as u32,
+            unused: [0; 11],
+        };
+        let f = init_frame(arg.as_bytes());
+        let mut out = Answer::new(64);
+        let agreed = negotiate(&Request::parse(&f).unwrap(), &mut out).unwrap();
+        let reply = abi::InitOut::read_from_bytes(out.body()).unwrap();
+        assert_eq!(agreed.flags, init::WRITEBACK_CACHE | init::INIT_EXT | init::DIRECT_IO_ALLOW_MMAP);
+        assert_eq!((reply.minor, reply.max_pages, reply.max_readahead), (44, 256, 1 << 17));
+        assert_eq!(u64::from(reply.flags) | u64::from(reply.flags2) << 32, agreed.flags);
+    }
+
+    #[test]
+    fn old_kernels_are_refused() {
+        let arg = abi::InitCompatIn { major: 7, minor: 30, max_readahead: 0, flags: 0 };
+        let f = init_frame(arg.as_bytes());
+        assert_eq!(negotiate(&Request::parse(&f).unwrap(), &mut Answer::new(0)), Err(Errno::PROTO));
+    }
+
+    #[test]
+    fn errors_keep_their_errno() {
+        assert_eq!(errno(Error::NotFound), Errno::NOENT);
+        assert_eq!(errno(Error::NoSpace), Errno::NOSPC);
+    }
+}

@@ -1,0 +1,28 @@
+//! The FUSE front end of braidfs: mounts a [`braidfs::Volume`] and answers the kernel.
+//!
+//! The modules, in the order in which a request passes: `mount` (gets the connection) → `session` (serving threads)
+//! → `channel` and `request` (frames; `abi` declares them) → `fs` (which handler) → `ops` (the handlers, over the
+//! engine's API) → `handles` (open files). `serve` runs the whole from mount to unmount; `daemon` and `loopdev` help
+//! the command line.
+//!
+//! The protocol is spoken directly, not through a crate: `sync` (SYNCFS), unnamed files (TMPFILE), birth times (STATX)
+//! and an `umount` that waits until the volume is closed (DESTROY) need operations that the crates do not pass on.
+//!
+//! `unsafe` is confined to `daemon` (fork), `loopdev` and `channel` (one ioctl each).
+
+mod abi;
+mod channel;
+mod daemon;
+mod fs;
+mod handles;
+mod loopdev;
+mod mount;
+mod ops;
+mod request;
+mod serve;
+mod session;
+
+pub use daemon::{DaemonError, Ready, daemonize};
+pub use loopdev::LoopDevice;
+pub use mount::{MountConfig, take_over};
+pub use serve::{ServeError, serve};

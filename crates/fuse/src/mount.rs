@@ -1,0 +1,314 @@
+//! Mounting and unmounting: what stands between a mount point and a descriptor of the FUSE connection.
+//!
+//! As root `mount(2)` is called directly, with type `fuse.braidfs`, or `fuseblk.braidfs` on a block device: then
+//! `sync` and `umount` reach the file system and wait for it. Other users go through `fusermount3`.
+
+use crate::channel::open_device;
+use crate::fs::MAX_IO_BYTES;
+use braidfs::AtimeMode;
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType, recvmsg, socketpair,
+};
+use std::ffi::CString;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const HELPER: &str = "fusermount3";
+const CONNECTIONS: &str = "/sys/fs/fuse/connections";
+
+/// How and where to mount.
+#[derive(Debug, Clone)]
+pub struct MountConfig {
+    /// Shown as the source in `/proc/mounts` (of a `fuseblk` mount the device is shown).
+    pub source: String,
+    /// An existing directory.
+    pub mountpoint: PathBuf,
+    /// Let other users than the mounting one in; needs root or `user_allow_other` in `/etc/fuse.conf`.
+    pub allow_other: bool,
+    /// No changes.
+    pub read_only: bool,
+    /// Honour setuid and setgid bits (root only).
+    pub suid: bool,
+    /// Honour device files (root only).
+    pub dev: bool,
+    /// Allow programs to be run.
+    pub exec: bool,
+    /// Shown in `/proc/mounts`; access times are kept by the volume, see [`braidfs::MountOptions::atime`].
+    pub atime: AtimeMode,
+    /// Serving threads, at least 2.
+    pub threads: usize,
+    /// Mount as `fuseblk` on this block device (root only): `sync` reaches the volume, and `umount` returns when it is
+    /// closed. The device is only claimed, not used; a loop device of the image does ([`crate::LoopDevice`]).
+    pub fuseblk: Option<PathBuf>,
+}
+
+impl MountConfig {
+    /// Defaults: everything as an ordinary file system of the mounting user would have it.
+    pub fn new(source: impl Into<String>, mountpoint: impl Into<PathBuf>) -> Self {
+        let root = rustix::process::geteuid().is_root();
+        Self {
+            source: source.into(),
+            mountpoint: mountpoint.into(),
+            allow_other: root,
+            read_only: false,
+            suid: root,
+            dev: root,
+            exec: true,
+            atime: AtimeMode::Relatime,
+            threads: std::thread::available_parallelism().map_or(2, |n| n.get().max(2)),
+            fuseblk: None,
+        }
+    }
+
+    fn flags(&self) -> MountFlags {
+        let mut flags = MountFlags::empty();
+        flags.set(MountFlags::RDONLY, self.read_only);
+        flags.set(MountFlags::NOSUID, !self.suid);
+        flags.set(MountFlags::NODEV, !self.dev);
+        flags.set(MountFlags::NOEXEC, !self.exec);
+        flags
+            | match self.atime {
+                AtimeMode::Relatime => MountFlags::RELATIME,
+                AtimeMode::Noatime => MountFlags::NOATIME,
+                AtimeMode::Strictatime => MountFlags::STRICTATIME,
+            }
+    }
+
+    /// Options for the kernel. The root's mode only says that it is a directory.
+    fn kernel_options(&self, fd: i32) -> String {
+        let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        let mut options =
+            format!("fd={fd},rootmode=40000,user_id={uid},group_id={gid},default_permissions,max_read={MAX_IO_BYTES}");
+        if self.allow_other {
+            options += ",allow_other";
+        }
+        if self.fuseblk.is_some() {
+            options += ",blksize=4096";
+        }
+        options
+    }
+
+    /// Options for `fusermount3`, which escapes commas with a backslash.
+    fn helper_options(&self) -> String {
+        let source = self.source.replace('\\', "\\\\").replace(',', "\\,");
+        let mut options = format!("fsname={source},subtype=braidfs,default_permissions,max_read={MAX_IO_BYTES}");
+        for (on, name) in [
+            (self.allow_other, ",allow_other"),
+            (self.read_only, ",ro"),
+            (!self.exec, ",noexec"),
+            (self.atime == AtimeMode::Noatime, ",noatime"),
+        ] {
+            if on {
+                options += name;
+            }
+        }
+        options
+    }
+}
+
+/// A mount that exists. Dropped, it unmounts (lazily) where nobody else has.
+#[derive(Debug)]
+pub(crate) struct Mount {
+    point: PathBuf,
+    /// Device number, to tell this mount from a later one at the same place.
+    dev: Option<(u32, u32)>,
+}
+
+impl Mount {
+    /// Mounts; the connection's descriptor.
+    pub fn new(cfg: &MountConfig) -> io::Result<(Self, OwnedFd)> {
+        let point = cfg.mountpoint.canonicalize()?;
+        if !point.is_dir() {
+            return Err(Errno::NOTDIR.into());
+        }
+        let fd =
+            if rustix::process::geteuid().is_root() { mount_direct(cfg, &point)? } else { mount_helped(cfg, &point)? };
+        let dev = device_of(&point)?;
+        Ok((Self { point, dev }, fd))
+    }
+
+    /// Where.
+    pub fn point(&self) -> &Path {
+        &self.point
+    }
+
+    /// Whether it is still there (and on top).
+    pub fn exists(&self) -> bool {
+        self.dev.is_some() && device_of(&self.point).is_ok_and(|dev| dev == self.dev)
+    }
+
+    /// Unmounts; with `lazy` also where it is busy: it then lives on for those who use it.
+    pub fn unmount(&self, lazy: bool) -> io::Result<()> {
+        if rustix::process::geteuid().is_root() {
+            let flags = if lazy { UnmountFlags::DETACH } else { UnmountFlags::NOFOLLOW };
+            return Ok(rustix::mount::unmount(&self.point, flags)?);
+        }
+        let mode = if lazy { "-uqz" } else { "-uq" };
+        let status = Command::new(HELPER).arg(mode).arg("--").arg(&self.point).status()?;
+        if status.success() { Ok(()) } else { Err(Errno::BUSY.into()) }
+    }
+
+    /// Ends the connection: every operation under way and to come fails. Root only.
+    pub fn abort(&self) -> io::Result<()> {
+        let (major, minor) = self.dev.ok_or(Errno::NODEV)?;
+        if !Path::new(CONNECTIONS).read_dir()?.any(|_| true) {
+            // Control of connections is a file system of its own, which not every system mounts by itself.
+            rustix::mount::mount("fusectl", CONNECTIONS, "fusectl", MountFlags::empty(), None)?;
+        }
+        // The kernel names connections by its own encoding of the device number.
+        std::fs::write(format!("{CONNECTIONS}/{}/abort", u64::from(major) << 20 | u64::from(minor)), "1")
+    }
+
+    /// Has the kernel read `kib` ahead instead of its 128 KiB. Best effort: only root may.
+    pub fn set_readahead(&self, kib: u32) {
+        if let Some((major, minor)) = self.dev {
+            let path =
+                format!("/sys/class/bdi/{major}:{minor}{}/read_ahead_kb", if major == 0 { "" } else { "-fuseblk" });
+            if let Err(e) = std::fs::write(&path, kib.to_string()) {
+                tracing::debug!(path, error = %e, "readahead stays at the kernel's default");
+            }
+        }
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        if self.exists()
+            && let Err(e) = self.unmount(true)
+        {
+            tracing::warn!(point = %self.point.display(), error = %e, "cannot unmount");
+        }
+    }
+}
+
+/// Makes a mount point usable whose server died (`ENOTCONN`), by unmounting what is left there. Whether there was
+/// such a thing.
+///
+/// # Errors
+/// Of `umount`, for want of permission for instance.
+pub fn take_over(mountpoint: &Path) -> io::Result<bool> {
+    let mut found = false;
+    while let Err(e) = std::fs::metadata(mountpoint) {
+        if e.raw_os_error() != Some(libc::ENOTCONN) {
+            // Not ours to judge; mounting will tell.
+            break;
+        }
+        tracing::warn!(point = %mountpoint.display(), "unmounting what a dead server left");
+        Mount { point: mountpoint.to_owned(), dev: None }.unmount(true)?;
+        found = true;
+    }
+    Ok(found)
+}
+
+fn mount_direct(cfg: &MountConfig, point: &Path) -> io::Result<OwnedFd> {
+    let fd = open_device()?;
+    let options = CString::new(cfg.kernel_options(fd.as_raw_fd()))?;
+    match &cfg.fuseblk {
+        Some(device) => rustix::mount::mount(device, point, "fuseblk.braidfs", cfg.flags(), options.as_c_str())?,
+        None => rustix::mount::mount(cfg.source.as_str(), point, "fuse.braidfs", cfg.flags(), options.as_c_str())?,
+    }
+    Ok(fd)
+}
+
+/// `fusermount3` mounts and passes the descriptor over a socket.
+fn mount_helped(cfg: &MountConfig, point: &Path) -> io::Result<OwnedFd> {
+    if cfg.fuseblk.is_some() {
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, "only root can mount as fuseblk"));
+    }
+    let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    // The helper inherits `theirs`: a duplicate without CLOEXEC, at the number that the environment names.
+    let inherited = rustix::io::fcntl_getfd(&theirs)?;
+    rustix::io::fcntl_setfd(&theirs, inherited - rustix::io::FdFlags::CLOEXEC)?;
+    let result = Command::new(HELPER)
+        .arg("-o")
+        .arg(cfg.helper_options())
+        .arg("--")
+        .arg(point)
+        .env("_FUSE_COMMFD", theirs.as_raw_fd().to_string())
+        .output()
+        .map_err(|e| io::Error::new(e.kind(), format!("{HELPER}: {e} (it is part of fuse3)")))?;
+    drop(theirs);
+    if !result.status.success() {
+        return Err(io::Error::other(String::from_utf8_lossy(&result.stderr).trim().to_owned()));
+    }
+    receive_fd(&ours)?.ok_or_else(|| io::Error::other(format!("{HELPER} sent no descriptor")))
+}
+
+fn receive_fd(socket: &OwnedFd) -> io::Result<Option<OwnedFd>> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    recvmsg(socket, &mut [io::IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(mut fds) = message {
+            return Ok(fds.next());
+        }
+    }
+    Ok(None)
+}
+
+/// Device number of the topmost mount at `point`. Does not touch the mount itself, which may not be served yet.
+fn device_of(point: &Path) -> io::Result<Option<(u32, u32)>> {
+    Ok(find_device(&std::fs::read("/proc/self/mountinfo")?, point))
+}
+
+fn find_device(mountinfo: &[u8], point: &Path) -> Option<(u32, u32)> {
+    let wanted = escape(point.as_os_str().as_bytes());
+    let line = mountinfo.split(|&b| b == b'\n').rfind(|line| line.split(|&b| b == b' ').nth(4) == Some(&wanted[..]))?;
+    let dev = std::str::from_utf8(line.split(|&b| b == b' ').nth(2)?).ok()?;
+    let (major, minor) = dev.split_once(':')?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
+}
+
+/// As the kernel writes paths in `/proc`.
+fn escape(path: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(path.len());
+    for &b in path {
+        match b {
+            b' ' | b'\t' | b'\n' | b'\\' => out.extend_from_slice(format!("\\{b:03o}").as_bytes()),
+            _ => out.push(b),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn topmost_mount_is_found() {
+        let info = b"22 1 8:1 / / rw - ext4 /dev/sda1 rw\n30 22 0:40 / /mnt/a\\040b rw - fuse.braidfs x rw\n\
+                     31 30 0:41 / /mnt/a\\040b rw - fuse.braidfs y rw\n";
+        assert_eq!(find_device(info, Path::new("/mnt/a b")), Some((0, 41)));
+        assert_eq!(find_device(info, Path::new("/")), Some((8, 1)));
+        assert_eq!(find_device(info, Path::new("/mnt")), None);
+    }
+
+    #[test]
+    fn options_are_spelt_for_kernel_and_helper() {
+        let mut cfg = MountConfig::new("a,b.img", "/mnt");
+        cfg.allow_other = true;
+        cfg.read_only = true;
+        cfg.fuseblk = Some("/dev/loop7".into());
+        assert!(cfg.kernel_options(5).starts_with("fd=5,rootmode=40000,"));
+        assert!(cfg.kernel_options(5).ends_with(",allow_other,blksize=4096"));
+        assert!(cfg.helper_options().starts_with("fsname=a\\,b.img,subtype=braidfs,"));
+        assert!(cfg.helper_options().ends_with(",allow_other,ro"));
+        assert!(cfg.flags().contains(MountFlags::RDONLY | MountFlags::RELATIME));
+        assert!(cfg.threads >= 2);
+    }
+
+    #[test]
+    fn a_healthy_mount_point_is_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(!take_over(dir.path()).unwrap());
+        assert!(!take_over(&dir.path().join("missing")).unwrap());
+    }
+}

@@ -1,0 +1,251 @@
+//! Attributes: getattr, statx, setattr, statfs; and what a change of owner or content takes away.
+//!
+//! With HANDLE_KILLPRIV_V2 it is the file system that clears setuid, setgid and `security.capability`; in return the
+//! kernel does not ask for that attribute before each write.
+
+use crate::abi::{self, fattr};
+use crate::fs::{BraidFs, TTL_SECONDS, errno};
+use crate::handles::Handle;
+use crate::request::{Answer, Handled, Outcome, Request};
+use braidfs::format::inode::{APPEND, IMMUTABLE};
+use braidfs::{Attr, Error, FileKind, NodeId, SetAttr, SetTime, Timestamp};
+use rustix::io::Errno;
+use std::sync::atomic::Ordering;
+use zerocopy::FromZeros;
+
+/// The attribute that holds file capabilities.
+pub(crate) const CAPS: &[u8] = b"security.capability";
+/// STATX_BASIC_STATS and STATX_BTIME.
+const STATX_TOLD: u32 = 0x0fff;
+
+impl BraidFs {
+    pub(crate) fn getattr(&self, req: &Request<'_>, out: &mut Answer) -> Handled {
+        let attr = self.vol.getattr(req.node()).map_err(errno)?;
+        out.put(&attr_out(&attr));
+        Ok(Outcome::Reply)
+    }
+
+    pub(crate) fn statx(&self, req: &Request<'_>, out: &mut Answer) -> Handled {
+        let attr = self.vol.getattr(req.node()).map_err(errno)?;
+        out.put(&abi::StatxOut {
+            attr_valid: TTL_SECONDS,
+            attr_valid_nsec: 0,
+            flags: 0,
+            spare: [0; 2],
+            stat: statx_of(&attr),
+        });
+        Ok(Outcome::Reply)
+    }
+
+    pub(crate) fn setattr(&self, req: &Request<'_>, out: &mut Answer) -> Handled {
+        let arg: abi::SetattrIn = req.arg()?;
+        let node = req.node();
+        let mut set = set_attr(&arg);
+        if set.uid.is_some() || set.gid.is_some() {
+            // A new owner never inherits privileges, whoever gives the file away.
+            set.kill_suid |= self.vol.getattr(node).map_err(errno)?.kind() != FileKind::Dir;
+        }
+        if set.size.is_some() || set.kill_suid {
+            self.drop_caps(node)?;
+        }
+        let attr = self.vol.setattr(node, &set).map_err(errno)?;
+        out.put(&attr_out(&attr));
+        Ok(Outcome::Reply)
+    }
+
+    pub(crate) fn statfs(&self, out: &mut Answer) -> Handled {
+        let st = self.vol.statfs();
+        out.put(&abi::StatfsOut {
+            blocks: st.blocks,
+            bfree: st.free,
+            bavail: st.available,
+            files: st.inodes,
+            ffree: st.inodes_free,
+            bsize: 4096,
+            namelen: braidfs::format::inode::NAME_MAX as u32,
+            frsize: 4096,
+            padding: 0,
+            spare: [0; 6],
+        });
+        Ok(Outcome::Reply)
+    }
+
+    /// Clears setuid and setgid as a write by an ordinary user does; whether there was anything to clear.
+    pub(crate) fn kill_suid(&self, node: NodeId) -> Result<bool, Errno> {
+        if self.vol.getattr(node).map_err(errno)?.mode & 0o6000 == 0 {
+            return Ok(false);
+        }
+        self.vol.setattr(node, &SetAttr { kill_suid: true, ..SetAttr::default() }).map_err(errno)?;
+        Ok(true)
+    }
+
+    /// Removes file capabilities, if there are any.
+    pub(crate) fn drop_caps(&self, node: NodeId) -> Result<(), Errno> {
+        match self.vol.removexattr(node, CAPS) {
+            // A volume that takes no change, or no attribute here: what comes next says so where it matters.
+            Ok(()) | Err(Error::NoAttr | Error::Unsupported(_) | Error::ReadOnly | Error::Perm) => Ok(()),
+            Err(e) => Err(errno(e)),
+        }
+    }
+
+    /// [`Self::drop_caps`] before a write, once per handle and change.
+    pub(crate) fn drop_caps_once(&self, handle: &Handle) -> Result<(), Errno> {
+        let now = self.caps_epoch.load(Ordering::Acquire);
+        if handle.caps_epoch.load(Ordering::Relaxed) != now {
+            self.drop_caps(handle.ino)?;
+            handle.caps_epoch.store(now, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// What opening for writing must refuse at once: with a writeback cache the write itself would fail unseen.
+    pub(crate) fn may_write(&self, node: NodeId, flags: u32) -> Result<(), Errno> {
+        let attr = self.vol.getattr(node).map_err(errno)?;
+        let append_only = flags & libc::O_APPEND as u32 != 0 && flags & libc::O_TRUNC as u32 == 0;
+        if attr.flags & IMMUTABLE != 0 || (attr.flags & APPEND != 0 && !append_only) {
+            return Err(Errno::PERM);
+        }
+        Ok(())
+    }
+}
+
+fn set_attr(arg: &abi::SetattrIn) -> SetAttr {
+    let has = |bit: u32| arg.valid & bit != 0;
+    let time = |bit, now, sec, nsec| match (has(bit), has(now)) {
+        (true, true) => Some(SetTime::Now),
+        (true, false) => Some(SetTime::At(Timestamp { sec, nsec })),
+        _ => None,
+    };
+    SetAttr {
+        mode: has(fattr::MODE).then_some(arg.mode & 0o7777),
+        uid: has(fattr::UID).then_some(arg.uid),
+        gid: has(fattr::GID).then_some(arg.gid),
+        size: has(fattr::SIZE).then_some(arg.size),
+        atime: time(fattr::ATIME, fattr::ATIME_NOW, arg.atime, arg.atimensec),
+        mtime: time(fattr::MTIME, fattr::MTIME_NOW, arg.mtime, arg.mtimensec),
+        ctime: time(fattr::CTIME, 0, arg.ctime, arg.ctimensec),
+        flags: None,
+        kill_suid: has(fattr::KILL_SUIDGID),
+    }
+}
+
+fn attr_of(a: &Attr) -> abi::Attr {
+    abi::Attr {
+        ino: a.ino.0,
+        size: a.size,
+        blocks: a.sectors,
+        atime: a.atime.sec,
+        mtime: a.mtime.sec,
+        ctime: a.ctime.sec,
+        atimensec: a.atime.nsec,
+        mtimensec: a.mtime.nsec,
+        ctimensec: a.ctime.nsec,
+        mode: a.mode,
+        nlink: a.nlink,
+        uid: a.uid,
+        gid: a.gid,
+        rdev: a.rdev as u32,
+        blksize: 4096,
+        flags: 0,
+    }
+}
+
+fn attr_out(a: &Attr) -> abi::AttrOut {
+    abi::AttrOut { attr_valid: TTL_SECONDS, attr_valid_nsec: 0, dummy: 0, attr: attr_of(a) }
+}
+
+/// An inode as the answer to a look-up.
+pub(crate) fn entry_out(a: &Attr) -> abi::EntryOut {
+    abi::EntryOut {
+        nodeid: a.ino.0,
+        generation: a.gener.into(),
+        entry_valid: TTL_SECONDS,
+        attr_valid: TTL_SECONDS,
+        entry_valid_nsec: 0,
+        attr_valid_nsec: 0,
+        attr: attr_of(a),
+    }
+}
+
+fn statx_of(a: &Attr) -> abi::Statx {
+    let time = |t: Timestamp| abi::SxTime { sec: t.sec, nsec: t.nsec, reserved: 0 };
+    let known = (libc::STATX_ATTR_IMMUTABLE | libc::STATX_ATTR_APPEND) as u64;
+    let mut attributes = 0;
+    for (flag, bit) in [(IMMUTABLE, libc::STATX_ATTR_IMMUTABLE), (APPEND, libc::STATX_ATTR_APPEND)] {
+        if a.flags & flag != 0 {
+            attributes |= bit as u64;
+        }
+    }
+    abi::Statx {
+        mask: STATX_TOLD,
+        blksize: 4096,
+        attributes,
+        attributes_mask: known,
+        nlink: a.nlink,
+        uid: a.uid,
+        gid: a.gid,
+        mode: a.mode as u16,
+        ino: a.ino.0,
+        size: a.size,
+        blocks: a.sectors,
+        atime: time(a.atime),
+        btime: time(a.btime),
+        ctime: time(a.ctime),
+        mtime: time(a.mtime),
+        rdev_major: rustix::fs::major(a.rdev),
+        rdev_minor: rustix::fs::minor(a.rdev),
+        ..abi::Statx::new_zeroed()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn setattr_maps_bits_and_times() {
+        let mut arg = abi::SetattrIn::new_zeroed();
+        arg.valid = fattr::SIZE | fattr::ATIME | fattr::ATIME_NOW | fattr::MTIME | fattr::CTIME | fattr::KILL_SUIDGID;
+        (arg.size, arg.mtime, arg.mtimensec, arg.ctime, arg.mode) = (5, -2, 800_000_000, 9, 0o777);
+        let set = set_attr(&arg);
+        assert_eq!(
+            set,
+            SetAttr {
+                size: Some(5),
+                atime: Some(SetTime::Now),
+                mtime: Some(SetTime::At(Timestamp { sec: -2, nsec: 800_000_000 })),
+                ctime: Some(SetTime::At(Timestamp { sec: 9, nsec: 0 })),
+                kill_suid: true,
+                ..SetAttr::default()
+            }
+        );
+        arg.valid = fattr::MODE;
+        arg.mode = 0o104_755;
+        assert_eq!(set_attr(&arg), SetAttr { mode: Some(0o4755), ..SetAttr::default() });
+    }
+
+    #[test]
+    fn device_numbers_survive() {
+        let t = Timestamp::default();
+        let rdev = u64::from(8u32 << 8 | 0x1234 & 0xff | (0x1234 & !0xff) << 12); // major 8, minor 0x1234
+        let a = Attr {
+            ino: NodeId(3),
+            gener: 4,
+            mode: 0o060_600,
+            nlink: 1,
+            uid: 0,
+            gid: 0,
+            rdev,
+            size: 0,
+            sectors: 0,
+            atime: t,
+            mtime: t,
+            ctime: t,
+            btime: t,
+            flags: IMMUTABLE,
+        };
+        assert_eq!(entry_out(&a).attr.rdev, rdev as u32);
+        let sx = statx_of(&a);
+        assert_eq!((sx.rdev_major, sx.rdev_minor, sx.attributes), (8, 0x1234, libc::STATX_ATTR_IMMUTABLE as u64));
+    }
+}

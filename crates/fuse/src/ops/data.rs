@@ -1,0 +1,207 @@
+//! Open files and their data.
+//!
+//! The kernel's writeback cache takes writes before the volume sees them, so a full volume would show only at `fsync`
+//! or `close`. When room is short, files are therefore opened write-through: the error comes at the `write`.
+
+use crate::abi::{self, fopen};
+use crate::fs::{BraidFs, Context, MAX_IO_BYTES, errno};
+use crate::handles::Handle;
+use crate::request::{Answer, Handled, Outcome, Request};
+use braidfs::{FallocMode, OpenFile, SetAttr};
+use rustix::io::Errno;
+use std::sync::atomic::AtomicU64;
+
+/// Longest copy in one request; the caller comes back for the rest.
+const COPY_BYTES: u64 = 64 << 20;
+
+impl BraidFs {
+    pub(crate) fn open(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
+        let arg: abi::OpenIn = req.arg()?;
+        let node = req.node();
+        if writes(arg.flags) {
+            self.may_write(node, arg.flags)?;
+        }
+        let file = self.vol.open(node).map_err(errno)?;
+        if arg.flags & libc::O_TRUNC as u32 != 0 {
+            self.drop_caps(node)?;
+            let kill_suid = arg.open_flags & abi::OPEN_KILL_SUIDGID != 0;
+            self.vol.setattr(node, &SetAttr { size: Some(0), kill_suid, ..SetAttr::default() }).map_err(errno)?;
+            if kill_suid {
+                cx.channel.invalidate(node.0, false);
+            }
+        }
+        out.put(&self.keep(file, arg.flags)?);
+        Ok(Outcome::Reply)
+    }
+
+    /// Gives an open file a number and decides how the kernel caches it.
+    pub(crate) fn keep(&self, file: OpenFile, flags: u32) -> Result<abi::OpenOut, Errno> {
+        let through = writes(flags) && self.room_is_short();
+        let ino = file.ino();
+        let cached_writer = writes(flags) && !through;
+        let fh = self.handles.insert(Handle { file, ino, cached_writer, caps_epoch: AtomicU64::new(0) })?;
+        let cache = if through { fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES } else { fopen::KEEP_CACHE };
+        Ok(abi::OpenOut { fh, open_flags: cache | fopen::NOFLUSH, padding: 0 })
+    }
+
+    fn room_is_short(&self) -> bool {
+        self.vol.write_room() < self.short_blocks
+    }
+
+    pub(crate) fn read(&self, req: &Request<'_>, out: &mut Answer) -> Handled {
+        let arg: abi::ReadIn = req.arg()?;
+        if arg.size > MAX_IO_BYTES {
+            return Err(Errno::INVAL);
+        }
+        let handle = self.handles.get(arg.fh)?;
+        out.fill(arg.size as usize, |buf| self.vol.read(&handle.file, arg.offset, buf)).map_err(errno)?;
+        Ok(Outcome::Reply)
+    }
+
+    pub(crate) fn write(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
+        let (arg, data) = req.arg_and_rest::<abi::WriteIn>()?;
+        let data = data.get(..arg.size as usize).ok_or(Errno::INVAL)?;
+        let handle = self.handles.get(arg.fh)?;
+        self.drop_caps_once(&handle)?;
+        if arg.write_flags & abi::WRITE_KILL_SUIDGID != 0 && self.kill_suid(handle.ino)? {
+            // The kernel does not expect the mode to change by a write.
+            cx.channel.invalidate(handle.ino.0, false);
+        }
+        // The offset is the kernel's also for O_APPEND: with the writeback cache it knows the size.
+        let size = self.vol.write(&handle.file, arg.offset, data).map_err(errno)? as u32;
+        out.put(&abi::WriteOut { size, padding: 0 });
+        Ok(Outcome::Reply)
+    }
+
+    pub(crate) fn release(&self, req: &Request<'_>) -> Handled {
+        self.handles.release(req.arg::<abi::ReleaseIn>()?.fh)?;
+        Ok(Outcome::Reply)
+    }
+
+    pub(crate) fn fsync(&self, req: &Request<'_>, cx: &Context<'_>) -> Handled {
+        let arg: abi::FsyncIn = req.arg()?;
+        let later = cx.later();
+        self.vol
+            .fsync_start(req.node(), arg.fsync_flags & abi::FSYNC_FDATASYNC != 0)
+            .on_done(Box::new(move |result| later.done(result.map_err(errno))));
+        Ok(Outcome::Deferred)
+    }
+
+    pub(crate) fn syncfs(&self, cx: &Context<'_>) -> Handled {
+        let later = cx.later();
+        self.vol.sync_start().on_done(Box::new(move |result| later.done(result.map_err(errno))));
+        Ok(Outcome::Deferred)
+    }
+
+    pub(crate) fn fallocate(&self, req: &Request<'_>) -> Handled {
+        let arg: abi::FallocateIn = req.arg()?;
+        let mode = falloc_mode(arg.mode)?;
+        let handle = self.handles.get(arg.fh)?;
+        self.strip(req, &handle)?;
+        self.vol.fallocate(&handle.file, mode, arg.offset, arg.length).map_err(errno)?;
+        Ok(Outcome::Reply)
+    }
+
+    pub(crate) fn lseek(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
+        let arg: abi::LseekIn = req.arg()?;
+        let hole = match arg.whence as i32 {
+            libc::SEEK_DATA => false,
+            libc::SEEK_HOLE => true,
+            _ => return Err(Errno::INVAL),
+        };
+        if !self.handles.has_cached_writer(req.node()) {
+            self.seek(&arg, hole, out)?;
+            return Ok(Outcome::Reply);
+        }
+        // The kernel does not write its pages back before it asks. Have it do so; that sends WRITE requests, so it
+        // cannot be waited for here.
+        let (later, ino) = (cx.later(), req.head.nodeid);
+        let job = Box::new(move |fs: &BraidFs| {
+            if let Some(channel) = later.channel() {
+                channel.invalidate(ino, true);
+            }
+            let mut out = Answer::new(size_of::<abi::LseekOut>());
+            match fs.seek(&arg, hole, &mut out) {
+                Ok(()) => later.answer(&mut out),
+                Err(e) => later.done(Err(e)),
+            }
+        });
+        // A job that cannot be handed over is dropped, and answers EIO.
+        let _ = self.jobs.send(job);
+        Ok(Outcome::Deferred)
+    }
+
+    fn seek(&self, arg: &abi::LseekIn, hole: bool, out: &mut Answer) -> Result<(), Errno> {
+        let handle = self.handles.get(arg.fh)?;
+        let offset = self.vol.seek(&handle.file, arg.offset, hole).map_err(errno)?;
+        out.put(&abi::LseekOut { offset });
+        Ok(())
+    }
+
+    pub(crate) fn copy_file_range(&self, req: &Request<'_>, out: &mut Answer, wide: bool) -> Handled {
+        let arg: abi::CopyRangeIn = req.arg()?;
+        if arg.flags != 0 {
+            return Err(Errno::INVAL);
+        }
+        let (from, to) = (self.handles.get(arg.fh_in)?, self.handles.get(arg.fh_out)?);
+        self.strip(req, &to)?;
+        let len = arg.len.min(COPY_BYTES);
+        let bytes_copied = self.vol.copy_range(&from.file, arg.off_in, &to.file, arg.off_out, len).map_err(errno)?;
+        if wide {
+            out.put(&abi::CopyRangeOut { bytes_copied });
+        } else {
+            out.put(&abi::WriteOut { size: bytes_copied as u32, padding: 0 });
+        }
+        Ok(Outcome::Reply)
+    }
+
+    /// Takes privileges off a file whose content is about to change by a request that does not say whether its user
+    /// has CAP_FSETID: root is taken to have it.
+    fn strip(&self, req: &Request<'_>, handle: &Handle) -> Result<(), Errno> {
+        self.drop_caps_once(handle)?;
+        if req.head.uid != 0 {
+            self.kill_suid(handle.ino)?;
+        }
+        Ok(())
+    }
+}
+
+fn writes(flags: u32) -> bool {
+    flags as i32 & libc::O_ACCMODE != libc::O_RDONLY
+}
+
+fn falloc_mode(mode: u32) -> Result<FallocMode, Errno> {
+    const KEEP: i32 = libc::FALLOC_FL_KEEP_SIZE;
+    const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | KEEP;
+    const ZERO: i32 = libc::FALLOC_FL_ZERO_RANGE;
+    const ZERO_KEEP: i32 = ZERO | KEEP;
+    match mode as i32 {
+        0 => Ok(FallocMode::Allocate { keep_size: false }),
+        KEEP => Ok(FallocMode::Allocate { keep_size: true }),
+        PUNCH => Ok(FallocMode::PunchHole),
+        ZERO => Ok(FallocMode::ZeroRange { keep_size: false }),
+        ZERO_KEEP => Ok(FallocMode::ZeroRange { keep_size: true }),
+        // Collapse, insert, unshare.
+        _ => Err(Errno::OPNOTSUPP),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fallocate_modes() {
+        assert_eq!(falloc_mode(0), Ok(FallocMode::Allocate { keep_size: false }));
+        assert_eq!(falloc_mode(3), Ok(FallocMode::PunchHole));
+        assert_eq!(falloc_mode(0x11), Ok(FallocMode::ZeroRange { keep_size: true }));
+        for refused in [2, 8, 0x20, 0x40] {
+            assert_eq!(falloc_mode(refused), Err(Errno::OPNOTSUPP));
+        }
+    }
+
+    #[test]
+    fn access_modes() {
+        assert!(!writes(libc::O_RDONLY as u32) && writes(libc::O_WRONLY as u32) && writes(libc::O_RDWR as u32));
+    }
+}

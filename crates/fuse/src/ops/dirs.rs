@@ -1,0 +1,101 @@
+//! Directories: opendir, readdir, readdirplus.
+
+use super::attrs::entry_out;
+use crate::abi::{self, fopen};
+use crate::fs::{BraidFs, MAX_IO_BYTES, errno};
+use crate::handles::Handle;
+use crate::request::{Answer, Handled, Outcome, Request};
+use braidfs::{Attr, DirEntry};
+use rustix::io::Errno;
+use std::sync::atomic::AtomicU64;
+use zerocopy::FromZeros;
+
+impl BraidFs {
+    pub(crate) fn opendir(&self, req: &Request<'_>, out: &mut Answer) -> Handled {
+        let ino = req.node();
+        let file = self.vol.open(ino).map_err(errno)?;
+        let fh = self.handles.insert(Handle { file, ino, cached_writer: false, caps_epoch: AtomicU64::new(0) })?;
+        // All changes of the directory pass through the kernel, so its copy of the listing stays right.
+        out.put(&abi::OpenOut { fh, open_flags: fopen::CACHE_DIR | fopen::KEEP_CACHE, padding: 0 });
+        Ok(Outcome::Reply)
+    }
+
+    pub(crate) fn readdir(&self, req: &Request<'_>, out: &mut Answer) -> Handled {
+        let arg: abi::ReadIn = req.arg()?;
+        let limit = arg.size.min(MAX_IO_BYTES) as usize;
+        let mut full = false;
+        self.vol
+            .readdir(req.node(), arg.offset, &mut |entry| {
+                full = !put_dirent(out, limit, None, &entry);
+                !full
+            })
+            .map_err(errno)?;
+        listed(out, full)
+    }
+
+    pub(crate) fn readdirplus(&self, req: &Request<'_>, out: &mut Answer) -> Handled {
+        let arg: abi::ReadIn = req.arg()?;
+        let limit = arg.size.min(MAX_IO_BYTES) as usize;
+        let mut full = false;
+        self.vol
+            .readdir_plus(req.node(), arg.offset, &mut |entry, attr| {
+                full = !put_dirent(out, limit, Some(attr), &entry);
+                !full
+            })
+            .map_err(errno)?;
+        listed(out, full)
+    }
+}
+
+/// An empty answer means the end; it must not come from an entry that did not fit.
+fn listed(out: &Answer, full: bool) -> Handled {
+    if full && out.len() == 0 { Err(Errno::INVAL) } else { Ok(Outcome::Reply) }
+}
+
+/// Appends an entry (with attributes where `plus` is given), or says that it does not fit.
+fn put_dirent(out: &mut Answer, limit: usize, plus: Option<Option<&Attr>>, e: &DirEntry<'_>) -> bool {
+    let fixed = size_of::<abi::Dirent>() + if plus.is_some() { size_of::<abi::EntryOut>() } else { 0 };
+    if out.len() + (fixed + e.name.len()).next_multiple_of(8) > limit {
+        return false;
+    }
+    if let Some(attr) = plus {
+        // Node 0: no look-up is counted (`.` and `..`).
+        out.put(&attr.map_or_else(abi::EntryOut::new_zeroed, entry_out));
+    }
+    out.put(&abi::Dirent { ino: e.ino.0, off: e.next, namelen: e.name.len() as u32, kind: e.kind.d_type().into() });
+    out.put_bytes(e.name);
+    out.pad();
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use braidfs::{FileKind, NodeId};
+    use zerocopy::FromBytes;
+
+    fn entry(name: &[u8]) -> DirEntry<'_> {
+        DirEntry { ino: NodeId(77), gener: 1, kind: FileKind::Dir, name, next: 5 }
+    }
+
+    #[test]
+    fn entries_are_padded_and_bounded() {
+        let mut out = Answer::new(0);
+        assert!(put_dirent(&mut out, 64, None, &entry(b"abc")));
+        assert_eq!(out.len(), 32);
+        assert!(put_dirent(&mut out, 64, None, &entry(b"12345678")));
+        assert!(!put_dirent(&mut out, 64, None, &entry(b"")));
+        let (d, rest) = abi::Dirent::read_from_prefix(out.body()).unwrap();
+        assert_eq!((d.ino, d.off, d.namelen, d.kind, &rest[..3]), (77, 5, 3, 4, &b"abc"[..]));
+        assert!(listed(&out, true).is_ok());
+        assert!(listed(&Answer::new(0), true).is_err());
+    }
+
+    #[test]
+    fn plus_without_attributes_names_no_node() {
+        let mut out = Answer::new(0);
+        assert!(put_dirent(&mut out, 4096, Some(None), &entry(b".")));
+        assert_eq!(out.len(), 128 + 32);
+        assert_eq!(abi::EntryOut::read_from_prefix(out.body()).unwrap().0.nodeid, 0);
+    }
+}

@@ -1,0 +1,104 @@
+//! Inode flags through `ioctl` (`lsattr`, `chattr`, `xfs_io`): FS_IOC_GETFLAGS, SETFLAGS, FSGETXATTR, FSSETXATTR.
+//!
+//! The kernel has checked the owner, and CAP_LINUX_IMMUTABLE for the flags that need it, before it asks.
+
+use crate::abi;
+use crate::fs::{BraidFs, errno};
+use crate::request::{Answer, Handled, Outcome, Request};
+use braidfs::SetAttr;
+use braidfs::format::inode::{APPEND, IMMUTABLE, NOATIME, NOCOW};
+use rustix::io::Errno;
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
+
+const FS_IOC_GETFLAGS: u32 = 0x8008_6601;
+const FS_IOC_SETFLAGS: u32 = 0x4008_6602;
+const FS_IOC32_GETFLAGS: u32 = 0x8004_6601;
+const FS_IOC32_SETFLAGS: u32 = 0x4004_6602;
+const FS_IOC_FSGETXATTR: u32 = 0x801c_581f;
+const FS_IOC_FSSETXATTR: u32 = 0x401c_5820;
+
+/// (flag of the inode, FS_*_FL, FS_XFLAG_* or 0)
+const FLAGS: [(u32, u32, u32); 4] =
+    [(NOCOW, 0x0080_0000, 0), (IMMUTABLE, 0x10, 0x8), (APPEND, 0x20, 0x10), (NOATIME, 0x80, 0x40)];
+
+impl BraidFs {
+    pub(crate) fn ioctl(&self, req: &Request<'_>, out: &mut Answer) -> Handled {
+        let (arg, input) = req.arg_and_rest::<abi::IoctlIn>()?;
+        let input = input.get(..arg.in_size as usize).ok_or(Errno::INVAL)?;
+        let room = arg.out_size as usize;
+        let now = || self.vol.getattr(req.node()).map(|a| a.flags).map_err(errno);
+        match arg.cmd {
+            FS_IOC_GETFLAGS | FS_IOC32_GETFLAGS => ioctl_out(out, room, &to_fl(now()?))?,
+            FS_IOC_SETFLAGS | FS_IOC32_SETFLAGS => {
+                let (fl, _) = u32::read_from_prefix(input).map_err(|_| Errno::INVAL)?;
+                self.set_flags(req, from_fl(fl)?)?;
+                ioctl_out(out, room, &())?;
+            }
+            FS_IOC_FSGETXATTR => {
+                let flags = to_xflags(now()?);
+                ioctl_out(out, room, &abi::Fsxattr { xflags: flags, ..abi::Fsxattr::new_zeroed() })?;
+            }
+            FS_IOC_FSSETXATTR => {
+                let (x, _) = abi::Fsxattr::read_from_prefix(input).map_err(|_| Errno::INVAL)?;
+                if x.extsize != 0 || x.projid != 0 || x.cowextsize != 0 {
+                    return Err(Errno::OPNOTSUPP);
+                }
+                // There is no FS_XFLAG for it.
+                let keep = now()? & NOCOW;
+                self.set_flags(req, from_xflags(x.xflags)? | keep)?;
+                ioctl_out(out, room, &())?;
+            }
+            _ => return Err(Errno::NOTTY),
+        }
+        Ok(Outcome::Reply)
+    }
+
+    fn set_flags(&self, req: &Request<'_>, flags: u32) -> Result<(), Errno> {
+        let set = SetAttr { flags: Some(flags), ..SetAttr::default() };
+        self.vol.setattr(req.node(), &set).map(drop).map_err(errno)
+    }
+}
+
+/// Success and `value`, cut to what the caller has room for.
+fn ioctl_out<T: IntoBytes + Immutable>(out: &mut Answer, room: usize, value: &T) -> Result<(), Errno> {
+    let bytes = value.as_bytes();
+    out.put(&abi::IoctlOut { result: 0, flags: 0, in_iovs: 0, out_iovs: 0 });
+    if bytes.len() > room {
+        return Err(Errno::INVAL);
+    }
+    out.put_bytes(bytes);
+    Ok(())
+}
+
+fn to_fl(flags: u32) -> u32 {
+    FLAGS.iter().filter(|f| flags & f.0 != 0).fold(0, |all, f| all | f.1)
+}
+
+fn to_xflags(flags: u32) -> u32 {
+    FLAGS.iter().filter(|f| flags & f.0 != 0).fold(0, |all, f| all | f.2)
+}
+
+fn from_fl(fl: u32) -> Result<u32, Errno> {
+    let flags = FLAGS.iter().filter(|f| fl & f.1 != 0).fold(0, |all, f| all | f.0);
+    if to_fl(flags) == fl { Ok(flags) } else { Err(Errno::OPNOTSUPP) }
+}
+
+fn from_xflags(xflags: u32) -> Result<u32, Errno> {
+    let flags = FLAGS.iter().filter(|f| xflags & f.2 != 0).fold(0, |all, f| all | f.0);
+    if to_xflags(flags) == xflags { Ok(flags) } else { Err(Errno::OPNOTSUPP) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_translate_both_ways() {
+        for flags in 0..16 {
+            assert_eq!(from_fl(to_fl(flags)), Ok(flags));
+            assert_eq!(from_xflags(to_xflags(flags)), Ok(flags & !NOCOW));
+        }
+        assert_eq!(from_fl(0x1), Err(Errno::OPNOTSUPP));
+        assert_eq!(from_xflags(0x2), Err(Errno::OPNOTSUPP));
+    }
+}

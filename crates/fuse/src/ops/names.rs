@@ -1,0 +1,141 @@
+//! Operations on names: lookup, create, link, unlink, rename, symlinks.
+
+use super::attrs::entry_out;
+use crate::abi;
+use crate::fs::{BraidFs, TTL_SECONDS, errno};
+use crate::request::{Answer, Handled, Outcome, Request};
+use braidfs::{Attr, Error, FileKind, NewNode, NodeId, RenameMode};
+use rustix::io::Errno;
+use zerocopy::FromZeros;
+
+impl BraidFs {
+    pub(crate) fn lookup(&self, req: &Request<'_>, out: &mut Answer) -> Handled {
+        // "." of any inode, also of a file, is how an NFS file handle comes back to life.
+        let found = match req.name()? {
+            b"." => self.vol.getattr(req.node()),
+            name => self.vol.lookup(req.node(), name),
+        };
+        match found {
+            Ok(attr) => out.put(&entry_out(&attr)),
+            // Node 0 with a time to live: the kernel keeps the absence of the name.
+            Err(Error::NotFound) => out.put(&abi::EntryOut { entry_valid: TTL_SECONDS, ..abi::EntryOut::new_zeroed() }),
+            Err(e) => return Err(errno(e)),
+        }
+        Ok(Outcome::Reply)
+    }
+
+    pub(crate) fn mknod(&self, req: &Request<'_>, out: &mut Answer) -> Handled {
+        let (arg, name) = req.arg_and_name::<abi::MknodIn>()?;
+        let kind = FileKind::from_mode(arg.mode).ok_or(Errno::INVAL)?;
+        let new = NewNode { kind, mode: arg.mode & 0o7777, umask: arg.umask, rdev: arg.rdev.into(), target: &[] };
+        self.make(req, name, &new, out)
+    }
+
+    pub(crate) fn mkdir(&self, req: &Request<'_>, out: &mut Answer) -> Handled {
+        let (arg, name) = req.arg_and_name::<abi::MkdirIn>()?;
+        let new = NewNode { kind: FileKind::Dir, mode: arg.mode & 0o7777, umask: arg.umask, rdev: 0, target: &[] };
+        self.make(req, name, &new, out)
+    }
+
+    pub(crate) fn symlink(&self, req: &Request<'_>, out: &mut Answer) -> Handled {
+        let (name, target) = req.two_names()?;
+        let new = NewNode { kind: FileKind::Symlink, mode: 0o777, umask: 0, rdev: 0, target };
+        self.make(req, name, &new, out)
+    }
+
+    fn make(&self, req: &Request<'_>, name: &[u8], new: &NewNode<'_>, out: &mut Answer) -> Handled {
+        let attr = self.vol.create(req.node(), name, new, &req.cred()).map_err(errno)?;
+        out.put(&entry_out(&attr));
+        Ok(Outcome::Reply)
+    }
+
+    pub(crate) fn create(&self, req: &Request<'_>, out: &mut Answer) -> Handled {
+        let (arg, name) = req.arg_and_name::<abi::CreateIn>()?;
+        let new = NewNode { kind: FileKind::File, mode: arg.mode & 0o7777, umask: arg.umask, rdev: 0, target: &[] };
+        let attr = match self.vol.create(req.node(), name, &new, &req.cred()) {
+            Err(Error::Exists) if arg.flags & libc::O_EXCL as u32 == 0 => self.existing(req.node(), name)?,
+            made => made.map_err(errno)?,
+        };
+        let file = self.vol.open(attr.ino).map_err(errno)?;
+        let open = self.keep(file, arg.flags)?;
+        out.put(&entry_out(&attr));
+        out.put(&open);
+        Ok(Outcome::Reply)
+    }
+
+    /// A CREATE that finds a name which the kernel did not know: opens what is there.
+    fn existing(&self, dir: NodeId, name: &[u8]) -> Result<Attr, Errno> {
+        let attr = self.vol.lookup(dir, name).map_err(errno)?;
+        // Anything but a file needs the kernel's own look at it: have it look the name up again.
+        if attr.kind() == FileKind::File { Ok(attr) } else { Err(Errno::EXIST) }
+    }
+
+    pub(crate) fn tmpfile(&self, req: &Request<'_>, out: &mut Answer) -> Handled {
+        let arg: abi::CreateIn = req.arg()?;
+        let new = NewNode { kind: FileKind::File, mode: arg.mode & 0o7777, umask: arg.umask, rdev: 0, target: &[] };
+        let (attr, file) = self.vol.tmpfile(req.node(), &new, &req.cred()).map_err(errno)?;
+        let open = self.keep(file, arg.flags)?;
+        out.put(&entry_out(&attr));
+        out.put(&open);
+        Ok(Outcome::Reply)
+    }
+
+    pub(crate) fn link(&self, req: &Request<'_>, out: &mut Answer) -> Handled {
+        let (arg, name) = req.arg_and_name::<abi::LinkIn>()?;
+        let attr = self.vol.link(NodeId(arg.oldnodeid), req.node(), name).map_err(errno)?;
+        out.put(&entry_out(&attr));
+        Ok(Outcome::Reply)
+    }
+
+    pub(crate) fn unlink(&self, req: &Request<'_>) -> Handled {
+        self.vol.unlink(req.node(), req.name()?).map_err(errno)?;
+        Ok(Outcome::Reply)
+    }
+
+    pub(crate) fn rmdir(&self, req: &Request<'_>) -> Handled {
+        self.vol.rmdir(req.node(), req.name()?).map_err(errno)?;
+        Ok(Outcome::Reply)
+    }
+
+    pub(crate) fn rename(&self, req: &Request<'_>) -> Handled {
+        let (arg, from, to) = req.arg_and_two_names::<abi::RenameIn>()?;
+        self.vol.rename(req.node(), from, NodeId(arg.newdir), to, RenameMode::Replace).map_err(errno)?;
+        Ok(Outcome::Reply)
+    }
+
+    pub(crate) fn rename2(&self, req: &Request<'_>) -> Handled {
+        let (arg, from, to) = req.arg_and_two_names::<abi::Rename2In>()?;
+        let mode = rename_mode(arg.flags)?;
+        self.vol.rename(req.node(), from, NodeId(arg.newdir), to, mode).map_err(errno)?;
+        Ok(Outcome::Reply)
+    }
+
+    pub(crate) fn readlink(&self, req: &Request<'_>, out: &mut Answer) -> Handled {
+        out.put_bytes(&self.vol.readlink(req.node()).map_err(errno)?);
+        Ok(Outcome::Reply)
+    }
+}
+
+/// `renameat2` flags; RENAME_WHITEOUT and combinations are refused.
+fn rename_mode(flags: u32) -> Result<RenameMode, Errno> {
+    match flags {
+        0 => Ok(RenameMode::Replace),
+        libc::RENAME_NOREPLACE => Ok(RenameMode::NoReplace),
+        libc::RENAME_EXCHANGE => Ok(RenameMode::Exchange),
+        _ => Err(Errno::INVAL),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rename_flags() {
+        assert_eq!(rename_mode(0), Ok(RenameMode::Replace));
+        assert_eq!(rename_mode(1), Ok(RenameMode::NoReplace));
+        assert_eq!(rename_mode(2), Ok(RenameMode::Exchange));
+        assert_eq!(rename_mode(3), Err(Errno::INVAL));
+        assert_eq!(rename_mode(4), Err(Errno::INVAL));
+    }
+}

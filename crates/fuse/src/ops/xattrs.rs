@@ -1,0 +1,94 @@
+//! Extended attributes. ACLs too: the kernel caches and enforces them, the engine keeps them in step with the mode.
+
+use super::attrs::CAPS;
+use crate::abi::{self, init};
+use crate::fs::{BraidFs, errno};
+use crate::request::{Answer, Handled, Outcome, Request};
+use braidfs::{SetAttr, XattrMode};
+use rustix::io::Errno;
+use std::sync::atomic::Ordering;
+
+impl BraidFs {
+    pub(crate) fn setxattr(&self, req: &Request<'_>) -> Handled {
+        let (arg, rest) = if self.agreed.has(init::SETXATTR_EXT) {
+            req.arg_and_rest::<abi::SetxattrIn>()?
+        } else {
+            let (old, rest) = req.arg_and_rest::<abi::SetxattrCompatIn>()?;
+            (abi::SetxattrIn { size: old.size, flags: old.flags, setxattr_flags: 0, padding: 0 }, rest)
+        };
+        let end = rest.iter().position(|&b| b == 0).ok_or(Errno::INVAL)?;
+        let (name, value) = (&rest[..end], &rest[end + 1..]);
+        let value = value.get(..arg.size as usize).ok_or(Errno::INVAL)?;
+        self.vol.setxattr(req.node(), name, value, xattr_mode(arg.flags)?).map_err(errno)?;
+        if name == CAPS {
+            self.caps_epoch.fetch_add(1, Ordering::AcqRel);
+        }
+        if arg.setxattr_flags & abi::SETXATTR_ACL_KILL_SGID != 0 {
+            let attr = self.vol.getattr(req.node()).map_err(errno)?;
+            if attr.mode & 0o2000 != 0 {
+                let set = SetAttr { mode: Some(attr.mode & 0o5777), ..SetAttr::default() };
+                self.vol.setattr(req.node(), &set).map_err(errno)?;
+            }
+        }
+        Ok(Outcome::Reply)
+    }
+
+    pub(crate) fn getxattr(&self, req: &Request<'_>, out: &mut Answer) -> Handled {
+        let (arg, name) = req.arg_and_name::<abi::GetxattrIn>()?;
+        let value = self.vol.getxattr(req.node(), name).map_err(errno)?;
+        sized(out, arg.size, &value)
+    }
+
+    pub(crate) fn listxattr(&self, req: &Request<'_>, out: &mut Answer) -> Handled {
+        let arg: abi::GetxattrIn = req.arg()?;
+        let mut list = Vec::new();
+        for name in self.vol.listxattr(req.node()).map_err(errno)? {
+            list.extend_from_slice(&name);
+            list.push(0);
+        }
+        sized(out, arg.size, &list)
+    }
+
+    pub(crate) fn removexattr(&self, req: &Request<'_>) -> Handled {
+        self.vol.removexattr(req.node(), req.name()?).map_err(errno)?;
+        Ok(Outcome::Reply)
+    }
+}
+
+/// `value` where `size` bytes hold it; only its length where `size` is 0.
+fn sized(out: &mut Answer, size: u32, value: &[u8]) -> Handled {
+    if size == 0 {
+        out.put(&abi::GetxattrOut { size: value.len() as u32, padding: 0 });
+    } else if value.len() <= size as usize {
+        out.put_bytes(value);
+    } else {
+        return Err(Errno::RANGE);
+    }
+    Ok(Outcome::Reply)
+}
+
+fn xattr_mode(flags: u32) -> Result<XattrMode, Errno> {
+    match flags as i32 {
+        0 => Ok(XattrMode::Set),
+        libc::XATTR_CREATE => Ok(XattrMode::Create),
+        libc::XATTR_REPLACE => Ok(XattrMode::Replace),
+        _ => Err(Errno::INVAL),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_probed_and_checked() {
+        let mut out = Answer::new(0);
+        sized(&mut out, 0, b"abc").unwrap();
+        assert_eq!(out.body(), [3, 0, 0, 0, 0, 0, 0, 0]);
+        out.clear();
+        sized(&mut out, 3, b"abc").unwrap();
+        assert_eq!(out.body(), b"abc");
+        assert_eq!(sized(&mut out, 2, b"abc"), Err(Errno::RANGE));
+        assert_eq!(xattr_mode(3), Err(Errno::INVAL));
+    }
+}

@@ -1,0 +1,93 @@
+//! What a workload did: the model after every operation, what was synced, and how long the device's log was then.
+
+use crate::model::{Ino, Model};
+use crate::ops::{Op, to_rust};
+use crate::subject::Key;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A promise that an operation gave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Synced {
+    /// Everything (`sync`, unmount).
+    All,
+    /// One file or directory.
+    One {
+        /// Which.
+        ino: Ino,
+        /// fdatasync.
+        data_only: bool,
+    },
+}
+
+/// An operation that was done.
+#[derive(Clone, Debug)]
+pub struct Step {
+    /// What, for messages.
+    pub what: String,
+    /// The model after it.
+    pub after: Model,
+    /// Events in the device's log when it had returned.
+    pub log: usize,
+    /// What it promised.
+    pub sync: Option<Synced>,
+}
+
+/// All operations since a moment when everything was durable. Version 0 is that moment, version `i` the state after
+/// the `i`th step.
+#[derive(Clone, Debug)]
+pub struct History {
+    start: Model,
+    steps: Vec<Step>,
+    /// Every inode that ever was: its number and generation on the volume.
+    pub keys: BTreeMap<Ino, Key>,
+}
+
+impl History {
+    /// Begins with a durable state.
+    pub fn new(start: Model, keys: BTreeMap<Ino, Key>) -> Self {
+        Self { start, steps: Vec::new(), keys }
+    }
+
+    /// Adds a step.
+    pub fn push(&mut self, op: &Op, after: &Model, log: usize, sync: Option<Synced>) {
+        self.steps.push(Step { what: to_rust(op), after: after.clone(), log, sync });
+    }
+
+    /// Adds an unmount, which promises everything.
+    pub fn push_unmount(&mut self, log: usize) {
+        let mut after = self.version(self.steps.len()).clone();
+        after.close_all();
+        self.steps.push(Step { what: "unmount".into(), after, log, sync: Some(Synced::All) });
+    }
+
+    /// The steps.
+    pub fn steps(&self) -> &[Step] {
+        &self.steps
+    }
+
+    /// The model of a version.
+    pub fn version(&self, v: usize) -> &Model {
+        if v == 0 { &self.start } else { &self.steps[v - 1].after }
+    }
+
+    /// How many steps had returned when the log had `upto` events.
+    pub fn completed(&self, upto: usize) -> usize {
+        self.steps.partition_point(|s| s.log <= upto)
+    }
+
+    /// Inodes of which blocks may ever have been reserved.
+    pub fn ever_in_place(&self) -> BTreeSet<Key> {
+        (0..=self.steps.len())
+            .flat_map(|v| self.version(v).nodes())
+            .filter(|(_, n)| n.in_place)
+            .filter_map(|(i, _)| self.keys.get(&i).copied())
+            .collect()
+    }
+
+    /// The steps up to (and with) the one under way, for messages.
+    pub fn story(&self, completed: usize) -> String {
+        let mark = |i: usize| if i < completed { "done     " } else { "under way" };
+        let shown = self.steps.iter().enumerate().take(completed + 1).skip(completed.saturating_sub(12));
+        shown.map(|(i, s)| format!("\n  {} log {:4} {}", mark(i), s.log, s.what)).collect()
+    }
+}

@@ -1,0 +1,275 @@
+//! Judges a recovered tree by the durability contract, object by object.
+//!
+//! Versions are the states after each operation (see [`History`]). For an object, the *bound* of a component (content,
+//! attributes, names) is the newest version at which it was promised to be durable; the newest version that may be seen
+//! is that of the operation under way at the crash. What is recovered must be the object at one version from the bound
+//! on: an operation is never half done, and a domain never keeps a later and loses an earlier change of one object.
+//!
+//! It does not say how far different objects that were not synced may lie apart in time: they may be in different
+//! domains. It assumes that nothing else (another thread) changed the volume.
+
+use super::history::{History, Synced};
+use crate::model::{self, Ino, Link, Model, Node};
+use crate::sparse::{PAGE, Sparse};
+use crate::subject::Key;
+use crate::walk::{Seen, SeenNode, difference, show};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// Bytes that a device writes whole or not at all.
+const SECTOR: usize = 512;
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Bounds {
+    data: usize,
+    attr: usize,
+    links: usize,
+}
+
+/// The judge of all crashes after the same number of operations.
+pub struct Oracle<'h> {
+    history: &'h History,
+    completed: usize,
+    newest: usize,
+    everything: usize,
+    bounds: BTreeMap<Ino, Bounds>,
+    dirs: BTreeMap<Ino, usize>,
+    names: BTreeMap<Link, usize>,
+    inos: BTreeMap<Key, Ino>,
+}
+
+impl<'h> Oracle<'h> {
+    /// For crashes after `completed` operations have returned and while the next one runs.
+    pub fn new(history: &'h History, completed: usize) -> Self {
+        let mut o = Self {
+            history,
+            completed,
+            newest: (completed + 1).min(history.steps().len()),
+            everything: 0,
+            bounds: BTreeMap::new(),
+            dirs: BTreeMap::new(),
+            names: BTreeMap::new(),
+            inos: history.keys.iter().map(|(i, k)| (*k, *i)).collect(),
+        };
+        for (i, step) in history.steps().iter().enumerate().take(completed) {
+            match step.sync {
+                Some(Synced::All) => o.everything = i + 1,
+                Some(Synced::One { ino, data_only }) => o.promise(&step.after, ino, i + 1, data_only),
+                None => {}
+            }
+        }
+        o
+    }
+
+    fn promise(&mut self, model: &Model, ino: Ino, v: usize, data_only: bool) {
+        let had_name = {
+            let at = self.bound(ino).links;
+            self.history.version(at).node(ino).is_some_and(|n| !n.links.is_empty())
+        };
+        let everything = self.everything;
+        let b = self.bounds.entry(ino).or_insert(Bounds { data: everything, attr: everything, links: everything });
+        b.data = v;
+        if data_only && had_name {
+            return;
+        }
+        b.links = v;
+        if !data_only {
+            b.attr = v;
+        }
+        let Some(node) = model.node(ino) else { return };
+        if node.kind == braidfs::FileKind::Dir {
+            self.dirs.insert(ino, v);
+        }
+        // Every name on every path to it.
+        let mut todo: Vec<Ino> = vec![ino];
+        let mut done = BTreeSet::new();
+        while let Some(at) = todo.pop() {
+            if !done.insert(at) {
+                continue;
+            }
+            if at != ino {
+                let b =
+                    self.bounds.entry(at).or_insert(Bounds { data: everything, attr: everything, links: everything });
+                b.links = v;
+            }
+            for link in model.node(at).into_iter().flat_map(|n| &n.links) {
+                self.names.insert(link.clone(), v);
+                todo.push(link.0);
+            }
+        }
+    }
+
+    fn bound(&self, ino: Ino) -> Bounds {
+        let all = self.everything;
+        let b = self.bounds.get(&ino).copied().unwrap_or_default();
+        Bounds { data: b.data.max(all), attr: b.attr.max(all), links: b.links.max(all) }
+    }
+
+    /// Different states of an inode in the versions `from` to the newest, each with its first version.
+    fn states(&self, ino: Ino, from: usize) -> Vec<(usize, Option<&'h Arc<Node>>)> {
+        let mut out: Vec<(usize, Option<&Arc<Node>>)> = Vec::new();
+        for v in from..=self.newest {
+            let node = self.history.version(v).shared(ino);
+            let same = |a: &Option<&Arc<Node>>| match (a, &node) {
+                (Some(a), Some(b)) => Arc::ptr_eq(a, b),
+                (None, None) => true,
+                _ => false,
+            };
+            if !out.last().is_some_and(|(_, last)| same(last)) {
+                out.push((v, node));
+            }
+        }
+        out
+    }
+
+    /// Whether the tree may be what a crash leaves.
+    ///
+    /// # Errors
+    /// What is not allowed, with the operations before.
+    pub fn judge(&self, seen: &Seen) -> Result<(), String> {
+        self.objects(seen)
+            .and_then(|()| self.required(seen))
+            .and_then(|()| self.all_names(seen))
+            .map_err(|e| format!("not allowed by the contract: {e}{}", self.history.story(self.completed)))
+    }
+
+    /// Every object that is there is one that was, as of one version.
+    fn objects(&self, seen: &Seen) -> Result<(), String> {
+        for (key, got) in &seen.nodes {
+            let path = || seen.path(*key);
+            let ino = *self.inos.get(key).ok_or_else(|| format!("{}: {key:?} never was", path()))?;
+            let b = self.bound(ino);
+            let from = b.data.min(b.attr).min(b.links);
+            let states = self.states(ino, from);
+            let in_place = (0..=self.newest).any(|v| self.history.version(v).node(ino).is_some_and(|n| n.in_place));
+            let named_at_bound = self.history.version(b.links).node(ino).is_some_and(|n| !n.links.is_empty());
+            let dir = got.stat.kind == braidfs::FileKind::Dir;
+
+            // The last state that began at or before the bound still holds at the bound.
+            let since = |bound: usize| states.iter().rposition(|(v, _)| *v <= bound).unwrap_or(0);
+            let data = |n: &Node| in_place || got.data == n.data;
+            let attr = |n: &Node| same_attributes(got, n);
+            let links = |n: &Node| self.same_links(seen, ino, got, n, named_at_bound);
+            let any = |from: usize, f: &dyn Fn(&Node) -> bool| {
+                states[from..]
+                    .iter()
+                    .any(|(_, n)| n.is_some_and(|n| (ino == model::ROOT || !n.links.is_empty()) && f(n)))
+            };
+            if !any(since(b.data), &data) {
+                let last = states.iter().rev().find_map(|(_, n)| *n);
+                let why = last.and_then(|n| difference(&got.data, &n.data)).unwrap_or_default();
+                return Err(format!("{}: content of no version from {} to {}: {why}", path(), b.data, self.newest));
+            }
+            if !any(since(b.attr), &attr) {
+                return Err(format!("{}: attributes of no version from {}: {:?}", path(), b.attr, got.stat));
+            }
+            if !any(since(b.links), &links) {
+                let names: Vec<String> = got.links.iter().map(|(k, n)| format!("{:?}/{}", k.0, show(n))).collect();
+                return Err(format!("{}: names {names:?} of no version from {}", path(), b.links));
+            }
+            // A directory's record does not hold its entries, and its ancestors' records may be older: no joint version.
+            if !dir && !any(0, &|n| data(n) && attr(n) && links(n)) {
+                return Err(format!("{}: content, attributes and names are of different versions", path()));
+            }
+            if in_place && !dir {
+                let contents: Vec<&Sparse> =
+                    states[since(b.data)..].iter().filter_map(|(_, n)| n.map(|n| &n.data)).collect();
+                mixed(&got.data, &contents).map_err(|e| format!("{}: {e}", path()))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn same_links(&self, seen: &Seen, ino: Ino, got: &SeenNode, at: &Node, bound: bool) -> bool {
+        if ino == model::ROOT {
+            return true;
+        }
+        let want: BTreeSet<(Key, &[u8])> =
+            at.links.iter().filter_map(|(p, n)| Some((*self.history.keys.get(p)?, n.as_slice()))).collect();
+        let have: BTreeSet<(Key, &[u8])> = got.links.iter().map(|(k, n)| (*k, n.as_slice())).collect();
+        have.is_subset(&want)
+            && want.difference(&have).all(|(parent, name)| match seen.nodes.get(parent) {
+                // A name in a directory that a crash took.
+                None => true,
+                // Nothing was promised, and another domain came back as of a later time.
+                Some(d) => !bound && d.entries.contains_key(*name),
+            })
+    }
+
+    /// Every object that was promised is there, unless it was removed since.
+    fn required(&self, seen: &Seen) -> Result<(), String> {
+        let inos: BTreeSet<Ino> =
+            (0..=self.newest).flat_map(|v| self.history.version(v).nodes().map(|(i, _)| i)).collect();
+        for ino in inos {
+            let Some(key) = self.history.keys.get(&ino) else { continue };
+            if seen.nodes.contains_key(key) || ino == model::ROOT {
+                continue;
+            }
+            let from = self.bound(ino).links;
+            let states = self.states(ino, from);
+            if states.iter().all(|(_, n)| n.is_some_and(|n| !n.links.is_empty())) {
+                let name = states[0].1.and_then(|n| n.links.first()).map(|(p, n)| (*p, show(n)));
+                return Err(format!("{key:?} {name:?} is lost, durable since version {from}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Every name leads to what it led to at one version since it was promised (so a rename is never half done).
+    fn all_names(&self, seen: &Seen) -> Result<(), String> {
+        let mut done: BTreeSet<Link> = BTreeSet::new();
+        for v in 0..=self.newest {
+            for (dir, node) in self.history.version(v).nodes() {
+                if v > 0 && self.history.version(v - 1).shared(dir).is_some_and(|n| Arc::ptr_eq(n, node)) {
+                    continue;
+                }
+                let Some(found) = self.history.keys.get(&dir).and_then(|k| seen.nodes.get(k)) else { continue };
+                for name in node.entries.keys() {
+                    let link = (dir, name.clone());
+                    if done.contains(&link) {
+                        continue;
+                    }
+                    let of_dir = self.dirs.get(&dir).copied().unwrap_or(0);
+                    let of_name = self.names.get(&link).copied().unwrap_or(0);
+                    let from = of_dir.max(of_name).max(self.everything);
+                    let got = found.entries.get(name).and_then(|k| self.inos.get(k)).copied();
+                    let mut may = self.states(dir, from).into_iter().map(|(_, n)| n?.entries.get(name).copied());
+                    if !may.any(|m| m == got) {
+                        let state = if got.is_some() { "leads to something else" } else { "is gone" };
+                        let dir = self.history.keys.get(&dir).map(|k| seen.path(*k)).unwrap_or_default();
+                        return Err(format!("the name {} in {dir} {state}, durable since version {from}", show(name)));
+                    }
+                    done.insert(link);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn same_attributes(got: &SeenNode, n: &Node) -> bool {
+    let s = &got.stat;
+    (s.kind, s.mode, s.uid, s.gid, s.rdev) == (n.kind, n.mode, n.uid, n.gid, n.rdev)
+        && got.target == n.target
+        && got.xattrs == n.xattrs
+        && (n.mtime.is_none() || got.mtime == n.mtime)
+}
+
+/// Content overwritten in place: every sector is one of the versions'.
+fn mixed(got: &Sparse, versions: &[&Sparse]) -> Result<(), String> {
+    if !versions.iter().any(|v| v.size() == got.size()) {
+        return Err(format!("size {} of no version", got.size()));
+    }
+    let pages: BTreeSet<u64> = versions.iter().flat_map(|v| v.pages()).chain(got.pages()).collect();
+    for page in pages {
+        for sector in 0..PAGE / SECTOR {
+            let from = sector * SECTOR;
+            let left = got.size().saturating_sub(page * PAGE as u64 + from as u64).min(SECTOR as u64) as usize;
+            let range = from..from + left;
+            if !versions.iter().any(|v| v.page(page)[range.clone()] == got.page(page)[range.clone()]) {
+                return Err(format!("bytes of no version at {}", page * PAGE as u64 + from as u64));
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,298 @@
+//! Random operations from a seed.
+//!
+//! Few names and few directories, so that operations collide; most paths are drawn from those that exist in the model,
+//! so that most operations succeed. The tree stays at about a hundred objects.
+
+use crate::model::{Ino, Model};
+use crate::ops::{At, Op, P, SLOTS};
+use braidfs::{FallocMode, FileKind, RenameMode, XattrMode};
+
+/// What to generate.
+#[derive(Clone, Copy, Debug)]
+pub struct Profile {
+    /// Deepest directory.
+    pub depth: usize,
+    /// Objects from which on removing is preferred.
+    pub objects: usize,
+    /// Most operations write below this offset; a few go far beyond.
+    pub file_bytes: u64,
+    /// Of 1000 operations, this many are fsyncs and a fifth as many syncs.
+    pub syncs: u32,
+    /// Tmpfiles and open slots (a crash test of single objects has no use for them).
+    pub slots: bool,
+}
+
+impl Default for Profile {
+    fn default() -> Self {
+        Self { depth: 4, objects: 100, file_bytes: 200_000, syncs: 40, slots: true }
+    }
+}
+
+const XATTRS: [P; 4] = [P("user.a"), P("user.b"), P("trusted.c"), P("user.a-longer-name-than-the-others")];
+
+/// Source of operations.
+#[derive(Debug)]
+pub struct Generator {
+    rng: fastrand::Rng,
+    profile: Profile,
+    writes: u32,
+    /// Directory below which everything happens (of a thread of its own); empty: the root.
+    pub top: P,
+}
+
+impl Generator {
+    /// The same seed and the same models give the same operations.
+    pub fn new(seed: u64, profile: Profile) -> Self {
+        Self { rng: fastrand::Rng::with_seed(seed), profile, writes: (seed as u32) << 20, top: P("") }
+    }
+
+    fn name(&mut self) -> String {
+        match self.rng.u8(..40) {
+            0 => "n".repeat(255),
+            1 => format!("{}é", "m".repeat(self.rng.usize(60..70))),
+            2..14 => format!("d{}", self.rng.u8(..4)),
+            _ => ((b'a' + self.rng.u8(..10)) as char).to_string(),
+        }
+    }
+
+    fn seed(&mut self) -> u32 {
+        self.writes = self.writes.wrapping_add(1);
+        self.writes
+    }
+
+    fn mode(&mut self) -> u32 {
+        self.rng.choice([0o644, 0o600, 0o755, 0o700, 0o1777]).unwrap_or(0o644)
+    }
+
+    fn offset(&mut self) -> u64 {
+        let max = self.profile.file_bytes;
+        match self.rng.u8(..100) {
+            0 => (1 << 32) + self.rng.u64(..max),
+            1..30 => self.rng.u64(..max / 4096) * 4096,
+            30..60 => self.rng.u64(..5000),
+            _ => self.rng.u64(..max),
+        }
+    }
+
+    fn len(&mut self) -> u32 {
+        match self.rng.u8(..20) {
+            0 => 0,
+            1..8 => self.rng.u32(1..200),
+            8..12 => self.rng.u32(1..5) * 4096,
+            12..19 => self.rng.u32(1..9000),
+            _ => self.rng.u32(1..70_000),
+        }
+    }
+}
+
+/// The existing paths that the next operation may name.
+struct Tree {
+    all: Vec<(P, FileKind)>,
+    dirs: Vec<P>,
+}
+
+impl Generator {
+    fn tree(&self, model: &Model) -> Tree {
+        let (mut all, mut dirs) = (Vec::new(), Vec::new());
+        let mut kinds: Vec<(P, Ino)> = Vec::new();
+        if let Ok(top) = crate::ops::walk_path(&mut model.clone(), self.top) {
+            kinds.push((self.top, top));
+        }
+        let mut at = 0;
+        while at < kinds.len() {
+            let (path, ino) = kinds[at];
+            at += 1;
+            let Some(n) = model.node(ino) else { continue };
+            all.push((path, n.kind));
+            if n.kind == FileKind::Dir && path.0.split('/').count() <= self.profile.depth {
+                dirs.push(path);
+                for (name, child) in &n.entries {
+                    if let Ok(name) = std::str::from_utf8(name) {
+                        kinds.push((path.join(name), *child));
+                    }
+                }
+            }
+        }
+        Tree { all, dirs }
+    }
+
+    /// A path that most likely exists and has this type.
+    fn old(&mut self, t: &Tree, kind: Option<FileKind>) -> P {
+        if self.rng.u8(..12) == 0 {
+            return self.new_path(t);
+        }
+        let of_kind: Vec<P> =
+            t.all.iter().filter(|(p, k)| *p != self.top && kind.is_none_or(|w| w == *k)).map(|(p, _)| *p).collect();
+        self.rng.choice(of_kind).unwrap_or_else(|| self.new_path(t))
+    }
+
+    /// A path that may exist, or not; its directory does.
+    fn new_path(&mut self, t: &Tree) -> P {
+        let dir = self.rng.choice(&t.dirs).copied().unwrap_or(self.top);
+        dir.join(&self.name())
+    }
+
+    fn at(&mut self, t: &Tree) -> At {
+        if self.profile.slots && self.rng.u8(..5) == 0 {
+            At::Slot(self.rng.u8(..SLOTS as u8))
+        } else {
+            At::Path(self.old(t, Some(FileKind::File)))
+        }
+    }
+
+    fn dir(&mut self, t: &Tree) -> P {
+        self.rng.choice(&t.dirs).copied().unwrap_or(self.top)
+    }
+
+    /// The next operation on a file system that equals `model`.
+    pub fn next(&mut self, model: &Model) -> Op {
+        let t = &self.tree(model);
+        let syncs = self.profile.syncs;
+        match self.rng.u32(..1000) {
+            n if n < syncs => {
+                let at = match self.rng.u8(..3) {
+                    0 => At::Path(self.dir(t)),
+                    _ => self.at(t),
+                };
+                return Op::Fsync { at, data_only: self.rng.u8(..4) == 0 };
+            }
+            n if n < syncs + syncs / 5 => return Op::Sync,
+            _ => {}
+        }
+        let full = t.all.len() > self.profile.objects;
+        match self.rng.u32(..100) {
+            0..30 => self.namespace(t, full),
+            30..60 => self.data(t),
+            60..72 => self.attributes(t),
+            72..80 if self.profile.slots => self.slot(t),
+            _ => self.question(t),
+        }
+    }
+
+    fn namespace(&mut self, t: &Tree, full: bool) -> Op {
+        match self.rng.u8(..30) {
+            0..7 if full => Op::Unlink { path: self.old(t, Some(FileKind::File)) },
+            0..6 => Op::Create { path: self.new_path(t), kind: FileKind::File, mode: self.mode() },
+            6 => {
+                let kind = self.rng.choice([FileKind::Fifo, FileKind::Char, FileKind::Block, FileKind::Socket]);
+                Op::Create { path: self.new_path(t), kind: kind.unwrap_or(FileKind::Fifo), mode: 0o640 }
+            }
+            7..10 => Op::Create { path: self.new_path(t), kind: FileKind::Dir, mode: self.mode() },
+            10 => {
+                let target = match self.rng.u8(..4) {
+                    0 => P::new(&"x/".repeat(self.rng.usize(1..2000))),
+                    _ => self.new_path(t),
+                };
+                Op::Symlink { path: self.new_path(t), target: if target.0.is_empty() { P("x") } else { target } }
+            }
+            11..14 => {
+                let kind = if self.rng.u8(..6) == 0 { None } else { Some(FileKind::File) };
+                Op::Link { from: self.old(t, kind), to: self.new_path(t) }
+            }
+            14..18 => {
+                let kind = if self.rng.u8(..3) == 0 { None } else { Some(FileKind::File) };
+                Op::Unlink { path: self.old(t, kind) }
+            }
+            18..21 => {
+                let kind = if self.rng.u8(..6) == 0 { None } else { Some(FileKind::Dir) };
+                Op::Rmdir { path: self.old(t, kind) }
+            }
+            _ => {
+                let kind = match self.rng.u8(..5) {
+                    0..2 => Some(FileKind::Dir),
+                    2 => None,
+                    _ => Some(FileKind::File),
+                };
+                let from = self.old(t, kind);
+                let mode = match self.rng.u8(..6) {
+                    0 => RenameMode::NoReplace,
+                    1 => RenameMode::Exchange,
+                    _ => RenameMode::Replace,
+                };
+                let onto = mode == RenameMode::Exchange || self.rng.bool();
+                let to = if onto {
+                    let kind = if self.rng.u8(..4) == 0 { None } else { kind };
+                    self.old(t, kind)
+                } else {
+                    self.new_path(t)
+                };
+                Op::Rename { from, to, mode }
+            }
+        }
+    }
+
+    fn data(&mut self, t: &Tree) -> Op {
+        let at = self.at(t);
+        match self.rng.u8(..20) {
+            0..9 => Op::Write { at, off: self.offset(), len: self.len(), seed: self.seed() },
+            9..13 => Op::Append { at, len: self.len(), seed: self.seed() },
+            13..16 => {
+                let size = if self.rng.u8(..4) == 0 { 0 } else { self.offset() };
+                Op::Truncate { at, size }
+            }
+            16..19 => {
+                let keep_size = self.rng.bool();
+                let mode = match self.rng.u8(..5) {
+                    0..2 => FallocMode::PunchHole,
+                    2..4 => FallocMode::Allocate { keep_size },
+                    _ => FallocMode::ZeroRange { keep_size },
+                };
+                Op::Fallocate { at, mode, off: self.offset(), len: u64::from(self.len()) * self.rng.u64(1..4) }
+            }
+            _ => Op::CopyRange {
+                from: self.old(t, Some(FileKind::File)),
+                from_off: self.offset(),
+                to: self.old(t, Some(FileKind::File)),
+                to_off: self.offset(),
+                len: u64::from(self.len()) + 1,
+            },
+        }
+    }
+
+    fn attributes(&mut self, t: &Tree) -> Op {
+        let path = self.old(t, None);
+        let name = self.rng.choice(XATTRS).unwrap_or(P("user.a"));
+        match self.rng.u8(..12) {
+            0..2 => {
+                Op::SetMode { path, mode: self.rng.choice([0o600, 0o644, 0o444, 0o777, 0o1755, 0o2755]).unwrap_or(0) }
+            }
+            2 => Op::SetOwner { path, uid: self.rng.u32(..5) * 1000, gid: self.rng.u32(..5) },
+            3 => Op::SetMtime { path, sec: i64::from(self.rng.i32(-2_000_000_000..)) },
+            4..9 => {
+                let mode = match self.rng.u8(..6) {
+                    0 => XattrMode::Create,
+                    1 => XattrMode::Replace,
+                    _ => XattrMode::Set,
+                };
+                let len = match self.rng.u8(..10) {
+                    0 => self.rng.u32(1000..3500),
+                    _ => self.rng.u32(..100),
+                };
+                Op::SetXattr { path, name, len, seed: self.seed(), mode }
+            }
+            9..11 => Op::RemoveXattr { path, name },
+            _ => Op::GetXattr { path, name },
+        }
+    }
+
+    fn slot(&mut self, t: &Tree) -> Op {
+        let slot = self.rng.u8(..SLOTS as u8);
+        match self.rng.u8(..10) {
+            0..2 => Op::Tmpfile { dir: self.dir(t), slot },
+            2..4 => Op::LinkSlot { slot, to: self.new_path(t) },
+            4..8 => Op::Open { path: self.old(t, Some(FileKind::File)), slot },
+            _ => Op::Close { slot },
+        }
+    }
+
+    fn question(&mut self, t: &Tree) -> Op {
+        match self.rng.u8(..10) {
+            0..4 => Op::Read { at: self.at(t), off: self.offset(), len: self.len() },
+            4..6 => Op::Seek { at: self.at(t), off: self.offset(), hole: self.rng.bool() },
+            6 => Op::Stat { path: self.old(t, None) },
+            7 => Op::Readlink { path: self.old(t, Some(FileKind::Symlink)) },
+            8 => Op::Readdir { path: self.old(t, Some(FileKind::Dir)) },
+            _ => Op::ListXattr { path: self.old(t, None) },
+        }
+    }
+}

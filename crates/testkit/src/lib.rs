@@ -1,0 +1,37 @@
+//! Test kit of braidfs: a reference model, random operations, and crash tests that judge by the durability contract.
+//!
+//! - [`model`]: an in-memory file system that is right because it is simple.
+//! - [`ops`]: operations as data, their generator, and how one is done on any [`ops::Subject`].
+//! - [`subject`]: the volume and the model as subjects. [`generate`]: random operations.
+//! - [`run`]: the same operations on a volume and on the model, compared one by one.
+//! - [`walk`]: reads a whole volume into memory, checking what a tree must be; comparison with the model; fsck.
+//! - [`shrink`]: makes a failing sequence short.
+//! - [`crash`]: workloads, crash states and the oracle, each a module of its own.
+//!
+//! Nothing here is part of the product; no test of it depends on time or on the order of threads, unless it says so.
+
+pub mod crash;
+pub mod generate;
+pub mod model;
+pub mod ops;
+pub mod run;
+pub mod shrink;
+pub mod sparse;
+pub mod subject;
+pub mod walk;
+
+/// A number from the environment, or `default`; the name of a test's knob is part of its documentation.
+///
+/// # Panics
+/// Where the variable is set to something that is no number: a typo must not pass as the default.
+pub fn env_number(name: &str, default: u64) -> u64 {
+    match std::env::var(name) {
+        Ok(v) => v.parse().unwrap_or_else(|_| panic!("{name}={v} is no number")),
+        Err(_) => default,
+    }
+}
+
+/// The seed of a run: `BRAIDFS_SEED` to replay one, else a new one. Print it.
+pub fn seed() -> u64 {
+    env_number("BRAIDFS_SEED", fastrand::u64(..))
+}

@@ -1,0 +1,500 @@
+//! Operations as data, and how one is done on a [`Subject`]: the volume, the model, or what else wants comparing.
+//!
+//! An operation names its objects by path (walked with `lookup`, never following symlinks) or by the number of a slot
+//! that holds an open file, so that it means something after others were taken out of the sequence: shrinking needs that.
+
+use crate::model;
+use braidfs::{Error, FallocMode, FileKind, NewNode, RenameMode, Result, SetAttr, SetTime, Timestamp, XattrMode};
+use std::collections::BTreeSet;
+
+/// A path from the root without a slash in front; a slash at the end or a `.` means nothing special.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct P(pub &'static str);
+
+impl P {
+    /// From a made-up string. The memory is kept for good, one copy of each path.
+    pub fn new(path: &str) -> Self {
+        static ALL: std::sync::Mutex<BTreeSet<&'static str>> = std::sync::Mutex::new(BTreeSet::new());
+        let mut all = ALL.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Some(p) = all.get(path) {
+            return P(p);
+        }
+        let p: &'static str = Box::leak(path.into());
+        all.insert(p);
+        P(p)
+    }
+
+    /// Directory and last name.
+    pub fn split(self) -> (P, &'static str) {
+        match self.0.rsplit_once('/') {
+            Some((dir, name)) => (P(dir), name),
+            None => (P(""), self.0),
+        }
+    }
+
+    /// A name in this directory.
+    pub fn join(self, name: &str) -> P {
+        if self.0.is_empty() { P::new(name) } else { P::new(&format!("{}/{name}", self.0)) }
+    }
+}
+
+/// A file by path or an open one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum At {
+    /// By path.
+    Path(P),
+    /// Open in this slot.
+    Slot(u8),
+}
+use At::{Path, Slot};
+
+/// Number of slots for open files.
+pub const SLOTS: usize = 4;
+
+/// An operation.
+#[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs)] // The fields are the arguments of the call of the same name.
+pub enum Op {
+    /// Anything with a name but symlinks.
+    Create {
+        path: P,
+        kind: FileKind,
+        mode: u32,
+    },
+    Symlink {
+        path: P,
+        target: P,
+    },
+    Link {
+        from: P,
+        to: P,
+    },
+    Unlink {
+        path: P,
+    },
+    Rmdir {
+        path: P,
+    },
+    Rename {
+        from: P,
+        to: P,
+        mode: RenameMode,
+    },
+    Tmpfile {
+        dir: P,
+        slot: u8,
+    },
+    /// `linkat` of an open file.
+    LinkSlot {
+        slot: u8,
+        to: P,
+    },
+    Open {
+        path: P,
+        slot: u8,
+    },
+    Close {
+        slot: u8,
+    },
+    Write {
+        at: At,
+        off: u64,
+        len: u32,
+        seed: u32,
+    },
+    Append {
+        at: At,
+        len: u32,
+        seed: u32,
+    },
+    Truncate {
+        at: At,
+        size: u64,
+    },
+    Fallocate {
+        at: At,
+        mode: FallocMode,
+        off: u64,
+        len: u64,
+    },
+    CopyRange {
+        from: P,
+        from_off: u64,
+        to: P,
+        to_off: u64,
+        len: u64,
+    },
+    Read {
+        at: At,
+        off: u64,
+        len: u32,
+    },
+    Seek {
+        at: At,
+        off: u64,
+        hole: bool,
+    },
+    SetMode {
+        path: P,
+        mode: u32,
+    },
+    SetOwner {
+        path: P,
+        uid: u32,
+        gid: u32,
+    },
+    SetMtime {
+        path: P,
+        sec: i64,
+    },
+    SetXattr {
+        path: P,
+        name: P,
+        len: u32,
+        seed: u32,
+        mode: XattrMode,
+    },
+    GetXattr {
+        path: P,
+        name: P,
+    },
+    ListXattr {
+        path: P,
+    },
+    RemoveXattr {
+        path: P,
+        name: P,
+    },
+    Stat {
+        path: P,
+    },
+    Readlink {
+        path: P,
+    },
+    Readdir {
+        path: P,
+    },
+    Fsync {
+        at: At,
+        data_only: bool,
+    },
+    Sync,
+}
+
+/// The operation as Rust code, for `tests/regressions.rs`.
+pub fn to_rust(op: &Op) -> String {
+    let text = format!("Op::{op:?}").replace("at: ", "at: At::").replace("kind: ", "kind: FileKind::");
+    let mode = match op {
+        Op::Rename { .. } => "mode: RenameMode::",
+        Op::Fallocate { .. } => "mode: FallocMode::",
+        Op::SetXattr { .. } => "mode: XattrMode::",
+        _ => "mode: ",
+    };
+    text.replace("mode: ", mode)
+}
+
+/// Bytes that a write with this seed puts at `off`: they tell who wrote them, and where.
+pub fn fill(seed: u32, off: u64, len: usize) -> Vec<u8> {
+    let word = |i: u64| {
+        let mut z = i.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(seed).wrapping_mul(0xd6e8_feb8_6659_fd93);
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z ^ (z >> 27)
+    };
+    let mut out = Vec::with_capacity(len + 16);
+    let mut i = off / 8;
+    let skip = (off % 8) as usize;
+    while out.len() < len + skip {
+        out.extend_from_slice(&word(i).to_le_bytes());
+        i += 1;
+    }
+    out.drain(..skip);
+    out.truncate(len);
+    out
+}
+
+/// What an operation answered.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Out<Id> {
+    /// Nothing but success.
+    Unit,
+    /// An object was made.
+    Made(Id),
+    /// A length or offset.
+    Number(u64),
+    /// Content.
+    Bytes(Vec<u8>),
+    /// A set of names.
+    Names(BTreeSet<Vec<u8>>),
+    /// Attributes and, where it is known, the modification time.
+    Stat(model::Stat, Option<Timestamp>),
+}
+
+/// A file system that [`perform`] can work on.
+pub trait Subject {
+    /// Names an object.
+    type Id: Copy + std::fmt::Debug + PartialEq;
+    /// An open file.
+    type File;
+    /// The root directory.
+    fn root(&self) -> Self::Id;
+    /// Inode of an open file.
+    fn id(&self, file: &Self::File) -> Self::Id;
+    /// See the method of the same name of [`braidfs::Volume`] (as all below).
+    fn lookup(&mut self, dir: Self::Id, name: &[u8]) -> Result<Self::Id>;
+    #[allow(missing_docs)]
+    fn stat(&mut self, id: Self::Id) -> Result<(model::Stat, Option<Timestamp>)>;
+    #[allow(missing_docs)]
+    fn create(&mut self, dir: Self::Id, name: &[u8], new: &NewNode<'_>) -> Result<Self::Id>;
+    #[allow(missing_docs)]
+    fn tmpfile(&mut self, dir: Self::Id, new: &NewNode<'_>) -> Result<(Self::Id, Self::File)>;
+    #[allow(missing_docs)]
+    fn link(&mut self, id: Self::Id, dir: Self::Id, name: &[u8]) -> Result<()>;
+    #[allow(missing_docs)]
+    fn unlink(&mut self, dir: Self::Id, name: &[u8]) -> Result<()>;
+    #[allow(missing_docs)]
+    fn rmdir(&mut self, dir: Self::Id, name: &[u8]) -> Result<()>;
+    #[allow(missing_docs)]
+    fn rename(&mut self, a: Self::Id, n: &[u8], b: Self::Id, m: &[u8], mode: RenameMode) -> Result<()>;
+    #[allow(missing_docs)]
+    fn readlink(&mut self, id: Self::Id) -> Result<Vec<u8>>;
+    /// Names without `.` and `..`; a name given twice is an error of the subject that it panics about.
+    fn readdir(&mut self, dir: Self::Id) -> Result<BTreeSet<Vec<u8>>>;
+    #[allow(missing_docs)]
+    fn open(&mut self, id: Self::Id) -> Result<Self::File>;
+    #[allow(missing_docs)]
+    fn close(&mut self, file: Self::File);
+    #[allow(missing_docs)]
+    fn read(&mut self, file: &Self::File, off: u64, len: usize) -> Result<Vec<u8>>;
+    #[allow(missing_docs)]
+    fn write(&mut self, file: &Self::File, off: u64, data: &[u8]) -> Result<usize>;
+    #[allow(missing_docs)]
+    fn append(&mut self, file: &Self::File, data: &[u8]) -> Result<u64>;
+    #[allow(missing_docs)]
+    fn fallocate(&mut self, file: &Self::File, mode: FallocMode, off: u64, len: u64) -> Result<()>;
+    #[allow(missing_docs)]
+    fn seek(&mut self, file: &Self::File, off: u64, hole: bool) -> Result<u64>;
+    #[allow(missing_docs)]
+    fn copy_range(&mut self, a: &Self::File, off: u64, b: &Self::File, to: u64, len: u64) -> Result<u64>;
+    #[allow(missing_docs)]
+    fn setattr(&mut self, id: Self::Id, set: &SetAttr) -> Result<()>;
+    #[allow(missing_docs)]
+    fn setxattr(&mut self, id: Self::Id, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()>;
+    #[allow(missing_docs)]
+    fn getxattr(&mut self, id: Self::Id, name: &[u8]) -> Result<Vec<u8>>;
+    #[allow(missing_docs)]
+    fn listxattr(&mut self, id: Self::Id) -> Result<BTreeSet<Vec<u8>>>;
+    #[allow(missing_docs)]
+    fn removexattr(&mut self, id: Self::Id, name: &[u8]) -> Result<()>;
+    #[allow(missing_docs)]
+    fn fsync(&mut self, id: Self::Id, data_only: bool) -> Result<()>;
+    #[allow(missing_docs)]
+    fn sync(&mut self) -> Result<()>;
+}
+
+/// Open files of a subject.
+pub type Slots<S> = [Option<<S as Subject>::File>; SLOTS];
+
+/// Walks a path.
+///
+/// # Errors
+/// Of the lookups.
+pub fn walk_path<S: Subject>(s: &mut S, path: P) -> Result<S::Id> {
+    let mut at = s.root();
+    for name in path.0.split('/').filter(|n| !n.is_empty()) {
+        at = s.lookup(at, name.as_bytes())?;
+    }
+    Ok(at)
+}
+
+fn parent<S: Subject>(s: &mut S, path: P) -> Result<(S::Id, &'static [u8])> {
+    let (dir, name) = path.split();
+    Ok((walk_path(s, dir)?, name.as_bytes()))
+}
+
+fn open_file<S: Subject>(s: &mut S, path: P) -> Result<S::File> {
+    let id = walk_path(s, path)?;
+    match s.stat(id)?.0.kind {
+        FileKind::File => s.open(id),
+        FileKind::Dir => Err(Error::IsDir),
+        _ => Err(Error::Invalid("no regular file")),
+    }
+}
+
+/// With the file that `at` names: opened for the occasion, or from its slot.
+fn with_file<S: Subject, T>(
+    s: &mut S,
+    slots: &mut Slots<S>,
+    at: At,
+    f: impl FnOnce(&mut S, &S::File) -> Result<T>,
+) -> Result<T> {
+    match at {
+        Path(p) => {
+            let file = open_file(s, p)?;
+            let r = f(s, &file);
+            s.close(file);
+            r
+        }
+        Slot(n) => match &slots[usize::from(n) % SLOTS] {
+            Some(file) => f(s, file),
+            None => Err(Error::BadHandle),
+        },
+    }
+}
+
+fn put<S: Subject>(s: &mut S, slots: &mut Slots<S>, slot: u8, file: S::File) {
+    if let Some(old) = slots[usize::from(slot) % SLOTS].replace(file) {
+        s.close(old);
+    }
+}
+
+/// Linux keeps `user.*` attributes to files and directories; a front end's duty, so it is done here.
+fn may_have_xattr<S: Subject>(s: &mut S, id: S::Id, name: P) -> Result<()> {
+    let kind = s.stat(id)?.0.kind;
+    if name.0.starts_with("user.") && !matches!(kind, FileKind::File | FileKind::Dir) {
+        return Err(Error::Perm);
+    }
+    Ok(())
+}
+
+/// Does an operation.
+///
+/// # Errors
+/// Of the subject.
+pub fn perform<S: Subject>(s: &mut S, slots: &mut Slots<S>, op: &Op) -> Result<Out<S::Id>> {
+    let new = |kind, mode| NewNode { kind, mode, umask: 0, rdev: 0x0103, target: b"" };
+    match *op {
+        Op::Create { path, kind, mode } => {
+            let (dir, name) = parent(s, path)?;
+            s.create(dir, name, &new(kind, mode)).map(Out::Made)
+        }
+        Op::Symlink { path, target } => {
+            let (dir, name) = parent(s, path)?;
+            let new = NewNode { target: target.0.as_bytes(), ..new(FileKind::Symlink, 0o777) };
+            s.create(dir, name, &new).map(Out::Made)
+        }
+        Op::Link { from, to } => {
+            let id = walk_path(s, from)?;
+            let (dir, name) = parent(s, to)?;
+            s.link(id, dir, name).map(|()| Out::Unit)
+        }
+        Op::Unlink { path } => {
+            let (dir, name) = parent(s, path)?;
+            s.unlink(dir, name).map(|()| Out::Unit)
+        }
+        Op::Rmdir { path } => {
+            let (dir, name) = parent(s, path)?;
+            s.rmdir(dir, name).map(|()| Out::Unit)
+        }
+        Op::Rename { from, to, mode } => {
+            let (a, n) = parent(s, from)?;
+            let (b, m) = parent(s, to)?;
+            s.rename(a, n, b, m, mode).map(|()| Out::Unit)
+        }
+        Op::Tmpfile { dir, slot } => {
+            let dir = walk_path(s, dir)?;
+            let (id, file) = s.tmpfile(dir, &new(FileKind::File, 0o600))?;
+            put(s, slots, slot, file);
+            Ok(Out::Made(id))
+        }
+        Op::LinkSlot { slot, to } => {
+            let (dir, name) = parent(s, to)?;
+            with_file(s, slots, Slot(slot), |s, f| s.link(s.id(f), dir, name)).map(|()| Out::Unit)
+        }
+        Op::Open { path, slot } => {
+            let file = open_file(s, path)?;
+            put(s, slots, slot, file);
+            Ok(Out::Unit)
+        }
+        Op::Close { slot } => {
+            if let Some(f) = slots[usize::from(slot) % SLOTS].take() {
+                s.close(f);
+            }
+            Ok(Out::Unit)
+        }
+        Op::Write { at, off, len, seed } => with_file(s, slots, at, |s, f| {
+            s.write(f, off, &fill(seed, off, len as usize)).map(|n| Out::Number(n as u64))
+        }),
+        Op::Append { at, len, seed } => {
+            with_file(s, slots, at, |s, f| s.append(f, &fill(seed, 0, len as usize)).map(Out::Number))
+        }
+        Op::Truncate { at, size } => {
+            let set = SetAttr { size: Some(size), ..SetAttr::default() };
+            match at {
+                Path(p) => walk_path(s, p).and_then(|id| s.setattr(id, &set)),
+                Slot(_) => with_file(s, slots, at, |s, f| s.setattr(s.id(f), &set)),
+            }
+            .map(|()| Out::Unit)
+        }
+        Op::Fallocate { at, mode, off, len } => {
+            with_file(s, slots, at, |s, f| s.fallocate(f, mode, off, len)).map(|()| Out::Unit)
+        }
+        Op::CopyRange { from, from_off, to, to_off, len } => {
+            with_file(s, slots, Path(from), |s, a| {
+                let b = open_file(s, to)?;
+                // Overlapping ranges of one file are refused by the VFS.
+                let r = if s.id(a) == s.id(&b) {
+                    Err(Error::Invalid("the same file"))
+                } else {
+                    s.copy_range(a, from_off, &b, to_off, len)
+                };
+                s.close(b);
+                r.map(Out::Number)
+            })
+        }
+        Op::Read { at, off, len } => with_file(s, slots, at, |s, f| s.read(f, off, len as usize)).map(Out::Bytes),
+        Op::Seek { at, off, hole } => with_file(s, slots, at, |s, f| s.seek(f, off, hole)).map(Out::Number),
+        Op::SetMode { path, mode } => {
+            let id = walk_path(s, path)?;
+            // setuid and setgid of files are cleared by calls in ways that are the front end's to say.
+            let mode = if s.stat(id)?.0.kind == FileKind::Dir { mode } else { mode & 0o1777 };
+            s.setattr(id, &SetAttr { mode: Some(mode), ..SetAttr::default() }).map(|()| Out::Unit)
+        }
+        Op::SetOwner { path, uid, gid } => {
+            let id = walk_path(s, path)?;
+            s.setattr(id, &SetAttr { uid: Some(uid), gid: Some(gid), ..SetAttr::default() }).map(|()| Out::Unit)
+        }
+        Op::SetMtime { path, sec } => {
+            let id = walk_path(s, path)?;
+            let mtime = Some(SetTime::At(Timestamp { sec, nsec: 7 }));
+            s.setattr(id, &SetAttr { mtime, ..SetAttr::default() }).map(|()| Out::Unit)
+        }
+        Op::SetXattr { path, name, len, seed, mode } => {
+            let id = walk_path(s, path)?;
+            may_have_xattr(s, id, name)?;
+            s.setxattr(id, name.0.as_bytes(), &fill(seed, 0, len as usize), mode).map(|()| Out::Unit)
+        }
+        Op::GetXattr { path, name } => {
+            let id = walk_path(s, path)?;
+            s.getxattr(id, name.0.as_bytes()).map(Out::Bytes)
+        }
+        Op::ListXattr { path } => {
+            let id = walk_path(s, path)?;
+            s.listxattr(id).map(Out::Names)
+        }
+        Op::RemoveXattr { path, name } => {
+            let id = walk_path(s, path)?;
+            may_have_xattr(s, id, name)?;
+            s.removexattr(id, name.0.as_bytes()).map(|()| Out::Unit)
+        }
+        Op::Stat { path } => {
+            let id = walk_path(s, path)?;
+            s.stat(id).map(|(stat, mtime)| Out::Stat(stat, mtime))
+        }
+        Op::Readlink { path } => {
+            let id = walk_path(s, path)?;
+            s.readlink(id).map(Out::Bytes)
+        }
+        Op::Readdir { path } => {
+            let id = walk_path(s, path)?;
+            s.readdir(id).map(Out::Names)
+        }
+        Op::Fsync { at, data_only } => {
+            let id = match at {
+                Path(p) => walk_path(s, p)?,
+                Slot(_) => with_file(s, slots, at, |s, f| Ok(s.id(f)))?,
+            };
+            s.fsync(id, data_only).map(|()| Out::Unit)
+        }
+        Op::Sync => s.sync().map(|()| Out::Unit),
+    }
+}

@@ -1,0 +1,465 @@
+//! The same operations on a volume and on the model, compared one by one; with remounts and crashes in between.
+//!
+//! Everything is single-threaded and nothing commits by itself, so a list of [`Act`]s replays exactly.
+
+use crate::crash::history::{History, Synced};
+use crate::crash::{oracle, states};
+use crate::generate::{Generator, Profile};
+use crate::model::{self, Ino, Model};
+use crate::ops::{At, Op, Out, SLOTS, Slots, perform, to_rust, walk_path};
+use crate::subject::{Key, OnVolume};
+use crate::walk::{ROOT_KEY, fsck, walk};
+use braidfs::{AtimeMode, DataMode, Error, MkfsOptions, MountOptions, Placement, Timestamp, Volume, mkfs};
+use braidfs_device::{Device, Image, MemDevice, RecordDevice};
+use std::collections::{BTreeMap, BTreeSet};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
+
+/// A clock that counts its readings, so that no two changes have the same time and no run depends on the real one.
+pub fn test_clock() -> Timestamp {
+    static TICKS: AtomicI64 = AtomicI64::new(0);
+    let t = TICKS.fetch_add(1, Ordering::Relaxed);
+    Timestamp { sec: 1_700_000_000 + t / 1000, nsec: (t % 1000) as u32 * 1_000_000 }
+}
+
+/// Options with which nothing happens but what the test does: no interval commit, no cleaner, no access times.
+pub fn quiet_mount(data: DataMode) -> MountOptions {
+    MountOptions {
+        data,
+        commit_interval: Duration::from_secs(1_000_000),
+        atime: AtimeMode::Noatime,
+        cache_bytes: 16 << 20,
+        background: false,
+        clock: Some(test_clock),
+        ..MountOptions::default()
+    }
+}
+
+/// The volume that a run uses.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// Bytes of the device.
+    pub bytes: u64,
+    /// For mkfs.
+    pub mkfs: MkfsOptions,
+    /// For mount.
+    pub data: DataMode,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        let mkfs = MkfsOptions {
+            domains: Some(3),
+            group_bytes: Some(4 << 20),
+            journal_bytes: Some(512 << 10),
+            mlogs: Some(2),
+            uuid: Some(*b"braidfs-testkit!"),
+            ..MkfsOptions::default()
+        };
+        Self { bytes: 64 << 20, mkfs, data: DataMode::Ordered }
+    }
+}
+
+impl Setup {
+    /// One of the combinations of options that matter for correctness.
+    pub fn vary(seed: u64) -> Self {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let mut s = Self::default();
+        let placements = [Placement::Dirs, Placement::Spread, Placement::Inherit];
+        s.mkfs.placement = rng.choice(placements).unwrap_or(Placement::Dirs);
+        s.mkfs.domains = Some(rng.u16(1..5));
+        s.mkfs.inline_max = rng.choice([0, 200, 3400]).unwrap_or(0);
+        s.mkfs.data_checksums = rng.bool();
+        s.mkfs.mlogs = Some(rng.u16(1..3));
+        s.data = if rng.u8(..4) == 0 { DataMode::Journal } else { DataMode::Ordered };
+        s
+    }
+
+    /// A new, empty volume.
+    ///
+    /// # Errors
+    /// Of mkfs.
+    pub fn format(&self) -> Result<Image, String> {
+        let device = Arc::new(MemDevice::new(self.bytes / braidfs_device::BLOCK_BYTES as u64));
+        mkfs::format(&[device.clone() as Arc<dyn Device>], &self.mkfs).map_err(|e| format!("mkfs: {e}"))?;
+        Ok(device.snapshot())
+    }
+}
+
+/// A step of a run.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Act {
+    /// An operation.
+    Do(Op),
+    /// Compare the whole tree.
+    Compare,
+    /// Unmount, fsck, mount, compare.
+    Remount,
+    /// Lose power at a place that the seed gives; recover; judge; go on from there.
+    Crash {
+        /// Chooses the place and what of the unflushed writes survives.
+        seed: u64,
+    },
+}
+
+/// Acts as Rust code.
+pub fn acts_to_rust(acts: &[Act]) -> String {
+    let line = |a: &Act| match a {
+        Act::Do(op) => format!("        Act::Do({}),\n", to_rust(op)),
+        other => format!("        Act::{other:?},\n"),
+    };
+    acts.iter().map(line).collect()
+}
+
+/// What a run did.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Stats {
+    /// Operations.
+    pub ops: u64,
+    /// Of them, those that the volume refused (as the model did).
+    pub errors: u64,
+    /// Skipped, as the volume was full.
+    pub full: u64,
+    /// Crashes survived.
+    pub crashes: u64,
+}
+
+/// A volume and its model.
+pub struct Runner {
+    setup: Setup,
+    device: Arc<RecordDevice>,
+    vol: Option<Volume>,
+    /// The model, equal to the volume after every operation.
+    pub model: Model,
+    keys: BTreeMap<Ino, Key>,
+    used: BTreeSet<Key>,
+    on_volume: Slots<OnVolume<'static>>,
+    on_model: [Option<Ino>; SLOTS],
+    /// What happened since the mount.
+    pub history: History,
+    /// Counters.
+    pub stats: Stats,
+}
+
+fn guarded<T>(f: impl FnOnce() -> T) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(f)).map_err(|p| {
+        let text = p.downcast_ref::<String>().map(String::as_str).or_else(|| p.downcast_ref::<&str>().copied());
+        format!("panic: {}", text.unwrap_or("?"))
+    })
+}
+
+impl Runner {
+    /// Mounts a volume that equals `model`.
+    ///
+    /// # Errors
+    /// Of the mount.
+    pub fn new(setup: &Setup, image: Image, model: Model, keys: BTreeMap<Ino, Key>) -> Result<Self, String> {
+        let device = Arc::new(RecordDevice::new(image));
+        let vol = mount(&[device.clone() as Arc<dyn Device>], setup.data)?;
+        let history = History::new(model.clone(), keys.clone());
+        Ok(Self {
+            setup: setup.clone(),
+            device,
+            vol: Some(vol),
+            used: keys.values().copied().collect(),
+            model,
+            keys,
+            on_volume: Default::default(),
+            on_model: Default::default(),
+            history,
+            stats: Stats::default(),
+        })
+    }
+
+    /// Mounts an empty volume.
+    ///
+    /// # Errors
+    /// Of mkfs and mount.
+    pub fn empty(setup: &Setup) -> Result<Self, String> {
+        Self::new(setup, setup.format()?, Model::default(), BTreeMap::from([(model::ROOT, ROOT_KEY)]))
+    }
+
+    /// The device that it is mounted on.
+    pub fn device(&self) -> &Arc<RecordDevice> {
+        &self.device
+    }
+
+    /// The volume, while it is mounted.
+    ///
+    /// # Errors
+    /// When it is not.
+    pub fn volume(&self) -> Result<&Volume, String> {
+        self.vol.as_ref().ok_or_else(|| "not mounted".into())
+    }
+
+    /// Key of an inode of the model.
+    pub fn keys(&self) -> &BTreeMap<Ino, Key> {
+        &self.keys
+    }
+
+    /// Whether Linux front ends would refuse the call before it reaches a file system, or its answer is not defined.
+    fn undefined(&self, op: &Op) -> bool {
+        match op {
+            Op::LinkSlot { slot, .. } => self.on_model[usize::from(*slot) % SLOTS]
+                .and_then(|i| self.model.node(i))
+                .is_some_and(|n| n.links.is_empty() && !n.linkable),
+            _ => false,
+        }
+    }
+
+    fn synced(&self, op: &Op) -> Option<Synced> {
+        match op {
+            Op::Sync => Some(Synced::All),
+            Op::Fsync { at, data_only } => {
+                let ino = match at {
+                    At::Path(p) => walk_path(&mut self.model.clone(), *p).ok()?,
+                    At::Slot(n) => self.on_model[usize::from(*n) % SLOTS]?,
+                };
+                Some(Synced::One { ino, data_only: *data_only })
+            }
+            _ => None,
+        }
+    }
+
+    /// Does one operation on both.
+    ///
+    /// # Errors
+    /// How they differ.
+    pub fn apply(&mut self, op: &Op) -> Result<(), String> {
+        if self.undefined(op) {
+            return Ok(());
+        }
+        let vol = self.vol.as_ref().ok_or("not mounted")?;
+        let slots = &mut self.on_volume;
+        let got = guarded(|| perform(&mut OnVolume(vol), slots, op)).map_err(|e| format!("{}: {e}", to_rust(op)))?;
+        self.stats.ops += 1;
+        if matches!(got, Err(Error::NoSpace)) {
+            self.stats.full += 1;
+            return Ok(());
+        }
+        let sync = self.synced(op);
+        if let Op::Seek { at, off, hole } = op {
+            return self.check_seek(*at, *off, *hole, got);
+        }
+        let want = perform(&mut self.model, &mut self.on_model, op);
+        let differ = |g: &dyn std::fmt::Debug, w: &dyn std::fmt::Debug| {
+            let cut =
+                |s: String| if s.len() > 400 { format!("{}…", s.chars().take(400).collect::<String>()) } else { s };
+            Err(format!("{}: volume {}, model {}", to_rust(op), cut(format!("{g:?}")), cut(format!("{w:?}"))))
+        };
+        match (got, want) {
+            (Ok(Out::Made(key)), Ok(Out::Made(ino))) => {
+                if !self.used.insert(key) {
+                    return Err(format!("{}: {key:?} is (or was) another inode's number and generation", to_rust(op)));
+                }
+                self.keys.insert(ino, key);
+                self.history.keys.insert(ino, key);
+            }
+            (Ok(Out::Stat(g, gt)), Ok(Out::Stat(w, wt))) => {
+                if g != w || (wt.is_some() && wt != gt) {
+                    return differ(&(g, gt), &(w, wt));
+                }
+            }
+            (Ok(Out::Bytes(g)), Ok(Out::Bytes(w))) => {
+                if g != w {
+                    let at = g.iter().zip(&w).position(|(a, b)| a != b);
+                    return differ(&(g.len(), at), &w.len());
+                }
+            }
+            (Ok(Out::Unit), Ok(Out::Unit)) => {}
+            (Ok(Out::Number(g)), Ok(Out::Number(w))) if g == w => {}
+            (Ok(Out::Names(g)), Ok(Out::Names(w))) if g == w => {}
+            (Err(g), Err(w)) if g.errno() == w.errno() => self.stats.errors += 1,
+            (g, w) => return differ(&g, &w),
+        }
+        self.history.push(op, &self.model, self.device.log_len(), sync);
+        Ok(())
+    }
+
+    fn check_seek(&mut self, at: At, off: u64, hole: bool, got: braidfs::Result<Out<Key>>) -> Result<(), String> {
+        let what = || format!("seek {at:?} {off} hole {hole}");
+        let probe = perform(&mut self.model, &mut self.on_model, &Op::Read { at, off: 0, len: 0 });
+        if let Err(want) = probe {
+            return match got {
+                Err(g) if g.errno() == want.errno() => Ok(()),
+                g => Err(format!("{}: volume {g:?}, model {want:?}", what())),
+            };
+        }
+        let ino = match at {
+            At::Path(p) => walk_path(&mut self.model, p).ok(),
+            At::Slot(n) => self.on_model[usize::from(n) % SLOTS],
+        };
+        let answer = got.map(|o| if let Out::Number(n) = o { n } else { u64::MAX });
+        match ino.map(|i| self.model.seek_allows(i, off, hole, &answer)) {
+            Some(Ok(true)) => Ok(()),
+            _ => Err(format!("{}: answer {answer:?} passes over data or is out of range", what())),
+        }
+    }
+
+    /// Compares the whole tree.
+    ///
+    /// # Errors
+    /// The first difference.
+    pub fn compare(&self) -> Result<(), String> {
+        let vol = self.volume()?;
+        guarded(|| walk(vol))??.compare(&self.model, &self.keys)
+    }
+
+    fn close_slots(&mut self) {
+        self.on_volume = Default::default();
+        self.on_model = Default::default();
+        self.model.close_all();
+    }
+
+    /// Unmounts, checks with fsck and mounts again. Open files are lost.
+    ///
+    /// # Errors
+    /// Of any of it, or a difference to the model afterwards.
+    pub fn remount(&mut self) -> Result<(), String> {
+        let vol = self.vol.take().ok_or("not mounted")?;
+        guarded(|| vol.unmount())?.map_err(|e| format!("unmount: {e}"))?;
+        self.close_slots();
+        let image = states::final_image(&self.device);
+        fsck(&[Arc::new(MemDevice::from_image(image.clone()))]).map_err(|e| format!("after an unmount: {e}"))?;
+        self.restart(image)?;
+        self.compare().map_err(|e| format!("after a remount: {e}"))
+    }
+
+    fn restart(&mut self, image: Image) -> Result<(), String> {
+        let next = Self::new(&self.setup, image, self.model.clone(), self.keys.clone())?;
+        let (stats, used) = (self.stats, std::mem::take(&mut self.used));
+        *self = next;
+        self.stats = stats;
+        self.used.extend(used);
+        Ok(())
+    }
+
+    /// Loses power, recovers, judges by the contract, and goes on with what there is.
+    ///
+    /// # Errors
+    /// What the contract does not allow.
+    pub fn crash(&mut self, seed: u64) -> Result<(), String> {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let vol = self.vol.take().ok_or("not mounted")?;
+        guarded(|| vol.crash())?;
+        self.close_slots();
+        let state = states::random(&self.device, &mut rng);
+        let image = state.image(&self.device);
+        let device: Arc<dyn Device> = Arc::new(MemDevice::from_image(image.clone()));
+        let vol =
+            mount(std::slice::from_ref(&device), self.setup.data).map_err(|e| format!("{state}: recovery: {e}"))?;
+        let seen = guarded(|| walk(&vol))?.map_err(|e| format!("{state}: after recovery: {e}"))?;
+        let judge = oracle::Oracle::new(&self.history, self.history.completed(state.upto));
+        judge.judge(&seen).map_err(|e| format!("{state}: {e}"))?;
+        guarded(|| vol.unmount())?.map_err(|e| format!("{state}: unmount after recovery: {e}"))?;
+        fsck(&[device]).map_err(|e| format!("{state}: after recovery and unmount: {e}"))?;
+
+        // Goes on from the image before that recovery: this one is recorded, so that a crash in it is found too.
+        let in_place: BTreeSet<Key> = self.history.ever_in_place();
+        let (mut model, keys) = seen.to_model(|k| in_place.contains(&k));
+        // Relinking a lost entry may touch its directory, each time anew.
+        model.forget_dir_times();
+        self.model = model;
+        self.keys = keys;
+        self.restart(image)?;
+        self.compare().map_err(|e| format!("{state}: recovering twice gives another state: {e}"))?;
+        self.stats.crashes += 1;
+        // What the crash lost has lost its number too, so it may be given again with the same generation.
+        self.used = self.keys.values().copied().collect();
+        Ok(())
+    }
+
+    /// Loses power, and that is it.
+    pub fn abandon(mut self) {
+        if let Some(vol) = self.vol.take() {
+            vol.crash();
+        }
+    }
+
+    /// Unmounts with what is open.
+    ///
+    /// # Errors
+    /// Of the unmount.
+    pub fn unmount(mut self) -> Result<(), String> {
+        let vol = self.vol.take().ok_or("not mounted")?;
+        guarded(|| vol.unmount())?.map_err(|e| format!("unmount: {e}"))
+    }
+
+    /// Does one step.
+    ///
+    /// # Errors
+    /// What was wrong.
+    pub fn act(&mut self, act: &Act) -> Result<(), String> {
+        match act {
+            Act::Do(op) => self.apply(op),
+            Act::Compare => self.compare(),
+            Act::Remount => self.remount(),
+            Act::Crash { seed } => self.crash(*seed),
+        }
+    }
+
+    /// Unmounts at the end of a run and checks what is left.
+    ///
+    /// # Errors
+    /// What was wrong.
+    pub fn finish(mut self) -> Result<Stats, String> {
+        self.compare()?;
+        self.remount()?;
+        if let Some(vol) = self.vol.take() {
+            vol.unmount().map_err(|e| format!("unmount: {e}"))?;
+        }
+        Ok(self.stats)
+    }
+}
+
+/// Mounts with [`quiet_mount`]; a panic is an error.
+///
+/// # Errors
+/// Of the mount.
+pub fn mount(devices: &[Arc<dyn Device>], data: DataMode) -> Result<Volume, String> {
+    guarded(|| Volume::mount(devices.to_vec(), quiet_mount(data)))?.map_err(|e| format!("mount: {e}"))
+}
+
+/// Runs a list of acts on a new volume.
+///
+/// # Errors
+/// What was wrong, and at which act.
+pub fn replay(setup: &Setup, acts: &[Act]) -> Result<Stats, String> {
+    let mut r = Runner::empty(setup)?;
+    for (i, a) in acts.iter().enumerate() {
+        guarded(|| r.act(a)).and_then(|x| x).map_err(|e| format!("act {i} of {}: {e}", acts.len()))?;
+    }
+    r.finish().map_err(|e| format!("at the end: {e}"))
+}
+
+/// Generates and runs `count` acts: operations, with a comparison, a remount or a crash now and then.
+///
+/// # Errors
+/// The acts up to the failing one, and what was wrong.
+pub fn random_run(
+    setup: &Setup,
+    profile: Profile,
+    seed: u64,
+    count: usize,
+    crashes: bool,
+) -> Result<Stats, (Vec<Act>, String)> {
+    let mut acts = Vec::new();
+    let mut rng = fastrand::Rng::with_seed(!seed);
+    let mut generator = Generator::new(seed, profile);
+    let mut r = Runner::empty(setup).map_err(|e| (Vec::new(), e))?;
+    for _ in 0..count {
+        let act = match rng.u32(..2000) {
+            0..4 => Act::Remount,
+            4..14 if crashes => Act::Crash { seed: rng.u64(..) },
+            14..20 => Act::Compare,
+            _ => Act::Do(generator.next(&r.model)),
+        };
+        acts.push(act.clone());
+        if let Err(e) = guarded(|| r.act(&act)).and_then(|x| x) {
+            return Err((acts, e));
+        }
+    }
+    r.finish().map_err(|e| (acts, e))
+}

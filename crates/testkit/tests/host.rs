@@ -1,0 +1,307 @@
+//! The model against Linux itself: the same random operations on a directory of the host's file system (tmpfs).
+//!
+//! Needs root, for device files and `trusted.*` attributes; elsewhere it says so and passes. A difference is an error of
+//! the model.
+
+use braidfs::{Error, FallocMode, FileKind, NewNode, RenameMode, Result, SetAttr, SetTime, Timestamp, XattrMode};
+use braidfs_testkit::generate::{Generator, Profile};
+use braidfs_testkit::model::{Model, Stat};
+use braidfs_testkit::ops::{At, Op, Out, Slots, Subject, perform, to_rust, walk_path};
+use rustix::fs::{self, AtFlags, CWD, Mode, OFlags, RenameFlags, XattrFlags};
+use rustix::io::Errno;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+
+/// Holds every inode that it ever saw, so that no number is used twice. An id is an inode number.
+struct Host {
+    root: u64,
+    held: BTreeMap<u64, OwnedFd>,
+}
+
+fn error(e: Errno) -> Error {
+    match e {
+        Errno::NOENT => Error::NotFound,
+        Errno::EXIST => Error::Exists,
+        Errno::NOTDIR => Error::NotDir,
+        Errno::ISDIR => Error::IsDir,
+        Errno::NOTEMPTY => Error::NotEmpty,
+        Errno::NOSPC => Error::NoSpace,
+        Errno::NAMETOOLONG => Error::NameTooLong,
+        Errno::INVAL => Error::Invalid("host"),
+        Errno::PERM => Error::Perm,
+        Errno::ACCESS => Error::Access,
+        Errno::NODATA => Error::NoAttr,
+        Errno::NXIO => Error::NoData,
+        Errno::OPNOTSUPP => Error::Unsupported("host"),
+        Errno::FBIG => Error::TooBig,
+        e => Error::Io(e.into()),
+    }
+}
+
+impl Host {
+    fn hold(&mut self, fd: OwnedFd) -> Result<u64> {
+        let ino = fs::fstat(&fd).map_err(error)?.st_ino;
+        self.held.entry(ino).or_insert(fd);
+        Ok(ino)
+    }
+    fn path(&self, id: u64) -> String {
+        format!("/proc/self/fd/{}", self.held[&id].as_raw_fd())
+    }
+    fn reopen(&self, id: u64, flags: OFlags) -> Result<File> {
+        fs::open(self.path(id), flags | OFlags::CLOEXEC, Mode::empty()).map(File::from).map_err(error)
+    }
+}
+
+impl Subject for Host {
+    type Id = u64;
+    type File = (File, u64);
+
+    fn root(&self) -> u64 {
+        self.root
+    }
+    fn id(&self, file: &Self::File) -> u64 {
+        file.1
+    }
+    fn lookup(&mut self, dir: u64, name: &[u8]) -> Result<u64> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let fd = fs::openat(&self.held[&dir], name, flags, Mode::empty()).map_err(error)?;
+        self.hold(fd)
+    }
+    fn stat(&mut self, id: u64) -> Result<(Stat, Option<Timestamp>)> {
+        let s = fs::fstat(&self.held[&id]).map_err(error)?;
+        let kind = FileKind::from_mode(s.st_mode).ok_or(Error::Stale)?;
+        let size = if matches!(kind, FileKind::File | FileKind::Symlink) { s.st_size as u64 } else { 0 };
+        let (mode, nlink) = (s.st_mode & 0o7777, s.st_nlink as u32);
+        let stat = Stat { kind, mode, uid: s.st_uid, gid: s.st_gid, rdev: s.st_rdev, nlink, size };
+        Ok((stat, Some(Timestamp { sec: s.st_mtime as i64, nsec: s.st_mtime_nsec as u32 })))
+    }
+    fn create(&mut self, dir: u64, name: &[u8], new: &NewNode<'_>) -> Result<u64> {
+        let at = &self.held[&dir];
+        let mode = Mode::from_raw_mode(new.mode);
+        match new.kind {
+            FileKind::Dir => fs::mkdirat(at, name, mode),
+            FileKind::Symlink => fs::symlinkat(new.target, at, name),
+            k => fs::mknodat(at, name, fs::FileType::from_raw_mode(k.mode_bits()), mode, new.rdev),
+        }
+        .map_err(error)?;
+        self.lookup(dir, name)
+    }
+    fn tmpfile(&mut self, dir: u64, new: &NewNode<'_>) -> Result<(u64, Self::File)> {
+        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+        let fd = fs::openat(&self.held[&dir], ".", flags, Mode::from_raw_mode(new.mode)).map_err(error)?;
+        let ino = self.hold(fd.try_clone().map_err(Error::Io)?)?;
+        Ok((ino, (fd.into(), ino)))
+    }
+    fn link(&mut self, id: u64, dir: u64, name: &[u8]) -> Result<()> {
+        fs::linkat(CWD, self.path(id), &self.held[&dir], name, AtFlags::SYMLINK_FOLLOW).map_err(error)
+    }
+    fn unlink(&mut self, dir: u64, name: &[u8]) -> Result<()> {
+        fs::unlinkat(&self.held[&dir], name, AtFlags::empty()).map_err(error)
+    }
+    fn rmdir(&mut self, dir: u64, name: &[u8]) -> Result<()> {
+        fs::unlinkat(&self.held[&dir], name, AtFlags::REMOVEDIR).map_err(error)
+    }
+    fn rename(&mut self, a: u64, n: &[u8], b: u64, m: &[u8], mode: RenameMode) -> Result<()> {
+        let flags = match mode {
+            RenameMode::Replace => RenameFlags::empty(),
+            RenameMode::NoReplace => RenameFlags::NOREPLACE,
+            RenameMode::Exchange => RenameFlags::EXCHANGE,
+        };
+        fs::renameat_with(&self.held[&a], n, &self.held[&b], m, flags).map_err(error)
+    }
+    fn readlink(&mut self, id: u64) -> Result<Vec<u8>> {
+        // Of a descriptor itself, Linux says ENOENT where by path it says EINVAL.
+        match fs::readlinkat(&self.held[&id], "", Vec::new()) {
+            Err(Errno::NOENT) => Err(Error::Invalid("not a symlink")),
+            r => r.map(|s| s.into_bytes()).map_err(error),
+        }
+    }
+    fn readdir(&mut self, dir: u64) -> Result<BTreeSet<Vec<u8>>> {
+        let f = self.reopen(dir, OFlags::RDONLY | OFlags::DIRECTORY)?;
+        let all = fs::Dir::read_from(&f).map_err(error)?;
+        let names = all.map(|e| e.map(|e| e.file_name().to_bytes().to_vec()).map_err(error));
+        names.filter(|n| !matches!(n.as_deref(), Ok(b"." | b".."))).collect()
+    }
+    fn open(&mut self, id: u64) -> Result<Self::File> {
+        Ok((self.reopen(id, OFlags::RDWR)?, id))
+    }
+    fn close(&mut self, file: Self::File) {
+        drop(file);
+    }
+    fn read(&mut self, file: &Self::File, off: u64, len: usize) -> Result<Vec<u8>> {
+        let mut buf = vec![0; len];
+        let n = file.0.read_at(&mut buf, off).map_err(Error::Io)?;
+        buf.truncate(n);
+        Ok(buf)
+    }
+    fn write(&mut self, file: &Self::File, off: u64, data: &[u8]) -> Result<usize> {
+        file.0.write_at(data, off).map_err(Error::Io)
+    }
+    fn append(&mut self, file: &Self::File, data: &[u8]) -> Result<u64> {
+        let at = file.0.metadata().map_err(Error::Io)?.len();
+        self.write(file, at, data)?;
+        Ok(at)
+    }
+    fn fallocate(&mut self, file: &Self::File, mode: FallocMode, off: u64, len: u64) -> Result<()> {
+        use fs::FallocateFlags as F;
+        let keep = |k| if k { F::KEEP_SIZE } else { F::empty() };
+        let flags = match mode {
+            FallocMode::Allocate { keep_size } => keep(keep_size),
+            FallocMode::PunchHole => F::PUNCH_HOLE | F::KEEP_SIZE,
+            // tmpfs has none: the same by two calls.
+            FallocMode::ZeroRange { keep_size } => {
+                fs::fallocate(&file.0, F::PUNCH_HOLE | F::KEEP_SIZE, off, len).map_err(error)?;
+                keep(keep_size)
+            }
+        };
+        fs::fallocate(&file.0, flags, off, len).map_err(error)
+    }
+    fn seek(&mut self, file: &Self::File, off: u64, hole: bool) -> Result<u64> {
+        let from = if hole { fs::SeekFrom::Hole(off) } else { fs::SeekFrom::Data(off) };
+        fs::seek(&file.0, from).map_err(error)
+    }
+    fn copy_range(&mut self, a: &Self::File, off: u64, b: &Self::File, to: u64, len: u64) -> Result<u64> {
+        let data = self.read(a, off, len as usize)?;
+        self.write(b, to, &data).map(|n| n as u64)
+    }
+    fn setattr(&mut self, id: u64, set: &SetAttr) -> Result<()> {
+        if let Some(size) = set.size {
+            let path = std::ffi::CString::new(self.path(id)).map_err(|_| Error::Invalid("path"))?;
+            let f = match self.stat(id)?.0.kind {
+                FileKind::Dir => return Err(Error::IsDir),
+                FileKind::File => fs::open(path, OFlags::WRONLY, Mode::empty()).map_err(error)?,
+                _ => return Err(Error::Invalid("no size")),
+            };
+            fs::ftruncate(f, size).map_err(error)?;
+        }
+        if let Some(mode) = set.mode {
+            // Linux has no permissions on symlinks; braidfs leaves that to the front end.
+            if self.stat(id)?.0.kind == FileKind::Symlink {
+                return Err(Error::Unsupported("permissions of a symlink"));
+            }
+            fs::chmod(self.path(id), Mode::from_raw_mode(mode)).map_err(error)?;
+        }
+        if let (Some(uid), Some(gid)) = (set.uid, set.gid) {
+            let (uid, gid) = (fs::Uid::from_raw(uid), fs::Gid::from_raw(gid));
+            fs::chownat(&self.held[&id], "", Some(uid), Some(gid), AtFlags::EMPTY_PATH).map_err(error)?;
+        }
+        if let Some(SetTime::At(t)) = set.mtime {
+            let time = |s, n| fs::Timespec { tv_sec: s, tv_nsec: n };
+            let times = fs::Timestamps {
+                last_access: time(0, fs::UTIME_OMIT as _),
+                last_modification: time(t.sec, t.nsec as _),
+            };
+            fs::utimensat(CWD, self.path(id), &times, AtFlags::empty()).map_err(error)?;
+        }
+        Ok(())
+    }
+    fn setxattr(&mut self, id: u64, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
+        let flags = match mode {
+            XattrMode::Set => XattrFlags::empty(),
+            XattrMode::Create => XattrFlags::CREATE,
+            XattrMode::Replace => XattrFlags::REPLACE,
+        };
+        fs::setxattr(self.path(id), name, value, flags).map_err(error)
+    }
+    fn getxattr(&mut self, id: u64, name: &[u8]) -> Result<Vec<u8>> {
+        let mut buf = vec![0; 65_536];
+        let n = fs::getxattr(self.path(id), name, &mut buf[..]).map_err(error)?;
+        buf.truncate(n);
+        Ok(buf)
+    }
+    fn listxattr(&mut self, id: u64) -> Result<BTreeSet<Vec<u8>>> {
+        let mut buf = vec![0; 65_536];
+        let n = fs::listxattr(self.path(id), &mut buf[..]).map_err(error)?;
+        Ok(buf[..n].split(|b| *b == 0).filter(|n| !n.is_empty()).map(<[u8]>::to_vec).collect())
+    }
+    fn removexattr(&mut self, id: u64, name: &[u8]) -> Result<()> {
+        fs::removexattr(self.path(id), name).map_err(error)
+    }
+    fn fsync(&mut self, _: u64, _: bool) -> Result<()> {
+        Ok(())
+    }
+    fn sync(&mut self) -> Result<()> {
+        Ok(())
+    }
+}
+
+fn same(got: &Result<Out<u64>>, want: &Result<Out<u64>>) -> bool {
+    match (got, want) {
+        (Ok(Out::Made(_)), Ok(Out::Made(_))) => true,
+        (Ok(Out::Stat(g, t)), Ok(Out::Stat(w, u))) => g == w && (u.is_none() || t == u),
+        (Ok(g), Ok(w)) => g == w,
+        (Err(g), Err(w)) => g.errno() == w.errno(),
+        _ => false,
+    }
+}
+
+#[test]
+fn the_model_is_linux() {
+    let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let fd = fs::open(dir.path(), flags, Mode::empty()).unwrap();
+    fs::chmod(dir.path(), Mode::from_raw_mode(0o755)).unwrap();
+    let trusted = fs::setxattr(dir.path(), "trusted.try", b"x", XattrFlags::empty());
+    let user = fs::setxattr(dir.path(), "user.try", b"x", XattrFlags::empty());
+    if !rustix::process::geteuid().is_root() || trusted.is_err() || user.is_err() {
+        eprintln!("SKIPPED: needs root and extended attributes on {}: {trusted:?} {user:?}", dir.path().display());
+        return;
+    }
+    fs::removexattr(dir.path(), "trusted.try").unwrap();
+    fs::removexattr(dir.path(), "user.try").unwrap();
+    rustix::process::umask(Mode::empty());
+    let seed = braidfs_testkit::seed();
+    println!("BRAIDFS_SEED={seed}");
+    let mut host = Host { root: fs::fstat(&fd).unwrap().st_ino, held: BTreeMap::new() };
+    host.hold(fd).unwrap();
+    let mut model = Model::default();
+    let (mut host_slots, mut slots): (Slots<Host>, Slots<Model>) = (Default::default(), Default::default());
+    let mut generator = Generator::new(seed, Profile::default());
+    for i in 0..6000 {
+        let op = generator.next(&model);
+        let no_mode = |p| {
+            walk_path(&mut model.clone(), p).is_ok_and(|i| model.node(i).is_some_and(|n| n.kind == FileKind::Symlink))
+        };
+        match &op {
+            Op::SetMode { path, .. } if no_mode(*path) => continue,
+            Op::LinkSlot { slot, .. } => {
+                let gone = |i| model.node(i).is_some_and(|n| n.links.is_empty() && !n.linkable);
+                if slots[usize::from(*slot)].is_some_and(gone) {
+                    continue;
+                }
+            }
+            _ => {}
+        }
+        let got = perform(&mut host, &mut host_slots, &op);
+        if let Op::Seek { at: At::Path(p), off, hole } = op {
+            if let Ok(ino) = walk_path(&mut model, p)
+                && model.node(ino).is_some_and(|n| n.kind == FileKind::File)
+            {
+                let answer = got.map(|o| if let Out::Number(n) = o { n } else { u64::MAX });
+                assert!(model.seek_allows(ino, off, hole, &answer).unwrap(), "{}: {answer:?}", to_rust(&op));
+            }
+            continue;
+        } else if matches!(op, Op::Seek { .. }) {
+            continue;
+        }
+        let want = perform(&mut model, &mut slots, &op);
+        assert!(same(&got, &want), "operation {i}, {}: Linux {got:.300?}, model {want:.300?}", to_rust(&op));
+    }
+    for (path, _) in model.paths() {
+        let path = braidfs_testkit::ops::P::new(std::str::from_utf8(&path).unwrap());
+        let file = At::Path(path);
+        for op in [
+            Op::Stat { path },
+            Op::Readdir { path },
+            Op::ListXattr { path },
+            Op::Readlink { path },
+            Op::Read { at: file, off: 0, len: 1 << 20 },
+        ] {
+            let got = perform(&mut host, &mut host_slots, &op);
+            let want = perform(&mut model, &mut slots, &op);
+            assert!(same(&got, &want), "at the end, {}: Linux {got:.300?}, model {want:.300?}", to_rust(&op));
+        }
+    }
+}

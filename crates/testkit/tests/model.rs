@@ -1,0 +1,95 @@
+//! Random operations on a volume and on the model, with remounts and crashes in between.
+//!
+//! `BRAIDFS_SEED` replays a run, `BRAIDFS_MODEL_OPS` says how many operations (default 100 000). A failing run is made
+//! short and printed as Rust code for `regressions.rs`.
+
+use braidfs_testkit::env_number;
+use braidfs_testkit::generate::Profile;
+use braidfs_testkit::run::{Act, Setup, Stats, acts_to_rust, random_run, replay};
+use braidfs_testkit::shrink::shrink;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+const OPS_PER_RUN: usize = 2000;
+
+fn report(seed: u64, acts: &[Act], why: &str) -> String {
+    eprintln!("seed {seed}: {why}\nmaking {} acts shorter …", acts.len());
+    let setup = Setup::vary(seed);
+    // Each try may panic inside: not worth a backtrace.
+    std::panic::set_hook(Box::new(|_| {}));
+    let short = shrink(acts, Duration::from_secs(90), |a| replay(&setup, a).is_err());
+    drop(std::panic::take_hook());
+    let after = replay(&setup, &short).err().unwrap_or_else(|| "passes when replayed: not deterministic".into());
+    format!(
+        "seed {seed}: {why}\nshortened to {} acts: {after}\nBRAIDFS_SEED={seed}, or in regressions.rs:\n\
+         #[test]\nfn seed_{seed}() {{\n    check({seed}, &[\n{}    ]);\n}}\n",
+        short.len(),
+        acts_to_rust(&short)
+    )
+}
+
+fn run_all(first: u64, runs: u64, profile: Profile, crashes: bool) -> Stats {
+    let (next, mut total) = (AtomicU64::new(0), Stats::default());
+    let failed = std::sync::Mutex::new(None);
+    let results: Vec<Stats> = std::thread::scope(|scope| {
+        let work = || {
+            let mut sum = Stats::default();
+            loop {
+                let i = next.fetch_add(1, Ordering::Relaxed);
+                if i >= runs || failed.lock().unwrap().is_some() {
+                    return sum;
+                }
+                let seed = first.wrapping_add(i);
+                match random_run(&Setup::vary(seed), profile, seed, OPS_PER_RUN, crashes) {
+                    Ok(s) => {
+                        sum.ops += s.ops;
+                        sum.errors += s.errors;
+                        sum.full += s.full;
+                        sum.crashes += s.crashes;
+                    }
+                    Err((acts, why)) => {
+                        failed.lock().unwrap().get_or_insert((seed, acts, why));
+                    }
+                }
+            }
+        };
+        let threads: Vec<_> = (0..2).map(|_| scope.spawn(work)).collect();
+        threads.into_iter().map(|t| t.join().unwrap()).collect()
+    });
+    if let Some((seed, acts, why)) = failed.into_inner().unwrap() {
+        panic!("{}", report(seed, &acts, &why));
+    }
+    for s in results {
+        total.ops += s.ops;
+        total.errors += s.errors;
+        total.full += s.full;
+        total.crashes += s.crashes;
+    }
+    total
+}
+
+fn runs_of(share: u64) -> (u64, u64) {
+    let ops = env_number("BRAIDFS_MODEL_OPS", 100_000);
+    let runs =
+        if std::env::var_os("BRAIDFS_SEED").is_some() { 1 } else { (ops * share / 100).div_ceil(OPS_PER_RUN as u64) };
+    let seed = braidfs_testkit::seed();
+    println!("BRAIDFS_SEED={seed} (the first of {runs})");
+    (seed, runs)
+}
+
+#[test]
+fn random_operations_and_crashes() {
+    let (seed, runs) = runs_of(70);
+    let s = run_all(seed, runs, Profile::default(), true);
+    println!("{s:?}");
+    assert!(s.full * 10 < s.ops, "the volume is too small to test anything: {s:?}");
+    assert!(s.errors * 2 < s.ops, "most operations fail: {s:?}");
+}
+
+#[test]
+fn random_operations_without_crashes() {
+    let (seed, runs) = runs_of(30);
+    let profile = Profile { objects: 250, syncs: 5, ..Profile::default() };
+    let s = run_all(seed, runs, profile, false);
+    println!("{s:?}");
+}

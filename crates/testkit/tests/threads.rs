@@ -1,0 +1,172 @@
+//! Several threads on one volume, in directories of their own (compared with a model each) and in a shared one (where
+//! only the tree's invariants are known), while a background committer runs.
+//!
+//! `BRAIDFS_SEED`, `BRAIDFS_THREAD_OPS` (per thread, default 20 000). Not deterministic: the seed repeats the
+//! operations, not their order.
+
+use braidfs::{Cred, Error, FileKind, MkfsOptions, MountOptions, NewNode, NodeId, Placement, Volume, mkfs};
+use braidfs_device::{Device, MemDevice};
+use braidfs_testkit::env_number;
+use braidfs_testkit::generate::{Generator, Profile};
+use braidfs_testkit::model::{Model, ROOT};
+use braidfs_testkit::ops::{At, Op, Out, P, Slots, perform};
+use braidfs_testkit::subject::OnVolume;
+use braidfs_testkit::walk::{fsck, walk};
+use std::sync::Arc;
+use std::time::Duration;
+
+const THREADS: u64 = 4;
+
+fn dir() -> NewNode<'static> {
+    NewNode { kind: FileKind::Dir, mode: 0o755, umask: 0, rdev: 0, target: b"" }
+}
+
+fn mount(device: &Arc<dyn Device>) -> Volume {
+    let options = MountOptions {
+        commit_interval: Duration::from_millis(15),
+        background: true,
+        cache_bytes: 32 << 20,
+        ..MountOptions::default()
+    };
+    Volume::mount(vec![device.clone()], options).unwrap()
+}
+
+fn same<A: std::fmt::Debug + PartialEq, B: std::fmt::Debug>(
+    op: &Op,
+    got: &braidfs::Result<Out<A>>,
+    want: &braidfs::Result<Out<B>>,
+) {
+    let equal = match (got, want) {
+        (Ok(Out::Made(_)), Ok(Out::Made(_))) | (Ok(Out::Unit), Ok(Out::Unit)) => true,
+        // The model knows no clock.
+        (Ok(Out::Stat(g, _)), Ok(Out::Stat(w, None))) => g == w,
+        (Ok(Out::Stat(g, t)), Ok(Out::Stat(w, u))) => g == w && t == u,
+        (Ok(Out::Bytes(g)), Ok(Out::Bytes(w))) => g == w,
+        (Ok(Out::Number(g)), Ok(Out::Number(w))) => g == w,
+        (Ok(Out::Names(g)), Ok(Out::Names(w))) => g == w,
+        (Err(g), Err(w)) => g.errno() == w.errno(),
+        _ => false,
+    };
+    assert!(equal, "{op:?}: volume {got:.300?}, model {want:.300?}");
+}
+
+/// Operations in a directory that nobody else uses.
+fn own(v: &Volume, top: P, seed: u64, ops: u64) -> Model {
+    let mut model = Model::default();
+    model.create(ROOT, top.0.as_bytes(), &dir()).unwrap();
+    // Seeks have more than one right answer, and orphans relinked are another test's.
+    let mut generator = Generator::new(seed, Profile { slots: false, objects: 150, ..Profile::default() });
+    generator.top = top;
+    let (mut slots, mut model_slots): (Slots<OnVolume<'_>>, _) = (Default::default(), Default::default());
+    for _ in 0..ops {
+        let op = generator.next(&model);
+        if matches!(op, Op::Seek { .. }) {
+            continue;
+        }
+        let got = perform(&mut OnVolume(v), &mut slots, &op);
+        if !matches!(got, Err(Error::NoSpace)) {
+            let want = perform(&mut model, &mut model_slots, &op);
+            same(&op, &got, &want);
+        }
+    }
+    model
+}
+
+/// Operations where everybody else works too: any answer but a broken volume's will do.
+fn shared(v: &Volume, seed: u64, ops: u64) {
+    let mut guess = Model::default();
+    guess.create(ROOT, b"shared", &dir()).unwrap();
+    let mut generator = Generator::new(seed, Profile { objects: 60, depth: 5, syncs: 10, ..Profile::default() });
+    generator.top = P("shared");
+    let (mut slots, mut model_slots): (Slots<OnVolume<'_>>, _) = (Default::default(), Default::default());
+    for _ in 0..ops {
+        let op = generator.next(&guess);
+        match perform(&mut OnVolume(v), &mut slots, &op) {
+            Err(e @ (Error::Io(_) | Error::Corrupt(_) | Error::DomainFailed { .. } | Error::ReadOnly)) => {
+                panic!("{op:?}: {e}")
+            }
+            Err(_) => {}
+            Ok(_) => drop(perform(&mut guess, &mut model_slots, &op)),
+        }
+    }
+}
+
+/// Compares everything that a thread has made.
+fn compare(v: &Volume, model: &mut Model) {
+    let (mut slots, mut model_slots): (Slots<OnVolume<'_>>, _) = (Default::default(), Default::default());
+    for (path, ino) in model.paths() {
+        let path = P::new(std::str::from_utf8(&path).unwrap());
+        let node = model.node(ino).unwrap().clone();
+        let mut ops = Vec::new();
+        if !path.0.is_empty() {
+            ops.extend([Op::Stat { path }, Op::ListXattr { path }, Op::Readlink { path }, Op::Readdir { path }]);
+        }
+        let pages: Vec<u64> = node.data.pages().collect();
+        for run in pages.chunks(16) {
+            let off = run[0] * 4096;
+            ops.push(Op::Read {
+                at: At::Path(path),
+                off,
+                len: (run[run.len() - 1] * 4096 + 4096 - off).min(1 << 20) as u32,
+            });
+        }
+        for name in node.xattrs.keys() {
+            ops.push(Op::GetXattr { path, name: P::new(std::str::from_utf8(name).unwrap()) });
+        }
+        for op in ops {
+            let got = perform(&mut OnVolume(v), &mut slots, &op);
+            same(&op, &got, &perform(model, &mut model_slots, &op));
+        }
+    }
+}
+
+fn run(placement: Placement) {
+    let seed = braidfs_testkit::seed();
+    let ops = env_number("BRAIDFS_THREAD_OPS", 20_000) / 2;
+    println!("BRAIDFS_SEED={seed}");
+    let device: Arc<dyn Device> = Arc::new(MemDevice::new((256 << 20) / 4096));
+    let options = MkfsOptions { domains: Some(4), placement, ..MkfsOptions::default() };
+    mkfs::format(std::slice::from_ref(&device), &options).unwrap();
+    let v = mount(&device);
+    let names: Vec<P> = (0..THREADS).map(|t| P::new(&format!("t{t}"))).collect();
+    for name in names.iter().map(|n| n.0).chain(["shared"]) {
+        v.create(NodeId::ROOT, name.as_bytes(), &dir(), &Cred::root()).unwrap();
+    }
+    let mut models: Vec<Model> = std::thread::scope(|scope| {
+        let work = |t: u64| {
+            let (v, top) = (&v, names[t as usize]);
+            let seed = seed.wrapping_add(1000 * t);
+            scope.spawn(move || {
+                let model = own(v, top, seed, ops);
+                shared(v, seed + 1, ops);
+                model
+            })
+        };
+        let shared_only = scope.spawn(|| shared(&v, seed + 7, ops));
+        let threads: Vec<_> = (0..THREADS).map(work).collect();
+        shared_only.join().unwrap();
+        threads.into_iter().map(|t| t.join().unwrap()).collect()
+    });
+    models.iter_mut().for_each(|m| compare(&v, m));
+    let before = walk(&v).unwrap();
+    v.unmount().unwrap();
+    fsck(std::slice::from_ref(&device)).unwrap();
+    let v = mount(&device);
+    models.iter_mut().for_each(|m| compare(&v, m));
+    let after = walk(&v).unwrap();
+    assert_eq!(before.nodes.len(), after.nodes.len());
+    for (key, n) in &before.nodes {
+        assert!(after.nodes.get(key) == Some(n), "{} changed by a remount", before.path(*key));
+    }
+    v.unmount().unwrap();
+}
+
+#[test]
+fn threads_with_files_in_their_directories_domain() {
+    run(Placement::Dirs);
+}
+
+#[test]
+fn threads_with_everything_spread() {
+    run(Placement::Spread);
+}

@@ -1,0 +1,455 @@
+"""What the demo and the mount tests share: volumes to test on, forked steps with a time limit, and cleaning up.
+
+Owns: one temporary directory with everything in it (images, mount points). Whatever happens, an exception, CTRL-C or
+a SIGTERM, `Workspace` unmounts, ends the daemons that serve its own mount points, detaches its loop devices and
+removes the directory.
+
+A volume keeps no state in this process: whether it is mounted, and which daemon serves it, is looked up in /proc each
+time. So a step may run in a forked child that mounts, unmounts and kills as it likes.
+
+BRAIDFS_SUT=ext4 puts an ext4 in the place of braidfs: a check of the scripts themselves.
+"""
+
+import os
+import pathlib
+import pickle
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+IS_ROOT = os.geteuid() == 0
+
+
+class Failed(Exception):
+    """A check or a command that did not do what it must; the text is for people."""
+
+
+class Skipped(Exception):
+    """A check that cannot run here; the text says why."""
+
+
+# Commands -----------------------------------------------------------------------------------------------------------
+
+LOG = None
+
+
+def log_to(path):
+    """Appends every command, with its output and exit code, to the file `path`."""
+    global LOG
+    path.parent.mkdir(parents=True, exist_ok=True)
+    LOG = open(path, "w", buffering=1, encoding="utf-8", errors="replace")
+
+
+def log(text):
+    if LOG:
+        LOG.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+
+
+def run(*argv, ok=(0,), cwd=None, env=None, timeout=300):
+    """Runs a command and returns (exit code, output); raises `Failed` unless the code is one of `ok` (None: any)."""
+    argv = [str(a) for a in argv]
+    log("$ " + " ".join(argv))
+    try:
+        # A daemon that forks itself off must not keep our pipe open, else we would wait for its end: hence a file.
+        with tempfile.TemporaryFile() as out:
+            done = subprocess.run(
+                argv, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, cwd=cwd, env=env, timeout=timeout
+            )
+            out.seek(0)
+            text = out.read().decode(errors="replace")
+    except subprocess.TimeoutExpired:
+        raise Failed(f"{argv[0]}: no end after {timeout} s: {' '.join(argv)}") from None
+    except FileNotFoundError:
+        raise Failed(f"{argv[0]}: command not found (scripts/deps.sh installs what is needed)") from None
+    if text.strip():
+        log(text.rstrip())
+    if done.returncode:
+        log(f"exit code {done.returncode}")
+    if ok is not None and done.returncode not in ok:
+        last = text.strip().splitlines()[-3:]
+        raise Failed(f"{' '.join(argv)}: exit code {done.returncode}: {' / '.join(last)}")
+    return done.returncode, text
+
+
+def have(command):
+    return shutil.which(command) is not None
+
+
+def wait_for(what, condition, seconds=30):
+    """Polls `condition` until it holds; raises `Failed` with `what` when it does not in time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            raise Failed(f"{what}: not within {seconds} s")
+        time.sleep(0.02)
+
+
+def in_child(function, timeout, on_timeout=None):
+    """Calls `function` in a forked child and returns its result or raises its exception.
+
+    A system call on a dead or hanging FUSE mount cannot be interrupted by a signal handler, but its process can be
+    killed: so a hang costs one step, not the whole run. `on_timeout` may end what the child waits for.
+    """
+    sys.stdout.flush()
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        code = 0
+        try:
+            for sig in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(sig, signal.SIG_DFL)
+            os.close(reader)
+            os.setpgid(0, 0)
+            try:
+                answer = ("done", function())
+            except (Failed, Skipped) as error:
+                answer = (type(error).__name__, str(error))
+            except Exception as error:  # noqa: BLE001 (every failure of a check is a result)
+                log(traceback.format_exc())
+                answer = ("Failed", f"{type(error).__name__}: {error}")
+            with os.fdopen(writer, "wb") as pipe:
+                pickle.dump(answer, pipe)
+        except BaseException:  # noqa: BLE001
+            code = 1
+        finally:
+            os._exit(code)
+    os.close(writer)
+    answer = b""
+    end = time.monotonic() + timeout
+    try:
+        while True:
+            ready, _, _ = select.select([reader], [], [], max(0.0, end - time.monotonic()))
+            if not ready:
+                raise Failed(f"hung: no end after {timeout} s")
+            piece = os.read(reader, 1 << 16)
+            if not piece:
+                break
+            answer += piece
+    except BaseException:
+        _kill_group(pid)
+        if on_timeout:
+            on_timeout()
+        raise
+    finally:
+        os.close(reader)
+        os.waitpid(pid, 0)
+    if not answer:
+        raise Failed("the step's process died")
+    kind, value = pickle.loads(answer)
+    if kind == "done":
+        return value
+    raise {"Failed": Failed, "Skipped": Skipped}[kind](value)
+
+
+def _kill_group(pid):
+    for kill in (os.killpg, os.kill):
+        try:
+            kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+
+# Volumes ------------------------------------------------------------------------------------------------------------
+
+
+class Volume:
+    """An image file with a file system, and the directory to mount it on."""
+
+    kind = "?"
+
+    def __init__(self, directory, name, size):
+        self.image = directory / f"{name}.img"
+        self.mnt = directory / f"{name}.mnt"
+        self.size = size
+        self.mnt.mkdir(exist_ok=True)
+
+    def mount_entry(self):
+        """The line of /proc/mounts as a list of fields, or None."""
+        for line in pathlib.Path("/proc/mounts").read_text().splitlines():
+            fields = line.split(" ")
+            if fields[1] == str(self.mnt):
+                return fields
+        return None
+
+    def alive(self):
+        """Mounted, and answering."""
+        if not self.mount_entry():
+            return False
+        try:
+            os.statvfs(self.mnt)
+            return True
+        except OSError:
+            return False
+
+    def daemons(self):
+        return []
+
+    def settle(self):
+        """Makes everything so far durable."""
+        run("sync", "-f", self.mnt)
+
+    def cold(self):
+        """Unmounts, drops the image's pages from the page cache, mounts again. Returns the seconds of both mounts'
+        work without the dropping."""
+        start = time.monotonic()
+        self.umount()
+        taken = time.monotonic() - start
+        fd = os.open(self.image, os.O_RDONLY)
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+        start = time.monotonic()
+        self.mount()
+        return taken + time.monotonic() - start
+
+    def force_down(self):
+        """Unmounts in any case; for cleaning up, so it raises nothing."""
+        pids = self.daemons()
+        # Processes that were killed a moment ago may still be leaving; only then is the mount point cut off.
+        for _ in range(20):
+            if not self.mount_entry():
+                break
+            code = quiet("umount", self.mnt) if IS_ROOT else quiet("fusermount3", "-u", self.mnt)
+            if code == HUNG:
+                for pid in pids:
+                    quiet("kill", "-9", pid)
+            time.sleep(0.1 if code else 0)
+        for _ in range(8):
+            if not self.mount_entry():
+                break
+            quiet("umount", "-l", self.mnt) if IS_ROOT else quiet("fusermount3", "-uz", self.mnt)
+        end = time.monotonic() + 10
+        while any(map(is_running, pids)) and time.monotonic() < end:
+            time.sleep(0.02)
+        for pid in filter(is_running, pids):
+            try:
+                kill_and_wait(pid, signal.SIGKILL)
+            except Failed as error:
+                log(str(error))
+        end = time.monotonic() + 10
+        while IS_ROOT and (devices := self.loops()) and time.monotonic() < end:
+            for device in devices:
+                quiet("losetup", "-d", device)
+            time.sleep(0.1)
+
+    def loops(self):
+        if not have("losetup"):
+            return []
+        done = subprocess.run(["losetup", "-n", "-O", "NAME", "-j", self.image], capture_output=True, text=True)
+        return done.stdout.split()
+
+
+class Ext4(Volume):
+    """ext4 with mkfs's defaults on a loop device (direct I/O, so that nothing is cached twice)."""
+
+    kind = "ext4"
+
+    def mkfs(self, *_options):
+        self.image.unlink(missing_ok=True)
+        with open(self.image, "wb") as file:
+            file.truncate(self.size)
+        run("mkfs.ext4", "-q", "-F", self.image)
+
+    def mount(self, *options):
+        flags = [f for o in options if o in ("ro", "noatime") for f in ("-o", o)]
+        _, out = run("losetup", "--find", "--show", "--direct-io=on", self.image, ok=None)
+        device = out.strip()
+        if not device.startswith("/dev/"):
+            raise Failed(f"losetup: {device}")
+        try:
+            run("mount", *flags, device, self.mnt)
+        finally:
+            # While it is mounted this only marks the device to be detached with the unmount.
+            quiet("losetup", "-d", device)
+
+    def umount(self):
+        run("umount", self.mnt)
+
+    def fsck(self, *_options):
+        return run("e2fsck", "-f", "-n", self.image, ok=None)
+
+
+class BraidFs(Volume):
+    """A braidfs image, mounted by the daemon that `braidfs mount` starts."""
+
+    kind = "braidfs"
+
+    def __init__(self, directory, name, size, binary):
+        super().__init__(directory, name, size)
+        self.binary = binary
+
+    def mkfs(self, *options):
+        self.image.unlink(missing_ok=True)
+        run(self.binary, "mkfs", "--quiet", "--size", str(self.size), *options, self.image)
+
+    def mount(self, *options):
+        flags = ["-o", ",".join(options)] if options else []
+        run(self.binary, "mount", *flags, self.image, self.mnt, timeout=60)
+        wait_for(f"{self.mnt} mounted", self.alive, 10)
+
+    def umount(self):
+        """umount(8); then waits for the daemon's end, because with plain fuse the kernel does not."""
+        pids = self.daemons()
+        run("umount", self.mnt, timeout=60) if IS_ROOT else run("fusermount3", "-u", self.mnt, timeout=60)
+        wait_for("end of the daemon after umount", lambda: not any(map(is_running, pids)), 60)
+
+    def fsck(self, *options):
+        return run(self.binary, "fsck", *options, self.image, ok=None)
+
+    def daemons(self):
+        """Process ids of the daemons that serve this mount point (which no other volume has)."""
+        found = []
+        for entry in pathlib.Path("/proc").glob("[0-9]*"):
+            try:
+                argv = (entry / "cmdline").read_bytes().split(b"\0")
+                exe = os.readlink(entry / "exe").removesuffix(" (deleted)")
+            except OSError:
+                continue
+            if exe == os.path.realpath(self.binary) and os.fsencode(str(self.mnt)) in argv:
+                found.append(int(entry.name))
+        return [pid for pid in found if is_running(pid)]
+
+    def kill9(self):
+        """kill -9 of the daemon, and waits for its end."""
+        pids = self.daemons()
+        if not pids:
+            raise Failed(f"no daemon found for {self.mnt}")
+        log(f"kill -9 {pids}")
+        for pid in pids:
+            kill_and_wait(pid, signal.SIGKILL)
+
+
+def is_running(pid):
+    try:
+        stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in ("Z", "X")
+
+
+def kill_and_wait(pid, sig, seconds=20):
+    try:
+        os.kill(pid, sig)
+    except ProcessLookupError:
+        return
+    wait_for(f"end of process {pid}", lambda: not is_running(pid), seconds)
+
+
+HUNG = 124
+
+
+def quiet(*argv):
+    """The exit code only; 127: cannot be run, `HUNG`: no end within 15 s."""
+    try:
+        return subprocess.run(
+            [str(a) for a in argv],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=15,
+        ).returncode
+    except subprocess.TimeoutExpired:
+        return HUNG
+    except OSError:
+        return 127
+
+
+def why_no_ext4():
+    """None when an ext4 can be mounted on a loop device, else the reason why not."""
+    if not IS_ROOT:
+        return "not root"
+    if not os.path.exists("/dev/loop-control"):
+        return "no loop devices (/dev/loop-control)"
+    for command in ("mkfs.ext4", "losetup", "mount"):
+        if not have(command):
+            return f"no {command}"
+    return None
+
+
+# The working directory ----------------------------------------------------------------------------------------------
+
+
+class Workspace:
+    """A temporary directory with volumes; leaving the `with` block cleans all of it away."""
+
+    def __init__(self, need_bytes):
+        base = os.environ.get("BRAIDFS_TMP") or ("/var/tmp" if os.path.isdir("/var/tmp") else tempfile.gettempdir())
+        free = shutil.disk_usage(base).free
+        if free < need_bytes:
+            raise Failed(
+                f"{base}: {free >> 20} MiB free, {need_bytes >> 20} needed: set BRAIDFS_TMP to a directory with more room"
+            )
+        self.dir = pathlib.Path(tempfile.mkdtemp(prefix="braidfs-", dir=base))
+        self.dir.chmod(0o755)  # for the checks that act as another user
+        self.volumes = []
+
+    def __enter__(self):
+        def stop(number, _frame):
+            raise SystemExit(128 + number)
+
+        for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(sig, stop)
+        return self
+
+    def __exit__(self, *_):
+        for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(sig, signal.SIG_IGN)
+        for volume in self.volumes:
+            volume.force_down()
+        left = [v.mnt for v in self.volumes if v.mount_entry()]
+        if left:
+            # Never remove a tree with a mounted volume in it.
+            print(f"still mounted, please unmount and remove by hand: {', '.join(map(str, left))}", file=sys.stderr)
+        else:
+            shutil.rmtree(self.dir, ignore_errors=True)
+
+    def cleaned(self):
+        return f"{self.dir} with {len(self.volumes)} volume(s)"
+
+    def ext4(self, name, size):
+        self.volumes.append(Ext4(self.dir, name, size))
+        return self.volumes[-1]
+
+    def braidfs(self, name, size):
+        if os.environ.get("BRAIDFS_SUT") == "ext4":
+            return self.ext4(name, size)
+        self.volumes.append(BraidFs(self.dir, name, size, braidfs_binary()))
+        return self.volumes[-1]
+
+
+def braidfs_binary():
+    """BRAIDFS_BIN, or the release build."""
+    if "BRAIDFS_BIN" in os.environ:
+        return pathlib.Path(os.environ["BRAIDFS_BIN"]).resolve()
+    target = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
+    return (target if target.is_absolute() else ROOT / target) / "release" / "braidfs"
+
+
+def build():
+    """Builds the release binary unless BRAIDFS_BIN names one."""
+    if os.environ.get("BRAIDFS_SUT") == "ext4":
+        return
+    if "BRAIDFS_BIN" not in os.environ:
+        done = subprocess.run(["cargo", "build", "--release", "-p", "braidfs-cli"], cwd=ROOT)
+        if done.returncode:
+            raise Failed("cargo build failed")
+    if not os.access(braidfs_binary(), os.X_OK):
+        raise Failed(f"{braidfs_binary()}: no such program")
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        raise Failed("/dev/fuse cannot be opened: no mount is possible here")
+
+
+# Colours ------------------------------------------------------------------------------------------------------------
+
+TTY = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+
+
+def paint(text, colour):
+    codes = {"red": 31, "green": 32, "yellow": 33, "bold": 1, "dim": 2}
+    return f"\033[{codes[colour]}m{text}\033[0m" if TTY else text

@@ -1,0 +1,827 @@
+#!/usr/bin/env python3
+"""Mount tests: what a mounted braidfs owes to programs and administrators.
+
+usage: test-mount.py [NAME...]    only the checks whose name contains one of NAME; -l lists them
+
+Each check runs in a process of its own with a time limit on one volume of several domains, which is mounted again
+(or made anew) before the next check when the check left it in another state. Prints ok, FAILED or skipped for each,
+at the end `N passed, M failed, K skipped`; exit code 1 when one failed. Without /dev/fuse it says so and skips all.
+"""
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import hashlib
+import mmap
+import os
+import pathlib
+import random
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+
+sys.dont_write_bytecode = True
+import fslib  # noqa: E402
+from fslib import BraidFs, Failed, Skipped, in_child, run  # noqa: E402
+
+SIZE = 2 << 30
+DOMAINS = "4"
+CHECK_SECONDS = 60
+NOBODY = 65534
+
+CHECKS = []
+
+
+def check(function):
+    CHECKS.append(function)
+    return function
+
+
+def same(have, want, what):
+    if have != want:
+        raise Failed(f"{what}: {have!r} instead of {want!r}")
+
+
+def must(condition, what):
+    if not condition:
+        raise Failed(what)
+
+
+@contextlib.contextmanager
+def refused(*numbers):
+    """The block must fail with one of these errno."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in numbers:
+            raise Failed(f"{error} instead of {'/'.join(errno.errorcode[n] for n in numbers)}") from None
+    else:
+        raise Failed(f"succeeded instead of {'/'.join(errno.errorcode[n] for n in numbers)}")
+
+
+def daemon_only(volume):
+    if not isinstance(volume, BraidFs):
+        raise Skipped("no daemon: not a braidfs")
+
+
+def root_only():
+    if not fslib.IS_ROOT:
+        raise Skipped("needs root")
+
+
+def as_nobody(function):
+    """Runs `function` as the user nobody and returns its result."""
+    root_only()
+
+    def body():
+        os.setgroups([])
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+        return function()
+
+    return in_child(body, 30)
+
+
+def write_synced(path, data):
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def renameat2(old, new, flags):
+    if LIBC.renameat2(-100, os.fsencode(old), -100, os.fsencode(new), flags):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+# Files and names -------------------------------------------------------------------------------------------------------
+
+
+@check
+def read_and_write(volume, top):
+    data = random.Random(1).randbytes(5_000_001)
+    (top / "f").write_bytes(data)
+    same(hashlib.sha256((top / "f").read_bytes()).digest(), hashlib.sha256(data).digest(), "content")
+    with open(top / "f", "r+b") as file:
+        file.seek(1_234_567)
+        file.write(b"changed")
+        file.truncate(2_000_000)
+    volume.cold()
+    want = bytearray(data[:2_000_000])
+    want[1_234_567:1_234_574] = b"changed"
+    same(hashlib.sha256((top / "f").read_bytes()).digest(), hashlib.sha256(want).digest(), "content after a remount")
+
+
+@check
+def ten_thousand_names(volume, top):
+    names = {f"name-{n:05}" for n in range(10_000)}
+    for name in names:
+        os.close(os.open(top / name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    listed = os.listdir(top)
+    same(len(listed), len(names), "number of names listed")
+    same(set(listed), names, "names listed")
+    for name in sorted(names)[::2]:
+        os.unlink(top / name)
+    volume.cold()
+    same(set(os.listdir(top)), set(sorted(names)[1::2]), "names after unlinking half of them and a remount")
+
+
+@check
+def listing_while_unlinking(_volume, top):
+    for n in range(3000):
+        (top / f"n{n}").touch()
+    gone = 0
+    with os.scandir(top) as entries:
+        for entry in entries:
+            os.unlink(entry.path)
+            gone += 1
+    same((gone, os.listdir(top)), (3000, []), "unlinked while listing, left")
+
+
+@check
+def long_names(_volume, top):
+    name = "n" * 255
+    (top / name).write_text("x")
+    same(os.listdir(top), [name], "listing")
+    with refused(errno.ENAMETOOLONG):
+        (top / (name + "n")).touch()
+    odd = os.fsencode(str(top)) + b"/\xff\x01 *\n"
+    with open(odd, "wb"):
+        pass
+    must(b"\xff\x01 *\n" in os.listdir(os.fsencode(str(top))), "a name that is not UTF-8 is not listed")
+
+
+@check
+def hard_links(volume, top):
+    (top / "a").write_text("text")
+    (top / "dir").mkdir()
+    os.link(top / "a", top / "dir" / "b")
+    same((top / "a").stat().st_nlink, 2, "nlink")
+    same((top / "a").stat().st_ino, (top / "dir" / "b").stat().st_ino, "inode number")
+    os.unlink(top / "a")
+    volume.cold()
+    same((top / "dir" / "b").stat().st_nlink, 1, "nlink after unlink and remount")
+    same((top / "dir" / "b").read_text(), "text", "content by the other name")
+    same(top.stat().st_nlink, 3, "nlink of a directory with one subdirectory")
+
+
+@check
+def links_between_domains(volume, top):
+    """Directories lie in different domains: links and renames between them must work everywhere."""
+    dirs = [top / f"d{n}" for n in range(8)]
+    for folder in dirs:
+        folder.mkdir()
+    for n, folder in enumerate(dirs):
+        (folder / "f").write_text(str(n))
+    for n, folder in enumerate(dirs):
+        os.link(folder / "f", dirs[(n + 3) % 8] / f"link{n}")
+        os.rename(folder / "f", dirs[(n + 5) % 8] / f"moved{n}")
+    (dirs[0] / "sub").mkdir()
+    os.rename(dirs[0] / "sub", dirs[1] / "sub")
+    volume.cold()
+    for n in range(8):
+        same((dirs[(n + 3) % 8] / f"link{n}").read_text(), str(n), "content by the link")
+        same((dirs[(n + 5) % 8] / f"moved{n}").stat().st_nlink, 2, "nlink of the moved file")
+    same((dirs[0].stat().st_nlink, dirs[1].stat().st_nlink), (2, 3), "nlink of the parents of a moved directory")
+
+
+@check
+def renames(_volume, top):
+    (top / "a").write_text("a")
+    (top / "b").write_text("b")
+    with refused(errno.EEXIST):
+        renameat2(top / "a", top / "b", 1)  # RENAME_NOREPLACE
+    renameat2(top / "a", top / "b", 2)  # RENAME_EXCHANGE
+    same(((top / "a").read_text(), (top / "b").read_text()), ("b", "a"), "contents after an exchange")
+    os.rename(top / "a", top / "b")
+    same(sorted(os.listdir(top)), ["b"], "names after a rename over a file")
+    (top / "x" / "y").mkdir(parents=True)
+    with refused(errno.EINVAL):
+        os.rename(top / "x", top / "x" / "y" / "z")
+    (top / "full").mkdir()
+    (top / "full" / "f").touch()
+    with refused(errno.ENOTEMPTY, errno.EEXIST):
+        os.rename(top / "x", top / "full")
+    with refused(errno.ENOTEMPTY, errno.EEXIST):
+        os.rmdir(top / "full")
+    with refused(errno.EISDIR):
+        os.rename(top / "b", top / "x")
+
+
+@check
+def unlinked_but_open(volume, top):
+    with open(top / "f", "w+b") as file:
+        file.write(b"kept" * 100_000)
+        os.unlink(top / "f")
+        same(os.listdir(top), [], "names")
+        file.seek(0)
+        same(file.read(), b"kept" * 100_000, "content")
+        same(os.fstat(file.fileno()).st_nlink, 0, "nlink")
+
+
+@check
+def symlinks(volume, top):
+    for target in ("f", "x" * 4000):
+        os.symlink(target, top / "link")
+        same(os.readlink(top / "link"), target, "target")
+        os.unlink(top / "link")
+    os.symlink("../" + top.name + "/f", top / "link")
+    (top / "f").write_text("by link")
+    same((top / "link").read_text(), "by link", "content through the link")
+
+
+@check
+def special_files(volume, top):
+    os.mkfifo(top / "fifo")
+    reader = os.open(top / "fifo", os.O_RDONLY | os.O_NONBLOCK)
+    writer = os.open(top / "fifo", os.O_WRONLY)
+    os.write(writer, b"through")
+    same(os.read(reader, 100), b"through", "what came through the fifo")
+    os.close(reader)
+    os.close(writer)
+    server = socket.socket(socket.AF_UNIX)
+    # A socket's path is short: bind by a relative name.
+    os.chdir(top)
+    server.bind("sock")
+    server.listen()
+    client = socket.socket(socket.AF_UNIX)
+    client.connect("sock")
+    must(stat.S_ISSOCK(os.stat("sock").st_mode), "not a socket")
+    os.chdir("/")
+    if fslib.IS_ROOT:
+        os.mknod(top / "null", stat.S_IFCHR | 0o666, os.makedev(1, 3))
+        same((top / "null").stat().st_rdev, os.makedev(1, 3), "device number")
+        os.mknod(top / "block", stat.S_IFBLK | 0o600, os.makedev(259, 70_000))
+        same((top / "block").stat().st_rdev, os.makedev(259, 70_000), "device number")
+
+
+@check
+def programs_run(volume, top):
+    shutil.copy2("/bin/true", top / "program")
+    run(top / "program")
+    (top / "script").write_text("#!/bin/sh\nexit 7\n")
+    (top / "script").chmod(0o755)
+    same(run(top / "script", ok=None)[0], 7, "exit code of a script")
+
+
+# Data ------------------------------------------------------------------------------------------------------------------
+
+
+@check
+def memory_maps(volume, top):
+    path = top / "f"
+    path.write_bytes(bytes(3 << 20))
+    with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as view:
+        view[1_000_000:1_000_007] = b"by mmap"
+        file.seek(1_000_000)
+        same(file.read(7), b"by mmap", "read() after a store to the map")
+        os.pwrite(file.fileno(), b"by write", 2_000_000)
+        same(view[2_000_000:2_000_008], b"by write", "the map after write()")
+        view.flush()
+    volume.cold()
+    with open(path, "rb") as file:
+        file.seek(1_000_000)
+        same(file.read(7), b"by mmap", "content after a remount")
+
+
+@check
+def direct_io(volume, top):
+    source = pathlib.Path(volume.image.parent / "direct.in")
+    source.write_bytes(random.Random(2).randbytes(8 << 20))
+    run("dd", f"if={source}", f"of={top}/f", "bs=1M", "oflag=direct", "status=none")
+    run("dd", f"if={top}/f", f"of={source}.back", "bs=256k", "iflag=direct", "status=none")
+    run("cmp", source, f"{source}.back")
+    run("cmp", source, top / "f")
+    source.unlink()
+    pathlib.Path(f"{source}.back").unlink()
+
+
+@check
+def appends_of_two_processes(volume, top):
+    def append(who):
+        fd = os.open(top / "log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        for n in range(2000):
+            os.write(fd, f"{who} {n:05}\n".encode())
+        os.close(fd)
+
+    pids = []
+    for who in "ab":
+        pid = os.fork()
+        if pid == 0:
+            try:
+                append(who)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        pids.append(pid)
+    same([os.waitpid(pid, 0)[1] for pid in pids], [0, 0], "exit codes of the writers")
+    lines = (top / "log").read_text().splitlines()
+    same(sorted(lines), sorted(f"{w} {n:05}" for w in "ab" for n in range(2000)), "lines")
+
+
+@check
+def locks(volume, top):
+    (top / "f").touch()
+    with open(top / "f", "r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        same(run("flock", "-n", top / "f", "true", ok=None)[0], 1, "flock -n while another holds the lock")
+        fcntl.flock(file, fcntl.LOCK_UN)
+        run("flock", "-n", top / "f", "true")
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 10, 0)
+
+        def other(start):
+            with open(top / "f", "r+b") as mine:
+                try:
+                    fcntl.lockf(mine, fcntl.LOCK_EX | fcntl.LOCK_NB, 10, start)
+                    return True
+                except OSError:
+                    return False
+
+        same(in_child(lambda: (other(5), other(10)), 20), (False, True), "fcntl locks on (overlapping, disjoint) ranges")
+
+
+@check
+def sparse_50_gib(volume, top):
+    path = top / "f"
+    with open(path, "wb") as file:
+        file.truncate(50 << 30)
+        os.pwrite(file.fileno(), b"island", 25 << 30)
+        os.pwrite(file.fileno(), b"end", (50 << 30) - 3)
+    volume.cold()
+    info = path.stat()
+    same(info.st_size, 50 << 30, "size")
+    must(info.st_blocks * 512 < 1 << 20, f"{info.st_blocks * 512} bytes allocated")
+    with open(path, "rb") as file:
+        fd = file.fileno()
+        same(os.pread(fd, 6, 25 << 30), b"island", "data")
+        same(os.pread(fd, 3, (50 << 30) - 3), b"end", "data at the end")
+        same(os.pread(fd, 1 << 16, 10 << 30), bytes(1 << 16), "hole")
+        data = os.lseek(fd, 0, os.SEEK_DATA)
+        must((24 << 30) < data <= (25 << 30), f"SEEK_DATA finds {data}")
+        hole = os.lseek(fd, 25 << 30, os.SEEK_HOLE)
+        must((25 << 30) < hole <= (26 << 30), f"SEEK_HOLE finds {hole}")
+
+
+@check
+def fallocate_modes(volume, top):
+    path = top / "f"
+    run("fallocate", "-l", "16M", path)
+    same((path.stat().st_size, path.stat().st_blocks >= 32768), (16 << 20, True), "size, allocated")
+    with open(path, "r+b") as file:
+        file.write(b"x" * (16 << 20))
+    run("fallocate", "-p", "-o", "4M", "-l", "8M", path)
+    data = path.read_bytes()
+    same(data.count(b"x"), 8 << 20, "bytes left after punching a hole")
+    same(data[4 << 20 : 12 << 20].count(0), 8 << 20, "zeros in the hole")
+    must(path.stat().st_blocks * 512 < 9 << 20, "the hole did not free space")
+    run("fallocate", "-n", "-o", "16M", "-l", "4M", path)
+    same(path.stat().st_size, 16 << 20, "size after --keep-size")
+
+
+@check
+def full_volume(volume, _top):
+    """On a small volume of its own: the error comes at the write; what is deleted can be used again."""
+    small = type(volume)(volume.image.parent, "small", 128 << 20, *([volume.binary] if isinstance(volume, BraidFs) else []))
+    try:
+        small.mkfs()
+        small.mount()
+        for turn in range(3):
+            code, text = run("dd", "if=/dev/zero", f"of={small.mnt}/fill", "bs=64k", ok=None)
+            must(code and "No space left" in text, f"turn {turn}: dd ended with {code}: {text.strip()[-80:]}")
+            must("error writing" in text, f"turn {turn}: the error did not come at the write: {text.strip()[:80]}")
+            written = (small.mnt / "fill").stat().st_size
+            must(written > 64 << 20, f"turn {turn}: full after only {written >> 20} of 128 MiB")
+            with refused(errno.ENOSPC):
+                for n in range(100_000):
+                    (small.mnt / f"more{n}").write_bytes(b"x" * 8192)
+            run("sync", "-f", small.mnt)
+            small.umount()
+            small.mount()
+            for path in small.mnt.glob("more*"):
+                path.unlink()
+            (small.mnt / "fill").unlink()
+        write_synced(small.mnt / "after", b"y" * (8 << 20))
+        small.umount()
+        same(small.fsck("-f", "-n")[0], 0, "exit code of fsck")
+    finally:
+        small.force_down()
+        small.image.unlink(missing_ok=True)
+
+
+@check
+def free_space_is_true(volume, top):
+    before = os.statvfs(volume.mnt)
+    same(before.f_blocks * before.f_frsize > SIZE * 0.8, True, "statfs knows most of the volume's size")
+    write_synced(top / "f", os.urandom(64 << 20))
+    during = os.statvfs(volume.mnt)
+    used = (before.f_bfree - during.f_bfree) * before.f_frsize
+    must((60 << 20) < used < (80 << 20), f"a file of 64 MiB takes {used >> 20} MiB from the free space")
+    same(during.f_namemax, 255, "f_namemax")
+
+
+# Attributes and permissions ----------------------------------------------------------------------------------------------
+
+
+@check
+def extended_attributes(volume, top):
+    path = top / "f"
+    path.touch()
+    values = {f"user.a{n}": os.urandom(n * 6) for n in range(30)}
+    for name, value in values.items():
+        os.setxattr(path, name, value)
+    with refused(errno.EEXIST):
+        os.setxattr(path, "user.a3", b"", os.XATTR_CREATE)
+    with refused(errno.ENODATA):
+        os.setxattr(path, "user.none", b"", os.XATTR_REPLACE)
+    with refused(errno.ENODATA):
+        os.getxattr(path, "user.none")
+    os.removexattr(path, "user.a5")
+    del values["user.a5"]
+    volume.cold()
+    listed = {name: os.getxattr(path, name) for name in os.listxattr(path) if name.startswith("user.")}
+    same(listed, values, "attributes after a remount")
+    if fslib.IS_ROOT:
+        os.setxattr(path, "trusted.t", b"1")
+        same(os.getxattr(path, "trusted.t"), b"1", "trusted attribute")
+
+
+@check
+def access_lists(volume, top):
+    if not fslib.have("setfacl"):
+        raise Skipped("no setfacl (package acl)")
+    path = top / "f"
+    path.write_text("secret")
+    path.chmod(0o600)
+    top.chmod(0o755)
+    run("setfacl", "-m", f"u:{NOBODY}:r", path)
+    must("user:nobody:r--" in run("getfacl", "-p", path)[1], "the entry is not listed by getfacl")
+    run("setfacl", "-d", "-m", f"u:{NOBODY}:rwx", top)
+    (top / "sub").mkdir()
+    (top / "heir").touch()
+    must("default:user:nobody:rwx" in run("getfacl", "-p", top / "sub")[1], "a directory does not inherit the default list")
+    must("user:nobody:rwx" in run("getfacl", "-p", top / "heir")[1], "a file does not get the default list")
+    same(as_nobody(path.read_text), "secret", "what the user in the list reads")
+    run("setfacl", "-b", path)
+
+    def denied():
+        with refused(errno.EACCES):
+            path.read_text()
+
+    as_nobody(denied)
+
+
+@check
+def permissions(volume, top):
+    top.chmod(0o755)
+    path = top / "f"
+    path.write_text("x")
+    path.chmod(0o600)
+    (top / "dir").mkdir(mode=0o755)
+
+    def attempt():
+        with refused(errno.EACCES):
+            path.read_text()
+        with refused(errno.EACCES):
+            (top / "dir" / "new").touch()
+        with refused(errno.EPERM):
+            path.chmod(0o777)
+        with refused(errno.EACCES):
+            os.unlink(path)
+
+    as_nobody(attempt)
+    os.chown(path, NOBODY, NOBODY)
+    same(as_nobody(path.read_text), "x", "what the owner reads")
+    (top / "sticky").mkdir()
+    (top / "sticky").chmod(0o1777)
+    (top / "sticky" / "mine").touch()
+
+    def sticky():
+        with refused(errno.EPERM, errno.EACCES):
+            os.unlink(top / "sticky" / "mine")
+
+    as_nobody(sticky)
+
+
+@check
+def write_drops_setuid(volume, top):
+    path = top / "f"
+    path.write_text("x")
+    path.chmod(0o6777)
+    top.chmod(0o755)
+    as_nobody(lambda: path.write_text("y"))
+    same(path.stat().st_mode & 0o6000, 0, "setuid and setgid bits after a write by another user")
+
+
+@check
+def umask_and_setgid_directory(volume, top):
+    os.umask(0o027)
+    os.close(os.open(top / "f", os.O_CREAT, 0o666))
+    same(stat.S_IMODE((top / "f").stat().st_mode), 0o640, "mode under umask 027")
+    if fslib.IS_ROOT:
+        os.chown(top, 0, 4242)
+        top.chmod(0o2775)
+        (top / "sub").mkdir()
+        info = (top / "sub").stat()
+        same((info.st_gid, info.st_mode & stat.S_ISGID), (4242, stat.S_ISGID), "group, setgid of a new directory")
+
+
+@check
+def times(volume, top):
+    path = top / "f"
+    path.touch()
+    os.utime(path, ns=(1_000_000_001, -5_000_000_000 + 7))
+    volume.cold()
+    info = path.stat()
+    same((info.st_atime_ns, info.st_mtime_ns), (1_000_000_001, -5_000_000_000 + 7), "times after a remount")
+    os.utime(path, ns=(0, 4_000_000_000_000_000_000))
+    same(path.stat().st_mtime_ns, 4_000_000_000_000_000_000, "a time after 2038")
+    before = top.stat().st_mtime_ns
+    time.sleep(0.05)
+    (top / "g").touch()
+    must(top.stat().st_mtime_ns > before, "a new name does not change the directory's mtime")
+
+
+# Mounting ----------------------------------------------------------------------------------------------------------------
+
+
+@check
+def proc_mounts(volume, _top):
+    daemon_only(volume)
+    _, _, kind, options, *_ = volume.mount_entry()
+    must(kind in ("fuse.braidfs", "fuseblk", "fuseblk.braidfs"), f"type {kind}")
+    must("rw" in options.split(","), f"options {options}")
+    if fslib.IS_ROOT:
+        must("allow_other" in options, "no allow_other for root")
+    must("default_permissions" in options, "no default_permissions")
+
+
+@check
+def killed_and_taken_over(volume, top):
+    daemon_only(volume)
+    for n in range(200):
+        write_synced(top / f"s{n}", f"synced {n}".encode() * 50)
+    for n in range(200):
+        (top / f"u{n}").write_bytes(f"unsynced {n}".encode() * 50)
+    volume.kill9()
+    with refused(errno.ENOTCONN, errno.ECONNABORTED, errno.EIO):
+        os.listdir(top)
+    volume.mount()
+    for n in range(200):
+        same((top / f"s{n}").read_bytes(), f"synced {n}".encode() * 50, f"synced file s{n}")
+    for path in top.glob("u*"):
+        want = f"unsynced {path.name[1:]}".encode() * 50
+        have = path.read_bytes()
+        must(all(a in (b, 0) for a, b in zip(have, want)) and len(have) <= len(want), f"{path.name}: foreign data")
+    volume.umount()
+    same(volume.fsck("-f", "-n")[0], 0, "exit code of fsck")
+
+
+@check
+def sync_then_kill(volume, top):
+    """After syncfs and after fsync of the directory everything is there. Plain fuse does not hand on syncfs."""
+    daemon_only(volume)
+    if volume.mount_entry()[2].startswith("fuseblk"):
+        for n in range(300):
+            (top / f"f{n}").write_bytes(b"by syncfs" * n)
+        run("sync", "-f", top)
+    else:
+        fslib.log("plain fuse: syncfs does not reach the daemon, each file is synced")
+        for n in range(300):
+            write_synced(top / f"f{n}", b"by syncfs" * n)
+    (top / "dir").mkdir()
+    for n in range(50):
+        os.rename(top / f"f{n}", top / "dir" / f"f{n}")
+    for folder in (top / "dir", top):
+        fd = os.open(folder, os.O_RDONLY)
+        os.fsync(fd)
+        os.close(fd)
+    volume.kill9()
+    volume.mount()
+    for n in range(300):
+        path = top / ("dir" if n < 50 else ".") / f"f{n}"
+        same(path.read_bytes(), b"by syncfs" * n, str(path))
+        must(n >= 50 or not (top / f"f{n}").exists(), f"f{n} has its old and its new name")
+
+
+@check
+def killed_again_and_again(volume, top):
+    daemon_only(volume)
+    for turn in range(5):
+        for n in range(30):
+            write_synced(top / f"{turn}.{n}", os.urandom(100) + bytes([turn]) * 5000)
+        volume.kill9()
+        volume.mount()
+        same(len(os.listdir(top)), (turn + 1) * 30, f"files after kill {turn + 1}")
+    volume.umount()
+    same(volume.fsck("-f", "-n")[0], 0, "exit code of fsck")
+
+
+@check
+def umount_keeps_everything(volume, top):
+    for n in range(500):
+        (top / f"f{n}").write_bytes(bytes([n % 251]) * n * 10)
+    volume.umount()
+    must(not volume.mount_entry() and not volume.daemons(), "still there after umount")
+    same(volume.fsck("-f", "-n")[0], 0, "exit code of fsck")
+    volume.mount()
+    for n in range(500):
+        same((top / f"f{n}").read_bytes(), bytes([n % 251]) * n * 10, f"f{n}")
+
+
+@check
+def umount_while_busy(volume, top):
+    with open(top / "f", "w"):
+        must(run("umount", volume.mnt, ok=None)[0] != 0, "umount of a busy volume succeeded")
+    must(volume.alive(), "the volume is gone")
+
+
+@check
+def braidfs_umount(volume, top):
+    daemon_only(volume)
+    (top / "f").write_text("x")
+    run(volume.binary, "umount", volume.mnt)
+    must(not volume.mount_entry(), "still mounted")
+    same(volume.fsck("-f", "-n")[0], 0, "exit code of fsck right after `braidfs umount`")
+
+
+@check
+def sigterm(volume, top):
+    daemon_only(volume)
+    for n in range(100):
+        (top / f"f{n}").write_text(str(n))
+    for pid in volume.daemons():
+        fslib.kill_and_wait(pid, signal.SIGTERM, 20)
+    fslib.wait_for("mount point gone after SIGTERM", lambda: not volume.mount_entry(), 10)
+    same(volume.fsck("-f", "-n")[0], 0, "exit code of fsck")
+    volume.mount()
+    same(len(os.listdir(top)), 100, "files")
+
+
+@check
+def second_mount_refused(volume, top):
+    daemon_only(volume)
+    other = volume.image.parent / "other.mnt"
+    other.mkdir(exist_ok=True)
+    code, text = run(volume.binary, "mount", volume.image, other, ok=None)
+    if not code:
+        run("umount", "-l", other, ok=None)
+        raise Failed("a second mount of one image succeeded")
+    must(text.strip() and "panicked" not in text, f"no clear message: {text!r}")
+    must(run(volume.binary, "fsck", "-y", "-f", volume.image, ok=None)[0] == 8, "fsck -y of a mounted volume does not end with 8")
+    must(run(volume.binary, "mkfs", "--force", volume.image, ok=None)[0] != 0, "mkfs of a mounted volume succeeded")
+    (top / "f").write_text("still works")
+    same((top / "f").read_text(), "still works", "the first mount")
+
+
+@check
+def read_only(volume, top):
+    (top / "f").write_text("x")
+    volume.umount()
+    volume.mount("ro")
+    must("ro" in volume.mount_entry()[3].split(","), "not shown as ro")
+    same((top / "f").read_text(), "x", "content")
+    with refused(errno.EROFS):
+        (top / "g").touch()
+    with refused(errno.EROFS):
+        os.unlink(top / "f")
+    volume.umount()
+    same(volume.fsck("-f", "-n")[0], 0, "exit code of fsck")
+
+
+@check
+def mount_by_fstab_helper(volume, top):
+    """mount -t braidfs runs mount.braidfs from /sbin: here the helper is called as mount(8) calls it."""
+    daemon_only(volume)
+    root_only()
+    helpers = volume.image.parent / "sbin"
+    helpers.mkdir(exist_ok=True)
+    for name in ("mount.braidfs", "umount.braidfs", "fsck.braidfs", "mkfs.braidfs"):
+        with contextlib.suppress(FileExistsError):
+            (helpers / name).symlink_to(volume.binary)
+    (top / "f").write_text("x")
+    volume.umount()
+    run(helpers / "fsck.braidfs", "-a", volume.image)
+    run(helpers / "mount.braidfs", volume.image, volume.mnt, "-o", "rw,noatime,nodev,_netdev,x-systemd.automount")
+    fslib.wait_for("mounted", volume.alive, 10)
+    options = volume.mount_entry()[3].split(",")
+    must("noatime" in options and "nodev" in options, f"options {options}")
+    same((top / "f").read_text(), "x", "content")
+    volume.umount()
+    code, text = run(helpers / "mount.braidfs", volume.image, volume.mnt, "-o", "rw,nonsense=1", ok=None)
+    must(code == 1 and "nonsense" in text, f"an unknown option gives exit code {code}: {text.strip()}")
+
+
+@check
+def bad_mounts(volume, _top):
+    """Clear message and exit code, no panic."""
+    daemon_only(volume)
+    folder = volume.image.parent
+    empty, foreign = folder / "empty.img", folder / "foreign.img"
+    empty.write_bytes(b"")
+    foreign.write_bytes(os.urandom(1 << 20) + bytes(63 << 20))
+    target = folder / "bad.mnt"
+    target.mkdir(exist_ok=True)
+    try:
+        for image, mnt in ((empty, target), (foreign, target), (folder / "none.img", target), (volume.image, folder / "none.mnt")):
+            code, text = run(volume.binary, "mount", image, mnt, ok=None)
+            must(code in (1, 2, 32), f"{image.name} on {mnt.name}: exit code {code}")
+            must(text.strip() and "panicked" not in text, f"{image.name} on {mnt.name}: {text!r}")
+    finally:
+        empty.unlink()
+        foreign.unlink()
+
+
+@check
+def fsck_of_a_used_volume(volume, _top):
+    """Last: everything that the other checks left behind."""
+    volume.umount()
+    code, text = volume.fsck("-f", "-n")
+    same(code, 0, f"exit code of fsck -f -n ({text.strip()[-200:]})")
+
+
+# The run -----------------------------------------------------------------------------------------------------------------
+
+
+def make_ready(volume):
+    """Mounted, writable, answering: by a remount or, when that fails, on a new volume."""
+    entry = volume.mount_entry()
+    if volume.alive() and "rw" in entry[3].split(","):
+        return
+    volume.force_down()
+    try:
+        volume.mount()
+    except Failed as error:
+        fslib.log(f"cannot be mounted again, made anew: {error}")
+        volume.force_down()
+        volume.image.rename(volume.image.with_suffix(".broken"))
+        fresh(volume)
+
+
+def fresh(volume):
+    volume.mkfs(*(["--domains", DOMAINS] if isinstance(volume, BraidFs) else []))
+    volume.mount()
+
+
+def run_checks(volume, chosen):
+    counts = {"ok": 0, "FAILED": 0, "skipped": 0}
+    for function in chosen:
+        name, remark, start = function.__name__, "", time.monotonic()
+        try:
+            in_child(lambda: make_ready(volume), CHECK_SECONDS, volume.force_down)
+
+            def body():
+                top = volume.mnt / name
+                shutil.rmtree(top, ignore_errors=True)
+                top.mkdir()
+                fslib.log(f"--- {name}")
+                function(volume, top)
+
+            in_child(body, CHECK_SECONDS, volume.force_down)
+            result = "ok"
+        except Skipped as reason:
+            result, remark = "skipped", f": {reason}"
+        except Failed as error:
+            result, remark = "FAILED", f": {error}"
+        counts[result] += 1
+        colour = {"ok": "green", "FAILED": "red", "skipped": "yellow"}[result]
+        print(f"{fslib.paint(f'{result:<8}', colour)}{name} ({time.monotonic() - start:.1f} s){remark}", flush=True)
+    print(f"{counts['ok']} passed, {counts['FAILED']} failed, {counts['skipped']} skipped")
+    return 1 if counts["FAILED"] else 0
+
+
+def main(words):
+    if "-l" in words:
+        print("\n".join(f.__name__ for f in CHECKS))
+        return 0
+    chosen = [f for f in CHECKS if not words or any(word in f.__name__ for word in words)]
+    fslib.log_to(fslib.ROOT / "target" / "test-mount.log")
+    if os.environ.get("BRAIDFS_SUT") != "ext4" and not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        print("SKIPPED: /dev/fuse cannot be opened here, NO MOUNT TEST WAS RUN", file=sys.stderr)
+        print(f"0 passed, 0 failed, {len(chosen)} skipped")
+        return 0
+    try:
+        fslib.build()
+        with fslib.Workspace(need_bytes=3 << 30) as space:
+            volume = space.braidfs("volume", SIZE)
+            fresh(volume)
+            code = run_checks(volume, chosen)
+    except (Failed, OSError, subprocess.SubprocessError) as error:
+        print(f"test-mount: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    print(f"Log: {fslib.LOG.name}. Unmounted and removed: {space.cleaned()}.")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
