@@ -37,7 +37,10 @@ impl Geometry {
     /// Where `group_blocks` is not 2, 4, … 32 whole segments.
     pub fn new(group_blocks: u32, groups: u32) -> Result<Self, Corrupt> {
         let segments = group_blocks / SEGMENT_BLOCKS;
-        if !group_blocks.is_multiple_of(SEGMENT_BLOCKS) || !GROUP_SEGMENTS.contains(&segments) || !segments.is_power_of_two() {
+        if !group_blocks.is_multiple_of(SEGMENT_BLOCKS)
+            || !GROUP_SEGMENTS.contains(&segments)
+            || !segments.is_power_of_two()
+        {
             return Err(Corrupt::new("geometry", format!("group of {group_blocks} blocks")));
         }
         Ok(Self { segments, groups })

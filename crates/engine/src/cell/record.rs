@@ -143,7 +143,7 @@ impl Cell {
                 Some(e) => {
                     // a directory that became empty gives its bucket nodes back
                     layout(&mut d.map, budget, &base, &mut out, alloc)?;
-                    Content::InlineDir(braidfs_format::dentry::encode_entries(&e))
+                    Content::InlineDir(braidfs_format::dentry::encode_entries(e))
                 }
                 None => layout(&mut d.map, budget, &base, &mut out, alloc)?,
             },

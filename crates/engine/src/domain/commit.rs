@@ -197,12 +197,12 @@ impl Domain {
         let mut in_block: Vec<(NodeId, NodeEntry)> = Vec::new();
         let mut nodes = nodes.into_iter().peekable();
         while nodes.peek().is_some() || !b.is_empty() {
-            if let Some(n) = nodes.peek() {
-                if let Some(index) = b.push(&n.encode()) {
-                    in_block.push((n.node, NodeEntry { addr: BlockAddr(0), index, flags: n.flags, gener: n.gener }));
-                    nodes.next();
-                    continue;
-                }
+            if let Some(n) = nodes.peek()
+                && let Some(index) = b.push(&n.encode())
+            {
+                in_block.push((n.node, NodeEntry { addr: BlockAddr(0), index, flags: n.flags, gener: n.gener }));
+                nodes.next();
+                continue;
             }
             let addr = self.alloc_meta(tx, mlog)?;
             let block = b.finish(self.id.0, self.store.volume, addr, tx.id.0);

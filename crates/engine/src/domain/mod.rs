@@ -184,18 +184,28 @@ impl Enter<'_> {
     }
 }
 
+/// The layers below a domain, opened and replayed.
+#[derive(Debug)]
+pub struct Layers {
+    /// Segments.
+    pub space: Space,
+    /// Node table.
+    pub nodes: NodeTable,
+    /// Journal.
+    pub journal: Journal,
+}
+
 impl Domain {
     /// A domain whose tables are loaded and whose journal is replayed.
     pub fn new(
         id: DomainId,
         store: Arc<Store>,
         shared: Arc<Shared>,
-        space: Space,
-        nodes: NodeTable,
-        journal: Journal,
+        layers: Layers,
         header: HeaderPair,
         mlogs: u16,
     ) -> Self {
+        let Layers { space, nodes, journal } = layers;
         let last = header.header.last_tx.get();
         let tx = Arc::new(Tx::new(TxId(last + 1)));
         Self {

@@ -5,7 +5,7 @@
 //! version of each node) and become cells of a *recovery transaction*, which `volume` completes (links across domains)
 //! and commits. Until that commit the journal's tail stays: a crash during recovery starts it again from the same state.
 
-use super::{Domain, Enter, HeaderPair, Shared};
+use super::{Domain, Enter, HeaderPair, Layers, Shared};
 use crate::cell::record::decode_cell;
 use crate::cell::{Body, Cell};
 use crate::error::Result;
@@ -94,7 +94,7 @@ impl Domain {
             keep = (!chunks.is_empty()).then(|| (newest, journal.tail()));
             journal.set_head(end.max(journal.head()));
         }
-        let d = Self::new(id, store, shared, space, nodes, journal, header, mlogs);
+        let d = Self::new(id, store, shared, Layers { space, nodes, journal }, header, mlogs);
         d.durable.store(durable, std::sync::atomic::Ordering::Relaxed);
         if let Some((newest, tail)) = keep {
             // nothing is given up before the recovery transaction is durable

@@ -122,7 +122,7 @@ impl Tx {
     }
     /// Counts a small record; true for one of eight, which then needs a reserved block (records are packed).
     pub fn small_record(&self) -> bool {
-        self.small.fetch_add(1, Relaxed) % 8 == 0
+        self.small.fetch_add(1, Relaxed).is_multiple_of(8)
     }
     /// All cells (committer).
     pub fn take_cells(&self) -> Vec<Arc<Cell>> {

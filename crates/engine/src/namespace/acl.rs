@@ -34,7 +34,7 @@ pub struct Entry {
 /// [`Error::Invalid`] where it is none.
 pub fn decode(b: &[u8]) -> Result<Vec<Entry>> {
     let bad = Error::Invalid("not a POSIX ACL");
-    if b.len() < 4 || (b.len() - 4) % 8 != 0 || b[..4] != VERSION.to_le_bytes() {
+    if b.len() < 4 || !(b.len() - 4).is_multiple_of(8) || b[..4] != VERSION.to_le_bytes() {
         return Err(bad);
     }
     let mut v: Vec<Entry> = Vec::new();

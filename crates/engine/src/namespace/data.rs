@@ -101,7 +101,7 @@ impl Inner {
             let old_end = st.size;
             for (lblk, part) in [
                 (first, offset % PAGE != 0 || (end < (first + 1) * PAGE && end < old_end)),
-                (last, end % PAGE != 0 && end < old_end),
+                (last, !end.is_multiple_of(PAGE) && end < old_end),
             ] {
                 if part {
                     d.load_pages(c, &mut st, lblk, 1)?;
@@ -226,7 +226,7 @@ impl Inner {
         let mut freed = Vec::new();
         f.map.remove(keep, LBLK_MAX + 1, &mut freed);
         d.free_runs(op.tx(c.domain), &freed);
-        if size % PAGE != 0 && f.pages.zero_tail(size / PAGE, (size % PAGE) as usize) == Some(true) {
+        if !size.is_multiple_of(PAGE) && f.pages.zero_tail(size / PAGE, (size % PAGE) as usize) == Some(true) {
             self.shared.dirty_pages.fetch_add(1, Relaxed);
         }
         if size == 0 && f.pages.is_empty() && f.map.extent_count() == 0 {
@@ -257,7 +257,7 @@ impl Inner {
             // content that leaves the record needs a page
             return Ok(!some || size <= self.shared.inline_max as u64 || self.reserve_pages(c, st, 0, 0));
         }
-        if size < st.size && size % PAGE != 0 {
+        if size < st.size && !size.is_multiple_of(PAGE) {
             let lblk = size / PAGE;
             self.dom(c.domain).load_pages(c, st, lblk, 1)?;
             let cached = matches!(&st.body, Body::File(f) if f.pages.get(lblk).is_some());

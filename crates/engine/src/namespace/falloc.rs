@@ -104,10 +104,10 @@ impl Inner {
         if offset / PAGE == end / PAGE && first > last {
             zero(f, offset / PAGE, (offset % PAGE) as usize, (end % PAGE) as usize);
         } else {
-            if offset % PAGE != 0 {
+            if !offset.is_multiple_of(PAGE) {
                 zero(f, offset / PAGE, (offset % PAGE) as usize, PAGE as usize);
             }
-            if end % PAGE != 0 && end / PAGE >= last {
+            if !end.is_multiple_of(PAGE) && end / PAGE >= last {
                 zero(f, end / PAGE, 0, (end % PAGE) as usize);
             }
         }

@@ -140,7 +140,7 @@ impl Volume {
     /// # Errors
     /// As `open(2)`.
     pub fn open_path(&self, path: &[u8], how: OpenHow, cred: &Cred) -> Result<OpenFile> {
-        let follow = !how.no_follow && !(how.create && how.exclusive);
+        let follow = !(how.no_follow || how.create && how.exclusive);
         let (dir, name) = self.walk(path, follow, cred)?;
         loop {
             let found = match self.lookup(dir, &name) {
