@@ -345,6 +345,8 @@ pub fn decode_cell(
         deleted: false,
         moved_tx: TxId(0),
         parent,
+        after: TxId(0),
+        vacated: Vec::new(),
     };
     Ok(Cell::new(rec.node, rec.gener, domain, kind, st))
 }

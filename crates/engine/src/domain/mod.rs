@@ -275,6 +275,13 @@ impl Domain {
     pub fn peer(&self, id: DomainId) -> Option<Arc<Domain>> {
         self.peers.get()?.get(usize::from(id.0))?.upgrade()
     }
+    /// Newest durable transaction of any domain of the volume.
+    pub fn committed_of(&self, id: DomainId) -> TxId {
+        if id == self.id {
+            return self.committed();
+        }
+        self.peer(id).map_or(TxId(u64::MAX), |p| p.committed())
+    }
     /// Domain of a node, by its number.
     pub fn domain_of(&self, node: NodeId) -> Option<DomainId> {
         let (g, _) = self.store.geometry.node_place(node)?;

@@ -173,10 +173,13 @@ impl Domain {
 
     /// Forgets tombstones and exchanges whose other side is durable.
     fn settle_waits(&self, st: &mut State) {
+        if !st.vacated.is_empty() {
+            st.vacated.retain(|(_, d, t)| self.committed_of(*d) < *t);
+        }
         if st.waits_for.is_empty() {
             return;
         }
-        st.waits_for.retain(|(d, t)| self.peer(*d).is_some_and(|p| p.committed() < *t));
+        st.waits_for.retain(|(d, t)| self.committed_of(*d) < *t);
         if st.waits_for.is_empty() {
             st.tombstones.clear();
             st.exchange = None;

@@ -76,7 +76,12 @@ impl Domain {
         if st.sent_tx > self.committed() {
             return Ok(Prepared::Wait(st.sent_tx));
         }
-        if !st.tombstones.is_empty() || st.exchange.is_some() || st.nlink == 0 || cell.kind == FileKind::Dir {
+        if st.after > self.committed()
+            || !st.tombstones.is_empty()
+            || st.exchange.is_some()
+            || st.nlink == 0
+            || cell.kind == FileKind::Dir
+        {
             return Ok(Prepared::Commit);
         }
         let r = self.gather(e, cell, &mut st);

@@ -136,8 +136,14 @@ impl Inner {
         ino: NodeId,
         gener: u32,
     ) -> Result<(Arc<Cell>, Attr)> {
-        let mut op = Op::begin(self, &[d.domain, home], ENTRY_BLOCKS, false)?;
-        let mut dst = d.state.write();
+        let (mut op, mut dst) = loop {
+            self.wait_vacated(d, name, home)?;
+            let op = Op::begin(self, &[d.domain, home], ENTRY_BLOCKS, false)?;
+            let dst = d.state.write();
+            if !self.vacated_elsewhere(&dst, name, home) {
+                break (op, dst);
+            }
+        };
         check_alive(&dst)?;
         if dst.flags & IMMUTABLE != 0 {
             return Err(Error::Perm);
@@ -158,6 +164,7 @@ impl Inner {
             st.nlink = 1;
         }
         let cell = Arc::new(Cell::new(ino, gener, home, new.kind, st));
+        op.takes_vacated(&dst, name, &cell, &mut cell.state.write());
         op.touch(d, &mut dst)?;
         op.add_entry(d, &mut dst, name, &cell, stale)?;
         if new.kind == FileKind::Dir {
@@ -228,8 +235,14 @@ impl Volume {
         if c.kind == FileKind::Dir {
             return Err(Error::Perm);
         }
-        let mut op = Op::begin(i, &[d.domain, c.domain], ENTRY_BLOCKS, false)?;
-        let mut dst = d.state.write();
+        let (mut op, mut dst) = loop {
+            i.wait_vacated(&d, name, c.domain)?;
+            let op = Op::begin(i, &[d.domain, c.domain], ENTRY_BLOCKS, false)?;
+            let dst = d.state.write();
+            if !i.vacated_elsewhere(&dst, name, c.domain) {
+                break (op, dst);
+            }
+        };
         check_alive(&dst)?;
         let stale = match i.find_entry(&d, &mut dst, name)? {
             Some(e) if i.child(dir, &e)?.is_some() => return Err(Error::Exists),
@@ -250,6 +263,7 @@ impl Volume {
         }
         op.touch(&d, &mut dst)?;
         op.add_entry(&d, &mut dst, name, &c, stale)?;
+        op.takes_vacated(&dst, name, &c, &mut st);
         op.touch(&c, &mut st)?;
         st.add_link(dir, name, i.shared.next_seq());
         st.nlink += 1;

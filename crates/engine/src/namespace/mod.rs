@@ -127,10 +127,28 @@ impl<'a> Op<'a> {
     /// A cross-domain entry changes: both journals say so, for recovery to compare the sides.
     pub fn hint(&self, dir: &Cell, name: &[u8], child: &Cell) {
         if dir.domain != child.domain {
-            let r = Record::Remote { dir: dir.ino, child: child.ino, gener: child.gener, name: name.into() };
-            self.tx(dir.domain).record(r.clone());
-            self.tx(child.domain).record(r);
+            self.hint_always(dir, name, child);
+        }
+    }
+
+    /// [`Self::hint`] also within one domain: the fate of the child depends on an inode of another domain.
+    pub fn hint_always(&self, dir: &Cell, name: &[u8], child: &Cell) {
+        let r = Record::Remote { dir: dir.ino, child: child.ino, gener: child.gener, name: name.into() };
+        self.tx(child.domain).record(r.clone());
+        if dir.domain != child.domain {
+            self.tx(dir.domain).record(r);
             self.braid(dir.domain, child.domain);
+        }
+    }
+
+    /// The name was left by an inode whose move is not durable. In the same domain one transaction carries both; `st`,
+    /// which takes the name, notes that it must not be rolled forward alone.
+    /// (A move in another domain was waited for, [`Inner::wait_vacated`].)
+    pub fn takes_vacated(&self, dir: &State, name: &[u8], child: &Cell, st: &mut State) {
+        for (n, d, t) in &dir.vacated {
+            if **n == *name && *d == child.domain {
+                st.after = st.after.max(*t);
+            }
         }
     }
 
@@ -227,6 +245,30 @@ impl Inner {
             }
         }
         Ok(Some(c))
+    }
+
+    /// Whether the name was left by a move of another domain than `domain` that is not durable yet.
+    pub fn vacated_elsewhere(&self, dir: &State, name: &[u8], domain: DomainId) -> bool {
+        dir.vacated.iter().any(|(n, d, t)| **n == *name && *d != domain && self.dom(*d).committed() < *t)
+    }
+
+    /// Makes the move durable that left this name, where it was one of another domain than `domain`: else a crash could
+    /// keep the newcomer and the old record of the inode that left, which both claim the name, and the latter would lose
+    /// its only one. Rare: within a commit interval, a name left by a move and taken again by an inode of another domain.
+    /// The caller is inside no gate.
+    pub fn wait_vacated(&self, dir: &Arc<Cell>, name: &[u8], domain: DomainId) -> Result<()> {
+        let wait: Vec<_> = {
+            let st = dir.state.read();
+            st.vacated
+                .iter()
+                .filter(|(n, d, t)| **n == *name && *d != domain && self.dom(*d).committed() < *t)
+                .map(|v| (v.1, v.2))
+                .collect()
+        };
+        for (d, t) in wait {
+            self.dom(d).commit_upto(t)?;
+        }
+        Ok(())
     }
 
     /// A directory's cell.

@@ -160,6 +160,7 @@ impl Inner {
         mode: RenameMode,
         domains: &[DomainId],
     ) -> Result<Option<TxId>> {
+        self.wait_vacated(&to.dir, to.name, src.domain)?;
         let mut op = Op::begin(self, domains, RENAME_BLOCKS, dst.is_some())?;
         let (mut dirs, a, b) = self.lock_dirs(&from.dir, &to.dir)?;
         for d in &dirs {
@@ -170,7 +171,7 @@ impl Inner {
         };
         let old = self.find_entry(&from.dir, &mut dirs[a], from.name)?;
         let new = self.find_entry(&to.dir, &mut dirs[b], to.name)?;
-        if !names(&old, src) {
+        if !names(&old, src) || self.vacated_elsewhere(&dirs[b], to.name, src.domain) {
             return Ok(None);
         }
         let stale = match (dst, &new) {
@@ -226,6 +227,12 @@ impl Inner {
             (RenameMode::Exchange, Some(d)) => op.add_entry(&from.dir, &mut dirs[a], from.name, d, true)?,
             _ => op.remove_entry(&from.dir, &mut dirs[a], from.name)?,
         }
+        op.takes_vacated(&dirs[b], to.name, src, &mut s);
+        if mode == RenameMode::Exchange {
+            s.after = s.after.max(tx);
+        } else {
+            dirs[a].vacated.push((from.name.into(), src.domain, tx));
+        }
         let seq = self.shared.next_seq();
         s.remove_link(from.dir.ino, from.name, seq);
         s.add_link(to.dir.ino, to.name, seq);
@@ -255,9 +262,11 @@ impl Inner {
                 let link = Link { parent: to.dir.ino, name: to.name.into() };
                 v.tombstones.push(Tombstone { link, newcomer: src.ino, gener: src.gener, version: s.version });
                 v.waits_for.push((src.domain, tx));
+                op.hint_always(&to.dir, to.name, d);
             }
             if mode == RenameMode::Exchange {
                 v.add_link(from.dir.ino, from.name, seq);
+                v.after = v.after.max(op.tx(d.domain).id);
                 op.hint(&from.dir, from.name, d);
                 if dst_dir && cross {
                     v.parent = from.dir.ino;
@@ -272,6 +281,9 @@ impl Inner {
                     let (newcomer, gener, version) = (d.ino, d.gener, v.version);
                     s.tombstones.push(Tombstone { link, newcomer, gener, version });
                     s.waits_for.push((d.domain, op.tx(d.domain).id));
+                    op.hint_always(&from.dir, from.name, d);
+                    op.hint_always(&from.dir, from.name, src);
+                    op.hint_always(&to.dir, to.name, src);
                 }
             } else {
                 if dst_dir {
