@@ -1,8 +1,8 @@
 //! `braidfs`: format, mount, check and inspect braidfs volumes.
 //!
 //! One binary. Called as `mkfs.braidfs`, `mount.braidfs`, `umount.braidfs` or `fsck.braidfs` (links), it acts as that
-//! helper of mkfs(8), mount(8), umount(8) and fsck(8). A command is one file in [`cmd`]; this file finds the command,
-//! sets up logging, and turns a [`Failure`] into a message and an exit code.
+//! helper of mkfs(8), mount(8), umount(8) and fsck(8). A command is one file in `cmd`; this file finds the command,
+//! sets up logging, and turns a `Failure` into a message and an exit code.
 
 mod cmd;
 mod failure;

@@ -52,6 +52,7 @@ pub fn format(devices: &[Arc<dyn Device>], options: &MkfsOptions) -> Result<Supe
         dev.write(0, &[0; BLOCK_BYTES])?;
         dev.write(d.blocks.get() - 1, &[0; BLOCK_BYTES])?;
     }
+    store.flush()?;
     for (d, p) in plan.iter().enumerate() {
         let domain = DomainId(d as u16);
         let journal = Some((p.journal_at, p.journal_blocks));

@@ -44,7 +44,7 @@ pub struct Args {
     /// Checksum file data too (metadata always is)
     #[arg(long)]
     data_checksums: bool,
-    /// Journal of each domain, at least 64K [default: by size]
+    /// Journal of each domain, 512K to 32M [default: by size]
     #[arg(long, value_parser = text::parse_size, value_name = "BYTES")]
     journal: Option<u64>,
     /// mlogs (write streams) of each domain [default: by CPUs]
@@ -115,8 +115,8 @@ fn options(args: &Args) -> Result<MkfsOptions, Failure> {
     if let Some(n) = args.inline.filter(|n| *n > INLINE_MAX as u64) {
         return bad("--inline", &n, &format!("use 0 to {INLINE_MAX}"));
     }
-    if let Some(n) = args.journal.filter(|n| !(64 << 10..=32 << 20).contains(n)) {
-        return bad("--journal", &text::size(n), "use 64K to 32M");
+    if let Some(n) = args.journal.filter(|n| !(512 << 10..=32 << 20).contains(n)) {
+        return bad("--journal", &text::size(n), "use 512K to 32M");
     }
     if let Some(n) = args.mlogs.filter(|n| !(1..=64).contains(n)) {
         return bad("--mlogs", &n, "use 1 to 64");

@@ -202,7 +202,7 @@ impl Job<'_> {
         });
         match &claim {
             None => tracing::info!(
-                "plain FUSE: sync(2) does not reach the volume (fsync and syncfs do), so it commits every {} s",
+                "plain FUSE: sync and syncfs do not reach the volume (fsync does), so it commits every {} s",
                 commit.as_secs()
             ),
             Some(Claim::Own) => first.release_claim(),
