@@ -154,14 +154,10 @@ pub struct State {
     pub deleted: bool,
     /// Moved to another directory in `dirty_tx` or `sent_tx` (a directory): fsync below it commits.
     pub moved_tx: TxId,
+    /// It took a name that another inode of this domain left in that transaction: not durable before it.
+    pub after: TxId,
     /// The parent of `..` of a directory.
     pub parent: NodeId,
-    /// It took a name that another inode of its domain left in this transaction: a roll-forward of it alone would take
-    /// the name from that inode's old record, so its fsync commits until then.
-    pub after: TxId,
-    /// Names of a directory that a living inode was moved away from, and the transaction that makes the move durable.
-    /// Until then the inode's durable record still claims the name.
-    pub vacated: Vec<(Box<[u8]>, DomainId, TxId)>,
 }
 
 impl Cell {
@@ -245,7 +241,6 @@ impl State {
             moved_tx: TxId(0),
             parent: NodeId(0),
             after: TxId(0),
-            vacated: Vec::new(),
         }
     }
     /// 4 KiB blocks that the content takes; dirty pages without a place yet count too.

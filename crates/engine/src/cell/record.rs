@@ -346,7 +346,6 @@ pub fn decode_cell(
         moved_tx: TxId(0),
         parent,
         after: TxId(0),
-        vacated: Vec::new(),
     };
     Ok(Cell::new(rec.node, rec.gener, domain, kind, st))
 }

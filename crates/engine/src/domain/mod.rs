@@ -12,6 +12,7 @@
 pub mod checkpoint;
 pub mod commit;
 pub mod flush;
+pub mod left;
 pub mod load;
 pub mod recover;
 pub mod serialise;
@@ -155,6 +156,8 @@ pub struct Domain {
     held: Mutex<Vec<NodeId>>,
     /// Files with dirty pages that a commit left alone (`data=writeback`).
     lazy: Mutex<Vec<Arc<Cell>>>,
+    /// Names of this domain's directories that inodes left by renames that may not be durable yet.
+    pub left: left::LeftNames,
     /// The other domains.
     pub peers: OnceLock<Vec<Weak<Domain>>>,
     /// Counters.
@@ -231,6 +234,7 @@ impl Domain {
             new_geners: Mutex::default(),
             held: Mutex::default(),
             lazy: Mutex::default(),
+            left: left::LeftNames::default(),
             peers: OnceLock::new(),
             counters: Counters::default(),
             next_mlog: AtomicU32::new(0),

@@ -2,6 +2,7 @@
 //! and the inode becomes node records.
 
 use super::{Domain, Tx};
+use crate::cell::extents::Piece;
 use crate::cell::pages::Page;
 use crate::cell::{Body, Cell, FileBody, State, dir};
 use crate::error::{Error, Result};
@@ -56,6 +57,12 @@ impl Out {
 const RUN_MAX: usize = 1024;
 /// Files at least this long go to the cold log when written at once.
 const COLD_BLOCKS: usize = 4096;
+
+/// Whether a dirty page that is mapped to `p` is written where it lies, in a file that is (`in_place`) or is not
+/// overwritten in place. A block with a checksum never is: block and checksum would not change together.
+pub fn writes_in_place(p: &Piece, in_place: bool) -> bool {
+    p.unwritten || (in_place && p.sum.is_none())
+}
 
 impl Domain {
     /// Takes a reserved block for metadata and allocates it.
@@ -173,9 +180,6 @@ impl Domain {
 
     /// Forgets tombstones and exchanges whose other side is durable.
     fn settle_waits(&self, st: &mut State) {
-        if !st.vacated.is_empty() {
-            st.vacated.retain(|(_, d, t)| self.committed_of(*d) < *t);
-        }
         if st.waits_for.is_empty() {
             return;
         }
@@ -218,7 +222,9 @@ impl Domain {
     /// # Errors
     /// As [`Self::serialise`].
     pub fn flush_file(&self, tx: &Tx, cell: &Arc<Cell>, st: &mut State, out: &mut Out, mlog: usize) -> Result<()> {
-        let in_place = self.in_place(st);
+        let nocow = self.in_place(st);
+        // older content of these blocks must not reach the device after what is written here
+        let in_place = nocow && cell.inflight.load(Ordering::Acquire) == 0;
         let Body::File(f) = &mut st.body else { return Ok(()) };
         let dirty = f.pages.dirty_count();
         if dirty == 0 {
@@ -236,10 +242,10 @@ impl Domain {
                 let lblk = first + i as u64;
                 let left = pages.len() - i;
                 let here = f.map.get(lblk);
-                if let Some(p) = here.as_ref().filter(|p| p.unwritten || in_place) {
+                if let Some(p) = here.as_ref().filter(|p| writes_in_place(p, in_place)) {
                     let n = left.min(p.len as usize);
                     let bufs: Vec<&[u8]> = pages[i..i + n].iter().map(Page::bytes).collect();
-                    self.store.write_batch(&[(p.addr, bufs)])?;
+                    self.write_now(p.addr, bufs)?;
                     out.in_place = true;
                     if p.unwritten {
                         f.map.mark_written(lblk, lblk + n as u64);
@@ -263,7 +269,7 @@ impl Domain {
                 let run = self.space.alloc(mlog, class, want, near)?;
                 f.reserved -= u64::from(run.len);
                 let len = run.len as usize;
-                let sums = (self.shared.data_sums && !in_place)
+                let sums = (self.shared.data_sums && !nocow)
                     .then(|| pages[i..i + len].iter().map(|p| crc32c::crc32c(p.bytes())).collect());
                 tx.record(Record::Alloc {
                     addr: run.addr,
@@ -276,9 +282,16 @@ impl Domain {
                 let mut freed = Vec::new();
                 f.map.insert(Extent { lblk, addr: run.addr, len: run.len, unwritten: false, sums }, &mut freed);
                 self.free_runs(tx, &freed);
-                cell.inflight.fetch_add(1, Ordering::AcqRel);
-                out.bytes += len * 4096;
-                out.writes.push((run.addr, Payload::Pages(pages[i..i + len].to_vec(), cell.clone())));
+                if nocow {
+                    // the next write of these pages goes to the same place, perhaps by another thread
+                    let bufs: Vec<&[u8]> = pages[i..i + len].iter().map(Page::bytes).collect();
+                    self.write_now(run.addr, bufs)?;
+                    out.in_place = true;
+                } else {
+                    cell.inflight.fetch_add(1, Ordering::AcqRel);
+                    out.bytes += len * 4096;
+                    out.writes.push((run.addr, Payload::Pages(pages[i..i + len].to_vec(), cell.clone())));
+                }
                 i += len;
             }
             f.pages.mark_clean(first, first + pages.len() as u64);
@@ -292,11 +305,18 @@ impl Domain {
         Ok(())
     }
 
+    fn write_now(&self, addr: BlockAddr, bufs: Vec<&[u8]>) -> Result<()> {
+        if self.shared.dead.load(Ordering::Relaxed) {
+            return Err(Error::Io(std::io::Error::other("the volume was killed")));
+        }
+        self.store.write_batch(&[(addr, bufs)])
+    }
+
     /// The next logical block from `lblk` that must be written where it lies.
     fn next_in_place(&self, f: &FileBody, lblk: u64, in_place: bool) -> Option<u64> {
         let mut at = lblk;
         while let Some(p) = f.map.next_from(at) {
-            if p.unwritten || in_place {
+            if writes_in_place(&p, in_place) {
                 return Some(p.lblk);
             }
             at = p.lblk + u64::from(p.len);

@@ -118,13 +118,21 @@ impl Inner {
             }
         };
         let (ino, gener) = self.new_node(home, dir)?;
-        let r = self.create_at(&d, name, new, cred, home, ino, gener);
+        let r = loop {
+            match self.settle_name(&d, name, home).and_then(|()| self.create_at(&d, name, new, cred, home, ino, gener))
+            {
+                Ok(None) => {}
+                Ok(Some(made)) => break Ok(made),
+                Err(e) => break Err(e),
+            }
+        };
         if r.is_err() {
             self.dom(home).nodes.release(ino);
         }
         r
     }
 
+    /// `None` where the name must be settled first.
     #[allow(clippy::too_many_arguments)]
     fn create_at(
         &self,
@@ -135,15 +143,9 @@ impl Inner {
         home: DomainId,
         ino: NodeId,
         gener: u32,
-    ) -> Result<(Arc<Cell>, Attr)> {
-        let (mut op, mut dst) = loop {
-            self.wait_vacated(d, name, home)?;
-            let op = Op::begin(self, &[d.domain, home], ENTRY_BLOCKS, false)?;
-            let dst = d.state.write();
-            if !self.vacated_elsewhere(&dst, name, home) {
-                break (op, dst);
-            }
-        };
+    ) -> Result<Option<(Arc<Cell>, Attr)>> {
+        let mut op = Op::begin(self, &[d.domain, home], ENTRY_BLOCKS, false)?;
+        let mut dst = d.state.write();
         check_alive(&dst)?;
         if dst.flags & IMMUTABLE != 0 {
             return Err(Error::Perm);
@@ -156,7 +158,9 @@ impl Inner {
         if new.kind == FileKind::Dir && dst.nlink as usize >= LINKS_MAX {
             return Err(Error::TooManyLinks);
         }
+        let Some(after) = op.may_take(d, name, home) else { return Ok(None) };
         let mut st = self.fresh(&dst, new, cred)?;
+        st.after = after;
         st.add_link(d.ino, name, self.shared.next_seq());
         if new.kind == FileKind::Dir {
             st.parent = d.ino;
@@ -164,7 +168,6 @@ impl Inner {
             st.nlink = 1;
         }
         let cell = Arc::new(Cell::new(ino, gener, home, new.kind, st));
-        op.takes_vacated(&dst, name, &cell, &mut cell.state.write());
         op.touch(d, &mut dst)?;
         op.add_entry(d, &mut dst, name, &cell, stale)?;
         if new.kind == FileKind::Dir {
@@ -179,7 +182,7 @@ impl Inner {
         let attr = cell.attr(&st);
         drop(st);
         self.dom(home).cells.insert_new(cell.clone());
-        Ok((cell, attr))
+        Ok(Some((cell, attr)))
     }
 }
 
@@ -232,23 +235,31 @@ impl Volume {
         let i = self.inner();
         let d = i.dir_cell(dir)?;
         let c = i.cell(ino)?;
-        if c.kind == FileKind::Dir {
-            return Err(Error::Perm);
-        }
-        let (mut op, mut dst) = loop {
-            i.wait_vacated(&d, name, c.domain)?;
-            let op = Op::begin(i, &[d.domain, c.domain], ENTRY_BLOCKS, false)?;
-            let dst = d.state.write();
-            if !i.vacated_elsewhere(&dst, name, c.domain) {
-                break (op, dst);
+        loop {
+            i.settle_name(&d, name, c.domain)?;
+            if let Some(attr) = i.link_at(&c, &d, name)? {
+                return Ok(attr);
             }
-        };
+        }
+    }
+}
+
+impl Inner {
+    /// `None` where the name must be settled first.
+    fn link_at(&self, c: &Arc<Cell>, d: &Arc<Cell>, name: &[u8]) -> Result<Option<Attr>> {
+        let (i, ino) = (self, c.ino);
+        let mut op = Op::begin(i, &[d.domain, c.domain], ENTRY_BLOCKS, false)?;
+        let mut dst = d.state.write();
         check_alive(&dst)?;
-        let stale = match i.find_entry(&d, &mut dst, name)? {
-            Some(e) if i.child(dir, &e)?.is_some() => return Err(Error::Exists),
+        let stale = match i.find_entry(d, &mut dst, name)? {
+            Some(e) if i.child(d.ino, &e)?.is_some() => return Err(Error::Exists),
             Some(_) => true,
             None => false,
         };
+        if c.kind == FileKind::Dir {
+            return Err(Error::Perm);
+        }
+        let Some(after) = op.may_take(d, name, c.domain) else { return Ok(None) };
         let mut st = c.state.write();
         let tmp = st.nlink == 0 && i.dom(c.domain).orphans.lock().contains(&ino) && c.opens.load(Ordering::Acquire) > 0;
         if st.deleted || (st.nlink == 0 && !tmp) {
@@ -261,11 +272,11 @@ impl Volume {
         if st.links.len() >= LINKS_MAX || bytes + name.len() + 9 > LINK_BYTES_MAX {
             return Err(Error::TooManyLinks);
         }
-        op.touch(&d, &mut dst)?;
-        op.add_entry(&d, &mut dst, name, &c, stale)?;
-        op.takes_vacated(&dst, name, &c, &mut st);
-        op.touch(&c, &mut st)?;
-        st.add_link(dir, name, i.shared.next_seq());
+        op.touch(d, &mut dst)?;
+        op.add_entry(d, &mut dst, name, c, stale)?;
+        op.touch(c, &mut st)?;
+        st.after = st.after.max(after);
+        st.add_link(d.ino, name, i.shared.next_seq());
         st.nlink += 1;
         st.ctime = i.shared.now();
         st.linked_at = st.version;
@@ -273,7 +284,7 @@ impl Volume {
         if tmp {
             i.dom(c.domain).orphans.lock().remove(&ino);
         }
-        op.hint(&d, name, &c);
-        Ok(c.attr(&st))
+        op.hint(d, name, c);
+        Ok(Some(c.attr(&st)))
     }
 }

@@ -6,6 +6,7 @@
 use super::Op;
 use crate::cell::pages::Page;
 use crate::cell::{Body, Cell, FileBody, State};
+use crate::domain::serialise::writes_in_place;
 use crate::error::{Error, Result};
 use crate::types::*;
 use crate::volume::{Inner, OpenFile, Volume};
@@ -31,7 +32,7 @@ enum At {
 /// Whether a dirty page at `lblk` will need a new block.
 fn needs_block(f: &FileBody, lblk: u64, in_place: bool) -> bool {
     match f.map.get(lblk) {
-        Some(p) => !(p.unwritten || in_place),
+        Some(p) => !writes_in_place(&p, in_place),
         None => true,
     }
 }

@@ -141,14 +141,12 @@ impl<'a> Op<'a> {
         }
     }
 
-    /// The name was left by an inode whose move is not durable. In the same domain one transaction carries both; `st`,
-    /// which takes the name, notes that it must not be rolled forward alone.
-    /// (A move in another domain was waited for, [`Inner::wait_vacated`].)
-    pub fn takes_vacated(&self, dir: &State, name: &[u8], child: &Cell, st: &mut State) {
-        for (n, d, t) in &dir.vacated {
-            if **n == *name && *d == child.domain {
-                st.after = st.after.max(*t);
-            }
+    /// An inode of `domain` takes `dir/name`: the transaction that must be durable before it, 0 for none. `None` where
+    /// an inode of another domain left the name and must be made durable first ([`Inner::settle_name`]).
+    pub fn may_take(&self, dir: &Cell, name: &[u8], domain: DomainId) -> Option<TxId> {
+        match self.inner.left_by(dir, name) {
+            None => Some(TxId(0)),
+            Some((d, t)) => (d == domain).then_some(t),
         }
     }
 
@@ -247,28 +245,41 @@ impl Inner {
         Ok(Some(c))
     }
 
-    /// Whether the name was left by a move of another domain than `domain` that is not durable yet.
-    pub fn vacated_elsewhere(&self, dir: &State, name: &[u8], domain: DomainId) -> bool {
-        dir.vacated.iter().any(|(n, d, t)| **n == *name && *d != domain && self.dom(*d).committed() < *t)
+    /// Whose rename away from `dir/name` is not durable yet (`crate::domain::left`).
+    pub fn left_by(&self, dir: &Cell, name: &[u8]) -> Option<(DomainId, TxId)> {
+        self.dom(dir.domain).left.get(dir.ino, name).filter(|(d, t)| self.pending(*d, *t))
     }
 
-    /// Makes the move durable that left this name, where it was one of another domain than `domain`: else a crash could
-    /// keep the newcomer and the old record of the inode that left, which both claim the name, and the latter would lose
-    /// its only one. Rare: within a commit interval, a name left by a move and taken again by an inode of another domain.
-    /// The caller is inside no gate.
-    pub fn wait_vacated(&self, dir: &Arc<Cell>, name: &[u8], domain: DomainId) -> Result<()> {
-        let wait: Vec<_> = {
-            let st = dir.state.read();
-            st.vacated
-                .iter()
-                .filter(|(n, d, t)| **n == *name && *d != domain && self.dom(*d).committed() < *t)
-                .map(|v| (v.1, v.2))
-                .collect()
-        };
-        for (d, t) in wait {
-            self.dom(d).commit_upto(t)?;
+    /// Renames away from a directory that are not durable yet.
+    pub fn left_dir(&self, dir: &Cell) -> Vec<(DomainId, TxId)> {
+        let mut all = self.dom(dir.domain).left.of_dir(dir.ino);
+        all.retain(|(d, t)| self.pending(*d, *t));
+        all
+    }
+
+    /// A failed domain's changes will never be durable: nothing waits for them.
+    fn pending(&self, d: DomainId, t: TxId) -> bool {
+        let d = self.dom(d);
+        d.committed() < t && d.failed().is_none()
+    }
+
+    /// Makes the rename durable by which an inode of another domain than `newcomer` left `dir/name`, if there is one.
+    /// Not inside a gate. One of the rare commits in the foreground.
+    pub fn settle_name(&self, dir: &Cell, name: &[u8], newcomer: DomainId) -> Result<()> {
+        match self.left_by(dir, name) {
+            Some((d, t)) if d != newcomer => self.dom(d).commit_upto(t),
+            _ => Ok(()),
         }
-        Ok(())
+    }
+
+    /// Makes all renames away from a directory durable before it goes. Not inside a gate.
+    pub fn settle_dir(&self, dir: &Cell) -> Result<()> {
+        let mut latest = std::collections::BTreeMap::new();
+        for (d, t) in self.left_dir(dir) {
+            let e = latest.entry(d).or_insert(t);
+            *e = (*e).max(t);
+        }
+        if latest.is_empty() { Ok(()) } else { self.commit_some(&latest.into_iter().collect::<Vec<_>>()) }
     }
 
     /// A directory's cell.

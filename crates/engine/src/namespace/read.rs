@@ -15,8 +15,9 @@ const RELATIME_AGE: i64 = 24 * 3600;
 fn copy_cached(st: &State, offset: u64, buf: &mut [u8]) -> Option<u64> {
     let Body::File(f) = &st.body else { return None };
     if let Some(b) = &f.inline {
-        let n = b.len().saturating_sub(offset as usize).min(buf.len());
-        buf[..n].copy_from_slice(&b[offset as usize..offset as usize + n]);
+        let rest = usize::try_from(offset).ok().and_then(|at| b.get(at..)).unwrap_or(&[]);
+        let n = rest.len().min(buf.len());
+        buf[..n].copy_from_slice(&rest[..n]);
         buf[n..].fill(0);
         return None;
     }

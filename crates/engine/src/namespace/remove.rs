@@ -102,6 +102,9 @@ impl Volume {
                 (false, true) => return Err(Error::IsDir),
                 _ => {}
             }
+            if want_dir {
+                i.settle_dir(&c)?;
+            }
             let mut op = Op::begin(i, &[d.domain, c.domain], REMOVE_BLOCKS, true)?;
             let mut dst = d.state.write();
             check_alive(&dst)?;
@@ -120,6 +123,9 @@ impl Volume {
                 && !i.only_stale(&c, &mut st)?
             {
                 return Err(Error::NotEmpty);
+            }
+            if want_dir && !i.left_dir(&c).is_empty() {
+                continue;
             }
             op.touch(&d, &mut dst)?;
             op.remove_entry(&d, &mut dst, name)?;

@@ -93,6 +93,12 @@ impl Inner {
             if swaps && let Some(d) = &dst {
                 self.order_move(d.domain)?;
             }
+            self.settle_name(&to.dir, to.name, src.domain)?;
+            match &dst {
+                Some(d) if mode == RenameMode::Exchange => self.settle_name(&from.dir, from.name, d.domain)?,
+                Some(d) if d.kind == FileKind::Dir => self.settle_dir(d)?,
+                _ => {}
+            }
             let mut domains = vec![from.dir.domain, to.dir.domain, src.domain];
             domains.extend(dst.as_ref().map(|d| d.domain));
             let Some(done) = self.rename_in(from, to, &src, dst.as_ref(), mode, &domains)? else { continue };
@@ -160,7 +166,6 @@ impl Inner {
         mode: RenameMode,
         domains: &[DomainId],
     ) -> Result<Option<TxId>> {
-        self.wait_vacated(&to.dir, to.name, src.domain)?;
         let mut op = Op::begin(self, domains, RENAME_BLOCKS, dst.is_some())?;
         let (mut dirs, a, b) = self.lock_dirs(&from.dir, &to.dir)?;
         for d in &dirs {
@@ -171,7 +176,7 @@ impl Inner {
         };
         let old = self.find_entry(&from.dir, &mut dirs[a], from.name)?;
         let new = self.find_entry(&to.dir, &mut dirs[b], to.name)?;
-        if !names(&old, src) || self.vacated_elsewhere(&dirs[b], to.name, src.domain) {
+        if !names(&old, src) {
             return Ok(None);
         }
         let stale = match (dst, &new) {
@@ -208,7 +213,16 @@ impl Inner {
             if !empty {
                 return Err(Error::NotEmpty);
             }
+            if d.kind == FileKind::Dir && mode != RenameMode::Exchange && !self.left_dir(d).is_empty() {
+                return Ok(None);
+            }
         }
+        let Some(after) = op.may_take(&to.dir, to.name, src.domain) else { return Ok(None) };
+        let after_dst = match dst {
+            Some(d) if mode == RenameMode::Exchange => op.may_take(&from.dir, from.name, d.domain),
+            _ => Some(TxId(0)),
+        };
+        let Some(after_dst) = after_dst else { return Ok(None) };
         let cross = from.dir.ino != to.dir.ino;
         let (src_dir, dst_dir) = (src.kind == FileKind::Dir, dst.is_some_and(|d| d.kind == FileKind::Dir));
         let tx = op.tx(src.domain).id;
@@ -227,12 +241,6 @@ impl Inner {
             (RenameMode::Exchange, Some(d)) => op.add_entry(&from.dir, &mut dirs[a], from.name, d, true)?,
             _ => op.remove_entry(&from.dir, &mut dirs[a], from.name)?,
         }
-        op.takes_vacated(&dirs[b], to.name, src, &mut s);
-        if mode == RenameMode::Exchange {
-            s.after = s.after.max(tx);
-        } else {
-            dirs[a].vacated.push((from.name.into(), src.domain, tx));
-        }
         let seq = self.shared.next_seq();
         s.remove_link(from.dir.ino, from.name, seq);
         s.add_link(to.dir.ino, to.name, seq);
@@ -245,6 +253,8 @@ impl Inner {
             dirs[a].nlink = dirs[a].nlink.saturating_sub(1);
             dirs[b].nlink += 1;
         }
+        s.after = s.after.max(after);
+        self.dom(from.dir.domain).left.add(from.dir.ino, from.name, src.domain, tx);
         op.hint(&from.dir, from.name, src);
         op.hint(&to.dir, to.name, src);
         op.braid(src.domain, from.dir.domain);
@@ -266,7 +276,14 @@ impl Inner {
             }
             if mode == RenameMode::Exchange {
                 v.add_link(from.dir.ino, from.name, seq);
-                v.after = v.after.max(op.tx(d.domain).id);
+                let vtx = op.tx(d.domain).id;
+                self.dom(to.dir.domain).left.add(to.dir.ino, to.name, d.domain, vtx);
+                v.after = v.after.max(after_dst);
+                if d.domain == src.domain {
+                    // each has the other's old name
+                    s.after = tx;
+                    v.after = vtx;
+                }
                 op.hint(&from.dir, from.name, d);
                 if dst_dir && cross {
                     v.parent = from.dir.ino;

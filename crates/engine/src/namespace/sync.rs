@@ -41,7 +41,7 @@ impl Inner {
             }
             let known = dom.nodes.get(n)?;
             let born = !known.used() || known.gener != d.gener;
-            if born && st.moved_tx.0 == 0 && st.exchange.is_none() {
+            if born && st.moved_tx.0 == 0 && st.after <= dom.committed() && st.exchange.is_none() {
                 p.fresh.push(d.clone());
             } else {
                 p.commit.push(d.domain);
