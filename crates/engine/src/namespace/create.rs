@@ -237,6 +237,7 @@ impl Volume {
         let c = i.cell(ino)?;
         loop {
             i.settle_name(&d, name, c.domain)?;
+            i.settle_exchange(&c)?;
             if let Some(attr) = i.link_at(&c, &d, name)? {
                 return Ok(attr);
             }
@@ -245,7 +246,7 @@ impl Volume {
 }
 
 impl Inner {
-    /// `None` where the name must be settled first.
+    /// `None` where something must be settled first.
     fn link_at(&self, c: &Arc<Cell>, d: &Arc<Cell>, name: &[u8]) -> Result<Option<Attr>> {
         let (i, ino) = (self, c.ino);
         let mut op = Op::begin(i, &[d.domain, c.domain], ENTRY_BLOCKS, false)?;
@@ -261,6 +262,9 @@ impl Inner {
         }
         let Some(after) = op.may_take(d, name, c.domain) else { return Ok(None) };
         let mut st = c.state.write();
+        if i.exchanging(&st) {
+            return Ok(None);
+        }
         let tmp = st.nlink == 0 && i.dom(c.domain).orphans.lock().contains(&ino) && c.opens.load(Ordering::Acquire) > 0;
         if st.deleted || (st.nlink == 0 && !tmp) {
             return Err(Error::NotFound);

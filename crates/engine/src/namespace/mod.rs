@@ -272,6 +272,24 @@ impl Inner {
         }
     }
 
+    /// Whether the inode was exchanged with one of another domain that is not durable yet. Recovery completes such an
+    /// exchange from this inode's record, so that its names may not change until then.
+    pub fn exchanging(&self, st: &State) -> bool {
+        st.exchange.is_some() && st.waits_for.iter().any(|(d, t)| self.pending(*d, *t))
+    }
+
+    /// Makes the partner's side of an exchange durable before names of `c` change. Not inside a gate.
+    pub fn settle_exchange(&self, c: &Cell) -> Result<()> {
+        let waits = {
+            let st = c.state.read();
+            if !self.exchanging(&st) {
+                return Ok(());
+            }
+            st.waits_for.clone()
+        };
+        self.commit_some(&waits.into_iter().filter(|(d, t)| self.pending(*d, *t)).collect::<Vec<_>>())
+    }
+
     /// Makes all renames away from a directory durable before it goes. Not inside a gate.
     pub fn settle_dir(&self, dir: &Cell) -> Result<()> {
         let mut latest = std::collections::BTreeMap::new();

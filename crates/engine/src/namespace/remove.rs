@@ -105,6 +105,7 @@ impl Volume {
             if want_dir {
                 i.settle_dir(&c)?;
             }
+            i.settle_exchange(&c)?;
             let mut op = Op::begin(i, &[d.domain, c.domain], REMOVE_BLOCKS, true)?;
             let mut dst = d.state.write();
             check_alive(&dst)?;
@@ -113,7 +114,7 @@ impl Volume {
                 _ => continue, // another one has the name now
             }
             let mut st = c.state.write();
-            if st.deleted {
+            if st.deleted || i.exchanging(&st) {
                 continue;
             }
             check_changeable(&st)?;

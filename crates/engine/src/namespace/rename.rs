@@ -94,6 +94,8 @@ impl Inner {
                 self.order_move(d.domain)?;
             }
             self.settle_name(&to.dir, to.name, src.domain)?;
+            self.settle_exchange(&src)?;
+            dst.as_ref().map_or(Ok(()), |d| self.settle_exchange(d))?;
             match &dst {
                 Some(d) if mode == RenameMode::Exchange => self.settle_name(&from.dir, from.name, d.domain)?,
                 Some(d) if d.kind == FileKind::Dir => self.settle_dir(d)?,
@@ -197,7 +199,7 @@ impl Inner {
             }
             None => (src.state.write(), None),
         };
-        if s.deleted || v.as_ref().is_some_and(|v| v.deleted) {
+        if s.deleted || self.exchanging(&s) || v.as_ref().is_some_and(|v| v.deleted || self.exchanging(v)) {
             return Ok(None);
         }
         check_changeable(&s)?;
