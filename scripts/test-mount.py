@@ -387,10 +387,15 @@ def fallocate_modes(volume, top):
     same(path.stat().st_size, 16 << 20, "size after --keep-size")
 
 
+def small_of(volume, size):
+    """Another volume beside it, for a check of its own."""
+    return type(volume)(volume.image.parent, "small", size, *([volume.binary] if isinstance(volume, BraidFs) else []))
+
+
 @check
 def full_volume(volume, _top):
     """On a small volume of its own: the error comes at the write; what is deleted can be used again."""
-    small = type(volume)(volume.image.parent, "small", 128 << 20, *([volume.binary] if isinstance(volume, BraidFs) else []))
+    small = small_of(volume, 128 << 20)
     try:
         small.mkfs()
         small.mount()
@@ -410,6 +415,35 @@ def full_volume(volume, _top):
                 path.unlink()
             (small.mnt / "fill").unlink()
         write_synced(small.mnt / "after", b"y" * (8 << 20))
+        small.umount()
+        same(small.fsck("-f", "-n")[0], 0, "exit code of fsck")
+    finally:
+        small.force_down()
+        small.image.unlink(missing_ok=True)
+
+
+@check
+def full_under_an_old_writer(volume, _top):
+    """Files that were opened while there was room, and so are written through the kernel's cache, are told too."""
+    small = small_of(volume, 512 << 20)
+    try:
+        small.mkfs()
+        small.mount()
+        piece = os.urandom(64 << 10)
+        files = [open(small.mnt / f"f{n}", "wb", buffering=0) for n in range(3)]
+        written = [0] * len(files)
+        with refused(errno.ENOSPC):
+            for n in range(1 << 20):
+                written[n % 3] += files[n % 3].write(piece)
+        must(sum(written) > 320 << 20, f"full after only {sum(written) >> 20} of 512 MiB")
+        for file in files:
+            os.fsync(file.fileno())  # what write() took has a place
+            file.close()
+        small.umount()
+        small.mount()
+        for n, size in enumerate(written):
+            data = (small.mnt / f"f{n}").read_bytes()
+            must(len(data) == size and data == piece * (size // len(piece)) + piece[: size % len(piece)], f"content of f{n}")
         small.umount()
         same(small.fsck("-f", "-n")[0], 0, "exit code of fsck")
     finally:
@@ -772,11 +806,15 @@ def fresh(volume):
 
 
 def run_checks(volume, chosen):
+    def all_down():
+        for each in (volume, small_of(volume, 0)):
+            each.force_down()
+
     counts = {"ok": 0, "FAILED": 0, "skipped": 0}
     for function in chosen:
         name, remark, start = function.__name__, "", time.monotonic()
         try:
-            in_child(lambda: make_ready(volume), CHECK_SECONDS, volume.force_down)
+            in_child(lambda: make_ready(volume), CHECK_SECONDS, all_down)
 
             def body():
                 top = volume.mnt / name
@@ -785,7 +823,7 @@ def run_checks(volume, chosen):
                 fslib.log(f"--- {name}")
                 function(volume, top)
 
-            in_child(body, CHECK_SECONDS, volume.force_down)
+            in_child(body, CHECK_SECONDS, all_down)
             result = "ok"
         except Skipped as reason:
             result, remark = "skipped", f": {reason}"

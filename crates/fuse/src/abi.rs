@@ -88,6 +88,8 @@ pub mod fopen {
 pub const OPEN_KILL_SUIDGID: u32 = 1;
 /// WRITE by a user without CAP_FSETID.
 pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
+/// `GetattrIn::getattr_flags`: `fh` is valid.
+pub const GETATTR_FH: u32 = 1;
 /// SETXATTR of an ACL by a user who may not keep setgid.
 pub const SETXATTR_ACL_KILL_SGID: u32 = 1;
 /// fdatasync.
@@ -128,6 +130,7 @@ wire! {
         size: u64, blocks: u64, attributes_mask: u64, atime: SxTime, btime: SxTime, ctime: SxTime, mtime: SxTime,
         rdev_major: u32, rdev_minor: u32, dev_major: u32, dev_minor: u32, spare2: [u64; 14],
     }
+    GetattrIn: 16 { getattr_flags: u32, dummy: u32, fh: u64 }
     StatxIn: 24 { getattr_flags: u32, reserved: u32, fh: u64, sx_flags: u32, sx_mask: u32 }
     StatxOut: 288 { attr_valid: u64, attr_valid_nsec: u32, flags: u32, spare: [u64; 2], stat: Statx }
     BatchForgetIn: 8 { count: u32, dummy: u32 }

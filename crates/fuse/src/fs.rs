@@ -10,6 +10,7 @@ use crate::abi::{self, init, op};
 use crate::channel::{Channel, Later};
 use crate::handles::Handles;
 use crate::request::{Answer, Handled, Outcome, Request};
+use crate::room::Tight;
 use braidfs::{Error, Volume};
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -22,9 +23,6 @@ pub(crate) const TTL_SECONDS: u64 = 3600;
 pub(crate) const MAX_IO_BYTES: u32 = 1 << 20;
 /// Requests of readahead and writeback that the kernel sends at once.
 const MAX_BACKGROUND: u16 = 128;
-
-/// Room is short below 128 MiB, or a sixteenth of a small volume.
-const SHORT_BLOCKS: u64 = (128 << 20) / 4096;
 
 /// Wanted of the kernel; it is granted what it knows.
 ///
@@ -111,8 +109,8 @@ pub(crate) struct BraidFs {
     pub(crate) agreed: Agreed,
     /// Rises with each `security.capability` that is set: handles must look again whether a write has to remove one.
     pub(crate) caps_epoch: AtomicU64,
-    /// Below this many writable blocks, files are opened write-through.
-    pub(crate) short_blocks: u64,
+    /// Domains with little room, see [`crate::room`].
+    pub(crate) tight: Tight,
     pub(crate) jobs: mpsc::Sender<Job>,
 }
 
@@ -131,9 +129,8 @@ impl Context<'_> {
 
 impl BraidFs {
     pub(crate) fn new(vol: Arc<Volume>, agreed: Agreed, jobs: mpsc::Sender<Job>) -> Self {
-        // What the kernel may hold dirty for one FUSE mount, with a margin; less on volumes that are small themselves.
-        let short_blocks = SHORT_BLOCKS.min(vol.statfs().blocks / 16);
-        Self { vol, handles: Handles::default(), agreed, caps_epoch: AtomicU64::new(1), short_blocks, jobs }
+        let tight = Tight::new(vol.domains().len());
+        Self { vol, handles: Handles::default(), agreed, caps_epoch: AtomicU64::new(1), tight, jobs }
     }
 
     /// Closes all files; the volume.
@@ -146,7 +143,7 @@ impl BraidFs {
         match req.head.opcode {
             op::LOOKUP => self.lookup(req, out),
             op::FORGET | op::BATCH_FORGET => Ok(Outcome::Silent),
-            op::GETATTR => self.getattr(req, out),
+            op::GETATTR => self.getattr(req, out, cx),
             op::STATX => self.statx(req, out),
             op::SETATTR => self.setattr(req, out),
             op::READLINK => self.readlink(req, out),
@@ -172,13 +169,13 @@ impl BraidFs {
             op::OPENDIR => self.opendir(req, out),
             op::READDIR => self.readdir(req, out),
             op::READDIRPLUS => self.readdirplus(req, out),
-            op::CREATE => self.create(req, out),
-            op::TMPFILE => self.tmpfile(req, out),
+            op::CREATE => self.create(req, out, cx),
+            op::TMPFILE => self.tmpfile(req, out, cx),
             op::IOCTL => self.ioctl(req, out),
-            op::FALLOCATE => self.fallocate(req),
+            op::FALLOCATE => self.fallocate(req, cx),
             op::LSEEK => self.lseek(req, out, cx),
-            op::COPY_FILE_RANGE => self.copy_file_range(req, out, false),
-            op::COPY_FILE_RANGE_64 => self.copy_file_range(req, out, true),
+            op::COPY_FILE_RANGE => self.copy_file_range(req, out, cx, false),
+            op::COPY_FILE_RANGE_64 => self.copy_file_range(req, out, cx, true),
             // The kernel remembers ENOSYS and asks no more. FLUSH: close has nothing to do beyond writing back pages,
             // which the kernel does itself. INTERRUPT: operations are short or cannot be undone. Locks: kept locally.
             _ => Err(Errno::NOSYS),

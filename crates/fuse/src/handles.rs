@@ -11,6 +11,14 @@ use sharded_slab::{Entry, Slab};
 use std::collections::HashMap;
 use std::sync::atomic::AtomicU64;
 
+/// Writers of one inode through the kernel's cache.
+#[derive(Debug, Default)]
+struct Writers {
+    handles: u32,
+    /// The kernel may hold dirty pages for which there must be room.
+    promised: bool,
+}
+
 /// Of the table of writers; a power of two, see [`Handles::shard`].
 const SHARDS: usize = 32;
 
@@ -30,8 +38,8 @@ pub(crate) struct Handle {
 #[derive(Default)]
 pub(crate) struct Handles {
     slab: Slab<CachePadded<Handle>>,
-    /// Cached writers per inode, for `lseek`; absent means none.
-    writers: [CachePadded<Mutex<HashMap<u64, u32>>>; SHARDS],
+    /// Cached writers per inode, for `lseek` and [`crate::room`]; absent means none.
+    writers: [CachePadded<Mutex<HashMap<u64, Writers>>>; SHARDS],
 }
 
 impl Handles {
@@ -40,7 +48,9 @@ impl Handles {
         let (ino, writer) = (handle.ino, handle.cached_writer);
         let key = self.slab.insert(CachePadded::new(handle)).ok_or(Errno::NFILE)?;
         if writer {
-            *self.shard(ino).lock().entry(ino.0).or_default() += 1;
+            let mut writers = self.shard(ino).lock();
+            let w = writers.entry(ino.0).or_default();
+            (w.handles, w.promised) = (w.handles + 1, true);
         }
         Ok(key as u64)
     }
@@ -55,9 +65,9 @@ impl Handles {
         let handle = self.slab.take(fh as usize).ok_or(Errno::BADF)?;
         if handle.cached_writer {
             let mut writers = self.shard(handle.ino).lock();
-            if let Some(n) = writers.get_mut(&handle.ino.0) {
-                *n -= 1;
-                if *n == 0 {
+            if let Some(w) = writers.get_mut(&handle.ino.0) {
+                w.handles -= 1;
+                if w.handles == 0 {
                     writers.remove(&handle.ino.0);
                 }
             }
@@ -70,7 +80,26 @@ impl Handles {
         self.shard(ino).lock().contains_key(&ino.0)
     }
 
-    fn shard(&self, ino: NodeId) -> &Mutex<HashMap<u64, u32>> {
+    /// The kernel may put more dirty pages of the file into its cache.
+    pub fn promise(&self, ino: NodeId) {
+        if let Some(w) = self.shard(ino).lock().get_mut(&ino.0) {
+            w.promised = true;
+        }
+    }
+
+    /// The files among `which` that the kernel was promised room for since they were last asked for here.
+    pub fn take_promised(&self, which: impl Fn(u64) -> bool) -> Vec<u64> {
+        let mut found = Vec::new();
+        for shard in &self.writers {
+            for (&ino, w) in shard.lock().iter_mut().filter(|(ino, w)| w.promised && which(**ino)) {
+                w.promised = false;
+                found.push(ino);
+            }
+        }
+        found
+    }
+
+    fn shard(&self, ino: NodeId) -> &Mutex<HashMap<u64, Writers>> {
         &self.writers[(ino.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - SHARDS.trailing_zeros())) as usize]
     }
 }

@@ -19,6 +19,7 @@ mod loopdev;
 mod mount;
 mod ops;
 mod request;
+mod room;
 mod serve;
 mod session;
 

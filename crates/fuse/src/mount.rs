@@ -167,13 +167,28 @@ impl Mount {
 
     /// Has the kernel read `kib` ahead instead of its 128 KiB. Best effort: only root may.
     pub fn set_readahead(&self, kib: u32) {
-        if let Some((major, minor)) = self.dev {
-            let path =
-                format!("/sys/class/bdi/{major}:{minor}{}/read_ahead_kb", if major == 0 { "" } else { "-fuseblk" });
-            if let Err(e) = std::fs::write(&path, kib.to_string()) {
-                tracing::debug!(path, error = %e, "readahead stays at the kernel's default");
-            }
+        if let Some(path) = self.bdi("read_ahead_kb")
+            && let Err(e) = std::fs::write(&path, kib.to_string())
+        {
+            tracing::debug!(path, error = %e, "readahead stays at the kernel's default");
         }
+    }
+
+    /// Has the kernel hold no more than `bytes` dirty, where it would hold more. Best effort as above; Linux 6.2.
+    pub fn limit_dirty(&self, bytes: u64) {
+        if let Some(path) = self.bdi("max_bytes")
+            && let Ok(now) = std::fs::read_to_string(&path)
+            && now.trim().parse().is_ok_and(|now: u64| now > bytes)
+            && let Err(e) = std::fs::write(&path, bytes.to_string())
+        {
+            tracing::debug!(path, error = %e, "the kernel's limit of dirty pages stays");
+        }
+    }
+
+    /// A setting of the kernel for the mount.
+    fn bdi(&self, name: &str) -> Option<String> {
+        let (major, minor) = self.dev?;
+        Some(format!("/sys/class/bdi/{major}:{minor}{}/{name}", if major == 0 { "" } else { "-fuseblk" }))
     }
 }
 

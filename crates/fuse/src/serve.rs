@@ -85,6 +85,7 @@ impl Attached {
             }
         };
         mount.set_readahead(READAHEAD_KIB);
+        mount.limit_dirty(crate::room::KERNEL_DIRTY_BYTES);
         let handle = signals.handle();
         let watcher = {
             let mount = mount.clone();

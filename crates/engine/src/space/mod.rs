@@ -188,6 +188,12 @@ impl Space {
         }
     }
 
+    /// Blocks that ordinary reservations can still have, counting what the running transaction freed. Takes no lock.
+    pub fn available(&self) -> u64 {
+        let n = self.unreserved.load(Relaxed) + self.pending.load(Relaxed) - self.hidden() as i64;
+        n.max(0) as u64
+    }
+
     /// The group of the domain that holds `addr`, and the place there: segment, block in the segment.
     fn locate(&self, addr: BlockAddr) -> Result<(Arc<Group>, u32, u32)> {
         let outside = || Corrupt::new("block address", format!("{addr} lies outside {}", self.domain));

@@ -209,10 +209,11 @@ impl Volume {
         s
     }
 
-    /// Blocks that a write could still take right now, less what is reserved: a front end with a writeback cache goes
-    /// write-through near 0.
-    pub fn write_room(&self) -> u64 {
-        self.statfs().available
+    /// Blocks that writes to `ino` could still take right now, less what is reserved: those of its domain and of groups
+    /// that it can claim. A front end with a writeback cache goes write-through near 0.
+    pub fn write_room(&self, ino: NodeId) -> u64 {
+        let i = self.inner();
+        i.domain(ino).map_or(0, |d| d.space.available()) + i.unclaimed.load(Ordering::Relaxed)
     }
 }
 

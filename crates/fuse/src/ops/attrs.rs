@@ -4,7 +4,7 @@
 //! kernel does not ask for that attribute before each write.
 
 use crate::abi::{self, fattr};
-use crate::fs::{BraidFs, TTL_SECONDS, errno};
+use crate::fs::{BraidFs, Context, TTL_SECONDS, errno};
 use crate::handles::Handle;
 use crate::request::{Answer, Handled, Outcome, Request};
 use braidfs::format::inode::{APPEND, IMMUTABLE};
@@ -19,16 +19,23 @@ pub(crate) const CAPS: &[u8] = b"security.capability";
 const STATX_TOLD: u32 = 0x0fff;
 
 impl BraidFs {
-    pub(crate) fn getattr(&self, req: &Request<'_>, out: &mut Answer) -> Handled {
-        let attr = self.vol.getattr(req.node()).map_err(errno)?;
-        out.put(&attr_out(&attr));
+    pub(crate) fn getattr(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
+        let (arg, node) = (req.arg::<abi::GetattrIn>()?, req.node());
+        if arg.getattr_flags & abi::GETATTR_FH != 0
+            && self.is_tight(node)
+            && self.handles.get(arg.fh).is_ok_and(|h| h.cached_writer)
+        {
+            return self.getattr_of_writer(node, out, cx);
+        }
+        let attr = self.vol.getattr(node).map_err(errno)?;
+        out.put(&attr_out(&attr, self.attr_ttl(node)));
         Ok(Outcome::Reply)
     }
 
     pub(crate) fn statx(&self, req: &Request<'_>, out: &mut Answer) -> Handled {
         let attr = self.vol.getattr(req.node()).map_err(errno)?;
         out.put(&abi::StatxOut {
-            attr_valid: TTL_SECONDS,
+            attr_valid: self.attr_ttl(req.node()),
             attr_valid_nsec: 0,
             flags: 0,
             spare: [0; 2],
@@ -49,7 +56,7 @@ impl BraidFs {
             self.drop_caps(node)?;
         }
         match self.vol.setattr(node, &set) {
-            Ok(attr) => out.put(&attr_out(&attr)),
+            Ok(attr) => out.put(&attr_out(&attr, self.attr_ttl(node))),
             // After an unlink the kernel sends the times that it kept, also of an inode which is gone then; it looks at
             // the error only, and the next syncfs would report that.
             Err(Error::NotFound) if only_cached_times(arg.valid) => out.put(&abi::AttrOut::new_zeroed()),
@@ -160,17 +167,17 @@ fn attr_of(a: &Attr) -> abi::Attr {
     }
 }
 
-fn attr_out(a: &Attr) -> abi::AttrOut {
-    abi::AttrOut { attr_valid: TTL_SECONDS, attr_valid_nsec: 0, dummy: 0, attr: attr_of(a) }
+pub(crate) fn attr_out(a: &Attr, ttl: u64) -> abi::AttrOut {
+    abi::AttrOut { attr_valid: ttl, attr_valid_nsec: 0, dummy: 0, attr: attr_of(a) }
 }
 
 /// An inode as the answer to a look-up.
-pub(crate) fn entry_out(a: &Attr) -> abi::EntryOut {
+pub(crate) fn entry_out(a: &Attr, ttl: u64) -> abi::EntryOut {
     abi::EntryOut {
         nodeid: a.ino.0,
         generation: a.gener.into(),
         entry_valid: TTL_SECONDS,
-        attr_valid: TTL_SECONDS,
+        attr_valid: ttl,
         entry_valid_nsec: 0,
         attr_valid_nsec: 0,
         attr: attr_of(a),
@@ -255,7 +262,7 @@ mod tests {
             btime: t,
             flags: IMMUTABLE,
         };
-        assert_eq!(entry_out(&a).attr.rdev, rdev as u32);
+        assert_eq!(entry_out(&a, 1).attr.rdev, rdev as u32);
         let sx = statx_of(&a);
         assert_eq!((sx.rdev_major, sx.rdev_minor, sx.attributes), (8, 0x1234, libc::STATX_ATTR_IMMUTABLE as u64));
     }

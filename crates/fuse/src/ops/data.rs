@@ -1,7 +1,7 @@
 //! Open files and their data.
 //!
-//! The kernel's writeback cache takes writes before the volume sees them, so a full volume would show only at `fsync`
-//! or `close`. When room is short, files are therefore opened write-through: the error comes at the `write`.
+//! The kernel's writeback cache takes writes before the volume sees them; [`crate::room`] sees to it that a full volume
+//! shows at the `write` all the same.
 
 use crate::abi::{self, fopen};
 use crate::fs::{BraidFs, Context, MAX_IO_BYTES, errno};
@@ -30,22 +30,22 @@ impl BraidFs {
                 cx.channel.invalidate(node.0, false);
             }
         }
-        out.put(&self.keep(file, arg.flags)?);
+        out.put(&self.keep(file, arg.flags, cx)?);
         Ok(Outcome::Reply)
     }
 
     /// Gives an open file a number and decides how the kernel caches it.
-    pub(crate) fn keep(&self, file: OpenFile, flags: u32) -> Result<abi::OpenOut, Errno> {
-        let through = writes(flags) && self.room_is_short();
-        let ino = file.ino();
-        let cached_writer = writes(flags) && !through;
+    pub(crate) fn keep(&self, file: OpenFile, flags: u32, cx: &Context<'_>) -> Result<abi::OpenOut, Errno> {
+        let (ino, writer) = (file.ino(), writes(flags));
+        if writer {
+            self.watch_room(ino, cx.channel);
+        }
+        let cached_writer = writer && !self.is_tight(ino);
         let fh = self.handles.insert(Handle { file, ino, cached_writer, caps_epoch: AtomicU64::new(0) })?;
+        // Again: the domain may have become tight before the handle was there to be seen.
+        let through = writer && (!cached_writer || self.is_tight(ino));
         let cache = if through { fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES } else { fopen::KEEP_CACHE };
         Ok(abi::OpenOut { fh, open_flags: cache | fopen::NOFLUSH, padding: 0 })
-    }
-
-    fn room_is_short(&self) -> bool {
-        self.vol.write_room() < self.short_blocks
     }
 
     pub(crate) fn read(&self, req: &Request<'_>, out: &mut Answer) -> Handled {
@@ -69,6 +69,7 @@ impl BraidFs {
         }
         // The offset is the kernel's also for O_APPEND: with the writeback cache it knows the size.
         let size = self.vol.write(&handle.file, arg.offset, data).map_err(errno)? as u32;
+        self.watch_room(handle.ino, cx.channel);
         out.put(&abi::WriteOut { size, padding: 0 });
         Ok(Outcome::Reply)
     }
@@ -93,12 +94,13 @@ impl BraidFs {
         Ok(Outcome::Deferred)
     }
 
-    pub(crate) fn fallocate(&self, req: &Request<'_>) -> Handled {
+    pub(crate) fn fallocate(&self, req: &Request<'_>, cx: &Context<'_>) -> Handled {
         let arg: abi::FallocateIn = req.arg()?;
         let mode = falloc_mode(arg.mode)?;
         let handle = self.handles.get(arg.fh)?;
         self.strip(req, &handle)?;
         self.vol.fallocate(&handle.file, mode, arg.offset, arg.length).map_err(errno)?;
+        self.watch_room(handle.ino, cx.channel);
         Ok(Outcome::Reply)
     }
 
@@ -138,7 +140,7 @@ impl BraidFs {
         Ok(())
     }
 
-    pub(crate) fn copy_file_range(&self, req: &Request<'_>, out: &mut Answer, wide: bool) -> Handled {
+    pub(crate) fn copy_file_range(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>, wide: bool) -> Handled {
         let arg: abi::CopyRangeIn = req.arg()?;
         if arg.flags != 0 {
             return Err(Errno::INVAL);
@@ -147,6 +149,7 @@ impl BraidFs {
         self.strip(req, &to)?;
         let len = arg.len.min(COPY_BYTES);
         let bytes_copied = self.vol.copy_range(&from.file, arg.off_in, &to.file, arg.off_out, len).map_err(errno)?;
+        self.watch_room(to.ino, cx.channel);
         if wide {
             out.put(&abi::CopyRangeOut { bytes_copied });
         } else {

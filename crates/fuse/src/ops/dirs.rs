@@ -5,7 +5,7 @@ use crate::abi::{self, fopen};
 use crate::fs::{BraidFs, MAX_IO_BYTES, errno};
 use crate::handles::Handle;
 use crate::request::{Answer, Handled, Outcome, Request};
-use braidfs::{Attr, DirEntry};
+use braidfs::DirEntry;
 use rustix::io::Errno;
 use std::sync::atomic::AtomicU64;
 use zerocopy::FromZeros;
@@ -39,6 +39,7 @@ impl BraidFs {
         let mut full = false;
         self.vol
             .readdir_plus(req.node(), arg.offset, &mut |entry, attr| {
+                let attr = attr.map(|a| entry_out(a, self.attr_ttl(a.ino)));
                 full = !put_dirent(out, limit, Some(attr), &entry);
                 !full
             })
@@ -53,14 +54,14 @@ fn listed(out: &Answer, full: bool) -> Handled {
 }
 
 /// Appends an entry (with attributes where `plus` is given), or says that it does not fit.
-fn put_dirent(out: &mut Answer, limit: usize, plus: Option<Option<&Attr>>, e: &DirEntry<'_>) -> bool {
+fn put_dirent(out: &mut Answer, limit: usize, plus: Option<Option<abi::EntryOut>>, e: &DirEntry<'_>) -> bool {
     let fixed = size_of::<abi::Dirent>() + if plus.is_some() { size_of::<abi::EntryOut>() } else { 0 };
     if out.len() + (fixed + e.name.len()).next_multiple_of(8) > limit {
         return false;
     }
     if let Some(attr) = plus {
         // Node 0: no look-up is counted (`.` and `..`).
-        out.put(&attr.map_or_else(abi::EntryOut::new_zeroed, entry_out));
+        out.put(&attr.unwrap_or_else(abi::EntryOut::new_zeroed));
     }
     out.put(&abi::Dirent { ino: e.ino.0, off: e.next, namelen: e.name.len() as u32, kind: e.kind.d_type().into() });
     out.put_bytes(e.name);

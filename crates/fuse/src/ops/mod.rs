@@ -7,3 +7,5 @@ mod dirs;
 mod flags;
 mod names;
 mod xattrs;
+
+pub(crate) use attrs::attr_out;

@@ -2,7 +2,7 @@
 
 use super::attrs::entry_out;
 use crate::abi;
-use crate::fs::{BraidFs, TTL_SECONDS, errno};
+use crate::fs::{BraidFs, Context, TTL_SECONDS, errno};
 use crate::request::{Answer, Handled, Outcome, Request};
 use braidfs::{Attr, Error, FileKind, NewNode, NodeId, RenameMode};
 use rustix::io::Errno;
@@ -16,7 +16,7 @@ impl BraidFs {
             name => self.vol.lookup(req.node(), name),
         };
         match found {
-            Ok(attr) => out.put(&entry_out(&attr)),
+            Ok(attr) => out.put(&entry_out(&attr, self.attr_ttl(attr.ino))),
             // Node 0 with a time to live: the kernel keeps the absence of the name.
             Err(Error::NotFound) => out.put(&abi::EntryOut { entry_valid: TTL_SECONDS, ..abi::EntryOut::new_zeroed() }),
             Err(e) => return Err(errno(e)),
@@ -45,11 +45,11 @@ impl BraidFs {
 
     fn make(&self, req: &Request<'_>, name: &[u8], new: &NewNode<'_>, out: &mut Answer) -> Handled {
         let attr = self.vol.create(req.node(), name, new, &req.cred()).map_err(errno)?;
-        out.put(&entry_out(&attr));
+        out.put(&entry_out(&attr, self.attr_ttl(attr.ino)));
         Ok(Outcome::Reply)
     }
 
-    pub(crate) fn create(&self, req: &Request<'_>, out: &mut Answer) -> Handled {
+    pub(crate) fn create(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
         let (arg, name) = req.arg_and_name::<abi::CreateIn>()?;
         let new = NewNode { kind: FileKind::File, mode: arg.mode & 0o7777, umask: arg.umask, rdev: 0, target: &[] };
         let attr = match self.vol.create(req.node(), name, &new, &req.cred()) {
@@ -57,8 +57,8 @@ impl BraidFs {
             made => made.map_err(errno)?,
         };
         let file = self.vol.open(attr.ino).map_err(errno)?;
-        let open = self.keep(file, arg.flags)?;
-        out.put(&entry_out(&attr));
+        let open = self.keep(file, arg.flags, cx)?;
+        out.put(&entry_out(&attr, self.attr_ttl(attr.ino)));
         out.put(&open);
         Ok(Outcome::Reply)
     }
@@ -70,12 +70,12 @@ impl BraidFs {
         if attr.kind() == FileKind::File { Ok(attr) } else { Err(Errno::EXIST) }
     }
 
-    pub(crate) fn tmpfile(&self, req: &Request<'_>, out: &mut Answer) -> Handled {
+    pub(crate) fn tmpfile(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
         let arg: abi::CreateIn = req.arg()?;
         let new = NewNode { kind: FileKind::File, mode: arg.mode & 0o7777, umask: arg.umask, rdev: 0, target: &[] };
         let (attr, file) = self.vol.tmpfile(req.node(), &new, &req.cred()).map_err(errno)?;
-        let open = self.keep(file, arg.flags)?;
-        out.put(&entry_out(&attr));
+        let open = self.keep(file, arg.flags, cx)?;
+        out.put(&entry_out(&attr, self.attr_ttl(attr.ino)));
         out.put(&open);
         Ok(Outcome::Reply)
     }
@@ -83,7 +83,7 @@ impl BraidFs {
     pub(crate) fn link(&self, req: &Request<'_>, out: &mut Answer) -> Handled {
         let (arg, name) = req.arg_and_name::<abi::LinkIn>()?;
         let attr = self.vol.link(NodeId(arg.oldnodeid), req.node(), name).map_err(errno)?;
-        out.put(&entry_out(&attr));
+        out.put(&entry_out(&attr, self.attr_ttl(attr.ino)));
         Ok(Outcome::Reply)
     }
 
