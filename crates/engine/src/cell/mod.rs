@@ -20,6 +20,7 @@ pub mod cache;
 pub mod record;
 
 use crate::types::*;
+use braidfs_format::dentry::Dentry;
 use braidfs_format::inode::{Link, Tombstone, Xattr};
 use dir::DirIndex;
 use extents::ExtentMap;
@@ -250,6 +251,17 @@ impl State {
             Body::Dir(d) => d.map.blocks(),
             Body::Special => 0,
         }
+    }
+    /// Bytes that its inode record takes, about.
+    pub fn record_bytes(&self) -> usize {
+        let names: usize = self.links.iter().map(|l| l.name.len() + 9).sum();
+        let xattrs: usize = self.xattrs.iter().map(|(n, v)| n.len() + v.len() + 5).sum();
+        let content = match &self.body {
+            Body::File(f) => f.inline.as_ref().map_or(200, Vec::len),
+            Body::Dir(d) => d.index.inline_entries().map_or(200, |e| e.iter().map(Dentry::encoded_bytes).sum()),
+            Body::Special => 0,
+        };
+        200 + names + xattrs + content
     }
     /// The file content.
     pub fn file(&mut self) -> Option<&mut FileBody> {

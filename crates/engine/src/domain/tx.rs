@@ -26,7 +26,7 @@ pub struct Tx {
     peers: Mutex<BTreeMap<u16, u64>>,
     cost: AtomicUsize,
     credits: AtomicI64,
-    small: AtomicU64,
+    packed: AtomicU64,
     /// Writes of its data that its commit record has to wait for.
     io: AtomicU64,
 }
@@ -45,6 +45,9 @@ impl Drop for PendingIo {
 /// Journal bytes that a dirty cell costs at most on average: node table entry, share of the node block's records.
 const CELL_COST: usize = 80;
 
+/// Bytes of records that a node block is expected to hold; the last one of a block rarely fits.
+const PACKED_BYTES: u64 = 2800;
+
 impl Tx {
     /// An empty transaction.
     pub fn new(id: TxId) -> Self {
@@ -56,7 +59,7 @@ impl Tx {
             peers: Mutex::default(),
             cost: AtomicUsize::new(0),
             credits: AtomicI64::new(0),
-            small: AtomicU64::new(0),
+            packed: AtomicU64::new(0),
             io: AtomicU64::new(0),
         }
     }
@@ -120,9 +123,10 @@ impl Tx {
     pub fn take_credits(&self) -> u64 {
         self.credits.swap(0, Relaxed).max(0) as u64
     }
-    /// Counts a small record; true for one of eight, which then needs a reserved block (records are packed).
-    pub fn small_record(&self) -> bool {
-        self.small.fetch_add(1, Relaxed).is_multiple_of(8)
+    /// Counts bytes of records that it will write packed; how many node blocks more they fill.
+    pub fn pack_bytes(&self, bytes: usize) -> u64 {
+        let old = self.packed.fetch_add(bytes as u64, Relaxed);
+        (old + bytes as u64).div_ceil(PACKED_BYTES) - old.div_ceil(PACKED_BYTES)
     }
     /// All cells (committer).
     pub fn take_cells(&self) -> Vec<Arc<Cell>> {

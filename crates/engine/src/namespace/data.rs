@@ -44,18 +44,27 @@ impl Inner {
         let d = self.dom(c.domain);
         let in_place = d.in_place(st);
         let Body::File(f) = &mut st.body else { return true };
-        let n = (first..=last).filter(|&l| !f.pages.is_dirty(l) && needs_block(f, l, in_place)).count() as u64;
-        if n > 0 && d.space.reserve(n, false).is_err() {
+        let (mut new, mut again) = (0, 0);
+        for l in (first..=last).filter(|&l| !f.pages.is_dirty(l) && needs_block(f, l, in_place)) {
+            // one that is written anew gives its old block back
+            if f.map.get(l).is_some() { again += 1 } else { new += 1 }
+        }
+        if new > 0 && d.space.reserve(new, false).is_err() {
             return false;
         }
-        f.reserved += n;
+        if again > 0 && d.space.reserve_again(again).is_err() {
+            d.space.unreserve(new);
+            return false;
+        }
+        f.reserved += new + again;
         true
     }
 
     /// Writes one piece; `None` where room must be made first.
     fn write_piece(&self, c: &Arc<Cell>, at: At, data: &[u8]) -> Result<Option<(u64, usize)>> {
         let d = self.dom(c.domain);
-        let mut op = Op::begin(self, &[c.domain], 4, false)?;
+        // overwriting works on a full volume; what needs new room asks for it below
+        let mut op = Op::begin(self, &[c.domain], 4, true)?;
         let mut st = c.state.write();
         if st.deleted {
             return Err(Error::NotFound);
@@ -84,7 +93,17 @@ impl Inner {
         if f.map.extent_count() > 32 {
             op.credit(c.domain, 2);
         }
-        if !stays_inline {
+        if stays_inline {
+            let grows = end.saturating_sub(st.size);
+            if grows > 0 {
+                // part of a node block, which is counted whole where it begins
+                if d.space.reserve(1, false).is_err() {
+                    return Ok(None);
+                }
+                d.space.unreserve(1);
+                op.grows(c.domain, grows as usize);
+            }
+        } else {
             let (first, last) = (offset / PAGE, (end - 1) / PAGE);
             // inline content becomes page 0, which the write itself may not reach
             let extra = u64::from(first > 0 && f.inline.as_ref().is_some_and(|b| !b.is_empty()));

@@ -1,19 +1,33 @@
 //! Work that nobody waits for: stale entries and lost links after a crash, cleaning, memory.
 
 use super::Op;
-use crate::cell::Body;
+use crate::cell::{Body, Cell, State};
 use crate::domain::Domain;
 use crate::error::{Error, Result};
 use crate::types::*;
 use crate::volume::{Inner, Volume};
 use braidfs_format::domain::NEEDS_GC;
 use braidfs_format::node::{OVERFLOW, REMOTE};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Memory of a cell without its pages, about.
 const CELL_BYTES: u64 = 1200;
+
+/// Node blocks that one compaction looks at.
+const COMPACT_BLOCKS: usize = 512;
+
+/// Has the overflow record of `node` written again with its touched inode.
+fn mark_node(c: &Cell, st: &mut State, node: NodeId) {
+    if node != c.ino {
+        match &mut st.body {
+            Body::File(f) => f.map.mark_dirty(&[node]),
+            Body::Dir(b) => b.map.mark_dirty(&[node]),
+            Body::Special => {}
+        }
+    }
+}
 
 impl Inner {
     /// Background GC (SpanFS section 3.3): walks the node tables for inodes with a parent in another domain and makes
@@ -198,23 +212,34 @@ impl Inner {
         Ok(true)
     }
 
-    /// Makes the inodes of the live records of a node block dirty.
-    fn move_node_block(&self, d: &Arc<Domain>, addr: BlockAddr) -> Result<bool> {
+    /// The inodes to which the live records of a node block belong, each with the record's node; and the live bytes.
+    fn live_records(&self, d: &Arc<Domain>, addr: BlockAddr) -> Result<(Vec<(Arc<Cell>, NodeId)>, usize)> {
         let mut block = vec![0u8; 4096];
         d.store.read(addr, &mut block)?;
-        let Ok(n) = braidfs_format::node::NodeBlock::check(&block, d.store.volume, addr) else { return Ok(false) };
-        let mut any = false;
+        let (mut live, mut bytes) = (Vec::new(), 0);
+        let Ok(n) = braidfs_format::node::NodeBlock::check(&block, d.store.volume, addr) else {
+            return Ok((live, bytes));
+        };
         for i in 0..n {
             let Ok(r) = braidfs_format::node::NodeBlock::record(&block, i) else { continue };
             let e = d.nodes.get(r.node)?;
             if !e.used() || e.addr != addr || usize::from(e.index) != i {
                 continue;
             }
-            let c = match d.cell(r.owner) {
-                Ok(c) => c,
+            match d.cell(r.owner) {
+                Ok(c) => live.push((c, r.node)),
                 Err(Error::NotFound) => continue,
                 Err(e) => return Err(e),
-            };
+            }
+            bytes += r.payload.len();
+        }
+        Ok((live, bytes))
+    }
+
+    /// Makes the inodes of the live records of a node block dirty.
+    fn move_node_block(&self, d: &Arc<Domain>, addr: BlockAddr) -> Result<bool> {
+        let mut any = false;
+        for (c, node) in self.live_records(d, addr)?.0 {
             let mut op = Op::begin(self, &[d.id], 3, false)?;
             let mut st = c.state.write();
             if st.deleted {
@@ -222,16 +247,50 @@ impl Inner {
             }
             op.touch(&c, &mut st)?;
             op.credit(d.id, 1);
-            if r.node != r.owner {
-                match &mut st.body {
-                    Body::File(f) => f.map.mark_dirty(&[r.node]),
-                    Body::Dir(b) => b.map.mark_dirty(&[r.node]),
-                    Body::Special => {}
-                }
-            }
+            mark_node(&c, &mut st, node);
             any = true;
         }
         Ok(any)
+    }
+
+    /// Packs the records of node blocks that are mostly dead together again, for a domain without free space: a commit of
+    /// few inodes leaves a block with few records each time. The caller, which is inside no gate, commits afterwards.
+    /// Blocks that become free by that, about.
+    pub(crate) fn compact_nodes(&self, d: &Arc<Domain>) -> Result<u64> {
+        let mut live: HashMap<BlockAddr, u32> = HashMap::new();
+        d.nodes.for_each_used(&mut |_, e| {
+            *live.entry(e.addr).or_insert(0) += 1;
+            Ok(())
+        })?;
+        let mut sparse: Vec<(u32, BlockAddr)> =
+            live.into_iter().map(|(a, n)| (n, a)).filter(|(n, _)| *n <= 6).collect();
+        sparse.sort();
+        sparse.truncate(COMPACT_BLOCKS);
+        // the new blocks come out of what is left
+        let s = d.space.stats();
+        let mut budget = s.free.saturating_sub(s.reserved) as usize / 4 * 4096;
+        let (mut emptied, mut bytes_all) = (0, 0);
+        for (_, addr) in sparse {
+            let (records, bytes) = self.live_records(d, addr)?;
+            if bytes > 2048 {
+                continue;
+            }
+            if bytes > budget {
+                break;
+            }
+            budget -= bytes;
+            bytes_all += bytes;
+            emptied += 1;
+            for (c, node) in records {
+                let e = d.enter()?;
+                let mut st = c.state.write();
+                if !st.deleted {
+                    d.touch(e.tx(), &c, &mut st)?;
+                    mark_node(&c, &mut st, node);
+                }
+            }
+        }
+        Ok((emptied as u64).saturating_sub(bytes_all.div_ceil(2800) as u64))
     }
 
     fn cache_budget(&self) -> u64 {

@@ -95,16 +95,24 @@ impl<'a> Op<'a> {
         self.enter(d).tx()
     }
 
-    /// Marks a cell as changed. One reserved block in eight such calls becomes the transaction's: records are packed.
+    /// Marks a cell as changed. Where its record begins a new node block, a reserved block becomes the transaction's.
     pub fn touch(&mut self, cell: &Arc<Cell>, st: &mut State) -> Result<()> {
         let i = self.index(cell.domain);
         let (d, tx) = (self.enters[i].domain, self.enters[i].tx());
         let fresh = st.dirty_tx != tx.id;
         d.touch(tx, cell, st)?;
-        if fresh && tx.small_record() {
-            self.credit(cell.domain, 1);
+        if fresh {
+            self.grows(cell.domain, st.record_bytes());
         }
         Ok(())
+    }
+
+    /// The record of a touched cell grows.
+    pub fn grows(&mut self, d: DomainId, bytes: usize) {
+        let blocks = self.tx(d).pack_bytes(bytes);
+        if blocks > 0 {
+            self.credit(d, blocks);
+        }
     }
 
     /// Hands reserved blocks to the transaction: it will need them to write metadata.
@@ -173,6 +181,7 @@ impl<'a> Op<'a> {
     pub fn add_entry(&mut self, dir: &Arc<Cell>, st: &mut State, name: &[u8], child: &Cell, stale: bool) -> Result<()> {
         let hash = self.inner.hash(name);
         let (node, gener, kind) = (child.ino, child.gener, child.kind.d_type());
+        self.grows(dir.domain, braidfs_format::dentry::ENTRY_FIXED_BYTES + name.len());
         self.with_index(dir, st, |ix, load| {
             if stale {
                 ix.replace(hash, name, node, gener, kind, load).map(|_| ())

@@ -310,6 +310,10 @@ impl Inner {
                     self.last_name_gone(&op, d, v);
                 } else {
                     v.nlink = v.nlink.saturating_sub(1);
+                    if !apart {
+                        // a victim with other names may not lose this one before the newcomer has it
+                        v.after = v.after.max(tx);
+                    }
                     if v.nlink == 0 {
                         self.last_name_gone(&op, d, v);
                     }

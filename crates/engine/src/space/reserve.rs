@@ -22,6 +22,18 @@ impl Space {
         self.unreserved.fetch_update(Relaxed, Relaxed, fits).map(drop).map_err(|_| Error::NoSpace)
     }
 
+    /// Promises blocks for data that is written anew: as many become free when the transaction is durable, so that half
+    /// of the hidden reserve may be lent to it.
+    ///
+    /// # Errors
+    /// As [`Self::reserve`].
+    pub fn reserve_again(&self, blocks: u64) -> Result<()> {
+        let floor = self.hidden() as i64 / 2;
+        let blocks = i64::try_from(blocks).map_err(|_| Error::NoSpace)?;
+        let fits = |now: i64| now.checked_sub(blocks).filter(|&left| left >= floor);
+        self.unreserved.fetch_update(Relaxed, Relaxed, fits).map(drop).map_err(|_| Error::NoSpace)
+    }
+
     /// Gives back reserved blocks that were not taken.
     pub fn unreserve(&self, blocks: u64) {
         self.unreserved.fetch_add(blocks as i64, Relaxed);

@@ -140,7 +140,10 @@ impl Inner {
             return Ok(());
         }
         let s = d.space.stats();
-        if attempt >= 3 || (attempt > 0 && s.pending == 0 && s.reserved == 0) {
+        if attempt >= 3 {
+            return Err(Error::NoSpace);
+        }
+        if attempt > 0 && self.compact_nodes(d)? == 0 && s.pending == 0 && s.reserved == 0 {
             return Err(Error::NoSpace);
         }
         // a commit writes reserved pages at their real size and lets freed blocks go

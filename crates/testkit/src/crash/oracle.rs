@@ -168,7 +168,10 @@ impl<'h> Oracle<'h> {
                 return Err(format!("{}: names {names:?} of no version from {}", path(), b.links));
             }
             // A directory's record does not hold its entries, and its ancestors' records may be older: no joint version.
-            if !dir && !any(0, &|n| data(n) && attr(n) && links(n)) {
+            // A name that another object took, and with it was synced, may be gone from an otherwise older version: the
+            // rename onto it is durable with the newcomer, what was written to the victim before is not.
+            let kept = |n: &Node| self.same_links(seen, ino, got, n, false);
+            if !dir && !any(0, &|n| data(n) && attr(n) && kept(n)) {
                 return Err(format!("{}: content, attributes and names are of different versions", path()));
             }
             if in_place && !dir {
