@@ -247,9 +247,10 @@ pub enum DataMode {
     /// Data is durable before the metadata that names it.
     #[default]
     Ordered,
-    /// Also files that are overwritten in place change atomically with their metadata.
+    /// No file is overwritten in place: all of them change atomically with their metadata.
     Journal,
-    /// A commit does not wait for data not yet written; it reads as zeros after a crash, never as foreign data.
+    /// A commit leaves dirty data to the one after it: after a crash a file may have its new size and its old data (zeros
+    /// where there was none), never foreign data. Syncs and the unmount write it.
     Writeback,
 }
 
@@ -278,7 +279,7 @@ pub struct MountOptions {
     pub atime: AtimeMode,
     /// Memory for pages and cells, bytes; 0: a quarter of the machine's.
     pub cache_bytes: u64,
-    /// Clean segments in the background.
+    /// Run the threads that commit every interval, checkpoint, clean, free memory and mend links after a crash.
     pub background: bool,
     /// Where time comes from; tests set their own.
     pub clock: Option<fn() -> Timestamp>,

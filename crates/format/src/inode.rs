@@ -24,7 +24,7 @@ pub const APPEND: u32 = 4;
 /// `Inode::flags`: do not update the access time.
 pub const NOATIME: u32 = 8;
 
-/// Where new objects of a directory go (DESIGN: Placement).
+/// Where new objects of a directory go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(u8)]
 pub enum Placement {

@@ -7,7 +7,7 @@
 //! At most one runs and one commits.
 //!
 //! Lock ranks, outer first: `checkpoint_lock` → `commit_lock` → gate (read by operations, written by the flip) → cell
-//! locks → leaves (transaction lists, space, nodes, journal, caches). Nobody waits for a commit inside the gate.
+//! locks → leaves (transaction lists, space, nodes, journal, caches). Nobody waits for a commit inside the gate. All of them: docs/locking.md.
 
 pub mod checkpoint;
 pub mod commit;

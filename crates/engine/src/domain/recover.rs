@@ -1,4 +1,4 @@
-//! Opening a domain: replay of its journal, in bounded time (DESIGN, Transactions 7).
+//! Opening a domain: replay of its journal, in a time bounded by its size.
 //!
 //! Committed transactions are applied to `space` and `nodes` in order: their records are states, so it does not matter
 //! how far a checkpoint had come. Then the roll-forward records of the transaction that was running are merged (newest

@@ -1,6 +1,6 @@
 //! The fsync fast path: one file's data, its inode record and those of its ancestors that are not durable yet go out
-//! as one parallel batch flagged for roll-forward, without committing the transaction that everybody shares (DESIGN,
-//! Transactions 5; the idea of roll-forward is F2FS's and Max's).
+//! as one parallel batch flagged for roll-forward, without committing the transaction that everybody shares. (The
+//! idea of roll-forward is F2FS's and Max's.)
 
 use super::serialise::{Out, Payload};
 use super::tx::PendingIo;

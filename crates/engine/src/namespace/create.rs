@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering;
 const ENTRY_BLOCKS: u64 = 4;
 
 impl Inner {
-    /// Where a new object of `dir` goes (DESIGN, Placement).
+    /// Where a new object of `dir` goes ([`Placement`]).
     fn place(&self, dir: &Cell, st: &State, kind: FileKind) -> DomainId {
         let policy = match st.placement {
             Placement::Unset => self.default_placement(),

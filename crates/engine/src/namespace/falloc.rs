@@ -1,7 +1,7 @@
 //! `fallocate`: allocate, punch, zero.
 //!
 //! Allocated blocks are *unwritten*: they read as zeros and are written in place, and the file is overwritten in place
-//! from then on (databases, VM images; DESIGN, On disk).
+//! from then on (databases, VM images; docs/crash-contract.md, Data modes).
 
 use super::Op;
 use super::data::SIZE_MAX;

@@ -1,9 +1,9 @@
 //! Rename over all domains: replace, no-replace, exchange.
 //!
 //! The moved inode's own record is where the rename becomes durable; entries follow (hints), a victim of another domain
-//! gets a conditional tombstone, partners of an exchange name each other. Nothing is committed in the foreground, but for
-//! two rare cases: directories that change parents in alternating domains while the earlier move is not durable, and the
-//! exchange of directories of two domains (docs/crash-contract.md says why).
+//! gets a conditional tombstone, partners of an exchange name each other. Nothing is committed in the foreground, but in
+//! rare cases that meet an earlier rename of another domain which is not durable yet, and for the exchange of directories
+//! of two domains (docs/crash-contract.md says which and why).
 
 use super::{Op, check_alive, check_changeable, check_name};
 use crate::cell::{Cell, State};

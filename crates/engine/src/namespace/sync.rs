@@ -54,6 +54,9 @@ impl Inner {
     fn sync_by_commit(&self, c: &Arc<Cell>) -> Result<()> {
         let mut which: BTreeMap<DomainId, TxId> = BTreeMap::new();
         let own = self.dom(c.domain);
+        if self.shared.options.data == DataMode::Writeback {
+            own.flush_cell(c)?; // a commit would leave the data alone
+        }
         which.insert(c.domain, own.running());
         let path = self.pending_path(c)?;
         for d in path.fresh.iter().map(|d| d.domain).chain(path.commit) {
@@ -166,11 +169,7 @@ impl Inner {
         if self.read_only() {
             return Ok(());
         }
-        let mut r = Ok(());
-        for d in &self.domains {
-            r = r.and(d.flush_lazy());
-        }
-        r.and(self.commit_all())
+        self.commit_everything()
     }
 }
 

@@ -67,7 +67,7 @@ pub(crate) struct Inner {
     pub domains: Vec<Arc<Domain>>,
     /// The group table; the lock also serialises claims.
     pub bat: Mutex<groups::Bat>,
-    /// Directory renames to another parent, one at a time (DESIGN, Across domains). Outermost lock rank.
+    /// Renames between two directories, one at a time. Outermost lock rank (docs/locking.md).
     pub rename: Mutex<()>,
     /// The latest move of a directory to another parent: its domain and transaction. Lock rank: leaf.
     pub last_move: Mutex<Option<(DomainId, TxId)>>,
@@ -79,7 +79,7 @@ pub(crate) struct Inner {
     pub maybe_stale: std::sync::atomic::AtomicBool,
     /// Free blocks of groups that no domain owns, kept for `statfs`.
     pub unclaimed: AtomicU64,
-    /// Grows and shrinks with `cells` of all domains, about.
+    /// Held by the one that gives memory back. Lock rank: outside all gates.
     pub evicting: Mutex<()>,
     /// fsync and sync that go on behind a [`Ticket`].
     pub pool: RwLock<Option<ticket::Pool>>,
@@ -277,12 +277,23 @@ impl Inner {
         }
     }
 
-    fn close(&self) -> Result<()> {
-        let mut r = Ok(());
-        for d in &self.domains {
-            r = r.and(d.flush_lazy());
+    /// [`Self::commit_all`], with the data that commits leave alone (`data=writeback`): the first commit tells which.
+    ///
+    /// # Errors
+    /// As [`Self::commit_all`].
+    pub fn commit_everything(&self) -> Result<()> {
+        let mut r = self.commit_all();
+        if self.shared.options.data == DataMode::Writeback {
+            for d in &self.domains {
+                r = r.and(d.flush_lazy());
+            }
+            r = r.and(self.commit_all());
         }
-        r = r.and(self.commit_all());
+        r
+    }
+
+    fn close(&self) -> Result<()> {
+        let mut r = self.commit_everything();
         r = r.and(self.reap_zombies());
         r = r.and(self.commit_all());
         for d in &self.domains {

@@ -1,4 +1,4 @@
-//! Making the domains agree after a crash (DESIGN, Across domains).
+//! Making the domains agree after a crash (docs/architecture.md).
 //!
 //! An inode's record is the truth about whether it exists and where it hangs; entries are an index to it. Recovery
 //! compares the two for every inode and entry of another domain that a replayed journal touched, and for every inode
