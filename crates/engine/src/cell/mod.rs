@@ -157,6 +157,11 @@ pub struct State {
     pub moved_tx: TxId,
     /// It took a name that another inode of this domain left in that transaction: not durable before it.
     pub after: TxId,
+    /// Transactions of other domains that must be durable with an fsync of this inode: an inode there lost the name that
+    /// this one has.
+    pub sync_with: Vec<(DomainId, TxId)>,
+    /// The newest transaction for which a roll-forward record holds checksums of this file's blocks.
+    pub summed_tx: TxId,
     /// The parent of `..` of a directory.
     pub parent: NodeId,
 }
@@ -242,6 +247,8 @@ impl State {
             moved_tx: TxId(0),
             parent: NodeId(0),
             after: TxId(0),
+            sync_with: Vec::new(),
+            summed_tx: TxId(0),
         }
     }
     /// 4 KiB blocks that the content takes; dirty pages without a place yet count too.

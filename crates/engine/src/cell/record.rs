@@ -346,6 +346,8 @@ pub fn decode_cell(
         moved_tx: TxId(0),
         parent,
         after: TxId(0),
+        sync_with: Vec::new(),
+        summed_tx: TxId(0),
     };
     Ok(Cell::new(rec.node, rec.gener, domain, kind, st))
 }

@@ -1,8 +1,10 @@
-//! Names that inodes left by a rename which may not be durable yet.
+//! Names that inodes left by a rename or unlink which may not be durable yet.
 //!
-//! Until that rename is durable, a crash brings the inode back under its old name. A newcomer to the name, or the end of
-//! the directory, must therefore not become durable before it: of two inodes that claim a name recovery keeps the later
-//! one, and the earlier would lose the only name that it has. Whoever takes a name asks here first.
+//! Until that is durable, a crash brings the inode back under its old name. Where the inode lives on by another name, a
+//! newcomer to the name, or the end of the directory, must not become durable before it: of two inodes that claim a name
+//! recovery keeps the later one, and the earlier would lose the only name that it durably has. Where the inode is gone,
+//! an fsync of the newcomer makes that durable too: else the name could come back to it when the newcomer moves on.
+//! Whoever takes a name asks here first.
 //!
 //! Lock rank: leaf.
 
@@ -11,8 +13,19 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// By directory, then by name: the domain and transaction of the rename.
-type Names = HashMap<NodeId, HashMap<Box<[u8]>, (DomainId, TxId)>>;
+/// By directory, then by name.
+type Names = HashMap<NodeId, HashMap<Box<[u8]>, Left>>;
+
+/// Who left a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Left {
+    /// Domain of the inode.
+    pub domain: DomainId,
+    /// Its transaction.
+    pub tx: TxId,
+    /// It lives on by another name.
+    pub alive: bool,
+}
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -23,27 +36,30 @@ pub struct LeftNames {
 }
 
 impl LeftNames {
-    /// An inode of `domain` left `dir/name` in `tx`.
-    pub fn add(&self, dir: NodeId, name: &[u8], domain: DomainId, tx: TxId) {
+    /// An inode left `dir/name`.
+    pub fn add(&self, dir: NodeId, name: &[u8], left: Left) {
         let mut all = self.names.lock();
-        all.entry(dir).or_default().insert(name.into(), (domain, tx));
+        all.entry(dir).or_default().insert(name.into(), left);
         self.dirs.store(all.len(), Ordering::Release);
     }
 
     /// Who left this name last.
-    pub fn get(&self, dir: NodeId, name: &[u8]) -> Option<(DomainId, TxId)> {
+    pub fn get(&self, dir: NodeId, name: &[u8]) -> Option<Left> {
         if self.dirs.load(Ordering::Acquire) == 0 {
             return None;
         }
         self.names.lock().get(&dir)?.get(name).copied()
     }
 
-    /// Everybody who left this directory.
+    /// Everybody who left this directory and lives on.
     pub fn of_dir(&self, dir: NodeId) -> Vec<(DomainId, TxId)> {
         if self.dirs.load(Ordering::Acquire) == 0 {
             return Vec::new();
         }
-        self.names.lock().get(&dir).map_or_else(Vec::new, |n| n.values().copied().collect())
+        self.names
+            .lock()
+            .get(&dir)
+            .map_or_else(Vec::new, |n| n.values().filter(|l| l.alive).map(|l| (l.domain, l.tx)).collect())
     }
 
     /// Forgets renames that are durable.
@@ -53,7 +69,7 @@ impl LeftNames {
         }
         let mut all = self.names.lock();
         all.retain(|_, names| {
-            names.retain(|_, (d, t)| !durable(*d, *t));
+            names.retain(|_, l| !durable(l.domain, l.tx));
             !names.is_empty()
         });
         self.dirs.store(all.len(), Ordering::Release);

@@ -36,6 +36,17 @@ pub struct Hint {
     pub gener: u32,
 }
 
+/// A name that an inode had by a roll-forward record.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Claim {
+    /// The inode.
+    pub ino: NodeId,
+    /// The name.
+    pub link: Link,
+    /// When it got its names, in logical time.
+    pub seq: u64,
+}
+
 /// An inode that was rolled forward: its links before and after are to be compared.
 #[derive(Debug)]
 pub struct Forwarded {
@@ -58,6 +69,9 @@ pub struct Recovered {
     pub remote: Vec<NodeId>,
     /// Unlinked but open when it stopped.
     pub orphans: Vec<NodeId>,
+    /// Names that rolled-forward inodes once had durably, also where a later record moved them on: whoever claims such a
+    /// name by an older record lost it.
+    pub claims: Vec<Claim>,
     /// Roll-forward records, by inode: the inode's own and its overflow nodes'.
     forward: Vec<(NodeRecord, Vec<NodeRecord>)>,
 }
@@ -86,7 +100,7 @@ impl Domain {
             rec.dirty = true;
             let (chunks, end) = journal.scan()?;
             let last = replay(id, &chunks, &space, &nodes, header.header.last_tx.get(), &mut rec)?;
-            rec.forward = roll_forward(&store, &chunks, last)?;
+            rec.forward = roll_forward(&store, &chunks, last, &mut rec.claims)?;
             durable = last;
             // the recovery transaction is newer than everything seen
             let newest = chunks.iter().map(|c| c.tx.0).max().unwrap_or(0).max(last);
@@ -199,6 +213,8 @@ impl Domain {
         let runs: Vec<(BlockAddr, u32)> = old_blocks.keys().map(|b| (BlockAddr(*b), 1)).collect();
         self.free_runs(e.tx(), &runs);
         self.touch(e.tx(), &cell, &mut st)?;
+        // the state is the record's: whoever waits for a later version of this inode must not take it for that
+        st.version = inode.version;
         drop(st);
         self.cells.insert_new(cell.clone());
         Ok(Some(Forwarded { cell, old_links }))
@@ -268,7 +284,12 @@ fn replay(
 }
 
 /// Merges the roll-forward chunks of transactions after `last`: per inode, its newest records.
-fn roll_forward(store: &Store, chunks: &[Chunk], last: u64) -> Result<Vec<(NodeRecord, Vec<NodeRecord>)>> {
+fn roll_forward(
+    store: &Store,
+    chunks: &[Chunk],
+    last: u64,
+    claims: &mut Vec<Claim>,
+) -> Result<Vec<(NodeRecord, Vec<NodeRecord>)>> {
     let mut forward: Vec<&Chunk> =
         chunks.iter().filter(|c| c.kind == ChunkKind::RollForward && c.tx.0 > last).collect();
     forward.sort_by_key(|c| c.pos);
@@ -290,6 +311,10 @@ fn roll_forward(store: &Store, chunks: &[Chunk], last: u64) -> Result<Vec<(NodeR
         }
         for r in &c.records {
             if let Record::Full(r) = r {
+                if r.kind == NodeKind::Inode {
+                    let i = braidfs_format::inode::Inode::decode(&r.payload)?;
+                    claims.extend(i.links.into_iter().map(|link| Claim { ino: r.node, link, seq: i.link_seq }));
+                }
                 let newer = merged.get(&r.node).is_none_or(|o| r.gener != o.gener || r.version >= o.version);
                 if newer {
                     merged.insert(r.node, r.clone());

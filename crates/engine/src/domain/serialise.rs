@@ -109,7 +109,8 @@ impl Domain {
 
     /// Whether the file's data is overwritten where it lies.
     pub fn in_place(&self, st: &State) -> bool {
-        st.flags & NOCOW != 0 && self.shared.options.data != DataMode::Journal
+        // blocks whose checksums a roll-forward record carries must stay as they are while that record counts
+        st.flags & NOCOW != 0 && self.shared.options.data != DataMode::Journal && st.summed_tx <= self.committed()
     }
 
     /// Writes the cell out for `tx`, if it is on its list and not yet written: data and buckets get places, the inode
@@ -179,7 +180,8 @@ impl Domain {
     }
 
     /// Forgets tombstones and exchanges whose other side is durable.
-    fn settle_waits(&self, st: &mut State) {
+    pub fn settle_waits(&self, st: &mut State) {
+        st.sync_with.retain(|(d, t)| self.committed_of(*d) < *t);
         if st.waits_for.is_empty() {
             return;
         }

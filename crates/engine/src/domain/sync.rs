@@ -77,6 +77,7 @@ impl Domain {
             return Ok(Prepared::Wait(st.sent_tx));
         }
         if st.after > self.committed()
+            || st.sync_with.iter().any(|(d, t)| self.committed_of(*d) < *t)
             || !st.tombstones.is_empty()
             || st.exchange.is_some()
             || st.nlink == 0
@@ -120,6 +121,7 @@ impl Domain {
                 if let Payload::Pages(pages, _) = p {
                     let sums: Vec<u32> = pages.iter().map(|p| crc32c::crc32c(p.bytes())).collect();
                     bytes += 12 + 4 * sums.len();
+                    st.summed_tx = tx.id;
                     records.push(Record::Sums { addr: *addr, sums });
                 }
             }

@@ -158,9 +158,9 @@ impl Inner {
         if new.kind == FileKind::Dir && dst.nlink as usize >= LINKS_MAX {
             return Err(Error::TooManyLinks);
         }
-        let Some(after) = op.may_take(d, name, home) else { return Ok(None) };
+        let Some(before) = op.may_take(d, name, home) else { return Ok(None) };
         let mut st = self.fresh(&dst, new, cred)?;
-        st.after = after;
+        before.note(&mut st);
         st.add_link(d.ino, name, self.shared.next_seq());
         if new.kind == FileKind::Dir {
             st.parent = d.ino;
@@ -260,7 +260,7 @@ impl Inner {
         if c.kind == FileKind::Dir {
             return Err(Error::Perm);
         }
-        let Some(after) = op.may_take(d, name, c.domain) else { return Ok(None) };
+        let Some(before) = op.may_take(d, name, c.domain) else { return Ok(None) };
         let mut st = c.state.write();
         if i.exchanging(&st) {
             return Ok(None);
@@ -279,7 +279,7 @@ impl Inner {
         op.touch(d, &mut dst)?;
         op.add_entry(d, &mut dst, name, c, stale)?;
         op.touch(c, &mut st)?;
-        st.after = st.after.max(after);
+        before.note(&mut st);
         st.add_link(d.ino, name, i.shared.next_seq());
         st.nlink += 1;
         st.ctime = i.shared.now();

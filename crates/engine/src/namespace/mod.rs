@@ -21,6 +21,7 @@ pub mod xattr;
 
 use crate::cell::{Cell, State, name_hash};
 use crate::domain::commit::enter_all;
+use crate::domain::left::Left;
 use crate::domain::tx::Tx;
 use crate::domain::{Domain, Enter};
 use crate::error::{Error, Result};
@@ -44,6 +45,23 @@ pub(crate) fn check_name(name: &[u8]) -> Result<()> {
         return Err(Error::Invalid("not a file name"));
     }
     Ok(())
+}
+
+/// What must be durable with an inode that takes a name which another one left.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Before {
+    /// A transaction of its own domain.
+    pub after: TxId,
+    /// A transaction of another domain, with an fsync of the inode.
+    pub sync_with: Option<(DomainId, TxId)>,
+}
+
+impl Before {
+    /// Notes it in the inode.
+    pub fn note(self, st: &mut State) {
+        st.after = st.after.max(self.after);
+        st.sync_with.extend(self.sync_with);
+    }
 }
 
 /// The domains that an operation changes, entered.
@@ -149,13 +167,17 @@ impl<'a> Op<'a> {
         }
     }
 
-    /// An inode of `domain` takes `dir/name`: the transaction that must be durable before it, 0 for none. `None` where
-    /// an inode of another domain left the name and must be made durable first ([`Inner::settle_name`]).
-    pub fn may_take(&self, dir: &Cell, name: &[u8], domain: DomainId) -> Option<TxId> {
+    /// An inode of `domain` takes `dir/name`: what must be durable with it. `None` where an inode of another domain left
+    /// the name, lives on, and must be made durable first ([`Inner::settle_name`]).
+    pub fn may_take(&self, dir: &Cell, name: &[u8], domain: DomainId) -> Option<Before> {
+        let mut b = Before::default();
         match self.inner.left_by(dir, name) {
-            None => Some(TxId(0)),
-            Some((d, t)) => (d == domain).then_some(t),
+            Some(l) if l.alive && l.domain != domain => return None,
+            Some(l) if l.domain != domain => b.sync_with = Some((l.domain, l.tx)),
+            Some(l) if l.alive => b.after = l.tx,
+            _ => {}
         }
+        Some(b)
     }
 
     /// Runs `f` on the names of a directory that was touched; new dirty buckets get their reserved blocks.
@@ -254,15 +276,16 @@ impl Inner {
         Ok(Some(c))
     }
 
-    /// Whose rename away from `dir/name` is not durable yet (`crate::domain::left`).
-    pub fn left_by(&self, dir: &Cell, name: &[u8]) -> Option<(DomainId, TxId)> {
-        self.dom(dir.domain).left.get(dir.ino, name).filter(|(d, t)| self.pending(*d, *t))
+    /// Who left `dir/name` without that being durable yet (`crate::domain::left`).
+    pub fn left_by(&self, dir: &Cell, name: &[u8]) -> Option<Left> {
+        self.dom(dir.domain).left.get(dir.ino, name).filter(|l| self.pending(l.domain, l.tx))
     }
 
     /// Renames away from a directory that are not durable yet.
     pub fn left_dir(&self, dir: &Cell) -> Vec<(DomainId, TxId)> {
         let mut all = self.dom(dir.domain).left.of_dir(dir.ino);
-        all.retain(|(d, t)| self.pending(*d, *t));
+        // those of its own domain change in one transaction with it
+        all.retain(|(d, t)| *d != dir.domain && self.pending(*d, *t));
         all
     }
 
@@ -276,7 +299,7 @@ impl Inner {
     /// Not inside a gate. One of the rare commits in the foreground.
     pub fn settle_name(&self, dir: &Cell, name: &[u8], newcomer: DomainId) -> Result<()> {
         match self.left_by(dir, name) {
-            Some((d, t)) if d != newcomer => self.dom(d).commit_upto(t),
+            Some(l) if l.alive && l.domain != newcomer => self.dom(l.domain).commit_upto(l.tx),
             _ => Ok(()),
         }
     }

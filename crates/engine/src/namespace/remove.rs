@@ -2,6 +2,7 @@
 
 use super::{Op, check_alive, check_changeable, check_name};
 use crate::cell::{Cell, State};
+use crate::domain::left::Left;
 use crate::error::{Error, Result};
 use crate::types::*;
 use crate::volume::{Inner, Volume};
@@ -146,6 +147,9 @@ impl Volume {
                     i.last_name_gone(&op, &c, &mut st);
                 }
             }
+            // where it lives on, its other names may not be durable yet
+            let left = Left { domain: c.domain, tx: op.tx(c.domain).id, alive: st.nlink > 0 };
+            i.dom(d.domain).left.add(dir, name, left);
             return Ok(());
         }
     }

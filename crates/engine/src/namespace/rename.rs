@@ -7,6 +7,7 @@
 
 use super::{Op, check_alive, check_changeable, check_name};
 use crate::cell::{Cell, State};
+use crate::domain::left::Left;
 use crate::error::{Error, Result};
 use crate::types::*;
 use crate::volume::{Inner, Volume};
@@ -100,6 +101,31 @@ impl Inner {
                 Some(d) if mode == RenameMode::Exchange => self.settle_name(&from.dir, from.name, d.domain)?,
                 Some(d) if d.kind == FileKind::Dir => self.settle_dir(d)?,
                 _ => {}
+            }
+            if let Some(d) = &dst
+                && d.domain != src.domain
+                && mode == RenameMode::Replace
+            {
+                // a victim that lives on by a name that is not durable would lose its durable one to us after a crash
+                let wait = {
+                    let st = d.state.read();
+                    st.nlink > 1 && d.kind != FileKind::Dir && !self.dom(d.domain).links_durable(&st)
+                };
+                if wait {
+                    self.dom(d.domain).commit()?;
+                }
+            }
+            if let Some(d) = &dst
+                && d.domain != src.domain
+                && mode == RenameMode::Exchange
+            {
+                // recovery can complete an exchange only for a partner that exists
+                for c in [&src, d] {
+                    let known = self.dom(c.domain).links_durable(&c.state.read());
+                    if !known {
+                        self.dom(c.domain).commit()?;
+                    }
+                }
             }
             let mut domains = vec![from.dir.domain, to.dir.domain, src.domain];
             domains.extend(dst.as_ref().map(|d| d.domain));
@@ -202,6 +228,11 @@ impl Inner {
         if s.deleted || self.exchanging(&s) || v.as_ref().is_some_and(|v| v.deleted || self.exchanging(v)) {
             return Ok(None);
         }
+        // what is durable by now must not mix with what follows
+        self.dom(src.domain).settle_waits(&mut s);
+        if let (Some(d), Some(v)) = (dst, v.as_mut()) {
+            self.dom(d.domain).settle_waits(v);
+        }
         check_changeable(&s)?;
         for d in &dirs {
             check_changeable(d)?;
@@ -219,12 +250,12 @@ impl Inner {
                 return Ok(None);
             }
         }
-        let Some(after) = op.may_take(&to.dir, to.name, src.domain) else { return Ok(None) };
-        let after_dst = match dst {
+        let Some(before) = op.may_take(&to.dir, to.name, src.domain) else { return Ok(None) };
+        let before_dst = match dst {
             Some(d) if mode == RenameMode::Exchange => op.may_take(&from.dir, from.name, d.domain),
-            _ => Some(TxId(0)),
+            _ => Some(super::Before::default()),
         };
-        let Some(after_dst) = after_dst else { return Ok(None) };
+        let Some(before_dst) = before_dst else { return Ok(None) };
         let cross = from.dir.ino != to.dir.ino;
         let (src_dir, dst_dir) = (src.kind == FileKind::Dir, dst.is_some_and(|d| d.kind == FileKind::Dir));
         let tx = op.tx(src.domain).id;
@@ -255,8 +286,8 @@ impl Inner {
             dirs[a].nlink = dirs[a].nlink.saturating_sub(1);
             dirs[b].nlink += 1;
         }
-        s.after = s.after.max(after);
-        self.dom(from.dir.domain).left.add(from.dir.ino, from.name, src.domain, tx);
+        before.note(&mut s);
+        self.dom(from.dir.domain).left.add(from.dir.ino, from.name, Left { domain: src.domain, tx, alive: true });
         op.hint(&from.dir, from.name, src);
         op.hint(&to.dir, to.name, src);
         op.braid(src.domain, from.dir.domain);
@@ -275,12 +306,13 @@ impl Inner {
                 v.tombstones.push(Tombstone { link, newcomer: src.ino, gener: src.gener, version: s.version });
                 v.waits_for.push((src.domain, tx));
                 op.hint_always(&to.dir, to.name, d);
+                s.sync_with.push((d.domain, op.tx(d.domain).id));
             }
             if mode == RenameMode::Exchange {
                 v.add_link(from.dir.ino, from.name, seq);
                 let vtx = op.tx(d.domain).id;
-                self.dom(to.dir.domain).left.add(to.dir.ino, to.name, d.domain, vtx);
-                v.after = v.after.max(after_dst);
+                self.dom(to.dir.domain).left.add(to.dir.ino, to.name, Left { domain: d.domain, tx: vtx, alive: true });
+                before_dst.note(v);
                 if d.domain == src.domain {
                     // each has the other's old name
                     s.after = tx;
@@ -316,6 +348,8 @@ impl Inner {
                     }
                     if v.nlink == 0 {
                         self.last_name_gone(&op, d, v);
+                    } else if !apart {
+                        s.after = s.after.max(tx);
                     }
                 }
                 if apart && v.nlink == 0 && !v.deleted {

@@ -62,9 +62,12 @@ impl Inner {
         for d in path.fresh.iter().map(|d| d.domain).chain(path.commit) {
             which.insert(d, self.dom(d).running());
         }
-        for (d, t) in &c.state.read().waits_for {
-            let e = which.entry(*d).or_insert(*t);
-            *e = (*e).max(*t);
+        {
+            let st = c.state.read();
+            for (d, t) in st.waits_for.iter().chain(&st.sync_with) {
+                let e = which.entry(*d).or_insert(*t);
+                *e = (*e).max(*t);
+            }
         }
         // children of a directory, victims and newcomers of renames: whatever shared operations with this domain
         for (d, t) in own.peers_of_running() {

@@ -9,10 +9,11 @@
 use super::Inner;
 use crate::cell::{Body, Cell, name_hash};
 use crate::domain::Enter;
-use crate::domain::recover::{Forwarded, Hint, Recovered};
+use crate::domain::recover::{Claim, Forwarded, Hint, Recovered};
 use crate::error::{Error, Result};
 use crate::types::*;
 use braidfs_format::dentry::Dentry;
+use braidfs_format::inode::Link;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -24,6 +25,15 @@ pub(crate) struct Pass<'a> {
     doomed: Vec<Arc<Cell>>,
     /// Entries and links mended.
     pub mended: u64,
+}
+
+/// What becomes of an inode with tombstones or an exchange.
+struct Verdict {
+    cell: Arc<Cell>,
+    /// The exchange's other side did not survive: it takes this name.
+    partner: Option<(Arc<Cell>, Link)>,
+    /// Names that the inode has again, since their takers did not survive.
+    revived: Vec<Link>,
 }
 
 impl Inner {
@@ -50,11 +60,16 @@ impl Inner {
         // directories before what lies in them
         forwarded.sort_by_key(|f| f.cell.kind != FileKind::Dir);
         let hints: Vec<Hint> = recovered.iter_mut().flat_map(|r| std::mem::take(&mut r.hints)).collect();
-        for h in &hints {
-            p.judge(h)?;
+        // all verdicts first: changes make versions newer
+        let verdicts = hints.iter().map(|h| p.judge(h)).collect::<Result<Vec<_>>>()?;
+        for v in verdicts.into_iter().flatten() {
+            p.carry_out(v)?;
         }
         for f in &forwarded {
             p.relink_forwarded(f)?;
+        }
+        for c in recovered.iter().flat_map(|r| &r.claims) {
+            p.enforce(c)?;
         }
         for n in recovered.iter().flat_map(|r| &r.remote) {
             if let Ok(c) = self.cell(*n) {
@@ -114,56 +129,72 @@ impl Pass<'_> {
         Ok(d.cell(ino)?.state.read().version >= version)
     }
 
-    /// Tombstones and exchanges of the inode that a hint names.
-    fn judge(&mut self, h: &Hint) -> Result<()> {
-        let Some(c) = self.live(h.child, h.gener)? else { return Ok(()) };
-        let (tombs, exchange) = {
-            let st = c.state.read();
+    /// Tombstones and exchanges of the inode that a hint names: did the other side survive?
+    fn judge(&self, h: &Hint) -> Result<Option<Verdict>> {
+        let Some(cell) = self.live(h.child, h.gener)? else { return Ok(None) };
+        let (tombstones, exchange) = {
+            let st = cell.state.read();
             (st.tombstones.clone(), st.exchange)
         };
-        if tombs.is_empty() && exchange.is_none() {
-            return Ok(());
+        if tombstones.is_empty() && exchange.is_none() {
+            return Ok(None);
         }
-        let seq = self.inner.shared.next_seq();
+        let mut v = Verdict { cell, partner: None, revived: Vec::new() };
         if let Some((partner, gener, version)) = exchange {
             if !self.survived(partner, gener, version)?
                 && let Some(b) = self.live(partner, gener)?
-                && let Some(t) = tombs.first()
+                && let Some(t) = tombstones.into_iter().find(|t| t.newcomer == partner)
             {
-                // complete the exchange: the partner takes the name that this inode gave up
-                let mine: Vec<_> = c.state.read().links.clone();
-                self.change(&b, |st| {
-                    for l in &mine {
-                        st.remove_link(l.parent, &l.name, seq);
-                    }
-                    st.add_link(t.link.parent, &t.link.name, seq);
-                    st.parent = t.link.parent;
-                })?;
-                self.put_entry(t.link.parent, &t.link.name, &b)?;
-                self.mended += 1;
+                v.partner = Some((b, t.link));
             }
         } else {
-            for t in &tombs {
+            for t in tombstones {
                 if !self.survived(t.newcomer, t.gener, t.version)? {
-                    let dir = c.kind == FileKind::Dir;
-                    self.change(&c, |st| {
-                        st.add_link(t.link.parent, &t.link.name, seq);
-                        if dir {
-                            st.nlink = st.nlink.max(2);
-                        } else {
-                            st.nlink += 1;
-                        }
-                    })?;
-                    self.put_entry(t.link.parent, &t.link.name, &c)?;
-                    self.mended += 1;
+                    v.revived.push(t.link);
                 }
             }
+        }
+        Ok(Some(v))
+    }
+
+    /// Completes an exchange or gives a victim its names back.
+    fn carry_out(&mut self, v: Verdict) -> Result<()> {
+        let c = v.cell;
+        {
+            let st = c.state.read();
+            if st.tombstones.is_empty() && st.exchange.is_none() {
+                return Ok(()); // another hint for the same inode
+            }
+        }
+        let seq = self.inner.shared.next_seq();
+        if let Some((b, link)) = v.partner {
+            // the partner takes the name that this inode gave up
+            let mine: Vec<_> = c.state.read().links.clone();
+            self.change(&b, |st| {
+                for l in &mine {
+                    st.remove_link(l.parent, &l.name, seq);
+                }
+                st.add_link(link.parent, &link.name, seq);
+                st.parent = link.parent;
+            })?;
+            self.put_entry(link.parent, &link.name, &b)?;
+            self.mended += 1;
+        }
+        for link in v.revived {
+            let dir = c.kind == FileKind::Dir;
+            self.change(&c, |st| {
+                if !st.has_link(link.parent, &link.name) {
+                    st.add_link(link.parent, &link.name, seq);
+                }
+                st.nlink = if dir { st.nlink.max(2) } else { st.links.len() as u32 };
+            })?;
+            self.put_entry(link.parent, &link.name, &c)?;
+            self.mended += 1;
         }
         self.change(&c, |st| {
             st.tombstones.clear();
             st.exchange = None;
-        })?;
-        Ok(())
+        })
     }
 
     /// Changes a cell in its domain's recovery transaction.
@@ -182,6 +213,22 @@ impl Pass<'_> {
             self.drop_entry(l.parent, &l.name, &f.cell)?;
         }
         self.relink(&f.cell)
+    }
+
+    /// A name that a synced inode had and left again does not go back to the inode that it had taken it from.
+    fn enforce(&mut self, claim: &Claim) -> Result<()> {
+        let Some(d) = self.dir(claim.link.parent)? else { return Ok(()) };
+        let Some(e) = self.find(&d, &claim.link.name)? else { return Ok(()) };
+        let Some(x) = self.live(e.node, e.gener)? else { return Ok(()) };
+        let older = {
+            let st = x.state.read();
+            x.ino != claim.ino && st.has_link(claim.link.parent, &claim.link.name) && st.link_seq < claim.seq
+        };
+        if older {
+            self.drop_entry(claim.link.parent, &claim.link.name, &x)?;
+            self.lose(&x, claim.link.parent, &claim.link.name)?;
+        }
+        Ok(())
     }
 
     /// Makes the entries of all links of an inode, or takes the link away where its directory is gone.
