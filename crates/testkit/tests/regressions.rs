@@ -107,3 +107,99 @@ fn truncated_and_extended_shows_zeros() {
         Act::Remount,
     ]);
 }
+
+fn rename(from: P, to: P, mode: RenameMode) -> Act {
+    Act::Do(Op::Rename { from, to, mode })
+}
+
+#[test]
+fn a_durable_file_moved_into_a_new_directory_of_another_domain() {
+    check_crashes(&[
+        file(P("x")),
+        Act::Do(Op::Write { at: At::Path(P("x")), off: 0, len: 5000, seed: 1 }),
+        Act::Do(Op::Sync),
+        dir(P("d")),
+        dir(P("d/e")),
+        rename(P("x"), P("d/e/y"), RenameMode::Replace),
+        Act::Do(Op::Sync),
+    ]);
+}
+
+#[test]
+fn a_name_left_is_not_taken_in_one_domain_either() {
+    check_crashes(&[
+        file(P("b")),
+        Act::Remount,
+        file(P("c")),
+        rename(P("c"), P("b"), RenameMode::Exchange),
+        Act::Do(Op::Fsync { at: At::Path(P("c")), data_only: false }),
+    ]);
+}
+
+#[test]
+fn exchanged_and_moved_on_before_the_partner_is_durable() {
+    check_crashes(&[
+        dir(P("d")),
+        dir(P("d/e")),
+        file(P("d/i")),
+        Act::Do(Op::Sync),
+        file(P("d/e/m")),
+        rename(P("d/e/m"), P("d/i"), RenameMode::Exchange),
+        rename(P("d/i"), P("d/z"), RenameMode::Replace),
+        file(P("d/i")),
+    ]);
+}
+
+#[test]
+fn a_victim_with_another_name_synced_without_its_newcomer() {
+    check_crashes(&[
+        file(P("a")),
+        Act::Do(Op::Link { from: P("a"), to: P("b") }),
+        file(P("n")),
+        Act::Do(Op::Sync),
+        rename(P("n"), P("b"), RenameMode::Replace),
+        Act::Do(Op::Fsync { at: At::Path(P("a")), data_only: false }),
+    ]);
+}
+
+#[test]
+fn read_behind_the_end_of_a_small_file() {
+    check(
+        3,
+        &[
+            file(P("f")),
+            Act::Do(Op::Append { at: At::Path(P("f")), len: 100, seed: 1 }),
+            Act::Do(Op::Read { at: At::Path(P("f")), off: 167_936, len: 10 }),
+        ],
+    );
+}
+
+#[test]
+fn zeroed_in_place_with_checksums() {
+    for setup in 0..8 {
+        check(
+            setup,
+            &[
+                file(P("f")),
+                Act::Do(Op::Append { at: At::Path(P("f")), len: 7405, seed: 1 }),
+                Act::Do(Op::Sync),
+                Act::Do(Op::Append { at: At::Path(P("f")), len: 7547, seed: 2 }),
+                Act::Do(Op::Fallocate {
+                    at: At::Path(P("f")),
+                    mode: FallocMode::ZeroRange { keep_size: true },
+                    off: 147_456,
+                    len: 222,
+                }),
+                Act::Remount,
+            ],
+        );
+    }
+}
+
+#[test]
+fn written_back_by_an_unmount() {
+    let setup = Setup { data: braidfs::DataMode::Writeback, ..Setup::default() };
+    let acts =
+        [file(P("e")), Act::Do(Op::Write { at: At::Path(P("e")), off: 38_147, len: 3187, seed: 1 }), Act::Remount];
+    replay(&setup, &acts).unwrap();
+}

@@ -95,10 +95,15 @@ impl CellCache {
                     let mut map = s.write();
                     // the table and this loop hold it; nobody can take another while the shard is locked
                     if Arc::strong_count(&c) == 2 && c.opens.load(Acquire) == 0 && c.inflight.load(Acquire) == 0 {
-                        let n = match &c.state.read().body {
+                        let st = c.state.read();
+                        if !st.waits_for.is_empty() {
+                            continue; // only memory knows for what
+                        }
+                        let n = match &st.body {
                             Body::File(f) => f.pages.len(),
                             _ => 0,
                         };
+                        drop(st);
                         map.remove(&c.ino);
                         gone_pages += n;
                         gone_cells += 1;

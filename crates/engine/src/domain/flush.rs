@@ -4,6 +4,7 @@ use super::Domain;
 use super::serialise::Out;
 use crate::cell::{Body, Cell};
 use crate::error::Result;
+use crate::types::*;
 use std::sync::Arc;
 
 impl Domain {
@@ -12,6 +13,9 @@ impl Domain {
     /// # Errors
     /// Of the device: the domain is then read-only.
     pub fn flush_cell(&self, cell: &Arc<Cell>) -> Result<()> {
+        if !matches!(&cell.state.read().body, Body::File(f) if f.pages.dirty_count() > 0) {
+            return Ok(());
+        }
         let mut out = Out::default();
         let _io = {
             let e = self.enter()?;
@@ -25,6 +29,24 @@ impl Domain {
             e.begin_io()
         };
         self.submit(out.writes).inspect_err(|e| self.fail(e))
+    }
+
+    /// Whether commits leave data alone (`data=writeback`): whoever promises that data is durable asks for it first.
+    pub fn lazy_data(&self) -> bool {
+        self.shared.options.data == DataMode::Writeback
+    }
+
+    /// Writes the data of all files in memory: before a commit that promises everything (`data=writeback`; in the other
+    /// modes a commit does it).
+    ///
+    /// # Errors
+    /// As [`Self::flush_cell`].
+    pub fn flush_all(&self) -> Result<()> {
+        if !self.lazy_data() || self.failed().is_some() {
+            return Ok(());
+        }
+        self.lazy.lock().clear();
+        self.cells.all().iter().filter(|c| c.kind == FileKind::File).try_for_each(|c| self.flush_cell(c))
     }
 
     /// Writes the data that commits left alone (`data=writeback`).

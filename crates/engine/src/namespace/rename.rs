@@ -96,6 +96,14 @@ impl Inner {
             }
             self.settle_name(&to.dir, to.name, src.domain)?;
             self.settle_exchange(&src)?;
+            if cross {
+                self.settle_parent(&to.dir, &src)?;
+                if mode == RenameMode::Exchange
+                    && let Some(d) = &dst
+                {
+                    self.settle_parent(&from.dir, d)?;
+                }
+            }
             dst.as_ref().map_or(Ok(()), |d| self.settle_exchange(d))?;
             match &dst {
                 Some(d) if mode == RenameMode::Exchange => self.settle_name(&from.dir, from.name, d.domain)?,

@@ -50,6 +50,40 @@ impl Inner {
         Ok(p)
     }
 
+    /// An object that a crash brings back moves into `dir`: the directories above it that were never durable, and live in
+    /// other domains than the object, are made durable first. Else a crash could keep the object's move and lose the only
+    /// place where it hangs. Not inside a gate; one of the rare commits in the foreground.
+    pub(crate) fn settle_parent(&self, dir: &Arc<Cell>, child: &Arc<Cell>) -> Result<()> {
+        // what hangs below a directory moves with it
+        if child.kind != FileKind::Dir && !self.ever_durable(child)? {
+            return Ok(());
+        }
+        let mut at = dir.clone();
+        let mut seen = std::collections::HashSet::new();
+        while at.ino != NodeId::ROOT && seen.insert(at.ino) {
+            if at.domain != child.domain && self.dom(at.domain).failed().is_none() && !self.ever_durable(&at)? {
+                return self.sync_by_commit(dir);
+            }
+            let parent = at.state.read().parent;
+            at = match self.cell(parent) {
+                Ok(c) => c,
+                Err(Error::NotFound) => return Ok(()), // removed meanwhile
+                Err(e) => return Err(e),
+            };
+        }
+        Ok(())
+    }
+
+    /// Whether the inode is there after a crash, in some state.
+    fn ever_durable(&self, c: &Cell) -> Result<bool> {
+        let synced = {
+            let st = c.state.read();
+            st.synced > 0 || st.link_synced > 0
+        };
+        let known = self.dom(c.domain).nodes.get(c.ino)?;
+        Ok(synced || (known.used() && known.gener == c.gener))
+    }
+
     /// Everything that an fsync of the object needs, by commits.
     fn sync_by_commit(&self, c: &Arc<Cell>) -> Result<()> {
         let mut which: BTreeMap<DomainId, TxId> = BTreeMap::new();

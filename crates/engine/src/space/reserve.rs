@@ -16,6 +16,9 @@ impl Space {
     /// # Errors
     /// [`Error::NoSpace`] where there are not that many.
     pub fn reserve(&self, blocks: u64, essential: bool) -> Result<()> {
+        if blocks == 0 {
+            return Ok(()); // also below the floor
+        }
         let floor = if essential { 0 } else { self.hidden() as i64 };
         let blocks = i64::try_from(blocks).map_err(|_| Error::NoSpace)?;
         let fits = |now: i64| now.checked_sub(blocks).filter(|&left| left >= floor);

@@ -148,6 +148,7 @@ impl Inner {
         }
         // a commit writes reserved pages at their real size and lets freed blocks go
         self.reap_zombies()?;
+        d.flush_all()?;
         d.commit()?;
         if attempt > 0 {
             self.commit_all()?;
