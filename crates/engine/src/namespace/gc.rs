@@ -12,6 +12,9 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+/// Inodes, each with the node of a record of theirs.
+type LiveRecords = Vec<(Arc<Cell>, NodeId)>;
+
 /// Memory of a cell without its pages, about.
 const CELL_BYTES: u64 = 1200;
 
@@ -213,7 +216,7 @@ impl Inner {
     }
 
     /// The inodes to which the live records of a node block belong, each with the record's node; and the live bytes.
-    fn live_records(&self, d: &Arc<Domain>, addr: BlockAddr) -> Result<(Vec<(Arc<Cell>, NodeId)>, usize)> {
+    fn live_records(&self, d: &Arc<Domain>, addr: BlockAddr) -> Result<(LiveRecords, usize)> {
         let mut block = vec![0u8; 4096];
         d.store.read(addr, &mut block)?;
         let (mut live, mut bytes) = (Vec::new(), 0);
