@@ -149,6 +149,13 @@ impl Volume {
             return self.setxattr(ino, name, b"unset", XattrMode::Set);
         }
         check(name)?;
+        {
+            // a front end asks for this before many writes: the usual answer needs no transaction
+            let st = c.state.read();
+            if !st.deleted && st.flags & IMMUTABLE == 0 && !st.xattrs.iter().any(|(n, _)| **n == *name) {
+                return Err(Error::NoAttr);
+            }
+        }
         let mut op = Op::begin(i, &[c.domain], 1, true)?;
         let mut st = c.state.write();
         if st.deleted {
