@@ -277,19 +277,16 @@ impl Inner {
         }
     }
 
-    /// [`Self::commit_all`], with the data that commits leave alone (`data=writeback`): the first commit tells which.
+    /// [`Self::commit_all`], with the data that commits leave alone (`data=writeback`).
     ///
     /// # Errors
     /// As [`Self::commit_all`].
     pub fn commit_everything(&self) -> Result<()> {
-        let mut r = self.commit_all();
-        if self.shared.options.data == DataMode::Writeback {
-            for d in &self.domains {
-                r = r.and(d.flush_lazy());
-            }
-            r = r.and(self.commit_all());
+        let mut r = Ok(());
+        for d in &self.domains {
+            r = r.and(d.flush_all());
         }
-        r
+        r.and(self.commit_all())
     }
 
     fn close(&self) -> Result<()> {
