@@ -6,7 +6,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 PEERS := pjdfstest fsx postgres rocksdb dbench big
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test fmt clippy unit heavy mount layers deny peers $(PEERS) deps install uninstall clean
+.PHONY: help build demo bench test fmt clippy unit heavy mount layers deny peers $(PEERS) deps install uninstall clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z$$()A-Z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -17,6 +17,9 @@ build: ## the release binary, target/release/braidfs
 
 demo: deps ## real work on a braidfs beside an ext4, a killed daemon, a table (under 3 minutes)
 	@python3 scripts/demo.py
+
+bench: ## library speed beside tmpfs and ext4, device traffic, memory (as root; 2 minutes)
+	$(CARGO) run --release -p braidfs-bench
 
 test: layers fmt clippy unit heavy mount ## everything that must pass before a change goes in (under 15 minutes)
 
