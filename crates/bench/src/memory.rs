@@ -52,7 +52,7 @@ pub fn resident() -> Result<u64> {
 pub fn measure(dir: &Path, files: u64, budget: u64) -> Result<Memory> {
     let dir = tempfile::Builder::new().prefix("braidfs-bench-").tempdir_in(dir)?;
     let options = MountOptions { cache_bytes: budget, ..MountOptions::default() };
-    let bytes = (files * 1024).next_power_of_two().max(1 << 30);
+    let bytes = (files * 4096).next_power_of_two().max(1 << 30);
     let library = Library::make(&dir.path().join("image"), bytes, options)?;
     let idle = resident()?;
     let mut peak = idle;

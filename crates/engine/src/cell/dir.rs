@@ -161,11 +161,11 @@ impl DirIndex {
 
     /// Loads the bucket that begins at `first`.
     fn ensure(&mut self, first: u64, load: Load<'_>) -> Result<()> {
-        let end = self.buckets.range(first + 1..).next().map_or(HASH_MAX + 1, |b| *b.0);
-        let Some(b) = self.buckets.get_mut(&first) else { return Ok(()) };
-        if b.entries.is_some() {
+        if self.unloaded == 0 || self.buckets.get(&first).is_none_or(|b| b.entries.is_some()) {
             return Ok(());
         }
+        let end = self.buckets.range(first + 1..).next().map_or(HASH_MAX + 1, |b| *b.0);
+        let Some(b) = self.buckets.get_mut(&first) else { return Ok(()) };
         let lblk = bucket_lblk(first);
         let entries = load(lblk)?;
         let bytes = encoded(&entries);
@@ -193,8 +193,12 @@ impl DirIndex {
     /// Loads what may hold a name with the position `home`: at most two buckets, as buckets are far wider
     /// than the probed range.
     fn ensure_probed(&mut self, home: u64, load: Load<'_>) -> Result<()> {
-        let (a, b) = (self.owner(home), self.owner(home + HASH_PROBES));
+        let a = self.owner(home);
         self.ensure(a, load)?;
+        if bucket_lblk(home) == bucket_lblk(home + HASH_PROBES) {
+            return Ok(()); // no bucket begins between them
+        }
+        let b = self.owner(home + HASH_PROBES);
         if a != b { self.ensure(b, load) } else { Ok(()) }
     }
 
@@ -203,8 +207,8 @@ impl DirIndex {
         let home = home(hash);
         let mut whole = true;
         let (mut first, mut from) = (self.owner(home), home);
+        let one = bucket_lblk(home) == bucket_lblk(home + HASH_PROBES);
         loop {
-            let end = self.buckets.range(first + 1..).next().map_or(HASH_MAX + 1, |b| *b.0);
             match self.buckets.get(&first).and_then(|b| b.entries.as_ref()) {
                 None => whole = false,
                 Some(entries) => {
@@ -219,6 +223,10 @@ impl DirIndex {
                     }
                 }
             }
+            if one {
+                return (None, whole); // no bucket begins in the probed range
+            }
+            let end = self.buckets.range(first + 1..).next().map_or(HASH_MAX + 1, |b| *b.0);
             if end > home + HASH_PROBES {
                 return (None, whole);
             }

@@ -139,6 +139,8 @@ pub struct State {
     pub dirty_tx: TxId,
     /// Transaction that last serialised it.
     pub sent_tx: TxId,
+    /// Version that it had then.
+    pub sent_version: u64,
     /// Version that is known durable (by a roll-forward record).
     pub synced: u64,
     /// Version whose links are known durable (by a roll-forward record of it or of something below it).
@@ -237,6 +239,7 @@ impl State {
             version: 1,
             dirty_tx: TxId(0),
             sent_tx: TxId(0),
+            sent_version: 0,
             synced: 0,
             link_synced: 0,
             linked_at: 1,

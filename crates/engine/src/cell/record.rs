@@ -336,6 +336,7 @@ pub fn decode_cell(
         version: rec.version,
         dirty_tx: TxId(0),
         sent_tx: TxId(0),
+        sent_version: rec.version,
         synced: rec.version,
         link_synced: rec.version,
         linked_at: 0,

@@ -373,13 +373,16 @@ impl Domain {
     }
 }
 
+/// Domains that were entered: mostly one or two.
+pub type Enters<'a> = smallvec::SmallVec<[Enter<'a>; 2]>;
+
 /// Enters several domains at once, in the order of their numbers (the gate's rank).
 ///
 /// # Errors
 /// As [`Domain::enter`].
-pub fn enter_all<'a>(domains: &[&'a Domain]) -> Result<Vec<Enter<'a>>> {
+pub fn enter_all<'a>(domains: &[&'a Domain]) -> Result<Enters<'a>> {
     'again: loop {
-        let mut out: Vec<Enter<'a>> = Vec::with_capacity(domains.len());
+        let mut out = Enters::new();
         for (i, d) in domains.iter().enumerate() {
             debug_assert!(i == 0 || domains[i - 1].id < d.id);
             if i > 0 && d.needs_room() {

@@ -83,7 +83,8 @@ impl Shared {
         if let Some(f) = self.options.clock {
             return f();
         }
-        let t = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+        // as exact as a kernel's file times, and far cheaper
+        let t = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
         Timestamp { sec: t.tv_sec, nsec: t.tv_nsec as u32 }
     }
 }

@@ -123,7 +123,11 @@ impl Domain {
             return Ok(());
         }
         st.dirty_tx = TxId(0);
+        if st.sent_tx <= self.committed() {
+            st.link_synced = st.link_synced.max(st.sent_version);
+        }
         st.sent_tx = tx.id;
+        st.sent_version = st.version;
         if st.deleted {
             for n in cell.nodes(st) {
                 let g = if n == cell.ino { cell.gener } else { self.overflow_gener(n)? };

@@ -49,9 +49,9 @@ impl Domain {
             && !matches!(&st.body, Body::File(f) if f.pages.dirty_count() > 0)
     }
 
-    /// Whether the cell's existence and names are durable.
+    /// Whether the cell's existence and names are durable: what changed in a directory since is in its children's records.
     pub fn links_durable(&self, st: &State) -> bool {
-        (st.dirty_tx.0 == 0 && st.sent_tx <= self.committed()) || st.linked_at <= st.link_synced
+        st.linked_at <= st.link_synced || (st.linked_at <= st.sent_version && st.sent_tx <= self.committed())
     }
 
     /// Gathers what must be written to make `cell` durable. The caller is in this domain (`e`), holds the cell's `sync`

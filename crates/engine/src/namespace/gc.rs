@@ -297,10 +297,7 @@ impl Inner {
     }
 
     fn cache_budget(&self) -> u64 {
-        match self.shared.options.cache_bytes {
-            0 => rustix::system::sysinfo().totalram / 4,
-            n => n,
-        }
+        self.shared.options.cache_bytes
     }
 
     /// Gives memory back where the cache is over its budget. Cheap where it is not.

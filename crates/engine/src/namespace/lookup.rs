@@ -12,9 +12,13 @@ use std::sync::Arc;
 impl Inner {
     /// The inode of a name; a stale entry counts as absent.
     pub(crate) fn lookup(&self, dir: NodeId, name: &[u8]) -> Result<Arc<Cell>> {
-        let d = self.dir_cell(dir)?;
+        self.lookup_in(&self.dir_cell(dir)?, name)
+    }
+
+    /// [`Self::lookup`] in a directory that is at hand.
+    pub(crate) fn lookup_in(&self, d: &Arc<Cell>, name: &[u8]) -> Result<Arc<Cell>> {
         if name == b"." {
-            return Ok(d);
+            return Ok(d.clone());
         }
         if name == b".." {
             let parent = d.state.read().parent;
@@ -29,7 +33,7 @@ impl Inner {
             check_alive(&st)?;
             match &st.body {
                 crate::cell::Body::Dir(b) => match b.index.find_loaded(hash, name) {
-                    Lookup::Found(e) => Some(Some(e.clone())),
+                    Lookup::Found(e) => Some(Some((e.node, e.gener))),
                     Lookup::Absent => Some(None),
                     Lookup::NotLoaded => None,
                 },
@@ -38,10 +42,10 @@ impl Inner {
         };
         let entry = match entry {
             Some(e) => e,
-            None => self.find_entry(&d, &mut d.state.write(), name)?,
+            None => self.find_entry(d, &mut d.state.write(), name)?.map(|e| (e.node, e.gener)),
         };
-        let e = entry.ok_or(Error::NotFound)?;
-        self.child(dir, &e)?.ok_or(Error::NotFound)
+        let (node, gener) = entry.ok_or(Error::NotFound)?;
+        self.child_at(d, name, node, gener)?.ok_or(Error::NotFound)
     }
 }
 
@@ -74,9 +78,13 @@ impl Volume {
     /// # Errors
     /// [`Error::NotFound`] where the inode is gone.
     pub fn open(&self, ino: NodeId) -> Result<OpenFile> {
-        let c = self.inner().cell(ino)?;
-        let f = OpenFile::new(c.clone(), self.inner().clone());
-        if c.state.read().deleted {
+        self.open_cell(self.inner().cell(ino)?)
+    }
+
+    pub(crate) fn open_cell(&self, c: Arc<Cell>) -> Result<OpenFile> {
+        // it counts itself first: whoever removes the last name looks at the count after that
+        let f = OpenFile::new(c, self.inner().clone());
+        if f.cell.state.read().deleted {
             return Err(Error::NotFound);
         }
         Ok(f)

@@ -20,7 +20,7 @@ pub mod sync;
 pub mod xattr;
 
 use crate::cell::{Cell, State, name_hash};
-use crate::domain::commit::enter_all;
+use crate::domain::commit::{Enters, enter_all};
 use crate::domain::left::Left;
 use crate::domain::tx::Tx;
 use crate::domain::{Domain, Enter};
@@ -30,6 +30,7 @@ use crate::volume::Inner;
 use braidfs_format::dentry::Dentry;
 use braidfs_format::inode::NAME_MAX;
 use braidfs_format::journal::Record;
+use smallvec::SmallVec;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -67,9 +68,9 @@ impl Before {
 /// The domains that an operation changes, entered.
 pub(crate) struct Op<'a> {
     pub inner: &'a Inner,
-    enters: Vec<Enter<'a>>,
+    enters: Enters<'a>,
     /// Blocks reserved per entered domain and not yet handed to a transaction.
-    held: Vec<u64>,
+    held: SmallVec<[u64; 2]>,
 }
 
 impl<'a> Op<'a> {
@@ -78,10 +79,10 @@ impl<'a> Op<'a> {
     /// # Errors
     /// [`Error::NoSpace`] where nothing can be made free.
     pub fn begin(inner: &'a Inner, domains: &[DomainId], blocks: u64, essential: bool) -> Result<Op<'a>> {
-        let mut ids: Vec<DomainId> = domains.to_vec();
-        ids.sort();
+        let mut ids: SmallVec<[DomainId; 4]> = SmallVec::from_slice(domains);
+        ids.sort_unstable();
         ids.dedup();
-        let doms: Vec<&Domain> = ids.iter().map(|d| &**inner.dom(*d)).collect();
+        let doms: SmallVec<[&Domain; 2]> = ids.iter().map(|d| &**inner.dom(*d)).collect();
         let mut attempt = 0;
         'again: loop {
             let enters = enter_all(&doms)?;
@@ -95,7 +96,7 @@ impl<'a> Op<'a> {
                     continue 'again;
                 }
             }
-            let held = vec![blocks; enters.len()];
+            let held = SmallVec::from_elem(blocks, enters.len());
             return Ok(Op { inner, enters, held });
         }
     }
@@ -258,18 +259,33 @@ impl Inner {
     /// # Errors
     /// Of loading it.
     pub fn child(&self, dir: NodeId, e: &Dentry) -> Result<Option<Arc<Cell>>> {
-        let c = match self.cell(e.node) {
+        self.child_from(dir, self.domain(dir)?.id, &e.name, e.node, e.gener)
+    }
+
+    /// [`Self::child`] of the entry `name` → `node`, `gener` of a directory that is at hand.
+    pub fn child_at(&self, dir: &Cell, name: &[u8], node: NodeId, gener: u32) -> Result<Option<Arc<Cell>>> {
+        self.child_from(dir.ino, dir.domain, name, node, gener)
+    }
+
+    fn child_from(
+        &self,
+        dir: NodeId,
+        home: DomainId,
+        name: &[u8],
+        node: NodeId,
+        gener: u32,
+    ) -> Result<Option<Arc<Cell>>> {
+        let c = match self.cell(node) {
             Ok(c) => c,
             Err(Error::NotFound) => return Ok(None),
             Err(x) => return Err(x),
         };
-        if c.gener != e.gener {
+        if c.gener != gener {
             return Ok(None);
         }
-        let home = self.domain(dir)?.id;
         if c.domain != home || self.maybe_stale.load(Ordering::Relaxed) {
             let st = c.state.read();
-            if st.deleted || !st.has_link(dir, &e.name) {
+            if st.deleted || !st.has_link(dir, name) {
                 return Ok(None);
             }
         }

@@ -74,7 +74,7 @@ impl Inner {
             let st = c.state.read();
             let old = st.atime <= st.mtime || st.atime <= st.ctime || now.sec - st.atime.sec >= RELATIME_AGE;
             let due = mode == AtimeMode::Strictatime || old;
-            if !due || st.flags & braidfs_format::inode::NOATIME != 0 || st.deleted {
+            if !due || now == st.atime || st.flags & braidfs_format::inode::NOATIME != 0 || st.deleted {
                 return;
             }
         }

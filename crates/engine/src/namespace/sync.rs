@@ -1,9 +1,9 @@
 //! fsync, sync: what makes changes durable (docs/crash-contract.md).
 
 use crate::cell::Cell;
-use crate::domain::commit::enter_all;
+use crate::domain::commit::{Enters, enter_all};
 use crate::domain::sync::{Batch, Prepared};
-use crate::domain::{Domain, Enter};
+use crate::domain::Domain;
 use crate::error::{Error, Result};
 use crate::types::*;
 use crate::volume::{Inner, Ticket, Volume};
@@ -159,7 +159,7 @@ impl Inner {
         mut own: Batch,
         version: u64,
         fresh: &[Arc<Cell>],
-        enters: Vec<Enter<'_>>,
+        enters: Enters<'_>,
     ) -> Result<()> {
         let mut batches: Vec<(DomainId, Batch)> = Vec::new();
         let mut linked = Vec::new();

@@ -26,7 +26,10 @@ impl Volume {
     ///
     /// # Errors
     /// No braidfs volume, a newer format, a device missing or too small, damage that recovery cannot pass.
-    pub fn mount(devices: Vec<Arc<dyn Device>>, options: MountOptions) -> Result<Volume> {
+    pub fn mount(devices: Vec<Arc<dyn Device>>, mut options: MountOptions) -> Result<Volume> {
+        if options.cache_bytes == 0 {
+            options.cache_bytes = rustix::system::sysinfo().totalram / 4;
+        }
         let (sb, mut devices) = read_super(&devices)?;
         if options.read_only {
             devices = devices
