@@ -18,6 +18,7 @@ Usage: braidfs-bench [speed|traffic|memory]... [options]
   --files N      files per thread of `speed` (default: 20000), files of `memory` (default: 1000000)
   --threads N,N  numbers of threads of `speed` (default: 1,2)
   --alone        `speed` of the library only
+  --only VERB    only these operations of `speed`, by the start of their names (again for more)
 ";
 
 fn main() -> std::process::ExitCode {
@@ -38,6 +39,7 @@ fn start() -> Result<()> {
         match arg {
             Long("json") => json = true,
             Long("alone") => plan.alone = true,
+            Long("only") => plan.verbs.push(args.value()?.string()?),
             Long("dir") => dir = args.value()?.into(),
             Long("rounds") => plan.rounds = args.value()?.parse()?,
             Long("files") => files = Some(args.value()?.parse::<u64>()?),

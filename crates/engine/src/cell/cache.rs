@@ -8,9 +8,15 @@ use crate::types::NodeId;
 use parking_lot::RwLock;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::atomic::{
+    AtomicUsize,
+    Ordering::{Acquire, Relaxed},
+};
 
 const SHARDS: usize = 64;
+
+/// Memory of a cell in the cache, about.
+pub const CELL_BYTES: u64 = 1200;
 
 type Shard = RwLock<HashMap<NodeId, Arc<Cell>, foldhash::fast::RandomState>>;
 
@@ -18,11 +24,13 @@ type Shard = RwLock<HashMap<NodeId, Arc<Cell>, foldhash::fast::RandomState>>;
 #[derive(Debug)]
 pub struct CellCache {
     shards: Box<[Shard]>,
+    /// Where the next eviction begins.
+    hand: AtomicUsize,
 }
 
 impl Default for CellCache {
     fn default() -> Self {
-        Self { shards: (0..SHARDS).map(|_| Shard::default()).collect() }
+        Self { shards: (0..SHARDS).map(|_| Shard::default()).collect(), hand: AtomicUsize::new(0) }
     }
 }
 
@@ -69,52 +77,82 @@ impl CellCache {
         self.shards.iter().flat_map(|s| s.read().values().cloned().collect::<Vec<_>>()).collect()
     }
 
-    /// Drops clean pages until about `pages` are gone, and, where `cells`, cells that nobody uses. Cells and pages used
-    /// since the last round stay for this one. Pages dropped and cells dropped.
-    pub fn evict(&self, mut pages: usize, mut cells: usize) -> (usize, usize) {
-        let (mut gone_pages, mut gone_cells) = (0, 0);
-        for s in &self.shards {
+    /// Drops about as much as `want` says: clean pages, cells that nobody uses, buckets of directories that are on the
+    /// device. Cells and pages used since the last round stay for this one. What is gone.
+    pub fn evict(&self, mut want: Memory) -> Memory {
+        let mut gone = Memory::default();
+        let from = self.hand.fetch_add(1, Relaxed);
+        for s in (0..SHARDS).map(|i| &self.shards[(from + i) % SHARDS]) {
+            if want.is_none() {
+                break;
+            }
             let list: Vec<_> = s.read().values().cloned().collect();
             for c in list {
-                if pages > 0
-                    && let Some(mut st) = c.state.try_write()
+                let cold = (want.cells > 0 || want.dir_bytes > 0) && !c.hot.swap(false, Relaxed);
+                if (want.pages > 0 || want.dir_bytes > 0 && cold)
                     && c.inflight.load(Acquire) == 0
+                    && let Some(mut st) = c.state.try_write()
                 {
                     match &mut st.body {
-                        Body::File(f) => {
-                            let n = f.pages.evict_clean(pages);
-                            gone_pages += n;
-                            pages = pages.saturating_sub(n);
+                        Body::File(f) if want.pages > 0 => {
+                            let n = f.pages.evict_clean(want.pages);
+                            gone.pages += n;
+                            want.pages = want.pages.saturating_sub(n);
                         }
                         // held by no transaction: its buckets are on the device
-                        Body::Dir(d) if !c.hot.load(Relaxed) && Arc::strong_count(&c) == 2 => d.index.evict_clean(),
+                        Body::Dir(d) if cold && Arc::strong_count(&c) == 2 => {
+                            d.index.evict_clean();
+                            let n = d.counted.saturating_sub(d.index.loaded_bytes());
+                            d.counted -= n;
+                            gone.dir_bytes += n;
+                            want.dir_bytes = want.dir_bytes.saturating_sub(n);
+                        }
                         _ => {}
                     }
                 }
-                if cells > 0 && !c.hot.swap(false, Relaxed) {
+                if want.cells > 0 && cold {
                     let mut map = s.write();
                     // the table and this loop hold it; nobody can take another while the shard is locked
                     if Arc::strong_count(&c) == 2 && c.opens.load(Acquire) == 0 && c.inflight.load(Acquire) == 0 {
-                        let st = c.state.read();
-                        if !st.waits_for.is_empty() {
+                        if !c.state.read().waits_for.is_empty() {
                             continue; // only memory knows for what
                         }
-                        let n = match &st.body {
-                            Body::File(f) => f.pages.len(),
-                            _ => 0,
-                        };
-                        drop(st);
                         map.remove(&c.ino);
-                        gone_pages += n;
-                        gone_cells += 1;
-                        cells -= 1;
+                        drop(map);
+                        let own = Memory::of(&c);
+                        gone.pages += own.pages;
+                        gone.dir_bytes += own.dir_bytes;
+                        gone.cells += 1;
+                        want.cells -= 1;
                     }
                 }
             }
-            if pages == 0 && cells == 0 {
-                break;
-            }
         }
-        (gone_pages, gone_cells)
+        gone
+    }
+}
+
+/// What cells hold, or are to give up.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// Pages of files.
+    pub pages: usize,
+    /// Cells themselves.
+    pub cells: usize,
+    /// Names of directories, bytes.
+    pub dir_bytes: usize,
+}
+
+impl Memory {
+    /// What goes with a cell, as far as the volume counts it.
+    pub fn of(c: &Cell) -> Self {
+        match &c.state.read().body {
+            Body::File(f) => Self { pages: f.pages.len(), ..Self::default() },
+            Body::Dir(d) => Self { dir_bytes: d.counted, ..Self::default() },
+            Body::Special => Self::default(),
+        }
+    }
+    fn is_none(&self) -> bool {
+        *self == Self::default()
     }
 }

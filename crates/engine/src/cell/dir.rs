@@ -38,13 +38,13 @@ pub enum Lookup<'a> {
 
 /// What a commit has to write of a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum DirWrite {
+pub enum DirWrite<'a> {
     /// All entries go into the inode record; and the logical blocks of buckets that no longer exist.
-    Inline(Vec<Dentry>, Vec<u64>),
+    Inline(&'a [Dentry], Vec<u64>),
     /// Buckets go to blocks.
     Buckets {
         /// First position and entries of each bucket that changed.
-        write: Vec<(u64, Vec<Dentry>)>,
+        write: Vec<(u64, &'a [Dentry])>,
         /// Logical blocks of buckets that no longer exist.
         dropped: Vec<u64>,
     },
@@ -448,24 +448,22 @@ impl DirIndex {
 
     /// What a commit writes. Everything then counts as written: the caller must not [`Self::evict_clean`] before
     /// it is.
-    pub fn take_dirty(&mut self) -> DirWrite {
+    pub fn take_dirty(&mut self) -> DirWrite<'_> {
         let dirty = std::mem::take(&mut self.dirty);
         let mut dropped = std::mem::take(&mut self.dropped);
         if self.inline {
-            let entries = self.buckets.get(&0).and_then(|b| b.entries.clone()).unwrap_or_default();
+            let entries = self.buckets.get(&0).and_then(|b| b.entries.as_deref()).unwrap_or_default();
             return DirWrite::Inline(entries, dropped.into_iter().collect());
         }
         // a bucket may have come back where one had been dropped
         dropped.retain(|&l| !self.buckets.contains_key(&bucket_first(l)));
-        let mut write = Vec::with_capacity(dirty.len());
-        for first in dirty {
-            if let Some(b) = self.buckets.get_mut(&first)
-                && let Some(entries) = &b.entries
-            {
-                b.on_disk = true;
-                write.push((first, entries.clone()));
+        for first in &dirty {
+            if let Some(b) = self.buckets.get_mut(first) {
+                b.on_disk |= b.entries.is_some();
             }
         }
+        let entries = |first| Some((first, self.buckets.get(&first)?.entries.as_deref()?));
+        let write = dirty.into_iter().filter_map(entries).collect();
         DirWrite::Buckets { write, dropped: dropped.into_iter().collect() }
     }
 

@@ -75,6 +75,8 @@ pub struct DirBody {
     pub index: DirIndex,
     /// Where the buckets lie.
     pub map: ExtentMap,
+    /// Bytes of the index that the volume's count of directory memory has.
+    pub counted: usize,
 }
 
 /// What an inode is made of besides its attributes.
@@ -211,7 +213,9 @@ impl State {
             FileKind::File | FileKind::Symlink => {
                 Body::File(Box::new(FileBody { inline: Some(Vec::new()), ..FileBody::default() }))
             }
-            FileKind::Dir => Body::Dir(Box::new(DirBody { index: DirIndex::new_empty(), map: ExtentMap::new() })),
+            FileKind::Dir => {
+                Body::Dir(Box::new(DirBody { index: DirIndex::new_empty(), map: ExtentMap::new(), counted: 0 }))
+            }
             _ => Body::Special,
         };
         Self {
@@ -289,6 +293,10 @@ impl State {
     }
     /// Adds a name.
     pub fn add_link(&mut self, parent: NodeId, name: &[u8], seq: u64) {
+        // nearly all have one for ever
+        if self.links.is_empty() {
+            self.links.reserve_exact(1);
+        }
         self.links.push(Link { parent, name: name.into() });
         self.link_seq = seq;
     }

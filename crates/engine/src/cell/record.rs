@@ -306,7 +306,7 @@ pub fn decode_cell(
                 }
                 Content::Inline(_) => return Err(wrong("file").into()),
             };
-            Body::Dir(Box::new(DirBody { index, map }))
+            Body::Dir(Box::new(DirBody { index, map, counted: 0 }))
         }
         _ => Body::Special,
     };

@@ -12,6 +12,7 @@ use super::serialise::{Out, Payload};
 use super::tx::Tx;
 use super::{Domain, Enter};
 use crate::cell::Cell;
+use crate::cell::cache::Memory;
 use crate::error::{Error, Result};
 use crate::types::*;
 use braidfs_format::group::{SegmentKind, Temperature};
@@ -264,6 +265,8 @@ impl Domain {
         // only now: whoever misses the cell must find the node table without the inode
         for c in &share.dead {
             self.cells.remove(c);
+            let own = Memory::of(c);
+            self.shared.dir_bytes.fetch_sub(own.dir_bytes as i64, Ordering::Relaxed);
         }
         self.space.unreserve(tx.take_credits());
         let mut all = self.peer_txs.lock();
@@ -388,7 +391,7 @@ pub fn enter_all<'a>(domains: &[&'a Domain]) -> Result<Enters<'a>> {
             if i > 0 && d.needs_room() {
                 // never wait for a commit with another gate held
                 drop(out);
-                d.make_journal_room()?;
+                d.make_room_to_enter()?;
                 continue 'again;
             }
             out.push(if i == 0 { d.enter()? } else { d.enter_unthrottled()? });
@@ -400,7 +403,7 @@ pub fn enter_all<'a>(domains: &[&'a Domain]) -> Result<Enters<'a>> {
 impl Domain {
     fn needs_room(&self) -> bool {
         let cost = self.gate.read().cost();
-        self.journal_tight(cost)
+        cost > self.pinned_max || self.journal_tight(cost)
     }
     /// [`Self::enter`] without a look at the journal's room (recovery; the second domain of an operation).
     ///

@@ -9,12 +9,13 @@
 //! Lock rank: leaf.
 
 use crate::types::*;
+use foldhash::fast::RandomState;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// By directory, then by name.
-type Names = HashMap<NodeId, HashMap<Box<[u8]>, Left>>;
+type Names = HashMap<NodeId, HashMap<Box<[u8]>, Left, RandomState>, RandomState>;
 
 /// Who left a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -15,6 +15,9 @@ use std::sync::atomic::Ordering;
 /// Pages read at once at most.
 const READ_PAGES: u64 = 256;
 
+/// Directories' memory is counted when it has changed by this much.
+const COUNT_STEP: usize = 16 << 10;
+
 impl Domain {
     /// The cell of an inode of this domain.
     ///
@@ -75,7 +78,14 @@ impl Domain {
     ) -> Result<R> {
         let d = st.dir().ok_or(Error::NotDir)?;
         let map = &d.map;
-        f(&mut d.index, &mut |lblk| self.load_bucket(ino, map, lblk))
+        let r = f(&mut d.index, &mut |lblk| self.load_bucket(ino, map, lblk));
+        // in steps: the count is the whole volume's
+        let bytes = d.index.loaded_bytes();
+        if bytes.abs_diff(d.counted) >= COUNT_STEP {
+            self.shared.dir_bytes.fetch_add(bytes as i64 - d.counted as i64, Ordering::Relaxed);
+            d.counted = bytes;
+        }
+        r
     }
 
     /// Brings the pages `first .. first + count` of a file into memory, holes as zeros.

@@ -19,7 +19,7 @@ pub mod serialise;
 pub mod sync;
 pub mod tx;
 
-use crate::cell::cache::CellCache;
+use crate::cell::cache::{CELL_BYTES, CellCache, Memory};
 use crate::cell::{Cell, State};
 use crate::error::{Error, Result};
 use crate::journal::Journal;
@@ -32,7 +32,7 @@ use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
-use tx::Tx;
+use tx::{CELL_COST, Tx};
 
 /// What all domains of a volume share: who owns which group, the logical clock, limits. Read-mostly.
 #[derive(Debug)]
@@ -51,6 +51,8 @@ pub struct Shared {
     pub inline_max: usize,
     /// Pages in memory, about.
     pub pages: AtomicI64,
+    /// Bytes of directories' names in memory, about.
+    pub dir_bytes: AtomicI64,
     /// Dirty pages in memory, about.
     pub dirty_pages: AtomicI64,
     /// The volume stops without writing another block (`Volume::crash`).
@@ -166,6 +168,8 @@ pub struct Domain {
     /// Round-robin over mlogs.
     next_mlog: AtomicU32,
     mlogs: usize,
+    /// Cost of a transaction whose cells take an eighth of the cache.
+    pinned_max: usize,
     done: Condvar,
     done_lock: Mutex<()>,
 }
@@ -212,6 +216,7 @@ impl Domain {
         let Layers { space, nodes, journal } = layers;
         let last = header.header.last_tx.get();
         let tx = Arc::new(Tx::new(TxId(last + 1)));
+        let pinned = (shared.options.cache_bytes / 8 / CELL_BYTES).clamp(2048, 1 << 40) as usize;
         Self {
             id,
             store,
@@ -240,6 +245,7 @@ impl Domain {
             counters: Counters::default(),
             next_mlog: AtomicU32::new(0),
             mlogs: usize::from(mlogs.max(1)),
+            pinned_max: pinned * CELL_COST,
             done: Condvar::new(),
             done_lock: Mutex::new(()),
         }
@@ -306,12 +312,33 @@ impl Domain {
         loop {
             self.check_writable()?;
             let guard = self.gate.read();
-            if !self.journal_tight(guard.cost()) {
+            let cost = guard.cost();
+            if cost <= self.pinned_max && !self.journal_tight(cost) {
                 return Ok(Enter { domain: self, guard });
             }
             drop(guard);
-            self.make_journal_room()?;
+            self.make_room_to_enter()?;
         }
+    }
+
+    /// Makes journal room, or commits because the running transaction holds too much of the cache and lets as much go.
+    fn make_room_to_enter(&self) -> Result<()> {
+        if self.gate.read().cost() <= self.pinned_max {
+            return self.make_journal_room();
+        }
+        self.commit()?;
+        let cells = self.pinned_max / CELL_COST;
+        if self.cells.len() > 2 * cells {
+            self.evict(Memory { cells, ..Memory::default() });
+        }
+        Ok(())
+    }
+
+    /// Drops clean pages and unused cells, and counts them out.
+    pub fn evict(&self, want: Memory) {
+        let gone = self.cells.evict(want);
+        self.shared.pages.fetch_sub(gone.pages as i64, Ordering::Relaxed);
+        self.shared.dir_bytes.fetch_sub(gone.dir_bytes as i64, Ordering::Relaxed);
     }
 
     /// Whether a commit of `cost` bytes more could run into the journal's end.

@@ -336,18 +336,19 @@ impl Domain {
     /// Gives the dirty buckets of a directory new places.
     fn flush_dir(&self, tx: &Tx, cell: &Arc<Cell>, st: &mut State, out: &mut Out, mlog: usize) -> Result<()> {
         let Body::Dir(d) = &mut st.body else { return Ok(()) };
-        let (write, dropped) = match d.index.take_dirty() {
+        let crate::cell::DirBody { index, map, .. } = &mut **d;
+        let (write, dropped) = match index.take_dirty() {
             dir::DirWrite::Inline(_, dropped) => (Vec::new(), dropped),
             dir::DirWrite::Buckets { write, dropped } => (write, dropped),
         };
         let mut freed = Vec::new();
         for lblk in dropped {
-            d.map.remove(lblk, lblk + 1, &mut freed);
+            map.remove(lblk, lblk + 1, &mut freed);
         }
         for (first, entries) in write {
             let addr = self.alloc_meta(tx, mlog)?;
             let lblk = bucket_lblk(first);
-            let block = encode_bucket(&entries, cell.ino, first, self.id.0, self.store.volume, addr, tx.id.0);
+            let block = encode_bucket(entries, cell.ino, first, self.id.0, self.store.volume, addr, tx.id.0);
             tx.record(Record::Alloc {
                 addr,
                 len: 1,
@@ -356,7 +357,7 @@ impl Domain {
                 owner: cell.ino,
                 lblk,
             });
-            d.map.insert(Extent { lblk, addr, len: 1, unwritten: false, sums: None }, &mut freed);
+            map.insert(Extent { lblk, addr, len: 1, unwritten: false, sums: None }, &mut freed);
             out.bytes += block.len();
             out.writes.push((addr, Payload::Raw(block)));
         }

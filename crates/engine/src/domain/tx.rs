@@ -43,7 +43,7 @@ impl Drop for PendingIo {
 }
 
 /// Journal bytes that a dirty cell costs at most on average: node table entry, share of the node block's records.
-const CELL_COST: usize = 80;
+pub(super) const CELL_COST: usize = 80;
 
 /// Bytes of records that a node block is expected to hold; the last one of a block rarely fits.
 const PACKED_BYTES: u64 = 2800;

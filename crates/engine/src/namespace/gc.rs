@@ -1,6 +1,7 @@
 //! Work that nobody waits for: stale entries and lost links after a crash, cleaning, memory.
 
 use super::Op;
+use crate::cell::cache::{CELL_BYTES, Memory};
 use crate::cell::{Body, Cell, State};
 use crate::domain::Domain;
 use crate::error::{Error, Result};
@@ -14,9 +15,6 @@ use std::sync::atomic::Ordering;
 
 /// Inodes, each with the node of a record of theirs.
 type LiveRecords = Vec<(Arc<Cell>, NodeId)>;
-
-/// Memory of a cell without its pages, about.
-const CELL_BYTES: u64 = 1200;
 
 /// Node blocks that one compaction looks at.
 const COMPACT_BLOCKS: usize = 512;
@@ -320,7 +318,8 @@ impl Inner {
         let budget = self.cache_budget();
         let pages = self.shared.pages.load(Ordering::Relaxed).max(0) as u64;
         let cells: u64 = self.domains.iter().map(|d| d.cells.len() as u64).sum();
-        let used = pages * 4096 + cells * CELL_BYTES;
+        let dir_bytes = self.shared.dir_bytes.load(Ordering::Relaxed).max(0) as u64;
+        let used = pages * 4096 + cells * CELL_BYTES + dir_bytes;
         if used <= budget {
             return;
         }
@@ -342,10 +341,12 @@ impl Inner {
         let over = used - goal;
         let n = self.domains.len() as u64;
         for d in &self.domains {
-            let want_pages = (over / 4096).min(pages) / n + 1;
             let want_cells = if cells * CELL_BYTES > goal / 2 { over / CELL_BYTES / n + 1 } else { 0 };
-            let (gone, _) = d.cells.evict(want_pages as usize, want_cells as usize);
-            self.shared.pages.fetch_sub(gone as i64, Ordering::Relaxed);
+            d.evict(Memory {
+                pages: ((over / 4096).min(pages) / n + 1) as usize,
+                cells: want_cells as usize,
+                dir_bytes: (over.min(dir_bytes) / n) as usize,
+            });
         }
     }
 }

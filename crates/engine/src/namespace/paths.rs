@@ -302,9 +302,16 @@ struct Walked<'p> {
 
 /// How far the walk came.
 enum Step<'p> {
-    Done { dir: Arc<Cell>, name: &'p [u8], found: Option<Arc<Cell>> },
+    Done {
+        dir: Arc<Cell>,
+        name: &'p [u8],
+        found: Option<Arc<Cell>>,
+    },
     /// A symlink in `dir`: the path to go on with, from there.
-    Link { dir: Arc<Cell>, path: Vec<u8> },
+    Link {
+        dir: Arc<Cell>,
+        path: Vec<u8>,
+    },
 }
 
 /// The first part of a path, empty where there is none, and what follows it.

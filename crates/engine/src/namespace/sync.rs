@@ -1,9 +1,9 @@
 //! fsync, sync: what makes changes durable (docs/crash-contract.md).
 
 use crate::cell::Cell;
+use crate::domain::Domain;
 use crate::domain::commit::{Enters, enter_all};
 use crate::domain::sync::{Batch, Prepared};
-use crate::domain::Domain;
 use crate::error::{Error, Result};
 use crate::types::*;
 use crate::volume::{Inner, Ticket, Volume};

@@ -94,14 +94,25 @@ impl BlockState {
             taken[word] &= !bit;
         }
     }
-    fn is_taken(&self, slot: u32) -> bool {
-        self.taken.is_none_or(|t| t[(slot / 64) as usize] >> (slot % 64) & 1 == 1)
-    }
     fn free(&self) -> u16 {
         self.taken.map_or(UNKNOWN, |t| (NODES_PER_BLOCK - t.iter().map(|w| w.count_ones()).sum::<u32>()) as u16)
     }
     fn find(&self, from: u32) -> Option<u32> {
-        (from..NODES_PER_BLOCK).chain(0..from.min(NODES_PER_BLOCK)).find(|&slot| !self.is_taken(slot))
+        let taken = self.taken?;
+        let free = |from: u32, to: u32| {
+            let mut slot = from;
+            while slot < to {
+                let word = taken[(slot / 64) as usize] >> (slot % 64);
+                // zeros come in from above: the count is exact where it ends within the word
+                let ones = word.trailing_ones();
+                if ones < 64 - slot % 64 {
+                    return Some(slot + ones).filter(|&s| s < to);
+                }
+                slot += 64 - slot % 64;
+            }
+            None
+        };
+        free(from, NODES_PER_BLOCK).or_else(|| free(0, from.min(NODES_PER_BLOCK)))
     }
 }
 

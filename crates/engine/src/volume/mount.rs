@@ -59,6 +59,7 @@ fn open(sb: SuperBlock, devices: Vec<Arc<dyn Device>>, options: MountOptions) ->
         data_sums: sb.incompat.get() & INCOMPAT_DATA_SUMS != 0,
         inline_max: usize::from(sb.inline_max.get()),
         pages: AtomicI64::new(0),
+        dir_bytes: AtomicI64::new(0),
         dirty_pages: AtomicI64::new(0),
         dead: AtomicBool::new(false),
         read_only: AtomicBool::new(false),

@@ -23,7 +23,7 @@ impl Disk {
         }
     }
 
-    fn apply(&mut self, w: DirWrite) {
+    fn apply(&mut self, w: DirWrite<'_>) {
         let mut old = match std::mem::replace(self, Disk::Inline(vec![])) {
             Disk::Buckets(b) => b,
             Disk::Inline(_) => BTreeMap::new(),
@@ -34,7 +34,7 @@ impl Disk {
                     assert!(old.remove(&d).is_some());
                 }
                 assert!(old.is_empty(), "buckets are left behind");
-                Disk::Inline(encode_entries(&entries))
+                Disk::Inline(encode_entries(entries))
             }
             DirWrite::Buckets { write, dropped } => {
                 for d in dropped {
@@ -42,7 +42,7 @@ impl Disk {
                 }
                 for (first, entries) in write {
                     assert_eq!(bucket_first(bucket_lblk(first)), first);
-                    let body = encode_entries(&entries);
+                    let body = encode_entries(entries);
                     assert!(body.len() <= BUCKET_BYTES);
                     old.insert(bucket_lblk(first), body);
                 }
