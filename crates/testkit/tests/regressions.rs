@@ -203,3 +203,28 @@ fn written_back_by_an_unmount() {
         [file(P("e")), Act::Do(Op::Write { at: At::Path(P("e")), off: 38_147, len: 3187, seed: 1 }), Act::Remount];
     replay(&setup, &acts).unwrap();
 }
+
+#[test]
+fn nothing_shows_behind_the_old_end_of_a_file_written_in_place() {
+    for seed in 0..40 {
+        check(
+            3,
+            &[
+                file(P("f")),
+                Act::Do(Op::Fallocate {
+                    at: At::Path(P("f")),
+                    mode: FallocMode::Allocate { keep_size: true },
+                    off: 0,
+                    len: 8192,
+                }),
+                Act::Do(Op::Write { at: At::Path(P("f")), off: 0, len: 144, seed: 1 }),
+                Act::Do(Op::Sync),
+                Act::Do(Op::Write { at: At::Path(P("f")), off: 144, len: 3000, seed: 2 }),
+                Act::Do(Op::Sync),
+                Act::Crash { seed },
+                Act::Do(Op::Truncate { at: At::Path(P("f")), size: 9000 }),
+                Act::Remount,
+            ],
+        );
+    }
+}

@@ -93,6 +93,7 @@ impl Domain {
     /// # Errors
     /// Of the device; [`Error::Corrupt`] where a data checksum does not match.
     pub fn load_pages(&self, cell: &Cell, st: &mut State, first: u64, count: u64) -> Result<()> {
+        let size = st.size;
         let Body::File(f) = &mut st.body else { return Err(Error::Invalid("no file")) };
         let end = first + count;
         let mut at = first;
@@ -128,7 +129,12 @@ impl Domain {
                     return Err(Corrupt::new("file data", what).into());
                 }
             }
-            for (k, page) in pages.into_iter().enumerate() {
+            for (k, mut page) in pages.into_iter().enumerate() {
+                // a write in place that no transaction carried may have left bytes behind the end of the file
+                let start = (at + k as u64) * BLOCK_BYTES as u64;
+                if size < start + BLOCK_BYTES as u64 {
+                    page.make_mut()[size.saturating_sub(start) as usize..].fill(0);
+                }
                 f.pages.insert_clean(at + k as u64, page);
                 added += 1;
             }

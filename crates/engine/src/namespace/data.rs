@@ -10,7 +10,7 @@ use crate::domain::serialise::writes_in_place;
 use crate::error::{Error, Result};
 use crate::types::*;
 use crate::volume::{Inner, OpenFile, Volume};
-use braidfs_format::inode::{IMMUTABLE, LBLK_MAX};
+use braidfs_format::inode::{IMMUTABLE, LBLK_MAX, NOCOW};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -38,6 +38,34 @@ fn needs_block(f: &FileBody, lblk: u64, in_place: bool) -> bool {
 }
 
 impl Inner {
+    /// Before a file that is overwritten in place grows to `end`: its last page is brought into memory, with zeros behind
+    /// the end of the file, to be written again ([`Self::dirty_last_page`]). On the device there may be bytes of a write
+    /// that a crash undid. False where room must be made first.
+    pub(crate) fn load_last_page(&self, c: &Cell, st: &mut State, end: u64) -> Result<bool> {
+        let lblk = st.size / PAGE;
+        let written = matches!(&st.body, Body::File(f) if f.map.get(lblk).is_some_and(|p| !p.unwritten));
+        if st.flags & NOCOW == 0 || end <= st.size || st.size.is_multiple_of(PAGE) || !written {
+            return Ok(true);
+        }
+        self.dom(c.domain).load_pages(c, st, lblk, 1)?;
+        Ok(self.reserve_pages(c, st, lblk, lblk))
+    }
+
+    /// Marks the page that [`Self::load_last_page`] brought dirty; `size` is the file's before it grows.
+    pub(crate) fn dirty_last_page(&self, st: &mut State, size: u64) {
+        let nocow = st.flags & NOCOW != 0;
+        let Body::File(f) = &mut st.body else { return };
+        let written = f.map.get(size / PAGE).is_some_and(|p| !p.unwritten);
+        if nocow
+            && written
+            && !size.is_multiple_of(PAGE)
+            && !f.pages.is_dirty(size / PAGE)
+            && f.pages.dirty(size / PAGE)
+        {
+            self.shared.dirty_pages.fetch_add(1, Relaxed);
+        }
+    }
+
     /// Reserves blocks for the pages `first ..= last` that are not dirty yet, in the file's account. False where the
     /// domain has too little right now.
     pub(crate) fn reserve_pages(&self, c: &Cell, st: &mut State, first: u64, last: u64) -> bool {
@@ -82,6 +110,9 @@ impl Inner {
         }
         let n = data.len().min((SIZE_MAX - offset) as usize);
         let end = offset + n as u64;
+        if !self.load_last_page(c, &mut st, end)? {
+            return Ok(None);
+        }
         let inline_max = self.shared.inline_max;
         let Body::File(f) = &mut st.body else { return Err(Error::Invalid("not a regular file")) };
         if f.map.is_full() {
@@ -133,6 +164,10 @@ impl Inner {
         st.mtime = now;
         st.ctime = now;
         st.data_at = st.version;
+        let old_size = st.size;
+        if end > old_size {
+            self.dirty_last_page(&mut st, old_size);
+        }
         st.size = st.size.max(end);
         let size = st.size;
         let Body::File(f) = &mut st.body else { return Err(Error::Invalid("not a regular file")) };
@@ -226,6 +261,9 @@ impl Inner {
     pub(crate) fn truncate(&self, op: &Op<'_>, c: &Arc<Cell>, st: &mut State, size: u64) {
         let d = self.dom(c.domain);
         let old = st.size;
+        if size > old {
+            self.dirty_last_page(st, old);
+        }
         st.size = size;
         let Body::File(f) = &mut st.body else { return };
         if let Some(b) = &mut f.inline {
@@ -276,6 +314,9 @@ impl Inner {
         if let Some(some) = inline {
             // content that leaves the record needs a page
             return Ok(!some || size <= self.shared.inline_max as u64 || self.reserve_pages(c, st, 0, 0));
+        }
+        if !self.load_last_page(c, st, size)? {
+            return Ok(false);
         }
         if size < st.size && !size.is_multiple_of(PAGE) {
             let lblk = size / PAGE;

@@ -155,7 +155,16 @@ impl Inner {
                 return Ok(false);
             }
         }
+        let keep = matches!(mode, FallocMode::Allocate { keep_size: true } | FallocMode::ZeroRange { keep_size: true });
+        let grows = allocating && !keep && end > st.size;
+        if grows && !self.load_last_page(c, &mut st, end)? {
+            return Ok(false);
+        }
         op.touch(c, &mut st)?;
+        if grows {
+            let size = st.size;
+            self.dirty_last_page(&mut st, size);
+        }
         if zeroing {
             self.punch(&op, c, &mut st, offset, end);
         }
@@ -168,8 +177,6 @@ impl Inner {
                 return Ok(false);
             }
             st.flags |= NOCOW;
-            let keep =
-                matches!(mode, FallocMode::Allocate { keep_size: true } | FallocMode::ZeroRange { keep_size: true });
             if !keep {
                 st.size = st.size.max(end);
             }
