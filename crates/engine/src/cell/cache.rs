@@ -90,8 +90,9 @@ impl CellCache {
             for c in list {
                 let cold = (want.cells > 0 || want.dir_bytes > 0) && !c.hot.swap(false, Relaxed);
                 if (want.pages > 0 || want.dir_bytes > 0 && cold)
-                    && c.inflight.load(Acquire) == 0
                     && let Some(mut st) = c.state.try_write()
+                    // under the lock: a flush raises it there
+                    && c.inflight.load(Acquire) == 0
                 {
                     match &mut st.body {
                         Body::File(f) if want.pages > 0 => {
