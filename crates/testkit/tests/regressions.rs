@@ -228,3 +228,25 @@ fn nothing_shows_behind_the_old_end_of_a_file_written_in_place() {
         );
     }
 }
+
+#[test]
+fn a_replaced_directory_that_comes_back_knows_its_parent() {
+    for seed in 0..60 {
+        check(
+            seed % 12,
+            &[
+                dir(P("a")),
+                dir(P("b")),
+                dir(P("a/v")),
+                dir(P("b/n")),
+                dir(P("b/o")),
+                Act::Do(Op::Sync),
+                rename(P("b/n"), P("a/v"), RenameMode::Replace),
+                Act::Do(Op::Sync),
+                Act::Crash { seed },
+                file(P("a/v/x")),
+                rename(P("a/v/x"), P("b/o/x"), RenameMode::Replace),
+            ],
+        );
+    }
+}

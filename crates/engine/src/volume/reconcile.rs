@@ -187,6 +187,10 @@ impl Pass<'_> {
                     st.add_link(link.parent, &link.name, seq);
                 }
                 st.nlink = if dir { st.nlink.max(2) } else { st.links.len() as u32 };
+                if dir {
+                    // its entry may be there still: nobody else tells it
+                    st.parent = link.parent;
+                }
             })?;
             self.put_entry(link.parent, &link.name, &c)?;
             self.mended += 1;
