@@ -220,27 +220,27 @@ fn turn<S: Subject>(s: &S, verb: Verb, n: &Names) -> Result<()> {
 
 /// Nanoseconds per operation of one turn by a thread per element of `names`.
 fn timed<S: Subject>(s: &S, verb: Verb, names: &[Names]) -> Result<Turn> {
-    let start = Barrier::new(names.len() + 1);
-    let (began, done) = std::thread::scope(|scope| {
+    let start = Barrier::new(names.len());
+    let done = std::thread::scope(|scope| {
         let start = &start;
         let workers: Vec<_> = names
             .iter()
             .map(|n| {
                 scope.spawn(move || {
                     start.wait();
-                    let began = thread_cpu();
+                    // by their own clocks: on a busy machine this thread would look at its clock too late
+                    let (began, cpu) = (Instant::now(), thread_cpu());
                     turn(s, verb, n)?;
-                    Ok(thread_cpu() - began)
+                    Ok((began, Instant::now(), thread_cpu() - cpu))
                 })
             })
             .collect();
-        start.wait();
-        let began = Instant::now();
         let done = workers.into_iter().map(|w| w.join().unwrap_or_else(|_| Err("a worker panicked".into())));
-        (began, done.collect::<Result<Vec<f64>>>())
-    });
-    let elapsed = began.elapsed();
-    let cpu: f64 = done?.iter().sum();
+        done.collect::<Result<Vec<_>>>()
+    })?;
+    let cpu: f64 = done.iter().map(|d| d.2).sum();
+    let (began, ended) = (done.iter().map(|d| d.0).min(), done.iter().map(|d| d.1).max());
+    let elapsed = ended.zip(began).map(|(e, b)| e - b).unwrap_or_default();
     s.sync()?;
     let ops = names.iter().map(|n| n.old.len()).sum::<usize>() as f64;
     Ok(Turn { wall: elapsed.as_nanos() as f64 / ops, cpu: cpu / ops })
