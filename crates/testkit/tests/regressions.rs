@@ -250,3 +250,24 @@ fn a_replaced_directory_that_comes_back_knows_its_parent() {
         );
     }
 }
+
+#[test]
+fn an_exchange_over_domains_and_a_crash_in_its_recovery() {
+    for seed in 0..60 {
+        check(
+            seed % 12,
+            &[
+                dir(P("a")),
+                dir(P("b")),
+                file(P("a/h")),
+                file(P("b/d")),
+                Act::Do(Op::Sync),
+                rename(P("a/h"), P("b/d"), RenameMode::Exchange),
+                Act::Do(Op::Sync),
+                Act::Crash { seed },
+                Act::Crash { seed: seed * 7 + 1 },
+                Act::Crash { seed: seed * 5 + 2 },
+            ],
+        );
+    }
+}

@@ -151,8 +151,9 @@ impl Inner {
             let n: usize = recovered.iter().map(|r| r.transactions).sum();
             tracing::info!("recovering: {n} transactions replayed");
             self.maybe_stale.store(true, Ordering::Relaxed);
-            self.reconcile(recovered)?;
+            let settled = self.reconcile(recovered)?;
             self.commit_all()?;
+            self.forget_settled(&settled)?;
         }
         for d in &self.domains {
             if d.failed().is_some() {

@@ -23,6 +23,8 @@ pub(crate) struct Pass<'a> {
     enters: Vec<Option<Enter<'a>>>,
     /// Inodes that lost their last link.
     doomed: Vec<Arc<Cell>>,
+    /// Inodes whose tombstones and exchanges have been carried out.
+    settled: Vec<Arc<Cell>>,
     /// Entries and links mended.
     pub mended: u64,
 }
@@ -37,7 +39,10 @@ struct Verdict {
 }
 
 impl Inner {
-    pub(crate) fn reconcile(&self, mut recovered: Vec<Recovered>) -> Result<()> {
+    /// Makes the domains agree. The inodes that come back keep their tombstones and exchanges until the recovery
+    /// transactions of all domains are durable ([`Self::forget_settled`]): after a crash between those transactions they
+    /// are judged again, with the same result.
+    pub(crate) fn reconcile(&self, mut recovered: Vec<Recovered>) -> Result<Vec<Arc<Cell>>> {
         let enters = self
             .domains
             .iter()
@@ -47,7 +52,7 @@ impl Inner {
                 Err(e) => Err(e),
             })
             .collect::<Result<Vec<_>>>()?;
-        let mut p = Pass { inner: self, enters, doomed: Vec::new(), mended: 0 };
+        let mut p = Pass { inner: self, enters, doomed: Vec::new(), settled: Vec::new(), mended: 0 };
         // blocks and nodes of roll-forward records first, before anything is allocated
         let mut forwarded = Vec::new();
         for (d, rec) in self.domains.iter().zip(&mut recovered) {
@@ -95,7 +100,24 @@ impl Inner {
         if p.mended > 0 {
             tracing::info!("recovery mended {} cross-domain links", p.mended);
         }
-        Ok(())
+        Ok(p.settled)
+    }
+
+    /// Takes away the tombstones and exchanges that recovery has carried out, durably.
+    ///
+    /// # Errors
+    /// Of a commit.
+    pub(crate) fn forget_settled(&self, settled: &[Arc<Cell>]) -> Result<()> {
+        for c in settled {
+            let Ok(e) = self.dom(c.domain).enter_unthrottled() else { continue };
+            let mut st = c.state.write();
+            if !st.deleted {
+                e.domain.touch(e.tx(), c, &mut st)?;
+                st.tombstones.clear();
+                st.exchange = None;
+            }
+        }
+        if settled.is_empty() { Ok(()) } else { self.commit_all() }
     }
 }
 
@@ -160,12 +182,10 @@ impl Pass<'_> {
     /// Completes an exchange or gives a victim its names back.
     fn carry_out(&mut self, v: Verdict) -> Result<()> {
         let c = v.cell;
-        {
-            let st = c.state.read();
-            if st.tombstones.is_empty() && st.exchange.is_none() {
-                return Ok(()); // another hint for the same inode
-            }
+        if self.settled.iter().any(|s| s.ino == c.ino) {
+            return Ok(()); // another hint for the same inode
         }
+        self.settled.push(c.clone());
         let seq = self.inner.shared.next_seq();
         if let Some((b, link)) = v.partner {
             // the partner takes the name that this inode gave up
@@ -174,7 +194,9 @@ impl Pass<'_> {
                 for l in &mine {
                     st.remove_link(l.parent, &l.name, seq);
                 }
-                st.add_link(link.parent, &link.name, seq);
+                if !st.has_link(link.parent, &link.name) {
+                    st.add_link(link.parent, &link.name, seq);
+                }
                 st.parent = link.parent;
             })?;
             self.put_entry(link.parent, &link.name, &b)?;
@@ -195,17 +217,17 @@ impl Pass<'_> {
             self.put_entry(link.parent, &link.name, &c)?;
             self.mended += 1;
         }
-        self.change(&c, |st| {
-            st.tombstones.clear();
-            st.exchange = None;
-        })
+        Ok(())
     }
 
-    /// Changes a cell in its domain's recovery transaction.
+    /// Changes a cell in its domain's recovery transaction. Its version stays: a recovery after this one must not take
+    /// the change for one that others wait for.
     fn change(&self, c: &Arc<Cell>, f: impl FnOnce(&mut crate::cell::State)) -> Result<()> {
         let Some(e) = self.enter(c) else { return Ok(()) };
         let mut st = c.state.write();
+        let version = st.version;
         e.domain.touch(e.tx(), c, &mut st)?;
+        st.version = version;
         f(&mut st);
         st.linked_at = st.version;
         Ok(())
