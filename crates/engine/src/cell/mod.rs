@@ -164,7 +164,8 @@ pub struct State {
     /// Transactions of other domains that must be durable with an fsync of this inode: an inode there lost the name that
     /// this one has.
     pub sync_with: Vec<(DomainId, TxId)>,
-    /// The newest transaction for which a roll-forward record holds checksums of this file's blocks.
+    /// No block is overwritten in place before this transaction is durable: a roll-forward record holds checksums of the
+    /// blocks, or the file became one that is overwritten in place.
     pub summed_tx: TxId,
     /// The parent of `..` of a directory.
     pub parent: NodeId,

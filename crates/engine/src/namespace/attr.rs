@@ -73,6 +73,10 @@ impl Volume {
                 if f & !known != 0 {
                     return Err(Error::Unsupported("an inode flag"));
                 }
+                if f & NOCOW != 0 && st.flags & NOCOW == 0 {
+                    // blocks of an ordinary file stay as they are while a crash could make it one again
+                    st.summed_tx = op.tx(c.domain).id;
+                }
                 st.flags = f;
                 st.data_at = st.version;
             }

@@ -176,7 +176,11 @@ impl Inner {
             if !self.allocate(&op, c, &mut st, offset / PAGE, end.div_ceil(PAGE))? {
                 return Ok(false);
             }
-            st.flags |= NOCOW;
+            if st.flags & NOCOW == 0 {
+                st.flags |= NOCOW;
+                // blocks of an ordinary file stay as they are while a crash could make it one again
+                st.summed_tx = op.tx(c.domain).id;
+            }
             if !keep {
                 st.size = st.size.max(end);
             }
