@@ -7,7 +7,7 @@
 use super::Domain;
 use crate::error::{Error, Result};
 use crate::types::*;
-use braidfs_format::domain::CLEAN;
+use braidfs_format::domain::{CLEAN, NEEDS_GC};
 use std::sync::atomic::Ordering;
 
 impl Domain {
@@ -81,6 +81,11 @@ impl Domain {
         h.seq = seq;
         h.header = new;
         Ok(())
+    }
+
+    /// Whether the background GC after a crash has not finished.
+    pub fn needs_gc(&self) -> bool {
+        self.header.lock().header.flags.get() & NEEDS_GC != 0
     }
 
     /// Commits and checkpoints until an operation may enter again: done by the thread that needs the room.

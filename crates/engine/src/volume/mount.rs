@@ -155,6 +155,10 @@ impl Inner {
             self.commit_all()?;
             self.forget_settled(&settled)?;
         }
+        // the GC of an earlier mount has not finished: entries may be stale still
+        if self.domains.iter().any(|d| d.needs_gc()) {
+            self.maybe_stale.store(true, Ordering::Relaxed);
+        }
         for d in &self.domains {
             if d.failed().is_some() {
                 continue;
