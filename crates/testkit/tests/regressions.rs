@@ -271,3 +271,12 @@ fn an_exchange_over_domains_and_a_crash_in_its_recovery() {
         );
     }
 }
+
+#[test]
+fn a_long_symlink_synced_by_itself() {
+    let target = P::new(&"x/".repeat(2040));
+    check_crashes(&[
+        Act::Do(Op::Symlink { path: P("l"), target }),
+        Act::Do(Op::Fsync { at: At::Path(P("l")), data_only: false }),
+    ]);
+}

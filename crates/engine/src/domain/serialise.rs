@@ -197,7 +197,14 @@ impl Domain {
     }
 
     /// Inline data that no longer fits beside links and attributes becomes a page.
-    fn uninline_if_tight(&self, tx: &Tx, cell: &Arc<Cell>, st: &mut State, out: &mut Out, mlog: usize) -> Result<()> {
+    pub(super) fn uninline_if_tight(
+        &self,
+        tx: &Tx,
+        cell: &Arc<Cell>,
+        st: &mut State,
+        out: &mut Out,
+        mlog: usize,
+    ) -> Result<()> {
         let room = crate::cell::record::inline_room(st);
         let Body::File(f) = &mut st.body else { return Ok(()) };
         if f.inline.as_ref().is_none_or(|b| b.len() <= room) {

@@ -96,7 +96,9 @@ impl Domain {
         let tx = e.tx();
         self.touch(tx, cell, st)?;
         let mut out = Out::default();
-        self.flush_file(tx, cell, st, &mut out, self.pick_mlog())?;
+        let mlog = self.pick_mlog();
+        self.flush_file(tx, cell, st, &mut out, mlog)?;
+        self.uninline_if_tight(tx, cell, st, &mut out, mlog)?;
         let enc = self.encode(cell, st)?;
         // the transaction still has to do what encoding has just ticked off
         st.dropped.extend(enc.free.iter().copied());

@@ -65,6 +65,9 @@ impl Before {
     }
 }
 
+/// Names that an inode may lose to inodes of other domains before the first of these is durable.
+const TOMBSTONES_MAX: usize = 4;
+
 /// The domains that an operation changes, entered.
 pub(crate) struct Op<'a> {
     pub inner: &'a Inner,
@@ -323,7 +326,9 @@ impl Inner {
     /// Whether the inode was exchanged with one of another domain that is not durable yet. Recovery completes such an
     /// exchange from this inode's record, so that its names may not change until then.
     pub fn exchanging(&self, st: &State) -> bool {
-        st.exchange.is_some() && st.waits_for.iter().any(|(d, t)| self.pending(*d, *t))
+        // a record has room for a few tombstones
+        (st.exchange.is_some() || st.tombstones.len() >= TOMBSTONES_MAX)
+            && st.waits_for.iter().any(|(d, t)| self.pending(*d, *t))
     }
 
     /// Makes the partner's side of an exchange durable before names of `c` change. Not inside a gate.
