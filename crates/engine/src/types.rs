@@ -281,6 +281,8 @@ pub struct MountOptions {
     pub cache_bytes: u64,
     /// Run the threads that commit every interval, checkpoint, clean, free memory and mend links after a crash.
     pub background: bool,
+    /// Domains commit one after the other, so that a seed replays a run; for tests.
+    pub serial: bool,
     /// Where time comes from; tests set their own.
     pub clock: Option<fn() -> Timestamp>,
 }
@@ -294,6 +296,7 @@ impl Default for MountOptions {
             atime: AtimeMode::Relatime,
             cache_bytes: 0,
             background: true,
+            serial: false,
             clock: None,
         }
     }

@@ -32,6 +32,7 @@ pub fn quiet_mount(data: DataMode) -> MountOptions {
         atime: AtimeMode::Noatime,
         cache_bytes: 16 << 20,
         background: false,
+        serial: true,
         clock: Some(test_clock),
         ..MountOptions::default()
     }

@@ -1,6 +1,6 @@
 //! Random operations on a volume and on the model, with remounts and crashes in between.
 //!
-//! `BRAIDFS_SEED` replays a run, `BRAIDFS_MODEL_OPS` says how many operations (default 100 000). A failing run is made
+//! Runs begin at a fixed seed; `BRAIDFS_SEED` replays one (`random`: a new one), `BRAIDFS_MODEL_OPS` says how many operations (default 100 000). A failing run is made
 //! short and printed as Rust code for `regressions.rs`.
 
 use braidfs::DataMode;

@@ -264,6 +264,9 @@ impl Inner {
         match todo.as_slice() {
             [] => Ok(()),
             [(d, t)] => self.dom(*d).commit_upto(*t),
+            all if self.shared.options.serial => {
+                all.iter().fold(Ok(()), |r, (d, t)| r.and(self.dom(*d).commit_upto(*t)))
+            }
             _ => std::thread::scope(|s| {
                 let (first, rest) = (todo[0], &todo[1..]);
                 let threads: Vec<_> = rest.iter().map(|(d, t)| s.spawn(move || self.dom(*d).commit_upto(*t))).collect();
