@@ -265,7 +265,11 @@ impl Inner {
             [] => Ok(()),
             [(d, t)] => self.dom(*d).commit_upto(*t),
             all if self.shared.options.serial => {
-                all.iter().fold(Ok(()), |r, (d, t)| r.and(self.dom(*d).commit_upto(*t)))
+                let mut r = Ok(());
+                for (d, t) in all {
+                    r = r.and(self.dom(*d).commit_upto(*t));
+                }
+                r
             }
             _ => std::thread::scope(|s| {
                 let (first, rest) = (todo[0], &todo[1..]);
