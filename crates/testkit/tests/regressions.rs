@@ -280,3 +280,20 @@ fn a_long_symlink_synced_by_itself() {
         Act::Do(Op::Fsync { at: At::Path(P("l")), data_only: false }),
     ]);
 }
+
+#[test]
+fn a_name_taken_twice_and_only_the_second_taker_durable() {
+    check_crashes(&[
+        dir(P("i")),
+        dir(P("d")),
+        dir(P("d/c")),
+        file(P("m")),
+        Act::Do(Op::Link { from: P("m"), to: P("i/d0") }),
+        Act::Do(Op::Sync),
+        file(P("d/c/i")),
+        file(P("d/i")),
+        rename(P("d/c/i"), P("d/i"), RenameMode::Replace),
+        rename(P("i/d0"), P("d/i"), RenameMode::Replace),
+        Act::Do(Op::Rmdir { path: P("i") }),
+    ]);
+}

@@ -186,7 +186,8 @@ impl Pass<'_> {
             return Ok(()); // another hint for the same inode
         }
         self.settled.push(c.clone());
-        let seq = self.inner.shared.next_seq();
+        // names come back as of when they changed: who took one later keeps it
+        let seq = c.state.read().link_seq;
         if let Some((b, link)) = v.partner {
             // the partner takes the name that this inode gave up
             let mine: Vec<_> = c.state.read().links.clone();
@@ -372,11 +373,11 @@ impl Pass<'_> {
 
     /// An inode loses a name that it claims.
     fn lose(&mut self, c: &Arc<Cell>, dir: NodeId, name: &[u8]) -> Result<()> {
-        let seq = self.inner.shared.next_seq();
         let is_dir = c.kind == FileKind::Dir;
         let mut last = false;
         self.change(c, |st| {
-            if st.remove_link(dir, name, seq) {
+            // its other claims are as old as they were
+            if st.remove_link(dir, name, st.link_seq) {
                 if !is_dir {
                     st.nlink = st.links.len() as u32;
                 }
