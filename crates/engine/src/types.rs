@@ -281,7 +281,7 @@ pub struct MountOptions {
     pub cache_bytes: u64,
     /// Run the threads that commit every interval, checkpoint, clean, free memory and mend links after a crash.
     pub background: bool,
-    /// Domains commit one after the other, so that a seed replays a run; for tests.
+    /// Domains are opened and commit one after the other, so that a seed replays a run; for tests.
     pub serial: bool,
     /// Where time comes from; tests set their own.
     pub clock: Option<fn() -> Timestamp>,

@@ -54,7 +54,7 @@ const SMALL: u64 = 8 << 20;
 fn read_file(v: &Volume, ino: NodeId, size: u64) -> Result<Sparse, Error> {
     let mut data = Sparse::default();
     let file = v.open(ino)?;
-    let mut buf = vec![0; 256 * 1024];
+    let mut buf = vec![0; size.min(256 * 1024) as usize];
     let (mut at, mut end) = (0, if size > SMALL { 0 } else { size });
     while at < size {
         if at >= end {

@@ -7,7 +7,7 @@
 use crate::error::Result;
 use crate::store::Store;
 use braidfs_format::domain::DomainHeader;
-use braidfs_format::journal::{Chunk, decode_chunk, peek_chunk};
+use braidfs_format::journal::{CHUNK_MAX_BLOCKS, Chunk, decode_chunk, peek_chunk};
 use braidfs_format::{BLOCK_BYTES, BlockAddr, DomainId};
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -100,21 +100,16 @@ impl Journal {
     /// # Errors
     /// Of the device.
     pub fn scan(&self) -> Result<(Vec<Chunk>, u64)> {
-        const PIECE: usize = 256;
-        let total = self.blocks as usize;
-        let mut buf = vec![0u8; total * BLOCK_BYTES];
-        for (i, piece) in buf.chunks_mut(PIECE * BLOCK_BYTES).enumerate() {
-            self.store.read(BlockAddr(self.start.0 + (i * PIECE) as u64), piece)?;
-        }
+        let mut window = Window { journal: self, first: 0, buf: Vec::new() };
         let tail = self.tail();
         let (mut pos, mut out, mut end) = (tail, Vec::new(), tail);
         while pos < tail + self.blocks {
-            let at = (pos % self.blocks) as usize;
-            let rest = &buf[at * BLOCK_BYTES..];
-            let step = match peek_chunk(&rest[..BLOCK_BYTES], self.store.volume, self.domain, pos) {
-                // `rest` ends at the end of the ring, as every chunk does; what lies past the lap is older
+            let at = pos % self.blocks;
+            let peeked = peek_chunk(window.from(at, 1)?, self.store.volume, self.domain, pos);
+            let step = match peeked {
+                // what lies past the lap is older
                 Some(n) if pos + u64::from(n) <= tail + self.blocks => {
-                    match decode_chunk(rest, self.store.volume, self.domain, pos) {
+                    match decode_chunk(window.from(at, u64::from(n))?, self.store.volume, self.domain, pos) {
                         Ok(c) => {
                             out.push(c);
                             end = pos + u64::from(n);
@@ -132,5 +127,31 @@ impl Journal {
             pos += step;
         }
         Ok((out, end))
+    }
+}
+
+/// The part of the ring that [`Journal::scan`] has in memory.
+struct Window<'j> {
+    journal: &'j Journal,
+    /// Its first block in the ring.
+    first: u64,
+    buf: Vec<u8>,
+}
+
+impl Window<'_> {
+    /// The ring from block `at` on: at least `blocks`, fewer only where the ring ends.
+    fn from(&mut self, at: u64, blocks: u64) -> Result<&[u8]> {
+        // several of the longest chunks, so that blocks are not read over and over whatever chunks say of their length
+        const PIECE_MAX: u64 = 4 * CHUNK_MAX_BLOCKS as u64;
+        let j = self.journal;
+        let piece = (j.blocks / 4).min(PIECE_MAX);
+        let end = self.first + (self.buf.len() / BLOCK_BYTES) as u64;
+        if at < self.first || (at + blocks).min(j.blocks) > end {
+            let n = blocks.max(piece).min(j.blocks - at);
+            self.buf.resize(n as usize * BLOCK_BYTES, 0);
+            j.store.read(BlockAddr(j.start.0 + at), &mut self.buf)?;
+            self.first = at;
+        }
+        Ok(&self.buf[(at - self.first) as usize * BLOCK_BYTES..])
     }
 }

@@ -43,7 +43,7 @@ impl Volume {
         if read_only {
             inner.shared.read_only.store(true, Ordering::Relaxed);
         }
-        *inner.pool.write() = Some(ticket::Pool::new(SYNC_THREADS)?);
+        *inner.pool.write() = Some(ticket::Pool::new(SYNC_THREADS));
         let background = if background { Some(Background::start(inner.clone())?) } else { None };
         Ok(Volume { inner: Some(inner), background })
     }
@@ -124,6 +124,9 @@ fn open_domains(
         Ok((Arc::new(d), rec))
     };
     let n = sb.domains.get();
+    if shared.options.serial || n == 1 {
+        return (0..n).map(one).collect();
+    }
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(usize::from(n)).max(1) as u16;
     std::thread::scope(|s| {
         let one = &one;

@@ -1,10 +1,11 @@
 //! Operations that wait for the device, submitted now and completed later: a front end with one thread per CPU must not
 //! stall behind an fsync.
 
-use crate::error::{Error, Result};
-use crossbeam::channel::{Sender, unbounded};
+use crate::error::Result;
+use crossbeam::channel::{Receiver, Sender, unbounded};
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 
 type Callback = Box<dyn FnOnce(Result<()>) + Send>;
@@ -81,47 +82,71 @@ impl Shared {
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// A few threads that wait for devices.
+/// A few threads that wait for devices, started as they are needed: most mounts of tools and tests need none.
 #[derive(Debug)]
 pub(crate) struct Pool {
     jobs: Option<Sender<Job>>,
-    threads: Vec<JoinHandle<()>>,
+    queue: Receiver<Job>,
+    most: usize,
+    /// Jobs that wait or run.
+    pending: Arc<AtomicUsize>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl Pool {
-    /// `threads` threads; each waits for one sync at a time, so it bounds how many syncs share a flush.
-    pub fn new(threads: usize) -> Result<Self> {
+    /// Up to `most` threads; each waits for one sync at a time, so it bounds how many syncs share a flush.
+    pub fn new(most: usize) -> Self {
         let (jobs, queue) = unbounded::<Job>();
-        let mut v = Vec::new();
-        for i in 0..threads {
-            let queue = queue.clone();
-            let t = std::thread::Builder::new().name(format!("braidfs-sync-{i}")).spawn(move || {
-                for job in queue {
-                    job();
-                }
-            });
-            v.push(t.map_err(Error::Io)?);
-        }
-        Ok(Self { jobs: Some(jobs), threads: v })
+        Self { jobs: Some(jobs), queue, most, pending: Arc::default(), threads: Mutex::default() }
     }
 
     /// Runs `f` on one of the threads.
     pub fn start(&self, f: impl FnOnce() -> Result<()> + Send + 'static) -> Ticket {
         let (t, shared) = Ticket::pending();
         let job: Job = Box::new(move || shared.finish(f()));
+        let waiting = self.pending.fetch_add(1, Ordering::Relaxed) + 1;
         if let Some(jobs) = &self.jobs
             && let Err(e) = jobs.send(job)
         {
             (e.0)();
         }
+        self.grow(waiting);
         t
+    }
+
+    /// Starts another thread where all are busy. Where none can be started and there is none, does the job here.
+    fn grow(&self, waiting: usize) {
+        let mut threads = self.threads.lock();
+        if threads.len() >= self.most.min(waiting) {
+            return;
+        }
+        let (queue, pending) = (self.queue.clone(), self.pending.clone());
+        let name = format!("braidfs-sync-{}", threads.len());
+        let spawned = std::thread::Builder::new().name(name).spawn(move || {
+            for job in queue {
+                job();
+                pending.fetch_sub(1, Ordering::Relaxed);
+            }
+        });
+        match spawned {
+            Ok(t) => threads.push(t),
+            Err(e) if threads.is_empty() => {
+                drop(threads);
+                tracing::warn!("no thread for a sync: {e}");
+                while let Ok(job) = self.queue.try_recv() {
+                    job();
+                    self.pending.fetch_sub(1, Ordering::Relaxed);
+                }
+            }
+            Err(_) => {}
+        }
     }
 }
 
 impl Drop for Pool {
     fn drop(&mut self) {
         self.jobs.take();
-        for t in self.threads.drain(..) {
+        for t in self.threads.get_mut().drain(..) {
             // a pool dropped by one of its own jobs does not wait for itself
             if t.thread().id() != std::thread::current().id() {
                 let _ = t.join();

@@ -45,7 +45,7 @@ fn write(path: P, off: u64, len: u32, seed: u32) -> Op {
 /// # Errors
 /// Of any operation.
 pub fn base(placement: Placement, dirty: bool) -> Result<Base, String> {
-    let mut setup = Setup { bytes: 40 << 20, ..Setup::default() };
+    let mut setup = Setup { bytes: 24 << 20, ..Setup::default() };
     setup.mkfs.domains = Some(2);
     setup.mkfs.mlogs = Some(1);
     setup.mkfs.placement = placement;
