@@ -38,6 +38,9 @@ pub fn quiet_mount(data: DataMode) -> MountOptions {
     }
 }
 
+/// Crashes that are judged beside the one that a run goes on from.
+const OTHER_CRASHES: usize = 12;
+
 /// The volume that a run uses.
 #[derive(Clone, Debug)]
 pub struct Setup {
@@ -159,7 +162,8 @@ impl Runner {
     pub fn new(setup: &Setup, image: Image, model: Model, keys: BTreeMap<Ino, Key>) -> Result<Self, String> {
         let device = Arc::new(RecordDevice::new(image));
         let vol = mount(&[device.clone() as Arc<dyn Device>], setup.data)?;
-        let history = History::new(model.clone(), keys.clone());
+        let mut history = History::new(model.clone(), keys.clone());
+        history.domains = keys.iter().filter_map(|(i, k)| Some((*i, vol.domain_of(k.0).ok()?))).collect();
         Ok(Self {
             setup: setup.clone(),
             device,
@@ -257,6 +261,7 @@ impl Runner {
                 }
                 self.keys.insert(ino, key);
                 self.history.keys.insert(ino, key);
+                self.history.domains.insert(ino, vol.domain_of(key.0).map_err(|e| format!("{key:?}: {e}"))?);
             }
             (Ok(Out::Stat(g, gt)), Ok(Out::Stat(w, wt))) => {
                 if g != w || (wt.is_some() && wt != gt) {
@@ -346,6 +351,7 @@ impl Runner {
         let vol = self.vol.take().ok_or("not mounted")?;
         guarded(|| vol.crash())?;
         self.close_slots();
+        self.judge_others(seed)?;
         let state = states::random(&self.device, &mut rng);
         let image = state.image(&self.device);
         let device: Arc<dyn Device> = Arc::new(MemDevice::from_image(image.clone()));
@@ -369,6 +375,21 @@ impl Runner {
         self.stats.crashes += 1;
         // What the crash lost has lost its number too, so it may be given again with the same generation.
         self.used = self.keys.values().copied().collect();
+        Ok(())
+    }
+
+    /// Other crashes of the same run: recovered and judged, no more.
+    fn judge_others(&self, seed: u64) -> Result<(), String> {
+        let mut rng = fastrand::Rng::with_seed(!seed);
+        for _ in 0..OTHER_CRASHES {
+            let state = states::random(&self.device, &mut rng);
+            let device: Arc<dyn Device> = Arc::new(MemDevice::from_image(state.image(&self.device)));
+            let vol = mount(&[device], self.setup.data).map_err(|e| format!("{state}: recovery: {e}"))?;
+            let seen = guarded(|| walk(&vol))?.map_err(|e| format!("{state}: after recovery: {e}"))?;
+            vol.crash();
+            let judge = oracle::Oracle::new(&self.history, self.history.completed(state.upto));
+            judge.judge(&seen).map_err(|e| format!("{state}: {e}"))?;
+        }
         Ok(())
     }
 

@@ -1,7 +1,7 @@
 //! Random operations on a volume and on the model, with remounts and crashes in between.
 //!
 //! Runs begin at a fixed seed; `BRAIDFS_SEED` replays one (`random`: a new one), `BRAIDFS_MODEL_OPS` says how many operations (default 100 000). A failing run is made
-//! short and printed as Rust code for `regressions.rs`.
+//! short for `BRAIDFS_SHRINK_SECONDS` (90) and printed as Rust code for `regressions.rs`.
 
 use braidfs::DataMode;
 use braidfs_testkit::env_number;
@@ -27,7 +27,8 @@ fn report(seed: u64, crashes: bool, acts: &[Act], why: &str) -> String {
     let setup = setup(seed, crashes);
     // Each try may panic inside: not worth a backtrace.
     std::panic::set_hook(Box::new(|_| {}));
-    let short = shrink(acts, Duration::from_secs(90), |a| replay(&setup, a).is_err());
+    let short =
+        shrink(acts, Duration::from_secs(env_number("BRAIDFS_SHRINK_SECONDS", 90)), |a| replay(&setup, a).is_err());
     drop(std::panic::take_hook());
     let after = replay(&setup, &short).err().unwrap_or_else(|| "passes when replayed: not deterministic".into());
     format!(

@@ -297,3 +297,104 @@ fn a_name_taken_twice_and_only_the_second_taker_durable() {
         Act::Do(Op::Rmdir { path: P("i") }),
     ]);
 }
+
+#[test]
+fn victim_of_a_link_chain() {
+    check(
+        5022,
+        &[
+            Act::Do(Op::Symlink { path: P("c"), target: P("d0") }),
+            Act::Do(Op::Create { path: P("g"), kind: FileKind::Dir, mode: 493 }),
+            Act::Do(Op::Create { path: P("g/b"), kind: FileKind::File, mode: 1023 }),
+            Act::Do(Op::Create { path: P("g/d2"), kind: FileKind::Dir, mode: 1023 }),
+            Act::Do(Op::Link { from: P("g/b"), to: P("g/a") }),
+            Act::Do(Op::Create { path: P("d2"), kind: FileKind::Dir, mode: 384 }),
+            Act::Do(Op::Create { path: P("d2/j"), kind: FileKind::File, mode: 420 }),
+            Act::Do(Op::Unlink { path: P("g/b") }),
+            Act::Do(Op::Create { path: P("d2/d0"), kind: FileKind::File, mode: 384 }),
+            Act::Do(Op::Create { path: P("g/b"), kind: FileKind::File, mode: 493 }),
+            Act::Do(Op::Create { path: P("d2/c"), kind: FileKind::Dir, mode: 420 }),
+            Act::Do(Op::Create { path: P("d2/c/g"), kind: FileKind::File, mode: 384 }),
+            Act::Do(Op::Create { path: P("d2/i"), kind: FileKind::Dir, mode: 493 }),
+            Act::Do(Op::Create { path: P("d2/h"), kind: FileKind::Char, mode: 416 }),
+            Act::Do(Op::Create { path: P("a"), kind: FileKind::File, mode: 384 }),
+            Act::Do(Op::Create { path: P("g/j"), kind: FileKind::Fifo, mode: 416 }),
+            Act::Do(Op::Create {
+                path: P(
+                    "nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn",
+                ),
+                kind: FileKind::File,
+                mode: 384,
+            }),
+            Act::Do(Op::Create { path: P("d2/i/f"), kind: FileKind::File, mode: 384 }),
+            Act::Do(Op::Create { path: P("d2/c/j"), kind: FileKind::File, mode: 420 }),
+            Act::Remount,
+            Act::Do(Op::Rename { from: P("d2/c/j"), to: P("d2/d1"), mode: RenameMode::NoReplace }),
+            Act::Do(Op::Create { path: P("g/d0"), kind: FileKind::File, mode: 420 }),
+            Act::Do(Op::Rename { from: P("g/a"), to: P("d2/i/d1"), mode: RenameMode::Replace }),
+            Act::Do(Op::Rename { from: P("d2"), to: P("g/d0"), mode: RenameMode::Exchange }),
+            Act::Do(Op::Link { from: P("g/d0/d1"), to: P("g/d0/d2") }),
+            Act::Do(Op::Rename { from: P("g/d0/i/d1"), to: P("g/d0/d1"), mode: RenameMode::Replace }),
+            Act::Do(Op::Link { from: P("g/d0/d2"), to: P("g/d0/d") }),
+            Act::Do(Op::Fsync { at: At::Path(P("g/d0/c")), data_only: true }),
+            Act::Crash { seed: 18142818380576404734 },
+        ],
+    );
+}
+
+#[test]
+fn seed_6256() {
+    check(6256, &[
+        Act::Do(Op::Create { path: P("c"), kind: FileKind::Dir, mode: 1023 }),
+        Act::Do(Op::Rmdir { path: P("c") }),
+        Act::Do(Op::Create { path: P("d3"), kind: FileKind::File, mode: 493 }),
+        Act::Do(Op::Create { path: P("h"), kind: FileKind::File, mode: 1023 }),
+        Act::Do(Op::Rename { from: P("h"), to: P("c"), mode: RenameMode::Replace }),
+        Act::Do(Op::Create { path: P("a"), kind: FileKind::Dir, mode: 1023 }),
+        Act::Do(Op::Tmpfile { dir: P("a"), slot: 1 }),
+        Act::Do(Op::Rename { from: P("a"), to: P("d3"), mode: RenameMode::Exchange }),
+        Act::Do(Op::Create { path: P("h"), kind: FileKind::Dir, mode: 384 }),
+        Act::Do(Op::LinkSlot { slot: 1, to: P("d3/f") }),
+        Act::Do(Op::Rename { from: P("d3"), to: P("h/d2"), mode: RenameMode::Replace }),
+        Act::Do(Op::Create { path: P("h/d2/h"), kind: FileKind::Dir, mode: 448 }),
+        Act::Do(Op::Create { path: P("d1"), kind: FileKind::File, mode: 1023 }),
+        Act::Do(Op::Rename { from: P("h/d2/f"), to: P("e"), mode: RenameMode::Replace }),
+        Act::Do(Op::Rename { from: P("e"), to: P("h/d2/h/a"), mode: RenameMode::Replace }),
+        Act::Do(Op::Create { path: P("mmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmé"), kind: FileKind::File, mode: 493 }),
+        Act::Do(Op::Rename { from: P("mmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmé"), to: P("h/d2/h/a"), mode: RenameMode::Exchange }),
+        Act::Do(Op::Rename { from: P("mmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmé"), to: P("d1"), mode: RenameMode::Exchange }),
+        Act::Do(Op::Tmpfile { dir: P("h/d2/h"), slot: 2 }),
+        Act::Do(Op::Tmpfile { dir: P(""), slot: 3 }),
+        Act::Do(Op::Fsync { at: At::Path(P("h/d2/h")), data_only: false }),
+        Act::Do(Op::Unlink { path: P("c") }),
+        Act::Do(Op::Create { path: P("h/d2/d2"), kind: FileKind::File, mode: 493 }),
+        Act::Remount,
+        Act::Do(Op::Rename { from: P("h/d2/d2"), to: P("mmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmé"), mode: RenameMode::Replace }),
+        Act::Do(Op::Sync),
+        Act::Crash { seed: 4936807718104933878 },
+    ]);
+}
+
+#[test]
+fn seed_6288() {
+    check(6288, &[
+        Act::Do(Op::Create { path: P("e"), kind: FileKind::Dir, mode: 384 }),
+        Act::Do(Op::Create { path: P("e/d"), kind: FileKind::Dir, mode: 493 }),
+        Act::Do(Op::Symlink { path: P("g"), target: P("e/d/f") }),
+        Act::Do(Op::Create { path: P("e/d/f"), kind: FileKind::File, mode: 1023 }),
+        Act::Do(Op::Create { path: P("e/d/b"), kind: FileKind::File, mode: 493 }),
+        Act::Do(Op::Rename { from: P("e/d/b"), to: P("e/d2"), mode: RenameMode::Replace }),
+        Act::Do(Op::Create { path: P("e/a"), kind: FileKind::File, mode: 493 }),
+        Act::Do(Op::Link { from: P("e/d/f"), to: P("e/d/mmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmé") }),
+        Act::Do(Op::Create { path: P("d2"), kind: FileKind::Dir, mode: 420 }),
+        Act::Do(Op::Rename { from: P("e/d"), to: P("g"), mode: RenameMode::Exchange }),
+        Act::Do(Op::Rename { from: P("e/a"), to: P("e/d3"), mode: RenameMode::NoReplace }),
+        Act::Do(Op::Rename { from: P("g"), to: P("i"), mode: RenameMode::Replace }),
+        Act::Do(Op::Rename { from: P("i"), to: P("d2/d"), mode: RenameMode::Replace }),
+        Act::Do(Op::Rename { from: P("e/d2"), to: P("e/d3"), mode: RenameMode::Exchange }),
+        Act::Remount,
+        Act::Do(Op::Rename { from: P("d2/d/mmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmé"), to: P("e/d2"), mode: RenameMode::Replace }),
+        Act::Do(Op::Sync),
+        Act::Crash { seed: 5846291136874491558 },
+    ]);
+}

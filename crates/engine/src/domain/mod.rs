@@ -59,6 +59,8 @@ pub struct Shared {
     pub dead: AtomicBool,
     /// A forced read-only volume.
     pub read_only: AtomicBool,
+    /// Recovery has not made the domains agree yet: tombstones and exchanges in records count.
+    pub recovering: AtomicBool,
 }
 
 impl Shared {
@@ -378,6 +380,7 @@ impl Domain {
                 }
             }
             st.dirty_tx = tx.id;
+            self.settle_waits(st);
             tx.add_cell(cell.clone());
         }
         st.version += 1;

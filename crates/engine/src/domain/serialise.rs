@@ -183,14 +183,12 @@ impl Domain {
         Ok(())
     }
 
-    /// Forgets tombstones and exchanges whose other side is durable.
+    /// Forgets tombstones and exchanges whose other side is durable: also those that a record brought along from an
+    /// earlier mount, which would make recovery misjudge later ones.
     pub fn settle_waits(&self, st: &mut State) {
         st.sync_with.retain(|(d, t)| self.committed_of(*d) < *t);
-        if st.waits_for.is_empty() {
-            return;
-        }
         st.waits_for.retain(|(d, t)| self.committed_of(*d) < *t);
-        if st.waits_for.is_empty() {
+        if st.waits_for.is_empty() && !self.shared.recovering.load(Ordering::Relaxed) {
             st.tombstones.clear();
             st.exchange = None;
         }

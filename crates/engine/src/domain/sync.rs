@@ -38,6 +38,9 @@ pub enum Prepared {
     Batch(Box<Batch>, u64),
 }
 
+/// Bytes of extended attributes that surely fit an inode record with one name.
+const SKELETON_XATTRS: usize = 2048;
+
 /// Most data blocks whose checksums go into the roll-forward chunk.
 const SUMS_MAX: usize = 1024;
 
@@ -61,7 +64,14 @@ impl Domain {
     /// As [`Domain::serialise`]; the domain fails then.
     pub fn prepare_sync(&self, e: &Enter<'_>, cell: &Arc<Cell>, data_only: bool) -> Result<Prepared> {
         let mut st = cell.state.write();
-        if st.deleted || self.durable(&st) {
+        if st.deleted {
+            return Ok(Prepared::Clean);
+        }
+        if st.waits_for.iter().any(|(d, t)| self.committed_of(*d) < *t) {
+            // durable or not, a crash could give it back a name that it has lost
+            return Ok(Prepared::Commit);
+        }
+        if self.durable(&st) {
             return Ok(Prepared::Clean);
         }
         let dirty_pages = matches!(&st.body, Body::File(f) if f.pages.dirty_count() > 0);
@@ -199,7 +209,12 @@ impl Domain {
 }
 
 /// The record that a directory exists under its name, without its entries: those of synced children come back from
-/// the children's own records.
+/// the children's own records. Its attributes fit it ([`skeleton_fits`]).
+/// Whether the extended attributes of a new directory fit a record beside its name; else it is committed.
+pub fn skeleton_fits(st: &State) -> bool {
+    st.xattrs.iter().map(|(n, v)| n.len() + v.len() + 8).sum::<usize>() <= SKELETON_XATTRS
+}
+
 fn skeleton(d: &Domain, c: &Cell, st: &State) -> NodeRecord {
     let inode = Inode {
         mode: st.mode,
@@ -217,7 +232,7 @@ fn skeleton(d: &Domain, c: &Cell, st: &State) -> NodeRecord {
         btime: st.btime,
         link_seq: st.link_seq,
         links: st.links.clone(),
-        xattrs: Vec::new(),
+        xattrs: st.xattrs.clone(),
         link_nodes: Vec::new(),
         xattr_nodes: Vec::new(),
         tombstones: Vec::new(),

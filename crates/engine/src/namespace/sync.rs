@@ -3,7 +3,7 @@
 use crate::cell::Cell;
 use crate::domain::Domain;
 use crate::domain::commit::{Enters, enter_all};
-use crate::domain::sync::{Batch, Prepared};
+use crate::domain::sync::{Batch, Prepared, skeleton_fits};
 use crate::error::{Error, Result};
 use crate::types::*;
 use crate::volume::{Inner, Ticket, Volume};
@@ -41,7 +41,8 @@ impl Inner {
             }
             let known = dom.nodes.get(n)?;
             let born = !known.used() || known.gener != d.gener;
-            if born && st.moved_tx.0 == 0 && st.after <= dom.committed() && st.exchange.is_none() {
+            let plain = st.moved_tx.0 == 0 && st.after <= dom.committed() && st.exchange.is_none();
+            if born && plain && skeleton_fits(&st) {
                 p.fresh.push(d.clone());
             } else {
                 p.commit.push(d.domain);

@@ -63,6 +63,7 @@ fn open(sb: SuperBlock, devices: Vec<Arc<dyn Device>>, options: MountOptions) ->
         dirty_pages: AtomicI64::new(0),
         dead: AtomicBool::new(false),
         read_only: AtomicBool::new(false),
+        recovering: AtomicBool::new(true),
         options,
     });
     let opened = open_domains(&sb, &store, &shared, &bat)?;
@@ -158,6 +159,7 @@ impl Inner {
             self.commit_all()?;
             self.forget_settled(&settled)?;
         }
+        self.shared.recovering.store(false, Ordering::Relaxed);
         // the GC of an earlier mount has not finished: entries may be stale still
         if self.domains.iter().any(|d| d.needs_gc()) {
             self.maybe_stale.store(true, Ordering::Relaxed);

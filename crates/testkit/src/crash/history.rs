@@ -1,8 +1,9 @@
 //! What a workload did: the model after every operation, what was synced, and how long the device's log was then.
 
-use crate::model::{Ino, Model};
+use crate::model::{Ino, Link, Model};
 use crate::ops::{Op, to_rust};
 use crate::subject::Key;
+use braidfs::DomainId;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A promise that an operation gave.
@@ -40,12 +41,14 @@ pub struct History {
     steps: Vec<Step>,
     /// Every inode that ever was: its number and generation on the volume.
     pub keys: BTreeMap<Ino, Key>,
+    /// Domain of every inode that ever was.
+    pub domains: BTreeMap<Ino, DomainId>,
 }
 
 impl History {
     /// Begins with a durable state.
     pub fn new(start: Model, keys: BTreeMap<Ino, Key>) -> Self {
-        Self { start, steps: Vec::new(), keys }
+        Self { start, steps: Vec::new(), keys, domains: BTreeMap::new() }
     }
 
     /// Adds a step.
@@ -82,6 +85,41 @@ impl History {
             .filter(|(_, n)| n.in_place)
             .filter_map(|(i, _)| self.keys.get(&i).copied())
             .collect()
+    }
+
+    /// Names that the inode lost to inodes of other domains by renames: at which version, to whom. The rename is durable
+    /// with the newcomer, so that the victim may have the name again, whatever else happened to it since.
+    pub fn lost_names(&self, ino: Ino) -> Vec<(usize, &Link, Ino)> {
+        let mut out = Vec::new();
+        for v in 1..=self.steps.len() {
+            let (before, after) = (self.version(v - 1), self.version(v));
+            let (Some(old), Some(new)) = (before.shared(ino), after.shared(ino)) else { continue };
+            if std::sync::Arc::ptr_eq(old, new) {
+                continue;
+            }
+            for link in old.links.iter().filter(|l| !new.links.contains(*l)) {
+                let newcomer = after.node(link.0).and_then(|d| d.entries.get(&link.1)).copied();
+                if let Some(n) = newcomer.filter(|n| *n != ino && self.domains.get(n) != self.domains.get(&ino)) {
+                    out.push((v, link, n));
+                }
+            }
+        }
+        out
+    }
+
+    /// Names that the inode lost without getting another one for it: by an unlink, or to the inode of a rename.
+    pub fn removed_names(&self, ino: Ino) -> Vec<&Link> {
+        let mut out = Vec::new();
+        for v in 1..=self.steps.len() {
+            let (old, new) = (self.version(v - 1).shared(ino), self.version(v).shared(ino));
+            let Some(old) = old else { continue };
+            match new {
+                Some(new) if std::sync::Arc::ptr_eq(old, new) || !new.links.is_subset(&old.links) => {}
+                Some(new) => out.extend(old.links.iter().filter(|l| !new.links.contains(*l))),
+                None => out.extend(&old.links),
+            }
+        }
+        out
     }
 
     /// The steps up to (and with) the one under way, for messages.

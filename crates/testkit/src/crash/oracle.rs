@@ -150,29 +150,44 @@ impl<'h> Oracle<'h> {
             let since = |bound: usize| states.iter().rposition(|(v, _)| *v <= bound).unwrap_or(0);
             let data = |n: &Node| in_place || got.data == n.data;
             let attr = |n: &Node| same_attributes(got, n);
-            let links = |n: &Node| self.same_links(seen, ino, got, n, named_at_bound);
-            let any = |from: usize, f: &dyn Fn(&Node) -> bool| {
-                states[from..]
-                    .iter()
-                    .any(|(_, n)| n.is_some_and(|n| (ino == model::ROOT || !n.links.is_empty()) && f(n)))
+            // Names that it may have got back, each with the version that lost it.
+            let revived: Vec<(usize, Link)> = self
+                .history
+                .lost_names(ino)
+                .into_iter()
+                .filter(|(v, link, to)| {
+                    *v > b.links && *v <= self.newest && self.has_name(got, link) && self.before(seen, *to, *v)
+                })
+                .map(|(v, link, _)| (v, link.clone()))
+                .collect();
+            let until = |i: usize| states.get(i + 1).map_or(usize::MAX, |(v, _)| *v);
+            let links = |i: usize, n: &Node, bound: bool| {
+                let back: Vec<&Link> = revived.iter().filter(|(v, _)| *v < until(i)).map(|(_, l)| l).collect();
+                (ino == model::ROOT || !n.links.is_empty() || !back.is_empty())
+                    && self.same_links(seen, ino, got, n, &back, bound)
             };
-            if !any(since(b.data), &data) {
+            let any = |from: usize, f: &dyn Fn(usize, &Node) -> bool| {
+                (from..states.len()).any(|i| states[i].1.is_some_and(|n| f(i, n)))
+            };
+            let named = |i: usize, n: &Node| {
+                ino == model::ROOT || !n.links.is_empty() || revived.iter().any(|(v, _)| *v < until(i))
+            };
+            if !any(since(b.data), &|i, n| named(i, n) && data(n)) {
                 let last = states.iter().rev().find_map(|(_, n)| *n);
                 let why = last.and_then(|n| difference(&got.data, &n.data)).unwrap_or_default();
                 return Err(format!("{}: content of no version from {} to {}: {why}", path(), b.data, self.newest));
             }
-            if !any(since(b.attr), &attr) {
+            if !any(since(b.attr), &|i, n| named(i, n) && attr(n)) {
                 return Err(format!("{}: attributes of no version from {}: {:?}", path(), b.attr, got.stat));
             }
-            if !exchanged && !any(since(b.links), &links) {
+            if !exchanged && !any(since(b.links), &|i, n| links(i, n, named_at_bound)) {
                 let names: Vec<String> = got.links.iter().map(|(k, n)| format!("{:?}/{}", k.0, show(n))).collect();
                 return Err(format!("{}: names {names:?} of no version from {}", path(), b.links));
             }
             // A directory's record does not hold its entries, and its ancestors' records may be older: no joint version.
             // A name that another object took, and with it was synced, may be gone from an otherwise older version: the
             // rename onto it is durable with the newcomer, what was written to the victim before is not.
-            let kept = |n: &Node| self.same_links(seen, ino, got, n, false);
-            if !dir && !any(0, &|n| data(n) && attr(n) && (kept(n) || exchanged)) {
+            if !dir && !any(0, &|i, n| named(i, n) && data(n) && attr(n) && (links(i, n, false) || exchanged)) {
                 return Err(format!("{}: content, attributes and names are of different versions", path()));
             }
             if in_place && !dir {
@@ -184,19 +199,41 @@ impl<'h> Oracle<'h> {
         Ok(())
     }
 
-    fn same_links(&self, seen: &Seen, ino: Ino, got: &SeenNode, at: &Node, bound: bool) -> bool {
+    fn has_name(&self, got: &SeenNode, (parent, name): &Link) -> bool {
+        self.history.keys.get(parent).is_some_and(|p| got.links.contains(&(*p, name.clone())))
+    }
+
+    /// Whether what is left of an inode may be from before a version.
+    fn before(&self, seen: &Seen, ino: Ino, version: usize) -> bool {
+        let Some(got) = self.history.keys.get(&ino).and_then(|k| seen.nodes.get(k)) else { return true };
+        (0..version).any(|v| {
+            self.history.version(v).node(ino).is_some_and(|n| {
+                let have: BTreeSet<&Link> = n.links.iter().filter(|l| self.has_name(got, l)).collect();
+                have.len() == got.links.len()
+            })
+        })
+    }
+
+    /// Whether the names found are those of `at`, with `back` (names that may be there beside), without names that went
+    /// with their directory or, where nothing was promised (`bound`), to another inode.
+    fn same_links(&self, seen: &Seen, ino: Ino, got: &SeenNode, at: &Node, back: &[&Link], bound: bool) -> bool {
         if ino == model::ROOT {
             return true;
         }
-        let want: BTreeSet<(Key, &[u8])> =
-            at.links.iter().filter_map(|(p, n)| Some((*self.history.keys.get(p)?, n.as_slice()))).collect();
-        let have: BTreeSet<(Key, &[u8])> = got.links.iter().map(|(k, n)| (*k, n.as_slice())).collect();
+        let of = |(p, n): &Link| Some((*self.history.keys.get(p)?, n.clone()));
+        let want: BTreeSet<(Key, Vec<u8>)> = at.links.iter().filter_map(of).collect();
+        let removed: BTreeSet<(Key, Vec<u8>)> = self.history.removed_names(ino).into_iter().filter_map(of).collect();
+        let back: BTreeSet<(Key, Vec<u8>)> = back.iter().filter_map(|l| of(l)).collect();
+        let have: BTreeSet<(Key, Vec<u8>)> = got.links.iter().filter(|l| !back.contains(*l)).cloned().collect();
         have.is_subset(&want)
-            && want.difference(&have).all(|(parent, name)| match seen.nodes.get(parent) {
-                // A name in a directory that a crash took.
-                None => true,
-                // Nothing was promised, and another domain came back as of a later time.
-                Some(d) => !bound && d.entries.contains_key(*name),
+            && want.difference(&have).filter(|l| !back.contains(*l)).all(|(parent, name)| {
+                match seen.nodes.get(parent) {
+                    // A name in a directory that a crash took.
+                    None => true,
+                    // Nothing was promised, and another domain came back as of a later time; or the name was removed
+                    // since, and who took it then was synced.
+                    Some(d) => d.entries.contains_key(name) && (!bound || removed.contains(&(*parent, name.clone()))),
+                }
             })
     }
 
