@@ -162,18 +162,15 @@ impl Pass<'_> {
             return Ok(None);
         }
         let mut v = Verdict { cell, partner: None, revived: Vec::new() };
-        if let Some((partner, gener, version)) = exchange {
-            if !self.survived(partner, gener, version)?
-                && let Some(b) = self.live(partner, gener)?
-                && let Some(t) = tombstones.into_iter().find(|t| t.newcomer == partner)
-            {
-                v.partner = Some((b, t.link));
+        for t in tombstones {
+            if self.survived(t.newcomer, t.gener, t.version)? {
+                continue;
             }
-        } else {
-            for t in tombstones {
-                if !self.survived(t.newcomer, t.gener, t.version)? {
-                    v.revived.push(t.link);
-                }
+            // an exchange is completed for its partner; what others took comes back
+            if exchange == Some((t.newcomer, t.gener, t.version)) {
+                v.partner = self.live(t.newcomer, t.gener)?.map(|b| (b, t.link));
+            } else {
+                v.revived.push(t.link);
             }
         }
         Ok(Some(v))

@@ -160,6 +160,17 @@ impl<'h> Oracle<'h> {
                 })
                 .map(|(v, link, _)| (v, link.clone()))
                 .collect();
+            // A victim may be back that was gone by then: as it was last, under those names alone.
+            let gone: BTreeMap<usize, Node> = if revived.is_empty() {
+                BTreeMap::new()
+            } else {
+                let last = |i: usize| states[..i].iter().rev().find_map(|(_, n)| *n);
+                let empty = |n: &Arc<Node>| Node { links: BTreeSet::new(), ..(**n).clone() };
+                (0..states.len())
+                    .filter(|i| states[*i].1.is_none())
+                    .filter_map(|i| Some((i, empty(last(i)?))))
+                    .collect()
+            };
             let until = |i: usize| states.get(i + 1).map_or(usize::MAX, |(v, _)| *v);
             let links = |i: usize, n: &Node, bound: bool| {
                 let back: Vec<&Link> = revived.iter().filter(|(v, _)| *v < until(i)).map(|(_, l)| l).collect();
@@ -167,7 +178,7 @@ impl<'h> Oracle<'h> {
                     && self.same_links(seen, ino, got, n, &back, bound)
             };
             let any = |from: usize, f: &dyn Fn(usize, &Node) -> bool| {
-                (from..states.len()).any(|i| states[i].1.is_some_and(|n| f(i, n)))
+                (from..states.len()).any(|i| states[i].1.map(|n| &**n).or(gone.get(&i)).is_some_and(|n| f(i, n)))
             };
             let named = |i: usize, n: &Node| {
                 ino == model::ROOT || !n.links.is_empty() || revived.iter().any(|(v, _)| *v < until(i))
