@@ -24,7 +24,7 @@ pub struct Left {
     pub domain: DomainId,
     /// Its transaction.
     pub tx: TxId,
-    /// It lives on by another name.
+    /// It lives on by another name, or is a directory that something moved out of.
     pub alive: bool,
 }
 

@@ -300,12 +300,18 @@ impl Inner {
         self.dom(dir.domain).left.get(dir.ino, name).filter(|l| self.pending(l.domain, l.tx))
     }
 
-    /// Renames away from a directory that are not durable yet.
-    pub fn left_dir(&self, dir: &Cell) -> Vec<(DomainId, TxId)> {
+    /// Inodes that left a directory without that being durable yet, which must be so before its end is, decided in domain
+    /// `end`: its own where it is removed, the newcomer's where it is replaced.
+    pub fn left_dir(&self, dir: &Cell, end: DomainId) -> Vec<(DomainId, TxId)> {
         let mut all = self.dom(dir.domain).left.of_dir(dir.ino);
-        // those of its own domain change in one transaction with it
-        all.retain(|(d, t)| *d != dir.domain && self.pending(*d, *t));
+        // those of that domain are durable with it
+        all.retain(|(d, t)| *d != end && self.pending(*d, *t));
         all
+    }
+
+    /// Whether something left a directory, and lives on, without that being durable yet.
+    pub fn left_any(&self, dir: &Cell) -> bool {
+        self.dom(dir.domain).left.of_dir(dir.ino).into_iter().any(|(d, t)| self.pending(d, t))
     }
 
     /// A failed domain's changes will never be durable: nothing waits for them.
@@ -343,10 +349,10 @@ impl Inner {
         self.commit_some(&waits.into_iter().filter(|(d, t)| self.pending(*d, *t)).collect::<Vec<_>>())
     }
 
-    /// Makes all renames away from a directory durable before it goes. Not inside a gate.
-    pub fn settle_dir(&self, dir: &Cell) -> Result<()> {
+    /// Makes all renames away from a directory durable before it goes ([`Self::left_dir`]). Not inside a gate.
+    pub fn settle_dir(&self, dir: &Cell, end: DomainId) -> Result<()> {
         let mut latest = std::collections::BTreeMap::new();
-        for (d, t) in self.left_dir(dir) {
+        for (d, t) in self.left_dir(dir, end) {
             let e = latest.entry(d).or_insert(t);
             *e = (*e).max(t);
         }

@@ -104,7 +104,7 @@ impl Volume {
                 _ => {}
             }
             if want_dir {
-                i.settle_dir(&c)?;
+                i.settle_dir(&c, c.domain)?;
             }
             i.settle_exchange(&c)?;
             let mut op = Op::begin(i, &[d.domain, c.domain], REMOVE_BLOCKS, true)?;
@@ -126,7 +126,7 @@ impl Volume {
             {
                 return Err(Error::NotEmpty);
             }
-            if want_dir && !i.left_dir(&c).is_empty() {
+            if want_dir && !i.left_dir(&c, c.domain).is_empty() {
                 continue;
             }
             op.touch(&d, &mut dst)?;
@@ -147,8 +147,10 @@ impl Volume {
                     i.last_name_gone(&op, &c, &mut st);
                 }
             }
-            // where it lives on, its other names may not be durable yet
-            let left = Left { domain: c.domain, tx: op.tx(c.domain).id, alive: st.nlink > 0 };
+            // where it lives on, its other names may not be durable yet; what moved out of a directory would come back
+            // into it
+            let moved_out = want_dir && i.left_any(&c);
+            let left = Left { domain: c.domain, tx: op.tx(c.domain).id, alive: st.nlink > 0 || moved_out };
             i.dom(d.domain).left.add(dir, name, left);
             return Ok(());
         }

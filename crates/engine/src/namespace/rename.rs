@@ -107,7 +107,7 @@ impl Inner {
             dst.as_ref().map_or(Ok(()), |d| self.settle_exchange(d))?;
             match &dst {
                 Some(d) if mode == RenameMode::Exchange => self.settle_name(&from.dir, from.name, d.domain)?,
-                Some(d) if d.kind == FileKind::Dir => self.settle_dir(d)?,
+                Some(d) if d.kind == FileKind::Dir => self.settle_dir(d, src.domain)?,
                 _ => {}
             }
             if let Some(d) = &dst
@@ -254,7 +254,7 @@ impl Inner {
             if !empty {
                 return Err(Error::NotEmpty);
             }
-            if d.kind == FileKind::Dir && mode != RenameMode::Exchange && !self.left_dir(d).is_empty() {
+            if d.kind == FileKind::Dir && mode != RenameMode::Exchange && !self.left_dir(d, src.domain).is_empty() {
                 return Ok(None);
             }
         }

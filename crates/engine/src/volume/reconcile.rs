@@ -14,6 +14,7 @@ use crate::error::{Error, Result};
 use crate::types::*;
 use braidfs_format::dentry::Dentry;
 use braidfs_format::inode::Link;
+use braidfs_format::journal::Record;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -341,6 +342,7 @@ impl Pass<'_> {
                 self.lose(&x, dir, name)?;
             }
         }
+        self.note(dir, name, c);
         {
             let Some(e) = self.enter(&d) else { return Ok(()) };
             let mut st = d.state.write();
@@ -368,8 +370,24 @@ impl Pass<'_> {
         Ok(())
     }
 
+    /// Has the journals of both sides say that a name changed over domains: the recovery transactions do not become
+    /// durable together, and after a crash between them the sides are compared again.
+    fn note(&self, dir: NodeId, name: &[u8], c: &Cell) {
+        let Ok(home) = self.inner.domain(dir).map(|d| d.id) else { return };
+        if home == c.domain {
+            return;
+        }
+        let r = Record::Remote { dir, child: c.ino, gener: c.gener, name: name.into() };
+        for d in [home, c.domain] {
+            if let Some(e) = &self.enters[usize::from(d.0)] {
+                e.tx().record(r.clone());
+            }
+        }
+    }
+
     /// An inode loses a name that it claims.
     fn lose(&mut self, c: &Arc<Cell>, dir: NodeId, name: &[u8]) -> Result<()> {
+        self.note(dir, name, c);
         let is_dir = c.kind == FileKind::Dir;
         let mut last = false;
         self.change(c, |st| {

@@ -122,6 +122,39 @@ impl History {
         out
     }
 
+    /// The steps that changed the names of an inode, or the inode of a name, for messages.
+    pub fn story_of(&self, ino: Option<Ino>, link: Option<&Link>) -> String {
+        let names = |v: usize| {
+            let m = self.version(v);
+            let links = ino.and_then(|i| m.node(i)).map(|n| n.links.clone());
+            (links, link.and_then(|(d, n)| m.node(*d)?.entries.get(n).copied()))
+        };
+        let changed: Vec<usize> = (1..=self.steps.len()).filter(|v| names(v - 1) != names(*v)).collect();
+        let line = |v: &usize| {
+            let s = &self.steps[v - 1];
+            format!("\n  version {v} log {:4} {} -> {:?}", s.log, s.what, names(*v))
+        };
+        let skip = changed.len().saturating_sub(12);
+        changed.iter().skip(skip).map(line).collect()
+    }
+
+    /// [`Self::story_of`] an inode, and of the directories above its last names.
+    pub fn story_above(&self, ino: Ino) -> String {
+        let mut out = String::new();
+        let (mut todo, mut seen) = (vec![ino], BTreeSet::new());
+        while let Some(i) = todo.pop() {
+            if !seen.insert(i) {
+                continue;
+            }
+            out += &format!("\n  inode {i} {:?} {:?}", self.keys.get(&i), self.domains.get(&i));
+            out += &self.story_of(Some(i), None);
+            let last =
+                (0..=self.steps.len()).rev().find_map(|v| self.version(v).node(i).filter(|n| !n.links.is_empty()));
+            todo.extend(last.into_iter().flat_map(|n| n.links.iter().map(|l| l.0)));
+        }
+        out
+    }
+
     /// The steps up to (and with) the one under way, for messages.
     pub fn story(&self, completed: usize) -> String {
         let mark = |i: usize| if i < completed { "done     " } else { "under way" };

@@ -193,7 +193,8 @@ impl<'h> Oracle<'h> {
             }
             if !exchanged && !any(since(b.links), &|i, n| links(i, n, named_at_bound)) {
                 let names: Vec<String> = got.links.iter().map(|(k, n)| format!("{:?}/{}", k.0, show(n))).collect();
-                return Err(format!("{}: names {names:?} of no version from {}", path(), b.links));
+                let story = self.history.story_above(ino);
+                return Err(format!("{}: names {names:?} of no version from {}{story}", path(), b.links));
             }
             // A directory's record does not hold its entries, and its ancestors' records may be older: no joint version.
             // A name that another object took, and with it was synced, may be gone from an otherwise older version: the
@@ -261,7 +262,8 @@ impl<'h> Oracle<'h> {
             let states = self.states(ino, from);
             if states.iter().all(|(_, n)| n.is_some_and(|n| !n.links.is_empty())) {
                 let name = states[0].1.and_then(|n| n.links.first()).map(|(p, n)| (*p, show(n)));
-                return Err(format!("{key:?} {name:?} is lost, durable since version {from}"));
+                let story = self.history.story_above(ino);
+                return Err(format!("{key:?} {name:?} is lost, durable since version {from}{story}"));
             }
         }
         Ok(())
@@ -289,7 +291,9 @@ impl<'h> Oracle<'h> {
                     if !may.any(|m| m == got) {
                         let state = if got.is_some() { "leads to something else" } else { "is gone" };
                         let dir = self.history.keys.get(&dir).map(|k| seen.path(*k)).unwrap_or_default();
-                        return Err(format!("the name {} in {dir} {state}, durable since version {from}", show(name)));
+                        let story = self.history.story_of(None, Some(&link));
+                        let name = show(name);
+                        return Err(format!("the name {name} in {dir} {state}, durable since version {from}{story}"));
                     }
                     done.insert(link);
                 }
