@@ -319,13 +319,7 @@ fn victim_of_a_link_chain() {
             Act::Do(Op::Create { path: P("d2/h"), kind: FileKind::Char, mode: 416 }),
             Act::Do(Op::Create { path: P("a"), kind: FileKind::File, mode: 384 }),
             Act::Do(Op::Create { path: P("g/j"), kind: FileKind::Fifo, mode: 416 }),
-            Act::Do(Op::Create {
-                path: P(
-                    "nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn",
-                ),
-                kind: FileKind::File,
-                mode: 384,
-            }),
+            Act::Do(Op::Create { path: P("nn"), kind: FileKind::File, mode: 384 }),
             Act::Do(Op::Create { path: P("d2/i/f"), kind: FileKind::File, mode: 384 }),
             Act::Do(Op::Create { path: P("d2/c/j"), kind: FileKind::File, mode: 420 }),
             Act::Remount,
@@ -343,7 +337,7 @@ fn victim_of_a_link_chain() {
 }
 
 #[test]
-fn seed_6256() {
+fn tombstones_of_an_earlier_mount() {
     check(
         6256,
         &[
@@ -362,32 +356,16 @@ fn seed_6256() {
             Act::Do(Op::Create { path: P("d1"), kind: FileKind::File, mode: 1023 }),
             Act::Do(Op::Rename { from: P("h/d2/f"), to: P("e"), mode: RenameMode::Replace }),
             Act::Do(Op::Rename { from: P("e"), to: P("h/d2/h/a"), mode: RenameMode::Replace }),
-            Act::Do(Op::Create {
-                path: P("mmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmé"),
-                kind: FileKind::File,
-                mode: 493,
-            }),
-            Act::Do(Op::Rename {
-                from: P("mmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmé"),
-                to: P("h/d2/h/a"),
-                mode: RenameMode::Exchange,
-            }),
-            Act::Do(Op::Rename {
-                from: P("mmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmé"),
-                to: P("d1"),
-                mode: RenameMode::Exchange,
-            }),
+            Act::Do(Op::Create { path: P("mé"), kind: FileKind::File, mode: 493 }),
+            Act::Do(Op::Rename { from: P("mé"), to: P("h/d2/h/a"), mode: RenameMode::Exchange }),
+            Act::Do(Op::Rename { from: P("mé"), to: P("d1"), mode: RenameMode::Exchange }),
             Act::Do(Op::Tmpfile { dir: P("h/d2/h"), slot: 2 }),
             Act::Do(Op::Tmpfile { dir: P(""), slot: 3 }),
             Act::Do(Op::Fsync { at: At::Path(P("h/d2/h")), data_only: false }),
             Act::Do(Op::Unlink { path: P("c") }),
             Act::Do(Op::Create { path: P("h/d2/d2"), kind: FileKind::File, mode: 493 }),
             Act::Remount,
-            Act::Do(Op::Rename {
-                from: P("h/d2/d2"),
-                to: P("mmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmé"),
-                mode: RenameMode::Replace,
-            }),
+            Act::Do(Op::Rename { from: P("h/d2/d2"), to: P("mé"), mode: RenameMode::Replace }),
             Act::Do(Op::Sync),
             Act::Crash { seed: 4936807718104933878 },
         ],
@@ -395,7 +373,7 @@ fn seed_6256() {
 }
 
 #[test]
-fn seed_6288() {
+fn tombstones_and_an_exchange_of_an_earlier_mount() {
     check(
         6288,
         &[
@@ -406,10 +384,7 @@ fn seed_6288() {
             Act::Do(Op::Create { path: P("e/d/b"), kind: FileKind::File, mode: 493 }),
             Act::Do(Op::Rename { from: P("e/d/b"), to: P("e/d2"), mode: RenameMode::Replace }),
             Act::Do(Op::Create { path: P("e/a"), kind: FileKind::File, mode: 493 }),
-            Act::Do(Op::Link {
-                from: P("e/d/f"),
-                to: P("e/d/mmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmé"),
-            }),
+            Act::Do(Op::Link { from: P("e/d/f"), to: P("e/d/mé") }),
             Act::Do(Op::Create { path: P("d2"), kind: FileKind::Dir, mode: 420 }),
             Act::Do(Op::Rename { from: P("e/d"), to: P("g"), mode: RenameMode::Exchange }),
             Act::Do(Op::Rename { from: P("e/a"), to: P("e/d3"), mode: RenameMode::NoReplace }),
@@ -417,11 +392,7 @@ fn seed_6288() {
             Act::Do(Op::Rename { from: P("i"), to: P("d2/d"), mode: RenameMode::Replace }),
             Act::Do(Op::Rename { from: P("e/d2"), to: P("e/d3"), mode: RenameMode::Exchange }),
             Act::Remount,
-            Act::Do(Op::Rename {
-                from: P("d2/d/mmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmé"),
-                to: P("e/d2"),
-                mode: RenameMode::Replace,
-            }),
+            Act::Do(Op::Rename { from: P("d2/d/mé"), to: P("e/d2"), mode: RenameMode::Replace }),
             Act::Do(Op::Sync),
             Act::Crash { seed: 5846291136874491558 },
         ],
@@ -429,236 +400,169 @@ fn seed_6288() {
 }
 
 #[test]
-fn seed_6083() {
+fn a_victim_that_was_exchanged_too() {
     check(
         6083,
         &[
             Act::Do(Op::Create { path: P("i"), kind: FileKind::Dir, mode: 448 }),
             Act::Do(Op::Create { path: P("d1"), kind: FileKind::Dir, mode: 1023 }),
             Act::Do(Op::Rename { from: P("d1"), to: P("a"), mode: RenameMode::Replace }),
-            Act::Do(Op::Rename {
-                from: P("a"),
-                to: P(
-                    "nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn",
-                ),
-                mode: RenameMode::NoReplace,
-            }),
-            Act::Do(Op::Create {
-                path: P(
-                    "nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn/b",
-                ),
-                kind: FileKind::Dir,
-                mode: 1023,
-            }),
+            Act::Do(Op::Rename { from: P("a"), to: P("nn"), mode: RenameMode::NoReplace }),
+            Act::Do(Op::Create { path: P("nn/b"), kind: FileKind::Dir, mode: 1023 }),
             Act::Do(Op::Create { path: P("d0"), kind: FileKind::File, mode: 493 }),
-            Act::Do(Op::Link {
-                from: P("d0"),
-                to: P(
-                    "nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn/i",
-                ),
-            }),
-            Act::Do(Op::Link {
-                from: P("d0"),
-                to: P(
-                    "nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn/d3",
-                ),
-            }),
-            Act::Do(Op::Create {
-                path: P(
-                    "nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn/f",
-                ),
-                kind: FileKind::File,
-                mode: 420,
-            }),
+            Act::Do(Op::Link { from: P("d0"), to: P("nn/i") }),
+            Act::Do(Op::Link { from: P("d0"), to: P("nn/d3") }),
+            Act::Do(Op::Create { path: P("nn/f"), kind: FileKind::File, mode: 420 }),
             Act::Remount,
-            Act::Do(Op::Create {
-                path: P(
-                    "nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn/b/d",
-                ),
-                kind: FileKind::Dir,
-                mode: 493,
-            }),
-            Act::Do(Op::Create {
-                path: P(
-                    "nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn/b/d/d3",
-                ),
-                kind: FileKind::Dir,
-                mode: 448,
-            }),
-            Act::Do(Op::Rename {
-                from: P(
-                    "nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn/b/d",
-                ),
-                to: P(
-                    "nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn/d0",
-                ),
-                mode: RenameMode::NoReplace,
-            }),
-            Act::Do(Op::Rename {
-                from: P(
-                    "nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn/d3",
-                ),
-                to: P(
-                    "nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn/d0/d3/d1",
-                ),
-                mode: RenameMode::Replace,
-            }),
-            Act::Do(Op::Append {
-                at: At::Path(P(
-                    "nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn/f",
-                )),
-                len: 8192,
-                seed: 2083520577,
-            }),
-            Act::Do(Op::Create {
-                path: P(
-                    "nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn/d0/d3/g",
-                ),
-                kind: FileKind::Dir,
-                mode: 384,
-            }),
-            Act::Do(Op::Rename {
-                from: P(
-                    "nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn/b",
-                ),
-                to: P(
-                    "nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn/d0/d3",
-                ),
-                mode: RenameMode::Exchange,
-            }),
-            Act::Do(Op::Create {
-                path: P(
-                    "nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn/b/g/b",
-                ),
-                kind: FileKind::Dir,
-                mode: 493,
-            }),
+            Act::Do(Op::Create { path: P("nn/b/d"), kind: FileKind::Dir, mode: 493 }),
+            Act::Do(Op::Create { path: P("nn/b/d/d3"), kind: FileKind::Dir, mode: 448 }),
+            Act::Do(Op::Rename { from: P("nn/b/d"), to: P("nn/d0"), mode: RenameMode::NoReplace }),
+            Act::Do(Op::Rename { from: P("nn/d3"), to: P("nn/d0/d3/d1"), mode: RenameMode::Replace }),
+            Act::Do(Op::Append { at: At::Path(P("nn/f")), len: 8192, seed: 2083520577 }),
+            Act::Do(Op::Create { path: P("nn/d0/d3/g"), kind: FileKind::Dir, mode: 384 }),
+            Act::Do(Op::Rename { from: P("nn/b"), to: P("nn/d0/d3"), mode: RenameMode::Exchange }),
+            Act::Do(Op::Create { path: P("nn/b/g/b"), kind: FileKind::Dir, mode: 493 }),
             Act::Do(Op::Sync),
-            Act::Do(Op::Link {
-                from: P(
-                    "nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn/b/d1",
-                ),
-                to: P(
-                    "nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn/d0/d3/e",
-                ),
-            }),
-            Act::Do(Op::Rename {
-                from: P(
-                    "nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn/b/g/b",
-                ),
-                to: P(
-                    "nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn/b/d",
-                ),
-                mode: RenameMode::Replace,
-            }),
-            Act::Do(Op::Link {
-                from: P(
-                    "nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn/f",
-                ),
-                to: P(
-                    "nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn/b/d/d1",
-                ),
-            }),
-            Act::Do(Op::Rename {
-                from: P(
-                    "nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn/b/d",
-                ),
-                to: P(
-                    "nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn/d0/d3",
-                ),
-                mode: RenameMode::Exchange,
-            }),
-            Act::Do(Op::Rename {
-                from: P(
-                    "nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn/d0",
-                ),
-                to: P(
-                    "nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn/b/b",
-                ),
-                mode: RenameMode::Replace,
-            }),
-            Act::Do(Op::Rename {
-                from: P(
-                    "nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn/b/d",
-                ),
-                to: P("d"),
-                mode: RenameMode::Replace,
-            }),
-            Act::Do(Op::Fsync {
-                at: At::Path(P(
-                    "nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn/i",
-                )),
-                data_only: false,
-            }),
-            Act::Do(Op::Rename {
-                from: P(
-                    "nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn/b/b/d3/d1",
-                ),
-                to: P("d/e"),
-                mode: RenameMode::Replace,
-            }),
-            Act::Do(Op::Rename {
-                from: P(
-                    "nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn/i",
-                ),
-                to: P("d"),
-                mode: RenameMode::Exchange,
-            }),
+            Act::Do(Op::Link { from: P("nn/b/d1"), to: P("nn/d0/d3/e") }),
+            Act::Do(Op::Rename { from: P("nn/b/g/b"), to: P("nn/b/d"), mode: RenameMode::Replace }),
+            Act::Do(Op::Link { from: P("nn/f"), to: P("nn/b/d/d1") }),
+            Act::Do(Op::Rename { from: P("nn/b/d"), to: P("nn/d0/d3"), mode: RenameMode::Exchange }),
+            Act::Do(Op::Rename { from: P("nn/d0"), to: P("nn/b/b"), mode: RenameMode::Replace }),
+            Act::Do(Op::Rename { from: P("nn/b/d"), to: P("d"), mode: RenameMode::Replace }),
+            Act::Do(Op::Fsync { at: At::Path(P("nn/i")), data_only: false }),
+            Act::Do(Op::Rename { from: P("nn/b/b/d3/d1"), to: P("d/e"), mode: RenameMode::Replace }),
+            Act::Do(Op::Rename { from: P("nn/i"), to: P("d"), mode: RenameMode::Exchange }),
             Act::Crash { seed: 16395066604989233296 },
         ],
     );
 }
 
 #[test]
-fn seed_8103() {
-    check(8103, &[
-        Act::Do(Op::Create { path: P("i"), kind: FileKind::Dir, mode: 1023 }),
-        Act::Do(Op::Create { path: P("i"), kind: FileKind::Dir, mode: 420 }),
-        Act::Do(Op::SetXattr { path: P("i"), name: P("user.a-longer-name-than-the-others"), len: 77, seed: 4201644098, mode: XattrMode::Set }),
-        Act::Do(Op::Create { path: P("i/mé"), kind: FileKind::File, mode: 420 }),
-        Act::Do(Op::Create { path: P("d"), kind: FileKind::File, mode: 384 }),
+fn a_name_lost_in_a_recovery_that_was_cut_off() {
+    check(
+        8103,
+        &[
+            Act::Do(Op::Create { path: P("i"), kind: FileKind::Dir, mode: 1023 }),
+            Act::Do(Op::Create { path: P("i"), kind: FileKind::Dir, mode: 420 }),
+            Act::Do(Op::SetXattr {
+                path: P("i"),
+                name: P("user.a-longer-name-than-the-others"),
+                len: 77,
+                seed: 4201644098,
+                mode: XattrMode::Set,
+            }),
+            Act::Do(Op::Create { path: P("i/mé"), kind: FileKind::File, mode: 420 }),
+            Act::Do(Op::Create { path: P("d"), kind: FileKind::File, mode: 384 }),
+            Act::Do(Op::Sync),
+            Act::Do(Op::Link { from: P("d"), to: P("i/d1") }),
+            Act::Do(Op::Create { path: P("i/d"), kind: FileKind::File, mode: 493 }),
+            Act::Do(Op::Fsync { at: At::Path(P("d")), data_only: false }),
+            Act::Do(Op::Create { path: P("nn"), kind: FileKind::Dir, mode: 493 }),
+            Act::Do(Op::Rename { from: P("d"), to: P("i/d0"), mode: RenameMode::Replace }),
+            Act::Do(Op::Fsync { at: At::Slot(0), data_only: false }),
+            Act::Do(Op::Rename { from: P("i/d"), to: P("d1"), mode: RenameMode::Replace }),
+            Act::Do(Op::Create { path: P("f"), kind: FileKind::File, mode: 493 }),
+            Act::Do(Op::Close { slot: 1 }),
+            Act::Do(Op::Rename { from: P("i/d0"), to: P("i/d2"), mode: RenameMode::Replace }),
+            Act::Do(Op::Rename { from: P("i/d2"), to: P("i/b"), mode: RenameMode::Replace }),
+            Act::Do(Op::Rename { from: P("d3"), to: P("f"), mode: RenameMode::Replace }),
+            Act::Do(Op::Open { path: P("d1"), slot: 3 }),
+            Act::Do(Op::Create { path: P("i/f"), kind: FileKind::Socket, mode: 416 }),
+            Act::Do(Op::Fallocate { at: At::Slot(2), mode: FallocMode::PunchHole, off: 1007, len: 57 }),
+            Act::Do(Op::Create { path: P("b"), kind: FileKind::Dir, mode: 1023 }),
+            Act::Do(Op::SetXattr {
+                path: P("i"),
+                name: P("user.a-longer-name-than-the-others"),
+                len: 80,
+                seed: 4201644135,
+                mode: XattrMode::Set,
+            }),
+            Act::Do(Op::Rmdir { path: P("i") }),
+            Act::Do(Op::Create { path: P("e"), kind: FileKind::File, mode: 384 }),
+            Act::Do(Op::Create { path: P("b/j"), kind: FileKind::File, mode: 448 }),
+            Act::Do(Op::Rename { from: P("b"), to: P("i/b"), mode: RenameMode::Replace }),
+            Act::Do(Op::LinkSlot { slot: 3, to: P("b/i") }),
+            Act::Do(Op::Rename { from: P("b/j"), to: P("d0"), mode: RenameMode::Replace }),
+            Act::Do(Op::SetXattr {
+                path: P("e"),
+                name: P("user.a-longer-name-than-the-others"),
+                len: 19,
+                seed: 4201644141,
+                mode: XattrMode::Set,
+            }),
+            Act::Do(Op::Link { from: P("d0"), to: P("j") }),
+            Act::Remount,
+            Act::Do(Op::Append { at: At::Path(P("j")), len: 3786, seed: 4201644142 }),
+            Act::Crash { seed: 4895832812646895368 },
+            Act::Do(Op::Rename { from: P("i/b"), to: P("j"), mode: RenameMode::Replace }),
+            Act::Do(Op::Create { path: P("b/d0"), kind: FileKind::File, mode: 384 }),
+            Act::Do(Op::Write { at: At::Path(P("f")), off: 64405, len: 140, seed: 4201644152 }),
+            Act::Do(Op::SetMode { path: P("d1"), mode: 384 }),
+            Act::Do(Op::Rmdir { path: P("i") }),
+            Act::Do(Op::LinkSlot { slot: 3, to: P("mé") }),
+            Act::Do(Op::Rename { from: P("j"), to: P("b/d3"), mode: RenameMode::NoReplace }),
+            Act::Do(Op::Rename { from: P("i/nn"), to: P("d0"), mode: RenameMode::Replace }),
+            Act::Do(Op::Rename { from: P("f"), to: P("b/i"), mode: RenameMode::Replace }),
+            Act::Do(Op::Fsync { at: At::Path(P("d1")), data_only: false }),
+            Act::Do(Op::Append { at: At::Path(P("b/d3")), len: 166, seed: 4201644164 }),
+            Act::Crash { seed: 4180869189448770914 },
+            Act::Do(Op::Rename { from: P("i/nn"), to: P("e"), mode: RenameMode::NoReplace }),
+            Act::Crash { seed: 12857358151062219209 },
+        ],
+    );
+}
+
+#[test]
+fn a_directory_replaced_after_its_child_moved_out() {
+    check_crashes(&[
+        dir(P("b")),
+        dir(P("e")),
+        dir(P("n")),
+        file(P("b/x")),
         Act::Do(Op::Sync),
-        Act::Do(Op::Link { from: P("d"), to: P("i/d1") }),
-        Act::Do(Op::Create { path: P("i/d"), kind: FileKind::File, mode: 493 }),
+        Act::Do(Op::Rename { from: P("b/x"), to: P("e/x"), mode: RenameMode::Replace }),
+        Act::Do(Op::Rename { from: P("n"), to: P("b"), mode: RenameMode::Replace }),
+        Act::Do(Op::Sync),
+    ]);
+}
+
+#[test]
+fn a_directory_removed_after_its_child_moved_out_and_its_name_taken() {
+    check_crashes(&[
+        dir(P("b")),
+        dir(P("e")),
+        dir(P("n")),
+        file(P("b/x")),
+        Act::Do(Op::Sync),
+        Act::Do(Op::Rename { from: P("b/x"), to: P("e/x"), mode: RenameMode::Replace }),
+        Act::Do(Op::Rmdir { path: P("b") }),
+        Act::Do(Op::Rename { from: P("n"), to: P("b"), mode: RenameMode::Replace }),
+        Act::Do(Op::Sync),
+    ]);
+}
+
+#[test]
+fn a_new_directory_with_attributes_comes_back_with_them() {
+    check_crashes(&[
+        dir(P("d")),
+        Act::Do(Op::SetXattr { path: P("d"), name: P("user.a"), len: 70, seed: 1, mode: XattrMode::Set }),
+        Act::Do(Op::SetMode { path: P("d"), mode: 0o1755 }),
+        file(P("d/f")),
+        Act::Do(Op::Fsync { at: At::Path(P("d/f")), data_only: false }),
+    ]);
+}
+
+#[test]
+fn an_open_victim_synced_after_the_commit_of_its_domain() {
+    check_crashes(&[
+        dir(P("d")),
+        dir(P("e")),
+        file(P("d/v")),
+        file(P("e/n")),
+        Act::Do(Op::Sync),
+        Act::Do(Op::Open { path: P("d/v"), slot: 0 }),
+        Act::Do(Op::Rename { from: P("e/n"), to: P("d/v"), mode: RenameMode::Replace }),
         Act::Do(Op::Fsync { at: At::Path(P("d")), data_only: false }),
-        Act::Do(Op::Create { path: P("nn"), kind: FileKind::Dir, mode: 493 }),
-        Act::Do(Op::Rename { from: P("d"), to: P("i/d0"), mode: RenameMode::Replace }),
         Act::Do(Op::Fsync { at: At::Slot(0), data_only: false }),
-        Act::Do(Op::Rename { from: P("i/d"), to: P("d1"), mode: RenameMode::Replace }),
-        Act::Do(Op::Create { path: P("f"), kind: FileKind::File, mode: 493 }),
-        Act::Do(Op::Close { slot: 1 }),
-        Act::Do(Op::Rename { from: P("i/d0"), to: P("i/d2"), mode: RenameMode::Replace }),
-        Act::Do(Op::Rename { from: P("i/d2"), to: P("i/b"), mode: RenameMode::Replace }),
-        Act::Do(Op::Rename { from: P("d3"), to: P("f"), mode: RenameMode::Replace }),
-        Act::Do(Op::Open { path: P("d1"), slot: 3 }),
-        Act::Do(Op::Create { path: P("i/f"), kind: FileKind::Socket, mode: 416 }),
-        Act::Do(Op::Fallocate { at: At::Slot(2), mode: FallocMode::PunchHole, off: 1007, len: 57 }),
-        Act::Do(Op::Create { path: P("b"), kind: FileKind::Dir, mode: 1023 }),
-        Act::Do(Op::SetXattr { path: P("i"), name: P("user.a-longer-name-than-the-others"), len: 80, seed: 4201644135, mode: XattrMode::Set }),
-        Act::Do(Op::Rmdir { path: P("i") }),
-        Act::Do(Op::Create { path: P("e"), kind: FileKind::File, mode: 384 }),
-        Act::Do(Op::Create { path: P("b/j"), kind: FileKind::File, mode: 448 }),
-        Act::Do(Op::Rename { from: P("b"), to: P("i/b"), mode: RenameMode::Replace }),
-        Act::Do(Op::LinkSlot { slot: 3, to: P("b/i") }),
-        Act::Do(Op::Rename { from: P("b/j"), to: P("d0"), mode: RenameMode::Replace }),
-        Act::Do(Op::SetXattr { path: P("e"), name: P("user.a-longer-name-than-the-others"), len: 19, seed: 4201644141, mode: XattrMode::Set }),
-        Act::Do(Op::Link { from: P("d0"), to: P("j") }),
-        Act::Remount,
-        Act::Do(Op::Append { at: At::Path(P("j")), len: 3786, seed: 4201644142 }),
-        Act::Crash { seed: 4895832812646895368 },
-        Act::Do(Op::Rename { from: P("i/b"), to: P("j"), mode: RenameMode::Replace }),
-        Act::Do(Op::Create { path: P("b/d0"), kind: FileKind::File, mode: 384 }),
-        Act::Do(Op::Write { at: At::Path(P("f")), off: 64405, len: 140, seed: 4201644152 }),
-        Act::Do(Op::SetMode { path: P("d1"), mode: 384 }),
-        Act::Do(Op::Rmdir { path: P("i") }),
-        Act::Do(Op::LinkSlot { slot: 3, to: P("mé") }),
-        Act::Do(Op::Rename { from: P("j"), to: P("b/d3"), mode: RenameMode::NoReplace }),
-        Act::Do(Op::Rename { from: P("i/nn"), to: P("d0"), mode: RenameMode::Replace }),
-        Act::Do(Op::Rename { from: P("f"), to: P("b/i"), mode: RenameMode::Replace }),
-        Act::Do(Op::Fsync { at: At::Path(P("d1")), data_only: false }),
-        Act::Do(Op::Append { at: At::Path(P("b/d3")), len: 166, seed: 4201644164 }),
-        Act::Crash { seed: 4180869189448770914 },
-        Act::Do(Op::Rename { from: P("i/nn"), to: P("e"), mode: RenameMode::NoReplace }),
-        Act::Crash { seed: 12857358151062219209 },
     ]);
 }
