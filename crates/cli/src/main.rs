@@ -55,6 +55,8 @@ enum Command {
     Rm(cmd::rm::Args),
     Mkdir(cmd::mkdir::Args),
     Scrub(cmd::scrub::Args),
+    // boxed: its arguments are many
+    Bench(Box<fxmark::cli::Args>),
     #[command(hide = true)]
     Man(cmd::man::Args),
 }
@@ -102,6 +104,7 @@ fn run(command: Command) -> Outcome {
         Command::Rm(a) => cmd::rm::run(&a),
         Command::Mkdir(a) => cmd::mkdir::run(&a),
         Command::Scrub(a) => cmd::scrub::run(&a),
+        Command::Bench(a) => cmd::bench::run(&a),
         Command::Man(a) => cmd::man::run(&a, Cli::command()),
     }
 }

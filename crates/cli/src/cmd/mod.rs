@@ -1,5 +1,6 @@
 //! The commands, one file each: its arguments (`Args`) and `run`.
 
+pub mod bench;
 pub mod cat;
 pub mod cp;
 pub mod dump;

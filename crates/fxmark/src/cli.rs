@@ -1,0 +1,395 @@
+//! The command line, the same for `fxmark` and `braidfs bench`.
+
+use crate::run::{self, Job, LONG, Method, Profile, QUICK, STANDARD};
+use crate::suite::{self, Group, TESTS, TestId};
+use crate::target::{self, Lab, Media, MediaKind, Target};
+use crate::worker::{self, Mode, WORKERS_MAX};
+use crate::{Error, Result, report, sys};
+use clap::{Parser, Subcommand, ValueEnum};
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// Examples for `--help`.
+pub const EXAMPLES: &str = "Examples:\n  \
+    fxmark --quick                               everything once, on all file systems: does it work?\n  \
+    fxmark -t ext4,xfs,tmpfs -o results.json     the microbenchmarks, figures to talk about\n  \
+    fxmark -t /mnt/a -t /mnt/b --tests MWCM      two directories, one test; no root needed\n  \
+    fxmark report results.json                   tables as Markdown\n  \
+    fxmark compare before.json after.json        what changed, and is it more than chance?\n\n\
+    In `braidfs`, it is called `braidfs bench`.";
+
+/// Measure how file systems scale with cores (FxMark)
+#[derive(Debug, Parser)]
+#[command(args_conflicts_with_subcommands = true, after_help = EXAMPLES)]
+pub struct Args {
+    #[command(flatten)]
+    run: RunArgs,
+    #[command(subcommand)]
+    command: Option<Cmd>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Cmd {
+    /// Show all tests
+    List {
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Compare two results files, cell by cell
+    Compare(report::CompareArgs),
+    /// Print a results file as Markdown tables
+    Report(report::ReportArgs),
+    /// Not for people: one worker
+    #[command(hide = true)]
+    Worker,
+    /// Not for people: a program that ends with its parent
+    #[command(hide = true)]
+    Hold {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        command: Vec<OsString>,
+    },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum MediaArg {
+    /// A loop device over a file on disk
+    Loop,
+    /// A loop device over a file in memory (the paper's RAM disk)
+    Ram,
+    /// A zram device
+    Zram,
+}
+
+#[derive(Debug, clap::Args)]
+struct RunArgs {
+    /// What to test: ext4, ext4-nj, xfs, btrfs, f2fs, tmpfs, braidfs (mounted), library (braidfs in process), all,
+    /// or a directory
+    #[arg(short, long = "target", value_name = "TARGET", value_delimiter = ',', default_value = "all")]
+    targets: Vec<String>,
+    /// Which tests: micro, bg, direct, apps, external, all, or names (`DR*` for all that begin so)
+    #[arg(long, value_name = "LIST", default_value = "micro,bg,direct,apps,external")]
+    tests: String,
+    /// Everything once and short: does it work?
+    #[arg(long, conflicts_with = "long")]
+    quick: bool,
+    /// Longer and more often: figures to publish
+    #[arg(long)]
+    long: bool,
+    /// How the tests are set up
+    #[arg(long, value_enum, default_value = "corrected")]
+    mode: Mode,
+    /// Measured time of one repetition
+    #[arg(long, value_name = "SECONDS")]
+    seconds: Option<f64>,
+    /// Warm-up before each
+    #[arg(long, value_name = "SECONDS")]
+    warm_up: Option<f64>,
+    /// Repetitions, interleaved between the targets
+    #[arg(long, value_name = "N")]
+    reps: Option<usize>,
+    /// Numbers of cores, as 1,2,4 [default: powers of two up to all]
+    #[arg(long, value_name = "N,N", value_delimiter = ',')]
+    cores: Vec<usize>,
+    /// CPUs to use, in this order, as 0-3,8 [default: all that this process may use]
+    #[arg(long, value_name = "LIST")]
+    cpus: Option<String>,
+    /// What the file systems lie on
+    #[arg(long, value_enum, default_value = "loop")]
+    media: MediaArg,
+    /// A block device instead; everything on it is lost
+    #[arg(long, value_name = "DEVICE", requires = "force")]
+    device: Option<PathBuf>,
+    /// Yes, everything on --device may be lost
+    #[arg(long)]
+    force: bool,
+    /// Where the image of `--media loop` is made
+    #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
+    image_dir: PathBuf,
+    /// Size of the file systems
+    #[arg(long, value_name = "BYTES", value_parser = parse_size)]
+    size: Option<u64>,
+    /// More options of mount, as ext4:data=journal
+    #[arg(long, value_name = "TARGET:OPTIONS", value_parser = parse_for)]
+    mount_options: Vec<(String, String)>,
+    /// More arguments of mkfs, as xfs:-m reflink=0
+    #[arg(long, value_name = "TARGET:ARGS", value_parser = parse_for)]
+    mkfs_options: Vec<(String, String)>,
+    /// The program braidfs [default: this one, beside it, or in the path]
+    #[arg(long, value_name = "PATH")]
+    braidfs: Option<PathBuf>,
+    /// Make the file system once per target, not for each repetition
+    #[arg(long)]
+    no_remake: bool,
+    /// Leave the kernel's caches as they are
+    #[arg(long)]
+    keep_caches: bool,
+    /// Files of a worker in tests that create, remove or rename
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    files: Option<u64>,
+    /// Seed of random numbers
+    #[arg(long, default_value_t = 42)]
+    seed: u64,
+    /// Where the results go, as JSON [default: fxmark.json]
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Print the results as JSON, no table
+    #[arg(long)]
+    json: bool,
+}
+
+fn parse_size(text: &str) -> Result<u64, String> {
+    let bad = || format!("`{text}` is no size: write 512M, 4G");
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let shift = match text[digits.len()..].to_ascii_uppercase().trim_end_matches("IB").trim_end_matches('B') {
+        "" => 0,
+        "K" => 10,
+        "M" => 20,
+        "G" => 30,
+        "T" => 40,
+        _ => return Err(bad()),
+    };
+    let n: u64 = digits.parse().map_err(|_| bad())?;
+    n.checked_shl(shift).filter(|b| b >> shift == n && *b >= 1 << 20).ok_or_else(bad)
+}
+
+fn parse_for(text: &str) -> Result<(String, String), String> {
+    let (target, options) = text.split_once(':').ok_or("write it as TARGET:OPTIONS, like ext4:data=journal")?;
+    if options.is_empty() || !Target::MADE.iter().any(|t| t.to_string() == target) {
+        return Err(format!("`{target}` is no file system made here, or there are no options for it"));
+    }
+    Ok((target.into(), options.into()))
+}
+
+/// Runs the command; its exit code. `before`: the arguments between the program and ours (`bench` in `braidfs bench`).
+///
+/// # Errors
+/// What failed; [`Error::code`] is the exit code.
+pub fn main(args: &Args, before: &[&str]) -> Result<u8> {
+    match &args.command {
+        None => measure(&args.run, before).map(|()| 0),
+        Some(Cmd::List { json }) => list(*json).map(|()| 0),
+        Some(Cmd::Compare(a)) => report::compare(a),
+        Some(Cmd::Report(a)) => report::report(a).map(|()| 0),
+        Some(Cmd::Worker) => Ok(worker::main()),
+        Some(Cmd::Hold { command }) => target::hold(command).map(|()| 0),
+    }
+}
+
+fn measure(args: &RunArgs, before: &[&str]) -> Result<()> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+        signal_hook::flag::register(signal, Arc::clone(&stop)).map_err(|e| Error::io("catching signals", e))?;
+    }
+    let dir = tempfile::Builder::new().prefix("fxmark-").tempdir().map_err(|e| Error::io("making a directory", e))?;
+    let output = args.output.clone().unwrap_or_else(|| "fxmark.json".into());
+    let results = {
+        let job = job(args, before, &stop, dir.path().to_path_buf(), &output)?;
+        run::run(&job)?
+    };
+    results.write(&output)?;
+    if args.json {
+        let text = serde_json::to_string_pretty(&results).map_err(|e| Error::io("writing", std::io::Error::from(e)))?;
+        return say(&text);
+    }
+    say(&report::table(&results))?;
+    say(&format!("Results: {}", output.display()))
+}
+
+/// Prints on standard output. A reader that has gone is no error.
+///
+/// # Errors
+/// The disk behind it is full.
+pub fn say(text: &str) -> Result<()> {
+    use std::io::Write;
+    let mut out = std::io::stdout().lock();
+    match writeln!(out, "{text}").and_then(|()| out.flush()) {
+        Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => Err(Error::io("writing the output", e)),
+        _ => Ok(()),
+    }
+}
+
+fn job(args: &RunArgs, before: &[&str], stop: &Arc<AtomicBool>, dir: PathBuf, output: &std::path::Path) -> Result<Job> {
+    let profile = profile(args)?;
+    let targets = targets(args)?;
+    let cpus = cpus(args)?;
+    let cores = cores(args, cpus.len())?;
+    let braidfs = Lab::find_braidfs(args.braidfs.as_deref());
+    let root = rustix::process::geteuid().is_root();
+    if !root && let Some(t) = targets.iter().find(|t| t.needs_root()) {
+        return Err(Error::Usage(format!("{t}: only root can make file systems: be root, or test a directory")));
+    }
+    if targets.iter().any(Target::needs_root) {
+        sys::private_mounts().map_err(|e| Error::io("making the mounts private", e))?;
+    }
+    let kind = match (&args.device, args.media) {
+        (Some(device), _) => MediaKind::Device(device.clone()),
+        (None, MediaArg::Loop) => MediaKind::Loop(args.image_dir.clone()),
+        (None, MediaArg::Ram) => MediaKind::Ram,
+        (None, MediaArg::Zram) => MediaKind::Zram,
+    };
+    let needs = targets.iter().any(Target::needs_device);
+    let media = needs.then(|| Media::make(&kind, profile.size, profile.fill, &dir)).transpose()?;
+    let words = |last: &str| before.iter().copied().chain([last]).map(OsString::from).collect::<Vec<_>>();
+    Ok(Job {
+        method: Method {
+            mode: args.mode,
+            scale: profile.scale,
+            seed: args.seed,
+            seconds: profile.seconds,
+            warm_up: profile.warm_up,
+            cpus,
+            worker_args: words("worker"),
+        },
+        tests: tests(args)?,
+        targets,
+        cores,
+        lab: Lab {
+            media,
+            dir,
+            size: profile.size,
+            braidfs,
+            mount_options: args.mount_options.clone(),
+            mkfs_options: args.mkfs_options.clone(),
+            hold_args: words("hold"),
+        },
+        drop_caches: root && profile.remake && !args.keep_caches,
+        stop: Arc::clone(stop),
+        partial: Some(output.with_extension("partial.json")),
+        profile,
+    })
+}
+
+fn profile(args: &RunArgs) -> Result<Profile> {
+    let mut p = match (args.quick, args.long) {
+        (true, _) => QUICK,
+        (_, true) => LONG,
+        _ => STANDARD,
+    };
+    p.seconds = args.seconds.unwrap_or(p.seconds);
+    p.warm_up = args.warm_up.unwrap_or(p.warm_up);
+    p.reps = args.reps.unwrap_or(p.reps);
+    p.size = args.size.unwrap_or(p.size);
+    p.scale.files = args.files.unwrap_or(p.scale.files);
+    p.remake &= !args.no_remake;
+    let fine = |s: f64| s.is_finite() && (0.0..=86_400.0).contains(&s);
+    if !fine(p.seconds) || p.seconds < 0.001 || !fine(p.warm_up) || p.reps == 0 {
+        return Err(Error::Usage("--seconds, --warm-up and --reps have to be above nothing, and below a day".into()));
+    }
+    Ok(p)
+}
+
+/// Named targets have to be there; of `all`, those are taken that can be.
+fn targets(args: &RunArgs) -> Result<Vec<Target>> {
+    let mut out = Vec::new();
+    for name in &args.targets {
+        if name == "all" {
+            for target in Target::MADE.into_iter().filter(|t| *t != Target::Ext4NoJournal) {
+                match missing(&target, args) {
+                    None => out.push(target),
+                    Some(why) => eprintln!("fxmark: leaving {target} out: {why}"),
+                }
+            }
+            continue;
+        }
+        let target: Target = name.parse()?;
+        if let Target::Dir(dir) = &target {
+            run::check_dir(dir)?;
+        }
+        if let Some(why) = missing(&target, args) {
+            return Err(Error::Usage(format!("{target}: {why}")));
+        }
+        out.push(target);
+    }
+    if let Some((i, twice)) = out.iter().enumerate().find(|(i, t)| out[..*i].contains(t)) {
+        return Err(Error::Usage(format!("target {} is `{twice}` again: name each once", i + 1)));
+    }
+    Ok(out)
+}
+
+fn missing(target: &Target, args: &RunArgs) -> Option<String> {
+    let no_program = *target == Target::Braidfs && Lab::find_braidfs(args.braidfs.as_deref()).is_none();
+    if no_program { Some("the program braidfs is not there: name it with --braidfs".into()) } else { target.missing() }
+}
+
+fn tests(args: &RunArgs) -> Result<Vec<TestId>> {
+    let mut tests = suite::choose(&args.tests)?;
+    if args.mode == Mode::Original {
+        tests.retain(|t| matches!(t.test.group, Group::Data | Group::Meta));
+        if tests.is_empty() {
+            return Err(Error::Usage("mode original has microbenchmarks only".into()));
+        }
+    }
+    let named = args.tests.split(',').any(|w| suite::find(w).is_some());
+    tests.retain(|t| match crate::external::missing(t) {
+        Some(why) if !named => {
+            eprintln!("fxmark: leaving {t} out: {why}");
+            false
+        }
+        _ => true,
+    });
+    Ok(tests)
+}
+
+fn cpus(args: &RunArgs) -> Result<Vec<usize>> {
+    let allowed = sys::allowed().map_err(|e| Error::io("asking for the CPUs", e))?;
+    let Some(list) = &args.cpus else { return Ok(allowed) };
+    let cpus = sys::parse_list(list).map_err(Error::Usage)?;
+    match cpus.iter().find(|c| !allowed.contains(c)) {
+        Some(c) => Err(Error::Usage(format!("--cpus: this process may not use CPU {c}: it may use {allowed:?}"))),
+        None => Ok(cpus),
+    }
+}
+
+fn cores(args: &RunArgs, cpus: usize) -> Result<Vec<usize>> {
+    let mut cores = if args.cores.is_empty() { run::sweep(cpus) } else { args.cores.clone() };
+    cores.sort_unstable();
+    cores.dedup();
+    match cores.iter().find(|&&c| c == 0 || c > cpus || c >= WORKERS_MAX) {
+        Some(c) => Err(Error::Usage(format!("--cores {c}: there are {cpus} CPUs to use"))),
+        None => Ok(cores),
+    }
+}
+
+fn list(json: bool) -> Result<()> {
+    if json {
+        let all: Vec<_> = TestId::all()
+            .iter()
+            .map(|t| serde_json::json!({ "name": t.to_string(), "what": t.test.what, "unit": t.test.unit }))
+            .collect();
+        return say(&serde_json::Value::from(all).to_string());
+    }
+    let mut text = String::new();
+    for t in TESTS {
+        let more = match (t.has_bg, t.has_direct) {
+            (true, true) => "  (_bg, _direct)",
+            (true, false) => "  (_bg)",
+            (false, true) => "  (_direct)",
+            _ => "",
+        };
+        text += &format!("{:<11} {}{more}\n", t.name, t.what);
+    }
+    say(text.trim_end())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn sizes() {
+        assert_eq!(parse_size("2G"), Ok(2 << 30));
+        assert_eq!(parse_size("64MiB"), Ok(64 << 20));
+        for bad in ["", "x", "12", "1X", "99999999999T"] {
+            assert!(parse_size(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! What people read: a table for the terminal, Markdown, a comparison of two files.
+
+mod compare;
+mod markdown;
+mod table;
+
+pub use compare::{CompareArgs, compare};
+pub use table::table;
+
+use crate::Result;
+use crate::results::Results;
+use std::path::PathBuf;
+
+/// Arguments of `report`.
+#[derive(Debug, clap::Args)]
+pub struct ReportArgs {
+    /// What a run wrote
+    file: PathBuf,
+}
+
+/// Prints Markdown.
+///
+/// # Errors
+/// The file cannot be read.
+pub fn report(args: &ReportArgs) -> Result<()> {
+    let results = Results::read(&args.file)?;
+    crate::cli::say(markdown::markdown(&results).trim_end())
+}
+
+/// A table with lines round it and below its head.
+fn lines(t: &mut comfy_table::Table) {
+    t.load_preset(comfy_table::presets::UTF8_BORDERS_ONLY);
+}
+
+/// Cells left out, by reason: the reason, and its cells in words.
+pub fn skipped(r: &Results) -> Vec<(String, String)> {
+    type Cells = Vec<(String, Vec<String>)>;
+    let mut out: Vec<(String, Cells)> = Vec::new();
+    for s in &r.skipped {
+        let at = out.iter().position(|(why, _)| *why == s.why).unwrap_or_else(|| {
+            out.push((s.why.clone(), Vec::new()));
+            out.len() - 1
+        });
+        let test = format!("{} ({})", s.test, s.cores);
+        match out[at].1.iter_mut().find(|(t, _)| *t == test) {
+            Some((_, targets)) => targets.push(s.target.clone()),
+            None => out[at].1.push((test, vec![s.target.clone()])),
+        }
+    }
+    let words = |cells: Cells| {
+        let same = cells.iter().all(|c| c.1 == cells[0].1);
+        let targets = |t: &[String]| {
+            if t.len() == r.target_names().len() { String::new() } else { format!(" on {}", t.join(", ")) }
+        };
+        if same {
+            let names = cells.iter().map(|c| c.0.as_str()).collect::<Vec<_>>().join(", ");
+            return names + &targets(&cells[0].1);
+        }
+        cells.iter().map(|(test, t)| format!("{test}{}", targets(t))).collect::<Vec<_>>().join("; ")
+    };
+    out.into_iter().map(|(why, cells)| (why, words(cells))).collect()
+}
+
+/// A figure with three digits: `1.23 M`, `45.6 k`, `789`, `0.12`.
+pub fn figure(n: f64) -> String {
+    let (n, unit) = match n.abs() {
+        a if a >= 1e9 => (n / 1e9, " G"),
+        a if a >= 1e6 => (n / 1e6, " M"),
+        a if a >= 1e4 => (n / 1e3, " k"),
+        _ => (n, ""),
+    };
+    match n.abs() {
+        a if a >= 100.0 => format!("{n:.0}{unit}"),
+        a if a >= 10.0 => format!("{n:.1}{unit}"),
+        _ => format!("{n:.2}{unit}"),
+    }
+}
+
+/// A time with three digits: `850 ns`, `1.25 µs`, `12.5 ms`.
+pub fn time(ns: f64) -> String {
+    let (n, unit) = match ns {
+        a if a >= 1e9 => (ns / 1e9, "s"),
+        a if a >= 1e6 => (ns / 1e6, "ms"),
+        a if a >= 1e3 => (ns / 1e3, "µs"),
+        _ => (ns, "ns"),
+    };
+    match n {
+        a if a >= 100.0 => format!("{n:.0} {unit}"),
+        a if a >= 10.0 => format!("{n:.1} {unit}"),
+        _ => format!("{n:.2} {unit}"),
+    }
+}
+
+/// Seconds since 1970 as a date and time in UTC.
+pub fn date(seconds: u64) -> String {
+    let (days, second) = (seconds / 86_400, seconds % 86_400);
+    // civil date of a day number, with years that begin in March
+    let z = days + 719_468;
+    let (era, doe) = (z / 146_097, z % 146_097);
+    let yoe = (doe - doe / 1460 + doe / 36_524 - doe / 146_096) / 365;
+    let doy = doe - (365 * yoe + yoe / 4 - yoe / 100);
+    let mp = (5 * doy + 2) / 153;
+    let (day, month) = (doy - (153 * mp + 2) / 5 + 1, if mp < 10 { mp + 3 } else { mp - 9 });
+    let year = yoe + era * 400 + u64::from(month <= 2);
+    format!("{year:04}-{month:02}-{day:02} {:02}:{:02} UTC", second / 3600, second / 60 % 60)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_have_three_digits() {
+        for (n, text) in
+            [(0.5, "0.50"), (12.34, "12.3"), (9999.0, "9999"), (45_600.0, "45.6 k"), (1_234_567.0, "1.23 M")]
+        {
+            assert_eq!(figure(n), text);
+        }
+        for (ns, text) in [(850.0, "850 ns"), (1250.0, "1.25 µs"), (12.5e6, "12.5 ms"), (2e9, "2.00 s")] {
+            assert_eq!(time(ns), text);
+        }
+        assert_eq!(date(951_827_696), "2000-02-29 12:34 UTC");
+    }
+}

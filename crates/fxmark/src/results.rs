@@ -1,0 +1,354 @@
+//! Results: what a run writes and the reports read. The schema has a version; see `docs/benchmarks.md`.
+
+use crate::sys::{DiskCounters, Machine};
+use crate::worker::{Mode, Scale};
+use crate::{Error, Result, stats};
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+
+/// What the first field of a results file says.
+pub const SCHEMA: &str = "fxmark-results";
+/// Version of the schema: a reader knows this and older ones.
+pub const VERSION: u32 = 1;
+
+/// A results file.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Results {
+    /// [`SCHEMA`].
+    pub schema: String,
+    /// [`VERSION`].
+    pub version: u32,
+    /// Program and version that wrote it.
+    pub tool: String,
+    /// Start, seconds since 1970.
+    pub started: u64,
+    /// Length of the whole, seconds.
+    pub took: f64,
+    /// Where.
+    pub machine: Machine,
+    /// How.
+    pub plan: Plan,
+    /// On what.
+    pub targets: Vec<TargetInfo>,
+    /// Every repetition of every cell.
+    pub runs: Vec<Run>,
+    /// Cells left out, with the reason.
+    pub skipped: Vec<Skipped>,
+    /// What shortened or bent the measurement.
+    pub notes: Vec<String>,
+}
+
+/// The method.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Plan {
+    /// `quick`, `standard` or `long`.
+    pub profile: String,
+    /// How the tests were set up.
+    pub mode: Mode,
+    /// Measured seconds of one repetition.
+    pub seconds: f64,
+    /// Warm-up before each, seconds.
+    pub warm_up: f64,
+    /// Repetitions, interleaved between targets.
+    pub reps: usize,
+    /// Numbers of cores.
+    pub cores: Vec<usize>,
+    /// CPUs, in the order in which they were used.
+    pub cpus: Vec<usize>,
+    /// What the file systems lay on.
+    pub media: String,
+    /// Was the file system made again for each repetition, or once per target?
+    pub remade: bool,
+    /// Were the kernel's caches dropped before each repetition?
+    pub caches_dropped: bool,
+    /// Sizes.
+    pub scale: Scale,
+    /// Of random numbers.
+    pub seed: u64,
+}
+
+/// A file system under test.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TargetInfo {
+    /// As it was named.
+    pub name: String,
+    /// Commands that made and mounted it.
+    pub setup: Vec<String>,
+}
+
+/// Shares of CPU time of the CPUs in use, 0 to 1.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct CpuSplit {
+    /// In programs.
+    pub user: f64,
+    /// In the kernel.
+    pub system: f64,
+    /// Idle.
+    pub idle: f64,
+    /// Idle, waiting for a device.
+    pub iowait: f64,
+    /// Taken by the hypervisor.
+    pub steal: f64,
+}
+
+/// Latency of single operations, nanoseconds.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Latency {
+    /// Operations timed.
+    pub count: u64,
+    /// One in so many was timed.
+    pub sampled: u64,
+    /// Mean.
+    pub mean: f64,
+    /// Quantiles.
+    pub p50: u64,
+    /// 90 %.
+    pub p90: u64,
+    /// 99 %.
+    pub p99: u64,
+    /// 99.9 %.
+    pub p999: u64,
+    /// 99.99 %.
+    pub p9999: u64,
+    /// Longest.
+    pub max: u64,
+    /// The histogram: nanoseconds, operations.
+    pub histogram: Vec<(u64, u64)>,
+}
+
+/// One repetition of one cell.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Run {
+    /// Test.
+    pub test: String,
+    /// Target.
+    pub target: String,
+    /// Foreground workers, each on a CPU of its own.
+    pub cores: usize,
+    /// Which repetition, from 0.
+    pub rep: usize,
+    /// Operations of all foreground workers.
+    pub ops: u64,
+    /// Measured seconds, mean of the workers.
+    pub secs: f64,
+    /// Operations per second.
+    pub throughput: f64,
+    /// Operations of the slowest and the fastest worker, per second.
+    pub fairness: (f64, f64),
+    /// Operations per second of the background worker.
+    pub background: Option<f64>,
+    /// Where a test has parts (tenants): name, operations per second.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub parts: Vec<(String, f64)>,
+    /// Latencies; none in mode `original`.
+    pub latency: Option<Latency>,
+    /// CPU time.
+    pub cpu: CpuSplit,
+    /// Times that foreground workers slept.
+    pub voluntary: u64,
+    /// Times that they were preempted.
+    pub involuntary: u64,
+    /// Context switches of the whole machine.
+    pub switches: u64,
+    /// The device during the measurement; none where there is no block device.
+    pub disk: Option<DiskCounters>,
+    /// The device afterwards, until everything was durable.
+    pub settle: Option<DiskCounters>,
+    /// Timed phases: more than one where the test used up its files.
+    pub phases: u32,
+}
+
+/// A cell that was left out.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Skipped {
+    /// Test.
+    pub test: String,
+    /// Target.
+    pub target: String,
+    /// Number of cores.
+    pub cores: usize,
+    /// Why.
+    pub why: String,
+}
+
+/// All repetitions of a cell.
+#[derive(Debug, Clone)]
+pub struct Cell<'a> {
+    /// Test.
+    pub test: &'a str,
+    /// Target.
+    pub target: &'a str,
+    /// Number of cores.
+    pub cores: usize,
+    /// Its repetitions.
+    pub runs: Vec<&'a Run>,
+}
+
+impl Cell<'_> {
+    /// Throughputs.
+    pub fn throughputs(&self) -> Vec<f64> {
+        self.runs.iter().map(|r| r.throughput).collect()
+    }
+    /// Their median.
+    pub fn median(&self) -> f64 {
+        stats::median(&self.throughputs())
+    }
+    /// Slowest and fastest.
+    pub fn range(&self) -> (f64, f64) {
+        let all = self.throughputs();
+        (all.iter().copied().fold(f64::INFINITY, f64::min), all.iter().copied().fold(0.0, f64::max))
+    }
+    /// Half the distance of the quartiles (of the extremes for fewer than four), over the median.
+    pub fn spread(&self) -> f64 {
+        stats::spread(&self.throughputs())
+    }
+    /// All latencies together.
+    pub fn latency(&self) -> Option<Latency> {
+        let parts: Vec<&Latency> = self.runs.iter().filter_map(|r| r.latency.as_ref()).collect();
+        let all = parts.iter().flat_map(|l| l.histogram.iter().copied()).collect();
+        let sampled = parts.iter().map(|l| l.sampled).max()?;
+        Latency::of(all, sampled)
+    }
+    /// Mean of a figure of the runs.
+    pub fn mean(&self, figure: impl Fn(&Run) -> f64) -> f64 {
+        stats::mean(&self.runs.iter().map(|r| figure(r)).collect::<Vec<_>>())
+    }
+}
+
+impl Latency {
+    /// Of a histogram in any order; none where nothing was timed.
+    pub fn of(mut histogram: Vec<(u64, u64)>, sampled: u64) -> Option<Self> {
+        histogram.sort_unstable();
+        histogram.dedup_by(|b, a| {
+            a.0 == b.0 && {
+                a.1 += b.1;
+                true
+            }
+        });
+        let count: u64 = histogram.iter().map(|h| h.1).sum();
+        if count == 0 {
+            return None;
+        }
+        let at = |quantile: f64| {
+            let rank = ((count as f64 * quantile).ceil() as u64).max(1);
+            let mut seen = 0;
+            let found = histogram.iter().find(|h| {
+                seen += h.1;
+                seen >= rank
+            });
+            found.map_or(0, |h| h.0)
+        };
+        let sum: f64 = histogram.iter().map(|h| h.0 as f64 * h.1 as f64).sum();
+        Some(Self {
+            count,
+            sampled,
+            mean: sum / count as f64,
+            p50: at(0.5),
+            p90: at(0.9),
+            p99: at(0.99),
+            p999: at(0.999),
+            p9999: at(0.9999),
+            max: histogram.last().map_or(0, |h| h.0),
+            histogram,
+        })
+    }
+}
+
+/// Keeps the first of equal values, in order.
+fn distinct<T: PartialEq>(all: impl Iterator<Item = T>) -> Vec<T> {
+    let mut out = Vec::new();
+    for one in all {
+        if !out.contains(&one) {
+            out.push(one);
+        }
+    }
+    out
+}
+
+impl Results {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// It is none of ours, or newer than this program.
+    pub fn read(path: &Path) -> Result<Self> {
+        let text = std::fs::read(path).map_err(|e| Error::results(path, e))?;
+        #[derive(Deserialize)]
+        struct Head {
+            schema: String,
+            version: u32,
+        }
+        let head: Head = serde_json::from_slice(&text)
+            .map_err(|e| Error::results(path, format!("no results of fxmark ({e}): give a file that it wrote")))?;
+        if head.schema != SCHEMA || head.version > VERSION {
+            let why = format!("schema {} {}: this program reads {SCHEMA} up to {VERSION}", head.schema, head.version);
+            return Err(Error::results(path, why));
+        }
+        serde_json::from_slice(&text).map_err(|e| Error::results(path, e))
+    }
+
+    /// Writes a file, whole or not at all.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn write(&self, path: &Path) -> Result<()> {
+        let failed = |e| Error::io(format!("writing {}", path.display()), e);
+        let text = serde_json::to_vec(self).map_err(|e| failed(e.into()))?;
+        let dir = path.parent().filter(|d| !d.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let mut file = tempfile::Builder::new()
+            .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o644))
+            .tempfile_in(dir)
+            .map_err(failed)?;
+        std::io::Write::write_all(&mut file, &text).map_err(failed)?;
+        file.persist(path).map_err(|e| failed(e.error))?;
+        Ok(())
+    }
+
+    /// Tests, in the order in which they ran.
+    pub fn tests(&self) -> Vec<&str> {
+        let names = distinct(self.runs.iter().map(|r| r.test.as_str()));
+        let known = crate::suite::TestId::all().into_iter().map(|t| t.to_string());
+        let mut out: Vec<&str> = known.filter_map(|k| names.iter().copied().find(|n| *n == k)).collect();
+        out.extend(names.iter().copied().filter(|n| n.parse::<crate::suite::TestId>().is_err()));
+        out
+    }
+    /// Targets, in their order.
+    pub fn target_names(&self) -> Vec<&str> {
+        distinct(self.targets.iter().map(|t| t.name.as_str()).chain(self.runs.iter().map(|r| r.target.as_str())))
+    }
+    /// Numbers of cores at which a test ran.
+    pub fn cores_of(&self, test: &str) -> Vec<usize> {
+        let mut cores = distinct(self.runs.iter().filter(|r| r.test == test).map(|r| r.cores));
+        cores.sort_unstable();
+        cores
+    }
+    /// A cell; none where it did not run.
+    pub fn cell<'a>(&'a self, test: &'a str, target: &'a str, cores: usize) -> Option<Cell<'a>> {
+        let fits = |r: &&Run| r.test == test && r.target == target && r.cores == cores;
+        let runs: Vec<&Run> = self.runs.iter().filter(fits).collect();
+        (!runs.is_empty()).then_some(Cell { test, target, cores, runs })
+    }
+    /// All cells.
+    pub fn cells(&self) -> Vec<Cell<'_>> {
+        let mut out = Vec::new();
+        for test in self.tests() {
+            for cores in self.cores_of(test) {
+                out.extend(self.target_names().into_iter().filter_map(|t| self.cell(test, t, cores)));
+            }
+        }
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_of_a_histogram() {
+        let l = Latency::of(vec![(100, 50), (10, 49), (100, 0), (1000, 1)], 1).expect("values");
+        assert_eq!((l.count, l.p50, l.p99, l.p9999, l.max), (100, 100, 100, 1000, 1000));
+        assert!((l.mean - 64.9).abs() < 1e-9);
+        assert_eq!(l.histogram.len(), 3);
+        assert!(Latency::of(vec![], 1).is_none());
+    }
+}

@@ -1,0 +1,249 @@
+//! A whole run: every cell in its turn, and what came out.
+
+mod plan;
+mod progress;
+mod team;
+
+pub use plan::{LONG, Profile, QUICK, STANDARD, Turn, sweep, turns, unfit};
+pub use team::{Measured, Method, Team};
+
+use crate::results::{self, CpuSplit, Latency, Results, Run, Skipped, TargetInfo};
+use crate::suite::{Group, TestId};
+use crate::sys::{Machine, drop_caches};
+use crate::target::{Lab, Site, Target};
+use crate::worker::Place;
+use crate::{Error, Result, external, stats};
+use progress::Progress;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+/// Everything that a run needs to know.
+#[derive(Debug)]
+pub struct Job {
+    /// Sizes and times, with what the user changed.
+    pub profile: Profile,
+    /// How cells are measured.
+    pub method: Method,
+    /// Which tests.
+    pub tests: Vec<TestId>,
+    /// On what.
+    pub targets: Vec<Target>,
+    /// Numbers of cores.
+    pub cores: Vec<usize>,
+    /// Where file systems are made.
+    pub lab: Lab,
+    /// Drop the kernel's caches before each repetition?
+    pub drop_caches: bool,
+    /// Set by SIGINT and SIGTERM.
+    pub stop: std::sync::Arc<AtomicBool>,
+    /// Where what was measured goes if the run fails.
+    pub partial: Option<PathBuf>,
+}
+
+/// Runs it.
+///
+/// # Errors
+/// The first failed operation, with its test and target. Nothing that was made is left.
+pub fn run(job: &Job) -> Result<Results> {
+    let begun = Instant::now();
+    let mut out = empty(job);
+    let all = turns(&job.tests, &job.targets, &job.cores, job.profile.reps, job.profile.remake);
+    let progress = Progress::new(all.len());
+    let done = Runner { job, progress: &progress, site: None }.all(&all, &mut out);
+    progress.end();
+    out.took = begun.elapsed().as_secs_f64();
+    if let Err(e) = done {
+        if let Some(path) = job.partial.as_ref().filter(|_| !out.runs.is_empty()) {
+            out.notes.push(format!("incomplete: {e}"));
+            out.write(path)?;
+            eprintln!("fxmark: what was measured before is in {}", path.display());
+        }
+        return Err(e);
+    }
+    Ok(out)
+}
+
+fn empty(job: &Job) -> Results {
+    let started = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
+    let media = job.lab.media.as_ref().map_or_else(|| "none".to_owned(), |m| m.what().to_owned());
+    let mut notes = Vec::new();
+    let machine = Machine::here();
+    if machine.load.parse::<f64>().is_ok_and(|l| l > 0.5) {
+        notes.push(format!("the machine did other work: load average {} at the start", machine.load));
+    }
+    Results {
+        schema: results::SCHEMA.into(),
+        version: results::VERSION,
+        tool: concat!("fxmark ", env!("CARGO_PKG_VERSION")).into(),
+        started,
+        took: 0.0,
+        machine,
+        plan: results::Plan {
+            profile: job.profile.name.into(),
+            mode: job.method.mode,
+            seconds: job.method.seconds,
+            warm_up: job.method.warm_up,
+            reps: job.profile.reps,
+            cores: job.cores.clone(),
+            cpus: job.method.cpus.clone(),
+            media,
+            remade: job.profile.remake,
+            caches_dropped: job.drop_caches,
+            scale: job.method.scale,
+            seed: job.method.seed,
+        },
+        targets: Vec::new(),
+        runs: Vec::new(),
+        skipped: Vec::new(),
+        notes,
+    }
+}
+
+struct Runner<'a> {
+    job: &'a Job,
+    progress: &'a Progress,
+    /// The file system that stands, where it is not made again each time.
+    site: Option<(Target, Site)>,
+}
+
+impl Runner<'_> {
+    fn all(&mut self, turns: &[Turn<'_>], out: &mut Results) -> Result<()> {
+        for turn in turns {
+            self.progress.next(turn);
+            let done = self.one(turn, out);
+            let why = match done {
+                Ok(run) if run.throughput <= 0.0 => {
+                    let why = "no operation was completed: measure longer (--seconds)".to_owned();
+                    let (test, target) = (run.test, run.target);
+                    return Err(Error::Run { test, target, cores: turn.cores, why });
+                }
+                Ok(run) => {
+                    self.progress.done(&run);
+                    out.runs.push(run);
+                    continue;
+                }
+                Err(Error::Unsupported(why)) => why,
+                Err(Error::Interrupted) => return Err(Error::Interrupted),
+                Err(e) => {
+                    let (test, target) = (turn.test.to_string(), turn.target.to_string());
+                    return Err(Error::Run { test, target, cores: turn.cores, why: e.to_string() });
+                }
+            };
+            let (test, target) = (turn.test.to_string(), turn.target.to_string());
+            let skipped = Skipped { test, target, cores: turn.cores, why };
+            if !out.skipped.contains(&skipped) {
+                out.skipped.push(skipped);
+            }
+        }
+        self.put_away()
+    }
+
+    fn put_away(&mut self) -> Result<()> {
+        self.site.take().map_or(Ok(()), |(_, site)| site.close())
+    }
+
+    /// The file system for a turn: a fresh one, or the one that stands.
+    fn site(&mut self, turn: &Turn<'_>, out: &mut Results) -> Result<Site> {
+        let job = self.job;
+        if let Some((target, site)) = self.site.take() {
+            if target == *turn.target && !matches!(site.place, Place::Library(_)) {
+                return Ok(site);
+            }
+            site.close()?;
+        }
+        if job.drop_caches {
+            drop_caches();
+        }
+        let site = job.lab.make(turn.target)?;
+        if !out.targets.iter().any(|t| t.name == turn.target.to_string()) {
+            out.targets.push(TargetInfo { name: turn.target.to_string(), setup: site.setup.clone() });
+        }
+        Ok(site)
+    }
+
+    fn one(&mut self, turn: &Turn<'_>, out: &mut Results) -> Result<Run> {
+        let job = self.job;
+        if let Some(why) = unfit(&turn.test, turn.target, turn.cores, job.method.cpus.len()) {
+            return Err(Error::Unsupported(why));
+        }
+        let site = self.site(turn, out)?;
+        if job.profile.remake {
+            let run = self.measure(turn, &site, &site.place)?;
+            site.close()?;
+            return Ok(run);
+        }
+        let run = match &site.place {
+            Place::Dir(root) => {
+                let dir = tempfile::Builder::new().prefix("cell-").tempdir_in(root);
+                let dir = dir.map_err(|e| Error::io(format!("making a directory in {}", root.display()), e))?;
+                let run = self.measure(turn, &site, &Place::Dir(dir.path().to_path_buf()))?;
+                dir.close().map_err(|e| Error::io("removing the files of a test", e))?;
+                run
+            }
+            library => self.measure(turn, &site, library)?,
+        };
+        self.site = Some((turn.target.clone(), site));
+        Ok(run)
+    }
+
+    fn measure(&self, turn: &Turn<'_>, site: &Site, place: &Place) -> Result<Run> {
+        let job = self.job;
+        let device = site.device.as_deref();
+        if turn.test.test.group == Group::External {
+            let Place::Dir(dir) = place else { return Err(Error::Unsupported("not mounted".into())) };
+            return external::run(turn, dir, &job.method, &job.stop, device);
+        }
+        let mut tick = |ops| self.progress.tick(ops);
+        let team = Team::start(&job.method, &job.stop, &turn.test, place, device, turn.cores)?;
+        Ok(summary(turn, &team.run(&mut tick)?))
+    }
+}
+
+/// One run from what was measured.
+fn summary(turn: &Turn<'_>, m: &Measured) -> Run {
+    let (front, back): (Vec<_>, Vec<_>) = m.reports.iter().partition(|r| !r.background);
+    let rates: Vec<f64> = front.iter().map(|r| if r.secs > 0.0 { r.ops as f64 / r.secs } else { 0.0 }).collect();
+    let histogram = front.iter().flat_map(|r| r.latency.iter().copied()).collect();
+    let sampled = front.iter().map(|r| r.sampled).max().unwrap_or(0);
+    let total = m.cpu.total().max(1) as f64;
+    let low = rates.iter().copied().fold(f64::INFINITY, f64::min);
+    Run {
+        test: turn.test.to_string(),
+        target: turn.target.to_string(),
+        cores: turn.cores,
+        rep: turn.rep,
+        ops: front.iter().map(|r| r.ops).sum(),
+        secs: stats::mean(&front.iter().map(|r| r.secs).collect::<Vec<_>>()),
+        throughput: rates.iter().sum(),
+        fairness: (if low.is_finite() { low } else { 0.0 }, rates.iter().copied().fold(0.0, f64::max)),
+        background: (!back.is_empty()).then(|| back.iter().map(|r| r.ops as f64 / r.secs.max(1e-9)).sum()),
+        parts: Vec::new(),
+        latency: Latency::of(histogram, sampled),
+        cpu: CpuSplit {
+            user: m.cpu.user as f64 / total,
+            system: m.cpu.system as f64 / total,
+            idle: m.cpu.idle as f64 / total,
+            iowait: m.cpu.iowait as f64 / total,
+            steal: m.cpu.steal as f64 / total,
+        },
+        voluntary: front.iter().map(|r| r.voluntary).sum(),
+        involuntary: front.iter().map(|r| r.involuntary).sum(),
+        switches: m.switches,
+        disk: m.disk,
+        settle: m.settle,
+        phases: m.phases,
+    }
+}
+
+/// Does a directory lie on a path that exists and is one?
+///
+/// # Errors
+/// It does not.
+pub fn check_dir(dir: &Path) -> Result<()> {
+    match std::fs::metadata(dir) {
+        Ok(m) if m.is_dir() => Ok(()),
+        Ok(_) => Err(Error::Usage(format!("{}: not a directory", dir.display()))),
+        Err(e) => Err(Error::io(format!("{}", dir.display()), e)),
+    }
+}

@@ -1,0 +1,152 @@
+//! Path look-ups five levels deep: MRPL MRPM MRPH and their background writers.
+
+use super::TestId;
+use crate::Result;
+use crate::error::On;
+use crate::fs::{Fs, How};
+use crate::names::{Name, Rng};
+use crate::worker::{Ctx, Load, Step};
+use std::collections::HashSet;
+
+const DEPTH: usize = 5;
+/// Names that the background writer makes and removes are none of those that readers open.
+const WRITTEN: u64 = 8;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Sharing {
+    Private,
+    Any,
+    Same,
+}
+
+pub fn build<F: Fs>(id: &TestId, c: &Ctx<F>) -> Box<dyn Load<F>> {
+    let sharing = match id.test.name {
+        "MRPL" => Sharing::Private,
+        "MRPM" => Sharing::Any,
+        _ => Sharing::Same,
+    };
+    if c.background {
+        return Box::new(Writer { sharing, name: c.name(), rng: c.rng(), made: HashSet::new() });
+    }
+    Box::new(Walk { sharing, name: c.name(), rng: c.rng() })
+}
+
+/// The first `depth` parts of a path: the worker's own chain, or a path of the shared tree.
+fn parts(sharing: Sharing, worker: u64, branch: u64, random: &mut Rng) -> [u64; DEPTH] {
+    match sharing {
+        Sharing::Private => [worker, 0, 0, 0, 0],
+        Sharing::Same => [0; DEPTH],
+        Sharing::Any => std::array::from_fn(|_| random.below(branch)),
+    }
+}
+
+/// A reader.
+struct Walk {
+    sharing: Sharing,
+    name: Name,
+    rng: Rng,
+}
+
+impl Walk {
+    /// The whole tree: `branch` entries in each directory, files at the fifth level. A tree that is there is used.
+    fn tree<F: Fs>(&mut self, c: &Ctx<F>) -> Result<()> {
+        let branch = if c.original() { 8 } else { c.scale.branch };
+        let n = &mut self.name;
+        let dir = |path: &std::ffi::CStr| c.fs.ensure_dir(path).on("mkdir", path);
+        for i in 0..branch {
+            dir(n.set(format_args!("{i}")))?;
+            for j in 0..branch {
+                dir(n.set(format_args!("{i}/{j}")))?;
+                for k in 0..branch {
+                    dir(n.set(format_args!("{i}/{j}/{k}")))?;
+                    for l in 0..branch {
+                        dir(n.set(format_args!("{i}/{j}/{k}/{l}")))?;
+                        for m in 0..branch {
+                            let path = n.set(format_args!("{i}/{j}/{k}/{l}/{m}"));
+                            drop(c.fs.open(path, How::CREATE).on("open", path)?);
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<F: Fs> Load<F> for Walk {
+    fn share(&mut self, c: &Ctx<F>) -> Result<()> {
+        if self.sharing == Sharing::Private { Ok(()) } else { self.tree(c) }
+    }
+    fn prepare(&mut self, c: &Ctx<F>) -> Result<()> {
+        let n = &mut self.name;
+        if self.sharing == Sharing::Private {
+            let id = c.id;
+            for depth in 0..DEPTH - 1 {
+                let path = n.set(format_args!("{id}{}", &"/0/0/0"[..2 * depth]));
+                c.fs.ensure_dir(path).on("mkdir", path)?;
+            }
+            let path = n.set(format_args!("{id}/0/0/0/0"));
+            drop(c.fs.open(path, How::CREATE).on("open", path)?);
+        } else {
+            n.set(format_args!("0/0/0/0/0"));
+        }
+        Ok(())
+    }
+    fn step(&mut self, c: &Ctx<F>) -> Result<Step> {
+        // a fixed path is built once; the original builds its random one with 8 branches
+        let path = match self.sharing {
+            Sharing::Any => {
+                let branch = if c.original() { 8 } else { c.scale.branch };
+                let [i, j, k, l, m] = parts(self.sharing, 0, branch, &mut self.rng);
+                self.name.set(format_args!("{i}/{j}/{k}/{l}/{m}"))
+            }
+            // the original formats this path every time
+            Sharing::Same if c.original() => self.name.set(format_args!("{}/{}/{}/{}/{}", 0, 0, 0, 0, 0)),
+            _ => self.name.get(),
+        };
+        if c.original() {
+            std::hint::black_box(c.fs.stat(path).on("stat", path)?);
+        } else {
+            drop(c.fs.open(path, How::READ).on("open", path)?);
+        }
+        Ok(Step::Did(1))
+    }
+}
+
+/// The background writer: makes and removes files in the directories that readers walk through, at any level.
+struct Writer {
+    sharing: Sharing,
+    name: Name,
+    rng: Rng,
+    made: HashSet<([u64; DEPTH], usize)>,
+}
+
+impl<F: Fs> Load<F> for Writer {
+    fn prepare(&mut self, _: &Ctx<F>) -> Result<()> {
+        Ok(())
+    }
+    fn step(&mut self, c: &Ctx<F>) -> Result<Step> {
+        let level = self.rng.below(DEPTH as u64) as usize;
+        let reader = self.rng.below(c.foreground as u64);
+        let branch = if c.original() { 8 } else { c.scale.branch };
+        let mut p = parts(self.sharing, reader, branch, &mut self.rng);
+        p[level] = WRITTEN + self.rng.below(branch);
+        p[level + 1..].fill(0);
+        let [i, j, k, l, m] = p;
+        let path = match level {
+            // above the readers' private chains there is the root
+            0 => self.name.set(format_args!("w{i}")),
+            1 => self.name.set(format_args!("{i}/w{j}")),
+            2 => self.name.set(format_args!("{i}/{j}/w{k}")),
+            3 => self.name.set(format_args!("{i}/{j}/{k}/w{l}")),
+            _ => self.name.set(format_args!("{i}/{j}/{k}/{l}/w{m}")),
+        };
+        if self.made.remove(&(p, level)) {
+            c.fs.unlink(path).on("unlink", path)?;
+        } else {
+            drop(c.fs.open(path, How::FRESH).on("open", path)?);
+            self.made.insert((p, level));
+        }
+        Ok(Step::Did(1))
+    }
+}

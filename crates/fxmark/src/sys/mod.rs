@@ -1,0 +1,11 @@
+//! What the kernel tells and does: CPUs, accounts, block devices, the machine. Holds the `unsafe` calls.
+
+mod accounts;
+mod cpus;
+mod loopdev;
+mod machine;
+
+pub use accounts::{CpuTimes, DiskCounters, Usage, cpu_times, disk_counters, switches};
+pub use cpus::{allowed, die_with_parent, parse_list, pin, private_mounts};
+pub use loopdev::LoopDevice;
+pub use machine::{Machine, drop_caches};

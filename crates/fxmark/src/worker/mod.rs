@@ -1,0 +1,186 @@
+//! Workers: pinned processes (threads for a library in process), each with one load.
+//!
+//! A host process gets its [`Spec`] on standard input and answers with one [`Answer`]. It is killed with its parent.
+//! The coordinator's side is in [`crate::run`].
+
+mod control;
+mod host;
+mod turn;
+
+pub use control::{Control, Order, Shared, WORKERS_MAX};
+pub use host::main;
+
+use crate::fs::Fs;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// How the tests are set up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum, Default)]
+#[serde(rename_all = "snake_case")]
+pub enum Mode {
+    /// As the paper's Table 2 says, with bounded set-up; latencies; any error is fatal
+    #[default]
+    Corrected,
+    /// As the original program does it: for comparing with its figures
+    Original,
+}
+
+/// Sizes of the set-up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Scale {
+    /// Files of a worker in tests that create, remove or rename.
+    pub files: u64,
+    /// Entries of a directory that is listed.
+    pub entries: u64,
+    /// Blocks of 4 KiB of a file that is appended to or truncated.
+    pub blocks: u64,
+    /// Subdirectories and files of each directory in the five-level tree.
+    pub branch: u64,
+}
+
+/// Where the test is.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Place {
+    /// A directory of a mounted file system.
+    Dir(PathBuf),
+    /// A braidfs volume, mounted in the worker's process.
+    Library(PathBuf),
+}
+
+/// What one host process does.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Spec {
+    /// The test, by its name.
+    pub test: String,
+    /// Where.
+    pub place: Place,
+    /// How.
+    pub mode: Mode,
+    /// Sizes.
+    pub scale: Scale,
+    /// Of random numbers.
+    pub seed: u64,
+    /// Length of the measurement: the original prepares some tests for as long.
+    pub seconds: f64,
+    /// Foreground workers of the whole cell.
+    pub foreground: usize,
+    /// All workers of the whole cell.
+    pub workers: usize,
+    /// Those of this process: number and CPU.
+    pub mine: Vec<(usize, usize)>,
+    /// Descriptor of the control memory.
+    pub control_fd: i32,
+}
+
+/// What one worker did while it was measured.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Report {
+    /// Number of the worker.
+    pub id: usize,
+    /// Is it in the background?
+    pub background: bool,
+    /// Operations.
+    pub ops: u64,
+    /// In this time.
+    pub secs: f64,
+    /// One in so many operations was timed; 0: none.
+    pub sampled: u64,
+    /// Latencies: nanoseconds, and how many operations took so long.
+    pub latency: Vec<(u64, u64)>,
+    /// Times that the worker slept.
+    pub voluntary: u64,
+    /// Times that it was preempted.
+    pub involuntary: u64,
+    /// Page faults that needed I/O.
+    pub major_faults: u64,
+}
+
+/// What a host process answers.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Answer {
+    /// All its workers are through.
+    Done(Vec<Report>),
+    /// The file system cannot do what the test needs.
+    Unsupported(String),
+    /// An operation failed.
+    Failed(String),
+}
+
+/// What a load knows about its worker.
+#[derive(Debug)]
+pub struct Ctx<F: Fs> {
+    /// The file system.
+    pub fs: Arc<F>,
+    /// This worker, from 0.
+    pub id: usize,
+    /// Foreground workers.
+    pub foreground: usize,
+    /// All workers.
+    pub workers: usize,
+    /// Is this one in the background?
+    pub background: bool,
+    /// How.
+    pub mode: Mode,
+    /// Open files with O_DIRECT?
+    pub direct: bool,
+    /// Sizes.
+    pub scale: Scale,
+    /// Before every path: empty, or the directory with a `/`.
+    pub prefix: String,
+    /// Of random numbers.
+    pub seed: u64,
+    /// Length of the measurement.
+    pub seconds: f64,
+}
+
+impl<F: Fs> Ctx<F> {
+    /// As the original program?
+    pub fn original(&self) -> bool {
+        self.mode == Mode::Original
+    }
+    /// A path buffer.
+    pub fn name(&self) -> crate::names::Name {
+        crate::names::Name::new(&self.prefix)
+    }
+    /// Random numbers of this worker.
+    pub fn rng(&self) -> crate::names::Rng {
+        crate::names::Rng::new(self.seed, self.id)
+    }
+}
+
+/// What a step of a load did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// So many operations.
+    Did(u64),
+    /// None: what was prepared is used up.
+    Empty,
+}
+
+/// What a worker does, step by step.
+#[allow(clippy::missing_errors_doc)] // the first failed operation, always
+pub trait Load<F: Fs> {
+    /// Only worker 0, before all others: what all use.
+    fn share(&mut self, _: &Ctx<F>) -> crate::Result<()> {
+        Ok(())
+    }
+    /// Its own files.
+    fn prepare(&mut self, c: &Ctx<F>) -> crate::Result<()>;
+    /// When all are prepared.
+    fn settle(&mut self, _: &Ctx<F>) -> crate::Result<()> {
+        Ok(())
+    }
+    /// The operation under test.
+    fn step(&mut self, c: &Ctx<F>) -> crate::Result<Step>;
+    /// Makes again what steps used up; not timed.
+    fn refill(&mut self, _: &Ctx<F>) -> crate::Result<()> {
+        Ok(())
+    }
+    /// Does running out end the others' measurement, too?
+    fn empty_ends_all(&self, c: &Ctx<F>) -> bool {
+        !c.original()
+    }
+}

@@ -1,0 +1,180 @@
+//! The program as users run it: every test on a directory, failing targets, interruption, comparison.
+
+use serde_json::Value;
+use std::path::Path;
+use std::process::{Command, Output};
+use std::time::Duration;
+
+fn fxmark() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_fxmark"))
+}
+
+fn text(out: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr))
+}
+
+/// Runs `tests` on directory `on`, short; results go to `dir`.
+fn run(dir: &Path, on: &Path, tests: &str, more: &[&str]) -> Output {
+    let mut c = fxmark();
+    c.args(["--quick", "--warm-up", "0.005", "--files", "50", "--cores", "1", "--tests", tests]);
+    if !more.contains(&"--seconds") {
+        c.args(["--seconds", "0.02"]);
+    }
+    c.arg("-t").arg(on).arg("-o").arg(dir.join("out.json")).args(more);
+    c.output().expect("the program starts")
+}
+
+fn results(dir: &Path) -> Value {
+    let text = std::fs::read(dir.join("out.json")).expect("results");
+    serde_json::from_slice(&text).expect("JSON")
+}
+
+fn is_empty(dir: &Path) -> bool {
+    std::fs::read_dir(dir).expect("a directory").next().is_none()
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+#[test]
+fn every_test_runs_on_a_directory() {
+    let (dir, on) = (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("a directory"));
+    let out = run(dir.path(), on.path(), "micro,bg,apps", &[]);
+    assert!(out.status.success(), "{}", text(&out));
+    let r = results(dir.path());
+    assert_eq!((r["schema"].as_str(), r["version"].as_u64()), (Some("fxmark-results"), Some(1)));
+    let runs = r["runs"].as_array().expect("runs");
+    let skipped = r["skipped"].as_array().expect("a list");
+    // 19, 9 with a background writer, 11 applications
+    assert_eq!(runs.len() + skipped.len(), 39, "{}", text(&out));
+    for run in runs {
+        assert!(run["ops"].as_u64().expect("a number") > 0, "{run}");
+        assert!(run["latency"]["p50"].as_u64().expect("a number") > 0, "{run}");
+        assert_eq!(run["test"].as_str().expect("a name").contains("_bg"), run["background"].is_f64(), "{run}");
+    }
+    assert!(is_empty(on.path()), "something is left");
+}
+
+#[test]
+fn original_mode_has_no_latencies() {
+    let (dir, on) = (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("a directory"));
+    let out = run(dir.path(), on.path(), "DRBL,DWAL,MRPM,MRDL,MWCM,MWRM", &["--mode", "original"]);
+    assert!(out.status.success(), "{}", text(&out));
+    let r = results(dir.path());
+    assert!(r["runs"].as_array().expect("runs").iter().all(|r| r["latency"].is_null()));
+    assert!(is_empty(on.path()));
+}
+
+/// A tmpfs that is full after a moment; unmounted when dropped.
+struct Tiny(tempfile::TempDir);
+
+impl Tiny {
+    fn new(options: &str) -> Self {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mount = Command::new("mount").args(["-t", "tmpfs", "-o", options, "tmpfs"]).arg(dir.path()).status();
+        assert!(mount.expect("mount starts").success());
+        Self(dir)
+    }
+}
+
+impl Drop for Tiny {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("--lazy").arg(self.0.path()).status();
+    }
+}
+
+#[test]
+fn a_full_target_fails_the_run() {
+    if !is_root() {
+        eprintln!("skipped: mounting needs root");
+        return;
+    }
+    // no room for the blocks, no room for the files, no room even for setting up
+    for (options, test, said) in [
+        ("size=1m", "DWAL", "append"),
+        ("nr_inodes=30", "MWCL", "open"),
+        ("size=1m", "DWTL", "pwrite"),
+        ("size=64k", "varmail", "pwrite"),
+    ] {
+        let tiny = Tiny::new(options);
+        let dir = tempfile::tempdir().expect("a directory");
+        let out = run(dir.path(), tiny.0.path(), test, &["--seconds", "0.3"]);
+        assert_eq!(out.status.code(), Some(1), "{test}: {}", text(&out));
+        let err = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert!(err.contains("No space left") && err.contains(said) && err.contains(test), "{test}: {err}");
+        assert!(!dir.path().join("out.json").exists(), "a failed run has results");
+        assert!(is_empty(tiny.0.path()), "{test}: something is left");
+    }
+}
+
+#[test]
+fn a_target_that_is_read_only_fails_the_run() {
+    if !is_root() {
+        eprintln!("skipped: mounting needs root");
+        return;
+    }
+    let tiny = Tiny::new("ro");
+    let dir = tempfile::tempdir().expect("a directory");
+    let out = run(dir.path(), tiny.0.path(), "DRBL", &[]);
+    assert_eq!(out.status.code(), Some(1), "{}", text(&out));
+    assert!(text(&out).contains("Read-only"), "{}", text(&out));
+}
+
+#[test]
+fn interrupted_it_cleans_up() {
+    let (dir, on) = (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("a directory"));
+    let mut c = fxmark();
+    c.args(["--quick", "--seconds", "60", "--cores", "1", "--tests", "DWOL", "-t"]).arg(on.path());
+    let mut child = c.arg("-o").arg(dir.path().join("out.json")).spawn().expect("the program starts");
+    let until = std::time::Instant::now() + Duration::from_secs(20);
+    while is_empty(on.path()) && std::time::Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let pid = rustix::process::Pid::from_raw(child.id() as i32).expect("a process");
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).expect("it runs");
+    let status = child.wait().expect("it ends");
+    assert_eq!(status.code(), Some(130));
+    assert!(is_empty(on.path()), "something is left");
+    assert!(!dir.path().join("out.json").exists());
+}
+
+#[test]
+fn wrong_usage_says_what_to_do() {
+    for (args, said) in [
+        (&["--tests", "DRBX", "-t", "/tmp"][..], "no test `DRBX`"),
+        (&["-t", "ntfs"], "no target `ntfs`"),
+        (&["-t", "/tmp", "--cores", "0"], "--cores 0"),
+        (&["-t", "/tmp", "--cpus", "99999999"], "CPU"),
+        (&["--device", "/dev/null", "-t", "ext4"], "--force"),
+        (&["compare", "/dev/null", "/dev/null"], "/dev/null"),
+    ] {
+        let out = fxmark().args(args).output().expect("the program starts");
+        assert!(!out.status.success(), "{args:?}");
+        assert!(text(&out).contains(said), "{args:?}: {}", text(&out));
+    }
+}
+
+#[test]
+fn two_runs_compare() {
+    let (dir, on) = (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("a directory"));
+    let out = run(dir.path(), on.path(), "DRBL", &["--reps", "5"]);
+    assert!(out.status.success(), "{}", text(&out));
+    let mut r = results(dir.path());
+    for run in r["runs"].as_array_mut().expect("runs") {
+        run["throughput"] = (run["throughput"].as_f64().expect("a number") * 100.0).into();
+    }
+    let (a, b) = (dir.path().join("out.json"), dir.path().join("b.json"));
+    std::fs::write(&b, r.to_string()).expect("a file");
+    let out = fxmark().arg("compare").args([&a, &b]).args(["--json", "--fail-over", "50"]).output().expect("it starts");
+    assert_eq!(out.status.code(), Some(3), "{}", text(&out));
+    let all: Value = serde_json::from_slice(&out.stdout).expect("JSON");
+    assert!((all[0]["ratio"].as_f64().expect("a ratio") - 100.0).abs() < 1e-6);
+    assert_eq!(all[0]["significant"], true);
+    let same = fxmark().arg("compare").args([&a, &a]).args(["--fail-over", "50"]).output().expect("it starts");
+    assert!(same.status.success(), "{}", text(&same));
+    r["version"] = 99.into();
+    std::fs::write(&b, r.to_string()).expect("a file");
+    let newer = fxmark().arg("compare").args([&a, &b]).output().expect("it starts");
+    assert!(!newer.status.success() && text(&newer).contains("99"), "{}", text(&newer));
+}
