@@ -136,6 +136,29 @@ pub fn open_pair(pair: &[u8], kind: BlockKind, volume: u32, addr: u64) -> Result
     }
 }
 
+/// Why the copy of a pair that does not count (`copy` does, with `seq`) is no block that a writer left: the copy that
+/// counts may then be an older one. `None` where it holds, or was never written.
+pub fn other_copy_lost(
+    pair: &[u8],
+    kind: BlockKind,
+    volume: u32,
+    addr: u64,
+    (copy, seq): (usize, u64),
+) -> Option<Corrupt> {
+    let other = 1 - copy;
+    let block = pair.get(other * BLOCK_BYTES..(other + 1) * BLOCK_BYTES)?;
+    let why = open(block, kind, volume, addr + other as u64).err()?;
+    // The first write of a pair goes to copy 0; a group counts its writes from the claim on.
+    let first = match kind {
+        BlockKind::Super | BlockKind::Bat | BlockKind::Domain => seq <= 1,
+        _ => seq & 0xffff_ffff == 0,
+    };
+    if copy == 0 && first && block.iter().all(|&b| b == 0) {
+        return None;
+    }
+    Some(Corrupt::new(why.what, format!("{}; its other copy may be older", why.why)))
+}
+
 /// The name of a kind for messages.
 pub fn kind_name(kind: BlockKind) -> &'static str {
     match kind {

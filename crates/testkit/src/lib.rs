@@ -7,10 +7,12 @@
 //! - [`walk`]: reads a whole volume into memory, checking what a tree must be; comparison with the model; fsck.
 //! - [`shrink`]: makes a failing sequence short.
 //! - [`crash`]: workloads, crash states and the oracle, each a module of its own.
+//! - [`damage`]: spoilt metadata blocks, and what becomes of the files.
 //!
 //! Nothing here is part of the product; no test of it depends on time or on the order of threads, unless it says so.
 
 pub mod crash;
+pub mod damage;
 pub mod generate;
 pub mod model;
 pub mod ops;

@@ -52,18 +52,31 @@ impl Domain {
         if self.nodes.get(ino)? != entry && self.cells.get(ino).is_none() {
             return self.cell(ino);
         }
+        // What was freed may still look right. (A commit frees the old block before it sets the entry, and keeps the cell
+        // in memory until both are done.)
+        if !self.space.is_valid(entry.addr)? {
+            return match self.cells.get(ino) {
+                Some(c) => Ok(c),
+                None if self.nodes.get(ino)? != entry => self.cell(ino),
+                None => Err(Corrupt::new("node table", format!("{ino} lies in {}, which is free", entry.addr)).into()),
+            };
+        }
         Ok(self.cells.insert_loaded(Arc::new(cell)))
     }
 
     /// Reads a bucket of directory `ino`.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] where the block is not that bucket, or of the device.
+    /// [`Error::Corrupt`] where the block is not that bucket: the domain is then read-only; or of the device.
     pub fn load_bucket(&self, ino: NodeId, map: &ExtentMap, lblk: u64) -> Result<Vec<Dentry>> {
         let p = map.get(lblk).ok_or_else(|| Corrupt::new("directory", format!("{ino} has no bucket at {lblk}")))?;
         let mut b = vec![0u8; BLOCK_BYTES];
         self.store.read(p.addr, &mut b)?;
-        Ok(decode_bucket(&b, ino, lblk, self.store.volume, p.addr)?)
+        decode_bucket(&b, ino, lblk, self.store.volume, p.addr).map_err(|e| {
+            let e = Error::Corrupt(e);
+            self.fail(&e);
+            e
+        })
     }
 
     /// Runs `f` on the directory's index with a loader for buckets that are not in memory.

@@ -63,6 +63,10 @@ pub struct Recovered {
     pub dirty: bool,
     /// Transactions replayed.
     pub transactions: usize,
+    /// A node table block lost a copy: torn by the crash, then the journal has all of it, or damaged, then it has not.
+    pub torn: bool,
+    /// Traces of the crash in the journal that might be damage.
+    pub traces: Vec<String>,
     /// Entries and inodes of other domains to compare.
     pub hints: Vec<Hint>,
     /// Inodes replayed with a parent in another domain.
@@ -90,6 +94,11 @@ impl Domain {
         mlogs: u16,
     ) -> Result<(Self, Recovered)> {
         let journal = Journal::open(store.clone(), id, &header.header);
+        if header.header.flags.get() & CLEAN != 0 && journal.goes_on()? {
+            // the header is older than the journal: the one that was written last is lost
+            tracing::warn!("{id}: its header says unmounted, its journal goes on: replayed");
+            header.header.flags = (header.header.flags.get() & !CLEAN).into();
+        }
         let log = Run { addr: journal.addr(0), len: header.header.journal_blocks.get() };
         let space = Space::open(store.clone(), id, mlogs, groups, Some(log))?;
         let nodes = NodeTable::open(store.clone(), id, groups)?;
@@ -98,7 +107,10 @@ impl Domain {
         let mut durable = header.header.last_tx.get();
         if header.header.flags.get() & CLEAN == 0 {
             rec.dirty = true;
+            space.recovering(true);
+            nodes.recovering(true);
             let (chunks, end) = journal.scan()?;
+            rec.traces = journal.traces(&chunks, end, header.header.last_tx.get())?;
             let last = replay(id, &chunks, &space, &nodes, header.header.last_tx.get(), &mut rec)?;
             rec.forward = roll_forward(&store, &chunks, last, &mut rec.claims)?;
             durable = last;
@@ -107,12 +119,24 @@ impl Domain {
             header.header.last_tx = newest.into();
             keep = (!chunks.is_empty()).then(|| (newest, journal.tail()));
             journal.set_head(end.max(journal.head()));
+            space.recovering(false);
+            nodes.recovering(false);
+            rec.torn = nodes.torn_seen();
+        }
+        let doubt = space.doubt();
+        if rec.dirty
+            && let Some(why) = doubt
+        {
+            return Err(why.into());
         }
         let d = Self::new(id, store, shared, Layers { space, nodes, journal }, header, mlogs);
         d.durable.store(durable, std::sync::atomic::Ordering::Relaxed);
         if let Some((newest, tail)) = keep {
             // nothing is given up before the recovery transaction is durable
             d.first_pos.lock().insert(newest + 1, tail);
+        }
+        if let Some(why) = doubt {
+            d.fail(&why.into());
         }
         Ok((d, rec))
     }
@@ -136,6 +160,11 @@ impl Domain {
         let old = match self.cell(inode.node) {
             Ok(c) if c.gener == inode.gener => Some(c),
             Ok(_) | Err(crate::Error::NotFound) => None,
+            // the record that was synced says all; blocks that only the lost one names are found by a check
+            Err(crate::Error::Corrupt(why)) if inode.flags & DIR == 0 => {
+                tracing::error!("{}: {why}; restored as it was synced", inode.node);
+                None
+            }
             Err(e) => return Err(e),
         };
         if old.is_some() && inode.flags & DIR != 0 {
@@ -222,7 +251,10 @@ impl Domain {
 }
 
 /// Applies the committed transactions; the newest one's number.
-fn replay(
+///
+/// # Errors
+/// `Corrupt` where one is missing or does not hold; of the device.
+pub(crate) fn replay(
     id: DomainId,
     chunks: &[Chunk],
     space: &Space,

@@ -26,6 +26,10 @@ pub const JOURNAL_PLACE: u32 = 122;
 pub const DOMAIN_FAILED: u32 = 123;
 /// A journal could not be replayed.
 pub const REPLAY_FAILED: u32 = 125;
+/// The newest changes of an inode stood in the journal, and were given up with it.
+pub const CHANGES_LOST: u32 = 126;
+/// The newest domain header was lost: an older one says less than the journal.
+pub const DOMAIN_OLD: u32 = 127;
 /// A domain owns no group.
 pub const DOMAIN_EMPTY: u32 = 130;
 
@@ -47,6 +51,8 @@ pub const OWNERS_LOST: u32 = 221;
 pub const NODES_COPY: u32 = 230;
 /// Neither copy of a node table block holds; it is made again from the node blocks.
 pub const NODES_LOST: u32 = 231;
+/// A node table entry is older than a record of its node in a node block in use: the newest copy of the table was lost.
+pub const ENTRY_OLD: u32 = 232;
 /// The device could not read a metadata block.
 pub const UNREADABLE: u32 = 240;
 
@@ -85,6 +91,9 @@ pub const EXTENT_ORDER: u32 = 403;
 pub const BLOCK_COUNT: u32 = 404;
 /// Checksums where there must be none, or too few.
 pub const EXTENT_SUMS: u32 = 405;
+
+/// An inode found again names blocks that were given to others since: it gets holes there.
+pub const EXTENT_OLD: u32 = 406;
 
 /// A directory bucket does not hold.
 pub const BUCKET: u32 = 501;

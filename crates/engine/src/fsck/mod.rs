@@ -15,6 +15,7 @@ mod model;
 mod names;
 mod nodes;
 mod pair;
+mod prepare;
 mod repair;
 mod space;
 mod tables;
@@ -27,11 +28,13 @@ mod tests;
 
 use crate::error::Result;
 use crate::overlay::OverlayDevice;
-use crate::types::{FileKind, MountOptions};
-use crate::volume::Volume;
+use crate::types::FileKind;
 use braidfs_device::Device;
+use braidfs_format::NodeId;
 use braidfs_format::domain::{CLEAN, NEEDS_GC};
 use model::{Domain, Ino, Log, Model};
+use prepare::Prepared;
+pub(crate) use prepare::mend_node_tables;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
@@ -72,6 +75,8 @@ pub struct FsckReport {
     pub clean_skip: bool,
     /// What was found.
     pub findings: Vec<Finding>,
+    /// What is no error by itself: traces of a crash that might also be damage.
+    pub notes: Vec<String>,
     /// Regular files.
     pub files: u64,
     /// Directories.
@@ -113,32 +118,30 @@ pub fn check(
         return Ok(FsckReport { clean_skip: true, ..FsckReport::default() });
     }
     let mut devices = devices.to_vec();
-    let mut failure = None;
-    let mut early = Vec::new();
+    let mut prepared = Prepared::default();
     if dirty {
         progress("journal", 0, 1);
         if !options.repair {
             devices = devices.into_iter().map(|d| Arc::new(OverlayDevice::new(d)) as Arc<dyn Device>).collect();
         }
-        failure = repair::prepare_replay(&devices).and_then(|()| replay(&devices)).err();
-        early = first.log.findings.clone();
+        prepared = prepare::run(&devices)?;
         progress("journal", 1, 1);
     }
     drop(first);
 
-    let mut m = scan(&devices, progress)?;
+    let mut m = scan(&devices, &mut prepared, progress)?;
     // What was mended for the replay is no longer found.
-    early.retain(|e: &Finding| !m.log.findings.iter().any(|f| f.code == e.code && f.domain == e.domain));
+    let mut early = std::mem::take(&mut prepared.log.findings);
+    early.retain(|e| !m.log.findings.iter().any(|f| (f.code, f.domain, f.node) == (e.code, e.domain, e.node)));
     m.log.findings.splice(0..0, early);
-    let why = failure.map_or_else(|| "nothing was said".into(), |e| e.to_string());
     for d in m.domains.iter_mut().filter(|d| d.header.is_some_and(|h| h.flags.get() & CLEAN == 0)) {
         (d.header_dirty, d.reset_journal) = (true, true);
         m.log.domain = Some(d.number);
-        let message = format!("the journal could not be replayed ({why}); what it holds is given up");
-        m.log.add(codes::REPLAY_FAILED, None, message);
+        m.log.add(codes::REPLAY_FAILED, None, "the journal could not be replayed; what it holds is given up");
     }
     m.log.domain = None;
     let mut report = report(&mut m);
+    report.notes = std::mem::take(&mut prepared.notes);
     if !options.repair {
         return Ok(report);
     }
@@ -149,10 +152,10 @@ pub fn check(
         }
         progress("repair", u64::from(round), u64::from(ROUNDS));
         repair::write(&mut m)?;
-        m = scan(&devices, progress)?;
+        m = scan(&devices, &mut Prepared::default(), progress)?;
         let left = self::report(&mut m);
-        let old = std::mem::take(&mut report.findings);
-        report = FsckReport { findings: old, ..left.clone() };
+        let (old, notes) = (std::mem::take(&mut report.findings), std::mem::take(&mut report.notes));
+        report = FsckReport { findings: old, notes, ..left.clone() };
         for f in &mut report.findings {
             f.fixed = !left.findings.iter().any(|l| (l.code, l.node, l.domain) == (f.code, f.node, f.domain));
         }
@@ -165,18 +168,10 @@ pub fn check(
     Ok(report)
 }
 
-/// Replays the journals by mounting, finishes what was left to do in the background, and unmounts.
-fn replay(devices: &[Arc<dyn Device>]) -> Result<()> {
-    let options = MountOptions { background: false, ..MountOptions::default() };
-    let volume = Volume::mount(devices.to_vec(), options)?;
-    let mended = volume.collect_stale();
-    volume.unmount()?;
-    mended.map(|_| ())
-}
-
 /// Reads and checks everything.
-fn scan(devices: &[Arc<dyn Device>], progress: &dyn Fn(&str, u64, u64)) -> Result<Model> {
+fn scan(devices: &[Arc<dyn Device>], prepared: &mut Prepared, progress: &dyn Fn(&str, u64, u64)) -> Result<Model> {
     let mut m = volume::read(devices)?;
+    prepare::hand_over(prepared, &mut m);
     let domains = std::mem::take(&mut m.domains);
     let total = domains.len();
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(total).max(1);
@@ -219,18 +214,43 @@ fn scan(devices: &[Arc<dyn Device>], progress: &dyn Fn(&str, u64, u64)) -> Resul
     Ok(m)
 }
 
-/// Checks one domain by itself.
-fn scan_domain(m: &Model, log: &mut Log, domain: &mut Domain) -> BTreeMap<braidfs_format::NodeId, Ino> {
+/// Codes that an old node table may be behind: then a newer record of a node may lie somewhere.
+const DOUBTS: [u32; 7] = [
+    codes::ENTRY_PLACE,
+    codes::NODE_BLOCK,
+    codes::RECORD,
+    codes::OVERFLOW_MISSING,
+    codes::LEAKED,
+    codes::NOT_MARKED,
+    codes::LIVE_COUNT,
+];
+
+/// Checks one domain by itself; where that makes the node table doubtful, once more with the records of all node blocks.
+fn scan_domain(m: &Model, log: &mut Log, domain: &mut Domain) -> BTreeMap<NodeId, Ino> {
+    let (header, recovered) = (domain.header, domain.recovered.clone());
+    let inodes = scan_with(m, log, domain, false);
+    if !log.findings.iter().any(|f| DOUBTS.contains(&f.code)) {
+        return inodes;
+    }
+    drop(inodes);
+    log.findings.clear();
+    (domain.header, domain.recovered) = (header, recovered);
+    domain.groups.clear();
+    scan_with(m, log, domain, true)
+}
+
+fn scan_with(m: &Model, log: &mut Log, domain: &mut Domain, doubt: bool) -> BTreeMap<NodeId, Ino> {
     let store = &*m.store;
     for (number, e) in m.bat.iter().enumerate().filter(|(_, e)| e.domain.is_some_and(|d| d.0 == domain.number)) {
         let group = tables::read_group(store, log, domain.number, number as u32, e.epoch);
         domain.groups.insert(number as u32, group);
     }
-    tables::recover_entries(store, log, domain);
+    tables::recover_entries(store, log, domain, doubt);
     if domain.header.is_none() {
         repair::rebuild_header(store, domain);
     }
     let mut inodes = nodes::read(store, &m.sb, log, domain);
+    space::drop_old_blocks(store, log, domain, &mut inodes);
     space::resolve_shared(store, log, domain, &mut inodes);
     for (node, ino) in inodes.iter_mut().filter(|(_, i)| i.is_dir()) {
         dirs::read(store, &m.sb.hash_key, log, *node, ino);

@@ -87,6 +87,14 @@ pub struct Group {
     pub entries_dirty: Vec<bool>,
     /// Node table blocks that were lost.
     pub lost: Vec<u32>,
+    /// Node table blocks that may be older than the volume: the other copy is lost.
+    pub doubtful: Vec<u32>,
+    /// The segment table may be older than the volume.
+    pub segments_doubtful: bool,
+    /// The segment table is to be written as it is here.
+    pub segments_dirty: bool,
+    /// Halves of owner tables that are lost: counted through the segments.
+    pub owners_lost: Vec<u32>,
     /// Damaged copies.
     pub mend: Vec<Mend>,
 }

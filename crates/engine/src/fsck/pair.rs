@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use braidfs_device::BLOCK_BYTES;
-use braidfs_format::block::{BlockKind, open, seal};
+use braidfs_format::block::{BlockKind, open, other_copy_lost, seal};
 
 /// State of one copy.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,7 +30,16 @@ impl PairState {
                 Err(e) => CopyState::Bad(e.why),
             }
         };
-        Self([state(0), state(1)])
+        let mut states = [state(0), state(1)];
+        if let (CopyState::Good(seq), CopyState::Blank) | (CopyState::Blank, CopyState::Good(seq)) =
+            (&states[0], &states[1])
+        {
+            let copy = usize::from(states[0] == CopyState::Blank);
+            if other_copy_lost(pair, kind, volume, addr, (copy, *seq)).is_some() {
+                states[1 - copy] = CopyState::Bad("is blank, and was written before".into());
+            }
+        }
+        Self(states)
     }
 
     /// The copy that counts.

@@ -74,6 +74,81 @@ fn write_pair(
     write_both(&state, floor, encode, &|copy, block| store.write(BlockAddr(addr.0 + copy as u64), block))
 }
 
+/// Writes the tables of a group that were mended for a replay: both copies of each.
+///
+/// # Errors
+/// Of the device.
+pub fn write_tables(store: &Store, domain: u16, group: &Group) -> Result<()> {
+    let (g, volume, number) = (store.geometry, store.volume, group.number);
+    let floor = u64::from(group.epoch) << 32;
+    for mend in &group.mend {
+        store.write(mend.addr, &mend.block)?;
+    }
+    if group.header_bad {
+        let addr = g.header_addr(number);
+        let h = GroupHeader::new(number, group.blocks, group.epoch, domain);
+        write_pair(store, addr, BlockKind::Group, floor, &|copy, seq| h.to_block(volume, addr, copy, seq))?;
+    }
+    if let Some(segments) = group.segments.as_ref().filter(|_| group.segments_dirty) {
+        let addr = g.segment_table_addr(number);
+        write_pair(store, addr, BlockKind::SegmentTable, floor, &|copy, seq| {
+            SegmentTable::encode(segments, domain, volume, addr, copy, seq)
+        })?;
+    }
+    for half in &group.owners_lost {
+        let addr = g.owners_addr(number, half / 2, half % 2);
+        let owners = super::prepare::no_owners();
+        write_pair(store, addr, BlockKind::Owners, floor, &|copy, seq| {
+            encode_owners(&owners, domain, volume, addr, copy, seq)
+        })?;
+    }
+    write_entries(store, domain, group)
+}
+
+/// Writes the node table blocks that changed.
+///
+/// # Errors
+/// Of the device.
+pub fn write_entries(store: &Store, domain: u16, group: &Group) -> Result<()> {
+    let (g, volume, number) = (store.geometry, store.volume, group.number);
+    let floor = u64::from(group.epoch) << 32;
+    for index in (0..g.node_blocks()).filter(|&i| group.entries_dirty[i as usize]) {
+        let addr = g.node_table_addr(number, index);
+        let entries = &group.entries[(index * NODES_PER_BLOCK) as usize..][..NODES_PER_BLOCK as usize];
+        write_pair(store, addr, BlockKind::NodeTable, floor, &|copy, seq| {
+            NodeTableBlock::encode(entries, domain, volume, addr, copy, seq)
+        })?;
+    }
+    Ok(())
+}
+
+/// Empties the journal of a domain whose chunks nobody can replay.
+///
+/// # Errors
+/// Of the device.
+pub fn give_up_journal(m: &Model, d: &Domain) -> Result<()> {
+    let Some(mut h) = d.header else { return Ok(()) };
+    reset_journal(&m.store, d.number, &mut h, 0);
+    close_journal(m, d, h)
+}
+
+/// Writes `h` as the header of a domain whose journal has nothing to replay any more.
+///
+/// # Errors
+/// Of the device.
+pub fn close_journal(m: &Model, d: &Domain, h: DomainHeader) -> Result<()> {
+    let closed = Domain {
+        number: d.number,
+        header: Some(h),
+        header_dirty: true,
+        reset_journal: false,
+        groups: Default::default(),
+        recovered: Default::default(),
+    };
+    write_header(m, &closed, h.flags.get() | CLEAN)?;
+    m.store.flush()
+}
+
 fn write_group(store: &Store, domain: &Domain, group: &Group, claims: &[Claim]) -> Result<()> {
     let (g, volume, number) = (store.geometry, store.volume, group.number);
     let floor = u64::from(group.epoch) << 32;
@@ -108,14 +183,7 @@ fn write_group(store: &Store, domain: &Domain, group: &Group, claims: &[Claim]) 
             })?;
         }
     }
-    for index in (0..g.node_blocks()).filter(|&i| group.entries_dirty[i as usize]) {
-        let addr = g.node_table_addr(number, index);
-        let entries = &group.entries[(index * NODES_PER_BLOCK) as usize..][..NODES_PER_BLOCK as usize];
-        write_pair(store, addr, BlockKind::NodeTable, floor, &|copy, seq| {
-            NodeTableBlock::encode(entries, domain.number, volume, addr, copy, seq)
-        })?;
-    }
-    Ok(())
+    write_entries(store, domain.number, group)
 }
 
 /// Superblocks, damaged copies of the volume's pairs, and what of the BAT was lost.

@@ -67,6 +67,34 @@ pub fn resolve_shared(store: &Store, log: &mut Log, domain: &Domain, inodes: &mu
     }
 }
 
+/// Takes blocks from inodes whose records were found again that the tables no longer give them: the record was an older
+/// one, and what lies there now may be anybody's.
+pub fn drop_old_blocks(store: &Store, log: &mut Log, domain: &Domain, inodes: &mut BTreeMap<NodeId, Ino>) {
+    for node in &domain.recovered {
+        let Some(ino) = inodes.get_mut(node) else { continue };
+        let mut gone: Vec<u64> = Vec::new();
+        for (lblk, addr) in
+            ino.extents.iter().flat_map(|e| (0..u64::from(e.len)).map(move |i| (e.lblk + i, e.addr.0 + i)))
+        {
+            let (group, segment, block) = store.geometry.split(BlockAddr(addr));
+            let valid = domain.groups.get(&group).and_then(|g| {
+                let table = g.segments.as_ref().filter(|_| !g.segments_doubtful)?;
+                table.get(segment as usize).map(|s| s.is_valid(block))
+            });
+            let owned = owner_on_device(store, BlockAddr(addr)).is_none_or(|o| (o.node, o.lblk) == (*node, lblk));
+            if valid == Some(false) || !owned {
+                gone.push(lblk);
+            }
+        }
+        if !gone.is_empty() {
+            let why = format!("{} blocks of an older version now belong to others: holes", gone.len());
+            log.add(codes::EXTENT_OLD, Some(*node), why);
+            gone.iter().for_each(|l| ino.punch(*l, l + 1));
+            ino.inode.blocks = ino.extent_blocks();
+        }
+    }
+}
+
 /// What the tables of a group must say of its blocks.
 #[derive(Debug)]
 pub struct Expected {

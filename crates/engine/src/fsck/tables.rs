@@ -7,9 +7,9 @@ use crate::store::Store;
 use braidfs_device::BLOCK_BYTES;
 use braidfs_format::geometry::{NODES_PER_BLOCK, SEGMENT_BLOCKS};
 use braidfs_format::group::{GroupHeader, SegmentTable};
-use braidfs_format::node::{NodeBlock, NodeEntry, NodeKind, NodeRecord, NodeTableBlock, OVERFLOW, USED};
+use braidfs_format::node::{NodeBlock, NodeEntry, NodeKind, NodeTableBlock, OVERFLOW, USED};
 use braidfs_format::{BlockAddr, BlockKind, NodeId};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// Generation given to the free slots of a lost node table block: above what any node is likely to have had.
 const LOST_GENER: u32 = 1 << 30;
@@ -49,6 +49,10 @@ pub fn read_group(store: &Store, log: &mut Log, domain: u16, number: u32, epoch:
         entries: Vec::with_capacity(g.nodes() as usize),
         entries_dirty: vec![false; g.node_blocks() as usize],
         lost: Vec::new(),
+        doubtful: Vec::new(),
+        segments_dirty: false,
+        segments_doubtful: false,
+        owners_lost: Vec::new(),
         mend: Vec::new(),
     };
 
@@ -76,7 +80,8 @@ pub fn read_group(store: &Store, log: &mut Log, domain: u16, number: u32, epoch:
     let what = format!("segment table of group {number}");
     let addr = g.segment_table_addr(number);
     let pair = pair_at(addr);
-    check_pair(log, &mut group.mend, pair, BlockKind::SegmentTable, volume, addr, &what);
+    let state = check_pair(log, &mut group.mend, pair, BlockKind::SegmentTable, volume, addr, &what);
+    group.segments_doubtful = state.damaged().is_some();
     match SegmentTable::decode(pair, g.segments, volume, addr) {
         Ok((_, _, segments)) => group.segments = Some(segments),
         Err(e) => log.add(codes::SEGMENTS_LOST, None, format!("{what}: {e}")),
@@ -86,7 +91,10 @@ pub fn read_group(store: &Store, log: &mut Log, domain: u16, number: u32, epoch:
         let what = format!("node table block {index} of group {number}");
         let addr = g.node_table_addr(number, index);
         let pair = pair_at(addr);
-        check_pair(log, &mut group.mend, pair, BlockKind::NodeTable, volume, addr, &what);
+        let state = check_pair(log, &mut group.mend, pair, BlockKind::NodeTable, volume, addr, &what);
+        if state.damaged().is_some() {
+            group.doubtful.push(index);
+        }
         match NodeTableBlock::decode(pair, volume, addr) {
             Ok((_, _, entries)) => group.entries.extend(entries),
             Err(e) => {
@@ -101,45 +109,67 @@ pub fn read_group(store: &Store, log: &mut Log, domain: u16, number: u32, epoch:
     group
 }
 
-/// Finds the nodes of lost node table blocks again: of all their records in valid node blocks of the domain, the newest.
-/// What was deleted may come back this way; the check of the namespace drops what nothing names.
-pub fn recover_entries(store: &Store, log: &mut Log, domain: &mut Domain) {
+/// Makes entries of lost node table blocks again, and brings those of doubtful ones up to date (of all blocks with
+/// `doubt_all`): of all records of a node in valid node blocks of the domain, the newest counts. What was deleted may come
+/// back this way; the check of the namespace drops what nothing names.
+pub fn recover_entries(store: &Store, log: &mut Log, domain: &mut Domain, doubt_all: bool) {
     let g = store.geometry;
-    if domain.groups.values().all(|g| g.lost.is_empty()) {
+    if !doubt_all && domain.groups.values().all(|g| g.lost.is_empty() && g.doubtful.is_empty()) {
         return;
     }
-    let lost = |node: NodeId| {
+    let asked = |domain: &Domain, node: NodeId| {
         g.node_place(node).is_some_and(|(group, slot)| {
-            domain.groups.get(&group).is_some_and(|x| x.lost.contains(&(slot / NODES_PER_BLOCK)))
+            let index = slot / NODES_PER_BLOCK;
+            let has = |x: &Group| doubt_all || x.lost.contains(&index) || x.doubtful.contains(&index);
+            domain.groups.get(&group).is_some_and(has)
         })
     };
-    let mut best: HashMap<NodeId, (NodeRecord, NodeEntry)> = HashMap::new();
+    // Per node: generation and version of its newest record, and the entry for it; whether its own entry holds.
+    let mut best: HashMap<NodeId, (u32, u64, NodeEntry)> = HashMap::new();
+    let mut holds: HashSet<NodeId> = HashSet::new();
+    let pointed: HashSet<BlockAddr> =
+        domain.groups.values().flat_map(|g| &g.entries).filter(|e| e.used()).map(|e| e.addr).collect();
     let mut block = vec![0u8; BLOCK_BYTES];
     for group in domain.groups.values() {
         for at in g.meta_blocks()..group.blocks {
             let segment = group.segments.as_ref().and_then(|s| s.get((at / SEGMENT_BLOCKS) as usize));
-            if segment.is_some_and(|s| !s.is_valid(at % SEGMENT_BLOCKS)) {
-                continue;
-            }
             let addr = BlockAddr(g.group_start(group.number).0 + u64::from(at));
-            if store.read(addr, &mut block).is_err() {
+            let valid = group.segments_doubtful || segment.is_none_or(|s| s.is_valid(at % SEGMENT_BLOCKS));
+            if !(valid || pointed.contains(&addr)) || store.read(addr, &mut block).is_err() {
                 continue;
             }
             let Ok(n) = NodeBlock::check(&block, store.volume, addr) else { continue };
             for index in 0..n {
                 let Ok(r) = NodeBlock::record(&block, index) else { continue };
-                let newer = best.get(&r.node).is_none_or(|(b, _)| (r.gener, r.version) > (b.gener, b.version));
-                if lost(r.node) && newer {
+                if !asked(domain, r.node) {
+                    continue;
+                }
+                let own = domain.entry(store, r.node).copied().unwrap_or_default();
+                if own.used() && (own.addr, usize::from(own.index), own.gener) == (addr, index, r.gener) {
+                    holds.insert(r.node);
+                } else if !valid || !own.used() && own.gener != LOST_GENER && r.gener <= own.gener {
+                    continue; // freed, or deleted as the table knows
+                }
+                if best.get(&r.node).is_none_or(|b| (r.gener, r.version) > (b.0, b.1)) {
                     let overflow = if r.kind == NodeKind::Inode { 0 } else { OVERFLOW };
                     let flags = (r.flags & !OVERFLOW) | overflow | USED;
                     let entry = NodeEntry { addr, index: index as u8, flags, gener: r.gener };
-                    best.insert(r.node, (r, entry));
+                    best.insert(r.node, (r.gener, r.version, entry));
                 }
             }
         }
     }
-    for (node, (_, entry)) in best {
-        log.add(codes::NODES_LOST, Some(node), "found again in a node block");
+    for (node, (_, _, entry)) in best {
+        let own = domain.entry(store, node).copied().unwrap_or_default();
+        if own.used() && holds.contains(&node) && (own.addr, own.index) == (entry.addr, entry.index) {
+            continue;
+        }
+        if own.gener == LOST_GENER && !own.used() {
+            log.add(codes::NODES_LOST, Some(node), "found again in a node block");
+        } else {
+            let why = format!("a newer record lies in {}, the node table names {}", entry.addr, own.addr);
+            log.add(codes::ENTRY_OLD, Some(node), why);
+        }
         domain.set_entry(store, node, entry);
         domain.recovered.insert(node);
     }

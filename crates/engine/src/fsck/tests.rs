@@ -18,7 +18,7 @@ fn run(dev: &Arc<SparseDevice>, options: &FsckOptions) -> FsckReport {
 }
 
 fn model(dev: &Arc<SparseDevice>) -> Model {
-    scan(&[Arc::clone(dev) as Arc<dyn Device>], &|_, _, _| {}).unwrap()
+    scan(&[Arc::clone(dev) as Arc<dyn Device>], &mut Prepared::default(), &|_, _, _| {}).unwrap()
 }
 
 fn fresh(mib: u64, domains: u16) -> Arc<SparseDevice> {

@@ -4,11 +4,12 @@ use super::codes;
 use super::model::{Domain, Log, Model};
 use super::pair::{CopyState, PairState, mended};
 use crate::error::Result;
+use crate::journal::Journal;
 use crate::store::Store;
 use crate::volume::super_io;
 use braidfs_device::{BLOCK_BYTES, Device};
 use braidfs_format::bat::{self, BatEntry, ENTRIES_PER_BLOCK};
-use braidfs_format::domain::{DomainHeader, FAILED};
+use braidfs_format::domain::{CLEAN, DomainHeader, FAILED};
 use braidfs_format::group::GroupHeader;
 use braidfs_format::super_block::SuperBlock;
 use braidfs_format::{BlockKind, DomainId};
@@ -87,6 +88,7 @@ fn read_bat(m: &mut Model) {
             Ok((_, _, entries)) => {
                 m.bat.extend(entries);
                 if let Some((copy, why)) = state.damaged() {
+                    newer_claims(m, index, first);
                     m.log.add(codes::BAT_COPY, None, format!("BAT pair {index}, copy {copy}: {why}"));
                     let mend = mended(&buf, BlockKind::Bat, volume, pair, copy);
                     m.volume_writes.extend(mend.map(|b| (0, pair + copy as u64, b)));
@@ -98,6 +100,19 @@ fn read_bat(m: &mut Model) {
                     let entry = claim_of(m, group as u32);
                     m.bat.push(entry);
                 }
+                m.bat_dirty.push(index);
+            }
+        }
+    }
+}
+
+/// Claims that only the headers of groups tell: the newer copy of BAT pair `index` is lost.
+fn newer_claims(m: &mut Model, index: usize, first: usize) {
+    for group in first..m.bat.len() {
+        let claim = claim_of(m, group as u32);
+        if claim.domain.is_some() && claim.epoch > m.bat[group].epoch {
+            m.bat[group] = claim;
+            if !m.bat_dirty.contains(&index) {
                 m.bat_dirty.push(index);
             }
         }
@@ -129,8 +144,10 @@ fn read_domains(m: &mut Model) {
         let mut header = None;
         let mut dirty = false;
         match DomainHeader::from_pair(&buf, volume, pair, number) {
-            Ok((_, _, h)) => {
+            Ok((_, _, mut h)) => {
                 if let Some((copy, why)) = state.damaged() {
+                    // the lost one may have been the newer: what it knew stands in the journal
+                    h.flags = (h.flags.get() & !CLEAN).into();
                     log.add(codes::DOMAIN_COPY, None, format!("domain header, copy {copy}: {why}"));
                     let mend = mended(&buf, BlockKind::Domain, volume, pair, copy);
                     m.volume_writes.extend(mend.map(|b| (0, pair + copy as u64, b)));
@@ -139,6 +156,11 @@ fn read_domains(m: &mut Model) {
                     if h.flags.get() & FAILED != 0 {
                         log.add(codes::DOMAIN_FAILED, None, "the domain had stopped after an error");
                         dirty = true;
+                    }
+                    let journal = Journal::open(Arc::clone(&m.store), DomainId(number), &h);
+                    if h.flags.get() & CLEAN != 0 && journal.goes_on().unwrap_or(false) {
+                        log.add(codes::DOMAIN_OLD, None, "says unmounted, and its journal goes on");
+                        h.flags = (h.flags.get() & !CLEAN).into();
                     }
                     header = Some(h);
                 } else {

@@ -7,8 +7,8 @@
 use crate::error::Result;
 use crate::store::Store;
 use braidfs_format::domain::DomainHeader;
-use braidfs_format::journal::{CHUNK_MAX_BLOCKS, Chunk, decode_chunk, peek_chunk};
-use braidfs_format::{BLOCK_BYTES, BlockAddr, DomainId};
+use braidfs_format::journal::{CHUNK_MAX_BLOCKS, Chunk, ChunkKind, decode_chunk, peek_chunk};
+use braidfs_format::{BLOCK_BYTES, BlockAddr, Corrupt, DomainId};
 use parking_lot::Mutex;
 use std::sync::Arc;
 
@@ -94,11 +94,73 @@ impl Journal {
         (self.start.0..self.start.0 + self.blocks).contains(&addr.0)
     }
 
+    /// Whether a chunk lies at the head, where the header says that nothing was written yet: a later header is lost.
+    ///
+    /// # Errors
+    /// Of the device.
+    pub fn goes_on(&self) -> Result<bool> {
+        let head = self.head();
+        // a chunk that does not fit the rest of the ring goes to its start
+        for pos in [head, head.next_multiple_of(self.blocks)] {
+            let mut block = vec![0u8; BLOCK_BYTES];
+            self.store.read(self.addr(pos), &mut block)?;
+            if peek_chunk(&block, self.store.volume, self.domain, pos).is_some() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// The position of the whole chunk at `at` in the ring, where that is a lap or more ahead of what the tail allows.
+    fn ahead(&self, window: &mut Window<'_>, at: u64, tail: u64) -> Result<Option<u64>> {
+        let block = window.from(at, 1)?;
+        let pos = block.get(16..24).and_then(|b| b.try_into().ok()).map_or(0, u64::from_le_bytes);
+        if pos < tail.saturating_add(self.blocks) || pos % self.blocks != at {
+            return Ok(None);
+        }
+        let Some(n) = peek_chunk(block, self.store.volume, self.domain, pos) else { return Ok(None) };
+        let whole = decode_chunk(window.from(at, u64::from(n))?, self.store.volume, self.domain, pos).is_ok();
+        Ok(whole.then_some(pos))
+    }
+
+    /// What lies behind the tail and is no whole chunk, where a writer may have left one: cut off by a crash, or damaged.
+    /// `chunks` and `end` are what [`Self::scan`] found, `last` is the newest transaction known before them.
+    ///
+    /// # Errors
+    /// Of the device.
+    pub fn traces(&self, chunks: &[Chunk], end: u64, last: u64) -> Result<Vec<String>> {
+        let mut out = Vec::new();
+        let mut note = |pos: u64, what: &str| {
+            let why = "cut off by the crash, or damaged; if damaged, what was synced with it is lost";
+            out.push(format!("journal of {}, position {pos}: {what}: {why}", self.domain));
+        };
+        let mut next = self.tail();
+        for c in chunks {
+            // the end of the ring may stay unused
+            if c.pos != next && c.pos % self.blocks != 0 {
+                note(next, "a chunk is missing");
+            }
+            next = c.pos + u64::from(c.blocks);
+        }
+        let mut block = vec![0u8; BLOCK_BYTES];
+        self.store.read(self.addr(next), &mut block)?;
+        // in later laps there may be any part of an older chunk
+        if end > next || next < self.blocks && block.iter().any(|b| *b != 0) {
+            note(next, "a chunk does not hold");
+        }
+        let commits = chunks.iter().filter(|c| c.kind == ChunkKind::Commit);
+        let newest = commits.map(|c| c.tx.0).max().unwrap_or(0).max(last);
+        if let Some(c) = chunks.iter().find(|c| c.kind == ChunkKind::Stream && c.tx.0 > newest) {
+            note(c.pos, &format!("transaction {} has no commit record", c.tx.0));
+        }
+        Ok(out)
+    }
+
     /// Every whole chunk from the tail on, in the order of positions, and the position behind the last one. Torn and
     /// missing chunks are passed over: the time is bounded by the journal's size.
     ///
     /// # Errors
-    /// Of the device.
+    /// Of the device; `Corrupt` where the tail is one of an older header: the chunks from there on were overwritten.
     pub fn scan(&self) -> Result<(Vec<Chunk>, u64)> {
         let mut window = Window { journal: self, first: 0, buf: Vec::new() };
         let tail = self.tail();
@@ -122,7 +184,13 @@ impl Journal {
                         }
                     }
                 }
-                _ => 1,
+                _ => {
+                    if let Some(ahead) = self.ahead(&mut window, at, tail)? {
+                        let why = format!("{}: the journal has position {ahead}, the header {tail}", self.domain);
+                        return Err(Corrupt::new("domain header", why).into());
+                    }
+                    1
+                }
             };
             pos += step;
         }

@@ -6,8 +6,10 @@ use crate::cell::dir::Lookup;
 use crate::error::{Error, Result};
 use crate::types::*;
 use crate::volume::{Inner, OpenFile, Volume};
+use braidfs_format::Corrupt;
 use braidfs_format::inode::NAME_MAX;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 impl Inner {
     /// The inode of a name; a stale entry counts as absent.
@@ -45,7 +47,22 @@ impl Inner {
             None => self.find_entry(d, &mut d.state.write(), name)?.map(|e| (e.node, e.gener)),
         };
         let (node, gener) = entry.ok_or(Error::NotFound)?;
-        self.child_at(d, name, node, gener)?.ok_or(Error::NotFound)
+        if let Some(c) = self.child_at(d, name, node, gener)? {
+            return Ok(c);
+        }
+        // Without a crash before, an entry is stale only while it is being removed: one that stays names what is lost.
+        let again = self.find_entry(d, &mut d.state.write(), name)?;
+        if !self.maybe_stale.load(Ordering::Relaxed)
+            && again.is_some_and(|e| (e.node, e.gener) == (node, gener))
+            && self.child_at(d, name, node, gener)?.is_none()
+        {
+            let lost = Error::Corrupt(Corrupt::new("directory", format!("{} names {node}, which is lost", d.ino)));
+            if let Ok(home) = self.domain(node) {
+                home.fail(&lost);
+            }
+            return Err(lost);
+        }
+        Err(Error::NotFound)
     }
 }
 

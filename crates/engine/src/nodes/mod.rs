@@ -130,6 +130,16 @@ impl NodeTable {
         done
     }
 
+    /// Recovery begins or ends: see [`Residency::allow_torn`].
+    pub fn recovering(&self, on: bool) {
+        self.resident.allow_torn(on);
+    }
+
+    /// Whether a table block that recovery read had lost a copy.
+    pub fn torn_seen(&self) -> bool {
+        self.resident.torn_seen()
+    }
+
     /// As [`NodeTable::apply`], for recovery. Records set states, so replaying what is in the home tables already
     /// changes nothing.
     ///

@@ -176,7 +176,12 @@ impl NodeTable {
                 continue;
             }
             match NodeEntry::decode(pair, store.volume, store.geometry.node_table_addr(group.number, index)) {
-                Ok((_, _, entries)) => {
+                Ok((copy, seq, entries)) => {
+                    let pair_at = store.geometry.node_table_addr(group.number, index);
+                    if let Some(error) = self.resident.doubt::<NodeEntry>(pair, store.volume, pair_at, (copy, seq)) {
+                        tracing::warn!(group = group.number, index, %error, "node table block not counted");
+                        continue;
+                    }
                     state.taken = Some(taken_slots(&entries, group.number, index));
                     self.count(block, &state, None);
                 }

@@ -94,7 +94,9 @@ fn run_model(seed: u64, steps: usize) {
                 let percent = random.below(101);
                 device.crash(|| random.below(100) < percent);
                 table = open();
+                table.recovering(true);
                 log.iter().for_each(|records| table.replay(records).unwrap());
+                table.recovering(false);
                 loose.clear();
                 table.write_home().unwrap();
                 device.crash(|| true);

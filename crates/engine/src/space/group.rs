@@ -6,6 +6,7 @@ use super::paired::{PairCopy, Paired, Residency};
 use super::{Class, Run};
 use crate::error::Result;
 use crate::store::Store;
+use braidfs_format::block::{BlockKind, other_copy_lost};
 use braidfs_format::geometry::SEGMENT_BLOCKS;
 use braidfs_format::group::{GroupHeader, OWNERS_PER_BLOCK, Owner, SegmentEntry, SegmentKind, SegmentTable};
 use braidfs_format::{BLOCK_BYTES, BlockAddr, Corrupt, DomainId};
@@ -21,6 +22,8 @@ pub(super) struct Group {
     free: AtomicU32,
     /// Which copy of the segment table is current.
     pub table: Mutex<PairCopy>,
+    /// Why the segment table may not be the newest.
+    pub doubt: Option<Corrupt>,
     /// The committed view changed since the segment table was written.
     pub table_dirty: AtomicBool,
     /// Some half of an owner table changed.
@@ -82,6 +85,13 @@ impl Group {
             store.volume,
             geometry.segment_table_addr(number),
         )?;
+        let doubt = other_copy_lost(
+            &buf[2 * BLOCK_BYTES..],
+            BlockKind::SegmentTable,
+            store.volume,
+            geometry.segment_table_addr(number).0,
+            (index, seq),
+        );
         let start = geometry.group_start(number).0;
         let journal = journal.map_or(0..0, |j| {
             let clip = |at: u64| at.saturating_sub(start).min(u64::from(blocks)) as u32;
@@ -105,6 +115,7 @@ impl Group {
             segments: segments.into(),
             free: AtomicU32::new(free),
             table: Mutex::new(PairCopy { index, seq }),
+            doubt,
             table_dirty: AtomicBool::new(false),
             owners_dirty: AtomicBool::new(false),
         })

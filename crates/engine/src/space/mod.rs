@@ -170,6 +170,28 @@ impl Space {
         Ok(())
     }
 
+    /// Recovery begins or ends: see [`Residency::allow_torn`].
+    pub fn recovering(&self, on: bool) {
+        self.owners.allow_torn(on);
+    }
+
+    /// Why the bitmaps may be older than the volume, so that nothing may be allocated: a segment table lost a copy, and
+    /// no replayed record was about its group, as the crash that tore a write would have left.
+    pub fn doubt(&self) -> Option<Corrupt> {
+        let groups = self.groups.read();
+        groups.values().filter(|g| !g.table_dirty.load(Relaxed)).find_map(|g| g.doubt.clone())
+    }
+
+    /// Whether something valid lies at `addr`.
+    ///
+    /// # Errors
+    /// `Corrupt` where it is not of this domain.
+    pub fn is_valid(&self, addr: BlockAddr) -> Result<bool> {
+        let (group, segment, block) = self.locate(addr)?;
+        let state = group.segments[segment as usize].state.lock();
+        Ok(bitmap::get(&state.entry.valid, block))
+    }
+
     /// The domain's groups, in order.
     pub fn groups(&self) -> Vec<u32> {
         self.groups.read().keys().copied().collect()

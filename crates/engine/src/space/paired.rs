@@ -5,13 +5,16 @@
 
 use crate::error::Result;
 use crate::store::Store;
+use braidfs_format::block::{BlockKind, other_copy_lost};
 use braidfs_format::group::{Owner, decode_owners, encode_owners};
 use braidfs_format::node::{NodeEntry, NodeTableBlock};
 use braidfs_format::{BLOCK_BYTES, BlockAddr, Corrupt, DomainId};
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 /// Entries of a table block.
 pub(crate) trait TableEntry: Sized {
+    /// What the block says it is.
+    const KIND: BlockKind;
     /// Current copy, its sequence number and the entries of the pair at `pair`.
     fn decode(buf: &[u8], volume: u32, pair: BlockAddr) -> Result<(usize, u64, Vec<Self>), Corrupt>;
     /// The sealed block.
@@ -19,6 +22,7 @@ pub(crate) trait TableEntry: Sized {
 }
 
 impl TableEntry for Owner {
+    const KIND: BlockKind = BlockKind::Owners;
     fn decode(buf: &[u8], volume: u32, pair: BlockAddr) -> Result<(usize, u64, Vec<Self>), Corrupt> {
         decode_owners(buf, volume, pair)
     }
@@ -28,6 +32,7 @@ impl TableEntry for Owner {
 }
 
 impl TableEntry for NodeEntry {
+    const KIND: BlockKind = BlockKind::NodeTable;
     fn decode(buf: &[u8], volume: u32, pair: BlockAddr) -> Result<(usize, u64, Vec<Self>), Corrupt> {
         NodeTableBlock::decode(buf, volume, pair)
     }
@@ -73,13 +78,17 @@ impl<T> Default for Paired<T> {
 }
 
 impl<T: TableEntry> Paired<T> {
-    /// The entries, read from the pair at `pair` where they are not in memory.
+    /// The entries, read from the pair at `pair` where they are not in memory. Where one copy is damaged, the other may be
+    /// older, and is believed only while a journal is replayed: a write that the crash tore is in it.
     pub fn load(&mut self, store: &Store, pair: BlockAddr, resident: &Residency) -> Result<&mut [T]> {
         self.touched = true;
         if self.entries.is_none() {
             let mut buf = vec![0u8; 2 * BLOCK_BYTES];
             store.read(pair, &mut buf)?;
             let (index, seq, entries) = T::decode(&buf, store.volume, pair)?;
+            if let Some(lost) = resident.doubt::<T>(&buf, store.volume, pair, (index, seq)) {
+                return Err(lost.into());
+            }
             self.current = PairCopy { index, seq };
             self.entries = Some(entries.into_boxed_slice());
             resident.add(1);
@@ -118,9 +127,12 @@ impl<T: TableEntry> Paired<T> {
     }
 }
 
-/// How many table blocks are in memory, and when to look for some to forget.
+/// How many table blocks are in memory, and when to look for some to forget; whether they may be torn.
 #[derive(Debug)]
 pub(crate) struct Residency {
+    torn_allowed: AtomicBool,
+    /// A damaged copy was met while it was allowed.
+    torn_seen: AtomicBool,
     count: AtomicUsize,
     sweep_at: AtomicUsize,
     max: usize,
@@ -129,7 +141,36 @@ pub(crate) struct Residency {
 impl Residency {
     /// At most about `max` clean blocks.
     pub fn new(max: usize) -> Self {
-        Self { count: AtomicUsize::new(0), sweep_at: AtomicUsize::new(max), max }
+        Self {
+            torn_allowed: AtomicBool::new(false),
+            torn_seen: AtomicBool::new(false),
+            count: AtomicUsize::new(0),
+            sweep_at: AtomicUsize::new(max),
+            max,
+        }
+    }
+    /// A journal is being replayed, or no longer is: a torn copy of a pair is no damage then.
+    pub fn allow_torn(&self, on: bool) {
+        self.torn_allowed.store(on, Relaxed);
+    }
+    /// Why the copy of a pair that counts may not be the newest.
+    pub fn doubt<T: TableEntry>(
+        &self,
+        buf: &[u8],
+        volume: u32,
+        pair: BlockAddr,
+        current: (usize, u64),
+    ) -> Option<Corrupt> {
+        let doubt = other_copy_lost(buf, T::KIND, volume, pair.0, current)?;
+        if self.torn_allowed.load(Relaxed) {
+            self.torn_seen.store(true, Relaxed);
+            return None;
+        }
+        Some(doubt)
+    }
+    /// Whether a damaged copy was met while that was allowed.
+    pub fn torn_seen(&self) -> bool {
+        self.torn_seen.load(Relaxed)
     }
     fn add(&self, n: isize) {
         self.count.fetch_add(n as usize, Relaxed);

@@ -168,9 +168,12 @@ fn run_model(seed: u64, steps: usize) {
                 let percent = random.below(101);
                 device.crash(|| random.below(100) < percent);
                 space = open();
+                space.recovering(true);
                 for (tx, records) in &log {
                     space.replay(records, *tx).unwrap();
                 }
+                space.recovering(false);
+                assert_eq!(space.doubt(), None, "what a crash tore is in the log");
                 assert_eq!(committed(&space), before);
                 space.write_home().unwrap();
                 device.flush_all();

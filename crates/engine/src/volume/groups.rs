@@ -4,9 +4,12 @@ use super::Inner;
 use crate::domain::Domain;
 use crate::error::{Error, Result};
 use crate::space::Space;
+use crate::store::Store;
 use crate::types::*;
 use braidfs_format::BLOCK_BYTES;
 use braidfs_format::bat::{self, BatEntry, ENTRIES_PER_BLOCK};
+use braidfs_format::block::{BlockKind, other_copy_lost};
+use braidfs_format::group::GroupHeader;
 use braidfs_format::super_block::SuperBlock;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -27,7 +30,8 @@ impl Bat {
     ///
     /// # Errors
     /// Of the device, or where a block has no valid copy.
-    pub fn read(device: &dyn braidfs_device::Device, sb: &SuperBlock) -> Result<Self> {
+    pub fn read(store: &Store, sb: &SuperBlock) -> Result<Self> {
+        let device = &**store.device(0);
         let groups = sb.groups.get() as usize;
         let per = ENTRIES_PER_BLOCK as usize;
         let mut b = Self {
@@ -42,7 +46,14 @@ impl Bat {
             let pair = b.start + 2 * b.pairs.len() as u64;
             device.read(pair, &mut buf)?;
             let n = (groups - b.entries.len()).min(per);
-            let (copy, seq, e) = bat::decode(&buf, b.volume, pair, n, sb.domains.get())?;
+            let (copy, seq, mut e) = bat::decode(&buf, b.volume, pair, n, sb.domains.get())?;
+            if let Some(lost) = other_copy_lost(&buf, BlockKind::Bat, b.volume, pair, (copy, seq)) {
+                tracing::warn!("{lost}; claims are taken from the group headers");
+                let first = b.entries.len() as u32;
+                for (group, entry) in (first..).zip(&mut e) {
+                    claim_in_header(store, sb, group, entry)?;
+                }
+            }
             b.entries.extend(e);
             b.pairs.push((copy, seq));
         }
@@ -85,6 +96,22 @@ impl Bat {
         self.pairs[block] = (1 - copy, seq + 1);
         Ok(())
     }
+}
+
+/// Takes over a claim that the header of a group tells and the table does not know: metadata of a group is whole before
+/// the table is written.
+fn claim_in_header(store: &Store, sb: &SuperBlock, group: u32, entry: &mut BatEntry) -> Result<()> {
+    let pair = store.geometry.header_addr(group);
+    let mut buf = vec![0u8; 2 * BLOCK_BYTES];
+    store.read(pair, &mut buf)?;
+    if let Ok((_, _, h)) = GroupHeader::from_pair(&buf, store.volume, pair)
+        && h.group.get() == group
+        && h.epoch.get() > entry.epoch
+        && h.domain < sb.domains
+    {
+        *entry = BatEntry { domain: Some(DomainId(h.domain.get())), epoch: h.epoch.get() };
+    }
+    Ok(())
 }
 
 impl Inner {

@@ -75,6 +75,8 @@ pub(crate) struct Inner {
     pub next_domain: AtomicU32,
     /// Inodes whose last name went to an inode of another domain that is not durable yet.
     pub zombies: Mutex<Vec<Arc<Cell>>>,
+    /// Traces in the journals, as recovery found them.
+    pub traces: Vec<String>,
     /// Entries may be stale after a crash until the GC has run.
     pub maybe_stale: std::sync::atomic::AtomicBool,
     /// Free blocks of groups that no domain owns, kept for `statfs`.
@@ -173,6 +175,12 @@ impl Volume {
         self.inner().shared.read_only.load(Ordering::Relaxed)
     }
 
+    /// What recovery found in the journals at the mount and could not use: writes that the crash cut off, or damage. One
+    /// cannot be told from the other by a journal alone.
+    pub fn recovery_traces(&self) -> &[String] {
+        &self.inner().traces
+    }
+
     /// State of every domain.
     pub fn domains(&self) -> Vec<DomainInfo> {
         self.inner().domains.iter().map(|d| d.info()).collect()
@@ -238,7 +246,13 @@ impl Inner {
     /// # Errors
     /// [`Error::NotFound`] where it does not exist (any more), or of loading it.
     pub fn cell(&self, ino: NodeId) -> Result<Arc<Cell>> {
-        self.domain(ino)?.cell(ino)
+        let d = self.domain(ino)?;
+        d.cell(ino).inspect_err(|e| {
+            // what stands beside it may be as wrong: nothing more is written there
+            if matches!(e, Error::Corrupt(_)) {
+                d.fail(e);
+            }
+        })
     }
 
     /// Domain by number.

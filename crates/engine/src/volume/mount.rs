@@ -11,6 +11,7 @@ use crate::store::Store;
 use crate::types::*;
 use braidfs_device::Device;
 use braidfs_format::BLOCK_BYTES;
+use braidfs_format::block::{BlockKind, other_copy_lost};
 use braidfs_format::domain::{CLEAN, DomainHeader, FAILED, NEEDS_GC};
 use braidfs_format::super_block::{INCOMPAT_DATA_SUMS, SuperBlock};
 use parking_lot::{Mutex, RwLock};
@@ -51,7 +52,7 @@ impl Volume {
 
 fn open(sb: SuperBlock, devices: Vec<Arc<dyn Device>>, options: MountOptions) -> Result<Arc<Inner>> {
     let store = Arc::new(Store::new(devices, &sb)?);
-    let bat = Bat::read(&**store.device(0), &sb)?;
+    let bat = Bat::read(&store, &sb)?;
     let shared = Arc::new(Shared {
         owner: bat.owners().map(|d| AtomicU16::new(d.map_or(u16::MAX, |d| d.0))).collect(),
         seq: AtomicU64::new(0),
@@ -66,8 +67,16 @@ fn open(sb: SuperBlock, devices: Vec<Arc<dyn Device>>, options: MountOptions) ->
         recovering: AtomicBool::new(true),
         options,
     });
-    let opened = open_domains(&sb, &store, &shared, &bat)?;
-    let (domains, recovered): (Vec<_>, Vec<_>) = opened.into_iter().unzip();
+    let mut opened = open_domains(&sb, &store, &shared, &bat)?;
+    if opened.iter().any(|(_, r)| r.torn) {
+        // Nothing was written yet. Node blocks tell what a table may have lost.
+        drop(opened);
+        crate::fsck::mend_node_tables(&store, &sb, bat.owners())?; // layering: mended as a check does it
+        opened = open_domains(&sb, &store, &shared, &bat)?;
+    }
+    let (domains, mut recovered): (Vec<_>, Vec<_>) = opened.into_iter().unzip();
+    let traces: Vec<String> = recovered.iter_mut().flat_map(|r| std::mem::take(&mut r.traces)).collect();
+    traces.iter().for_each(|t| tracing::warn!("{t}"));
     let weak: Vec<_> = domains.iter().map(Arc::downgrade).collect();
     for d in &domains {
         // set once, here
@@ -82,6 +91,7 @@ fn open(sb: SuperBlock, devices: Vec<Arc<dyn Device>>, options: MountOptions) ->
         rename: Mutex::new(()),
         last_move: Mutex::new(None),
         next_domain: AtomicU32::new(0),
+        traces,
         zombies: Mutex::default(),
         maybe_stale: AtomicBool::new(false),
         unclaimed: AtomicU64::new(0),
@@ -105,7 +115,12 @@ fn open_domains(
         let pair = sb.domain_table.get() + 2 * u64::from(i);
         let mut buf = vec![0u8; 2 * BLOCK_BYTES];
         store.device(0).read(pair, &mut buf).map_err(Error::Io)?;
-        let (copy, seq, header) = DomainHeader::from_pair(&buf, store.volume, pair, i)?;
+        let (copy, seq, mut header) = DomainHeader::from_pair(&buf, store.volume, pair, i)?;
+        if let Some(lost) = other_copy_lost(&buf, BlockKind::Domain, store.volume, pair, (copy, seq)) {
+            // what it does not know of stands in the journal
+            tracing::warn!("{id}: {lost}; its journal is replayed");
+            header.flags = (header.flags.get() & !CLEAN).into();
+        }
         let groups = bat.groups_of(id);
         let start = BlockAddr(header.journal_start.get());
         if !store.geometry.contains(start, u64::from(header.journal_blocks.get()))

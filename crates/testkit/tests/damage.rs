@@ -1,0 +1,33 @@
+//! The damage matrix, as much of it as there is time for, in an order by the seed.
+//!
+//! `BRAIDFS_DAMAGE_SECONDS` (default 25), `BRAIDFS_SEED`. All of it: the program `damage` of this crate.
+
+use braidfs_testkit::damage::inflict::Damage;
+use braidfs_testkit::damage::matrix::{Limits, run};
+use braidfs_testkit::damage::sample::{clean, crashed};
+use braidfs_testkit::env_number;
+use std::time::Duration;
+
+/// Address space of the test: what a damaged number asks for beyond it is refused, and the test fails.
+const MEMORY: u64 = 8 << 30;
+
+#[test]
+fn damage_is_noticed_repaired_and_told() {
+    let limit = rustix::process::Rlimit { current: Some(MEMORY), maximum: Some(MEMORY) };
+    rustix::process::setrlimit(rustix::process::Resource::As, limit).unwrap();
+    let seed = braidfs_testkit::seed();
+    println!("BRAIDFS_SEED={seed}");
+    let samples = [clean(false).unwrap(), crashed().unwrap(), clean(true).unwrap()];
+    let limits =
+        Limits { seed, time: Duration::from_secs(env_number("BRAIDFS_DAMAGE_SECONDS", 25)), ..Limits::default() };
+    let report = run(&samples, &limits, &|_, _, _| {});
+    println!("{report}{} cases left", report.left);
+    let failures: Vec<String> = report.failures.iter().take(10).map(ToString::to_string).collect();
+    assert!(failures.is_empty(), "seed {seed}:\n{}", failures.join("\n"));
+    let sum = report.sum();
+    assert!(sum.damaged > 200, "only {} volumes were damaged", sum.damaged);
+    // A block that is as it was before is whole: see docs/crash-contract.md for what of it goes unnoticed.
+    let unnoticed: usize =
+        report.totals.iter().filter(|((_, d), _)| *d != Some(Damage::Older)).map(|(_, t)| t.served).sum();
+    assert_eq!(unnoticed, 0, "{}", report.served.iter().map(ToString::to_string).collect::<String>());
+}
