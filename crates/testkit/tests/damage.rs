@@ -31,3 +31,28 @@ fn damage_is_noticed_repaired_and_told() {
         report.totals.iter().filter(|((_, d), _)| *d != Some(Damage::Older)).map(|(_, t)| t.served).sum();
     assert_eq!(unnoticed, 0, "{}", report.served.iter().map(ToString::to_string).collect::<String>());
 }
+
+/// docs/fsck.md has every number of the code, with its words, and no other.
+#[test]
+fn the_numbers_are_documented() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let read = |p: &str| std::fs::read_to_string(root.join(p)).unwrap();
+    let (mut want, mut words) = (Vec::new(), Vec::new());
+    for line in read("crates/engine/src/fsck/codes.rs").lines() {
+        if let Some(text) = line.strip_prefix("/// ") {
+            words.push(text.to_string());
+        } else if let Some((_, number)) = line.strip_prefix("pub const ").and_then(|l| l.split_once(" = ")) {
+            let text = words.join(" ");
+            want.push(format!("| {} | {} |", number.trim_end_matches(';'), text.trim_end_matches('.')));
+            words.clear();
+        }
+    }
+    assert!(want.len() > 50, "{want:?}");
+    let page = read("docs/fsck.md");
+    let rows: Vec<&str> =
+        page.lines().filter(|l| l.starts_with('|') && l[2..].starts_with(|c: char| c.is_ascii_digit())).collect();
+    assert_eq!(rows.len(), want.len());
+    for (row, want) in rows.iter().zip(&want) {
+        assert!(row.starts_with(want.as_str()), "{row} should begin with {want}");
+    }
+}

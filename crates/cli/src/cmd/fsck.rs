@@ -96,6 +96,9 @@ fn lines(report: &FsckReport, code: u8, place: &str, repair: bool) -> String {
         let fixed = if f.fixed { " (repaired)" } else { "" };
         out += &format!("{place}: E{:03}{at}: {}{fixed}\n", f.code, f.message);
     }
+    for note in &report.notes {
+        out += &format!("{place}: note: {note}\n");
+    }
     if report.clean_skip {
         return out + &format!("{place}: clean, not checked: check it all the same with -f");
     }
