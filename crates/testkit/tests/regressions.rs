@@ -1,8 +1,9 @@
 //! Sequences that once failed, or that are known to be hard. `tests/model.rs` prints new ones.
 
 use braidfs::{FallocMode, FileKind, RenameMode, XattrMode};
+use braidfs_testkit::generate::Profile;
 use braidfs_testkit::ops::{At, Op, P};
-use braidfs_testkit::run::{Act, Setup, replay};
+use braidfs_testkit::run::{Act, Setup, random_run, replay};
 
 /// `setup`: the seed of the run in which it failed (see `Setup::vary`).
 fn check(setup: u64, acts: &[Act]) {
@@ -564,5 +565,47 @@ fn an_open_victim_synced_after_the_commit_of_its_domain() {
         Act::Do(Op::Rename { from: P("e/n"), to: P("d/v"), mode: RenameMode::Replace }),
         Act::Do(Op::Fsync { at: At::Path(P("d")), data_only: false }),
         Act::Do(Op::Fsync { at: At::Slot(0), data_only: false }),
+    ]);
+}
+
+/// Random runs that once failed, for which no short sequence is known. (They say less when the generator changes.)
+#[test]
+fn seeds_that_once_failed() {
+    for seed in [9, 5022, 5109, 6047, 6157, 6378, 6388, 7503, 8140, 8630, 10677, 11183, 11219] {
+        let run = random_run(&Setup::vary(seed), Profile::default(), seed, 2000, true);
+        if let Err((acts, why)) = run {
+            panic!("seed {seed}, after {} acts: {why}", acts.len());
+        }
+    }
+}
+
+#[test]
+fn a_name_left_twice_in_one_transaction_and_its_third_owner_synced() {
+    check_crashes(&[
+        dir(P("d")),
+        dir(P("e")),
+        file(P("d/x")),
+        file(P("e/z")),
+        file(P("d/y")),
+        Act::Do(Op::Sync),
+        Act::Do(Op::Rename { from: P("e/z"), to: P("d/x"), mode: RenameMode::Exchange }),
+        Act::Do(Op::Unlink { path: P("d/x") }),
+        Act::Do(Op::Link { from: P("d/y"), to: P("d/x") }),
+        Act::Do(Op::Fsync { at: At::Path(P("d/y")), data_only: false }),
+    ]);
+}
+
+#[test]
+fn exchanged_over_domains_into_a_new_directory() {
+    check_crashes(&[
+        file(P("x")),
+        Act::Do(Op::Sync),
+        dir(P("d")),
+        dir(P("e")),
+        file(P("e/y")),
+        file(P("d/y")),
+        Act::Do(Op::Rename { from: P("x"), to: P("d/y"), mode: RenameMode::Exchange }),
+        Act::Do(Op::Rename { from: P("d/y"), to: P("e/y"), mode: RenameMode::Exchange }),
+        Act::Do(Op::Sync),
     ]);
 }

@@ -37,10 +37,16 @@ pub struct LeftNames {
 }
 
 impl LeftNames {
-    /// An inode left `dir/name`.
-    pub fn add(&self, dir: NodeId, name: &[u8], left: Left) {
+    /// An inode left `dir/name`. Who took it over from another one of its domain and left it again stands for both.
+    pub fn add(&self, dir: NodeId, name: &[u8], mut left: Left) {
         let mut all = self.names.lock();
-        all.entry(dir).or_default().insert(name.into(), left);
+        let names = all.entry(dir).or_default();
+        if let Some(old) = names.get_mut(name) {
+            left.alive |= old.alive && old.domain == left.domain;
+            *old = left;
+        } else {
+            names.insert(name.into(), left);
+        }
         self.dirs.store(all.len(), Ordering::Release);
     }
 

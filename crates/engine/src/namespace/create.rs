@@ -238,7 +238,7 @@ impl Volume {
         loop {
             i.settle_name(&d, name, c.domain)?;
             i.settle_exchange(&c)?;
-            i.settle_parent(&d, &c)?;
+            i.settle_parent(&d, &c, c.domain)?;
             if let Some(attr) = i.link_at(&c, &d, name)? {
                 return Ok(attr);
             }

@@ -97,11 +97,10 @@ impl Inner {
             self.settle_name(&to.dir, to.name, src.domain)?;
             self.settle_exchange(&src)?;
             if cross {
-                self.settle_parent(&to.dir, &src)?;
-                if mode == RenameMode::Exchange
-                    && let Some(d) = &dst
-                {
-                    self.settle_parent(&from.dir, d)?;
+                let partner = dst.as_ref().filter(|_| mode == RenameMode::Exchange);
+                self.settle_parent(&to.dir, &src, partner.map_or(src.domain, |d| d.domain))?;
+                if let Some(d) = partner {
+                    self.settle_parent(&from.dir, d, src.domain)?;
                 }
             }
             dst.as_ref().map_or(Ok(()), |d| self.settle_exchange(d))?;

@@ -53,16 +53,18 @@ impl Inner {
 
     /// An object that a crash brings back moves into `dir`: the directories above it that were never durable, and live in
     /// other domains than the object, are made durable first. Else a crash could keep the object's move and lose the only
-    /// place where it hangs. Not inside a gate; one of the rare commits in the foreground.
-    pub(crate) fn settle_parent(&self, dir: &Arc<Cell>, child: &Arc<Cell>) -> Result<()> {
+    /// place where it hangs. So, too, are those of the object's own domain where an inode of another domain moves it
+    /// (`moved_by`, in an exchange). Not inside a gate; one of the rare commits in the foreground.
+    pub(crate) fn settle_parent(&self, dir: &Arc<Cell>, child: &Arc<Cell>, moved_by: DomainId) -> Result<()> {
+        let alone = moved_by == child.domain;
         // what hangs below a directory moves with it
-        if child.kind != FileKind::Dir && !self.ever_durable(child)? {
+        if alone && child.kind != FileKind::Dir && !self.ever_durable(child)? {
             return Ok(());
         }
         let mut at = dir.clone();
         let mut seen = std::collections::HashSet::new();
         while at.ino != NodeId::ROOT && seen.insert(at.ino) {
-            if at.domain != child.domain && self.dom(at.domain).failed().is_none() && !self.ever_durable(&at)? {
+            if (!alone || at.domain != child.domain) && self.dom(at.domain).failed().is_none() && !self.ever_durable(&at)? {
                 return self.sync_by_commit(dir);
             }
             let parent = at.state.read().parent;

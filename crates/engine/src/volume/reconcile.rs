@@ -116,6 +116,9 @@ impl Inner {
                 e.domain.touch(e.tx(), c, &mut st)?;
                 st.tombstones.clear();
                 st.exchange = None;
+                if st.links.is_empty() && st.nlink == 0 {
+                    self.delete_content(&e, c, &mut st);
+                }
             }
         }
         if settled.is_empty() { Ok(()) } else { self.commit_all() }
@@ -430,6 +433,12 @@ impl Pass<'_> {
                         self.lose(&x, c.ino, &e.name)?;
                     }
                 }
+            }
+            if self.settled.iter().any(|s| s.ino == c.ino) {
+                // another inode has a name by its record alone until that one's recovery is durable, too
+                self.change(&c, |st| st.nlink = 0)?;
+                self.inner.dom(c.domain).orphans.lock().insert(c.ino);
+                continue;
             }
             let Some(e) = self.enter(&c) else { continue };
             let mut st = c.state.write();

@@ -138,7 +138,7 @@ impl History {
         changed.iter().skip(skip).map(line).collect()
     }
 
-    /// [`Self::story_of`] an inode, and of the directories above its last names.
+    /// [`Self::story_of`] an inode, of the directories above all names that it had, and of who else had them.
     pub fn story_above(&self, ino: Ino) -> String {
         let mut out = String::new();
         let (mut todo, mut seen) = (vec![ino], BTreeSet::new());
@@ -148,9 +148,16 @@ impl History {
             }
             out += &format!("\n  inode {i} {:?} {:?}", self.keys.get(&i), self.domains.get(&i));
             out += &self.story_of(Some(i), None);
-            let last =
-                (0..=self.steps.len()).rev().find_map(|v| self.version(v).node(i).filter(|n| !n.links.is_empty()));
-            todo.extend(last.into_iter().flat_map(|n| n.links.iter().map(|l| l.0)));
+            for v in 0..=self.steps.len() {
+                for link in self.version(v).node(i).iter().flat_map(|n| &n.links) {
+                    todo.push(link.0);
+                    if i == ino {
+                        // who had the name besides
+                        let named = |v| self.version(v).node(link.0)?.entries.get(&link.1).copied();
+                        todo.extend((0..=self.steps.len()).filter_map(named));
+                    }
+                }
+            }
         }
         out
     }
