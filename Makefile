@@ -6,7 +6,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 PEERS := pjdfstest fsx postgres rocksdb dbench big
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo bench test fmt clippy unit heavy mount layers deny peers $(PEERS) deps install uninstall clean
+.PHONY: help build demo bench test fmt clippy unit heavy crash planted mount layers deny peers $(PEERS) deps install uninstall clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z$$()A-Z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -21,7 +21,7 @@ demo: deps ## real work on a braidfs beside an ext4, a killed daemon, a table (u
 bench: ## library speed beside tmpfs and ext4, device traffic, memory (as root; 2 minutes)
 	$(CARGO) run --release -p braidfs-bench
 
-test: layers fmt clippy unit heavy mount ## everything that must pass before a change goes in (under 15 minutes)
+test: layers fmt clippy unit heavy planted mount ## everything that must pass before a change goes in (under 15 minutes)
 
 fmt: ## is everything formatted
 	$(CARGO) fmt --all --check
@@ -34,6 +34,12 @@ unit: ## tests of all crates but the heavy ones
 
 heavy: ## model, crash and thread tests, optimised
 	$(CARGO) test --release -p braidfs-testkit
+
+crash: ## every crash workload, for hours; interrupt it, the same command goes on
+	$(CARGO) run --release -p braidfs-testkit --bin crash -- full
+
+planted: ## do the crash tests see bugs on purpose
+	$(CARGO) run --release -p braidfs-testkit --features planted-bugs --bin crash -- planted
 
 mount: ## tests on a mounted volume (needs /dev/fuse, else it says so and skips)
 	@python3 scripts/test-mount.py

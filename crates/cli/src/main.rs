@@ -19,6 +19,8 @@ use failure::{Outcome, fsck_code, mount_code};
 use std::ffi::OsString;
 use std::process::ExitCode;
 
+const _: () = assert!(!braidfs::planted::POSSIBLE, "the feature planted-bugs is for tests, not for the command line");
+
 /// The whole command line.
 #[derive(Debug, Parser)]
 #[command(

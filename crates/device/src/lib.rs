@@ -10,6 +10,7 @@ mod mem;
 mod open;
 mod record;
 mod rw;
+mod trace;
 mod uring;
 
 pub use aligned::AlignedBuf;
@@ -19,6 +20,7 @@ pub use file::{FileDevice, OpenHow};
 pub use mem::{Image, MemDevice};
 pub use open::{OpenError, open_volume_devices, open_volume_files};
 pub use record::{Event, Keep, RecordDevice, SECTOR_BYTES};
+pub use trace::{BlockContent, TraceDevice};
 
 use std::io;
 

@@ -4,7 +4,7 @@
 //! a first write after it one chunk table and one page. Pages that were never written are zeros and take no
 //! memory. Locks of a [`MemDevice`]: one per chunk, a leaf; a write is atomic per chunk, not beyond.
 
-use crate::{BLOCK_BYTES, Device, SECTOR_BYTES, WriteOp, check_discard, check_ops, check_range};
+use crate::{BLOCK_BYTES, BlockContent, Device, SECTOR_BYTES, WriteOp, check_discard, check_ops, check_range};
 use parking_lot::RwLock;
 use std::io;
 use std::sync::Arc;
@@ -15,12 +15,16 @@ const CHUNK_BLOCKS: usize = 128;
 
 /// The content of one block: a block-sized part of `data`, which may be shared with a log or other images.
 #[derive(Debug, Clone)]
-struct Page {
+pub(crate) struct Page {
     data: Arc<[u8]>,
     at: usize,
 }
 
 impl Page {
+    pub(crate) fn part_of(data: &Arc<[u8]>, at: usize) -> Self {
+        Self { data: data.clone(), at }
+    }
+
     fn copy_of(bytes: &[u8]) -> Self {
         Self { data: Arc::from(bytes), at: 0 }
     }
@@ -117,6 +121,25 @@ impl Image {
             self.share_block(b, data, at);
         }
         Ok(())
+    }
+
+    /// One block, which lies within.
+    pub(crate) fn read_block(&self, block: u64, out: &mut [u8]) {
+        let (c, i) = chunk_of(block);
+        read_page(self.chunks[c].as_deref(), i, out);
+    }
+
+    /// Replaces a block of the device.
+    ///
+    /// # Panics
+    /// Where it lies past the end.
+    pub fn put(&mut self, block: u64, content: &BlockContent) {
+        assert!(block < self.blocks, "block {block} of {}", self.blocks);
+        if matches!(content, BlockContent::AsImage) {
+            return;
+        }
+        let (c, i) = chunk_of(block);
+        chunk_mut(&mut self.chunks[c])[i] = content.page();
     }
 
     /// Makes `block` refer to the block of `data` at byte `at`. Both lie within.

@@ -64,7 +64,7 @@ pub enum Keep {
 
 impl Keep {
     /// The sectors of the `block`th block of a write that are kept, a bit each.
-    fn sectors(self, block: usize) -> u8 {
+    pub fn sectors(self, block: usize) -> u8 {
         let first = block * BLOCK_SECTORS;
         match self {
             Keep::Whole => u8::MAX,
@@ -197,6 +197,13 @@ impl RecordDevice {
             Event::Flush { .. } => {}
         }
         log.events.push(event);
+    }
+}
+
+impl Event {
+    /// Applies what `keep` leaves of it to an image of the device that it was recorded on.
+    pub fn apply(&self, image: &mut Image, keep: Keep) {
+        apply(image, self, keep);
     }
 }
 

@@ -14,6 +14,7 @@ pub mod mkfs;
 pub mod namespace;
 pub mod nodes;
 pub mod overlay;
+pub mod planted;
 pub mod space;
 pub mod store;
 pub mod types;

@@ -28,6 +28,8 @@ const MIB: u64 = 1 << 20;
 pub const VOLUME_MIN_BYTES: u64 = 16 * MIB;
 /// Smallest journal.
 const JOURNAL_MIN_BYTES: u64 = 512 << 10;
+/// Smallest journal that can be asked for, bytes: tests recover thousands of tiny volumes a second.
+const JOURNAL_LEAST_BYTES: u64 = 128 << 10;
 /// Largest journal that is chosen unasked.
 const JOURNAL_MAX_BYTES: u64 = 32 * MIB;
 /// Epoch of the groups claimed here; free groups have 0.
@@ -223,8 +225,8 @@ fn first_groups(sb: &SuperBlock, g: Geometry, total_bytes: u64, o: &MkfsOptions)
     let domains = u64::from(sb.domains.get());
     let wanted =
         o.journal_bytes.unwrap_or_else(|| (total_bytes / 64 / domains).clamp(JOURNAL_MIN_BYTES, JOURNAL_MAX_BYTES));
-    if wanted < JOURNAL_MIN_BYTES {
-        return Err(Error::Invalid("the journal must have at least 512 KiB"));
+    if wanted < JOURNAL_LEAST_BYTES {
+        return Err(Error::Invalid("the journal must have at least 128 KiB"));
     }
     let wanted = wanted / BLOCK_BYTES as u64;
     let table = sb.device_table();

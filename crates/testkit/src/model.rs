@@ -52,7 +52,7 @@ pub struct Node {
 }
 
 /// What `stat` tells and the model knows.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Stat {
     /// Type.
     pub kind: FileKind,

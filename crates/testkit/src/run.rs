@@ -11,6 +11,7 @@ use crate::subject::{Key, OnVolume};
 use crate::walk::{ROOT_KEY, fsck, walk};
 use braidfs::{AtimeMode, DataMode, Error, MkfsOptions, MountOptions, Placement, Timestamp, Volume, mkfs};
 use braidfs_device::{Device, Image, MemDevice, RecordDevice};
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -20,8 +21,21 @@ use std::time::Duration;
 /// A clock that counts its readings, so that no two changes have the same time and no run depends on the real one.
 pub fn test_clock() -> Timestamp {
     static TICKS: AtomicI64 = AtomicI64::new(0);
-    let t = TICKS.fetch_add(1, Ordering::Relaxed);
+    let t = match OWN_CLOCK.get() {
+        Some(t) => {
+            OWN_CLOCK.set(Some(t + 1));
+            t
+        }
+        None => TICKS.fetch_add(1, Ordering::Relaxed),
+    };
     Timestamp { sec: 1_700_000_000 + t / 1000, nsec: (t % 1000) as u32 * 1_000_000 }
+}
+
+thread_local!(static OWN_CLOCK: Cell<Option<i64>> = const { Cell::new(None) });
+
+/// From now on [`test_clock`] counts from `at` for this thread alone, so that what it does is the same each time.
+pub fn set_clock(at: i64) {
+    OWN_CLOCK.set(Some(at));
 }
 
 /// Options with which nothing happens but what the test does: no interval commit, no cleaner, no access times.
@@ -147,7 +161,7 @@ pub struct Runner {
     pub stats: Stats,
 }
 
-fn guarded<T>(f: impl FnOnce() -> T) -> Result<T, String> {
+pub(crate) fn guarded<T>(f: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(f)).map_err(|p| {
         let text = p.downcast_ref::<String>().map(String::as_str).or_else(|| p.downcast_ref::<&str>().copied());
         format!("panic: {}", text.unwrap_or("?"))

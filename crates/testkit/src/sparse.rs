@@ -12,7 +12,7 @@ pub const PAGE: usize = 4096;
 static ZERO: [u8; PAGE] = [0; PAGE];
 
 /// Content of a file.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Sparse {
     size: u64,
     pages: BTreeMap<u64, Arc<[u8; PAGE]>>,

@@ -16,7 +16,7 @@ use std::sync::Arc;
 pub const ROOT_KEY: Key = (NodeId::ROOT, 0);
 
 /// An inode as found.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Hash)]
 pub struct SeenNode {
     /// Attributes.
     pub stat: model::Stat,
@@ -35,7 +35,7 @@ pub struct SeenNode {
 }
 
 /// Everything that can be reached from the root.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Hash)]
 pub struct Seen {
     /// By number and generation.
     pub nodes: BTreeMap<Key, SeenNode>,

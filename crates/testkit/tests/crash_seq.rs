@@ -1,45 +1,37 @@
-//! Crashes in all sequences of one operation, and in as many of two as there is time for, in an order by the seed.
+//! Crashes in all sequences of one operation and in those known to be hard, and in as many of the others as there is
+//! time for, in an order that is always the same.
 //!
-//! `BRAIDFS_CRASH_SECONDS` (default 60), `BRAIDFS_CRASH_STATES` (default: no limit), `BRAIDFS_SEED`. All of them: the
-//! program `crash` of this crate.
+//! `BRAIDFS_CRASH_SECONDS` (default 300) and `BRAIDFS_CRASH_STATES` (default 1000000) bound it. All of them, by hours:
+//! `make crash`.
 
-use braidfs::Placement;
-use braidfs_testkit::crash::explore::{Limits, explore};
-use braidfs_testkit::crash::workload::{base, sequences};
+use braidfs_testkit::crash::explore::{Limits, in_seconds};
+use braidfs_testkit::crash::minimise::minimise;
+use braidfs_testkit::crash::plan::Plan;
+use braidfs_testkit::crash::run::{TURNS, brief};
+use braidfs_testkit::crash::workload::bases;
 use braidfs_testkit::env_number;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 #[test]
 fn crashes_in_short_sequences() {
-    let seconds = env_number("BRAIDFS_CRASH_SECONDS", 60);
-    let states = env_number("BRAIDFS_CRASH_STATES", u64::MAX);
-    let seed = braidfs_testkit::seed();
-    println!("BRAIDFS_SEED={seed}");
-    let mut bases = Vec::new();
-    for placement in [Placement::Dirs, Placement::Spread] {
-        for dirty in [false, true] {
-            bases.push(base(placement, dirty).unwrap());
-        }
-    }
-    let (mut states_left, mut failures) = (states, Vec::new());
-    for (length, per_point, share) in [(1, 24, 2), (2, 40, 1)] {
-        let limits = Limits {
-            per_point,
-            time: Duration::from_secs(seconds.div_ceil(2)),
-            states: states_left / share,
-            failures: 3,
-            seed,
-            ..Limits::default()
-        };
-        let report = explore(&bases, &sequences(length), &limits, &|_, _, _| {});
-        println!(
-            "sequences of {length}: {} run, {} crashes, {:.0} a second",
-            report.sequences,
-            report.states,
-            report.states as f64 / report.time.as_secs_f64()
-        );
-        states_left = states_left.saturating_sub(report.states);
-        failures.extend(report.failures);
-    }
-    assert!(failures.is_empty(), "seed {seed}:\n{}", failures.join("\n\n"));
+    let bases = bases().unwrap();
+    let plan = Plan::new(bases.len(), 1);
+    let mut limits = Limits::brief();
+    limits.until = in_seconds(env_number("BRAIDFS_CRASH_SECONDS", 300));
+    limits.states = env_number("BRAIDFS_CRASH_STATES", 1_000_000);
+    limits.failures = 3;
+    let start = Instant::now();
+    let report = brief(&plan, &bases, &limits, &TURNS[..2], &|_, _, _, _| {});
+    println!("{}", report.summary(start.elapsed()));
+    let failures: Vec<String> = report
+        .failures
+        .iter()
+        .map(|f| {
+            let short = minimise(&bases, &f.workload, &f.failure, limits.random_ops, Duration::from_secs(60));
+            let test = short.ok().flatten().map_or_else(String::new, |s| s.to_test());
+            format!("{}: workload {}:{}: {}\n{test}", plan.parts[f.part].name, f.part, f.number, f.failure)
+        })
+        .collect();
+    assert!(failures.is_empty(), "{}", failures.join("\n\n"));
+    assert_eq!(report.counts.strays, 0, "recovery depends on more than what it reads");
 }

@@ -6,6 +6,7 @@
 
 use super::Domain;
 use crate::error::{Error, Result};
+use crate::planted::{Bug, planted};
 use crate::types::*;
 use braidfs_format::domain::{CLEAN, NEEDS_GC};
 use std::sync::atomic::Ordering;
@@ -28,15 +29,22 @@ impl Domain {
         // other domains' sides of our cross-domain operations must survive without our journal
         let peers = self.peer_txs.lock().clone();
         for (d, t) in &peers {
-            if let Some(p) = self.peer(DomainId(*d)) {
+            if let Some(p) = self.peer(DomainId(*d))
+                && !planted(Bug::PeersForgotten)
+            {
                 // a failed peer keeps its own journal; ours goes on
                 let _ = p.commit_upto(TxId(*t));
             }
         }
         let held = std::mem::take(&mut *self.held.lock());
-        self.space.write_home()?;
-        self.nodes.write_home()?;
-        self.store.flush()?;
+        let write_home = || -> Result<()> {
+            self.space.write_home()?;
+            self.nodes.write_home()?;
+            self.store.flush()
+        };
+        if !planted(Bug::TailEarly) {
+            write_home()?;
+        }
         // orphans are listed in the newest commit only: it stays
         let keep = if self.orphans.lock().is_empty() { upto.0 + 1 } else { upto.0 };
         let tail = {
@@ -49,6 +57,9 @@ impl Domain {
             h.checkpointed_tx = upto.0.into();
             h.last_tx = upto.0.into();
         })?;
+        if planted(Bug::TailEarly) {
+            write_home()?;
+        }
         self.journal.release(tail);
         let mut f = self.first_pos.lock();
         *f = f.split_off(&keep);
@@ -124,6 +135,9 @@ impl Domain {
     /// # Errors
     /// Of the device.
     pub fn close(&self) -> Result<()> {
+        if planted(Bug::CleanEarly) {
+            self.write_header(|h| h.flags = (h.flags.get() | CLEAN).into())?;
+        }
         self.commit()?;
         self.checkpoint()?;
         let empty = self.orphans.lock().is_empty();

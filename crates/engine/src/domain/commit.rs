@@ -14,6 +14,7 @@ use super::{Domain, Enter};
 use crate::cell::Cell;
 use crate::cell::cache::Memory;
 use crate::error::{Error, Result};
+use crate::planted::{Bug, planted};
 use crate::types::*;
 use braidfs_format::group::{SegmentKind, Temperature};
 use braidfs_format::journal::{
@@ -244,7 +245,7 @@ impl Domain {
         }
         self.supersede(&mut records)?;
         let orphans = self.orphans.lock().iter().copied().collect::<Vec<_>>();
-        if !orphans.is_empty() {
+        if !orphans.is_empty() && !planted(Bug::OrphansLost) {
             records.push(Record::Orphans(orphans));
         }
 
@@ -331,14 +332,23 @@ impl Domain {
             parts.push(Record::Part { pos, crc });
             blocks.push((addr, bytes));
         }
-        self.write_blocks(&blocks)?;
-        self.store.flush()?;
+        let commit_first = planted(Bug::CommitBeforeChunks);
+        if !commit_first {
+            self.write_blocks(&blocks)?;
+        }
+        if !commit_first && !planted(Bug::NoFlushBeforeCommit) {
+            self.store.flush()?;
+        }
         let mut body = Vec::new();
         Record::After(TxId(self.durable.load(Ordering::Relaxed))).encode(&mut body);
         parts.iter().for_each(|p| p.encode(&mut body));
         let (addr, bytes, ..) = self.chunk(ChunkKind::Commit, tx.id, 0, &body)?;
         self.write_blocks(&[(addr, bytes)])?;
-        self.store.flush()
+        if commit_first {
+            self.store.flush()?;
+            self.write_blocks(&blocks)?;
+        }
+        if planted(Bug::NoFlushAfterCommit) { Ok(()) } else { self.store.flush() }
     }
 
     /// Longest chunk: short journals are written in smaller pieces.

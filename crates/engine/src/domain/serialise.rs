@@ -6,6 +6,8 @@ use crate::cell::extents::Piece;
 use crate::cell::pages::Page;
 use crate::cell::{Body, Cell, FileBody, State, dir};
 use crate::error::{Error, Result};
+#[cfg(feature = "planted-bugs")]
+use crate::planted::{Bug, planted};
 use crate::space::Class;
 use crate::types::*;
 use braidfs_format::dentry::{bucket_lblk, encode_bucket};
@@ -103,6 +105,10 @@ impl Domain {
         let blocks: u64 = runs.iter().map(|r| u64::from(r.1)).sum();
         if blocks > 0 {
             self.space.pending_free(blocks);
+            #[cfg(feature = "planted-bugs")]
+            if planted(Bug::FreedReused) {
+                self.space.free_early(runs);
+            }
             tx.record_all(runs.iter().map(|&(addr, len)| Record::Free { addr, len }));
         }
     }

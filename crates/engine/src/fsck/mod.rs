@@ -168,13 +168,21 @@ pub fn check(
     Ok(report)
 }
 
+/// Groups of a volume that one thread scans.
+const SMALL_GROUPS: usize = 16;
+
 /// Reads and checks everything.
 fn scan(devices: &[Arc<dyn Device>], prepared: &mut Prepared, progress: &dyn Fn(&str, u64, u64)) -> Result<Model> {
     let mut m = volume::read(devices)?;
     prepare::hand_over(prepared, &mut m);
     let domains = std::mem::take(&mut m.domains);
     let total = domains.len();
-    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(total).max(1);
+    // a small volume is read sooner than threads start
+    let threads = if m.bat.len() < SMALL_GROUPS {
+        1
+    } else {
+        std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(total).max(1)
+    };
     let todo: Vec<parking_lot::Mutex<Option<Domain>>> =
         domains.into_iter().map(|d| parking_lot::Mutex::new(Some(d))).collect();
     let next = AtomicUsize::new(0);
@@ -182,21 +190,26 @@ fn scan(devices: &[Arc<dyn Device>], prepared: &mut Prepared, progress: &dyn Fn(
     let mut done: BTreeMap<u16, (Domain, BTreeMap<_, Ino>, Log)> = BTreeMap::new();
     let model = &m;
     std::thread::scope(|s| {
-        for _ in 0..threads {
-            let send = send.clone();
-            let (todo, next) = (&todo, &next);
-            s.spawn(move || {
-                while let Some(slot) = todo.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let Some(mut domain) = slot.lock().take() else { continue };
-                    let mut log = Log::of(domain.number);
-                    let inodes = scan_domain(model, &mut log, &mut domain);
-                    if send.send((domain, inodes, log)).is_err() {
-                        return;
-                    }
+        let (todo, next) = (&todo, &next);
+        let work = move |send: mpsc::Sender<_>| {
+            while let Some(slot) = todo.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let Some(mut domain) = slot.lock().take() else { continue };
+                let mut log = Log::of(domain.number);
+                let inodes = scan_domain(model, &mut log, &mut domain);
+                if send.send((domain, inodes, log)).is_err() {
+                    return;
                 }
-            });
+            }
+        };
+        for _ in 1..threads {
+            let send = send.clone();
+            s.spawn(move || work(send));
         }
-        drop(send);
+        if threads == 1 {
+            work(send);
+        } else {
+            s.spawn(move || work(send));
+        }
         progress("domains", 0, total as u64);
         for (domain, inodes, log) in receive {
             done.insert(domain.number, (domain, inodes, log));

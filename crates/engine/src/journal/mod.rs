@@ -5,11 +5,13 @@
 //! durable. Lock rank: leaf.
 
 use crate::error::Result;
+use crate::planted::{Bug, planted};
 use crate::store::Store;
 use braidfs_format::domain::DomainHeader;
 use braidfs_format::journal::{CHUNK_MAX_BLOCKS, Chunk, ChunkKind, decode_chunk, peek_chunk};
 use braidfs_format::{BLOCK_BYTES, BlockAddr, Corrupt, DomainId};
 use parking_lot::Mutex;
+use std::borrow::Cow;
 use std::sync::Arc;
 
 #[derive(Debug, Clone, Copy)]
@@ -171,7 +173,9 @@ impl Journal {
             let step = match peeked {
                 // what lies past the lap is older
                 Some(n) if pos + u64::from(n) <= tail + self.blocks => {
-                    match decode_chunk(window.from(at, u64::from(n))?, self.store.volume, self.domain, pos) {
+                    let whole = window.from(at, u64::from(n))?;
+                    let whole = forged(whole, n);
+                    match decode_chunk(&whole, self.store.volume, self.domain, pos) {
                         Ok(c) => {
                             out.push(c);
                             end = pos + u64::from(n);
@@ -221,5 +225,18 @@ impl Window<'_> {
             self.first = at;
         }
         Ok(&self.buf[(at - self.first) as usize * BLOCK_BYTES..])
+    }
+}
+
+/// As it is; with the planted bug [`Bug::TornAccepted`] a checksum that holds.
+fn forged(chunk: &[u8], blocks: u32) -> Cow<'_, [u8]> {
+    match chunk.get(..blocks as usize * BLOCK_BYTES) {
+        Some(whole) if planted(Bug::TornAccepted) => {
+            let mut v = whole.to_vec();
+            let crc = braidfs_format::block::checksum(&v);
+            v[4..8].copy_from_slice(&crc.to_le_bytes());
+            v.into()
+        }
+        _ => chunk.into(),
     }
 }

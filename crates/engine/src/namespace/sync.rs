@@ -5,6 +5,7 @@ use crate::domain::Domain;
 use crate::domain::commit::{Enters, enter_all};
 use crate::domain::sync::{Batch, Prepared, skeleton_fits};
 use crate::error::{Error, Result};
+use crate::planted::{Bug, planted};
 use crate::types::*;
 use crate::volume::{Inner, Ticket, Volume};
 use std::collections::BTreeMap;
@@ -41,6 +42,9 @@ impl Inner {
             }
             let known = dom.nodes.get(n)?;
             let born = !known.used() || known.gener != d.gener;
+            if born && planted(Bug::AncestorForgotten) {
+                continue;
+            }
             let plain = st.moved_tx.0 == 0 && st.after <= dom.committed() && st.exchange.is_none();
             if born && plain && skeleton_fits(&st) {
                 p.fresh.push(d.clone());
@@ -107,7 +111,8 @@ impl Inner {
             }
         }
         // children of a directory, victims and newcomers of renames: whatever shared operations with this domain
-        for (d, t) in own.peers_of_running() {
+        let peers = if planted(Bug::ChildrenForgotten) { Default::default() } else { own.peers_of_running() };
+        for (d, t) in peers {
             let e = which.entry(d).or_insert(t);
             *e = (*e).max(t);
         }
@@ -184,7 +189,9 @@ impl Inner {
         if !room {
             return self.sync_by_commit(c);
         }
-        if let Err(e) = self.store.flush() {
+        if !planted(Bug::NoFlushAfterSync)
+            && let Err(e) = self.store.flush()
+        {
             // what reached the device is unknown: no later fsync may claim it
             self.dom(c.domain).fail(&e);
             return Err(e);

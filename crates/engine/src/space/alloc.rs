@@ -136,6 +136,19 @@ impl Space {
         }
     }
 
+    /// The planted bug [`crate::planted::Bug::FreedReused`].
+    #[cfg(feature = "planted-bugs")]
+    pub(crate) fn free_early(&self, runs: &[(BlockAddr, u32)]) {
+        for (addr, len) in runs {
+            let _ = self.for_each_piece(*addr, *len, |group, index, (from, len)| {
+                let segment = &group.segments[index as usize];
+                let n = group.clear_used(segment, &mut segment.state.lock(), &bitmap::mask(from, len));
+                self.unreserved.fetch_add(i64::from(n), Relaxed);
+                Ok(())
+            });
+        }
+    }
+
     /// Marks blocks used that no record made valid: data that recovery found behind a roll-forward record. Blocks that
     /// are used already stay so. Needs no reservation.
     ///

@@ -5,6 +5,7 @@ use super::init::fixed_mask;
 use super::paired::{PairCopy, Paired, Residency};
 use super::{Class, Run};
 use crate::error::Result;
+use crate::planted::{Bug, planted};
 use crate::store::Store;
 use braidfs_format::block::{BlockKind, other_copy_lost};
 use braidfs_format::geometry::SEGMENT_BLOCKS;
@@ -140,6 +141,8 @@ impl Group {
         let mut state = segment.state.lock();
         let found = match enough {
             0 => bitmap::longest_run(&state.used),
+            // the first run, so that freed blocks are met soon
+            n if planted(Bug::FreedReused) => bitmap::find_run(&state.used, 0, n),
             n => bitmap::find_run(&state.used, state.cursor, n),
         };
         let (at, len) = found?;

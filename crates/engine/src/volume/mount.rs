@@ -7,6 +7,7 @@ use super::{Inner, Volume, ticket};
 use crate::domain::recover::Recovered;
 use crate::domain::{Domain, HeaderPair, Shared};
 use crate::error::{Error, Result};
+use crate::planted::{Bug, planted};
 use crate::store::Store;
 use crate::types::*;
 use braidfs_device::Device;
@@ -171,8 +172,13 @@ impl Inner {
             tracing::info!("recovering: {n} transactions replayed");
             self.maybe_stale.store(true, Ordering::Relaxed);
             let settled = self.reconcile(recovered)?;
-            self.commit_all()?;
+            if !planted(Bug::SettledEarly) {
+                self.commit_all()?;
+            }
             self.forget_settled(&settled)?;
+            if planted(Bug::SettledEarly) {
+                self.commit_all()?;
+            }
         }
         self.shared.recovering.store(false, Ordering::Relaxed);
         // the GC of an earlier mount has not finished: entries may be stale still

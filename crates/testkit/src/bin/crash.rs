@@ -1,73 +1,268 @@
-//! `crash`: all crash tests, with progress. `crash --help` tells the options.
+//! `crash`: the crash explorer, with progress, checkpoint and resume. `crash --help` tells the options.
 
-use braidfs::Placement;
-use braidfs_testkit::crash::explore::{Limits, explore};
-use braidfs_testkit::crash::workload::{base, sequences};
+use braidfs_testkit::crash::check::Counts;
+use braidfs_testkit::crash::explore::{Failed, Limits, Report, in_seconds};
+use braidfs_testkit::crash::minimise::minimise;
+use braidfs_testkit::crash::plan::Plan;
+use braidfs_testkit::crash::run::{Standing, TURNS, brief, full};
+use braidfs_testkit::crash::workload::{Base, bases};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 const HELP: &str = "\
-crash: runs all sequences of one and two operations, and judges the volume after every crash.
+crash: runs workloads, makes the images that a crash may leave at any moment, recovers and judges each.
 
-  --length N      operations per sequence, 1 or 2 (default: 2)
-  --per-point N   crashes at each point of the log (default: 100)
-  --deep N        fsck and mount again after each Nth crash (default: 1)
-  --seconds N     stop after N seconds
-  --states N      stop after N crashes
-  --failures N    stop after N failing sequences (default: 10)
-  --seed N        of the random choices (default: a new one, printed)
-  --threads N     (default: one per CPU)";
+  crash [brief]        every sequence of one operation, samples of all others
+  crash full           every workload; interrupt it at any time, the same command goes on
+  crash planted        with bugs on purpose: in how many crash states each is seen (feature planted-bugs)
+  crash parts          which workloads there are
 
-fn run() -> Result<bool, String> {
-    let mut limits = Limits { seed: fastrand::u64(..), ..Limits::default() };
-    let mut length = 2;
+  --seconds N          stop after N seconds (default: brief 300, full never)
+  --states N           stop after N crash states (brief: default 1000000)
+  --failures N         stop after N failing workloads (default: 5)
+  --threads N          (default: one per CPU)
+  --seed N             of the random runs (default: 1)
+  --file PATH          full: where it stands (default: target/crash-run.json)
+  --part N             full: only this part, may be given several times
+  --one PART:NUMBER    this workload alone
+  --table              planted: count all, print a table for docs/testing.md
+  --bug NAME           planted: only this one
+  --no-minimise        print failures as they are";
+
+struct Args {
+    command: String,
+    limits: Limits,
+    seconds: Option<u64>,
+    seed: u64,
+    file: PathBuf,
+    parts: Vec<usize>,
+    one: Option<(usize, u64)>,
+    table: bool,
+    bug: Option<String>,
+    minimise: bool,
+}
+
+fn args() -> Result<Option<Args>, String> {
+    use lexopt::Arg::{Long, Value};
+    let mut a = Args {
+        command: String::new(),
+        limits: Limits::brief(),
+        seconds: None,
+        seed: 1,
+        file: "target/crash-run.json".into(),
+        parts: Vec::new(),
+        one: None,
+        table: false,
+        bug: None,
+        minimise: true,
+    };
+    let mut states = None;
+    let (mut failures, mut threads) = (None, None);
     let mut args = lexopt::Parser::from_env();
     while let Some(arg) = args.next().map_err(|e| e.to_string())? {
-        use lexopt::Arg::Long;
-        let Long(name) = arg else { return Err(format!("unexpected argument; {HELP}")) };
-        let name = name.to_owned();
-        if name == "help" {
-            println!("{HELP}");
-            return Ok(true);
-        }
-        let text = args.value().map_err(|e| e.to_string())?;
-        let n: u64 = text.to_string_lossy().parse().map_err(|_| format!("--{name} needs a number"))?;
+        let name = match arg {
+            Value(v) if a.command.is_empty() => {
+                a.command = v.to_string_lossy().into_owned();
+                continue;
+            }
+            Long(name) => name.to_owned(),
+            _ => return Err(format!("unexpected argument\n{HELP}")),
+        };
         match name.as_str() {
-            "length" => length = n as usize,
-            "per-point" => limits.per_point = n as usize,
-            "deep" => limits.deep_every = n,
-            "seconds" => limits.time = Duration::from_secs(n),
-            "states" => limits.states = n,
-            "failures" => limits.failures = n as usize,
-            "seed" => limits.seed = n,
-            "threads" => limits.threads = n as usize,
-            _ => return Err(format!("unknown option --{name}; {HELP}")),
+            "help" => {
+                println!("{HELP}");
+                return Ok(None);
+            }
+            "table" => a.table = true,
+            "no-minimise" => a.minimise = false,
+            _ => {
+                let text = args.value().map_err(|e| e.to_string())?.to_string_lossy().into_owned();
+                let number = || text.parse::<u64>().map_err(|_| format!("--{name} needs a number, not {text}"));
+                match name.as_str() {
+                    "seconds" => a.seconds = Some(number()?),
+                    "states" => states = Some(number()?),
+                    "failures" => failures = Some(number()? as usize),
+                    "threads" => threads = Some(number()? as usize),
+                    "seed" => a.seed = number()?,
+                    "part" => a.parts.push(number()? as usize),
+                    "file" => a.file = text.into(),
+                    "bug" => a.bug = Some(text),
+                    "one" => {
+                        let pair = text.split_once(':').and_then(|(p, n)| Some((p.parse().ok()?, n.parse().ok()?)));
+                        a.one = Some(pair.ok_or("--one needs PART:NUMBER")?);
+                    }
+                    _ => return Err(format!("unknown option --{name}\n{HELP}")),
+                }
+            }
         }
     }
-    let mut bases = Vec::new();
-    for placement in [Placement::Dirs, Placement::Spread] {
-        for dirty in [false, true] {
-            bases.push(base(placement, dirty).map_err(|e| format!("the volume to begin with: {e}"))?);
+    if a.command.is_empty() {
+        a.command = "brief".into();
+    }
+    if a.command == "full" {
+        a.limits = Limits::full();
+    }
+    a.limits.states = states.unwrap_or(if a.command == "full" { u64::MAX } else { 1_000_000 });
+    a.limits.failures = failures.unwrap_or(5);
+    a.limits.threads = threads.unwrap_or(a.limits.threads);
+    Ok(Some(a))
+}
+
+/// A bar on a terminal, nothing in a pipe.
+fn bar(len: u64) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(len), ProgressDrawTarget::stderr_with_hz(4));
+    let style = ProgressStyle::with_template("{elapsed_precise} {wide_bar} {percent}% {msg}");
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    bar
+}
+
+struct Show<'a> {
+    plan: &'a Plan,
+    bar: ProgressBar,
+    start: Instant,
+    before: u64,
+}
+
+impl Show<'_> {
+    fn tell(&self, part: usize, done: u64, len: u64, c: &Counts) {
+        let rate = (c.states() - self.before) as f64 / self.start.elapsed().as_secs_f64();
+        self.bar.set_message(format!(
+            "{}: {done} of {len}; {} states, {rate:.0}/s, {} failing",
+            self.plan.parts[part].name,
+            c.states(),
+            c.failing
+        ));
+    }
+}
+
+fn describe(plan: &Plan, bases: &[Base], limits: &Limits, short: bool, f: &Failed) -> String {
+    let mut text = format!("{}, number {} (--one {0}:{1}):\n  {}\n", f.part, f.number, f.failure);
+    text.insert_str(0, &format!("{}: part ", plan.parts[f.part].name));
+    if short {
+        text += match minimise(bases, &f.workload, &f.failure, limits.random_ops, Duration::from_secs(60)) {
+            Ok(Some(s)) => format!("made short: {}\n{}", s.failure, s.to_test()),
+            Ok(None) => format!("when tried again alone it passes: {:?}\n", f.workload),
+            Err(e) => format!("not made short: {e}\n"),
         }
+        .as_str();
     }
-    let all = sequences(length);
-    println!("seed {}, {} sequences on {} volumes", limits.seed, all.len(), bases.len());
-    let (start, total) = (Instant::now(), all.len() * bases.len());
-    let report = explore(&bases, &all, &limits, &|n, states, failed| {
-        let rate = states as f64 / start.elapsed().as_secs_f64();
-        println!("{n} of {total} sequences, {states} crashes ({rate:.0}/s), {failed} failures");
-    });
-    for f in &report.failures {
-        println!("FAILED: {f}\n");
+    text
+}
+
+fn run() -> Result<bool, String> {
+    let Some(mut a) = args()? else { return Ok(true) };
+    let bases = bases().map_err(|e| format!("the volumes to begin with: {e}"))?;
+    let plan = Plan::new(bases.len(), a.seed);
+    a.limits.until = a.seconds.or((a.command == "brief").then_some(300)).and_then(in_seconds);
+    if let Some((part, number)) = a.one {
+        let mut report = Report::new(&plan);
+        if plan.parts.get(part).is_none_or(|p| number >= p.len) {
+            return Err(format!("there is no workload {part}:{number}; `crash parts` lists them"));
+        }
+        println!("{:#?}", plan.workload(part, number));
+        let range = number..number + 1;
+        let start = Instant::now();
+        braidfs_testkit::crash::explore::explore(&plan, &bases, part, range, &a.limits, &mut report, &|_, _| {});
+        report.failures.iter().for_each(|f| println!("{}", describe(&plan, &bases, &a.limits, a.minimise, f)));
+        println!("{}", report.summary(start.elapsed()));
+        return Ok(report.failures.is_empty());
     }
-    let rate = report.states as f64 / report.time.as_secs_f64();
-    println!(
-        "{} sequences, {} crashes, {rate:.0} per second, {} failures",
-        report.sequences,
-        report.states,
-        report.failures.len()
-    );
-    Ok(report.failures.is_empty())
+    match a.command.as_str() {
+        "parts" => {
+            plan.parts.iter().enumerate().for_each(|(i, p)| println!("{i}: {}, {} workloads", p.name, p.len));
+            Ok(true)
+        }
+        "brief" => {
+            let show = Show { plan: &plan, bar: bar(a.limits.states), start: Instant::now(), before: 0 };
+            let report = brief(&plan, &bases, &a.limits, &TURNS, &|part, n, len, c| {
+                show.bar.set_position(c.states());
+                show.tell(part, n, len, c);
+            });
+            let time = show.start.elapsed();
+            show.bar.finish_and_clear();
+            report
+                .failures
+                .iter()
+                .for_each(|f| println!("FAILED {}", describe(&plan, &bases, &a.limits, a.minimise, f)));
+            println!("{}", report.summary(time));
+            Ok(report.failures.is_empty())
+        }
+        "full" => {
+            let mut standing = Standing::load(&plan, &a.file)?;
+            let parts: Vec<usize> = if a.parts.is_empty() { vec![0, 1, 2, 4, 3] } else { a.parts.clone() };
+            if let Some(p) = parts.iter().find(|p| **p >= plan.parts.len()) {
+                return Err(format!("there is no part {p}; `crash parts` lists them"));
+            }
+            let total = parts.iter().map(|p| plan.parts[*p].len).sum();
+            let before = standing.report(&plan).counts.states();
+            let show = Show { plan: &plan, bar: bar(total), start: Instant::now(), before };
+            let others =
+                |part: usize| parts.iter().take_while(|p| **p != part).map(|p| plan.parts[*p].len).sum::<u64>();
+            full(
+                &plan,
+                &bases,
+                &parts,
+                &a.limits,
+                &mut standing,
+                &|part, n, len, c| {
+                    show.bar.set_position(others(part) + n);
+                    show.tell(part, n, len, c);
+                },
+                &|f| {
+                    let text = describe(&plan, &bases, &a.limits, a.minimise, f);
+                    show.bar.suspend(|| println!("FAILED {text}"));
+                    text
+                },
+            )?;
+            show.bar.finish_and_clear();
+            for (name, done, len) in standing.parts() {
+                println!("{name}: {done} of {len}");
+            }
+            println!("{}", standing.report(&plan).summary(standing.time()));
+            println!("{} failing workloads; where it stands: {}", standing.failures().len(), a.file.display());
+            Ok(standing.failures().is_empty())
+        }
+        "planted" => planted(&plan, &bases, &a),
+        other => Err(format!("unknown command {other}\n{HELP}")),
+    }
+}
+
+#[cfg(feature = "planted-bugs")]
+fn planted(plan: &Plan, bases: &[Base], a: &Args) -> Result<bool, String> {
+    use braidfs::planted::Bug;
+    use braidfs_testkit::crash::planted::{hunt, table};
+    // what a bug on purpose makes panic is not worth a backtrace
+    std::panic::set_hook(Box::new(|_| {}));
+    let bugs: Vec<_> = Bug::ALL.iter().filter(|b| a.bug.as_ref().is_none_or(|n| n == b.1)).collect();
+    if bugs.is_empty() {
+        return Err("no such bug".into());
+    }
+    let mut all = Vec::new();
+    for bug in bugs {
+        let found = hunt(plan, bases, bug, a.table);
+        println!(
+            "{:16} {:6.1} s, {} of {} crash states, {} of {} workloads: {}",
+            found.name,
+            found.time.as_secs_f64(),
+            found.counts.failing,
+            found.counts.states(),
+            found.workloads.1,
+            found.workloads.0,
+            found.first.as_deref().unwrap_or("NOT FOUND")
+        );
+        all.push(found);
+    }
+    if a.table {
+        println!("\n{}", table(&all));
+    }
+    Ok(all.iter().all(|f| f.first.is_some()))
+}
+
+#[cfg(not(feature = "planted-bugs"))]
+fn planted(_: &Plan, _: &[Base], a: &Args) -> Result<bool, String> {
+    Err(format!("{} needs a build with --features planted-bugs (table: {}, bug: {:?})", a.command, a.table, a.bug))
 }
 
 fn main() -> ExitCode {

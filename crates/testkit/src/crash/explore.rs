@@ -1,206 +1,345 @@
-//! Runs workloads, and judges every crash of each. On several threads; a sequence is one piece of work.
+//! Runs the workloads of a plan on several threads, and judges every crash of each.
 
+use super::check::{Checker, Counts, Depth, Failure, Level, times};
+use super::history::History;
+use super::late::Log;
 use super::oracle::Oracle;
-use super::states::{CrashState, at_point, points};
+use super::plan::{End, Pairs, Plan, Workload};
+use super::states::Budget;
 use super::workload::Base;
-use crate::ops::{Op, to_rust};
-use crate::run::{Runner, Setup, mount};
-use crate::walk::{Seen, fsck, walk};
-use braidfs::{Cred, FileKind, NewNode, NodeId, Volume};
-use braidfs_device::{Device, MemDevice, RecordDevice};
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use crate::generate::{Generator, Profile};
+use crate::model::{self, Model};
+use crate::ops::{Op, perform};
+use crate::run::{Runner, Setup, guarded, set_clock};
+use crate::walk::ROOT_KEY;
+use std::cell::OnceCell;
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// How much to do.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Crashes per point of the log.
-    pub per_point: usize,
-    /// Fsck, use and mount again after each so many crashes (1: all). The rest is recovered and judged.
-    pub deep_every: u64,
-    /// Stop after this long.
-    pub time: Duration,
-    /// Stop after this many crashes.
+    /// How thoroughly crashes of sequences are looked at.
+    pub depth: Depth,
+    /// And those of random runs, which are hundreds of times as long.
+    pub random: Depth,
+    /// Operations of a random run.
+    pub random_ops: usize,
+    /// Points of a random run.
+    pub random_points: usize,
+    /// Stop at this moment.
+    pub until: Option<Instant>,
+    /// Stop after this many crash states.
     pub states: u64,
-    /// Stop after this many failing sequences.
+    /// Stop after this many failing workloads.
     pub failures: usize,
-    /// Of the random choices.
-    pub seed: u64,
     /// Threads.
     pub threads: usize,
 }
 
-impl Default for Limits {
-    fn default() -> Self {
+impl Limits {
+    /// What there is time for before every change.
+    pub fn brief() -> Self {
+        let depth = Depth {
+            budget: Budget { subsets: 12, samples: 32 },
+            second: Budget { subsets: 4, samples: 4 },
+            deep_every: 8,
+            second_every: 16,
+            recheck_every: 256,
+            count_failures: false,
+        };
+        let budget = Budget { subsets: 6, samples: 12 };
         Self {
-            per_point: 100,
-            deep_every: 1,
-            time: Duration::MAX,
+            depth,
+            random: Depth { budget, deep_every: 4, second_every: 64, ..depth },
+            random_ops: 300,
+            random_points: 24,
+            until: None,
             states: u64::MAX,
-            failures: 10,
-            seed: 0,
+            failures: 5,
             threads: std::thread::available_parallelism().map_or(2, usize::from),
         }
     }
+
+    /// For runs of hours.
+    pub fn full() -> Self {
+        let brief = Self::brief();
+        let depth = Depth {
+            budget: Budget { subsets: 12, samples: 64 },
+            second: Budget { subsets: 8, samples: 8 },
+            deep_every: 4,
+            second_every: 8,
+            ..brief.depth
+        };
+        Self { depth, random: Depth { second: depth.second, deep_every: 2, second_every: 16, ..brief.random }, ..brief }
+    }
+}
+
+/// A workload that failed.
+#[derive(Clone, Debug)]
+pub struct Failed {
+    /// Which part of the plan, and which of its workloads.
+    pub part: usize,
+    /// See `part`.
+    pub number: u64,
+    /// What it did.
+    pub workload: Workload,
+    /// What is wrong.
+    pub failure: Failure,
 }
 
 /// What was done.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Report {
-    /// Sequences run.
-    pub sequences: u64,
-    /// Crashes judged.
-    pub states: u64,
-    /// What failed, each with how to do it again.
-    pub failures: Vec<String>,
-    /// How long it took.
-    pub time: Duration,
+    /// Workloads run.
+    pub workloads: u64,
+    /// Not run to the end, as an operation of theirs cannot be done there: they are shorter sequences.
+    pub void: u64,
+    /// Crash states, recoveries.
+    pub counts: Counts,
+    /// Pairs of operations.
+    pub pairs: Pairs,
+    /// What failed.
+    pub failures: Vec<Failed>,
 }
 
-/// How a sequence ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
-    /// Power fails.
-    Crash,
-    /// It is unmounted; power may fail during that.
-    Unmount,
-}
-
-fn same_tree(a: &Seen, b: &Seen) -> Result<(), String> {
-    if a.nodes.len() != b.nodes.len() {
-        return Err(format!("{} objects, then {}", a.nodes.len(), b.nodes.len()));
+impl Report {
+    /// Nothing yet.
+    pub fn new(plan: &Plan) -> Self {
+        let pairs = Pairs::new(plan.names.len());
+        Self { workloads: 0, void: 0, counts: Counts::default(), pairs, failures: Vec::new() }
     }
-    for (key, x) in &a.nodes {
-        let Some(y) = b.nodes.get(key) else { return Err(format!("{} is gone", a.path(*key))) };
-        let mut y = y.clone();
-        // Relinking a lost entry may touch its directory.
-        y.mtime = if x.stat.kind == FileKind::Dir { x.mtime } else { y.mtime };
-        if *x != y {
-            return Err(format!("{}: {:?}, then {:?}", a.path(*key), x.stat, y.stat));
-        }
+
+    /// In words.
+    pub fn summary(&self, time: Duration) -> String {
+        let c = &self.counts;
+        let (seconds, (pairs, of)) = (time.as_secs_f64().max(0.001), self.pairs.count());
+        let run = c.recoveries + c.second_recoveries;
+        format!(
+            "{} workloads ({} more cannot be done), {pairs} of {of} pairs of operations\n\
+         {} crash states in {seconds:.1} s, {:.0} a second: {} images that a crash of a workload left, {} that a crash of \
+         one of {} recoveries left\n\
+         {run} recoveries run and judged ({:.0} a second), the other images hold the same bytes wherever one of these \
+         looked; {} of them run all the same; {} deviations\n\
+         {} recoveries followed by use, unmount, fsck and a second mount; {} crashes left an image that there was before\n\
+         {} failing states",
+            self.workloads,
+            self.void,
+            c.states(),
+            c.states() as f64 / seconds,
+            c.images,
+            c.second_images,
+            c.crashed,
+            run as f64 / seconds,
+            c.rechecked,
+            c.strays,
+            c.deep,
+            c.duplicates,
+            c.failing
+        )
     }
-    Ok(())
 }
 
-/// A recovered volume must do work like any other.
-fn use_it(vol: &Volume) -> braidfs::Result<()> {
-    let new = NewNode { kind: FileKind::File, mode: 0o600, umask: 0, rdev: 0, target: b"" };
-    let a = vol.create(NodeId::ROOT, b"after-the-crash", &new, &Cred::root())?;
-    let f = vol.open(a.ino)?;
-    vol.write(&f, 0, &[7; 5000])?;
-    vol.fsync(a.ino, false)?;
-    vol.unlink(NodeId::ROOT, b"after-the-crash")
-}
-
-/// Recovers one crash and judges it.
+/// Runs one sequence and judges its crashes from operation `before` on. `None`: the last basic operation cannot be done.
 ///
 /// # Errors
-/// What is wrong.
-pub fn check_state(
-    setup: &Setup,
-    log: &RecordDevice,
-    state: &CrashState,
-    judge: &Oracle<'_>,
-    deep: bool,
-) -> Result<(), String> {
-    let device: Arc<dyn Device> = Arc::new(MemDevice::from_image(state.image(log)));
-    let vol = mount(std::slice::from_ref(&device), setup.data).map_err(|e| format!("recovery: {e}"))?;
-    let seen = walk(&vol).map_err(|e| format!("after recovery: {e}"))?;
-    judge.judge(&seen)?;
-    if !deep {
-        vol.crash();
-        return Ok(());
-    }
-    use_it(&vol).map_err(|e| format!("the recovered volume does not work: {e}"))?;
-    vol.unmount().map_err(|e| format!("unmount after recovery: {e}"))?;
-    fsck(std::slice::from_ref(&device)).map_err(|e| format!("after recovery and unmount: {e}"))?;
-    let vol = mount(&[device], setup.data).map_err(|e| format!("second mount: {e}"))?;
-    let again = walk(&vol).map_err(|e| format!("after the second mount: {e}"))?;
-    vol.crash();
-    same_tree(&seen, &again).map_err(|e| format!("the second mount shows something else: {e}"))
-}
-
-/// Runs one sequence and judges its crashes; the number of them.
-///
-/// # Errors
-/// The first crash that is not as it must be.
-pub fn check_sequence(
+/// The first crash that is not as it must be, or a difference between volume and model.
+pub fn sequence(
+    checker: &mut Checker<'_>,
     base: &Base,
     ops: &[Op],
+    before: usize,
     end: End,
-    limits: &Limits,
-    seed: u64,
-    count: &AtomicU64,
-    stop: &dyn Fn() -> bool,
-) -> Result<(), String> {
+) -> Result<Option<()>, Failure> {
+    let run = recorded(base, ops, end, true).map_err(|why| Failure { crash: None, why })?;
+    let Some(Recorded { log, history, marks }) = run else { return Ok(None) };
+    let from = if before == 0 { 0 } else { marks[before - 1] };
+    judge_log(checker, &log, &history, from, usize::MAX, &mut fastrand::Rng::with_seed(0)).map(Some)
+}
+
+/// A sequence that was run.
+#[derive(Debug)]
+pub struct Recorded {
+    /// What it wrote.
+    pub log: Log,
+    /// What it did.
+    pub history: History,
+    /// The length of the log after each operation.
+    pub marks: Vec<usize>,
+}
+
+/// Runs a sequence. With `strict`, `None` where an operation cannot be done.
+///
+/// # Errors
+/// A difference between volume and model.
+pub fn recorded(base: &Base, ops: &[Op], end: End, strict: bool) -> Result<Option<Recorded>, String> {
+    set_clock(times::WORKLOAD);
     let mut r = Runner::new(&base.setup, base.image.clone(), base.model.clone(), base.keys.clone())?;
-    ops.iter().try_for_each(|op| r.apply(op))?;
-    let (log, mut history) = (r.device().clone(), r.history.clone());
+    let mut marks = Vec::new();
+    for op in ops {
+        r.apply(op)?;
+        marks.push(r.device().log_len());
+        if strict && r.stats.errors + r.stats.full > 0 {
+            r.abandon();
+            return Ok(None);
+        }
+    }
+    let device = r.device().clone();
+    let mut history = r.history.clone();
     match end {
         End::Crash => r.abandon(),
         End::Unmount => {
             r.unmount()?;
-            history.push_unmount(log.log_len());
+            history.push_unmount(device.log_len());
         }
     }
-    let mut rng = fastrand::Rng::with_seed(seed);
-    for upto in points(&log) {
-        let judge = Oracle::new(&history, history.completed(upto));
-        for state in at_point(&log, upto, limits.per_point, &mut rng) {
-            if stop() {
-                return Ok(());
-            }
-            let n = count.fetch_add(1, Ordering::Relaxed);
-            let deep = n.is_multiple_of(limits.deep_every.max(1));
-            catch_unwind(AssertUnwindSafe(|| check_state(&base.setup, &log, &state, &judge, deep)))
-                .unwrap_or_else(|_| Err("panic (see above)".into()))
-                .map_err(|e| format!("{state}\n  {e}"))?;
-        }
-    }
-    Ok(())
+    let log = Log { initial: base.image.clone(), events: device.log() };
+    Ok(Some(Recorded { log, history, marks }))
 }
 
-/// Runs all of `sequences` on all of `bases`, in an order that the seed gives, until a limit is reached. `progress` is
-/// called now and then.
-pub fn explore(
-    bases: &[Base],
-    sequences: &[Vec<Op>],
-    limits: &Limits,
-    progress: &(dyn Fn(u64, u64, usize) + Sync),
-) -> Report {
-    let start = Instant::now();
-    let mut order: Vec<(usize, usize)> =
-        (0..sequences.len()).flat_map(|s| (0..bases.len()).map(move |b| (s, b))).collect();
-    fastrand::Rng::with_seed(limits.seed).shuffle(&mut order);
-    let (next, states, done) = (AtomicUsize::new(0), AtomicU64::new(0), AtomicU64::new(0));
-    let failures: Mutex<Vec<String>> = Mutex::default();
-    let failed = || failures.lock().map_or(usize::MAX, |f| f.len());
-    let stop = || {
-        start.elapsed() >= limits.time || states.load(Ordering::Relaxed) >= limits.states || failed() >= limits.failures
+/// The operations of a random run.
+///
+/// # Errors
+/// None, unless the generator is wrong.
+pub fn random_ops(base: &Base, seed: u64, count: usize) -> Result<Vec<Op>, String> {
+    let profile = Profile { objects: 40, file_bytes: 60_000, syncs: 60, ..Profile::default() };
+    let mut generator = Generator::new(seed, profile);
+    let (mut model, mut slots) = (base.model.clone(), Default::default());
+    let mut ops = Vec::new();
+    for _ in 0..count {
+        let op = generator.next(&model);
+        // what it answers is compared when it is done on the volume
+        let _ = perform(&mut model, &mut slots, &op);
+        ops.push(op);
+    }
+    Ok(ops)
+}
+
+/// Runs random operations and judges crashes at some points.
+fn random_run(checker: &mut Checker<'_>, base: &Base, seed: u64, limits: &Limits) -> Result<(), Failure> {
+    let fail = |why| Failure { crash: None, why };
+    let ops = random_ops(base, seed, limits.random_ops).map_err(fail)?;
+    let Some(Recorded { log, history, .. }) = recorded(base, &ops, End::Crash, false).map_err(fail)? else {
+        return Ok(());
     };
+    judge_log(checker, &log, &history, 0, limits.random_points, &mut fastrand::Rng::with_seed(!seed))
+}
+
+/// Judges crashes of a workload from `from` on, at up to `most` points.
+///
+/// # Errors
+/// The first that is not as it must be.
+pub fn judge_log(
+    checker: &mut Checker<'_>,
+    log: &Log,
+    history: &History,
+    from: usize,
+    most: usize,
+    rng: &mut fastrand::Rng,
+) -> Result<(), Failure> {
+    let mut points = log.points(from, history.steps().iter().map(|s| s.log));
+    if points.len() > most {
+        rng.shuffle(&mut points);
+        points.truncate(most);
+        points.sort_unstable();
+    }
+    let oracles: Vec<OnceCell<Oracle<'_>>> = (0..=history.steps().len()).map(|_| OnceCell::new()).collect();
+    let judge = |upto: usize| {
+        let completed = history.completed(upto);
+        oracles[completed].get_or_init(|| Oracle::new(history, completed))
+    };
+    checker.check(log, &points, &Level { judge: &judge, expect: None })
+}
+
+/// The volume of a random run: empty, its options from the seed.
+///
+/// # Errors
+/// Of mkfs.
+pub fn random_base(seed: u64) -> Result<Base, String> {
+    set_clock(0);
+    let setup = Setup::vary(seed);
+    let kind = super::workload::Kind::ALL[0];
+    let keys = BTreeMap::from([(model::ROOT, ROOT_KEY)]);
+    Ok(Base { image: setup.format()?, model: Model::default(), keys, setup, kind })
+}
+
+/// Runs one workload. `None`: an operation of it cannot be done there.
+fn run_one(
+    plan_bases: &[Base],
+    w: &Workload,
+    limits: &Limits,
+    seed: u64,
+    stop: &dyn Fn() -> bool,
+) -> (Counts, Result<Option<()>, Failure>) {
+    let mut counts = Counts::default();
+    let result = guarded(|| match w {
+        Workload::Sequence { base, ops, before, end, .. } => {
+            let base = &plan_bases[*base];
+            let mut checker = Checker::new(&base.setup, limits.depth, seed, stop);
+            let r = sequence(&mut checker, base, ops, *before, *end);
+            counts = checker.counts;
+            r
+        }
+        Workload::Random { seed } => {
+            let base = random_base(*seed).map_err(|why| Failure { crash: None, why })?;
+            let mut checker = Checker::new(&base.setup, limits.random, *seed, stop);
+            let r = random_run(&mut checker, &base, *seed, limits);
+            counts = checker.counts;
+            r.map(Some)
+        }
+    });
+    (counts, result.unwrap_or_else(|why| Err(Failure { crash: None, why })))
+}
+
+/// Runs workloads `range` of part `part` of the plan and adds to `report`; how many were run to their end (all, unless a
+/// limit is reached). `progress` is called by whoever has just finished one.
+pub fn explore(
+    plan: &Plan,
+    bases: &[Base],
+    part: usize,
+    range: std::ops::Range<u64>,
+    limits: &Limits,
+    report: &mut Report,
+    progress: &(dyn Fn(u64, &Counts) + Sync),
+) -> u64 {
+    let start_states = report.counts.states();
+    let next = AtomicU64::new(range.start);
+    let (cut, states) = (AtomicBool::new(false), AtomicU64::new(start_states));
+    let done = AtomicU64::new(0);
+    let shared = Mutex::new(report);
+    let late = || limits.until.is_some_and(|t| Instant::now() >= t);
     let work = || {
-        while !stop() {
+        let stop = || cut.load(Ordering::Relaxed) || late();
+        loop {
             let i = next.fetch_add(1, Ordering::Relaxed);
-            let Some((s, b)) = order.get(i).copied() else { break };
-            let (base, ops) = (&bases[b], &sequences[s]);
-            let end = if i % 4 == 0 { End::Unmount } else { End::Crash };
-            let seed = limits.seed ^ (i as u64) << 20;
-            let result =
-                catch_unwind(AssertUnwindSafe(|| check_sequence(base, ops, end, limits, seed, &states, &stop)))
-                    .unwrap_or_else(|_| Err("panic (see above)".into()));
-            if let Err(e) = result {
-                let list: String = ops.iter().map(|o| format!("    {},\n", to_rust(o))).collect();
-                let text = format!("{}, end {end:?}, sequence:\n{list}  {e}", base.name);
-                if let Ok(mut f) = failures.lock() {
-                    f.push(text);
+            if i >= range.end || stop() {
+                break;
+            }
+            let w = plan.workload(part, i);
+            let (counts, result) = run_one(bases, &w, limits, i ^ (part as u64) << 56, &stop);
+            let all = states.fetch_add(counts.states(), Ordering::Relaxed) + counts.states();
+            let Ok(mut r) = shared.lock() else { break };
+            r.counts.add(&counts);
+            match result {
+                Ok(Some(())) => {
+                    r.workloads += 1;
+                    if let Workload::Sequence { basics, .. } = &w {
+                        r.pairs.add(basics);
+                    }
+                }
+                Ok(None) => r.void += 1,
+                Err(failure) => {
+                    r.workloads += 1;
+                    r.failures.push(Failed { part, number: i, workload: w, failure });
                 }
             }
-            let n = done.fetch_add(1, Ordering::Relaxed) + 1;
-            if n % 64 == 0 {
-                progress(n, states.load(Ordering::Relaxed), failed());
+            if all >= limits.states || r.failures.len() >= limits.failures {
+                cut.store(true, Ordering::Relaxed);
             }
+            let n = done.fetch_add(1, Ordering::Relaxed) + 1;
+            progress(n, &r.counts);
         }
     };
     std::thread::scope(|scope| {
@@ -208,10 +347,10 @@ pub fn explore(
             scope.spawn(work);
         }
     });
-    Report {
-        sequences: done.into_inner(),
-        states: states.into_inner(),
-        failures: failures.into_inner().unwrap_or_default(),
-        time: start.elapsed(),
-    }
+    done.into_inner()
+}
+
+/// A moment so far from now.
+pub fn in_seconds(n: u64) -> Option<Instant> {
+    Instant::now().checked_add(Duration::from_secs(n))
 }

@@ -1,17 +1,29 @@
 //! Crash tests: power fails after any prefix of the flushes, with any subset of the later writes on the device.
 //!
-//! - [`workload`]: what was being done: all sequences of one and two operations with every kind of sync behind each.
-//! - [`states`]: what the device may hold after the crash.
-//! - [`history`]: what was done and promised up to then.
-//! - [`oracle`]: whether the recovered tree is one that the durability contract allows.
-//! - [`explore`]: runs them against one another.
+//! - [`workload`]: what was being done: basic operations with every kind of sync behind each, and the volumes to begin
+//!   with. [`plan`]: all sequences of one, two and three of them, and random runs, by number.
+//! - [`late`]: a point of the device's log, and what each block may hold after a crash there. [`states`]: which crashes
+//!   of it are tried.
+//! - [`history`]: what was done and promised up to then. [`oracle`]: whether the recovered tree is one that the
+//!   durability contract allows.
+//! - [`check`]: recovers the images of a log and judges them; crashes recoveries too. [`tree`]: which images are one to
+//!   recovery.
+//! - [`explore`]: runs the plan on several threads. [`minimise`]: makes a failure short.
 //!
 //! The contract: after `fsync(file)` its data, attributes and every name on its path survive; after `fsync(dir)` all
 //! changes of its entries so far; after `sync` everything. Else each domain comes back as of a transaction boundary,
 //! rename is atomic, and no stale or foreign data can be read.
 
+pub mod check;
 pub mod explore;
 pub mod history;
+pub mod late;
+pub mod minimise;
 pub mod oracle;
+pub mod plan;
+#[cfg(feature = "planted-bugs")]
+pub mod planted;
+pub mod run;
 pub mod states;
+pub mod tree;
 pub mod workload;

@@ -61,6 +61,11 @@ impl<'h> Oracle<'h> {
         o
     }
 
+    /// Operations that had returned.
+    pub fn completed(&self) -> usize {
+        self.completed
+    }
+
     fn promise(&mut self, model: &Model, ino: Ino, v: usize, data_only: bool) {
         let had_name = {
             let at = self.bound(ino).links;

@@ -60,40 +60,65 @@ fn random_keep(rng: &mut fastrand::Rng, lost: u8) -> Keep {
     }
 }
 
-/// Crashes at one point: all subsets where they are few, else all, nothing, each write alone lost, and random ones; at
-/// most `count`.
-pub fn at_point(log: &RecordDevice, upto: usize, count: usize, rng: &mut fastrand::Rng) -> Vec<CrashState> {
-    let n = log.unflushed(upto).len();
-    let mut out: Vec<CrashState> = Vec::new();
-    let mut push = |keep: Vec<Keep>| {
-        let state = CrashState { upto, keep };
-        if !out.contains(&state) {
-            out.push(state);
-        }
-        out.len() >= count
+/// How many crashes of a point are tried.
+#[derive(Clone, Copy, Debug)]
+pub struct Budget {
+    /// Every subset of this many unflushed writes, and of fewer.
+    pub subsets: usize,
+    /// Random subsets, where there are more; random mixes of lost, whole and torn writes always.
+    pub samples: usize,
+}
+
+/// Calls `f` with crashes at one point, until it says false: nothing kept, everything, each first part of the writes,
+/// each write alone lost and alone kept, all subsets where they are few, each write torn at each sector with all others
+/// kept or lost, and random ones. `sectors`: of each unflushed write. Some are given twice.
+pub fn each(sectors: &[usize], budget: &Budget, rng: &mut fastrand::Rng, f: &mut dyn FnMut(&[Keep]) -> bool) {
+    let n = sectors.len();
+    let mut keep = vec![Keep::None; n];
+    let mut go = |keep: &mut Vec<Keep>, of: &dyn Fn(usize) -> Keep| {
+        (0..n).for_each(|i| keep[i] = of(i));
+        f(keep)
     };
-    let whole_or_none = |bit: bool| if bit { Keep::Whole } else { Keep::None };
-    if push(vec![Keep::None; n]) || n == 0 || push(vec![Keep::Whole; n]) {
-        return out;
+    let whole = |bit: bool| if bit { Keep::Whole } else { Keep::None };
+    if !go(&mut keep, &|_| Keep::None) || n == 0 {
+        return;
     }
-    if n < 20 && 1usize << n <= count {
-        for mask in 1usize..(1 << n) - 1 {
-            push((0..n).map(|i| whole_or_none(mask >> i & 1 == 1)).collect());
-        }
+    if !(1..=n).all(|first| go(&mut keep, &|i| whole(i < first))) {
+        return;
+    }
+    let all = if n <= budget.subsets {
+        (1usize..1 << n).all(|mask| go(&mut keep, &|i| whole(mask >> i & 1 == 1)))
     } else {
-        for i in 0..n.min(count / 4) {
-            let i = if n > count / 4 { rng.usize(..n) } else { i };
-            push((0..n).map(|j| whole_or_none(i != j)).collect());
-            push((0..n).map(|j| whole_or_none(i == j)).collect());
-        }
+        (0..n).all(|one| go(&mut keep, &|i| whole(i != one)) && go(&mut keep, &|i| whole(i == one)))
+            && (0..budget.samples).all(|_| {
+                let lost = rng.u8(5..95);
+                let bits: Vec<bool> = (0..n).map(|_| rng.u8(..100) >= lost).collect();
+                go(&mut keep, &|i| whole(bits[i]))
+            })
+    };
+    if !all {
+        return;
     }
-    for _ in 0..2 * count {
+    // long writes are torn at some of their sectors only
+    let mut tears: Vec<(usize, usize)> = (0..n).flat_map(|i| (1..sectors[i]).map(move |s| (i, s))).collect();
+    if tears.len() > budget.samples {
+        rng.shuffle(&mut tears);
+        tears.truncate(budget.samples);
+    }
+    let torn = tears
+        .iter()
+        .flat_map(|tear| [(tear, true), (tear, false)])
+        .all(|((one, at), others)| go(&mut keep, &|i| if i == *one { Keep::Torn(*at) } else { whole(others) }));
+    if !torn {
+        return;
+    }
+    for _ in 0..budget.samples {
         let lost = rng.u8(5..85);
-        if push((0..n).map(|_| random_keep(rng, lost)).collect()) {
-            break;
+        let random: Vec<Keep> = (0..n).map(|_| random_keep(rng, lost)).collect();
+        if !go(&mut keep, &|i| random[i]) {
+            return;
         }
     }
-    out
 }
 
 /// A random crash anywhere in the log.
@@ -114,22 +139,42 @@ pub fn random(log: &RecordDevice, rng: &mut fastrand::Rng) -> CrashState {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use braidfs_device::Device;
 
     #[test]
-    fn few_writes_give_every_subset() {
-        let d = RecordDevice::blank(16);
-        let page = vec![1; 4096];
-        for b in 0..3 {
-            d.write(b, &page).unwrap();
+    fn few_writes_give_every_subset_and_every_tear() {
+        let budget = Budget { subsets: 4, samples: 50 };
+        let all = |sectors: &[usize]| {
+            let mut out = Vec::new();
+            each(sectors, &budget, &mut fastrand::Rng::with_seed(0), &mut |k| {
+                out.push(k.to_vec());
+                true
+            });
+            out
+        };
+        assert_eq!(all(&[]), [vec![]]);
+        let three = all(&[8, 8, 16]);
+        let whole = |k: &&Vec<Keep>| k.iter().all(|k| matches!(k, Keep::Whole | Keep::None));
+        let mut subsets: Vec<String> = three.iter().filter(whole).map(|k| format!("{k:?}")).collect();
+        subsets.sort();
+        subsets.dedup();
+        assert_eq!(subsets.len(), 8);
+        for at in 1..16 {
+            assert!(three.contains(&vec![Keep::Whole, Keep::Whole, Keep::Torn(at)]));
+            assert!(three.contains(&vec![Keep::None, Keep::None, Keep::Torn(at)]));
         }
-        d.flush().unwrap();
-        let rng = &mut fastrand::Rng::with_seed(0);
-        assert_eq!(points(&d), [3, 4]);
-        let states = at_point(&d, 3, 100, rng);
-        assert!(states.len() > 30, "torn ones too");
-        let whole = states.iter().filter(|s| s.keep.iter().all(|k| matches!(k, Keep::Whole | Keep::None)));
-        assert!(whole.count() >= 8);
-        assert_eq!(at_point(&d, 4, 100, rng), [CrashState { upto: 4, keep: vec![] }]);
+        // many: each alone lost, and samples
+        let many = all(&[8; 9]);
+        assert!(
+            (0..9).all(|i| many
+                .iter()
+                .any(|k| k[i] == Keep::None && k.iter().filter(|k| **k == Keep::Whole).count() == 8))
+        );
+        assert!(many.len() < 250);
+        let mut n = 0;
+        each(&[8; 9], &budget, &mut fastrand::Rng::with_seed(0), &mut |_| {
+            n += 1;
+            n < 5
+        });
+        assert_eq!(n, 5, "stops when told to");
     }
 }

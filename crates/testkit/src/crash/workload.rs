@@ -7,11 +7,11 @@
 use crate::crash::states::final_image;
 use crate::model::{Ino, Model};
 use crate::ops::{At, Op, P};
-use crate::run::{Runner, Setup};
+use crate::run::{Runner, Setup, set_clock};
 use crate::subject::Key;
 use At::{Path, Slot};
-use braidfs::{FallocMode, FileKind, Placement, RenameMode, XattrMode};
-use braidfs_device::Image;
+use braidfs::{DataMode, FallocMode, FileKind, Placement, RenameMode, XattrMode};
+use braidfs_device::{Image, MemDevice};
 use std::collections::BTreeMap;
 
 /// A volume to begin with.
@@ -24,8 +24,8 @@ pub struct Base {
     pub model: Model,
     /// Which inode is which.
     pub keys: BTreeMap<Ino, Key>,
-    /// For messages.
-    pub name: String,
+    /// Which of them it is.
+    pub kind: Kind,
 }
 
 fn file(path: P) -> Op {
@@ -40,15 +40,58 @@ fn write(path: P, off: u64, len: u32, seed: u32) -> Op {
     Op::Write { at: Path(path), off, len, seed }
 }
 
-/// A small volume with the files of the workload. `dirty`: it was not unmounted, so that everything is in its journals.
+/// Which volume to begin with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kind {
+    /// Where directories are placed.
+    pub placement: Placement,
+    /// It was not unmounted, so that everything is in its journals.
+    pub dirty: bool,
+    /// Data checksums, no inline files.
+    pub sums: bool,
+    /// Everything is written out of place.
+    pub journal: bool,
+}
+
+impl Kind {
+    /// All that the workloads are run on.
+    pub const ALL: [Kind; 6] = [
+        Kind { placement: Placement::Dirs, dirty: false, sums: false, journal: false },
+        Kind { placement: Placement::Dirs, dirty: true, sums: false, journal: false },
+        Kind { placement: Placement::Spread, dirty: false, sums: false, journal: false },
+        Kind { placement: Placement::Spread, dirty: true, sums: false, journal: false },
+        Kind { placement: Placement::Dirs, dirty: true, sums: true, journal: false },
+        Kind { placement: Placement::Spread, dirty: false, sums: false, journal: true },
+    ];
+}
+
+/// The volumes of all kinds.
 ///
 /// # Errors
 /// Of any operation.
-pub fn base(placement: Placement, dirty: bool) -> Result<Base, String> {
+pub fn bases() -> Result<Vec<Base>, String> {
+    Kind::ALL.iter().map(|k| base(*k)).collect()
+}
+
+/// A small volume with the files of the workload.
+///
+/// # Errors
+/// Of any operation.
+pub fn base(kind: Kind) -> Result<Base, String> {
+    set_clock(0);
     let mut setup = Setup { bytes: 24 << 20, ..Setup::default() };
     setup.mkfs.domains = Some(2);
     setup.mkfs.mlogs = Some(1);
-    setup.mkfs.placement = placement;
+    // short, so that it is read quickly and is full now and then
+    setup.mkfs.journal_bytes = Some(128 << 10);
+    setup.mkfs.placement = kind.placement;
+    if kind.sums {
+        setup.mkfs.data_checksums = true;
+        setup.mkfs.inline_max = 0;
+    }
+    if kind.journal {
+        setup.data = DataMode::Journal;
+    }
     let mut r = Runner::empty(&setup)?;
     r.apply(&dir(P("A")))?;
     // Takes directories until one is in another domain than A.
@@ -79,11 +122,12 @@ pub fn base(placement: Placement, dirty: bool) -> Result<Base, String> {
         Op::Sync,
     ];
     content.iter().try_for_each(|op| r.apply(op))?;
-    if !dirty {
+    if !kind.dirty {
         r.remount()?;
     }
-    let name = format!("placement {placement:?}, {}", if dirty { "in the journal" } else { "unmounted" });
-    Ok(Base { image: final_image(r.device()), model: r.model.clone(), keys: r.keys().clone(), setup, name })
+    // reading a hole is cheap
+    let image = Image::copy_of(&MemDevice::from_image(final_image(r.device()))).map_err(|e| e.to_string())?;
+    Ok(Base { image, model: r.model.clone(), keys: r.keys().clone(), setup, kind })
 }
 
 fn domain(r: &Runner, name: &str) -> Result<u16, String> {
@@ -95,117 +139,238 @@ fn domain(r: &Runner, name: &str) -> Result<u16, String> {
 /// What is done as one of the sequence's operations, and what may be synced behind it.
 #[derive(Clone, Debug)]
 pub struct Basic {
+    /// Class of operation and arguments, for the coverage of pairs.
+    pub name: &'static str,
+    /// It changes names, links or attributes, and no data.
+    pub metadata: bool,
     ops: Vec<Op>,
     file: Option<P>,
     dirs: Vec<P>,
 }
 
-fn one(op: Op, file: P) -> Basic {
-    Basic { ops: vec![op], file: Some(file), dirs: vec![file.split().0] }
+/// A basic operation with what follows it.
+#[derive(Clone, Debug)]
+pub struct Single {
+    /// Number of the basic operation.
+    pub basic: usize,
+    /// All of it.
+    pub ops: Vec<Op>,
+    /// Whether the last of them is a sync.
+    pub synced: bool,
+    /// An fdatasync, or the fsync of another file.
+    pub odd_sync: bool,
 }
 
-fn rename(from: P, to: P, mode: RenameMode) -> Basic {
+fn one(name: &'static str, op: Op, file: P) -> Basic {
+    Basic { name, metadata: false, ops: vec![op], file: Some(file), dirs: vec![file.split().0] }
+}
+
+fn names(name: &'static str, op: Op, file: P) -> Basic {
+    Basic { metadata: true, ..one(name, op, file) }
+}
+
+fn rename(name: &'static str, from: P, to: P, mode: RenameMode) -> Basic {
     let mut dirs = vec![to.split().0];
     if from.split().0 != dirs[0] {
         dirs.push(from.split().0);
     }
-    Basic { ops: vec![Op::Rename { from, to, mode }], file: Some(to), dirs }
+    Basic { name, metadata: true, ops: vec![Op::Rename { from, to, mode }], file: Some(to), dirs }
 }
 
-fn gone(op: Op, path: P) -> Basic {
-    Basic { ops: vec![op], file: None, dirs: vec![path.split().0] }
+fn gone(name: &'static str, op: Op, path: P) -> Basic {
+    Basic { name, metadata: true, ops: vec![op], file: None, dirs: vec![path.split().0] }
 }
 
 /// The operations of the workload.
 pub fn basics() -> Vec<Basic> {
     let f = P("A/f");
     let (replace, exchange) = (RenameMode::Replace, RenameMode::Exchange);
-    let falloc = |mode, off, len| one(Op::Fallocate { at: Path(f), mode, off, len }, f);
-    let unlink = |path| gone(Op::Unlink { path }, path);
-    let rmdir = |path| gone(Op::Rmdir { path }, path);
-    let xattr = |len, seed| one(Op::SetXattr { path: f, name: P("user.a"), len, seed, mode: XattrMode::Set }, f);
+    let falloc = |name, mode, off, len| one(name, Op::Fallocate { at: Path(f), mode, off, len }, f);
+    let unlink = |name, path| gone(name, Op::Unlink { path }, path);
+    let rmdir = |name, path| gone(name, Op::Rmdir { path }, path);
+    let xattr =
+        |name, len, seed| names(name, Op::SetXattr { path: f, name: P("user.a"), len, seed, mode: XattrMode::Set }, f);
     let mut all = vec![
-        one(file(P("A/n")), P("A/n")),
-        one(file(P("B/n")), P("B/n")),
-        one(dir(P("A/m")), P("A/m")),
-        one(Op::Symlink { path: P("A/y"), target: P("f") }, P("A/y")),
-        one(write(f, 0, 4096, 11), f),
-        one(write(f, 1000, 6000, 12), f),
-        one(write(P("A/g"), 10, 20, 13), P("A/g")),
-        one(Op::Append { at: Path(f), len: 5000, seed: 14 }, f),
-        one(Op::Append { at: Path(P("A/n")), len: 300, seed: 15 }, P("A/n")),
-        one(Op::Append { at: Path(P("B/h")), len: 10, seed: 16 }, P("B/h")),
-        one(Op::Truncate { at: Path(f), size: 100 }, f),
-        one(Op::Truncate { at: Path(f), size: 20_000 }, f),
-        one(Op::Truncate { at: Path(P("A/g")), size: 0 }, P("A/g")),
-        one(Op::Link { from: f, to: P("A/l") }, P("A/l")),
-        one(Op::Link { from: f, to: P("B/l") }, P("B/l")),
-        rename(f, P("A/r"), replace),
-        rename(f, P("B/n"), replace),
-        rename(f, P("A/g"), replace),
-        rename(f, P("B/h"), replace),
-        rename(P("B/h"), f, replace),
-        rename(P("B/n"), P("B/h"), replace),
-        rename(P("A/e"), P("A/m"), replace),
-        rename(P("A/e"), P("B/k"), replace),
-        rename(P("A/s"), P("B/k"), replace),
-        rename(P("A/s"), P("B/s"), replace),
-        rename(P("A"), P("B/A"), replace),
-        rename(P("B"), P("A/e/B"), replace),
-        rename(f, P("B/h"), exchange),
-        rename(f, P("A/g"), exchange),
-        rename(P("A/s"), P("B/k"), exchange),
-        rename(P("A/s"), P("B/h"), exchange),
-        unlink(f),
-        unlink(P("A/g")),
-        unlink(P("B/h")),
-        unlink(P("A/s/x")),
-        rmdir(P("A/e")),
-        rmdir(P("B/k")),
-        rmdir(P("A/s")),
-        xattr(20, 21),
-        xattr(3000, 22),
-        one(Op::SetMode { path: f, mode: 0o600 }, f),
-        one(Op::SetMode { path: P("A"), mode: 0o700 }, P("A")),
-        falloc(FallocMode::Allocate { keep_size: true }, 8192, 40_000),
-        falloc(FallocMode::Allocate { keep_size: false }, 0, 40_000),
-        falloc(FallocMode::PunchHole, 0, 4096),
-        falloc(FallocMode::PunchHole, 100, 6000),
-        falloc(FallocMode::ZeroRange { keep_size: true }, 100, 8000),
-        one(Op::CopyRange { from: P("B/h"), from_off: 0, to: f, to_off: 100, len: 5000 }, f),
+        names("create", file(P("A/n")), P("A/n")),
+        names("create in the other domain", file(P("B/n")), P("B/n")),
+        names("mkdir", dir(P("A/m")), P("A/m")),
+        Basic {
+            ops: vec![dir(P("B/d")), file(P("B/d/x")), write(P("B/d/x"), 0, 300, 10)],
+            ..names("create in a new directory", dir(P("B/d")), P("B/d/x"))
+        },
+        names("symlink", Op::Symlink { path: P("A/y"), target: P("f") }, P("A/y")),
+        one("overwrite a block", write(f, 0, 4096, 11), f),
+        one("overwrite unaligned and overlapping", write(f, 1000, 6000, 12), f),
+        one("overwrite a small file", write(P("A/g"), 10, 20, 13), P("A/g")),
+        one("append blocks", Op::Append { at: Path(f), len: 5000, seed: 14 }, f),
+        one("append to a new file", Op::Append { at: Path(P("A/n")), len: 300, seed: 15 }, P("A/n")),
+        one("append a few bytes", Op::Append { at: Path(P("B/h")), len: 10, seed: 16 }, P("B/h")),
+        one("truncate to a part of a block", Op::Truncate { at: Path(f), size: 100 }, f),
+        one("truncate up", Op::Truncate { at: Path(f), size: 20_000 }, f),
+        one("truncate to nothing", Op::Truncate { at: Path(P("A/g")), size: 0 }, P("A/g")),
+        names("link in the same directory", Op::Link { from: f, to: P("A/l") }, P("A/l")),
+        names("link in the other domain", Op::Link { from: f, to: P("B/l") }, P("B/l")),
+        rename("rename", f, P("A/r"), replace),
+        rename("rename to the other domain", f, P("B/n"), replace),
+        rename("rename onto a file", f, P("A/g"), replace),
+        rename("rename onto a file of the other domain", f, P("B/h"), replace),
+        rename("rename onto it from the other domain", P("B/h"), f, replace),
+        rename("rename of what was moved there", P("B/n"), P("B/h"), replace),
+        rename("rename of a directory", P("A/e"), P("A/m"), replace),
+        rename("rename of an empty directory onto another's", P("A/e"), P("B/k"), replace),
+        rename("rename of a directory onto an empty one", P("A/s"), P("B/k"), replace),
+        rename("move of a directory to the other domain", P("A/s"), P("B/s"), replace),
+        rename("move of the parent below the other", P("A"), P("B/A"), replace),
+        rename("move of the other below the parent", P("B"), P("A/e/B"), replace),
+        rename("move of the other back up", P("A/e/B"), P("B"), replace),
+        rename("exchange of files over domains", f, P("B/h"), exchange),
+        rename("exchange of files", f, P("A/g"), exchange),
+        rename("exchange of directories over domains", P("A/s"), P("B/k"), exchange),
+        rename("exchange of a directory and a file", P("A/s"), P("B/h"), exchange),
+        unlink("unlink", f),
+        unlink("unlink of a small file", P("A/g")),
+        unlink("unlink in the other domain", P("B/h")),
+        unlink("unlink below", P("A/s/x")),
+        rmdir("rmdir", P("A/e")),
+        rmdir("rmdir in the other domain", P("B/k")),
+        rmdir("rmdir of what may have moved", P("A/s")),
+        xattr("small attribute", 20, 21),
+        xattr("large attribute", 3000, 22),
+        names("chmod", Op::SetMode { path: f, mode: 0o600 }, f),
+        names("chmod of a directory", Op::SetMode { path: P("A"), mode: 0o700 }, P("A")),
+        falloc("fallocate behind the end", FallocMode::Allocate { keep_size: true }, 8192, 40_000),
+        falloc("fallocate", FallocMode::Allocate { keep_size: false }, 0, 40_000),
+        falloc("punch a block", FallocMode::PunchHole, 0, 4096),
+        falloc("punch unaligned", FallocMode::PunchHole, 100, 6000),
+        falloc("zero a range", FallocMode::ZeroRange { keep_size: true }, 100, 8000),
+        one("copy a range", Op::CopyRange { from: P("B/h"), from_off: 0, to: f, to_off: 100, len: 5000 }, f),
     ];
-    let mut tmpfile = one(Op::Tmpfile { dir: P("A"), slot: 0 }, P("B/t"));
+    let mut tmpfile = names("tmpfile, then link", Op::Tmpfile { dir: P("A"), slot: 0 }, P("B/t"));
     tmpfile.ops.push(Op::Write { at: Slot(0), off: 0, len: 4500, seed: 30 });
     tmpfile.ops.push(Op::LinkSlot { slot: 0, to: P("B/t") });
     all.push(tmpfile);
-    let mut orphan = gone(Op::Open { path: f, slot: 1 }, f);
+    let mut orphan = gone("unlink of an open file", Op::Open { path: f, slot: 1 }, f);
     orphan.ops.push(Op::Unlink { path: f });
     orphan.ops.push(Op::Append { at: Slot(1), len: 100, seed: 31 });
     all.push(orphan);
-    let mut again = one(Op::Unlink { path: f }, f);
+    let mut again = names("unlink, then create", Op::Unlink { path: f }, f);
     again.ops.push(file(f));
     again.ops.push(write(f, 0, 200, 32));
     all.push(again);
     all
 }
 
-/// The syncs that may follow: none first.
-fn followed(b: &Basic) -> Vec<Vec<Op>> {
-    let fsync = |p: P, data_only| Op::Fsync { at: Path(p), data_only };
-    let mut out = vec![vec![], vec![Op::Sync], vec![fsync(P("A/g"), false)]];
-    if let Some(f) = b.file {
-        out.push(vec![fsync(f, false)]);
-        out.push(vec![fsync(f, true)]);
+/// Every basic operation with every sync that may follow: none first.
+pub fn singles() -> Vec<Single> {
+    let mut all = Vec::new();
+    for (basic, b) in basics().iter().enumerate() {
+        let mut add = |sync: Option<Op>, odd_sync: bool| {
+            let synced = sync.is_some();
+            let ops: Vec<Op> = b.ops.iter().cloned().chain(sync).collect();
+            if !all.iter().any(|s: &Single| s.basic == basic && s.ops == ops) {
+                all.push(Single { basic, ops, synced, odd_sync });
+            }
+        };
+        let fsync = |p: P, data_only| Some(Op::Fsync { at: Path(p), data_only });
+        add(None, false);
+        add(Some(Op::Sync), false);
+
+        if let Some(f) = b.file {
+            add(fsync(f, false), false);
+            add(fsync(f, true), true);
+        }
+        for d in &b.dirs {
+            add(fsync(*d, false), false);
+        }
+        add(fsync(P("A/g"), false), true);
     }
-    out.extend(b.dirs.iter().map(|d| vec![fsync(*d, false)]));
-    out.into_iter().map(|then| b.ops.iter().cloned().chain(then).collect()).collect()
+    all
 }
 
-/// All sequences of `length` (1 or 2) operations.
-pub fn sequences(length: usize) -> Vec<Vec<Op>> {
-    let single: Vec<Vec<Op>> = basics().iter().flat_map(followed).collect();
-    if length < 2 {
-        return single;
+/// Longer sequences that are known to be hard, each with a name.
+pub fn hard() -> Vec<(&'static str, Vec<Op>)> {
+    let mv = |a: &'static str, b: &'static str| Op::Rename { from: P(a), to: P(b), mode: RenameMode::Replace };
+    let swap = |a: &'static str, b: &'static str| Op::Rename { from: P(a), to: P(b), mode: RenameMode::Exchange };
+    let fsync = |p: &'static str| Op::Fsync { at: Path(P(p)), data_only: false };
+    let append = |p: &'static str, len, seed| Op::Append { at: Path(P(p)), len, seed };
+    let mut filling = vec![mv("B/h", "A/f")];
+    for i in 0..24 {
+        filling.extend([append("A/g", 40, 50 + i), fsync("A/g")]);
     }
-    single.iter().flat_map(|a| single.iter().map(move |b| a.iter().chain(b).cloned().collect())).collect()
+    let mut attributes = Vec::new();
+    for i in 0..3 {
+        let set = Op::SetXattr { path: P("A/g"), name: P("user.a"), len: 900, seed: 80 + i, mode: XattrMode::Set };
+        attributes.extend([set, fsync("A/g")]);
+    }
+    vec![
+        // ScaleFS's case: two moves that are legal one after the other, and an fsync that needs the second only
+        (
+            "moves over domains, fsync of a file",
+            vec![mv("B", "A/e/B"), Op::Sync, mv("A/e/B", "B"), mv("A", "B/A"), fsync("B/A/g")],
+        ),
+        (
+            "moves over domains, fsync of a directory",
+            vec![mv("A", "B/A"), Op::Sync, mv("B/A", "A"), mv("B", "A/B"), fsync("A/B/k")],
+        ),
+        ("moves over domains, sync", vec![mv("A", "B/A"), Op::Sync, mv("B/A", "A"), mv("B", "A/s/B"), Op::Sync]),
+        (
+            "fsync again and again",
+            vec![
+                append("A/g", 30, 40),
+                fsync("A/g"),
+                append("A/g", 30, 41),
+                fsync("A/g"),
+                write(P("A/g"), 5, 9, 42),
+                fsync("A/g"),
+            ],
+        ),
+        (
+            "fsync of blocks again and again",
+            vec![write(P("A/f"), 0, 4096, 43), fsync("A/f"), write(P("A/f"), 100, 5000, 44), fsync("A/f")],
+        ),
+        (
+            "fsync below new directories",
+            vec![dir(P("A/m")), dir(P("A/m/n")), file(P("A/m/n/x")), append("A/m/n/x", 5000, 45), fsync("A/m/n/x")],
+        ),
+        ("rename into new directories", vec![dir(P("B/m")), dir(P("B/m/n")), mv("A/f", "B/m/n/f"), fsync("B/m/n/f")]),
+        ("a name given to another", vec![mv("A/f", "B/n"), file(P("A/f")), append("A/f", 10, 46), fsync("A/f")]),
+        ("a name taken twice", vec![mv("B/h", "A/f"), mv("A/g", "A/f"), fsync("A/f")]),
+        (
+            "replaced in the other domain, then synced",
+            vec![append("A/f", 10, 47), mv("B/h", "A/f"), fsync("A/f"), append("A/f", 10, 48), Op::Sync],
+        ),
+        ("exchange, then exchange back", vec![swap("A/f", "B/h"), fsync("A/f"), swap("A/f", "B/h"), fsync("B/h")]),
+        (
+            "exchange of directories, then files below",
+            vec![swap("A/s", "B/k"), file(P("A/s/y")), fsync("A/s/y"), Op::Sync],
+        ),
+        ("children of a new directory in the other domain", vec![mv("A/g", "B/k/g"), mv("A/f", "B/k/f"), fsync("B/k")]),
+        (
+            "unlinked and open while others sync",
+            vec![
+                Op::Open { path: P("A/f"), slot: 1 },
+                Op::Unlink { path: P("A/f") },
+                append("A/g", 10, 49),
+                fsync("A/g"),
+                Op::Sync,
+                append("B/h", 1, 50),
+                Op::Sync,
+            ],
+        ),
+        ("the journal fills while another domain waits", filling),
+        ("large attributes synced again and again", attributes),
+        (
+            "freed and written again",
+            vec![
+                write(P("A/f"), 0, 9000, 51),
+                write(P("B/h"), 0, 5000, 52),
+                Op::Truncate { at: Path(P("A/f")), size: 0 },
+                file(P("A/n")),
+                append("A/n", 9000, 53),
+                fsync("A/n"),
+                append("A/n", 9000, 54),
+                Op::Sync,
+            ],
+        ),
+    ]
 }

@@ -1,0 +1,100 @@
+//! Bugs planted on purpose, to show that the crash tests see them.
+//!
+//! Without the feature `planted-bugs` there is no switch, and every question after a bug is a constant "no". The
+//! command line does not compile with the feature.
+
+/// A deliberate bug.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Bug {
+    /// The commit record is written before the chunks that it names.
+    CommitBeforeChunks = 1,
+    /// No flush between data and chunks and the commit record.
+    NoFlushBeforeCommit,
+    /// No flush after the commit record.
+    NoFlushAfterCommit,
+    /// A fast fsync does not flush.
+    NoFlushAfterSync,
+    /// Blocks are taken again before what freed them is durable.
+    FreedReused,
+    /// Recovery does not make lost entries of other domains again.
+    RelinkSkipped,
+    /// Of two synced versions of a file recovery takes the older.
+    VersionInverted,
+    /// A replaced file is gone whether or not the newcomer survived.
+    TombstoneUnconditional,
+    /// The journal's tail moves before the home tables are written.
+    TailEarly,
+    /// A torn journal chunk is taken for whole.
+    TornAccepted,
+    /// The data of a synced file is not compared with its checksums.
+    DataUnchecked,
+    /// Moves of directories in different domains are not ordered.
+    MovesUnordered,
+    /// fsync forgets that a directory above is new.
+    AncestorForgotten,
+    /// Unlinked open files are not listed in the journal.
+    OrphansLost,
+    /// Allocations are not replayed.
+    BitmapNotReplayed,
+    /// Recovery does not complete an exchange of which one side survived.
+    ExchangeHalf,
+    /// Recovery forgets what it carried out before that is durable everywhere.
+    SettledEarly,
+    /// A checkpoint does not wait for the domains that it shares operations with.
+    PeersForgotten,
+    /// An unmount marks a domain as clean before the last commit.
+    CleanEarly,
+    /// A synced directory's children in other domains are not committed.
+    ChildrenForgotten,
+}
+
+impl Bug {
+    /// All, with a short name and what is wrong.
+    pub const ALL: &'static [(Bug, &'static str, &'static str)] = &[
+        (Bug::CommitBeforeChunks, "commit-first", "commit record before the data"),
+        (Bug::NoFlushBeforeCommit, "no-flush-before", "missing flush before the commit record"),
+        (Bug::NoFlushAfterCommit, "no-flush-after", "missing flush after the commit record"),
+        (Bug::NoFlushAfterSync, "no-flush-sync", "missing flush in the fast path of fsync"),
+        (Bug::FreedReused, "reuse", "freed block reused too early"),
+        (Bug::RelinkSkipped, "no-relink", "relink skipped"),
+        (Bug::VersionInverted, "version", "version compare inverted"),
+        (Bug::TombstoneUnconditional, "tombstone", "tombstone unconditional"),
+        (Bug::TailEarly, "tail", "checkpoint tail moved early"),
+        (Bug::TornAccepted, "torn", "torn record accepted"),
+        (Bug::DataUnchecked, "data-unchecked", "data of a torn fsync accepted"),
+        (Bug::MovesUnordered, "moves", "directory moves unordered"),
+        (Bug::AncestorForgotten, "ancestor", "fsync fast path forgets the ancestor"),
+        (Bug::OrphansLost, "orphans", "orphan list lost"),
+        (Bug::BitmapNotReplayed, "bitmap", "bitmap not replayed"),
+        (Bug::ExchangeHalf, "exchange", "half an exchange not completed"),
+        (Bug::SettledEarly, "settled", "recovery forgets tombstones before they are carried out everywhere"),
+        (Bug::PeersForgotten, "peers", "checkpoint without the other domains' commits"),
+        (Bug::CleanEarly, "clean", "marked clean before the last commit"),
+        (Bug::ChildrenForgotten, "children", "fsync of a directory forgets children in other domains"),
+    ];
+}
+
+#[cfg(feature = "planted-bugs")]
+static PLANTED: std::sync::atomic::AtomicU8 = std::sync::atomic::AtomicU8::new(0);
+
+/// From now on the whole process has this bug, or none.
+#[cfg(feature = "planted-bugs")]
+pub fn plant(bug: Option<Bug>) {
+    PLANTED.store(bug.map_or(0, |b| b as u8), std::sync::atomic::Ordering::SeqCst);
+}
+
+/// Whether the build can have bugs planted.
+pub const POSSIBLE: bool = cfg!(feature = "planted-bugs");
+
+/// Whether this bug is planted.
+#[inline(always)]
+pub(crate) fn planted(bug: Bug) -> bool {
+    #[cfg(feature = "planted-bugs")]
+    return PLANTED.load(std::sync::atomic::Ordering::Relaxed) == bug as u8;
+    #[cfg(not(feature = "planted-bugs"))]
+    {
+        let _ = bug;
+        false
+    }
+}

@@ -1,0 +1,394 @@
+//! Judges the crashes of one log: makes the images, recovers them, compares with what the contract allows.
+//!
+//! Every crash image is *decided*: recovered and judged itself, or found to hold the same bytes as one that was, wherever
+//! that one's recovery and the walk after it looked ([`super::tree`]). Of each kind of recovery so found the first may be
+//! looked at *deeply* (the volume is used, unmounted, checked with fsck and mounted again) and may be crashed itself, at
+//! each of its writes. [`Counts`] keeps these apart.
+
+use super::late::{Durable, ImageHash, Late, Log};
+use super::oracle::Oracle;
+use super::states::{Budget, CrashState, each};
+use super::tree::ReadTree;
+use crate::run::{Setup, guarded, mount, set_clock};
+use crate::walk::{Seen, fsck, walk};
+use braidfs::{Cred, FileKind, NewNode, NodeId, Volume};
+use braidfs_device::{Device, Keep, TraceDevice};
+use foldhash::HashSet;
+use std::hash::BuildHasher;
+use std::sync::Arc;
+
+/// Readings of the test clock at which things begin, so that they are the same each time and in the right order.
+pub mod times {
+    /// A workload.
+    pub const WORKLOAD: i64 = 1_000_000;
+    /// A recovery.
+    pub const RECOVERY: i64 = 2_000_000;
+    /// The recovery after a crash of a recovery.
+    pub const SECOND: i64 = 3_000_000;
+}
+
+/// How thoroughly.
+#[derive(Clone, Copy, Debug)]
+pub struct Depth {
+    /// Crashes of each point.
+    pub budget: Budget,
+    /// Crashes of each point of a recovery; no samples and no subsets: recoveries are not crashed.
+    pub second: Budget,
+    /// Of the kinds of recovery found, every so manieth is looked at deeply (0: none).
+    pub deep_every: u64,
+    /// Of the kinds of recovery found, every so manieth is crashed itself (0: none).
+    pub second_every: u64,
+    /// Of the images that only agree with one that was recovered, every so manieth is recovered all the same, deeply,
+    /// and compared (0: none).
+    pub recheck_every: u64,
+    /// Go on after a failure, and count the images that fail.
+    pub count_failures: bool,
+}
+
+/// What was done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Counts {
+    /// Different images that crashes of workloads left, each decided.
+    pub images: u64,
+    /// Of `second` too: crashes that left an image that there was before.
+    pub duplicates: u64,
+    /// Recoveries run and judged for them.
+    pub recoveries: u64,
+    /// Of these, such as were decided already and run to compare.
+    pub rechecked: u64,
+    /// Recoveries after which the volume was used, unmounted, checked and mounted again.
+    pub deep: u64,
+    /// Recoveries that were crashed themselves.
+    pub crashed: u64,
+    /// Different images that these crashes left, each decided.
+    pub second_images: u64,
+    /// Recoveries run and judged for them.
+    pub second_recoveries: u64,
+    /// Recoveries that did not depend on what they read alone. Always 0, else the figures mean less.
+    pub strays: u64,
+    /// Images that are not as they must be.
+    pub failing: u64,
+}
+
+impl Counts {
+    /// Adds another's.
+    pub fn add(&mut self, o: &Counts) {
+        self.images += o.images;
+        self.duplicates += o.duplicates;
+        self.recoveries += o.recoveries;
+        self.rechecked += o.rechecked;
+        self.deep += o.deep;
+        self.crashed += o.crashed;
+        self.second_images += o.second_images;
+        self.second_recoveries += o.second_recoveries;
+        self.strays += o.strays;
+        self.failing += o.failing;
+    }
+
+    /// All crash states decided: of workloads and of recoveries.
+    pub fn states(&self) -> u64 {
+        self.images + self.second_images
+    }
+}
+
+/// A crash, and perhaps one of the recovery after it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Crash {
+    /// Of the workload.
+    pub first: CrashState,
+    /// Of the recovery.
+    pub second: Option<CrashState>,
+}
+
+/// Something that is not as it must be.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// The crash; none where the workload itself failed.
+    pub crash: Option<Crash>,
+    /// What is wrong.
+    pub why: String,
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.crash {
+            Some(Crash { first, second: None }) => write!(f, "{first}\n  {}", self.why),
+            Some(Crash { first, second: Some(s) }) => write!(f, "{first}; of the recovery: {s}\n  {}", self.why),
+            None => f.write_str(&self.why),
+        }
+    }
+}
+
+/// What a recovered tree is held against.
+pub struct Level<'a> {
+    /// The contract, by the length of the log.
+    pub judge: &'a dyn Fn(usize) -> &'a Oracle<'a>,
+    /// Of a recovery that was crashed: what it would have shown.
+    pub expect: Option<&'a Seen>,
+}
+
+/// Compares what two recoveries of the same crash show.
+///
+/// # Errors
+/// The first difference.
+pub fn same_tree(a: &Seen, b: &Seen) -> Result<(), String> {
+    if a.nodes.len() != b.nodes.len() {
+        return Err(format!("{} objects, then {}", a.nodes.len(), b.nodes.len()));
+    }
+    for (key, x) in &a.nodes {
+        let Some(y) = b.nodes.get(key) else { return Err(format!("{} is gone", a.path(*key))) };
+        let mut y = y.clone();
+        // Relinking a lost entry may touch its directory.
+        y.mtime = if x.stat.kind == FileKind::Dir { x.mtime } else { y.mtime };
+        if *x != y {
+            return Err(format!("{}: {:?}, then {:?}", a.path(*key), x.stat, y.stat));
+        }
+    }
+    Ok(())
+}
+
+/// A recovered volume must do work like any other.
+fn use_it(vol: &Volume) -> braidfs::Result<()> {
+    let new = NewNode { kind: FileKind::File, mode: 0o600, umask: 0, rdev: 0, target: b"" };
+    let a = vol.create(NodeId::ROOT, b"after-the-crash", &new, &Cred::root())?;
+    let f = vol.open(a.ino)?;
+    vol.write(&f, 0, &[7; 5000])?;
+    vol.fsync(a.ino, false)?;
+    vol.unlink(NodeId::ROOT, b"after-the-crash")
+}
+
+/// Uses, unmounts, checks and mounts again a volume that recovery gave.
+fn deep(vol: Volume, device: &Arc<dyn Device>, setup: &Setup, seen: &Seen) -> Result<(), String> {
+    use_it(&vol).map_err(|e| format!("the recovered volume does not work: {e}"))?;
+    vol.sync().map_err(|e| format!("sync after recovery: {e}"))?;
+    let space = vol.statfs();
+    vol.unmount().map_err(|e| format!("unmount after recovery: {e}"))?;
+    fsck(std::slice::from_ref(device)).map_err(|e| format!("after recovery and unmount: {e}"))?;
+    let vol = mount(std::slice::from_ref(device), setup.data).map_err(|e| format!("second mount: {e}"))?;
+    let again = walk(&vol).map_err(|e| format!("after the second mount: {e}"))?;
+    let counted = vol.statfs();
+    vol.crash();
+    if (space.blocks, space.free, space.inodes, space.inodes_free)
+        != (counted.blocks, counted.free, counted.inodes, counted.inodes_free)
+    {
+        return Err(format!("space after recovery {space:?}, after the second mount {counted:?}"));
+    }
+    same_tree(seen, &again).map_err(|e| format!("the second mount shows something else: {e}"))
+}
+
+/// What a recovery showed, in 64 bits.
+fn digest(seen: &Seen) -> u64 {
+    foldhash::quality::FixedState::with_seed(7).hash_one(seen)
+}
+
+/// A recovery that was run.
+struct Run {
+    /// Varying blocks read.
+    reads: Vec<u32>,
+    seen: Result<Seen, String>,
+    /// Writes and flushes until it was mounted.
+    mounted: usize,
+    device: Arc<TraceDevice>,
+}
+
+/// Judges logs. Keeps count over all of them.
+pub struct Checker<'a> {
+    setup: &'a Setup,
+    depth: Depth,
+    rng: fastrand::Rng,
+    stop: &'a dyn Fn() -> bool,
+    /// So far.
+    pub counts: Counts,
+    kinds: u64,
+    agreeing: u64,
+}
+
+impl<'a> Checker<'a> {
+    /// `stop` is asked at every point.
+    pub fn new(setup: &'a Setup, depth: Depth, seed: u64, stop: &'a dyn Fn() -> bool) -> Self {
+        let rng = fastrand::Rng::with_seed(seed);
+        // so that short logs do not all skip the same
+        let (kinds, agreeing) = (seed, seed);
+        Self { setup, depth, rng, stop, counts: Counts::default(), kinds, agreeing }
+    }
+
+    /// Judges crashes at `points` (rising) of a log.
+    ///
+    /// # Errors
+    /// The first crash that is not as it must be; with `count_failures`, after all were judged.
+    pub fn check(&mut self, log: &Log, points: &[usize], level: &Level<'_>) -> Result<(), Failure> {
+        let mut durable = Durable::new(log);
+        let mut images: HashSet<ImageHash> = HashSet::default();
+        let mut judged: HashSet<(ImageHash, usize)> = HashSet::default();
+        let mut failing: HashSet<ImageHash> = HashSet::default();
+        let mut failure = None;
+        if level.expect.is_some() {
+            // a crash before the first write of a recovery is the crash that it recovers
+            images.insert(0);
+            judged.insert((0, 0));
+        }
+        for &upto in points {
+            if (self.stop)() {
+                break;
+            }
+            let judge = (level.judge)(upto);
+            let promised = if level.expect.is_some() { 0 } else { judge.completed() };
+            let mut late = Late::new(log, upto, &mut durable);
+            let (sectors, mut state) = (late.sectors(), Vec::new());
+            let mut tree: ReadTree<Result<u64, Arc<str>>> = ReadTree::default();
+            let budget = if level.expect.is_some() { self.depth.second } else { self.depth.budget };
+            let mut rng = self.rng.fork();
+            each(&sectors, &budget, &mut rng, &mut |keep| {
+                let image = late.state(keep, &mut state);
+                let new = images.insert(image);
+                if !judged.insert((image, promised)) {
+                    self.counts.duplicates += 1;
+                    return true;
+                }
+                if new && level.expect.is_some() {
+                    self.counts.second_images += 1;
+                } else if new {
+                    self.counts.images += 1;
+                }
+                let result = match tree.find(&state) {
+                    Some(known) => {
+                        let known = known.clone();
+                        self.agree(&late, &state, judge, level, known)
+                    }
+                    None => self.kind(&late, &state, judge, level, &mut tree),
+                };
+                let Err((second, why)) = result else { return true };
+                self.counts.failing += u64::from(failing.insert(image));
+                let first = CrashState { upto, keep: keep.to_vec() };
+                failure.get_or_insert(Failure { crash: Some(Crash { first, second }), why });
+                self.depth.count_failures
+            });
+            if failure.is_some() && !self.depth.count_failures {
+                break;
+            }
+        }
+        failure.map_or(Ok(()), Err)
+    }
+
+    /// A state that agrees with one that was recovered, in all that was read.
+    fn agree(
+        &mut self,
+        late: &Late,
+        state: &[u32],
+        judge: &Oracle<'_>,
+        level: &Level<'_>,
+        known: Result<u64, Arc<str>>,
+    ) -> Result<(), (Option<CrashState>, String)> {
+        self.agreeing += 1;
+        let due = self.depth.recheck_every > 0 && self.agreeing.is_multiple_of(self.depth.recheck_every);
+        let known = match known {
+            Ok(known) if due => known,
+            other => return other.map(|_| ()).map_err(|e| (None, e.to_string())),
+        };
+        self.counts.rechecked += 1;
+        let run = self.recover(late, state, judge, level, level.expect.is_none());
+        let seen = run.seen.map_err(|e| (None, e))?;
+        self.counts.strays += u64::from(digest(&seen) != known);
+        Ok(())
+    }
+
+    /// The first state of a kind.
+    fn kind(
+        &mut self,
+        late: &Late,
+        state: &[u32],
+        judge: &Oracle<'_>,
+        level: &Level<'_>,
+        tree: &mut ReadTree<Result<u64, Arc<str>>>,
+    ) -> Result<(), (Option<CrashState>, String)> {
+        self.kinds += 1;
+        let first = level.expect.is_none();
+        let due = |every: u64| first && every > 0 && self.kinds.is_multiple_of(every);
+        let (deep, second) = (due(self.depth.deep_every), due(self.depth.second_every));
+        let run = self.recover(late, state, judge, level, deep);
+        let value = match &run.seen {
+            Ok(seen) => Ok(digest(seen)),
+            Err(e) => Err(e.as_str().into()),
+        };
+        if !tree.insert(state, &run.reads, value) {
+            self.counts.strays += 1;
+        }
+        let seen = run.seen.map_err(|e| (None, e))?;
+        if !second {
+            return Ok(());
+        }
+        self.counts.crashed += 1;
+        let mut events = run.device.log();
+        events.truncate(run.mounted);
+        let log = Log { initial: late.image(state), events };
+        let points = log.points(0, []);
+        let level = Level { judge: &|_| judge, expect: Some(&seen) };
+        self.check(&log, &points, &level).map_err(|f| (f.crash.map(|c| c.first), f.why))
+    }
+
+    /// Recovers a state and judges what there is.
+    fn recover(&mut self, late: &Late, state: &[u32], judge: &Oracle<'_>, level: &Level<'_>, go_on: bool) -> Run {
+        let trace = Arc::new(late.device(state));
+        let device: Arc<dyn Device> = trace.clone();
+        set_clock(if level.expect.is_some() { times::SECOND } else { times::RECOVERY });
+        match level.expect {
+            Some(_) => self.counts.second_recoveries += 1,
+            None => self.counts.recoveries += 1,
+        }
+        self.counts.deep += u64::from(go_on);
+        let (mut reads, mut mounted) = (Vec::new(), 0);
+        let seen = guarded(|| {
+            let vol = mount(std::slice::from_ref(&device), self.setup.data).map_err(|e| format!("recovery: {e}"));
+            mounted = trace.log_len();
+            let seen = vol.and_then(|vol| Ok((walk(&vol).map_err(|e| format!("after recovery: {e}"))?, vol)));
+            reads = late.reads(&trace);
+            let (seen, vol) = seen?;
+            judge.judge(&seen)?;
+            if let Some(first) = level.expect {
+                same_tree(first, &seen).map_err(|e| format!("a second recovery shows something else: {e}"))?;
+            }
+            if go_on {
+                deep(vol, &device, self.setup, &seen)?;
+            } else {
+                vol.crash();
+            }
+            Ok(seen)
+        })
+        .and_then(|r| r);
+        if seen.is_err() {
+            // perhaps before they were noted, or deep down
+            reads = late.reads(&trace);
+        }
+        Run { reads, seen, mounted, device: trace }
+    }
+
+    /// Recovers one state and judges it, deeply.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn one(&mut self, log: &Log, crash: &Crash, judge: &Oracle<'_>) -> Result<(), String> {
+        let level = Level { judge: &|_| judge, expect: None };
+        let (late, state) = at(log, &crash.first)?;
+        let run = self.recover(&late, &state, judge, &level, crash.second.is_none());
+        let seen = run.seen?;
+        let Some(second) = &crash.second else { return Ok(()) };
+        let mut events = run.device.log();
+        events.truncate(run.mounted);
+        let log = Log { initial: late.image(&state), events };
+        let (late, state) = at(&log, second)?;
+        let level = Level { judge: &|_| judge, expect: Some(&seen) };
+        self.recover(&late, &state, judge, &level, true).seen.map(|_| ())
+    }
+}
+
+fn at(log: &Log, crash: &CrashState) -> Result<(Late, Vec<u32>), String> {
+    if crash.upto > log.events.len() {
+        return Err(format!("the log has {} events", log.events.len()));
+    }
+    let mut late = Late::new(log, crash.upto, &mut Durable::new(log));
+    let mut keep = crash.keep.clone();
+    keep.resize(late.sectors().len(), Keep::None);
+    let mut state = Vec::new();
+    late.state(&keep, &mut state);
+    Ok((late, state))
+}

@@ -1,0 +1,232 @@
+//! Which workloads there are, by number, so that a run can be cut anywhere and go on there.
+//!
+//! A *part* is a family of workloads: all sequences of one, two or three basic operations on one or all volumes, or
+//! random runs. Within a part the order is a fixed permutation, so that any stretch of it is a fair sample.
+
+use super::workload::{Single, basics, hard, singles};
+use crate::ops::Op;
+use std::sync::Arc;
+
+/// How a workload ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// Power fails.
+    Crash,
+    /// It is unmounted; power may fail during that.
+    Unmount,
+}
+
+/// What is done before power fails.
+#[derive(Clone, Debug)]
+pub enum Workload {
+    /// Basic operations, on one of the volumes.
+    Sequence {
+        /// Number of the volume.
+        base: usize,
+        /// What is done.
+        ops: Vec<Op>,
+        /// Operations before the last basic one: crashes in these belong to a shorter sequence.
+        before: usize,
+        /// Whether it is unmounted.
+        end: End,
+        /// The basic operations.
+        basics: Vec<usize>,
+    },
+    /// Random operations on a volume of its own.
+    Random {
+        /// Gives volume and operations.
+        seed: u64,
+    },
+}
+
+/// A family of workloads.
+#[derive(Clone, Debug)]
+pub struct Part {
+    /// For reports.
+    pub name: &'static str,
+    /// How many there are.
+    pub len: u64,
+    family: Family,
+}
+
+#[derive(Clone, Debug)]
+enum Family {
+    /// Sequences of so many; on each volume or on one by turns.
+    Sequences {
+        length: u32,
+        each_base: bool,
+        from: Arc<[Single]>,
+    },
+    /// These, on each volume, ended in each way.
+    List {
+        from: Arc<[Vec<Op>]>,
+    },
+    Random {
+        seed: u64,
+    },
+}
+
+/// All parts.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// In the order of a full run.
+    pub parts: Vec<Part>,
+    /// Volumes.
+    pub bases: usize,
+    /// Names of the basic operations.
+    pub names: Vec<&'static str>,
+}
+
+/// Random runs of a plan.
+const RANDOM_RUNS: u64 = 20_000;
+
+impl Plan {
+    /// Number of the part of that name.
+    pub const HARD: usize = 0;
+    #[allow(missing_docs)]
+    pub const ONE: usize = 1;
+    #[allow(missing_docs)]
+    pub const TWO: usize = 2;
+    #[allow(missing_docs)]
+    pub const THREE: usize = 3;
+    #[allow(missing_docs)]
+    pub const RANDOM: usize = 4;
+
+    /// For so many volumes.
+    pub fn new(bases: usize, seed: u64) -> Self {
+        let (all, list) = (basics(), singles());
+        let names = all.iter().map(|b| b.name).collect();
+        let metadata: Vec<Single> = list.iter().filter(|s| all[s.basic].metadata).cloned().collect();
+        let sequences = |name, length: u32, each_base, from: Vec<Single>| {
+            let len = (from.len() as u64).pow(length) * if each_base { bases as u64 } else { 1 };
+            Part { name, len, family: Family::Sequences { length, each_base, from: from.into() } }
+        };
+        let from: Arc<[Vec<Op>]> = hard().into_iter().map(|(_, ops)| ops).collect();
+        let parts = vec![
+            Part { name: "known to be hard", len: from.len() as u64 * bases as u64 * 2, family: Family::List { from } },
+            sequences("one operation", 1, true, list.clone()),
+            sequences("two operations", 2, true, list),
+            sequences("three of metadata", 3, false, metadata),
+            Part { name: "random runs", len: RANDOM_RUNS, family: Family::Random { seed } },
+        ];
+        Self { parts, bases, names }
+    }
+
+    /// Workload `i` of part `part`.
+    pub fn workload(&self, part: usize, i: u64) -> Workload {
+        let p = &self.parts[part];
+        match &p.family {
+            Family::List { from } => {
+                let end = if i.is_multiple_of(2) { End::Crash } else { End::Unmount };
+                let (base, n) = ((i / 2) as usize % self.bases, i / 2 / self.bases as u64);
+                let ops = from[n as usize % from.len()].clone();
+                Workload::Sequence { base, ops, before: 0, end, basics: Vec::new() }
+            }
+            Family::Random { seed } => Workload::Random { seed: seed.wrapping_add(i) },
+            Family::Sequences { length, each_base, from } => {
+                let mut n = permuted(i, p.len);
+                let base = if *each_base {
+                    let base = n % self.bases as u64;
+                    n /= self.bases as u64;
+                    base
+                } else {
+                    i % self.bases as u64
+                };
+                let (mut ops, mut basics, mut before, mut synced) = (Vec::new(), Vec::new(), 0, false);
+                for _ in 0..*length {
+                    let s = &from[(n % from.len() as u64) as usize];
+                    n /= from.len() as u64;
+                    before = ops.len();
+                    ops.extend(s.ops.iter().cloned());
+                    basics.push(s.basic);
+                    synced = s.synced;
+                }
+                // without a sync nothing but the unmount brings it to the device
+                let end = if synced && !i.is_multiple_of(8) { End::Crash } else { End::Unmount };
+                Workload::Sequence { base: base as usize, ops, before, end, basics }
+            }
+        }
+    }
+}
+
+/// A permutation of `0..n` that leaves no pattern of neighbours.
+fn permuted(i: u64, n: u64) -> u64 {
+    // a step that shares no factor with n, near the golden section
+    let mut step = (n as f64 * 0.618_033_988_75) as u64 | 1;
+    while gcd(step, n) != 1 {
+        step += 1;
+    }
+    (u128::from(i % n) * u128::from(step) % u128::from(n)) as u64
+}
+
+fn gcd(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// Pairs of basic operations that were done one after the other.
+#[derive(Clone, Debug)]
+pub struct Pairs {
+    done: Vec<bool>,
+    side: usize,
+}
+
+impl Pairs {
+    /// None yet, of `n` operations.
+    pub fn new(n: usize) -> Self {
+        Self { done: vec![false; n * n], side: n }
+    }
+
+    /// A workload with these was run.
+    pub fn add(&mut self, basics: &[usize]) {
+        for w in basics.windows(2) {
+            self.done[w[0] * self.side + w[1]] = true;
+        }
+    }
+
+    /// How many, and of how many.
+    pub fn count(&self) -> (usize, usize) {
+        (self.done.iter().filter(|d| **d).count(), self.done.len())
+    }
+
+    /// For the checkpoint file.
+    pub fn to_bits(&self) -> String {
+        self.done.iter().map(|d| if *d { '1' } else { '0' }).collect()
+    }
+
+    /// From a checkpoint file; `None` where it is of other operations.
+    pub fn from_bits(bits: &str, side: usize) -> Option<Self> {
+        (bits.len() == side * side).then(|| Self { done: bits.bytes().map(|b| b == b'1').collect(), side })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn every_workload_comes_once() {
+        for n in [1, 2, 7, 12, 360, 1009] {
+            let all: BTreeSet<u64> = (0..n).map(|i| permuted(i, n)).collect();
+            assert_eq!((all.len() as u64, all.last().copied()), (n, Some(n - 1)));
+        }
+        let plan = Plan::new(2, 0);
+        let mut seen = BTreeSet::new();
+        for i in 0..plan.parts[Plan::ONE].len {
+            let w = format!("{:?}", plan.workload(Plan::ONE, i)).replace("Unmount", "Crash");
+            assert!(seen.insert(w), "{i} comes twice");
+        }
+        let total: u64 = plan.parts.iter().map(|p| p.len).sum();
+        assert!(total > 3_400_000, "{total}");
+    }
+
+    #[test]
+    fn pairs_survive_the_checkpoint() {
+        let mut p = Pairs::new(3);
+        p.add(&[0, 1, 2]);
+        assert_eq!(p.count(), (2, 9));
+        let again = Pairs::from_bits(&p.to_bits(), 3).unwrap();
+        assert_eq!(again.count(), (2, 9));
+        assert!(Pairs::from_bits("01", 3).is_none());
+    }
+}

@@ -1,0 +1,82 @@
+//! Shows that the explorer sees: every planted bug, and in how many crash states.
+
+use super::check::Counts;
+use super::explore::{Limits, Report, explore};
+use super::plan::Plan;
+use super::workload::Base;
+use braidfs::planted::{Bug, plant};
+use std::time::{Duration, Instant};
+
+/// What became of a planted bug.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// Its name.
+    pub name: &'static str,
+    /// What is wrong.
+    pub what: &'static str,
+    /// Workloads run, and how many of them failed.
+    pub workloads: (u64, usize),
+    /// Crash states.
+    pub counts: Counts,
+    /// The first failure.
+    pub first: Option<String>,
+    /// How long it took.
+    pub time: Duration,
+}
+
+/// How many workloads of which part: a beginning of what the brief run does, the same each time.
+const WORKLOADS: [(usize, u64); 5] =
+    [(Plan::HARD, u64::MAX / 2), (Plan::ONE, 360), (Plan::TWO, 240), (Plan::THREE, 120), (Plan::RANDOM, 4)];
+
+/// Removes the bug also after a panic.
+struct Planted;
+
+impl Drop for Planted {
+    fn drop(&mut self) {
+        plant(None);
+    }
+}
+
+/// Runs with one bug planted. With `count` all of the workloads, and all crash states of each; else until it is found.
+pub fn hunt(plan: &Plan, bases: &[Base], bug: &(Bug, &'static str, &'static str), count: bool) -> Found {
+    let start = Instant::now();
+    let mut limits = Limits::brief();
+    limits.failures = if count { usize::MAX } else { 1 };
+    (limits.depth.count_failures, limits.random.count_failures) = (count, count);
+    let mut report = Report::new(plan);
+    plant(Some(bug.0));
+    let planted = Planted;
+    for (part, n) in WORKLOADS {
+        let range = 0..plan.parts[part].len.min(n);
+        explore(plan, bases, part, range, &limits, &mut report, &|_, _| {});
+        if !count && !report.failures.is_empty() {
+            break;
+        }
+    }
+    drop(planted);
+    // several threads finish in any order
+    report.failures.sort_by_key(|f| (f.part, f.number));
+    let first = report.failures.first().map(|f| {
+        let why = f.failure.why.lines().next().unwrap_or_default();
+        format!("{}: {why}", plan.parts[f.part].name)
+    });
+    Found {
+        name: bug.1,
+        what: bug.2,
+        workloads: (report.workloads, report.failures.len()),
+        counts: report.counts,
+        first,
+        time: start.elapsed(),
+    }
+}
+
+/// The results as a table for docs/testing.md.
+pub fn table(all: &[Found]) -> String {
+    let mut out =
+        String::from("| planted bug | failing crash states | of | failing workloads | of |\n|---|---|---|---|---|\n");
+    for f in all {
+        let (n, of) = (f.counts.failing, f.counts.states());
+        out += &format!("| {} | {n} | {of} | {} | {} |\n", f.what, f.workloads.1, f.workloads.0);
+    }
+    out
+}
