@@ -571,7 +571,7 @@ fn an_open_victim_synced_after_the_commit_of_its_domain() {
 /// Random runs that once failed, for which no short sequence is known. (They say less when the generator changes.)
 #[test]
 fn seeds_that_once_failed() {
-    for seed in [9, 5022, 5109, 6047, 6157, 6378, 6388, 7503, 8140, 8630, 10677, 11183, 11219] {
+    for seed in [9, 5022, 5109, 6047, 6157, 6378, 6388, 7503, 8140, 8630, 10677, 11183, 11219, 20164] {
         let run = random_run(&Setup::vary(seed), Profile::default(), seed, 2000, true);
         if let Err((acts, why)) = run {
             panic!("seed {seed}, after {} acts: {why}", acts.len());
@@ -607,5 +607,20 @@ fn exchanged_over_domains_into_a_new_directory() {
         Act::Do(Op::Rename { from: P("x"), to: P("d/y"), mode: RenameMode::Exchange }),
         Act::Do(Op::Rename { from: P("d/y"), to: P("e/y"), mode: RenameMode::Exchange }),
         Act::Do(Op::Sync),
+    ]);
+}
+
+#[test]
+fn a_name_synced_for_one_and_taken_by_others_goes_back_to_no_earlier_owner() {
+    check_crashes(&[
+        file(P("f")),
+        file(P("a")),
+        file(P("b")),
+        Act::Do(Op::Sync),
+        Act::Do(Op::Rename { from: P("a"), to: P("f"), mode: RenameMode::Replace }),
+        Act::Do(Op::Rename { from: P("b"), to: P("f"), mode: RenameMode::Exchange }),
+        Act::Do(Op::Fsync { at: At::Path(P("f")), data_only: false }),
+        Act::Do(Op::Rename { from: P("f"), to: P("c"), mode: RenameMode::Replace }),
+        Act::Do(Op::Fsync { at: At::Path(P("c")), data_only: false }),
     ]);
 }

@@ -11,11 +11,15 @@
 use crate::types::*;
 use foldhash::fast::RandomState;
 use parking_lot::Mutex;
+use smallvec::{SmallVec, smallvec};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// By directory, then by name.
-type Names = HashMap<NodeId, HashMap<Box<[u8]>, Left, RandomState>, RandomState>;
+/// By directory, then by name: the latest inode of each domain that left it.
+type Names = HashMap<NodeId, HashMap<Box<[u8]>, Leavers, RandomState>, RandomState>;
+
+/// Mostly one.
+pub type Leavers = SmallVec<[Left; 1]>;
 
 /// Who left a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,24 +42,27 @@ pub struct LeftNames {
 
 impl LeftNames {
     /// An inode left `dir/name`. Who took it over from another one of its domain and left it again stands for both.
-    pub fn add(&self, dir: NodeId, name: &[u8], mut left: Left) {
+    pub fn add(&self, dir: NodeId, name: &[u8], left: Left) {
         let mut all = self.names.lock();
         let names = all.entry(dir).or_default();
-        if let Some(old) = names.get_mut(name) {
-            left.alive |= old.alive && old.domain == left.domain;
-            *old = left;
-        } else {
-            names.insert(name.into(), left);
+        match names.get_mut(name) {
+            Some(old) => match old.iter_mut().find(|o| o.domain == left.domain) {
+                Some(o) => *o = Left { alive: left.alive || o.alive, ..left },
+                None => old.push(left),
+            },
+            None => {
+                names.insert(name.into(), smallvec![left]);
+            }
         }
         self.dirs.store(all.len(), Ordering::Release);
     }
 
-    /// Who left this name last.
-    pub fn get(&self, dir: NodeId, name: &[u8]) -> Option<Left> {
+    /// Who left this name.
+    pub fn get(&self, dir: NodeId, name: &[u8]) -> Leavers {
         if self.dirs.load(Ordering::Acquire) == 0 {
-            return None;
+            return Leavers::new();
         }
-        self.names.lock().get(&dir)?.get(name).copied()
+        self.names.lock().get(&dir).and_then(|n| n.get(name)).cloned().unwrap_or_default()
     }
 
     /// Everybody who left this directory and lives on.
@@ -66,7 +73,7 @@ impl LeftNames {
         self.names
             .lock()
             .get(&dir)
-            .map_or_else(Vec::new, |n| n.values().filter(|l| l.alive).map(|l| (l.domain, l.tx)).collect())
+            .map_or_else(Vec::new, |n| n.values().flatten().filter(|l| l.alive).map(|l| (l.domain, l.tx)).collect())
     }
 
     /// Forgets renames that are durable.
@@ -76,7 +83,10 @@ impl LeftNames {
         }
         let mut all = self.names.lock();
         all.retain(|_, names| {
-            names.retain(|_, l| !durable(l.domain, l.tx));
+            names.retain(|_, all| {
+                all.retain(|l| !durable(l.domain, l.tx));
+                !all.is_empty()
+            });
             !names.is_empty()
         });
         self.dirs.store(all.len(), Ordering::Release);

@@ -21,7 +21,7 @@ pub mod xattr;
 
 use crate::cell::{Cell, State, name_hash};
 use crate::domain::commit::{Enters, enter_all};
-use crate::domain::left::Left;
+use crate::domain::left::Leavers;
 use crate::domain::tx::Tx;
 use crate::domain::{Domain, Enter};
 use crate::error::{Error, Result};
@@ -49,12 +49,12 @@ pub(crate) fn check_name(name: &[u8]) -> Result<()> {
 }
 
 /// What must be durable with an inode that takes a name which another one left.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Before {
     /// A transaction of its own domain.
     pub after: TxId,
     /// A transaction of another domain, with an fsync of the inode.
-    pub sync_with: Option<(DomainId, TxId)>,
+    pub sync_with: SmallVec<[(DomainId, TxId); 1]>,
 }
 
 impl Before {
@@ -175,11 +175,13 @@ impl<'a> Op<'a> {
     /// the name, lives on, and must be made durable first ([`Inner::settle_name`]).
     pub fn may_take(&self, dir: &Cell, name: &[u8], domain: DomainId) -> Option<Before> {
         let mut b = Before::default();
-        match self.inner.left_by(dir, name) {
-            Some(l) if l.alive && l.domain != domain => return None,
-            Some(l) if l.domain != domain => b.sync_with = Some((l.domain, l.tx)),
-            Some(l) if l.alive => b.after = l.tx,
-            _ => {}
+        for l in self.inner.left_by(dir, name) {
+            match (l.domain == domain, l.alive) {
+                (false, true) => return None,
+                (false, false) => b.sync_with.push((l.domain, l.tx)),
+                (true, true) => b.after = l.tx,
+                (true, false) => {}
+            }
         }
         Some(b)
     }
@@ -296,8 +298,10 @@ impl Inner {
     }
 
     /// Who left `dir/name` without that being durable yet (`crate::domain::left`).
-    pub fn left_by(&self, dir: &Cell, name: &[u8]) -> Option<Left> {
-        self.dom(dir.domain).left.get(dir.ino, name).filter(|l| self.pending(l.domain, l.tx))
+    pub fn left_by(&self, dir: &Cell, name: &[u8]) -> Leavers {
+        let mut all = self.dom(dir.domain).left.get(dir.ino, name);
+        all.retain(|l| self.pending(l.domain, l.tx));
+        all
     }
 
     /// Inodes that left a directory without that being durable yet, which must be so before its end is, decided in domain
@@ -323,10 +327,13 @@ impl Inner {
     /// Makes the rename durable by which an inode of another domain than `newcomer` left `dir/name`, if there is one.
     /// Not inside a gate. One of the rare commits in the foreground.
     pub fn settle_name(&self, dir: &Cell, name: &[u8], newcomer: DomainId) -> Result<()> {
-        match self.left_by(dir, name) {
-            Some(l) if l.alive && l.domain != newcomer => self.dom(l.domain).commit_upto(l.tx),
-            _ => Ok(()),
-        }
+        let others: Vec<_> = self
+            .left_by(dir, name)
+            .into_iter()
+            .filter(|l| l.alive && l.domain != newcomer)
+            .map(|l| (l.domain, l.tx))
+            .collect();
+        if others.is_empty() { Ok(()) } else { self.commit_some(&others) }
     }
 
     /// Whether the inode was exchanged with one of another domain that is not durable yet. Recovery completes such an

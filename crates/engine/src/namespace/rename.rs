@@ -315,7 +315,10 @@ impl Inner {
                 v.tombstones.push(Tombstone { link, newcomer: src.ino, gener: src.gener, version: s.version });
                 v.waits_for.push((src.domain, tx));
                 op.hint_always(&to.dir, to.name, d);
-                s.sync_with.push((d.domain, op.tx(d.domain).id));
+                // not only the newcomer: whoever has the name after it, too
+                let vtx = op.tx(d.domain).id;
+                s.sync_with.push((d.domain, vtx));
+                self.dom(to.dir.domain).left.add(to.dir.ino, to.name, Left { domain: d.domain, tx: vtx, alive: false });
             }
             if mode == RenameMode::Exchange {
                 v.add_link(from.dir.ino, from.name, seq);

@@ -68,7 +68,10 @@ impl Inner {
         let mut at = dir.clone();
         let mut seen = std::collections::HashSet::new();
         while at.ino != NodeId::ROOT && seen.insert(at.ino) {
-            if (!alone || at.domain != child.domain) && self.dom(at.domain).failed().is_none() && !self.ever_durable(&at)? {
+            if (!alone || at.domain != child.domain)
+                && self.dom(at.domain).failed().is_none()
+                && !self.ever_durable(&at)?
+            {
                 return self.sync_by_commit(dir);
             }
             let parent = at.state.read().parent;

@@ -296,7 +296,8 @@ impl<'h> Oracle<'h> {
                     if !may.any(|m| m == got) {
                         let state = if got.is_some() { "leads to something else" } else { "is gone" };
                         let dir = self.history.keys.get(&dir).map(|k| seen.path(*k)).unwrap_or_default();
-                        let story = self.history.story_of(None, Some(&link));
+                        let above = got.map(|g| self.history.story_above(g)).unwrap_or_default();
+                        let story = self.history.story_of(None, Some(&link)) + &above;
                         let name = show(name);
                         return Err(format!("the name {name} in {dir} {state}, durable since version {from}{story}"));
                     }
