@@ -20,11 +20,13 @@ pub struct Profile {
     pub syncs: u32,
     /// Tmpfiles and open slots (a crash test of single objects has no use for them).
     pub slots: bool,
+    /// Nearly nothing but changes of names.
+    pub names: bool,
 }
 
 impl Default for Profile {
     fn default() -> Self {
-        Self { depth: 4, objects: 100, file_bytes: 200_000, syncs: 40, slots: true }
+        Self { depth: 4, objects: 100, file_bytes: 200_000, syncs: 40, slots: true, names: false }
     }
 }
 
@@ -161,6 +163,7 @@ impl Generator {
         }
         let full = t.all.len() > self.profile.objects;
         match self.rng.u32(..100) {
+            n if self.profile.names && n < 88 => self.namespace(t, full),
             0..30 => self.namespace(t, full),
             30..60 => self.data(t),
             60..72 => self.attributes(t),

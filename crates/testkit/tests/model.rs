@@ -97,6 +97,15 @@ fn random_operations_and_crashes() {
     assert!(s.errors * 2 < s.ops, "most operations fail: {s:?}");
 }
 
+/// Few objects, and hardly anything but links, renames, exchanges and removals: where domains meet most.
+#[test]
+fn random_names_and_crashes() {
+    let (seed, runs) = runs_of(50);
+    let profile = Profile { objects: 25, depth: 3, file_bytes: 10_000, syncs: 60, names: true, ..Profile::default() };
+    let s = run_all(seed, runs, profile, true);
+    println!("{s:?}");
+}
+
 #[test]
 fn random_operations_without_crashes() {
     let (seed, runs) = runs_of(30);
