@@ -21,6 +21,8 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU16, AtomicU32, AtomicU64, 
 
 /// Threads behind tickets: syncs that may share a flush.
 const SYNC_THREADS: usize = 8;
+/// Groups of a volume that one thread opens.
+const SMALL_GROUPS: u32 = 16;
 
 impl Volume {
     /// Opens the volume on `devices` (in any order; all of it), recovering it where it was not unmounted. A read-only
@@ -141,7 +143,8 @@ fn open_domains(
         Ok((Arc::new(d), rec))
     };
     let n = sb.domains.get();
-    if shared.options.serial || n == 1 {
+    // a small volume is open sooner than threads start
+    if shared.options.serial || n == 1 || store.geometry.groups < SMALL_GROUPS {
         return (0..n).map(one).collect();
     }
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(usize::from(n)).max(1) as u16;

@@ -158,7 +158,10 @@ fn use_it(vol: &Volume) -> braidfs::Result<()> {
 }
 
 /// Uses, unmounts, checks and mounts again a volume that recovery gave.
-fn deep(vol: Volume, device: &Arc<dyn Device>, setup: &Setup, seen: &Seen) -> Result<(), String> {
+fn deep(vol: Volume, device: &Arc<dyn Device>, setup: &Setup, seen: &Seen, collect: bool) -> Result<(), String> {
+    if collect {
+        vol.collect_stale().map_err(|e| format!("background GC after recovery: {e}"))?;
+    }
     use_it(&vol).map_err(|e| format!("the recovered volume does not work: {e}"))?;
     vol.sync().map_err(|e| format!("sync after recovery: {e}"))?;
     let space = vol.statfs();
@@ -336,6 +339,8 @@ impl<'a> Checker<'a> {
             None => self.counts.recoveries += 1,
         }
         self.counts.deep += u64::from(go_on);
+        // both ways: the threads that would do it are not running
+        let collect = self.counts.deep.is_multiple_of(2);
         let (mut reads, mut mounted) = (Vec::new(), 0);
         let seen = guarded(|| {
             let vol = mount(std::slice::from_ref(&device), self.setup.data).map_err(|e| format!("recovery: {e}"));
@@ -348,7 +353,7 @@ impl<'a> Checker<'a> {
                 same_tree(first, &seen).map_err(|e| format!("a second recovery shows something else: {e}"))?;
             }
             if go_on {
-                deep(vol, &device, self.setup, &seen)?;
+                deep(vol, &device, self.setup, &seen, collect)?;
             } else {
                 vol.crash();
             }

@@ -23,6 +23,8 @@ use std::time::{Duration, Instant};
 pub struct Limits {
     /// How thoroughly crashes of sequences are looked at.
     pub depth: Depth,
+    /// Those of three operations, of which there are millions.
+    pub three: Depth,
     /// And those of random runs, which are hundreds of times as long.
     pub random: Depth,
     /// Operations of a random run.
@@ -53,6 +55,7 @@ impl Limits {
         let budget = Budget { subsets: 6, samples: 12 };
         Self {
             depth,
+            three: depth,
             random: Depth { budget, deep_every: 4, second_every: 64, ..depth },
             random_ops: 300,
             random_points: 24,
@@ -73,7 +76,9 @@ impl Limits {
             second_every: 8,
             ..brief.depth
         };
-        Self { depth, random: Depth { second: depth.second, deep_every: 2, second_every: 16, ..brief.random }, ..brief }
+        let three =
+            Depth { budget: Budget { subsets: 10, samples: 12 }, deep_every: 16, second_every: 64, ..brief.depth };
+        Self { depth, three, random: Depth { second: depth.second, deep_every: 2, second_every: 16, ..brief.random }, ..brief }
     }
 }
 
@@ -275,9 +280,10 @@ fn run_one(
 ) -> (Counts, Result<Option<()>, Failure>) {
     let mut counts = Counts::default();
     let result = guarded(|| match w {
-        Workload::Sequence { base, ops, before, end, .. } => {
+        Workload::Sequence { base, ops, before, end, basics } => {
             let base = &plan_bases[*base];
-            let mut checker = Checker::new(&base.setup, limits.depth, seed, stop);
+            let depth = if basics.len() > 2 { limits.three } else { limits.depth };
+            let mut checker = Checker::new(&base.setup, depth, seed, stop);
             let r = sequence(&mut checker, base, ops, *before, *end);
             counts = checker.counts;
             r

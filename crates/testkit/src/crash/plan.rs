@@ -96,7 +96,7 @@ impl Plan {
     pub fn new(bases: usize, seed: u64) -> Self {
         let (all, list) = (basics(), singles());
         let names = all.iter().map(|b| b.name).collect();
-        let metadata: Vec<Single> = list.iter().filter(|s| all[s.basic].metadata).cloned().collect();
+        let metadata: Vec<Single> = list.iter().filter(|s| all[s.basic].metadata && !s.of_other).cloned().collect();
         let sequences = |name, length: u32, each_base, from: Vec<Single>| {
             let len = (from.len() as u64).pow(length) * if each_base { bases as u64 } else { 1 };
             Part { name, len, family: Family::Sequences { length, each_base, from: from.into() } }

@@ -42,7 +42,9 @@ pub fn hunt(plan: &Plan, bases: &[Base], bug: &(Bug, &'static str, &'static str)
     let start = Instant::now();
     let mut limits = Limits::brief();
     limits.failures = if count { usize::MAX } else { 1 };
-    (limits.depth.count_failures, limits.random.count_failures) = (count, count);
+    for d in [&mut limits.depth, &mut limits.three, &mut limits.random] {
+        d.count_failures = count;
+    }
     let mut report = Report::new(plan);
     plant(Some(bug.0));
     let planted = Planted;

@@ -157,8 +157,8 @@ pub struct Single {
     pub ops: Vec<Op>,
     /// Whether the last of them is a sync.
     pub synced: bool,
-    /// An fdatasync, or the fsync of another file.
-    pub odd_sync: bool,
+    /// It is of another file.
+    pub of_other: bool,
 }
 
 fn one(name: &'static str, op: Op, file: P) -> Basic {
@@ -264,11 +264,11 @@ pub fn basics() -> Vec<Basic> {
 pub fn singles() -> Vec<Single> {
     let mut all = Vec::new();
     for (basic, b) in basics().iter().enumerate() {
-        let mut add = |sync: Option<Op>, odd_sync: bool| {
+        let mut add = |sync: Option<Op>, of_other: bool| {
             let synced = sync.is_some();
             let ops: Vec<Op> = b.ops.iter().cloned().chain(sync).collect();
             if !all.iter().any(|s: &Single| s.basic == basic && s.ops == ops) {
-                all.push(Single { basic, ops, synced, odd_sync });
+                all.push(Single { basic, ops, synced, of_other });
             }
         };
         let fsync = |p: P, data_only| Some(Op::Fsync { at: Path(p), data_only });
@@ -277,7 +277,7 @@ pub fn singles() -> Vec<Single> {
 
         if let Some(f) = b.file {
             add(fsync(f, false), false);
-            add(fsync(f, true), true);
+            add(fsync(f, true), false);
         }
         for d in &b.dirs {
             add(fsync(*d, false), false);
