@@ -78,7 +78,12 @@ impl Limits {
         };
         let three =
             Depth { budget: Budget { subsets: 10, samples: 12 }, deep_every: 16, second_every: 64, ..brief.depth };
-        Self { depth, three, random: Depth { second: depth.second, deep_every: 2, second_every: 16, ..brief.random }, ..brief }
+        Self {
+            depth,
+            three,
+            random: Depth { second: depth.second, deep_every: 2, second_every: 16, ..brief.random },
+            ..brief
+        }
     }
 }
 

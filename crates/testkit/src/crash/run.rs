@@ -135,7 +135,7 @@ pub fn full(
 ) -> Result<(), String> {
     for &part in parts {
         let len = plan.parts[part].len;
-        let mut round = 64;
+        let mut round = 16;
         while standing.done[part] < len {
             let start = Instant::now();
             let from = standing.done[part];
@@ -146,8 +146,9 @@ pub fn full(
             let ran = explore(plan, bases, part, range, limits, &mut report, &tell);
             let took = start.elapsed();
             if ran < wanted && limits.until.is_some_and(|t| Instant::now() >= t) {
-                // cut: what was done of this round is done again
-                return Ok(());
+                // cut: what was done of this round is done again, but not in vain
+                standing.failures.extend(report.failures.iter().map(failed));
+                return standing.save();
             }
             standing.done[part] += ran;
             standing.seconds += took.as_secs_f64();
@@ -169,4 +170,36 @@ pub fn full(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::crash::workload::bases;
+
+    #[test]
+    fn a_run_goes_on_where_it_was_stopped() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("run.json");
+        let bases = bases().unwrap();
+        let plan = Plan::new(bases.len(), 1);
+        let mut limits = Limits { states: 1, ..Limits::brief() };
+        limits.depth.second_every = 0;
+        let go = |limits: &Limits| {
+            let mut standing = Standing::load(&plan, &file).unwrap();
+            full(&plan, &bases, &[Plan::ONE], limits, &mut standing, &|_, _, _, _| {}, &|f| f.failure.to_string())
+                .unwrap();
+            assert!(standing.failures().is_empty(), "{:?}", standing.failures());
+            let done = standing.parts().nth(Plan::ONE).map(|p| p.1);
+            (done, standing.report(&plan).counts.images)
+        };
+        let (first, images) = go(&limits);
+        assert_eq!(first, Some(16));
+        limits.states = images + 1;
+        let (second, more) = go(&limits);
+        assert_eq!(second, Some(32));
+        assert!(more > images);
+        let other = Plan::new(1, 1);
+        assert!(Standing::load(&other, &file).is_err(), "of other workloads");
+    }
 }
