@@ -107,6 +107,7 @@ impl Domain {
             let next = Arc::new(Tx::new(TxId(gate.id.0 + 1)));
             let old = std::mem::replace(&mut *gate, next);
             *self.committing.lock() = Some(old.clone());
+            self.is_committing.store(true, Ordering::Release);
             old
         };
         let work = Arc::new(Work {
@@ -135,6 +136,7 @@ impl Domain {
         self.check_writable()?;
         self.finish(&tx, share)?;
         *self.committing.lock() = None;
+        self.is_committing.store(false, Ordering::Release);
         self.durable.store(tx.id.0, Ordering::Relaxed);
         self.committed.store(tx.id.0, Ordering::Release);
         self.counters.commits.fetch_add(1, Ordering::Relaxed);

@@ -140,6 +140,8 @@ pub struct Domain {
     /// only writer (Max's reader pass-through semaphore has the same interface).
     gate: RwLock<Arc<Tx>>,
     committing: Mutex<Option<Arc<Tx>>>,
+    /// Whether `committing` holds one: most of the time no operation has to lock it.
+    is_committing: AtomicBool,
     committed: AtomicU64,
     /// The transaction whose commit record is the newest in the journal (numbers between it and `committed` were never
     /// committed: they were cut off by a crash).
@@ -230,6 +232,7 @@ impl Domain {
             cells: CellCache::default(),
             gate: RwLock::new(tx),
             committing: Mutex::new(None),
+            is_committing: AtomicBool::new(false),
             committed: AtomicU64::new(last),
             durable: AtomicU64::new(last),
             commit_lock: Mutex::new(()),
@@ -345,7 +348,11 @@ impl Domain {
 
     /// Whether a commit of `cost` bytes more could run into the journal's end.
     fn journal_tight(&self, cost: usize) -> bool {
-        let pending = self.committing.lock().as_ref().map_or(0, |t| t.cost());
+        let pending = if self.is_committing.load(Ordering::Acquire) {
+            self.committing.lock().as_ref().map_or(0, |t| t.cost())
+        } else {
+            0
+        };
         let need = ((cost + pending) / 4096) as u64 * 5 / 4 + 8;
         self.journal.used() + need > self.journal.blocks() * 5 / 8
     }

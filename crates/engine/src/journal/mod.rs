@@ -13,6 +13,7 @@ use braidfs_format::{BLOCK_BYTES, BlockAddr, Corrupt, DomainId};
 use parking_lot::Mutex;
 use std::borrow::Cow;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 #[derive(Debug, Clone, Copy)]
 struct Ring {
@@ -28,17 +29,21 @@ pub struct Journal {
     start: BlockAddr,
     blocks: u64,
     ring: Mutex<Ring>,
+    /// `head - tail`, for those who only look: every operation does.
+    used: AtomicU64,
 }
 
 impl Journal {
     /// The journal that `header` describes, its head where the header says.
     pub fn open(store: Arc<Store>, domain: DomainId, header: &DomainHeader) -> Self {
+        let ring = Ring { head: header.head_pos.get(), tail: header.tail_pos.get() };
         Self {
             store,
             domain,
             start: BlockAddr(header.journal_start.get()),
             blocks: u64::from(header.journal_blocks.get()),
-            ring: Mutex::new(Ring { head: header.head_pos.get(), tail: header.tail_pos.get() }),
+            used: AtomicU64::new(ring.head.saturating_sub(ring.tail)),
+            ring: Mutex::new(ring),
         }
     }
 
@@ -48,8 +53,7 @@ impl Journal {
     }
     /// Blocks between tail and head.
     pub fn used(&self) -> u64 {
-        let r = self.ring.lock();
-        r.head - r.tail
+        self.used.load(Ordering::Relaxed)
     }
     /// Where the next chunk goes at the earliest.
     pub fn head(&self) -> u64 {
@@ -71,6 +75,7 @@ impl Journal {
             return None;
         }
         r.head = pos + n;
+        self.used.store(r.head - r.tail, Ordering::Relaxed);
         Some(pos)
     }
 
@@ -79,11 +84,14 @@ impl Journal {
         let mut r = self.ring.lock();
         assert!(pos <= r.head && pos >= r.tail, "journal tail {} to {pos}, head {}", r.tail, r.head);
         r.tail = pos;
+        self.used.store(r.head - r.tail, Ordering::Relaxed);
     }
 
     /// After the scan: the head goes behind everything found.
     pub fn set_head(&self, pos: u64) {
-        self.ring.lock().head = pos;
+        let mut r = self.ring.lock();
+        r.head = pos;
+        self.used.store(r.head.saturating_sub(r.tail), Ordering::Relaxed);
     }
 
     /// Block address of a position.

@@ -200,8 +200,11 @@ impl Inner {
             }
             done += k;
         }
-        self.shared.pages.fetch_add(new_pages, Relaxed);
-        self.shared.dirty_pages.fetch_add(new_dirty, Relaxed);
+        // an overwrite of dirty pages touches no line that all files share
+        if new_dirty > 0 {
+            self.shared.pages.fetch_add(new_pages, Relaxed);
+            self.shared.dirty_pages.fetch_add(new_dirty, Relaxed);
+        }
         Ok(Some((offset, n)))
     }
 
