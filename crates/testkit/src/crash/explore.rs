@@ -322,14 +322,17 @@ pub fn explore(
     let shared = Mutex::new(report);
     let late = || limits.until.is_some_and(|t| Instant::now() >= t);
     let work = || {
-        let stop = || cut.load(Ordering::Relaxed) || late();
         loop {
+            // whoever has begun one finishes it, unless time is up: what is done has no gaps
+            if cut.load(Ordering::Relaxed) || late() {
+                break;
+            }
             let i = next.fetch_add(1, Ordering::Relaxed);
-            if i >= range.end || stop() {
+            if i >= range.end {
                 break;
             }
             let w = plan.workload(part, i);
-            let (counts, result) = run_one(bases, &w, limits, i ^ (part as u64) << 56, &stop);
+            let (counts, result) = run_one(bases, &w, limits, i ^ (part as u64) << 56, &late);
             let all = states.fetch_add(counts.states(), Ordering::Relaxed) + counts.states();
             let Ok(mut r) = shared.lock() else { break };
             r.counts.add(&counts);
