@@ -16,7 +16,7 @@ pub const EXAMPLES: &str = "Examples:\n  \
     fxmark --quick                               everything once, on all file systems: does it work?\n  \
     fxmark -t ext4,xfs,tmpfs -o results.json     the microbenchmarks, figures to talk about\n  \
     fxmark -t /mnt/a -t /mnt/b --tests MWCM      two directories, one test; no root needed\n  \
-    fxmark report results.json                   tables as Markdown\n  \
+    fxmark report results.json -o report.html    figures as one HTML page\n  \
     fxmark compare before.json after.json        what changed, and is it more than chance?\n\n\
     In `braidfs`, it is called `braidfs bench`.";
 
@@ -40,7 +40,7 @@ enum Cmd {
     },
     /// Compare two results files, cell by cell
     Compare(report::CompareArgs),
-    /// Print a results file as Markdown tables
+    /// Draw a results file as an HTML page, or print it as Markdown
     Report(report::ReportArgs),
     /// Not for people: one worker
     #[command(hide = true)]
@@ -90,6 +90,9 @@ struct RunArgs {
     /// Repetitions, interleaved between the targets
     #[arg(long, value_name = "N")]
     reps: Option<usize>,
+    /// Begin no further repetition after so many minutes [default: 19; no limit with --quick, --long]
+    #[arg(long, value_name = "MINUTES")]
+    minutes: Option<f64>,
     /// Numbers of cores, as 1,2,4 [default: powers of two up to all]
     #[arg(long, value_name = "N,N", value_delimiter = ',')]
     cores: Vec<usize>,
@@ -195,7 +198,7 @@ fn measure(args: &RunArgs, before: &[&str]) -> Result<()> {
         return say(&text);
     }
     say(&report::table(&results))?;
-    say(&format!("Results: {}", output.display()))
+    say(&format!("Results: {}; `report {}` draws them as an HTML page", output.display(), output.display()))
 }
 
 /// Prints on standard output. A reader that has gone is no error.
@@ -272,6 +275,7 @@ fn profile(args: &RunArgs) -> Result<Profile> {
     p.warm_up = args.warm_up.unwrap_or(p.warm_up);
     p.reps = args.reps.unwrap_or(p.reps);
     p.size = args.size.unwrap_or(p.size);
+    p.minutes = args.minutes.or(p.minutes);
     p.scale.files = args.files.unwrap_or(p.scale.files);
     p.remake &= !args.no_remake;
     let fine = |s: f64| s.is_finite() && (0.0..=86_400.0).contains(&s);

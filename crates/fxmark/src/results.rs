@@ -215,6 +215,19 @@ impl Cell<'_> {
     }
 }
 
+/// What a tenant keeps of its speed beside a neighbour.
+#[derive(Debug, Clone, Copy)]
+pub struct Isolation<'a> {
+    /// Target.
+    pub target: &'a str,
+    /// Operations per second without the neighbour.
+    pub alone: f64,
+    /// And with.
+    pub beside: f64,
+    /// p99, without and with, nanoseconds.
+    pub p99: (Option<u64>, Option<u64>),
+}
+
 impl Latency {
     /// Of a histogram in any order; none where nothing was timed.
     pub fn of(mut histogram: Vec<(u64, u64)>, sampled: u64) -> Option<Self> {
@@ -326,6 +339,15 @@ impl Results {
         let fits = |r: &&Run| r.test == test && r.target == target && r.cores == cores;
         let runs: Vec<&Run> = self.runs.iter().filter(fits).collect();
         (!runs.is_empty()).then_some(Cell { test, target, cores, runs })
+    }
+    /// The pair of tests `tenant` and `tenant_bg`, at one core.
+    pub fn isolation(&self) -> Vec<Isolation<'_>> {
+        let pair = |target| {
+            let (a, b) = (self.cell("tenant", target, 1)?, self.cell("tenant_bg", target, 1)?);
+            let p99 = (a.latency().map(|l| l.p99), b.latency().map(|l| l.p99));
+            (a.median() > 0.0).then(|| Isolation { target, alone: a.median(), beside: b.median(), p99 })
+        };
+        self.target_names().into_iter().filter_map(pair).collect()
     }
     /// All cells.
     pub fn cells(&self) -> Vec<Cell<'_>> {

@@ -1,8 +1,9 @@
 //! The kernel's file systems, by system calls. Relative paths start at the working directory of the process.
 
 use super::{Fs, How};
+use crate::sys::DirStream;
 use rustix::fd::OwnedFd;
-use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use std::ffi::CStr;
 use std::io;
 
@@ -42,7 +43,7 @@ fn again<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> io::Result<T> {
 
 impl Fs for SysFs {
     type File = OwnedFd;
-    type Dir = Dir;
+    type Dir = DirStream;
 
     fn open(&self, path: &CStr, how: How) -> io::Result<OwnedFd> {
         let mut flags = if how.write { OFlags::RDWR } else { OFlags::RDONLY };
@@ -88,15 +89,11 @@ impl Fs for SysFs {
     fn sync(&self) -> io::Result<()> {
         Ok(rustix::fs::syncfs(&self.root)?)
     }
-    fn open_dir(&self, path: &CStr) -> io::Result<Dir> {
+    fn open_dir(&self, path: &CStr) -> io::Result<DirStream> {
         let how = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        Ok(Dir::new(rustix::fs::openat(CWD, path, how, Mode::empty())?)?)
+        DirStream::new(rustix::fs::openat(CWD, path, how, Mode::empty())?)
     }
-    fn next_entry(&self, dir: &mut Dir) -> io::Result<bool> {
-        match dir.read() {
-            None => Ok(false),
-            Some(Ok(_)) => Ok(true),
-            Some(Err(e)) => Err(e.into()),
-        }
+    fn next_entry(&self, dir: &mut DirStream) -> io::Result<bool> {
+        dir.next_entry()
     }
 }

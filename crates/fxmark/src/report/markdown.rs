@@ -67,6 +67,23 @@ fn body(r: &Results, out: &mut String) -> std::fmt::Result {
         });
         writeln!(out, "| {test} | {} |", cells.collect::<Vec<_>>().join(" | "))?;
     }
+    let isolation = r.isolation();
+    if !isolation.is_empty() {
+        writeln!(
+            out,
+            "\nA tenant (small files with fsync, one core) alone and beside a neighbour (fileserver with fsync).\n"
+        )?;
+        writeln!(
+            out,
+            "| target | alone /s | beside /s | kept | p99 alone | p99 beside |\n|---|---:|---:|---:|---:|---:|"
+        )?;
+    }
+    for i in isolation {
+        let p99 = |p: Option<u64>| p.map_or("-".into(), |p| time(p as f64));
+        let (alone, beside, kept) = (figure(i.alone), figure(i.beside), 100.0 * i.beside / i.alone);
+        let (a, b) = (p99(i.p99.0), p99(i.p99.1));
+        writeln!(out, "| {} | {alone} | {beside} | {kept:.0}% | {a} | {b} |", i.target)?;
+    }
     if !r.skipped.is_empty() {
         writeln!(out, "\nLeft out:\n")?;
     }

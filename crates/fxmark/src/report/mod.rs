@@ -1,14 +1,17 @@
-//! What people read: a table for the terminal, Markdown, a comparison of two files.
+//! What people read: a table for the terminal, Markdown, a comparison of two files, one HTML page with figures.
 
 mod compare;
+mod figures;
 mod markdown;
+mod page;
+mod svg;
 mod table;
 
 pub use compare::{CompareArgs, compare};
 pub use table::table;
 
-use crate::Result;
 use crate::results::Results;
+use crate::{Error, Result};
 use std::path::PathBuf;
 
 /// Arguments of `report`.
@@ -16,15 +19,26 @@ use std::path::PathBuf;
 pub struct ReportArgs {
     /// What a run wrote
     file: PathBuf,
+    /// Where the page goes [default: FILE with .html]
+    #[arg(short, long, value_name = "FILE", conflicts_with = "markdown")]
+    output: Option<PathBuf>,
+    /// Print tables as Markdown instead
+    #[arg(long)]
+    markdown: bool,
 }
 
-/// Prints Markdown.
+/// Writes the page, or prints Markdown.
 ///
 /// # Errors
-/// The file cannot be read.
+/// The file cannot be read, or the page not be written.
 pub fn report(args: &ReportArgs) -> Result<()> {
     let results = Results::read(&args.file)?;
-    crate::cli::say(markdown::markdown(&results).trim_end())
+    if args.markdown {
+        return crate::cli::say(markdown::markdown(&results).trim_end());
+    }
+    let path = args.output.clone().unwrap_or_else(|| args.file.with_extension("html"));
+    std::fs::write(&path, page::page(&results)).map_err(|e| Error::io(format!("writing {}", path.display()), e))?;
+    crate::cli::say(&format!("{}", path.display()))
 }
 
 /// A table with lines round it and below its head.

@@ -32,6 +32,10 @@ pub fn table(r: &Results) -> String {
     }
     out += &format!("{t}\nOperations per second, median of {} ± half the range (quartiles from 4 on).\n", r.plan.reps);
     out += &slowest(r);
+    for i in r.isolation() {
+        let kept = 100.0 * i.beside / i.alone;
+        out += &format!("isolation: on {} a tenant keeps {kept:.0}% of its speed beside a busy neighbour\n", i.target);
+    }
     for (why, cells) in super::skipped(r) {
         out += &format!("left out, {why}: {cells}\n");
     }

@@ -50,7 +50,7 @@ pub fn run(job: &Job) -> Result<Results> {
     let mut out = empty(job);
     let all = turns(&job.tests, &job.targets, &job.cores, job.profile.reps, job.profile.remake);
     let progress = Progress::new(all.len());
-    let done = Runner { job, progress: &progress, site: None }.all(&all, &mut out);
+    let done = Runner { job, progress: &progress, site: None, begun }.all(&all, &mut out);
     progress.end();
     out.took = begun.elapsed().as_secs_f64();
     if let Err(e) = done {
@@ -105,11 +105,22 @@ struct Runner<'a> {
     progress: &'a Progress,
     /// The file system that stands, where it is not made again each time.
     site: Option<(Target, Site)>,
+    begun: Instant,
 }
 
 impl Runner<'_> {
     fn all(&mut self, turns: &[Turn<'_>], out: &mut Results) -> Result<()> {
+        let job = self.job;
         for turn in turns {
+            let minutes = self.begun.elapsed().as_secs_f64() / 60.0;
+            if turn.rep > 0 && job.profile.minutes.is_some_and(|most| minutes > most) {
+                let from = format!("{} on {}, {} core(s)", turn.test, turn.target, turn.cores);
+                out.notes.push(format!(
+                    "time was up after {minutes:.0} minutes: repetition {} ended before {from} (--minutes)",
+                    turn.rep + 1
+                ));
+                break;
+            }
             self.progress.next(turn);
             let done = self.one(turn, out);
             let why = match done {

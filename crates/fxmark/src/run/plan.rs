@@ -22,6 +22,8 @@ pub struct Profile {
     pub fill: bool,
     /// Size of the file systems.
     pub size: u64,
+    /// No repetition but the first begins after so many minutes.
+    pub minutes: Option<f64>,
     /// Sizes of the set-up.
     pub scale: Scale,
 }
@@ -35,6 +37,7 @@ pub const QUICK: Profile = Profile {
     remake: false,
     fill: false,
     size: 1 << 30,
+    minutes: None,
     scale: Scale { files: 1000, entries: 500, blocks: 2048, branch: 4 },
 };
 
@@ -46,7 +49,8 @@ pub const STANDARD: Profile = Profile {
     reps: 3,
     remake: true,
     fill: true,
-    size: 2 << 30,
+    size: 1 << 30,
+    minutes: Some(19.0),
     scale: Scale { files: 5000, entries: 2000, blocks: 8192, branch: 8 },
 };
 
@@ -59,6 +63,7 @@ pub const LONG: Profile = Profile {
     remake: true,
     fill: true,
     size: 4 << 30,
+    minutes: None,
     scale: Scale { files: 20_000, entries: 8192, blocks: 32_768, branch: 8 },
 };
 
@@ -96,13 +101,14 @@ pub fn unfit(test: &TestId, target: &Target, cores: usize, cpus: usize) -> Optio
     None
 }
 
-/// All turns. With `remake`, targets alternate; without, each target has all its turns on one file system.
+/// All turns. With `remake`, targets alternate, and every cell has its first repetition before any has its second;
+/// without, each target has all its turns on one file system.
 pub fn turns<'a>(tests: &[TestId], targets: &'a [Target], cores: &[usize], reps: usize, remake: bool) -> Vec<Turn<'a>> {
     let mut out = Vec::new();
     if remake {
-        for &test in tests {
-            for &cores in cores {
-                for rep in 0..reps {
+        for rep in 0..reps {
+            for &test in tests {
+                for &cores in cores {
                     out.extend(targets.iter().map(|target| Turn { test, target, cores, rep }));
                 }
             }

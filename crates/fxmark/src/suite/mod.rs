@@ -105,7 +105,7 @@ pub const TESTS: &[Test] = &[
     Test {
         name: "tenant",
         group: Group::App,
-        what: "tenant A creates, writes 4 KiB, fsyncs; _bg: while a neighbour runs fileserver with fsync",
+        what: "tenant: create, write 4 KiB, fsync in a private directory",
         unit: "files",
         has_bg: true,
         has_direct: false,

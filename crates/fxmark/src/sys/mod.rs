@@ -2,10 +2,12 @@
 
 mod accounts;
 mod cpus;
+mod dir;
 mod loopdev;
 mod machine;
 
 pub use accounts::{CpuTimes, DiskCounters, Usage, cpu_times, disk_counters, switches};
 pub use cpus::{allowed, die_with_parent, parse_list, pin, private_mounts};
+pub use dir::DirStream;
 pub use loopdev::LoopDevice;
 pub use machine::{Machine, drop_caches};
