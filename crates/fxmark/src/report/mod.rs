@@ -12,7 +12,7 @@ pub use table::table;
 
 use crate::results::Results;
 use crate::{Error, Result};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Arguments of `report`.
 #[derive(Debug, clap::Args)]
@@ -25,6 +25,9 @@ pub struct ReportArgs {
     /// Print tables as Markdown instead
     #[arg(long)]
     markdown: bool,
+    /// Put the Markdown into this file, between `<!-- fxmark:begin -->` and `<!-- fxmark:end -->`
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["markdown", "output"])]
+    into: Option<PathBuf>,
 }
 
 /// Writes the page, or prints Markdown.
@@ -36,9 +39,25 @@ pub fn report(args: &ReportArgs) -> Result<()> {
     if args.markdown {
         return crate::cli::say(markdown::markdown(&results).trim_end());
     }
+    if let Some(path) = &args.into {
+        return put(path, &markdown::markdown(&results));
+    }
     let path = args.output.clone().unwrap_or_else(|| args.file.with_extension("html"));
     std::fs::write(&path, page::page(&results)).map_err(|e| Error::io(format!("writing {}", path.display()), e))?;
     crate::cli::say(&format!("{}", path.display()))
+}
+
+/// Replaces what is between the marks of a Markdown file.
+fn put(path: &Path, tables: &str) -> Result<()> {
+    const BEGIN: &str = "<!-- fxmark:begin -->";
+    const END: &str = "<!-- fxmark:end -->";
+    let text = std::fs::read_to_string(path).map_err(|e| Error::io(format!("reading {}", path.display()), e))?;
+    let marked = text.split_once(BEGIN).and_then(|(before, rest)| Some((before, rest.split_once(END)?.1)));
+    let Some((before, after)) = marked else {
+        return Err(Error::Usage(format!("{}: no `{BEGIN}` with `{END}` after it: add them", path.display())));
+    };
+    let text = format!("{before}{BEGIN}\n{}\n{END}{after}", tables.trim_end());
+    std::fs::write(path, text).map_err(|e| Error::io(format!("writing {}", path.display()), e))
 }
 
 /// A table with lines round it and below its head.

@@ -59,6 +59,8 @@ impl Media {
         let path = made.path().join("image");
         image(&path, size, fill).map_err(|e| Error::io(place("making"), e))?;
         let device = LoopDevice::attach(&path).map_err(|e| Error::io(place("attaching a loop device to"), e))?;
+        // the device holds it: gone with its last user, whatever happens to us
+        fs::remove_file(&path).map_err(|e| Error::io(place("unlinking"), e))?;
         let how = if device.is_direct() { "direct I/O" } else { "through the page cache" };
         let what = format!("loop device over a file of {} MiB in {}, {how}", size >> 20, dir.display());
         Ok(Self { device: device.path().into(), what, _loop: Some(device), zram: None, ram: None, _dir: Some(made) })
