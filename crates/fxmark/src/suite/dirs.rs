@@ -68,15 +68,18 @@ impl<F: Fs> Load<F> for List<F> {
         if !self.shared || c.original() { self.make(c) } else { Ok(()) }
     }
     fn step(&mut self, c: &Ctx<F>) -> Result<Step> {
-        let path = Self::path(self.shared, c, &mut self.name);
         if c.original() {
             let dir = match &mut self.dir {
                 Some(dir) => dir,
-                none => none.insert(c.fs.open_dir(path).on("opendir", path)?),
+                none => {
+                    let path = Self::path(self.shared, c, &mut self.name);
+                    none.insert(c.fs.open_dir(path).on("opendir", path)?)
+                }
             };
-            c.fs.next_entry(dir).on("readdir", path)?;
+            c.fs.next_entry(dir).on("readdir", self.name.get())?;
             return Ok(Step::Did(1));
         }
+        let path = Self::path(self.shared, c, &mut self.name);
         let mut dir = c.fs.open_dir(path).on("opendir", path)?;
         let mut entries = 0;
         while c.fs.next_entry(&mut dir).on("readdir", path)? {

@@ -28,7 +28,7 @@ pub fn build<F: Fs>(id: &TestId, c: &Ctx<F>) -> Box<dyn Load<F>> {
     if c.background {
         return Box::new(Writer { sharing, name: c.name(), rng: c.rng(), made: HashSet::new() });
     }
-    Box::new(Walk { sharing, name: c.name(), rng: c.rng() })
+    Box::new(Walk { sharing, name: c.name(), rng: c.rng(), last: c.id as u32 })
 }
 
 /// The first `depth` parts of a path: the worker's own chain, or a path of the shared tree.
@@ -45,6 +45,21 @@ struct Walk {
     sharing: Sharing,
     name: Name,
     rng: Rng,
+    /// First number of the original's last path.
+    last: u32,
+}
+
+/// The original's random path: five numbers in a row of the C library's old generator, modulo 8. The low bits of that
+/// one have a period of 8, so that there are eight such paths in all.
+fn original_parts(last: &mut u32) -> [u64; DEPTH] {
+    let step = |x: u32| x.wrapping_mul(1_103_515_245).wrapping_add(12_345);
+    *last = step(*last);
+    let mut x = *last;
+    std::array::from_fn(|_| {
+        let part = u64::from(x % 8);
+        x = step(x);
+        part
+    })
 }
 
 impl Walk {
@@ -93,11 +108,14 @@ impl<F: Fs> Load<F> for Walk {
         Ok(())
     }
     fn step(&mut self, c: &Ctx<F>) -> Result<Step> {
-        // a fixed path is built once; the original builds its random one with 8 branches
+        // a fixed path is built once
         let path = match self.sharing {
             Sharing::Any => {
-                let branch = if c.original() { 8 } else { c.scale.branch };
-                let [i, j, k, l, m] = parts(self.sharing, 0, branch, &mut self.rng);
+                let [i, j, k, l, m] = if c.original() {
+                    original_parts(&mut self.last)
+                } else {
+                    parts(self.sharing, 0, c.scale.branch, &mut self.rng)
+                };
                 self.name.set(format_args!("{i}/{j}/{k}/{l}/{m}"))
             }
             // the original formats this path every time
@@ -148,5 +166,24 @@ impl<F: Fs> Load<F> for Writer {
             self.made.insert((p, level));
         }
         Ok(Step::Did(1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_original_opens_eight_files() {
+        let mut last = 0;
+        let all: HashSet<_> = (0..10_000).map(|_| original_parts(&mut last)).collect();
+        assert_eq!(all.len(), 8);
+    }
+
+    #[test]
+    fn ours_opens_all() {
+        let mut rng = Rng::new(42, 0);
+        let all: HashSet<_> = (0..10_000).map(|_| parts(Sharing::Any, 0, 4, &mut rng)).collect();
+        assert_eq!(all.len(), 1024);
     }
 }
