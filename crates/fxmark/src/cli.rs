@@ -30,6 +30,9 @@ pub struct Args {
     command: Option<Cmd>,
 }
 
+/// Images up to this are written through before: larger ones would take longer than what is measured.
+const FILL_MAX: u64 = 8 << 30;
+
 #[derive(Debug, Subcommand)]
 enum Cmd {
     /// Show all tests
@@ -111,7 +114,7 @@ struct RunArgs {
     /// Where the image of `--media loop` is made
     #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
     image_dir: PathBuf,
-    /// Size of the file systems
+    /// Size of the file systems [default: 1G (--long: 4G), and as much again for every two cores]
     #[arg(long, value_name = "BYTES", value_parser = parse_size)]
     size: Option<u64>,
     /// More options of mount, as ext4:data=journal
@@ -215,10 +218,15 @@ pub fn say(text: &str) -> Result<()> {
 }
 
 fn job(args: &RunArgs, before: &[&str], stop: &Arc<AtomicBool>, dir: PathBuf, output: &std::path::Path) -> Result<Job> {
-    let profile = profile(args)?;
+    let mut profile = profile(args)?;
     let targets = targets(args)?;
     let cpus = cpus(args)?;
     let cores = cores(args, cpus.len())?;
+    if args.size.is_none() {
+        // every worker has files of its own
+        profile.size *= cores.last().map_or(1, |&c| c.div_ceil(2)) as u64;
+    }
+    profile.fill &= profile.size <= FILL_MAX;
     let braidfs = Lab::find_braidfs(args.braidfs.as_deref());
     let root = rustix::process::geteuid().is_root();
     if !root && let Some(t) = targets.iter().find(|t| t.needs_root()) {

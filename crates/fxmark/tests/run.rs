@@ -178,3 +178,35 @@ fn two_runs_compare() {
     let newer = fxmark().arg("compare").args([&a, &b]).output().expect("it starts");
     assert!(!newer.status.success() && text(&newer).contains("99"), "{}", text(&newer));
 }
+
+#[test]
+fn reports_are_whole() {
+    let (dir, on) = (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("a directory"));
+    let out = run(dir.path(), on.path(), "DRBL,MWCL,tenant,tenant_bg", &["--reps", "2"]);
+    assert!(out.status.success(), "{}", text(&out));
+    let (json, html) = (dir.path().join("out.json"), dir.path().join("out.html"));
+    let out = fxmark().arg("report").arg(&json).output().expect("the program starts");
+    assert!(out.status.success(), "{}", text(&out));
+    let page = std::fs::read_to_string(&html).expect("a page");
+    // nothing is loaded from elsewhere
+    for outside in ["src=", "href=", "http", "@import", "url("] {
+        assert!(!page.contains(outside), "{outside}");
+    }
+    for part in ["Throughput of DRBL", "Latency of MWCL", "<h2>Isolation", "All figures"] {
+        assert!(page.contains(part), "{part}");
+    }
+    for bad in ["NaN", "inf"] {
+        assert!(
+            !page.split("<svg").skip(1).any(|s| s.split("</svg>").next().is_some_and(|s| s.contains(bad))),
+            "{bad}"
+        );
+    }
+    assert_eq!(page.matches("<svg").count(), page.matches("</svg>").count());
+    let md = dir.path().join("page.md");
+    std::fs::write(&md, "before\n<!-- fxmark:begin -->\nold\n<!-- fxmark:end -->\nafter\n").expect("a file");
+    let out = fxmark().arg("report").arg(&json).arg("--into").arg(&md).output().expect("the program starts");
+    assert!(out.status.success(), "{}", text(&out));
+    let page = std::fs::read_to_string(&md).expect("a page");
+    assert!(page.starts_with("before\n") && page.ends_with("<!-- fxmark:end -->\nafter\n") && !page.contains("old"));
+    assert!(page.contains("| DRBL | 1 |") && page.contains("| target | alone /s |"), "{page}");
+}
