@@ -1,7 +1,7 @@
 //! Sequences of which a crash once left what it must not, and some that are known to be hard: all their crashes, and all
 //! crashes of the recoveries. The program `crash` prints new ones.
 
-use braidfs::RenameMode;
+use braidfs::{FileKind, RenameMode};
 use braidfs_testkit::crash::minimise::{On, every_crash};
 use braidfs_testkit::crash::plan::End;
 use braidfs_testkit::crash::workload::{Kind, hard};
@@ -39,4 +39,30 @@ fn replaced_in_the_other_domain_and_back() {
             ],
         );
     }
+}
+
+#[test]
+fn a_directory_on_the_path_of_a_synced_file_has_the_name_of_a_removed_file() {
+    check(
+        On::Vary(432),
+        End::Crash,
+        &[
+            Op::Symlink { path: P("d2"), target: P("b") },
+            Op::Symlink { path: P("d3"), target: P("a") },
+            Op::Create { path: P("e"), kind: FileKind::Dir, mode: 0o600 },
+            Op::Create { path: P("e/j"), kind: FileKind::File, mode: 0o600 },
+            Op::Create { path: P("d1"), kind: FileKind::File, mode: 0o777 },
+            Op::Create { path: P("d0"), kind: FileKind::File, mode: 0o644 },
+            Op::Rename { from: P("d1"), to: P("e/d1"), mode: RenameMode::NoReplace },
+            Op::Create { path: P("i"), kind: FileKind::Dir, mode: 0o755 },
+            Op::Rename { from: P("i"), to: P("e/g"), mode: RenameMode::Replace },
+            Op::Unlink { path: P("e/d1") },
+            Op::Rename { from: P("e/g"), to: P("e/d1"), mode: RenameMode::Replace },
+            Op::Create { path: P("e/d1/h"), kind: FileKind::File, mode: 0o777 },
+            Op::Fsync { at: At::Path(P("e/d1/h")), data_only: false },
+            Op::Rename { from: P("e/d1"), to: P("e/d"), mode: RenameMode::Replace },
+            Op::Create { path: P("h"), kind: FileKind::Dir, mode: 0o700 },
+            Op::Fsync { at: At::Path(P("h")), data_only: false },
+        ],
+    );
 }

@@ -67,8 +67,8 @@ impl Domain {
         if st.deleted {
             return Ok(Prepared::Clean);
         }
-        if st.waits_for.iter().any(|(d, t)| self.committed_of(*d) < *t) {
-            // durable or not, a crash could give it back a name that it has lost
+        if st.waits_for.iter().chain(&st.sync_with).any(|(d, t)| self.committed_of(*d) < *t) {
+            // durable or not: a crash could give it back a name that it has lost, or give its name back to another
             return Ok(Prepared::Commit);
         }
         if self.durable(&st) {
@@ -87,7 +87,6 @@ impl Domain {
             return Ok(Prepared::Wait(st.sent_tx));
         }
         if st.after > self.committed()
-            || st.sync_with.iter().any(|(d, t)| self.committed_of(*d) < *t)
             || !st.tombstones.is_empty()
             || st.exchange.is_some()
             || st.nlink == 0

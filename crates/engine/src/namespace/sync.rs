@@ -17,12 +17,14 @@ struct Path {
     fresh: Vec<Arc<Cell>>,
     /// Domains whose running transaction must be committed instead.
     commit: Vec<DomainId>,
+    /// Transactions of other domains that must be durable, too: inodes there had the names of directories on the path.
+    with: Vec<(DomainId, TxId)>,
 }
 
 impl Inner {
     /// Walks up from `c` by all its names.
     fn pending_path(&self, c: &Arc<Cell>) -> Result<Path> {
-        let mut p = Path { fresh: Vec::new(), commit: Vec::new() };
+        let mut p = Path { fresh: Vec::new(), commit: Vec::new(), with: Vec::new() };
         let mut todo: Vec<NodeId> = c.state.read().links.iter().map(|l| l.parent).collect();
         let mut seen = std::collections::HashSet::new();
         while let Some(n) = todo.pop() {
@@ -37,6 +39,7 @@ impl Inner {
             let dom = self.dom(d.domain);
             let st = d.state.read();
             todo.push(st.parent);
+            p.with.extend(st.sync_with.iter().filter(|(d, t)| self.dom(*d).committed() < *t));
             if dom.links_durable(&st) {
                 continue;
             }
@@ -103,6 +106,10 @@ impl Inner {
         }
         which.insert(c.domain, own.running());
         let path = self.pending_path(c)?;
+        for (d, t) in path.with {
+            let e = which.entry(d).or_insert(t);
+            *e = (*e).max(t);
+        }
         for d in path.fresh.iter().map(|d| d.domain).chain(path.commit) {
             which.insert(d, self.dom(d).running());
         }
@@ -135,7 +142,7 @@ impl Inner {
         let _one = c.sync.lock();
         loop {
             let path = self.pending_path(&c)?;
-            if !path.commit.is_empty() {
+            if !path.commit.is_empty() || !path.with.is_empty() {
                 return self.sync_by_commit(&c);
             }
             let mut ids: Vec<DomainId> = path.fresh.iter().map(|d| d.domain).collect();
