@@ -6,7 +6,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 PEERS := pjdfstest fsx postgres rocksdb dbench big
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo bench test fmt clippy unit heavy crash planted mount layers deny peers $(PEERS) deps install uninstall clean
+.PHONY: help build demo bench test fmt clippy unit heavy crash planted mount soak fuzz layers deny peers $(PEERS) deps install uninstall clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z$$()A-Z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -43,6 +43,12 @@ planted: ## do the crash tests see bugs on purpose
 
 mount: ## tests on a mounted volume (needs /dev/fuse, else it says so and skips)
 	@python3 scripts/test-mount.py
+
+soak: ## random load with kill -9 and remount every few seconds (SOAK_SECONDS, default 60)
+	@python3 scripts/soak.py
+
+fuzz: ## all fuzz targets with the built-in mutator, FUZZ_SECONDS each (default 60)
+	$(CARGO) run --profile fuzz -p braidfs-fuzz -- --seconds $(or $(FUZZ_SECONDS),60)
 
 layers: ## imports of the engine point one way
 	@scripts/check-layers.sh

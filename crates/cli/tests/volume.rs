@@ -207,11 +207,33 @@ fn structures_are_dumped() {
 #[test]
 fn scrub_and_check_of_a_good_volume() {
     let b = Bench::with_volume();
-    assert!(b.run(&["scrub", "vol.img"]).ok().out.contains("0 entries mended"));
+    assert!(b.run(&["scrub", "--mend", "vol.img"]).ok().out.contains("0 entries mended"));
+    assert!(b.run(&["scrub", "vol.img"]).ok().out.contains("everything holds"));
     let skipped = b.run(&["fsck", "vol.img"]).ok().out;
     assert!(skipped.contains("clean"), "{skipped}");
     let report = json(&b.run(&["fsck", "-f", "--json", "vol.img"]).ok().out);
     assert_eq!(report["exit_code"], 0);
     assert_eq!(report["findings"].as_array().map(Vec::len), Some(0));
     assert_eq!(b.run(&["fsck", "-f", "-p", "vol.img"]).ok().out, "");
+}
+
+#[test]
+fn scrub_finds_rotten_data() {
+    let b = Bench::new();
+    b.run(&["mkfs", "-q", "--size", "64M", "--data-checksums", "vol.img"]).ok();
+    let marker = b"a block that will rot".repeat(1000);
+    b.write("file", &marker);
+    b.run(&["cp", "file", "vol.img:/rotten"]).ok();
+    let report = json(&b.run(&["scrub", "--json", "vol.img"]).ok().out);
+    assert_eq!(report["data_checked"], 6);
+    assert_eq!(report["data_bad"], 0);
+    let mut image = b.read("vol.img");
+    let at = image.windows(64).position(|w| w == &marker[..64]).expect("the file's data");
+    image[at + 5000] ^= 1;
+    b.write("vol.img", &image);
+    let run = b.run(&["scrub", "vol.img"]).code(4);
+    assert!(run.out.contains("E410") && run.out.contains("/rotten"), "{run:#?}");
+    let report = json(&b.run(&["scrub", "--json", "vol.img"]).code(4).out);
+    assert_eq!(report["data_bad"], 1);
+    assert_eq!(report["exit_code"], 4);
 }

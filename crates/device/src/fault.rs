@@ -96,6 +96,8 @@ pub struct FaultDevice {
     /// Whether `rules` has any, so that the common case takes no lock.
     armed: AtomicBool,
     stopped: AtomicBool,
+    /// A flush failed: what was written before it is in an unknown state for good.
+    unflushed: Mutex<Option<i32>>,
     read_only: AtomicBool,
     random: AtomicU64,
     fired: AtomicU64,
@@ -110,6 +112,7 @@ impl FaultDevice {
             rules: Mutex::default(),
             armed: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
+            unflushed: Mutex::new(None),
             read_only: AtomicBool::new(false),
             random: AtomicU64::new(seed),
             fired: AtomicU64::new(0),
@@ -124,7 +127,8 @@ impl FaultDevice {
         self.armed.store(true, Relaxed);
     }
 
-    /// Takes all rules away. A stopped device stays stopped.
+    /// Takes all rules away. A stopped device stays stopped, and one whose flush failed refuses every later one, as
+    /// [`Device::flush`] says.
     pub fn clear(&self) {
         let mut rules = self.rules.lock();
         rules.clear();
@@ -331,7 +335,14 @@ impl Device for FaultDevice {
 
     fn flush(&self) -> io::Result<()> {
         self.tally.flush();
-        match self.effect(Op::Flush, 0..0)? {
+        self.alive()?;
+        if let Some(errno) = *self.unflushed.lock() {
+            return Err(io::Error::from_raw_os_error(errno));
+        }
+        let effect = self.effect(Op::Flush, 0..0).inspect_err(|e| {
+            *self.unflushed.lock() = Some(e.raw_os_error().unwrap_or(libc::EIO));
+        })?;
+        match effect {
             Some((Effect::Lose, _)) => Ok(()),
             _ => self.inner.flush(),
         }

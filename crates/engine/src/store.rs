@@ -117,6 +117,31 @@ impl Store {
         self.devices.iter().try_for_each(|d| d.flush()).map_err(Error::Io)
     }
 
+    /// Makes all writes to `groups` that have returned durable: flushes the devices that these lie on, and no other, so that
+    /// a device that fails takes along only who has blocks on it.
+    ///
+    /// # Errors
+    /// Of a device.
+    pub fn flush_groups(&self, groups: impl IntoIterator<Item = u32>) -> Result<()> {
+        if self.devices.len() == 1 {
+            return self.flush();
+        }
+        let mut wanted = vec![false; self.devices.len()];
+        for g in groups {
+            let start = self.geometry.group_start(g).0;
+            if let Some(w) = wanted.get_mut(self.map.partition_point(|m| m.0 <= start).saturating_sub(1)) {
+                *w = true;
+            }
+        }
+        let wanted = self.devices.iter().zip(&wanted).filter(|(_, w)| **w);
+        wanted.map(|(d, _)| d).try_for_each(|d| d.flush().map_err(Error::Io))
+    }
+
+    /// Number of devices.
+    pub fn devices(&self) -> usize {
+        self.devices.len()
+    }
+
     /// Hint that blocks hold nothing.
     pub fn discard(&self, addr: BlockAddr, blocks: u64) {
         if let Ok((d, b)) = self.place(addr, blocks) {

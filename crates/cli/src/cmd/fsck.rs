@@ -2,7 +2,7 @@
 
 use crate::failure::{Outcome, fsck_code};
 use crate::{open, text};
-use braidfs::fsck::{FsckOptions, FsckReport, check};
+use braidfs::fsck::{Finding, FsckOptions, FsckReport, check};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -82,20 +82,7 @@ fn json(report: &FsckReport, code: u8) -> String {
 
 fn lines(report: &FsckReport, code: u8, place: &str, repair: bool) -> String {
     let mut out = String::new();
-    for f in &report.findings {
-        let mut at = String::new();
-        if let Some(domain) = f.domain {
-            at += &format!(" domain {domain}");
-        }
-        if let Some(node) = f.node {
-            at += &format!(" node {node}");
-        }
-        if let Some(path) = &f.path {
-            at += &format!(" {}", text::name(path.as_bytes()));
-        }
-        let fixed = if f.fixed { " (repaired)" } else { "" };
-        out += &format!("{place}: E{:03}{at}: {}{fixed}\n", f.code, f.message);
-    }
+    report.findings.iter().for_each(|f| out += &line(place, f));
     for note in &report.notes {
         out += &format!("{place}: note: {note}\n");
     }
@@ -124,11 +111,28 @@ fn lines(report: &FsckReport, code: u8, place: &str, repair: bool) -> String {
     )
 }
 
+/// A finding as a line.
+pub fn line(place: &str, f: &Finding) -> String {
+    let mut at = String::new();
+    if let Some(domain) = f.domain {
+        at += &format!(" domain {domain}");
+    }
+    if let Some(node) = f.node {
+        at += &format!(" node {node}");
+    }
+    if let Some(path) = &f.path {
+        at += &format!(" {}", text::name(path.as_bytes()));
+    }
+    let fixed = if f.fixed { " (repaired)" } else { "" };
+    format!("{place}: E{:03}{at}: {}{fixed}\n", f.code, f.message)
+}
+
 /// A bar on the terminal, or nothing. Shared by the checker's threads.
-struct Bar(Option<(ProgressBar, Mutex<String>)>);
+pub struct Bar(Option<(ProgressBar, Mutex<String>)>);
 
 impl Bar {
-    fn new(shown: bool) -> Self {
+    /// Shown or not.
+    pub fn new(shown: bool) -> Self {
         let style = ProgressStyle::with_template("{msg:24} {wide_bar} {percent:>3}% {eta}");
         Self(shown.then(|| {
             let bar = ProgressBar::new(0);
@@ -139,7 +143,8 @@ impl Bar {
         }))
     }
 
-    fn show(&self, phase: &str, done: u64, total: u64) {
+    /// Where the work is.
+    pub fn show(&self, phase: &str, done: u64, total: u64) {
         let Some((bar, last)) = &self.0 else { return };
         // A poisoned lock only means that another thread failed: that is reported elsewhere.
         let mut last = last.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -152,7 +157,8 @@ impl Bar {
         bar.set_position(done);
     }
 
-    fn finish(&self) {
+    /// Takes it away.
+    pub fn finish(&self) {
         if let Some((bar, _)) = &self.0 {
             bar.finish_and_clear();
         }

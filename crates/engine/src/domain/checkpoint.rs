@@ -40,7 +40,7 @@ impl Domain {
         let write_home = || -> Result<()> {
             self.space.write_home()?;
             self.nodes.write_home()?;
-            self.store.flush()
+            self.flush_devices()
         };
         if !planted(Bug::TailEarly) {
             write_home()?;

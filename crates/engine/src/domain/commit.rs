@@ -339,7 +339,7 @@ impl Domain {
             self.write_blocks(&blocks)?;
         }
         if !commit_first && !planted(Bug::NoFlushBeforeCommit) {
-            self.store.flush()?;
+            self.flush_devices()?;
         }
         let mut body = Vec::new();
         Record::After(TxId(self.durable.load(Ordering::Relaxed))).encode(&mut body);
@@ -347,10 +347,10 @@ impl Domain {
         let (addr, bytes, ..) = self.chunk(ChunkKind::Commit, tx.id, 0, &body)?;
         self.write_blocks(&[(addr, bytes)])?;
         if commit_first {
-            self.store.flush()?;
+            self.flush_devices()?;
             self.write_blocks(&blocks)?;
         }
-        if planted(Bug::NoFlushAfterCommit) { Ok(()) } else { self.store.flush() }
+        if planted(Bug::NoFlushAfterCommit) { Ok(()) } else { self.flush_devices() }
     }
 
     /// Longest chunk: short journals are written in smaller pieces.

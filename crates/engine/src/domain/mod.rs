@@ -287,6 +287,17 @@ impl Domain {
         let _g = self.done_lock.lock();
         self.done.notify_all();
     }
+    /// Makes everything durable that was written to this domain's groups.
+    ///
+    /// # Errors
+    /// Of a device.
+    pub fn flush_devices(&self) -> Result<()> {
+        if self.store.devices() == 1 {
+            return self.store.flush();
+        }
+        self.store.flush_groups(self.space.groups())
+    }
+
     /// Another domain of the volume.
     pub fn peer(&self, id: DomainId) -> Option<Arc<Domain>> {
         self.peers.get()?.get(usize::from(id.0))?.upgrade()

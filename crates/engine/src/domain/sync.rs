@@ -180,7 +180,7 @@ impl Domain {
             records.iter().for_each(|r| r.encode(&mut body));
             if data_first {
                 self.submit(std::mem::take(&mut out.writes))?;
-                self.store.flush()?;
+                self.flush_devices()?;
             }
             if chunk_blocks(body.len()) > self.chunk_blocks_max() {
                 self.submit(std::mem::take(&mut out.writes))?;

@@ -95,6 +95,9 @@ pub const EXTENT_SUMS: u32 = 405;
 /// An inode found again names blocks that were given to others since: it gets holes there.
 pub const EXTENT_OLD: u32 = 406;
 
+/// A data block is not what was written (found by a scrub; a check does not read data).
+pub const DATA_SUM: u32 = 410;
+
 /// A directory bucket does not hold.
 pub const BUCKET: u32 = 501;
 /// An entry stands in the wrong bucket.

@@ -17,6 +17,7 @@ mod nodes;
 mod pair;
 mod prepare;
 mod repair;
+pub mod scrub;
 mod space;
 mod tables;
 mod volume;
@@ -109,6 +110,16 @@ pub fn check(
     options: &FsckOptions,
     progress: &dyn Fn(&str, u64, u64),
 ) -> Result<FsckReport> {
+    check_with(devices, options, progress, &mut scrub::nothing)
+}
+
+/// [`check`]; `more` looks at the volume once it is read, too.
+fn check_with(
+    devices: &[Arc<dyn Device>],
+    options: &FsckOptions,
+    progress: &dyn Fn(&str, u64, u64),
+    more: scrub::More<'_>,
+) -> Result<FsckReport> {
     progress("volume", 0, 1);
     let first = volume::read(devices)?;
     progress("volume", 1, 1);
@@ -140,6 +151,7 @@ pub fn check(
         m.log.add(codes::REPLAY_FAILED, None, "the journal could not be replayed; what it holds is given up");
     }
     m.log.domain = None;
+    more(&mut m);
     let mut report = report(&mut m);
     report.notes = std::mem::take(&mut prepared.notes);
     if !options.repair {

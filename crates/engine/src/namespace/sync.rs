@@ -193,17 +193,21 @@ impl Inner {
         drop(enters);
         batches.push((c.domain, own));
         let mut room = true;
+        let mut wrote: Vec<DomainId> = batches.iter().map(|(d, _)| *d).collect();
+        wrote.dedup();
         for (d, b) in batches {
             room &= self.dom(d).write_batch(b)?;
         }
         if !room {
             return self.sync_by_commit(c);
         }
+        // one flush is enough where all of them lie on one device
+        let all = if self.store.devices() == 1 { &wrote[..1] } else { &wrote[..] };
         if !planted(Bug::NoFlushAfterSync)
-            && let Err(e) = self.store.flush()
+            && let Err(e) = all.iter().try_for_each(|d| self.dom(*d).flush_devices())
         {
             // what reached the device is unknown: no later fsync may claim it
-            self.dom(c.domain).fail(&e);
+            wrote.iter().for_each(|d| self.dom(*d).fail(&e));
             return Err(e);
         }
         {

@@ -67,7 +67,10 @@ fn dir_of(v: &Volume, path: &str) -> Result<NodeId> {
 }
 
 /// Something of every kind.
-fn fill_first(v: &Volume) -> Result<()> {
+///
+/// # Errors
+/// Of any operation.
+pub fn fill_first(v: &Volume) -> Result<()> {
     let me = Cred::root();
     for d in ["a", "a/deep", "a/deep/deeper", "b", "c", "many"] {
         v.mkdir_path(d.as_bytes(), 0o755, &me)?;
@@ -115,7 +118,10 @@ fn fill_first(v: &Volume) -> Result<()> {
 }
 
 /// Changes everything once more, so that older versions of the blocks say something else. `round` is 1, 2, …
-fn change(v: &Volume, round: u32) -> Result<()> {
+///
+/// # Errors
+/// Of any operation.
+pub fn change(v: &Volume, round: u32) -> Result<()> {
     let me = Cred::root();
     let seed = round * 1000;
     put(v, "a/inline", seed + 2, 900 + round as usize * 100)?;

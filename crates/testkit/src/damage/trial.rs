@@ -191,6 +191,39 @@ fn repair(device: &Arc<MemDevice>, truth: &Truth, when: &str, out: &mut Outcome)
     }
 }
 
+/// Reads and writes a volume of which nothing is known to be right, twice: nothing but errors may come of it. Names that are
+/// none must not be shown.
+///
+/// # Panics
+/// Where such a name is shown.
+pub fn abuse(device: &Arc<MemDevice>, truth: &Truth) {
+    let mut out = Outcome::default();
+    visit(device, truth, true, &mut out);
+    visit(device, truth, false, &mut out);
+    let Ok(v) = mount(device) else { return };
+    let mut dirs = vec![braidfs::NodeId::ROOT];
+    let mut seen = BTreeSet::new();
+    while let Some(dir) = dirs.pop() {
+        if !seen.insert(dir) {
+            continue;
+        }
+        let mut bad = None;
+        let _ = v.readdir(dir, 0, &mut |e| {
+            if e.name.is_empty() || e.name.len() > 255 || e.name.contains(&b'/') || e.name.contains(&0) {
+                bad = Some(e.name.to_vec());
+            }
+            if !matches!(e.name, b"." | b"..") {
+                dirs.push(e.ino);
+            }
+            bad.is_none()
+        });
+        assert!(bad.is_none(), "a directory shows the name {bad:?}");
+    }
+    let _ = v.collect_stale();
+    let _ = v.statfs();
+    let _ = v.unmount();
+}
+
 /// Does everything with the damaged `image`.
 pub fn trial(image: &Image, truth: &Truth) -> Outcome {
     let mut out = Outcome::default();

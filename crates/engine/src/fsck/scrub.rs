@@ -1,0 +1,123 @@
+//! Reads everything on a volume that has a checksum, and changes nothing.
+//!
+//! All metadata as a check does, and the data blocks of files whose extents carry checksums. Blocks without one (volumes made
+//! without `--data-checksums`, files that are overwritten in place) are counted and not read: nothing can be said of them.
+
+use super::model::{Ino, Log, Model};
+use super::{Finding, FsckOptions, check_with, codes};
+use crate::error::Result;
+use crate::store::Store;
+use braidfs_device::{AlignedBuf, BLOCK_BYTES, Device};
+use braidfs_format::{BlockAddr, NodeId};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+
+/// Blocks read at once.
+const PIECE: u64 = 256;
+
+/// Result of a scrub.
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
+pub struct ScrubReport {
+    /// What does not hold, metadata and data.
+    pub findings: Vec<Finding>,
+    /// Traces of a crash in the journals, which may be damage.
+    pub notes: Vec<String>,
+    /// Inodes looked at.
+    pub inodes: u64,
+    /// Data blocks compared with their checksums.
+    pub data_checked: u64,
+    /// Data blocks without a checksum.
+    pub data_unchecked: u64,
+    /// Data blocks that are not what was written.
+    pub data_bad: u64,
+}
+
+/// Reads and compares everything. `progress` is called with the phase, steps done and steps.
+///
+/// # Errors
+/// As [`super::check`].
+pub fn scrub(devices: &[Arc<dyn Device>], progress: &dyn Fn(&str, u64, u64)) -> Result<ScrubReport> {
+    let options = FsckOptions { repair: false, force: true };
+    let mut out = ScrubReport::default();
+    let report = check_with(devices, &options, progress, &mut |m: &mut Model| data(m, &mut out, progress))?;
+    out.inodes = report.files + report.dirs + report.symlinks + report.other;
+    out.findings = report.findings;
+    out.notes = report.notes;
+    Ok(out)
+}
+
+/// Compares the data of all inodes, on all CPUs; what is bad goes to the model's log.
+fn data(m: &mut Model, out: &mut ScrubReport, progress: &dyn Fn(&str, u64, u64)) {
+    let store = Arc::clone(&m.store);
+    let files: Vec<(&NodeId, &Ino)> = m.inodes.iter().filter(|(_, i)| !i.is_dir() && !i.extents.is_empty()).collect();
+    let total: u64 = files.iter().map(|(_, i)| i.extent_blocks()).sum();
+    let (next, done) = (AtomicUsize::new(0), AtomicU64::new(0));
+    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let mut logs: Vec<(Log, ScrubReport)> = Vec::new();
+    std::thread::scope(|s| {
+        let workers: Vec<_> = (0..threads)
+            .map(|_| {
+                s.spawn(|| {
+                    let (mut log, mut sum) = (Log::default(), ScrubReport::default());
+                    while let Some((node, ino)) = files.get(next.fetch_add(1, Relaxed)) {
+                        log.domain = Some(ino.domain);
+                        file(&store, &mut log, &mut sum, **node, ino);
+                        done.fetch_add(ino.extent_blocks(), Relaxed);
+                    }
+                    (log, sum)
+                })
+            })
+            .collect();
+        while workers.iter().any(|w| !w.is_finished()) {
+            progress("data", done.load(Relaxed), total);
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        progress("data", total, total);
+        for w in workers {
+            logs.push(w.join().unwrap_or_else(|p| std::panic::resume_unwind(p)));
+        }
+    });
+    for (mut log, sum) in logs {
+        out.data_checked += sum.data_checked;
+        out.data_unchecked += sum.data_unchecked;
+        out.data_bad += sum.data_bad;
+        m.log.findings.append(&mut log.findings);
+    }
+}
+
+fn file(store: &Store, log: &mut Log, sum: &mut ScrubReport, node: NodeId, ino: &Ino) {
+    for e in ino.extents.iter().filter(|e| !e.unwritten) {
+        let Some(sums) = &e.sums else {
+            sum.data_unchecked += u64::from(e.len);
+            continue;
+        };
+        let mut at = 0;
+        while at < u64::from(e.len) {
+            let n = PIECE.min(u64::from(e.len) - at);
+            let mut buf = AlignedBuf::zeroed(n as usize * BLOCK_BYTES);
+            let whole = store.read(BlockAddr(e.addr.0 + at), &mut buf).is_ok();
+            for i in 0..n {
+                let block = &mut buf[i as usize * BLOCK_BYTES..][..BLOCK_BYTES];
+                let addr = BlockAddr(e.addr.0 + at + i);
+                sum.data_checked += 1;
+                let lblk = e.lblk + at + i;
+                // one bad sector fails the whole piece: block by block then
+                if let Err(why) = if whole { Ok(()) } else { store.read(addr, block) } {
+                    sum.data_bad += 1;
+                    log.add(codes::UNREADABLE, Some(node), format!("block {lblk} of the file ({addr}): {why}"));
+                } else if sums.get((at + i) as usize) != Some(&crc32c::crc32c(block)) {
+                    sum.data_bad += 1;
+                    let why = format!("block {lblk} of the file ({addr}): checksum does not match");
+                    log.add(codes::DATA_SUM, Some(node), why);
+                }
+            }
+            at += n;
+        }
+    }
+}
+
+/// Nothing more to look at: what a plain check does.
+pub(super) fn nothing(_: &mut Model) {}
+
+/// What [`check_with`] does with the model once it is read.
+pub(super) type More<'a> = &'a mut dyn FnMut(&mut Model);

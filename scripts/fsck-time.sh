@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# Times fsck of a braidfs beside e2fsck -f of an ext4 with the same tree, and the memory of both. Run it on a quiet machine.
+# usage: scripts/fsck-time.sh [FILES]   (default 1000000; as root, for the ext4 and the mounts)
+# BRAIDFS_BIN: this binary; BRAIDFS_TMP: where the images go (default /var/tmp; about 8 KiB per file and file system)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+files=${1:-1000000}
+bin=${BRAIDFS_BIN:-${CARGO_TARGET_DIR:-target}/release/braidfs}
+[ -x "$bin" ] || { echo "fsck-time: $bin: no such program: run make build" >&2; exit 1; }
+[ "$(id -u)" = 0 ] || { echo "fsck-time: must be root: mounts an ext4 image" >&2; exit 1; }
+dir=$(mktemp -d "${BRAIDFS_TMP:-/var/tmp}/braidfs-fsck.XXXXXX")
+trap 'umount "$dir/b" 2>/dev/null; umount "$dir/e" 2>/dev/null; rm -rf "$dir"' EXIT
+mkdir "$dir/b" "$dir/e"
+mib=$((files / 100 + 512))
+truncate -s "${mib}M" "$dir/e.img"
+mkfs.ext4 -q -F -N $((files + files / 10 + 1000)) "$dir/e.img"
+"$bin" mkfs --quiet --size "${mib}M" "$dir/b.img"
+
+# 1000 files in a directory, three quarters of them of some hundred bytes, the others of two blocks
+fill() {
+    python3 - "$1" "$files" <<'PY'
+import os, sys
+top, files = sys.argv[1], int(sys.argv[2])
+small, large = b"s" * 300, b"l" * 8000
+for n in range(files):
+    if n % 1000 == 0:
+        here = os.path.join(top, f"d{n // 100000}", f"d{n // 1000}")
+        os.makedirs(here)
+    with open(os.path.join(here, f"file-{n}"), "wb") as file:
+        file.write(large if n % 4 == 0 else small)
+PY
+}
+"$bin" mount "$dir/b.img" "$dir/b"
+fill "$dir/b"
+"$bin" umount "$dir/b"
+mount -o loop "$dir/e.img" "$dir/e"
+fill "$dir/e"
+umount "$dir/e"
+
+# Seconds and the most memory of a command, after the image has left the page cache or is all in it.
+measure() {
+    local name=$1 image=$2 cache=$3
+    shift 3
+    sync
+    if [ "$cache" = cold ]; then
+        python3 -c 'import os,sys; f=os.open(sys.argv[1], os.O_RDONLY); os.posix_fadvise(f, 0, 0, os.POSIX_FADV_DONTNEED)' "$image"
+    else
+        cat "$image" > /dev/null
+    fi
+    python3 - "$name, $cache" "$@" <<'PY'
+import resource, subprocess, sys, time
+begun = time.monotonic()
+done = subprocess.run(sys.argv[2:], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+taken = time.monotonic() - begun
+memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+print(f"{sys.argv[1]:<22} {taken:8.2f} s {memory:8.0f} MiB  exit code {done.returncode}")
+PY
+}
+echo "$files files, $(nproc) CPUs"
+for cache in cold warm; do
+    measure "braidfs fsck -f" "$dir/b.img" $cache "$bin" fsck -f -n "$dir/b.img"
+    measure "e2fsck -f" "$dir/e.img" $cache e2fsck -f -n "$dir/e.img"
+done

@@ -1,0 +1,393 @@
+#!/usr/bin/env python3
+"""Soak: random load on a mounted volume; every few seconds the daemon is killed with -9 and the volume mounted again.
+
+usage: soak.py [SECONDS]    default SOAK_SECONDS, or 60; SOAK_SEED=N replays the choices of a run
+
+Workers, each in directories of its own, create, write, rename, link, truncate, remove and fsync files, and tell what they
+are about to do and what is done. After each kill: fsck of the crashed image finds nothing; the volume mounts; what was
+synced and not touched since is there, exactly; other files hold, block by block, something that was written to them, or
+zeros; nothing that was not removed is gone. Now and then the volume is unmounted instead, checked, and everything must be
+there. The seed is printed with each failure; every command stands in target/soak.log. Exit code 1 after a failure.
+"""
+
+import hashlib
+import os
+import pickle
+import random
+import select
+import shutil
+import signal
+import sys
+import time
+
+sys.dont_write_bytecode = True
+import fslib  # noqa: E402
+from fslib import Failed, Workspace  # noqa: E402
+
+SIZE = 1 << 30
+WORKERS = 3
+BLOCK = 4096
+# Rounds whose files are kept and checked again.
+KEPT = 3
+LONGEST = 40 * BLOCK
+
+
+def content(seed, size):
+    """What a write puts into a file: every block tells its place and the write."""
+    out = bytearray()
+    for at in range(0, size, BLOCK):
+        out += hashlib.blake2b(f"{seed}:{at}".encode(), digest_size=64).digest() * (BLOCK // 64)
+    return bytes(out[:size])
+
+
+# A worker ---------------------------------------------------------------------------------------------------------------
+
+
+class Worker:
+    """One process with files of its own; `tell` hands each step to the parent before and after it is done."""
+
+    def __init__(self, top, seed, tell):
+        self.top, self.rng, self.tell = top, random.Random(seed), tell
+        self.dirs = [top]
+        self.files = {}
+        self.next = 0
+
+    def step(self, name, *args):
+        self.tell(("begin", name, *args))
+        getattr(self, "do_" + name)(*args)
+        self.tell(("end", name, *args))
+
+    def do_mkdir(self, path):
+        os.mkdir(path)
+
+    def do_write(self, number, path, seed, size):
+        with open(path, "wb") as file:
+            file.write(content(seed, size))
+
+    def do_sync(self, number, path):
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def do_rename(self, number, old, new):
+        os.rename(old, new)
+
+    def do_link(self, number, old, new):
+        os.link(old, new)
+
+    def do_remove(self, number, path):
+        os.unlink(path)
+
+    def name(self):
+        self.next += 1
+        return os.path.join(self.rng.choice(self.dirs), f"f{self.next}")
+
+    def one(self):
+        rng = self.rng
+        what = rng.random()
+        if what < 0.04 and len(self.dirs) < 12:
+            path = os.path.join(rng.choice(self.dirs), f"d{len(self.dirs)}")
+            self.step("mkdir", path)
+            self.dirs.append(path)
+        elif what < 0.35 or not self.files:
+            path = self.name()
+            number = self.next
+            self.step("write", number, path, rng.getrandbits(32), rng.randrange(LONGEST))
+            self.files[number] = path
+        else:
+            number, path = rng.choice(list(self.files.items()))
+            if what < 0.5:
+                self.step("write", number, path, rng.getrandbits(32), rng.randrange(LONGEST))
+            elif what < 0.75:
+                self.step("sync", number, path)
+            elif what < 0.88:
+                new = self.name()
+                self.step("rename", number, path, new)
+                self.files[number] = new
+            elif what < 0.94:
+                self.step("link", number, path, self.name())
+            else:
+                self.step("remove", number, path)
+                del self.files[number]
+
+    def run(self):
+        while True:
+            self.one()
+
+
+def start(top, seed):
+    """Forks a worker below `top`; its pid and the pipe with its steps."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(writer)
+        return pid, reader
+    try:
+        for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(sig, signal.SIG_DFL)
+        os.close(reader)
+
+        def tell(step):
+            data = pickle.dumps(step)
+            os.write(writer, len(data).to_bytes(4, "little") + data)
+
+        try:
+            Worker(str(top), seed, tell).run()
+        except OSError as error:
+            tell(("error", error.errno, str(error)))
+    finally:
+        os._exit(0)
+
+
+# What must be there -----------------------------------------------------------------------------------------------------
+
+
+class File:
+    """What is known of a file: what was synced, and what was begun since."""
+
+    def __init__(self):
+        self.synced = None  # (paths, seed, size)
+        self.paths = set()  # names that it may have
+        self.sure = set()  # names that it has for certain, were it synced
+        self.versions = []  # (seed, size): the content may be of any of them
+        self.removed = False
+        self.touched = False
+
+    def begin(self, step):
+        name, args = step[1], step[2:]
+        if name == "sync":
+            return
+        self.touched = True
+        if name == "write":
+            self.paths.add(args[1])
+            self.versions.append((args[2], args[3]))
+        elif name in ("rename", "link"):
+            self.paths.add(args[2])
+        elif name == "remove":
+            self.removed = True
+
+    def end(self, step):
+        name, args = step[1], step[2:]
+        if name == "write":
+            self.sure.add(args[1])
+        elif name == "rename":
+            self.sure.discard(args[1])
+            self.sure.add(args[2])
+        elif name == "link":
+            self.sure.add(args[2])
+        elif name == "remove":
+            self.sure.discard(args[1])
+        elif name == "sync":
+            self.synced = (set(self.sure), *self.versions[-1])
+            self.paths, self.versions = set(self.sure), self.versions[-1:]
+            self.removed = self.touched = False
+
+    def check(self, everything):
+        """Compares with the volume. `everything`: it was unmounted, nothing may be lost."""
+        if everything and not self.torn:
+            self.exactly(self.sure, *self.versions[-1]) if self.versions and self.sure else None
+            return
+        if self.synced and not self.touched:
+            self.exactly(*self.synced)
+            return
+        found = [p for p in self.paths if os.path.lexists(p)]
+        if not found:
+            if self.synced and not self.removed:
+                raise Failed(f"{sorted(self.synced[0])}: synced, and none of its names is there")
+            return
+        for path in found:
+            self.blocks(path)
+
+    torn = False
+
+    def exactly(self, paths, seed, size):
+        want = content(seed, size)
+        for path in paths:
+            try:
+                with open(path, "rb") as file:
+                    have = file.read()
+            except FileNotFoundError:
+                raise Failed(f"{path}: synced, and not there") from None
+            if have != want:
+                at = next((i for i, (a, b) in enumerate(zip(have, want)) if a != b), min(len(have), len(want)))
+                raise Failed(f"{path}: {len(have)} bytes of {len(want)}, differs at byte {at} from what was synced")
+
+    def blocks(self, path):
+        """Every block is that of some version, or zeros."""
+        with open(path, "rb") as file:
+            have = file.read()
+        versions = [content(*v) for v in self.versions]
+        for at in range(0, len(have), BLOCK):
+            piece = have[at : at + BLOCK]
+            fits = not any(piece)
+            for v in versions:
+                part = v[at : at + len(piece)]
+                fits = fits or piece == part + bytes(len(piece) - len(part))
+            if not fits:
+                raise Failed(f"{path}: the block at byte {at} holds what was never written there")
+
+
+class Expected:
+    """All files of one worker in one round."""
+
+    def __init__(self):
+        self.files = {}
+        self.last = None
+
+    def take(self, step):
+        if step[0] == "error":
+            self.last = step
+            return
+        if step[1] == "mkdir":
+            return
+        file = self.files.setdefault(step[2], File())
+        if step[0] == "begin":
+            file.begin(step)
+            file.torn = True
+        else:
+            file.end(step)
+            file.torn = False
+
+    def settle(self):
+        """After a crash: what was not synced is what is found; later rounds check only the rest."""
+        self.files = {n: f for n, f in self.files.items() if f.synced and not f.touched}
+
+
+def drain(workers, seconds):
+    """Keeps the pipes of the workers from filling up; their steps as bytes."""
+    end = time.monotonic() + seconds
+    data = {reader: b"" for _, reader in workers}
+    while (left := end - time.monotonic()) > 0:
+        ready, _, _ = select.select(list(data), [], [], left)
+        for reader in ready:
+            piece = os.read(reader, 1 << 16)
+            if not piece:
+                time.sleep(min(left, 0.1))
+            data[reader] += piece
+    return data
+
+
+# Rounds -----------------------------------------------------------------------------------------------------------------
+
+
+def soak_round(volume, number, rng, kept):
+    """Mounts, loads, kills or unmounts, checks. Steps done."""
+    options = rng.choice([(), ("data=journal",), ("data=writeback",), ("commit=1",)])
+    volume.mount(*options)
+    workers, expected = [], []
+    for w in range(WORKERS):
+        top = volume.mnt / f"r{number}w{w}"
+        top.mkdir()
+        fd = os.open(top, os.O_RDONLY)
+        os.fsync(fd)
+        os.close(fd)
+        workers.append(start(top, rng.getrandbits(64)))
+        expected.append(Expected())
+    unmount = number % 4 == 3
+    data = drain(workers, rng.uniform(1.0, 5.0))
+    if unmount:
+        for pid, _ in workers:
+            os.kill(pid, signal.SIGKILL)
+    else:
+        volume.kill9()
+    for (pid, reader), e in zip(workers, expected):
+        end = time.monotonic() + 20
+        while not os.waitpid(pid, os.WNOHANG)[0]:
+            if time.monotonic() > end:
+                os.kill(pid, signal.SIGKILL)
+            piece = os.read(reader, 1 << 16) if select.select([reader], [], [], 0.05)[0] else b""
+            data[reader] += piece
+        while piece := os.read(reader, 1 << 16):
+            data[reader] += piece
+        os.close(reader)
+        feed(data[reader], e)
+    steps = sum(len(d) for d in data.values())
+    if unmount:
+        volume.umount()
+    else:
+        volume.force_down()
+    # a killed process may keep its files for a moment, until its I/O has ended
+    end = time.monotonic() + 20
+    while True:
+        code, text = volume.fsck("-f", "-n")
+        if "is in use" not in text or time.monotonic() > end:
+            break
+        time.sleep(0.2)
+    if code:
+        raise Failed(f"fsck after {'umount' if unmount else 'kill -9'}: exit code {code}:\n{text[-2000:]}")
+    volume.mount()
+    for e in expected:
+        for file in e.files.values():
+            file.check(unmount)
+        e.settle()
+    kept.append((number, expected))
+    for _, old in kept[:-1]:
+        for file in (f for e in old for f in e.files.values()):
+            file.check(False)
+    while len(kept) > KEPT:
+        gone, _ = kept.pop(0)
+        for w in range(WORKERS):
+            shutil.rmtree(volume.mnt / f"r{gone}w{w}")
+    volume.umount()
+    return steps
+
+
+def feed(data, expected):
+    at = 0
+    while at + 4 <= len(data):
+        size = int.from_bytes(data[at : at + 4], "little")
+        if at + 4 + size > len(data):
+            break
+        expected.take(pickle.loads(data[at + 4 : at + 4 + size]))
+        at += 4 + size
+    if expected.last and expected.last[1] not in (5, 28, 103, 107):  # EIO, ENOSPC, ECONNABORTED, ENOTCONN
+        raise Failed(f"a worker: {expected.last[2]}")
+
+
+def main():
+    seconds = float(sys.argv[1] if len(sys.argv) > 1 else os.environ.get("SOAK_SECONDS", "60"))
+    seed = int(os.environ.get("SOAK_SEED") or random.SystemRandom().getrandbits(32))
+    fslib.log_to(fslib.ROOT / "target" / "soak.log")
+    print(f"soak: {seconds:.0f} s, SOAK_SEED={seed}", flush=True)
+    fslib.build()
+    rng, kept, number, synced, begun = random.Random(seed), [], 0, 0, time.monotonic()
+    with Workspace(2 * SIZE) as space:
+        volume = space.braidfs("soak", SIZE)
+        volume.mkfs("--domains", "4")
+        while time.monotonic() - begun < seconds:
+            try:
+                # the round changes `kept` of this process only when it is done, so it runs in it
+                soak_round(volume, number, rng, kept)
+            except Failed as error:
+                image = fslib.ROOT / "target" / f"soak-{seed}.img"
+                stacks(volume)
+                run_copy(volume, image)
+                print(fslib.paint(f"FAILED in round {number}, SOAK_SEED={seed}: {error}", "red"))
+                print(f"the image: {image}")
+                return 1
+            synced = sum(len(e.files) for _, es in kept for e in es)
+            number += 1
+            print(f"round {number}: {synced} synced files checked, {time.monotonic() - begun:.0f} s", flush=True)
+    print(f"{number} rounds, {(number * 3 + 3) // 4} kills, no failure, SOAK_SEED={seed}")
+    return 0
+
+
+def stacks(volume):
+    """What the daemon's threads are doing, into the log: a daemon that does not end is a finding."""
+    for pid in volume.daemons():
+        if fslib.have("gdb"):
+            fslib.run("gdb", "-p", pid, "-batch", "-ex", "thread apply all bt 30", ok=None, timeout=120)
+
+
+def run_copy(volume, to):
+    volume.force_down()
+    fslib.run("cp", "--sparse=always", volume.image, to, ok=None)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except Failed as error:
+        sys.exit(f"soak: {error}")
