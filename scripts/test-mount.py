@@ -21,6 +21,7 @@ import shutil
 import signal
 import socket
 import stat
+import struct
 import subprocess
 import sys
 import time
@@ -101,6 +102,28 @@ def renameat2(old, new, flags):
     if LIBC.renameat2(-100, os.fsencode(old), -100, os.fsencode(new), flags):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
+
+
+def handle_of(path):
+    """A file handle, as an NFS server gives it to its clients."""
+    handle, mount = ctypes.create_string_buffer(8 + 128), ctypes.c_int()
+    struct.pack_into("=Ii", handle, 0, 128, 0)
+    if LIBC.name_to_handle_at(-100, os.fsencode(path), handle, ctypes.byref(mount), 0):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), path)
+    return handle
+
+
+def open_handle(volume, handle):
+    root = os.open(volume.mnt, os.O_RDONLY)
+    try:
+        fd = LIBC.open_by_handle_at(root, handle, os.O_RDONLY)
+        if fd < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+        return fd
+    finally:
+        os.close(root)
 
 
 # Files and names -------------------------------------------------------------------------------------------------------
@@ -669,6 +692,46 @@ def umount_keeps_everything(volume, top):
     volume.mount()
     for n in range(500):
         same((top / f"f{n}").read_bytes(), bytes([n % 251]) * n * 10, f"f{n}")
+
+
+@check
+def handles_of_an_nfs_server(volume, top):
+    """They outlive a remount; that of a deleted file is stale and does not open the next file with its number."""
+    daemon_only(volume)
+    root_only()
+    folder, gone = top / "a" / "b", top / "gone"
+    folder.mkdir(parents=True)
+    (folder / "file").write_bytes(b"by handle")
+    gone.write_bytes(b"old")
+    of_folder, of_file, of_gone, number = handle_of(folder), handle_of(folder / "file"), handle_of(gone), gone.stat().st_ino
+    volume.umount()
+    volume.mount()
+    with open(open_handle(volume, of_file), "rb") as file:
+        same(file.read(), b"by handle", "file by its handle")
+    fd = open_handle(volume, of_folder)
+    same(os.listdir(fd), ["file"], "directory by its handle")
+    os.close(fd)
+    gone.unlink()
+    with refused(errno.ESTALE):
+        open_handle(volume, of_gone)
+    volume.umount()
+    volume.mount()
+    for n in range(3000):
+        new = top / f"new{n}"
+        new.write_bytes(b"new")
+        if new.stat().st_ino == number:
+            break
+    else:
+        raise Failed(f"inode number {number} is not given again")
+    with refused(errno.ESTALE):
+        open_handle(volume, of_gone)
+    of_new = handle_of(new)
+    volume.umount()
+    volume.mount()
+    with refused(errno.ESTALE):
+        open_handle(volume, of_gone)
+    with open(open_handle(volume, of_new), "rb") as file:
+        same(file.read(), b"new", "the next file with that number")
 
 
 @check

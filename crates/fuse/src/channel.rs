@@ -4,6 +4,7 @@
 //! gave the request. Sends never block on other threads: the kernel takes a reply as one `write`.
 
 use crate::abi;
+use crate::node::WireId;
 use crate::request::Answer;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -66,11 +67,11 @@ impl Channel {
         self.send(abi::OutHeader { len: 16, error: 0, unique }.as_bytes());
     }
 
-    /// Has the kernel forget attributes of `ino` and, with `pages`, write back and drop its pages.
+    /// Has the kernel forget attributes of an inode and, with `pages`, write back and drop its pages.
     ///
     /// With `pages` the kernel sends WRITE requests and waits for them: never call it from a serving thread.
-    pub fn invalidate(&self, ino: u64, pages: bool) {
-        let body = abi::InvalInodeOut { ino, off: if pages { 0 } else { -1 }, len: 0 };
+    pub fn invalidate(&self, node: WireId, pages: bool) {
+        let body = abi::InvalInodeOut { ino: node.0, off: if pages { 0 } else { -1 }, len: 0 };
         let head = abi::OutHeader { len: 16 + size_of_val(&body) as u32, error: abi::NOTIFY_INVAL_INODE, unique: 0 };
         self.send(&[head.as_bytes(), body.as_bytes()].concat());
     }

@@ -142,6 +142,7 @@ impl BraidFs {
     pub(crate) fn handle(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
         match req.head.opcode {
             op::LOOKUP => self.lookup(req, out),
+            // Nothing is kept that could be forgotten, see [`crate::node`].
             op::FORGET | op::BATCH_FORGET => Ok(Outcome::Silent),
             op::GETATTR => self.getattr(req, out, cx),
             op::STATX => self.statx(req, out),

@@ -3,6 +3,7 @@
 //! Owns every [`OpenFile`] of the mount: an unlinked file lives until its last handle is released here. Look-ups are
 //! lock-free and write only to the slot of the handle asked for.
 
+use crate::node::WireId;
 use braidfs::{NodeId, OpenFile};
 use crossbeam::utils::CachePadded;
 use parking_lot::Mutex;
@@ -12,8 +13,10 @@ use std::collections::HashMap;
 use std::sync::atomic::AtomicU64;
 
 /// Writers of one inode through the kernel's cache.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Writers {
+    /// What the kernel calls the inode.
+    id: WireId,
     handles: u32,
     /// The kernel may hold dirty pages for which there must be room.
     promised: bool,
@@ -26,12 +29,22 @@ const SHARDS: usize = 32;
 pub(crate) struct Handle {
     /// The engine's handle.
     pub file: OpenFile,
-    /// Its inode.
-    pub ino: NodeId,
     /// The kernel may hold pages written through this handle that have not reached the volume.
     pub cached_writer: bool,
     /// [`crate::fs::BraidFs`]' capability epoch when `security.capability` was last found absent or removed.
     pub caps_epoch: AtomicU64,
+}
+
+impl Handle {
+    /// Its inode.
+    pub fn ino(&self) -> NodeId {
+        self.file.ino()
+    }
+
+    /// What the kernel calls that.
+    pub fn id(&self) -> WireId {
+        WireId::new(self.file.ino(), self.file.gener())
+    }
 }
 
 /// All open files of a mount.
@@ -45,11 +58,11 @@ pub(crate) struct Handles {
 impl Handles {
     /// Keeps a handle; its number.
     pub fn insert(&self, handle: Handle) -> Result<u64, Errno> {
-        let (ino, writer) = (handle.ino, handle.cached_writer);
+        let (id, writer) = (handle.id(), handle.cached_writer);
         let key = self.slab.insert(CachePadded::new(handle)).ok_or(Errno::NFILE)?;
         if writer {
-            let mut writers = self.shard(ino).lock();
-            let w = writers.entry(ino.0).or_default();
+            let mut writers = self.shard(id.ino()).lock();
+            let w = writers.entry(id.ino().0).or_insert(Writers { id, handles: 0, promised: false });
             (w.handles, w.promised) = (w.handles + 1, true);
         }
         Ok(key as u64)
@@ -64,11 +77,11 @@ impl Handles {
     pub fn release(&self, fh: u64) -> Result<(), Errno> {
         let handle = self.slab.take(fh as usize).ok_or(Errno::BADF)?;
         if handle.cached_writer {
-            let mut writers = self.shard(handle.ino).lock();
-            if let Some(w) = writers.get_mut(&handle.ino.0) {
+            let mut writers = self.shard(handle.ino()).lock();
+            if let Some(w) = writers.get_mut(&handle.ino().0) {
                 w.handles -= 1;
                 if w.handles == 0 {
-                    writers.remove(&handle.ino.0);
+                    writers.remove(&handle.ino().0);
                 }
             }
         }
@@ -88,12 +101,12 @@ impl Handles {
     }
 
     /// The files among `which` that the kernel was promised room for since they were last asked for here.
-    pub fn take_promised(&self, which: impl Fn(u64) -> bool) -> Vec<u64> {
+    pub fn take_promised(&self, which: impl Fn(NodeId) -> bool) -> Vec<WireId> {
         let mut found = Vec::new();
         for shard in &self.writers {
-            for (&ino, w) in shard.lock().iter_mut().filter(|(ino, w)| w.promised && which(**ino)) {
+            for w in shard.lock().values_mut().filter(|w| w.promised && which(w.id.ino())) {
                 w.promised = false;
-                found.push(ino);
+                found.push(w.id);
             }
         }
         found

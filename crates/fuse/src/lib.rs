@@ -2,7 +2,7 @@
 //!
 //! The modules, in the order in which a request passes: `mount` (gets the connection) → `session` (serving threads)
 //! → `channel` and `request` (frames; `abi` declares them) → `fs` (which handler) → `ops` (the handlers, over the
-//! engine's API) → `handles` (open files). `serve` runs the whole from mount to unmount; `daemon` and `loopdev` help
+//! engine's API) → `node` (which inode is meant) → `handles` (open files). `serve` runs the whole from mount to unmount; `daemon` and `loopdev` help
 //! the command line.
 //!
 //! The protocol is spoken directly, not through a crate: `sync` (SYNCFS), unnamed files (TMPFILE), birth times (STATX)
@@ -17,6 +17,7 @@ mod fs;
 mod handles;
 mod loopdev;
 mod mount;
+mod node;
 mod ops;
 mod request;
 mod room;

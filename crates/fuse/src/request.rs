@@ -4,7 +4,8 @@
 //! not parse is `EINVAL`, never a panic. Independent of how bytes reach the kernel.
 
 use crate::abi::{self, InHeader, OutHeader};
-use braidfs::{Cred, NodeId};
+use crate::node::WireId;
+use braidfs::Cred;
 use rustix::io::Errno;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -45,8 +46,8 @@ impl<'a> Request<'a> {
     }
 
     /// The inode in the header.
-    pub fn node(&self) -> NodeId {
-        NodeId(self.head.nodeid)
+    pub fn node(&self) -> WireId {
+        WireId(self.head.nodeid)
     }
 
     /// The fixed structure at the start of the arguments.

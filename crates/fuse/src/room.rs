@@ -74,7 +74,7 @@ impl BraidFs {
     }
 
     /// GETATTR before a `write` through the cache of a tight domain: may it go on? Answered by the helper thread, since
-    /// what the kernel writes back comes to the serving threads.
+    /// what the kernel writes back comes to the serving threads. The file is open.
     pub(crate) fn getattr_of_writer(&self, ino: NodeId, out: &mut Answer, cx: &Context<'_>) -> Handled {
         if self.vol.write_room(ino) >= KERNEL_DIRTY_BLOCKS {
             self.handles.promise(ino);
@@ -106,8 +106,8 @@ impl BraidFs {
 
     /// Has the kernel write back what it was promised room for in this domain. By the helper thread only.
     fn write_back(&self, domain: usize, channel: &Channel) {
-        for ino in self.handles.take_promised(|ino| self.domain_index(NodeId(ino)) == Some(domain)) {
-            channel.invalidate(ino, true);
+        for id in self.handles.take_promised(|ino| self.domain_index(ino) == Some(domain)) {
+            channel.invalidate(id, true);
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::channel::Channel;
 use crate::mount::{Mount, MountConfig, take_over};
+use crate::node;
 use crate::session::{self, RunError};
 use braidfs::Volume;
 use rustix::fs::{Mode, OFlags};
@@ -26,6 +27,10 @@ pub enum ServeError {
         /// Why.
         source: io::Error,
     },
+    /// Inode numbers do not fit what FUSE calls inodes by.
+    #[error("cannot serve: the volume has room for {0} inodes, a FUSE mount for {max} (2 PiB); use the library",
+        max = node::INODES_MAX)]
+    TooLarge(u64),
     /// Threads, descriptors or signal handlers.
     #[error("cannot serve: {0}")]
     Start(io::Error),
@@ -43,7 +48,7 @@ pub enum ServeError {
 /// # Errors
 /// See [`ServeError`].
 pub fn serve(vol: Arc<Volume>, cfg: &MountConfig, ready: impl FnOnce()) -> Result<(), ServeError> {
-    match attach(cfg) {
+    match check(&vol).and_then(|()| attach(cfg)) {
         Ok(attached) => attached.run(vol, cfg, ready),
         Err(e) => {
             if let Err(e) = session::close(vol) {
@@ -52,6 +57,12 @@ pub fn serve(vol: Arc<Volume>, cfg: &MountConfig, ready: impl FnOnce()) -> Resul
             Err(e)
         }
     }
+}
+
+/// Whether the kernel can be given ids for all inodes of the volume.
+fn check(vol: &Volume) -> Result<(), ServeError> {
+    let geometry = vol.super_block().geometry().map_err(|e| ServeError::Start(io::Error::other(e)))?;
+    node::check(&geometry).map_err(ServeError::TooLarge)
 }
 
 /// A mount with nobody serving it yet.

@@ -156,7 +156,7 @@ fn dispatch(slot: &Slot, channel: &Arc<Channel>, close: &(dyn Fn() + Sync), fram
         // A panic is our bug; the request that ran into it fails, the mount lives on.
         Some(fs) => catch_unwind(AssertUnwindSafe(|| fs.handle(&req, out, &Context { channel, unique })))
             .unwrap_or_else(|_| {
-                tracing::error!(op = op::name(req.head.opcode), node = req.head.nodeid, "panic in a FUSE operation");
+                tracing::error!(op = op::name(req.head.opcode), node = %req.node(), "panic in a FUSE operation");
                 Err(Errno::IO)
             }),
         None if matches!(req.head.opcode, op::FORGET | op::BATCH_FORGET) => Ok(Outcome::Silent),
@@ -166,7 +166,7 @@ fn dispatch(slot: &Slot, channel: &Arc<Channel>, close: &(dyn Fn() + Sync), fram
         Ok(Outcome::Reply) => channel.reply(unique, out),
         Ok(Outcome::Deferred | Outcome::Silent) => {}
         Err(e) => {
-            tracing::trace!(op = op::name(req.head.opcode), node = req.head.nodeid, error = %e);
+            tracing::trace!(op = op::name(req.head.opcode), node = %req.node(), error = %e);
             channel.reply_error(unique, e);
         }
     }

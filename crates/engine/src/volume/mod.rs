@@ -104,6 +104,10 @@ impl OpenFile {
     pub fn ino(&self) -> NodeId {
         self.cell.ino
     }
+    /// Generation of the inode's number.
+    pub fn gener(&self) -> u32 {
+        self.cell.gener
+    }
     pub(crate) fn new(cell: Arc<Cell>, inner: Arc<Inner>) -> Self {
         cell.opens.fetch_add(1, Ordering::AcqRel);
         Self { cell, inner }
@@ -192,6 +196,15 @@ impl Volume {
     /// [`Error::NotFound`] where no domain owns such a number.
     pub fn domain_of(&self, ino: NodeId) -> Result<DomainId> {
         Ok(self.inner().domain(ino)?.id)
+    }
+
+    /// Generation of an inode: tells it from those that had its number before.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] where no inode has the number.
+    pub fn generation(&self, ino: NodeId) -> Result<u32> {
+        let c = self.inner().cell(ino)?;
+        if c.state.read().deleted { Err(Error::NotFound) } else { Ok(c.gener) }
     }
 
     /// Space and inodes.

@@ -6,6 +6,7 @@
 use crate::abi::{self, fattr};
 use crate::fs::{BraidFs, Context, TTL_SECONDS, errno};
 use crate::handles::Handle;
+use crate::node::WireId;
 use crate::request::{Answer, Handled, Outcome, Request};
 use braidfs::format::inode::{APPEND, IMMUTABLE};
 use braidfs::{Attr, Error, FileKind, NodeId, SetAttr, SetTime, Timestamp};
@@ -20,22 +21,22 @@ const STATX_TOLD: u32 = 0x0fff;
 
 impl BraidFs {
     pub(crate) fn getattr(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
-        let (arg, node) = (req.arg::<abi::GetattrIn>()?, req.node());
+        let (arg, id) = (req.arg::<abi::GetattrIn>()?, req.node());
         if arg.getattr_flags & abi::GETATTR_FH != 0
-            && self.is_tight(node)
-            && self.handles.get(arg.fh).is_ok_and(|h| h.cached_writer)
+            && self.is_tight(id.ino())
+            && self.opened(id, arg.fh).is_ok_and(|h| h.cached_writer)
         {
-            return self.getattr_of_writer(node, out, cx);
+            return self.getattr_of_writer(id.ino(), out, cx);
         }
-        let attr = self.vol.getattr(node).map_err(errno)?;
-        out.put(&attr_out(&attr, self.attr_ttl(node)));
+        let attr = self.attr(id)?;
+        out.put(&attr_out(&attr, self.attr_ttl(attr.ino)));
         Ok(Outcome::Reply)
     }
 
     pub(crate) fn statx(&self, req: &Request<'_>, out: &mut Answer) -> Handled {
-        let attr = self.vol.getattr(req.node()).map_err(errno)?;
+        let attr = self.attr(req.node())?;
         out.put(&abi::StatxOut {
-            attr_valid: self.attr_ttl(req.node()),
+            attr_valid: self.attr_ttl(attr.ino),
             attr_valid_nsec: 0,
             flags: 0,
             spare: [0; 2],
@@ -46,7 +47,16 @@ impl BraidFs {
 
     pub(crate) fn setattr(&self, req: &Request<'_>, out: &mut Answer) -> Handled {
         let arg: abi::SetattrIn = req.arg()?;
-        let node = req.node();
+        let held = match self.hold(req.node()) {
+            // After an unlink the kernel sends the times that it kept, also of an inode which is gone then; it looks at
+            // the error only, and the next syncfs would report that.
+            Err(Errno::STALE) if only_cached_times(arg.valid) => {
+                out.put(&abi::AttrOut::new_zeroed());
+                return Ok(Outcome::Reply);
+            }
+            held => held?,
+        };
+        let node = held.ino();
         let mut set = set_attr(&arg);
         if set.uid.is_some() || set.gid.is_some() {
             // A new owner never inherits privileges, whoever gives the file away.
@@ -55,13 +65,8 @@ impl BraidFs {
         if set.size.is_some() || set.kill_suid {
             self.drop_caps(node)?;
         }
-        match self.vol.setattr(node, &set) {
-            Ok(attr) => out.put(&attr_out(&attr, self.attr_ttl(node))),
-            // After an unlink the kernel sends the times that it kept, also of an inode which is gone then; it looks at
-            // the error only, and the next syncfs would report that.
-            Err(Error::NotFound) if only_cached_times(arg.valid) => out.put(&abi::AttrOut::new_zeroed()),
-            Err(e) => return Err(errno(e)),
-        }
+        let attr = self.vol.setattr(node, &set).map_err(errno)?;
+        out.put(&attr_out(&attr, self.attr_ttl(node)));
         Ok(Outcome::Reply)
     }
 
@@ -104,7 +109,7 @@ impl BraidFs {
     pub(crate) fn drop_caps_once(&self, handle: &Handle) -> Result<(), Errno> {
         let now = self.caps_epoch.load(Ordering::Acquire);
         if handle.caps_epoch.load(Ordering::Relaxed) != now {
-            self.drop_caps(handle.ino)?;
+            self.drop_caps(handle.ino())?;
             handle.caps_epoch.store(now, Ordering::Relaxed);
         }
         Ok(())
@@ -174,7 +179,7 @@ pub(crate) fn attr_out(a: &Attr, ttl: u64) -> abi::AttrOut {
 /// An inode as the answer to a look-up.
 pub(crate) fn entry_out(a: &Attr, ttl: u64) -> abi::EntryOut {
     abi::EntryOut {
-        nodeid: a.ino.0,
+        nodeid: WireId::of(a).0,
         generation: a.gener.into(),
         entry_valid: TTL_SECONDS,
         attr_valid: ttl,
@@ -262,7 +267,9 @@ mod tests {
             btime: t,
             flags: IMMUTABLE,
         };
-        assert_eq!(entry_out(&a, 1).attr.rdev, rdev as u32);
+        let entry = entry_out(&a, 1);
+        assert_eq!((entry.nodeid, entry.generation, entry.attr.ino), (3 | 4 << 40, 4, 3));
+        assert_eq!(entry.attr.rdev, rdev as u32);
         let sx = statx_of(&a);
         assert_eq!((sx.rdev_major, sx.rdev_minor, sx.attributes), (8, 0x1234, libc::STATX_ATTR_IMMUTABLE as u64));
     }

@@ -6,6 +6,7 @@
 use crate::abi::{self, fopen};
 use crate::fs::{BraidFs, Context, MAX_IO_BYTES, errno};
 use crate::handles::Handle;
+use crate::node::WireId;
 use crate::request::{Answer, Handled, Outcome, Request};
 use braidfs::{FallocMode, OpenFile, SetAttr};
 use rustix::io::Errno;
@@ -17,17 +18,17 @@ const COPY_BYTES: u64 = 64 << 20;
 impl BraidFs {
     pub(crate) fn open(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
         let arg: abi::OpenIn = req.arg()?;
-        let node = req.node();
+        let file = self.hold(req.node())?;
+        let node = file.ino();
         if writes(arg.flags) {
             self.may_write(node, arg.flags)?;
         }
-        let file = self.vol.open(node).map_err(errno)?;
         if arg.flags & libc::O_TRUNC as u32 != 0 {
             self.drop_caps(node)?;
             let kill_suid = arg.open_flags & abi::OPEN_KILL_SUIDGID != 0;
             self.vol.setattr(node, &SetAttr { size: Some(0), kill_suid, ..SetAttr::default() }).map_err(errno)?;
             if kill_suid {
-                cx.channel.invalidate(node.0, false);
+                cx.channel.invalidate(req.node(), false);
             }
         }
         out.put(&self.keep(file, arg.flags, cx)?);
@@ -41,7 +42,7 @@ impl BraidFs {
             self.watch_room(ino, cx.channel);
         }
         let cached_writer = writer && !self.is_tight(ino);
-        let fh = self.handles.insert(Handle { file, ino, cached_writer, caps_epoch: AtomicU64::new(0) })?;
+        let fh = self.handles.insert(Handle { file, cached_writer, caps_epoch: AtomicU64::new(0) })?;
         // Again: the domain may have become tight before the handle was there to be seen.
         let through = writer && (!cached_writer || self.is_tight(ino));
         let cache = if through { fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES } else { fopen::KEEP_CACHE };
@@ -53,7 +54,7 @@ impl BraidFs {
         if arg.size > MAX_IO_BYTES {
             return Err(Errno::INVAL);
         }
-        let handle = self.handles.get(arg.fh)?;
+        let handle = self.opened(req.node(), arg.fh)?;
         out.fill(arg.size as usize, |buf| self.vol.read(&handle.file, arg.offset, buf)).map_err(errno)?;
         Ok(Outcome::Reply)
     }
@@ -61,15 +62,15 @@ impl BraidFs {
     pub(crate) fn write(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
         let (arg, data) = req.arg_and_rest::<abi::WriteIn>()?;
         let data = data.get(..arg.size as usize).ok_or(Errno::INVAL)?;
-        let handle = self.handles.get(arg.fh)?;
+        let handle = self.opened(req.node(), arg.fh)?;
         self.drop_caps_once(&handle)?;
-        if arg.write_flags & abi::WRITE_KILL_SUIDGID != 0 && self.kill_suid(handle.ino)? {
+        if arg.write_flags & abi::WRITE_KILL_SUIDGID != 0 && self.kill_suid(handle.ino())? {
             // The kernel does not expect the mode to change by a write.
-            cx.channel.invalidate(handle.ino.0, false);
+            cx.channel.invalidate(handle.id(), false);
         }
         // The offset is the kernel's also for O_APPEND: with the writeback cache it knows the size.
         let size = self.vol.write(&handle.file, arg.offset, data).map_err(errno)? as u32;
-        self.watch_room(handle.ino, cx.channel);
+        self.watch_room(handle.ino(), cx.channel);
         out.put(&abi::WriteOut { size, padding: 0 });
         Ok(Outcome::Reply)
     }
@@ -81,9 +82,10 @@ impl BraidFs {
 
     pub(crate) fn fsync(&self, req: &Request<'_>, cx: &Context<'_>) -> Handled {
         let arg: abi::FsyncIn = req.arg()?;
+        let ino = self.opened(req.node(), arg.fh)?.ino();
         let later = cx.later();
         self.vol
-            .fsync_start(req.node(), arg.fsync_flags & abi::FSYNC_FDATASYNC != 0)
+            .fsync_start(ino, arg.fsync_flags & abi::FSYNC_FDATASYNC != 0)
             .on_done(Box::new(move |result| later.done(result.map_err(errno))));
         Ok(Outcome::Deferred)
     }
@@ -97,10 +99,10 @@ impl BraidFs {
     pub(crate) fn fallocate(&self, req: &Request<'_>, cx: &Context<'_>) -> Handled {
         let arg: abi::FallocateIn = req.arg()?;
         let mode = falloc_mode(arg.mode)?;
-        let handle = self.handles.get(arg.fh)?;
+        let handle = self.opened(req.node(), arg.fh)?;
         self.strip(req, &handle)?;
         self.vol.fallocate(&handle.file, mode, arg.offset, arg.length).map_err(errno)?;
-        self.watch_room(handle.ino, cx.channel);
+        self.watch_room(handle.ino(), cx.channel);
         Ok(Outcome::Reply)
     }
 
@@ -111,19 +113,20 @@ impl BraidFs {
             libc::SEEK_HOLE => true,
             _ => return Err(Errno::INVAL),
         };
-        if !self.handles.has_cached_writer(req.node()) {
-            self.seek(&arg, hole, out)?;
+        let id = req.node();
+        if !self.handles.has_cached_writer(id.ino()) {
+            self.seek(id, &arg, hole, out)?;
             return Ok(Outcome::Reply);
         }
         // The kernel does not write its pages back before it asks. Have it do so; that sends WRITE requests, so it
         // cannot be waited for here.
-        let (later, ino) = (cx.later(), req.head.nodeid);
+        let later = cx.later();
         let job = Box::new(move |fs: &BraidFs| {
             if let Some(channel) = later.channel() {
-                channel.invalidate(ino, true);
+                channel.invalidate(id, true);
             }
             let mut out = Answer::new(size_of::<abi::LseekOut>());
-            match fs.seek(&arg, hole, &mut out) {
+            match fs.seek(id, &arg, hole, &mut out) {
                 Ok(()) => later.answer(&mut out),
                 Err(e) => later.done(Err(e)),
             }
@@ -133,8 +136,8 @@ impl BraidFs {
         Ok(Outcome::Deferred)
     }
 
-    fn seek(&self, arg: &abi::LseekIn, hole: bool, out: &mut Answer) -> Result<(), Errno> {
-        let handle = self.handles.get(arg.fh)?;
+    fn seek(&self, id: WireId, arg: &abi::LseekIn, hole: bool, out: &mut Answer) -> Result<(), Errno> {
+        let handle = self.opened(id, arg.fh)?;
         let offset = self.vol.seek(&handle.file, arg.offset, hole).map_err(errno)?;
         out.put(&abi::LseekOut { offset });
         Ok(())
@@ -145,11 +148,12 @@ impl BraidFs {
         if arg.flags != 0 {
             return Err(Errno::INVAL);
         }
-        let (from, to) = (self.handles.get(arg.fh_in)?, self.handles.get(arg.fh_out)?);
+        let from = self.opened(req.node(), arg.fh_in)?;
+        let to = self.opened(WireId(arg.nodeid_out), arg.fh_out)?;
         self.strip(req, &to)?;
         let len = arg.len.min(COPY_BYTES);
         let bytes_copied = self.vol.copy_range(&from.file, arg.off_in, &to.file, arg.off_out, len).map_err(errno)?;
-        self.watch_room(to.ino, cx.channel);
+        self.watch_room(to.ino(), cx.channel);
         if wide {
             out.put(&abi::CopyRangeOut { bytes_copied });
         } else {
@@ -163,7 +167,7 @@ impl BraidFs {
     fn strip(&self, req: &Request<'_>, handle: &Handle) -> Result<(), Errno> {
         self.drop_caps_once(handle)?;
         if req.head.uid != 0 {
-            self.kill_suid(handle.ino)?;
+            self.kill_suid(handle.ino())?;
         }
         Ok(())
     }

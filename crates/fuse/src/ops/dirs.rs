@@ -12,9 +12,8 @@ use zerocopy::FromZeros;
 
 impl BraidFs {
     pub(crate) fn opendir(&self, req: &Request<'_>, out: &mut Answer) -> Handled {
-        let ino = req.node();
-        let file = self.vol.open(ino).map_err(errno)?;
-        let fh = self.handles.insert(Handle { file, ino, cached_writer: false, caps_epoch: AtomicU64::new(0) })?;
+        let file = self.hold(req.node())?;
+        let fh = self.handles.insert(Handle { file, cached_writer: false, caps_epoch: AtomicU64::new(0) })?;
         // All changes of the directory pass through the kernel, so its copy of the listing stays right.
         out.put(&abi::OpenOut { fh, open_flags: fopen::CACHE_DIR | fopen::KEEP_CACHE, padding: 0 });
         Ok(Outcome::Reply)
@@ -22,10 +21,11 @@ impl BraidFs {
 
     pub(crate) fn readdir(&self, req: &Request<'_>, out: &mut Answer) -> Handled {
         let arg: abi::ReadIn = req.arg()?;
+        let dir = self.opened(req.node(), arg.fh)?.ino();
         let limit = arg.size.min(MAX_IO_BYTES) as usize;
         let mut full = false;
         self.vol
-            .readdir(req.node(), arg.offset, &mut |entry| {
+            .readdir(dir, arg.offset, &mut |entry| {
                 full = !put_dirent(out, limit, None, &entry);
                 !full
             })
@@ -35,10 +35,11 @@ impl BraidFs {
 
     pub(crate) fn readdirplus(&self, req: &Request<'_>, out: &mut Answer) -> Handled {
         let arg: abi::ReadIn = req.arg()?;
+        let dir = self.opened(req.node(), arg.fh)?.ino();
         let limit = arg.size.min(MAX_IO_BYTES) as usize;
         let mut full = false;
         self.vol
-            .readdir_plus(req.node(), arg.offset, &mut |entry, attr| {
+            .readdir_plus(dir, arg.offset, &mut |entry, attr| {
                 let attr = attr.map(|a| entry_out(a, self.attr_ttl(a.ino)));
                 full = !put_dirent(out, limit, Some(attr), &entry);
                 !full

@@ -5,8 +5,8 @@
 use crate::abi;
 use crate::fs::{BraidFs, errno};
 use crate::request::{Answer, Handled, Outcome, Request};
-use braidfs::SetAttr;
 use braidfs::format::inode::{APPEND, IMMUTABLE, NOATIME, NOCOW};
+use braidfs::{NodeId, SetAttr};
 use rustix::io::Errno;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
@@ -26,12 +26,13 @@ impl BraidFs {
         let (arg, input) = req.arg_and_rest::<abi::IoctlIn>()?;
         let input = input.get(..arg.in_size as usize).ok_or(Errno::INVAL)?;
         let room = arg.out_size as usize;
-        let now = || self.vol.getattr(req.node()).map(|a| a.flags).map_err(errno);
+        let node = self.opened(req.node(), arg.fh)?.ino();
+        let now = || self.vol.getattr(node).map(|a| a.flags).map_err(errno);
         match arg.cmd {
             FS_IOC_GETFLAGS | FS_IOC32_GETFLAGS => ioctl_out(out, room, &to_fl(now()?))?,
             FS_IOC_SETFLAGS | FS_IOC32_SETFLAGS => {
                 let (fl, _) = u32::read_from_prefix(input).map_err(|_| Errno::INVAL)?;
-                self.set_flags(req, from_fl(fl)?)?;
+                self.set_flags(node, from_fl(fl)?)?;
                 ioctl_out(out, room, &())?;
             }
             FS_IOC_FSGETXATTR => {
@@ -45,7 +46,7 @@ impl BraidFs {
                 }
                 // There is no FS_XFLAG for it.
                 let keep = now()? & NOCOW;
-                self.set_flags(req, from_xflags(x.xflags)? | keep)?;
+                self.set_flags(node, from_xflags(x.xflags)? | keep)?;
                 ioctl_out(out, room, &())?;
             }
             _ => return Err(Errno::NOTTY),
@@ -53,9 +54,9 @@ impl BraidFs {
         Ok(Outcome::Reply)
     }
 
-    fn set_flags(&self, req: &Request<'_>, flags: u32) -> Result<(), Errno> {
+    fn set_flags(&self, node: NodeId, flags: u32) -> Result<(), Errno> {
         let set = SetAttr { flags: Some(flags), ..SetAttr::default() };
-        self.vol.setattr(req.node(), &set).map(drop).map_err(errno)
+        self.vol.setattr(node, &set).map(drop).map_err(errno)
     }
 }
 

@@ -6,6 +6,8 @@ mod data;
 mod dirs;
 mod flags;
 mod names;
+#[cfg(test)]
+mod tests;
 mod xattrs;
 
 pub(crate) use attrs::attr_out;

@@ -3,6 +3,7 @@
 use super::attrs::entry_out;
 use crate::abi;
 use crate::fs::{BraidFs, Context, TTL_SECONDS, errno};
+use crate::node::WireId;
 use crate::request::{Answer, Handled, Outcome, Request};
 use braidfs::{Attr, Error, FileKind, NewNode, NodeId, RenameMode};
 use rustix::io::Errno;
@@ -10,12 +11,19 @@ use zerocopy::FromZeros;
 
 impl BraidFs {
     pub(crate) fn lookup(&self, req: &Request<'_>, out: &mut Answer) -> Handled {
-        // "." of any inode, also of a file, is how an NFS file handle comes back to life.
-        let found = match req.name()? {
-            b"." => self.vol.getattr(req.node()),
-            name => self.vol.lookup(req.node(), name),
-        };
-        match found {
+        let (id, name) = (req.node(), req.name()?);
+        match name {
+            // Of any inode, also of a file: so an NFS file handle comes back to life.
+            b"." => {
+                let attr = self.attr(id)?;
+                out.put(&entry_out(&attr, self.attr_ttl(attr.ino)));
+                return Ok(Outcome::Reply);
+            }
+            // And so it finds its way up. The parent of a removed directory may be gone, and its number given again.
+            b".." if self.attr(id)?.nlink == 0 => return Err(Errno::STALE),
+            _ => {}
+        }
+        match self.vol.lookup(self.live(id)?, name) {
             Ok(attr) => out.put(&entry_out(&attr, self.attr_ttl(attr.ino))),
             // Node 0 with a time to live: the kernel keeps the absence of the name.
             Err(Error::NotFound) => out.put(&abi::EntryOut { entry_valid: TTL_SECONDS, ..abi::EntryOut::new_zeroed() }),
@@ -44,7 +52,7 @@ impl BraidFs {
     }
 
     fn make(&self, req: &Request<'_>, name: &[u8], new: &NewNode<'_>, out: &mut Answer) -> Handled {
-        let attr = self.vol.create(req.node(), name, new, &req.cred()).map_err(errno)?;
+        let attr = self.vol.create(self.live(req.node())?, name, new, &req.cred()).map_err(errno)?;
         out.put(&entry_out(&attr, self.attr_ttl(attr.ino)));
         Ok(Outcome::Reply)
     }
@@ -52,11 +60,12 @@ impl BraidFs {
     pub(crate) fn create(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
         let (arg, name) = req.arg_and_name::<abi::CreateIn>()?;
         let new = NewNode { kind: FileKind::File, mode: arg.mode & 0o7777, umask: arg.umask, rdev: 0, target: &[] };
-        let attr = match self.vol.create(req.node(), name, &new, &req.cred()) {
-            Err(Error::Exists) if arg.flags & libc::O_EXCL as u32 == 0 => self.existing(req.node(), name)?,
+        let dir = self.live(req.node())?;
+        let attr = match self.vol.create(dir, name, &new, &req.cred()) {
+            Err(Error::Exists) if arg.flags & libc::O_EXCL as u32 == 0 => self.existing(dir, name)?,
             made => made.map_err(errno)?,
         };
-        let file = self.vol.open(attr.ino).map_err(errno)?;
+        let file = self.hold(WireId::of(&attr))?;
         let open = self.keep(file, arg.flags, cx)?;
         out.put(&entry_out(&attr, self.attr_ttl(attr.ino)));
         out.put(&open);
@@ -73,7 +82,7 @@ impl BraidFs {
     pub(crate) fn tmpfile(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
         let arg: abi::CreateIn = req.arg()?;
         let new = NewNode { kind: FileKind::File, mode: arg.mode & 0o7777, umask: arg.umask, rdev: 0, target: &[] };
-        let (attr, file) = self.vol.tmpfile(req.node(), &new, &req.cred()).map_err(errno)?;
+        let (attr, file) = self.vol.tmpfile(self.live(req.node())?, &new, &req.cred()).map_err(errno)?;
         let open = self.keep(file, arg.flags, cx)?;
         out.put(&entry_out(&attr, self.attr_ttl(attr.ino)));
         out.put(&open);
@@ -82,36 +91,42 @@ impl BraidFs {
 
     pub(crate) fn link(&self, req: &Request<'_>, out: &mut Answer) -> Handled {
         let (arg, name) = req.arg_and_name::<abi::LinkIn>()?;
-        let attr = self.vol.link(NodeId(arg.oldnodeid), req.node(), name).map_err(errno)?;
+        let (old, dir) = (self.live(WireId(arg.oldnodeid))?, self.live(req.node())?);
+        let attr = self.vol.link(old, dir, name).map_err(errno)?;
         out.put(&entry_out(&attr, self.attr_ttl(attr.ino)));
         Ok(Outcome::Reply)
     }
 
     pub(crate) fn unlink(&self, req: &Request<'_>) -> Handled {
-        self.vol.unlink(req.node(), req.name()?).map_err(errno)?;
+        self.vol.unlink(self.live(req.node())?, req.name()?).map_err(errno)?;
         Ok(Outcome::Reply)
     }
 
     pub(crate) fn rmdir(&self, req: &Request<'_>) -> Handled {
-        self.vol.rmdir(req.node(), req.name()?).map_err(errno)?;
+        self.vol.rmdir(self.live(req.node())?, req.name()?).map_err(errno)?;
         Ok(Outcome::Reply)
     }
 
     pub(crate) fn rename(&self, req: &Request<'_>) -> Handled {
         let (arg, from, to) = req.arg_and_two_names::<abi::RenameIn>()?;
-        self.vol.rename(req.node(), from, NodeId(arg.newdir), to, RenameMode::Replace).map_err(errno)?;
-        Ok(Outcome::Reply)
+        self.rename_to(req, from, WireId(arg.newdir), to, RenameMode::Replace)
     }
 
     pub(crate) fn rename2(&self, req: &Request<'_>) -> Handled {
         let (arg, from, to) = req.arg_and_two_names::<abi::Rename2In>()?;
         let mode = rename_mode(arg.flags)?;
-        self.vol.rename(req.node(), from, NodeId(arg.newdir), to, mode).map_err(errno)?;
+        self.rename_to(req, from, WireId(arg.newdir), to, mode)
+    }
+
+    fn rename_to(&self, req: &Request<'_>, from: &[u8], newdir: WireId, to: &[u8], mode: RenameMode) -> Handled {
+        let olddir = self.live(req.node())?;
+        let newdir = if newdir == req.node() { olddir } else { self.live(newdir)? };
+        self.vol.rename(olddir, from, newdir, to, mode).map_err(errno)?;
         Ok(Outcome::Reply)
     }
 
     pub(crate) fn readlink(&self, req: &Request<'_>, out: &mut Answer) -> Handled {
-        out.put_bytes(&self.vol.readlink(req.node()).map_err(errno)?);
+        out.put_bytes(&self.vol.readlink(self.live(req.node())?).map_err(errno)?);
         Ok(Outcome::Reply)
     }
 }

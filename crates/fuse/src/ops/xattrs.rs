@@ -19,15 +19,16 @@ impl BraidFs {
         let end = rest.iter().position(|&b| b == 0).ok_or(Errno::INVAL)?;
         let (name, value) = (&rest[..end], &rest[end + 1..]);
         let value = value.get(..arg.size as usize).ok_or(Errno::INVAL)?;
-        self.vol.setxattr(req.node(), name, value, xattr_mode(arg.flags)?).map_err(errno)?;
+        let node = self.live(req.node())?;
+        self.vol.setxattr(node, name, value, xattr_mode(arg.flags)?).map_err(errno)?;
         if name == CAPS {
             self.caps_epoch.fetch_add(1, Ordering::AcqRel);
         }
         if arg.setxattr_flags & abi::SETXATTR_ACL_KILL_SGID != 0 {
-            let attr = self.vol.getattr(req.node()).map_err(errno)?;
+            let attr = self.vol.getattr(node).map_err(errno)?;
             if attr.mode & 0o2000 != 0 {
                 let set = SetAttr { mode: Some(attr.mode & 0o5777), ..SetAttr::default() };
-                self.vol.setattr(req.node(), &set).map_err(errno)?;
+                self.vol.setattr(node, &set).map_err(errno)?;
             }
         }
         Ok(Outcome::Reply)
@@ -35,14 +36,14 @@ impl BraidFs {
 
     pub(crate) fn getxattr(&self, req: &Request<'_>, out: &mut Answer) -> Handled {
         let (arg, name) = req.arg_and_name::<abi::GetxattrIn>()?;
-        let value = self.vol.getxattr(req.node(), name).map_err(errno)?;
+        let value = self.vol.getxattr(self.live(req.node())?, name).map_err(errno)?;
         sized(out, arg.size, &value)
     }
 
     pub(crate) fn listxattr(&self, req: &Request<'_>, out: &mut Answer) -> Handled {
         let arg: abi::GetxattrIn = req.arg()?;
         let mut list = Vec::new();
-        for name in self.vol.listxattr(req.node()).map_err(errno)? {
+        for name in self.vol.listxattr(self.live(req.node())?).map_err(errno)? {
             list.extend_from_slice(&name);
             list.push(0);
         }
@@ -50,7 +51,7 @@ impl BraidFs {
     }
 
     pub(crate) fn removexattr(&self, req: &Request<'_>) -> Handled {
-        self.vol.removexattr(req.node(), req.name()?).map_err(errno)?;
+        self.vol.removexattr(self.live(req.node())?, req.name()?).map_err(errno)?;
         Ok(Outcome::Reply)
     }
 }

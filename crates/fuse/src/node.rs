@@ -1,0 +1,159 @@
+//! Node ids: what the kernel calls an inode in requests and notifications.
+//!
+//! When an inode is deleted, its number goes to another one with a higher generation. The kernel may still ask for the
+//! old one then: it sends the times that it kept when it throws the inode out of its cache, and an NFS client keeps
+//! handles for ever. Counting look-ups (FORGET) to keep numbers from being reused would cost memory for each inode that
+//! the kernel knows; instead the id itself tells the generations apart, and nothing is kept:
+//!
+//! | bits | hold |
+//! |---|---|
+//! | 0 to 39 | inode number ([`check`] refuses volumes that have larger ones) |
+//! | 40 to 63 | low bits of the generation |
+//!
+//! The root is 1, as the protocol wants it. `st_ino` and `d_ino` are the bare number.
+//!
+//! A request is answered ESTALE when the inode that its id was given for is gone. How that is found out:
+//! [`BraidFs::opened`] with a file handle, which keeps the inode alive; [`BraidFs::attr`] where attributes are all that
+//! is wanted; [`BraidFs::hold`] where the inode must not go meanwhile: to open it, and for SETATTR, which the kernel
+//! also sends on its own, at any time; [`BraidFs::live`] for the rest: there the kernel's locks keep the inode from
+//! being removed until the answer is there.
+//!
+//! Does not promise: to tell an id from one of the same number 2^24 generations later.
+
+use crate::fs::{BraidFs, errno};
+use crate::handles::Handle;
+use braidfs::format::geometry::Geometry;
+use braidfs::{Attr, Error, NodeId, OpenFile};
+use crossbeam::utils::CachePadded;
+use rustix::io::Errno;
+use sharded_slab::Entry;
+use std::fmt;
+
+/// Bits of the inode number.
+const INO_BITS: u32 = 40;
+/// Inode numbers that fit.
+pub(crate) const INODES_MAX: u64 = 1 << INO_BITS;
+
+/// A node id, as it stands in requests, answers and notifications. Any value may come in; [`BraidFs`] has the checks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct WireId(pub u64);
+
+impl WireId {
+    /// FUSE_ROOT_ID.
+    pub const ROOT: Self = Self(1);
+
+    /// The id of an inode.
+    pub fn new(ino: NodeId, gener: u32) -> Self {
+        debug_assert!(ino.0 < INODES_MAX, "{ino} does not fit a node id");
+        if ino == NodeId::ROOT { Self::ROOT } else { Self(ino.0 | u64::from(gener) << INO_BITS) }
+    }
+
+    /// The id of the inode that has these attributes.
+    pub fn of(attr: &Attr) -> Self {
+        Self::new(attr.ino, attr.gener)
+    }
+
+    /// The inode's number; an inode of that number need not be the one that is meant.
+    pub fn ino(self) -> NodeId {
+        NodeId(self.0 % INODES_MAX)
+    }
+
+    /// Whether the inode of that number is meant, which has this generation.
+    fn is_of(self, gener: u32) -> bool {
+        self == Self::new(self.ino(), gener)
+    }
+}
+
+impl fmt::Display for WireId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} generation {}", self.ino(), self.0 >> INO_BITS)
+    }
+}
+
+/// Whether all inode numbers of the volume fit; else how many there may be.
+pub(crate) fn check(g: &Geometry) -> Result<(), u64> {
+    let inodes = u64::from(g.groups) * u64::from(g.nodes());
+    if inodes <= INODES_MAX { Ok(()) } else { Err(inodes) }
+}
+
+impl BraidFs {
+    /// The inode of a request without a handle.
+    pub(crate) fn live(&self, id: WireId) -> Result<NodeId, Errno> {
+        if id == WireId::ROOT {
+            return Ok(NodeId::ROOT);
+        }
+        let gener = self.vol.generation(id.ino()).map_err(gone)?;
+        if id.is_of(gener) { Ok(id.ino()) } else { Err(Errno::STALE) }
+    }
+
+    /// The attributes of the inode.
+    pub(crate) fn attr(&self, id: WireId) -> Result<Attr, Errno> {
+        let attr = self.vol.getattr(id.ino()).map_err(gone)?;
+        if id.is_of(attr.gener) { Ok(attr) } else { Err(Errno::STALE) }
+    }
+
+    /// Opens the inode, so that it, and its number, stay until that is dropped.
+    pub(crate) fn hold(&self, id: WireId) -> Result<OpenFile, Errno> {
+        // In this order: of an inode that is open the number is not given again.
+        let file = self.vol.open(id.ino()).map_err(gone)?;
+        if id.is_of(file.gener()) { Ok(file) } else { Err(Errno::STALE) }
+    }
+
+    /// The open file of a request with a handle, which must be of the inode that the request names.
+    pub(crate) fn opened(&self, id: WireId, fh: u64) -> Result<Entry<'_, CachePadded<Handle>>, Errno> {
+        let handle = self.handles.get(fh)?;
+        if handle.id() == id { Ok(handle) } else { Err(Errno::STALE) }
+    }
+}
+
+/// What is told of an inode that cannot be had.
+fn gone(e: Error) -> Errno {
+    match e {
+        Error::NotFound => Errno::STALE,
+        e => errno(e),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_carry_number_and_generation() {
+        let last = NodeId(INODES_MAX - 1);
+        for ino in [NodeId(2), NodeId(77), last] {
+            for gener in [1, 2, 0xff_ffff] {
+                let id = WireId::new(ino, gener);
+                assert_eq!((id.ino(), id.0 >> 40), (ino, u64::from(gener)));
+                assert!(id.is_of(gener) && !id.is_of(gener + 1) && !id.is_of(gener - 1));
+            }
+        }
+        // only the low bits of a generation fit
+        assert_eq!(WireId::new(last, 0x0300_0001), WireId::new(last, 1));
+        assert_eq!(WireId::new(NodeId(5), 0x0100_0000), WireId(5));
+        assert_ne!(WireId::new(NodeId(5), 1), WireId::new(NodeId(5), 2));
+        assert_eq!(WireId::new(NodeId(5), 3).to_string(), format!("{} generation 3", NodeId(5)));
+    }
+
+    #[test]
+    fn the_root_has_one_id() {
+        for gener in [0, 1, 9] {
+            assert_eq!(WireId::new(NodeId::ROOT, gener), WireId(1));
+            assert!(WireId::ROOT.is_of(gener));
+            assert!(!WireId(1 | 1 << INO_BITS).is_of(gener), "another id of the root");
+        }
+    }
+
+    #[test]
+    fn numbers_of_large_volumes_fit() {
+        let groups = |bytes: u64, segments: u32| (bytes / (u64::from(segments) << 21)) as u32;
+        for segments in [2, 4, 8, 16, 32] {
+            let g = |bytes| Geometry::new(segments * 512, groups(bytes, segments)).unwrap();
+            let of_16_tib = g(16 << 40);
+            assert!(check(&of_16_tib).is_ok());
+            assert!(of_16_tib.node(of_16_tib.groups - 1, of_16_tib.nodes() - 1).0 < 1 << 34);
+            assert!(check(&g(2 << 50)).is_ok());
+            assert!(check(&g(3 << 50)).is_err());
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! Handlers, asked as the kernel asks, on a volume in memory: which inode a request means.
+
+use crate::abi::{self, fattr, op};
+use crate::channel::Channel;
+use crate::fs::{Agreed, BraidFs, Context};
+use crate::node::WireId;
+use crate::request::{Answer, Outcome, Request};
+use braidfs::device::{Device, MemDevice};
+use braidfs::{MkfsOptions, MountOptions, Volume};
+use rustix::io::Errno;
+use std::sync::{Arc, mpsc};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+const ROOT: WireId = WireId::ROOT;
+
+struct Served {
+    fs: BraidFs,
+    channel: Arc<Channel>,
+    /// Jobs would go here.
+    _jobs: mpsc::Receiver<crate::fs::Job>,
+}
+
+impl Served {
+    fn new() -> Self {
+        let device: Arc<dyn Device> = Arc::new(MemDevice::new(16384));
+        braidfs::mkfs::format(std::slice::from_ref(&device), &MkfsOptions::default()).unwrap();
+        let vol = Arc::new(Volume::mount(vec![device], MountOptions::default()).unwrap());
+        let (jobs, work) = mpsc::channel();
+        let agreed = Agreed { flags: abi::init::SETXATTR_EXT, minor: abi::MINOR };
+        let null = std::fs::File::options().write(true).open("/dev/null").unwrap();
+        Self { fs: BraidFs::new(vol, agreed, jobs), channel: Arc::new(Channel::new(null.into())), _jobs: work }
+    }
+
+    fn ask(&self, opcode: u32, node: WireId, args: &[&[u8]]) -> Result<Vec<u8>, Errno> {
+        let args = args.concat();
+        let mut head = abi::InHeader::new_zeroed();
+        (head.len, head.opcode, head.nodeid) = (40 + args.len() as u32, opcode, node.0);
+        let frame = [head.as_bytes(), &args].concat();
+        let mut out = Answer::new(4096);
+        let cx = Context { channel: &self.channel, unique: 1 };
+        let outcome = self.fs.handle(&Request::parse(&frame).unwrap(), &mut out, &cx)?;
+        assert_eq!(outcome, Outcome::Reply);
+        Ok(out.body().to_vec())
+    }
+
+    fn lookup(&self, dir: WireId, name: &[u8]) -> Result<abi::EntryOut, Errno> {
+        self.ask(op::LOOKUP, dir, &[name, b"\0"]).map(|b| entry(&b))
+    }
+
+    fn mknod(&self, dir: WireId, name: &str) -> abi::EntryOut {
+        let arg = abi::MknodIn { mode: 0o100_644, rdev: 0, umask: 0, padding: 0 };
+        entry(&self.ask(op::MKNOD, dir, &[arg.as_bytes(), name.as_bytes(), b"\0"]).unwrap())
+    }
+
+    fn mkdir(&self, dir: WireId, name: &str) -> abi::EntryOut {
+        let arg = abi::MkdirIn { mode: 0o755, umask: 0 };
+        entry(&self.ask(op::MKDIR, dir, &[arg.as_bytes(), name.as_bytes(), b"\0"]).unwrap())
+    }
+
+    fn open(&self, opcode: u32, node: WireId) -> Result<u64, Errno> {
+        let arg = abi::OpenIn { flags: libc::O_RDWR as u32, open_flags: 0 };
+        self.ask(opcode, node, &[arg.as_bytes()]).map(|b| abi::OpenOut::read_from_prefix(&b).unwrap().0.fh)
+    }
+
+    fn setattr(&self, node: WireId, valid: u32) -> Result<Vec<u8>, Errno> {
+        let mut arg = abi::SetattrIn::new_zeroed();
+        (arg.valid, arg.mode, arg.mtime, arg.ctime) = (valid, 0o100_600, 4711, 4712);
+        self.ask(op::SETATTR, node, &[arg.as_bytes()])
+    }
+
+    fn getattr(&self, node: WireId) -> Result<abi::Attr, Errno> {
+        let arg = abi::GetattrIn { getattr_flags: 0, dummy: 0, fh: 0 };
+        self.ask(op::GETATTR, node, &[arg.as_bytes()]).map(|b| abi::AttrOut::read_from_prefix(&b).unwrap().0.attr)
+    }
+
+    /// Makes files until one has the number of `gone`, which has been deleted.
+    fn reuse(&self, gone: &abi::EntryOut) -> abi::EntryOut {
+        self.fs.vol.sync().unwrap();
+        let found = (0..2000).map(|n| self.mknod(ROOT, &format!("n{n}"))).find(|e| e.attr.ino == gone.attr.ino);
+        let new = found.expect("the number is given again");
+        assert!(new.generation > gone.generation && new.nodeid != gone.nodeid);
+        new
+    }
+}
+
+fn entry(bytes: &[u8]) -> abi::EntryOut {
+    abi::EntryOut::read_from_prefix(bytes).unwrap().0
+}
+
+const TIMES: u32 = fattr::MTIME | fattr::CTIME;
+
+#[test]
+fn late_requests_do_not_reach_the_next_inode_of_the_number() {
+    let s = Served::new();
+    let gone = s.mknod(ROOT, "old");
+    s.ask(op::UNLINK, ROOT, &[b"old\0"]).unwrap();
+    let new = s.reuse(&gone);
+    let (old_id, new_id) = (WireId(gone.nodeid), WireId(new.nodeid));
+    let before = s.getattr(new_id).unwrap();
+
+    // What the kernel sends on its own: told as done, but not done.
+    assert_eq!(s.setattr(old_id, TIMES).map(|b| b.iter().all(|&b| b == 0)), Ok(true));
+    assert_eq!(s.getattr(new_id).unwrap().as_bytes(), before.as_bytes());
+
+    let xattr = abi::SetxattrIn { size: 1, flags: 0, setxattr_flags: 0, padding: 0 };
+    let size = abi::GetxattrIn { size: 0, padding: 0 };
+    let link = abi::LinkIn { oldnodeid: old_id.0 };
+    let stale = Err(Errno::STALE);
+    assert_eq!(s.setattr(old_id, fattr::MODE), stale);
+    assert_eq!(s.getattr(old_id).map(|a| a.ino), Err(Errno::STALE));
+    assert_eq!(s.ask(op::STATX, old_id, &[abi::StatxIn::new_zeroed().as_bytes()]), stale);
+    assert_eq!(s.open(op::OPEN, old_id), Err(Errno::STALE));
+    assert_eq!(s.ask(op::SETXATTR, old_id, &[xattr.as_bytes(), b"user.a\0v"]), stale);
+    assert_eq!(s.ask(op::GETXATTR, old_id, &[size.as_bytes(), b"user.a\0"]), stale);
+    assert_eq!(s.ask(op::LISTXATTR, old_id, &[size.as_bytes()]), stale);
+    assert_eq!(s.ask(op::REMOVEXATTR, old_id, &[b"user.a\0"]), stale);
+    assert_eq!(s.ask(op::READLINK, old_id, &[]), stale);
+    assert_eq!(s.ask(op::LINK, ROOT, &[link.as_bytes(), b"l\0"]), stale);
+    assert_eq!(s.lookup(old_id, b".").map(|e| e.nodeid), Err(Errno::STALE));
+    assert_eq!(s.getattr(new_id).unwrap().as_bytes(), before.as_bytes());
+
+    // The same, meant for the new one.
+    s.setattr(new_id, TIMES).unwrap();
+    assert_eq!(s.getattr(new_id).unwrap().mtime, 4711);
+    s.setattr(new_id, fattr::MODE).unwrap();
+    s.ask(op::SETXATTR, new_id, &[xattr.as_bytes(), b"user.a\0v"]).unwrap();
+    s.ask(op::LINK, ROOT, &[abi::LinkIn { oldnodeid: new_id.0 }.as_bytes(), b"l\0"]).unwrap();
+    let found = s.lookup(new_id, b".").unwrap();
+    assert_eq!((found.nodeid, found.generation, found.attr.ino), (new_id.0, new.generation, gone.attr.ino));
+    assert_eq!((found.attr.mode & 0o777, found.attr.nlink), (0o600, 2));
+    let fh = s.open(op::OPEN, new_id).unwrap();
+    let read = abi::ReadIn { fh, size: 10, ..abi::ReadIn::new_zeroed() };
+    assert_eq!(s.ask(op::READ, new_id, &[read.as_bytes()]), Ok(Vec::new()));
+    assert_eq!(s.ask(op::READ, old_id, &[read.as_bytes()]), stale, "the handle is of another inode");
+}
+
+#[test]
+fn late_requests_in_a_removed_directory_do_not_reach_the_next() {
+    let s = Served::new();
+    let gone = s.mkdir(ROOT, "old");
+    s.ask(op::RMDIR, ROOT, &[b"old\0"]).unwrap();
+    let gone_id = WireId(gone.nodeid);
+    assert_eq!(s.lookup(gone_id, b"x").map(|e| e.nodeid), Err(Errno::STALE), "gone, its number free");
+    let taken = s.reuse(&gone);
+    // Out of the way, and once more: by a directory.
+    let mut name = Vec::new();
+    s.fs.vol
+        .readdir(braidfs::NodeId::ROOT, 0, &mut |e| {
+            if e.ino.0 == taken.attr.ino && e.name != b"." && e.name != b".." {
+                name = e.name.to_vec();
+            }
+            true
+        })
+        .unwrap();
+    s.ask(op::UNLINK, ROOT, &[&name, b"\0"]).unwrap();
+    s.fs.vol.sync().unwrap();
+    let found = (0..2000).map(|n| s.mkdir(ROOT, &format!("d{n}"))).find(|e| e.attr.ino == gone.attr.ino);
+    let new_id = WireId(found.expect("the number is given again").nodeid);
+
+    let rename = |newdir: WireId| [abi::RenameIn { newdir: newdir.0 }.as_bytes(), b"f\0g\0"].concat();
+    let mkdir = abi::MkdirIn { mode: 0o755, umask: 0 };
+    s.mknod(ROOT, "f");
+    s.mknod(new_id, "f");
+    let stale = Err(Errno::STALE);
+    assert_eq!(s.lookup(gone_id, b"f").map(|e| e.nodeid), Err(Errno::STALE));
+    assert_eq!(s.lookup(gone_id, b"..").map(|e| e.nodeid), Err(Errno::STALE));
+    assert_eq!(s.ask(op::MKDIR, gone_id, &[mkdir.as_bytes(), b"sub\0"]), stale);
+    assert_eq!(s.ask(op::SYMLINK, gone_id, &[b"s\0target\0"]), stale);
+    assert_eq!(s.ask(op::UNLINK, gone_id, &[b"f\0"]), stale);
+    assert_eq!(s.ask(op::RMDIR, gone_id, &[b"f\0"]), stale);
+    assert_eq!(s.ask(op::RENAME, ROOT, &[&rename(gone_id)]), stale);
+    assert_eq!(s.ask(op::RENAME, gone_id, &[&rename(ROOT)]), stale);
+    assert_eq!(s.open(op::OPENDIR, gone_id), Err(Errno::STALE));
+
+    assert_eq!(s.lookup(new_id, b"..").unwrap().nodeid, 1);
+    let fh = s.open(op::OPENDIR, new_id).unwrap();
+    let list = abi::ReadIn { fh, size: 4096, offset: 2, ..abi::ReadIn::new_zeroed() };
+    let listed = s.ask(op::READDIRPLUS, new_id, &[list.as_bytes()]).unwrap();
+    let child = s.lookup(new_id, b"f").unwrap();
+    assert_eq!((entry(&listed).nodeid, entry(&listed).generation), (child.nodeid, child.generation));
+    assert_eq!(
+        abi::Dirent::read_from_prefix(&listed[128..]).unwrap().0.ino,
+        child.attr.ino,
+        "d_ino is the bare number"
+    );
+    s.ask(op::RENAME, new_id, &[&rename(ROOT)]).unwrap();
+    assert_eq!(s.lookup(ROOT, b"g").unwrap().nodeid, child.nodeid);
+}
+
+#[test]
+fn unlinked_but_open_is_not_stale() {
+    let s = Served::new();
+    let file = s.mknod(ROOT, "f");
+    let id = WireId(file.nodeid);
+    let fh = s.open(op::OPEN, id).unwrap();
+    s.ask(op::UNLINK, ROOT, &[b"f\0"]).unwrap();
+    s.fs.vol.sync().unwrap();
+    let write = abi::WriteIn { fh, size: 3, ..abi::WriteIn::new_zeroed() };
+    s.ask(op::WRITE, id, &[write.as_bytes(), b"abc"]).unwrap();
+    s.setattr(id, fattr::MODE).unwrap();
+    let attr = s.getattr(id).unwrap();
+    assert_eq!((attr.nlink, attr.size, attr.mode & 0o777), (0, 3, 0o600));
+    let release = abi::ReleaseIn { fh, flags: 0, release_flags: 0, lock_owner: 0 };
+    s.ask(op::RELEASE, id, &[release.as_bytes()]).unwrap();
+    assert_eq!(s.getattr(id).map(|a| a.ino), Err(Errno::STALE));
+    assert_eq!(s.setattr(id, fattr::MODE), Err(Errno::STALE));
+    assert!(s.setattr(id, TIMES).is_ok(), "what the kernel sends on its own");
+}
+
+#[test]
+fn no_way_up_from_a_removed_directory() {
+    let s = Served::new();
+    let outer = s.mkdir(ROOT, "outer");
+    let inner = s.mkdir(WireId(outer.nodeid), "inner");
+    let id = WireId(inner.nodeid);
+    assert_eq!(s.lookup(id, b"..").unwrap().nodeid, outer.nodeid);
+    s.open(op::OPENDIR, id).unwrap();
+    s.ask(op::RMDIR, WireId(outer.nodeid), &[b"inner\0"]).unwrap();
+    s.ask(op::RMDIR, ROOT, &[b"outer\0"]).unwrap();
+    s.reuse(&outer);
+    assert_eq!(s.lookup(id, b"..").map(|e| e.nodeid), Err(Errno::STALE));
+    assert_eq!(s.lookup(id, b".").unwrap().attr.nlink, 0);
+}
+
+#[test]
+fn numbers_that_never_were_are_stale() {
+    let s = Served::new();
+    let file = WireId(s.mknod(ROOT, "f").nodeid);
+    for id in [0, 2, file.0 + 1, file.0 ^ 1 << 63, 1 | 1 << 40, u64::MAX] {
+        assert_eq!(s.getattr(WireId(id)).map(|a| a.ino), Err(Errno::STALE), "{id:#x}");
+        assert_eq!(s.lookup(WireId(id), b"f").map(|e| e.nodeid), Err(Errno::STALE), "{id:#x}");
+        assert_eq!(s.open(op::OPEN, WireId(id)), Err(Errno::STALE), "{id:#x}");
+    }
+    assert_eq!(s.getattr(ROOT).unwrap().ino, 1);
+}
