@@ -95,7 +95,6 @@ pub fn run(turn: &Turn<'_>, dir: &Path, method: &Method, stop: &AtomicBool, devi
         throughput,
         fairness: (0.0, 0.0),
         background: None,
-        parts: Vec::new(),
         latency,
         cpu: CpuSplit {
             user: cpu.user as f64 / total,

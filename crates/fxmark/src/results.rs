@@ -137,9 +137,6 @@ pub struct Run {
     pub fairness: (f64, f64),
     /// Operations per second of the background worker.
     pub background: Option<f64>,
-    /// Where a test has parts (tenants): name, operations per second.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub parts: Vec<(String, f64)>,
     /// Latencies; none in mode `original`.
     pub latency: Option<Latency>,
     /// CPU time.

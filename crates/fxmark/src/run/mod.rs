@@ -229,7 +229,6 @@ fn summary(turn: &Turn<'_>, m: &Measured) -> Run {
         throughput: rates.iter().sum(),
         fairness: (if low.is_finite() { low } else { 0.0 }, rates.iter().copied().fold(0.0, f64::max)),
         background: (!back.is_empty()).then(|| back.iter().map(|r| r.ops as f64 / r.secs.max(1e-9)).sum()),
-        parts: Vec::new(),
         latency: Latency::of(histogram, sampled),
         cpu: CpuSplit {
             user: m.cpu.user as f64 / total,
