@@ -5,11 +5,12 @@
 #
 # SOURCE is a checkout (or a bare repository) of the original; it is built in a temporary directory, and nothing of it
 # is kept. Both programs run in turns (A B A B) on an ext4 made afresh for each run, on one loop device over an image in
-# memory. Prints the medians of both and how far they are apart; exits with 1 where that is 15 % or more.
+# memory. Prints the medians of both and how far they are apart; exits with 1 where fewer than eight tests (or than all,
+# when fewer are named) are less than 15 % apart.
 # Needs root, git, cc, e2fsprogs; FXMARK names our program (default: target/release/fxmark).
 set -euo pipefail
 cd "$(dirname "$0")/.."
-[ $# -ge 1 ] || { sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 2; }
+[ $# -ge 1 ] || { sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 2; }
 source_dir=$(realpath "$1") runs=${2:-5} seconds=${3:-2} cores=${4:-1}
 shift $(($# < 4 ? $# : 4))
 tests=("$@")
@@ -76,7 +77,7 @@ ours() {
 median() { sort -g | awk '{ v[NR] = $1 } END { print (v[int((NR + 1) / 2)] + v[int(NR / 2) + 1]) / 2 }'; }
 
 printf '%-6s %14s %14s %8s\n' test original ours apart
-far=0
+near=0
 for t in "${tests[@]}"; do
     : > "$work/a"; : > "$work/b"
     for _ in $(seq "$runs"); do
@@ -86,6 +87,8 @@ for t in "${tests[@]}"; do
     a=$(median < "$work/a") b=$(median < "$work/b")
     apart=$(awk -v a="$a" -v b="$b" 'BEGIN { printf "%.1f", 100 * (b - a) / a }')
     printf '%-6s %14.0f %14.0f %7s%%\n' "$t" "$a" "$b" "$apart"
-    awk -v x="$apart" 'BEGIN { exit !(x >= 15 || x <= -15) }' && far=$((far + 1))
+    awk -v x="$apart" 'BEGIN { exit !(x < 15 && x > -15) }' && near=$((near + 1)) || true
 done
-[ "$far" = 0 ] || { echo "$far test(s) are 15 % or more apart"; exit 1; }
+echo "$near of ${#tests[@]} tests are less than 15 % apart"
+wanted=$((${#tests[@]} < 8 ? ${#tests[@]} : 8))
+[ "$near" -ge "$wanted" ]

@@ -276,8 +276,8 @@ pub fn heat_map(r: &Results) -> Option<String> {
             let shown = if best.cores == one.cores { at_last } else { speed };
             s.rect((x + 1.0, y + 1.0), (CELL_W - 2.0, CELL_H - 2.0), &heat(shown, most), &tip);
             let text = format!("{}", best.cores);
-            s.text((x + CELL_W / 2.0 - 8.0, y + 15.0), Anchor::End, "cell", &text);
-            s.text((x + CELL_W / 2.0 - 2.0, y + 15.0), Anchor::Start, "cellsmall", &times(shown));
+            s.text((x + CELL_W / 2.0 - 14.0, y + 15.0), Anchor::End, "cell", &text);
+            s.text((x + CELL_W / 2.0 - 9.0, y + 15.0), Anchor::Start, "cellsmall", &times(shown));
         }
     }
     let y = height - 22.0;

@@ -119,7 +119,11 @@ impl<F: Fs> Load<F> for Walk {
                 self.name.set(format_args!("{i}/{j}/{k}/{l}/{m}"))
             }
             // the original formats this path every time
-            Sharing::Same if c.original() => self.name.set(format_args!("{}/{}/{}/{}/{}", 0, 0, 0, 0, 0)),
+            Sharing::Same if c.original() => {
+                // numbers that the compiler does not know, or it would format them itself
+                let [i, j, k, l, m] = std::hint::black_box([0u64; DEPTH]);
+                self.name.set(format_args!("{i}/{j}/{k}/{l}/{m}"))
+            }
             _ => self.name.get(),
         };
         if c.original() {
