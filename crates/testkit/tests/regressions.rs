@@ -624,3 +624,24 @@ fn a_name_synced_for_one_and_taken_by_others_goes_back_to_no_earlier_owner() {
         Act::Do(Op::Fsync { at: At::Path(P("c")), data_only: false }),
     ]);
 }
+
+#[test]
+fn a_name_lost_regained_and_lost_again_stays_with_the_last() {
+    for (first, second) in [("d0", "i"), ("i", "d0")] {
+        check_crashes(&[
+            file(P("d")),
+            file(P(first)),
+            file(P(second)),
+            Act::Do(Op::Link { from: P("i"), to: P("c") }),
+            Act::Remount,
+            dir(P("b")),
+            file(P("b/j")),
+            Act::Do(Op::Rename { from: P("b/j"), to: P("c"), mode: RenameMode::Replace }),
+            Act::Do(Op::Rename { from: P("i"), to: P("c"), mode: RenameMode::Replace }),
+            Act::Do(Op::Rename { from: P("d"), to: P("c"), mode: RenameMode::Replace }),
+            dir(P("j")),
+            Act::Do(Op::Write { at: At::Path(P("c")), off: 5, len: 4055, seed: 1 }),
+            Act::Do(Op::Fsync { at: At::Path(P("c")), data_only: false }),
+        ]);
+    }
+}

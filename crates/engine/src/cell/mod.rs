@@ -301,6 +301,12 @@ impl State {
         self.links.push(Link { parent, name: name.into() });
         self.link_seq = seq;
     }
+    /// [`Self::add_link`] of an operation: whoever took this name from the inode before has lost it again, so that its
+    /// fate no longer decides about it.
+    pub fn gain_link(&mut self, parent: NodeId, name: &[u8], seq: u64) {
+        self.tombstones.retain(|t| t.link.parent != parent || *t.link.name != *name);
+        self.add_link(parent, name, seq);
+    }
     /// Takes a name away; whether it was there.
     pub fn remove_link(&mut self, parent: NodeId, name: &[u8], seq: u64) -> bool {
         let at = self.links.iter().position(|l| l.parent == parent && *l.name == *name);

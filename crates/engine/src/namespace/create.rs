@@ -161,7 +161,7 @@ impl Inner {
         let Some(before) = op.may_take(d, name, home) else { return Ok(None) };
         let mut st = self.fresh(&dst, new, cred)?;
         before.note(&mut st);
-        st.add_link(d.ino, name, self.shared.next_seq());
+        st.gain_link(d.ino, name, self.shared.next_seq());
         if new.kind == FileKind::Dir {
             st.parent = d.ino;
         } else {
@@ -281,7 +281,7 @@ impl Inner {
         op.add_entry(d, &mut dst, name, c, stale)?;
         op.touch(c, &mut st)?;
         before.note(&mut st);
-        st.add_link(d.ino, name, i.shared.next_seq());
+        st.gain_link(d.ino, name, i.shared.next_seq());
         st.nlink += 1;
         st.ctime = i.shared.now();
         st.linked_at = st.version;

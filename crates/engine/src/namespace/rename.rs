@@ -285,7 +285,7 @@ impl Inner {
         }
         let seq = self.shared.next_seq();
         s.remove_link(from.dir.ino, from.name, seq);
-        s.add_link(to.dir.ino, to.name, seq);
+        s.gain_link(to.dir.ino, to.name, seq);
         s.ctime = now;
         s.linked_at = s.version;
         s.data_at = s.version;
@@ -321,7 +321,7 @@ impl Inner {
                 self.dom(to.dir.domain).left.add(to.dir.ino, to.name, Left { domain: d.domain, tx: vtx, alive: false });
             }
             if mode == RenameMode::Exchange {
-                v.add_link(from.dir.ino, from.name, seq);
+                v.gain_link(from.dir.ino, from.name, seq);
                 let vtx = op.tx(d.domain).id;
                 self.dom(to.dir.domain).left.add(to.dir.ino, to.name, Left { domain: d.domain, tx: vtx, alive: true });
                 before_dst.note(v);

@@ -345,7 +345,8 @@ impl Pass<'_> {
             if let Some(x) = self.live(o.node, o.gener)?
                 && x.state.read().has_link(dir, name)
             {
-                if x.state.read().link_seq > c.state.read().link_seq {
+                // at the same time: it took the name from `c`
+                if x.state.read().link_seq >= c.state.read().link_seq {
                     return self.lose(c, dir, name);
                 }
                 self.lose(&x, dir, name)?;
