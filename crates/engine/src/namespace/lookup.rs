@@ -30,39 +30,43 @@ impl Inner {
             return Err(Error::NameTooLong);
         }
         let hash = self.hash(name);
-        let entry = {
-            let st = d.state.read();
-            check_alive(&st)?;
-            match &st.body {
-                crate::cell::Body::Dir(b) => match b.index.find_loaded(hash, name) {
-                    Lookup::Found(e) => Some(Some((e.node, e.gener))),
-                    Lookup::Absent => Some(None),
-                    Lookup::NotLoaded => None,
-                },
-                _ => return Err(Error::NotDir),
+        loop {
+            let loaded = {
+                let st = d.state.read();
+                check_alive(&st)?;
+                match &st.body {
+                    crate::cell::Body::Dir(b) => match b.index.find_loaded(hash, name) {
+                        Lookup::Found(e) => Some((Some((e.node, e.gener)), st.version)),
+                        Lookup::Absent => Some((None, st.version)),
+                        Lookup::NotLoaded => None,
+                    },
+                    _ => return Err(Error::NotDir),
+                }
+            };
+            let (entry, version) = match loaded {
+                Some(e) => e,
+                None => {
+                    let mut st = d.state.write();
+                    (self.find_entry(d, &mut st, name)?.map(|e| (e.node, e.gener)), st.version)
+                }
+            };
+            let (node, gener) = entry.ok_or(Error::NotFound)?;
+            if let Some(c) = self.child_at(d, name, node, gener)? {
+                return Ok(c);
             }
-        };
-        let entry = match entry {
-            Some(e) => e,
-            None => self.find_entry(d, &mut d.state.write(), name)?.map(|e| (e.node, e.gener)),
-        };
-        let (node, gener) = entry.ok_or(Error::NotFound)?;
-        if let Some(c) = self.child_at(d, name, node, gener)? {
-            return Ok(c);
-        }
-        // Without a crash before, an entry is stale only while it is being removed: one that stays names what is lost.
-        let again = self.find_entry(d, &mut d.state.write(), name)?;
-        if !self.maybe_stale.load(Ordering::Relaxed)
-            && again.is_some_and(|e| (e.node, e.gener) == (node, gener))
-            && self.child_at(d, name, node, gener)?.is_none()
-        {
-            let lost = Error::Corrupt(Corrupt::new("directory", format!("{} names {node}, which is lost", d.ino)));
-            if let Ok(home) = self.domain(node) {
-                home.fail(&lost);
+            if self.maybe_stale.load(Ordering::Relaxed) {
+                return Err(Error::NotFound);
             }
-            return Err(lost);
+            // Without a crash before, an entry is stale only while it is being removed: an operation changes entry, link
+            // and version of the directory in one step. One that stays names what is lost.
+            if d.state.read().version == version {
+                let lost = Error::Corrupt(Corrupt::new("directory", format!("{} names {node}, which is lost", d.ino)));
+                if let Ok(home) = self.domain(node) {
+                    home.fail(&lost);
+                }
+                return Err(lost);
+            }
         }
-        Err(Error::NotFound)
     }
 }
 
