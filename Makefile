@@ -36,7 +36,7 @@ heavy: ## model, crash and thread tests, optimised
 	$(CARGO) test --release -p braidfs-testkit
 
 crash: ## every crash workload, for hours; interrupt it, the same command goes on
-	$(CARGO) run --release -p braidfs-testkit --bin crash -- full
+	$(CARGO) run --profile crash -p braidfs-testkit --bin crash -- full
 
 planted: ## do the crash tests see bugs on purpose
 	$(CARGO) run --release -p braidfs-testkit --features planted-bugs --bin crash -- planted
