@@ -2,7 +2,9 @@
 
 pub use braidfs_format::inode::{Placement, Timestamp};
 pub use braidfs_format::{BlockAddr, DomainId, NodeId, TxId};
+use std::cell::Cell;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// File types, as in `st_mode`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -377,4 +379,18 @@ pub struct DomainInfo {
     pub cleaned_blocks: u64,
     /// Why it is read-only, if it is.
     pub failed: Option<String>,
+}
+
+/// A number below `n` for this thread, others for other threads as far as there are enough: which of `n` copies of
+/// something it uses, so that threads keep out of each other's way.
+pub(crate) fn thread_slot(n: usize) -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local!(static MINE: Cell<usize> = const { Cell::new(usize::MAX) });
+    let mine = MINE.with(|mine| {
+        if mine.get() == usize::MAX {
+            mine.set(NEXT.fetch_add(1, Relaxed));
+        }
+        mine.get()
+    });
+    mine % n
 }

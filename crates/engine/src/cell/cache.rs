@@ -4,7 +4,8 @@
 //! their handles. Lock rank: shards are leaves.
 
 use super::{Body, Cell};
-use crate::types::NodeId;
+use crate::types::{Attr, NodeId};
+use crossbeam::utils::CachePadded;
 use parking_lot::RwLock;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,7 +19,7 @@ const SHARDS: usize = 64;
 /// Memory of a cell in the cache, about.
 pub const CELL_BYTES: u64 = 1200;
 
-type Shard = RwLock<HashMap<NodeId, Arc<Cell>, foldhash::fast::RandomState>>;
+type Shard = CachePadded<RwLock<HashMap<NodeId, Arc<Cell>, foldhash::fast::RandomState>>>;
 
 /// See the module.
 #[derive(Debug)]
@@ -48,6 +49,18 @@ impl CellCache {
             c.hot.store(true, Relaxed);
         }
         c
+    }
+    /// Attributes of an inode in that generation. `None` where it is not in memory, or is just being changed: whoever asks
+    /// here does not wait.
+    pub fn attr(&self, ino: NodeId, gener: u32) -> Option<Attr> {
+        let shard = self.shard(ino).read();
+        let c = shard.get(&ino).filter(|c| c.gener == gener)?;
+        if !c.hot.load(Relaxed) {
+            c.hot.store(true, Relaxed);
+        }
+        // cells are locked before shards: not waited for here
+        let st = c.state.try_read()?;
+        (!st.deleted).then(|| c.attr(&st))
     }
     /// Puts a cell that was just loaded; the one already there wins.
     pub fn insert_loaded(&self, cell: Arc<Cell>) -> Arc<Cell> {

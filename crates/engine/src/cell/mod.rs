@@ -17,6 +17,7 @@ pub mod hash;
 pub mod pages;
 
 pub mod cache;
+pub mod names;
 pub mod record;
 
 use crate::types::*;
@@ -30,8 +31,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize};
 
 pub use hash::name_hash;
 
-/// One inode in memory.
+/// One inode in memory. What a look-up reads lies together, at the beginning.
 #[derive(Debug)]
+#[repr(C)]
 pub struct Cell {
     /// Its number.
     pub ino: NodeId,
@@ -41,14 +43,17 @@ pub struct Cell {
     pub domain: DomainId,
     /// Type; never changes.
     pub kind: FileKind,
-    /// Everything else.
-    pub state: RwLock<State>,
-    /// Open handles.
-    pub opens: AtomicU32,
-    /// Write batches of this file's pages that are not on the device yet: its pages must stay.
-    pub inflight: AtomicUsize,
     /// Second chance of the cache.
     pub hot: AtomicBool,
+    /// It has, or once had, no name: whoever opens or closes it looks into the state. Set before `opens` is looked at,
+    /// read after `opens` was changed.
+    pub nameless: AtomicBool,
+    /// Open handles.
+    pub opens: AtomicU32,
+    /// Everything else.
+    pub state: RwLock<State>,
+    /// Write batches of this file's pages that are not on the device yet: its pages must stay.
+    pub inflight: AtomicUsize,
     /// One fsync at a time: the last roll-forward record is the only one that can be torn.
     pub sync: Mutex<()>,
 }
@@ -83,32 +88,35 @@ pub struct DirBody {
 #[derive(Debug)]
 pub enum Body {
     /// Regular file, symlink.
-    File(Box<FileBody>),
+    File(FileBody),
     /// Directory.
     Dir(Box<DirBody>),
     /// Special file.
     Special,
 }
 
-/// Changeable state of a cell.
+/// Changeable state of a cell. What `stat` tells comes first.
 #[derive(Debug)]
+#[repr(C)]
 pub struct State {
     /// Type and permissions.
     pub mode: u32,
+    /// Links; of a directory 2 + subdirectories.
+    pub nlink: u32,
     /// Owner.
     pub uid: u32,
     /// Group.
     pub gid: u32,
-    /// Links; of a directory 2 + subdirectories.
-    pub nlink: u32,
     /// Bytes.
     pub size: u64,
-    /// Device number.
-    pub rdev: u64,
-    /// Inode flags.
-    pub flags: u32,
+    /// The inode is gone; only its transaction still needs the cell.
+    pub deleted: bool,
     /// Where new objects go.
     pub placement: Placement,
+    /// Inode flags.
+    pub flags: u32,
+    /// Device number.
+    pub rdev: u64,
     /// Access.
     pub atime: Timestamp,
     /// Content.
@@ -117,6 +125,8 @@ pub struct State {
     pub ctime: Timestamp,
     /// Birth.
     pub btime: Timestamp,
+    /// Content.
+    pub body: Body,
     /// Logical time of the last link change.
     pub link_seq: u64,
     /// Names.
@@ -133,8 +143,6 @@ pub struct State {
     pub exchange: Option<(NodeId, u32, u64)>,
     /// Transactions of other domains that tombstones and exchange wait for.
     pub waits_for: Vec<(DomainId, TxId)>,
-    /// Content.
-    pub body: Body,
     /// Rises with each change.
     pub version: u64,
     /// Transaction that will write it, 0: clean.
@@ -155,8 +163,6 @@ pub struct State {
     pub rolled: Vec<NodeId>,
     /// Nodes dropped (extent leaves, overflow nodes) that the next serialisation frees.
     pub dropped: Vec<NodeId>,
-    /// The inode is gone; only its transaction still needs the cell.
-    pub deleted: bool,
     /// Moved to another directory in `dirty_tx` or `sent_tx` (a directory): fsync below it commits.
     pub moved_tx: TxId,
     /// It took a name that another inode of this domain left in that transaction: not durable before it.
@@ -179,6 +185,7 @@ impl Cell {
             gener,
             domain,
             kind,
+            nameless: AtomicBool::new(state.nlink == 0),
             state: RwLock::new(state),
             opens: AtomicU32::new(0),
             inflight: AtomicUsize::new(0),
@@ -212,7 +219,7 @@ impl State {
     pub fn fresh(kind: FileKind, perm: u32, uid: u32, gid: u32, now: Timestamp) -> Self {
         let body = match kind {
             FileKind::File | FileKind::Symlink => {
-                Body::File(Box::new(FileBody { inline: Some(Vec::new()), ..FileBody::default() }))
+                Body::File(FileBody { inline: Some(Vec::new()), ..FileBody::default() })
             }
             FileKind::Dir => {
                 Body::Dir(Box::new(DirBody { index: DirIndex::new_empty(), map: ExtentMap::new(), counted: 0 }))

@@ -290,7 +290,7 @@ pub fn decode_cell(
                 Content::Tree { depth, refs } => f.map = load_tree(depth, refs)?,
                 Content::InlineDir(_) => return Err(wrong("directory").into()),
             }
-            Body::File(Box::new(f))
+            Body::File(f)
         }
         FileKind::Dir => {
             let (index, map) = match i.content {

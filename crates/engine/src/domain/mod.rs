@@ -28,19 +28,21 @@ use crate::space::Space;
 use crate::store::Store;
 use crate::types::*;
 use braidfs_format::domain::DomainHeader;
+use crossbeam::utils::CachePadded;
 use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use tx::{CELL_COST, Tx};
 
-/// What all domains of a volume share: who owns which group, the logical clock, limits. Read-mostly.
+/// What all domains of a volume share: who owns which group, the logical clock, limits. Read-mostly: what
+/// many write has cache lines of its own.
 #[derive(Debug)]
 pub struct Shared {
     /// Owner of each group, `u16::MAX`: free.
     pub owner: Box<[AtomicU16]>,
     /// Logical time of link changes.
-    pub seq: AtomicU64,
+    pub seq: CachePadded<AtomicU64>,
     /// Options of the mount.
     pub options: MountOptions,
     /// Key of the directory hash.
@@ -50,11 +52,11 @@ pub struct Shared {
     /// Largest inline file.
     pub inline_max: usize,
     /// Pages in memory, about.
-    pub pages: AtomicI64,
+    pub pages: CachePadded<AtomicI64>,
     /// Bytes of directories' names in memory, about.
-    pub dir_bytes: AtomicI64,
+    pub dir_bytes: CachePadded<AtomicI64>,
     /// Dirty pages in memory, about.
-    pub dirty_pages: AtomicI64,
+    pub dirty_pages: CachePadded<AtomicI64>,
     /// The volume stops without writing another block (`Volume::crash`).
     pub dead: AtomicBool,
     /// A forced read-only volume.

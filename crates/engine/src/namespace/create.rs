@@ -98,7 +98,21 @@ impl Inner {
 
     pub(crate) fn create(&self, dir: NodeId, name: &[u8], new: &NewNode<'_>, cred: &Cred) -> Result<(Arc<Cell>, Attr)> {
         check_name(name)?;
-        let d = self.dir_cell(dir)?;
+        self.create_in(&self.dir_cell(dir)?, name, new, cred)
+    }
+
+    /// [`Self::create`] in a directory that is at hand.
+    pub(crate) fn create_in(
+        &self,
+        d: &Arc<Cell>,
+        name: &[u8],
+        new: &NewNode<'_>,
+        cred: &Cred,
+    ) -> Result<(Arc<Cell>, Attr)> {
+        check_name(name)?;
+        if d.kind != FileKind::Dir {
+            return Err(Error::NotDir);
+        }
         let home = {
             let st = d.state.read();
             check_alive(&st)?;
@@ -108,19 +122,18 @@ impl Inner {
                 let e = e.clone();
                 drop(st);
                 // an existence test needs no number and no transaction
-                if self.child(dir, &e)?.is_some() {
+                if self.child(d.ino, &e)?.is_some() {
                     return Err(Error::Exists);
                 }
                 let st = d.state.read();
-                self.place(&d, &st, new.kind)
+                self.place(d, &st, new.kind)
             } else {
-                self.place(&d, &st, new.kind)
+                self.place(d, &st, new.kind)
             }
         };
-        let (ino, gener) = self.new_node(home, dir)?;
+        let (ino, gener) = self.new_node(home, d.ino)?;
         let r = loop {
-            match self.settle_name(&d, name, home).and_then(|()| self.create_at(&d, name, new, cred, home, ino, gener))
-            {
+            match self.settle_name(d, name, home).and_then(|()| self.create_at(d, name, new, cred, home, ino, gener)) {
                 Ok(None) => {}
                 Ok(Some(made)) => break Ok(made),
                 Err(e) => break Err(e),
@@ -218,7 +231,7 @@ impl Volume {
             let dom = i.dom(d.domain);
             dom.orphans.lock().insert(ino);
             dom.cells.insert_new(cell.clone());
-            Ok((attr, OpenFile::new(cell, i.clone())))
+            Ok((attr, OpenFile::new(cell, self.keeper())))
         })();
         if r.is_err() {
             i.dom(d.domain).nodes.release(ino);

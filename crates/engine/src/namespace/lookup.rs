@@ -3,10 +3,12 @@
 use super::check_alive;
 use crate::cell::Cell;
 use crate::cell::dir::Lookup;
+use crate::cell::names::{Key, Target};
 use crate::error::{Error, Result};
 use crate::types::*;
 use crate::volume::{Inner, OpenFile, Volume};
 use braidfs_format::Corrupt;
+use braidfs_format::dentry::Dentry;
 use braidfs_format::inode::NAME_MAX;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -29,6 +31,21 @@ impl Inner {
         if name.len() > NAME_MAX {
             return Err(Error::NameTooLong);
         }
+        // after a crash entries are looked at more closely
+        let key = if self.maybe_stale.load(Ordering::Relaxed) { None } else { Key::of(d.ino, d.gener, name) };
+        if let Some(t) = key.and_then(|k| self.names.get(&k)) {
+            match self.cell(t.node) {
+                Ok(c) if c.gener == t.gener => return Ok(c),
+                // gone since
+                Ok(_) | Err(Error::NotFound) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        let note = |e: &Dentry| {
+            if let (Some(k), Some(kind)) = (&key, FileKind::from_mode(u32::from(e.kind) << 12)) {
+                self.names.put(k, Target { node: e.node, gener: e.gener, kind });
+            }
+        };
         let hash = self.hash(name);
         loop {
             let loaded = {
@@ -36,7 +53,10 @@ impl Inner {
                 check_alive(&st)?;
                 match &st.body {
                     crate::cell::Body::Dir(b) => match b.index.find_loaded(hash, name) {
-                        Lookup::Found(e) => Some((Some((e.node, e.gener)), st.version)),
+                        Lookup::Found(e) => {
+                            note(e);
+                            Some((Some((e.node, e.gener)), st.version))
+                        }
                         Lookup::Absent => Some((None, st.version)),
                         Lookup::NotLoaded => None,
                     },
@@ -47,10 +67,12 @@ impl Inner {
                 Some(e) => e,
                 None => {
                     let mut st = d.state.write();
-                    (self.find_entry(d, &mut st, name)?.map(|e| (e.node, e.gener)), st.version)
+                    let e = self.find_entry(d, &mut st, name)?;
+                    e.iter().for_each(note);
+                    (e.map(|e| (e.node, e.gener)), st.version)
                 }
             };
-            let (node, gener) = entry.ok_or(Error::NotFound)?;
+            let Some((node, gener)) = entry else { return Err(Error::NotFound) };
             if let Some(c) = self.child_at(d, name, node, gener)? {
                 return Ok(c);
             }
@@ -104,8 +126,8 @@ impl Volume {
 
     pub(crate) fn open_cell(&self, c: Arc<Cell>) -> Result<OpenFile> {
         // it counts itself first: whoever removes the last name looks at the count after that
-        let f = OpenFile::new(c, self.inner().clone());
-        if f.cell.state.read().deleted {
+        let f = OpenFile::new(c, self.keeper());
+        if f.cell.nameless.load(Ordering::SeqCst) && f.cell.state.read().deleted {
             return Err(Error::NotFound);
         }
         Ok(f)

@@ -19,6 +19,7 @@ pub mod rename;
 pub mod sync;
 pub mod xattr;
 
+use crate::cell::names::{Key, Target};
 use crate::cell::{Cell, State, name_hash};
 use crate::domain::commit::{Enters, enter_all};
 use crate::domain::left::Leavers;
@@ -210,6 +211,8 @@ impl<'a> Op<'a> {
         let hash = self.inner.hash(name);
         let (node, gener, kind) = (child.ino, child.gener, child.kind.d_type());
         self.grows(dir.domain, braidfs_format::dentry::ENTRY_FIXED_BYTES + name.len());
+        let key = Key::of(dir.ino, dir.gener, name);
+        key.iter().for_each(|k| self.inner.names.forget(k));
         self.with_index(dir, st, |ix, load| {
             if stale {
                 ix.replace(hash, name, node, gener, kind, load).map(|_| ())
@@ -217,6 +220,8 @@ impl<'a> Op<'a> {
                 ix.insert(hash, Dentry { hash, node, gener, kind, name: name.into() }, load)
             }
         })?;
+        // most new names are looked up soon
+        key.iter().for_each(|k| self.inner.names.put(k, Target { node, gener, kind: child.kind }));
         self.changed_dir(dir, st);
         Ok(())
     }
@@ -224,6 +229,7 @@ impl<'a> Op<'a> {
     /// Removes an entry from a directory that was touched.
     pub fn remove_entry(&mut self, dir: &Arc<Cell>, st: &mut State, name: &[u8]) -> Result<()> {
         let hash = self.inner.hash(name);
+        Key::of(dir.ino, dir.gener, name).iter().for_each(|k| self.inner.names.forget(k));
         self.with_index(dir, st, |ix, load| ix.remove(hash, name, load).map(|_| ()))?;
         self.changed_dir(dir, st);
         Ok(())

@@ -2,11 +2,13 @@
 
 use super::acl;
 use crate::cell::Cell;
+use crate::cell::names::{Key, Target};
 use crate::error::{Error, Result};
 use crate::types::*;
 use crate::volume::{OpenFile, Volume};
 use std::borrow::Cow;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// Symlinks followed on one path.
 const SYMLINKS_MAX: u32 = 40;
@@ -59,6 +61,28 @@ impl Volume {
         if sticky && !cred.privileged { Err(Error::Perm) } else { Ok(()) }
     }
 
+    /// Walks a path by names looked up lately alone, writing to no memory that threads share. `None` where that does not
+    /// lead to its end: past a symlink or `..`, or where permissions have to be looked at.
+    fn quick(&self, path: &[u8], cred: &Cred) -> Option<Target> {
+        let i = self.inner();
+        if !cred.privileged || path.len() > PATH_MAX || i.maybe_stale.load(Relaxed) {
+            return None;
+        }
+        let mut at = Target { node: NodeId::ROOT, gener: *i.root_gener.get()?, kind: FileKind::Dir };
+        let (mut part, mut rest) = next_part(path);
+        while !part.is_empty() {
+            at = i.names.get(&Key::of(at.node, at.gener, part)?)?;
+            (part, rest) = next_part(rest);
+        }
+        (at.kind == FileKind::Dir || !path.ends_with(b"/")).then_some(at)
+    }
+
+    /// [`Self::quick`] to the inode itself; a symlink only where it is not to be followed.
+    fn quick_cell(&self, path: &[u8], cred: &Cred) -> Option<Arc<Cell>> {
+        let t = self.quick(path, cred).filter(|t| t.kind != FileKind::Symlink)?;
+        self.inner().cell(t.node).ok().filter(|c| c.gener == t.gener)
+    }
+
     /// Walks to the last part of a path. Symlinks at the end are followed where `follow`.
     fn walk<'p>(&self, path: &'p [u8], follow: bool, cred: &Cred) -> Result<Walked<'p>> {
         if path.len() > PATH_MAX {
@@ -66,6 +90,7 @@ impl Volume {
         }
         let look = follow || path.ends_with(b"/");
         let root = self.inner().dir_cell(NodeId::ROOT)?;
+        self.inner().root_gener.get_or_init(|| root.gener);
         let (mut at, mut todo) = match self.steps(root, path, look, cred)? {
             Step::Done { dir, name, found } => return Ok(Walked { dir, name: Cow::Borrowed(name), found }),
             Step::Link { dir, path } => (dir, path),
@@ -125,6 +150,12 @@ impl Volume {
     /// # Errors
     /// [`Error::NotFound`], [`Error::NotDir`], [`Error::Access`], [`Error::Loop`].
     pub fn resolve(&self, path: &[u8], follow: bool, cred: &Cred) -> Result<Attr> {
+        if let Some(t) = self.quick(path, cred)
+            && !(follow && t.kind == FileKind::Symlink)
+            && let Some(a) = self.inner().domain(t.node)?.cells.attr(t.node, t.gener)
+        {
+            return Ok(a);
+        }
         let c = self.resolve_cell(path, follow, cred)?;
         let st = c.state.read();
         Ok(c.attr(&st))
@@ -153,6 +184,11 @@ impl Volume {
         if name.is_empty() {
             return Err(Error::Invalid("the path names the root directory"));
         }
+        if let Some(t) = self.quick(&trimmed[..at], cred)
+            && t.kind == FileKind::Dir
+        {
+            return Ok((t.node, name));
+        }
         let dir = self.resolve_cell(&trimmed[..at], true, cred)?;
         if dir.kind != FileKind::Dir {
             return Err(Error::NotDir);
@@ -167,6 +203,20 @@ impl Volume {
     /// As `open(2)`.
     pub fn open_path(&self, path: &[u8], how: OpenHow, cred: &Cred) -> Result<OpenFile> {
         let fresh = how.create && how.exclusive;
+        if fresh {
+            let (above, name) = path.split_at(path.iter().rposition(|b| *b == b'/').map_or(0, |i| i + 1));
+            if !matches!(name, b"" | b"." | b"..")
+                && let Some(dir) = self.quick_cell(above, cred)
+            {
+                return self.create_open(&dir, name, how.mode, cred);
+            }
+        } else if let Some(c) = self.quick_cell(path, cred) {
+            match self.open_found(c, how, cred) {
+                // removed since: another one may have its name
+                Err(Error::NotFound) => {}
+                done => return done,
+            }
+        }
         let w = self.walk(path, !(how.no_follow || fresh), cred)?;
         let mut found = w.found;
         loop {
@@ -182,30 +232,38 @@ impl Volume {
             };
             let Some(c) = c else {
                 self.permit_cell(&w.dir, cred, WRITE | SEARCH)?;
-                let new = NewNode { kind: FileKind::File, mode: how.mode, umask: 0, rdev: 0, target: b"" };
-                return match self.inner().create(w.dir.ino, &w.name, &new, cred) {
-                    Ok((c, _)) => self.open_cell(c),
+                return match self.create_open(&w.dir, &w.name, how.mode, cred) {
                     Err(Error::Exists) if !how.exclusive => continue, // somebody was faster
-                    Err(e) => Err(e),
+                    done => done,
                 };
             };
             if fresh {
                 return Err(Error::Exists);
             }
-            match c.kind {
-                FileKind::Symlink => return Err(Error::Loop),
-                FileKind::Dir if how.write || how.create => return Err(Error::IsDir),
-                _ => {}
-            }
-            let want = if how.read { READ } else { 0 } | if how.write || how.truncate { WRITE } else { 0 };
-            self.permit_cell(&c, cred, want)?;
-            let f = self.open_cell(c)?;
-            if how.truncate && f.cell.kind == FileKind::File && f.cell.state.read().size > 0 {
-                let cut = SetAttr { size: Some(0), kill_suid: !cred.privileged, ..SetAttr::default() };
-                self.setattr(f.ino(), &cut)?;
-            }
-            return Ok(f);
+            return self.open_found(c, how, cred);
         }
+    }
+
+    fn create_open(&self, dir: &Arc<Cell>, name: &[u8], mode: u32, cred: &Cred) -> Result<OpenFile> {
+        let new = NewNode { kind: FileKind::File, mode, umask: 0, rdev: 0, target: b"" };
+        self.open_cell(self.inner().create_in(dir, name, &new, cred)?.0)
+    }
+
+    /// Opens what a path led to.
+    fn open_found(&self, c: Arc<Cell>, how: OpenHow, cred: &Cred) -> Result<OpenFile> {
+        match c.kind {
+            FileKind::Symlink => return Err(Error::Loop),
+            FileKind::Dir if how.write || how.create => return Err(Error::IsDir),
+            _ => {}
+        }
+        let want = if how.read { READ } else { 0 } | if how.write || how.truncate { WRITE } else { 0 };
+        self.permit_cell(&c, cred, want)?;
+        let f = self.open_cell(c)?;
+        if how.truncate && f.cell.kind == FileKind::File && f.cell.state.read().size > 0 {
+            let cut = SetAttr { size: Some(0), kill_suid: !cred.privileged, ..SetAttr::default() };
+            self.setattr(f.ino(), &cut)?;
+        }
+        Ok(f)
     }
 
     fn make(&self, path: &[u8], new: &NewNode<'_>, cred: &Cred) -> Result<Attr> {

@@ -18,8 +18,9 @@ impl Inner {
         st.nlink = 0;
         st.links.clear();
         let d = self.dom(cell.domain);
-        // in this order: a handle being opened counts itself, then looks whether the inode is gone
-        if cell.opens.load(Ordering::Acquire) > 0 || !st.tombstones.is_empty() {
+        // in this order: a handle being opened or closed counts itself, then looks whether the inode is gone
+        cell.nameless.store(true, Ordering::SeqCst);
+        if cell.opens.load(Ordering::SeqCst) > 0 || !st.tombstones.is_empty() {
             d.orphans.lock().insert(cell.ino);
         } else {
             self.delete_content(op.enter(cell.domain), cell, st);
@@ -65,7 +66,7 @@ impl Inner {
 
     /// Finds the entry's inode outside the gate: which domains the operation will change.
     pub(crate) fn peek(&self, dir: &Arc<Cell>, name: &[u8]) -> Result<Arc<Cell>> {
-        self.lookup(dir.ino, name)
+        self.lookup_in(dir, name)
     }
 }
 

@@ -9,9 +9,8 @@ use crate::space::paired::{Paired, TableEntry};
 use braidfs_format::node::NodeEntry;
 use braidfs_format::{BLOCK_BYTES, NodeId};
 use parking_lot::Mutex;
-use std::cell::Cell;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering::Relaxed};
 
 /// A table block that was not read yet may have any number of free slots.
 const UNKNOWN: u16 = u16::MAX;
@@ -207,7 +206,7 @@ impl NodeTable {
         {
             return Ok(taken);
         }
-        let mut cursor = self.cursors[thread_cursor()].lock();
+        let mut cursor = self.cursors[crate::types::thread_slot(CURSORS)].lock();
         if let Some((group, index)) = &cursor.at
             && let Some(taken) = self.take_in(group, *index, None)?
         {
@@ -308,16 +307,4 @@ impl NodeTable {
         }
         self.free.load(Relaxed).max(0) as u64
     }
-}
-
-/// The cursor of this thread.
-fn thread_cursor() -> usize {
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    thread_local!(static MINE: Cell<usize> = const { Cell::new(usize::MAX) });
-    MINE.with(|mine| {
-        if mine.get() == usize::MAX {
-            mine.set(NEXT.fetch_add(1, Relaxed) % CURSORS);
-        }
-        mine.get()
-    })
 }

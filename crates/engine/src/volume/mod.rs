@@ -11,14 +11,16 @@ pub mod super_io;
 pub mod ticket;
 
 use crate::cell::Cell;
+use crate::cell::names::NameCache;
 use crate::domain::{Domain, Shared};
 use crate::error::{Error, Result};
 use crate::store::Store;
 use crate::types::*;
 use braidfs_format::super_block::SuperBlock;
+use crossbeam::utils::CachePadded;
 use parking_lot::{Mutex, RwLock};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 pub use crate::types::DomainInfo;
 pub use ticket::Ticket;
@@ -50,7 +52,15 @@ pub use ticket::Ticket;
 pub struct Volume {
     pub(crate) inner: Option<Arc<Inner>>,
     background: Option<background::Background>,
+    /// What handles hold of the volume. Threads take different ones, so that they do not share a reference count.
+    keepers: Box<[Arc<Keeper>]>,
 }
+
+/// A reference to the volume, on cache lines of its own.
+pub(crate) type Keeper = CachePadded<Arc<Inner>>;
+
+/// References to the volume that threads share out among them.
+const KEEPERS: usize = 32;
 
 impl std::fmt::Debug for Volume {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -85,12 +95,16 @@ pub(crate) struct Inner {
     pub evicting: Mutex<()>,
     /// fsync and sync that go on behind a [`Ticket`].
     pub pool: RwLock<Option<ticket::Pool>>,
+    /// Names looked up lately.
+    pub names: NameCache,
+    /// Generation of the root, where it was loaded once.
+    pub root_gener: OnceLock<u32>,
 }
 
 /// An open file: keeps the inode alive while it is unlinked. Dropping it closes.
 pub struct OpenFile {
     pub(crate) cell: Arc<Cell>,
-    pub(crate) inner: Arc<Inner>,
+    keeper: Arc<Keeper>,
 }
 
 impl std::fmt::Debug for OpenFile {
@@ -108,20 +122,21 @@ impl OpenFile {
     pub fn gener(&self) -> u32 {
         self.cell.gener
     }
-    pub(crate) fn new(cell: Arc<Cell>, inner: Arc<Inner>) -> Self {
-        cell.opens.fetch_add(1, Ordering::AcqRel);
-        Self { cell, inner }
+    pub(crate) fn new(cell: Arc<Cell>, keeper: Arc<Keeper>) -> Self {
+        cell.opens.fetch_add(1, Ordering::SeqCst);
+        Self { cell, keeper }
     }
 }
 
 impl Drop for OpenFile {
     fn drop(&mut self) {
-        if self.cell.opens.fetch_sub(1, Ordering::AcqRel) == 1 {
+        // in this order: whoever takes the last name says so, then looks at the count
+        if self.cell.opens.fetch_sub(1, Ordering::SeqCst) == 1 && self.cell.nameless.load(Ordering::SeqCst) {
             let orphan = {
                 let st = self.cell.state.read();
                 st.nlink == 0 && !st.deleted
             };
-            if orphan && let Err(e) = self.inner.reap(&self.cell) {
+            if orphan && let Err(e) = self.keeper.reap(&self.cell) {
                 // it stays an orphan: the next mount reclaims it
                 tracing::warn!("closing unlinked inode {}: {e}", self.cell.ino.0);
             }
@@ -133,6 +148,16 @@ impl Volume {
     pub(crate) fn inner(&self) -> &Arc<Inner> {
         // taken only by `unmount`, `crash` and `drop`, which consume the volume
         self.inner.as_ref().unwrap_or_else(|| unreachable!("a volume is used after its end"))
+    }
+
+    pub(crate) fn new(inner: Arc<Inner>, background: Option<background::Background>) -> Self {
+        let keepers = (0..KEEPERS).map(|_| Arc::new(CachePadded::new(inner.clone()))).collect();
+        Self { inner: Some(inner), background, keepers }
+    }
+
+    /// A reference for a handle.
+    pub(crate) fn keeper(&self) -> Arc<Keeper> {
+        self.keepers[crate::types::thread_slot(KEEPERS)].clone()
     }
 
     /// Makes everything durable, checkpoints, marks the volume clean and closes it. Files still open become orphans
@@ -249,9 +274,12 @@ impl Drop for Volume {
 impl Inner {
     /// The domain of a node.
     pub fn domain(&self, ino: NodeId) -> Result<&Arc<Domain>> {
-        let (g, _) = self.store.geometry.node_place(ino).ok_or(Error::NotFound)?;
-        let d = self.shared.group_owner(g).ok_or(Error::NotFound)?;
-        self.domains.get(usize::from(d.0)).ok_or(Error::NotFound)
+        // an error made before it is needed would have to be dropped again each time
+        let found = self.store.geometry.node_place(ino).and_then(|(g, _)| self.shared.group_owner(g));
+        match found.and_then(|d| self.domains.get(usize::from(d.0))) {
+            Some(d) => Ok(d),
+            None => Err(Error::NotFound),
+        }
     }
 
     /// The cell of an inode.

@@ -4,6 +4,7 @@ use super::background::Background;
 use super::groups::Bat;
 use super::super_io::read_super;
 use super::{Inner, Volume, ticket};
+use crate::cell::names::NameCache;
 use crate::domain::recover::Recovered;
 use crate::domain::{Domain, HeaderPair, Shared};
 use crate::error::{Error, Result};
@@ -15,14 +16,18 @@ use braidfs_format::BLOCK_BYTES;
 use braidfs_format::block::{BlockKind, other_copy_lost};
 use braidfs_format::domain::{CLEAN, DomainHeader, FAILED, NEEDS_GC};
 use braidfs_format::super_block::{INCOMPAT_DATA_SUMS, SuperBlock};
+use crossbeam::utils::CachePadded;
 use parking_lot::{Mutex, RwLock};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// Threads behind tickets: syncs that may share a flush.
 const SYNC_THREADS: usize = 8;
 /// Groups of a volume that one thread opens.
 const SMALL_GROUPS: u32 = 16;
+/// What part of the cache's memory the names looked up lately may take, at most.
+const NAMES_SHARE: u64 = 64;
+const NAMES_MAX: u64 = 4 << 20;
 
 impl Volume {
     /// Opens the volume on `devices` (in any order; all of it), recovering it where it was not unmounted. A read-only
@@ -49,22 +54,23 @@ impl Volume {
         }
         *inner.pool.write() = Some(ticket::Pool::new(SYNC_THREADS));
         let background = if background { Some(Background::start(inner.clone())?) } else { None };
-        Ok(Volume { inner: Some(inner), background })
+        Ok(Volume::new(inner, background))
     }
 }
 
 fn open(sb: SuperBlock, devices: Vec<Arc<dyn Device>>, options: MountOptions) -> Result<Arc<Inner>> {
     let store = Arc::new(Store::new(devices, &sb)?);
     let bat = Bat::read(&store, &sb)?;
+    let names = (options.cache_bytes / NAMES_SHARE).clamp(64 << 10, NAMES_MAX);
     let shared = Arc::new(Shared {
         owner: bat.owners().map(|d| AtomicU16::new(d.map_or(u16::MAX, |d| d.0))).collect(),
-        seq: AtomicU64::new(0),
+        seq: CachePadded::new(AtomicU64::new(0)),
         hash_key: sb.hash_key,
         data_sums: sb.incompat.get() & INCOMPAT_DATA_SUMS != 0,
         inline_max: usize::from(sb.inline_max.get()),
-        pages: AtomicI64::new(0),
-        dir_bytes: AtomicI64::new(0),
-        dirty_pages: AtomicI64::new(0),
+        pages: CachePadded::new(AtomicI64::new(0)),
+        dir_bytes: CachePadded::new(AtomicI64::new(0)),
+        dirty_pages: CachePadded::new(AtomicI64::new(0)),
         dead: AtomicBool::new(false),
         read_only: AtomicBool::new(false),
         recovering: AtomicBool::new(true),
@@ -100,6 +106,8 @@ fn open(sb: SuperBlock, devices: Vec<Arc<dyn Device>>, options: MountOptions) ->
         unclaimed: AtomicU64::new(0),
         evicting: Mutex::new(()),
         pool: RwLock::new(None),
+        names: NameCache::new(names),
+        root_gener: OnceLock::new(),
     });
     inner.count_unclaimed();
     inner.start(recovered)?;

@@ -234,6 +234,9 @@ impl Pass<'_> {
         e.domain.touch(e.tx(), c, &mut st)?;
         st.version = version;
         f(&mut st);
+        if st.nlink == 0 {
+            c.nameless.store(true, Ordering::SeqCst);
+        }
         st.linked_at = st.version;
         Ok(())
     }
@@ -478,6 +481,7 @@ impl Inner {
             Body::Special => {}
         }
         e.domain.free_runs(e.tx(), &runs);
+        c.nameless.store(true, Ordering::SeqCst);
         st.deleted = true;
         st.nlink = 0;
         st.links.clear();

@@ -1,0 +1,269 @@
+//! Names looked up lately: (directory, name) → inode, for paths to be walked without a look at the directories.
+//!
+//! A table of fixed size that readers ask without writing to memory. It knows nothing that the directories do not know,
+//! and forgets at will: an entry is put in while the directory is locked (for reading at least) and taken out while it
+//! is locked for writing, in one step with the directory's own index. So what is found here stood in the directory at
+//! some time of the look-up, as if its lock had been taken. Directories are told apart by number and generation: what
+//! is known of a removed one means nothing for the next of its number.
+//!
+//! A bucket of two entries has a sequence number, odd while one of them changes (a sequence lock). All words are atomics:
+//! a reader that meets a change reads nonsense, sees that the number moved, and knows nothing.
+//!
+//! Not promised: long names ([`NAME_BYTES`]); that what was put in is found again.
+
+use crate::types::{FileKind, NodeId};
+use std::hash::{BuildHasher, Hasher};
+use std::sync::atomic::{
+    AtomicU64,
+    Ordering::{Acquire, Relaxed, Release},
+    fence,
+};
+
+/// Longest name that is kept.
+pub const NAME_BYTES: usize = 31;
+/// A bucket: sequence number, kinds of both entries, entries. Two cache lines, which processors fetch together.
+const WORDS: usize = 16;
+/// A directory's number, the inode's, both generations, and the name with its length.
+const ENTRY: usize = 7;
+/// Where the entries begin in a bucket.
+const AT: [usize; 2] = [2, 2 + ENTRY];
+
+/// A directory and a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Key {
+    dir: u64,
+    gener: u32,
+    name: [u64; 4],
+}
+
+impl Key {
+    /// `None` for names that are not kept.
+    pub fn of(dir: NodeId, gener: u32, name: &[u8]) -> Option<Self> {
+        if name.len() > NAME_BYTES {
+            return None;
+        }
+        let mut b = [0u8; NAME_BYTES + 1];
+        b[0] = name.len() as u8;
+        b[1..=name.len()].copy_from_slice(name);
+        let word = |i: usize| {
+            let mut w = [0u8; 8];
+            w.copy_from_slice(&b[8 * i..8 * i + 8]);
+            u64::from_le_bytes(w)
+        };
+        Some(Self { dir: dir.0, gener, name: [word(0), word(1), word(2), word(3)] })
+    }
+}
+
+/// What a name names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Target {
+    /// Its number.
+    pub node: NodeId,
+    /// Generation of the number.
+    pub gener: u32,
+    /// Its type.
+    pub kind: FileKind,
+}
+
+/// See the module.
+pub struct NameCache {
+    words: Vec<AtomicU64>,
+    /// Words before the first bucket, so that it begins a cache line.
+    skip: usize,
+    mask: usize,
+    hasher: foldhash::fast::RandomState,
+}
+
+impl std::fmt::Debug for NameCache {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("NameCache").field("buckets", &(self.mask + 1)).finish_non_exhaustive()
+    }
+}
+
+impl NameCache {
+    /// Of about so many bytes, which are taken as they are used.
+    pub fn new(bytes: u64) -> Self {
+        let bucket = size_of::<[AtomicU64; WORDS]>();
+        let buckets = 1usize << (bytes / bucket as u64).max(1).ilog2();
+        // zeroed by the allocator, which for much memory means: not touched. An error there would be one of ours (too many)
+        let words: Vec<AtomicU64> =
+            <AtomicU64 as zerocopy::FromZeros>::new_vec_zeroed((buckets + 1) * WORDS).unwrap_or_default();
+        let at = words.as_ptr() as usize;
+        let skip = (at.next_multiple_of(bucket) - at) / size_of::<AtomicU64>();
+        Self { words, skip, mask: buckets - 1, hasher: foldhash::fast::RandomState::default() }
+    }
+
+    fn bucket(&self, k: &Key) -> Option<&[AtomicU64; WORDS]> {
+        let mut h = self.hasher.build_hasher();
+        h.write_u64(k.dir);
+        k.name.iter().for_each(|w| h.write_u64(*w));
+        let at = self.skip + (h.finish() as usize & self.mask) * WORDS;
+        self.words.get(at..at + WORDS)?.try_into().ok()
+    }
+
+    /// What `k` names, where that is known.
+    pub fn get(&self, k: &Key) -> Option<Target> {
+        let b = self.bucket(k)?;
+        let seq = b[0].load(Acquire);
+        let at = find(b, k)?;
+        let (node, geners, kinds) = (b[at + 1].load(Relaxed), b[at + 2].load(Relaxed), b[1].load(Relaxed));
+        fence(Acquire);
+        if seq % 2 == 1 || b[0].load(Relaxed) != seq {
+            return None;
+        }
+        let kind = kind_of((kinds >> shift(at)) as u8)?;
+        Some(Target { node: NodeId(node), gener: (geners >> 32) as u32, kind })
+    }
+
+    /// Notes what `k` names. The caller has the directory locked.
+    pub fn put(&self, k: &Key, t: Target) {
+        let Some(b) = self.bucket(k) else { return };
+        let lock = Lock::take(&b[0]);
+        let at = find(b, k).unwrap_or_else(|| match AT.iter().find(|at| b[**at].load(Relaxed) == 0) {
+            Some(at) => *at,
+            // one and the other in turn
+            None => AT[(lock.0 / 2 % 2) as usize],
+        });
+        let kinds = b[1].load(Relaxed) & !(0xff << shift(at));
+        b[1].store(kinds | u64::from(t.kind.d_type()) << shift(at), Relaxed);
+        b[at].store(k.dir, Relaxed);
+        b[at + 1].store(t.node.0, Relaxed);
+        b[at + 2].store(u64::from(k.gener) | u64::from(t.gener) << 32, Relaxed);
+        for (w, n) in b[at + 3..at + ENTRY].iter().zip(k.name) {
+            w.store(n, Relaxed);
+        }
+        lock.release(&b[0]);
+    }
+
+    /// Forgets what `k` names. The caller has the directory locked for writing.
+    pub fn forget(&self, k: &Key) {
+        let Some(b) = self.bucket(k) else { return };
+        let lock = Lock::take(&b[0]);
+        if let Some(at) = find(b, k) {
+            b[at].store(0, Relaxed);
+        }
+        lock.release(&b[0]);
+    }
+}
+
+/// Where the entry of `k` is in its bucket. Node 0 is none, so that an empty entry is nobody's.
+fn find(b: &[AtomicU64; WORDS], k: &Key) -> Option<usize> {
+    AT.into_iter().find(|&at| {
+        b[at].load(Relaxed) == k.dir
+            && b[at + 2].load(Relaxed) as u32 == k.gener
+            && b[at + 3..at + ENTRY].iter().zip(k.name).all(|(w, n)| w.load(Relaxed) == n)
+    })
+}
+
+/// Where the kind of the entry at `at` lies in the bucket's word of kinds.
+fn shift(at: usize) -> usize {
+    if at == AT[0] { 0 } else { 8 }
+}
+
+fn kind_of(d_type: u8) -> Option<FileKind> {
+    FileKind::from_mode(u32::from(d_type) << 12)
+}
+
+/// The writer's right to a bucket: the even sequence number that it found.
+struct Lock(u64);
+
+impl Lock {
+    fn take(seq: &AtomicU64) -> Self {
+        let mut spins = 0u32;
+        loop {
+            let n = seq.load(Relaxed);
+            if n.is_multiple_of(2) && seq.compare_exchange_weak(n, n + 1, Acquire, Relaxed).is_ok() {
+                // no word below is seen before the odd number
+                fence(Release);
+                return Self(n);
+            }
+            spins += 1;
+            // held for a few stores; its holder may have lost its processor
+            if spins.is_multiple_of(64) { std::thread::yield_now() } else { std::hint::spin_loop() }
+        }
+    }
+    fn release(self, seq: &AtomicU64) {
+        seq.store(self.0 + 2, Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicBool;
+
+    fn key(dir: u64, name: &str) -> Key {
+        Key::of(NodeId(dir), 7, name.as_bytes()).unwrap()
+    }
+    fn target(node: u64) -> Target {
+        Target { node: NodeId(node), gener: node as u32, kind: FileKind::File }
+    }
+
+    #[test]
+    fn put_get_forget() {
+        let c = NameCache::new(1 << 16);
+        assert_eq!(c.get(&key(1, "a")), None);
+        for kind in [FileKind::File, FileKind::Dir, FileKind::Symlink, FileKind::Socket, FileKind::Block] {
+            c.put(&key(1, "a"), Target { kind, ..target(5) });
+            assert_eq!(c.get(&key(1, "a")), Some(Target { kind, ..target(5) }));
+        }
+        for other in [key(2, "a"), key(1, "b"), key(1, "a\0"), key(1, ""), Key::of(NodeId(1), 8, b"a").unwrap()] {
+            assert_eq!(c.get(&other), None, "{other:?}");
+        }
+        c.put(&key(1, "a"), target(6));
+        assert_eq!(c.get(&key(1, "a")), Some(target(6)));
+        c.forget(&key(1, "a"));
+        assert_eq!(c.get(&key(1, "a")), None);
+        assert!(Key::of(NodeId(1), 0, &[b'x'; NAME_BYTES]).is_some());
+        assert!(Key::of(NodeId(1), 0, &[b'x'; NAME_BYTES + 1]).is_none());
+    }
+
+    #[test]
+    fn a_full_bucket_forgets_the_oldest() {
+        let c = NameCache::new(0);
+        assert_eq!(c.mask, 0);
+        let names: Vec<String> = (0..9).map(|i| i.to_string()).collect();
+        for (i, n) in names.iter().enumerate() {
+            c.put(&key(1, n), target(10 + i as u64));
+            let known: Vec<usize> = (0..9).filter(|k| c.get(&key(1, &names[*k])).is_some()).collect();
+            assert_eq!(known.len(), (i + 1).min(2), "{known:?}");
+            assert!(known.contains(&i));
+        }
+        // whichever entry holds it
+        names.iter().for_each(|n| c.forget(&key(1, n)));
+        assert!(names.iter().all(|n| c.get(&key(1, n)).is_none()));
+    }
+
+    /// Readers beside writers of one bucket never see an entry that nobody put in.
+    #[test]
+    fn no_torn_entries() {
+        let c = NameCache::new(0);
+        let stop = AtomicBool::new(false);
+        let all: Vec<Key> = (1..=4).map(|d| key(d, &"abcdefghij".repeat(d as usize)[..9 * d as usize - 5])).collect();
+        std::thread::scope(|s| {
+            for w in 0..2u64 {
+                let (c, all, stop) = (&c, &all, &stop);
+                s.spawn(move || {
+                    for i in 0..200_000u64 {
+                        let k = &all[((i * 7 + w) % 4) as usize];
+                        // generation and number belong together, and to the directory
+                        let node = (i << 3 | k.dir) & 0xffff_ffff;
+                        if i % 5 == 0 { c.forget(k) } else { c.put(k, target(node)) }
+                    }
+                    stop.store(true, Relaxed);
+                });
+            }
+            let mut seen = 0;
+            while !stop.load(Relaxed) {
+                for k in &all {
+                    if let Some(t) = c.get(k) {
+                        assert_eq!((t.node.0 as u32, t.node.0 & 7), (t.gener, k.dir));
+                        assert_eq!(t.kind, FileKind::File);
+                        seen += 1;
+                    }
+                }
+            }
+            assert!(seen > 0);
+        });
+    }
+}
