@@ -13,6 +13,7 @@
 
 pub mod dir;
 pub mod extents;
+mod frames;
 pub mod hash;
 pub mod pages;
 

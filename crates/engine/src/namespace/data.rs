@@ -29,6 +29,14 @@ enum At {
     End,
 }
 
+/// What a piece of a write did.
+struct Wrote {
+    offset: u64,
+    bytes: usize,
+    /// Dirty pages of the file afterwards.
+    dirty: usize,
+}
+
 /// Whether a dirty page at `lblk` will need a new block.
 fn needs_block(f: &FileBody, lblk: u64, in_place: bool) -> bool {
     match f.map.get(lblk) {
@@ -88,8 +96,46 @@ impl Inner {
         true
     }
 
+    /// Overwrites pages that the running transaction will write anyway: nothing is reserved, and nothing joins the
+    /// transaction. `None` where the write is more than that.
+    fn overwrite(&self, c: &Cell, offset: u64, data: &[u8]) -> Result<Option<Wrote>> {
+        let e = self.dom(c.domain).enter()?;
+        let mut guard = c.state.write();
+        let st = &mut *guard;
+        let end = match offset.checked_add(data.len() as u64) {
+            Some(end) if end <= st.size => end,
+            _ => return Ok(None),
+        };
+        if st.dirty_tx != e.tx().id || st.deleted || st.flags & IMMUTABLE != 0 {
+            return Ok(None);
+        }
+        let Body::File(f) = &mut st.body else { return Ok(None) };
+        if f.inline.is_some() || f.map.is_full() || !f.pages.all_dirty(offset / PAGE, (end - 1) / PAGE) {
+            return Ok(None);
+        }
+        let mut rest = data;
+        while !rest.is_empty() {
+            let at = end - rest.len() as u64;
+            let (lblk, from) = (at / PAGE, (at % PAGE) as usize);
+            let (part, after) = rest.split_at((PAGE as usize - from).min(rest.len()));
+            let _dirty_before = f.pages.write(lblk, from, part);
+            rest = after;
+        }
+        let dirty = f.pages.dirty_count();
+        st.version += 1;
+        st.data_at = st.version;
+        st.mtime = self.shared.now();
+        st.ctime = st.mtime;
+        Ok(Some(Wrote { offset, bytes: data.len(), dirty }))
+    }
+
     /// Writes one piece; `None` where room must be made first.
-    fn write_piece(&self, c: &Arc<Cell>, at: At, data: &[u8]) -> Result<Option<(u64, usize)>> {
+    fn write_piece(&self, c: &Arc<Cell>, at: At, data: &[u8]) -> Result<Option<Wrote>> {
+        if let At::Offset(offset) = at
+            && let Some(wrote) = self.overwrite(c, offset, data)?
+        {
+            return Ok(Some(wrote));
+        }
         let d = self.dom(c.domain);
         // overwriting works on a full volume; what needs new room asks for it below
         let mut op = Op::begin(self, &[c.domain], 4, true)?;
@@ -176,7 +222,7 @@ impl Inner {
                 b.resize(size as usize, 0);
                 b[offset as usize..end as usize].copy_from_slice(&data[..n]);
             }
-            return Ok(Some((offset, n)));
+            return Ok(Some(Wrote { offset, bytes: n, dirty: 0 }));
         }
         d.uninline(f);
         let mut done = 0;
@@ -205,7 +251,7 @@ impl Inner {
             self.shared.pages.fetch_add(new_pages, Relaxed);
             self.shared.dirty_pages.fetch_add(new_dirty, Relaxed);
         }
-        Ok(Some((offset, n)))
+        Ok(Some(Wrote { offset, bytes: n, dirty: f.pages.dirty_count() }))
     }
 
     /// Where the write started, and its bytes: fewer than given only where it could not go on.
@@ -217,12 +263,16 @@ impl Inner {
         }
         let mut start = 0;
         let mut done = 0;
+        let mut dirty = 0;
         while done < data.len() {
             let piece = &data[done..data.len().min(done + PIECE)];
             let mut attempt = 0;
             let (offset, n) = loop {
                 match self.write_piece(c, at, piece) {
-                    Ok(Some(r)) => break r,
+                    Ok(Some(w)) => {
+                        dirty = w.dirty;
+                        break (w.offset, w.bytes);
+                    }
                     Ok(None) => {
                         if let Err(e) = self.make_room(self.dom(c.domain), attempt) {
                             return if done > 0 { Ok((start, done)) } else { Err(e) };
@@ -242,16 +292,12 @@ impl Inner {
                 break;
             }
         }
-        self.throttle(c)?;
+        self.throttle(c, dirty)?;
         Ok((start, done))
     }
 
-    /// A file with much dirty data writes it, in the thread that made it; so does a volume that is over its budget.
-    fn throttle(&self, c: &Arc<Cell>) -> Result<()> {
-        let dirty = match &c.state.read().body {
-            Body::File(f) => f.pages.dirty_count(),
-            _ => 0,
-        };
+    /// A file with much dirty data, `dirty` pages, writes it, in the thread that made it; so does a volume that is over its budget.
+    fn throttle(&self, c: &Arc<Cell>, dirty: usize) -> Result<()> {
         if dirty >= FLUSH_PAGES {
             self.dom(c.domain).flush_cell(c)?;
         }

@@ -5,6 +5,7 @@ use crate::error::{Error, Result};
 use crate::types::*;
 use crate::volume::{Inner, OpenFile, Volume};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 const PAGE: u64 = 4096;
 
@@ -42,12 +43,17 @@ fn copy_cached(st: &State, offset: u64, buf: &mut [u8]) -> Option<u64> {
 impl Inner {
     /// Reads from a file or symlink; fewer bytes only at its end.
     pub(crate) fn read_cell(&self, c: &Arc<Cell>, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        Ok(self.read_then(c, offset, buf, |_| ())?.0)
+    }
+
+    /// [`Self::read_cell`], and what `f` says of the state that was read.
+    fn read_then<R>(&self, c: &Arc<Cell>, offset: u64, buf: &mut [u8], f: impl Fn(&State) -> R) -> Result<(usize, R)> {
         loop {
             let missing = {
                 let st = c.state.read();
                 let n = st.size.saturating_sub(offset).min(buf.len() as u64) as usize;
                 match copy_cached(&st, offset, &mut buf[..n]) {
-                    None => return Ok(n),
+                    None => return Ok((n, f(&st))),
                     Some(lblk) => (lblk, (offset + n as u64).div_ceil(PAGE)),
                 }
             };
@@ -57,27 +63,26 @@ impl Inner {
             // copied under the same lock: an evictor could win for ever otherwise
             let n = st.size.saturating_sub(offset).min(buf.len() as u64) as usize;
             if copy_cached(&st, offset, &mut buf[..n]).is_none() {
-                return Ok(n);
+                return Ok((n, f(&st)));
             }
         }
     }
 
-    /// Updates the access time where the mount's mode asks for it.
-    pub(crate) fn accessed(&self, c: &Arc<Cell>) {
-        use std::sync::atomic::Ordering::Relaxed;
+    /// The time that a file read just now gets as its access time, where the mount's mode asks for it.
+    fn access_due(&self, st: &State) -> Option<Timestamp> {
         let mode = self.shared.options.atime;
         if mode == AtimeMode::Noatime || self.shared.read_only.load(Relaxed) {
-            return;
+            return None;
         }
         let now = self.shared.now();
-        {
-            let st = c.state.read();
-            let old = st.atime <= st.mtime || st.atime <= st.ctime || now.sec - st.atime.sec >= RELATIME_AGE;
-            let due = mode == AtimeMode::Strictatime || old;
-            if !due || now == st.atime || st.flags & braidfs_format::inode::NOATIME != 0 || st.deleted {
-                return;
-            }
-        }
+        let old = st.atime <= st.mtime || st.atime <= st.ctime || now.sec - st.atime.sec >= RELATIME_AGE;
+        let due = mode == AtimeMode::Strictatime || old;
+        let not = now == st.atime || st.flags & braidfs_format::inode::NOATIME != 0 || st.deleted;
+        (due && !not).then_some(now)
+    }
+
+    /// Updates the access time.
+    fn set_atime(&self, c: &Arc<Cell>, now: Timestamp) {
         // a volume too full for an access time is still readable
         if let Ok(mut op) = super::Op::begin(self, &[c.domain], 1, true) {
             let mut st = c.state.write();
@@ -100,9 +105,9 @@ impl Volume {
             FileKind::Dir => return Err(Error::IsDir),
             _ => return Err(Error::Invalid("not a regular file")),
         }
-        let n = self.inner().read_cell(&file.cell, offset, buf)?;
-        if n > 0 {
-            self.inner().accessed(&file.cell);
+        let (n, due) = self.inner().read_then(&file.cell, offset, buf, |st| self.inner().access_due(st))?;
+        if let Some(now) = due.filter(|_| n > 0) {
+            self.inner().set_atime(&file.cell, now);
         }
         self.inner().maybe_evict();
         Ok(n)
