@@ -11,6 +11,7 @@
 //! `unsafe` is confined to `daemon` (fork), `loopdev` and `channel` (one ioctl each).
 
 mod abi;
+mod awake;
 mod channel;
 mod daemon;
 mod fs;

@@ -43,6 +43,9 @@ pub struct MountConfig {
     pub atime: AtimeMode,
     /// Serving threads, at least 2.
     pub threads: usize,
+    /// Keep idle CPUs from halting while requests come in quick succession (root only): less latency for more power,
+    /// above all in virtual machines.
+    pub low_latency: bool,
     /// Mount as `fuseblk` on this block device (root only): `sync` reaches the volume, and `umount` returns when it is
     /// closed. The device is only claimed, not used; a loop device of the image does ([`crate::LoopDevice`]).
     pub fuseblk: Option<PathBuf>,
@@ -62,6 +65,7 @@ impl MountConfig {
             exec: true,
             atime: AtimeMode::Relatime,
             threads: std::thread::available_parallelism().map_or(2, |n| n.get().max(2)),
+            low_latency: false,
             fuseblk: None,
         }
     }

@@ -74,6 +74,9 @@ struct Attached {
 
 fn attach(cfg: &MountConfig) -> Result<Attached, ServeError> {
     let failed = |source| ServeError::Mount { point: cfg.mountpoint.clone(), source };
+    if cfg.low_latency {
+        crate::awake::check().map_err(ServeError::Start)?;
+    }
     // Before the mount exists, so that no signal leaves it behind.
     let signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(ServeError::Start)?;
     take_over(&cfg.mountpoint).map_err(failed)?;
@@ -108,7 +111,7 @@ impl Attached {
                 tracing::error!(error = %e, "cannot end the FUSE connection");
             }
         };
-        let result = session::run(vol, agreed, channel, cfg.threads.max(2), &abandon);
+        let result = session::run(vol, agreed, channel, cfg.threads.max(2), cfg.low_latency, &abandon);
         handle.close();
         match watcher {
             Ok(thread) => drop(thread.join()),

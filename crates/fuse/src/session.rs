@@ -7,6 +7,7 @@
 //! and the volume is closed when all have left.
 
 use crate::abi::op;
+use crate::awake::{self, Served};
 use crate::channel::{Channel, Later};
 use crate::fs::{Agreed, BraidFs, Context, Job, MAX_IO_BYTES, negotiate};
 use crate::request::{Answer, Outcome, Request};
@@ -49,7 +50,7 @@ pub(crate) fn handshake(channel: &Channel) -> io::Result<Agreed> {
 }
 
 /// Serves `vol` with `threads` threads until it is unmounted, then closes it. `abandon` ends the connection by force,
-/// where not all threads can be started.
+/// where not all threads can be started. `low_latency`: see [`crate::awake`].
 ///
 /// # Errors
 /// Of starting threads (the volume is closed then, too), or of closing the volume.
@@ -58,6 +59,7 @@ pub(crate) fn run(
     agreed: Agreed,
     channel: Channel,
     threads: usize,
+    low_latency: bool,
     abandon: &dyn Fn(),
 ) -> Result<(), RunError> {
     let (jobs, work) = mpsc::channel();
@@ -65,6 +67,7 @@ pub(crate) fn run(
     // One slot per serving thread and one for the helper.
     let slots: Vec<Slot> = (0..=threads).map(|_| CachePadded::new(Mutex::new(Some(fs.clone())))).collect();
     drop(fs);
+    let served = Served::new(threads);
     let closed = Mutex::new(None);
     let close = || {
         let mut closed = closed.lock();
@@ -73,7 +76,8 @@ pub(crate) fn run(
         }
     };
     let started = thread::scope(|scope| -> io::Result<()> {
-        let (slots, close) = (&slots, &close);
+        let (slots, served, close) = (&slots, &served, &close);
+        let (awake, end) = mpsc::channel::<()>();
         let mut serving = Vec::with_capacity(threads);
         let spawn = || {
             let channel = Arc::new(channel);
@@ -82,8 +86,13 @@ pub(crate) fn run(
                 .spawn_scoped(scope, move || help(&slots[threads], work))?;
             for (i, slot) in slots.iter().enumerate().take(threads) {
                 let channel = if i == 0 { channel.clone() } else { Arc::new(channel.try_clone()?) };
-                let work = move || serve(slot, &channel, close);
+                let work = move || serve(slot, &channel, close, &|| served.count(i));
                 serving.push(thread::Builder::new().name(format!("fuse-{i}")).spawn_scoped(scope, work)?);
+            }
+            if low_latency {
+                thread::Builder::new()
+                    .name("fuse-awake".into())
+                    .spawn_scoped(scope, move || awake::watch(served, &end))?;
             }
             Ok(())
         };
@@ -96,6 +105,7 @@ pub(crate) fn run(
             // Panics of handlers are caught; whatever else a thread died of, the volume must be closed.
             let _ = thread.join();
         }
+        drop(awake);
         // The helper ends when the file system is gone.
         close();
         started
@@ -115,13 +125,14 @@ pub(crate) enum RunError {
     Close(braidfs::Error),
 }
 
-/// One serving thread.
-fn serve(slot: &Slot, channel: &Arc<Channel>, close: &(dyn Fn() + Sync)) {
+/// One serving thread; `count` is called for each request.
+fn serve(slot: &Slot, channel: &Arc<Channel>, close: &(dyn Fn() + Sync), count: &dyn Fn()) {
     let mut buf = vec![0; RECEIVE_BYTES];
     let mut out = Answer::new(MAX_IO_BYTES as usize);
     loop {
         match channel.receive(&mut buf) {
             Ok(Some(n)) => {
+                count();
                 if !dispatch(slot, channel, close, &buf[..n], &mut out) {
                     return;
                 }

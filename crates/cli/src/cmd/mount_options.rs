@@ -42,6 +42,8 @@ pub struct MountSpec {
     pub threads: usize,
     /// `fuseblk=`.
     pub fuseblk: FuseBlk,
+    /// `latency=low`.
+    pub low_latency: bool,
 }
 
 impl MountSpec {
@@ -75,6 +77,13 @@ impl MountSpec {
             "threads" => self.threads = parse_threads(need()?)?,
             "fuseblk" => {
                 self.fuseblk = clap::ValueEnum::from_str(need()?, true).map_err(|_| "use auto, always or never")?;
+            }
+            "latency" => {
+                self.low_latency = match need()? {
+                    "low" => true,
+                    "normal" => false,
+                    _ => return Err("use low or normal".into()),
+                }
             }
             // For mount(8), systemd and others, not for us.
             "comment" | "helper" | "uhelper" | "subtype" => {}
@@ -195,6 +204,7 @@ mod tests {
         assert_eq!((s.data, s.cache_bytes, s.threads), (DataMode::Journal, 64 << 20, 3));
         assert_eq!(spec("defaults,_netdev,,nofail").unwrap(), MountSpec::default());
         assert_eq!(spec("commit=0").unwrap().commit, None);
+        assert!(spec("latency=low").unwrap().low_latency && !spec("latency=low,latency=normal").unwrap().low_latency);
         assert!(spec("user,exec").is_ok_and(|s| !s.noexec && s.suid == Some(false)));
     }
 
@@ -214,6 +224,7 @@ mod tests {
             "remount",
             "sync",
             "fuseblk=maybe",
+            "latency=high",
         ] {
             let why = spec(list).unwrap_err();
             assert!(why.starts_with("option `") && why.contains(": "), "{list}: {why}");
