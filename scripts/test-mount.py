@@ -622,6 +622,36 @@ def proc_mounts(volume, _top):
 
 
 @check
+def idle_mounts_ask_nothing_of_the_cpus(volume, top):
+    """With latency=low CPUs stay awake while requests come; serving threads may go to the client's CPU. After that
+    all is as it was."""
+    daemon_only(volume)
+    root_only()
+    volume.umount()
+    volume.mount("latency=low")
+    (daemon,) = volume.daemons()
+
+    def awake():
+        links = pathlib.Path(f"/proc/{daemon}/fd").iterdir()
+        return any(os.readlink(link) == "/dev/cpu_dma_latency" for link in links)
+
+    def placed():
+        tasks = [int(t.name) for t in pathlib.Path(f"/proc/{daemon}/task").iterdir()]
+        return {(os.sched_getscheduler(t), frozenset(os.sched_getaffinity(t))) for t in tasks}
+
+    before = placed()
+    same(len(before), 1, "policies and CPUs of the daemon's threads")
+    seen, end = False, time.monotonic() + 2
+    while time.monotonic() < end:
+        for n in range(200):
+            (top / f"f{n}").write_bytes(b"x")
+        seen |= awake()
+    must(seen, "CPUs may halt although requests come")
+    fslib.wait_for("CPUs may halt again", lambda: not awake(), 5)
+    fslib.wait_for("threads where they were", lambda: placed() == before, 5)
+
+
+@check
 def killed_and_taken_over(volume, top):
     daemon_only(volume)
     for n in range(200):

@@ -8,14 +8,14 @@
 //! The protocol is spoken directly, not through a crate: `sync` (SYNCFS), unnamed files (TMPFILE), birth times (STATX)
 //! and an `umount` that waits until the volume is closed (DESTROY) need operations that the crates do not pass on.
 //!
-//! `unsafe` is confined to `daemon` (fork), `loopdev` and `channel` (one ioctl each).
+//! `unsafe` is confined to `daemon` (fork), `loopdev` and `channel` (one ioctl each), `latency::follow` (scheduling policy).
 
 mod abi;
-mod awake;
 mod channel;
 mod daemon;
 mod fs;
 mod handles;
+mod latency;
 mod loopdev;
 mod mount;
 mod node;
@@ -26,6 +26,7 @@ mod serve;
 mod session;
 
 pub use daemon::{DaemonError, Ready, daemonize};
+pub use latency::Latency;
 pub use loopdev::LoopDevice;
 pub use mount::{MountConfig, take_over};
 pub use serve::{ServeError, serve};

@@ -5,6 +5,7 @@
 
 use crate::channel::open_device;
 use crate::fs::MAX_IO_BYTES;
+use crate::latency::Latency;
 use braidfs::AtimeMode;
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
@@ -43,9 +44,8 @@ pub struct MountConfig {
     pub atime: AtimeMode,
     /// Serving threads, at least 2.
     pub threads: usize,
-    /// Keep idle CPUs from halting while requests come in quick succession (root only): less latency for more power,
-    /// above all in virtual machines.
-    pub low_latency: bool,
+    /// What is done about the time that wake-ups take.
+    pub latency: Latency,
     /// Mount as `fuseblk` on this block device (root only): `sync` reaches the volume, and `umount` returns when it is
     /// closed. The device is only claimed, not used; a loop device of the image does ([`crate::LoopDevice`]).
     pub fuseblk: Option<PathBuf>,
@@ -65,7 +65,7 @@ impl MountConfig {
             exec: true,
             atime: AtimeMode::Relatime,
             threads: std::thread::available_parallelism().map_or(2, |n| n.get().max(2)),
-            low_latency: false,
+            latency: Latency::Auto,
             fuseblk: None,
         }
     }

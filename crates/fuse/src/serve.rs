@@ -74,9 +74,7 @@ struct Attached {
 
 fn attach(cfg: &MountConfig) -> Result<Attached, ServeError> {
     let failed = |source| ServeError::Mount { point: cfg.mountpoint.clone(), source };
-    if cfg.low_latency {
-        crate::awake::check().map_err(ServeError::Start)?;
-    }
+    crate::latency::check(cfg.latency).map_err(ServeError::Start)?;
     // Before the mount exists, so that no signal leaves it behind.
     let signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(ServeError::Start)?;
     take_over(&cfg.mountpoint).map_err(failed)?;
@@ -111,7 +109,7 @@ impl Attached {
                 tracing::error!(error = %e, "cannot end the FUSE connection");
             }
         };
-        let result = session::run(vol, agreed, channel, cfg.threads.max(2), cfg.low_latency, &abandon);
+        let result = session::run(vol, agreed, channel, cfg.threads.max(2), cfg.latency, &abandon);
         handle.close();
         match watcher {
             Ok(thread) => drop(thread.join()),

@@ -7,9 +7,9 @@
 //! and the volume is closed when all have left.
 
 use crate::abi::op;
-use crate::awake::{self, Served};
 use crate::channel::{Channel, Later};
 use crate::fs::{Agreed, BraidFs, Context, Job, MAX_IO_BYTES, negotiate};
+use crate::latency::{self, Latency, Served};
 use crate::request::{Answer, Outcome, Request};
 use braidfs::Volume;
 use crossbeam::utils::CachePadded;
@@ -50,7 +50,7 @@ pub(crate) fn handshake(channel: &Channel) -> io::Result<Agreed> {
 }
 
 /// Serves `vol` with `threads` threads until it is unmounted, then closes it. `abandon` ends the connection by force,
-/// where not all threads can be started. `low_latency`: see [`crate::awake`].
+/// where not all threads can be started.
 ///
 /// # Errors
 /// Of starting threads (the volume is closed then, too), or of closing the volume.
@@ -59,7 +59,7 @@ pub(crate) fn run(
     agreed: Agreed,
     channel: Channel,
     threads: usize,
-    low_latency: bool,
+    latency: Latency,
     abandon: &dyn Fn(),
 ) -> Result<(), RunError> {
     let (jobs, work) = mpsc::channel();
@@ -86,14 +86,13 @@ pub(crate) fn run(
                 .spawn_scoped(scope, move || help(&slots[threads], work))?;
             for (i, slot) in slots.iter().enumerate().take(threads) {
                 let channel = if i == 0 { channel.clone() } else { Arc::new(channel.try_clone()?) };
-                let work = move || serve(slot, &channel, close, &|| served.count(i));
+                let server = Server { i, slot, channel, served, close };
+                let work = move || server.serve();
                 serving.push(thread::Builder::new().name(format!("fuse-{i}")).spawn_scoped(scope, work)?);
             }
-            if low_latency {
-                thread::Builder::new()
-                    .name("fuse-awake".into())
-                    .spawn_scoped(scope, move || awake::watch(served, &end))?;
-            }
+            thread::Builder::new()
+                .name("fuse-latency".into())
+                .spawn_scoped(scope, move || latency::watch(latency, served, &end))?;
             Ok(())
         };
         let started = spawn();
@@ -125,63 +124,74 @@ pub(crate) enum RunError {
     Close(braidfs::Error),
 }
 
-/// One serving thread; `count` is called for each request.
-fn serve(slot: &Slot, channel: &Arc<Channel>, close: &(dyn Fn() + Sync), count: &dyn Fn()) {
-    let mut buf = vec![0; RECEIVE_BYTES];
-    let mut out = Answer::new(MAX_IO_BYTES as usize);
-    loop {
-        match channel.receive(&mut buf) {
-            Ok(Some(n)) => {
-                count();
-                if !dispatch(slot, channel, close, &buf[..n], &mut out) {
+/// One serving thread.
+struct Server<'a> {
+    i: usize,
+    slot: &'a Slot,
+    channel: Arc<Channel>,
+    served: &'a Served,
+    close: &'a (dyn Fn() + Sync),
+}
+
+impl Server<'_> {
+    fn serve(&self) {
+        self.served.begin(self.i);
+        let mut buf = vec![0; RECEIVE_BYTES];
+        let mut out = Answer::new(MAX_IO_BYTES as usize);
+        loop {
+            match self.channel.receive(&mut buf) {
+                Ok(Some(n)) => {
+                    if !self.dispatch(&buf[..n], &mut out) {
+                        return;
+                    }
+                }
+                Ok(None) => return,
+                Err(e) => {
+                    tracing::error!(error = %e, "cannot receive from the FUSE device");
                     return;
                 }
             }
-            Ok(None) => return,
+        }
+    }
+
+    /// Handles one frame; false after DESTROY.
+    fn dispatch(&self, frame: &[u8], out: &mut Answer) -> bool {
+        let req = match Request::parse(frame) {
+            Ok(req) => req,
+            Err(_) => {
+                tracing::error!(bytes = frame.len(), "the kernel sent a FUSE request that does not parse");
+                return true;
+            }
+        };
+        self.served.count(self.i, &req);
+        let (channel, unique) = (&self.channel, req.head.unique);
+        if req.head.opcode == op::DESTROY {
+            let later = Later::new(channel, unique);
+            (self.close)();
+            later.done(Ok(()));
+            return false;
+        }
+        out.clear();
+        let handled = match &*self.slot.lock() {
+            // A panic is our bug; the request that ran into it fails, the mount lives on.
+            Some(fs) => catch_unwind(AssertUnwindSafe(|| fs.handle(&req, out, &Context { channel, unique })))
+                .unwrap_or_else(|_| {
+                    tracing::error!(op = op::name(req.head.opcode), node = %req.node(), "panic in a FUSE operation");
+                    Err(Errno::IO)
+                }),
+            None if matches!(req.head.opcode, op::FORGET | op::BATCH_FORGET) => Ok(Outcome::Silent),
+            None => Err(Errno::NODEV),
+        };
+        match handled {
+            Ok(Outcome::Reply) => channel.reply(unique, out),
+            Ok(Outcome::Deferred | Outcome::Silent) => {}
             Err(e) => {
-                tracing::error!(error = %e, "cannot receive from the FUSE device");
-                return;
+                tracing::trace!(op = op::name(req.head.opcode), node = %req.node(), error = %e);
+                channel.reply_error(unique, e);
             }
         }
+        true
     }
-}
-
-/// Handles one frame; false after DESTROY.
-fn dispatch(slot: &Slot, channel: &Arc<Channel>, close: &(dyn Fn() + Sync), frame: &[u8], out: &mut Answer) -> bool {
-    let req = match Request::parse(frame) {
-        Ok(req) => req,
-        Err(_) => {
-            tracing::error!(bytes = frame.len(), "the kernel sent a FUSE request that does not parse");
-            return true;
-        }
-    };
-    let unique = req.head.unique;
-    if req.head.opcode == op::DESTROY {
-        let later = Later::new(channel, unique);
-        close();
-        later.done(Ok(()));
-        return false;
-    }
-    out.clear();
-    let handled = match &*slot.lock() {
-        // A panic is our bug; the request that ran into it fails, the mount lives on.
-        Some(fs) => catch_unwind(AssertUnwindSafe(|| fs.handle(&req, out, &Context { channel, unique })))
-            .unwrap_or_else(|_| {
-                tracing::error!(op = op::name(req.head.opcode), node = %req.node(), "panic in a FUSE operation");
-                Err(Errno::IO)
-            }),
-        None if matches!(req.head.opcode, op::FORGET | op::BATCH_FORGET) => Ok(Outcome::Silent),
-        None => Err(Errno::NODEV),
-    };
-    match handled {
-        Ok(Outcome::Reply) => channel.reply(unique, out),
-        Ok(Outcome::Deferred | Outcome::Silent) => {}
-        Err(e) => {
-            tracing::trace!(op = op::name(req.head.opcode), node = %req.node(), error = %e);
-            channel.reply_error(unique, e);
-        }
-    }
-    true
 }
 
 /// The helper thread: work during which serving threads must go on serving.

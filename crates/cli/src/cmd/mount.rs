@@ -20,9 +20,10 @@ const PLAIN_FUSE_COMMIT: Duration = Duration::from_secs(1);
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Options of -o, as in mount(8):\n  \
     ro rw relatime noatime strictatime suid nosuid dev nodev exec noexec allow_other\n  \
-    commit=SECONDS data=MODE cache=SIZE threads=N fuseblk=WHEN latency=low|normal\n\n\
-    latency=low (root) keeps idle CPUs from halting while requests come: faster for a process\n\
-    that sends one after the other, above all in a virtual machine, for more power.\n\n\
+    commit=SECONDS data=MODE cache=SIZE threads=N fuseblk=WHEN latency=WHAT\n\n\
+    latency=auto (default): a process that alone sends many small requests is served on its own CPU\n\
+    (as root); low: also, idle CPUs do not halt while requests come (root; faster, above all in a\n\
+    virtual machine, for more power); off: neither.\n\n\
     Examples:\n  braidfs mount disk.img /mnt\n  braidfs mount -o ro,noatime /dev/sdb /dev/sdc /mnt\n  \
     braidfs mount -f --log debug disk.img /mnt      in the foreground\n\n\
     In /etc/fstab (with this program linked as /sbin/mount.braidfs):\n  \
@@ -198,7 +199,7 @@ impl Job<'_> {
         if spec.threads > 0 {
             cfg.threads = spec.threads.max(2);
         }
-        cfg.low_latency = spec.low_latency;
+        cfg.latency = spec.latency;
         cfg.fuseblk = claim.as_ref().map(|claim| match claim {
             Claim::Own => self.devices[0].clone(),
             Claim::Loop(device) => device.path().to_path_buf(),

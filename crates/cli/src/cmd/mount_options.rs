@@ -2,6 +2,7 @@
 
 use crate::text::parse_size;
 use braidfs::{AtimeMode, DataMode};
+use braidfs_fuse::Latency;
 use std::time::Duration;
 
 /// When to mount through a block device (`fuseblk`), which makes `umount` wait and `sync` work as in a kernel file
@@ -42,8 +43,8 @@ pub struct MountSpec {
     pub threads: usize,
     /// `fuseblk=`.
     pub fuseblk: FuseBlk,
-    /// `latency=low`.
-    pub low_latency: bool,
+    /// `latency=`.
+    pub latency: Latency,
 }
 
 impl MountSpec {
@@ -79,10 +80,11 @@ impl MountSpec {
                 self.fuseblk = clap::ValueEnum::from_str(need()?, true).map_err(|_| "use auto, always or never")?;
             }
             "latency" => {
-                self.low_latency = match need()? {
-                    "low" => true,
-                    "normal" => false,
-                    _ => return Err("use low or normal".into()),
+                self.latency = match need()? {
+                    "auto" => Latency::Auto,
+                    "low" => Latency::Low,
+                    "off" => Latency::Off,
+                    _ => return Err("use auto, low or off".into()),
                 }
             }
             // For mount(8), systemd and others, not for us.
@@ -204,7 +206,7 @@ mod tests {
         assert_eq!((s.data, s.cache_bytes, s.threads), (DataMode::Journal, 64 << 20, 3));
         assert_eq!(spec("defaults,_netdev,,nofail").unwrap(), MountSpec::default());
         assert_eq!(spec("commit=0").unwrap().commit, None);
-        assert!(spec("latency=low").unwrap().low_latency && !spec("latency=low,latency=normal").unwrap().low_latency);
+        assert_eq!(spec("latency=off,latency=low").unwrap().latency, Latency::Low);
         assert!(spec("user,exec").is_ok_and(|s| !s.noexec && s.suid == Some(false)));
     }
 
