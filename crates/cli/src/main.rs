@@ -106,7 +106,7 @@ fn run(command: Command) -> Outcome {
         Command::Rm(a) => cmd::rm::run(&a),
         Command::Mkdir(a) => cmd::mkdir::run(&a),
         Command::Scrub(a) => cmd::scrub::run(&a),
-        Command::Bench(a) => cmd::bench::run(&a),
+        Command::Bench(a) => cmd::bench::run(a),
         Command::Man(a) => cmd::man::run(&a, Cli::command()),
     }
 }

@@ -30,6 +30,13 @@ pub struct Args {
     command: Option<Cmd>,
 }
 
+impl Args {
+    /// The program braidfs where the user names none.
+    pub fn default_braidfs(&mut self, program: PathBuf) {
+        self.run.braidfs.get_or_insert(program);
+    }
+}
+
 /// Images up to this are written through before: larger ones would take longer than what is measured.
 const FILL_MAX: u64 = 8 << 30;
 

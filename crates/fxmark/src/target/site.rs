@@ -259,15 +259,12 @@ impl Drop for Site {
 }
 
 impl Lab {
-    /// Where the program `braidfs` is: given, this program itself, beside it, or in the path.
+    /// Where the program `braidfs` is: given, beside this one, or in the path.
     pub fn find_braidfs(given: Option<&Path>) -> Option<PathBuf> {
         if let Some(given) = given {
             return Some(given.to_path_buf());
         }
         let exe = std::env::current_exe().ok()?;
-        if exe.file_name().is_some_and(|n| n == "braidfs") {
-            return Some(exe);
-        }
         let beside = exe.with_file_name("braidfs");
         if beside.is_file() { Some(beside) } else { program("braidfs") }
     }
