@@ -19,7 +19,41 @@ const SHARDS: usize = 64;
 /// Memory of a cell in the cache, about.
 pub const CELL_BYTES: u64 = 1200;
 
-type Shard = CachePadded<RwLock<HashMap<NodeId, Arc<Cell>, foldhash::fast::RandomState>>>;
+/// Numbers that lie side by side: files made together are found together.
+const RUN: u64 = 32;
+
+type Run = [Option<Arc<Cell>>; RUN as usize];
+type Shard = CachePadded<RwLock<Table>>;
+
+/// Cells by runs of numbers.
+#[derive(Debug, Default)]
+struct Table {
+    runs: HashMap<u64, Box<Run>, foldhash::fast::RandomState>,
+    cells: usize,
+}
+
+impl Table {
+    fn get(&self, ino: NodeId) -> Option<&Arc<Cell>> {
+        self.runs.get(&(ino.0 / RUN))?[(ino.0 % RUN) as usize].as_ref()
+    }
+    /// The place of a number, which the caller fills.
+    fn place(&mut self, ino: NodeId) -> &mut Option<Arc<Cell>> {
+        let run = self.runs.entry(ino.0 / RUN).or_insert_with(|| Box::new([const { None }; RUN as usize]));
+        let place = &mut run[(ino.0 % RUN) as usize];
+        self.cells += usize::from(place.is_none());
+        place
+    }
+    fn remove(&mut self, ino: NodeId) {
+        let Some(run) = self.runs.get_mut(&(ino.0 / RUN)) else { return };
+        self.cells -= usize::from(run[(ino.0 % RUN) as usize].take().is_some());
+        if run.iter().all(Option::is_none) {
+            self.runs.remove(&(ino.0 / RUN));
+        }
+    }
+    fn all(&self) -> Vec<Arc<Cell>> {
+        self.runs.values().flat_map(|r| r.iter().flatten()).cloned().collect()
+    }
+}
 
 /// See the module.
 #[derive(Debug)]
@@ -37,12 +71,12 @@ impl Default for CellCache {
 
 impl CellCache {
     fn shard(&self, ino: NodeId) -> &Shard {
-        // neighbouring numbers are created together: spread them
-        &self.shards[(ino.0 ^ (ino.0 >> 6)) as usize % SHARDS]
+        let run = ino.0 / RUN;
+        &self.shards[(run ^ (run >> 6)) as usize % SHARDS]
     }
     /// The cell, if in memory.
     pub fn get(&self, ino: NodeId) -> Option<Arc<Cell>> {
-        let c = self.shard(ino).read().get(&ino).cloned();
+        let c = self.shard(ino).read().get(ino).cloned();
         if let Some(c) = &c
             && !c.hot.load(Relaxed)
         {
@@ -54,7 +88,7 @@ impl CellCache {
     /// here does not wait.
     pub fn attr(&self, ino: NodeId, gener: u32) -> Option<Attr> {
         let shard = self.shard(ino).read();
-        let c = shard.get(&ino).filter(|c| c.gener == gener)?;
+        let c = shard.get(ino).filter(|c| c.gener == gener)?;
         if !c.hot.load(Relaxed) {
             c.hot.store(true, Relaxed);
         }
@@ -64,22 +98,24 @@ impl CellCache {
     }
     /// Puts a cell that was just loaded; the one already there wins.
     pub fn insert_loaded(&self, cell: Arc<Cell>) -> Arc<Cell> {
-        self.shard(cell.ino).write().entry(cell.ino).or_insert(cell).clone()
+        let ino = cell.ino;
+        self.shard(ino).write().place(ino).get_or_insert(cell).clone()
     }
     /// Puts a new inode's cell.
     pub fn insert_new(&self, cell: Arc<Cell>) {
-        self.shard(cell.ino).write().insert(cell.ino, cell);
+        let ino = cell.ino;
+        *self.shard(ino).write().place(ino) = Some(cell);
     }
     /// Forgets a cell, if it is this one.
     pub fn remove(&self, cell: &Arc<Cell>) {
         let mut s = self.shard(cell.ino).write();
-        if s.get(&cell.ino).is_some_and(|c| Arc::ptr_eq(c, cell)) {
-            s.remove(&cell.ino);
+        if s.get(cell.ino).is_some_and(|c| Arc::ptr_eq(c, cell)) {
+            s.remove(cell.ino);
         }
     }
     /// Number of cells.
     pub fn len(&self) -> usize {
-        self.shards.iter().map(|s| s.read().len()).sum()
+        self.shards.iter().map(|s| s.read().cells).sum()
     }
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
@@ -87,7 +123,7 @@ impl CellCache {
     }
     /// All cells (a snapshot).
     pub fn all(&self) -> Vec<Arc<Cell>> {
-        self.shards.iter().flat_map(|s| s.read().values().cloned().collect::<Vec<_>>()).collect()
+        self.shards.iter().flat_map(|s| s.read().all()).collect()
     }
 
     /// Drops about as much as `want` says: clean pages, cells that nobody uses, buckets of directories that are on the
@@ -99,7 +135,7 @@ impl CellCache {
             if want.is_none() {
                 break;
             }
-            let list: Vec<_> = s.read().values().cloned().collect();
+            let list = s.read().all();
             for c in list {
                 let cold = (want.cells > 0 || want.dir_bytes > 0) && !c.hot.swap(false, Relaxed);
                 if (want.pages > 0 || want.dir_bytes > 0 && cold)
@@ -131,7 +167,7 @@ impl CellCache {
                         if !c.state.read().waits_for.is_empty() {
                             continue; // only memory knows for what
                         }
-                        map.remove(&c.ino);
+                        map.remove(c.ino);
                         drop(map);
                         let own = Memory::of(&c);
                         gone.pages += own.pages;

@@ -113,6 +113,39 @@ fn cut(entries: &[Dentry], range: Range<usize>, out: &mut Vec<Range<usize>>) -> 
     cut(entries, range.start..at, out) && cut(entries, at..range.end, out)
 }
 
+/// Index of the first entry at or behind `pos`. Hashes are spread evenly: it begins where the entry should be, which
+/// touches less memory than halving.
+fn lower_bound(entries: &[Dentry], pos: u64) -> usize {
+    let (Some(first), Some(last)) = (entries.first(), entries.last()) else { return 0 };
+    let (lo, hi) = (first.hash, last.hash);
+    if pos <= lo {
+        return 0;
+    }
+    if pos > hi {
+        return entries.len();
+    }
+    // from here on lo < pos <= hi; positions have 63 bits, and a bucket far fewer than 2^16 entries
+    let n = entries.len() - 1;
+    let guess = (((pos - lo) >> 16) * n as u64 / (((hi - lo) >> 16) + 1)) as usize;
+    let mut step = 2;
+    let (mut from, mut to) = (guess.min(n), guess.min(n));
+    if entries[from].hash < pos {
+        // the answer lies behind `from`, and not behind `to`
+        while entries[to].hash < pos {
+            from = to;
+            to = (to + step).min(n);
+            step *= 2;
+        }
+    } else {
+        while entries[from].hash >= pos {
+            to = from;
+            from = from.saturating_sub(step);
+            step *= 2;
+        }
+    }
+    from + 1 + entries[from + 1..to].partition_point(|e| e.hash < pos)
+}
+
 impl DirIndex {
     fn with(buckets: BTreeMap<u64, Bucket>, inline: bool) -> Self {
         let unloaded = buckets.values().filter(|b| b.entries.is_none()).count();
@@ -193,6 +226,9 @@ impl DirIndex {
     /// Loads what may hold a name with the position `home`: at most two buckets, as buckets are far wider
     /// than the probed range.
     fn ensure_probed(&mut self, home: u64, load: Load<'_>) -> Result<()> {
+        if self.unloaded == 0 {
+            return Ok(());
+        }
         let a = self.owner(home);
         self.ensure(a, load)?;
         if bucket_lblk(home) == bucket_lblk(home + HASH_PROBES) {
@@ -206,14 +242,14 @@ impl DirIndex {
     fn locate(&self, hash: u64, name: &[u8]) -> (Option<(u64, usize)>, bool) {
         let home = home(hash);
         let mut whole = true;
-        let (mut first, mut from) = (self.owner(home), home);
+        let mut from = home;
         let one = bucket_lblk(home) == bucket_lblk(home + HASH_PROBES);
         loop {
-            match self.buckets.get(&first).and_then(|b| b.entries.as_ref()) {
+            let Some((&first, b)) = self.buckets.range(..=from).next_back() else { return (None, whole) };
+            match &b.entries {
                 None => whole = false,
                 Some(entries) => {
-                    let start = entries.partition_point(|e| e.hash < from);
-                    for (i, e) in entries.iter().enumerate().skip(start) {
+                    for (i, e) in entries.iter().enumerate().skip(lower_bound(entries, from)) {
                         if e.hash > home + HASH_PROBES {
                             break;
                         }
@@ -230,7 +266,7 @@ impl DirIndex {
             if end > home + HASH_PROBES {
                 return (None, whole);
             }
-            (first, from) = (end, end);
+            from = end;
         }
     }
 
@@ -264,18 +300,17 @@ impl DirIndex {
     pub fn insert(&mut self, hash: u64, mut d: Dentry, load: Load<'_>) -> Result<()> {
         let home = home(hash);
         self.ensure_probed(home, load)?;
-        let pos = (home..=home + HASH_PROBES).find(|&p| self.position(p).is_none()).ok_or(Error::NoSpace)?;
+        let pos = self.free_position(home).ok_or(Error::NoSpace)?;
         d.hash = pos;
         let (size, memory) = (d.encoded_bytes(), memory_of(&d));
-        let first = self.owner(pos);
         let max = if self.inline { INLINE_DIR_MAX } else { BUCKET_BYTES };
-        let Some((b, entries)) = self.buckets.get_mut(&first).and_then(|b| {
+        let Some((first, b, entries)) = self.buckets.range_mut(..=pos).next_back().and_then(|(first, b)| {
             let Bucket { entries, bytes, .. } = b;
-            entries.as_mut().map(|e| (bytes, e))
+            entries.as_mut().map(|e| (*first, bytes, e))
         }) else {
             return Err(Corrupt::new("directory", "a bucket was not loaded").into());
         };
-        let at = entries.partition_point(|e| e.hash < pos);
+        let at = lower_bound(entries, pos);
         entries.insert(at, d);
         *b += size;
         if *b > max {
@@ -309,10 +344,26 @@ impl DirIndex {
         }
     }
 
-    /// The entry at exactly `pos`, if it is loaded.
-    fn position(&self, pos: u64) -> Option<&Dentry> {
-        let entries = self.buckets.get(&self.owner(pos))?.entries.as_ref()?;
-        entries.binary_search_by_key(&pos, |e| e.hash).ok().map(|i| &entries[i])
+    /// The first position of those that a name of `home` may have where nothing is loaded.
+    fn free_position(&self, home: u64) -> Option<u64> {
+        let end = home + HASH_PROBES;
+        let mut pos = home;
+        while pos <= end {
+            let (_, b) = self.buckets.range(..=pos).next_back()?;
+            let Some(entries) = &b.entries else { return Some(pos) };
+            let start = pos;
+            for e in &entries[lower_bound(entries, pos)..] {
+                if e.hash != pos || pos > end {
+                    break;
+                }
+                pos += 1;
+            }
+            if pos == start {
+                return Some(pos);
+            }
+            // taken to here in this bucket: the next position may be another's
+        }
+        None
     }
 
     /// Takes out the entry of `name`.
@@ -392,7 +443,7 @@ impl DirIndex {
     fn seek_after(&self, pos: u64) -> Result<Option<&Dentry>, u64> {
         for (first, b) in self.buckets.range(self.owner(pos)..) {
             let Some(entries) = &b.entries else { return Err(*first) };
-            if let Some(d) = entries.get(entries.partition_point(|e| e.hash <= pos)) {
+            if let Some(d) = entries.get(lower_bound(entries, pos.saturating_add(1))) {
                 return Ok(Some(d));
             }
         }

@@ -25,6 +25,8 @@ pub const NAME_BYTES: usize = 31;
 const WORDS: usize = 16;
 /// A directory's number, the inode's, both generations, and the name with its length.
 const ENTRY: usize = 7;
+/// Low bits of a name's last byte that say which of some neighbouring buckets it is in.
+const NEAR: u64 = 7;
 /// Where the entries begin in a bucket.
 const AT: [usize; 2] = [2, 2 + ENTRY];
 
@@ -94,10 +96,18 @@ impl NameCache {
     }
 
     fn bucket(&self, k: &Key) -> Option<&[AtomicU64; WORDS]> {
+        // names that differ in the last byte only, as numbered files do, lie side by side: the first brings the others
+        let last = (k.name[0] & 0xff) as usize;
+        let (word, shift) = (last / 8, last % 8 * 8);
+        let low = k.name[word] >> shift & NEAR;
         let mut h = self.hasher.build_hasher();
         h.write_u64(k.dir);
-        k.name.iter().for_each(|w| h.write_u64(*w));
-        let at = self.skip + (h.finish() as usize & self.mask) * WORDS;
+        for (i, w) in k.name.into_iter().enumerate() {
+            h.write_u64(if i == word { w & !(NEAR << shift) } else { w });
+        }
+        let hash = h.finish();
+        let near = (hash >> 32).wrapping_add(low) & NEAR;
+        let at = self.skip + ((hash & !NEAR | near) as usize & self.mask) * WORDS;
         self.words.get(at..at + WORDS)?.try_into().ok()
     }
 

@@ -119,10 +119,10 @@ impl Inner {
             if let Body::Dir(b) = &st.body
                 && let crate::cell::dir::Lookup::Found(e) = b.index.find_loaded(self.hash(name), name)
             {
-                let e = e.clone();
+                let (node, gener) = (e.node, e.gener);
                 drop(st);
                 // an existence test needs no number and no transaction
-                if self.child(d.ino, &e)?.is_some() {
+                if self.child_at(d, name, node, gener)?.is_some() {
                     return Err(Error::Exists);
                 }
                 let st = d.state.read();
@@ -164,7 +164,7 @@ impl Inner {
             return Err(Error::Perm);
         }
         let stale = match self.find_entry(d, &mut dst, name)? {
-            Some(e) if self.child(d.ino, &e)?.is_some() => return Err(Error::Exists),
+            Some(e) if self.child_at(d, name, e.node, e.gener)?.is_some() => return Err(Error::Exists),
             Some(_) => true,
             None => false,
         };
@@ -267,7 +267,7 @@ impl Inner {
         let mut dst = d.state.write();
         check_alive(&dst)?;
         let stale = match i.find_entry(d, &mut dst, name)? {
-            Some(e) if i.child(d.ino, &e)?.is_some() => return Err(Error::Exists),
+            Some(e) if i.child_at(d, name, e.node, e.gener)?.is_some() => return Err(Error::Exists),
             Some(_) => true,
             None => false,
         };

@@ -93,7 +93,7 @@ impl Inner {
             // under the locks: does it still claim the name, and is the name still without a rightful owner?
             let old = self.find_entry(&dir, &mut dst, &l.name)?;
             if let Some(e) = &old
-                && (e.node == ino || self.child(dir.ino, e)?.is_some())
+                && (e.node == ino || self.child_at(&dir, &l.name, e.node, e.gener)?.is_some())
             {
                 continue;
             }

@@ -8,7 +8,6 @@ use crate::error::{Error, Result};
 use crate::types::*;
 use crate::volume::{Inner, OpenFile, Volume};
 use braidfs_format::Corrupt;
-use braidfs_format::dentry::Dentry;
 use braidfs_format::inode::NAME_MAX;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -41,9 +40,9 @@ impl Inner {
                 Err(e) => return Err(e),
             }
         }
-        let note = |e: &Dentry| {
-            if let (Some(k), Some(kind)) = (&key, FileKind::from_mode(u32::from(e.kind) << 12)) {
-                self.names.put(k, Target { node: e.node, gener: e.gener, kind });
+        let note = |node, gener, d_type: u8| {
+            if let (Some(k), Some(kind)) = (&key, FileKind::from_mode(u32::from(d_type) << 12)) {
+                self.names.put(k, Target { node, gener, kind });
             }
         };
         let hash = self.hash(name);
@@ -54,7 +53,7 @@ impl Inner {
                 match &st.body {
                     crate::cell::Body::Dir(b) => match b.index.find_loaded(hash, name) {
                         Lookup::Found(e) => {
-                            note(e);
+                            note(e.node, e.gener, e.kind);
                             Some((Some((e.node, e.gener)), st.version))
                         }
                         Lookup::Absent => Some((None, st.version)),
@@ -68,7 +67,7 @@ impl Inner {
                 None => {
                     let mut st = d.state.write();
                     let e = self.find_entry(d, &mut st, name)?;
-                    e.iter().for_each(note);
+                    e.iter().for_each(|e| note(e.node, e.gener, e.kind));
                     (e.map(|e| (e.node, e.gener)), st.version)
                 }
             };

@@ -49,6 +49,15 @@ pub(crate) fn check_name(name: &[u8]) -> Result<()> {
     Ok(())
 }
 
+/// What an entry says but for its name, which whoever looked for it has.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Named {
+    pub node: NodeId,
+    pub gener: u32,
+    /// `d_type`.
+    pub kind: u8,
+}
+
 /// What must be durable with an inode that takes a name which another one left.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Before {
@@ -260,9 +269,11 @@ impl Inner {
     }
 
     /// The entry of a name, buckets read as needed. The caller holds the directory's lock for writing.
-    pub fn find_entry(&self, dir: &Cell, st: &mut State, name: &[u8]) -> Result<Option<Dentry>> {
+    pub fn find_entry(&self, dir: &Cell, st: &mut State, name: &[u8]) -> Result<Option<Named>> {
         let hash = self.hash(name);
-        self.dom(dir.domain).with_index(dir.ino, st, |ix, load| Ok(ix.find(hash, name, load)?.cloned()))
+        self.dom(dir.domain).with_index(dir.ino, st, |ix, load| {
+            Ok(ix.find(hash, name, load)?.map(|e| Named { node: e.node, gener: e.gener, kind: e.kind }))
+        })
     }
 
     /// The inode that an entry names, if it is not stale: it exists in that generation and hangs there.

@@ -14,10 +14,14 @@ use crate::types::*;
 use crate::volume::{Inner, Volume};
 use braidfs_format::inode::{Link, Tombstone};
 use parking_lot::RwLockWriteGuard;
+use smallvec::{SmallVec, smallvec};
 use std::sync::Arc;
 
 /// Metadata blocks that a rename can dirty in one domain.
 const RENAME_BLOCKS: u64 = 8;
+
+/// One directory or two, locked.
+type Locked<'c> = SmallVec<[RwLockWriteGuard<'c, State>; 2]>;
 
 /// One side of a rename.
 struct Side<'n> {
@@ -55,20 +59,16 @@ impl Inner {
         Ok(())
     }
 
-    fn lock_dirs<'c>(
-        &self,
-        a: &'c Arc<Cell>,
-        b: &'c Arc<Cell>,
-    ) -> Result<(Vec<RwLockWriteGuard<'c, State>>, usize, usize)> {
+    fn lock_dirs<'c>(&self, a: &'c Arc<Cell>, b: &'c Arc<Cell>) -> Result<(Locked<'c>, usize, usize)> {
         if a.ino == b.ino {
-            return Ok((vec![a.state.write()], 0, 0));
+            return Ok((smallvec![a.state.write()], 0, 0));
         }
         // an ancestor first, else by number
         let a_first = self.is_ancestor(a.ino, b)? || (!self.is_ancestor(b.ino, a)? && a.ino < b.ino);
         Ok(if a_first {
-            (vec![a.state.write(), b.state.write()], 0, 1)
+            (smallvec![a.state.write(), b.state.write()], 0, 1)
         } else {
-            (vec![b.state.write(), a.state.write()], 1, 0)
+            (smallvec![b.state.write(), a.state.write()], 1, 0)
         })
     }
 
@@ -136,7 +136,7 @@ impl Inner {
                     }
                 }
             }
-            let mut domains = vec![from.dir.domain, to.dir.domain, src.domain];
+            let mut domains: SmallVec<[DomainId; 4]> = smallvec![from.dir.domain, to.dir.domain, src.domain];
             domains.extend(dst.as_ref().map(|d| d.domain));
             let Some(done) = self.rename_in(from, to, &src, dst.as_ref(), mode, &domains)? else { continue };
             if moves || swaps {
@@ -208,9 +208,8 @@ impl Inner {
         for d in &dirs {
             check_alive(d)?;
         }
-        let names = |e: &Option<braidfs_format::dentry::Dentry>, c: &Cell| {
-            e.as_ref().is_some_and(|e| e.node == c.ino && e.gener == c.gener)
-        };
+        let names =
+            |e: &Option<super::Named>, c: &Cell| e.as_ref().is_some_and(|e| e.node == c.ino && e.gener == c.gener);
         let old = self.find_entry(&from.dir, &mut dirs[a], from.name)?;
         let new = self.find_entry(&to.dir, &mut dirs[b], to.name)?;
         if !names(&old, src) {
@@ -219,7 +218,7 @@ impl Inner {
         let stale = match (dst, &new) {
             (Some(d), e) if names(e, d) => true,
             (None, None) => false,
-            (None, Some(e)) if self.child(to.dir.ino, e)?.is_none() => true,
+            (None, Some(e)) if self.child_at(&to.dir, to.name, e.node, e.gener)?.is_none() => true,
             _ => return Ok(None),
         };
         // by number

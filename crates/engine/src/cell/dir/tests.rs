@@ -236,3 +236,18 @@ fn a_bucket_with_foreign_entries_is_corrupt() {
     assert!(d.find(5 << 15, b"a", load).unwrap().is_some());
     assert!(d.next_after(u64::MAX, load).unwrap().is_none());
 }
+
+proptest! {
+    #[test]
+    fn lower_bound_halves_in_the_end(mut at in prop::collection::btree_set(3..HASH_MAX, 0..90), near in 3..200_000u64, ask in any::<u64>()) {
+        // some that stand close, as names with one prefix of the hash
+        at.extend((0..7).map(|i| near + i * i));
+        let entries: Vec<_> = at.iter().map(|&hash| Dentry {
+            hash, node: NodeId(2), gener: 1, kind: 8, name: [b'x'].into(),
+        }).collect();
+        for pos in at.iter().flat_map(|&p| [p - 1, p, p + 1]).chain([0, ask, near + 2, u64::MAX]) {
+            prop_assert_eq!(lower_bound(&entries, pos), entries.partition_point(|e| e.hash < pos));
+        }
+        prop_assert_eq!(lower_bound(&[], ask), 0);
+    }
+}
