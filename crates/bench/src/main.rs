@@ -4,6 +4,10 @@ use braidfs_bench::{Result, memory, speed, traffic};
 use lexopt::prelude::*;
 use std::path::PathBuf;
 
+/// As in `braidfs` itself.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 const HELP: &str = "\
 Usage: braidfs-bench [speed|traffic|memory]... [options]
 

@@ -19,6 +19,10 @@ use failure::{Outcome, fsck_code, mount_code};
 use std::ffi::OsString;
 use std::process::ExitCode;
 
+/// What one thread makes another often drops (a commit drops what operations made), which this one is good at.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 const _: () = assert!(!braidfs::planted::POSSIBLE, "the feature planted-bugs is for tests, not for the command line");
 
 /// The whole command line.
