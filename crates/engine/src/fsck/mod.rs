@@ -1,8 +1,9 @@
 //! Offline check and repair of a volume, and readable dumps of its structures.
 //!
-//! [`check`] reads the whole volume into a model of how it should be, corrects the model where something does not hold,
-//! and reports each correction with a stable number ([`codes`]). With `repair` it then makes the device equal to the
-//! model and checks again. The device must not be in use by anybody else.
+//! [`check`] first asks [`quick`] whether the volume holds: one reading, little memory. Where that cannot be said, it reads
+//! the whole volume into a model of how it should be, corrects the model where something does not hold, and reports each
+//! correction with a stable number ([`codes`]). With `repair` it then makes the device equal to the model and checks again.
+//! The device must not be in use by anybody else.
 //!
 //! Not promised: that file *data* is right (that is what data checksums and scrubbing are for), or that an interrupted
 //! repair leaves a volume that mounts; running it again does.
@@ -14,8 +15,10 @@ mod layout;
 mod model;
 mod names;
 mod nodes;
+mod one;
 mod pair;
 mod prepare;
+mod quick;
 mod repair;
 pub mod scrub;
 mod space;
@@ -36,7 +39,7 @@ use braidfs_format::domain::{CLEAN, NEEDS_GC};
 use model::{Domain, Ino, Log, Model};
 use prepare::Prepared;
 pub(crate) use prepare::mend_node_tables;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 
@@ -110,15 +113,43 @@ pub fn check(
     options: &FsckOptions,
     progress: &dyn Fn(&str, u64, u64),
 ) -> Result<FsckReport> {
-    check_with(devices, options, progress, &mut scrub::nothing)
+    check_within(devices, options, &Limits::default(), progress)
 }
 
-/// [`check`]; `more` looks at the volume once it is read, too.
+/// What a check may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes for the list of inodes, 20 each; with less, the node tables are read several times. For the rest see
+    /// `docs/fsck.md`. Not for a damaged volume, whose model takes what it takes.
+    pub memory_bytes: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { memory_bytes: 256 << 20 }
+    }
+}
+
+/// As [`check`], within `limits`.
+///
+/// # Errors
+/// As [`check`].
+pub fn check_within(
+    devices: &[Arc<dyn Device>],
+    options: &FsckOptions,
+    limits: &Limits,
+    progress: &dyn Fn(&str, u64, u64),
+) -> Result<FsckReport> {
+    check_with(devices, options, limits, progress, None)
+}
+
+/// [`check_within`]; with `data`, file data is compared as well.
 fn check_with(
     devices: &[Arc<dyn Device>],
     options: &FsckOptions,
+    limits: &Limits,
     progress: &dyn Fn(&str, u64, u64),
-    more: scrub::More<'_>,
+    data: Option<&mut scrub::ScrubReport>,
 ) -> Result<FsckReport> {
     progress("volume", 0, 1);
     let first = volume::read(devices)?;
@@ -140,6 +171,17 @@ fn check_with(
     }
     drop(first);
 
+    if prepared.log.findings.is_empty() && prepared.recovered.values().all(HashSet::is_empty) {
+        let how = quick::Options { data: data.is_some(), memory: limits.memory_bytes };
+        if let Some((mut report, sums)) = holds(&devices, &how, progress)? {
+            report.notes = prepared.notes;
+            if let Some(out) = data {
+                (out.data_checked, out.data_unchecked) = sums;
+                out.data_bad = report.findings.len() as u64;
+            }
+            return Ok(report);
+        }
+    }
     let mut m = scan(&devices, &mut prepared, progress)?;
     // What was mended for the replay is no longer found.
     let mut early = std::mem::take(&mut prepared.log.findings);
@@ -151,7 +193,9 @@ fn check_with(
         m.log.add(codes::REPLAY_FAILED, None, "the journal could not be replayed; what it holds is given up");
     }
     m.log.domain = None;
-    more(&mut m);
+    if let Some(out) = data {
+        scrub::data(&mut m, out, progress);
+    }
     let mut report = report(&mut m);
     report.notes = std::mem::take(&mut prepared.notes);
     if !options.repair {
@@ -164,6 +208,13 @@ fn check_with(
         }
         progress("repair", u64::from(round), u64::from(ROUNDS));
         repair::write(&mut m)?;
+        drop(m);
+        let how = quick::Options { data: false, memory: limits.memory_bytes };
+        if let Some((left, _)) = holds(&devices, &how, progress)? {
+            report = FsckReport { findings: report.findings, notes: report.notes, ..left };
+            report.findings.iter_mut().for_each(|f| f.fixed = true);
+            break;
+        }
         m = scan(&devices, &mut Prepared::default(), progress)?;
         let left = self::report(&mut m);
         let (old, notes) = (std::mem::take(&mut report.findings), std::mem::take(&mut report.notes));
@@ -178,6 +229,36 @@ fn check_with(
         }
     }
     Ok(report)
+}
+
+/// The report of a volume that holds but, perhaps, for file data, with the data blocks that have checksums and those
+/// that have none. `None` where something may be wrong.
+fn holds(
+    devices: &[Arc<dyn Device>],
+    how: &quick::Options,
+    progress: &dyn Fn(&str, u64, u64),
+) -> Result<Option<(FsckReport, (u64, u64))>> {
+    let m = volume::read(devices)?;
+    let Some(o) = quick::check(&m, how, progress) else { return Ok(None) };
+    let report = FsckReport {
+        clean_skip: false,
+        findings: o.findings,
+        notes: Vec::new(),
+        files: o.files,
+        dirs: o.dirs,
+        symlinks: o.symlinks,
+        other: o.other,
+        blocks_used: o.blocks_used,
+        blocks_total: blocks_total(&m),
+    };
+    Ok(Some((report, (o.data_checked, o.data_unchecked))))
+}
+
+/// Blocks of all groups without their metadata and the journals.
+fn blocks_total(m: &Model) -> u64 {
+    let g = m.store.geometry;
+    let groups: u64 = (0..g.groups).map(|n| u64::from(m.store.group_blocks(n).saturating_sub(g.meta_blocks()))).sum();
+    groups.saturating_sub(m.domains.iter().map(|d| d.journal().map_or(0, |j| j.1)).sum())
 }
 
 /// Groups of a volume that one thread scans.
@@ -295,12 +376,8 @@ fn report(m: &mut Model) -> FsckReport {
             _ => r.other += 1,
         }
     }
-    let g = m.store.geometry;
-    for group in 0..g.groups {
-        r.blocks_total += u64::from(m.store.group_blocks(group).saturating_sub(g.meta_blocks()));
-    }
+    r.blocks_total = blocks_total(m);
     for d in &m.domains {
-        r.blocks_total -= d.journal().map_or(0, |j| j.1).min(r.blocks_total);
         let inodes = m.inodes.iter().filter(|(_, i)| i.domain == d.number);
         r.blocks_used += Model::claims(d, inodes).iter().map(|c| u64::from(c.len)).sum::<u64>();
     }

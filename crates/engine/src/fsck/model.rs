@@ -5,6 +5,7 @@
 
 use super::{Finding, codes};
 use crate::store::Store;
+use braidfs_device::AlignedBuf;
 use braidfs_format::bat::BatEntry;
 use braidfs_format::dentry::Dentry;
 use braidfs_format::domain::DomainHeader;
@@ -44,8 +45,8 @@ impl Log {
         });
     }
     /// Reads blocks; those that the device cannot read count as zeros and are reported.
-    pub fn read(&mut self, store: &Store, addr: BlockAddr, blocks: usize) -> Vec<u8> {
-        let mut buf = vec![0u8; blocks * BLOCK_BYTES];
+    pub fn read(&mut self, store: &Store, addr: BlockAddr, blocks: usize) -> AlignedBuf {
+        let mut buf = AlignedBuf::zeroed(blocks * BLOCK_BYTES);
         if store.read(addr, &mut buf).is_err() {
             for (i, b) in buf.chunks_mut(BLOCK_BYTES).enumerate() {
                 let at = BlockAddr(addr.0 + i as u64);

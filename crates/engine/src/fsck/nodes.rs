@@ -6,7 +6,7 @@ use super::codes;
 use super::model::{Dirty, Domain, Ino, Log};
 use crate::store::Store;
 use crate::types::FileKind;
-use braidfs_device::BLOCK_BYTES;
+use braidfs_device::{AlignedBuf, BLOCK_BYTES};
 use braidfs_format::inode::{
     Content, Extent, Inode, LeafRef, decode_extents, decode_links, decode_refs, decode_xattrs,
 };
@@ -128,7 +128,7 @@ fn read_records(store: &Store, log: &mut Log, domain: &mut Domain) -> Vec<(NodeI
     out
 }
 
-fn read_node_block(store: &Store, log: &mut Log, addr: BlockAddr) -> Result<Vec<u8>, String> {
+fn read_node_block(store: &Store, log: &mut Log, addr: BlockAddr) -> Result<AlignedBuf, String> {
     let block = log.read(store, addr, 1);
     debug_assert_eq!(block.len(), BLOCK_BYTES);
     match NodeBlock::check(&block, store.volume, addr) {

@@ -147,7 +147,8 @@ fn doubt_space(store: &Store, log: &mut Log, journal: Option<(u64, u64)>, group:
         let addr = g.owners_addr(group.number, half / 2, half % 2);
         let pair = log.read(store, addr, 2);
         let what = format!("owner table of segment {} (half {}) of group {}", half / 2, half % 2, group.number);
-        let state = tables::check_pair(log, &mut group.mend, &pair, BlockKind::Owners, store.volume, addr, &what);
+        let shown = format_args!("{what}");
+        let state = tables::check_pair(log, &mut group.mend, &pair, BlockKind::Owners, store.volume, addr, shown);
         doubt |= state.damaged().is_some() && half * OWNERS_PER_BLOCK < group.blocks;
         if decode_owners(&pair, store.volume, addr).is_err() {
             log.add(codes::OWNERS_LOST, None, format!("{what}: neither copy holds"));

@@ -4,10 +4,11 @@
 //! without `--data-checksums`, files that are overwritten in place) are counted and not read: nothing can be said of them.
 
 use super::model::{Ino, Log, Model};
-use super::{Finding, FsckOptions, check_with, codes};
+use super::{Finding, FsckOptions, Limits, check_with, codes};
 use crate::error::Result;
 use crate::store::Store;
 use braidfs_device::{AlignedBuf, BLOCK_BYTES, Device};
+use braidfs_format::inode::Extent;
 use braidfs_format::{BlockAddr, NodeId};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -39,7 +40,7 @@ pub struct ScrubReport {
 pub fn scrub(devices: &[Arc<dyn Device>], progress: &dyn Fn(&str, u64, u64)) -> Result<ScrubReport> {
     let options = FsckOptions { repair: false, force: true };
     let mut out = ScrubReport::default();
-    let report = check_with(devices, &options, progress, &mut |m: &mut Model| data(m, &mut out, progress))?;
+    let report = check_with(devices, &options, &Limits::default(), progress, Some(&mut out))?;
     out.inodes = report.files + report.dirs + report.symlinks + report.other;
     out.findings = report.findings;
     out.notes = report.notes;
@@ -47,7 +48,7 @@ pub fn scrub(devices: &[Arc<dyn Device>], progress: &dyn Fn(&str, u64, u64)) -> 
 }
 
 /// Compares the data of all inodes, on all CPUs; what is bad goes to the model's log.
-fn data(m: &mut Model, out: &mut ScrubReport, progress: &dyn Fn(&str, u64, u64)) {
+pub(super) fn data(m: &mut Model, out: &mut ScrubReport, progress: &dyn Fn(&str, u64, u64)) {
     let store = Arc::clone(&m.store);
     let files: Vec<(&NodeId, &Ino)> = m.inodes.iter().filter(|(_, i)| !i.is_dir() && !i.extents.is_empty()).collect();
     let total: u64 = files.iter().map(|(_, i)| i.extent_blocks()).sum();
@@ -91,33 +92,32 @@ fn file(store: &Store, log: &mut Log, sum: &mut ScrubReport, node: NodeId, ino: 
             sum.data_unchecked += u64::from(e.len);
             continue;
         };
-        let mut at = 0;
-        while at < u64::from(e.len) {
-            let n = PIECE.min(u64::from(e.len) - at);
-            let mut buf = AlignedBuf::zeroed(n as usize * BLOCK_BYTES);
-            let whole = store.read(BlockAddr(e.addr.0 + at), &mut buf).is_ok();
-            for i in 0..n {
-                let block = &mut buf[i as usize * BLOCK_BYTES..][..BLOCK_BYTES];
-                let addr = BlockAddr(e.addr.0 + at + i);
-                sum.data_checked += 1;
-                let lblk = e.lblk + at + i;
-                // one bad sector fails the whole piece: block by block then
-                if let Err(why) = if whole { Ok(()) } else { store.read(addr, block) } {
-                    sum.data_bad += 1;
-                    log.add(codes::UNREADABLE, Some(node), format!("block {lblk} of the file ({addr}): {why}"));
-                } else if sums.get((at + i) as usize) != Some(&crc32c::crc32c(block)) {
-                    sum.data_bad += 1;
-                    let why = format!("block {lblk} of the file ({addr}): checksum does not match");
-                    log.add(codes::DATA_SUM, Some(node), why);
-                }
-            }
-            at += n;
-        }
+        sum.data_checked += u64::from(e.len);
+        compare(store, e, sums, &mut |code, why| {
+            sum.data_bad += 1;
+            log.add(code, Some(node), why);
+        });
     }
 }
 
-/// Nothing more to look at: what a plain check does.
-pub(super) fn nothing(_: &mut Model) {}
-
-/// What [`check_with`] does with the model once it is read.
-pub(super) type More<'a> = &'a mut dyn FnMut(&mut Model);
+/// Compares the data of an extent with its checksums; `bad` is told the code and what does not hold, block by block.
+pub(super) fn compare(store: &Store, e: &Extent, sums: &[u32], bad: &mut dyn FnMut(u32, String)) {
+    let mut buf = AlignedBuf::zeroed(PIECE.min(u64::from(e.len)) as usize * BLOCK_BYTES);
+    let mut at = 0;
+    while at < u64::from(e.len) {
+        let n = PIECE.min(u64::from(e.len) - at);
+        let buf = &mut buf[..n as usize * BLOCK_BYTES];
+        let whole = store.read(BlockAddr(e.addr.0 + at), buf).is_ok();
+        for (i, block) in (at..).zip(buf.chunks_mut(BLOCK_BYTES)) {
+            let addr = BlockAddr(e.addr.0 + i);
+            let lblk = e.lblk + i;
+            // one bad sector fails the whole piece: block by block then
+            if let Err(why) = if whole { Ok(()) } else { store.read(addr, block) } {
+                bad(codes::UNREADABLE, format!("block {lblk} of the file ({addr}): {why}"));
+            } else if sums.get(i as usize) != Some(&crc32c::crc32c(block)) {
+                bad(codes::DATA_SUM, format!("block {lblk} of the file ({addr}): checksum does not match"));
+            }
+        }
+        at += n;
+    }
+}

@@ -14,6 +14,15 @@ use std::collections::{HashMap, HashSet};
 /// Generation given to the free slots of a lost node table block: above what any node is likely to have had.
 const LOST_GENER: u32 = 1 << 30;
 
+/// A table of a group for messages, which are rare.
+struct Name(&'static str, u32);
+
+impl std::fmt::Display for Name {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} of group {}", self.0, self.1)
+    }
+}
+
 /// Looks at a pair and notes a damaged copy.
 pub fn check_pair(
     log: &mut Log,
@@ -22,7 +31,7 @@ pub fn check_pair(
     kind: BlockKind,
     volume: u32,
     addr: BlockAddr,
-    what: &str,
+    what: std::fmt::Arguments<'_>,
 ) -> PairState {
     let state = PairState::of(pair, kind, volume, addr.0);
     if let Some((copy, why)) = state.damaged() {
@@ -35,10 +44,17 @@ pub fn check_pair(
 
 /// Reads the tables of group `number`, which the BAT gives to `domain`.
 pub fn read_group(store: &Store, log: &mut Log, domain: u16, number: u32, epoch: u32) -> Group {
+    let g = store.geometry;
+    let blocks = g.meta_blocks().min(store.group_blocks(number));
+    let image = log.read(store, g.group_start(number), blocks as usize);
+    parse_group(store, log, domain, number, epoch, &image)
+}
+
+/// [`read_group`] of a group whose metadata blocks are `image`.
+pub fn parse_group(store: &Store, log: &mut Log, domain: u16, number: u32, epoch: u32, image: &[u8]) -> Group {
     let (g, volume) = (store.geometry, store.volume);
     let start = g.group_start(number);
     let blocks = store.group_blocks(number);
-    let image = log.read(store, start, g.meta_blocks().min(blocks) as usize);
     let pair_at = |addr: BlockAddr| &image[(addr.0 - start.0) as usize * BLOCK_BYTES..][..2 * BLOCK_BYTES];
     let mut group = Group {
         number,
@@ -56,9 +72,9 @@ pub fn read_group(store: &Store, log: &mut Log, domain: u16, number: u32, epoch:
         mend: Vec::new(),
     };
 
-    let what = format!("header of group {number}");
+    let what = Name("header", number);
     let pair = pair_at(g.header_addr(number));
-    check_pair(log, &mut group.mend, pair, BlockKind::Group, volume, g.header_addr(number), &what);
+    check_pair(log, &mut group.mend, pair, BlockKind::Group, volume, g.header_addr(number), format_args!("{what}"));
     match GroupHeader::from_pair(pair, volume, g.header_addr(number)) {
         Ok((_, _, h)) => {
             let is = (h.group.get(), h.blocks.get(), h.epoch.get(), h.domain.get());
@@ -77,10 +93,11 @@ pub fn read_group(store: &Store, log: &mut Log, domain: u16, number: u32, epoch:
         }
     }
 
-    let what = format!("segment table of group {number}");
+    let what = Name("segment table", number);
     let addr = g.segment_table_addr(number);
     let pair = pair_at(addr);
-    let state = check_pair(log, &mut group.mend, pair, BlockKind::SegmentTable, volume, addr, &what);
+    let shown = format_args!("{what}");
+    let state = check_pair(log, &mut group.mend, pair, BlockKind::SegmentTable, volume, addr, shown);
     group.segments_doubtful = state.damaged().is_some();
     match SegmentTable::decode(pair, g.segments, volume, addr) {
         Ok((_, _, segments)) => group.segments = Some(segments),
@@ -88,17 +105,21 @@ pub fn read_group(store: &Store, log: &mut Log, domain: u16, number: u32, epoch:
     }
 
     for index in 0..g.node_blocks() {
-        let what = format!("node table block {index} of group {number}");
         let addr = g.node_table_addr(number, index);
         let pair = pair_at(addr);
-        let state = check_pair(log, &mut group.mend, pair, BlockKind::NodeTable, volume, addr, &what);
+        let shown = format_args!("node table block {index} of group {number}");
+        let state = check_pair(log, &mut group.mend, pair, BlockKind::NodeTable, volume, addr, shown);
         if state.damaged().is_some() {
             group.doubtful.push(index);
         }
         match NodeTableBlock::decode(pair, volume, addr) {
             Ok((_, _, entries)) => group.entries.extend(entries),
             Err(e) => {
-                log.add(codes::NODES_LOST, None, format!("{what}: {e}; nodes are looked for in the node blocks"));
+                log.add(
+                    codes::NODES_LOST,
+                    None,
+                    format!("node table block {index} of group {number}: {e}; nodes are looked for in the node blocks"),
+                );
                 let blank = NodeEntry { gener: LOST_GENER, ..NodeEntry::default() };
                 group.entries.extend(std::iter::repeat_n(blank, NODES_PER_BLOCK as usize));
                 group.entries_dirty[index as usize] = true;

@@ -14,7 +14,31 @@ const FORCE: FsckOptions = FsckOptions { repair: false, force: true };
 const REPAIR: FsckOptions = FsckOptions { repair: true, force: true };
 
 fn run(dev: &Arc<SparseDevice>, options: &FsckOptions) -> FsckReport {
+    if options.force && !options.repair {
+        agree(dev);
+    }
     check(&[Arc::clone(dev) as Arc<dyn Device>], options, &|_, _, _| {}).unwrap()
+}
+
+/// What the quick check lets pass, the model must let pass as well, and count the same; whether it did.
+fn agree(dev: &Arc<SparseDevice>) -> bool {
+    let devices = [Arc::clone(dev) as Arc<dyn Device>];
+    let Ok(m) = volume::read(&devices) else { return false };
+    let mut passed = false;
+    for memory in [0, 5000, 1 << 30] {
+        let how = quick::Options { data: false, memory };
+        let Some((quick, _)) = holds(&devices, &how, &|_, _, _| {}).unwrap() else { continue };
+        let whole = scan(&devices, &mut Prepared::default(), &|_, _, _| {}).map(|mut m| report(&mut m)).unwrap();
+        assert_eq!(quick, whole, "{memory} bytes for inodes");
+        passed = true;
+    }
+    // Nor may it shy at what holds.
+    let clean = |d: &Domain| d.header.is_some_and(|h| h.flags.get() & CLEAN != 0);
+    if !passed && m.log.findings.is_empty() && m.domains.iter().all(clean) {
+        let mut m = scan(&devices, &mut Prepared::default(), &|_, _, _| {}).unwrap();
+        assert_ne!(report(&mut m).findings, vec![], "the quick check doubts a volume that holds");
+    }
+    passed
 }
 
 fn model(dev: &Arc<SparseDevice>) -> Model {
@@ -126,6 +150,7 @@ fn a_filled_volume_is_clean() {
     let r = run(&dev, &FORCE);
     assert_eq!(r.findings, vec![]);
     assert_eq!((r.files, r.dirs, r.symlinks, r.other), (404, 4, 1, 1));
+    assert!(agree(&dev));
     let m = model(&dev);
     assert!(m.inodes.values().any(|i| !i.tree.is_empty()) && m.inodes.values().any(|i| i.inode.link_nodes.len() > 1));
     assert!(m.inodes.values().any(|i| i.inode.xattr_nodes.len() == 3 && i.inode.xattrs[0].1.len() == 9000));
