@@ -16,6 +16,7 @@ pub mod left;
 pub mod load;
 pub mod recover;
 pub mod serialise;
+pub mod still;
 pub mod sync;
 pub mod tx;
 

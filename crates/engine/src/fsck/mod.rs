@@ -16,6 +16,7 @@ mod model;
 mod names;
 mod nodes;
 mod one;
+pub mod online;
 mod pair;
 mod prepare;
 mod quick;
@@ -56,7 +57,7 @@ pub struct FsckOptions {
 }
 
 /// One thing that does not hold.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Finding {
     /// What, a number of [`codes`].
     pub code: u32,

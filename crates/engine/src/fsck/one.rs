@@ -30,12 +30,20 @@ pub struct Bad {
     pub code: u32,
     /// In words.
     pub why: String,
+    /// The logical block of the bucket or of the data that does not hold; `None`: something else.
+    pub at: Option<u64>,
+    /// It is file data.
+    pub data: bool,
 }
 
 impl Bad {
     /// A finding.
     pub fn new(code: u32, why: impl Into<String>) -> Self {
-        Self { code, why: why.into() }
+        Self { code, why: why.into(), at: None, data: false }
+    }
+    /// Of one logical block.
+    pub fn at(self, lblk: u64) -> Self {
+        Self { at: Some(lblk), ..self }
     }
 }
 
@@ -68,10 +76,12 @@ pub trait Parts {
     /// # Errors
     /// [`codes::OVERFLOW_MISSING`] and the like.
     fn overflow(&mut self, owner: NodeId, nodes: &[NodeId], kind: NodeKind) -> Checked<Vec<Vec<u8>>>;
+    /// Whether the bucket at `lblk` is to be read.
+    fn bucket(&mut self, lblk: u64) -> bool;
     /// The blocks at `addrs`, in this order.
     ///
     /// # Errors
-    /// [`codes::UNREADABLE`].
+    /// [`codes::UNREADABLE`]; [`Bad::at`] is then the index of the block.
     fn blocks(&mut self, addrs: &[BlockAddr]) -> Checked<Vec<u8>>;
     /// Whether `len` blocks from `addr` are data blocks of the inode's domain.
     fn holds(&self, addr: BlockAddr, len: u64) -> bool;
@@ -226,7 +236,7 @@ struct Buckets {
 
 impl Buckets {
     fn add(&mut self, rules: &Rules, parts: &mut dyn Parts, dir: NodeId, e: &Extent) -> Checked<()> {
-        for i in 0..u64::from(e.len) {
+        for i in (0..u64::from(e.len)).filter(|i| parts.bucket(e.lblk + i)).collect::<Vec<_>>() {
             self.todo.push((e.lblk + i, BlockAddr(e.addr.0 + i)));
             if self.todo.len() > AT_A_TIME {
                 self.read(rules, parts, dir, false)?;
@@ -240,16 +250,19 @@ impl Buckets {
         let todo = std::mem::take(&mut self.todo);
         let now = if all { todo.len() } else { todo.len().saturating_sub(1) };
         let addrs: Vec<BlockAddr> = todo[..now].iter().map(|t| t.1).collect();
-        let blocks = if now > 0 { parts.blocks(&addrs)? } else { Vec::new() };
+        let lblk_of = |b: Bad| Bad { at: b.at.map(|i| todo[i as usize].0), ..b };
+        let blocks = if now > 0 { parts.blocks(&addrs).map_err(lblk_of)? } else { Vec::new() };
         for (i, block) in blocks.chunks(BLOCK_BYTES).enumerate() {
             let (lblk, addr) = todo[i];
             let entries = decode_bucket(block, dir, lblk, rules.volume, addr)
-                .map_err(|e| Bad::new(codes::BUCKET, format!("bucket {lblk}: {e}")))?;
+                .map_err(|e| Bad::new(codes::BUCKET, format!("bucket {lblk}: {e}")).at(lblk))?;
             let end = todo.get(i + 1).map_or(HASH_MAX + 1, |b| bucket_first(b.0));
             if let Some(e) = entries.iter().find(|e| e.hash < bucket_first(lblk) || e.hash >= end) {
-                return bad(codes::BUCKET_RANGE, format!("{} stands in bucket {lblk}", show(&e.name)));
+                return Err(
+                    Bad::new(codes::BUCKET_RANGE, format!("{} stands in bucket {lblk}", show(&e.name))).at(lblk)
+                );
             }
-            self.entries(rules, parts, dir, &entries)?;
+            self.entries(rules, parts, dir, &entries).map_err(|b| b.at(lblk))?;
         }
         self.todo = todo[now..].to_vec();
         Ok(())
@@ -279,7 +292,7 @@ impl Buckets {
 /// Reads the blocks at `addrs`, in the order of the device and neighbours together; they come in the order of `addrs`.
 ///
 /// # Errors
-/// [`codes::UNREADABLE`].
+/// [`codes::UNREADABLE`], with the index of the block as [`Bad::at`].
 pub fn read_scattered(store: &Store, addrs: &[BlockAddr]) -> Checked<Vec<u8>> {
     let mut order: Vec<u32> = (0..addrs.len() as u32).collect();
     order.sort_unstable_by_key(|&i| addrs[i as usize]);
@@ -293,7 +306,14 @@ pub fn read_scattered(store: &Store, addrs: &[BlockAddr]) -> Checked<Vec<u8>> {
             buf = AlignedBuf::zeroed(n * BLOCK_BYTES);
         }
         let run = &mut buf[..n * BLOCK_BYTES];
-        store.read(first, run).map_err(|e| Bad::new(codes::UNREADABLE, format!("{n} blocks at {first}: {e}")))?;
+        if store.read(first, run).is_err() {
+            // one bad sector fails them all: which?
+            for (i, block) in order[at..at + n].iter().zip(run.chunks_mut(BLOCK_BYTES)) {
+                let addr = addrs[*i as usize];
+                let bad = |e| Bad::new(codes::UNREADABLE, format!("{addr} cannot be read: {e}")).at(u64::from(*i));
+                store.read(addr, block).map_err(bad)?;
+            }
+        }
         for (i, block) in order[at..at + n].iter().zip(run.chunks(BLOCK_BYTES)) {
             out[*i as usize * BLOCK_BYTES..][..BLOCK_BYTES].copy_from_slice(block);
         }
@@ -313,7 +333,7 @@ pub fn overflow_payloads(
     kind: NodeKind,
 ) -> Checked<Vec<Vec<u8>>> {
     let addrs: Vec<BlockAddr> = nodes.iter().map(|n| n.1.addr).collect();
-    let blocks = read_scattered(store, &addrs)?;
+    let blocks = read_scattered(store, &addrs).map_err(|b| Bad { at: None, ..b })?;
     let mut out = Vec::with_capacity(nodes.len());
     for ((node, e), block) in nodes.iter().zip(blocks.chunks(BLOCK_BYTES)) {
         NodeBlock::check(block, store.volume, e.addr).map_err(corrupt(codes::NODE_BLOCK))?;

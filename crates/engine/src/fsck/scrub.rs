@@ -1,4 +1,4 @@
-//! Reads everything on a volume that has a checksum, and changes nothing.
+//! Reads everything on an unmounted volume that has a checksum, and changes nothing. (Of a mounted one: [`super::online`].)
 //!
 //! All metadata as a check does, and the data blocks of files whose extents carry checksums. Blocks without one (volumes made
 //! without `--data-checksums`, files that are overwritten in place) are counted and not read: nothing can be said of them.
@@ -17,7 +17,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 const PIECE: u64 = 256;
 
 /// Result of a scrub.
-#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(default)]
 pub struct ScrubReport {
     /// What does not hold, metadata and data.
     pub findings: Vec<Finding>,
@@ -31,6 +32,10 @@ pub struct ScrubReport {
     pub data_unchecked: u64,
     /// Data blocks that are not what was written.
     pub data_bad: u64,
+    /// Blocks read, of a volume in use.
+    pub blocks_read: u64,
+    /// It was stopped before its end.
+    pub stopped: bool,
 }
 
 /// Reads and compares everything. `progress` is called with the phase, steps done and steps.
@@ -93,15 +98,16 @@ fn file(store: &Store, log: &mut Log, sum: &mut ScrubReport, node: NodeId, ino: 
             continue;
         };
         sum.data_checked += u64::from(e.len);
-        compare(store, e, sums, &mut |code, why| {
+        compare(store, e, sums, &mut |code, _, why| {
             sum.data_bad += 1;
             log.add(code, Some(node), why);
         });
     }
 }
 
-/// Compares the data of an extent with its checksums; `bad` is told the code and what does not hold, block by block.
-pub(super) fn compare(store: &Store, e: &Extent, sums: &[u32], bad: &mut dyn FnMut(u32, String)) {
+/// Compares the data of an extent with its checksums; `bad` is told the code, the logical
+/// block and what does not hold, block by block.
+pub(super) fn compare(store: &Store, e: &Extent, sums: &[u32], bad: &mut dyn FnMut(u32, u64, String)) {
     let mut buf = AlignedBuf::zeroed(PIECE.min(u64::from(e.len)) as usize * BLOCK_BYTES);
     let mut at = 0;
     while at < u64::from(e.len) {
@@ -113,9 +119,9 @@ pub(super) fn compare(store: &Store, e: &Extent, sums: &[u32], bad: &mut dyn FnM
             let lblk = e.lblk + i;
             // one bad sector fails the whole piece: block by block then
             if let Err(why) = if whole { Ok(()) } else { store.read(addr, block) } {
-                bad(codes::UNREADABLE, format!("block {lblk} of the file ({addr}): {why}"));
+                bad(codes::UNREADABLE, lblk, format!("block {lblk} of the file ({addr}): {why}"));
             } else if sums.get(i as usize) != Some(&crc32c::crc32c(block)) {
-                bad(codes::DATA_SUM, format!("block {lblk} of the file ({addr}): checksum does not match"));
+                bad(codes::DATA_SUM, lblk, format!("block {lblk} of the file ({addr}): checksum does not match"));
             }
         }
         at += n;

@@ -71,7 +71,7 @@ fn check_supers(m: &mut Model) {
 }
 
 /// Whether two superblocks say the same, but for the header and the device that they stand on.
-fn same(a: &SuperBlock, b: &SuperBlock, device: u16) -> bool {
+pub fn same(a: &SuperBlock, b: &SuperBlock, device: u16) -> bool {
     a.this_device.get() == device && a.to_block(0, 0, 0) == b.to_block(0, 0, 0)
 }
 

@@ -67,6 +67,10 @@ impl Bat {
     pub fn owners(&self) -> impl Iterator<Item = Option<DomainId>> + '_ {
         self.entries.iter().map(|e| e.domain)
     }
+    /// Owner and epoch of `group`.
+    pub fn entry(&self, group: u32) -> BatEntry {
+        self.entries.get(group as usize).copied().unwrap_or_default()
+    }
     /// Groups without an owner.
     pub fn free_groups(&self) -> u32 {
         self.entries.iter().filter(|e| e.domain.is_none()).count() as u32

@@ -319,7 +319,7 @@ impl Side<'_> {
         let domain = self.domain;
         self.sum.outcome.data_checked += u64::from(e.len);
         let findings = &mut self.sum.outcome.findings;
-        crate::fsck::scrub::compare(self.cx.store, e, sums, &mut |code, message| {
+        crate::fsck::scrub::compare(self.cx.store, e, sums, &mut |code, _, message| {
             let node = Some(ino.0);
             findings.push(Finding { code, domain: Some(domain), node, path: None, message, fixed: false });
         });
@@ -349,6 +349,10 @@ impl Parts for Side<'_> {
             entries.push((*n, over.entry));
         }
         one::overflow_payloads(self.cx.store, owner, &entries, kind)
+    }
+
+    fn bucket(&mut self, _: u64) -> bool {
+        true
     }
 
     fn blocks(&mut self, addrs: &[BlockAddr]) -> Checked<Vec<u8>> {

@@ -1,0 +1,34 @@
+//! Moments at which nothing moves, for the scrub of a volume in use.
+//!
+//! Nothing of a domain's committed state changes on the device but in a commit (blocks that it freed are used again), in a
+//! checkpoint (tables) and when its header is written. What does not hold in such a moment is damage.
+
+use super::Domain;
+
+impl Domain {
+    /// Calls `f` while no commit runs: node table entries, and the blocks that they lead to, stay as they are. Lock rank
+    /// of `commit_lock`: no gate, no cell lock in `f`, and the device only for a moment.
+    pub fn between_commits<R>(&self, f: impl FnOnce() -> R) -> R {
+        let _one = self.commit_lock.lock();
+        f()
+    }
+
+    /// Calls `f` while no checkpoint runs: the tables of the domain's groups stay as they are on the device. Lock rank of
+    /// `checkpoint_lock`.
+    pub fn between_checkpoints<R>(&self, f: impl FnOnce() -> R) -> R {
+        let _one = self.checkpoint_lock.lock();
+        f()
+    }
+
+    /// Calls `f` with the device block of the header's pair while the header is not written.
+    pub fn between_headers<R>(&self, f: impl FnOnce(u64) -> R) -> R {
+        let header = self.header.lock();
+        f(header.pair)
+    }
+
+    /// First block and blocks of the journal.
+    pub fn journal_place(&self) -> (u64, u64) {
+        let h = self.header.lock();
+        (h.header.journal_start.get(), u64::from(h.header.journal_blocks.get()))
+    }
+}
