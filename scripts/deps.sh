@@ -19,6 +19,7 @@ else
     want losetup mount
     want setfacl acl
     want find findutils
+    [ -x /usr/bin/time ] || packages+=(time) # not the shell's
     python3 -c 'import sqlite3' 2>/dev/null || packages+=(libpython3-stdlib)
 fi
 command -v cargo >/dev/null 2>&1 || { echo "deps: cargo is missing: install Rust (https://rustup.rs)" >&2; exit 1; }

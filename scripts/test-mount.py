@@ -13,6 +13,7 @@ import ctypes
 import errno
 import fcntl
 import hashlib
+import json
 import mmap
 import os
 import pathlib
@@ -865,6 +866,81 @@ def bad_mounts(volume, _top):
     finally:
         empty.unlink()
         foreign.unlink()
+
+
+@check
+def scrub_while_in_use(volume, top):
+    """Nothing is found under load, and what rots on the device is."""
+    daemon_only(volume)
+    scrub = [volume.binary, "scrub", "--json", volume.mnt]
+    for n in range(300):
+        (top / f"file {n}").write_bytes(bytes([n % 256]) * (300 if n % 3 else 20000))
+    os.sync()
+    writer = subprocess.Popen(
+        [sys.executable, "-c", '''
+import os, sys, random
+top, rand = sys.argv[1], random.Random(5)
+while True:
+    name = os.path.join(top, f"w{rand.randrange(400)}")
+    with open(name, "wb") as file:
+        file.write(os.urandom(rand.choice([10, 3000, 50000])))
+        if rand.random() < 0.1:
+            os.fsync(file.fileno())
+    if rand.random() < 0.4:
+        os.rename(name, os.path.join(top, f"m{rand.randrange(400)}"))
+''', top]
+    )
+    try:
+        for _ in range(6):
+            code, text = run(*scrub, ok=None)
+            must(code == 0, f"a scrub under load found something: {text[-600:]}")
+        must(writer.poll() is None, "the writer failed")
+    finally:
+        writer.kill()
+        writer.wait()
+    report = json.loads(text)
+    must(report["inodes"] > 300 and report["findings"] == [], f"report {text[-300:]}")
+
+    # One runs at a time, and it goes with who asked for it.
+    slow = subprocess.Popen([volume.binary, "scrub", "--rate", "64K", volume.mnt], stdout=subprocess.DEVNULL)
+    try:
+        fslib.wait_for("a second scrub refused", lambda: run(*scrub, ok=None)[0] == 1, 10)
+        must(slow.poll() is None, "a slow scrub ended at once")
+    finally:
+        slow.kill()
+        slow.wait()
+    fslib.wait_for("a scrub after the first was killed", lambda: run(*scrub, ok=None)[0] == 0, 10)
+
+    # Only root and the owner may.
+    if fslib.IS_ROOT:
+        same(as_nobody(lambda: run(*scrub, ok=None)[0]), 1, "exit code of a scrub by nobody")
+
+    # Rot in a node block: the one that has the name of a synced file.
+    name = b"a name that rots on the device"
+    write_synced(top / name.decode(), b"here")
+    os.sync()
+    with open(volume.image, "r+b", buffering=0) as image, mmap.mmap(image.fileno(), 0) as disk:
+        # all copies, older ones included: only the one in use counts
+        places, at = [], disk.find(name)
+        while at >= 0:
+            places.append(at)
+            at = disk.find(name, at + 1)
+        must(places, "the name is not on the device")
+        for place in places:
+            disk[place] ^= 1
+        disk.flush()
+        rotten = name[0] ^ 1
+        try:
+            code, text = run(*scrub, ok=None)
+            same(code, 4, f"exit code of a scrub of a damaged volume ({text[-300:]})")
+            must({f["code"] for f in json.loads(text)["findings"]} & {302, 303, 501}, f"findings {text[-600:]}")
+        finally:
+            # what was written anew meanwhile is left alone
+            for place in places:
+                if disk[place] == rotten:
+                    disk[place] ^= 1
+            disk.flush()
+    same(run(*scrub, ok=None)[0], 0, "exit code of a scrub after the bits were put right")
 
 
 @check

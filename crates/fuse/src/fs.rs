@@ -9,12 +9,14 @@
 use crate::abi::{self, init, op};
 use crate::channel::{Channel, Later};
 use crate::handles::Handles;
+use crate::ops::Scrubbing;
 use crate::request::{Answer, Handled, Outcome, Request};
 use crate::room::Tight;
 use braidfs::{Error, Volume};
+use parking_lot::Mutex;
 use rustix::io::Errno;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::mpsc;
 
 /// How long the kernel may trust what it is told, seconds.
@@ -112,6 +114,10 @@ pub(crate) struct BraidFs {
     /// Domains with little room, see [`crate::room`].
     pub(crate) tight: Tight,
     pub(crate) jobs: mpsc::Sender<Job>,
+    /// The scrub that runs, or ran last.
+    pub(crate) scrub: Mutex<Option<Scrubbing>>,
+    /// There is one: closing a directory need not look for it otherwise.
+    pub(crate) scrubs: AtomicBool,
 }
 
 /// Where the answer to the request at hand goes.
@@ -130,11 +136,22 @@ impl Context<'_> {
 impl BraidFs {
     pub(crate) fn new(vol: Arc<Volume>, agreed: Agreed, jobs: mpsc::Sender<Job>) -> Self {
         let tight = Tight::new(vol.domains().len());
-        Self { vol, handles: Handles::default(), agreed, caps_epoch: AtomicU64::new(1), tight, jobs }
+        Self {
+            vol,
+            handles: Handles::default(),
+            agreed,
+            caps_epoch: AtomicU64::new(1),
+            tight,
+            jobs,
+            scrub: Mutex::default(),
+            scrubs: AtomicBool::new(false),
+        }
     }
 
     /// Closes all files; the volume.
     pub(crate) fn into_volume(self) -> Arc<Volume> {
+        // stops it: it shares the volume
+        drop(self.scrub.into_inner());
         self.vol
     }
 
@@ -160,7 +177,8 @@ impl BraidFs {
             op::READ => self.read(req, out),
             op::WRITE => self.write(req, out, cx),
             op::STATFS => self.statfs(out),
-            op::RELEASE | op::RELEASEDIR => self.release(req),
+            op::RELEASE => self.release(req),
+            op::RELEASEDIR => self.releasedir(req),
             op::FSYNC | op::FSYNCDIR => self.fsync(req, cx),
             op::SYNCFS => self.syncfs(cx),
             op::SETXATTR => self.setxattr(req),

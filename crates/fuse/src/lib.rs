@@ -8,10 +8,12 @@
 //! The protocol is spoken directly, not through a crate: `sync` (SYNCFS), unnamed files (TMPFILE), birth times (STATX)
 //! and an `umount` that waits until the volume is closed (DESTROY) need operations that the crates do not pass on.
 //!
-//! `unsafe` is confined to `daemon` (fork), `loopdev` and `channel` (one ioctl each), `latency::follow` (scheduling policy).
+//! `unsafe` is confined to `daemon` (fork), `loopdev`, `channel` and `control` (one ioctl each), `latency::follow`
+//! (scheduling policy).
 
 mod abi;
 mod channel;
+pub mod control;
 mod daemon;
 mod fs;
 mod handles;

@@ -1,23 +1,40 @@
-//! `braidfs scrub`: reads everything that has a checksum and says what does not hold; `--mend` finishes what a crash left.
+//! `braidfs scrub`: reads everything that has a checksum and says what does not hold, also of a volume in use; `--mend`
+//! finishes what a crash left.
 
 use crate::cmd::fsck::{Bar, line};
-use crate::failure::{Outcome, fsck_code};
-use crate::{open, text};
+use crate::cmd::umount::{held, is_braidfs};
+use crate::failure::{Failure, Outcome, fsck_code, host_error};
+use crate::{mountinfo, open, text};
 use braidfs::fsck::scrub::{ScrubReport, scrub};
+use braidfs_fuse::control::Scrub;
+use rustix::io::Errno;
 use std::io::IsTerminal;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How often the server is asked how far it is.
+const POLL: Duration = Duration::from_millis(200);
 
 /// Read all metadata, and all data that has checksums, and compare
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Exit codes: 0 everything holds, 4 something does not, 1 the scrub failed, 2 wrong usage.\n\n\
-    Examples:\n  braidfs scrub disk.img           read everything, change nothing\n  \
+    Examples:\n  braidfs scrub /mnt               a mounted volume, while it is in use\n  \
+    braidfs scrub --rate 50M /mnt    reading 50 MiB per second at most\n  \
+    braidfs scrub disk.img           an unmounted volume: also compares names with links, and who owns which block\n  \
     braidfs scrub --mend disk.img    drop stale entries between domains, make lost ones again\n\n\
-    Data has checksums on volumes made with --data-checksums. The volume must not be mounted for writing;\n\
-    a mounted one mends stale entries by itself. After a finding use `braidfs fsck -fy`.")]
+    Data has checksums on volumes made with --data-checksums. Nothing is changed, but with --mend. A scrub of a\n\
+    mounted volume runs in its server with low priority and stops with this command. After a finding unmount and use\n\
+    `braidfs fsck -fy`.")]
 pub struct Args {
     /// Instead, mend what a crash left between domains: stale entries, lost links
     #[arg(long, conflicts_with = "json")]
     mend: bool,
+    /// Of a mounted volume: read at most this much per second
+    #[arg(long, value_name = "SIZE", value_parser = text::parse_size)]
+    rate: Option<u64>,
+    /// Of a mounted volume: metadata only
+    #[arg(long)]
+    no_data: bool,
     /// Print nothing but what does not hold
     #[arg(short, long)]
     quiet: bool,
@@ -27,29 +44,105 @@ pub struct Args {
     /// A progress bar (the default on a terminal)
     #[arg(short = 'C', long)]
     progress: bool,
-    /// All devices of the volume
-    #[arg(required = true, value_name = "DEVICE")]
+    /// The mount point of a mounted volume, or all devices of an unmounted one
+    #[arg(required = true, value_name = "MOUNTPOINT|DEVICE")]
     devices: Vec<PathBuf>,
 }
 
 /// Runs it.
 pub fn run(args: &Args) -> Outcome {
+    if let [place] = args.devices.as_slice()
+        && is_mount_point(place)
+    {
+        if args.mend {
+            let why = "is mounted, and mends stale entries by itself: leave out --mend";
+            return Err(Failure::new(format!("{}: {why}", place.display())));
+        }
+        return mounted(args, place);
+    }
+    if args.rate.is_some() || args.no_data {
+        let why = "no braidfs is mounted there: --rate and --no-data are for mounted volumes";
+        return Err(Failure::new(format!("{}: {why}", open::show(&args.devices))).with_code(2));
+    }
     if args.mend {
         return mend(args);
     }
     let paths = open::expand(&args.devices);
-    let devices = open::devices(&paths, false)?;
-    let bar = Bar::new(args.progress || (std::io::stderr().is_terminal() && !args.json && !args.quiet));
+    let devices = open::devices(&paths, false).map_err(|f| match mounted_at(&paths) {
+        Some(point) => Failure::new(format!("{}: scrub it with `braidfs scrub {point}`", f.message)),
+        None => f,
+    })?;
+    let bar = bar(args);
     let report = scrub(&devices, &|phase, done, total| bar.show(phase, done, total));
     bar.finish();
     let report = report.map_err(|e| open::explain("cannot scrub", &paths, &e))?;
+    tell(args, &report, &open::show(&paths))
+}
+
+fn bar(args: &Args) -> Bar {
+    Bar::new(args.progress || (std::io::stderr().is_terminal() && !args.json && !args.quiet))
+}
+
+/// Whether a braidfs is mounted on `place`.
+fn is_mount_point(place: &Path) -> bool {
+    let target = mountinfo::absolute(place);
+    // the newest mount on a path hides the others
+    let mount = mountinfo::read().into_iter().rev().find(|m| m.target == target);
+    mount.is_some_and(|m| is_braidfs(&m))
+}
+
+/// Where a volume on `paths` is mounted.
+fn mounted_at(paths: &[PathBuf]) -> Option<String> {
+    let real: Vec<PathBuf> = paths.iter().filter_map(|p| std::fs::canonicalize(p).ok()).collect();
+    let here = |m: &mountinfo::Mount| is_braidfs(m) && held(m).devices.iter().any(|d| real.contains(d));
+    mountinfo::read().iter().rev().find(|m| here(m)).map(|m| m.target.display().to_string())
+}
+
+/// Has the server of a mounted volume do it.
+fn mounted(args: &Args, place: &Path) -> Outcome {
+    let show = place.display();
+    let failed = |e: std::io::Error| {
+        let why = match Errno::from_io_error(&e) {
+            Some(Errno::BUSY) => "a scrub is running already: wait for it".into(),
+            Some(Errno::PERM) => "only root and the owner of the mount may".into(),
+            Some(Errno::NOTTY) => "its server is of an older version: mount it again".into(),
+            Some(Errno::NOTCONN | Errno::CONNABORTED | Errno::NODEV) => {
+                "the volume was unmounted, or its server died".into()
+            }
+            _ => host_error(&e),
+        };
+        Failure::at("cannot scrub", &show, why)
+    };
+    let scrub = Scrub::start(place, args.rate.unwrap_or(0), !args.no_data).map_err(failed)?;
+    let bar = bar(args);
+    let mut pause = Duration::from_millis(2);
+    let ended = loop {
+        match scrub.progress() {
+            Ok(p) if p.ended => break Ok(()),
+            Ok(p) => bar.show(&p.phase, p.done, p.total),
+            Err(e) => break Err(e),
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(POLL);
+    };
+    bar.finish();
+    let text = ended.and_then(|()| scrub.report()).map_err(failed)?;
+    let report: ScrubReport = serde_json::from_slice(&text)
+        .map_err(|e| Failure::at("cannot scrub", &show, format!("the server's report does not parse: {e}")))?;
+    if report.stopped {
+        return Err(Failure::at("cannot scrub", &show, "the scrub was stopped before its end: the volume is closing"));
+    }
+    tell(args, &report, &show.to_string())
+}
+
+fn tell(args: &Args, report: &ScrubReport, place: &str) -> Outcome {
     let code = if report.findings.is_empty() { fsck_code::CLEAN } else { fsck_code::UNCORRECTED };
     if args.json {
         let mut value = serde_json::json!(report);
         value["exit_code"] = code.into();
         crate::say(format_args!("{value:#}"))?;
     } else if !args.quiet || code != fsck_code::CLEAN {
-        crate::say(format_args!("{}", lines(&report, &open::show(&paths))))?;
+        crate::say(format_args!("{}", lines(report, place)))?;
     }
     Ok(code)
 }

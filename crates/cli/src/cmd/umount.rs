@@ -75,19 +75,21 @@ fn run_checked(args: &Args) -> Outcome {
     Ok(0)
 }
 
-fn is_braidfs(mount: &Mount) -> bool {
+/// Whether it is one of ours.
+pub fn is_braidfs(mount: &Mount) -> bool {
     matches!(mount.kind.as_str(), "fuse.braidfs" | "fuseblk.braidfs")
 }
 
 /// What the server holds.
-struct Held {
+pub struct Held {
     /// Files that it has locked.
-    devices: Vec<PathBuf>,
+    pub devices: Vec<PathBuf>,
     /// sysfs directory of the loop device that stands for the image.
     loop_device: Option<PathBuf>,
 }
 
-fn held(mount: &Mount) -> Held {
+/// What the server of `mount` holds: for a loop device, the image behind it.
+pub fn held(mount: &Mount) -> Held {
     let source = PathBuf::from(&mount.source);
     let sysfs = source.file_name().map(|name| Path::new("/sys/block").join(name).join("loop"));
     let backing = sysfs.as_ref().and_then(|dir| std::fs::read_to_string(dir.join("backing_file")).ok());

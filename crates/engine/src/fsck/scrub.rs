@@ -34,6 +34,8 @@ pub struct ScrubReport {
     pub data_bad: u64,
     /// Blocks read, of a volume in use.
     pub blocks_read: u64,
+    /// Nodes that were looked at again, as they changed meanwhile or do not hold: of a volume in use.
+    pub looked_again: u64,
     /// It was stopped before its end.
     pub stopped: bool,
 }

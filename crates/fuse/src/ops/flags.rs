@@ -27,6 +27,9 @@ impl BraidFs {
         let input = input.get(..arg.in_size as usize).ok_or(Errno::INVAL)?;
         let room = arg.out_size as usize;
         let node = self.opened(req.node(), arg.fh)?.ino();
+        if let Some(handled) = self.scrub_ioctl(req, &arg, input, out) {
+            return handled;
+        }
         let now = || self.vol.getattr(node).map(|a| a.flags).map_err(errno);
         match arg.cmd {
             FS_IOC_GETFLAGS | FS_IOC32_GETFLAGS => ioctl_out(out, room, &to_fl(now()?))?,
@@ -61,7 +64,7 @@ impl BraidFs {
 }
 
 /// Success and `value`, cut to what the caller has room for.
-fn ioctl_out<T: IntoBytes + Immutable>(out: &mut Answer, room: usize, value: &T) -> Result<(), Errno> {
+pub(super) fn ioctl_out<T: IntoBytes + Immutable>(out: &mut Answer, room: usize, value: &T) -> Result<(), Errno> {
     let bytes = value.as_bytes();
     out.put(&abi::IoctlOut { result: 0, flags: 0, in_iovs: 0, out_iovs: 0 });
     if bytes.len() > room {

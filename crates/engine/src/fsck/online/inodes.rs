@@ -128,7 +128,10 @@ fn one_node(s: &mut Scrub<'_>, d: &Domain, node: NodeId, entry: NodeEntry, block
             Ok(Seen::Overflow | Seen::Gone) => return,
             Ok(Seen::UpTo(lblk)) => (from, looks) = (lblk, 0),
             // what lies before it was looked at, and held
-            Err(b) if !still => (from, looks) = (from.max(b.at.unwrap_or(0)), looks + 1),
+            Err(b) if !still => {
+                s.report.looked_again += u64::from(looks == 0);
+                (from, looks) = (from.max(b.at.unwrap_or(0)), looks + 1);
+            }
             Err(b) => {
                 s.report.data_bad += u64::from(b.data);
                 s.report.data_checked += u64::from(b.data);

@@ -222,16 +222,18 @@ fn nothing_is_found_under_load() {
             });
         }
         let begun = Instant::now();
-        let (mut scrubs, mut inodes) = (0, 0);
+        let (mut scrubs, mut inodes, mut again) = (0, 0, 0);
         while begun.elapsed() < Duration::from_secs(8) {
             let r = scrub(&v);
             if !r.findings.is_empty() {
                 stop.store(true, Relaxed);
             }
             assert_eq!(r.findings, vec![], "after {} operations", ops.load(Relaxed));
-            (scrubs, inodes) = (scrubs + 1, inodes + r.inodes);
+            (scrubs, inodes, again) = (scrubs + 1, inodes + r.inodes, again + r.looked_again);
         }
         stop.store(true, Relaxed);
+        // else the load was none that could mislead it
+        assert!(again > 0, "{scrubs} scrubs of {inodes} inodes met no change");
         assert!(scrubs > 2 && inodes > 1000 && ops.load(Relaxed) > 1000, "{scrubs} {inodes} {}", ops.load(Relaxed));
     });
     v.unmount().unwrap();

@@ -1,0 +1,135 @@
+//! What administrators ask of a mount beyond files: ioctls on its root directory. Low-level module.
+//!
+//! Owns the numbers and structures, for the server (`ops/scrub.rs`) and for the client, which is here. A scrub belongs to
+//! the open directory that started it: when that is closed, also because the program died, the scrub stops.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
+
+/// `_IOW(0xbf, 1, ScrubStart)`: begins a scrub. EBUSY while another one runs, EPERM but for root and the mount's owner.
+pub(crate) const SCRUB_START: u32 = 0x4010_bf01;
+/// `_IOR(0xbf, 2, ScrubStatus)`: how far the scrub of this open directory is.
+pub(crate) const SCRUB_STATUS: u32 = 0x8040_bf02;
+/// `_IOWR(0xbf, 3, ScrubText)`: a part of its report, JSON, once it is done.
+pub(crate) const SCRUB_TEXT: u32 = 0xd000_bf03;
+
+/// [`ScrubStart::flags`]: leave file data alone.
+pub(crate) const NO_DATA: u32 = 1;
+/// Bytes of a report per call.
+pub(crate) const TEXT_BYTES: usize = 4080;
+
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct ScrubStart {
+    /// 0: as fast as it goes.
+    pub bytes_per_second: u64,
+    pub flags: u32,
+    pub reserved: u32,
+}
+const _: () = assert!(size_of::<ScrubStart>() == 16);
+
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct ScrubStatus {
+    /// 1: it is done.
+    pub ended: u32,
+    pub reserved: u32,
+    pub done: u64,
+    pub total: u64,
+    /// Bytes of the report.
+    pub text_bytes: u64,
+    /// UTF-8, zeros behind it.
+    pub phase: [u8; 32],
+}
+const _: () = assert!(size_of::<ScrubStatus>() == 64);
+
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct ScrubText {
+    pub offset: u64,
+    pub bytes: u32,
+    pub reserved: u32,
+    pub text: [u8; TEXT_BYTES],
+}
+const _: () = assert!(size_of::<ScrubText>() == 4096);
+
+/// A scrub of a mounted volume, as the program sees it that asked for it. Dropping it stops the scrub.
+#[derive(Debug)]
+pub struct Scrub {
+    root: File,
+}
+
+/// How far a scrub is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Progress {
+    /// Its report can be fetched.
+    pub ended: bool,
+    /// What it does.
+    pub phase: String,
+    /// Steps done.
+    pub done: u64,
+    /// Steps, about.
+    pub total: u64,
+    text_bytes: u64,
+}
+
+impl Scrub {
+    /// Has the server of the volume mounted on `mountpoint` begin a scrub, which reads at most `bytes_per_second` (0: as
+    /// fast as it goes), with file data or without.
+    ///
+    /// # Errors
+    /// EBUSY: one is running. EPERM: only root and who owns the mount's root directory may. ENOTTY: the server is too old.
+    pub fn start(mountpoint: &Path, bytes_per_second: u64, data: bool) -> io::Result<Self> {
+        let scrub = Self { root: File::open(mountpoint)? };
+        let flags = if data { 0 } else { NO_DATA };
+        scrub.ask(SCRUB_START, &mut ScrubStart { bytes_per_second, flags, reserved: 0 })?;
+        Ok(scrub)
+    }
+
+    /// How far it is.
+    ///
+    /// # Errors
+    /// Of the connection: the volume was unmounted, its server died.
+    pub fn progress(&self) -> io::Result<Progress> {
+        let mut s = ScrubStatus::new_zeroed();
+        self.ask(SCRUB_STATUS, &mut s)?;
+        let phase = s.phase.split(|b| *b == 0).next().unwrap_or_default();
+        Ok(Progress {
+            ended: s.ended == 1,
+            phase: String::from_utf8_lossy(phase).into_owned(),
+            done: s.done,
+            total: s.total,
+            text_bytes: s.text_bytes,
+        })
+    }
+
+    /// The report of a scrub that ended: [`braidfs::fsck::scrub::ScrubReport`] as JSON.
+    ///
+    /// # Errors
+    /// As [`Self::progress`]; ENODATA where it has not ended.
+    pub fn report(&self) -> io::Result<Vec<u8>> {
+        let bytes = self.progress()?.text_bytes;
+        let mut out = Vec::new();
+        while (out.len() as u64) < bytes {
+            let mut part = ScrubText { offset: out.len() as u64, ..ScrubText::new_zeroed() };
+            self.ask(SCRUB_TEXT, &mut part)?;
+            match part.text.get(..part.bytes as usize) {
+                Some(text) if !text.is_empty() => out.extend_from_slice(text),
+                _ => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the report ends early")),
+            }
+        }
+        Ok(out)
+    }
+
+    fn ask<T: FromBytes + IntoBytes>(&self, number: u32, arg: &mut T) -> io::Result<()> {
+        // SAFETY: the number tells the kernel the size of `T` and the direction (asserted above); `arg` is valid for
+        // reads and writes of that size until the call returns, and any bytes make a `T`.
+        match unsafe { libc::ioctl(self.root.as_raw_fd(), number.into(), std::ptr::from_mut(arg)) } {
+            -1 => Err(io::Error::last_os_error()),
+            _ => Ok(()),
+        }
+    }
+}

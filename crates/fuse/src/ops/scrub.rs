@@ -1,0 +1,162 @@
+//! A scrub of the volume while it is mounted: one at a time, on a thread of its own with low priority, which lives no longer
+//! than the open directory that asked for it (see [`crate::control`]).
+
+use crate::abi;
+use crate::control::{NO_DATA, SCRUB_START, SCRUB_STATUS, SCRUB_TEXT, ScrubStart, ScrubStatus, ScrubText, TEXT_BYTES};
+use crate::fs::{BraidFs, errno};
+use crate::ops::flags::ioctl_out;
+use crate::request::{Answer, Handled, Outcome, Request};
+use braidfs::fsck::online::ScrubOptions;
+use braidfs::{NodeId, Volume};
+use parking_lot::Mutex;
+use rustix::io::Errno;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread::JoinHandle;
+use zerocopy::{FromBytes, FromZeros};
+
+/// Least claim on the CPU; the kernel derives that on the device from it.
+const NICE: i32 = 19;
+
+/// The scrub that runs, or ran last.
+pub(crate) struct Scrubbing {
+    /// The handle of the directory that started it.
+    fh: u64,
+    stop: Arc<AtomicBool>,
+    state: Arc<Mutex<State>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct State {
+    phase: String,
+    done: u64,
+    total: u64,
+    /// The report, once it is done.
+    text: Option<Vec<u8>>,
+}
+
+impl Scrubbing {
+    fn start(vol: Arc<Volume>, fh: u64, options: ScrubOptions) -> Result<Self, Errno> {
+        let (stop, state) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(State::default())));
+        let (told, shown) = (stop.clone(), state.clone());
+        let work = move || {
+            if let Err(e) = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICE) {
+                tracing::debug!(error = %e, "the scrub runs at ordinary priority");
+            }
+            tracing::info!("scrub begins");
+            let report = vol.scrub(&options, &mut |phase, done, total| {
+                let mut s = shown.lock();
+                if s.phase != phase {
+                    s.phase = phase.to_owned();
+                }
+                (s.done, s.total) = (done, total);
+                !told.load(Relaxed)
+            });
+            drop(vol);
+            let text = match report {
+                Ok(r) => {
+                    tracing::info!(findings = r.findings.len(), stopped = r.stopped, "scrub ends");
+                    serde_json::to_vec(&r).unwrap_or_default()
+                }
+                Err(e) => {
+                    tracing::error!(error = %e, "scrub failed");
+                    Vec::new()
+                }
+            };
+            shown.lock().text = Some(text);
+        };
+        let thread = std::thread::Builder::new().name("fuse-scrub".into()).spawn(work).map_err(|_| Errno::AGAIN)?;
+        Ok(Self { fh, stop, state, thread: Some(thread) })
+    }
+
+    fn running(&self) -> bool {
+        self.thread.as_ref().is_some_and(|t| !t.is_finished())
+    }
+}
+
+impl Drop for Scrubbing {
+    fn drop(&mut self) {
+        self.stop.store(true, Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // a panic was told by the thread itself
+            let _ = thread.join();
+        }
+    }
+}
+
+impl BraidFs {
+    /// The ioctls of [`crate::control`]; `None` for others.
+    pub(crate) fn scrub_ioctl(
+        &self,
+        req: &Request<'_>,
+        arg: &abi::IoctlIn,
+        input: &[u8],
+        out: &mut Answer,
+    ) -> Option<Handled> {
+        if !matches!(arg.cmd, SCRUB_START | SCRUB_STATUS | SCRUB_TEXT) {
+            return None;
+        }
+        Some(self.scrub_asked(req, arg, input, out))
+    }
+
+    fn scrub_asked(&self, req: &Request<'_>, arg: &abi::IoctlIn, input: &[u8], out: &mut Answer) -> Handled {
+        if req.node().ino() != NodeId::ROOT {
+            return Err(Errno::NOTTY);
+        }
+        let room = arg.out_size as usize;
+        let mut scrub = self.scrub.lock();
+        if arg.cmd == SCRUB_START {
+            let owner = self.vol.getattr(NodeId::ROOT).map_err(errno)?.uid;
+            if req.head.uid != 0 && req.head.uid != owner {
+                return Err(Errno::PERM);
+            }
+            if scrub.as_ref().is_some_and(Scrubbing::running) {
+                return Err(Errno::BUSY);
+            }
+            let (how, _) = ScrubStart::read_from_prefix(input).map_err(|_| Errno::INVAL)?;
+            let options = ScrubOptions { data: how.flags & NO_DATA == 0, bytes_per_second: how.bytes_per_second };
+            self.scrubs.store(true, Relaxed);
+            *scrub = Some(Scrubbing::start(self.vol.clone(), arg.fh, options)?);
+            ioctl_out(out, room, &())?;
+            return Ok(Outcome::Reply);
+        }
+        let Some(scrub) = scrub.as_ref().filter(|s| s.fh == arg.fh) else { return Err(Errno::NODATA) };
+        let state = scrub.state.lock();
+        if arg.cmd == SCRUB_STATUS {
+            let mut status = ScrubStatus::new_zeroed();
+            (status.done, status.total) = (state.done, state.total);
+            if let Some(text) = &state.text {
+                (status.ended, status.text_bytes) = (1, text.len() as u64);
+            } else if !scrub.running() {
+                return Err(Errno::IO);
+            }
+            for (to, from) in status.phase.iter_mut().zip(state.phase.bytes()) {
+                *to = from;
+            }
+            ioctl_out(out, room, &status)?;
+        } else {
+            let (mut part, _) = ScrubText::read_from_prefix(input).map_err(|_| Errno::INVAL)?;
+            let text = state.text.as_ref().ok_or(Errno::NODATA)?;
+            let from = usize::try_from(part.offset).unwrap_or(usize::MAX).min(text.len());
+            let some = &text[from..text.len().min(from + TEXT_BYTES)];
+            part.text[..some.len()].copy_from_slice(some);
+            part.bytes = some.len() as u32;
+            ioctl_out(out, room, &part)?;
+        }
+        Ok(Outcome::Reply)
+    }
+
+    /// Closes a directory; a scrub that was started through it stops.
+    pub(crate) fn releasedir(&self, req: &Request<'_>) -> Handled {
+        let fh = req.arg::<abi::ReleaseIn>()?.fh;
+        if self.scrubs.load(Relaxed) {
+            let mut scrub = self.scrub.lock();
+            if scrub.as_ref().is_some_and(|s| s.fh == fh) {
+                *scrub = None;
+                self.scrubs.store(false, Relaxed);
+            }
+        }
+        self.release(req)
+    }
+}
