@@ -102,6 +102,14 @@ impl Group {
     }
 }
 
+/// Changes bytes of a page. What is replaced as a whole need not be copied first.
+fn put(page: &mut Page, offset: usize, bytes: &[u8]) {
+    match bytes.first_chunk::<BLOCK_BYTES>() {
+        Some(whole) if offset == 0 && bytes.len() == BLOCK_BYTES => page.replace(whole),
+        _ => page.write(offset, bytes),
+    }
+}
+
 /// Group of a block, and its place there.
 fn place(lblk: u64) -> (u64, usize) {
     (lblk / GROUP, (lblk % GROUP) as usize)
@@ -180,7 +188,7 @@ impl PageMap {
 
     /// Whether all pages of `first ..= last` are dirty.
     pub fn all_dirty(&self, first: u64, last: u64) -> bool {
-        if first == last { self.is_dirty(first) } else { (first..=last).all(|l| self.is_dirty(l)) }
+        (first..=last).all(|l| self.is_dirty(l))
     }
 
     /// Makes a cached page dirty as it is; whether it was clean.
@@ -231,13 +239,20 @@ impl PageMap {
     /// Where `bytes` do not fit the page from `offset` on (a bug of ours).
     #[must_use]
     pub fn write(&mut self, lblk: u64, offset: usize, bytes: &[u8]) -> Option<bool> {
-        self.change(lblk, |p| {
-            // what is replaced as a whole need not be copied first
-            match bytes.first_chunk::<BLOCK_BYTES>() {
-                Some(whole) if offset == 0 && bytes.len() == BLOCK_BYTES => p.replace(whole),
-                _ => p.write(offset, bytes),
-            }
-        })
+        self.change(lblk, |p| put(p, offset, bytes))
+    }
+
+    /// Changes a page that is dirty; false, and nothing changed, where it is not.
+    ///
+    /// # Panics
+    /// As [`Self::write`].
+    pub fn write_dirty(&mut self, lblk: u64, offset: usize, bytes: &[u8]) -> bool {
+        let (g, i) = place(lblk);
+        let Some(group) = self.groups.get_mut(&g).filter(|g| g.dirty >> i & 1 == 1) else { return false };
+        let Some(page) = &mut group.pages[i] else { return false };
+        *group.hot.get_mut() |= 1 << i;
+        put(page, offset, bytes);
+        true
     }
 
     /// Zeroes a cached page from `from_offset` on and marks it dirty. Gives as [`Self::write`].

@@ -110,7 +110,8 @@ impl Inner {
             return Ok(None);
         }
         let Body::File(f) = &mut st.body else { return Ok(None) };
-        if f.inline.is_some() || f.map.is_full() || !f.pages.all_dirty(offset / PAGE, (end - 1) / PAGE) {
+        let (first, last) = (offset / PAGE, (end - 1) / PAGE);
+        if f.inline.is_some() || f.map.is_full() || (first != last && !f.pages.all_dirty(first, last)) {
             return Ok(None);
         }
         let mut rest = data;
@@ -118,7 +119,9 @@ impl Inner {
             let at = end - rest.len() as u64;
             let (lblk, from) = (at / PAGE, (at % PAGE) as usize);
             let (part, after) = rest.split_at((PAGE as usize - from).min(rest.len()));
-            let _dirty_before = f.pages.write(lblk, from, part);
+            if !f.pages.write_dirty(lblk, from, part) {
+                return Ok(None); // the only page: of several, all are dirty
+            }
             rest = after;
         }
         let dirty = f.pages.dirty_count();

@@ -25,8 +25,9 @@ use std::sync::{Arc, OnceLock};
 const SYNC_THREADS: usize = 8;
 /// Groups of a volume that one thread opens.
 const SMALL_GROUPS: u32 = 16;
-/// What part of the cache's memory the names looked up lately may take, at most.
-const NAMES_SHARE: u64 = 64;
+/// Bytes of the names looked up lately, at least and at most; between them by the cache's memory and the volume's size: a
+/// small volume has few names, and is mounted sooner.
+const NAMES_MIN: u64 = 16 << 10;
 const NAMES_MAX: u64 = 4 << 20;
 
 impl Volume {
@@ -61,7 +62,9 @@ impl Volume {
 fn open(sb: SuperBlock, devices: Vec<Arc<dyn Device>>, options: MountOptions) -> Result<Arc<Inner>> {
     let store = Arc::new(Store::new(devices, &sb)?);
     let bat = Bat::read(&store, &sb)?;
-    let names = (options.cache_bytes / NAMES_SHARE).clamp(64 << 10, NAMES_MAX);
+    let g = store.geometry;
+    let volume = u64::from(g.groups) * u64::from(g.group_blocks()) * BLOCK_BYTES as u64;
+    let names = (options.cache_bytes / 64).min(volume / 512).clamp(NAMES_MIN, NAMES_MAX);
     let shared = Arc::new(Shared {
         owner: bat.owners().map(|d| AtomicU16::new(d.map_or(u16::MAX, |d| d.0))).collect(),
         seq: CachePadded::new(AtomicU64::new(0)),
