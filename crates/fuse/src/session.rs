@@ -135,7 +135,7 @@ struct Server<'a> {
 
 impl Server<'_> {
     fn serve(&self) {
-        self.served.begin(self.i);
+        let _serving = self.served.begin(self.i);
         let mut buf = vec![0; RECEIVE_BYTES];
         let mut out = Answer::new(MAX_IO_BYTES as usize);
         loop {

@@ -63,10 +63,15 @@ pub(super) struct Follow {
 }
 
 impl Follow {
-    /// `None` where the policy cannot be given back (not root) or the machine has one CPU.
+    /// `None` where the policy cannot be given back (not root), where the administrator chose one, or where the machine
+    /// has one CPU.
     pub fn new() -> Option<Self> {
         let home = sched_getaffinity(None).ok()?;
         if home.count() < 2 {
+            return None;
+        }
+        // Else it would not be ours to change.
+        if policy(None).ok()? != libc::SCHED_OTHER {
             return None;
         }
         // Tried by a thread that ends with it.
@@ -113,17 +118,52 @@ impl Follow {
             return;
         }
         for thread in served.threads() {
-            // The policy first: it is what a waiting request waits for.
-            let back = set_policy(Some(thread), libc::SCHED_OTHER);
-            if let Err(e) = back.and_then(|()| Ok(sched_setaffinity(Some(thread), &self.home)?)) {
+            if let Err(e) = self.back(thread) {
                 tracing::warn!(error = %e, "cannot give a serving thread its place back");
+            }
+        }
+        self.leave_started();
+    }
+
+    fn back(&self, thread: Pid) -> io::Result<()> {
+        // The policy first: it is what a waiting request waits for.
+        set_policy(Some(thread), libc::SCHED_OTHER)?;
+        Ok(sched_setaffinity(Some(thread), &self.home)?)
+    }
+
+    /// Threads that the serving threads started meanwhile (for syncs, side by side commits, by the kernel for io_uring)
+    /// have got their policy and CPU with their life. Nothing else of this process has that policy.
+    fn leave_started(&self) {
+        // Those may start others while we look. Not for ever.
+        for _ in 0..8 {
+            let mut found = false;
+            for thread in own_threads().filter(|t| policy(Some(*t)).is_ok_and(|p| p == libc::SCHED_IDLE)) {
+                // It may be gone by now; and the kernel's own threads cannot be bound, and were not.
+                found |= set_policy(Some(thread), libc::SCHED_OTHER).is_ok();
+                let _ = sched_setaffinity(Some(thread), &self.home);
+            }
+            if !found {
+                return;
             }
         }
     }
 }
 
+/// All threads of this process.
+fn own_threads() -> impl Iterator<Item = Pid> {
+    let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    tasks.filter_map(|t| Pid::from_raw(t.file_name().to_str()?.parse().ok()?))
+}
+
 fn idle(thread: Pid) -> io::Result<()> {
     set_policy(Some(thread), libc::SCHED_IDLE)
+}
+
+/// `None`: the calling thread.
+fn policy(thread: Option<Pid>) -> io::Result<libc::c_int> {
+    // SAFETY: the call takes and gives a number.
+    let policy = unsafe { libc::sched_getscheduler(thread.map_or(0, |t| t.as_raw_nonzero().get())) };
+    if policy < 0 { Err(io::Error::last_os_error()) } else { Ok(policy & !libc::SCHED_RESET_ON_FORK) }
 }
 
 /// `None`: the calling thread.
@@ -284,16 +324,29 @@ mod tests {
         std::thread::scope(|s| {
             s.spawn(|| {
                 let served = Served::new(1);
-                served.begin(0);
+                let _serving = served.begin(0);
                 f.move_to(cpu, &served);
                 let there = sched_getaffinity(None).unwrap();
                 assert!(there.count() == 1 && there.is_set(cpu));
-                // SAFETY: asks for the policy of the calling thread; no pointers.
-                assert_eq!(unsafe { libc::sched_getscheduler(0) }, libc::SCHED_IDLE);
+                assert_eq!(policy(None).unwrap(), libc::SCHED_IDLE);
+                // What a serving thread starts now, and lives on.
+                let (started, ready) = std::sync::mpsc::channel();
+                let (left, end) = std::sync::mpsc::channel::<()>();
+                let other = std::thread::spawn(move || {
+                    let place = || (policy(None).unwrap(), sched_getaffinity(None).unwrap());
+                    let before = place();
+                    started.send(()).unwrap();
+                    assert!(end.recv().is_err());
+                    (before, place())
+                });
+                ready.recv().unwrap();
                 f.leave(&served);
+                drop(left);
                 assert_eq!(sched_getaffinity(None).unwrap(), f.home);
-                // SAFETY: as above.
-                assert_eq!(unsafe { libc::sched_getscheduler(0) }, libc::SCHED_OTHER);
+                assert_eq!(policy(None).unwrap(), libc::SCHED_OTHER);
+                let (before, after) = other.join().unwrap();
+                assert_eq!(before, (libc::SCHED_IDLE, there));
+                assert_eq!(after, (libc::SCHED_OTHER, f.home));
             });
         });
     }

@@ -50,8 +50,17 @@ struct Line {
     /// Thread that the last request came from, and how often that changed.
     client: AtomicU32,
     changes: AtomicU64,
-    /// The serving thread's own id; 0 until it runs.
+    /// The serving thread's own id; 0 until it runs, and when it has ended.
     tid: AtomicU32,
+}
+
+/// A thread that serves: its number may be another thread's, of another process, when it has ended.
+pub(crate) struct Serving<'a>(&'a Line);
+
+impl Drop for Serving<'_> {
+    fn drop(&mut self) {
+        self.0.tid.store(0, Ordering::Relaxed);
+    }
 }
 
 /// Requests of each serving thread.
@@ -63,9 +72,11 @@ impl Served {
         Self((0..threads).map(|_| CachePadded::default()).collect())
     }
 
-    /// The calling thread is serving thread `i`.
-    pub fn begin(&self, i: usize) {
+    /// The calling thread is serving thread `i`, until the value that it is given is dropped.
+    #[must_use]
+    pub fn begin(&self, i: usize) -> Serving<'_> {
         self.0[i].tid.store(rustix::thread::gettid().as_raw_nonzero().get() as u32, Ordering::Relaxed);
+        Serving(&self.0[i])
     }
 
     /// Serving thread `i` received a request.
