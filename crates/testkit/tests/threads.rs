@@ -4,7 +4,10 @@
 //! `BRAIDFS_SEED`, `BRAIDFS_THREAD_OPS` (per thread, default 20 000). Not deterministic: the seed repeats the
 //! operations, not their order.
 
-use braidfs::{Cred, Error, FileKind, MkfsOptions, MountOptions, NewNode, NodeId, Placement, Volume, mkfs};
+use braidfs::namespace::paths::OpenHow;
+use braidfs::{
+    Cred, Error, FileKind, MkfsOptions, MountOptions, NewNode, NodeId, Placement, RenameMode, SetAttr, Volume, mkfs,
+};
 use braidfs_device::{Device, MemDevice};
 use braidfs_testkit::env_number;
 use braidfs_testkit::generate::{Generator, Profile};
@@ -13,6 +16,7 @@ use braidfs_testkit::ops::{At, Op, Out, P, Slots, perform};
 use braidfs_testkit::subject::OnVolume;
 use braidfs_testkit::walk::{fsck, walk};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
 const THREADS: u64 = 4;
@@ -169,4 +173,112 @@ fn threads_with_files_in_their_directories_domain() {
 #[test]
 fn threads_with_everything_spread() {
     run(Placement::Spread);
+}
+
+/// A volume of one domain, its root, and two files in it.
+fn two_files(device: &Arc<dyn Device>) -> (Volume, [NodeId; 2]) {
+    mkfs::format(std::slice::from_ref(device), &MkfsOptions { domains: Some(1), ..MkfsOptions::default() }).unwrap();
+    let v = mount(device);
+    let file = NewNode { kind: FileKind::File, mode: 0o644, umask: 0, rdev: 0, target: b"" };
+    let make = |name: &[u8]| v.create(NodeId::ROOT, name, &file, &Cred::root()).unwrap().ino;
+    let inodes = [make(b"a"), make(b"b")];
+    (v, inodes)
+}
+
+#[test]
+fn an_exchange_is_seen_whole() {
+    let device: Arc<dyn Device> = Arc::new(MemDevice::new((64 << 20) / 4096));
+    let (v, inodes) = two_files(&device);
+    let begun = AtomicUsize::new(0);
+    let open =
+        |path: &[u8]| v.open_path(path, OpenHow { read: true, ..OpenHow::default() }, &Cred::root()).unwrap().ino();
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            for n in 1..=env_number("BRAIDFS_THREAD_OPS", 20_000) as usize * 10 {
+                begun.store(n, SeqCst);
+                v.rename(NodeId::ROOT, b"a", NodeId::ROOT, b"b", RenameMode::Exchange).unwrap();
+            }
+            begun.store(usize::MAX, SeqCst);
+        });
+        loop {
+            let n = begun.load(SeqCst);
+            let (b, a) = (open(b"b"), open(b"a"));
+            if n == usize::MAX {
+                break;
+            }
+            // one exchange at most was under way: whoever sees one name as it is afterwards sees the other so, too
+            if begun.load(SeqCst) == n && b == inodes[(n + 1) % 2] {
+                assert_ne!(a, b, "exchange {n}: one inode under both names");
+            }
+        }
+    });
+    v.unmount().unwrap();
+}
+
+/// Data that is overwritten just when a commit is about to write it has its blocks all the same.
+#[test]
+fn a_full_volume_overwritten_while_it_commits() {
+    let device: Arc<dyn Device> = Arc::new(MemDevice::new((64 << 20) / 4096));
+    let (v, [filler, _]) = two_files(&device);
+    let file = NewNode { kind: FileKind::File, mode: 0o644, umask: 0, rdev: 0, target: b"" };
+    let make = |n: usize| v.create(NodeId::ROOT, format!("f{n}").as_bytes(), &file, &Cred::root()).unwrap().ino;
+    let files: Vec<NodeId> = (0..32).map(make).collect();
+    for ino in &files {
+        v.write(&v.open(*ino).unwrap(), 0, &[1; 64 * 4096]).unwrap();
+    }
+    v.sync().unwrap();
+    let stop = AtomicBool::new(false);
+    let fine = |r: braidfs::Result<()>| match r {
+        Ok(()) | Err(Error::NoSpace) => {}
+        Err(e) => panic!("{e}"),
+    };
+    std::thread::scope(|s| {
+        let threads = [
+            s.spawn(|| {
+                let f = v.open(filler).unwrap();
+                for n in 0.. {
+                    let mut at = 0;
+                    while !stop.load(SeqCst) {
+                        match v.write(&f, at, &[3; 16 * 4096]) {
+                            Ok(n) => at += n as u64,
+                            Err(Error::NoSpace) if n % 8 == 7 => break,
+                            Err(Error::NoSpace) => std::thread::yield_now(),
+                            Err(e) => panic!("{e}"),
+                        }
+                        if at > 60 << 20 {
+                            break;
+                        }
+                    }
+                    if stop.load(SeqCst) {
+                        return;
+                    }
+                    fine(v.setattr(filler, &SetAttr { size: Some(0), ..SetAttr::default() }).map(|_| ()));
+                }
+            }),
+            s.spawn(|| {
+                while !stop.load(SeqCst) {
+                    fine(v.sync())
+                }
+            }),
+        ];
+        let writers: Vec<_> = files
+            .chunks(16)
+            .map(|own| {
+                let v = &v;
+                s.spawn(move || {
+                    let open: Vec<_> = own.iter().map(|ino| v.open(*ino).unwrap()).collect();
+                    for n in 0..env_number("BRAIDFS_THREAD_OPS", 20_000) as usize / 2 {
+                        fine(v.write(&open[n % open.len()], 0, &[n as u8; 64 * 4096]).map(|_| ()));
+                    }
+                })
+            })
+            .collect();
+        let done: Vec<_> = writers.into_iter().map(|t| t.join()).collect();
+        stop.store(true, SeqCst);
+        threads.into_iter().for_each(|t| t.join().unwrap());
+        done.into_iter().for_each(|r| r.unwrap());
+    });
+    assert!(v.domains().iter().all(|d| d.failed.is_none()));
+    v.unmount().unwrap();
+    fsck(std::slice::from_ref(&device)).unwrap();
 }

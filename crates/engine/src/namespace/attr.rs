@@ -35,6 +35,9 @@ impl Volume {
                     return Err(Error::Perm);
                 }
             }
+            if set.size.is_some() {
+                op.settle(&c, &mut st)?;
+            }
             if let Some(size) = set.size
                 && !i.prepare_truncate(&c, &mut st, size)?
             {

@@ -75,7 +75,7 @@ impl Inner {
     }
 
     /// Reserves blocks for the pages `first ..= last` that are not dirty yet, in the file's account. False where the
-    /// domain has too little right now.
+    /// domain has too little right now. The caller has settled the cell ([`Op::settle`]).
     pub(crate) fn reserve_pages(&self, c: &Cell, st: &mut State, first: u64, last: u64) -> bool {
         let d = self.dom(c.domain);
         let in_place = d.in_place(st);
@@ -157,6 +157,7 @@ impl Inner {
         if offset >= SIZE_MAX {
             return Err(Error::TooBig);
         }
+        op.settle(c, &mut st)?;
         let n = data.len().min((SIZE_MAX - offset) as usize);
         let end = offset + n as u64;
         if !self.load_last_page(c, &mut st, end)? {

@@ -133,6 +133,7 @@ impl Inner {
         if st.flags & IMMUTABLE != 0 || (st.flags & APPEND != 0 && !matches!(mode, FallocMode::Allocate { .. })) {
             return Err(Error::Perm);
         }
+        op.settle(c, &mut st)?;
         let zeroing = !matches!(mode, FallocMode::Allocate { .. });
         let allocating = mode != FallocMode::PunchHole;
         if zeroing {

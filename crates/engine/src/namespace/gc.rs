@@ -200,6 +200,7 @@ impl Inner {
             op.with_index(&c, &mut st, |ix, load| ix.dirty_bucket(first, load))?;
             return Ok(true);
         }
+        op.settle(&c, &mut st)?;
         d.load_pages(&c, &mut st, lblk, 1)?;
         if !self.reserve_pages(&c, &mut st, lblk, lblk) {
             return Ok(false);

@@ -139,6 +139,13 @@ impl<'a> Op<'a> {
         Ok(())
     }
 
+    /// Before blocks are reserved for pages of a file: what an older transaction has still to write of it is written out.
+    /// That takes the reservations of its dirty pages, which the operation would else count on, and lose when it touches
+    /// the file.
+    pub fn settle(&mut self, cell: &Arc<Cell>, st: &mut State) -> Result<()> {
+        if st.dirty_tx.0 == 0 || st.dirty_tx == self.tx(cell.domain).id { Ok(()) } else { self.touch(cell, st) }
+    }
+
     /// The record of a touched cell grows.
     pub fn grows(&mut self, d: DomainId, bytes: usize) {
         let blocks = self.tx(d).pack_bytes(bytes);
@@ -220,8 +227,7 @@ impl<'a> Op<'a> {
         let hash = self.inner.hash(name);
         let (node, gener, kind) = (child.ino, child.gener, child.kind.d_type());
         self.grows(dir.domain, braidfs_format::dentry::ENTRY_FIXED_BYTES + name.len());
-        let key = Key::of(dir.ino, dir.gener, name);
-        key.iter().for_each(|k| self.inner.names.forget(k));
+        self.inner.forget_name(dir, name);
         self.with_index(dir, st, |ix, load| {
             if stale {
                 ix.replace(hash, name, node, gener, kind, load).map(|_| ())
@@ -230,7 +236,9 @@ impl<'a> Op<'a> {
             }
         })?;
         // most new names are looked up soon
-        key.iter().for_each(|k| self.inner.names.put(k, Target { node, gener, kind: child.kind }));
+        Key::of(dir.ino, dir.gener, name)
+            .iter()
+            .for_each(|k| self.inner.names.put(k, Target { node, gener, kind: child.kind }));
         self.changed_dir(dir, st);
         Ok(())
     }
@@ -238,7 +246,7 @@ impl<'a> Op<'a> {
     /// Removes an entry from a directory that was touched.
     pub fn remove_entry(&mut self, dir: &Arc<Cell>, st: &mut State, name: &[u8]) -> Result<()> {
         let hash = self.inner.hash(name);
-        Key::of(dir.ino, dir.gener, name).iter().for_each(|k| self.inner.names.forget(k));
+        self.inner.forget_name(dir, name);
         self.with_index(dir, st, |ix, load| ix.remove(hash, name, load).map(|_| ()))?;
         self.changed_dir(dir, st);
         Ok(())
@@ -266,6 +274,11 @@ impl Inner {
     /// Position of a name.
     pub fn hash(&self, name: &[u8]) -> u64 {
         name_hash(&self.shared.hash_key, name)
+    }
+
+    /// A name is about to change: whoever looks it up waits for the directory, which the caller has locked for writing.
+    fn forget_name(&self, dir: &Cell, name: &[u8]) {
+        Key::of(dir.ino, dir.gener, name).iter().for_each(|k| self.names.forget(k));
     }
 
     /// The entry of a name, buckets read as needed. The caller holds the directory's lock for writing.

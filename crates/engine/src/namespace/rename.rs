@@ -277,6 +277,8 @@ impl Inner {
         if let (Some(d), Some(v)) = (dst, v.as_mut()) {
             op.touch(d, v)?;
         }
+        // nobody who walks by names looked up lately finds the inode under the new name and then under the old one, too
+        self.forget_name(&from.dir, from.name);
         op.add_entry(&to.dir, &mut dirs[b], to.name, src, stale)?;
         match (mode, dst) {
             (RenameMode::Exchange, Some(d)) => op.add_entry(&from.dir, &mut dirs[a], from.name, d, true)?,
