@@ -4,6 +4,7 @@
 //! `BRAIDFS_SEED`, `BRAIDFS_THREAD_OPS` (per thread, default 20 000). Not deterministic: the seed repeats the
 //! operations, not their order.
 
+use braidfs::format::inode::NOCOW;
 use braidfs::namespace::paths::OpenHow;
 use braidfs::{
     Cred, Error, FileKind, MkfsOptions, MountOptions, NewNode, NodeId, Placement, RenameMode, SetAttr, Volume, mkfs,
@@ -279,6 +280,34 @@ fn a_full_volume_overwritten_while_it_commits() {
         done.into_iter().for_each(|r| r.unwrap());
     });
     assert!(v.domains().iter().all(|d| d.failed.is_none()));
+    v.unmount().unwrap();
+    fsck(std::slice::from_ref(&device)).unwrap();
+}
+
+/// Pages that were to be written in place need blocks when that is called off.
+#[test]
+fn a_full_volume_and_a_file_no_longer_written_in_place() {
+    let device: Arc<dyn Device> = Arc::new(MemDevice::new((64 << 20) / 4096));
+    let (v, [filler, ino]) = two_files(&device);
+    let flags = |flags| v.setattr(ino, &SetAttr { flags: Some(flags), ..SetAttr::default() });
+    flags(NOCOW).unwrap();
+    let f = v.open(ino).unwrap();
+    let len = v.write(&f, 0, &vec![1; 2000 * 4096]).unwrap();
+    v.sync().unwrap();
+    let other = v.open(filler).unwrap();
+    let mut at = 0;
+    while let Ok(n) = v.write(&other, at, &[2; 16 * 4096]) {
+        at += n as u64;
+    }
+    v.sync().unwrap();
+    assert_eq!(v.write(&f, 0, &vec![3; len]).unwrap(), len, "in place");
+    match flags(0) {
+        Ok(_) | Err(Error::NoSpace) => {}
+        Err(e) => panic!("{e}"),
+    }
+    v.sync().unwrap();
+    assert!(v.domains().iter().all(|d| d.failed.is_none()));
+    drop((f, other));
     v.unmount().unwrap();
     fsck(std::slice::from_ref(&device)).unwrap();
 }

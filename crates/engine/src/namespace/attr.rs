@@ -1,6 +1,7 @@
 //! Changing attributes.
 
 use super::{Op, acl};
+use crate::cell::Body;
 use crate::error::{Error, Result};
 use crate::types::*;
 use crate::volume::Volume;
@@ -34,6 +35,16 @@ impl Volume {
                 if st.flags & IMMUTABLE != 0 || !times_only {
                     return Err(Error::Perm);
                 }
+            }
+            // what was to be written in place has no blocks reserved: it is written before that ends
+            if set.flags.is_some_and(|f| f & NOCOW == 0)
+                && st.flags & NOCOW != 0
+                && matches!(&st.body, Body::File(f) if f.pages.dirty_count() > 0)
+            {
+                drop(st);
+                drop(op);
+                i.dom(c.domain).flush_cell(&c)?;
+                continue;
             }
             if set.size.is_some() {
                 op.settle(&c, &mut st)?;
