@@ -4,7 +4,7 @@
 //! look at the result. Promises nothing about memory: it keeps every block written.
 
 use braidfs_device::{BLOCK_BYTES, Device, WriteOp};
-use parking_lot::RwLock;
+use braidfs_sync::RwLock;
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;

@@ -4,7 +4,7 @@ pub use braidfs_format::inode::{Placement, Timestamp};
 pub use braidfs_format::{BlockAddr, DomainId, NodeId, TxId};
 use std::cell::Cell;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::AtomicUsize;
 
 /// File types, as in `st_mode`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -388,7 +388,7 @@ pub(crate) fn thread_slot(n: usize) -> usize {
     thread_local!(static MINE: Cell<usize> = const { Cell::new(usize::MAX) });
     let mine = MINE.with(|mine| {
         if mine.get() == usize::MAX {
-            mine.set(NEXT.fetch_add(1, Relaxed));
+            mine.set(braidfs_sync::thread_number(&NEXT));
         }
         mine.get()
     });

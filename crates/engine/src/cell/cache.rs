@@ -5,8 +5,8 @@
 
 use super::{Body, Cell};
 use crate::types::{Attr, NodeId};
+use braidfs_sync::RwLock;
 use crossbeam::utils::CachePadded;
-use parking_lot::RwLock;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{

@@ -13,8 +13,8 @@
 
 use crate::types::thread_slot;
 use braidfs_format::BLOCK_BYTES;
+use braidfs_sync::ProcessMutex as Mutex;
 use crossbeam::utils::CachePadded;
-use parking_lot::Mutex;
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::collections::BTreeMap;
 use std::ptr::NonNull;

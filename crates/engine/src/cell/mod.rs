@@ -24,10 +24,10 @@ pub mod record;
 use crate::types::*;
 use braidfs_format::dentry::Dentry;
 use braidfs_format::inode::{Link, Tombstone, Xattr};
+use braidfs_sync::{Mutex, RwLock};
 use dir::DirIndex;
 use extents::ExtentMap;
 use pages::PageMap;
-use parking_lot::{Mutex, RwLock};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize};
 
 pub use hash::name_hash;

@@ -21,7 +21,7 @@ use braidfs_format::journal::{
     CHUNK_HEADER_BYTES, CHUNK_MAX_BLOCKS, ChunkId, ChunkKind, Record, chunk_blocks, encode_chunk,
 };
 use braidfs_format::node::{DIR, NodeBlockBuilder, NodeEntry, NodeRecord};
-use parking_lot::{Condvar, Mutex};
+use braidfs_sync::{Condvar, Mutex};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -9,8 +9,8 @@
 //! Lock rank: leaf.
 
 use crate::types::*;
+use braidfs_sync::Mutex;
 use foldhash::fast::RandomState;
-use parking_lot::Mutex;
 use smallvec::{SmallVec, smallvec};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};

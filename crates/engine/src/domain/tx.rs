@@ -7,7 +7,7 @@ use super::serialise::Out;
 use crate::cell::Cell;
 use crate::types::*;
 use braidfs_format::journal::Record;
-use parking_lot::Mutex;
+use braidfs_sync::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{
@@ -73,7 +73,7 @@ impl Tx {
         let mut spins = 0u32;
         while self.io.load(Acquire) > 0 {
             spins += 1;
-            if spins < 64 { std::thread::yield_now() } else { std::thread::sleep(std::time::Duration::from_micros(50)) }
+            braidfs_sync::give_way(spins);
         }
     }
     /// Journal bytes that it will take, an upper bound.

@@ -277,8 +277,8 @@ fn scan(devices: &[Arc<dyn Device>], prepared: &mut Prepared, progress: &dyn Fn(
     } else {
         std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(total).max(1)
     };
-    let todo: Vec<parking_lot::Mutex<Option<Domain>>> =
-        domains.into_iter().map(|d| parking_lot::Mutex::new(Some(d))).collect();
+    let todo: Vec<braidfs_sync::Mutex<Option<Domain>>> =
+        domains.into_iter().map(|d| braidfs_sync::Mutex::new(Some(d))).collect();
     let next = AtomicUsize::new(0);
     let (send, receive) = mpsc::channel();
     let mut done: BTreeMap<u16, (Domain, BTreeMap<_, Ino>, Log)> = BTreeMap::new();

@@ -1,7 +1,7 @@
 //! A sparse device in memory for tests of mkfs and fsck.
 
 use braidfs_device::{BLOCK_BYTES, Device, WriteOp};
-use parking_lot::Mutex;
+use braidfs_sync::Mutex;
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;

@@ -10,7 +10,7 @@ use crate::store::Store;
 use braidfs_format::domain::DomainHeader;
 use braidfs_format::journal::{CHUNK_MAX_BLOCKS, Chunk, ChunkKind, decode_chunk, peek_chunk};
 use braidfs_format::{BLOCK_BYTES, BlockAddr, Corrupt, DomainId};
-use parking_lot::Mutex;
+use braidfs_sync::Mutex;
 use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -13,7 +13,7 @@ use crate::planted::{Bug, planted};
 use crate::types::*;
 use crate::volume::{Inner, Volume};
 use braidfs_format::inode::{Link, Tombstone};
-use parking_lot::RwLockWriteGuard;
+use braidfs_sync::RwLockWriteGuard;
 use smallvec::{SmallVec, smallvec};
 use std::sync::Arc;
 

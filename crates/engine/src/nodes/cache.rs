@@ -6,8 +6,8 @@ use crate::error::Result;
 use crate::store::Store;
 use braidfs_format::node::NodeBlock;
 use braidfs_format::{BLOCK_BYTES, BlockAddr};
+use braidfs_sync::Mutex;
 use crossbeam::utils::CachePadded;
-use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::space::paired::{Paired, TableEntry};
 use braidfs_format::node::NodeEntry;
 use braidfs_format::{BLOCK_BYTES, NodeId};
-use parking_lot::Mutex;
+use braidfs_sync::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering::Relaxed};
 

@@ -106,7 +106,7 @@ impl Space {
             if groups.iter().all(|g| g.free() == 0) {
                 return None;
             }
-            std::thread::yield_now();
+            braidfs_sync::give_way(0);
         }
         None
     }

@@ -11,7 +11,7 @@ use braidfs_format::block::{BlockKind, other_copy_lost};
 use braidfs_format::geometry::SEGMENT_BLOCKS;
 use braidfs_format::group::{GroupHeader, OWNERS_PER_BLOCK, Owner, SegmentEntry, SegmentKind, SegmentTable};
 use braidfs_format::{BLOCK_BYTES, BlockAddr, Corrupt, DomainId};
-use parking_lot::Mutex;
+use braidfs_sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
 /// A group of the domain.

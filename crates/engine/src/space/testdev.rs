@@ -3,7 +3,7 @@
 use crate::store::Store;
 use braidfs_device::{BLOCK_BYTES, Device, WriteOp};
 use braidfs_format::super_block::SuperBlock;
-use parking_lot::Mutex;
+use braidfs_sync::Mutex;
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;

@@ -3,7 +3,7 @@
 
 use super::Inner;
 use crate::error::{Error, Result};
-use parking_lot::{Condvar, Mutex};
+use braidfs_sync::{Condvar, Mutex};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;

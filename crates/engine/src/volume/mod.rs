@@ -17,8 +17,8 @@ use crate::error::{Error, Result};
 use crate::store::Store;
 use crate::types::*;
 use braidfs_format::super_block::SuperBlock;
+use braidfs_sync::{Mutex, RwLock};
 use crossbeam::utils::CachePadded;
-use parking_lot::{Mutex, RwLock};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 

@@ -16,8 +16,8 @@ use braidfs_format::BLOCK_BYTES;
 use braidfs_format::block::{BlockKind, other_copy_lost};
 use braidfs_format::domain::{CLEAN, DomainHeader, FAILED, NEEDS_GC};
 use braidfs_format::super_block::{INCOMPAT_DATA_SUMS, SuperBlock};
+use braidfs_sync::{Mutex, RwLock};
 use crossbeam::utils::CachePadded;
-use parking_lot::{Mutex, RwLock};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 

@@ -2,8 +2,8 @@
 //! stall behind an fsync.
 
 use crate::error::Result;
+use braidfs_sync::{Condvar, Mutex};
 use crossbeam::channel::{Receiver, Sender, unbounded};
-use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;

@@ -10,7 +10,7 @@ use braidfs_format::dentry::Dentry;
 use braidfs_format::inode::{Extent, Inode, Link};
 use braidfs_format::node::{NodeBlock, NodeEntry, NodeKind, NodeRecord, OVERFLOW, REMOTE};
 use braidfs_format::{BlockAddr, NodeId};
-use parking_lot::Mutex;
+use braidfs_sync::Mutex;
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 

@@ -1,0 +1,380 @@
+//! Random runs of several threads at a time, with a schedule from the seed.
+//!
+//! Each thread works in a directory of its own, and under names of its own in one that all share; syncs concern all. So its
+//! operations have one right answer each, whatever the others do. The threads run under `braidfs_sync::schedule`: one at a
+//! time, changing at locks of the engine and at the device, so that an operation stops in the middle and others, commits
+//! and checkpoints of theirs go on; and the same seed gives the same run.
+//!
+//! Operations are put in the order in which they returned. A crash finds those done that had returned by then, and of each
+//! thread at most one under way, of which it may leave the state before or after. A sync promises what had returned before
+//! it began.
+
+use super::check::{Checker, Failure, Level, times};
+use super::explore::Limits;
+use super::history::{History, Synced};
+use super::late::Log;
+use super::oracle::Oracle;
+use super::states::final_image;
+use super::workload::{Base, Kind};
+use crate::generate::{Generator, Profile};
+use crate::model::{Ino, Model};
+use crate::ops::{At, Op, Out, P, SLOTS, Slots, perform, to_rust, walk_path};
+use crate::run::{Runner, Setup, guarded, mount, set_clock};
+use crate::subject::{Key, OnVolume};
+use crate::walk::walk;
+use braidfs::{DomainId, Error, FileKind, RenameMode, Result as FsResult, Volume};
+use braidfs_device::{Device, Image, MemDevice, RecordDevice, WriteOp};
+use braidfs_sync::schedule;
+use std::cell::OnceCell;
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Threads of a run.
+pub const THREADS: usize = 4;
+/// The directory that all share.
+const SHARED: P = P("shared");
+/// Names of a thread in it.
+const NAMES: usize = 3;
+
+/// A recording device at which another thread may go on.
+#[derive(Debug)]
+struct Switching(Arc<RecordDevice>);
+
+impl Device for Switching {
+    fn blocks(&self) -> u64 {
+        self.0.blocks()
+    }
+    fn read(&self, block: u64, buf: &mut [u8]) -> io::Result<()> {
+        schedule::point();
+        self.0.read(block, buf)
+    }
+    fn write_batch(&self, ops: &[WriteOp<'_>]) -> io::Result<()> {
+        for op in ops {
+            schedule::point();
+            self.0.write_batch(std::slice::from_ref(op))?;
+        }
+        schedule::point();
+        Ok(())
+    }
+    fn flush(&self) -> io::Result<()> {
+        schedule::point();
+        // what others write meanwhile it does not cover
+        self.0.flush_while(&|| (0..4).for_each(|_| schedule::point()))?;
+        schedule::point();
+        Ok(())
+    }
+    fn discard(&self, block: u64, blocks: u64) -> io::Result<()> {
+        schedule::point();
+        self.0.discard(block, blocks)
+    }
+    fn name(&self) -> String {
+        self.0.name()
+    }
+}
+
+fn own(thread: usize) -> P {
+    P::new(&format!("t{thread}"))
+}
+
+/// The volume to begin with: its options from the seed, the directories made.
+///
+/// # Errors
+/// Of any operation.
+fn base(seed: u64) -> Result<Base, String> {
+    set_clock(0);
+    let setup = Setup::vary(seed);
+    let mut r = Runner::empty(&setup)?;
+    for path in (0..THREADS).map(own).chain([SHARED]) {
+        r.apply(&Op::Create { path, kind: FileKind::Dir, mode: 0o755 })?;
+    }
+    r.apply(&Op::Sync)?;
+    let image = Image::copy_of(&MemDevice::from_image(final_image(r.device()))).map_err(|e| e.to_string())?;
+    let (model, keys) = (r.model.clone(), r.keys().clone());
+    r.abandon();
+    Ok(Base { image, model, keys, setup, kind: Kind::ALL[0] })
+}
+
+/// What a thread does in the shared directory, and between it and its own.
+fn shared_op(rng: &mut fastrand::Rng, model: &Model, thread: usize, seed: u32) -> Op {
+    let name = |n: usize| SHARED.join(&format!("{thread}-{n}"));
+    let home = |n: usize| own(thread).join(&format!("m{n}"));
+    let (path, kept) = (name(rng.usize(..NAMES)), home(rng.usize(..NAMES)));
+    let dir = |p: P| walk_path(&mut model.clone(), p).ok().and_then(|i| model.node(i)).map(|n| n.kind);
+    let is_dir = dir(kept) == Some(FileKind::Dir);
+    match rng.u8(..12) {
+        0..3 => Op::Create { path, kind: FileKind::File, mode: 0o644 },
+        3 => Op::Unlink { path },
+        4 if !is_dir => Op::Rename { from: kept, to: path, mode: RenameMode::Replace },
+        5 if !is_dir => Op::Rename { from: path, to: kept, mode: RenameMode::Replace },
+        6 => Op::Link { from: path, to: kept },
+        7 => Op::Link { from: kept, to: path },
+        8 => Op::Fsync { at: At::Path(SHARED), data_only: false },
+        9 => Op::Fsync { at: At::Path(path), data_only: rng.bool() },
+        _ => Op::Append { at: At::Path(path), len: rng.u32(1..6000), seed },
+    }
+}
+
+/// The operations of one thread: they mean the same whatever the others do.
+fn ops_of(base: &Base, seed: u64, thread: usize, count: usize) -> Vec<Op> {
+    let seed = seed.wrapping_mul(31).wrapping_add(thread as u64);
+    let profile = Profile { objects: 25, file_bytes: 60_000, syncs: 80, ..Profile::default() };
+    let mut generator = Generator::new(seed, profile);
+    generator.top = own(thread);
+    let mut rng = fastrand::Rng::with_seed(!seed);
+    let (mut model, mut slots): (_, Slots<Model>) = (base.model.clone(), Default::default());
+    let mut ops = Vec::new();
+    while ops.len() < count {
+        let op = if rng.u8(..5) == 0 {
+            shared_op(&mut rng, &model, thread, (seed as u32) << 20 | ops.len() as u32 | 1 << 19)
+        } else {
+            generator.next(&model)
+        };
+        let undefined = match &op {
+            // many answers are right
+            Op::Seek { .. } => true,
+            // no front end lets it through, where the file was unlinked
+            Op::LinkSlot { slot, .. } => slots[usize::from(*slot) % SLOTS]
+                .and_then(|i| model.node(i))
+                .is_some_and(|n| n.links.is_empty() && !n.linkable),
+            _ => false,
+        };
+        if !undefined {
+            // what it answers is compared when it is done on the volume
+            let _ = perform(&mut model, &mut slots, &op);
+            ops.push(op);
+        }
+    }
+    ops
+}
+
+/// An operation that was done.
+#[derive(Debug)]
+struct Done {
+    thread: usize,
+    op: Op,
+    /// Operations that had returned when it began.
+    after: usize,
+    /// The length of the log when it began, and when it returned.
+    log: (usize, usize),
+    got: FsResult<Out<Key>>,
+}
+
+/// The slots of all threads.
+type AllSlots = [Slots<Model>; THREADS];
+
+/// One that changes the model, as it was put in order.
+#[derive(Debug)]
+struct Placed {
+    done: Done,
+    /// How many steps it had behind it when it began.
+    covers: usize,
+    /// The slots after it.
+    slots: AllSlots,
+    made: Option<(Ino, Key, DomainId)>,
+}
+
+/// A run.
+#[derive(Debug)]
+pub struct Run {
+    log: Log,
+    history: History,
+    placed: Vec<Placed>,
+}
+
+/// Runs the threads; what was done, in the order of returns.
+fn threads(vol: &Volume, device: &RecordDevice, lists: &[Vec<Op>], seed: u64) -> Vec<Done> {
+    let done: Mutex<Vec<Done>> = Mutex::default();
+    let body = |(thread, ops): (usize, &'_ Vec<Op>)| {
+        let (done, ops) = (&done, ops.clone());
+        Box::new(move || {
+            set_clock(times::WORKLOAD + 200_000 * thread as i64);
+            let mut slots: Slots<OnVolume<'_>> = Default::default();
+            for op in ops {
+                let count = || done.lock().unwrap_or_else(PoisonError::into_inner).len();
+                let (after, begin) = (count(), device.log_len());
+                let got = perform(&mut OnVolume(vol), &mut slots, &op);
+                let log = (begin, device.log_len());
+                done.lock().unwrap_or_else(PoisonError::into_inner).push(Done { thread, op, after, log, got });
+                schedule::point();
+            }
+        }) as schedule::Body<'_, ()>
+    };
+    schedule::run(seed, lists.iter().enumerate().map(body).collect());
+    done.into_inner().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether the volume answered as the model.
+fn same(got: &FsResult<Out<Key>>, want: &FsResult<Out<Ino>>) -> bool {
+    match (got, want) {
+        (Ok(Out::Made(_)), Ok(Out::Made(_))) | (Ok(Out::Unit), Ok(Out::Unit)) => true,
+        (Ok(Out::Stat(g, gt)), Ok(Out::Stat(w, wt))) => g == w && (wt.is_none() || wt == gt),
+        (Ok(Out::Bytes(g)), Ok(Out::Bytes(w))) => g == w,
+        (Ok(Out::Number(g)), Ok(Out::Number(w))) => g == w,
+        (Ok(Out::Names(g)), Ok(Out::Names(w))) => g == w,
+        (Err(g), Err(w)) => g.errno() == w.errno(),
+        _ => false,
+    }
+}
+
+fn synced(model: &Model, slots: &Slots<Model>, op: &Op) -> Option<Synced> {
+    match op {
+        Op::Sync => Some(Synced::All),
+        Op::Fsync { at, data_only } => {
+            let ino = match at {
+                At::Path(p) => walk_path(&mut model.clone(), *p).ok()?,
+                At::Slot(n) => slots[usize::from(*n) % SLOTS]?,
+            };
+            Some(Synced::One { ino, data_only: *data_only })
+        }
+        _ => None,
+    }
+}
+
+/// Runs the workload of a seed and compares every answer, and the tree at its end, with the model.
+///
+/// # Errors
+/// How they differ.
+fn recorded(base: &Base, seed: u64, count: usize) -> Result<Run, String> {
+    set_clock(times::WORKLOAD);
+    let device = Arc::new(RecordDevice::new(base.image.clone()));
+    let vol = mount(&[Arc::new(Switching(device.clone())) as Arc<dyn Device>], base.setup.data)?;
+    let lists: Vec<Vec<Op>> = (0..THREADS).map(|t| ops_of(base, seed, t, count / THREADS)).collect();
+    let all = guarded(|| threads(&vol, &device, &lists, seed))?;
+    let mut history = History::new(base.model.clone(), base.keys.clone());
+    let domain = |k: &Key| vol.domain_of(k.0).map_err(|e| format!("{k:?}: {e}"));
+    for (ino, key) in &base.keys {
+        history.domains.insert(*ino, domain(key)?);
+    }
+    let (mut model, mut slots): (_, AllSlots) = (base.model.clone(), Default::default());
+    let mut placed: Vec<Placed> = Vec::new();
+    // how many steps there were when so many operations had returned
+    let mut steps = vec![0];
+    for done in all {
+        if matches!(done.got, Err(Error::NoSpace)) {
+            steps.push(placed.len());
+            continue;
+        }
+        let want = perform(&mut model, &mut slots[done.thread], &done.op);
+        if !same(&done.got, &want) {
+            let op = to_rust(&done.op);
+            return Err(format!("thread {}: {op}: volume {:.400?}, model {want:.400?}", done.thread, done.got));
+        }
+        let made = match (&done.got, want) {
+            (Ok(Out::Made(key)), Ok(Out::Made(ino))) => Some((ino, *key, domain(key)?)),
+            _ => None,
+        };
+        if let Some((ino, key, domain)) = made {
+            if history.keys.values().any(|k| *k == key) {
+                return Err(format!("{}: {key:?} is (or was) another inode's", to_rust(&done.op)));
+            }
+            history.keys.insert(ino, key);
+            history.domains.insert(ino, domain);
+        }
+        let sync = if done.got.is_ok() { synced(&model, &slots[done.thread], &done.op) } else { None };
+        let covers = steps[done.after];
+        history.push_overlapping((done.thread, &done.op), &model, done.log.1, sync, covers);
+        placed.push(Placed { done, covers, slots, made });
+        steps.push(placed.len());
+    }
+    let seen = guarded(|| walk(&vol))??;
+    seen.compare(&model, &history.keys).map_err(|e| format!("at the end: {e}"))?;
+    let log = Log { initial: base.image.clone(), events: device.log() };
+    vol.crash();
+    Ok(Run { log, history, placed })
+}
+
+impl Run {
+    /// What a crash after `upto` events is held against: the steps done by then and those under way, one per thread at
+    /// most; and how many were done.
+    fn at(&self, base: &Base, upto: usize) -> (History, usize) {
+        let completed = self.placed.partition_point(|p| p.done.log.1 <= upto);
+        let mut h = self.history.first(completed);
+        h.keys = base.keys.clone();
+        h.domains.retain(|i, _| base.keys.contains_key(i));
+        for (ino, key, domain) in self.placed[..completed].iter().filter_map(|p| p.made) {
+            h.keys.insert(ino, key);
+            h.domains.insert(ino, domain);
+        }
+        let mut model = h.version(completed).clone();
+        let mut slots = completed.checked_sub(1).map_or_else(AllSlots::default, |i| self.placed[i].slots);
+        for p in self.placed[completed..].iter().filter(|p| p.done.log.0 <= upto) {
+            let d = &p.done;
+            if p.covers > completed {
+                continue; // it began when others had returned that have not yet
+            }
+            if let (Ok(Out::Made(ino)), Some((_, key, domain))) =
+                (perform(&mut model, &mut slots[d.thread], &d.op), p.made)
+            {
+                h.keys.insert(ino, key);
+                h.domains.insert(ino, domain);
+            }
+            h.push_overlapping((d.thread, &d.op), &model, d.log.1, None, completed);
+        }
+        (h, completed)
+    }
+}
+
+/// Runs the workload of a seed and judges crashes of it at some points.
+///
+/// # Errors
+/// The first that is not as it must be, or a difference between volume and model.
+pub fn run(
+    seed: u64,
+    limits: &Limits,
+    stop: &dyn Fn() -> bool,
+    counts: &mut super::check::Counts,
+) -> Result<(), Failure> {
+    let fail = |why| Failure { crash: None, why };
+    let base = base(seed).map_err(fail)?;
+    let run = recorded(&base, seed, limits.random_ops).map_err(fail)?;
+    let mut checker = Checker::new(&base.setup, limits.random, seed, stop);
+    let mut points = run.log.points(0, run.history.steps().iter().map(|s| s.log));
+    let mut rng = fastrand::Rng::with_seed(!seed);
+    if points.len() > limits.random_points {
+        rng.shuffle(&mut points);
+        points.truncate(limits.random_points);
+        points.sort_unstable();
+    }
+    let histories: Vec<(History, usize)> = points.iter().map(|p| run.at(&base, *p)).collect();
+    let oracles: Vec<OnceCell<Oracle<'_>>> = points.iter().map(|_| OnceCell::new()).collect();
+    let judge = |upto: usize| {
+        let i = points.partition_point(|p| *p < upto).min(points.len() - 1);
+        let (history, completed) = &histories[i];
+        oracles[i].get_or_init(|| Oracle::with_under_way(history, *completed))
+    };
+    let result = checker.check(&run.log, &points, &Level { judge: &judge, expect: None });
+    *counts = checker.counts;
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use braidfs_device::Event;
+
+    #[test]
+    fn the_seed_gives_the_run() {
+        let base = base(3).unwrap();
+        let runs: Vec<Run> = (0..2).map(|_| recorded(&base, 3, 120).unwrap()).collect();
+        let order = |r: &Run| r.placed.iter().map(|p| (p.done.thread, p.done.log)).collect::<Vec<_>>();
+        assert_eq!(order(&runs[0]), order(&runs[1]));
+        let event = |e: &Event| match e {
+            Event::Write { block, data, .. } => (*block, data.to_vec()),
+            Event::Discard { block, blocks, .. } => (*block, blocks.to_le_bytes().to_vec()),
+            Event::Flush { covers, .. } => (u64::MAX, covers.to_le_bytes().to_vec()),
+        };
+        assert_eq!(runs[0].log.events.len(), runs[1].log.events.len());
+        for (i, (a, b)) in runs[0].log.events.iter().zip(&runs[1].log.events).enumerate() {
+            let ((at, a), (bt, b)) = (event(a), event(b));
+            let differ = a.iter().zip(&b).position(|(a, b)| a != b);
+            assert_eq!((at, a.len(), None), (bt, b.len(), differ), "event {i} {:02x?}", &a[..64.min(a.len())]);
+        }
+        // they do overlap
+        let overlapping = runs[0].placed.iter().enumerate().filter(|(i, p)| p.covers < *i).count();
+        assert!(overlapping > 20, "{overlapping}");
+        let in_sync = runs[0].placed.iter().enumerate();
+        let in_sync =
+            in_sync.filter(|(i, p)| matches!(p.done.op, Op::Sync | Op::Fsync { .. }) && p.covers < *i).count();
+        assert!(in_sync > 3, "{in_sync}");
+    }
+}
