@@ -14,7 +14,7 @@ use braidfs_device::{BLOCK_BYTES, Device};
 use braidfs_format::bat::{self, BatEntry, ENTRIES_PER_BLOCK};
 use braidfs_format::domain::{CLEAN, DomainHeader};
 use braidfs_format::geometry::{NODES_PER_BLOCK, SEGMENT_BLOCKS};
-use braidfs_format::group::{OWNERS_PER_BLOCK, Owner, SegmentKind, SegmentTable, Temperature};
+use braidfs_format::group::{OWNERS_PER_BLOCK, Owner, SegmentKind, SegmentTable, Temperature, Written, table_mark};
 use braidfs_format::group::{decode_owners, encode_owners};
 use braidfs_format::inode::{Content, INLINE_MAX, Inode};
 use braidfs_format::node::{DIR, NodeBlockBuilder, NodeEntry, NodeKind, NodeRecord, NodeTableBlock, USED};
@@ -71,8 +71,8 @@ pub fn format(devices: &[Arc<dyn Device>], options: &MkfsOptions) -> Result<Supe
             }
         }
     }
-    write_root(&store, &plan[0], options)?;
-    write_domain_table(&sb, &store, &plan)?;
+    let tables = write_root(&store, &plan[0], options)?;
+    write_domain_table(&sb, &store, &plan, tables)?;
     write_bat(&sb, &store, &plan, options.uuid.is_some())?;
     store.flush()?;
     for at_start in [false, true] {
@@ -287,8 +287,8 @@ fn now() -> Timestamp {
     Timestamp { sec: t.as_secs() as i64, nsec: t.subsec_nanos() }
 }
 
-/// The root directory, node 1, in the block behind the journal in group 0.
-fn write_root(store: &Store, first: &FirstGroup, o: &MkfsOptions) -> Result<()> {
+/// The root directory, node 1, in the block behind the journal in group 0. The sum of the segment tables for the header.
+fn write_root(store: &Store, first: &FirstGroup, o: &MkfsOptions) -> Result<u64> {
     let (g, volume) = (store.geometry, store.volume);
     let t = now();
     let placement = if o.placement == Placement::Unset { Placement::Dirs } else { o.placement };
@@ -333,7 +333,27 @@ fn write_root(store: &Store, first: &FirstGroup, o: &MkfsOptions) -> Result<()> 
     store.write(addr, &builder.finish(0, volume, addr, FIRST_SEQ))?;
 
     let (group, segment, block) = g.split(addr);
+    let mut written = Written::blank(g.segments);
     let mut buf = vec![0u8; 2 * BLOCK_BYTES];
+    let half = block / OWNERS_PER_BLOCK;
+    let pair = g.owners_addr(group, segment, half);
+    store.read(pair, &mut buf)?;
+    let (copy, seq, mut owners) = decode_owners(&buf, volume, pair)?;
+    owners[(block % OWNERS_PER_BLOCK) as usize] = Owner { node: NodeId(0), lblk: 0, live: 1 };
+    let to = BlockAddr(pair.0 + 1 - copy as u64);
+    store.write(to, &encode_owners(&owners, 0, volume, pair, 1 - copy, seq + 1))?;
+    written.counts[g.owners_index(segment, half)] = 1;
+
+    let slot = root.0 as u32;
+    let table = slot / NODES_PER_BLOCK;
+    let pair = g.node_table_addr(group, table);
+    store.read(pair, &mut buf)?;
+    let (copy, seq, mut entries) = NodeTableBlock::decode(&buf, volume, pair)?;
+    entries[(slot % NODES_PER_BLOCK) as usize] = NodeEntry { addr, index, flags, gener: 1 };
+    let to = BlockAddr(pair.0 + 1 - copy as u64);
+    store.write(to, &NodeTableBlock::encode(&entries, 0, volume, pair, 1 - copy, seq + 1))?;
+    written.counts[g.node_table_index(table)] = 1;
+
     let pair = g.segment_table_addr(group);
     store.read(pair, &mut buf)?;
     let (copy, seq, mut segments) = SegmentTable::decode(&buf, g.segments, volume, pair)?;
@@ -343,26 +363,12 @@ fn write_root(store: &Store, first: &FirstGroup, o: &MkfsOptions) -> Result<()> 
     }
     s.set(block, true);
     let to = BlockAddr(pair.0 + 1 - copy as u64);
-    store.write(to, &SegmentTable::encode(&segments, 0, volume, pair, 1 - copy, seq + 1))?;
-
-    let pair = g.owners_addr(group, segment, block / OWNERS_PER_BLOCK);
-    store.read(pair, &mut buf)?;
-    let (copy, seq, mut owners) = decode_owners(&buf, volume, pair)?;
-    owners[(block % OWNERS_PER_BLOCK) as usize] = Owner { node: NodeId(0), lblk: 0, live: 1 };
-    let to = BlockAddr(pair.0 + 1 - copy as u64);
-    store.write(to, &encode_owners(&owners, 0, volume, pair, 1 - copy, seq + 1))?;
-
-    let slot = root.0 as u32;
-    let pair = g.node_table_addr(group, slot / NODES_PER_BLOCK);
-    store.read(pair, &mut buf)?;
-    let (copy, seq, mut entries) = NodeTableBlock::decode(&buf, volume, pair)?;
-    entries[(slot % NODES_PER_BLOCK) as usize] = NodeEntry { addr, index, flags, gener: 1 };
-    let to = BlockAddr(pair.0 + 1 - copy as u64);
-    store.write(to, &NodeTableBlock::encode(&entries, 0, volume, pair, 1 - copy, seq + 1))
+    store.write(to, &SegmentTable::encode(&segments, &written, 0, volume, pair, 1 - copy, seq + 1))?;
+    Ok(table_mark(group, seq + 1))
 }
 
-/// All pairs there is room for: zeros where there is no domain.
-fn write_domain_table(sb: &SuperBlock, store: &Store, plan: &[FirstGroup]) -> Result<()> {
+/// All pairs there is room for: zeros where there is no domain. `tables` is the sum of domain 0.
+fn write_domain_table(sb: &SuperBlock, store: &Store, plan: &[FirstGroup], tables: u64) -> Result<()> {
     let mut buf = vec![0u8; usize::from(sb.max_domains.get()) * 2 * BLOCK_BYTES];
     for (d, p) in plan.iter().enumerate() {
         let mut h = DomainHeader::empty();
@@ -370,6 +376,7 @@ fn write_domain_table(sb: &SuperBlock, store: &Store, plan: &[FirstGroup]) -> Re
         h.flags = CLEAN.into();
         h.journal_start = (store.geometry.group_start(p.group).0 + u64::from(p.journal_at)).into();
         h.journal_blocks = p.journal_blocks.into();
+        h.tables = if d == 0 { tables } else { 0 }.into();
         let pair = sb.domain_table.get() + 2 * d as u64;
         buf[2 * d * BLOCK_BYTES..][..BLOCK_BYTES].copy_from_slice(&h.to_block(sb.volume_id(), pair, 0, FIRST_SEQ));
     }

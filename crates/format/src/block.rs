@@ -137,7 +137,8 @@ pub fn open_pair(pair: &[u8], kind: BlockKind, volume: u32, addr: u64) -> Result
 }
 
 /// Why the copy of a pair that does not count (`copy` does, with `seq`) is no block that a writer left: the copy that
-/// counts may then be an older one. `None` where it holds, or was never written.
+/// counts may then be an older one. `None` where it holds, or was never written. For pairs of which nothing else tells how
+/// often they were written: see [`crate::group`] for the others.
 pub fn other_copy_lost(
     pair: &[u8],
     kind: BlockKind,

@@ -42,8 +42,12 @@ pub struct DomainHeader {
     pub mounts: U32,
     /// Zero.
     pub reserved2: U32,
+    /// Checkpoints so far. Segment tables of a later one are of a checkpoint that did not end.
+    pub checkpoint: U64,
+    /// Sum of [`crate::group::table_mark`] over the segment tables as that checkpoint left them.
+    pub tables: U64,
     /// Zero.
-    pub reserved: [u8; 4000],
+    pub reserved: [u8; 3984],
 }
 const _: () = assert!(size_of::<DomainHeader>() == BLOCK_BYTES);
 

@@ -99,6 +99,14 @@ impl Geometry {
     pub fn node_table_addr(&self, group: u32, index: u32) -> BlockAddr {
         BlockAddr(self.group_start(group).0 + u64::from(4 + 4 * self.segments + 2 * index))
     }
+    /// Which of the counted tables of a group ([`crate::group::Written`]) half `half` of the owner table of `segment` is.
+    pub fn owners_index(&self, segment: u32, half: u32) -> usize {
+        (2 * segment + half) as usize
+    }
+    /// Which of them node table block `index` is.
+    pub fn node_table_index(&self, index: u32) -> usize {
+        (2 * self.segments + index) as usize
+    }
     /// The node with number `slot` in `group`.
     pub fn node(&self, group: u32, slot: u32) -> NodeId {
         NodeId(u64::from(group) * u64::from(self.nodes()) + u64::from(slot))

@@ -1,7 +1,12 @@
 //! A block group: header, segment table, owner tables.
+//!
+//! A device may confirm a write and lose it; then the older copy of a shadow pair is whole, and looks like the newest. So
+//! the segment table of a group says how often each other table of the group was written ([`Written`]), and the domain
+//! header has a sum over the segment tables ([`table_mark`]). Both tell of the last checkpoint that ended: its header is
+//! written after everything else is flushed, and tables of a later checkpoint say so by its number.
 
-use crate::block::{BlockHeader, BlockKind, HEADER_BYTES, open_pair, seal};
-use crate::geometry::SEGMENT_BLOCKS;
+use crate::block::{BlockHeader, BlockKind, HEADER_BYTES, open, open_pair, seal};
+use crate::geometry::{GROUP_SEGMENTS, NODE_BLOCKS_PER_SEGMENT, SEGMENT_BLOCKS};
 use crate::{BLOCK_BYTES, BlockAddr, Corrupt, NodeId};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -153,13 +158,87 @@ impl SegmentEntry {
 
 const SEGMENT_ENTRY_BYTES: usize = 80;
 
+/// Where [`Written`] stands in a segment table: behind the entries of the largest group.
+const WRITTEN_AT: usize = HEADER_BYTES + *GROUP_SEGMENTS.end() as usize * SEGMENT_ENTRY_BYTES;
+const _: () = assert!(WRITTEN_AT + 8 + 4 * tables_of(*GROUP_SEGMENTS.end()) as usize <= BLOCK_BYTES);
+
+/// How often the tables of a group were written when its segment table was.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Written {
+    /// The checkpoint that wrote the segment table; 0: mkfs, or the claim of the group.
+    pub checkpoint: u64,
+    /// Per pair of [`crate::Geometry::owners_index`] and [`crate::Geometry::node_table_index`] the low half of its `seq`.
+    pub counts: Vec<u32>,
+}
+
+/// Pairs of a group of `segments` that are counted: owner tables and node table.
+const fn tables_of(segments: u32) -> u32 {
+    (2 + NODE_BLOCKS_PER_SEGMENT) * segments
+}
+
+impl Written {
+    /// Nothing was written since the claim of a group of `segments`.
+    pub fn blank(segments: u32) -> Self {
+        Self { checkpoint: 0, counts: vec![0; tables_of(segments) as usize] }
+    }
+}
+
+/// The `seq` that a claim with `epoch` gives the tables of its group; the low half counts writes.
+pub fn claim_seq(epoch: u32) -> u64 {
+    u64::from(epoch) << 32
+}
+
+/// Mixes the bits of a number (the finaliser of splitmix64).
+fn mix(mut x: u64) -> u64 {
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+/// What the segment table of `group` adds to the sum in the domain header when it was last written as `seq`. One that was
+/// not written since the claim adds nothing, so that a claim changes no sum.
+pub fn table_mark(group: u32, seq: u64) -> u64 {
+    if seq as u32 == 0 { 0 } else { mix(mix(u64::from(group) + 1) ^ seq) }
+}
+
+/// A segment table, as one of its copies has it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Segments {
+    /// Which copy.
+    pub copy: usize,
+    /// Its number.
+    pub seq: u64,
+    /// The segments.
+    pub entries: Vec<SegmentEntry>,
+    /// How often the other tables of the group were written.
+    pub written: Written,
+    /// The other copy holds, and is of a checkpoint that did not end; or this one is.
+    pub unfinished: bool,
+}
+
 /// All segments of a group, one block in a shadow pair.
 pub struct SegmentTable;
 
 impl SegmentTable {
     /// The sealed block.
-    pub fn encode(segs: &[SegmentEntry], domain: u16, volume: u32, pair: BlockAddr, copy: usize, seq: u64) -> Vec<u8> {
+    ///
+    /// # Panics
+    /// Where there are more segments or counts than a group has.
+    pub fn encode(
+        segs: &[SegmentEntry],
+        written: &Written,
+        domain: u16,
+        volume: u32,
+        pair: BlockAddr,
+        copy: usize,
+        seq: u64,
+    ) -> Vec<u8> {
         let mut b = vec![0u8; BLOCK_BYTES];
+        assert!(segs.len() <= *GROUP_SEGMENTS.end() as usize);
+        b[WRITTEN_AT..WRITTEN_AT + 8].copy_from_slice(&written.checkpoint.to_le_bytes());
+        for (c, to) in written.counts.iter().zip(b[WRITTEN_AT + 8..].chunks_exact_mut(4)) {
+            to.copy_from_slice(&c.to_le_bytes());
+        }
         for (i, s) in segs.iter().enumerate() {
             let e = &mut b[HEADER_BYTES + i * SEGMENT_ENTRY_BYTES..][..SEGMENT_ENTRY_BYTES];
             e[0] = s.kind as u8;
@@ -182,8 +261,35 @@ impl SegmentTable {
         volume: u32,
         pair: BlockAddr,
     ) -> Result<(usize, u64, Vec<SegmentEntry>), Corrupt> {
-        let (copy, h) = open_pair(buf, BlockKind::SegmentTable, volume, pair.0)?;
-        let b = &buf[copy * BLOCK_BYTES..(copy + 1) * BLOCK_BYTES];
+        Self::decode_upto(buf, segments, volume, pair, u64::MAX).map(|t| (t.copy, t.seq, t.entries))
+    }
+
+    /// As [`Self::decode`]: the newest copy of the checkpoint `upto` or an earlier one, where there is such a copy.
+    ///
+    /// # Errors
+    /// [`Corrupt`] where no copy holds.
+    pub fn decode_upto(
+        buf: &[u8],
+        segments: u32,
+        volume: u32,
+        pair: BlockAddr,
+        upto: u64,
+    ) -> Result<Segments, Corrupt> {
+        let (newest, newest_header) = open_pair(buf, BlockKind::SegmentTable, volume, pair.0)?;
+        let (mut copy, mut seq) = (newest, newest_header.seq.get());
+        let unfinished = checkpoint_of(&buf[copy * BLOCK_BYTES..]) > upto;
+        if unfinished {
+            let other = &buf[(1 - newest) * BLOCK_BYTES..(2 - newest) * BLOCK_BYTES];
+            let older = open(other, BlockKind::SegmentTable, volume, pair.0 + 1 - newest as u64);
+            if let Some(h) = older.ok().filter(|_| checkpoint_of(other) <= upto) {
+                (copy, seq) = (1 - newest, h.seq.get());
+            }
+        }
+        let (entries, written) = Self::body(&buf[copy * BLOCK_BYTES..(copy + 1) * BLOCK_BYTES], segments)?;
+        Ok(Segments { copy, seq, entries, written, unfinished })
+    }
+
+    fn body(b: &[u8], segments: u32) -> Result<(Vec<SegmentEntry>, Written), Corrupt> {
         let mut out = Vec::with_capacity(segments as usize);
         for i in 0..segments as usize {
             let e = &b[HEADER_BYTES + i * SEGMENT_ENTRY_BYTES..][..SEGMENT_ENTRY_BYTES];
@@ -199,8 +305,14 @@ impl SegmentTable {
                 valid,
             });
         }
-        Ok((copy, h.seq.get(), out))
+        let counts = b[WRITTEN_AT + 8..].chunks_exact(4).take(tables_of(segments) as usize);
+        let counts = counts.map(|c| u32::from_le_bytes(c.try_into().unwrap_or_default())).collect();
+        Ok((out, Written { checkpoint: checkpoint_of(b), counts }))
     }
+}
+
+fn checkpoint_of(table: &[u8]) -> u64 {
+    u64::from_le_bytes(table[WRITTEN_AT..WRITTEN_AT + 8].try_into().unwrap_or_default())
 }
 
 /// Blocks that half an owner table describes.

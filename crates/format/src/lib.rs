@@ -25,7 +25,7 @@ pub use block::{BLOCK_BYTES, BlockHeader, BlockKind};
 pub use geometry::Geometry;
 
 /// Newest format that this code writes and the only one that it mounts.
-pub const FORMAT_VERSION: u32 = 1;
+pub const FORMAT_VERSION: u32 = 2;
 
 /// A structure read from a device does not hold.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -9,7 +9,7 @@ use braidfs_format::dentry::{self, Dentry};
 use braidfs_format::domain::DomainHeader;
 use braidfs_format::geometry;
 use braidfs_format::group::{
-    GroupHeader, OWNERS_PER_BLOCK, Owner, SegmentEntry, SegmentKind, SegmentTable, Temperature, encode_owners,
+    GroupHeader, OWNERS_PER_BLOCK, Owner, SegmentEntry, SegmentKind, SegmentTable, Temperature, Written, encode_owners,
 };
 use braidfs_format::inode::{self, Content, Extent, Inode, LeafRef, Link, Placement, Timestamp, Tombstone};
 use braidfs_format::journal::{self, ChunkId, ChunkKind, Record, encode_chunk};
@@ -119,7 +119,7 @@ fn structures() {
     compare(
         "DomainHeader",
         fields!(DomainHeader: header, domain, reserved0, flags, journal_start, journal_blocks, reserved1, tail_pos,
-            head_pos, checkpointed_tx, last_tx, mounts, reserved2, reserved),
+            head_pos, checkpointed_tx, last_tx, mounts, reserved2, checkpoint, tables, reserved),
     );
     compare("GroupHeader", fields!(GroupHeader: header, group, blocks, epoch, domain, reserved0, reserved));
     for (name, bytes) in [("SuperBlock", 4096), ("DeviceEntry", 64), ("DomainHeader", 4096), ("GroupHeader", 4096)] {
@@ -148,7 +148,7 @@ fn table_entries() {
 
     let fields = probe(
         &SegmentEntry { temperature: Temperature::Hot, ..SegmentEntry::default() },
-        |e| body(SegmentTable::encode(&[*e], 0, 1, BlockAddr(2), 0, 1)),
+        |e| body(SegmentTable::encode(&[*e], &Written::default(), 0, 1, BlockAddr(2), 0, 1)),
         &[
             ("kind", |e| e.kind = SegmentKind::Absent),
             ("temperature", |e| e.temperature = Temperature::Cold),
@@ -157,6 +157,13 @@ fn table_entries() {
         ],
     );
     compare("SegmentEntry", &fields);
+    let fields = probe(
+        &Written::blank(32),
+        |w| SegmentTable::encode(&[], w, 0, 1, BlockAddr(2), 0, 1)[2592..].to_vec(),
+        &[("checkpoint", |w| w.checkpoint = u64::MAX), ("counts", |w| w.counts.fill(u32::MAX))],
+    );
+    assert_eq!(fields[1].2, 4 * 6 * 32, "four bytes per pair of a group");
+    compare("Written", &fields);
 
     let owners = |o: &Owner| {
         let mut all = [Owner::default(); OWNERS_PER_BLOCK as usize];

@@ -8,7 +8,8 @@ use braidfs_format::bat::{self, BatEntry};
 use braidfs_format::dentry::{self, Dentry};
 use braidfs_format::domain::{CLEAN, DomainHeader};
 use braidfs_format::group::{
-    GroupHeader, OWNERS_PER_BLOCK, Owner, SegmentEntry, SegmentKind, SegmentTable, Temperature, encode_owners,
+    GroupHeader, OWNERS_PER_BLOCK, Owner, SegmentEntry, SegmentKind, SegmentTable, Temperature, Written, encode_owners,
+    table_mark,
 };
 use braidfs_format::inode::{Content, Extent, Inode, LeafRef, Link, NOCOW, Placement, Timestamp, Tombstone};
 use braidfs_format::journal::{ChunkId, ChunkKind, Record, encode_chunk};
@@ -173,12 +174,15 @@ fn home_tables() -> Vec<(&'static str, Vec<u8>)> {
     domain.checkpointed_tx = 3.into();
     domain.last_tx = 4.into();
     domain.mounts = 5.into();
+    domain.checkpoint = 6.into();
+    domain.tables = table_mark(3, (2 << 32) + 8).into();
+    let written = Written { checkpoint: 6, counts: (1..=12).collect() };
     let bat = [BatEntry { domain: Some(DomainId(1)), epoch: 2 }, BatEntry { domain: None, epoch: 3 }];
     vec![
         ("bat", bat::encode(&bat, VOLUME, 33, 1, 8)),
         ("domain header", domain.to_block(VOLUME, 3, 1, 8)),
         ("group header", GroupHeader::new(3, 1024, 2, 1).to_block(VOLUME, BlockAddr(0), 1, 8)),
-        ("segment table", SegmentTable::encode(&segments, 1, VOLUME, pair, 1, 8)),
+        ("segment table", SegmentTable::encode(&segments, &written, 1, VOLUME, pair, 1, 8)),
         ("owner table", encode_owners(&owners, 1, VOLUME, pair, 1, 8)),
         ("node table", NodeTableBlock::encode(&nodes, 1, VOLUME, pair, 1, 8)),
     ]

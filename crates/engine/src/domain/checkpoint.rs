@@ -1,7 +1,7 @@
 //! Checkpoint: committed → checkpointed. The home tables get the committed state, then the journal's tail moves.
 //!
-//! Node records and data already lie where they belong, so a checkpoint writes node table, segment table and owner
-//! table blocks only, each to the other half of its shadow pair. Domains checkpoint on their own and in parallel, and
+//! Node records and data already lie where they belong, so a checkpoint writes node table, owner table and segment
+//! table blocks only, each to the other half of its shadow pair. Then the domain header tells of it. Domains checkpoint on their own and in parallel, and
 //! nobody stops writing meanwhile.
 
 use super::Domain;
@@ -37,9 +37,11 @@ impl Domain {
             }
         }
         let held = std::mem::take(&mut *self.held.lock());
+        let number = self.header.lock().header.checkpoint.get().saturating_add(1);
         let write_home = || -> Result<()> {
-            self.space.write_home()?;
+            // the segment tables last: they count what is written
             self.nodes.write_home()?;
+            self.space.write_home(number)?;
             self.flush_devices()
         };
         if !planted(Bug::TailEarly) {
@@ -56,9 +58,14 @@ impl Domain {
             h.head_pos = self.journal.head().into();
             h.checkpointed_tx = upto.0.into();
             h.last_tx = upto.0.into();
+            if !planted(Bug::TailEarly) {
+                h.checkpoint = number.into();
+                h.tables = self.space.table_sum().into();
+            }
         })?;
         if planted(Bug::TailEarly) {
             write_home()?;
+            self.write_header(|h| (h.checkpoint, h.tables) = (number.into(), self.space.table_sum().into()))?;
         }
         self.journal.release(tail);
         let mut f = self.first_pos.lock();

@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::journal::Journal;
 use crate::nodes::NodeTable;
 use crate::planted::{Bug, planted};
-use crate::space::{Run, Space};
+use crate::space::{Checkpointed, Run, Space};
 use crate::store::Store;
 use crate::types::*;
 use braidfs_format::domain::CLEAN;
@@ -64,8 +64,6 @@ pub struct Recovered {
     pub dirty: bool,
     /// Transactions replayed.
     pub transactions: usize,
-    /// A node table block lost a copy: torn by the crash, then the journal has all of it, or damaged, then it has not.
-    pub torn: bool,
     /// Traces of the crash in the journal that might be damage.
     pub traces: Vec<String>,
     /// Entries and inodes of other domains to compare.
@@ -101,15 +99,15 @@ impl Domain {
             header.header.flags = (header.header.flags.get() & !CLEAN).into();
         }
         let log = Run { addr: journal.addr(0), len: header.header.journal_blocks.get() };
-        let space = Space::open(store.clone(), id, mlogs, groups, Some(log))?;
-        let nodes = NodeTable::open(store.clone(), id, groups)?;
+        let last = Checkpointed::of(&header.header);
+        let space = Space::open(store.clone(), id, mlogs, groups, Some(log), Some(last))?;
+        let doubt = space.doubt(last.sum);
+        let nodes = NodeTable::open(store.clone(), id, groups, &space)?;
         let mut rec = Recovered::default();
         let mut keep = None;
         let mut durable = header.header.last_tx.get();
         if header.header.flags.get() & CLEAN == 0 {
             rec.dirty = true;
-            space.recovering(true);
-            nodes.recovering(true);
             let (chunks, end) = journal.scan()?;
             rec.traces = journal.traces(&chunks, end, header.header.last_tx.get())?;
             let last = replay(id, &chunks, &space, &nodes, header.header.last_tx.get(), &mut rec)?;
@@ -120,11 +118,7 @@ impl Domain {
             header.header.last_tx = newest.into();
             keep = (!chunks.is_empty()).then(|| (newest, journal.tail()));
             journal.set_head(end.max(journal.head()));
-            space.recovering(false);
-            nodes.recovering(false);
-            rec.torn = nodes.torn_seen();
         }
-        let doubt = space.doubt();
         if rec.dirty
             && let Some(why) = doubt
         {

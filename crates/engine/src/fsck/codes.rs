@@ -43,16 +43,22 @@ pub const GROUP_CLAIM: u32 = 203;
 pub const SEGMENTS_COPY: u32 = 210;
 /// Neither copy of a segment table holds.
 pub const SEGMENTS_LOST: u32 = 211;
+/// A segment table is older than the domain header says: the device lost its newest copy.
+pub const SEGMENTS_OLD: u32 = 213;
 /// One copy of an owner table does not hold.
 pub const OWNERS_COPY: u32 = 220;
 /// Neither copy of an owner table holds.
 pub const OWNERS_LOST: u32 = 221;
+/// An owner table is older than the segment table says: the device lost its newest copy.
+pub const OWNERS_OLD: u32 = 223;
 /// One copy of a node table block does not hold.
 pub const NODES_COPY: u32 = 230;
 /// Neither copy of a node table block holds; it is made again from the node blocks.
 pub const NODES_LOST: u32 = 231;
 /// A node table entry is older than a record of its node in a node block in use: the newest copy of the table was lost.
 pub const ENTRY_OLD: u32 = 232;
+/// A node table block is older than the segment table says: the device lost its newest copy.
+pub const NODES_OLD: u32 = 233;
 /// The device could not read a metadata block.
 pub const UNREADABLE: u32 = 240;
 

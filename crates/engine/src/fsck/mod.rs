@@ -39,7 +39,6 @@ use braidfs_format::NodeId;
 use braidfs_format::domain::{CLEAN, NEEDS_GC};
 use model::{Domain, Ino, Log, Model};
 use prepare::Prepared;
-pub(crate) use prepare::mend_node_tables;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
@@ -348,10 +347,7 @@ fn scan_domain(m: &Model, log: &mut Log, domain: &mut Domain) -> BTreeMap<NodeId
 
 fn scan_with(m: &Model, log: &mut Log, domain: &mut Domain, doubt: bool) -> BTreeMap<NodeId, Ino> {
     let store = &*m.store;
-    for (number, e) in m.bat.iter().enumerate().filter(|(_, e)| e.domain.is_some_and(|d| d.0 == domain.number)) {
-        let group = tables::read_group(store, log, domain.number, number as u32, e.epoch);
-        domain.groups.insert(number as u32, group);
-    }
+    tables::read_groups(store, log, domain, &m.bat);
     tables::recover_entries(store, log, domain, doubt);
     if domain.header.is_none() {
         repair::rebuild_header(store, domain);

@@ -3,6 +3,7 @@
 //! A check reads the volume into this model and, where something does not hold, reports it and corrects the *model*.
 //! A repair then makes the device equal to the model. So there is one decision per damage, taken in one place.
 
+use super::pair::PairState;
 use super::{Finding, codes};
 use crate::store::Store;
 use braidfs_device::AlignedBuf;
@@ -10,7 +11,7 @@ use braidfs_format::bat::BatEntry;
 use braidfs_format::dentry::Dentry;
 use braidfs_format::domain::DomainHeader;
 use braidfs_format::geometry::NODES_PER_BLOCK;
-use braidfs_format::group::{Owner, SegmentEntry};
+use braidfs_format::group::{Owner, SegmentEntry, Written};
 use braidfs_format::inode::{Extent, Inode};
 use braidfs_format::node::NodeEntry;
 use braidfs_format::super_block::SuperBlock;
@@ -98,6 +99,29 @@ pub struct Group {
     pub owners_lost: Vec<u32>,
     /// Damaged copies.
     pub mend: Vec<Mend>,
+    /// `seq` of the segment table; 0 where it is lost.
+    pub table_seq: u64,
+    /// How often the other tables must have been written; nothing where the segment table is lost.
+    pub written: Written,
+    /// The segment table must be written anew, since it does not count right.
+    pub counts_wrong: bool,
+}
+
+impl Group {
+    /// The lowest `seq` that table `index` ([`Written`]) may have.
+    pub fn floor(&self, index: usize) -> u64 {
+        let base = self.table_seq & !u64::from(u32::MAX);
+        self.written.counts.get(index).map_or(0, |c| base + u64::from(*c))
+    }
+
+    /// Whether the device lost the newest copy of table `index`, of which `state` was found: then notes it.
+    pub fn lost_write(&self, log: &mut Log, state: &PairState, index: usize, code: u32, what: std::fmt::Arguments<'_>) -> bool {
+        let (Some((_, seq)), floor) = (state.current(), self.floor(index)) else { return false };
+        if seq < floor {
+            log.add(code, None, format!("{what}: is number {seq:#x}, should be {floor:#x}"));
+        }
+        seq < floor
+    }
 }
 
 /// One domain.
@@ -278,6 +302,8 @@ pub struct Model {
     pub domains: Vec<Domain>,
     /// Inodes of all domains.
     pub inodes: BTreeMap<NodeId, Ino>,
+    /// The segment tables of a domain are not those that its header tells of.
+    pub tables_old: bool,
     /// Findings.
     pub log: Log,
 }

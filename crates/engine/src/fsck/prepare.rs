@@ -12,7 +12,7 @@ use crate::domain::recover::{self, Recovered};
 use crate::error::Result;
 use crate::journal::Journal;
 use crate::nodes::NodeTable;
-use crate::space::{Run, Space};
+use crate::space::{Checkpointed, Run, Space};
 use crate::store::Store;
 use crate::types::MountOptions;
 use crate::volume::Volume;
@@ -21,7 +21,6 @@ use braidfs_format::domain::{CLEAN, DomainHeader};
 use braidfs_format::geometry::SEGMENT_BLOCKS;
 use braidfs_format::group::{OWNERS_PER_BLOCK, Owner, SegmentEntry, SegmentKind, Temperature, decode_owners};
 use braidfs_format::journal::{Chunk, ChunkKind, Record};
-use braidfs_format::super_block::SuperBlock;
 use braidfs_format::{BlockAddr, BlockKind, DomainId, NodeId};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -79,59 +78,23 @@ fn tables_first(devices: &[Arc<dyn Device>], p: &mut Prepared) -> Result<()> {
     let store = Arc::clone(&m.store);
     for domain in m.domains.iter_mut().filter(|d| is_dirty(d)) {
         let mut log = Log::of(domain.number);
-        for (number, e) in (0u32..).zip(&m.bat).filter(|(_, e)| e.domain.is_some_and(|d| d.0 == domain.number)) {
-            let group = tables::read_group(&store, &mut log, domain.number, number, e.epoch);
-            domain.groups.insert(number, group);
-        }
+        tables::read_groups(&store, &mut log, domain, &m.bat);
         tables::recover_entries(&store, &mut log, domain, false);
         let journal = domain.journal();
         for group in domain.groups.values_mut() {
             doubt_space(&store, &mut log, journal, group);
         }
+        let upto = domain.header.map_or(0, |h| h.checkpoint.get());
         for group in domain.groups.values() {
-            repair::write_tables(&store, domain.number, group)?;
+            repair::write_tables(&store, domain.number, group, upto)?;
         }
         p.recovered.entry(domain.number).or_default().extend(domain.recovered.drain());
         p.log.findings.append(&mut log.findings);
     }
-    store.flush()
-}
-
-/// Brings node table blocks that lost a copy up to date from the node blocks, for a mount that recovers. `owners` are the
-/// domains of the groups.
-///
-/// # Errors
-/// Of the device.
-pub(crate) fn mend_node_tables(
-    store: &Store,
-    sb: &SuperBlock,
-    owners: impl Iterator<Item = Option<DomainId>>,
-) -> Result<()> {
-    let owners: Vec<_> = owners.collect();
-    for number in 0..sb.domains.get() {
-        let mut domain = Domain {
-            number,
-            header: None,
-            header_dirty: false,
-            reset_journal: false,
-            groups: Default::default(),
-            recovered: Default::default(),
-        };
-        let mut log = Log::of(number);
-        for (group, _) in (0u32..).zip(&owners).filter(|(_, o)| **o == Some(DomainId(number))) {
-            domain.groups.insert(group, tables::read_group(store, &mut log, number, group, 0));
-        }
-        log.findings.clear();
-        tables::recover_entries(store, &mut log, &mut domain, false);
-        for f in log.findings {
-            tracing::error!("domain {number}: {}", f.message);
-        }
-        for group in domain.groups.values_mut() {
-            for index in group.doubtful.clone() {
-                group.entries_dirty[index as usize] = true;
-            }
-            repair::write_entries(store, number, group)?;
-        }
+    store.flush()?;
+    // the headers tell of the segment tables
+    for number in (0..m.domains.len()).filter(|&i| is_dirty(&m.domains[i])).collect::<Vec<_>>() {
+        repair::write_sum(&mut m, number)?;
     }
     store.flush()
 }
@@ -142,6 +105,7 @@ fn doubt_space(store: &Store, log: &mut Log, journal: Option<(u64, u64)>, group:
     let addr = g.segment_table_addr(group.number);
     let pair = Log::default().read(store, addr, 2);
     let mut doubt = group.segments.is_none()
+        || group.segments_doubtful
         || PairState::of(&pair, BlockKind::SegmentTable, store.volume, addr.0).damaged().is_some();
     for half in 0..2 * g.segments {
         let addr = g.owners_addr(group.number, half / 2, half % 2);
@@ -149,7 +113,9 @@ fn doubt_space(store: &Store, log: &mut Log, journal: Option<(u64, u64)>, group:
         let what = format!("owner table of segment {} (half {}) of group {}", half / 2, half % 2, group.number);
         let shown = format_args!("{what}");
         let state = tables::check_pair(log, &mut group.mend, &pair, BlockKind::Owners, store.volume, addr, shown);
-        doubt |= state.damaged().is_some() && half * OWNERS_PER_BLOCK < group.blocks;
+        let old = group.lost_write(log, &state, half as usize, codes::OWNERS_OLD, format_args!("{what}"));
+        group.counts_wrong |= old;
+        doubt |= (old || state.damaged().is_some()) && half * OWNERS_PER_BLOCK < group.blocks;
         if decode_owners(&pair, store.volume, addr).is_err() {
             log.add(codes::OWNERS_LOST, None, format!("{what}: neither copy holds"));
             group.owners_lost.push(half);
@@ -204,14 +170,14 @@ fn replay_domain(m: &Model, d: &Domain, log: &mut Log) -> Result<()> {
     let id = DomainId(d.number);
     let groups: Vec<u32> = (0u32..).zip(&m.bat).filter(|(_, e)| e.domain == Some(id)).map(|(g, _)| g).collect();
     let run = Run { addr: journal.addr(0), len: h.journal_blocks.get() };
-    let space = Space::open(Arc::clone(&m.store), id, 1, &groups, Some(run))?;
-    let table = NodeTable::open(Arc::clone(&m.store), id, &groups)?;
-    space.recovering(true);
-    table.recovering(true);
+    let space = Space::open(Arc::clone(&m.store), id, 1, &groups, Some(run), Some(Checkpointed::of(&h)))?;
+    let table = NodeTable::open(Arc::clone(&m.store), id, &groups, &space)?;
     let (chunks, end) = journal.scan()?;
     let last = recover::replay(id, &chunks, &space, &table, h.last_tx.get(), &mut Recovered::default())?;
-    space.write_home()?;
+    h.checkpoint = h.checkpoint.get().saturating_add(1).into();
     table.write_home()?;
+    space.write_home(h.checkpoint.get())?;
+    h.tables = space.table_sum().into();
     m.store.flush()?;
     let later = chunks.iter().filter(|c| c.tx.0 > last);
     name(log, later.flat_map(|c| nodes_of(c).collect::<Vec<_>>()).collect());

@@ -10,13 +10,14 @@ use super::pair::{PairState, write_both};
 use super::space::{expected, segment_entry};
 use super::volume::read_pair;
 use crate::error::Result;
+use crate::space::table_sum;
 use crate::store::Store;
 use braidfs_device::{BLOCK_BYTES, Device};
 use braidfs_format::bat::{self, ENTRIES_PER_BLOCK};
 use braidfs_format::domain::{CLEAN, DomainHeader, FAILED};
 use braidfs_format::geometry::{NODES_PER_BLOCK, SEGMENT_BLOCKS};
 use braidfs_format::group::{
-    GroupHeader, OWNERS_PER_BLOCK, Owner, SegmentEntry, SegmentTable, decode_owners, encode_owners,
+    GroupHeader, OWNERS_PER_BLOCK, Owner, SegmentEntry, SegmentTable, Written, claim_seq, decode_owners, encode_owners,
 };
 use braidfs_format::journal::peek_chunk;
 use braidfs_format::node::NodeTableBlock;
@@ -41,7 +42,13 @@ pub fn write(m: &mut Model) -> Result<()> {
         m.store.write(mend.addr, &mend.block)?;
     }
     m.store.flush()?;
-    for domain in &m.domains {
+    for domain in &mut m.domains {
+        if let Some(h) = &mut domain.header {
+            // of a header that was made again: no table may look unfinished
+            let last = domain.groups.values().map(|g| g.written.checkpoint).max().unwrap_or(0);
+            h.checkpoint = h.checkpoint.get().max(last).into();
+        }
+        let domain = &*domain;
         let claims = Model::claims(domain, m.inodes.iter().filter(|(_, i)| i.domain == domain.number));
         for group in domain.groups.values() {
             write_group(&m.store, domain, group, &claims)?;
@@ -50,6 +57,7 @@ pub fn write(m: &mut Model) -> Result<()> {
     write_volume(m)?;
     m.store.flush()?;
     for d in &mut m.domains {
+        set_sum(&m.store, d);
         if d.reset_journal {
             let age = newest_age(d);
             if let Some(h) = d.header.as_mut() {
@@ -74,13 +82,70 @@ fn write_pair(
     write_both(&state, floor, encode, &|copy, block| store.write(BlockAddr(addr.0 + copy as u64), block))
 }
 
-/// Writes the tables of a group that were mended for a replay: both copies of each.
+/// The `seq` of the pair at `addr`, as it is on the device; 0 where it does not hold.
+fn seq_of(pair: &[u8], kind: BlockKind, volume: u32, addr: BlockAddr) -> u64 {
+    PairState::of(pair, kind, volume, addr.0).current().map_or(0, |(_, seq)| seq)
+}
+
+/// How often the tables of `group` were written, as it is on the device, for a segment table of `checkpoint`.
+fn count_tables(store: &Store, group: u32, checkpoint: u64) -> Written {
+    let g = store.geometry;
+    let first = g.owners_addr(group, 0, 0);
+    let mut written = Written { checkpoint, ..Written::blank(g.segments) };
+    let image = Log::default().read(store, first, 2 * written.counts.len());
+    for (i, (count, pair)) in written.counts.iter_mut().zip(image.chunks(2 * BLOCK_BYTES)).enumerate() {
+        let kind = if i < g.node_table_index(0) { BlockKind::Owners } else { BlockKind::NodeTable };
+        *count = seq_of(pair, kind, store.volume, BlockAddr(first.0 + 2 * i as u64)) as u32;
+    }
+    written
+}
+
+/// Writes the segment table of `group`, after all its other tables.
+fn write_segments(store: &Store, domain: u16, group: &Group, segments: &[SegmentEntry], checkpoint: u64) -> Result<()> {
+    let addr = store.geometry.segment_table_addr(group.number);
+    let written = count_tables(store, group.number, checkpoint);
+    write_pair(store, addr, BlockKind::SegmentTable, claim_seq(group.epoch), &|copy, seq| {
+        SegmentTable::encode(segments, &written, domain, store.volume, addr, copy, seq)
+    })
+}
+
+/// Sets the sum of the segment tables in the header of `d` to what is on the device; whether it was another.
+fn set_sum(store: &Store, d: &mut Domain) -> bool {
+    let sums = |d: &Domain, upto: u64| {
+        let tables = d.groups.keys().map(|&group| {
+            let addr = store.geometry.segment_table_addr(group);
+            let pair = Log::default().read(store, addr, 2);
+            let table = SegmentTable::decode_upto(&pair, store.geometry.segments, store.volume, addr, upto);
+            (group, table.map_or(0, |t| t.seq))
+        });
+        table_sum(&tables.collect::<Vec<_>>())
+    };
+    let Some(h) = &d.header else { return false };
+    let sum = sums(d, h.checkpoint.get());
+    let Some(h) = &mut d.header else { return false };
+    let old = std::mem::replace(&mut h.tables, sum.into());
+    old.get() != sum
+}
+
+/// Makes the header of a domain that is to be replayed tell of its segment tables as they are on the device.
 ///
 /// # Errors
 /// Of the device.
-pub fn write_tables(store: &Store, domain: u16, group: &Group) -> Result<()> {
+pub fn write_sum(m: &mut Model, number: usize) -> Result<()> {
+    if set_sum(&m.store, &mut m.domains[number]) {
+        let d = &m.domains[number];
+        write_header(m, d, d.header.map_or(0, |h| h.flags.get()))?;
+    }
+    Ok(())
+}
+
+/// Writes the tables of a group that were mended for a replay: both copies of each. `checkpoint` is the last one.
+///
+/// # Errors
+/// Of the device.
+pub fn write_tables(store: &Store, domain: u16, group: &Group, checkpoint: u64) -> Result<()> {
     let (g, volume, number) = (store.geometry, store.volume, group.number);
-    let floor = u64::from(group.epoch) << 32;
+    let floor = claim_seq(group.epoch);
     for mend in &group.mend {
         store.write(mend.addr, &mend.block)?;
     }
@@ -89,12 +154,6 @@ pub fn write_tables(store: &Store, domain: u16, group: &Group) -> Result<()> {
         let h = GroupHeader::new(number, group.blocks, group.epoch, domain);
         write_pair(store, addr, BlockKind::Group, floor, &|copy, seq| h.to_block(volume, addr, copy, seq))?;
     }
-    if let Some(segments) = group.segments.as_ref().filter(|_| group.segments_dirty) {
-        let addr = g.segment_table_addr(number);
-        write_pair(store, addr, BlockKind::SegmentTable, floor, &|copy, seq| {
-            SegmentTable::encode(segments, domain, volume, addr, copy, seq)
-        })?;
-    }
     for half in &group.owners_lost {
         let addr = g.owners_addr(number, half / 2, half % 2);
         let owners = super::prepare::no_owners();
@@ -102,16 +161,20 @@ pub fn write_tables(store: &Store, domain: u16, group: &Group) -> Result<()> {
             encode_owners(&owners, domain, volume, addr, copy, seq)
         })?;
     }
-    write_entries(store, domain, group)
+    write_entries(store, domain, group)?;
+    match &group.segments {
+        Some(s) if group.segments_dirty || group.counts_wrong => write_segments(store, domain, group, s, checkpoint),
+        _ => Ok(()),
+    }
 }
 
 /// Writes the node table blocks that changed.
 ///
 /// # Errors
 /// Of the device.
-pub fn write_entries(store: &Store, domain: u16, group: &Group) -> Result<()> {
+fn write_entries(store: &Store, domain: u16, group: &Group) -> Result<()> {
     let (g, volume, number) = (store.geometry, store.volume, group.number);
-    let floor = u64::from(group.epoch) << 32;
+    let floor = claim_seq(group.epoch);
     for index in (0..g.node_blocks()).filter(|&i| group.entries_dirty[i as usize]) {
         let addr = g.node_table_addr(number, index);
         let entries = &group.entries[(index * NODES_PER_BLOCK) as usize..][..NODES_PER_BLOCK as usize];
@@ -151,7 +214,7 @@ pub fn close_journal(m: &Model, d: &Domain, h: DomainHeader) -> Result<()> {
 
 fn write_group(store: &Store, domain: &Domain, group: &Group, claims: &[Claim]) -> Result<()> {
     let (g, volume, number) = (store.geometry, store.volume, group.number);
-    let floor = u64::from(group.epoch) << 32;
+    let floor = claim_seq(group.epoch);
     if group.header_bad {
         let addr = g.header_addr(number);
         let h = GroupHeader::new(number, group.blocks, group.epoch, domain.number);
@@ -161,29 +224,31 @@ fn write_group(store: &Store, domain: &Domain, group: &Group, claims: &[Claim]) 
     let old = group.segments.as_deref();
     let segments: Vec<SegmentEntry> =
         (0..g.segments).map(|i| segment_entry(&e, i, group, old.and_then(|s| s.get(i as usize)))).collect();
-    if old != Some(segments.as_slice()) {
-        let addr = g.segment_table_addr(number);
-        write_pair(store, addr, BlockKind::SegmentTable, floor, &|copy, seq| {
-            SegmentTable::encode(&segments, domain.number, volume, addr, copy, seq)
-        })?;
-    }
+    let mut changed = old != Some(segments.as_slice()) || group.counts_wrong || group.entries_dirty.contains(&true);
     for half in 0..2 * g.segments {
         let first = (half * OWNERS_PER_BLOCK) as usize;
         let wanted: Vec<Owner> =
             (0..OWNERS_PER_BLOCK as usize).map(|i| e.owners[first + i].unwrap_or_default()).collect();
         let addr = g.owners_addr(number, half / 2, half % 2);
         let pair = Log::default().read(store, addr, 2);
-        let right = decode_owners(&pair, volume, addr).is_ok_and(|(_, _, is)| {
+        let right = decode_owners(&pair, volume, addr).is_ok_and(|(_, seq, is)| {
             // Owners of free blocks do not matter.
-            is.iter().zip(&wanted).enumerate().all(|(i, (a, b))| e.owners[first + i].is_none() || a == b)
+            seq >= group.floor(half as usize)
+                && is.iter().zip(&wanted).enumerate().all(|(i, (a, b))| e.owners[first + i].is_none() || a == b)
         });
         if !right {
+            changed = true;
             write_pair(store, addr, BlockKind::Owners, floor, &|copy, seq| {
                 encode_owners(&wanted, domain.number, volume, addr, copy, seq)
             })?;
         }
     }
-    write_entries(store, domain.number, group)
+    write_entries(store, domain.number, group)?;
+    if changed {
+        let checkpoint = domain.header.map_or(0, |h| h.checkpoint.get());
+        write_segments(store, domain.number, group, &segments, checkpoint)?;
+    }
+    Ok(())
 }
 
 /// Superblocks, damaged copies of the volume's pairs, and what of the BAT was lost.

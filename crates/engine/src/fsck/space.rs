@@ -232,7 +232,8 @@ fn check_owners(store: &Store, log: &mut Log, mend: &mut Vec<Mend>, group: &Grou
     }
     let pair = log.read(store, addr, 2);
     let what = format!("owner table of segment {segment} (half {part}) of group {}", group.number);
-    check_pair(log, mend, &pair, BlockKind::Owners, store.volume, addr, format_args!("{what}"));
+    let state = check_pair(log, mend, &pair, BlockKind::Owners, store.volume, addr, format_args!("{what}"));
+    group.lost_write(log, &state, half as usize, codes::OWNERS_OLD, format_args!("{what}"));
     let owners = match decode_owners(&pair, store.volume, addr) {
         Ok((_, _, o)) => o,
         Err(err) => {

@@ -3,10 +3,12 @@
 use super::codes;
 use super::model::{Domain, Group, Log, Mend, pair_codes};
 use super::pair::{PairState, mended};
+use crate::space::{lost_table, table_sum};
 use crate::store::Store;
 use braidfs_device::BLOCK_BYTES;
+use braidfs_format::bat::BatEntry;
 use braidfs_format::geometry::{NODES_PER_BLOCK, SEGMENT_BLOCKS};
-use braidfs_format::group::{GroupHeader, SegmentTable};
+use braidfs_format::group::{GroupHeader, SegmentTable, Written};
 use braidfs_format::node::{NodeBlock, NodeEntry, NodeKind, NodeTableBlock, OVERFLOW, USED};
 use braidfs_format::{BlockAddr, BlockKind, NodeId};
 use std::collections::{HashMap, HashSet};
@@ -42,16 +44,57 @@ pub fn check_pair(
     state
 }
 
-/// Reads the tables of group `number`, which the BAT gives to `domain`.
-pub fn read_group(store: &Store, log: &mut Log, domain: u16, number: u32, epoch: u32) -> Group {
+/// Reads the tables of all groups that the BAT gives to `domain`, and looks for segment tables that are not those of the
+/// last checkpoint.
+pub fn read_groups(store: &Store, log: &mut Log, domain: &mut Domain, bat: &[BatEntry]) {
+    let upto = domain.header.map_or(u64::MAX, |h| h.checkpoint.get());
+    let own = |e: &BatEntry| e.domain.is_some_and(|d| d.0 == domain.number);
+    let owned: Vec<(u32, u32)> = (0u32..).zip(bat).filter(|(_, e)| own(e)).map(|(g, e)| (g, e.epoch)).collect();
+    for (number, epoch) in owned {
+        let group = read_group(store, log, domain.number, (number, epoch), upto);
+        domain.groups.insert(number, group);
+    }
+    let Some(sum) = domain.header.map(|h| h.tables.get()) else { return };
+    let tables: Vec<(u32, u64)> = domain.groups.values().map(|g| (g.number, g.table_seq)).collect();
+    if table_sum(&tables) == sum {
+        return;
+    }
+    let damaged = |g: &Group| g.segments.is_none() || g.segments_doubtful;
+    if domain.groups.values().any(damaged) {
+        // the copy that does not hold was the newest; it has been named
+        domain.groups.values_mut().filter(|g| damaged(g)).for_each(|g| g.counts_wrong = true);
+        return;
+    }
+    let which = lost_table(&tables, sum);
+    match which {
+        Some(g) => log.add(codes::SEGMENTS_OLD, None, format!("segment table of group {g}")),
+        None => log.add(codes::SEGMENTS_OLD, None, "segment tables: it cannot be told of which groups"),
+    }
+    for group in domain.groups.values_mut().filter(|g| which.is_none_or(|w| w == g.number)) {
+        // what was lost with it is not counted either
+        group.doubtful = (0..store.geometry.node_blocks()).collect();
+        (group.segments_doubtful, group.counts_wrong) = (true, true);
+    }
+}
+
+/// Reads the tables of group `number` (with the epoch of its claim), which the BAT gives to `domain`.
+fn read_group(store: &Store, log: &mut Log, domain: u16, (number, epoch): (u32, u32), upto: u64) -> Group {
     let g = store.geometry;
     let blocks = g.meta_blocks().min(store.group_blocks(number));
     let image = log.read(store, g.group_start(number), blocks as usize);
-    parse_group(store, log, domain, number, epoch, &image)
+    parse_group(store, log, domain, (number, epoch), upto, &image)
 }
 
-/// [`read_group`] of a group whose metadata blocks are `image`.
-pub fn parse_group(store: &Store, log: &mut Log, domain: u16, number: u32, epoch: u32, image: &[u8]) -> Group {
+/// The tables of a group whose metadata blocks are `image`. Its newest segment table that is not of a checkpoint after `upto`
+/// counts.
+pub fn parse_group(
+    store: &Store,
+    log: &mut Log,
+    domain: u16,
+    (number, epoch): (u32, u32),
+    upto: u64,
+    image: &[u8],
+) -> Group {
     let (g, volume) = (store.geometry, store.volume);
     let start = g.group_start(number);
     let blocks = store.group_blocks(number);
@@ -70,6 +113,9 @@ pub fn parse_group(store: &Store, log: &mut Log, domain: u16, number: u32, epoch
         segments_doubtful: false,
         owners_lost: Vec::new(),
         mend: Vec::new(),
+        table_seq: 0,
+        written: Written::default(),
+        counts_wrong: false,
     };
 
     let what = Name("header", number);
@@ -99,8 +145,11 @@ pub fn parse_group(store: &Store, log: &mut Log, domain: u16, number: u32, epoch
     let shown = format_args!("{what}");
     let state = check_pair(log, &mut group.mend, pair, BlockKind::SegmentTable, volume, addr, shown);
     group.segments_doubtful = state.damaged().is_some();
-    match SegmentTable::decode(pair, g.segments, volume, addr) {
-        Ok((_, _, segments)) => group.segments = Some(segments),
+    match SegmentTable::decode_upto(pair, g.segments, volume, addr, upto) {
+        Ok(t) => {
+            group.segments = Some(t.entries);
+            (group.table_seq, group.written) = (t.seq, t.written);
+        }
         Err(e) => log.add(codes::SEGMENTS_LOST, None, format!("{what}: {e}")),
     }
 
@@ -109,9 +158,12 @@ pub fn parse_group(store: &Store, log: &mut Log, domain: u16, number: u32, epoch
         let pair = pair_at(addr);
         let shown = format_args!("node table block {index} of group {number}");
         let state = check_pair(log, &mut group.mend, pair, BlockKind::NodeTable, volume, addr, shown);
-        if state.damaged().is_some() {
+        let old = group.lost_write(log, &state, g.node_table_index(index), codes::NODES_OLD, shown);
+        if old || state.damaged().is_some() {
             group.doubtful.push(index);
         }
+        group.entries_dirty[index as usize] |= old;
+        group.counts_wrong |= old;
         match NodeTableBlock::decode(pair, volume, addr) {
             Ok((_, _, entries)) => group.entries.extend(entries),
             Err(e) => {

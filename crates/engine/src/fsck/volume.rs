@@ -5,12 +5,13 @@ use super::model::{Domain, Log, Model};
 use super::pair::{CopyState, PairState, mended};
 use crate::error::Result;
 use crate::journal::Journal;
+use crate::space::table_sum;
 use crate::store::Store;
 use crate::volume::super_io;
 use braidfs_device::{BLOCK_BYTES, Device};
 use braidfs_format::bat::{self, BatEntry, ENTRIES_PER_BLOCK};
 use braidfs_format::domain::{CLEAN, DomainHeader, FAILED};
-use braidfs_format::group::GroupHeader;
+use braidfs_format::group::{GroupHeader, SegmentTable};
 use braidfs_format::super_block::SuperBlock;
 use braidfs_format::{BlockKind, DomainId};
 use std::collections::BTreeMap;
@@ -46,12 +47,55 @@ pub fn read(devices: &[Arc<dyn Device>]) -> Result<Model> {
         volume_writes: Vec::new(),
         domains: Vec::new(),
         inodes: BTreeMap::new(),
+        tables_old: false,
         log: Log::default(),
     };
     check_supers(&mut m);
     read_bat(&mut m);
     read_domains(&mut m);
+    find_claims(&mut m);
     Ok(m)
+}
+
+/// Where the segment tables of a domain are not those that its header tells of, the newest BAT may be lost, with the claims
+/// in it: then those are taken that make the sum right.
+fn find_claims(m: &mut Model) {
+    let g = m.store.geometry;
+    let mark = |m: &Model, group: u32, upto: u64| {
+        let addr = g.segment_table_addr(group);
+        let pair = Log::default().read(&m.store, addr, 2);
+        let table = SegmentTable::decode_upto(&pair, g.segments, m.store.volume, addr, upto);
+        (group, table.map_or(0, |t| t.seq))
+    };
+    for i in 0..m.domains.len() {
+        let Some(h) = m.domains[i].header else { continue };
+        let (upto, number) = (h.checkpoint.get(), m.domains[i].number);
+        let owned = (0u32..).zip(&m.bat).filter(|(_, e)| e.domain == Some(DomainId(number)));
+        let mut tables: Vec<(u32, u64)> = owned.map(|(group, _)| mark(m, group, upto)).collect();
+        if table_sum(&tables) == h.tables.get() {
+            continue;
+        }
+        let free = (0..m.bat.len() as u32).filter(|&group| m.bat[group as usize].domain.is_none());
+        let lost: Vec<(u32, BatEntry)> = free
+            .map(|group| (group, claim_of(m, group)))
+            .filter(|(group, c)| c.domain == Some(DomainId(number)) && c.epoch > m.bat[*group as usize].epoch)
+            .collect();
+        tables.extend(lost.iter().map(|(group, _)| mark(m, *group, upto)));
+        if lost.is_empty() || table_sum(&tables) != h.tables.get() {
+            m.tables_old = true;
+            continue;
+        }
+        for (group, claim) in lost {
+            let why =
+                format!("it lacks the claim of group {group} by domain {number}: the device lost its newest copy");
+            m.log.add(codes::BAT_COPY, None, format!("BAT pair {}: {why}", group / ENTRIES_PER_BLOCK));
+            m.bat[group as usize] = claim;
+            let index = (group / ENTRIES_PER_BLOCK) as usize;
+            if !m.bat_dirty.contains(&index) {
+                m.bat_dirty.push(index);
+            }
+        }
+    }
 }
 
 fn check_supers(m: &mut Model) {

@@ -3,12 +3,13 @@
 use super::NodeTable;
 use crate::error::Result;
 use crate::space::HomeBatch;
+use crate::space::paired::PairCopy;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 impl NodeTable {
-    /// Writes what changed in the committed view since the last call, and says how many blocks. Does not flush: the
-    /// caller does, before the next call (which overwrites the other copies) and before the journal's tail moves.
+    /// Writes what changed in the committed view since the last call, and says how many blocks. `Space::write_home` must
+    /// follow, which writes how often that was. Does not flush: the caller does, before the next call (which overwrites the other copies) and before the journal's tail moves.
     ///
     /// # Errors
     /// Of the device; what was not written stays marked as changed.
@@ -17,10 +18,11 @@ impl NodeTable {
         let groups: Vec<_> = self.groups.read().values().cloned().collect();
         let store = &*self.store;
         let mut batch = HomeBatch::new();
-        let mut end_write = |(group, index): (Arc<super::slots::NodeGroup>, u32), written| {
+        let mut end_write = |(group, index): (Arc<super::slots::NodeGroup>, u32), written: Option<PairCopy>| {
             group.blocks[index as usize].state.lock().table.end_write(written);
-            if written.is_none() {
-                group.dirty.store(true, Relaxed);
+            match written {
+                Some(copy) => group.counts.wrote(store.geometry.node_table_index(index), copy.seq),
+                None => group.dirty.store(true, Relaxed),
             }
         };
         for group in &groups {

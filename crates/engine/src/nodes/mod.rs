@@ -21,6 +21,7 @@ mod slots;
 mod tests;
 
 use crate::error::{Error, Result};
+use crate::space::Space;
 use crate::space::paired::Residency;
 use crate::store::Store;
 use braidfs_format::geometry::NODES_PER_BLOCK;
@@ -61,11 +62,11 @@ pub struct NodeTable {
 }
 
 impl NodeTable {
-    /// Opens the node table of `domain`, which owns `groups`.
+    /// Opens the node table of `domain`, which owns `groups`, all of them open in `space`.
     ///
     /// # Errors
     /// `Corrupt` where a group lies outside the volume.
-    pub fn open(store: Arc<Store>, domain: DomainId, groups: &[u32]) -> Result<Self> {
+    pub fn open(store: Arc<Store>, domain: DomainId, groups: &[u32], space: &Space) -> Result<Self> {
         let table = Self {
             store,
             domain,
@@ -79,24 +80,26 @@ impl NodeTable {
             held: Mutex::default(),
             home: Mutex::default(),
         };
-        groups.iter().try_for_each(|&g| table.add_group(g))?;
+        groups.iter().try_for_each(|&g| table.add_group(g, space))?;
         Ok(table)
     }
 
-    /// Takes a group into use that the domain claimed (initialised by `Space::init_group`) or owned before.
+    /// Takes a group into use that the domain claimed (initialised by `Space::init_group`) or owned before, and that
+    /// `space` has.
     ///
     /// # Errors
     /// As [`NodeTable::open`].
-    pub fn add_group(&self, number: u32) -> Result<()> {
+    pub fn add_group(&self, number: u32, space: &Space) -> Result<()> {
         let geometry = self.store.geometry;
-        if number >= geometry.groups {
-            return Err(Corrupt::new("node table", format!("group {number} of {}", geometry.groups)).into());
-        }
+        let Some(counts) = space.counts(number) else {
+            let why = format!("group {number} of {} is not of {}", geometry.groups, self.domain);
+            return Err(Corrupt::new("node table", why).into());
+        };
         let mut groups = self.groups.write();
         if groups.contains_key(&number) {
             return Ok(());
         }
-        groups.insert(number, Arc::new(NodeGroup::new(number, geometry.node_blocks())));
+        groups.insert(number, Arc::new(NodeGroup::new(number, geometry.node_blocks(), counts)));
         self.uncounted.fetch_add(u64::from(geometry.node_blocks()), Relaxed);
         // Node 0 is none.
         self.total.fetch_add(u64::from(geometry.nodes()) - u64::from(number == 0), Relaxed);
@@ -109,8 +112,7 @@ impl NodeTable {
     /// `Corrupt` where the node is not of this domain; of the device.
     pub fn get(&self, node: NodeId) -> Result<NodeEntry> {
         let (group, index, slot) = self.locate(node)?;
-        let entry =
-            self.with_block(&group, index, |block| Ok(block.entries(self, group.number, index)?[slot as usize]));
+        let entry = self.with_block(&group, index, |block| Ok(block.entries(self, &group, index)?[slot as usize]));
         self.evict_entries();
         entry
     }
@@ -128,16 +130,6 @@ impl NodeTable {
         });
         self.evict_entries();
         done
-    }
-
-    /// Recovery begins or ends: see [`Residency::allow_torn`].
-    pub fn recovering(&self, on: bool) {
-        self.resident.allow_torn(on);
-    }
-
-    /// Whether a table block that recovery read had lost a copy.
-    pub fn torn_seen(&self) -> bool {
-        self.resident.torn_seen()
     }
 
     /// As [`NodeTable::apply`], for recovery. Records set states, so replaying what is in the home tables already
@@ -161,7 +153,7 @@ impl NodeTable {
         }
         let taken = entry.used() || self.held.lock().contains(&node);
         self.with_block(&group, index, |block| {
-            block.edit(self, group.number, index)?[slot as usize] = entry;
+            block.edit(self, &group, index)?[slot as usize] = entry;
             block.set_taken(slot, taken);
             group.dirty.store(true, Relaxed);
             Ok(())
@@ -209,7 +201,7 @@ impl NodeTable {
         for group in groups {
             for index in 0..group.len() {
                 let entries: Vec<NodeEntry> =
-                    self.with_block(&group, index, |block| Ok(block.entries(self, group.number, index)?.to_vec()))?;
+                    self.with_block(&group, index, |block| Ok(block.entries(self, &group, index)?.to_vec()))?;
                 self.evict_entries();
                 for (slot, entry) in (0u32..).zip(entries).filter(|(_, e)| e.used()) {
                     f(self.store.geometry.node(group.number, index * NODES_PER_BLOCK + slot), entry)?;

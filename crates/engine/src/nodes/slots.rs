@@ -5,7 +5,7 @@
 
 use super::{CURSORS, NODES_PER_BLOCK, NodeTable};
 use crate::error::{Error, Result};
-use crate::space::paired::{Paired, TableEntry};
+use crate::space::paired::{Counts, Paired, Place, TableEntry};
 use braidfs_format::node::NodeEntry;
 use braidfs_format::{BLOCK_BYTES, NodeId};
 use braidfs_sync::Mutex;
@@ -22,6 +22,8 @@ pub(super) struct NodeGroup {
     pub blocks: Box<[TableBlock]>,
     /// Some block changed since it was written.
     pub dirty: AtomicBool,
+    /// How often each was written.
+    pub counts: Arc<Counts>,
 }
 
 /// A block of it.
@@ -45,13 +47,18 @@ pub(super) struct BlockState {
 }
 
 impl NodeGroup {
-    pub fn new(number: u32, blocks: u32) -> Self {
+    pub fn new(number: u32, blocks: u32, counts: Arc<Counts>) -> Self {
         let block =
             |_| TableBlock { free: AtomicU16::new(UNKNOWN), claimed: AtomicBool::new(false), state: Mutex::default() };
-        Self { number, blocks: (0..blocks).map(block).collect(), dirty: AtomicBool::new(false) }
+        Self { number, blocks: (0..blocks).map(block).collect(), dirty: AtomicBool::new(false), counts }
     }
     pub fn len(&self) -> u32 {
         self.blocks.len() as u32
+    }
+    /// Where block `index` lies.
+    fn place(&self, table: &NodeTable, index: u32) -> Place<'_> {
+        let g = table.store.geometry;
+        Place { pair: g.node_table_addr(self.number, index), counts: &self.counts, index: g.node_table_index(index) }
     }
 }
 
@@ -71,17 +78,15 @@ impl Cursor {
 
 impl BlockState {
     /// The committed entries; the first time, the taken slots become known as well.
-    pub fn entries(&mut self, table: &NodeTable, group: u32, index: u32) -> Result<&[NodeEntry]> {
-        let pair = table.store.geometry.node_table_addr(group, index);
-        let entries = self.table.load(&table.store, pair, &table.resident)?;
-        self.taken.get_or_insert_with(|| taken_slots(entries, group, index));
+    pub fn entries(&mut self, table: &NodeTable, group: &NodeGroup, index: u32) -> Result<&[NodeEntry]> {
+        let entries = self.table.load(&table.store, group.place(table, index), &table.resident)?;
+        self.taken.get_or_insert_with(|| taken_slots(entries, group.number, index));
         Ok(entries)
     }
     /// The committed entries, to be changed.
-    pub fn edit(&mut self, table: &NodeTable, group: u32, index: u32) -> Result<&mut [NodeEntry]> {
+    pub fn edit(&mut self, table: &NodeTable, group: &NodeGroup, index: u32) -> Result<&mut [NodeEntry]> {
         self.entries(table, group, index)?;
-        let pair = table.store.geometry.node_table_addr(group, index);
-        self.table.edit(&table.store, pair, &table.resident)
+        self.table.edit(&table.store, group.place(table, index), &table.resident)
     }
     /// Marks a slot of a block that was read.
     pub fn set_taken(&mut self, slot: u32, on: bool) {
@@ -174,13 +179,13 @@ impl NodeTable {
             if state.taken.is_some() {
                 continue;
             }
-            match NodeEntry::decode(pair, store.volume, store.geometry.node_table_addr(group.number, index)) {
-                Ok((copy, seq, entries)) => {
-                    let pair_at = store.geometry.node_table_addr(group.number, index);
-                    if let Some(error) = self.resident.doubt::<NodeEntry>(pair, store.volume, pair_at, (copy, seq)) {
-                        tracing::warn!(group = group.number, index, %error, "node table block not counted");
-                        continue;
-                    }
+            let place = group.place(self, index);
+            let read = NodeEntry::decode(pair, store.volume, place.pair).and_then(|(copy, seq, entries)| {
+                place.check::<NodeEntry>(pair, store.volume, (copy, seq))?;
+                Ok(entries)
+            });
+            match read {
+                Ok(entries) => {
                     state.taken = Some(taken_slots(&entries, group.number, index));
                     self.count(block, &state, None);
                 }
@@ -251,9 +256,9 @@ impl NodeTable {
             return Ok(None);
         }
         self.with_block(group, index, |block| {
-            block.entries(self, group.number, index)?;
+            block.entries(self, group, index)?;
             let Some(slot) = block.find(from.unwrap_or(block.next)) else { return Ok(None) };
-            let old = block.entries(self, group.number, index)?[slot as usize].gener;
+            let old = block.entries(self, group, index)?[slot as usize].gener;
             block.set_taken(slot, true);
             block.next = slot + 1;
             let node = self.store.geometry.node(group.number, index * NODES_PER_BLOCK + slot);
@@ -269,7 +274,7 @@ impl NodeTable {
         };
         self.held.lock().remove(&node);
         let done = self.with_block(&group, index, |block| {
-            if !block.entries(self, group.number, index)?[slot as usize].used() {
+            if !block.entries(self, &group, index)?[slot as usize].used() {
                 block.set_taken(slot, false);
             }
             Ok(())
@@ -288,7 +293,7 @@ impl NodeTable {
     pub fn take(&self, node: NodeId) -> Result<()> {
         let (group, index, slot) = self.locate(node)?;
         self.with_block(&group, index, |block| {
-            block.entries(self, group.number, index)?;
+            block.entries(self, &group, index)?;
             block.set_taken(slot, true);
             Ok(())
         })

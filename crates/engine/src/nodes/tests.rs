@@ -19,6 +19,11 @@ fn fixture() -> (Arc<TestDevice>, Arc<Store>) {
     (device, store)
 }
 
+fn open_table(store: &Arc<Store>, groups: &[u32]) -> Result<NodeTable> {
+    let space = Space::open(store.clone(), D, 1, &GROUPS, None, None)?;
+    NodeTable::open(store.clone(), D, groups, &space)
+}
+
 fn entry(addr: u64, gener: u32) -> NodeEntry {
     NodeEntry { addr: BlockAddr(addr), index: 1, flags: USED, gener }
 }
@@ -35,7 +40,7 @@ fn used(table: &NodeTable) -> BTreeMap<NodeId, NodeEntry> {
 
 fn run_model(seed: u64, steps: usize) {
     let (device, store) = fixture();
-    let open = || NodeTable::open(store.clone(), D, &GROUPS).unwrap();
+    let open = || open_table(&store, &GROUPS).unwrap();
     let mut table = open();
     let (mut model, mut loose, mut random) = (BTreeMap::new(), Vec::new(), Random(seed | 1));
     let mut geners: BTreeMap<NodeId, u32> = BTreeMap::new();
@@ -94,9 +99,7 @@ fn run_model(seed: u64, steps: usize) {
                 let percent = random.below(101);
                 device.crash(|| random.below(100) < percent);
                 table = open();
-                table.recovering(true);
                 log.iter().for_each(|records| table.replay(records).unwrap());
-                table.recovering(false);
                 loose.clear();
                 table.write_home().unwrap();
                 device.crash(|| true);
@@ -121,7 +124,7 @@ proptest! {
 #[test]
 fn every_slot_once_from_many_threads() {
     let (_, store) = fixture();
-    let table = NodeTable::open(store, D, &GROUPS).unwrap();
+    let table = open_table(&store, &GROUPS).unwrap();
     let seen = Mutex::new(HashSet::new());
     std::thread::scope(|scope| {
         for _ in 0..4 {
@@ -147,7 +150,7 @@ fn every_slot_once_from_many_threads() {
 #[test]
 fn counts_without_having_read() {
     let (_, store) = fixture();
-    let table = NodeTable::open(store, D, &GROUPS).unwrap();
+    let table = open_table(&store, &GROUPS).unwrap();
     table.take(NodeId(500)).unwrap();
     table.take(NodeId(500)).unwrap();
     assert_eq!((table.free(), table.total()), (NODES - 3, NODES - 1));
@@ -157,7 +160,7 @@ fn counts_without_having_read() {
 #[test]
 fn records_are_read_and_checked() {
     let (_, store) = fixture();
-    let table = NodeTable::open(store.clone(), D, &GROUPS).unwrap();
+    let table = open_table(&store, &GROUPS).unwrap();
     let (node, gener) = table.alloc(None).unwrap();
     let record = |node, payload| NodeRecord {
         node,
@@ -196,7 +199,7 @@ fn records_are_read_and_checked() {
 #[test]
 fn foreign_nodes_are_corrupt() {
     let (_, store) = fixture();
-    let table = NodeTable::open(store.clone(), D, &GROUPS).unwrap();
+    let table = open_table(&store, &GROUPS).unwrap();
     for node in [0, NODES / 2, NODES / 2 * 3, u64::MAX] {
         assert!(matches!(table.get(NodeId(node)), Err(Error::Corrupt(_))));
         let record = Record::Node { node: NodeId(node), entry: entry(100, 1) };
@@ -206,14 +209,14 @@ fn foreign_nodes_are_corrupt() {
     for bad in [entry(1024, 1), entry(1 << 47, 1), NodeEntry { index: 64, ..entry(100, 1) }] {
         assert!(matches!(table.replay(&[Record::Node { node: NodeId(9), entry: bad }]), Err(Error::Corrupt(_))));
     }
-    assert!(matches!(NodeTable::open(store, D, &[3]), Err(Error::Corrupt(_))));
+    assert!(matches!(open_table(&store, &[3]), Err(Error::Corrupt(_))));
     assert_eq!(table.free(), NODES - 2);
 }
 
 #[test]
 fn entries_are_evicted() {
     let (device, store) = fixture();
-    let mut table = NodeTable::open(store, D, &GROUPS).unwrap();
+    let mut table = open_table(&store, &GROUPS).unwrap();
     table.resident = Residency::new(2);
     let nodes: Vec<_> = (0..2000).map(|_| table.alloc(None).unwrap()).collect();
     let records: Vec<_> = nodes.iter().map(|&(node, gener)| Record::Node { node, entry: entry(300, gener) }).collect();

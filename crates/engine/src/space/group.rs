@@ -2,16 +2,16 @@
 
 use super::bitmap::{self, Bits};
 use super::init::fixed_mask;
-use super::paired::{PairCopy, Paired, Residency};
+use super::paired::{Counts, PairCopy, Paired, Place, Residency};
 use super::{Class, Run};
 use crate::error::Result;
 use crate::planted::{Bug, planted};
 use crate::store::Store;
-use braidfs_format::block::{BlockKind, other_copy_lost};
 use braidfs_format::geometry::SEGMENT_BLOCKS;
 use braidfs_format::group::{GroupHeader, OWNERS_PER_BLOCK, Owner, SegmentEntry, SegmentKind, SegmentTable};
 use braidfs_format::{BLOCK_BYTES, BlockAddr, Corrupt, DomainId};
 use braidfs_sync::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
 /// A group of the domain.
@@ -23,8 +23,8 @@ pub(super) struct Group {
     free: AtomicU32,
     /// Which copy of the segment table is current.
     pub table: Mutex<PairCopy>,
-    /// Why the segment table may not be the newest.
-    pub doubt: Option<Corrupt>,
+    /// How often the other tables were written.
+    pub counts: Arc<Counts>,
     /// The committed view changed since the segment table was written.
     pub table_dirty: AtomicBool,
     /// Some half of an owner table changed.
@@ -62,8 +62,8 @@ pub(super) struct SegmentState {
 }
 
 impl Group {
-    /// Reads header and segment table.
-    pub fn open(store: &Store, domain: DomainId, number: u32, journal: Option<Run>) -> Result<Self> {
+    /// Reads header and segment table: its newest copy that is not of a checkpoint after `upto`.
+    pub fn open(store: &Store, domain: DomainId, number: u32, journal: Option<Run>, upto: u64) -> Result<Self> {
         let geometry = store.geometry;
         let bad = |why: String| Corrupt::new("group header", format!("of group {number}: {why}"));
         if number >= geometry.groups {
@@ -80,26 +80,21 @@ impl Group {
         if blocks <= geometry.meta_blocks() || blocks > store.group_blocks(number) {
             return Err(bad(format!("{blocks} blocks of {}", store.group_blocks(number))).into());
         }
-        let (index, seq, entries) = SegmentTable::decode(
+        let table = SegmentTable::decode_upto(
             &buf[2 * BLOCK_BYTES..],
             geometry.segments,
             store.volume,
             geometry.segment_table_addr(number),
+            upto,
         )?;
-        let doubt = other_copy_lost(
-            &buf[2 * BLOCK_BYTES..],
-            BlockKind::SegmentTable,
-            store.volume,
-            geometry.segment_table_addr(number).0,
-            (index, seq),
-        );
+        let counts = Arc::new(Counts::new(&table));
         let start = geometry.group_start(number).0;
         let journal = journal.map_or(0..0, |j| {
             let clip = |at: u64| at.saturating_sub(start).min(u64::from(blocks)) as u32;
             clip(j.addr.0)..clip(j.addr.0.saturating_add(u64::from(j.len)))
         });
-        let mut segments = Vec::with_capacity(entries.len());
-        for (i, entry) in (0..).zip(entries) {
+        let mut segments = Vec::with_capacity(table.entries.len());
+        for (i, entry) in (0..).zip(table.entries) {
             let first = i * SEGMENT_BLOCKS;
             if (entry.kind == SegmentKind::Absent) != (first >= blocks) {
                 return Err(
@@ -115,9 +110,10 @@ impl Group {
             number,
             segments: segments.into(),
             free: AtomicU32::new(free),
-            table: Mutex::new(PairCopy { index, seq }),
-            doubt,
-            table_dirty: AtomicBool::new(false),
+            table: Mutex::new(PairCopy { index: table.copy, seq: table.seq }),
+            counts,
+            // what a checkpoint left that did not end must not look like one that did
+            table_dirty: AtomicBool::new(table.unfinished),
             owners_dirty: AtomicBool::new(false),
         })
     }
@@ -195,9 +191,8 @@ impl Group {
         while at < end {
             let half = at / OWNERS_PER_BLOCK;
             let stop = end.min((half + 1) * OWNERS_PER_BLOCK);
-            let pair = store.geometry.owners_addr(self.number, index, half);
             let mut table = self.segments[index as usize].owners[half as usize].lock();
-            let owners = table.edit(store, pair, resident)?;
+            let owners = table.edit(store, self.owners_place(store, index, half), resident)?;
             for i in at..stop {
                 f(i, &mut owners[(i % OWNERS_PER_BLOCK) as usize]);
             }
@@ -211,9 +206,18 @@ impl Group {
     /// The owner of block `block` of segment `index`.
     pub fn owner(&self, store: &Store, resident: &Residency, index: u32, block: u32) -> Result<Owner> {
         let half = block / OWNERS_PER_BLOCK;
-        let pair = store.geometry.owners_addr(self.number, index, half);
         let mut table = self.segments[index as usize].owners[half as usize].lock();
-        Ok(table.load(store, pair, resident)?[(block % OWNERS_PER_BLOCK) as usize])
+        Ok(table.load(store, self.owners_place(store, index, half), resident)?[(block % OWNERS_PER_BLOCK) as usize])
+    }
+
+    /// Where half `half` of the owner table of segment `index` lies.
+    fn owners_place(&self, store: &Store, index: u32, half: u32) -> Place<'_> {
+        let g = store.geometry;
+        Place {
+            pair: g.owners_addr(self.number, index, half),
+            counts: &self.counts,
+            index: g.owners_index(index, half),
+        }
     }
 
     /// The write of half an owner table ended: see [`Paired::end_write`].

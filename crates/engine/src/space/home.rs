@@ -6,7 +6,7 @@ use super::paired::PairCopy;
 use crate::error::Result;
 use crate::store::Store;
 use braidfs_format::BlockAddr;
-use braidfs_format::group::SegmentTable;
+use braidfs_format::group::{SegmentTable, table_mark};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -61,25 +61,21 @@ enum Key {
 }
 
 impl Space {
-    /// Writes what changed in the committed view since the last call, and says how many blocks. Does not flush: the
-    /// caller does, before the next call (which overwrites the other copies) and before the journal's tail moves.
+    /// Writes what changed in the committed view since the last call, and says how many blocks: for `checkpoint`, after the
+    /// node table, whose writes the segment tables count. Does not flush: the caller does, before the next call (which
+    /// overwrites the other copies), before the domain header tells of `checkpoint` and [`Space::table_sum`], and before
+    /// the journal's tail moves.
     ///
     /// # Errors
     /// Of the device; what was not written stays marked as changed.
-    pub fn write_home(&self) -> Result<u64> {
+    pub fn write_home(&self, checkpoint: u64) -> Result<u64> {
         let _one = self.home.lock();
         let groups: Vec<_> = self.groups.read().values().cloned().collect();
         let (store, geometry) = (&*self.store, self.store.geometry);
         let mut batch = HomeBatch::new();
+        let mut end_write = |key, written| self.end_write(key, written);
         for group in &groups {
             // Flags are cleared before the state is read: a change in between is written twice rather than never.
-            if group.table_dirty.swap(false, Relaxed) {
-                let entries: Vec<_> = group.segments.iter().map(|s| s.state.lock().entry).collect();
-                let pair = geometry.segment_table_addr(group.number);
-                let next = group.table.lock().other();
-                let block = SegmentTable::encode(&entries, self.domain.0, store.volume, pair, next.index, next.seq);
-                batch.push(pair, next, block, Key::SegmentTable(group.clone()));
-            }
             if group.owners_dirty.swap(false, Relaxed) {
                 for (segment, half, table) in group.owner_tables() {
                     let pair = geometry.owners_addr(group.number, segment, half);
@@ -87,6 +83,21 @@ impl Space {
                         batch.push(pair, next, block, Key::Owners(group.clone(), segment, half));
                     }
                 }
+            }
+            if batch.full() {
+                batch.write(store, &mut end_write)?;
+            }
+        }
+        batch.write(store, &mut end_write)?;
+        for group in &groups {
+            if group.table_dirty.swap(false, Relaxed) | group.counts.take_changed() {
+                let entries: Vec<_> = group.segments.iter().map(|s| s.state.lock().entry).collect();
+                let pair = geometry.segment_table_addr(group.number);
+                let next = group.table.lock().other();
+                let written = group.counts.written(checkpoint);
+                let block =
+                    SegmentTable::encode(&entries, &written, self.domain.0, store.volume, pair, next.index, next.seq);
+                batch.push(pair, next, block, Key::SegmentTable(group.clone()));
             }
             if batch.full() {
                 batch.write(store, &mut end_write)?;
@@ -116,18 +127,26 @@ impl Space {
         }
         self.owners.swept();
     }
-}
 
-fn end_write(key: Key, written: Option<PairCopy>) {
-    match key {
-        Key::SegmentTable(group) => match written {
-            Some(copy) => *group.table.lock() = copy,
-            None => group.table_dirty.store(true, Relaxed),
-        },
-        Key::Owners(group, segment, half) => {
-            group.end_owner_write(segment, half, written);
-            if written.is_none() {
-                group.owners_dirty.store(true, Relaxed);
+    fn end_write(&self, key: Key, written: Option<PairCopy>) {
+        match key {
+            Key::SegmentTable(group) => match written {
+                Some(copy) => {
+                    let old = std::mem::replace(&mut *group.table.lock(), copy);
+                    let less = table_mark(group.number, old.seq);
+                    let more = table_mark(group.number, copy.seq);
+                    self.table_sum.fetch_add(more.wrapping_sub(less), Relaxed);
+                }
+                None => group.table_dirty.store(true, Relaxed),
+            },
+            Key::Owners(group, segment, half) => {
+                group.end_owner_write(segment, half, written);
+                match written {
+                    Some(copy) => {
+                        group.counts.wrote(self.store.geometry.owners_index(segment, half), copy.seq);
+                    }
+                    None => group.owners_dirty.store(true, Relaxed),
+                }
             }
         }
     }

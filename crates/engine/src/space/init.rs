@@ -9,7 +9,8 @@ use crate::error::{Error, Result};
 use crate::store::Store;
 use braidfs_format::geometry::{NODES_PER_BLOCK, SEGMENT_BLOCKS};
 use braidfs_format::group::{
-    GroupHeader, OWNERS_PER_BLOCK, Owner, SegmentEntry, SegmentKind, SegmentTable, Temperature, encode_owners,
+    GroupHeader, OWNERS_PER_BLOCK, Owner, SegmentEntry, SegmentKind, SegmentTable, Temperature, Written, claim_seq,
+    encode_owners,
 };
 use braidfs_format::node::{NodeEntry, NodeTableBlock};
 use braidfs_format::{BLOCK_BYTES, BlockAddr, DomainId};
@@ -39,7 +40,7 @@ impl Space {
         let Some(journal_end) = journal_end.filter(|&e| journal_first >= meta && e <= blocks) else {
             return Err(Error::Invalid("the journal does not fit the group"));
         };
-        let (volume, seq) = (store.volume, u64::from(epoch) << 32);
+        let (volume, seq) = (store.volume, claim_seq(epoch));
         let start = geometry.group_start(group);
         let mut image = vec![0u8; meta as usize * BLOCK_BYTES];
         let mut put = |pair: BlockAddr, block: Vec<u8>| {
@@ -53,7 +54,8 @@ impl Space {
             .map(|s| blank_segment(s * SEGMENT_BLOCKS, meta, blocks, journal_first..journal_end))
             .collect();
         let pair = geometry.segment_table_addr(group);
-        put(pair, SegmentTable::encode(&segments, domain.0, volume, pair, 0, seq));
+        let written = Written::blank(geometry.segments);
+        put(pair, SegmentTable::encode(&segments, &written, domain.0, volume, pair, 0, seq));
 
         let owners = vec![Owner::default(); OWNERS_PER_BLOCK as usize];
         for segment in 0..geometry.segments {

@@ -36,13 +36,13 @@ mod tests;
 use crate::error::Result;
 use crate::store::Store;
 use alloc::Mlog;
-use braidfs_format::group::{Owner, SegmentKind, Temperature};
+use braidfs_format::group::{Owner, SegmentKind, Temperature, table_mark};
 use braidfs_format::{BlockAddr, Corrupt, DomainId};
 use braidfs_sync::{Mutex, RwLock};
 use crossbeam::utils::CachePadded;
 use group::Group;
 pub(crate) use home::HomeBatch;
-use paired::Residency;
+use paired::{Counts, Residency};
 use pool::Pool;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -122,17 +122,45 @@ pub struct Space {
     /// The cleaner's last victim, as `group << 32 | segment`: not to be recycled while it is being emptied.
     cleaning: AtomicU64,
     owners: Residency,
+    /// Segment tables of later checkpoints did not become valid.
+    upto: u64,
+    /// Sum of the marks of the segment tables, as they were written last.
+    table_sum: AtomicU64,
     /// One write of the home tables at a time.
     home: Mutex<()>,
 }
 
+/// What a domain header says of the segment tables: see [`braidfs_format::group`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Checkpointed {
+    /// The last checkpoint that ended.
+    pub checkpoint: u64,
+    /// The sum as it left them.
+    pub sum: u64,
+}
+
+impl Checkpointed {
+    /// As `header` says.
+    pub fn of(header: &braidfs_format::domain::DomainHeader) -> Self {
+        Self { checkpoint: header.checkpoint.get(), sum: header.tables.get() }
+    }
+}
+
 impl Space {
     /// Opens the space of `domain`: reads the headers and segment tables of its `groups`. `journal` is the domain's
-    /// journal, which is never allocated.
+    /// journal, which is never allocated. Of segment tables the last checkpoint that ended counts, with `last`: what a
+    /// later one wrote is in the journal, too. Without it the newest ones count.
     ///
     /// # Errors
     /// `Corrupt` where a group's metadata does not hold or is of another domain; of the device.
-    pub fn open(store: Arc<Store>, domain: DomainId, mlogs: u16, groups: &[u32], journal: Option<Run>) -> Result<Self> {
+    pub fn open(
+        store: Arc<Store>,
+        domain: DomainId,
+        mlogs: u16,
+        groups: &[u32],
+        journal: Option<Run>,
+        last: Option<Checkpointed>,
+    ) -> Result<Self> {
         let space = Self {
             store,
             domain,
@@ -145,6 +173,8 @@ impl Space {
             total: AtomicU64::new(0),
             cleaning: AtomicU64::new(u64::MAX),
             owners: Residency::new(OWNER_HALVES_MAX),
+            upto: last.map_or(u64::MAX, |l| l.checkpoint),
+            table_sum: AtomicU64::new(0),
             home: Mutex::default(),
         };
         groups.iter().try_for_each(|&g| space.add_group(g))?;
@@ -156,7 +186,7 @@ impl Space {
     /// # Errors
     /// As [`Space::open`].
     pub fn add_group(&self, number: u32) -> Result<()> {
-        let group = Arc::new(Group::open(&self.store, self.domain, number, self.journal)?);
+        let group = Arc::new(Group::open(&self.store, self.domain, number, self.journal, self.upto)?);
         {
             let mut groups = self.groups.write();
             if groups.contains_key(&number) {
@@ -164,22 +194,36 @@ impl Space {
             }
             groups.insert(number, group.clone());
         }
+        self.table_sum.fetch_add(table_mark(number, group.table.lock().seq), Relaxed);
         self.total.fetch_add(u64::from(group.total()), Relaxed);
         self.pool.lock().add_group(&group);
         self.unreserved.fetch_add(i64::from(group.free()), Relaxed);
         Ok(())
     }
 
-    /// Recovery begins or ends: see [`Residency::allow_torn`].
-    pub fn recovering(&self, on: bool) {
-        self.owners.allow_torn(on);
+    /// The sum of the segment tables' marks, for the domain header.
+    pub fn table_sum(&self) -> u64 {
+        self.table_sum.load(Relaxed)
     }
 
-    /// Why the bitmaps may be older than the volume, so that nothing may be allocated: a segment table lost a copy, and
-    /// no replayed record was about its group, as the crash that tore a write would have left.
-    pub fn doubt(&self) -> Option<Corrupt> {
-        let groups = self.groups.read();
-        groups.values().filter(|g| !g.table_dirty.load(Relaxed)).find_map(|g| g.doubt.clone())
+    /// How often the tables of group `number` were written.
+    pub(crate) fn counts(&self, number: u32) -> Option<Arc<Counts>> {
+        self.groups.read().get(&number).map(|g| g.counts.clone())
+    }
+
+    /// Why the segment tables are not those that the checkpoint of a header with `sum` left, so that nothing may be
+    /// allocated: one was lost. Asked before anything is written.
+    pub fn doubt(&self, sum: u64) -> Option<Corrupt> {
+        let is = self.table_sum();
+        if is == sum {
+            return None;
+        }
+        let marks: Vec<(u32, u64)> = self.groups.read().values().map(|g| (g.number, g.table.lock().seq)).collect();
+        // of which group it is can only be guessed, where more than one is lost
+        self.groups.read().values().for_each(|g| g.counts.doubt());
+        let which = lost_table(&marks, sum).map_or("one".into(), |g| format!("that of group {g}"));
+        let why = format!("{}: {which} is not the newest: the device lost a write", self.domain);
+        Some(Corrupt::new("segment table", why))
     }
 
     /// Whether something valid lies at `addr`.
@@ -226,4 +270,19 @@ impl Space {
         let group = self.groups.read().get(&number).cloned().ok_or_else(outside)?;
         Ok((group, segment, block))
     }
+}
+
+/// Of segment tables (group, `seq`), the one whose newest copy was lost, where `sum` is what their marks should add up to
+/// and it is just one.
+pub(crate) fn lost_table(tables: &[(u32, u64)], sum: u64) -> Option<u32> {
+    let is = table_sum(tables);
+    let lost = |(g, seq): &&(u32, u64)| {
+        is.wrapping_sub(table_mark(*g, *seq)).wrapping_add(table_mark(*g, seq.wrapping_add(1))) == sum
+    };
+    tables.iter().find(lost).map(|(g, _)| *g)
+}
+
+/// Sum of the marks of segment tables (group, `seq`).
+pub(crate) fn table_sum(tables: &[(u32, u64)]) -> u64 {
+    tables.iter().fold(0, |s, (g, seq)| s.wrapping_add(table_mark(*g, *seq)))
 }

@@ -1,15 +1,93 @@
 //! A table block that lives in a shadow pair: loaded on first need, changed in memory, written to the other copy.
 //!
 //! Invariants: the copy that is current on the device is never written. A changed block, and one whose write is under
-//! way, stays in memory. Shared by the owner tables and the node table.
+//! way, stays in memory. A copy that was written fewer times than the group's segment table says is not believed: the
+//! device lost a newer one. Shared by the owner tables and the node table.
 
 use crate::error::Result;
 use crate::store::Store;
-use braidfs_format::block::{BlockKind, other_copy_lost};
-use braidfs_format::group::{Owner, decode_owners, encode_owners};
+use braidfs_format::block::{kind_name, other_copy_lost};
+use braidfs_format::group::{Owner, Segments, Written, decode_owners, encode_owners};
 use braidfs_format::node::{NodeEntry, NodeTableBlock};
-use braidfs_format::{BLOCK_BYTES, BlockAddr, Corrupt, DomainId};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use braidfs_format::{BLOCK_BYTES, BlockAddr, BlockKind, Corrupt, DomainId};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed};
+
+/// How often the tables of a group were written, by their index ([`Written`]): at least, as long as they were not read.
+#[derive(Debug)]
+pub(crate) struct Counts {
+    /// `seq` of a table that was never written.
+    base: u64,
+    counts: Box<[AtomicU32]>,
+    /// Something was written since the segment table was made.
+    changed: AtomicBool,
+    /// The segment table may be an old one: a table that lost a copy may be, too.
+    doubted: AtomicBool,
+}
+
+impl Counts {
+    /// As the segment table has it.
+    pub fn new(table: &Segments) -> Self {
+        let counts = table.written.counts.iter().map(|&c| AtomicU32::new(c)).collect();
+        Self {
+            base: table.seq & !u64::from(u32::MAX),
+            counts,
+            changed: AtomicBool::new(false),
+            doubted: AtomicBool::new(false),
+        }
+    }
+    /// The segment table is not to be trusted.
+    pub fn doubt(&self) {
+        self.doubted.store(true, Relaxed);
+    }
+    /// The lowest `seq` that table `index` may have.
+    pub fn floor(&self, index: usize) -> u64 {
+        self.counts.get(index).map_or(0, |c| self.base + u64::from(c.load(Relaxed)))
+    }
+    /// Table `index` was written with `seq`.
+    pub fn wrote(&self, index: usize, seq: u64) {
+        if let Some(c) = self.counts.get(index) {
+            c.store(seq as u32, Relaxed);
+            self.changed.store(true, Relaxed);
+        }
+    }
+    /// Whether something was written since the last call.
+    pub fn take_changed(&self) -> bool {
+        self.changed.swap(false, Relaxed)
+    }
+    /// For the segment table that `checkpoint` writes.
+    pub fn written(&self, checkpoint: u64) -> Written {
+        Written { checkpoint, counts: self.counts.iter().map(|c| c.load(Relaxed)).collect() }
+    }
+}
+
+/// A table of a group: where its pair lies, and how often it was written.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Place<'a> {
+    /// First block of the pair.
+    pub pair: BlockAddr,
+    /// Of the group.
+    pub counts: &'a Counts,
+    /// Its index there.
+    pub index: usize,
+}
+
+impl Place<'_> {
+    /// Whether the copy of `buf`, the pair, that counts (with its `seq`) was written as often as it must have been.
+    ///
+    /// # Errors
+    /// `Corrupt` where it was not.
+    pub fn check<T: TableEntry>(&self, buf: &[u8], volume: u32, (copy, seq): (usize, u64)) -> Result<(), Corrupt> {
+        let floor = self.counts.floor(self.index);
+        if seq < floor {
+            let why = format!("at {}: written {floor:#x}, found {seq:#x}: the device lost the newest copy", self.pair);
+            return Err(Corrupt::new(kind_name(T::KIND), why));
+        }
+        match other_copy_lost(buf, T::KIND, volume, self.pair.0, (copy, seq)) {
+            Some(lost) if self.counts.doubted.load(Relaxed) => Err(lost),
+            _ => Ok(()),
+        }
+    }
+}
 
 /// Entries of a table block.
 pub(crate) trait TableEntry: Sized {
@@ -78,17 +156,15 @@ impl<T> Default for Paired<T> {
 }
 
 impl<T: TableEntry> Paired<T> {
-    /// The entries, read from the pair at `pair` where they are not in memory. Where one copy is damaged, the other may be
-    /// older, and is believed only while a journal is replayed: a write that the crash tore is in it.
-    pub fn load(&mut self, store: &Store, pair: BlockAddr, resident: &Residency) -> Result<&mut [T]> {
+    /// The entries, read where they are not in memory. A damaged copy does not matter where the other one was written as
+    /// often as it must be.
+    pub fn load(&mut self, store: &Store, place: Place<'_>, resident: &Residency) -> Result<&mut [T]> {
         self.touched = true;
         if self.entries.is_none() {
             let mut buf = vec![0u8; 2 * BLOCK_BYTES];
-            store.read(pair, &mut buf)?;
-            let (index, seq, entries) = T::decode(&buf, store.volume, pair)?;
-            if let Some(lost) = resident.doubt::<T>(&buf, store.volume, pair, (index, seq)) {
-                return Err(lost.into());
-            }
+            store.read(place.pair, &mut buf)?;
+            let (index, seq, entries) = T::decode(&buf, store.volume, place.pair)?;
+            place.check::<T>(&buf, store.volume, (index, seq))?;
             self.current = PairCopy { index, seq };
             self.entries = Some(entries.into_boxed_slice());
             resident.add(1);
@@ -96,8 +172,8 @@ impl<T: TableEntry> Paired<T> {
         Ok(self.entries.as_deref_mut().unwrap_or_default())
     }
     /// As [`Self::load`], for a change.
-    pub fn edit(&mut self, store: &Store, pair: BlockAddr, resident: &Residency) -> Result<&mut [T]> {
-        self.load(store, pair, resident)?;
+    pub fn edit(&mut self, store: &Store, place: Place<'_>, resident: &Residency) -> Result<&mut [T]> {
+        self.load(store, place, resident)?;
         self.dirty = true;
         Ok(self.entries.as_deref_mut().unwrap_or_default())
     }
@@ -127,12 +203,9 @@ impl<T: TableEntry> Paired<T> {
     }
 }
 
-/// How many table blocks are in memory, and when to look for some to forget; whether they may be torn.
+/// How many table blocks are in memory, and when to look for some to forget.
 #[derive(Debug)]
 pub(crate) struct Residency {
-    torn_allowed: AtomicBool,
-    /// A damaged copy was met while it was allowed.
-    torn_seen: AtomicBool,
     count: AtomicUsize,
     sweep_at: AtomicUsize,
     max: usize,
@@ -141,36 +214,7 @@ pub(crate) struct Residency {
 impl Residency {
     /// At most about `max` clean blocks.
     pub fn new(max: usize) -> Self {
-        Self {
-            torn_allowed: AtomicBool::new(false),
-            torn_seen: AtomicBool::new(false),
-            count: AtomicUsize::new(0),
-            sweep_at: AtomicUsize::new(max),
-            max,
-        }
-    }
-    /// A journal is being replayed, or no longer is: a torn copy of a pair is no damage then.
-    pub fn allow_torn(&self, on: bool) {
-        self.torn_allowed.store(on, Relaxed);
-    }
-    /// Why the copy of a pair that counts may not be the newest.
-    pub fn doubt<T: TableEntry>(
-        &self,
-        buf: &[u8],
-        volume: u32,
-        pair: BlockAddr,
-        current: (usize, u64),
-    ) -> Option<Corrupt> {
-        let doubt = other_copy_lost(buf, T::KIND, volume, pair.0, current)?;
-        if self.torn_allowed.load(Relaxed) {
-            self.torn_seen.store(true, Relaxed);
-            return None;
-        }
-        Some(doubt)
-    }
-    /// Whether a damaged copy was met while that was allowed.
-    pub fn torn_seen(&self) -> bool {
-        self.torn_seen.load(Relaxed)
+        Self { count: AtomicUsize::new(0), sweep_at: AtomicUsize::new(max), max }
     }
     fn add(&self, n: isize) {
         self.count.fetch_add(n as usize, Relaxed);

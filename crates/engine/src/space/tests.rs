@@ -72,8 +72,10 @@ fn check(space: &Space, model: &Model) {
 
 fn run_model(seed: u64, steps: usize) {
     let (device, store, journal) = fixture();
-    let open = || Space::open(store.clone(), D, 3, &[0, 2], journal).unwrap();
-    let mut space = open();
+    let open = |last| Space::open(store.clone(), D, 3, &[0, 2], journal, Some(last)).unwrap();
+    // what the domain header would say
+    let mut last = Checkpointed { checkpoint: 0, sum: 0 };
+    let mut space = open(last);
     let (mut model, mut random, mut tx) = (Model::default(), Random(seed | 1), 1);
     let mut log: Vec<(TxId, Vec<Record>)> = Vec::new();
     for _ in 0..steps {
@@ -153,30 +155,30 @@ fn run_model(seed: u64, steps: usize) {
             }
             90..94 => {
                 device.broken.store(random.below(3) == 0, Relaxed);
-                if space.write_home().is_ok() {
+                if space.write_home(last.checkpoint + 1).is_ok() {
                     device.flush_all();
                     log.clear();
-                    assert_eq!(space.write_home().unwrap(), 0);
+                    last = Checkpointed { checkpoint: last.checkpoint + 1, sum: space.table_sum() };
+                    assert_eq!(space.write_home(last.checkpoint + 1).unwrap(), 0);
                 }
                 device.broken.store(false, Relaxed);
             }
             94..98 => {
                 let before = committed(&space);
                 if random.below(2) == 0 {
-                    space.write_home().unwrap();
+                    space.write_home(last.checkpoint + 1).unwrap();
                 }
                 let percent = random.below(101);
                 device.crash(|| random.below(100) < percent);
-                space = open();
-                space.recovering(true);
+                space = open(last);
+                assert_eq!(space.doubt(last.sum), None, "a crash costs no segment table of an earlier checkpoint");
                 for (tx, records) in &log {
                     space.replay(records, *tx).unwrap();
                 }
-                space.recovering(false);
-                assert_eq!(space.doubt(), None, "what a crash tore is in the log");
                 assert_eq!(committed(&space), before);
-                space.write_home().unwrap();
+                space.write_home(last.checkpoint + 1).unwrap();
                 device.flush_all();
+                last = Checkpointed { checkpoint: last.checkpoint + 1, sum: space.table_sum() };
                 log.clear();
                 let loose = std::mem::take(&mut model.loose);
                 loose.iter().flat_map(|(r, _)| blocks(*r)).for_each(|b| assert!(model.used.remove(&b)));
@@ -211,7 +213,7 @@ proptest! {
 fn allocates_to_the_last_block() {
     for want in [1, 7, 64, 512] {
         let (_, store, journal) = fixture();
-        let space = Space::open(store, D, 4, &[0, 2], journal).unwrap();
+        let space = Space::open(store, D, 4, &[0, 2], journal, None).unwrap();
         assert_eq!(space.stats().blocks, USABLE);
         assert!(matches!(space.reserve(USABLE - 31, false), Err(Error::NoSpace)));
         space.reserve(USABLE - 32, false).unwrap();
@@ -232,7 +234,7 @@ fn allocates_to_the_last_block() {
 #[test]
 fn threads_share_a_full_domain() {
     let (_, store, journal) = fixture();
-    let space = Space::open(store, D, 4, &[0, 2], journal).unwrap();
+    let space = Space::open(store, D, 4, &[0, 2], journal, None).unwrap();
     std::thread::scope(|scope| {
         for t in 0..4 {
             let space = &space;
@@ -259,12 +261,12 @@ fn threads_share_a_full_domain() {
 #[test]
 fn checkpoints_beside_commits() {
     let (device, store, journal) = fixture();
-    let space = Space::open(store.clone(), D, 2, &[0, 2], journal).unwrap();
+    let space = Space::open(store.clone(), D, 2, &[0, 2], journal, None).unwrap();
     let done = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !done.load(Relaxed) {
-                space.write_home().unwrap();
+                space.write_home(0).unwrap();
                 device.flush_all();
             }
         });
@@ -284,8 +286,8 @@ fn checkpoints_beside_commits() {
         }
         done.store(true, Relaxed);
     });
-    space.write_home().unwrap();
-    let again = Space::open(store, D, 2, &[0, 2], journal).unwrap();
+    space.write_home(0).unwrap();
+    let again = Space::open(store, D, 2, &[0, 2], journal, None).unwrap();
     assert_eq!(committed(&again), committed(&space));
     assert_eq!((again.stats().free, again.stats().reserved), (space.stats().free, 0));
 }
@@ -296,7 +298,7 @@ fn long_runs_and_separate_logs() {
     for g in 0..2 {
         Space::init_group(&store, D, g, 1, None).unwrap();
     }
-    let space = Space::open(store.clone(), D, 2, &[0, 1], None).unwrap();
+    let space = Space::open(store.clone(), D, 2, &[0, 1], None, None).unwrap();
     assert_eq!(space.stats().free_segments, 64);
     space.reserve(10_000, false).unwrap();
     let a = space.alloc(0, DATA, 100, None).unwrap();
@@ -315,7 +317,7 @@ fn long_runs_and_separate_logs() {
 #[test]
 fn reuse_only_after_apply() {
     let (_, store, journal) = fixture();
-    let space = Space::open(store, D, 1, &[0, 2], journal).unwrap();
+    let space = Space::open(store, D, 1, &[0, 2], journal, None).unwrap();
     space.reserve(8, false).unwrap();
     let run = space.alloc(0, DATA, 8, None).unwrap();
     space.apply(&[alloc_record(run, DATA, 9, 100)], TxId(1)).unwrap();
@@ -330,7 +332,7 @@ fn reuse_only_after_apply() {
 #[test]
 fn foreign_runs_are_corrupt() {
     let (_, store, journal) = fixture();
-    let space = Space::open(store.clone(), D, 1, &[0, 2], journal).unwrap();
+    let space = Space::open(store.clone(), D, 1, &[0, 2], journal, None).unwrap();
     // Metadata, journal, other domain, past a short group, past a group, past the volume, empty, endless.
     let bad =
         [(27, 1), (30, 1), (327, 2), (1100, 1), (2048 + 699, 2), (1020, 8), (1 << 40, 1), (400, 0), (400, u32::MAX)];
@@ -348,15 +350,15 @@ fn foreign_runs_are_corrupt() {
     assert_eq!(space.stats().free, USABLE);
     space.take(run).unwrap();
     assert_eq!(space.stats().free, USABLE - 1);
-    assert!(matches!(Space::open(store.clone(), DomainId(4), 1, &[0], None), Err(Error::Corrupt(_))));
-    assert!(matches!(Space::open(store.clone(), D, 1, &[1], None), Err(Error::Corrupt(_))));
-    assert!(matches!(Space::open(store, D, 1, &[77], None), Err(Error::Corrupt(_))));
+    assert!(matches!(Space::open(store.clone(), DomainId(4), 1, &[0], None, None), Err(Error::Corrupt(_))));
+    assert!(matches!(Space::open(store.clone(), D, 1, &[1], None, None), Err(Error::Corrupt(_))));
+    assert!(matches!(Space::open(store, D, 1, &[77], None, None), Err(Error::Corrupt(_))));
 }
 
 #[test]
 fn claimed_group_joins() {
     let (_, store, journal) = fixture();
-    let space = Space::open(store.clone(), D, 1, &[0], journal).unwrap();
+    let space = Space::open(store.clone(), D, 1, &[0], journal, None).unwrap();
     assert!(matches!(Space::init_group(&store, D, 1, 2, Some((27, 9))), Err(Error::Invalid(_))));
     assert!(matches!(Space::init_group(&store, D, 2, 2, Some((28, 673))), Err(Error::Invalid(_))));
     Space::init_group(&store, D, 1, 2, None).unwrap();
@@ -369,7 +371,7 @@ fn claimed_group_joins() {
 #[test]
 fn owner_tables_are_evicted() {
     let (device, store, journal) = fixture();
-    let mut space = Space::open(store, D, 1, &[0, 2], journal).unwrap();
+    let mut space = Space::open(store, D, 1, &[0, 2], journal, None).unwrap();
     space.owners = Residency::new(1);
     space.reserve(1200, false).unwrap();
     let mut left = 1200;
@@ -380,7 +382,7 @@ fn owner_tables_are_evicted() {
     }
     let before = committed(&space);
     assert!(space.owners.count() > 2);
-    space.write_home().unwrap();
+    space.write_home(0).unwrap();
     device.flush_all();
     space.owner(BlockAddr(2048 + 100)).unwrap();
     space.owners.swept();

@@ -153,7 +153,7 @@ impl Inner {
         self.store.flush()?;
         bat.set(&**self.store.device(0), g, BatEntry { domain: Some(d.id), epoch })?;
         d.space.add_group(group)?;
-        d.nodes.add_group(group)?;
+        d.nodes.add_group(group, &d.space)?;
         self.shared.owner[g].store(d.id.0, Ordering::Release);
         drop(bat);
         self.count_unclaimed();

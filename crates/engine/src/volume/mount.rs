@@ -79,13 +79,7 @@ fn open(sb: SuperBlock, devices: Vec<Arc<dyn Device>>, options: MountOptions) ->
         recovering: AtomicBool::new(true),
         options,
     });
-    let mut opened = open_domains(&sb, &store, &shared, &bat)?;
-    if opened.iter().any(|(_, r)| r.torn) {
-        // Nothing was written yet. Node blocks tell what a table may have lost.
-        drop(opened);
-        crate::fsck::mend_node_tables(&store, &sb, bat.owners())?; // layering: mended as a check does it
-        opened = open_domains(&sb, &store, &shared, &bat)?;
-    }
+    let opened = open_domains(&sb, &store, &shared, &bat)?;
     let (domains, mut recovered): (Vec<_>, Vec<_>) = opened.into_iter().unzip();
     let traces: Vec<String> = recovered.iter_mut().flat_map(|r| std::mem::take(&mut r.traces)).collect();
     traces.iter().for_each(|t| tracing::warn!("{t}"));

@@ -75,9 +75,6 @@ fn main() -> ExitCode {
     for f in report.failures.iter().take(show) {
         println!("FAILED: {f}");
     }
-    for f in report.lost_writes.iter().take(show) {
-        println!("LOST WRITE: {f}");
-    }
     if served {
         for f in report.served.iter().take(show) {
             println!("SERVED: {f}");

@@ -278,7 +278,7 @@ impl Scrub<'_> {
         let blocks = g.meta_blocks().min(store.group_blocks(number));
         let start = g.group_start(number);
         let image = log.read(store, start, blocks as usize);
-        let group = parse_group(store, &mut log, d.id.0, number, epoch, &image);
+        let group = parse_group(store, &mut log, d.id.0, (number, epoch), u64::MAX, &image);
         for half in 0..(2 * g.segments).min(group.blocks.div_ceil(OWNERS_PER_BLOCK)) {
             let addr = g.owners_addr(number, half / 2, half % 2);
             let pair = &image[(addr.0 - start.0) as usize * BLOCK_BYTES..][..2 * BLOCK_BYTES];

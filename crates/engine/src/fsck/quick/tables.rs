@@ -45,13 +45,16 @@ impl<'a> Reader<'a> {
         let (store, g) = (self.cx.store, self.cx.store.geometry);
         let entry = self.cx.m.bat.get(number as usize).copied().unwrap_or_default();
         let Some(domain) = entry.domain.map(|d| d.0) else { return doubt("a group lost its owner") };
+        if self.cx.m.tables_old {
+            return doubt("a segment table is not the newest");
+        }
         let blocks = g.meta_blocks().min(store.group_blocks(number)) as usize;
         let image = &mut self.image[..blocks * BLOCK_BYTES];
         if let Err(e) = store.read(g.group_start(number), image) {
             return doubt(format!("tables of group {number}: {e}"));
         }
         let mut log = Log::of(domain);
-        let group = parse_group(store, &mut log, domain, number, entry.epoch, image);
+        let group = parse_group(store, &mut log, domain, (number, entry.epoch), u64::MAX, image);
         if let Some(f) = log.findings.first() {
             return doubt(format!("E{}: {}", f.code, f.message));
         }
@@ -131,10 +134,13 @@ fn owners(cx: &Ctx<'_>, group: &Group, image: &[u8], valid: &[u64]) -> Result<Pr
         if PairState::of(pair, BlockKind::Owners, cx.store.volume, addr.0).damaged().is_some() {
             return doubt(format!("owner table {half} of group {}: a copy", group.number));
         }
-        let (_, _, owners) = match decode_owners(pair, cx.store.volume, addr) {
+        let (_, seq, owners) = match decode_owners(pair, cx.store.volume, addr) {
             Ok(o) => o,
             Err(e) => return doubt(e.to_string()),
         };
+        if seq < group.floor(half as usize) {
+            return doubt(format!("owner table {half} of group {} is not the newest", group.number));
+        }
         let first = half * OWNERS_PER_BLOCK;
         for (at, o) in (first..).zip(&owners) {
             if valid[(at / 64) as usize] >> (at % 64) & 1 == 1 {
