@@ -246,7 +246,8 @@ impl Domain {
             records.push(Record::Node { node: *node, entry: NodeEntry { gener: *gener, ..NodeEntry::default() } });
         }
         self.supersede(&mut records)?;
-        let orphans = self.orphans.lock().iter().copied().collect::<Vec<_>>();
+        let mut orphans = self.orphans.lock().iter().copied().collect::<Vec<_>>();
+        orphans.sort(); // the same operations write the same
         if !orphans.is_empty() && !planted(Bug::OrphansLost) {
             records.push(Record::Orphans(orphans));
         }
@@ -434,6 +435,7 @@ impl Domain {
             return false;
         }
         let running = self.gate.read();
-        running.id != id || !running.is_empty() || self.failed().is_some()
+        // an empty transaction needs nothing but that the commit before it, which may be under way, has ended
+        running.id != id || !running.is_empty() || self.committed().0 + 1 < id.0 || self.failed().is_some()
     }
 }
