@@ -6,7 +6,7 @@
 
 use crate::count::Tally;
 use crate::{AlignedBuf, BLOCK_BYTES, Counters, Device, WriteOp};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
@@ -35,6 +35,8 @@ pub enum Effect {
     Short(u64),
     /// It takes longer.
     Delay(Duration),
+    /// It takes until [`FaultDevice::clear`].
+    Hold,
     /// One bit of the data, in a block that the rule is for, is wrong, and nobody says so.
     FlipBit,
     /// It does nothing and says that all went well. A read keeps its buffer as it was.
@@ -101,6 +103,9 @@ pub struct FaultDevice {
     read_only: AtomicBool,
     random: AtomicU64,
     fired: AtomicU64,
+    /// How often the rules were taken away, and how many operations wait for the next time.
+    holds: Mutex<(u64, usize)>,
+    go_on: Condvar,
     tally: Tally,
 }
 
@@ -116,6 +121,8 @@ impl FaultDevice {
             read_only: AtomicBool::new(false),
             random: AtomicU64::new(seed),
             fired: AtomicU64::new(0),
+            holds: Mutex::default(),
+            go_on: Condvar::new(),
             tally: Tally::default(),
         }
     }
@@ -127,12 +134,27 @@ impl FaultDevice {
         self.armed.store(true, Relaxed);
     }
 
-    /// Takes all rules away. A stopped device stays stopped, and one whose flush failed refuses every later one, as
+    /// Takes all rules away, and lets go what is held. A stopped device stays stopped, and one whose flush failed refuses every later one, as
     /// [`Device::flush`] says.
     pub fn clear(&self) {
         let mut rules = self.rules.lock();
         rules.clear();
         self.armed.store(false, Relaxed);
+        drop(rules);
+        self.holds.lock().0 += 1;
+        self.go_on.notify_all();
+    }
+
+    /// How many operations are held.
+    pub fn held(&self) -> usize {
+        self.holds.lock().1
+    }
+
+    fn hold(&self, since: u64) {
+        let mut h = self.holds.lock();
+        h.1 += 1;
+        self.go_on.wait_while(&mut h, |h| h.0 == since);
+        h.1 -= 1;
     }
 
     /// Kills the device: every later operation fails with `EIO`, and nothing more reaches the inner device.
@@ -180,9 +202,9 @@ impl FaultDevice {
         if !self.armed.load(Relaxed) {
             return Ok(None);
         }
-        let (mut delay, mut effect) = (Duration::ZERO, None);
+        let (mut delay, mut hold, mut effect) = (Duration::ZERO, None, None);
         for rule in self.rules.lock().iter_mut() {
-            let is_delay = matches!(rule.effect, Effect::Delay(_));
+            let is_delay = matches!(rule.effect, Effect::Delay(_) | Effect::Hold);
             if !rule.fits(op, &blocks) || rule.times == 0 || (effect.is_some() && !is_delay) {
                 continue;
             }
@@ -198,11 +220,18 @@ impl FaultDevice {
             self.fired.fetch_add(1, Relaxed);
             match rule.effect {
                 Effect::Delay(d) => delay += d,
+                // under the lock of the rules: they cannot have been taken away yet
+                Effect::Hold => hold = Some(self.holds.lock().0),
                 other => effect = Some((other, rule.blocks.clone())),
             }
         }
         if delay > Duration::ZERO {
             std::thread::sleep(delay);
+        }
+        if let Some(since) = hold {
+            self.hold(since);
+        }
+        if hold.is_some() || delay > Duration::ZERO {
             self.alive()?;
         }
         match effect {

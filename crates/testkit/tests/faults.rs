@@ -2,16 +2,19 @@
 //! astray, rotten bits. Seeds are fixed; `BRAIDFS_SEED` takes another.
 
 use braidfs::namespace::paths::OpenHow;
-use braidfs::{Cred, DomainId, Error, MkfsOptions, NodeId, OpenFile, Placement, Volume, mkfs};
+use braidfs::{Cred, DomainId, Error, MkfsOptions, MountOptions, NodeId, OpenFile, Placement, Volume, mkfs};
 use braidfs_device::{Device, Effect, FaultDevice, MemDevice, Op, Rule};
 use braidfs_testkit::damage::sample::{change, fill_first, options};
 use braidfs_testkit::damage::truth::{Truth, Verdict, compare, read_all};
 use braidfs_testkit::ops::fill;
 use braidfs_testkit::walk::fsck;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 const EIO: i32 = 5;
 const ENOSPC: i32 = 28;
+/// What has not come by then does not come.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A volume of two domains on two devices, one domain's groups on each, and faults before both.
 struct Two {
@@ -231,6 +234,117 @@ fn a_mount_with_read_errors_changes_nothing() {
     }
     let v = Volume::mount(vec![device.clone() as Arc<dyn Device>], options()).unwrap();
     assert!(compare(&v, &truth, true).values().all(|x| *x == Verdict::Right));
+    v.unmount().unwrap();
+    fsck(&[device]).unwrap();
+}
+
+/// Options of a mount as it is in use: threads in the background, and commits of their own.
+fn busy_options() -> MountOptions {
+    MountOptions { commit_interval: Duration::from_millis(20), cache_bytes: 64 << 20, ..MountOptions::default() }
+}
+
+/// Waits for something that has to come.
+fn until(what: &str, mut ready: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !ready() {
+        assert!(start.elapsed() < PATIENCE, "{what}: not in {PATIENCE:?}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// A device that answers nothing for a while holds up what needs it: not the other domains, not reads of what is in memory,
+/// not writes into memory. When it answers again everything goes on, and an unmount that waited for it ends.
+#[test]
+fn a_held_device_holds_up_its_domain_alone() {
+    for op in [Op::Write, Op::Flush] {
+        let two = Two::new();
+        let v = Volume::mount(two.devices(), busy_options()).unwrap();
+        let (sound, slow) = (file_in(&v, 0, "sound"), file_in(&v, 1, "slow"));
+        let device = &two.faulty[1];
+        device.add(Rule::new(op, Effect::Hold));
+        let data = fill(2, 0, 20_000);
+        std::thread::scope(|s| {
+            v.write(&slow, 0, &data).unwrap();
+            let sync = s.spawn(|| v.fsync(slow.ino(), false));
+            until("the fsync comes to the device", || device.held() > 0);
+            // what is in memory can be read, and written where its commit is not about that file
+            assert_eq!(content(&v, slow.ino()).unwrap(), data);
+            let commits = v.domains()[0].commits;
+            for i in 0..40u32 {
+                let f = create(&v, &format!("more.{i}"));
+                // created by turns in both domains: in the slow one too, in memory
+                let f = f.unwrap();
+                v.write(&f, 0, &fill(i, 0, 9000)).unwrap();
+                if v.domain_of(f.ino()).unwrap() == DomainId(0) {
+                    v.write(&sound, u64::from(i) * 9000, &fill(3, 0, 9000)).unwrap();
+                    v.fsync(sound.ino(), false).unwrap();
+                }
+            }
+            // the background goes on there, too
+            v.write(&sound, 0, &fill(4, 0, 9000)).unwrap();
+            until("the sound domain commits by itself", || v.domains()[0].commits > commits);
+            assert!(!sync.is_finished() && device.held() > 0, "{op:?}");
+            device.clear();
+            sync.join().unwrap().unwrap();
+        });
+        // held again while it is unmounted
+        let (sound, slow) = (sound.ino(), slow.ino());
+        device.add(Rule::new(op, Effect::Hold));
+        std::thread::scope(|s| {
+            let end = s.spawn(move || v.unmount());
+            until("the unmount comes to the device", || device.held() > 0);
+            assert!(!end.is_finished());
+            device.clear();
+            until("the unmount ends", || end.is_finished());
+            end.join().unwrap().unwrap();
+        });
+        let healthy = two.healthy();
+        let v = Volume::mount(healthy.clone(), options()).unwrap();
+        assert_eq!(content(&v, slow).unwrap(), data);
+        assert_eq!(content(&v, sound).unwrap()[..9000], fill(4, 0, 9000)[..]);
+        v.unmount().unwrap();
+        fsck(&healthy).unwrap();
+    }
+}
+
+/// Every answer takes its time: everything is right all the same, and ends.
+#[test]
+fn a_slow_device_is_only_slow() {
+    let (device, truth) = healthy_volume();
+    let faulty = Arc::new(FaultDevice::new(device.clone(), 3));
+    for op in [Op::Read, Op::Write, Op::Flush, Op::Discard] {
+        faulty.add(Rule::new(op, Effect::Delay(Duration::from_millis(30))).chance(0.02));
+        faulty.add(Rule::new(op, Effect::Delay(Duration::from_micros(300))));
+    }
+    let v = Volume::mount(vec![faulty.clone() as Arc<dyn Device>], busy_options()).unwrap();
+    std::thread::scope(|s| {
+        let writers: Vec<_> = (0..3u32)
+            .map(|t| {
+                let v = &v;
+                s.spawn(move || {
+                    for i in 0..15u32 {
+                        let f = create(v, &format!("by {t}, {i}")).unwrap();
+                        v.write(&f, 0, &fill(t * 100 + i, 0, 12_000)).unwrap();
+                        if i % 3 == 0 {
+                            v.fsync(f.ino(), false).unwrap();
+                        }
+                    }
+                })
+            })
+            .collect();
+        writers.into_iter().for_each(|w| w.join().unwrap());
+    });
+    v.sync().unwrap();
+    v.unmount().unwrap();
+    assert!(faulty.fired() > 100, "{}", faulty.fired());
+    let v = Volume::mount(vec![device.clone() as Arc<dyn Device>], options()).unwrap();
+    for (t, i) in (0..3u32).flat_map(|t| (0..15).map(move |i| (t, i))) {
+        let f = create(&v, &format!("by {t}, {i}")).unwrap();
+        assert_eq!(content(&v, f.ino()).unwrap(), fill(t * 100 + i, 0, 12_000));
+    }
+    for (path, verdict) in compare(&v, &truth, true).into_iter().filter(|(p, _)| !p.starts_with(b"by ")) {
+        assert_eq!(verdict, Verdict::Right, "{}", String::from_utf8_lossy(&path));
+    }
     v.unmount().unwrap();
     fsck(&[device]).unwrap();
 }

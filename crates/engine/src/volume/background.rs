@@ -33,8 +33,10 @@ impl Background {
     pub fn start(inner: Arc<Inner>) -> Result<Self> {
         let stop = Arc::new(Stop::default());
         let mut b = Self { stop: stop.clone(), threads: Vec::new() };
-        // a thread per domain up to the CPUs, so that domains commit and checkpoint side by side
-        let n = std::thread::available_parallelism().map_or(1, usize::from).clamp(1, inner.domains.len());
+        // a thread per domain up to the CPUs, so that domains commit and checkpoint side by side; where they may be on
+        // different devices one each, so that none waits for another's
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        let n = if inner.store.devices() > 1 { usize::MAX } else { cpus }.clamp(1, inner.domains.len());
         for t in 0..n {
             let (inner, stop) = (inner.clone(), stop.clone());
             b.spawn(format!("braidfs-bg-{t}"), move || run(&inner, &stop, t, n))?;
