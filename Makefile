@@ -33,10 +33,10 @@ unit: ## tests of all crates but the heavy ones
 	$(CARGO) test --workspace --exclude braidfs-testkit
 
 heavy: ## model, crash and thread tests, optimised
-	$(CARGO) test --release -p braidfs-testkit
+	$(CARGO) test --release -p braidfs-testkit --features schedule
 
 crash: ## every crash workload, for hours; interrupt it, the same command goes on
-	$(CARGO) run --profile crash -p braidfs-testkit --bin crash -- full
+	$(CARGO) run --profile crash -p braidfs-testkit --features schedule --bin crash -- full
 
 planted: ## do the crash tests see bugs on purpose
 	$(CARGO) run --release -p braidfs-testkit --features planted-bugs --bin crash -- planted

@@ -188,6 +188,22 @@ impl RecordDevice {
         image
     }
 
+    /// A flush during which `meanwhile` runs: what others write by then returns before it, and is not covered.
+    ///
+    /// # Errors
+    /// None.
+    pub fn flush_while(&self, meanwhile: &dyn Fn()) -> io::Result<()> {
+        let covers = self.log.lock().events.len();
+        meanwhile();
+        let mut log = self.log.lock();
+        let at = log.events.len();
+        // An overlapping flush that started later may have returned first.
+        let covers = covers.max(log.durable(at));
+        log.events.push(Event::Flush { covers, thread: thread_number() });
+        log.flushes.push(at);
+        Ok(())
+    }
+
     fn record(&self, event: Event) {
         let mut log = self.log.lock();
         // Memory and log change together, so that overlapping writes have one order in both.
@@ -266,16 +282,8 @@ impl Device for RecordDevice {
     }
 
     fn flush(&self) -> io::Result<()> {
-        let covers = self.log.lock().events.len();
         // Lets other threads' writes return while this flush runs: they must not rely on it.
-        std::thread::yield_now();
-        let mut log = self.log.lock();
-        let at = log.events.len();
-        // An overlapping flush that started later may have returned first.
-        let covers = covers.max(log.durable(at));
-        log.events.push(Event::Flush { covers, thread: thread_number() });
-        log.flushes.push(at);
-        Ok(())
+        self.flush_while(&std::thread::yield_now)
     }
 
     fn discard(&self, block: u64, blocks: u64) -> io::Result<()> {

@@ -36,6 +36,12 @@ impl<T> Mutex<T> {
     }
 }
 
+impl<T> From<T> for Mutex<T> {
+    fn from(value: T) -> Self {
+        Self::new(value)
+    }
+}
+
 impl<T: ?Sized> Mutex<T> {
     /// Takes the lock.
     pub fn lock(&self) -> MutexGuard<'_, T> {

@@ -21,7 +21,7 @@ fn crashes_in_short_sequences() {
     limits.states = env_number("BRAIDFS_CRASH_STATES", 1_000_000);
     limits.failures = 3;
     let start = Instant::now();
-    let report = brief(&plan, &bases, &limits, &TURNS, &|_, _, _, _| {});
+    let report = brief(&plan, &bases, &limits, TURNS, &|_, _, _, _| {});
     println!("{}", report.summary(start.elapsed()));
     let failures: Vec<String> = report
         .failures

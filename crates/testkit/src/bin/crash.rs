@@ -179,7 +179,7 @@ fn run() -> Result<bool, String> {
         }
         "brief" => {
             let show = Show { plan: &plan, bar: bar(a.limits.states), start: Instant::now(), before: 0 };
-            let report = brief(&plan, &bases, &a.limits, &TURNS, &|part, n, len, c| {
+            let report = brief(&plan, &bases, &a.limits, TURNS, &|part, n, len, c| {
                 show.bar.set_position(c.states());
                 show.tell(part, n, len, c);
             });
@@ -194,7 +194,11 @@ fn run() -> Result<bool, String> {
         }
         "full" => {
             let mut standing = Standing::load(&plan, &a.file)?;
-            let parts: Vec<usize> = if a.parts.is_empty() { vec![0, 1, 2, 4, 3] } else { a.parts.clone() };
+            let parts: Vec<usize> = if a.parts.is_empty() {
+                [0, 1, 2, 4, Plan::THREADS, 3].into_iter().filter(|p| *p < plan.parts.len()).collect()
+            } else {
+                a.parts.clone()
+            };
             if let Some(p) = parts.iter().find(|p| **p >= plan.parts.len()) {
                 return Err(format!("there is no part {p}; `crash parts` lists them"));
             }

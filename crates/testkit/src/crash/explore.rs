@@ -300,6 +300,8 @@ fn run_one(
             counts = checker.counts;
             r.map(Some)
         }
+        #[cfg(feature = "schedule")]
+        Workload::Threads { seed } => super::threads::run(*seed, limits, stop, &mut counts).map(Some),
     });
     (counts, result.unwrap_or_else(|why| Err(Failure { crash: None, why })))
 }

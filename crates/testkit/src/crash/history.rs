@@ -31,6 +31,8 @@ pub struct Step {
     pub log: usize,
     /// What it promised.
     pub sync: Option<Synced>,
+    /// The version that its promise is about: that after it, or with other threads the one that it began with.
+    pub covers: usize,
 }
 
 /// All operations since a moment when everything was durable. Version 0 is that moment, version `i` the state after
@@ -53,14 +55,39 @@ impl History {
 
     /// Adds a step.
     pub fn push(&mut self, op: &Op, after: &Model, log: usize, sync: Option<Synced>) {
-        self.steps.push(Step { what: to_rust(op), after: after.clone(), log, sync });
+        let covers = self.steps.len() + 1;
+        self.steps.push(Step { what: to_rust(op), after: after.clone(), log, sync, covers });
+    }
+
+    /// Adds a step of a thread; it began when there were `covers` steps.
+    pub fn push_overlapping(
+        &mut self,
+        (thread, op): (usize, &Op),
+        after: &Model,
+        log: usize,
+        sync: Option<Synced>,
+        covers: usize,
+    ) {
+        let what = format!("thread {thread}, since version {covers}: {}", to_rust(op));
+        self.steps.push(Step { what, after: after.clone(), log, sync, covers });
+    }
+
+    /// The beginning of it, so many steps.
+    pub fn first(&self, steps: usize) -> Self {
+        Self {
+            start: self.start.clone(),
+            steps: self.steps[..steps].to_vec(),
+            keys: self.keys.clone(),
+            domains: self.domains.clone(),
+        }
     }
 
     /// Adds an unmount, which promises everything.
     pub fn push_unmount(&mut self, log: usize) {
         let mut after = self.version(self.steps.len()).clone();
         after.close_all();
-        self.steps.push(Step { what: "unmount".into(), after, log, sync: Some(Synced::All) });
+        let covers = self.steps.len() + 1;
+        self.steps.push(Step { what: "unmount".into(), after, log, sync: Some(Synced::All), covers });
     }
 
     /// The steps.

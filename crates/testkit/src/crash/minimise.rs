@@ -100,6 +100,9 @@ pub fn minimise(
             let base = random_base(*seed)?;
             (On::Vary(*seed), random_ops(&base, *seed, random)?, End::Crash)
         }
+        // another list of operations has another schedule
+        #[cfg(feature = "schedule")]
+        Workload::Threads { .. } => return Err("a run of several threads; run it again with --one".into()),
     };
     let base = on.base()?;
     let depth = thorough(second);

@@ -6,6 +6,7 @@
 //!   of it are tried.
 //! - [`history`]: what was done and promised up to then. [`oracle`]: whether the recovered tree is one that the
 //!   durability contract allows.
+//! - `threads`: random runs of several threads, with the feature `schedule`.
 //! - [`check`]: recovers the images of a log and judges them; crashes recoveries too. [`tree`]: which images are one to
 //!   recovery.
 //! - [`explore`]: runs the plan on several threads. [`minimise`]: makes a failure short.
@@ -25,5 +26,7 @@ pub mod plan;
 pub mod planted;
 pub mod run;
 pub mod states;
+#[cfg(feature = "schedule")]
+pub mod threads;
 pub mod tree;
 pub mod workload;

@@ -41,20 +41,31 @@ pub struct Oracle<'h> {
 impl<'h> Oracle<'h> {
     /// For crashes after `completed` operations have returned and while the next one runs.
     pub fn new(history: &'h History, completed: usize) -> Self {
+        Self::with_newest(history, completed, (completed + 1).min(history.steps().len()))
+    }
+
+    /// For crashes after `completed` operations have returned and while all others of the history run.
+    pub fn with_under_way(history: &'h History, completed: usize) -> Self {
+        Self::with_newest(history, completed, history.steps().len())
+    }
+
+    fn with_newest(history: &'h History, completed: usize, newest: usize) -> Self {
         let mut o = Self {
             history,
             completed,
-            newest: (completed + 1).min(history.steps().len()),
+            newest,
             everything: 0,
             bounds: BTreeMap::new(),
             dirs: BTreeMap::new(),
             names: BTreeMap::new(),
             inos: history.keys.iter().map(|(i, k)| (*k, *i)).collect(),
         };
-        for (i, step) in history.steps().iter().enumerate().take(completed) {
+        for step in history.steps().iter().take(completed) {
             match step.sync {
-                Some(Synced::All) => o.everything = i + 1,
-                Some(Synced::One { ino, data_only }) => o.promise(&step.after, ino, i + 1, data_only),
+                Some(Synced::All) => o.everything = o.everything.max(step.covers),
+                Some(Synced::One { ino, data_only }) => {
+                    o.promise(history.version(step.covers), ino, step.covers, data_only);
+                }
                 None => {}
             }
         }
@@ -73,17 +84,19 @@ impl<'h> Oracle<'h> {
         };
         let everything = self.everything;
         let b = self.bounds.entry(ino).or_insert(Bounds { data: everything, attr: everything, links: everything });
-        b.data = v;
+        // overlapping syncs may return in another order than they began
+        b.data = b.data.max(v);
         if data_only && had_name {
             return;
         }
-        b.links = v;
+        b.links = b.links.max(v);
         if !data_only {
-            b.attr = v;
+            b.attr = b.attr.max(v);
         }
         let Some(node) = model.node(ino) else { return };
         if node.kind == braidfs::FileKind::Dir {
-            self.dirs.insert(ino, v);
+            let d = self.dirs.entry(ino).or_insert(v);
+            *d = v.max(*d);
         }
         // Every name on every path to it.
         let mut todo: Vec<Ino> = vec![ino];
@@ -95,10 +108,11 @@ impl<'h> Oracle<'h> {
             if at != ino {
                 let b =
                     self.bounds.entry(at).or_insert(Bounds { data: everything, attr: everything, links: everything });
-                b.links = v;
+                b.links = b.links.max(v);
             }
             for link in model.node(at).into_iter().flat_map(|n| &n.links) {
-                self.names.insert(link.clone(), v);
+                let n = self.names.entry(link.clone()).or_insert(v);
+                *n = v.max(*n);
                 todo.push(link.0);
             }
         }

@@ -37,6 +37,12 @@ pub enum Workload {
         /// Gives volume and operations.
         seed: u64,
     },
+    /// The same by several threads at a time.
+    #[cfg(feature = "schedule")]
+    Threads {
+        /// Gives volume, operations and schedule.
+        seed: u64,
+    },
 }
 
 /// A family of workloads.
@@ -62,6 +68,10 @@ enum Family {
         from: Arc<[Vec<Op>]>,
     },
     Random {
+        seed: u64,
+    },
+    #[cfg(feature = "schedule")]
+    Threads {
         seed: u64,
     },
 }
@@ -91,6 +101,8 @@ impl Plan {
     pub const THREE: usize = 3;
     #[allow(missing_docs)]
     pub const RANDOM: usize = 4;
+    /// There with the feature `schedule`.
+    pub const THREADS: usize = 5;
 
     /// For so many volumes.
     pub fn new(bases: usize, seed: u64) -> Self {
@@ -108,6 +120,8 @@ impl Plan {
             sequences("two operations", 2, true, list),
             sequences("three of metadata", 3, false, metadata),
             Part { name: "random runs", len: RANDOM_RUNS, family: Family::Random { seed } },
+            #[cfg(feature = "schedule")]
+            Part { name: "random runs of several threads", len: RANDOM_RUNS, family: Family::Threads { seed } },
         ];
         Self { parts, bases, names }
     }
@@ -123,6 +137,8 @@ impl Plan {
                 Workload::Sequence { base, ops, before: 0, end, basics: Vec::new() }
             }
             Family::Random { seed } => Workload::Random { seed: seed.wrapping_add(i) },
+            #[cfg(feature = "schedule")]
+            Family::Threads { seed } => Workload::Threads { seed: seed.wrapping_add(i) },
             Family::Sequences { length, each_base, from } => {
                 let mut n = permuted(i, p.len);
                 let base = if *each_base {

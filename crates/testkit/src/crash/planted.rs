@@ -26,8 +26,14 @@ pub struct Found {
 }
 
 /// How many workloads of which part: a beginning of what the brief run does, the same each time.
-const WORKLOADS: [(usize, u64); 5] =
-    [(Plan::HARD, u64::MAX / 2), (Plan::ONE, 360), (Plan::TWO, 240), (Plan::THREE, 120), (Plan::RANDOM, 4)];
+const WORKLOADS: [(usize, u64); 6] = [
+    (Plan::HARD, u64::MAX / 2),
+    (Plan::ONE, 360),
+    (Plan::TWO, 240),
+    (Plan::THREE, 120),
+    (Plan::RANDOM, 4),
+    (Plan::THREADS, 4),
+];
 
 /// Removes the bug also after a panic.
 struct Planted;
