@@ -48,7 +48,8 @@ impl Domain {
             write_home()?;
         }
         // orphans are listed in the newest commit only: it stays
-        let keep = if self.orphans.lock().is_empty() { upto.0 + 1 } else { upto.0 };
+        let listed = self.orphans_listed.load(Ordering::Acquire) || !self.orphans.lock().is_empty();
+        let keep = if listed { upto.0 } else { upto.0 + 1 };
         let tail = {
             let f = self.first_pos.lock();
             f.range(keep..).map(|(_, p)| *p).min().unwrap_or_else(|| self.journal.head())

@@ -99,7 +99,7 @@ impl Domain {
 
     /// Commits the running transaction; false where it is empty. Under `commit_lock`.
     fn commit_running(&self) -> Result<bool> {
-        let tx = {
+        let (tx, mut orphans) = {
             let mut gate = self.gate.write();
             if gate.is_empty() {
                 return Ok(false);
@@ -108,8 +108,10 @@ impl Domain {
             let old = std::mem::replace(&mut *gate, next);
             *self.committing.lock() = Some(old.clone());
             self.is_committing.store(true, Ordering::Release);
-            old
+            // as of this transaction: what the next one links again, or frees, is an orphan where only this one survives
+            (old, self.orphans.lock().iter().copied().collect::<Vec<NodeId>>())
         };
+        orphans.sort(); // the same operations write the same
         let work = Arc::new(Work {
             cells: tx.take_cells(),
             tx: tx.clone(),
@@ -134,7 +136,7 @@ impl Domain {
         }
         tx.wait_io();
         self.check_writable()?;
-        self.finish(&tx, share)?;
+        self.finish(&tx, share, orphans)?;
         *self.committing.lock() = None;
         self.is_committing.store(false, Ordering::Release);
         self.durable.store(tx.id.0, Ordering::Relaxed);
@@ -231,7 +233,7 @@ impl Domain {
     }
 
     /// Steps 3 and 4 of the module's list.
-    fn finish(&self, tx: &Tx, mut share: Share) -> Result<()> {
+    fn finish(&self, tx: &Tx, mut share: Share, orphans: Vec<NodeId>) -> Result<()> {
         // cells that operations of the next transaction serialised before they changed them
         let mut stray = tx.take_out();
         let mut node_facts = std::mem::take(&mut share.records);
@@ -246,13 +248,13 @@ impl Domain {
             records.push(Record::Node { node: *node, entry: NodeEntry { gener: *gener, ..NodeEntry::default() } });
         }
         self.supersede(&mut records)?;
-        let mut orphans = self.orphans.lock().iter().copied().collect::<Vec<_>>();
-        orphans.sort(); // the same operations write the same
+        let listed = !orphans.is_empty();
         if !orphans.is_empty() && !planted(Bug::OrphansLost) {
             records.push(Record::Orphans(orphans));
         }
 
         self.write_transaction(tx, &records)?;
+        self.orphans_listed.store(listed, Ordering::Release);
 
         // durable from here on
         for r in &records {

@@ -156,6 +156,8 @@ pub struct Domain {
     header: Mutex<HeaderPair>,
     /// Inodes unlinked but open (or waiting for another domain).
     pub orphans: Mutex<HashSet<NodeId>>,
+    /// The newest commit lists some: a checkpoint keeps it.
+    orphans_listed: AtomicBool,
     /// Transactions of other domains that committed transactions of this one touched: durable before our tail moves.
     peer_txs: Mutex<BTreeMap<u16, u64>>,
     /// Position of the first chunk of each transaction since the last checkpoint.
@@ -244,6 +246,7 @@ impl Domain {
             failed: OnceLock::new(),
             header: Mutex::new(header),
             orphans: Mutex::default(),
+            orphans_listed: AtomicBool::new(false),
             peer_txs: Mutex::default(),
             new_geners: Mutex::default(),
             held: Mutex::default(),
