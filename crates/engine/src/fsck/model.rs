@@ -115,7 +115,14 @@ impl Group {
     }
 
     /// Whether the device lost the newest copy of table `index`, of which `state` was found: then notes it.
-    pub fn lost_write(&self, log: &mut Log, state: &PairState, index: usize, code: u32, what: std::fmt::Arguments<'_>) -> bool {
+    pub fn lost_write(
+        &self,
+        log: &mut Log,
+        state: &PairState,
+        index: usize,
+        code: u32,
+        what: std::fmt::Arguments<'_>,
+    ) -> bool {
         let (Some((_, seq)), floor) = (state.current(), self.floor(index)) else { return false };
         if seq < floor {
             log.add(code, None, format!("{what}: is number {seq:#x}, should be {floor:#x}"));
