@@ -51,22 +51,21 @@ impl Overflows {
 pub fn read(store: &Store, sb: &SuperBlock, log: &mut Log, domain: &mut Domain) -> BTreeMap<NodeId, Ino> {
     let mut inodes = BTreeMap::new();
     let mut overflows = Overflows { nodes: HashMap::new(), taken: HashMap::new() };
-    for (node, entry, record) in read_records(store, log, domain) {
-        if record.kind == NodeKind::Inode {
-            match Inode::decode(&record.payload) {
-                Ok(i) if FileKind::from_mode(i.mode).is_some() => {
-                    let ino = make_ino(log, domain.number, node, entry, &record, i);
-                    inodes.insert(node, ino);
-                    continue;
-                }
-                Ok(i) => log.add(codes::INODE, Some(node), format!("mode {:o} is no file type", i.mode)),
-                Err(e) => log.add(codes::INODE, Some(node), e.to_string()),
-            }
-            domain.free_node(store, node);
-        } else {
+    read_records(store, log, domain, &mut |log, domain, node, entry, record| {
+        if record.kind != NodeKind::Inode {
             overflows.nodes.insert(node, record);
+            return;
         }
-    }
+        match Inode::decode(&record.payload) {
+            Ok(i) if FileKind::from_mode(i.mode).is_some() => {
+                inodes.insert(node, make_ino(log, domain.number, node, entry, &record, i));
+                return;
+            }
+            Ok(i) => log.add(codes::INODE, Some(node), format!("mode {:o} is no file type", i.mode)),
+            Err(e) => log.add(codes::INODE, Some(node), e.to_string()),
+        }
+        domain.free_node(store, node);
+    });
     let sums = sb.incompat.get() & INCOMPAT_DATA_SUMS != 0;
     for (node, ino) in &mut inodes {
         resolve(log, *node, ino, &mut overflows);
@@ -80,8 +79,13 @@ pub fn read(store: &Store, sb: &SuperBlock, log: &mut Log, domain: &mut Domain) 
     inodes
 }
 
-/// Records of all used entries; entries without one are freed.
-fn read_records(store: &Store, log: &mut Log, domain: &mut Domain) -> Vec<(NodeId, NodeEntry, NodeRecord)> {
+/// Calls `f` with the records of all used entries, in the order of the device; entries without one are freed.
+fn read_records(
+    store: &Store,
+    log: &mut Log,
+    domain: &mut Domain,
+    f: &mut dyn FnMut(&mut Log, &mut Domain, NodeId, NodeEntry, NodeRecord),
+) {
     let g = store.geometry;
     let mut used: Vec<(NodeEntry, NodeId)> = Vec::new();
     for group in domain.groups.values() {
@@ -90,7 +94,6 @@ fn read_records(store: &Store, log: &mut Log, domain: &mut Domain) -> Vec<(NodeI
         }
     }
     used.sort_by_key(|(e, n)| (e.addr, e.index, *n));
-    let mut out = Vec::with_capacity(used.len());
     let mut at = None;
     let mut block = Err(String::new());
     for (entry, node) in used {
@@ -118,14 +121,13 @@ fn read_records(store: &Store, log: &mut Log, domain: &mut Domain) -> Vec<(NodeI
             Err((codes::RECORD, why))
         });
         match record {
-            Ok(r) => out.push((node, entry, r)),
+            Ok(r) => f(log, domain, node, entry, r),
             Err((code, why)) => {
                 log.add(code, Some(node), why);
                 domain.free_node(store, node);
             }
         }
     }
-    out
 }
 
 fn read_node_block(store: &Store, log: &mut Log, addr: BlockAddr) -> Result<AlignedBuf, String> {
