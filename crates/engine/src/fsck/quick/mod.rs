@@ -22,6 +22,7 @@ use braidfs_format::domain::CLEAN;
 use braidfs_format::super_block::INCOMPAT_DATA_SUMS;
 use braidfs_format::{BlockAddr, NodeId};
 use nodes::{Over, Slot};
+use parking_lot::Mutex;
 use print::{Keys, Print};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -117,8 +118,6 @@ impl Ctx<'_> {
 /// What the tables of the groups say.
 #[derive(Default)]
 struct Said {
-    /// By domain, group by group.
-    slots: Vec<(u16, Vec<Slot>)>,
     overs: Vec<Over>,
     /// Blocks as the owner tables have them.
     owners: Print,
@@ -172,29 +171,28 @@ fn run(m: &Model, o: &Options, progress: &dyn Fn(&str, u64, u64)) -> Result<Outc
     let crowd: Vec<AtomicU32> = m.bat.iter().map(|_| AtomicU32::new(0)).collect();
     let most = (o.memory / size_of::<Slot>() as u64).max(1);
     let (kept, full) = (AtomicU64::new(0), AtomicBool::new(false));
+    let nodes = u64::from(m.store.geometry.nodes());
+    let lists = lists(&cx, |_| nodes, most);
     let said = each(
         threads,
         cx.claimed.len(),
         |done| progress("tables", done, cx.claimed.len() as u64),
         || (Said::default(), tables::Reader::new(&cx)),
         |(said, reader), i| {
-            let slots = reader.group(said, cx.claimed[i], &crowd)?;
-            let n = slots.1.len() as u64;
+            let (domain, slots) = reader.group(said, cx.claimed[i], &crowd)?;
+            let n = slots.len() as u64;
             if full.load(Relaxed) || kept.fetch_add(n, Relaxed) + n > most {
                 full.store(true, Relaxed);
-                said.slots.clear();
-            } else {
-                said.slots.push(slots);
+                return Ok(());
             }
-            Ok(())
+            add(&lists, domain, slots)
         },
     )?;
     let said: Vec<Said> = said.into_iter().map(|s| s.0).collect();
-    let (mut owners, mut slots, mut valid) = (Print::default(), Vec::new(), 0);
+    let (mut owners, mut valid) = (Print::default(), 0);
     for mut s in said {
         owners.join(s.owners);
         valid += s.valid;
-        slots.append(&mut s.slots);
         cx.overs.append(&mut s.overs);
     }
     cx.overs.sort_unstable_by_key(|o| o.node);
@@ -207,16 +205,17 @@ fn run(m: &Model, o: &Options, progress: &dyn Fn(&str, u64, u64)) -> Result<Outc
         false => progress("inodes", inodes.min(total), total),
     };
     if full.load(Relaxed) {
+        drop(lists);
         let mut before = 0;
         for window in windows(&crowd, most) {
-            drop(std::mem::take(&mut slots));
-            slots = tables::slots_of(&cx, &window)?;
-            let n = slots.iter().map(|s| s.1.len() as u64).sum::<u64>();
-            nodes::check(&cx, &mut sum, std::mem::take(&mut slots), &|done| shown(before + done))?;
-            before += n;
+            let here = |g: u32| u64::from(crowd[g as usize].load(Relaxed));
+            let lists = self::lists(&cx, |g| if window.contains(&g) { here(g) } else { 0 }, u64::MAX);
+            tables::slots_of(&cx, &window, &lists)?;
+            nodes::check(&cx, &mut sum, lists, &|done| shown(before + done))?;
+            before += window.map(here).sum::<u64>();
         }
     } else {
-        nodes::check(&cx, &mut sum, slots, &shown)?;
+        nodes::check(&cx, &mut sum, lists, &shown)?;
     }
 
     if sum.blocks != owners {
@@ -240,6 +239,30 @@ fn run(m: &Model, o: &Options, progress: &dyn Fn(&str, u64, u64)) -> Result<Outc
         f.path = f.node.and_then(|n| tables::path(&cx, NodeId(n)));
     }
     Ok(outcome)
+}
+
+/// Lists of inodes, one per domain.
+type Lists = Vec<Mutex<Vec<Slot>>>;
+
+/// Empty lists with room for what `of_group` says of each of their groups, at most for `most`: a list that grew would be in
+/// memory twice, and room that is not used takes none.
+fn lists(cx: &Ctx<'_>, of_group: impl Fn(u32) -> u64, most: u64) -> Lists {
+    let mut room = vec![0u64; cx.m.domains.len()];
+    for (group, e) in (0u32..).zip(&cx.m.bat) {
+        if let Some(n) = e.domain.and_then(|d| room.get_mut(usize::from(d.0))) {
+            *n += of_group(group);
+        }
+    }
+    room.into_iter().map(|n| Mutex::new(Vec::with_capacity(n.min(most) as usize))).collect()
+}
+
+/// Appends to the list of `domain`.
+fn add(lists: &Lists, domain: u16, slots: &[Slot]) -> Result<(), Doubt> {
+    match lists.get(usize::from(domain)) {
+        Some(list) => list.lock().extend_from_slice(slots),
+        None => return doubt(format!("domain {domain} does not exist")),
+    }
+    Ok(())
 }
 
 /// Ranges of groups whose node blocks hold at most `most` nodes in use (more where one group alone does).

@@ -1,7 +1,7 @@
 //! Reads the records of all inodes in the order of the device, checks each, and sums up what it names.
 
 use super::print::{Keys, Print};
-use super::{CHUNK, Ctx, Doubt, Outcome, doubt, each};
+use super::{CHUNK, Ctx, Doubt, Lists, Outcome, doubt, each};
 use crate::fsck::one::{self, Bad, Checked, Parts};
 use crate::fsck::{Finding, codes};
 use crate::types::FileKind;
@@ -89,8 +89,14 @@ impl Sum {
 }
 
 /// Checks the nodes in `slots` (all of some node blocks) and adds to `sum`.
-pub fn check(cx: &Ctx<'_>, sum: &mut Sum, slots: Vec<(u16, Vec<Slot>)>, progress: &dyn Fn(u64)) -> Result<(), Doubt> {
-    let by_domain = by_domain(cx, slots)?;
+pub fn check(cx: &Ctx<'_>, sum: &mut Sum, lists: Lists, progress: &dyn Fn(u64)) -> Result<(), Doubt> {
+    let sort = |_: &mut (), i: usize| {
+        let list: &Mutex<Vec<Slot>> = &lists[i];
+        list.lock().sort_unstable_by_key(Slot::key);
+        Ok(())
+    };
+    each(cx.threads, lists.len(), |_| {}, || (), sort)?;
+    let by_domain: Vec<Vec<Slot>> = lists.into_iter().map(Mutex::into_inner).collect();
     // Whole node blocks: domain and range.
     let mut chunks = Vec::new();
     for (domain, slots) in by_domain.iter().enumerate() {
@@ -117,31 +123,6 @@ pub fn check(cx: &Ctx<'_>, sum: &mut Sum, slots: Vec<(u16, Vec<Slot>)>, progress
     )?;
     workers.into_iter().for_each(|w| sum.join(w.side.sum));
     Ok(())
-}
-
-/// The slots of each domain in the order of the device.
-fn by_domain(cx: &Ctx<'_>, slots: Vec<(u16, Vec<Slot>)>) -> Result<Vec<Vec<Slot>>, Doubt> {
-    let mut all: Vec<Vec<Slot>> = cx.m.domains.iter().map(|_| Vec::new()).collect();
-    for (domain, _) in &slots {
-        match all.get_mut(usize::from(*domain)) {
-            // reserved at once: growing would take twice the memory
-            Some(v) if v.capacity() == 0 => {
-                v.reserve_exact(slots.iter().filter(|s| s.0 == *domain).map(|s| s.1.len()).sum());
-            }
-            Some(_) => {}
-            None => return doubt(format!("domain {domain} does not exist")),
-        }
-    }
-    for (domain, part) in slots {
-        all[usize::from(domain)].extend_from_slice(&part);
-    }
-    let all: Vec<Mutex<Vec<Slot>>> = all.into_iter().map(Mutex::new).collect();
-    let sort = |_: &mut (), i: usize| {
-        all[i].lock().sort_unstable_by_key(Slot::key);
-        Ok(())
-    };
-    each(cx.threads, all.len(), |_| {}, || (), sort)?;
-    Ok(all.into_iter().map(Mutex::into_inner).collect())
 }
 
 /// A thread's state.

@@ -2,7 +2,7 @@
 
 use super::nodes::{Over, Slot};
 use super::print::Print;
-use super::{Ctx, Doubt, Said, doubt, each};
+use super::{Ctx, Doubt, Lists, Said, add, doubt, each};
 use crate::fsck::model::{Group, Log};
 use crate::fsck::pair::PairState;
 use crate::fsck::tables::parse_group;
@@ -31,17 +31,18 @@ pub struct Ground {
 pub struct Reader<'a> {
     cx: &'a Ctx<'a>,
     image: AlignedBuf,
+    slots: Vec<Slot>,
 }
 
 impl<'a> Reader<'a> {
     pub fn new(cx: &'a Ctx<'a>) -> Self {
         let bytes = if cx.claimed.is_empty() { 0 } else { cx.store.geometry.meta_blocks() as usize * BLOCK_BYTES };
-        Self { cx, image: AlignedBuf::zeroed(bytes) }
+        Self { cx, image: AlignedBuf::zeroed(bytes), slots: Vec::new() }
     }
 
     /// Checks the tables of group `number`; its domain and slots in use. `crowd` counts them by the group that their
     /// records lie in.
-    pub fn group(&mut self, said: &mut Said, number: u32, crowd: &[AtomicU32]) -> Result<(u16, Vec<Slot>), Doubt> {
+    pub fn group(&mut self, said: &mut Said, number: u32, crowd: &[AtomicU32]) -> Result<(u16, &[Slot]), Doubt> {
         let (store, g) = (self.cx.store, self.cx.store.geometry);
         let entry = self.cx.m.bat.get(number as usize).copied().unwrap_or_default();
         let Some(domain) = entry.domain.map(|d| d.0) else { return doubt("a group lost its owner") };
@@ -62,8 +63,7 @@ impl<'a> Reader<'a> {
         said.owners.join(owners(self.cx, &group, image, &left)?);
         said.valid += left.iter().map(|w| u64::from(w.count_ones())).sum::<u64>();
 
-        let used = group.entries.iter().filter(|e| e.used()).count();
-        let mut slots = Vec::with_capacity(used);
+        self.slots.clear();
         for (slot, e) in (0u32..).zip(&group.entries).filter(|(_, e)| e.used()) {
             let node = g.node(number, slot);
             if node.0 == 0 {
@@ -76,14 +76,14 @@ impl<'a> Reader<'a> {
             if e.flags & OVERFLOW != 0 {
                 said.overs.push(Over { node: node.0, entry: *e, taken: AtomicBool::new(false) });
             }
-            slots.push(Slot::new(node, e));
+            self.slots.push(Slot::new(node, e));
         }
         let left = left.into_iter().map(AtomicU64::new).collect();
         let ground = Ground { number, domain, blocks: group.blocks, left };
         if self.cx.grounds[number as usize].set(ground).is_err() {
             return doubt("a group was read twice");
         }
-        Ok((domain, slots))
+        Ok((domain, &self.slots))
     }
 }
 
@@ -152,22 +152,22 @@ fn owners(cx: &Ctx<'_>, group: &Group, image: &[u8], valid: &[u64]) -> Result<Pr
     Ok(sum)
 }
 
-/// The slots in use whose records lie in the groups of `window`, from the node tables once more.
-pub fn slots_of(cx: &Ctx<'_>, window: &Range<u32>) -> Result<Vec<(u16, Vec<Slot>)>, Doubt> {
+/// Adds the slots in use whose records lie in the groups of `window` to `lists`, from the node tables once more.
+pub fn slots_of(cx: &Ctx<'_>, window: &Range<u32>, lists: &Lists) -> Result<(), Doubt> {
     let g = cx.store.geometry;
     let bytes = 2 * g.node_blocks() as usize * BLOCK_BYTES;
-    let parts = each(
+    each(
         cx.threads,
         cx.claimed.len(),
         |_| {},
         || (Vec::new(), AlignedBuf::zeroed(bytes)),
-        |(out, buf), i| {
+        |(slots, buf), i| {
             let number = cx.claimed[i];
             let first = g.node_table_addr(number, 0);
             if let Err(e) = cx.store.read(first, buf) {
                 return doubt(format!("node table of group {number}: {e}"));
             }
-            let mut slots = Vec::new();
+            slots.clear();
             for (index, pair) in (0u32..).zip(buf.chunks(2 * BLOCK_BYTES)) {
                 let (_, _, entries) = NodeTableBlock::decode(pair, cx.store.volume, g.node_table_addr(number, index))
                     .map_err(|e| Doubt(e.to_string()))?;
@@ -177,12 +177,10 @@ pub fn slots_of(cx: &Ctx<'_>, window: &Range<u32>) -> Result<Vec<(u16, Vec<Slot>
                     }
                 }
             }
-            slots.shrink_to_fit();
-            out.push((cx.domain_of(g.node(number, 1)).unwrap_or(u16::MAX), slots));
-            Ok(())
+            add(lists, cx.domain_of(g.node(number, 1)).unwrap_or(u16::MAX), slots)
         },
     )?;
-    Ok(parts.into_iter().flat_map(|p| p.0).collect())
+    Ok(())
 }
 
 /// The table entry of a node, from the device.
