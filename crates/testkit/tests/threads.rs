@@ -310,4 +310,43 @@ fn a_full_volume_and_a_file_no_longer_written_in_place() {
     drop((f, other));
     v.unmount().unwrap();
     fsck(std::slice::from_ref(&device)).unwrap();
+
+/// A file is moved into new directories while another thread syncs it: it must have a name after a crash, whichever.
+#[test]
+fn fsync_beside_moves_into_new_directories() {
+    let quiet = || MountOptions { background: false, ..MountOptions::default() };
+    let file = NewNode { kind: FileKind::File, ..dir() };
+    for placement in [Placement::Inherit, Placement::Spread] {
+        for round in 0..env_number("BRAIDFS_SYNC_ROUNDS", 100) {
+            let device: Arc<dyn Device> = Arc::new(MemDevice::new(32 << 20));
+            let options = MkfsOptions { domains: Some(2), placement, ..MkfsOptions::default() };
+            mkfs::format(std::slice::from_ref(&device), &options).unwrap();
+            let v = Volume::mount(vec![device.clone()], quiet()).unwrap();
+            let f = v.create(NodeId::ROOT, b"f", &file, &Cred::root()).unwrap().ino;
+            let synced = std::thread::scope(|s| {
+                let mover = s.spawn(|| {
+                    let mut at = NodeId::ROOT;
+                    for n in 0..1 + round % 10 {
+                        let name = format!("d{n}");
+                        let d = v.create(NodeId::ROOT, name.as_bytes(), &dir(), &Cred::root()).unwrap().ino;
+                        let d = v.create(d, b"e", &dir(), &Cred::root()).unwrap().ino;
+                        v.rename(at, b"f", d, b"f", RenameMode::Replace).unwrap();
+                        at = d;
+                    }
+                });
+                let mut synced = 0;
+                while !mover.is_finished() {
+                    v.fsync(f, false).unwrap();
+                    synced += 1;
+                }
+                synced
+            });
+            v.crash();
+            let v = Volume::mount(vec![device.clone()], quiet()).unwrap();
+            let there = walk(&v).unwrap().nodes.keys().any(|k| k.0 == f);
+            assert!(there || synced == 0, "round {round}, {placement:?}: lost its name after {synced} fsyncs");
+            v.unmount().unwrap();
+            fsck(std::slice::from_ref(&device)).unwrap();
+        }
+    }
 }

@@ -25,6 +25,17 @@ pub struct Batch {
     io: PendingIo,
 }
 
+/// A new directory above a file, as of one moment.
+#[derive(Debug)]
+pub struct Ancestor {
+    /// It.
+    pub dir: Arc<Cell>,
+    /// Its version then.
+    pub version: u64,
+    /// For the batch of the file.
+    pub record: Record,
+}
+
 /// What the fast path made of a file.
 #[derive(Debug)]
 pub enum Prepared {
@@ -34,6 +45,8 @@ pub enum Prepared {
     Commit,
     /// A commit that carries an older state is under way: wait for it and ask again.
     Wait(TxId),
+    /// Its names are others than the caller looked at: look again.
+    Changed,
     /// To be written; on success the version is durable.
     Batch(Box<Batch>, u64),
 }
@@ -43,6 +56,13 @@ const SKELETON_XATTRS: usize = 2048;
 
 /// Most data blocks whose checksums go into the roll-forward chunk.
 const SUMS_MAX: usize = 1024;
+
+impl Batch {
+    /// Adds that these directories of its domain exist.
+    pub fn add_ancestors(&mut self, records: Vec<Record>) {
+        self.records.extend(records);
+    }
+}
 
 impl Domain {
     /// Whether all of the cell's state is durable.
@@ -57,15 +77,19 @@ impl Domain {
         st.linked_at <= st.link_synced || (st.linked_at <= st.sent_version && st.sent_tx <= self.committed())
     }
 
-    /// Gathers what must be written to make `cell` durable. The caller is in this domain (`e`), holds the cell's `sync`
-    /// and writes the batch after leaving.
+    /// Gathers what must be written to make `cell` durable. The caller is in this domain (`e`), holds the cell's `sync`,
+    /// has seen to the directories above the names that the cell had at version `linked_at`, and writes the batch after
+    /// leaving.
     ///
     /// # Errors
     /// As [`Domain::serialise`]; the domain fails then.
-    pub fn prepare_sync(&self, e: &Enter<'_>, cell: &Arc<Cell>, data_only: bool) -> Result<Prepared> {
+    pub fn prepare_sync(&self, e: &Enter<'_>, cell: &Arc<Cell>, data_only: bool, linked_at: u64) -> Result<Prepared> {
         let mut st = cell.state.write();
         if st.deleted {
             return Ok(Prepared::Clean);
+        }
+        if st.linked_at != linked_at {
+            return Ok(Prepared::Changed);
         }
         if st.waits_for.iter().chain(&st.sync_with).any(|(d, t)| self.committed_of(*d) < *t) {
             // durable or not: a crash could give it back a name that it has lost, or give its name back to another
@@ -153,20 +177,16 @@ impl Domain {
         Ok(Prepared::Batch(Box::new(Batch { out, records, data_first, tx: tx.id, io }), st.version))
     }
 
-    /// Adds to `batch` that these directories exist: new ones whose creation is not durable. Same domain, inside the
-    /// gate of the batch's transaction.
-    pub fn add_ancestors(&self, batch: &mut Batch, dirs: &[Arc<Cell>]) {
-        for c in dirs {
-            batch.records.push(Record::Full(skeleton(self, c, &c.state.read())));
-        }
+    /// That a directory exists, whose creation is not durable; `None` where it has other names than at `linked_at`.
+    pub fn ancestor(&self, dir: &Arc<Cell>, linked_at: u64) -> Option<Ancestor> {
+        let st = dir.state.read();
+        let same = st.linked_at == linked_at && !st.deleted;
+        same.then(|| Ancestor { dir: dir.clone(), version: st.version, record: Record::Full(skeleton(self, dir, &st)) })
     }
 
     /// A batch with nothing but new directories of this domain, for a file of another domain below them.
-    pub fn ancestors_batch(&self, e: &Enter<'_>, dirs: &[Arc<Cell>]) -> Batch {
-        let mut b =
-            Batch { out: Out::default(), records: Vec::new(), data_first: false, tx: e.tx().id, io: e.begin_io() };
-        self.add_ancestors(&mut b, dirs);
-        b
+    pub fn ancestors_batch(&self, e: &Enter<'_>, records: Vec<Record>) -> Batch {
+        Batch { out: Out::default(), records, data_first: false, tx: e.tx().id, io: e.begin_io() }
     }
 
     /// Writes a batch; the caller flushes the devices afterwards. False where the journal has no room: commit instead.

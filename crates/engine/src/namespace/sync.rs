@@ -3,18 +3,22 @@
 use crate::cell::Cell;
 use crate::domain::Domain;
 use crate::domain::commit::{Enters, enter_all};
-use crate::domain::sync::{Batch, Prepared, skeleton_fits};
+use crate::domain::sync::{Ancestor, Batch, Prepared, skeleton_fits};
 use crate::error::{Error, Result};
 use crate::planted::{Bug, planted};
 use crate::types::*;
 use crate::volume::{Inner, Ticket, Volume};
+use braidfs_format::journal::Record;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Directories on a file's paths that are not durable yet.
 struct Path {
-    /// New directories, to be written as roll-forward records beside the file.
-    fresh: Vec<Arc<Cell>>,
+    /// The file's version when it got the names that were followed. Names may change until what they need is written:
+    /// whoever writes it looks whether they are still the same.
+    linked_at: u64,
+    /// New directories, to be written as roll-forward records beside the file, with their own `linked_at`.
+    fresh: Vec<(Arc<Cell>, u64)>,
     /// Domains whose running transaction must be committed instead.
     commit: Vec<DomainId>,
     /// Transactions of other domains that must be durable, too: inodes there had the names of directories on the path.
@@ -24,8 +28,11 @@ struct Path {
 impl Inner {
     /// Walks up from `c` by all its names.
     fn pending_path(&self, c: &Arc<Cell>) -> Result<Path> {
-        let mut p = Path { fresh: Vec::new(), commit: Vec::new(), with: Vec::new() };
-        let mut todo: Vec<NodeId> = c.state.read().links.iter().map(|l| l.parent).collect();
+        let (linked_at, mut todo) = {
+            let st = c.state.read();
+            (st.linked_at, st.links.iter().map(|l| l.parent).collect::<Vec<_>>())
+        };
+        let mut p = Path { linked_at, fresh: Vec::new(), commit: Vec::new(), with: Vec::new() };
         let mut seen = std::collections::HashSet::new();
         while let Some(n) = todo.pop() {
             if n == NodeId::ROOT || !seen.insert(n) {
@@ -50,7 +57,7 @@ impl Inner {
             }
             let plain = st.moved_tx.0 == 0 && st.after <= dom.committed() && st.exchange.is_none();
             if born && plain && skeleton_fits(&st) {
-                p.fresh.push(d.clone());
+                p.fresh.push((d.clone(), st.linked_at));
             } else {
                 p.commit.push(d.domain);
             }
@@ -99,6 +106,18 @@ impl Inner {
 
     /// Everything that an fsync of the object needs, by commits.
     fn sync_by_commit(&self, c: &Arc<Cell>) -> Result<()> {
+        loop {
+            let linked_at = self.commit_for(c)?;
+            let st = c.state.read();
+            // where it was moved meanwhile, the commit has its new name, and perhaps not the directory
+            if st.linked_at == linked_at || st.deleted {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Commits what an fsync of the object needs with the names that it has now: since this version, which is returned.
+    fn commit_for(&self, c: &Arc<Cell>) -> Result<u64> {
         let mut which: BTreeMap<DomainId, TxId> = BTreeMap::new();
         let own = self.dom(c.domain);
         if self.shared.options.data == DataMode::Writeback {
@@ -110,7 +129,7 @@ impl Inner {
             let e = which.entry(d).or_insert(t);
             *e = (*e).max(t);
         }
-        for d in path.fresh.iter().map(|d| d.domain).chain(path.commit) {
+        for d in path.fresh.iter().map(|(d, _)| d.domain).chain(path.commit) {
             which.insert(d, self.dom(d).running());
         }
         {
@@ -126,7 +145,8 @@ impl Inner {
             let e = which.entry(d).or_insert(t);
             *e = (*e).max(t);
         }
-        self.commit_some(&which.into_iter().collect::<Vec<_>>())
+        self.commit_some(&which.into_iter().collect::<Vec<_>>())?;
+        Ok(path.linked_at)
     }
 
     pub(crate) fn fsync(&self, ino: NodeId, data_only: bool) -> Result<()> {
@@ -145,7 +165,7 @@ impl Inner {
             if !path.commit.is_empty() || !path.with.is_empty() {
                 return self.sync_by_commit(&c);
             }
-            let mut ids: Vec<DomainId> = path.fresh.iter().map(|d| d.domain).collect();
+            let mut ids: Vec<DomainId> = path.fresh.iter().map(|(d, _)| d.domain).collect();
             ids.push(c.domain);
             ids.sort();
             ids.dedup();
@@ -153,7 +173,12 @@ impl Inner {
             let enters = enter_all(&doms)?;
             let own =
                 enters.iter().find(|e| e.domain.id == c.domain).unwrap_or_else(|| unreachable!("own domain entered"));
-            let (batch, version) = match dom.prepare_sync(own, &c, data_only)? {
+            // The file last: once its record is gathered, it must be written.
+            let ancestors: Option<Vec<Ancestor>> =
+                path.fresh.iter().map(|(d, linked_at)| self.dom(d.domain).ancestor(d, *linked_at)).collect();
+            let Some(ancestors) = ancestors else { continue };
+            let (batch, version) = match dom.prepare_sync(own, &c, data_only, path.linked_at)? {
+                Prepared::Changed => continue,
                 Prepared::Clean if path.fresh.is_empty() => return Ok(()),
                 Prepared::Clean | Prepared::Commit => {
                     drop(enters);
@@ -166,7 +191,7 @@ impl Inner {
                 }
                 Prepared::Batch(b, v) => (b, v),
             };
-            return self.sync_batches(&c, *batch, version, &path.fresh, enters);
+            return self.sync_batches(&c, *batch, version, ancestors, enters);
         }
     }
 
@@ -176,18 +201,22 @@ impl Inner {
         c: &Arc<Cell>,
         mut own: Batch,
         version: u64,
-        fresh: &[Arc<Cell>],
+        ancestors: Vec<Ancestor>,
         enters: Enters<'_>,
     ) -> Result<()> {
         let mut batches: Vec<(DomainId, Batch)> = Vec::new();
         let mut linked = Vec::new();
+        let mut records: BTreeMap<DomainId, Vec<Record>> = BTreeMap::new();
+        for a in ancestors {
+            records.entry(a.dir.domain).or_default().push(a.record);
+            linked.push((a.dir, a.version));
+        }
         for e in &enters {
-            let dirs: Vec<_> = fresh.iter().filter(|d| d.domain == e.domain.id).cloned().collect();
-            linked.extend(dirs.iter().map(|d| (d.clone(), d.state.read().version)));
+            let Some(records) = records.remove(&e.domain.id) else { continue };
             if e.domain.id == c.domain {
-                e.domain.add_ancestors(&mut own, &dirs);
-            } else if !dirs.is_empty() {
-                batches.push((e.domain.id, e.domain.ancestors_batch(e, &dirs)));
+                own.add_ancestors(records);
+            } else {
+                batches.push((e.domain.id, e.domain.ancestors_batch(e, records)));
             }
         }
         drop(enters);
