@@ -142,7 +142,9 @@ impl Seen {
                 _ => n.links.len(),
             };
             if n.stat.nlink as usize != want {
-                return Err(format!("{} {:?} has nlink {}, but {want} names", self.path(*key), key, n.stat.nlink));
+                let below = n.entries.keys().map(|name| show(name)).collect::<Vec<_>>().join(" ");
+                let (path, have) = (self.path(*key), n.stat.nlink);
+                return Err(format!("{path} {key:?} has nlink {have}, but {want} names; entries: {below}"));
             }
         }
         Ok(())

@@ -571,7 +571,7 @@ fn an_open_victim_synced_after_the_commit_of_its_domain() {
 /// Random runs that once failed, for which no short sequence is known. (They say less when the generator changes.)
 #[test]
 fn seeds_that_once_failed() {
-    for seed in [9, 5022, 5109, 6047, 6157, 6378, 6388, 7503, 8140, 8630, 10677, 11183, 11219, 20164] {
+    for seed in [9, 5022, 5109, 6047, 6157, 6378, 6388, 7503, 8140, 8630, 10677, 11183, 11219, 20164, 700556] {
         let run = random_run(&Setup::vary(seed), Profile::default(), seed, 2000, true);
         if let Err((acts, why)) = run {
             panic!("seed {seed}, after {} acts: {why}", acts.len());
@@ -644,4 +644,46 @@ fn a_name_lost_regained_and_lost_again_stays_with_the_last() {
             Act::Do(Op::Fsync { at: At::Path(P("c")), data_only: false }),
         ]);
     }
+}
+
+/// Recovery completes an exchange of two domains from one half: directory moves before it must be durable then, also those
+/// of the other half's own domain.
+#[test]
+fn a_directory_exchanged_below_one_that_was_moved_out_of_it() {
+    check(
+        700556,
+        &[
+            Act::Do(Op::Create { path: P("j"), kind: FileKind::Dir, mode: 493 }),
+            Act::Do(Op::Create { path: P("e"), kind: FileKind::File, mode: 420 }),
+            Act::Do(Op::Create { path: P("i"), kind: FileKind::File, mode: 384 }),
+            Act::Do(Op::Create { path: P("j/d0"), kind: FileKind::File, mode: 384 }),
+            Act::Do(Op::Create { path: P("d1"), kind: FileKind::Dir, mode: 448 }),
+            Act::Do(Op::Create { path: P("c"), kind: FileKind::Dir, mode: 420 }),
+            Act::Do(Op::Create { path: P("d1/d0"), kind: FileKind::Dir, mode: 493 }),
+            Act::Do(Op::Create { path: P("d1/d0/g"), kind: FileKind::Dir, mode: 448 }),
+            Act::Do(Op::Create { path: P("c/d1"), kind: FileKind::Dir, mode: 448 }),
+            Act::Do(Op::Rename { from: P("d1/d0/g"), to: P("d1/i"), mode: RenameMode::Replace }),
+            Act::Do(Op::Rename { from: P("c"), to: P("j/h"), mode: RenameMode::Replace }),
+            Act::Do(Op::Link { from: P("i"), to: P("j/h/d1/d0") }),
+            Act::Do(Op::Create { path: P("d1/f"), kind: FileKind::Dir, mode: 384 }),
+            Act::Do(Op::Rename { from: P("d1/d0"), to: P("j/h"), mode: RenameMode::Exchange }),
+            Act::Do(Op::Rename { from: P("d1/f"), to: P("j/d0"), mode: RenameMode::Exchange }),
+            Act::Do(Op::Rename { from: P("d1/i"), to: P("j/d0/d0"), mode: RenameMode::Replace }),
+            Act::Do(Op::Rename { from: P("j/d0"), to: P("d1/d2"), mode: RenameMode::Replace }),
+            Act::Do(Op::Unlink { path: P("i") }),
+            Act::Do(Op::Rename { from: P("d1/d0"), to: P("d1/d2/d0/mlong"), mode: RenameMode::Replace }),
+            Act::Do(Op::Rename { from: P("d1/d2/d0/mlong"), to: P("i"), mode: RenameMode::NoReplace }),
+            Act::Do(Op::Create { path: P("i/d1/a"), kind: FileKind::Dir, mode: 493 }),
+            Act::Remount,
+            Act::Do(Op::Create { path: P("i/d1/a/d3"), kind: FileKind::Dir, mode: 448 }),
+            Act::Do(Op::Rename { from: P("i/d1/a/d3"), to: P("j/e"), mode: RenameMode::Replace }),
+            Act::Do(Op::Rename { from: P("j"), to: P("i/e"), mode: RenameMode::Replace }),
+            Act::Do(Op::Rename { from: P("d1"), to: P("i/e/e/b"), mode: RenameMode::Replace }),
+            Act::Do(Op::Append { at: At::Path(P("e")), len: 4261, seed: 146800870 }),
+            Act::Do(Op::Rename { from: P("i/e/e/b"), to: P("e"), mode: RenameMode::Exchange }),
+            Act::Do(Op::Rename { from: P("i/d1"), to: P("e/c"), mode: RenameMode::Replace }),
+            Act::Do(Op::Rename { from: P("e/c/d0"), to: P("i"), mode: RenameMode::Exchange }),
+            Act::Crash { seed: 10574158407435325982 },
+        ],
+    );
 }

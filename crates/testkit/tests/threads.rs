@@ -310,6 +310,7 @@ fn a_full_volume_and_a_file_no_longer_written_in_place() {
     drop((f, other));
     v.unmount().unwrap();
     fsck(std::slice::from_ref(&device)).unwrap();
+}
 
 /// A file is moved into new directories while another thread syncs it: it must have a name after a crash, whichever.
 #[test]

@@ -47,11 +47,13 @@ impl Inner {
         Err(Error::Loop)
     }
 
-    /// Directory moves are totally ordered: an earlier one in another domain is made durable first.
-    fn order_move(&self, domain: DomainId) -> Result<()> {
+    /// Directory moves are totally ordered: an earlier one in another domain is made durable first. So is one of the same
+    /// domain where that is not alone with the move (`alone`): recovery completes an exchange when the other domain's half
+    /// is durable, and would not find the earlier move then.
+    fn order_move(&self, domain: DomainId, alone: bool) -> Result<()> {
         let earlier = *self.last_move.lock();
         if let Some((d, t)) = earlier
-            && d != domain
+            && (d != domain || !alone)
             && !planted(Bug::MovesUnordered)
         {
             self.dom(d).commit_upto(t)?;
@@ -90,11 +92,12 @@ impl Inner {
             }
             let moves = cross && src.kind == FileKind::Dir;
             let swaps = mode == RenameMode::Exchange && cross && dst.as_ref().is_some_and(|d| d.kind == FileKind::Dir);
+            let alone = mode != RenameMode::Exchange || dst.as_ref().is_none_or(|d| d.domain == src.domain);
             if moves {
-                self.order_move(src.domain)?;
+                self.order_move(src.domain, alone)?;
             }
             if swaps && let Some(d) = &dst {
-                self.order_move(d.domain)?;
+                self.order_move(d.domain, alone)?;
             }
             self.settle_name(&to.dir, to.name, src.domain)?;
             self.settle_exchange(&src)?;
