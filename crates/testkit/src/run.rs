@@ -55,6 +55,15 @@ pub fn quiet_mount(data: DataMode) -> MountOptions {
 /// Crashes that are judged beside the one that a run goes on from.
 const OTHER_CRASHES: usize = 12;
 
+/// Writes an image where `BRAIDFS_FAILED_IMAGE` says, for `braidfs dump` and others.
+fn keep(image: Image) {
+    let Some(path) = std::env::var_os("BRAIDFS_FAILED_IMAGE") else { return };
+    let device = MemDevice::from_image(image);
+    let mut bytes = vec![0; device.blocks() as usize * braidfs_device::BLOCK_BYTES];
+    let done = device.read(0, &mut bytes).map_err(std::io::Error::other).and_then(|()| std::fs::write(&path, bytes));
+    eprintln!("{}: {done:?}", path.display());
+}
+
 /// The volume that a run uses.
 #[derive(Clone, Debug)]
 pub struct Setup {
@@ -392,19 +401,25 @@ impl Runner {
         Ok(())
     }
 
-    /// Other crashes of the same run: recovered and judged, no more.
+    /// Other crashes of the same run: recovered and judged, no more. Of one that fails, `BRAIDFS_FAILED_IMAGE` gets the
+    /// image as it was before recovery.
     fn judge_others(&self, seed: u64) -> Result<(), String> {
         let mut rng = fastrand::Rng::with_seed(!seed);
         for _ in 0..OTHER_CRASHES {
             let state = states::random(&self.device, &mut rng);
-            let device: Arc<dyn Device> = Arc::new(MemDevice::from_image(state.image(&self.device)));
-            let vol = mount(&[device], self.setup.data).map_err(|e| format!("{state}: recovery: {e}"))?;
-            let seen = guarded(|| walk(&vol))?.map_err(|e| format!("{state}: after recovery: {e}"))?;
-            vol.crash();
-            let judge = oracle::Oracle::new(&self.history, self.history.completed(state.upto));
-            judge.judge(&seen).map_err(|e| format!("{state}: {e}"))?;
+            let image = state.image(&self.device);
+            let device: Arc<dyn Device> = Arc::new(MemDevice::from_image(image.clone()));
+            self.judge_crash(device, &state).inspect_err(|_| keep(image))?;
         }
         Ok(())
+    }
+
+    fn judge_crash(&self, device: Arc<dyn Device>, state: &states::CrashState) -> Result<(), String> {
+        let vol = mount(&[device], self.setup.data).map_err(|e| format!("{state}: recovery: {e}"))?;
+        let seen = guarded(|| walk(&vol))?.map_err(|e| format!("{state}: after recovery: {e}"))?;
+        vol.crash();
+        let judge = oracle::Oracle::new(&self.history, self.history.completed(state.upto));
+        judge.judge(&seen).map_err(|e| format!("{state}: {e}"))
     }
 
     /// Loses power, and that is it.
