@@ -24,7 +24,7 @@ const PATIENCE: u32 = 8;
 const REST: u32 = 25;
 const REST_MAX: u32 = 2500;
 
-/// What was served in a tick (or ever).
+/// What was served in a tick.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Load {
     pub requests: u64,
@@ -35,16 +35,6 @@ pub(super) struct Load {
 }
 
 impl Load {
-    /// What came since.
-    pub fn since(&self, before: &Self) -> Self {
-        Self {
-            requests: self.requests.wrapping_sub(before.requests),
-            large: self.large.wrapping_sub(before.large),
-            changes: self.changes.wrapping_sub(before.changes),
-            ..*self
-        }
-    }
-
     /// One client, many small requests?
     fn one_small(&self) -> bool {
         self.requests >= BUSY && self.changes == 0 && self.same_client && self.large * 10 <= self.requests

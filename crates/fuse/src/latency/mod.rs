@@ -63,6 +63,14 @@ impl Drop for Serving<'_> {
     }
 }
 
+/// A [`Line`] as of one moment.
+#[derive(Debug, Clone, Copy, Default)]
+struct Counts {
+    requests: u64,
+    large: u64,
+    changes: u64,
+}
+
 /// Requests of each serving thread.
 pub(crate) struct Served(Box<[CachePadded<Line>]>);
 
@@ -100,19 +108,29 @@ impl Served {
         }
     }
 
-    /// Sums since the mount began; the client of the thread that served most is as good as any.
-    fn total(&self) -> Load {
-        let mut sum = Load::default();
-        let mut clients = self.0.iter().map(|l| l.client.load(Ordering::Relaxed)).filter(|&c| c != 0);
-        sum.client = clients.next().unwrap_or(0);
-        // Threads that served nobody for long remember another one; then their next request counts as a change.
-        sum.same_client = clients.all(|c| c == sum.client);
-        for line in &self.0 {
-            sum.requests = sum.requests.wrapping_add(line.requests.load(Ordering::Relaxed));
-            sum.large = sum.large.wrapping_add(line.large.load(Ordering::Relaxed));
-            sum.changes = sum.changes.wrapping_add(line.changes.load(Ordering::Relaxed));
+    /// What came since `before`, which is brought up to date.
+    fn since(&self, before: &mut Vec<Counts>) -> Load {
+        before.resize(self.0.len(), Counts::default());
+        let mut load = Load { same_client: true, ..Load::default() };
+        for (line, before) in self.0.iter().zip(before) {
+            let now = Counts {
+                requests: line.requests.load(Ordering::Relaxed),
+                large: line.large.load(Ordering::Relaxed),
+                changes: line.changes.load(Ordering::Relaxed),
+            };
+            let then = std::mem::replace(before, now);
+            let requests = now.requests.wrapping_sub(then.requests);
+            load.requests += requests;
+            load.large += now.large.wrapping_sub(then.large);
+            load.changes += now.changes.wrapping_sub(then.changes);
+            // A thread that served nobody meanwhile may remember a client of long ago.
+            let client = line.client.load(Ordering::Relaxed);
+            if requests > 0 && client != 0 {
+                load.same_client &= load.client == 0 || load.client == client;
+                load.client = client;
+            }
         }
-        sum
+        load
     }
 
     /// Ids of the serving threads.
@@ -136,20 +154,52 @@ pub(crate) fn watch(wish: Latency, served: &Served, end: &Receiver<()>) {
         return;
     }
     let mut awake = (wish == Latency::Low).then(awake::Awake::default);
-    let (mut before, mut idle) = (served.total(), 0);
-    while end.recv_timeout(if idle < IDLE_TICKS { TICK } else { IDLE_TICK }) == Err(RecvTimeoutError::Timeout) {
-        let now = served.total();
-        let load = now.since(&before);
-        before = now;
+    let (mut before, mut idle) = (Vec::new(), 0);
+    served.since(&mut before);
+    loop {
+        let slow = idle >= IDLE_TICKS;
+        if end.recv_timeout(if slow { IDLE_TICK } else { TICK }) != Err(RecvTimeoutError::Timeout) {
+            break;
+        }
+        let load = served.since(&mut before);
         idle = if load.requests == 0 { idle + 1 } else { 0 };
         if let Some(awake) = &mut awake {
             awake.tick(load.requests);
         }
-        if let Some(follow) = &mut follow {
+        // What came in a long tick says nothing of how many a short one brings.
+        if !slow && let Some(follow) = &mut follow {
             follow.tick(&load, served);
         }
     }
     if let Some(follow) = &mut follow {
         follow.leave(served);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::abi::InHeader;
+    use zerocopy::{FromBytes, IntoBytes};
+
+    fn count(served: &Served, i: usize, client: u32) {
+        let mut head: InHeader = FromBytes::read_from_bytes(&[0; 40]).unwrap();
+        (head.len, head.opcode, head.pid) = (40, op::GETATTR, client);
+        served.count(i, &Request::parse(head.as_bytes()).unwrap());
+    }
+
+    #[test]
+    fn a_client_of_long_ago_does_not_count() {
+        let (served, mut before) = (Served::new(3), Vec::new());
+        count(&served, 0, 7);
+        count(&served, 1, 8);
+        count(&served, 1, 0);
+        let load = served.since(&mut before);
+        assert!((load.requests, load.changes) == (3, 2) && !load.same_client);
+        count(&served, 1, 8);
+        let load = served.since(&mut before);
+        let expected = Load { requests: 1, large: 0, changes: 0, client: 8, same_client: true };
+        assert_eq!(load, expected);
+        assert_eq!(served.since(&mut before).requests, 0);
     }
 }
