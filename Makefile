@@ -48,7 +48,7 @@ soak: ## random load with kill -9 and remount every few seconds (SOAK_SECONDS, d
 	@python3 scripts/soak.py
 
 fuzz: ## all fuzz targets with the built-in mutator, FUZZ_SECONDS each (default 60)
-	$(CARGO) run --profile fuzz -p braidfs-fuzz -- --seconds $(or $(FUZZ_SECONDS),60)
+	$(CARGO) run --profile fuzz -p braidfs-fuzz --bin braidfs-fuzz -- --seconds $(or $(FUZZ_SECONDS),60)
 
 layers: ## imports of the engine point one way
 	@scripts/check-layers.sh
