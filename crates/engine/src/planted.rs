@@ -47,6 +47,8 @@ pub enum Bug {
     CleanEarly,
     /// A synced directory's children in other domains are not committed.
     ChildrenForgotten,
+    /// A sync does not wait for a commit that another thread is doing.
+    CommitUnderWayForgotten,
 }
 
 impl Bug {
@@ -72,6 +74,7 @@ impl Bug {
         (Bug::PeersForgotten, "peers", "checkpoint without the other domains' commits"),
         (Bug::CleanEarly, "clean", "marked clean before the last commit"),
         (Bug::ChildrenForgotten, "children", "fsync of a directory forgets children in other domains"),
+        (Bug::CommitUnderWayForgotten, "under-way", "sync does not wait for a commit that another thread is doing"),
     ];
 }
 

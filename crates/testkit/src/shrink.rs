@@ -7,6 +7,11 @@ use std::time::{Duration, Instant};
 ///
 /// The result fails too, provided that `all` does.
 pub fn shrink<T: Clone>(all: &[T], limit: Duration, mut fails: impl FnMut(&[T]) -> bool) -> Vec<T> {
+    shrink_further(all, limit, |part| fails(part).then(|| part.to_vec()))
+}
+
+/// [`shrink`], where it may turn out that even less than the given part fails: `failing` says what.
+pub fn shrink_further<T: Clone>(all: &[T], limit: Duration, mut failing: impl FnMut(&[T]) -> Option<Vec<T>>) -> Vec<T> {
     let start = Instant::now();
     let mut now = all.to_vec();
     let mut parts = 2;
@@ -16,8 +21,8 @@ pub fn shrink<T: Clone>(all: &[T], limit: Duration, mut fails: impl FnMut(&[T]) 
         for from in (0..now.len()).step_by(piece).rev() {
             let mut without = now.clone();
             without.drain(from..(from + piece).min(now.len()));
-            if fails(&without) {
-                smaller = Some(without);
+            smaller = failing(&without);
+            if smaller.is_some() {
                 break;
             }
             if start.elapsed() > limit {
@@ -27,7 +32,7 @@ pub fn shrink<T: Clone>(all: &[T], limit: Duration, mut fails: impl FnMut(&[T]) 
         match smaller {
             Some(s) => {
                 now = s;
-                parts = (parts - 1).max(2);
+                parts = (parts - 1).clamp(2, now.len().max(2));
             }
             None if piece == 1 => break,
             None => parts = (parts * 2).min(now.len()),

@@ -2,7 +2,7 @@
 //! time for, in an order that is always the same.
 //!
 //! `BRAIDFS_CRASH_SECONDS` (default 300) and `BRAIDFS_CRASH_STATES` (default 1000000) bound it. All of them, by hours:
-//! `make crash`.
+//! `make crash`. A failure is made short for `BRAIDFS_SHRINK_SECONDS` (60) and printed as a test to be kept.
 
 use braidfs_testkit::crash::explore::{Limits, in_seconds};
 use braidfs_testkit::crash::minimise::minimise;
@@ -27,7 +27,8 @@ fn crashes_in_short_sequences() {
         .failures
         .iter()
         .map(|f| {
-            let short = minimise(&bases, &f.workload, &f.failure, limits.random_ops, Duration::from_secs(60));
+            let limit = Duration::from_secs(env_number("BRAIDFS_SHRINK_SECONDS", 60));
+            let short = minimise(&bases, &f.workload, &f.failure, limits.random_ops, limit);
             let test = short.ok().flatten().map_or_else(String::new, |s| s.to_test());
             format!("{}: workload {}:{}: {}\n{test}", plan.parts[f.part].name, f.part, f.number, f.failure)
         })

@@ -6,6 +6,7 @@ use braidfs_testkit::crash::minimise::minimise;
 use braidfs_testkit::crash::plan::Plan;
 use braidfs_testkit::crash::run::{Standing, TURNS, brief, full};
 use braidfs_testkit::crash::workload::{Base, bases};
+use braidfs_testkit::env_number;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -32,7 +33,9 @@ crash: runs workloads, makes the images that a crash may leave at any moment, re
   --one PART:NUMBER    this workload alone
   --table              planted: count all, print a table for docs/testing.md
   --bug NAME           planted: only this one
-  --no-minimise        print failures as they are";
+  --no-minimise        print failures as they are
+
+  BRAIDFS_SHRINK_SECONDS: how long each failure may take to be made short (default 60)";
 
 struct Args {
     command: String,
@@ -144,8 +147,9 @@ fn describe(plan: &Plan, bases: &[Base], limits: &Limits, short: bool, f: &Faile
     let mut text = format!("{}, number {} (--one {0}:{1}):\n  {}\n", f.part, f.number, f.failure);
     text.insert_str(0, &format!("{}: part ", plan.parts[f.part].name));
     if short {
-        text += match minimise(bases, &f.workload, &f.failure, limits.random_ops, Duration::from_secs(60)) {
-            Ok(Some(s)) => format!("made short: {}\n{}", s.failure, s.to_test()),
+        let limit = Duration::from_secs(env_number("BRAIDFS_SHRINK_SECONDS", 60));
+        text += match minimise(bases, &f.workload, &f.failure, limits.random_ops, limit) {
+            Ok(Some(s)) => format!("made short: {}\n{}", s.failure(), s.to_test()),
             Ok(None) => format!("when tried again alone it passes: {:?}\n", f.workload),
             Err(e) => format!("not made short: {e}\n"),
         }

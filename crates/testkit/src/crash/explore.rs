@@ -249,18 +249,23 @@ pub fn judge_log(
     most: usize,
     rng: &mut fastrand::Rng,
 ) -> Result<(), Failure> {
-    let mut points = log.points(from, history.steps().iter().map(|s| s.log));
-    if points.len() > most {
-        rng.shuffle(&mut points);
-        points.truncate(most);
-        points.sort_unstable();
-    }
+    let points = at_most(log.points(from, history.steps().iter().map(|s| s.log)), most, rng);
     let oracles: Vec<OnceCell<Oracle<'_>>> = (0..=history.steps().len()).map(|_| OnceCell::new()).collect();
     let judge = |upto: usize| {
         let completed = history.completed(upto);
         oracles[completed].get_or_init(|| Oracle::new(history, completed))
     };
     checker.check(log, &points, &Level { judge: &judge, expect: None })
+}
+
+/// At most `most` of the points, at random.
+pub(super) fn at_most(mut points: Vec<usize>, most: usize, rng: &mut fastrand::Rng) -> Vec<usize> {
+    if points.len() > most {
+        rng.shuffle(&mut points);
+        points.truncate(most);
+        points.sort_unstable();
+    }
+    points
 }
 
 /// The volume of a random run: empty, its options from the seed.

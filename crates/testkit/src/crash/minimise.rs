@@ -2,11 +2,13 @@
 
 use super::check::{Checker, Crash, Depth, Failure};
 use super::explore::{Recorded, judge_log, random_base, random_ops, recorded};
+use super::late::Log;
+use super::oracle::Oracle;
 use super::plan::{End, Workload};
 use super::states::{Budget, CrashState};
 use super::workload::{Base, Kind, base};
 use crate::ops::{Op, to_rust};
-use crate::run::guarded;
+use crate::run::{Setup, guarded};
 use crate::shrink::shrink;
 use braidfs_device::Keep;
 use std::time::Duration;
@@ -34,7 +36,7 @@ impl On {
 }
 
 /// Every crash of a sequence, and every crash of each recovery.
-fn thorough(second: bool) -> Depth {
+pub(super) fn thorough(second: bool) -> Depth {
     Depth {
         budget: Budget { subsets: 10, samples: 24 },
         second: Budget { subsets: 6, samples: 4 },
@@ -43,6 +45,11 @@ fn thorough(second: bool) -> Depth {
         recheck_every: 1,
         count_failures: false,
     }
+}
+
+/// What candidates are looked at with.
+pub(super) fn quick(second: bool) -> Depth {
+    Depth { budget: Budget { subsets: 4, samples: 6 }, recheck_every: 0, ..thorough(second) }
 }
 
 /// Judges all crashes of a sequence: at every point, every subset of few writes, deeply, with crashes of the recovery.
@@ -71,7 +78,37 @@ fn try_all(base: &Base, ops: &[Op], before: usize, end: End, depth: Depth) -> Op
 
 /// A failure made short.
 #[derive(Clone, Debug)]
-pub struct Short {
+pub enum Short {
+    /// Of one operation after the other.
+    Sequence(ShortSequence),
+    /// Of several threads.
+    #[cfg(feature = "schedule")]
+    Threads(super::minimise_threads::ShortThreads),
+}
+
+impl Short {
+    /// What is wrong.
+    pub fn failure(&self) -> &Failure {
+        match self {
+            Self::Sequence(s) => &s.failure,
+            #[cfg(feature = "schedule")]
+            Self::Threads(s) => &s.failure,
+        }
+    }
+
+    /// A test to be pasted into one of `tests/`.
+    pub fn to_test(&self) -> String {
+        match self {
+            Self::Sequence(s) => s.to_test(),
+            #[cfg(feature = "schedule")]
+            Self::Threads(s) => s.to_test(),
+        }
+    }
+}
+
+/// A sequence made short.
+#[derive(Clone, Debug)]
+pub struct ShortSequence {
     /// The volume.
     pub on: On,
     /// What is done.
@@ -100,13 +137,16 @@ pub fn minimise(
             let base = random_base(*seed)?;
             (On::Vary(*seed), random_ops(&base, *seed, random)?, End::Crash)
         }
-        // another list of operations has another schedule
         #[cfg(feature = "schedule")]
-        Workload::Threads { .. } => return Err("a run of several threads; run it again with --one".into()),
+        Workload::Threads { seed } => {
+            use super::{minimise_threads::minimise_threads, threads};
+            let all = threads::Threads::random(&threads::base(*seed)?, *seed, random);
+            return Ok(minimise_threads(&all, failure, limit)?.map(Short::Threads));
+        }
     };
     let base = on.base()?;
     let depth = thorough(second);
-    let quick = Depth { budget: Budget { subsets: 4, samples: 6 }, recheck_every: 0, ..depth };
+    let quick = quick(second);
     // what was not begun by then does not matter; power fails in the last operation
     let mut ops = ops;
     if let Some(crash) = &failure.crash
@@ -125,11 +165,18 @@ pub fn minimise(
     }
     let ops = with_last(&ops);
     let Some(found) = try_all(&base, &ops, 0, end, depth) else { return Ok(None) };
-    let failure = fewest_lost(&base, &ops, end, found)?;
-    Ok(Some(Short { on, ops, end, failure }))
+    let failure = match (&found.crash, recorded(&base, &ops, end, false)?) {
+        (Some(crash), Some(Recorded { log, history, .. })) => {
+            let oracle = Oracle::new(&history, history.completed(crash.first.upto));
+            fewest_lost(&base.setup, &log, &oracle, found)
+        }
+        _ => found,
+    };
+    Ok(Some(Short::Sequence(ShortSequence { on, ops, end, failure })))
 }
 
-fn reads(op: &Op) -> bool {
+/// Whether it changes nothing.
+pub(super) fn reads(op: &Op) -> bool {
     matches!(
         op,
         Op::Read { .. }
@@ -143,12 +190,10 @@ fn reads(op: &Op) -> bool {
 }
 
 /// Gives lost and torn writes back as long as it still fails.
-fn fewest_lost(base: &Base, ops: &[Op], end: End, mut found: Failure) -> Result<Failure, String> {
-    let Some(Recorded { log, history, .. }) = recorded(base, ops, end, false)? else { return Ok(found) };
-    let Some(mut crash) = found.crash.clone() else { return Ok(found) };
-    let oracle = super::oracle::Oracle::new(&history, history.completed(crash.first.upto));
-    let mut checker = Checker::new(&base.setup, thorough(true), 1, &|| false);
-    let mut try_one = |c: &Crash| checker.one(&log, c, &oracle).err();
+pub(super) fn fewest_lost(setup: &Setup, log: &Log, oracle: &Oracle<'_>, mut found: Failure) -> Failure {
+    let Some(mut crash) = found.crash.clone() else { return found };
+    let mut checker = Checker::new(setup, thorough(true), 1, &|| false);
+    let mut try_one = |c: &Crash| checker.one(log, c, oracle).err();
     let sides = 1 + usize::from(crash.second.is_some());
     for side in 0..sides {
         let writes = of(&mut crash, side).map_or(0, |s| s.keep.len());
@@ -166,14 +211,19 @@ fn fewest_lost(base: &Base, ops: &[Op], end: End, mut found: Failure) -> Result<
         }
     }
     found.crash = Some(crash);
-    Ok(found)
+    found
 }
 
 fn of(crash: &mut Crash, side: usize) -> Option<&mut CrashState> {
     if side == 0 { Some(&mut crash.first) } else { crash.second.as_mut() }
 }
 
-impl Short {
+/// For the name of a test.
+pub(super) fn hash(text: &str) -> u32 {
+    text.bytes().fold(0, |h: u32, b| h.wrapping_mul(31).wrapping_add(u32::from(b)))
+}
+
+impl ShortSequence {
     /// A test to be pasted into `tests/crash_regressions.rs`.
     pub fn to_test(&self) -> String {
         let list: String = self.ops.iter().map(|o| format!("        {},\n", to_rust(o))).collect();
@@ -186,12 +236,9 @@ impl Short {
         };
         let said = self.failure.to_string();
         let comment: String = said.lines().take(3).map(|l| format!("// {}\n", l.trim())).collect();
-        let mut hash = 0u32;
-        for b in list.bytes() {
-            hash = hash.wrapping_mul(31).wrapping_add(u32::from(b));
-        }
         format!(
-            "{comment}#[test]\nfn crash_{hash:08x}() {{\n    check({on}, End::{:?}, &[\n{list}    ]);\n}}\n",
+            "{comment}#[test]\nfn crash_{:08x}() {{\n    check({on}, End::{:?}, &[\n{list}    ]);\n}}\n",
+            hash(&list),
             self.end
         )
     }

@@ -9,7 +9,7 @@
 //! - `threads`: random runs of several threads, with the feature `schedule`.
 //! - [`check`]: recovers the images of a log and judges them; crashes recoveries too. [`tree`]: which images are one to
 //!   recovery.
-//! - [`explore`]: runs the plan on several threads. [`minimise`]: makes a failure short.
+//! - [`explore`]: runs the plan on several threads. [`minimise`] (and `minimise_threads`): makes a failure short.
 //!
 //! The contract: after `fsync(file)` its data, attributes and every name on its path survive; after `fsync(dir)` all
 //! changes of its entries so far; after `sync` everything. Else each domain comes back as of a transaction boundary,
@@ -20,6 +20,8 @@ pub mod explore;
 pub mod history;
 pub mod late;
 pub mod minimise;
+#[cfg(feature = "schedule")]
+pub mod minimise_threads;
 pub mod oracle;
 pub mod plan;
 #[cfg(feature = "planted-bugs")]

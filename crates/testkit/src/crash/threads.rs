@@ -5,12 +5,15 @@
 //! time, changing at locks of the engine and at the device, so that an operation stops in the middle and others, commits
 //! and checkpoints of theirs go on; and the same seed gives the same run.
 //!
+//! [`Threads`] says it all: the volume, the operations of each thread, the schedule. So it can be made short
+//! ([`super::minimise_threads`]) and printed.
+//!
 //! Operations are put in the order in which they returned. A crash finds those done that had returned by then, and of each
 //! thread at most one under way, of which it may leave the state before or after. A sync promises what had returned before
 //! it began.
 
 use super::check::{Checker, Failure, Level, times};
-use super::explore::Limits;
+use super::explore::{Limits, at_most};
 use super::history::{History, Synced};
 use super::late::Log;
 use super::oracle::Oracle;
@@ -76,11 +79,36 @@ fn own(thread: usize) -> P {
     P::new(&format!("t{thread}"))
 }
 
+/// What several threads do, and how they take turns.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Threads {
+    /// The seed of the volume's options.
+    pub volume: u64,
+    /// The seed that says which thread goes on where.
+    pub schedule: u64,
+    /// What each thread does. Each must work under names of its own: `t0`, `t0/…`, `shared/0-…` for one of them, with
+    /// another digit below [`THREADS`] for each other.
+    pub lists: Vec<Vec<Op>>,
+}
+
+impl Threads {
+    /// [`THREADS`] threads with `count` random operations between them.
+    pub fn random(base: &Base, seed: u64, count: usize) -> Self {
+        let lists = (0..THREADS).map(|t| ops_of(base, seed, t, count / THREADS)).collect();
+        Self { volume: seed, schedule: seed, lists }
+    }
+
+    /// Operations of all threads.
+    pub fn count(&self) -> usize {
+        self.lists.iter().map(Vec::len).sum()
+    }
+}
+
 /// The volume to begin with: its options from the seed, the directories made.
 ///
 /// # Errors
 /// Of any operation.
-fn base(seed: u64) -> Result<Base, String> {
+pub fn base(seed: u64) -> Result<Base, String> {
     set_clock(0);
     let setup = Setup::vary(seed);
     let mut r = Runner::empty(&setup)?;
@@ -129,22 +157,39 @@ fn ops_of(base: &Base, seed: u64, thread: usize, count: usize) -> Vec<Op> {
         } else {
             generator.next(&model)
         };
-        let undefined = match &op {
-            // many answers are right
-            Op::Seek { .. } => true,
-            // no front end lets it through, where the file was unlinked
-            Op::LinkSlot { slot, .. } => slots[usize::from(*slot) % SLOTS]
-                .and_then(|i| model.node(i))
-                .is_some_and(|n| n.links.is_empty() && !n.linkable),
-            _ => false,
-        };
-        if !undefined {
+        if !undefined(&op, &model, &slots) {
             // what it answers is compared when it is done on the volume
             let _ = perform(&mut model, &mut slots, &op);
             ops.push(op);
         }
     }
     ops
+}
+
+/// Whether no one answer is the right one, or no front end lets it through.
+fn undefined(op: &Op, model: &Model, slots: &Slots<Model>) -> bool {
+    match op {
+        // many answers are right
+        Op::Seek { .. } => true,
+        // where the file was unlinked
+        Op::LinkSlot { slot, .. } => slots[usize::from(*slot) % SLOTS]
+            .and_then(|i| model.node(i))
+            .is_some_and(|n| n.links.is_empty() && !n.linkable),
+        _ => false,
+    }
+}
+
+/// The operations but those that are undefined, which they may be after others were taken out.
+pub(super) fn defined(base: &Base, ops: &[Op]) -> Vec<Op> {
+    let (mut model, mut slots): (_, Slots<Model>) = (base.model.clone(), Default::default());
+    let mut out = Vec::new();
+    for op in ops {
+        if !undefined(op, &model, &slots) {
+            let _ = perform(&mut model, &mut slots, op);
+            out.push(op.clone());
+        }
+    }
+    out
 }
 
 /// An operation that was done.
@@ -160,7 +205,7 @@ struct Done {
 }
 
 /// The slots of all threads.
-type AllSlots = [Slots<Model>; THREADS];
+type AllSlots = Vec<Slots<Model>>;
 
 /// One that changes the model, as it was put in order.
 #[derive(Debug)]
@@ -176,9 +221,12 @@ struct Placed {
 /// A run.
 #[derive(Debug)]
 pub struct Run {
-    log: Log,
+    /// What was written.
+    pub log: Log,
     history: History,
     placed: Vec<Placed>,
+    /// The length of the log when each operation began, by thread.
+    pub begun: Vec<Vec<usize>>,
 }
 
 /// Runs the threads; what was done, in the order of returns.
@@ -230,22 +278,24 @@ fn synced(model: &Model, slots: &Slots<Model>, op: &Op) -> Option<Synced> {
     }
 }
 
-/// Runs the workload of a seed and compares every answer, and the tree at its end, with the model.
+/// Runs the threads and compares every answer, and the tree at the end, with the model.
 ///
 /// # Errors
 /// How they differ.
-fn recorded(base: &Base, seed: u64, count: usize) -> Result<Run, String> {
+pub fn recorded(base: &Base, workload: &Threads) -> Result<Run, String> {
     set_clock(times::WORKLOAD);
     let device = Arc::new(RecordDevice::new(base.image.clone()));
     let vol = mount(&[Arc::new(Switching(device.clone())) as Arc<dyn Device>], base.setup.data)?;
-    let lists: Vec<Vec<Op>> = (0..THREADS).map(|t| ops_of(base, seed, t, count / THREADS)).collect();
-    let all = guarded(|| threads(&vol, &device, &lists, seed))?;
+    let lists: Vec<Vec<Op>> = workload.lists.iter().map(|ops| defined(base, ops)).collect();
+    let all = guarded(|| threads(&vol, &device, &lists, workload.schedule))?;
+    let mut begun = vec![Vec::new(); lists.len()];
+    all.iter().for_each(|d| begun[d.thread].push(d.log.0));
     let mut history = History::new(base.model.clone(), base.keys.clone());
     let domain = |k: &Key| vol.domain_of(k.0).map_err(|e| format!("{k:?}: {e}"));
     for (ino, key) in &base.keys {
         history.domains.insert(*ino, domain(key)?);
     }
-    let (mut model, mut slots): (_, AllSlots) = (base.model.clone(), Default::default());
+    let (mut model, mut slots): (_, AllSlots) = (base.model.clone(), vec![Default::default(); lists.len()]);
     let mut placed: Vec<Placed> = Vec::new();
     // how many steps there were when so many operations had returned
     let mut steps = vec![0];
@@ -273,14 +323,14 @@ fn recorded(base: &Base, seed: u64, count: usize) -> Result<Run, String> {
         let sync = if done.got.is_ok() { synced(&model, &slots[done.thread], &done.op) } else { None };
         let covers = steps[done.after];
         history.push_overlapping((done.thread, &done.op), &model, done.log.1, sync, covers);
-        placed.push(Placed { done, covers, slots, made });
+        placed.push(Placed { done, covers, slots: slots.clone(), made });
         steps.push(placed.len());
     }
     let seen = guarded(|| walk(&vol))??;
     seen.compare(&model, &history.keys).map_err(|e| format!("at the end: {e}"))?;
     let log = Log { initial: base.image.clone(), events: device.log() };
     vol.crash();
-    Ok(Run { log, history, placed })
+    Ok(Run { log, history, placed, begun })
 }
 
 impl Run {
@@ -296,7 +346,9 @@ impl Run {
             h.domains.insert(ino, domain);
         }
         let mut model = h.version(completed).clone();
-        let mut slots = completed.checked_sub(1).map_or_else(AllSlots::default, |i| self.placed[i].slots);
+        let mut slots = completed
+            .checked_sub(1)
+            .map_or_else(|| vec![Default::default(); self.begun.len()], |i| self.placed[i].slots.clone());
         for p in self.placed[completed..].iter().filter(|p| p.done.log.0 <= upto) {
             let d = &p.done;
             if p.covers > completed {
@@ -314,6 +366,37 @@ impl Run {
     }
 }
 
+impl Run {
+    /// The lengths of the log at which a crash makes a difference.
+    pub fn points(&self) -> Vec<usize> {
+        self.log.points(0, self.history.steps().iter().map(|s| s.log))
+    }
+
+    /// Judges crashes at `points` (rising).
+    ///
+    /// # Errors
+    /// The first that is not as it must be.
+    pub fn check(&self, base: &Base, checker: &mut Checker<'_>, points: &[usize]) -> Result<(), Failure> {
+        if points.is_empty() {
+            return Ok(());
+        }
+        let histories: Vec<(History, usize)> = points.iter().map(|p| self.at(base, *p)).collect();
+        let oracles: Vec<OnceCell<Oracle<'_>>> = points.iter().map(|_| OnceCell::new()).collect();
+        let judge = |upto: usize| {
+            let i = points.partition_point(|p| *p < upto).min(points.len() - 1);
+            let (history, completed) = &histories[i];
+            oracles[i].get_or_init(|| Oracle::with_under_way(history, *completed))
+        };
+        checker.check(&self.log, points, &Level { judge: &judge, expect: None })
+    }
+
+    /// Calls `f` with the judge of crashes at one point.
+    pub fn judged<T>(&self, base: &Base, upto: usize, f: impl FnOnce(&Oracle<'_>) -> T) -> T {
+        let (history, completed) = self.at(base, upto);
+        f(&Oracle::with_under_way(&history, completed))
+    }
+}
+
 /// Runs the workload of a seed and judges crashes of it at some points.
 ///
 /// # Errors
@@ -326,23 +409,10 @@ pub fn run(
 ) -> Result<(), Failure> {
     let fail = |why| Failure { crash: None, why };
     let base = base(seed).map_err(fail)?;
-    let run = recorded(&base, seed, limits.random_ops).map_err(fail)?;
+    let run = recorded(&base, &Threads::random(&base, seed, limits.random_ops)).map_err(fail)?;
     let mut checker = Checker::new(&base.setup, limits.random, seed, stop);
-    let mut points = run.log.points(0, run.history.steps().iter().map(|s| s.log));
-    let mut rng = fastrand::Rng::with_seed(!seed);
-    if points.len() > limits.random_points {
-        rng.shuffle(&mut points);
-        points.truncate(limits.random_points);
-        points.sort_unstable();
-    }
-    let histories: Vec<(History, usize)> = points.iter().map(|p| run.at(&base, *p)).collect();
-    let oracles: Vec<OnceCell<Oracle<'_>>> = points.iter().map(|_| OnceCell::new()).collect();
-    let judge = |upto: usize| {
-        let i = points.partition_point(|p| *p < upto).min(points.len() - 1);
-        let (history, completed) = &histories[i];
-        oracles[i].get_or_init(|| Oracle::with_under_way(history, *completed))
-    };
-    let result = checker.check(&run.log, &points, &Level { judge: &judge, expect: None });
+    let points = at_most(run.points(), limits.random_points, &mut fastrand::Rng::with_seed(!seed));
+    let result = run.check(&base, &mut checker, &points);
     *counts = checker.counts;
     result
 }
@@ -355,7 +425,7 @@ mod tests {
     #[test]
     fn the_seed_gives_the_run() {
         let base = base(3).unwrap();
-        let runs: Vec<Run> = (0..2).map(|_| recorded(&base, 3, 120).unwrap()).collect();
+        let runs: Vec<Run> = (0..2).map(|_| recorded(&base, &Threads::random(&base, 3, 120)).unwrap()).collect();
         let order = |r: &Run| r.placed.iter().map(|p| (p.done.thread, p.done.log)).collect::<Vec<_>>();
         assert_eq!(order(&runs[0]), order(&runs[1]));
         let event = |e: &Event| match e {
