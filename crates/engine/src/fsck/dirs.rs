@@ -1,16 +1,117 @@
 //! Reads and checks the entries of directories.
 
-use super::codes;
-use super::model::{Ino, Log};
+use super::inodes::{Inodes, Name, NameKey, changed};
+use super::model::{Domain, Ino, Log};
+use super::{codes, nodes, one};
 use crate::cell::name_hash;
+use crate::error::Result;
 use crate::store::Store;
+use braidfs_device::BLOCK_BYTES;
 use braidfs_format::dentry::{Dentry, HASH_MAX, HASH_PROBES, bucket_first, decode_bucket, decode_entries};
 use braidfs_format::inode::Content;
 use braidfs_format::{BlockAddr, NodeId};
 use std::collections::HashSet;
 
+/// Buckets read at a time (4 KiB each).
+const AT_A_TIME: usize = 64;
+
+/// Reads and checks the directories of `domain`. The entries of those that hold are packed; the others are whole.
+pub fn check(store: &Store, key: &[u8; 16], log: &mut Log, domain: &Domain, inodes: &mut Inodes) {
+    for node in inodes.select(|_, i| i.is_dir()) {
+        if let Some(ino) = inodes.whole_mut(node) {
+            read(store, key, log, node, ino);
+            continue;
+        }
+        let mut ino = match nodes::load(store, domain, node) {
+            Ok(ino) => ino,
+            Err(e) => {
+                inodes.fail(e);
+                continue;
+            }
+        };
+        if let Some(names) = pack(store, key, &inodes.name_key, node, &ino) {
+            inodes.set_names(node, names);
+            continue;
+        }
+        read(store, key, log, node, &mut ino);
+        if ino.dirty.any() {
+            inodes.put(node, ino);
+        } else {
+            let names = ino.entries.iter().map(|e| Name::of(&inodes.name_key, node, e)).collect();
+            inodes.set_names(node, names);
+        }
+    }
+}
+
+/// The buckets of a directory: logical block and address.
+fn buckets(ino: &Ino) -> Vec<(u64, BlockAddr)> {
+    let blocks = |e: &braidfs_format::inode::Extent| {
+        let (lblk, addr) = (e.lblk, e.addr.0);
+        (0..u64::from(e.len)).map(move |i| (lblk + i, BlockAddr(addr + i)))
+    };
+    ino.extents.iter().flat_map(blocks).collect()
+}
+
+/// Calls `f` with the entries of a directory, in the record or bucket by bucket: with the positions that they may have.
+/// `false`: something cannot be read, or `f` says so.
+fn each_bucket(
+    store: &Store,
+    node: NodeId,
+    ino: &Ino,
+    f: &mut dyn FnMut(Vec<Dentry>, std::ops::Range<u64>) -> bool,
+) -> bool {
+    if let Content::InlineDir(bytes) = &ino.inode.content {
+        let Ok(e) = decode_entries(bytes) else { return false };
+        if !f(e, 0..HASH_MAX + 1) {
+            return false;
+        }
+    }
+    let buckets = buckets(ino);
+    for (start, some) in buckets.chunks(AT_A_TIME).enumerate().map(|(i, b)| (i * AT_A_TIME, b)) {
+        let addrs: Vec<BlockAddr> = some.iter().map(|b| b.1).collect();
+        let Ok(blocks) = one::read_scattered(store, &addrs) else { return false };
+        for (i, (block, &(lblk, addr))) in blocks.chunks(BLOCK_BYTES).zip(some).enumerate() {
+            let end = buckets.get(start + i + 1).map_or(HASH_MAX + 1, |b| bucket_first(b.0));
+            let Ok(e) = decode_bucket(block, node, lblk, store.volume, addr) else { return false };
+            if !f(e, bucket_first(lblk)..end) {
+                return false;
+            }
+        }
+    }
+    true
+}
+
+/// The entries of a directory in which all holds, packed; else `None`.
+fn pack(store: &Store, key: &[u8; 16], name_key: &NameKey, node: NodeId, ino: &Ino) -> Option<Vec<Name>> {
+    let mut names = Vec::new();
+    let holds = each_bucket(store, node, ino, &mut |entries, range| {
+        entries.iter().all(|e| {
+            let h = name_hash(key, &e.name);
+            names.push(Name::of(name_key, node, e));
+            range.contains(&e.hash) && (h..=h + HASH_PROBES).contains(&e.hash)
+        })
+    });
+    holds.then_some(())?;
+    let mut keys: Vec<u64> = names.iter().map(|n| n.key).collect();
+    keys.sort_unstable();
+    keys.windows(2).all(|w| w[0] != w[1]).then_some(names)
+}
+
+/// The entries of a directory in which all holds, once more.
+///
+/// # Errors
+/// Where that is no longer so.
+pub fn load(store: &Store, node: NodeId, ino: &Ino) -> Result<Vec<Dentry>> {
+    let mut out = Vec::new();
+    let holds = each_bucket(store, node, ino, &mut |entries, _| {
+        out.extend(entries);
+        true
+    });
+    if holds { Ok(out) } else { Err(changed(node, "its entries").into()) }
+}
+
 /// Fills [`Ino::entries`] of directory `node`. What cannot be read is made again from the links of the inodes.
-pub fn read(store: &Store, key: &[u8; 16], log: &mut Log, node: NodeId, ino: &mut Ino) {
+fn read(store: &Store, key: &[u8; 16], log: &mut Log, node: NodeId, ino: &mut Ino) {
     if let Content::InlineDir(bytes) = &ino.inode.content {
         match decode_entries(bytes) {
             Ok(e) => ino.entries = e,
@@ -20,11 +121,7 @@ pub fn read(store: &Store, key: &[u8; 16], log: &mut Log, node: NodeId, ino: &mu
             }
         }
     }
-    let buckets: Vec<(u64, BlockAddr)> = ino
-        .extents
-        .iter()
-        .flat_map(|e| (0..u64::from(e.len)).map(move |i| (e.lblk + i, BlockAddr(e.addr.0 + i))))
-        .collect();
+    let buckets = buckets(ino);
     for (i, &(lblk, addr)) in buckets.iter().enumerate() {
         let block = log.read(store, addr, 1);
         let entries = match decode_bucket(&block, node, lblk, store.volume, addr) {

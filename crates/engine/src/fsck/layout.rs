@@ -6,7 +6,7 @@
 use super::dirs::arrange;
 use super::model::{Dirty, Domain, Ino, Model};
 use super::names::take_node;
-use super::space::{Expected, expected};
+use super::space::{Expected, Used, expected};
 use crate::error::{Error, Result};
 use crate::store::Store;
 use braidfs_format::dentry::{BUCKET_BYTES, Dentry, INLINE_DIR_MAX, bucket_lblk, encode_bucket, encode_entries};
@@ -54,13 +54,18 @@ struct Writer<'a> {
 pub fn write_inodes(m: &mut Model) -> Result<()> {
     let store = std::sync::Arc::clone(&m.store);
     for domain in &mut m.domains {
-        let mine = |i: &Ino| i.domain == domain.number;
-        if !m.inodes.values().any(|i| mine(i) && i.dirty.any()) {
+        let number = domain.number;
+        let to_write = |i: &Ino| i.domain == number && i.dirty.any();
+        if !m.inodes.wholes().any(|(_, i)| to_write(i)) {
             continue;
         }
-        let claims = Model::claims(domain, m.inodes.iter().filter(|(_, i)| i.domain == domain.number));
-        let before =
-            domain.groups.iter().map(|(n, g)| (*n, expected(&store, domain, g, &claims))).collect::<BTreeMap<_, _>>();
+        let used = Used::of(domain, &m.inodes);
+        let before = domain.groups.iter().map(|(n, g)| {
+            let e = expected(&store, domain, g, &used.group(&store, *n));
+            // of the owners there is one per block, and they are not asked for
+            (*n, Expected { owners: Vec::new(), ..e })
+        });
+        let before = before.collect::<BTreeMap<_, _>>();
         let free = Free::new(domain);
         let seq = domain.header.map_or(1, |h| h.last_tx.get().max(1));
         let mut w = Writer {
@@ -73,9 +78,8 @@ pub fn write_inodes(m: &mut Model) -> Result<()> {
             seq,
             domain,
         };
-        let number = w.domain.number;
-        for (node, ino) in m.inodes.iter_mut().filter(|(_, i)| i.domain == number && i.dirty.any()) {
-            w.inode(&m.sb.hash_key, *node, ino)?;
+        for (node, ino) in m.inodes.wholes_mut().filter(|(_, i)| to_write(i)) {
+            w.inode(&m.sb.hash_key, node, ino)?;
         }
         w.finish_block()?;
     }

@@ -11,6 +11,7 @@
 pub mod codes;
 mod dirs;
 pub mod dump;
+mod inodes;
 mod layout;
 mod model;
 mod names;
@@ -37,8 +38,10 @@ use crate::types::FileKind;
 use braidfs_device::Device;
 use braidfs_format::NodeId;
 use braidfs_format::domain::{CLEAN, NEEDS_GC};
-use model::{Domain, Ino, Log, Model};
+use inodes::Inodes;
+use model::{Domain, Log, Model, Names};
 use prepare::Prepared;
+use space::Used;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
@@ -280,7 +283,7 @@ fn scan(devices: &[Arc<dyn Device>], prepared: &mut Prepared, progress: &dyn Fn(
         domains.into_iter().map(|d| braidfs_sync::Mutex::new(Some(d))).collect();
     let next = AtomicUsize::new(0);
     let (send, receive) = mpsc::channel();
-    let mut done: BTreeMap<u16, (Domain, BTreeMap<_, Ino>, Log)> = BTreeMap::new();
+    let mut done: BTreeMap<u16, (Domain, Inodes, Log)> = BTreeMap::new();
     let model = &m;
     std::thread::scope(|s| {
         let (todo, next) = (&todo, &next);
@@ -309,13 +312,14 @@ fn scan(devices: &[Arc<dyn Device>], prepared: &mut Prepared, progress: &dyn Fn(
             progress("domains", done.len() as u64, total as u64);
         }
     });
-    for (domain, mut inodes, mut log) in done.into_values() {
+    for (domain, inodes, mut log) in done.into_values() {
         m.domains.push(domain);
-        m.inodes.append(&mut inodes);
+        m.inodes.append(inodes);
         m.log.findings.append(&mut log.findings);
     }
     progress("names", 0, 1);
     names::check(&mut m);
+    m.inodes.holds()?;
     progress("names", 1, 1);
     Ok(m)
 }
@@ -332,7 +336,7 @@ const DOUBTS: [u32; 7] = [
 ];
 
 /// Checks one domain by itself; where that makes the node table doubtful, once more with the records of all node blocks.
-fn scan_domain(m: &Model, log: &mut Log, domain: &mut Domain) -> BTreeMap<NodeId, Ino> {
+fn scan_domain(m: &Model, log: &mut Log, domain: &mut Domain) -> Inodes {
     let (header, recovered) = (domain.header, domain.recovered.clone());
     let inodes = scan_with(m, log, domain, false);
     if !log.findings.iter().any(|f| DOUBTS.contains(&f.code)) {
@@ -345,19 +349,17 @@ fn scan_domain(m: &Model, log: &mut Log, domain: &mut Domain) -> BTreeMap<NodeId
     scan_with(m, log, domain, true)
 }
 
-fn scan_with(m: &Model, log: &mut Log, domain: &mut Domain, doubt: bool) -> BTreeMap<NodeId, Ino> {
+fn scan_with(m: &Model, log: &mut Log, domain: &mut Domain, doubt: bool) -> Inodes {
     let store = &*m.store;
     tables::read_groups(store, log, domain, &m.bat);
     tables::recover_entries(store, log, domain, doubt);
     if domain.header.is_none() {
         repair::rebuild_header(store, domain);
     }
-    let mut inodes = nodes::read(store, &m.sb, log, domain);
+    let mut inodes = nodes::read(store, &m.sb, log, domain, m.inodes.like());
     space::drop_old_blocks(store, log, domain, &mut inodes);
     space::resolve_shared(store, log, domain, &mut inodes);
-    for (node, ino) in inodes.iter_mut().filter(|(_, i)| i.is_dir()) {
-        dirs::read(store, &m.sb.hash_key, log, *node, ino);
-    }
+    dirs::check(store, &m.sb.hash_key, log, domain, &mut inodes);
     space::check(store, log, domain, &inodes);
     inodes
 }
@@ -365,24 +367,27 @@ fn scan_with(m: &Model, log: &mut Log, domain: &mut Domain, doubt: bool) -> BTre
 /// Counts, and gives the findings their paths.
 fn report(m: &mut Model) -> FsckReport {
     let mut r = FsckReport::default();
-    for ino in m.inodes.values() {
-        match FileKind::from_mode(ino.inode.mode) {
+    m.inodes.select(|_, i| {
+        match FileKind::from_mode(u32::from(i.kind()) << 12) {
             Some(FileKind::File) => r.files += 1,
             Some(FileKind::Dir) => r.dirs += 1,
             Some(FileKind::Symlink) => r.symlinks += 1,
             _ => r.other += 1,
         }
-    }
+        false
+    });
     r.blocks_total = blocks_total(m);
     for d in &m.domains {
-        let inodes = m.inodes.iter().filter(|(_, i)| i.domain == d.number);
-        r.blocks_used += Model::claims(d, inodes).iter().map(|c| u64::from(c.len)).sum::<u64>();
+        let used = Used::of(d, &m.inodes);
+        let blocks = |group: &u32| used.group(&m.store, *group).iter().map(|c| u64::from(c.len)).sum::<u64>();
+        r.blocks_used += d.groups.keys().map(blocks).sum::<u64>();
     }
     r.findings = m.log.findings.clone();
+    let mut names = Names::default();
     for f in &mut r.findings {
-        f.path = f.node.and_then(|n| m.path(braidfs_format::NodeId(n)));
+        f.path = f.node.and_then(|n| m.path(NodeId(n), &mut names));
         if f.domain.is_none() {
-            f.domain = f.node.and_then(|n| m.domain_of(braidfs_format::NodeId(n)));
+            f.domain = f.node.and_then(|n| m.domain_of(NodeId(n)));
         }
     }
     r

@@ -1,22 +1,29 @@
-//! What a check holds in memory: the state of the volume as it should be.
+//! What a check holds in memory: the state of the volume as it should be. (Of the inodes: [`super::inodes`].)
 //!
 //! A check reads the volume into this model and, where something does not hold, reports it and corrects the *model*.
 //! A repair then makes the device equal to the model. So there is one decision per damage, taken in one place.
 
+use super::inodes::Inodes;
 use super::pair::PairState;
-use super::{Finding, codes};
+use super::{Finding, codes, nodes};
 use crate::store::Store;
 use braidfs_device::AlignedBuf;
 use braidfs_format::bat::BatEntry;
 use braidfs_format::dentry::Dentry;
 use braidfs_format::domain::DomainHeader;
 use braidfs_format::geometry::NODES_PER_BLOCK;
-use braidfs_format::group::{Owner, SegmentEntry, Written};
-use braidfs_format::inode::{Extent, Inode};
+use braidfs_format::group::{SegmentEntry, Written};
+use braidfs_format::inode::{Extent, Inode, Link};
 use braidfs_format::node::NodeEntry;
 use braidfs_format::super_block::SuperBlock;
 use braidfs_format::{BLOCK_BYTES, BlockAddr, BlockKind, NodeId};
-use std::collections::{BTreeMap, HashSet};
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+/// Names kept for the paths of findings.
+const NAMES_MAX: usize = 4096;
+/// Parents that a path is followed through.
+const DEPTH_MAX: usize = 4096;
 
 /// Collects findings of one domain, or of the volume.
 #[derive(Debug, Default)]
@@ -70,6 +77,52 @@ pub struct Mend {
     pub block: Vec<u8>,
 }
 
+/// The node table of a group. A block of it takes memory only where it says something.
+#[derive(Debug, Default)]
+pub struct Table(Vec<Option<Box<[NodeEntry]>>>);
+
+impl Table {
+    /// Appends a block of [`NODES_PER_BLOCK`] entries.
+    pub fn push(&mut self, block: Vec<NodeEntry>) {
+        let blank = block.iter().all(|e| *e == NodeEntry::default());
+        self.0.push((!blank).then(|| block.into_boxed_slice()));
+    }
+
+    /// The entry of `slot`.
+    pub fn get(&self, slot: u32) -> Option<NodeEntry> {
+        match self.0.get((slot / NODES_PER_BLOCK) as usize)? {
+            Some(block) => block.get((slot % NODES_PER_BLOCK) as usize).copied(),
+            None => Some(NodeEntry::default()),
+        }
+    }
+
+    /// The entry of `slot`, to set it.
+    pub fn get_mut(&mut self, slot: u32) -> Option<&mut NodeEntry> {
+        let block = self.0.get_mut((slot / NODES_PER_BLOCK) as usize)?;
+        let blank = || vec![NodeEntry::default(); NODES_PER_BLOCK as usize].into();
+        block.get_or_insert_with(blank).get_mut((slot % NODES_PER_BLOCK) as usize)
+    }
+
+    /// The slots in use.
+    pub fn used(&self) -> impl Iterator<Item = (u32, &NodeEntry)> {
+        let blocks = (0u32..).zip(&self.0).filter_map(|(at, b)| Some((at * NODES_PER_BLOCK, b.as_deref()?)));
+        blocks.flat_map(|(first, block)| (first..).zip(block)).filter(|(_, e)| e.used())
+    }
+
+    /// The first slot from `from` on that is not in use.
+    pub fn free(&self, from: u32) -> Option<u32> {
+        (from..self.0.len() as u32 * NODES_PER_BLOCK).find(|slot| self.get(*slot).is_some_and(|e| !e.used()))
+    }
+
+    /// The entries of block `index`.
+    pub fn block(&self, index: u32) -> Cow<'_, [NodeEntry]> {
+        match self.0.get(index as usize) {
+            Some(Some(block)) => Cow::Borrowed(block),
+            _ => Cow::Owned(vec![NodeEntry::default(); NODES_PER_BLOCK as usize]),
+        }
+    }
+}
+
 /// Tables of one group.
 #[derive(Debug)]
 pub struct Group {
@@ -84,7 +137,7 @@ pub struct Group {
     /// The segment table as it is on the device; `None` where it is lost.
     pub segments: Option<Vec<SegmentEntry>>,
     /// The node table as it should be.
-    pub entries: Vec<NodeEntry>,
+    pub entries: Table,
     /// Node table blocks that differ from the device.
     pub entries_dirty: Vec<bool>,
     /// Node table blocks that were lost.
@@ -166,16 +219,16 @@ impl Domain {
     }
 
     /// The table entry of a node of this domain.
-    pub fn entry(&self, store: &Store, node: NodeId) -> Option<&NodeEntry> {
+    pub fn entry(&self, store: &Store, node: NodeId) -> Option<NodeEntry> {
         let (group, slot) = store.geometry.node_place(node)?;
-        self.groups.get(&group)?.entries.get(slot as usize)
+        self.groups.get(&group)?.entries.get(slot)
     }
 
     /// Sets the table entry of a node of this domain.
     pub fn set_entry(&mut self, store: &Store, node: NodeId, entry: NodeEntry) {
         let Some((group, slot)) = store.geometry.node_place(node) else { return };
         let Some(g) = self.groups.get_mut(&group) else { return };
-        if let Some(e) = g.entries.get_mut(slot as usize) {
+        if let Some(e) = g.entries.get_mut(slot) {
             *e = entry;
             g.entries_dirty[(slot / NODES_PER_BLOCK) as usize] = true;
         }
@@ -183,7 +236,7 @@ impl Domain {
 
     /// Frees the slot of a node; its generation stays.
     pub fn free_node(&mut self, store: &Store, node: NodeId) {
-        if let Some(e) = self.entry(store, node).copied() {
+        if let Some(e) = self.entry(store, node) {
             self.set_entry(store, node, NodeEntry { gener: e.gener, ..NodeEntry::default() });
         }
     }
@@ -281,17 +334,6 @@ impl Ino {
     }
 }
 
-/// A run of blocks in use.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Claim {
-    /// First block.
-    pub addr: BlockAddr,
-    /// Blocks.
-    pub len: u32,
-    /// Owner of the first; `lblk` counts up.
-    pub owner: Owner,
-}
-
 /// The volume.
 #[derive(Debug)]
 pub struct Model {
@@ -308,7 +350,7 @@ pub struct Model {
     /// Domains by number.
     pub domains: Vec<Domain>,
     /// Inodes of all domains.
-    pub inodes: BTreeMap<NodeId, Ino>,
+    pub inodes: Inodes,
     /// The segment tables of a domain are not those that its header tells of.
     pub tables_old: bool,
     /// Findings.
@@ -322,54 +364,58 @@ impl Model {
         self.bat.get(group as usize)?.domain.map(|d| d.0)
     }
 
+    /// An inode, whole: read again where it is not, with the entries of a directory.
+    pub fn body(&mut self, node: NodeId) -> Option<&mut Ino> {
+        let domain = self.domains.get(usize::from(self.domain_of(node)?))?;
+        self.inodes.body(&self.store, domain, node, true)
+    }
+
     /// Removes an inode with its overflow nodes.
     pub fn remove(&mut self, node: NodeId) {
-        let Some(ino) = self.inodes.remove(&node) else { return };
+        if self.body(node).is_none() {
+            return;
+        }
+        let Some(ino) = self.inodes.forget(node) else { return };
         let Some(domain) = self.domains.get_mut(usize::from(ino.domain)) else { return };
         for n in ino.overflow().chain([node]) {
             domain.free_node(&self.store, n);
         }
     }
 
-    /// Path of an inode for messages, by its first links.
-    pub fn path(&self, node: NodeId) -> Option<String> {
+    /// Directory and name of an inode by its first link.
+    fn name(&self, node: NodeId) -> Option<(NodeId, String)> {
+        let shown = |links: &[Link]| links.first().map(|l| (l.parent, String::from_utf8_lossy(&l.name).into_owned()));
+        if let Some(ino) = self.inodes.whole(node) {
+            return shown(&ino.inode.links);
+        }
+        self.inodes.get(node).filter(|s| s.links() > 0)?;
+        let domain = self.domains.get(usize::from(self.domain_of(node)?))?;
+        shown(&nodes::load(&self.store, domain, node).ok()?.inode.links)
+    }
+
+    /// Path of an inode for messages, by its first links. `known` are names found before.
+    pub fn path(&self, node: NodeId, known: &mut Names) -> Option<String> {
         let mut parts: Vec<String> = Vec::new();
         let mut at = node;
         while at != NodeId::ROOT {
-            let link = self.inodes.get(&at)?.inode.links.first()?;
-            parts.push(String::from_utf8_lossy(&link.name).into_owned());
-            at = link.parent;
-            if parts.len() > 4096 {
+            if known.0.len() > NAMES_MAX {
+                known.0.clear();
+            }
+            let (parent, name) = known.0.entry(at).or_insert_with(|| self.name(at)).clone()?;
+            parts.push(name);
+            at = parent;
+            if parts.len() > DEPTH_MAX {
                 return None;
             }
         }
         parts.reverse();
         Some(format!("/{}", parts.join("/")))
     }
-
-    /// Blocks in use by `inodes` and the node table of `domain`, by address. `inodes` are those of the domain.
-    pub fn claims<'a>(domain: &Domain, inodes: impl Iterator<Item = (&'a NodeId, &'a Ino)>) -> Vec<Claim> {
-        let mut live: BTreeMap<BlockAddr, u32> = BTreeMap::new();
-        for e in domain.groups.values().flat_map(|g| &g.entries).filter(|e| e.used()) {
-            *live.entry(e.addr).or_default() += 1;
-        }
-        let mut out: Vec<Claim> = live
-            .into_iter()
-            .map(|(addr, n)| {
-                let owner = Owner { node: NodeId(0), lblk: 0, live: n.min(255) as u8 };
-                Claim { addr, len: 1, owner }
-            })
-            .collect();
-        for (node, ino) in inodes {
-            for e in &ino.extents {
-                let owner = Owner { node: *node, lblk: e.lblk, live: 0 };
-                out.push(Claim { addr: e.addr, len: e.len, owner });
-            }
-        }
-        out.sort_by_key(|c| (c.addr, c.owner.node));
-        out
-    }
 }
+
+/// Names of inodes, for paths.
+#[derive(Debug, Default)]
+pub struct Names(HashMap<NodeId, Option<(NodeId, String)>>);
 
 /// Kind of block for messages about pairs: the codes for one bad copy and for both.
 pub fn pair_codes(kind: BlockKind) -> (u32, u32) {

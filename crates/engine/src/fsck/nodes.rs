@@ -3,7 +3,9 @@
 //! Afterwards every used node table entry belongs to an inode of the model, as itself or as one of its overflow nodes.
 
 use super::codes;
+use super::inodes::{Inodes, changed};
 use super::model::{Dirty, Domain, Ino, Log};
+use crate::error::Result;
 use crate::store::Store;
 use crate::types::FileKind;
 use braidfs_device::{AlignedBuf, BLOCK_BYTES};
@@ -13,33 +15,102 @@ use braidfs_format::inode::{
 use braidfs_format::node::{DIR, NodeBlock, NodeEntry, NodeKind, NodeRecord, OVERFLOW, USED};
 use braidfs_format::super_block::{INCOMPAT_DATA_SUMS, SuperBlock};
 use braidfs_format::{BlockAddr, NodeId};
-use std::collections::{BTreeMap, HashMap};
 
-/// Overflow nodes of a domain that no inode has claimed yet.
-struct Overflows {
-    nodes: HashMap<NodeId, NodeRecord>,
-    /// Claimed ones, and by whom.
-    taken: HashMap<NodeId, NodeId>,
+/// An overflow node of a domain.
+struct Overflow {
+    node: NodeId,
+    owner: NodeId,
+    kind: NodeKind,
+    /// Its owner has claimed it.
+    taken: bool,
 }
 
-impl Overflows {
-    /// The payload of `node`, which `owner` refers to as `kind`. Each node is given once.
+/// Where overflow nodes come from.
+trait Source {
+    /// The payload of `node`, which `owner` refers to as `kind`.
+    fn take(&mut self, log: &mut Log, owner: NodeId, node: NodeId, kind: NodeKind) -> Option<Vec<u8>>;
+}
+
+/// For inodes that have no overflow nodes.
+struct Nowhere;
+
+impl Source for Nowhere {
     fn take(&mut self, log: &mut Log, owner: NodeId, node: NodeId, kind: NodeKind) -> Option<Vec<u8>> {
-        if let Some(other) = self.taken.get(&node) {
+        log.add(codes::OVERFLOW_MISSING, Some(owner), format!("overflow {node} ({kind:?}) is missing"));
+        None
+    }
+}
+
+/// Overflow nodes of a domain, by number; each is given once.
+struct Overflows<'a> {
+    nodes: Vec<Overflow>,
+    records: Records<'a>,
+}
+
+impl Source for Overflows<'_> {
+    fn take(&mut self, log: &mut Log, owner: NodeId, node: NodeId, kind: NodeKind) -> Option<Vec<u8>> {
+        let Ok(at) = self.nodes.binary_search_by_key(&node, |o| o.node) else {
+            log.add(codes::OVERFLOW_MISSING, Some(owner), format!("overflow {node} ({kind:?}) is missing"));
+            return None;
+        };
+        let o = &mut self.nodes[at];
+        if o.taken {
+            let other = o.owner;
             log.add(codes::OVERFLOW_SHARED, Some(owner), format!("overflow {node} is also used by {other}"));
             return None;
         }
-        match self.nodes.get(&node) {
-            Some(r) if r.owner == owner && r.kind == kind => {
-                self.taken.insert(node, owner);
-                self.nodes.remove(&node).map(|r| r.payload)
-            }
-            Some(r) => {
-                let why = format!("overflow {node} is {:?} of {}, not {kind:?}", r.kind, r.owner);
-                log.add(codes::OVERFLOW_MISSING, Some(owner), why);
+        if (o.owner, o.kind) != (owner, kind) {
+            let why = format!("overflow {node} is {:?} of {}, not {kind:?}", o.kind, o.owner);
+            log.add(codes::OVERFLOW_MISSING, Some(owner), why);
+            return None;
+        }
+        o.taken = true;
+        match self.records.get(node) {
+            Ok((_, r)) => Some(r.payload),
+            Err(e) => {
+                log.add(codes::OVERFLOW_MISSING, Some(owner), e.to_string());
                 None
             }
-            None => {
+        }
+    }
+}
+
+/// Reads records where the node table says they are. The last block is kept: neighbours often lie in one.
+struct Records<'a> {
+    store: &'a Store,
+    domain: &'a Domain,
+    at: Option<BlockAddr>,
+    block: AlignedBuf,
+}
+
+impl<'a> Records<'a> {
+    fn new(store: &'a Store, domain: &'a Domain) -> Self {
+        Self { store, domain, at: None, block: AlignedBuf::zeroed(BLOCK_BYTES) }
+    }
+
+    /// The entry and record of `node`.
+    fn get(&mut self, node: NodeId) -> Result<(NodeEntry, NodeRecord)> {
+        let entry = self.domain.entry(self.store, node).filter(NodeEntry::used);
+        let entry = entry.ok_or_else(|| changed(node, "it is not in the node table"))?;
+        if self.at != Some(entry.addr) {
+            self.at = None;
+            self.store.read(entry.addr, &mut self.block)?;
+            NodeBlock::check(&self.block, self.store.volume, entry.addr)?;
+            self.at = Some(entry.addr);
+        }
+        let record = NodeBlock::record(&self.block, usize::from(entry.index))?;
+        if (record.node, record.gener) != (node, entry.gener) {
+            return Err(changed(node, "another record lies there").into());
+        }
+        Ok((entry, record))
+    }
+}
+
+impl Source for Records<'_> {
+    fn take(&mut self, log: &mut Log, owner: NodeId, node: NodeId, kind: NodeKind) -> Option<Vec<u8>> {
+        match self.get(node) {
+            Ok((_, r)) if (r.owner, r.kind) == (owner, kind) => Some(r.payload),
+            _ => {
                 log.add(codes::OVERFLOW_MISSING, Some(owner), format!("overflow {node} ({kind:?}) is missing"));
                 None
             }
@@ -47,18 +118,53 @@ impl Overflows {
     }
 }
 
-/// Reads all nodes of `domain`.
-pub fn read(store: &Store, sb: &SuperBlock, log: &mut Log, domain: &mut Domain) -> BTreeMap<NodeId, Ino> {
-    let mut inodes = BTreeMap::new();
-    let mut overflows = Overflows { nodes: HashMap::new(), taken: HashMap::new() };
+/// Reads an inode of `domain` that holds once more, whole but for the entries of a directory.
+///
+/// # Errors
+/// Where it no longer is what it was.
+pub fn load(store: &Store, domain: &Domain, node: NodeId) -> Result<Ino> {
+    let mut log = Log::of(domain.number);
+    let mut records = Records::new(store, domain);
+    let (entry, record) = records.get(node)?;
+    let inode = Inode::decode(&record.payload)?;
+    let mut ino = make_ino(&mut log, domain.number, node, entry, &record, inode);
+    resolve(&mut log, node, &mut ino, &mut records);
+    match log.findings.first() {
+        Some(f) => Err(changed(node, &f.message).into()),
+        None => Ok(ino),
+    }
+}
+
+/// Whether parts of `inode` lie in nodes of their own.
+fn overflows(inode: &Inode) -> bool {
+    !inode.link_nodes.is_empty() || !inode.xattr_nodes.is_empty() || matches!(inode.content, Content::Tree { .. })
+}
+
+/// Reads all nodes of `domain`. Inodes are checked as they come, those with overflow nodes at last; the findings are in the
+/// order of the numbers all the same.
+pub fn read(store: &Store, sb: &SuperBlock, log: &mut Log, domain: &mut Domain, mut inodes: Inodes) -> Inodes {
+    let sums = sb.incompat.get() & INCOMPAT_DATA_SUMS != 0;
+    let mut nodes: Vec<Overflow> = Vec::new();
+    let mut last: Vec<NodeId> = Vec::new();
+    let mut later = Log::of(domain.number);
+    for group in domain.groups.values() {
+        inodes.reserve(group.number, group.entries.used().count());
+    }
     read_records(store, log, domain, &mut |log, domain, node, entry, record| {
         if record.kind != NodeKind::Inode {
-            overflows.nodes.insert(node, record);
+            nodes.push(Overflow { node, owner: record.owner, kind: record.kind, taken: false });
             return;
         }
         match Inode::decode(&record.payload) {
             Ok(i) if FileKind::from_mode(i.mode).is_some() => {
-                inodes.insert(node, make_ino(log, domain.number, node, entry, &record, i));
+                let apart = overflows(&i);
+                let ino = make_ino(log, domain.number, node, entry, &record, i);
+                if apart {
+                    last.push(node);
+                } else {
+                    let ino = check(store, &mut later, domain, node, ino, &mut Nowhere, sums);
+                    inodes.add(node, ino);
+                }
                 return;
             }
             Ok(i) => log.add(codes::INODE, Some(node), format!("mode {:o} is no file type", i.mode)),
@@ -66,17 +172,51 @@ pub fn read(store: &Store, sb: &SuperBlock, log: &mut Log, domain: &mut Domain) 
         }
         domain.free_node(store, node);
     });
-    let sums = sb.incompat.get() & INCOMPAT_DATA_SUMS != 0;
-    for (node, ino) in &mut inodes {
-        resolve(log, *node, ino, &mut overflows);
-        check_extents(store, log, domain, *node, ino, sums);
-        check_content(log, *node, ino);
+    nodes.sort_unstable_by_key(|o| o.node);
+    last.sort_unstable();
+    let mut from = Overflows { nodes, records: Records::new(store, domain) };
+    let mut records = Records::new(store, domain);
+    for node in last {
+        let mut again = || -> Result<Ino> {
+            let (entry, record) = records.get(node)?;
+            let inode = Inode::decode(&record.payload)?;
+            // what this finds was found before
+            Ok(make_ino(&mut Log::default(), domain.number, node, entry, &record, inode))
+        };
+        match again() {
+            Ok(ino) => {
+                let ino = check(store, &mut later, domain, node, ino, &mut from, sums);
+                inodes.add(node, ino);
+            }
+            Err(e) => inodes.fail(e),
+        }
     }
-    for (node, r) in overflows.nodes {
-        log.add(codes::OVERFLOW_UNUSED, Some(node), format!("overflow node ({:?}) of {} is not used", r.kind, r.owner));
-        domain.free_node(store, node);
+    later.findings.sort_by_key(|f| f.node);
+    log.findings.append(&mut later.findings);
+    let Overflows { nodes, .. } = from;
+    for o in nodes.into_iter().filter(|o| !o.taken) {
+        let why = format!("overflow node ({:?}) of {} is not used", o.kind, o.owner);
+        log.add(codes::OVERFLOW_UNUSED, Some(o.node), why);
+        domain.free_node(store, o.node);
     }
+    inodes.sort();
     inodes
+}
+
+/// Checks an inode by itself, with its overflow nodes.
+fn check(
+    store: &Store,
+    log: &mut Log,
+    domain: &Domain,
+    node: NodeId,
+    mut ino: Ino,
+    from: &mut dyn Source,
+    sums: bool,
+) -> Ino {
+    resolve(log, node, &mut ino, from);
+    check_extents(store, log, domain, node, &mut ino, sums);
+    check_content(log, node, &mut ino);
+    ino
 }
 
 /// Calls `f` with the records of all used entries, in the order of the device; entries without one are freed.
@@ -87,16 +227,20 @@ fn read_records(
     f: &mut dyn FnMut(&mut Log, &mut Domain, NodeId, NodeEntry, NodeRecord),
 ) {
     let g = store.geometry;
-    let mut used: Vec<(NodeEntry, NodeId)> = Vec::new();
+    // Address (48 bits) and index of the record, and the node: in the order of the device.
+    let mut used: Vec<(u64, NodeId)> =
+        Vec::with_capacity(domain.groups.values().map(|g| g.entries.used().count()).sum());
     for group in domain.groups.values() {
-        for (slot, e) in group.entries.iter().enumerate().filter(|(_, e)| e.used()) {
-            used.push((*e, g.node(group.number, slot as u32)));
-        }
+        let place = |e: &NodeEntry| e.addr.0 << 8 | u64::from(e.index);
+        used.extend(group.entries.used().map(|(slot, e)| (place(e), g.node(group.number, slot))));
     }
-    used.sort_by_key(|(e, n)| (e.addr, e.index, *n));
+    used.sort_unstable();
     let mut at = None;
     let mut block = Err(String::new());
-    for (entry, node) in used {
+    for (place, node) in used {
+        // node 0 has no entry of its own
+        let addr = BlockAddr(place >> 8);
+        let entry = domain.entry(store, node).unwrap_or(NodeEntry { addr, ..NodeEntry::default() });
         if node.0 == 0 || !domain.holds(store, entry.addr, 1) {
             log.add(codes::ENTRY_PLACE, Some(node), format!("the node table names {}, no data block", entry.addr));
             domain.free_node(store, node);
@@ -164,7 +308,7 @@ fn make_ino(log: &mut Log, domain: u16, node: NodeId, entry: NodeEntry, record: 
 }
 
 /// Fetches links, extended attributes and extents from the overflow nodes.
-fn resolve(log: &mut Log, node: NodeId, ino: &mut Ino, from: &mut Overflows) {
+fn resolve(log: &mut Log, node: NodeId, ino: &mut Ino, from: &mut dyn Source) {
     let mut gather = |log: &mut Log, nodes: &mut Vec<NodeId>, kind| {
         let mut bytes = Vec::new();
         let mut whole = true;
@@ -228,7 +372,7 @@ struct Walk<'a> {
     log: &'a mut Log,
     node: NodeId,
     ino: &'a mut Ino,
-    from: &'a mut Overflows,
+    from: &'a mut dyn Source,
 }
 
 impl Walk<'_> {

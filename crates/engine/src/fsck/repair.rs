@@ -5,9 +5,9 @@
 //! neither mounted for writing nor skipped by the next check.
 
 use super::layout;
-use super::model::{Claim, Domain, Group, Log, Model};
+use super::model::{Domain, Group, Log, Model};
 use super::pair::{PairState, write_both};
-use super::space::{expected, segment_entry};
+use super::space::{Claim, Used, expected, segment_entry};
 use super::volume::read_pair;
 use crate::error::Result;
 use crate::space::table_sum;
@@ -15,7 +15,7 @@ use crate::store::Store;
 use braidfs_device::{BLOCK_BYTES, Device};
 use braidfs_format::bat::{self, ENTRIES_PER_BLOCK};
 use braidfs_format::domain::{CLEAN, DomainHeader, FAILED};
-use braidfs_format::geometry::{NODES_PER_BLOCK, SEGMENT_BLOCKS};
+use braidfs_format::geometry::SEGMENT_BLOCKS;
 use braidfs_format::group::{
     GroupHeader, OWNERS_PER_BLOCK, Owner, SegmentEntry, SegmentTable, Written, claim_seq, decode_owners, encode_owners,
 };
@@ -49,9 +49,9 @@ pub fn write(m: &mut Model) -> Result<()> {
             h.checkpoint = h.checkpoint.get().max(last).into();
         }
         let domain = &*domain;
-        let claims = Model::claims(domain, m.inodes.iter().filter(|(_, i)| i.domain == domain.number));
+        let used = Used::of(domain, &m.inodes);
         for group in domain.groups.values() {
-            write_group(&m.store, domain, group, &claims)?;
+            write_group(&m.store, domain, group, &used.group(&m.store, group.number))?;
         }
     }
     write_volume(m)?;
@@ -177,9 +177,9 @@ fn write_entries(store: &Store, domain: u16, group: &Group) -> Result<()> {
     let floor = claim_seq(group.epoch);
     for index in (0..g.node_blocks()).filter(|&i| group.entries_dirty[i as usize]) {
         let addr = g.node_table_addr(number, index);
-        let entries = &group.entries[(index * NODES_PER_BLOCK) as usize..][..NODES_PER_BLOCK as usize];
+        let entries = group.entries.block(index);
         write_pair(store, addr, BlockKind::NodeTable, floor, &|copy, seq| {
-            NodeTableBlock::encode(entries, domain, volume, addr, copy, seq)
+            NodeTableBlock::encode(&entries, domain, volume, addr, copy, seq)
         })?;
     }
     Ok(())

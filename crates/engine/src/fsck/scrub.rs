@@ -4,7 +4,7 @@
 //! without `--data-checksums`, files that are overwritten in place) are counted and not read: nothing can be said of them.
 
 use super::model::{Ino, Log, Model};
-use super::{Finding, FsckOptions, Limits, check_with, codes};
+use super::{Finding, FsckOptions, Limits, check_with, codes, nodes};
 use crate::error::Result;
 use crate::store::Store;
 use braidfs_device::{AlignedBuf, BLOCK_BYTES, Device};
@@ -57,8 +57,8 @@ pub fn scrub(devices: &[Arc<dyn Device>], progress: &dyn Fn(&str, u64, u64)) -> 
 /// Compares the data of all inodes, on all CPUs; what is bad goes to the model's log.
 pub(super) fn data(m: &mut Model, out: &mut ScrubReport, progress: &dyn Fn(&str, u64, u64)) {
     let store = Arc::clone(&m.store);
-    let files: Vec<(&NodeId, &Ino)> = m.inodes.iter().filter(|(_, i)| !i.is_dir() && !i.extents.is_empty()).collect();
-    let total: u64 = files.iter().map(|(_, i)| i.extent_blocks()).sum();
+    let files: Vec<NodeId> = m.inodes.select(|_, i| !i.is_dir() && i.is_mapped());
+    let total = files.len() as u64;
     let (next, done) = (AtomicUsize::new(0), AtomicU64::new(0));
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let mut logs: Vec<(Log, ScrubReport)> = Vec::new();
@@ -67,10 +67,17 @@ pub(super) fn data(m: &mut Model, out: &mut ScrubReport, progress: &dyn Fn(&str,
             .map(|_| {
                 s.spawn(|| {
                     let (mut log, mut sum) = (Log::default(), ScrubReport::default());
-                    while let Some((node, ino)) = files.get(next.fetch_add(1, Relaxed)) {
-                        log.domain = Some(ino.domain);
-                        file(&store, &mut log, &mut sum, **node, ino);
-                        done.fetch_add(ino.extent_blocks(), Relaxed);
+                    while let Some(&node) = files.get(next.fetch_add(1, Relaxed)) {
+                        log.domain = m.domain_of(node);
+                        if let Some(ino) = m.inodes.whole(node) {
+                            file(&store, &mut log, &mut sum, node, ino);
+                        } else if let Some(domain) = log.domain.and_then(|d| m.domains.get(usize::from(d))) {
+                            match nodes::load(&store, domain, node) {
+                                Ok(ino) => file(&store, &mut log, &mut sum, node, &ino),
+                                Err(e) => log.add(codes::UNREADABLE, Some(node), e.to_string()),
+                            }
+                        }
+                        done.fetch_add(1, Relaxed);
                     }
                     (log, sum)
                 })

@@ -1,14 +1,76 @@
 //! Checks the space of a domain: no block used twice; bitmaps, owners and live counts equal to what is referenced.
 
 use super::codes;
-use super::model::{Claim, Domain, Group, Ino, Log, Mend, Model};
+use super::inodes::{Inodes, addr_of};
+use super::model::{Domain, Group, Log, Mend};
 use super::tables::check_pair;
 use crate::store::Store;
 use braidfs_device::BLOCK_BYTES;
 use braidfs_format::geometry::SEGMENT_BLOCKS;
 use braidfs_format::group::{OWNERS_PER_BLOCK, Owner, SegmentEntry, SegmentKind, Temperature, decode_owners};
 use braidfs_format::{BlockAddr, BlockKind, NodeId};
-use std::collections::BTreeMap;
+/// A run of blocks in use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Claim {
+    /// First block.
+    pub addr: BlockAddr,
+    /// Blocks.
+    pub len: u32,
+    /// Owner of the first; `lblk` counts up.
+    pub owner: Owner,
+}
+
+/// The blocks that a domain uses, given group by group.
+pub struct Used<'a> {
+    inodes: &'a Inodes,
+    /// Node blocks and the entries that name each, by address.
+    nodes: Vec<(BlockAddr, u32)>,
+    /// Extents of the inodes that are whole, by address.
+    whole: Vec<Claim>,
+}
+
+impl<'a> Used<'a> {
+    /// What `domain` uses, whose inodes are among `inodes`.
+    pub fn of(domain: &Domain, inodes: &'a Inodes) -> Self {
+        let entries = || domain.groups.values().flat_map(|g| g.entries.used());
+        let mut addrs: Vec<BlockAddr> = Vec::with_capacity(entries().count());
+        addrs.extend(entries().map(|(_, e)| e.addr));
+        addrs.sort_unstable();
+        let nodes = addrs.chunk_by(|a, b| a == b).map(|c| (c[0], c.len() as u32)).collect();
+        let mut whole: Vec<Claim> = Vec::new();
+        for (node, ino) in inodes.wholes().filter(|(_, i)| i.domain == domain.number) {
+            whole.extend(ino.extents.iter().map(|e| {
+                let owner = Owner { node, lblk: e.lblk, live: 0 };
+                Claim { addr: e.addr, len: e.len, owner }
+            }));
+        }
+        whole.sort_by_key(|c| (c.addr, c.owner.node));
+        Self { inodes, nodes, whole }
+    }
+
+    /// What lies in `group`, by address.
+    pub fn group(&self, store: &Store, group: u32) -> Vec<Claim> {
+        let g = store.geometry;
+        let (start, end) = (g.group_start(group), BlockAddr(g.group_start(group).0 + u64::from(g.group_blocks())));
+        let nodes = &self.nodes[self.nodes.partition_point(|n| n.0 < start)..];
+        let mut out: Vec<Claim> = nodes
+            .iter()
+            .take_while(|n| n.0 < end)
+            .map(|&(addr, n)| {
+                let owner = Owner { node: NodeId(0), lblk: 0, live: n.min(255) as u8 };
+                Claim { addr, len: 1, owner }
+            })
+            .collect();
+        out.extend(self.inodes.held(group).map(|h| {
+            let owner = Owner { node: h.node, lblk: h.lblk, live: 0 };
+            Claim { addr: addr_of(&g, group, h), len: h.len, owner }
+        }));
+        let whole = &self.whole[self.whole.partition_point(|c| c.addr < start)..];
+        out.extend(whole.iter().take_while(|c| c.addr < end));
+        out.sort_by_key(|c| (c.addr, c.owner.node));
+        out
+    }
+}
 
 /// What the owner table of the device says of a block; `None` where it cannot be read.
 fn owner_on_device(store: &Store, addr: BlockAddr) -> Option<Owner> {
@@ -21,12 +83,12 @@ fn owner_on_device(store: &Store, addr: BlockAddr) -> Option<Owner> {
 }
 
 /// Finds blocks used twice. The one that the owner table names keeps them (node blocks always); the other gets a hole.
-pub fn resolve_shared(store: &Store, log: &mut Log, domain: &Domain, inodes: &mut BTreeMap<NodeId, Ino>) {
+pub fn resolve_shared(store: &Store, log: &mut Log, domain: &Domain, inodes: &mut Inodes) {
     loop {
-        let claims = Model::claims(domain, inodes.iter());
+        let used = Used::of(domain, inodes);
         let mut holes: Vec<(NodeId, u64, u64)> = Vec::new();
         let mut last: Option<Claim> = None;
-        for c in claims {
+        for c in domain.groups.keys().flat_map(|group| used.group(store, *group)) {
             let Some(p) = last else {
                 last = Some(c);
                 continue;
@@ -59,7 +121,7 @@ pub fn resolve_shared(store: &Store, log: &mut Log, domain: &Domain, inodes: &mu
             return;
         }
         for (node, from, to) in holes {
-            if let Some(ino) = inodes.get_mut(&node) {
+            if let Some(ino) = inodes.body(store, domain, node, false) {
                 ino.punch(from, to);
                 ino.inode.blocks = ino.extent_blocks();
             }
@@ -69,26 +131,40 @@ pub fn resolve_shared(store: &Store, log: &mut Log, domain: &Domain, inodes: &mu
 
 /// Takes blocks from inodes whose records were found again that the tables no longer give them: the record was an older
 /// one, and what lies there now may be anybody's.
-pub fn drop_old_blocks(store: &Store, log: &mut Log, domain: &Domain, inodes: &mut BTreeMap<NodeId, Ino>) {
-    for node in &domain.recovered {
-        let Some(ino) = inodes.get_mut(node) else { continue };
+pub fn drop_old_blocks(store: &Store, log: &mut Log, domain: &Domain, inodes: &mut Inodes) {
+    if domain.recovered.is_empty() {
+        return;
+    }
+    // Inode, logical block, place and length.
+    let mut extents: Vec<(NodeId, u64, u64, u32)> = Vec::new();
+    for group in domain.groups.keys() {
+        let found = inodes.held(*group).filter(|h| domain.recovered.contains(&h.node));
+        extents.extend(found.map(|h| (h.node, h.lblk, addr_of(&store.geometry, *group, h).0, h.len)));
+    }
+    for (node, ino) in inodes.wholes().filter(|(n, _)| domain.recovered.contains(n)) {
+        extents.extend(ino.extents.iter().map(|e| (node, e.lblk, e.addr.0, e.len)));
+    }
+    extents.sort_unstable();
+    for of_one in extents.chunk_by(|a, b| a.0 == b.0) {
+        let node = of_one[0].0;
         let mut gone: Vec<u64> = Vec::new();
-        for (lblk, addr) in
-            ino.extents.iter().flat_map(|e| (0..u64::from(e.len)).map(move |i| (e.lblk + i, e.addr.0 + i)))
-        {
+        for (lblk, addr) in of_one.iter().flat_map(|e| (0..u64::from(e.3)).map(move |i| (e.1 + i, e.2 + i))) {
             let (group, segment, block) = store.geometry.split(BlockAddr(addr));
             let valid = domain.groups.get(&group).and_then(|g| {
                 let table = g.segments.as_ref().filter(|_| !g.segments_doubtful)?;
                 table.get(segment as usize).map(|s| s.is_valid(block))
             });
-            let owned = owner_on_device(store, BlockAddr(addr)).is_none_or(|o| (o.node, o.lblk) == (*node, lblk));
+            let owned = owner_on_device(store, BlockAddr(addr)).is_none_or(|o| (o.node, o.lblk) == (node, lblk));
             if valid == Some(false) || !owned {
                 gone.push(lblk);
             }
         }
-        if !gone.is_empty() {
-            let why = format!("{} blocks of an older version now belong to others: holes", gone.len());
-            log.add(codes::EXTENT_OLD, Some(*node), why);
+        if gone.is_empty() {
+            continue;
+        }
+        let why = format!("{} blocks of an older version now belong to others: holes", gone.len());
+        log.add(codes::EXTENT_OLD, Some(node), why);
+        if let Some(ino) = inodes.body(store, domain, node, false) {
             gone.iter().for_each(|l| ino.punch(*l, l + 1));
             ino.inode.blocks = ino.extent_blocks();
         }
@@ -116,7 +192,7 @@ fn is_fixed(store: &Store, domain: &Domain, group: &Group, at: u32) -> bool {
         || domain.journal().is_some_and(|(start, n)| addr >= start && addr - start < n)
 }
 
-/// The expected state of `group`; `claims` are those of its domain, by address.
+/// The expected state of `group`; `claims` are what lies in it, by address.
 pub fn expected(store: &Store, domain: &Domain, group: &Group, claims: &[Claim]) -> Expected {
     let g = store.geometry;
     let start = g.group_start(group.number).0;
@@ -136,8 +212,7 @@ pub fn expected(store: &Store, domain: &Domain, group: &Group, claims: &[Claim])
     let mut mark =
         |at: u32| e.valid[(at / SEGMENT_BLOCKS) as usize][(at % SEGMENT_BLOCKS / 64) as usize] |= 1 << (at % 64);
     (0..total).filter(|&at| is_fixed(store, domain, group, at)).for_each(&mut mark);
-    let from = claims.partition_point(|c| c.addr.0 < start);
-    for c in claims[from..].iter().take_while(|c| c.addr.0 < start + u64::from(total)) {
+    for c in claims {
         for i in 0..c.len {
             let at = (c.addr.0 - start) as u32 + i;
             let Some(slot) = e.owners.get_mut(at as usize) else { break };
@@ -180,11 +255,11 @@ pub fn segment_entry(e: &Expected, segment: u32, group: &Group, old: Option<&Seg
 }
 
 /// Checks the segment table and owner tables of all groups against what is referenced.
-pub fn check(store: &Store, log: &mut Log, domain: &mut Domain, inodes: &BTreeMap<NodeId, Ino>) {
-    let claims = Model::claims(domain, inodes.iter());
+pub fn check(store: &Store, log: &mut Log, domain: &mut Domain, inodes: &Inodes) {
+    let used = Used::of(domain, inodes);
     let mut mends: Vec<(u32, Vec<Mend>)> = Vec::new();
     for group in domain.groups.values() {
-        let e = expected(store, domain, group, &claims);
+        let e = expected(store, domain, group, &used.group(store, group.number));
         if let Some(segments) = &group.segments {
             for (i, s) in segments.iter().enumerate() {
                 check_segment(log, group, &e, i as u32, s);

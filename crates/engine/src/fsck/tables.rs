@@ -1,11 +1,11 @@
 //! Reads and checks the tables of a domain's groups: header, segment table, node table. (Owner tables: `space`.)
 
 use super::codes;
-use super::model::{Domain, Group, Log, Mend, pair_codes};
+use super::model::{Domain, Group, Log, Mend, Table, pair_codes};
 use super::pair::{PairState, mended};
 use crate::space::{lost_table, table_sum};
 use crate::store::Store;
-use braidfs_device::BLOCK_BYTES;
+use braidfs_device::{AlignedBuf, BLOCK_BYTES};
 use braidfs_format::bat::BatEntry;
 use braidfs_format::geometry::{NODES_PER_BLOCK, SEGMENT_BLOCKS};
 use braidfs_format::group::{GroupHeader, SegmentTable, Written};
@@ -15,6 +15,9 @@ use std::collections::{HashMap, HashSet};
 
 /// Generation given to the free slots of a lost node table block: above what any node is likely to have had.
 const LOST_GENER: u32 = 1 << 30;
+
+/// Blocks read at once in the search for records.
+const RUN_BLOCKS: u32 = 64;
 
 /// A table of a group for messages, which are rare.
 struct Name(&'static str, u32);
@@ -105,7 +108,7 @@ pub fn parse_group(
         blocks,
         header_bad: false,
         segments: None,
-        entries: Vec::with_capacity(g.nodes() as usize),
+        entries: Table::default(),
         entries_dirty: vec![false; g.node_blocks() as usize],
         lost: Vec::new(),
         doubtful: Vec::new(),
@@ -165,7 +168,7 @@ pub fn parse_group(
         group.entries_dirty[index as usize] |= old;
         group.counts_wrong |= old;
         match NodeTableBlock::decode(pair, volume, addr) {
-            Ok((_, _, entries)) => group.entries.extend(entries),
+            Ok((_, _, entries)) => group.entries.push(entries),
             Err(e) => {
                 log.add(
                     codes::NODES_LOST,
@@ -173,7 +176,7 @@ pub fn parse_group(
                     format!("node table block {index} of group {number}: {e}; nodes are looked for in the node blocks"),
                 );
                 let blank = NodeEntry { gener: LOST_GENER, ..NodeEntry::default() };
-                group.entries.extend(std::iter::repeat_n(blank, NODES_PER_BLOCK as usize));
+                group.entries.push(vec![blank; NODES_PER_BLOCK as usize]);
                 group.entries_dirty[index as usize] = true;
                 group.lost.push(index);
             }
@@ -197,46 +200,61 @@ pub fn recover_entries(store: &Store, log: &mut Log, domain: &mut Domain, doubt_
             domain.groups.get(&group).is_some_and(has)
         })
     };
-    // Per node: generation and version of its newest record, and the entry for it; whether its own entry holds.
-    let mut best: HashMap<NodeId, (u32, u64, NodeEntry)> = HashMap::new();
-    let mut holds: HashSet<NodeId> = HashSet::new();
+    // Per node: version of its newest record, and the entry for it.
+    let mut best: HashMap<NodeId, (u64, NodeEntry)> = HashMap::new();
     let pointed: HashSet<BlockAddr> =
-        domain.groups.values().flat_map(|g| &g.entries).filter(|e| e.used()).map(|e| e.addr).collect();
-    let mut block = vec![0u8; BLOCK_BYTES];
+        domain.groups.values().flat_map(|g| g.entries.used()).map(|(_, e)| e.addr).collect();
+    let mut buf = AlignedBuf::zeroed(RUN_BLOCKS as usize * BLOCK_BYTES);
     for group in domain.groups.values() {
-        for at in g.meta_blocks()..group.blocks {
+        let start = g.group_start(group.number).0;
+        let is_valid = |at: u32| {
             let segment = group.segments.as_ref().and_then(|s| s.get((at / SEGMENT_BLOCKS) as usize));
-            let addr = BlockAddr(g.group_start(group.number).0 + u64::from(at));
-            let valid = group.segments_doubtful || segment.is_none_or(|s| s.is_valid(at % SEGMENT_BLOCKS));
-            if !(valid || pointed.contains(&addr)) || store.read(addr, &mut block).is_err() {
-                continue;
-            }
-            let Ok(n) = NodeBlock::check(&block, store.volume, addr) else { continue };
-            for index in 0..n {
-                let Ok(r) = NodeBlock::record(&block, index) else { continue };
-                if !asked(domain, r.node) {
+            group.segments_doubtful || segment.is_none_or(|s| s.is_valid(at % SEGMENT_BLOCKS))
+        };
+        let wanted = |at: &u32| is_valid(*at) || pointed.contains(&BlockAddr(start + u64::from(*at)));
+        for first in (g.meta_blocks()..group.blocks).step_by(RUN_BLOCKS as usize) {
+            let mut run = first..group.blocks.min(first + RUN_BLOCKS);
+            let Some(from) = run.clone().find(wanted) else { continue };
+            run = from..run.rfind(wanted).unwrap_or(from) + 1;
+            let buf = &mut buf[..run.len() * BLOCK_BYTES];
+            // one bad sector fails them all: block by block then
+            let whole = store.read(BlockAddr(start + u64::from(from)), buf).is_ok();
+            for (at, block) in run.zip(buf.chunks_mut(BLOCK_BYTES)).filter(|(at, _)| wanted(at)) {
+                let addr = BlockAddr(start + u64::from(at));
+                if !whole && store.read(addr, block).is_err() {
                     continue;
                 }
-                let own = domain.entry(store, r.node).copied().unwrap_or_default();
-                if own.used() && (own.addr, usize::from(own.index), own.gener) == (addr, index, r.gener) {
-                    holds.insert(r.node);
-                } else if !valid || !own.used() && own.gener != LOST_GENER && r.gener <= own.gener {
-                    continue; // freed, or deleted as the table knows
-                }
-                if best.get(&r.node).is_none_or(|b| (r.gener, r.version) > (b.0, b.1)) {
-                    let overflow = if r.kind == NodeKind::Inode { 0 } else { OVERFLOW };
-                    let flags = (r.flags & !OVERFLOW) | overflow | USED;
-                    let entry = NodeEntry { addr, index: index as u8, flags, gener: r.gener };
-                    best.insert(r.node, (r.gener, r.version, entry));
+                let Ok(n) = NodeBlock::check(block, store.volume, addr) else { continue };
+                for index in 0..n {
+                    let Ok(r) = NodeBlock::record(block, index) else { continue };
+                    if !asked(domain, r.node) {
+                        continue;
+                    }
+                    let own = domain.entry(store, r.node).unwrap_or_default();
+                    let is_own = own.used() && (own.addr, usize::from(own.index), own.gener) == (addr, index, r.gener);
+                    let deleted = !own.used() && own.gener != LOST_GENER && r.gener <= own.gener;
+                    if !is_own && (!is_valid(at) || deleted) {
+                        continue; // freed, or deleted as the table knows
+                    }
+                    if best.get(&r.node).is_none_or(|b| (r.gener, r.version) > (b.1.gener, b.0)) {
+                        let overflow = if r.kind == NodeKind::Inode { 0 } else { OVERFLOW };
+                        let flags = (r.flags & !OVERFLOW) | overflow | USED;
+                        let entry = NodeEntry { addr, index: index as u8, flags, gener: r.gener };
+                        best.insert(r.node, (r.version, entry));
+                    }
                 }
             }
         }
     }
-    for (node, (_, _, entry)) in best {
-        let own = domain.entry(store, node).copied().unwrap_or_default();
-        if own.used() && holds.contains(&node) && (own.addr, own.index) == (entry.addr, entry.index) {
-            continue;
-        }
+    // Those whose own entry names their newest record are right.
+    let place = |e: &NodeEntry| (e.addr, e.index, e.gener);
+    best.retain(|node, (_, entry)| {
+        domain.entry(store, *node).is_none_or(|own| !own.used() || place(&own) != place(entry))
+    });
+    let mut best: Vec<(NodeId, NodeEntry)> = best.into_iter().map(|(node, (_, entry))| (node, entry)).collect();
+    best.sort_unstable_by_key(|b| b.0);
+    for (node, entry) in best {
+        let own = domain.entry(store, node).unwrap_or_default();
         if own.gener == LOST_GENER && !own.used() {
             log.add(codes::NODES_LOST, Some(node), "found again in a node block");
         } else {

@@ -61,13 +61,13 @@ fn add(m: &mut Model, domain: u16, mode: u32, links: &[(NodeId, &str)], content:
         Content::Inline(b) => b.len() as u64,
         _ => 0,
     };
-    let mut inode = Inode::decode(&m.inodes[&NodeId::ROOT].inode.encode()).unwrap();
+    let mut inode = Inode::decode(&m.body(NodeId::ROOT).unwrap().inode.encode()).unwrap();
     (inode.mode, inode.size, inode.nlink) = (mode, size, if dir { 2 } else { links.len() as u32 });
     (inode.content, inode.links) = (content, vec![]);
     for (parent, name) in links {
         let name: Box<[u8]> = name.as_bytes().into();
         inode.links.push(Link { parent: *parent, name: name.clone() });
-        let p = m.inodes.get_mut(parent).unwrap();
+        let p = m.body(*parent).unwrap();
         p.entries.push(Dentry { hash: 0, node, gener, kind: (mode >> 12) as u8, name });
         p.dirty.entries = true;
         p.inode.nlink += u32::from(dir);
@@ -85,15 +85,15 @@ fn add(m: &mut Model, domain: u16, mode: u32, links: &[(NodeId, &str)], content:
         links_lost: false,
         dirty: Dirty { record: true, ..Dirty::default() },
     };
-    m.inodes.insert(node, ino);
+    m.inodes.put(node, ino);
     node
 }
 
 fn add_extents(m: &mut Model, node: NodeId, count: u64) {
-    let domain = m.inodes[&node].domain;
+    let domain = m.domain_of(node).unwrap();
     let group = *m.domains[usize::from(domain)].groups.keys().next().unwrap();
     let start = m.store.geometry.group_start(group).0 + 1024;
-    let ino = m.inodes.get_mut(&node).unwrap();
+    let ino = m.body(node).unwrap();
     ino.inode.content = Content::Extents(vec![]);
     ino.inode.size = count * 2 * BLOCK_BYTES as u64;
     ino.extents = (0..count)
@@ -121,7 +121,7 @@ fn populated() -> Arc<SparseDevice> {
     add(&mut m, 0, 0o120_777, &[(root, "link")], Content::Inline(b"a/b".to_vec()));
     add(&mut m, 0, 0o010_600, &[(root, "pipe")], Content::None);
     let x = add(&mut m, 2, 0o100_600, &[(a, "attributes")], Content::None);
-    m.inodes.get_mut(&x).unwrap().inode.xattrs = vec![(b"user.big".as_slice().into(), vec![7; 9000].into())];
+    m.body(x).unwrap().inode.xattrs = vec![(b"user.big".as_slice().into(), vec![7; 9000].into())];
     let big = add(&mut m, 1, 0o100_600, &[(a, "big")], Content::None);
     add_extents(&mut m, big, 1000);
     let small = add(&mut m, 0, 0o100_600, &[(a, "small")], Content::None);
@@ -151,9 +151,17 @@ fn a_filled_volume_is_clean() {
     assert_eq!(r.findings, vec![]);
     assert_eq!((r.files, r.dirs, r.symlinks, r.other), (404, 4, 1, 1));
     assert!(agree(&dev));
-    let m = model(&dev);
-    assert!(m.inodes.values().any(|i| !i.tree.is_empty()) && m.inodes.values().any(|i| i.inode.link_nodes.len() > 1));
-    assert!(m.inodes.values().any(|i| i.inode.xattr_nodes.len() == 3 && i.inode.xattrs[0].1.len() == 9000));
+    let mut m = model(&dev);
+    assert_eq!(m.inodes.wholes().count(), 0, "an inode without findings is kept whole");
+    for node in m.inodes.select(|_, _| true) {
+        m.body(node).unwrap();
+    }
+    m.inodes.holds().unwrap();
+    assert_eq!(report(&mut m), r, "whole inodes are others than packed ones");
+    let any = |which: fn(&Ino) -> bool| m.inodes.wholes().any(|(_, i)| which(i));
+    assert!(any(|i| !i.tree.is_empty()) && any(|i| i.inode.link_nodes.len() > 1));
+    assert!(any(|i| i.inode.xattr_nodes.len() == 3 && i.inode.xattrs[0].1.len() == 9000));
+    assert!(any(|i| i.entries.len() == 300) && any(|i| i.linked.len() == 300 && i.linked.iter().all(|l| *l)));
 }
 
 /// Damages one block; the check must see it or not need it, a repair must leave a clean volume.
@@ -291,10 +299,10 @@ fn broken(code: u32, change: impl FnOnce(&mut Model)) -> FsckReport {
     after
 }
 
-fn find(m: &Model, path: &str) -> NodeId {
-    path.split('/')
-        .filter(|p| !p.is_empty())
-        .fold(NodeId::ROOT, |at, name| m.inodes[&at].entries.iter().find(|e| *e.name == *name.as_bytes()).unwrap().node)
+fn find(m: &mut Model, path: &str) -> NodeId {
+    path.split('/').filter(|p| !p.is_empty()).fold(NodeId::ROOT, |at, name| {
+        m.body(at).unwrap().entries.iter().find(|e| *e.name == *name.as_bytes()).unwrap().node
+    })
 }
 
 #[test]
@@ -302,7 +310,7 @@ fn entries_and_links_are_mended() {
     let edit = |path: &'static str, f: fn(&mut Ino)| {
         move |m: &mut Model| {
             let n = find(m, path);
-            f(m.inodes.get_mut(&n).unwrap());
+            f(m.body(n).unwrap());
         }
     };
     let r = broken(
@@ -376,7 +384,7 @@ fn entries_and_links_are_mended() {
     broken(codes::ENTRY_DEAD, |m| {
         let (dir, file) = (find(m, "a"), find(m, "a/big"));
         m.remove(file);
-        m.inodes.get_mut(&dir).unwrap().dirty.entries = true;
+        m.body(dir).unwrap().dirty.entries = true;
     });
     broken(codes::INLINE_ENTRIES, edit("a", |d| d.inode.content = Content::InlineDir(vec![1, 2, 3])).also_dirty("a"));
 }
@@ -386,7 +394,7 @@ trait AlsoDirty: FnOnce(&mut Model) + Sized {
         move |m: &mut Model| {
             let n = find(m, path);
             self(m);
-            m.inodes.get_mut(&n).unwrap().dirty.record = true;
+            m.body(n).unwrap().dirty.record = true;
         }
     }
 }
@@ -397,22 +405,23 @@ fn loops_and_lost_roots_are_mended() {
     // "b" below its own child "c"
     let r = broken(codes::UNREACHABLE, |m| {
         let (a, b, c) = (find(m, "a"), find(m, "a/b"), find(m, "a/b/c"));
-        let entries = &mut m.inodes.get_mut(&a).unwrap().entries;
+        let entries = &mut m.body(a).unwrap().entries;
         let at = entries.iter().position(|e| e.node == b).unwrap();
         let mut e = entries.remove(at);
-        (m.inodes.get_mut(&a).unwrap().inode.nlink, m.inodes.get_mut(&a).unwrap().dirty.entries) = (2, true);
+        (m.body(a).unwrap().inode.nlink, m.body(a).unwrap().dirty.entries) = (2, true);
         e.hash = 0;
-        let child = m.inodes.get_mut(&c).unwrap();
+        let child = m.body(c).unwrap();
         child.entries.push(e);
         (child.inode.nlink, child.dirty.entries) = (3, true);
-        let lost = m.inodes.get_mut(&b).unwrap();
+        let lost = m.body(b).unwrap();
         lost.inode.links[0].parent = c;
         lost.dirty.links = true;
     });
     assert_eq!((r.files, r.dirs), (404, 5));
     let r = broken(codes::ROOT, |m| {
         let store = Arc::clone(&m.store);
-        m.inodes.remove(&NodeId::ROOT);
+        m.body(NodeId::ROOT).unwrap();
+        m.inodes.forget(NodeId::ROOT);
         m.domains[0].free_node(&store, NodeId::ROOT);
     });
     assert_eq!((r.files, r.dirs), (404, 4));
@@ -422,8 +431,8 @@ fn loops_and_lost_roots_are_mended() {
 fn shared_and_misplaced_blocks_are_mended() {
     broken(codes::BLOCK_SHARED, |m| {
         let (big, small) = (find(m, "a/b/file-1"), find(m, "a/big"));
-        let addr = m.inodes[&small].extents[3].addr;
-        let ino = m.inodes.get_mut(&big).unwrap();
+        let addr = m.body(small).unwrap().extents[3].addr;
+        let ino = m.body(big).unwrap();
         ino.extents = vec![Extent { lblk: 0, addr, len: 4, unwritten: false, sums: None }];
         (ino.inode.blocks, ino.inode.content) = (4, Content::Extents(vec![]));
         ino.dirty.extents = true;
@@ -431,7 +440,7 @@ fn shared_and_misplaced_blocks_are_mended() {
     for addr in [0, 5, 1 << 40, 4096 * 2 + 10] {
         broken(codes::EXTENT_PLACE, |m| {
             let n = find(m, "a/small");
-            let ino = m.inodes.get_mut(&n).unwrap();
+            let ino = m.body(n).unwrap();
             ino.extents[1].addr = BlockAddr(addr);
             ino.dirty.extents = true;
         });
@@ -441,10 +450,10 @@ fn shared_and_misplaced_blocks_are_mended() {
 #[test]
 fn dumps_do_not_fail() {
     let dev = populated();
-    let m = model(&dev);
+    let mut m = model(&dev);
     let devices = [Arc::clone(&dev) as Arc<dyn Device>];
     let group = *m.domains[1].groups.keys().next().unwrap();
-    let node = find(&m, "a/big");
+    let node = find(&mut m, "a/big");
     let block = m.store.geometry.group_start(group).0 + 200;
     use dump::DumpWhat as W;
     for what in [

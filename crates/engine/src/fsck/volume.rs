@@ -1,6 +1,7 @@
 //! Checks the volume's own tables: superblocks and replicas, the block group allocation table, domain headers.
 
 use super::codes;
+use super::inodes::Inodes;
 use super::model::{Domain, Log, Model};
 use super::pair::{CopyState, PairState, mended};
 use crate::error::Result;
@@ -39,6 +40,7 @@ pub fn read_pair(store: &Store, log: &mut Log, pair: u64) -> Vec<u8> {
 pub fn read(devices: &[Arc<dyn Device>]) -> Result<Model> {
     let (sb, order) = super_io::read_super(devices)?;
     let store = Arc::new(Store::new(order, &sb)?);
+    let inodes = Inodes::new(store.geometry);
     let mut m = Model {
         sb,
         store,
@@ -46,7 +48,7 @@ pub fn read(devices: &[Arc<dyn Device>]) -> Result<Model> {
         bat_dirty: Vec::new(),
         volume_writes: Vec::new(),
         domains: Vec::new(),
-        inodes: BTreeMap::new(),
+        inodes,
         tables_old: false,
         log: Log::default(),
     };

@@ -64,7 +64,7 @@ impl<'a> Reader<'a> {
         said.valid += left.iter().map(|w| u64::from(w.count_ones())).sum::<u64>();
 
         self.slots.clear();
-        for (slot, e) in (0u32..).zip(&group.entries).filter(|(_, e)| e.used()) {
+        for (slot, e) in group.entries.used() {
             let node = g.node(number, slot);
             if node.0 == 0 {
                 return doubt("node 0 is in use");
