@@ -1,9 +1,15 @@
 #!/usr/bin/env bash
 # Times fsck of a braidfs beside e2fsck -f of an ext4 with the same tree, and the memory of both. Run it on a quiet machine.
-# usage: scripts/fsck-time.sh [FILES]   (default 1000000; as root, for the ext4 and the mounts)
+# usage: scripts/fsck-time.sh [--damaged] [FILES]   (default 1000000; as root, for the ext4 and the mounts)
+# --damaged: also with a block of inodes zeroed on each, for which both have to look closer (nothing is repaired)
 # BRAIDFS_BIN: this binary; BRAIDFS_TMP: where the images go (default /var/tmp; about 8 KiB per file and file system)
 set -euo pipefail
 cd "$(dirname "$0")/.."
+damaged=
+if [ "${1:-}" = --damaged ]; then
+    damaged=yes
+    shift
+fi
 files=${1:-1000000}
 bin=${BRAIDFS_BIN:-${CARGO_TARGET_DIR:-target}/release/braidfs}
 [ -x "$bin" ] || { echo "fsck-time: $bin: no such program: run make build" >&2; exit 1; }
@@ -60,4 +66,20 @@ for cache in cold warm; do
     measure "braidfs fsck -f" "$dir/b.img" $cache "$bin" fsck -f -n "$dir/b.img"
     measure "braidfs fsck -f --memory 1M" "$dir/b.img" $cache "$bin" fsck -f -n --memory 1M "$dir/b.img"
     measure "e2fsck -f" "$dir/e.img" $cache e2fsck -f -n "$dir/e.img"
+done
+[ -n "$damaged" ] || exit 0
+
+zero() {
+    [ -n "$2" ] || { echo "fsck-time: $1: cannot tell where the inodes lie" >&2; exit 1; }
+    dd if=/dev/zero of="$1" bs=4096 seek="$2" count=1 conv=notrunc status=none
+}
+file=/d0/d0/file-$((files < 1000 ? files / 2 : 500))
+first=$("$bin" dump super "$dir/b.img" | sed -n 's/.* groups 0 to .* from block \([0-9]*\) on.*/\1/p' | head -n 1)
+block=$("$bin" dump "path:$file" "$dir/b.img" | sed -n '1s/.*: block \([0-9]*\) record.*/\1/p')
+zero "$dir/b.img" "${block:+$((block + ${first:?}))}"
+zero "$dir/e.img" "$(debugfs -R "imap $file" "$dir/e.img" 2> /dev/null | sed -n 's/.*located at block \([0-9]*\),.*/\1/p')"
+echo "with a block of inodes zeroed"
+for cache in cold warm; do
+    measure "braidfs fsck -f -n" "$dir/b.img" $cache "$bin" fsck -f -n "$dir/b.img"
+    measure "e2fsck -f -n" "$dir/e.img" $cache e2fsck -f -n "$dir/e.img"
 done

@@ -123,7 +123,7 @@ pub fn check(
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes for the list of inodes, 20 each; with less, the node tables are read several times. For the rest see
-    /// `docs/fsck.md`. Not for a damaged volume, whose model takes what it takes.
+    /// `docs/fsck.md`. Not for a damaged volume, of which something is kept of every inode.
     pub memory_bytes: u64,
 }
 
