@@ -134,8 +134,8 @@ impl FaultDevice {
         self.armed.store(true, Relaxed);
     }
 
-    /// Takes all rules away, and lets go what is held. A stopped device stays stopped, and one whose flush failed refuses every later one, as
-    /// [`Device::flush`] says.
+    /// Takes all rules away, and lets go what is held. A stopped device stays stopped, and one whose flush failed refuses
+    /// every later one, as [`Device::flush`] says.
     pub fn clear(&self) {
         let mut rules = self.rules.lock();
         rules.clear();

@@ -2,8 +2,8 @@
 //!
 //! The modules, in the order in which a request passes: `mount` (gets the connection) → `session` (serving threads)
 //! → `channel` and `request` (frames; `abi` declares them) → `fs` (which handler) → `ops` (the handlers, over the
-//! engine's API) → `node` (which inode is meant) → `handles` (open files). `serve` runs the whole from mount to unmount; `daemon` and `loopdev` help
-//! the command line.
+//! engine's API) → `node` (which inode is meant) → `handles` (open files). `serve` runs the whole from mount to unmount,
+//! `latency` looks after the serving threads meanwhile; `daemon` and `loopdev` help the command line.
 //!
 //! The protocol is spoken directly, not through a crate: `sync` (SYNCFS), unnamed files (TMPFILE), birth times (STATX)
 //! and an `umount` that waits until the volume is closed (DESTROY) need operations that the crates do not pass on.

@@ -1,7 +1,8 @@
 //! Random operations on a volume and on the model, with remounts and crashes in between.
 //!
-//! Runs begin at a fixed seed; `BRAIDFS_SEED` replays one (`random`: a new one), `BRAIDFS_MODEL_OPS` says how many operations (default 100 000). A failing run is made
-//! short for `BRAIDFS_SHRINK_SECONDS` (90) and printed as Rust code for `regressions.rs`.
+//! Runs begin at a fixed seed; `BRAIDFS_SEED` replays one (`random`: a new one), `BRAIDFS_MODEL_OPS` says how many
+//! operations (default 100 000). A failing run is made short for `BRAIDFS_SHRINK_SECONDS` (90) and printed as Rust code
+//! for `regressions.rs`.
 
 use braidfs::DataMode;
 use braidfs_testkit::env_number;

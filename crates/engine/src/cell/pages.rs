@@ -53,7 +53,7 @@ impl Page {
     /// Changes all bytes; nothing is copied where the page is shared.
     pub fn replace(&mut self, bytes: &[u8; BLOCK_BYTES]) {
         match Arc::get_mut(&mut self.0) {
-            Some(own) => own.copy_from_slice(bytes),
+            Some(own) => own.replace(bytes),
             None => self.0 = Arc::new(Frame::copy_of(bytes)),
         }
     }
@@ -99,6 +99,13 @@ impl Group {
     }
     fn is_empty(&self) -> bool {
         self.pages.iter().all(Option::is_none)
+    }
+    /// Marks a page used and dirty; whether it was clean.
+    fn make_dirty(&mut self, i: usize) -> bool {
+        *self.hot.get_mut() |= 1 << i;
+        let was_clean = self.dirty >> i & 1 == 0;
+        self.dirty |= 1 << i;
+        was_clean
     }
 }
 
@@ -225,9 +232,7 @@ impl PageMap {
         let (g, i) = place(lblk);
         let group = self.groups.entry(g).or_insert_with(Group::new);
         self.pages += usize::from(group.pages[i].replace(page).is_none());
-        *group.hot.get_mut() |= 1 << i;
-        let was_clean = group.dirty >> i & 1 == 0;
-        group.dirty |= 1 << i;
+        let was_clean = group.make_dirty(i);
         self.dirty += usize::from(was_clean);
         was_clean
     }
@@ -265,9 +270,7 @@ impl PageMap {
         let (g, i) = place(lblk);
         let group = self.groups.get_mut(&g)?;
         f(group.pages[i].as_mut()?);
-        *group.hot.get_mut() |= 1 << i;
-        let was_clean = group.dirty >> i & 1 == 0;
-        group.dirty |= 1 << i;
+        let was_clean = group.make_dirty(i);
         self.dirty += usize::from(was_clean);
         Some(was_clean)
     }

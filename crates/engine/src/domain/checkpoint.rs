@@ -1,8 +1,8 @@
 //! Checkpoint: committed → checkpointed. The home tables get the committed state, then the journal's tail moves.
 //!
 //! Node records and data already lie where they belong, so a checkpoint writes node table, owner table and segment
-//! table blocks only, each to the other half of its shadow pair. Then the domain header tells of it. Domains checkpoint on their own and in parallel, and
-//! nobody stops writing meanwhile.
+//! table blocks only, each to the other half of its shadow pair. Then the domain header tells of it. Domains checkpoint
+//! on their own and in parallel, and nobody stops writing meanwhile.
 
 use super::Domain;
 use crate::error::{Error, Result};

@@ -108,6 +108,8 @@ impl Domain {
             let old = std::mem::replace(&mut *gate, next);
             *self.committing.lock() = Some(old.clone());
             self.is_committing.store(true, Ordering::Release);
+            // last: whoever sees the new number sees that the old one commits
+            self.running.store(gate.id.0, Ordering::Release);
             // as of this transaction: what the next one links again, or frees, is an orphan where only this one survives
             (old, self.orphans.lock().iter().copied().collect::<Vec<NodeId>>())
         };
@@ -249,7 +251,7 @@ impl Domain {
         }
         self.supersede(&mut records)?;
         let listed = !orphans.is_empty();
-        if !orphans.is_empty() && !planted(Bug::OrphansLost) {
+        if listed && !planted(Bug::OrphansLost) {
             records.push(Record::Orphans(orphans));
         }
 

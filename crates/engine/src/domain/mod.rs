@@ -7,7 +7,8 @@
 //! At most one runs and one commits.
 //!
 //! Lock ranks, outer first: `checkpoint_lock` → `commit_lock` → gate (read by operations, written by the flip) → cell
-//! locks → leaves (transaction lists, space, nodes, journal, caches). Nobody waits for a commit inside the gate. All of them: docs/locking.md.
+//! locks → leaves (transaction lists, space, nodes, journal, caches). Nobody waits for a commit inside the gate. All
+//! of them: docs/locking.md.
 
 pub mod checkpoint;
 pub mod commit;
@@ -142,6 +143,9 @@ pub struct Domain {
     /// The gate. Operations hold it for reading while they change something; the flip of the running transaction is its
     /// only writer (Max's reader pass-through semaphore has the same interface).
     gate: RwLock<Arc<Tx>>,
+    /// Number of the transaction in `gate`, changed under its writer side; on a line of its own, as every overwrite reads
+    /// it and every other operation writes the gate's.
+    running: CachePadded<AtomicU64>,
     committing: Mutex<Option<Arc<Tx>>>,
     /// Whether `committing` holds one: most of the time no operation has to lock it.
     is_committing: AtomicBool,
@@ -235,6 +239,7 @@ impl Domain {
             first_pos: Mutex::default(),
             journal,
             cells: CellCache::default(),
+            running: CachePadded::new(AtomicU64::new(tx.id.0)),
             gate: RwLock::new(tx),
             committing: Mutex::new(None),
             is_committing: AtomicBool::new(false),
@@ -266,9 +271,10 @@ impl Domain {
     pub fn committed(&self) -> TxId {
         TxId(self.committed.load(Ordering::Acquire))
     }
-    /// The running transaction's number.
+    /// The running transaction's number. Outside the gate another may run by now; never an older one than this thread has
+    /// changed something in.
     pub fn running(&self) -> TxId {
-        self.gate.read().id
+        TxId(self.running.load(Ordering::Acquire))
     }
     /// Why the domain is read-only, if it is.
     pub fn failed(&self) -> Option<&str> {

@@ -97,8 +97,7 @@ impl Inner {
     }
 
     pub(crate) fn create(&self, dir: NodeId, name: &[u8], new: &NewNode<'_>, cred: &Cred) -> Result<(Arc<Cell>, Attr)> {
-        check_name(name)?;
-        self.create_in(&self.dir_cell(dir)?, name, new, cred)
+        self.create_in(&self.cell(dir)?, name, new, cred)
     }
 
     /// [`Self::create`] in a directory that is at hand.

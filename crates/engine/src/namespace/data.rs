@@ -98,15 +98,20 @@ impl Inner {
 
     /// Overwrites pages that the running transaction will write anyway: nothing is reserved, and nothing joins the
     /// transaction. `None` where the write is more than that.
+    ///
+    /// Not inside the gate: where the transaction is flipped meanwhile, its commit waits for the cell's lock and takes
+    /// these bytes with it, as if they had come before the flip. A thread that has changed something in the next
+    /// transaction sees its number, and does not come here.
     fn overwrite(&self, c: &Cell, offset: u64, data: &[u8]) -> Result<Option<Wrote>> {
-        let e = self.dom(c.domain).enter()?;
+        let d = self.dom(c.domain);
+        d.check_writable()?;
         let mut guard = c.state.write();
         let st = &mut *guard;
         let end = match offset.checked_add(data.len() as u64) {
             Some(end) if end <= st.size => end,
             _ => return Ok(None),
         };
-        if st.dirty_tx != e.tx().id || st.deleted || st.flags & IMMUTABLE != 0 {
+        if st.dirty_tx != d.running() || st.deleted || st.flags & IMMUTABLE != 0 {
             return Ok(None);
         }
         let Body::File(f) = &mut st.body else { return Ok(None) };
@@ -300,7 +305,8 @@ impl Inner {
         Ok((start, done))
     }
 
-    /// A file with much dirty data, `dirty` pages, writes it, in the thread that made it; so does a volume that is over its budget.
+    /// A file with much dirty data, `dirty` pages, writes it, in the thread that made it; so does a volume that is over
+    /// its budget.
     fn throttle(&self, c: &Arc<Cell>, dirty: usize) -> Result<()> {
         if dirty >= FLUSH_PAGES {
             self.dom(c.domain).flush_cell(c)?;

@@ -9,7 +9,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 impl NodeTable {
     /// Writes what changed in the committed view since the last call, and says how many blocks. `Space::write_home` must
-    /// follow, which writes how often that was. Does not flush: the caller does, before the next call (which overwrites the other copies) and before the journal's tail moves.
+    /// follow, which writes how often that was. Does not flush: the caller does, before the next call (which overwrites
+    /// the other copies) and before the journal's tail moves.
     ///
     /// # Errors
     /// Of the device; what was not written stays marked as changed.

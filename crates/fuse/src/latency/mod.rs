@@ -149,8 +149,11 @@ pub(crate) fn check(wish: Latency) -> io::Result<()> {
 
 /// Looks after it until the other end of `end` is gone. Returns at once where nothing can be done.
 pub(crate) fn watch(wish: Latency, served: &Served, end: &Receiver<()>) {
+    if wish == Latency::Off {
+        return;
+    }
     let mut follow = Follow::new();
-    if wish == Latency::Off || (wish == Latency::Auto && follow.is_none()) {
+    if wish == Latency::Auto && follow.is_none() {
         return;
     }
     let mut awake = (wish == Latency::Low).then(awake::Awake::default);
