@@ -2,14 +2,15 @@
 //!
 //! A general allocator gives such a buffer with as much again to align it, a page fault for each, and its memory back to
 //! the system at the first occasion. Chunks are of the size of a huge page, and ask to be one: a fault for 512 frames,
-//! and few entries of the processor's address cache for all pages of a file. Free frames stay in lists that threads share
-//! out among them; behind these stands the pool of chunks. A chunk that is wholly free goes back to the system, but for
-//! [`SPARE`].
+//! and few entries of the processor's address cache for all pages of a file. The first block of a chunk holds the
+//! reference counts of its frames: whoever has a frame reads its bytes without a look at anything else. Free frames stay
+//! in lists that threads share out among them; behind these stands the pool of chunks. A chunk that is wholly free goes
+//! back to the system, but for [`SPARE`].
 //!
 //! Not promised: that a chunk with one frame in use gives the others' memory back.
 //!
-//! This is a low-level module: the only one of the engine with unsafe code. A [`Frame`] owns its bytes as a `Box` does;
-//! all that is unsafe is where frames come from and where they go. Locks: a list, then the pool; leaves.
+//! This is a low-level module: the only one of the engine with unsafe code. A [`Frame`] shares its bytes as an `Arc` does;
+//! all that is unsafe is its count, and where frames come from and go to. Locks: a list, then the pool; leaves.
 
 use crate::types::thread_slot;
 use braidfs_format::BLOCK_BYTES;
@@ -18,11 +19,20 @@ use crossbeam::utils::CachePadded;
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ptr::NonNull;
+use std::sync::atomic::{
+    AtomicU32,
+    Ordering::{Acquire, Relaxed, Release},
+    fence,
+};
 
 /// Bytes of a chunk.
 const CHUNK: usize = 2 << 20;
+/// Blocks of it: the counts, then the frames.
+const BLOCKS: usize = CHUNK / BLOCK_BYTES;
 /// Frames in it.
-const FRAMES: usize = CHUNK / BLOCK_BYTES;
+const FRAMES: usize = BLOCKS - 1;
+/// More references to a frame than this are a leak: the process ends before the count runs over (as with `Arc`).
+const REFERENCES_MAX: u32 = u32::MAX / 2;
 /// Chunks kept though they are free.
 const SPARE: usize = 2;
 /// Lists of free frames.
@@ -32,6 +42,8 @@ const LIST_MAX: usize = 64;
 const BATCH: usize = 32;
 
 type Bytes = [u8; BLOCK_BYTES];
+
+const _: () = assert!(BLOCKS * size_of::<AtomicU32>() <= BLOCK_BYTES);
 
 const LAYOUT: Layout = match Layout::from_size_align(CHUNK, CHUNK) {
     Ok(l) => l,
@@ -54,12 +66,13 @@ fn prefetch(at: NonNull<Bytes>) {
     let _ = at;
 }
 
-/// A buffer of a block.
+/// A buffer of a block. A clone shares the bytes; they are changed only where nobody shares them.
 pub struct Frame(NonNull<Bytes>);
 
-// SAFETY: a frame owns its bytes and nothing else; no two frames have the same, as those in the lists are free.
+// SAFETY: bytes that several threads have are only read (`get_mut` gives them to the one that has them alone), and the
+// count is atomic.
 unsafe impl Send for Frame {}
-// SAFETY: as above; `&Frame` gives `&[u8]` only.
+// SAFETY: as above; `&Frame` gives `&[u8]` and clones.
 unsafe impl Sync for Frame {}
 
 impl Frame {
@@ -78,38 +91,72 @@ impl Frame {
         unsafe { std::ptr::copy_nonoverlapping(bytes, at.as_ptr(), 1) };
         Self(at)
     }
-    /// Takes this content instead.
+    /// Takes this content; the bytes are other ones where they are shared.
     pub fn replace(&mut self, bytes: &Bytes) {
-        prefetch(self.0);
-        self.copy_from_slice(bytes);
+        let at = self.0;
+        match self.get_mut() {
+            Some(own) => {
+                prefetch(at);
+                own.copy_from_slice(bytes);
+            }
+            None => *self = Self::copy_of(bytes),
+        }
+    }
+    /// The bytes, to change, where nobody shares them.
+    pub fn get_mut(&mut self) -> Option<&mut Bytes> {
+        // Acquire: what others did with the bytes before they let go of them came before
+        if count(self.0).load(Acquire) != 1 {
+            return None;
+        }
+        // SAFETY: of one reference, the one that `&mut self` is of, there are no others, and none can come.
+        Some(unsafe { self.0.as_mut() })
+    }
+    /// The bytes, to change; copied first where they are shared.
+    pub fn make_mut(&mut self) -> &mut Bytes {
+        if self.get_mut().is_none() {
+            *self = Self::copy_of(self);
+        }
+        // SAFETY: nobody shares them, as in `get_mut`: so it was, or they are new.
+        unsafe { self.0.as_mut() }
     }
 }
 
 impl std::ops::Deref for Frame {
     type Target = Bytes;
     fn deref(&self) -> &Bytes {
-        // SAFETY: the bytes were written when the frame was made, and are its own until it is dropped.
+        // SAFETY: the bytes were written when the frame was made, and stay until the last reference is dropped.
         unsafe { self.0.as_ref() }
-    }
-}
-
-impl std::ops::DerefMut for Frame {
-    fn deref_mut(&mut self) -> &mut Bytes {
-        // SAFETY: as in `deref`; `&mut self` excludes other users.
-        unsafe { self.0.as_mut() }
     }
 }
 
 impl Clone for Frame {
     fn clone(&self) -> Self {
-        Self::copy_of(self)
+        // Relaxed: whoever has one reference may make another, as `Arc` explains
+        if count(self.0).fetch_add(1, Relaxed) > REFERENCES_MAX {
+            std::process::abort();
+        }
+        Self(self.0)
     }
 }
 
 impl Drop for Frame {
     fn drop(&mut self) {
-        give(self.0);
+        if count(self.0).fetch_sub(1, Release) == 1 {
+            // what others did with the bytes comes before the next owner's writes
+            fence(Acquire);
+            give(self.0);
+        }
     }
+}
+
+/// The references to a frame. Of no use when the frame is gone.
+fn count<'a>(at: NonNull<Bytes>) -> &'a AtomicU32 {
+    let block = (at.as_ptr().addr() & (CHUNK - 1)) / BLOCK_BYTES;
+    let counts = at.as_ptr().map_addr(|a| a & !(CHUNK - 1)).cast::<AtomicU32>();
+    // SAFETY: frames are made by `Pool::take` only, of chunks that are aligned to their size and begin with a block of
+    // counts, one for each block, which `grow` has written. The chunk stays while one of its frames is in use, and no
+    // caller keeps the reference longer than its frame.
+    unsafe { &*counts.add(block) }
 }
 
 /// A free frame.
@@ -133,7 +180,8 @@ struct Pool {
 
 struct Chunk {
     at: NonNull<u8>,
-    bits: [u64; FRAMES / 64],
+    /// A bit for each block; never the first.
+    bits: [u64; BLOCKS / 64],
     count: usize,
 }
 
@@ -146,7 +194,10 @@ fn take() -> NonNull<Bytes> {
         POOL.lock().take(&mut list);
     }
     match list.pop() {
-        Some(f) => f.0,
+        Some(f) => {
+            count(f.0).store(1, Relaxed);
+            f.0
+        }
         None => handle_alloc_error(LAYOUT),
     }
 }
@@ -176,7 +227,7 @@ impl Pool {
                     let i = w * 64 + bits.trailing_zeros() as usize;
                     *bits &= *bits - 1;
                     c.count -= 1;
-                    // SAFETY: frame `i` of a chunk of `FRAMES` lies in it.
+                    // SAFETY: block `i` of `BLOCKS` lies in the chunk.
                     list.push(Free(unsafe { c.at.add(i * BLOCK_BYTES) }.cast()));
                 }
             }
@@ -216,8 +267,12 @@ impl Pool {
         // what it is good for: see the module. It works without.
         // SAFETY: the range is ours, and whether its pages are huge changes nothing of what is in them.
         let _ = unsafe { rustix::mm::madvise(at.as_ptr().cast(), CHUNK, rustix::mm::Advice::LinuxHugepage) };
+        // SAFETY: the first block is ours, aligned and long enough for a count for each block; zeros are counts.
+        unsafe { at.cast::<Bytes>().write([0; BLOCK_BYTES]) };
         let addr = at.as_ptr() as usize;
-        self.chunks.insert(addr, Chunk { at, bits: [u64::MAX; FRAMES / 64], count: FRAMES });
+        let mut bits = [u64::MAX; BLOCKS / 64];
+        bits[0] &= !1;
+        self.chunks.insert(addr, Chunk { at, bits, count: FRAMES });
         self.open.insert(addr);
         self.free += 1;
     }
@@ -238,14 +293,22 @@ mod tests {
     #[test]
     fn frames_are_aligned_zeroed_and_apart() {
         let mut dirty = Frame::zeroed();
-        dirty.fill(0xff);
+        dirty.make_mut().fill(0xff);
         drop(dirty);
         let f = Frame::zeroed();
         assert!(f.iter().all(|b| *b == 0), "a frame that was used before");
         assert_eq!(f.as_ptr() as usize % BLOCK_BYTES, 0);
         let mut g = f.clone();
-        g[0] = 1;
+        assert_eq!(g.as_ptr(), f.as_ptr());
+        assert!(g.get_mut().is_none());
+        g.make_mut()[0] = 1;
         assert_eq!((f[0], g[0]), (0, 1));
+        let at = g.as_ptr();
+        g.replace(&stamp(7));
+        assert_eq!((g.as_ptr(), *g), (at, stamp(7)));
+        let h = g.clone();
+        g.replace(&stamp(8));
+        assert_eq!((*g, *h, h.as_ptr()), (stamp(8), stamp(7), at));
     }
 
     /// Threads that make, pass on, check and drop frames, more than a few chunks hold.
@@ -264,10 +327,17 @@ mod tests {
                             // somebody else drops it
                             send.send(own.pop_front().unwrap()).unwrap();
                         }
+                        if i % 7 == 0
+                            && let Some((n, f)) = own.front()
+                        {
+                            // both have it, and either may be the last
+                            send.send((*n, f.clone())).unwrap();
+                        }
                         if i % 5 == 0
-                            && let Ok((n, f)) = receive.try_recv()
+                            && let Ok((n, mut f)) = receive.try_recv()
                         {
                             assert_eq!(*f, stamp(n));
+                            f.make_mut().fill(0xee);
                         }
                         if own.len() > 1500 {
                             own.drain(..1000).for_each(|(n, f)| assert_eq!(*f, stamp(n)));
@@ -285,10 +355,11 @@ mod tests {
     fn chunks_go_back() {
         let mut p = Pool { chunks: BTreeMap::new(), open: BTreeSet::new(), free: 0 };
         let mut all = Vec::new();
-        for _ in 0..5 * FRAMES / BATCH {
+        while all.len() < 5 * FRAMES {
             let mut some = Vec::new();
             p.take(&mut some);
-            assert_eq!(some.len(), BATCH);
+            // the last ones of a chunk are fewer
+            assert!((1..=BATCH).contains(&some.len()));
             all.extend(some);
         }
         assert_eq!((p.chunks.len(), p.free, p.open.len()), (5, 0, 0));
@@ -296,11 +367,15 @@ mod tests {
         seen.sort_unstable();
         seen.dedup();
         assert_eq!(seen.len(), 5 * FRAMES);
+        assert!(seen.iter().all(|a| a % CHUNK >= BLOCK_BYTES), "the counts are nobody's");
         p.give(all.drain(..));
         assert_eq!((p.chunks.len(), p.free, p.open.len()), (SPARE, SPARE, SPARE));
         // they are used before there is a new one
-        for _ in 0..SPARE * FRAMES / BATCH {
-            p.take(&mut Vec::new());
+        let mut taken = 0;
+        while taken < SPARE * FRAMES {
+            let mut some = Vec::new();
+            p.take(&mut some);
+            taken += some.len();
         }
         assert_eq!((p.chunks.len(), p.free, p.open.len()), (SPARE, 0, 0));
     }

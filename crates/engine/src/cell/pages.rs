@@ -1,7 +1,7 @@
 //! The page cache of one file.
 //!
 //! Owns the pages of a file that are in memory and knows which of them are dirty. A page that an I/O still
-//! holds is never changed under it: a writer copies it first (copy on write through the `Arc`).
+//! holds is never changed under it: a writer copies it first (copy on write, see [`Frame`]).
 //!
 //! Invariants
 //! - A dirty page is never evicted, and never replaced by what a reader brings from disk.
@@ -14,23 +14,22 @@ use super::frames::Frame;
 use braidfs_format::BLOCK_BYTES;
 use std::collections::BTreeMap;
 use std::ops::Deref;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// One cached block; a clone shares the bytes.
 #[derive(Clone)]
-pub struct Page(Arc<Frame>);
+pub struct Page(Frame);
 
 impl Page {
     /// A page of zeros.
     pub fn zeroed() -> Self {
-        Self(Arc::new(Frame::zeroed()))
+        Self(Frame::zeroed())
     }
 
     /// The first block of `bytes`; what is missing to a whole block is zeros.
     pub fn from_slice(bytes: &[u8]) -> Self {
         if let Some(whole) = bytes.first_chunk::<BLOCK_BYTES>() {
-            return Self(Arc::new(Frame::copy_of(whole)));
+            return Self(Frame::copy_of(whole));
         }
         let mut p = Self::zeroed();
         p.write(0, bytes);
@@ -39,7 +38,7 @@ impl Page {
 
     /// The bytes.
     pub fn bytes(&self) -> &[u8] {
-        &**self.0
+        &*self.0
     }
 
     /// Changes the bytes from `offset` on; a page that is shared is copied first.
@@ -52,20 +51,17 @@ impl Page {
 
     /// Changes all bytes; nothing is copied where the page is shared.
     pub fn replace(&mut self, bytes: &[u8; BLOCK_BYTES]) {
-        match Arc::get_mut(&mut self.0) {
-            Some(own) => own.replace(bytes),
-            None => self.0 = Arc::new(Frame::copy_of(bytes)),
-        }
+        self.0.replace(bytes);
     }
 
     /// The bytes, to change; a page that is shared is copied first.
     pub fn make_mut(&mut self) -> &mut [u8; BLOCK_BYTES] {
-        &mut *Arc::make_mut(&mut self.0)
+        self.0.make_mut()
     }
 
     /// Whether both are one buffer: nobody has changed one since it was cloned from the other.
     pub fn same(&self, other: &Page) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
+        self.as_ptr() == other.as_ptr()
     }
 }
 
@@ -138,10 +134,92 @@ fn bits(mut m: u64) -> impl Iterator<Item = u64> {
     })
 }
 
+/// Groups by their numbers.
+#[derive(Debug, Default)]
+struct Far(BTreeMap<u64, Box<Group>>);
+
+/// The groups of a file by their numbers. Those of a file that is cached from its beginning, or nearly so, are found by
+/// an index; those of a large file that is cached here and there, by a search.
+#[derive(Debug, Default)]
+struct Groups {
+    low: Vec<Option<Box<Group>>>,
+    /// Those behind `low`; most files have none.
+    high: Option<Box<Far>>,
+    /// In `low` and `high`.
+    count: u32,
+}
+
+impl Groups {
+    fn get(&self, g: u64) -> Option<&Group> {
+        match self.low.get(g as usize) {
+            Some(slot) => slot.as_deref(),
+            None => self.high.as_ref()?.0.get(&g).map(|g| &**g),
+        }
+    }
+    fn get_mut(&mut self, g: u64) -> Option<&mut Group> {
+        match self.low.get_mut(g as usize) {
+            Some(slot) => slot.as_deref_mut(),
+            None => self.high.as_mut()?.0.get_mut(&g).map(|g| &mut **g),
+        }
+    }
+    /// The group, made where there is none.
+    fn entry(&mut self, g: u64) -> &mut Group {
+        // so that `low` is never much longer than there are groups
+        if g >= self.low.len() as u64 && g <= 2 * u64::from(self.count) + 1 {
+            self.low.resize_with(g as usize + 1, || None);
+            if let Some(Far(high)) = self.high.as_deref_mut() {
+                let rest = high.split_off(&(g + 1));
+                for (g, group) in std::mem::replace(high, rest) {
+                    self.low[g as usize] = Some(group);
+                }
+            }
+        }
+        let count = &mut self.count;
+        let new = || {
+            *count += 1;
+            Group::new()
+        };
+        match self.low.get_mut(g as usize) {
+            Some(slot) => slot.get_or_insert_with(new),
+            None => self.high.get_or_insert_default().0.entry(g).or_insert_with(new),
+        }
+    }
+    fn remove(&mut self, g: u64) {
+        let gone = match self.low.get_mut(g as usize) {
+            Some(slot) => slot.take(),
+            None => self.high.as_mut().and_then(|h| h.0.remove(&g)),
+        };
+        self.count -= u32::from(gone.is_some());
+        if self.count == 0 {
+            *self = Self::default();
+        }
+    }
+    /// Those of `[from, to)`, rising.
+    fn range(&self, from: u64, to: u64) -> impl Iterator<Item = (u64, &Group)> {
+        let (a, b) = self.indexes(from, to);
+        let low = (a as u64..).zip(&self.low[a..b]).filter_map(|(g, slot)| Some((g, slot.as_deref()?)));
+        let high = self.high.iter().flat_map(move |h| h.0.range(from..to.max(from)));
+        low.chain(high.map(|(g, group)| (*g, &**group)))
+    }
+    /// As [`Self::range`], to change.
+    fn range_mut(&mut self, from: u64, to: u64) -> impl Iterator<Item = (u64, &mut Group)> {
+        let (a, b) = self.indexes(from, to);
+        let low = (a as u64..).zip(&mut self.low[a..b]).filter_map(|(g, slot)| Some((g, slot.as_deref_mut()?)));
+        let high = self.high.iter_mut().flat_map(move |h| h.0.range_mut(from..to.max(from)));
+        low.chain(high.map(|(g, group)| (*g, &mut **group)))
+    }
+    /// The part of `low` in `[from, to)`.
+    fn indexes(&self, from: u64, to: u64) -> (usize, usize) {
+        let n = self.low.len() as u64;
+        let a = from.min(n);
+        (a as usize, to.min(n).max(a) as usize)
+    }
+}
+
 /// The cached pages of a file by logical block; see the module.
 #[derive(Debug, Default)]
 pub struct PageMap {
-    groups: BTreeMap<u64, Box<Group>>,
+    groups: Groups,
     pages: usize,
     dirty: usize,
     /// Where the evictor goes on.
@@ -172,15 +250,14 @@ impl PageMap {
     /// Whether the page at `lblk` is cached and dirty.
     pub fn is_dirty(&self, lblk: u64) -> bool {
         let (g, i) = place(lblk);
-        self.groups.get(&g).is_some_and(|g| g.dirty >> i & 1 == 1)
+        self.groups.get(g).is_some_and(|g| g.dirty >> i & 1 == 1)
     }
 
     /// The dirty pages' logical blocks of `[from, to)`, rising.
     fn dirty_in(&self, from: u64, to: u64) -> impl Iterator<Item = u64> + '_ {
-        let groups = if from < to { from / GROUP..to.div_ceil(GROUP) } else { 0..0 };
         self.groups
-            .range(groups)
-            .flat_map(move |(g, group)| bits(group.dirty & mask(*g, from, to)).map(move |i| g * GROUP + i))
+            .range(from / GROUP, to.div_ceil(GROUP))
+            .flat_map(move |(g, group)| bits(group.dirty & mask(g, from, to)).map(move |i| g * GROUP + i))
     }
 
     /// The dirty pages' logical blocks, rising.
@@ -206,7 +283,7 @@ impl PageMap {
     /// The page at `lblk`.
     pub fn get(&self, lblk: u64) -> Option<&Page> {
         let (g, i) = place(lblk);
-        let g = self.groups.get(&g)?;
+        let g = self.groups.get(g)?;
         let page = g.pages[i].as_ref()?;
         if g.hot.load(Relaxed) >> i & 1 == 0 {
             g.hot.fetch_or(1 << i, Relaxed);
@@ -218,7 +295,7 @@ impl PageMap {
     /// the page was taken.
     pub fn insert_clean(&mut self, lblk: u64, page: Page) -> bool {
         let (g, i) = place(lblk);
-        let slot = &mut self.groups.entry(g).or_insert_with(Group::new).pages[i];
+        let slot = &mut self.groups.entry(g).pages[i];
         let taken = slot.is_none();
         if taken {
             *slot = Some(page);
@@ -230,7 +307,7 @@ impl PageMap {
     /// Puts `page` in place of whatever is cached at `lblk`, dirty. Gives whether there was no dirty page.
     pub fn put_dirty(&mut self, lblk: u64, page: Page) -> bool {
         let (g, i) = place(lblk);
-        let group = self.groups.entry(g).or_insert_with(Group::new);
+        let group = self.groups.entry(g);
         self.pages += usize::from(group.pages[i].replace(page).is_none());
         let was_clean = group.make_dirty(i);
         self.dirty += usize::from(was_clean);
@@ -253,7 +330,7 @@ impl PageMap {
     /// As [`Self::write`].
     pub fn write_dirty(&mut self, lblk: u64, offset: usize, bytes: &[u8]) -> bool {
         let (g, i) = place(lblk);
-        let Some(group) = self.groups.get_mut(&g).filter(|g| g.dirty >> i & 1 == 1) else { return false };
+        let Some(group) = self.groups.get_mut(g).filter(|g| g.dirty >> i & 1 == 1) else { return false };
         let Some(page) = &mut group.pages[i] else { return false };
         *group.hot.get_mut() |= 1 << i;
         put(page, offset, bytes);
@@ -268,7 +345,7 @@ impl PageMap {
 
     fn change(&mut self, lblk: u64, f: impl FnOnce(&mut Page)) -> Option<bool> {
         let (g, i) = place(lblk);
-        let group = self.groups.get_mut(&g)?;
+        let group = self.groups.get_mut(g)?;
         f(group.pages[i].as_mut()?);
         let was_clean = group.make_dirty(i);
         self.dirty += usize::from(was_clean);
@@ -285,7 +362,7 @@ impl PageMap {
         let mut runs: Vec<(u64, Vec<Page>)> = Vec::new();
         for lblk in self.dirty_in(from, to) {
             let (g, i) = place(lblk);
-            let Some(page) = self.groups.get(&g).and_then(|g| g.pages[i].as_ref()) else { continue };
+            let Some(page) = self.groups.get(g).and_then(|g| g.pages[i].as_ref()) else { continue };
             match runs.last_mut() {
                 Some((first, pages)) if *first + pages.len() as u64 == lblk && pages.len() < max_run => {
                     pages.push(page.clone());
@@ -302,8 +379,8 @@ impl PageMap {
         if from >= to {
             return;
         }
-        for (g, group) in self.groups.range_mut(from / GROUP..to.div_ceil(GROUP)) {
-            let gone = group.dirty & mask(*g, from, to);
+        for (g, group) in self.groups.range_mut(from / GROUP, to.div_ceil(GROUP)) {
+            let gone = group.dirty & mask(g, from, to);
             group.dirty &= !gone;
             self.dirty -= gone.count_ones() as usize;
         }
@@ -316,7 +393,7 @@ impl PageMap {
         let mut n = 0;
         for (at, page) in (lblk..).zip(pages) {
             let (g, i) = place(at);
-            if let Some(group) = self.groups.get_mut(&g)
+            if let Some(group) = self.groups.get_mut(g)
                 && group.dirty >> i & 1 == 1
                 && group.pages[i].as_ref().is_some_and(|p| p.same(page))
             {
@@ -335,8 +412,8 @@ impl PageMap {
         }
         let before = self.dirty;
         let mut empty = Vec::new();
-        for (g, group) in self.groups.range_mut(from / GROUP..to.div_ceil(GROUP)) {
-            let gone = mask(*g, from, to);
+        for (g, group) in self.groups.range_mut(from / GROUP, to.div_ceil(GROUP)) {
+            let gone = mask(g, from, to);
             self.dirty -= (group.dirty & gone).count_ones() as usize;
             group.dirty &= !gone;
             *group.hot.get_mut() &= !gone;
@@ -344,11 +421,11 @@ impl PageMap {
                 self.pages -= usize::from(group.pages[i as usize].take().is_some());
             }
             if group.is_empty() {
-                empty.push(*g);
+                empty.push(g);
             }
         }
         for g in empty {
-            self.groups.remove(&g);
+            self.groups.remove(g);
         }
         before - self.dirty
     }
@@ -361,8 +438,8 @@ impl PageMap {
             if from >= to {
                 continue;
             }
-            for (g, group) in self.groups.range_mut(from / GROUP..to.div_ceil(GROUP)) {
-                for i in bits(mask(*g, from, to)) {
+            for (g, group) in self.groups.range_mut(from / GROUP, to.div_ceil(GROUP)) {
+                for i in bits(mask(g, from, to)) {
                     if gone == max_pages {
                         break;
                     }
@@ -380,7 +457,7 @@ impl PageMap {
                     }
                 }
                 if group.is_empty() {
-                    empty.push(*g);
+                    empty.push(g);
                 }
                 if gone == max_pages {
                     break;
@@ -388,7 +465,7 @@ impl PageMap {
             }
         }
         for g in empty {
-            self.groups.remove(&g);
+            self.groups.remove(g);
         }
         self.pages -= gone;
         gone
@@ -404,7 +481,7 @@ mod tests {
         /// First byte of a page and whether it is dirty, without warming it.
         fn peek(&self, lblk: u64) -> Option<(u8, bool)> {
             let (g, i) = place(lblk);
-            let g = self.groups.get(&g)?;
+            let g = self.groups.get(g)?;
             Some((g.pages[i].as_ref()?[0], g.dirty >> i & 1 == 1))
         }
     }
@@ -454,9 +531,27 @@ mod tests {
         assert_eq!(m.evict_clean(100), 0);
     }
 
+    #[test]
+    fn far_groups_come_near_when_there_are_many() {
+        let mut m = PageMap::new();
+        for l in [5 * GROUP, 1 << 40, 0, GROUP, 7 * GROUP, 2 * GROUP] {
+            m.put_dirty(l, page(1));
+        }
+        let far = |m: &PageMap| m.groups.high.as_ref().map_or(0, |h| h.0.len());
+        assert_eq!((m.groups.low.len(), far(&m)), (8, 1));
+        assert!(m.dirty_blocks().eq([0, GROUP, 2 * GROUP, 5 * GROUP, 7 * GROUP, 1 << 40]));
+        assert_eq!(m.remove_range(0, u64::MAX), 6);
+        assert!(m.groups.low.is_empty() && far(&m) == 0);
+    }
+
+    /// Blocks that lie together, near the beginning, and far away.
+    fn block() -> impl Strategy<Value = u64> {
+        prop_oneof![4 => 40..150u64, 2 => 0..1000u64, 1 => (1 << 40)..(1 << 40) + 100u64]
+    }
+
     proptest! {
         #[test]
-        fn like_a_table(ops in prop::collection::vec((0..9u8, 40..150u64, 40..150u64, any::<u8>()), 1..200)) {
+        fn like_a_table(ops in prop::collection::vec((0..9u8, block(), block(), any::<u8>()), 1..200)) {
             let mut m = PageMap::new();
             let mut model: BTreeMap<u64, (u8, bool)> = BTreeMap::new();
             for (op, a, b, v) in ops {
@@ -483,6 +578,7 @@ mod tests {
                         prop_assert_eq!(m.remove_range(a, b), dirty);
                     }
                     7 => {
+                        let a = a.min(150);
                         let n = m.evict_clean(a as usize);
                         let before = model.len();
                         model.retain(|l, o| o.1 || m.peek(*l).is_some());
@@ -505,7 +601,7 @@ mod tests {
                 prop_assert!(short.iter().all(|r| (1..=3).contains(&r.1.len())));
                 prop_assert_eq!(short.iter().map(|r| r.1.len()).sum::<usize>(), m.dirty_count());
             }
-            for l in 40..150 {
+            for l in (0..1000).chain((1 << 40)..(1 << 40) + 100) {
                 prop_assert_eq!(m.peek(l), model.get(&l).copied());
             }
         }
