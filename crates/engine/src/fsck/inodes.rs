@@ -352,17 +352,14 @@ impl Inodes {
     pub fn whole(&self, node: NodeId) -> Option<&Ino> {
         self.whole.get(&node)
     }
-
     /// An inode that is whole, to change it.
     pub fn whole_mut(&mut self, node: NodeId) -> Option<&mut Ino> {
         self.whole.get_mut(&node)
     }
-
     /// All that are whole.
     pub fn wholes(&self) -> impl Iterator<Item = (NodeId, &Ino)> {
         self.whole.iter().map(|(n, i)| (*n, i))
     }
-
     /// All that are whole, to change them.
     pub fn wholes_mut(&mut self) -> impl Iterator<Item = (NodeId, &mut Ino)> {
         self.whole.iter_mut().map(|(n, i)| (*n, i))

@@ -21,6 +21,7 @@ pub mod online;
 mod pair;
 mod prepare;
 mod quick;
+mod records;
 mod repair;
 pub mod scrub;
 mod space;

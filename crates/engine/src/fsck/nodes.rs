@@ -2,19 +2,19 @@
 //!
 //! Afterwards every used node table entry belongs to an inode of the model, as itself or as one of its overflow nodes.
 
-use super::codes;
 use super::inodes::{Inodes, changed};
 use super::model::{Dirty, Domain, Ino, Log};
+use super::records::Records;
+use super::{codes, records};
 use crate::error::Result;
 use crate::store::Store;
 use crate::types::FileKind;
-use braidfs_device::{AlignedBuf, BLOCK_BYTES};
+use braidfs_format::NodeId;
 use braidfs_format::inode::{
     Content, Extent, Inode, LeafRef, decode_extents, decode_links, decode_refs, decode_xattrs,
 };
-use braidfs_format::node::{DIR, NodeBlock, NodeEntry, NodeKind, NodeRecord, OVERFLOW, USED};
+use braidfs_format::node::{DIR, NodeEntry, NodeKind, NodeRecord, OVERFLOW, USED};
 use braidfs_format::super_block::{INCOMPAT_DATA_SUMS, SuperBlock};
-use braidfs_format::{BlockAddr, NodeId};
 
 /// An overflow node of a domain.
 struct Overflow {
@@ -75,37 +75,6 @@ impl Source for Overflows<'_> {
     }
 }
 
-/// Reads records where the node table says they are. The last block is kept: neighbours often lie in one.
-struct Records<'a> {
-    store: &'a Store,
-    domain: &'a Domain,
-    at: Option<BlockAddr>,
-    block: AlignedBuf,
-}
-
-impl<'a> Records<'a> {
-    fn new(store: &'a Store, domain: &'a Domain) -> Self {
-        Self { store, domain, at: None, block: AlignedBuf::zeroed(BLOCK_BYTES) }
-    }
-
-    /// The entry and record of `node`.
-    fn get(&mut self, node: NodeId) -> Result<(NodeEntry, NodeRecord)> {
-        let entry = self.domain.entry(self.store, node).filter(NodeEntry::used);
-        let entry = entry.ok_or_else(|| changed(node, "it is not in the node table"))?;
-        if self.at != Some(entry.addr) {
-            self.at = None;
-            self.store.read(entry.addr, &mut self.block)?;
-            NodeBlock::check(&self.block, self.store.volume, entry.addr)?;
-            self.at = Some(entry.addr);
-        }
-        let record = NodeBlock::record(&self.block, usize::from(entry.index))?;
-        if (record.node, record.gener) != (node, entry.gener) {
-            return Err(changed(node, "another record lies there").into());
-        }
-        Ok((entry, record))
-    }
-}
-
 impl Source for Records<'_> {
     fn take(&mut self, log: &mut Log, owner: NodeId, node: NodeId, kind: NodeKind) -> Option<Vec<u8>> {
         match self.get(node) {
@@ -150,7 +119,7 @@ pub fn read(store: &Store, sb: &SuperBlock, log: &mut Log, domain: &mut Domain, 
     for group in domain.groups.values() {
         inodes.reserve(group.number, group.entries.used().count());
     }
-    read_records(store, log, domain, &mut |log, domain, node, entry, record| {
+    records::each(store, log, domain, &mut |log, domain, node, entry, record| {
         if record.kind != NodeKind::Inode {
             nodes.push(Overflow { node, owner: record.owner, kind: record.kind, taken: false });
             return;
@@ -217,70 +186,6 @@ fn check(
     check_extents(store, log, domain, node, &mut ino, sums);
     check_content(log, node, &mut ino);
     ino
-}
-
-/// Calls `f` with the records of all used entries, in the order of the device; entries without one are freed.
-fn read_records(
-    store: &Store,
-    log: &mut Log,
-    domain: &mut Domain,
-    f: &mut dyn FnMut(&mut Log, &mut Domain, NodeId, NodeEntry, NodeRecord),
-) {
-    let g = store.geometry;
-    // Address (48 bits) and index of the record, and the node: in the order of the device.
-    let mut used: Vec<(u64, NodeId)> =
-        Vec::with_capacity(domain.groups.values().map(|g| g.entries.used().count()).sum());
-    for group in domain.groups.values() {
-        let place = |e: &NodeEntry| e.addr.0 << 8 | u64::from(e.index);
-        used.extend(group.entries.used().map(|(slot, e)| (place(e), g.node(group.number, slot))));
-    }
-    used.sort_unstable();
-    let mut at = None;
-    let mut block = Err(String::new());
-    for (place, node) in used {
-        // node 0 has no entry of its own
-        let addr = BlockAddr(place >> 8);
-        let entry = domain.entry(store, node).unwrap_or(NodeEntry { addr, ..NodeEntry::default() });
-        if node.0 == 0 || !domain.holds(store, entry.addr, 1) {
-            log.add(codes::ENTRY_PLACE, Some(node), format!("the node table names {}, no data block", entry.addr));
-            domain.free_node(store, node);
-            continue;
-        }
-        if at != Some(entry.addr) {
-            at = Some(entry.addr);
-            block = read_node_block(store, log, entry.addr);
-        }
-        let record = match &block {
-            Ok(b) => NodeBlock::record(b, usize::from(entry.index)).map_err(|e| (codes::RECORD, e.to_string())),
-            Err(e) => Err((codes::NODE_BLOCK, e.clone())),
-        };
-        let record = record.and_then(|r| {
-            if (r.node, r.gener) == (node, entry.gener) {
-                return Ok(r);
-            }
-            let why = format!(
-                "record {} of {} is of {} generation {}, not {}",
-                entry.index, entry.addr, r.node, r.gener, entry.gener
-            );
-            Err((codes::RECORD, why))
-        });
-        match record {
-            Ok(r) => f(log, domain, node, entry, r),
-            Err((code, why)) => {
-                log.add(code, Some(node), why);
-                domain.free_node(store, node);
-            }
-        }
-    }
-}
-
-fn read_node_block(store: &Store, log: &mut Log, addr: BlockAddr) -> Result<AlignedBuf, String> {
-    let block = log.read(store, addr, 1);
-    debug_assert_eq!(block.len(), BLOCK_BYTES);
-    match NodeBlock::check(&block, store.volume, addr) {
-        Ok(_) => Ok(block),
-        Err(e) => Err(e.to_string()),
-    }
 }
 
 fn make_ino(log: &mut Log, domain: u16, node: NodeId, entry: NodeEntry, record: &NodeRecord, inode: Inode) -> Ino {

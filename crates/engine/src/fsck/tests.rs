@@ -447,6 +447,23 @@ fn shared_and_misplaced_blocks_are_mended() {
     }
 }
 
+/// What the memory of the second pass hangs on.
+#[test]
+fn only_what_is_damaged_is_kept_whole() {
+    let dev = populated();
+    let mut m = model(&dev);
+    let (big, dir) = (find(&mut m, "a/big"), find(&mut m, "a/b"));
+    let file = m.body(big).unwrap();
+    (file.inode.nlink, file.dirty.record) = (9, true);
+    let names = m.body(dir).unwrap();
+    (names.entries[0].kind, names.dirty.entries) = (2, true);
+    repair::write(&mut m).unwrap();
+    let m = model(&dev);
+    let mut expected = vec![big, dir];
+    expected.sort_unstable();
+    assert_eq!(m.inodes.wholes().map(|(n, _)| n).collect::<Vec<_>>(), expected, "{:#?}", m.log.findings);
+}
+
 #[test]
 fn dumps_do_not_fail() {
     let dev = populated();
