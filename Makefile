@@ -6,11 +6,11 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 PEERS := pjdfstest fsx postgres rocksdb dbench big
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo bench test fmt clippy unit heavy crash planted mount soak fuzz layers deny peers $(PEERS) deps install uninstall clean
+.PHONY: help build demo bench test fmt clippy unit heavy crash planted mount soak fuzz fuzz-coverage layers deny peers $(PEERS) deps install uninstall clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z$$()A-Z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
-	@echo "  make NAME       with NAME one of $(PEERS): that program on a mounted braidfs"
+	@awk -F ':.*## ' '/^[a-z$$()A-Z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
+	@echo "  make NAME           with NAME one of $(PEERS): that program on a mounted braidfs"
 
 build: ## the release binary, target/release/braidfs
 	$(CARGO) build --release -p braidfs-cli
@@ -50,6 +50,9 @@ soak: ## random load with kill -9 and remount every few seconds (SOAK_SECONDS, d
 
 fuzz: ## all fuzz targets with the built-in mutator, FUZZ_SECONDS each (default 60)
 	$(CARGO) run --profile fuzz -p braidfs-fuzz --bin braidfs-fuzz -- --seconds $(or $(FUZZ_SECONDS),60)
+
+fuzz-coverage: ## the same under libFuzzer, which looks for new code (cargo install cargo-fuzz)
+	@scripts/fuzz-coverage.sh
 
 layers: ## imports of the engine point one way
 	@scripts/check-layers.sh

@@ -289,6 +289,20 @@ enum Section {
     Exchange = 11,
 }
 
+impl Section {
+    /// What it says something about: a record has one section for each at most.
+    fn role(kind: u8) -> u32 {
+        match kind {
+            k if k == Self::Links as u8 || k == Self::LinkNodes as u8 => 1,
+            k if k == Self::Xattrs as u8 || k == Self::XattrNodes as u8 => 2,
+            k if (Self::Inline as u8..=Self::Tree2 as u8).contains(&k) => 3,
+            k if k == Self::Tombstones as u8 => 4,
+            k if k == Self::Exchange as u8 => 5,
+            _ => 0,
+        }
+    }
+}
+
 /// Bytes of the fixed part.
 pub const FIXED_BYTES: usize = 4 * 4 + 8 * 3 + 4 + 1 + 1 + 4 * 12 + 8;
 
@@ -498,17 +512,27 @@ impl Inode {
             exchange: None,
             content,
         };
+        let mut seen = 0u32;
         while r.left() > 0 {
             let kind = r.u8()?;
             let n = usize::from(r.u16()?);
             let body = r.bytes(n)?;
+            // what is never written is not read either, else a record would not be what it encodes to
+            if n == 0 {
+                return Err(r.bad(format!("section {kind} is empty")));
+            }
+            let role = 1u32 << Section::role(kind);
+            if seen & role != 0 {
+                return Err(r.bad(format!("section {kind} after another one for the same")));
+            }
+            seen |= role;
             match kind {
                 k if k == Section::Links as u8 => i.links = decode_links(body)?,
                 k if k == Section::Xattrs as u8 => i.xattrs = decode_xattrs(body)?,
                 k if k == Section::Inline as u8 && inline == 1 => i.content = Content::Inline(body.to_vec()),
                 k if k == Section::InlineDir as u8 && inline == 2 => i.content = Content::InlineDir(body.to_vec()),
-                k if k == Section::Extents as u8 => i.content = Content::Extents(decode_extents(body)?),
-                k if k == Section::Tree1 as u8 || k == Section::Tree2 as u8 => {
+                k if k == Section::Extents as u8 && inline == 0 => i.content = Content::Extents(decode_extents(body)?),
+                k if (k == Section::Tree1 as u8 || k == Section::Tree2 as u8) && inline == 0 => {
                     let depth = if k == Section::Tree1 as u8 { 1 } else { 2 };
                     i.content = Content::Tree { depth, refs: decode_refs(body)? };
                 }
@@ -524,6 +548,9 @@ impl Inode {
                 k if k == Section::Exchange as u8 => {
                     let mut t = Reader::new(body, "exchange");
                     i.exchange = Some((NodeId(t.u64()?), t.u32()?, t.u64()?));
+                    if t.left() > 0 {
+                        return Err(t.bad(format!("{} bytes behind it", t.left())));
+                    }
                 }
                 k => return Err(r.bad(format!("unknown section {k}"))),
             }
@@ -586,5 +613,26 @@ mod tests {
             refs: vec![LeafRef { first: 0, node: NodeId(3) }, LeafRef { first: 9, node: NodeId(4) }],
         };
         assert_eq!(Inode::decode(&i.encode()).unwrap(), i);
+    }
+
+    #[test]
+    fn sections_that_are_never_written_are_refused() {
+        let refused = |content: Content, section: Section, body: &[u8], says: &str| {
+            let mut b = Inode { content, ..sample() }.encode();
+            b.push(section as u8);
+            b.put_u16(body.len() as u16);
+            b.extend_from_slice(body);
+            let e = Inode::decode(&b).unwrap_err().to_string();
+            assert!(e.contains(says), "{e}");
+        };
+        // a map without extents, which an inode without content would be encoded to
+        refused(Content::None, Section::Tree1, &[], "section 6 is empty");
+        refused(Content::None, Section::Links, &encode_links(&sample().links), "section 1 after");
+        refused(Content::None, Section::LinkNodes, &[1; 8], "section 8 after");
+        refused(Content::None, Section::XattrNodes, &[1; 8], "section 9 after");
+        refused(Content::Inline(b"a".to_vec()), Section::Tree2, &[0; 14], "section 7 after");
+        refused(Content::Inline(Vec::new()), Section::Tree2, &[0; 14], "unknown section 7");
+        let one = Extent { lblk: 0, addr: BlockAddr(9), len: 2, unwritten: false, sums: None };
+        refused(Content::Extents(vec![one]), Section::Tree1, &[0; 14], "section 6 after");
     }
 }

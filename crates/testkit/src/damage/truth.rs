@@ -118,13 +118,12 @@ fn differs(got: &Entry, want: &Entry, links: bool) -> Option<String> {
     if got.xattrs != want.xattrs {
         return Some("other extended attributes".into());
     }
-    let at = got.data.iter().zip(&want.data).position(|(a, b)| a != b);
-    match at {
+    if got.data == want.data {
+        return None;
+    }
+    match got.data.iter().zip(&want.data).position(|(a, b)| a != b) {
         Some(at) => Some(format!("other content from byte {at} of {}", want.data.len())),
-        None if got.data.len() != want.data.len() => {
-            Some(format!("{} bytes can be read of {}", got.data.len(), want.data.len()))
-        }
-        None => None,
+        None => Some(format!("{} bytes can be read of {}", got.data.len(), want.data.len())),
     }
 }
 
