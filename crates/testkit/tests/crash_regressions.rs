@@ -41,6 +41,27 @@ fn replaced_in_the_other_domain_and_back() {
     }
 }
 
+// found by the full run: the directory's domain had committed that the name is gone, the other one nothing since it had
+// taken the name over in an exchange
+#[test]
+fn taken_from_a_partner_of_an_exchange_synced_and_left() {
+    let rename = |from, to, mode| Op::Rename { from: P(from), to: P(to), mode };
+    for kind in Kind::ALL {
+        check(
+            On::Kind(kind),
+            End::Unmount,
+            &[
+                rename("A/f", "A/g", RenameMode::Exchange),
+                Op::Fsync { at: At::Path(P("A/g")), data_only: true },
+                rename("B/h", "A/f", RenameMode::Replace),
+                Op::Fsync { at: At::Path(P("A/f")), data_only: false },
+                rename("A/f", "B/n", RenameMode::Replace),
+                Op::Fsync { at: At::Path(P("B/n")), data_only: true },
+            ],
+        );
+    }
+}
+
 #[test]
 fn a_directory_on_the_path_of_a_synced_file_has_the_name_of_a_removed_file() {
     check(

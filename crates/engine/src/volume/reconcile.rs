@@ -16,13 +16,18 @@ use crate::types::*;
 use braidfs_format::dentry::Dentry;
 use braidfs_format::inode::Link;
 use braidfs_format::journal::Record;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+
+/// By directory and name: the inodes that had it by a roll-forward record, and when ([`Claim`]).
+type Claims = HashMap<NodeId, HashMap<Box<[u8]>, Vec<(NodeId, u64)>>>;
 
 /// All domains entered: recovery runs alone.
 pub(crate) struct Pass<'a> {
     inner: &'a Inner,
     enters: Vec<Option<Enter<'a>>>,
+    claims: Claims,
     /// Inodes that lost their last link.
     doomed: Vec<Arc<Cell>>,
     /// Inodes whose tombstones and exchanges have been carried out.
@@ -54,7 +59,12 @@ impl Inner {
                 Err(e) => Err(e),
             })
             .collect::<Result<Vec<_>>>()?;
-        let mut p = Pass { inner: self, enters, doomed: Vec::new(), settled: Vec::new(), mended: 0 };
+        let mut claims = Claims::default();
+        for c in recovered.iter().flat_map(|r| &r.claims) {
+            let names = claims.entry(c.link.parent).or_default();
+            names.entry(c.link.name.clone()).or_default().push((c.ino, c.seq));
+        }
+        let mut p = Pass { inner: self, enters, claims, doomed: Vec::new(), settled: Vec::new(), mended: 0 };
         // blocks and nodes of roll-forward records first, before anything is allocated
         let mut forwarded = Vec::new();
         for (d, rec) in self.domains.iter().zip(&mut recovered) {
@@ -249,16 +259,20 @@ impl Pass<'_> {
         self.relink(&f.cell)
     }
 
-    /// A name that a synced inode had and left again does not go back to the inode that it had taken it from.
+    /// Whether a synced inode took this name from `c`: it may have left it again, but the name does not go back.
+    fn is_taken(&self, dir: NodeId, name: &[u8], c: &Cell) -> bool {
+        let Some(claims) = self.claims.get(&dir).and_then(|names| names.get(name)) else { return false };
+        let seq = c.state.read().link_seq;
+        claims.iter().any(|(ino, at)| *ino != c.ino && *at > seq)
+    }
+
+    /// An entry that names an inode from which a synced one took the name ([`Self::is_taken`]) goes, and so does the link.
     fn enforce(&mut self, claim: &Claim) -> Result<()> {
         let Some(d) = self.dir(claim.link.parent)? else { return Ok(()) };
         let Some(e) = self.find(&d, &claim.link.name)? else { return Ok(()) };
         let Some(x) = self.live(e.node, e.gener)? else { return Ok(()) };
-        let older = {
-            let st = x.state.read();
-            x.ino != claim.ino && st.has_link(claim.link.parent, &claim.link.name) && st.link_seq < claim.seq
-        };
-        if older {
+        let named = x.state.read().has_link(claim.link.parent, &claim.link.name);
+        if named && self.is_taken(claim.link.parent, &claim.link.name, &x) {
             self.drop_entry(claim.link.parent, &claim.link.name, &x)?;
             self.lose(&x, claim.link.parent, &claim.link.name)?;
         }
@@ -330,7 +344,8 @@ impl Pass<'_> {
         }
     }
 
-    /// Sees to it that `dir/name` names `c`. Of two inodes that claim the name, the one linked later has it.
+    /// Sees to it that `dir/name` names `c`. Of two inodes that claim the name, the one linked later has it, also where it
+    /// was synced there and has left it since.
     fn put_entry(&mut self, dir: NodeId, name: &[u8], c: &Arc<Cell>) -> Result<()> {
         if c.state.read().deleted {
             return Ok(());
@@ -339,6 +354,11 @@ impl Pass<'_> {
             // its directory never came to be: nothing below it was synced
             return self.lose(c, dir, name);
         };
+        if self.is_taken(dir, name, c) {
+            // the entry may be gone already, with the directory's own domain
+            self.drop_entry(dir, name, c)?;
+            return self.lose(c, dir, name);
+        }
         let hash = name_hash(&self.inner.shared.hash_key, name);
         let old = self.find(&d, name)?;
         if let Some(o) = &old {
