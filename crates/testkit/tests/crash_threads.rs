@@ -3,7 +3,7 @@
 //! elsewhere.
 #![cfg(feature = "schedule")]
 
-use braidfs::FileKind;
+use braidfs::{FallocMode, FileKind, RenameMode, XattrMode};
 use braidfs_testkit::crash::minimise_threads::every_crash_of;
 use braidfs_testkit::crash::threads::Threads;
 use braidfs_testkit::ops::{At, Op, P};
@@ -45,6 +45,54 @@ fn threads_17e4017c() {
             vec![
                 Op::Create { path: P("t1/a"), kind: FileKind::File, mode: 1023 },
                 Op::Fsync { at: At::Path(P("t1")), data_only: false },
+            ],
+        ],
+    });
+}
+
+// the commit had the new directory under its old name, the fsync of a file in it wrote that it exists under the new one,
+// and recovery takes the committed state of a directory (found by workload 5:244)
+#[test]
+fn a_new_directory_is_renamed_beside_a_commit_and_synced() {
+    check(&Threads {
+        volume: 245,
+        schedule: 21,
+        lists: vec![
+            vec![
+                Op::Fsync { at: At::Path(P("t0/d2")), data_only: true },
+                Op::Fallocate {
+                    at: At::Path(P("t0/d0")),
+                    mode: FallocMode::ZeroRange { keep_size: false },
+                    off: 8192,
+                    len: 1122,
+                },
+                Op::SetXattr { path: P("t0/b"), name: P("user.a"), len: 63, seed: 3668967428, mode: XattrMode::Set },
+                Op::Create { path: P("t0/d0"), kind: FileKind::Dir, mode: 384 },
+                Op::Rename { from: P("t0/d0/c"), to: P("t0/d1"), mode: RenameMode::NoReplace },
+                Op::Fallocate {
+                    at: At::Path(P("t0/a/d0")),
+                    mode: FallocMode::Allocate { keep_size: true },
+                    off: 45056,
+                    len: 231,
+                },
+            ],
+            vec![
+                Op::Create { path: P("shared/1-1"), kind: FileKind::File, mode: 420 },
+                Op::Create { path: P("shared/1-1"), kind: FileKind::File, mode: 420 },
+                Op::Append { at: At::Path(P("t1/i")), len: 5472, seed: 3670016018 },
+                Op::Fsync { at: At::Path(P("shared")), data_only: false },
+            ],
+            vec![
+                Op::Append { at: At::Path(P("t2/a")), len: 148, seed: 3671064579 },
+                Op::Truncate { at: At::Path(P("t2/m1")), size: 3463 },
+                Op::Create { path: P("shared/2-0"), kind: FileKind::File, mode: 420 },
+                Op::Create { path: P("t2/c"), kind: FileKind::Dir, mode: 1023 },
+                Op::Create { path: P("shared/2-0"), kind: FileKind::File, mode: 420 },
+                Op::Create { path: P("t2/c/i"), kind: FileKind::Block, mode: 416 },
+                Op::Rename { from: P("t2/c"), to: P("t2/c/d0"), mode: RenameMode::Replace },
+                Op::Write { at: At::Path(P("t2/c/d0")), off: 49974, len: 119, seed: 3671064587 },
+                Op::Rename { from: P("t2/c"), to: P("t2/d2"), mode: RenameMode::Replace },
+                Op::Fsync { at: At::Path(P("t2/d2/i")), data_only: false },
             ],
         ],
     });

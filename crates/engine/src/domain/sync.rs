@@ -177,10 +177,17 @@ impl Domain {
         Ok(Prepared::Batch(Box::new(Batch { out, records, data_first, tx: tx.id, io }), st.version))
     }
 
-    /// That a directory exists, whose creation is not durable; `None` where it has other names than at `linked_at`.
+    /// Whether no commit that is under way, or about to begin, carries an older state of the cell. Of a directory it would
+    /// be that one's name that counts after a crash: recovery does not roll forward a directory that was committed.
+    pub fn is_newest(&self, st: &State) -> bool {
+        st.sent_tx <= self.committed() && (st.dirty_tx.0 == 0 || st.dirty_tx >= self.running())
+    }
+
+    /// That a directory exists, whose creation is not durable; `None` where it has other names than at `linked_at`, or a
+    /// commit has begun since. The caller is in this domain.
     pub fn ancestor(&self, dir: &Arc<Cell>, linked_at: u64) -> Option<Ancestor> {
         let st = dir.state.read();
-        let same = st.linked_at == linked_at && !st.deleted;
+        let same = st.linked_at == linked_at && !st.deleted && self.is_newest(&st);
         same.then(|| Ancestor { dir: dir.clone(), version: st.version, record: Record::Full(skeleton(self, dir, &st)) })
     }
 

@@ -27,6 +27,8 @@ crash: runs workloads, makes the images that a crash may leave at any moment, re
   --states N           stop after N crash states (brief: default 1000000)
   --failures N         stop after N failing workloads (default: 5)
   --threads N          (default: one per CPU)
+  --deep-every N       use, unmount, check and mount again the volume after every so manieth kind of recovery; of sequences
+                       of three after a quarter of that, of random runs after twice that (default: brief 8, full 4)
   --second-every N     crash every so manieth kind of recovery itself; of sequences of three an eighth of that, of random
                        runs half (default: brief 16, full 8)
   --seed N             of the random runs (default: 1)
@@ -67,7 +69,7 @@ fn args() -> Result<Option<Args>, String> {
         minimise: true,
     };
     let mut states = None;
-    let (mut failures, mut threads, mut second) = (None, None, None);
+    let (mut failures, mut threads, mut deep, mut second) = (None, None, None, None);
     let mut args = lexopt::Parser::from_env();
     while let Some(arg) = args.next().map_err(|e| e.to_string())? {
         let name = match arg {
@@ -93,6 +95,7 @@ fn args() -> Result<Option<Args>, String> {
                     "states" => states = Some(number()?),
                     "failures" => failures = Some(number()? as usize),
                     "threads" => threads = Some(number()? as usize),
+                    "deep-every" => deep = Some(number()?.max(1)),
                     "second-every" => second = Some(number()?.max(1)),
                     "seed" => a.seed = number()?,
                     "part" => a.parts.push(number()? as usize),
@@ -114,6 +117,11 @@ fn args() -> Result<Option<Args>, String> {
         a.limits = Limits::full();
     }
     a.limits.states = states.unwrap_or(if a.command == "full" { u64::MAX } else { 1_000_000 });
+    if let Some(every) = deep {
+        a.limits.depth.deep_every = every;
+        a.limits.three.deep_every = 4 * every;
+        a.limits.random.deep_every = every.div_ceil(2);
+    }
     if let Some(every) = second {
         a.limits.depth.second_every = every;
         a.limits.three.second_every = 8 * every;
