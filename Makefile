@@ -28,6 +28,7 @@ fmt: ## is everything formatted
 
 clippy: ## lints, warnings are errors
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	$(CARGO) clippy -p braidfs-testkit --all-targets --features schedule,planted-bugs -- -D warnings
 
 unit: ## tests of all crates but the heavy ones
 	$(CARGO) test --workspace --exclude braidfs-testkit
