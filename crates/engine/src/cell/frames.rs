@@ -1,7 +1,7 @@
 //! Memory of the page cache: block-sized buffers, aligned to their size, cut from large chunks.
 //!
 //! A general allocator gives such a buffer with as much again to align it, a page fault for each, and its memory back to
-//! the system at the first occasion. Chunks are of the size of a huge page, and ask to be one: a fault for 512 frames,
+//! the system at the first occasion. Chunks are of the size of a huge page, and ask to be one: a fault for 511 frames,
 //! and few entries of the processor's address cache for all pages of a file. The first block of a chunk holds the
 //! reference counts of its frames: whoever has a frame reads its bytes without a look at anything else. Free frames stay
 //! in lists that threads share out among them; behind these stands the pool of chunks. A chunk that is wholly free goes
@@ -50,8 +50,8 @@ const LAYOUT: Layout = match Layout::from_size_align(CHUNK, CHUNK) {
     Err(_) => panic!("a chunk's size is a power of two"),
 };
 
-/// Brings a block's lines into this CPU's cache, all at once: stores by themselves wait for one after the other. An
-/// overwrite of random blocks, beyond the cache, takes a seventh less time with it.
+/// Brings a block's lines into this CPU's cache, all at once: stores by themselves wait for one after the other where the
+/// block is not in the nearest caches.
 #[inline]
 fn prefetch(at: NonNull<Bytes>) {
     #[cfg(target_arch = "x86_64")]
