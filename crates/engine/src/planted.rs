@@ -49,6 +49,8 @@ pub enum Bug {
     ChildrenForgotten,
     /// A sync does not wait for a commit that another thread is doing.
     CommitUnderWayForgotten,
+    /// A fast fsync does not flush what was written before its transaction's commit.
+    EarlyDataForgotten,
 }
 
 impl Bug {
@@ -75,6 +77,7 @@ impl Bug {
         (Bug::CleanEarly, "clean", "marked clean before the last commit"),
         (Bug::ChildrenForgotten, "children", "fsync of a directory forgets children in other domains"),
         (Bug::CommitUnderWayForgotten, "under-way", "sync does not wait for a commit that another thread is doing"),
+        (Bug::EarlyDataForgotten, "early-data", "fsync forgets data that left the full cache before it"),
     ];
 }
 

@@ -39,18 +39,21 @@ pub fn set_clock(at: i64) {
 }
 
 /// Options with which nothing happens but what the test does: no interval commit, no cleaner, no access times.
-pub fn quiet_mount(data: DataMode) -> MountOptions {
+pub fn quiet_mount(setup: &Setup) -> MountOptions {
     MountOptions {
-        data,
+        data: setup.data,
         commit_interval: Duration::from_secs(1_000_000),
         atime: AtimeMode::Noatime,
-        cache_bytes: 16 << 20,
+        cache_bytes: setup.cache,
         background: false,
         serial: true,
         clock: Some(test_clock),
         ..MountOptions::default()
     }
 }
+
+/// A budget of the cache that no run comes near to, in bytes.
+const CACHE: u64 = 16 << 20;
 
 /// Crashes that are judged beside the one that a run goes on from.
 const OTHER_CRASHES: usize = 12;
@@ -73,6 +76,8 @@ pub struct Setup {
     pub mkfs: MkfsOptions,
     /// For mount.
     pub data: DataMode,
+    /// Budget of the cache in bytes. With a small one data is written before its transaction commits, and read again.
+    pub cache: u64,
 }
 
 impl Default for Setup {
@@ -85,7 +90,7 @@ impl Default for Setup {
             uuid: Some(*b"braidfs-testkit!"),
             ..MkfsOptions::default()
         };
-        Self { bytes: 64 << 20, mkfs, data: DataMode::Ordered }
+        Self { bytes: 64 << 20, mkfs, data: DataMode::Ordered, cache: CACHE }
     }
 }
 
@@ -101,6 +106,7 @@ impl Setup {
         s.mkfs.data_checksums = rng.bool();
         s.mkfs.mlogs = Some(rng.u16(1..3));
         s.data = if rng.u8(..4) == 0 { DataMode::Journal } else { DataMode::Ordered };
+        s.cache = rng.choice([1, 64 << 10, CACHE, CACHE, CACHE, CACHE]).unwrap_or(CACHE);
         s
     }
 
@@ -184,7 +190,7 @@ impl Runner {
     /// Of the mount.
     pub fn new(setup: &Setup, image: Image, model: Model, keys: BTreeMap<Ino, Key>) -> Result<Self, String> {
         let device = Arc::new(RecordDevice::new(image));
-        let vol = mount(&[device.clone() as Arc<dyn Device>], setup.data)?;
+        let vol = mount(&[device.clone() as Arc<dyn Device>], setup)?;
         let mut history = History::new(model.clone(), keys.clone());
         history.domains = keys.iter().filter_map(|(i, k)| Some((*i, vol.domain_of(k.0).ok()?))).collect();
         Ok(Self {
@@ -378,8 +384,7 @@ impl Runner {
         let state = states::random(&self.device, &mut rng);
         let image = state.image(&self.device);
         let device: Arc<dyn Device> = Arc::new(MemDevice::from_image(image.clone()));
-        let vol =
-            mount(std::slice::from_ref(&device), self.setup.data).map_err(|e| format!("{state}: recovery: {e}"))?;
+        let vol = mount(std::slice::from_ref(&device), &self.setup).map_err(|e| format!("{state}: recovery: {e}"))?;
         let seen = guarded(|| walk(&vol))?.map_err(|e| format!("{state}: after recovery: {e}"))?;
         let judge = oracle::Oracle::new(&self.history, self.history.completed(state.upto));
         judge.judge(&seen).map_err(|e| format!("{state}: {e}"))?;
@@ -415,7 +420,7 @@ impl Runner {
     }
 
     fn judge_crash(&self, device: Arc<dyn Device>, state: &states::CrashState) -> Result<(), String> {
-        let vol = mount(&[device], self.setup.data).map_err(|e| format!("{state}: recovery: {e}"))?;
+        let vol = mount(&[device], &self.setup).map_err(|e| format!("{state}: recovery: {e}"))?;
         let seen = guarded(|| walk(&vol))?.map_err(|e| format!("{state}: after recovery: {e}"))?;
         vol.crash();
         let judge = oracle::Oracle::new(&self.history, self.history.completed(state.upto));
@@ -469,8 +474,8 @@ impl Runner {
 ///
 /// # Errors
 /// Of the mount.
-pub fn mount(devices: &[Arc<dyn Device>], data: DataMode) -> Result<Volume, String> {
-    guarded(|| Volume::mount(devices.to_vec(), quiet_mount(data)))?.map_err(|e| format!("mount: {e}"))
+pub fn mount(devices: &[Arc<dyn Device>], setup: &Setup) -> Result<Volume, String> {
+    guarded(|| Volume::mount(devices.to_vec(), quiet_mount(setup)))?.map_err(|e| format!("mount: {e}"))
 }
 
 /// Runs a list of acts on a new volume.

@@ -63,6 +63,19 @@ fn taken_from_a_partner_of_an_exchange_synced_and_left() {
 }
 
 #[test]
+fn pages_that_left_the_cache_before_an_fsync_that_is_cut_off() {
+    let write = |off, len, seed| Op::Write { at: At::Path(P("A/f")), off, len, seed };
+    let fsync = |data_only| Op::Fsync { at: At::Path(P("A/f")), data_only };
+    for kind in Kind::ALL.into_iter().filter(|k| k.pressed) {
+        check(On::Kind(kind), End::Crash, &[Op::Append { at: At::Path(P("A/f")), len: 5000, seed: 14 }, fsync(false)]);
+        check(On::Kind(kind), End::Crash, &[write(0, 4096, 11), fsync(true)]);
+        // only names are left to be written
+        let link = Op::Link { from: P("A/f"), to: P("A/l") };
+        check(On::Kind(kind), End::Crash, &[write(0, 9000, 12), link, fsync(false), write(100, 50, 13), fsync(true)]);
+    }
+}
+
+#[test]
 fn a_directory_on_the_path_of_a_synced_file_has_the_name_of_a_removed_file() {
     check(
         On::Vary(432),

@@ -8,14 +8,14 @@ use braidfs_testkit::crash::explore::{Limits, in_seconds};
 use braidfs_testkit::crash::minimise::minimise;
 use braidfs_testkit::crash::plan::Plan;
 use braidfs_testkit::crash::run::{TURNS, brief};
-use braidfs_testkit::crash::workload::bases;
+use braidfs_testkit::crash::workload::{Kind, bases};
 use braidfs_testkit::env_number;
 use std::time::{Duration, Instant};
 
 #[test]
 fn crashes_in_short_sequences() {
     let bases = bases().unwrap();
-    let plan = Plan::new(bases.len(), 1);
+    let plan = Plan::new(Kind::ORDINARY, 1);
     let mut limits = Limits::brief();
     limits.until = in_seconds(env_number("BRAIDFS_CRASH_SECONDS", 300));
     limits.states = env_number("BRAIDFS_CRASH_STATES", 1_000_000);

@@ -174,6 +174,8 @@ pub struct State {
     /// No block is overwritten in place before this transaction is durable: a roll-forward record holds checksums of the
     /// blocks, or the file became one that is overwritten in place.
     pub summed_tx: TxId,
+    /// Data of that transaction was written before its commit, without a flush or checksums in a roll-forward record.
+    pub early_tx: TxId,
     /// The parent of `..` of a directory.
     pub parent: NodeId,
 }
@@ -265,6 +267,7 @@ impl State {
             after: TxId(0),
             sync_with: Vec::new(),
             summed_tx: TxId(0),
+            early_tx: TxId(0),
         }
     }
     /// 4 KiB blocks that the content takes; dirty pages without a place yet count too.

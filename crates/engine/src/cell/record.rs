@@ -349,6 +349,7 @@ pub fn decode_cell(
         after: TxId(0),
         sync_with: Vec::new(),
         summed_tx: TxId(0),
+        early_tx: TxId(0),
     };
     Ok(Cell::new(rec.node, rec.gener, domain, kind, st))
 }

@@ -381,10 +381,10 @@ impl Domain {
         Ok(())
     }
 
-    /// Writes everything in `writes` and lets the pages go.
+    /// Writes everything in `writes` and lets the pages go, where that succeeds.
     ///
     /// # Errors
-    /// Of the device.
+    /// Of the device: the caller fails the domain.
     pub fn submit(&self, writes: Vec<(BlockAddr, Payload)>) -> Result<()> {
         if writes.is_empty() {
             return Ok(());
@@ -402,11 +402,13 @@ impl Domain {
             self.store.write_batch(&ops)
         };
         drop(ops);
+        r?;
+        // of a write that failed the pages stay: on the device there may be anything
         for (_, p) in &writes {
             if let Payload::Pages(_, c) = p {
                 c.inflight.fetch_sub(1, Ordering::AcqRel);
             }
         }
-        r
+        Ok(())
     }
 }

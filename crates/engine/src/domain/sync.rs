@@ -7,6 +7,7 @@ use super::tx::PendingIo;
 use super::{Domain, Enter};
 use crate::cell::{Body, Cell, State};
 use crate::error::Result;
+use crate::planted::{Bug, planted};
 use crate::types::*;
 use braidfs_format::inode::{Content, Inode};
 use braidfs_format::journal::{ChunkKind, Record, chunk_blocks};
@@ -115,6 +116,8 @@ impl Domain {
             || st.exchange.is_some()
             || st.nlink == 0
             || cell.kind == FileKind::Dir
+            // another thread writes pages of it: its transaction waits for that, a flush here would not
+            || cell.inflight.load(Ordering::Acquire) > 0
         {
             return Ok(Prepared::Commit);
         }
@@ -150,7 +153,8 @@ impl Domain {
         // the inode first: recovery takes the first record for the file that the chunk is about
         records.rotate_right(1);
         let blocks: usize = out.bytes / 4096;
-        let data_first = out.in_place || self.in_place(st) || blocks > SUMS_MAX;
+        let early = st.early_tx > self.committed() && !planted(Bug::EarlyDataForgotten);
+        let data_first = early || out.in_place || self.in_place(st) || blocks > SUMS_MAX;
         if !data_first {
             for (addr, p) in &out.writes {
                 if let Payload::Pages(pages, _) = p {

@@ -5,7 +5,7 @@ use braidfs_testkit::crash::explore::{Failed, Limits, Report, in_seconds};
 use braidfs_testkit::crash::minimise::minimise;
 use braidfs_testkit::crash::plan::Plan;
 use braidfs_testkit::crash::run::{Standing, TURNS, brief, full};
-use braidfs_testkit::crash::workload::{Base, bases};
+use braidfs_testkit::crash::workload::{Base, Kind, bases};
 use braidfs_testkit::env_number;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::path::PathBuf;
@@ -177,7 +177,7 @@ fn describe(plan: &Plan, bases: &[Base], limits: &Limits, short: bool, f: &Faile
 fn run() -> Result<bool, String> {
     let Some(mut a) = args()? else { return Ok(true) };
     let bases = bases().map_err(|e| format!("the volumes to begin with: {e}"))?;
-    let plan = Plan::new(bases.len(), a.seed);
+    let plan = Plan::new(Kind::ORDINARY, a.seed);
     a.limits.until = a.seconds.or((a.command == "brief").then_some(300)).and_then(in_seconds);
     if let Some((part, number)) = a.one {
         let mut report = Report::new(&plan);
@@ -214,11 +214,7 @@ fn run() -> Result<bool, String> {
         }
         "full" => {
             let mut standing = Standing::load(&plan, &a.file)?;
-            let parts: Vec<usize> = if a.parts.is_empty() {
-                [0, 1, 2, 4, Plan::THREADS, 3].into_iter().filter(|p| *p < plan.parts.len()).collect()
-            } else {
-                a.parts.clone()
-            };
+            let parts: Vec<usize> = if a.parts.is_empty() { Plan::ORDER.to_vec() } else { a.parts.clone() };
             if let Some(p) = parts.iter().find(|p| **p >= plan.parts.len()) {
                 return Err(format!("there is no part {p}; `crash parts` lists them"));
             }

@@ -167,7 +167,7 @@ fn deep(vol: Volume, device: &Arc<dyn Device>, setup: &Setup, seen: &Seen, colle
     let space = vol.statfs();
     vol.unmount().map_err(|e| format!("unmount after recovery: {e}"))?;
     fsck(std::slice::from_ref(device)).map_err(|e| format!("after recovery and unmount: {e}"))?;
-    let vol = mount(std::slice::from_ref(device), setup.data).map_err(|e| format!("second mount: {e}"))?;
+    let vol = mount(std::slice::from_ref(device), setup).map_err(|e| format!("second mount: {e}"))?;
     let again = walk(&vol).map_err(|e| format!("after the second mount: {e}"))?;
     let counted = vol.statfs();
     vol.crash();
@@ -360,7 +360,7 @@ impl<'a> Checker<'a> {
         let collect = self.counts.deep.is_multiple_of(2);
         let (mut reads, mut mounted) = (Vec::new(), 0);
         let seen = guarded(|| {
-            let vol = mount(std::slice::from_ref(&device), self.setup.data).map_err(|e| format!("recovery: {e}"));
+            let vol = mount(std::slice::from_ref(&device), self.setup).map_err(|e| format!("recovery: {e}"));
             mounted = trace.log_len();
             let seen = vol.and_then(|vol| Ok((walk(&vol).map_err(|e| format!("after recovery: {e}"))?, vol)));
             reads = late.reads(&trace);

@@ -57,10 +57,10 @@ pub struct Part {
 
 #[derive(Clone, Debug)]
 enum Family {
-    /// Sequences of so many; on each volume or on one by turns.
+    /// Sequences of so many.
     Sequences {
         length: u32,
-        each_base: bool,
+        on: On,
         from: Arc<[Single]>,
     },
     /// These, on each volume, ended in each way.
@@ -76,12 +76,23 @@ enum Family {
     },
 }
 
+/// Which volumes sequences are run on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum On {
+    /// On each that is not pressed.
+    Each,
+    /// On one of those, by turns.
+    Turns,
+    /// On the one with no room in its cache.
+    Pressed,
+}
+
 /// All parts.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// In the order of a full run.
     pub parts: Vec<Part>,
-    /// Volumes.
+    /// Volumes that are not pressed; the one that is comes after them.
     pub bases: usize,
     /// Names of the basic operations.
     pub names: Vec<&'static str>,
@@ -101,27 +112,36 @@ impl Plan {
     pub const THREE: usize = 3;
     #[allow(missing_docs)]
     pub const RANDOM: usize = 4;
-    /// There with the feature `schedule`.
+    /// Empty without the feature `schedule`.
     pub const THREADS: usize = 5;
+    #[allow(missing_docs)]
+    pub const PRESSED: usize = 6;
+    /// The parts, with those first that say most about all.
+    pub const ORDER: [usize; 7] =
+        [Self::HARD, Self::ONE, Self::TWO, Self::PRESSED, Self::RANDOM, Self::THREADS, Self::THREE];
 
-    /// For so many volumes.
+    /// For so many volumes, and a pressed one.
     pub fn new(bases: usize, seed: u64) -> Self {
         let (all, list) = (basics(), singles());
         let names = all.iter().map(|b| b.name).collect();
         let metadata: Vec<Single> = list.iter().filter(|s| all[s.basic].metadata && !s.of_other).cloned().collect();
-        let sequences = |name, length: u32, each_base, from: Vec<Single>| {
-            let len = (from.len() as u64).pow(length) * if each_base { bases as u64 } else { 1 };
-            Part { name, len, family: Family::Sequences { length, each_base, from: from.into() } }
+        let sequences = |name, length: u32, on, from: Vec<Single>| {
+            let len = (from.len() as u64).pow(length) * if on == On::Each { bases as u64 } else { 1 };
+            Part { name, len, family: Family::Sequences { length, on, from: from.into() } }
         };
+        #[cfg(feature = "schedule")]
+        let (threads, family) = (RANDOM_RUNS, Family::Threads { seed });
+        #[cfg(not(feature = "schedule"))]
+        let (threads, family) = (0, Family::Random { seed });
         let from: Arc<[Vec<Op>]> = hard().into_iter().map(|(_, ops)| ops).collect();
         let parts = vec![
             Part { name: "known to be hard", len: from.len() as u64 * bases as u64 * 2, family: Family::List { from } },
-            sequences("one operation", 1, true, list.clone()),
-            sequences("two operations", 2, true, list),
-            sequences("three of metadata", 3, false, metadata),
+            sequences("one operation", 1, On::Each, list.clone()),
+            sequences("two operations", 2, On::Each, list.clone()),
+            sequences("three of metadata", 3, On::Turns, metadata),
             Part { name: "random runs", len: RANDOM_RUNS, family: Family::Random { seed } },
-            #[cfg(feature = "schedule")]
-            Part { name: "random runs of several threads", len: RANDOM_RUNS, family: Family::Threads { seed } },
+            Part { name: "random runs of several threads", len: threads, family },
+            sequences("two operations, no room in the cache", 2, On::Pressed, list),
         ];
         Self { parts, bases, names }
     }
@@ -139,14 +159,16 @@ impl Plan {
             Family::Random { seed } => Workload::Random { seed: seed.wrapping_add(i) },
             #[cfg(feature = "schedule")]
             Family::Threads { seed } => Workload::Threads { seed: seed.wrapping_add(i) },
-            Family::Sequences { length, each_base, from } => {
-                let mut n = permuted(i, p.len);
-                let base = if *each_base {
-                    let base = n % self.bases as u64;
-                    n /= self.bases as u64;
-                    base
-                } else {
-                    i % self.bases as u64
+            Family::Sequences { length, on, from } => {
+                let (mut n, bases) = (permuted(i, p.len), self.bases as u64);
+                let base = match on {
+                    On::Each => {
+                        let base = n % bases;
+                        n /= bases;
+                        base
+                    }
+                    On::Turns => i % bases,
+                    On::Pressed => bases,
                 };
                 let (mut ops, mut basics, mut before, mut synced) = (Vec::new(), Vec::new(), 0, false);
                 for _ in 0..*length {

@@ -26,11 +26,12 @@ pub struct Found {
 }
 
 /// How many workloads of which part: a beginning of what the brief run does, the same each time.
-const WORKLOADS: [(usize, u64); 6] = [
+const WORKLOADS: [(usize, u64); 7] = [
     (Plan::HARD, u64::MAX / 2),
     (Plan::ONE, 360),
     (Plan::TWO, 240),
     (Plan::THREE, 120),
+    (Plan::PRESSED, 60),
     (Plan::RANDOM, 4),
     // what only threads see is rare
     (Plan::THREADS, 24),

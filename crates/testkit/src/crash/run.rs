@@ -14,6 +14,7 @@ pub type Progress<'p> = &'p (dyn Fn(usize, u64, u64, &Counts) + Sync);
 pub const TURNS: &[(usize, u64)] = &[
     (Plan::TWO, 192),
     (Plan::THREE, 96),
+    (Plan::PRESSED, 48),
     (Plan::RANDOM, 6),
     #[cfg(feature = "schedule")]
     (Plan::THREADS, 6),
@@ -186,14 +187,14 @@ pub fn full(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::crash::workload::bases;
+    use crate::crash::workload::{Kind, bases};
 
     #[test]
     fn a_run_goes_on_where_it_was_stopped() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("run.json");
         let bases = bases().unwrap();
-        let plan = Plan::new(bases.len(), 1);
+        let plan = Plan::new(Kind::ORDINARY, 1);
         let mut limits = Limits { states: 1, ..Limits::brief() };
         limits.depth.second_every = 0;
         let go = |limits: &Limits| {

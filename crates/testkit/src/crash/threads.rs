@@ -285,7 +285,7 @@ fn synced(model: &Model, slots: &Slots<Model>, op: &Op) -> Option<Synced> {
 pub fn recorded(base: &Base, workload: &Threads) -> Result<Run, String> {
     set_clock(times::WORKLOAD);
     let device = Arc::new(RecordDevice::new(base.image.clone()));
-    let vol = mount(&[Arc::new(Switching(device.clone())) as Arc<dyn Device>], base.setup.data)?;
+    let vol = mount(&[Arc::new(Switching(device.clone())) as Arc<dyn Device>], &base.setup)?;
     let lists: Vec<Vec<Op>> = workload.lists.iter().map(|ops| defined(base, ops)).collect();
     let all = guarded(|| threads(&vol, &device, &lists, workload.schedule))?;
     let mut begun = vec![Vec::new(); lists.len()];

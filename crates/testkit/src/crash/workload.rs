@@ -51,18 +51,23 @@ pub struct Kind {
     pub sums: bool,
     /// Everything is written out of place.
     pub journal: bool,
+    /// Without room for a page in the cache: what is written goes to the device at once, before its transaction.
+    pub pressed: bool,
 }
 
 impl Kind {
-    /// All that the workloads are run on.
-    pub const ALL: [Kind; 6] = [
-        Kind { placement: Placement::Dirs, dirty: false, sums: false, journal: false },
-        Kind { placement: Placement::Dirs, dirty: true, sums: false, journal: false },
-        Kind { placement: Placement::Spread, dirty: false, sums: false, journal: false },
-        Kind { placement: Placement::Spread, dirty: true, sums: false, journal: false },
-        Kind { placement: Placement::Dirs, dirty: true, sums: true, journal: false },
-        Kind { placement: Placement::Spread, dirty: false, sums: false, journal: true },
+    /// All that the workloads are run on, a pressed one last.
+    pub const ALL: [Kind; Self::ORDINARY + 1] = [
+        Kind { placement: Placement::Dirs, dirty: false, sums: false, journal: false, pressed: false },
+        Kind { placement: Placement::Dirs, dirty: true, sums: false, journal: false, pressed: false },
+        Kind { placement: Placement::Spread, dirty: false, sums: false, journal: false, pressed: false },
+        Kind { placement: Placement::Spread, dirty: true, sums: false, journal: false, pressed: false },
+        Kind { placement: Placement::Dirs, dirty: true, sums: true, journal: false, pressed: false },
+        Kind { placement: Placement::Spread, dirty: false, sums: false, journal: true, pressed: false },
+        Kind { placement: Placement::Dirs, dirty: false, sums: false, journal: false, pressed: true },
     ];
+    /// How many of them are not pressed.
+    pub const ORDINARY: usize = 6;
 }
 
 /// The volumes of all kinds.
@@ -91,6 +96,9 @@ pub fn base(kind: Kind) -> Result<Base, String> {
     }
     if kind.journal {
         setup.data = DataMode::Journal;
+    }
+    if kind.pressed {
+        setup.cache = 1;
     }
     let mut r = Runner::empty(&setup)?;
     r.apply(&dir(P("A")))?;
