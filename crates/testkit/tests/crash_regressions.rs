@@ -100,3 +100,34 @@ fn a_directory_on_the_path_of_a_synced_file_has_the_name_of_a_removed_file() {
         ],
     );
 }
+
+// found by a random run (seed 9049): the victim of a newcomer that did not survive got its name back with the time of a later
+// change of its other names, and took it from the inode that had replaced the newcomer: that one was lost
+#[test]
+fn replaced_twice_then_the_first_victim_changes_another_name() {
+    let rename = |from, to| Op::Rename { from: P(from), to: P(to), mode: RenameMode::Replace };
+    let others = [
+        Op::Rename { from: P("A/l"), to: P("A/q"), mode: RenameMode::Replace },
+        Op::Link { from: P("A/l"), to: P("A/q") },
+        Op::Unlink { path: P("A/m") },
+    ];
+    for other in others {
+        for kind in Kind::ALL {
+            for end in [Op::Sync, Op::Fsync { at: At::Path(P("A")), data_only: false }] {
+                check(
+                    On::Kind(kind),
+                    End::Crash,
+                    &[
+                        Op::Link { from: P("A/f"), to: P("A/l") },
+                        Op::Link { from: P("A/f"), to: P("A/m") },
+                        Op::Sync,
+                        rename("B/h", "A/f"),
+                        rename("A/g", "A/f"),
+                        other.clone(),
+                        end,
+                    ],
+                );
+            }
+        }
+    }
+}

@@ -75,9 +75,6 @@ impl Before {
     }
 }
 
-/// Names that an inode may lose to inodes of other domains before the first of these is durable.
-const TOMBSTONES_MAX: usize = 4;
-
 /// The domains that an operation changes, entered.
 pub(crate) struct Op<'a> {
     pub inner: &'a Inner,
@@ -366,12 +363,11 @@ impl Inner {
         if others.is_empty() { Ok(()) } else { self.commit_some(&others) }
     }
 
-    /// Whether the inode was exchanged with one of another domain that is not durable yet. Recovery completes such an
-    /// exchange from this inode's record, so that its names may not change until then.
+    /// Whether the inode was exchanged with one of another domain, or lost a name to one, that is not durable yet.
+    /// Recovery completes such an exchange from this inode's record, and gives such a name back as of the time of the
+    /// record's last change of names: until then its names may not change.
     pub fn exchanging(&self, st: &State) -> bool {
-        // a record has room for a few tombstones
-        (st.exchange.is_some() || st.tombstones.len() >= TOMBSTONES_MAX)
-            && st.waits_for.iter().any(|(d, t)| self.pending(*d, *t))
+        (st.exchange.is_some() || !st.tombstones.is_empty()) && st.waits_for.iter().any(|(d, t)| self.pending(*d, *t))
     }
 
     /// Makes the partner's side of an exchange durable before names of `c` change. Not inside a gate.

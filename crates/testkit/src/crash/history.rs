@@ -134,6 +134,19 @@ impl History {
         out
     }
 
+    /// Whether the inode lost a name to an inode of another domain or to one of `synced`, its last one perhaps.
+    pub fn replaced(&self, ino: Ino, synced: &BTreeSet<Ino>) -> bool {
+        (1..=self.steps.len()).any(|v| {
+            let (before, after) = (self.version(v - 1), self.version(v));
+            let Some(old) = before.shared(ino) else { return false };
+            old.links.iter().any(|(dir, name)| {
+                let now = after.node(*dir).and_then(|d| d.entries.get(name));
+                let other = |n: &Ino| synced.contains(n) || self.domains.get(n) != self.domains.get(&ino);
+                now.is_some_and(|n| *n != ino && other(n))
+            })
+        })
+    }
+
     /// Names that the inode lost without getting another one for it: by an unlink, or to the inode of a rename.
     pub fn removed_names(&self, ino: Ino) -> Vec<&Link> {
         let mut out = Vec::new();

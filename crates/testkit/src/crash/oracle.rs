@@ -5,8 +5,8 @@
 //! is that of the operation under way at the crash. What is recovered must be the object at one version from the bound
 //! on: an operation is never half done, and a domain never keeps a later and loses an earlier change of one object.
 //!
-//! It does not say how far different objects that were not synced may lie apart in time: they may be in different
-//! domains. It assumes that nothing else (another thread) changed the volume.
+//! What was not synced by itself is, domain by domain, of one version: a transaction survives whole or not at all. Objects of
+//! different domains may lie apart in time. It assumes that nothing else (another thread) changed the volume.
 
 use super::history::{History, Synced};
 use crate::model::{self, Ino, Link, Model, Node};
@@ -36,20 +36,22 @@ pub struct Oracle<'h> {
     dirs: BTreeMap<Ino, usize>,
     names: BTreeMap<Link, usize>,
     inos: BTreeMap<Key, Ino>,
+    /// Whether the versions are in the order in which the volume did them.
+    serial: bool,
 }
 
 impl<'h> Oracle<'h> {
     /// For crashes after `completed` operations have returned and while the next one runs.
     pub fn new(history: &'h History, completed: usize) -> Self {
-        Self::with_newest(history, completed, (completed + 1).min(history.steps().len()))
+        Self::with_newest(history, completed, (completed + 1).min(history.steps().len()), true)
     }
 
     /// For crashes after `completed` operations have returned and while all others of the history run.
     pub fn with_under_way(history: &'h History, completed: usize) -> Self {
-        Self::with_newest(history, completed, history.steps().len())
+        Self::with_newest(history, completed, history.steps().len(), false)
     }
 
-    fn with_newest(history: &'h History, completed: usize, newest: usize) -> Self {
+    fn with_newest(history: &'h History, completed: usize, newest: usize, serial: bool) -> Self {
         let mut o = Self {
             history,
             completed,
@@ -59,6 +61,7 @@ impl<'h> Oracle<'h> {
             dirs: BTreeMap::new(),
             names: BTreeMap::new(),
             inos: history.keys.iter().map(|(i, k)| (*k, *i)).collect(),
+            serial,
         };
         for step in history.steps().iter().take(completed) {
             match step.sync {
@@ -149,6 +152,7 @@ impl<'h> Oracle<'h> {
         self.objects(seen)
             .and_then(|()| self.required(seen))
             .and_then(|()| self.all_names(seen))
+            .and_then(|()| self.transactions(seen))
             .map_err(|e| format!("not allowed by the contract: {e}{}", self.history.story(self.completed)))
     }
 
@@ -268,6 +272,86 @@ impl<'h> Oracle<'h> {
             })
     }
 
+    /// Objects that may be newer than their domain's last transaction: those that were synced by themselves, and the
+    /// directories above them.
+    fn rolled_forward(&self) -> BTreeSet<Ino> {
+        let mut done = BTreeSet::new();
+        for step in self.history.steps().iter().take(self.newest) {
+            let Some(Synced::One { ino, .. }) = step.sync else { continue };
+            let mut todo = vec![ino];
+            while let Some(at) = todo.pop() {
+                if done.insert(at) || at == ino {
+                    let node = self.history.version(step.covers).node(at);
+                    todo.extend(node.into_iter().flat_map(|n| &n.links).map(|l| l.0).filter(|p| !done.contains(p)));
+                }
+            }
+        }
+        done
+    }
+
+    /// Everything of a domain that was not synced by itself is as of one version. Left out is what the contract leaves
+    /// out: what was replaced by an inode of another domain (it may be back) or by one that was synced (it may be gone),
+    /// names of exchanged inodes, content that is overwritten in place.
+    fn transactions(&self, seen: &Seen) -> Result<(), String> {
+        if !self.serial {
+            return Ok(());
+        }
+        let from = self.everything;
+        let forward = self.rolled_forward();
+        let inos: BTreeSet<Ino> =
+            (from..=self.newest).flat_map(|v| self.history.version(v).nodes().map(|(i, _)| i)).collect();
+        let mut may: BTreeMap<_, (Vec<bool>, Vec<(Ino, Vec<usize>)>)> = BTreeMap::new();
+        for ino in inos {
+            let (Some(key), Some(domain)) = (self.history.keys.get(&ino), self.history.domains.get(&ino)) else {
+                continue;
+            };
+            if ino == model::ROOT || forward.contains(&ino) || self.history.replaced(ino, &forward) {
+                continue;
+            }
+            let got = seen.nodes.get(key);
+            let states = self.states(ino, from);
+            let ever =
+                |f: &dyn Fn(&Node) -> bool| (0..=self.newest).any(|v| self.history.version(v).node(ino).is_some_and(f));
+            let (in_place, exchanged) = (ever(&|n| n.in_place), ever(&|n| n.exchanged));
+            let gone = |(parent, name): &Link| {
+                let dir = self.history.keys.get(parent).and_then(|k| seen.nodes.get(k));
+                dir.is_none_or(|d| d.entries.contains_key(name))
+            };
+            let fits = |n: Option<&Arc<Node>>| match (got, n) {
+                (None, None) => true,
+                (None, Some(n)) => n.links.iter().all(gone),
+                (Some(_), None) => false,
+                (Some(g), Some(n)) => {
+                    !n.links.is_empty()
+                        && (in_place || g.data == n.data)
+                        && same_attributes(g, n)
+                        && (exchanged || self.same_links(seen, ino, g, n, &[], false))
+                }
+            };
+            let (all, each) = may.entry(*domain).or_insert_with(|| (vec![true; self.newest + 1 - from], Vec::new()));
+            let mut of_this = Vec::new();
+            for (i, (v, node)) in states.iter().enumerate() {
+                let until = states.get(i + 1).map_or(self.newest + 1, |(v, _)| *v);
+                if fits(*node) {
+                    of_this.extend(*v..until);
+                } else {
+                    all[v - from..until - from].fill(false);
+                }
+            }
+            each.push((ino, of_this));
+        }
+        for (domain, (all, each)) in may {
+            if !all.contains(&true) {
+                let each: String = each
+                    .iter()
+                    .map(|(i, v)| format!("\n  inode {i} {:?} of versions {v:?}", self.history.keys.get(i)))
+                    .collect();
+                return Err(format!("{domain:?} is of no one version from {from} to {}:{each}", self.newest));
+            }
+        }
+        Ok(())
+    }
+
     /// Every object that was promised is there, unless it was removed since.
     fn required(&self, seen: &Seen) -> Result<(), String> {
         let inos: BTreeSet<Ino> =
@@ -348,4 +432,45 @@ fn mixed(got: &Sparse, versions: &[&Sparse]) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::crash::explore::{Recorded, recorded};
+    use crate::crash::plan::End;
+    use crate::crash::workload::{Kind, base};
+    use crate::ops::{At, Op, P};
+    use crate::run::mount;
+    use crate::walk::walk;
+    use braidfs_device::{Device, MemDevice};
+
+    #[test]
+    fn half_a_transaction_is_seen() {
+        let base = base(Kind::ALL[0]).unwrap();
+        let write = |path| Op::Write { at: At::Path(P(path)), off: 0, len: 4096, seed: 77 };
+        let ops = [write("A/f"), Op::SetMode { path: P("A/g"), mode: 0o600 }, Op::Sync];
+        let Recorded { log, history, .. } = recorded(&base, &ops, End::Crash, true).unwrap().unwrap();
+        let tree = |whole: bool| {
+            let mut image = log.initial.clone();
+            if whole {
+                log.events.iter().for_each(|e| e.apply(&mut image, braidfs_device::Keep::Whole));
+            }
+            let d: Arc<dyn Device> = Arc::new(MemDevice::from_image(image));
+            let v = mount(&[d], &base.setup).unwrap();
+            let seen = walk(&v).unwrap();
+            v.crash();
+            seen
+        };
+        let (old, new) = (tree(false), tree(true));
+        let under_way = Oracle::new(&history, 2);
+        under_way.judge(&old).unwrap();
+        under_way.judge(&new).unwrap();
+        // the change of the second file without that of the first
+        let mut half = old.clone();
+        let g = new.nodes.iter().find(|(_, n)| n.links.iter().any(|l| l.1 == b"g")).unwrap();
+        half.nodes.insert(*g.0, g.1.clone());
+        let why = under_way.judge(&half).unwrap_err();
+        assert!(why.contains("of no one version"), "{why}");
+    }
 }
