@@ -30,6 +30,8 @@ type Shard = CachePadded<RwLock<Table>>;
 struct Table {
     runs: HashMap<u64, Box<Run>, foldhash::fast::RandomState>,
     cells: usize,
+    /// How many cells have left so far.
+    left: u64,
 }
 
 impl Table {
@@ -45,7 +47,9 @@ impl Table {
     }
     fn remove(&mut self, ino: NodeId) {
         let Some(run) = self.runs.get_mut(&(ino.0 / RUN)) else { return };
-        self.cells -= usize::from(run[(ino.0 % RUN) as usize].take().is_some());
+        let n = u64::from(run[(ino.0 % RUN) as usize].take().is_some());
+        self.cells -= n as usize;
+        self.left += n;
         if run.iter().all(Option::is_none) {
             self.runs.remove(&(ino.0 / RUN));
         }
@@ -96,10 +100,19 @@ impl CellCache {
         let st = c.state.try_read()?;
         (!st.deleted).then(|| c.attr(&st))
     }
-    /// Puts a cell that was just loaded; the one already there wins.
-    pub fn insert_loaded(&self, cell: Arc<Cell>) -> Arc<Cell> {
+    /// For [`Self::insert_loaded`], before the inode's entry in the node table is read.
+    pub fn before_load(&self, ino: NodeId) -> Loading {
+        Loading(self.shard(ino).read().left)
+    }
+    /// Puts a cell that was just loaded; the one already there wins. `None` where cells have left since `before`: perhaps
+    /// this inode's, which another thread loaded, changed and committed meanwhile, so that what was loaded here is old.
+    pub fn insert_loaded(&self, cell: Arc<Cell>, before: Loading) -> Option<Arc<Cell>> {
         let ino = cell.ino;
-        self.shard(ino).write().place(ino).get_or_insert(cell).clone()
+        let mut shard = self.shard(ino).write();
+        if let Some(c) = shard.get(ino) {
+            return Some(c.clone());
+        }
+        (shard.left == before.0).then(|| shard.place(ino).insert(cell).clone())
     }
     /// Puts a new inode's cell.
     pub fn insert_new(&self, cell: Arc<Cell>) {
@@ -164,9 +177,12 @@ impl CellCache {
                     let mut map = s.write();
                     // the table and this loop hold it; nobody can take another while the shard is locked
                     if Arc::strong_count(&c) == 2 && c.opens.load(Acquire) == 0 && c.inflight.load(Acquire) == 0 {
-                        if !c.state.read().waits_for.is_empty() {
-                            continue; // only memory knows for what
+                        let st = c.state.read();
+                        // only memory knows for what; and in no transaction are pages that a commit left alone
+                        if !st.waits_for.is_empty() || matches!(&st.body, Body::File(f) if f.pages.dirty_count() > 0) {
+                            continue;
                         }
+                        drop(st);
                         map.remove(c.ino);
                         drop(map);
                         let own = Memory::of(&c);
@@ -181,6 +197,10 @@ impl CellCache {
         gone
     }
 }
+
+/// The moment at which the loading of a cell began.
+#[derive(Debug, Clone, Copy)]
+pub struct Loading(u64);
 
 /// What cells hold, or are to give up.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -281,6 +281,18 @@ impl ExtentMap {
         self.count
     }
 
+    /// Where the last `n` extents begin; `None` where there are no more than `n`.
+    pub fn tail(&self, n: usize) -> Option<u64> {
+        let mut skip = self.count.checked_sub(n).filter(|s| *s > 0)?;
+        for l in &self.leaves {
+            match l.extents.get(skip) {
+                Some(e) => return Some(e.lblk),
+                None => skip -= l.extents.len(),
+            }
+        }
+        None
+    }
+
     /// All extents in order.
     pub fn iter(&self) -> impl Iterator<Item = &Extent> {
         self.leaves.iter().flat_map(|l| &l.extents)

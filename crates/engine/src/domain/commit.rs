@@ -259,9 +259,15 @@ impl Domain {
         self.orphans_listed.store(listed, Ordering::Release);
 
         // durable from here on
+        let mut written = BlockAddr(0);
         for r in &records {
             if let Record::Node { node, entry } = r {
                 self.new_geners.lock().remove(node);
+                if entry.used() && entry.addr != written {
+                    // a reader that came late may have put back what lay there before
+                    self.nodes.invalidate(entry.addr);
+                    written = entry.addr;
+                }
                 if !entry.used() && self.nodes.get(*node)?.flags & DIR != 0 {
                     self.nodes.hold(*node);
                     self.held.lock().push(*node);

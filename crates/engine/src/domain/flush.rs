@@ -46,7 +46,8 @@ impl Domain {
         if !self.lazy_data() || self.failed().is_some() {
             return Ok(());
         }
-        self.lazy.lock().clear();
+        // kept until they are written: nobody else may hold them, and the cache lets go of such cells
+        let _lazy = std::mem::take(&mut *self.lazy.lock());
         self.cells.all().iter().filter(|c| c.kind == FileKind::File).try_for_each(|c| self.flush_cell(c))
     }
 

@@ -27,6 +27,7 @@ impl Domain {
         if let Some(c) = self.cells.get(ino) {
             return Ok(c);
         }
+        let before = self.cells.before_load(ino);
         let entry = self.nodes.get(ino)?;
         if !entry.used() || entry.flags & OVERFLOW != 0 {
             return Err(Error::NotFound);
@@ -61,7 +62,10 @@ impl Domain {
                 None => Err(Corrupt::new("node table", format!("{ino} lies in {}, which is free", entry.addr)).into()),
             };
         }
-        Ok(self.cells.insert_loaded(Arc::new(cell)))
+        match self.cells.insert_loaded(Arc::new(cell), before) {
+            Some(c) => Ok(c),
+            None => self.cell(ino),
+        }
     }
 
     /// Reads a bucket of directory `ino`.

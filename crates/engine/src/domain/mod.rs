@@ -369,6 +369,12 @@ impl Domain {
         self.shared.dir_bytes.fetch_sub(gone.dir_bytes as i64, Ordering::Relaxed);
     }
 
+    /// Blocks or extents that one operation may free or allocate: their records must fit what [`Self::enter`] leaves of the
+    /// journal. Who has more to do does it in several operations.
+    pub fn pieces_max(&self) -> usize {
+        (self.journal.blocks() * 4096 / 8 / 40) as usize
+    }
+
     /// Whether a commit of `cost` bytes more could run into the journal's end.
     fn journal_tight(&self, cost: usize) -> bool {
         let pending = if self.is_committing.load(Ordering::Acquire) {

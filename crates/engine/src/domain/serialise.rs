@@ -102,6 +102,20 @@ impl Domain {
 
     /// Blocks are no longer used from `tx` on.
     pub fn free_runs(&self, tx: &Tx, runs: &[(BlockAddr, u32)]) {
+        // what was written here and there in a file often lies together on the device
+        let mut merged;
+        let runs = if runs.len() > 1 {
+            merged = runs.to_vec();
+            merged.sort_unstable();
+            merged.dedup_by(|next, last| {
+                let joins = last.0.0 + u64::from(last.1) == next.0.0;
+                last.1 += if joins { next.1 } else { 0 };
+                joins
+            });
+            &merged
+        } else {
+            runs
+        };
         let blocks: u64 = runs.iter().map(|r| u64::from(r.1)).sum();
         if blocks > 0 {
             self.space.pending_free(blocks);

@@ -45,6 +45,9 @@ impl Drop for PendingIo {
 /// Journal bytes that a dirty cell costs at most on average: node table entry, share of the node block's records.
 pub(super) const CELL_COST: usize = 80;
 
+/// Journal bytes that a dirty page costs at most: where nothing near it is written, it has its own `Alloc` and `Free`.
+const PAGE_COST: usize = 40;
+
 /// Bytes of records that a node block is expected to hold; the last one of a block rarely fits.
 const PACKED_BYTES: u64 = 2800;
 
@@ -88,6 +91,10 @@ impl Tx {
     pub fn add_cell(&self, cell: Arc<Cell>) {
         self.cost.fetch_add(CELL_COST, Relaxed);
         self.cells.lock().push(cell);
+    }
+    /// So many pages became dirty that it will write: their places are facts, too.
+    pub fn expect_pages(&self, pages: usize) {
+        self.cost.fetch_add(pages * PAGE_COST, Relaxed);
     }
     /// Adds a fact, in order.
     pub fn record(&self, r: Record) {

@@ -49,6 +49,12 @@ impl Volume {
             if set.size.is_some() {
                 op.settle(&c, &mut st)?;
             }
+            // of very many extents some at a time: a crash may leave the file between its old and its new size
+            if let Some(size) = set.size
+                && i.truncate_piece(&mut op, &c, &mut st, size)?
+            {
+                continue;
+            }
             if let Some(size) = set.size
                 && !i.prepare_truncate(&c, &mut st, size)?
             {

@@ -259,6 +259,7 @@ impl Inner {
         if new_dirty > 0 {
             self.shared.pages.fetch_add(new_pages, Relaxed);
             self.shared.dirty_pages.fetch_add(new_dirty, Relaxed);
+            op.tx(c.domain).expect_pages(new_dirty as usize);
         }
         Ok(Some(Wrote { offset, bytes: n, dirty: f.pages.dirty_count() }))
     }
@@ -335,14 +336,7 @@ impl Inner {
         if size >= old {
             return;
         }
-        let keep = size.div_ceil(PAGE);
-        let before = f.pages.len();
-        let dirty = f.pages.remove_range(keep, u64::MAX) as i64;
-        self.shared.pages.fetch_sub((before - f.pages.len()) as i64, Relaxed);
-        self.shared.dirty_pages.fetch_sub(dirty, Relaxed);
-        let mut freed = Vec::new();
-        f.map.remove(keep, LBLK_MAX + 1, &mut freed);
-        d.free_runs(op.tx(c.domain), &freed);
+        self.drop_tail(op, c, f, size.div_ceil(PAGE));
         if !size.is_multiple_of(PAGE) && f.pages.zero_tail(size / PAGE, (size % PAGE) as usize) == Some(true) {
             self.shared.dirty_pages.fetch_add(1, Relaxed);
         }
@@ -350,6 +344,34 @@ impl Inner {
             f.inline = Some(Vec::new());
         }
         self.settle_reserved(d, f);
+    }
+
+    /// Takes away pages and blocks from `keep` on. As [`Self::truncate`], but for the size.
+    pub(crate) fn drop_tail(&self, op: &Op<'_>, c: &Arc<Cell>, f: &mut FileBody, keep: u64) {
+        let d = self.dom(c.domain);
+        let before = f.pages.len();
+        let dirty = f.pages.remove_range(keep, u64::MAX) as i64;
+        self.shared.pages.fetch_sub((before - f.pages.len()) as i64, Relaxed);
+        self.shared.dirty_pages.fetch_sub(dirty, Relaxed);
+        let mut freed = Vec::new();
+        f.map.remove(keep, LBLK_MAX + 1, &mut freed);
+        d.free_runs(op.tx(c.domain), &freed);
+    }
+
+    /// Before a file is truncated to `size`, or deleted: where it has more extents behind than one operation may free, the
+    /// last ones go; whether there were some. The caller has settled the cell, and calls again in another operation.
+    pub(crate) fn truncate_piece(&self, op: &mut Op<'_>, c: &Arc<Cell>, st: &mut State, size: u64) -> Result<bool> {
+        let Body::File(f) = &st.body else { return Ok(false) };
+        let Some(tail) = f.map.tail(self.dom(c.domain).pieces_max()).filter(|t| *t >= size.div_ceil(PAGE)) else {
+            return Ok(false);
+        };
+        op.touch(c, st)?;
+        st.size = st.size.min(tail * PAGE);
+        st.data_at = st.version;
+        let Body::File(f) = &mut st.body else { return Ok(false) };
+        self.drop_tail(op, c, f, tail);
+        self.settle_reserved(self.dom(c.domain), f);
+        Ok(true)
     }
 
     /// Gives back reservations of dirty pages that are gone.

@@ -123,6 +123,24 @@ impl Inner {
         }
     }
 
+    /// How far one operation may punch: so many extents at most.
+    fn punch_to(&self, c: &Cell, from: u64, end: u64) -> u64 {
+        let st = c.state.read();
+        let max = self.dom(c.domain).pieces_max();
+        let Body::File(f) = &st.body else { return end };
+        if f.map.extent_count() <= max {
+            return end;
+        }
+        let mut at = from / PAGE;
+        for _ in 0..max {
+            match f.map.next_from(at) {
+                Some(p) if p.lblk < end / PAGE => at = p.lblk + u64::from(p.len),
+                _ => return end,
+            }
+        }
+        end.min((at * PAGE).max(from + 1).next_multiple_of(PAGE))
+    }
+
     fn falloc_piece(&self, c: &Arc<Cell>, mode: FallocMode, offset: u64, end: u64) -> Result<bool> {
         let d = self.dom(c.domain);
         let mut op = Op::begin(self, &[c.domain], 4, mode == FallocMode::PunchHole)?;
@@ -219,10 +237,15 @@ impl Volume {
                 return Err(Error::NoSpace);
             }
         }
+        let blocks = PIECE_BLOCKS.min(i.dom(c.domain).pieces_max() as u64 / 2).max(1);
         let mut at = offset;
         while at < end {
-            // pieces end at block boundaries; a hole needs no pieces
-            let to = if mode == FallocMode::PunchHole { end } else { end.min((at / PAGE + PIECE_BLOCKS) * PAGE) };
+            // pieces end at block boundaries
+            let to = if mode == FallocMode::PunchHole {
+                i.punch_to(c, at, end)
+            } else {
+                end.min((at / PAGE + blocks) * PAGE)
+            };
             let mut attempt = 0;
             while !i.falloc_piece(c, mode, at, to)? {
                 i.make_room(i.dom(c.domain), attempt)?;

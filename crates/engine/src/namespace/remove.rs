@@ -1,7 +1,8 @@
 //! Taking names away: unlink, rmdir; what becomes of an inode without a name.
 
 use super::{Op, check_alive, check_changeable, check_name};
-use crate::cell::{Cell, State};
+use crate::cell::{Body, Cell, State};
+use crate::domain::Enter;
 use crate::domain::left::Left;
 use crate::error::{Error, Result};
 use crate::types::*;
@@ -23,7 +24,19 @@ impl Inner {
         if cell.opens.load(Ordering::SeqCst) > 0 || !st.tombstones.is_empty() {
             d.orphans.lock().insert(cell.ino);
         } else {
-            self.delete_content(op.enter(cell.domain), cell, st);
+            self.delete(op.enter(cell.domain), cell, st);
+        }
+    }
+
+    /// Deletes an inode without a name. One of very many extents is left for [`Self::reap_zombies`], which does it in
+    /// several transactions. `cell` is touched.
+    pub(crate) fn delete(&self, e: &Enter<'_>, cell: &Arc<Cell>, st: &mut State) {
+        if matches!(&st.body, Body::File(f) if f.map.extent_count() > e.domain.pieces_max()) {
+            cell.nameless.store(true, Ordering::SeqCst);
+            e.domain.orphans.lock().insert(cell.ino);
+            self.zombies.lock().push(cell.clone());
+        } else {
+            self.delete_content(e, cell, st);
         }
     }
 
@@ -32,19 +45,28 @@ impl Inner {
     /// # Errors
     /// Of the domain; the inode then stays an orphan.
     pub(crate) fn reap(&self, cell: &Arc<Cell>) -> Result<()> {
+        while !self.reap_piece(cell)? {}
+        Ok(())
+    }
+
+    /// As [`Self::reap`], as far as one operation may go; whether nothing is left to do.
+    fn reap_piece(&self, cell: &Arc<Cell>) -> Result<bool> {
         let mut op = Op::begin(self, &[cell.domain], 1, true)?;
         let mut st = cell.state.write();
         if st.deleted || st.nlink > 0 || cell.opens.load(Ordering::Acquire) > 0 {
-            return Ok(());
+            return Ok(true);
         }
         if st.waits_for.iter().any(|(d, t)| self.dom(*d).committed() < *t) {
             drop(st);
             self.zombies.lock().push(cell.clone());
-            return Ok(());
+            return Ok(true);
+        }
+        if self.truncate_piece(&mut op, cell, &mut st, 0)? {
+            return Ok(false);
         }
         op.touch(cell, &mut st)?;
         self.delete_content(op.enter(cell.domain), cell, &mut st);
-        Ok(())
+        Ok(true)
     }
 
     /// Deletes inodes whose last name went to an inode of another domain, where that is durable by now.

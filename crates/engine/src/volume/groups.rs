@@ -153,8 +153,9 @@ impl Inner {
         self.store.flush()?;
         bat.set(&**self.store.device(0), g, BatEntry { domain: Some(d.id), epoch })?;
         d.space.add_group(group)?;
-        d.nodes.add_group(group, &d.space)?;
+        // first, so that an inode made in it by another thread is found at once
         self.shared.owner[g].store(d.id.0, Ordering::Release);
+        d.nodes.add_group(group, &d.space)?;
         drop(bat);
         self.count_unclaimed();
         tracing::debug!("{} takes group {group}", d.id);

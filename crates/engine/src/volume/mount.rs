@@ -179,6 +179,8 @@ impl Inner {
             let n: usize = recovered.iter().map(|r| r.transactions).sum();
             tracing::info!("recovering: {n} transactions replayed");
             self.maybe_stale.store(true, Ordering::Relaxed);
+            // Only the daemon may have died: what was read so far need not be durable. Nothing may be written upon it before.
+            self.store.flush()?;
             let settled = self.reconcile(recovered)?;
             if !planted(Bug::SettledEarly) {
                 self.commit_all()?;

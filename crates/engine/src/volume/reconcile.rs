@@ -128,7 +128,7 @@ impl Inner {
                 st.tombstones.clear();
                 st.exchange = None;
                 if st.links.is_empty() && st.nlink == 0 {
-                    self.delete_content(&e, c, &mut st);
+                    self.delete(&e, c, &mut st);
                 }
             }
         }
@@ -473,7 +473,8 @@ impl Pass<'_> {
             let Some(e) = self.enter(&c) else { continue };
             let mut st = c.state.write();
             e.domain.touch(e.tx(), &c, &mut st)?;
-            self.inner.delete_content(e, &c, &mut st);
+            st.nlink = 0;
+            self.inner.delete(e, &c, &mut st);
         }
         Ok(())
     }

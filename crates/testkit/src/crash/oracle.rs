@@ -40,6 +40,20 @@ pub struct Oracle<'h> {
     serial: bool,
 }
 
+/// Versions that what is there of a domain fits.
+struct Fitting {
+    /// Of each version, from the last sync of everything on, whether all of it does.
+    all: Vec<bool>,
+    /// Of each object the versions that it fits, for the report.
+    each: Vec<(Ino, Vec<usize>)>,
+}
+
+impl Fitting {
+    fn any(versions: usize) -> Self {
+        Self { all: vec![true; versions], each: Vec::new() }
+    }
+}
+
 impl<'h> Oracle<'h> {
     /// For crashes after `completed` operations have returned and while the next one runs.
     pub fn new(history: &'h History, completed: usize) -> Self {
@@ -300,7 +314,7 @@ impl<'h> Oracle<'h> {
         let forward = self.rolled_forward();
         let inos: BTreeSet<Ino> =
             (from..=self.newest).flat_map(|v| self.history.version(v).nodes().map(|(i, _)| i)).collect();
-        let mut may: BTreeMap<_, (Vec<bool>, Vec<(Ino, Vec<usize>)>)> = BTreeMap::new();
+        let mut may: BTreeMap<_, Fitting> = BTreeMap::new();
         for ino in inos {
             let (Some(key), Some(domain)) = (self.history.keys.get(&ino), self.history.domains.get(&ino)) else {
                 continue;
@@ -328,21 +342,22 @@ impl<'h> Oracle<'h> {
                         && (exchanged || self.same_links(seen, ino, g, n, &[], false))
                 }
             };
-            let (all, each) = may.entry(*domain).or_insert_with(|| (vec![true; self.newest + 1 - from], Vec::new()));
+            let fitting = may.entry(*domain).or_insert_with(|| Fitting::any(self.newest + 1 - from));
             let mut of_this = Vec::new();
             for (i, (v, node)) in states.iter().enumerate() {
                 let until = states.get(i + 1).map_or(self.newest + 1, |(v, _)| *v);
                 if fits(*node) {
                     of_this.extend(*v..until);
                 } else {
-                    all[v - from..until - from].fill(false);
+                    fitting.all[v - from..until - from].fill(false);
                 }
             }
-            each.push((ino, of_this));
+            fitting.each.push((ino, of_this));
         }
-        for (domain, (all, each)) in may {
-            if !all.contains(&true) {
-                let each: String = each
+        for (domain, fitting) in may {
+            if !fitting.all.contains(&true) {
+                let each: String = fitting
+                    .each
                     .iter()
                     .map(|(i, v)| format!("\n  inode {i} {:?} of versions {v:?}", self.history.keys.get(i)))
                     .collect();
