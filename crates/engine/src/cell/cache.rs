@@ -4,7 +4,7 @@
 //! their handles. Lock rank: shards are leaves.
 
 use super::{Body, Cell};
-use crate::types::{Attr, NodeId};
+use crate::types::{Attr, DomainId, NodeId, TxId};
 use braidfs_sync::RwLock;
 use crossbeam::utils::CachePadded;
 use std::collections::HashMap;
@@ -140,8 +140,9 @@ impl CellCache {
     }
 
     /// Drops about as much as `want` says: clean pages, cells that nobody uses, buckets of directories that are on the
-    /// device. Cells and pages used since the last round stay for this one. What is gone.
-    pub fn evict(&self, mut want: Memory) -> Memory {
+    /// device. Cells and pages used since the last round stay for this one. What is gone. `pending`: whether a transaction
+    /// is not durable yet.
+    pub fn evict(&self, mut want: Memory, pending: &dyn Fn(DomainId, TxId) -> bool) -> Memory {
         let mut gone = Memory::default();
         let from = self.hand.fetch_add(1, Relaxed);
         for s in (0..SHARDS).map(|i| &self.shards[(from + i) % SHARDS]) {
@@ -177,12 +178,15 @@ impl CellCache {
                     let mut map = s.write();
                     // the table and this loop hold it; nobody can take another while the shard is locked
                     if Arc::strong_count(&c) == 2 && c.opens.load(Acquire) == 0 && c.inflight.load(Acquire) == 0 {
-                        let st = c.state.read();
-                        // only memory knows for what; and in no transaction are pages that a commit left alone
-                        if !st.waits_for.is_empty() || matches!(&st.body, Body::File(f) if f.pages.dirty_count() > 0) {
+                        let waits = {
+                            let st = c.state.read();
+                            // only memory knows for what; and in no transaction are pages that a commit left alone
+                            st.waits_for.iter().chain(&st.sync_with).any(|(d, t)| pending(*d, *t))
+                                || matches!(&st.body, Body::File(f) if f.pages.dirty_count() > 0)
+                        };
+                        if waits {
                             continue;
                         }
-                        drop(st);
                         map.remove(c.ino);
                         drop(map);
                         let own = Memory::of(&c);

@@ -26,6 +26,8 @@ impl Domain {
             return Err(Error::DomainFailed { domain: self.id, why: why.to_owned() });
         }
         let upto = self.committed();
+        // before `peer_txs`: let go when those are durable
+        let held = std::mem::take(&mut *self.held.lock());
         // other domains' sides of our cross-domain operations must survive without our journal
         let peers = self.peer_txs.lock().clone();
         for (d, t) in &peers {
@@ -36,7 +38,6 @@ impl Domain {
                 let _ = p.commit_upto(TxId(*t));
             }
         }
-        let held = std::mem::take(&mut *self.held.lock());
         let number = self.header.lock().header.checkpoint.get().saturating_add(1);
         let write_home = || -> Result<()> {
             // the segment tables last: they count what is written

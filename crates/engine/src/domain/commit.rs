@@ -20,7 +20,7 @@ use braidfs_format::group::{SegmentKind, Temperature};
 use braidfs_format::journal::{
     CHUNK_HEADER_BYTES, CHUNK_MAX_BLOCKS, ChunkId, ChunkKind, Record, chunk_blocks, encode_chunk,
 };
-use braidfs_format::node::{DIR, NodeBlockBuilder, NodeEntry, NodeRecord};
+use braidfs_format::node::{NodeBlockBuilder, NodeEntry, NodeRecord};
 use braidfs_sync::{Condvar, Mutex};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -259,6 +259,13 @@ impl Domain {
         self.orphans_listed.store(listed, Ordering::Release);
 
         // durable from here on
+        {
+            let mut all = self.peer_txs.lock();
+            for (d, t) in tx.peers_so_far() {
+                let e = all.entry(d).or_insert(0);
+                *e = (*e).max(t);
+            }
+        }
         let mut written = BlockAddr(0);
         for r in &records {
             if let Record::Node { node, entry } = r {
@@ -268,11 +275,13 @@ impl Domain {
                     self.nodes.invalidate(entry.addr);
                     written = entry.addr;
                 }
-                if !entry.used() && self.nodes.get(*node)?.flags & DIR != 0 {
-                    self.nodes.hold(*node);
-                    self.held.lock().push(*node);
-                }
             }
+        }
+        // also those that no commit ever had: what was in them may be durable in other domains. After `peer_txs`: a
+        // checkpoint that lets them go has seen to their peers
+        for c in share.dead.iter().filter(|c| c.kind == FileKind::Dir) {
+            self.nodes.hold(c.ino);
+            self.held.lock().push(c.ino);
         }
         self.space.apply(&records, tx.id)?;
         self.nodes.apply(&records)?;
@@ -283,11 +292,6 @@ impl Domain {
             self.shared.dir_bytes.fetch_sub(own.dir_bytes as i64, Ordering::Relaxed);
         }
         self.space.unreserve(tx.take_credits());
-        let mut all = self.peer_txs.lock();
-        for (d, t) in tx.peers_so_far() {
-            let e = all.entry(d).or_insert(0);
-            *e = (*e).max(t);
-        }
         Ok(())
     }
 

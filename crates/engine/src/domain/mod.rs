@@ -73,13 +73,14 @@ impl Shared {
         let d = self.owner.get(group as usize)?.load(Ordering::Relaxed);
         (d != u16::MAX).then_some(DomainId(d))
     }
-    /// The next logical time: above all before, and near the clock so that it rises over mounts.
-    pub fn next_seq(&self) -> u64 {
+    /// The next logical time: above all before in this mount, and above `than`, the latest of the inodes whose names change
+    /// now. So who takes a name has it later than who left it, also where the clock was set back since an earlier mount.
+    pub fn next_seq(&self, than: u64) -> u64 {
         let now = self.now();
         let now = (now.sec as u64).wrapping_mul(1_000_000_000).wrapping_add(u64::from(now.nsec));
         let mut old = self.seq.load(Ordering::Relaxed);
         loop {
-            let new = now.max(old + 1);
+            let new = now.max(old.max(than).saturating_add(1));
             match self.seq.compare_exchange_weak(old, new, Ordering::Relaxed, Ordering::Relaxed) {
                 Ok(_) => return new,
                 Err(o) => old = o,
@@ -364,7 +365,7 @@ impl Domain {
 
     /// Drops clean pages and unused cells, and counts them out.
     pub fn evict(&self, want: Memory) {
-        let gone = self.cells.evict(want);
+        let gone = self.cells.evict(want, &|d, t| self.committed_of(d) < t);
         self.shared.pages.fetch_sub(gone.pages as i64, Ordering::Relaxed);
         self.shared.dir_bytes.fetch_sub(gone.dir_bytes as i64, Ordering::Relaxed);
     }

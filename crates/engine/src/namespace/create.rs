@@ -173,7 +173,7 @@ impl Inner {
         let Some(before) = op.may_take(d, name, home) else { return Ok(None) };
         let mut st = self.fresh(&dst, new, cred)?;
         before.note(&mut st);
-        st.gain_link(d.ino, name, self.shared.next_seq());
+        st.gain_link(d.ino, name, self.shared.next_seq(0));
         if new.kind == FileKind::Dir {
             st.parent = d.ino;
         } else {
@@ -293,7 +293,8 @@ impl Inner {
         op.add_entry(d, &mut dst, name, c, stale)?;
         op.touch(c, &mut st)?;
         before.note(&mut st);
-        st.gain_link(d.ino, name, i.shared.next_seq());
+        let seq = i.shared.next_seq(st.link_seq);
+        st.gain_link(d.ino, name, seq);
         st.nlink += 1;
         st.ctime = i.shared.now();
         st.linked_at = st.version;

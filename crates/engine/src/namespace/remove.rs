@@ -157,7 +157,8 @@ impl Volume {
             op.touch(&c, &mut st)?;
             let now = i.shared.now();
             st.ctime = now;
-            st.remove_link(dir, name, i.shared.next_seq());
+            let seq = i.shared.next_seq(st.link_seq);
+            st.remove_link(dir, name, seq);
             st.linked_at = st.version;
             st.data_at = st.version;
             op.hint(&d, name, &c);

@@ -239,6 +239,19 @@ impl Inner {
         if s.deleted || self.exchanging(&s) || v.as_ref().is_some_and(|v| v.deleted || self.exchanging(v)) {
             return Ok(None);
         }
+        if let (Some(d), Some(v)) = (dst, v.as_ref())
+            && d.domain != src.domain
+        {
+            // `rename` saw to it; names may have changed since
+            let known = self.dom(d.domain).links_durable(v);
+            let ready = match mode {
+                RenameMode::Exchange => known && self.dom(src.domain).links_durable(&s),
+                _ => known || v.nlink <= 1 || d.kind == FileKind::Dir,
+            };
+            if !ready {
+                return Ok(None);
+            }
+        }
         // what is durable by now must not mix with what follows
         self.dom(src.domain).settle_waits(&mut s);
         if let (Some(d), Some(v)) = (dst, v.as_mut()) {
@@ -287,7 +300,7 @@ impl Inner {
             (RenameMode::Exchange, Some(d)) => op.add_entry(&from.dir, &mut dirs[a], from.name, d, true)?,
             _ => op.remove_entry(&from.dir, &mut dirs[a], from.name)?,
         }
-        let seq = self.shared.next_seq();
+        let seq = self.shared.next_seq(s.link_seq.max(v.as_ref().map_or(0, |v| v.link_seq)));
         s.remove_link(from.dir.ino, from.name, seq);
         s.gain_link(to.dir.ino, to.name, seq);
         s.ctime = now;
@@ -353,8 +366,14 @@ impl Inner {
                     op.hint_always(&to.dir, to.name, src);
                 }
             } else {
+                let left = Left { domain: src.domain, tx, alive: true };
                 if dst_dir {
                     dirs[b].nlink = dirs[b].nlink.saturating_sub(1);
+                    if self.left_any(d) {
+                        // what moved out of it would come back into it: whoever has the name is not durable before
+                        s.after = s.after.max(tx);
+                        self.dom(to.dir.domain).left.add(to.dir.ino, to.name, left);
+                    }
                     self.last_name_gone(&op, d, v);
                 } else {
                     v.nlink = v.nlink.saturating_sub(1);
@@ -365,7 +384,9 @@ impl Inner {
                     if v.nlink == 0 {
                         self.last_name_gone(&op, d, v);
                     } else if !apart {
+                        // not only the newcomer: whoever has the name after it, too
                         s.after = s.after.max(tx);
+                        self.dom(to.dir.domain).left.add(to.dir.ino, to.name, left);
                     }
                 }
                 if apart && v.nlink == 0 && !v.deleted {

@@ -222,12 +222,15 @@ impl Inner {
         }
         drop(enters);
         batches.push((c.domain, own));
-        let mut room = true;
+        let mut room = Ok(true);
         let mut wrote: Vec<DomainId> = batches.iter().map(|(d, _)| *d).collect();
         wrote.dedup();
         for (d, b) in batches {
-            room &= self.dom(d).write_batch(b)?;
+            // all of them, also where a domain fails: the next commit of another one counts on its data
+            let r = self.dom(d).write_batch(b);
+            room = room.and_then(|a| r.map(|b| a && b));
         }
+        let room = room?;
         if !room {
             return self.sync_by_commit(c);
         }

@@ -7,7 +7,7 @@
 //! commit afterwards; until then each journal keeps what led here, so that a crash in the middle starts over.
 
 use super::Inner;
-use crate::cell::{Body, Cell, name_hash};
+use crate::cell::{Body, Cell, State, name_hash};
 use crate::domain::Enter;
 use crate::domain::recover::{Claim, Forwarded, Hint, Recovered};
 use crate::error::{Error, Result};
@@ -32,6 +32,8 @@ pub(crate) struct Pass<'a> {
     doomed: Vec<Arc<Cell>>,
     /// Inodes whose tombstones and exchanges have been carried out.
     settled: Vec<Arc<Cell>>,
+    /// Inodes that took a name, or were exchanged, which did not survive.
+    failed: Vec<Arc<Cell>>,
     /// Entries and links mended.
     pub mended: u64,
 }
@@ -43,6 +45,8 @@ struct Verdict {
     partner: Option<(Arc<Cell>, Link)>,
     /// Names that the inode has again, since their takers did not survive.
     revived: Vec<Link>,
+    /// These takers, as they were before.
+    failed: Vec<Arc<Cell>>,
 }
 
 impl Inner {
@@ -64,7 +68,15 @@ impl Inner {
             let names = claims.entry(c.link.parent).or_default();
             names.entry(c.link.name.clone()).or_default().push((c.ino, c.seq));
         }
-        let mut p = Pass { inner: self, enters, claims, doomed: Vec::new(), settled: Vec::new(), mended: 0 };
+        let mut p = Pass {
+            inner: self,
+            enters,
+            claims,
+            doomed: Vec::new(),
+            settled: Vec::new(),
+            failed: Vec::new(),
+            mended: 0,
+        };
         // blocks and nodes of roll-forward records first, before anything is allocated
         let mut forwarded = Vec::new();
         for (d, rec) in self.domains.iter().zip(&mut recovered) {
@@ -112,6 +124,8 @@ impl Inner {
         if p.mended > 0 {
             tracing::info!("recovery mended {} cross-domain links", p.mended);
         }
+        // those that lost their last name are deleted with the notes
+        p.settled.extend(p.failed.into_iter().filter(|c| c.state.read().nlink == 0));
         Ok(p.settled)
     }
 
@@ -134,6 +148,15 @@ impl Inner {
         }
         if settled.is_empty() { Ok(()) } else { self.commit_all() }
     }
+}
+
+/// Marks a cell as changed in its domain's recovery transaction. Its version stays: a recovery after this one must not take
+/// the change for one that others wait for.
+fn touch(e: &Enter<'_>, c: &Arc<Cell>, st: &mut State) -> Result<()> {
+    let version = st.version;
+    e.domain.touch(e.tx(), c, st)?;
+    st.version = version;
+    Ok(())
 }
 
 impl Pass<'_> {
@@ -176,11 +199,12 @@ impl Pass<'_> {
         if tombstones.is_empty() && exchange.is_none() {
             return Ok(None);
         }
-        let mut v = Verdict { cell, partner: None, revived: Vec::new() };
+        let mut v = Verdict { cell, partner: None, revived: Vec::new(), failed: Vec::new() };
         for t in tombstones {
             if planted(Bug::TombstoneUnconditional) || self.survived(t.newcomer, t.gener, t.version)? {
                 continue;
             }
+            v.failed.extend(self.live(t.newcomer, t.gener)?);
             // an exchange is completed for its partner; what others took comes back
             if exchange == Some((t.newcomer, t.gener, t.version)) {
                 if !planted(Bug::ExchangeHalf) {
@@ -200,6 +224,7 @@ impl Pass<'_> {
             return Ok(()); // another hint for the same inode
         }
         self.settled.push(c.clone());
+        self.failed.extend(v.failed);
         // names come back as of when they changed: who took one later keeps it
         let seq = c.state.read().link_seq;
         if let Some((b, link)) = v.partner {
@@ -235,14 +260,11 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Changes a cell in its domain's recovery transaction. Its version stays: a recovery after this one must not take
-    /// the change for one that others wait for.
-    fn change(&self, c: &Arc<Cell>, f: impl FnOnce(&mut crate::cell::State)) -> Result<()> {
+    /// Changes a cell in its domain's recovery transaction.
+    fn change(&self, c: &Arc<Cell>, f: impl FnOnce(&mut State)) -> Result<()> {
         let Some(e) = self.enter(c) else { return Ok(()) };
         let mut st = c.state.write();
-        let version = st.version;
-        e.domain.touch(e.tx(), c, &mut st)?;
-        st.version = version;
+        touch(e, c, &mut st)?;
         f(&mut st);
         if st.nlink == 0 {
             c.nameless.store(true, Ordering::SeqCst);
@@ -320,7 +342,7 @@ impl Pass<'_> {
         let hash = name_hash(&self.inner.shared.hash_key, name);
         let Some(e) = self.enter(&d) else { return Ok(()) };
         let mut st = d.state.write();
-        e.domain.touch(e.tx(), &d, &mut st)?;
+        touch(e, &d, &mut st)?;
         e.domain.with_index(d.ino, &mut st, |ix, load| ix.remove(hash, name, load).map(|_| ()))?;
         if old.kind == FileKind::Dir.d_type() {
             st.nlink = st.nlink.saturating_sub(1).max(2);
@@ -379,7 +401,7 @@ impl Pass<'_> {
         {
             let Some(e) = self.enter(&d) else { return Ok(()) };
             let mut st = d.state.write();
-            e.domain.touch(e.tx(), &d, &mut st)?;
+            touch(e, &d, &mut st)?;
             let kind = c.kind.d_type();
             let had_dir = old.as_ref().is_some_and(|o| o.kind == FileKind::Dir.d_type());
             e.domain.with_index(d.ino, &mut st, |ix, load| {
@@ -464,8 +486,9 @@ impl Pass<'_> {
                     }
                 }
             }
-            if self.settled.iter().any(|s| s.ino == c.ino) {
-                // another inode has a name by its record alone until that one's recovery is durable, too
+            if self.settled.iter().chain(&self.failed).any(|s| s.ino == c.ino) {
+                // another inode has a name by its record alone until that one's recovery is durable, too; and that it is
+                // deleted must not look as if it had come to be
                 self.change(&c, |st| st.nlink = 0)?;
                 self.inner.dom(c.domain).orphans.lock().insert(c.ino);
                 continue;
@@ -483,7 +506,7 @@ impl Pass<'_> {
 impl Inner {
     /// The inode is gone: its blocks become free with this transaction, its nodes when the cell is serialised. The
     /// caller has touched the cell.
-    pub(crate) fn delete_content(&self, e: &Enter<'_>, c: &Arc<Cell>, st: &mut crate::cell::State) {
+    pub(crate) fn delete_content(&self, e: &Enter<'_>, c: &Arc<Cell>, st: &mut State) {
         let mut runs = Vec::new();
         match &mut st.body {
             Body::File(f) => {
