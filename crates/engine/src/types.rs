@@ -285,6 +285,8 @@ pub struct MountOptions {
     pub background: bool,
     /// Domains are opened and commit one after the other, so that a seed replays a run; for tests.
     pub serial: bool,
+    /// With `serial`: they commit from the last to the first.
+    pub falling: bool,
     /// Where time comes from; tests set their own.
     pub clock: Option<fn() -> Timestamp>,
 }
@@ -299,6 +301,7 @@ impl Default for MountOptions {
             cache_bytes: 0,
             background: true,
             serial: false,
+            falling: false,
             clock: None,
         }
     }

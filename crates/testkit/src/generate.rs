@@ -22,11 +22,13 @@ pub struct Profile {
     pub slots: bool,
     /// Nearly nothing but changes of names.
     pub names: bool,
+    /// Of 1000 operations, this many are commits of one domain alone.
+    pub commits: u32,
 }
 
 impl Default for Profile {
     fn default() -> Self {
-        Self { depth: 4, objects: 100, file_bytes: 200_000, syncs: 40, slots: true, names: false }
+        Self { depth: 4, objects: 100, file_bytes: 200_000, syncs: 40, slots: true, names: false, commits: 0 }
     }
 }
 
@@ -159,6 +161,9 @@ impl Generator {
                 return Op::Fsync { at, data_only: self.rng.u8(..4) == 0 };
             }
             n if n < syncs + syncs / 5 => return Op::Sync,
+            n if n < syncs + syncs / 5 + self.profile.commits => {
+                return Op::Commit { path: self.old(t, None), checkpoint: self.rng.u8(..4) == 0 };
+            }
             _ => {}
         }
         let full = t.all.len() > self.profile.objects;

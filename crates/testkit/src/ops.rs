@@ -179,6 +179,11 @@ pub enum Op {
         data_only: bool,
     },
     Sync,
+    /// The domain of an inode commits by itself, as after the commit interval, and writes a checkpoint or not.
+    Commit {
+        path: P,
+        checkpoint: bool,
+    },
 }
 
 /// The operation as Rust code, for `tests/regressions.rs`.
@@ -289,6 +294,8 @@ pub trait Subject {
     fn fsync(&mut self, id: Self::Id, data_only: bool) -> Result<()>;
     #[allow(missing_docs)]
     fn sync(&mut self) -> Result<()>;
+    /// Commits the inode's domain alone.
+    fn commit(&mut self, id: Self::Id, checkpoint: bool) -> Result<()>;
 }
 
 /// Open files of a subject.
@@ -496,5 +503,9 @@ pub fn perform<S: Subject>(s: &mut S, slots: &mut Slots<S>, op: &Op) -> Result<O
             s.fsync(id, data_only).map(|()| Out::Unit)
         }
         Op::Sync => s.sync().map(|()| Out::Unit),
+        Op::Commit { path, checkpoint } => {
+            let id = walk_path(s, path)?;
+            s.commit(id, checkpoint).map(|()| Out::Unit)
+        }
     }
 }

@@ -47,6 +47,7 @@ pub fn quiet_mount(setup: &Setup) -> MountOptions {
         cache_bytes: setup.cache,
         background: false,
         serial: true,
+        falling: setup.falling,
         clock: Some(test_clock),
         ..MountOptions::default()
     }
@@ -78,6 +79,8 @@ pub struct Setup {
     pub data: DataMode,
     /// Budget of the cache in bytes. With a small one data is written before its transaction commits, and read again.
     pub cache: u64,
+    /// Domains commit from the last to the first, also in a recovery.
+    pub falling: bool,
 }
 
 impl Default for Setup {
@@ -90,7 +93,7 @@ impl Default for Setup {
             uuid: Some(*b"braidfs-testkit!"),
             ..MkfsOptions::default()
         };
-        Self { bytes: 64 << 20, mkfs, data: DataMode::Ordered, cache: CACHE }
+        Self { bytes: 64 << 20, mkfs, data: DataMode::Ordered, cache: CACHE, falling: false }
     }
 }
 
@@ -107,6 +110,7 @@ impl Setup {
         s.mkfs.mlogs = Some(rng.u16(1..3));
         s.data = if rng.u8(..4) == 0 { DataMode::Journal } else { DataMode::Ordered };
         s.cache = rng.choice([1, 64 << 10, CACHE, CACHE, CACHE, CACHE]).unwrap_or(CACHE);
+        s.falling = rng.bool();
         s
     }
 

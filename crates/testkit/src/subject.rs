@@ -94,6 +94,9 @@ impl Subject for Model {
     fn sync(&mut self) -> Result<()> {
         Ok(())
     }
+    fn commit(&mut self, _: Ino, _: bool) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// An inode of a volume: number and generation, so that a number used again is another inode.
@@ -219,5 +222,8 @@ impl Subject for OnVolume<'_> {
     }
     fn sync(&mut self) -> Result<()> {
         self.0.sync()
+    }
+    fn commit(&mut self, id: Key, checkpoint: bool) -> Result<()> {
+        self.0.commit_domain(self.0.domain_of(id.0)?, checkpoint)
     }
 }

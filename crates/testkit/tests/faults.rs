@@ -2,7 +2,9 @@
 //! astray, rotten bits. Seeds are fixed; `BRAIDFS_SEED` takes another.
 
 use braidfs::namespace::paths::OpenHow;
-use braidfs::{Cred, DomainId, Error, MkfsOptions, MountOptions, NodeId, OpenFile, Placement, Volume, mkfs};
+use braidfs::{
+    Cred, DomainId, Error, FileKind, MkfsOptions, MountOptions, NewNode, NodeId, OpenFile, Placement, Volume, mkfs,
+};
 use braidfs_device::{Device, Effect, FaultDevice, MemDevice, Op, Rule};
 use braidfs_testkit::damage::sample::{change, fill_first, options};
 use braidfs_testkit::damage::truth::{Truth, Verdict, compare, read_all};
@@ -453,4 +455,37 @@ fn repair_ends(image: &Arc<MemDevice>) {
     let report = braidfs::fsck::check(&devices, &options, &|_, _, _| {}).unwrap();
     assert_eq!(report.unfixed(), 0, "{:#?}", report.findings);
     fsck(&devices).unwrap();
+}
+
+/// A file of a sound domain below a new directory of one that fails: the fsync fails, and what it had prepared reaches the
+/// device all the same.
+#[test]
+fn an_fsync_below_a_directory_of_a_failing_domain_keeps_the_data() {
+    let two = Two::new();
+    // what is stale shows
+    for d in &two.inner {
+        (0..d.blocks()).for_each(|b| d.write(b, &[0xaa; 4096]).unwrap());
+    }
+    mkfs::format(
+        &two.devices(),
+        &MkfsOptions { domains: Some(2), placement: Placement::Spread, ..MkfsOptions::default() },
+    )
+    .unwrap();
+    let v = two.mount();
+    let domain = |ino| v.domain_of(ino).unwrap().0;
+    let f = (0..8).map(|i| create(&v, &format!("f{i}")).unwrap()).find(|f| domain(f.ino()) == 0).unwrap();
+    let new = NewNode { kind: FileKind::Dir, mode: 0o700, umask: 0, rdev: 0, target: b"" };
+    let made = |i: u32| v.create(NodeId::ROOT, format!("d{i}").as_bytes(), &new, &Cred::root()).unwrap().ino;
+    let d = (0..8).map(made).find(|d| domain(*d) == 1).unwrap();
+    v.link(f.ino(), d, b"f").unwrap();
+    v.write(&f, 0, &fill(1, 0, 20_000)).unwrap();
+    two.faulty[1].add(Rule::new(Op::Write, Effect::Fail(EIO)));
+    assert!(v.fsync(f.ino(), false).is_err());
+    assert!(v.sync().is_err());
+    assert!(v.domains()[0].failed.is_none());
+    let ino = f.ino();
+    drop(f);
+    assert!(v.unmount().is_err());
+    let v = Volume::mount(two.healthy(), options()).unwrap();
+    assert_eq!(content(&v, ino).unwrap(), fill(1, 0, 20_000));
 }

@@ -92,7 +92,7 @@ fn runs_of(share: u64) -> (u64, u64) {
 #[test]
 fn random_operations_and_crashes() {
     let (seed, runs) = runs_of(70);
-    let s = run_all(seed, runs, Profile::default(), true);
+    let s = run_all(seed, runs, Profile { commits: 20, ..Profile::default() }, true);
     println!("{s:?}");
     assert!(s.full * 10 < s.ops, "the volume is too small to test anything: {s:?}");
     assert!(s.errors * 2 < s.ops, "most operations fail: {s:?}");
@@ -102,7 +102,15 @@ fn random_operations_and_crashes() {
 #[test]
 fn random_names_and_crashes() {
     let (seed, runs) = runs_of(50);
-    let profile = Profile { objects: 25, depth: 3, file_bytes: 10_000, syncs: 60, names: true, ..Profile::default() };
+    let profile = Profile {
+        objects: 25,
+        depth: 3,
+        file_bytes: 10_000,
+        syncs: 60,
+        names: true,
+        commits: 20,
+        ..Profile::default()
+    };
     let s = run_all(seed, runs, profile, true);
     println!("{s:?}");
 }

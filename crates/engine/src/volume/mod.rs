@@ -223,6 +223,17 @@ impl Volume {
         Ok(self.inner().domain(ino)?.id)
     }
 
+    /// Commits one domain, as every domain does by itself after the commit interval; with a checkpoint, as when its journal
+    /// has filled up.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] where there is no such domain; of the device.
+    pub fn commit_domain(&self, domain: DomainId, checkpoint: bool) -> Result<()> {
+        let d = self.inner().domains.get(usize::from(domain.0)).ok_or(Error::NotFound)?;
+        d.commit()?;
+        if checkpoint { d.checkpoint() } else { Ok(()) }
+    }
+
     /// Generation of an inode: tells it from those that had its number before.
     ///
     /// # Errors
@@ -320,11 +331,12 @@ impl Inner {
             [] => Ok(()),
             [(d, t)] => self.dom(*d).commit_upto(*t),
             all if self.shared.options.serial => {
-                let mut r = Ok(());
-                for (d, t) in all {
-                    r = r.and(self.dom(*d).commit_upto(*t));
+                let commit = |r: Result<()>, (d, t): &&(DomainId, TxId)| r.and(self.dom(*d).commit_upto(*t));
+                if self.shared.options.falling {
+                    all.iter().rev().fold(Ok(()), commit)
+                } else {
+                    all.iter().fold(Ok(()), commit)
                 }
-                r
             }
             _ => std::thread::scope(|s| {
                 let (first, rest) = (todo[0], &todo[1..]);

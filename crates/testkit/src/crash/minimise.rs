@@ -57,8 +57,15 @@ pub(super) fn quick(second: bool) -> Depth {
 /// # Errors
 /// The first that is not as it must be.
 pub fn every_crash(on: On, ops: &[Op], end: End) -> Result<(), String> {
-    let base = on.base()?;
-    try_all(&base, ops, 0, end, thorough(true)).map_or(Ok(()), |f| Err(f.to_string()))
+    every_crash_on(&on.base()?, ops, end)
+}
+
+/// [`every_crash`] on a volume that is there.
+///
+/// # Errors
+/// The first that is not as it must be.
+pub fn every_crash_on(base: &Base, ops: &[Op], end: End) -> Result<(), String> {
+    try_all(base, ops, 0, end, thorough(true)).map_or(Ok(()), |f| Err(f.to_string()))
 }
 
 /// Crashes from operation `before` on.

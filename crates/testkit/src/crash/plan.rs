@@ -3,7 +3,7 @@
 //! A *part* is a family of workloads: all sequences of one, two or three basic operations on one or all volumes, or
 //! random runs. Within a part the order is a fixed permutation, so that any stretch of it is a fair sample.
 
-use super::workload::{Single, basics, hard, singles};
+use super::workload::{Single, alone, basics, hard, singles};
 use crate::ops::Op;
 use std::sync::Arc;
 
@@ -81,10 +81,12 @@ enum Family {
 enum On {
     /// On each that is not pressed.
     Each,
-    /// On one of those, by turns.
+    /// On one of these, by turns.
     Turns,
     /// On the one with no room in its cache.
     Pressed,
+    /// On one of all, by turns.
+    AllByTurns,
 }
 
 /// All parts.
@@ -116,9 +118,11 @@ impl Plan {
     pub const THREADS: usize = 5;
     #[allow(missing_docs)]
     pub const PRESSED: usize = 6;
+    #[allow(missing_docs)]
+    pub const ALONE: usize = 7;
     /// The parts, with those first that say most about all.
-    pub const ORDER: [usize; 7] =
-        [Self::HARD, Self::ONE, Self::TWO, Self::PRESSED, Self::RANDOM, Self::THREADS, Self::THREE];
+    pub const ORDER: [usize; 8] =
+        [Self::HARD, Self::ONE, Self::TWO, Self::PRESSED, Self::RANDOM, Self::THREADS, Self::ALONE, Self::THREE];
 
     /// For so many volumes, and a pressed one.
     pub fn new(bases: usize, seed: u64) -> Self {
@@ -142,6 +146,7 @@ impl Plan {
             Part { name: "random runs", len: RANDOM_RUNS, family: Family::Random { seed } },
             Part { name: "random runs of several threads", len: threads, family },
             sequences("two operations, no room in the cache", 2, On::Pressed, list),
+            sequences("three of metadata, domains commit alone", 3, On::AllByTurns, alone()),
         ];
         Self { parts, bases, names }
     }
@@ -169,6 +174,7 @@ impl Plan {
                     }
                     On::Turns => i % bases,
                     On::Pressed => bases,
+                    On::AllByTurns => i % (bases + 1),
                 };
                 let (mut ops, mut basics, mut before, mut synced) = (Vec::new(), Vec::new(), 0, false);
                 for _ in 0..*length {

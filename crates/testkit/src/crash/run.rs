@@ -15,6 +15,7 @@ pub const TURNS: &[(usize, u64)] = &[
     (Plan::TWO, 192),
     (Plan::THREE, 96),
     (Plan::PRESSED, 48),
+    (Plan::ALONE, 48),
     (Plan::RANDOM, 6),
     #[cfg(feature = "schedule")]
     (Plan::THREADS, 6),

@@ -51,7 +51,8 @@ pub struct Kind {
     pub sums: bool,
     /// Everything is written out of place.
     pub journal: bool,
-    /// Without room for a page in the cache: what is written goes to the device at once, before its transaction.
+    /// Without room for a page in the cache: what is written goes to the device at once, before its transaction. Its
+    /// domains commit from the last to the first.
     pub pressed: bool,
 }
 
@@ -99,6 +100,7 @@ pub fn base(kind: Kind) -> Result<Base, String> {
     }
     if kind.pressed {
         setup.cache = 1;
+        setup.falling = true;
     }
     let mut r = Runner::empty(&setup)?;
     r.apply(&dir(P("A")))?;
@@ -291,6 +293,20 @@ pub fn singles() -> Vec<Single> {
             add(fsync(*d, false), false);
         }
         add(fsync(P("A/g"), false), true);
+    }
+    all
+}
+
+/// Every basic operation that changes no data, with no commit or one of either domain alone behind it.
+pub fn alone() -> Vec<Single> {
+    let commit = |path| Op::Commit { path: P(path), checkpoint: false };
+    let mut all = Vec::new();
+    for (basic, b) in basics().iter().enumerate().filter(|(_, b)| b.metadata) {
+        // files that few operations take away
+        for end in [None, Some(commit("A/g")), Some(commit("B/h"))] {
+            let synced = end.is_some();
+            all.push(Single { basic, ops: b.ops.iter().cloned().chain(end).collect(), synced, of_other: false });
+        }
     }
     all
 }
