@@ -371,3 +371,23 @@ fn damaged_blocks_give_errors_and_no_panic() {
     println!("{refused} refused, {lived} mounted");
     assert!(lived > 0, "a single damaged block must not make every volume unusable");
 }
+
+/// Numbers of inodes become free again when they run out: of files with their deletion, of directories at a checkpoint.
+#[test]
+fn numbers_of_removed_inodes_are_given_again() {
+    let d = device(24 << 20);
+    let quiet = MountOptions { cache_bytes: 64 << 20, background: false, ..MountOptions::default() };
+    let v = Volume::mount(vec![d.clone()], quiet).unwrap();
+    let all = v.statfs().inodes;
+    for kind in [FileKind::File, FileKind::Dir] {
+        for i in 0..2 * all {
+            v.create(ROOT, b"x", &new(kind), &Cred::root()).unwrap_or_else(|e| panic!("{kind:?} {i} of {all}: {e}"));
+            match kind {
+                FileKind::Dir => v.rmdir(ROOT, b"x").unwrap(),
+                _ => v.unlink(ROOT, b"x").unwrap(),
+            }
+        }
+    }
+    v.unmount().unwrap();
+    fsck(&[d]).unwrap();
+}

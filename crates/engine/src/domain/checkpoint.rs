@@ -12,6 +12,11 @@ use braidfs_format::domain::{CLEAN, NEEDS_GC};
 use std::sync::atomic::Ordering;
 
 impl Domain {
+    /// Numbers of removed directories that stay taken until the next checkpoint.
+    pub fn held_numbers(&self) -> usize {
+        self.held.lock().len()
+    }
+
     /// Checkpoints all that is committed. The caller is inside no gate and holds no cell lock.
     ///
     /// # Errors

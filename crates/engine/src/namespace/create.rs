@@ -43,14 +43,20 @@ impl Inner {
         Placement::from_u8(self.sb.placement).unwrap_or_default()
     }
 
-    /// A new inode's number, its domain given more groups if need be. Not inside a gate.
+    /// A new inode's number, its domain given more groups if need be, or those of deleted inodes. Not inside a gate.
     fn new_node(&self, d: DomainId, near: NodeId) -> Result<(NodeId, u32)> {
         let dom = self.dom(d);
-        for _ in 0..2 {
+        for attempt in 0..3 {
             match dom.nodes.alloc(Some(near)) {
                 Err(Error::NoSpace) => {
-                    if !self.claim_group(dom)? {
-                        return Err(Error::NoSpace);
+                    if attempt == 0 && self.claim_group(dom)? {
+                        continue;
+                    }
+                    // numbers become free when the deletion is durable, those of directories at a checkpoint
+                    self.reap_zombies()?;
+                    dom.commit()?;
+                    if dom.held_numbers() > 0 {
+                        dom.checkpoint()?;
                     }
                 }
                 r => return r,

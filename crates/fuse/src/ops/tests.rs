@@ -73,9 +73,16 @@ impl Served {
         self.ask(op::GETATTR, node, &[arg.as_bytes()]).map(|b| abi::AttrOut::read_from_prefix(&b).unwrap().0.attr)
     }
 
+    /// Commits that it is gone; a directory's number is free after a checkpoint.
+    fn give_back(&self, gone: &abi::EntryOut) {
+        let vol = &self.fs.vol;
+        vol.sync().unwrap();
+        vol.commit_domain(vol.domain_of(braidfs::NodeId(gone.attr.ino)).unwrap(), true).unwrap();
+    }
+
     /// Makes files until one has the number of `gone`, which has been deleted.
     fn reuse(&self, gone: &abi::EntryOut) -> abi::EntryOut {
-        self.fs.vol.sync().unwrap();
+        self.give_back(gone);
         let found = (0..2000).map(|n| self.mknod(ROOT, &format!("n{n}"))).find(|e| e.attr.ino == gone.attr.ino);
         let new = found.expect("the number is given again");
         assert!(new.generation > gone.generation && new.nodeid != gone.nodeid);
