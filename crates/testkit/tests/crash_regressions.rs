@@ -272,3 +272,43 @@ fn replaced_twice_then_the_first_victim_changes_another_name() {
         }
     }
 }
+
+// found by a random run (38658): the first victim lives on by a name that is not durable, and the fsync is of who replaced
+// the newcomer
+#[test]
+fn replaced_twice_in_one_domain_and_synced() {
+    let rename = |from, to| Op::Rename { from: P(from), to: P(to), mode: RenameMode::Replace };
+    for kind in Kind::ALL {
+        check(
+            On::Kind(kind),
+            End::Crash,
+            &[
+                Op::Link { from: P("A/f"), to: P("A/l") },
+                Op::Create { path: P("A/n"), kind: FileKind::File, mode: 0o600 },
+                rename("A/n", "A/f"),
+                rename("A/g", "A/f"),
+                Op::Fsync { at: At::Path(P("A/f")), data_only: false },
+            ],
+        );
+    }
+}
+
+// the judge: a name that a synced inode took and left does not go back, and the other name of who had it is as it was synced
+#[test]
+fn one_of_two_names_taken_by_a_synced_file_that_moves_on() {
+    check(
+        On::Vary(13100),
+        End::Crash,
+        &[
+            Op::Create { path: P("d3"), kind: FileKind::Char, mode: 416 },
+            Op::Link { from: P("d3"), to: P("e") },
+            Op::Fsync { at: At::Path(P("d3")), data_only: false },
+            Op::Unlink { path: P("e") },
+            Op::Create { path: P("f"), kind: FileKind::File, mode: 1023 },
+            Op::Rename { from: P("f"), to: P("d3"), mode: RenameMode::Replace },
+            Op::Fsync { at: At::Path(P("d3")), data_only: false },
+            Op::Rename { from: P("d3"), to: P("g"), mode: RenameMode::Replace },
+            Op::Fsync { at: At::Path(P("g")), data_only: false },
+        ],
+    );
+}

@@ -34,7 +34,7 @@ pub struct Depth {
     pub budget: Budget,
     /// Crashes of each point of a recovery; no samples and no subsets: recoveries are not crashed.
     pub second: Budget,
-    /// Of the kinds of recovery found, every so manieth is looked at deeply (0: none).
+    /// Of the kinds of recovery found, also after a crash of one, every so manieth is looked at deeply (0: none).
     pub deep_every: u64,
     /// Of the kinds of recovery found, every so manieth is crashed itself (0: none).
     pub second_every: u64,
@@ -297,7 +297,7 @@ impl<'a> Checker<'a> {
             other => return other.map(|_| ()).map_err(|e| (None, e.to_string())),
         };
         self.counts.rechecked += 1;
-        let run = self.recover(late, state, judge, level, &mut Allowed::default(), level.expect.is_none());
+        let run = self.recover(late, state, judge, level, &mut Allowed::default(), true);
         let (_, digest) = run.seen.map_err(|e| (None, e))?;
         self.counts.strays += u64::from(digest != known);
         Ok(())
@@ -315,8 +315,8 @@ impl<'a> Checker<'a> {
     ) -> Result<(), (Option<CrashState>, String)> {
         self.kinds += 1;
         let first = level.expect.is_none();
-        let due = |every: u64| first && every > 0 && self.kinds.is_multiple_of(every);
-        let (deep, second) = (due(self.depth.deep_every), due(self.depth.second_every));
+        let due = |every: u64| every > 0 && self.kinds.is_multiple_of(every);
+        let (deep, second) = (due(self.depth.deep_every), first && due(self.depth.second_every));
         let run = self.recover(late, state, judge, level, allowed, deep);
         let value = match &run.seen {
             Ok((_, digest)) => Ok(*digest),

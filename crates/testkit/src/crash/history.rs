@@ -134,13 +134,14 @@ impl History {
         out
     }
 
-    /// Whether the inode lost a name to an inode of another domain or to one of `synced`, its last one perhaps.
+    /// Whether an inode of another domain or one of `synced` had a name after this one.
     pub fn replaced(&self, ino: Ino, synced: &BTreeSet<Ino>) -> bool {
-        (1..=self.steps.len()).any(|v| {
-            let (before, after) = (self.version(v - 1), self.version(v));
-            let Some(old) = before.shared(ino) else { return false };
-            old.links.iter().any(|(dir, name)| {
-                let now = after.node(*dir).and_then(|d| d.entries.get(name));
+        let mut had: BTreeSet<&Link> = BTreeSet::new();
+        (0..=self.steps.len()).any(|v| {
+            let m = self.version(v);
+            had.extend(m.shared(ino).into_iter().flat_map(|n| &n.links));
+            had.iter().any(|(dir, name)| {
+                let now = m.node(*dir).and_then(|d| d.entries.get(name));
                 let other = |n: &Ino| synced.contains(n) || self.domains.get(n) != self.domains.get(&ino);
                 now.is_some_and(|n| *n != ino && other(n))
             })

@@ -273,6 +273,12 @@ impl<'h> Oracle<'h> {
         let want: BTreeSet<(Key, Vec<u8>)> = at.links.iter().filter_map(of).collect();
         let removed: BTreeSet<(Key, Vec<u8>)> = self.history.removed_names(ino).into_iter().filter_map(of).collect();
         let back: BTreeSet<(Key, Vec<u8>)> = back.iter().filter_map(|l| of(l)).collect();
+        // promised to another one since, which may have left it
+        let given = |l: &&Link| {
+            let of_promise = |v: &usize| self.history.version(*v).node(l.0).and_then(|d| d.entries.get(&l.1)).copied();
+            self.names.get(*l).is_some_and(|v| of_promise(v).is_some_and(|i| i != ino))
+        };
+        let given: BTreeSet<(Key, Vec<u8>)> = at.links.iter().filter(given).filter_map(of).collect();
         let have: BTreeSet<(Key, Vec<u8>)> = got.links.iter().filter(|l| !back.contains(*l)).cloned().collect();
         have.is_subset(&want)
             && want.difference(&have).filter(|l| !back.contains(*l)).all(|(parent, name)| {
@@ -281,7 +287,10 @@ impl<'h> Oracle<'h> {
                     None => true,
                     // Nothing was promised, and another domain came back as of a later time; or the name was removed
                     // since, and who took it then was synced.
-                    Some(d) => d.entries.contains_key(name) && (!bound || removed.contains(&(*parent, name.clone()))),
+                    Some(d) => {
+                        let link = (*parent, name.clone());
+                        (d.entries.contains_key(name) || given.contains(&link)) && (!bound || removed.contains(&link))
+                    }
                 }
             })
     }
@@ -304,7 +313,7 @@ impl<'h> Oracle<'h> {
     }
 
     /// Everything of a domain that was not synced by itself is as of one version. Left out is what the contract leaves
-    /// out: what was replaced by an inode of another domain (it may be back) or by one that was synced (it may be gone),
+    /// out: what had a name before an inode of another domain (it may be back) or one that was synced (it may be gone),
     /// names of exchanged inodes, content that is overwritten in place.
     fn transactions(&self, seen: &Seen) -> Result<(), String> {
         if !self.serial {
