@@ -277,19 +277,9 @@ fn replaced_twice_then_the_first_victim_changes_another_name() {
 // the newcomer
 #[test]
 fn replaced_twice_in_one_domain_and_synced() {
-    let rename = |from, to| Op::Rename { from: P(from), to: P(to), mode: RenameMode::Replace };
     for kind in Kind::ALL {
-        check(
-            On::Kind(kind),
-            End::Crash,
-            &[
-                Op::Link { from: P("A/f"), to: P("A/l") },
-                Op::Create { path: P("A/n"), kind: FileKind::File, mode: 0o600 },
-                rename("A/n", "A/f"),
-                rename("A/g", "A/f"),
-                Op::Fsync { at: At::Path(P("A/f")), data_only: false },
-            ],
-        );
+        let ops = [ln("A/f", "A/l"), file("A/n"), mv("A/n", "A/f"), mv("A/g", "A/f"), fsync("A/f")];
+        check(On::Kind(kind), End::Crash, &ops);
     }
 }
 

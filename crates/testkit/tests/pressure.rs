@@ -153,7 +153,6 @@ fn scattered_pages_of_several_files_fit_the_journal() {
     let devices = [device as Arc<dyn Device>];
     mkfs::format(&devices, &MkfsOptions { domains: Some(8), ..MkfsOptions::default() }).unwrap();
     let v = Volume::mount(devices.to_vec(), options()).unwrap();
-    eprintln!("journal: {} blocks", v.domains()[0].journal_blocks);
     for n in 0..8 {
         let f = create(&v, &format!("f{n}"));
         for i in 0..4000 {
@@ -164,57 +163,53 @@ fn scattered_pages_of_several_files_fit_the_journal() {
     assert!(r.is_ok(), "{r:?}, {:?}", v.domains()[0]);
 }
 
+/// Extents of the file of [`in_pieces`].
+const PIECES: u64 = 55_000;
+
+/// A new volume with small journals, and a file `f` that was written here and there, in an order in which neighbours in
+/// the file are none on the device, and the other way round.
+fn in_pieces(device: &Arc<dyn Device>) -> (Volume, OpenFile) {
+    let o = MkfsOptions { domains: Some(16), group_bytes: Some(4 << 20), ..MkfsOptions::default() };
+    mkfs::format(std::slice::from_ref(device), &o).unwrap();
+    let v = Volume::mount(vec![device.clone()], options()).unwrap();
+    let f = create(&v, "f");
+    for i in 0..PIECES {
+        write(&v, &f, (i * 48_271 % PIECES * 8192) as usize, 0x78, 1);
+    }
+    v.sync().unwrap();
+    (v, f)
+}
+
+fn unmounts_clean(v: Volume, device: &Arc<dyn Device>) {
+    v.unmount().unwrap();
+    braidfs_testkit::walk::fsck(std::slice::from_ref(device)).unwrap();
+}
+
 /// A file that was written here and there is deleted.
 #[test]
 fn a_file_in_many_pieces_can_be_deleted() {
-    let device = Arc::new(MemDevice::new(131072));
-    let devices = [device as Arc<dyn Device>];
-    mkfs::format(&devices, &MkfsOptions { domains: Some(16), group_bytes: Some(4 << 20), ..MkfsOptions::default() })
-        .unwrap();
-    let v = Volume::mount(devices.to_vec(), options()).unwrap();
-    eprintln!("journal: {} blocks", v.domains()[0].journal_blocks);
-    let f = create(&v, "f");
-    let n = 55_000u64;
-    for i in 0..n {
-        // an order in which neighbours in the file are none on the device, and the other way round
-        let r = v.write(&f, (i * 48_271 % n) * 8192, b"x");
-        assert!(r.is_ok(), "write {i}: {r:?}, {:?}", v.domains()[0]);
-    }
-    let r = v.sync();
-    assert!(r.is_ok(), "{r:?}, {:?}", v.domains()[0]);
-    eprintln!("{:?}", v.domains()[0]);
+    let device: Arc<dyn Device> = Arc::new(MemDevice::new(131_072));
+    let (v, f) = in_pieces(&device);
     drop(f);
     v.unlink(braidfs::NodeId::ROOT, b"f").unwrap();
-    let r = v.sync();
-    assert!(r.is_ok(), "{r:?}, {:?}", v.domains()[0]);
+    v.sync().unwrap();
+    unmounts_clean(v, &device);
 }
 
 /// As its orphan after a crash: the mount must not fail.
 #[test]
 fn an_orphan_in_many_pieces_can_be_mounted() {
-    let device = Arc::new(RecordDevice::blank(131072));
-    let devices = [device.clone() as Arc<dyn Device>];
-    let o = MkfsOptions { domains: Some(16), group_bytes: Some(4 << 20), ..MkfsOptions::default() };
-    mkfs::format(&devices, &o).unwrap();
-    let v = Volume::mount(devices.to_vec(), options()).unwrap();
-    let f = create(&v, "f");
-    let n = 55_000u64;
-    for i in 0..n {
-        v.write(&f, (i * 48_271 % n) * 8192, b"x").unwrap();
-    }
-    v.sync().unwrap();
+    let recorded = Arc::new(RecordDevice::blank(131_072));
+    let (v, _f) = in_pieces(&(recorded.clone() as Arc<dyn Device>));
     let free = v.statfs().free;
     v.unlink(braidfs::NodeId::ROOT, b"f").unwrap();
     v.sync().unwrap();
-    let image = device.snapshot();
+    let image = recorded.snapshot();
     v.crash();
     let device: Arc<dyn Device> = Arc::new(MemDevice::from_image(image));
-    let v = Volume::mount(vec![device.clone()], options()).unwrap();
-    let r = v.unmount();
-    assert!(r.is_ok(), "{r:?}");
-    braidfs_testkit::walk::fsck(std::slice::from_ref(&device)).unwrap();
+    unmounts_clean(Volume::mount(vec![device.clone()], options()).unwrap(), &device);
     let v = Volume::mount(vec![device], options()).unwrap();
-    assert!(v.statfs().free > free + n, "{} {free}", v.statfs().free);
+    assert!(v.statfs().free > free + PIECES, "{} {free}", v.statfs().free);
 }
 
 /// A large file is emptied, written anew and synced; then the power fails.
@@ -230,7 +225,6 @@ fn a_large_file_replaced_and_synced_can_be_mounted() {
         write(&v, &f, i * MIB, 0x11, MIB);
     }
     v.sync().unwrap();
-    eprintln!("{:?}", v.domains()[0]);
     v.setattr(f.ino(), &braidfs::SetAttr { size: Some(0), ..Default::default() }).unwrap();
     write(&v, &f, 0, 0x22, 8192);
     v.fsync(f.ino(), false).unwrap();
@@ -239,38 +233,27 @@ fn a_large_file_replaced_and_synced_can_be_mounted() {
     let device: Arc<dyn Device> = Arc::new(MemDevice::from_image(image));
     let v = Volume::mount(vec![device.clone()], options()).unwrap();
     assert_eq!(wrong(&v, "f", &[0x22]), Some((8192, 0, 0)));
-    v.unmount().unwrap();
-    braidfs_testkit::walk::fsck(std::slice::from_ref(&device)).unwrap();
+    unmounts_clean(v, &device);
 }
 
-/// The same file, truncated and punched.
+/// A file that was written here and there is truncated, or punched.
 #[test]
 fn a_file_in_many_pieces_is_cut() {
     for punch in [false, true] {
-        let device: Arc<dyn Device> = Arc::new(MemDevice::new(131072));
-        let o = MkfsOptions { domains: Some(16), group_bytes: Some(4 << 20), ..MkfsOptions::default() };
-        mkfs::format(std::slice::from_ref(&device), &o).unwrap();
-        let v = Volume::mount(vec![device.clone()], options()).unwrap();
-        let f = create(&v, "f");
-        let n = 55_000u64;
-        for i in 0..n {
-            v.write(&f, (i * 48_271 % n) * 8192, b"x").unwrap();
-        }
-        v.sync().unwrap();
+        let device: Arc<dyn Device> = Arc::new(MemDevice::new(131_072));
+        let (v, f) = in_pieces(&device);
         let free = v.statfs().free;
         if punch {
-            v.fallocate(&f, braidfs::FallocMode::PunchHole, 100, n * 8192).unwrap();
+            v.fallocate(&f, braidfs::FallocMode::PunchHole, 100, PIECES * 8192).unwrap();
         } else {
             v.setattr(f.ino(), &braidfs::SetAttr { size: Some(100), ..Default::default() }).unwrap();
         }
-        let r = v.sync();
-        assert!(r.is_ok(), "{r:?}, {:?}", v.domains()[0]);
-        assert!(v.statfs().free > free + n - 10);
+        v.sync().unwrap();
+        assert!(v.statfs().free > free + PIECES - 10);
         let attr = v.getattr(f.ino()).unwrap();
-        assert_eq!((attr.size, attr.sectors), (if punch { (n - 1) * 8192 + 1 } else { 100 }, 8));
+        assert_eq!((attr.size, attr.sectors), (if punch { (PIECES - 1) * 8192 + 1 } else { 100 }, 8));
         drop(f);
-        v.unmount().unwrap();
-        braidfs_testkit::walk::fsck(&[device]).unwrap();
+        unmounts_clean(v, &device);
     }
 }
 

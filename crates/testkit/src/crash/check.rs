@@ -34,7 +34,8 @@ pub struct Depth {
     pub budget: Budget,
     /// Crashes of each point of a recovery; no samples and no subsets: recoveries are not crashed.
     pub second: Budget,
-    /// Of the kinds of recovery found, also after a crash of one, every so manieth is looked at deeply (0: none).
+    /// Of the kinds of recovery found, every so manieth is looked at deeply (0: none); of those after a crash of one a
+    /// quarter of that.
     pub deep_every: u64,
     /// Of the kinds of recovery found, every so manieth is crashed itself (0: none).
     pub second_every: u64,
@@ -316,7 +317,8 @@ impl<'a> Checker<'a> {
         self.kinds += 1;
         let first = level.expect.is_none();
         let due = |every: u64| every > 0 && self.kinds.is_multiple_of(every);
-        let (deep, second) = (due(self.depth.deep_every), first && due(self.depth.second_every));
+        let deep_every = if first { self.depth.deep_every } else { 4 * self.depth.deep_every };
+        let (deep, second) = (due(deep_every), first && due(self.depth.second_every));
         let run = self.recover(late, state, judge, level, allowed, deep);
         let value = match &run.seen {
             Ok((_, digest)) => Ok(*digest),

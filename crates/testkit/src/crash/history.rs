@@ -134,6 +134,20 @@ impl History {
         out
     }
 
+    /// Whether the inode was exchanged with one of another domain after version `since`.
+    pub fn exchanged(&self, ino: Ino, since: usize) -> bool {
+        (since + 1..=self.steps.len()).any(|v| {
+            let (before, after) = (self.version(v - 1), self.version(v));
+            let (Some(old), Some(new)) = (before.shared(ino), after.shared(ino)) else { return false };
+            let to = |m: &Model, l: &Link| m.node(l.0).and_then(|d| d.entries.get(&l.1)).copied();
+            let taken = |l: &Link| to(after, l).filter(|n| !new.links.contains(l) && *n != ino);
+            old.links.iter().filter_map(taken).any(|n| {
+                self.domains.get(&n) != self.domains.get(&ino)
+                    && new.links.iter().any(|l| !old.links.contains(l) && to(before, l) == Some(n))
+            })
+        })
+    }
+
     /// Whether an inode of another domain or one of `synced` had a name after this one.
     pub fn replaced(&self, ino: Ino, synced: &BTreeSet<Ino>) -> bool {
         let mut had: BTreeSet<&Link> = BTreeSet::new();

@@ -179,7 +179,7 @@ impl<'h> Oracle<'h> {
             let from = b.data.min(b.attr).min(b.links);
             let states = self.states(ino, from);
             let in_place = (0..=self.newest).any(|v| self.history.version(v).node(ino).is_some_and(|n| n.in_place));
-            let exchanged = (0..=self.newest).any(|v| self.history.version(v).node(ino).is_some_and(|n| n.exchanged));
+            let exchanged = self.history.exchanged(ino, b.links);
             let named_at_bound = self.history.version(b.links).node(ino).is_some_and(|n| !n.links.is_empty());
             let dir = got.stat.kind == braidfs::FileKind::Dir;
 
@@ -335,7 +335,7 @@ impl<'h> Oracle<'h> {
             let states = self.states(ino, from);
             let ever =
                 |f: &dyn Fn(&Node) -> bool| (0..=self.newest).any(|v| self.history.version(v).node(ino).is_some_and(f));
-            let (in_place, exchanged) = (ever(&|n| n.in_place), ever(&|n| n.exchanged));
+            let (in_place, exchanged) = (ever(&|n| n.in_place), self.history.exchanged(ino, 0));
             let gone = |(parent, name): &Link| {
                 let dir = self.history.keys.get(parent).and_then(|k| seen.nodes.get(k));
                 dir.is_none_or(|d| d.entries.contains_key(name))
