@@ -302,3 +302,21 @@ fn one_of_two_names_taken_by_a_synced_file_that_moves_on() {
         ],
     );
 }
+
+// found by the full run: a recovery deleted an orphan that had been exchanged, and the next one took it for durable
+#[test]
+fn a_linked_orphan_is_exchanged_and_the_recovery_crashes() {
+    let exchange = |from, to| Op::Rename { from: P(from), to: P(to), mode: RenameMode::Exchange };
+    let before = [file("d3"), dir("c"), Op::Tmpfile { dir: P(""), slot: 2 }, dir("d1"), file("a")];
+    let before = [&before[..], &[Op::Symlink { path: P("d1/b"), target: P("d1/a") }, Op::Sync, mv("d3", "h")]].concat();
+    let then = [
+        file("d1/d3"),
+        Op::Symlink { path: P("d1/j"), target: P("c") },
+        Op::LinkSlot { slot: 2, to: P("d0") },
+        exchange("h", "d0"),
+        mv("a", "j"),
+        mv("h", "d1/d3"),
+        exchange("j", "d1/j"),
+    ];
+    check(On::Vary(2178), End::Crash, &[&before[..], &then].concat());
+}

@@ -174,6 +174,11 @@ fn describe(plan: &Plan, bases: &[Base], limits: &Limits, short: bool, f: &Faile
     text
 }
 
+/// Nothing failed, and no recovery depended on more than what it read.
+fn sound(r: &Report) -> bool {
+    r.failures.is_empty() && r.counts.strays == 0
+}
+
 fn run() -> Result<bool, String> {
     let Some(mut a) = args()? else { return Ok(true) };
     let bases = bases().map_err(|e| format!("the volumes to begin with: {e}"))?;
@@ -190,7 +195,7 @@ fn run() -> Result<bool, String> {
         braidfs_testkit::crash::explore::explore(&plan, &bases, part, range, &a.limits, &mut report, &|_, _| {});
         report.failures.iter().for_each(|f| println!("{}", describe(&plan, &bases, &a.limits, a.minimise, f)));
         println!("{}", report.summary(start.elapsed()));
-        return Ok(report.failures.is_empty());
+        return Ok(sound(&report));
     }
     match a.command.as_str() {
         "parts" => {
@@ -210,7 +215,7 @@ fn run() -> Result<bool, String> {
                 .iter()
                 .for_each(|f| println!("FAILED {}", describe(&plan, &bases, &a.limits, a.minimise, f)));
             println!("{}", report.summary(time));
-            Ok(report.failures.is_empty())
+            Ok(sound(&report))
         }
         "full" => {
             let mut standing = Standing::load(&plan, &a.file)?;
@@ -243,9 +248,10 @@ fn run() -> Result<bool, String> {
             for (name, done, len) in standing.parts() {
                 println!("{name}: {done} of {len}");
             }
-            println!("{}", standing.report(&plan).summary(standing.time()));
+            let report = standing.report(&plan);
+            println!("{}", report.summary(standing.time()));
             println!("{} failing workloads; where it stands: {}", standing.failures().len(), a.file.display());
-            Ok(standing.failures().is_empty())
+            Ok(standing.failures().is_empty() && sound(&report))
         }
         "planted" => planted(&plan, &bases, &a),
         other => Err(format!("unknown command {other}\n{HELP}")),

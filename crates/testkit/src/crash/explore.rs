@@ -9,7 +9,7 @@ use super::states::Budget;
 use super::workload::Base;
 use crate::generate::{Generator, Profile};
 use crate::model::{self, Model};
-use crate::ops::{Op, perform};
+use crate::ops::{Op, perform, to_rust};
 use crate::run::{Runner, Setup, guarded, set_clock};
 use crate::walk::ROOT_KEY;
 use std::cell::OnceCell;
@@ -191,7 +191,10 @@ pub fn recorded(base: &Base, ops: &[Op], end: End, strict: bool) -> Result<Optio
     for op in ops {
         r.apply(op)?;
         marks.push(r.device().log_len());
-        if strict && r.stats.errors + r.stats.full > 0 {
+        if strict && r.stats.full > 0 {
+            return Err(format!("no space for {}", to_rust(op)));
+        }
+        if strict && r.stats.errors > 0 {
             r.abandon();
             return Ok(None);
         }
