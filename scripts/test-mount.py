@@ -29,6 +29,7 @@ import time
 
 sys.dont_write_bytecode = True
 import fslib  # noqa: E402
+import hostile  # noqa: E402
 from fslib import BraidFs, Failed, Skipped, in_child, run  # noqa: E402
 
 SIZE = 2 << 30
@@ -752,7 +753,7 @@ def handles_of_an_nfs_server(volume, top):
     volume.mount()
     for n in range(3000):
         new = top / f"new{n}"
-        new.write_bytes(b"new")
+        new.write_bytes(b"new" * (1 << 20))
         if new.stat().st_ino == number:
             break
     else:
@@ -869,6 +870,193 @@ def bad_mounts(volume, _top):
     finally:
         empty.unlink()
         foreign.unlink()
+
+
+def hostile_tree(root):
+    """{file: what makes its inode hostile}, {name: what it becomes in its directory}; the files are made in `root`, each
+    in a directory of its own, so that one does not hide the other."""
+    big, names = b"DATA" * 4096, {"x_y": b"x/y", "QQ": b"..", "Q": b".", "n_l": b"n\0l", "up_up_canary": b"../../canary"}
+    for n, name in enumerate(names):
+        (root / f"name{n}").mkdir()
+        (root / f"name{n}" / name).write_bytes(b"inside")
+        os.symlink("../../canary", root / f"name{n}" / "link")
+    # this one has buckets
+    names["up_and_up_canary"] = b"../../canary/../"
+    (root / "buckets").mkdir()
+    for n in range(200):
+        (root / "buckets" / f"a name of middling length {n}").touch()
+    (root / "buckets" / "up_and_up_canary").write_bytes(b"inside")
+    (root / "circle" / "inner" / "again").mkdir(parents=True)
+
+    def fixed(offset, form, value):
+        return lambda i: i.put(offset, form, value)
+
+    def section(kind, make, inline=None):
+        def change(i):
+            i.sections.pop(hostile.XATTRS, None)
+            if inline is not None:
+                i.put(45, "B", inline)
+                for content in range(hostile.INLINE, hostile.TREE2 + 1):
+                    i.sections.pop(content, None)
+            i.sections[kind] = make(i)
+
+        return change
+
+    def own(i):
+        return struct.pack("<Q", i.node)
+
+    inodes = {
+        **{f"size{n}": fixed(16, "<Q", value) for n, value in enumerate((1 << 60, (1 << 63) - 1, (1 << 64) - 1))},
+        "size of inline": fixed(16, "<Q", 1 << 60),
+        "blocks": fixed(24, "<Q", (1 << 64) - 1),
+        "nlink": fixed(12, "<I", (1 << 32) - 1),
+        "far": section(hostile.EXTENTS, lambda i: hostile.extent(0, (1 << 48) - 1, 4), 0),
+        "long": section(hostile.EXTENTS, lambda i: hostile.extent(0, 600, (1 << 24) - 1), 0),
+        "on tables": section(hostile.EXTENTS, lambda i: hostile.extent(0, 0, 4), 0),
+        "own leaf": section(hostile.TREE1, lambda i: bytes(6) + own(i), 0),
+        "own index": section(hostile.TREE2, lambda i: bytes(6) + own(i), 0),
+        "leaves": section(hostile.TREE2, lambda i: b"".join(struct.pack("<Q", n)[:6] + own(i) for n in range(40)), 0),
+        "own attributes": section(hostile.XATTR_NODES, lambda i: own(i) * 60),
+        "attribute": section(hostile.XATTRS, lambda i: struct.pack("<BI", 6, (1 << 32) - 1) + b"user.a"),
+    }
+    for name in ("one", "two", *inodes):
+        (root / f"of {name}").mkdir()
+        (root / f"of {name}" / name).write_bytes(b"short" if "inline" in name else big)
+        # room in the record for what is put there
+        os.setxattr(root / f"of {name}" / name, "user.room", bytes(600))
+    os.symlink("target", root / "of one" / "size of link")
+    inodes["size of link"] = fixed(16, "<Q", 1 << 60)
+    return inodes, names
+
+
+def make_hostile(image, inodes, names, what):
+    """With `two` it gets the blocks of `one`, with `again` that leads to `circle`, two levels above it, which says so."""
+    names = {old.encode(): new for old, new in names.items()}
+    seen = hostile.edit(image, lambda i: None, lambda entries: None)
+    one, circle, inner = seen[b"one"], seen[b"circle"], seen[b"inner"]
+
+    def on_inode(i):
+        if i.name == b"two" and what in ("all", "two"):
+            i.sections[hostile.EXTENTS] = one.sections[hostile.EXTENTS]
+        if i.name == b"circle" and what in ("all", "again"):
+            i.sections[hostile.LINKS] += hostile.link(inner.node, b"again")
+        if i.name in names:
+            i.sections[hostile.LINKS] = hostile.link(i.parent, names[i.name])
+        inodes.get(os.fsdecode(i.name), lambda i: None)(i)
+
+    def on_entries(entries):
+        for e in entries:
+            e[4] = names.get(e[4], e[4])
+            if e[4] == b"again" and what in ("all", "again"):
+                e[1:3] = circle.node, circle.gener
+
+    hostile.edit(image, on_inode, on_entries)
+
+
+def walk_hostile(small, ok):
+    """Whatever the tree is, it can be walked to its end, and nothing in it leads out. `ok`: exit codes of find."""
+    _, text = run("find", small.mnt, "-printf", "%p %s %n %l\\n", ok=ok, timeout=20)
+    must(small.alive() and "SECRET" not in text, f"after find: {text[-300:]}")
+    for argv in (["ls", "-laR", small.mnt], ["du", "-a", small.mnt]):
+        code, _ = run(*argv, ok=None, timeout=20)
+        must(code >= 0 and small.alive(), f"{argv[0]}: exit code {code}, no longer mounted")
+    # a sparse file may be that large: its beginning and its end
+    shell = 'for f; do head -c 300000 "$f"; tail -c 30000 "$f"; done'
+    _, text = run("find", small.mnt, "-type", "f", "-size", "+0", "-exec", "sh", "-c", shell, "sh", "{}", "+", ok=None)
+    must(small.alive() and "SECRET" not in text, "a file shows what lies beside the mount point")
+    for path, dirs, files in os.walk(small.mnt):
+        must(len(path) < 1000, f"no end: {path}")
+        # Python leaves them out, how often they may come
+        _, text = run("ls", "-aU1", path, ok=None, timeout=20)
+        dots = [line for line in text.splitlines() if line in (".", "..")]
+        must(len(dots) == len(set(dots)), f"{path} lists {dots}")
+        for name in dirs + files:
+            must("/" not in name, f"{path} lists {name}")
+            try:
+                os.listxattr(os.path.join(path, name), follow_symlinks=False)
+            except FileNotFoundError:
+                raise Failed(f"{path} lists {name}, which is not there") from None
+            except OSError:
+                pass
+
+
+def use_hostile(small, what, canary):
+    """Walks it, writes to it, removes all: the daemon lives, stays small and has not touched what lies outside."""
+    beside = sorted(os.listdir(small.mnt.parent))
+    small.mount()
+    walk_hostile(small, (0,) if what == "repaired" else (0, 1))
+    for path in sorted(small.mnt.glob("of */*")):
+        with contextlib.suppress(OSError), open(path, "r+b", buffering=0) as file:
+            file.write(b"over" * 2048)
+            os.fsync(file.fileno())
+            with contextlib.suppress(OSError):
+                os.pwrite(file.fileno(), b"end", os.fstat(file.fileno()).st_size)
+            file.truncate(5)
+            os.fsync(file.fileno())
+    run("rm", "-rf", *small.mnt.iterdir(), ok=None, timeout=20)
+    with contextlib.suppress(OSError):
+        write_synced(small.mnt / "new", b"new" * (1 << 20))
+    must(small.alive() and small.daemons(), f"{what}: no longer mounted after rm")
+    for pid in small.daemons():
+        status = pathlib.Path(f"/proc/{pid}/status").read_text()
+        peak = int(status.split("VmHWM:")[1].split()[0]) >> 10
+        must(peak < 512, f"{what}: the daemon took {peak} MiB")
+    small.umount()
+    same(sorted(os.listdir(small.mnt.parent)), beside, f"{what}: files beside the mount point")
+    same(canary.read_bytes(), b"SECRET", f"{what}: content of the file beside the mount point")
+
+
+def fsck_hostile(small, what, codes, *options):
+    code, text = small.fsck("-f", *options)
+    must(code in codes and "panicked" not in text, f"{what}: exit code {code} of fsck {options}: {text[-300:]}")
+
+
+def try_hostile(volume, alone):
+    daemon_only(volume)
+    small = small_of(volume, 64 << 20)
+    canary, sound, bad = (small.mnt.parent / name for name in ("canary", "sound.img", "bad.img"))
+    try:
+        canary.write_bytes(b"SECRET")
+        small.mkfs()
+        small.mount()
+        inodes, names = hostile_tree(small.mnt)
+        small.umount()
+        fsck_hostile(small, "before", (0,), "-n")
+        small.image.rename(sound)
+        rounds = [("all", inodes, names)]
+        if alone:
+            rounds = [("two", {}, {}), ("again", {}, {}), *((n, {n: c}, {}) for n, c in inodes.items())]
+            rounds += [(old, {}, {old: new}) for old, new in names.items()]
+        for what, some_inodes, some_names in rounds:
+            shutil.copyfile(sound, small.image)
+            make_hostile(small.image, some_inodes, some_names, what)
+            # so large a file may be, without blocks
+            fsck_hostile(small, what, (0, 4) if what in ("size0", "size1") else (4,), "-n")
+            shutil.copyfile(small.image, bad)
+            use_hostile(small, what, canary)
+            if what == "all":
+                bad.rename(small.image)
+            fsck_hostile(small, what, (0, 1), "-y")
+            fsck_hostile(small, what, (0,), "-n")
+            if what == "all":
+                use_hostile(small, "repaired", canary)
+                fsck_hostile(small, "repaired", (0,), "-n")
+    finally:
+        small.force_down()
+        for path in (small.image, sound, bad, canary):
+            path.unlink(missing_ok=True)
+
+
+@check
+def hostile_image(volume, _top):
+    """Metadata made to lead astray, each checksum right: no end of a walk, no crash, no way out of the mount."""
+    try_hostile(volume, alone=False)
+
+
+@check
+def hostile_pieces(volume, _top):
+    """Each of it alone, because a domain that meets damage takes no more writes: so others are removed, too."""
+    try_hostile(volume, alone=True)
 
 
 @check
