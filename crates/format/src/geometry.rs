@@ -74,6 +74,11 @@ impl Geometry {
         let end = u64::from(self.groups) * u64::from(self.group_blocks());
         addr.0.checked_add(len).is_some_and(|e| e <= end)
     }
+    /// Whether `addr .. addr + len` can hold a file's content: it lies in one group of the volume, behind its tables.
+    pub fn holds_data(&self, addr: BlockAddr, len: u64) -> bool {
+        let at = addr.0 % u64::from(self.group_blocks());
+        self.contains(addr, len) && at >= u64::from(self.meta_blocks()) && at + len <= u64::from(self.group_blocks())
+    }
     /// Group, segment in the group and block in the segment of `addr`.
     pub fn split(&self, addr: BlockAddr) -> (u32, u32, u32) {
         let in_group = (addr.0 % u64::from(self.group_blocks())) as u32;
@@ -135,6 +140,10 @@ mod tests {
             for slot in [0, 1, g.nodes() - 1] {
                 assert_eq!(g.node_place(g.node(5, slot)), Some((5, slot)));
             }
+            let (first, next) = (BlockAddr(end), g.group_start(4));
+            let data = next.0 - end;
+            assert!(g.holds_data(first, data) && !g.holds_data(first, data + 1));
+            assert!(!g.holds_data(BlockAddr(end - 1), 1) && !g.holds_data(next, 1) && !g.holds_data(first, u64::MAX));
             assert_eq!(g.node_place(NodeId(0)), None);
             assert_eq!(g.node_place(g.node(7, 0)), None);
         }

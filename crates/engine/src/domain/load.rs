@@ -45,9 +45,9 @@ impl Domain {
         };
         let cell = decode_cell(&rec, self.id, &mut fetch)?;
         if let Body::File(f) = &cell.state.read().body
-            && let Some(e) = f.map.iter().find(|e| !self.store.geometry.contains(e.addr, u64::from(e.len)))
+            && let Some(e) = f.map.iter().find(|e| !self.store.geometry.holds_data(e.addr, u64::from(e.len)))
         {
-            return Err(Corrupt::new("inode", format!("{ino} has blocks outside the volume at {}", e.addr)).into());
+            return Err(Corrupt::new("inode", format!("{ino} has blocks at {}, where no data can be", e.addr)).into());
         }
         // a deletion may have committed since the entry was read
         if self.nodes.get(ino)? != entry && self.cells.get(ino).is_none() {
