@@ -33,6 +33,8 @@ pub enum Effect {
     Fail(i32),
     /// Only the first so many blocks are read or written; then it fails.
     Short(u64),
+    /// As `Short`, in bytes: a write leaves the rest of its last block as it was. A read gives whole blocks.
+    Torn(usize),
     /// It takes longer.
     Delay(Duration),
     /// It takes until [`FaultDevice::clear`].
@@ -265,6 +267,19 @@ impl FaultDevice {
         }
     }
 
+    /// What of `op` reaches the device when it is cut off after `n` bytes, with what stays of its last block.
+    fn torn(&self, op: &WriteOp<'_>, n: usize) -> io::Result<AlignedBuf> {
+        let (head, part) = (n / BLOCK_BYTES * BLOCK_BYTES, n % BLOCK_BYTES);
+        let all = op.bufs.concat();
+        if part == 0 {
+            return Ok(AlignedBuf::gather(&[&all[..head]]));
+        }
+        let mut last = AlignedBuf::gather(&[&all[head..head + BLOCK_BYTES]]);
+        self.inner.read(op.block + (head / BLOCK_BYTES) as u64, &mut last)?;
+        last[..part].copy_from_slice(&all[head..n]);
+        Ok(AlignedBuf::gather(&[&all[..head], &last[..]]))
+    }
+
     /// Where `blocks` blocks at `block` go astray; none if that is off the device.
     fn astray(&self, block: u64, blocks: u64, by: i64) -> Option<u64> {
         let to = block.checked_add_signed(by)?;
@@ -277,6 +292,14 @@ enum Outcome<'a> {
     AsIs(&'a WriteOp<'a>),
     /// Other data, or another place.
     Changed(u64, AlignedBuf),
+}
+
+/// An effect on an operation of which only whole blocks can be done.
+fn whole((effect, of): (Effect, Range<u64>)) -> (Effect, Range<u64>) {
+    match effect {
+        Effect::Torn(n) => (Effect::Short((n / BLOCK_BYTES) as u64), of),
+        other => (other, of),
+    }
 }
 
 fn blocks_of(block: u64, bytes: usize) -> Range<u64> {
@@ -292,7 +315,7 @@ impl Device for FaultDevice {
         self.tally.read(buf.len());
         let range = blocks_of(block, buf.len());
         let blocks = range.end - range.start;
-        match self.effect(Op::Read, range)? {
+        match self.effect(Op::Read, range)?.map(whole) {
             Some((Effect::Short(n), _)) if n < blocks => {
                 self.inner.read(block, &mut buf[..n as usize * BLOCK_BYTES])?;
                 Err(io::Error::new(io::ErrorKind::UnexpectedEof, "injected short read"))
@@ -335,6 +358,11 @@ impl Device for FaultDevice {
                     let head = AlignedBuf::gather(&[&op.bufs.concat()[..n as usize * BLOCK_BYTES]]);
                     outcomes.push(Outcome::Changed(op.block, head));
                     let e = io::Error::new(io::ErrorKind::WriteZero, "injected short write");
+                    result = result.and(Err(e));
+                }
+                Some((Effect::Torn(n), _)) if n < bytes => {
+                    outcomes.push(Outcome::Changed(op.block, self.torn(op, n)?));
+                    let e = io::Error::new(io::ErrorKind::WriteZero, "injected torn write");
                     result = result.and(Err(e));
                 }
                 Some((Effect::FlipBit, of)) => {
@@ -380,7 +408,7 @@ impl Device for FaultDevice {
     fn discard(&self, block: u64, blocks: u64) -> io::Result<()> {
         self.tally.discard(blocks);
         self.writable()?;
-        match self.effect(Op::Discard, block..block.saturating_add(blocks))? {
+        match self.effect(Op::Discard, block..block.saturating_add(blocks))?.map(whole) {
             Some((Effect::Lose, _)) => Ok(()),
             Some((Effect::Misdirect(by), _)) => match self.astray(block, blocks, by) {
                 Some(other) => self.inner.discard(other, blocks),

@@ -5,6 +5,8 @@
 use braidfs_testkit::damage::inflict::Damage;
 use braidfs_testkit::damage::matrix::{Limits, run};
 use braidfs_testkit::damage::sample::{clean, crashed};
+use braidfs_testkit::damage::target::{Kind, targets};
+use braidfs_testkit::damage::trial::trial;
 use braidfs_testkit::env_number;
 use std::time::Duration;
 
@@ -30,6 +32,23 @@ fn damage_is_noticed_repaired_and_told() {
     let unnoticed: usize =
         report.totals.iter().filter(|((_, d), _)| *d != Some(Damage::Older)).map(|(_, t)| t.served).sum();
     assert_eq!(unnoticed, 0, "{}", report.served.iter().map(ToString::to_string).collect::<String>());
+}
+
+/// Both copies of a domain header are lost, with a journal that was not replayed: the check names what it gives up.
+#[test]
+fn a_lost_header_gives_up_the_journal_and_says_so() {
+    let sample = crashed().unwrap();
+    for domain in 0..3 {
+        let mut image = sample.image.clone();
+        let all = targets(&image).unwrap();
+        let copies: Vec<u64> =
+            all.iter().filter(|t| t.kind == Kind::Domain && t.domain == Some(domain)).map(|t| t.block).collect();
+        assert_eq!(copies.len(), 2);
+        copies.iter().for_each(|b| image.write(*b, &[0; 4096]).unwrap());
+        let out = trial(&image, &sample.truth);
+        assert!(out.silent.is_empty() && out.not_repaired.is_empty(), "domain {domain}: {out:#?}");
+        assert!(out.given_up > 0, "domain {domain}: nothing was lost");
+    }
 }
 
 /// docs/fsck.md has every number of the code, with its words, and no other.

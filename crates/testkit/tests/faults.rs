@@ -3,13 +3,17 @@
 
 use braidfs::namespace::paths::OpenHow;
 use braidfs::{
-    Cred, DomainId, Error, FileKind, MkfsOptions, MountOptions, NewNode, NodeId, OpenFile, Placement, Volume, mkfs,
+    Cred, DomainId, Error, FileKind, MkfsOptions, MountOptions, NewNode, NodeId, OpenFile, Placement, SetAttr, Volume,
+    mkfs,
 };
 use braidfs_device::{Device, Effect, FaultDevice, MemDevice, Op, Rule};
+use braidfs_testkit::damage::named::Named;
 use braidfs_testkit::damage::sample::{change, fill_first, options};
+use braidfs_testkit::damage::target::{Kind, targets};
 use braidfs_testkit::damage::truth::{Truth, Verdict, compare, read_all};
 use braidfs_testkit::ops::fill;
 use braidfs_testkit::walk::fsck;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -128,6 +132,80 @@ fn a_failing_device_takes_its_domain_along_and_no_other() {
     one_domain_fails(Rule::new(Op::Write, Effect::Short(0)), "short write");
     one_domain_fails(Rule::new(Op::Flush, Effect::Fail(EIO)).times(1), "one failed flush");
     one_domain_fails(Rule::new(Op::Flush, Effect::Fail(EIO)), "failed flush");
+}
+
+/// A write of which only a part arrives: whole blocks of a run, or a part of a block. Nothing is claimed that is not durable;
+/// the domain says why it refuses, and what was synced before is there.
+fn short_writes(effect: Effect, skip: u64) -> bool {
+    const TAIL: usize = 9000;
+    let name = format!("{effect:?} after {skip} writes");
+    let two = Two::new();
+    let v = two.mount();
+    let (sound, hurt, log) = (file_in(&v, 0, "sound"), file_in(&v, 1, "hurt"), file_in(&v, 1, "log"));
+    two.faulty[1].add(Rule::new(Op::Write, effect).skip(skip));
+    // the newest version that was synced, and how much of the log
+    let (mut version, mut logged, mut failed) = (1, 20_000, None);
+    for i in 2..40u32 {
+        let done = v
+            .write(&hurt, 0, &fill(i, 0, 20_000))
+            .and_then(|_| v.fsync(hurt.ino(), i % 2 == 1))
+            .map(|()| version = i)
+            .and_then(|()| v.write(&log, logged as u64, &fill(1, logged as u64, TAIL)))
+            .and_then(|_| if i % 3 == 0 { v.sync() } else { v.fsync(log.ino(), false) })
+            .map(|()| logged += TAIL);
+        if let Err(e) = done {
+            failed = Some(e);
+            break;
+        }
+    }
+    let Some(first) = failed else {
+        v.unmount().unwrap_or_else(|e| panic!("{name}: {e}"));
+        return false;
+    };
+    two.faulty[1].clear();
+    let info = v.domains();
+    let why = info[1].failed.clone().unwrap_or_else(|| panic!("{name}: {first}, and the domain takes writes"));
+    assert!(why.contains("injected") && info[0].failed.is_none(), "{name}: {info:?}");
+    let refused = |r: braidfs::Result<()>| match r {
+        Err(Error::DomainFailed { domain: DomainId(1), why: w }) => assert_eq!(w, why, "{name}"),
+        other => panic!("{name}: {other:?} after {first}"),
+    };
+    for f in [&hurt, &log] {
+        refused(v.write(f, 0, b"x").map(drop));
+        refused(v.fsync(f.ino(), false));
+        refused(v.setattr(f.ino(), &SetAttr { size: Some(5), ..SetAttr::default() }).map(drop));
+    }
+    v.write(&sound, 0, &fill(3, 0, 30_000)).unwrap_or_else(|e| panic!("{name}: the sound domain: {e}"));
+    v.fsync(sound.ino(), false).unwrap_or_else(|e| panic!("{name}: the sound domain: {e}"));
+    let [sound, hurt, log] = [sound, hurt, log].map(|f| f.ino());
+    assert!(v.unmount().is_err(), "{name}: the unmount hides it");
+    let healthy = two.healthy();
+    fsck(&healthy).unwrap_or_else(|e| panic!("{name}: {e}"));
+    let v = Volume::mount(healthy.clone(), options()).unwrap_or_else(|e| panic!("{name}: {e}"));
+    assert_eq!(content(&v, sound).unwrap(), fill(3, 0, 30_000), "{name}");
+    let got = content(&v, hurt).unwrap();
+    assert!([version, version + 1].iter().any(|i| got == fill(*i, 0, 20_000)), "{name}: version {version} was synced");
+    let got = content(&v, log).unwrap();
+    assert!(got.len() == logged || got.len() == logged + TAIL, "{name}: {} bytes, {logged} were synced", got.len());
+    assert_eq!(got[..20_000], fill(1, 0, 20_000)[..], "{name}");
+    let tails = (20_000..got.len()).step_by(TAIL);
+    tails.for_each(|at| assert_eq!(got[at..at + TAIL], fill(1, at as u64, TAIL)[..], "{name}: the log at {at}"));
+    let f = v.open(hurt).unwrap();
+    v.write(&f, 0, b"again").unwrap();
+    v.fsync(hurt, false).unwrap();
+    drop(f);
+    v.unmount().unwrap();
+    fsck(&healthy).unwrap_or_else(|e| panic!("{name}: {e}"));
+    true
+}
+
+#[test]
+fn short_writes_claim_nothing() {
+    let parts = [512, 2048 + 100, 4096 + 1536, 3 * 4096 + 8].map(Effect::Torn);
+    for effect in [Effect::Short(1), Effect::Short(2), Effect::Short(3)].into_iter().chain(parts) {
+        let failed = (0..10).filter(|skip| short_writes(effect, *skip)).count();
+        assert_eq!(failed, 10, "{effect:?}: every fsync claimed success");
+    }
 }
 
 /// On one device a failed flush is everybody's: nothing written since the last good one may be claimed.
@@ -351,6 +429,111 @@ fn a_slow_device_is_only_slow() {
     fsck(&[device]).unwrap();
 }
 
+/// A directory in each domain, and a synced file of that domain in it.
+fn homes(v: &Volume) -> BTreeMap<u16, (NodeId, OpenFile)> {
+    let mut out = BTreeMap::new();
+    for i in 0..64 {
+        let dir = make(v, NodeId::ROOT, &format!("home {i}"), FileKind::Dir).unwrap();
+        let d = v.domain_of(dir).unwrap().0;
+        out.entry(d).or_insert_with(|| (dir, new_in(v, dir, d, "kept")));
+    }
+    assert_eq!(out.len(), v.domains().len());
+    v.sync().unwrap();
+    out
+}
+
+fn make(v: &Volume, dir: NodeId, name: &str, kind: FileKind) -> braidfs::Result<NodeId> {
+    let new = NewNode { kind, mode: 0o700, umask: 0, rdev: 0, target: b"" };
+    v.create(dir, name.as_bytes(), &new, &Cred::root()).map(|a| a.ino)
+}
+
+/// A new file of `domain` in `dir`, with content.
+fn new_in(v: &Volume, dir: NodeId, domain: u16, name: &str) -> OpenFile {
+    for i in 0..64 {
+        // where the file would come into a domain that has failed, that may be refused
+        let Ok(ino) = make(v, dir, &format!("{name} {i}"), FileKind::File) else { continue };
+        if v.domain_of(ino).unwrap() == DomainId(domain) {
+            let f = v.open(ino).unwrap();
+            v.write(&f, 0, &fill(1, 0, 9000)).unwrap();
+            return f;
+        }
+    }
+    panic!("no file comes into domain {domain}");
+}
+
+/// Bits rot under a mounted volume, in a node block or a table block of one domain. That domain goes read-only alone when it
+/// meets it, and says why; the others go on.
+#[test]
+fn rotten_metadata_stops_its_domain_alone() {
+    let (device, truth) = healthy_volume();
+    let v = Volume::mount(vec![device.clone() as Arc<dyn Device>], options()).unwrap();
+    let home: BTreeMap<u16, _> = homes(&v).into_iter().map(|(d, (dir, f))| (d, (dir, f.ino()))).collect();
+    v.unmount().unwrap();
+    let image = device.snapshot();
+    let tables = [Kind::Node, Kind::NodeTable, Kind::Segments, Kind::Owners];
+    let mut met: BTreeMap<Kind, BTreeSet<u16>> = BTreeMap::new();
+    for t in targets(&image).unwrap().into_iter().filter(|t| t.current && tables.contains(&t.kind)) {
+        let mine = t.domain.unwrap();
+        let device = Arc::new(MemDevice::from_image(image.clone()));
+        let v = Volume::mount(vec![device.clone() as Arc<dyn Device>], options()).unwrap();
+        // in use already
+        let open: BTreeMap<u16, OpenFile> =
+            home.iter().filter(|(d, _)| **d != mine).map(|(d, (_, f))| (*d, v.open(*f).unwrap())).collect();
+        let mut b = vec![0; 4096];
+        device.read(t.block, &mut b).unwrap();
+        b[1000] ^= 4;
+        device.write(t.block, &b).unwrap();
+        for (path, verdict) in compare(&v, &truth, true) {
+            let told = matches!(verdict, Verdict::Right | Verdict::Refused(_));
+            // the homes
+            assert!(told || matches!(verdict, Verdict::Surplus(_)), "{}: {path:?}: {verdict:?}", t.what);
+        }
+        // the domain is used as the others are: what it refuses is its own affair
+        let (dir, file) = home[&mine];
+        let own = v.open(file).and_then(|f| {
+            for i in 0..6 {
+                make(&v, dir, &format!("more {i}"), FileKind::File)?;
+            }
+            v.write(&f, 0, &fill(2, 0, 200_000))?;
+            v.fsync(file, false)?;
+            v.sync()
+        });
+        for (d, f) in &open {
+            v.write(f, 0, &fill(3, 0, 30_000)).unwrap_or_else(|e| panic!("{}: domain {d}: {e}", t.what));
+            v.fsync(f.ino(), false).unwrap_or_else(|e| panic!("{}: domain {d}: {e}", t.what));
+            let new = new_in(&v, home[d].0, *d, "new");
+            v.fsync(new.ino(), false).unwrap_or_else(|e| panic!("{}: new in domain {d}: {e}", t.what));
+        }
+        let info = v.domains();
+        for (d, i) in (0u16..).zip(&info) {
+            assert!(d == mine || i.failed.is_none(), "{}: {info:?}", t.what);
+        }
+        let failed = info[usize::from(mine)].failed.clone();
+        if let Some(why) = &failed {
+            met.entry(t.kind).or_default().insert(mine);
+            assert!(own.is_err(), "{}: failed, and nothing was refused", t.what);
+            assert!(why.len() > 10 && why.contains(|c: char| c.is_ascii_digit()), "{}: {why:?}", t.what);
+            let now = v.open(file).and_then(|f| v.write(&f, 0, b"x").map(drop));
+            let now = now.expect_err("a failed domain takes writes");
+            let says = matches!(&now, Error::DomainFailed { domain, why: w } if *domain == DomainId(mine) && w == why);
+            assert!(says || matches!(now, Error::Corrupt(_)), "{}: {now}", t.what);
+            assert!(v.sync().is_err(), "{}: a sync of a failed domain claims success", t.what);
+        }
+        drop(open);
+        assert_eq!(v.unmount().is_err(), failed.is_some(), "{}", t.what);
+        repair_ends(&device);
+        let v = Volume::mount(vec![device as Arc<dyn Device>], options()).unwrap();
+        for (d, (_, f)) in home.iter().filter(|(d, _)| **d != mine) {
+            assert_eq!(content(&v, *f).unwrap(), fill(3, 0, 30_000), "{}: domain {d}", t.what);
+        }
+        v.unmount().unwrap();
+    }
+    println!("domains that stopped: {met:?}");
+    for kind in [Kind::Node, Kind::NodeTable] {
+        assert_eq!(met.get(&kind).map_or(0, BTreeSet::len), home.len(), "{kind:?}: {met:?}");
+    }
+}
+
 fn mkfs_options() -> MkfsOptions {
     MkfsOptions {
         domains: Some(3),
@@ -384,16 +567,33 @@ fn healthy_volume() -> (Arc<MemDevice>, Truth) {
     (device, truth)
 }
 
-/// A device that lies while the volume is filled: on a volume with data checksums, which was unmounted, every file is
-/// right, an operation failed, or the check finds something. (A table block whose last write was lost is whole and old:
-/// the check must find it.)
+/// What `fill_first` made and no `change` touched, but for the number of its links.
+fn untouched(truth: &Truth) -> Truth {
+    let device: Arc<dyn Device> = Arc::new(MemDevice::new(12288));
+    mkfs::format(std::slice::from_ref(&device), &mkfs_options()).unwrap();
+    let v = Volume::mount(vec![device], options()).unwrap();
+    fill_first(&v).unwrap();
+    let mut first = read_all(&v).unwrap();
+    v.unmount().unwrap();
+    let mut unlinked = truth.clone();
+    first.values_mut().chain(unlinked.values_mut()).for_each(|e| e.stat.nlink = 0);
+    first.retain(|path, e| unlinked.get(path) == Some(e));
+    assert!(first.len() > 80, "{}", first.len());
+    first
+}
+
+/// A device that lies while the volume is filled: on a volume with data checksums, which was unmounted, every file is right
+/// or refused, or a finding of the check names it. (A table block whose last write was lost is whole and old: the check must
+/// find it.) Where an operation failed, the filling ended there: then that is so of what was synced before the lies began
+/// and not changed afterwards.
 #[test]
 fn lies_of_the_device_are_noticed() {
     let seed = braidfs_testkit::seed();
     println!("BRAIDFS_SEED={seed}");
     let (_, truth) = healthy_volume();
+    let untouched = untouched(&truth);
     let mut rng = fastrand::Rng::with_seed(seed);
-    let (mut noticed, mut harmless, mut wrong) = (0, 0, Vec::new());
+    let (mut noticed, mut late, mut harmless, mut wrong) = (0, 0, 0, Vec::new());
     let effects = [
         (Op::Write, Effect::Lose),
         (Op::Write, Effect::Misdirect(1)),
@@ -416,34 +616,47 @@ fn lies_of_the_device_are_noticed() {
         // the lies end here
         let image = Arc::new(MemDevice::from_image(inner.snapshot()));
         let devices = [image.clone() as Arc<dyn Device>];
-        let checked = fsck(&devices);
-        let mut bad = Vec::new();
+        let check = braidfs::fsck::FsckOptions { repair: false, force: true };
+        let checked = braidfs::fsck::check(&devices, &check, &|_, _, _| {});
+        let found = checked.as_ref().map_or(true, |r| !r.findings.is_empty());
+        let named = checked.as_ref().map_or_else(|_| Named::default(), Named::of);
+        let truth = if done.is_ok() { &truth } else { &untouched };
+        let (mut bad, mut named_bad) = (Vec::new(), 0);
         let mut refused = done.is_err();
         match Volume::mount(devices.to_vec(), options()) {
             Ok(v) => {
-                for (path, verdict) in compare(&v, &truth, true) {
+                let verdicts = compare(&v, truth, done.is_ok());
+                for (path, verdict) in &verdicts {
                     match verdict {
                         Verdict::Right => {}
                         Verdict::Refused(_) => refused = true,
+                        // what was made, or was to be changed, after the first
+                        Verdict::Surplus(_) if done.is_err() => {}
+                        _ if named.covers(path, truth, &verdicts) => named_bad += 1,
                         // blocks that are overwritten in place have no checksums
-                        _ if path == b"b/in-place" => refused = true,
-                        other => bad.push(format!("/{}: {other:?}", String::from_utf8_lossy(&path))),
+                        _ if *path == b"b/in-place" => refused = true,
+                        other => bad.push(format!("/{}: {other:?}", String::from_utf8_lossy(path))),
                     }
                 }
                 let _ = v.unmount();
             }
             Err(_) => refused = true,
         }
-        if fired == 0 || (checked.is_ok() && !refused && bad.is_empty()) {
+        late += usize::from(named_bad > 0);
+        if !bad.is_empty() {
+            let findings = checked.map_or_else(|e| e.to_string(), |r| format!("{:#?}", r.findings));
+            wrong.push(format!("{i}: {effect:?}, {fired} times: {}; found: {findings}", bad.join("; ")));
+        } else if fired == 0 || !(found || refused || named_bad > 0) {
             harmless += 1;
-        } else if done.is_err() || checked.is_err() || bad.is_empty() {
-            noticed += 1;
         } else {
-            wrong.push(format!("{i}: {effect:?}, {fired} times: {}", bad.join("; ")));
+            noticed += 1;
         }
         repair_ends(&image);
     }
-    println!("{noticed} noticed, {harmless} harmless, {} not noticed", wrong.len());
+    println!(
+        "{noticed} noticed ({late} shown wrongly and named by the check), {harmless} harmless, {} not noticed",
+        wrong.len()
+    );
     assert!(wrong.is_empty(), "seed {seed}:\n{}", wrong.join("\n"));
     assert!(noticed > 60, "{noticed}");
 }

@@ -356,6 +356,7 @@ fn scan_with(m: &Model, log: &mut Log, domain: &mut Domain, doubt: bool) -> Inod
     tables::recover_entries(store, log, domain, doubt);
     if domain.header.is_none() {
         repair::rebuild_header(store, domain);
+        prepare::name_given_up(store, domain, log);
     }
     let mut inodes = nodes::read(store, &m.sb, log, domain, m.inodes.like());
     space::drop_old_blocks(store, log, domain, &mut inodes);

@@ -21,8 +21,9 @@ use braidfs_format::domain::{CLEAN, DomainHeader};
 use braidfs_format::geometry::SEGMENT_BLOCKS;
 use braidfs_format::group::{OWNERS_PER_BLOCK, Owner, SegmentEntry, SegmentKind, Temperature, decode_owners};
 use braidfs_format::journal::{Chunk, ChunkKind, Record};
+use braidfs_format::node::NodeEntry;
 use braidfs_format::{BlockAddr, BlockKind, DomainId, NodeId};
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 /// What the preparation leaves for the check.
@@ -268,8 +269,30 @@ fn name_ring(store: &Arc<Store>, d: &Domain, log: &mut Log) {
     name(log, named);
 }
 
+/// Names the nodes whose newest change stands in the journal of a domain whose header was lost, and not in its tables. How far
+/// the last checkpoint went is not known any more, so the tables tell: what a commit wrote is in them or lost, and a synced
+/// node without a later commit is lost.
+pub fn name_given_up(store: &Store, d: &Domain, log: &mut Log) {
+    let Some(h) = d.header else { return };
+    let mut chunks = ring_chunks(store, d.number, &h);
+    chunks.sort_by_key(|c| c.pos);
+    let mut newest: BTreeMap<NodeId, Option<NodeEntry>> = BTreeMap::new();
+    for r in chunks.iter().flat_map(|c| &c.records) {
+        match r {
+            Record::Node { node, entry } => newest.insert(*node, Some(*entry)),
+            Record::Full(r) => newest.insert(r.owner, None),
+            _ => None,
+        };
+    }
+    let lost = |(node, entry): (NodeId, Option<NodeEntry>)| {
+        let kept = entry.is_some_and(|e| d.entry(store, node).unwrap_or_default() == e);
+        (!kept).then_some(node)
+    };
+    name(log, newest.into_iter().filter_map(lost).collect());
+}
+
 /// All whole chunks in a ring, at whatever position.
-fn ring_chunks(store: &Arc<Store>, domain: u16, h: &DomainHeader) -> Vec<Chunk> {
+fn ring_chunks(store: &Store, domain: u16, h: &DomainHeader) -> Vec<Chunk> {
     let n = u64::from(h.journal_blocks.get());
     let mut ring = vec![0u8; n as usize * BLOCK_BYTES];
     for (i, b) in ring.chunks_mut(BLOCK_BYTES).enumerate() {

@@ -56,6 +56,8 @@ pub struct Target {
     pub block: u64,
     /// What it is.
     pub kind: Kind,
+    /// Whose, where it is one domain's.
+    pub domain: Option<u16>,
     /// In words.
     pub what: String,
     /// Whether recovery or a reader takes it, or only its shadow.
@@ -69,6 +71,8 @@ pub struct Target {
 struct Lister<'a> {
     image: &'a Image,
     volume: u32,
+    /// Of what is added now.
+    domain: Option<u16>,
     out: Vec<Target>,
 }
 
@@ -81,7 +85,7 @@ impl Lister<'_> {
     }
 
     fn add(&mut self, block: u64, kind: Kind, current: bool, important: bool, what: String) {
-        self.out.push(Target { block, kind, what, current, important, last: false });
+        self.out.push(Target { block, kind, domain: self.domain, what, current, important, last: false });
     }
 
     /// Both copies of a pair on the device at `block`, written for `addr`.
@@ -106,7 +110,7 @@ impl Lister<'_> {
 /// # Errors
 /// Where the image is not one of a sound volume.
 pub fn targets(image: &Image) -> Result<Vec<Target>, Corrupt> {
-    let mut l = Lister { image, volume: 0, out: Vec::new() };
+    let mut l = Lister { image, volume: 0, domain: None, out: Vec::new() };
     let sb = SuperBlock::from_block(&l.read(0, 1), 0)?;
     l.volume = sb.volume_id();
     let g = sb.geometry()?;
@@ -117,12 +121,14 @@ pub fn targets(image: &Image) -> Result<Vec<Target>, Corrupt> {
     let (_, _, entries) =
         bat::decode(&l.read(sb.bat.get(), 2), l.volume, sb.bat.get(), sb.groups.get() as usize, sb.domains.get())?;
     for d in 0..sb.domains.get() {
+        l.domain = Some(d);
         let at = sb.domain_table.get() + 2 * u64::from(d);
         l.pair(at, at, (BlockKind::Domain, Kind::Domain), true, &format!("header of domain {d}"));
         let (_, _, h) = DomainHeader::from_pair(&l.read(at, 2), l.volume, at, d)?;
         journal(&mut l, start, d, &h);
     }
     for (group, e) in (0u32..).zip(&entries).filter(|(_, e)| e.domain.is_some()) {
+        l.domain = e.domain.map(|d| d.0);
         let first = e.domain.is_some_and(|d| d.0 == 0);
         let mut pair = |addr: BlockAddr, kinds, important, what: String| {
             l.pair(addr.0 + start, addr.0, kinds, important, &what);

@@ -1,5 +1,6 @@
 //! One damaged volume: mounted, read, written, checked, repaired, read again.
 
+use crate::damage::named::Named;
 use crate::damage::sample::mount;
 use crate::damage::truth::{OURS, Truth, Verdict, compare, split};
 use crate::ops::fill;
@@ -21,8 +22,8 @@ pub struct Outcome {
     pub no_check: bool,
     /// Notes of the check: what may be damage or the trace of a crash.
     pub notes: usize,
-    /// A mount told of traces in the journal that may be damage.
-    pub traces: bool,
+    /// What mounts told of traces in the journals that may be damage.
+    pub traces: Vec<String>,
     /// Names that a mount before any check showed with something else behind them, or did not show.
     pub served: Vec<String>,
     /// Names lost or changed by the repair, each reported.
@@ -36,9 +37,12 @@ pub struct Outcome {
 impl Outcome {
     /// Whether anybody noticed.
     pub fn detected(&self) -> bool {
-        self.refused || self.no_check || !self.codes.is_empty() || self.notes > 0 || self.traces
+        self.refused || self.no_check || !self.codes.is_empty() || self.notes > 0 || !self.traces.is_empty()
     }
 }
+
+/// How the names of the truth were found.
+type Verdicts = BTreeMap<Vec<u8>, Verdict>;
 
 /// A volume that was mounted and written before it was checked.
 const USED: &str = "used first";
@@ -76,64 +80,45 @@ fn write_everywhere(v: &Volume, truth: &Truth, out: &mut Outcome) {
     }
 }
 
-/// Mounts, compares, and writes if asked; what was wrong.
-fn visit(device: &Arc<MemDevice>, truth: &Truth, write: bool, out: &mut Outcome) {
+/// Mounts, compares, and writes if asked; how the names were found.
+fn visit(device: &Arc<MemDevice>, truth: &Truth, write: bool, out: &mut Outcome) -> Verdicts {
     let v = match mount(device) {
         Ok(v) => v,
         Err(_) => {
             out.refused = true;
-            return;
+            return Verdicts::new();
         }
     };
-    out.traces |= !v.recovery_traces().is_empty();
-    for (path, verdict) in compare(&v, truth, true) {
-        match verdict {
-            Verdict::Right => {}
-            Verdict::Refused(_) => out.refused = true,
-            Verdict::Missing => out.served.push(format!("{}: is not there", name(&path))),
-            Verdict::Wrong(why) => out.served.push(format!("{}: {why}", name(&path))),
-        }
-    }
+    out.traces.extend_from_slice(v.recovery_traces());
+    let verdicts = compare(&v, truth, true);
+    out.refused |= verdicts.values().any(|v| matches!(v, Verdict::Refused(_)));
     if write {
         write_everywhere(&v, truth, out);
     }
     if v.unmount().is_err() {
         out.refused = true;
     }
+    verdicts
 }
 
-/// What the findings name: nodes and paths.
-struct Named {
-    nodes: BTreeSet<u64>,
-    paths: BTreeSet<Vec<u8>>,
-    /// Directory, and what is said of it: names of entries stand in it.
-    said: Vec<(u64, String)>,
-    notes: bool,
-}
-
-impl Named {
-    fn of(r: &FsckReport, traces: bool) -> Self {
-        Self {
-            nodes: r.findings.iter().filter_map(|f| f.node).collect(),
-            paths: r.findings.iter().filter_map(|f| f.path.as_ref()).map(|p| p.as_bytes()[1..].to_vec()).collect(),
-            said: r.findings.iter().filter_map(|f| Some((f.node?, f.message.clone()))).collect(),
-            notes: !r.notes.is_empty() || traces,
+/// Judges what a mount showed. What the check names was noticed, if late; the rest nobody said.
+fn judge(verdicts: &Verdicts, truth: &Truth, named: &Named, out: &mut Outcome) {
+    for (path, verdict) in verdicts {
+        let why = match verdict {
+            Verdict::Right | Verdict::Refused(_) => continue,
+            Verdict::Missing => "is not there",
+            Verdict::Surplus(_) => "should not be there",
+            Verdict::Wrong(why) => why,
+        };
+        // The mount said of this domain that its newest changes may be missing.
+        if named.journal_covers(path, truth, verdicts) {
+            continue;
         }
-    }
-
-    /// Whether a name of the truth, or a directory above that is gone, was named.
-    fn covers(&self, path: &[u8], truth: &Truth, verdicts: &BTreeMap<Vec<u8>, Verdict>) -> bool {
-        if self.paths.contains(path) || truth.get(path).is_some_and(|e| self.nodes.contains(&e.ino)) {
-            return true;
+        let what = format!("{}: {why}", name(path));
+        if !named.covers(path, truth, verdicts) {
+            out.silent.push(format!("served: {what}"));
         }
-        let (dir, last) = split(path);
-        let quoted = format!("{:?}", String::from_utf8_lossy(last));
-        if truth.get(dir).is_some_and(|d| self.said.iter().any(|(n, text)| *n == d.ino && text.contains(&quoted))) {
-            return true;
-        }
-        !path.is_empty()
-            && verdicts.get(dir).is_some_and(|v| *v == Verdict::Missing)
-            && self.covers(dir, truth, verdicts)
+        out.served.push(what);
     }
 }
 
@@ -152,7 +137,7 @@ fn repair(device: &Arc<MemDevice>, truth: &Truth, when: &str, out: &mut Outcome)
         }
     };
     if std::env::var_os("BRAIDFS_DAMAGE_LOG").is_some() {
-        eprintln!("{when}: {:#?}", report.findings);
+        eprintln!("{when}: {:#?}\n{:#?}", report.findings, report.notes);
     }
     let left: Vec<String> =
         report.findings.iter().filter(|f| !f.fixed).map(|f| format!("E{:03} {}", f.code, f.message)).collect();
@@ -174,14 +159,20 @@ fn repair(device: &Arc<MemDevice>, truth: &Truth, when: &str, out: &mut Outcome)
             return;
         }
     };
-    let named = Named::of(&report, out.traces && when == USED);
+    let mut named = Named::of(&report);
+    if when == USED {
+        named.add_traces(&out.traces);
+    }
     let verdicts = compare(&v, truth, false);
     for (path, verdict) in &verdicts {
         match verdict {
             Verdict::Right => {}
             Verdict::Refused(_) if named.covers(path, truth, &verdicts) => out.given_up += 1,
             Verdict::Refused(e) => out.not_repaired.push(format!("{when}: {} still refuses: {e}", name(path))),
-            _ if named.covers(path, truth, &verdicts) || named.notes => out.given_up += 1,
+            _ if named.covers(path, truth, &verdicts) || named.journal_covers(path, truth, &verdicts) => {
+                out.given_up += 1;
+            }
+            Verdict::Surplus(_) => out.silent.push(format!("{when}: {} should not be there", name(path))),
             Verdict::Missing => out.silent.push(format!("{when}: {} is gone", name(path))),
             Verdict::Wrong(why) => out.silent.push(format!("{when}: {}: {why}", name(path))),
         }
@@ -228,24 +219,23 @@ pub fn abuse(device: &Arc<MemDevice>, truth: &Truth) {
 pub fn trial(image: &Image, truth: &Truth) -> Outcome {
     let mut out = Outcome::default();
     let used = Arc::new(MemDevice::from_image(image.clone()));
-    visit(&used, truth, true, &mut out);
-    visit(&used, truth, false, &mut out);
+    let first = visit(&used, truth, true, &mut out);
+    let second = visit(&used, truth, false, &mut out);
     let fresh = Arc::new(MemDevice::from_image(image.clone()));
+    let mut named = Named::default();
     match fsck(&fresh, &CHECK) {
         Ok(r) => {
             out.codes = r.findings.iter().map(|f| f.code).collect();
             out.notes = r.notes.len();
+            // of the journals only what the mount told: it is the mount that is judged
+            named = Named::of(&FsckReport { notes: Vec::new(), ..r });
         }
         Err(_) => out.no_check = true,
     }
+    named.add_traces(&out.traces);
+    judge(&first, truth, &named, &mut out);
+    judge(&second, truth, &named, &mut out);
     repair(&fresh, truth, "checked first", &mut out);
     repair(&used, truth, USED, &mut out);
-    if out.traces {
-        // the mount said that the newest changes may be missing
-        out.served.clear();
-    }
-    if !out.served.is_empty() && !out.detected() {
-        out.silent.extend(out.served.iter().map(|s| format!("served: {s}")));
-    }
     out
 }

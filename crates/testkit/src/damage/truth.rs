@@ -9,6 +9,8 @@ use std::collections::BTreeMap;
 pub struct Entry {
     /// The inode's number.
     pub ino: u64,
+    /// The inode's domain.
+    pub domain: u16,
     /// Type, permissions, owner, links, size.
     pub stat: crate::model::Stat,
     /// Modification time of what is no directory.
@@ -40,6 +42,8 @@ pub enum Verdict {
     Missing,
     /// Something else, said to be it.
     Wrong(String),
+    /// No name of the truth, and the inode behind it.
+    Surplus(u64),
 }
 
 fn join(dir: &[u8], name: &[u8]) -> Vec<u8> {
@@ -81,7 +85,7 @@ fn read_entry(v: &Volume, ino: NodeId) -> Result<Entry> {
         // follows from the names, and a repair may change it
         stat.nlink = 0;
     }
-    Ok(Entry { ino: ino.0, stat, mtime: mtime.filter(|_| !dir), xattrs, data })
+    Ok(Entry { ino: ino.0, domain: v.domain_of(ino)?.0, stat, mtime: mtime.filter(|_| !dir), xattrs, data })
 }
 
 /// Reads everything.
@@ -159,20 +163,18 @@ pub fn compare(v: &Volume, truth: &Truth, links: bool) -> BTreeMap<Vec<u8>, Verd
         };
         out.insert(path.clone(), verdict);
     }
-    let extra: Vec<Vec<u8>> = dirs.iter().flat_map(|(path, dir)| surplus(v, path, *dir, truth)).collect();
-    for path in extra {
-        out.insert(path, Verdict::Wrong("should not be there".into()));
-    }
+    let extra: Vec<(Vec<u8>, u64)> = dirs.iter().flat_map(|(path, dir)| surplus(v, path, *dir, truth)).collect();
+    out.extend(extra.into_iter().map(|(path, ino)| (path, Verdict::Surplus(ino))));
     out
 }
 
-/// Names in a directory that the truth does not have.
-fn surplus(v: &Volume, path: &[u8], dir: NodeId, truth: &Truth) -> Vec<Vec<u8>> {
+/// Names in a directory that the truth does not have, and what they name (0 where that cannot be told).
+fn surplus(v: &Volume, path: &[u8], dir: NodeId, truth: &Truth) -> Vec<(Vec<u8>, u64)> {
     let Ok(names) = names(v, dir) else { return Vec::new() };
     names
         .into_iter()
         .filter(|n| !(n.starts_with(OURS) || path.is_empty() && n.starts_with(LOST_FOUND)))
-        .map(|n| join(path, &n))
-        .filter(|p| !truth.contains_key(p))
+        .map(|n| (join(path, &n), v.lookup(dir, &n).map_or(0, |a| a.ino.0)))
+        .filter(|(p, _)| !truth.contains_key(p))
         .collect()
 }
