@@ -77,7 +77,7 @@ impl Limits {
             ..brief.depth
         };
         let three =
-            Depth { budget: Budget { subsets: 10, samples: 12 }, deep_every: 16, second_every: 64, ..brief.depth };
+            Depth { budget: Budget { subsets: 12, samples: 12 }, deep_every: 16, second_every: 64, ..brief.depth };
         Self {
             depth,
             three,
