@@ -44,9 +44,6 @@ pub struct Node {
     pub links: BTreeSet<Link>,
     /// Blocks were reserved by `fallocate`: overwritten in place, so a crash may mix versions of its content.
     pub in_place: bool,
-    /// It was one side of an exchange: recovery may complete the exchange for an inode of another domain whose other
-    /// changes are lost (docs/crash-contract.md).
-    pub exchanged: bool,
     /// O_TMPFILE and never linked: may get its first name.
     pub linkable: bool,
 }
@@ -92,7 +89,6 @@ fn new_node(kind: FileKind, mode: u32) -> Node {
         entries: BTreeMap::new(),
         links: BTreeSet::new(),
         in_place: false,
-        exchanged: false,
         linkable: false,
     }
 }
@@ -341,11 +337,7 @@ impl Model {
         self.enter(to_dir, to, ino)?;
         if let Some(v) = victim {
             match mode {
-                RenameMode::Exchange => {
-                    self.enter(dir, name, v)?;
-                    self.change(v)?.exchanged = true;
-                    self.change(ino)?.exchanged = true;
-                }
+                RenameMode::Exchange => self.enter(dir, name, v)?,
                 _ => self.drop_if_gone(v),
             }
         }

@@ -183,7 +183,6 @@ impl Seen {
                 entries: n.entries.iter().filter_map(|(e, k)| Some((e.clone(), *inos.get(k)?))).collect(),
                 links: n.links.iter().filter_map(link).collect(),
                 in_place: in_place(*key),
-                exchanged: false,
                 linkable: false,
             };
             Some((*inos.get(key)?, node))

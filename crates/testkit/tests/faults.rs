@@ -78,6 +78,16 @@ fn content(v: &Volume, ino: NodeId) -> braidfs::Result<Vec<u8>> {
     Ok(data)
 }
 
+/// The file can be written and synced again, and the volume unmounts clean.
+fn goes_on(v: Volume, file: NodeId, devices: &[Arc<dyn Device>], name: &str) {
+    let f = v.open(file).unwrap();
+    v.write(&f, 0, b"again").unwrap();
+    v.fsync(file, false).unwrap();
+    drop(f);
+    v.unmount().unwrap();
+    fsck(devices).unwrap_or_else(|e| panic!("{name}: {e}"));
+}
+
 /// Domain 1 fails by `rule` on its device; domain 0 must not notice, and domain 1 says so until it is mounted again.
 fn one_domain_fails(rule: Rule, name: &str) {
     let two = Two::new();
@@ -116,12 +126,7 @@ fn one_domain_fails(rule: Rule, name: &str) {
     let old = content(&v, hurt).unwrap();
     let whole = |seed| old.len() >= 20_000 && old[..20_000] == fill(seed, 0, 20_000)[..];
     assert!(whole(1) || whole(2), "{name}: neither the synced content nor the new one");
-    let f = v.open(hurt).unwrap();
-    v.write(&f, 0, b"again").unwrap();
-    v.fsync(hurt, false).unwrap();
-    drop(f);
-    v.unmount().unwrap();
-    fsck(&healthy).unwrap_or_else(|e| panic!("{name}: {e}"));
+    goes_on(v, hurt, &healthy, name);
 }
 
 #[test]
@@ -190,12 +195,7 @@ fn short_writes(effect: Effect, skip: u64) -> bool {
     assert_eq!(got[..20_000], fill(1, 0, 20_000)[..], "{name}");
     let tails = (20_000..got.len()).step_by(TAIL);
     tails.for_each(|at| assert_eq!(got[at..at + TAIL], fill(1, at as u64, TAIL)[..], "{name}: the log at {at}"));
-    let f = v.open(hurt).unwrap();
-    v.write(&f, 0, b"again").unwrap();
-    v.fsync(hurt, false).unwrap();
-    drop(f);
-    v.unmount().unwrap();
-    fsck(&healthy).unwrap_or_else(|e| panic!("{name}: {e}"));
+    goes_on(v, hurt, &healthy, &name);
     true
 }
 

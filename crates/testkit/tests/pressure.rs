@@ -37,6 +37,14 @@ fn soil(v: &Volume) {
     v.sync().unwrap();
 }
 
+/// A new volume of one domain, of which most free blocks are soiled.
+fn soiled(devices: &[Arc<dyn Device>]) -> Volume {
+    mkfs::format(devices, &MkfsOptions { domains: Some(1), ..MkfsOptions::default() }).unwrap();
+    let v = Volume::mount(devices.to_vec(), options()).unwrap();
+    soil(&v);
+    v
+}
+
 /// Number of bytes of `name` that are neither one of `ok` nor zero; `None`: it is not there.
 fn wrong(v: &Volume, name: &str, ok: &[u8]) -> Option<(u64, usize, usize)> {
     let how = OpenHow { read: true, ..OpenHow::default() };
@@ -58,9 +66,7 @@ fn remount(image: MemDevice) -> Volume {
 fn a_torn_fsync_after_pages_went_out_by_themselves() {
     let device = Arc::new(RecordDevice::blank(24576));
     let devices = [device.clone() as Arc<dyn Device>];
-    mkfs::format(&devices, &MkfsOptions { domains: Some(1), ..MkfsOptions::default() }).unwrap();
-    let v = Volume::mount(devices.to_vec(), options()).unwrap();
-    soil(&v);
+    let v = soiled(&devices);
     let f = create(&v, "f");
     write(&v, &f, 0, 0x11, 16 * MIB);
     let before = device.log_len();
@@ -83,9 +89,7 @@ fn an_fsync_while_another_thread_writes_the_pages_out() {
     let device = Arc::new(RecordDevice::blank(24576));
     let faulty = Arc::new(FaultDevice::new(device.clone(), 1));
     let devices = [faulty.clone() as Arc<dyn Device>];
-    mkfs::format(&devices, &MkfsOptions { domains: Some(1), ..MkfsOptions::default() }).unwrap();
-    let v = Volume::mount(devices.to_vec(), options()).unwrap();
-    soil(&v);
+    let v = soiled(&devices);
     let f = create(&v, "f");
     write(&v, &f, 0, 0x11, 15 * MIB);
     std::thread::scope(|s| {

@@ -373,7 +373,7 @@ impl Domain {
     /// Blocks or extents that one operation may free or allocate: their records must fit what [`Self::enter`] leaves of the
     /// journal. Who has more to do does it in several operations.
     pub fn pieces_max(&self) -> usize {
-        (self.journal.blocks() * 4096 / 8 / 40) as usize
+        self.journal.blocks() as usize * 4096 / 8 / tx::PAGE_COST
     }
 
     /// Whether a commit of `cost` bytes more could run into the journal's end.

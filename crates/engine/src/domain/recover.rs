@@ -235,7 +235,7 @@ impl Domain {
             f.map.all_dirty();
         }
         let runs: Vec<(BlockAddr, u32)> = old_blocks.keys().map(|b| (BlockAddr(*b), 1)).collect();
-        self.free_runs(e.tx(), &runs);
+        self.free_runs(e.tx(), runs);
         self.touch(e.tx(), &cell, &mut st)?;
         // the state is the record's: whoever waits for a later version of this inode must not take it for that
         st.version = inode.version;

@@ -101,27 +101,20 @@ impl Domain {
     }
 
     /// Blocks are no longer used from `tx` on.
-    pub fn free_runs(&self, tx: &Tx, runs: &[(BlockAddr, u32)]) {
+    pub fn free_runs(&self, tx: &Tx, mut runs: Vec<(BlockAddr, u32)>) {
         // what was written here and there in a file often lies together on the device
-        let mut merged;
-        let runs = if runs.len() > 1 {
-            merged = runs.to_vec();
-            merged.sort_unstable();
-            merged.dedup_by(|next, last| {
-                let joins = last.0.0 + u64::from(last.1) == next.0.0;
-                last.1 += if joins { next.1 } else { 0 };
-                joins
-            });
-            &merged
-        } else {
-            runs
-        };
+        runs.sort_unstable();
+        runs.dedup_by(|next, last| {
+            let joins = last.0.0 + u64::from(last.1) == next.0.0;
+            last.1 += if joins { next.1 } else { 0 };
+            joins
+        });
         let blocks: u64 = runs.iter().map(|r| u64::from(r.1)).sum();
         if blocks > 0 {
             self.space.pending_free(blocks);
             #[cfg(feature = "planted-bugs")]
             if planted(Bug::FreedReused) {
-                self.space.free_early(runs);
+                self.space.free_early(&runs);
             }
             tx.record_all(runs.iter().map(|&(addr, len)| Record::Free { addr, len }));
         }
@@ -312,7 +305,7 @@ impl Domain {
                 });
                 let mut freed = Vec::new();
                 f.map.insert(Extent { lblk, addr: run.addr, len: run.len, unwritten: false, sums }, &mut freed);
-                self.free_runs(tx, &freed);
+                self.free_runs(tx, freed);
                 if nocow {
                     // the next write of these pages goes to the same place, perhaps by another thread
                     let bufs: Vec<&[u8]> = pages[i..i + len].iter().map(Page::bytes).collect();
@@ -386,7 +379,7 @@ impl Domain {
             out.bytes += block.len();
             out.writes.push((addr, Payload::Raw(block)));
         }
-        self.free_runs(tx, &freed);
+        self.free_runs(tx, freed);
         if let Body::Dir(d) = &st.body
             && d.index.inline_entries().is_none()
         {

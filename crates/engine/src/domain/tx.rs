@@ -46,7 +46,7 @@ impl Drop for PendingIo {
 pub(super) const CELL_COST: usize = 80;
 
 /// Journal bytes that a dirty page costs at most: where nothing near it is written, it has its own `Alloc` and `Free`.
-const PAGE_COST: usize = 40;
+pub(super) const PAGE_COST: usize = 40;
 
 /// Bytes of records that a node block is expected to hold; the last one of a block rarely fits.
 const PACKED_BYTES: u64 = 2800;

@@ -46,12 +46,17 @@ impl Inner {
     /// A new inode's number, its domain given more groups if need be, or those of deleted inodes. Not inside a gate.
     fn new_node(&self, d: DomainId, near: NodeId) -> Result<(NodeId, u32)> {
         let dom = self.dom(d);
-        for attempt in 0..3 {
+        let mut given_back = false;
+        loop {
             match dom.nodes.alloc(Some(near)) {
                 Err(Error::NoSpace) => {
-                    if attempt == 0 && self.claim_group(dom)? {
+                    if self.claim_group(dom)? {
                         continue;
                     }
+                    if given_back {
+                        return Err(Error::NoSpace);
+                    }
+                    given_back = true;
                     // numbers become free when the deletion is durable, those of directories at a checkpoint
                     self.reap_zombies()?;
                     dom.commit()?;
@@ -62,7 +67,6 @@ impl Inner {
                 r => return r,
             }
         }
-        Err(Error::NoSpace)
     }
 
     /// A fresh state with owner, group and permissions as POSIX has them.

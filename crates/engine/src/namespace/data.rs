@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::types::*;
 use crate::volume::{Inner, OpenFile, Volume};
 use braidfs_format::inode::{IMMUTABLE, LBLK_MAX, NOCOW};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -336,7 +337,7 @@ impl Inner {
         if size >= old {
             return;
         }
-        self.drop_tail(op, c, f, size.div_ceil(PAGE));
+        self.drop_blocks(op, c, f, size.div_ceil(PAGE)..LBLK_MAX + 1);
         if !size.is_multiple_of(PAGE) && f.pages.zero_tail(size / PAGE, (size % PAGE) as usize) == Some(true) {
             self.shared.dirty_pages.fetch_add(1, Relaxed);
         }
@@ -346,16 +347,15 @@ impl Inner {
         self.settle_reserved(d, f);
     }
 
-    /// Takes away pages and blocks from `keep` on. As [`Self::truncate`], but for the size.
-    pub(crate) fn drop_tail(&self, op: &Op<'_>, c: &Arc<Cell>, f: &mut FileBody, keep: u64) {
-        let d = self.dom(c.domain);
+    /// Takes away the pages and blocks of a range of logical blocks; the size stays.
+    pub(crate) fn drop_blocks(&self, op: &Op<'_>, c: &Arc<Cell>, f: &mut FileBody, blocks: Range<u64>) {
         let before = f.pages.len();
-        let dirty = f.pages.remove_range(keep, u64::MAX) as i64;
+        let dirty = f.pages.remove_range(blocks.start, blocks.end) as i64;
         self.shared.pages.fetch_sub((before - f.pages.len()) as i64, Relaxed);
         self.shared.dirty_pages.fetch_sub(dirty, Relaxed);
         let mut freed = Vec::new();
-        f.map.remove(keep, LBLK_MAX + 1, &mut freed);
-        d.free_runs(op.tx(c.domain), &freed);
+        f.map.remove(blocks.start, blocks.end, &mut freed);
+        self.dom(c.domain).free_runs(op.tx(c.domain), freed);
     }
 
     /// Before a file is truncated to `size`, or deleted: where it has more extents behind than one operation may free, the
@@ -369,7 +369,7 @@ impl Inner {
         st.size = st.size.min(tail * PAGE);
         st.data_at = st.version;
         let Body::File(f) = &mut st.body else { return Ok(false) };
-        self.drop_tail(op, c, f, tail);
+        self.drop_blocks(op, c, f, tail..LBLK_MAX + 1);
         self.settle_reserved(self.dom(c.domain), f);
         Ok(true)
     }

@@ -112,13 +112,7 @@ impl Inner {
             }
         }
         if first < last {
-            let before = f.pages.len();
-            let dirty = f.pages.remove_range(first, last) as i64;
-            self.shared.pages.fetch_sub((before - f.pages.len()) as i64, Relaxed);
-            self.shared.dirty_pages.fetch_sub(dirty, Relaxed);
-            let mut freed = Vec::new();
-            f.map.remove(first, last, &mut freed);
-            d.free_runs(op.tx(c.domain), &freed);
+            self.drop_blocks(op, c, f, first..last);
             self.settle_reserved(d, f);
         }
     }

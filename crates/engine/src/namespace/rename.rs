@@ -116,24 +116,9 @@ impl Inner {
             }
             if let Some(d) = &dst
                 && d.domain != src.domain
-                && mode == RenameMode::Replace
             {
-                // a victim that lives on by a name that is not durable would lose its durable one to us after a crash
-                let wait = {
-                    let st = d.state.read();
-                    st.nlink > 1 && d.kind != FileKind::Dir && !self.dom(d.domain).links_durable(&st)
-                };
-                if wait {
-                    self.dom(d.domain).commit()?;
-                }
-            }
-            if let Some(d) = &dst
-                && d.domain != src.domain
-                && mode == RenameMode::Exchange
-            {
-                // recovery can complete an exchange only for a partner that exists
-                for c in [&src, d] {
-                    let known = self.dom(c.domain).links_durable(&c.state.read());
+                for (c, victim) in [(&src, false), (d, true)] {
+                    let known = self.known_for(mode, c, &c.state.read(), victim);
                     if !known {
                         self.dom(c.domain).commit()?;
                     }
@@ -196,6 +181,18 @@ impl Inner {
         Ok(())
     }
 
+    /// Whether the names of `c`, of a rename or exchange (`victim`: what has the new name) over domains, are durable as far
+    /// as recovery needs them.
+    fn known_for(&self, mode: RenameMode, c: &Cell, st: &State, victim: bool) -> bool {
+        let needed = match mode {
+            // recovery can complete an exchange only for a partner that exists
+            RenameMode::Exchange => true,
+            // a victim that lives on by a name that is not durable would lose its durable one after a crash
+            _ => victim && st.nlink > 1 && c.kind != FileKind::Dir,
+        };
+        !needed || self.dom(c.domain).links_durable(st)
+    }
+
     /// The rename itself; `None` where a name changed meanwhile. The transaction of the moved inode's domain.
     fn rename_in(
         &self,
@@ -241,16 +238,9 @@ impl Inner {
         }
         if let (Some(d), Some(v)) = (dst, v.as_ref())
             && d.domain != src.domain
+            && !(self.known_for(mode, src, &s, false) && self.known_for(mode, d, v, true))
         {
-            // `rename` saw to it; names may have changed since
-            let known = self.dom(d.domain).links_durable(v);
-            let ready = match mode {
-                RenameMode::Exchange => known && self.dom(src.domain).links_durable(&s),
-                _ => known || v.nlink <= 1 || d.kind == FileKind::Dir,
-            };
-            if !ready {
-                return Ok(None);
-            }
+            return Ok(None); // `rename` saw to it; names have changed since
         }
         // what is durable by now must not mix with what follows
         self.dom(src.domain).settle_waits(&mut s);

@@ -524,7 +524,7 @@ impl Inner {
             Body::Dir(d) => runs.extend(d.map.iter().map(|x| (x.addr, x.len))),
             Body::Special => {}
         }
-        e.domain.free_runs(e.tx(), &runs);
+        e.domain.free_runs(e.tx(), runs);
         c.nameless.store(true, Ordering::SeqCst);
         st.deleted = true;
         st.nlink = 0;
