@@ -9,14 +9,15 @@ at the end `N passed, M failed, K skipped`; exit code 1 when one failed. Without
 """
 
 import contextlib
-import ctypes
 import errno
 import fcntl
 import hashlib
+import importlib
 import json
 import mmap
 import os
 import pathlib
+import pkgutil
 import random
 import shutil
 import signal
@@ -30,103 +31,15 @@ import time
 sys.dont_write_bytecode = True
 import fslib  # noqa: E402
 import hostile  # noqa: E402
+import mount_tests  # noqa: E402
 from fslib import BraidFs, Failed, Skipped, in_child, run  # noqa: E402
+from mount_tests.common import (  # noqa: E402
+    CHECKS, NOBODY, as_nobody, check, daemon_only, handle_of, must, open_handle, refused, renameat2, root_only, same,
+    write_synced,
+)
 
 SIZE = 2 << 30
 DOMAINS = "4"
-CHECK_SECONDS = 60
-NOBODY = 65534
-
-CHECKS = []
-
-
-def check(function):
-    CHECKS.append(function)
-    return function
-
-
-def same(have, want, what):
-    if have != want:
-        raise Failed(f"{what}: {have!r} instead of {want!r}")
-
-
-def must(condition, what):
-    if not condition:
-        raise Failed(what)
-
-
-@contextlib.contextmanager
-def refused(*numbers):
-    """The block must fail with one of these errno."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in numbers:
-            raise Failed(f"{error} instead of {'/'.join(errno.errorcode[n] for n in numbers)}") from None
-    else:
-        raise Failed(f"succeeded instead of {'/'.join(errno.errorcode[n] for n in numbers)}")
-
-
-def daemon_only(volume):
-    if not isinstance(volume, BraidFs):
-        raise Skipped("no daemon: not a braidfs")
-
-
-def root_only():
-    if not fslib.IS_ROOT:
-        raise Skipped("needs root")
-
-
-def as_nobody(function):
-    """Runs `function` as the user nobody and returns its result."""
-    root_only()
-
-    def body():
-        os.setgroups([])
-        os.setresgid(NOBODY, NOBODY, NOBODY)
-        os.setresuid(NOBODY, NOBODY, NOBODY)
-        return function()
-
-    return in_child(body, 30)
-
-
-def write_synced(path, data):
-    with open(path, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-LIBC = ctypes.CDLL(None, use_errno=True)
-
-
-def renameat2(old, new, flags):
-    if LIBC.renameat2(-100, os.fsencode(old), -100, os.fsencode(new), flags):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-
-
-def handle_of(path):
-    """A file handle, as an NFS server gives it to its clients."""
-    handle, mount = ctypes.create_string_buffer(8 + 128), ctypes.c_int()
-    struct.pack_into("=Ii", handle, 0, 128, 0)
-    if LIBC.name_to_handle_at(-100, os.fsencode(path), handle, ctypes.byref(mount), 0):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), path)
-    return handle
-
-
-def open_handle(volume, handle):
-    root = os.open(volume.mnt, os.O_RDONLY)
-    try:
-        fd = LIBC.open_by_handle_at(root, handle, os.O_RDONLY)
-        if fd < 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
-        return fd
-    finally:
-        os.close(root)
-
 
 # Files and names -------------------------------------------------------------------------------------------------------
 
@@ -1176,7 +1089,7 @@ def run_checks(volume, chosen):
     for function in chosen:
         name, remark, start = function.__name__, "", time.monotonic()
         try:
-            in_child(lambda: make_ready(volume), CHECK_SECONDS, all_down)
+            in_child(lambda: make_ready(volume), function.seconds, all_down)
 
             def body():
                 top = volume.mnt / name
@@ -1185,7 +1098,7 @@ def run_checks(volume, chosen):
                 fslib.log(f"--- {name}")
                 function(volume, top)
 
-            in_child(body, CHECK_SECONDS, all_down)
+            in_child(body, function.seconds, all_down)
             result = "ok"
         except Skipped as reason:
             result, remark = "skipped", f": {reason}"
@@ -1198,11 +1111,19 @@ def run_checks(volume, chosen):
     return 1 if counts["FAILED"] else 0
 
 
+def all_checks():
+    """The checks of this file and of the package's modules; that of what they left behind comes last."""
+    for module in pkgutil.iter_modules(mount_tests.__path__):
+        importlib.import_module(f"mount_tests.{module.name}")
+    return sorted(CHECKS, key=lambda f: f is fsck_of_a_used_volume)
+
+
 def main(words):
+    checks = all_checks()
     if "-l" in words:
-        print("\n".join(f.__name__ for f in CHECKS))
+        print("\n".join(f.__name__ for f in checks))
         return 0
-    chosen = [f for f in CHECKS if not words or any(word in f.__name__ for word in words)]
+    chosen = [f for f in checks if not words or any(word in f.__name__ for word in words)]
     fslib.log_to(fslib.ROOT / "target" / "test-mount.log")
     if os.environ.get("BRAIDFS_SUT") != "ext4" and not os.access("/dev/fuse", os.R_OK | os.W_OK):
         print("SKIPPED: /dev/fuse cannot be opened here, NO MOUNT TEST WAS RUN", file=sys.stderr)

@@ -1,0 +1,1 @@
+"""Checks of a mounted braidfs, a module for each topic."""
