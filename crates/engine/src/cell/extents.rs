@@ -7,12 +7,17 @@
 //! - Extents rise by logical block and never overlap; no leaf is empty.
 //! - The first leaf begins at 0; a leaf owns `[first, first of the next)` and its extents lie wholly in it.
 //! - An encoded leaf fits a node record.
-//! - `blocks` and `count` are the sums over all extents.
+//! - `blocks`, `count` and `bytes` are the sums over all extents.
+//! - Every dirty leaf is named in `dirty`, every rolled one in `rolled`.
+//!
+//! Cost: a look-up, an insertion and the layout of a change take steps by the logarithm of the number of leaves, plus
+//! what a leaf, an index node and the root of the tree hold at most.
 //!
 //! Not promised: that the map is the shortest possible. Extents that continue each other over a leaf's
 //! border may stay apart. No locks, no I/O.
 
 mod layout;
+pub mod steps;
 #[cfg(test)]
 mod tests;
 
@@ -21,7 +26,8 @@ pub use layout::Layout;
 use braidfs_format::inode::{EXTENT_MAX, Extent, LBLK_MAX, LEAF_REFS_MAX, LeafRef};
 use braidfs_format::node::PAYLOAD_MAX;
 use braidfs_format::{BlockAddr, Corrupt, NodeId};
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
+use steps::visit;
 
 /// Most blocks of an extent that carries checksums, so that a leaf always holds several extents.
 pub const SUMMED_EXTENT_MAX: u32 = 256;
@@ -73,11 +79,12 @@ impl Limits {
 
 #[derive(Debug, Clone)]
 struct Leaf {
-    first: u64,
     /// `None`: never laid out as a node.
     node: Option<NodeId>,
     /// The node's content is not what `extents` says.
     dirty: bool,
+    /// See [`ExtentMap::rolled_forward`].
+    rolled: bool,
     extents: Vec<Extent>,
     /// Encoded length of `extents`.
     bytes: usize,
@@ -86,8 +93,9 @@ struct Leaf {
 /// An index node of a tree of depth 2, as it was last written.
 #[derive(Debug, Clone)]
 struct IndexNode {
-    first: u64,
     node: Option<NodeId>,
+    /// See [`ExtentMap::rolled_forward`].
+    rolled: bool,
     /// Empty: never written, or to be written anew.
     written: Vec<LeafRef>,
 }
@@ -95,12 +103,23 @@ struct IndexNode {
 /// Logical blocks to disk runs; see the module.
 #[derive(Debug, Clone)]
 pub struct ExtentMap {
-    leaves: Vec<Leaf>,
-    index: Vec<IndexNode>,
+    /// By the first block that they own.
+    leaves: BTreeMap<u64, Box<Leaf>>,
+    /// By the first block of their first leaf, as of the last layout.
+    index: BTreeMap<u64, IndexNode>,
+    /// Where dirty leaves begin, and others, too: one may have gone, or begin elsewhere by now and be named again.
+    dirty: Vec<u64>,
+    /// The same of rolled leaves.
+    rolled: Vec<u64>,
+    /// Leaves that the last layout wrote, and index nodes.
+    written: (Vec<u64>, Vec<u64>),
+    /// Blocks at which leaves came, went or moved their border, and whose index nodes are to be looked at again.
+    moved: Vec<u64>,
     /// Nodes that the durable tree may still use and the next layout gives up.
     dropped: Vec<NodeId>,
     blocks: u64,
     count: usize,
+    bytes: usize,
     limits: Limits,
 }
 
@@ -133,8 +152,8 @@ fn join(a: &mut Extent, b: Extent) {
 }
 
 impl Leaf {
-    fn new(first: u64) -> Self {
-        Self { first, node: None, dirty: true, extents: Vec::new(), bytes: 0 }
+    fn new(extents: Vec<Extent>, bytes: usize) -> Box<Self> {
+        Box::new(Self { node: None, dirty: false, rolled: false, extents, bytes })
     }
 
     /// Index of the first extent that begins after `lblk`.
@@ -145,12 +164,31 @@ impl Leaf {
             _ => self.extents.len(),
         }
     }
+
+    /// Marks the leaf, which begins at `first`, dirty.
+    fn mark(&mut self, first: u64, dirty: &mut Vec<u64>) {
+        if !std::mem::replace(&mut self.dirty, true) {
+            dirty.push(first);
+        }
+    }
 }
 
 impl ExtentMap {
     /// An empty map.
     pub fn new() -> Self {
-        Self { leaves: Vec::new(), index: Vec::new(), dropped: Vec::new(), blocks: 0, count: 0, limits: Limits::FORMAT }
+        Self {
+            leaves: BTreeMap::new(),
+            index: BTreeMap::new(),
+            dirty: Vec::new(),
+            rolled: Vec::new(),
+            written: Default::default(),
+            moved: Vec::new(),
+            dropped: Vec::new(),
+            blocks: 0,
+            count: 0,
+            bytes: 0,
+            limits: Limits::FORMAT,
+        }
     }
 
     /// From the extents of an inode record (as `decode_extents` gives them: rising, without overlaps).
@@ -214,61 +252,69 @@ impl ExtentMap {
                 return Err(bad(format!("leaf {} of {bytes} bytes", r.node)));
             }
             m.count += extents.len();
-            m.leaves.push(Leaf { first: r.first, node: Some(r.node), dirty: false, extents, bytes });
+            m.bytes += bytes;
+            let mut leaf = Leaf::new(extents, bytes);
+            leaf.node = Some(r.node);
+            m.leaves.insert(r.first, leaf);
         }
         m.index = index_nodes
             .into_iter()
-            .map(|(r, refs)| IndexNode { first: r.first, node: Some(r.node), written: refs })
+            .map(|(r, refs)| (r.first, IndexNode { node: Some(r.node), rolled: false, written: refs }))
             .collect();
         Ok(m)
     }
 
-    /// Index of the leaf that owns `lblk`; there must be one.
-    fn leaf_of(&self, lblk: u64) -> usize {
-        match self.leaves.last() {
-            Some(l) if l.first > lblk => self.leaves.partition_point(|l| l.first <= lblk) - 1,
-            _ => self.leaves.len() - 1,
-        }
+    /// The leaf that owns `lblk`, and where it begins.
+    fn leaf_at(&self, lblk: u64) -> Option<(u64, &Leaf)> {
+        let (first, leaf) = self.leaves.range(..=lblk).next_back()?;
+        visit();
+        Some((*first, leaf))
     }
 
-    /// Leaf, and index in it of the first extent that begins after `lblk`.
-    fn seek(&self, lblk: u64) -> Option<(usize, usize)> {
-        if self.leaves.is_empty() {
-            return None;
-        }
-        let li = self.leaf_of(lblk);
-        Some((li, self.leaves[li].after(lblk)))
+    /// Where the leaf begins that owns `lblk`; 0 for an empty map.
+    fn first_of(&self, lblk: u64) -> u64 {
+        self.leaf_at(lblk).map_or(0, |l| l.0)
+    }
+
+    /// The leaf behind the one that begins at `first`.
+    fn leaf_after(&self, first: u64) -> Option<(u64, &Leaf)> {
+        self.leaves.range(first + 1..).next().map(|(f, l)| (*f, &**l))
+    }
+
+    /// The leaf before the one that begins at `first`.
+    fn leaf_before(&self, first: u64) -> Option<(u64, &Leaf)> {
+        self.leaves.range(..first).next_back().map(|(f, l)| (*f, &**l))
     }
 
     /// The mapping from `lblk` to the end of its extent; `None`: a hole.
     pub fn get(&self, lblk: u64) -> Option<Piece> {
-        let (li, i) = self.seek(lblk)?;
-        let e = self.leaves[li].extents[..i].last()?;
+        let (_, leaf) = self.leaf_at(lblk)?;
+        let e = leaf.extents[..leaf.after(lblk)].last()?;
         (lblk < e.end()).then(|| Piece::of(e, lblk))
     }
 
     /// The piece at `lblk`, else the first extent after it.
     pub fn next_from(&self, lblk: u64) -> Option<Piece> {
-        let (li, i) = self.seek(lblk)?;
-        let leaf = &self.leaves[li];
+        let (first, leaf) = self.leaf_at(lblk)?;
+        let i = leaf.after(lblk);
         if let Some(e) = leaf.extents[..i].last()
             && lblk < e.end()
         {
             return Some(Piece::of(e, lblk));
         }
-        let next = leaf.extents.get(i).or_else(|| self.leaves.get(li + 1)?.extents.first())?;
+        let next = leaf.extents.get(i).or_else(|| self.leaf_after(first)?.1.extents.first())?;
         Some(Piece::of(next, next.lblk))
     }
 
     /// The extent with the highest first block that is not above `lblk`; it may end before `lblk`.
     pub fn floor(&self, lblk: u64) -> Option<&Extent> {
-        let (li, i) = self.seek(lblk)?;
-        self.leaves[li].extents[..i].last().or_else(|| self.leaves[..li].last()?.extents.last())
+        let (first, leaf) = self.leaf_at(lblk)?;
+        leaf.extents[..leaf.after(lblk)].last().or_else(|| self.leaf_before(first)?.1.extents.last())
     }
 
     /// One past the last mapped block; 0 for an empty map.
     pub fn last_end(&self) -> u64 {
-        self.leaves.last().and_then(|l| l.extents.last()).map_or(0, Extent::end)
+        self.leaves.last_key_value().and_then(|l| l.1.extents.last()).map_or(0, Extent::end)
     }
 
     /// Blocks mapped, unwritten ones included.
@@ -283,11 +329,14 @@ impl ExtentMap {
 
     /// Where the last `n` extents begin; `None` where there are no more than `n`.
     pub fn tail(&self, n: usize) -> Option<u64> {
-        let mut skip = self.count.checked_sub(n).filter(|s| *s > 0)?;
-        for l in &self.leaves {
-            match l.extents.get(skip) {
-                Some(e) => return Some(e.lblk),
-                None => skip -= l.extents.len(),
+        let mut left = n;
+        if self.count <= n {
+            return None;
+        }
+        for l in self.leaves.values().rev() {
+            match l.extents.len().checked_sub(left) {
+                Some(at) if left > 0 => return Some(l.extents[at].lblk),
+                _ => left = left.saturating_sub(l.extents.len()),
             }
         }
         None
@@ -295,13 +344,13 @@ impl ExtentMap {
 
     /// All extents in order.
     pub fn iter(&self) -> impl Iterator<Item = &Extent> {
-        self.leaves.iter().flat_map(|l| &l.extents)
+        self.leaves.values().flat_map(|l| &l.extents)
     }
 
     /// Memory that the map takes, roughly, in bytes.
     pub fn memory_bytes(&self) -> usize {
-        self.leaves.len() * size_of::<Leaf>()
-            + self.leaves.iter().map(|l| l.bytes).sum::<usize>()
+        self.leaves.len() * (size_of::<Leaf>() + 3 * size_of::<usize>())
+            + self.bytes
             + self.count * (size_of::<Extent>() - EXTENT_FIXED_BYTES)
     }
 
@@ -313,6 +362,7 @@ impl ExtentMap {
         assert!(e.len > 0 && e.len <= EXTENT_MAX && e.lblk <= LBLK_MAX && e.end() <= LBLK_MAX + 1, "bad extent {e:?}");
         assert!(e.sums.as_ref().is_none_or(|s| s.len() == e.len as usize), "{} blocks, other sums", e.len);
         let (lblk, end) = (e.lblk, e.end());
+        let Some(e) = self.swap(e, freed) else { return };
         let overwrites = lblk < self.last_end() && self.next_from(lblk).is_some_and(|p| p.lblk < end);
         if overwrites {
             self.cut_out(lblk, end, freed);
@@ -355,30 +405,79 @@ impl ExtentMap {
 
     /// Marks every node of the map to be written by the next layout.
     pub fn all_dirty(&mut self) {
-        self.leaves.iter_mut().for_each(|l| l.dirty = true);
-        self.index.iter_mut().for_each(|i| i.written.clear());
+        for (first, leaf) in &mut self.leaves {
+            leaf.mark(*first, &mut self.dirty);
+        }
+        for (first, index) in &mut self.index {
+            index.written.clear();
+            self.moved.push(*first);
+        }
     }
 
-    /// Marks these nodes to be written by the next layout, where they are still part of the map.
+    /// Marks these nodes to be written by the next layout, where they are still part of the map. It looks at every
+    /// leaf: for the cleaner, which comes rarely.
     pub fn mark_dirty(&mut self, nodes: &[NodeId]) {
-        for l in self.leaves.iter_mut().filter(|l| l.node.is_some_and(|n| nodes.contains(&n))) {
-            l.dirty = true;
+        for (first, leaf) in &mut self.leaves {
+            if leaf.node.is_some_and(|n| nodes.contains(&n)) {
+                leaf.mark(*first, &mut self.dirty);
+            }
         }
-        for i in self.index.iter_mut().filter(|i| i.node.is_some_and(|n| nodes.contains(&n))) {
-            i.written.clear();
+        for (first, index) in &mut self.index {
+            if index.node.is_some_and(|n| nodes.contains(&n)) {
+                index.written.clear();
+                self.moved.push(*first);
+            }
+        }
+    }
+
+    /// What the last layout wrote went into a roll-forward record only; [`Self::write_rolled`] will have it written
+    /// again.
+    pub fn rolled_forward(&mut self) {
+        let (leaves, index) = std::mem::take(&mut self.written);
+        for first in leaves {
+            if let Some(leaf) = self.leaves.get_mut(&first)
+                && !std::mem::replace(&mut leaf.rolled, true)
+            {
+                self.rolled.push(first);
+            }
+        }
+        for first in index {
+            if let Some(i) = self.index.get_mut(&first) {
+                i.rolled = true;
+            }
+        }
+    }
+
+    /// Marks the nodes to be written by the next layout that were only rolled forward.
+    pub fn write_rolled(&mut self) {
+        for first in std::mem::take(&mut self.rolled) {
+            if let Some(leaf) = self.leaves.get_mut(&first)
+                && std::mem::take(&mut leaf.rolled)
+            {
+                leaf.mark(first, &mut self.dirty);
+            }
+        }
+        for (first, index) in self.index.iter_mut().filter(|i| i.1.rolled) {
+            index.rolled = false;
+            index.written.clear();
+            self.moved.push(*first);
         }
     }
 
     /// All overflow nodes of the map, those included that the next layout would drop: what deleting the file
     /// has to free.
     pub fn nodes(&self) -> Vec<NodeId> {
-        let leaves = self.leaves.iter().filter_map(|l| l.node);
-        leaves.chain(self.index.iter().filter_map(|i| i.node)).chain(self.dropped.iter().copied()).collect()
+        let leaves = self.leaves.values().filter_map(|l| l.node);
+        leaves.chain(self.index.values().filter_map(|i| i.node)).chain(self.dropped.iter().copied()).collect()
     }
 
     /// Whether `b` can be joined to `a`.
     fn continues(&self, a: &Extent, b: &Extent) -> bool {
-        let max = if a.sums.is_some() { u32::from(self.limits.summed_blocks) } else { EXTENT_MAX };
+        Self::joins(&self.limits, a, b)
+    }
+
+    fn joins(limits: &Limits, a: &Extent, b: &Extent) -> bool {
+        let max = if a.sums.is_some() { u32::from(limits.summed_blocks) } else { EXTENT_MAX };
         a.end() == b.lblk
             && a.addr.0 + u64::from(a.len) == b.addr.0
             && a.unwritten == b.unwritten
@@ -386,14 +485,76 @@ impl ExtentMap {
             && a.len + b.len <= max
     }
 
-    /// Joins extents `at` and `at + 1` of leaf `li` where one continues the other.
-    fn join_next(&mut self, li: usize, at: usize) {
-        let list = &self.leaves[li].extents;
-        if list.get(at + 1).is_some_and(|n| self.continues(&list[at], n)) {
-            let leaf = &mut self.leaves[li];
+    /// The leaf that begins at `first`, which will have changed; there is one.
+    fn leaf_mut(&mut self, first: u64) -> &mut Leaf {
+        let Some(leaf) = self.leaves.get_mut(&first) else { unreachable!("no leaf begins at {first}") };
+        leaf.mark(first, &mut self.dirty);
+        leaf
+    }
+
+    /// Adds a leaf that begins at `first`.
+    fn add_leaf(&mut self, first: u64, mut leaf: Box<Leaf>) {
+        leaf.mark(first, &mut self.dirty);
+        self.leaves.insert(first, leaf);
+        self.note_moved(first);
+    }
+
+    /// Takes out the leaf that begins at `first`; its node is no longer used.
+    fn take_leaf(&mut self, first: u64) -> Option<Box<Leaf>> {
+        let leaf = self.leaves.remove(&first)?;
+        self.dropped.extend(leaf.node);
+        self.note_moved(first);
+        Some(leaf)
+    }
+
+    /// Lets the leaf that begins at `from` begin at `to`. Its node says the same as before.
+    fn move_border(&mut self, from: u64, to: u64) {
+        let Some(leaf) = self.leaves.remove(&from) else { return };
+        if leaf.dirty {
+            self.dirty.push(to);
+        }
+        if leaf.rolled {
+            self.rolled.push(to);
+        }
+        self.leaves.insert(to, leaf);
+        self.note_moved(from);
+        self.note_moved(to);
+    }
+
+    fn note_moved(&mut self, lblk: u64) {
+        // a tree that gets index nodes looks at all leaves
+        if !self.index.is_empty() {
+            self.moved.push(lblk);
+        }
+    }
+
+    /// The short way of [`Self::insert`], for what replaces one extent and neither joins nor cuts. Gives `e` back
+    /// where it is not that.
+    fn swap(&mut self, e: Extent, freed: &mut Vec<(BlockAddr, u32)>) -> Option<Extent> {
+        let Some((first, leaf)) = self.leaf_at(e.lblk) else { return Some(e) };
+        let at = leaf.after(e.lblk);
+        let same = |o: &Extent| (o.lblk, o.len, o.sums.is_some()) == (e.lblk, e.len, e.sums.is_some());
+        let [before @ .., old] = &leaf.extents[..at] else { return Some(e) };
+        // what begins or ends a leaf may join over its border
+        let (Some(left), Some(right)) = (before.last(), leaf.extents.get(at)) else { return Some(e) };
+        if !same(old) || self.continues(left, &e) || self.continues(&e, right) {
+            return Some(e);
+        }
+        freed.push((old.addr, old.len));
+        self.leaf_mut(first).extents[at - 1] = e;
+        None
+    }
+
+    /// Joins extents `at` and `at + 1` of the leaf at `first` where one continues the other.
+    fn join_next(&mut self, first: u64, at: usize) {
+        let limits = self.limits;
+        let leaf = self.leaf_mut(first);
+        let (Some(a), Some(b)) = (leaf.extents.get(at), leaf.extents.get(at + 1)) else { return };
+        if Self::joins(&limits, a, b) {
             let next = leaf.extents.remove(at + 1);
             join(&mut leaf.extents[at], next);
             leaf.bytes -= EXTENT_FIXED_BYTES;
+            self.bytes -= EXTENT_FIXED_BYTES;
             self.count -= 1;
         }
     }
@@ -401,49 +562,53 @@ impl ExtentMap {
     /// Puts `e` where nothing is mapped.
     fn place(&mut self, e: Extent) {
         if self.leaves.is_empty() {
-            self.leaves.push(Leaf::new(0));
+            self.add_leaf(0, Leaf::new(Vec::new(), 0));
         }
-        let mut li = self.leaf_of(e.lblk);
-        let mut at = self.leaves[li].after(e.lblk);
+        let mut first = self.first_of(e.lblk);
         // What the next leaf owns but `e` covers is empty: move the border rather than cut `e`.
-        if let Some(next) = self.leaves.get_mut(li + 1) {
-            next.first = next.first.max(e.end());
-        }
-        if at == 0
-            && let Some(last) = self.leaves[..li].last().and_then(|l| l.extents.last())
-            && self.continues(last, &e)
+        if let Some((next, _)) = self.leaf_after(first)
+            && next < e.end()
         {
-            self.leaves[li].first = e.end();
-            li -= 1;
-            at = self.leaves[li].extents.len();
+            self.move_border(next, e.end());
         }
-        let list = &self.leaves[li].extents;
-        let joins_left = at > 0 && self.continues(&list[at - 1], &e);
-        self.count += 1;
-        self.blocks += u64::from(e.len);
-        let leaf = &mut self.leaves[li];
-        leaf.dirty = true;
-        leaf.bytes += e.encoded_bytes();
-        if joins_left {
+        let mut at = self.leaf_mut(first).after(e.lblk);
+        if at == 0
+            && let Some((before, leaf)) = self.leaf_before(first)
+            && leaf.extents.last().is_some_and(|last| self.continues(last, &e))
+        {
+            at = leaf.extents.len();
+            self.move_border(first, e.end());
+            first = before;
+        }
+        let limits = self.limits;
+        let leaf = self.leaf_mut(first);
+        let mut bytes = e.encoded_bytes();
+        let mut count = 1;
+        let len = e.len;
+        if at > 0 && Self::joins(&limits, &leaf.extents[at - 1], &e) {
             at -= 1;
             join(&mut leaf.extents[at], e);
-            leaf.bytes -= EXTENT_FIXED_BYTES;
-            self.count -= 1;
+            bytes -= EXTENT_FIXED_BYTES;
+            count = 0;
         } else {
             leaf.extents.insert(at, e);
         }
-        self.join_next(li, at);
-        self.split_if_full(li);
+        leaf.bytes += bytes;
+        self.bytes += bytes;
+        self.count += count;
+        self.blocks += u64::from(len);
+        self.join_next(first, at);
+        self.split_if_full(first);
     }
 
-    /// Splits leaf `li` where it no longer fits a node.
-    fn split_if_full(&mut self, li: usize) {
-        let is_last = li + 1 == self.leaves.len();
-        let leaf = &mut self.leaves[li];
+    /// Splits the leaf at `first` where it no longer fits a node.
+    fn split_if_full(&mut self, first: u64) {
         let max = usize::from(self.limits.leaf_bytes);
-        if leaf.bytes <= max {
+        if self.leaves.get(&first).is_none_or(|l| l.bytes <= max) {
             return;
         }
+        let is_last = self.leaf_after(first).is_none();
+        let leaf = self.leaf_mut(first);
         let tail = leaf.extents.last().map_or(0, Extent::encoded_bytes);
         let at = if is_last && leaf.bytes - tail <= max {
             // a file that grows at its end leaves full leaves behind
@@ -462,10 +627,8 @@ impl ExtentMap {
         let extents = leaf.extents.split_off(at);
         let bytes = extents.iter().map(Extent::encoded_bytes).sum();
         leaf.bytes -= bytes;
-        leaf.dirty = true;
-        let right = Leaf { first: extents[0].lblk, node: None, dirty: true, extents, bytes };
-        debug_assert!(right.bytes <= max && leaf.bytes <= max);
-        self.leaves.insert(li + 1, right);
+        debug_assert!(bytes <= max && leaf.bytes <= max);
+        self.add_leaf(extents[0].lblk, Leaf::new(extents, bytes));
     }
 
     /// Takes `[from, to)` out and drops the leaves that become empty.
@@ -473,14 +636,10 @@ impl ExtentMap {
         if from >= to || self.leaves.is_empty() {
             return;
         }
-        let start = self.leaf_of(from);
-        // Only leaves wholly in the range become empty, but for the first and last, so they lie together.
-        let (mut empty, mut empties) = (start, 0);
-        for li in start..self.leaves.len() {
-            let leaf = &mut self.leaves[li];
-            if leaf.first >= to {
-                break;
-            }
+        let start = self.first_of(from);
+        let mut empty = Vec::new();
+        for (&first, leaf) in self.leaves.range_mut(start..to) {
+            visit();
             let i = leaf.extents.partition_point(|e| e.end() <= from);
             let j = leaf.extents.partition_point(|e| e.lblk < to);
             if i >= j {
@@ -489,6 +648,7 @@ impl ExtentMap {
             let (a, z) = (&leaf.extents[i], &leaf.extents[j - 1]);
             let left = (a.lblk < from).then(|| cut(a, a.lblk, from));
             let right = (z.end() > to).then(|| cut(z, to, z.end()));
+            self.bytes -= leaf.bytes;
             for e in &leaf.extents[i..j] {
                 let (s, t) = (e.lblk.max(from), e.end().min(to));
                 freed.push((BlockAddr(e.addr.0 + (s - e.lblk)), (t - s) as u32));
@@ -497,41 +657,43 @@ impl ExtentMap {
             }
             let rest = left.into_iter().chain(right);
             leaf.bytes += rest.clone().map(|e| e.encoded_bytes()).sum::<usize>();
+            self.bytes += leaf.bytes;
             let before = leaf.extents.len();
             leaf.extents.splice(i..j, rest);
             self.count = self.count + leaf.extents.len() - before;
-            leaf.dirty = true;
+            leaf.mark(first, &mut self.dirty);
             if leaf.extents.is_empty() {
-                if empties == 0 {
-                    empty = li;
-                }
-                empties += 1;
+                empty.push(first);
             }
         }
-        self.dropped.extend(self.leaves.drain(empty..empty + empties).filter_map(|l| l.node));
-        if let Some(l) = self.leaves.first_mut() {
-            l.first = 0;
+        for first in empty {
+            self.take_leaf(first);
+        }
+        if let Some((&first, _)) = self.leaves.first_key_value() {
+            if first != 0 {
+                self.move_border(first, 0);
+            }
             // a hole in the middle of an extent makes one more
-            self.split_if_full(self.leaf_of(from));
+            self.split_if_full(self.first_of(from));
         }
     }
 
     /// Joins the leaf at `lblk` with a neighbour where both are small.
     fn merge_small(&mut self, lblk: u64) {
         let small = usize::from(self.limits.leaf_bytes) / 4;
-        let Some((li, _)) = self.seek(lblk) else { return };
+        let Some((first, _)) = self.leaf_at(lblk).filter(|l| l.1.bytes <= small) else { return };
+        let before = self.leaf_before(first).map(|l| l.0);
         // the leaf after `lblk` may be the one that was cut from the left
-        for left in [li, li.wrapping_sub(1)] {
-            if let Some([a, b]) = self.leaves.get_mut(left..left.wrapping_add(2))
-                && a.bytes <= small
-                && b.bytes <= small
+        for left in [Some(first), before].into_iter().flatten() {
+            let fits = |l: Option<(u64, &Leaf)>| l.filter(|l| l.1.bytes <= small).map(|l| l.0);
+            if fits(self.leaf_at(left)).is_some()
+                && let Some(right) = fits(self.leaf_after(left))
+                && let Some(mut gone) = self.take_leaf(right)
             {
-                let border = a.extents.len() - 1;
-                a.extents.append(&mut b.extents);
-                a.bytes += b.bytes;
-                a.dirty = true;
-                let gone = self.leaves.remove(left + 1);
-                self.dropped.extend(gone.node);
+                let leaf = self.leaf_mut(left);
+                let border = leaf.extents.len() - 1;
+                leaf.extents.append(&mut gone.extents);
+                leaf.bytes += gone.bytes;
                 self.join_next(left, border);
             }
         }

@@ -160,8 +160,6 @@ pub struct State {
     pub linked_at: u64,
     /// Version at which something other than times last changed (fdatasync).
     pub data_at: u64,
-    /// Nodes that a roll-forward record carried and the running transaction must still write.
-    pub rolled: Vec<NodeId>,
     /// Nodes dropped (extent leaves, overflow nodes) that the next serialisation frees.
     pub dropped: Vec<NodeId>,
     /// Moved to another directory in `dirty_tx` or `sent_tx` (a directory): fsync below it commits.
@@ -259,7 +257,6 @@ impl State {
             link_synced: 0,
             linked_at: 1,
             data_at: 1,
-            rolled: Vec::new(),
             dropped: Vec::new(),
             deleted: false,
             moved_tx: TxId(0),

@@ -341,7 +341,6 @@ pub fn decode_cell(
         link_synced: rec.version,
         linked_at: 0,
         data_at: 0,
-        rolled: Vec::new(),
         dropped: Vec::new(),
         deleted: false,
         moved_tx: TxId(0),

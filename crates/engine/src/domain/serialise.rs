@@ -15,6 +15,7 @@ use braidfs_format::group::{SegmentKind, Temperature};
 use braidfs_format::inode::{Extent, NOCOW};
 use braidfs_format::journal::Record;
 use braidfs_format::node::{NodeRecord, OVERFLOW};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -64,6 +65,20 @@ const COLD_BLOCKS: usize = 4096;
 /// overwritten in place. A block with a checksum never is: block and checksum would not change together.
 pub fn writes_in_place(p: &Piece, in_place: bool) -> bool {
     p.unwritten || (in_place && p.sum.is_none())
+}
+
+/// The first of these logical blocks, all of them dirty, that must be written where it lies. Looks at no extent behind
+/// them.
+fn next_in_place(f: &FileBody, blocks: Range<u64>, in_place: bool) -> Option<u64> {
+    let mut at = blocks.start;
+    while at < blocks.end {
+        let p = f.map.next_from(at).filter(|p| p.lblk < blocks.end)?;
+        if writes_in_place(&p, in_place) {
+            return Some(p.lblk);
+        }
+        at = p.lblk + u64::from(p.len);
+    }
+    None
 }
 
 impl Domain {
@@ -159,13 +174,8 @@ impl Domain {
         }
         self.uninline_if_tight(tx, cell, st, out, mlog)?;
         self.flush_dir(tx, cell, st, out, mlog)?;
-        let rolled = std::mem::take(&mut st.rolled);
-        if !rolled.is_empty() {
-            match &mut st.body {
-                Body::File(f) => f.map.mark_dirty(&rolled),
-                Body::Dir(d) => d.map.mark_dirty(&rolled),
-                Body::Special => {}
-            }
+        if let Body::File(f) = &mut st.body {
+            f.map.write_rolled();
         }
         let records = self.encode(cell, st)?;
         self.take_records(cell, records, out)
@@ -279,8 +289,8 @@ impl Domain {
                 }
                 // up to where in-place pages begin
                 let mut n = left;
-                if let Some(next) = self.next_in_place(f, lblk, in_place) {
-                    n = n.min((next - lblk) as usize);
+                if let Some(next) = next_in_place(f, lblk..lblk + n as u64, in_place) {
+                    n = (next - lblk) as usize;
                 }
                 let near = lblk.checked_sub(1).and_then(|b| f.map.get(b)).map(|p| BlockAddr(p.addr.0 + 1));
                 if f.reserved == 0 {
@@ -334,21 +344,6 @@ impl Domain {
             return Err(Error::Io(std::io::Error::other("the volume was killed")));
         }
         self.store.write_batch(&[(addr, bufs)])
-    }
-
-    /// The next logical block from `lblk` that must be written where it lies.
-    fn next_in_place(&self, f: &FileBody, lblk: u64, in_place: bool) -> Option<u64> {
-        let mut at = lblk;
-        while let Some(p) = f.map.next_from(at) {
-            if writes_in_place(&p, in_place) {
-                return Some(p.lblk);
-            }
-            at = p.lblk + u64::from(p.len);
-            if at > lblk + RUN_MAX as u64 {
-                return None;
-            }
-        }
-        None
     }
 
     /// Gives the dirty buckets of a directory new places.

@@ -136,16 +136,18 @@ impl Domain {
         self.flush_file(tx, cell, st, &mut out, mlog)?;
         self.uninline_if_tight(tx, cell, st, &mut out, mlog)?;
         let enc = self.encode(cell, st)?;
+        // the transaction still has to write what this record carries alone
+        if let Body::File(f) = &mut st.body {
+            f.map.rolled_forward();
+        }
         // the transaction still has to do what encoding has just ticked off
         st.dropped.extend(enc.free.iter().copied());
         let mut records = Vec::new();
         let mut bytes = 0;
         let mut fits = true;
-        let mut rolled = Vec::new();
         for mut r in enc.write {
             if r.flags & OVERFLOW != 0 {
                 r.gener = self.overflow_gener(r.node)?;
-                rolled.push(r.node);
             }
             bytes += r.payload.len() + 40;
             records.push(Record::Full(r));
@@ -170,7 +172,6 @@ impl Domain {
         {
             fits = false;
         }
-        st.rolled.extend(rolled);
         let io = e.begin_io();
         if !fits {
             // the data has its place: write it, then let a commit carry the records

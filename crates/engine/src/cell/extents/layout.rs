@@ -3,12 +3,13 @@
 //! Depth 1: the record names the leaves. Depth 2: it names index nodes, which name the leaves. Index nodes keep
 //! their ranges from one layout to the next, so that a change writes only the index nodes that it touches.
 
+use super::steps::visit;
 use super::{ExtentMap, IndexNode};
 use crate::error::{Error, Result};
 use braidfs_format::NodeId;
 use braidfs_format::inode::{Content, Extent, LEAF_REFS_MAX, LeafRef, encode_extents, encode_refs};
 use braidfs_format::node::NodeKind;
-use std::ops::Range;
+use std::collections::BTreeSet;
 
 /// Bytes of an encoded [`LeafRef`].
 const REF_BYTES: usize = 14;
@@ -35,8 +36,7 @@ impl ExtentMap {
     /// Of `alloc`, and [`Error::TooBig`] where the budget does not hold the root. The map then stays valid and
     /// keeps the nodes that it was given; a later call goes on with them.
     pub fn layout(&mut self, inline_budget: usize, alloc: &mut dyn FnMut() -> Result<NodeId>) -> Result<Layout> {
-        let bytes: usize = self.leaves.iter().map(|l| l.bytes).sum();
-        if bytes <= inline_budget {
+        if self.bytes <= inline_budget {
             return Ok(self.layout_inline());
         }
         let fanout = usize::from(self.limits.refs);
@@ -46,57 +46,69 @@ impl ExtentMap {
         if leaves.div_ceil(fanout) > root_max {
             return Err(Error::TooBig);
         }
-        for leaf in &mut self.leaves {
-            if leaf.node.is_none() {
+        self.dirty.sort_unstable();
+        self.dirty.dedup();
+        for first in &self.dirty {
+            visit();
+            if let Some(leaf) = self.leaves.get_mut(first)
+                && leaf.node.is_none()
+            {
                 leaf.node = Some(alloc()?);
-                leaf.dirty = true;
+                if !self.index.is_empty() {
+                    self.moved.push(*first);
+                }
             }
         }
         if depth == 1 {
-            self.dropped.extend(self.index.drain(..).filter_map(|i| i.node));
+            self.dropped.extend(std::mem::take(&mut self.index).into_values().filter_map(|i| i.node));
+            self.moved.clear();
         } else {
-            let groups = self.regroup(fanout, root_max);
-            for i in &mut self.index {
-                if i.node.is_none() {
+            self.regroup(fanout, root_max);
+            for first in &self.moved {
+                if let Some(i) = self.index.get_mut(first)
+                    && i.node.is_none()
+                {
                     i.node = Some(alloc()?);
                 }
             }
-            debug_assert_eq!(groups.len(), self.index.len());
         }
         // From here on nothing fails, so that a layout is either given whole or not at all.
         let mut write = Vec::new();
-        let mut refs: Vec<LeafRef> = Vec::with_capacity(leaves);
-        for leaf in &mut self.leaves {
-            let Some(node) = leaf.node else { unreachable!("every leaf was given a node above") };
-            refs.push(LeafRef { first: leaf.first, node });
-            if std::mem::take(&mut leaf.dirty) {
+        let mut wrote = (Vec::new(), Vec::new());
+        for first in std::mem::take(&mut self.dirty) {
+            visit();
+            if let Some(leaf) = self.leaves.get_mut(&first)
+                && std::mem::take(&mut leaf.dirty)
+            {
+                let Some(node) = leaf.node else { unreachable!("every leaf was given a node above") };
                 write.push((node, NodeKind::ExtentLeaf, encode_extents(&leaf.extents)));
+                wrote.0.push(first);
             }
         }
-        if depth == 2 {
-            let mut root = Vec::with_capacity(self.index.len());
-            let mut rest = refs.as_slice();
-            for i in 0..self.index.len() {
-                let end = self.index.get(i + 1).map_or(u64::MAX, |n| n.first);
-                let (own, after) = rest.split_at(rest.partition_point(|r| r.first < end));
-                rest = after;
-                let index = &mut self.index[i];
-                let Some(node) = index.node else { unreachable!("every index was given a node above") };
-                root.push(LeafRef { first: index.first, node });
-                if index.written != own {
-                    index.written = own.to_vec();
-                    write.push((node, NodeKind::ExtentIndex, encode_refs(own)));
-                }
+        for first in std::mem::take(&mut self.moved) {
+            let own = self.refs_of(first);
+            let Some(index) = self.index.get_mut(&first) else { continue };
+            let Some(node) = index.node else { unreachable!("every index was given a node above") };
+            if index.written != own {
+                write.push((node, NodeKind::ExtentIndex, encode_refs(&own)));
+                index.written = own;
+                wrote.1.push(first);
             }
-            refs = root;
         }
+        let node_of = |node: Option<NodeId>| node.unwrap_or(NodeId(0));
+        let refs = if depth == 1 {
+            self.leaves.iter().map(|(first, l)| LeafRef { first: *first, node: node_of(l.node) }).collect()
+        } else {
+            self.index.iter().map(|(first, i)| LeafRef { first: *first, node: node_of(i.node) }).collect()
+        };
+        self.written = wrote;
         Ok(Layout { content: Content::Tree { depth, refs }, write, dropped: std::mem::take(&mut self.dropped) })
     }
 
     /// Upper bound of the overflow nodes that [`Self::layout`] would write now.
     pub fn dirty_nodes_estimate(&self) -> usize {
         let n = self.leaves.len();
-        let leaves = self.leaves.iter().filter(|l| l.dirty || l.node.is_none()).count();
+        let leaves = self.dirty.len();
         // an index node that splits leaves its parts at least half full
         let index = if n <= 1 { 0 } else { self.index.len() + n / (usize::from(self.limits.refs) / 2) + 1 };
         leaves + index
@@ -110,58 +122,86 @@ impl ExtentMap {
     }
 
     fn layout_inline(&mut self) -> Layout {
-        for leaf in &mut self.leaves {
+        for (first, leaf) in &mut self.leaves {
             self.dropped.extend(leaf.node.take());
-            leaf.dirty = true;
+            leaf.mark(*first, &mut self.dirty);
         }
-        self.dropped.extend(self.index.drain(..).filter_map(|i| i.node));
+        self.dropped.extend(std::mem::take(&mut self.index).into_values().filter_map(|i| i.node));
+        self.moved.clear();
+        self.written = Default::default();
         let extents: Vec<Extent> = self.iter().cloned().collect();
         let content = if extents.is_empty() { Content::None } else { Content::Extents(extents) };
         Layout { content, write: Vec::new(), dropped: std::mem::take(&mut self.dropped) }
     }
 
-    /// Makes `self.index` cover all leaves, at most `fanout` each and at most `root_max` index nodes.
-    fn regroup(&mut self, fanout: usize, root_max: usize) -> Vec<Range<usize>> {
-        let n = self.leaves.len();
-        let mut groups: Vec<(Range<usize>, Option<IndexNode>)> = Vec::new();
-        let mut unused = Vec::new();
-        let mut old = std::mem::take(&mut self.index).into_iter().peekable();
-        while let Some(index) = old.next() {
-            let start = groups.last().map_or(0, |g| g.0.end);
-            let end = old.peek().map_or(n, |next| self.leaves.partition_point(|l| l.first < next.first));
-            let len = end.saturating_sub(start);
-            match groups.last_mut() {
-                _ if len == 0 => unused.push(index),
-                Some((last, _)) if last.len() + len <= fanout / 2 => {
-                    last.end = end;
-                    unused.push(index);
-                }
-                _ => {
-                    let parts = len.div_ceil(fanout);
-                    // The last one grows at its end: fill what lies before.
-                    let size = if end == n { fanout } else { len.div_ceil(parts) };
-                    let mut index = Some(index);
-                    for p in 0..parts {
-                        let from = start + p * size;
-                        groups.push((from..end.min(from + size), index.take()));
-                    }
-                }
+    /// References to the leaves of the index node that begins at `first`.
+    fn refs_of(&self, first: u64) -> Vec<LeafRef> {
+        let refs = self.leaves.range(first..self.index_end(first)).map(|(first, l)| {
+            visit();
+            LeafRef { first: *first, node: l.node.unwrap_or(NodeId(0)) }
+        });
+        refs.collect()
+    }
+
+    /// Where the index node behind the one at `first` begins.
+    fn index_end(&self, first: u64) -> u64 {
+        self.index.range(first + 1..).next().map_or(u64::MAX, |i| *i.0)
+    }
+
+    /// Makes `self.index` cover all leaves, at most `fanout` each and at most `root_max` index nodes. `moved` then names
+    /// those that may have changed, rising.
+    fn regroup(&mut self, fanout: usize, root_max: usize) {
+        let moved = std::mem::take(&mut self.moved);
+        if self.index.is_empty() {
+            self.regroup_all(fanout);
+            return;
+        }
+        let owner = |lblk: &u64| self.index.range(..=*lblk).next_back().or_else(|| self.index.first_key_value());
+        let looked_at: BTreeSet<u64> = moved.iter().filter_map(owner).map(|i| *i.0).collect();
+        let mut changed = BTreeSet::new();
+        for old in looked_at {
+            let end = self.index_end(old);
+            let Some(mut node) = self.index.remove(&old) else { continue };
+            // the first index node owns what lies before it, too
+            let start = if self.index.range(..old).next().is_none() { 0 } else { old };
+            let mut firsts: Vec<u64> = self.leaves.range(start..end).map(|l| *l.0).collect();
+            firsts.iter().for_each(|_| visit());
+            let before = self.index.range(..old).next_back().map(|i| *i.0);
+            let joins = |before: &u64| self.leaves.range(*before..old).take(fanout).count() + firsts.len() <= fanout / 2;
+            if firsts.is_empty() {
+                self.dropped.extend(node.node);
+                continue;
+            }
+            if let Some(before) = before.filter(joins) {
+                // it owns these leaves now that no index node begins behind it
+                self.dropped.extend(node.node);
+                changed.insert(before);
+                continue;
+            }
+            // The last one grows at its end: fill what lies before.
+            let parts = firsts.len().div_ceil(fanout);
+            let size = if end == u64::MAX { fanout } else { firsts.len().div_ceil(parts) };
+            firsts = firsts.into_iter().step_by(size).collect();
+            for first in firsts {
+                let empty = IndexNode { node: None, rolled: false, written: Vec::new() };
+                self.index.insert(first, std::mem::replace(&mut node, empty));
+                changed.insert(first);
             }
         }
-        if groups.is_empty() || groups.len() > root_max {
-            let mut nodes: Vec<IndexNode> = groups.into_iter().filter_map(|g| g.1).collect();
-            nodes.reverse();
-            groups = (0..n).step_by(fanout).map(|from| (from..n.min(from + fanout), nodes.pop())).collect();
-            unused.append(&mut nodes);
+        self.moved = changed.into_iter().filter(|first| self.index.contains_key(first)).collect();
+        if self.index.len() > root_max {
+            self.regroup_all(fanout);
         }
-        self.dropped.extend(unused.into_iter().filter_map(|i| i.node));
-        let mut ranges = Vec::with_capacity(groups.len());
-        for (range, index) in groups {
-            let first = self.leaves[range.start].first;
-            let (node, written) = index.map_or((None, Vec::new()), |i| (i.node, i.written));
-            self.index.push(IndexNode { first, node, written });
-            ranges.push(range);
+    }
+
+    /// Full index nodes over all leaves.
+    fn regroup_all(&mut self, fanout: usize) {
+        let mut old = std::mem::take(&mut self.index).into_values();
+        self.moved = self.leaves.keys().step_by(fanout).copied().collect();
+        for first in &self.moved {
+            let node = old.next().and_then(|i| i.node);
+            self.index.insert(*first, IndexNode { node, rolled: false, written: Vec::new() });
         }
-        ranges
+        self.dropped.extend(old.filter_map(|i| i.node));
     }
 }

@@ -38,11 +38,13 @@ impl ExtentMap {
     fn check(&self) {
         let mut count = 0;
         let mut blocks = 0;
-        for (i, l) in self.leaves.iter().enumerate() {
+        for (first, l) in &self.leaves {
             assert!(!l.extents.is_empty() && l.bytes <= usize::from(self.limits.leaf_bytes));
             assert_eq!(l.bytes, l.extents.iter().map(Extent::encoded_bytes).sum::<usize>());
-            let end = self.leaves.get(i + 1).map_or(u64::MAX, |n| n.first);
-            let mut at = l.first;
+            assert!(!l.dirty || self.dirty.contains(first));
+            assert!(!l.rolled || self.rolled.contains(first));
+            let end = self.leaf_after(*first).map_or(u64::MAX, |n| n.0);
+            let mut at = *first;
             for e in &l.extents {
                 assert!(e.lblk >= at && e.end() <= end, "{e:?} in [{at}, {end})");
                 at = e.end();
@@ -53,8 +55,9 @@ impl ExtentMap {
             let pairs = l.extents.windows(2).filter(|w| w[0].sums.is_none());
             assert_eq!(pairs.filter(|w| self.continues(&w[0], &w[1])).count(), 0, "two extents that are one");
         }
-        assert!(self.leaves.first().is_none_or(|l| l.first == 0));
+        assert!(self.leaves.first_key_value().is_none_or(|l| *l.0 == 0));
         assert_eq!((count, blocks), (self.count, self.blocks));
+        assert_eq!(self.bytes, self.leaves.values().map(|l| l.bytes).sum::<usize>());
     }
 }
 
