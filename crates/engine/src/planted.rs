@@ -51,6 +51,10 @@ pub enum Bug {
     CommitUnderWayForgotten,
     /// A fast fsync does not flush what was written before its transaction's commit.
     EarlyDataForgotten,
+    /// A domain goes on to use a group that it gave away.
+    OwnedTwice,
+    /// A group is given away before it is durable that what it held was freed.
+    GivenEarly,
 }
 
 impl Bug {
@@ -78,6 +82,8 @@ impl Bug {
         (Bug::ChildrenForgotten, "children", "fsync of a directory forgets children in other domains"),
         (Bug::CommitUnderWayForgotten, "under-way", "sync does not wait for a commit that another thread is doing"),
         (Bug::EarlyDataForgotten, "early-data", "fsync forgets data that left the full cache before it"),
+        (Bug::OwnedTwice, "owned-twice", "a group owned twice"),
+        (Bug::GivenEarly, "given-early", "a group given away before its frees are durable"),
     ];
 }
 

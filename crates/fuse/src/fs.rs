@@ -176,7 +176,7 @@ impl BraidFs {
             op::OPEN => self.open(req, out, cx),
             op::READ => self.read(req, out),
             op::WRITE => self.write(req, out, cx),
-            op::STATFS => self.statfs(out),
+            op::STATFS => self.statfs(req, out),
             op::RELEASE => self.release(req),
             op::RELEASEDIR => self.releasedir(req),
             op::FSYNC | op::FSYNCDIR => self.fsync(req, cx),

@@ -23,10 +23,59 @@ impl Domain {
     /// Of the device: the domain is then read-only.
     pub fn checkpoint(&self) -> Result<()> {
         let _one = self.checkpoint_lock.lock();
-        self.checkpoint_locked().inspect_err(|e| self.fail(e))
+        self.checkpoint_locked(&[]).inspect_err(|e| self.fail(e))
     }
 
-    fn checkpoint_locked(&self) -> Result<()> {
+    /// Gives up those of `groups` that hold nothing: a checkpoint after which neither the tables nor the journal say
+    /// anything of them. Then calls `given` with them, while no other checkpoint runs, and forgets them. Blocks that a
+    /// transaction freed are in use until it is durable, and so are numbers of inodes. The caller is inside no gate, holds
+    /// no cell lock, and keeps others from claiming groups.
+    ///
+    /// # Errors
+    /// Of the device: the domain is then read-only.
+    pub(crate) fn give_up_groups(&self, groups: &[u32], given: impl FnOnce(&[u32]) -> Result<()>) -> Result<()> {
+        let _one = self.checkpoint_lock.lock();
+        let close = |g: &u32| {
+            if !self.space.close_group(*g) {
+                return false;
+            }
+            let closed = self.nodes.close_group(*g);
+            if !closed {
+                self.space.reopen_group(*g);
+            }
+            closed
+        };
+        let leaving: Vec<u32> = groups.iter().copied().filter(close).collect();
+        if leaving.is_empty() {
+            return Ok(());
+        }
+        let give = || -> Result<()> {
+            if planted(Bug::GivenEarly) {
+                given(&leaving)?;
+                self.commit()?;
+                return self.checkpoint_locked(&leaving);
+            }
+            // The newest transaction is kept for its list of orphans, and may be the one that freed what was there.
+            if self.orphans_listed.load(Ordering::Acquire) || !self.orphans.lock().is_empty() {
+                self.list_orphans()?;
+            }
+            self.checkpoint_locked(&leaving)?;
+            given(&leaving)
+        };
+        give().inspect_err(|e| self.fail(e))?;
+        for g in &leaving {
+            if planted(Bug::OwnedTwice) {
+                self.nodes.reopen_group(*g);
+                self.space.reopen_group(*g);
+            } else {
+                self.nodes.drop_group(*g);
+                self.space.drop_group(*g);
+            }
+        }
+        Ok(())
+    }
+
+    fn checkpoint_locked(&self, leaving: &[u32]) -> Result<()> {
         if let Some(why) = self.failed() {
             return Err(Error::DomainFailed { domain: self.id, why: why.to_owned() });
         }
@@ -47,7 +96,7 @@ impl Domain {
         let write_home = || -> Result<()> {
             // the segment tables last: they count what is written
             self.nodes.write_home()?;
-            self.space.write_home(number)?;
+            self.space.write_home_without(number, leaving)?;
             self.flush_devices()
         };
         if !planted(Bug::TailEarly) {
@@ -136,12 +185,17 @@ impl Domain {
 
     /// Writes the list of orphans into a transaction of its own, so that an older one need not be kept.
     fn relog(&self) -> Result<()> {
+        self.list_orphans()?;
+        self.checkpoint()
+    }
+
+    /// Commits a transaction that begins no earlier than now and lists the orphans.
+    fn list_orphans(&self) -> Result<()> {
         {
             let g = self.gate.read();
             g.record_all([braidfs_format::journal::Record::Orphans(Vec::new())]);
         }
-        self.commit()?;
-        self.checkpoint()
+        self.commit()
     }
 
     /// Last act of a proper unmount: everything is committed; the header says clean.

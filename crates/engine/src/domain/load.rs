@@ -28,7 +28,7 @@ impl Domain {
             return Ok(c);
         }
         let before = self.cells.before_load(ino);
-        let entry = self.nodes.get(ino)?;
+        let entry = self.nodes.look(ino)?;
         if !entry.used() || entry.flags & OVERFLOW != 0 {
             return Err(Error::NotFound);
         }

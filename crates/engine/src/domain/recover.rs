@@ -102,7 +102,7 @@ impl Domain {
         let last = Checkpointed::of(&header.header);
         let space = Space::open(store.clone(), id, mlogs, groups, Some(log), Some(last))?;
         let doubt = space.doubt(last.sum);
-        let nodes = NodeTable::open(store.clone(), id, groups, &space)?;
+        let nodes = NodeTable::open(store.clone(), id, &space.groups(), &space)?;
         let mut rec = Recovered::default();
         let mut keep = None;
         let mut durable = header.header.last_tx.get();

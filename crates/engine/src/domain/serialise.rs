@@ -128,7 +128,7 @@ impl Domain {
         if blocks > 0 {
             self.space.pending_free(blocks);
             #[cfg(feature = "planted-bugs")]
-            if planted(Bug::FreedReused) {
+            if planted(Bug::FreedReused) || planted(Bug::GivenEarly) {
                 self.space.free_early(&runs);
             }
             tx.record_all(runs.iter().map(|&(addr, len)| Record::Free { addr, len }));

@@ -172,7 +172,7 @@ fn replay_domain(m: &Model, d: &Domain, log: &mut Log) -> Result<()> {
     let groups: Vec<u32> = (0u32..).zip(&m.bat).filter(|(_, e)| e.domain == Some(id)).map(|(g, _)| g).collect();
     let run = Run { addr: journal.addr(0), len: h.journal_blocks.get() };
     let space = Space::open(Arc::clone(&m.store), id, 1, &groups, Some(run), Some(Checkpointed::of(&h)))?;
-    let table = NodeTable::open(Arc::clone(&m.store), id, &groups, &space)?;
+    let table = NodeTable::open(Arc::clone(&m.store), id, &space.groups(), &space)?;
     let (chunks, end) = journal.scan()?;
     let last = recover::replay(id, &chunks, &space, &table, h.last_tx.get(), &mut Recovered::default())?;
     h.checkpoint = h.checkpoint.get().saturating_add(1).into();

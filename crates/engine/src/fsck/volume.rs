@@ -12,7 +12,7 @@ use crate::volume::super_io;
 use braidfs_device::{BLOCK_BYTES, Device};
 use braidfs_format::bat::{self, BatEntry, ENTRIES_PER_BLOCK};
 use braidfs_format::domain::{CLEAN, DomainHeader, FAILED};
-use braidfs_format::group::{GroupHeader, SegmentTable};
+use braidfs_format::group::{GroupHeader, SegmentTable, claim_seq};
 use braidfs_format::super_block::SuperBlock;
 use braidfs_format::{BlockKind, DomainId};
 use std::collections::BTreeMap;
@@ -74,6 +74,10 @@ fn find_claims(m: &mut Model) {
         let (upto, number) = (h.checkpoint.get(), m.domains[i].number);
         let owned = (0u32..).zip(&m.bat).filter(|(_, e)| e.domain == Some(DomainId(number)));
         let mut tables: Vec<(u32, u64)> = owned.map(|(group, _)| mark(m, group, upto)).collect();
+        let left = |(group, seq): &(u32, u64)| *seq == claim_seq(m.bat[*group as usize].epoch.wrapping_add(1));
+        for (group, _) in tables.extract_if(.., |t| left(t)).collect::<Vec<_>>() {
+            given_back(m, group, h.flags.get() & CLEAN != 0);
+        }
         if table_sum(&tables) == h.tables.get() {
             continue;
         }
@@ -98,6 +102,22 @@ fn find_claims(m: &mut Model) {
             }
         }
     }
+}
+
+/// A domain has given `group` back, and the BAT does not say so yet: a crash came between, which a mount puts right; in a
+/// volume that was unmounted it is damage.
+fn given_back(m: &mut Model, group: u32, clean: bool) {
+    let index = (group / ENTRIES_PER_BLOCK) as usize;
+    let old = m.bat[group as usize];
+    if clean {
+        let owner = old.domain.map_or(u16::MAX, |d| d.0);
+        let why = format!("it lacks that domain {owner} gave group {group} back");
+        m.log.add(codes::BAT_COPY, None, format!("BAT pair {index}: {why}: the device lost its newest copy"));
+        if !m.bat_dirty.contains(&index) {
+            m.bat_dirty.push(index);
+        }
+    }
+    m.bat[group as usize] = BatEntry { domain: None, epoch: old.epoch.wrapping_add(1) };
 }
 
 fn check_supers(m: &mut Model) {

@@ -60,8 +60,7 @@ impl Volume {
             {
                 drop(st);
                 drop(op);
-                i.make_room(i.dom(c.domain), attempt)?;
-                attempt += 1;
+                i.make_room(i.dom(c.domain), &mut attempt)?;
                 continue;
             }
             op.touch(&c, &mut st)?;

@@ -25,22 +25,38 @@ impl Inner {
             Placement::Inherit => kind == FileKind::Dir && dir.ino == NodeId::ROOT,
             _ => kind == FileKind::Dir,
         };
-        if !spread {
-            return dir.domain;
-        }
         let n = self.domains.len() as u32;
         // the next domain that can take it
-        for _ in 0..n {
+        for _ in 0..if spread { n } else { 0 } {
             let d = &self.domains[(self.next_domain.fetch_add(1, Ordering::Relaxed) % n) as usize];
-            if d.failed().is_none() {
+            if d.failed().is_none() && self.has_room(d) {
                 return d.id;
             }
         }
-        dir.domain
+        if self.has_room(self.dom(dir.domain)) {
+            return dir.domain;
+        }
+        self.roomiest().filter(|d| self.has_room(d)).map_or(dir.domain, |d| d.id)
     }
 
     pub(crate) fn default_placement(&self) -> Placement {
         Placement::from_u8(self.sb.placement).unwrap_or_default()
+    }
+
+    /// A new inode's number in domain `home`, or in another one where that has none; and the domain. Not inside a gate.
+    fn new_node_anywhere(&self, home: DomainId, near: NodeId) -> Result<(NodeId, u32, DomainId)> {
+        let first = self.new_node(home, near).map(|(ino, gener)| (ino, gener, home));
+        if !matches!(first, Err(Error::NoSpace)) {
+            return first;
+        }
+        for d in self.domains.iter().filter(|d| d.id != home && d.failed().is_none()) {
+            match d.nodes.alloc(None) {
+                Ok((ino, gener)) => return Ok((ino, gener, d.id)),
+                Err(Error::NoSpace) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        first
     }
 
     /// A new inode's number, its domain given more groups if need be, or those of deleted inodes. Not inside a gate.
@@ -140,7 +156,7 @@ impl Inner {
                 self.place(d, &st, new.kind)
             }
         };
-        let (ino, gener) = self.new_node(home, d.ino)?;
+        let (ino, gener, home) = self.new_node_anywhere(home, d.ino)?;
         let r = loop {
             match self.settle_name(d, name, home).and_then(|()| self.create_at(d, name, new, cred, home, ino, gener)) {
                 Ok(None) => {}
@@ -166,7 +182,8 @@ impl Inner {
         ino: NodeId,
         gener: u32,
     ) -> Result<Option<(Arc<Cell>, Attr)>> {
-        let mut op = Op::begin(self, &[d.domain, home], ENTRY_BLOCKS, false)?;
+        let lender = (home != d.domain).then_some(d.domain);
+        let mut op = Op::begin_lending(self, &[d.domain, home], ENTRY_BLOCKS, false, lender)?;
         let mut dst = d.state.write();
         check_alive(&dst)?;
         if dst.flags & IMMUTABLE != 0 {

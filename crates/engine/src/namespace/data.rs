@@ -276,7 +276,7 @@ impl Inner {
         let mut done = 0;
         let mut dirty = 0;
         while done < data.len() {
-            let piece = &data[done..data.len().min(done + PIECE)];
+            let mut piece = &data[done..data.len().min(done + PIECE)];
             let mut attempt = 0;
             let (offset, n) = loop {
                 match self.write_piece(c, at, piece) {
@@ -285,10 +285,13 @@ impl Inner {
                         break (w.offset, w.bytes);
                     }
                     Ok(None) => {
-                        if let Err(e) = self.make_room(self.dom(c.domain), attempt) {
+                        let Err(e) = self.make_room(self.dom(c.domain), &mut attempt) else { continue };
+                        // the last blocks: as much of the piece as there is room for
+                        let rest = self.dom(c.domain).space.available().min(piece.len() as u64 / PAGE / 2);
+                        if rest == 0 {
                             return if done > 0 { Ok((start, done)) } else { Err(e) };
                         }
-                        attempt += 1;
+                        piece = &piece[..(rest * PAGE) as usize];
                     }
                     Err(_) if done > 0 => return Ok((start, done)),
                     Err(e) => return Err(e),

@@ -5,7 +5,7 @@
 
 use super::Op;
 use super::data::SIZE_MAX;
-use crate::cell::{Body, Cell, State};
+use crate::cell::{Body, Cell, FileBody, State};
 use crate::error::{Error, Result};
 use crate::space::Class;
 use crate::types::*;
@@ -20,31 +20,69 @@ const PAGE: u64 = 4096;
 /// Blocks allocated by one operation at most.
 const PIECE_BLOCKS: u64 = 16 * 1024;
 
+/// The parts of `first .. end` that are not mapped.
+fn holes(f: &FileBody, first: u64, end: u64) -> Vec<(u64, u64)> {
+    let mut holes = Vec::new();
+    let mut at = first;
+    while at < end {
+        match f.map.next_from(at) {
+            Some(p) if p.lblk <= at => at = p.lblk + u64::from(p.len),
+            p => {
+                let to = p.map_or(end, |p| p.lblk.min(end));
+                holes.push((at, to));
+                at = to;
+            }
+        }
+    }
+    holes
+}
+
 impl Inner {
-    /// Allocates what is not mapped in `first .. end`; false where room must be made first.
-    fn allocate(&self, op: &Op<'_>, c: &Arc<Cell>, st: &mut State, first: u64, end: u64) -> Result<bool> {
+    /// Promises the blocks that allocating `first .. end` takes, after making room for them: all or nothing, so that no
+    /// file is left half grown. How many.
+    fn promise(&self, c: &Arc<Cell>, first: u64, end: u64) -> Result<u64> {
+        let need = match &c.state.read().body {
+            Body::File(f) => holes(f, first, end).iter().map(|(a, b)| b - a).sum(),
+            _ => 0,
+        };
+        let d = self.dom(c.domain);
+        if need > self.room(d, need) {
+            // what others have freed counts when that is durable
+            self.reap_zombies()?;
+            self.commit_all()?;
+            if need > self.room(d, need) {
+                return Err(Error::NoSpace);
+            }
+        }
+        let mut attempt = 0;
+        while d.space.reserve(need, false).is_err() {
+            self.make_room(d, &mut attempt)?;
+        }
+        Ok(need)
+    }
+
+    /// Allocates what is not mapped in `first .. end`, out of the blocks that are `promised` to it first; false where room
+    /// must be made first.
+    fn allocate(
+        &self,
+        op: &Op<'_>,
+        c: &Arc<Cell>,
+        st: &mut State,
+        (first, end): (u64, u64),
+        promised: &mut u64,
+    ) -> Result<bool> {
         let d = self.dom(c.domain);
         let tx = op.tx(c.domain);
         let mlog = d.pick_mlog();
         let class = Class { kind: SegmentKind::Data, temperature: Temperature::Warm };
         let Body::File(f) = &mut st.body else { return Err(Error::Invalid("not a regular file")) };
-        let mut holes = Vec::new();
-        let mut at = first;
-        while at < end {
-            let next = f.map.next_from(at);
-            match next {
-                Some(p) if p.lblk <= at => at = p.lblk + u64::from(p.len),
-                p => {
-                    let to = p.map_or(end, |p| p.lblk.min(end));
-                    holes.push((at, to));
-                    at = to;
-                }
-            }
-        }
+        let holes = holes(f, first, end);
         let n: u64 = holes.iter().map(|(a, b)| b - a).sum();
-        if n > 0 && d.space.reserve(n, false).is_err() {
+        let given = n.min(*promised);
+        if n > given && d.space.reserve(n - given, false).is_err() {
             return Ok(false);
         }
+        *promised -= given;
         let mut left = n;
         for (mut at, to) in holes {
             while at < to {
@@ -135,9 +173,16 @@ impl Inner {
         end.min((at * PAGE).max(from + 1).next_multiple_of(PAGE))
     }
 
-    fn falloc_piece(&self, c: &Arc<Cell>, mode: FallocMode, offset: u64, end: u64) -> Result<bool> {
+    fn falloc_piece(
+        &self,
+        c: &Arc<Cell>,
+        mode: FallocMode,
+        (offset, end): (u64, u64),
+        promised: &mut u64,
+    ) -> Result<bool> {
         let d = self.dom(c.domain);
-        let mut op = Op::begin(self, &[c.domain], 4, mode == FallocMode::PunchHole)?;
+        // what needs new room asks for it below
+        let mut op = Op::begin(self, &[c.domain], 4, true)?;
         let mut st = c.state.write();
         if st.deleted {
             return Err(Error::NotFound);
@@ -186,7 +231,7 @@ impl Inner {
                 d.uninline(f);
                 f.inline = None;
             }
-            if !self.allocate(&op, c, &mut st, offset / PAGE, end.div_ceil(PAGE))? {
+            if !self.allocate(&op, c, &mut st, (offset / PAGE, end.div_ceil(PAGE)), promised)? {
                 return Ok(false);
             }
             if st.flags & NOCOW == 0 {
@@ -223,14 +268,25 @@ impl Volume {
         }
         let end = offset.checked_add(len).filter(|e| *e <= SIZE_MAX).ok_or(Error::TooBig)?;
         let i = self.inner();
-        if mode != FallocMode::PunchHole {
-            // all or nothing: no file half grown
-            let need = len.div_ceil(PAGE);
-            let have = self.statfs().available + c.state.read().blocks();
-            if need > have {
-                return Err(Error::NoSpace);
+        let mut promised = match mode {
+            FallocMode::Allocate { .. } => i.promise(c, offset / PAGE, end.div_ceil(PAGE))?,
+            FallocMode::ZeroRange { .. } => {
+                // of what it has the same is given back
+                let have = i.room(i.dom(c.domain), u64::MAX) + c.state.read().blocks();
+                if len.div_ceil(PAGE) > have {
+                    return Err(Error::NoSpace);
+                }
+                0
             }
-        }
+            FallocMode::PunchHole => 0,
+        };
+        let r = self.falloc_all(c, mode, (offset, end), &mut promised);
+        i.dom(c.domain).space.unreserve(promised);
+        r
+    }
+
+    fn falloc_all(&self, c: &Arc<Cell>, mode: FallocMode, (offset, end): (u64, u64), promised: &mut u64) -> Result<()> {
+        let i = self.inner();
         let blocks = PIECE_BLOCKS.min(i.dom(c.domain).pieces_max() as u64 / 2).max(1);
         let mut at = offset;
         while at < end {
@@ -241,9 +297,8 @@ impl Volume {
                 end.min((at / PAGE + blocks) * PAGE)
             };
             let mut attempt = 0;
-            while !i.falloc_piece(c, mode, at, to)? {
-                i.make_room(i.dom(c.domain), attempt)?;
-                attempt += 1;
+            while !i.falloc_piece(c, mode, (at, to), promised)? {
+                i.make_room(i.dom(c.domain), &mut attempt)?;
             }
             at = to;
         }

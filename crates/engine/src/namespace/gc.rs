@@ -8,6 +8,7 @@ use crate::error::{Error, Result};
 use crate::types::*;
 use crate::volume::{Inner, Volume};
 use braidfs_format::domain::NEEDS_GC;
+use braidfs_format::group::Owner;
 use braidfs_format::node::{OVERFLOW, REMOTE};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -161,22 +162,29 @@ impl Inner {
             }
             let Some(v) = d.space.victim(d.committed(), &skip)? else { break };
             skip.insert((v.group, v.segment));
-            for (addr, owner) in &v.blocks {
-                let r = if owner.node.0 == 0 {
-                    self.move_node_block(d, *addr)
-                } else {
-                    self.move_block(d, *addr, owner.node, owner.lblk)
-                };
-                match r {
-                    Ok(true) => moved += 1,
-                    Ok(false) | Err(Error::NotFound) => {}
-                    Err(e) => return Err(e),
-                }
-            }
-            d.flush_lazy()?;
-            d.commit()?;
+            moved += self.move_blocks(d, &v.blocks)?;
         }
         d.counters.cleaned.fetch_add(moved, Ordering::Relaxed);
+        Ok(moved)
+    }
+
+    /// Has blocks and whose they were written elsewhere, by a commit; how many.
+    pub(crate) fn move_blocks(&self, d: &Arc<Domain>, blocks: &[(BlockAddr, Owner)]) -> Result<u64> {
+        let mut moved = 0;
+        for (addr, owner) in blocks {
+            let r = if owner.node.0 == 0 {
+                self.move_node_block(d, *addr)
+            } else {
+                self.move_block(d, *addr, owner.node, owner.lblk)
+            };
+            match r {
+                Ok(true) => moved += 1,
+                Ok(false) | Err(Error::NotFound) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        d.flush_lazy()?;
+        d.commit()?;
         Ok(moved)
     }
 

@@ -89,6 +89,21 @@ impl<'a> Op<'a> {
     /// # Errors
     /// [`Error::NoSpace`] where nothing can be made free.
     pub fn begin(inner: &'a Inner, domains: &[DomainId], blocks: u64, essential: bool) -> Result<Op<'a>> {
+        Self::begin_lending(inner, domains, blocks, essential, None)
+    }
+
+    /// [`Self::begin`], with the blocks in domain `lender` out of half its reserve where it has no others: what is made goes
+    /// to another one, since this has no room.
+    ///
+    /// # Errors
+    /// As [`Self::begin`].
+    pub fn begin_lending(
+        inner: &'a Inner,
+        domains: &[DomainId],
+        blocks: u64,
+        essential: bool,
+        lender: Option<DomainId>,
+    ) -> Result<Op<'a>> {
         let mut ids: SmallVec<[DomainId; 4]> = SmallVec::from_slice(domains);
         ids.sort_unstable();
         ids.dedup();
@@ -97,12 +112,13 @@ impl<'a> Op<'a> {
         'again: loop {
             let enters = enter_all(&doms)?;
             for (i, e) in enters.iter().enumerate() {
-                if e.domain.space.reserve(blocks, essential).is_err() {
+                let space = &e.domain.space;
+                let lends = lender == Some(e.domain.id) && space.reserve_again(blocks).is_ok();
+                if !lends && space.reserve(blocks, essential).is_err() {
                     enters[..i].iter().for_each(|e| e.domain.space.unreserve(blocks));
                     let short = ids[i];
                     drop(enters);
-                    inner.make_room(inner.dom(short), attempt)?;
-                    attempt += 1;
+                    inner.make_room(inner.dom(short), &mut attempt)?;
                     continue 'again;
                 }
             }

@@ -15,6 +15,7 @@
 //! Not promised: that `apply` may be called by several threads at a time for the same node.
 
 mod cache;
+mod giving;
 mod home;
 mod slots;
 #[cfg(test)]
@@ -115,6 +116,15 @@ impl NodeTable {
         let entry = self.with_block(&group, index, |block| Ok(block.entries(self, &group, index)?[slot as usize]));
         self.evict_entries();
         entry
+    }
+
+    /// [`Self::get`] for a number that may be anybody's: one of a group that the domain does not have is not in use.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] where the group is not the domain's; of the device.
+    pub fn look(&self, node: NodeId) -> Result<NodeEntry> {
+        let known = self.store.geometry.node_place(node).is_some_and(|(g, _)| self.groups.read().contains_key(&g));
+        if known { self.get(node) } else { Err(Error::NotFound) }
     }
 
     /// Applies the [`Record::Node`]s of a durable transaction (others are ignored). An entry that is not used frees the

@@ -22,6 +22,8 @@ pub(super) struct NodeGroup {
     pub blocks: Box<[TableBlock]>,
     /// Some block changed since it was written.
     pub dirty: AtomicBool,
+    /// No slot is given out any more; read under a block's lock.
+    pub closed: AtomicBool,
     /// How often each was written.
     pub counts: Arc<Counts>,
 }
@@ -50,7 +52,13 @@ impl NodeGroup {
     pub fn new(number: u32, blocks: u32, counts: Arc<Counts>) -> Self {
         let block =
             |_| TableBlock { free: AtomicU16::new(UNKNOWN), claimed: AtomicBool::new(false), state: Mutex::default() };
-        Self { number, blocks: (0..blocks).map(block).collect(), dirty: AtomicBool::new(false), counts }
+        Self {
+            number,
+            blocks: (0..blocks).map(block).collect(),
+            dirty: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+            counts,
+        }
     }
     pub fn len(&self) -> u32 {
         self.blocks.len() as u32
@@ -98,7 +106,8 @@ impl BlockState {
             taken[word] &= !bit;
         }
     }
-    fn free(&self) -> u16 {
+    /// Free slots; more than a block has where it was not read.
+    pub fn free(&self) -> u16 {
         self.taken.map_or(UNKNOWN, |t| (NODES_PER_BLOCK - t.iter().map(|w| w.count_ones()).sum::<u32>()) as u16)
     }
     fn find(&self, from: u32) -> Option<u32> {
@@ -163,7 +172,7 @@ impl NodeTable {
     }
 
     /// Reads the blocks of a group's node table that were not read yet, all at once, and keeps only their bitmaps.
-    fn count_group(&self, group: &NodeGroup) {
+    pub(super) fn count_group(&self, group: &NodeGroup) {
         if group.blocks.iter().all(|b| b.free.load(Relaxed) != UNKNOWN) {
             return;
         }
@@ -257,6 +266,9 @@ impl NodeTable {
         }
         self.with_block(group, index, |block| {
             block.entries(self, group, index)?;
+            if group.closed.load(Relaxed) {
+                return Ok(None);
+            }
             let Some(slot) = block.find(from.unwrap_or(block.next)) else { return Ok(None) };
             let old = block.entries(self, group, index)?[slot as usize].gener;
             block.set_taken(slot, true);

@@ -42,6 +42,10 @@ impl Space {
         let mut log = self.mlogs[mlog % self.mlogs.len()].lock();
         let slot = class.slot();
         let enough = want.min(GOOD_RUN);
+        // one that was emptied since is as good as any other: the lowest is better
+        if let Some(seg) = log.active[slot].take_if(|seg| seg.group.segments[seg.index as usize].is_fresh()) {
+            self.leave(&seg);
+        }
         if let Some(run) = log.active[slot].as_ref().and_then(|seg| self.take_near(seg, near, want)) {
             return Ok(run);
         }
@@ -87,10 +91,15 @@ impl Space {
     fn switch(&self, log: &mut Mlog, slot: usize, seg: SegmentRef, want: u32) -> Option<Run> {
         let run = seg.take(want, want.min(GOOD_RUN)).or_else(|| seg.take(want, 0));
         if let Some(old) = log.active[slot].replace(seg) {
-            old.group.segments[old.index as usize].state.lock().active = false;
-            self.offer(&old);
+            self.leave(&old);
         }
         run
+    }
+
+    /// A segment is no longer the active one of a log: it becomes anybody's.
+    fn leave(&self, seg: &SegmentRef) {
+        seg.group.segments[seg.index as usize].state.lock().active = false;
+        self.offer(seg);
     }
 
     /// The last resort: any unused block, also in segments that other logs are writing.

@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::planted::{Bug, planted};
 use crate::store::Store;
 use braidfs_format::geometry::SEGMENT_BLOCKS;
-use braidfs_format::group::{GroupHeader, OWNERS_PER_BLOCK, Owner, SegmentEntry, SegmentKind, SegmentTable};
+use braidfs_format::group::{GroupHeader, OWNERS_PER_BLOCK, Owner, SegmentEntry, SegmentKind, SegmentTable, claim_seq};
 use braidfs_format::{BLOCK_BYTES, BlockAddr, Corrupt, DomainId};
 use braidfs_sync::Mutex;
 use std::sync::Arc;
@@ -18,9 +18,13 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 #[derive(Debug)]
 pub(super) struct Group {
     pub number: u32,
+    /// Of the claim by which the domain has it.
+    pub epoch: u32,
     pub segments: Box<[Segment]>,
     /// Unused blocks.
     free: AtomicU32,
+    /// Blocks that can be allocated at all.
+    total_blocks: u32,
     /// Which copy of the segment table is current.
     pub table: Mutex<PairCopy>,
     /// How often the other tables were written.
@@ -29,6 +33,9 @@ pub(super) struct Group {
     pub table_dirty: AtomicBool,
     /// Some half of an owner table changed.
     pub owners_dirty: AtomicBool,
+    /// Nothing is allocated in it any more. Read under a segment's lock, so that whoever sets it and then looks at each
+    /// segment knows what there is.
+    closed: AtomicBool,
 }
 
 /// A segment of it.
@@ -62,8 +69,9 @@ pub(super) struct SegmentState {
 }
 
 impl Group {
-    /// Reads header and segment table: its newest copy that is not of a checkpoint after `upto`.
-    pub fn open(store: &Store, domain: DomainId, number: u32, journal: Option<Run>, upto: u64) -> Result<Self> {
+    /// Reads header and segment table: its newest copy that is not of a checkpoint after `upto`. `None` where that says
+    /// that the domain has given the group back.
+    pub fn open(store: &Store, domain: DomainId, number: u32, journal: Option<Run>, upto: u64) -> Result<Option<Self>> {
         let geometry = store.geometry;
         let bad = |why: String| Corrupt::new("group header", format!("of group {number}: {why}"));
         if number >= geometry.groups {
@@ -87,6 +95,10 @@ impl Group {
             geometry.segment_table_addr(number),
             upto,
         )?;
+        let epoch = header.epoch.get();
+        if table.seq == claim_seq(epoch.wrapping_add(1)) {
+            return Ok(None);
+        }
         let counts = Arc::new(Counts::new(&table));
         let start = geometry.group_start(number).0;
         let journal = journal.map_or(0..0, |j| {
@@ -106,16 +118,20 @@ impl Group {
             segments.push(Segment::new(geometry.segment_start(number, i), entry, fixed, overlaps));
         }
         let free = segments.iter().map(Segment::free).sum();
-        Ok(Self {
+        let total_blocks = segments.iter().map(Segment::total).sum();
+        Ok(Some(Self {
             number,
+            epoch,
             segments: segments.into(),
             free: AtomicU32::new(free),
+            total_blocks,
             table: Mutex::new(PairCopy { index: table.copy, seq: table.seq }),
             counts,
             // what a checkpoint left that did not end must not look like one that did
             table_dirty: AtomicBool::new(table.unfinished),
             owners_dirty: AtomicBool::new(false),
-        })
+            closed: AtomicBool::new(false),
+        }))
     }
 
     /// Unused blocks.
@@ -124,7 +140,42 @@ impl Group {
     }
     /// Blocks that can be allocated at all.
     pub fn total(&self) -> u32 {
-        self.segments.iter().map(Segment::total).sum()
+        self.total_blocks
+    }
+
+    /// Whether no block is used that could be unused, and the journal lies elsewhere. Takes no lock: a hint.
+    pub fn is_empty(&self) -> bool {
+        self.free() == self.total_blocks && !self.segments.iter().any(|s| s.journal)
+    }
+    /// Whether nothing is allocated in it any more.
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Relaxed)
+    }
+    /// Nothing is allocated in it from now on (`true`), where it is empty; whether it was.
+    pub fn close(&self) -> bool {
+        self.closed.store(true, Relaxed);
+        let unused = |s: &Segment| s.state.lock().used == s.fixed;
+        if self.is_empty() && self.segments.iter().all(unused) {
+            return true;
+        }
+        self.reopen();
+        false
+    }
+    /// Nothing is allocated in it from now on, whatever it holds.
+    pub fn stop(&self) {
+        self.closed.store(true, Relaxed);
+        // who is about to take a block has done so when its segment's lock is free
+        self.segments.iter().for_each(|s| drop(s.state.lock()));
+    }
+    /// Whether what it holds are `max` blocks at most, all of them node blocks and directory buckets.
+    pub fn is_sparse(&self, max: u32) -> bool {
+        let used = self.total_blocks - self.free().min(self.total_blocks);
+        let nodes = |s: &Segment| s.free() == s.total() || s.state.lock().entry.kind == SegmentKind::Node;
+        (1..=max).contains(&used) && !self.segments.iter().any(|s| s.journal) && self.segments.iter().all(nodes)
+    }
+    /// Undoes [`Self::close`].
+    pub fn reopen(&self) {
+        self.closed.store(false, Relaxed);
     }
 
     /// Takes up to `want` consecutive blocks of segment `index`: the first run from the cursor on that has `enough`,
@@ -135,6 +186,9 @@ impl Group {
             return None;
         }
         let mut state = segment.state.lock();
+        if self.is_closed() {
+            return None;
+        }
         let found = match enough {
             0 => bitmap::longest_run(&state.used),
             // the first run, so that freed blocks are met soon
@@ -150,7 +204,7 @@ impl Group {
         let segment = &self.segments[index as usize];
         let mut state = segment.state.lock();
         let len = bitmap::clear_len(&state.used, at).min(want);
-        (len > 0).then(|| self.mark(segment, &mut state, at, len))
+        (len > 0 && !self.is_closed()).then(|| self.mark(segment, &mut state, at, len))
     }
 
     fn mark(&self, segment: &Segment, state: &mut SegmentState, at: u32, len: u32) -> Run {

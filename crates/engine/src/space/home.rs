@@ -6,7 +6,7 @@ use super::paired::PairCopy;
 use crate::error::Result;
 use crate::store::Store;
 use braidfs_format::BlockAddr;
-use braidfs_format::group::{SegmentTable, table_mark};
+use braidfs_format::group::{SegmentTable, claim_seq, table_mark};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -69,6 +69,15 @@ impl Space {
     /// # Errors
     /// Of the device; what was not written stays marked as changed.
     pub fn write_home(&self, checkpoint: u64) -> Result<u64> {
+        self.write_home_without(checkpoint, &[])
+    }
+
+    /// [`Self::write_home`], with the segment tables of the groups `leaving`, which are closed, as the next claim would
+    /// write them: their marks are then 0.
+    ///
+    /// # Errors
+    /// As [`Self::write_home`].
+    pub fn write_home_without(&self, checkpoint: u64, leaving: &[u32]) -> Result<u64> {
         let _one = self.home.lock();
         let groups: Vec<_> = self.groups.read().values().cloned().collect();
         let (store, geometry) = (&*self.store, self.store.geometry);
@@ -90,11 +99,16 @@ impl Space {
         }
         batch.write(store, &mut end_write)?;
         for group in &groups {
-            if group.table_dirty.swap(false, Relaxed) | group.counts.take_changed() {
+            let leaves = leaving.contains(&group.number);
+            if group.table_dirty.swap(false, Relaxed) | group.counts.take_changed() | leaves {
                 let entries: Vec<_> = group.segments.iter().map(|s| s.state.lock().entry).collect();
                 let pair = geometry.segment_table_addr(group.number);
-                let next = group.table.lock().other();
-                let written = group.counts.written(checkpoint);
+                let mut next = group.table.lock().other();
+                let mut written = group.counts.written(checkpoint);
+                if leaves {
+                    next.seq = claim_seq(group.epoch.wrapping_add(1));
+                    written.counts.fill(0);
+                }
                 let block =
                     SegmentTable::encode(&entries, &written, self.domain.0, store.volume, pair, next.index, next.seq);
                 batch.push(pair, next, block, Key::SegmentTable(group.clone()));

@@ -1,10 +1,13 @@
 //! Blank metadata of a group that a domain claims.
 //!
-//! Everything is written as copy 0 of its shadow pair; copy 1 is zeroed, so that nothing an earlier owner of the group
-//! left there can be the newer one. Until the block group allocation table names the new owner, nobody reads it.
+//! Everything is written as one copy of its shadow pair, and the other is zeroed, so that nothing an earlier owner of the
+//! group left there can be the newer one. Until the block group allocation table names the new owner, nobody reads it but
+//! whoever claims the group: where it was somebody's before, generations go on from the highest that a node of it had, so
+//! that no reference from then on matches. Therefore such a node table is never without a copy that says it.
 
 use super::Space;
 use super::bitmap;
+use super::paired::TableEntry;
 use crate::error::{Error, Result};
 use crate::store::Store;
 use braidfs_format::geometry::{NODES_PER_BLOCK, SEGMENT_BLOCKS};
@@ -64,15 +67,56 @@ impl Space {
                 put(pair, encode_owners(&owners, domain.0, volume, pair, 0, seq));
             }
         }
-        // A later claim starts with higher generations: a reference from before the group moved must not match.
-        let gener = epoch.saturating_sub(1).wrapping_shl(16);
+        let (gener, current) = if epoch > 1 { generations(store, group, epoch)? } else { (0, Vec::new()) };
         let nodes = vec![NodeEntry { gener, ..NodeEntry::default() }; NODES_PER_BLOCK as usize];
-        for index in 0..geometry.node_blocks() {
+        let table = |index: u32, copy: usize| {
             let pair = geometry.node_table_addr(group, index);
-            put(pair, NodeTableBlock::encode(&nodes, domain.0, volume, pair, 0, seq));
+            let block = NodeTableBlock::encode(&nodes, domain.0, volume, pair, copy, seq);
+            (BlockAddr(pair.0 + copy as u64), block)
+        };
+        // those that say the generations last: over a copy 0 only when copy 1 says them, too
+        for round in 0..2 {
+            let of = |index: usize, said: usize| match (round, said) {
+                (0, said) => Some(table(index as u32, 1 - said)),
+                (_, 0) => Some(table(index as u32, 0)),
+                _ => None,
+            };
+            let blocks: Vec<_> = current.iter().enumerate().filter_map(|(i, said)| of(i, *said)).collect();
+            if !blocks.is_empty() {
+                let ops: Vec<_> = blocks.iter().map(|(addr, b)| (*addr, vec![b.as_slice()])).collect();
+                store.write_batch(&ops)?;
+                store.flush()?;
+            }
+        }
+        for index in 0..geometry.node_blocks() {
+            let (addr, block) = table(index, 0);
+            put(addr, block);
         }
         store.write(start, &image)
     }
+}
+
+/// The highest generation in the node table of a group that was somebody's, and which copy of each of its pairs says so.
+/// Where one does not hold, there may have been a higher one: then by the number of claims.
+fn generations(store: &Store, group: u32, epoch: u32) -> Result<(u32, Vec<usize>)> {
+    let geometry = store.geometry;
+    let mut buf = vec![0u8; 2 * BLOCK_BYTES * geometry.node_blocks() as usize];
+    store.read(geometry.node_table_addr(group, 0), &mut buf)?;
+    let (mut highest, mut current) = (0, Vec::new());
+    for (index, pair) in (0u32..).zip(buf.chunks(2 * BLOCK_BYTES)) {
+        match NodeEntry::decode(pair, store.volume, geometry.node_table_addr(group, index)) {
+            Ok((copy, _, entries)) => {
+                highest = entries.iter().map(|e| e.gener).fold(highest, u32::max);
+                current.push(copy);
+            }
+            Err(why) => {
+                tracing::warn!("generations of group {group}: {why}");
+                highest = highest.max(epoch.wrapping_shl(16));
+                current.push(1);
+            }
+        }
+    }
+    Ok((highest, current))
 }
 
 /// Entry of the segment that starts `first` blocks into its group.

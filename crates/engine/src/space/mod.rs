@@ -22,6 +22,7 @@ mod alloc;
 mod apply;
 mod bitmap;
 mod clean;
+mod giving;
 mod group;
 mod home;
 mod init;
@@ -128,6 +129,8 @@ pub struct Space {
     table_sum: AtomicU64,
     /// One write of the home tables at a time.
     home: Mutex<()>,
+    /// Groups that [`Self::open`] found given back.
+    returned: Vec<u32>,
 }
 
 /// What a domain header says of the segment tables: see [`braidfs_format::group`].
@@ -161,7 +164,7 @@ impl Space {
         journal: Option<Run>,
         last: Option<Checkpointed>,
     ) -> Result<Self> {
-        let space = Self {
+        let mut space = Self {
             store,
             domain,
             journal,
@@ -176,21 +179,29 @@ impl Space {
             upto: last.map_or(u64::MAX, |l| l.checkpoint),
             table_sum: AtomicU64::new(0),
             home: Mutex::default(),
+            returned: Vec::new(),
         };
-        groups.iter().try_for_each(|&g| space.add_group(g))?;
+        for &g in groups {
+            if !space.add_group(g)? {
+                space.returned.push(g);
+            }
+        }
         Ok(space)
     }
 
-    /// Takes a group into use that [`Space::init_group`] made, or that the domain owned before.
+    /// Takes a group into use that [`Space::init_group`] made, or that the domain owned before; false where it had given
+    /// that back.
     ///
     /// # Errors
     /// As [`Space::open`].
-    pub fn add_group(&self, number: u32) -> Result<()> {
-        let group = Arc::new(Group::open(&self.store, self.domain, number, self.journal, self.upto)?);
+    pub fn add_group(&self, number: u32) -> Result<bool> {
+        let Some(group) = Group::open(&self.store, self.domain, number, self.journal, self.upto)?.map(Arc::new) else {
+            return Ok(false);
+        };
         {
             let mut groups = self.groups.write();
             if groups.contains_key(&number) {
-                return Ok(());
+                return Ok(true);
             }
             groups.insert(number, group.clone());
         }
@@ -198,7 +209,7 @@ impl Space {
         self.total.fetch_add(u64::from(group.total()), Relaxed);
         self.pool.lock().add_group(&group);
         self.unreserved.fetch_add(i64::from(group.free()), Relaxed);
-        Ok(())
+        Ok(true)
     }
 
     /// The sum of the segment tables' marks, for the domain header.
@@ -252,12 +263,6 @@ impl Space {
             hidden: self.hidden(),
             free_segments: self.pool.lock().len() as u64,
         }
-    }
-
-    /// Blocks that ordinary reservations can still have, counting what the running transaction freed. Takes no lock.
-    pub fn available(&self) -> u64 {
-        let n = self.unreserved.load(Relaxed) + self.pending.load(Relaxed) - self.hidden() as i64;
-        n.max(0) as u64
     }
 
     /// The group of the domain that holds `addr`, and the place there: segment, block in the segment.

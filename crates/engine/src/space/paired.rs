@@ -193,6 +193,13 @@ impl<T: TableEntry> Paired<T> {
             None => self.dirty = true,
         }
     }
+    /// Forgets the entries, changed or not: the block is no longer this table's.
+    pub fn forget(&mut self, resident: &Residency) {
+        if self.entries.take().is_some() {
+            resident.add(-1);
+        }
+        (self.dirty, self.writing) = (false, false);
+    }
     /// Forgets entries that were not used since the last call and are as on the device.
     pub fn evict(&mut self, resident: &Residency) {
         if self.dirty || self.writing || self.entries.is_none() || std::mem::take(&mut self.touched) {

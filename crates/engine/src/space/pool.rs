@@ -39,21 +39,36 @@ impl Pool {
         self.segments += group.segments.iter().filter(|s| s.total() > 0).count();
         (0..group.segments.len() as u32).for_each(|index| self.offer(&SegmentRef { group: group.clone(), index }));
     }
+    /// Forgets the segments of a group that was closed, or of which nothing more is to be had.
+    pub fn remove_group(&mut self, group: &Group) {
+        self.segments = self.segments.saturating_sub(group.segments.iter().filter(|s| s.total() > 0).count());
+        for index in 0..group.segments.len() as u32 {
+            self.whole.remove(&(group.number, index));
+            self.partial.remove(&(group.number, index));
+        }
+        self.slack.retain(|(_, seg)| seg.group.number != group.number);
+    }
     /// Takes in a segment where it has become free.
     fn offer(&mut self, seg: &SegmentRef) {
         let segment = &seg.group.segments[seg.index as usize];
         let state = segment.state.lock();
+        if seg.group.is_closed() {
+            return;
+        }
         if segment.is_fresh() && !state.active {
             let set = if segment.fixed_count == 0 { &mut self.whole } else { &mut self.partial };
             set.insert((seg.group.number, seg.index), seg.group.clone());
         }
     }
     fn pop(&mut self, class: Class, from: (u32, u32)) -> Option<SegmentRef> {
-        let (first, second) = match class.kind {
-            SegmentKind::Node => (&mut self.partial, &mut self.whole),
-            _ => (&mut self.whole, &mut self.partial),
+        let lowest = |set: &BTreeMap<(u32, u32), Arc<Group>>| set.keys().next().map_or(u32::MAX, |(g, _)| *g);
+        // what stays when files go keeps to the lowest groups, so that the others can be given back
+        let set = match class.kind {
+            SegmentKind::Node if lowest(&self.partial) <= lowest(&self.whole) => &mut self.partial,
+            SegmentKind::Node => &mut self.whole,
+            _ if self.whole.is_empty() => &mut self.partial,
+            _ => &mut self.whole,
         };
-        let set = if first.is_empty() { second } else { first };
         let key = *set.range(from..).next().or_else(|| set.iter().next())?.0;
         let group = set.remove(&key)?;
         Some(SegmentRef { group, index: key.1 })
@@ -84,7 +99,7 @@ impl Space {
         let keep = usize::from(!last && class.temperature != Temperature::Cold && pool.segments >= SMALL_DOMAIN);
         while pool.len() > keep {
             let seg = pool.pop(class, from)?;
-            if seg.group.segments[seg.index as usize].activate(class, |s| s.is_fresh()) {
+            if seg.group.segments[seg.index as usize].activate(class, |s| s.is_fresh() && !seg.group.is_closed()) {
                 return Some(seg);
             }
         }
@@ -104,7 +119,7 @@ impl Space {
             let best = pool.slack.iter().rposition(|(kind, _)| *kind == class.kind);
             if let Some(at) = best.or_else(|| pool.slack.len().checked_sub(1).filter(|_| scanned)) {
                 let (_, seg) = pool.slack.remove(at);
-                if seg.group.segments[seg.index as usize].activate(class, |s| s.free() > 0) {
+                if seg.group.segments[seg.index as usize].activate(class, |s| s.free() > 0 && !seg.group.is_closed()) {
                     return Some(seg);
                 }
             } else if scanned {
@@ -120,7 +135,7 @@ impl Space {
     fn scan_slack(&self, kind: SegmentKind) -> Vec<(SegmentKind, SegmentRef)> {
         let cleaning = self.cleaning.load(Relaxed);
         let mut found = Vec::new();
-        for group in self.groups.read().values().filter(|g| g.free() > 0) {
+        for group in self.groups.read().values().filter(|g| g.free() > 0 && !g.is_closed()) {
             for (index, segment) in (0u32..).zip(&group.segments) {
                 let free = segment.free();
                 if free == 0 || segment.is_fresh() || cleaning == u64::from(group.number) << 32 | u64::from(index) {

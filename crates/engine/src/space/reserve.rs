@@ -6,11 +6,6 @@ use crate::error::{Error, Result};
 use std::sync::atomic::Ordering::Relaxed;
 
 impl Space {
-    /// Blocks kept back from ordinary reservations, for metadata, deletions and cleaning.
-    pub(super) fn hidden(&self) -> u64 {
-        (self.total.load(Relaxed) / 64).clamp(32, 8192)
-    }
-
     /// Promises `blocks` blocks. An `essential` reservation may use the hidden reserve.
     ///
     /// # Errors

@@ -103,6 +103,7 @@ fn run(inner: &Inner, stop: &Stop, t: usize, n: usize) {
             if due {
                 let _ = d.flush_lazy();
                 let _ = d.commit();
+                let _ = inner.empty_sparse(d);
             }
             // a directory made and removed within one transaction leaves no trace in the journal
             if d.journal.used() * 16 > d.journal.blocks() * CHECKPOINT_SIXTEENTHS || d.held_numbers() > HELD_MAX {

@@ -1,9 +1,6 @@
-//! The block group allocation table in memory, and domains that take groups online (SpanFS section 3.2.1).
+//! The block group allocation table in memory (SpanFS section 3.2.1).
 
-use super::Inner;
-use crate::domain::Domain;
-use crate::error::{Error, Result};
-use crate::space::Space;
+use crate::error::Result;
 use crate::store::Store;
 use crate::types::*;
 use braidfs_format::BLOCK_BYTES;
@@ -11,8 +8,6 @@ use braidfs_format::bat::{self, BatEntry, ENTRIES_PER_BLOCK};
 use braidfs_format::block::{BlockKind, other_copy_lost};
 use braidfs_format::group::GroupHeader;
 use braidfs_format::super_block::SuperBlock;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 /// See the module. On-disk state of each block's pair, and the entries.
 #[derive(Debug)]
@@ -76,14 +71,17 @@ impl Bat {
         self.entries.iter().filter(|e| e.domain.is_none()).count() as u32
     }
     /// A free group, the next one round.
-    fn find_free(&mut self) -> Option<usize> {
+    pub fn find_free(&mut self) -> Option<usize> {
         let n = self.entries.len();
         let i = (0..n).map(|k| (self.next + k) % n).find(|&i| self.entries[i].domain.is_none())?;
         self.next = i;
         Some(i)
     }
     /// Changes one entry, durably.
-    fn set(&mut self, device: &dyn braidfs_device::Device, group: usize, e: BatEntry) -> Result<()> {
+    ///
+    /// # Errors
+    /// Of the device: the entry is as before.
+    pub fn set(&mut self, device: &dyn braidfs_device::Device, group: usize, e: BatEntry) -> Result<()> {
         let per = ENTRIES_PER_BLOCK as usize;
         let block = group / per;
         let old = std::mem::replace(&mut self.entries[group], e);
@@ -99,6 +97,14 @@ impl Bat {
         }
         self.pairs[block] = (1 - copy, seq + 1);
         Ok(())
+    }
+    /// `group` is nobody's any more, durably.
+    ///
+    /// # Errors
+    /// As [`Self::set`].
+    pub fn set_free(&mut self, device: &dyn braidfs_device::Device, group: u32) -> Result<()> {
+        let epoch = self.entry(group).epoch + 1;
+        self.set(device, group as usize, BatEntry { domain: None, epoch })
     }
 }
 
@@ -116,75 +122,4 @@ fn claim_in_header(store: &Store, sb: &SuperBlock, group: u32, entry: &mut BatEn
         *entry = BatEntry { domain: Some(DomainId(h.domain.get())), epoch: h.epoch.get() };
     }
     Ok(())
-}
-
-impl Inner {
-    /// Data blocks of groups that nobody owns.
-    pub fn count_unclaimed(&self) {
-        let bat = self.bat.lock();
-        let meta = u64::from(self.store.geometry.meta_blocks());
-        let n = bat
-            .owners()
-            .enumerate()
-            .filter(|(_, o)| o.is_none())
-            .map(|(g, _)| u64::from(self.store.group_blocks(g as u32)).saturating_sub(meta))
-            .sum();
-        self.unclaimed.store(n, Ordering::Relaxed);
-    }
-
-    /// Gives the domain another group; false where none is free. The claim is durable before the first block of it can
-    /// be named by anything durable.
-    ///
-    /// # Errors
-    /// Of the device.
-    pub fn claim_group(&self, d: &Arc<Domain>) -> Result<bool> {
-        if self.shared.dead.load(Ordering::Relaxed) {
-            return Err(Error::Io(std::io::Error::other("the volume was killed")));
-        }
-        let before = d.space.groups().len();
-        let mut bat = self.bat.lock();
-        if d.space.groups().len() > before {
-            return Ok(true); // somebody else did it meanwhile
-        }
-        let Some(g) = bat.find_free() else { return Ok(false) };
-        let epoch = bat.entries[g].epoch + 1;
-        let group = g as u32;
-        Space::init_group(&self.store, d.id, group, epoch, None)?;
-        self.store.flush()?;
-        bat.set(&**self.store.device(0), g, BatEntry { domain: Some(d.id), epoch })?;
-        d.space.add_group(group)?;
-        // first, so that an inode made in it by another thread is found at once
-        self.shared.owner[g].store(d.id.0, Ordering::Release);
-        d.nodes.add_group(group, &d.space)?;
-        drop(bat);
-        self.count_unclaimed();
-        tracing::debug!("{} takes group {group}", d.id);
-        Ok(true)
-    }
-
-    /// Makes room in a domain that has too little for an operation: another group, else a commit that releases what was
-    /// freed or reserved. The caller is inside no gate and holds no lock. `attempt` counts the calls for one operation.
-    ///
-    /// # Errors
-    /// [`Error::NoSpace`] where nothing more can be gained.
-    pub fn make_room(&self, d: &Arc<Domain>, attempt: u32) -> Result<()> {
-        if self.claim_group(d)? {
-            return Ok(());
-        }
-        let s = d.space.stats();
-        if attempt >= 3 {
-            return Err(Error::NoSpace);
-        }
-        if attempt > 0 && self.compact_nodes(d)? == 0 && s.pending == 0 && s.reserved == 0 {
-            return Err(Error::NoSpace);
-        }
-        // a commit writes reserved pages at their real size and lets freed blocks go
-        self.reap_zombies()?;
-        d.flush_all()?;
-        d.commit()?;
-        if attempt > 0 {
-            self.commit_all()?;
-        }
-        Ok(())
-    }
 }

@@ -7,6 +7,7 @@ pub mod background;
 pub mod groups;
 pub mod mount;
 pub mod reconcile;
+pub mod room;
 pub mod super_io;
 pub mod ticket;
 
@@ -93,6 +94,8 @@ pub(crate) struct Inner {
     pub unclaimed: AtomicU64,
     /// Held by the one that gives memory back. Lock rank: outside all gates.
     pub evicting: Mutex<()>,
+    /// Held by the one that empties groups ([`Inner::empty_sparse`]). Only tried.
+    pub emptying: Mutex<()>,
     /// fsync and sync that go on behind a [`Ticket`].
     pub pool: RwLock<Option<ticket::Pool>>,
     /// Names looked up lately.
@@ -242,36 +245,6 @@ impl Volume {
         let c = self.inner().cell(ino)?;
         if c.state.read().deleted { Err(Error::NotFound) } else { Ok(c.gener) }
     }
-
-    /// Space and inodes.
-    pub fn statfs(&self) -> StatFs {
-        let i = self.inner();
-        let mut s = StatFs::default();
-        for d in &i.domains {
-            let x = d.space.stats();
-            s.blocks += x.blocks;
-            s.free += (x.free + x.pending).saturating_sub(x.reserved);
-            s.available += (x.free + x.pending).saturating_sub(x.reserved + x.hidden);
-            s.inodes += d.nodes.total();
-            s.inodes_free += d.nodes.free();
-        }
-        let g = i.store.geometry;
-        let free_groups = u64::from(i.bat.lock().free_groups());
-        let unclaimed = i.unclaimed.load(Ordering::Relaxed);
-        s.blocks += unclaimed;
-        s.free += unclaimed;
-        s.available += unclaimed;
-        s.inodes += free_groups * u64::from(g.nodes());
-        s.inodes_free += free_groups * u64::from(g.nodes());
-        s
-    }
-
-    /// Blocks that writes to `ino` could still take right now, less what is reserved: those of its domain and of groups
-    /// that it can claim. A front end with a writeback cache goes write-through near 0.
-    pub fn write_room(&self, ino: NodeId) -> u64 {
-        let i = self.inner();
-        i.domain(ino).map_or(0, |d| d.space.available()) + i.unclaimed.load(Ordering::Relaxed)
-    }
 }
 
 impl Drop for Volume {
@@ -299,11 +272,15 @@ impl Inner {
     /// [`Error::NotFound`] where it does not exist (any more), or of loading it.
     pub fn cell(&self, ino: NodeId) -> Result<Arc<Cell>> {
         let d = self.domain(ino)?;
-        d.cell(ino).inspect_err(|e| {
-            // what stands beside it may be as wrong: nothing more is written there
-            if matches!(e, Error::Corrupt(_)) {
-                d.fail(e);
+        d.cell(ino).or_else(|e| match e {
+            // its group has left the domain meanwhile, in which there was no inode then
+            Error::Corrupt(_) if d.domain_of(ino) != Some(d.id) => Err(Error::NotFound),
+            Error::Corrupt(_) => {
+                // what stands beside it may be as wrong: nothing more is written there
+                d.fail(&e);
+                Err(e)
             }
+            e => Err(e),
         })
     }
 

@@ -81,6 +81,16 @@ fn open(sb: SuperBlock, devices: Vec<Arc<dyn Device>>, options: MountOptions) ->
     });
     let opened = open_domains(&sb, &store, &shared, &bat)?;
     let (domains, mut recovered): (Vec<_>, Vec<_>) = opened.into_iter().unzip();
+    let mut bat = bat;
+    if domains.iter().any(|d| !d.space.returned().is_empty()) {
+        // only the daemon may have died: what says so may not be durable yet
+        store.flush()?;
+    }
+    for g in domains.iter().flat_map(|d| d.space.returned()) {
+        // its domain knew nothing of it any more when the volume stopped
+        bat.set_free(&**store.device(0), *g)?;
+        shared.owner[*g as usize].store(u16::MAX, Ordering::Relaxed);
+    }
     let traces: Vec<String> = recovered.iter_mut().flat_map(|r| std::mem::take(&mut r.traces)).collect();
     traces.iter().for_each(|t| tracing::warn!("{t}"));
     let weak: Vec<_> = domains.iter().map(Arc::downgrade).collect();
@@ -102,6 +112,7 @@ fn open(sb: SuperBlock, devices: Vec<Arc<dyn Device>>, options: MountOptions) ->
         maybe_stale: AtomicBool::new(false),
         unclaimed: AtomicU64::new(0),
         evicting: Mutex::new(()),
+        emptying: Mutex::new(()),
         pool: RwLock::new(None),
         names: NameCache::new(names),
         root_gener: OnceLock::new(),

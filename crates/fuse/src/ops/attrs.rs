@@ -70,8 +70,10 @@ impl BraidFs {
         Ok(Outcome::Reply)
     }
 
-    pub(crate) fn statfs(&self, out: &mut Answer) -> Handled {
-        let st = self.vol.statfs();
+    /// What files in the directory that it is asked of can have, or the file.
+    pub(crate) fn statfs(&self, req: &Request<'_>, out: &mut Answer) -> Handled {
+        // an inode that is gone is asked of by who still holds it: then the volume's
+        let st = self.vol.statfs_of(req.node().ino()).unwrap_or_else(|_| self.vol.statfs());
         out.put(&abi::StatfsOut {
             blocks: st.blocks,
             bfree: st.free,

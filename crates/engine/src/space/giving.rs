@@ -1,0 +1,171 @@
+//! Groups that hold nothing leave the domain.
+//!
+//! In steps, so that nobody can use a block of a group that others may have by then: [`Space::close_group`] takes its blocks
+//! out of what may be reserved and allocated; a checkpoint that has no record of it left in the journal writes its segment
+//! table as the next claim would ([`Space::write_home`]); the block group allocation table gives it to nobody; then
+//! [`Space::drop_group`] forgets it. A crash before the checkpoint ended has changed nothing; one behind it leaves a group
+//! that [`Group::open`](super::group::Group::open) knows as given back. (docs/disk-format.md, Groups that change owner.)
+
+use super::Space;
+use super::bitmap;
+use super::group::Group;
+use crate::error::Result;
+use braidfs_format::BlockAddr;
+use braidfs_format::geometry::SEGMENT_BLOCKS;
+use braidfs_format::group::Owner;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// A group with more blocks in use is not emptied.
+const SPARSE_BLOCKS: u32 = 32;
+
+/// A group that is being emptied.
+#[derive(Debug)]
+pub(crate) struct Emptying {
+    group: Arc<Group>,
+    /// Blocks taken from the account.
+    held: i64,
+    /// What is valid in it, and whose that is.
+    pub blocks: Vec<(BlockAddr, Owner)>,
+}
+
+/// Blocks kept back from ordinary reservations, of `total`.
+fn kept_back(total: u64) -> u64 {
+    (total / 64).clamp(32, 8192)
+}
+
+impl Space {
+    /// Blocks kept back from ordinary reservations, for metadata, deletions and cleaning.
+    pub(super) fn hidden(&self) -> u64 {
+        kept_back(self.total.load(Relaxed))
+    }
+
+    /// Blocks that ordinary reservations could have once the domain had `more` blocks, of which none is used; counting what
+    /// the running transaction freed. Takes no lock.
+    pub fn available_with(&self, more: u64) -> u64 {
+        let hidden = kept_back(self.total.load(Relaxed) + more);
+        let n = self.unreserved.load(Relaxed) + self.pending.load(Relaxed) + more as i64 - hidden as i64;
+        n.max(0) as u64
+    }
+
+    /// [`Self::available_with`] nothing more.
+    pub fn available(&self) -> u64 {
+        self.available_with(0)
+    }
+
+    /// Blocks that ordinary reservations leave.
+    pub(crate) fn stats_hidden(&self) -> u64 {
+        self.hidden()
+    }
+
+    /// Groups that hold no block in use, as a hint, with their blocks; the highest first.
+    pub(crate) fn empty_groups(&self) -> Vec<(u32, u64)> {
+        let groups = self.groups.read();
+        let empty = groups.values().rev().filter(|g| !g.is_closed() && g.is_empty());
+        empty.map(|g| (g.number, u64::from(g.total()))).collect()
+    }
+
+    /// Groups but the lowest that hold little metadata and nothing else, as [`Self::empty_groups`].
+    pub(crate) fn sparse_groups(&self) -> Vec<(u32, u64)> {
+        let groups = self.groups.read();
+        let sparse = groups.values().skip(1).rev().filter(|g| !g.is_closed() && g.is_sparse(SPARSE_BLOCKS));
+        sparse.map(|g| (g.number, u64::from(g.total()))).collect()
+    }
+
+    /// Keeps others from allocating in a sparse group, and says what is valid in it and whose that is: to be written
+    /// elsewhere. `None` where the domain has not that much room. [`Self::end_emptying`] must follow.
+    ///
+    /// # Errors
+    /// Of the device, or `Corrupt`: owner tables are read.
+    pub(crate) fn begin_emptying(&self, number: u32) -> Result<Option<Emptying>> {
+        let Some(group) = self.groups.read().get(&number).cloned().filter(|g| !g.is_closed()) else { return Ok(None) };
+        group.stop();
+        self.pool.lock().remove_group(&group);
+        let held = i64::from(group.free());
+        let floor = self.hidden() as i64;
+        let fits = |now: i64| now.checked_sub(held).filter(|&left| left >= floor);
+        let mut e = Emptying { group, held: 0, blocks: Vec::new() };
+        if self.unreserved.fetch_update(Relaxed, Relaxed, fits).is_err() {
+            self.end_emptying(e);
+            return Ok(None);
+        }
+        e.held = held;
+        for (index, segment) in (0u32..).zip(&e.group.segments) {
+            let valid = bitmap::and_not(&segment.state.lock().entry.valid, &segment.fixed);
+            for block in (0..SEGMENT_BLOCKS).filter(|&b| bitmap::get(&valid, b)) {
+                match e.group.owner(&self.store, &self.owners, index, block) {
+                    Ok(owner) => e.blocks.push((BlockAddr(segment.start.0 + u64::from(block)), owner)),
+                    Err(why) => {
+                        self.end_emptying(e);
+                        return Err(why);
+                    }
+                }
+            }
+        }
+        Ok(Some(e))
+    }
+
+    /// The group is one like any other again.
+    pub(crate) fn end_emptying(&self, e: Emptying) {
+        e.group.reopen();
+        self.pool.lock().add_group(&e.group);
+        self.unreserved.fetch_add(e.held, Relaxed);
+    }
+
+    /// Whether ordinary reservations would find as much as before where `blocks` unused blocks were gone: enough.
+    pub(crate) fn can_spare(&self, blocks: u64) -> bool {
+        let left = self.unreserved.load(Relaxed) - blocks as i64;
+        left >= kept_back(self.total.load(Relaxed).saturating_sub(blocks)) as i64
+    }
+
+    /// Takes a group out of use where it holds nothing and its blocks can be spared. False where it is in use.
+    pub(crate) fn close_group(&self, number: u32) -> bool {
+        let Some(group) = self.groups.read().get(&number).cloned().filter(|g| g.is_empty()) else { return false };
+        let blocks = i64::from(group.total());
+        let floor = kept_back(self.total.load(Relaxed).saturating_sub(blocks as u64)) as i64;
+        let fits = |now: i64| now.checked_sub(blocks).filter(|&left| left >= floor);
+        if self.unreserved.fetch_update(Relaxed, Relaxed, fits).is_err() {
+            return false;
+        }
+        if !group.close() {
+            self.unreserved.fetch_add(blocks, Relaxed);
+            return false;
+        }
+        self.pool.lock().remove_group(&group);
+        true
+    }
+
+    /// Undoes [`Self::close_group`].
+    pub(crate) fn reopen_group(&self, number: u32) {
+        let Some(group) = self.groups.read().get(&number).cloned().filter(|g| g.is_closed()) else { return };
+        group.reopen();
+        self.pool.lock().add_group(&group);
+        self.unreserved.fetch_add(i64::from(group.total()), Relaxed);
+    }
+
+    /// Forgets a closed group that is the domain's no longer.
+    pub(crate) fn drop_group(&self, number: u32) {
+        let Some(group) = self.forget(number) else { return };
+        for (_, _, table) in group.owner_tables() {
+            table.lock().forget(&self.owners);
+        }
+        self.total.fetch_sub(u64::from(group.total()), Relaxed);
+        let cleaning = self.cleaning.load(Relaxed);
+        if cleaning >> 32 == u64::from(number) {
+            let _ = self.cleaning.compare_exchange(cleaning, u64::MAX, Relaxed, Relaxed);
+        }
+    }
+
+    fn forget(&self, number: u32) -> Option<Arc<Group>> {
+        let mut groups = self.groups.write();
+        if !groups.get(&number)?.is_closed() {
+            return None;
+        }
+        groups.remove(&number)
+    }
+
+    /// Groups that were given back when the volume stopped, before the table of owners said so.
+    pub(crate) fn returned(&self) -> &[u32] {
+        &self.returned
+    }
+}

@@ -1,0 +1,265 @@
+//! Room: groups that domains take and give back online (SpanFS section 3.2.1), and what they can still write.
+//!
+//! A group of the volume is a domain's or nobody's. A domain without room takes one of nobody's, else others give back
+//! those of theirs that hold nothing: no block and no inode in use, and nothing that a crash could bring back. What is
+//! told of room ([`Volume::statfs_of`]) counts just that.
+
+use super::{Inner, Volume};
+use crate::domain::Domain;
+use crate::error::{Error, Result};
+use crate::space::Space;
+use crate::types::*;
+use braidfs_format::bat::BatEntry;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Groups that a domain gives back at once at most: they share a checkpoint.
+const GIVE_MAX: usize = 8;
+/// With so many blocks it is not counted what other domains could give (4 GiB).
+const PLENTY: u64 = 1 << 20;
+/// Room that a domain must have for a new file to be placed there, at most; small domains by their reserve.
+const PLACE_BLOCKS: u64 = 512;
+
+impl Inner {
+    /// Data blocks of groups that nobody owns.
+    pub fn count_unclaimed(&self) {
+        let bat = self.bat.lock();
+        self.count_unclaimed_in(&bat);
+    }
+
+    fn count_unclaimed_in(&self, bat: &super::groups::Bat) {
+        let meta = u64::from(self.store.geometry.meta_blocks());
+        let n = bat
+            .owners()
+            .enumerate()
+            .filter(|(_, o)| o.is_none())
+            .map(|(g, _)| u64::from(self.store.group_blocks(g as u32)).saturating_sub(meta))
+            .sum();
+        self.unclaimed.store(n, Ordering::Relaxed);
+    }
+
+    /// Gives the domain another group: one of nobody's, else one that holds nothing of a domain that can spare it. False
+    /// where there is none. The claim is durable before the first block of it can be named by anything durable.
+    ///
+    /// # Errors
+    /// Of the device.
+    pub fn claim_group(&self, d: &Arc<Domain>) -> Result<bool> {
+        if self.shared.dead.load(Ordering::Relaxed) {
+            return Err(Error::Io(std::io::Error::other("the volume was killed")));
+        }
+        let before = d.space.groups().len();
+        let mut bat = self.bat.lock();
+        if d.space.groups().len() > before {
+            return Ok(true); // somebody else did it meanwhile
+        }
+        let free = match bat.find_free() {
+            None if self.give_back(&mut bat, d)? => bat.find_free(),
+            found => found,
+        };
+        let Some(g) = free else { return Ok(false) };
+        let epoch = bat.entry(g as u32).epoch + 1;
+        let group = g as u32;
+        Space::init_group(&self.store, d.id, group, epoch, None)?;
+        self.store.flush()?;
+        bat.set(&**self.store.device(0), g, BatEntry { domain: Some(d.id), epoch })?;
+        d.space.add_group(group)?;
+        // first, so that an inode made in it by another thread is found at once
+        self.shared.owner[g].store(d.id.0, Ordering::Release);
+        d.nodes.add_group(group, &d.space)?;
+        self.count_unclaimed_in(&bat);
+        tracing::debug!("{} takes group {group}", d.id);
+        Ok(true)
+    }
+
+    /// Has the domain that can spare most groups give some back, for `to`; false where none can.
+    fn give_back(&self, bat: &mut super::groups::Bat, to: &Domain) -> Result<bool> {
+        let mut all: Vec<(&Arc<Domain>, Vec<u32>)> = self
+            .domains
+            .iter()
+            .filter(|d| d.id != to.id && d.failed().is_none())
+            .map(|d| (d, self.spare(d).0))
+            .collect();
+        all.sort_by_key(|(_, groups)| groups.len());
+        while let Some((d, mut groups)) = all.pop() {
+            groups.truncate(GIVE_MAX);
+            let mut gave = false;
+            if groups.is_empty() {
+                continue;
+            }
+            let result = d.give_up_groups(&groups, |given| {
+                for &g in given {
+                    // first, so that who looks for an inode there does not ask the domain
+                    self.shared.owner[g as usize].store(u16::MAX, Ordering::Release);
+                    bat.set_free(&**self.store.device(0), g)?;
+                    gave = true;
+                    tracing::debug!("{} gives group {g} back", d.id);
+                }
+                Ok(())
+            });
+            if let Err(e) = result {
+                // that domain has failed, which it says itself; others have room perhaps
+                tracing::warn!("{} gives no group back: {e}", d.id);
+            }
+            self.count_unclaimed_in(bat);
+            if gave {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Groups that a domain could give back, and go without, a hint: those that it can now, and those that it can when
+    /// the metadata in them has been written elsewhere; and the blocks of all.
+    fn spare(&self, d: &Domain) -> (Vec<u32>, Vec<u32>, u64) {
+        let mut blocks = 0;
+        let mut fits = |n: u64, room: u64| {
+            let can = d.space.can_spare(blocks + n + room);
+            blocks += if can { n } else { 0 };
+            can
+        };
+        let unused = |(g, _): &(u32, u64)| d.nodes.is_empty(*g);
+        let empty = d.space.empty_groups().into_iter().filter(unused);
+        let empty = empty.filter(|(_, n)| fits(*n, 0)).map(|(g, _)| g).collect();
+        let sparse = d.space.sparse_groups().into_iter().filter(unused);
+        let sparse = sparse.filter(|(_, n)| fits(*n, n / 2)).map(|(g, _)| g).collect();
+        (empty, sparse, blocks)
+    }
+
+    /// Has a domain write the metadata elsewhere that keeps groups from being empty; whether there was some. The caller
+    /// is inside no gate and holds no lock.
+    ///
+    /// # Errors
+    /// Of the device.
+    pub(crate) fn empty_sparse(&self, d: &Arc<Domain>) -> Result<bool> {
+        // moving may need room itself
+        let Some(_one) = self.emptying.try_lock() else { return Ok(false) };
+        let mut any = false;
+        for g in self.spare(d).1.into_iter().take(GIVE_MAX) {
+            let Some(e) = d.space.begin_emptying(g)? else { continue };
+            let moved = self.move_blocks(d, &e.blocks);
+            d.space.end_emptying(e);
+            any |= moved? > 0;
+        }
+        Ok(any)
+    }
+
+    /// Makes room in a domain that has too little for an operation: another group, else a commit that releases what was
+    /// freed or reserved. The caller is inside no gate and holds no lock. `attempt` counts the commits for one operation.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] where nothing more can be gained.
+    pub fn make_room(&self, d: &Arc<Domain>, attempt: &mut u32) -> Result<()> {
+        if self.claim_group(d)? {
+            return Ok(());
+        }
+        let n = *attempt;
+        *attempt += 1;
+        let s = d.space.stats();
+        if n >= 3 {
+            return Err(Error::NoSpace);
+        }
+        if n == 1 {
+            let mut emptied = false;
+            for o in self.domains.iter().filter(|o| o.id != d.id && o.failed().is_none()) {
+                emptied |= self.empty_sparse(o)?;
+            }
+            if emptied && self.claim_group(d)? {
+                return Ok(());
+            }
+        }
+        if n > 0 && self.compact_nodes(d)? == 0 && s.pending == 0 && s.reserved == 0 {
+            return Err(Error::NoSpace);
+        }
+        // a commit writes reserved pages at their real size and lets freed blocks go
+        self.reap_zombies()?;
+        d.flush_all()?;
+        d.commit()?;
+        if n > 0 {
+            self.commit_all()?;
+        }
+        Ok(())
+    }
+
+    /// Blocks that files of a domain can still take: its own, and those of groups that it can get. Exact below `enough`.
+    pub(crate) fn room(&self, d: &Domain, enough: u64) -> u64 {
+        let mut more = self.unclaimed.load(Ordering::Relaxed);
+        let sure = d.space.available_with(more);
+        if sure >= enough {
+            return sure;
+        }
+        let others = self.domains.iter().filter(|o| o.id != d.id && o.failed().is_none());
+        more += others.map(|o| self.spare(o).2).sum::<u64>();
+        d.space.available_with(more)
+    }
+
+    /// Whether a new file can be placed in a domain.
+    pub(crate) fn has_room(&self, d: &Domain) -> bool {
+        let least = (d.space.stats_hidden()).min(PLACE_BLOCKS);
+        d.failed().is_none() && self.room(d, least) >= least
+    }
+
+    /// The domain that has most room.
+    pub(crate) fn roomiest(&self) -> Option<&Arc<Domain>> {
+        self.domains.iter().filter(|d| d.failed().is_none()).max_by_key(|d| self.room(d, u64::MAX))
+    }
+}
+
+impl Volume {
+    /// Space and inodes of the whole volume: `available` is what all domains together could still write.
+    pub fn statfs(&self) -> StatFs {
+        let i = self.inner();
+        let mut s = StatFs::default();
+        for d in &i.domains {
+            let x = d.space.stats();
+            s.blocks += x.blocks;
+            s.free += (x.free + x.pending).saturating_sub(x.reserved);
+            s.available += d.space.available();
+            s.inodes += d.nodes.total();
+            s.inodes_free += d.nodes.free();
+        }
+        let g = i.store.geometry;
+        let free_groups = u64::from(i.bat.lock().free_groups());
+        let unclaimed = i.unclaimed.load(Ordering::Relaxed);
+        s.blocks += unclaimed;
+        s.free += unclaimed;
+        // whoever takes them keeps some back
+        s.available += unclaimed - unclaimed / 64;
+        s.inodes += free_groups * u64::from(g.nodes());
+        s.inodes_free += free_groups * u64::from(g.nodes());
+        s
+    }
+
+    /// [`Self::statfs`] with `available` as files of an inode can have it, or new files in it where it is a directory:
+    /// those of one domain. What lies in groups that other domains use is not theirs.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] where no domain has such a number.
+    pub fn statfs_of(&self, ino: NodeId) -> Result<StatFs> {
+        let i = self.inner();
+        let available = i.room_below(ino)?;
+        Ok(StatFs { available, ..self.statfs() })
+    }
+
+    /// Blocks that writes to `ino` could still take right now, less what is reserved: those of its domain and of groups
+    /// that it can get. Exact where it is short. A front end with a writeback cache goes write-through near 0.
+    pub fn write_room(&self, ino: NodeId) -> u64 {
+        let i = self.inner();
+        i.domain(ino).map_or(0, |d| i.room(d, PLENTY))
+    }
+}
+
+impl Inner {
+    /// What a file below a directory can have, or a file: the least of the domains that placement may choose.
+    fn room_below(&self, ino: NodeId) -> Result<u64> {
+        let d = self.domain(ino)?;
+        let spread = match self.cell(ino) {
+            Ok(c) if c.kind == FileKind::Dir => match c.state.read().placement {
+                Placement::Unset => self.default_placement() == Placement::Spread,
+                p => p == Placement::Spread,
+            },
+            _ => false,
+        };
+        let all = self.domains.iter().filter(|o| spread && o.failed().is_none());
+        Ok(all.map(|o| self.room(o, u64::MAX)).min().unwrap_or_else(|| self.room(d, u64::MAX)))
+    }
+}

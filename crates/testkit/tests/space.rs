@@ -1,0 +1,259 @@
+//! Space that is told of is there, comes back, and goes from domain to domain.
+
+use braidfs::{
+    Cred, Error, FallocMode, FileKind, MkfsOptions, MountOptions, NewNode, NodeId, OpenFile, StatFs, Volume, mkfs,
+};
+use braidfs_device::{Device, MemDevice};
+use braidfs_testkit::walk::fsck;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+const ROOT: NodeId = NodeId::ROOT;
+const MIB: u64 = 1 << 20;
+const BLOCK: u64 = 4096;
+
+fn device(mib: u64, domains: u16) -> Arc<dyn Device> {
+    let d: Arc<dyn Device> = Arc::new(MemDevice::new(mib * MIB / BLOCK));
+    let options = MkfsOptions { domains: Some(domains), ..MkfsOptions::default() };
+    mkfs::format(std::slice::from_ref(&d), &options).unwrap();
+    d
+}
+
+fn mount(d: &Arc<dyn Device>) -> Volume {
+    let options = MountOptions { cache_bytes: 32 * MIB, background: false, ..MountOptions::default() };
+    Volume::mount(vec![d.clone()], options).unwrap()
+}
+
+fn create(v: &Volume, dir: NodeId, name: &str, kind: FileKind) -> braidfs::Result<braidfs::Attr> {
+    let new = NewNode { kind, mode: 0o755, umask: 0, rdev: 0, target: b"" };
+    v.create(dir, name.as_bytes(), &new, &Cred::root())
+}
+
+fn mkdir(v: &Volume, name: &str) -> NodeId {
+    create(v, ROOT, name, FileKind::Dir).unwrap().ino
+}
+
+fn file(v: &Volume, dir: NodeId, name: &str) -> OpenFile {
+    v.open(create(v, dir, name, FileKind::File).unwrap().ino).unwrap()
+}
+
+/// Two directories in different domains.
+fn two_dirs(v: &Volume) -> [NodeId; 2] {
+    let a = mkdir(v, "a");
+    let b = (0..8).map(|i| mkdir(v, &format!("b{i}"))).find(|b| v.domain_of(*b).unwrap() != v.domain_of(a).unwrap());
+    [a, b.expect("a directory in another domain")]
+}
+
+/// Writes until there is no room; bytes.
+fn fill(v: &Volume, f: &OpenFile, byte: u8) -> u64 {
+    let data = vec![byte; MIB as usize];
+    let mut at = 0;
+    loop {
+        match v.write(f, at, &data) {
+            Ok(n) => at += n as u64,
+            Err(Error::NoSpace) => return at,
+            Err(e) => panic!("after {at} bytes: {e}"),
+        }
+    }
+}
+
+/// Several writers fill a directory, a file each, which then go; bytes written.
+fn round(v: &Volume, dir: NodeId, writers: usize) -> u64 {
+    let files: Vec<_> = (0..writers).map(|i| file(v, dir, &format!("f{i}"))).collect();
+    let written = std::thread::scope(|s| {
+        let all: Vec<_> = files.iter().map(|f| s.spawn(|| fill(v, f, 7))).collect();
+        all.into_iter().map(|t| t.join().unwrap()).sum()
+    });
+    drop(files);
+    v.sync().unwrap();
+    for i in 0..writers {
+        v.unlink(dir, format!("f{i}").as_bytes()).unwrap();
+    }
+    v.sync().unwrap();
+    written
+}
+
+fn near(a: u64, b: u64, by: u64) -> bool {
+    a.abs_diff(b) <= by
+}
+
+fn offered(v: &Volume, ino: NodeId) -> u64 {
+    v.statfs_of(ino).unwrap().available * BLOCK
+}
+
+#[test]
+fn ten_rounds_of_filling_and_removing() {
+    for domains in [1, 2, 8] {
+        for writers in [1, 4] {
+            let d = device(64, domains);
+            let v = mount(&d);
+            let dir = mkdir(&v, "dir");
+            v.sync().unwrap();
+            let mut seen: Vec<StatFs> = Vec::new();
+            for n in 0..10 {
+                let before = offered(&v, dir);
+                let written = round(&v, dir, writers);
+                let why = format!("{domains} domains, {writers} writers, round {n}");
+                assert!(near(written, before, 4 * MIB), "{why}: {written} written, {before} offered");
+                let after = offered(&v, dir);
+                assert!(near(after, before, before / 500), "{why}: {before} offered, {after} afterwards");
+                seen.push(v.statfs_of(dir).unwrap());
+            }
+            let (first, last) = (seen[0], seen[9]);
+            assert_eq!(first, last, "{domains} domains, {writers} writers");
+            v.unmount().unwrap();
+            fsck(&[d]).unwrap();
+        }
+    }
+}
+
+#[test]
+fn emptied_groups_go_to_the_domain_that_needs_them() {
+    for domains in [2, 8] {
+        let d = device(96, domains);
+        let mut v = mount(&d);
+        let dirs = two_dirs(&v);
+        v.sync().unwrap();
+        let first = dirs.map(|dir| offered(&v, dir));
+        for n in 0..6 {
+            let dir = dirs[n % 2];
+            let before = offered(&v, dir);
+            assert!(near(before, first[n % 2], 9 * MIB), "round {n}: {before} of {}", first[n % 2]);
+            let written = round(&v, dir, 1);
+            assert!(near(written, before, 2 * MIB), "round {n}: {written} written, {before} offered");
+            if n == 3 {
+                v.unmount().unwrap();
+                fsck(std::slice::from_ref(&d)).unwrap();
+                v = mount(&d);
+            }
+        }
+        let live = v.statfs();
+        v.unmount().unwrap();
+        fsck(std::slice::from_ref(&d)).unwrap();
+        let v = mount(&d);
+        assert_eq!(v.statfs().free, live.free);
+        assert_eq!(v.statfs().inodes_free, live.inodes_free);
+    }
+}
+
+#[test]
+fn what_is_offered_can_be_allocated() {
+    for domains in [1, 2, 8] {
+        let d = device(64, domains);
+        let v = mount(&d);
+        let dir = mkdir(&v, "dir");
+        for _ in 0..3 {
+            let f = file(&v, dir, "f");
+            v.sync().unwrap();
+            let n = offered(&v, dir);
+            assert!(n > 20 * MIB);
+            v.fallocate(&f, FallocMode::Allocate { keep_size: false }, 0, n)
+                .unwrap_or_else(|e| panic!("{domains} domains: {n} bytes offered: {e}"));
+            assert!(offered(&v, dir) < MIB);
+            drop(f);
+            v.unlink(dir, b"f").unwrap();
+            v.sync().unwrap();
+        }
+        v.unmount().unwrap();
+        fsck(&[d]).unwrap();
+    }
+}
+
+#[test]
+fn new_files_go_where_there_is_room() {
+    let d = device(64, 4);
+    let v = mount(&d);
+    let dir = mkdir(&v, "dir");
+    let home = v.domain_of(dir).unwrap();
+    let f = file(&v, dir, "big");
+    assert_eq!(v.domain_of(f.ino()).unwrap(), home);
+    fill(&v, &f, 1);
+    v.sync().unwrap();
+    let all = v.statfs();
+    assert!(offered(&v, dir) < MIB && all.available * BLOCK > 6 * MIB, "{all:?}");
+    // the other domains' first groups are used, one after the other
+    let mut seen = BTreeMap::new();
+    for i in 0..40 {
+        let f = file(&v, dir, &format!("small{i}"));
+        assert_eq!(v.write(&f, 0, &vec![2; 200_000]).unwrap(), 200_000, "file {i}");
+        *seen.entry(v.domain_of(f.ino()).unwrap()).or_insert(0) += 1;
+    }
+    assert!(seen.len() >= 3 && !seen.contains_key(&home), "{seen:?}");
+    drop(f);
+    v.unmount().unwrap();
+    fsck(&[d]).unwrap();
+}
+
+#[test]
+fn numbers_of_a_group_that_moved_are_nobodys_until_they_are_given_again() {
+    let d = device(32, 2);
+    let v = mount(&d);
+    let [a, b] = two_dirs(&v);
+    let mut old = BTreeMap::new();
+    for i in 0..5000 {
+        let made = create(&v, a, &format!("n{i}"), FileKind::File).unwrap();
+        old.insert(made.ino, made.gener);
+    }
+    v.sync().unwrap();
+    for i in 0..5000 {
+        v.unlink(a, format!("n{i}").as_bytes()).unwrap();
+    }
+    v.sync().unwrap();
+    let f = file(&v, b, "big");
+    fill(&v, &f, 3);
+    let home = v.domain_of(b).unwrap();
+    let moved: Vec<_> = old.keys().filter(|n| v.domain_of(**n).is_ok_and(|d| d == home)).copied().collect();
+    assert!(moved.len() > 1500, "{} numbers moved", moved.len());
+    assert!(moved.iter().all(|n| matches!(v.getattr(*n), Err(Error::NotFound))));
+    drop(f);
+    v.unlink(b, b"big").unwrap();
+    v.sync().unwrap();
+    let mut again = 0;
+    for i in 0..5000 {
+        let made = create(&v, b, &format!("n{i}"), FileKind::File).unwrap();
+        if let Some(gener) = old.get(&made.ino) {
+            assert!(made.gener > *gener, "number {} had generation {gener}, has {}", made.ino, made.gener);
+            again += 1;
+        }
+    }
+    assert!(again > 1500, "{again} numbers were given again");
+    v.unmount().unwrap();
+    fsck(&[d]).unwrap();
+}
+
+#[test]
+fn groups_go_to_and_fro_under_load() {
+    let d = device(64, 4);
+    let v = mount(&d);
+    let dirs: Vec<_> = (0..4).map(|i| mkdir(&v, &format!("d{i}"))).collect();
+    std::thread::scope(|s| {
+        for (t, dir) in dirs.iter().enumerate() {
+            let v = &v;
+            s.spawn(move || {
+                let mut rng = fastrand::Rng::with_seed(t as u64);
+                for n in 0..60 {
+                    let name = format!("f{n}");
+                    let Ok(made) = create(v, *dir, &name, FileKind::File) else { continue };
+                    let f = v.open(made.ino).unwrap();
+                    let data = vec![t as u8 + 1; rng.usize(1..20) << 20];
+                    let wrote = match v.write(&f, 0, &data) {
+                        Ok(n) => n,
+                        Err(Error::NoSpace) => 0,
+                        Err(e) => panic!("{e}"),
+                    };
+                    if n % 4 == 0 {
+                        v.fsync(made.ino, false).unwrap();
+                    }
+                    let mut back = vec![0; wrote];
+                    assert_eq!(v.read(&f, 0, &mut back).unwrap(), wrote);
+                    assert!(back.iter().all(|b| *b == t as u8 + 1));
+                    drop(f);
+                    v.unlink(*dir, name.as_bytes()).unwrap();
+                }
+            });
+        }
+    });
+    v.sync().unwrap();
+    v.unmount().unwrap();
+    fsck(&[d]).unwrap();
+}
