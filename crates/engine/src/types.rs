@@ -243,6 +243,19 @@ pub struct StatFs {
     pub inodes_free: u64,
 }
 
+/// Inodes that are held from outside without being open, see [`crate::Volume::hold`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct HeldStats {
+    /// Inodes held.
+    pub inodes: usize,
+    /// Those of them that have no name any more.
+    pub orphans: usize,
+    /// How often more was given back than had been counted.
+    pub excess: usize,
+    /// Memory of the table, bytes.
+    pub bytes: usize,
+}
+
 /// How file data and metadata are ordered (`data=` as in ext4).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum DataMode {

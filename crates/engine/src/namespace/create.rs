@@ -305,7 +305,8 @@ impl Inner {
         if i.exchanging(&st) {
             return Ok(None);
         }
-        let tmp = st.nlink == 0 && i.dom(c.domain).orphans.lock().contains(&ino) && c.opens.load(Ordering::Acquire) > 0;
+        let kept = || c.opens.load(Ordering::Acquire) > 0 || i.held.holds(c);
+        let tmp = st.nlink == 0 && i.dom(c.domain).orphans.lock().contains(&ino) && kept();
         if st.deleted || (st.nlink == 0 && !tmp) {
             return Err(Error::NotFound);
         }
@@ -328,6 +329,7 @@ impl Inner {
         st.data_at = st.version;
         if tmp {
             i.dom(c.domain).orphans.lock().remove(&ino);
+            i.held.named(c);
         }
         op.hint(d, name, c);
         Ok(Some(c.attr(&st)))

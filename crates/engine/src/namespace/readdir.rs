@@ -13,6 +13,15 @@ use std::sync::atomic::Ordering;
 /// Entries taken under the directory's lock at once.
 const BATCH: usize = 128;
 
+/// What a listing tells beside the names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Tell {
+    Names,
+    Attrs,
+    /// Attributes, and the inodes are counted as held ([`crate::volume::held`]).
+    Held,
+}
+
 impl Inner {
     /// Up to [`BATCH`] entries after position `pos`.
     fn entries_after(&self, c: &Arc<Cell>, mut pos: u64) -> Result<Vec<Dentry>> {
@@ -54,11 +63,18 @@ impl Inner {
         &self,
         dir: NodeId,
         cookie: u64,
-        plus: bool,
+        tell: Tell,
         each: &mut dyn FnMut(DirEntry<'_>, Option<&Attr>) -> bool,
     ) -> Result<()> {
         let c = self.dir_cell(dir)?;
-        let parent = c.state.read().parent;
+        let parent = {
+            let st = c.state.read();
+            if st.nlink == 0 {
+                // one that was removed has nothing any more, not even `.`
+                return Ok(());
+            }
+            st.parent
+        };
         let mut at = cookie;
         for (i, (ino, name)) in [(dir, b".".as_slice()), (parent, b"..".as_slice())].into_iter().enumerate() {
             let next = i as u64 + 1;
@@ -80,10 +96,11 @@ impl Inner {
                 pos = e.hash;
                 let kind = FileKind::from_mode(u32::from(e.kind) << 12).unwrap_or(FileKind::File);
                 let entry = DirEntry { ino: e.node, gener: e.gener, kind, name: &e.name, next: e.hash };
-                let attr = if plus || check {
+                let attr = if tell != Tell::Names || check {
                     // a child that cannot be read is listed all the same; asking for it tells the error
                     match self.child(dir, e) {
                         Ok(None) => continue,
+                        Ok(Some(c)) if tell == Tell::Held => self.hold(&c),
                         Ok(Some(c)) => {
                             let st = c.state.read();
                             (!st.deleted).then(|| c.attr(&st))
@@ -94,6 +111,9 @@ impl Inner {
                     None
                 };
                 if !each(entry, attr.as_ref()) {
+                    if tell == Tell::Held && attr.is_some() {
+                        self.unhold(e.node, e.gener);
+                    }
                     return Ok(());
                 }
             }
@@ -108,7 +128,7 @@ impl Volume {
     /// # Errors
     /// [`Error::NotDir`], or of the device.
     pub fn readdir(&self, dir: NodeId, cookie: u64, each: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
-        self.inner().list(dir, cookie, false, &mut |e, _| each(e))
+        self.inner().list(dir, cookie, Tell::Names, &mut |e, _| each(e))
     }
 
     /// As [`Self::readdir`], with attributes (`None` for `.` and `..`, and for an inode that cannot be read).
@@ -121,7 +141,23 @@ impl Volume {
         cookie: u64,
         each: &mut dyn FnMut(DirEntry<'_>, Option<&Attr>) -> bool,
     ) -> Result<()> {
-        let r = self.inner().list(dir, cookie, true, each);
+        let r = self.inner().list(dir, cookie, Tell::Attrs, each);
+        self.inner().maybe_evict();
+        r
+    }
+
+    /// As [`Self::readdir_plus`], with each inode that `each` takes counted as held from outside until
+    /// [`Self::forget`].
+    ///
+    /// # Errors
+    /// As [`Self::readdir`]. What `each` took until then is counted.
+    pub fn readdir_held(
+        &self,
+        dir: NodeId,
+        cookie: u64,
+        each: &mut dyn FnMut(DirEntry<'_>, Option<&Attr>) -> bool,
+    ) -> Result<()> {
+        let r = self.inner().list(dir, cookie, Tell::Held, each);
         self.inner().maybe_evict();
         r
     }

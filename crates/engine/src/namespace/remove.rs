@@ -14,14 +14,15 @@ use std::sync::atomic::Ordering;
 const REMOVE_BLOCKS: u64 = 3;
 
 impl Inner {
-    /// The inode lost its last name: it is deleted, or becomes an orphan while it is open. `cell` is touched.
+    /// The inode lost its last name: it is deleted, or becomes an orphan while it is open or held. `cell` is touched.
     pub(crate) fn last_name_gone(&self, op: &Op<'_>, cell: &Arc<Cell>, st: &mut State) {
         st.nlink = 0;
         st.links.clear();
         let d = self.dom(cell.domain);
         // in this order: a handle being opened or closed counts itself, then looks whether the inode is gone
         cell.nameless.store(true, Ordering::SeqCst);
-        if cell.opens.load(Ordering::SeqCst) > 0 || !st.tombstones.is_empty() {
+        let held = self.held.orphaned(cell);
+        if held || cell.opens.load(Ordering::SeqCst) > 0 || !st.tombstones.is_empty() {
             d.orphans.lock().insert(cell.ino);
         } else {
             self.delete(op.enter(cell.domain), cell, st);
@@ -40,7 +41,7 @@ impl Inner {
         }
     }
 
-    /// Deletes an orphan that nobody has open any more.
+    /// Deletes an orphan that nobody has open or holds any more.
     ///
     /// # Errors
     /// Of the domain; the inode then stays an orphan.
@@ -53,7 +54,7 @@ impl Inner {
     fn reap_piece(&self, cell: &Arc<Cell>) -> Result<bool> {
         let mut op = Op::begin(self, &[cell.domain], 1, true)?;
         let mut st = cell.state.write();
-        if st.deleted || st.nlink > 0 || cell.opens.load(Ordering::Acquire) > 0 {
+        if st.deleted || st.nlink > 0 || cell.opens.load(Ordering::Acquire) > 0 || self.held.holds(cell) {
             return Ok(true);
         }
         if st.waits_for.iter().any(|(d, t)| self.dom(*d).committed() < *t) {

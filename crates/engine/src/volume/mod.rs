@@ -5,6 +5,7 @@
 
 pub mod background;
 pub mod groups;
+pub(crate) mod held;
 pub mod mount;
 pub mod reconcile;
 pub mod room;
@@ -102,6 +103,8 @@ pub(crate) struct Inner {
     pub names: NameCache,
     /// Generation of the root, where it was loaded once.
     pub root_gener: OnceLock<u32>,
+    /// Inodes that a front end's kernel knows.
+    pub held: held::Held,
 }
 
 /// An open file: keeps the inode alive while it is unlinked. Dropping it closes.
@@ -139,7 +142,11 @@ impl Drop for OpenFile {
                 let st = self.cell.state.read();
                 st.nlink == 0 && !st.deleted
             };
-            if orphan && let Err(e) = self.keeper.reap(&self.cell) {
+            // one that is held goes when it is given back
+            if orphan
+                && !self.keeper.held.orphaned(&self.cell)
+                && let Err(e) = self.keeper.reap(&self.cell)
+            {
                 // it stays an orphan: the next mount reclaims it
                 tracing::warn!("closing unlinked inode {}: {e}", self.cell.ino.0);
             }

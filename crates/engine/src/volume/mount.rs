@@ -2,6 +2,7 @@
 
 use super::background::Background;
 use super::groups::Bat;
+use super::held::Held;
 use super::super_io::read_super;
 use super::{Inner, Volume, ticket};
 use crate::cell::names::NameCache;
@@ -116,6 +117,7 @@ fn open(sb: SuperBlock, devices: Vec<Arc<dyn Device>>, options: MountOptions) ->
         pool: RwLock::new(None),
         names: NameCache::new(names),
         root_gener: OnceLock::new(),
+        held: Held::default(),
     });
     inner.count_unclaimed();
     inner.start(recovered)?;
