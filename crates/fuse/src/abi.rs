@@ -86,6 +86,12 @@ pub mod fopen {
 
 /// `open_flags` of OPEN and CREATE requests.
 pub const OPEN_KILL_SUIDGID: u32 = 1;
+/// WRITE of the page cache's own accord, not for a `write` that waits for it.
+pub const WRITE_CACHE: u32 = 1 << 0;
+/// WRITE of a direct `write`: the kernel tells an owner of locks only then.
+pub const WRITE_LOCKOWNER: u32 = 1 << 1;
+/// As [`WRITE_LOCKOWNER`], of a READ.
+pub const READ_LOCKOWNER: u32 = 1 << 1;
 /// WRITE by a user without CAP_FSETID.
 pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 /// `GetattrIn::getattr_flags`: `fh` is valid.
@@ -133,7 +139,9 @@ wire! {
     GetattrIn: 16 { getattr_flags: u32, dummy: u32, fh: u64 }
     StatxIn: 24 { getattr_flags: u32, reserved: u32, fh: u64, sx_flags: u32, sx_mask: u32 }
     StatxOut: 288 { attr_valid: u64, attr_valid_nsec: u32, flags: u32, spare: [u64; 2], stat: Statx }
+    ForgetIn: 8 { nlookup: u64 }
     BatchForgetIn: 8 { count: u32, dummy: u32 }
+    ForgetOne: 16 { nodeid: u64, nlookup: u64 }
     MknodIn: 16 { mode: u32, rdev: u32, umask: u32, padding: u32 }
     MkdirIn: 8 { mode: u32, umask: u32 }
     RenameIn: 8 { newdir: u64 }

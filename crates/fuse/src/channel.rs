@@ -52,9 +52,9 @@ impl Channel {
         }
     }
 
-    /// Sends an answer.
-    pub fn reply(&self, unique: u64, answer: &mut Answer) {
-        self.send(answer.frame(unique));
+    /// Sends an answer; whether the kernel took it.
+    pub fn reply(&self, unique: u64, answer: &mut Answer) -> bool {
+        self.send(answer.frame(unique))
     }
 
     /// Sends an error.
@@ -71,17 +71,29 @@ impl Channel {
     ///
     /// With `pages` the kernel sends WRITE requests and waits for them: never call it from a serving thread.
     pub fn invalidate(&self, node: WireId, pages: bool) {
-        let body = abi::InvalInodeOut { ino: node.0, off: if pages { 0 } else { -1 }, len: 0 };
+        self.notify(abi::InvalInodeOut { ino: node.0, off: if pages { 0 } else { -1 }, len: 0 });
+    }
+
+    /// As [`Self::invalidate`] of the pages of a range, which is not empty: never from a serving thread either.
+    pub fn invalidate_range(&self, node: WireId, offset: u64, len: u64) {
+        let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
+        let len = signed(len).min(i64::MAX - signed(offset));
+        self.notify(abi::InvalInodeOut { ino: node.0, off: signed(offset), len });
+    }
+
+    fn notify(&self, body: abi::InvalInodeOut) {
         let head = abi::OutHeader { len: 16 + size_of_val(&body) as u32, error: abi::NOTIFY_INVAL_INODE, unique: 0 };
         self.send(&[head.as_bytes(), body.as_bytes()].concat());
     }
 
-    fn send(&self, frame: &[u8]) {
+    fn send(&self, frame: &[u8]) -> bool {
         match rustix::io::write(&self.fd, frame) {
+            Ok(_) => return true,
             // ENOENT: interrupted, or (notification) not cached. ENODEV: unmounted meanwhile. Nobody waits any more.
-            Ok(_) | Err(Errno::NOENT | Errno::NODEV | Errno::CONNABORTED) => {}
+            Err(Errno::NOENT | Errno::NODEV | Errno::CONNABORTED) => {}
             Err(e) => tracing::error!(error = %e, bytes = frame.len(), "the kernel refused a FUSE reply"),
         }
+        false
     }
 }
 
@@ -114,6 +126,12 @@ impl Later {
         if let Some(channel) = self.channel.take() {
             channel.reply(self.unique, answer);
         }
+    }
+
+    /// The duty goes on to whoever has the request's number, which this tells.
+    pub fn taken(mut self) -> u64 {
+        self.channel = None;
+        self.unique
     }
 
     /// The channel, for notifications.

@@ -7,10 +7,11 @@
 //! Does not promise: advisory locks and `flock` across mounts (the kernel keeps them), `poll`, `bmap`.
 
 use crate::abi::{self, init, op};
+use crate::behind::Behind;
 use crate::channel::{Channel, Later};
 use crate::handles::Handles;
 use crate::ops::Scrubbing;
-use crate::request::{Answer, Handled, Outcome, Request};
+use crate::request::{Answer, Handled, Request};
 use crate::room::Tight;
 use braidfs::{Error, Volume};
 use parking_lot::Mutex;
@@ -23,8 +24,11 @@ use std::sync::mpsc;
 pub(crate) const TTL_SECONDS: u64 = 3600;
 /// Largest READ and WRITE.
 pub(crate) const MAX_IO_BYTES: u32 = 1 << 20;
-/// Requests of readahead and writeback that the kernel sends at once.
-const MAX_BACKGROUND: u16 = 128;
+/// Requests of readahead, writeback and asynchronous direct I/O that the kernel sends at once; see [`crate::behind`] for
+/// why so many.
+pub(crate) const MAX_BACKGROUND: u16 = 1024;
+/// From so many on it neither reads ahead nor writes back more than it must.
+const CONGESTED: u16 = 96;
 
 /// Wanted of the kernel; it is granted what it knows.
 ///
@@ -89,7 +93,7 @@ pub(crate) fn negotiate(req: &Request<'_>, out: &mut Answer) -> Result<Agreed, E
         max_readahead: old.max_readahead,
         flags: flags as u32,
         max_background: MAX_BACKGROUND,
-        congestion_threshold: MAX_BACKGROUND / 4 * 3,
+        congestion_threshold: CONGESTED,
         max_write: MAX_IO_BYTES,
         time_gran: 1,
         max_pages: (MAX_IO_BYTES / 4096) as u16,
@@ -108,6 +112,8 @@ pub(crate) type Job = Box<dyn FnOnce(&BraidFs) + Send>;
 pub(crate) struct BraidFs {
     pub(crate) vol: Arc<Volume>,
     pub(crate) handles: Handles,
+    /// Files that are written past the kernel's cache.
+    pub(crate) behind: Behind,
     pub(crate) agreed: Agreed,
     /// Rises with each `security.capability` that is set: handles must look again whether a write has to remove one.
     pub(crate) caps_epoch: AtomicU64,
@@ -139,6 +145,7 @@ impl BraidFs {
         Self {
             vol,
             handles: Handles::default(),
+            behind: Behind::default(),
             agreed,
             caps_epoch: AtomicU64::new(1),
             tight,
@@ -148,10 +155,13 @@ impl BraidFs {
         }
     }
 
-    /// Closes all files; the volume.
+    /// Closes all files and forgets all look-ups; the volume.
     pub(crate) fn into_volume(self) -> Arc<Volume> {
         // stops it: it shares the volume
         drop(self.scrub.into_inner());
+        drop(self.handles);
+        // the kernel that was told is no longer there; it does not say so at an unmount
+        self.vol.forget_all();
         self.vol
     }
 
@@ -159,8 +169,8 @@ impl BraidFs {
     pub(crate) fn handle(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
         match req.head.opcode {
             op::LOOKUP => self.lookup(req, out),
-            // Nothing is kept that could be forgotten, see [`crate::node`].
-            op::FORGET | op::BATCH_FORGET => Ok(Outcome::Silent),
+            op::FORGET => self.forget(req),
+            op::BATCH_FORGET => self.batch_forget(req),
             op::GETATTR => self.getattr(req, out, cx),
             op::STATX => self.statx(req, out),
             op::SETATTR => self.setattr(req, out),

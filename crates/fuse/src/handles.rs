@@ -31,6 +31,8 @@ pub(crate) struct Handle {
     pub file: OpenFile,
     /// The kernel may hold pages written through this handle that have not reached the volume.
     pub cached_writer: bool,
+    /// Opened for direct writing: its writes go past the kernel's cache.
+    pub direct_writer: bool,
     /// [`crate::fs::BraidFs`]' capability epoch when `security.capability` was last found absent or removed.
     pub caps_epoch: AtomicU64,
 }
@@ -73,8 +75,8 @@ impl Handles {
         self.slab.get(fh as usize).ok_or(Errno::BADF)
     }
 
-    /// Closes one.
-    pub fn release(&self, fh: u64) -> Result<(), Errno> {
+    /// Closes one; its inode where it was for direct writing.
+    pub fn release(&self, fh: u64) -> Result<Option<NodeId>, Errno> {
         let handle = self.slab.take(fh as usize).ok_or(Errno::BADF)?;
         if handle.cached_writer {
             let mut writers = self.shard(handle.ino()).lock();
@@ -85,7 +87,7 @@ impl Handles {
                 }
             }
         }
-        Ok(())
+        Ok(handle.direct_writer.then(|| handle.ino()))
     }
 
     /// Whether the kernel may hold pages of the file that the volume has not seen.

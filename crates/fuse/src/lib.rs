@@ -2,7 +2,8 @@
 //!
 //! The modules, in the order in which a request passes: `mount` (gets the connection) → `session` (serving threads)
 //! → `channel` and `request` (frames; `abi` declares them) → `fs` (which handler) → `ops` (the handlers, over the
-//! engine's API) → `node` (which inode is meant) → `handles` (open files). `serve` runs the whole from mount to unmount,
+//! engine's API) → `node` (which inode is meant), `lookups` (what the kernel was told of) → `handles` (open files), `behind`
+//! (no stale pages behind direct writes). `serve` runs the whole from mount to unmount,
 //! `latency` looks after the serving threads meanwhile; `daemon` and `loopdev` help the command line.
 //!
 //! The protocol is spoken directly, not through a crate: `sync` (SYNCFS), unnamed files (TMPFILE), birth times (STATX)
@@ -12,12 +13,14 @@
 //! (scheduling policy).
 
 mod abi;
+mod behind;
 mod channel;
 pub mod control;
 mod daemon;
 mod fs;
 mod handles;
 mod latency;
+mod lookups;
 mod loopdev;
 mod mount;
 mod node;

@@ -1,9 +1,8 @@
 //! Node ids: what the kernel calls an inode in requests and notifications.
 //!
-//! When an inode is deleted, its number goes to another one with a higher generation. The kernel may still ask for the
-//! old one then: it sends the times that it kept when it throws the inode out of its cache, and an NFS client keeps
-//! handles for ever. Counting look-ups (FORGET) to keep numbers from being reused would cost memory for each inode that
-//! the kernel knows; instead the id itself tells the generations apart, and nothing is kept:
+//! When an inode is deleted, its number goes to another one with a higher generation. While the kernel knows an inode that
+//! does not happen ([`crate::lookups`]), but an NFS client keeps handles for ever, and the kernel may send the times that
+//! it kept when it has thrown the inode out of its cache. So the id itself tells the generations apart:
 //!
 //! | bits | hold |
 //! |---|---|
@@ -15,8 +14,7 @@
 //! A request is answered ESTALE when the inode that its id was given for is gone. How that is found out:
 //! [`BraidFs::opened`] with a file handle, which keeps the inode alive; [`BraidFs::attr`] where attributes are all that
 //! is wanted; [`BraidFs::hold`] where the inode must not go meanwhile: to open it, and for SETATTR, which the kernel
-//! also sends on its own, at any time; [`BraidFs::live`] for the rest: there the kernel's locks keep the inode from
-//! being removed until the answer is there.
+//! also sends on its own, at any time; [`BraidFs::live`] for the rest: there the kernel knows the inode, which keeps it.
 //!
 //! Does not promise: to tell an id from one of the same number 2^24 generations later.
 
@@ -59,7 +57,7 @@ impl WireId {
     }
 
     /// Whether the inode of that number is meant, which has this generation.
-    fn is_of(self, gener: u32) -> bool {
+    pub fn is_of(self, gener: u32) -> bool {
         self == Self::new(self.ino(), gener)
     }
 }

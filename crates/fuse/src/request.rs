@@ -180,7 +180,6 @@ impl Answer {
     }
 
     /// The body.
-    #[cfg(test)]
     pub fn body(&self) -> &[u8] {
         &self.bytes[HEAD..self.len]
     }

@@ -172,9 +172,10 @@ impl Server<'_> {
             return false;
         }
         out.clear();
-        let handled = match &*self.slot.lock() {
+        let slot = self.slot.lock();
+        let handled = match &*slot {
             // A panic is our bug; the request that ran into it fails, the mount lives on.
-            Some(fs) => catch_unwind(AssertUnwindSafe(|| fs.handle(&req, out, &Context { channel, unique })))
+            Some(fs) => catch_unwind(AssertUnwindSafe(|| fs.serve(frame, &req, out, &Context { channel, unique })))
                 .unwrap_or_else(|_| {
                     tracing::error!(op = op::name(req.head.opcode), node = %req.node(), "panic in a FUSE operation");
                     Err(Errno::IO)
@@ -183,7 +184,10 @@ impl Server<'_> {
             None => Err(Errno::NODEV),
         };
         match handled {
-            Ok(Outcome::Reply) => channel.reply(unique, out),
+            Ok(Outcome::Reply) => match &*slot {
+                Some(fs) => fs.reply(req.head.opcode, channel, unique, out),
+                None => channel.reply_error(unique, Errno::NODEV),
+            },
             Ok(Outcome::Deferred | Outcome::Silent) => {}
             Err(e) => {
                 tracing::trace!(op = op::name(req.head.opcode), node = %req.node(), error = %e);

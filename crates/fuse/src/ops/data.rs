@@ -12,6 +12,8 @@ use braidfs::{FallocMode, OpenFile, SetAttr};
 use rustix::io::Errno;
 use std::sync::atomic::AtomicU64;
 
+/// Of the kernel's page cache.
+const PAGE_BYTES: u64 = 4096;
 /// Longest copy in one request; the caller comes back for the rest.
 const COPY_BYTES: u64 = 64 << 20;
 
@@ -42,7 +44,11 @@ impl BraidFs {
             self.watch_room(ino, cx.channel);
         }
         let cached_writer = writer && !self.is_tight(ino);
-        let fh = self.handles.insert(Handle { file, cached_writer, caps_epoch: AtomicU64::new(0) })?;
+        let direct_writer = writer && (flags & libc::O_DIRECT as u32 != 0 || !cached_writer);
+        let fh = self.handles.insert(Handle { file, cached_writer, direct_writer, caps_epoch: AtomicU64::new(0) })?;
+        if direct_writer {
+            self.behind.opened(ino);
+        }
         // Again: the domain may have become tight before the handle was there to be seen.
         let through = writer && (!cached_writer || self.is_tight(ino));
         let cache = if through { fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES } else { fopen::KEEP_CACHE };
@@ -55,6 +61,9 @@ impl BraidFs {
             return Err(Errno::INVAL);
         }
         let handle = self.opened(req.node(), arg.fh)?;
+        if arg.read_flags & abi::READ_LOCKOWNER == 0 {
+            self.behind.cached(handle.ino(), arg.offset, arg.size as usize);
+        }
         out.fill(arg.size as usize, |buf| self.vol.read(&handle.file, arg.offset, buf)).map_err(errno)?;
         Ok(Outcome::Reply)
     }
@@ -68,15 +77,24 @@ impl BraidFs {
             // The kernel does not expect the mode to change by a write.
             cx.channel.invalidate(handle.id(), false);
         }
+        let direct = arg.write_flags & (abi::WRITE_CACHE | abi::WRITE_LOCKOWNER) == abi::WRITE_LOCKOWNER;
+        if !direct {
+            self.behind.cached(handle.ino(), arg.offset, data.len());
+        }
         // The offset is the kernel's also for O_APPEND: with the writeback cache it knows the size.
         let size = self.vol.write(&handle.file, arg.offset, data).map_err(errno)? as u32;
         self.watch_room(handle.ino(), cx.channel);
         out.put(&abi::WriteOut { size, padding: 0 });
+        if direct && size > 0 {
+            return Ok(self.written_direct(&handle, arg.offset, size as usize, out, cx));
+        }
         Ok(Outcome::Reply)
     }
 
     pub(crate) fn release(&self, req: &Request<'_>) -> Handled {
-        self.handles.release(req.arg::<abi::ReleaseIn>()?.fh)?;
+        if let Some(direct) = self.handles.release(req.arg::<abi::ReleaseIn>()?.fh)? {
+            self.behind.closed(direct);
+        }
         Ok(Outcome::Reply)
     }
 
@@ -151,7 +169,9 @@ impl BraidFs {
         let from = self.opened(req.node(), arg.fh_in)?;
         let to = self.opened(WireId(arg.nodeid_out), arg.fh_out)?;
         self.strip(req, &to)?;
-        let len = arg.len.min(COPY_BYTES);
+        let size_of = |h: &Handle| self.vol.getattr(h.ino()).map(|a| a.size).map_err(errno);
+        let len = arg.len.min(COPY_BYTES).min(size_of(&from)?.saturating_sub(arg.off_in));
+        let len = whole_pages(arg.off_out, len, size_of(&to)?)?;
         let bytes_copied = self.vol.copy_range(&from.file, arg.off_in, &to.file, arg.off_out, len).map_err(errno)?;
         self.watch_room(to.ino(), cx.channel);
         if wide {
@@ -175,6 +195,16 @@ impl BraidFs {
 
 fn writes(flags: u32) -> bool {
     flags as i32 & libc::O_ACCMODE != libc::O_RDONLY
+}
+
+/// How much of a copy to `offset` of a file of `size` bytes is done here. Afterwards the kernel drops the pages that were
+/// copied to, those that were so in part, too, with what was stored to the rest of them through a map meanwhile
+/// (`__fuse_copy_file_range` in `fs/fuse/file.c`). Pages of which a part stays it copies itself, through its cache, when it
+/// is told EXDEV.
+fn whole_pages(offset: u64, len: u64, size: u64) -> Result<u64, Errno> {
+    let rest = offset.saturating_add(len) % PAGE_BYTES;
+    let whole = if offset.saturating_add(len) >= size { len } else { len - rest.min(len) };
+    if len > 0 && (!offset.is_multiple_of(PAGE_BYTES) || whole == 0) { Err(Errno::XDEV) } else { Ok(whole) }
 }
 
 fn falloc_mode(mode: u32) -> Result<FallocMode, Errno> {
@@ -205,6 +235,17 @@ mod tests {
         for refused in [2, 8, 0x20, 0x40] {
             assert_eq!(falloc_mode(refused), Err(Errno::OPNOTSUPP));
         }
+    }
+
+    #[test]
+    fn copies_end_with_pages() {
+        let far = 1 << 30;
+        assert_eq!(whole_pages(4096, 8192, far), Ok(8192));
+        assert_eq!(whole_pages(4096, 8193, far), Ok(8192));
+        assert_eq!(whole_pages(4096, 4095, far), Err(Errno::XDEV));
+        assert_eq!(whole_pages(4096, 4095, 8191), Ok(4095), "nothing is behind it");
+        assert_eq!(whole_pages(1, 8192, 1), Err(Errno::XDEV));
+        assert_eq!(whole_pages(1, 0, 1), Ok(0));
     }
 
     #[test]

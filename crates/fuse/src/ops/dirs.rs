@@ -13,7 +13,12 @@ use zerocopy::FromZeros;
 impl BraidFs {
     pub(crate) fn opendir(&self, req: &Request<'_>, out: &mut Answer) -> Handled {
         let file = self.hold(req.node())?;
-        let fh = self.handles.insert(Handle { file, cached_writer: false, caps_epoch: AtomicU64::new(0) })?;
+        let fh = self.handles.insert(Handle {
+            file,
+            cached_writer: false,
+            direct_writer: false,
+            caps_epoch: AtomicU64::new(0),
+        })?;
         // All changes of the directory pass through the kernel, so its copy of the listing stays right.
         out.put(&abi::OpenOut { fh, open_flags: fopen::CACHE_DIR | fopen::KEEP_CACHE, padding: 0 });
         Ok(Outcome::Reply)
@@ -38,13 +43,15 @@ impl BraidFs {
         let dir = self.opened(req.node(), arg.fh)?.ino();
         let limit = arg.size.min(MAX_IO_BYTES) as usize;
         let mut full = false;
-        self.vol
-            .readdir_plus(dir, arg.offset, &mut |entry, attr| {
-                let attr = attr.map(|a| entry_out(a, self.attr_ttl(a.ino)));
-                full = !put_dirent(out, limit, Some(attr), &entry);
-                !full
-            })
-            .map_err(errno)?;
+        let listing = self.vol.readdir_held(dir, arg.offset, &mut |entry, attr| {
+            let attr = attr.map(|a| entry_out(a, self.attr_ttl(a.ino)));
+            full = !put_dirent(out, limit, Some(attr), &entry);
+            !full
+        });
+        if let Err(e) = listing {
+            self.unlist(out.body());
+            return Err(errno(e));
+        }
         listed(out, full)
     }
 }

@@ -15,7 +15,7 @@ impl BraidFs {
         match name {
             // Of any inode, also of a file: so an NFS file handle comes back to life.
             b"." => {
-                let attr = self.attr(id)?;
+                let attr = self.count_known(id)?;
                 out.put(&entry_out(&attr, self.attr_ttl(attr.ino)));
                 return Ok(Outcome::Reply);
             }
@@ -23,7 +23,7 @@ impl BraidFs {
             b".." if self.attr(id)?.nlink == 0 => return Err(Errno::STALE),
             _ => {}
         }
-        match self.vol.lookup(self.live(id)?, name) {
+        match self.vol.lookup_held(self.live(id)?, name) {
             Ok(attr) => out.put(&entry_out(&attr, self.attr_ttl(attr.ino))),
             // Node 0 with a time to live: the kernel keeps the absence of the name.
             Err(Error::NotFound) => out.put(&abi::EntryOut { entry_valid: TTL_SECONDS, ..abi::EntryOut::new_zeroed() }),
@@ -52,7 +52,7 @@ impl BraidFs {
     }
 
     fn make(&self, req: &Request<'_>, name: &[u8], new: &NewNode<'_>, out: &mut Answer) -> Handled {
-        let attr = self.vol.create(self.live(req.node())?, name, new, &req.cred()).map_err(errno)?;
+        let attr = self.count(&self.vol.create(self.live(req.node())?, name, new, &req.cred()).map_err(errno)?)?;
         out.put(&entry_out(&attr, self.attr_ttl(attr.ino)));
         Ok(Outcome::Reply)
     }
@@ -67,6 +67,7 @@ impl BraidFs {
         };
         let file = self.hold(WireId::of(&attr))?;
         let open = self.keep(file, arg.flags, cx)?;
+        let attr = self.count(&attr)?;
         out.put(&entry_out(&attr, self.attr_ttl(attr.ino)));
         out.put(&open);
         Ok(Outcome::Reply)
@@ -84,6 +85,7 @@ impl BraidFs {
         let new = NewNode { kind: FileKind::File, mode: arg.mode & 0o7777, umask: arg.umask, rdev: 0, target: &[] };
         let (attr, file) = self.vol.tmpfile(self.live(req.node())?, &new, &req.cred()).map_err(errno)?;
         let open = self.keep(file, arg.flags, cx)?;
+        let attr = self.count(&attr)?;
         out.put(&entry_out(&attr, self.attr_ttl(attr.ino)));
         out.put(&open);
         Ok(Outcome::Reply)
@@ -92,7 +94,7 @@ impl BraidFs {
     pub(crate) fn link(&self, req: &Request<'_>, out: &mut Answer) -> Handled {
         let (arg, name) = req.arg_and_name::<abi::LinkIn>()?;
         let (old, dir) = (self.live(WireId(arg.oldnodeid))?, self.live(req.node())?);
-        let attr = self.vol.link(old, dir, name).map_err(errno)?;
+        let attr = self.count(&self.vol.link(old, dir, name).map_err(errno)?)?;
         out.put(&entry_out(&attr, self.attr_ttl(attr.ino)));
         Ok(Outcome::Reply)
     }

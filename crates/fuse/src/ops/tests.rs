@@ -32,10 +32,7 @@ impl Served {
     }
 
     fn ask(&self, opcode: u32, node: WireId, args: &[&[u8]]) -> Result<Vec<u8>, Errno> {
-        let args = args.concat();
-        let mut head = abi::InHeader::new_zeroed();
-        (head.len, head.opcode, head.nodeid) = (40 + args.len() as u32, opcode, node.0);
-        let frame = [head.as_bytes(), &args].concat();
+        let frame = request(opcode, node, &args.concat());
         let mut out = Answer::new(4096);
         let cx = Context { channel: &self.channel, unique: 1 };
         let outcome = self.fs.handle(&Request::parse(&frame).unwrap(), &mut out, &cx)?;
@@ -73,6 +70,20 @@ impl Served {
         self.ask(op::GETATTR, node, &[arg.as_bytes()]).map(|b| abi::AttrOut::read_from_prefix(&b).unwrap().0.attr)
     }
 
+    /// The kernel forgets it.
+    fn forget(&self, gone: &abi::EntryOut, times: u64) {
+        let frame = request(op::FORGET, WireId(gone.nodeid), abi::ForgetIn { nlookup: times }.as_bytes());
+        let cx = Context { channel: &self.channel, unique: 1 };
+        let outcome = self.fs.handle(&Request::parse(&frame).unwrap(), &mut Answer::new(0), &cx);
+        assert_eq!(outcome, Ok(Outcome::Silent));
+    }
+
+    /// Inodes held, those of them without a name.
+    fn held(&self) -> (usize, usize) {
+        let s = self.fs.vol.held();
+        (s.inodes, s.orphans)
+    }
+
     /// Commits that it is gone; a directory's number is free after a checkpoint.
     fn give_back(&self, gone: &abi::EntryOut) {
         let vol = &self.fs.vol;
@@ -90,6 +101,12 @@ impl Served {
     }
 }
 
+fn request(opcode: u32, node: WireId, args: &[u8]) -> Vec<u8> {
+    let mut head = abi::InHeader::new_zeroed();
+    (head.len, head.opcode, head.nodeid) = (40 + args.len() as u32, opcode, node.0);
+    [head.as_bytes(), args].concat()
+}
+
 fn entry(bytes: &[u8]) -> abi::EntryOut {
     abi::EntryOut::read_from_prefix(bytes).unwrap().0
 }
@@ -101,6 +118,7 @@ fn late_requests_do_not_reach_the_next_inode_of_the_number() {
     let s = Served::new();
     let gone = s.mknod(ROOT, "old");
     s.ask(op::UNLINK, ROOT, &[b"old\0"]).unwrap();
+    s.forget(&gone, 1);
     let new = s.reuse(&gone);
     let (old_id, new_id) = (WireId(gone.nodeid), WireId(new.nodeid));
     let before = s.getattr(new_id).unwrap();
@@ -147,6 +165,8 @@ fn late_requests_in_a_removed_directory_do_not_reach_the_next() {
     let gone = s.mkdir(ROOT, "old");
     s.ask(op::RMDIR, ROOT, &[b"old\0"]).unwrap();
     let gone_id = WireId(gone.nodeid);
+    assert_eq!(s.lookup(gone_id, b"x").map(|e| e.nodeid), Ok(0), "held, and empty");
+    s.forget(&gone, 1);
     assert_eq!(s.lookup(gone_id, b"x").map(|e| e.nodeid), Err(Errno::STALE), "gone, its number free");
     let taken = s.reuse(&gone);
     // Out of the way, and once more: by a directory.
@@ -160,6 +180,7 @@ fn late_requests_in_a_removed_directory_do_not_reach_the_next() {
         })
         .unwrap();
     s.ask(op::UNLINK, ROOT, &[&name, b"\0"]).unwrap();
+    s.forget(&taken, 1);
     s.fs.vol.sync().unwrap();
     let found = (0..2000).map(|n| s.mkdir(ROOT, &format!("d{n}"))).find(|e| e.attr.ino == gone.attr.ino);
     let new_id = WireId(found.expect("the number is given again").nodeid);
@@ -209,6 +230,9 @@ fn unlinked_but_open_is_not_stale() {
     assert_eq!((attr.nlink, attr.size, attr.mode & 0o777), (0, 3, 0o600));
     let release = abi::ReleaseIn { fh, flags: 0, release_flags: 0, lock_owner: 0 };
     s.ask(op::RELEASE, id, &[release.as_bytes()]).unwrap();
+    assert_eq!(s.getattr(id).map(|a| a.nlink), Ok(0), "closed, but the kernel has not forgotten it");
+    s.forget(&file, 1);
+    assert_eq!(s.held(), (0, 0));
     assert_eq!(s.getattr(id).map(|a| a.ino), Err(Errno::STALE));
     assert_eq!(s.setattr(id, fattr::MODE), Err(Errno::STALE));
     assert!(s.setattr(id, TIMES).is_ok(), "what the kernel sends on its own");
@@ -224,6 +248,7 @@ fn no_way_up_from_a_removed_directory() {
     s.open(op::OPENDIR, id).unwrap();
     s.ask(op::RMDIR, WireId(outer.nodeid), &[b"inner\0"]).unwrap();
     s.ask(op::RMDIR, ROOT, &[b"outer\0"]).unwrap();
+    s.forget(&outer, 2);
     s.reuse(&outer);
     assert_eq!(s.lookup(id, b"..").map(|e| e.nodeid), Err(Errno::STALE));
     assert_eq!(s.lookup(id, b".").unwrap().attr.nlink, 0);
@@ -239,4 +264,79 @@ fn numbers_that_never_were_are_stale() {
         assert_eq!(s.open(op::OPEN, WireId(id)), Err(Errno::STALE), "{id:#x}");
     }
     assert_eq!(s.getattr(ROOT).unwrap().ino, 1);
+}
+
+#[test]
+fn what_the_kernel_is_told_of_counts() {
+    let s = Served::new();
+    let file = s.mknod(ROOT, "f");
+    let dir = s.mkdir(ROOT, "d");
+    let (file_id, dir_id) = (WireId(file.nodeid), WireId(dir.nodeid));
+    assert_eq!(s.held(), (2, 0));
+    assert_eq!(s.lookup(ROOT, b"absent").map(|e| e.nodeid), Ok(0));
+    s.lookup(ROOT, b"f").unwrap();
+    s.lookup(dir_id, b"..").unwrap();
+    s.lookup(file_id, b".").unwrap();
+    s.ask(op::LINK, dir_id, &[abi::LinkIn { oldnodeid: file_id.0 }.as_bytes(), b"l\0"]).unwrap();
+    let link = entry(&s.ask(op::SYMLINK, ROOT, &[b"s\0target\0"]).unwrap());
+    let mut create = abi::CreateIn::new_zeroed();
+    (create.flags, create.mode) = (libc::O_RDWR as u32, 0o100_644);
+    let made = entry(&s.ask(op::CREATE, ROOT, &[create.as_bytes(), b"c\0"]).unwrap());
+    let nameless = entry(&s.ask(op::TMPFILE, ROOT, &[create.as_bytes()]).unwrap());
+    assert_eq!(s.held(), (5, 1));
+    let fh = s.open(op::OPENDIR, ROOT).unwrap();
+    let list = abi::ReadIn { fh, size: 4096, ..abi::ReadIn::new_zeroed() };
+    let listed = s.ask(op::READDIRPLUS, ROOT, &[list.as_bytes()]).unwrap();
+
+    // f: MKNOD, LOOKUP twice, LINK, READDIRPLUS; the listing does not count `.` and `..`
+    let batch = |of: &[(&abi::EntryOut, u64)]| {
+        let mut args = abi::BatchForgetIn { count: of.len() as u32, dummy: 0 }.as_bytes().to_vec();
+        for (e, n) in of {
+            args.extend_from_slice(abi::ForgetOne { nodeid: e.nodeid, nlookup: *n }.as_bytes());
+        }
+        let frame = request(op::BATCH_FORGET, WireId(0), &args);
+        let cx = Context { channel: &s.channel, unique: 1 };
+        s.fs.handle(&Request::parse(&frame).unwrap(), &mut Answer::new(0), &cx).unwrap();
+    };
+    batch(&[(&file, 4), (&dir, 1), (&link, 1), (&made, 1), (&nameless, 0)]);
+    assert_eq!((s.held(), s.fs.vol.held().excess), ((5, 1), 0), "each was told once more");
+    // the answer with the listing was not taken
+    s.fs.unlist(&listed);
+    assert_eq!((s.held(), s.fs.vol.held().excess), ((1, 1), 0));
+    let mut answer = Answer::new(0);
+    answer.put(&s.lookup(ROOT, b"f").unwrap());
+    assert_eq!(s.held(), (2, 1));
+    let (null, closed) = std::io::pipe().unwrap();
+    drop(null);
+    s.fs.reply(op::LOOKUP, &Arc::new(Channel::new(closed.into())), 1, &mut answer);
+    assert_eq!(s.held(), (1, 1), "refused");
+    s.forget(&nameless, 7);
+    assert_eq!((s.held(), s.fs.vol.held().excess), ((0, 0), 1), "more than was told is all");
+    assert_eq!(s.getattr(WireId(nameless.nodeid)).map(|a| a.nlink), Ok(0), "it is open");
+}
+
+#[test]
+fn a_removed_directory_answers_until_it_is_forgotten() {
+    let s = Served::new();
+    let dir = s.mkdir(ROOT, "d");
+    let id = WireId(dir.nodeid);
+    s.mknod(id, "f");
+    s.ask(op::UNLINK, id, &[b"f\0"]).unwrap();
+    s.ask(op::RMDIR, ROOT, &[b"d\0"]).unwrap();
+    s.fs.vol.sync().unwrap();
+    assert_eq!(s.getattr(id).map(|a| (a.nlink, a.mode & 0o777)), Ok((0, 0o755)));
+    let fh = s.open(op::OPENDIR, id).unwrap();
+    let list = abi::ReadIn { fh, size: 4096, ..abi::ReadIn::new_zeroed() };
+    assert_eq!(s.ask(op::READDIRPLUS, id, &[list.as_bytes()]), Ok(Vec::new()));
+    assert_eq!(s.ask(op::READDIR, id, &[list.as_bytes()]), Ok(Vec::new()));
+    let mkdir = abi::MkdirIn { mode: 0o755, umask: 0 };
+    assert_eq!(s.ask(op::MKDIR, id, &[mkdir.as_bytes(), b"sub\0"]), Err(Errno::NOENT));
+    s.setattr(id, fattr::MODE).unwrap();
+    let xattr = abi::SetxattrIn { size: 1, flags: 0, setxattr_flags: 0, padding: 0 };
+    s.ask(op::SETXATTR, id, &[xattr.as_bytes(), b"user.a\0v"]).unwrap();
+    let release = abi::ReleaseIn { fh, flags: 0, release_flags: 0, lock_owner: 0 };
+    s.ask(op::RELEASEDIR, id, &[release.as_bytes()]).unwrap();
+    assert_eq!(s.getattr(id).map(|a| a.mode & 0o777), Ok(0o600));
+    s.forget(&dir, 1);
+    assert_eq!(s.getattr(id).map(|a| a.ino), Err(Errno::STALE));
 }

@@ -1,0 +1,153 @@
+//! Counted look-ups: what the kernel knows, and when it has forgotten.
+//!
+//! Each answer that tells the kernel of an inode (LOOKUP, CREATE, MKNOD, MKDIR, SYMLINK, LINK, TMPFILE, each entry of
+//! READDIRPLUS but `.` and `..`) counts as one; FORGET and BATCH_FORGET give back. Until all is given back the inode
+//! stays, also without a name: a working directory that was removed, a file that is held by O_PATH. The engine keeps the
+//! counts ([`Volume::hold`]); this module knows the frames.
+//!
+//! It is counted before the answer is sent: the kernel may use and forget the inode before the sending thread runs
+//! again. An answer that the kernel refuses is taken back entry by entry ([`BraidFs::refused`]): it does not come back to
+//! it. (An operation that was interrupted takes its answer all the same, `fuse_dev_do_write`; refused is what comes after
+//! the connection was cut off, or was malformed.) What the kernel takes and cannot use it forgets itself
+//! (`fuse_queue_forget` in `fs/fuse/dir.c`).
+//!
+//! Nothing is deleted by UNLINK alone, then, as long as the kernel has the inode in its cache: the FORGET that follows
+//! does it. Both are in the kernel's queue before the process that unlinked goes on, but FORGETs may be overtaken by a few
+//! requests (`fuse_dev_do_read` lets up to 8 pass), and another thread may serve them. So what depends on the space,
+//! STATFS, SYNCFS, and every request that would fail for want of space, waits a moment for removals that are about to be
+//! completed ([`BraidFs::put_off`]).
+//!
+//! [`Volume::hold`]: braidfs::Volume::hold
+
+use crate::abi::{self, op};
+use crate::channel::Channel;
+use crate::fs::{BraidFs, Context, MAX_IO_BYTES, errno};
+use crate::node::WireId;
+use crate::request::{Answer, Handled, Outcome, Request};
+use braidfs::{Attr, Error};
+use rustix::io::Errno;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use zerocopy::FromBytes;
+
+/// A removal whose FORGET has not come after this long is one that somebody holds.
+const LATELY: Duration = Duration::from_millis(20);
+/// How long a request waits for FORGETs at most.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+impl BraidFs {
+    /// Counts the inode that an answer is about to tell of; its attributes by now.
+    pub(crate) fn count(&self, attr: &Attr) -> Result<Attr, Errno> {
+        self.vol.hold(attr.ino, |g| g == attr.gener).map_err(errno)
+    }
+
+    /// Counts the inode that the kernel, or an NFS client, knows by this id.
+    pub(crate) fn count_known(&self, id: WireId) -> Result<Attr, Errno> {
+        self.vol.hold(id.ino(), |g| id.is_of(g)).map_err(|e| match e {
+            Error::NotFound => Errno::STALE,
+            e => errno(e),
+        })
+    }
+
+    pub(crate) fn forget(&self, req: &Request<'_>) -> Handled {
+        if let Ok(arg) = req.arg::<abi::ForgetIn>() {
+            self.give_back(req.head.nodeid, arg.nlookup);
+        }
+        Ok(Outcome::Silent)
+    }
+
+    pub(crate) fn batch_forget(&self, req: &Request<'_>) -> Handled {
+        if let Ok((arg, mut rest)) = req.arg_and_rest::<abi::BatchForgetIn>() {
+            for _ in 0..arg.count {
+                let Ok((one, next)) = abi::ForgetOne::read_from_prefix(rest) else { break };
+                self.give_back(one.nodeid, one.nlookup);
+                rest = next;
+            }
+        }
+        Ok(Outcome::Silent)
+    }
+
+    fn give_back(&self, nodeid: u64, times: u64) {
+        let id = WireId(nodeid);
+        self.vol.forget(id.ino(), |g| id.is_of(g), times);
+    }
+
+    /// The kernel did not take this answer: what was counted for it is given back.
+    fn refused(&self, opcode: u32, body: &[u8]) {
+        match opcode {
+            op::LOOKUP | op::CREATE | op::MKNOD | op::MKDIR | op::SYMLINK | op::LINK | op::TMPFILE => {
+                if let Ok((entry, _)) = abi::EntryOut::read_from_prefix(body)
+                    && entry.nodeid != 0
+                {
+                    self.give_back(entry.nodeid, 1);
+                }
+            }
+            op::READDIRPLUS => self.unlist(body),
+            _ => {}
+        }
+    }
+
+    /// [`Self::refused`] of a listing.
+    pub(crate) fn unlist(&self, mut body: &[u8]) {
+        while let Ok((entry, rest)) = abi::EntryOut::read_from_prefix(body)
+            && let Ok((name, _)) = abi::Dirent::read_from_prefix(rest)
+        {
+            if entry.nodeid != 0 {
+                self.give_back(entry.nodeid, 1);
+            }
+            let len =
+                (size_of::<abi::EntryOut>() + size_of::<abi::Dirent>() + name.namelen as usize).next_multiple_of(8);
+            body = body.get(len..).unwrap_or_default();
+        }
+    }
+
+    /// Whether space or numbers are about to come back by FORGETs that are under way.
+    fn forgets_due(&self) -> bool {
+        self.vol.orphans_due(LATELY)
+    }
+
+    /// Handles a request, or leaves it to the helper thread where it needs what FORGETs under way will give back.
+    pub(crate) fn serve(&self, frame: &[u8], req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
+        let early = matches!(req.head.opcode, op::STATFS | op::SYNCFS);
+        if !(early && self.forgets_due()) {
+            let handled = self.handle(req, out, cx);
+            if handled != Err(Errno::NOSPC) || !self.forgets_due() {
+                return handled;
+            }
+        }
+        self.put_off(frame, cx);
+        Ok(Outcome::Deferred)
+    }
+
+    /// Has the helper thread answer a request, after FORGETs that are under way.
+    fn put_off(&self, frame: &[u8], cx: &Context<'_>) {
+        let (frame, later, channel, unique) = (frame.to_vec(), cx.later(), cx.channel.clone(), cx.unique);
+        let job = Box::new(move |fs: &BraidFs| {
+            let Ok(req) = Request::parse(&frame) else { return };
+            fs.await_forgets();
+            let mut out = Answer::new(MAX_IO_BYTES as usize);
+            let handled = fs.handle(&req, &mut out, &Context { channel: &channel, unique });
+            match handled {
+                Ok(Outcome::Reply) => fs.reply(req.head.opcode, &channel, later.taken(), &mut out),
+                Ok(Outcome::Deferred | Outcome::Silent) => drop(later.taken()),
+                Err(e) => later.done(Err(e)),
+            }
+        });
+        // A job that cannot be handed over is dropped, and answers EIO.
+        let _ = self.jobs.send(job);
+    }
+
+    /// Sends an answer; what it told of is given back where the kernel does not take it.
+    pub(crate) fn reply(&self, opcode: u32, channel: &Arc<Channel>, unique: u64, out: &mut Answer) {
+        if !channel.reply(unique, out) {
+            self.refused(opcode, out.body());
+        }
+    }
+
+    fn await_forgets(&self) {
+        let begin = Instant::now();
+        while self.forgets_due() && begin.elapsed() < PATIENCE {
+            std::thread::sleep(Duration::from_micros(500));
+        }
+    }
+}
