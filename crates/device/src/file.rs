@@ -11,13 +11,14 @@ use crate::rw::{Gather, MAX_PIECES, read_exact_at};
 use crate::uring::{self, RingPool};
 use crate::{BLOCK_BYTES, Device, WriteOp, blkdev, check_discard, check_ops, check_range};
 use parking_lot::Mutex;
-use rustix::fd::AsFd;
+use rustix::fd::{AsFd, AsRawFd};
 use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_getfl, fcntl_setfl, fdatasync};
 use rustix::io::Errno;
 use std::borrow::Cow;
 use std::fs::{File, OpenOptions};
 use std::io::{self, IoSlice};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Most bytes that a read bounces at a time.
 const BOUNCE_BYTES: usize = 1 << 20;
@@ -35,7 +36,9 @@ pub struct OpenHow {
 pub struct FileDevice {
     path: PathBuf,
     file: File,
-    claim: Mutex<Option<File>>,
+    claim: Mutex<Claim>,
+    /// The lock, where it is not that of `file`.
+    _lock: Option<open::UpgradedLock>,
     blocks: u64,
     write: bool,
     direct: bool,
@@ -57,7 +60,8 @@ impl FileDevice {
         Ok(FileDevice {
             path: path.to_path_buf(),
             file: opened.file,
-            claim: Mutex::new(opened.claim),
+            claim: Mutex::new(opened.claim.map_or(Claim::None, Claim::Held)),
+            _lock: None,
             blocks: opened.bytes / BLOCK_BYTES as u64,
             write: how.write,
             direct,
@@ -92,7 +96,8 @@ impl FileDevice {
         Ok(FileDevice {
             path: path.to_path_buf(),
             file,
-            claim: Mutex::new(None),
+            claim: Mutex::new(Claim::None),
+            _lock: None,
             blocks: bytes / BLOCK_BYTES as u64,
             write: true,
             direct: false,
@@ -127,7 +132,34 @@ impl FileDevice {
     ///
     /// For a `fuseblk` mount, whose own claim takes its place: the kernel refuses the mount otherwise.
     pub fn release_claim(&self) {
-        *self.claim.lock() = None;
+        *self.claim.lock() = Claim::Elsewhere;
+    }
+
+    /// Opens the same file or device again, for writing, and turns the lock of this one into a writer's.
+    fn reopen(&self) -> io::Result<FileDevice> {
+        let busy = || io::Error::from_raw_os_error(libc::EBUSY);
+        let lock = open::UpgradedLock::take(&self.file, &self.path, self.is_block_device).map_err(|_| busy())?;
+        // not by the path, which may name another file by now
+        let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        let file = OpenOptions::new().read(true).write(true).open(&path)?;
+        let claim = match &*self.claim.lock() {
+            Claim::None if self.is_block_device => Claim::Held(open::claim(Path::new(&path))?),
+            Claim::Elsewhere => Claim::Elsewhere,
+            _ => Claim::None,
+        };
+        let direct = self.direct && set_direct(&file)?;
+        Ok(FileDevice {
+            path: self.path.clone(),
+            file,
+            claim: Mutex::new(claim),
+            _lock: Some(lock),
+            blocks: self.blocks,
+            write: true,
+            direct,
+            is_block_device: self.is_block_device,
+            rings: self.rings.is_some().then(RingPool::default),
+            gate: FlushGate::default(),
+        })
     }
 
     /// Appends `op` to `out` as writes that the kernel takes whole.
@@ -141,6 +173,16 @@ impl FileDevice {
             offset += bytes as u64;
         }
     }
+}
+
+/// Who has the `O_EXCL` claim on a block device.
+enum Claim {
+    /// Nobody: an image, or opened for reading.
+    None,
+    /// This one holds it.
+    Held(#[expect(dead_code, reason = "held until it is dropped")] File),
+    /// The kernel, for a `fuseblk` mount.
+    Elsewhere,
 }
 
 /// Turns on `O_DIRECT`; false where the file system or its sector size does not allow it.
@@ -239,6 +281,10 @@ impl Device for FileDevice {
             Err(e) if matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOTTY | libc::ENOSYS)) => Ok(()),
             other => other,
         }
+    }
+
+    fn writable(&self) -> io::Result<Option<Arc<dyn Device>>> {
+        if self.write { Ok(None) } else { Ok(Some(Arc::new(self.reopen()?))) }
     }
 
     fn name(&self) -> String {

@@ -75,6 +75,15 @@ pub trait Device: Send + Sync + std::fmt::Debug {
     /// Of the device; "not supported" is no error.
     fn discard(&self, block: u64, blocks: u64) -> io::Result<()>;
 
+    /// The device opened for writing, where this one was opened for reading only; `None`: this one can be written. As long
+    /// as the new one lives nobody else can open the device.
+    ///
+    /// # Errors
+    /// EROFS, EACCES: it cannot be written. EBUSY: others have it open.
+    fn writable(&self) -> io::Result<Option<std::sync::Arc<dyn Device>>> {
+        Ok(None)
+    }
+
     /// What it is, for messages: a path, `memory`.
     fn name(&self) -> String;
 }

@@ -174,13 +174,7 @@ pub(crate) fn open(path: &Path, write: bool) -> Result<Opened, OpenError> {
     lock(&file, path, write, is_block_device)?;
     let (claim, bytes) = if is_block_device {
         let claim = match write {
-            true => Some(
-                OpenOptions::new()
-                    .read(true)
-                    .custom_flags(libc::O_EXCL)
-                    .open(path)
-                    .map_err(|e| OpenError::of(path, "claim", e))?,
-            ),
+            true => Some(claim(path).map_err(|e| OpenError::of(path, "claim", e))?),
             false => None,
         };
         (claim, blkdev::size_bytes(&file).map_err(|e| OpenError::of(path, "ask the size of", e))?)
@@ -191,6 +185,39 @@ pub(crate) fn open(path: &Path, write: bool) -> Result<Opened, OpenError> {
         return Err(OpenError::TooSmall { path: path.to_path_buf(), bytes });
     }
     Ok(Opened { file, claim, is_block_device, bytes })
+}
+
+/// Claims a block device, as a mount does, for as long as the file is open.
+pub(crate) fn claim(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(path)
+}
+
+/// A reader's lock that was turned into a writer's. Dropped, it is a reader's again, for as long as the reader lives.
+#[derive(Debug)]
+pub(crate) struct UpgradedLock {
+    /// Shares the lock with the reader's descriptor.
+    file: File,
+    path: PathBuf,
+    is_block_device: bool,
+}
+
+impl UpgradedLock {
+    /// Of `file`, which holds a reader's lock.
+    pub(crate) fn take(file: &File, path: &Path, is_block_device: bool) -> Result<Self, OpenError> {
+        let own = file.try_clone().map_err(|e| OpenError::of(path, "lock", e))?;
+        let lock = Self { file: own, path: path.to_path_buf(), is_block_device };
+        // where it fails the reader's lock may be gone for a moment: the drop of `lock` takes it again
+        self::lock(&lock.file, path, true, is_block_device)?;
+        Ok(lock)
+    }
+}
+
+impl Drop for UpgradedLock {
+    fn drop(&mut self) {
+        if let Err(e) = lock(&self.file, &self.path, false, self.is_block_device) {
+            tracing::warn!("{e}");
+        }
+    }
 }
 
 /// Locks `file` for as long as it is open.

@@ -10,6 +10,7 @@ pub mod domain;
 pub mod error;
 pub mod fsck;
 pub mod journal;
+pub mod live;
 pub mod mkfs;
 pub mod namespace;
 pub mod nodes;

@@ -292,6 +292,10 @@ pub struct MountOptions {
     pub commit_interval: std::time::Duration,
     /// See [`AtimeMode`].
     pub atime: AtimeMode,
+    /// No access times of directories.
+    pub nodiratime: bool,
+    /// Times that change alone may reach the disk late.
+    pub lazytime: bool,
     /// Memory for pages and cells, bytes; 0: a quarter of the machine's.
     pub cache_bytes: u64,
     /// Run the threads that commit every interval, checkpoint, clean, free memory and mend links after a crash.
@@ -311,6 +315,8 @@ impl Default for MountOptions {
             data: DataMode::Ordered,
             commit_interval: std::time::Duration::from_secs(5),
             atime: AtimeMode::Relatime,
+            nodiratime: false,
+            lazytime: false,
             cache_bytes: 0,
             background: true,
             serial: false,
@@ -318,6 +324,23 @@ impl Default for MountOptions {
             clock: None,
         }
     }
+}
+
+/// What a remount changes; `None`: it stays.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Remount {
+    /// Read-only, or writable (again).
+    pub read_only: Option<bool>,
+    /// [`MountOptions::data`]. It cannot change: another mode than that of the mount is refused.
+    pub data: Option<DataMode>,
+    /// [`MountOptions::commit_interval`].
+    pub commit_interval: Option<std::time::Duration>,
+    /// [`MountOptions::atime`].
+    pub atime: Option<AtimeMode>,
+    /// [`MountOptions::nodiratime`].
+    pub nodiratime: Option<bool>,
+    /// [`MountOptions::lazytime`].
+    pub lazytime: Option<bool>,
 }
 
 /// Options of `mkfs`.

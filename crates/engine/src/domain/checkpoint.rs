@@ -157,6 +157,23 @@ impl Domain {
         Ok(())
     }
 
+    /// The header says that the domain is in use from now on, and after a crash that links across domains are to be
+    /// compared.
+    ///
+    /// # Errors
+    /// Of the device.
+    pub fn mark_used(&self, after_crash: bool) -> Result<()> {
+        self.write_header(|h| {
+            let mut f = h.flags.get() & !CLEAN;
+            if after_crash {
+                f |= NEEDS_GC;
+            }
+            h.flags = f.into();
+            h.mounts = (h.mounts.get().wrapping_add(1)).into();
+            h.head_pos = self.journal.head().into();
+        })
+    }
+
     /// Whether the background GC after a crash has not finished.
     pub fn needs_gc(&self) -> bool {
         self.header.lock().header.flags.get() & NEEDS_GC != 0

@@ -25,6 +25,7 @@ use crate::cell::cache::{CELL_BYTES, CellCache, Memory};
 use crate::cell::{Cell, State};
 use crate::error::{Error, Result};
 use crate::journal::Journal;
+use crate::live::LiveOptions;
 use crate::nodes::NodeTable;
 use crate::space::Space;
 use crate::store::Store;
@@ -63,6 +64,11 @@ pub struct Shared {
     pub dead: AtomicBool,
     /// A forced read-only volume.
     pub read_only: AtomicBool,
+    /// The volume is about to become read-only: operations are refused, what they changed so far is still committed. Set
+    /// before the last commit's flip: who enters a domain after that sees it.
+    pub closing: AtomicBool,
+    /// Those of `options` that a remount changes.
+    pub live: LiveOptions,
     /// Recovery has not made the domains agree yet: tombstones and exchanges in records count.
     pub recovering: AtomicBool,
 }

@@ -111,6 +111,9 @@ impl<'a> Op<'a> {
         let mut attempt = 0;
         'again: loop {
             let enters = enter_all(&doms)?;
+            if inner.shared.closing.load(Ordering::Relaxed) {
+                return Err(Error::ReadOnly);
+            }
             for (i, e) in enters.iter().enumerate() {
                 let space = &e.domain.space;
                 let lends = lender == Some(e.domain.id) && space.reserve_again(blocks).is_ok();

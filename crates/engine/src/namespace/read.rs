@@ -70,7 +70,7 @@ impl Inner {
 
     /// The time that a file read just now gets as its access time, where the mount's mode asks for it.
     fn access_due(&self, st: &State) -> Option<Timestamp> {
-        let mode = self.shared.options.atime;
+        let mode = self.shared.live.atime();
         if mode == AtimeMode::Noatime || self.shared.read_only.load(Relaxed) {
             return None;
         }

@@ -91,7 +91,7 @@ fn run(inner: &Inner, stop: &Stop, t: usize, n: usize) {
                 return;
             }
         }
-        let due = last_commit.elapsed() >= inner.shared.options.commit_interval;
+        let due = last_commit.elapsed() >= inner.shared.live.commit_interval();
         if due {
             last_commit = Instant::now();
         }

@@ -8,6 +8,7 @@ pub mod groups;
 pub(crate) mod held;
 pub mod mount;
 pub mod reconcile;
+pub mod remount;
 pub mod room;
 pub mod super_io;
 pub mod ticket;
@@ -16,6 +17,7 @@ use crate::cell::Cell;
 use crate::cell::names::NameCache;
 use crate::domain::{Domain, Shared};
 use crate::error::{Error, Result};
+use crate::overlay::Overlays;
 use crate::store::Store;
 use crate::types::*;
 use braidfs_format::super_block::SuperBlock;
@@ -53,7 +55,10 @@ pub use ticket::Ticket;
 /// ```
 pub struct Volume {
     pub(crate) inner: Option<Arc<Inner>>,
-    background: Option<background::Background>,
+    /// The threads that work by themselves. Locked for as long as the volume changes between writable and read-only.
+    background: Mutex<Option<background::Background>>,
+    /// Of a volume that was mounted read-only: what its recovery wrote.
+    overlays: Overlays,
     /// What handles hold of the volume. Threads take different ones, so that they do not share a reference count.
     keepers: Box<[Arc<Keeper>]>,
 }
@@ -160,9 +165,9 @@ impl Volume {
         self.inner.as_ref().unwrap_or_else(|| unreachable!("a volume is used after its end"))
     }
 
-    pub(crate) fn new(inner: Arc<Inner>, background: Option<background::Background>) -> Self {
+    pub(crate) fn new(inner: Arc<Inner>, overlays: Overlays) -> Self {
         let keepers = (0..KEEPERS).map(|_| Arc::new(CachePadded::new(inner.clone()))).collect();
-        Self { inner: Some(inner), background, keepers }
+        Self { inner: Some(inner), background: Mutex::new(None), overlays, keepers }
     }
 
     /// A reference for a handle.
@@ -180,9 +185,8 @@ impl Volume {
     }
 
     fn close(&mut self) -> Result<()> {
-        if let Some(mut b) = self.background.take() {
-            b.stop();
-        }
+        // its threads end before the last commit
+        drop(self.background.lock().take());
         let Some(inner) = self.inner.take() else { return Ok(()) };
         inner.pool.write().take();
         let r = if inner.shared.read_only.load(Ordering::Relaxed) { Ok(()) } else { inner.close() };
@@ -195,9 +199,7 @@ impl Volume {
         if let Some(i) = &self.inner {
             i.shared.dead.store(true, Ordering::SeqCst);
         }
-        if let Some(mut b) = self.background.take() {
-            b.stop();
-        }
+        drop(self.background.lock().take());
         if let Some(i) = self.inner.take() {
             i.pool.write().take();
             i.shared.read_only.store(true, Ordering::Relaxed);
@@ -209,7 +211,7 @@ impl Volume {
         &self.inner().sb
     }
 
-    /// Whether it was mounted read-only.
+    /// Whether it is read-only: mounted so, or made so by [`Self::remount`].
     pub fn read_only(&self) -> bool {
         self.inner().shared.read_only.load(Ordering::Relaxed)
     }

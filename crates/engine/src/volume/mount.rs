@@ -1,6 +1,5 @@
 //! Mounting: superblock, group table, all domains in parallel, recovery across them.
 
-use super::background::Background;
 use super::groups::Bat;
 use super::held::Held;
 use super::super_io::read_super;
@@ -9,13 +8,15 @@ use crate::cell::names::NameCache;
 use crate::domain::recover::Recovered;
 use crate::domain::{Domain, HeaderPair, Shared};
 use crate::error::{Error, Result};
+use crate::live::LiveOptions;
+use crate::overlay::Overlays;
 use crate::planted::{Bug, planted};
 use crate::store::Store;
 use crate::types::*;
 use braidfs_device::Device;
 use braidfs_format::BLOCK_BYTES;
 use braidfs_format::block::{BlockKind, other_copy_lost};
-use braidfs_format::domain::{CLEAN, DomainHeader, FAILED, NEEDS_GC};
+use braidfs_format::domain::{CLEAN, DomainHeader, FAILED};
 use braidfs_format::super_block::{INCOMPAT_DATA_SUMS, SuperBlock};
 use braidfs_sync::{Mutex, RwLock};
 use crossbeam::utils::CachePadded;
@@ -42,21 +43,22 @@ impl Volume {
             options.cache_bytes = rustix::system::sysinfo().totalram / 4;
         }
         let (sb, mut devices) = read_super(&devices)?;
+        let mut overlays = Overlays::default();
         if options.read_only {
-            devices = devices
-                .into_iter()
-                .map(|d| Arc::new(crate::overlay::OverlayDevice::new(d)) as Arc<dyn Device>)
-                .collect();
+            overlays = Overlays::new(devices);
+            devices = overlays.devices();
         }
         let read_only = options.read_only;
-        let background = options.background && !read_only;
         let inner = open(sb, devices, options)?;
         if read_only {
             inner.shared.read_only.store(true, Ordering::Relaxed);
         }
         *inner.pool.write() = Some(ticket::Pool::new(SYNC_THREADS));
-        let background = if background { Some(Background::start(inner.clone())?) } else { None };
-        Ok(Volume::new(inner, background))
+        let volume = Volume::new(inner, overlays);
+        if !read_only {
+            volume.start_background()?;
+        }
+        Ok(volume)
     }
 }
 
@@ -77,6 +79,8 @@ fn open(sb: SuperBlock, devices: Vec<Arc<dyn Device>>, options: MountOptions) ->
         dirty_pages: CachePadded::new(AtomicI64::new(0)),
         dead: AtomicBool::new(false),
         read_only: AtomicBool::new(false),
+        closing: AtomicBool::new(false),
+        live: LiveOptions::new(&options),
         recovering: AtomicBool::new(true),
         options,
     });
@@ -212,15 +216,7 @@ impl Inner {
             if d.failed().is_some() {
                 continue;
             }
-            d.write_header(|h| {
-                let mut f = h.flags.get() & !CLEAN;
-                if dirty {
-                    f |= NEEDS_GC;
-                }
-                h.flags = f.into();
-                h.mounts = (h.mounts.get().wrapping_add(1)).into();
-                h.head_pos = d.journal.head().into();
-            })?;
+            d.mark_used(dirty)?;
         }
         if dirty {
             for d in &self.domains {

@@ -1,0 +1,117 @@
+//! Changing the options of a mounted volume: what `mount -o remount` does.
+
+use super::background::Background;
+use super::{Inner, Volume};
+use crate::error::{Error, Result};
+use crate::types::Remount;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+impl Volume {
+    /// Changes options while the volume is in use. All that can be refused is looked at before anything changes.
+    ///
+    /// To read-only: operations that would change something answer [`Error::ReadOnly`] from then on; what was done so far
+    /// is made durable and checkpointed, and the volume is marked clean on the devices, as by an unmount. (A file that is
+    /// removed and still open keeps it from being clean: the next mount reclaims it.)
+    ///
+    /// To writable, also of a volume that was mounted read-only: its devices are opened for writing, and what recovery
+    /// kept in memory is written.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: the data mode cannot change. To writable: [`Error::DomainFailed`]; [`Error::ReadOnly`] where a
+    /// device is; [`Error::Busy`] where others use it. Of a device; on the way to read-only the volume is that then, and
+    /// not clean.
+    pub fn remount(&self, how: &Remount) -> Result<()> {
+        let inner = self.inner();
+        if how.data.is_some_and(|data| data != inner.shared.options.data) {
+            return Err(Error::Invalid("the data mode cannot change while the volume is mounted"));
+        }
+        match how.read_only {
+            Some(true) => self.to_read_only()?,
+            Some(false) => self.to_writable()?,
+            None => {}
+        }
+        let live = &inner.shared.live;
+        how.atime.into_iter().for_each(|mode| live.set_atime(mode));
+        how.nodiratime.into_iter().for_each(|on| live.set_nodiratime(on));
+        how.lazytime.into_iter().for_each(|on| live.set_lazytime(on));
+        how.commit_interval.into_iter().for_each(|interval| live.set_commit_interval(interval));
+        Ok(())
+    }
+
+    /// Starts the threads that work by themselves, where the mount wants them.
+    pub(super) fn start_background(&self) -> Result<()> {
+        let inner = self.inner();
+        if inner.shared.options.background {
+            *self.background.lock() = Some(Background::start(Arc::clone(inner))?);
+        }
+        Ok(())
+    }
+
+    fn to_read_only(&self) -> Result<()> {
+        let inner = self.inner();
+        let mut background = self.background.lock();
+        if self.read_only() {
+            return Ok(());
+        }
+        // joins them
+        *background = None;
+        let result = inner.retire();
+        tracing::info!(ok = result.is_ok(), "the volume is read-only");
+        result
+    }
+
+    fn to_writable(&self) -> Result<()> {
+        let inner = self.inner();
+        let mut background = self.background.lock();
+        if !self.read_only() {
+            return Ok(());
+        }
+        for d in &inner.domains {
+            d.check_failed()?;
+        }
+        let first = self.overlays.is_waiting();
+        self.overlays.write_through().map_err(|e| {
+            match e.raw_os_error().map(rustix::io::Errno::from_raw_os_error) {
+                Some(rustix::io::Errno::BUSY) => Error::Busy(e.to_string()),
+                Some(rustix::io::Errno::ROFS | rustix::io::Errno::ACCESS | rustix::io::Errno::PERM) => Error::ReadOnly,
+                _ => Error::Io(e),
+            }
+        })?;
+        if !first {
+            // a volume that was mounted read-only has done this already
+            for d in &inner.domains {
+                d.mark_used(false)?;
+            }
+        }
+        inner.shared.closing.store(false, Ordering::SeqCst);
+        inner.shared.read_only.store(false, Ordering::SeqCst);
+        if inner.shared.options.background {
+            *background = Some(Background::start(Arc::clone(inner))?);
+        }
+        tracing::info!("the volume is writable");
+        Ok(())
+    }
+}
+
+impl Inner {
+    /// Makes all durable, marks the domains clean and refuses changes from then on. Domains that failed before stay as they
+    /// are, and are no error.
+    fn retire(&self) -> Result<()> {
+        let failed = || self.domains.iter().filter(|d| d.failed().is_some()).count();
+        let before = failed();
+        let mut r = self.commit_everything();
+        r = r.and(self.reap_zombies());
+        self.shared.closing.store(true, Ordering::SeqCst);
+        // operations that entered before are committed by this; those that enter later are refused
+        r = r.and(self.commit_everything());
+        for d in self.domains.iter().filter(|d| d.failed().is_none()) {
+            r = r.and(d.close());
+        }
+        self.shared.read_only.store(true, Ordering::SeqCst);
+        match r {
+            Err(Error::DomainFailed { .. }) if failed() == before => Ok(()),
+            r => r,
+        }
+    }
+}
