@@ -4,6 +4,16 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 PEERS := pjdfstest fsx postgres rocksdb dbench big
+# What mkfs(8), mount(8), umount(8) and fsck(8) look for. The last ones by the type that the kernel shows, at a remount
+# and at an unmount.
+HELPERS := mkfs.braidfs mount.braidfs umount.braidfs fsck.braidfs \
+	mount.fuse.braidfs mount.fuseblk.braidfs umount.fuse.braidfs umount.fuseblk.braidfs
+MAN := $(DESTDIR)$(PREFIX)/share/man
+# Patterns are the shell's: the pages are there only after the first line of the recipe.
+NAMES := braidfs.8 braidfs-*.8 mkfs.braidfs.8 mount.braidfs.8 umount.braidfs.8 fsck.braidfs.8
+PAGES := $(addprefix $(MAN)/man8/,$(NAMES))
+# Where earlier versions put them.
+OLD_PAGES := $(addprefix $(MAN)/man1/,$(NAMES))
 
 .DEFAULT_GOAL := help
 .PHONY: help build demo bench test fmt clippy unit heavy crash planted mount soak fuzz fuzz-coverage layers deny peers $(PEERS) deps install uninstall clean
@@ -72,13 +82,15 @@ deps: ## checks for needed commands, installs them when root
 
 install: build ## the binary, its helpers for mount(8) and fsck(8), the man pages
 	install -D -m 755 $(TARGET)/release/braidfs $(DESTDIR)$(PREFIX)/bin/braidfs
-	install -d $(DESTDIR)/sbin $(DESTDIR)$(PREFIX)/share/man/man1
-	for name in mkfs mount umount fsck; do ln -sf $(PREFIX)/bin/braidfs $(DESTDIR)/sbin/$$name.braidfs; done
-	$(TARGET)/release/braidfs man $(DESTDIR)$(PREFIX)/share/man/man1
+	install -d $(DESTDIR)/sbin
+	for name in $(HELPERS); do ln -sf $(PREFIX)/bin/braidfs $(DESTDIR)/sbin/$$name; done
+	rm -f $(OLD_PAGES)
+	$(TARGET)/release/braidfs man $(DESTDIR)$(PREFIX)/share/man/man8
+	chmod 644 $(PAGES)
 
 uninstall: ## what install did
-	rm -f $(DESTDIR)$(PREFIX)/bin/braidfs $(DESTDIR)$(PREFIX)/share/man/man1/braidfs*.1
-	for name in mkfs mount umount fsck; do rm -f $(DESTDIR)/sbin/$$name.braidfs; done
+	rm -f $(DESTDIR)$(PREFIX)/bin/braidfs $(PAGES) $(OLD_PAGES)
+	for name in $(HELPERS); do rm -f $(DESTDIR)/sbin/$$name; done
 
 clean: ## removes target/
 	$(CARGO) clean

@@ -11,12 +11,19 @@ use tracing_subscriber::EnvFilter;
 #[derive(Debug, clap::Args)]
 pub struct LogArgs {
     /// What to log: error, warn, info, debug or trace, or per module as in `warn,braidfs::tx=debug`
-    /// [default: warn; mount: info; fsck: error]
+    /// [default: warn; of a mount in the foreground, or with --log-file: info; fsck: error]
     #[arg(long = "log", value_name = "LEVEL", env = "BRAIDFS_LOG", global = true)]
     level: Option<String>,
     /// Log into this file (appended to) rather than to the terminal; a mount in the background needs it
     #[arg(long, value_name = "FILE", env = "BRAIDFS_LOG_FILE", global = true)]
     log_file: Option<PathBuf>,
+}
+
+impl LogArgs {
+    /// It goes into a file.
+    pub fn to_file(&self) -> bool {
+        self.log_file.is_some()
+    }
 }
 
 /// Sets up logging for the process.

@@ -7,6 +7,7 @@
 mod cmd;
 mod failure;
 mod log;
+mod mounted;
 mod mountinfo;
 mod open;
 mod personality;
@@ -77,8 +78,11 @@ fn main() -> ExitCode {
             return if e.use_stderr() { usage_code(&args).into() } else { ExitCode::SUCCESS };
         }
     };
-    let level = match cli.command {
-        Command::Mount(_) | Command::MountHelper(_) => "info",
+    let level = match &cli.command {
+        // A mount in the background says nothing where all is well.
+        Command::Mount(a) if a.foreground => "info",
+        Command::MountHelper(a) if a.verbose => "info",
+        Command::Mount(_) | Command::MountHelper(_) if cli.log.to_file() => "info",
         // Its report has all that is wrong.
         Command::Fsck(_) => "error",
         _ => "warn",

@@ -9,8 +9,14 @@ use std::path::{Path, PathBuf};
 pub struct Mount {
     /// `major:minor` of the mounted file system.
     pub device: String,
+    /// What of the file system is mounted: `/`, or the directory of a bind mount.
+    pub root: PathBuf,
     /// Where.
     pub target: PathBuf,
+    /// Options of this mount: `rw,nosuid,relatime`.
+    pub options: String,
+    /// Options of the file system: `rw,sync,…`.
+    pub super_options: String,
     /// Type, with the subtype: `fuse.braidfs`, `fuseblk.braidfs`.
     pub kind: String,
     /// What the mounter gave as the source.
@@ -20,6 +26,11 @@ pub struct Mount {
 /// All mounts, oldest first; empty where `/proc` is not there.
 pub fn read() -> Vec<Mount> {
     std::fs::read("/proc/self/mountinfo").map_or_else(|_| Vec::new(), |table| parse(&table))
+}
+
+/// The mount on `target` that is seen there: the newest on a path hides the others.
+pub fn at(target: &Path) -> Option<Mount> {
+    read().into_iter().rev().find(|m| m.target == target)
 }
 
 /// The mount table's name of a mount point. Nothing in it may be looked at: its server can be dead.
@@ -48,7 +59,10 @@ fn parse_line(line: &[u8]) -> Option<Mount> {
     let dash = fields.iter().skip(6).position(|f| *f == b"-")? + 6;
     Some(Mount {
         device: String::from_utf8_lossy(fields.get(2)?).into_owned(),
+        root: PathBuf::from(text::os_string(unescape(fields.get(3)?))),
         target: PathBuf::from(text::os_string(unescape(fields.get(4)?))),
+        options: String::from_utf8_lossy(fields.get(5)?).into_owned(),
+        super_options: String::from_utf8_lossy(fields.get(dash + 3).unwrap_or(&&b""[..])).into_owned(),
         kind: String::from_utf8_lossy(fields.get(dash + 1)?).into_owned(),
         source: text::os_string(unescape(fields.get(dash + 2)?)),
     })
@@ -94,6 +108,8 @@ mod tests {
         assert_eq!(mounts[0].kind, "fuse.braidfs");
         assert_eq!(mounts[0].source, "/a\\b,c");
         assert_eq!(mounts[0].device, "98:0");
+        assert_eq!((mounts[0].root.as_path(), &*mounts[0].options), (Path::new("/mnt1"), "rw,noatime"));
+        assert_eq!(mounts[0].super_options, "rw");
         assert_eq!(mounts[1].kind, "proc");
     }
 }

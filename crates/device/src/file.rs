@@ -7,6 +7,7 @@
 use crate::aligned::AlignedBuf;
 use crate::flush::FlushGate;
 use crate::open::{self, OpenError};
+use crate::range::RangeLock;
 use crate::rw::{Gather, MAX_PIECES, read_exact_at};
 use crate::uring::{self, RingPool};
 use crate::{BLOCK_BYTES, Device, WriteOp, blkdev, check_discard, check_ops, check_range};
@@ -37,6 +38,8 @@ pub struct FileDevice {
     path: PathBuf,
     file: File,
     claim: Mutex<Claim>,
+    /// On the bytes, by whatever other name they have.
+    range: Mutex<Option<RangeLock>>,
     /// The lock, where it is not that of `file`.
     _lock: Option<open::UpgradedLock>,
     blocks: u64,
@@ -61,6 +64,7 @@ impl FileDevice {
             path: path.to_path_buf(),
             file: opened.file,
             claim: Mutex::new(opened.claim.map_or(Claim::None, Claim::Held)),
+            range: Mutex::new(opened.range),
             _lock: None,
             blocks: opened.bytes / BLOCK_BYTES as u64,
             write: how.write,
@@ -85,7 +89,10 @@ impl FileDevice {
             .create_new(true)
             .open(path)
             .map_err(|e| OpenError::of(path, "create", e))?;
+        let mut range = None;
         let made = open::lock(&file, path, true, false).and_then(|()| {
+            // nobody else knows the file
+            range = RangeLock::take(&file, true).unwrap_or_default();
             file.set_len(bytes).and_then(|()| file.sync_all()).map_err(|e| OpenError::of(path, "set the size of", e))
         });
         if let Err(e) = made {
@@ -97,6 +104,7 @@ impl FileDevice {
             path: path.to_path_buf(),
             file,
             claim: Mutex::new(Claim::None),
+            range: Mutex::new(range),
             _lock: None,
             blocks: bytes / BLOCK_BYTES as u64,
             write: true,
@@ -148,10 +156,18 @@ impl FileDevice {
             _ => Claim::None,
         };
         let direct = self.direct && set_direct(&file)?;
+        let mut range = self.range.lock();
+        // locks of one process exclude each other, too
+        *range = None;
+        let new = RangeLock::take(&file, true).map_err(|_| {
+            *range = RangeLock::take(&self.file, false).unwrap_or_default();
+            busy()
+        })?;
         Ok(FileDevice {
             path: self.path.clone(),
             file,
             claim: Mutex::new(claim),
+            range: Mutex::new(new),
             _lock: Some(lock),
             blocks: self.blocks,
             write: true,

@@ -8,6 +8,7 @@ mod file;
 mod flush;
 mod mem;
 mod open;
+mod range;
 mod record;
 mod rw;
 mod trace;

@@ -1,9 +1,11 @@
 //! Opening of image files and block devices: kinds, locks, sizes, and errors that say what to do.
 //!
 //! Exclusion: a writer holds `flock(LOCK_EX)`, a reader `flock(LOCK_SH)`, on files and block devices alike; a
-//! writer of a block device holds it with `O_EXCL` as well, so that a mounted one is refused.
+//! writer of a block device holds it with `O_EXCL` as well, so that a mounted one is refused. The bytes behind a loop
+//! device can have other names: [`crate::range`].
 
 use crate::file::{FileDevice, OpenHow};
+use crate::range::RangeLock;
 use crate::{BLOCK_BYTES, Device, blkdev};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
@@ -152,6 +154,8 @@ pub(crate) struct Opened {
     pub(crate) file: File,
     /// Holds the `O_EXCL` claim of a block device opened for writing.
     pub(crate) claim: Option<File>,
+    /// Holds the lock on the bytes.
+    pub(crate) range: Option<RangeLock>,
     pub(crate) is_block_device: bool,
     pub(crate) bytes: u64,
 }
@@ -172,6 +176,7 @@ pub(crate) fn open(path: &Path, write: bool) -> Result<Opened, OpenError> {
     let meta = file.metadata().map_err(|e| OpenError::of(path, "look at", e))?;
     let is_block_device = meta.file_type().is_block_device();
     lock(&file, path, write, is_block_device)?;
+    let range = RangeLock::take(&file, write).map_err(|e| in_use(path, e))?;
     let (claim, bytes) = if is_block_device {
         let claim = match write {
             true => Some(claim(path).map_err(|e| OpenError::of(path, "claim", e))?),
@@ -184,7 +189,14 @@ pub(crate) fn open(path: &Path, write: bool) -> Result<Opened, OpenError> {
     if bytes < BLOCK_BYTES as u64 {
         return Err(OpenError::TooSmall { path: path.to_path_buf(), bytes });
     }
-    Ok(Opened { file, claim, is_block_device, bytes })
+    Ok(Opened { file, claim, range, is_block_device, bytes })
+}
+
+fn in_use(path: &Path, e: Errno) -> OpenError {
+    match e {
+        Errno::WOULDBLOCK | Errno::ACCESS => OpenError::InUse { path: path.to_path_buf() },
+        e => OpenError::of(path, "lock", e.into()),
+    }
 }
 
 /// Claims a block device, as a mount does, for as long as the file is open.

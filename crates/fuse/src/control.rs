@@ -1,8 +1,9 @@
 //! What administrators ask of a mount beyond files: ioctls on its root directory. Low-level module.
 //!
-//! Owns the numbers and structures, for the server (`ops/scrub.rs`) and for the client, which is here. A scrub belongs to
+//! Owns the numbers and structures, for the server (`ops/scrub.rs`, `ops/remount.rs`) and for the client, which is here. A scrub belongs to
 //! the open directory that started it: when that is closed, also because the program died, the scrub stops.
 
+use braidfs::{AtimeMode, DataMode, Remount};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -15,6 +16,9 @@ pub(crate) const SCRUB_START: u32 = 0x4010_bf01;
 pub(crate) const SCRUB_STATUS: u32 = 0x8040_bf02;
 /// `_IOWR(0xbf, 3, ScrubText)`: a part of its report, JSON, once it is done.
 pub(crate) const SCRUB_TEXT: u32 = 0xd000_bf03;
+
+/// `_IOW(0xbf, 4, RemountArg)`: changes options of the mount; on any directory. EPERM but for root.
+pub(crate) const REMOUNT: u32 = 0x4020_bf04;
 
 /// [`ScrubStart::flags`]: leave file data alone.
 pub(crate) const NO_DATA: u32 = 1;
@@ -55,6 +59,54 @@ pub(crate) struct ScrubText {
     pub text: [u8; TEXT_BYTES],
 }
 const _: () = assert!(size_of::<ScrubText>() == 4096);
+
+/// In each field 0 means: it stays.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct RemountArg {
+    /// [`NO`] or [`YES`].
+    pub read_only: u32,
+    /// 1 + place in [`DATA_MODES`].
+    pub data: u32,
+    /// 1 + place in [`ATIME_MODES`].
+    pub atime: u32,
+    /// [`NO`] or [`YES`], as the next ones.
+    pub nodiratime: u32,
+    pub lazytime: u32,
+    pub sync: u32,
+    pub commit_ms: u32,
+    pub reserved: u32,
+}
+const _: () = assert!(size_of::<RemountArg>() == 32);
+
+pub(crate) const NO: u32 = 1;
+pub(crate) const YES: u32 = 2;
+pub(crate) const DATA_MODES: [DataMode; 3] = [DataMode::Ordered, DataMode::Journal, DataMode::Writeback];
+pub(crate) const ATIME_MODES: [AtimeMode; 3] = [AtimeMode::Relatime, AtimeMode::Noatime, AtimeMode::Strictatime];
+
+/// Has the server of the volume mounted on `mountpoint` change options: those of the volume, and whether every change is
+/// durable before it is answered (`sync`). The kernel's own flags are the caller's to change ([`crate::remount`]).
+///
+/// # Errors
+/// EINVAL: the data mode cannot change. EPERM: only root may. ENOTTY: the server is too old. To writable: EROFS (also
+/// where a domain failed), EBUSY. EIO: the device.
+pub fn remount(mountpoint: &Path, how: &Remount, sync: Option<bool>) -> io::Result<()> {
+    fn place<T: PartialEq>(all: &[T], one: Option<T>) -> u32 {
+        one.and_then(|o| all.iter().position(|x| *x == o)).map_or(0, |i| i as u32 + 1)
+    }
+    let flag = |on: Option<bool>| on.map_or(0, |on| if on { YES } else { NO });
+    let mut arg = RemountArg {
+        read_only: flag(how.read_only),
+        data: place(&DATA_MODES, how.data),
+        atime: place(&ATIME_MODES, how.atime),
+        nodiratime: flag(how.nodiratime),
+        lazytime: flag(how.lazytime),
+        sync: flag(sync),
+        commit_ms: how.commit_interval.map_or(0, |i| u32::try_from(i.as_millis()).unwrap_or(u32::MAX)),
+        reserved: 0,
+    };
+    ask(&File::open(mountpoint)?, REMOUNT, &mut arg)
+}
 
 /// A scrub of a mounted volume, as the program sees it that asked for it. Dropping it stops the scrub.
 #[derive(Debug)]
@@ -125,11 +177,15 @@ impl Scrub {
     }
 
     fn ask<T: FromBytes + IntoBytes>(&self, number: u32, arg: &mut T) -> io::Result<()> {
-        // SAFETY: the number tells the kernel the size of `T` and the direction (asserted above); `arg` is valid for
-        // reads and writes of that size until the call returns, and any bytes make a `T`.
-        match unsafe { libc::ioctl(self.root.as_raw_fd(), number.into(), std::ptr::from_mut(arg)) } {
-            -1 => Err(io::Error::last_os_error()),
-            _ => Ok(()),
-        }
+        ask(&self.root, number, arg)
+    }
+}
+
+fn ask<T: FromBytes + IntoBytes>(dir: &File, number: u32, arg: &mut T) -> io::Result<()> {
+    // SAFETY: the number tells the kernel the size of `T` and the direction (asserted above); `arg` is valid for
+    // reads and writes of that size until the call returns, and any bytes make a `T`.
+    match unsafe { libc::ioctl(dir.as_raw_fd(), number.into(), std::ptr::from_mut(arg)) } {
+        -1 => Err(io::Error::last_os_error()),
+        _ => Ok(()),
     }
 }

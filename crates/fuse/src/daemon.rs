@@ -42,10 +42,13 @@ impl Ready {
         }
     }
 
-    fn failed(&mut self, why: &dyn Display) {
-        if let Some(mut pipe) = self.pipe.take() {
-            let _ = write!(pipe, "{}{why}", FAILED as char);
+    /// Tells the parent, which tells the user; false where it no longer listens.
+    fn failed(&mut self, why: &dyn Display) -> bool {
+        let told = self.pipe.take().is_some_and(|mut pipe| write!(pipe, "{}{why}", FAILED as char).is_ok());
+        if told {
+            tracing::info!(error = %why, "cannot serve");
         }
+        told
     }
 }
 
@@ -85,8 +88,9 @@ fn child<E: Display>(pipe: OwnedFd, work: impl FnOnce(&mut Ready) -> Result<(), 
             0
         }
         Err(e) => {
-            tracing::error!(error = %e, "ended with an error");
-            ready.failed(&e);
+            if !ready.failed(&e) {
+                tracing::error!(error = %e, "ended with an error");
+            }
             1
         }
     }

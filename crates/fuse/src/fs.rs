@@ -10,7 +10,7 @@ use crate::abi::{self, init, op};
 use crate::behind::Behind;
 use crate::channel::{Channel, Later};
 use crate::handles::Handles;
-use crate::ops::Scrubbing;
+use crate::ops::{Durable, Scrubbing};
 use crate::request::{Answer, Handled, Request};
 use crate::room::Tight;
 use braidfs::{Error, Volume};
@@ -120,6 +120,8 @@ pub(crate) struct BraidFs {
     /// Domains with little room, see [`crate::room`].
     pub(crate) tight: Tight,
     pub(crate) jobs: mpsc::Sender<Job>,
+    /// What is made durable before it is answered.
+    pub(crate) durable: Durable,
     /// The scrub that runs, or ran last.
     pub(crate) scrub: Mutex<Option<Scrubbing>>,
     /// There is one: closing a directory need not look for it otherwise.
@@ -150,6 +152,7 @@ impl BraidFs {
             caps_epoch: AtomicU64::new(1),
             tight,
             jobs,
+            durable: Durable::default(),
             scrub: Mutex::default(),
             scrubs: AtomicBool::new(false),
         }
@@ -167,6 +170,11 @@ impl BraidFs {
 
     /// Handles one request. INIT and DESTROY are the session's.
     pub(crate) fn handle(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
+        let handled = self.operate(req, out, cx);
+        self.settle(req, handled)
+    }
+
+    fn operate(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
         match req.head.opcode {
             op::LOOKUP => self.lookup(req, out),
             op::FORGET => self.forget(req),

@@ -33,5 +33,5 @@ mod session;
 pub use daemon::{DaemonError, Ready, daemonize};
 pub use latency::Latency;
 pub use loopdev::LoopDevice;
-pub use mount::{MountConfig, take_over};
+pub use mount::{MountConfig, remount, take_over};
 pub use serve::{ServeError, serve};

@@ -42,6 +42,16 @@ pub struct MountConfig {
     pub exec: bool,
     /// Shown in `/proc/mounts`; access times are kept by the volume, see [`braidfs::MountOptions::atime`].
     pub atime: AtimeMode,
+    /// As `atime`: of directories none.
+    pub nodiratime: bool,
+    /// As `atime`: times may reach the disk late.
+    pub lazytime: bool,
+    /// Every change is durable before it is answered.
+    pub sync: bool,
+    /// Changes of directories are.
+    pub dirsync: bool,
+    /// Symbolic links are not followed (root only; Linux 5.10).
+    pub nosymfollow: bool,
     /// Serving threads, at least 2.
     pub threads: usize,
     /// What is done about the time that wake-ups take.
@@ -64,6 +74,11 @@ impl MountConfig {
             dev: root,
             exec: true,
             atime: AtimeMode::Relatime,
+            nodiratime: false,
+            lazytime: false,
+            sync: false,
+            dirsync: false,
+            nosymfollow: false,
             threads: std::thread::available_parallelism().map_or(2, |n| n.get().max(2)),
             latency: Latency::Auto,
             fuseblk: None,
@@ -76,6 +91,11 @@ impl MountConfig {
         flags.set(MountFlags::NOSUID, !self.suid);
         flags.set(MountFlags::NODEV, !self.dev);
         flags.set(MountFlags::NOEXEC, !self.exec);
+        flags.set(MountFlags::NODIRATIME, self.nodiratime);
+        flags.set(MountFlags::LAZYTIME, self.lazytime);
+        flags.set(MountFlags::SYNCHRONOUS, self.sync);
+        flags.set(MountFlags::DIRSYNC, self.dirsync);
+        flags.set(MountFlags::NOSYMFOLLOW, self.nosymfollow);
         flags
             | match self.atime {
                 AtimeMode::Relatime => MountFlags::RELATIME,
@@ -107,6 +127,8 @@ impl MountConfig {
             (self.read_only, ",ro"),
             (!self.exec, ",noexec"),
             (self.atime == AtimeMode::Noatime, ",noatime"),
+            (self.sync, ",sync"),
+            (self.dirsync, ",dirsync"),
         ] {
             if on {
                 options += name;
@@ -204,6 +226,22 @@ impl Drop for Mount {
             tracing::warn!(point = %self.point.display(), error = %e, "cannot unmount");
         }
     }
+}
+
+/// Has the kernel change the flags of the mount on `cfg.mountpoint` to those of `cfg`; with `bind` those of the mount point
+/// alone, not those of the file system (`mount -o remount,bind`). With `keep_atime` it leaves those about access times.
+/// The server must be told besides ([`crate::control::remount`]). Root only.
+///
+/// # Errors
+/// EBUSY: to read-only, and files are open for writing, or removed and open. EACCES: to writable, and the block device
+/// is read-only.
+pub fn remount(cfg: &MountConfig, bind: bool, keep_atime: bool) -> io::Result<()> {
+    let mut flags = cfg.flags();
+    if keep_atime {
+        flags -= MountFlags::RELATIME | MountFlags::NOATIME | MountFlags::STRICTATIME | MountFlags::NODIRATIME;
+    }
+    flags.set(MountFlags::BIND, bind);
+    Ok(rustix::mount::mount_remount(&cfg.mountpoint, flags, c"")?)
 }
 
 /// Makes a mount point usable whose server died (`ENOTCONN`), by unmounting what is left there. Whether there was

@@ -109,7 +109,7 @@ impl Attached {
                 tracing::error!(error = %e, "cannot end the FUSE connection");
             }
         };
-        let result = session::run(vol, agreed, channel, cfg.threads.max(2), cfg.latency, &abandon);
+        let result = session::run(vol, agreed, channel, cfg, &abandon);
         handle.close();
         match watcher {
             Ok(thread) => drop(thread.join()),

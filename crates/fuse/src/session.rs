@@ -9,7 +9,8 @@
 use crate::abi::op;
 use crate::channel::{Channel, Later};
 use crate::fs::{Agreed, BraidFs, Context, Job, MAX_IO_BYTES, negotiate};
-use crate::latency::{self, Latency, Served};
+use crate::latency::{self, Served};
+use crate::mount::MountConfig;
 use crate::request::{Answer, Outcome, Request};
 use braidfs::Volume;
 use crossbeam::utils::CachePadded;
@@ -49,7 +50,7 @@ pub(crate) fn handshake(channel: &Channel) -> io::Result<Agreed> {
     }
 }
 
-/// Serves `vol` with `threads` threads until it is unmounted, then closes it. `abandon` ends the connection by force,
+/// Serves `vol` with `cfg.threads` threads until it is unmounted, then closes it. `abandon` ends the connection by force,
 /// where not all threads can be started.
 ///
 /// # Errors
@@ -58,12 +59,13 @@ pub(crate) fn run(
     vol: Arc<Volume>,
     agreed: Agreed,
     channel: Channel,
-    threads: usize,
-    latency: Latency,
+    cfg: &MountConfig,
     abandon: &dyn Fn(),
 ) -> Result<(), RunError> {
     let (jobs, work) = mpsc::channel();
+    let (threads, latency) = (cfg.threads.max(2), cfg.latency);
     let fs = Arc::new(BraidFs::new(vol, agreed, jobs));
+    fs.durable.set(Some(cfg.sync), Some(cfg.dirsync));
     // One slot per serving thread and one for the helper.
     let slots: Vec<Slot> = (0..=threads).map(|_| CachePadded::new(Mutex::new(Some(fs.clone())))).collect();
     drop(fs);

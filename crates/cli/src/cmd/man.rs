@@ -1,6 +1,8 @@
 //! `braidfs man`: writes the manual pages, for packagers.
 
+use crate::cmd::option_table::{Again, How, Row, TABLE};
 use crate::failure::{Failure, Outcome, host_error};
+use std::fmt::Write;
 use std::path::PathBuf;
 
 /// Write the manual pages into a directory
@@ -11,13 +13,9 @@ pub struct Args {
     dir: PathBuf,
 }
 
-/// Helpers of mkfs(8) and so on, and the page that describes each.
-const ALIASES: [(&str, &str); 4] = [
-    ("mkfs.braidfs", "braidfs-mkfs"),
-    ("mount.braidfs", "braidfs-mount"),
-    ("umount.braidfs", "braidfs-umount"),
-    ("fsck.braidfs", "braidfs-fsck"),
-];
+/// Helpers of mkfs(8) and so on, and the page that describes each. mount.braidfs has a page of its own.
+const ALIASES: [(&str, &str); 3] =
+    [("mkfs.braidfs", "braidfs-mkfs"), ("umount.braidfs", "braidfs-umount"), ("fsck.braidfs", "braidfs-fsck")];
 
 /// Writes `braidfs.8`, a page per command, and the aliases of the helpers.
 pub fn run(args: &Args, root: clap::Command) -> Outcome {
@@ -38,5 +36,122 @@ pub fn run(args: &Args, root: clap::Command) -> Outcome {
     for (alias, page) in ALIASES {
         std::fs::write(args.dir.join(format!("{alias}.8")), format!(".so man8/{page}.8\n")).map_err(fail)?;
     }
+    std::fs::write(args.dir.join("mount.braidfs.8"), mount_page()).map_err(fail)?;
     Ok(0)
 }
+
+/// Text for roff: no character of it is a command.
+fn plain(text: &str) -> String {
+    let text = text.replace('\\', "\\e").replace('-', "\\-");
+    if text.starts_with(['.', '\'']) { format!("\\&{text}") } else { text }
+}
+
+/// `mount.braidfs.8`: the helper, and the table of options.
+fn mount_page() -> String {
+    let mut rows = String::new();
+    for row in TABLE {
+        // writing to a String cannot fail
+        let _ = writeln!(rows, "T{{\n{}\nT}}\t{}\t{}\tT{{\n{}\nT}}", names(row), how(row), again(row), plain(row.what));
+    }
+    format!(
+        "'\\\" t\n.TH MOUNT.BRAIDFS 8 \"\" \"braidfs {}\"\n{MOUNT_HEAD}{rows}{MOUNT_TAIL}",
+        env!("CARGO_PKG_VERSION")
+    )
+}
+
+fn names(row: &Row) -> String {
+    // a value that stands for any is shown as such
+    let shown = |name: &&str| match name.split_once('=') {
+        Some((name @ ("data" | "fuseblk" | "latency"), value)) => format!("{name}={value}"),
+        Some((name, _)) => format!("{name}="),
+        None => (*name).to_string(),
+    };
+    let list: Vec<String> = row.names.iter().map(shown).map(|n| format!("\\fB{}\\fR", plain(&n))).collect();
+    list.join(", ")
+}
+
+fn how(row: &Row) -> &'static str {
+    match row.how {
+        How::Taken => "taken",
+        How::Passed => "passed on",
+        How::Both => "taken, passed on",
+        How::Ignored => "ignored",
+        How::Refused => "refused",
+    }
+}
+
+fn again(row: &Row) -> &'static str {
+    match row.again {
+        Again::Changes => "changes",
+        Again::Ignored => "ignored",
+        Again::Fixed => "refused if other",
+        Again::Refused => "refused",
+    }
+}
+
+const MOUNT_HEAD: &str = r".SH NAME
+mount.braidfs \- mount a braidfs volume, or change how it is mounted
+.SH SYNOPSIS
+\fBmount\fR [\fB\-t braidfs\fR] [\fB\-o\fR \fIoptions\fR] \fIdevice\fR[\fB,\fR\fIdevice\fR...] \fIdirectory\fR
+.br
+\fBmount \-o remount,\fR\fIoptions\fR \fIdirectory\fR
+.br
+\fBmount.braidfs\fR \fIdevice\fR \fIdirectory\fR [\fB\-sfnv\fR] [\fB\-o\fR \fIoptions\fR]
+.SH DESCRIPTION
+mount(8) calls \fBmount.braidfs\fR for file systems of type braidfs; braidfs\-mount(8) is the same by hand.
+A device is a block device or an image file; a volume of several devices is named by all of them.
+A process in the background serves the mount until it is unmounted. The helper prints nothing where all is well.
+.TP
+\fB\-s\fR
+Skip options that are unknown.
+.TP
+\fB\-f\fR
+Check the options, and mount nothing.
+.TP
+\fB\-n\fR
+No entry in mtab: there is none.
+.TP
+\fB\-v\fR
+Log what is done.
+.SH OPTIONS
+What becomes of each option, at the mount and on a remount. \(lqTaken\(rq are those that braidfs acts on,
+\(lqpassed on\(rq those that the kernel does. What comes later wins. Any other option is an error.
+.PP
+.TS
+allbox;
+lbw(20n) lb lb lbw(34n)
+lw(20n) l l lw(34n).
+Option	Mount	Remount	What it does
+";
+
+const MOUNT_TAIL: &str = r".TE
+.SH REMOUNT
+\fBmount \-o remount,ro\fR \fIdirectory\fR makes a mount read\-only. Where files are open for writing it is busy.
+Everything is written to the devices and the volume marked clean there, as by umount(8).
+.PP
+\fBmount \-o remount,rw\fR \fIdirectory\fR makes it writable, also where it was mounted read\-only; what was left of a
+crash is then written to the devices. It is refused where a device is read\-only, where another process reads the
+volume, and where a part of the volume failed: unmount it and run fsck.braidfs(8).
+.PP
+Without the helper (\fBmount \-i\fR, or mount(2) called by another program) the kernel changes its own options and does
+not tell the server: a mount made read\-only so refuses changes, and everything is on the devices, but the volume is not
+marked clean, and access times may still be written. Only root can remount.
+.SH SEVERAL MOUNT POINTS
+A volume is mounted once. \fBmount \-\-bind\fR \fIdirectory\fR \fIother\fR shows it at another place, too; a second mount of
+the same device is refused, also by another name of it: another path, a loop device of the image.
+Several read\-only mounts of an image file, with a server each, are possible.
+.SH FILES
+.TP
+\fI/etc/fstab\fR
+A line for an image file:
+.PP
+.RS
+.EX
+/srv/disk.img  /mnt  braidfs  noatime,nofail  0 2
+.EE
+.RE
+.SH EXIT STATUS
+0: it is mounted. 1: wrong usage, an option that is unknown or refused. 2: a system error. 32: the mount failed.
+.SH SEE ALSO
+braidfs(8), braidfs\-mount(8), umount.braidfs(8), mkfs.braidfs(8), fsck.braidfs(8), mount(8), fstab(5)
+";

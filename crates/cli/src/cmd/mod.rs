@@ -12,6 +12,8 @@ pub mod mkdir;
 pub mod mkfs;
 pub mod mount;
 pub mod mount_options;
+pub mod option_table;
+pub mod remount;
 pub mod rm;
 pub mod scrub;
 pub mod umount;

@@ -4,8 +4,9 @@
 //! when the mount stands, so that the exit code is right and the caller finds the files there.
 
 use crate::cmd::mount_options::{self, FuseBlk, MountSpec};
+use crate::cmd::remount;
 use crate::failure::{Failure, Outcome, host_error, mount_code};
-use crate::{mountinfo, open};
+use crate::{mounted, mountinfo, open};
 use braidfs::{MountOptions, Volume};
 use braidfs_device::{Device, FileDevice, open_volume_files};
 use braidfs_fuse::{DaemonError, LoopDevice, MountConfig, daemonize, serve, take_over};
@@ -19,13 +20,15 @@ const PLAIN_FUSE_COMMIT: Duration = Duration::from_secs(1);
 /// Mount a volume
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Options of -o, as in mount(8):\n  \
-    ro rw relatime noatime strictatime suid nosuid dev nodev exec noexec allow_other\n  \
-    commit=SECONDS data=MODE cache=SIZE threads=N fuseblk=WHEN latency=WHAT\n\n\
+    ro rw remount relatime noatime strictatime nodiratime lazytime sync dirsync suid nosuid dev nodev exec noexec\n  \
+    nosymfollow allow_other commit=SECONDS data=MODE cache=SIZE threads=N fuseblk=WHEN latency=WHAT\n\
+    mount.braidfs(8) has the table of all, and what a remount does with each.\n\n\
     latency=auto (default): a process that alone sends many small requests is served on its own CPU\n\
     (as root); low: also, idle CPUs do not halt while requests come (root; faster, above all in a\n\
     virtual machine, for more power); off: neither.\n\n\
     Examples:\n  braidfs mount disk.img /mnt\n  braidfs mount -o ro,noatime /dev/sdb /dev/sdc /mnt\n  \
-    braidfs mount -f --log debug disk.img /mnt      in the foreground\n\n\
+    braidfs mount -f --log debug disk.img /mnt      in the foreground\n  \
+    braidfs mount -o remount,ro /mnt                read-only from now on\n\n\
     In /etc/fstab (with this program linked as /sbin/mount.braidfs):\n  \
     /srv/disk.img  /mnt  braidfs  noatime,commit=10  0 2\n\n\
     Exit codes: 1 wrong usage, 2 system error, 32 the mount failed.")]
@@ -35,7 +38,7 @@ pub struct Args {
     options: Vec<String>,
     /// Stay in the foreground
     #[arg(short, long)]
-    foreground: bool,
+    pub foreground: bool,
     /// Threads that serve requests [default: one per CPU]
     #[arg(long, value_name = "N", value_parser = mount_options::parse_threads)]
     threads: Option<usize>,
@@ -51,8 +54,9 @@ pub struct Args {
     /// Mount through a block device, so that umount waits for the volume to be closed
     #[arg(long, value_enum, value_name = "WHEN")]
     fuseblk: Option<FuseBlk>,
-    /// All devices of the volume (also joined by commas), then the directory to mount on
-    #[arg(required = true, num_args = 2.., value_names = ["DEVICE", "MOUNTPOINT"])]
+    /// All devices of the volume (also joined by commas), then the directory to mount on; with `-o remount` the
+    /// directory is enough
+    #[arg(required = true, num_args = 1.., value_names = ["DEVICE", "MOUNTPOINT"])]
     paths: Vec<PathBuf>,
 }
 
@@ -75,7 +79,7 @@ pub struct HelperArgs {
     no_mtab: bool,
     /// Say more
     #[arg(short = 'v')]
-    verbose: bool,
+    pub verbose: bool,
     /// Mount namespace (mount(8) has entered it)
     #[arg(short = 'N')]
     namespace: Option<String>,
@@ -89,31 +93,36 @@ pub struct HelperArgs {
 
 /// Runs `braidfs mount`.
 pub fn run(args: &Args) -> Outcome {
-    let mut spec = MountSpec::default();
-    for list in &args.options {
-        spec.apply(list, false).map_err(|why| Failure::new(why).with_code(mount_code::USAGE))?;
-    }
+    let mut spec = understand(&args.options, false)?;
     spec.threads = args.threads.unwrap_or(spec.threads);
     spec.cache_bytes = args.cache.unwrap_or(spec.cache_bytes);
     spec.commit = args.commit.map(Duration::from_secs).or(spec.commit);
-    spec.data = args.data.unwrap_or(spec.data);
+    spec.data = args.data.or(spec.data);
     spec.fuseblk = args.fuseblk.unwrap_or(spec.fuseblk);
-    let Some((mountpoint, devices)) = args.paths.split_last() else {
-        return Err(Failure::new("mount: no mount point: write it as `braidfs mount DEVICE DIRECTORY`"));
+    let (mountpoint, devices) = match args.paths.split_last() {
+        Some((mountpoint, [])) if spec.remount => return remount::run_by_hand(mountpoint, &args.options, &spec),
+        Some((mountpoint, _)) if spec.remount => return remount::run(mountpoint, &spec),
+        Some((mountpoint, devices)) if !devices.is_empty() => (mountpoint, devices),
+        _ => return Err(Failure::new("mount: no mount point: write it as `braidfs mount DEVICE DIRECTORY`")),
     };
     mount(devices, mountpoint, &spec, args.foreground)
 }
 
 /// Runs `mount.braidfs`.
 pub fn run_helper(args: &HelperArgs) -> Outcome {
-    let mut spec = MountSpec::default();
-    for list in &args.options {
-        spec.apply(list, args.sloppy).map_err(|why| Failure::new(why).with_code(mount_code::USAGE))?;
-    }
+    let spec = understand(&args.options, args.sloppy)?;
     if args.fake {
         return Ok(0);
     }
+    if spec.remount {
+        return remount::run(&args.mountpoint, &spec);
+    }
     mount(std::slice::from_ref(&args.device), &args.mountpoint, &spec, false)
+}
+
+fn understand(lists: &[String], sloppy: bool) -> Result<MountSpec, Failure> {
+    let spec = MountSpec::parse(lists.iter().map(String::as_str), sloppy);
+    spec.map_err(|why| Failure::new(why).with_code(mount_code::USAGE))
 }
 
 /// Opens the volume and mounts it, in the background unless `foreground`.
@@ -170,7 +179,7 @@ impl Job<'_> {
     fn serve(&self, ready: impl FnOnce()) -> Result<(), Failure> {
         let spec = self.spec;
         let files: Vec<Arc<FileDevice>> = open_volume_files(&self.devices, !spec.read_only)
-            .map_err(|e| Failure::new(e.to_string()))?
+            .map_err(|e| mounted::explain(&e, &self.devices, Some(&self.mountpoint)))?
             .into_iter()
             .map(Arc::new)
             .collect();
@@ -180,9 +189,11 @@ impl Job<'_> {
         let default_commit = if claim.is_some() { MountOptions::default().commit_interval } else { PLAIN_FUSE_COMMIT };
         let options = MountOptions {
             read_only: spec.read_only,
-            data: spec.data,
+            data: spec.data.unwrap_or_default(),
             commit_interval: spec.commit.unwrap_or(default_commit),
-            atime: spec.atime,
+            atime: spec.atime.unwrap_or_default(),
+            nodiratime: spec.nodiratime.unwrap_or_default(),
+            lazytime: spec.lazytime,
             cache_bytes: spec.cache_bytes,
             ..MountOptions::default()
         };
@@ -190,16 +201,7 @@ impl Job<'_> {
         let devices = files.iter().map(|f| Arc::clone(f) as Arc<dyn Device>).collect();
         let volume = Volume::mount(devices, options).map_err(|e| open::explain("cannot mount", &self.devices, &e))?;
         let mut cfg = MountConfig::new(open::show(&self.devices), &self.mountpoint);
-        cfg.read_only = spec.read_only;
-        cfg.atime = spec.atime;
-        cfg.exec = !spec.noexec;
-        cfg.suid = spec.suid.unwrap_or(cfg.suid);
-        cfg.dev = spec.dev.unwrap_or(cfg.dev);
-        cfg.allow_other = spec.allow_other.unwrap_or(cfg.allow_other);
-        if spec.threads > 0 {
-            cfg.threads = spec.threads.max(2);
-        }
-        cfg.latency = spec.latency;
+        spec.configure(&mut cfg);
         cfg.fuseblk = claim.as_ref().map(|claim| match claim {
             Claim::Own => self.devices[0].clone(),
             Claim::Loop(device) => device.path().to_path_buf(),
@@ -225,8 +227,15 @@ impl Job<'_> {
             FuseBlk::Never => return Ok(None),
             _ if !rustix::process::geteuid().is_root() => "only root can: leave fuseblk out".to_string(),
             _ if !knows_fuseblk() => "the kernel has no fuseblk: leave it out, or load the module `fuse`".to_string(),
-            _ if first.is_block_device() => return Ok(Some(Claim::Own)),
-            _ => match LoopDevice::attach(&self.devices[0], self.spec.read_only) {
+            _ if first.is_block_device() => {
+                mounted::not_by_the_kernel(&self.devices[0], self.spec.read_only)?;
+                return Ok(Some(Claim::Own));
+            }
+            // Writable also for a read-only mount, where it can be: nobody writes through it, but a mount on a read-only
+            // device could not become writable.
+            _ => match LoopDevice::attach(&self.devices[0], false)
+                .or_else(|e| if self.spec.read_only { LoopDevice::attach(&self.devices[0], true) } else { Err(e) })
+            {
                 Ok(device) => return Ok(Some(Claim::Loop(device))),
                 Err(e) => format!("no loop device for the image: {}", host_error(&e)),
             },

@@ -1,8 +1,10 @@
 //! The options of a mount: `-o` of mount(8) and fstab(5), and our own flags. No I/O.
+//!
+//! [`super::option_table`] says what becomes of each.
 
 use crate::text::parse_size;
-use braidfs::{AtimeMode, DataMode};
-use braidfs_fuse::Latency;
+use braidfs::{AtimeMode, DataMode, Remount};
+use braidfs_fuse::{Latency, MountConfig};
 use std::time::Duration;
 
 /// When to mount through a block device (`fuseblk`), which makes `umount` wait and `sync` work as in a kernel file
@@ -21,22 +23,36 @@ pub enum FuseBlk {
 /// Everything that can be set; `None` and `default()` are the defaults.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct MountSpec {
+    /// Change what is mounted.
+    pub remount: bool,
+    /// With `remount`: the mount point alone.
+    pub bind: bool,
     /// Read-only.
     pub read_only: bool,
-    /// Access times.
-    pub atime: AtimeMode,
+    /// Access times; `None`: relatime, on a remount as they are.
+    pub atime: Option<AtimeMode>,
+    /// No access times of directories; `None`: on a remount as it is.
+    pub nodiratime: Option<bool>,
+    /// Times may reach the disk late.
+    pub lazytime: bool,
+    /// Every change is durable at once.
+    pub sync: bool,
+    /// Changes of directories are.
+    pub dirsync: bool,
     /// `suid` or `nosuid`; `None`: `suid` for root only.
     pub suid: Option<bool>,
     /// `dev` or `nodev`; as `suid`.
     pub dev: Option<bool>,
     /// Programs cannot be run.
     pub noexec: bool,
+    /// Symbolic links are not followed.
+    pub nosymfollow: bool,
     /// Other users may enter; `None`: where root mounts.
     pub allow_other: Option<bool>,
     /// `commit=`.
     pub commit: Option<Duration>,
-    /// `data=`.
-    pub data: DataMode,
+    /// `data=`; `None`: ordered, on a remount as it is.
+    pub data: Option<DataMode>,
     /// `cache=`, bytes; 0: by the machine.
     pub cache_bytes: u64,
     /// `threads=`; 0: one per CPU.
@@ -45,19 +61,33 @@ pub struct MountSpec {
     pub fuseblk: FuseBlk,
     /// `latency=`.
     pub latency: Latency,
+    /// The first option that only the kernel's FUSE gives, and only a remount is told of.
+    of_the_kernel: Option<String>,
 }
 
 impl MountSpec {
-    /// Applies a list `a,b=c,…`; what comes later wins. `sloppy` (mount -s) skips what is unknown.
+    /// What the lists `a,b=c,…` say together; what comes later wins. `sloppy` (mount -s) skips what is unknown.
     ///
     /// # Errors
     /// The first option that cannot be, and what to do.
-    pub fn apply(&mut self, list: &str, sloppy: bool) -> Result<(), String> {
+    pub fn parse<'a>(lists: impl IntoIterator<Item = &'a str>, sloppy: bool) -> Result<Self, String> {
+        let mut spec = Self::default();
+        lists.into_iter().try_for_each(|list| spec.apply(list, sloppy))?;
+        match &spec.of_the_kernel {
+            Some(option) if !spec.remount => Err(format!("option `{option}`: braidfs sets it itself: leave it out")),
+            _ if spec.bind && !spec.remount => {
+                Err("option `bind`: only with remount: a directory is bound by `mount --bind`".into())
+            }
+            _ => Ok(spec),
+        }
+    }
+
+    fn apply(&mut self, list: &str, sloppy: bool) -> Result<(), String> {
         for option in list.split(',').filter(|o| !o.is_empty()) {
             match self.one(option) {
                 Ok(true) => {}
                 Ok(false) if sloppy => {}
-                Ok(false) => return Err(format!("option `{option}`: unknown: see `braidfs mount --help`")),
+                Ok(false) => return Err(format!("option `{option}`: unknown: see mount.braidfs(8)")),
                 Err(why) => return Err(format!("option `{option}`: {why}")),
             }
         }
@@ -73,7 +103,7 @@ impl MountSpec {
         let need = || value.filter(|v| !v.is_empty()).ok_or_else(|| format!("needs a value: {name}=…"));
         match name {
             "commit" => self.commit = parse_commit(need()?)?,
-            "data" => self.data = parse_data(need()?)?,
+            "data" => self.data = Some(parse_data(need()?)?),
             "cache" => self.cache_bytes = parse_cache(need()?)?,
             "threads" => self.threads = parse_threads(need()?)?,
             "fuseblk" => {
@@ -87,9 +117,17 @@ impl MountSpec {
                     _ => return Err("use auto, low or off".into()),
                 }
             }
-            // For mount(8), systemd and others, not for us.
+            // For mount(8), systemd and others, not for us. With a name, `user` is what mount(8) keeps of who mounted.
             "comment" | "helper" | "uhelper" | "subtype" => {}
+            "user" if value.is_some() => return self.flag(name),
             _ if name.starts_with("x-") || name.starts_with("X-") => {}
+            "user_id" | "group_id" | "rootmode" | "fd" | "max_read" | "blksize" if value.is_some() => {
+                self.of_the_kernel.get_or_insert_with(|| option.into());
+            }
+            "offset" | "sizelimit" => {
+                return Err("a volume begins where its device does: give the loop device of `losetup --offset`".into());
+            }
+            "loop" if value.is_some() => return Err("give that loop device as the device".into()),
             _ if value.is_some() => return Ok(false),
             _ => return self.flag(name),
         }
@@ -98,46 +136,91 @@ impl MountSpec {
 
     fn flag(&mut self, name: &str) -> Result<bool, String> {
         match name {
+            "remount" => self.remount = true,
+            "bind" => self.bind = true,
             "ro" => self.read_only = true,
             "rw" => self.read_only = false,
-            "relatime" | "nostrictatime" | "atime" => self.atime = AtimeMode::Relatime,
-            "noatime" => self.atime = AtimeMode::Noatime,
-            "strictatime" | "norelatime" => self.atime = AtimeMode::Strictatime,
+            "relatime" | "nostrictatime" | "atime" => self.atime = Some(AtimeMode::Relatime),
+            "noatime" => self.atime = Some(AtimeMode::Noatime),
+            "strictatime" | "norelatime" => self.atime = Some(AtimeMode::Strictatime),
+            "nodiratime" => self.nodiratime = Some(true),
+            "diratime" => self.nodiratime = Some(false),
+            "lazytime" => self.lazytime = true,
+            "nolazytime" => self.lazytime = false,
+            "sync" => self.sync = true,
+            "async" => self.sync = false,
+            "dirsync" => self.dirsync = true,
             "suid" => self.suid = Some(true),
             "nosuid" => self.suid = Some(false),
             "dev" => self.dev = Some(true),
             "nodev" => self.dev = Some(false),
             "exec" => self.noexec = false,
             "noexec" => self.noexec = true,
+            "symfollow" => self.nosymfollow = false,
+            "nosymfollow" => self.nosymfollow = true,
             "allow_other" => self.allow_other = Some(true),
             "noallow_other" => self.allow_other = Some(false),
             // As mount(8) says: they imply these.
             "user" | "users" => (self.noexec, self.suid, self.dev) = (true, Some(false), Some(false)),
             "owner" | "group" => (self.suid, self.dev) = (Some(false), Some(false)),
-            // What is so anyway, or concerns mount(8) only. Permissions are always checked by the kernel.
+            // What is so anyway, or concerns mount(8) only.
             "defaults"
-            | "async"
             | "auto"
             | "noauto"
             | "nouser"
+            | "nousers"
             | "nofail"
             | "_netdev"
-            | "diratime"
             | "loud"
             | "silent"
             | "nomand"
             | "noiversion"
-            | "nolazytime"
             | "noowner"
             | "nogroup"
+            | "acl"
+            | "user_xattr"
+            | "loop"
             | "default_permissions" => {}
-            "remount" => return Err("cannot be changed while mounted: unmount, then mount again".into()),
-            "sync" | "dirsync" | "lazytime" | "mand" | "iversion" | "nodiratime" | "loop" => {
-                return Err("not supported: leave it out".into());
-            }
+            "mand" | "iversion" => return Err("not supported: leave it out".into()),
             _ => return Ok(false),
         }
         Ok(true)
+    }
+
+    /// What of it concerns the kernel and the front end.
+    pub fn configure(&self, cfg: &mut MountConfig) {
+        cfg.read_only = self.read_only;
+        cfg.atime = self.atime.unwrap_or_default();
+        cfg.nodiratime = self.nodiratime.unwrap_or_default();
+        cfg.lazytime = self.lazytime;
+        cfg.sync = self.sync;
+        cfg.dirsync = self.dirsync;
+        cfg.exec = !self.noexec;
+        cfg.nosymfollow = self.nosymfollow;
+        cfg.suid = self.suid.unwrap_or(cfg.suid);
+        cfg.dev = self.dev.unwrap_or(cfg.dev);
+        cfg.allow_other = self.allow_other.unwrap_or(cfg.allow_other);
+        if self.threads > 0 {
+            cfg.threads = self.threads.max(2);
+        }
+        cfg.latency = self.latency;
+    }
+
+    /// What of it a remount changes in the volume, but for whether it is read-only.
+    pub fn changes(&self) -> Remount {
+        Remount {
+            read_only: None,
+            data: self.data,
+            commit_interval: self.commit,
+            atime: self.atime,
+            nodiratime: self.nodiratime,
+            lazytime: Some(self.lazytime),
+        }
+    }
+
+    /// Whether a remount leaves alone what the kernel does about access times.
+    pub fn keeps_atime(&self) -> bool {
+        self.atime.is_none() && self.nodiratime.is_none()
     }
 }
 
@@ -188,11 +271,37 @@ pub fn parse_threads(text: &str) -> Result<usize, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cmd::option_table::{Again, How, TABLE};
 
     fn spec(list: &str) -> Result<MountSpec, String> {
-        let mut s = MountSpec::default();
-        s.apply(list, false)?;
-        Ok(s)
+        MountSpec::parse([list], false)
+    }
+
+    #[test]
+    fn the_table_is_true() {
+        let changes = |option: &str| {
+            // seen against either default
+            let before = ["", "noatime,nodiratime,lazytime,sync,noexec,nosuid,nodev,ro,nosymfollow,bind,remount,"];
+            before.iter().any(|b| {
+                let with = |o: &str| MountSpec::parse([*b, "remount", o], false).unwrap();
+                with(option) != with("")
+            })
+        };
+        for row in TABLE {
+            for name in row.names {
+                let first = if *name == "bind" { spec("remount,bind") } else { spec(name) };
+                assert_eq!(first.is_err(), row.how == How::Refused, "{name}: {first:?}");
+                if row.how == How::Ignored {
+                    assert!(first.is_ok_and(|s| s == MountSpec::default()), "{name}");
+                    assert_eq!(row.again, Again::Ignored, "{name}");
+                }
+                let again = MountSpec::parse(["remount", name], false);
+                assert_eq!(again.is_err(), row.again == Again::Refused, "{name}: {again:?}");
+                if row.again == Again::Changes && *name != "remount" {
+                    assert!(changes(name), "{name}");
+                }
+            }
+        }
     }
 
     #[test]
@@ -201,13 +310,22 @@ mod tests {
             spec("ro,noatime,nosuid,commit=30,data=journal,cache=64M,threads=3,rw,suid,x-systemd.automount").unwrap();
         assert!(!s.read_only);
         assert_eq!(s.suid, Some(true));
-        assert_eq!(s.atime, AtimeMode::Noatime);
+        assert_eq!(s.atime, Some(AtimeMode::Noatime));
         assert_eq!(s.commit, Some(Duration::from_secs(30)));
-        assert_eq!((s.data, s.cache_bytes, s.threads), (DataMode::Journal, 64 << 20, 3));
+        assert_eq!((s.data, s.cache_bytes, s.threads), (Some(DataMode::Journal), 64 << 20, 3));
         assert_eq!(spec("defaults,_netdev,,nofail").unwrap(), MountSpec::default());
         assert_eq!(spec("commit=0").unwrap().commit, None);
         assert_eq!(spec("latency=off,latency=low").unwrap().latency, Latency::Low);
         assert!(spec("user,exec").is_ok_and(|s| !s.noexec && s.suid == Some(false)));
+        assert!(spec("user=jane").is_ok_and(|s| s.noexec));
+        assert!(MountSpec::parse(["ro,sync", "async", "dirsync"], false).is_ok_and(|s| s.read_only && !s.sync));
+    }
+
+    #[test]
+    fn what_mount_reads_from_its_table_is_taken_at_a_remount() {
+        let s = spec("rw,nosuid,relatime,user_id=0,group_id=0,default_permissions,allow_other,blksize=4096,remount,ro");
+        assert!(s.is_ok_and(|s| s.remount && s.read_only));
+        assert!(spec("rw,user_id=0").unwrap_err().contains("user_id=0"));
     }
 
     #[test]
@@ -223,16 +341,17 @@ mod tests {
             "cache=3Q",
             "threads=-1",
             "ro=1",
-            "remount",
-            "sync",
+            "bind",
+            "mand",
+            "offset=512",
+            "loop=/dev/loop1",
             "fuseblk=maybe",
             "latency=high",
         ] {
             let why = spec(list).unwrap_err();
             assert!(why.starts_with("option `") && why.contains(": "), "{list}: {why}");
         }
-        let mut s = MountSpec::default();
-        assert!(s.apply("bogus,ro", true).is_ok() && s.read_only);
-        assert!(s.apply("commit=x", true).is_err());
+        assert!(MountSpec::parse(["bogus,ro"], true).is_ok_and(|s| s.read_only));
+        assert!(MountSpec::parse(["commit=x"], true).is_err());
     }
 }

@@ -2,9 +2,9 @@
 //! finishes what a crash left.
 
 use crate::cmd::fsck::{Bar, line};
-use crate::cmd::umount::{held, is_braidfs};
+use crate::cmd::umount::is_braidfs;
 use crate::failure::{Failure, Outcome, fsck_code, host_error};
-use crate::{mountinfo, open, text};
+use crate::{mounted, mountinfo, open, text};
 use braidfs::fsck::scrub::{ScrubReport, scrub};
 use braidfs_fuse::control::Scrub;
 use rustix::io::Errno;
@@ -68,8 +68,8 @@ pub fn run(args: &Args) -> Outcome {
         return mend(args);
     }
     let paths = open::expand(&args.devices);
-    let devices = open::devices(&paths, false).map_err(|f| match mounted_at(&paths) {
-        Some(point) => Failure::new(format!("{}: scrub it with `braidfs scrub {point}`", f.message)),
+    let devices = open::devices(&paths, false).map_err(|f| match mounted::at(&paths) {
+        Some(m) => Failure::new(format!("{}: scrub it with `braidfs scrub {}`", f.message, m.target.display())),
         None => f,
     })?;
     let bar = bar(args);
@@ -85,17 +85,7 @@ fn bar(args: &Args) -> Bar {
 
 /// Whether a braidfs is mounted on `place`.
 fn is_mount_point(place: &Path) -> bool {
-    let target = mountinfo::absolute(place);
-    // the newest mount on a path hides the others
-    let mount = mountinfo::read().into_iter().rev().find(|m| m.target == target);
-    mount.is_some_and(|m| is_braidfs(&m))
-}
-
-/// Where a volume on `paths` is mounted.
-fn mounted_at(paths: &[PathBuf]) -> Option<String> {
-    let real: Vec<PathBuf> = paths.iter().filter_map(|p| std::fs::canonicalize(p).ok()).collect();
-    let here = |m: &mountinfo::Mount| is_braidfs(m) && held(m).devices.iter().any(|d| real.contains(d));
-    mountinfo::read().iter().rev().find(|m| here(m)).map(|m| m.target.display().to_string())
+    mountinfo::at(&mountinfo::absolute(place)).is_some_and(|m| is_braidfs(&m))
 }
 
 /// Has the server of a mounted volume do it.

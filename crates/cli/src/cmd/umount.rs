@@ -50,9 +50,7 @@ pub fn run(args: &Args) -> Outcome {
 fn run_checked(args: &Args) -> Outcome {
     let target = mountinfo::absolute(&args.mountpoint);
     let show = target.display();
-    // The newest mount on a path hides the others.
-    let mount = mountinfo::read().into_iter().rev().find(|m| m.target == target);
-    let Some(mount) = mount else {
+    let Some(mount) = mountinfo::at(&target) else {
         return Err(Failure::at("cannot unmount", &show, "nothing is mounted there: see `findmnt -t fuse.braidfs`"));
     };
     if !is_braidfs(&mount) {
@@ -62,7 +60,9 @@ fn run_checked(args: &Args) -> Outcome {
     // Before: a loop device forgets its image once it is detached.
     let held = held(&mount);
     detach(&target, args)?;
-    if args.lazy {
+    // The volume stays open where it is mounted elsewhere, too (`mount --bind`).
+    let elsewhere = mountinfo::read().iter().any(|m| m.device == mount.device && is_braidfs(m));
+    if args.lazy || elsewhere {
         return Ok(0);
     }
     let deadline = Instant::now() + Duration::from_secs(args.timeout);

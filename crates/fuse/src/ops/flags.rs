@@ -27,7 +27,9 @@ impl BraidFs {
         let input = input.get(..arg.in_size as usize).ok_or(Errno::INVAL)?;
         let room = arg.out_size as usize;
         let node = self.opened(req.node(), arg.fh)?.ino();
-        if let Some(handled) = self.scrub_ioctl(req, &arg, input, out) {
+        if let Some(handled) =
+            self.scrub_ioctl(req, &arg, input, out).or_else(|| self.remount_ioctl(req, &arg, input, out))
+        {
             return handled;
         }
         let now = || self.vol.getattr(node).map(|a| a.flags).map_err(errno);

@@ -1,15 +1,18 @@
 //! The handlers, one file per group of operations: names, attributes, directories, file data, extended attributes,
-//! inode flags and the scrub.
+//! inode flags, the scrub, options that change, and what is made durable at once.
 
 mod attrs;
 mod data;
 mod dirs;
+mod durable;
 mod flags;
 mod names;
+mod remount;
 mod scrub;
 #[cfg(test)]
 mod tests;
 mod xattrs;
 
 pub(crate) use attrs::attr_out;
+pub(crate) use durable::Durable;
 pub(crate) use scrub::Scrubbing;

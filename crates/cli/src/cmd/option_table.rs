@@ -1,0 +1,166 @@
+//! What becomes of each mount option: the table of mount.braidfs(8). [`super::mount_options`] does what it says, and its
+//! tests go through it line by line.
+
+/// Who acts on an option.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum How {
+    /// braidfs.
+    Taken,
+    /// The kernel, which it is passed on to.
+    Passed,
+    /// Both.
+    Both,
+    /// Nobody: it is so anyway, or is meant for mount(8), systemd and others.
+    Ignored,
+    /// It is an error.
+    Refused,
+}
+
+/// What a remount does with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Again {
+    /// Changes it.
+    Changes,
+    /// Leaves it as it is.
+    Ignored,
+    /// Refuses another value than that of the mount.
+    Fixed,
+    /// Is an error.
+    Refused,
+}
+
+/// Options that are treated alike.
+#[derive(Debug, Clone, Copy)]
+pub struct Row {
+    /// Names; with `=` and a good value where it has one.
+    pub names: &'static [&'static str],
+    /// Who acts on them.
+    pub how: How,
+    /// On a remount.
+    pub again: Again,
+    /// What they do.
+    pub what: &'static str,
+}
+
+const fn row(names: &'static [&'static str], how: How, again: Again, what: &'static str) -> Row {
+    Row { names, how, again, what }
+}
+
+/// All that are known, in the order of the manual page.
+pub const TABLE: &[Row] = &[
+    row(
+        &["ro", "rw"],
+        How::Both,
+        Again::Changes,
+        "Read-only, or writable. A read-only mount writes nothing to the devices, not even to replay a journal; it can \
+         become writable by a remount, which then does so.",
+    ),
+    row(
+        &["relatime", "noatime", "strictatime", "norelatime", "nostrictatime", "atime"],
+        How::Both,
+        Again::Changes,
+        "When access times are updated; the default is relatime.",
+    ),
+    row(&["diratime", "nodiratime"], How::Both, Again::Changes, "Access times of directories, or none."),
+    row(&["lazytime", "nolazytime"], How::Both, Again::Changes, "Times that change alone may reach the disk late."),
+    row(
+        &["sync", "async"],
+        How::Both,
+        Again::Changes,
+        "Every change, of data, names or attributes, is durable before the call returns. Slow.",
+    ),
+    row(
+        &["dirsync"],
+        How::Both,
+        Again::Ignored,
+        "Every change of names is. The kernel keeps it from the mount on, in every file system.",
+    ),
+    row(&["suid", "nosuid"], How::Passed, Again::Changes, "Set-user-ID bits count. Only root may say suid."),
+    row(&["dev", "nodev"], How::Passed, Again::Changes, "Device files can be opened. Only root may say dev."),
+    row(&["exec", "noexec"], How::Passed, Again::Changes, "Programs can be run."),
+    row(&["symfollow", "nosymfollow"], How::Passed, Again::Changes, "Symbolic links are followed (Linux 5.10)."),
+    row(
+        &["allow_other", "noallow_other"],
+        How::Passed,
+        Again::Ignored,
+        "Other users may enter: the default where root mounts; others need user_allow_other in /etc/fuse.conf.",
+    ),
+    row(
+        &["commit=10"],
+        How::Taken,
+        Again::Changes,
+        "Changes are durable after this many seconds at the latest, 1 to 300; 0 is the default: 5, of plain FUSE 1.",
+    ),
+    row(
+        &["data=ordered", "data=journal", "data=writeback"],
+        How::Taken,
+        Again::Fixed,
+        "Order of data and metadata, as in ext4; the default is ordered.",
+    ),
+    row(
+        &["cache=64M"],
+        How::Taken,
+        Again::Ignored,
+        "Memory for data and metadata, a quarter of the machine's without.",
+    ),
+    row(&["threads=4"], How::Taken, Again::Ignored, "Threads that serve requests, one per CPU without."),
+    row(
+        &["fuseblk=auto", "fuseblk=always", "fuseblk=never"],
+        How::Taken,
+        Again::Ignored,
+        "Mount through a block device, so that sync(2) reaches the volume and umount(8) waits until it is closed. auto: \
+         where root mounts.",
+    ),
+    row(
+        &["latency=auto", "latency=low", "latency=off"],
+        How::Taken,
+        Again::Ignored,
+        "What is done about the time that wake-ups take, see braidfs-mount(8).",
+    ),
+    row(
+        &["user", "users", "owner", "group"],
+        How::Taken,
+        Again::Changes,
+        "For mount(8), which lets users mount; they imply nosuid and nodev, the first two noexec as well, unless a later \
+         option says otherwise.",
+    ),
+    row(&["remount"], How::Taken, Again::Changes, "Change options of what is mounted, see below."),
+    row(&["bind"], How::Passed, Again::Changes, "With remount: change the options of this mount point alone."),
+    row(
+        &["defaults", "nouser", "nousers", "noowner", "nogroup", "default_permissions", "acl", "user_xattr", "loop"],
+        How::Ignored,
+        Again::Ignored,
+        "It is so anyway. The kernel always checks permissions; an image file gets its loop device by itself.",
+    ),
+    row(&["loud", "silent", "nomand", "noiversion"], How::Ignored, Again::Ignored, "No effect."),
+    row(
+        &[
+            "auto",
+            "noauto",
+            "nofail",
+            "_netdev",
+            "comment=text",
+            "x-systemd.automount",
+            "X-mount.mkdir",
+            "helper=a",
+            "uhelper=a",
+            "subtype=a",
+        ],
+        How::Ignored,
+        Again::Ignored,
+        "For mount(8), systemd and others: everything that begins with x- or X-.",
+    ),
+    row(
+        &["user_id=0", "group_id=0", "rootmode=40000", "fd=3", "max_read=4096", "blksize=4096"],
+        How::Refused,
+        Again::Ignored,
+        "The kernel's own of FUSE, which mount(8) reads from its table at a remount.",
+    ),
+    row(&["mand", "iversion"], How::Refused, Again::Refused, "Not supported by FUSE."),
+    row(
+        &["offset=4096", "sizelimit=4096"],
+        How::Refused,
+        Again::Refused,
+        "A volume begins where its device does. Make a loop device with losetup(8), or use mount(8) with loop, which does.",
+    ),
+];
