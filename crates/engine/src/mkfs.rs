@@ -97,13 +97,16 @@ fn cpus() -> u64 {
     std::thread::available_parallelism().map_or(1, |n| n.get() as u64)
 }
 
-/// Group size in blocks: as asked for, else so that there are about 16 groups, 4 MiB to 64 MiB.
+/// Group size in blocks: as asked for, else so that there are about 16 groups, and about 8 for each domain: a file can have
+/// what is free in one of its domain's own and in those of nobody. 4 MiB to 64 MiB, a journal in half of one.
 fn group_blocks(total_bytes: u64, options: &MkfsOptions) -> Result<u32> {
     let bytes = match options.group_bytes {
         Some(b) => b,
         None => {
-            let b = (total_bytes / 16).clamp(4 * MIB, 64 * MIB);
-            1 << b.ilog2()
+            let domains = u64::from(options.domains.unwrap_or(0)).max(2);
+            let journal = options.journal_bytes.unwrap_or(0).min(32 * MIB).next_power_of_two();
+            let b = (total_bytes / (8 * domains)).max(2 * journal).clamp(4 * MIB, 64 * MIB);
+            1 << b.min((total_bytes / 16).max(4 * MIB)).ilog2()
         }
     };
     if !bytes.is_power_of_two() || !(4 * MIB..=64 * MIB).contains(&bytes) {

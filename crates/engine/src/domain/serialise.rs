@@ -128,8 +128,14 @@ impl Domain {
         if blocks > 0 {
             self.space.pending_free(blocks);
             #[cfg(feature = "planted-bugs")]
-            if planted(Bug::FreedReused) || planted(Bug::GivenEarly) {
+            if planted(Bug::FreedReused) {
                 self.space.free_early(&runs);
+            } else if planted(Bug::GivenEarly) {
+                // only what empties groups that can be given away
+                let own = self.space.groups().first().copied();
+                let mut others = runs.clone();
+                others.retain(|(addr, _)| Some(self.store.geometry.group_of(*addr)) != own);
+                self.space.free_early(&others);
             }
             tx.record_all(runs.iter().map(|&(addr, len)| Record::Free { addr, len }));
         }

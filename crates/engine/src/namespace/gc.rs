@@ -232,7 +232,10 @@ impl Inner {
         };
         for i in 0..n {
             let Ok(r) = braidfs_format::node::NodeBlock::record(&block, i) else { continue };
-            let e = d.nodes.get(r.node)?;
+            let e = match d.nodes.look(r.node) {
+                Err(Error::NotFound) => continue, // a dead record of a number whose group has left the domain
+                e => e?,
+            };
             if !e.used() || e.addr != addr || usize::from(e.index) != i {
                 continue;
             }

@@ -210,8 +210,11 @@ impl NodeTable {
         let groups: Vec<_> = self.groups.read().values().cloned().collect();
         for group in groups {
             for index in 0..group.len() {
-                let entries: Vec<NodeEntry> =
-                    self.with_block(&group, index, |block| Ok(block.entries(self, &group, index)?.to_vec()))?;
+                let entries = self.with_block(&group, index, |block| Ok(block.entries(self, &group, index)?.to_vec()));
+                if group.closed.load(Relaxed) {
+                    break; // it has no nodes, and may be another domain's by now
+                }
+                let entries: Vec<NodeEntry> = entries?;
                 self.evict_entries();
                 for (slot, entry) in (0u32..).zip(entries).filter(|(_, e)| e.used()) {
                     f(self.store.geometry.node(group.number, index * NODES_PER_BLOCK + slot), entry)?;

@@ -65,11 +65,19 @@ impl Space {
         empty.map(|g| (g.number, u64::from(g.total()))).collect()
     }
 
-    /// Groups but the lowest that hold little metadata and nothing else, as [`Self::empty_groups`].
+    /// Groups that hold little metadata and nothing else, as [`Self::empty_groups`], where lower ones have room for it:
+    /// so nothing is moved to and fro.
     pub(crate) fn sparse_groups(&self) -> Vec<(u32, u64)> {
         let groups = self.groups.read();
-        let sparse = groups.values().skip(1).rev().filter(|g| !g.is_closed() && g.is_sparse(SPARSE_BLOCKS));
-        sparse.map(|g| (g.number, u64::from(g.total()))).collect()
+        let (mut sparse, mut lower) = (Vec::new(), 0);
+        for g in groups.values().filter(|g| !g.is_closed()) {
+            if lower >= u64::from(g.total() / 4) && g.is_sparse(SPARSE_BLOCKS) {
+                sparse.push((g.number, u64::from(g.total())));
+            }
+            lower += u64::from(g.free());
+        }
+        sparse.reverse();
+        sparse
     }
 
     /// Keeps others from allocating in a sparse group, and says what is valid in it and whose that is: to be written

@@ -182,9 +182,16 @@ impl Space {
             returned: Vec::new(),
         };
         for &g in groups {
-            if !space.add_group(g)? {
-                space.returned.push(g);
+            if space.add_group(g)? {
+                continue;
             }
+            let holds_journal = journal.is_some_and(|j| space.store.geometry.group_of(j.addr) == g);
+            if g == 0 || holds_journal {
+                let why =
+                    format!("of group {g} says that {domain} gave it back, which has the journal or the root in it");
+                return Err(Corrupt::new("segment table", why).into());
+            }
+            space.returned.push(g);
         }
         Ok(space)
     }
@@ -235,6 +242,11 @@ impl Space {
         let which = lost_table(&marks, sum).map_or("one".into(), |g| format!("that of group {g}"));
         let why = format!("{}: {which} is not the newest: the device lost a write", self.domain);
         Some(Corrupt::new("segment table", why))
+    }
+
+    /// The epoch of the claim by which the domain has group `number`; `None` where it has it not.
+    pub fn epoch(&self, number: u32) -> Option<u32> {
+        self.groups.read().get(&number).map(|g| g.epoch)
     }
 
     /// Whether something valid lies at `addr`.

@@ -103,7 +103,7 @@ impl Bat {
     /// # Errors
     /// As [`Self::set`].
     pub fn set_free(&mut self, device: &dyn braidfs_device::Device, group: u32) -> Result<()> {
-        let epoch = self.entry(group).epoch + 1;
+        let epoch = self.entry(group).epoch.wrapping_add(1);
         self.set(device, group as usize, BatEntry { domain: None, epoch })
     }
 }

@@ -15,8 +15,8 @@ use std::sync::atomic::Ordering;
 
 /// Groups that a domain gives back at once at most: they share a checkpoint.
 const GIVE_MAX: usize = 8;
-/// With so many blocks it is not counted what other domains could give (4 GiB).
-const PLENTY: u64 = 1 << 20;
+/// With so many blocks it is not counted what other domains could give (256 MiB).
+const PLENTY: u64 = 1 << 16;
 /// Room that a domain must have for a new file to be placed there, at most; small domains by their reserve.
 const PLACE_BLOCKS: u64 = 512;
 
@@ -57,7 +57,7 @@ impl Inner {
             found => found,
         };
         let Some(g) = free else { return Ok(false) };
-        let epoch = bat.entry(g as u32).epoch + 1;
+        let epoch = bat.entry(g as u32).epoch.wrapping_add(1);
         let group = g as u32;
         Space::init_group(&self.store, d.id, group, epoch, None)?;
         self.store.flush()?;

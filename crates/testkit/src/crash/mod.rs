@@ -17,6 +17,7 @@
 
 pub mod check;
 pub mod explore;
+pub mod groups;
 pub mod history;
 pub mod late;
 pub mod minimise;

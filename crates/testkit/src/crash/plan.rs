@@ -3,6 +3,7 @@
 //! A *part* is a family of workloads: all sequences of one, two or three basic operations on one or all volumes, or
 //! random runs. Within a part the order is a fixed permutation, so that any stretch of it is a fair sample.
 
+use super::groups::groups;
 use super::workload::{Single, alone, basics, hard, singles};
 use crate::ops::Op;
 use std::sync::Arc;
@@ -120,9 +121,20 @@ impl Plan {
     pub const PRESSED: usize = 6;
     #[allow(missing_docs)]
     pub const ALONE: usize = 7;
+    #[allow(missing_docs)]
+    pub const GROUPS: usize = 8;
     /// The parts, with those first that say most about all.
-    pub const ORDER: [usize; 8] =
-        [Self::HARD, Self::ONE, Self::TWO, Self::PRESSED, Self::RANDOM, Self::THREADS, Self::ALONE, Self::THREE];
+    pub const ORDER: [usize; 9] = [
+        Self::HARD,
+        Self::GROUPS,
+        Self::ONE,
+        Self::TWO,
+        Self::PRESSED,
+        Self::RANDOM,
+        Self::THREADS,
+        Self::ALONE,
+        Self::THREE,
+    ];
 
     /// For so many volumes, and a pressed one.
     pub fn new(bases: usize, seed: u64) -> Self {
@@ -137,9 +149,12 @@ impl Plan {
         let (threads, family) = (RANDOM_RUNS, Family::Threads { seed });
         #[cfg(not(feature = "schedule"))]
         let (threads, family) = (0, Family::Random { seed });
-        let from: Arc<[Vec<Op>]> = hard().into_iter().map(|(_, ops)| ops).collect();
+        let list_of = |name, from: Vec<(&'static str, Vec<Op>)>| {
+            let from: Arc<[Vec<Op>]> = from.into_iter().map(|(_, ops)| ops).collect();
+            Part { name, len: from.len() as u64 * bases as u64 * 2, family: Family::List { from } }
+        };
         let parts = vec![
-            Part { name: "known to be hard", len: from.len() as u64 * bases as u64 * 2, family: Family::List { from } },
+            list_of("known to be hard", hard()),
             sequences("one operation", 1, On::Each, list.clone()),
             sequences("two operations", 2, On::Each, list.clone()),
             sequences("three of metadata", 3, On::Turns, metadata),
@@ -147,6 +162,7 @@ impl Plan {
             Part { name: "random runs of several threads", len: threads, family },
             sequences("two operations, no room in the cache", 2, On::Pressed, list),
             sequences("three of metadata, domains commit alone", 3, On::AllByTurns, alone()),
+            list_of("groups that change their owner", groups()),
         ];
         Self { parts, bases, names }
     }

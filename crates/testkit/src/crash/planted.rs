@@ -26,8 +26,9 @@ pub struct Found {
 }
 
 /// How many workloads of which part: a beginning of what the brief run does, the same each time.
-const WORKLOADS: [(usize, u64); 7] = [
+const WORKLOADS: [(usize, u64); 8] = [
     (Plan::HARD, u64::MAX / 2),
+    (Plan::GROUPS, 24),
     (Plan::ONE, 360),
     (Plan::TWO, 240),
     (Plan::THREE, 120),

@@ -2,6 +2,7 @@
 
 use super::Scrub;
 use crate::domain::Domain;
+use crate::error::Error;
 use crate::fsck::codes;
 use crate::fsck::one::{self, Bad, Checked, Parts};
 use crate::fsck::scrub::compare;
@@ -32,9 +33,10 @@ pub fn of_group(s: &mut Scrub<'_>, d: &Domain, number: u32) {
             if node.0 == 0 {
                 continue;
             }
-            match d.nodes.get(node) {
+            match d.nodes.look(node) {
                 Ok(e) if e.used() => used.push((node, e)),
                 Ok(_) => {}
+                Err(Error::NotFound) => return, // the group has left the domain: there was no node in it
                 Err(e) => {
                     let why = format!("node table block {index} of group {number}: {e}");
                     s.find(codes::NODES_LOST, Some(d.id.0), None, why);
@@ -153,7 +155,10 @@ fn look(live: &mut Live<'_, '_>, node: NodeId, known: Option<(NodeEntry, &[u8])>
     let (entry, block) = match known {
         Some(k) => k,
         None => {
-            let e = live.d.nodes.get(node).map_err(|e| Bad::new(codes::NODES_LOST, e.to_string()))?;
+            let e = match live.d.nodes.look(node) {
+                Err(Error::NotFound) => return Ok(Seen::Gone),
+                e => e.map_err(|e| Bad::new(codes::NODES_LOST, e.to_string()))?,
+            };
             if !e.used() {
                 return Ok(Seen::Gone);
             }

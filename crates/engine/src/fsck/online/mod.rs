@@ -258,10 +258,11 @@ impl Scrub<'_> {
 
     /// The tables of a group, both copies of each.
     fn group(&mut self, d: &Domain, number: u32) {
-        let epoch = self.inner.bat.lock().entry(number).epoch;
-        let mut found = self.look_at_group(d, number, epoch);
+        // a group may leave its domain, with a checkpoint; then it is looked at where it comes, or not at all
+        let look = || d.space.epoch(number).map_or_else(Vec::new, |epoch| self.look_at_group(d, number, epoch));
+        let mut found = look();
         if !found.is_empty() {
-            found = d.between_checkpoints(|| self.look_at_group(d, number, epoch));
+            found = d.between_checkpoints(look);
         }
         for f in found {
             self.find(f.code, Some(d.id.0), None, f.message);

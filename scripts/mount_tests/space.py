@@ -1,0 +1,102 @@
+"""Space: what `df` of a directory offers is there, and comes back."""
+
+import contextlib
+import errno
+import os
+
+from filling import empty, fill, offered
+from fslib import BraidFs, run
+from mount_tests.common import check, daemon_only, must, same
+
+MIB = 1 << 20
+
+
+@contextlib.contextmanager
+def small(volume, domains, size=600 * MIB):
+    """A volume of its own, unmounted and checked at the end."""
+    daemon_only(volume)
+    own = BraidFs(volume.image.parent, "small", size, volume.binary)
+    try:
+        own.mkfs("--domains", str(domains))
+        own.mount()
+        yield own
+        own.umount()
+        same(own.fsck("-f", "-n")[0], 0, "exit code of fsck")
+    finally:
+        own.force_down()
+        own.image.unlink(missing_ok=True)
+
+
+@check(seconds=120)
+def space_offered_is_there_and_comes_back(volume, _top):
+    """ENOSPC comes when df of the directory says next to nothing; after remove and sync df is as before."""
+    with small(volume, 2) as own:
+        top = own.mnt / "d"
+        top.mkdir()
+        own.settle()
+        first = offered(top)
+        for turn in range(2):
+            before = offered(top)
+            written = fill(top, 1 + 3 * turn)
+            left = offered(top)
+            must(abs(written - before) < before // 100, f"{written} bytes written, {before} offered")
+            must(left < before // 100, f"ENOSPC while df offers {left} bytes")
+            empty(top, own.mnt)
+        same(offered(top) // (first // 500), first // (first // 500), "df in steps of 0.2 % after remove and sync")
+
+
+@check
+def space_offered_can_be_allocated(volume, _top):
+    """fallocate of what df offers succeeds, and of more fails at once."""
+    with small(volume, 4) as own:
+        top = own.mnt / "d"
+        top.mkdir()
+        for _ in range(2):
+            own.settle()
+            size = offered(top)
+            fd = os.open(top / "f", os.O_CREAT | os.O_RDWR)
+            try:
+                os.posix_fallocate(fd, 0, size)
+                same(os.fstat(fd).st_size, size, "size")
+                must(offered(top) < 4 * MIB, f"df offers {offered(top)} bytes still")
+                try:
+                    os.posix_fallocate(fd, size, 64 * MIB)
+                    must(False, "64 MiB more could be allocated")
+                except OSError as error:
+                    same(error.errno, errno.ENOSPC, "errno")
+                same(os.fstat(fd).st_size, size, "size after a refused fallocate")
+            finally:
+                os.close(fd)
+            empty(top, own.mnt)
+
+
+@check(seconds=120)
+def space_goes_from_directory_to_directory(volume, _top):
+    """What files in one domain took is there for those of another when they are gone."""
+    with small(volume, 4) as own:
+        dirs = [own.mnt / f"d{n}" for n in range(4)]
+        for each in dirs:
+            each.mkdir()
+        own.settle()
+        first = [offered(each) for each in dirs]
+        for each, before in zip(dirs, first):
+            now = offered(each)
+            must(abs(now - before) < before // 50, f"{each.name}: {now} bytes offered, {before} at first")
+            written = fill(each, 1)
+            must(abs(written - now) < now // 50, f"{each.name}: {written} bytes written, {now} offered")
+            empty(each, own.mnt)
+
+
+@check
+def space_for_new_files_elsewhere(volume, _top):
+    """Where a directory's domain has no room, new files in it go to domains that have."""
+    with small(volume, 4, 128 * MIB) as own:
+        top = own.mnt / "d"
+        top.mkdir()
+        own.settle()
+        fill(top, 1)
+        for n in range(8):
+            (top / f"small{n}").write_bytes(b"x" * MIB)
+        run("sync", "-f", own.mnt)
+        for n in range(8):
+            same((top / f"small{n}").read_bytes(), b"x" * MIB, f"content of file {n}")
