@@ -95,6 +95,14 @@ impl Handles {
         self.shard(ino).lock().contains_key(&ino.0)
     }
 
+    /// How many files among `which` have a cached writer.
+    pub fn cached_writers(&self, which: impl Fn(NodeId) -> bool) -> u64 {
+        let of = |shard: &CachePadded<Mutex<HashMap<u64, Writers>>>| {
+            shard.lock().values().filter(|w| which(w.id.ino())).count() as u64
+        };
+        self.writers.iter().map(of).sum()
+    }
+
     /// The kernel may put more dirty pages of the file into its cache.
     pub fn promise(&self, ino: NodeId) {
         if let Some(w) = self.shard(ino).lock().get_mut(&ino.0) {

@@ -8,10 +8,10 @@
 //!    so they are told without a time to live: the kernel then asks (GETATTR with the handle) before each `write`. When
 //!    a domain becomes tight, all such files are written back once and lose their attributes.
 //! 3. Asked so with less room than the kernel may hold, the volume first has the kernel write back what is promised to
-//!    others, and says ENOSPC where less than [`LAST_BLOCKS`] are left.
+//!    others, commits, and says ENOSPC where less than [`LAST_BLOCKS`] are left, or a MiB for each such writer.
 //!
-//! Does not promise: ENOSPC for stores to a shared map, nor for a single `write` of more than [`LAST_BLOCKS`] through a
-//! handle of rule 2; both are told at `fsync` and `close`. The last blocks cannot be had through such a handle, and where
+//! Does not promise: ENOSPC for stores to a shared map, nor for a single `write` of more than [`LAST_BLOCKS`] (of several
+//! writers, 1 MiB) through a handle of rule 2; both are told at `fsync` and `close`. The last blocks cannot be had through such a handle, and where
 //! they are all that is left it gets ENOSPC for a `read` across the end of the file too: the kernel asks the same.
 
 use crate::channel::Channel;
@@ -30,6 +30,8 @@ const TIGHT_BLOCKS: u64 = 2 * KERNEL_DIRTY_BLOCKS;
 /// A tight domain is so until it has this much: it does not change its mind with each write.
 const ROOMY_BLOCKS: u64 = 3 * KERNEL_DIRTY_BLOCKS;
 const LAST_BLOCKS: u64 = (2 << 20) / 4096;
+/// What each of several writers is taken to write at once: all of them may have been told to go on before one of them did.
+const WRITE_BLOCKS: u64 = (1 << 20) / 4096;
 
 /// Which domains are tight. Read by all threads, written only when one changes.
 pub(crate) struct Tight(Box<[AtomicBool]>);
@@ -86,8 +88,11 @@ impl BraidFs {
             if let (Some(channel), Some(d)) = (later.channel(), fs.domain_index(ino)) {
                 fs.write_back(d, channel);
             }
-            if fs.vol.write_room(ino) < LAST_BLOCKS {
-                return later.done(Err(Errno::NOSPC));
+            let last = fs.last_blocks(ino);
+            match fs.vol.settle_room(ino, last) {
+                Ok(room) if room >= last => {}
+                Ok(_) => return later.done(Err(Errno::NOSPC)),
+                Err(e) => return later.done(Err(crate::fs::errno(e))),
             }
             fs.handles.promise(ino);
             match fs.vol.getattr(ino) {
@@ -102,6 +107,13 @@ impl BraidFs {
         // A job that cannot be handed over is dropped, and answers EIO.
         let _ = self.jobs.send(job);
         Ok(Outcome::Deferred)
+    }
+
+    /// With less room than this, writers through the cache are refused.
+    fn last_blocks(&self, ino: NodeId) -> u64 {
+        let domain = self.domain_index(ino);
+        let writers = self.handles.cached_writers(|other| self.domain_index(other) == domain);
+        LAST_BLOCKS.max(writers * WRITE_BLOCKS + WRITE_BLOCKS / 2)
     }
 
     /// Has the kernel write back what it was promised room for in this domain. By the helper thread only.

@@ -246,6 +246,25 @@ impl Volume {
         let i = self.inner();
         i.domain(ino).map_or(0, |d| i.room(d, PLENTY))
     }
+
+    /// [`Self::write_room`], where that is below `want` after a commit: operations reserve more for metadata than they need,
+    /// and what was freed by others counts when it is durable. For whoever is about to say that there is no space.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] where no domain has such a number; of a commit.
+    pub fn settle_room(&self, ino: NodeId, want: u64) -> Result<u64> {
+        let i = self.inner();
+        let d = i.domain(ino)?;
+        if i.room(d, want) < want {
+            i.reap_zombies()?;
+            d.flush_all()?;
+            d.commit()?;
+        }
+        if i.room(d, want) < want {
+            i.commit_all()?;
+        }
+        Ok(i.room(d, want))
+    }
 }
 
 impl Inner {
