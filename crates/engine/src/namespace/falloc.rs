@@ -50,7 +50,7 @@ impl Inner {
             // what others have freed counts when that is durable
             self.reap_zombies()?;
             self.commit_all()?;
-            if need > self.room(d, need) {
+            if need > self.room(d, need) + d.space.margin() {
                 return Err(Error::NoSpace);
             }
         }

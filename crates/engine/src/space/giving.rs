@@ -34,6 +34,11 @@ fn kept_back(total: u64) -> u64 {
     (total / 64).clamp(32, 8192)
 }
 
+/// Of what is not kept back, blocks that are not offered.
+fn margin_of(hidden: u64) -> u64 {
+    (hidden / 16).max(8)
+}
+
 impl Space {
     /// Blocks kept back from ordinary reservations, for metadata, deletions and cleaning.
     pub(super) fn hidden(&self) -> u64 {
@@ -41,16 +46,23 @@ impl Space {
     }
 
     /// Blocks that ordinary reservations could have once the domain had `more` blocks, of which none is used; counting what
-    /// the running transaction freed. Takes no lock.
+    /// the running transaction freed. A little less, so that it can be had also by who makes a file for it first. Takes no
+    /// lock.
     pub fn available_with(&self, more: u64) -> u64 {
         let hidden = kept_back(self.total.load(Relaxed) + more);
-        let n = self.unreserved.load(Relaxed) + self.pending.load(Relaxed) + more as i64 - hidden as i64;
-        n.max(0) as u64
+        let margin = margin_of(hidden);
+        let n = self.unreserved.load(Relaxed) + self.pending.load(Relaxed) + more as i64;
+        (n - (hidden + margin) as i64).max(0) as u64
     }
 
     /// [`Self::available_with`] nothing more.
     pub fn available(&self) -> u64 {
         self.available_with(0)
+    }
+
+    /// Blocks that ordinary reservations can have beyond [`Self::available`].
+    pub(crate) fn margin(&self) -> u64 {
+        margin_of(self.hidden())
     }
 
     /// Blocks that ordinary reservations leave.

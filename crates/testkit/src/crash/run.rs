@@ -13,6 +13,7 @@ pub type Progress<'p> = &'p (dyn Fn(usize, u64, u64, &Counts) + Sync);
 /// Workloads between two looks at the clock of a brief run, by part.
 pub const TURNS: &[(usize, u64)] = &[
     (Plan::TWO, 192),
+    (Plan::GROUPS, 12),
     (Plan::THREE, 96),
     (Plan::PRESSED, 48),
     (Plan::ALONE, 48),
