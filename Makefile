@@ -16,7 +16,7 @@ PAGES := $(addprefix $(MAN)/man8/,$(NAMES))
 OLD_PAGES := $(addprefix $(MAN)/man1/,$(NAMES))
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo bench test fmt clippy unit heavy crash planted mount fill soak fuzz fuzz-coverage layers deny peers $(PEERS) deps install uninstall clean
+.PHONY: help build demo bench test fmt clippy unit heavy crash planted mount fill coherence soak fuzz fuzz-coverage layers deny peers $(PEERS) deps install uninstall clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z$$()A-Z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -58,6 +58,9 @@ mount: ## tests on a mounted volume (needs /dev/fuse, else it says so and skips)
 
 fill: ## rounds of filling and removing, 64 MiB to 4 GiB: is there what df offers (as root; 20 minutes)
 	@python3 scripts/fill-rounds.py
+
+coherence: ## on a mounted volume: every way of writing against every way of reading, COHERENCE_SECONDS each (default 2)
+	@COHERENCE_SECONDS=$(or $(COHERENCE_SECONDS),2) python3 scripts/test-mount.py no_reader_sees direct_writes what_was_held
 
 soak: ## random load with kill -9 and remount every few seconds (SOAK_SECONDS, default 60)
 	@python3 scripts/soak.py

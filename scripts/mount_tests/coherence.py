@@ -7,6 +7,7 @@ value of a phase between the two.
 """
 
 import ctypes
+import fcntl
 import mmap
 import os
 import platform
@@ -20,7 +21,7 @@ from mount_tests.common import LIBC, check, must
 
 BLOCK = 4096
 BLOCKS = 16
-WRITERS = ("direct", "async", "buffered", "mapped", "copy", "punch", "zero", "truncate")
+WRITERS = ("direct", "async", "made_direct", "buffered", "mapped", "copy", "punch", "zero", "truncate")
 READERS = ("buffered", "mapped", "direct")
 # These leave zeros in every second phase.
 ZEROING = ("punch", "zero", "truncate")
@@ -107,8 +108,10 @@ def fallocate(fd, mode, offset, size):
         raise OSError(number, os.strerror(number))
 
 
-def write_async(path, phases, end):
-    fd = os.open(path, os.O_RDWR | os.O_DIRECT)
+def write_async(kind, path, phases, end):
+    fd = os.open(path, os.O_RDWR | (os.O_DIRECT if kind == "async" else 0))
+    if kind == "made_direct":
+        fcntl.fcntl(fd, fcntl.F_SETFL, os.O_RDWR | os.O_DIRECT)
     memory, aio, phase = aligned(BLOCK * BLOCKS), Aio(), 1
     base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     while time.monotonic() < end:
@@ -245,9 +248,9 @@ def hammer(top, writer, readers, seconds):
         phases.begin(block, 1)
         phases.complete(block, 1)
     end = time.monotonic() + seconds
-    write = write_async if writer == "async" else lambda *args: write_blocks(writer, *args)
+    write = write_async if writer in ("async", "made_direct") else write_blocks
     try:
-        run_all([lambda: write(path, phases, end)]
+        run_all([lambda: write(writer, path, phases, end)]
                 + [lambda kind=kind: read_blocks(kind, path, phases, end, writer) for kind in readers], seconds)
     except Failed as error:
         raise Failed(f"writer {writer}, readers {', '.join(readers)}: {error}") from None
@@ -262,7 +265,7 @@ def hammer(top, writer, readers, seconds):
 
 @check(seconds=200 + int(SECONDS) * 40)
 def no_reader_sees_old_data(_volume, top):
-    """`make coherence` gives each of the 24 pairs some seconds, `make test` each writer one with all readers."""
+    """`make coherence` gives each of the 27 pairs some seconds, `make test` each writer one with all readers."""
     for writer in WRITERS:
         if SECONDS:
             for reader in READERS:

@@ -63,8 +63,9 @@ impl Pages {
         if self.all {
             return;
         }
-        for p in pages {
-            self.runs.entry(p / RUN).or_default()[(p % RUN / 64) as usize] |= 1 << (p % 64);
+        for (run, within) in by_run(pages) {
+            let bits = self.runs.entry(run).or_default();
+            within.for_each(|p| bits[(p / 64) as usize] |= 1 << (p % 64));
         }
         if self.runs.len() > RUNS_MAX {
             self.runs = HashMap::new();
@@ -78,14 +79,15 @@ impl Pages {
             return true;
         }
         let mut found = false;
-        for p in pages {
-            if let Some(run) = self.runs.get_mut(&(p / RUN)) {
-                let (word, bit) = (&mut run[(p % RUN / 64) as usize], 1 << (p % 64));
+        for (run, within) in by_run(pages) {
+            let Some(bits) = self.runs.get_mut(&run) else { continue };
+            for p in within {
+                let (word, bit) = (&mut bits[(p / 64) as usize], 1 << (p % 64));
                 found |= *word & bit != 0;
                 *word &= !bit;
-                if run.iter().all(|w| *w == 0) {
-                    self.runs.remove(&(p / RUN));
-                }
+            }
+            if bits.iter().all(|w| *w == 0) {
+                self.runs.remove(&run);
             }
         }
         found
@@ -110,6 +112,14 @@ pub(crate) struct Behind {
     files: [CachePadded<Mutex<HashMap<u64, File>>>; SHARDS],
     /// Direct WRITEs that wait for the helper.
     waiting: CachePadded<AtomicUsize>,
+}
+
+/// Cuts a range of pages into pieces of one run: its number, and the pages counted from its begin.
+fn by_run(pages: Range<u64>) -> impl Iterator<Item = (u64, Range<u64>)> {
+    (pages.start / RUN..pages.end.div_ceil(RUN)).map(move |run| {
+        let begin = run * RUN;
+        (run, pages.start.max(begin) - begin..pages.end.min(begin + RUN) - begin)
+    })
 }
 
 fn pages_of(offset: u64, len: usize) -> Range<u64> {
