@@ -3,7 +3,7 @@
 use crate::failure::{Failure, advice};
 use crate::probe;
 use braidfs::{Error, MountOptions, Volume};
-use braidfs_device::{Device, open_volume_devices};
+use braidfs_device::{Device, OpenError, look_at_devices, open_volume_devices};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -48,6 +48,30 @@ pub fn devices(paths: &[PathBuf], write: bool) -> Result<Vec<Arc<dyn Device>>, F
     })
 }
 
+/// Devices that are only looked at.
+pub struct Looked {
+    /// For reading.
+    pub devices: Vec<Arc<dyn Device>>,
+    /// Somebody writes them, or may: they are not locked.
+    pub in_use: bool,
+}
+
+/// Opens all `paths` (no commas left in them) for reading, also where somebody else has them open.
+///
+/// # Errors
+/// No such device, no permission.
+pub fn look_at(paths: &[PathBuf]) -> Result<Looked, Failure> {
+    no_duplicates(paths)?;
+    let opened = match open_volume_devices(paths, false) {
+        Ok(devices) => Ok(Looked { devices, in_use: false }),
+        Err(OpenError::InUse { .. } | OpenError::Busy { .. }) => {
+            look_at_devices(paths).map(|devices| Looked { devices, in_use: true })
+        }
+        Err(e) => Err(e),
+    };
+    opened.map_err(|e| Failure::new(e.to_string()))
+}
+
 /// Options for a volume that one command opens for itself: no background work, nobody else waits.
 pub fn offline_options(write: bool) -> MountOptions {
     MountOptions { read_only: !write, background: false, ..MountOptions::default() }
@@ -59,8 +83,15 @@ pub fn offline_options(write: bool) -> MountOptions {
 /// As [`devices`]; no braidfs volume; damage.
 pub fn volume(args: &[PathBuf], write: bool) -> Result<Volume, Failure> {
     let paths = expand(args);
-    let devices = devices(&paths, write)?;
-    Volume::mount(devices, offline_options(write)).map_err(|e| explain("cannot open the volume", &paths, &e))
+    mount(devices(&paths, write)?, &paths, write)
+}
+
+/// The volume on `devices`, opened from `paths`.
+///
+/// # Errors
+/// No braidfs volume; damage.
+pub fn mount(devices: Vec<Arc<dyn Device>>, paths: &[PathBuf], write: bool) -> Result<Volume, Failure> {
+    Volume::mount(devices, offline_options(write)).map_err(|e| explain("cannot open the volume", paths, &e))
 }
 
 /// Says why a volume cannot be used, and what to do: where the devices hold something else, that is the news.

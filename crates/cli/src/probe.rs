@@ -1,20 +1,25 @@
 //! Recognises what a device or image holds already, and whether somebody uses it, before it is overwritten.
 //!
-//! Owns a table of signatures (the places that blkid(8) knows, for what is commonly met). Reads only. It does not
-//! promise to know every format: it is the seat belt of `mkfs`, not an inventory.
+//! What libblkid knows is asked of wipefs(8), which is part of util-linux and lists all signatures with their places; a
+//! program rather than the library, which would have to be there when braidfs is built. Owns a table of what is commonly
+//! met besides: our own, what libblkid is too new or too old for, and where wipefs is missing everything. Reads only, but
+//! for [`wipe`].
 
-use std::fs::File;
-use std::io;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::Path;
+use std::process::{Command, Stdio};
 
 /// Something found on a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
     /// For a message, e.g. `an ext2/3/4 file system`.
-    pub what: &'static str,
+    pub what: String,
     /// Byte offset of the signature.
     pub at: u64,
+    /// Its bytes.
+    pub bytes: u64,
 }
 
 /// (name, offset, bytes).
@@ -45,48 +50,153 @@ const SIGNATURES: &[(&str, u64, &[u8])] = &[
     ("a GPT partition table", 0x200, b"EFI PART"),
     ("a GPT partition table", 0x1000, b"EFI PART"),
 ];
+/// More of them, for where libblkid cannot be asked: short ones among them, which it looks at more closely.
+const MORE: &[(&str, u64, &[u8])] = &[
+    ("a bfs file system", 0, b"\xce\xfa\xad\x1b"),
+    ("a cramfs file system", 0, b"\x45\x3d\xcd\x28"),
+    ("a cramfs file system", 0, b"\x28\xcd\x3d\x45"),
+    ("a minix file system", 0x410, b"\x7f\x13"),
+    ("a minix file system", 0x410, b"\x8f\x13"),
+    ("a minix file system", 0x410, b"\x68\x24"),
+    ("a minix file system", 0x410, b"\x78\x24"),
+    ("a minix file system", 0x418, b"\x5a\x4d"),
+    ("a romfs file system", 0, b"-rom1fs-"),
+    ("an HFS file system", 0x400, b"BD\0"),
+    ("an HFS+ file system", 0x400, b"H+\0"),
+    ("a GFS2 file system", 0x10000, b"\x01\x16\x19\x70"),
+    ("a UDF file system", 0x8001, b"BEA01"),
+    ("a member of a RAID (md)", 0, b"\xfc\x4e\x2b\xa9"),
+    ("an encrypted BitLocker volume", 3, b"-FVE-FS-"),
+];
 const BRAIDFS: &str = "a braidfs volume";
 /// All fixed signatures lie below this.
 const HEAD_BYTES: usize = 0x10040 + 64;
+/// Where wipefs(8) is, where `PATH` does not say it: it is a program for administrators.
+const WIPEFS: [&str; 3] = ["wipefs", "/usr/sbin/wipefs", "/sbin/wipefs"];
 
-/// All that `file` (a device or an image) holds, in the order of the table.
+/// All that the device or image at `path` holds.
 ///
 /// # Errors
 /// Of the device.
-pub fn probe(file: &File) -> io::Result<Vec<Found>> {
+pub fn probe(path: &Path) -> io::Result<Vec<Found>> {
+    let file = File::open(path)?;
+    let Some(listed) = WIPEFS.iter().find_map(|program| by_wipefs(program, path)) else {
+        tracing::warn!(
+            "{}: wipefs(8) of util-linux is missing or failed: only what braidfs itself knows is recognised",
+            path.display()
+        );
+        return by_table(&file, &[SIGNATURES, MORE].concat());
+    };
+    let mut found = by_table(&file, SIGNATURES)?;
+    found.extend(listed.into_iter().filter(|l| !found.iter().any(|f| f.at == l.at)).collect::<Vec<_>>());
+    Ok(found)
+}
+
+/// What wipefs(8) prints.
+#[derive(Debug, Default, serde::Deserialize)]
+struct Listing {
+    #[serde(default)]
+    signatures: Vec<Listed>,
+}
+
+#[derive(Debug, serde::Deserialize)]
+struct Listed {
+    offset: String,
+    length: u64,
+    #[serde(rename = "type")]
+    kind: String,
+    usage: Option<String>,
+}
+
+/// What wipefs(8) finds; `None` where there is no such program, or it does not answer as expected.
+fn by_wipefs(program: &str, path: &Path) -> Option<Vec<Found>> {
+    let mut command = Command::new(program);
+    command.args(["--no-act", "--json", "--output", "OFFSET,LENGTH,TYPE,USAGE", "--"]).arg(path);
+    let output = command.stdin(Stdio::null()).output().ok()?;
+    if !output.status.success() {
+        tracing::debug!(said = %String::from_utf8_lossy(&output.stderr), "wipefs failed");
+        return None;
+    }
+    // nothing found, nothing printed
+    let listing: Listing = match output.stdout.trim_ascii() {
+        b"" => Listing::default(),
+        text => serde_json::from_slice(text).ok()?,
+    };
+    let found = |l: Listed| {
+        let at = u64::from_str_radix(l.offset.trim_start_matches("0x"), 16).ok()?;
+        let what = match l.usage.as_deref() {
+            Some("filesystem") => format!("a file system ({})", l.kind),
+            Some("raid") => format!("a member of a RAID or of a volume group ({})", l.kind),
+            Some("crypto") => format!("an encrypted volume ({})", l.kind),
+            Some("partition-table") => format!("a partition table ({})", l.kind),
+            _ => format!("a signature ({})", l.kind),
+        };
+        Some(Found { what, at, bytes: l.length })
+    };
+    listing.signatures.into_iter().map(found).collect()
+}
+
+/// What a table of signatures, and the places at the end of a device, tell; in the order of the table.
+fn by_table(file: &File, table: &[(&str, u64, &[u8])]) -> io::Result<Vec<Found>> {
     let mut head = vec![0u8; HEAD_BYTES];
     let n = read_some(file, &mut head)?;
     head.truncate(n);
-    let mut found: Vec<Found> = SIGNATURES
+    let mut found: Vec<Found> = table
         .iter()
         .filter(|(_, at, bytes)| head.get(*at as usize..).is_some_and(|h| h.starts_with(bytes)))
-        .map(|&(what, at, _)| Found { what, at })
+        .map(|&(what, at, bytes)| Found { what: what.into(), at, bytes: bytes.len() as u64 })
         .collect();
+    let end = (&*file).seek(SeekFrom::End(0))?;
+    let mut last = [0u8; 512];
+    if let Some(at) = (end / 512).checked_sub(1).map(|s| s * 512)
+        && file.read_exact_at(&mut last, at).is_ok()
+    {
+        for (what, bytes) in
+            [("a GPT partition table (its copy)", &b"EFI PART"[..]), ("a member of a RAID (DDF)", b"\xde\x11\xde\x11")]
+        {
+            if last.starts_with(bytes) {
+                found.push(Found { what: what.into(), at, bytes: bytes.len() as u64 });
+            }
+        }
+    }
     // A boot sector's 55 AA alone says little (FAT and NTFS have it too): ask for a partition of non-zero type.
     let mbr = head.len() >= 512 && head[510..512] == [0x55, 0xaa];
     if found.is_empty() && mbr && (0..4).any(|p| head[446 + 16 * p + 4] != 0) {
-        found.push(Found { what: "an MBR partition table", at: 510 });
+        found.push(Found { what: "an MBR partition table".into(), at: 510, bytes: 2 });
     }
     Ok(found)
 }
 
 /// What a device holds that is no braidfs volume, for "this is … and not a braidfs volume".
-pub fn foreign(path: &Path) -> Option<&'static str> {
-    let file = File::open(path).ok()?;
-    let found = probe(&file).ok()?;
+pub fn foreign(path: &Path) -> Option<String> {
+    let found = probe(path).ok()?;
     if found.iter().any(|f| f.what == BRAIDFS) {
         return None;
     }
-    found.first().map(|f| f.what)
+    found.into_iter().next().map(|f| f.what)
 }
 
-/// Zeroes the 4 KiB blocks of the signatures in `found` other than block 0, which mkfs overwrites, so that no other
-/// program takes the volume for what it was.
+/// Rounds of [`wipe`]: behind one signature another of the same kind can come to light (zfs has dozens).
+const WIPES_MAX: usize = 128;
+
+/// Zeroes every signature on the device at `path`, as `wipefs --all` does, so that no other program takes the volume for
+/// what it was.
 ///
 /// # Errors
-/// Of the device.
-pub fn wipe(file: &File, found: &[Found]) -> io::Result<()> {
-    found.iter().filter(|f| f.at >= 4096).try_for_each(|f| file.write_all_at(&[0; 4096], f.at & !4095))
+/// Of the device, or where signatures come up again and again.
+pub fn wipe(path: &Path) -> io::Result<()> {
+    let file = OpenOptions::new().read(true).write(true).open(path)?;
+    for _ in 0..WIPES_MAX {
+        let found = probe(path)?;
+        if found.is_empty() {
+            return file.sync_all();
+        }
+        for f in found {
+            file.write_all_at(&vec![0; f.bytes as usize], f.at)?;
+        }
+        // wipefs reads through the page cache, as this writes: no flush is needed in between
+    }
+    Err(io::Error::other("signatures come up again and again: see wipefs(8)"))
 }
 
 /// Offset of the first byte of a regular file that is neither in a hole nor zero.
@@ -159,30 +269,56 @@ fn read_some(file: &File, buf: &mut [u8]) -> io::Result<usize> {
 mod tests {
     use super::*;
 
-    fn file_with(at: u64, bytes: &[u8]) -> File {
-        let file = tempfile::tempfile().unwrap();
-        file.set_len(1 << 20).unwrap();
-        file.write_all_at(bytes, at).unwrap();
+    fn named_with(at: u64, bytes: &[u8]) -> tempfile::NamedTempFile {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(1 << 20).unwrap();
+        file.as_file().write_all_at(bytes, at).unwrap();
         file
+    }
+
+    fn file_with(at: u64, bytes: &[u8]) -> File {
+        named_with(at, bytes).into_file()
     }
 
     #[test]
     fn every_signature_is_found_and_wiped() {
         for &(what, at, bytes) in SIGNATURES {
-            let file = file_with(at, bytes);
-            let found = probe(&file).unwrap();
-            assert_eq!(found, [Found { what, at }]);
-            wipe(&file, &found).unwrap();
-            assert_eq!(probe(&file).unwrap().is_empty(), at >= 4096, "{what}");
+            let file = named_with(at, bytes);
+            let found = probe(file.path()).unwrap();
+            assert!(found.iter().any(|f| f.what == what && f.at == at), "{what}: {found:?}");
+            wipe(file.path()).unwrap();
+            assert_eq!(first_data(file.as_file()).unwrap(), None, "{what}");
         }
+    }
+
+    #[test]
+    fn the_table_alone_knows_what_is_common() {
+        let all = [SIGNATURES, MORE].concat();
+        for &(what, at, bytes) in &all {
+            let found = by_table(&file_with(at, bytes), &all).unwrap();
+            assert!(found.iter().any(|f| f.what == what && f.at == at), "{what}: {found:?}");
+        }
+        for bytes in [&b"EFI PART"[..], b"\xde\x11\xde\x11"] {
+            assert_eq!(by_table(&file_with((1 << 20) - 512, bytes), &all).unwrap().len(), 1);
+        }
+        assert!(by_table(&file_with(7000, b"text"), &all).unwrap().is_empty());
+    }
+
+    #[test]
+    fn without_the_program_nothing_is_claimed() {
+        let file = named_with(0, b"\xce\xfa\xad\x1b");
+        assert!(by_wipefs("/no/such/wipefs", file.path()).is_none());
+        assert!(by_wipefs("false", file.path()).is_none());
+        assert!(by_wipefs("echo", file.path()).is_none(), "it says something else");
+        assert!(by_wipefs("true", file.path()).is_some_and(|f| f.is_empty()));
     }
 
     #[test]
     fn an_mbr_needs_a_partition() {
         let file = file_with(510, &[0x55, 0xaa]);
-        assert!(probe(&file).unwrap().is_empty());
+        assert!(by_table(&file, SIGNATURES).unwrap().is_empty());
         file.write_all_at(&[0x83], 446 + 4).unwrap();
-        assert_eq!(probe(&file).unwrap()[0].what, "an MBR partition table");
+        assert_eq!(by_table(&file, SIGNATURES).unwrap()[0].what, "an MBR partition table");
     }
 
     #[test]
@@ -198,6 +334,6 @@ mod tests {
     fn a_short_file_is_no_error() {
         let file = tempfile::tempfile().unwrap();
         file.write_all_at(b"BRF", 0).unwrap();
-        assert!(probe(&file).unwrap().is_empty());
+        assert!(by_table(&file, SIGNATURES).unwrap().is_empty());
     }
 }

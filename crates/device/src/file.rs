@@ -57,7 +57,18 @@ impl FileDevice {
     /// # Errors
     /// [`OpenError`], which says what is in the way and what to do.
     pub fn open(path: &Path, how: OpenHow) -> Result<FileDevice, OpenError> {
-        let opened = open::open(path, how.write)?;
+        Self::of(path, how, open::open(path, how.write, true)?)
+    }
+
+    /// Opens `path` for reading without a lock: others may write it meanwhile.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn look_at(path: &Path) -> Result<FileDevice, OpenError> {
+        Self::of(path, OpenHow { write: false, direct: true }, open::open(path, false, false)?)
+    }
+
+    fn of(path: &Path, how: OpenHow, opened: open::Opened) -> Result<FileDevice, OpenError> {
         let direct =
             how.direct && set_direct(&opened.file).map_err(|e| OpenError::of(path, "turn on direct I/O for", e))?;
         Ok(FileDevice {

@@ -3,6 +3,7 @@
 mod aligned;
 mod blkdev;
 mod count;
+mod cut;
 mod fault;
 mod file;
 mod flush;
@@ -16,10 +17,11 @@ mod uring;
 
 pub use aligned::AlignedBuf;
 pub use count::{CountDevice, Counters};
+pub use cut::CutDevice;
 pub use fault::{Effect, FaultDevice, Op, Rule};
 pub use file::{FileDevice, OpenHow};
 pub use mem::{Image, MemDevice};
-pub use open::{OpenError, open_volume_devices, open_volume_files};
+pub use open::{OpenError, look_at_devices, open_volume_devices, open_volume_files};
 pub use record::{Event, Keep, RecordDevice, SECTOR_BYTES};
 pub use trace::{BlockContent, TraceDevice};
 

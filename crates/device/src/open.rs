@@ -128,11 +128,28 @@ pub fn open_volume_devices(paths: &[PathBuf], write: bool) -> Result<Vec<Arc<dyn
     Ok(files.into_iter().map(|f| Arc::new(f) as Arc<dyn Device>).collect())
 }
 
+/// Opens devices for reading without any lock, also while others write them: what is read may change at any time.
+///
+/// # Errors
+/// As [`open_volume_devices`], but never in use.
+pub fn look_at_devices(paths: &[PathBuf]) -> Result<Vec<Arc<dyn Device>>, OpenError> {
+    let files = all_of(paths, |path| FileDevice::look_at(path))?;
+    Ok(files.into_iter().map(|f| Arc::new(f) as Arc<dyn Device>).collect())
+}
+
 /// As [`open_volume_devices`], for callers that need the [`FileDevice`]s themselves.
 ///
 /// # Errors
 /// As [`open_volume_devices`].
 pub fn open_volume_files(paths: &[PathBuf], write: bool) -> Result<Vec<FileDevice>, OpenError> {
+    all_of(paths, |path| FileDevice::open(path, OpenHow { write, direct: true }))
+}
+
+/// Opens each, and refuses one that is named twice.
+fn all_of(
+    paths: &[PathBuf],
+    open: impl Fn(&Path) -> Result<FileDevice, OpenError>,
+) -> Result<Vec<FileDevice>, OpenError> {
     if paths.is_empty() {
         return Err(OpenError::NoDevice);
     }
@@ -146,7 +163,7 @@ pub fn open_volume_files(paths: &[PathBuf], write: bool) -> Result<Vec<FileDevic
         }
         seen.push((id, path));
     }
-    paths.iter().map(|path| FileDevice::open(path, OpenHow { write, direct: true })).collect()
+    paths.iter().map(|path| open(path)).collect()
 }
 
 /// An opened and locked file.
@@ -160,7 +177,8 @@ pub(crate) struct Opened {
     pub(crate) bytes: u64,
 }
 
-pub(crate) fn open(path: &Path, write: bool) -> Result<Opened, OpenError> {
+/// Opens `path`, without a lock where it shall only be looked at.
+pub(crate) fn open(path: &Path, write: bool, locked: bool) -> Result<Opened, OpenError> {
     let kind = std::fs::metadata(path).map_err(|e| OpenError::of(path, "look at", e))?.file_type();
     if !kind.is_file() && !kind.is_block_device() {
         let kind = match () {
@@ -175,8 +193,11 @@ pub(crate) fn open(path: &Path, write: bool) -> Result<Opened, OpenError> {
     let file = OpenOptions::new().read(true).write(write).open(path).map_err(|e| OpenError::of(path, what, e))?;
     let meta = file.metadata().map_err(|e| OpenError::of(path, "look at", e))?;
     let is_block_device = meta.file_type().is_block_device();
-    lock(&file, path, write, is_block_device)?;
-    let range = RangeLock::take(&file, write).map_err(|e| in_use(path, e))?;
+    let mut range = None;
+    if locked {
+        lock(&file, path, write, is_block_device)?;
+        range = RangeLock::take(&file, write).map_err(|e| in_use(path, e))?;
+    }
     let (claim, bytes) = if is_block_device {
         let claim = match write {
             true => Some(claim(path).map_err(|e| OpenError::of(path, "claim", e))?),

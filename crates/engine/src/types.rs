@@ -298,6 +298,9 @@ pub struct MountOptions {
     pub lazytime: bool,
     /// Memory for pages and cells, bytes; 0: a quarter of the machine's.
     pub cache_bytes: u64,
+    /// As of the last checkpoint: no journal is replayed. To look at a volume that somebody else has mounted (read-only,
+    /// see [`crate::Volume::look_at`]).
+    pub checkpoint_only: bool,
     /// Run the threads that commit every interval, checkpoint, clean, free memory and mend links after a crash.
     pub background: bool,
     /// Domains are opened and commit one after the other, so that a seed replays a run; for tests.
@@ -318,6 +321,7 @@ impl Default for MountOptions {
             nodiratime: false,
             lazytime: false,
             cache_bytes: 0,
+            checkpoint_only: false,
             background: true,
             serial: false,
             falling: false,

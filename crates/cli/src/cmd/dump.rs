@@ -8,8 +8,9 @@ use std::ffi::OsString;
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+use std::time::Duration;
 
-/// Show on-disk structures of an unmounted volume
+/// Show on-disk structures
 #[derive(Debug, clap::Args)]
 #[command(after_help = "WHAT is one of:\n  \
     super          superblock\n  \
@@ -22,6 +23,7 @@ use std::path::PathBuf;
     block:N        a block of the group space\n  \
     journal:N      journal of a domain\n  \
     path:PATH      the inode that a path names\n\n\
+    Tables are shown as they lie on the devices: of a volume in use as of its last checkpoint.\n\n\
     Examples:\n  braidfs dump super disk.img\n  braidfs dump node:1 disk.img\n  braidfs dump path:/etc/hosts disk.img")]
 pub struct Args {
     /// What to show, see below
@@ -31,12 +33,27 @@ pub struct Args {
     devices: Vec<PathBuf>,
 }
 
+/// How often a structure of a volume in use is read again that does not hold.
+const RETRIES: usize = 20;
+
 /// Runs it.
 pub fn run(args: &Args) -> Outcome {
     let what = parse(args.what.as_bytes()).map_err(|why| Failure::at("dump", args.what.display(), why))?;
     let paths = open::expand(&args.devices);
-    let devices = open::devices(&paths, false)?;
-    let text = dump(&devices, &what).map_err(|e| match e {
+    let looked = open::look_at(&paths)?;
+    let mut text = dump(&looked.devices, &what);
+    if looked.in_use {
+        eprintln!("braidfs: {}: in use: shown as of its last checkpoint", open::show(&paths));
+        for _ in 0..RETRIES {
+            if !matches!(text, Err(Error::Corrupt(_))) {
+                break;
+            }
+            // half of a change, perhaps
+            std::thread::sleep(Duration::from_millis(20));
+            text = dump(&looked.devices, &what);
+        }
+    }
+    let text = text.map_err(|e| match e {
         Error::NotFound => {
             Failure::at("cannot dump", open::show(&paths), format!("there is no {}", args.what.display()))
         }

@@ -1,7 +1,7 @@
 //! `braidfs info`: what a volume is, without mounting it.
 
 use crate::failure::{Failure, Outcome};
-use crate::{open, text};
+use crate::{mounted, open, text};
 use braidfs::volume::DomainInfo;
 use braidfs::{StatFs, Timestamp, Volume};
 use braidfs_format::inode::Placement;
@@ -13,7 +13,8 @@ use std::path::PathBuf;
 /// Show what a volume is: superblock, domains, space
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  braidfs info disk.img\n  braidfs info --json /dev/sdb /dev/sdc\n\n\
-    Nothing is written; a journal that was not replayed is replayed in memory only.")]
+    Nothing is written; a journal that was not replayed is replayed in memory only. Of a volume in use (mounted) it\n\
+    shows the state of the last checkpoint, and says so: what the journals have since is not in it.")]
 pub struct Args {
     /// As JSON
     #[arg(long)]
@@ -67,6 +68,10 @@ pub struct DeviceReport {
 
 #[derive(Debug, Serialize)]
 struct Report {
+    /// A process has it open: all is as of the last checkpoint.
+    in_use: bool,
+    /// Where it is mounted, as far as can be seen.
+    mounted_on: Option<PathBuf>,
     #[serde(flatten)]
     volume: VolumeReport,
     space: StatFs,
@@ -143,8 +148,15 @@ impl VolumeReport {
 
 /// Runs it.
 pub fn run(args: &Args) -> Outcome {
-    let volume = open::volume(&args.devices, false)?;
-    let report = report(&volume);
+    let paths = open::expand(&args.devices);
+    let opened = open::look_at(&paths)?;
+    let volume = if opened.in_use {
+        Volume::look_at(&opened.devices).map_err(|e| open::explain("cannot look at the volume", &paths, &e))?
+    } else {
+        open::mount(opened.devices, &paths, false)?
+    };
+    let mounted_on = if opened.in_use { mounted::at(&paths).map(|m| m.target) } else { None };
+    let report = report(&volume, opened.in_use, mounted_on);
     open::close(volume)?;
     if args.json {
         let json = serde_json::to_string_pretty(&report).map_err(|e| Failure::new(format!("info: {e}")))?;
@@ -155,13 +167,24 @@ pub fn run(args: &Args) -> Outcome {
     Ok(0)
 }
 
-fn report(volume: &Volume) -> Report {
-    Report { volume: volume_report(volume.super_block()), space: volume.statfs(), domain: volume.domains() }
+fn report(volume: &Volume, in_use: bool, mounted_on: Option<PathBuf>) -> Report {
+    Report {
+        in_use,
+        mounted_on,
+        volume: volume_report(volume.super_block()),
+        space: volume.statfs(),
+        domain: volume.domains(),
+    }
 }
 
 fn lines(report: &Report) -> String {
     let s = &report.space;
-    let mut out = report.volume.text();
+    let mut out = String::new();
+    if report.in_use {
+        let where_ = report.mounted_on.as_ref().map(|p| format!(", mounted on {}", p.display())).unwrap_or_default();
+        out = format!("in use      yes{where_}: as of the last checkpoint\n");
+    }
+    out += &report.volume.text();
     let used = s.blocks.saturating_sub(s.free);
     let mut line = |text: String| {
         // Writing to a String cannot fail.

@@ -13,11 +13,12 @@ pub struct Args {
     dir: PathBuf,
 }
 
-/// Helpers of mkfs(8) and so on, and the page that describes each. mount.braidfs has a page of its own.
-const ALIASES: [(&str, &str); 3] =
-    [("mkfs.braidfs", "braidfs-mkfs"), ("umount.braidfs", "braidfs-umount"), ("fsck.braidfs", "braidfs-fsck")];
+/// Commands that mkfs(8) and so on call by a name of their own. mount.braidfs has a page of its own.
+const HELPERS: [&str; 3] = ["mkfs", "umount", "fsck"];
+/// Of the pages.
+const DATE: &str = "2026-11-22";
 
-/// Writes `braidfs.8`, a page per command, and the aliases of the helpers.
+/// Writes `braidfs.8`, a page per command, and those of the helpers.
 pub fn run(args: &Args, root: clap::Command) -> Outcome {
     let fail = |e: std::io::Error| Failure::at("cannot write manual pages to", args.dir.display(), host_error(&e));
     std::fs::create_dir_all(&args.dir).map_err(fail)?;
@@ -26,18 +27,28 @@ pub fn run(args: &Args, root: clap::Command) -> Outcome {
     let mut pages: Vec<(String, clap::Command)> = vec![("braidfs".into(), root.clone())];
     for sub in root.get_subcommands().filter(|s| !s.is_hide_set() && s.get_name() != "help") {
         let title = format!("braidfs-{}", sub.get_name());
+        if HELPERS.contains(&sub.get_name()) {
+            let helper = format!("{}.braidfs", sub.get_name());
+            pages.push((helper.clone(), sub.clone().name(helper.clone()).bin_name(helper)));
+        }
         pages.push((title.clone(), sub.clone().name(title)));
     }
     for (title, command) in pages {
         let mut page = Vec::new();
-        clap_mangen::Man::new(command).title(title.as_str()).section("8").render(&mut page).map_err(fail)?;
-        std::fs::write(args.dir.join(format!("{title}.8")), page).map_err(fail)?;
-    }
-    for (alias, page) in ALIASES {
-        std::fs::write(args.dir.join(format!("{alias}.8")), format!(".so man8/{page}.8\n")).map_err(fail)?;
+        let man = clap_mangen::Man::new(command).title(title.to_uppercase()).section("8").date(DATE);
+        man.manual("braidfs").render(&mut page).map_err(fail)?;
+        std::fs::write(args.dir.join(format!("{title}.8")), tidy(&String::from_utf8_lossy(&page))).map_err(fail)?;
     }
     std::fs::write(args.dir.join("mount.braidfs.8"), mount_page()).map_err(fail)?;
     Ok(0)
+}
+
+/// Leaves out line breaks beside empty lines, which say the same.
+fn tidy(page: &str) -> String {
+    let lines: Vec<&str> = page.lines().collect();
+    let space = |i: Option<usize>| i.and_then(|i| lines.get(i)).is_some_and(|l| *l == ".sp");
+    let needed = |i: &usize| lines[*i] != ".br" || !(space(i.checked_sub(1)) || space(Some(i + 1)));
+    (0..lines.len()).filter(needed).map(|i| format!("{}\n", lines[i])).collect()
 }
 
 /// Text for roff: no character of it is a command.
@@ -51,10 +62,17 @@ fn mount_page() -> String {
     let mut rows = String::new();
     for row in TABLE {
         // writing to a String cannot fail
-        let _ = writeln!(rows, "T{{\n{}\nT}}\t{}\t{}\tT{{\n{}\nT}}", names(row), how(row), again(row), plain(row.what));
+        let _ = writeln!(
+            rows,
+            "T{{\n.na\n{}\nT}}\t{}\t{}\tT{{\n.na\n{}\nT}}",
+            names(row),
+            how(row),
+            again(row),
+            plain(row.what)
+        );
     }
     format!(
-        "'\\\" t\n.TH MOUNT.BRAIDFS 8 \"\" \"braidfs {}\"\n{MOUNT_HEAD}{rows}{MOUNT_TAIL}",
+        "'\\\" t\n.TH MOUNT.BRAIDFS 8 {DATE} \"braidfs {}\"\n{MOUNT_HEAD}{rows}{MOUNT_TAIL}",
         env!("CARGO_PKG_VERSION")
     )
 }
@@ -73,8 +91,8 @@ fn names(row: &Row) -> String {
 fn how(row: &Row) -> &'static str {
     match row.how {
         How::Taken => "taken",
-        How::Passed => "passed on",
-        How::Both => "taken, passed on",
+        How::Passed => "passed",
+        How::Both => "both",
         How::Ignored => "ignored",
         How::Refused => "refused",
     }
@@ -84,7 +102,7 @@ fn again(row: &Row) -> &'static str {
     match row.again {
         Again::Changes => "changes",
         Again::Ignored => "ignored",
-        Again::Fixed => "refused if other",
+        Again::Fixed => "fixed",
         Again::Refused => "refused",
     }
 }
@@ -115,12 +133,13 @@ No entry in mtab: there is none.
 Log what is done.
 .SH OPTIONS
 What becomes of each option, at the mount and on a remount. \(lqTaken\(rq are those that braidfs acts on,
-\(lqpassed on\(rq those that the kernel does. What comes later wins. Any other option is an error.
+\(lqpassed\(rq those that the kernel does, \(lqboth\(rq those of both. On a remount \(lqfixed\(rq are those of
+which another value than that of the mount is refused. What comes later wins. Any other option is an error.
 .PP
 .TS
-allbox;
-lbw(20n) lb lb lbw(34n)
-lw(20n) l l lw(34n).
+tab(	);
+lb 2 lb 2 lb 2 lb
+lw(20n) 2 l 2 l 2 lw(28n).
 Option	Mount	Remount	What it does
 ";
 

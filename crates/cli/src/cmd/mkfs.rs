@@ -9,10 +9,11 @@ use crate::{open, probe, text};
 use braidfs::format::inode::INLINE_MAX;
 use braidfs::format::super_block::{MAX_DEVICES, MAX_DOMAINS};
 use braidfs::{MkfsOptions, Placement};
-use braidfs_device::{FileDevice, OpenHow};
+use braidfs_device::{BLOCK_BYTES, CutDevice, Device, FileDevice, OpenHow};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Smallest and largest volume.
 const VOLUME_BYTES: std::ops::RangeInclusive<u64> = 32 << 20..=16 << 40;
@@ -23,7 +24,9 @@ const VOLUME_BYTES: std::ops::RangeInclusive<u64> = 32 << 20..=16 << 40;
     after_help = "Examples:\n  braidfs mkfs --size 10G disk.img        make an image file of 10 GiB and a volume in it\n  \
     braidfs mkfs -L data /dev/sdb           a block device\n  \
     braidfs mkfs --domains 8 /dev/sdb /dev/sdc   one volume over two devices\n\n\
-    A volume has 32 MiB to 16 TiB. Sizes take K, M, G, T (powers of 1024)."
+    A volume has 32 MiB to 16 TiB. Sizes take K, M, G, T (powers of 1024).\n\n\
+    What a device holds is recognised with wipefs(8) of util-linux, and by braidfs itself: it is overwritten only with\n\
+    --force; its signatures are then wiped."
 )]
 pub struct Args {
     /// Label, at most 63 bytes
@@ -53,7 +56,7 @@ pub struct Args {
     /// Where new files and directories go
     #[arg(long, value_enum, default_value_t = PlacementArg::Dirs)]
     placement: PlacementArg,
-    /// Make the image files, or extend them to this size
+    /// Make the image files, or extend them to this size; of a block device, use this much
     #[arg(long, value_parser = text::parse_size, value_name = "BYTES")]
     size: Option<u64>,
     /// Overwrite what is there
@@ -157,9 +160,12 @@ fn format(args: &Args, options: &MkfsOptions, paths: &[PathBuf], made: &mut Vec<
     }
     let devices = open::devices(paths, true)?;
     for path in paths {
-        // Old signatures outside block 0 would make other programs see two file systems.
-        wipe(path)?;
+        // Old signatures would make other programs see two file systems, or the old one.
+        probe::wipe(path)
+            .map_err(|e| Failure::at("cannot wipe old signatures from", path.display(), host_error(&e)))?;
     }
+    let devices =
+        cut(devices, args.size).map_err(|e| Failure::at("cannot format", open::show(paths), host_error(&e)))?;
     let sb = braidfs::mkfs::format(&devices, options).map_err(|e| open::explain("cannot format", paths, &e))?;
     drop(devices);
     let report = volume_report(&sb);
@@ -191,11 +197,12 @@ fn look(path: &Path, args: &Args) -> Result<(), Failure> {
         return Err(Failure::at("cannot use", path.display(), format!("it is {busy}: release it first")));
     }
     if let Some(size) = args.size {
-        if !kind.is_file() {
-            let why = "--size is for image files: leave it out, the whole device is used";
+        if !kind.is_file() && size > device_bytes(path)? {
+            let has = text::size(device_bytes(path)?);
+            let why = format!("the device has {has}, less than --size: give less, or leave --size out");
             return Err(Failure::at("cannot use", path.display(), why));
         }
-        if size < meta.len() {
+        if kind.is_file() && size < meta.len() {
             let has = text::size(meta.len());
             let why = format!("has {has}, more than --size: leave --size out, or remove the file first");
             return Err(Failure::at("cannot use", path.display(), why));
@@ -205,7 +212,7 @@ fn look(path: &Path, args: &Args) -> Result<(), Failure> {
         return Ok(());
     }
     let file = File::open(path).map_err(fail)?;
-    let found = probe::probe(&file).map_err(fail)?;
+    let found = probe::probe(path).map_err(fail)?;
     if let Some(first) = found.first() {
         let why = format!("it holds {}: use --force to overwrite it", first.what);
         return Err(Failure::at("will not format", path.display(), why));
@@ -226,10 +233,7 @@ fn check_total(args: &Args, paths: &[PathBuf]) -> Result<(), Failure> {
         let bytes = match (args.size, std::fs::metadata(path)) {
             (Some(size), _) => size,
             (None, Ok(meta)) if meta.is_file() => meta.len(),
-            // A block device tells its size at its end.
-            (None, _) => File::open(path)
-                .and_then(|mut f| std::io::Seek::seek(&mut f, std::io::SeekFrom::End(0)))
-                .map_err(|e| Failure::at("cannot use", path.display(), host_error(&e)))?,
+            (None, _) => device_bytes(path)?,
         };
         total = total.saturating_add(bytes);
     }
@@ -240,12 +244,36 @@ fn check_total(args: &Args, paths: &[PathBuf]) -> Result<(), Failure> {
     Err(Failure::at("cannot format", open::show(paths), format!("{} in all: a volume has {limit}", text::size(total))))
 }
 
+/// A block device tells its size at its end.
+fn device_bytes(path: &Path) -> Result<u64, Failure> {
+    File::open(path)
+        .and_then(|mut f| std::io::Seek::seek(&mut f, std::io::SeekFrom::End(0)))
+        .map_err(|e| Failure::at("cannot use", path.display(), host_error(&e)))
+}
+
+/// The first `size` bytes of each device that has more. In its last block, where the replica of a superblock lies, an
+/// earlier volume on the whole device must not be found.
+fn cut(devices: Vec<Arc<dyn Device>>, size: Option<u64>) -> std::io::Result<Vec<Arc<dyn Device>>> {
+    let Some(blocks) = size.map(|s| s / BLOCK_BYTES as u64) else { return Ok(devices) };
+    let one = |d: Arc<dyn Device>| {
+        if d.blocks() > blocks {
+            d.write(d.blocks() - 1, &[0; BLOCK_BYTES])?;
+        }
+        Ok(Arc::new(CutDevice::new(d, blocks)) as Arc<dyn Device>)
+    };
+    devices.into_iter().map(one).collect()
+}
+
 /// Makes or extends an image file.
 fn size_image(path: &Path, args: &Args, made: &mut Vec<PathBuf>) -> Result<(), Failure> {
     let Some(size) = args.size else { return Ok(()) };
     let as_failure = |e: &dyn std::fmt::Display| Failure::new(e.to_string());
     let fail = |e: std::io::Error| Failure::at("cannot extend", path.display(), host_error(&e));
-    let Ok(meta) = std::fs::metadata(path) else {
+    let meta = std::fs::metadata(path);
+    if meta.as_ref().is_ok_and(|m| !m.is_file()) {
+        return Ok(());
+    }
+    let Ok(meta) = meta else {
         drop(FileDevice::create(path, size).map_err(|e| as_failure(&e))?);
         made.push(path.to_path_buf());
         return Ok(());
@@ -258,13 +286,4 @@ fn size_image(path: &Path, args: &Args, made: &mut Vec<PathBuf>) -> Result<(), F
         OpenOptions::new().write(true).open(path).and_then(|f| f.set_len(size)).map_err(fail)?;
     }
     Ok(())
-}
-
-fn wipe(path: &Path) -> Result<(), Failure> {
-    let wipe = || {
-        let file = OpenOptions::new().read(true).write(true).open(path)?;
-        probe::wipe(&file, &probe::probe(&file)?)?;
-        file.sync_all()
-    };
-    wipe().map_err(|e| Failure::at("cannot wipe old signatures from", path.display(), host_error(&e)))
 }

@@ -93,7 +93,8 @@ impl Domain {
         mlogs: u16,
     ) -> Result<(Self, Recovered)> {
         let journal = Journal::open(store.clone(), id, &header.header);
-        if header.header.flags.get() & CLEAN != 0 && journal.goes_on()? {
+        let replay_it = !shared.options.checkpoint_only;
+        if header.header.flags.get() & CLEAN != 0 && replay_it && journal.goes_on()? {
             // the header is older than the journal: the one that was written last is lost
             tracing::warn!("{id}: its header says unmounted, its journal goes on: replayed");
             header.header.flags = (header.header.flags.get() & !CLEAN).into();
@@ -106,7 +107,7 @@ impl Domain {
         let mut rec = Recovered::default();
         let mut keep = None;
         let mut durable = header.header.last_tx.get();
-        if header.header.flags.get() & CLEAN == 0 {
+        if header.header.flags.get() & CLEAN == 0 && replay_it {
             rec.dirty = true;
             let (chunks, end) = journal.scan()?;
             rec.traces = journal.traces(&chunks, end, header.header.last_tx.get())?;

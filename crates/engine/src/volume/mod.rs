@@ -6,6 +6,7 @@
 pub mod background;
 pub mod groups;
 pub(crate) mod held;
+pub mod look;
 pub mod mount;
 pub mod reconcile;
 pub mod remount;
