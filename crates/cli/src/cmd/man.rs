@@ -29,7 +29,7 @@ pub fn run(args: &Args, root: clap::Command) -> Outcome {
         let title = format!("braidfs-{}", sub.get_name());
         if HELPERS.contains(&sub.get_name()) {
             let helper = format!("{}.braidfs", sub.get_name());
-            pages.push((helper.clone(), sub.clone().name(helper.clone()).bin_name(helper)));
+            pages.push((helper.clone(), sub.clone().name(helper.clone()).display_name(helper.clone()).bin_name(helper)));
         }
         pages.push((title.clone(), sub.clone().name(title)));
     }
@@ -46,7 +46,7 @@ pub fn run(args: &Args, root: clap::Command) -> Outcome {
 /// Leaves out line breaks beside empty lines, which say the same.
 fn tidy(page: &str) -> String {
     let lines: Vec<&str> = page.lines().collect();
-    let space = |i: Option<usize>| i.and_then(|i| lines.get(i)).is_some_and(|l| *l == ".sp");
+    let space = |i: Option<usize>| i.and_then(|i| lines.get(i)).is_some_and(|l| l.is_empty());
     let needed = |i: &usize| lines[*i] != ".br" || !(space(i.checked_sub(1)) || space(Some(i + 1)));
     (0..lines.len()).filter(needed).map(|i| format!("{}\n", lines[i])).collect()
 }
