@@ -97,10 +97,10 @@ impl Extent {
     }
     /// Appends the encoded extent.
     pub fn encode(&self, v: &mut Vec<u8>) {
-        v.put_u48(self.lblk);
-        v.put_u48(self.addr.0);
-        v.extend_from_slice(&self.len.to_le_bytes()[..3]);
-        v.put_u8(u8::from(self.unwritten) | u8::from(self.sums.is_some()) << 1);
+        let flags = u8::from(self.unwritten) | u8::from(self.sums.is_some()) << 1;
+        assert!(self.lblk >> 48 == 0 && self.addr.0 >> 48 == 0 && self.len >> 24 == 0, "{self:?} is too large");
+        let fields = u128::from(self.lblk) | u128::from(self.addr.0) << 48 | u128::from(self.len) << 96;
+        v.extend_from_slice(&(fields | u128::from(flags) << 120).to_le_bytes());
         for s in self.sums.iter().flat_map(|s| s.iter()) {
             v.put_u32(*s);
         }

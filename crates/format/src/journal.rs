@@ -168,7 +168,7 @@ impl Record {
             }
             Self::Full(rec) => {
                 v.put_u8(7);
-                v.extend_from_slice(&rec.encode());
+                rec.encode_to(v);
             }
             Self::Sums { addr, sums } => {
                 v.put_u8(8);

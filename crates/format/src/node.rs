@@ -144,8 +144,16 @@ impl NodeRecord {
     /// # Panics
     /// Where the payload is longer than [`PAYLOAD_MAX`] (a bug of ours).
     pub fn encode(&self) -> Vec<u8> {
-        assert!(self.payload.len() <= PAYLOAD_MAX, "{} bytes in a node record", self.payload.len());
         let mut v = Vec::with_capacity(RECORD_HEADER_BYTES + self.payload.len());
+        self.encode_to(&mut v);
+        v
+    }
+    /// Appends the encoded record.
+    ///
+    /// # Panics
+    /// As [`Self::encode`].
+    pub fn encode_to(&self, v: &mut Vec<u8>) {
+        assert!(self.payload.len() <= PAYLOAD_MAX, "{} bytes in a node record", self.payload.len());
         v.put_u64(self.node.0);
         v.put_u64(self.owner.0);
         v.put_u64(self.version);
@@ -154,7 +162,6 @@ impl NodeRecord {
         v.put_u8(self.kind as u8);
         v.put_u8(self.flags);
         v.extend_from_slice(&self.payload);
-        v
     }
     /// # Errors
     /// [`Corrupt`] where the bytes end early or the kind is none.

@@ -3,7 +3,7 @@
 use crate::run::{self, Job, LONG, Method, Profile, QUICK, STANDARD};
 use crate::suite::{self, Group, TESTS, TestId};
 use crate::target::{self, Lab, Media, MediaKind, Target};
-use crate::worker::{self, Mode, WORKERS_MAX};
+use crate::worker::{self, Aged, Mode, WORKERS_MAX};
 use crate::{Error, Result, report, sys};
 use clap::{Parser, Subcommand, ValueEnum};
 use std::ffi::OsString;
@@ -142,6 +142,18 @@ struct RunArgs {
     /// Files of a worker in tests that create, remove or rename
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     files: Option<u64>,
+    /// aged_overwrite: how much of the file system its files take, percent [default: a few MiB, by the profile]
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u64).range(1..=95))]
+    fill: Option<u64>,
+    /// aged_overwrite: writes per fsync
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
+    fsync_every: u64,
+    /// aged_overwrite: files with the flag NOCOW (chattr +C), where there is one
+    #[arg(long)]
+    nocow: bool,
+    /// Also figures for parts of the measurement, each so long
+    #[arg(long, value_name = "SECONDS")]
+    window: Option<f64>,
     /// Seed of random numbers
     #[arg(long, default_value_t = 42)]
     seed: u64,
@@ -234,6 +246,8 @@ fn job(args: &RunArgs, before: &[&str], stop: &Arc<AtomicBool>, dir: PathBuf, ou
         profile.size *= cores.last().map_or(1, |&c| c.div_ceil(2)) as u64;
     }
     profile.fill &= profile.size <= FILL_MAX;
+    let bytes = args.fill.map_or(0, |percent| profile.size / 100 * percent);
+    profile.scale.aged = Aged { bytes, every: args.fsync_every, nocow: args.nocow };
     let braidfs = Lab::find_braidfs(args.braidfs.as_deref());
     let root = rustix::process::geteuid().is_root();
     if !root && let Some(t) = targets.iter().find(|t| t.needs_root()) {
@@ -258,6 +272,7 @@ fn job(args: &RunArgs, before: &[&str], stop: &Arc<AtomicBool>, dir: PathBuf, ou
             seed: args.seed,
             seconds: profile.seconds,
             warm_up: profile.warm_up,
+            window: args.window.unwrap_or(0.0),
             cpus,
             worker_args: words("worker"),
         },
@@ -294,6 +309,9 @@ fn profile(args: &RunArgs) -> Result<Profile> {
     p.scale.files = args.files.unwrap_or(p.scale.files);
     p.remake &= !args.no_remake;
     let fine = |s: f64| s.is_finite() && (0.0..=86_400.0).contains(&s);
+    if args.window.is_some_and(|s| !fine(s) || s < 0.01) {
+        return Err(Error::Usage("--window has to be between 0.01 seconds and a day".into()));
+    }
     if !fine(p.seconds) || p.seconds < 0.001 || !fine(p.warm_up) || p.reps == 0 {
         return Err(Error::Usage("--seconds, --warm-up and --reps have to be above nothing, and below a day".into()));
     }

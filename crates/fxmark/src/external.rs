@@ -109,6 +109,8 @@ pub fn run(turn: &Turn<'_>, dir: &Path, method: &Method, stop: &AtomicBool, devi
         disk: disk.and_then(|before| Some(device.and_then(disk_counters)? - before)),
         settle: None,
         phases: 1,
+        daemon: None,
+        windows: Vec::new(),
     })
 }
 

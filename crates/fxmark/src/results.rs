@@ -153,6 +153,24 @@ pub struct Run {
     pub settle: Option<DiskCounters>,
     /// Timed phases: more than one where the test used up its files.
     pub phases: u32,
+    /// CPU time of the processes that are the file system (the daemon of braidfs; for the library, the workers), seconds;
+    /// none where it is in the kernel.
+    #[serde(default)]
+    pub daemon: Option<f64>,
+    /// Parts of the measurement, where they were asked for.
+    #[serde(default)]
+    pub windows: Vec<Window>,
+}
+
+/// A part of a measurement.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Window {
+    /// Its length, seconds.
+    pub secs: f64,
+    /// Operations of all workers in it.
+    pub ops: u64,
+    /// As [`Run::daemon`].
+    pub daemon: Option<f64>,
 }
 
 /// A cell that was left out.

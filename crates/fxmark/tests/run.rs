@@ -46,14 +46,33 @@ fn every_test_runs_on_a_directory() {
     assert_eq!((r["schema"].as_str(), r["version"].as_u64()), (Some("fxmark-results"), Some(1)));
     let runs = r["runs"].as_array().expect("runs");
     let skipped = r["skipped"].as_array().expect("a list");
-    // 19, 9 with a background writer, 11 applications
-    assert_eq!(runs.len() + skipped.len(), 39, "{}", text(&out));
+    // 19, 9 with a background writer, 12 applications
+    assert_eq!(runs.len() + skipped.len(), 40, "{}", text(&out));
     for run in runs {
         assert!(run["ops"].as_u64().expect("a number") > 0, "{run}");
         assert!(run["latency"]["p50"].as_u64().expect("a number") > 0, "{run}");
         assert_eq!(run["test"].as_str().expect("a name").contains("_bg"), run["background"].is_f64(), "{run}");
     }
     assert!(is_empty(on.path()), "something is left");
+}
+
+#[test]
+fn overwrites_are_told_over_time() {
+    let (dir, on) = (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("a directory"));
+    let more =
+        ["--seconds", "0.5", "--window", "0.1", "--size", "64M", "--fill", "25", "--fsync-every", "10", "--nocow"];
+    let out = run(dir.path(), on.path(), "aged_overwrite", &more);
+    assert!(out.status.success(), "{}", text(&out));
+    assert!(text(&out).contains("over time: aged_overwrite"), "{}", text(&out));
+    let r = results(dir.path());
+    assert_eq!(r["plan"]["scale"]["aged"]["bytes"].as_u64(), Some((64 << 20) / 100 * 25));
+    for run in r["runs"].as_array().expect("runs") {
+        let windows = run["windows"].as_array().expect("a list");
+        assert!((3..=5).contains(&windows.len()), "{run}");
+        let ops: u64 = windows.iter().map(|w| w["ops"].as_u64().expect("a number")).sum();
+        assert!(ops > 0 && ops <= run["ops"].as_u64().expect("a number"), "{run}");
+    }
+    assert!(is_empty(on.path()));
 }
 
 #[test]

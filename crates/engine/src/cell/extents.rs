@@ -67,14 +67,25 @@ impl Piece {
 /// Sizes at which the tree splits. Only tests use others than the format's.
 #[derive(Debug, Clone, Copy)]
 struct Limits {
+    /// The most that fits a node.
     leaf_bytes: u16,
+    /// Leaves without checksums are split from here on while there are few of them: a change writes its whole leaf.
+    leaf_split: u16,
+    /// How many are few.
+    few_leaves: u16,
     summed_blocks: u16,
     refs: u16,
 }
 
 impl Limits {
-    const FORMAT: Self =
-        Self { leaf_bytes: PAYLOAD_MAX as u16, summed_blocks: SUMMED_EXTENT_MAX as u16, refs: LEAF_REFS_MAX as u16 };
+    const FORMAT: Self = Self {
+        leaf_bytes: PAYLOAD_MAX as u16,
+        leaf_split: 1024,
+        // of 40,000 that a tree can have; later ones grow to whole nodes
+        few_leaves: 20_000,
+        summed_blocks: SUMMED_EXTENT_MAX as u16,
+        refs: LEAF_REFS_MAX as u16,
+    };
 }
 
 #[derive(Debug, Clone)]
@@ -344,7 +355,7 @@ impl ExtentMap {
 
     /// All extents in order.
     pub fn iter(&self) -> impl Iterator<Item = &Extent> {
-        self.leaves.values().flat_map(|l| &l.extents)
+        self.leaves.values().inspect(|_| visit()).flat_map(|l| &l.extents)
     }
 
     /// Memory that the map takes, roughly, in bytes.
@@ -406,6 +417,7 @@ impl ExtentMap {
     /// Marks every node of the map to be written by the next layout.
     pub fn all_dirty(&mut self) {
         for (first, leaf) in &mut self.leaves {
+            visit();
             leaf.mark(*first, &mut self.dirty);
         }
         for (first, index) in &mut self.index {
@@ -418,6 +430,7 @@ impl ExtentMap {
     /// leaf: for the cleaner, which comes rarely.
     pub fn mark_dirty(&mut self, nodes: &[NodeId]) {
         for (first, leaf) in &mut self.leaves {
+            visit();
             if leaf.node.is_some_and(|n| nodes.contains(&n)) {
                 leaf.mark(*first, &mut self.dirty);
             }
@@ -451,6 +464,7 @@ impl ExtentMap {
     /// Marks the nodes to be written by the next layout that were only rolled forward.
     pub fn write_rolled(&mut self) {
         for first in std::mem::take(&mut self.rolled) {
+            visit();
             if let Some(leaf) = self.leaves.get_mut(&first)
                 && std::mem::take(&mut leaf.rolled)
             {
@@ -601,10 +615,16 @@ impl ExtentMap {
         self.split_if_full(first);
     }
 
-    /// Splits the leaf at `first` where it no longer fits a node.
+    /// Splits the leaf at `first` where it no longer fits a node, or is larger than need be.
     fn split_if_full(&mut self, first: u64) {
-        let max = usize::from(self.limits.leaf_bytes);
-        if self.leaves.get(&first).is_none_or(|l| l.bytes <= max) {
+        let Some(leaf) = self.leaves.get(&first).filter(|l| l.bytes > usize::from(self.limits.leaf_split)) else {
+            return;
+        };
+        let whole = usize::from(self.limits.leaf_bytes);
+        let plain = leaf.bytes == leaf.extents.len() * EXTENT_FIXED_BYTES;
+        let few = plain && self.leaves.len() < usize::from(self.limits.few_leaves);
+        let max = if few { usize::from(self.limits.leaf_split) } else { whole };
+        if leaf.bytes <= max {
             return;
         }
         let is_last = self.leaf_after(first).is_none();
@@ -627,7 +647,7 @@ impl ExtentMap {
         let extents = leaf.extents.split_off(at);
         let bytes = extents.iter().map(Extent::encoded_bytes).sum();
         leaf.bytes -= bytes;
-        debug_assert!(bytes <= max && leaf.bytes <= max);
+        debug_assert!(bytes <= whole && leaf.bytes <= whole);
         self.add_leaf(extents[0].lblk, Leaf::new(extents, bytes));
     }
 
@@ -680,7 +700,7 @@ impl ExtentMap {
 
     /// Joins the leaf at `lblk` with a neighbour where both are small.
     fn merge_small(&mut self, lblk: u64) {
-        let small = usize::from(self.limits.leaf_bytes) / 4;
+        let small = usize::from(self.limits.leaf_split) / 4;
         let Some((first, _)) = self.leaf_at(lblk).filter(|l| l.1.bytes <= small) else { return };
         let before = self.leaf_before(first).map(|l| l.0);
         // the leaf after `lblk` may be the one that was cut from the left

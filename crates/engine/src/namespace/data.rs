@@ -51,9 +51,11 @@ impl Inner {
     /// the end of the file, to be written again ([`Self::dirty_last_page`]). On the device there may be bytes of a write
     /// that a crash undid. False where room must be made first.
     pub(crate) fn load_last_page(&self, c: &Cell, st: &mut State, end: u64) -> Result<bool> {
+        if st.flags & NOCOW == 0 || end <= st.size || st.size.is_multiple_of(PAGE) {
+            return Ok(true);
+        }
         let lblk = st.size / PAGE;
-        let written = matches!(&st.body, Body::File(f) if f.map.get(lblk).is_some_and(|p| !p.unwritten));
-        if st.flags & NOCOW == 0 || end <= st.size || st.size.is_multiple_of(PAGE) || !written {
+        if !matches!(&st.body, Body::File(f) if f.map.get(lblk).is_some_and(|p| !p.unwritten)) {
             return Ok(true);
         }
         self.dom(c.domain).load_pages(c, st, lblk, 1)?;

@@ -3,6 +3,7 @@
 //! Filebench's personalities keep its parameters (files, sizes, order of operations); every worker is an instance with
 //! one thread and file set, as SpanFS (4.3) and Max run them. `mail` is a replay, not Exim: see [`mail`].
 
+mod aged;
 mod catd;
 mod filebench;
 mod fileset;
@@ -21,6 +22,7 @@ pub fn build<F: Fs>(name: &str, c: &Ctx<F>) -> Box<dyn Load<F>> {
         "catd_append" => Box::new(catd::Append::new(c)),
         "catd_truncate" => Box::new(catd::Truncate::new(c)),
         "catd_delete" => Box::new(catd::Delete::new(c)),
+        "aged_overwrite" => Box::new(aged::Overwrites::new(c)),
         "syncwrite" => Box::new(sync::RandomWrites::new(c)),
         "tokubench" => Box::new(sync::Tree::new(c)),
         "kfsmark" => Box::new(sync::SyncFiles::new(c, 51_200, 16 << 10)),

@@ -158,6 +158,12 @@ impl Fs for BraidFs {
         dir.left -= 1;
         Ok(true)
     }
+    fn set_nocow(&self, file: &OpenFile) -> io::Result<()> {
+        let flags = self.volume.getattr(file.ino()).map_err(host)?.flags | braidfs::format::inode::NOCOW;
+        let set = braidfs::SetAttr { flags: Some(flags), ..braidfs::SetAttr::default() };
+        self.volume.setattr(file.ino(), &set).map_err(host)?;
+        Ok(())
+    }
     fn has_direct(&self) -> bool {
         false
     }

@@ -89,6 +89,10 @@ pub trait Fs: Send + Sync + 'static {
     fn has_direct(&self) -> bool {
         true
     }
+    /// The flag NOCOW of an empty file, as chattr +C. A file system without the flag overwrites in place anyway.
+    fn set_nocow(&self, _: &Self::File) -> io::Result<()> {
+        Ok(())
+    }
     /// mkdir(2) that does not mind a directory that is there.
     fn ensure_dir(&self, path: &CStr) -> io::Result<()> {
         match self.mkdir(path) {

@@ -96,4 +96,13 @@ impl Fs for SysFs {
     fn next_entry(&self, dir: &mut DirStream) -> io::Result<bool> {
         dir.next_entry()
     }
+    fn set_nocow(&self, file: &OwnedFd) -> io::Result<()> {
+        use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
+        use rustix::io::Errno;
+        let set = ioctl_getflags(file).and_then(|flags| ioctl_setflags(file, flags | IFlags::NOCOW));
+        match set {
+            Err(Errno::OPNOTSUPP | Errno::NOTTY | Errno::INVAL) => Ok(()),
+            done => Ok(done?),
+        }
+    }
 }

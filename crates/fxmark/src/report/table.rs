@@ -32,6 +32,7 @@ pub fn table(r: &Results) -> String {
     }
     out += &format!("{t}\nOperations per second, median of {} ± half the range (quartiles from 4 on).\n", r.plan.reps);
     out += &slowest(r);
+    out += &windows(r);
     for i in r.isolation() {
         let kept = 100.0 * i.beside / i.alone;
         out += &format!("isolation: on {} a tenant keeps {kept:.0}% of its speed beside a busy neighbour\n", i.target);
@@ -53,6 +54,26 @@ pub fn plan(r: &Results) -> String {
         "{} profile, {:?} mode: {} s, {} repetition(s), file system {again}; {}",
         p.profile, p.mode, p.seconds, p.reps, p.media
     )
+}
+
+/// How throughput, and the CPU time that the file system's processes took per operation, went over time.
+fn windows(r: &Results) -> String {
+    let mut out = String::new();
+    for run in r.runs.iter().filter(|run| !run.windows.is_empty()) {
+        out +=
+            &format!("over time: {} on {}, {} core(s), repetition {}\n", run.test, run.target, run.cores, run.rep + 1);
+        let mut at = 0.0;
+        for w in &run.windows {
+            out += &format!("  {at:6.1} s  {:>8}/s", figure(w.ops as f64 / w.secs.max(1e-9)));
+            if let Some(cpu) = w.daemon {
+                out +=
+                    &format!("  {:>8} of the daemon's CPU time per operation", time(cpu * 1e9 / w.ops.max(1) as f64));
+            }
+            out.push('\n');
+            at += w.secs;
+        }
+    }
+    out
 }
 
 /// The cells with the longest tails.

@@ -206,7 +206,8 @@ impl Runner<'_> {
             return external::run(turn, dir, &job.method, &job.stop, device);
         }
         let mut tick = |ops| self.progress.tick(ops);
-        let team = Team::start(&job.method, &job.stop, &turn.test, place, device, turn.cores)?;
+        let mut team = Team::start(&job.method, &job.stop, &turn.test, place, device, turn.cores)?;
+        team.account(site.daemon());
         Ok(summary(turn, &team.run(&mut tick)?))
     }
 }
@@ -243,6 +244,8 @@ fn summary(turn: &Turn<'_>, m: &Measured) -> Run {
         disk: m.disk,
         settle: m.settle,
         phases: m.phases,
+        daemon: m.daemon,
+        windows: m.windows.clone(),
     }
 }
 

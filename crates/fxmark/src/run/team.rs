@@ -2,8 +2,9 @@
 //!
 //! Dropped, it kills what still runs. The coordinator sleeps between looks: it takes no CPU from the workers.
 
+use crate::results::Window;
 use crate::suite::TestId;
-use crate::sys::{CpuTimes, DiskCounters, cpu_times, disk_counters, switches};
+use crate::sys::{CpuTimes, DiskCounters, cpu_times, disk_counters, process_cpu, switches};
 use crate::worker::{Answer, Control, Mode, Order, Place, Report, Scale, Shared, Spec};
 use crate::{Error, Result};
 use rustix::fd::AsRawFd;
@@ -37,6 +38,8 @@ pub struct Method {
     pub seconds: f64,
     /// Before it, seconds.
     pub warm_up: f64,
+    /// Figures for parts of the measurement, each so long, seconds; 0: none.
+    pub window: f64,
     /// CPUs that may be used, in order.
     pub cpus: Vec<usize>,
     /// How this program is called as a worker: after its own path.
@@ -58,6 +61,10 @@ pub struct Measured {
     pub settle: Option<DiskCounters>,
     /// Timed phases.
     pub phases: u32,
+    /// CPU time of the file system's processes, seconds.
+    pub daemon: Option<f64>,
+    /// Parts of the measurement.
+    pub windows: Vec<Window>,
 }
 
 /// The workers of one cell.
@@ -70,6 +77,9 @@ pub struct Team<'a> {
     workers: usize,
     cpus: Vec<usize>,
     device: Option<PathBuf>,
+    /// Processes that are the file system.
+    daemons: Vec<u32>,
+    windows: Vec<Window>,
 }
 
 impl<'a> Team<'a> {
@@ -92,7 +102,8 @@ impl<'a> Team<'a> {
         let mut cpus: Vec<usize> = mine.iter().map(|m| m.1).collect();
         cpus.dedup();
         let device = device.map(Path::to_path_buf);
-        let mut team = Self { method, stop, control, hosts: Vec::new(), workers, cpus, device };
+        let (daemons, windows) = (Vec::new(), Vec::new());
+        let mut team = Self { method, stop, control, hosts: Vec::new(), workers, cpus, device, daemons, windows };
         let spec = |mine: &[(usize, usize)]| Spec {
             test: test.to_string(),
             place: place.clone(),
@@ -113,7 +124,20 @@ impl<'a> Team<'a> {
         for spec in specs {
             team.hosts.push(team.host(&spec)?);
         }
+        if matches!(place, Place::Library(_)) {
+            team.daemons.extend(team.hosts.iter().map(Child::id));
+        }
         Ok(team)
+    }
+
+    /// Counts the CPU time of this process, too: it is the file system.
+    pub fn account(&mut self, daemon: Option<u32>) {
+        self.daemons.extend(daemon);
+    }
+
+    /// CPU time of the file system's processes so far, seconds.
+    fn daemon_cpu(&self) -> Option<f64> {
+        if self.daemons.is_empty() { None } else { self.daemons.iter().map(|pid| process_cpu(*pid)).sum() }
     }
 
     fn host(&self, spec: &Spec) -> Result<Child> {
@@ -165,8 +189,12 @@ impl<'a> Team<'a> {
         };
         loop {
             let (cpu, switched, disk) = (cpu_times(&self.cpus), switches(), counters(&self));
+            let daemon = self.daemon_cpu();
             measured += self.order(Order::Measure, Some(self.method.seconds - measured), tick)?;
             done.cpu += cpu_times(&self.cpus) - cpu;
+            if let (Some(from), Some(to)) = (daemon, self.daemon_cpu()) {
+                *done.daemon.get_or_insert_default() += to - from;
+            }
             done.switches += switches().saturating_sub(switched);
             let after = counters(&self);
             add(&mut done.disk, disk, after);
@@ -180,6 +208,7 @@ impl<'a> Team<'a> {
             self.order(Order::Refill, None, tick)?;
             self.order(Order::Sync, None, tick)?;
         }
+        done.windows = std::mem::take(&mut self.windows);
         done.reports = self.finish()?;
         Ok(done)
     }
@@ -192,10 +221,22 @@ impl<'a> Team<'a> {
         let mut begun = ordered;
         let limit = seconds.map(|s| Duration::from_secs_f64(s.max(0.0)));
         let mut started = limit.is_none();
+        let cut = if order == Order::Measure { self.method.window } else { 0.0 };
+        let mut window = None;
         loop {
             if !started {
                 started = self.control.all_started(self.workers);
                 begun = Instant::now();
+            }
+            if cut > 0.0 && started {
+                let now = (Instant::now(), self.control.total(self.workers), self.daemon_cpu());
+                let (from, ops, daemon) = *window.get_or_insert(now);
+                let secs = (now.0 - from).as_secs_f64();
+                if secs >= cut {
+                    let daemon = now.2.zip(daemon).map(|(to, from)| to - from);
+                    self.windows.push(Window { secs, ops: now.1.saturating_sub(ops), daemon });
+                    window = Some(now);
+                }
             }
             if self.control.arrived() >= self.workers {
                 return Ok(begun.elapsed().as_secs_f64());

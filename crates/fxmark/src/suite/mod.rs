@@ -100,6 +100,7 @@ pub const TESTS: &[Test] = &[
     other("catd_truncate", Group::App, "cut files of 4 KiB to nothing (SpanFS 4.2.1)", "files"),
     other("catd_delete", Group::App, "remove the cut files (SpanFS 4.2.1)", "files"),
     other("syncwrite", Group::App, "write 4 KiB at random places of 128 files, fsync each (as sysbench)", "writes"),
+    other("aged_overwrite", Group::App, "overwrite 4 KiB at random places of 8 files, fsync every so often", "writes"),
     other("tokubench", Group::App, "create files of 200 bytes in a tree of fan-out 128 (as TokuBench)", "files"),
     other("kfsmark", Group::App, "create, write 50 KiB, fsync, close, in a private directory (as fs_mark)", "files"),
     Test {

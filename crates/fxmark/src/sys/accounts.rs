@@ -74,6 +74,19 @@ fn parse_cpu_times(stat: &str, cpus: &[usize]) -> CpuTimes {
     sum
 }
 
+/// CPU time, user and system, of all threads of a process since it started, seconds; none where it has gone.
+pub fn process_cpu(pid: u32) -> Option<f64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    Some(parse_process(&stat)? as f64 / rustix::param::clock_ticks_per_second() as f64)
+}
+
+fn parse_process(stat: &str) -> Option<u64> {
+    // the name may hold anything
+    let (_, rest) = stat.rsplit_once(')')?;
+    let words: Vec<&str> = rest.split_ascii_whitespace().collect();
+    Some(words.get(11)?.parse::<u64>().ok()? + words.get(12)?.parse::<u64>().ok()?)
+}
+
 /// Context switches of the machine since it started.
 pub fn switches() -> u64 {
     let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
@@ -182,6 +195,13 @@ mod tests {
         let t = parse_cpu_times(stat, &[0, 1]);
         assert_eq!(t, CpuTimes { user: 13, system: 16, idle: 14, iowait: 5, steal: 8 });
         assert_eq!(t.total(), 56);
+    }
+
+    #[test]
+    fn process_stat() {
+        let stat = "7 (a) b) S 1 7 7 0 -1 4194560 1 2 3 4 55 66 7 8 20 0 9 0 1 2";
+        assert_eq!(parse_process(stat), Some(121));
+        assert!(process_cpu(std::process::id()).is_some());
     }
 
     #[test]

@@ -6,7 +6,7 @@ mod dir;
 mod loopdev;
 mod machine;
 
-pub use accounts::{CpuTimes, DiskCounters, Usage, cpu_times, disk_counters, switches};
+pub use accounts::{CpuTimes, DiskCounters, Usage, cpu_times, disk_counters, process_cpu, switches};
 pub use cpus::{allowed, die_with_parent, parse_list, pin, private_mounts};
 pub use dir::DirStream;
 pub use loopdev::LoopDevice;

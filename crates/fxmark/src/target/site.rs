@@ -201,6 +201,11 @@ fn wait_mounted(at: &Path, mut daemon: Option<&mut Child>) -> Result<()> {
 }
 
 impl Site {
+    /// The process that is the file system, where it is none of ours.
+    pub fn daemon(&self) -> Option<u32> {
+        self.daemon.as_ref().map(Child::id)
+    }
+
     /// Unmounts it, and waits until it is closed.
     ///
     /// # Errors

@@ -37,6 +37,31 @@ pub struct Scale {
     pub blocks: u64,
     /// Subdirectories and files of each directory in the five-level tree.
     pub branch: u64,
+    /// Of `aged_overwrite`.
+    #[serde(default)]
+    pub aged: Aged,
+}
+
+/// How files are aged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Aged {
+    /// Bytes of all files together; 0: [`Scale::blocks`] blocks.
+    pub bytes: u64,
+    /// Writes per fsync.
+    pub every: u64,
+    /// Files get the flag NOCOW (`chattr +C`) where there is one.
+    pub nocow: bool,
+}
+
+impl Aged {
+    /// Small files, an fsync every 100 writes.
+    pub const SMALL: Self = Self { bytes: 0, every: 100, nocow: false };
+}
+
+impl Default for Aged {
+    fn default() -> Self {
+        Self::SMALL
+    }
 }
 
 /// Where the test is.

@@ -167,7 +167,8 @@ impl ExtentMap {
             let mut firsts: Vec<u64> = self.leaves.range(start..end).map(|l| *l.0).collect();
             firsts.iter().for_each(|_| visit());
             let before = self.index.range(..old).next_back().map(|i| *i.0);
-            let joins = |before: &u64| self.leaves.range(*before..old).take(fanout).count() + firsts.len() <= fanout / 2;
+            let joins =
+                |before: &u64| self.leaves.range(*before..old).take(fanout).count() + firsts.len() <= fanout / 2;
             if firsts.is_empty() {
                 self.dropped.extend(node.node);
                 continue;

@@ -168,7 +168,7 @@ proptest! {
     fn like_a_table_of_blocks(ops in prop::collection::vec(op(), 1..120)) {
         let mut m = ExtentMap::new();
         // small nodes, so that few extents make a deep tree
-        m.limits = Limits { leaf_bytes: 200, summed_blocks: 8, refs: 6 };
+        m.limits = Limits { leaf_bytes: 200, leaf_split: 80, few_leaves: 9, summed_blocks: 8, refs: 6 };
         let mut model = Model::new();
         let mut disk = Disk::default();
         let mut next_addr = 1u64 << 32;
@@ -243,6 +243,53 @@ fn a_large_fragmented_file_makes_a_tree_of_depth_2() {
     m.insert(extent(120_000, 7, 1, false, false), &mut Vec::new());
     let l = m.layout(2800, &mut || panic!("no new node")).unwrap();
     assert_eq!(l.write.len(), 1);
+}
+
+#[cfg(debug_assertions)]
+/// Steps and encoded bytes of an overwrite, on average, with a layout every hundred, as an fsync does it, and one for all
+/// of them, as a commit does it, every thousand.
+fn work_per_overwrite(extents: u64) -> (u64, u64) {
+    let mut m = ExtentMap::new();
+    for i in 0..extents {
+        m.insert(extent(i, 1 << 40 | 2 * i, 1, false, false), &mut Vec::new());
+    }
+    let mut node = 0;
+    let mut layout = |m: &mut ExtentMap| -> u64 {
+        let l = m.layout(2800, &mut || {
+            node += 1;
+            Ok(NodeId(node))
+        });
+        l.unwrap().write.iter().map(|w| w.2.len() as u64).sum()
+    };
+    layout(&mut m);
+    let (before, mut bytes, overwrites) = (steps::taken(), 0, 10_000u64);
+    let mut freed = Vec::new();
+    for i in 0..overwrites {
+        let lblk = i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20;
+        let lblk = lblk % extents;
+        m.insert(extent(lblk, 1 << 41 | 2 * i, 1, false, false), &mut freed);
+        if i % 100 == 99 {
+            bytes += layout(&mut m);
+            m.rolled_forward();
+        }
+        if i % 1000 == 999 {
+            m.write_rolled();
+            bytes += layout(&mut m);
+        }
+    }
+    m.check();
+    ((steps::taken() - before) / overwrites, bytes / overwrites)
+}
+
+#[cfg(debug_assertions)]
+#[test]
+fn work_does_not_grow_with_the_number_of_extents() {
+    // of few leaves several overwrites meet in one; of many each has its own, which an fsync and a commit look at and write
+    for extents in [10_000, 100_000, 1_000_000] {
+        let (steps, bytes) = work_per_overwrite(extents);
+        assert!(steps <= 8, "{extents} extents: {steps} steps an overwrite");
+        assert!(bytes <= 2 * 1024, "{extents} extents: {bytes} bytes an overwrite");
+    }
 }
 
 #[test]
