@@ -16,7 +16,7 @@ PAGES := $(addprefix $(MAN)/man8/,$(NAMES))
 OLD_PAGES := $(addprefix $(MAN)/man1/,$(NAMES))
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo bench test fmt clippy unit heavy crash planted mount fill coherence soak fuzz fuzz-coverage layers deny peers $(PEERS) deps install uninstall clean
+.PHONY: help build demo bench test fmt clippy unit heavy crash planted mount fill coherence million soak fuzz fuzz-coverage layers deny peers $(PEERS) deps install uninstall clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z$$()A-Z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -64,6 +64,10 @@ coherence: ## on a mounted volume: every way of writing against every way of rea
 
 soak: ## random load with kill -9 and remount every few seconds (SOAK_SECONDS, default 60)
 	@python3 scripts/soak.py
+
+million: ## a million files in one directory: does a file cost more then? library, mount, ext4 (5 minutes)
+	$(CARGO) test --release -p braidfs --test million -- --ignored --nocapture
+	@python3 scripts/million.py
 
 fuzz: ## all fuzz targets with the built-in mutator, FUZZ_SECONDS each (default 60)
 	$(CARGO) run --profile fuzz -p braidfs-fuzz --bin braidfs-fuzz -- --seconds $(or $(FUZZ_SECONDS),60)

@@ -52,8 +52,7 @@ struct Work {
     blocks: f64,
 }
 
-/// Overwrites random blocks of a file whose `blocks` blocks are an extent each.
-fn overwrite(blocks: u64, nocow: bool) -> Work {
+fn volume(cache_bytes: u64) -> (Arc<Hollow>, Volume) {
     let device = Arc::new(Hollow { memory: MemDevice::new(1 << 20), metadata: AtomicU64::new(0) });
     let devices: Vec<Arc<dyn Device>> = vec![device.clone()];
     mkfs::format(&devices, &MkfsOptions { domains: Some(1), ..MkfsOptions::default() }).unwrap();
@@ -61,10 +60,36 @@ fn overwrite(blocks: u64, nocow: bool) -> Work {
         background: false,
         serial: true,
         commit_interval: std::time::Duration::from_secs(3600),
-        cache_bytes: 64 << 20,
+        cache_bytes,
         ..MountOptions::default()
     };
-    let v = Volume::mount(devices, options).unwrap();
+    (device, Volume::mount(devices, options).unwrap())
+}
+
+/// Creates files in a directory that has `names`, a commit every thousand.
+fn create(names: u64) -> Work {
+    let (device, v) = volume(1 << 30);
+    let me = Cred::root();
+    v.mkdir_path(b"d", 0o755, &me).unwrap();
+    let how = OpenHow { write: true, create: true, exclusive: true, mode: 0o644, ..OpenHow::default() };
+    let make = |i: u64| drop(v.open_path(format!("d/file-{i:07}").as_bytes(), how, &me).unwrap());
+    (0..names).for_each(make);
+    v.sync().unwrap();
+    let (steps, written) = (steps::taken(), device.metadata.load(Relaxed));
+    let more = 4000;
+    for i in 0..more {
+        make(names + i);
+        if i % 1000 == 999 {
+            v.sync().unwrap();
+        }
+    }
+    let per = |n: u64| n as f64 / more as f64;
+    Work { steps: per(steps::taken() - steps), blocks: per(device.metadata.load(Relaxed) - written) }
+}
+
+/// Overwrites random blocks of a file whose `blocks` blocks are an extent each.
+fn overwrite(blocks: u64, nocow: bool) -> Work {
+    let (device, v) = volume(64 << 20);
     let how = OpenHow { read: true, write: true, create: true, mode: 0o644, ..OpenHow::default() };
     let f = v.open_path(b"f", how, &Cred::root()).unwrap();
     let mut page = [7u8; 4096];
@@ -105,4 +130,14 @@ fn an_overwrite_costs_the_same_with_a_hundred_thousand_extents() {
         assert!(many.steps <= few.steps * 1.2 + 2.0, "{many:?} with 100,000 extents, {few:?} with 10,000");
         assert!(many.blocks <= few.blocks + 0.5, "{many:?} with 100,000 extents, {few:?} with 10,000");
     }
+}
+
+/// With many names each has a bucket of its own to be written, with few some share one; a bucket costs the same.
+#[test]
+fn a_create_costs_by_the_buckets_that_change() {
+    let (few, many) = (create(10_000), create(100_000));
+    println!("{few:?} with 10,000 names, {many:?} with 100,000");
+    assert!(many.blocks <= few.blocks + 1.0, "{many:?} with 100,000 names, {few:?} with 10,000");
+    let per_block = |w: &Work| w.steps / w.blocks;
+    assert!(per_block(&many) <= per_block(&few) * 1.2 + 1.0, "{many:?} with 100,000 names, {few:?} with 10,000");
 }
