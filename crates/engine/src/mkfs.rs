@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::space::Space;
 use crate::store::Store;
 use crate::types::{DomainId, MkfsOptions, NodeId, Placement, Timestamp};
+use crate::volume::label::LABEL_MAX;
 use braidfs_device::{BLOCK_BYTES, Device};
 use braidfs_format::bat::{self, BatEntry, ENTRIES_PER_BLOCK};
 use braidfs_format::domain::{CLEAN, DomainHeader};
@@ -120,7 +121,7 @@ fn check_options(devices: &[Arc<dyn Device>], o: &MkfsOptions) -> Result<u64> {
     if devices.is_empty() || devices.len() > MAX_DEVICES {
         return invalid("a volume has 1 to 16 devices");
     }
-    if o.label.len() > 63 || o.label.contains('\0') {
+    if o.label.len() > LABEL_MAX || o.label.contains('\0') {
         return invalid("the label must have at most 63 bytes and no NUL");
     }
     if usize::from(o.inline_max) > INLINE_MAX {

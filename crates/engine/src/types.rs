@@ -155,6 +155,9 @@ pub struct SetAttr {
     pub flags: Option<u32>,
     /// Clear setuid and setgid as a write or truncate by an ordinary user does.
     pub kill_suid: bool,
+    /// Of times alone: a front end has accepted them before, or its user only sets them to now. Inode flags do not refuse
+    /// them.
+    pub accepted: bool,
 }
 
 /// What to make.

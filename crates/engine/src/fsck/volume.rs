@@ -136,9 +136,11 @@ fn check_supers(m: &mut Model) {
     }
 }
 
-/// Whether two superblocks say the same, but for the header and the device that they stand on.
+/// Whether two superblocks say the same, but for the header, the device that they stand on, and the label, which a crash
+/// may have changed in some of them ([`Volume::set_label`](crate::Volume::set_label)).
 pub fn same(a: &SuperBlock, b: &SuperBlock, device: u16) -> bool {
-    a.this_device.get() == device && a.to_block(0, 0, 0) == b.to_block(0, 0, 0)
+    let plain = |s: &SuperBlock| SuperBlock { label: [0; 64], ..*s }.to_block(0, 0, 0);
+    a.this_device.get() == device && plain(a) == plain(b)
 }
 
 fn read_bat(m: &mut Model) {

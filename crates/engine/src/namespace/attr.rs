@@ -1,7 +1,7 @@
 //! Changing attributes.
 
 use super::{Op, acl};
-use crate::cell::Body;
+use crate::cell::{Body, State};
 use crate::error::{Error, Result};
 use crate::types::*;
 use crate::volume::Volume;
@@ -11,7 +11,8 @@ impl Volume {
     /// Changes attributes; a size change truncates or extends.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::NoSpace`], [`Error::TooBig`], [`Error::Perm`] for immutable files.
+    /// [`Error::NotFound`], [`Error::NoSpace`], [`Error::TooBig`]; [`Error::Perm`] for immutable inodes, and for append-only
+    /// ones but where the times are set to now.
     pub fn setattr(&self, ino: NodeId, set: &SetAttr) -> Result<Attr> {
         let i = self.inner();
         let c = i.cell(ino)?;
@@ -29,13 +30,7 @@ impl Volume {
             if st.deleted {
                 return Err(Error::NotFound);
             }
-            let only_flags = set.flags.is_some();
-            if st.flags & (IMMUTABLE | APPEND) != 0 && !only_flags {
-                let times_only = SetAttr { atime: None, mtime: None, ctime: None, ..*set } == SetAttr::default();
-                if st.flags & IMMUTABLE != 0 || !times_only {
-                    return Err(Error::Perm);
-                }
-            }
+            allowed(&st, set)?;
             // what was to be written in place has no blocks reserved: it is written before that ends
             if set.flags.is_some_and(|f| f & NOCOW == 0)
                 && st.flags & NOCOW != 0
@@ -120,4 +115,16 @@ impl Volume {
             return Ok(c.attr(&st));
         }
     }
+}
+
+/// Whether the inode's flags let it change so. Flags themselves are for the front end to guard.
+fn allowed(st: &State, set: &SetAttr) -> Result<()> {
+    if st.flags & (IMMUTABLE | APPEND) == 0 || set.flags.is_some() {
+        return Ok(());
+    }
+    let times = SetAttr { atime: set.atime, mtime: set.mtime, ctime: set.ctime, ..SetAttr::default() };
+    // of an append-only inode both times may become now, as by `touch`
+    let touch = set.ctime.is_none() && set.atime == set.mtime && set.atime.is_none_or(|t| t == SetTime::Now);
+    let fits = SetAttr { kill_suid: false, accepted: false, ..*set } == times;
+    if fits && (set.accepted || (touch && st.flags & IMMUTABLE == 0)) { Ok(()) } else { Err(Error::Perm) }
 }

@@ -1,12 +1,12 @@
 //! Making inodes and names: create, mkdir, symlink, mknod, tmpfile, link.
 
-use super::{Op, acl, check_alive, check_name};
+use super::{Op, acl, check_alive, check_changeable, check_name, check_takes_names};
 use crate::cell::record::{LINK_BYTES_MAX, LINKS_MAX};
 use crate::cell::{Body, Cell, State};
 use crate::error::{Error, Result};
 use crate::types::*;
 use crate::volume::{Inner, OpenFile, Volume};
-use braidfs_format::inode::{IMMUTABLE, NOCOW};
+use braidfs_format::inode::NOCOW;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -186,9 +186,7 @@ impl Inner {
         let mut op = Op::begin_lending(self, &[d.domain, home], ENTRY_BLOCKS, false, lender)?;
         let mut dst = d.state.write();
         check_alive(&dst)?;
-        if dst.flags & IMMUTABLE != 0 {
-            return Err(Error::Perm);
-        }
+        check_takes_names(&dst)?;
         let stale = match self.find_entry(d, &mut dst, name)? {
             Some(e) if self.child_at(d, name, e.node, e.gener)?.is_some() => return Err(Error::Exists),
             Some(_) => true,
@@ -247,6 +245,7 @@ impl Volume {
             let mut op = Op::begin(i, &[d.domain], ENTRY_BLOCKS, false)?;
             let dst = d.state.read();
             check_alive(&dst)?;
+            check_takes_names(&dst)?;
             let st = i.fresh(&dst, new, cred)?;
             drop(dst);
             let cell = Arc::new(Cell::new(ino, gener, d.domain, new.kind, st));
@@ -310,9 +309,8 @@ impl Inner {
         if st.deleted || (st.nlink == 0 && !tmp) {
             return Err(Error::NotFound);
         }
-        if st.flags & (IMMUTABLE | braidfs_format::inode::APPEND) != 0 || dst.flags & IMMUTABLE != 0 {
-            return Err(Error::Perm);
-        }
+        check_changeable(&st)?;
+        check_takes_names(&dst)?;
         let bytes: usize = st.links.iter().map(|l| l.name.len() + 9).sum();
         if st.links.len() >= LINKS_MAX || bytes + name.len() + 9 > LINK_BYTES_MAX {
             return Err(Error::TooManyLinks);

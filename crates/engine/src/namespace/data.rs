@@ -27,6 +27,8 @@ const FLUSH_PAGES: usize = 4096;
 #[derive(Debug, Clone, Copy)]
 enum At {
     Offset(u64),
+    /// Of a write that somebody was told to be done already: an immutable file takes it, too.
+    Accepted(u64),
     End,
 }
 
@@ -142,7 +144,7 @@ impl Inner {
 
     /// Writes one piece; `None` where room must be made first.
     fn write_piece(&self, c: &Arc<Cell>, at: At, data: &[u8]) -> Result<Option<Wrote>> {
-        if let At::Offset(offset) = at
+        if let At::Offset(offset) | At::Accepted(offset) = at
             && let Some(wrote) = self.overwrite(c, offset, data)?
         {
             return Ok(Some(wrote));
@@ -155,11 +157,11 @@ impl Inner {
             return Err(Error::NotFound);
         }
         // not APPEND: a kernel's writeback cache writes the last page again at its place; opening checks it
-        if st.flags & IMMUTABLE != 0 {
+        if st.flags & IMMUTABLE != 0 && !matches!(at, At::Accepted(_)) {
             return Err(Error::Perm);
         }
         let offset = match at {
-            At::Offset(o) => o,
+            At::Offset(o) | At::Accepted(o) => o,
             At::End => st.size,
         };
         if offset >= SIZE_MAX {
@@ -303,7 +305,8 @@ impl Inner {
                 start = offset;
             }
             done += n;
-            at = At::Offset(offset + n as u64);
+            let next = offset + n as u64;
+            at = if matches!(at, At::Accepted(_)) { At::Accepted(next) } else { At::Offset(next) };
             if n < piece.len() {
                 break;
             }
@@ -419,12 +422,25 @@ impl Volume {
     /// later.
     ///
     /// # Errors
-    /// [`Error::NoSpace`], [`Error::TooBig`], [`Error::IsDir`], [`Error::Perm`] for append-only and immutable files.
+    /// [`Error::NoSpace`], [`Error::TooBig`], [`Error::IsDir`], [`Error::Perm`] for immutable files. That append-only ones
+    /// are written at their end is for the caller to see to, who knows how the file was opened.
     pub fn write(&self, file: &OpenFile, offset: u64, data: &[u8]) -> Result<usize> {
         if data.is_empty() {
             return Ok(0);
         }
         Ok(self.inner().write_at(&file.cell, At::Offset(offset), data)?.1)
+    }
+
+    /// As [`Self::write`], for data that a front end has accepted from its user before: a file that was made immutable
+    /// since takes it.
+    ///
+    /// # Errors
+    /// As [`Self::write`], but for [`Error::Perm`].
+    pub fn write_accepted(&self, file: &OpenFile, offset: u64, data: &[u8]) -> Result<usize> {
+        if data.is_empty() {
+            return Ok(0);
+        }
+        Ok(self.inner().write_at(&file.cell, At::Accepted(offset), data)?.1)
     }
 
     /// Writes at the end of the file; the offset where it went.

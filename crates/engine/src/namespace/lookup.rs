@@ -143,8 +143,12 @@ impl Volume {
         }
         let n = c.state.read().size as usize;
         let mut b = vec![0; n];
-        let got = self.inner().read_cell(&c, 0, &mut b)?;
+        let i = self.inner();
+        let (got, due) = i.read_then(&c, 0, &mut b, |st| i.access_due(st))?;
         b.truncate(got);
+        if let Some(now) = due {
+            i.set_atime(&c, now);
+        }
         Ok(b)
     }
 }

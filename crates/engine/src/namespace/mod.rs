@@ -4,6 +4,7 @@
 //! (parents before children, then by number); check; reserve; change; leave. What can wait (a commit, a claim of a group,
 //! reading a whole file) is done outside the gate, and the operation starts again.
 
+mod access;
 pub mod acl;
 pub mod attr;
 pub mod create;
@@ -432,4 +433,10 @@ pub(crate) fn check_alive(st: &State) -> Result<()> {
 pub(crate) fn check_changeable(st: &State) -> Result<()> {
     use braidfs_format::inode::{APPEND, IMMUTABLE};
     if st.flags & (IMMUTABLE | APPEND) != 0 { Err(Error::Perm) } else { Ok(()) }
+}
+
+/// # Errors
+/// [`Error::Perm`] for an immutable directory: an append-only one takes names, and gives none away.
+pub(crate) fn check_takes_names(st: &State) -> Result<()> {
+    if st.flags & braidfs_format::inode::IMMUTABLE != 0 { Err(Error::Perm) } else { Ok(()) }
 }

@@ -5,12 +5,8 @@ use crate::error::{Error, Result};
 use crate::types::*;
 use crate::volume::{Inner, OpenFile, Volume};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 
 const PAGE: u64 = 4096;
-
-/// A day, in seconds: relatime updates an access time that is older.
-const RELATIME_AGE: i64 = 24 * 3600;
 
 /// Copies what is in memory; the first page that is missing, if any.
 fn copy_cached(st: &State, offset: u64, buf: &mut [u8]) -> Option<u64> {
@@ -41,13 +37,14 @@ fn copy_cached(st: &State, offset: u64, buf: &mut [u8]) -> Option<u64> {
 }
 
 impl Inner {
-    /// Reads from a file or symlink; fewer bytes only at its end.
-    pub(crate) fn read_cell(&self, c: &Arc<Cell>, offset: u64, buf: &mut [u8]) -> Result<usize> {
-        Ok(self.read_then(c, offset, buf, |_| ())?.0)
-    }
-
-    /// [`Self::read_cell`], and what `f` says of the state that was read.
-    fn read_then<R>(&self, c: &Arc<Cell>, offset: u64, buf: &mut [u8], f: impl Fn(&State) -> R) -> Result<(usize, R)> {
+    /// Reads from a file or symlink; fewer bytes only at its end. And what `f` says of the state that was read.
+    pub(crate) fn read_then<R>(
+        &self,
+        c: &Arc<Cell>,
+        offset: u64,
+        buf: &mut [u8],
+        f: impl Fn(&State) -> R,
+    ) -> Result<(usize, R)> {
         loop {
             let missing = {
                 let st = c.state.read();
@@ -67,30 +64,6 @@ impl Inner {
             }
         }
     }
-
-    /// The time that a file read just now gets as its access time, where the mount's mode asks for it.
-    fn access_due(&self, st: &State) -> Option<Timestamp> {
-        let mode = self.shared.live.atime();
-        if mode == AtimeMode::Noatime || self.shared.read_only.load(Relaxed) {
-            return None;
-        }
-        let now = self.shared.now();
-        let old = st.atime <= st.mtime || st.atime <= st.ctime || now.sec - st.atime.sec >= RELATIME_AGE;
-        let due = mode == AtimeMode::Strictatime || old;
-        let not = now == st.atime || st.flags & braidfs_format::inode::NOATIME != 0 || st.deleted;
-        (due && !not).then_some(now)
-    }
-
-    /// Updates the access time.
-    fn set_atime(&self, c: &Arc<Cell>, now: Timestamp) {
-        // a volume too full for an access time is still readable
-        if let Ok(mut op) = super::Op::begin(self, &[c.domain], 1, true) {
-            let mut st = c.state.write();
-            if !st.deleted && op.touch(c, &mut st).is_ok() {
-                st.atime = now;
-            }
-        }
-    }
 }
 
 impl Volume {
@@ -100,16 +73,29 @@ impl Volume {
     /// # Errors
     /// [`Error::IsDir`], [`Error::Invalid`] for special files, or of the device.
     pub fn read(&self, file: &OpenFile, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        self.read_noting(file, offset, buf, true)
+    }
+
+    /// As [`Self::read`], of a file opened with O_NOATIME.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub fn read_unnoted(&self, file: &OpenFile, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        self.read_noting(file, offset, buf, false)
+    }
+
+    fn read_noting(&self, file: &OpenFile, offset: u64, buf: &mut [u8], noting: bool) -> Result<usize> {
         match file.cell.kind {
             FileKind::File => {}
             FileKind::Dir => return Err(Error::IsDir),
             _ => return Err(Error::Invalid("not a regular file")),
         }
-        let (n, due) = self.inner().read_then(&file.cell, offset, buf, |st| self.inner().access_due(st))?;
+        let i = self.inner();
+        let (n, due) = i.read_then(&file.cell, offset, buf, |st| if noting { i.access_due(st) } else { None })?;
         if let Some(now) = due.filter(|_| n > 0) {
-            self.inner().set_atime(&file.cell, now);
+            i.set_atime(&file.cell, now);
         }
-        self.inner().maybe_evict();
+        i.maybe_evict();
         Ok(n)
     }
 

@@ -23,12 +23,13 @@ enum Tell {
 }
 
 impl Inner {
-    /// Up to [`BATCH`] entries after position `pos`.
-    fn entries_after(&self, c: &Arc<Cell>, mut pos: u64) -> Result<Vec<Dentry>> {
+    /// Up to [`BATCH`] entries after position `pos`. `seen`: the access time that the directory gets.
+    fn entries_after(&self, c: &Arc<Cell>, mut pos: u64, seen: &mut Option<Timestamp>) -> Result<Vec<Dentry>> {
         let mut out = Vec::with_capacity(BATCH);
         {
             let st = c.state.read();
             check_alive(&st)?;
+            *seen = self.access_due(&st);
             let Body::Dir(d) = &st.body else { return Err(Error::NotDir) };
             while out.len() < BATCH {
                 match d.index.next_loaded(pos) {
@@ -88,7 +89,11 @@ impl Inner {
         let check = self.maybe_stale.load(Ordering::Relaxed);
         let mut pos = at.max(2);
         loop {
-            let batch = self.entries_after(&c, pos)?;
+            let mut seen = None;
+            let batch = self.entries_after(&c, pos, &mut seen)?;
+            if let Some(now) = seen {
+                self.set_atime(&c, now);
+            }
             if batch.is_empty() {
                 return Ok(());
             }

@@ -5,7 +5,7 @@
 //! rare cases that meet an earlier rename of another domain which is not durable yet, and for the exchange of directories
 //! of two domains (docs/crash-contract.md says which and why).
 
-use super::{Op, check_alive, check_changeable, check_name};
+use super::{Op, check_alive, check_changeable, check_name, check_takes_names};
 use crate::cell::{Cell, State};
 use crate::domain::left::Left;
 use crate::error::{Error, Result};
@@ -248,8 +248,12 @@ impl Inner {
             self.dom(d.domain).settle_waits(v);
         }
         check_changeable(&s)?;
-        for d in &dirs {
-            check_changeable(d)?;
+        check_changeable(&dirs[a])?;
+        // a new name may go into an append-only directory; one that is there may not be taken away
+        if dst.is_some() {
+            check_changeable(&dirs[b])?
+        } else {
+            check_takes_names(&dirs[b])?
         }
         if let (Some(d), Some(v)) = (dst, v.as_mut()) {
             check_changeable(v)?;

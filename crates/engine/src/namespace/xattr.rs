@@ -1,16 +1,19 @@
 //! Extended attributes, and the virtual ones that show and set placement.
 
-use super::{Op, acl};
+use super::{Op, acl, check_changeable};
 use crate::cell::record::XATTR_BYTES_MAX;
 use crate::error::{Error, Result};
 use crate::types::*;
 use crate::volume::Volume;
-use braidfs_format::inode::{IMMUTABLE, encode_xattrs};
+use braidfs_format::inode::encode_xattrs;
 
 /// Virtual: number of the inode's domain (read only).
 pub const DOMAIN: &[u8] = b"braidfs.domain";
 /// Virtual: placement of new objects in a directory (`spread`, `dirs`, `inherit`, `unset`).
 pub const PLACEMENT: &[u8] = b"braidfs.placement";
+
+/// Holds file capabilities.
+const CAPABILITY: &[u8] = b"security.capability";
 
 /// Mounted file systems pass only these on; `user.` names reach the virtual ones too.
 fn virtual_name(name: &[u8]) -> &[u8] {
@@ -59,7 +62,7 @@ impl Volume {
     ///
     /// # Errors
     /// [`Error::Exists`], [`Error::NoAttr`] by `mode`; [`Error::NoSpace`] beyond 64 KiB for all of an inode;
-    /// [`Error::Unsupported`] for other name spaces.
+    /// [`Error::Unsupported`] for other name spaces; [`Error::Perm`] for append-only and immutable inodes.
     pub fn setxattr(&self, ino: NodeId, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
         let i = self.inner();
         let c = i.cell(ino)?;
@@ -90,9 +93,7 @@ impl Volume {
         if st.deleted {
             return Err(Error::NotFound);
         }
-        if st.flags & IMMUTABLE != 0 {
-            return Err(Error::Perm);
-        }
+        check_changeable(&st)?;
         let has = st.xattrs.iter().any(|(n, _)| **n == *name);
         if placement.is_none() {
             match (mode, has) {
@@ -141,19 +142,32 @@ impl Volume {
     /// Removes one.
     ///
     /// # Errors
-    /// [`Error::NoAttr`].
+    /// [`Error::NoAttr`]; [`Error::Perm`] for append-only and immutable inodes.
     pub fn removexattr(&self, ino: NodeId, name: &[u8]) -> Result<()> {
-        let i = self.inner();
-        let c = i.cell(ino)?;
         if virtual_name(name) == PLACEMENT {
             return self.setxattr(ino, name, b"unset", XattrMode::Set);
         }
         check(name)?;
+        self.take_xattr(ino, name, false)
+    }
+
+    /// Removes the file capabilities (`security.capability`) of a file whose content changes: no user asks for it, so an
+    /// append-only file loses them, too.
+    ///
+    /// # Errors
+    /// [`Error::NoAttr`]; [`Error::Perm`] for immutable files.
+    pub fn remove_capabilities(&self, ino: NodeId) -> Result<()> {
+        self.take_xattr(ino, CAPABILITY, true)
+    }
+
+    fn take_xattr(&self, ino: NodeId, name: &[u8], forced: bool) -> Result<()> {
+        let i = self.inner();
+        let c = i.cell(ino)?;
         {
             // a front end asks for this before many writes: the usual answer needs no transaction
             let st = c.state.read();
-            if !st.deleted && st.flags & IMMUTABLE == 0 && !st.xattrs.iter().any(|(n, _)| **n == *name) {
-                return Err(Error::NoAttr);
+            if !st.deleted && !st.xattrs.iter().any(|(n, _)| **n == *name) {
+                return if forced { Err(Error::NoAttr) } else { check_changeable(&st).and(Err(Error::NoAttr)) };
             }
         }
         let mut op = Op::begin(i, &[c.domain], 1, true)?;
@@ -161,8 +175,9 @@ impl Volume {
         if st.deleted {
             return Err(Error::NotFound);
         }
-        if st.flags & IMMUTABLE != 0 {
-            return Err(Error::Perm);
+        match st.flags & braidfs_format::inode::IMMUTABLE {
+            0 if forced => {}
+            _ => check_changeable(&st)?,
         }
         if !st.xattrs.iter().any(|(n, _)| **n == *name) {
             return Err(Error::NoAttr);

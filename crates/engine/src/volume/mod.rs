@@ -6,6 +6,7 @@
 pub mod background;
 pub mod groups;
 pub(crate) mod held;
+pub mod label;
 pub mod look;
 pub mod mount;
 pub mod reconcile;
@@ -79,7 +80,10 @@ impl std::fmt::Debug for Volume {
 /// What operations, background threads and handles share.
 #[derive(Debug)]
 pub(crate) struct Inner {
+    /// As it was at the mount; of the label `label` tells.
     pub sb: SuperBlock,
+    /// What the label is now. Lock rank: leaf, with superblock I/O.
+    pub label: Mutex<[u8; 64]>,
     pub store: Arc<Store>,
     pub shared: Arc<Shared>,
     pub domains: Vec<Arc<Domain>>,
@@ -207,9 +211,14 @@ impl Volume {
         }
     }
 
-    /// The superblock.
+    /// The superblock as it was at the mount ([`Self::label`] may have changed).
     pub fn super_block(&self) -> &SuperBlock {
         &self.inner().sb
+    }
+
+    /// Whether somebody has the inode open, if there is such an inode.
+    pub fn is_open(&self, ino: NodeId) -> bool {
+        self.inner().cell(ino).is_ok_and(|c| c.opens.load(Ordering::SeqCst) > 0)
     }
 
     /// Whether it is read-only: mounted so, or made so by [`Self::remount`].

@@ -104,6 +104,7 @@ fn open(sb: SuperBlock, devices: Vec<Arc<dyn Device>>, options: MountOptions) ->
         let _ = d.peers.set(weak.clone());
     }
     let inner = Arc::new(Inner {
+        label: Mutex::new(sb.label),
         sb,
         store,
         shared,

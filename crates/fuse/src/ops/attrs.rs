@@ -150,6 +150,7 @@ fn set_attr(arg: &abi::SetattrIn) -> SetAttr {
         ctime: time(fattr::CTIME, 0, arg.ctime, arg.ctimensec),
         flags: None,
         kill_suid: has(fattr::KILL_SUIDGID),
+        accepted: false,
     }
 }
 

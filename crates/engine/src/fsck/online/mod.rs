@@ -177,8 +177,10 @@ impl Scrub<'_> {
         Some(format!("/{}", parts.join("/")))
     }
 
-    /// Superblocks, which nobody writes while the volume is mounted.
+    /// Superblocks, which are only written where the label changes.
     fn supers(&mut self) {
+        let inner = self.inner;
+        let _still = inner.label.lock();
         let (sb, store) = (&self.inner.sb, &self.inner.store);
         for (i, d) in sb.device_table().iter().enumerate() {
             let device = store.device(i);

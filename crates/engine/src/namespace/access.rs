@@ -1,0 +1,46 @@
+//! Access times: when a read is noted.
+//!
+//! A read looks at the times under the lock that it holds anyway, and only where the mount's mode asks for a new one it
+//! changes anything: the inode joins the running transaction, which commits when it commits. So a file that is read again
+//! and again costs nothing with relatime, and with strictatime one record per commit.
+
+use super::Op;
+use crate::cell::{Cell, State};
+use crate::types::*;
+use crate::volume::Inner;
+use braidfs_format::inode::NOATIME;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// A day, in seconds: relatime updates an access time that is older.
+const RELATIME_AGE: i64 = 24 * 3600;
+
+impl Inner {
+    /// The time that an inode read just now gets as its access time, where the mount's mode asks for it.
+    pub(crate) fn access_due(&self, st: &State) -> Option<Timestamp> {
+        let live = &self.shared.live;
+        let mode = live.atime();
+        if mode == AtimeMode::Noatime || self.shared.read_only.load(Relaxed) {
+            return None;
+        }
+        if live.nodiratime() && FileKind::from_mode(st.mode) == Some(FileKind::Dir) {
+            return None;
+        }
+        let now = self.shared.now();
+        let old = st.atime <= st.mtime || st.atime <= st.ctime || now.sec - st.atime.sec >= RELATIME_AGE;
+        let due = mode == AtimeMode::Strictatime || old;
+        let not = now == st.atime || st.flags & NOATIME != 0 || st.deleted;
+        (due && !not).then_some(now)
+    }
+
+    /// Updates the access time.
+    pub(crate) fn set_atime(&self, c: &Arc<Cell>, now: Timestamp) {
+        // a volume too full for an access time is still readable
+        if let Ok(mut op) = Op::begin(self, &[c.domain], 1, true) {
+            let mut st = c.state.write();
+            if !st.deleted && op.touch(c, &mut st).is_ok() {
+                st.atime = now;
+            }
+        }
+    }
+}
