@@ -58,6 +58,7 @@ pub mod init {
     pub const INIT_EXT: u64 = 1 << 30;
     pub const CREATE_SUPP_GROUP: u64 = 1 << 34;
     pub const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
+    pub const ALLOW_IDMAP: u64 = 1 << 40;
 }
 
 /// SETATTR `valid` bits.
@@ -104,6 +105,10 @@ pub const FSYNC_FDATASYNC: u32 = 1;
 pub const EXT_GROUPS: u32 = 32;
 /// Notification: forget attributes and, from `off`, pages of an inode.
 pub const NOTIFY_INVAL_INODE: i32 = 2;
+/// Notification: drop inodes that nobody uses; from [`MINOR_PRUNE`] on.
+pub const NOTIFY_PRUNE: i32 = 9;
+/// Linux 6.18.
+pub const MINOR_PRUNE: u32 = 45;
 /// `_IOR(229, 0, u32)`: a further descriptor of the same connection.
 pub const DEV_IOC_CLONE: u64 = 0x8004_e500;
 
@@ -184,6 +189,8 @@ wire! {
     CopyRangeIn: 56 { fh_in: u64, off_in: u64, nodeid_out: u64, fh_out: u64, off_out: u64, len: u64, flags: u64 }
     CopyRangeOut: 8 { bytes_copied: u64 }
     InvalInodeOut: 24 { ino: u64, off: i64, len: i64 }
+    /// Node ids follow.
+    PruneOut: 16 { count: u32, padding: u32, spare: u64 }
     ExtHeader: 8 { size: u32, kind: u32 }
     /// `struct fsxattr` of `linux/fs.h`.
     Fsxattr: 28 { xflags: u32, extsize: u32, nextents: u32, projid: u32, cowextsize: u32, pad: [u8; 8] }

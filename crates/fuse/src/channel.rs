@@ -86,6 +86,18 @@ impl Channel {
         self.send(&[head.as_bytes(), body.as_bytes()].concat());
     }
 
+    /// Has the kernel drop those of the inodes that nobody uses. As with [`Self::invalidate`] of pages, not from a serving
+    /// thread.
+    pub fn prune(&self, nodes: &[WireId]) {
+        for some in nodes.chunks(512) {
+            let body = abi::PruneOut { count: some.len() as u32, padding: 0, spare: 0 };
+            let len = 16 + size_of_val(&body) + size_of_val(some);
+            let head = abi::OutHeader { len: len as u32, error: abi::NOTIFY_PRUNE, unique: 0 };
+            let ids = some.iter().flat_map(|id| id.0.to_ne_bytes());
+            self.send(&head.as_bytes().iter().chain(body.as_bytes()).copied().chain(ids).collect::<Vec<u8>>());
+        }
+    }
+
     fn send(&self, frame: &[u8]) -> bool {
         match rustix::io::write(&self.fd, frame) {
             Ok(_) => return true,

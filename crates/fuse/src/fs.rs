@@ -9,6 +9,7 @@
 use crate::abi::{self, init, op};
 use crate::behind::Behind;
 use crate::channel::{Channel, Later};
+use crate::flagged::Flagged;
 use crate::handles::Handles;
 use crate::ops::{Durable, Scrubbing};
 use crate::request::{Answer, Handled, Request};
@@ -53,7 +54,8 @@ const WANTED: u64 = init::ASYNC_READ
     | init::SETXATTR_EXT
     | init::INIT_EXT
     | init::CREATE_SUPP_GROUP
-    | init::DIRECT_IO_ALLOW_MMAP;
+    | init::DIRECT_IO_ALLOW_MMAP
+    | init::ALLOW_IDMAP;
 
 /// What was agreed when the mount came up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -117,6 +119,8 @@ pub(crate) struct BraidFs {
     pub(crate) agreed: Agreed,
     /// Rises with each `security.capability` that is set: handles must look again whether a write has to remove one.
     pub(crate) caps_epoch: AtomicU64,
+    /// Files whose flags changed.
+    pub(crate) flagged: Flagged,
     /// Domains with little room, see [`crate::room`].
     pub(crate) tight: Tight,
     pub(crate) jobs: mpsc::Sender<Job>,
@@ -150,6 +154,7 @@ impl BraidFs {
             behind: Behind::default(),
             agreed,
             caps_epoch: AtomicU64::new(1),
+            flagged: Flagged::default(),
             tight,
             jobs,
             durable: Durable::default(),
@@ -195,7 +200,7 @@ impl BraidFs {
             op::READ => self.read(req, out),
             op::WRITE => self.write(req, out, cx),
             op::STATFS => self.statfs(req, out),
-            op::RELEASE => self.release(req),
+            op::RELEASE => self.release(req, cx),
             op::RELEASEDIR => self.releasedir(req),
             op::FSYNC | op::FSYNCDIR => self.fsync(req, cx),
             op::SYNCFS => self.syncfs(cx),
@@ -208,7 +213,7 @@ impl BraidFs {
             op::READDIRPLUS => self.readdirplus(req, out),
             op::CREATE => self.create(req, out, cx),
             op::TMPFILE => self.tmpfile(req, out, cx),
-            op::IOCTL => self.ioctl(req, out),
+            op::IOCTL => self.ioctl(req, out, cx),
             op::FALLOCATE => self.fallocate(req, cx),
             op::LSEEK => self.lseek(req, out, cx),
             op::COPY_FILE_RANGE => self.copy_file_range(req, out, cx, false),

@@ -13,10 +13,12 @@
 //! (scheduling policy).
 
 mod abi;
+mod asker;
 mod behind;
 mod channel;
 pub mod control;
 mod daemon;
+mod flagged;
 mod fs;
 mod handles;
 mod latency;

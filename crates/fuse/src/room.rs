@@ -69,10 +69,11 @@ impl BraidFs {
         }
     }
 
-    /// How long the kernel may trust a file's attributes: while it is written through the cache of a tight domain, not
-    /// at all.
+    /// How long the kernel may trust a file's attributes: while it is written through the cache of a tight domain, or
+    /// became immutable under writers, not at all.
     pub(crate) fn attr_ttl(&self, ino: NodeId) -> u64 {
-        if self.is_tight(ino) && self.handles.has_cached_writer(ino) { 0 } else { TTL_SECONDS }
+        let asks = self.is_tight(ino) || self.flagged.is_immutable(ino);
+        if asks && self.handles.has_cached_writer(ino) { 0 } else { TTL_SECONDS }
     }
 
     /// GETATTR before a `write` through the cache of a tight domain: may it go on? Answered by the helper thread, since

@@ -4,6 +4,7 @@
 //! kernel does not ask for that attribute before each write.
 
 use crate::abi::{self, fattr};
+use crate::asker;
 use crate::fs::{BraidFs, Context, TTL_SECONDS, errno};
 use crate::handles::Handle;
 use crate::node::WireId;
@@ -23,10 +24,15 @@ impl BraidFs {
     pub(crate) fn getattr(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
         let (arg, id) = (req.arg::<abi::GetattrIn>()?, req.node());
         if arg.getattr_flags & abi::GETATTR_FH != 0
-            && self.is_tight(id.ino())
+            && (self.is_tight(id.ino()) || self.flagged.is_immutable(id.ino()))
             && self.opened(id, arg.fh).is_ok_and(|h| h.cached_writer)
         {
-            return self.getattr_of_writer(id.ino(), out, cx);
+            if self.flagged.is_immutable(id.ino()) && asker::is_writing(req) {
+                return Err(Errno::PERM);
+            }
+            if self.is_tight(id.ino()) {
+                return self.getattr_of_writer(id.ino(), out, cx);
+            }
         }
         let attr = self.attr(id)?;
         out.put(&attr_out(&attr, self.attr_ttl(attr.ino)));
@@ -58,16 +64,48 @@ impl BraidFs {
         };
         let node = held.ino();
         let mut set = set_attr(&arg);
+        if only_times(arg.valid) {
+            self.accept_times(&arg, node, &mut set)?;
+        }
         if set.uid.is_some() || set.gid.is_some() {
             // A new owner never inherits privileges, whoever gives the file away.
             set.kill_suid |= self.vol.getattr(node).map_err(errno)?.kind() != FileKind::Dir;
         }
-        if set.size.is_some() || set.kill_suid {
+        if arg.valid & fattr::KILL_SUIDGID != 0 && set.uid.is_none() && set.gid.is_none() {
+            set = self.stripping(req, node, set)?.unwrap_or(set);
+        }
+        let refuses = IMMUTABLE | APPEND;
+        if (set.size.is_some() || set.kill_suid) && self.vol.getattr(node).map_err(errno)?.flags & refuses == 0 {
             self.drop_caps(node)?;
         }
         let attr = self.vol.setattr(node, &set).map_err(errno)?;
         out.put(&attr_out(&attr, self.attr_ttl(node)));
         Ok(Outcome::Reply)
+    }
+
+    /// What is special about a change of times alone: some the kernel has accepted before, some are allowed where others
+    /// are not.
+    fn accept_times(&self, arg: &abi::SetattrIn, node: NodeId, set: &mut SetAttr) -> Result<(), Errno> {
+        let cached = only_cached_times(arg.valid);
+        if let (true, Some(SetTime::At(ctime))) = (cached, set.ctime) {
+            set.ctime = Some(SetTime::At(self.flagged.not_before(node, ctime)));
+        }
+        let now = self.vol.getattr(node).map_err(errno)?;
+        set.accepted = match now.flags & (IMMUTABLE | APPEND) {
+            0 => false,
+            flags => {
+                // With its writeback cache the kernel fills in the time that it means by "now".
+                let same = set.mtime.is_some() && set.mtime == set.ctime;
+                let touch = arg.valid & fattr::ATIME_NOW != 0 && (same || arg.valid & fattr::MTIME_NOW != 0);
+                // What it keeps is of a write, before the flag or since, while a writer has the file open; else only the
+                // change time is newer than here.
+                let writer = self.handles.has_cached_writer(node) || self.is_tight(node);
+                let before = Timestamp { sec: arg.ctime, nsec: arg.ctimensec } <= now.ctime;
+                let kept = set.mtime == Some(SetTime::At(now.mtime)) || (writer && (same || before));
+                (cached && kept) || (touch && flags & IMMUTABLE == 0)
+            }
+        };
+        Ok(())
     }
 
     /// What files in the directory that it is asked of can have, or the file.
@@ -90,19 +128,36 @@ impl BraidFs {
     }
 
     /// Clears setuid and setgid as a write by an ordinary user does; whether there was anything to clear.
-    pub(crate) fn kill_suid(&self, node: NodeId) -> Result<bool, Errno> {
-        if self.vol.getattr(node).map_err(errno)?.mode & 0o6000 == 0 {
-            return Ok(false);
-        }
-        self.vol.setattr(node, &SetAttr { kill_suid: true, ..SetAttr::default() }).map_err(errno)?;
+    pub(crate) fn kill_suid(&self, req: &Request<'_>, node: NodeId) -> Result<bool, Errno> {
+        let set = SetAttr { kill_suid: true, ..SetAttr::default() };
+        let Some(set) = self.stripping(req, node, set)? else { return Ok(false) };
+        self.vol.setattr(node, &set).map_err(errno)?;
         Ok(true)
+    }
+
+    /// The change `set`, which takes privileges, for this user: setgid without group execute is no privilege, but only
+    /// the file's group may leave it (as the kernel's `setattr_should_drop_sgid`). `None`: the file has none.
+    pub(crate) fn stripping(
+        &self,
+        req: &Request<'_>,
+        node: NodeId,
+        mut set: SetAttr,
+    ) -> Result<Option<SetAttr>, Errno> {
+        let attr = self.vol.getattr(node).map_err(errno)?;
+        let marked = attr.mode & 0o2010 == 0o2000 && attr.kind() == FileKind::File;
+        if marked && attr.flags & APPEND == 0 && set.mode.is_none() && !asker::in_group(req, attr.gid) {
+            set.mode = Some(attr.mode & 0o5777);
+            return Ok(Some(set));
+        }
+        let some = attr.mode & 0o4000 != 0 || attr.mode & 0o2010 == 0o2010;
+        Ok(some.then_some(set))
     }
 
     /// Removes file capabilities, if there are any.
     pub(crate) fn drop_caps(&self, node: NodeId) -> Result<(), Errno> {
-        match self.vol.removexattr(node, CAPS) {
-            // A volume that takes no change, or no attribute here: what comes next says so where it matters.
-            Ok(()) | Err(Error::NoAttr | Error::Unsupported(_) | Error::ReadOnly | Error::Perm) => Ok(()),
+        match self.vol.remove_capabilities(node) {
+            // A volume or file that takes no change: what comes next says so where it matters.
+            Ok(()) | Err(Error::NoAttr | Error::ReadOnly | Error::Perm) => Ok(()),
             Err(e) => Err(errno(e)),
         }
     }
@@ -126,6 +181,12 @@ impl BraidFs {
         }
         Ok(())
     }
+}
+
+/// Whether a SETATTR changes nothing else.
+fn only_times(valid: u32) -> bool {
+    use fattr::{ATIME, ATIME_NOW, CTIME, FH, MTIME, MTIME_NOW};
+    valid & !(ATIME | ATIME_NOW | MTIME | MTIME_NOW | CTIME | FH) == 0
 }
 
 /// Whether a SETATTR may be the kernel's writeback of times that it keeps itself.

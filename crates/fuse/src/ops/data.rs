@@ -4,11 +4,13 @@
 //! shows at the `write` all the same.
 
 use crate::abi::{self, fopen};
+use crate::asker;
 use crate::fs::{BraidFs, Context, MAX_IO_BYTES, errno};
 use crate::handles::Handle;
 use crate::node::WireId;
 use crate::request::{Answer, Handled, Outcome, Request};
-use braidfs::{FallocMode, OpenFile, SetAttr};
+use braidfs::format::inode::IMMUTABLE;
+use braidfs::{FallocMode, OpenFile, SetAttr, Volume};
 use rustix::io::Errno;
 use std::sync::atomic::AtomicU64;
 
@@ -28,7 +30,11 @@ impl BraidFs {
         if arg.flags & libc::O_TRUNC as u32 != 0 {
             self.drop_caps(node)?;
             let kill_suid = arg.open_flags & abi::OPEN_KILL_SUIDGID != 0;
-            self.vol.setattr(node, &SetAttr { size: Some(0), kill_suid, ..SetAttr::default() }).map_err(errno)?;
+            let mut set = SetAttr { size: Some(0), kill_suid, ..SetAttr::default() };
+            if kill_suid {
+                set = self.stripping(req, node, set)?.unwrap_or(set);
+            }
+            self.vol.setattr(node, &set).map_err(errno)?;
             if kill_suid {
                 cx.channel.invalidate(req.node(), false);
             }
@@ -64,7 +70,10 @@ impl BraidFs {
         if arg.read_flags & abi::READ_LOCKOWNER == 0 {
             self.behind.cached(handle.ino(), arg.offset, arg.size as usize);
         }
-        out.fill(arg.size as usize, |buf| self.vol.read(&handle.file, arg.offset, buf)).map_err(errno)?;
+        // The kernel keeps no access times (it marks all inodes S_NOATIME): what it reads from its cache is not noted.
+        let quiet = arg.flags & libc::O_NOATIME as u32 != 0;
+        let read = if quiet { Volume::read_unnoted } else { Volume::read };
+        out.fill(arg.size as usize, |buf| read(&self.vol, &handle.file, arg.offset, buf)).map_err(errno)?;
         Ok(Outcome::Reply)
     }
 
@@ -73,7 +82,7 @@ impl BraidFs {
         let data = data.get(..arg.size as usize).ok_or(Errno::INVAL)?;
         let handle = self.opened(req.node(), arg.fh)?;
         self.drop_caps_once(&handle)?;
-        if arg.write_flags & abi::WRITE_KILL_SUIDGID != 0 && self.kill_suid(handle.ino())? {
+        if arg.write_flags & abi::WRITE_KILL_SUIDGID != 0 && self.kill_suid(req, handle.ino())? {
             // The kernel does not expect the mode to change by a write.
             cx.channel.invalidate(handle.id(), false);
         }
@@ -82,7 +91,8 @@ impl BraidFs {
             self.behind.cached(handle.ino(), arg.offset, data.len());
         }
         // The offset is the kernel's also for O_APPEND: with the writeback cache it knows the size.
-        let size = self.vol.write(&handle.file, arg.offset, data).map_err(errno)? as u32;
+        let write = if arg.write_flags & abi::WRITE_CACHE != 0 { Volume::write_accepted } else { Volume::write };
+        let size = write(&self.vol, &handle.file, arg.offset, data).map_err(errno)? as u32;
         self.watch_room(handle.ino(), cx.channel);
         out.put(&abi::WriteOut { size, padding: 0 });
         if direct && size > 0 {
@@ -91,10 +101,11 @@ impl BraidFs {
         Ok(Outcome::Reply)
     }
 
-    pub(crate) fn release(&self, req: &Request<'_>) -> Handled {
+    pub(crate) fn release(&self, req: &Request<'_>, cx: &Context<'_>) -> Handled {
         if let Some(direct) = self.handles.release(req.arg::<abi::ReleaseIn>()?.fh)? {
             self.behind.closed(direct);
         }
+        self.show_change(req.node(), cx.channel);
         Ok(Outcome::Reply)
     }
 
@@ -118,7 +129,7 @@ impl BraidFs {
         let arg: abi::FallocateIn = req.arg()?;
         let mode = falloc_mode(arg.mode)?;
         let handle = self.opened(req.node(), arg.fh)?;
-        self.strip(req, &handle)?;
+        self.strip(req, &handle, cx)?;
         self.vol.fallocate(&handle.file, mode, arg.offset, arg.length).map_err(errno)?;
         self.watch_room(handle.ino(), cx.channel);
         Ok(Outcome::Reply)
@@ -168,7 +179,7 @@ impl BraidFs {
         }
         let from = self.opened(req.node(), arg.fh_in)?;
         let to = self.opened(WireId(arg.nodeid_out), arg.fh_out)?;
-        self.strip(req, &to)?;
+        self.strip(req, &to, cx)?;
         let size_of = |h: &Handle| self.vol.getattr(h.ino()).map(|a| a.size).map_err(errno);
         let len = arg.len.min(COPY_BYTES).min(size_of(&from)?.saturating_sub(arg.off_in));
         let len = whole_pages(arg.off_out, len, size_of(&to)?)?;
@@ -184,10 +195,15 @@ impl BraidFs {
 
     /// Takes privileges off a file whose content is about to change by a request that does not say whether its user
     /// has CAP_FSETID: root is taken to have it.
-    fn strip(&self, req: &Request<'_>, handle: &Handle) -> Result<(), Errno> {
+    fn strip(&self, req: &Request<'_>, handle: &Handle, cx: &Context<'_>) -> Result<(), Errno> {
+        let attr = self.vol.getattr(handle.ino()).map_err(errno)?;
+        if attr.flags & IMMUTABLE != 0 {
+            return Err(Errno::PERM);
+        }
         self.drop_caps_once(handle)?;
-        if req.head.uid != 0 {
-            self.kill_suid(handle.ino())?;
+        if attr.mode & 0o6000 != 0 && asker::uid(req) != Some(0) && self.kill_suid(req, handle.ino())? {
+            // The kernel does not expect the mode to change by these either.
+            cx.channel.invalidate(handle.id(), false);
         }
         Ok(())
     }

@@ -3,10 +3,11 @@
 //! The kernel has checked the owner, and CAP_LINUX_IMMUTABLE for the flags that need it, before it asks.
 
 use crate::abi;
-use crate::fs::{BraidFs, errno};
+use crate::fs::{BraidFs, Context, errno};
+use crate::node::WireId;
 use crate::request::{Answer, Handled, Outcome, Request};
 use braidfs::format::inode::{APPEND, IMMUTABLE, NOATIME, NOCOW};
-use braidfs::{NodeId, SetAttr};
+use braidfs::{FileKind, SetAttr};
 use rustix::io::Errno;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
@@ -22,14 +23,18 @@ const FLAGS: [(u32, u32, u32); 4] =
     [(NOCOW, 0x0080_0000, 0), (IMMUTABLE, 0x10, 0x8), (APPEND, 0x20, 0x10), (NOATIME, 0x80, 0x40)];
 
 impl BraidFs {
-    pub(crate) fn ioctl(&self, req: &Request<'_>, out: &mut Answer) -> Handled {
+    pub(crate) fn ioctl(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
         let (arg, input) = req.arg_and_rest::<abi::IoctlIn>()?;
         let input = input.get(..arg.in_size as usize).ok_or(Errno::INVAL)?;
         let room = arg.out_size as usize;
-        let node = self.opened(req.node(), arg.fh)?.ino();
+        let id = req.node();
+        let node = self.opened(id, arg.fh)?.ino();
         if let Some(handled) =
             self.scrub_ioctl(req, &arg, input, out).or_else(|| self.remount_ioctl(req, &arg, input, out))
         {
+            return handled;
+        }
+        if let Some(handled) = self.label_ioctl(req, &arg, input, out) {
             return handled;
         }
         let now = || self.vol.getattr(node).map(|a| a.flags).map_err(errno);
@@ -37,7 +42,7 @@ impl BraidFs {
             FS_IOC_GETFLAGS | FS_IOC32_GETFLAGS => ioctl_out(out, room, &to_fl(now()?))?,
             FS_IOC_SETFLAGS | FS_IOC32_SETFLAGS => {
                 let (fl, _) = u32::read_from_prefix(input).map_err(|_| Errno::INVAL)?;
-                self.set_flags(node, from_fl(fl)?)?;
+                self.set_flags(id, from_fl(fl)?, cx)?;
                 ioctl_out(out, room, &())?;
             }
             FS_IOC_FSGETXATTR => {
@@ -51,7 +56,7 @@ impl BraidFs {
                 }
                 // There is no FS_XFLAG for it.
                 let keep = now()? & NOCOW;
-                self.set_flags(node, from_xflags(x.xflags)? | keep)?;
+                self.set_flags(id, from_xflags(x.xflags)? | keep, cx)?;
                 ioctl_out(out, room, &())?;
             }
             _ => return Err(Errno::NOTTY),
@@ -59,9 +64,15 @@ impl BraidFs {
         Ok(Outcome::Reply)
     }
 
-    fn set_flags(&self, node: NodeId, flags: u32) -> Result<(), Errno> {
+    fn set_flags(&self, id: WireId, flags: u32, cx: &Context<'_>) -> Result<(), Errno> {
         let set = SetAttr { flags: Some(flags), ..SetAttr::default() };
-        self.vol.setattr(node, &set).map(drop).map_err(errno)
+        let attr = self.vol.setattr(id.ino(), &set).map_err(errno)?;
+        if attr.kind() == FileKind::File {
+            self.flagged.note(attr.ino, attr.ctime, flags & IMMUTABLE != 0);
+        }
+        // The kernel does not expect the change time to change, nor that writers have to ask from now on.
+        cx.channel.invalidate(id, false);
+        Ok(())
     }
 }
 

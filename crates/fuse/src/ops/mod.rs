@@ -11,6 +11,7 @@ mod remount;
 mod scrub;
 #[cfg(test)]
 mod tests;
+mod volume;
 mod xattrs;
 
 pub(crate) use attrs::attr_out;

@@ -3,7 +3,7 @@
 
 use crate::abi;
 use crate::control::{NO_DATA, SCRUB_START, SCRUB_STATUS, SCRUB_TEXT, ScrubStart, ScrubStatus, ScrubText, TEXT_BYTES};
-use crate::fs::{BraidFs, errno};
+use crate::fs::BraidFs;
 use crate::ops::flags::ioctl_out;
 use crate::request::{Answer, Handled, Outcome, Request};
 use braidfs::fsck::online::ScrubOptions;
@@ -107,10 +107,7 @@ impl BraidFs {
         let room = arg.out_size as usize;
         let mut scrub = self.scrub.lock();
         if arg.cmd == SCRUB_START {
-            let owner = self.vol.getattr(NodeId::ROOT).map_err(errno)?.uid;
-            if req.head.uid != 0 && req.head.uid != owner {
-                return Err(Errno::PERM);
-            }
+            self.may_administer(req)?;
             if scrub.as_ref().is_some_and(Scrubbing::running) {
                 return Err(Errno::BUSY);
             }
@@ -157,6 +154,7 @@ impl BraidFs {
                 self.scrubs.store(false, Relaxed);
             }
         }
-        self.release(req)
+        self.handles.release(fh)?;
+        Ok(Outcome::Reply)
     }
 }

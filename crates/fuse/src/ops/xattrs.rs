@@ -4,7 +4,7 @@ use super::attrs::CAPS;
 use crate::abi::{self, init};
 use crate::fs::{BraidFs, errno};
 use crate::request::{Answer, Handled, Outcome, Request};
-use braidfs::{SetAttr, XattrMode};
+use braidfs::{Error, SetAttr, XattrMode};
 use rustix::io::Errno;
 use std::sync::atomic::Ordering;
 
@@ -51,7 +51,12 @@ impl BraidFs {
     }
 
     pub(crate) fn removexattr(&self, req: &Request<'_>) -> Handled {
-        self.vol.removexattr(self.live(req.node())?, req.name()?).map_err(errno)?;
+        let name = req.name()?;
+        match self.vol.removexattr(self.live(req.node())?, name) {
+            // To have no access list is to have none beyond the mode: there is nothing to do.
+            Err(Error::NoAttr) if name.starts_with(b"system.posix_acl_") => {}
+            removed => removed.map_err(errno)?,
+        }
         Ok(Outcome::Reply)
     }
 }

@@ -1,0 +1,155 @@
+//! Inodes whose flags changed during this mount, for what the kernel does not know of it.
+//!
+//! FUSE has no place for inode flags: the kernel goes on as if there were none (`fs/fuse/ioctl.c` passes them through). Two
+//! things follow for regular files, of which its writeback cache keeps data and times:
+//! 1. Descriptors that were open for writing when a file became immutable still write into that cache. What the kernel has
+//!    taken is written. To have it ask before it takes more, attributes of such a file are told without a time to live, as
+//!    in [`crate::room`]: GETATTR with the handle comes before each `write`, and is refused where the asking thread is in
+//!    such a call (a `read` across the end of the file asks the same). Stores to a shared map are never asked about.
+//! 2. It keeps the change time of before (`fs/fuse/inode.c`, `fuse_get_cache_mask`), and may send that later on: the change
+//!    time never falls behind that of the change of flags. To have the kernel take the new one, the inode is dropped from
+//!    its memory when its last descriptor is closed, which is the one that `chattr` used, if nobody else has one.
+//!
+//! Does not promise: to refuse a `write` of `io_uring`, or of a thread that `/proc` does not show; what it writes is kept.
+//! That the new change time is shown: not while the file is open, not before Linux 6.18, and some 0.1 ms late.
+
+use crate::abi;
+use crate::channel::Channel;
+use crate::fs::BraidFs;
+use crate::node::WireId;
+use braidfs::{NodeId, Timestamp};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// After a RELEASE the kernel still has to let go of the name: when inodes are dropped, and once more.
+const DROP_AFTER: [Duration; 2] = [Duration::from_micros(200), Duration::from_millis(2)];
+
+/// More are not remembered (a `chattr -R` of a large tree): then those that are not immutable are forgotten.
+const KEPT: usize = 1 << 16;
+
+#[derive(Debug, Clone, Copy)]
+struct Change {
+    /// Of the inode, when its flags changed.
+    ctime: Timestamp,
+    immutable: bool,
+    /// The kernel has yet to learn of `ctime`.
+    unseen: bool,
+}
+
+/// Regular files. Of one that is gone the number may live on: then a change time may come out too late.
+#[derive(Debug, Default)]
+pub(crate) struct Flagged {
+    files: Mutex<HashMap<u64, Change>>,
+    /// How many: nearly always none, so that requests look at this only.
+    count: AtomicUsize,
+    /// Those that are immutable.
+    immutable: AtomicUsize,
+    /// To be dropped from the kernel's memory; where there are some, the helper thread has a job for it.
+    drop: Mutex<Vec<WireId>>,
+}
+
+impl Flagged {
+    /// The flags of a file changed.
+    pub fn note(&self, ino: NodeId, ctime: Timestamp, immutable: bool) {
+        let mut files = self.files.lock();
+        if files.len() >= KEPT {
+            files.retain(|_, c| c.immutable);
+        }
+        let old = if files.len() < KEPT || immutable {
+            files.insert(ino.0, Change { ctime, immutable, unseen: true })
+        } else {
+            files.remove(&ino.0)
+        };
+        self.count.store(files.len(), Ordering::Relaxed);
+        let before = self.immutable.load(Ordering::Relaxed);
+        let after = before + usize::from(immutable) - usize::from(old.is_some_and(|c| c.immutable));
+        self.immutable.store(after, Ordering::Relaxed);
+    }
+
+    /// Whether the file became immutable during this mount.
+    pub fn is_immutable(&self, ino: NodeId) -> bool {
+        self.immutable.load(Ordering::Relaxed) != 0 && self.files.lock().get(&ino.0).is_some_and(|c| c.immutable)
+    }
+
+    /// The kernel says that the file last changed at `ctime`: the later of that and of the change of its flags.
+    pub fn not_before(&self, ino: NodeId, ctime: Timestamp) -> Timestamp {
+        if self.count.load(Ordering::Relaxed) == 0 {
+            return ctime;
+        }
+        let mut files = self.files.lock();
+        match files.get(&ino.0).copied() {
+            Some(c) if c.ctime > ctime => c.ctime,
+            Some(c) if !c.immutable => {
+                files.remove(&ino.0);
+                self.count.store(files.len(), Ordering::Relaxed);
+                ctime
+            }
+            _ => ctime,
+        }
+    }
+}
+
+impl BraidFs {
+    /// A descriptor of a file was closed: where it was the last one since its flags changed, the kernel is made to forget
+    /// what it knows.
+    pub(crate) fn show_change(&self, id: WireId, channel: &Arc<Channel>) {
+        if self.flagged.count.load(Ordering::Relaxed) == 0 || self.agreed.minor < abi::MINOR_PRUNE {
+            return;
+        }
+        let mut files = self.flagged.files.lock();
+        let Some(change) = files.get_mut(&id.ino().0).filter(|c| c.unseen) else { return };
+        if self.vol.is_open(id.ino()) {
+            return;
+        }
+        change.unseen = false;
+        drop(files);
+        let mut list = self.flagged.drop.lock();
+        list.push(id);
+        if list.len() == 1 {
+            let channel = channel.clone();
+            // Not sent only where the mount is ending.
+            let _ = self.jobs.send(Box::new(move |fs: &BraidFs| {
+                std::thread::sleep(DROP_AFTER[0]);
+                let ids = std::mem::take(&mut *fs.flagged.drop.lock());
+                channel.prune(&ids);
+                std::thread::sleep(DROP_AFTER[1]);
+                channel.prune(&ids);
+            }));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(sec: i64) -> Timestamp {
+        Timestamp { sec, nsec: 5 }
+    }
+
+    #[test]
+    fn change_times_do_not_fall_back() {
+        let f = Flagged::default();
+        let (a, b) = (NodeId(7), NodeId(8));
+        assert_eq!(f.not_before(a, at(1)), at(1));
+        f.note(a, at(10), false);
+        f.note(b, at(10), true);
+        assert_eq!((f.not_before(a, at(9)), f.not_before(a, at(11)), f.not_before(a, at(9))), (at(10), at(11), at(9)));
+        assert!(f.is_immutable(b) && !f.is_immutable(a));
+        f.note(b, at(12), false);
+        assert!(!f.is_immutable(b));
+    }
+
+    #[test]
+    fn the_table_is_bounded() {
+        let f = Flagged::default();
+        f.note(NodeId(1), at(1), true);
+        for i in 2..2 * KEPT as u64 {
+            f.note(NodeId(i), at(1), false);
+        }
+        assert!(f.files.lock().len() <= KEPT && f.is_immutable(NodeId(1)));
+    }
+}

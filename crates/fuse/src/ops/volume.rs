@@ -1,0 +1,58 @@
+//! What users ask about the volume by an ioctl on any of its files: the label (`FS_IOC_GETFSLABEL`, `FS_IOC_SETFSLABEL`).
+//!
+//! FS_IOC_GETFSUUID and FIFREEZE never come here: the kernel answers them by itself, with ENOTTY and EOPNOTSUPP, since
+//! FUSE gives its superblock no UUID and no `freeze_fs` (`fs/ioctl.c`: `ioctl_getfsuuid`, `ioctl_fsfreeze`).
+
+use super::flags::ioctl_out;
+use crate::abi;
+use crate::asker;
+use crate::fs::{BraidFs, errno};
+use crate::request::{Answer, Handled, Outcome, Request};
+use braidfs::NodeId;
+use rustix::io::Errno;
+
+const FS_IOC_GETFSLABEL: u32 = 0x8100_9431;
+const FS_IOC_SETFSLABEL: u32 = 0x4100_9432;
+/// FSLABEL_MAX.
+const LABEL_BYTES: usize = 256;
+
+impl BraidFs {
+    /// `None`: another ioctl.
+    pub(super) fn label_ioctl(
+        &self,
+        req: &Request<'_>,
+        arg: &abi::IoctlIn,
+        input: &[u8],
+        out: &mut Answer,
+    ) -> Option<Handled> {
+        match arg.cmd {
+            FS_IOC_GETFSLABEL => Some(self.get_label(arg, out)),
+            FS_IOC_SETFSLABEL => Some(self.set_label(req, arg, input, out)),
+            _ => None,
+        }
+    }
+
+    fn get_label(&self, arg: &abi::IoctlIn, out: &mut Answer) -> Handled {
+        let mut text = [0; LABEL_BYTES];
+        for (to, from) in text.iter_mut().zip(self.vol.label().bytes().take(LABEL_BYTES - 1)) {
+            *to = from;
+        }
+        ioctl_out(out, arg.out_size as usize, &text)?;
+        Ok(Outcome::Reply)
+    }
+
+    fn set_label(&self, req: &Request<'_>, arg: &abi::IoctlIn, input: &[u8], out: &mut Answer) -> Handled {
+        self.may_administer(req)?;
+        let end = input.iter().position(|b| *b == 0).ok_or(Errno::INVAL)?;
+        let text = std::str::from_utf8(&input[..end]).map_err(|_| Errno::INVAL)?;
+        self.vol.set_label(text).map_err(errno)?;
+        ioctl_out(out, arg.out_size as usize, &())?;
+        Ok(Outcome::Reply)
+    }
+
+    /// Only root and who owns the mount's root directory may ask for what changes or loads the whole volume.
+    pub(super) fn may_administer(&self, req: &Request<'_>) -> Result<(), Errno> {
+        let owner = self.vol.getattr(NodeId::ROOT).map_err(errno)?.uid;
+        if asker::uid(req).is_some_and(|uid| uid == 0 || uid == owner) { Ok(()) } else { Err(Errno::PERM) }
+    }
+}
