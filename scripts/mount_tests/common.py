@@ -64,12 +64,17 @@ def root_only():
 
 def as_nobody(function):
     """Runs `function` as the user nobody and returns its result."""
+    return as_user(NOBODY, function)
+
+
+def as_user(number, function):
+    """Runs `function` as the user, and in the group, of that number and returns its result."""
     root_only()
 
     def body():
         os.setgroups([])
-        os.setresgid(NOBODY, NOBODY, NOBODY)
-        os.setresuid(NOBODY, NOBODY, NOBODY)
+        os.setresgid(number, number, number)
+        os.setresuid(number, number, number)
         return function()
 
     return in_child(body, 30)

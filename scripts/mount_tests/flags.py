@@ -12,8 +12,7 @@ import struct
 import time
 
 import fslib
-from fslib import Failed, Skipped
-from mount_tests.common import LIBC, NOBODY, as_nobody, check, daemon_only, must, refused, renameat2, root_only, same
+from mount_tests.common import LIBC, NOBODY, as_nobody, check, must, renameat2, root_only, same
 
 GETFLAGS, SETFLAGS = 0x80086601, 0x40086602
 IMMUTABLE, APPEND, NOATIME = 0x10, 0x20, 0x80

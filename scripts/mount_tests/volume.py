@@ -9,7 +9,7 @@ import struct
 
 import fslib
 from fslib import Failed, Skipped, in_child
-from mount_tests.common import LIBC, as_nobody, check, daemon_only, must, refused, root_only, same
+from mount_tests.common import LIBC, as_nobody, as_user, check, daemon_only, must, refused, root_only, same
 from mount_tests.flags import ACL, answer, fallocate, with_fd
 
 GETFSLABEL, SETFSLABEL, GETFSUUID = 0x81009431, 0x41009432, 0x80111500
@@ -158,16 +158,6 @@ def idmapped(source, target):
             yield
         finally:
             LIBC.umount2(os.fsencode(target), 2)
-
-
-def as_user(uid, function):
-    def body():
-        os.setgroups([])
-        os.setresgid(uid, uid, uid)
-        os.setresuid(uid, uid, uid)
-        return function()
-
-    return in_child(body, 30)
 
 
 @check
