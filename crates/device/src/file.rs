@@ -305,7 +305,9 @@ impl Device for FileDevice {
             fallocate(&self.file, how, start, bytes).map_err(Into::into)
         };
         match result {
-            Err(e) if matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOTTY | libc::ENOSYS)) => Ok(()),
+            Err(e) if matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOTTY | libc::ENOSYS)) => {
+                Err(io::Error::new(io::ErrorKind::Unsupported, e))
+            }
             other => other,
         }
     }

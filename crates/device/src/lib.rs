@@ -72,10 +72,11 @@ pub trait Device: Send + Sync + std::fmt::Debug {
     /// Of the device: what was written since the last good flush is then in an unknown state, for good.
     fn flush(&self) -> io::Result<()>;
 
-    /// Says that the blocks hold nothing of use (TRIM, hole punch). A hint.
+    /// Says that the blocks hold nothing of use (TRIM, hole punch): they read as zeros or as anything until they are
+    /// written. As a write, it is durable, or certainly not undone by a crash, only after a later `flush`.
     ///
     /// # Errors
-    /// Of the device; "not supported" is no error.
+    /// Of the device; [`io::ErrorKind::Unsupported`] where it cannot.
     fn discard(&self, block: u64, blocks: u64) -> io::Result<()>;
 
     /// The device opened for writing, where this one was opened for reading only; `None`: this one can be written. As long

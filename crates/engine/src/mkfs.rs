@@ -50,6 +50,11 @@ pub fn format(devices: &[Arc<dyn Device>], options: &MkfsOptions) -> Result<Supe
     check_super(&sb, devices)?;
     let store = Store::new(devices.to_vec(), &sb)?;
 
+    if options.discard {
+        for (d, dev) in sb.device_table().iter().zip(devices) {
+            discard(&**dev, d.blocks.get());
+        }
+    }
     // An old superblock must not survive beside the new tables: the volume is gone from the first write on.
     for (d, dev) in sb.device_table().iter().zip(devices) {
         dev.write(0, &[0; BLOCK_BYTES])?;
@@ -84,6 +89,24 @@ pub fn format(devices: &[Arc<dyn Device>], options: &MkfsOptions) -> Result<Supe
     }
     store.flush()?;
     Ok(sb)
+}
+
+/// Discards a device, where it can. Piece by piece: the discard of a large device cannot be interrupted.
+fn discard(dev: &dyn Device, blocks: u64) {
+    const PIECE_BLOCKS: u64 = (1 << 30) / BLOCK_BYTES as u64;
+    let mut at = 0;
+    while at < blocks {
+        let n = PIECE_BLOCKS.min(blocks - at);
+        match dev.discard(at, n) {
+            Ok(()) => at += n,
+            Err(e) if e.kind() == std::io::ErrorKind::Unsupported => return,
+            Err(e) => {
+                // the volume is as good without
+                tracing::warn!("{}: discard: {e}", dev.name());
+                return;
+            }
+        }
+    }
 }
 
 /// The first group of a domain.

@@ -55,6 +55,8 @@ pub enum Bug {
     OwnedTwice,
     /// A group is given away before it is durable that what it held was freed.
     GivenEarly,
+    /// Blocks are discarded before what freed them is durable.
+    DiscardEarly,
 }
 
 impl Bug {
@@ -84,6 +86,7 @@ impl Bug {
         (Bug::EarlyDataForgotten, "early-data", "fsync forgets data that left the full cache before it"),
         (Bug::OwnedTwice, "owned-twice", "a group owned twice"),
         (Bug::GivenEarly, "given-early", "a group given away before its frees are durable"),
+        (Bug::DiscardEarly, "discard", "blocks discarded before what freed them is durable"),
     ];
 }
 

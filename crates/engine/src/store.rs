@@ -53,7 +53,10 @@ impl Store {
     }
 
     /// The device that holds `addr .. addr + blocks` and the block there.
-    fn place(&self, addr: BlockAddr, blocks: u64) -> Result<(usize, u64)> {
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] where no device holds them.
+    pub fn place(&self, addr: BlockAddr, blocks: u64) -> Result<(usize, u64)> {
         let i = self.map.partition_point(|m| m.0 <= addr.0);
         if i > 0 {
             let (first, end, start) = self.map[i - 1];
@@ -142,11 +145,16 @@ impl Store {
         self.devices.len()
     }
 
-    /// Hint that blocks hold nothing.
-    pub fn discard(&self, addr: BlockAddr, blocks: u64) {
-        if let Ok((d, b)) = self.place(addr, blocks) {
-            let _ = self.devices[d].discard(b, blocks);
-        }
+    /// Says that blocks hold nothing of use. What they read as is then undefined.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where the device cannot discard; of the device; an address outside the volume.
+    pub fn discard(&self, addr: BlockAddr, blocks: u64) -> Result<()> {
+        let (d, b) = self.place(addr, blocks)?;
+        self.devices[d].discard(b, blocks).map_err(|e| match e.kind() {
+            std::io::ErrorKind::Unsupported => Error::Unsupported("the device cannot discard"),
+            _ => Error::Io(e),
+        })
     }
 
     /// Device `i`, for the volume's own tables.

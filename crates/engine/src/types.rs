@@ -202,6 +202,10 @@ pub enum FallocMode {
         /// FALLOC_FL_KEEP_SIZE.
         keep_size: bool,
     },
+    /// Take the range out: what lies behind it moves to its beginning.
+    CollapseRange,
+    /// Make room: what lies at the offset and behind it moves up, and a hole is left.
+    InsertRange,
 }
 
 /// `setxattr` flags.
@@ -304,6 +308,8 @@ pub struct MountOptions {
     /// As of the last checkpoint: no journal is replayed. To look at a volume that somebody else has mounted (read-only,
     /// see [`crate::Volume::look_at`]).
     pub checkpoint_only: bool,
+    /// Whole segments (2 MiB) that become free are discarded in the background, once that is durable.
+    pub discard: bool,
     /// Run the threads that commit every interval, checkpoint, clean, free memory and mend links after a crash.
     pub background: bool,
     /// Domains are opened and commit one after the other, so that a seed replays a run; for tests.
@@ -325,6 +331,7 @@ impl Default for MountOptions {
             lazytime: false,
             cache_bytes: 0,
             checkpoint_only: false,
+            discard: false,
             background: true,
             serial: false,
             falling: false,
@@ -373,6 +380,8 @@ pub struct MkfsOptions {
     pub placement: Placement,
     /// Owner of the root directory.
     pub root_owner: (u32, u32),
+    /// Discard the devices first, those that can.
+    pub discard: bool,
 }
 
 impl Default for MkfsOptions {
@@ -388,6 +397,7 @@ impl Default for MkfsOptions {
             mlogs: None,
             placement: Placement::Dirs,
             root_owner: (0, 0),
+            discard: false,
         }
     }
 }

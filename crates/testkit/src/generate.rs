@@ -240,11 +240,18 @@ impl Generator {
             }
             16..19 => {
                 let keep_size = self.rng.bool();
-                let mode = match self.rng.u8(..5) {
+                let mode = match self.rng.u8(..8) {
                     0..2 => FallocMode::PunchHole,
                     2..4 => FallocMode::Allocate { keep_size },
-                    _ => FallocMode::ZeroRange { keep_size },
+                    4 => FallocMode::ZeroRange { keep_size },
+                    5..7 => FallocMode::CollapseRange,
+                    _ => FallocMode::InsertRange,
                 };
+                if matches!(mode, FallocMode::CollapseRange | FallocMode::InsertRange) && self.rng.u8(..20) > 0 {
+                    // short files are the most
+                    let (off, len) = (self.rng.u64(..8) * 4096, self.rng.u64(1..4) * 4096);
+                    return Op::Fallocate { at, mode, off, len };
+                }
                 Op::Fallocate { at, mode, off: self.offset(), len: u64::from(self.len()) * self.rng.u64(1..4) }
             }
             _ => Op::CopyRange {
@@ -294,12 +301,13 @@ impl Generator {
     }
 
     fn question(&mut self, t: &Tree) -> Op {
-        match self.rng.u8(..10) {
-            0..4 => Op::Read { at: self.at(t), off: self.offset(), len: self.len() },
-            4..6 => Op::Seek { at: self.at(t), off: self.offset(), hole: self.rng.bool() },
-            6 => Op::Stat { path: self.old(t, None) },
-            7 => Op::Readlink { path: self.old(t, Some(FileKind::Symlink)) },
-            8 => Op::Readdir { path: self.old(t, Some(FileKind::Dir)) },
+        match self.rng.u8(..21) {
+            20 => Op::Trim,
+            0..8 => Op::Read { at: self.at(t), off: self.offset(), len: self.len() },
+            8..12 => Op::Seek { at: self.at(t), off: self.offset(), hole: self.rng.bool() },
+            12..14 => Op::Stat { path: self.old(t, None) },
+            14..16 => Op::Readlink { path: self.old(t, Some(FileKind::Symlink)) },
+            16..18 => Op::Readdir { path: self.old(t, Some(FileKind::Dir)) },
             _ => Op::ListXattr { path: self.old(t, None) },
         }
     }

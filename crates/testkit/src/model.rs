@@ -410,6 +410,9 @@ impl Model {
             return Err(Error::Invalid("no length"));
         }
         let end = offset + len;
+        if let FallocMode::CollapseRange | FallocMode::InsertRange = mode {
+            return self.shift(ino, mode, offset, len);
+        }
         if !matches!(mode, FallocMode::PunchHole) {
             self.change(ino)?.in_place = true;
         }
@@ -422,6 +425,26 @@ impl Model {
                 data.resize(data.size().max(end));
             }
             _ => {}
+        }
+        Ok(())
+    }
+
+    /// Collapses or inserts a range, as ext4 does it with blocks of 4 KiB.
+    fn shift(&mut self, ino: Ino, mode: FallocMode, offset: u64, len: u64) -> Result<()> {
+        if !offset.is_multiple_of(4096) || !len.is_multiple_of(4096) {
+            return Err(Error::Invalid("not whole blocks"));
+        }
+        let size = self.get(ino)?.data.size();
+        if mode == FallocMode::CollapseRange {
+            if offset + len >= size {
+                return Err(Error::Invalid("it reaches the end of the file"));
+            }
+            self.content(ino)?.collapse(offset, len);
+        } else {
+            if offset >= size {
+                return Err(Error::Invalid("it begins behind the file"));
+            }
+            self.content(ino)?.insert(offset, len);
         }
         Ok(())
     }

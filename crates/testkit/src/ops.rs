@@ -179,6 +179,8 @@ pub enum Op {
         data_only: bool,
     },
     Sync,
+    /// All free space is discarded.
+    Trim,
     /// The domain of an inode commits by itself, as after the commit interval, and writes a checkpoint or not.
     Commit {
         path: P,
@@ -294,6 +296,8 @@ pub trait Subject {
     fn fsync(&mut self, id: Self::Id, data_only: bool) -> Result<()>;
     #[allow(missing_docs)]
     fn sync(&mut self) -> Result<()>;
+    #[allow(missing_docs)]
+    fn trim(&mut self) -> Result<()>;
     /// Commits the inode's domain alone.
     fn commit(&mut self, id: Self::Id, checkpoint: bool) -> Result<()>;
 }
@@ -503,6 +507,7 @@ pub fn perform<S: Subject>(s: &mut S, slots: &mut Slots<S>, op: &Op) -> Result<O
             s.fsync(id, data_only).map(|()| Out::Unit)
         }
         Op::Sync => s.sync().map(|()| Out::Unit),
+        Op::Trim => s.trim().map(|()| Out::Unit),
         Op::Commit { path, checkpoint } => {
             let id = walk_path(s, path)?;
             s.commit(id, checkpoint).map(|()| Out::Unit)

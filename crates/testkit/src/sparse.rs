@@ -96,6 +96,23 @@ impl Sparse {
         self.size = size;
     }
 
+    /// Takes whole pages out; what lies behind moves to their place.
+    pub fn collapse(&mut self, offset: u64, len: u64) {
+        let (first, n) = (offset / PAGE as u64, len / PAGE as u64);
+        let mut rest = self.pages.split_off(&first).split_off(&(first + n));
+        while let Some((page, bytes)) = rest.pop_first() {
+            self.pages.insert(page - n, bytes);
+        }
+        self.size -= len;
+    }
+
+    /// Makes room for whole pages, of zeros.
+    pub fn insert(&mut self, offset: u64, len: u64) {
+        let rest = self.pages.split_off(&(offset / PAGE as u64));
+        self.pages.extend(rest.into_iter().map(|(page, bytes)| (page + len / PAGE as u64, bytes)));
+        self.size += len;
+    }
+
     /// Whether a range holds nothing but zeros.
     pub fn is_zero(&self, offset: u64, len: u64) -> bool {
         let end = offset.saturating_add(len).min(self.size);

@@ -94,6 +94,9 @@ impl Subject for Model {
     fn sync(&mut self) -> Result<()> {
         Ok(())
     }
+    fn trim(&mut self) -> Result<()> {
+        Ok(())
+    }
     fn commit(&mut self, _: Ino, _: bool) -> Result<()> {
         Ok(())
     }
@@ -222,6 +225,9 @@ impl Subject for OnVolume<'_> {
     }
     fn sync(&mut self) -> Result<()> {
         self.0.sync()
+    }
+    fn trim(&mut self) -> Result<()> {
+        self.0.trim(0..u64::MAX, 0).map(drop)
     }
     fn commit(&mut self, id: Key, checkpoint: bool) -> Result<()> {
         self.0.commit_domain(self.0.domain_of(id.0)?, checkpoint)

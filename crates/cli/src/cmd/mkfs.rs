@@ -59,6 +59,9 @@ pub struct Args {
     /// Make the image files, or extend them to this size; of a block device, use this much
     #[arg(long, value_parser = text::parse_size, value_name = "BYTES")]
     size: Option<u64>,
+    /// Do not discard the devices first (TRIM, hole punch)
+    #[arg(short = 'K', long)]
+    nodiscard: bool,
     /// Overwrite what is there
     #[arg(short, long)]
     force: bool,
@@ -144,6 +147,7 @@ fn options(args: &Args) -> Result<MkfsOptions, Failure> {
             PlacementArg::Spread => Placement::Spread,
             PlacementArg::Inherit => Placement::Inherit,
         },
+        discard: !args.nodiscard,
         root_owner: (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw()),
     })
 }

@@ -21,8 +21,11 @@ const PLAIN_FUSE_COMMIT: Duration = Duration::from_secs(1);
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Options of -o, as in mount(8):\n  \
     ro rw remount relatime noatime strictatime nodiratime lazytime sync dirsync suid nosuid dev nodev exec noexec\n  \
-    nosymfollow allow_other commit=SECONDS data=MODE cache=SIZE threads=N fuseblk=WHEN latency=WHAT\n\
+    nosymfollow allow_other commit=SECONDS data=MODE cache=SIZE threads=N fuseblk=WHEN latency=WHAT\n  \
+    discard nodiscard\n\
     mount.braidfs(8) has the table of all, and what a remount does with each.\n\n\
+    discard: free space of 2 MiB and more is discarded (TRIM, hole punch) as it becomes free; without it, fstrim does\n\
+    that when it is called.\n\n\
     latency=auto (default): a process that alone sends many small requests is served on its own CPU\n\
     (as root); low: also, idle CPUs do not halt while requests come (root; faster, above all in a\n\
     virtual machine, for more power); off: neither.\n\n\
@@ -195,6 +198,7 @@ impl Job<'_> {
             nodiratime: spec.nodiratime.unwrap_or_default(),
             lazytime: spec.lazytime,
             cache_bytes: spec.cache_bytes,
+            discard: spec.discard,
             ..MountOptions::default()
         };
         let commit = options.commit_interval;

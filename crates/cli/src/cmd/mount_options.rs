@@ -61,6 +61,8 @@ pub struct MountSpec {
     pub fuseblk: FuseBlk,
     /// `latency=`.
     pub latency: Latency,
+    /// `discard` or `nodiscard`.
+    pub discard: bool,
     /// The first option that only the kernel's FUSE gives, and only a remount is told of.
     of_the_kernel: Option<String>,
 }
@@ -150,6 +152,7 @@ impl MountSpec {
             "sync" => self.sync = true,
             "async" => self.sync = false,
             "dirsync" => self.dirsync = true,
+            "discard" | "nodiscard" => self.discard = name == "discard",
             "suid" => self.suid = Some(true),
             "nosuid" => self.suid = Some(false),
             "dev" => self.dev = Some(true),

@@ -103,6 +103,12 @@ pub const TABLE: &[Row] = &[
         Again::Ignored,
         "Memory for data and metadata, a quarter of the machine's without.",
     ),
+    row(
+        &["discard", "nodiscard"],
+        How::Taken,
+        Again::Ignored,
+        "Whole segments (2 MiB) that become free are discarded (TRIM, hole punch); without, fstrim does that when called.",
+    ),
     row(&["threads=4"], How::Taken, Again::Ignored, "Threads that serve requests, one per CPU without."),
     row(
         &["fuseblk=auto", "fuseblk=always", "fuseblk=never"],

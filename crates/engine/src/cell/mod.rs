@@ -164,13 +164,14 @@ pub struct State {
     pub dropped: Vec<NodeId>,
     /// Moved to another directory in `dirty_tx` or `sent_tx` (a directory): fsync below it commits.
     pub moved_tx: TxId,
-    /// It took a name that another inode of this domain left in that transaction: not durable before it.
+    /// It took a name that another inode of this domain left in that transaction, or its blocks moved within the file then:
+    /// not durable before it.
     pub after: TxId,
     /// Transactions of other domains that must be durable with an fsync of this inode: an inode there lost the name that
     /// this one has.
     pub sync_with: Vec<(DomainId, TxId)>,
     /// No block is overwritten in place before this transaction is durable: a roll-forward record holds checksums of the
-    /// blocks, or the file became one that is overwritten in place.
+    /// blocks, the file became one that is overwritten in place, or its blocks moved within it.
     pub summed_tx: TxId,
     /// Data of that transaction was written before its commit, without a flush or checksums in a roll-forward record.
     pub early_tx: TxId,

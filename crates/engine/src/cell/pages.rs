@@ -430,6 +430,31 @@ impl PageMap {
         before - self.dirty
     }
 
+    /// Moves the pages at `from` and behind so that the one at `from` is at `to`; what is at its new place must be empty or
+    /// move, too.
+    pub fn shift(&mut self, from: u64, to: u64) {
+        let mut moved = Vec::new();
+        for (g, group) in self.groups.range_mut(from / GROUP, u64::MAX) {
+            for i in bits(mask(g, from, u64::MAX)) {
+                if let Some(page) = group.pages[i as usize].take() {
+                    moved.push((g * GROUP + i, page, group.dirty >> i & 1 == 1));
+                }
+            }
+        }
+        self.pages -= moved.len();
+        // what is left of them is empty
+        self.remove_range(from, u64::MAX);
+        for (lblk, page, dirty) in moved {
+            let lblk = lblk - from + to;
+            debug_assert!(self.get(lblk).is_none(), "a page at {lblk} is in the way");
+            if dirty {
+                self.put_dirty(lblk, page)
+            } else {
+                self.insert_clean(lblk, page)
+            };
+        }
+    }
+
     /// Forgets up to `max_pages` clean pages and gives how many. Goes once round the file; a page used since
     /// the evictor last came by is passed over once (second chance).
     pub fn evict_clean(&mut self, max_pages: usize) -> usize {
@@ -551,11 +576,24 @@ mod tests {
 
     proptest! {
         #[test]
-        fn like_a_table(ops in prop::collection::vec((0..9u8, block(), block(), any::<u8>()), 1..200)) {
+        fn like_a_table(ops in prop::collection::vec((0..10u8, block(), block(), any::<u8>()), 1..200)) {
             let mut m = PageMap::new();
             let mut model: BTreeMap<u64, (u8, bool)> = BTreeMap::new();
             for (op, a, b, v) in ops {
                 match op {
+                    9 => {
+                        let (from, to) = (a.min(b), a.max(b));
+                        let rest = model.split_off(&from);
+                        if v % 2 == 0 {
+                            m.shift(from, to);
+                            model.extend(rest.into_iter().map(|(l, p)| (l + to - from, p)));
+                        } else {
+                            model.clear();
+                            m.remove_range(0, from);
+                            m.shift(from, from / 2);
+                            model.extend(rest.into_iter().map(|(l, p)| (l - from + from / 2, p)));
+                        }
+                    }
                     0 | 1 => {
                         prop_assert_eq!(m.insert_clean(a, page(v)), !model.contains_key(&a));
                         model.entry(a).or_insert((v, false));

@@ -7,7 +7,7 @@ use crate::cell::{Body, Cell, State, dir::DirIndex, extents::ExtentMap};
 use crate::error::{Error, Result};
 use crate::types::*;
 use braidfs_format::dentry::{Dentry, decode_bucket};
-use braidfs_format::node::OVERFLOW;
+use braidfs_format::node::{NodeEntry, OVERFLOW};
 use braidfs_format::{BLOCK_BYTES, Corrupt};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -32,23 +32,17 @@ impl Domain {
         if !entry.used() || entry.flags & OVERFLOW != 0 {
             return Err(Error::NotFound);
         }
-        let rec = self.nodes.load(ino, &entry)?;
-        let mut fetch = |n: NodeId| {
-            if self.domain_of(n) != Some(self.id) {
-                return Err(Corrupt::new("inode", format!("{ino} names {n} of another domain")).into());
-            }
-            let e = self.nodes.get(n)?;
-            if !e.used() {
-                return Err(Corrupt::new("inode", format!("{ino} names the free {n}")).into());
-            }
-            self.nodes.load(n, &e)
+        let cell = match self.decode(ino, &entry) {
+            Ok(cell) => cell,
+            // The inode may have moved or gone since its entry was read: what its old block holds now says nothing. (A
+            // commit keeps the cell in memory until block and entry have changed.)
+            Err(Error::Corrupt(why)) => match self.cells.get(ino) {
+                Some(c) => return Ok(c),
+                None if self.nodes.get(ino)? != entry => return self.cell(ino),
+                None => return Err(why.into()),
+            },
+            Err(e) => return Err(e),
         };
-        let cell = decode_cell(&rec, self.id, &mut fetch)?;
-        if let Body::File(f) = &cell.state.read().body
-            && let Some(e) = f.map.iter().find(|e| !self.store.geometry.holds_data(e.addr, u64::from(e.len)))
-        {
-            return Err(Corrupt::new("inode", format!("{ino} has blocks at {}, where no data can be", e.addr)).into());
-        }
         // a deletion may have committed since the entry was read
         if self.nodes.get(ino)? != entry && self.cells.get(ino).is_none() {
             return self.cell(ino);
@@ -66,6 +60,27 @@ impl Domain {
             Some(c) => Ok(c),
             None => self.cell(ino),
         }
+    }
+
+    /// The cell of an inode from its records, of which the first is where `entry` says.
+    fn decode(&self, ino: NodeId, entry: &NodeEntry) -> Result<Cell> {
+        let mut fetch = |n: NodeId| {
+            if self.domain_of(n) != Some(self.id) {
+                return Err(Corrupt::new("inode", format!("{ino} names {n} of another domain")).into());
+            }
+            let e = self.nodes.get(n)?;
+            if !e.used() {
+                return Err(Corrupt::new("inode", format!("{ino} names the free {n}")).into());
+            }
+            self.nodes.load(n, &e)
+        };
+        let cell = decode_cell(&self.nodes.load(ino, entry)?, self.id, &mut fetch)?;
+        if let Body::File(f) = &cell.state.read().body
+            && let Some(e) = f.map.iter().find(|e| !self.store.geometry.holds_data(e.addr, u64::from(e.len)))
+        {
+            return Err(Corrupt::new("inode", format!("{ino} has blocks at {}, where no data can be", e.addr)).into());
+        }
+        Ok(cell)
     }
 
     /// Reads a bucket of directory `ino`.

@@ -236,6 +236,9 @@ impl Domain {
         let Layers { space, nodes, journal } = layers;
         let last = header.header.last_tx.get();
         let tx = Arc::new(Tx::new(TxId(last + 1)));
+        if shared.options.discard {
+            space.note_freed();
+        }
         let pinned = (shared.options.cache_bytes / 8 / CELL_BYTES).clamp(2048, 1 << 40) as usize;
         Self {
             id,

@@ -137,6 +137,10 @@ impl Domain {
                 others.retain(|(addr, _)| Some(self.store.geometry.group_of(*addr)) != own);
                 self.space.free_early(&others);
             }
+            #[cfg(feature = "planted-bugs")]
+            if planted(Bug::DiscardEarly) {
+                runs.iter().for_each(|(addr, len)| drop(self.store.discard(*addr, u64::from(*len))));
+            }
             tx.record_all(runs.iter().map(|&(addr, len)| Record::Free { addr, len }));
         }
     }

@@ -1,10 +1,11 @@
-//! `fallocate`: allocate, punch, zero.
+//! `fallocate`: allocate, punch, zero. Collapse and insert: [`super::shift`].
 //!
 //! Allocated blocks are *unwritten*: they read as zeros and are written in place, and the file is overwritten in place
 //! from then on (databases, VM images; docs/crash-contract.md, Data modes).
 
 use super::Op;
 use super::data::SIZE_MAX;
+use super::shift::Shift;
 use crate::cell::{Body, Cell, FileBody, State};
 use crate::error::{Error, Result};
 use crate::space::Class;
@@ -252,10 +253,15 @@ impl Inner {
 }
 
 impl Volume {
-    /// `fallocate`. Allocation and zeroing make the file one that is overwritten in place.
+    /// `fallocate`. Allocation and zeroing make the file one that is overwritten in place. Collapsing and inserting a range
+    /// are atomic.
     ///
     /// # Errors
-    /// [`Error::NoSpace`], [`Error::TooBig`], [`Error::Invalid`] for an empty range or a special file.
+    /// [`Error::NoSpace`], [`Error::TooBig`], [`Error::Perm`] for immutable and append-only files, [`Error::Invalid`] for an
+    /// empty range or a special file. To collapse or insert a range: [`Error::Invalid`] where offset or length is no multiple
+    /// of 4096, the range to collapse reaches the end of the file, or the one to insert begins at or behind it;
+    /// [`Error::Unsupported`] where more extents would move than the journal takes of one operation
+    /// (docs/crash-contract.md).
     pub fn fallocate(&self, file: &OpenFile, mode: FallocMode, offset: u64, len: u64) -> Result<()> {
         let c = &file.cell;
         match c.kind {
@@ -268,6 +274,9 @@ impl Volume {
         }
         let end = offset.checked_add(len).filter(|e| *e <= SIZE_MAX).ok_or(Error::TooBig)?;
         let i = self.inner();
+        if matches!(mode, FallocMode::CollapseRange | FallocMode::InsertRange) {
+            return i.shift(c, &Shift::new(mode == FallocMode::CollapseRange, offset, end)?);
+        }
         let mut promised = match mode {
             FallocMode::Allocate { .. } => i.promise(c, offset / PAGE, end.div_ceil(PAGE))?,
             FallocMode::ZeroRange { .. } => {
@@ -278,7 +287,7 @@ impl Volume {
                 }
                 0
             }
-            FallocMode::PunchHole => 0,
+            FallocMode::PunchHole | FallocMode::CollapseRange | FallocMode::InsertRange => 0,
         };
         let r = self.falloc_all(c, mode, (offset, end), &mut promised);
         i.dom(c.domain).space.unreserve(promised);

@@ -9,6 +9,7 @@ pub mod acl;
 pub mod attr;
 pub mod create;
 pub mod data;
+pub mod extents;
 pub mod falloc;
 pub mod gc;
 pub mod lookup;
@@ -17,6 +18,7 @@ pub mod read;
 pub mod readdir;
 pub mod remove;
 pub mod rename;
+mod shift;
 pub mod sync;
 pub mod xattr;
 

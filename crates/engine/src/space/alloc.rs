@@ -115,6 +115,8 @@ impl Space {
             if groups.iter().all(|g| g.free() == 0) {
                 return None;
             }
+            // the last blocks may be those that are being discarded
+            drop(self.trimming.lock());
             braidfs_sync::give_way(0);
         }
         None

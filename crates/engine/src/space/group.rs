@@ -64,6 +64,8 @@ pub(super) struct SegmentState {
     pub kind: SegmentKind,
     /// Some mlog writes to it.
     pub active: bool,
+    /// Its unused blocks are being discarded: none may be taken.
+    pub discarding: bool,
     /// Where its log goes on.
     cursor: u32,
 }
@@ -186,7 +188,7 @@ impl Group {
             return None;
         }
         let mut state = segment.state.lock();
-        if self.is_closed() {
+        if state.discarding || self.is_closed() {
             return None;
         }
         let found = match enough {
@@ -204,7 +206,7 @@ impl Group {
         let segment = &self.segments[index as usize];
         let mut state = segment.state.lock();
         let len = bitmap::clear_len(&state.used, at).min(want);
-        (len > 0 && !self.is_closed()).then(|| self.mark(segment, &mut state, at, len))
+        (len > 0 && !state.discarding && !self.is_closed()).then(|| self.mark(segment, &mut state, at, len))
     }
 
     fn mark(&self, segment: &Segment, state: &mut SegmentState, at: u32, len: u32) -> Run {
@@ -289,7 +291,8 @@ impl Segment {
     fn new(start: BlockAddr, mut entry: SegmentEntry, fixed: Bits, journal: bool) -> Self {
         bitmap::or(&mut entry.valid, &fixed);
         let free = SEGMENT_BLOCKS - bitmap::count(&entry.valid);
-        let state = SegmentState { used: entry.valid, kind: entry.kind, active: false, cursor: 0, entry };
+        let state =
+            SegmentState { used: entry.valid, kind: entry.kind, active: false, discarding: false, cursor: 0, entry };
         Self {
             start,
             fixed_count: bitmap::count(&fixed),
@@ -315,7 +318,7 @@ impl Segment {
     /// Makes it active for `class` where it is not yet and `ok` holds.
     pub fn activate(&self, class: Class, ok: impl FnOnce(&Self) -> bool) -> bool {
         let mut state = self.state.lock();
-        if state.active || !ok(self) {
+        if state.active || state.discarding || !ok(self) {
             return false;
         }
         (state.active, state.cursor) = (true, 0);

@@ -8,8 +8,8 @@
 //! Invariants: valid ⊆ used. The home tables never hold uncommitted state. Metadata, journal and blocks past a short
 //! group's end are always used and valid. `unreserved` = unused blocks − reserved blocks of the domain.
 //!
-//! Locks, in this order: an mlog, the pool of free segments, the list of groups, a segment's state or half of its owner
-//! table. They are leaves to the rest of the engine: nothing is called with one held but the store, for table I/O. Two
+//! Locks, in this order: an mlog, the right to discard, the pool of free segments, the list of groups, a segment's state
+//! or half of its owner table. They are leaves to the rest of the engine: nothing is called with one held but the store, for table I/O. Two
 //! mlogs share the counters of free blocks (one per group, one per domain) and nothing else until segments run out.
 //!
 //! Not promised: fairness between mlogs once no segment is free; that `apply` is called by one thread at a time (the
@@ -33,6 +33,7 @@ mod reserve;
 pub(crate) mod testdev;
 #[cfg(test)]
 mod tests;
+mod trim;
 
 use crate::error::Result;
 use crate::store::Store;
@@ -45,9 +46,9 @@ use group::Group;
 pub(crate) use home::HomeBatch;
 use paired::{Counts, Residency};
 use pool::Pool;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 
 /// Clean halves of owner tables kept in memory (6 KiB each).
 const OWNER_HALVES_MAX: usize = 4096;
@@ -131,6 +132,11 @@ pub struct Space {
     home: Mutex<()>,
     /// Groups that [`Self::open`] found given back.
     returned: Vec<u32>,
+    /// One segment at a time is being discarded.
+    trimming: Mutex<()>,
+    /// Whether segments that become free are noted in `freed`.
+    noting: AtomicBool,
+    freed: Mutex<BTreeSet<(u32, u32)>>,
 }
 
 /// What a domain header says of the segment tables: see [`braidfs_format::group`].
@@ -180,6 +186,9 @@ impl Space {
             table_sum: AtomicU64::new(0),
             home: Mutex::default(),
             returned: Vec::new(),
+            trimming: Mutex::default(),
+            noting: AtomicBool::new(false),
+            freed: Mutex::default(),
         };
         for &g in groups {
             if space.add_group(g)? {

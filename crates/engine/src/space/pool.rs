@@ -49,7 +49,7 @@ impl Pool {
         self.slack.retain(|(_, seg)| seg.group.number != group.number);
     }
     /// Takes in a segment where it has become free.
-    fn offer(&mut self, seg: &SegmentRef) {
+    pub fn offer(&mut self, seg: &SegmentRef) {
         let segment = &seg.group.segments[seg.index as usize];
         let state = segment.state.lock();
         if seg.group.is_closed() {
@@ -79,6 +79,7 @@ impl Space {
     /// Hands a segment back to the pool where it has no used block left.
     pub(super) fn offer(&self, seg: &SegmentRef) {
         self.pool.lock().offer(seg);
+        self.freed(seg);
     }
 
     /// Forgets a segment that recovery found to be used.

@@ -1,5 +1,5 @@
 //! Threads that work while nobody asks: interval commits, checkpoints before the journal is tight, dirty data under
-//! memory pressure, cleaning, the GC after a crash.
+//! memory pressure, cleaning, discarding, the GC after a crash.
 
 use super::Inner;
 use crate::error::{Error, Result};
@@ -110,6 +110,7 @@ fn run(inner: &Inner, stop: &Stop, t: usize, n: usize) {
                 let _ = d.commit();
                 let _ = d.checkpoint();
             }
+            inner.discard_freed(d);
             if d.space.stats().free_segments < u64::from(CLEAN_BELOW) as _ {
                 let _ = inner.clean_domain(d, 1);
             }

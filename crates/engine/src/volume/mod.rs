@@ -14,6 +14,7 @@ pub mod remount;
 pub mod room;
 pub mod super_io;
 pub mod ticket;
+pub mod trim;
 
 use crate::cell::Cell;
 use crate::cell::names::NameCache;

@@ -234,7 +234,9 @@ fn falloc_mode(mode: u32) -> Result<FallocMode, Errno> {
         PUNCH => Ok(FallocMode::PunchHole),
         ZERO => Ok(FallocMode::ZeroRange { keep_size: false }),
         ZERO_KEEP => Ok(FallocMode::ZeroRange { keep_size: true }),
-        // Collapse, insert, unshare.
+        // Linux 6.18 refuses these two by itself (`fuse_file_fallocate`, fs/fuse/file.c).
+        libc::FALLOC_FL_COLLAPSE_RANGE => Ok(FallocMode::CollapseRange),
+        libc::FALLOC_FL_INSERT_RANGE => Ok(FallocMode::InsertRange),
         _ => Err(Errno::OPNOTSUPP),
     }
 }
@@ -248,7 +250,8 @@ mod tests {
         assert_eq!(falloc_mode(0), Ok(FallocMode::Allocate { keep_size: false }));
         assert_eq!(falloc_mode(3), Ok(FallocMode::PunchHole));
         assert_eq!(falloc_mode(0x11), Ok(FallocMode::ZeroRange { keep_size: true }));
-        for refused in [2, 8, 0x20, 0x40] {
+        assert_eq!((falloc_mode(8), falloc_mode(0x20)), (Ok(FallocMode::CollapseRange), Ok(FallocMode::InsertRange)));
+        for refused in [2, 9, 0x21, 0x40] {
             assert_eq!(falloc_mode(refused), Err(Errno::OPNOTSUPP));
         }
     }

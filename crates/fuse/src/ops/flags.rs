@@ -37,6 +37,9 @@ impl BraidFs {
         if let Some(handled) = self.label_ioctl(req, &arg, input, out) {
             return handled;
         }
+        if let Some(handled) = self.trim_ioctl(req, &arg, input, out) {
+            return handled;
+        }
         let now = || self.vol.getattr(node).map(|a| a.flags).map_err(errno);
         match arg.cmd {
             FS_IOC_GETFLAGS | FS_IOC32_GETFLAGS => ioctl_out(out, room, &to_fl(now()?))?,

@@ -1,5 +1,5 @@
 //! The handlers, one file per group of operations: names, attributes, directories, file data, extended attributes,
-//! inode flags, the scrub, options that change, and what is made durable at once.
+//! inode flags, the scrub, the trim, options that change, and what is made durable at once.
 
 mod attrs;
 mod data;
@@ -11,6 +11,7 @@ mod remount;
 mod scrub;
 #[cfg(test)]
 mod tests;
+mod trim;
 mod volume;
 mod xattrs;
 

@@ -252,6 +252,8 @@ pub fn basics() -> Vec<Basic> {
         falloc("fallocate", FallocMode::Allocate { keep_size: false }, 0, 40_000),
         falloc("punch a block", FallocMode::PunchHole, 0, 4096),
         falloc("punch unaligned", FallocMode::PunchHole, 100, 6000),
+        falloc("collapse a block", FallocMode::CollapseRange, 0, 4096),
+        falloc("insert a block", FallocMode::InsertRange, 4096, 4096),
         falloc("zero a range", FallocMode::ZeroRange { keep_size: true }, 100, 8000),
         one("copy a range", Op::CopyRange { from: P("B/h"), from_off: 0, to: f, to_off: 100, len: 5000 }, f),
     ];
@@ -316,6 +318,7 @@ pub fn hard() -> Vec<(&'static str, Vec<Op>)> {
     let mv = |a: &'static str, b: &'static str| Op::Rename { from: P(a), to: P(b), mode: RenameMode::Replace };
     let swap = |a: &'static str, b: &'static str| Op::Rename { from: P(a), to: P(b), mode: RenameMode::Exchange };
     let fsync = |p: &'static str| Op::Fsync { at: Path(P(p)), data_only: false };
+    let falloc = |mode, off, len| Op::Fallocate { at: Path(P("A/f")), mode, off, len };
     let append = |p: &'static str, len, seed| Op::Append { at: Path(P(p)), len, seed };
     let mut filling = vec![mv("B/h", "A/f")];
     for i in 0..24 {
@@ -393,6 +396,40 @@ pub fn hard() -> Vec<(&'static str, Vec<Op>)> {
                 append("A/n", 9000, 53),
                 fsync("A/n"),
                 append("A/n", 9000, 54),
+                Op::Sync,
+            ],
+        ),
+        (
+            "freed, trimmed and written again",
+            vec![
+                write(P("A/f"), 0, 9000, 55),
+                Op::Trim,
+                fsync("A/f"),
+                Op::Trim,
+                Op::Unlink { path: P("A/f") },
+                write(P("B/h"), 0, 5000, 56),
+                Op::Trim,
+                Op::Commit { path: P("A"), checkpoint: false },
+                Op::Trim,
+                append("A/g", 9000, 57),
+                fsync("A/g"),
+                Op::Trim,
+                Op::Sync,
+                Op::Trim,
+            ],
+        ),
+        (
+            "collapsed in place, written, inserted",
+            vec![
+                falloc(FallocMode::Allocate { keep_size: false }, 0, 40_000),
+                write(P("A/f"), 0, 30_000, 58),
+                fsync("A/f"),
+                falloc(FallocMode::CollapseRange, 4096, 8192),
+                write(P("A/f"), 4096, 9000, 59),
+                fsync("A/f"),
+                falloc(FallocMode::InsertRange, 8192, 4096),
+                write(P("A/f"), 8192, 100, 60),
+                Op::Truncate { at: Path(P("A/f")), size: 20_000 },
                 Op::Sync,
             ],
         ),
