@@ -16,7 +16,7 @@ PAGES := $(addprefix $(MAN)/man8/,$(NAMES))
 OLD_PAGES := $(addprefix $(MAN)/man1/,$(NAMES))
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo bench test fmt clippy unit heavy crash planted mount fill coherence million soak fuzz fuzz-coverage layers deny peers $(PEERS) deps install uninstall clean
+.PHONY: help build demo bench test fmt clippy unit heavy crash planted mount fill coherence million xfstests soak fuzz fuzz-coverage layers deny peers $(PEERS) deps install uninstall clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z$$()A-Z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -86,6 +86,10 @@ peers: ## other people's tests and programs, one after another (an hour)
 
 $(PEERS): deps
 	@scripts/peers/$@.sh
+
+xfstests: ## generic tests of the built checkout XFSTESTS=PATH, TESTS="-g quick" (an hour)
+	@[ -n "$(XFSTESTS)" ] || { echo "xfstests: clone and build the suite, then: make xfstests XFSTESTS=PATH" >&2; exit 2; }
+	@scripts/deps.sh && scripts/peers/xfstests.sh "$(XFSTESTS)" $(TESTS)
 
 deps: ## checks for needed commands, installs them when root
 	@scripts/deps.sh
