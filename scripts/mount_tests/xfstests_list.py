@@ -12,11 +12,11 @@ sys.path.insert(0, str(ROOT / "scripts/peers"))
 import xfstests_known as known  # noqa: E402
 
 
-def read(text):
+def read(text, has=()):
     with tempfile.NamedTemporaryFile("w", suffix=".known") as file:
         file.write(text)
         file.flush()
-        return known.Known.read(pathlib.Path(file.name))
+        return known.Known.read(pathlib.Path(file.name), has)
 
 
 @check
@@ -42,12 +42,16 @@ def xfstests_verdicts(_volume, _top):
         ("generic/002", "notrun", "no such user", known.UNKNOWN_NOTRUN),
     ]:
         same(listed.judge(test, outcome, text)[0], want, f"verdict on {test}, {outcome}, {text!r}")
+    text = "generic/003 | fails without CAP_SYS_RESOURCE | limits\n"
+    same(read(text).judge("generic/003", "fail", "")[0], known.KNOWN, "verdict without the capability")
+    same(read(text, {"CAP_SYS_RESOURCE"}).judge("generic/003", "fail", "")[0], known.FAIL, "verdict with it")
     must(listed.skips("generic/912") and not listed.skips("generic/001"), "which tests are not started")
     for verdict in (known.FAIL, known.PASSES_NOW, known.UNKNOWN_NOTRUN):
         must(verdict in known.RED, f"{verdict} is not red")
     for verdict in (known.PASS, known.KNOWN, known.NOTRUN, known.SKIPPED):
         must(verdict not in known.RED, f"{verdict} is red")
-    for bad in ("generic/001 | fails", "generic/001 | fails | ", "generic/001 | passes | x", "* | notrun: | x"):
+    unnamed = ("generic/001 | fails", "generic/001 | fails | ", "generic/001 | passes | x", "* | notrun: | x")
+    for bad in (*unnamed, "* | fails without CAP_X | x"):
         try:
             read(bad)
         except ValueError as error:

@@ -131,7 +131,7 @@ def main():
     suite = Suite(args.source)
     tests = suite.choose(args.tests, args.group, args.exclude)
     ext4 = os.environ.get("BRAIDFS_SUT") == "ext4"
-    lists = known.Known.empty() if ext4 else known.Known.read(HERE / "xfstests.known")
+    lists = known.Known.empty() if ext4 else known.Known.read(HERE / "xfstests.known", known.capabilities())
     fslib.build()
     shutil.rmtree(RESULTS, ignore_errors=True)
     RESULTS.mkdir(parents=True)

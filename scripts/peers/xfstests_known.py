@@ -2,6 +2,7 @@
 
 The list has lines `TEST | WHAT | REASON`; TEST may be a pattern as in a shell. WHAT is
     fails           the test fails, REASON says why; once it passes, the line must go
+    fails without C the same on a machine whose root does not have the capability C (as in a container), else no line
     notrun: TEXT    the suite does not run the test and says TEXT (a pattern); REASON says what is missing, and where
     skip            the test is not started
 Lines that begin with # and empty ones do not count.
@@ -9,6 +10,7 @@ Lines that begin with # and empty ones do not count.
 
 import dataclasses
 import fnmatch
+import re
 
 # Verdicts; those of RED make the run fail.
 PASS = "pass"
@@ -20,6 +22,16 @@ PASSES_NOW = "PASSES NOW"
 UNKNOWN_NOTRUN = "NOT RUN, WHY?"
 RED = (FAIL, PASSES_NOW, UNKNOWN_NOTRUN)
 VERDICTS = (PASS, KNOWN, NOTRUN, SKIPPED, *RED)
+
+# Those that the list names: their numbers in linux/capability.h.
+CAPABILITIES = {"CAP_SYS_RESOURCE": 24}
+
+
+def capabilities():
+    """Names of `CAPABILITIES` that this process has."""
+    with open("/proc/self/status", encoding="ascii") as status:
+        bits = int(re.search(r"^CapEff:\s*(\w+)", status.read(), re.M)[1], 16)
+    return {name for name, number in CAPABILITIES.items() if bits >> number & 1}
 
 
 @dataclasses.dataclass
@@ -44,8 +56,9 @@ class Known:
         return cls([], strict=False)
 
     @classmethod
-    def read(cls, path):
-        """Raises ValueError with the line's number where one is not of the form above."""
+    def read(cls, path, has=frozenset()):
+        """`has`: capabilities of this process. Raises ValueError with the line's number where one is not of the form
+        above."""
         lines = []
         for number, raw in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             if not raw.strip() or raw.startswith("#"):
@@ -53,11 +66,11 @@ class Known:
             fields = [field.strip() for field in raw.split("|")]
             if len(fields) != 3 or not all(fields):
                 raise ValueError(f"{path}:{number}: not of the form TEST | WHAT | REASON")
-            what, _, text = fields[1].partition(":")
-            text = text.strip()
-            if what not in ("fails", "notrun", "skip") or (what == "notrun") != bool(text):
-                raise ValueError(f"{path}:{number}: `{fields[1]}` is none of fails, notrun: TEXT, skip")
-            lines.append(Line(fields[0], what, text, fields[2], number))
+            form = re.fullmatch(r"(fails|skip|fails without (\w+)|notrun: (.+))", fields[1])
+            if not form or form[2] and form[2] not in CAPABILITIES:
+                raise ValueError(f"{path}:{number}: `{fields[1]}` is none of fails, fails without C, notrun: TEXT, skip")
+            if form[2] not in has:
+                lines.append(Line(fields[0], form[1].split()[0].rstrip(":"), form[3] or "", fields[2], number))
         return cls(lines)
 
     def _find(self, test, what, text=""):

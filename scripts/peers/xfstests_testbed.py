@@ -66,8 +66,9 @@ class Suite:
         """Makes the copy that runs, and tells it of the type braidfs."""
         shutil.copytree(self.source, to, symlinks=True, ignore=shutil.ignore_patterns(".git", "*.o", "*.lo", "results"))
         if kind == "braidfs":
-            with open(to / "common/rc", "a", encoding="utf-8") as file:
-                file.write((HERE / "xfstests.rc").read_text())
+            for name in ("rc", "attr"):
+                with open(to / "common" / name, "a", encoding="utf-8") as file:
+                    file.write((HERE / "xfstests.rc").read_text())
 
     @staticmethod
     def only_the_test(output, test):
