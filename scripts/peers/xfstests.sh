@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# xfstests.sh SOURCE [TESTS]: the generic tests of a built checkout of xfstests on a braidfs. `xfstests.sh --help` says the
-# rest; `make xfstests XFSTESTS=SOURCE` calls it. The packages are those whose commands the tests call.
+# xfstests.sh SOURCE [TESTS]: the generic tests of a built checkout of xfstests on a braidfs; `xfstests.sh --help` says
+# the rest, and `make xfstests XFSTESTS=SOURCE` calls it. Installs the packages whose commands the tests call.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 packages=()

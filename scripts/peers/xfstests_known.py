@@ -68,7 +68,7 @@ class Known:
                 raise ValueError(f"{path}:{number}: not of the form TEST | WHAT | REASON")
             form = re.fullmatch(r"(fails|skip|fails without (\w+)|notrun: (.+))", fields[1])
             if not form or form[2] and form[2] not in CAPABILITIES:
-                raise ValueError(f"{path}:{number}: `{fields[1]}` is none of fails, fails without C, notrun: TEXT, skip")
+                raise ValueError(f"{path}:{number}: `{fields[1]}`: none of fails, fails without C, notrun: TEXT, skip")
             if form[2] not in has:
                 lines.append(Line(fields[0], form[1].split()[0].rstrip(":"), form[3] or "", fields[2], number))
         return cls(lines)

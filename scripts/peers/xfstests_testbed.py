@@ -26,7 +26,7 @@ class Suite:
         self.source = source.resolve()
         for name in ("check", "common/rc", "tests/generic"):
             if not (self.source / name).exists():
-                raise Failed(f"{source}: no checkout of xfstests (git clone it, build it as its README says): no {name}")
+                raise Failed(f"{source}: no checkout of xfstests (clone it, build it as its README says): no {name}")
         for name in ("ltp/fsstress", "src/lstat64", "tests/generic/group.list"):
             if not (self.source / name).exists():
                 raise Failed(f"{source} is not built: build it as its README says, then call this again (no {name})")
