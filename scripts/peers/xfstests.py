@@ -15,7 +15,6 @@ import os
 import pathlib
 import re
 import shutil
-import subprocess
 import sys
 import time
 
@@ -23,7 +22,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 import fslib  # noqa: E402
 import xfstests_known as known  # noqa: E402
-from fslib import ROOT, Failed, Workspace, paint, run  # noqa: E402
+from fslib import ROOT, Failed, Workspace, paint  # noqa: E402
 from xfstests_testbed import Suite, Testbed  # noqa: E402
 
 HERE = pathlib.Path(__file__).resolve().parent

@@ -1,9 +1,9 @@
 """Where the suite runs: a patched copy of its checkout, two loop devices, and a namespace for each test."""
 
+import grp
 import os
 import pathlib
 import pwd
-import grp
 import shutil
 import signal
 import subprocess
@@ -102,7 +102,7 @@ class LoopVolume(Volume):
         fslib.wait_for(f"{self.device} in use by nobody", free, seconds)
 
     def detach_inner(self):
-        """Detaches loop devices that a killed test made on files of this volume."""
+        """Detaches loop devices that a test made on files of this volume and left; they would keep it mounted."""
         number = os.stat(self.device).st_rdev
         inner = f"{os.major(number)}:{os.minor(number)}"
         _, out = run("losetup", "--list", "--noheadings", "--raw", "--output", "NAME,BACK-MAJ:MIN", ok=None)
@@ -245,10 +245,8 @@ exit $code
                 process.send_signal(signal.SIGKILL)
                 process.wait()
         taken = time.monotonic() - start
-        if code is None:
-            for volume in self.volumes:
-                volume.detach_inner()
         for volume in self.volumes:
+            volume.detach_inner()
             volume.wait_free()
         return code, out.read_text(errors="replace"), taken
 
