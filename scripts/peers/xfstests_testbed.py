@@ -187,10 +187,8 @@ for name in passwd group; do mount --bind '{self.dir}'/$name /etc/$name; done
 mount --bind '{self.dir}/tmp' /tmp
 cd '{self.copy}'
 set +e
-PATH='{self.dir}/sbin':$PATH HOST_OPTIONS='{self.dir}/local.config' ./check "$1"
-code=$?
-sync
-exit $code
+PATH='{self.dir}/sbin':$PATH HOST_OPTIONS='{self.dir}/local.config' FSTESTS_ISOL=privatens ./check "$1"
+exit $?
 """
         )
 
