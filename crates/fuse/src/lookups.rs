@@ -13,8 +13,8 @@
 //!
 //! Nothing is deleted by UNLINK alone, then, as long as the kernel has the inode in its cache: the FORGET that follows
 //! does it. Both are in the kernel's queue before the process that unlinked goes on, but FORGETs may be overtaken by a few
-//! requests (`fuse_dev_do_read` lets up to 8 pass), and another thread may serve them. So what depends on the space,
-//! STATFS, SYNCFS, and every request that would fail for want of space, waits a moment for removals that are about to be
+//! requests (`fuse_dev_do_read` lets up to 8 pass), and another thread may serve them. So what depends on it,
+//! STATFS, SYNCFS, a look-up by file handle, and every request that would fail for want of space, waits a moment for removals that are about to be
 //! completed ([`BraidFs::put_off`]).
 //!
 //! [`Volume::hold`]: braidfs::Volume::hold
@@ -108,7 +108,12 @@ impl BraidFs {
 
     /// Handles a request, or leaves it to the helper thread where it needs what FORGETs under way will give back.
     pub(crate) fn serve(&self, frame: &[u8], req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
-        let early = matches!(req.head.opcode, op::STATFS | op::SYNCFS);
+        // a look-up of `.` is that of a file handle: what was just removed must not come back to life by it
+        let early = match req.head.opcode {
+            op::STATFS | op::SYNCFS => true,
+            op::LOOKUP => req.args == b".\0",
+            _ => false,
+        };
         if !(early && self.forgets_due()) {
             let handled = self.handle(req, out, cx);
             if handled != Err(Errno::NOSPC) || !self.forgets_due() {

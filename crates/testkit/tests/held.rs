@@ -9,7 +9,7 @@ use braidfs_testkit::env_number;
 use braidfs_testkit::walk::{fsck, walk};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const ROOT: NodeId = NodeId::ROOT;
 
@@ -58,13 +58,13 @@ fn what_is_held_is_not_lost_to_other_threads() {
         .map(|n| v.create(ROOT, format!("d{n}").as_bytes(), &new(FileKind::Dir), &Cred::root()).unwrap().ino)
         .collect();
     let seed = env_number("BRAIDFS_SEED", 1);
-    let (met, turns) = (AtomicUsize::new(0), 6000);
+    let (met, ended) = (AtomicUsize::new(0), AtomicUsize::new(0));
     std::thread::scope(|s| {
         for t in 0..3 {
-            let (v, dirs) = (&v, &dirs);
+            let (v, dirs, ended) = (&v, &dirs, &ended);
             s.spawn(move || {
                 let mut r = Random(seed * 100 + t);
-                for _ in 0..turns {
+                while ended.load(Relaxed) < 2 {
                     let (a, b) = (dirs[r.below(4) as usize], dirs[r.below(4) as usize]);
                     let (x, y) = ([b'a' + r.below(3) as u8], [b'a' + r.below(3) as u8]);
                     match r.below(7) {
@@ -79,11 +79,12 @@ fn what_is_held_is_not_lost_to_other_threads() {
             });
         }
         for t in 0..2 {
-            let (v, dirs, met) = (&v, &dirs, &met);
+            let (v, dirs, met, ended) = (&v, &dirs, &met, &ended);
             s.spawn(move || {
                 let mut r = Random(seed * 100 + 50 + t);
                 let mut mine = Vec::new();
-                for _ in 0..turns {
+                let end = Instant::now() + Duration::from_secs(2);
+                while Instant::now() < end {
                     if let Ok(a) = v.lookup_held(dirs[r.below(4) as usize], &[b'a' + r.below(3) as u8]) {
                         mine.push(a);
                     }
@@ -105,6 +106,7 @@ fn what_is_held_is_not_lost_to_other_threads() {
                 for a in mine {
                     v.forget(a.ino, |g| g == a.gener, 1);
                 }
+                ended.fetch_add(1, Relaxed);
             });
         }
     });
