@@ -100,11 +100,13 @@ fn mount_options_are_checked() {
         ("bogus", "unknown"),
         ("data=fast", "ordered, journal or writeback"),
         ("commit=900", "1 to 300"),
-        ("remount", "unmount"),
+        ("offset=4096", "losetup"),
+        ("user_id=0", "leave it out"),
         ("threads=", "needs a value"),
     ] {
         b.run(&["mount", "-o", list, "vol.img", "."]).fails(1, &["option", part]);
     }
+    b.run(&["mount", "-o", "remount,ro", "."]).fails(32, &["nothing is mounted there"]);
     b.run(&["mount", "--commit", "0", "vol.img", "."]).code(1);
     b.run(&["mount", "missing.img", "."]).fails(32, &["missing.img"]);
     b.sparse("a.img", 64 << 20);

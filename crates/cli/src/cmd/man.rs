@@ -29,7 +29,8 @@ pub fn run(args: &Args, root: clap::Command) -> Outcome {
         let title = format!("braidfs-{}", sub.get_name());
         if HELPERS.contains(&sub.get_name()) {
             let helper = format!("{}.braidfs", sub.get_name());
-            pages.push((helper.clone(), sub.clone().name(helper.clone()).display_name(helper.clone()).bin_name(helper)));
+            pages
+                .push((helper.clone(), sub.clone().name(helper.clone()).display_name(helper.clone()).bin_name(helper)));
         }
         pages.push((title.clone(), sub.clone().name(title)));
     }
@@ -84,7 +85,7 @@ fn names(row: &Row) -> String {
         Some((name, _)) => format!("{name}="),
         None => (*name).to_string(),
     };
-    let list: Vec<String> = row.names.iter().map(shown).map(|n| format!("\\fB{}\\fR", plain(&n))).collect();
+    let list: Vec<String> = row.names.iter().map(shown).map(|n| format!("\\fB\\%{}\\fR", plain(&n))).collect();
     list.join(", ")
 }
 

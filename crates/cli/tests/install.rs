@@ -1,0 +1,102 @@
+//! What `make install` puts where, and that the manual pages are found, read well, and go away again.
+
+mod common;
+use common::{Bench, run};
+use std::path::Path;
+use std::process::Command;
+
+const PAGES: [&str; 9] = [
+    "braidfs",
+    "mkfs.braidfs",
+    "mount.braidfs",
+    "umount.braidfs",
+    "fsck.braidfs",
+    "braidfs-mkfs",
+    "braidfs-mount",
+    "braidfs-info",
+    "braidfs-scrub",
+];
+
+fn missing(program: &str) -> bool {
+    let missing = Command::new(program).arg("--version").output().is_err();
+    if missing {
+        eprintln!("SKIPPED in part: no {program} here");
+    }
+    missing
+}
+
+/// Runs a target of the Makefile, which would build first, on the binary of this test.
+fn make(bench: &Bench, target: &str) {
+    let release = bench.path("target/release");
+    if !release.exists() {
+        std::fs::create_dir_all(&release).unwrap();
+        std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_braidfs"), release.join("braidfs")).unwrap();
+    }
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut command = Command::new("make");
+    command.args(["--no-print-directory", "--assume-old=build", target, "PREFIX=/usr"]).current_dir(root);
+    command.arg(format!("DESTDIR={}", bench.path("root").display())).env("CARGO_TARGET_DIR", bench.path("target"));
+    command.env_remove("MAKEFLAGS");
+    run(&mut command).ok();
+}
+
+#[test]
+fn pages_are_installed_found_and_removed() {
+    if missing("make") {
+        return;
+    }
+    let b = Bench::new();
+    // of an earlier version
+    b.write("root/usr/share/man/man1/braidfs-mkfs.8", "");
+    b.write("root/usr/share/man/man1/fsck.braidfs.8", "");
+    b.write("root/usr/share/man/man8/other.8", "");
+    make(&b, "install");
+    let man = b.path("root/usr/share/man");
+    assert!(!man.join("man1/braidfs-mkfs.8").exists() && !man.join("man1/fsck.braidfs.8").exists());
+    for name in ["mkfs", "mount", "umount", "fsck", "mount.fuse", "mount.fuseblk", "umount.fuse", "umount.fuseblk"] {
+        let link = std::fs::read_link(b.path(&format!("root/sbin/{name}.braidfs"))).unwrap();
+        assert_eq!(link, Path::new("/usr/bin/braidfs"), "{name}");
+    }
+    for page in PAGES {
+        assert!(man.join(format!("man8/{page}.8")).exists(), "{page}");
+    }
+    if !missing("man") {
+        for page in PAGES {
+            let found = run(Command::new("man").arg("-M").arg(&man).args(["-w", page])).ok().out;
+            assert!(found.trim().ends_with(&format!("man8/{page}.8")), "{page}: {found}");
+            let shown = run(Command::new("man").arg("-l").arg(found.trim()).env("MANWIDTH", "80")).ok();
+            // dashes and quotes differ by locale
+            assert!(shown.out.contains("NAME") && shown.out.contains(page.split('.').next().unwrap()), "{shown:?}");
+        }
+        let table = run(Command::new("man").arg("-M").arg(&man).arg("mount.braidfs").env("MANWIDTH", "80")).ok().out;
+        for option in ["remount", "nodiratime", "lazytime", "dirsync", "_netdev", "comment=", "ignored", "refused"] {
+            assert!(table.contains(option), "{option} is missing:\n{table}");
+        }
+    }
+    make(&b, "uninstall");
+    assert!(!b.path("root/usr/bin/braidfs").exists() && !b.path("root/sbin/mount.braidfs").exists());
+    let left: Vec<_> = std::fs::read_dir(man.join("man8")).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(left, ["other.8"]);
+}
+
+#[test]
+fn pages_have_no_warnings() {
+    let b = Bench::new();
+    b.run(&["man", "man8"]).ok();
+    let pages: Vec<_> = std::fs::read_dir(b.path("man8")).unwrap().map(|e| e.unwrap().path()).collect();
+    assert!(pages.len() >= PAGES.len());
+    if !missing("groff") {
+        for page in &pages {
+            let warned = run(Command::new("groff").args(["-t", "-man", "-ww", "-z", "-Tutf8"]).arg(page)).ok();
+            assert_eq!(warned.err, "", "{}", page.display());
+        }
+    }
+    if Command::new("mandoc").output().is_ok() {
+        for page in &pages {
+            let warned = run(Command::new("mandoc").args(["-T", "lint", "-W", "warning"]).arg(page)).ok();
+            assert_eq!(warned.out, "", "{}", page.display());
+        }
+    } else {
+        eprintln!("SKIPPED in part: no mandoc here");
+    }
+}
