@@ -133,7 +133,7 @@ pub fn open_volume_devices(paths: &[PathBuf], write: bool) -> Result<Vec<Arc<dyn
 /// # Errors
 /// As [`open_volume_devices`], but never in use.
 pub fn look_at_devices(paths: &[PathBuf]) -> Result<Vec<Arc<dyn Device>>, OpenError> {
-    let files = all_of(paths, |path| FileDevice::look_at(path))?;
+    let files = all_of(paths, FileDevice::look_at)?;
     Ok(files.into_iter().map(|f| Arc::new(f) as Arc<dyn Device>).collect())
 }
 
