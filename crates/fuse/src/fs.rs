@@ -12,7 +12,7 @@ use crate::channel::{Channel, Later};
 use crate::flagged::Flagged;
 use crate::handles::Handles;
 use crate::ops::{Durable, Scrubbing};
-use crate::request::{Answer, Handled, Request};
+use crate::request::{Answer, Handled, Outcome, Request};
 use crate::room::Tight;
 use braidfs::{Error, Volume};
 use parking_lot::Mutex;
@@ -176,7 +176,12 @@ impl BraidFs {
     /// Handles one request. INIT and DESTROY are the session's.
     pub(crate) fn handle(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
         let handled = self.operate(req, out, cx);
-        self.settle(req, handled)
+        let settled = self.settle(req, handled);
+        if settled.is_err() && handled == Ok(Outcome::Reply) {
+            // the kernel gets an error in place of what was counted for it
+            self.refused(req.head.opcode, out.body());
+        }
+        settled
     }
 
     fn operate(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {

@@ -73,7 +73,7 @@ impl BraidFs {
     }
 
     /// The kernel did not take this answer: what was counted for it is given back.
-    fn refused(&self, opcode: u32, body: &[u8]) {
+    pub(crate) fn refused(&self, opcode: u32, body: &[u8]) {
         match opcode {
             op::LOOKUP | op::CREATE | op::MKNOD | op::MKDIR | op::SYMLINK | op::LINK | op::TMPFILE => {
                 if let Ok((entry, _)) = abi::EntryOut::read_from_prefix(body)

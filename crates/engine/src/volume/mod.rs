@@ -292,15 +292,15 @@ impl Inner {
     /// [`Error::NotFound`] where it does not exist (any more), or of loading it.
     pub fn cell(&self, ino: NodeId) -> Result<Arc<Cell>> {
         let d = self.domain(ino)?;
-        d.cell(ino).or_else(|e| match e {
+        d.cell(ino).map_err(|e| match e {
             // its group has left the domain meanwhile, in which there was no inode then
-            Error::Corrupt(_) if d.domain_of(ino) != Some(d.id) => Err(Error::NotFound),
+            Error::Corrupt(_) if d.domain_of(ino) != Some(d.id) => Error::NotFound,
             Error::Corrupt(_) => {
                 // what stands beside it may be as wrong: nothing more is written there
                 d.fail(&e);
-                Err(e)
+                e
             }
-            e => Err(e),
+            e => e,
         })
     }
 

@@ -251,7 +251,7 @@ fn a_large_fragmented_file_makes_a_tree_of_depth_2() {
 fn work_per_overwrite(extents: u64) -> (u64, u64) {
     let mut m = ExtentMap::new();
     for i in 0..extents {
-        m.insert(extent(i, 1 << 40 | 2 * i, 1, false, false), &mut Vec::new());
+        m.insert(extent(i, (1 << 40) | (2 * i), 1, false, false), &mut Vec::new());
     }
     let mut node = 0;
     let mut layout = |m: &mut ExtentMap| -> u64 {
@@ -267,7 +267,7 @@ fn work_per_overwrite(extents: u64) -> (u64, u64) {
     for i in 0..overwrites {
         let lblk = i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20;
         let lblk = lblk % extents;
-        m.insert(extent(lblk, 1 << 41 | 2 * i, 1, false, false), &mut freed);
+        m.insert(extent(lblk, (1 << 41) | (2 * i), 1, false, false), &mut freed);
         if i % 100 == 99 {
             bytes += layout(&mut m);
             m.rolled_forward();
