@@ -3,6 +3,7 @@
 //! It is served by the thread that received it; the others go on meanwhile.
 
 use crate::abi;
+use crate::asker;
 use crate::fs::{BraidFs, errno};
 use crate::ops::flags::ioctl_out;
 use crate::request::{Answer, Handled, Outcome, Request};
@@ -34,7 +35,7 @@ impl BraidFs {
             return None;
         }
         let trim = |out: &mut Answer| {
-            if req.head.uid != 0 {
+            if asker::uid(req) != Some(0) {
                 return Err(Errno::PERM);
             }
             let (mut range, _) = TrimRange::read_from_prefix(input).map_err(|_| Errno::INVAL)?;
