@@ -129,6 +129,27 @@ def with_users(passwd, group, home):
     return passwd, group
 
 
+def end_namespaces(process):
+    """Kills all that runs in the namespaces of `unshare`, whose first process dies with it; after a signal to us, too.
+
+    The mount namespace is held until they are dead: a daemon that was the last one in it would wait in its exit for its
+    own answer to the unmount of its volume, for ever (fs/fuse/inode.c: fuse_conn_destroy), and sync(2) with it.
+    """
+    if process.poll() is not None:
+        return
+    try:
+        hold = os.open(f"/proc/{process.pid}/ns/mnt", os.O_RDONLY)
+        children = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    except OSError:
+        hold, children = None, []
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    if hold is not None:
+        # The first process of a PID namespace is gone only after all others are.
+        fslib.wait_for("end of a test's processes", lambda: not any(fslib.is_running(int(c)) for c in children), 60)
+        os.close(hold)
+
+
 class Testbed:
     """The devices TEST_DEV and SCRATCH_DEV, and how a test is run on them."""
 
@@ -239,9 +260,7 @@ exit $?
             except subprocess.TimeoutExpired:
                 code = None
             finally:
-                # With its first process the namespace ends, and all that runs in it: after a signal to us, too.
-                process.send_signal(signal.SIGKILL)
-                process.wait()
+                end_namespaces(process)
         taken = time.monotonic() - start
         for volume in self.volumes:
             volume.detach_inner()
