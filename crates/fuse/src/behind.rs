@@ -1,29 +1,32 @@
 //! No stale pages behind direct writes.
 //!
-//! A direct write goes past the kernel's page cache. The kernel drops the pages of the range before it sends the WRITE,
-//! and, where the writer waits for it, again afterwards (`generic_file_direct_write`); after an asynchronous one it does
-//! not (`fuse_direct_IO` in `fs/fuse/file.c` returns before the WRITE is answered). A page that a buffered or mapped read
-//! fetched between the two, with the old content, then stays for good. So the daemon has the kernel drop such pages
-//! (FUSE_NOTIFY_INVAL_INODE) after the volume has the new content and before it answers the WRITE.
+//! A direct write goes past the kernel's page cache. The kernel drops the pages of the range before it sends the
+//! WRITE, and, where the writer waits for it, again afterwards (`generic_file_direct_write`); after an asynchronous
+//! one it does not (`fuse_direct_IO` in `fs/fuse/file.c` returns before the WRITE is answered). A page that a
+//! buffered or mapped read fetched between the two, with the old content, then stays for good. So the daemon has the
+//! kernel drop such pages (FUSE_NOTIFY_INVAL_INODE) after the volume has the new content and before it answers the
+//! WRITE.
 //!
-//! **Which pages.** Every page that comes to the cache comes through this daemon: by a READ, or by a WRITE that the cache
-//! sent (its page may stay, clean). Such requests come without the flag LOCKOWNER, direct ones have it, and so the pages
-//! are noted here, one bit each, *before* the volume is read or written. A direct WRITE changes the volume, *then* looks
-//! whether pages of its range are noted. A page with content from before the WRITE was noted before the volume was read,
-//! which was before the volume was written, which was before this look. Where none is noted, the answer goes out at once:
-//! a file that is only read and written past the cache pays one look into a table. Pages are noted only while a handle
-//! for direct writing is open: what was fetched before the open is dropped by the kernel before the first WRITE is sent.
-//! A handle that was made direct by `fcntl` is not known as one; its writes always have their range dropped.
+//! **Which pages.** Every page that comes to the cache comes through this daemon: by a READ, or by a WRITE that the
+//! cache sent (its page may stay, clean). Such requests come without the flag LOCKOWNER, direct ones have it, and so
+//! the pages are noted here, one bit each, *before* the volume is read or written. A direct WRITE changes the volume,
+//! *then* looks whether pages of its range are noted. A page with content from before the WRITE was noted before the
+//! volume was read, which was before the volume was written, which was before this look. Where none is noted, the
+//! answer goes out at once: a file that is only read and written past the cache pays one look into a table. Pages are
+//! noted only while a handle for direct writing is open: what was fetched before the open is dropped by the kernel
+//! before the first WRITE is sent. A handle that was made direct by `fcntl` is not known as one; its writes always
+//! have their range dropped.
 //!
-//! **Who waits for whom.** The kernel waits for the lock of each page that it drops: until a READ of it is answered, or,
-//! where it is dirty, until a WRITE of it is. So no serving thread may ask for it: the helper thread does, and answers
-//! the direct WRITE then. The serving threads wait for nobody. What the helper waits for is answered by them; it is never
-//! a direct WRITE that waits for the helper itself: the only WRITE under way with a page locked is that of
-//! `fuse_perform_write`, which is no direct one and is answered at once. One bound is the kernel's: it hands out only
-//! [`MAX_BACKGROUND`] requests at a time of those that nobody waits for synchronously, and both direct WRITEs and the
-//! READs (readahead) that the helper may wait for are such. If all of these were direct WRITEs that wait for the helper,
-//! nobody would ever go on. So at most [`WAITING_MAX`] wait; what exceeds that is answered at once, and its pages are
-//! dropped as soon as the helper comes to it. That is the only case in which a reader may see old data, for that moment.
+//! **Who waits for whom.** The kernel waits for the lock of each page that it drops: until a READ of it is answered,
+//! or, where it is dirty, until a WRITE of it is. So no serving thread may ask for it: the helper thread does, and
+//! answers the direct WRITE then. The serving threads wait for nobody. What the helper waits for is answered by them;
+//! it is never a direct WRITE that waits for the helper itself: the only WRITE under way with a page locked is that
+//! of `fuse_perform_write`, which is no direct one and is answered at once. One bound is the kernel's: it hands out
+//! only [`MAX_BACKGROUND`] requests at a time of those that nobody waits for synchronously, and both direct WRITEs and the
+//! READs (readahead) that the helper may wait for are such. If all of these were direct WRITEs that wait for the
+//! helper, nobody would ever go on. So at most [`WAITING_MAX`] wait; what exceeds that is answered at once, and its
+//! pages are dropped as soon as the helper comes to it. That is the only case in which a reader may see old data, for
+//! that moment.
 //!
 //! Where both a direct write and a store to the same page through a map or the cache are under way, the store may write
 //! the whole page back, as on other file systems: the kernel keeps no order between the two.
@@ -160,7 +163,8 @@ impl Behind {
         }
     }
 
-    /// These bytes were written past the cache: whether pages of them must be dropped. If so, [`Self::dropped`] follows.
+    /// These bytes were written past the cache: whether pages of them must be dropped. If so, [`Self::dropped`]
+    /// follows.
     fn must_drop(&self, ino: NodeId, offset: u64, len: usize) -> bool {
         let pages = pages_of(offset, len);
         let mut files = self.shard(ino).lock();

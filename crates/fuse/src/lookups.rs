@@ -2,20 +2,20 @@
 //!
 //! Each answer that tells the kernel of an inode (LOOKUP, CREATE, MKNOD, MKDIR, SYMLINK, LINK, TMPFILE, each entry of
 //! READDIRPLUS but `.` and `..`) counts as one; FORGET and BATCH_FORGET give back. Until all is given back the inode
-//! stays, also without a name: a working directory that was removed, a file that is held by O_PATH. The engine keeps the
-//! counts ([`Volume::hold`]); this module knows the frames.
+//! stays, also without a name: a working directory that was removed, a file that is held by O_PATH. The engine keeps
+//! the counts ([`Volume::hold`]); this module knows the frames.
 //!
 //! It is counted before the answer is sent: the kernel may use and forget the inode before the sending thread runs
-//! again. An answer that the kernel refuses is taken back entry by entry ([`BraidFs::refused`]): it does not come back to
-//! it. (An operation that was interrupted takes its answer all the same, `fuse_dev_do_write`; refused is what comes after
-//! the connection was cut off, or was malformed.) What the kernel takes and cannot use it forgets itself
+//! again. An answer that the kernel refuses is taken back entry by entry ([`BraidFs::refused`]): it does not come
+//! back to it. (An operation that was interrupted takes its answer all the same, `fuse_dev_do_write`; refused is what
+//! comes after the connection was cut off, or was malformed.) What the kernel takes and cannot use it forgets itself
 //! (`fuse_queue_forget` in `fs/fuse/dir.c`).
 //!
-//! Nothing is deleted by UNLINK alone, then, as long as the kernel has the inode in its cache: the FORGET that follows
-//! does it. Both are in the kernel's queue before the process that unlinked goes on, but FORGETs may be overtaken by a few
-//! requests (`fuse_dev_do_read` lets up to 8 pass), and another thread may serve them. So what depends on it,
-//! STATFS, SYNCFS, a look-up by file handle, and every request that would fail for want of space, waits a moment for removals that are about to be
-//! completed ([`BraidFs::put_off`]).
+//! Nothing is deleted by UNLINK alone, then, as long as the kernel has the inode in its cache: the FORGET that
+//! follows does it. Both are in the kernel's queue before the process that unlinked goes on, but FORGETs may be
+//! overtaken by a few requests (`fuse_dev_do_read` lets up to 8 pass), and another thread may serve them. So what
+//! depends on it, STATFS, SYNCFS, a look-up by file handle, and every request that would fail for want of space,
+//! waits a moment for removals that are about to be completed ([`BraidFs::put_off`]).
 //!
 //! [`Volume::hold`]: braidfs::Volume::hold
 

@@ -4,10 +4,11 @@
 //! Owns how often each inode was told. An entry takes 17 bytes of a hash table that is between 44 and 87 % full, and
 //! nothing else: a cell may leave memory while its inode is held. Counting writes only to the shard of the inode.
 //!
-//! Who comes first, look-up or removal: a look-up counts, then reads under the cell's lock whether the inode was deleted
-//! ([`Inner::hold`]); a removal marks the inode as gone, then asks for the count, both under the cell's lock for writing
-//! ([`Inner::last_name_gone`]). So either the look-up sees the deletion, and takes its count back, or the removal sees the
-//! count, and leaves an orphan. Whoever gives the last count back sees the mark that the removal left here, and reaps.
+//! Who comes first, look-up or removal: a look-up counts, then reads under the cell's lock whether the inode was
+//! deleted ([`Inner::hold`]); a removal marks the inode as gone, then asks for the count, both under the cell's lock
+//! for writing ([`Inner::last_name_gone`]). So either the look-up sees the deletion, and takes its count back, or the
+//! removal sees the count, and leaves an orphan. Whoever gives the last count back sees the mark that the removal
+//! left here, and reaps.
 //!
 //! Lock rank: shards are leaves.
 
@@ -262,8 +263,8 @@ impl Volume {
         self.inner().hold(&c).ok_or(Error::NotFound)
     }
 
-    /// Gives `times` counts of an inode back, if the number is held in the generation meant. An inode that lost its last
-    /// name meanwhile goes with the last count. More than was counted is taken as all, and said once in the log.
+    /// Gives `times` counts of an inode back, if the number is held in the generation meant. An inode that lost its
+    /// last name meanwhile goes with the last count. More than was counted is taken as all, and said once in the log.
     pub fn forget(&self, ino: NodeId, is_it: impl Fn(u32) -> bool, times: u64) {
         self.inner().take_back(ino, &is_it, times);
     }
@@ -280,8 +281,8 @@ impl Volume {
         }
     }
 
-    /// How many inodes are held, how many of them have no name any more, and how often more was given back than had been
-    /// counted.
+    /// How many inodes are held, how many of them have no name any more, and how often more was given back than had
+    /// been counted.
     pub fn held(&self) -> HeldStats {
         let held = &self.inner().held;
         let mut s = HeldStats { excess: held.excess.load(Ordering::Relaxed), ..HeldStats::default() };
