@@ -173,10 +173,19 @@ def write_blocks(kind, path, phases, end):
     return phase
 
 
+def map_whole(fd):
+    """A map of the file for reading, which a truncation under way may refuse at first."""
+    while True:
+        try:
+            return mmap.mmap(fd, BLOCK * BLOCKS, prot=mmap.PROT_READ)
+        except ValueError:
+            time.sleep(0.001)
+
+
 def read_blocks(kind, path, phases, end, writer):
     fd = os.open(path, os.O_RDONLY | (os.O_DIRECT if kind == "direct" else 0))
     memory = aligned(BLOCK * BLOCKS)
-    view = mmap.mmap(fd, BLOCK * BLOCKS, prot=mmap.PROT_READ) if kind == "mapped" else None
+    view = map_whole(fd) if kind == "mapped" else None
     # what lies beyond the end meanwhile cannot be read through a map, and half of the first block always stays
     half, blocks = writer == "truncate", 1 if writer == "truncate" and view else BLOCKS
     reads = 0
