@@ -101,7 +101,7 @@ impl FileDevice {
             .open(path)
             .map_err(|e| OpenError::of(path, "create", e))?;
         let mut range = None;
-        let made = open::lock(&file, path, true).and_then(|()| {
+        let made = open::lock(&file, path, true, false).and_then(|()| {
             // nobody else knows the file
             range = RangeLock::take(&file, true).unwrap_or_default();
             file.set_len(bytes).and_then(|()| file.sync_all()).map_err(|e| OpenError::of(path, "set the size of", e))
@@ -157,7 +157,7 @@ impl FileDevice {
     /// Opens the same file or device again, for writing, and turns the lock of this one into a writer's.
     fn reopen(&self) -> io::Result<FileDevice> {
         let busy = || io::Error::from_raw_os_error(libc::EBUSY);
-        let lock = open::UpgradedLock::take(&self.file, &self.path).map_err(|_| busy())?;
+        let lock = open::UpgradedLock::take(&self.file, &self.path, self.is_block_device).map_err(|_| busy())?;
         // not by the path, which may name another file by now
         let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
         let file = OpenOptions::new().read(true).write(true).open(&path)?;

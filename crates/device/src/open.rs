@@ -195,8 +195,8 @@ pub(crate) fn open(path: &Path, write: bool, locked: bool) -> Result<Opened, Ope
     let is_block_device = meta.file_type().is_block_device();
     let mut range = None;
     if locked {
-        lock(&file, path, write)?;
-        range = patiently(|| RangeLock::take(&file, write)).map_err(|e| in_use(path, e))?;
+        lock(&file, path, write, is_block_device)?;
+        range = RangeLock::take(&file, write).map_err(|e| in_use(path, e))?;
     }
     let (claim, bytes) = if is_block_device {
         let claim = match write {
@@ -231,45 +231,41 @@ pub(crate) struct UpgradedLock {
     /// Shares the lock with the reader's descriptor.
     file: File,
     path: PathBuf,
+    is_block_device: bool,
 }
 
 impl UpgradedLock {
     /// Of `file`, which holds a reader's lock.
-    pub(crate) fn take(file: &File, path: &Path) -> Result<Self, OpenError> {
+    pub(crate) fn take(file: &File, path: &Path, is_block_device: bool) -> Result<Self, OpenError> {
         let own = file.try_clone().map_err(|e| OpenError::of(path, "lock", e))?;
-        let lock = Self { file: own, path: path.to_path_buf() };
+        let lock = Self { file: own, path: path.to_path_buf(), is_block_device };
         // where it fails the reader's lock may be gone for a moment: the drop of `lock` takes it again
-        self::lock(&lock.file, path, true)?;
+        self::lock(&lock.file, path, true, is_block_device)?;
         Ok(lock)
     }
 }
 
 impl Drop for UpgradedLock {
     fn drop(&mut self) {
-        if let Err(e) = lock(&self.file, &self.path, false) {
+        if let Err(e) = lock(&self.file, &self.path, false, self.is_block_device) {
             tracing::warn!("{e}");
         }
     }
 }
 
 /// Locks `file` for as long as it is open.
-pub(crate) fn lock(file: &File, path: &Path, write: bool) -> Result<(), OpenError> {
+pub(crate) fn lock(file: &File, path: &Path, write: bool, is_block_device: bool) -> Result<(), OpenError> {
     let how = if write { FlockOperation::NonBlockingLockExclusive } else { FlockOperation::NonBlockingLockShared };
-    patiently(|| rustix::fs::flock(file, how)).map_err(|e| in_use(path, e))
-}
-
-/// Tries for a second to get a lock. A process that was killed lets go of its locks a moment after it looks dead, and udev
-/// locks a block device for a moment whenever a writer has closed it.
-fn patiently<T>(mut take: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
-    let mut tries = 20;
+    // udev locks a block device for a moment whenever a writer has closed it.
+    let mut tries = if is_block_device { 20 } else { 1 };
     loop {
-        match take() {
-            Err(Errno::INTR) => {}
-            Err(Errno::WOULDBLOCK | Errno::ACCESS) if tries > 1 => {
-                tries -= 1;
-                std::thread::sleep(Duration::from_millis(50));
-            }
-            result => return result,
+        tries -= 1;
+        match rustix::fs::flock(file, how) {
+            Ok(()) => return Ok(()),
+            Err(Errno::INTR) => tries += 1,
+            Err(Errno::WOULDBLOCK) if tries > 0 => std::thread::sleep(Duration::from_millis(50)),
+            Err(Errno::WOULDBLOCK) => return Err(OpenError::InUse { path: path.to_path_buf() }),
+            Err(e) => return Err(OpenError::of(path, "lock", e.into())),
         }
     }
 }

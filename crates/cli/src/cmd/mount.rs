@@ -8,7 +8,7 @@ use crate::cmd::remount;
 use crate::failure::{Failure, Outcome, host_error, mount_code};
 use crate::{mounted, mountinfo, open};
 use braidfs::{MountOptions, Volume};
-use braidfs_device::{Device, FileDevice, open_volume_files};
+use braidfs_device::{Device, FileDevice, OpenError, open_volume_files};
 use braidfs_fuse::{DaemonError, LoopDevice, MountConfig, daemonize, serve, take_over};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -132,9 +132,11 @@ fn understand(lists: &[String], sloppy: bool) -> Result<MountSpec, Failure> {
 fn mount(devices: &[PathBuf], mountpoint: &Path, spec: &MountSpec, foreground: bool) -> Outcome {
     let failed = |f: Failure| f.with_code(mount_code::FAILED);
     // The server works in `/`: its paths must not depend on where we were started.
-    let job = Job { devices: real_paths(devices).map_err(failed)?, mountpoint: mountinfo::absolute(mountpoint), spec };
+    let mountpoint = mountinfo::absolute(mountpoint);
+    let mut job = Job { devices: real_paths(devices).map_err(failed)?, mountpoint, spec, taken_over: false };
+    let taken_over = take_over(&job.mountpoint);
     let place = job.mountpoint.display();
-    take_over(&job.mountpoint).map_err(|e| {
+    job.taken_over = taken_over.map_err(|e| {
         let why = format!("a dead file system is mounted there and cannot be unmounted: {}", host_error(&e));
         failed(Failure::at("cannot mount on", &place, why))
     })?;
@@ -168,6 +170,8 @@ struct Job<'a> {
     devices: Vec<PathBuf>,
     mountpoint: PathBuf,
     spec: &'a MountSpec,
+    /// A daemon that died was found at the mount point.
+    taken_over: bool,
 }
 
 /// The block device that a fuseblk mount claims.
@@ -179,9 +183,22 @@ enum Claim {
 }
 
 impl Job<'_> {
+    /// Opens the devices. The kernel lets go of the locks of a daemon that was killed a moment after the mount looks dead.
+    fn open_files(&self) -> Result<Vec<FileDevice>, OpenError> {
+        let mut tries = if self.taken_over { 40 } else { 1 };
+        loop {
+            tries -= 1;
+            match open_volume_files(&self.devices, !self.spec.read_only) {
+                Err(OpenError::InUse { .. }) if tries > 0 => std::thread::sleep(Duration::from_millis(50)),
+                result => return result,
+            }
+        }
+    }
+
     fn serve(&self, ready: impl FnOnce()) -> Result<(), Failure> {
         let spec = self.spec;
-        let files: Vec<Arc<FileDevice>> = open_volume_files(&self.devices, !spec.read_only)
+        let files: Vec<Arc<FileDevice>> = self
+            .open_files()
             .map_err(|e| mounted::explain(&e, &self.devices, Some(&self.mountpoint)))?
             .into_iter()
             .map(Arc::new)

@@ -46,8 +46,12 @@ fn model(dev: &Arc<SparseDevice>) -> Model {
 }
 
 fn fresh(mib: u64, domains: u16) -> Arc<SparseDevice> {
+    formatted(mib, domains, None)
+}
+
+fn formatted(mib: u64, domains: u16, group_bytes: Option<u64>) -> Arc<SparseDevice> {
     let dev = SparseDevice::new(mib * 256);
-    let o = MkfsOptions { domains: Some(domains), uuid: Some([5; 16]), ..Default::default() };
+    let o = MkfsOptions { domains: Some(domains), group_bytes, uuid: Some([5; 16]), ..Default::default() };
     crate::mkfs::format(&[Arc::clone(&dev) as Arc<dyn Device>], &o).unwrap();
     dev
 }
@@ -105,7 +109,8 @@ fn add_extents(m: &mut Model, node: NodeId, count: u64) {
 
 /// A volume with everything: remote inodes, bucketed directory, overflow links, xattrs and extent trees.
 fn populated() -> Arc<SparseDevice> {
-    let dev = fresh(256, 3);
+    // one group has room for the extents of the largest file
+    let dev = formatted(256, 3, Some(16 << 20));
     let mut m = model(&dev);
     assert_eq!(m.log.findings, vec![]);
     let root = NodeId::ROOT;
