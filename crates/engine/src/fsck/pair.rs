@@ -83,7 +83,7 @@ pub fn write_both(
     write: &dyn Fn(usize, &[u8]) -> Result<()>,
 ) -> Result<()> {
     let (first, seq) = match state.current() {
-        Some((copy, seq)) => (1 - copy, seq + 1),
+        Some((copy, seq)) => (1 - copy, (seq + 1).max(floor + 1)),
         None => (0, floor + 1),
     };
     for copy in [first, 1 - first] {

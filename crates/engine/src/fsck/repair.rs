@@ -178,6 +178,8 @@ fn write_entries(store: &Store, domain: u16, group: &Group) -> Result<()> {
     for index in (0..g.node_blocks()).filter(|&i| group.entries_dirty[i as usize]) {
         let addr = g.node_table_addr(number, index);
         let entries = group.entries.block(index);
+        // not below what the segment table says of it, also where the claim's epoch is wrong
+        let floor = floor.max(group.floor(g.node_table_index(index)));
         write_pair(store, addr, BlockKind::NodeTable, floor, &|copy, seq| {
             NodeTableBlock::encode(&entries, domain, volume, addr, copy, seq)
         })?;
@@ -238,6 +240,7 @@ fn write_group(store: &Store, domain: &Domain, group: &Group, claims: &[Claim]) 
         });
         if !right {
             changed = true;
+            let floor = floor.max(group.floor(half as usize));
             write_pair(store, addr, BlockKind::Owners, floor, &|copy, seq| {
                 encode_owners(&wanted, domain.number, volume, addr, copy, seq)
             })?;
