@@ -245,11 +245,16 @@ impl Source for VolumeFile<'_> {
 
 impl Sink for VolumeFile<'_> {
     fn write(&mut self, offset: u64, data: &[u8]) -> Res<()> {
-        match self.volume.write(&self.file, offset, data) {
-            Ok(n) if n == data.len() => Ok(()),
-            Ok(n) => Err(format!("wrote {n} of {} bytes", data.len())),
-            Err(e) => Err(reason(e)),
+        let mut done = 0;
+        while done < data.len() {
+            match self.volume.write(&self.file, offset + done as u64, &data[done..]) {
+                Ok(0) => return Err(format!("wrote {done} of {} bytes", data.len())),
+                // the last blocks of a volume; the next write says that it is full
+                Ok(n) => done += n,
+                Err(e) => return Err(reason(e)),
+            }
         }
+        Ok(())
     }
 
     fn set_size(&mut self, size: u64) -> Res<()> {

@@ -91,14 +91,30 @@ impl BraidFs {
             self.behind.cached(handle.ino(), arg.offset, data.len());
         }
         // The offset is the kernel's also for O_APPEND: with the writeback cache it knows the size.
-        let write = if arg.write_flags & abi::WRITE_CACHE != 0 { Volume::write_accepted } else { Volume::write };
-        let size = write(&self.vol, &handle.file, arg.offset, data).map_err(errno)? as u32;
+        let size = if arg.write_flags & abi::WRITE_CACHE != 0 {
+            self.write_whole(&handle, arg.offset, data)?
+        } else {
+            self.vol.write(&handle.file, arg.offset, data).map_err(errno)? as u32
+        };
         self.watch_room(handle.ino(), cx.channel);
         out.put(&abi::WriteOut { size, padding: 0 });
         if direct && size > 0 {
             return Ok(self.written_direct(&handle, arg.offset, size as usize, out, cx));
         }
         Ok(Outcome::Reply)
+    }
+
+    /// Writes pages of the kernel's cache, all of them or an error: for these the kernel does not look at how much was
+    /// written (`fuse_writepage_end` in fs/fuse/file.c), and would lose the rest without a word.
+    fn write_whole(&self, handle: &Handle, offset: u64, data: &[u8]) -> Result<u32, Errno> {
+        let mut done = 0;
+        while done < data.len() {
+            match self.vol.write_accepted(&handle.file, offset + done as u64, &data[done..]).map_err(errno)? {
+                0 => return Err(Errno::NOSPC),
+                n => done += n,
+            }
+        }
+        Ok(done as u32)
     }
 
     pub(crate) fn release(&self, req: &Request<'_>, cx: &Context<'_>) -> Handled {

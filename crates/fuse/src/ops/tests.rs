@@ -340,3 +340,24 @@ fn a_removed_directory_answers_until_it_is_forgotten() {
     s.forget(&dir, 1);
     assert_eq!(s.getattr(id).map(|a| a.ino), Err(Errno::STALE));
 }
+
+/// Of pages of its cache the kernel does not look at how much was written: all of them, or an error.
+#[test]
+fn pages_of_the_cache_are_written_whole_or_refused() {
+    let s = Served::new();
+    let node = WireId(s.mknod(ROOT, "f").nodeid);
+    let fh = s.open(op::OPEN, node).unwrap();
+    let data = vec![7; 900_000];
+    let mut offset = 0;
+    let refused = loop {
+        let mut arg = abi::WriteIn::new_zeroed();
+        (arg.fh, arg.offset, arg.size, arg.write_flags) = (fh, offset, data.len() as u32, abi::WRITE_CACHE);
+        match s.ask(op::WRITE, node, &[arg.as_bytes(), &data]) {
+            Ok(reply) => assert_eq!(abi::WriteOut::read_from_prefix(&reply).unwrap().0.size, arg.size),
+            Err(e) => break e,
+        }
+        offset += data.len() as u64;
+    };
+    assert_eq!(refused, Errno::NOSPC);
+    assert!(offset > 40 << 20, "{offset}");
+}
