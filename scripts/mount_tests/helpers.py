@@ -49,7 +49,7 @@ def as_installed(volume, *commands):
     overlay = f"mount -t overlay overlay -o lowerdir={helpers_of(volume)}:/usr/sbin /usr/sbin"
     # also where a command fails: a daemon that is killed as the last process of a namespace with its mount in it hangs
     # in the kernel for ever (docs/mounted.md)
-    unmount = "trap 'grep -E \" fuse(blk)?[.]braidfs \" /proc/self/mounts | cut -d\" \" -f2 | xargs -r umount -l' EXIT"
+    unmount = "trap 'set +x; grep -E \" fuse(blk)?[.]braidfs \" /proc/self/mounts | cut -d\" \" -f2 | xargs -r umount -l' EXIT"
     return run("unshare", "--mount", "sh", "-ec", "\n".join([unmount, overlay, *commands]), ok=None)
 
 

@@ -210,7 +210,7 @@ def mount_and_fstab(volume, _top):
             volume,
             "set -x",
             f"mkfs -t braidfs -q --force {image}",
-            f"mount -T {table} -a", f"mount -T {table} -a", f"{state} | wc -l", state,
+            f"mount -T {table} -a", f"mount -T {table} -a", f"grep -c ' {mnt} ' /proc/self/mountinfo", state,
             f"echo kept > {mnt}/f", f"mount -T {table} -o remount,ro {mnt}", state, f"umount {mnt}",
             f"mount -t braidfs -o loop,ro {image} {mnt}", f"cat {mnt}/f", f"umount {mnt}",
             f"mount -t braidfs -o noexec -o sync -o rw {image} {mnt}", state, f"umount {mnt}",
