@@ -41,7 +41,7 @@ fn margin_of(hidden: u64) -> u64 {
 
 impl Space {
     /// Blocks kept back from ordinary reservations, for metadata, deletions and cleaning.
-    pub(super) fn hidden(&self) -> u64 {
+    pub(crate) fn hidden(&self) -> u64 {
         kept_back(self.total.load(Relaxed))
     }
 
@@ -63,11 +63,6 @@ impl Space {
     /// Blocks that ordinary reservations can have beyond [`Self::available`].
     pub(crate) fn margin(&self) -> u64 {
         margin_of(self.hidden())
-    }
-
-    /// Blocks that ordinary reservations leave.
-    pub(crate) fn stats_hidden(&self) -> u64 {
-        self.hidden()
     }
 
     /// Groups that hold no block in use, as a hint, with their blocks; the highest first.

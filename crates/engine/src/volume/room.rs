@@ -194,7 +194,7 @@ impl Inner {
 
     /// Whether a new file can be placed in a domain.
     pub(crate) fn has_room(&self, d: &Domain) -> bool {
-        let least = (d.space.stats_hidden()).min(PLACE_BLOCKS);
+        let least = d.space.hidden().min(PLACE_BLOCKS);
         d.failed().is_none() && self.room(d, least) >= least
     }
 

@@ -29,15 +29,12 @@ impl BraidFs {
         let room = arg.out_size as usize;
         let id = req.node();
         let node = self.opened(id, arg.fh)?.ino();
-        if let Some(handled) =
-            self.scrub_ioctl(req, &arg, input, out).or_else(|| self.remount_ioctl(req, &arg, input, out))
-        {
-            return handled;
-        }
-        if let Some(handled) = self.label_ioctl(req, &arg, input, out) {
-            return handled;
-        }
-        if let Some(handled) = self.trim_ioctl(req, &arg, input, out) {
+        let of_the_volume = self
+            .scrub_ioctl(req, &arg, input, out)
+            .or_else(|| self.remount_ioctl(req, &arg, input, out))
+            .or_else(|| self.label_ioctl(req, &arg, input, out))
+            .or_else(|| self.trim_ioctl(req, &arg, input, out));
+        if let Some(handled) = of_the_volume {
             return handled;
         }
         let now = || self.vol.getattr(node).map(|a| a.flags).map_err(errno);
