@@ -17,7 +17,8 @@ sys.dont_write_bytecode = True
 import fslib  # noqa: E402
 from fslib import Failed, Workspace  # noqa: E402
 
-SIZE = 8 << 30
+# An inode per 16 KiB: room for a million and a quarter.
+SIZE = 20 << 30
 PARTS = 8
 CREATES, UNLINKS = 1.4, 1.2
 TICKS = os.sysconf("SC_CLK_TCK")
