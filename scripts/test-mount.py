@@ -543,7 +543,7 @@ def idle_mounts_ask_nothing_of_the_cpus(volume, top):
     daemon_only(volume)
     root_only()
     volume.umount()
-    volume.mount("latency=low")
+    volume.mount("latency=low", "transport=dev")
     (daemon,) = volume.daemons()
 
     def awake():

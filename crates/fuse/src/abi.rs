@@ -59,6 +59,7 @@ pub mod init {
     pub const CREATE_SUPP_GROUP: u64 = 1 << 34;
     pub const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
     pub const ALLOW_IDMAP: u64 = 1 << 40;
+    pub const OVER_IO_URING: u64 = 1 << 41;
 }
 
 /// SETATTR `valid` bits.
@@ -109,6 +110,10 @@ pub const NOTIFY_INVAL_INODE: i32 = 2;
 pub const NOTIFY_PRUNE: i32 = 9;
 /// Linux 6.18.
 pub const MINOR_PRUNE: u32 = 45;
+/// io_uring command: gives an entry to a queue.
+pub const URING_REGISTER: u32 = 1;
+/// io_uring command: the answer is in the entry; fetch the next request into it.
+pub const URING_COMMIT_AND_FETCH: u32 = 2;
 /// `_IOR(229, 0, u32)`: a further descriptor of the same connection.
 pub const DEV_IOC_CLONE: u64 = 0x8004_e500;
 
@@ -192,6 +197,12 @@ wire! {
     /// Node ids follow.
     PruneOut: 16 { count: u32, padding: u32, spare: u64 }
     ExtHeader: 8 { size: u32, kind: u32 }
+    UringInOut: 32 { flags: u64, commit_id: u64, payload_size: u32, padding: u32, reserved: u64 }
+    /// The first part of an entry of a ring: the header of the request, later that of its answer; the structure of the
+    /// operation; how much the second part holds.
+    UringHeader: 288 { in_out: [u8; 128], op_in: [u8; 128], ent: UringInOut }
+    /// At the start of an SQE's command.
+    UringCommand: 24 { flags: u64, commit_id: u64, qid: u16, padding: [u8; 6] }
     /// `struct fsxattr` of `linux/fs.h`.
     Fsxattr: 28 { xflags: u32, extsize: u32, nextents: u32, projid: u32, cowextsize: u32, pad: [u8; 8] }
 }

@@ -22,9 +22,10 @@
 //! answers the direct WRITE then. The serving threads wait for nobody. What the helper waits for is answered by them;
 //! it is never a direct WRITE that waits for the helper itself: the only WRITE under way with a page locked is that
 //! of `fuse_perform_write`, which is no direct one and is answered at once. One bound is the kernel's: it hands out
-//! only [`MAX_BACKGROUND`] requests at a time of those that nobody waits for synchronously, and both direct WRITEs and the
-//! READs (readahead) that the helper may wait for are such. If all of these were direct WRITEs that wait for the
-//! helper, nobody would ever go on. So at most [`WAITING_MAX`] wait; what exceeds that is answered at once, and its
+//! only [`MAX_BACKGROUND`](crate::fs::MAX_BACKGROUND) requests at a time of those that nobody waits for synchronously, and both direct WRITEs and the
+//! READs (readahead) that the helper may wait for are such; a queue of a ring has places for fewer. If all of these were
+//! direct WRITEs that wait for the helper, nobody would ever go on. So a limited number waits
+//! ([`BraidFs::let_wait`]); what exceeds that is answered at once, and its
 //! pages are dropped as soon as the helper comes to it. That is the only case in which a reader may see old data, for
 //! that moment.
 //!
@@ -32,7 +33,7 @@
 //! the whole page back, as on other file systems: the kernel keeps no order between the two.
 
 use crate::channel::Channel;
-use crate::fs::{BraidFs, Context, MAX_BACKGROUND};
+use crate::fs::{BraidFs, Context};
 use crate::handles::Handle;
 use crate::request::{Answer, Outcome};
 use braidfs::NodeId;
@@ -43,8 +44,6 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Direct WRITEs that wait for the helper at most.
-const WAITING_MAX: usize = MAX_BACKGROUND as usize - 64;
 const PAGE: u64 = 4096;
 /// Pages of one entry of [`Pages`].
 const RUN: u64 = 512;
@@ -113,8 +112,6 @@ pub(crate) struct Behind {
     /// How many handles. Written when such a file is opened and closed.
     handles: CachePadded<AtomicUsize>,
     files: [CachePadded<Mutex<HashMap<u64, File>>>; SHARDS],
-    /// Direct WRITEs that wait for the helper.
-    waiting: CachePadded<AtomicUsize>,
 }
 
 /// Cuts a range of pages into pieces of one run: its number, and the pages counted from its begin.
@@ -207,17 +204,16 @@ impl BraidFs {
                 fs.behind.dropped(id.ino(), offset, len);
             }
         };
-        if self.behind.waiting.fetch_add(1, Ordering::Relaxed) >= WAITING_MAX {
-            self.behind.waiting.fetch_sub(1, Ordering::Relaxed);
+        let Some(waiting) = self.let_wait(true) else {
             let channel = cx.channel.clone();
             // Not sent only where the mount is ending.
             let _ = self.jobs.send(Box::new(move |fs: &BraidFs| drop_pages(fs, &channel)));
             return Outcome::Reply;
-        }
+        };
         let (later, body, channel): (_, _, Arc<Channel>) = (cx.later(), out.body().to_vec(), cx.channel.clone());
         let job = Box::new(move |fs: &BraidFs| {
             drop_pages(fs, &channel);
-            fs.behind.waiting.fetch_sub(1, Ordering::Relaxed);
+            drop(waiting);
             let mut out = Answer::new(body.len());
             out.put_bytes(&body);
             later.answer(&mut out);

@@ -9,13 +9,21 @@ use crate::request::Answer;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::Arc;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use zerocopy::IntoBytes;
 
 /// Opens `/dev/fuse`.
 pub(crate) fn open_device() -> io::Result<OwnedFd> {
     Ok(rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+/// What there was to read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Received {
+    /// A request of so many bytes; 0: one that was interrupted.
+    Bytes(usize),
+    Nothing,
+    Gone,
 }
 
 /// One descriptor of the connection.
@@ -37,6 +45,23 @@ impl Channel {
         // SAFETY: FUSE_DEV_IOC_CLONE reads one u32, which `source` is, and keeps no pointer.
         let rc = unsafe { libc::ioctl(fd.as_raw_fd(), abi::DEV_IOC_CLONE as libc::Ioctl, &raw const source) };
         if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(Self { fd }) }
+    }
+
+    /// From now on [`Self::try_receive`] is meant. Also of other descriptors that share the open file.
+    pub fn set_nonblocking(&self) -> io::Result<()> {
+        let flags = rustix::fs::fcntl_getfl(&self.fd)?;
+        Ok(rustix::fs::fcntl_setfl(&self.fd, flags | OFlags::NONBLOCK)?)
+    }
+
+    /// A request, where there is one; `Gone` when the file system has been unmounted.
+    pub fn try_receive(&self, buf: &mut [u8]) -> io::Result<Received> {
+        match rustix::io::read(&self.fd, &mut *buf) {
+            Ok(n) => Ok(Received::Bytes(n)),
+            Err(Errno::NOENT | Errno::INTR) => Ok(Received::Bytes(0)),
+            Err(Errno::AGAIN) => Ok(Received::Nothing),
+            Err(Errno::NODEV | Errno::CONNABORTED) => Ok(Received::Gone),
+            Err(e) => Err(e.into()),
+        }
     }
 
     /// Waits for the next request; `None` when the file system has been unmounted.
@@ -109,53 +134,8 @@ impl Channel {
     }
 }
 
-/// The duty to reply to one request, apart from the thread that received it. Dropped without a reply, it answers EIO,
-/// so that no process waits forever.
-#[derive(Debug)]
-pub(crate) struct Later {
-    channel: Option<Arc<Channel>>,
-    unique: u64,
-}
-
-impl Later {
-    /// For the request `unique` that came from `channel`.
-    pub fn new(channel: &Arc<Channel>, unique: u64) -> Self {
-        Self { channel: Some(channel.clone()), unique }
-    }
-
-    /// Replies success without a body, or an error.
-    pub fn done(mut self, result: Result<(), Errno>) {
-        if let Some(channel) = self.channel.take() {
-            match result {
-                Ok(()) => channel.reply_empty(self.unique),
-                Err(e) => channel.reply_error(self.unique, e),
-            }
-        }
-    }
-
-    /// Replies with a body.
-    pub fn answer(mut self, answer: &mut Answer) {
-        if let Some(channel) = self.channel.take() {
-            channel.reply(self.unique, answer);
-        }
-    }
-
-    /// The duty goes on to whoever has the request's number, which this tells.
-    pub fn taken(mut self) -> u64 {
-        self.channel = None;
-        self.unique
-    }
-
-    /// The channel, for notifications.
-    pub fn channel(&self) -> Option<&Arc<Channel>> {
-        self.channel.as_ref()
-    }
-}
-
-impl Drop for Later {
-    fn drop(&mut self) {
-        if let Some(channel) = self.channel.take() {
-            channel.reply_error(self.unique, Errno::IO);
-        }
+impl AsFd for Channel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
     }
 }

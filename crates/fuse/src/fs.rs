@@ -8,18 +8,20 @@
 
 use crate::abi::{self, init, op};
 use crate::behind::Behind;
-use crate::channel::{Channel, Later};
+use crate::channel::Channel;
 use crate::flagged::Flagged;
 use crate::handles::Handles;
 use crate::ops::{Durable, Scrubbing};
 use crate::request::{Answer, Handled, Outcome, Request};
 use crate::room::Tight;
+use crate::transport::{DEFERRED_MAX, Later, Ticket};
 use braidfs::{Error, Volume};
 use parking_lot::Mutex;
 use rustix::io::Errno;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc;
+use std::sync::{Arc, OnceLock};
+use std::thread::Thread;
 
 /// How long the kernel may trust what it is told, seconds.
 pub(crate) const TTL_SECONDS: u64 = 3600;
@@ -73,8 +75,8 @@ impl Agreed {
     }
 }
 
-/// Answers INIT.
-pub(crate) fn negotiate(req: &Request<'_>, out: &mut Answer) -> Result<Agreed, Errno> {
+/// Answers INIT; `rings`: they are there, should the kernel know them.
+pub(crate) fn negotiate(req: &Request<'_>, out: &mut Answer, rings: bool) -> Result<Agreed, Errno> {
     let old: abi::InitCompatIn = req.arg()?;
     if old.major != abi::MAJOR || old.minor < abi::MINOR_MIN {
         tracing::error!(
@@ -88,7 +90,8 @@ pub(crate) fn negotiate(req: &Request<'_>, out: &mut Answer) -> Result<Agreed, E
         Ok(new) if u64::from(old.flags) & init::INIT_EXT != 0 => u64::from(new.flags2),
         _ => 0,
     };
-    let flags = (u64::from(old.flags) | high << 32) & WANTED;
+    let wanted = WANTED | if rings { init::OVER_IO_URING } else { 0 };
+    let flags = (u64::from(old.flags) | high << 32) & wanted;
     out.put(&abi::InitOut {
         major: abi::MAJOR,
         minor: abi::MINOR.min(old.minor),
@@ -130,18 +133,40 @@ pub(crate) struct BraidFs {
     pub(crate) scrub: Mutex<Option<Scrubbing>>,
     /// There is one: closing a directory need not look for it otherwise.
     pub(crate) scrubs: AtomicBool,
+    /// Requests that the helper thread is to answer when the kernel has answered it.
+    waiting: Arc<AtomicUsize>,
+    /// Who reads FORGETs now and then, where they do not come by themselves.
+    pub(crate) forgets: OnceLock<Thread>,
+}
+
+/// A request that waits, see [`BraidFs::let_wait`].
+#[derive(Debug)]
+pub(crate) struct Waiting(Arc<AtomicUsize>);
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// Where the answer to the request at hand goes.
 pub(crate) struct Context<'c> {
+    /// The device: for notifications.
     pub channel: &'c Arc<Channel>,
-    pub unique: u64,
+    unique: u64,
+    /// The entry of a ring that the request came in.
+    ticket: Option<&'c Ticket>,
 }
 
-impl Context<'_> {
+impl<'c> Context<'c> {
+    /// The answer goes to the device, or into the entry of a ring.
+    pub fn new(channel: &'c Arc<Channel>, unique: u64, ticket: Option<&'c Ticket>) -> Self {
+        Self { channel, unique, ticket }
+    }
+
     /// Takes the duty to reply away from the serving thread; the handler then returns [`Outcome::Deferred`].
     pub fn later(&self) -> Later {
-        Later::new(self.channel, self.unique)
+        Later::new(self.channel, self.unique, self.ticket.cloned())
     }
 }
 
@@ -160,7 +185,22 @@ impl BraidFs {
             durable: Durable::default(),
             scrub: Mutex::default(),
             scrubs: AtomicBool::new(false),
+            waiting: Arc::default(),
+            forgets: OnceLock::new(),
         }
+    }
+
+    /// Lets one more request wait for what the kernel sends on account of it, until the value is dropped. Not where so many
+    /// wait already that the kernel, or a queue of a ring, might have no place for that: then it must be answered at
+    /// once. `background`: it is of those of which the kernel hands out [`MAX_BACKGROUND`] at a time.
+    pub(crate) fn let_wait(&self, background: bool) -> Option<Waiting> {
+        let most = match (self.agreed.has(init::OVER_IO_URING), background) {
+            (true, _) => DEFERRED_MAX,
+            (false, true) => usize::from(MAX_BACKGROUND) - 64,
+            (false, false) => usize::MAX,
+        };
+        let waiting = Waiting(self.waiting.clone());
+        (self.waiting.fetch_add(1, Ordering::Relaxed) < most).then_some(waiting)
     }
 
     /// Closes all files and forgets all look-ups; the volume.
@@ -263,7 +303,7 @@ mod tests {
         };
         let f = init_frame(arg.as_bytes());
         let mut out = Answer::new(64);
-        let agreed = negotiate(&Request::parse(&f).unwrap(), &mut out).unwrap();
+        let agreed = negotiate(&Request::parse(&f).unwrap(), &mut out, false).unwrap();
         let reply = abi::InitOut::read_from_bytes(out.body()).unwrap();
         assert_eq!(agreed.flags, init::WRITEBACK_CACHE | init::INIT_EXT | init::DIRECT_IO_ALLOW_MMAP);
         assert_eq!((reply.minor, reply.max_pages, reply.max_readahead), (44, 256, 1 << 17));
@@ -274,7 +314,7 @@ mod tests {
     fn old_kernels_are_refused() {
         let arg = abi::InitCompatIn { major: 7, minor: 30, max_readahead: 0, flags: 0 };
         let f = init_frame(arg.as_bytes());
-        assert_eq!(negotiate(&Request::parse(&f).unwrap(), &mut Answer::new(0)), Err(Errno::PROTO));
+        assert_eq!(negotiate(&Request::parse(&f).unwrap(), &mut Answer::new(0), true), Err(Errno::PROTO));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The FUSE front end of braidfs: mounts a [`braidfs::Volume`] and answers the kernel.
 //!
 //! The modules, in the order in which a request passes: `mount` (gets the connection) → `session` (serving threads)
-//! → `channel` and `request` (frames; `abi` declares them) → `fs` (which handler) → `ops` (the handlers, over the
+//! → `transport`, `channel` and `request` (how it comes; `abi` declares the frames) → `fs` (which handler) → `ops` (the handlers, over the
 //! engine's API) → `node` (which inode is meant), `lookups` (what the kernel was told of) → `handles` (open files), `behind`
 //! (no stale pages behind direct writes). `serve` runs the whole from mount to unmount,
 //! `latency` looks after the serving threads meanwhile; `daemon` and `loopdev` help the command line.
@@ -10,7 +10,7 @@
 //! and an `umount` that waits until the volume is closed (DESTROY) need operations that the crates do not pass on.
 //!
 //! `unsafe` is confined to `daemon` (fork), `loopdev`, `channel` and `control` (one ioctl each), `latency::follow`
-//! (scheduling policy).
+//! (scheduling policy), `transport::ring` (submissions) and `transport::entry` (memory given back).
 
 mod abi;
 mod asker;
@@ -31,9 +31,11 @@ mod request;
 mod room;
 mod serve;
 mod session;
+mod transport;
 
 pub use daemon::{DaemonError, Ready, daemonize};
 pub use latency::Latency;
 pub use loopdev::LoopDevice;
 pub use mount::{MountConfig, remount, take_over};
 pub use serve::{ServeError, serve};
+pub use transport::Transport;

@@ -15,18 +15,17 @@
 //! follows does it. Both are in the kernel's queue before the process that unlinked goes on, but FORGETs may be
 //! overtaken by a few requests (`fuse_dev_do_read` lets up to 8 pass), and another thread may serve them. So what
 //! depends on it, STATFS, SYNCFS, a look-up by file handle, and every request that would fail for want of space,
-//! waits a moment for removals that are about to be completed ([`BraidFs::put_off`]).
+//! waits a moment for removals that are about to be completed ([`BraidFs::put_off`]). With rings FORGETs do not come
+//! through these; a thread fetches them now and then, and is woken for such a request.
 //!
 //! [`Volume::hold`]: braidfs::Volume::hold
 
 use crate::abi::{self, op};
-use crate::channel::Channel;
 use crate::fs::{BraidFs, Context, MAX_IO_BYTES, errno};
 use crate::node::WireId;
 use crate::request::{Answer, Handled, Outcome, Request};
 use braidfs::{Attr, Error};
 use rustix::io::Errno;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 use zerocopy::FromBytes;
 
@@ -107,11 +106,11 @@ impl BraidFs {
     }
 
     /// Handles a request, or leaves it to the helper thread where it needs what FORGETs under way will give back.
-    pub(crate) fn serve(&self, frame: &[u8], req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
+    pub(crate) fn serve(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
         // a look-up of `.` is that of a file handle: what was just removed must not come back to life by it
         let early = match req.head.opcode {
             op::STATFS | op::SYNCFS => true,
-            op::LOOKUP => req.args == b".\0",
+            op::LOOKUP => req.name() == Ok(b"."),
             _ => false,
         };
         if !(early && self.forgets_due()) {
@@ -120,21 +119,25 @@ impl BraidFs {
                 return handled;
             }
         }
-        self.put_off(frame, cx);
+        self.put_off(req, cx);
         Ok(Outcome::Deferred)
     }
 
     /// Has the helper thread answer a request, after FORGETs that are under way.
-    fn put_off(&self, frame: &[u8], cx: &Context<'_>) {
-        let (frame, later, channel, unique) = (frame.to_vec(), cx.later(), cx.channel.clone(), cx.unique);
+    fn put_off(&self, req: &Request<'_>, cx: &Context<'_>) {
+        let (req, later) = (req.detach(), cx.later());
         let job = Box::new(move |fs: &BraidFs| {
-            let Ok(req) = Request::parse(&frame) else { return };
+            let req = req.get();
             fs.await_forgets();
             let mut out = Answer::new(MAX_IO_BYTES as usize);
-            let handled = fs.handle(&req, &mut out, &Context { channel: &channel, unique });
+            let handled = fs.handle(&req, &mut out, &later.context());
             match handled {
-                Ok(Outcome::Reply) => fs.reply(req.head.opcode, &channel, later.taken(), &mut out),
-                Ok(Outcome::Deferred | Outcome::Silent) => drop(later.taken()),
+                Ok(Outcome::Reply) => {
+                    if !later.try_answer(&mut out) {
+                        fs.refused(req.head.opcode, out.body());
+                    }
+                }
+                Ok(Outcome::Deferred | Outcome::Silent) => later.taken(),
                 Err(e) => later.done(Err(e)),
             }
         });
@@ -142,14 +145,10 @@ impl BraidFs {
         let _ = self.jobs.send(job);
     }
 
-    /// Sends an answer; what it told of is given back where the kernel does not take it.
-    pub(crate) fn reply(&self, opcode: u32, channel: &Arc<Channel>, unique: u64, out: &mut Answer) {
-        if !channel.reply(unique, out) {
-            self.refused(opcode, out.body());
-        }
-    }
-
     fn await_forgets(&self) {
+        if let Some(reader) = self.forgets.get() {
+            reader.unpark();
+        }
         let begin = Instant::now();
         while self.forgets_due() && begin.elapsed() < PATIENCE {
             std::thread::sleep(Duration::from_micros(500));

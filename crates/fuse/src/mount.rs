@@ -6,6 +6,7 @@
 use crate::channel::open_device;
 use crate::fs::MAX_IO_BYTES;
 use crate::latency::Latency;
+use crate::transport::Transport;
 use braidfs::AtimeMode;
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
@@ -56,6 +57,8 @@ pub struct MountConfig {
     pub threads: usize,
     /// What is done about the time that wake-ups take.
     pub latency: Latency,
+    /// How requests come.
+    pub transport: Transport,
     /// Mount as `fuseblk` on this block device (root only): `sync` reaches the volume, and `umount` returns when it is
     /// closed. The device is only claimed, not used; a loop device of the image does ([`crate::LoopDevice`]).
     pub fuseblk: Option<PathBuf>,
@@ -81,6 +84,7 @@ impl MountConfig {
             nosymfollow: false,
             threads: std::thread::available_parallelism().map_or(2, |n| n.get().max(2)),
             latency: Latency::Auto,
+            transport: Transport::Auto,
             fuseblk: None,
         }
     }

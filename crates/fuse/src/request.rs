@@ -6,6 +6,7 @@
 use crate::abi::{self, InHeader, OutHeader};
 use crate::node::WireId;
 use braidfs::Cred;
+use memmap2::MmapMut;
 use rustix::io::Errno;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -28,9 +29,28 @@ pub(crate) enum Outcome {
 pub(crate) struct Request<'a> {
     /// The header.
     pub head: InHeader,
-    /// What follows it, without extensions.
-    pub args: &'a [u8],
+    /// From the device: all that follows it, without extensions. Through a ring: the structure of the operation alone.
+    args: &'a [u8],
+    /// Through a ring: what follows the structure (names, data), which lies elsewhere there.
+    payload: Option<&'a [u8]>,
     extensions: &'a [u8],
+}
+
+/// A copy of a request, for who answers it later.
+#[derive(Debug)]
+pub(crate) struct OwnedRequest {
+    head: InHeader,
+    args: Vec<u8>,
+    payload: Option<Vec<u8>>,
+    extensions: Vec<u8>,
+}
+
+impl OwnedRequest {
+    /// The request.
+    pub fn get(&self) -> Request<'_> {
+        let Self { head, args, payload, extensions } = self;
+        Request { head: *head, args, payload: payload.as_deref(), extensions }
+    }
 }
 
 impl<'a> Request<'a> {
@@ -42,7 +62,24 @@ impl<'a> Request<'a> {
             return Err(Errno::INVAL);
         }
         let (args, extensions) = rest.split_at(rest.len() - ext);
-        Ok(Self { head, args, extensions })
+        Ok(Self { head, args, payload: None, extensions })
+    }
+
+    /// A request as a ring hands it over: header, structure of the operation (what is behind it is garbage), and the rest.
+    pub fn of_parts(head: InHeader, args: &'a [u8], rest: &'a [u8]) -> Result<Self, Errno> {
+        let payload = rest.len().checked_sub(usize::from(head.total_extlen) * 8).ok_or(Errno::INVAL)?;
+        let (payload, extensions) = rest.split_at(payload);
+        Ok(Self { head, args, payload: Some(payload), extensions })
+    }
+
+    /// A copy that needs no buffer of the transport.
+    pub fn detach(self) -> OwnedRequest {
+        OwnedRequest {
+            head: self.head,
+            args: self.args.to_vec(),
+            payload: self.payload.map(<[u8]>::to_vec),
+            extensions: self.extensions.to_vec(),
+        }
     }
 
     /// The inode in the header.
@@ -57,17 +94,23 @@ impl<'a> Request<'a> {
 
     /// The fixed structure and what follows it.
     pub fn arg_and_rest<T: FromBytes + Immutable>(&self) -> Result<(T, &'a [u8]), Errno> {
-        T::read_from_prefix(self.args).map_err(|_| Errno::INVAL)
+        let (arg, rest) = T::read_from_prefix(self.args).map_err(|_| Errno::INVAL)?;
+        Ok((arg, self.payload.unwrap_or(rest)))
     }
 
     /// The only name in the arguments.
     pub fn name(&self) -> Result<&'a [u8], Errno> {
-        split_name(self.args).map(|(name, _)| name)
+        split_name(self.bare()).map(|(name, _)| name)
     }
 
     /// Two names at the start of the arguments.
     pub fn two_names(&self) -> Result<(&'a [u8], &'a [u8]), Errno> {
-        two_names(self.args)
+        two_names(self.bare())
+    }
+
+    /// The arguments of an operation without a structure.
+    fn bare(&self) -> &'a [u8] {
+        self.payload.unwrap_or(self.args)
     }
 
     /// A structure and one name.
@@ -126,9 +169,19 @@ fn two_names(bytes: &[u8]) -> Result<(&[u8], &[u8]), Errno> {
 /// thread, so that reads neither allocate nor clear memory.
 #[derive(Debug)]
 pub(crate) struct Answer {
-    /// Grows to the largest answer; what lies behind `len` is left over from earlier ones.
-    bytes: Vec<u8>,
-    len: usize,
+    store: Store,
+    /// Of the store: where the header begins, and where the body ends so far.
+    start: usize,
+    end: usize,
+}
+
+/// What lies behind `end` is left over from earlier answers.
+#[derive(Debug)]
+enum Store {
+    /// Grows to the largest answer.
+    Heap(Vec<u8>),
+    /// Memory that the kernel reads the body from (see [`crate::transport`]).
+    Mapped(MmapMut),
 }
 
 const HEAD: usize = size_of::<OutHeader>();
@@ -136,17 +189,38 @@ const HEAD: usize = size_of::<OutHeader>();
 impl Answer {
     /// An empty one with room for `capacity` bytes.
     pub fn new(capacity: usize) -> Self {
-        Self { bytes: vec![0; HEAD + capacity], len: HEAD }
+        Self { store: Store::Heap(vec![0; HEAD + capacity]), start: 0, end: HEAD }
+    }
+
+    /// One whose body is built at `at` of this memory, and must fit there.
+    pub fn mapped(memory: MmapMut, at: usize) -> Self {
+        Self { store: Store::Mapped(memory), start: at - HEAD, end: at }
+    }
+
+    /// All of its memory.
+    pub fn memory(&mut self) -> &mut [u8] {
+        match &mut self.store {
+            Store::Heap(bytes) => bytes,
+            Store::Mapped(bytes) => bytes,
+        }
+    }
+
+    /// The memory that it was given.
+    pub fn mapping(&self) -> Option<&MmapMut> {
+        match &self.store {
+            Store::Heap(_) => None,
+            Store::Mapped(memory) => Some(memory),
+        }
     }
 
     /// Throws the body away.
     pub fn clear(&mut self) {
-        self.len = HEAD;
+        self.end = self.start + HEAD;
     }
 
     /// Bytes of the body.
     pub fn len(&self) -> usize {
-        self.len - HEAD
+        self.end - self.start - HEAD
     }
 
     /// Appends a structure.
@@ -157,39 +231,47 @@ impl Answer {
     /// Appends bytes.
     pub fn put_bytes(&mut self, part: &[u8]) {
         self.room(part.len()).copy_from_slice(part);
-        self.len += part.len();
+        self.end += part.len();
     }
 
     /// Pads the body to 8 bytes (the header has 16).
     pub fn pad(&mut self) {
-        let pad = self.len.next_multiple_of(8) - self.len;
+        let pad = self.len().next_multiple_of(8) - self.len();
         self.put_bytes(&[0; 8][..pad]);
     }
 
     /// Has `fill` write a body of at most `len` bytes and tell how many it wrote. The slice it gets holds garbage.
     pub fn fill<E>(&mut self, len: usize, fill: impl FnOnce(&mut [u8]) -> Result<usize, E>) -> Result<(), E> {
-        self.len += fill(self.room(len))?.min(len);
+        self.end += fill(self.room(len))?.min(len);
         Ok(())
     }
 
     /// The whole frame, header completed.
     pub fn frame(&mut self, unique: u64) -> &[u8] {
-        let head = OutHeader { len: self.len as u32, error: 0, unique };
-        self.bytes[..HEAD].copy_from_slice(head.as_bytes());
-        &self.bytes[..self.len]
+        let (start, end) = (self.start, self.end);
+        let head = OutHeader { len: (end - start) as u32, error: 0, unique };
+        let bytes = self.memory();
+        bytes[start..start + HEAD].copy_from_slice(head.as_bytes());
+        &bytes[start..end]
     }
 
     /// The body.
     pub fn body(&self) -> &[u8] {
-        &self.bytes[HEAD..self.len]
+        let bytes: &[u8] = match &self.store {
+            Store::Heap(bytes) => bytes,
+            Store::Mapped(bytes) => bytes,
+        };
+        &bytes[self.start + HEAD..self.end]
     }
 
     fn room(&mut self, len: usize) -> &mut [u8] {
-        let end = self.len + len;
-        if end > self.bytes.len() {
-            self.bytes.resize(end, 0);
+        let (begin, end) = (self.end, self.end + len);
+        if let Store::Heap(bytes) = &mut self.store
+            && end > bytes.len()
+        {
+            bytes.resize(end, 0);
         }
-        &mut self.bytes[self.len..end]
+        &mut self.memory()[begin..end]
     }
 }
 
@@ -235,6 +317,43 @@ mod tests {
         let mut f = frame(abi::op::MKDIR, b"abc", &[]);
         f[36] = 200; // total_extlen
         assert!(Request::parse(&f).is_err());
+    }
+
+    #[test]
+    fn both_transports_hand_over_the_same() {
+        let ext = [16u32, abi::EXT_GROUPS, 1, 4711].map(u32::to_ne_bytes).concat();
+        let arg = abi::Rename2In { newdir: 9, flags: 1, padding: 0 };
+        let f = frame(abi::op::RENAME2, &[arg.as_bytes(), b"a\0bc\0"].concat(), &ext);
+        let whole = Request::parse(&f).unwrap();
+        // 128 bytes for the structure, of which it uses the first; the rest apart, with the extensions
+        let mut args = [0xee; 128];
+        args[..16].copy_from_slice(arg.as_bytes());
+        let rest = [&b"a\0bc\0"[..], &ext].concat();
+        let parts = Request::of_parts(whole.head, &args, &rest).unwrap();
+        for r in [whole, parts, parts.detach().get(), whole.detach().get()] {
+            let (arg, a, b) = r.arg_and_two_names::<abi::Rename2In>().unwrap();
+            assert_eq!((arg.newdir, arg.flags, a, b), (9, 1, &b"a"[..], &b"bc"[..]));
+            assert!(r.cred().in_group(4711));
+        }
+        let f = frame(abi::op::UNLINK, b"x\0", &[]);
+        let head = Request::parse(&f).unwrap().head;
+        assert_eq!(Request::of_parts(head, &[0xee; 128], b"x\0").unwrap().name(), Ok(&b"x"[..]));
+        let mut short = head;
+        short.total_extlen = 1;
+        assert!(Request::of_parts(short, &[], b"x\0").is_err());
+    }
+
+    #[test]
+    fn an_answer_is_built_in_memory_that_is_given() {
+        let mut a = Answer::mapped(MmapMut::map_anon(8192).unwrap(), 4096);
+        a.fill::<Errno>(4096, |b| {
+            b.fill(7);
+            Ok(4096)
+        })
+        .unwrap();
+        assert_eq!((a.len(), a.memory()[4096], a.memory()[8191], a.memory()[4095]), (4096, 7, 7, 0));
+        a.clear();
+        assert!(a.body().is_empty());
     }
 
     #[test]

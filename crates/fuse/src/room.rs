@@ -84,10 +84,12 @@ impl BraidFs {
             out.put(&attr_out(&self.vol.getattr(ino).map_err(crate::fs::errno)?, 0));
             return Ok(Outcome::Reply);
         }
+        let Some(waiting) = self.let_wait(false) else { return self.getattr_of_one_of_many(ino, out) };
         let later = cx.later();
         let job = Box::new(move |fs: &BraidFs| {
-            if let (Some(channel), Some(d)) = (later.channel(), fs.domain_index(ino)) {
-                fs.write_back(d, channel);
+            let _waiting = waiting;
+            if let Some(d) = fs.domain_index(ino) {
+                fs.write_back(d, later.channel());
             }
             let last = fs.last_blocks(ino);
             match fs.vol.settle_room(ino, last) {
@@ -108,6 +110,17 @@ impl BraidFs {
         // A job that cannot be handed over is dropped, and answers EIO.
         let _ = self.jobs.send(job);
         Ok(Outcome::Deferred)
+    }
+
+    /// The same where so many writers wait already that this one must not: it is let through while there is more room
+    /// than all of them may take now.
+    fn getattr_of_one_of_many(&self, ino: NodeId, out: &mut Answer) -> Handled {
+        if self.vol.write_room(ino) < self.last_blocks(ino) {
+            return Err(Errno::NOSPC);
+        }
+        self.handles.promise(ino);
+        out.put(&attr_out(&self.vol.getattr(ino).map_err(crate::fs::errno)?, 0));
+        Ok(Outcome::Reply)
     }
 
     /// With less room than this, writers through the cache are refused.

@@ -1,9 +1,11 @@
 //! Serving a volume at a mount point from start to end, signals included.
 
+use crate::abi::init;
 use crate::channel::Channel;
 use crate::mount::{Mount, MountConfig, take_over};
 use crate::node;
-use crate::session::{self, RunError};
+use crate::session::{self, RunError, Service};
+use crate::transport::{self, Ring, Transport};
 use braidfs::Volume;
 use rustix::fs::{Mode, OFlags};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -31,6 +33,9 @@ pub enum ServeError {
     #[error("cannot serve: the volume has room for {0} inodes, a FUSE mount for {max} (2 PiB); use the library",
         max = node::INODES_MAX)]
     TooLarge(u64),
+    /// The user wants rings and nothing else.
+    #[error("transport=ring: {0}")]
+    Ring(io::Error),
     /// Threads, descriptors or signal handlers.
     #[error("cannot serve: {0}")]
     Start(io::Error),
@@ -48,15 +53,68 @@ pub enum ServeError {
 /// # Errors
 /// See [`ServeError`].
 pub fn serve(vol: Arc<Volume>, cfg: &MountConfig, ready: impl FnOnce()) -> Result<(), ServeError> {
-    match check(&vol).and_then(|()| attach(cfg)) {
-        Ok(attached) => attached.run(vol, cfg, ready),
-        Err(e) => {
-            if let Err(e) = session::close(vol) {
-                tracing::error!(error = %e, "closing the volume");
+    let closing = |vol, e| {
+        if let Err(e) = session::close(vol) {
+            tracing::error!(error = %e, "closing the volume");
+        }
+        Err(e)
+    };
+    let mut rings = match check(&vol).and_then(|()| choose(cfg.transport)) {
+        Ok(rings) => rings,
+        Err(e) => return closing(vol, e),
+    };
+    let (mut vol, mut ready) = (vol, Some(ready));
+    loop {
+        let attached = match attach(cfg) {
+            Ok(attached) => attached,
+            Err(e) => return closing(vol, e),
+        };
+        let ready = || {
+            if let Some(ready) = ready.take() {
+                ready();
             }
-            Err(e)
+        };
+        match attached.run(vol, cfg, std::mem::take(&mut rings), ready) {
+            Ok(()) => return Ok(()),
+            Err(Ended::Badly(e)) => return Err(e),
+            // A connection that knew rings cannot go on without them: another one, at the device.
+            Err(Ended::WithoutRings(unserved, why)) => {
+                if cfg.transport == Transport::Ring {
+                    return closing(unserved, ServeError::Ring(why));
+                }
+                tracing::warn!(reason = %why, "io_uring refused by the kernel: mounting anew, by /dev/fuse");
+                vol = unserved;
+            }
         }
     }
+}
+
+/// The rings that the mount is to take, none for the device.
+fn choose(transport: Transport) -> Result<Vec<Ring>, ServeError> {
+    if transport == Transport::Dev {
+        tracing::info!(transport = "dev", "as asked for");
+        return Ok(Vec::new());
+    }
+    match transport::rings() {
+        Ok(rings) => {
+            let places: Vec<_> = rings.iter().map(Ring::place).collect();
+            let (cpus, queues) = (places.len(), places.iter().map(|p| p.1).sum::<usize>());
+            tracing::info!(transport = "ring", cpus, queues, "requests come through io_uring");
+            Ok(rings)
+        }
+        Err(why) if transport == Transport::Ring => Err(ServeError::Ring(why)),
+        Err(why) => {
+            tracing::info!(transport = "dev", reason = %why, "requests come through /dev/fuse, not io_uring");
+            Ok(Vec::new())
+        }
+    }
+}
+
+/// How a session ended that was not unmounted.
+enum Ended {
+    Badly(ServeError),
+    /// It began with rings that the kernel refused; nothing was served.
+    WithoutRings(Arc<Volume>, io::Error),
 }
 
 /// Whether the kernel can be given ids for all inodes of the volume.
@@ -83,9 +141,9 @@ fn attach(cfg: &MountConfig) -> Result<Attached, ServeError> {
 }
 
 impl Attached {
-    fn run(self, vol: Arc<Volume>, cfg: &MountConfig, ready: impl FnOnce()) -> Result<(), ServeError> {
+    fn run(self, vol: Arc<Volume>, cfg: &MountConfig, mut rings: Vec<Ring>, ready: impl FnOnce()) -> Result<(), Ended> {
         let Self { mount, channel, mut signals } = self;
-        let agreed = match session::handshake(&channel) {
+        let agreed = match session::handshake(&channel, !rings.is_empty()) {
             Ok(agreed) => agreed,
             Err(source) => {
                 // Ends the connection first: nobody would answer what unmounting may ask.
@@ -93,9 +151,17 @@ impl Attached {
                 drop(mount);
                 let closed = session::close(vol);
                 tracing::debug!(?closed, "volume closed after a failed handshake");
-                return Err(ServeError::Mount { point: cfg.mountpoint.clone(), source });
+                return Err(Ended::Badly(ServeError::Mount { point: cfg.mountpoint.clone(), source }));
             }
         };
+        if !rings.is_empty() && !agreed.has(init::OVER_IO_URING) {
+            let why = io::Error::new(io::ErrorKind::Unsupported, "the kernel does not offer it");
+            if cfg.transport == Transport::Ring {
+                return Err(Ended::WithoutRings(vol, why));
+            }
+            tracing::info!(transport = "dev", reason = %why, "requests come through /dev/fuse after all");
+            rings.clear();
+        }
         mount.set_readahead(READAHEAD_KIB);
         mount.limit_dirty(crate::room::KERNEL_DIRTY_BYTES);
         let handle = signals.handle();
@@ -103,21 +169,22 @@ impl Attached {
             let mount = mount.clone();
             thread::Builder::new().name("fuse-signals".into()).spawn(move || watch(&mount, &mut signals))
         };
-        ready();
         let abandon = || {
             if let Err(e) = mount.abort() {
                 tracing::error!(error = %e, "cannot end the FUSE connection");
             }
         };
-        let result = session::run(vol, agreed, channel, cfg, &abandon);
+        let service = Service { agreed, channel, rings, cfg, abandon: &abandon };
+        let result = session::run(vol, service, ready);
         handle.close();
         match watcher {
             Ok(thread) => drop(thread.join()),
             Err(e) => tracing::warn!(error = %e, "no thread for signals: unmount to end"),
         }
         result.map_err(|e| match e {
-            RunError::Start(e) => ServeError::Start(e),
-            RunError::Close(e) => ServeError::Close(e),
+            RunError::Start(e) => Ended::Badly(ServeError::Start(e)),
+            RunError::Close(e) => Ended::Badly(ServeError::Close(e)),
+            RunError::Rings { why, vol } => Ended::WithoutRings(vol, why),
         })
     }
 }

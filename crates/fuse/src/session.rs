@@ -1,33 +1,38 @@
 //! The serving threads: receive, handle, reply, until the file system is unmounted; then close the volume.
 //!
-//! Each thread has its own descriptor of the connection and its own reference to the [`BraidFs`], in a slot that only
-//! it locks: requests write nothing shared here. The slots are what makes an orderly end possible while other threads
-//! sleep in `read`: on DESTROY (sent by `umount` of a `fuseblk` mount, which waits for the reply) one thread empties
-//! them all, closes the volume and only then replies. A plain `fuse` mount sends no DESTROY; the threads see ENODEV,
-//! and the volume is closed when all have left.
+//! Each thread has its own descriptor of the connection, or its own ring ([`crate::transport`]), and its own reference to
+//! the [`BraidFs`], in a slot that only it locks: requests write nothing shared here. The slots are what makes an orderly
+//! end possible while other threads sleep in `read`: on DESTROY (sent by `umount` of a `fuseblk` mount, which waits for
+//! the reply) one thread empties them all, closes the volume and only then replies. A plain `fuse` mount sends no DESTROY;
+//! the threads see that the connection is gone, and the volume is closed when all have left.
+//!
+//! With rings no request is served before the kernel has taken all of them: a session whose rings are refused ends
+//! without having touched the volume.
 
 use crate::abi::op;
-use crate::channel::{Channel, Later};
+use crate::channel::Channel;
 use crate::fs::{Agreed, BraidFs, Context, Job, MAX_IO_BYTES, negotiate};
 use crate::latency::{self, Served};
 use crate::mount::MountConfig;
 use crate::request::{Answer, Outcome, Request};
+use crate::transport::{Later, Reply, Ring, Ticket, read_forgets};
 use braidfs::Volume;
 use crossbeam::utils::CachePadded;
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use std::io;
+use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, mpsc};
-use std::thread;
+use std::thread::{self, Scope, ScopedJoinHandle};
 
 /// A request and its header; the kernel wants room for 4 KiB besides the largest WRITE.
 const RECEIVE_BYTES: usize = MAX_IO_BYTES as usize + 4096;
 
 type Slot = CachePadded<Mutex<Option<Arc<BraidFs>>>>;
 
-/// Answers the kernel's INIT.
-pub(crate) fn handshake(channel: &Channel) -> io::Result<Agreed> {
+/// Answers the kernel's INIT; `rings`: they are there, should the kernel know them.
+pub(crate) fn handshake(channel: &Channel, rings: bool) -> io::Result<Agreed> {
     let mut buf = vec![0; RECEIVE_BYTES];
     let Some(n) = channel.receive(&mut buf)? else {
         return Err(io::Error::new(io::ErrorKind::NotConnected, "unmounted before it was served"));
@@ -38,7 +43,7 @@ pub(crate) fn handshake(channel: &Channel) -> io::Result<Agreed> {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "the first FUSE request was not INIT"));
     }
     let mut out = Answer::new(64);
-    match negotiate(&req, &mut out) {
+    match negotiate(&req, &mut out, rings) {
         Ok(agreed) => {
             channel.reply(req.head.unique, &mut out);
             Ok(agreed)
@@ -50,57 +55,68 @@ pub(crate) fn handshake(channel: &Channel) -> io::Result<Agreed> {
     }
 }
 
-/// Serves `vol` with `cfg.threads` threads until it is unmounted, then closes it. `abandon` ends the connection by force,
-/// where not all threads can be started.
+/// How a session is served.
+pub(crate) struct Service<'a> {
+    pub agreed: Agreed,
+    pub channel: Channel,
+    /// A thread for each; where there are none, threads at the device.
+    pub rings: Vec<Ring>,
+    pub cfg: &'a MountConfig,
+    /// Ends the connection by force, where it cannot be served.
+    pub abandon: &'a (dyn Fn() + Sync),
+}
+
+/// Serves `vol` until it is unmounted, then closes it. `ready` is called when the mount can be used.
 ///
 /// # Errors
-/// Of starting threads (the volume is closed then, too), or of closing the volume.
-pub(crate) fn run(
-    vol: Arc<Volume>,
-    agreed: Agreed,
-    channel: Channel,
-    cfg: &MountConfig,
-    abandon: &dyn Fn(),
-) -> Result<(), RunError> {
+/// Of starting threads (the volume is closed then, too), of rings that the kernel refused, or of closing the volume.
+pub(crate) fn run(vol: Arc<Volume>, service: Service<'_>, ready: impl FnOnce()) -> Result<(), RunError> {
+    let Service { agreed, channel, rings, cfg, abandon } = service;
     let (jobs, work) = mpsc::channel();
-    let (threads, latency) = (cfg.threads.max(2), cfg.latency);
+    let at_device = rings.is_empty();
+    // With rings one more, which reads what stays at the device.
+    let threads = if at_device { cfg.threads.max(2) } else { rings.len() + 1 };
+    let latency = cfg.latency;
     let fs = Arc::new(BraidFs::new(vol, agreed, jobs));
     fs.durable.set(Some(cfg.sync), Some(cfg.dirsync));
     // One slot per serving thread and one for the helper.
     let slots: Vec<Slot> = (0..=threads).map(|_| CachePadded::new(Mutex::new(Some(fs.clone())))).collect();
     drop(fs);
     let served = Served::new(threads);
-    let closed = Mutex::new(None);
+    let (closed, kept) = (Mutex::new(None), Mutex::new(None));
     let close = || {
         let mut closed = closed.lock();
         if closed.is_none() {
             *closed = Some(close_volume(&slots));
         }
     };
-    let started = thread::scope(|scope| -> io::Result<()> {
+    let started = thread::scope(|scope| -> Result<(), Refused> {
         let (slots, served, close) = (&slots, &served, &close);
         let (awake, end) = mpsc::channel::<()>();
         let mut serving = Vec::with_capacity(threads);
-        let spawn = || {
+        let spawn = || -> Result<(), Refused> {
             let channel = Arc::new(channel);
-            thread::Builder::new()
-                .name("fuse-helper".into())
-                .spawn_scoped(scope, move || help(&slots[threads], work))?;
-            for (i, slot) in slots.iter().enumerate().take(threads) {
-                let channel = if i == 0 { channel.clone() } else { Arc::new(channel.try_clone()?) };
-                let server = Server { i, slot, channel, served, close };
-                let work = move || server.serve();
-                serving.push(thread::Builder::new().name(format!("fuse-{i}")).spawn_scoped(scope, work)?);
+            spawn_thread(scope, "fuse-helper".into(), move || help(&slots[threads], work))?;
+            let server = |i: usize, channel| Server { i, slot: &slots[i], channel, served, close };
+            if at_device {
+                for i in 0..threads {
+                    let server = server(i, if i == 0 { channel.clone() } else { Arc::new(channel.try_clone()?) });
+                    serving.push(spawn_thread(scope, format!("fuse-{i}"), move || server.at_device())?);
+                }
+            } else {
+                let with_server = rings.into_iter().enumerate().map(|(i, ring)| (ring, server(i, channel.clone())));
+                start_rings(scope, with_server, &mut serving, abandon)?;
+                let server = server(threads - 1, channel);
+                serving.push(spawn_thread(scope, "fuse-forgets".into(), move || server.read_forgets())?);
             }
-            thread::Builder::new()
-                .name("fuse-latency".into())
-                .spawn_scoped(scope, move || latency::watch(latency, served, &end))?;
+            spawn_thread(scope, "fuse-latency".into(), move || latency::watch(latency, at_device, served, &end))?;
             Ok(())
         };
         let started = spawn();
-        if started.is_err() {
-            // Threads that did start sleep in `read` until the connection ends.
-            abandon();
+        match &started {
+            Ok(()) => ready(),
+            // Threads that did start sleep until the connection ends.
+            Err(_) => abandon(),
         }
         for thread in serving {
             // Panics of handlers are caught; whatever else a thread died of, the volume must be closed.
@@ -108,11 +124,34 @@ pub(crate) fn run(
         }
         drop(awake);
         // The helper ends when the file system is gone.
-        close();
+        match &started {
+            Err(Refused::Rings(_)) => *kept.lock() = empty(slots).map(BraidFs::into_volume),
+            _ => close(),
+        }
         started
     });
-    started?;
-    closed.into_inner().unwrap_or(Ok(())).map_err(RunError::Close)
+    match started {
+        Ok(()) => closed.into_inner().unwrap_or(Ok(())).map_err(RunError::Close),
+        Err(Refused::Start(e)) => Err(RunError::Start(e)),
+        Err(Refused::Rings(why)) => match kept.into_inner() {
+            Some(vol) => Err(RunError::Rings { why, vol }),
+            None => Err(RunError::Start(why)),
+        },
+    }
+}
+
+/// Why threads do not serve.
+enum Refused {
+    /// Threads or descriptors.
+    Start(io::Error),
+    /// Rings, before anything was served.
+    Rings(io::Error),
+}
+
+impl From<io::Error> for Refused {
+    fn from(e: io::Error) -> Self {
+        Self::Start(e)
+    }
 }
 
 /// Why serving ended badly.
@@ -121,9 +160,65 @@ pub(crate) enum RunError {
     /// Threads or descriptors.
     #[error(transparent)]
     Start(#[from] io::Error),
+    /// The kernel refused a ring; nothing was served. The connection is cut off.
+    #[error("the kernel refused io_uring: {why}")]
+    Rings {
+        /// What it said.
+        why: io::Error,
+        /// As it was.
+        vol: Arc<Volume>,
+    },
     /// The volume.
     #[error(transparent)]
     Close(braidfs::Error),
+}
+
+fn spawn_thread<'s>(
+    scope: &'s Scope<'s, '_>,
+    name: String,
+    work: impl FnOnce() + Send + 's,
+) -> io::Result<ScopedJoinHandle<'s, ()>> {
+    thread::Builder::new().name(name).spawn_scoped(scope, work)
+}
+
+/// Starts a thread for each ring; they serve when the kernel has taken all of them.
+fn start_rings<'s>(
+    scope: &'s Scope<'s, '_>,
+    rings: impl Iterator<Item = (Ring, Server<'s>)>,
+    serving: &mut Vec<ScopedJoinHandle<'s, ()>>,
+    abandon: &'s (dyn Fn() + Sync),
+) -> Result<(), Refused> {
+    let (report, reports) = mpsc::channel();
+    let mut waiting = Vec::new();
+    for (mut ring, server) in rings {
+        let (go, may_go) = mpsc::channel::<()>();
+        let report = report.clone();
+        let name = format!("fuse-cpu-{}", ring.place().0);
+        let work = move || {
+            let started = ring.start(server.channel.as_fd());
+            let good = started.is_ok();
+            let _ = report.send(started);
+            drop(report);
+            // Not told to go: another ring was refused.
+            if good
+                && may_go.recv().is_ok()
+                && let Err(e) = server.at_ring(&mut ring)
+            {
+                // Its CPUs would wait for ever.
+                tracing::error!(error = %e, "a ring broke: the mount ends");
+                abandon();
+            }
+        };
+        serving.push(spawn_thread(scope, name, work)?);
+        waiting.push(go);
+    }
+    drop(report);
+    reports.iter().collect::<io::Result<Vec<()>>>().map_err(Refused::Rings)?;
+    for go in waiting {
+        // A thread that is gone by now has said so.
+        let _ = go.send(());
+    }
+    Ok(())
 }
 
 /// One serving thread.
@@ -136,14 +231,15 @@ struct Server<'a> {
 }
 
 impl Server<'_> {
-    fn serve(&self) {
+    /// Serves from the device.
+    fn at_device(&self) {
         let _serving = self.served.begin(self.i);
         let mut buf = vec![0; RECEIVE_BYTES];
         let mut out = Answer::new(MAX_IO_BYTES as usize);
         loop {
             match self.channel.receive(&mut buf) {
                 Ok(Some(n)) => {
-                    if !self.dispatch(&buf[..n], &mut out) {
+                    if !self.serve_frame(&buf[..n], &mut out) {
                         return;
                     }
                 }
@@ -156,8 +252,28 @@ impl Server<'_> {
         }
     }
 
-    /// Handles one frame; false after DESTROY.
-    fn dispatch(&self, frame: &[u8], out: &mut Answer) -> bool {
+    /// Serves from a ring, until the connection is gone.
+    fn at_ring(&self, ring: &mut Ring) -> io::Result<()> {
+        let _serving = self.served.begin(self.i);
+        ring.run(|req, out, ticket| self.dispatch(req, out, Some(ticket)))
+    }
+
+    /// Serves what does not come through rings.
+    fn read_forgets(&self) {
+        if let Some(fs) = &*self.slot.lock() {
+            let _ = fs.forgets.set(thread::current());
+        }
+        let (mut buf, mut out) = (vec![0; RECEIVE_BYTES], Answer::new(4096));
+        let read = read_forgets(&self.channel, &mut buf, |frame| {
+            self.serve_frame(frame, &mut out);
+        });
+        if let Err(e) = read {
+            tracing::error!(error = %e, "cannot receive from the FUSE device");
+        }
+    }
+
+    /// Handles one frame of the device; false after DESTROY.
+    fn serve_frame(&self, frame: &[u8], out: &mut Answer) -> bool {
         let req = match Request::parse(frame) {
             Ok(req) => req,
             Err(_) => {
@@ -165,38 +281,58 @@ impl Server<'_> {
                 return true;
             }
         };
-        self.served.count(self.i, &req);
-        let (channel, unique) = (&self.channel, req.head.unique);
-        if req.head.opcode == op::DESTROY {
-            let later = Later::new(channel, unique);
-            (self.close)();
-            later.done(Ok(()));
-            return false;
-        }
         out.clear();
+        let (opcode, unique) = (req.head.opcode, req.head.unique);
+        match self.dispatch(&req, out, None) {
+            Reply::Body if self.channel.reply(unique, out) => {}
+            Reply::Body => {
+                if let Some(fs) = &*self.slot.lock() {
+                    fs.refused(opcode, out.body());
+                }
+            }
+            Reply::Empty => self.channel.reply_empty(unique),
+            Reply::Error(e) => self.channel.reply_error(unique, e),
+            Reply::Deferred | Reply::Silent => {}
+        }
+        opcode != op::DESTROY
+    }
+
+    /// Handles a request of either transport.
+    fn dispatch(&self, req: &Request<'_>, out: &mut Answer, ticket: Option<&Ticket>) -> Reply {
+        self.served.count(self.i, req);
+        let (channel, unique, opcode) = (&self.channel, req.head.unique, req.head.opcode);
+        if opcode == op::DESTROY {
+            // answered when it is done, also where that panics
+            let later = ticket.is_none().then(|| Later::new(channel, unique, None));
+            (self.close)();
+            if let Some(later) = later {
+                later.done(Ok(()));
+                return Reply::Deferred;
+            }
+            return Reply::Empty;
+        }
         let slot = self.slot.lock();
         let handled = match &*slot {
             // A panic is our bug; the request that ran into it fails, the mount lives on.
-            Some(fs) => catch_unwind(AssertUnwindSafe(|| fs.serve(frame, &req, out, &Context { channel, unique })))
-                .unwrap_or_else(|_| {
-                    tracing::error!(op = op::name(req.head.opcode), node = %req.node(), "panic in a FUSE operation");
+            Some(fs) => {
+                let cx = Context::new(channel, unique, ticket);
+                catch_unwind(AssertUnwindSafe(|| fs.serve(req, out, &cx))).unwrap_or_else(|_| {
+                    tracing::error!(op = op::name(opcode), node = %req.node(), "panic in a FUSE operation");
                     Err(Errno::IO)
-                }),
-            None if matches!(req.head.opcode, op::FORGET | op::BATCH_FORGET) => Ok(Outcome::Silent),
+                })
+            }
+            None if matches!(opcode, op::FORGET | op::BATCH_FORGET) => Ok(Outcome::Silent),
             None => Err(Errno::NODEV),
         };
         match handled {
-            Ok(Outcome::Reply) => match &*slot {
-                Some(fs) => fs.reply(req.head.opcode, channel, unique, out),
-                None => channel.reply_error(unique, Errno::NODEV),
-            },
-            Ok(Outcome::Deferred | Outcome::Silent) => {}
+            Ok(Outcome::Reply) => Reply::Body,
+            Ok(Outcome::Deferred) => Reply::Deferred,
+            Ok(Outcome::Silent) => Reply::Silent,
             Err(e) => {
-                tracing::trace!(op = op::name(req.head.opcode), node = %req.node(), error = %e);
-                channel.reply_error(unique, e);
+                tracing::trace!(op = op::name(opcode), node = %req.node(), error = %e);
+                Reply::Error(e)
             }
         }
-        true
     }
 }
 
@@ -211,13 +347,18 @@ fn help(slot: &Slot, work: mpsc::Receiver<Job>) {
     }
 }
 
-/// Takes the file system out of all slots, waiting for the operations under way, and closes the volume.
-fn close_volume(slots: &[Slot]) -> braidfs::Result<()> {
+/// Takes the file system out of all slots, waiting for the operations under way. `None`: somebody else has it, too.
+fn empty(slots: &[Slot]) -> Option<BraidFs> {
     let mut last = None;
     for slot in slots {
         last = slot.lock().take();
     }
-    match last.and_then(Arc::into_inner) {
+    last.and_then(Arc::into_inner)
+}
+
+/// [`empty`]; closes the volume.
+fn close_volume(slots: &[Slot]) -> braidfs::Result<()> {
+    match empty(slots) {
         Some(fs) => close(fs.into_volume()),
         // Only the thread that empties the slots holds references outside them.
         None => Err(braidfs::Error::Busy("the file system is still in use".into())),

@@ -22,13 +22,17 @@ const PLAIN_FUSE_COMMIT: Duration = Duration::from_secs(1);
 #[command(after_help = "Options of -o, as in mount(8):\n  \
     ro rw remount relatime noatime strictatime nodiratime lazytime sync dirsync suid nosuid dev nodev exec noexec\n  \
     nosymfollow allow_other commit=SECONDS data=MODE cache=SIZE threads=N fuseblk=WHEN latency=WHAT\n  \
-    discard nodiscard\n\
+    transport=HOW discard nodiscard\n\
     mount.braidfs(8) has the table of all, and what a remount does with each.\n\n\
     discard: free space of 2 MiB and more is discarded (TRIM, hole punch) as it becomes free; without it, fstrim does\n\
     that when it is called.\n\n\
     latency=auto (default): a process that alone sends many small requests is served on its own CPU\n\
     (as root); low: also, idle CPUs do not halt while requests come (root; faster, above all in a\n\
     virtual machine, for more power); off: neither.\n\n\
+    transport=auto (default): requests come through io_uring, a queue for each CPU, where the kernel\n\
+    takes that (Linux 6.14; `echo Y > /sys/module/fuse/parameters/enable_uring` turns it on, a line\n\
+    `options fuse enable_uring=Y` in /etc/modprobe.d for good), else through /dev/fuse; ring: that or\n\
+    nothing; dev: /dev/fuse. The log says which and why.\n\n\
     Examples:\n  braidfs mount disk.img /mnt\n  braidfs mount -o ro,noatime /dev/sdb /dev/sdc /mnt\n  \
     braidfs mount -f --log debug disk.img /mnt      in the foreground\n  \
     braidfs mount -o remount,ro /mnt                read-only from now on\n\n\

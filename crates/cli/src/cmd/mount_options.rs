@@ -4,7 +4,7 @@
 
 use crate::text::parse_size;
 use braidfs::{AtimeMode, DataMode, Remount};
-use braidfs_fuse::{Latency, MountConfig};
+use braidfs_fuse::{Latency, MountConfig, Transport};
 use std::time::Duration;
 
 /// When to mount through a block device (`fuseblk`), which makes `umount` wait and `sync` work as in a kernel file
@@ -61,6 +61,8 @@ pub struct MountSpec {
     pub fuseblk: FuseBlk,
     /// `latency=`.
     pub latency: Latency,
+    /// `transport=`.
+    pub transport: Transport,
     /// `discard` or `nodiscard`.
     pub discard: bool,
     /// The first option that only the kernel's FUSE gives, and only a remount is told of.
@@ -111,6 +113,7 @@ impl MountSpec {
             "fuseblk" => {
                 self.fuseblk = clap::ValueEnum::from_str(need()?, true).map_err(|_| "use auto, always or never")?;
             }
+            "transport" => self.transport = need()?.parse()?,
             "latency" => {
                 self.latency = match need()? {
                     "auto" => Latency::Auto,
@@ -207,6 +210,7 @@ impl MountSpec {
             cfg.threads = self.threads.max(2);
         }
         cfg.latency = self.latency;
+        cfg.transport = self.transport;
     }
 
     /// What of it a remount changes in the volume, but for whether it is read-only.
@@ -319,6 +323,7 @@ mod tests {
         assert_eq!(spec("defaults,_netdev,,nofail").unwrap(), MountSpec::default());
         assert_eq!(spec("commit=0").unwrap().commit, None);
         assert_eq!(spec("latency=off,latency=low").unwrap().latency, Latency::Low);
+        assert_eq!(spec("transport=ring").unwrap().transport, Transport::Ring);
         assert!(spec("user,exec").is_ok_and(|s| !s.noexec && s.suid == Some(false)));
         assert!(spec("user=jane").is_ok_and(|s| s.noexec));
         assert!(MountSpec::parse(["ro,sync", "async", "dirsync"], false).is_ok_and(|s| s.read_only && !s.sync));
@@ -350,6 +355,7 @@ mod tests {
             "loop=/dev/loop1",
             "fuseblk=maybe",
             "latency=high",
+            "transport=uring",
         ] {
             let why = spec(list).unwrap_err();
             assert!(why.starts_with("option `") && why.contains(": "), "{list}: {why}");

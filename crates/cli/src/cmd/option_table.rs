@@ -124,6 +124,12 @@ pub const TABLE: &[Row] = &[
         "What is done about the time that wake-ups take, see braidfs-mount(8).",
     ),
     row(
+        &["transport=auto", "transport=ring", "transport=dev"],
+        How::Taken,
+        Again::Ignored,
+        "How requests come from the kernel: through io_uring or /dev/fuse, see braidfs-mount(8).",
+    ),
+    row(
         &["user", "users", "owner", "group"],
         How::Taken,
         Again::Changes,

@@ -147,12 +147,13 @@ pub(crate) fn check(wish: Latency) -> io::Result<()> {
     if wish == Latency::Low { awake::check() } else { Ok(()) }
 }
 
-/// Looks after it until the other end of `end` is gone. Returns at once where nothing can be done.
-pub(crate) fn watch(wish: Latency, served: &Served, end: &Receiver<()>) {
+/// Looks after it until the other end of `end` is gone. Returns at once where nothing can be done. `may_move`: the serving
+/// threads may be bound to a CPU; those with a ring stand on theirs already.
+pub(crate) fn watch(wish: Latency, may_move: bool, served: &Served, end: &Receiver<()>) {
     if wish == Latency::Off {
         return;
     }
-    let mut follow = Follow::new();
+    let mut follow = Follow::new().filter(|_| may_move);
     if wish == Latency::Auto && follow.is_none() {
         return;
     }

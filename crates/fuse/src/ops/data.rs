@@ -165,11 +165,19 @@ impl BraidFs {
         }
         // The kernel does not write its pages back before it asks. Have it do so; that sends WRITE requests, so it
         // cannot be waited for here.
+        let Some(waiting) = self.let_wait(false) else {
+            // Too many wait for their pages. All of the file may be taken for data, with a hole at its end.
+            let size = self.attr(id)?.size;
+            if arg.offset >= size {
+                return Err(Errno::NXIO);
+            }
+            out.put(&abi::LseekOut { offset: if hole { size } else { arg.offset } });
+            return Ok(Outcome::Reply);
+        };
         let later = cx.later();
         let job = Box::new(move |fs: &BraidFs| {
-            if let Some(channel) = later.channel() {
-                channel.invalidate(id, true);
-            }
+            let _waiting = waiting;
+            later.channel().invalidate(id, true);
             let mut out = Answer::new(size_of::<abi::LseekOut>());
             match fs.seek(id, &arg, hole, &mut out) {
                 Ok(()) => later.answer(&mut out),

@@ -34,7 +34,7 @@ impl Served {
     fn ask(&self, opcode: u32, node: WireId, args: &[&[u8]]) -> Result<Vec<u8>, Errno> {
         let frame = request(opcode, node, &args.concat());
         let mut out = Answer::new(4096);
-        let cx = Context { channel: &self.channel, unique: 1 };
+        let cx = Context::new(&self.channel, 1, None);
         let outcome = self.fs.handle(&Request::parse(&frame).unwrap(), &mut out, &cx)?;
         assert_eq!(outcome, Outcome::Reply);
         Ok(out.body().to_vec())
@@ -73,7 +73,7 @@ impl Served {
     /// The kernel forgets it.
     fn forget(&self, gone: &abi::EntryOut, times: u64) {
         let frame = request(op::FORGET, WireId(gone.nodeid), abi::ForgetIn { nlookup: times }.as_bytes());
-        let cx = Context { channel: &self.channel, unique: 1 };
+        let cx = Context::new(&self.channel, 1, None);
         let outcome = self.fs.handle(&Request::parse(&frame).unwrap(), &mut Answer::new(0), &cx);
         assert_eq!(outcome, Ok(Outcome::Silent));
     }
@@ -295,7 +295,7 @@ fn what_the_kernel_is_told_of_counts() {
             args.extend_from_slice(abi::ForgetOne { nodeid: e.nodeid, nlookup: *n }.as_bytes());
         }
         let frame = request(op::BATCH_FORGET, WireId(0), &args);
-        let cx = Context { channel: &s.channel, unique: 1 };
+        let cx = Context::new(&s.channel, 1, None);
         s.fs.handle(&Request::parse(&frame).unwrap(), &mut Answer::new(0), &cx).unwrap();
     };
     batch(&[(&file, 4), (&dir, 1), (&link, 1), (&made, 1), (&nameless, 0)]);
@@ -308,7 +308,8 @@ fn what_the_kernel_is_told_of_counts() {
     assert_eq!(s.held(), (2, 1));
     let (null, closed) = std::io::pipe().unwrap();
     drop(null);
-    s.fs.reply(op::LOOKUP, &Arc::new(Channel::new(closed.into())), 1, &mut answer);
+    assert!(!Channel::new(closed.into()).reply(1, &mut answer));
+    s.fs.refused(op::LOOKUP, answer.body());
     assert_eq!(s.held(), (1, 1), "refused");
     s.forget(&nameless, 7);
     assert_eq!((s.held(), s.fs.vol.held().excess), ((0, 0), 1), "more than was told is all");

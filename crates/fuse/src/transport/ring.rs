@@ -1,0 +1,391 @@
+//! The loop of a serving thread that has a ring: wait, serve, commit the answer and wait again in one system call.
+//!
+//! A thread owns the queues of one or more CPUs and stands on one of them. Each queue has entries; each of them holds one
+//! request from when it comes until its answer is committed, also while another thread works on the answer
+//! ([`State::Deferred`]). A request that finds no free entry waits in the kernel until one is committed: an entry that is
+//! added later does not fetch it (`fuse_uring_do_register` in fs/fuse/dev_uring.c). So a queue must never be full of
+//! requests that wait for other requests (the kernel's WRITEs, for instance): of those the whole mount has at most
+//! [`DEFERRED_MAX`], less than a queue has entries. Requests that wait for the volume (fsync) are not bounded; for them
+//! entries are added as soon as fewer than [`RESERVE`] are left to the kernel.
+//!
+//! Memory of an entry is used only while it is not the kernel's; the kernel copies to it and from it only while this
+//! thread is in a system call ([`super::entry`]).
+
+use super::entry::{Entry, State};
+use super::mailbox::{Letter, Mailbox, Ticket};
+use crate::abi::{self, UringCommand, op};
+use crate::request::{Answer, Request};
+use io_uring::squeue::Entry128;
+use io_uring::types::{Fixed, SubmitArgs, Timespec};
+use io_uring::{IoUring, cqueue, opcode};
+use rustix::io::Errno;
+use rustix::thread::{CpuSet, sched_setaffinity};
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::Arc;
+use zerocopy::{FromZeros, IntoBytes};
+
+/// Entries of a queue at first, added at once, and at most. Those that are never used cost some 500 bytes each.
+const DEPTH: usize = 256;
+/// Of a mount: requests that wait for other requests.
+pub(crate) const DEFERRED_MAX: usize = DEPTH - 64;
+const GROWTH: usize = 64;
+const DEPTH_MAX: usize = 8192;
+/// So many entries of a queue are free for requests that do not wait for other requests.
+const RESERVE: usize = 32;
+/// Submission entries: more requests than come at once are submitted in pieces.
+const SUBMISSIONS: u32 = 64;
+/// A ring without requests for so long gives memory of large ones back.
+const IDLE_SECONDS: u64 = 1;
+/// `user_data` of the mailbox; else it is the number of an entry.
+const BELL: u64 = u64::MAX;
+/// Set to a CPU's number, registering that CPU's entries fails: for tests of what happens then.
+const FAILPOINT: &str = "BRAIDFS_TEST_RING_FAILS_ON_CPU";
+
+/// How a request is answered by the thread that received it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reply {
+    /// With the [`Answer`].
+    Body,
+    /// Success without a body.
+    Empty,
+    Error(Errno),
+    /// By somebody else.
+    Deferred,
+    /// Not at all.
+    Silent,
+}
+
+/// A queue of the kernel.
+#[derive(Debug)]
+struct Queue {
+    qid: u16,
+    /// Entries, and those of them that are deferred.
+    depth: usize,
+    deferred: usize,
+}
+
+/// A ring with the queues that its thread owns.
+pub(crate) struct Ring {
+    cpu: usize,
+    uring: IoUring<Entry128, cqueue::Entry>,
+    entries: Vec<Entry>,
+    queues: Vec<Queue>,
+    mailbox: Arc<Mailbox>,
+    /// Where the bell's count is read to.
+    count: Box<u64>,
+    /// Entries that are the kernel's, or about to be.
+    alive: usize,
+    /// Pushed, not yet submitted.
+    pending: usize,
+    /// Some entry has memory to give back.
+    large: bool,
+}
+
+impl Ring {
+    /// For a thread on `cpu`, with these queues. It does nothing before [`Self::start`].
+    pub fn new(cpu: usize, queues: Vec<u16>) -> io::Result<Self> {
+        let uring = IoUring::builder()
+            .setup_r_disabled()
+            .setup_single_issuer()
+            .setup_defer_taskrun()
+            .setup_submit_all()
+            .setup_cqsize(((queues.len() * DEPTH) as u32 * 2).next_power_of_two().max(2 * SUBMISSIONS))
+            .build(SUBMISSIONS)?;
+        let queues = queues.into_iter().map(|qid| Queue { qid, depth: 0, deferred: 0 }).collect();
+        Ok(Self {
+            cpu,
+            uring,
+            entries: Vec::new(),
+            queues,
+            mailbox: Arc::new(Mailbox::new()?),
+            count: Box::new(0),
+            alive: 0,
+            pending: 0,
+            large: false,
+        })
+    }
+
+    /// Where it stands, and how many queues it owns.
+    pub fn place(&self) -> (usize, usize) {
+        (self.cpu, self.queues.len())
+    }
+
+    /// Binds the calling thread, which must be the one that serves, to the CPU, and gives all entries to the kernel.
+    /// `device` is the connection, after INIT.
+    ///
+    /// # Errors
+    /// The kernel refused an entry: the connection cannot be used then, neither by rings nor without.
+    pub fn start(&mut self, device: BorrowedFd<'_>) -> io::Result<()> {
+        let mut here = CpuSet::new();
+        here.set(self.cpu);
+        sched_setaffinity(None, &here)?;
+        self.mailbox.own();
+        self.uring.submitter().register_enable_rings()?;
+        self.uring.submitter().register_files(&[device.as_raw_fd()])?;
+        // Saves the look-up of a descriptor; kernels before 5.18 have it not.
+        let _ = self.uring.submitter().register_ring_fd();
+        self.listen()?;
+        for i in 0..self.queues.len() {
+            self.grow(i, DEPTH)?;
+        }
+        self.submit()?;
+        // What is refused is told at once; requests may have come, too.
+        let refused = self.uring.completion().find(|c| c.user_data() != BELL && c.result() < 0);
+        match refused {
+            Some(c) => Err(io::Error::from_raw_os_error(-c.result())),
+            None => Ok(()),
+        }
+    }
+
+    /// Serves until the connection is gone. `serve` gets a request, an empty answer to build, and whither it may be
+    /// answered later.
+    ///
+    /// # Errors
+    /// The ring cannot be waited for.
+    pub fn run(&mut self, mut serve: impl FnMut(&Request<'_>, &mut Answer, &Ticket) -> Reply) -> io::Result<()> {
+        let (mut scratch, mut letters, mut came) = (Answer::new(4096), Vec::new(), Vec::new());
+        while self.alive > 0 {
+            self.deliver(&mut letters)?;
+            self.wait()?;
+            came.extend(self.uring.completion().map(|c| (c.user_data(), c.result())));
+            for (who, result) in came.drain(..) {
+                if who == BELL {
+                    self.listen()?;
+                    continue;
+                }
+                let i = who as usize;
+                if result >= 0 {
+                    self.serve_one(i, &mut scratch, &mut serve)?;
+                    continue;
+                }
+                match Errno::from_raw_os_error(-result) {
+                    // the connection is not ready: at the start only
+                    Errno::AGAIN | Errno::INTR => self.give(i, abi::URING_REGISTER)?,
+                    e => self.bury(i, e),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn serve_one(
+        &mut self,
+        i: usize,
+        scratch: &mut Answer,
+        serve: &mut impl FnMut(&Request<'_>, &mut Answer, &Ticket) -> Reply,
+    ) -> io::Result<()> {
+        let entry = &mut self.entries[i];
+        entry.state = State::Busy;
+        let (head, args, size) = match entry.request() {
+            Ok(parts) => parts,
+            Err(e) => {
+                tracing::error!("the kernel sent a FUSE request that does not parse");
+                entry.seal(Err(e));
+                return self.give(i, abi::URING_COMMIT_AND_FETCH);
+            }
+        };
+        let ticket = Ticket { mailbox: self.mailbox.clone(), entry: i as u32 };
+        if may_take_long(head.opcode) {
+            // Nobody else's answer waits for it.
+            self.submit()?;
+        }
+        let entry = &mut self.entries[i];
+        // What is read is built where the kernel takes it from; such requests have no payload.
+        let in_place = size == 0 && matches!(head.opcode, op::READ | op::READDIR | op::READDIRPLUS);
+        let reply = if in_place {
+            entry.answer.clear();
+            match Request::of_parts(head, &args, &[]) {
+                Ok(req) => serve(&req, &mut entry.answer, &ticket),
+                Err(e) => Reply::Error(e),
+            }
+        } else {
+            scratch.clear();
+            match Request::of_parts(head, &args, entry.payload(size)) {
+                Ok(req) => serve(&req, scratch, &ticket),
+                Err(e) => Reply::Error(e),
+            }
+        };
+        let result = match reply {
+            Reply::Body if in_place => Ok(entry.answer.len()),
+            Reply::Body if entry.put_body(scratch.body()) => Ok(scratch.len()),
+            // Nothing is answered that is larger than what the kernel said it has room for.
+            Reply::Body => Err(Errno::IO),
+            Reply::Empty => Ok(0),
+            Reply::Error(e) => Err(e),
+            // Those come by the device; the entry must go back.
+            Reply::Silent => Err(Errno::NOSYS),
+            Reply::Deferred => return self.defer(i),
+        };
+        entry.seal(result);
+        self.give(i, abi::URING_COMMIT_AND_FETCH)
+    }
+
+    /// The request of an entry is answered by another thread, maybe already.
+    fn defer(&mut self, i: usize) -> io::Result<()> {
+        self.entries[i].state = State::Deferred;
+        self.alive -= 1;
+        let Some(q) = self.queue_of(i) else { return Ok(()) };
+        self.queues[q].deferred += 1;
+        let Queue { depth, deferred, .. } = self.queues[q];
+        if depth - deferred < RESERVE && depth < DEPTH_MAX {
+            self.grow(q, GROWTH)?;
+        }
+        Ok(())
+    }
+
+    /// Commits what other threads have answered.
+    fn deliver(&mut self, letters: &mut Vec<Letter>) -> io::Result<()> {
+        self.mailbox.take(letters);
+        for letter in letters.drain(..) {
+            let i = letter.entry as usize;
+            let entry = &mut self.entries[i];
+            if entry.state != State::Deferred {
+                continue;
+            }
+            let result = letter.result.and_then(|body| match entry.put_body(&body) {
+                true => Ok(body.len()),
+                false => Err(Errno::IO),
+            });
+            entry.seal(result);
+            self.alive += 1;
+            if let Some(q) = self.queue_of(i) {
+                self.queues[q].deferred -= 1;
+            }
+            self.give(i, abi::URING_COMMIT_AND_FETCH)?;
+        }
+        Ok(())
+    }
+
+    fn queue_of(&self, i: usize) -> Option<usize> {
+        self.queues.iter().position(|q| q.qid == self.entries[i].qid)
+    }
+
+    /// Gives the kernel more entries of a queue.
+    fn grow(&mut self, q: usize, by: usize) -> io::Result<()> {
+        for _ in 0..by {
+            let mut entry = Entry::new(self.queues[q].qid)?;
+            if std::env::var(FAILPOINT).is_ok_and(|cpu| cpu == entry.qid.to_string()) {
+                entry.parts[1].len = 0;
+            }
+            self.entries.push(entry);
+            self.queues[q].depth += 1;
+            self.alive += 1;
+            self.give(self.entries.len() - 1, abi::URING_REGISTER)?;
+        }
+        Ok(())
+    }
+
+    /// An entry that the kernel does not have any more.
+    fn bury(&mut self, i: usize, why: Errno) {
+        if !matches!(why, Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED) {
+            tracing::error!(error = %why, queue = self.entries[i].qid, "the kernel refused an entry of a ring");
+        }
+        if self.entries[i].state != State::Dead {
+            self.entries[i].state = State::Dead;
+            self.alive -= 1;
+        }
+    }
+
+    /// Has the kernel take an entry: a new one, or one with an answer.
+    fn give(&mut self, i: usize, command: u32) -> io::Result<()> {
+        let entry = &mut self.entries[i];
+        entry.state = State::Kernel;
+        self.large |= entry.is_large();
+        let arg = UringCommand { commit_id: entry.commit_id, qid: entry.qid, ..UringCommand::new_zeroed() };
+        let mut bytes = [0; 80];
+        bytes[..size_of::<UringCommand>()].copy_from_slice(arg.as_bytes());
+        let sqe = opcode::UringCmd80::new(Fixed(0), command).cmd(bytes);
+        let mut sqe = sqe.addr(Some(entry.parts.as_ptr() as u64)).build().user_data(i as u64);
+        if command == abi::URING_REGISTER {
+            set_len(&mut sqe, 2);
+        }
+        self.push(&sqe)
+    }
+
+    /// Waits for the mailbox, besides the requests.
+    fn listen(&mut self) -> io::Result<()> {
+        let bell = io_uring::types::Fd(self.mailbox.bell().as_raw_fd());
+        let at: *mut u64 = &mut *self.count;
+        let sqe = opcode::Read::new(bell, at.cast(), 8).build().user_data(BELL);
+        self.push(&sqe.into())
+    }
+
+    fn push(&mut self, sqe: &Entry128) -> io::Result<()> {
+        if self.uring.submission().is_full() {
+            self.submit()?;
+        }
+        // SAFETY: what the entry points to (an entry's parts and memory, the count) lives as long as the ring: entries are
+        // never removed, what they point to is on the heap and does not move, and the ring is dropped first.
+        unsafe { self.uring.submission().push(sqe) }.map_err(|_| io::Error::from(Errno::BUSY))?;
+        self.pending += 1;
+        Ok(())
+    }
+
+    /// Hands over what is pushed.
+    fn submit(&mut self) -> io::Result<()> {
+        while self.pending > 0 {
+            match self.uring.submit() {
+                Ok(n) => self.pending -= n.min(self.pending),
+                Err(e) if is_passing(&e) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
+    }
+
+    /// Hands over what is pushed and waits for something to do. Meanwhile nothing large may lie around for long.
+    fn wait(&mut self) -> io::Result<()> {
+        let waited = if self.large {
+            let timeout = Timespec::new().sec(IDLE_SECONDS);
+            self.uring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&timeout))
+        } else {
+            self.uring.submit_and_wait(1)
+        };
+        match waited {
+            Ok(_) => {}
+            Err(e) if e.raw_os_error() == Some(libc::ETIME) => {
+                self.entries.iter_mut().for_each(Entry::trim);
+                self.large = false;
+            }
+            Err(e) if is_passing(&e) => {}
+            Err(e) => return Err(e),
+        }
+        // Only what was not taken is still there.
+        self.pending = self.uring.submission().len();
+        Ok(())
+    }
+}
+
+/// Whether it is worth trying again.
+fn is_passing(e: &io::Error) -> bool {
+    matches!(e.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY))
+}
+
+/// Whether serving it may wait for the device.
+fn may_take_long(opcode: u32) -> bool {
+    matches!(
+        opcode,
+        op::FSYNC
+            | op::FSYNCDIR
+            | op::SYNCFS
+            | op::DESTROY
+            | op::IOCTL
+            | op::FALLOCATE
+            | op::COPY_FILE_RANGE
+            | op::COPY_FILE_RANGE_64
+            | op::READ
+            | op::WRITE
+            | op::READDIR
+            | op::READDIRPLUS
+    )
+}
+
+/// Sets the field `len` of an SQE, for which the crate's command has no setter.
+fn set_len(sqe: &mut Entry128, len: u32) {
+    const LEN_AT: usize = 24;
+    const { assert!(size_of::<Entry128>() == 128) }
+    // SAFETY: an SQE of 128 bytes is `struct io_uring_sqe`, all integers, of which `len` lies at offset 24
+    // (linux/io_uring.h); the pointer is to the whole of it.
+    unsafe { (&raw mut *sqe).cast::<u8>().add(LEN_AT).cast::<u32>().write_unaligned(len) };
+}
