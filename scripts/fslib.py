@@ -10,6 +10,7 @@ time. So a step may run in a forked child that mounts, unmounts and kills as it 
 BRAIDFS_SUT=ext4 puts an ext4 in the place of braidfs: a check of the scripts themselves.
 """
 
+import contextlib
 import os
 import pathlib
 import pickle
@@ -275,6 +276,35 @@ class Ext4(Volume):
         return run("e2fsck", "-f", "-n", self.image, ok=None)
 
 
+# How mounts that do not say it get their requests: auto, ring or dev.
+TRANSPORT = os.environ.get("BRAIDFS_TRANSPORT", "")
+RING_SWITCH = pathlib.Path("/sys/module/fuse/parameters/enable_uring")
+
+
+def why_no_rings():
+    """None when FUSE over io_uring can be used, or turned on for a test, else the reason why not."""
+    if not RING_SWITCH.exists():
+        return "this kernel's FUSE has no io_uring"
+    if RING_SWITCH.read_text().strip() != "Y" and not IS_ROOT:
+        return f"{RING_SWITCH} is off, and only root may turn it on"
+    return None
+
+
+@contextlib.contextmanager
+def rings(allowed):
+    """The kernel's switch for FUSE over io_uring is set for a test, and set back, which the log tells."""
+    before = RING_SWITCH.read_text().strip()
+    wanted = "Y" if allowed else "N"
+    if before != wanted:
+        log(f"{RING_SWITCH}: {wanted} for this test")
+        RING_SWITCH.write_text(wanted)
+    try:
+        yield
+    finally:
+        if before != wanted:
+            RING_SWITCH.write_text(before)
+
+
 class BraidFs(Volume):
     """A braidfs image, mounted by the daemon that `braidfs mount` starts."""
 
@@ -289,6 +319,8 @@ class BraidFs(Volume):
         run(self.binary, "mkfs", "--quiet", "--size", str(self.size), *options, self.image)
 
     def mount(self, *options):
+        if TRANSPORT and not any(o.startswith("transport=") for o in options):
+            options += (f"transport={TRANSPORT}",)
         flags = ["-o", ",".join(options)] if options else []
         run(self.binary, "mount", *flags, self.image, self.mnt, timeout=60)
         wait_for(f"{self.mnt} mounted", self.alive, 10)

@@ -1123,15 +1123,25 @@ def main(words):
     if "-l" in words:
         print("\n".join(f.__name__ for f in checks))
         return 0
+    ring = "--ring" in words
+    words = [w for w in words if w != "--ring"]
     chosen = [f for f in checks if not words or any(word in f.__name__ for word in words)]
     fslib.log_to(fslib.ROOT / "target" / "test-mount.log")
     if os.environ.get("BRAIDFS_SUT") != "ext4" and not os.access("/dev/fuse", os.R_OK | os.W_OK):
         print("SKIPPED: /dev/fuse cannot be opened here, NO MOUNT TEST WAS RUN", file=sys.stderr)
         print(f"0 passed, 0 failed, {len(chosen)} skipped")
         return 0
+    why = ring and fslib.why_no_rings()
+    if why:
+        print(f"SKIPPED: {why}, NO MOUNT TEST WAS RUN WITH IO_URING", file=sys.stderr)
+        print(f"0 passed, 0 failed, {len(chosen)} skipped")
+        return 0
+    fslib.TRANSPORT = "ring" if ring else fslib.TRANSPORT or "dev"
+    if ring and fslib.RING_SWITCH.read_text().strip() != "Y":
+        print(f"{fslib.RING_SWITCH} is turned on for these tests, and off again", file=sys.stderr)
     try:
         fslib.build()
-        with fslib.Workspace(need_bytes=3 << 30) as space:
+        with fslib.rings(True) if ring else contextlib.nullcontext(), fslib.Workspace(need_bytes=3 << 30) as space:
             volume = space.braidfs("volume", SIZE)
             fresh(volume)
             code = run_checks(volume, chosen)

@@ -123,6 +123,7 @@ impl Pool {
         let (queue, pending) = (self.queue.clone(), self.pending.clone());
         let name = format!("braidfs-sync-{}", threads.len());
         let spawned = std::thread::Builder::new().name(name).spawn(move || {
+            run_anywhere();
             for job in queue {
                 job();
                 pending.fetch_sub(1, Ordering::Relaxed);
@@ -140,6 +141,15 @@ impl Pool {
             }
             Err(_) => {}
         }
+    }
+}
+
+/// Lets the calling thread run where the process may: it was started by one that may be bound to a CPU, and serves others.
+fn run_anywhere() {
+    use rustix::thread::{sched_getaffinity, sched_setaffinity};
+    let all = sched_getaffinity(Some(rustix::process::getpid()));
+    if let Err(e) = all.and_then(|all| sched_setaffinity(None, &all)) {
+        tracing::debug!(error = %e, "a thread for syncs stays on the CPU of who started it");
     }
 }
 

@@ -1,0 +1,309 @@
+"""How requests reach the daemon: by io_uring, by /dev/fuse, and what becomes of a mount whose rings are refused."""
+
+import contextlib
+import ctypes
+import errno
+import mmap
+import os
+import pathlib
+import random
+import signal
+import struct
+import subprocess
+import threading
+import time
+
+import fslib
+from fslib import Failed, Skipped, run, wait_for
+from mount_tests.common import LIBC, check, daemon_only, must, root_only, same, write_synced
+from mount_tests.helpers import small_volume
+
+FAILPOINT = "BRAIDFS_TEST_RING_FAILS_ON_CPU"
+
+
+@contextlib.contextmanager
+def with_rings(volume, allowed=True):
+    """A volume of our own, not mounted, and the kernel's switch as wanted."""
+    daemon_only(volume)
+    why = fslib.why_no_rings()
+    if why or not fslib.IS_ROOT:
+        raise Skipped(why or "needs root")
+    with fslib.rings(allowed), small_volume(volume, size=256 << 20) as v:
+        yield v
+
+
+def threads(v):
+    """Names of the daemon's threads, and the CPUs that each may run on."""
+    (daemon,) = v.daemons()
+    tasks = pathlib.Path(f"/proc/{daemon}/task").iterdir()
+    return {(t / "comm").read_text().strip(): os.sched_getaffinity(int(t.name)) for t in tasks}
+
+
+def transport_of(v):
+    names = threads(v)
+    return "ring" if any(n.startswith("fuse-cpu-") for n in names) else "dev"
+
+
+def work(top):
+    """A little of everything, large and small, by several threads on all CPUs."""
+    data = random.Random(4711).randbytes(3 << 20)
+
+    def one(n):
+        os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[n % len(os.sched_getaffinity(0))]})
+        d = top / f"d{n}"
+        d.mkdir()
+        for i in range(50):
+            (d / f"f{i}").write_bytes(data[: i * 700])
+        write_synced(d / "big", data)
+        os.rename(d / "f1", d / "g1")
+        os.setxattr(d / "g1", "user.x", b"y" * 3000)
+        same(os.getxattr(d / "g1", "user.x"), b"y" * 3000, "an attribute")
+        os.symlink("f2", d / "s")
+        same(sorted(os.listdir(d)), sorted([f"f{i}" for i in range(50) if i != 1] + ["g1", "big", "s"]), "a listing")
+        os.posix_fadvise(os.open(d / "big", os.O_RDONLY), 0, 0, os.POSIX_FADV_DONTNEED)
+        same((d / "big").read_bytes(), data, "a large file")
+        for i in range(2, 50):
+            same((d / f"f{i}").read_bytes(), data[: i * 700], "a small file")
+            os.unlink(d / f"f{i}")
+
+    fslib.in_child(lambda: run_threads(one, 4), 60)
+
+
+def run_threads(function, count):
+    failed = []
+
+    def guarded(n):
+        try:
+            function(n)
+        except Exception as error:  # noqa: BLE001 - told by the caller
+            failed.append(error)
+
+    running = [threading.Thread(target=guarded, args=(n,)) for n in range(count)]
+    [t.start() for t in running]
+    [t.join() for t in running]
+    if failed:
+        raise Failed(str(failed[0]))
+
+
+@check
+def requests_come_through_io_uring(volume, _top):
+    with with_rings(volume) as v:
+        v.mount("transport=ring")
+        cpus = {n: c for n, c in threads(v).items() if n.startswith("fuse-cpu-")}
+        same(sorted(cpus), [f"fuse-cpu-{c}" for c in sorted(os.sched_getaffinity(0))], "serving threads")
+        for name, where in cpus.items():
+            same(where, {int(name.rpartition("-")[2])}, f"CPUs of {name}")
+        for kind in ("fuseblk=never", "fuseblk=always"):
+            v.umount()
+            v.mount("transport=ring", kind)
+            (v.mnt / kind).mkdir()
+            work(v.mnt / kind)
+            run("sync", "-f", v.mnt)
+            # not bound to the CPU of the thread that started them
+            own = threads(v)
+            # the kernel's own (iou-wrk) go with the thread that needed them
+            bound = [n for n, c in own.items() if len(c) == 1 and not n.startswith(("fuse-cpu-", "iou-wrk-"))]
+            must(len(os.sched_getaffinity(0)) == 1 or not bound, f"threads that are bound to a CPU: {bound}")
+        v.umount()
+        same(v.fsck()[0], 0, "fsck")
+
+
+@check
+def auto_takes_what_there_is(volume, _top):
+    with with_rings(volume, allowed=False) as v:
+        v.mount("transport=auto")
+        same(transport_of(v), "dev", "transport with the switch off")
+        v.umount()
+        code, text = run(v.binary, "mount", "-o", "transport=ring", v.image, v.mnt, ok=None)
+        must(code == 32 and "turned off" in text and "enable_uring" in text, f"exit code {code}: {text}")
+        must(not v.mount_entry(), "mounted all the same")
+        with fslib.rings(True):
+            v.mount("transport=auto")
+            same(transport_of(v), "ring", "transport with the switch on")
+            v.umount()
+            v.mount("transport=dev")
+            same(transport_of(v), "dev", "transport=dev")
+            v.umount()
+
+
+@check
+def a_refused_registration_ends_in_a_mount_by_the_device(volume, _top):
+    """The kernel keeps every request until all queues are registered: such a connection cannot be used."""
+    with with_rings(volume) as v:
+        last = max(os.sched_getaffinity(0))
+        for kind in ("fuseblk=always", "fuseblk=never"):
+            for cpu in sorted({0, last}):
+                env = dict(os.environ, **{FAILPOINT: str(cpu)})
+                run(v.binary, "mount", "-o", f"transport=auto,{kind}", v.image, v.mnt, env=env, timeout=30)
+                wait_for("the mount", v.alive, 10)
+                same(transport_of(v), "dev", f"transport after CPU {cpu} was refused")
+                (v.mnt / f"{kind}-{cpu}").mkdir()
+                same(len([m for m in mounts() if m == str(v.mnt)]), 1, "mounts there")
+                work(v.mnt / f"{kind}-{cpu}")
+                v.umount()
+                code, text = run(
+                    v.binary, "mount", "-o", f"transport=ring,{kind}", v.image, v.mnt, ok=None, env=env, timeout=30
+                )
+                must(code == 32 and "transport=ring" in text, f"exit code {code}: {text}")
+                must(not v.mount_entry(), "mounted all the same")
+        same(v.fsck()[0], 0, "fsck")
+
+
+def mounts():
+    return [line.split(" ")[1] for line in pathlib.Path("/proc/mounts").read_text().splitlines()]
+
+
+def forbid_io_uring():
+    """A seccomp filter under which io_uring_setup(2) fails with EPERM, for this process and what it starts."""
+    load, jump, ret = 0x20, 0x15, 0x06
+    program = [
+        struct.pack("=HBBI", load, 0, 0, 0),  # the number of the system call
+        struct.pack("=HBBI", jump, 0, 1, 425),
+        struct.pack("=HBBI", ret, 0, 0, 0x00050000 | errno.EPERM),
+        struct.pack("=HBBI", ret, 0, 0, 0x7FFF0000),
+    ]
+    code = ctypes.create_string_buffer(b"".join(program))
+    filter_ = ctypes.create_string_buffer(struct.pack("=H6xQ", len(program), ctypes.addressof(code)))
+    if LIBC.prctl(38, 1, 0, 0, 0) or LIBC.prctl(22, 2, ctypes.byref(filter_), 0, 0):
+        raise Failed("no seccomp filter")
+
+
+@check
+def without_io_uring_the_device_serves(volume, _top):
+    """A container's seccomp profile, for instance."""
+    with with_rings(volume) as v:
+        argv = [v.binary, "mount", "-o", "transport=auto", v.image, v.mnt]
+        done = subprocess.run(argv, preexec_fn=forbid_io_uring, timeout=30, stdin=subprocess.DEVNULL)
+        same(done.returncode, 0, "exit code of mount")
+        wait_for("the mount", v.alive, 10)
+        same(transport_of(v), "dev", "transport")
+        work(v.mnt)
+        v.umount()
+
+
+@check
+def a_daemon_of_one_cpu_serves_all(volume, _top):
+    """The queues of CPUs that the daemon may not use have an owner, too."""
+    with with_rings(volume) as v:
+        cpus = sorted(os.sched_getaffinity(0))
+        if len(cpus) < 2:
+            raise Skipped("one CPU")
+        run("taskset", "-c", str(cpus[-1]), v.binary, "mount", "-o", "transport=ring", v.image, v.mnt)
+        wait_for("the mount", v.alive, 10)
+        serving = [n for n in threads(v) if n.startswith("fuse-cpu-")]
+        same(serving, [f"fuse-cpu-{cpus[-1]}"], "serving threads")
+        work(v.mnt)
+        v.umount()
+        same(v.fsck()[0], 0, "fsck")
+
+
+CALLERS = 64
+
+
+def call_for_ever(top, n):
+    """Whatever a caller may be in when the daemon dies."""
+    path = top / f"caller{n}"
+    try:
+        fd = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+        while True:
+            if n % 4 == 0:
+                os.pwrite(fd, b"x" * 4096, 0)
+                os.fsync(fd)
+            elif n % 4 == 1:
+                os.stat(top / f"absent{random.random()}")
+            elif n % 4 == 2:
+                os.close(os.open(top / f"made{n}-{random.random()}", os.O_CREAT | os.O_WRONLY, 0o600))
+            else:
+                os.pwrite(fd, b"y" * (1 << 20), 0)
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+                os.pread(fd, 1 << 20, 0)
+    except OSError:
+        pass
+
+
+@check
+def killed_with_callers_in_flight(volume, _top):
+    for transport in ("ring", "dev"):
+        with with_rings(volume) as v:
+            v.mount(f"transport={transport}")
+            callers = []
+            for n in range(CALLERS):
+                pid = os.fork()
+                if pid == 0:
+                    call_for_ever(v.mnt, n)
+                    os._exit(0)
+                callers.append(pid)
+            time.sleep(0.5)
+            v.kill9()
+            end = time.monotonic() + 5
+            while callers and time.monotonic() < end:
+                callers = [p for p in callers if os.waitpid(p, os.WNOHANG)[0] == 0]
+                time.sleep(0.01)
+            for pid in callers:
+                os.kill(pid, signal.SIGKILL)
+            must(not callers, f"transport={transport}: {len(callers)} callers are stuck after 5 s")
+            v.mount(f"transport={transport}")
+            must(len(os.listdir(v.mnt)) > 0, "nothing there after the crash")
+            v.umount()
+            same(v.fsck()[0], 0, "fsck")
+
+
+@check
+def more_syncs_than_a_queue_has_places(volume, _top):
+    """All from one CPU, and what is asked beside them is answered."""
+    with with_rings(volume) as v:
+        v.mount("transport=ring")
+
+        def body():
+            os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+            ended = threading.Event()
+
+            def sync(n):
+                fd = os.open(v.mnt / f"s{n}", os.O_CREAT | os.O_WRONLY, 0o600)
+                for i in range(6):
+                    os.pwrite(fd, bytes([i]) * 100, i * 100)
+                    os.fsync(fd)
+                os.close(fd)
+
+            def ask(_n):
+                while not ended.is_set():
+                    os.stat(v.mnt)
+                    with contextlib.suppress(FileNotFoundError):
+                        os.stat(v.mnt / f"absent{random.random()}")
+
+            asking = threading.Thread(target=ask, args=(0,))
+            asking.start()
+            run_threads(sync, 400)
+            ended.set()
+            asking.join()
+
+        fslib.in_child(body, 60)
+        same(len(os.listdir(v.mnt)), 400, "files")
+        v.umount()
+
+
+@check
+def memory_of_large_requests_is_given_back(volume, _top):
+    with with_rings(volume) as v:
+        v.mount("transport=ring", "cache=32M")
+        (daemon,) = v.daemons()
+
+        def resident():
+            status = pathlib.Path(f"/proc/{daemon}/status").read_text()
+            return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("RssAnon")) << 10
+
+        data = os.urandom(1 << 20)
+        before = resident()
+        fd = os.open(v.mnt / "big", os.O_CREAT | os.O_RDWR | os.O_DIRECT)
+        buffer = mmap.mmap(-1, 1 << 20)
+        buffer.write(data)
+        for cpu in sorted(os.sched_getaffinity(0)):
+            os.sched_setaffinity(0, {cpu})
+            for i in range(48):
+                os.pwrite(fd, buffer, i << 20)
+                os.preadv(fd, [buffer], i << 20)
+        os.close(fd)
+        os.unlink(v.mnt / "big")
+        allowed = (32 << 20) + (4 << 20) * os.cpu_count()
+        wait_for("memory to be given back", lambda: resident() - before <= allowed, 10)
+        v.umount()
