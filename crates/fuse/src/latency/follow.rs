@@ -57,19 +57,8 @@ impl Follow {
     /// has one CPU.
     pub fn new() -> Option<Self> {
         let home = sched_getaffinity(None).ok()?;
-        if home.count() < 2 {
-            return None;
-        }
-        // Else it would not be ours to change.
-        if policy(None).ok()? != libc::SCHED_OTHER {
-            return None;
-        }
-        // Tried by a thread that ends with it.
-        let there_and_back = || set_policy(None, libc::SCHED_IDLE).and_then(|()| set_policy(None, libc::SCHED_OTHER));
-        let tried = std::thread::scope(|s| s.spawn(there_and_back).join());
-        matches!(tried, Ok(Ok(()))).then(|| Self {
-            // The client, who serves it, and who counts may just be running.
-            crowd: home.count() + 2,
+        (home.count() >= 2 && may_idle()).then(|| Self {
+            crowd: crowd(home.count()),
             home,
             state: State::default(),
             cpu: None,
@@ -112,7 +101,7 @@ impl Follow {
                 tracing::warn!(error = %e, "cannot give a serving thread its place back");
             }
         }
-        self.leave_started();
+        free_started(&self.home, |_| false);
     }
 
     fn back(&self, thread: Pid) -> io::Result<()> {
@@ -120,23 +109,43 @@ impl Follow {
         set_policy(Some(thread), libc::SCHED_OTHER)?;
         Ok(sched_setaffinity(Some(thread), &self.home)?)
     }
+}
 
-    /// Threads that the serving threads started meanwhile (for syncs, side by side commits, by the kernel for io_uring)
-    /// have got their policy and CPU with their life. Nothing else of this process has that policy.
-    fn leave_started(&self) {
-        // Those may start others while we look. Not for ever.
-        for _ in 0..8 {
-            let mut found = false;
-            for thread in own_threads().filter(|t| policy(Some(*t)).is_ok_and(|p| p == libc::SCHED_IDLE)) {
-                // It may be gone by now; and the kernel's own threads cannot be bound, and were not.
-                found |= set_policy(Some(thread), libc::SCHED_OTHER).is_ok();
-                let _ = sched_setaffinity(Some(thread), &self.home);
-            }
-            if !found {
-                return;
-            }
+/// Threads that the serving threads started meanwhile (for syncs, side by side commits, by the kernel for io_uring) have
+/// got their policy and CPU with their life. Nothing else of this process has that policy, but serving threads that
+/// are to keep it.
+pub(super) fn free_started(home: &CpuSet, keep: impl Fn(Pid) -> bool) {
+    // Those may start others while we look. Not for ever.
+    for _ in 0..8 {
+        let mut found = false;
+        let idle = |t: &Pid| policy(Some(*t)).is_ok_and(|p| p == libc::SCHED_IDLE) && !keep(*t);
+        for thread in own_threads().filter(idle) {
+            // It may be gone by now; and the kernel's own threads cannot be bound, and were not.
+            found |= set_policy(Some(thread), libc::SCHED_OTHER).is_ok();
+            let _ = sched_setaffinity(Some(thread), home);
+        }
+        if !found {
+            return;
         }
     }
+}
+
+/// More running threads than this are a crowd, on so many CPUs: the client, who serves it, and who counts may just be
+/// running.
+pub(super) fn crowd(cpus: u32) -> u32 {
+    cpus + 2
+}
+
+/// Whether the policy can be changed, and given back (by root), and is not one that the administrator chose.
+pub(super) fn may_idle() -> bool {
+    // Else it would not be ours to change.
+    if !policy(None).is_ok_and(|p| p == libc::SCHED_OTHER) {
+        return false;
+    }
+    // Tried by a thread that ends with it.
+    let there_and_back = || set_policy(None, libc::SCHED_IDLE).and_then(|()| set_policy(None, libc::SCHED_OTHER));
+    let tried = std::thread::scope(|s| s.spawn(there_and_back).join());
+    matches!(tried, Ok(Ok(())))
 }
 
 /// All threads of this process.
@@ -150,14 +159,14 @@ fn idle(thread: Pid) -> io::Result<()> {
 }
 
 /// `None`: the calling thread.
-fn policy(thread: Option<Pid>) -> io::Result<libc::c_int> {
+pub(super) fn policy(thread: Option<Pid>) -> io::Result<libc::c_int> {
     // SAFETY: the call takes and gives a number.
     let policy = unsafe { libc::sched_getscheduler(thread.map_or(0, |t| t.as_raw_nonzero().get())) };
     if policy < 0 { Err(io::Error::last_os_error()) } else { Ok(policy & !libc::SCHED_RESET_ON_FORK) }
 }
 
 /// `None`: the calling thread.
-fn set_policy(thread: Option<Pid>, policy: libc::c_int) -> io::Result<()> {
+pub(super) fn set_policy(thread: Option<Pid>, policy: libc::c_int) -> io::Result<()> {
     let tid = thread.map_or(0, |t| t.as_raw_nonzero().get());
     // All of its fields are integers, and 0 is the priority that these policies want.
     let param = libc::sched_param { sched_priority: 0 };
@@ -168,7 +177,7 @@ fn set_policy(thread: Option<Pid>, policy: libc::c_int) -> io::Result<()> {
 
 /// When to follow.
 #[derive(Debug)]
-struct State {
+pub(super) struct State {
     /// Ticks in a row with one busy client.
     worth: u32,
     /// Until the next try; and after the next one that does not help.
@@ -188,7 +197,7 @@ impl Default for State {
 
 impl State {
     /// After a tick: should the client be followed? `crowded` is asked before it is tried.
-    fn tick(&mut self, load: &Load, crowded: impl FnOnce() -> bool) -> bool {
+    pub fn tick(&mut self, load: &Load, crowded: impl FnOnce() -> bool) -> bool {
         self.rest = self.rest.saturating_sub(1);
         if !load.one_small() {
             if self.following {
@@ -224,7 +233,7 @@ impl State {
 }
 
 /// Threads that run or want to, the calling one among them.
-fn running() -> Option<u32> {
+pub(super) fn running() -> Option<u32> {
     parse_running(&std::fs::read_to_string("/proc/loadavg").ok()?)
 }
 

@@ -6,16 +6,19 @@
 //! the hypervisor: twice per request, whose work takes 2 to 5 µs. Two remedies, both only while requests come in quick
 //! succession; a thread looks every [`TICK`]:
 //! - [`follow`]: where they all come from one thread, serve it on its own CPU;
+//! - [`stay`]: serving threads that have rings stand on the CPU of their clients already; keep these there;
 //! - [`awake`]: keep idle CPUs from halting. It costs power, so only where the user asked for it.
 
 mod awake;
 mod follow;
+mod stay;
 
 use crate::abi::{ReadIn, op};
 use crate::request::Request;
 use crossbeam::utils::CachePadded;
 use follow::{Follow, Load};
 use rustix::thread::Pid;
+use stay::Stay;
 use std::io;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -108,26 +111,38 @@ impl Served {
         }
     }
 
-    /// What came since `before`, which is brought up to date.
-    fn since(&self, before: &mut Vec<Counts>) -> Load {
+    /// What came since `before`, which is brought up to date: to each thread.
+    fn since_each(&self, before: &mut Vec<Counts>) -> Vec<Load> {
         before.resize(self.0.len(), Counts::default());
-        let mut load = Load { same_client: true, ..Load::default() };
-        for (line, before) in self.0.iter().zip(before) {
+        let load = |(line, before): (&CachePadded<Line>, &mut Counts)| {
             let now = Counts {
                 requests: line.requests.load(Ordering::Relaxed),
                 large: line.large.load(Ordering::Relaxed),
                 changes: line.changes.load(Ordering::Relaxed),
             };
             let then = std::mem::replace(before, now);
-            let requests = now.requests.wrapping_sub(then.requests);
-            load.requests += requests;
-            load.large += now.large.wrapping_sub(then.large);
-            load.changes += now.changes.wrapping_sub(then.changes);
+            Load {
+                requests: now.requests.wrapping_sub(then.requests),
+                large: now.large.wrapping_sub(then.large),
+                changes: now.changes.wrapping_sub(then.changes),
+                client: line.client.load(Ordering::Relaxed),
+                same_client: true,
+            }
+        };
+        self.0.iter().zip(before).map(load).collect()
+    }
+
+    /// As [`Self::since_each`], of all together.
+    fn since(&self, before: &mut Vec<Counts>) -> Load {
+        let mut load = Load { same_client: true, ..Load::default() };
+        for one in self.since_each(before) {
+            load.requests += one.requests;
+            load.large += one.large;
+            load.changes += one.changes;
             // A thread that served nobody meanwhile may remember a client of long ago.
-            let client = line.client.load(Ordering::Relaxed);
-            if requests > 0 && client != 0 {
-                load.same_client &= load.client == 0 || load.client == client;
-                load.client = client;
+            if one.requests > 0 && one.client != 0 {
+                load.same_client &= load.client == 0 || load.client == one.client;
+                load.client = one.client;
             }
         }
         load
@@ -135,7 +150,12 @@ impl Served {
 
     /// Ids of the serving threads.
     fn threads(&self) -> impl Iterator<Item = Pid> {
-        self.0.iter().filter_map(|l| Pid::from_raw(l.tid.load(Ordering::Relaxed) as i32))
+        (0..self.0.len()).filter_map(|i| self.thread(i))
+    }
+
+    /// Id of one, while it serves.
+    fn thread(&self, i: usize) -> Option<Pid> {
+        Pid::from_raw(self.0.get(i)?.tid.load(Ordering::Relaxed) as i32)
     }
 }
 
@@ -147,14 +167,20 @@ pub(crate) fn check(wish: Latency) -> io::Result<()> {
     if wish == Latency::Low { awake::check() } else { Ok(()) }
 }
 
+/// What is done about the place of serving threads, or of their clients.
+enum Place {
+    Follow(Follow),
+    Stay(Stay),
+}
+
 /// Looks after it until the other end of `end` is gone. Returns at once where nothing can be done. `may_move`: the serving
 /// threads may be bound to a CPU; those with a ring stand on theirs already.
 pub(crate) fn watch(wish: Latency, may_move: bool, served: &Served, end: &Receiver<()>) {
     if wish == Latency::Off {
         return;
     }
-    let mut follow = Follow::new().filter(|_| may_move);
-    if wish == Latency::Auto && follow.is_none() {
+    let mut place = if may_move { Follow::new().map(Place::Follow) } else { Stay::new().map(Place::Stay) };
+    if wish == Latency::Auto && place.is_none() {
         return;
     }
     let mut awake = (wish == Latency::Low).then(awake::Awake::default);
@@ -165,18 +191,23 @@ pub(crate) fn watch(wish: Latency, may_move: bool, served: &Served, end: &Receiv
         if end.recv_timeout(if slow { IDLE_TICK } else { TICK }) != Err(RecvTimeoutError::Timeout) {
             break;
         }
+        let mut earlier = before.clone();
         let load = served.since(&mut before);
         idle = if load.requests == 0 { idle + 1 } else { 0 };
         if let Some(awake) = &mut awake {
             awake.tick(load.requests);
         }
         // What came in a long tick says nothing of how many a short one brings.
-        if !slow && let Some(follow) = &mut follow {
-            follow.tick(&load, served);
+        match &mut place {
+            Some(Place::Follow(follow)) if !slow => follow.tick(&load, served),
+            Some(Place::Stay(stay)) if !slow => stay.tick(&served.since_each(&mut earlier), served),
+            _ => {}
         }
     }
-    if let Some(follow) = &mut follow {
-        follow.leave(served);
+    match &mut place {
+        Some(Place::Follow(follow)) => follow.leave(served),
+        Some(Place::Stay(stay)) => stay.leave(served),
+        None => {}
     }
 }
 
