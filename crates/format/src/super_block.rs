@@ -17,6 +17,9 @@ pub const INCOMPAT_DATA_SUMS: u32 = 1;
 /// All `incompat` bits that this code knows.
 pub const INCOMPAT_KNOWN: u32 = INCOMPAT_DATA_SUMS;
 
+/// `compat` bit: inodes that are immutable or append-only were made. It is never taken back.
+pub const COMPAT_GUARDED: u32 = 1;
+
 /// One device of the volume, 64 bytes.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, PartialEq, Eq)]
 #[repr(C)]

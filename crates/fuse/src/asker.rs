@@ -33,6 +33,13 @@ pub(crate) fn is_writing(req: &Request<'_>) -> bool {
     syscall.as_deref().and_then(parse_syscall).is_some_and(|n| WRITES.contains(&n))
 }
 
+/// Whether that cannot be excluded: it is, or is in a call that may do either (`io_uring`, Linux AIO), or is not seen.
+pub(crate) fn may_be_writing(req: &Request<'_>) -> bool {
+    let syscall = thread(req).and_then(|t| fs::read_to_string(format!("/proc/{t}/syscall")).ok());
+    let either = [libc::SYS_io_uring_enter, libc::SYS_io_submit];
+    syscall.as_deref().and_then(parse_syscall).is_none_or(|n| WRITES.contains(&n) || either.contains(&n))
+}
+
 /// Numbers of the native calls that write to a descriptor.
 const WRITES: [libc::c_long; 8] = [
     libc::SYS_write,

@@ -12,10 +12,16 @@
 //! the pages are noted here, one bit each, *before* the volume is read or written. A direct WRITE changes the volume,
 //! *then* looks whether pages of its range are noted. A page with content from before the WRITE was noted before the
 //! volume was read, which was before the volume was written, which was before this look. Where none is noted, the
-//! answer goes out at once: a file that is only read and written past the cache pays one look into a table. Pages are
-//! noted only while a handle for direct writing is open: what was fetched before the open is dropped by the kernel
-//! before the first WRITE is sent. A handle that was made direct by `fcntl` is not known as one; its writes always
-//! have their range dropped.
+//! answer goes out at once: a file that is only read and written past the cache pays one look into a table.
+//!
+//! **Of which files.** Nobody tells that a file is about to be written directly (a mount may run without OPEN, and
+//! `fcntl` makes any descriptor a direct one). Pages are noted of files that are *known*: a file is from its first direct
+//! WRITE on, and until it was not written so for [`QUIET`] or the kernel has forgotten it. The WRITE that finds its file
+//! unknown makes it known, *then* has all its pages dropped, not those of its range alone: a READ of what another direct
+//! WRITE is about to change may have been answered, unnoted, after the kernel's own dropping for that one. The pages of
+//! such a READ are locked in the cache from before it was sent until it is answered, so the drop finds them. Until the
+//! drop is done every direct WRITE of the file waits for one of its own. A file may become unknown at any moment: the
+//! next direct WRITE begins anew.
 //!
 //! **Who waits for whom.** The kernel waits for the lock of each page that it drops: until a READ of it is answered,
 //! or, where it is dirty, until a WRITE of it is. So no serving thread may ask for it: the helper thread does, and
@@ -34,7 +40,7 @@
 
 use crate::channel::Channel;
 use crate::fs::{BraidFs, Context};
-use crate::handles::Handle;
+use crate::node::WireId;
 use crate::request::{Answer, Outcome};
 use braidfs::NodeId;
 use crossbeam::utils::CachePadded;
@@ -42,8 +48,13 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
+/// A file that was not written directly for so long need not be known.
+const QUIET: Duration = Duration::from_secs(30);
+/// Known files of one shard; one beyond that takes the place of another.
+const KNOWN_MAX: usize = 4096;
 const PAGE: u64 = 4096;
 /// Pages of one entry of [`Pages`].
 const RUN: u64 = 512;
@@ -51,6 +62,8 @@ const RUN: u64 = 512;
 const RUNS_MAX: usize = 16384;
 /// A power of two.
 const SHARDS: usize = 32;
+/// The pages of a whole file.
+const ALL: Range<u64> = 0..u64::MAX;
 
 /// A set of page numbers.
 #[derive(Debug, Default)]
@@ -96,22 +109,33 @@ impl Pages {
     }
 }
 
-/// A file that is open for direct writing.
-#[derive(Debug, Default)]
+/// A file that is written directly.
+#[derive(Debug)]
 struct File {
-    handles: u32,
+    /// When that was last seen.
+    last: Instant,
     /// Pages that may be in the cache.
     cached: Pages,
-    /// Ranges that the helper has yet to have dropped.
-    dropping: Vec<Range<u64>>,
+    /// What the helper has yet to have dropped.
+    dropping: Vec<Dropping>,
 }
 
-/// The files that are open for direct writing.
+/// Pages that have to be dropped.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Dropping {
+    pages: Range<u64>,
+    /// Tells it from all others.
+    number: u64,
+}
+
+/// The files that are written directly.
 #[derive(Debug, Default)]
 pub(crate) struct Behind {
-    /// How many handles. Written when such a file is opened and closed.
-    handles: CachePadded<AtomicUsize>,
+    /// How many. Written when one becomes known, or unknown.
+    known: CachePadded<AtomicUsize>,
     files: [CachePadded<Mutex<HashMap<u64, File>>>; SHARDS],
+    /// Of the last [`Dropping`].
+    drops: CachePadded<AtomicU64>,
 }
 
 /// Cuts a range of pages into pieces of one run: its number, and the pages counted from its begin.
@@ -131,53 +155,64 @@ impl Behind {
         &self.files[(ino.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - SHARDS.trailing_zeros())) as usize]
     }
 
-    /// A handle for direct writing is about to be given out.
-    pub fn opened(&self, ino: NodeId) {
-        self.handles.fetch_add(1, Ordering::SeqCst);
-        self.shard(ino).lock().entry(ino.0).or_default().handles += 1;
-    }
-
-    /// It was closed.
-    pub fn closed(&self, ino: NodeId) {
-        let mut files = self.shard(ino).lock();
-        if let Some(f) = files.get_mut(&ino.0) {
-            f.handles -= 1;
-            if f.handles == 0 {
-                files.remove(&ino.0);
-            }
+    /// The kernel has forgotten the file.
+    pub fn forget(&self, ino: NodeId) {
+        if self.known.load(Ordering::SeqCst) != 0 && self.shard(ino).lock().remove(&ino.0).is_some() {
+            self.known.fetch_sub(1, Ordering::SeqCst);
         }
-        drop(files);
-        self.handles.fetch_sub(1, Ordering::SeqCst);
     }
 
     /// The cache asks for, or sends, these bytes: to be called before the volume is asked.
     pub fn cached(&self, ino: NodeId, offset: u64, len: usize) {
-        if self.handles.load(Ordering::SeqCst) == 0 {
+        // One that becomes known after this look has all its pages dropped after that.
+        if self.known.load(Ordering::SeqCst) == 0 {
             return;
         }
-        if let Some(f) = self.shard(ino).lock().get_mut(&ino.0) {
+        let mut files = self.shard(ino).lock();
+        let Some(f) = files.get_mut(&ino.0) else { return };
+        if f.last.elapsed() < QUIET {
             f.cached.add(pages_of(offset, len));
+        } else {
+            files.remove(&ino.0);
+            self.known.fetch_sub(1, Ordering::SeqCst);
         }
     }
 
-    /// These bytes were written past the cache: whether pages of them must be dropped. If so, [`Self::dropped`]
-    /// follows.
-    fn must_drop(&self, ino: NodeId, offset: u64, len: usize) -> bool {
+    /// These bytes were written past the cache: what of the cache must be dropped. If something, [`Self::dropped`] follows.
+    fn must_drop(&self, ino: NodeId, offset: u64, len: usize) -> Option<Dropping> {
         let pages = pages_of(offset, len);
         let mut files = self.shard(ino).lock();
-        let Some(f) = files.get_mut(&ino.0) else { return false };
-        let under_way = f.dropping.iter().any(|d| d.start < pages.end && pages.start < d.end);
-        let must = f.cached.take(pages.clone()) || under_way;
-        if must {
-            f.dropping.push(pages);
+        if let Some(f) = files.get_mut(&ino.0) {
+            f.last = Instant::now();
+            let under_way = f.dropping.iter().any(|d| d.pages.start < pages.end && pages.start < d.pages.end);
+            return (f.cached.take(pages.clone()) || under_way).then(|| self.drop_of(f, pages));
         }
-        must
+        if files.len() >= KNOWN_MAX
+            && let Some(other) = files.keys().next().copied()
+        {
+            files.remove(&other);
+            self.known.fetch_sub(1, Ordering::SeqCst);
+        }
+        // before it is there to be found, see `cached`
+        self.known.fetch_add(1, Ordering::SeqCst);
+        let f = files.entry(ino.0).or_insert_with(|| File {
+            last: Instant::now(),
+            cached: Pages::default(),
+            dropping: Vec::new(),
+        });
+        Some(self.drop_of(f, ALL))
     }
 
-    fn dropped(&self, ino: NodeId, offset: u64, len: usize) {
-        let pages = pages_of(offset, len);
+    fn drop_of(&self, f: &mut File, pages: Range<u64>) -> Dropping {
+        let drop = Dropping { pages, number: self.drops.fetch_add(1, Ordering::Relaxed) };
+        f.dropping.push(drop.clone());
+        drop
+    }
+
+    /// What [`Self::must_drop`] told is dropped.
+    fn dropped(&self, ino: NodeId, drop: &Dropping) {
         if let Some(f) = self.shard(ino).lock().get_mut(&ino.0)
-            && let Some(at) = f.dropping.iter().position(|d| *d == pages)
+            && let Some(at) = f.dropping.iter().position(|d| d == drop)
         {
             f.dropping.swap_remove(at);
         }
@@ -188,21 +223,17 @@ impl BraidFs {
     /// Answers a direct WRITE, whose bytes the volume has: at once where the kernel has no page of them.
     pub(crate) fn written_direct(
         &self,
-        handle: &Handle,
+        id: WireId,
         offset: u64,
         len: usize,
         out: &mut Answer,
         cx: &Context<'_>,
     ) -> Outcome {
-        let (id, known) = (handle.id(), handle.direct_writer);
-        if known && !self.behind.must_drop(id.ino(), offset, len) {
-            return Outcome::Reply;
-        }
+        let Some(stale) = self.behind.must_drop(id.ino(), offset, len) else { return Outcome::Reply };
         let drop_pages = move |fs: &BraidFs, channel: &Channel| {
-            channel.invalidate_range(id, offset, len as u64);
-            if known {
-                fs.behind.dropped(id.ino(), offset, len);
-            }
+            let bytes = |page: u64| page.saturating_mul(PAGE);
+            channel.invalidate_range(id, bytes(stale.pages.start), bytes(stale.pages.end) - bytes(stale.pages.start));
+            fs.behind.dropped(id.ino(), &stale);
         };
         let Some(waiting) = self.let_wait(true) else {
             let channel = cx.channel.clone();
@@ -230,30 +261,73 @@ mod tests {
 
     const F: NodeId = NodeId(7);
 
+    /// The first direct WRITE of a file, with what follows.
+    fn known(b: &Behind, ino: NodeId) {
+        let all = b.must_drop(ino, 1 << 30, 1).unwrap();
+        assert_eq!(all.pages, ALL);
+        b.dropped(ino, &all);
+    }
+
     #[test]
     fn only_pages_of_the_cache_are_dropped() {
         let b = Behind::default();
         b.cached(F, 0, 1 << 20);
-        assert!(!b.must_drop(F, 0, 4096), "not open for direct writing");
-        b.opened(F);
+        known(&b, F);
         b.cached(F, 8192, 4096);
         b.cached(NodeId(8), 0, 1 << 20);
-        assert!(!b.must_drop(F, 0, 8192) && !b.must_drop(F, 12288, 4096));
-        assert!(b.must_drop(F, 8191, 2), "the second byte is on the page");
-        assert!(b.must_drop(F, 8192, 10), "it is still being dropped");
-        b.dropped(F, 8191, 2);
-        b.dropped(F, 8192, 10);
-        assert!(!b.must_drop(F, 0, 1 << 20));
+        assert_eq!((b.must_drop(F, 0, 8192), b.must_drop(F, 12288, 4096)), (None, None));
+        let first = b.must_drop(F, 8191, 2).expect("the second byte is on the page");
+        let second = b.must_drop(F, 8192, 10).expect("it is still being dropped");
+        assert_eq!((&first.pages, &second.pages), (&(1..3), &(2..3)));
+        b.dropped(F, &first);
+        b.dropped(F, &second);
+        assert_eq!(b.must_drop(F, 0, 1 << 20), None);
         b.cached(F, 5 << 20, 100);
-        b.opened(F);
-        b.closed(F);
-        assert!(b.must_drop(F, (5 << 20) + 4000, 4096), "one handle is left");
-        b.dropped(F, (5 << 20) + 4000, 4096);
-        b.cached(F, 0, 1);
-        b.closed(F);
-        b.opened(F);
-        assert!(!b.must_drop(F, 0, 1), "a new file begins with nothing");
-        assert_eq!(b.handles.load(Ordering::Relaxed), 1);
+        b.forget(F);
+        b.forget(NodeId(8));
+        assert_eq!(b.known.load(Ordering::Relaxed), 0);
+        known(&b, F);
+        assert_eq!(b.must_drop(F, 5 << 20, 4096), None, "all was dropped when it became known again");
+        assert_eq!(b.known.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn until_all_is_dropped_each_write_waits() {
+        let b = Behind::default();
+        let all = b.must_drop(F, 0, 4096).unwrap();
+        let other = b.must_drop(F, 1 << 40, 4096).expect("its pages may have been read before the file was known");
+        b.dropped(F, &all);
+        b.dropped(F, &other);
+        assert_eq!(b.must_drop(F, 1 << 40, 4096), None);
+    }
+
+    #[test]
+    fn a_late_drop_is_not_taken_for_a_new_one() {
+        let b = Behind::default();
+        let late = b.must_drop(F, 0, 4096).unwrap();
+        b.forget(F);
+        let new = b.must_drop(F, 0, 4096).unwrap();
+        b.dropped(F, &late);
+        assert!(b.must_drop(F, 0, 4096).is_some(), "the new one is under way");
+        b.dropped(F, &new);
+    }
+
+    #[test]
+    fn a_file_that_is_quiet_becomes_unknown() {
+        let b = Behind::default();
+        known(&b, F);
+        b.shard(F).lock().get_mut(&F.0).unwrap().last -= 2 * QUIET;
+        b.cached(F, 0, 4096);
+        assert_eq!(b.known.load(Ordering::Relaxed), 0);
+        assert_eq!(b.must_drop(F, 0, 1).map(|d| d.pages), Some(ALL));
+    }
+
+    #[test]
+    fn known_files_are_bounded() {
+        let b = Behind::default();
+        (2..1_000_000).for_each(|n| known(&b, NodeId(n)));
+        let found: usize = b.files.iter().map(|f| f.lock().len()).sum();
+        assert!(found <= SHARDS * KNOWN_MAX && b.known.load(Ordering::Relaxed) == found);
     }
 
     #[test]

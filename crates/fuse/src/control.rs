@@ -1,7 +1,8 @@
 //! What administrators ask of a mount beyond files: ioctls on its root directory. Low-level module.
 //!
 //! Owns the numbers and structures, for the server (`ops/scrub.rs`, `ops/remount.rs`) and for the client, which is here. A scrub belongs to
-//! the open directory that started it: when that is closed, also because the program died, the scrub stops.
+//! the open directory that started it: when that is closed, also because the program died, the scrub stops. Where the kernel
+//! does not tell of closes, it belongs to the thread that started it, and stops within seconds of its end.
 
 use braidfs::{AtimeMode, DataMode, Remount};
 use std::fs::File;

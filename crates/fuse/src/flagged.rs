@@ -10,22 +10,32 @@
 //!    time never falls behind that of the change of flags. To have the kernel take the new one, the inode is dropped from
 //!    its memory when its last descriptor is closed, which is the one that `chattr` used, if nobody else has one.
 //!
+//! Both need to be told of opens and closes. A mount without them ([`crate::opened`]) makes no file immutable or append-only
+//! ([`BraidFs::may_guard`]); the change time that other flags leave is shown by trying for a while after `chattr`. Where it
+//! meets such a file all the same, which a version made that did not yet keep that there are some, it refuses writes that
+//! ask, as in 1, appends to an append-only file, too, and has the next mount run with OPEN.
+//!
 //! Does not promise: to refuse a `write` of `io_uring`, or of a thread that `/proc` does not show; what it writes is kept.
 //! That the new change time is shown: not while the file is open, not before Linux 6.18, and some 0.1 ms late.
 
 use crate::abi;
 use crate::channel::Channel;
-use crate::fs::BraidFs;
+use crate::fs::{BraidFs, Job, errno};
 use crate::node::WireId;
+use braidfs::format::inode::{APPEND, IMMUTABLE};
 use braidfs::{NodeId, Timestamp};
 use parking_lot::Mutex;
+use rustix::io::Errno;
 use std::collections::HashMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 /// After a RELEASE the kernel still has to let go of the name: when inodes are dropped, and once more.
 const DROP_AFTER: [Duration; 2] = [Duration::from_micros(200), Duration::from_millis(2)];
+/// Without RELEASE: so often it is tried, so long apart.
+const TRIES: u32 = 10;
+const APART: Duration = Duration::from_millis(2);
 
 /// More are not remembered (a `chattr -R` of a large tree): then those that are not immutable are forgotten.
 const KEPT: usize = 1 << 16;
@@ -47,6 +57,8 @@ pub(crate) struct Flagged {
     count: AtomicUsize,
     /// Those that are immutable.
     immutable: AtomicUsize,
+    /// Whether a mount that cannot guard such a file met one.
+    met: AtomicBool,
     /// To be dropped from the kernel's memory; where there are some, the helper thread has a job for it.
     drop: Mutex<Vec<WireId>>,
 }
@@ -93,6 +105,48 @@ impl Flagged {
 }
 
 impl BraidFs {
+    /// Whether an inode may get these flags: `now` are those that it has.
+    pub(crate) fn may_guard(&self, now: u32, flags: u32) -> Result<(), Errno> {
+        if self.agreed.opens() || flags & !now & (IMMUTABLE | APPEND) == 0 {
+            return Ok(());
+        }
+        tracing::warn!("immutable and append-only files (chattr +i, +a) need a mount with the option `fileflags`");
+        Err(Errno::OPNOTSUPP)
+    }
+
+    /// Such an inode was met.
+    pub(crate) fn met_guarded(&self) {
+        if self.agreed.opens()
+            || self.flagged.met.load(Ordering::Relaxed)
+            || self.flagged.met.swap(true, Ordering::Relaxed)
+        {
+            return;
+        }
+        tracing::warn!("the volume has immutable or append-only files, which this mount cannot guard: mount it again");
+        let keep = |fs: &BraidFs| match fs.vol.note_guarded() {
+            Ok(()) | Err(braidfs::Error::ReadOnly) => {}
+            Err(e) => tracing::warn!(error = %e, "the next mount will not know of immutable files either"),
+        };
+        // Not sent only where the mount is ending.
+        let _ = self.jobs.send(Box::new(keep));
+    }
+
+    /// Whether a file takes a write at `offset` that the kernel's cache did not take before: on a mount without OPEN.
+    pub(crate) fn takes_write(&self, ino: NodeId, offset: u64) -> Result<(), Errno> {
+        if !self.flagged.met.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let attr = self.vol.getattr(ino).map_err(errno)?;
+        if attr.flags & APPEND != 0 && offset < attr.size { Err(Errno::PERM) } else { Ok(()) }
+    }
+
+    /// As [`Self::show_change`], where the kernel does not tell when the descriptor is closed: right after the change.
+    pub(crate) fn show_change_soon(&self, id: WireId, channel: &Arc<Channel>) {
+        if !self.agreed.opens() && self.agreed.minor >= abi::MINOR_PRUNE {
+            try_to_drop(&self.jobs, id, channel.clone(), TRIES);
+        }
+    }
+
     /// A descriptor of a file was closed: where it was the last one since its flags changed, the kernel is made to forget
     /// what it knows.
     pub(crate) fn show_change(&self, id: WireId, channel: &Arc<Channel>) {
@@ -120,6 +174,19 @@ impl BraidFs {
             }));
         }
     }
+}
+
+/// Has the kernel drop the inode if nobody uses it, else tries again. One try at a time: the helper has other work.
+fn try_to_drop(jobs: &mpsc::Sender<Job>, id: WireId, channel: Arc<Channel>, tries: u32) {
+    let work = move |fs: &BraidFs| {
+        std::thread::sleep(APART);
+        channel.prune(&[id]);
+        if tries > 1 && fs.vol.is_held(id.ino()) {
+            try_to_drop(&fs.jobs, id, channel, tries - 1);
+        }
+    };
+    // Not sent only where the mount is ending.
+    let _ = jobs.send(Box::new(work));
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@
 //! Does not promise: advisory locks and `flock` across mounts (the kernel keeps them), `poll`, `bmap`.
 
 use crate::abi::{self, init, op};
+use crate::asked::Asked;
 use crate::behind::Behind;
 use crate::channel::Channel;
 use crate::flagged::Flagged;
@@ -36,9 +37,8 @@ const CONGESTED: u16 = 96;
 /// Wanted of the kernel; it is granted what it knows.
 ///
 /// Not wanted: POSIX_LOCKS and FLOCK_LOCKS (the kernel's own suffice), AUTO_INVAL_DATA (all changes go through the
-/// kernel), NO_OPEN_SUPPORT (opens keep unlinked files alive).
+/// kernel).
 const WANTED: u64 = init::ASYNC_READ
-    | init::ATOMIC_O_TRUNC
     | init::EXPORT_SUPPORT
     | init::BIG_WRITES
     | init::DONT_MASK
@@ -59,6 +59,11 @@ const WANTED: u64 = init::ASYNC_READ
     | init::DIRECT_IO_ALLOW_MMAP
     | init::ALLOW_IDMAP;
 
+/// Wanted besides of a mount that runs without OPEN, see [`crate::opened`].
+const WITHOUT_OPEN: u64 = init::NO_OPEN_SUPPORT | init::NO_OPENDIR_SUPPORT;
+/// Wanted besides of one that runs with it. Without it a file would be truncated by nobody.
+const WITH_OPEN: u64 = init::ATOMIC_O_TRUNC;
+
 /// What was agreed when the mount came up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Agreed {
@@ -73,10 +78,15 @@ impl Agreed {
     pub fn has(self, flag: u64) -> bool {
         self.flags & flag == flag
     }
+
+    /// Whether the kernel asks for each open and tells of each close.
+    pub fn opens(self) -> bool {
+        !self.has(WITHOUT_OPEN)
+    }
 }
 
-/// Answers INIT; `rings`: they are there, should the kernel know them.
-pub(crate) fn negotiate(req: &Request<'_>, out: &mut Answer, rings: bool) -> Result<Agreed, Errno> {
+/// Answers INIT; `rings`: they are there, should the kernel know them. With `opens` the kernel is to ask for each open.
+pub(crate) fn negotiate(req: &Request<'_>, out: &mut Answer, rings: bool, opens: bool) -> Result<Agreed, Errno> {
     let old: abi::InitCompatIn = req.arg()?;
     if old.major != abi::MAJOR || old.minor < abi::MINOR_MIN {
         tracing::error!(
@@ -90,8 +100,10 @@ pub(crate) fn negotiate(req: &Request<'_>, out: &mut Answer, rings: bool) -> Res
         Ok(new) if u64::from(old.flags) & init::INIT_EXT != 0 => u64::from(new.flags2),
         _ => 0,
     };
+    let offered = u64::from(old.flags) | high << 32;
+    let opens = opens || offered & WITHOUT_OPEN != WITHOUT_OPEN;
     let wanted = WANTED | if rings { init::OVER_IO_URING } else { 0 };
-    let flags = (u64::from(old.flags) | high << 32) & wanted;
+    let flags = offered & (wanted | if opens { WITH_OPEN } else { WITHOUT_OPEN });
     out.put(&abi::InitOut {
         major: abi::MAJOR,
         minor: abi::MINOR.min(old.minor),
@@ -106,7 +118,7 @@ pub(crate) fn negotiate(req: &Request<'_>, out: &mut Answer, rings: bool) -> Res
         flags2: (flags >> 32) as u32,
         unused: [0; 7],
     });
-    tracing::info!(minor = old.minor, flags = format_args!("{flags:#x}"), "FUSE connection is up");
+    tracing::info!(minor = old.minor, flags = format_args!("{flags:#x}"), opens, "FUSE connection is up");
     Ok(Agreed { flags, minor: old.minor })
 }
 
@@ -126,6 +138,8 @@ pub(crate) struct BraidFs {
     pub(crate) flagged: Flagged,
     /// Domains with little room, see [`crate::room`].
     pub(crate) tight: Tight,
+    /// Who writes there, on a mount without OPEN.
+    pub(crate) asked: Asked,
     pub(crate) jobs: mpsc::Sender<Job>,
     /// What is made durable before it is answered.
     pub(crate) durable: Durable,
@@ -173,7 +187,7 @@ impl<'c> Context<'c> {
 impl BraidFs {
     pub(crate) fn new(vol: Arc<Volume>, agreed: Agreed, jobs: mpsc::Sender<Job>) -> Self {
         let tight = Tight::new(vol.domains().len());
-        Self {
+        let fs = Self {
             vol,
             handles: Handles::default(),
             behind: Behind::default(),
@@ -181,13 +195,18 @@ impl BraidFs {
             caps_epoch: AtomicU64::new(1),
             flagged: Flagged::default(),
             tight,
+            asked: Asked::default(),
             jobs,
             durable: Durable::default(),
             scrub: Mutex::default(),
             scrubs: AtomicBool::new(false),
             waiting: Arc::default(),
             forgets: OnceLock::new(),
+        };
+        if !agreed.opens() {
+            fs.first_look_at_room();
         }
+        fs
     }
 
     /// Lets one more request wait for what the kernel sends on account of it, until the value is dropped. Not where so many
@@ -233,14 +252,16 @@ impl BraidFs {
             op::STATX => self.statx(req, out),
             op::SETATTR => self.setattr(req, out),
             op::READLINK => self.readlink(req, out),
-            op::SYMLINK => self.symlink(req, out),
-            op::MKNOD => self.mknod(req, out),
-            op::MKDIR => self.mkdir(req, out),
+            op::SYMLINK => self.symlink(req, out, cx),
+            op::MKNOD => self.mknod(req, out, cx),
+            op::MKDIR => self.mkdir(req, out, cx),
             op::UNLINK => self.unlink(req),
             op::RMDIR => self.rmdir(req),
             op::RENAME => self.rename(req),
             op::RENAME2 => self.rename2(req),
             op::LINK => self.link(req, out),
+            // the kernel asks once, and then creates by MKNOD
+            op::OPEN | op::OPENDIR | op::CREATE if !self.agreed.opens() => Err(Errno::NOSYS),
             op::OPEN => self.open(req, out, cx),
             op::READ => self.read(req, out),
             op::WRITE => self.write(req, out, cx),
@@ -303,7 +324,7 @@ mod tests {
         };
         let f = init_frame(arg.as_bytes());
         let mut out = Answer::new(64);
-        let agreed = negotiate(&Request::parse(&f).unwrap(), &mut out, false).unwrap();
+        let agreed = negotiate(&Request::parse(&f).unwrap(), &mut out, false, false).unwrap();
         let reply = abi::InitOut::read_from_bytes(out.body()).unwrap();
         assert_eq!(agreed.flags, init::WRITEBACK_CACHE | init::INIT_EXT | init::DIRECT_IO_ALLOW_MMAP);
         assert_eq!((reply.minor, reply.max_pages, reply.max_readahead), (44, 256, 1 << 17));
@@ -314,7 +335,22 @@ mod tests {
     fn old_kernels_are_refused() {
         let arg = abi::InitCompatIn { major: 7, minor: 30, max_readahead: 0, flags: 0 };
         let f = init_frame(arg.as_bytes());
-        assert_eq!(negotiate(&Request::parse(&f).unwrap(), &mut Answer::new(0), true), Err(Errno::PROTO));
+        assert_eq!(negotiate(&Request::parse(&f).unwrap(), &mut Answer::new(0), true, false), Err(Errno::PROTO));
+    }
+
+    #[test]
+    fn opens_are_asked_for_or_not() {
+        let without = init::NO_OPEN_SUPPORT | init::NO_OPENDIR_SUPPORT;
+        let agreed = |offer: u64, opens| {
+            let arg = abi::InitCompatIn { major: 7, minor: 31, max_readahead: 0, flags: offer as u32 };
+            let f = init_frame(arg.as_bytes());
+            negotiate(&Request::parse(&f).unwrap(), &mut Answer::new(64), false, opens).map(|a| (a.flags, a.opens()))
+        };
+        let all = without | init::ATOMIC_O_TRUNC;
+        assert_eq!(agreed(all, false), Ok((without, false)));
+        assert_eq!(agreed(all, true), Ok((init::ATOMIC_O_TRUNC, true)));
+        let half = init::NO_OPEN_SUPPORT | init::ATOMIC_O_TRUNC;
+        assert_eq!(agreed(half, false), Ok((init::ATOMIC_O_TRUNC, true)), "both or neither");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Open files by the number that the kernel holds.
+//! Files that the kernel asked to open, by the number that it holds; on a mount without OPEN there are none.
 //!
 //! Owns every [`OpenFile`] of the mount: an unlinked file lives until its last handle is released here. Look-ups are
 //! lock-free and write only to the slot of the handle asked for.
@@ -31,8 +31,6 @@ pub(crate) struct Handle {
     pub file: OpenFile,
     /// The kernel may hold pages written through this handle that have not reached the volume.
     pub cached_writer: bool,
-    /// Opened for direct writing: its writes go past the kernel's cache.
-    pub direct_writer: bool,
     /// [`crate::fs::BraidFs`]' capability epoch when `security.capability` was last found absent or removed.
     pub caps_epoch: AtomicU64,
 }
@@ -75,8 +73,8 @@ impl Handles {
         self.slab.get(fh as usize).ok_or(Errno::BADF)
     }
 
-    /// Closes one; its inode where it was for direct writing.
-    pub fn release(&self, fh: u64) -> Result<Option<NodeId>, Errno> {
+    /// Closes one.
+    pub fn release(&self, fh: u64) -> Result<(), Errno> {
         let handle = self.slab.take(fh as usize).ok_or(Errno::BADF)?;
         if handle.cached_writer {
             let mut writers = self.shard(handle.ino()).lock();
@@ -87,7 +85,7 @@ impl Handles {
                 }
             }
         }
-        Ok(handle.direct_writer.then(|| handle.ino()))
+        Ok(())
     }
 
     /// Whether the kernel may hold pages of the file that the volume has not seen.

@@ -1,9 +1,10 @@
 //! The FUSE front end of braidfs: mounts a [`braidfs::Volume`] and answers the kernel.
 //!
 //! The modules, in the order in which a request passes: `mount` (gets the connection) → `session` (serving threads)
-//! → `transport`, `channel` and `request` (how it comes; `abi` declares the frames) → `fs` (which handler) → `ops` (the handlers, over the
-//! engine's API) → `node` (which inode is meant), `lookups` (what the kernel was told of) → `handles` (open files), `behind`
-//! (no stale pages behind direct writes). `serve` runs the whole from mount to unmount,
+//! → `transport`, `channel` and `request` (how it comes; `abi` declares the frames) → `fs` (which handler) → `ops` (the
+//! handlers, over the engine's API) → `node` (which inode is meant), `lookups` (what the kernel was told of) → `opened`
+//! (its file), `handles` (files that the kernel asked to open), `room` (ENOSPC in time), `behind` (no stale pages behind
+//! direct writes). `serve` runs the whole from mount to unmount,
 //! `latency` looks after the serving threads meanwhile; `daemon` and `loopdev` help the command line.
 //!
 //! The protocol is spoken directly, not through a crate: `sync` (SYNCFS), unnamed files (TMPFILE), birth times (STATX)
@@ -13,6 +14,7 @@
 //! (scheduling policy), `transport::ring` (submissions) and `transport::entry` (memory given back).
 
 mod abi;
+mod asked;
 mod asker;
 mod behind;
 mod channel;
@@ -26,6 +28,7 @@ mod lookups;
 mod loopdev;
 mod mount;
 mod node;
+mod opened;
 mod ops;
 mod request;
 mod room;

@@ -48,6 +48,11 @@ impl BraidFs {
         })
     }
 
+    /// Takes back one count of an answer that is not given after all.
+    pub(crate) fn uncount(&self, attr: &Attr) {
+        self.give_back(WireId::of(attr).0, 1);
+    }
+
     pub(crate) fn forget(&self, req: &Request<'_>) -> Handled {
         if let Ok(arg) = req.arg::<abi::ForgetIn>() {
             self.give_back(req.head.nodeid, arg.nlookup);
@@ -68,7 +73,9 @@ impl BraidFs {
 
     fn give_back(&self, nodeid: u64, times: u64) {
         let id = WireId(nodeid);
-        self.vol.forget(id.ino(), |g| id.is_of(g), times);
+        if self.vol.forget(id.ino(), |g| id.is_of(g), times) {
+            self.behind.forget(id.ino());
+        }
     }
 
     /// The kernel did not take this answer: what was counted for it is given back.

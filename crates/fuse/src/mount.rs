@@ -51,6 +51,9 @@ pub struct MountConfig {
     pub sync: bool,
     /// Changes of directories are.
     pub dirsync: bool,
+    /// The kernel asks for each open, so that append-only and immutable files can be guarded. A volume that has such files
+    /// is served so in any case.
+    pub opens: bool,
     /// Symbolic links are not followed (root only; Linux 5.10).
     pub nosymfollow: bool,
     /// Serving threads, at least 2.
@@ -81,6 +84,7 @@ impl MountConfig {
             lazytime: false,
             sync: false,
             dirsync: false,
+            opens: false,
             nosymfollow: false,
             threads: std::thread::available_parallelism().map_or(2, |n| n.get().max(2)),
             latency: Latency::Auto,

@@ -12,19 +12,16 @@
 //! The root is 1, as the protocol wants it. `st_ino` and `d_ino` are the bare number.
 //!
 //! A request is answered ESTALE when the inode that its id was given for is gone. How that is found out:
-//! [`BraidFs::opened`] with a file handle, which keeps the inode alive; [`BraidFs::attr`] where attributes are all that
+//! [`BraidFs::opened`] of a file whose content is asked for, which keeps the inode alive; [`BraidFs::attr`] where attributes are all that
 //! is wanted; [`BraidFs::hold`] where the inode must not go meanwhile: to open it, and for SETATTR, which the kernel
 //! also sends on its own, at any time; [`BraidFs::live`] for the rest: there the kernel knows the inode, which keeps it.
 //!
 //! Does not promise: to tell an id from one of the same number 2^24 generations later.
 
 use crate::fs::{BraidFs, errno};
-use crate::handles::Handle;
 use braidfs::format::geometry::Geometry;
 use braidfs::{Attr, Error, NodeId, OpenFile};
-use crossbeam::utils::CachePadded;
 use rustix::io::Errno;
-use sharded_slab::Entry;
 use std::fmt;
 
 /// Bits of the inode number.
@@ -95,12 +92,6 @@ impl BraidFs {
         // In this order: of an inode that is open the number is not given again.
         let file = self.vol.open(id.ino()).map_err(gone)?;
         if id.is_of(file.gener()) { Ok(file) } else { Err(Errno::STALE) }
-    }
-
-    /// The open file of a request with a handle, which must be of the inode that the request names.
-    pub(crate) fn opened(&self, id: WireId, fh: u64) -> Result<Entry<'_, CachePadded<Handle>>, Errno> {
-        let handle = self.handles.get(fh)?;
-        if handle.id() == id { Ok(handle) } else { Err(Errno::STALE) }
     }
 }
 

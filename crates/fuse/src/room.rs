@@ -3,25 +3,47 @@
 //! Room is counted per domain: its free blocks and those of groups that it can still claim. The kernel holds at most
 //! [`KERNEL_DIRTY_BYTES`] (the mount sets that bound). While a domain has twice as much, nothing is done. Below, the
 //! domain is *tight*:
-//! 1. Files opened for writing are opened write-through: the volume answers each `write` itself, exactly.
-//! 2. Files that were opened before stay cached, the kernel offers no way back. But each `write` needs valid attributes,
-//!    so they are told without a time to live: the kernel then asks (GETATTR with the handle) before each `write`. When
-//!    a domain becomes tight, all such files are written back once and lose their attributes.
+//! 1. With OPEN, files opened for writing are opened write-through: the volume answers each `write` itself, exactly.
+//! 2. Files that were opened before, and without OPEN all files, stay cached, the kernel offers no way back. But each
+//!    `write` needs valid attributes, so they are told without a time to live: the kernel then asks (GETATTR with the flag
+//!    of a handle) before each `write`. When a domain becomes tight, all such files are written back once and lose their
+//!    attributes: with OPEN those that are open for writing, without it all files of the domain that the kernel knows.
 //! 3. Asked so with less room than the kernel may hold, the volume first has the kernel write back what is promised to
-//!    others, commits, and says ENOSPC where less than [`LAST_BLOCKS`] are left, or a MiB for each such writer.
+//!    others, commits, and says ENOSPC where less than [`LAST_BLOCKS`] are left, or a MiB for each such writer. Without
+//!    OPEN it does so only when the room would not do if each `write` since had been of [`LAST_BLOCKS`].
+//!
+//! **Who asks.** Without OPEN the flag says that a `write` asks, or a `read` across the end of the file, or `lseek` to it;
+//! `stat` has no such flag (`fuse_update_attributes` in `fs/fuse`). Nobody is told ENOSPC who is seen to do none of the
+//! first ([`asker::may_be_writing`]).
+//!
+//! **While it becomes tight.** With 10^5 files known to the kernel it takes a moment until all of them have lost their
+//! attributes. Files that have not go on to take writes, but no more than the kernel may hold: where less than that is
+//! left meanwhile, the answers to WRITEs of the cache are held back, and so is the kernel, until all files have
+//! ([`Becoming`]).
+//!
+//! **Who looks.** Whoever takes room looks at that of the domain ([`BraidFs::watch_room`]). Without OPEN a domain may become
+//! tight by what others take, while nobody opens or writes a file of it, so all domains are looked at now and then.
 //!
 //! Does not promise: ENOSPC for stores to a shared map, nor for a single `write` of more than [`LAST_BLOCKS`] (of several
-//! writers, 1 MiB) through a handle of rule 2; both are told at `fsync` and `close`. The last blocks cannot be had through such a handle, and where
-//! they are all that is left it gets ENOSPC for a `read` across the end of the file too: the kernel asks the same.
+//! writers, 1 MiB) by rule 3; both are told at `fsync` and `close`. The last blocks cannot be had so, and where
+//! they are all that is left a file that is open for writing gets ENOSPC for a `read` across the end of the file, too, on a
+//! mount with OPEN: the kernel asks the same; without it, a `read` by `io_uring`, or by a thread that `/proc` does not show.
 
+use crate::asker;
 use crate::channel::Channel;
-use crate::fs::{BraidFs, Context, TTL_SECONDS};
+use crate::fs::{BraidFs, Context, TTL_SECONDS, errno};
+use crate::node::WireId;
 use crate::ops::attr_out;
-use crate::request::{Answer, Handled, Outcome};
-use braidfs::NodeId;
+use crate::request::{Answer, Handled, Outcome, Request};
+use crate::transport::Later;
+use braidfs::format::inode::{APPEND, IMMUTABLE};
+use braidfs::{Attr, DomainId, FileKind, NodeId};
+use crossbeam::utils::CachePadded;
+use parking_lot::Mutex;
 use rustix::io::Errno;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
 
 /// What the kernel may hold dirty for one mount.
 pub(crate) const KERNEL_DIRTY_BYTES: u64 = 64 << 20;
@@ -32,59 +54,216 @@ const ROOMY_BLOCKS: u64 = 3 * KERNEL_DIRTY_BLOCKS;
 const LAST_BLOCKS: u64 = (2 << 20) / 4096;
 /// What each of several writers is taken to write at once: all of them may have been told to go on before one of them did.
 const WRITE_BLOCKS: u64 = (1 << 20) / 4096;
+/// All domains are looked at so often at most, and not more than a twentieth of the time.
+const LOOK: Duration = Duration::from_millis(5);
+/// Longest that answers are held back, see [`Becoming`]: what the kernel is told may wait for one of these in turn, if a
+/// file is removed just then.
+const HOLD_BACK: Duration = Duration::from_secs(2);
 
 /// Which domains are tight. Read by all threads, written only when one changes.
-pub(crate) struct Tight(Box<[AtomicBool]>);
+pub(crate) struct Tight {
+    domains: Box<[Domain]>,
+    /// When all domains are to be looked at again, µs since `begin`.
+    look: CachePadded<AtomicU64>,
+    begin: Instant,
+}
+
+#[derive(Default)]
+struct Domain {
+    tight: AtomicBool,
+    becoming: Arc<Becoming>,
+    /// Writers that were told to go on since all was written back; [`UNKNOWN`].
+    grants: CachePadded<AtomicU64>,
+}
+
+/// What the kernel may hold was not written back since the domain became tight.
+const UNKNOWN: u64 = u64::MAX >> 16;
+
+/// A domain that becomes tight, until all files have lost their attributes: until then, with little room, answers to
+/// WRITEs of the kernel's cache wait here. Their pages count as held by the kernel meanwhile, so that it takes no more
+/// than its bound.
+#[derive(Default)]
+struct Becoming {
+    now: AtomicBool,
+    held_back: Mutex<Vec<(Later, Vec<u8>)>>,
+}
+
+impl Becoming {
+    fn end(&self) {
+        let mut held_back = self.held_back.lock();
+        self.now.store(false, Ordering::SeqCst);
+        let all = std::mem::take(&mut *held_back);
+        drop(held_back);
+        for (later, body) in all {
+            let mut out = Answer::new(body.len());
+            out.put_bytes(&body);
+            later.answer(&mut out);
+        }
+    }
+}
 
 impl Tight {
     pub fn new(domains: usize) -> Self {
-        Self((0..domains).map(|_| AtomicBool::new(false)).collect())
+        let domains = (0..domains).map(|_| Domain::default()).collect();
+        Self { domains, look: CachePadded::default(), begin: Instant::now() }
     }
 }
 
 impl BraidFs {
     /// Whether writers of the file must be watched.
     pub(crate) fn is_tight(&self, ino: NodeId) -> bool {
-        self.domain_index(ino).is_some_and(|d| self.tight.0[d].load(Ordering::Relaxed))
+        self.domain_index(ino).is_some_and(|d| self.tight.domains[d].tight.load(Ordering::Relaxed))
     }
 
     fn domain_index(&self, ino: NodeId) -> Option<usize> {
         let d = usize::from(self.vol.domain_of(ino).ok()?.0);
-        (d < self.tight.0.len()).then_some(d)
+        (d < self.tight.domains.len()).then_some(d)
+    }
+
+    /// Looks how much room each domain has before the first request comes: on a mount without OPEN.
+    pub(crate) fn first_look_at_room(&self) {
+        for (d, domain) in self.tight.domains.iter().enumerate() {
+            let room = self.vol.domain_room(DomainId(d as u16));
+            let tight = room < TIGHT_BLOCKS;
+            domain.grants.store(if tight { 0 } else { UNKNOWN }, Ordering::SeqCst);
+            domain.tight.store(tight, Ordering::SeqCst);
+        }
     }
 
     /// Looks how much room the file has; to be called where room is taken. The first to see a tight domain has its
     /// cached writers written back.
     pub(crate) fn watch_room(&self, ino: NodeId, channel: &Arc<Channel>) {
-        let Some(d) = self.domain_index(ino) else { return };
-        let (flag, room) = (&self.tight.0[d], self.vol.write_room(ino));
-        if flag.load(Ordering::Relaxed) {
-            if room >= ROOMY_BLOCKS {
-                flag.store(false, Ordering::Relaxed);
+        if let Some(d) = self.domain_index(ino) {
+            self.watch_domain(d, self.vol.write_room(ino), channel);
+        }
+        if self.agreed.opens() {
+            // whoever opens a file looks
+            return;
+        }
+        let (now, due) = (self.tight.begin.elapsed(), self.tight.look.load(Ordering::Relaxed));
+        let until = |d: Duration| u64::try_from(d.as_micros()).unwrap_or(u64::MAX);
+        if until(now) >= due
+            && let next = until(now + LOOK)
+            && self.tight.look.compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        {
+            for d in 0..self.tight.domains.len() {
+                self.watch_domain(d, self.vol.domain_room(DomainId(d as u16)), channel);
             }
-        } else if room < TIGHT_BLOCKS && !flag.swap(true, Ordering::SeqCst) {
-            let channel = channel.clone();
-            // Not sent only where the mount is ending.
-            let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.write_back(d, &channel)));
+            let took = self.tight.begin.elapsed() - now;
+            self.tight.look.fetch_max(until(now + 20 * took), Ordering::Relaxed);
         }
     }
 
-    /// How long the kernel may trust a file's attributes: while it is written through the cache of a tight domain, or
-    /// became immutable under writers, not at all.
-    pub(crate) fn attr_ttl(&self, ino: NodeId) -> u64 {
-        let asks = self.is_tight(ino) || self.flagged.is_immutable(ino);
-        if asks && self.handles.has_cached_writer(ino) { 0 } else { TTL_SECONDS }
+    fn watch_domain(&self, d: usize, room: u64, channel: &Arc<Channel>) {
+        let domain = &self.tight.domains[d];
+        if domain.tight.load(Ordering::Relaxed) {
+            if room >= ROOMY_BLOCKS {
+                domain.tight.store(false, Ordering::SeqCst);
+                domain.grants.store(UNKNOWN, Ordering::SeqCst);
+            }
+        } else if room < TIGHT_BLOCKS && !domain.tight.swap(true, Ordering::SeqCst) {
+            if !self.agreed.opens() {
+                self.begin_tight(d, channel);
+            }
+            let channel = channel.clone();
+            // Not sent only where the mount is ending.
+            let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.write_back_first(d, &channel)));
+        }
+    }
+
+    /// Has all files that the kernel knows lose their attributes, on a thread of its own: the helper may be waiting for the
+    /// kernel, and the kernel for an answer that is held back.
+    fn begin_tight(&self, d: usize, channel: &Arc<Channel>) {
+        let becoming = self.tight.domains[d].becoming.clone();
+        if becoming.now.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let (files, channel, ends) = (self.known_files(d), channel.clone(), becoming.clone());
+        let tell = move || {
+            let (done, told) = mpsc::channel::<()>();
+            let teller = std::thread::Builder::new().name("fuse-tell".into()).spawn(move || {
+                files.iter().for_each(|id| channel.invalidate(*id, false));
+                drop(done);
+            });
+            if teller.is_ok() {
+                // comes back with an error, when the sender is gone
+                let _ = told.recv_timeout(HOLD_BACK);
+            }
+            ends.end();
+        };
+        if let Err(e) = std::thread::Builder::new().name("fuse-room".into()).spawn(tell) {
+            // the helper does it, later
+            tracing::warn!(error = %e, "no thread to tell the kernel that there is little room");
+            becoming.end();
+        }
+    }
+
+    /// The files of the domain that the kernel knows.
+    fn known_files(&self, domain: usize) -> Vec<WireId> {
+        let files = self.vol.held_files(|ino| self.domain_index(ino) == Some(domain));
+        files.into_iter().map(|(ino, gener)| WireId::new(ino, gener)).collect()
+    }
+
+    /// Answers a WRITE of the kernel's cache, or has the answer wait until the kernel knows that there is little room.
+    pub(crate) fn written_cached(&self, ino: NodeId, out: &Answer, cx: &Context<'_>) -> Outcome {
+        let Some(d) = self.domain_index(ino) else { return Outcome::Reply };
+        let becoming = &self.tight.domains[d].becoming;
+        if !becoming.now.load(Ordering::SeqCst) || self.vol.write_room(ino) >= KERNEL_DIRTY_BLOCKS {
+            return Outcome::Reply;
+        }
+        let mut held_back = becoming.held_back.lock();
+        if !becoming.now.load(Ordering::SeqCst) {
+            return Outcome::Reply;
+        }
+        held_back.push((cx.later(), out.body().to_vec()));
+        Outcome::Deferred
+    }
+
+    /// How long the kernel may trust a file's attributes. Not at all, where it must ask before each `write`: in a tight
+    /// domain, and of a file that takes no writes.
+    pub(crate) fn attr_ttl(&self, attr: &Attr) -> u64 {
+        if attr.flags & (IMMUTABLE | APPEND) != 0 {
+            self.met_guarded();
+        }
+        let asks = if self.agreed.opens() {
+            (self.is_tight(attr.ino) || self.flagged.is_immutable(attr.ino)) && self.handles.has_cached_writer(attr.ino)
+        } else {
+            attr.kind() == FileKind::File && (self.is_tight(attr.ino) || attr.flags & (IMMUTABLE | APPEND) != 0)
+        };
+        if asks { 0 } else { TTL_SECONDS }
+    }
+
+    /// Whether the kernel may hold pages of the file that the volume has not seen.
+    pub(crate) fn may_be_dirty(&self, ino: NodeId) -> bool {
+        !self.agreed.opens() || self.handles.has_cached_writer(ino)
+    }
+
+    /// Whether a GETATTR with this handle may come from a `write` through the cache.
+    pub(crate) fn may_write_cached(&self, id: WireId, fh: u64) -> bool {
+        !self.agreed.opens() || self.handles.get(fh).is_ok_and(|h| h.id() == id && h.cached_writer)
+    }
+
+    fn promise(&self, id: WireId) {
+        if self.agreed.opens() { self.handles.promise(id.ino()) } else { self.asked.promise(id) }
     }
 
     /// GETATTR before a `write` through the cache of a tight domain: may it go on? Answered by the helper thread, since
-    /// what the kernel writes back comes to the serving threads. The file is open.
-    pub(crate) fn getattr_of_writer(&self, ino: NodeId, out: &mut Answer, cx: &Context<'_>) -> Handled {
-        if self.vol.write_room(ino) >= KERNEL_DIRTY_BLOCKS {
-            self.handles.promise(ino);
-            out.put(&attr_out(&self.vol.getattr(ino).map_err(crate::fs::errno)?, 0));
+    /// what the kernel writes back comes to the serving threads.
+    pub(crate) fn getattr_of_writer(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
+        let id = req.node();
+        let ino = id.ino();
+        let attr = self.attr(id)?;
+        let room = self.vol.write_room(ino);
+        if self.granted(ino, room) {
+            self.promise(id);
+            out.put(&attr_out(&attr, 0));
             return Ok(Outcome::Reply);
         }
-        let Some(waiting) = self.let_wait(false) else { return self.getattr_of_one_of_many(ino, out) };
+        if !self.agreed.opens() && !asker::may_be_writing(req) {
+            out.put(&attr_out(&attr, 0));
+            return Ok(Outcome::Reply);
+        }
+        let Some(waiting) = self.let_wait(false) else { return self.getattr_of_one_of_many(id, &attr, out) };
         let later = cx.later();
         let job = Box::new(move |fs: &BraidFs| {
             let _waiting = waiting;
@@ -95,16 +274,16 @@ impl BraidFs {
             match fs.vol.settle_room(ino, last) {
                 Ok(room) if room >= last => {}
                 Ok(_) => return later.done(Err(Errno::NOSPC)),
-                Err(e) => return later.done(Err(crate::fs::errno(e))),
+                Err(e) => return later.done(Err(errno(e))),
             }
-            fs.handles.promise(ino);
+            fs.promise(id);
             match fs.vol.getattr(ino) {
                 Ok(attr) => {
                     let mut out = Answer::new(256);
                     out.put(&attr_out(&attr, 0));
                     later.answer(&mut out);
                 }
-                Err(e) => later.done(Err(crate::fs::errno(e))),
+                Err(e) => later.done(Err(errno(e))),
             }
         });
         // A job that cannot be handed over is dropped, and answers EIO.
@@ -114,25 +293,59 @@ impl BraidFs {
 
     /// The same where so many writers wait already that this one must not: it is let through while there is more room
     /// than all of them may take now.
-    fn getattr_of_one_of_many(&self, ino: NodeId, out: &mut Answer) -> Handled {
-        if self.vol.write_room(ino) < self.last_blocks(ino) {
+    fn getattr_of_one_of_many(&self, id: WireId, attr: &Attr, out: &mut Answer) -> Handled {
+        let room = self.vol.write_room(id.ino());
+        let fits = if self.agreed.opens() {
+            room >= self.last_blocks(id.ino())
+        } else {
+            self.grant(id.ino(), room, WRITE_BLOCKS)
+        };
+        if !fits {
             return Err(Errno::NOSPC);
         }
-        self.handles.promise(ino);
-        out.put(&attr_out(&self.vol.getattr(ino).map_err(crate::fs::errno)?, 0));
+        self.promise(id);
+        out.put(&attr_out(attr, 0));
         Ok(Outcome::Reply)
+    }
+
+    /// Whether one more `write` may go on at once: it fits into `room` beside all that the kernel may hold, or, on a mount
+    /// without OPEN, where all writes come this way, beside all that were told to go on since the kernel wrote back.
+    fn granted(&self, ino: NodeId, room: u64) -> bool {
+        let plenty = room >= KERNEL_DIRTY_BLOCKS;
+        if self.agreed.opens() { plenty } else { self.grant(ino, room, if plenty { 0 } else { LAST_BLOCKS }) }
+    }
+
+    /// Has one more go on, where all of them fit into `room`, each taken to write `each` blocks.
+    fn grant(&self, ino: NodeId, room: u64, each: u64) -> bool {
+        let Some(d) = self.domain_index(ino) else { return false };
+        let last = if each == 0 { 0 } else { self.last_blocks(ino) };
+        let fits = |n: u64| (room >= last + (n + 1) * each).then_some(n + 1);
+        self.tight.domains[d].grants.fetch_update(Ordering::SeqCst, Ordering::SeqCst, fits).is_ok()
     }
 
     /// With less room than this, writers through the cache are refused.
     fn last_blocks(&self, ino: NodeId) -> u64 {
         let domain = self.domain_index(ino);
-        let writers = self.handles.cached_writers(|other| self.domain_index(other) == domain);
+        let which = |other| self.domain_index(other) == domain;
+        let writers = if self.agreed.opens() { self.handles.cached_writers(which) } else { self.asked.writers(which) };
         LAST_BLOCKS.max(writers * WRITE_BLOCKS + WRITE_BLOCKS / 2)
+    }
+
+    /// Has the kernel write back what it may hold of a domain that has just become tight. By the helper thread only.
+    fn write_back_first(&self, domain: usize, channel: &Channel) {
+        if !self.agreed.opens() {
+            self.known_files(domain).iter().for_each(|id| channel.invalidate(*id, true));
+        }
+        self.write_back(domain, channel);
     }
 
     /// Has the kernel write back what it was promised room for in this domain. By the helper thread only.
     fn write_back(&self, domain: usize, channel: &Channel) {
-        for id in self.handles.take_promised(|ino| self.domain_index(ino) == Some(domain)) {
+        // before: what is granted from now on may be written after this
+        self.tight.domains[domain].grants.store(0, Ordering::SeqCst);
+        let which = |ino| self.domain_index(ino) == Some(domain);
+        let opens = self.agreed.opens();
+        for id in if opens { self.handles.take_promised(which) } else { self.asked.take_promised(which) } {
             channel.invalidate(id, true);
         }
     }

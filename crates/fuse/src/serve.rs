@@ -143,7 +143,8 @@ fn attach(cfg: &MountConfig) -> Result<Attached, ServeError> {
 impl Attached {
     fn run(self, vol: Arc<Volume>, cfg: &MountConfig, mut rings: Vec<Ring>, ready: impl FnOnce()) -> Result<(), Ended> {
         let Self { mount, channel, mut signals } = self;
-        let agreed = match session::handshake(&channel, !rings.is_empty()) {
+        let opens = cfg.opens || vol.guarded();
+        let agreed = match session::handshake(&channel, !rings.is_empty(), opens) {
             Ok(agreed) => agreed,
             Err(source) => {
                 // Ends the connection first: nobody would answer what unmounting may ask.

@@ -31,8 +31,9 @@ const RECEIVE_BYTES: usize = MAX_IO_BYTES as usize + 4096;
 
 type Slot = CachePadded<Mutex<Option<Arc<BraidFs>>>>;
 
-/// Answers the kernel's INIT; `rings`: they are there, should the kernel know them.
-pub(crate) fn handshake(channel: &Channel, rings: bool) -> io::Result<Agreed> {
+/// Answers the kernel's INIT; `rings`: they are there, should the kernel know them. With `opens` the kernel is to ask for
+/// each open.
+pub(crate) fn handshake(channel: &Channel, rings: bool, opens: bool) -> io::Result<Agreed> {
     let mut buf = vec![0; RECEIVE_BYTES];
     let Some(n) = channel.receive(&mut buf)? else {
         return Err(io::Error::new(io::ErrorKind::NotConnected, "unmounted before it was served"));
@@ -43,7 +44,7 @@ pub(crate) fn handshake(channel: &Channel, rings: bool) -> io::Result<Agreed> {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "the first FUSE request was not INIT"));
     }
     let mut out = Answer::new(64);
-    match negotiate(&req, &mut out, rings) {
+    match negotiate(&req, &mut out, rings, opens) {
         Ok(agreed) => {
             channel.reply(req.head.unique, &mut out);
             Ok(agreed)

@@ -65,6 +65,8 @@ pub struct MountSpec {
     pub transport: Transport,
     /// `discard` or `nodiscard`.
     pub discard: bool,
+    /// `fileflags` or `opens`.
+    pub opens: bool,
     /// The first option that only the kernel's FUSE gives, and only a remount is told of.
     of_the_kernel: Option<String>,
 }
@@ -156,6 +158,7 @@ impl MountSpec {
             "async" => self.sync = false,
             "dirsync" => self.dirsync = true,
             "discard" | "nodiscard" => self.discard = name == "discard",
+            "fileflags" | "opens" => self.opens = true,
             "suid" => self.suid = Some(true),
             "nosuid" => self.suid = Some(false),
             "dev" => self.dev = Some(true),
@@ -201,6 +204,7 @@ impl MountSpec {
         cfg.lazytime = self.lazytime;
         cfg.sync = self.sync;
         cfg.dirsync = self.dirsync;
+        cfg.opens = self.opens;
         cfg.exec = !self.noexec;
         cfg.nosymfollow = self.nosymfollow;
         cfg.suid = self.suid.unwrap_or(cfg.suid);

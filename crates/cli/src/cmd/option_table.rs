@@ -104,6 +104,14 @@ pub const TABLE: &[Row] = &[
         "Memory for data and metadata, a quarter of the machine's without.",
     ),
     row(
+        &["fileflags", "opens"],
+        How::Taken,
+        Again::Ignored,
+        "Append-only and immutable files (chattr +a, +i) can be made, and are guarded. For that the kernel asks for each open \
+         of a file or directory and tells of each close; without, neither takes a request. A volume that has, or had, such \
+         files is mounted so anyway. Both names mean the same.",
+    ),
+    row(
         &["discard", "nodiscard"],
         How::Taken,
         Again::Ignored,

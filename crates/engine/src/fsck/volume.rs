@@ -136,10 +136,11 @@ fn check_supers(m: &mut Model) {
     }
 }
 
-/// Whether two superblocks say the same, but for the header, the device that they stand on, and the label, which a crash
-/// may have changed in some of them ([`Volume::set_label`](crate::Volume::set_label)).
+/// Whether two superblocks say the same, but for the header, the device that they stand on, and what a crash may have
+/// changed in some of them: the label ([`Volume::set_label`](crate::Volume::set_label)) and `compat`
+/// ([`Volume::note_guarded`](crate::Volume::note_guarded)).
 pub fn same(a: &SuperBlock, b: &SuperBlock, device: u16) -> bool {
-    let plain = |s: &SuperBlock| SuperBlock { label: [0; 64], ..*s }.to_block(0, 0, 0);
+    let plain = |s: &SuperBlock| SuperBlock { label: [0; 64], compat: 0.into(), ..*s }.to_block(0, 0, 0);
     a.this_device.get() == device && plain(a) == plain(b)
 }
 

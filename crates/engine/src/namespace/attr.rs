@@ -23,6 +23,9 @@ impl Volume {
                 _ => return Err(Error::Invalid("not a regular file")),
             }
         }
+        if set.flags.is_some_and(|f| f & (IMMUTABLE | APPEND) != 0) {
+            self.note_guarded()?;
+        }
         let mut attempt = 0;
         loop {
             let mut op = Op::begin(i, &[c.domain], 2, true)?;

@@ -27,15 +27,17 @@ use std::time::{Duration, Instant};
 const SHARDS: usize = 256;
 /// In [`Count::times`]: the inode has no name, its end waits for the last count.
 const ORPHAN: u32 = 1 << 31;
+/// In [`Count::times`]: a regular file.
+const FILE: u32 = 1 << 30;
 /// So often an inode is counted at most; one that was told more often is held until the unmount.
-const TIMES_MAX: u32 = ORPHAN - 1;
+const TIMES_MAX: u32 = FILE - 1;
 /// Below this many entries a shard's table is not made smaller.
 const SHRINK_MIN: usize = 64;
 
 #[derive(Debug, Clone, Copy)]
 struct Count {
     gener: u32,
-    /// How often it was told; [`ORPHAN`].
+    /// How often it was told; [`ORPHAN`], [`FILE`].
     times: u32,
 }
 
@@ -45,6 +47,9 @@ impl Count {
     }
     fn is_orphan(self) -> bool {
         self.times & ORPHAN != 0
+    }
+    fn is_file(self) -> bool {
+        self.times & FILE != 0
     }
 }
 
@@ -92,12 +97,13 @@ impl Held {
     }
 
     /// Counts; false where a later inode of the number is held: this one is gone.
-    fn add(&self, ino: NodeId, gener: u32) -> bool {
+    fn add(&self, ino: NodeId, gener: u32, kind: FileKind) -> bool {
+        let first = 1 | if kind == FileKind::File { FILE } else { 0 };
         let mut guard = self.shard(ino).lock();
         let s = &mut *guard;
         match s.counts.entry(ino.0) {
             Entry::Vacant(e) => {
-                e.insert(Count { gener, times: 1 });
+                e.insert(Count { gener, times: first });
             }
             Entry::Occupied(mut e) => {
                 let c = e.get_mut();
@@ -106,7 +112,7 @@ impl Held {
                 } else if gener.wrapping_sub(c.gener).cast_signed() > 0 {
                     // that of a look-up which has yet to see that its inode is gone
                     s.orphans -= usize::from(c.is_orphan());
-                    *c = Count { gener, times: 1 };
+                    *c = Count { gener, times: first };
                 } else {
                     return false;
                 }
@@ -178,7 +184,7 @@ impl Inner {
     pub(crate) fn hold(&self, c: &Arc<Cell>) -> Option<Attr> {
         // the root never goes
         let counted = c.ino != NodeId::ROOT;
-        if counted && !self.held.add(c.ino, c.gener) {
+        if counted && !self.held.add(c.ino, c.gener, c.kind) {
             return None;
         }
         let st = c.state.read();
@@ -198,12 +204,13 @@ impl Inner {
         self.take_back(ino, &|g| g == gener, 1);
     }
 
-    fn take_back(&self, ino: NodeId, is_it: &dyn Fn(u32) -> bool, times: u64) {
+    /// Whether that was the last.
+    fn take_back(&self, ino: NodeId, is_it: &dyn Fn(u32) -> bool, times: u64) -> bool {
         if ino == NodeId::ROOT || times == 0 {
-            return;
+            return false;
         }
         let orphan = match self.held.give_back(ino, is_it, times) {
-            GivenBack::Held => false,
+            GivenBack::Held => return false,
             GivenBack::Last { orphan } => orphan,
             GivenBack::TooMuch { orphan } => {
                 self.held.excess.fetch_add(1, Ordering::Relaxed);
@@ -217,6 +224,7 @@ impl Inner {
             self.reap_given_back(ino, is_it);
             self.held.reaped(ino);
         }
+        true
     }
 
     fn reap_given_back(&self, ino: NodeId, is_it: &dyn Fn(u32) -> bool) {
@@ -265,8 +273,26 @@ impl Volume {
 
     /// Gives `times` counts of an inode back, if the number is held in the generation meant. An inode that lost its
     /// last name meanwhile goes with the last count. More than was counted is taken as all, and said once in the log.
-    pub fn forget(&self, ino: NodeId, is_it: impl Fn(u32) -> bool, times: u64) {
-        self.inner().take_back(ino, &is_it, times);
+    /// Whether none is left.
+    pub fn forget(&self, ino: NodeId, is_it: impl Fn(u32) -> bool, times: u64) -> bool {
+        self.inner().take_back(ino, &is_it, times)
+    }
+
+    /// Whether the inode is held, of whatever generation.
+    pub fn is_held(&self, ino: NodeId) -> bool {
+        self.inner().held.shard(ino).lock().counts.contains_key(&ino.0)
+    }
+
+    /// Number and generation of all regular files that are held, among those that are `wanted`. Those that come or go
+    /// meanwhile may be missing.
+    pub fn held_files(&self, wanted: impl Fn(NodeId) -> bool) -> Vec<(NodeId, u32)> {
+        let mut found = Vec::new();
+        for shard in &self.inner().held.shards {
+            let shard = shard.lock();
+            let files = shard.counts.iter().filter(|(_, c)| c.is_file()).map(|(ino, c)| (NodeId(*ino), c.gener));
+            found.extend(files.filter(|(ino, _)| wanted(*ino)));
+        }
+        found
     }
 
     /// Gives everything back: who held the inodes is gone.

@@ -1,7 +1,9 @@
-//! The volume's label, the one thing in the superblocks that changes while the volume is in use.
+//! What changes in the superblocks while the volume is in use: its label, and whether it has guarded inodes.
 
-use super::Volume;
+use super::{Inner, Volume};
 use crate::error::{Error, Result};
+use braidfs_format::super_block::COMPAT_GUARDED;
+use std::sync::atomic::Ordering;
 
 /// Longest label, bytes.
 pub const LABEL_MAX: usize = 63;
@@ -33,17 +35,53 @@ impl Volume {
             return Err(Error::ReadOnly);
         }
         let mut current = i.label.lock();
-        let mut sb = i.sb;
-        sb.label = [0; 64];
-        sb.label[..label.len()].copy_from_slice(label.as_bytes());
+        let mut new = [0; 64];
+        new[..label.len()].copy_from_slice(label.as_bytes());
+        i.write_supers(&new, i.compat.load(Ordering::Relaxed))?;
+        *current = new;
+        Ok(())
+    }
+
+    /// Whether the volume has, or once had, inodes that are immutable or append-only: a front end that cannot guard those
+    /// without more effort need not make it otherwise. Inodes that got such a flag from versions before this is kept are
+    /// not known here.
+    pub fn guarded(&self) -> bool {
+        self.inner().compat.load(Ordering::Relaxed) & COMPAT_GUARDED != 0
+    }
+
+    /// Has [`Self::guarded`] tell so from now on; durable when this returns. [`Self::setattr`] does it before the first such
+    /// flag is set.
+    ///
+    /// # Errors
+    /// As [`Self::set_label`].
+    pub fn note_guarded(&self) -> Result<()> {
+        if self.guarded() {
+            return Ok(());
+        }
+        if self.read_only() {
+            return Err(Error::ReadOnly);
+        }
+        let i = self.inner();
+        let label = i.label.lock();
+        let compat = i.compat.load(Ordering::Relaxed) | COMPAT_GUARDED;
+        i.write_supers(&label, compat)?;
+        i.compat.store(compat, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+impl Inner {
+    /// Writes all superblocks, durably. The caller holds the lock of the label.
+    fn write_supers(&self, label: &[u8; 64], compat: u32) -> Result<()> {
+        let mut sb = self.sb;
+        (sb.label, sb.compat) = (*label, compat.into());
         for (n, entry) in sb.device_table().iter().enumerate() {
-            let device = i.store.device(n);
+            let device = self.store.device(n);
             for addr in [0, entry.blocks.get().saturating_sub(1)] {
                 device.write(addr, &sb.to_block(n as u16, addr, SEQ)).map_err(Error::Io)?;
                 device.flush().map_err(Error::Io)?;
             }
         }
-        *current = sb.label;
         Ok(())
     }
 }

@@ -85,6 +85,8 @@ pub(crate) struct Inner {
     pub sb: SuperBlock,
     /// What the label is now. Lock rank: leaf, with superblock I/O.
     pub label: Mutex<[u8; 64]>,
+    /// What the superblocks' `compat` is now. Written under the lock of `label`.
+    pub compat: AtomicU32,
     pub store: Arc<Store>,
     pub shared: Arc<Shared>,
     pub domains: Vec<Arc<Domain>>,

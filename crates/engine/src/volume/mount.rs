@@ -105,6 +105,7 @@ fn open(sb: SuperBlock, devices: Vec<Arc<dyn Device>>, options: MountOptions) ->
     }
     let inner = Arc::new(Inner {
         label: Mutex::new(sb.label),
+        compat: AtomicU32::new(sb.compat.get()),
         sb,
         store,
         shared,

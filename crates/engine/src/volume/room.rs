@@ -247,6 +247,12 @@ impl Volume {
         i.domain(ino).map_or(0, |d| i.room(d, PLENTY))
     }
 
+    /// [`Self::write_room`] of the files of a domain; 0 where there is no such domain.
+    pub fn domain_room(&self, domain: DomainId) -> u64 {
+        let i = self.inner();
+        i.domains.get(usize::from(domain.0)).map_or(0, |d| i.room(d, PLENTY))
+    }
+
     /// [`Self::write_room`], where that is below `want` after a commit: operations reserve more for metadata than they need,
     /// and what was freed by others counts when it is durable. For whoever is about to say that there is no space.
     ///

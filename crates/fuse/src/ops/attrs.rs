@@ -6,8 +6,8 @@
 use crate::abi::{self, fattr};
 use crate::asker;
 use crate::fs::{BraidFs, Context, TTL_SECONDS, errno};
-use crate::handles::Handle;
 use crate::node::WireId;
+use crate::opened::Opened;
 use crate::request::{Answer, Handled, Outcome, Request};
 use braidfs::format::inode::{APPEND, IMMUTABLE};
 use braidfs::{Attr, Error, FileKind, NodeId, SetAttr, SetTime, Timestamp};
@@ -23,26 +23,34 @@ const STATX_TOLD: u32 = 0x0fff;
 impl BraidFs {
     pub(crate) fn getattr(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
         let (arg, id) = (req.arg::<abi::GetattrIn>()?, req.node());
-        if arg.getattr_flags & abi::GETATTR_FH != 0
+        if arg.getattr_flags & abi::GETATTR_FH != 0 && !self.agreed.opens() {
+            let flags = self.attr(id)?.flags;
+            if flags & (IMMUTABLE | APPEND) != 0 && asker::is_writing(req) {
+                return Err(Errno::PERM);
+            }
+            if self.is_tight(id.ino()) {
+                return self.getattr_of_writer(req, out, cx);
+            }
+        } else if arg.getattr_flags & abi::GETATTR_FH != 0
             && (self.is_tight(id.ino()) || self.flagged.is_immutable(id.ino()))
-            && self.opened(id, arg.fh).is_ok_and(|h| h.cached_writer)
+            && self.may_write_cached(id, arg.fh)
         {
             if self.flagged.is_immutable(id.ino()) && asker::is_writing(req) {
                 return Err(Errno::PERM);
             }
             if self.is_tight(id.ino()) {
-                return self.getattr_of_writer(id.ino(), out, cx);
+                return self.getattr_of_writer(req, out, cx);
             }
         }
         let attr = self.attr(id)?;
-        out.put(&attr_out(&attr, self.attr_ttl(attr.ino)));
+        out.put(&attr_out(&attr, self.attr_ttl(&attr)));
         Ok(Outcome::Reply)
     }
 
     pub(crate) fn statx(&self, req: &Request<'_>, out: &mut Answer) -> Handled {
         let attr = self.attr(req.node())?;
         out.put(&abi::StatxOut {
-            attr_valid: self.attr_ttl(attr.ino),
+            attr_valid: self.attr_ttl(&attr),
             attr_valid_nsec: 0,
             flags: 0,
             spare: [0; 2],
@@ -79,7 +87,7 @@ impl BraidFs {
             self.drop_caps(node)?;
         }
         let attr = self.vol.setattr(node, &set).map_err(errno)?;
-        out.put(&attr_out(&attr, self.attr_ttl(node)));
+        out.put(&attr_out(&attr, self.attr_ttl(&attr)));
         Ok(Outcome::Reply)
     }
 
@@ -99,7 +107,7 @@ impl BraidFs {
                 let touch = arg.valid & fattr::ATIME_NOW != 0 && (same || arg.valid & fattr::MTIME_NOW != 0);
                 // What it keeps is of a write, before the flag or since, while a writer has the file open; else only the
                 // change time is newer than here.
-                let writer = self.handles.has_cached_writer(node) || self.is_tight(node);
+                let writer = self.may_be_dirty(node) || self.is_tight(node);
                 let before = Timestamp { sec: arg.ctime, nsec: arg.ctimensec } <= now.ctime;
                 let kept = set.mtime == Some(SetTime::At(now.mtime)) || (writer && (same || before));
                 (cached && kept) || (touch && flags & IMMUTABLE == 0)
@@ -163,7 +171,8 @@ impl BraidFs {
     }
 
     /// [`Self::drop_caps`] before a write, once per handle and change.
-    pub(crate) fn drop_caps_once(&self, handle: &Handle) -> Result<(), Errno> {
+    pub(crate) fn drop_caps_once(&self, opened: &Opened<'_>) -> Result<(), Errno> {
+        let Some(handle) = opened.handle() else { return self.drop_caps(opened.ino()) };
         let now = self.caps_epoch.load(Ordering::Acquire);
         if handle.caps_epoch.load(Ordering::Relaxed) != now {
             self.drop_caps(handle.ino())?;

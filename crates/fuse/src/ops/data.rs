@@ -8,6 +8,7 @@ use crate::asker;
 use crate::fs::{BraidFs, Context, MAX_IO_BYTES, errno};
 use crate::handles::Handle;
 use crate::node::WireId;
+use crate::opened::Opened;
 use crate::request::{Answer, Handled, Outcome, Request};
 use braidfs::format::inode::IMMUTABLE;
 use braidfs::{FallocMode, OpenFile, SetAttr, Volume};
@@ -50,11 +51,7 @@ impl BraidFs {
             self.watch_room(ino, cx.channel);
         }
         let cached_writer = writer && !self.is_tight(ino);
-        let direct_writer = writer && (flags & libc::O_DIRECT as u32 != 0 || !cached_writer);
-        let fh = self.handles.insert(Handle { file, cached_writer, direct_writer, caps_epoch: AtomicU64::new(0) })?;
-        if direct_writer {
-            self.behind.opened(ino);
-        }
+        let fh = self.handles.insert(Handle { file, cached_writer, caps_epoch: AtomicU64::new(0) })?;
         // Again: the domain may have become tight before the handle was there to be seen.
         let through = writer && (!cached_writer || self.is_tight(ino));
         let cache = if through { fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES } else { fopen::KEEP_CACHE };
@@ -66,50 +63,54 @@ impl BraidFs {
         if arg.size > MAX_IO_BYTES {
             return Err(Errno::INVAL);
         }
-        let handle = self.opened(req.node(), arg.fh)?;
+        let opened = self.opened(req.node(), arg.fh)?;
         if arg.read_flags & abi::READ_LOCKOWNER == 0 {
-            self.behind.cached(handle.ino(), arg.offset, arg.size as usize);
+            self.behind.cached(opened.ino(), arg.offset, arg.size as usize);
         }
         // The kernel keeps no access times (it marks all inodes S_NOATIME): what it reads from its cache is not noted.
         let quiet = arg.flags & libc::O_NOATIME as u32 != 0;
         let read = if quiet { Volume::read_unnoted } else { Volume::read };
-        out.fill(arg.size as usize, |buf| read(&self.vol, &handle.file, arg.offset, buf)).map_err(errno)?;
+        out.fill(arg.size as usize, |buf| read(&self.vol, opened.file(), arg.offset, buf)).map_err(errno)?;
         Ok(Outcome::Reply)
     }
 
     pub(crate) fn write(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
         let (arg, data) = req.arg_and_rest::<abi::WriteIn>()?;
         let data = data.get(..arg.size as usize).ok_or(Errno::INVAL)?;
-        let handle = self.opened(req.node(), arg.fh)?;
-        self.drop_caps_once(&handle)?;
-        if arg.write_flags & abi::WRITE_KILL_SUIDGID != 0 && self.kill_suid(req, handle.ino())? {
+        let opened = self.opened(req.node(), arg.fh)?;
+        self.drop_caps_once(&opened)?;
+        if arg.write_flags & abi::WRITE_KILL_SUIDGID != 0 && self.kill_suid(req, opened.ino())? {
             // The kernel does not expect the mode to change by a write.
-            cx.channel.invalidate(handle.id(), false);
+            cx.channel.invalidate(opened.id(), false);
         }
         let direct = arg.write_flags & (abi::WRITE_CACHE | abi::WRITE_LOCKOWNER) == abi::WRITE_LOCKOWNER;
         if !direct {
-            self.behind.cached(handle.ino(), arg.offset, data.len());
+            self.behind.cached(opened.ino(), arg.offset, data.len());
         }
         // The offset is the kernel's also for O_APPEND: with the writeback cache it knows the size.
         let size = if arg.write_flags & abi::WRITE_CACHE != 0 {
-            self.write_whole(&handle, arg.offset, data)?
+            self.write_whole(opened.file(), arg.offset, data)?
         } else {
-            self.vol.write(&handle.file, arg.offset, data).map_err(errno)? as u32
+            self.takes_write(opened.ino(), arg.offset)?;
+            self.vol.write(opened.file(), arg.offset, data).map_err(errno)? as u32
         };
-        self.watch_room(handle.ino(), cx.channel);
+        self.watch_room(opened.ino(), cx.channel);
         out.put(&abi::WriteOut { size, padding: 0 });
         if direct && size > 0 {
-            return Ok(self.written_direct(&handle, arg.offset, size as usize, out, cx));
+            return Ok(self.written_direct(opened.id(), arg.offset, size as usize, out, cx));
+        }
+        if arg.write_flags & abi::WRITE_CACHE != 0 {
+            return Ok(self.written_cached(opened.ino(), out, cx));
         }
         Ok(Outcome::Reply)
     }
 
     /// Writes pages of the kernel's cache, all of them or an error: for these the kernel does not look at how much was
     /// written (`fuse_writepage_end` in fs/fuse/file.c), and would lose the rest without a word.
-    fn write_whole(&self, handle: &Handle, offset: u64, data: &[u8]) -> Result<u32, Errno> {
+    fn write_whole(&self, file: &OpenFile, offset: u64, data: &[u8]) -> Result<u32, Errno> {
         let mut done = 0;
         while done < data.len() {
-            match self.vol.write_accepted(&handle.file, offset + done as u64, &data[done..]).map_err(errno)? {
+            match self.vol.write_accepted(file, offset + done as u64, &data[done..]).map_err(errno)? {
                 0 => return Err(Errno::NOSPC),
                 n => done += n,
             }
@@ -118,8 +119,9 @@ impl BraidFs {
     }
 
     pub(crate) fn release(&self, req: &Request<'_>, cx: &Context<'_>) -> Handled {
-        if let Some(direct) = self.handles.release(req.arg::<abi::ReleaseIn>()?.fh)? {
-            self.behind.closed(direct);
+        let arg: abi::ReleaseIn = req.arg()?;
+        if self.agreed.opens() {
+            self.handles.release(arg.fh)?;
         }
         self.show_change(req.node(), cx.channel);
         Ok(Outcome::Reply)
@@ -127,7 +129,7 @@ impl BraidFs {
 
     pub(crate) fn fsync(&self, req: &Request<'_>, cx: &Context<'_>) -> Handled {
         let arg: abi::FsyncIn = req.arg()?;
-        let ino = self.opened(req.node(), arg.fh)?.ino();
+        let ino = self.opened_node(req.node(), arg.fh)?;
         let later = cx.later();
         self.vol
             .fsync_start(ino, arg.fsync_flags & abi::FSYNC_FDATASYNC != 0)
@@ -144,10 +146,10 @@ impl BraidFs {
     pub(crate) fn fallocate(&self, req: &Request<'_>, cx: &Context<'_>) -> Handled {
         let arg: abi::FallocateIn = req.arg()?;
         let mode = falloc_mode(arg.mode)?;
-        let handle = self.opened(req.node(), arg.fh)?;
-        self.strip(req, &handle, cx)?;
-        self.vol.fallocate(&handle.file, mode, arg.offset, arg.length).map_err(errno)?;
-        self.watch_room(handle.ino(), cx.channel);
+        let opened = self.opened(req.node(), arg.fh)?;
+        self.strip(req, &opened, cx)?;
+        self.vol.fallocate(opened.file(), mode, arg.offset, arg.length).map_err(errno)?;
+        self.watch_room(opened.ino(), cx.channel);
         Ok(Outcome::Reply)
     }
 
@@ -159,12 +161,12 @@ impl BraidFs {
             _ => return Err(Errno::INVAL),
         };
         let id = req.node();
-        if !self.handles.has_cached_writer(id.ino()) {
+        if !self.may_be_dirty(id.ino()) {
             self.seek(id, &arg, hole, out)?;
             return Ok(Outcome::Reply);
         }
-        // The kernel does not write its pages back before it asks. Have it do so; that sends WRITE requests, so it
-        // cannot be waited for here.
+        // The kernel does not write its pages back before it asks. Have it do so, as far as the answer depends on them;
+        // that sends WRITE requests, so it cannot be waited for here.
         let Some(waiting) = self.let_wait(false) else {
             // Too many wait for their pages. All of the file may be taken for data, with a hole at its end.
             let size = self.attr(id)?.size;
@@ -177,7 +179,7 @@ impl BraidFs {
         let later = cx.later();
         let job = Box::new(move |fs: &BraidFs| {
             let _waiting = waiting;
-            later.channel().invalidate(id, true);
+            later.channel().invalidate_range(id, arg.offset - arg.offset % PAGE_BYTES, u64::MAX);
             let mut out = Answer::new(size_of::<abi::LseekOut>());
             match fs.seek(id, &arg, hole, &mut out) {
                 Ok(()) => later.answer(&mut out),
@@ -190,8 +192,8 @@ impl BraidFs {
     }
 
     fn seek(&self, id: WireId, arg: &abi::LseekIn, hole: bool, out: &mut Answer) -> Result<(), Errno> {
-        let handle = self.opened(id, arg.fh)?;
-        let offset = self.vol.seek(&handle.file, arg.offset, hole).map_err(errno)?;
+        let opened = self.opened(id, arg.fh)?;
+        let offset = self.vol.seek(opened.file(), arg.offset, hole).map_err(errno)?;
         out.put(&abi::LseekOut { offset });
         Ok(())
     }
@@ -204,10 +206,10 @@ impl BraidFs {
         let from = self.opened(req.node(), arg.fh_in)?;
         let to = self.opened(WireId(arg.nodeid_out), arg.fh_out)?;
         self.strip(req, &to, cx)?;
-        let size_of = |h: &Handle| self.vol.getattr(h.ino()).map(|a| a.size).map_err(errno);
+        let size_of = |h: &Opened<'_>| self.vol.getattr(h.ino()).map(|a| a.size).map_err(errno);
         let len = arg.len.min(COPY_BYTES).min(size_of(&from)?.saturating_sub(arg.off_in));
         let len = whole_pages(arg.off_out, len, size_of(&to)?)?;
-        let bytes_copied = self.vol.copy_range(&from.file, arg.off_in, &to.file, arg.off_out, len).map_err(errno)?;
+        let bytes_copied = self.vol.copy_range(from.file(), arg.off_in, to.file(), arg.off_out, len).map_err(errno)?;
         self.watch_room(to.ino(), cx.channel);
         if wide {
             out.put(&abi::CopyRangeOut { bytes_copied });
@@ -219,15 +221,15 @@ impl BraidFs {
 
     /// Takes privileges off a file whose content is about to change by a request that does not say whether its user
     /// has CAP_FSETID: root is taken to have it.
-    fn strip(&self, req: &Request<'_>, handle: &Handle, cx: &Context<'_>) -> Result<(), Errno> {
-        let attr = self.vol.getattr(handle.ino()).map_err(errno)?;
+    fn strip(&self, req: &Request<'_>, opened: &Opened<'_>, cx: &Context<'_>) -> Result<(), Errno> {
+        let attr = self.vol.getattr(opened.ino()).map_err(errno)?;
         if attr.flags & IMMUTABLE != 0 {
             return Err(Errno::PERM);
         }
-        self.drop_caps_once(handle)?;
-        if attr.mode & 0o6000 != 0 && asker::uid(req) != Some(0) && self.kill_suid(req, handle.ino())? {
+        self.drop_caps_once(opened)?;
+        if attr.mode & 0o6000 != 0 && asker::uid(req) != Some(0) && self.kill_suid(req, opened.ino())? {
             // The kernel does not expect the mode to change by these either.
-            cx.channel.invalidate(handle.id(), false);
+            cx.channel.invalidate(opened.id(), false);
         }
         Ok(())
     }

@@ -13,12 +13,7 @@ use zerocopy::FromZeros;
 impl BraidFs {
     pub(crate) fn opendir(&self, req: &Request<'_>, out: &mut Answer) -> Handled {
         let file = self.hold(req.node())?;
-        let fh = self.handles.insert(Handle {
-            file,
-            cached_writer: false,
-            direct_writer: false,
-            caps_epoch: AtomicU64::new(0),
-        })?;
+        let fh = self.handles.insert(Handle { file, cached_writer: false, caps_epoch: AtomicU64::new(0) })?;
         // All changes of the directory pass through the kernel, so its copy of the listing stays right.
         out.put(&abi::OpenOut { fh, open_flags: fopen::CACHE_DIR | fopen::KEEP_CACHE, padding: 0 });
         Ok(Outcome::Reply)
@@ -26,7 +21,7 @@ impl BraidFs {
 
     pub(crate) fn readdir(&self, req: &Request<'_>, out: &mut Answer) -> Handled {
         let arg: abi::ReadIn = req.arg()?;
-        let dir = self.opened(req.node(), arg.fh)?.ino();
+        let dir = self.opened_node(req.node(), arg.fh)?;
         let limit = arg.size.min(MAX_IO_BYTES) as usize;
         let mut full = false;
         self.vol
@@ -40,11 +35,11 @@ impl BraidFs {
 
     pub(crate) fn readdirplus(&self, req: &Request<'_>, out: &mut Answer) -> Handled {
         let arg: abi::ReadIn = req.arg()?;
-        let dir = self.opened(req.node(), arg.fh)?.ino();
+        let dir = self.opened_node(req.node(), arg.fh)?;
         let limit = arg.size.min(MAX_IO_BYTES) as usize;
         let mut full = false;
         let listing = self.vol.readdir_held(dir, arg.offset, &mut |entry, attr| {
-            let attr = attr.map(|a| entry_out(a, self.attr_ttl(a.ino)));
+            let attr = attr.map(|a| entry_out(a, self.attr_ttl(a)));
             full = !put_dirent(out, limit, Some(attr), &entry);
             !full
         });

@@ -28,7 +28,7 @@ impl BraidFs {
         let input = input.get(..arg.in_size as usize).ok_or(Errno::INVAL)?;
         let room = arg.out_size as usize;
         let id = req.node();
-        let node = self.opened(id, arg.fh)?.ino();
+        let node = self.opened_node(id, arg.fh)?;
         let of_the_volume = self
             .scrub_ioctl(req, &arg, input, out)
             .or_else(|| self.remount_ioctl(req, &arg, input, out))
@@ -65,10 +65,12 @@ impl BraidFs {
     }
 
     fn set_flags(&self, id: WireId, flags: u32, cx: &Context<'_>) -> Result<(), Errno> {
+        self.may_guard(self.vol.getattr(id.ino()).map_err(errno)?.flags, flags)?;
         let set = SetAttr { flags: Some(flags), ..SetAttr::default() };
         let attr = self.vol.setattr(id.ino(), &set).map_err(errno)?;
         if attr.kind() == FileKind::File {
             self.flagged.note(attr.ino, attr.ctime, flags & IMMUTABLE != 0);
+            self.show_change_soon(id, cx.channel);
         }
         // The kernel does not expect the change time to change, nor that writers have to ask from now on.
         cx.channel.invalidate(id, false);

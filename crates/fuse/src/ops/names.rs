@@ -1,7 +1,7 @@
 //! Operations on names: lookup, create, link, unlink, rename, symlinks.
 
 use super::attrs::entry_out;
-use crate::abi;
+use crate::abi::{self, fopen};
 use crate::fs::{BraidFs, Context, TTL_SECONDS, errno};
 use crate::node::WireId;
 use crate::request::{Answer, Handled, Outcome, Request};
@@ -16,7 +16,7 @@ impl BraidFs {
             // Of any inode, also of a file: so an NFS file handle comes back to life.
             b"." => {
                 let attr = self.count_known(id)?;
-                out.put(&entry_out(&attr, self.attr_ttl(attr.ino)));
+                out.put(&entry_out(&attr, self.attr_ttl(&attr)));
                 return Ok(Outcome::Reply);
             }
             // And so it finds its way up. The parent of a removed directory may be gone, and its number given again.
@@ -24,7 +24,7 @@ impl BraidFs {
             _ => {}
         }
         match self.vol.lookup_held(self.live(id)?, name) {
-            Ok(attr) => out.put(&entry_out(&attr, self.attr_ttl(attr.ino))),
+            Ok(attr) => out.put(&entry_out(&attr, self.attr_ttl(&attr))),
             // Node 0 with a time to live: the kernel keeps the absence of the name.
             Err(Error::NotFound) => out.put(&abi::EntryOut { entry_valid: TTL_SECONDS, ..abi::EntryOut::new_zeroed() }),
             Err(e) => return Err(errno(e)),
@@ -32,28 +32,31 @@ impl BraidFs {
         Ok(Outcome::Reply)
     }
 
-    pub(crate) fn mknod(&self, req: &Request<'_>, out: &mut Answer) -> Handled {
+    pub(crate) fn mknod(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
         let (arg, name) = req.arg_and_name::<abi::MknodIn>()?;
         let kind = FileKind::from_mode(arg.mode).ok_or(Errno::INVAL)?;
         let new = NewNode { kind, mode: arg.mode & 0o7777, umask: arg.umask, rdev: arg.rdev.into(), target: &[] };
-        self.make(req, name, &new, out)
+        self.make(req, name, &new, out, cx)
     }
 
-    pub(crate) fn mkdir(&self, req: &Request<'_>, out: &mut Answer) -> Handled {
+    pub(crate) fn mkdir(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
         let (arg, name) = req.arg_and_name::<abi::MkdirIn>()?;
         let new = NewNode { kind: FileKind::Dir, mode: arg.mode & 0o7777, umask: arg.umask, rdev: 0, target: &[] };
-        self.make(req, name, &new, out)
+        self.make(req, name, &new, out, cx)
     }
 
-    pub(crate) fn symlink(&self, req: &Request<'_>, out: &mut Answer) -> Handled {
+    pub(crate) fn symlink(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
         let (name, target) = req.two_names()?;
         let new = NewNode { kind: FileKind::Symlink, mode: 0o777, umask: 0, rdev: 0, target };
-        self.make(req, name, &new, out)
+        self.make(req, name, &new, out, cx)
     }
 
-    fn make(&self, req: &Request<'_>, name: &[u8], new: &NewNode<'_>, out: &mut Answer) -> Handled {
+    fn make(&self, req: &Request<'_>, name: &[u8], new: &NewNode<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
         let attr = self.count(&self.vol.create(self.live(req.node())?, name, new, &req.cred()).map_err(errno)?)?;
-        out.put(&entry_out(&attr, self.attr_ttl(attr.ino)));
+        if !self.agreed.opens() {
+            self.watch_room(attr.ino, cx.channel);
+        }
+        out.put(&entry_out(&attr, self.attr_ttl(&attr)));
         Ok(Outcome::Reply)
     }
 
@@ -68,7 +71,7 @@ impl BraidFs {
         let file = self.hold(WireId::of(&attr))?;
         let open = self.keep(file, arg.flags, cx)?;
         let attr = self.count(&attr)?;
-        out.put(&entry_out(&attr, self.attr_ttl(attr.ino)));
+        out.put(&entry_out(&attr, self.attr_ttl(&attr)));
         out.put(&open);
         Ok(Outcome::Reply)
     }
@@ -84,9 +87,14 @@ impl BraidFs {
         let arg: abi::CreateIn = req.arg()?;
         let new = NewNode { kind: FileKind::File, mode: arg.mode & 0o7777, umask: arg.umask, rdev: 0, target: &[] };
         let (attr, file) = self.vol.tmpfile(self.live(req.node())?, &new, &req.cred()).map_err(errno)?;
-        let open = self.keep(file, arg.flags, cx)?;
+        // counted while it is open: nothing else keeps it
         let attr = self.count(&attr)?;
-        out.put(&entry_out(&attr, self.attr_ttl(attr.ino)));
+        let open = if self.agreed.opens() {
+            self.keep(file, arg.flags, cx).inspect_err(|_| self.uncount(&attr))?
+        } else {
+            abi::OpenOut { fh: 0, open_flags: fopen::KEEP_CACHE | fopen::NOFLUSH, padding: 0 }
+        };
+        out.put(&entry_out(&attr, self.attr_ttl(&attr)));
         out.put(&open);
         Ok(Outcome::Reply)
     }
@@ -95,7 +103,7 @@ impl BraidFs {
         let (arg, name) = req.arg_and_name::<abi::LinkIn>()?;
         let (old, dir) = (self.live(WireId(arg.oldnodeid))?, self.live(req.node())?);
         let attr = self.count(&self.vol.link(old, dir, name).map_err(errno)?)?;
-        out.put(&entry_out(&attr, self.attr_ttl(attr.ino)));
+        out.put(&entry_out(&attr, self.attr_ttl(&attr)));
         Ok(Outcome::Reply)
     }
 

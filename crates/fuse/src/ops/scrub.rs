@@ -1,5 +1,6 @@
 //! A scrub of the volume while it is mounted: one at a time, on a thread of its own with low priority, which lives no longer
-//! than the open directory that asked for it (see [`crate::control`]).
+//! than the open directory that asked for it (see [`crate::control`]), or, where the kernel tells of no opens, than the thread
+//! that did.
 
 use crate::abi;
 use crate::control::{NO_DATA, SCRUB_START, SCRUB_STATUS, SCRUB_TEXT, ScrubStart, ScrubStatus, ScrubText, TEXT_BYTES};
@@ -13,15 +14,36 @@ use rustix::io::Errno;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, FromZeros};
 
 /// Least claim on the CPU; the kernel derives that on the device from it.
 const NICE: i32 = 19;
 
+/// How often a scrub looks whether the thread is still there that asked for it, and how long it goes on without being asked
+/// for its progress where that cannot be seen.
+const LOOK: Duration = Duration::from_secs(1);
+const UNASKED: Duration = Duration::from_secs(60);
+
+/// Who asked for a scrub.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Owner {
+    /// The handle of the open directory.
+    Handle(u64),
+    /// The thread; 0: one that has no number here.
+    Thread(u32),
+}
+
+impl Owner {
+    /// Whether it is seen to be gone.
+    fn is_gone(self) -> bool {
+        matches!(self, Self::Thread(t) if t != 0 && !std::path::Path::new(&format!("/proc/{t}")).exists())
+    }
+}
+
 /// The scrub that runs, or ran last.
 pub(crate) struct Scrubbing {
-    /// The handle of the directory that started it.
-    fh: u64,
+    owner: Owner,
     stop: Arc<AtomicBool>,
     state: Arc<Mutex<State>>,
     thread: Option<JoinHandle<()>>,
@@ -34,23 +56,35 @@ struct State {
     total: u64,
     /// The report, once it is done.
     text: Option<Vec<u8>>,
+    /// When its owner last asked for something.
+    asked: Option<Instant>,
 }
 
 impl Scrubbing {
-    fn start(vol: Arc<Volume>, fh: u64, options: ScrubOptions) -> Result<Self, Errno> {
-        let (stop, state) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(State::default())));
+    fn start(vol: Arc<Volume>, owner: Owner, options: ScrubOptions) -> Result<Self, Errno> {
+        let state = State { asked: Some(Instant::now()), ..State::default() };
+        let (stop, state) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(state)));
         let (told, shown) = (stop.clone(), state.clone());
         let work = move || {
             if let Err(e) = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICE) {
                 tracing::debug!(error = %e, "the scrub runs at ordinary priority");
             }
             tracing::info!("scrub begins");
+            let mut looked = Instant::now();
             let report = vol.scrub(&options, &mut |phase, done, total| {
                 let mut s = shown.lock();
                 if s.phase != phase {
                     s.phase = phase.to_owned();
                 }
                 (s.done, s.total) = (done, total);
+                let unasked = s.asked.is_some_and(|at| at.elapsed() > UNASKED);
+                drop(s);
+                if matches!(owner, Owner::Thread(_)) && looked.elapsed() > LOOK {
+                    looked = Instant::now();
+                    if owner.is_gone() || (owner == Owner::Thread(0) && unasked) {
+                        told.store(true, Relaxed);
+                    }
+                }
                 !told.load(Relaxed)
             });
             drop(vol);
@@ -67,7 +101,7 @@ impl Scrubbing {
             shown.lock().text = Some(text);
         };
         let thread = std::thread::Builder::new().name("fuse-scrub".into()).spawn(work).map_err(|_| Errno::AGAIN)?;
-        Ok(Self { fh, stop, state, thread: Some(thread) })
+        Ok(Self { owner, stop, state, thread: Some(thread) })
     }
 
     fn running(&self) -> bool {
@@ -105,6 +139,7 @@ impl BraidFs {
             return Err(Errno::NOTTY);
         }
         let room = arg.out_size as usize;
+        let owner = if self.agreed.opens() { Owner::Handle(arg.fh) } else { Owner::Thread(req.head.pid) };
         let mut scrub = self.scrub.lock();
         if arg.cmd == SCRUB_START {
             self.may_administer(req)?;
@@ -114,12 +149,13 @@ impl BraidFs {
             let (how, _) = ScrubStart::read_from_prefix(input).map_err(|_| Errno::INVAL)?;
             let options = ScrubOptions { data: how.flags & NO_DATA == 0, bytes_per_second: how.bytes_per_second };
             self.scrubs.store(true, Relaxed);
-            *scrub = Some(Scrubbing::start(self.vol.clone(), arg.fh, options)?);
+            *scrub = Some(Scrubbing::start(self.vol.clone(), owner, options)?);
             ioctl_out(out, room, &())?;
             return Ok(Outcome::Reply);
         }
-        let Some(scrub) = scrub.as_ref().filter(|s| s.fh == arg.fh) else { return Err(Errno::NODATA) };
-        let state = scrub.state.lock();
+        let Some(scrub) = scrub.as_ref().filter(|s| s.owner == owner) else { return Err(Errno::NODATA) };
+        let mut state = scrub.state.lock();
+        state.asked = Some(Instant::now());
         if arg.cmd == SCRUB_STATUS {
             let mut status = ScrubStatus::new_zeroed();
             (status.done, status.total) = (state.done, state.total);
@@ -149,12 +185,14 @@ impl BraidFs {
         let fh = req.arg::<abi::ReleaseIn>()?.fh;
         if self.scrubs.load(Relaxed) {
             let mut scrub = self.scrub.lock();
-            if scrub.as_ref().is_some_and(|s| s.fh == fh) {
+            if scrub.as_ref().is_some_and(|s| s.owner == Owner::Handle(fh)) {
                 *scrub = None;
                 self.scrubs.store(false, Relaxed);
             }
         }
-        self.handles.release(fh)?;
+        if self.agreed.opens() {
+            self.handles.release(fh)?;
+        }
         Ok(Outcome::Reply)
     }
 }

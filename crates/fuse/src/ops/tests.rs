@@ -12,6 +12,7 @@ use std::sync::{Arc, mpsc};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 const ROOT: WireId = WireId::ROOT;
+const WITHOUT_OPEN: u64 = abi::init::SETXATTR_EXT | abi::init::NO_OPEN_SUPPORT | abi::init::NO_OPENDIR_SUPPORT;
 
 struct Served {
     fs: BraidFs,
@@ -22,11 +23,20 @@ struct Served {
 
 impl Served {
     fn new() -> Self {
-        let device: Arc<dyn Device> = Arc::new(MemDevice::new(16384));
+        Self::with(abi::init::SETXATTR_EXT, 16384)
+    }
+
+    /// As a mount that runs without OPEN.
+    fn without_open() -> Self {
+        Self::with(WITHOUT_OPEN, 16384)
+    }
+
+    fn with(flags: u64, blocks: u64) -> Self {
+        let device: Arc<dyn Device> = Arc::new(MemDevice::new(blocks));
         braidfs::mkfs::format(std::slice::from_ref(&device), &MkfsOptions::default()).unwrap();
         let vol = Arc::new(Volume::mount(vec![device], MountOptions::default()).unwrap());
         let (jobs, work) = mpsc::channel();
-        let agreed = Agreed { flags: abi::init::SETXATTR_EXT, minor: abi::MINOR };
+        let agreed = Agreed { flags, minor: abi::MINOR };
         let null = std::fs::File::options().write(true).open("/dev/null").unwrap();
         Self { fs: BraidFs::new(vol, agreed, jobs), channel: Arc::new(Channel::new(null.into())), _jobs: work }
     }
@@ -361,4 +371,161 @@ fn pages_of_the_cache_are_written_whole_or_refused() {
     };
     assert_eq!(refused, Errno::NOSPC);
     assert!(offset > 40 << 20, "{offset}");
+}
+
+mod without_open {
+    //! A mount on which the kernel asks for no open: all handles are 0.
+
+    use super::*;
+    use braidfs::format::inode::{APPEND, IMMUTABLE};
+
+    impl Served {
+        fn write(&self, node: WireId, offset: u64, flags: u32, data: &[u8]) -> Result<Vec<u8>, Errno> {
+            let mut arg = abi::WriteIn::new_zeroed();
+            (arg.offset, arg.size, arg.write_flags) = (offset, data.len() as u32, flags);
+            self.ask(op::WRITE, node, &[arg.as_bytes(), data])
+        }
+
+        fn read(&self, node: WireId, offset: u64, size: u32) -> Result<Vec<u8>, Errno> {
+            let arg = abi::ReadIn { offset, size, ..abi::ReadIn::new_zeroed() };
+            self.ask(op::READ, node, &[arg.as_bytes()])
+        }
+
+        fn ttl(&self, name: &[u8]) -> u64 {
+            self.lookup(ROOT, name).unwrap().attr_valid
+        }
+    }
+
+    #[test]
+    fn opens_and_creates_are_not_served() {
+        let s = Served::without_open();
+        let node = WireId(s.mknod(ROOT, "f").nodeid);
+        assert_eq!(s.open(op::OPEN, node), Err(Errno::NOSYS));
+        assert_eq!(s.open(op::OPENDIR, ROOT), Err(Errno::NOSYS));
+        let create = abi::CreateIn { mode: 0o100_644, ..abi::CreateIn::new_zeroed() };
+        assert_eq!(s.ask(op::CREATE, ROOT, &[create.as_bytes(), b"c\0"]), Err(Errno::NOSYS));
+        assert_eq!(s.held(), (1, 0));
+    }
+
+    #[test]
+    fn content_is_had_by_the_node() {
+        let s = Served::without_open();
+        let (file, dir) = (s.mknod(ROOT, "f"), s.mkdir(ROOT, "d"));
+        let (id, dir_id) = (WireId(file.nodeid), WireId(dir.nodeid));
+        s.write(id, 5000, 0, b"abc").unwrap();
+        assert_eq!(s.read(id, 5000, 10).unwrap(), b"abc");
+        let allocate = abi::FallocateIn { length: 20000, ..abi::FallocateIn::new_zeroed() };
+        s.ask(op::FALLOCATE, id, &[allocate.as_bytes()]).unwrap();
+        assert_eq!(s.getattr(id).unwrap().size, 20000);
+        let copy = WireId(s.mknod(dir_id, "copy").nodeid);
+        let range = abi::CopyRangeIn { nodeid_out: copy.0, len: 1 << 20, ..abi::CopyRangeIn::new_zeroed() };
+        let copied = s.ask(op::COPY_FILE_RANGE_64, id, &[range.as_bytes()]).unwrap();
+        assert_eq!(abi::CopyRangeOut::read_from_bytes(&copied).unwrap().bytes_copied, 20000);
+        assert_eq!(s.read(copy, 5000, 3).unwrap(), b"abc");
+        let list = abi::ReadIn { size: 4096, offset: 2, ..abi::ReadIn::new_zeroed() };
+        let listed = s.ask(op::READDIRPLUS, dir_id, &[list.as_bytes()]).unwrap();
+        assert_eq!(entry(&listed).nodeid, copy.0);
+        let ioctl = abi::IoctlIn { cmd: 0x8008_6601, out_size: 8, ..abi::IoctlIn::new_zeroed() };
+        assert_eq!(s.ask(op::IOCTL, id, &[ioctl.as_bytes()]).map(|b| b.len()), Ok(20));
+        let release = abi::ReleaseIn { fh: 0, flags: 0, release_flags: 0, lock_owner: 0 };
+        assert!(s.ask(op::RELEASE, id, &[release.as_bytes()]).is_ok_and(|b| b.is_empty()), "that of a TMPFILE");
+    }
+
+    #[test]
+    fn an_unlinked_file_stays_until_it_is_forgotten() {
+        let s = Served::without_open();
+        let file = s.mknod(ROOT, "f");
+        let id = WireId(file.nodeid);
+        s.write(id, 0, 0, b"abc").unwrap();
+        s.ask(op::UNLINK, ROOT, &[b"f\0"]).unwrap();
+        s.fs.vol.sync().unwrap();
+        s.write(id, 3, abi::WRITE_CACHE, b"def").unwrap();
+        assert_eq!((s.read(id, 0, 10).unwrap(), s.held()), (b"abcdef".to_vec(), (1, 1)));
+        s.forget(&file, 1);
+        assert_eq!(s.held(), (0, 0));
+        assert_eq!(s.read(id, 0, 10), Err(Errno::STALE));
+        assert_eq!(s.write(id, 0, 0, b"abc"), Err(Errno::STALE));
+        let new = s.reuse(&file);
+        assert_eq!(s.write(id, 0, 0, b"abc"), Err(Errno::STALE), "its number is another's");
+        assert_eq!(s.getattr(WireId(new.nodeid)).unwrap().size, 0);
+    }
+
+    #[test]
+    fn a_nameless_file_lives_by_its_look_up() {
+        let s = Served::without_open();
+        let create = abi::CreateIn { flags: libc::O_RDWR as u32, mode: 0o100_600, ..abi::CreateIn::new_zeroed() };
+        let made = s.ask(op::TMPFILE, ROOT, &[create.as_bytes()]).unwrap();
+        let file = entry(&made);
+        assert_eq!(abi::OpenOut::read_from_bytes(&made[size_of::<abi::EntryOut>()..]).unwrap().fh, 0);
+        let id = WireId(file.nodeid);
+        s.write(id, 0, 0, b"abc").unwrap();
+        assert_eq!(s.held(), (1, 1));
+        s.ask(op::LINK, ROOT, &[abi::LinkIn { oldnodeid: id.0 }.as_bytes(), b"named\0"]).unwrap();
+        s.forget(&file, 2);
+        assert_eq!((s.held(), s.read(id, 0, 3).unwrap()), ((0, 0), b"abc".to_vec()));
+        let gone = entry(&s.ask(op::TMPFILE, ROOT, &[create.as_bytes()]).unwrap());
+        s.forget(&gone, 1);
+        assert_eq!(s.held(), (0, 0));
+        assert_eq!(s.getattr(WireId(gone.nodeid)).map(|a| a.ino), Err(Errno::STALE));
+    }
+
+    #[test]
+    fn truncation_takes_privileges() {
+        let s = Served::without_open();
+        let node = WireId(s.mknod(ROOT, "f").nodeid);
+        s.write(node, 0, 0, b"abc").unwrap();
+        let mut arg = abi::SetattrIn::new_zeroed();
+        (arg.valid, arg.mode) = (fattr::MODE, 0o106_755);
+        s.ask(op::SETATTR, node, &[arg.as_bytes()]).unwrap();
+        // as for O_TRUNC, `do_truncate` of fs/open.c: lock owner, times, and what fs/fuse/dir.c adds
+        let lockowner = 1 << 9;
+        (arg.valid, arg.mode) = (fattr::SIZE | lockowner | fattr::MTIME | fattr::CTIME | fattr::KILL_SUIDGID, 0);
+        let told = s.ask(op::SETATTR, node, &[arg.as_bytes()]).unwrap();
+        let attr = abi::AttrOut::read_from_bytes(&told).unwrap().attr;
+        assert_eq!((attr.size, attr.mode & 0o7777), (0, 0o755));
+    }
+
+    #[test]
+    fn guarded_files_are_not_made_but_found() {
+        let s = Served::with(WITHOUT_OPEN, 131_072);
+        let node = WireId(s.mknod(ROOT, "f").nodeid);
+        let set = |flags: u32| {
+            let ioctl = abi::IoctlIn { cmd: 0x4008_6602, in_size: 4, ..abi::IoctlIn::new_zeroed() };
+            s.ask(op::IOCTL, node, &[ioctl.as_bytes(), flags.as_bytes()]).map(|_| ())
+        };
+        let (immutable, append, noatime) = (0x10, 0x20, 0x80);
+        assert_eq!(
+            (set(immutable), set(append | noatime), set(noatime)),
+            (Err(Errno::OPNOTSUPP), Err(Errno::OPNOTSUPP), Ok(()))
+        );
+        assert!(!s.fs.vol.guarded() && s.ttl(b"f") > 0);
+        // a version that did not keep that there are such files made one
+        s.write(node, 0, 0, b"abc").unwrap();
+        let flags = |f| braidfs::SetAttr { flags: Some(f), ..braidfs::SetAttr::default() };
+        s.fs.vol.setattr(node.ino(), &flags(APPEND)).unwrap();
+        assert_eq!(s.ttl(b"f"), 0, "the kernel asks before each write");
+        let direct = abi::WRITE_LOCKOWNER;
+        assert_eq!(s.write(node, 2, direct, b"x"), Err(Errno::PERM));
+        assert!(s.write(node, 2, abi::WRITE_CACHE, b"x").is_ok(), "the kernel took it before");
+        assert_eq!(set(append | noatime), Ok(()), "what it has it may keep");
+        s.fs.vol.setattr(node.ino(), &flags(IMMUTABLE)).unwrap();
+        assert_eq!(s.write(node, 3, direct, b"x"), Err(Errno::PERM));
+        assert_eq!(set(0), Ok(()));
+        assert!(s.ttl(b"f") > 0 && s.fs.vol.guarded());
+    }
+
+    #[test]
+    fn with_little_room_files_lose_their_time_to_live() {
+        // 64 MiB: tight from the beginning
+        let s = Served::without_open();
+        s.mknod(ROOT, "f");
+        s.mkdir(ROOT, "d");
+        assert_eq!((s.ttl(b"f"), s.ttl(b"d") > 0), (0, true));
+        let roomy = Served::with(WITHOUT_OPEN, 131_072);
+        roomy.mknod(ROOT, "f");
+        assert!(roomy.ttl(b"f") > 0);
+        let old = Served::new();
+        old.mknod(ROOT, "f");
+        assert!(old.ttl(b"f") > 0, "with OPEN only those that are open for writing");
+    }
 }

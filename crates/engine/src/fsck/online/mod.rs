@@ -177,7 +177,7 @@ impl Scrub<'_> {
         Some(format!("/{}", parts.join("/")))
     }
 
-    /// Superblocks, which are only written where the label changes.
+    /// Superblocks, which are only written where the label or `compat` changes.
     fn supers(&mut self) {
         let inner = self.inner;
         let _still = inner.label.lock();

@@ -30,6 +30,7 @@ fn gone(v: &Volume, a: &Attr) -> bool {
 }
 
 const ROOT: NodeId = NodeId::ROOT;
+const K: FileKind = FileKind::File;
 
 #[test]
 fn counts_add_up_and_are_clamped() {
@@ -37,18 +38,18 @@ fn counts_add_up_and_are_clamped() {
     let (n, is) = (NodeId(77), |g: u32| g == 3);
     assert_eq!(t.give_back(n, is, 1), GivenBack::TooMuch { orphan: false });
     for _ in 0..5 {
-        assert!(t.add(n, 3));
+        assert!(t.add(n, 3, K));
     }
     assert_eq!(t.give_back(n, is, 3), GivenBack::Held);
     assert_eq!(t.give_back(n, |g| g == 2, 2), GivenBack::Held, "meant for an earlier inode of the number");
     assert_eq!(t.give_back(n, is, 2), GivenBack::Last { orphan: false });
-    assert!(t.add(n, 3));
+    assert!(t.add(n, 3, K));
     assert_eq!(t.give_back(n, is, u64::MAX), GivenBack::TooMuch { orphan: false });
-    assert!(t.add(n, 4) && !t.add(n, 3) && t.add(n, 5), "a later inode of the number takes over");
+    assert!(t.add(n, 4, K) && !t.add(n, 3, K) && t.add(n, 5, K), "a later inode of the number takes over");
     assert_eq!(t.give_back(n, |g| g == 5, 1), GivenBack::Last { orphan: false });
     // one that was told too often to count is held for good
     t.shard(n).lock().counts.insert(n.0, Count { gener: 3, times: TIMES_MAX - 1 });
-    assert!(t.add(n, 3) && t.add(n, 3));
+    assert!(t.add(n, 3, K) && t.add(n, 3, K));
     assert_eq!(t.give_back(n, is, u64::MAX), GivenBack::Held);
 }
 
@@ -56,7 +57,7 @@ fn counts_add_up_and_are_clamped() {
 fn the_table_shrinks() {
     let t = Held::default();
     let room = || t.shards.iter().map(|s| s.lock().counts.capacity()).sum::<usize>();
-    (2..200_000).for_each(|n| assert!(t.add(NodeId(n), 1)));
+    (2..200_000).for_each(|n| assert!(t.add(NodeId(n), 1, K)));
     assert!((200_000..500_000).contains(&room()), "room for {} of 200,000", room());
     for n in 2..199_000 {
         assert_eq!(t.give_back(NodeId(n), |g| g == 1, 1), GivenBack::Last { orphan: false });
