@@ -1,18 +1,22 @@
 """Append-only and immutable inodes: every operation on both, against what ext4 answers.
 
-The tables were taken from ext4 of Linux 6.18 by the same functions (`BRAIDFS_SUT=ext4` runs the checks there).
+The tables were taken from ext4 of Linux 6.18 by the same functions (`BRAIDFS_SUT=ext4` runs the checks there). A braidfs
+guards such inodes on a mount with `fileflags`, and on every mount of a volume that has had some: so these checks have
+volumes of their own, and the one of all others stays without.
 """
 
 import ctypes
 import errno
 import fcntl
+import functools
 import mmap
 import os
 import struct
 import time
 
 import fslib
-from mount_tests.common import LIBC, NOBODY, as_nobody, check, must, renameat2, root_only, same
+from mount_tests.common import CHECK_SECONDS, LIBC, NOBODY, as_nobody, check, must, renameat2, root_only, same
+from mount_tests.helpers import small_volume
 
 GETFLAGS, SETFLAGS = 0x80086601, 0x40086602
 IMMUTABLE, APPEND, NOATIME = 0x10, 0x20, 0x80
@@ -50,6 +54,25 @@ def answer(function):
         return "ok"
     except OSError as error:
         return errno.errorcode[error.errno]
+
+
+def guarding(function):
+    """Runs a check on a mount that guards flagged inodes."""
+
+    @functools.wraps(function)
+    def run(volume, top):
+        if not isinstance(volume, fslib.BraidFs):
+            return function(volume, top)
+        with small_volume(volume, "guarded", 512 << 20) as own:
+            own.mount("fileflags")
+            inner = own.mnt / "top"
+            inner.mkdir()
+            # some of what is refused leaves descriptors open
+            fslib.in_child(lambda: function(own, inner), CHECK_SECONDS)
+            own.umount()
+            same(own.fsck("-f", "-n")[0], 0, "exit code of fsck")
+
+    return run
 
 
 def with_fd(flags, function=lambda fd: None):
@@ -282,6 +305,7 @@ KEPT_NAMES = eperm(
 
 
 @check
+@guarding
 def append_only_file(volume, top):
     # mmap(2) refuses by the kernel's own flag of the inode (mm/mmap.c), which FUSE never sets, and tells nobody
     mapped = "ok" if isinstance(volume, fslib.BraidFs) else "EACCES"
@@ -290,6 +314,7 @@ def append_only_file(volume, top):
 
 
 @check
+@guarding
 def immutable_file(_volume, top):
     more = eperm(
         "open to append", "append", "pwrite by an appender", "map shared", "fallocate", "fallocate keep",
@@ -299,11 +324,13 @@ def immutable_file(_volume, top):
 
 
 @check
+@guarding
 def append_only_directory(_volume, top):
     compare(top, new_directory, DIRECTORY, APPEND, GUARDED | KEPT_NAMES)
 
 
 @check
+@guarding
 def immutable_directory(_volume, top):
     more = eperm(
         "create", "create by nobody", "mkdir", "symlink", "mknod", "O_TMPFILE", "link of a O_TMPFILE", "link into",
@@ -322,6 +349,7 @@ def objects_without_flags(_volume, top):
 
 
 @check
+@guarding
 def flags_are_for_who_may(_volume, top):
     """Only CAP_LINUX_IMMUTABLE sets or clears them, the owner sets others, nobody else any."""
     path = new_file(top)
@@ -337,6 +365,7 @@ def flags_are_for_who_may(_volume, top):
 
 
 @check
+@guarding
 def writes_through_an_old_descriptor(volume, top):
     """What was open for writing before `chattr +i`: further writes are refused, what was taken before is written."""
     root_only()
@@ -385,6 +414,7 @@ def run_sync(volume):
 
 
 @check
+@guarding
 def what_was_taken_is_written(volume, top):
     """Data and times that the kernel holds when a file becomes immutable reach the volume; no sync tells of an error."""
     root_only()
@@ -459,7 +489,13 @@ def privileges_go_with_the_content(_volume, top):
         os.setxattr(path, "security.capability", CAPABILITY)
         by_nobody(with_fd(os.O_RDWR, change))(path)
         same(answer(lambda: os.getxattr(path, "security.capability")), "ENODATA", f"file capabilities after {name}")
-    # a refused change takes nothing
+
+
+@check
+@guarding
+def a_refused_change_takes_no_privileges(_volume, top):
+    root_only()
+    path = new_file(top)
     os.setxattr(path, "security.capability", CAPABILITY)
     for flag in (APPEND, IMMUTABLE):
         set_flags(path, flag)
@@ -467,3 +503,34 @@ def privileges_go_with_the_content(_volume, top):
             same(answer(lambda: change(path)), "EPERM", "change of a guarded file")  # noqa: B023
         set_flags(path, 0)
         same(os.getxattr(path, "security.capability"), CAPABILITY, "file capabilities after a refused change")
+
+
+@check
+def flags_need_a_mount_that_guards_them(volume, _top):
+    """Without `fileflags` chattr +a and +i say EOPNOTSUPP; a volume that has had such files guards them on every mount."""
+    root_only()
+    if not isinstance(volume, fslib.BraidFs):
+        raise fslib.Skipped("of braidfs only")
+    with small_volume(volume, "guarded", 512 << 20) as own:
+        own.mount()
+        path = new_file(own.mnt)
+        for flag in (APPEND, IMMUTABLE):
+            same(answer(lambda: set_flags(path, flag)), "ENOTSUP", "chattr")  # noqa: B023
+            same(answer(lambda: set_flags(own.mnt, flag)), "ENOTSUP", "chattr of a directory")  # noqa: B023
+        set_flags(path, NOATIME)
+        same(get_flags(path), NOATIME, "flags")
+        own.umount()
+        own.mount("fileflags")
+        set_flags(path, IMMUTABLE)
+        # no sync: that there are such files is durable before the first one is
+        own.kill9()
+        own.force_down()
+        own.mount()
+        set_flags(path, IMMUTABLE)
+        same(answer(lambda: with_fd(os.O_WRONLY)(path)), "EPERM", "open for writing on an ordinary mount")
+        set_flags(path, APPEND)
+        with_fd(os.O_WRONLY | os.O_APPEND, lambda fd: os.write(fd, b"more"))(path)
+        same(path.stat().st_size, 10004, "size")
+        set_flags(path, 0)
+        own.umount()
+        same(own.fsck("-f", "-n")[0], 0, "exit code of fsck")

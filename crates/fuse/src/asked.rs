@@ -1,9 +1,11 @@
 //! Who may hold dirty pages in a domain with little room, where the kernel tells of no opens: files whose writers asked.
 //!
-//! Nobody knows which files are open for writing. But in such a domain the kernel asks before each `write` ([`crate::room`]),
-//! and so the files that were told to go on are known here, each until it was written back and asked no more for
-//! [`LATELY`]: a writer that was told to go on a moment ago may not have stored its bytes yet.
+//! Nobody knows which files are open for writing. But in such a domain the kernel asks before each `write` ([`crate::room`]).
+//! So two things are known: the files for which somebody was told to go on since they were last written back, and the threads
+//! that were, of which each is in one `write` at a time. A thread that was told to go on a moment ago may not have stored its
+//! bytes yet; one that is seen to do something else has.
 
+use crate::asker;
 use crate::node::WireId;
 use braidfs::NodeId;
 use crossbeam::utils::CachePadded;
@@ -11,55 +13,68 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// So long after it was told to go on a `write` is taken to be under way still.
+/// So long after it was told to go on a `write` is taken to be under way, whose thread is not seen.
 const LATELY: Duration = Duration::from_secs(2);
 /// A power of two.
 const SHARDS: usize = 32;
 
 #[derive(Debug)]
 struct Writer {
-    id: WireId,
-    /// The kernel may hold dirty pages for which there must be room.
-    promised: bool,
-    /// When it was last told to go on.
+    ino: NodeId,
     told: Instant,
 }
+
+type Sharded<T> = [CachePadded<Mutex<HashMap<u64, T>>>; SHARDS];
 
 /// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct Asked {
-    shards: [CachePadded<Mutex<HashMap<u64, Writer>>>; SHARDS],
+    /// By inode: the kernel may hold dirty pages for which there must be room.
+    promised: Sharded<WireId>,
+    /// By thread; of an unknown one by [`NAMELESS`] and the inode.
+    writers: Sharded<Writer>,
+}
+
+/// Not a thread.
+const NAMELESS: u64 = 1 << 63;
+
+fn shard<T>(all: &Sharded<T>, key: u64) -> &Mutex<HashMap<u64, T>> {
+    &all[(key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - SHARDS.trailing_zeros())) as usize]
 }
 
 impl Asked {
-    fn shard(&self, ino: NodeId) -> &Mutex<HashMap<u64, Writer>> {
-        &self.shards[(ino.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - SHARDS.trailing_zeros())) as usize]
+    /// The kernel may put dirty pages of the file into its cache, for a thread; 0: it is not known.
+    pub fn promise(&self, id: WireId, thread: u32) {
+        shard(&self.promised, id.ino().0).lock().insert(id.ino().0, id);
+        let key = if thread == 0 { NAMELESS | id.ino().0 } else { thread.into() };
+        shard(&self.writers, key).lock().insert(key, Writer { ino: id.ino(), told: Instant::now() });
     }
 
-    /// The kernel may put dirty pages of the file into its cache.
-    pub fn promise(&self, id: WireId) {
-        self.shard(id.ino()).lock().insert(id.ino().0, Writer { id, promised: true, told: Instant::now() });
-    }
-
-    /// How many files among `which` are written.
+    /// How many may be about to write to files among `which`, at most.
     pub fn writers(&self, which: impl Fn(NodeId) -> bool) -> u64 {
-        let of = |s: &CachePadded<Mutex<HashMap<u64, Writer>>>| s.lock().values().filter(|w| which(w.id.ino())).count();
-        self.shards.iter().map(of).sum::<usize>() as u64
+        let of = |s: &CachePadded<Mutex<HashMap<u64, Writer>>>| s.lock().values().filter(|w| which(w.ino)).count();
+        self.writers.iter().map(of).sum::<usize>() as u64
+    }
+
+    /// Looks which of them have done so.
+    pub fn look_at_writers(&self) {
+        self.look(asker::may_write);
+    }
+
+    fn look(&self, may_write: impl Fn(u32) -> Option<bool>) {
+        for shard in &self.writers {
+            shard.lock().retain(|key, w| {
+                let seen = u32::try_from(*key).ok().and_then(&may_write);
+                seen.unwrap_or_else(|| w.told.elapsed() < LATELY)
+            });
+        }
     }
 
     /// The files among `which` that were promised room since they were last asked for here.
     pub fn take_promised(&self, which: impl Fn(NodeId) -> bool) -> Vec<WireId> {
         let mut found = Vec::new();
-        for shard in &self.shards {
-            shard.lock().retain(|_, w| {
-                if !which(w.id.ino()) {
-                    return true;
-                }
-                if std::mem::take(&mut w.promised) {
-                    found.push(w.id);
-                }
-                w.told.elapsed() < LATELY
-            });
+        for shard in &self.promised {
+            found.extend(shard.lock().extract_if(|_, id| which(id.ino())).map(|(_, id)| id));
         }
         found
     }
@@ -70,23 +85,34 @@ mod tests {
     use super::*;
 
     #[test]
-    fn writers_are_known_a_while() {
+    fn files_are_promised_and_threads_write() {
         let a = Asked::default();
         let id = |n| WireId::new(NodeId(n), 1);
         let even = |n: NodeId| n.0.is_multiple_of(2);
-        (10..20).for_each(|n| a.promise(id(n)));
-        a.promise(id(12));
-        assert_eq!((a.writers(even), a.writers(|_| true)), (5, 10));
+        (10..20).for_each(|n| a.promise(id(n), 7));
+        a.promise(id(12), 8);
+        a.promise(id(13), 9);
+        a.promise(id(14), 0);
+        a.promise(id(14), 0);
         let mut taken: Vec<_> = a.take_promised(even).iter().map(|id| id.ino().0).collect();
         taken.sort_unstable();
         assert_eq!(taken, [10, 12, 14, 16, 18]);
         assert!(a.take_promised(even).is_empty());
-        assert_eq!(a.writers(even), 5, "they may be about to store what they were allowed");
-        a.promise(id(12));
-        for n in [10, 12] {
-            a.shard(NodeId(n)).lock().get_mut(&n).unwrap().told -= 2 * LATELY;
-        }
-        assert_eq!(a.take_promised(even), [id(12)]);
-        assert_eq!((a.writers(even), a.writers(|_| true)), (3, 8));
+        assert_eq!(a.take_promised(|_| true).len(), 5);
+        // thread 7 was last told of file 19
+        assert_eq!((a.writers(even), a.writers(|_| true)), (2, 4));
+        a.look(|thread| Some(thread != 8));
+        assert_eq!((a.writers(even), a.writers(|_| true)), (1, 3));
+        shard(&a.writers, NAMELESS | 14).lock().get_mut(&(NAMELESS | 14)).unwrap().told -= 2 * LATELY;
+        a.look(|_| Some(false));
+        assert_eq!(a.writers(|_| true), 0);
+    }
+
+    #[test]
+    fn who_is_gone_writes_nothing() {
+        let a = Asked::default();
+        a.promise(WireId::new(NodeId(3), 1), u32::MAX >> 2);
+        a.look_at_writers();
+        assert_eq!(a.writers(|_| true), 0);
     }
 }

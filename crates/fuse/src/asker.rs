@@ -35,10 +35,19 @@ pub(crate) fn is_writing(req: &Request<'_>) -> bool {
 
 /// Whether that cannot be excluded: it is, or is in a call that may do either (`io_uring`, Linux AIO), or is not seen.
 pub(crate) fn may_be_writing(req: &Request<'_>) -> bool {
-    let syscall = thread(req).and_then(|t| fs::read_to_string(format!("/proc/{t}/syscall")).ok());
-    let either = [libc::SYS_io_uring_enter, libc::SYS_io_submit];
-    syscall.as_deref().and_then(parse_syscall).is_none_or(|n| WRITES.contains(&n) || either.contains(&n))
+    thread(req).and_then(may_write).unwrap_or(true)
 }
+
+/// The same of a thread by its number, which may be gone; `None` where it is not seen.
+pub(crate) fn may_write(thread: u32) -> Option<bool> {
+    match fs::read_to_string(format!("/proc/{thread}/syscall")) {
+        Ok(text) => parse_syscall(&text).map(|n| WRITES.contains(&n) || EITHER.contains(&n)),
+        Err(e) => matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)).then_some(false),
+    }
+}
+
+/// Numbers of those that hand over orders for something else to do.
+const EITHER: [libc::c_long; 2] = [libc::SYS_io_uring_enter, libc::SYS_io_submit];
 
 /// Numbers of the native calls that write to a descriptor.
 const WRITES: [libc::c_long; 8] = [

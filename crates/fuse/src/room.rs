@@ -243,8 +243,8 @@ impl BraidFs {
         !self.agreed.opens() || self.handles.get(fh).is_ok_and(|h| h.id() == id && h.cached_writer)
     }
 
-    fn promise(&self, id: WireId) {
-        if self.agreed.opens() { self.handles.promise(id.ino()) } else { self.asked.promise(id) }
+    fn promise(&self, id: WireId, thread: u32) {
+        if self.agreed.opens() { self.handles.promise(id.ino()) } else { self.asked.promise(id, thread) }
     }
 
     /// GETATTR before a `write` through the cache of a tight domain: may it go on? Answered by the helper thread, since
@@ -252,10 +252,10 @@ impl BraidFs {
     pub(crate) fn getattr_of_writer(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
         let id = req.node();
         let ino = id.ino();
-        let attr = self.attr(id)?;
+        let (attr, thread) = (self.attr(id)?, req.head.pid);
         let room = self.vol.write_room(ino);
         if self.granted(ino, room) {
-            self.promise(id);
+            self.promise(id, thread);
             out.put(&attr_out(&attr, 0));
             return Ok(Outcome::Reply);
         }
@@ -263,12 +263,15 @@ impl BraidFs {
             out.put(&attr_out(&attr, 0));
             return Ok(Outcome::Reply);
         }
-        let Some(waiting) = self.let_wait(false) else { return self.getattr_of_one_of_many(id, &attr, out) };
+        let Some(waiting) = self.let_wait(false) else { return self.getattr_of_one_of_many(req, &attr, out) };
         let later = cx.later();
         let job = Box::new(move |fs: &BraidFs| {
             let _waiting = waiting;
             if let Some(d) = fs.domain_index(ino) {
                 fs.write_back(d, later.channel());
+            }
+            if !fs.agreed.opens() {
+                fs.asked.look_at_writers();
             }
             let last = fs.last_blocks(ino);
             match fs.vol.settle_room(ino, last) {
@@ -276,7 +279,7 @@ impl BraidFs {
                 Ok(_) => return later.done(Err(Errno::NOSPC)),
                 Err(e) => return later.done(Err(errno(e))),
             }
-            fs.promise(id);
+            fs.promise(id, thread);
             match fs.vol.getattr(ino) {
                 Ok(attr) => {
                     let mut out = Answer::new(256);
@@ -293,7 +296,8 @@ impl BraidFs {
 
     /// The same where so many writers wait already that this one must not: it is let through while there is more room
     /// than all of them may take now.
-    fn getattr_of_one_of_many(&self, id: WireId, attr: &Attr, out: &mut Answer) -> Handled {
+    fn getattr_of_one_of_many(&self, req: &Request<'_>, attr: &Attr, out: &mut Answer) -> Handled {
+        let id = req.node();
         let room = self.vol.write_room(id.ino());
         let fits = if self.agreed.opens() {
             room >= self.last_blocks(id.ino())
@@ -303,7 +307,7 @@ impl BraidFs {
         if !fits {
             return Err(Errno::NOSPC);
         }
-        self.promise(id);
+        self.promise(id, req.head.pid);
         out.put(&attr_out(attr, 0));
         Ok(Outcome::Reply)
     }
