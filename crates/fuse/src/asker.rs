@@ -29,25 +29,43 @@ pub(crate) fn in_group(req: &Request<'_>, gid: u32) -> bool {
 
 /// Whether the thread that asks is inside `write` or one of its kin.
 pub(crate) fn is_writing(req: &Request<'_>) -> bool {
-    let syscall = thread(req).and_then(|t| fs::read_to_string(format!("/proc/{t}/syscall")).ok());
-    syscall.as_deref().and_then(parse_syscall).is_some_and(|n| WRITES.contains(&n))
+    matches!(doing(req), Doing::Writing(_))
 }
 
-/// Whether that cannot be excluded: it is, or is in a call that may do either (`io_uring`, Linux AIO), or is not seen.
-pub(crate) fn may_be_writing(req: &Request<'_>) -> bool {
-    thread(req).and_then(may_write).unwrap_or(true)
+/// What a thread is seen to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Doing {
+    /// It is in a call that writes: so many bytes, where that can be seen.
+    Writing(Option<u64>),
+    /// In none that does.
+    Other,
+    /// It is not seen, or is in a call that hands over orders to something else (`io_uring`, Linux AIO).
+    Unknown,
 }
 
-/// The same of a thread by its number, which may be gone; `None` where it is not seen.
-pub(crate) fn may_write(thread: u32) -> Option<bool> {
+/// What the thread does that asks.
+pub(crate) fn doing(req: &Request<'_>) -> Doing {
+    thread(req).map_or(Doing::Unknown, thread_is_doing)
+}
+
+/// What a thread does, which may be gone.
+pub(crate) fn thread_is_doing(thread: u32) -> Doing {
     match fs::read_to_string(format!("/proc/{thread}/syscall")) {
-        Ok(text) => parse_syscall(&text).map(|n| WRITES.contains(&n) || EITHER.contains(&n)),
-        Err(e) => matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)).then_some(false),
+        Ok(text) => parse_doing(&text),
+        Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) => Doing::Other,
+        Err(_) => Doing::Unknown,
     }
 }
 
-/// Numbers of those that hand over orders for something else to do.
-const EITHER: [libc::c_long; 2] = [libc::SYS_io_uring_enter, libc::SYS_io_submit];
+fn parse_doing(text: &str) -> Doing {
+    let size = || u64::from_str_radix(text.split_ascii_whitespace().nth(3)?.strip_prefix("0x")?, 16).ok();
+    match parse_syscall(text) {
+        Some(libc::SYS_write | libc::SYS_pwrite64) => Doing::Writing(size()),
+        Some(n) if WRITES.contains(&n) => Doing::Writing(None),
+        Some(libc::SYS_io_uring_enter | libc::SYS_io_submit) | None => Doing::Unknown,
+        Some(_) => Doing::Other,
+    }
+}
 
 /// Numbers of the native calls that write to a descriptor.
 const WRITES: [libc::c_long; 8] = [
@@ -94,6 +112,11 @@ mod tests {
         assert_eq!(parse_syscall("1 0x3 0x7f 0x1 0x0 0x0 0x0 0x7ffd 0x7f\n"), Some(1));
         assert_eq!(parse_syscall("running\n"), None);
         assert_eq!(parse_syscall("-1 0x7ffd 0x7f\n"), None);
+        assert_eq!(parse_doing("1 0x3 0x7f 0x1000 0x0 0x0 0x0 0x7ffd 0x7f\n"), Doing::Writing(Some(4096)));
+        assert_eq!(parse_doing("20 0x3 0x7f 0x2 0x0 0x0 0x0 0x7ffd 0x7f\n"), Doing::Writing(None));
+        assert_eq!(parse_doing("0 0x3 0x7f 0x1000 0x0 0x0 0x0 0x7ffd 0x7f\n"), Doing::Other);
+        assert_eq!((parse_doing("-1 0x7ffd 0x7f\n"), parse_doing("running\n")), (Doing::Unknown, Doing::Unknown));
+        assert_eq!(thread_is_doing(u32::MAX >> 2), Doing::Other, "it is gone");
         let own = fs::read_to_string("/proc/thread-self/status").unwrap();
         assert_eq!(parse_fsuid(&own), Some(rustix::process::geteuid().as_raw()));
     }

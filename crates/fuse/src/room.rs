@@ -10,11 +10,12 @@
 //!    attributes: with OPEN those that are open for writing, without it all files of the domain that the kernel knows.
 //! 3. Asked so with less room than the kernel may hold, the volume first has the kernel write back what is promised to
 //!    others, commits, and says ENOSPC where less than [`LAST_BLOCKS`] are left, or a MiB for each such writer. Without
-//!    OPEN it does so only when the room would not do if each `write` since had been of [`LAST_BLOCKS`].
+//!    OPEN, where all writes ask, it looks how much this one is about to write ([`asker::doing`]) and says ENOSPC where
+//!    that does not fit beside what others may be in the midst of; and it has the kernel write back only where it does not
+//!    fit beside all that was granted since.
 //!
 //! **Who asks.** Without OPEN the flag says that a `write` asks, or a `read` across the end of the file, or `lseek` to it;
-//! `stat` has no such flag (`fuse_update_attributes` in `fs/fuse`). Nobody is told ENOSPC who is seen to do none of the
-//! first ([`asker::may_be_writing`]).
+//! `stat` has no such flag (`fuse_update_attributes` in `fs/fuse`). Who is seen to do none of the first is told at once.
 //!
 //! **While it becomes tight.** With 10^5 files known to the kernel it takes a moment until all of them have lost their
 //! attributes. Files that have not go on to take writes, but no more than the kernel may hold: where less than that is
@@ -25,11 +26,13 @@
 //! tight by what others take, while nobody opens or writes a file of it, so all domains are looked at now and then.
 //!
 //! Does not promise: ENOSPC for stores to a shared map, nor for a single `write` of more than [`LAST_BLOCKS`] (of several
-//! writers, 1 MiB) by rule 3; both are told at `fsync` and `close`. The last blocks cannot be had so, and where
-//! they are all that is left a file that is open for writing gets ENOSPC for a `read` across the end of the file, too, on a
-//! mount with OPEN: the kernel asks the same; without it, a `read` by `io_uring`, or by a thread that `/proc` does not show.
+//! writers, 1 MiB) by rule 3, or, without OPEN, of more than that by other calls than `write` and `pwrite`, or of more than
+//! [`KERNEL_DIRTY_BYTES`]; these are told at `fsync` and `close`. Without OPEN a `write` that does not fit takes nothing,
+//! where the volume itself would take a part. The last blocks cannot be had through a handle of rule 2, and where they are
+//! all that is left it gets ENOSPC for a `read` across the end of the file, too: the kernel asks the same; without OPEN a
+//! `read` by `io_uring` does, or by a thread that `/proc` does not show.
 
-use crate::asker;
+use crate::asker::{self, Doing};
 use crate::channel::Channel;
 use crate::fs::{BraidFs, Context, TTL_SECONDS, errno};
 use crate::node::WireId;
@@ -54,6 +57,8 @@ const ROOMY_BLOCKS: u64 = 3 * KERNEL_DIRTY_BLOCKS;
 const LAST_BLOCKS: u64 = (2 << 20) / 4096;
 /// What each of several writers is taken to write at once: all of them may have been told to go on before one of them did.
 const WRITE_BLOCKS: u64 = (1 << 20) / 4096;
+/// A `write` may take so much more than its bytes: a page in part at each end, metadata.
+const SLACK_BLOCKS: u64 = 32;
 /// All domains are looked at so often at most, and not more than a twentieth of the time.
 const LOOK: Duration = Duration::from_millis(5);
 /// Longest that answers are held back, see [`Becoming`]: what the kernel is told may wait for one of these in turn, if a
@@ -72,12 +77,12 @@ pub(crate) struct Tight {
 struct Domain {
     tight: AtomicBool,
     becoming: Arc<Becoming>,
-    /// Writers that were told to go on since all was written back; [`UNKNOWN`].
+    /// Blocks that writers may have taken who were told to go on since all was written back; [`UNKNOWN`].
     grants: CachePadded<AtomicU64>,
 }
 
 /// What the kernel may hold was not written back since the domain became tight.
-const UNKNOWN: u64 = u64::MAX >> 16;
+const UNKNOWN: u64 = u64::MAX >> 1;
 
 /// A domain that becomes tight, until all files have lost their attributes: until then, with little room, answers to
 /// WRITEs of the kernel's cache wait here. Their pages count as held by the kernel meanwhile, so that it takes no more
@@ -243,43 +248,52 @@ impl BraidFs {
         !self.agreed.opens() || self.handles.get(fh).is_ok_and(|h| h.id() == id && h.cached_writer)
     }
 
-    fn promise(&self, id: WireId, thread: u32) {
-        if self.agreed.opens() { self.handles.promise(id.ino()) } else { self.asked.promise(id, thread) }
+    fn promise(&self, id: WireId, thread: u32, blocks: u64) {
+        if self.agreed.opens() { self.handles.promise(id.ino()) } else { self.asked.promise(id, thread, blocks) }
     }
 
-    /// GETATTR before a `write` through the cache of a tight domain: may it go on? Answered by the helper thread, since
-    /// what the kernel writes back comes to the serving threads.
+    /// GETATTR before a `write` through the cache of a tight domain: may it go on? Answered by the helper thread where the
+    /// kernel has to write back, since what it writes back comes to the serving threads.
     pub(crate) fn getattr_of_writer(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
-        let id = req.node();
-        let ino = id.ino();
-        let (attr, thread) = (self.attr(id)?, req.head.pid);
+        let (id, thread) = (req.node(), req.head.pid);
+        let (ino, attr) = (id.ino(), self.attr(id)?);
         let room = self.vol.write_room(ino);
-        if self.granted(ino, room) {
-            self.promise(id, thread);
+        if room >= KERNEL_DIRTY_BLOCKS {
+            self.granted_since(ino, LAST_BLOCKS);
+            self.promise(id, thread, LAST_BLOCKS);
             out.put(&attr_out(&attr, 0));
             return Ok(Outcome::Reply);
         }
-        if !self.agreed.opens() && !asker::may_be_writing(req) {
+        let doing = if self.agreed.opens() { Doing::Unknown } else { asker::doing(req) };
+        let need = match doing {
+            Doing::Other => {
+                out.put(&attr_out(&attr, 0));
+                return Ok(Outcome::Reply);
+            }
+            // and a page at each end
+            Doing::Writing(Some(bytes)) => bytes.div_ceil(4096).saturating_add(SLACK_BLOCKS),
+            Doing::Writing(None) | Doing::Unknown => LAST_BLOCKS,
+        };
+        if !self.agreed.opens() && self.grant(ino, room, thread, need) {
+            self.promise(id, thread, need);
             out.put(&attr_out(&attr, 0));
             return Ok(Outcome::Reply);
         }
-        let Some(waiting) = self.let_wait(false) else { return self.getattr_of_one_of_many(req, &attr, out) };
+        let Some(waiting) = self.let_wait(false) else { return self.getattr_of_one_of_many(id, &attr, out) };
         let later = cx.later();
         let job = Box::new(move |fs: &BraidFs| {
             let _waiting = waiting;
             if let Some(d) = fs.domain_index(ino) {
                 fs.write_back(d, later.channel());
             }
-            if !fs.agreed.opens() {
-                fs.asked.look_at_writers();
-            }
-            let last = fs.last_blocks(ino);
-            match fs.vol.settle_room(ino, last) {
-                Ok(room) if room >= last => {}
+            let want = if fs.agreed.opens() { fs.last_blocks(ino) } else { need + fs.by_others(ino, thread, true) };
+            match fs.vol.settle_room(ino, want) {
+                Ok(room) if room >= want => {}
                 Ok(_) => return later.done(Err(Errno::NOSPC)),
                 Err(e) => return later.done(Err(errno(e))),
             }
-            fs.promise(id, thread);
+            fs.granted_since(ino, need);
+            fs.promise(id, thread, need);
             match fs.vol.getattr(ino) {
                 Ok(attr) => {
                     let mut out = Answer::new(256);
@@ -295,43 +309,49 @@ impl BraidFs {
     }
 
     /// The same where so many writers wait already that this one must not: it is let through while there is more room
-    /// than all of them may take now.
-    fn getattr_of_one_of_many(&self, req: &Request<'_>, attr: &Attr, out: &mut Answer) -> Handled {
-        let id = req.node();
-        let room = self.vol.write_room(id.ino());
-        let fits = if self.agreed.opens() {
-            room >= self.last_blocks(id.ino())
-        } else {
-            self.grant(id.ino(), room, WRITE_BLOCKS)
-        };
-        if !fits {
+    /// than all of them may take now. Without OPEN that was looked at before.
+    fn getattr_of_one_of_many(&self, id: WireId, attr: &Attr, out: &mut Answer) -> Handled {
+        let ino = id.ino();
+        if !self.agreed.opens() || self.vol.write_room(ino) < self.last_blocks(ino) {
             return Err(Errno::NOSPC);
         }
-        self.promise(id, req.head.pid);
+        self.promise(id, 0, 0);
         out.put(&attr_out(attr, 0));
         Ok(Outcome::Reply)
     }
 
-    /// Whether one more `write` may go on at once: it fits into `room` beside all that the kernel may hold, or, on a mount
-    /// without OPEN, where all writes come this way, beside all that were told to go on since the kernel wrote back.
-    fn granted(&self, ino: NodeId, room: u64) -> bool {
-        let plenty = room >= KERNEL_DIRTY_BLOCKS;
-        if self.agreed.opens() { plenty } else { self.grant(ino, room, if plenty { 0 } else { LAST_BLOCKS }) }
-    }
-
-    /// Has one more go on, where all of them fit into `room`, each taken to write `each` blocks.
-    fn grant(&self, ino: NodeId, room: u64, each: u64) -> bool {
+    /// Lets a `write` of `need` blocks go on at once, if it fits into `room` beside all that were told to go on since the
+    /// kernel wrote back, or may be in the midst of a `write` from before: on a mount without OPEN, where all come this way.
+    fn grant(&self, ino: NodeId, room: u64, thread: u32, need: u64) -> bool {
         let Some(d) = self.domain_index(ino) else { return false };
-        let last = if each == 0 { 0 } else { self.last_blocks(ino) };
-        let fits = |n: u64| (room >= last + (n + 1) * each).then_some(n + 1);
+        let others = self.by_others(ino, thread, false);
+        let fits = |since: u64| {
+            let since = since.checked_add(need)?;
+            (room >= since.saturating_add(others)).then_some(since)
+        };
         self.tight.domains[d].grants.fetch_update(Ordering::SeqCst, Ordering::SeqCst, fits).is_ok()
     }
 
-    /// With less room than this, writers through the cache are refused.
+    /// So many blocks were told to go on that were not asked of [`Self::grant`].
+    fn granted_since(&self, ino: NodeId, blocks: u64) {
+        if let Some(d) = self.domain_index(ino) {
+            self.tight.domains[d].grants.fetch_add(blocks, Ordering::SeqCst);
+        }
+    }
+
+    /// What other threads may be about to write in the domain of the file; with `exact` it is looked who has by now.
+    fn by_others(&self, ino: NodeId, thread: u32, exact: bool) -> u64 {
+        if exact {
+            self.asked.look_at_writers();
+        }
+        let domain = self.domain_index(ino);
+        self.asked.by_others(thread, |other| self.domain_index(other) == domain)
+    }
+
+    /// With less room than this, writers through the cache are refused: on a mount with OPEN.
     fn last_blocks(&self, ino: NodeId) -> u64 {
         let domain = self.domain_index(ino);
-        let which = |other| self.domain_index(other) == domain;
-        let writers = if self.agreed.opens() { self.handles.cached_writers(which) } else { self.asked.writers(which) };
+        let writers = self.handles.cached_writers(|other| self.domain_index(other) == domain);
         LAST_BLOCKS.max(writers * WRITE_BLOCKS + WRITE_BLOCKS / 2)
     }
 
