@@ -16,7 +16,7 @@ PAGES := $(addprefix $(MAN)/man8/,$(NAMES))
 OLD_PAGES := $(addprefix $(MAN)/man1/,$(NAMES))
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo bench test fmt clippy unit heavy crash planted mount mount-ring fill coherence million xfstests soak fuzz fuzz-coverage layers deny peers $(PEERS) deps install uninstall clean
+.PHONY: help build demo bench test fmt clippy unit heavy crash planted mount mount-ring fill coherence opens million xfstests soak fuzz fuzz-coverage layers deny peers $(PEERS) deps install uninstall clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z$$()A-Z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -64,6 +64,9 @@ fill: ## rounds of filling and removing, 64 MiB to 4 GiB: is there what df offer
 
 coherence: ## on a mounted volume: every way of writing against every way of reading, COHERENCE_SECONDS each (default 2)
 	@COHERENCE_SECONDS=$(or $(COHERENCE_SECONDS),2) python3 scripts/test-mount.py no_reader_sees direct_writes what_was_held
+
+opens: ## on a mounted volume: a million random creates, opens, unlinks, reads, closes; ENOSPC with 100,000 known files
+	@OPENS_STEPS=$(or $(OPENS_STEPS),330000) OPENS_FILES=$(or $(OPENS_FILES),100000) python3 scripts/test-mount.py random_opens what_was_accepted
 
 soak: ## random load with kill -9 and remount every few seconds (SOAK_SECONDS, default 60)
 	@python3 scripts/soak.py
