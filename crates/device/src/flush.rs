@@ -1,7 +1,8 @@
 //! Sharing of flushes, and the memory of a failed one.
 //!
 //! Invariants: one flush runs at a time; a caller returns `Ok` only after a flush that *started* after the
-//! call and succeeded; after a failure no call returns `Ok` for a flush that had not succeeded before it.
+//! call and succeeded; after a failure no call returns `Ok` for a flush that had not succeeded before it. Who waits for
+//! a flush that others run is woken once, when it has ended; one of those whose flush comes next is woken to run it.
 
 use parking_lot::{Condvar, Mutex};
 use std::io;
@@ -41,7 +42,8 @@ impl Failure {
 #[derive(Debug, Default)]
 pub(crate) struct FlushGate {
     state: Mutex<State>,
-    changed: Condvar,
+    /// Waiting for flush `n`, at `n % 2`: at most two have waiters, the one that runs and the next.
+    ended: [Condvar; 2],
 }
 
 impl FlushGate {
@@ -55,7 +57,7 @@ impl FlushGate {
                 return Err(failed.error());
             }
             if state.running {
-                self.changed.wait(&mut state);
+                self.ended(wanted).wait(&mut state);
                 continue;
             }
             state.running = true;
@@ -69,10 +71,20 @@ impl FlushGate {
                 Ok(()) => state.done = mine,
                 Err(e) => state.failed = Some(Failure::of(e)),
             }
-            self.changed.notify_all();
+            self.ended(mine).notify_all();
+            if state.failed.is_some() {
+                self.ended(mine + 1).notify_all();
+            } else {
+                // it runs the next one; whoever came meanwhile and began that already lets it wait for its end
+                self.ended(mine + 1).notify_one();
+            }
             return result;
         }
         Ok(())
+    }
+
+    fn ended(&self, flush: u64) -> &Condvar {
+        &self.ended[(flush % 2) as usize]
     }
 }
 

@@ -1,21 +1,35 @@
 //! Parallel writes through io_uring. Low-level module.
 //!
-//! Owns a pool of rings per device; a ring belongs to one thread from `take` to `give`. Invariant: a ring in
-//! the pool has nothing in flight, and no function here returns while the kernel may still read the caller's
-//! buffers. A ring belongs to one process: after a `fork` the child makes rings of its own.
+//! Owns a pool of rings per device; a ring belongs to one thread from `take` to `give`. A thread that writes batches
+//! again and again gets a ring of its own, for all devices, on which it is woken once, when the last write of a batch is
+//! done (DEFER_TASKRUN; such a ring works in the thread that made it and in no other). On a shared one each write that
+//! completes wakes it. Invariant: a ring that nobody uses has nothing in flight, and no function here returns while the
+//! kernel may still read the caller's buffers. A ring belongs to one process: after a `fork` the child makes rings of its
+//! own.
+//!
+//! A flush is no entry of a ring behind the writes: the kernel hands every fsync of a ring to a worker thread of its own
+//! (`io_fsync_prep` in io_uring/sync.c), two switches more than the caller's fdatasync.
 
 use crate::rw::Gather;
 use io_uring::{IoUring, Probe, opcode, types};
 use parking_lot::Mutex;
 use rustix::fd::{AsRawFd, BorrowedFd};
+use std::cell::RefCell;
 use std::io;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 /// Writes in flight per ring; longer batches go in waves.
 const ENTRIES: u32 = 64;
 /// Idle rings kept per device.
 const MAX_IDLE: usize = 64;
+/// Threads with a ring of their own.
+const MAX_OWN: usize = 64;
+/// Batches that a thread writes before it gets one: making it costs more than some batches.
+const BATCHES_FIRST: u32 = 8;
+/// `IORING_ENTER_GETEVENTS`.
+const ENTER_GETEVENTS: u32 = 1;
 
 /// Whether this kernel (and container) gives io_uring to us. Asked once per process.
 pub(crate) fn available() -> bool {
@@ -49,36 +63,94 @@ struct Idle {
     process: u32,
 }
 
+/// How many threads of the process have a [`ThreadRing`] that is made.
+static OWN_RINGS: AtomicUsize = AtomicUsize::new(0);
+
+thread_local!(static THREAD_RING: RefCell<ThreadRing> = RefCell::default());
+
+/// The ring of one thread.
+#[derive(Default)]
+struct ThreadRing {
+    ring: Option<IoUring>,
+    /// The process that made it.
+    process: u32,
+    batches: u32,
+}
+
+impl ThreadRing {
+    /// The ring, once the thread has written some batches; none where there is none to be had.
+    fn get(&mut self) -> Option<&mut IoUring> {
+        self.batches = self.batches.saturating_add(1);
+        if self.batches < BATCHES_FIRST {
+            return None;
+        }
+        let process = std::process::id();
+        if self.process != process {
+            self.process = process;
+            // as in `RingPool::take`
+            std::mem::forget(self.ring.take());
+            if OWN_RINGS.fetch_add(1, Relaxed) < MAX_OWN {
+                self.ring = IoUring::builder()
+                    .dontfork()
+                    .setup_single_issuer()
+                    .setup_defer_taskrun()
+                    .build(ENTRIES)
+                    .inspect_err(|e| tracing::debug!("no io_uring of this thread's own ({e})"))
+                    .ok();
+            }
+            if self.ring.is_none() {
+                OWN_RINGS.fetch_sub(1, Relaxed);
+            }
+        }
+        self.ring.as_mut()
+    }
+
+    /// The ring is of no more use.
+    fn lose(&mut self) {
+        if self.ring.take().is_some() {
+            OWN_RINGS.fetch_sub(1, Relaxed);
+        }
+    }
+}
+
+impl Drop for ThreadRing {
+    fn drop(&mut self) {
+        if self.process == std::process::id() {
+            self.lose();
+        } else {
+            std::mem::forget(self.ring.take());
+        }
+    }
+}
+
 impl RingPool {
     /// Writes all of `ops`; returns when none is in flight any more.
     pub(crate) fn write(&self, fd: BorrowedFd<'_>, ops: &mut [Gather<'_>]) -> io::Result<()> {
-        let mut first_error = Ok(());
-        let mut ring = self.take();
-        let mut results = [None; ENTRIES as usize];
-        for wave in ops.chunks_mut(ENTRIES as usize) {
-            let results = &mut results[..wave.len()];
-            results.fill(None);
-            if let Some(r) = &mut ring
-                && !run(r, fd, wave, results)
-            {
-                ring = None;
+        let own = THREAD_RING.try_with(|own| {
+            let own = &mut *own.try_borrow_mut().ok()?;
+            let mut ring = Some(own.get()?);
+            let written = write_waves(&mut ring, fd, ops);
+            if ring.is_none() {
+                own.lose();
             }
-            for (op, result) in wave.iter_mut().zip(results) {
-                let done = match *result {
-                    Some(n) if n >= 0 => op.finish(fd, n as usize),
-                    Some(e) if e != -libc::EINTR && e != -libc::EAGAIN => Err(io::Error::from_raw_os_error(-e)),
-                    _ => op.finish(fd, 0),
-                };
-                first_error = first_error.and(done);
-            }
+            Some(written)
+        });
+        // The error: the thread is ending.
+        if let Ok(Some(written)) = own {
+            return written;
         }
-        if let Some(ring) = ring {
+        let mut taken = self.take();
+        let mut ring = taken.as_mut();
+        let written = write_waves(&mut ring, fd, ops);
+        if ring.is_some()
+            && let Some(ring) = taken
+        {
             let mut idle = self.idle.lock();
             if idle.rings.len() < MAX_IDLE {
                 idle.rings.push(ring);
             }
         }
-        first_error
+        written
     }
 
     /// A ring, or none where the process has run out of descriptors or locked memory.
@@ -102,6 +174,30 @@ impl RingPool {
             .inspect_err(|e| tracing::debug!("no further io_uring ({e}): this batch goes by pwrite"))
             .ok()
     }
+}
+
+/// Writes `ops`, wave by wave; takes the ring away where it is of no more use. Without one, by `pwritev`.
+fn write_waves(ring: &mut Option<&mut IoUring>, fd: BorrowedFd<'_>, ops: &mut [Gather<'_>]) -> io::Result<()> {
+    let mut first_error = Ok(());
+    let mut results = [None; ENTRIES as usize];
+    for wave in ops.chunks_mut(ENTRIES as usize) {
+        let results = &mut results[..wave.len()];
+        results.fill(None);
+        if let Some(r) = ring
+            && !run(r, fd, wave, results)
+        {
+            *ring = None;
+        }
+        for (op, result) in wave.iter_mut().zip(results) {
+            let done = match *result {
+                Some(n) if n >= 0 => op.finish(fd, n as usize),
+                Some(e) if e != -libc::EINTR && e != -libc::EAGAIN => Err(io::Error::from_raw_os_error(-e)),
+                _ => op.finish(fd, 0),
+            };
+            first_error = first_error.and(done);
+        }
+    }
+    first_error
 }
 
 /// Runs one wave. `results[i]` is what the kernel said of `wave[i]`, `None` where it never took it.
@@ -140,6 +236,9 @@ fn run(ring: &mut IoUring, fd: BorrowedFd<'_>, wave: &[Gather<'_>], results: &mu
             }
         } else {
             std::thread::sleep(Duration::from_micros(200));
+            // A ring of the thread's own completes nothing before it is asked.
+            // SAFETY: no argument is passed, and nothing is submitted.
+            let _ = unsafe { ring.submitter().enter::<libc::sigset_t>(0, 0, ENTER_GETEVENTS, None) };
         }
         for entry in ring.completion() {
             if let Some(slot) = results.get_mut(entry.user_data() as usize) {

@@ -143,6 +143,8 @@ pub(crate) struct BraidFs {
     pub(crate) jobs: mpsc::Sender<Job>,
     /// What is made durable before it is answered.
     pub(crate) durable: Durable,
+    /// How many serving threads may wait for a device at once: one is always there for other requests.
+    pub(crate) may_wait: usize,
     /// The scrub that runs, or ran last.
     pub(crate) scrub: Mutex<Option<Scrubbing>>,
     /// There is one: closing a directory need not look for it otherwise.
@@ -198,6 +200,7 @@ impl BraidFs {
             asked: Asked::default(),
             jobs,
             durable: Durable::default(),
+            may_wait: std::thread::available_parallelism().map_or(1, |n| n.get().max(2) - 1),
             scrub: Mutex::default(),
             scrubs: AtomicBool::new(false),
             waiting: Arc::default(),

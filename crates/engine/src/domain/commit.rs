@@ -427,6 +427,21 @@ pub fn enter_all<'a>(domains: &[&'a Domain]) -> Result<Enters<'a>> {
     }
 }
 
+/// [`enter_all`] that does not wait for a commit or checkpoint: `None` where a journal has too little room.
+///
+/// # Errors
+/// As [`Domain::enter`].
+pub fn try_enter_all<'a>(domains: &[&'a Domain]) -> Result<Option<Enters<'a>>> {
+    let mut out = Enters::new();
+    for d in domains {
+        if d.needs_room() {
+            return Ok(None);
+        }
+        out.push(d.enter_unthrottled()?);
+    }
+    Ok(Some(out))
+}
+
 impl Domain {
     fn needs_room(&self) -> bool {
         let cost = self.gate.read().cost();

@@ -6,12 +6,13 @@ use super::serialise::{Out, Payload};
 use super::tx::PendingIo;
 use super::{Domain, Enter};
 use crate::cell::{Body, Cell, State};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::planted::{Bug, planted};
 use crate::types::*;
 use braidfs_format::inode::{Content, Inode};
 use braidfs_format::journal::{ChunkKind, Record, chunk_blocks};
 use braidfs_format::node::{DIR, NodeKind, NodeRecord, OVERFLOW, USED};
+use smallvec::SmallVec;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -23,7 +24,8 @@ pub struct Batch {
     /// Data must be durable before the records.
     data_first: bool,
     tx: TxId,
-    io: PendingIo,
+    /// Held until it is written: the commit of `tx` waits for that.
+    _io: PendingIo,
 }
 
 /// A new directory above a file, as of one moment.
@@ -179,7 +181,7 @@ impl Domain {
             self.submit(writes)?;
             return Ok(Prepared::Commit);
         }
-        Ok(Prepared::Batch(Box::new(Batch { out, records, data_first, tx: tx.id, io }), st.version))
+        Ok(Prepared::Batch(Box::new(Batch { out, records, data_first, tx: tx.id, _io: io }), st.version))
     }
 
     /// Whether no commit that is under way, or about to begin, carries an older state of the cell. Of a directory it would
@@ -198,44 +200,52 @@ impl Domain {
 
     /// A batch with nothing but new directories of this domain, for a file of another domain below them.
     pub fn ancestors_batch(&self, e: &Enter<'_>, records: Vec<Record>) -> Batch {
-        Batch { out: Out::default(), records, data_first: false, tx: e.tx().id, io: e.begin_io() }
+        Batch { out: Out::default(), records, data_first: false, tx: e.tx().id, _io: e.begin_io() }
     }
 
-    /// Writes a batch; the caller flushes the devices afterwards. False where the journal has no room: commit instead.
+    /// Writes batches of files, all in one submission; the caller flushes the devices afterwards. False where the journal
+    /// has no room for one: commit instead.
     ///
     /// # Errors
     /// Of the device; the domain fails then.
-    pub fn write_batch(&self, batch: Batch) -> Result<bool> {
-        let Batch { mut out, records, data_first, tx, io } = batch;
-        let r = (|| {
-            let mut body = Vec::new();
-            records.iter().for_each(|r| r.encode(&mut body));
-            if data_first {
-                self.submit(std::mem::take(&mut out.writes))?;
-                self.flush_devices()?;
-            }
-            if chunk_blocks(body.len()) > self.chunk_blocks_max() {
-                self.submit(std::mem::take(&mut out.writes))?;
-                return Ok(false);
-            }
-            let chunk = match self.chunk(ChunkKind::RollForward, tx, 0, &body) {
-                Ok(c) => c,
-                Err(crate::Error::NoSpace) => {
-                    self.submit(std::mem::take(&mut out.writes))?;
-                    return Ok(false);
-                }
-                Err(e) => return Err(e),
-            };
-            out.writes.push((chunk.0, Payload::Raw(chunk.1)));
-            self.submit(std::mem::take(&mut out.writes))?;
-            self.counters.fast_syncs.fetch_add(1, Ordering::Relaxed);
-            Ok(true)
-        })();
+    pub fn write_batches(&self, mut batches: SmallVec<[Batch; 1]>) -> Result<SmallVec<[bool; 1]>> {
+        let r = self.write_them(&mut batches);
         if let Err(e) = &r {
             self.fail(e);
         }
-        drop(io);
+        // their transactions may be committed from here on
+        drop(batches);
         r
+    }
+
+    fn write_them(&self, batches: &mut [Batch]) -> Result<SmallVec<[bool; 1]>> {
+        let mut writes = Vec::new();
+        for b in batches.iter_mut().filter(|b| b.data_first) {
+            writes.append(&mut b.out.writes);
+        }
+        if batches.iter().any(|b| b.data_first) {
+            self.submit(std::mem::take(&mut writes))?;
+            self.flush_devices()?;
+        }
+        let mut fit: SmallVec<[bool; 1]> = SmallVec::new();
+        for b in batches.iter_mut() {
+            writes.append(&mut b.out.writes);
+            let mut body = Vec::new();
+            b.records.iter().for_each(|r| r.encode(&mut body));
+            let small = chunk_blocks(body.len()) <= self.chunk_blocks_max();
+            let chunk = if small { self.chunk(ChunkKind::RollForward, b.tx, 0, &body) } else { Err(Error::NoSpace) };
+            match chunk {
+                Ok(c) => {
+                    writes.push((c.0, Payload::Raw(c.1)));
+                    fit.push(true);
+                }
+                Err(Error::NoSpace) => fit.push(false),
+                Err(e) => return Err(e),
+            }
+        }
+        self.submit(writes)?;
+        self.counters.fast_syncs.fetch_add(fit.iter().filter(|f| **f).count() as u64, Ordering::Relaxed);
+        Ok(fit)
     }
 }
 

@@ -20,6 +20,7 @@ pub mod remove;
 pub mod rename;
 mod shift;
 pub mod sync;
+mod sync_batch;
 pub mod xattr;
 
 use crate::cell::names::{Key, Target};

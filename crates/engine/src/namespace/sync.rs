@@ -1,33 +1,31 @@
 //! fsync, sync: what makes changes durable (docs/crash-contract.md).
 
+use super::sync_batch::Gathered;
 use crate::cell::Cell;
-use crate::domain::Domain;
-use crate::domain::commit::{Enters, enter_all};
-use crate::domain::sync::{Ancestor, Batch, Prepared, skeleton_fits};
+use crate::domain::sync::skeleton_fits;
 use crate::error::{Error, Result};
 use crate::planted::{Bug, planted};
 use crate::types::*;
 use crate::volume::{Inner, Ticket, Volume};
-use braidfs_format::journal::Record;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Directories on a file's paths that are not durable yet.
-struct Path {
+pub(super) struct Path {
     /// The file's version when it got the names that were followed. Names may change until what they need is written:
     /// whoever writes it looks whether they are still the same.
-    linked_at: u64,
+    pub linked_at: u64,
     /// New directories, to be written as roll-forward records beside the file, with their own `linked_at`.
-    fresh: Vec<(Arc<Cell>, u64)>,
+    pub fresh: Vec<(Arc<Cell>, u64)>,
     /// Domains whose running transaction must be committed instead.
-    commit: Vec<DomainId>,
+    pub commit: Vec<DomainId>,
     /// Transactions of other domains that must be durable, too: inodes there had the names of directories on the path.
-    with: Vec<(DomainId, TxId)>,
+    pub with: Vec<(DomainId, TxId)>,
 }
 
 impl Inner {
     /// Walks up from `c` by all its names.
-    fn pending_path(&self, c: &Arc<Cell>) -> Result<Path> {
+    pub(super) fn pending_path(&self, c: &Arc<Cell>) -> Result<Path> {
         let (linked_at, mut todo) = {
             let st = c.state.read();
             (st.linked_at, st.links.iter().map(|l| l.parent).collect::<Vec<_>>())
@@ -162,100 +160,23 @@ impl Inner {
         }
         let _one = c.sync.lock();
         loop {
-            let path = self.pending_path(&c)?;
-            if !path.commit.is_empty() || !path.with.is_empty() {
-                return self.sync_by_commit(&c);
+            match self.gather(&c, data_only, true)? {
+                Gathered::Clean => return Ok(()),
+                Gathered::Changed => {}
+                Gathered::Commit => return self.sync_by_commit(&c),
+                Gathered::Wait(tx) => dom.commit_upto(tx)?,
+                Gathered::Ready(one) => {
+                    return match self.write_gathered([*one]).pop() {
+                        Some(Ok(true)) | None => Ok(()),
+                        Some(Ok(false)) => self.sync_by_commit(&c),
+                        Some(Err(e)) => Err(e),
+                    };
+                }
             }
-            let mut ids: Vec<DomainId> = path.fresh.iter().map(|(d, _)| d.domain).collect();
-            ids.push(c.domain);
-            ids.sort();
-            ids.dedup();
-            let doms: Vec<&Domain> = ids.iter().map(|d| &**self.dom(*d)).collect();
-            let enters = enter_all(&doms)?;
-            let own =
-                enters.iter().find(|e| e.domain.id == c.domain).unwrap_or_else(|| unreachable!("own domain entered"));
-            // The file last: once its record is gathered, it must be written.
-            let ancestors: Option<Vec<Ancestor>> =
-                path.fresh.iter().map(|(d, linked_at)| self.dom(d.domain).ancestor(d, *linked_at)).collect();
-            let Some(ancestors) = ancestors else { continue };
-            let (batch, version) = match dom.prepare_sync(own, &c, data_only, path.linked_at)? {
-                Prepared::Changed => continue,
-                Prepared::Clean if path.fresh.is_empty() => return Ok(()),
-                Prepared::Clean | Prepared::Commit => {
-                    drop(enters);
-                    return self.sync_by_commit(&c);
-                }
-                Prepared::Wait(tx) => {
-                    drop(enters);
-                    dom.commit_upto(tx)?;
-                    continue;
-                }
-                Prepared::Batch(b, v) => (b, v),
-            };
-            return self.sync_batches(&c, *batch, version, ancestors, enters);
         }
     }
 
-    /// Writes the file's batch and those of its new ancestors in other domains, then flushes once.
-    fn sync_batches(
-        &self,
-        c: &Arc<Cell>,
-        mut own: Batch,
-        version: u64,
-        ancestors: Vec<Ancestor>,
-        enters: Enters<'_>,
-    ) -> Result<()> {
-        let mut batches: Vec<(DomainId, Batch)> = Vec::new();
-        let mut linked = Vec::new();
-        let mut records: BTreeMap<DomainId, Vec<Record>> = BTreeMap::new();
-        for a in ancestors {
-            records.entry(a.dir.domain).or_default().push(a.record);
-            linked.push((a.dir, a.version));
-        }
-        for e in &enters {
-            let Some(records) = records.remove(&e.domain.id) else { continue };
-            if e.domain.id == c.domain {
-                own.add_ancestors(records);
-            } else {
-                batches.push((e.domain.id, e.domain.ancestors_batch(e, records)));
-            }
-        }
-        drop(enters);
-        batches.push((c.domain, own));
-        let mut room = Ok(true);
-        let mut wrote: Vec<DomainId> = batches.iter().map(|(d, _)| *d).collect();
-        wrote.dedup();
-        for (d, b) in batches {
-            // all of them, also where a domain fails: the next commit of another one counts on its data
-            let r = self.dom(d).write_batch(b);
-            room = room.and_then(|a| r.map(|b| a && b));
-        }
-        let room = room?;
-        if !room {
-            return self.sync_by_commit(c);
-        }
-        // one flush is enough where all of them lie on one device
-        let all = if self.store.devices() == 1 { &wrote[..1] } else { &wrote[..] };
-        if !planted(Bug::NoFlushAfterSync)
-            && let Err(e) = all.iter().try_for_each(|d| self.dom(*d).flush_devices())
-        {
-            // what reached the device is unknown: no later fsync may claim it
-            wrote.iter().for_each(|d| self.dom(*d).fail(&e));
-            return Err(e);
-        }
-        {
-            let mut st = c.state.write();
-            st.synced = st.synced.max(version);
-            st.link_synced = st.link_synced.max(version);
-        }
-        for (d, v) in linked {
-            let mut st = d.state.write();
-            st.link_synced = st.link_synced.max(v);
-        }
-        Ok(())
-    }
-
-    fn read_only(&self) -> bool {
+    pub(super) fn read_only(&self) -> bool {
         self.shared.read_only.load(std::sync::atomic::Ordering::Relaxed)
     }
 
@@ -277,10 +198,16 @@ impl Volume {
         self.inner().fsync(ino, data_only)
     }
 
-    /// [`Self::fsync`] that returns at once.
+    /// [`Self::fsync`] that returns at once. Who waits at the same time is written and flushed together.
     pub fn fsync_start(&self, ino: NodeId, data_only: bool) -> Ticket {
-        let i = self.inner().clone();
-        self.start(move || i.fsync(ino, data_only))
+        self.inner().fsync_start(ino, data_only)
+    }
+
+    /// [`Self::fsync`] on this thread where that costs less than handing it to another one, and takes nothing from others:
+    /// fewer than `threads` fsyncs are under way, no more than those have lately been, and the device is quick. `None` where
+    /// it is not so, or where the fsync needs a commit: nothing was done then, and [`Self::fsync_start`] does it.
+    pub fn fsync_here(&self, ino: NodeId, data_only: bool, threads: usize) -> Option<Result<()>> {
+        self.inner().fsync_here(ino, data_only, threads)
     }
 
     /// After it returns, everything survives.

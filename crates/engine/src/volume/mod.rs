@@ -13,6 +13,7 @@ pub mod reconcile;
 pub mod remount;
 pub mod room;
 pub mod super_io;
+pub(crate) mod syncing;
 pub mod ticket;
 pub mod trim;
 
@@ -112,6 +113,8 @@ pub(crate) struct Inner {
     pub emptying: Mutex<()>,
     /// fsync and sync that go on behind a [`Ticket`].
     pub pool: RwLock<Option<ticket::Pool>>,
+    /// fsyncs of a front end.
+    pub syncing: syncing::Syncing,
     /// Names looked up lately.
     pub names: NameCache,
     /// Generation of the root, where it was loaded once.

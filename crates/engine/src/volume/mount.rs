@@ -3,6 +3,7 @@
 use super::groups::Bat;
 use super::held::Held;
 use super::super_io::read_super;
+use super::syncing::Syncing;
 use super::{Inner, Volume, ticket};
 use crate::cell::names::NameCache;
 use crate::domain::recover::Recovered;
@@ -103,6 +104,7 @@ fn open(sb: SuperBlock, devices: Vec<Arc<dyn Device>>, options: MountOptions) ->
         // set once, here
         let _ = d.peers.set(weak.clone());
     }
+    let syncing = Syncing::new(domains.len(), store.devices());
     let inner = Arc::new(Inner {
         label: Mutex::new(sb.label),
         compat: AtomicU32::new(sb.compat.get()),
@@ -121,6 +123,7 @@ fn open(sb: SuperBlock, devices: Vec<Arc<dyn Device>>, options: MountOptions) ->
         evicting: Mutex::new(()),
         emptying: Mutex::new(()),
         pool: RwLock::new(None),
+        syncing,
         names: NameCache::new(names),
         root_gener: OnceLock::new(),
         held: Held::default(),

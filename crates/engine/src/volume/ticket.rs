@@ -26,9 +26,10 @@ pub struct Ticket {
 }
 
 impl Ticket {
-    fn pending() -> (Self, Arc<Shared>) {
+    /// A ticket, and the duty to say how it went.
+    pub(crate) fn pending() -> (Self, Pending) {
         let shared = Arc::new(Shared { state: Mutex::new(State::Pending(None)), done: Condvar::new() });
-        (Self { shared: shared.clone() }, shared)
+        (Self { shared: shared.clone() }, Pending(shared))
     }
 
     /// A ticket that is done already.
@@ -64,9 +65,19 @@ impl Ticket {
     }
 }
 
-impl Shared {
-    fn finish(&self, r: Result<()>) {
-        let mut s = self.state.lock();
+/// The other end of a [`Ticket`].
+pub(crate) struct Pending(Arc<Shared>);
+
+impl std::fmt::Debug for Pending {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Pending")
+    }
+}
+
+impl Pending {
+    /// Tells the ticket.
+    pub fn finish(self, r: Result<()>) {
+        let mut s = self.0.state.lock();
         match std::mem::replace(&mut *s, State::Done(None)) {
             State::Pending(Some(f)) => {
                 drop(s);
@@ -74,7 +85,7 @@ impl Shared {
             }
             _ => {
                 *s = State::Done(Some(r));
-                self.done.notify_all();
+                self.0.done.notify_all();
             }
         }
     }
@@ -94,7 +105,7 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    /// Up to `most` threads; each waits for one sync at a time, so it bounds how many syncs share a flush.
+    /// Up to `most` threads; each waits for one sync, or one group of fsyncs, at a time.
     pub fn new(most: usize) -> Self {
         let (jobs, queue) = unbounded::<Job>();
         Self { jobs: Some(jobs), queue, most, pending: Arc::default(), threads: Mutex::default() }
@@ -102,8 +113,14 @@ impl Pool {
 
     /// Runs `f` on one of the threads.
     pub fn start(&self, f: impl FnOnce() -> Result<()> + Send + 'static) -> Ticket {
-        let (t, shared) = Ticket::pending();
-        let job: Job = Box::new(move || shared.finish(f()));
+        let (t, pending) = Ticket::pending();
+        self.run(move || pending.finish(f()));
+        t
+    }
+
+    /// As [`Self::start`], for work that tells its result by itself.
+    pub fn run(&self, f: impl FnOnce() + Send + 'static) {
+        let job: Job = Box::new(f);
         let waiting = self.pending.fetch_add(1, Ordering::Relaxed) + 1;
         if let Some(jobs) = &self.jobs
             && let Err(e) = jobs.send(job)
@@ -111,7 +128,6 @@ impl Pool {
             (e.0)();
         }
         self.grow(waiting);
-        t
     }
 
     /// Starts another thread where all are busy. Where none can be started and there is none, does the job here.

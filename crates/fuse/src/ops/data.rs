@@ -3,7 +3,7 @@
 //! The kernel's writeback cache takes writes before the volume sees them; [`crate::room`] sees to it that a full volume
 //! shows at the `write` all the same.
 
-use crate::abi::{self, fopen};
+use crate::abi::{self, fopen, op};
 use crate::asker;
 use crate::fs::{BraidFs, Context, MAX_IO_BYTES, errno};
 use crate::handles::Handle;
@@ -130,10 +130,15 @@ impl BraidFs {
     pub(crate) fn fsync(&self, req: &Request<'_>, cx: &Context<'_>) -> Handled {
         let arg: abi::FsyncIn = req.arg()?;
         let ino = self.opened_node(req.node(), arg.fh)?;
+        let data_only = arg.fsync_flags & abi::FSYNC_FDATASYNC != 0;
+        if req.head.opcode == op::FSYNC
+            && let Some(synced) = self.vol.fsync_here(ino, data_only, self.may_wait)
+        {
+            synced.map_err(errno)?;
+            return Ok(Outcome::Reply);
+        }
         let later = cx.later();
-        self.vol
-            .fsync_start(ino, arg.fsync_flags & abi::FSYNC_FDATASYNC != 0)
-            .on_done(Box::new(move |result| later.done(result.map_err(errno))));
+        self.vol.fsync_start(ino, data_only).on_done(Box::new(move |result| later.done(result.map_err(errno))));
         Ok(Outcome::Deferred)
     }
 

@@ -1,0 +1,244 @@
+//! Files that are made durable together: what each needs is gathered, then written at once, then flushed once.
+//!
+//! Nobody waits for a commit while something is gathered and not written: the commit of its transaction waits for it
+//! ([`crate::domain::tx::PendingIo`]). Of several files, those that would have to wait are put aside.
+
+use crate::cell::Cell;
+use crate::domain::Domain;
+use crate::domain::commit::{Enters, enter_all, try_enter_all};
+use crate::domain::sync::{Ancestor, Batch, Prepared};
+use crate::error::{Error, Result};
+use crate::planted::{Bug, planted};
+use crate::types::*;
+use crate::volume::Inner;
+use braidfs_format::journal::Record;
+use smallvec::SmallVec;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// What an fsync of a file has to do.
+pub(super) enum Gathered {
+    /// Everything is durable already.
+    Clean,
+    /// Names or directories changed meanwhile: gather again.
+    Changed,
+    /// Commits.
+    Commit,
+    /// A transaction of the file's domain must be durable first; then gather again.
+    Wait(TxId),
+    /// Written and flushed, it is done.
+    Ready(Box<ToWrite>),
+}
+
+/// What makes a file durable, with new directories above it.
+pub(super) struct ToWrite {
+    cell: Arc<Cell>,
+    version: u64,
+    batches: SmallVec<[(DomainId, Batch); 1]>,
+    /// Directories, with the versions that will be durable.
+    linked: Vec<(Arc<Cell>, u64)>,
+}
+
+impl Inner {
+    /// Gathers what makes the file durable. The caller holds its `sync` and neither a gate nor, with `may_wait`, anything
+    /// gathered; without, an answer that there is no room in a journal is `Commit`.
+    ///
+    /// # Errors
+    /// Of the device; the domain fails then.
+    pub(super) fn gather(&self, c: &Arc<Cell>, data_only: bool, may_wait: bool) -> Result<Gathered> {
+        let path = self.pending_path(c)?;
+        if !path.commit.is_empty() || !path.with.is_empty() {
+            return Ok(Gathered::Commit);
+        }
+        let mut ids: SmallVec<[DomainId; 4]> = path.fresh.iter().map(|(d, _)| d.domain).collect();
+        ids.push(c.domain);
+        ids.sort_unstable();
+        ids.dedup();
+        let doms: SmallVec<[&Domain; 4]> = ids.iter().map(|d| &**self.dom(*d)).collect();
+        let enters = if may_wait {
+            enter_all(&doms)?
+        } else {
+            let Some(enters) = try_enter_all(&doms)? else { return Ok(Gathered::Commit) };
+            enters
+        };
+        let own = enters.iter().find(|e| e.domain.id == c.domain).unwrap_or_else(|| unreachable!("own domain entered"));
+        // The file last: once its record is gathered, it must be written.
+        let ancestors: Option<Vec<Ancestor>> =
+            path.fresh.iter().map(|(d, linked_at)| self.dom(d.domain).ancestor(d, *linked_at)).collect();
+        let Some(ancestors) = ancestors else { return Ok(Gathered::Changed) };
+        Ok(match self.dom(c.domain).prepare_sync(own, c, data_only, path.linked_at)? {
+            Prepared::Changed => Gathered::Changed,
+            Prepared::Clean if path.fresh.is_empty() => Gathered::Clean,
+            Prepared::Clean | Prepared::Commit => Gathered::Commit,
+            Prepared::Wait(tx) => Gathered::Wait(tx),
+            Prepared::Batch(b, version) => {
+                Gathered::Ready(Box::new(with_ancestors(c, *b, version, ancestors, &enters)))
+            }
+        })
+    }
+
+    /// Writes what was gathered and flushes. Of each whether it is durable; false where a journal has no room and a commit
+    /// must do it.
+    pub(super) fn write_gathered(&self, all: impl IntoIterator<Item = ToWrite>) -> SmallVec<[Result<bool>; 1]> {
+        // those of a domain in one submission
+        let mut by_domain: BTreeMap<DomainId, SmallVec<[(usize, Batch); 1]>> = BTreeMap::new();
+        let mut files: SmallVec<[_; 1]> = SmallVec::new();
+        for (i, w) in all.into_iter().enumerate() {
+            for (d, b) in w.batches {
+                by_domain.entry(d).or_default().push((i, b));
+            }
+            files.push((w.cell, w.version, w.linked));
+        }
+        let mut results: SmallVec<[Result<bool>; 1]> = files.iter().map(|_| Ok(true)).collect();
+        let mut wrote: SmallVec<[DomainId; 2]> = SmallVec::new();
+        for (d, batches) in by_domain {
+            // all domains, also where one fails: the next commit of another one counts on its data
+            wrote.push(d);
+            let (which, batches): (SmallVec<[usize; 1]>, SmallVec<[Batch; 1]>) = batches.into_iter().unzip();
+            match self.dom(d).write_batches(batches) {
+                Ok(fits) => {
+                    for (i, fits) in which.into_iter().zip(fits) {
+                        if !fits && results[i].is_ok() {
+                            results[i] = Ok(false);
+                        }
+                    }
+                }
+                Err(e) => self.give_error(e, d, which.into_iter(), &mut results),
+            }
+        }
+        // the device of one that failed may be gone
+        wrote.retain(|d| self.dom(*d).failed().is_none());
+        if wrote.is_empty() || !results.iter().any(|r| matches!(r, Ok(true))) {
+            return results;
+        }
+        // one flush is enough where all of them lie on one device
+        let flushed = if self.store.devices() == 1 { &wrote[..1] } else { &wrote[..] };
+        if !planted(Bug::NoFlushAfterSync)
+            && let Err(e) = flushed.iter().try_for_each(|d| self.dom(*d).flush_devices())
+        {
+            // what reached the device is unknown: no later fsync may claim it
+            wrote.iter().for_each(|d| self.dom(*d).fail(&e));
+            self.give_error(e, wrote[0], 0..results.len(), &mut results);
+            return results;
+        }
+        for ((cell, version, linked), _) in files.iter().zip(&results).filter(|(_, r)| matches!(r, Ok(true))) {
+            {
+                let mut st = cell.state.write();
+                st.synced = st.synced.max(*version);
+                st.link_synced = st.link_synced.max(*version);
+            }
+            for (d, v) in linked {
+                let mut st = d.state.write();
+                st.link_synced = st.link_synced.max(*v);
+            }
+        }
+        results
+    }
+
+    /// Gives the error of domain `d` to these results: itself to the first, to the others that the domain failed.
+    fn give_error(
+        &self,
+        e: Error,
+        d: DomainId,
+        which: impl Iterator<Item = usize>,
+        results: &mut SmallVec<[Result<bool>; 1]>,
+    ) {
+        let mut first = Some(e);
+        for i in which {
+            if results[i].is_ok() {
+                let e = first.take().or_else(|| self.dom(d).check_failed().err());
+                results[i] = Err(e.unwrap_or(Error::DomainFailed { domain: d, why: "its device failed".into() }));
+            }
+        }
+    }
+
+    /// fsync of several files, with one flush. `None`: it must wait for something; nothing was done for it, call
+    /// [`Self::fsync`]. A file that is asked for twice is written once.
+    pub(crate) fn fsync_together(&self, files: &[(NodeId, bool)]) -> Vec<Option<Result<()>>> {
+        let mut out: Vec<Option<Result<()>>> = files.iter().map(|_| None).collect();
+        let read_only = self.read_only();
+        let mut cells: SmallVec<[(Arc<Cell>, bool, usize); 1]> = SmallVec::new();
+        for (i, (ino, data_only)) in files.iter().enumerate() {
+            match self.cell(*ino).and_then(|c| self.dom(c.domain).check_failed().map(|()| c)) {
+                Ok(_) if read_only => out[i] = Some(Ok(())),
+                Ok(c) if c.kind == FileKind::Dir => {}
+                Ok(c) => cells.push((c, *data_only, i)),
+                Err(e) => out[i] = Some(Err(e)),
+            }
+        }
+        cells.sort_by_key(|(c, ..)| c.ino);
+        // who asks for the same file: all of it, where one of them wants that
+        let mut same: SmallVec<[(usize, usize); 1]> = SmallVec::new();
+        cells.dedup_by(|next, kept| {
+            let dup = next.0.ino == kept.0.ino;
+            if dup {
+                kept.1 &= next.1;
+                same.push((next.2, kept.2));
+            }
+            dup
+        });
+        let mut locked: SmallVec<[_; 1]> = SmallVec::new();
+        let mut ready: SmallVec<[ToWrite; 1]> = SmallVec::new();
+        let mut index: SmallVec<[usize; 1]> = SmallVec::new();
+        for (c, data_only, i) in &cells {
+            // several of these at once are only tried: nobody waits for a file with others held
+            let Some(one) = c.sync.try_lock() else { continue };
+            locked.push(one);
+            match self.gather(c, *data_only, false) {
+                Ok(Gathered::Clean) => out[*i] = Some(Ok(())),
+                Ok(Gathered::Ready(w)) => {
+                    ready.push(*w);
+                    index.push(*i);
+                }
+                Ok(Gathered::Changed | Gathered::Commit | Gathered::Wait(_)) => {}
+                Err(e) => out[*i] = Some(Err(e)),
+            }
+        }
+        if !ready.is_empty() {
+            for (i, r) in index.into_iter().zip(self.write_gathered(ready)) {
+                out[i] = match r {
+                    Ok(true) => Some(Ok(())),
+                    Ok(false) => None,
+                    Err(e) => Some(Err(e)),
+                };
+            }
+        }
+        drop(locked);
+        for (dup, kept) in same {
+            out[dup] = match &out[kept] {
+                Some(Ok(())) => Some(Ok(())),
+                // by itself: it will be told the same
+                _ => None,
+            };
+        }
+        out
+    }
+}
+
+fn with_ancestors(
+    c: &Arc<Cell>,
+    mut own: Batch,
+    version: u64,
+    ancestors: Vec<Ancestor>,
+    enters: &Enters<'_>,
+) -> ToWrite {
+    let mut batches: SmallVec<[(DomainId, Batch); 1]> = SmallVec::new();
+    let mut linked = Vec::new();
+    if !ancestors.is_empty() {
+        let mut records: BTreeMap<DomainId, Vec<Record>> = BTreeMap::new();
+        for a in ancestors {
+            records.entry(a.dir.domain).or_default().push(a.record);
+            linked.push((a.dir, a.version));
+        }
+        for e in enters {
+            let Some(records) = records.remove(&e.domain.id) else { continue };
+            if e.domain.id == c.domain {
+                own.add_ancestors(records);
+            } else {
+                batches.push((e.domain.id, e.domain.ancestors_batch(e, records)));
+            }
+        }
+    }
+    batches.push((c.domain, own));
+    ToWrite { cell: c.clone(), version, batches, linked }
+}
