@@ -4,8 +4,9 @@ use rustix::fd::{AsFd, BorrowedFd};
 use rustix::io::{Errno, pread, pwritev};
 use std::io::{self, IoSlice};
 
-/// Most pieces that one vectored call takes (`UIO_MAXIOV`).
-pub(crate) const MAX_PIECES: usize = 1024;
+/// Most pieces of a write: as many pages as the kernel gives a device in one request (`BIO_MAX_VECS`). A ring leaves a
+/// longer one to a worker thread of the kernel, since it may have to wait for a second request.
+pub(crate) const MAX_PIECES: usize = 256;
 
 /// A write of `bytes` bytes at `offset`, gathered from at most [`MAX_PIECES`] slices.
 pub(crate) struct Gather<'a> {

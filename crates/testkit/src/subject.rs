@@ -221,7 +221,11 @@ impl Subject for OnVolume<'_> {
         self.0.removexattr(id.0, name)
     }
     fn fsync(&mut self, id: Key, data_only: bool) -> Result<()> {
-        self.0.fsync(id.0, data_only)
+        if data_only {
+            // of several files, none of which may wait: the same but for that
+            return self.0.fsync_files(&[(id.0, true)]).pop().unwrap_or(Ok(()));
+        }
+        self.0.fsync(id.0, false)
     }
     fn sync(&mut self) -> Result<()> {
         self.0.sync()

@@ -20,8 +20,11 @@ const PAGE: u64 = 4096;
 pub(crate) const SIZE_MAX: u64 = (LBLK_MAX + 1) * PAGE;
 /// Written at once by one operation at most: keeps gates and locks short.
 const PIECE: usize = 1 << 20;
-/// A file with more dirty pages writes them itself.
+/// A file with fewer dirty pages leaves them to the commit.
 const FLUSH_PAGES: usize = 4096;
+/// One with this part of the cache's memory, or with [`FLUSH_PAGES`] where all files together have four times as much of
+/// it, writes them itself.
+const FLUSH_PART: u64 = 32;
 
 /// Where a write goes.
 #[derive(Debug, Clone, Copy)]
@@ -319,7 +322,11 @@ impl Inner {
     /// its budget.
     fn throttle(&self, c: &Arc<Cell>, dirty: usize) -> Result<()> {
         if dirty >= FLUSH_PAGES {
-            self.dom(c.domain).flush_cell(c)?;
+            let part = self.cache_budget() / FLUSH_PART / PAGE;
+            let all = self.shared.dirty_pages.load(Relaxed).max(0) as u64;
+            if dirty as u64 >= part || all >= part * 4 {
+                self.dom(c.domain).flush_cell(c)?;
+            }
         }
         self.maybe_evict();
         Ok(())

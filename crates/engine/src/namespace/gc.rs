@@ -306,7 +306,7 @@ impl Inner {
         Ok((emptied as u64).saturating_sub(bytes_all.div_ceil(2800) as u64))
     }
 
-    fn cache_budget(&self) -> u64 {
+    pub(crate) fn cache_budget(&self) -> u64 {
         self.shared.options.cache_bytes
     }
 

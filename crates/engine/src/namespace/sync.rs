@@ -198,6 +198,14 @@ impl Volume {
         self.inner().fsync(ino, data_only)
     }
 
+    /// [`Self::fsync`] of several files, which are written together and flushed once; each with its `data_only`. The results
+    /// are in the order of `files`.
+    pub fn fsync_files(&self, files: &[(NodeId, bool)]) -> Vec<Result<()>> {
+        let i = self.inner();
+        let done = i.fsync_together(files);
+        done.into_iter().zip(files).map(|(r, (ino, data))| r.unwrap_or_else(|| i.fsync(*ino, *data))).collect()
+    }
+
     /// [`Self::fsync`] that returns at once. Who waits at the same time is written and flushed together.
     pub fn fsync_start(&self, ino: NodeId, data_only: bool) -> Ticket {
         self.inner().fsync_start(ino, data_only)
