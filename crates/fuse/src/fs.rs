@@ -12,7 +12,7 @@ use crate::behind::Behind;
 use crate::channel::Channel;
 use crate::flagged::Flagged;
 use crate::handles::Handles;
-use crate::ops::{Durable, Scrubbing};
+use crate::ops::{Durable, Scrubbing, Syncs};
 use crate::request::{Answer, Handled, Outcome, Request};
 use crate::room::Tight;
 use crate::transport::{DEFERRED_MAX, Later, Ticket};
@@ -143,8 +143,8 @@ pub(crate) struct BraidFs {
     pub(crate) jobs: mpsc::Sender<Job>,
     /// What is made durable before it is answered.
     pub(crate) durable: Durable,
-    /// How many serving threads may wait for a device at once: one is always there for other requests.
-    pub(crate) may_wait: usize,
+    /// Which threads may wait for a device.
+    pub(crate) syncs: Syncs,
     /// The scrub that runs, or ran last.
     pub(crate) scrub: Mutex<Option<Scrubbing>>,
     /// There is one: closing a directory need not look for it otherwise.
@@ -180,6 +180,11 @@ impl<'c> Context<'c> {
         Self { channel, unique, ticket }
     }
 
+    /// Whether nobody but this thread serves the queue that the request came in.
+    pub fn is_bound(&self) -> bool {
+        self.ticket.is_some()
+    }
+
     /// Takes the duty to reply away from the serving thread; the handler then returns [`Outcome::Deferred`].
     pub fn later(&self) -> Later {
         Later::new(self.channel, self.unique, self.ticket.cloned())
@@ -200,7 +205,7 @@ impl BraidFs {
             asked: Asked::default(),
             jobs,
             durable: Durable::default(),
-            may_wait: std::thread::available_parallelism().map_or(1, |n| n.get().max(2) - 1),
+            syncs: Syncs::default(),
             scrub: Mutex::default(),
             scrubs: AtomicBool::new(false),
             waiting: Arc::default(),

@@ -132,7 +132,8 @@ impl BraidFs {
         let ino = self.opened_node(req.node(), arg.fh)?;
         let data_only = arg.fsync_flags & abi::FSYNC_FDATASYNC != 0;
         if req.head.opcode == op::FSYNC
-            && let Some(synced) = self.vol.fsync_here(ino, data_only, self.may_wait)
+            && self.syncs.may_wait(req.head.pid, cx.is_bound())
+            && let Some(synced) = self.vol.fsync_here(ino, data_only, self.syncs.threads(cx.is_bound()))
         {
             synced.map_err(errno)?;
             return Ok(Outcome::Reply);

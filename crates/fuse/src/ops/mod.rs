@@ -1,5 +1,5 @@
 //! The handlers, one file per group of operations: names, attributes, directories, file data, extended attributes,
-//! inode flags, the scrub, the trim, options that change, and what is made durable at once.
+//! inode flags, the scrub, the trim, options that change, and what is made durable at once, and on which thread.
 
 mod attrs;
 mod data;
@@ -9,6 +9,7 @@ mod flags;
 mod names;
 mod remount;
 mod scrub;
+mod syncs;
 #[cfg(test)]
 mod tests;
 mod trim;
@@ -18,3 +19,4 @@ mod xattrs;
 pub(crate) use attrs::attr_out;
 pub(crate) use durable::Durable;
 pub(crate) use scrub::Scrubbing;
+pub(crate) use syncs::Syncs;

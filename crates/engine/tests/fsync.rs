@@ -1,0 +1,232 @@
+//! What an fsync asks of the device, on which thread, and what a crash leaves of files that are synced together.
+
+use braidfs::device::{CountDevice, Device, Effect, Event, FaultDevice, Keep, MemDevice, Op, RecordDevice, Rule};
+use braidfs::fsck::{FsckOptions, check};
+use braidfs::namespace::paths::OpenHow;
+use braidfs::{Cred, FallocMode, MkfsOptions, MountOptions, NodeId, OpenFile, Volume, mkfs};
+use std::sync::Arc;
+use std::time::Duration;
+
+const PAGE: usize = 4096;
+
+fn options() -> MountOptions {
+    MountOptions { background: false, commit_interval: Duration::from_secs(3600), ..MountOptions::default() }
+}
+
+/// 64 MiB in memory, formatted.
+fn made(domains: u16) -> Arc<MemDevice> {
+    let device = Arc::new(MemDevice::new(16384));
+    let all: Vec<Arc<dyn Device>> = vec![device.clone()];
+    let o = MkfsOptions { domains: Some(domains), group_bytes: Some(4 << 20), ..MkfsOptions::default() };
+    mkfs::format(&all, &o).unwrap();
+    device
+}
+
+fn mount(device: Arc<dyn Device>) -> Volume {
+    Volume::mount(vec![device], options()).unwrap()
+}
+
+fn open(v: &Volume, path: &str) -> OpenFile {
+    let how = OpenHow { read: true, write: true, create: true, mode: 0o644, ..OpenHow::default() };
+    v.open_path(path.as_bytes(), how, &Cred::root()).unwrap()
+}
+
+/// Files of two blocks, durable.
+fn files(v: &Volume, n: usize) -> Vec<OpenFile> {
+    let all: Vec<OpenFile> = (0..n).map(|i| open(v, &format!("f{i}"))).collect();
+    for f in &all {
+        v.write(f, 0, &[1; 2 * PAGE]).unwrap();
+    }
+    v.sync().unwrap();
+    all
+}
+
+#[test]
+fn one_fsync_is_one_submission_and_one_flush() {
+    let device = Arc::new(CountDevice::new(made(1)));
+    let v = mount(device.clone());
+    let f = &files(&v, 1)[0];
+    for i in 0..50u8 {
+        v.write(f, 0, &[i; PAGE]).unwrap();
+        let before = device.counters();
+        match i % 3 {
+            0 => v.fsync(f.ino(), false).unwrap(),
+            1 => v.fsync_here(f.ino(), true, 1).unwrap().unwrap(),
+            _ => v.fsync_start(f.ino(), false).wait().unwrap(),
+        }
+        let did = device.counters() - before;
+        // the block, and the chunk of the journal that says where it is
+        assert_eq!((did.batches, did.writes, did.write_blocks, did.flushes, did.reads), (1, 2, 2, 1, 0), "{i}");
+        // and nothing where nothing changed
+        v.fsync(f.ino(), false).unwrap();
+        assert_eq!(device.counters() - before, did);
+    }
+}
+
+#[test]
+fn it_is_done_by_the_thread_that_asks() {
+    let mem = made(1);
+    let device = Arc::new(RecordDevice::new(mem.snapshot()));
+    let v = mount(device.clone());
+    let f = &files(&v, 1)[0];
+    let threads = |from: usize| -> Vec<u64> {
+        device.log()[from..]
+            .iter()
+            .map(|e| match e {
+                Event::Write { thread, .. } | Event::Discard { thread, .. } | Event::Flush { thread, .. } => *thread,
+            })
+            .collect()
+    };
+    let from = device.log_len();
+    device.write(16383, &[0; PAGE]).unwrap();
+    let own = threads(from)[0];
+    for i in 0..20u8 {
+        v.write(f, 0, &[i; PAGE]).unwrap();
+        let from = device.log_len();
+        v.fsync_here(f.ino(), false, 1).unwrap().unwrap();
+        assert_eq!(threads(from), [own; 3], "two writes and a flush");
+    }
+    v.write(f, 0, &[9; PAGE]).unwrap();
+    assert!(v.fsync_here(f.ino(), false, 0).is_none(), "no thread may wait");
+    assert!(v.fsync_here(NodeId::ROOT, false, 1).is_none(), "a directory commits");
+    let from = device.log_len();
+    v.fsync_start(f.ino(), false).wait().unwrap();
+    let other = threads(from);
+    assert!(other.len() == 3 && !other.contains(&own), "{other:?}");
+}
+
+#[test]
+fn who_waits_together_flushes_together() {
+    let device = Arc::new(FaultDevice::new(made(1), 1));
+    let v = mount(device.clone());
+    let all = files(&v, 40);
+    for f in &all {
+        v.write(f, 0, &[2; PAGE]).unwrap();
+    }
+    device.add(Rule::new(Op::Flush, Effect::Hold).times(1));
+    let first = v.fsync_start(all[0].ino(), false);
+    while device.held() == 0 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let before = device.counters();
+    // one of them twice
+    let waiting: Vec<_> = all[1..].iter().chain(&all[1..2]).map(|f| v.fsync_start(f.ino(), false)).collect();
+    assert!(v.fsync_here(all[2].ino(), false, 4).is_none(), "they are many: it waits with them");
+    assert_eq!(device.counters(), before, "the next group waits for the first");
+    device.clear();
+    first.wait().unwrap();
+    waiting.into_iter().for_each(|t| t.wait().unwrap());
+    let did = device.counters() - before;
+    assert_eq!((did.batches, did.writes, did.flushes), (1, 2 * 39, 1));
+}
+
+#[test]
+fn a_flush_that_fails_is_told_to_all_of_a_group() {
+    let device = Arc::new(FaultDevice::new(made(1), 1));
+    let v = mount(device.clone());
+    let all = files(&v, 3);
+    for f in &all {
+        v.write(f, 0, &[2; PAGE]).unwrap();
+    }
+    device.add(Rule::new(Op::Flush, Effect::Fail(5)).times(1));
+    let which: Vec<_> = all.iter().map(|f| (f.ino(), false)).collect();
+    assert!(v.fsync_files(&which).iter().all(|r| r.is_err()));
+    assert!(v.fsync_files(&which).iter().all(|r| r.is_err()), "nor later");
+}
+
+/// A stream of numbers (SplitMix64).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+}
+
+fn content(v: &Volume, path: &str) -> Option<Vec<u8>> {
+    let how = OpenHow { read: true, ..OpenHow::default() };
+    let f = v.open_path(path.as_bytes(), how, &Cred::root()).ok()?;
+    let mut all = vec![0; 1 << 17];
+    let n = v.read(&f, 0, &mut all).unwrap();
+    all.truncate(n);
+    Some(all)
+}
+
+/// Each file by itself is as before or as synced, whatever part of the group's writes a crash leaves; afterwards all are as
+/// synced.
+#[test]
+fn any_crash_leaves_each_file_old_or_new() {
+    let mem = made(3);
+    let device = Arc::new(RecordDevice::new(mem.snapshot()));
+    let v = mount(device.clone());
+    v.mkdir_path(b"d", 0o755, &Cred::root()).unwrap();
+    // overwritten, appended, within its inode, in place
+    let names = ["d/over", "d/append", "d/inline", "placed"];
+    let old = [vec![1; 5 * PAGE], vec![1; 5000], vec![1; 100], vec![1; 4 * PAGE]];
+    for (name, old) in names.iter().zip(&old) {
+        let f = open(&v, name);
+        if *name == "placed" {
+            v.fallocate(&f, FallocMode::Allocate { keep_size: false }, 0, 4 * PAGE as u64).unwrap();
+        }
+        v.write(&f, 0, old).unwrap();
+    }
+    v.sync().unwrap();
+    let changes = [(PAGE, 2 * PAGE), (5000, 9000), (50, 20), (PAGE, 2 * PAGE)];
+    let mut new = old.clone();
+    let mut which = Vec::new();
+    for ((name, new), (at, len)) in names.iter().zip(&mut new).zip(changes) {
+        let f = open(&v, name);
+        v.write(&f, at as u64, &vec![2; len]).unwrap();
+        new.resize(new.len().max(at + len), 0);
+        new[at..at + len].fill(2);
+        which.push((f.ino(), false));
+    }
+    // one below a directory that is new, perhaps in another domain
+    v.mkdir_path(b"d/e", 0o755, &Cred::root()).unwrap();
+    let f = open(&v, "d/e/fresh");
+    v.write(&f, 0, &[2; 6000]).unwrap();
+    which.push((f.ino(), false));
+    let from = device.log_len();
+    assert!(v.fsync_files(&which).iter().all(|r| r.is_ok()));
+    let end = device.log_len();
+    v.crash();
+    let flushes = device.flushes().iter().filter(|f| **f >= from).count();
+    // data in place goes out before what is rolled forward
+    assert_eq!(flushes, 2, "of {} events", end - from);
+
+    let (mut random, mut states) = (Random(1), [0u32; 2]);
+    for upto in from..=end {
+        for round in 0..24 {
+            let crashed = device.crash_image(upto, &mut |_| match round {
+                0 => Keep::None,
+                1 => Keep::Whole,
+                _ => match random.next() % 4 {
+                    0 => Keep::None,
+                    1 => Keep::TornMask(random.next()),
+                    _ => Keep::Whole,
+                },
+            });
+            let crashed: Arc<dyn Device> = Arc::new(crashed);
+            let v = mount(crashed.clone());
+            for ((name, old), new) in names.iter().zip(&old).zip(&new) {
+                let have = content(&v, name).unwrap_or_else(|| panic!("{name} is gone"));
+                if *name == "placed" && upto < end {
+                    let whole = have.iter().zip(old).zip(new).all(|((h, o), n)| h == o || h == n);
+                    assert!(whole && have.len() == old.len(), "{name} at {upto}");
+                    continue;
+                }
+                assert!(have == *new || (upto < end && have == *old), "{name} at {upto}: {} bytes", have.len());
+                states[usize::from(have == *new)] += 1;
+            }
+            let fresh = content(&v, "d/e/fresh");
+            assert!(fresh == Some(vec![2; 6000]) || (upto < end && fresh.is_none()), "a new file at {upto}");
+            v.unmount().unwrap();
+            let found = check(&[crashed], &FsckOptions { repair: false, force: true }, &|_, _, _| {}).unwrap();
+            assert!(found.findings.is_empty(), "at {upto}: {:#?}", found.findings);
+        }
+    }
+    assert!(states.iter().all(|n| *n > 50), "old and new states: {states:?}");
+}
