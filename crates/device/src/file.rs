@@ -48,6 +48,9 @@ pub struct FileDevice {
     is_block_device: bool,
     /// `None`: batches go by `pwritev`, one write behind the other.
     rings: Option<RingPool>,
+    /// A write does not wait for a device: the kernel copies it, into its page cache or a file in memory. In a ring it would
+    /// go to a worker thread.
+    copies: bool,
     gate: FlushGate,
 }
 
@@ -71,6 +74,8 @@ impl FileDevice {
     fn of(path: &Path, how: OpenHow, opened: open::Opened) -> Result<FileDevice, OpenError> {
         let direct =
             how.direct && set_direct(&opened.file).map_err(|e| OpenError::of(path, "turn on direct I/O for", e))?;
+        // (/dev is a tmpfs itself)
+        let copies = !direct || (!opened.is_block_device && is_in_memory(&opened.file));
         Ok(FileDevice {
             path: path.to_path_buf(),
             file: opened.file,
@@ -82,6 +87,7 @@ impl FileDevice {
             direct,
             is_block_device: opened.is_block_device,
             rings: uring::available().then(RingPool::default),
+            copies,
             gate: FlushGate::default(),
         })
     }
@@ -122,6 +128,7 @@ impl FileDevice {
             direct: false,
             is_block_device: false,
             rings: uring::available().then(RingPool::default),
+            copies: true,
             gate: FlushGate::default(),
         })
     }
@@ -134,6 +141,13 @@ impl FileDevice {
     /// Makes batches go by `pwritev` even where io_uring is there (to compare, to test).
     pub fn without_io_uring(mut self) -> Self {
         self.rings = None;
+        self
+    }
+
+    /// Has batches go by io_uring where they would be only copied, too.
+    #[cfg(test)]
+    pub(crate) fn with_rings(mut self) -> Self {
+        self.copies = false;
         self
     }
 
@@ -185,6 +199,7 @@ impl FileDevice {
             direct,
             is_block_device: self.is_block_device,
             rings: self.rings.is_some().then(RingPool::default),
+            copies: self.copies,
             gate: FlushGate::default(),
         })
     }
@@ -210,6 +225,11 @@ enum Claim {
     Held(#[expect(dead_code, reason = "held until it is dropped")] File),
     /// The kernel, for a `fuseblk` mount.
     Elsewhere,
+}
+
+/// Whether the file lies in a tmpfs.
+fn is_in_memory(file: &File) -> bool {
+    rustix::fs::fstatfs(file).is_ok_and(|s| i128::from(s.f_type) == i128::from(libc::TMPFS_MAGIC))
 }
 
 /// Turns on `O_DIRECT`; false where the file system or its sector size does not allow it.
@@ -274,7 +294,7 @@ impl Device for FileDevice {
         }
         let fd = self.file.as_fd();
         match &self.rings {
-            Some(rings) if writes.len() > 1 => rings.write(fd, &mut writes),
+            Some(rings) if writes.len() > 1 && !self.copies => rings.write(fd, &mut writes),
             // Alone, a write is cheaper as one system call than as an entry of a ring.
             _ => writes.iter_mut().try_for_each(|w| w.finish(fd, 0)),
         }

@@ -68,6 +68,11 @@ static OWN_RINGS: AtomicUsize = AtomicUsize::new(0);
 
 thread_local!(static THREAD_RING: RefCell<ThreadRing> = RefCell::default());
 
+/// A ring that works in this thread only (Linux 6.1).
+fn thread_ring() -> io::Result<IoUring> {
+    IoUring::builder().dontfork().setup_single_issuer().setup_defer_taskrun().build(ENTRIES)
+}
+
 /// The ring of one thread.
 #[derive(Default)]
 struct ThreadRing {
@@ -90,13 +95,8 @@ impl ThreadRing {
             // as in `RingPool::take`
             std::mem::forget(self.ring.take());
             if OWN_RINGS.fetch_add(1, Relaxed) < MAX_OWN {
-                self.ring = IoUring::builder()
-                    .dontfork()
-                    .setup_single_issuer()
-                    .setup_defer_taskrun()
-                    .build(ENTRIES)
-                    .inspect_err(|e| tracing::debug!("no io_uring of this thread's own ({e})"))
-                    .ok();
+                self.ring =
+                    thread_ring().inspect_err(|e| tracing::debug!("no io_uring of this thread's own ({e})")).ok();
             }
             if self.ring.is_none() {
                 OWN_RINGS.fetch_sub(1, Relaxed);
@@ -254,17 +254,27 @@ fn run(ring: &mut IoUring, fd: BorrowedFd<'_>, wave: &[Gather<'_>], results: &mu
 mod tests {
     use crate::{BLOCK_BYTES, Device, FileDevice, WriteOp};
 
-    /// A daemon forks after it has opened, and perhaps written, its devices.
+    /// A daemon forks after it has opened, and perhaps written, its devices. With rings shared by threads, and with one of
+    /// the thread's own.
     #[test]
     fn a_child_writes_batches_too() {
+        for batches in [0, super::BATCHES_FIRST] {
+            writes_in_a_child(batches);
+        }
+    }
+
+    fn writes_in_a_child(batches: u32) {
         let dir = tempfile::tempdir().unwrap();
-        let dev = FileDevice::create(&dir.path().join("i"), 64 * BLOCK_BYTES as u64).unwrap();
+        let dev = FileDevice::create(&dir.path().join("i"), 64 * BLOCK_BYTES as u64).unwrap().with_rings();
         let batch = |first: u64, v: u8| {
             let data = [v; BLOCK_BYTES];
             let ops: Vec<_> = (first..first + 8).map(|block| WriteOp { block, bufs: vec![&data[..]] }).collect();
             dev.write_batch(&ops)
         };
         batch(0, 1).unwrap();
+        (0..batches).for_each(|_| batch(0, 1).unwrap());
+        let own = super::THREAD_RING.with_borrow(|r| r.ring.is_some());
+        assert!(batches == 0 || own || super::thread_ring().is_err(), "no ring of this thread's own");
         // SAFETY: the child calls only what works after a fork (system calls, the allocator) and `_exit`.
         let child = unsafe { libc::fork() };
         assert!(child >= 0);
