@@ -95,7 +95,7 @@ def an_fsync_without_hand_overs(volume, transport):
         (daemon,) = fast.daemons()
         best = None
         # other programs may hold up the device for long, and then fsyncs are handed over
-        for _ in range(8):
+        for _ in range(12):
             before = sleeps(daemon)
             client, _ = overwrite(fd, SYNCS, os.fsync)
             after = sleeps(daemon)
