@@ -7,6 +7,7 @@
 use crate::block::{BlockKind, HEADER_BYTES, open, seal};
 use crate::codec::{Put, Reader};
 use crate::inode::valid_name;
+use crate::name::FileName;
 use crate::{BLOCK_BYTES, BlockAddr, Corrupt, NodeId};
 
 /// A name in a directory.
@@ -21,7 +22,7 @@ pub struct Dentry {
     /// File type, as `d_type` (`st_mode >> 12`).
     pub kind: u8,
     /// 1 to 255 bytes.
-    pub name: Box<[u8]>,
+    pub name: FileName,
 }
 
 /// Highest hash.
@@ -53,8 +54,13 @@ pub fn bucket_first(lblk: u64) -> u64 {
 }
 
 /// Encodes entries (a bucket's body, or the inline section).
-pub fn encode_entries(entries: &[Dentry]) -> Vec<u8> {
-    let mut v = Vec::with_capacity(entries.iter().map(Dentry::encoded_bytes).sum());
+pub fn encode_entries<'a>(entries: impl IntoIterator<Item = &'a Dentry>) -> Vec<u8> {
+    let mut v = Vec::new();
+    put_entries(&mut v, entries);
+    v
+}
+
+fn put_entries<'a>(v: &mut Vec<u8>, entries: impl IntoIterator<Item = &'a Dentry>) {
     for e in entries {
         v.put_u64(e.hash);
         v.put_u64(e.node.0);
@@ -63,7 +69,6 @@ pub fn encode_entries(entries: &[Dentry]) -> Vec<u8> {
         v.put_u8(e.name.len() as u8);
         v.extend_from_slice(&e.name);
     }
-    v
 }
 
 /// Decodes `count` entries with rising hashes.
@@ -89,8 +94,8 @@ pub fn decode_entries(buf: &[u8]) -> Result<Vec<Dentry>, Corrupt> {
 }
 
 /// The sealed bucket block of directory `dir` with the lowest hash `first`.
-pub fn encode_bucket(
-    entries: &[Dentry],
+pub fn encode_bucket<'a>(
+    entries: impl IntoIterator<Item = &'a Dentry>,
     dir: NodeId,
     first: u64,
     domain: u16,
@@ -98,14 +103,16 @@ pub fn encode_bucket(
     addr: BlockAddr,
     seq: u64,
 ) -> Vec<u8> {
-    let body = encode_entries(entries);
-    assert!(body.len() <= BUCKET_BYTES, "{} bytes in a bucket", body.len());
     let mut b = Vec::with_capacity(BLOCK_BYTES);
     b.resize(HEADER_BYTES, 0);
     b.put_u64(dir.0);
     b.put_u48(bucket_lblk(first));
-    b.put_u16(body.len() as u16);
-    b.extend_from_slice(&body);
+    let at = b.len();
+    b.put_u16(0);
+    put_entries(&mut b, entries);
+    let bytes = b.len() - at - 2;
+    assert!(bytes <= BUCKET_BYTES, "{bytes} bytes in a bucket");
+    b[at..at + 2].copy_from_slice(&(bytes as u16).to_le_bytes());
     b.resize(BLOCK_BYTES, 0);
     seal(&mut b, BlockKind::Dir, domain, volume, addr.0, seq);
     b

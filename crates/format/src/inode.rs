@@ -4,6 +4,7 @@
 //! F2FS and Max in one: from them a lost directory entry can be made again.
 
 use crate::codec::{Put, Reader};
+use crate::name::FileName;
 use crate::{BlockAddr, Corrupt, NodeId};
 
 /// Largest inline file, bytes.
@@ -68,7 +69,7 @@ pub struct Link {
     /// The directory.
     pub parent: NodeId,
     /// The name in it, 1 to 255 bytes without `/` and NUL.
-    pub name: Box<[u8]>,
+    pub name: FileName,
 }
 
 /// A run of blocks of a file.

@@ -18,6 +18,7 @@ pub mod geometry;
 pub mod group;
 pub mod inode;
 pub mod journal;
+pub mod name;
 pub mod node;
 pub mod super_block;
 

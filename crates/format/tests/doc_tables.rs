@@ -291,14 +291,13 @@ fn records_of_nodes() {
 }
 
 fn link(parent: u64, name: u8) -> Link {
-    Link { parent: NodeId(parent), name: Box::new([name]) }
+    Link { parent: NodeId(parent), name: [name].into() }
 }
 
 #[test]
 fn parts_of_inodes() {
     let encode = |l: &Link| inode::encode_links(std::slice::from_ref(l));
-    let changes: &[Change<Link>] =
-        &[("parent", |l| l.parent = NodeId(u64::MAX)), ("name", |l| l.name = Box::new([b'b']))];
+    let changes: &[Change<Link>] = &[("parent", |l| l.parent = NodeId(u64::MAX)), ("name", |l| l.name = [b'b'].into())];
     compare("Link", &probe(&link(0, b'a'), encode, changes));
 
     let x: inode::Xattr = (Box::new([b'a']), Box::new([b'x']));
@@ -364,7 +363,7 @@ fn parts_of_inodes() {
 
 #[test]
 fn directories() {
-    let entry = Dentry { hash: 0, node: NodeId(0), gener: 0, kind: 0, name: Box::new([b'a']) };
+    let entry = Dentry { hash: 0, node: NodeId(0), gener: 0, kind: 0, name: [b'a'].into() };
     let fields = probe(
         &entry,
         |e| dentry::encode_entries(std::slice::from_ref(e)),
@@ -373,7 +372,7 @@ fn directories() {
             ("node", |e| e.node = NodeId(u64::MAX)),
             ("gener", |e| e.gener = u32::MAX),
             ("kind", |e| e.kind = u8::MAX),
-            ("name", |e| e.name = Box::new([b'b'])),
+            ("name", |e| e.name = [b'b'].into()),
         ],
     );
     compare("Dentry", &fields);
@@ -388,7 +387,7 @@ fn directories() {
         &[("dir", |b| b.0 = u64::MAX), ("lblk", |b| b.1 = dentry::HASH_MAX), ("entries", |b| b.2.hash = u64::MAX)],
     );
     compare("Bucket", &fields);
-    assert_eq!(encode(&(0, 0, Dentry { hash: 1, node: NodeId(1), gener: 1, kind: 1, name: Box::new([1]) }))[46], 23);
+    assert_eq!(encode(&(0, 0, Dentry { hash: 1, node: NodeId(1), gener: 1, kind: 1, name: [1].into() }))[46], 23);
 }
 
 fn samples() -> Vec<(&'static str, Record, Vec<usize>)> {

@@ -16,8 +16,8 @@ use std::sync::atomic::{
 
 const SHARDS: usize = 64;
 
-/// Memory of a cell in the cache, about.
-pub const CELL_BYTES: u64 = 1200;
+/// Memory of a cell in the cache, about: one with extents.
+pub const CELL_BYTES: u64 = 800;
 
 /// Numbers that lie side by side: files made together are found together.
 const RUN: u64 = 32;
@@ -181,7 +181,7 @@ impl CellCache {
                         let waits = {
                             let st = c.state.read();
                             // only memory knows for what; and in no transaction are pages that a commit left alone
-                            st.waits_for.iter().chain(&st.sync_with).any(|(d, t)| pending(*d, *t))
+                            st.waits_for.iter().chain(st.sync_with.iter()).any(|(d, t)| pending(*d, *t))
                                 || matches!(&st.body, Body::File(f) if f.pages.dirty_count() > 0)
                         };
                         if waits {

@@ -13,14 +13,19 @@
 //! Not promised: that neighbours with few entries are joined. No locks, no I/O: what is not in memory is asked
 //! for through the caller's loader.
 
+mod buckets;
+mod entries;
 #[cfg(test)]
 mod tests;
 
 use crate::error::{Error, Result};
 use braidfs_format::dentry::{BUCKET_BYTES, Dentry, HASH_MAX, HASH_PROBES, INLINE_DIR_MAX, bucket_first, bucket_lblk};
 use braidfs_format::{Corrupt, NodeId};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::ops::Range;
+
+use buckets::Buckets;
+pub use entries::Entries;
 
 /// Reads the bucket at a logical block of the directory.
 pub type Load<'a> = &'a mut dyn FnMut(u64) -> Result<Vec<Dentry>>;
@@ -40,11 +45,11 @@ pub enum Lookup<'a> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DirWrite<'a> {
     /// All entries go into the inode record; and the logical blocks of buckets that no longer exist.
-    Inline(&'a [Dentry], Vec<u64>),
+    Inline(&'a Entries, Vec<u64>),
     /// Buckets go to blocks.
     Buckets {
         /// First position and entries of each bucket that changed.
-        write: Vec<(u64, &'a [Dentry])>,
+        write: Vec<(u64, &'a Entries)>,
         /// Logical blocks of buckets that no longer exist.
         dropped: Vec<u64>,
     },
@@ -53,7 +58,7 @@ pub enum DirWrite<'a> {
 #[derive(Debug)]
 struct Bucket {
     /// `None`: on disk, not loaded.
-    entries: Option<Vec<Dentry>>,
+    entries: Option<Entries>,
     /// Encoded length of the entries, where they are loaded.
     bytes: usize,
     on_disk: bool,
@@ -62,7 +67,7 @@ struct Bucket {
 /// The entries of a directory; see the module.
 #[derive(Debug)]
 pub struct DirIndex {
-    buckets: BTreeMap<u64, Bucket>,
+    buckets: Buckets,
     /// The one bucket lies in the inode record.
     inline: bool,
     /// First positions of the buckets to write.
@@ -83,26 +88,27 @@ fn home(hash: u64) -> u64 {
 }
 
 fn memory_of(d: &Dentry) -> usize {
-    size_of::<Dentry>() + d.name.len()
+    size_of::<Dentry>() + d.name.heap_bytes()
 }
 
-fn encoded(entries: &[Dentry]) -> usize {
-    entries.iter().map(Dentry::encoded_bytes).sum()
+fn encoded<'a>(entries: impl Iterator<Item = &'a Dentry>) -> usize {
+    entries.map(Dentry::encoded_bytes).sum()
 }
 
 /// Cuts `entries` into ranges that each fit a bucket, at borders where the prefix of the hash changes.
 /// `false`: too many entries share a prefix.
-fn cut(entries: &[Dentry], range: Range<usize>, out: &mut Vec<Range<usize>>) -> bool {
-    let bytes = encoded(&entries[range.clone()]);
+fn cut(entries: &Entries, range: Range<usize>, out: &mut Vec<Range<usize>>) -> bool {
+    let bytes = entries.encoded(range.clone());
     if bytes <= BUCKET_BYTES {
         out.push(range);
         return true;
     }
     let mut best: Option<(usize, usize)> = None;
     let mut left = 0;
+    let keys = entries.keys();
     for i in range.start + 1..range.end {
-        left += entries[i - 1].encoded_bytes();
-        if bucket_lblk(entries[i - 1].hash) != bucket_lblk(entries[i].hash) {
+        left += entries.encoded(i - 1..i);
+        if bucket_lblk(keys[i - 1]) != bucket_lblk(keys[i]) {
             let off = left.abs_diff(bytes - left);
             if best.is_none_or(|b| off < b.0) {
                 best = Some((off, i));
@@ -113,50 +119,19 @@ fn cut(entries: &[Dentry], range: Range<usize>, out: &mut Vec<Range<usize>>) -> 
     cut(entries, range.start..at, out) && cut(entries, at..range.end, out)
 }
 
-/// Index of the first entry at or behind `pos`. Hashes are spread evenly: it begins where the entry should be, which
-/// touches less memory than halving.
-fn lower_bound(entries: &[Dentry], pos: u64) -> usize {
-    let (Some(first), Some(last)) = (entries.first(), entries.last()) else { return 0 };
-    let (lo, hi) = (first.hash, last.hash);
-    if pos <= lo {
-        return 0;
-    }
-    if pos > hi {
-        return entries.len();
-    }
-    // from here on lo < pos <= hi; positions have 63 bits, and a bucket far fewer than 2^16 entries
-    let n = entries.len() - 1;
-    let guess = (((pos - lo) >> 16) * n as u64 / (((hi - lo) >> 16) + 1)) as usize;
-    let mut step = 2;
-    let (mut from, mut to) = (guess.min(n), guess.min(n));
-    if entries[from].hash < pos {
-        // the answer lies behind `from`, and not behind `to`
-        while entries[to].hash < pos {
-            from = to;
-            to = (to + step).min(n);
-            step *= 2;
-        }
-    } else {
-        while entries[from].hash >= pos {
-            to = from;
-            from = from.saturating_sub(step);
-            step *= 2;
-        }
-    }
-    from + 1 + entries[from + 1..to].partition_point(|e| e.hash < pos)
-}
-
 impl DirIndex {
-    fn with(buckets: BTreeMap<u64, Bucket>, inline: bool) -> Self {
-        let unloaded = buckets.values().filter(|b| b.entries.is_none()).count();
-        let loaded = || buckets.values().filter_map(|b| b.entries.as_ref());
+    fn with(all: impl IntoIterator<Item = (u64, Bucket)>, inline: bool) -> Self {
+        let mut buckets = Buckets::default();
+        all.into_iter().for_each(|(first, b)| buckets.insert(first, b));
+        let unloaded = buckets.iter().filter(|b| b.1.entries.is_none()).count();
+        let loaded = || buckets.iter().filter_map(|b| b.1.entries.as_ref());
         Self {
             inline,
             dirty: BTreeSet::new(),
             dropped: BTreeSet::new(),
             unloaded,
             count: (unloaded == 0).then(|| loaded().map(|e| e.len() as u64).sum()),
-            memory: loaded().flatten().map(memory_of).sum(),
+            memory: loaded().flat_map(Entries::iter).map(memory_of).sum(),
             buckets,
         }
     }
@@ -170,17 +145,17 @@ impl DirIndex {
 
     /// From the inline section (as `decode_entries` gives it: rising).
     pub fn from_inline(entries: Vec<Dentry>) -> Self {
-        let bytes = encoded(&entries);
-        Self::with(BTreeMap::from([(0, Bucket { entries: Some(entries), bytes, on_disk: false })]), true)
+        let bytes = encoded(entries.iter());
+        let entries = Some(Entries::new(entries));
+        Self::with([(0, Bucket { entries, bytes, on_disk: false })], true)
     }
 
     /// From the logical blocks of the buckets, none of which is loaded yet, and the number of entries (0: unknown;
     /// an empty directory has no buckets).
     pub fn from_buckets(lblks: impl Iterator<Item = u64>, entries: u64) -> Self {
         let unloaded = || Bucket { entries: None, bytes: 0, on_disk: true };
-        let mut buckets: BTreeMap<u64, Bucket> = lblks.map(|l| (bucket_first(l), unloaded())).collect();
-        buckets.entry(0).or_insert(Bucket { entries: Some(Vec::new()), bytes: 0, on_disk: false });
-        let mut d = Self::with(buckets, false);
+        let empty = Bucket { entries: Some(Entries::default()), bytes: 0, on_disk: false };
+        let mut d = Self::with([(0, empty)].into_iter().chain(lblks.map(|l| (bucket_first(l), unloaded()))), false);
         if entries > 0 {
             d.count = Some(entries);
         }
@@ -189,19 +164,19 @@ impl DirIndex {
 
     /// First position of the bucket that owns `pos`.
     fn owner(&self, pos: u64) -> u64 {
-        self.buckets.range(..=pos).next_back().map_or(0, |b| *b.0)
+        self.buckets.floor(pos).map_or(0, |b| b.0)
     }
 
     /// Loads the bucket that begins at `first`.
     fn ensure(&mut self, first: u64, load: Load<'_>) -> Result<()> {
-        if self.unloaded == 0 || self.buckets.get(&first).is_none_or(|b| b.entries.is_some()) {
+        if self.unloaded == 0 || self.buckets.get(first).is_none_or(|b| b.entries.is_some()) {
             return Ok(());
         }
-        let end = self.buckets.range(first + 1..).next().map_or(HASH_MAX + 1, |b| *b.0);
-        let Some(b) = self.buckets.get_mut(&first) else { return Ok(()) };
+        let end = self.buckets.next_first(first).unwrap_or(HASH_MAX + 1);
+        let Some(b) = self.buckets.get_mut(first) else { return Ok(()) };
         let lblk = bucket_lblk(first);
         let entries = load(lblk)?;
-        let bytes = encoded(&entries);
+        let bytes = encoded(entries.iter());
         let mut at = first.max(3);
         for e in &entries {
             if e.hash < at || e.hash >= end {
@@ -215,10 +190,10 @@ impl DirIndex {
         }
         self.memory += entries.iter().map(memory_of).sum::<usize>();
         b.bytes = bytes;
-        b.entries = Some(entries);
+        b.entries = Some(Entries::new(entries));
         self.unloaded -= 1;
         if self.unloaded == 0 {
-            self.count = Some(self.buckets.values().flat_map(|b| &b.entries).map(|e| e.len() as u64).sum());
+            self.count = Some(self.buckets.iter().flat_map(|b| &b.1.entries).map(|e| e.len() as u64).sum());
         }
         Ok(())
     }
@@ -245,24 +220,22 @@ impl DirIndex {
         let mut from = home;
         let one = bucket_lblk(home) == bucket_lblk(home + HASH_PROBES);
         loop {
-            let Some((&first, b)) = self.buckets.range(..=from).next_back() else { return (None, whole) };
+            let Some((first, b)) = self.buckets.floor(from) else { return (None, whole) };
             match &b.entries {
                 None => whole = false,
                 Some(entries) => {
-                    for (i, e) in entries.iter().enumerate().skip(lower_bound(entries, from)) {
-                        if e.hash > home + HASH_PROBES {
-                            break;
-                        }
-                        if *e.name == *name {
-                            return (Some((first, i)), true);
-                        }
+                    let at = entries.lower_bound(from);
+                    let near = entries.keys()[at..].iter().take_while(|key| **key <= home + HASH_PROBES).count();
+                    let is_it = |i: &usize| entries.get(*i).is_some_and(|e| *e.name == *name);
+                    if let Some(i) = (at..at + near).find(is_it) {
+                        return (Some((first, i)), true);
                     }
                 }
             }
             if one {
                 return (None, whole); // no bucket begins in the probed range
             }
-            let end = self.buckets.range(first + 1..).next().map_or(HASH_MAX + 1, |b| *b.0);
+            let end = self.buckets.next_first(first).unwrap_or(HASH_MAX + 1);
             if end > home + HASH_PROBES {
                 return (None, whole);
             }
@@ -271,7 +244,7 @@ impl DirIndex {
     }
 
     fn entry(&self, at: (u64, usize)) -> Option<&Dentry> {
-        self.buckets.get(&at.0)?.entries.as_ref()?.get(at.1)
+        self.buckets.get(at.0)?.entries.as_ref()?.get(at.1)
     }
 
     /// The entry of `name`, whose own hash is `hash`, if that can be told from memory.
@@ -304,14 +277,13 @@ impl DirIndex {
         d.hash = pos;
         let (size, memory) = (d.encoded_bytes(), memory_of(&d));
         let max = if self.inline { INLINE_DIR_MAX } else { BUCKET_BYTES };
-        let Some((first, b, entries)) = self.buckets.range_mut(..=pos).next_back().and_then(|(first, b)| {
+        let Some((first, b, entries)) = self.buckets.floor_mut(pos).and_then(|(first, b)| {
             let Bucket { entries, bytes, .. } = b;
-            entries.as_mut().map(|e| (*first, bytes, e))
+            entries.as_mut().map(|e| (first, bytes, e))
         }) else {
             return Err(Corrupt::new("directory", "a bucket was not loaded").into());
         };
-        let at = lower_bound(entries, pos);
-        entries.insert(at, d);
+        let at = entries.insert(d);
         *b += size;
         if *b > max {
             let mut ranges = Vec::new();
@@ -331,14 +303,16 @@ impl DirIndex {
 
     /// Makes buckets of the ranges of the entries of bucket `first`, which keeps the first of them.
     fn split(&mut self, first: u64, ranges: &[Range<usize>]) {
-        for r in ranges.iter().skip(1).rev() {
-            let Some(b) = self.buckets.get_mut(&first) else { return };
-            let Some(own) = b.entries.as_mut() else { return };
-            let entries = own.split_off(r.start);
-            let bytes = encoded(&entries);
-            b.bytes -= bytes;
-            let at = bucket_first(bucket_lblk(entries[0].hash));
-            debug_assert!(own.last().is_some_and(|l| l.hash < at) && at > first);
+        let Some(b) = self.buckets.get_mut(first) else { return };
+        let Some(own) = b.entries.as_mut() else { return };
+        let starts: Vec<usize> = ranges.iter().skip(1).map(|r| r.start).collect();
+        let parts = own.split_at(&starts);
+        b.bytes = encoded(own.iter());
+        for entries in parts {
+            let bytes = encoded(entries.iter());
+            let Some(key) = entries.keys().first() else { continue };
+            let at = bucket_first(bucket_lblk(*key));
+            debug_assert!(at > first && self.buckets.get(at).is_none());
             self.buckets.insert(at, Bucket { entries: Some(entries), bytes, on_disk: false });
             self.dirty.insert(at);
         }
@@ -349,11 +323,11 @@ impl DirIndex {
         let end = home + HASH_PROBES;
         let mut pos = home;
         while pos <= end {
-            let (_, b) = self.buckets.range(..=pos).next_back()?;
+            let (_, b) = self.buckets.floor(pos)?;
             let Some(entries) = &b.entries else { return Some(pos) };
             let start = pos;
-            for e in &entries[lower_bound(entries, pos)..] {
-                if e.hash != pos || pos > end {
+            for key in &entries.keys()[entries.lower_bound(pos)..] {
+                if *key != pos || pos > end {
                     break;
                 }
                 pos += 1;
@@ -373,9 +347,9 @@ impl DirIndex {
     pub fn remove(&mut self, hash: u64, name: &[u8], load: Load<'_>) -> Result<Option<Dentry>> {
         self.ensure_probed(home(hash), load)?;
         let Some((first, i)) = self.locate(hash, name).0 else { return Ok(None) };
-        let Some(b) = self.buckets.get_mut(&first) else { return Ok(None) };
+        let Some(b) = self.buckets.get_mut(first) else { return Ok(None) };
         let Some(entries) = b.entries.as_mut() else { return Ok(None) };
-        let d = entries.remove(i);
+        let Some(d) = entries.remove(i) else { return Ok(None) };
         b.bytes -= d.encoded_bytes();
         let emptied = entries.is_empty();
         self.memory -= memory_of(&d);
@@ -383,7 +357,7 @@ impl DirIndex {
         self.dirty.insert(first);
         if emptied && first != 0 {
             self.dirty.remove(&first);
-            if self.buckets.remove(&first).is_some_and(|b| b.on_disk) {
+            if self.buckets.remove(first).is_some_and(|b| b.on_disk) {
                 self.dropped.insert(bucket_lblk(first));
             }
         }
@@ -396,8 +370,8 @@ impl DirIndex {
         if self.inline || self.buckets.len() > 1 {
             return;
         }
-        if let Some(b) = self.buckets.get_mut(&0)
-            && b.entries.as_ref().is_some_and(Vec::is_empty)
+        if let Some(b) = self.buckets.get_mut(0)
+            && b.entries.as_ref().is_some_and(Entries::is_empty)
         {
             if std::mem::take(&mut b.on_disk) {
                 self.dropped.insert(0);
@@ -422,7 +396,7 @@ impl DirIndex {
     ) -> Result<Option<Dentry>> {
         self.ensure_probed(home(hash), load)?;
         let Some((first, i)) = self.locate(hash, name).0 else { return Ok(None) };
-        let entries = self.buckets.get_mut(&first).and_then(|b| b.entries.as_mut());
+        let entries = self.buckets.get_mut(first).and_then(|b| b.entries.as_mut());
         let Some(d) = entries.and_then(|e| e.get_mut(i)) else { return Ok(None) };
         let old = d.clone();
         (d.node, d.gener, d.kind) = (node, gener, kind);
@@ -441,9 +415,9 @@ impl DirIndex {
 
     /// The first entry behind `pos`, or the bucket to load to find out.
     fn seek_after(&self, pos: u64) -> Result<Option<&Dentry>, u64> {
-        for (first, b) in self.buckets.range(self.owner(pos)..) {
-            let Some(entries) = &b.entries else { return Err(*first) };
-            if let Some(d) = entries.get(lower_bound(entries, pos.saturating_add(1))) {
+        for (first, b) in self.buckets.iter_from(pos) {
+            let Some(entries) = &b.entries else { return Err(first) };
+            if let Some(d) = entries.get(entries.lower_bound(pos.saturating_add(1))) {
                 return Ok(Some(d));
             }
         }
@@ -483,8 +457,8 @@ impl DirIndex {
     }
 
     /// All entries, where the directory lies in its inode record.
-    pub fn inline_entries(&self) -> Option<&[Dentry]> {
-        if self.inline { self.buckets.get(&0)?.entries.as_deref() } else { None }
+    pub fn inline_entries(&self) -> Option<&Entries> {
+        if self.inline { self.buckets.get(0)?.entries.as_ref() } else { None }
     }
 
     /// Whether there is anything to write or to give up.
@@ -503,17 +477,18 @@ impl DirIndex {
         let dirty = std::mem::take(&mut self.dirty);
         let mut dropped = std::mem::take(&mut self.dropped);
         if self.inline {
-            let entries = self.buckets.get(&0).and_then(|b| b.entries.as_deref()).unwrap_or_default();
+            static NONE: Entries = Entries::new_empty();
+            let entries = self.buckets.get(0).and_then(|b| b.entries.as_ref()).unwrap_or(&NONE);
             return DirWrite::Inline(entries, dropped.into_iter().collect());
         }
         // a bucket may have come back where one had been dropped
-        dropped.retain(|&l| !self.buckets.contains_key(&bucket_first(l)));
+        dropped.retain(|&l| self.buckets.get(bucket_first(l)).is_none());
         for first in &dirty {
-            if let Some(b) = self.buckets.get_mut(first) {
+            if let Some(b) = self.buckets.get_mut(*first) {
                 b.on_disk |= b.entries.is_some();
             }
         }
-        let entries = |first| Some((first, self.buckets.get(&first)?.entries.as_deref()?));
+        let entries = |first| Some((first, self.buckets.get(first)?.entries.as_ref()?));
         let write = dirty.into_iter().filter_map(entries).collect();
         DirWrite::Buckets { write, dropped: dropped.into_iter().collect() }
     }
@@ -523,7 +498,7 @@ impl DirIndex {
     /// # Errors
     /// Of `load`.
     pub fn dirty_bucket(&mut self, first: u64, load: Load<'_>) -> Result<()> {
-        if self.buckets.contains_key(&first) {
+        if self.buckets.get(first).is_some() {
             self.ensure(first, load)?;
             self.dirty.insert(first);
         }
@@ -532,14 +507,14 @@ impl DirIndex {
 
     /// Marks everything in memory as to be written again (buckets that are not loaded are on disk as they are).
     pub fn all_dirty(&mut self) {
-        self.dirty.extend(self.buckets.iter().filter(|b| b.1.entries.is_some()).map(|b| *b.0));
+        self.dirty.extend(self.buckets.iter().filter(|b| b.1.entries.is_some()).map(|b| b.0));
     }
 
     /// Forgets the entries of buckets that are on disk as they are.
     pub fn evict_clean(&mut self) {
-        for (first, b) in &mut self.buckets {
+        for (first, b) in self.buckets.iter_mut() {
             if b.on_disk
-                && !self.dirty.contains(first)
+                && !self.dirty.contains(&first)
                 && let Some(e) = b.entries.take()
             {
                 self.memory -= e.iter().map(memory_of).sum::<usize>();

@@ -186,13 +186,13 @@ impl Leaf {
 
 impl ExtentMap {
     /// An empty map.
-    pub fn new() -> Self {
+    pub const fn new() -> Self {
         Self {
             leaves: BTreeMap::new(),
             index: BTreeMap::new(),
             dirty: Vec::new(),
             rolled: Vec::new(),
-            written: Default::default(),
+            written: (Vec::new(), Vec::new()),
             moved: Vec::new(),
             dropped: Vec::new(),
             blocks: 0,

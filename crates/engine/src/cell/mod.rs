@@ -15,6 +15,7 @@ pub mod dir;
 pub mod extents;
 mod frames;
 pub mod hash;
+pub mod lazy;
 pub mod pages;
 
 pub mod cache;
@@ -27,7 +28,9 @@ use braidfs_format::inode::{Link, Tombstone, Xattr};
 use braidfs_sync::{Mutex, RwLock};
 use dir::DirIndex;
 use extents::ExtentMap;
+use lazy::Lazy;
 use pages::PageMap;
+use smallvec::SmallVec;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize};
 
 pub use hash::name_hash;
@@ -65,7 +68,7 @@ pub struct FileBody {
     /// Content of a small file; then `map` and `pages` are empty.
     pub inline: Option<Vec<u8>>,
     /// Extents.
-    pub map: ExtentMap,
+    pub map: Lazy<ExtentMap>,
     /// Cached and dirty pages.
     pub pages: PageMap,
     /// Blocks reserved for the dirty pages.
@@ -84,6 +87,9 @@ pub struct DirBody {
     /// Bytes of the index that the volume's count of directory memory has.
     pub counted: usize,
 }
+
+/// Names of an inode: nearly all have one for ever.
+pub type Links = SmallVec<[Link; 1]>;
 
 /// What an inode is made of besides its attributes.
 #[derive(Debug)]
@@ -132,19 +138,19 @@ pub struct State {
     /// Logical time of the last link change.
     pub link_seq: u64,
     /// Names.
-    pub links: Vec<Link>,
+    pub links: Links,
     /// Extended attributes.
-    pub xattrs: Vec<Xattr>,
+    pub xattrs: Lazy<Vec<Xattr>>,
     /// Overflow nodes in use for links.
-    pub link_nodes: Vec<NodeId>,
+    pub link_nodes: Lazy<Vec<NodeId>>,
     /// Overflow nodes in use for xattrs.
-    pub xattr_nodes: Vec<NodeId>,
+    pub xattr_nodes: Lazy<Vec<NodeId>>,
     /// Links lost to inodes of other domains, until those are durable.
-    pub tombstones: Vec<Tombstone>,
+    pub tombstones: Lazy<Vec<Tombstone>>,
     /// Partner of an exchange, until both are durable.
-    pub exchange: Option<(NodeId, u32, u64)>,
+    pub exchange: Option<Box<(NodeId, u32, u64)>>,
     /// Transactions of other domains that tombstones and exchange wait for.
-    pub waits_for: Vec<(DomainId, TxId)>,
+    pub waits_for: Lazy<Vec<(DomainId, TxId)>>,
     /// Rises with each change.
     pub version: u64,
     /// Transaction that will write it, 0: clean.
@@ -162,7 +168,7 @@ pub struct State {
     /// Version at which something other than times last changed (fdatasync).
     pub data_at: u64,
     /// Nodes dropped (extent leaves, overflow nodes) that the next serialisation frees.
-    pub dropped: Vec<NodeId>,
+    pub dropped: Lazy<Vec<NodeId>>,
     /// Moved to another directory in `dirty_tx` or `sent_tx` (a directory): fsync below it commits.
     pub moved_tx: TxId,
     /// It took a name that another inode of this domain left in that transaction, or its blocks moved within the file then:
@@ -170,7 +176,7 @@ pub struct State {
     pub after: TxId,
     /// Transactions of other domains that must be durable with an fsync of this inode: an inode there lost the name that
     /// this one has.
-    pub sync_with: Vec<(DomainId, TxId)>,
+    pub sync_with: Lazy<Vec<(DomainId, TxId)>>,
     /// No block is overwritten in place before this transaction is durable: a roll-forward record holds checksums of the
     /// blocks, the file became one that is overwritten in place, or its blocks moved within it.
     pub summed_tx: TxId,
@@ -243,13 +249,13 @@ impl State {
             ctime: now,
             btime: now,
             link_seq: 0,
-            links: Vec::new(),
-            xattrs: Vec::new(),
-            link_nodes: Vec::new(),
-            xattr_nodes: Vec::new(),
-            tombstones: Vec::new(),
+            links: Links::new(),
+            xattrs: Lazy::default(),
+            link_nodes: Lazy::default(),
+            xattr_nodes: Lazy::default(),
+            tombstones: Lazy::default(),
             exchange: None,
-            waits_for: Vec::new(),
+            waits_for: Lazy::default(),
             body,
             version: 1,
             dirty_tx: TxId(0),
@@ -259,12 +265,12 @@ impl State {
             link_synced: 0,
             linked_at: 1,
             data_at: 1,
-            dropped: Vec::new(),
+            dropped: Lazy::default(),
             deleted: false,
             moved_tx: TxId(0),
             parent: NodeId(0),
             after: TxId(0),
-            sync_with: Vec::new(),
+            sync_with: Lazy::default(),
             summed_tx: TxId(0),
             early_tx: TxId(0),
         }
@@ -304,17 +310,15 @@ impl State {
     }
     /// Adds a name.
     pub fn add_link(&mut self, parent: NodeId, name: &[u8], seq: u64) {
-        // nearly all have one for ever
-        if self.links.is_empty() {
-            self.links.reserve_exact(1);
-        }
         self.links.push(Link { parent, name: name.into() });
         self.link_seq = seq;
     }
     /// [`Self::add_link`] of an operation: whoever took this name from the inode before has lost it again, so that its
     /// fate no longer decides about it.
     pub fn gain_link(&mut self, parent: NodeId, name: &[u8], seq: u64) {
-        self.tombstones.retain(|t| t.link.parent != parent || *t.link.name != *name);
+        if let Some(all) = self.tombstones.there() {
+            all.retain(|t| t.link.parent != parent || *t.link.name != *name);
+        }
         self.add_link(parent, name, seq);
     }
     /// Takes a name away; whether it was there.
@@ -329,5 +333,16 @@ impl State {
     /// Whether it has this name.
     pub fn has_link(&self, parent: NodeId, name: &[u8]) -> bool {
         self.links.iter().any(|l| l.parent == parent && *l.name == *name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Millions of them are in memory, in allocations of 512 bytes: whoever adds what few inodes have uses a [`Lazy`].
+    #[test]
+    fn a_cell_is_small() {
+        assert!(size_of::<Cell>() <= 496, "{} bytes", size_of::<Cell>());
     }
 }

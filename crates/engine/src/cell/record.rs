@@ -2,6 +2,7 @@
 
 use super::dir::DirIndex;
 use super::extents::ExtentMap;
+use super::lazy::Lazy;
 use super::{Body, Cell, DirBody, FileBody, State};
 use crate::error::Result;
 use crate::types::*;
@@ -118,8 +119,8 @@ impl Cell {
             Body::Special => 0,
         };
         let sp = split(st, content_min);
-        let mut link_nodes = std::mem::take(&mut st.link_nodes);
-        let mut xattr_nodes = std::mem::take(&mut st.xattr_nodes);
+        let mut link_nodes = st.link_nodes.take();
+        let mut xattr_nodes = st.xattr_nodes.take();
         if sp.spill_links {
             spill(&encode_links(&st.links), &mut link_nodes, NodeKind::Links, &mut out, &base, alloc)?;
         } else {
@@ -130,8 +131,8 @@ impl Cell {
         } else {
             out.free.append(&mut xattr_nodes);
         }
-        st.link_nodes = link_nodes;
-        st.xattr_nodes = xattr_nodes;
+        st.link_nodes = link_nodes.into();
+        st.xattr_nodes = xattr_nodes.into();
         let budget = sp.content;
         let content = match &mut st.body {
             Body::Special => Content::None,
@@ -143,12 +144,12 @@ impl Cell {
                 Some(e) => {
                     // a directory that became empty gives its bucket nodes back
                     layout(&mut d.map, budget, &base, &mut out, alloc)?;
-                    Content::InlineDir(braidfs_format::dentry::encode_entries(e))
+                    Content::InlineDir(braidfs_format::dentry::encode_entries(e.iter()))
                 }
                 None => layout(&mut d.map, budget, &base, &mut out, alloc)?,
             },
         };
-        out.free.append(&mut st.dropped);
+        out.free.append(&mut st.dropped.take());
         let inode = Inode {
             mode: st.mode,
             uid: st.uid,
@@ -168,12 +169,12 @@ impl Cell {
             ctime: st.ctime,
             btime: st.btime,
             link_seq: st.link_seq,
-            links: st.links.clone(),
-            xattrs: st.xattrs.clone(),
-            link_nodes: st.link_nodes.clone(),
-            xattr_nodes: st.xattr_nodes.clone(),
-            tombstones: st.tombstones.clone(),
-            exchange: st.exchange,
+            links: st.links.to_vec(),
+            xattrs: st.xattrs.to_vec(),
+            link_nodes: st.link_nodes.to_vec(),
+            xattr_nodes: st.xattr_nodes.to_vec(),
+            tombstones: st.tombstones.to_vec(),
+            exchange: st.exchange.as_deref().copied(),
             content,
         };
         out.write.push(NodeRecord { payload: inode.encode(), ..base });
@@ -187,9 +188,9 @@ impl Cell {
             Body::Dir(d) => d.map.nodes(),
             Body::Special => Vec::new(),
         };
-        v.extend(&st.link_nodes);
-        v.extend(&st.xattr_nodes);
-        v.extend(&st.dropped);
+        v.extend(st.link_nodes.iter());
+        v.extend(st.xattr_nodes.iter());
+        v.extend(st.dropped.iter());
         v.push(self.ino);
         v
     }
@@ -286,8 +287,8 @@ pub fn decode_cell(
                     }
                     f.inline = Some(b);
                 }
-                Content::Extents(e) => f.map = ExtentMap::from_inline(e),
-                Content::Tree { depth, refs } => f.map = load_tree(depth, refs)?,
+                Content::Extents(e) => f.map = ExtentMap::from_inline(e).into(),
+                Content::Tree { depth, refs } => f.map = load_tree(depth, refs)?.into(),
                 Content::InlineDir(_) => return Err(wrong("directory").into()),
             }
             Body::File(f)
@@ -325,13 +326,13 @@ pub fn decode_cell(
         ctime: i.ctime,
         btime: i.btime,
         link_seq: i.link_seq,
-        links,
-        xattrs,
-        link_nodes: i.link_nodes,
-        xattr_nodes: i.xattr_nodes,
-        tombstones: i.tombstones,
-        exchange: i.exchange,
-        waits_for: Vec::new(),
+        links: links.into(),
+        xattrs: xattrs.into(),
+        link_nodes: i.link_nodes.into(),
+        xattr_nodes: i.xattr_nodes.into(),
+        tombstones: i.tombstones.into(),
+        exchange: i.exchange.map(Box::new),
+        waits_for: Lazy::default(),
         body,
         version: rec.version,
         dirty_tx: TxId(0),
@@ -341,12 +342,12 @@ pub fn decode_cell(
         link_synced: rec.version,
         linked_at: 0,
         data_at: 0,
-        dropped: Vec::new(),
+        dropped: Lazy::default(),
         deleted: false,
         moved_tx: TxId(0),
         parent,
         after: TxId(0),
-        sync_with: Vec::new(),
+        sync_with: Lazy::default(),
         summed_tx: TxId(0),
         early_tx: TxId(0),
     };

@@ -9,6 +9,7 @@
 //! Lock rank: leaf.
 
 use crate::types::*;
+use braidfs_format::name::FileName;
 use braidfs_sync::Mutex;
 use foldhash::fast::RandomState;
 use smallvec::{SmallVec, smallvec};
@@ -16,7 +17,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// By directory, then by name: the latest inode of each domain that left it.
-type Names = HashMap<NodeId, HashMap<Box<[u8]>, Leavers, RandomState>, RandomState>;
+type Names = HashMap<NodeId, HashMap<FileName, Leavers, RandomState>, RandomState>;
 
 /// Mostly one.
 pub type Leavers = SmallVec<[Left; 1]>;

@@ -185,7 +185,7 @@ impl Domain {
         let mut dropped = Vec::new();
         if let Some(o) = &old {
             let st = o.state.read();
-            old_links = st.links.clone();
+            old_links = st.links.to_vec();
             if let Body::File(f) = &st.body {
                 for x in f.map.iter() {
                     old_blocks.extend((x.addr.0..x.addr.0 + u64::from(x.len)).map(|b| (b, ())));
@@ -202,7 +202,7 @@ impl Domain {
         }
         let cell = Arc::new(cell);
         let mut st = cell.state.write();
-        st.dropped = dropped;
+        st.dropped = dropped.into();
         if let Body::File(f) = &mut st.body {
             let mut taken = Vec::new();
             for x in f.map.iter() {

@@ -3,6 +3,7 @@
 
 use super::{Domain, Tx};
 use crate::cell::extents::Piece;
+use crate::cell::lazy::Lazy;
 use crate::cell::pages::Page;
 use crate::cell::{Body, Cell, FileBody, State, dir};
 use crate::error::{Error, Result};
@@ -184,8 +185,10 @@ impl Domain {
         }
         self.uninline_if_tight(tx, cell, st, out, mlog)?;
         self.flush_dir(tx, cell, st, out, mlog)?;
-        if let Body::File(f) = &mut st.body {
-            f.map.write_rolled();
+        if let Body::File(f) = &mut st.body
+            && let Some(map) = f.map.there()
+        {
+            map.write_rolled();
         }
         let records = self.encode(cell, st)?;
         self.take_records(cell, records, out)
@@ -219,10 +222,13 @@ impl Domain {
     /// Forgets tombstones and exchanges whose other side is durable: also those that a record brought along from an
     /// earlier mount, which would make recovery misjudge later ones.
     pub fn settle_waits(&self, st: &mut State) {
-        st.sync_with.retain(|(d, t)| self.committed_of(*d) < *t);
-        st.waits_for.retain(|(d, t)| self.committed_of(*d) < *t);
+        for list in [&mut st.sync_with, &mut st.waits_for] {
+            if let Some(all) = list.there() {
+                all.retain(|(d, t)| self.committed_of(*d) < *t);
+            }
+        }
         if st.waits_for.is_empty() && !self.shared.recovering.load(Ordering::Relaxed) {
-            st.tombstones.clear();
+            st.tombstones = Lazy::default();
             st.exchange = None;
         }
     }
@@ -371,7 +377,7 @@ impl Domain {
         for (first, entries) in write {
             let addr = self.alloc_meta(tx, mlog)?;
             let lblk = bucket_lblk(first);
-            let block = encode_bucket(entries, cell.ino, first, self.id.0, self.store.volume, addr, tx.id.0);
+            let block = encode_bucket(entries.iter(), cell.ino, first, self.id.0, self.store.volume, addr, tx.id.0);
             tx.record(Record::Alloc {
                 addr,
                 len: 1,

@@ -94,7 +94,7 @@ impl Domain {
         if st.linked_at != linked_at {
             return Ok(Prepared::Changed);
         }
-        if st.waits_for.iter().chain(&st.sync_with).any(|(d, t)| self.committed_of(*d) < *t) {
+        if st.waits_for.iter().chain(st.sync_with.iter()).any(|(d, t)| self.committed_of(*d) < *t) {
             // durable or not: a crash could give it back a name that it has lost, or give its name back to another
             return Ok(Prepared::Commit);
         }
@@ -272,8 +272,8 @@ fn skeleton(d: &Domain, c: &Cell, st: &State) -> NodeRecord {
         ctime: st.ctime,
         btime: st.btime,
         link_seq: st.link_seq,
-        links: st.links.clone(),
-        xattrs: st.xattrs.clone(),
+        links: st.links.to_vec(),
+        xattrs: st.xattrs.to_vec(),
         link_nodes: Vec::new(),
         xattr_nodes: Vec::new(),
         tombstones: Vec::new(),

@@ -10,6 +10,7 @@ use super::model::{Dirty, Ino, Model};
 use crate::types::{Placement, Timestamp};
 use braidfs_format::dentry::Dentry;
 use braidfs_format::inode::{Content, Inode, Link};
+use braidfs_format::name::FileName;
 use braidfs_format::node::{DIR, NodeEntry, REMOTE, USED};
 use braidfs_format::{BlockAddr, NodeId};
 use std::collections::{HashMap, HashSet};
@@ -175,7 +176,7 @@ fn check_entries_of(m: &mut Model, index: &mut LinkIndex, dir: NodeId) {
     let Some(entries) = m.body(dir).map(|i| std::mem::take(&mut i.entries)) else { return };
     let before = entries.len();
     let mut changed = false;
-    let mut names: HashSet<Box<[u8]>> = HashSet::with_capacity(before);
+    let mut names: HashSet<FileName> = HashSet::with_capacity(before);
     let mut kept = Vec::with_capacity(before);
     for mut e in entries {
         let name = || show(&e.name);
@@ -246,7 +247,7 @@ fn drop_unnamed(m: &mut Model) {
 /// Checks every link of every inode: its parent is a directory that has the entry.
 fn check_links(m: &mut Model) {
     // Names in the directories that are looked into.
-    let mut names: HashMap<NodeId, HashMap<Box<[u8]>, NodeId>> = HashMap::new();
+    let mut names: HashMap<NodeId, HashMap<FileName, NodeId>> = HashMap::new();
     let in_order = |i: Seen<'_>| i.all_linked() && !(i.is_dir() && i.links() > 1);
     for node in m.inodes.select(|_, i| !in_order(i)) {
         if m.inodes.get(node).is_none_or(in_order) {
@@ -317,7 +318,7 @@ fn check_links(m: &mut Model) {
     }
 }
 
-fn add_entry(m: &mut Model, dir: NodeId, name: Box<[u8]>, node: NodeId, gener: u32, kind: u8) {
+fn add_entry(m: &mut Model, dir: NodeId, name: FileName, node: NodeId, gener: u32, kind: u8) {
     if let Some(d) = m.body(dir) {
         // Position 0 is none: the directory is arranged when it is written.
         d.entries.push(Dentry { hash: 0, node, gener, kind, name });
@@ -354,7 +355,7 @@ fn reconnect_unlinked(m: &mut Model) {
 
 /// `/lost+found` and the names in it, once they were asked for.
 #[derive(Default)]
-struct Taken(Option<(NodeId, HashSet<Box<[u8]>>)>);
+struct Taken(Option<(NodeId, HashSet<FileName>)>);
 
 /// Gives `node` the name `#<number>` in `/lost+found`.
 fn connect(m: &mut Model, node: NodeId, taken: &mut Taken) {
@@ -369,7 +370,7 @@ fn connect(m: &mut Model, node: NodeId, taken: &mut Taken) {
     while names.contains(name.as_bytes()) {
         name.push('_');
     }
-    let name: Box<[u8]> = name.into_bytes().into();
+    let name: FileName = name.into_bytes().into();
     let Some(ino) = m.body(node) else { return };
     names.insert(name.clone());
     ino.inode.links = vec![Link { parent, name: name.clone() }];

@@ -16,6 +16,7 @@ use braidfs_format::dentry::{Dentry, HASH_MAX, HASH_PROBES, bucket_first, decode
 use braidfs_format::inode::{
     Content, Extent, Inode, LeafRef, decode_extents, decode_links, decode_refs, decode_xattrs,
 };
+use braidfs_format::name::FileName;
 use braidfs_format::node::{DIR, NodeBlock, NodeEntry, NodeKind, NodeRecord, OVERFLOW, USED};
 use braidfs_format::{BLOCK_BYTES, BlockAddr, Corrupt, NodeId};
 use std::collections::VecDeque;
@@ -231,7 +232,7 @@ struct Buckets {
     /// Not read yet: logical block and address.
     todo: Vec<(u64, BlockAddr)>,
     /// The entries of the last positions, where a name could stand that comes again.
-    last: VecDeque<(u64, Box<[u8]>)>,
+    last: VecDeque<(u64, FileName)>,
 }
 
 impl Buckets {

@@ -8,6 +8,7 @@ use braidfs_device::BLOCK_BYTES;
 use braidfs_format::BlockAddr;
 use braidfs_format::dentry::Dentry;
 use braidfs_format::inode::{Content, Extent, Inode, Link};
+use braidfs_format::name::FileName;
 use braidfs_format::node::{DIR, REMOTE, USED};
 
 const FORCE: FsckOptions = FsckOptions { repair: false, force: true };
@@ -69,7 +70,7 @@ fn add(m: &mut Model, domain: u16, mode: u32, links: &[(NodeId, &str)], content:
     (inode.mode, inode.size, inode.nlink) = (mode, size, if dir { 2 } else { links.len() as u32 });
     (inode.content, inode.links) = (content, vec![]);
     for (parent, name) in links {
-        let name: Box<[u8]> = name.as_bytes().into();
+        let name: FileName = name.as_bytes().into();
         inode.links.push(Link { parent: *parent, name: name.clone() });
         let p = m.body(*parent).unwrap();
         p.entries.push(Dentry { hash: 0, node, gener, kind: (mode >> 12) as u8, name });

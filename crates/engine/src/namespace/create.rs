@@ -95,7 +95,7 @@ impl Inner {
         }
         let acls = acl::inherit(dir, new.kind, &mut perm, new.umask)?;
         let mut st = State::fresh(new.kind, perm, cred.uid, gid, self.shared.now());
-        st.xattrs = acls;
+        st.xattrs = acls.into();
         st.rdev = new.rdev;
         if new.kind == FileKind::File || new.kind == FileKind::Dir {
             st.flags |= dir.flags & NOCOW;

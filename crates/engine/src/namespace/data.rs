@@ -369,7 +369,9 @@ impl Inner {
         self.shared.pages.fetch_sub((before - f.pages.len()) as i64, Relaxed);
         self.shared.dirty_pages.fetch_sub(dirty, Relaxed);
         let mut freed = Vec::new();
-        f.map.remove(blocks.start, blocks.end, &mut freed);
+        if let Some(map) = f.map.there() {
+            map.remove(blocks.start, blocks.end, &mut freed);
+        }
         self.dom(c.domain).free_runs(op.tx(c.domain), freed);
     }
 

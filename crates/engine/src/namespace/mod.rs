@@ -75,7 +75,9 @@ impl Before {
     /// Notes it in the inode.
     pub fn note(self, st: &mut State) {
         st.after = st.after.max(self.after);
-        st.sync_with.extend(self.sync_with);
+        if !self.sync_with.is_empty() {
+            st.sync_with.extend(self.sync_with);
+        }
     }
 }
 
@@ -400,7 +402,7 @@ impl Inner {
             if !self.exchanging(&st) {
                 return Ok(());
             }
-            st.waits_for.clone()
+            st.waits_for.to_vec()
         };
         self.commit_some(&waits.into_iter().filter(|(d, t)| self.pending(*d, *t)).collect::<Vec<_>>())
     }

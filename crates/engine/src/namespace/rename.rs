@@ -349,8 +349,8 @@ impl Inner {
                     dirs[a].nlink += 1;
                 }
                 if apart {
-                    v.exchange = Some((src.ino, src.gener, s.version));
-                    s.exchange = Some((d.ino, d.gener, v.version));
+                    v.exchange = Some(Box::new((src.ino, src.gener, s.version)));
+                    s.exchange = Some(Box::new((d.ino, d.gener, v.version)));
                     let link = Link { parent: from.dir.ino, name: from.name.into() };
                     let (newcomer, gener, version) = (d.ino, d.gener, v.version);
                     s.tombstones.push(Tombstone { link, newcomer, gener, version });

@@ -133,7 +133,7 @@ impl Inner {
         }
         {
             let st = c.state.read();
-            for (d, t) in st.waits_for.iter().chain(&st.sync_with) {
+            for (d, t) in st.waits_for.iter().chain(st.sync_with.iter()) {
                 let e = which.entry(*d).or_insert(*t);
                 *e = (*e).max(*t);
             }

@@ -7,6 +7,7 @@
 //! commit afterwards; until then each journal keeps what led here, so that a crash in the middle starts over.
 
 use super::Inner;
+use crate::cell::lazy::Lazy;
 use crate::cell::{Body, Cell, State, name_hash};
 use crate::domain::Enter;
 use crate::domain::recover::{Claim, Forwarded, Hint, Recovered};
@@ -16,12 +17,13 @@ use crate::types::*;
 use braidfs_format::dentry::Dentry;
 use braidfs_format::inode::Link;
 use braidfs_format::journal::Record;
+use braidfs_format::name::FileName;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// By directory and name: the inodes that had it by a roll-forward record, and when ([`Claim`]).
-type Claims = HashMap<NodeId, HashMap<Box<[u8]>, Vec<(NodeId, u64)>>>;
+type Claims = HashMap<NodeId, HashMap<FileName, Vec<(NodeId, u64)>>>;
 
 /// All domains entered: recovery runs alone.
 pub(crate) struct Pass<'a> {
@@ -139,7 +141,7 @@ impl Inner {
             let mut st = c.state.write();
             if !st.deleted {
                 e.domain.touch(e.tx(), c, &mut st)?;
-                st.tombstones.clear();
+                st.tombstones = Lazy::default();
                 st.exchange = None;
                 if st.links.is_empty() && st.nlink == 0 {
                     self.delete(&e, c, &mut st);
@@ -195,7 +197,7 @@ impl Pass<'_> {
         let Some(cell) = self.live(h.child, h.gener)? else { return Ok(None) };
         let (tombstones, exchange) = {
             let st = cell.state.read();
-            (st.tombstones.clone(), st.exchange)
+            (st.tombstones.to_vec(), st.exchange.as_deref().copied())
         };
         if tombstones.is_empty() && exchange.is_none() {
             return Ok(None);
@@ -230,7 +232,7 @@ impl Pass<'_> {
         let seq = c.state.read().link_seq;
         if let Some((b, link)) = v.partner {
             // the partner takes the name that this inode gave up
-            let mine: Vec<_> = c.state.read().links.clone();
+            let mine: Vec<_> = c.state.read().links.to_vec();
             self.change(&b, |st| {
                 for l in &mine {
                     st.remove_link(l.parent, &l.name, seq);
@@ -307,7 +309,7 @@ impl Pass<'_> {
         if planted(Bug::RelinkSkipped) {
             return Ok(());
         }
-        let links = c.state.read().links.clone();
+        let links = c.state.read().links.to_vec();
         for l in links {
             self.put_entry(l.parent, &l.name, c)?;
         }

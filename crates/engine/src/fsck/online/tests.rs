@@ -70,7 +70,7 @@ fn targets(v: &Volume) -> Vec<(u64, u32)> {
                 };
                 let st = cell.state.read();
                 let (map, code) = match &st.body {
-                    crate::cell::Body::File(f) => (&f.map, codes::DATA_SUM),
+                    crate::cell::Body::File(f) => (&*f.map, codes::DATA_SUM),
                     crate::cell::Body::Dir(d) => (&d.map, codes::BUCKET),
                     crate::cell::Body::Special => return Ok(()),
                 };

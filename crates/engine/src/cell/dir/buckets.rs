@@ -1,0 +1,184 @@
+//! The buckets of a directory by their first positions.
+//!
+//! Two levels of sorted arrays: hashes are spread evenly, so that a search by interpolation finds its way through a
+//! directory of millions of names by three or four cache lines, where a balanced tree takes one or two for each of its
+//! levels.
+//!
+//! Invariants: positions rise; no chunk is empty; `starts[i]` is the first position of `chunks[i]`.
+
+use super::Bucket;
+use super::entries::lower_bound;
+
+/// A chunk of more buckets is cut in two.
+const CHUNK_MAX: usize = 256;
+
+#[derive(Debug, Default)]
+struct Chunk {
+    firsts: Vec<u64>,
+    buckets: Vec<Bucket>,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Buckets {
+    starts: Vec<u64>,
+    chunks: Vec<Chunk>,
+    len: usize,
+}
+
+impl Buckets {
+    /// How many.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Chunk and place in it of the last bucket that begins at or before `pos`.
+    fn at_or_before(&self, pos: u64) -> Option<(usize, usize)> {
+        let chunk = lower_bound(&self.starts, pos.saturating_add(1)).checked_sub(1)?;
+        let place = lower_bound(&self.chunks[chunk].firsts, pos.saturating_add(1)).checked_sub(1)?;
+        Some((chunk, place))
+    }
+
+    fn place(&self, first: u64) -> Option<(usize, usize)> {
+        self.at_or_before(first).filter(|(c, i)| self.chunks[*c].firsts[*i] == first)
+    }
+
+    /// The last bucket that begins at or before `pos`.
+    pub fn floor(&self, pos: u64) -> Option<(u64, &Bucket)> {
+        let (c, i) = self.at_or_before(pos)?;
+        Some((self.chunks[c].firsts[i], &self.chunks[c].buckets[i]))
+    }
+
+    /// [`Self::floor`], to change.
+    pub fn floor_mut(&mut self, pos: u64) -> Option<(u64, &mut Bucket)> {
+        let (c, i) = self.at_or_before(pos)?;
+        let chunk = &mut self.chunks[c];
+        Some((chunk.firsts[i], &mut chunk.buckets[i]))
+    }
+
+    /// Where the first bucket begins that does so behind `pos`.
+    pub fn next_first(&self, pos: u64) -> Option<u64> {
+        match self.at_or_before(pos) {
+            None => self.starts.first().copied(),
+            Some((c, i)) => self.chunks[c].firsts.get(i + 1).or_else(|| self.starts.get(c + 1)).copied(),
+        }
+    }
+
+    /// The bucket that begins at `first`.
+    pub fn get(&self, first: u64) -> Option<&Bucket> {
+        let (c, i) = self.place(first)?;
+        Some(&self.chunks[c].buckets[i])
+    }
+
+    /// [`Self::get`], to change.
+    pub fn get_mut(&mut self, first: u64) -> Option<&mut Bucket> {
+        let (c, i) = self.place(first)?;
+        Some(&mut self.chunks[c].buckets[i])
+    }
+
+    /// Puts a bucket; one that begins there already is replaced.
+    pub fn insert(&mut self, first: u64, bucket: Bucket) {
+        if let Some(old) = self.get_mut(first) {
+            *old = bucket;
+            return;
+        }
+        self.len += 1;
+        if self.chunks.is_empty() {
+            self.starts.push(first);
+            self.chunks.push(Chunk::default());
+        }
+        let c = lower_bound(&self.starts, first).saturating_sub(1);
+        let chunk = &mut self.chunks[c];
+        let i = lower_bound(&chunk.firsts, first);
+        chunk.firsts.insert(i, first);
+        chunk.buckets.insert(i, bucket);
+        self.starts[c] = chunk.firsts[0];
+        if chunk.firsts.len() > CHUNK_MAX {
+            let half = chunk.firsts.len() / 2;
+            let new = Chunk { firsts: chunk.firsts.split_off(half), buckets: chunk.buckets.split_off(half) };
+            self.starts.insert(c + 1, new.firsts[0]);
+            self.chunks.insert(c + 1, new);
+        }
+    }
+
+    /// Takes the bucket out that begins at `first`.
+    pub fn remove(&mut self, first: u64) -> Option<Bucket> {
+        let (c, i) = self.place(first)?;
+        self.len -= 1;
+        let chunk = &mut self.chunks[c];
+        chunk.firsts.remove(i);
+        let bucket = chunk.buckets.remove(i);
+        match chunk.firsts.first() {
+            Some(start) => self.starts[c] = *start,
+            None => {
+                self.chunks.remove(c);
+                self.starts.remove(c);
+            }
+        }
+        Some(bucket)
+    }
+
+    /// All in order.
+    pub fn iter(&self) -> impl Iterator<Item = (u64, &Bucket)> {
+        self.chunks.iter().flat_map(|c| c.firsts.iter().copied().zip(&c.buckets))
+    }
+
+    /// Those from the last one on that begins at or before `pos`.
+    pub fn iter_from(&self, pos: u64) -> impl Iterator<Item = (u64, &Bucket)> {
+        let (chunk, place) = self.at_or_before(pos).unwrap_or((0, 0));
+        let skip = move |n: usize| if n == 0 { place } else { 0 };
+        let chunks = self.chunks[chunk..].iter().enumerate();
+        chunks.flat_map(move |(n, c)| c.firsts[skip(n)..].iter().copied().zip(&c.buckets[skip(n)..]))
+    }
+
+    /// All in order, to change.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (u64, &mut Bucket)> {
+        self.chunks.iter_mut().flat_map(|c| c.firsts.iter().copied().zip(&mut c.buckets))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    fn bucket(bytes: usize) -> Bucket {
+        Bucket { entries: None, bytes, on_disk: false }
+    }
+
+    /// Against a tree, in the order of a small generator; keys in clusters, so that guesses miss.
+    #[test]
+    fn like_a_tree() {
+        let (mut mine, mut tree) = (Buckets::default(), BTreeMap::new());
+        let mut seed = 7u64;
+        for round in 0..40_000usize {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let key = [seed >> 50, seed >> 1, (seed >> 44) << 40][round % 3];
+            // it grows to several chunks, then shrinks to nothing
+            if seed >> 20 & 7 < if round < 20_000 { 6 } else { 1 } {
+                mine.insert(key, bucket(round));
+                tree.insert(key, round);
+            } else if let Some((&first, _)) = tree.range(key..).next() {
+                assert_eq!(mine.remove(first).map(|b| b.bytes), tree.remove(&first));
+            }
+            assert_eq!(mine.len(), tree.len());
+            assert_eq!(mine.floor(key).map(|b| b.0), tree.range(..=key).next_back().map(|b| *b.0));
+            assert_eq!(mine.floor_mut(key).map(|b| b.1.bytes), tree.range(..=key).next_back().map(|b| *b.1));
+            assert_eq!(mine.next_first(key), tree.range(key + 1..).next().map(|b| *b.0));
+            assert_eq!(mine.get(key).map(|b| b.bytes), tree.get(&key).copied());
+            if round % 1000 == 0 {
+                assert!(mine.iter().map(|b| (b.0, b.1.bytes)).eq(tree.iter().map(|b| (*b.0, *b.1))));
+                assert!(mine.iter_mut().map(|b| b.0).eq(tree.keys().copied()));
+                let from = tree.range(..=key).next_back().map_or(0, |b| *b.0);
+                assert!(mine.iter_from(key).map(|b| b.0).eq(tree.range(from..).map(|b| *b.0)));
+                if round == 20_000 {
+                    assert!(mine.chunks.len() > 10);
+                }
+            }
+        }
+        for first in tree.keys() {
+            mine.remove(*first);
+        }
+        assert!(mine.chunks.is_empty() && mine.starts.is_empty() && mine.floor(u64::MAX).is_none());
+    }
+}
