@@ -85,3 +85,53 @@ impl Inner {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Cred, FileKind, MkfsOptions, MountOptions, NewNode, NodeId, SetAttr};
+    use braidfs_device::{Device, MemDevice};
+    use braidfs_format::inode::{APPEND, IMMUTABLE, NOATIME};
+    use std::sync::Arc;
+
+    #[test]
+    fn guarded_inodes_are_remembered() {
+        let device: Arc<dyn Device> = Arc::new(MemDevice::new(16384));
+        crate::mkfs::format(std::slice::from_ref(&device), &MkfsOptions::default()).unwrap();
+        let mount = |read_only| {
+            let options = MountOptions { read_only, ..MountOptions::default() };
+            Volume::mount(vec![device.clone()], options).unwrap()
+        };
+        let v = mount(false);
+        let new = NewNode { kind: FileKind::File, mode: 0o600, umask: 0, rdev: 0, target: &[] };
+        let file = v.create(NodeId::ROOT, b"f", &new, &Cred::root()).unwrap().ino;
+        let set = |v: &Volume, flags| v.setattr(file, &SetAttr { flags: Some(flags), ..SetAttr::default() }).unwrap();
+        set(&v, NOATIME);
+        v.sync().unwrap();
+        assert!(!v.guarded());
+        v.set_label("before").unwrap();
+        set(&v, APPEND);
+        assert!(v.guarded());
+        // before the flag itself is
+        v.crash();
+        let v = mount(false);
+        assert!(v.guarded() && v.label() == "before" && v.getattr(file).unwrap().flags == NOATIME);
+        v.set_label("after").unwrap();
+        set(&v, IMMUTABLE);
+        set(&v, 0);
+        v.unmount().unwrap();
+        let v = mount(true);
+        assert!(v.guarded() && v.label() == "after");
+        v.note_guarded().unwrap();
+        v.unmount().unwrap();
+    }
+
+    #[test]
+    fn a_read_only_mount_keeps_nothing() {
+        let device: Arc<dyn Device> = Arc::new(MemDevice::new(16384));
+        crate::mkfs::format(std::slice::from_ref(&device), &MkfsOptions::default()).unwrap();
+        let options = MountOptions { read_only: true, ..MountOptions::default() };
+        let v = Volume::mount(vec![device], options).unwrap();
+        assert!(matches!(v.note_guarded(), Err(Error::ReadOnly)) && !v.guarded());
+    }
+}
