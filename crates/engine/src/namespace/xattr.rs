@@ -4,7 +4,7 @@ use super::{Op, acl, check_changeable};
 use crate::cell::record::XATTR_BYTES_MAX;
 use crate::error::{Error, Result};
 use crate::types::*;
-use crate::volume::Volume;
+use crate::volume::{OpenFile, Volume};
 use braidfs_format::inode::encode_xattrs;
 
 /// Virtual: number of the inode's domain (read only).
@@ -158,6 +158,11 @@ impl Volume {
     /// [`Error::NoAttr`]; [`Error::Perm`] for immutable files.
     pub fn remove_capabilities(&self, ino: NodeId) -> Result<()> {
         self.take_xattr(ino, CAPABILITY, true)
+    }
+
+    /// Whether there is something for [`Self::remove_capabilities`] to do.
+    pub fn has_capabilities(&self, file: &OpenFile) -> bool {
+        file.cell.state.read().xattrs.iter().any(|(n, _)| **n == *CAPABILITY)
     }
 
     fn take_xattr(&self, ino: NodeId, name: &[u8], forced: bool) -> Result<()> {

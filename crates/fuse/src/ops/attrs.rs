@@ -172,7 +172,9 @@ impl BraidFs {
 
     /// [`Self::drop_caps`] before a write, once per handle and change.
     pub(crate) fn drop_caps_once(&self, opened: &Opened<'_>) -> Result<(), Errno> {
-        let Some(handle) = opened.handle() else { return self.drop_caps(opened.ino()) };
+        let Some(handle) = opened.handle() else {
+            return if self.vol.has_capabilities(opened.file()) { self.drop_caps(opened.ino()) } else { Ok(()) };
+        };
         let now = self.caps_epoch.load(Ordering::Acquire);
         if handle.caps_epoch.load(Ordering::Relaxed) != now {
             self.drop_caps(handle.ino())?;
