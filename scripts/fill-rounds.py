@@ -44,7 +44,9 @@ def rounds(volume, args, domains, writers):
             except Failed as error:
                 # told late, at the fsync: what the writers were told of cannot be counted
                 wrong.append(f"round {n}: {error}")
-                empty(top, volume.mnt)
+                for path in top.iterdir():
+                    path.unlink()
+                fslib.quiet("sync", "-f", volume.mnt)
                 continue
             left = offered(top)
             empty(top, volume.mnt)

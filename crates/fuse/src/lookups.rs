@@ -30,7 +30,9 @@ use std::time::{Duration, Instant};
 use zerocopy::FromBytes;
 
 /// A removal whose FORGET has not come after this long is one that somebody holds.
-const LATELY: Duration = Duration::from_millis(20);
+const LATELY: Duration = Duration::from_millis(200);
+/// How long a request waits for the end of removed inodes whose FORGET has come: that of a large file on a busy machine.
+const END: Duration = Duration::from_secs(5);
 /// How long a request waits for FORGETs at most.
 const PATIENCE: Duration = Duration::from_millis(100);
 
@@ -157,7 +159,10 @@ impl BraidFs {
             reader.unpark();
         }
         let begin = Instant::now();
-        while self.forgets_due() && begin.elapsed() < PATIENCE {
+        let goes_on = |waited| {
+            if waited < PATIENCE { self.forgets_due() } else { waited < END && self.vol.orphans_ending() }
+        };
+        while goes_on(begin.elapsed()) {
             std::thread::sleep(Duration::from_micros(500));
         }
     }

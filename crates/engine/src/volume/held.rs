@@ -58,6 +58,8 @@ struct Shard {
     counts: HashMap<u64, Count, foldhash::fast::RandomState>,
     /// Marked entries, and those whose inode is being reaped.
     orphans: usize,
+    /// Those whose last count was given back: their end is under way.
+    ending: usize,
     /// When an orphan was last left that is not open.
     left: Option<Instant>,
 }
@@ -136,6 +138,7 @@ impl Held {
             return GivenBack::Held;
         }
         let orphan = e.remove().is_orphan();
+        s.ending += usize::from(orphan);
         if s.counts.capacity() > 8 * s.counts.len().max(SHRINK_MIN) {
             let room = 2 * s.counts.len();
             s.counts.shrink_to(room);
@@ -173,9 +176,19 @@ impl Held {
         self.shard(c.ino).lock().counts.get(&c.ino.0).is_some_and(|x| x.gener == c.gener)
     }
 
+    /// See [`Volume::orphans_due`].
+    fn due(&self, lately: Duration) -> bool {
+        self.shards.iter().any(|s| {
+            let s = s.lock();
+            s.ending > 0 || s.orphans > 0 && s.left.is_some_and(|at| at.elapsed() < lately)
+        })
+    }
+
     /// An orphan whose last count was given back has been dealt with.
     fn reaped(&self, ino: NodeId) {
-        self.shard(ino).lock().orphans -= 1;
+        let mut s = self.shard(ino).lock();
+        s.orphans -= 1;
+        s.ending -= 1;
     }
 }
 
@@ -299,7 +312,12 @@ impl Volume {
     pub fn forget_all(&self) {
         let i = self.inner();
         for shard in &i.held.shards {
-            let counts = std::mem::take(&mut shard.lock().counts);
+            let counts = {
+                let mut s = shard.lock();
+                let counts = std::mem::take(&mut s.counts);
+                s.ending += counts.values().filter(|c| c.is_orphan()).count();
+                counts
+            };
             for (ino, count) in counts.into_iter().filter(|(_, c)| c.is_orphan()) {
                 i.reap_given_back(NodeId(ino), &|g| g == count.gener);
                 i.held.reaped(NodeId(ino));
@@ -324,10 +342,12 @@ impl Volume {
     /// Whether something was removed less than `lately` ago whose end waits for its holder alone, or is under way: its
     /// space and its number are about to come back.
     pub fn orphans_due(&self, lately: Duration) -> bool {
-        self.inner().held.shards.iter().any(|s| {
-            let s = s.lock();
-            s.orphans > 0 && s.left.is_some_and(|at| at.elapsed() < lately)
-        })
+        self.inner().held.due(lately)
+    }
+
+    /// Whether something ends just now that its last holder gave back.
+    pub fn orphans_ending(&self) -> bool {
+        self.inner().held.due(Duration::ZERO)
     }
 }
 

@@ -54,6 +54,23 @@ fn counts_add_up_and_are_clamped() {
 }
 
 #[test]
+fn an_end_under_way_is_due_however_long_ago_the_removal_was() {
+    let t = Held::default();
+    let n = NodeId(77);
+    assert!(t.add(n, 3, K));
+    {
+        let mut s = t.shard(n).lock();
+        s.counts.get_mut(&n.0).unwrap().times |= ORPHAN;
+        (s.orphans, s.left) = (1, Instant::now().checked_sub(Duration::from_secs(9)));
+    }
+    assert!(!t.due(Duration::from_secs(1)) && t.due(Duration::from_secs(99)), "somebody holds it");
+    assert_eq!(t.give_back(n, |g| g == 3, 1), GivenBack::Last { orphan: true });
+    assert!(t.due(Duration::ZERO), "its space is about to come back");
+    t.reaped(n);
+    assert!(!t.due(Duration::from_secs(99)));
+}
+
+#[test]
 fn the_table_shrinks() {
     let t = Held::default();
     let room = || t.shards.iter().map(|s| s.lock().counts.capacity()).sum::<usize>();
