@@ -89,6 +89,9 @@ fn it_is_done_by_the_thread_that_asks() {
     v.write(f, 0, &[9; PAGE]).unwrap();
     assert!(v.fsync_here(f.ino(), false, 0).is_none(), "no thread may wait");
     assert!(v.fsync_here(NodeId::ROOT, false, 1).is_none(), "a directory commits");
+    let large = open(&v, "large");
+    v.write(&large, 0, &[9; 257 * PAGE]).unwrap();
+    assert!(v.fsync_here(large.ino(), false, 1).is_none(), "much data");
     let from = device.log_len();
     v.fsync_start(f.ino(), false).wait().unwrap();
     let other = threads(from);

@@ -212,8 +212,9 @@ impl Volume {
     }
 
     /// [`Self::fsync`] on this thread where that costs less than handing it to another one, and takes nothing from others:
-    /// fewer than `threads` fsyncs are under way, no more than those have lately been, and the device is quick. `None` where
-    /// it is not so, or where the fsync needs a commit: nothing was done then, and [`Self::fsync_start`] does it.
+    /// fewer than `threads` fsyncs are under way, no more than those have lately been, the device is quick and the file has
+    /// at most 1 MiB to write. `None` where it is not so, or where the fsync needs a commit: it is still to be done, by
+    /// [`Self::fsync_start`].
     pub fn fsync_here(&self, ino: NodeId, data_only: bool, threads: usize) -> Option<Result<()>> {
         self.inner().fsync_here(ino, data_only, threads)
     }

@@ -10,6 +10,7 @@
 
 use super::Inner;
 use super::ticket::{Pending, Ticket};
+use crate::cell::Body;
 use crate::error::Result;
 use crate::types::*;
 use braidfs_sync::Mutex;
@@ -22,6 +23,8 @@ use std::time::Instant;
 const QUICK_NS: u64 = 500_000;
 /// After so many waited at once that groups are formed, they are formed for so long.
 const CROWDED_NS: u64 = 10_000_000;
+/// Dirty pages of a file that a serving thread writes itself at most: more than that takes long on any device.
+const SMALL_PAGES: usize = 256;
 /// Files that are written together at most.
 const GROUP_MAX: usize = 64;
 
@@ -123,7 +126,7 @@ impl Inner {
         let s = &self.syncing;
         let others = s.under_way.fetch_add(1, Relaxed);
         let began = s.pace.now();
-        let done = if s.pace.admits(others, threads, began) {
+        let done = if s.pace.admits(others, threads, began) && self.is_small(ino) {
             self.fsync_together(&[(ino, data_only)]).pop().flatten()
         } else {
             None
@@ -133,6 +136,14 @@ impl Inner {
             s.pace.took(s.pace.now() - began);
         }
         done
+    }
+
+    /// Whether an fsync of the inode has little data to write. True where there is none: the fsync says so.
+    fn is_small(&self, ino: NodeId) -> bool {
+        let Ok(c) = self.cell(ino) else { return true };
+        // who has it locked may be about to write it
+        let Some(st) = c.state.try_read() else { return false };
+        !matches!(&st.body, Body::File(f) if f.pages.dirty_count() > SMALL_PAGES)
     }
 
     /// See [`super::Volume::fsync_start`].
