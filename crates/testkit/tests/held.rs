@@ -152,7 +152,9 @@ fn many_orphans_that_are_held_leave_memory_and_come_back() {
         }
     }
     let (first, rest) = held.split_at(count / 2);
-    first.iter().for_each(|a| v.forget(a.ino, |g| g == a.gener, 1));
+    for a in first {
+        v.forget(a.ino, |g| g == a.gener, 1);
+    }
     assert!(first.iter().all(|a| v.getattr(a.ino).map_or(true, |now| now.gener != a.gener)));
     v.sync().unwrap();
     v.crash();
