@@ -127,6 +127,12 @@ impl BraidFs {
             if handled != Err(Errno::NOSPC) || !self.forgets_due() {
                 return handled;
             }
+            if writes_from_the_cache(req) {
+                // Its pages are locked or under writeback: the helper thread may be waiting for just these.
+                self.await_forgets();
+                out.clear();
+                return self.handle(req, out, cx);
+            }
         }
         self.put_off(req, cx);
         Ok(Outcome::Deferred)
@@ -166,4 +172,11 @@ impl BraidFs {
             std::thread::sleep(Duration::from_micros(500));
         }
     }
+}
+
+/// Whether it is a WRITE of pages of the kernel's cache.
+fn writes_from_the_cache(req: &Request<'_>) -> bool {
+    let direct =
+        |arg: abi::WriteIn| arg.write_flags & (abi::WRITE_CACHE | abi::WRITE_LOCKOWNER) == abi::WRITE_LOCKOWNER;
+    req.head.opcode == op::WRITE && !req.arg::<abi::WriteIn>().is_ok_and(direct)
 }
