@@ -7,7 +7,8 @@ removes the directory.
 A volume keeps no state in this process: whether it is mounted, and which daemon serves it, is looked up in /proc each
 time. So a step may run in a forked child that mounts, unmounts and kills as it likes.
 
-BRAIDFS_SUT=ext4 puts an ext4 in the place of braidfs: a check of the scripts themselves.
+BRAIDFS_SUT=ext4 puts an ext4 in the place of braidfs: a check of the scripts themselves. BRAIDFS_OPTIONS=cache=through
+mounts every braidfs with these options first.
 """
 
 import contextlib
@@ -319,8 +320,9 @@ class BraidFs(Volume):
         run(self.binary, "mkfs", "--quiet", "--size", str(self.size), *options, self.image)
 
     def mount(self, *options):
+        options = [o for o in (os.environ.get("BRAIDFS_OPTIONS"), *options) if o]
         if TRANSPORT and not any(o.startswith("transport=") for o in options):
-            options += (f"transport={TRANSPORT}",)
+            options.append(f"transport={TRANSPORT}")
         flags = ["-o", ",".join(options)] if options else []
         run(self.binary, "mount", *flags, self.image, self.mnt, timeout=60)
         wait_for(f"{self.mnt} mounted", self.alive, 10)

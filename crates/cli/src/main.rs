@@ -62,6 +62,7 @@ enum Command {
     Rm(cmd::rm::Args),
     Mkdir(cmd::mkdir::Args),
     Scrub(cmd::scrub::Args),
+    Stats(cmd::stats::Args),
     // boxed: its arguments are many
     Bench(Box<fxmark::cli::Args>),
     #[command(hide = true)]
@@ -114,6 +115,7 @@ fn run(command: Command) -> Outcome {
         Command::Rm(a) => cmd::rm::run(&a),
         Command::Mkdir(a) => cmd::mkdir::run(&a),
         Command::Scrub(a) => cmd::scrub::run(&a),
+        Command::Stats(a) => cmd::stats::run(&a),
         Command::Bench(a) => cmd::bench::run(a),
         Command::Man(a) => cmd::man::run(&a, Cli::command()),
     }

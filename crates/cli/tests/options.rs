@@ -11,7 +11,9 @@ fn help_and_version() {
     let b = Bench::new();
     assert!(b.run(&["--version"]).ok().out.starts_with("braidfs "));
     assert!(b.run(&["--help"]).ok().out.contains("Examples:"));
-    for command in ["mkfs", "mount", "umount", "fsck", "info", "dump", "ls", "cat", "cp", "rm", "mkdir", "scrub"] {
+    for command in
+        ["mkfs", "mount", "umount", "fsck", "info", "dump", "ls", "cat", "cp", "rm", "mkdir", "scrub", "stats"]
+    {
         assert!(b.run(&[command, "--help"]).ok().out.contains("Example"), "{command}");
     }
 }

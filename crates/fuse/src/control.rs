@@ -1,9 +1,11 @@
 //! What administrators ask of a mount beyond files: ioctls on its root directory. Low-level module.
 //!
-//! Owns the numbers and structures, for the server (`ops/scrub.rs`, `ops/remount.rs`) and for the client, which is here. A scrub belongs to
-//! the open directory that started it: when that is closed, also because the program died, the scrub stops. Where the kernel
+//! Owns the numbers and structures, for the server (`ops/scrub.rs`, `ops/remount.rs`, `ops/stats.rs`) and for the client,
+//! which is here. A scrub belongs to the open directory that started it: when that is closed, also because the program died, the scrub stops. Where the kernel
 //! does not tell of closes, it belongs to the thread that started it, and stops within seconds of its end.
 
+use crate::abi::op;
+use crate::counters::CODES;
 use braidfs::{AtimeMode, DataMode, Remount};
 use std::fs::File;
 use std::io;
@@ -20,6 +22,9 @@ pub(crate) const SCRUB_TEXT: u32 = 0xd000_bf03;
 
 /// `_IOW(0xbf, 4, RemountArg)`: changes options of the mount; on any directory. EPERM but for root.
 pub(crate) const REMOUNT: u32 = 0x4020_bf04;
+
+/// `_IOR(0xbf, 5, StatsOut)`: what was asked since the mount; on any directory, by anybody who may open it.
+pub(crate) const STATS: u32 = 0x8818_bf05;
 
 /// [`ScrubStart::flags`]: leave file data alone.
 pub(crate) const NO_DATA: u32 = 1;
@@ -80,6 +85,34 @@ pub(crate) struct RemountArg {
 }
 const _: () = assert!(size_of::<RemountArg>() == 32);
 
+/// By operation code, see [`crate::counters`].
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct StatsOut {
+    /// Threads that count.
+    pub threads: u32,
+    /// One request of so many is timed.
+    pub sampled: u32,
+    /// Of INIT, as agreed.
+    pub init_flags: u64,
+    /// [`PRIVATE`].
+    pub how: u64,
+    pub ops: [StatsOp; CODES],
+}
+const _: () = assert!(size_of::<StatsOut>() == 0x818);
+
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct StatsOp {
+    pub requests: u64,
+    pub deferred: u64,
+    pub timed: u64,
+    pub nanos: u64,
+}
+
+/// [`StatsOut::how`]: the daemon's user alone may enter, nothing is checked.
+pub(crate) const PRIVATE: u64 = 1;
+
 pub(crate) const NO: u32 = 1;
 pub(crate) const YES: u32 = 2;
 pub(crate) const DATA_MODES: [DataMode; 3] = [DataMode::Ordered, DataMode::Journal, DataMode::Writeback];
@@ -107,6 +140,62 @@ pub fn remount(mountpoint: &Path, how: &Remount, sync: Option<bool>) -> io::Resu
         reserved: 0,
     };
     ask(&File::open(mountpoint)?, REMOUNT, &mut arg)
+}
+
+/// What a mount was asked since it was made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stats {
+    /// Serving threads.
+    pub threads: u32,
+    /// One request of so many is timed.
+    pub sampled: u32,
+    /// Flags of INIT as `linux/fuse.h` has them, as agreed with the kernel.
+    pub init_flags: u64,
+    /// Mounted with `private`.
+    pub private: bool,
+    /// Operations that were asked at least once, in the order of their codes.
+    pub ops: Vec<OpStats>,
+}
+
+/// Of one operation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OpStats {
+    /// Of FUSE; 0: all that have none below 64.
+    pub opcode: u32,
+    /// As `linux/fuse.h` has it; empty for one that this server does not know.
+    pub name: &'static str,
+    /// How often.
+    pub requests: u64,
+    /// Those that another thread answered later.
+    pub deferred: u64,
+    /// Those whose handlers were timed.
+    pub timed: u64,
+    /// How long these took together.
+    pub nanos: u64,
+}
+
+/// Asks the server of the volume mounted on `mountpoint` what it was asked: this question included.
+///
+/// # Errors
+/// ENOTTY: the server is too old, or none of ours. EACCES: the mount is another user's.
+pub fn stats(mountpoint: &Path) -> io::Result<Stats> {
+    let mut s = StatsOut::new_zeroed();
+    ask(&File::open(mountpoint)?, STATS, &mut s)?;
+    let ops = (0..).zip(&s.ops).filter(|(_, o)| o.requests > 0).map(|(opcode, o)| OpStats {
+        opcode,
+        name: Some(op::name(opcode)).filter(|name| *name != "?").unwrap_or_default(),
+        requests: o.requests,
+        deferred: o.deferred,
+        timed: o.timed,
+        nanos: o.nanos,
+    });
+    Ok(Stats {
+        threads: s.threads,
+        sampled: s.sampled,
+        init_flags: s.init_flags,
+        private: s.how & PRIVATE != 0,
+        ops: ops.collect(),
+    })
 }
 
 /// A scrub of a mounted volume, as the program sees it that asked for it. Dropping it stops the scrub.

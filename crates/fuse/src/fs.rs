@@ -2,7 +2,8 @@
 //! to.
 //!
 //! The kernel checks permissions (`default_permissions`, POSIX ACLs), keeps names, attributes and pages cached without
-//! limit of time (nobody else changes the volume) and collects writes (writeback cache). Handlers are in [`crate::ops`].
+//! limit of time (nobody else changes the volume) and collects writes (writeback cache), unless [`crate::profile`] says
+//! otherwise. Handlers are in [`crate::ops`].
 //!
 //! Does not promise: advisory locks and `flock` across mounts (the kernel keeps them), `poll`, `bmap`.
 
@@ -10,9 +11,11 @@ use crate::abi::{self, init, op};
 use crate::asked::Asked;
 use crate::behind::Behind;
 use crate::channel::Channel;
+use crate::counters::Counters;
 use crate::flagged::Flagged;
 use crate::handles::Handles;
 use crate::ops::{Durable, Scrubbing, Syncs};
+use crate::profile::{Profile, Xattr};
 use crate::request::{Answer, Handled, Outcome, Request};
 use crate::room::Tight;
 use crate::transport::{DEFERRED_MAX, Later, Ticket};
@@ -34,7 +37,7 @@ pub(crate) const MAX_BACKGROUND: u16 = 1024;
 /// From so many on it neither reads ahead nor writes back more than it must.
 const CONGESTED: u16 = 96;
 
-/// Wanted of the kernel; it is granted what it knows.
+/// Wanted of the kernel by default; it is granted what it knows.
 ///
 /// Not wanted: POSIX_LOCKS and FLOCK_LOCKS (the kernel's own suffice), AUTO_INVAL_DATA (all changes go through the
 /// kernel).
@@ -86,7 +89,13 @@ impl Agreed {
 }
 
 /// Answers INIT; `rings`: they are there, should the kernel know them. With `opens` the kernel is to ask for each open.
-pub(crate) fn negotiate(req: &Request<'_>, out: &mut Answer, rings: bool, opens: bool) -> Result<Agreed, Errno> {
+pub(crate) fn negotiate(
+    req: &Request<'_>,
+    out: &mut Answer,
+    rings: bool,
+    opens: bool,
+    profile: Profile,
+) -> Result<Agreed, Errno> {
     let old: abi::InitCompatIn = req.arg()?;
     if old.major != abi::MAJOR || old.minor < abi::MINOR_MIN {
         tracing::error!(
@@ -102,8 +111,9 @@ pub(crate) fn negotiate(req: &Request<'_>, out: &mut Answer, rings: bool, opens:
     };
     let offered = u64::from(old.flags) | high << 32;
     let opens = opens || offered & WITHOUT_OPEN != WITHOUT_OPEN;
-    let wanted = WANTED | if rings { init::OVER_IO_URING } else { 0 };
+    let wanted = profile.wanted(WANTED) | if rings { init::OVER_IO_URING } else { 0 };
     let flags = offered & (wanted | if opens { WITH_OPEN } else { WITHOUT_OPEN });
+    profile.accept(flags)?;
     out.put(&abi::InitOut {
         major: abi::MAJOR,
         minor: abi::MINOR.min(old.minor),
@@ -149,6 +159,9 @@ pub(crate) struct BraidFs {
     pub(crate) scrub: Mutex<Option<Scrubbing>>,
     /// There is one: closing a directory need not look for it otherwise.
     pub(crate) scrubs: AtomicBool,
+    pub(crate) profile: Profile,
+    /// What was asked.
+    pub(crate) counters: Arc<Counters>,
     /// Requests that the helper thread is to answer when the kernel has answered it.
     waiting: Arc<AtomicUsize>,
     /// Who reads FORGETs now and then, where they do not come by themselves.
@@ -210,6 +223,8 @@ impl BraidFs {
             scrubs: AtomicBool::new(false),
             waiting: Arc::default(),
             forgets: OnceLock::new(),
+            profile: Profile::default(),
+            counters: Arc::default(),
         };
         if !agreed.opens() {
             fs.first_look_at_room();
@@ -278,6 +293,11 @@ impl BraidFs {
             op::RELEASEDIR => self.releasedir(req),
             op::FSYNC | op::FSYNCDIR => self.fsync(req, cx),
             op::SYNCFS => self.syncfs(cx),
+            op::SETXATTR | op::GETXATTR | op::LISTXATTR | op::REMOVEXATTR
+                if self.profile.xattr(None) == Xattr::None =>
+            {
+                Err(Errno::NOSYS)
+            }
             op::SETXATTR => self.setxattr(req),
             op::GETXATTR => self.getxattr(req, out),
             op::LISTXATTR => self.listxattr(req, out),
@@ -332,7 +352,7 @@ mod tests {
         };
         let f = init_frame(arg.as_bytes());
         let mut out = Answer::new(64);
-        let agreed = negotiate(&Request::parse(&f).unwrap(), &mut out, false, false).unwrap();
+        let agreed = negotiate(&Request::parse(&f).unwrap(), &mut out, false, false, Profile::default()).unwrap();
         let reply = abi::InitOut::read_from_bytes(out.body()).unwrap();
         assert_eq!(agreed.flags, init::WRITEBACK_CACHE | init::INIT_EXT | init::DIRECT_IO_ALLOW_MMAP);
         assert_eq!((reply.minor, reply.max_pages, reply.max_readahead), (44, 256, 1 << 17));
@@ -343,7 +363,8 @@ mod tests {
     fn old_kernels_are_refused() {
         let arg = abi::InitCompatIn { major: 7, minor: 30, max_readahead: 0, flags: 0 };
         let f = init_frame(arg.as_bytes());
-        assert_eq!(negotiate(&Request::parse(&f).unwrap(), &mut Answer::new(0), true, false), Err(Errno::PROTO));
+        let agreed = negotiate(&Request::parse(&f).unwrap(), &mut Answer::new(0), true, false, Profile::default());
+        assert_eq!(agreed, Err(Errno::PROTO));
     }
 
     #[test]
@@ -351,8 +372,9 @@ mod tests {
         let without = init::NO_OPEN_SUPPORT | init::NO_OPENDIR_SUPPORT;
         let agreed = |offer: u64, opens| {
             let arg = abi::InitCompatIn { major: 7, minor: 31, max_readahead: 0, flags: offer as u32 };
-            let f = init_frame(arg.as_bytes());
-            negotiate(&Request::parse(&f).unwrap(), &mut Answer::new(64), false, opens).map(|a| (a.flags, a.opens()))
+            let (f, mut out) = (init_frame(arg.as_bytes()), Answer::new(64));
+            negotiate(&Request::parse(&f).unwrap(), &mut out, false, opens, Profile::default())
+                .map(|a| (a.flags, a.opens()))
         };
         let all = without | init::ATOMIC_O_TRUNC;
         assert_eq!(agreed(all, false), Ok((without, false)));

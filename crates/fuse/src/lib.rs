@@ -5,7 +5,8 @@
 //! handlers, over the engine's API) → `node` (which inode is meant), `lookups` (what the kernel was told of) → `opened`
 //! (its file), `handles` (files that the kernel asked to open), `room` (ENOSPC in time), `behind` (no stale pages behind
 //! direct writes). `serve` runs the whole from mount to unmount,
-//! `latency` looks after the serving threads meanwhile; `daemon` and `loopdev` help the command line.
+//! `latency` looks after the serving threads meanwhile, `counters` counts what they are asked; `profile` says what a mount
+//! gives up to be asked less; `daemon` and `loopdev` help the command line.
 //!
 //! The protocol is spoken directly, not through a crate: `sync` (SYNCFS), unnamed files (TMPFILE), birth times (STATX)
 //! and an `umount` that waits until the volume is closed (DESTROY) need operations that the crates do not pass on.
@@ -19,6 +20,7 @@ mod asker;
 mod behind;
 mod channel;
 pub mod control;
+mod counters;
 mod daemon;
 mod flagged;
 mod fs;
@@ -30,6 +32,7 @@ mod mount;
 mod node;
 mod opened;
 mod ops;
+mod profile;
 mod request;
 mod room;
 mod serve;
@@ -40,5 +43,6 @@ pub use daemon::{DaemonError, Ready, daemonize};
 pub use latency::Latency;
 pub use loopdev::LoopDevice;
 pub use mount::{MountConfig, remount, take_over};
+pub use profile::{Cache, Profile};
 pub use serve::{ServeError, serve};
 pub use transport::Transport;

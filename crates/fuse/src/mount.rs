@@ -6,6 +6,7 @@
 use crate::channel::open_device;
 use crate::fs::MAX_IO_BYTES;
 use crate::latency::Latency;
+use crate::profile::Profile;
 use crate::transport::Transport;
 use braidfs::AtimeMode;
 use rustix::io::Errno;
@@ -62,6 +63,8 @@ pub struct MountConfig {
     pub latency: Latency,
     /// How requests come.
     pub transport: Transport,
+    /// What it gives up to be asked less.
+    pub profile: Profile,
     /// Mount as `fuseblk` on this block device (root only): `sync` reaches the volume, and `umount` returns when it is
     /// closed. The device is only claimed, not used; a loop device of the image does ([`crate::LoopDevice`]).
     pub fuseblk: Option<PathBuf>,
@@ -89,6 +92,7 @@ impl MountConfig {
             threads: std::thread::available_parallelism().map_or(2, |n| n.get().max(2)),
             latency: Latency::Auto,
             transport: Transport::Auto,
+            profile: Profile::default(),
             fuseblk: None,
         }
     }
@@ -115,8 +119,10 @@ impl MountConfig {
     /// Options for the kernel. The root's mode only says that it is a directory.
     fn kernel_options(&self, fd: i32) -> String {
         let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-        let mut options =
-            format!("fd={fd},rootmode=40000,user_id={uid},group_id={gid},default_permissions,max_read={MAX_IO_BYTES}");
+        let mut options = format!("fd={fd},rootmode=40000,user_id={uid},group_id={gid},max_read={MAX_IO_BYTES}");
+        if !self.profile.private {
+            options += ",default_permissions";
+        }
         if self.allow_other {
             options += ",allow_other";
         }
@@ -129,8 +135,9 @@ impl MountConfig {
     /// Options for `fusermount3`, which escapes commas with a backslash.
     fn helper_options(&self) -> String {
         let source = self.source.replace('\\', "\\\\").replace(',', "\\,");
-        let mut options = format!("fsname={source},subtype=braidfs,default_permissions,max_read={MAX_IO_BYTES}");
+        let mut options = format!("fsname={source},subtype=braidfs,max_read={MAX_IO_BYTES}");
         for (on, name) in [
+            (!self.profile.private, ",default_permissions"),
             (self.allow_other, ",allow_other"),
             (self.read_only, ",ro"),
             (!self.exec, ",noexec"),
@@ -157,6 +164,7 @@ pub(crate) struct Mount {
 impl Mount {
     /// Mounts; the connection's descriptor.
     pub fn new(cfg: &MountConfig) -> io::Result<(Self, OwnedFd)> {
+        cfg.profile.check(cfg)?;
         let point = cfg.mountpoint.canonicalize()?;
         if !point.is_dir() {
             return Err(Errno::NOTDIR.into());
@@ -366,6 +374,12 @@ mod tests {
         assert!(cfg.kernel_options(5).ends_with(",allow_other,blksize=4096"));
         assert!(cfg.helper_options().starts_with("fsname=a\\,b.img,subtype=braidfs,"));
         assert!(cfg.helper_options().ends_with(",allow_other,ro"));
+        for private in [false, true] {
+            cfg.profile.private = private;
+            for options in [cfg.kernel_options(5), cfg.helper_options()] {
+                assert_eq!(options.contains(",default_permissions"), !private, "{options}");
+            }
+        }
         assert!(cfg.flags().contains(MountFlags::RDONLY | MountFlags::RELATIME));
         assert!(cfg.threads >= 2);
     }

@@ -25,6 +25,9 @@
 //! **Who looks.** Whoever takes room looks at that of the domain ([`BraidFs::watch_room`]). Without OPEN a domain may become
 //! tight by what others take, while nobody opens or writes a file of it, so all domains are looked at now and then.
 //!
+//! On a mount without the writeback cache ([`Cache::Through`]) no domain is ever tight: all `write`s are as by rule 1, and
+//! pages stay for reads.
+//!
 //! Does not promise: ENOSPC for stores to a shared map, nor for a single `write` of more than [`LAST_BLOCKS`] (of several
 //! writers, 1 MiB) by rule 3, or, without OPEN, of more than that by other calls than `write` and `pwrite`, or of more than
 //! [`KERNEL_DIRTY_BYTES`]; these are told at `fsync` and `close`. Without OPEN a `write` that does not fit takes nothing,
@@ -37,6 +40,7 @@ use crate::channel::Channel;
 use crate::fs::{BraidFs, Context, TTL_SECONDS, errno};
 use crate::node::WireId;
 use crate::ops::attr_out;
+use crate::profile::Cache;
 use crate::request::{Answer, Handled, Outcome, Request};
 use crate::transport::Later;
 use braidfs::format::inode::{APPEND, IMMUTABLE};
@@ -117,7 +121,8 @@ impl Tight {
 impl BraidFs {
     /// Whether writers of the file must be watched.
     pub(crate) fn is_tight(&self, ino: NodeId) -> bool {
-        self.domain_index(ino).is_some_and(|d| self.tight.domains[d].tight.load(Ordering::Relaxed))
+        self.profile.cache == Cache::Back
+            && self.domain_index(ino).is_some_and(|d| self.tight.domains[d].tight.load(Ordering::Relaxed))
     }
 
     fn domain_index(&self, ino: NodeId) -> Option<usize> {
@@ -138,6 +143,10 @@ impl BraidFs {
     /// Looks how much room the file has; to be called where room is taken. The first to see a tight domain has its
     /// cached writers written back.
     pub(crate) fn watch_room(&self, ino: NodeId, channel: &Arc<Channel>) {
+        if self.profile.cache == Cache::Through {
+            // each `write` is told by the volume itself
+            return;
+        }
         if let Some(d) = self.domain_index(ino) {
             self.watch_domain(d, self.vol.write_room(ino), channel);
         }

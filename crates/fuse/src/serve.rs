@@ -144,7 +144,7 @@ impl Attached {
     fn run(self, vol: Arc<Volume>, cfg: &MountConfig, mut rings: Vec<Ring>, ready: impl FnOnce()) -> Result<(), Ended> {
         let Self { mount, channel, mut signals } = self;
         let opens = cfg.opens || vol.guarded();
-        let agreed = match session::handshake(&channel, !rings.is_empty(), opens) {
+        let agreed = match session::handshake(&channel, !rings.is_empty(), opens, cfg.profile) {
             Ok(agreed) => agreed,
             Err(source) => {
                 // Ends the connection first: nobody would answer what unmounting may ask.

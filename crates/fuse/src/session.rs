@@ -11,9 +11,11 @@
 
 use crate::abi::op;
 use crate::channel::Channel;
+use crate::counters::Line;
 use crate::fs::{Agreed, BraidFs, Context, Job, MAX_IO_BYTES, negotiate};
 use crate::latency::{self, Served};
 use crate::mount::MountConfig;
+use crate::profile::Profile;
 use crate::request::{Answer, Outcome, Request};
 use crate::transport::{Later, Reply, Ring, Ticket, read_forgets};
 use braidfs::Volume;
@@ -33,7 +35,7 @@ type Slot = CachePadded<Mutex<Option<Arc<BraidFs>>>>;
 
 /// Answers the kernel's INIT; `rings`: they are there, should the kernel know them. With `opens` the kernel is to ask for
 /// each open.
-pub(crate) fn handshake(channel: &Channel, rings: bool, opens: bool) -> io::Result<Agreed> {
+pub(crate) fn handshake(channel: &Channel, rings: bool, opens: bool, profile: Profile) -> io::Result<Agreed> {
     let mut buf = vec![0; RECEIVE_BYTES];
     let Some(n) = channel.receive(&mut buf)? else {
         return Err(io::Error::new(io::ErrorKind::NotConnected, "unmounted before it was served"));
@@ -44,14 +46,14 @@ pub(crate) fn handshake(channel: &Channel, rings: bool, opens: bool) -> io::Resu
         return Err(io::Error::new(io::ErrorKind::InvalidData, "the first FUSE request was not INIT"));
     }
     let mut out = Answer::new(64);
-    match negotiate(&req, &mut out, rings, opens) {
+    match negotiate(&req, &mut out, rings, opens, profile) {
         Ok(agreed) => {
             channel.reply(req.head.unique, &mut out);
             Ok(agreed)
         }
         Err(e) => {
             channel.reply_error(req.head.unique, e);
-            Err(e.into())
+            Err(if e == Errno::OPNOTSUPP { profile.refused() } else { e.into() })
         }
     }
 }
@@ -78,7 +80,10 @@ pub(crate) fn run(vol: Arc<Volume>, service: Service<'_>, ready: impl FnOnce()) 
     // With rings one more, which reads what stays at the device.
     let threads = if at_device { cfg.threads.max(2) } else { rings.len() + 1 };
     let latency = cfg.latency;
-    let fs = Arc::new(BraidFs::new(vol, agreed, jobs));
+    let mut fs = BraidFs::new(vol, agreed, jobs);
+    fs.profile = cfg.profile;
+    let counters = fs.counters.clone();
+    let fs = Arc::new(fs);
     fs.durable.set(Some(cfg.sync), Some(cfg.dirsync));
     // One slot per serving thread and one for the helper.
     let slots: Vec<Slot> = (0..=threads).map(|_| CachePadded::new(Mutex::new(Some(fs.clone())))).collect();
@@ -98,7 +103,8 @@ pub(crate) fn run(vol: Arc<Volume>, service: Service<'_>, ready: impl FnOnce()) 
         let spawn = || -> Result<(), Refused> {
             let channel = Arc::new(channel);
             spawn_thread(scope, "fuse-helper".into(), move || help(&slots[threads], work))?;
-            let server = |i: usize, channel| Server { i, slot: &slots[i], channel, served, close };
+            let server =
+                |i: usize, channel| Server { i, slot: &slots[i], channel, served, counts: counters.line(), close };
             if at_device {
                 for i in 0..threads {
                     let server = server(i, if i == 0 { channel.clone() } else { Arc::new(channel.try_clone()?) });
@@ -228,6 +234,7 @@ struct Server<'a> {
     slot: &'a Slot,
     channel: Arc<Channel>,
     served: &'a Served,
+    counts: Arc<CachePadded<Line>>,
     close: &'a (dyn Fn() + Sync),
 }
 
@@ -313,6 +320,7 @@ impl Server<'_> {
             return Reply::Empty;
         }
         let slot = self.slot.lock();
+        let begun = self.counts.begin(opcode);
         let handled = match &*slot {
             // A panic is our bug; the request that ran into it fails, the mount lives on.
             Some(fs) => {
@@ -325,6 +333,7 @@ impl Server<'_> {
             None if matches!(opcode, op::FORGET | op::BATCH_FORGET) => Ok(Outcome::Silent),
             None => Err(Errno::NODEV),
         };
+        self.counts.end(begun, &handled);
         match handled {
             Ok(Outcome::Reply) => Reply::Body,
             Ok(Outcome::Deferred) => Reply::Deferred,

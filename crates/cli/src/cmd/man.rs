@@ -81,7 +81,12 @@ fn mount_page() -> String {
 fn names(row: &Row) -> String {
     // a value that stands for any is shown as such
     let shown = |name: &&str| match name.split_once('=') {
-        Some((name @ ("data" | "fuseblk" | "latency" | "transport"), value)) => format!("{name}={value}"),
+        Some(
+            (name @ ("data" | "fuseblk" | "latency" | "transport"), value)
+            | (name @ "cache", value @ ("back" | "through")),
+        ) => {
+            format!("{name}={value}")
+        }
         Some((name, _)) => format!("{name}="),
         None => (*name).to_string(),
     };

@@ -16,4 +16,5 @@ pub mod option_table;
 pub mod remount;
 pub mod rm;
 pub mod scrub;
+pub mod stats;
 pub mod umount;

@@ -22,10 +22,12 @@ const PLAIN_FUSE_COMMIT: Duration = Duration::from_secs(1);
 #[command(after_help = "Options of -o, as in mount(8):\n  \
     ro rw remount relatime noatime strictatime nodiratime lazytime sync dirsync suid nosuid dev nodev exec noexec\n  \
     nosymfollow allow_other commit=SECONDS data=MODE cache=SIZE threads=N fuseblk=WHEN latency=WHAT\n  \
-    transport=HOW discard nodiscard\n\
+    transport=HOW discard nodiscard private user_xattr cache=back cache=through\n\
     mount.braidfs(8) has the table of all, and what a remount does with each.\n\n\
     discard: free space of 2 MiB and more is discarded (TRIM, hole punch) as it becomes free; without it, fstrim does\n\
     that when it is called.\n\n\
+    private: for the mounting user alone, without permissions, ACLs and extended attributes; cache=through: each write\n\
+    goes to the server at once. Both save requests: docs/mounted.md says what they give up.\n\n\
     latency=auto (default): a process that alone sends many small requests is served on its own CPU\n\
     (as root); low: also, idle CPUs do not halt while requests come (root; faster, above all in a\n\
     virtual machine, for more power); off: neither.\n\n\
@@ -241,7 +243,7 @@ impl Job<'_> {
         }
         tracing::info!(
             source = %cfg.source, mountpoint = %self.mountpoint.display(), io = first.engine(), direct = first.is_direct(),
-            threads = cfg.threads, commit_s = commit.as_secs(), "mounting"
+            threads = cfg.threads, profile = ?cfg.profile, commit_s = commit.as_secs(), "mounting"
         );
         serve(Arc::new(volume), &cfg, ready).map_err(|e| Failure::new(e.to_string()))
     }

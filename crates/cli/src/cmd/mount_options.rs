@@ -4,7 +4,7 @@
 
 use crate::text::parse_size;
 use braidfs::{AtimeMode, DataMode, Remount};
-use braidfs_fuse::{Latency, MountConfig, Transport};
+use braidfs_fuse::{Cache, Latency, MountConfig, Profile, Transport};
 use std::time::Duration;
 
 /// When to mount through a block device (`fuseblk`), which makes `umount` wait and `sync` work as in a kernel file
@@ -67,6 +67,14 @@ pub struct MountSpec {
     pub discard: bool,
     /// `fileflags` or `opens`.
     pub opens: bool,
+    /// For the mounting user alone.
+    pub private: bool,
+    /// Extended attributes also then.
+    pub user_xattr: bool,
+    /// `cache=back` or `cache=through`.
+    pub write_cache: Cache,
+    /// The first option that a private mount cannot have.
+    shared: Option<String>,
     /// The first option that only the kernel's FUSE gives, and only a remount is told of.
     of_the_kernel: Option<String>,
 }
@@ -79,6 +87,19 @@ impl MountSpec {
     pub fn parse<'a>(lists: impl IntoIterator<Item = &'a str>, sloppy: bool) -> Result<Self, String> {
         let mut spec = Self::default();
         lists.into_iter().try_for_each(|list| spec.apply(list, sloppy))?;
+        // a remount gets these from the table of mounts and from fstab, and changes none of them
+        if spec.private && !spec.remount {
+            let other = match spec.allow_other {
+                Some(true) => Some("allow_other"),
+                _ => spec.shared.as_deref(),
+            };
+            if let Some(other) = other {
+                return Err(format!(
+                    "option `private`: not with `{other}`: nothing is checked on a private mount, so that nobody else may \
+                     enter: leave one of them out"
+                ));
+            }
+        }
         match &spec.of_the_kernel {
             Some(option) if !spec.remount => Err(format!("option `{option}`: braidfs sets it itself: leave it out")),
             _ if spec.bind && !spec.remount => {
@@ -110,7 +131,17 @@ impl MountSpec {
         match name {
             "commit" => self.commit = parse_commit(need()?)?,
             "data" => self.data = Some(parse_data(need()?)?),
-            "cache" => self.cache_bytes = parse_cache(need()?)?,
+            "cache" => match need()? {
+                "back" => self.write_cache = Cache::Back,
+                "through" => self.write_cache = Cache::Through,
+                size => {
+                    self.cache_bytes =
+                        parse_cache(size).map_err(|why| format!("cache= is back, through, or a size: {why}"))?;
+                }
+            },
+            "X-mount.idmap" => {
+                self.shared.get_or_insert_with(|| name.into());
+            }
             "threads" => self.threads = parse_threads(need()?)?,
             "fuseblk" => {
                 self.fuseblk = clap::ValueEnum::from_str(need()?, true).map_err(|_| "use auto, always or never")?;
@@ -167,29 +198,21 @@ impl MountSpec {
             "noexec" => self.noexec = true,
             "symfollow" => self.nosymfollow = false,
             "nosymfollow" => self.nosymfollow = true,
+            "private" => self.private = true,
+            "noprivate" => self.private = false,
+            "user_xattr" => self.user_xattr = true,
+            "nouser_xattr" => self.user_xattr = false,
+            "acl" | "default_permissions" => {
+                self.shared.get_or_insert_with(|| name.into());
+            }
             "allow_other" => self.allow_other = Some(true),
             "noallow_other" => self.allow_other = Some(false),
             // As mount(8) says: they imply these.
             "user" | "users" => (self.noexec, self.suid, self.dev) = (true, Some(false), Some(false)),
             "owner" | "group" => (self.suid, self.dev) = (Some(false), Some(false)),
             // What is so anyway, or concerns mount(8) only.
-            "defaults"
-            | "auto"
-            | "noauto"
-            | "nouser"
-            | "nousers"
-            | "nofail"
-            | "_netdev"
-            | "loud"
-            | "silent"
-            | "nomand"
-            | "noiversion"
-            | "noowner"
-            | "nogroup"
-            | "acl"
-            | "user_xattr"
-            | "loop"
-            | "default_permissions" => {}
+            "defaults" | "auto" | "noauto" | "nouser" | "nousers" | "nofail" | "_netdev" | "loud" | "silent"
+            | "nomand" | "noiversion" | "noowner" | "nogroup" | "loop" => {}
             "mand" | "iversion" => return Err("not supported: leave it out".into()),
             _ => return Ok(false),
         }
@@ -209,7 +232,8 @@ impl MountSpec {
         cfg.nosymfollow = self.nosymfollow;
         cfg.suid = self.suid.unwrap_or(cfg.suid);
         cfg.dev = self.dev.unwrap_or(cfg.dev);
-        cfg.allow_other = self.allow_other.unwrap_or(cfg.allow_other);
+        cfg.allow_other = self.allow_other.unwrap_or(cfg.allow_other) && !self.private;
+        cfg.profile = Profile { private: self.private, user_xattr: self.user_xattr, cache: self.write_cache };
         if self.threads > 0 {
             cfg.threads = self.threads.max(2);
         }
@@ -331,6 +355,34 @@ mod tests {
         assert!(spec("user,exec").is_ok_and(|s| !s.noexec && s.suid == Some(false)));
         assert!(spec("user=jane").is_ok_and(|s| s.noexec));
         assert!(MountSpec::parse(["ro,sync", "async", "dirsync"], false).is_ok_and(|s| s.read_only && !s.sync));
+    }
+
+    #[test]
+    fn private_mounts_let_nobody_else_in() {
+        let configured = |list: &str| {
+            let mut cfg = MountConfig::new("a.img", "/mnt");
+            cfg.allow_other = true; // as where root mounts
+            spec(list).unwrap().configure(&mut cfg);
+            (cfg.profile.private, cfg.allow_other)
+        };
+        assert_eq!((configured("private"), configured("")), ((true, false), (false, true)));
+        assert_eq!(configured("private,allow_other,noallow_other"), (true, false));
+        assert_eq!(configured("private,allow_other,noprivate"), (false, true));
+        for other in ["allow_other", "acl", "default_permissions", "X-mount.idmap=/proc/1/ns/user"] {
+            let name = other.split('=').next().unwrap();
+            let why = spec(&format!("{other},private,noatime")).unwrap_err();
+            assert!(why.contains("`private`") && why.contains(name) && why.contains("leave"), "{why}");
+            // what stands in the tables must not keep anybody from mount -o remount,ro
+            assert!(spec(&format!("{other},private,remount,ro")).is_ok());
+        }
+    }
+
+    #[test]
+    fn the_two_caches_are_told_apart() {
+        let s = spec("cache=64M,cache=through").unwrap();
+        assert_eq!((s.cache_bytes, s.write_cache), (64 << 20, Cache::Through));
+        assert_eq!(spec("cache=through,cache=back").unwrap(), MountSpec::default());
+        assert!(spec("cache=trough").unwrap_err().contains("cache="));
     }
 
     #[test]

@@ -112,6 +112,35 @@ pub const TABLE: &[Row] = &[
          files is mounted so anyway. Both names mean the same.",
     ),
     row(
+        &["cache=back", "cache=through"],
+        How::Taken,
+        Again::Ignored,
+        "Whether the kernel collects what programs write, which is the default, or hands on each write at once: fewer \
+         requests where files are written once and looked at again, more where they are appended to or overwritten in \
+         small pieces.",
+    ),
+    row(
+        &["private", "noprivate"],
+        How::Both,
+        Again::Ignored,
+        "For the mounting user alone, root included, and without checks: no permissions, no access control lists, no \
+         extended attributes (but with user_xattr), no export by NFS. Refused with allow_other and whatever else lets \
+         others in.",
+    ),
+    row(
+        &["user_xattr", "nouser_xattr"],
+        How::Taken,
+        Again::Ignored,
+        "With private: extended attributes all the same, for a request more with each file that is written. Without \
+         private they are always there.",
+    ),
+    row(
+        &["acl", "default_permissions"],
+        How::Taken,
+        Again::Ignored,
+        "The kernel checks permissions and access control lists: it does so anyway, but with private, which refuses these.",
+    ),
+    row(
         &["discard", "nodiscard"],
         How::Taken,
         Again::Ignored,
@@ -147,10 +176,10 @@ pub const TABLE: &[Row] = &[
     row(&["remount"], How::Taken, Again::Changes, "Change options of what is mounted, see below."),
     row(&["bind"], How::Passed, Again::Changes, "With remount: change the options of this mount point alone."),
     row(
-        &["defaults", "nouser", "nousers", "noowner", "nogroup", "default_permissions", "acl", "user_xattr", "loop"],
+        &["defaults", "nouser", "nousers", "noowner", "nogroup", "loop"],
         How::Ignored,
         Again::Ignored,
-        "It is so anyway. The kernel always checks permissions; an image file gets its loop device by itself.",
+        "It is so anyway; an image file gets its loop device by itself.",
     ),
     row(&["loud", "silent", "nomand", "noiversion"], How::Ignored, Again::Ignored, "No effect."),
     row(

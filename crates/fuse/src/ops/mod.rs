@@ -1,5 +1,6 @@
 //! The handlers, one file per group of operations: names, attributes, directories, file data, extended attributes,
-//! inode flags, the scrub, the trim, options that change, and what is made durable at once, and on which thread.
+//! inode flags, the scrub, the trim, options that change, counts of requests, and what is made durable at once, and on
+//! which thread.
 
 mod attrs;
 mod data;
@@ -9,6 +10,7 @@ mod flags;
 mod names;
 mod remount;
 mod scrub;
+mod stats;
 mod syncs;
 #[cfg(test)]
 mod tests;

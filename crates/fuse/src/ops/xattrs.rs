@@ -3,6 +3,7 @@
 use super::attrs::CAPS;
 use crate::abi::{self, init};
 use crate::fs::{BraidFs, errno};
+use crate::profile::Xattr;
 use crate::request::{Answer, Handled, Outcome, Request};
 use braidfs::{Error, SetAttr, XattrMode};
 use rustix::io::Errno;
@@ -19,6 +20,7 @@ impl BraidFs {
         let end = rest.iter().position(|&b| b == 0).ok_or(Errno::INVAL)?;
         let (name, value) = (&rest[..end], &rest[end + 1..]);
         let value = value.get(..arg.size as usize).ok_or(Errno::INVAL)?;
+        self.allows(name)?;
         let node = self.live(req.node())?;
         self.vol.setxattr(node, name, value, xattr_mode(arg.flags)?).map_err(errno)?;
         if name == CAPS {
@@ -36,6 +38,7 @@ impl BraidFs {
 
     pub(crate) fn getxattr(&self, req: &Request<'_>, out: &mut Answer) -> Handled {
         let (arg, name) = req.arg_and_name::<abi::GetxattrIn>()?;
+        self.allows(name)?;
         let value = self.vol.getxattr(self.live(req.node())?, name).map_err(errno)?;
         sized(out, arg.size, &value)
     }
@@ -44,20 +47,28 @@ impl BraidFs {
         let arg: abi::GetxattrIn = req.arg()?;
         let mut list = Vec::new();
         for name in self.vol.listxattr(self.live(req.node())?).map_err(errno)? {
-            list.extend_from_slice(&name);
-            list.push(0);
+            if self.profile.xattr(Some(&name)) == Xattr::Kept {
+                list.extend_from_slice(&name);
+                list.push(0);
+            }
         }
         sized(out, arg.size, &list)
     }
 
     pub(crate) fn removexattr(&self, req: &Request<'_>) -> Handled {
         let name = req.name()?;
+        self.allows(name)?;
         match self.vol.removexattr(self.live(req.node())?, name) {
             // To have no access list is to have none beyond the mode: there is nothing to do.
             Err(Error::NoAttr) if name.starts_with(b"system.posix_acl_") => {}
             removed => removed.map_err(errno)?,
         }
         Ok(Outcome::Reply)
+    }
+
+    /// Whether the mount has attributes of this name.
+    fn allows(&self, name: &[u8]) -> Result<(), Errno> {
+        if self.profile.xattr(Some(name)) == Xattr::Kept { Ok(()) } else { Err(Errno::OPNOTSUPP) }
     }
 }
 

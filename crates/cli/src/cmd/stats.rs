@@ -1,0 +1,186 @@
+//! `braidfs stats`: what the server of a mount was asked, by operation.
+
+use crate::cmd::umount::is_braidfs;
+use crate::failure::{Failure, Outcome, host_error};
+use crate::{mountinfo, text};
+use braidfs_fuse::control::{OpStats, Stats, stats};
+use rustix::io::Errno;
+use serde::Serialize;
+use std::collections::HashMap;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Show what a mounted volume was asked: requests by operation, and the time they took
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  braidfs stats /mnt                  since it was mounted\n  \
+    braidfs stats --interval 5 /mnt     in the next 5 seconds\n  \
+    braidfs stats --json /mnt           for programs: differences of two calls tell what came between\n\n\
+    Operations are those of linux/fuse.h. Requests are counted one by one; of one in 16 the time in the handler is\n\
+    taken, of which the mean is shown: without the way to the server and back, which often takes longer. `later` are\n\
+    those that another thread answered, as fsync does when the disk has it. What the kernel answers from its cache\n\
+    is not asked, and not counted. This command asks, too: OPENDIR, IOCTL and RELEASEDIR.")]
+pub struct Args {
+    /// As JSON
+    #[arg(long)]
+    json: bool,
+    /// What came in so many seconds from now on, instead of all since the mount
+    #[arg(short, long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    interval: Option<u64>,
+    /// The mount point
+    #[arg(required = true, value_name = "MOUNTPOINT")]
+    mountpoint: PathBuf,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    mountpoint: PathBuf,
+    /// How long was counted; none: since the mount.
+    seconds: Option<u64>,
+    /// Serving threads.
+    threads: u32,
+    /// One request of so many is timed.
+    sampled: u32,
+    /// Flags of INIT that the kernel agreed to, bits of `linux/fuse.h`.
+    init_flags: u64,
+    /// Mounted with `private`.
+    private: bool,
+    requests: u64,
+    operations: Vec<Operation>,
+}
+
+#[derive(Debug, Serialize)]
+struct Operation {
+    name: String,
+    opcode: u32,
+    requests: u64,
+    /// Those that another thread answered.
+    deferred: u64,
+    /// Those that were timed, and how long their handlers took together.
+    timed: u64,
+    timed_ns: u64,
+}
+
+impl Operation {
+    /// Microseconds in the handler.
+    fn mean(&self) -> Option<f64> {
+        (self.timed > 0).then(|| self.timed_ns as f64 / self.timed as f64 / 1000.0)
+    }
+}
+
+/// Runs it.
+pub fn run(args: &Args) -> Outcome {
+    let place = mountinfo::absolute(&args.mountpoint);
+    if !mountinfo::at(&place).is_some_and(|m| is_braidfs(&m)) {
+        return Err(Failure::at("cannot show", place.display(), "no braidfs is mounted there: give a mount point"));
+    }
+    let before = match args.interval {
+        Some(seconds) => {
+            let before = ask(&place)?;
+            std::thread::sleep(Duration::from_secs(seconds));
+            before.ops
+        }
+        None => Vec::new(),
+    };
+    let report = report(place.clone(), args.interval, &before, &ask(&place)?);
+    if args.json {
+        let json = serde_json::to_string_pretty(&report).map_err(|e| Failure::new(format!("stats: {e}")))?;
+        crate::say(format_args!("{json}"))?;
+    } else {
+        crate::say(format_args!("{}", lines(&report).trim_end()))?;
+    }
+    Ok(0)
+}
+
+fn ask(place: &Path) -> Result<Stats, Failure> {
+    stats(place).map_err(|e| {
+        let why = match Errno::from_io_error(&e) {
+            Some(Errno::NOTTY) => "its server is of an older version: mount it again".into(),
+            Some(Errno::NOTCONN | Errno::CONNABORTED | Errno::NODEV) => {
+                "the volume was unmounted, or its server died".into()
+            }
+            _ => host_error(&e),
+        };
+        Failure::at("cannot show", place.display(), why)
+    })
+}
+
+fn report(mountpoint: PathBuf, seconds: Option<u64>, before: &[OpStats], now: &Stats) -> Report {
+    let before: HashMap<u32, &OpStats> = before.iter().map(|o| (o.opcode, o)).collect();
+    let since = |now: &OpStats| {
+        let then = before.get(&now.opcode);
+        let less = |now: u64, then: Option<u64>| now.saturating_sub(then.unwrap_or(0));
+        Operation {
+            name: match (now.name, now.opcode) {
+                ("", 0) => "other".into(),
+                ("", code) => format!("#{code}"),
+                (name, _) => name.into(),
+            },
+            opcode: now.opcode,
+            requests: less(now.requests, then.map(|t| t.requests)),
+            deferred: less(now.deferred, then.map(|t| t.deferred)),
+            timed: less(now.timed, then.map(|t| t.timed)),
+            timed_ns: less(now.nanos, then.map(|t| t.nanos)),
+        }
+    };
+    let operations: Vec<Operation> = now.ops.iter().map(since).filter(|o| o.requests > 0).collect();
+    Report {
+        mountpoint,
+        seconds,
+        threads: now.threads,
+        sampled: now.sampled,
+        init_flags: now.init_flags,
+        private: now.private,
+        requests: operations.iter().map(|o| o.requests).sum(),
+        operations,
+    }
+}
+
+fn lines(report: &Report) -> String {
+    let since = report
+        .seconds
+        .map_or_else(|| "since the mount".into(), |s| format!("in {}", text::count(s, "second", "seconds")));
+    let all = text::count(report.requests, "request", "requests");
+    let mut out = format!(
+        "{all} {since}, {} threads\n\noperation        requests     later  µs in handler   part of time\n",
+        report.threads
+    );
+    let time = |o: &Operation| o.mean().map_or(0.0, |mean| mean * o.requests as f64);
+    let total: f64 = report.operations.iter().map(time).sum();
+    let mut sorted: Vec<&Operation> = report.operations.iter().collect();
+    sorted.sort_by_key(|o| std::cmp::Reverse(o.requests));
+    for o in sorted {
+        let mean = o.mean().map_or_else(|| "-".into(), |mean| format!("{mean:.1}"));
+        let part = if total > 0.0 { format!("{:.0} %", 100.0 * time(o) / total) } else { "-".into() };
+        // Writing to a String cannot fail.
+        let _ = writeln!(out, "{:<15}{:>10}{:>10}{mean:>15}{part:>15}", o.name, o.requests, o.deferred);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn op(opcode: u32, name: &'static str, requests: u64, nanos: u64) -> OpStats {
+        OpStats { opcode, name, requests, deferred: 0, timed: requests / 10, nanos }
+    }
+
+    fn stats_of(ops: Vec<OpStats>) -> Stats {
+        Stats { threads: 2, sampled: 16, init_flags: 1 << 16, private: false, ops }
+    }
+
+    #[test]
+    fn only_what_came_between_is_shown() {
+        let before = [op(3, "GETATTR", 100, 50_000), op(16, "WRITE", 7, 9)];
+        let now = stats_of(vec![op(3, "GETATTR", 300, 90_000), op(16, "WRITE", 7, 9), op(25, "", 1, 0)]);
+        let report = report("/mnt".into(), Some(5), &before, &now);
+        let shown: Vec<_> = report.operations.iter().map(|o| (o.name.as_str(), o.requests)).collect();
+        assert_eq!((shown, report.requests), (vec![("GETATTR", 200), ("#25", 1)], 201));
+        assert_eq!(report.operations[0].mean(), Some(2.0));
+        let text = lines(&report);
+        assert!(text.starts_with("201 requests in 5 seconds, 2 threads\n"), "{text}");
+        assert!(text.contains("GETATTR               200         0            2.0          100 %\n"), "{text}");
+        assert!(text.contains("#25                     1         0              -            0 %\n"), "{text}");
+    }
+}
