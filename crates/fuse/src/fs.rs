@@ -12,6 +12,7 @@ use crate::asked::Asked;
 use crate::behind::Behind;
 use crate::channel::Channel;
 use crate::counters::Counters;
+use crate::dirty::DirtyLimit;
 use crate::flagged::Flagged;
 use crate::handles::Handles;
 use crate::ops::{Durable, Scrubbing, Syncs};
@@ -160,6 +161,8 @@ pub(crate) struct BraidFs {
     /// There is one: closing a directory need not look for it otherwise.
     pub(crate) scrubs: AtomicBool,
     pub(crate) profile: Profile,
+    /// What the kernel may hold back.
+    pub(crate) dirty: Option<DirtyLimit>,
     /// What was asked.
     pub(crate) counters: Arc<Counters>,
     /// Requests that the helper thread is to answer when the kernel has answered it.
@@ -224,6 +227,7 @@ impl BraidFs {
             waiting: Arc::default(),
             forgets: OnceLock::new(),
             profile: Profile::default(),
+            dirty: None,
             counters: Arc::default(),
         };
         if !agreed.opens() {

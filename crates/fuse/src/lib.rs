@@ -3,7 +3,7 @@
 //! The modules, in the order in which a request passes: `mount` (gets the connection) → `session` (serving threads)
 //! → `transport`, `channel` and `request` (how it comes; `abi` declares the frames) → `fs` (which handler) → `ops` (the
 //! handlers, over the engine's API) → `node` (which inode is meant), `lookups` (what the kernel was told of) → `opened`
-//! (its file), `handles` (files that the kernel asked to open), `room` (ENOSPC in time), `behind` (no stale pages behind
+//! (its file), `handles` (files that the kernel asked to open), `room` and `dirty` (ENOSPC in time), `behind` (no stale pages behind
 //! direct writes). `serve` runs the whole from mount to unmount,
 //! `latency` looks after the serving threads meanwhile, `counters` counts what they are asked; `profile` says what a mount
 //! gives up to be asked less; `daemon` and `loopdev` help the command line.
@@ -22,6 +22,7 @@ mod channel;
 pub mod control;
 mod counters;
 mod daemon;
+mod dirty;
 mod flagged;
 mod fs;
 mod handles;

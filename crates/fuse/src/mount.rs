@@ -4,6 +4,7 @@
 //! `sync` and `umount` reach the file system and wait for it. Other users go through `fusermount3`.
 
 use crate::channel::open_device;
+use crate::dirty::DirtyLimit;
 use crate::fs::MAX_IO_BYTES;
 use crate::latency::Latency;
 use crate::profile::Profile;
@@ -216,15 +217,9 @@ impl Mount {
         }
     }
 
-    /// Has the kernel hold no more than `bytes` dirty, where it would hold more. Best effort as above; Linux 6.2.
-    pub fn limit_dirty(&self, bytes: u64) {
-        if let Some(path) = self.bdi("max_bytes")
-            && let Ok(now) = std::fs::read_to_string(&path)
-            && now.trim().parse().is_ok_and(|now: u64| now > bytes)
-            && let Err(e) = std::fs::write(&path, bytes.to_string())
-        {
-            tracing::debug!(path, error = %e, "the kernel's limit of dirty pages stays");
-        }
+    /// How much the kernel may hold dirty.
+    pub fn dirty_limit(&self) -> Option<DirtyLimit> {
+        self.bdi("").map(DirtyLimit::new)
     }
 
     /// A setting of the kernel for the mount.

@@ -1,8 +1,8 @@
 //! Telling ENOSPC at the `write` although the kernel's writeback cache takes writes before the volume sees them.
 //!
 //! Room is counted per domain: its free blocks and those of groups that it can still claim. The kernel holds at most
-//! [`KERNEL_DIRTY_BYTES`] (the mount sets that bound). While a domain has twice as much, nothing is done. Below, the
-//! domain is *tight*:
+//! what [`crate::dirty`] allows. While a domain has twice as much, nothing is done. Below, the domain is *tight*; the kernel
+//! is then allowed the least, and when it has written back what it held of the domain, that is what counts:
 //! 1. With OPEN, files opened for writing are opened write-through: the volume answers each `write` itself, exactly.
 //! 2. Files that were opened before, and without OPEN all files, stay cached, the kernel offers no way back. But each
 //!    `write` needs valid attributes, so they are told without a time to live: the kernel then asks (GETATTR with the flag
@@ -30,13 +30,14 @@
 //!
 //! Does not promise: ENOSPC for stores to a shared map, nor for a single `write` of more than [`LAST_BLOCKS`] (of several
 //! writers, 1 MiB) by rule 3, or, without OPEN, of more than that by other calls than `write` and `pwrite`, or of more than
-//! [`KERNEL_DIRTY_BYTES`]; these are told at `fsync` and `close`. Without OPEN a `write` that does not fit takes nothing,
+//! [`LEAST_BYTES`]; these are told at `fsync` and `close`. Without OPEN a `write` that does not fit takes nothing,
 //! where the volume itself would take a part. The last blocks cannot be had through a handle of rule 2, and where they are
 //! all that is left it gets ENOSPC for a `read` across the end of the file, too: the kernel asks the same; without OPEN a
 //! `read` by `io_uring` does, or by a thread that `/proc` does not show.
 
 use crate::asker::{self, Doing};
 use crate::channel::Channel;
+use crate::dirty::{DirtyLimit, LEAST_BYTES};
 use crate::fs::{BraidFs, Context, TTL_SECONDS, errno};
 use crate::node::WireId;
 use crate::ops::attr_out;
@@ -52,12 +53,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-/// What the kernel may hold dirty for one mount.
-pub(crate) const KERNEL_DIRTY_BYTES: u64 = 64 << 20;
-const KERNEL_DIRTY_BLOCKS: u64 = KERNEL_DIRTY_BYTES / 4096;
-const TIGHT_BLOCKS: u64 = 2 * KERNEL_DIRTY_BLOCKS;
-/// A tight domain is so until it has this much: it does not change its mind with each write.
-const ROOMY_BLOCKS: u64 = 3 * KERNEL_DIRTY_BLOCKS;
+/// What the kernel may hold dirty for one mount, at least.
+const LEAST_DIRTY_BLOCKS: u64 = LEAST_BYTES / 4096;
+/// A domain is tight with less room than so many times what the kernel may hold.
+const TIGHT: u64 = 2;
+/// And then until it has this much: it does not change its mind with each write.
+const ROOMY: u64 = 3;
 const LAST_BLOCKS: u64 = (2 << 20) / 4096;
 /// What each of several writers is taken to write at once: all of them may have been told to go on before one of them did.
 const WRITE_BLOCKS: u64 = (1 << 20) / 4096;
@@ -83,6 +84,8 @@ struct Domain {
     becoming: Arc<Becoming>,
     /// Blocks that writers may have taken who were told to go on since all was written back; [`UNKNOWN`].
     grants: CachePadded<AtomicU64>,
+    /// Blocks that the kernel may hold dirty of the domain. Written when it becomes tight.
+    held: CachePadded<AtomicU64>,
 }
 
 /// What the kernel may hold was not written back since the domain became tight.
@@ -113,7 +116,8 @@ impl Becoming {
 
 impl Tight {
     pub fn new(domains: usize) -> Self {
-        let domains = (0..domains).map(|_| Domain::default()).collect();
+        let domain = |_| Domain { held: CachePadded::new(LEAST_DIRTY_BLOCKS.into()), ..Domain::default() };
+        let domains = (0..domains).map(domain).collect();
         Self { domains, look: CachePadded::default(), begin: Instant::now() }
     }
 }
@@ -130,11 +134,21 @@ impl BraidFs {
         (d < self.tight.domains.len()).then_some(d)
     }
 
+    /// Has the kernel hold dirty pages by the room that there is: before the first request comes.
+    pub(crate) fn allow_dirty(&mut self, limit: Option<DirtyLimit>) {
+        self.dirty = limit;
+        let rooms = (0..self.tight.domains.len()).map(|d| self.vol.domain_room(DomainId(d as u16)));
+        if let (Some(limit), Some(least)) = (&self.dirty, rooms.min()) {
+            let bytes = limit.allow(least * 4096);
+            self.tight.domains.iter().for_each(|d| d.held.store(bytes / 4096, Ordering::SeqCst));
+        }
+    }
+
     /// Looks how much room each domain has before the first request comes: on a mount without OPEN.
     pub(crate) fn first_look_at_room(&self) {
         for (d, domain) in self.tight.domains.iter().enumerate() {
             let room = self.vol.domain_room(DomainId(d as u16));
-            let tight = room < TIGHT_BLOCKS;
+            let tight = room < TIGHT * domain.held.load(Ordering::Relaxed);
             domain.grants.store(if tight { 0 } else { UNKNOWN }, Ordering::SeqCst);
             domain.tight.store(tight, Ordering::SeqCst);
         }
@@ -170,12 +184,13 @@ impl BraidFs {
 
     fn watch_domain(&self, d: usize, room: u64, channel: &Arc<Channel>) {
         let domain = &self.tight.domains[d];
+        let held = domain.held.load(Ordering::Relaxed);
         if domain.tight.load(Ordering::Relaxed) {
-            if room >= ROOMY_BLOCKS {
+            if room >= ROOMY * held {
                 domain.tight.store(false, Ordering::SeqCst);
                 domain.grants.store(UNKNOWN, Ordering::SeqCst);
             }
-        } else if room < TIGHT_BLOCKS && !domain.tight.swap(true, Ordering::SeqCst) {
+        } else if room < TIGHT * held && !domain.tight.swap(true, Ordering::SeqCst) {
             if !self.agreed.opens() {
                 self.begin_tight(d, channel);
             }
@@ -222,7 +237,7 @@ impl BraidFs {
     pub(crate) fn written_cached(&self, ino: NodeId, out: &Answer, cx: &Context<'_>) -> Outcome {
         let Some(d) = self.domain_index(ino) else { return Outcome::Reply };
         let becoming = &self.tight.domains[d].becoming;
-        if !becoming.now.load(Ordering::SeqCst) || self.vol.write_room(ino) >= KERNEL_DIRTY_BLOCKS {
+        if !becoming.now.load(Ordering::SeqCst) || self.vol.write_room(ino) >= self.kernel_holds(ino) {
             return Outcome::Reply;
         }
         let mut held_back = becoming.held_back.lock();
@@ -231,6 +246,11 @@ impl BraidFs {
         }
         held_back.push((cx.later(), out.body().to_vec()));
         Outcome::Deferred
+    }
+
+    /// Blocks of the file's domain that the kernel may hold dirty.
+    fn kernel_holds(&self, ino: NodeId) -> u64 {
+        self.domain_index(ino).map_or(LEAST_DIRTY_BLOCKS, |d| self.tight.domains[d].held.load(Ordering::SeqCst))
     }
 
     /// How long the kernel may trust a file's attributes. Not at all, where it must ask before each `write`: in a tight
@@ -267,7 +287,7 @@ impl BraidFs {
         let (id, thread) = (req.node(), req.head.pid);
         let (ino, attr) = (id.ino(), self.attr(id)?);
         let room = self.vol.write_room(ino);
-        if room >= KERNEL_DIRTY_BLOCKS {
+        if room >= self.kernel_holds(ino) {
             self.granted_since(ino, LAST_BLOCKS);
             self.promise(id, thread, LAST_BLOCKS);
             out.put(&attr_out(&attr, 0));
@@ -366,10 +386,14 @@ impl BraidFs {
 
     /// Has the kernel write back what it may hold of a domain that has just become tight. By the helper thread only.
     fn write_back_first(&self, domain: usize, channel: &Channel) {
+        if let Some(limit) = &self.dirty {
+            limit.restrict();
+        }
         if !self.agreed.opens() {
             self.known_files(domain).iter().for_each(|id| channel.invalidate(*id, true));
         }
         self.write_back(domain, channel);
+        self.tight.domains[domain].held.store(LEAST_DIRTY_BLOCKS, Ordering::SeqCst);
     }
 
     /// Has the kernel write back what it was promised room for in this domain. By the helper thread only.

@@ -164,7 +164,6 @@ impl Attached {
             rings.clear();
         }
         mount.set_readahead(READAHEAD_KIB);
-        mount.limit_dirty(crate::room::KERNEL_DIRTY_BYTES);
         let handle = signals.handle();
         let watcher = {
             let mount = mount.clone();
@@ -175,7 +174,7 @@ impl Attached {
                 tracing::error!(error = %e, "cannot end the FUSE connection");
             }
         };
-        let service = Service { agreed, channel, rings, cfg, abandon: &abandon };
+        let service = Service { agreed, channel, rings, cfg, dirty: mount.dirty_limit(), abandon: &abandon };
         let result = session::run(vol, service, ready);
         handle.close();
         match watcher {

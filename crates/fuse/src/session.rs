@@ -12,6 +12,7 @@
 use crate::abi::op;
 use crate::channel::Channel;
 use crate::counters::Line;
+use crate::dirty::DirtyLimit;
 use crate::fs::{Agreed, BraidFs, Context, Job, MAX_IO_BYTES, negotiate};
 use crate::latency::{self, Served};
 use crate::mount::MountConfig;
@@ -65,6 +66,7 @@ pub(crate) struct Service<'a> {
     /// A thread for each; where there are none, threads at the device.
     pub rings: Vec<Ring>,
     pub cfg: &'a MountConfig,
+    pub dirty: Option<DirtyLimit>,
     /// Ends the connection by force, where it cannot be served.
     pub abandon: &'a (dyn Fn() + Sync),
 }
@@ -74,7 +76,7 @@ pub(crate) struct Service<'a> {
 /// # Errors
 /// Of starting threads (the volume is closed then, too), of rings that the kernel refused, or of closing the volume.
 pub(crate) fn run(vol: Arc<Volume>, service: Service<'_>, ready: impl FnOnce()) -> Result<(), RunError> {
-    let Service { agreed, channel, rings, cfg, abandon } = service;
+    let Service { agreed, channel, rings, cfg, dirty, abandon } = service;
     let (jobs, work) = mpsc::channel();
     let at_device = rings.is_empty();
     // With rings one more, which reads what stays at the device.
@@ -82,6 +84,7 @@ pub(crate) fn run(vol: Arc<Volume>, service: Service<'_>, ready: impl FnOnce()) 
     let latency = cfg.latency;
     let mut fs = BraidFs::new(vol, agreed, jobs);
     fs.profile = cfg.profile;
+    fs.allow_dirty(dirty);
     let counters = fs.counters.clone();
     let fs = Arc::new(fs);
     fs.durable.set(Some(cfg.sync), Some(cfg.dirsync));

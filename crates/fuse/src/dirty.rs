@@ -1,0 +1,89 @@
+//! How much of what programs wrote the kernel may hold back: by the room that there is.
+//!
+//! The kernel holds dirty pages of a FUSE mount to a hundredth of what all may have, and has writers wait beyond: 40 MiB
+//! on a machine of 24 GiB, which one writer fills in 50 ms. What it holds must find room in the volume, though
+//! ([`crate::room`]). So at the mount it is allowed an eighth of the smallest domain's room, at least [`LEAST_BYTES`] and at
+//! most [`MOST_BYTES`]. When a domain gets so little room that the bound matters, it goes down to the least, for as long as
+//! the volume is mounted.
+//!
+//! The kernel keeps the bound as a part of the memory that may be dirty (`bdi_set_max_bytes` in `mm/page-writeback.c`),
+//! so that it grows when memory becomes free. That is another reason to set it anew when it matters.
+
+use std::path::PathBuf;
+
+/// May be held in any case.
+pub(crate) const LEAST_BYTES: u64 = 64 << 20;
+/// More does not help: the kernel begins to write at a half of it.
+const MOST_BYTES: u64 = 1 << 30;
+/// Of the room.
+const PART: u64 = 8;
+
+/// The kernel's bound for one mount. Only root may set it; Linux 6.2.
+#[derive(Debug)]
+pub(crate) struct DirtyLimit(PathBuf);
+
+impl DirtyLimit {
+    /// Of the mount whose settings are in this directory.
+    pub fn new(settings: impl Into<PathBuf>) -> Self {
+        Self(settings.into().join("max_bytes"))
+    }
+
+    /// Sets it for a volume whose smallest domain has so much room; how much the kernel may hold, bytes.
+    pub fn allow(&self, room_bytes: u64) -> u64 {
+        let mut bytes = wanted(room_bytes);
+        while bytes > LEAST_BYTES {
+            if self.set(bytes) {
+                return bytes;
+            }
+            // more than all mounts together may have
+            bytes /= 2;
+        }
+        self.restrict();
+        LEAST_BYTES
+    }
+
+    /// Has it hold no more than the least. Where it holds more, writers wait until it does not.
+    pub fn restrict(&self) {
+        let now = std::fs::read_to_string(&self.0).ok().and_then(|text| text.trim().parse::<u64>().ok());
+        if now.is_some_and(|now| now > LEAST_BYTES) {
+            self.set(LEAST_BYTES);
+        }
+    }
+
+    fn set(&self, bytes: u64) -> bool {
+        std::fs::write(&self.0, bytes.to_string())
+            .inspect_err(
+                |e| tracing::debug!(path = %self.0.display(), bytes, error = %e, "limit of dirty pages not set"),
+            )
+            .is_ok()
+    }
+}
+
+fn wanted(room_bytes: u64) -> u64 {
+    (room_bytes / PART).clamp(LEAST_BYTES, MOST_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bound_follows_the_room() {
+        assert_eq!([0, 512 << 20, 1 << 30, 1 << 40].map(wanted), [LEAST_BYTES, LEAST_BYTES, 128 << 20, MOST_BYTES]);
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("max_bytes");
+        std::fs::write(&file, "43000000\n").unwrap();
+        let limit = DirtyLimit::new(dir.path());
+        let now = || std::fs::read_to_string(&file).unwrap();
+        assert_eq!(
+            (limit.allow(100 << 20), now()),
+            (LEAST_BYTES, "43000000\n".into()),
+            "it is never raised for little room"
+        );
+        assert_eq!((limit.allow(4 << 30), now()), (512 << 20, (512 << 20).to_string()));
+        limit.restrict();
+        assert_eq!(now(), LEAST_BYTES.to_string());
+        let none = DirtyLimit::new(dir.path().join("none"));
+        assert_eq!(none.allow(1 << 40), LEAST_BYTES, "what cannot be set is taken for the least");
+    }
+}

@@ -1,0 +1,64 @@
+"""How much the kernel may hold back of what was written: more where there is room, and never more than there is."""
+
+import errno
+import os
+
+from fslib import Skipped
+from mount_tests.common import check, daemon_only, must, refused, root_only, same
+from mount_tests.helpers import small_volume
+
+MIB = 1 << 20
+
+
+def bound(v):
+    """What the kernel may hold, bytes."""
+    dev = v.mnt.stat().st_dev
+    name = f"{os.major(dev)}:{os.minor(dev)}{'-fuseblk' if os.major(dev) else ''}"
+    try:
+        with open(f"/sys/class/bdi/{name}/max_bytes", encoding="ascii") as file:
+            return int(file.read())
+    except FileNotFoundError:
+        raise Skipped("a kernel without such bounds (before Linux 6.2)") from None
+
+
+@check
+def more_is_held_where_there_is_room(volume, _top):
+    daemon_only(volume)
+    root_only()
+    for size, least, most in ((256 * MIB, 1, 66 * MIB), (2048 * MIB, 100 * MIB, 270 * MIB)):
+        with small_volume(volume, size=size) as v:  # of two domains
+            v.mount()
+            must(least < bound(v) < most, f"of {size} bytes the kernel may hold {bound(v)}")
+            v.umount()
+
+
+@check(seconds=240)
+def full_with_much_held(volume, _top):
+    """ENOSPC comes at the write also where the kernel may hold much; what was taken is kept."""
+    daemon_only(volume)
+    root_only()
+    for options in ("rw", "fileflags"):
+        with small_volume(volume, size=2048 * MIB) as v:
+            v.mount(options)
+            before = bound(v)
+            must(before > 100 * MIB, f"{options}: the kernel may hold only {before}")
+            top = v.mnt / "d"  # in one domain
+            top.mkdir()
+            files = [open(top / f"f{n}", "wb", buffering=0) for n in range(3)]
+            written, piece = [0] * 3, os.urandom(MIB)
+            with refused(errno.ENOSPC):
+                for n in range(1 << 20):
+                    written[n % 3] += files[n % 3].write(piece)
+            for file in files:
+                os.fsync(file.fileno())  # what write() took has a place
+                file.close()
+            must(sum(written) > 600 * MIB, f"{options}: full after only {sum(written) >> 20} MiB")
+            must(bound(v) < 66 * MIB, f"{options}: of a full volume the kernel may hold {bound(v)}")
+            v.umount()
+            v.mount(options)
+            for n, size in enumerate(written):
+                with open(top / f"f{n}", "rb") as file:
+                    for at in range(0, size, MIB):
+                        must(file.read(MIB) == piece[: size - at], f"{options}: content of f{n} at {at}")
+            v.umount()
+            same(v.fsck("-f", "-n")[0], 0, "exit code of fsck")
