@@ -966,7 +966,7 @@ def hostile_image(volume, _top):
     try_hostile(volume, alone=False)
 
 
-@check
+@check(seconds=180)
 def hostile_pieces(volume, _top):
     """Each of it alone, because a domain that meets damage takes no more writes: so others are removed, too."""
     try_hostile(volume, alone=True)

@@ -1,124 +1,164 @@
-//! Who may hold dirty pages in a domain with little room, where the kernel tells of no opens: files whose writers asked.
+//! What the kernel may hold dirty in domains with little room, where it tells of no opens: what writers asked for.
 //!
-//! Nobody knows which files are open for writing. But in such a domain the kernel asks before each `write` ([`crate::room`]).
-//! So two things are known: the files for which somebody was told to go on since they were last written back, and the threads
-//! that were, of which each is in one `write` at a time. A thread that was told to go on a moment ago may not have stored its
-//! bytes yet; one that is seen to do something else has.
+//! Nobody knows which files are open for writing. But in such a domain the kernel asks before each `write`
+//! ([`crate::room`]). So it is known how much was granted, to which files, and to which threads, each of which is in one
+//! `write` at a time. What was granted counts until the kernel has written the file back; a thread that was told to go on
+//! and has not stored its bytes by then is *in flight*, and its grant, and its file, stay for the next time. A thread that
+//! asks again, or is seen to do something else, has stored them.
+//!
+//! One lock for the whole mount: what one domain can claim another one can, too. It is taken only where there is little
+//! room.
 
 use crate::asker::{self, Doing};
 use crate::node::WireId;
-use braidfs::NodeId;
-use crossbeam::utils::CachePadded;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 /// So long after it was told to go on a `write` is taken to be under way, whose thread is not seen.
 const LATELY: Duration = Duration::from_secs(2);
-/// A power of two.
-const SHARDS: usize = 32;
 
 #[derive(Debug)]
 struct Writer {
-    ino: NodeId,
+    id: WireId,
     /// What it may take.
     blocks: u64,
     told: Instant,
 }
 
-type Sharded<T> = [CachePadded<Mutex<HashMap<u64, T>>>; SHARDS];
-
 /// See the module.
 #[derive(Debug, Default)]
-pub(crate) struct Asked {
-    /// By inode: the kernel may hold dirty pages for which there must be room.
-    promised: Sharded<WireId>,
+pub(crate) struct Asked(Mutex<Ledger>);
+
+#[derive(Debug, Default)]
+struct Ledger {
+    /// Blocks that the kernel may hold, or be about to hold, of what was granted here.
+    granted: u64,
+    /// Files that have some of them.
+    promised: HashMap<u64, WireId>,
     /// By thread; of an unknown one by [`NAMELESS`] and the inode.
-    writers: Sharded<Writer>,
+    writers: HashMap<u64, Writer>,
+}
+
+/// A writing back that has begun.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct WritingBack {
+    /// The files to write back.
+    pub files: Vec<WireId>,
+    /// What is no longer held when that is done.
+    blocks: u64,
 }
 
 /// Not a thread.
 const NAMELESS: u64 = 1 << 63;
 
-fn shard<T>(all: &Sharded<T>, key: u64) -> &Mutex<HashMap<u64, T>> {
-    &all[(key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - SHARDS.trailing_zeros())) as usize]
+/// The key of a thread that writes to the file; 0: it is not known.
+fn key(id: WireId, thread: u32) -> u64 {
+    if thread == 0 { NAMELESS | id.ino().0 } else { thread.into() }
 }
 
 impl Asked {
-    /// The kernel may put dirty pages of the file into its cache that take so many blocks, for a thread; 0: it is not known.
-    pub fn promise(&self, id: WireId, thread: u32, blocks: u64) {
-        shard(&self.promised, id.ino().0).lock().insert(id.ino().0, id);
-        let key = if thread == 0 { NAMELESS | id.ino().0 } else { thread.into() };
-        shard(&self.writers, key).lock().insert(key, Writer { ino: id.ino(), blocks, told: Instant::now() });
+    /// A thread asks to write so many blocks: grants them where they fit into `room` beside all that is granted. The room is
+    /// looked at under the lock: else what was written back in between would count neither here nor there.
+    pub fn grant(&self, id: WireId, thread: u32, blocks: u64, room: impl FnOnce() -> u64) -> bool {
+        let mut l = self.0.lock();
+        l.writers.remove(&key(id, thread));
+        let Some(granted) = l.granted.checked_add(blocks).filter(|g| room() >= *g) else { return false };
+        l.granted = granted;
+        l.promised.insert(id.ino().0, id);
+        l.writers.insert(key(id, thread), Writer { id, blocks, told: Instant::now() });
+        true
     }
 
-    /// What may be about to be written to files among `which` by others than this thread, blocks, at most.
-    pub fn by_others(&self, thread: u32, which: impl Fn(NodeId) -> bool) -> u64 {
-        let others = |(key, w): (&u64, &Writer)| (*key != u64::from(thread) && which(w.ino)).then_some(w.blocks);
-        let of = |s: &CachePadded<Mutex<HashMap<u64, Writer>>>| s.lock().iter().filter_map(others).sum::<u64>();
-        self.writers.iter().map(of).sum()
+    /// Begins to have the kernel write back all that was granted by now. One at a time.
+    pub fn write_back(&self) -> WritingBack {
+        self.write_back_seeing(asker::thread_is_doing)
     }
 
-    /// Looks who of them has written by now.
-    pub fn look_at_writers(&self) {
-        self.look(asker::thread_is_doing);
+    fn write_back_seeing(&self, doing: impl Fn(u32) -> Doing) -> WritingBack {
+        let mut l = self.0.lock();
+        l.writers.retain(|key, w| match u32::try_from(*key).map_or(Doing::Unknown, &doing) {
+            Doing::Writing(_) => true,
+            Doing::Other => false,
+            Doing::Unknown => w.told.elapsed() < LATELY,
+        });
+        let blocks = l.granted.saturating_sub(l.in_flight());
+        let files = l.promised.drain().map(|(_, id)| id).collect();
+        let still: Vec<WireId> = l.writers.values().map(|w| w.id).collect();
+        l.promised.extend(still.into_iter().map(|id| (id.ino().0, id)));
+        WritingBack { files, blocks }
     }
 
-    fn look(&self, doing: impl Fn(u32) -> Doing) {
-        for shard in &self.writers {
-            shard.lock().retain(|key, w| match u32::try_from(*key).map_or(Doing::Unknown, &doing) {
-                Doing::Writing(_) => true,
-                Doing::Other => false,
-                Doing::Unknown => w.told.elapsed() < LATELY,
-            });
-        }
+    /// The kernel has written them back. Blocks granted since then, or in flight.
+    pub fn written_back(&self, done: WritingBack) -> u64 {
+        let mut l = self.0.lock();
+        l.granted = l.granted.saturating_sub(done.blocks);
+        l.granted
     }
+}
 
-    /// The files among `which` that were promised room since they were last asked for here.
-    pub fn take_promised(&self, which: impl Fn(NodeId) -> bool) -> Vec<WireId> {
-        let mut found = Vec::new();
-        for shard in &self.promised {
-            found.extend(shard.lock().extract_if(|_, id| which(id.ino())).map(|(_, id)| id));
-        }
-        found
+impl Ledger {
+    fn in_flight(&self) -> u64 {
+        self.writers.values().map(|w| w.blocks).sum()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use braidfs::NodeId;
 
-    #[test]
-    fn files_are_promised_and_threads_write() {
-        let a = Asked::default();
-        let id = |n| WireId::new(NodeId(n), 1);
-        let even = |n: NodeId| n.0.is_multiple_of(2);
-        (10..20).for_each(|n| a.promise(id(n), 7, 100));
-        a.promise(id(12), 8, 10);
-        a.promise(id(13), 9, 1);
-        a.promise(id(14), 0, 1000);
-        a.promise(id(14), 0, 1000);
-        let mut taken: Vec<_> = a.take_promised(even).iter().map(|id| id.ino().0).collect();
-        taken.sort_unstable();
-        assert_eq!(taken, [10, 12, 14, 16, 18]);
-        assert!(a.take_promised(even).is_empty());
-        assert_eq!(a.take_promised(|_| true).len(), 5);
-        // thread 7 was last told of file 19
-        assert_eq!((a.by_others(1, even), a.by_others(1, |_| true), a.by_others(7, |_| true)), (1010, 1111, 1011));
-        a.look(|thread| if thread == 8 { Doing::Other } else { Doing::Unknown });
-        assert_eq!((a.by_others(1, even), a.by_others(1, |_| true)), (1000, 1101));
-        for key in [7, NAMELESS | 14] {
-            shard(&a.writers, key).lock().get_mut(&key).unwrap().told -= 2 * LATELY;
-        }
-        a.look(|thread| if thread == 7 { Doing::Writing(None) } else { Doing::Unknown });
-        assert_eq!(a.by_others(1, |_| true), 101);
+    fn id(n: u64) -> WireId {
+        WireId::new(NodeId(n), 1)
+    }
+
+    fn files(w: &WritingBack) -> Vec<u64> {
+        let mut files: Vec<_> = w.files.iter().map(|id| id.ino().0).collect();
+        files.sort_unstable();
+        files
     }
 
     #[test]
-    fn who_is_gone_writes_nothing() {
+    fn what_is_granted_counts_until_it_is_written_back() {
         let a = Asked::default();
-        a.promise(WireId::new(NodeId(3), 1), u32::MAX >> 2, 5);
-        a.look_at_writers();
-        assert_eq!(a.by_others(0, |_| true), 0);
+        assert!(a.grant(id(10), 1, 60, || 100) && a.grant(id(11), 2, 40, || 100));
+        assert!(!a.grant(id(12), 3, 1, || 100));
+        let w = a.write_back_seeing(|_| Doing::Other);
+        assert_eq!(files(&w), [10, 11]);
+        assert!(!a.grant(id(12), 3, 1, || 100), "nothing is written yet");
+        assert_eq!(a.written_back(w), 0);
+        assert!(a.grant(id(12), 3, 100, || 100));
+    }
+
+    #[test]
+    fn who_is_in_flight_is_written_back_again() {
+        let a = Asked::default();
+        assert!(a.grant(id(10), 1, 60, || 100) && a.grant(id(11), 2, 40, || 100));
+        let w = a.write_back_seeing(|t| if t == 2 { Doing::Writing(None) } else { Doing::Other });
+        assert_eq!(files(&w), [10, 11]);
+        assert_eq!(a.written_back(w), 40);
+        assert!(!a.grant(id(10), 1, 61, || 100) && a.grant(id(10), 1, 60, || 100));
+        let w = a.write_back_seeing(|_| Doing::Other);
+        assert_eq!((files(&w), a.written_back(w)), (vec![10, 11], 0));
+        // one that asks again has stored what it was granted before
+        assert!(a.grant(id(10), 1, 60, || 100) && !a.grant(id(10), 1, 60, || 100));
+        let w = a.write_back_seeing(|_| Doing::Writing(None));
+        assert_eq!((files(&w), a.written_back(w)), (vec![10], 0));
+    }
+
+    #[test]
+    fn who_is_not_seen_is_in_flight_a_while() {
+        let a = Asked::default();
+        assert!(a.grant(id(10), 0, 5, || 100) && a.grant(id(11), 7, 5, || 100));
+        let w = a.write_back_seeing(|_| Doing::Unknown);
+        assert_eq!(a.written_back(w), 10);
+        a.0.lock().writers.values_mut().for_each(|w| w.told -= 2 * LATELY);
+        let w = a.write_back_seeing(|_| Doing::Unknown);
+        assert_eq!((files(&w), a.written_back(w)), (vec![10, 11], 0));
+        // a thread that is gone
+        assert!(a.grant(id(3), u32::MAX >> 2, 5, || 100));
+        let w = a.write_back();
+        assert_eq!(a.written_back(w), 0);
     }
 }

@@ -10,9 +10,9 @@
 //!    attributes: with OPEN those that are open for writing, without it all files of the domain that the kernel knows.
 //! 3. Asked so with less room than the kernel may hold, the volume first has the kernel write back what is promised to
 //!    others, commits, and says ENOSPC where less than [`LAST_BLOCKS`] are left, or a MiB for each such writer. Without
-//!    OPEN, where all writes ask, it looks how much this one is about to write ([`asker::doing`]) and says ENOSPC where
-//!    that does not fit beside what others may be in the midst of; and it has the kernel write back only where it does not
-//!    fit beside all that was granted since.
+//!    OPEN, where all writes ask, it looks how much this one is about to write ([`asker::doing`]) and grants it where it
+//!    fits beside all that was granted and not written back yet ([`crate::asked`]); else it has the kernel write that back,
+//!    waits for who is in the midst of a `write`, and says ENOSPC where it does not fit then.
 //!
 //! **Who asks.** Without OPEN the flag says that a `write` asks, or a `read` across the end of the file, or `lseek` to it;
 //! `stat` has no such flag (`fuse_update_attributes` in `fs/fuse`). Who is seen to do none of the first is told at once.
@@ -64,6 +64,8 @@ const LAST_BLOCKS: u64 = (2 << 20) / 4096;
 const WRITE_BLOCKS: u64 = (1 << 20) / 4096;
 /// A `write` may take so much more than its bytes: a page in part at each end, metadata.
 const SLACK_BLOCKS: u64 = 32;
+/// How long a `write` that does not fit waits for others that are under way.
+const IN_FLIGHT: Duration = Duration::from_millis(100);
 /// All domains are looked at so often at most, and not more than a twentieth of the time.
 const LOOK: Duration = Duration::from_millis(5);
 /// Longest that answers are held back, see [`Becoming`]: what the kernel is told may wait for one of these in turn, if a
@@ -82,14 +84,11 @@ pub(crate) struct Tight {
 struct Domain {
     tight: AtomicBool,
     becoming: Arc<Becoming>,
-    /// Blocks that writers may have taken who were told to go on since all was written back; [`UNKNOWN`].
-    grants: CachePadded<AtomicU64>,
+    /// What the kernel may hold of it was not written back since it became tight.
+    unknown: AtomicBool,
     /// Blocks that the kernel may hold dirty of the domain. Written when it becomes tight.
     held: CachePadded<AtomicU64>,
 }
-
-/// What the kernel may hold was not written back since the domain became tight.
-const UNKNOWN: u64 = u64::MAX >> 1;
 
 /// A domain that becomes tight, until all files have lost their attributes: until then, with little room, answers to
 /// WRITEs of the kernel's cache wait here. Their pages count as held by the kernel meanwhile, so that it takes no more
@@ -149,7 +148,7 @@ impl BraidFs {
         for (d, domain) in self.tight.domains.iter().enumerate() {
             let room = self.vol.domain_room(DomainId(d as u16));
             let tight = room < TIGHT * domain.held.load(Ordering::Relaxed);
-            domain.grants.store(if tight { 0 } else { UNKNOWN }, Ordering::SeqCst);
+            domain.unknown.store(!tight, Ordering::SeqCst);
             domain.tight.store(tight, Ordering::SeqCst);
         }
     }
@@ -188,7 +187,7 @@ impl BraidFs {
         if domain.tight.load(Ordering::Relaxed) {
             if room >= ROOMY * held {
                 domain.tight.store(false, Ordering::SeqCst);
-                domain.grants.store(UNKNOWN, Ordering::SeqCst);
+                domain.unknown.store(true, Ordering::SeqCst);
             }
         } else if room < TIGHT * held && !domain.tight.swap(true, Ordering::SeqCst) {
             if !self.agreed.opens() {
@@ -277,34 +276,16 @@ impl BraidFs {
         !self.agreed.opens() || self.handles.get(fh).is_ok_and(|h| h.id() == id && h.cached_writer)
     }
 
-    fn promise(&self, id: WireId, thread: u32, blocks: u64) {
-        if self.agreed.opens() { self.handles.promise(id.ino()) } else { self.asked.promise(id, thread, blocks) }
-    }
-
     /// GETATTR before a `write` through the cache of a tight domain: may it go on? Answered by the helper thread where the
     /// kernel has to write back, since what it writes back comes to the serving threads.
     pub(crate) fn getattr_of_writer(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
-        let (id, thread) = (req.node(), req.head.pid);
-        let (ino, attr) = (id.ino(), self.attr(id)?);
-        let room = self.vol.write_room(ino);
-        if room >= self.kernel_holds(ino) {
-            self.granted_since(ino, LAST_BLOCKS);
-            self.promise(id, thread, LAST_BLOCKS);
-            out.put(&attr_out(&attr, 0));
-            return Ok(Outcome::Reply);
+        if !self.agreed.opens() {
+            return self.getattr_of_anybody(req, out, cx);
         }
-        let doing = if self.agreed.opens() { Doing::Unknown } else { asker::doing(req) };
-        let need = match doing {
-            Doing::Other => {
-                out.put(&attr_out(&attr, 0));
-                return Ok(Outcome::Reply);
-            }
-            // and a page at each end
-            Doing::Writing(Some(bytes)) => bytes.div_ceil(4096).saturating_add(SLACK_BLOCKS),
-            Doing::Writing(None) | Doing::Unknown => LAST_BLOCKS,
-        };
-        if !self.agreed.opens() && self.grant(ino, room, thread, need) {
-            self.promise(id, thread, need);
+        let id = req.node();
+        let (ino, attr) = (id.ino(), self.attr(id)?);
+        if self.vol.write_room(ino) >= self.kernel_holds(ino) {
+            self.handles.promise(ino);
             out.put(&attr_out(&attr, 0));
             return Ok(Outcome::Reply);
         }
@@ -315,21 +296,48 @@ impl BraidFs {
             if let Some(d) = fs.domain_index(ino) {
                 fs.write_back(d, later.channel());
             }
-            let want = if fs.agreed.opens() { fs.last_blocks(ino) } else { need + fs.by_others(ino, thread, true) };
+            let want = fs.last_blocks(ino);
             match fs.vol.settle_room(ino, want) {
                 Ok(room) if room >= want => {}
                 Ok(_) => return later.done(Err(Errno::NOSPC)),
                 Err(e) => return later.done(Err(errno(e))),
             }
-            fs.granted_since(ino, need);
-            fs.promise(id, thread, need);
-            match fs.vol.getattr(ino) {
-                Ok(attr) => {
-                    let mut out = Answer::new(256);
-                    out.put(&attr_out(&attr, 0));
-                    later.answer(&mut out);
-                }
-                Err(e) => later.done(Err(errno(e))),
+            fs.handles.promise(ino);
+            fs.tell_attr(ino, later);
+        });
+        // A job that cannot be handed over is dropped, and answers EIO.
+        let _ = self.jobs.send(job);
+        Ok(Outcome::Deferred)
+    }
+
+    /// [`Self::getattr_of_writer`] on a mount without OPEN.
+    fn getattr_of_anybody(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
+        let (id, thread) = (req.node(), req.head.pid);
+        let (ino, attr) = (id.ino(), self.attr(id)?);
+        let plenty = self.vol.write_room(ino) >= self.kernel_holds(ino);
+        let doing = if plenty { Doing::Unknown } else { asker::doing(req) };
+        let need = match doing {
+            Doing::Other => None,
+            // and a page at each end
+            Doing::Writing(Some(bytes)) => Some(bytes.div_ceil(4096).saturating_add(SLACK_BLOCKS)),
+            Doing::Writing(None) | Doing::Unknown => Some(LAST_BLOCKS),
+        };
+        // with plenty it need not fit beside what is granted: the kernel holds no more than that
+        let room = || if plenty { u64::MAX } else { self.vol.write_room(ino) };
+        let goes_on =
+            need.is_none_or(|need| (plenty || !self.is_unknown(ino)) && self.asked.grant(id, thread, need, room));
+        if goes_on {
+            out.put(&attr_out(&attr, 0));
+            return Ok(Outcome::Reply);
+        }
+        let need = need.unwrap_or(0);
+        let Some(waiting) = self.let_wait(false) else { return Err(Errno::NOSPC) };
+        let later = cx.later();
+        let job = Box::new(move |fs: &BraidFs| {
+            let _waiting = waiting;
+            match fs.make_fit(id, thread, need, later.channel()) {
+                Ok(()) => fs.tell_attr(ino, later),
+                Err(e) => later.done(Err(e)),
             }
         });
         // A job that cannot be handed over is dropped, and answers EIO.
@@ -337,44 +345,51 @@ impl BraidFs {
         Ok(Outcome::Deferred)
     }
 
+    /// Grants a `write` when the kernel has written back what was granted before. By the helper thread only.
+    fn make_fit(&self, id: WireId, thread: u32, need: u64, channel: &Channel) -> Result<(), Errno> {
+        let (ino, begin) = (id.ino(), Instant::now());
+        let fits = || self.asked.grant(id, thread, need, || self.vol.write_room(ino));
+        loop {
+            if let Some(d) = self.domain_index(ino).filter(|_| self.is_unknown(ino)) {
+                self.write_back_first(d, channel);
+            }
+            let left = self.write_back_granted(channel);
+            if fits() {
+                return Ok(());
+            }
+            if left == 0 || begin.elapsed() >= IN_FLIGHT {
+                self.vol.settle_room(ino, need.saturating_add(left)).map_err(errno)?;
+                return if fits() { Ok(()) } else { Err(Errno::NOSPC) };
+            }
+            // Somebody is in the midst of a `write`.
+            std::thread::sleep(Duration::from_micros(500));
+        }
+    }
+
+    fn is_unknown(&self, ino: NodeId) -> bool {
+        self.domain_index(ino).is_some_and(|d| self.tight.domains[d].unknown.load(Ordering::SeqCst))
+    }
+
+    fn tell_attr(&self, ino: NodeId, later: Later) {
+        match self.vol.getattr(ino) {
+            Ok(attr) => {
+                let mut out = Answer::new(256);
+                out.put(&attr_out(&attr, 0));
+                later.answer(&mut out);
+            }
+            Err(e) => later.done(Err(errno(e))),
+        }
+    }
+
     /// The same where so many writers wait already that this one must not: it is let through while there is more room
-    /// than all of them may take now. Without OPEN that was looked at before.
+    /// than all of them may take now.
     fn getattr_of_one_of_many(&self, id: WireId, attr: &Attr, out: &mut Answer) -> Handled {
-        let ino = id.ino();
-        if !self.agreed.opens() || self.vol.write_room(ino) < self.last_blocks(ino) {
+        if self.vol.write_room(id.ino()) < self.last_blocks(id.ino()) {
             return Err(Errno::NOSPC);
         }
-        self.promise(id, 0, 0);
+        self.handles.promise(id.ino());
         out.put(&attr_out(attr, 0));
         Ok(Outcome::Reply)
-    }
-
-    /// Lets a `write` of `need` blocks go on at once, if it fits into `room` beside all that were told to go on since the
-    /// kernel wrote back, or may be in the midst of a `write` from before: on a mount without OPEN, where all come this way.
-    fn grant(&self, ino: NodeId, room: u64, thread: u32, need: u64) -> bool {
-        let Some(d) = self.domain_index(ino) else { return false };
-        let others = self.by_others(ino, thread, false);
-        let fits = |since: u64| {
-            let since = since.checked_add(need)?;
-            (room >= since.saturating_add(others)).then_some(since)
-        };
-        self.tight.domains[d].grants.fetch_update(Ordering::SeqCst, Ordering::SeqCst, fits).is_ok()
-    }
-
-    /// So many blocks were told to go on that were not asked of [`Self::grant`].
-    fn granted_since(&self, ino: NodeId, blocks: u64) {
-        if let Some(d) = self.domain_index(ino) {
-            self.tight.domains[d].grants.fetch_add(blocks, Ordering::SeqCst);
-        }
-    }
-
-    /// What other threads may be about to write in the domain of the file; with `exact` it is looked who has by now.
-    fn by_others(&self, ino: NodeId, thread: u32, exact: bool) -> u64 {
-        if exact {
-            self.asked.look_at_writers();
-        }
-        let domain = self.domain_index(ino);
-        self.asked.by_others(thread, |other| self.domain_index(other) == domain)
     }
 
     /// With less room than this, writers through the cache are refused: on a mount with OPEN.
@@ -389,21 +404,28 @@ impl BraidFs {
         if let Some(limit) = &self.dirty {
             limit.restrict();
         }
-        if !self.agreed.opens() {
+        if self.agreed.opens() {
+            self.write_back(domain, channel);
+        } else {
             self.known_files(domain).iter().for_each(|id| channel.invalidate(*id, true));
+            self.tight.domains[domain].unknown.store(false, Ordering::SeqCst);
         }
-        self.write_back(domain, channel);
         self.tight.domains[domain].held.store(LEAST_DIRTY_BLOCKS, Ordering::SeqCst);
     }
 
-    /// Has the kernel write back what it was promised room for in this domain. By the helper thread only.
+    /// Has the kernel write back what it was promised room for in this domain, on a mount with OPEN. By the helper thread
+    /// only.
     fn write_back(&self, domain: usize, channel: &Channel) {
-        // before: what is granted from now on may be written after this
-        self.tight.domains[domain].grants.store(0, Ordering::SeqCst);
-        let which = |ino| self.domain_index(ino) == Some(domain);
-        let opens = self.agreed.opens();
-        for id in if opens { self.handles.take_promised(which) } else { self.asked.take_promised(which) } {
+        for id in self.handles.take_promised(|ino| self.domain_index(ino) == Some(domain)) {
             channel.invalidate(id, true);
         }
+    }
+
+    /// Has the kernel write back what was granted, on a mount without OPEN; blocks granted since, or in flight. By the
+    /// helper thread only.
+    fn write_back_granted(&self, channel: &Channel) -> u64 {
+        let writing = self.asked.write_back();
+        writing.files.iter().for_each(|id| channel.invalidate(*id, true));
+        self.asked.written_back(writing)
     }
 }
