@@ -83,14 +83,17 @@ def creating_takes_one_request(volume, _top):
     with roomy(volume) as own:
         directory = own.mnt / "d"
         directory.mkdir()
-        found = per_step(own, lambda n: touch_open(directory / f"f{n}", os.O_CREAT | os.O_WRONLY))
-        must(2.9 <= found <= 3.05, f"{found} requests to create and close a file")
-        # of a name that is known to be absent; with O_EXCL the kernel asks again (`fuse_dentry_revalidate`)
-        for n in range(1000):
-            with refused(errno.ENOENT):
-                os.stat(directory / f"g{n}")
-        found = per_step(own, lambda n: touch_open(directory / f"g{n}", os.O_CREAT | os.O_WRONLY))
-        must(1.9 <= found <= 2.05, f"{found} requests to create and close a file whose name is known to be absent")
+        # somebody else may have the kernel drop its caches meanwhile: what is wrong three times is wrong
+        for turn in range(3):
+            first = per_step(own, lambda n: touch_open(directory / f"f{turn}-{n}", os.O_CREAT | os.O_WRONLY))  # noqa: B023
+            # of a name that is known to be absent; with O_EXCL the kernel asks again (`fuse_dentry_revalidate`)
+            for n in range(1000):
+                with refused(errno.ENOENT):
+                    os.stat(directory / f"g{turn}-{n}")
+            known = per_step(own, lambda n: touch_open(directory / f"g{turn}-{n}", os.O_CREAT | os.O_WRONLY))  # noqa: B023
+            if 2.9 <= first <= 3.05 and 1.9 <= known <= 2.05:
+                return
+        raise Failed(f"{first} requests to create and close a file, {known} where its name is known to be absent")
 
 
 @check

@@ -52,6 +52,8 @@ pub struct FileDevice {
     /// go to a worker thread.
     copies: bool,
     gate: FlushGate,
+    /// Who opened it.
+    process: u32,
 }
 
 impl FileDevice {
@@ -89,6 +91,7 @@ impl FileDevice {
             rings: uring::available().then(RingPool::default),
             copies,
             gate: FlushGate::default(),
+            process: std::process::id(),
         })
     }
 
@@ -130,6 +133,7 @@ impl FileDevice {
             rings: uring::available().then(RingPool::default),
             copies: true,
             gate: FlushGate::default(),
+            process: std::process::id(),
         })
     }
 
@@ -201,6 +205,7 @@ impl FileDevice {
             rings: self.rings.is_some().then(RingPool::default),
             copies: self.copies,
             gate: FlushGate::default(),
+            process: std::process::id(),
         })
     }
 
@@ -213,6 +218,19 @@ impl FileDevice {
                 out.push(Gather { offset, bytes, bufs: bufs.iter().map(|b| IoSlice::new(b)).collect() });
             }
             offset += bytes as u64;
+        }
+    }
+}
+
+impl Drop for FileDevice {
+    /// Gives the lock back now: closing the descriptor would, but requests that went by io_uring keep the file open a little
+    /// longer (the kernel frees them later), and whoever comes next would find it in use.
+    fn drop(&mut self) {
+        // A copy of another process, from before a fork, is not ours to unlock.
+        if self.process == std::process::id()
+            && let Err(e) = rustix::fs::flock(&self.file, rustix::fs::FlockOperation::Unlock)
+        {
+            tracing::debug!(path = %self.path.display(), error = %e, "the lock goes when the file is closed");
         }
     }
 }
