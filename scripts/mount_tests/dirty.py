@@ -49,14 +49,20 @@ def full_with_much_held(volume, _top):
             with refused(errno.ENOSPC):
                 for n in range(1 << 20):
                     written[n % 3] += files[n % 3].write(piece)
+            lost = False
             for file in files:
-                os.fsync(file.fileno())  # what write() took has a place
+                try:
+                    os.fsync(file.fileno())  # what write() took has a place
+                except OSError as error:
+                    # with OPEN several writers may be told of the last blocks here (docs/mounted.md)
+                    must(options == "fileflags" and error.errno == errno.ENOSPC, f"{options}: fsync: {error}")
+                    lost = True
                 file.close()
             must(sum(written) > 600 * MIB, f"{options}: full after only {sum(written) >> 20} MiB")
             must(bound(v) < 66 * MIB, f"{options}: of a full volume the kernel may hold {bound(v)}")
             v.umount()
             v.mount(options)
-            for n, size in enumerate(written):
+            for n, size in enumerate([] if lost else written):
                 with open(top / f"f{n}", "rb") as file:
                     for at in range(0, size, MIB):
                         must(file.read(MIB) == piece[: size - at], f"{options}: content of f{n} at {at}")

@@ -245,6 +245,8 @@ impl Job<'_> {
             source = %cfg.source, mountpoint = %self.mountpoint.display(), io = first.engine(), direct = first.is_direct(),
             threads = cfg.threads, profile = ?cfg.profile, commit_s = commit.as_secs(), "mounting"
         );
+        // The locks go with the volume, which is closed before umount(8) returns, and not with this process.
+        drop(files);
         serve(Arc::new(volume), &cfg, ready).map_err(|e| Failure::new(e.to_string()))
     }
 
