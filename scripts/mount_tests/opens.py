@@ -91,7 +91,8 @@ def creating_takes_one_request(volume, _top):
                 with refused(errno.ENOENT):
                     os.stat(directory / f"g{turn}-{n}")
             known = per_step(own, lambda n: touch_open(directory / f"g{turn}-{n}", os.O_CREAT | os.O_WRONLY))  # noqa: B023
-            if 2.9 <= first <= 3.05 and 1.9 <= known <= 2.05:
+            # what the kernel sends on its own account (FORGET, times) comes on top; requests.py counts by operation
+            if 2.9 <= first <= 3.25 and 1.9 <= known <= 2.25:
                 return
         raise Failed(f"{first} requests to create and close a file, {known} where its name is known to be absent")
 
