@@ -17,6 +17,7 @@ from fslib import IS_ROOT, Failed, Skipped, in_child
 from mount_tests.coherence import run_all
 from mount_tests.common import LIBC, NOBODY, as_nobody, check, daemon_only, must, refused, root_only, same
 from mount_tests.helpers import small_volume
+from mount_tests.requests import Counter
 
 # `make opens` takes more steps than `make mount`.
 STEPS = int(os.environ.get("OPENS_STEPS", 30_000))
@@ -36,19 +37,11 @@ def roomy(volume, *options):
 
 
 def requests(volume, function):
-    """How many requests the daemon serves meanwhile: each is one read of its descriptor."""
-    (pid,) = volume.daemons()
-
-    def reads():
-        return int(next(line for line in pathlib.Path(f"/proc/{pid}/io").read_text().splitlines() if "syscr" in line)[7:])
-
-    # what was sent before is served by then
-    os.statvfs(volume.mnt)
-    time.sleep(0.2)
-    before = reads()
+    """How many requests the server counts meanwhile."""
+    counter = Counter(volume)
+    counter.since()
     function()
-    os.statvfs(volume.mnt)
-    return reads() - before
+    return sum(max(0, count) for count in counter.since().values())
 
 
 def per_step(volume, function, steps=1000):
@@ -91,8 +84,7 @@ def creating_takes_one_request(volume, _top):
                 with refused(errno.ENOENT):
                     os.stat(directory / f"g{turn}-{n}")
             known = per_step(own, lambda n: touch_open(directory / f"g{turn}-{n}", os.O_CREAT | os.O_WRONLY))  # noqa: B023
-            # what the kernel sends on its own account (FORGET, times) comes on top; requests.py counts by operation
-            if 2.9 <= first <= 3.25 and 1.9 <= known <= 2.25:
+            if 2.9 <= first <= 3.05 and 1.9 <= known <= 2.05:
                 return
         raise Failed(f"{first} requests to create and close a file, {known} where its name is known to be absent")
 
