@@ -16,7 +16,8 @@ use crate::types::thread_slot;
 use braidfs_format::BLOCK_BYTES;
 use braidfs_sync::ProcessMutex as Mutex;
 use crossbeam::utils::CachePadded;
-use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+use std::alloc::{Layout, handle_alloc_error};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ptr::NonNull;
 use std::sync::atomic::{
@@ -211,6 +212,27 @@ fn give(at: NonNull<Bytes>) {
     list.push(Free(at));
 }
 
+/// Memory for a chunk, aligned to its size; `None` where the system has none. It comes from the system itself: memory of an
+/// allocator has mostly been touched before, if only its first bytes, and the kernel makes no huge page where there is a
+/// small one.
+fn map_chunk() -> Option<NonNull<u8>> {
+    let (access, private) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+    // SAFETY: a new mapping, at an address that the kernel chooses.
+    let all = unsafe { mmap_anonymous(std::ptr::null_mut(), 2 * CHUNK, access, private) }.ok()?;
+    let before = all.addr().wrapping_neg() & (CHUNK - 1);
+    let at = all.wrapping_byte_add(before);
+    // SAFETY: what lies around the chunk belongs to the mapping just made, and nobody knows it.
+    let _ = unsafe { munmap(at.wrapping_byte_add(CHUNK), CHUNK - before) };
+    if before > 0 {
+        // SAFETY: as above.
+        let _ = unsafe { munmap(all, before) };
+    }
+    // It works without.
+    // SAFETY: the range is ours, and whether its pages are huge changes nothing of what is in them.
+    let _ = unsafe { madvise(at, CHUNK, Advice::LinuxHugepage) };
+    NonNull::new(at.cast())
+}
+
 impl Pool {
     /// Moves a batch of free frames to `list`, from a new chunk if need be.
     fn take(&mut self, list: &mut Vec<Free>) {
@@ -254,19 +276,15 @@ impl Pool {
                 {
                     self.open.remove(&addr);
                     self.free -= 1;
-                    // SAFETY: allocated by `grow` with this layout; all its frames are here, so that nobody uses it.
-                    unsafe { dealloc(c.at.as_ptr(), LAYOUT) };
+                    // SAFETY: mapped by `map_chunk` for `grow`; all its frames are here, so that nobody uses it.
+                    let _ = unsafe { munmap(c.at.as_ptr().cast(), CHUNK) };
                 }
             }
         }
     }
 
     fn grow(&mut self) {
-        // SAFETY: the layout is not of size 0.
-        let Some(at) = NonNull::new(unsafe { alloc(LAYOUT) }) else { return };
-        // what it is good for: see the module. It works without.
-        // SAFETY: the range is ours, and whether its pages are huge changes nothing of what is in them.
-        let _ = unsafe { rustix::mm::madvise(at.as_ptr().cast(), CHUNK, rustix::mm::Advice::LinuxHugepage) };
+        let Some(at) = map_chunk() else { return };
         // SAFETY: the first block is ours, aligned and long enough for a count for each block; zeros are counts.
         unsafe { at.cast::<Bytes>().write([0; BLOCK_BYTES]) };
         let addr = at.as_ptr() as usize;
@@ -378,5 +396,35 @@ mod tests {
             taken += some.len();
         }
         assert_eq!((p.chunks.len(), p.free, p.open.len()), (SPARE, 0, 0));
+    }
+
+    /// What the kernel tells of the mapping that holds `at`: kibibytes of huge pages.
+    fn huge_kib(at: usize) -> u64 {
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let mut inside = false;
+        for line in maps.lines() {
+            let range = line.split(' ').next().and_then(|r| r.split_once('-'));
+            if let Some((Ok(from), Ok(to))) =
+                range.map(|(a, b)| (usize::from_str_radix(a, 16), usize::from_str_radix(b, 16)))
+            {
+                inside = (from..to).contains(&at);
+            } else if let Some(kib) = line.strip_prefix("AnonHugePages:").filter(|_| inside) {
+                return kib.trim().trim_end_matches(" kB").parse().unwrap();
+            }
+        }
+        0
+    }
+
+    #[test]
+    fn chunks_are_huge_pages_where_the_kernel_has_them() {
+        let enabled = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
+        if !enabled.contains("[madvise]") && !enabled.contains("[always]") {
+            eprintln!("skipped: no transparent huge pages here");
+            return;
+        }
+        // memory may be in pieces too small for one chunk or another, not for each of several
+        let frames: Vec<Frame> = (0..8 * FRAMES).map(|_| Frame::zeroed()).collect();
+        let huge = frames.iter().step_by(FRAMES).filter(|f| huge_kib(f.as_ptr() as usize) > 0).count();
+        assert!(huge > 0, "none of 8 chunks is a huge page");
     }
 }
