@@ -62,11 +62,12 @@ pub fn encode_entries<'a>(entries: impl IntoIterator<Item = &'a Dentry>) -> Vec<
 
 fn put_entries<'a>(v: &mut Vec<u8>, entries: impl IntoIterator<Item = &'a Dentry>) {
     for e in entries {
-        v.put_u64(e.hash);
-        v.put_u64(e.node.0);
-        v.put_u32(e.gener);
-        v.put_u8(e.kind);
-        v.put_u8(e.name.len() as u8);
+        let mut fixed = [0; ENTRY_FIXED_BYTES];
+        fixed[..8].copy_from_slice(&e.hash.to_le_bytes());
+        fixed[8..16].copy_from_slice(&e.node.0.to_le_bytes());
+        fixed[16..20].copy_from_slice(&e.gener.to_le_bytes());
+        (fixed[20], fixed[21]) = (e.kind, e.name.len() as u8);
+        v.extend_from_slice(&fixed);
         v.extend_from_slice(&e.name);
     }
 }

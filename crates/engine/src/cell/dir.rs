@@ -62,6 +62,8 @@ struct Bucket {
     /// Encoded length of the entries, where they are loaded.
     bytes: usize,
     on_disk: bool,
+    /// It is one of those to write.
+    dirty: bool,
 }
 
 /// The entries of a directory; see the module.
@@ -105,10 +107,10 @@ fn cut(entries: &Entries, range: Range<usize>, out: &mut Vec<Range<usize>>) -> b
     }
     let mut best: Option<(usize, usize)> = None;
     let mut left = 0;
-    let keys = entries.keys();
+    let lblk = |i: usize| entries.get(i).map(|e| bucket_lblk(e.hash));
     for i in range.start + 1..range.end {
         left += entries.encoded(i - 1..i);
-        if bucket_lblk(keys[i - 1]) != bucket_lblk(keys[i]) {
+        if lblk(i - 1) != lblk(i) {
             let off = left.abs_diff(bytes - left);
             if best.is_none_or(|b| off < b.0) {
                 best = Some((off, i));
@@ -139,7 +141,7 @@ impl DirIndex {
     /// A new directory; its (empty) inline section counts as not written.
     pub fn new_empty() -> Self {
         let mut d = Self::from_inline(Vec::new());
-        d.dirty.insert(0);
+        d.mark(0);
         d
     }
 
@@ -147,19 +149,28 @@ impl DirIndex {
     pub fn from_inline(entries: Vec<Dentry>) -> Self {
         let bytes = encoded(entries.iter());
         let entries = Some(Entries::new(entries));
-        Self::with([(0, Bucket { entries, bytes, on_disk: false })], true)
+        Self::with([(0, Bucket { entries, bytes, on_disk: false, dirty: false })], true)
     }
 
     /// From the logical blocks of the buckets, none of which is loaded yet, and the number of entries (0: unknown;
     /// an empty directory has no buckets).
     pub fn from_buckets(lblks: impl Iterator<Item = u64>, entries: u64) -> Self {
-        let unloaded = || Bucket { entries: None, bytes: 0, on_disk: true };
-        let empty = Bucket { entries: Some(Entries::default()), bytes: 0, on_disk: false };
+        let unloaded = || Bucket { entries: None, bytes: 0, on_disk: true, dirty: false };
+        let empty = Bucket { entries: Some(Entries::default()), bytes: 0, on_disk: false, dirty: false };
         let mut d = Self::with([(0, empty)].into_iter().chain(lblks.map(|l| (bucket_first(l), unloaded()))), false);
         if entries > 0 {
             d.count = Some(entries);
         }
         d
+    }
+
+    /// The bucket that begins at `first` is to be written.
+    fn mark(&mut self, first: u64) {
+        if let Some(b) = self.buckets.get_mut(first)
+            && !std::mem::replace(&mut b.dirty, true)
+        {
+            self.dirty.insert(first);
+        }
     }
 
     /// First position of the bucket that owns `pos`.
@@ -224,10 +235,7 @@ impl DirIndex {
             match &b.entries {
                 None => whole = false,
                 Some(entries) => {
-                    let at = entries.lower_bound(from);
-                    let near = entries.keys()[at..].iter().take_while(|key| **key <= home + HASH_PROBES).count();
-                    let is_it = |i: &usize| entries.get(*i).is_some_and(|e| *e.name == *name);
-                    if let Some(i) = (at..at + near).find(is_it) {
+                    if let Some(i) = entries.find(from..home + HASH_PROBES + 1, name) {
                         return (Some((first, i)), true);
                     }
                 }
@@ -277,25 +285,27 @@ impl DirIndex {
         d.hash = pos;
         let (size, memory) = (d.encoded_bytes(), memory_of(&d));
         let max = if self.inline { INLINE_DIR_MAX } else { BUCKET_BYTES };
-        let Some((first, b, entries)) = self.buckets.floor_mut(pos).and_then(|(first, b)| {
-            let Bucket { entries, bytes, .. } = b;
-            entries.as_mut().map(|e| (first, bytes, e))
+        let Some((first, (bytes, dirty), entries)) = self.buckets.floor_mut(pos).and_then(|(first, b)| {
+            let Bucket { entries, bytes, dirty, .. } = b;
+            entries.as_mut().map(|e| (first, (bytes, dirty), e))
         }) else {
             return Err(Corrupt::new("directory", "a bucket was not loaded").into());
         };
         let at = entries.insert(d);
-        *b += size;
-        if *b > max {
-            let mut ranges = Vec::new();
-            if !cut(entries, 0..entries.len(), &mut ranges) {
-                entries.remove(at);
-                *b -= size;
-                return Err(Error::NoSpace);
-            }
+        *bytes += size;
+        let mut ranges = Vec::new();
+        if *bytes > max && !cut(entries, 0..entries.len(), &mut ranges) {
+            entries.remove(at);
+            *bytes -= size;
+            return Err(Error::NoSpace);
+        }
+        if !std::mem::replace(dirty, true) {
+            self.dirty.insert(first);
+        }
+        if !ranges.is_empty() {
             self.inline = false;
             self.split(first, &ranges);
         }
-        self.dirty.insert(first);
         self.memory += memory;
         self.count = self.count.map(|n| n + 1);
         Ok(())
@@ -310,10 +320,10 @@ impl DirIndex {
         b.bytes = encoded(own.iter());
         for entries in parts {
             let bytes = encoded(entries.iter());
-            let Some(key) = entries.keys().first() else { continue };
-            let at = bucket_first(bucket_lblk(*key));
+            let Some(e) = entries.get(0) else { continue };
+            let at = bucket_first(bucket_lblk(e.hash));
             debug_assert!(at > first && self.buckets.get(at).is_none());
-            self.buckets.insert(at, Bucket { entries: Some(entries), bytes, on_disk: false });
+            self.buckets.insert(at, Bucket { entries: Some(entries), bytes, on_disk: false, dirty: true });
             self.dirty.insert(at);
         }
     }
@@ -326,11 +336,9 @@ impl DirIndex {
             let (_, b) = self.buckets.floor(pos)?;
             let Some(entries) = &b.entries else { return Some(pos) };
             let start = pos;
-            for key in &entries.keys()[entries.lower_bound(pos)..] {
-                if *key != pos || pos > end {
-                    break;
-                }
-                pos += 1;
+            let mut rank = entries.lower_bound(pos);
+            while pos <= end && entries.is_at(rank, pos) {
+                (rank, pos) = (rank + 1, pos + 1);
             }
             if pos == start {
                 return Some(pos);
@@ -354,7 +362,9 @@ impl DirIndex {
         let emptied = entries.is_empty();
         self.memory -= memory_of(&d);
         self.count = self.count.map(|n| n.saturating_sub(1));
-        self.dirty.insert(first);
+        if !std::mem::replace(&mut b.dirty, true) {
+            self.dirty.insert(first);
+        }
         if emptied && first != 0 {
             self.dirty.remove(&first);
             if self.buckets.remove(first).is_some_and(|b| b.on_disk) {
@@ -377,7 +387,7 @@ impl DirIndex {
                 self.dropped.insert(0);
             }
             self.inline = true;
-            self.dirty.insert(0);
+            self.mark(0);
         }
     }
 
@@ -400,7 +410,7 @@ impl DirIndex {
         let Some(d) = entries.and_then(|e| e.get_mut(i)) else { return Ok(None) };
         let old = d.clone();
         (d.node, d.gener, d.kind) = (node, gener, kind);
-        self.dirty.insert(first);
+        self.mark(first);
         Ok(Some(old))
     }
 
@@ -476,6 +486,12 @@ impl DirIndex {
     pub fn take_dirty(&mut self) -> DirWrite<'_> {
         let dirty = std::mem::take(&mut self.dirty);
         let mut dropped = std::mem::take(&mut self.dropped);
+        for first in &dirty {
+            if let Some(b) = self.buckets.get_mut(*first) {
+                b.dirty = false;
+                b.on_disk |= !self.inline && b.entries.is_some();
+            }
+        }
         if self.inline {
             static NONE: Entries = Entries::new_empty();
             let entries = self.buckets.get(0).and_then(|b| b.entries.as_ref()).unwrap_or(&NONE);
@@ -483,11 +499,6 @@ impl DirIndex {
         }
         // a bucket may have come back where one had been dropped
         dropped.retain(|&l| self.buckets.get(bucket_first(l)).is_none());
-        for first in &dirty {
-            if let Some(b) = self.buckets.get_mut(*first) {
-                b.on_disk |= b.entries.is_some();
-            }
-        }
         let entries = |first| Some((first, self.buckets.get(first)?.entries.as_ref()?));
         let write = dirty.into_iter().filter_map(entries).collect();
         DirWrite::Buckets { write, dropped: dropped.into_iter().collect() }
@@ -500,21 +511,24 @@ impl DirIndex {
     pub fn dirty_bucket(&mut self, first: u64, load: Load<'_>) -> Result<()> {
         if self.buckets.get(first).is_some() {
             self.ensure(first, load)?;
-            self.dirty.insert(first);
+            self.mark(first);
         }
         Ok(())
     }
 
     /// Marks everything in memory as to be written again (buckets that are not loaded are on disk as they are).
     pub fn all_dirty(&mut self) {
-        self.dirty.extend(self.buckets.iter().filter(|b| b.1.entries.is_some()).map(|b| b.0));
+        for (first, b) in self.buckets.iter_mut().filter(|b| b.1.entries.is_some()) {
+            b.dirty = true;
+            self.dirty.insert(first);
+        }
     }
 
     /// Forgets the entries of buckets that are on disk as they are.
     pub fn evict_clean(&mut self) {
-        for (first, b) in self.buckets.iter_mut() {
+        for (_, b) in self.buckets.iter_mut() {
             if b.on_disk
-                && !self.dirty.contains(&first)
+                && !b.dirty
                 && let Some(e) = b.entries.take()
             {
                 self.memory -= e.iter().map(memory_of).sum::<usize>();

@@ -377,6 +377,7 @@ impl Domain {
         for (first, entries) in write {
             let addr = self.alloc_meta(tx, mlog)?;
             let lblk = bucket_lblk(first);
+            entries.fetch();
             let block = encode_bucket(entries.iter(), cell.ino, first, self.id.0, self.store.volume, addr, tx.id.0);
             tx.record(Record::Alloc {
                 addr,

@@ -1,6 +1,6 @@
 //! The index against a plain table, with a disk of buckets below.
 
-use super::entries::lower_bound;
+use super::buckets::lower_bound;
 use super::*;
 use braidfs_format::dentry::{decode_entries, encode_entries};
 use proptest::prelude::*;
@@ -161,7 +161,8 @@ proptest! {
             prop_assert_eq!(d.unloaded, d.buckets.iter().filter(|b| b.1.entries.is_none()).count());
             let loaded = || d.buckets.iter().filter_map(|b| b.1.entries.as_ref());
             prop_assert_eq!(d.memory, loaded().flat_map(Entries::iter).map(memory_of).sum::<usize>());
-            prop_assert!(loaded().all(|e| e.iter().map(|d| &d.hash).eq(e.keys()) && e.keys().is_sorted()));
+            prop_assert!(loaded().all(|e| e.iter().is_sorted_by(|a, b| a.hash < b.hash)));
+            prop_assert!(d.buckets.iter().all(|(first, b)| b.dirty == d.dirty.contains(&first)));
         }
         let load: Load<'_> = &mut |l| disk.load(l);
         for n in 0..1000u16 {
@@ -251,5 +252,40 @@ proptest! {
             prop_assert_eq!(lower_bound(&keys, pos), keys.partition_point(|k| *k < pos));
         }
         prop_assert_eq!(lower_bound(&[], ask), 0);
+    }
+
+    #[test]
+    fn entries_like_a_tree(steps in prop::collection::vec((any::<u64>(), 0..4u8, any::<bool>()), 1..400)) {
+        let (mut mine, mut tree) = (Entries::default(), BTreeMap::new());
+        for (n, (random, shape, add)) in steps.into_iter().enumerate() {
+            // spread; near each other, so that many have one upper half; at both ends
+            let pos = match shape {
+                0 => random >> 1,
+                1 => (9 << 40) + random % 50,
+                2 => HASH_MAX - random % 20,
+                _ => 3 + random % 20,
+            };
+            let rank = tree.range(..pos).count();
+            prop_assert_eq!(mine.lower_bound(pos), rank);
+            prop_assert_eq!(mine.is_at(rank, pos), tree.contains_key(&pos));
+            let name = format!("{n:03}").into_bytes();
+            if tree.contains_key(&pos) {
+                let (near, of) = (pos.saturating_sub(random % 9)..pos + random % 9 + 1, &tree[&pos]);
+                prop_assert_eq!(mine.find(near, &Dentry::clone(of).name), Some(rank));
+                prop_assert_eq!(mine.find(pos + 1..pos + 9, &of.name), None);
+                prop_assert_eq!(mine.remove(rank), tree.remove(&pos));
+            } else if add && tree.len() < 200 {
+                let d = Dentry { hash: pos, ..dentry(&name, n as u64) };
+                prop_assert_eq!(mine.insert(d.clone()), rank);
+                tree.insert(pos, d);
+            } else if let Some(&first) = tree.range(pos..).next().map(|(p, _)| p) {
+                prop_assert_eq!(mine.remove(rank), tree.remove(&first));
+            }
+            prop_assert!(mine.iter().eq(tree.values()) && mine.len() == tree.len());
+            prop_assert_eq!([0, u64::MAX].map(|p| mine.lower_bound(p)), [0, tree.len()]);
+        }
+        let starts: Vec<usize> = [tree.len() / 3, tree.len() / 2].into_iter().filter(|s| *s > 0).collect();
+        let parts = if starts.is_empty() { Vec::new() } else { mine.split_at(&starts) };
+        prop_assert!(mine.iter().chain(parts.iter().flat_map(|p| p.iter())).eq(tree.values()));
     }
 }
