@@ -109,7 +109,8 @@ pub(crate) struct Inner {
     pub unclaimed: AtomicU64,
     /// Held by the one that gives memory back. Lock rank: outside all gates.
     pub evicting: Mutex<()>,
-    /// Held by the one that empties groups ([`Inner::empty_sparse`]). Only tried.
+    /// Held by the one that empties groups ([`Inner::empty_sparse`]). Lock rank: outside all gates; not waited for by who
+    /// holds it.
     pub emptying: Mutex<()>,
     /// fsync and sync that go on behind a [`Ticket`].
     pub pool: RwLock<Option<ticket::Pool>>,

@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::space::Space;
 use crate::types::*;
 use braidfs_format::bat::BatEntry;
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -19,6 +20,11 @@ const GIVE_MAX: usize = 8;
 const PLENTY: u64 = 1 << 16;
 /// Room that a domain must have for a new file to be placed there, at most; small domains by their reserve.
 const PLACE_BLOCKS: u64 = 512;
+
+thread_local! {
+    /// This thread empties groups, and must not wait for that.
+    static EMPTYING: Cell<bool> = const { Cell::new(false) };
+}
 
 impl Inner {
     /// Data blocks of groups that nobody owns.
@@ -125,14 +131,49 @@ impl Inner {
         (empty, sparse, blocks)
     }
 
-    /// Has a domain write the metadata elsewhere that keeps groups from being empty; whether there was some. The caller
-    /// is inside no gate and holds no lock.
+    /// Has a domain write the metadata elsewhere that keeps groups from being empty; whether there was some. Does nothing
+    /// while another thread does so. The caller is inside no gate and holds no lock.
     ///
     /// # Errors
     /// Of the device.
     pub(crate) fn empty_sparse(&self, d: &Arc<Domain>) -> Result<bool> {
         // moving may need room itself
         let Some(_one) = self.emptying.try_lock() else { return Ok(false) };
+        self.empty_sparse_of(d)
+    }
+
+    /// [`Self::empty_sparse`] of all domains but `d`, which lacks room. Who finds another thread at it waits: what that one
+    /// holds meanwhile, and what it empties, may be all the room that there is. Whether there may be more room now.
+    fn empty_sparse_for(&self, d: &Domain) -> Result<bool> {
+        let mut any = self.wait_for_emptying();
+        if EMPTYING.get() {
+            return Ok(any);
+        }
+        let _one = self.emptying.lock();
+        for o in self.domains.iter().filter(|o| o.id != d.id && o.failed().is_none()) {
+            any |= self.empty_sparse_of(o)?;
+        }
+        Ok(any)
+    }
+
+    /// Waits while another thread empties groups; whether one did.
+    fn wait_for_emptying(&self) -> bool {
+        if EMPTYING.get() || self.emptying.try_lock().is_some() {
+            return false;
+        }
+        drop(self.emptying.lock());
+        true
+    }
+
+    /// [`Self::empty_sparse`] by the one that holds `emptying`.
+    fn empty_sparse_of(&self, d: &Arc<Domain>) -> Result<bool> {
+        EMPTYING.set(true);
+        let done = self.empty_groups(d);
+        EMPTYING.set(false);
+        done
+    }
+
+    fn empty_groups(&self, d: &Arc<Domain>) -> Result<bool> {
         let mut any = false;
         for g in self.spare(d).1.into_iter().take(GIVE_MAX) {
             let Some(e) = d.space.begin_emptying(g)? else { continue };
@@ -155,20 +196,15 @@ impl Inner {
         let n = *attempt;
         *attempt += 1;
         let s = d.space.stats();
+        let none = || if self.wait_for_emptying() { Ok(()) } else { Err(Error::NoSpace) };
         if n >= 3 {
-            return Err(Error::NoSpace);
+            return none();
         }
-        if n == 1 {
-            let mut emptied = false;
-            for o in self.domains.iter().filter(|o| o.id != d.id && o.failed().is_none()) {
-                emptied |= self.empty_sparse(o)?;
-            }
-            if emptied && self.claim_group(d)? {
-                return Ok(());
-            }
+        if n == 1 && self.empty_sparse_for(d)? && self.claim_group(d)? {
+            return Ok(());
         }
         if n > 0 && self.compact_nodes(d)? == 0 && s.pending == 0 && s.reserved == 0 {
-            return Err(Error::NoSpace);
+            return none();
         }
         // a commit writes reserved pages at their real size and lets freed blocks go
         self.reap_zombies()?;
@@ -269,6 +305,9 @@ impl Volume {
         if i.room(d, want) < want {
             i.commit_all()?;
         }
+        if i.room(d, want) < want {
+            i.wait_for_emptying();
+        }
         Ok(i.room(d, want))
     }
 }
@@ -286,5 +325,51 @@ impl Inner {
         };
         let all = self.domains.iter().filter(|o| spread && o.failed().is_none());
         Ok(all.map(|o| self.room(o, u64::MAX)).min().unwrap_or_else(|| self.room(d, u64::MAX)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Cred, FileKind, MkfsOptions, MountOptions, NewNode, NodeId, Volume, mkfs};
+    use braidfs_device::{Device, MemDevice};
+    use std::sync::{Arc, mpsc};
+    use std::time::Duration;
+
+    /// While a group is emptied its free blocks are held, so that nobody takes them. Then there is less room than is told
+    /// of: who was promised that room waits for it.
+    #[test]
+    fn who_lacks_room_waits_for_the_one_that_empties_groups() {
+        let device: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 8));
+        mkfs::format(std::slice::from_ref(&device), &MkfsOptions { domains: Some(2), ..MkfsOptions::default() })
+            .unwrap();
+        let options = MountOptions { background: false, ..MountOptions::default() };
+        let v = Volume::mount(vec![device], options).unwrap();
+        let new = NewNode { kind: FileKind::File, mode: 0o644, umask: 0, rdev: 0, target: b"" };
+        let ino = v.create(NodeId::ROOT, b"f", &new, &Cred::root()).unwrap().ino;
+        let f = v.open(ino).unwrap();
+        let i = v.inner();
+        let d = i.domain(ino).unwrap();
+        while i.claim_group(d).unwrap() {}
+        v.sync().unwrap();
+
+        let emptying = i.emptying.lock();
+        let held = d.space.available();
+        d.space.reserve(held, false).unwrap();
+        std::thread::scope(|s| {
+            let (tell, told) = mpsc::channel();
+            let (tell_room, room) = mpsc::channel();
+            let v = &v;
+            s.spawn(move || tell.send(v.write_accepted(&f, 0, &[1; 1 << 20])).unwrap());
+            s.spawn(move || tell_room.send(v.settle_room(ino, 256)).unwrap());
+            let early = told.recv_timeout(Duration::from_millis(500));
+            assert!(early.is_err(), "{early:?} while another thread holds all the room");
+            let early = room.recv_timeout(Duration::from_millis(10));
+            assert!(early.is_err(), "{early:?} while another thread holds all the room");
+            d.space.unreserve(held);
+            drop(emptying);
+            assert_eq!(told.recv().unwrap().unwrap(), 1 << 20);
+            assert!(room.recv().unwrap().unwrap() >= 256);
+        });
+        v.unmount().unwrap();
     }
 }

@@ -110,9 +110,15 @@ impl BraidFs {
     fn write_whole(&self, file: &OpenFile, offset: u64, data: &[u8]) -> Result<u32, Errno> {
         let mut done = 0;
         while done < data.len() {
-            match self.vol.write_accepted(file, offset + done as u64, &data[done..]).map_err(errno)? {
-                0 => return Err(Errno::NOSPC),
-                n => done += n,
+            let wrote = self.vol.write_accepted(file, offset + done as u64, &data[done..]).map_err(errno);
+            match wrote {
+                Ok(0) | Err(Errno::NOSPC) => {
+                    let (ino, bytes, room) = (file.ino().0, data.len() - done, self.vol.write_room(file.ino()));
+                    tracing::warn!(ino, offset, bytes, room, "no room for what the kernel had taken");
+                    return Err(Errno::NOSPC);
+                }
+                Ok(n) => done += n,
+                Err(e) => return Err(e),
             }
         }
         Ok(done as u32)
