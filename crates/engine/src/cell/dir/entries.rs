@@ -1,18 +1,17 @@
 //! The entries of one bucket.
 //!
 //! A large directory lies in no cache of the processor, so that what an operation costs there is the number of cache lines
-//! that it touches, above all of those that it finds only after others. So the upper halves of the positions stand in order
-//! in an array of their own: a search begins where the position should be and touches one or two lines of it, an insertion
-//! moves five bytes for each entry behind it. The entries themselves stay where they came to lie, and the place of one that
-//! left is taken by the next that comes.
+//! that it touches, above all of those that it finds only after others. So the positions stand in order in an array of their
+//! own, each with the place of its entry in one word ([`Key`]): a search begins where the position should be and touches one
+//! or two lines of it, then the entry. Entries stay where they came to lie, and the place of one that left is taken by the
+//! next that comes.
 //!
-//! Invariants: `heads` rise, of entries with the same head the positions; the entry of `heads[i]` is `slots[order[i]]`; both
-//! have the same length, at most [`MOST`]. Slots that are in no `order` are the list that begins at `free`. All heads lie
-//! between `lo` and `hi`.
+//! Invariants: the heads of `keys` rise, of keys with the same head the positions; there are at most [`MOST`]. Slots that no
+//! key names are the list that begins at `free`. All heads lie between `lo` and `hi`.
 
 use super::encoded;
 use braidfs_format::NodeId;
-use braidfs_format::dentry::{BUCKET_BYTES, Dentry, ENTRY_FIXED_BYTES};
+use braidfs_format::dentry::{BUCKET_BYTES, Dentry, ENTRY_FIXED_BYTES, HASH_MAX};
 use std::ops::Range;
 
 /// Most entries: what fits a bucket with names of one byte, and the one that makes it split.
@@ -20,26 +19,44 @@ pub const MOST: usize = BUCKET_BYTES / (ENTRY_FIXED_BYTES + 1) + 1;
 const _: () = assert!(MOST <= 256, "numbers of slots are bytes");
 
 /// No slot, in the list of free ones.
-const NONE: u64 = u64::MAX;
+const NONE: u16 = u16::MAX;
 
-/// The upper half of a position, which has 63 bits; of more than that, the highest.
-fn head(pos: u64) -> u32 {
-    u32::try_from(pos >> 31).unwrap_or(u32::MAX)
+/// The upper 56 bits of a position, which has 63: the head; of more than that, the highest.
+fn head(pos: u64) -> u64 {
+    pos.min(HASH_MAX) >> 7
+}
+
+/// What says where a head should stand among others.
+fn upper(head: u64) -> u32 {
+    (head >> 24) as u32
+}
+
+/// A head, and below it the slot of the entry.
+#[derive(Debug, Clone, Copy)]
+struct Key(u64);
+
+impl Key {
+    fn new(head: u64, slot: u8) -> Self {
+        Self(head << 8 | u64::from(slot))
+    }
+    fn head(self) -> u64 {
+        self.0 >> 8
+    }
+    fn slot(self) -> usize {
+        (self.0 & 0xff) as usize
+    }
 }
 
 /// See the module.
 #[derive(Debug, Clone)]
 pub struct Entries {
-    /// Upper halves of the positions, rising.
-    heads: Vec<u32>,
-    /// Where the entry of each lies in `slots`.
-    order: Vec<u8>,
+    keys: Vec<Key>,
     slots: Vec<Dentry>,
-    /// First free slot, whose `hash` is the next one's number.
-    free: u64,
-    /// Bounds of the heads: a search reads neither end of the array.
+    /// Bounds of the heads, their upper 32 bits: a search reads neither end of the array.
     lo: u32,
     hi: u32,
+    /// First free slot, whose `hash` is the next one's number.
+    free: u16,
 }
 
 impl Default for Entries {
@@ -61,48 +78,52 @@ impl Entries {
     pub fn new(slots: Vec<Dentry>) -> Self {
         debug_assert!(slots.len() <= 256 && slots.is_sorted_by(|a, b| a.hash < b.hash));
         // as much room to grow as the entries have
-        let (mut heads, mut order) = (Vec::with_capacity(slots.capacity()), Vec::with_capacity(slots.capacity()));
-        heads.extend(slots.iter().map(|e| head(e.hash)));
-        order.extend((0..slots.len()).map(|i| i as u8));
-        let (lo, hi) = (heads.first().copied().unwrap_or(u32::MAX), heads.last().copied().unwrap_or(0));
-        Self { heads, order, slots, free: NONE, lo, hi }
+        let mut keys = Vec::with_capacity(slots.capacity());
+        keys.extend((0u8..=255).zip(&slots).map(|(i, e)| Key::new(head(e.hash), i)));
+        let lo = slots.first().map_or(u32::MAX, |e| upper(head(e.hash)));
+        let hi = slots.last().map_or(0, |e| upper(head(e.hash)));
+        Self { keys, slots, lo, hi, free: NONE }
     }
 
     /// None.
     pub const fn new_empty() -> Self {
-        Self { heads: Vec::new(), order: Vec::new(), slots: Vec::new(), free: NONE, lo: u32::MAX, hi: 0 }
+        Self { keys: Vec::new(), slots: Vec::new(), lo: u32::MAX, hi: 0, free: NONE }
     }
 
     /// How many.
     pub fn len(&self) -> usize {
-        self.heads.len()
+        self.keys.len()
     }
 
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
-        self.heads.is_empty()
+        self.keys.is_empty()
     }
 
     /// The entry of the position that is the `rank`th.
     pub fn get(&self, rank: usize) -> Option<&Dentry> {
-        self.slots.get(usize::from(*self.order.get(rank)?))
+        self.slots.get(self.keys.get(rank)?.slot())
     }
 
     /// [`Self::get`], to change all but its position.
     pub fn get_mut(&mut self, rank: usize) -> Option<&mut Dentry> {
-        self.slots.get_mut(usize::from(*self.order.get(rank)?))
+        self.slots.get_mut(self.keys.get(rank)?.slot())
     }
 
     /// Whether the entry of the rank stands at this position.
     pub fn is_at(&self, rank: usize, pos: u64) -> bool {
-        self.heads.get(rank) == Some(&head(pos)) && self.get(rank).is_some_and(|e| e.hash == pos)
+        self.has_head(rank, pos) && self.get(rank).is_some_and(|e| e.hash == pos)
+    }
+
+    fn has_head(&self, rank: usize, pos: u64) -> bool {
+        self.keys.get(rank).is_some_and(|k| k.head() == head(pos))
     }
 
     /// Rank of the entry with this name between two positions.
     pub fn find(&self, positions: Range<u64>, name: &[u8]) -> Option<usize> {
         let end = head(positions.end);
         let mut rank = self.search(head(positions.start));
-        while *self.heads.get(rank)? <= end {
+        while self.keys.get(rank)?.head() <= end {
             if self.get(rank).is_some_and(|e| positions.contains(&e.hash) && *e.name == *name) {
                 return Some(rank);
             }
@@ -113,7 +134,7 @@ impl Entries {
 
     /// Entries in order.
     pub fn iter(&self) -> impl Iterator<Item = &Dentry> + Clone {
-        self.order.iter().map(|slot| &self.slots[usize::from(*slot)])
+        self.keys.iter().map(|key| &self.slots[key.slot()])
     }
 
     /// Reads the entries once as they lie in memory: who is about to walk over them in order then waits for none of them.
@@ -124,23 +145,22 @@ impl Entries {
 
     /// Rank of the first entry whose head is at least this. Positions are hashes and spread evenly: the search begins where
     /// the head should be, which touches less memory than halving.
-    fn search(&self, head: u32) -> usize {
-        let heads = self.heads.as_slice();
-        let n = heads.len();
-        if head <= self.lo || n == 0 {
+    fn search(&self, head: u64) -> usize {
+        let keys = self.keys.as_slice();
+        let (n, top) = (keys.len(), upper(head));
+        if top < self.lo || n == 0 {
             return 0;
         }
-        if head > self.hi {
+        if top > self.hi {
             return n;
         }
-        // from here on lo < head <= hi
-        let (off, span) = (u64::from(head - self.lo), u64::from(self.hi - self.lo) + 1);
+        let (off, span) = (u64::from(top - self.lo), u64::from(self.hi - self.lo) + 1);
         let guess = (off * n as u64 / span) as usize;
         let mut step = 4;
         let (mut from, mut to) = (guess, guess);
-        if heads[guess] < head {
+        if keys[guess].head() < head {
             // the answer lies behind `from`, and not behind `to`
-            while to < n && heads[to] < head {
+            while to < n && keys[to].head() < head {
                 from = to;
                 to = (to + step).min(n);
                 step *= 2;
@@ -148,19 +168,19 @@ impl Entries {
             from += 1;
         } else {
             // the answer lies at `from` at the earliest
-            while from > 0 && heads[from - 1] >= head {
+            while from > 0 && keys[from - 1].head() >= head {
                 to = from - 1;
                 from = from.saturating_sub(step);
                 step *= 2;
             }
         }
-        from + heads[from..to].partition_point(|h| *h < head)
+        from + keys[from..to].partition_point(|k| k.head() < head)
     }
 
     /// Rank of the first entry at or behind `pos`.
     pub fn lower_bound(&self, pos: u64) -> usize {
         let mut rank = self.search(head(pos));
-        while self.heads.get(rank) == Some(&head(pos)) && self.get(rank).is_some_and(|e| e.hash < pos) {
+        while self.has_head(rank, pos) && self.get(rank).is_some_and(|e| e.hash < pos) {
             rank += 1;
         }
         rank
@@ -171,10 +191,10 @@ impl Entries {
         let rank = self.lower_bound(entry.hash);
         debug_assert!(!self.is_at(rank, entry.hash) && self.len() < 256);
         let head = head(entry.hash);
-        (self.lo, self.hi) = (self.lo.min(head), self.hi.max(head));
-        let slot = match self.slots.get_mut(self.free as usize) {
+        (self.lo, self.hi) = (self.lo.min(upper(head)), self.hi.max(upper(head)));
+        let slot = match self.slots.get_mut(usize::from(self.free)) {
             Some(free) => {
-                let slot = std::mem::replace(&mut self.free, free.hash) as usize;
+                let slot = usize::from(std::mem::replace(&mut self.free, free.hash as u16));
                 *free = entry;
                 slot
             }
@@ -183,41 +203,39 @@ impl Entries {
                 self.slots.len() - 1
             }
         };
-        self.heads.insert(rank, head);
-        self.order.insert(rank, slot as u8);
+        self.keys.insert(rank, Key::new(head, slot as u8));
         rank
     }
 
     /// Takes the entry of a rank out.
     pub fn remove(&mut self, rank: usize) -> Option<Dentry> {
-        let slot = usize::from(*self.order.get(rank)?);
-        let free = Dentry { hash: self.free, node: NodeId(0), gener: 0, kind: 0, name: [].into() };
+        let slot = self.keys.get(rank)?.slot();
+        let free = Dentry { hash: self.free.into(), node: NodeId(0), gener: 0, kind: 0, name: [].into() };
         let entry = std::mem::replace(self.slots.get_mut(slot)?, free);
-        self.free = slot as u64;
-        self.heads.remove(rank);
-        self.order.remove(rank);
+        self.free = slot as u16;
+        self.keys.remove(rank);
         Some(entry)
     }
 
     /// Bytes of these ranks as they are encoded.
     pub fn encoded(&self, ranks: Range<usize>) -> usize {
-        encoded(self.order[ranks].iter().map(|slot| &self.slots[usize::from(*slot)]))
+        encoded(self.keys[ranks].iter().map(|key| &self.slots[key.slot()]))
     }
 
     /// Leaves the ranks before the first of `starts`, which rise, and gives those from each to the next.
     pub fn split_at(&mut self, starts: &[usize]) -> Vec<Self> {
         let mut slots: Vec<Option<Dentry>> = std::mem::take(&mut self.slots).into_iter().map(Some).collect();
-        let order = std::mem::take(&mut self.order);
+        let keys = std::mem::take(&mut self.keys);
         let mut part = |ranks: Range<usize>| {
-            let entries = order[ranks].iter().filter_map(|slot| slots[usize::from(*slot)].take());
+            let entries = keys[ranks].iter().filter_map(|key| slots[key.slot()].take());
             // with room to grow: it will
             let mut of = Vec::with_capacity(MOST / 2);
             of.extend(entries);
             Self::new(of)
         };
-        let ends = starts.iter().skip(1).copied().chain([order.len()]);
+        let ends = starts.iter().skip(1).copied().chain([keys.len()]);
         let parts = starts.iter().zip(ends).map(|(from, to)| part(*from..to)).collect();
-        *self = part(0..starts.first().copied().unwrap_or(order.len()));
+        *self = part(0..starts.first().copied().unwrap_or(keys.len()));
         parts
     }
 }
