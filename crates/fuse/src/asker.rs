@@ -5,10 +5,17 @@
 //! is part of. Both are needed in rare cases only, so that a file of `/proc` is not too much.
 //!
 //! Does not promise an answer: a thread of another pid namespace has no number here, one that was killed is gone, and
-//! `io_uring` works without the thread that gave the order. Callers take the unprivileged case then.
+//! `io_uring` works without the thread that gave the order. `/proc` may hide other users' threads (`hidepid`), or be that
+//! of another pid namespace, where the same numbers are others'. Callers take the unprivileged case then. Of system calls
+//! only those of 64-bit programs are known: kernel threads are shown in call 0 (`read`), and the calls of 32-bit programs
+//! have other numbers; both have a stack pointer that fits 32 bits. (One that a 64-bit program gives by `int 0x80` looks
+//! like another one.)
 
 use crate::request::Request;
+use rustix::process::{Pid, test_kill_process};
 use std::fs;
+use std::io;
+use std::sync::OnceLock;
 
 /// The uid of requests that carry none.
 const NONE: u32 = u32::MAX;
@@ -16,14 +23,14 @@ const NONE: u32 = u32::MAX;
 /// The user who asks, for file system access, in this process' user namespace; `None` where it cannot be told.
 pub(crate) fn uid(req: &Request<'_>) -> Option<u32> {
     match req.head.uid {
-        NONE => parse_fsuid(&fs::read_to_string(format!("/proc/{}/status", thread(req)?)).ok()?),
+        NONE => parse_fsuid(&of_thread(thread(req)?, "status").ok()?),
         uid => Some(uid),
     }
 }
 
 /// Whether the group is one of the asking thread's; not where it cannot be told.
 pub(crate) fn in_group(req: &Request<'_>, gid: u32) -> bool {
-    let status = thread(req).and_then(|t| fs::read_to_string(format!("/proc/{t}/status")).ok());
+    let status = thread(req).and_then(|t| of_thread(t, "status").ok());
     status.is_some_and(|s| parse_groups(&s).contains(&gid))
 }
 
@@ -50,17 +57,36 @@ pub(crate) fn doing(req: &Request<'_>) -> Doing {
 
 /// What a thread does, which may be gone.
 pub(crate) fn thread_is_doing(thread: u32) -> Doing {
-    match fs::read_to_string(format!("/proc/{thread}/syscall")) {
+    match of_thread(thread, "syscall") {
         Ok(text) => parse_doing(&text),
-        Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) => Doing::Other,
+        // not one that is there and hidden
+        Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) && is_gone(thread) => Doing::Other,
         Err(_) => Doing::Unknown,
     }
 }
 
+/// A file of `/proc` about a thread.
+fn of_thread(thread: u32, file: &str) -> io::Result<String> {
+    static OURS: OnceLock<bool> = OnceLock::new();
+    let is_ours =
+        || fs::read_link("/proc/self").is_ok_and(|me| me.as_os_str() == std::process::id().to_string().as_str());
+    if !OURS.get_or_init(is_ours) {
+        return Err(io::Error::new(io::ErrorKind::Unsupported, "/proc is not mounted, or of another pid namespace"));
+    }
+    fs::read_to_string(format!("/proc/{thread}/{file}"))
+}
+
+fn is_gone(thread: u32) -> bool {
+    let pid = i32::try_from(thread).ok().and_then(Pid::from_raw);
+    pid.is_none_or(|pid| test_kill_process(pid) == Err(rustix::io::Errno::SRCH))
+}
+
 fn parse_doing(text: &str) -> Doing {
-    let size = || u64::from_str_radix(text.split_ascii_whitespace().nth(3)?.strip_prefix("0x")?, 16).ok();
+    let number = |at| u64::from_str_radix(text.split_ascii_whitespace().nth(at)?.strip_prefix("0x")?, 16).ok();
     match parse_syscall(text) {
-        Some(libc::SYS_write | libc::SYS_pwrite64) => Doing::Writing(size()),
+        // its number, six arguments, the stack pointer
+        Some(_) if number(7).is_none_or(|sp| sp <= u32::MAX.into()) => Doing::Unknown,
+        Some(libc::SYS_write | libc::SYS_pwrite64) => Doing::Writing(number(3)),
         Some(n) if WRITES.contains(&n) => Doing::Writing(None),
         Some(libc::SYS_io_uring_enter | libc::SYS_io_submit) | None => Doing::Unknown,
         Some(_) => Doing::Other,
@@ -112,11 +138,16 @@ mod tests {
         assert_eq!(parse_syscall("1 0x3 0x7f 0x1 0x0 0x0 0x0 0x7ffd 0x7f\n"), Some(1));
         assert_eq!(parse_syscall("running\n"), None);
         assert_eq!(parse_syscall("-1 0x7ffd 0x7f\n"), None);
-        assert_eq!(parse_doing("1 0x3 0x7f 0x1000 0x0 0x0 0x0 0x7ffd 0x7f\n"), Doing::Writing(Some(4096)));
-        assert_eq!(parse_doing("20 0x3 0x7f 0x2 0x0 0x0 0x0 0x7ffd 0x7f\n"), Doing::Writing(None));
-        assert_eq!(parse_doing("0 0x3 0x7f 0x1000 0x0 0x0 0x0 0x7ffd 0x7f\n"), Doing::Other);
+        assert_eq!(parse_doing("1 0x3 0x7f 0x1000 0x0 0x0 0x0 0x7ffd00000000 0x7f\n"), Doing::Writing(Some(4096)));
+        assert_eq!(parse_doing("20 0x3 0x7f 0x2 0x0 0x0 0x0 0x7ffd00000000 0x7f\n"), Doing::Writing(None));
+        assert_eq!(parse_doing("0 0x3 0x7f 0x1000 0x0 0x0 0x0 0x7ffd00000000 0x7f\n"), Doing::Other);
         assert_eq!((parse_doing("-1 0x7ffd 0x7f\n"), parse_doing("running\n")), (Doing::Unknown, Doing::Unknown));
+        let kernel_thread = format!("0{}\n", " 0x0".repeat(8));
+        assert_eq!(parse_doing(&kernel_thread), Doing::Unknown, "nfsd, a loop device");
+        let of_32_bits = "4 0x1 0x8050000 0x10000 0x0 0x0 0x0 0xffa3c1e0 0xf7f1a579\n";
+        assert_eq!(parse_doing(of_32_bits), Doing::Unknown, "write of i386, stat of x86_64");
         assert_eq!(thread_is_doing(u32::MAX >> 2), Doing::Other, "it is gone");
+        assert!(!is_gone(std::process::id()) && is_gone(u32::MAX));
         let own = fs::read_to_string("/proc/thread-self/status").unwrap();
         assert_eq!(parse_fsuid(&own), Some(rustix::process::geteuid().as_raw()));
     }

@@ -40,8 +40,7 @@
 
 use crate::channel::Channel;
 use crate::fs::{BraidFs, Context};
-use crate::node::WireId;
-use crate::request::{Answer, Outcome};
+use crate::request::{Answer, Handled, Outcome, Request};
 use braidfs::NodeId;
 use crossbeam::utils::CachePadded;
 use parking_lot::Mutex;
@@ -220,26 +219,29 @@ impl Behind {
 }
 
 impl BraidFs {
-    /// Answers a direct WRITE, whose bytes the volume has: at once where the kernel has no page of them.
+    /// Answers a direct WRITE, whose bytes the volume has: at once where the kernel has no page of them. What the request
+    /// wants durable is so before: nobody does that for an answer that comes later.
     pub(crate) fn written_direct(
         &self,
-        id: WireId,
+        req: &Request<'_>,
         offset: u64,
         len: usize,
         out: &mut Answer,
         cx: &Context<'_>,
-    ) -> Outcome {
-        let Some(stale) = self.behind.must_drop(id.ino(), offset, len) else { return Outcome::Reply };
+    ) -> Handled {
+        let id = req.node();
+        let Some(stale) = self.behind.must_drop(id.ino(), offset, len) else { return Ok(Outcome::Reply) };
         let drop_pages = move |fs: &BraidFs, channel: &Channel| {
             let bytes = |page: u64| page.saturating_mul(PAGE);
             channel.invalidate_range(id, bytes(stale.pages.start), bytes(stale.pages.end) - bytes(stale.pages.start));
             fs.behind.dropped(id.ino(), &stale);
         };
-        let Some(waiting) = self.let_wait(true) else {
+        let settled = self.settle(req, Ok(Outcome::Reply));
+        let Some(waiting) = self.let_wait(true).filter(|_| settled.is_ok()) else {
             let channel = cx.channel.clone();
             // Not sent only where the mount is ending.
             let _ = self.jobs.send(Box::new(move |fs: &BraidFs| drop_pages(fs, &channel)));
-            return Outcome::Reply;
+            return settled;
         };
         let (later, body, channel): (_, _, Arc<Channel>) = (cx.later(), out.body().to_vec(), cx.channel.clone());
         let job = Box::new(move |fs: &BraidFs| {
@@ -251,7 +253,7 @@ impl BraidFs {
         });
         // A job that cannot be handed over is dropped, and answers EIO.
         let _ = self.jobs.send(job);
-        Outcome::Deferred
+        Ok(Outcome::Deferred)
     }
 }
 

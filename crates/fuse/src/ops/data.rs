@@ -97,7 +97,7 @@ impl BraidFs {
         self.watch_room(opened.ino(), cx.channel);
         out.put(&abi::WriteOut { size, padding: 0 });
         if direct && size > 0 {
-            return Ok(self.written_direct(opened.id(), arg.offset, size as usize, out, cx));
+            return self.written_direct(req, arg.offset, size as usize, out, cx);
         }
         if arg.write_flags & abi::WRITE_CACHE != 0 {
             return Ok(self.written_cached(opened.ino(), out, cx));
