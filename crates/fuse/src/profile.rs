@@ -6,7 +6,7 @@
 //! These would let others in, and are refused:
 //! - `allow_other` ([`Profile::check`]);
 //! - the parameter `allow_sys_admin_access` of the kernel's module, by which every process with CAP_SYS_ADMIN enters,
-//!   also one that may not read others' files ([`Profile::check`]);
+//!   also one that may not read others' files ([`Profile::check`], and [`Profile::check_module`] when the module is loaded);
 //! - export by NFS, whose server looks at files for remote users with root's ids (only the ids for file access are the
 //!   remote user's): the kernel is told to have no file handles (INIT flag NO_EXPORT_SUPPORT, Linux 6.9); where it does
 //!   not know that there is no private mount ([`Profile::accept`]);
@@ -61,13 +61,36 @@ impl Profile {
     /// # Errors
     /// What would let somebody in.
     pub(crate) fn check(self, cfg: &MountConfig) -> io::Result<()> {
-        let admits = std::fs::read_to_string(SYS_ADMIN_ACCESS).is_ok_and(|v| v.trim() == "Y");
-        match self.private {
-            true if cfg.allow_other => Err(io::Error::new(
+        if self.private && cfg.allow_other {
+            return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
                 "private and allow_other: nobody would be checked: leave one of them out",
-            )),
-            true if admits => Err(io::Error::new(
+            ));
+        }
+        match std::fs::read_to_string(SYS_ADMIN_ACCESS) {
+            // the module may not be loaded yet
+            Err(_) => Ok(()),
+            told => self.admits_nobody(told),
+        }
+    }
+
+    /// Whether it is safe with the parameters of the kernel's module: before the first request is answered.
+    ///
+    /// # Errors
+    /// As [`Self::check`], also where it cannot be seen: kernels that can have a private mount have the parameter.
+    pub(crate) fn check_module(self) -> io::Result<()> {
+        self.admits_nobody(std::fs::read_to_string(SYS_ADMIN_ACCESS))
+    }
+
+    fn admits_nobody(self, told: io::Result<String>) -> io::Result<()> {
+        match told {
+            Err(e) if self.private => {
+                let why = format!(
+                    "private: cannot see whether processes with CAP_SYS_ADMIN would enter: {SYS_ADMIN_ACCESS}: {e}"
+                );
+                Err(io::Error::new(e.kind(), why))
+            }
+            Ok(told) if self.private && told.trim() != "N" => Err(io::Error::new(
                 io::ErrorKind::PermissionDenied,
                 format!("private: processes with CAP_SYS_ADMIN would enter: write N into {SYS_ADMIN_ACCESS}"),
             )),
@@ -138,6 +161,10 @@ mod tests {
         cfg.allow_other = true;
         let private = Profile { private: true, ..Profile::default() };
         assert!(Profile::default().check(&cfg).is_ok() && private.check(&cfg).is_err());
+        let told = |p: Profile, text: &str| p.admits_nobody(Ok(text.into())).is_ok();
+        assert!(told(private, "N\n") && !told(private, "Y\n") && told(Profile::default(), "Y\n"));
+        let unseen = || Err(io::ErrorKind::NotFound.into());
+        assert!(private.admits_nobody(unseen()).is_err() && Profile::default().admits_nobody(unseen()).is_ok());
     }
 
     #[test]
