@@ -16,7 +16,9 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 /// So long after it was told to go on a `write` is taken to be under way, whose thread is not seen.
-const LATELY: Duration = Duration::from_secs(2);
+pub(crate) const LATELY: Duration = Duration::from_secs(2);
+/// Writers are looked at when there are so many, and twice as many as were in flight the last time.
+const MANY: usize = 1024;
 
 #[derive(Debug)]
 struct Writer {
@@ -38,6 +40,17 @@ struct Ledger {
     promised: HashMap<u64, WireId>,
     /// By thread; of an unknown one by [`NAMELESS`] and the inode.
     writers: HashMap<u64, Writer>,
+    /// [`MANY`], or more.
+    look_at: usize,
+}
+
+/// What was granted and is not written back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Left {
+    /// Granted since the writing back began, or in flight.
+    pub blocks: u64,
+    /// Some of it to threads that are not seen, and are taken to write for [`LATELY`].
+    pub unseen: bool,
 }
 
 /// A writing back that has begun.
@@ -48,6 +61,7 @@ pub(crate) struct WritingBack {
     pub files: Vec<WireId>,
     /// What is no longer held when that is done.
     blocks: u64,
+    unseen: bool,
 }
 
 /// Not a thread.
@@ -64,6 +78,10 @@ impl Asked {
     pub fn grant(&self, id: WireId, thread: u32, blocks: u64, room: impl FnOnce() -> u64) -> bool {
         let mut l = self.0.lock();
         l.writers.remove(&key(id, thread));
+        if l.writers.len() >= l.look_at.max(MANY) {
+            l.keep_in_flight(asker::thread_is_doing);
+            l.look_at = 2 * l.writers.len();
+        }
         let Some(granted) = l.granted.checked_add(blocks).filter(|g| room() >= *g) else { return false };
         l.granted = granted;
         l.promised.insert(id.ino().0, id);
@@ -78,29 +96,40 @@ impl Asked {
 
     fn write_back_seeing(&self, doing: impl Fn(u32) -> Doing) -> WritingBack {
         let mut l = self.0.lock();
-        l.writers.retain(|key, w| match u32::try_from(*key).map_or(Doing::Unknown, &doing) {
-            Doing::Writing(_) => true,
-            Doing::Other => false,
-            Doing::Unknown => w.told.elapsed() < LATELY,
-        });
+        let unseen = l.keep_in_flight(doing);
         let blocks = l.granted.saturating_sub(l.in_flight());
         let files = l.promised.drain().map(|(_, id)| id).collect();
         let still: Vec<WireId> = l.writers.values().map(|w| w.id).collect();
         l.promised.extend(still.into_iter().map(|id| (id.ino().0, id)));
-        WritingBack { files, blocks }
+        WritingBack { files, blocks, unseen }
     }
 
-    /// The kernel has written them back. Blocks granted since then, or in flight.
-    pub fn written_back(&self, done: WritingBack) -> u64 {
+    /// The kernel has written them back; what is left.
+    pub fn written_back(&self, done: WritingBack) -> Left {
         let mut l = self.0.lock();
         l.granted = l.granted.saturating_sub(done.blocks);
-        l.granted
+        Left { blocks: l.granted, unseen: done.unseen }
     }
 }
 
 impl Ledger {
     fn in_flight(&self) -> u64 {
         self.writers.values().map(|w| w.blocks).sum()
+    }
+
+    /// Forgets writers that have stored their bytes; whether some of the others are not seen.
+    fn keep_in_flight(&mut self, doing: impl Fn(u32) -> Doing) -> bool {
+        let mut unseen = false;
+        self.writers.retain(|key, w| match u32::try_from(*key).map_or(Doing::Unknown, &doing) {
+            Doing::Writing(_) => true,
+            Doing::Other => false,
+            Doing::Unknown => {
+                let lately = w.told.elapsed() < LATELY;
+                unseen |= lately;
+                lately
+            }
+        });
+        unseen
     }
 }
 
@@ -127,7 +156,7 @@ mod tests {
         let w = a.write_back_seeing(|_| Doing::Other);
         assert_eq!(files(&w), [10, 11]);
         assert!(!a.grant(id(12), 3, 1, || 100), "nothing is written yet");
-        assert_eq!(a.written_back(w), 0);
+        assert_eq!(a.written_back(w), Left { blocks: 0, unseen: false });
         assert!(a.grant(id(12), 3, 100, || 100));
     }
 
@@ -137,14 +166,14 @@ mod tests {
         assert!(a.grant(id(10), 1, 60, || 100) && a.grant(id(11), 2, 40, || 100));
         let w = a.write_back_seeing(|t| if t == 2 { Doing::Writing(None) } else { Doing::Other });
         assert_eq!(files(&w), [10, 11]);
-        assert_eq!(a.written_back(w), 40);
+        assert_eq!(a.written_back(w), Left { blocks: 40, unseen: false });
         assert!(!a.grant(id(10), 1, 61, || 100) && a.grant(id(10), 1, 60, || 100));
         let w = a.write_back_seeing(|_| Doing::Other);
-        assert_eq!((files(&w), a.written_back(w)), (vec![10, 11], 0));
+        assert_eq!((files(&w), a.written_back(w).blocks), (vec![10, 11], 0));
         // one that asks again has stored what it was granted before
         assert!(a.grant(id(10), 1, 60, || 100) && !a.grant(id(10), 1, 60, || 100));
         let w = a.write_back_seeing(|_| Doing::Writing(None));
-        assert_eq!((files(&w), a.written_back(w)), (vec![10], 0));
+        assert_eq!((files(&w), a.written_back(w).blocks), (vec![10], 0));
     }
 
     #[test]
@@ -152,13 +181,22 @@ mod tests {
         let a = Asked::default();
         assert!(a.grant(id(10), 0, 5, || 100) && a.grant(id(11), 7, 5, || 100));
         let w = a.write_back_seeing(|_| Doing::Unknown);
-        assert_eq!(a.written_back(w), 10);
+        assert_eq!(a.written_back(w), Left { blocks: 10, unseen: true });
         a.0.lock().writers.values_mut().for_each(|w| w.told -= 2 * LATELY);
         let w = a.write_back_seeing(|_| Doing::Unknown);
-        assert_eq!((files(&w), a.written_back(w)), (vec![10, 11], 0));
+        assert_eq!((files(&w), a.written_back(w)), (vec![10, 11], Left { blocks: 0, unseen: false }));
         // a thread that is gone
         assert!(a.grant(id(3), u32::MAX >> 2, 5, || 100));
         let w = a.write_back();
-        assert_eq!(a.written_back(w), 0);
+        assert_eq!(a.written_back(w).blocks, 0);
+    }
+
+    #[test]
+    fn threads_that_are_gone_are_forgotten() {
+        let a = Asked::default();
+        // numbers that no thread has
+        (0..10 * MANY as u32).for_each(|n| assert!(a.grant(id(10), u32::MAX / 2 - n, 5, || u64::MAX)));
+        assert!(a.0.lock().writers.len() <= MANY);
+        assert!(!a.grant(id(10), 1, 1, || 50 * MANY as u64), "what they were granted still counts");
     }
 }

@@ -3,18 +3,21 @@
 //! The kernel holds dirty pages of a FUSE mount to a hundredth of what all may have, and has writers wait beyond: 40 MiB
 //! on a machine of 24 GiB, which one writer fills in 50 ms. What it holds must find room in the volume, though
 //! ([`crate::room`]). So at the mount it is allowed an eighth of the smallest domain's room, at least [`LEAST_BYTES`] and at
-//! most [`MOST_BYTES`]. When a domain gets so little room that the bound matters, it goes down to the least, for as long as
-//! the volume is mounted.
+//! most [`MOST_BYTES`]. When a domain gets so little room that the bound matters, it goes down to the least; when all of them
+//! have much more again, it is set anew.
 //!
 //! The kernel keeps the bound as a part of the memory that may be dirty (`bdi_set_max_bytes` in `mm/page-writeback.c`),
 //! so that it grows when memory becomes free. That is another reason to set it anew when it matters.
 
+use std::fs;
 use std::path::PathBuf;
 
 /// May be held in any case.
 pub(crate) const LEAST_BYTES: u64 = 64 << 20;
 /// More does not help: the kernel begins to write at a half of it.
 const MOST_BYTES: u64 = 1 << 30;
+/// Of the kernel's page cache.
+const PAGE_BYTES: u64 = 4096;
 /// Of the room.
 const PART: u64 = 8;
 
@@ -28,7 +31,7 @@ impl DirtyLimit {
         Self(settings.into().join("max_bytes"))
     }
 
-    /// Sets it for a volume whose smallest domain has so much room; how much the kernel may hold, bytes.
+    /// Sets it for a volume whose smallest domain has so much room; how much the kernel may hold then, bytes.
     pub fn allow(&self, room_bytes: u64) -> u64 {
         let mut bytes = wanted(room_bytes);
         while bytes > LEAST_BYTES {
@@ -38,20 +41,21 @@ impl DirtyLimit {
             // more than all mounts together may have
             bytes /= 2;
         }
-        self.restrict();
-        LEAST_BYTES
+        self.restrict()
     }
 
-    /// Has it hold no more than the least. Where it holds more, writers wait until it does not.
-    pub fn restrict(&self) {
-        let now = std::fs::read_to_string(&self.0).ok().and_then(|text| text.trim().parse::<u64>().ok());
-        if now.is_some_and(|now| now > LEAST_BYTES) {
-            self.set(LEAST_BYTES);
+    /// Has it hold no more than the least. Where it holds more, writers wait until it does not. How much it may hold then,
+    /// bytes: on a machine with much memory that is more where the bound cannot be set (not root, an old kernel).
+    pub fn restrict(&self) -> u64 {
+        let now = fs::read_to_string(&self.0).ok().and_then(|text| text.trim().parse::<u64>().ok());
+        match now.unwrap_or_else(usual) {
+            more if more > LEAST_BYTES && (now.is_none() || !self.set(LEAST_BYTES)) => more,
+            _ => LEAST_BYTES,
         }
     }
 
     fn set(&self, bytes: u64) -> bool {
-        std::fs::write(&self.0, bytes.to_string())
+        fs::write(&self.0, bytes.to_string())
             .inspect_err(
                 |e| tracing::debug!(path = %self.0.display(), bytes, error = %e, "limit of dirty pages not set"),
             )
@@ -59,7 +63,19 @@ impl DirtyLimit {
     }
 }
 
-fn wanted(room_bytes: u64) -> u64 {
+/// What the kernel lets a FUSE mount hold by itself, bytes (`fuse_bdi_init` in fs/fuse/inode.c): a hundredth of all.
+fn usual() -> u64 {
+    let all = fs::read_to_string("/proc/vmstat").ok().and_then(|text| parse_threshold(&text)).unwrap_or(0);
+    all * PAGE_BYTES / 100
+}
+
+/// Pages that may be dirty.
+fn parse_threshold(vmstat: &str) -> Option<u64> {
+    vmstat.lines().find_map(|line| line.strip_prefix("nr_dirty_threshold "))?.trim().parse().ok()
+}
+
+/// What it should be for a volume whose smallest domain has so much room.
+pub(crate) fn wanted(room_bytes: u64) -> u64 {
     (room_bytes / PART).clamp(LEAST_BYTES, MOST_BYTES)
 }
 
@@ -84,6 +100,11 @@ mod tests {
         limit.restrict();
         assert_eq!(now(), LEAST_BYTES.to_string());
         let none = DirtyLimit::new(dir.path().join("none"));
-        assert_eq!(none.allow(1 << 40), LEAST_BYTES, "what cannot be set is taken for the least");
+        assert_eq!(none.allow(1 << 40), usual().max(LEAST_BYTES), "what cannot be set is what it is");
+        std::fs::write(&file, "900000000\n").unwrap();
+        std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o444)).unwrap();
+        let free = std::fs::OpenOptions::new().write(true).open(&file).is_ok();
+        assert_eq!(limit.restrict(), if free { LEAST_BYTES } else { 900_000_000 }, "root may write anything");
+        assert_eq!(parse_threshold("nr_dirty 5\nnr_dirty_threshold 777\nnr_x 1\n"), Some(777));
     }
 }

@@ -26,7 +26,7 @@ use rustix::io::Errno;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, OnceLock};
-use std::thread::Thread;
+use std::thread::{JoinHandle, Thread};
 
 /// How long the kernel may trust what it is told, seconds.
 pub(crate) const TTL_SECONDS: u64 = 3600;
@@ -160,6 +160,8 @@ pub(crate) struct BraidFs {
     pub(crate) scrub: Mutex<Option<Scrubbing>>,
     /// There is one: closing a directory need not look for it otherwise.
     pub(crate) scrubs: AtomicBool,
+    /// Under way, or just over.
+    pub(crate) trims: Mutex<Vec<JoinHandle<()>>>,
     pub(crate) profile: Profile,
     /// What the kernel may hold back.
     pub(crate) dirty: Option<DirtyLimit>,
@@ -224,6 +226,7 @@ impl BraidFs {
             syncs: Syncs::default(),
             scrub: Mutex::default(),
             scrubs: AtomicBool::new(false),
+            trims: Mutex::default(),
             waiting: Arc::default(),
             forgets: OnceLock::new(),
             profile: Profile::default(),
@@ -253,6 +256,10 @@ impl BraidFs {
     pub(crate) fn into_volume(self) -> Arc<Volume> {
         // stops it: it shares the volume
         drop(self.scrub.into_inner());
+        for trim in self.trims.into_inner() {
+            // a panic was told by the thread itself
+            let _ = trim.join();
+        }
         drop(self.handles);
         // the kernel that was told is no longer there; it does not say so at an unmount
         self.vol.forget_all();

@@ -22,8 +22,8 @@
 //! left meanwhile, the answers to WRITEs of the cache are held back, and so is the kernel, until all files have
 //! ([`Becoming`]).
 //!
-//! **Who looks.** Whoever takes room looks at that of the domain ([`BraidFs::watch_room`]). Without OPEN a domain may become
-//! tight by what others take, while nobody opens or writes a file of it, so all domains are looked at now and then.
+//! **Who looks.** Whoever takes room looks at that of the domain ([`BraidFs::watch_room`]). A domain may become tight by what
+//! others take, while the volume sees no write to a file of it, so all domains are looked at now and then.
 //!
 //! On a mount without the writeback cache ([`Cache::Through`]) no domain is ever tight: all `write`s are as by rule 1, and
 //! pages stay for reads.
@@ -35,14 +35,16 @@
 //! all that is left it gets ENOSPC for a `read` across the end of the file, too: the kernel asks the same; without OPEN a
 //! `read` by `io_uring` does, or by a thread that `/proc` does not show.
 
+use crate::asked::{LATELY, Left};
 use crate::asker::{self, Doing};
 use crate::channel::Channel;
-use crate::dirty::{DirtyLimit, LEAST_BYTES};
-use crate::fs::{BraidFs, Context, TTL_SECONDS, errno};
+use crate::dirty::{self, DirtyLimit, LEAST_BYTES};
+use crate::fs::{BraidFs, Context, TTL_SECONDS, Waiting, errno};
 use crate::node::WireId;
 use crate::ops::attr_out;
 use crate::profile::Cache;
 use crate::request::{Answer, Handled, Outcome, Request};
+use crate::session::run_aside;
 use crate::transport::Later;
 use braidfs::format::inode::{APPEND, IMMUTABLE};
 use braidfs::{Attr, DomainId, FileKind, NodeId};
@@ -64,7 +66,8 @@ const LAST_BLOCKS: u64 = (2 << 20) / 4096;
 const WRITE_BLOCKS: u64 = (1 << 20) / 4096;
 /// A `write` may take so much more than its bytes: a page in part at each end, metadata.
 const SLACK_BLOCKS: u64 = 32;
-/// How long a `write` that does not fit waits for others that are under way.
+/// How long a `write` that does not fit waits for others that are under way; where some are not seen until they count as
+/// done ([`LATELY`]): one that only reads must not cost others their room.
 const IN_FLIGHT: Duration = Duration::from_millis(100);
 /// All domains are looked at so often at most, and not more than a twentieth of the time.
 const LOOK: Duration = Duration::from_millis(5);
@@ -78,6 +81,21 @@ pub(crate) struct Tight {
     /// When all domains are to be looked at again, µs since `begin`.
     look: CachePadded<AtomicU64>,
     begin: Instant,
+    /// Bytes that the kernel's bound was last set for.
+    bound: AtomicU64,
+    /// The helper thread is about to set it anew.
+    raising: AtomicBool,
+}
+
+/// A `write` that does not fit beside what was granted, see [`BraidFs::make_fit`].
+struct Fit {
+    id: WireId,
+    thread: u32,
+    /// Blocks.
+    need: u64,
+    later: Later,
+    since: Instant,
+    _waiting: Waiting,
 }
 
 #[derive(Default)]
@@ -117,7 +135,13 @@ impl Tight {
     pub fn new(domains: usize) -> Self {
         let domain = |_| Domain { held: CachePadded::new(LEAST_DIRTY_BLOCKS.into()), ..Domain::default() };
         let domains = (0..domains).map(domain).collect();
-        Self { domains, look: CachePadded::default(), begin: Instant::now() }
+        Self {
+            domains,
+            look: CachePadded::default(),
+            begin: Instant::now(),
+            bound: AtomicU64::new(LEAST_BYTES),
+            raising: AtomicBool::new(false),
+        }
     }
 }
 
@@ -136,11 +160,36 @@ impl BraidFs {
     /// Has the kernel hold dirty pages by the room that there is: before the first request comes.
     pub(crate) fn allow_dirty(&mut self, limit: Option<DirtyLimit>) {
         self.dirty = limit;
+        self.allow_by_room();
+    }
+
+    /// Sets the kernel's bound by the room that there is; before, it counts as set.
+    fn allow_by_room(&self) {
         let rooms = (0..self.tight.domains.len()).map(|d| self.vol.domain_room(DomainId(d as u16)));
-        if let (Some(limit), Some(least)) = (&self.dirty, rooms.min()) {
-            let bytes = limit.allow(least * 4096);
-            self.tight.domains.iter().for_each(|d| d.held.store(bytes / 4096, Ordering::SeqCst));
+        let (Some(limit), Some(least)) = (&self.dirty, rooms.min()) else { return };
+        let wanted = dirty::wanted(least * 4096);
+        self.tight.bound.store(wanted, Ordering::SeqCst);
+        self.tight.domains.iter().for_each(|d| {
+            d.held.fetch_max(wanted / 4096, Ordering::SeqCst);
+        });
+        let bytes = limit.allow(least * 4096);
+        self.tight.domains.iter().for_each(|d| d.held.store(bytes / 4096, Ordering::SeqCst));
+    }
+
+    /// Has the kernel's bound raised where all domains have much more room than it was set for. `least`: blocks that the
+    /// smallest has.
+    fn raise_bound(&self, least: u64) {
+        let enough = dirty::wanted(least * 4096) >= 2 * self.tight.bound.load(Ordering::Relaxed);
+        if !enough || self.dirty.is_none() || self.tight.raising.swap(true, Ordering::SeqCst) {
+            return;
         }
+        // In turn with what restricts it.
+        let _ = self.jobs.send(Box::new(|fs: &BraidFs| {
+            if fs.tight.domains.iter().all(|d| !d.tight.load(Ordering::SeqCst)) {
+                fs.allow_by_room();
+            }
+            fs.tight.raising.store(false, Ordering::SeqCst);
+        }));
     }
 
     /// Looks how much room each domain has before the first request comes: on a mount without OPEN.
@@ -163,19 +212,19 @@ impl BraidFs {
         if let Some(d) = self.domain_index(ino) {
             self.watch_domain(d, self.vol.write_room(ino), channel);
         }
-        if self.agreed.opens() {
-            // whoever opens a file looks
-            return;
-        }
         let (now, due) = (self.tight.begin.elapsed(), self.tight.look.load(Ordering::Relaxed));
         let until = |d: Duration| u64::try_from(d.as_micros()).unwrap_or(u64::MAX);
         if until(now) >= due
             && let next = until(now + LOOK)
             && self.tight.look.compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed).is_ok()
         {
+            let mut least = u64::MAX;
             for d in 0..self.tight.domains.len() {
-                self.watch_domain(d, self.vol.domain_room(DomainId(d as u16)), channel);
+                let room = self.vol.domain_room(DomainId(d as u16));
+                least = least.min(room);
+                self.watch_domain(d, room, channel);
             }
+            self.raise_bound(least);
             let took = self.tight.begin.elapsed() - now;
             self.tight.look.fetch_max(until(now + 20 * took), Ordering::Relaxed);
         }
@@ -209,7 +258,7 @@ impl BraidFs {
         let (files, channel, ends) = (self.known_files(d), channel.clone(), becoming.clone());
         let tell = move || {
             let (done, told) = mpsc::channel::<()>();
-            let teller = std::thread::Builder::new().name("fuse-tell".into()).spawn(move || {
+            let teller = run_aside("fuse-tell", move || {
                 files.iter().for_each(|id| channel.invalidate(*id, false));
                 drop(done);
             });
@@ -219,7 +268,7 @@ impl BraidFs {
             }
             ends.end();
         };
-        if let Err(e) = std::thread::Builder::new().name("fuse-room".into()).spawn(tell) {
+        if let Err(e) = run_aside("fuse-room", tell) {
             // the helper does it, later
             tracing::warn!(error = %e, "no thread to tell the kernel that there is little room");
             becoming.end();
@@ -332,37 +381,35 @@ impl BraidFs {
         }
         let need = need.unwrap_or(0);
         let Some(waiting) = self.let_wait(false) else { return Err(Errno::NOSPC) };
-        let later = cx.later();
-        let job = Box::new(move |fs: &BraidFs| {
-            let _waiting = waiting;
-            match fs.make_fit(id, thread, need, later.channel()) {
-                Ok(()) => fs.tell_attr(ino, later),
-                Err(e) => later.done(Err(e)),
-            }
-        });
+        let fit = Fit { id, thread, need, later: cx.later(), since: Instant::now(), _waiting: waiting };
         // A job that cannot be handed over is dropped, and answers EIO.
-        let _ = self.jobs.send(job);
+        let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.make_fit(fit)));
         Ok(Outcome::Deferred)
     }
 
-    /// Grants a `write` when the kernel has written back what was granted before. By the helper thread only.
-    fn make_fit(&self, id: WireId, thread: u32, need: u64, channel: &Channel) -> Result<(), Errno> {
-        let (ino, begin) = (id.ino(), Instant::now());
-        let fits = || self.asked.grant(id, thread, need, || self.vol.write_room(ino));
-        loop {
-            if let Some(d) = self.domain_index(ino).filter(|_| self.is_unknown(ino)) {
-                self.write_back_first(d, channel);
-            }
-            let left = self.write_back_granted(channel);
-            if fits() {
-                return Ok(());
-            }
-            if left == 0 || begin.elapsed() >= IN_FLIGHT {
-                self.vol.settle_room(ino, need.saturating_add(left)).map_err(errno)?;
-                return if fits() { Ok(()) } else { Err(Errno::NOSPC) };
-            }
-            // Somebody is in the midst of a `write`.
+    /// Grants a `write` when the kernel has written back what was granted before. By the helper thread only, which goes on
+    /// with other work while somebody is in the midst of a `write`.
+    fn make_fit(&self, fit: Fit) {
+        let ino = fit.id.ino();
+        if let Some(d) = self.domain_index(ino).filter(|_| self.is_unknown(ino)) {
+            self.write_back_first(d, fit.later.channel());
+        }
+        let left = self.write_back_granted(fit.later.channel());
+        let fits = || self.asked.grant(fit.id, fit.thread, fit.need, || self.vol.write_room(ino));
+        if fits() {
+            return self.tell_attr(ino, fit.later);
+        }
+        let patience = if left.unseen { LATELY + IN_FLIGHT } else { IN_FLIGHT };
+        if left.blocks > 0 && fit.since.elapsed() < patience {
             std::thread::sleep(Duration::from_micros(500));
+            // as above
+            let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.make_fit(fit)));
+            return;
+        }
+        match self.vol.settle_room(ino, fit.need.saturating_add(left.blocks)) {
+            Ok(_) if fits() => self.tell_attr(ino, fit.later),
+            Ok(_) => fit.later.done(Err(Errno::NOSPC)),
+            Err(e) => fit.later.done(Err(errno(e))),
         }
     }
 
@@ -401,16 +448,15 @@ impl BraidFs {
 
     /// Has the kernel write back what it may hold of a domain that has just become tight. By the helper thread only.
     fn write_back_first(&self, domain: usize, channel: &Channel) {
-        if let Some(limit) = &self.dirty {
-            limit.restrict();
-        }
+        let bound = self.dirty.as_ref().map_or(LEAST_BYTES, DirtyLimit::restrict);
+        self.tight.bound.store(LEAST_BYTES, Ordering::SeqCst);
         if self.agreed.opens() {
             self.write_back(domain, channel);
         } else {
             self.known_files(domain).iter().for_each(|id| channel.invalidate(*id, true));
             self.tight.domains[domain].unknown.store(false, Ordering::SeqCst);
         }
-        self.tight.domains[domain].held.store(LEAST_DIRTY_BLOCKS, Ordering::SeqCst);
+        self.tight.domains[domain].held.store(bound / 4096, Ordering::SeqCst);
     }
 
     /// Has the kernel write back what it was promised room for in this domain, on a mount with OPEN. By the helper thread
@@ -421,9 +467,9 @@ impl BraidFs {
         }
     }
 
-    /// Has the kernel write back what was granted, on a mount without OPEN; blocks granted since, or in flight. By the
-    /// helper thread only.
-    fn write_back_granted(&self, channel: &Channel) -> u64 {
+    /// Has the kernel write back what was granted, on a mount without OPEN; what is left. By the helper thread
+    /// only.
+    fn write_back_granted(&self, channel: &Channel) -> Left {
         let writing = self.asked.write_back();
         writing.files.iter().for_each(|id| channel.invalidate(*id, true));
         self.asked.written_back(writing)

@@ -23,6 +23,7 @@ use braidfs::Volume;
 use crossbeam::utils::CachePadded;
 use parking_lot::Mutex;
 use rustix::io::Errno;
+use rustix::thread::{sched_getaffinity, sched_setaffinity};
 use std::io;
 use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -45,6 +46,10 @@ pub(crate) fn handshake(channel: &Channel, rings: bool, opens: bool, profile: Pr
     if req.head.opcode != op::INIT {
         channel.reply_error(req.head.unique, Errno::IO);
         return Err(io::Error::new(io::ErrorKind::InvalidData, "the first FUSE request was not INIT"));
+    }
+    if let Err(e) = profile.check_module() {
+        channel.reply_error(req.head.unique, Errno::PERM);
+        return Err(e);
     }
     let mut out = Answer::new(64);
     match negotiate(&req, &mut out, rings, opens, profile) {
@@ -189,6 +194,17 @@ fn spawn_thread<'s>(
     work: impl FnOnce() + Send + 's,
 ) -> io::Result<ScopedJoinHandle<'s, ()>> {
     thread::Builder::new().name(name).spawn_scoped(scope, work)
+}
+
+/// Runs work on a thread of its own, wherever the process may run: who starts it may be bound to a CPU.
+pub(crate) fn run_aside(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<thread::JoinHandle<()>> {
+    thread::Builder::new().name(name.into()).spawn(move || {
+        let all = sched_getaffinity(Some(rustix::process::getpid()));
+        if let Err(e) = all.and_then(|all| sched_setaffinity(None, &all)) {
+            tracing::debug!(error = %e, "a thread stays on the CPU of who started it");
+        }
+        work();
+    })
 }
 
 /// Starts a thread for each ring; they serve when the kernel has taken all of them.

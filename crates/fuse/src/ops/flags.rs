@@ -33,7 +33,7 @@ impl BraidFs {
             .scrub_ioctl(req, &arg, input, out)
             .or_else(|| self.remount_ioctl(req, &arg, input, out))
             .or_else(|| self.label_ioctl(req, &arg, input, out))
-            .or_else(|| self.trim_ioctl(req, &arg, input, out))
+            .or_else(|| self.trim_ioctl(req, &arg, input, cx))
             .or_else(|| self.stats_ioctl(&arg, out));
         if let Some(handled) = of_the_volume {
             return handled;

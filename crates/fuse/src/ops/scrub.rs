@@ -7,6 +7,7 @@ use crate::control::{NO_DATA, SCRUB_START, SCRUB_STATUS, SCRUB_TEXT, ScrubStart,
 use crate::fs::BraidFs;
 use crate::ops::flags::ioctl_out;
 use crate::request::{Answer, Handled, Outcome, Request};
+use crate::session::run_aside;
 use braidfs::fsck::online::ScrubOptions;
 use braidfs::{NodeId, Volume};
 use parking_lot::Mutex;
@@ -100,7 +101,7 @@ impl Scrubbing {
             };
             shown.lock().text = Some(text);
         };
-        let thread = std::thread::Builder::new().name("fuse-scrub".into()).spawn(work).map_err(|_| Errno::AGAIN)?;
+        let thread = run_aside("fuse-scrub", work).map_err(|_| Errno::AGAIN)?;
         Ok(Self { owner, stop, state, thread: Some(thread) })
     }
 

@@ -1,12 +1,14 @@
 //! The ioctl FITRIM (`fstrim`): the kernel hands it on like any other that it does not know.
 //!
-//! It is served by the thread that received it; the others go on meanwhile.
+//! It takes as long as the device needs to discard all that is free, so that a thread of its own does it: a serving thread may
+//! be the only one for its queue.
 
 use crate::abi;
 use crate::asker;
-use crate::fs::{BraidFs, errno};
+use crate::fs::{BraidFs, Context, errno};
 use crate::ops::flags::ioctl_out;
 use crate::request::{Answer, Handled, Outcome, Request};
+use crate::session::run_aside;
 use rustix::io::Errno;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -29,21 +31,36 @@ impl BraidFs {
         req: &Request<'_>,
         arg: &abi::IoctlIn,
         input: &[u8],
-        out: &mut Answer,
+        cx: &Context<'_>,
     ) -> Option<Handled> {
-        if arg.cmd != FITRIM {
-            return None;
+        (arg.cmd == FITRIM).then(|| self.trim_asked(req, arg, input, cx))
+    }
+
+    fn trim_asked(&self, req: &Request<'_>, arg: &abi::IoctlIn, input: &[u8], cx: &Context<'_>) -> Handled {
+        if asker::uid(req) != Some(0) {
+            return Err(Errno::PERM);
         }
-        let trim = |out: &mut Answer| {
-            if asker::uid(req) != Some(0) {
-                return Err(Errno::PERM);
-            }
-            let (mut range, _) = TrimRange::read_from_prefix(input).map_err(|_| Errno::INVAL)?;
+        let (mut range, _) = TrimRange::read_from_prefix(input).map_err(|_| Errno::INVAL)?;
+        let (vol, later, room) = (self.vol.clone(), cx.later(), arg.out_size as usize);
+        let work = move || {
             let end = range.start.saturating_add(range.len);
-            range.len = self.vol.trim(range.start..end, range.minlen).map_err(errno)?;
-            ioctl_out(out, arg.out_size as usize, &range)?;
-            Ok(Outcome::Reply)
+            let mut out = Answer::new(64);
+            let trimmed = vol.trim(range.start..end, range.minlen).map_err(errno).and_then(|bytes| {
+                range.len = bytes;
+                ioctl_out(&mut out, room, &range)
+            });
+            drop(vol);
+            match trimmed {
+                Ok(()) => later.answer(&mut out),
+                Err(e) => later.done(Err(e)),
+            }
         };
-        Some(trim(out))
+        let mut trims = self.trims.lock();
+        trims.retain(|t| !t.is_finished());
+        // Where there is no thread, what was to be its work is dropped, and answers EIO.
+        if let Ok(thread) = run_aside("fuse-trim", work) {
+            trims.push(thread);
+        }
+        Ok(Outcome::Deferred)
     }
 }
