@@ -20,15 +20,16 @@
 
 use crate::abi;
 use crate::channel::Channel;
-use crate::fs::{BraidFs, Job, errno};
+use crate::fs::{BraidFs, errno};
 use crate::node::WireId;
+use crate::opened::Opened;
 use braidfs::format::inode::{APPEND, IMMUTABLE};
 use braidfs::{NodeId, Timestamp};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 /// After a RELEASE the kernel still has to let go of the name: when inodes are dropped, and once more.
@@ -61,6 +62,8 @@ pub(crate) struct Flagged {
     met: AtomicBool,
     /// To be dropped from the kernel's memory; where there are some, the helper thread has a job for it.
     drop: Mutex<Vec<WireId>>,
+    /// The same where the kernel does not tell of closes: how often each is still tried.
+    tries: Mutex<Vec<(WireId, u32)>>,
 }
 
 impl Flagged {
@@ -131,20 +134,53 @@ impl BraidFs {
         let _ = self.jobs.send(Box::new(keep));
     }
 
-    /// Whether a file takes a write at `offset` that the kernel's cache did not take before: on a mount without OPEN.
-    pub(crate) fn takes_write(&self, ino: NodeId, offset: u64) -> Result<(), Errno> {
-        if !self.flagged.met.load(Ordering::Relaxed) {
+    /// Whether a file takes a write at `offset` that the kernel's cache did not take before. With OPEN only one is looked at
+    /// that was append-only when it was opened: as elsewhere, descriptors from before `chattr +a` write anywhere.
+    pub(crate) fn takes_write(&self, opened: &Opened<'_>, offset: u64) -> Result<(), Errno> {
+        let may_be_append_only = match opened.handle() {
+            Some(handle) => handle.append_only,
+            None => self.flagged.met.load(Ordering::Relaxed),
+        };
+        if !may_be_append_only {
             return Ok(());
         }
-        let attr = self.vol.getattr(ino).map_err(errno)?;
+        let attr = self.vol.getattr(opened.ino()).map_err(errno)?;
         if attr.flags & APPEND != 0 && offset < attr.size { Err(Errno::PERM) } else { Ok(()) }
     }
 
     /// As [`Self::show_change`], where the kernel does not tell when the descriptor is closed: right after the change.
     pub(crate) fn show_change_soon(&self, id: WireId, channel: &Arc<Channel>) {
-        if !self.agreed.opens() && self.agreed.minor >= abi::MINOR_PRUNE {
-            try_to_drop(&self.jobs, id, channel.clone(), TRIES);
+        if self.agreed.opens() || self.agreed.minor < abi::MINOR_PRUNE {
+            return;
         }
+        let mut tries = self.flagged.tries.lock();
+        if tries.len() < KEPT {
+            tries.push((id, TRIES));
+        }
+        if tries.len() == 1 {
+            self.try_to_drop(channel.clone());
+        }
+    }
+
+    /// Has the kernel drop those inodes that nobody uses, and tries again with the others: all together, the helper has
+    /// other work.
+    fn try_to_drop(&self, channel: Arc<Channel>) {
+        let work = move |fs: &BraidFs| {
+            std::thread::sleep(APART);
+            let tried = std::mem::take(&mut *fs.flagged.tries.lock());
+            channel.prune(&tried.iter().map(|(id, _)| *id).collect::<Vec<_>>());
+            let again = tried.into_iter().map(|(id, left)| (id, left - 1));
+            let again: Vec<_> = again.filter(|(id, left)| *left > 0 && fs.vol.is_held(id.ino())).collect();
+            let mut tries = fs.flagged.tries.lock();
+            // else there is a job by now
+            let first = tries.is_empty() && !again.is_empty();
+            tries.extend(again);
+            if first {
+                fs.try_to_drop(channel);
+            }
+        };
+        // Not sent only where the mount is ending.
+        let _ = self.jobs.send(Box::new(work));
     }
 
     /// A descriptor of a file was closed: where it was the last one since its flags changed, the kernel is made to forget
@@ -174,19 +210,6 @@ impl BraidFs {
             }));
         }
     }
-}
-
-/// Has the kernel drop the inode if nobody uses it, else tries again. One try at a time: the helper has other work.
-fn try_to_drop(jobs: &mpsc::Sender<Job>, id: WireId, channel: Arc<Channel>, tries: u32) {
-    let work = move |fs: &BraidFs| {
-        std::thread::sleep(APART);
-        channel.prune(&[id]);
-        if tries > 1 && fs.vol.is_held(id.ino()) {
-            try_to_drop(&fs.jobs, id, channel, tries - 1);
-        }
-    };
-    // Not sent only where the mount is ending.
-    let _ = jobs.send(Box::new(work));
 }
 
 #[cfg(test)]

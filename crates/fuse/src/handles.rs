@@ -31,6 +31,8 @@ pub(crate) struct Handle {
     pub file: OpenFile,
     /// The kernel may hold pages written through this handle that have not reached the volume.
     pub cached_writer: bool,
+    /// It was append-only when it was opened for writing.
+    pub append_only: bool,
     /// [`crate::fs::BraidFs`]' capability epoch when `security.capability` was last found absent or removed.
     pub caps_epoch: AtomicU64,
 }

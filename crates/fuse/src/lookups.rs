@@ -80,8 +80,19 @@ impl BraidFs {
         }
     }
 
-    /// The kernel did not take this answer: what was counted for it is given back.
+    /// The kernel did not take this answer: what was counted for it is given back, what was opened is closed.
     pub(crate) fn refused(&self, opcode: u32, body: &[u8]) {
+        let open = match opcode {
+            op::OPEN | op::OPENDIR => Some(body),
+            op::CREATE | op::TMPFILE => body.get(size_of::<abi::EntryOut>()..),
+            _ => None,
+        };
+        if self.agreed.opens()
+            && let Some(Ok((open, _))) = open.map(abi::OpenOut::read_from_prefix)
+        {
+            // It was there a moment ago.
+            let _ = self.handles.release(open.fh);
+        }
         match opcode {
             op::LOOKUP | op::CREATE | op::MKNOD | op::MKDIR | op::SYMLINK | op::LINK | op::TMPFILE => {
                 if let Ok((entry, _)) = abi::EntryOut::read_from_prefix(body)

@@ -183,14 +183,15 @@ impl BraidFs {
         Ok(())
     }
 
-    /// What opening for writing must refuse at once: with a writeback cache the write itself would fail unseen.
-    pub(crate) fn may_write(&self, node: NodeId, flags: u32) -> Result<(), Errno> {
+    /// What opening for writing must refuse at once: with a writeback cache the write itself would fail unseen. Whether the
+    /// file is append-only.
+    pub(crate) fn may_write(&self, node: NodeId, flags: u32) -> Result<bool, Errno> {
         let attr = self.vol.getattr(node).map_err(errno)?;
         let append_only = flags & libc::O_APPEND as u32 != 0 && flags & libc::O_TRUNC as u32 == 0;
         if attr.flags & IMMUTABLE != 0 || (attr.flags & APPEND != 0 && !append_only) {
             return Err(Errno::PERM);
         }
-        Ok(())
+        Ok(attr.flags & APPEND != 0)
     }
 }
 

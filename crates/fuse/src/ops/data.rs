@@ -25,9 +25,7 @@ impl BraidFs {
         let arg: abi::OpenIn = req.arg()?;
         let file = self.hold(req.node())?;
         let node = file.ino();
-        if writes(arg.flags) {
-            self.may_write(node, arg.flags)?;
-        }
+        let append_only = writes(arg.flags) && self.may_write(node, arg.flags)?;
         if arg.flags & libc::O_TRUNC as u32 != 0 {
             self.drop_caps(node)?;
             let kill_suid = arg.open_flags & abi::OPEN_KILL_SUIDGID != 0;
@@ -40,18 +38,26 @@ impl BraidFs {
                 cx.channel.invalidate(req.node(), false);
             }
         }
-        out.put(&self.keep(file, arg.flags, cx)?);
+        out.put(&self.keep(file, arg.flags, append_only, cx)?);
         Ok(Outcome::Reply)
     }
 
-    /// Gives an open file a number and decides how the kernel caches it.
-    pub(crate) fn keep(&self, file: OpenFile, flags: u32, cx: &Context<'_>) -> Result<abi::OpenOut, Errno> {
+    /// Gives an open file a number and decides how the kernel caches it. One that is append-only is written through: the
+    /// kernel lets anybody take O_APPEND off the descriptor (`setfl` in fs/fcntl.c looks at a flag that FUSE never sets), so
+    /// that each `write` must be looked at.
+    pub(crate) fn keep(
+        &self,
+        file: OpenFile,
+        flags: u32,
+        append_only: bool,
+        cx: &Context<'_>,
+    ) -> Result<abi::OpenOut, Errno> {
         let (ino, writer) = (file.ino(), writes(flags));
         if writer {
             self.watch_room(ino, cx.channel);
         }
-        let cached_writer = writer && !self.is_tight(ino);
-        let fh = self.handles.insert(Handle { file, cached_writer, caps_epoch: AtomicU64::new(0) })?;
+        let cached_writer = writer && !append_only && !self.is_tight(ino);
+        let fh = self.handles.insert(Handle { file, cached_writer, append_only, caps_epoch: AtomicU64::new(0) })?;
         // Again: the domain may have become tight before the handle was there to be seen.
         let through = writer && (!cached_writer || self.is_tight(ino));
         let cache = if through { fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES } else { fopen::KEEP_CACHE };
@@ -91,7 +97,7 @@ impl BraidFs {
         let size = if arg.write_flags & abi::WRITE_CACHE != 0 {
             self.write_whole(opened.file(), arg.offset, data)?
         } else {
-            self.takes_write(opened.ino(), arg.offset)?;
+            self.takes_write(&opened, arg.offset)?;
             self.vol.write(opened.file(), arg.offset, data).map_err(errno)? as u32
         };
         self.watch_room(opened.ino(), cx.channel);
@@ -217,6 +223,7 @@ impl BraidFs {
         }
         let from = self.opened(req.node(), arg.fh_in)?;
         let to = self.opened(WireId(arg.nodeid_out), arg.fh_out)?;
+        self.takes_write(&to, arg.off_out)?;
         self.strip(req, &to, cx)?;
         let size_of = |h: &Opened<'_>| self.vol.getattr(h.ino()).map(|a| a.size).map_err(errno);
         let len = arg.len.min(COPY_BYTES).min(size_of(&from)?.saturating_sub(arg.off_in));

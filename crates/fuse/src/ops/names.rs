@@ -5,7 +5,7 @@ use crate::abi::{self, fopen};
 use crate::fs::{BraidFs, Context, TTL_SECONDS, errno};
 use crate::node::WireId;
 use crate::request::{Answer, Handled, Outcome, Request};
-use braidfs::{Attr, Error, FileKind, NewNode, NodeId, RenameMode};
+use braidfs::{Error, FileKind, NewNode, RenameMode};
 use rustix::io::Errno;
 use zerocopy::FromZeros;
 
@@ -65,22 +65,17 @@ impl BraidFs {
         let new = NewNode { kind: FileKind::File, mode: arg.mode & 0o7777, umask: arg.umask, rdev: 0, target: &[] };
         let dir = self.live(req.node())?;
         let attr = match self.vol.create(dir, name, &new, &req.cred()) {
-            Err(Error::Exists) if arg.flags & libc::O_EXCL as u32 == 0 => self.existing(dir, name)?,
+            // The kernel takes the name for absent, after a CREATE that could not be made durable for instance. It must look
+            // the file up, also at its permissions, and does when it is told this (`do_filp_open` in fs/namei.c).
+            Err(Error::Exists) if arg.flags & libc::O_EXCL as u32 == 0 => return Err(Errno::STALE),
             made => made.map_err(errno)?,
         };
         let file = self.hold(WireId::of(&attr))?;
-        let open = self.keep(file, arg.flags, cx)?;
+        let open = self.keep(file, arg.flags, false, cx)?;
         let attr = self.count(&attr)?;
         out.put(&entry_out(&attr, self.attr_ttl(&attr)));
         out.put(&open);
         Ok(Outcome::Reply)
-    }
-
-    /// A CREATE that finds a name which the kernel did not know: opens what is there.
-    fn existing(&self, dir: NodeId, name: &[u8]) -> Result<Attr, Errno> {
-        let attr = self.vol.lookup(dir, name).map_err(errno)?;
-        // Anything but a file needs the kernel's own look at it: have it look the name up again.
-        if attr.kind() == FileKind::File { Ok(attr) } else { Err(Errno::EXIST) }
     }
 
     pub(crate) fn tmpfile(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
@@ -90,7 +85,7 @@ impl BraidFs {
         // counted while it is open: nothing else keeps it
         let attr = self.count(&attr)?;
         let open = if self.agreed.opens() {
-            self.keep(file, arg.flags, cx).inspect_err(|_| self.uncount(&attr))?
+            self.keep(file, arg.flags, false, cx).inspect_err(|_| self.uncount(&attr))?
         } else {
             abi::OpenOut { fh: 0, open_flags: fopen::KEEP_CACHE | fopen::NOFLUSH, padding: 0 }
         };

@@ -17,8 +17,8 @@ const WITHOUT_OPEN: u64 = abi::init::SETXATTR_EXT | abi::init::NO_OPEN_SUPPORT |
 struct Served {
     fs: BraidFs,
     channel: Arc<Channel>,
-    /// Jobs would go here.
-    _jobs: mpsc::Receiver<crate::fs::Job>,
+    /// Of the helper thread, which there is none.
+    jobs: mpsc::Receiver<crate::fs::Job>,
 }
 
 impl Served {
@@ -38,7 +38,7 @@ impl Served {
         let (jobs, work) = mpsc::channel();
         let agreed = Agreed { flags, minor: abi::MINOR };
         let null = std::fs::File::options().write(true).open("/dev/null").unwrap();
-        Self { fs: BraidFs::new(vol, agreed, jobs), channel: Arc::new(Channel::new(null.into())), _jobs: work }
+        Self { fs: BraidFs::new(vol, agreed, jobs), channel: Arc::new(Channel::new(null.into())), jobs: work }
     }
 
     fn ask(&self, opcode: u32, node: WireId, args: &[&[u8]]) -> Result<Vec<u8>, Errno> {
@@ -352,6 +352,80 @@ fn a_removed_directory_answers_until_it_is_forgotten() {
     assert_eq!(s.getattr(id).map(|a| a.ino), Err(Errno::STALE));
 }
 
+/// An answer that is not given after all closes what it would have opened.
+#[test]
+fn answers_that_are_not_given_leave_nothing_open() {
+    let s = Served::with(abi::init::SETXATTR_EXT, 131_072);
+    let mut create = abi::CreateIn::new_zeroed();
+    (create.flags, create.mode) = (libc::O_RDWR as u32, 0o100_644);
+    let made = s.ask(op::CREATE, ROOT, &[create.as_bytes(), b"c\0"]).unwrap();
+    let (file, open) = (entry(&made), abi::OpenOut::read_from_bytes(&made[size_of::<abi::EntryOut>()..]).unwrap());
+    let id = WireId(file.nodeid);
+    assert!(s.fs.handles.get(open.fh).is_ok() && s.fs.handles.has_cached_writer(id.ino()));
+    s.fs.refused(op::CREATE, &made);
+    assert!(s.fs.handles.get(open.fh).is_err() && !s.fs.handles.has_cached_writer(id.ino()));
+    assert_eq!((s.held(), s.fs.vol.is_open(id.ino())), ((0, 0), false));
+    for opcode in [op::OPEN, op::OPENDIR] {
+        let arg = abi::OpenIn { flags: libc::O_RDONLY as u32, open_flags: 0 };
+        let opened = s.ask(opcode, ROOT, &[arg.as_bytes()]).unwrap();
+        let fh = abi::OpenOut::read_from_bytes(&opened).unwrap().fh;
+        s.fs.refused(opcode, &opened);
+        assert!(s.fs.handles.get(fh).is_err(), "{}", op::name(opcode));
+    }
+    // the kernel takes the name for absent: it must look, also at permissions
+    assert_eq!(s.ask(op::CREATE, ROOT, &[create.as_bytes(), b"c\0"]), Err(Errno::STALE));
+    create.flags |= libc::O_EXCL as u32;
+    assert_eq!(s.ask(op::CREATE, ROOT, &[create.as_bytes(), b"c\0"]), Err(Errno::EXIST));
+}
+
+#[test]
+fn an_append_only_file_is_only_appended_to() {
+    let s = Served::new();
+    let id = WireId(s.mknod(ROOT, "log").nodeid);
+    let before = s.open(op::OPEN, id).unwrap();
+    let write = |fh, offset, flags| {
+        let mut arg = abi::WriteIn::new_zeroed();
+        (arg.fh, arg.offset, arg.size, arg.write_flags) = (fh, offset, 3, flags);
+        s.ask(op::WRITE, id, &[arg.as_bytes(), b"abc"]).map(|_| ())
+    };
+    write(before, 0, 0).unwrap();
+    let flags = |f| braidfs::SetAttr { flags: Some(f), ..braidfs::SetAttr::default() };
+    s.fs.vol.setattr(id.ino(), &flags(braidfs::format::inode::APPEND)).unwrap();
+    assert_eq!(s.open(op::OPEN, id), Err(Errno::PERM));
+    let arg = abi::OpenIn { flags: (libc::O_WRONLY | libc::O_APPEND) as u32, open_flags: 0 };
+    let opened = s.ask(op::OPEN, id, &[arg.as_bytes()]).unwrap();
+    let open = abi::OpenOut::read_from_bytes(&opened).unwrap();
+    assert!(open.open_flags & abi::fopen::DIRECT_IO != 0, "each write is asked for");
+    // whether the descriptor still has O_APPEND does not matter
+    let direct = 0;
+    assert_eq!((write(open.fh, 0, direct), write(open.fh, 2, direct)), (Err(Errno::PERM), Err(Errno::PERM)));
+    assert_eq!((write(open.fh, 3, direct), write(before, 0, direct)), (Ok(()), Ok(())));
+    let other = WireId(s.mknod(ROOT, "other").nodeid);
+    let from = s.open(op::OPEN, other).unwrap();
+    let range = abi::CopyRangeIn { fh_in: from, nodeid_out: id.0, fh_out: open.fh, ..abi::CopyRangeIn::new_zeroed() };
+    assert_eq!(s.ask(op::COPY_FILE_RANGE, other, &[range.as_bytes()]), Err(Errno::PERM));
+    s.fs.vol.setattr(id.ino(), &flags(0)).unwrap();
+    assert_eq!(write(open.fh, 0, direct), Ok(()));
+}
+
+/// It may take long: whoever serves it must not wait.
+#[test]
+fn trimming_is_answered_by_a_thread_of_its_own() {
+    let s = Served::new();
+    let ioctl = abi::IoctlIn { cmd: 0xc018_5879, in_size: 24, out_size: 24, ..abi::IoctlIn::new_zeroed() };
+    let range = [0u64, u64::MAX, 0];
+    let frame = request(op::IOCTL, ROOT, &[ioctl.as_bytes(), range.as_bytes()].concat());
+    let fh = s.open(op::OPENDIR, ROOT).unwrap();
+    let mut frame_of_root = frame;
+    frame_of_root[40..48].copy_from_slice(&fh.to_ne_bytes());
+    let cx = Context::new(&s.channel, 1, None);
+    let asked = s.fs.handle(&Request::parse(&frame_of_root).unwrap(), &mut Answer::new(0), &cx);
+    assert_eq!(asked, Ok(Outcome::Deferred));
+    assert_eq!(s.fs.trims.lock().len(), 1);
+    let vol = s.fs.into_volume();
+    assert_eq!(Arc::strong_count(&vol), 1, "it is waited for");
+}
+
 /// Of pages of its cache the kernel does not look at how much was written: all of them, or an error.
 #[test]
 fn pages_of_the_cache_are_written_whole_or_refused() {
@@ -512,6 +586,37 @@ mod without_open {
         assert_eq!(s.write(node, 3, direct, b"x"), Err(Errno::PERM));
         assert_eq!(set(0), Ok(()));
         assert!(s.ttl(b"f") > 0 && s.fs.vol.guarded());
+    }
+
+    /// How much the kernel may hold dirty follows the room, down and up.
+    #[test]
+    fn the_kernels_bound_is_raised_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let bound = dir.path().join("max_bytes");
+        std::fs::write(&bound, "43000000").unwrap();
+        let now = || std::fs::read_to_string(&bound).unwrap().trim().parse::<u64>().unwrap();
+        let mut s = Served::with(WITHOUT_OPEN, 1 << 20);
+        s.fs.allow_dirty(Some(crate::dirty::DirtyLimit::new(dir.path())));
+        let (least, much) = (crate::dirty::LEAST_BYTES, now());
+        assert!(much > 4 * least, "{much}");
+        let work = |s: &Served| s.jobs.try_iter().for_each(|job| job(&s.fs));
+        let node = WireId(s.mknod(ROOT, "f").nodeid);
+        let file = s.fs.vol.open(node.ino()).unwrap();
+        let look = || {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+            s.fs.watch_room(node.ino(), &s.channel);
+            work(&s);
+        };
+        let room = s.fs.vol.write_room(node.ino()) * 4096;
+        let allocate = braidfs::FallocMode::Allocate { keep_size: false };
+        s.fs.vol.fallocate(&file, allocate, 0, room - (200 << 20)).unwrap();
+        look();
+        assert_eq!((now(), s.ttl(b"f")), (least, 0), "little room");
+        s.fs.vol.setattr(node.ino(), &braidfs::SetAttr { size: Some(0), ..braidfs::SetAttr::default() }).unwrap();
+        s.fs.vol.sync().unwrap();
+        look();
+        look();
+        assert!(now() > 4 * least && s.ttl(b"f") > 0, "{}: there is room again", now());
     }
 
     #[test]
