@@ -64,11 +64,12 @@ impl FromStr for Transport {
 /// # Errors
 /// The kernel's switch is off (the message says how to turn it on), or there is no io_uring (seccomp, a sysctl, memory).
 pub(crate) fn rings() -> io::Result<Vec<Ring>> {
+    // Opening it loads the module, with the parameters of modprobe.d.
+    let _ = crate::channel::open_device();
     let switch = std::fs::read_to_string(SWITCH).map_err(|e| match e.kind() {
-        io::ErrorKind::NotFound => io::Error::new(
-            io::ErrorKind::Unsupported,
-            "this kernel's FUSE has no io_uring (Linux 6.14 has), or its module is not loaded yet",
-        ),
+        io::ErrorKind::NotFound => {
+            io::Error::new(io::ErrorKind::Unsupported, "this kernel's FUSE has no io_uring (Linux 6.14 has)")
+        }
         kind => io::Error::new(kind, format!("{SWITCH}: {e}")),
     })?;
     if switch.trim() != "Y" {

@@ -23,6 +23,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use zerocopy::{FromZeros, IntoBytes};
 
 /// Entries of a queue at first, added at once, and at most. Those that are never used cost some 500 bytes each.
@@ -35,8 +36,8 @@ const DEPTH_MAX: usize = 8192;
 const RESERVE: usize = 32;
 /// Submission entries: more requests than come at once are submitted in pieces.
 const SUBMISSIONS: u32 = 64;
-/// A ring without requests for so long gives memory of large ones back.
-const IDLE_SECONDS: u64 = 1;
+/// So long after large requests their memory is given back, also while others come.
+const KEPT: Duration = Duration::from_secs(1);
 /// `user_data` of the mailbox; else it is the number of an entry.
 const BELL: u64 = u64::MAX;
 /// Set to a CPU's number, registering that CPU's entries fails: for tests of what happens then.
@@ -78,8 +79,8 @@ pub(crate) struct Ring {
     alive: usize,
     /// Pushed, not yet submitted.
     pending: usize,
-    /// Some entry has memory to give back.
-    large: bool,
+    /// Since when some entry has memory to give back.
+    large: Option<Instant>,
 }
 
 impl Ring {
@@ -102,7 +103,7 @@ impl Ring {
             count: Box::new(0),
             alive: 0,
             pending: 0,
-            large: false,
+            large: None,
         })
     }
 
@@ -149,6 +150,7 @@ impl Ring {
             self.deliver(&mut letters)?;
             self.wait()?;
             came.extend(self.uring.completion().map(|c| (c.user_data(), c.result())));
+            self.trim(&came);
             for (who, result) in came.drain(..) {
                 if who == BELL {
                     self.listen()?;
@@ -291,7 +293,9 @@ impl Ring {
     fn give(&mut self, i: usize, command: u32) -> io::Result<()> {
         let entry = &mut self.entries[i];
         entry.state = State::Kernel;
-        self.large |= entry.is_large();
+        if self.large.is_none() && entry.is_large() {
+            self.large = Some(Instant::now());
+        }
         let arg = UringCommand { commit_id: entry.commit_id, qid: entry.qid, ..UringCommand::new_zeroed() };
         let mut bytes = [0; 80];
         bytes[..size_of::<UringCommand>()].copy_from_slice(arg.as_bytes());
@@ -334,21 +338,30 @@ impl Ring {
         Ok(())
     }
 
+    /// Gives memory of large requests back some time after them. Entries in which requests have come just now keep theirs, and
+    /// nothing is done while an answer is not submitted: these lie there.
+    fn trim(&mut self, came: &[(u64, i32)]) {
+        if self.pending > 0 || self.large.is_none_or(|since| since.elapsed() < KEPT) {
+            return;
+        }
+        for (i, _) in came.iter().filter(|(who, _)| *who != BELL) {
+            self.entries[*i as usize].state = State::Busy;
+        }
+        self.entries.iter_mut().for_each(Entry::trim);
+        self.large = None;
+    }
+
     /// Hands over what is pushed and waits for something to do. Meanwhile nothing large may lie around for long.
     fn wait(&mut self) -> io::Result<()> {
-        let waited = if self.large {
-            let timeout = Timespec::new().sec(IDLE_SECONDS);
+        let waited = if self.large.is_some() {
+            let timeout = Timespec::from(KEPT);
             self.uring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&timeout))
         } else {
             self.uring.submit_and_wait(1)
         };
         match waited {
             Ok(_) => {}
-            Err(e) if e.raw_os_error() == Some(libc::ETIME) => {
-                self.entries.iter_mut().for_each(Entry::trim);
-                self.large = false;
-            }
-            Err(e) if is_passing(&e) => {}
+            Err(e) if e.raw_os_error() == Some(libc::ETIME) || is_passing(&e) => {}
             Err(e) => return Err(e),
         }
         // Only what was not taken is still there.
