@@ -31,6 +31,19 @@ def fill_file(path):
     return written
 
 
+def fill_in_turn(files, pieces):
+    """Writes to the open, unbuffered files in turn, to each its piece, until ENOSPC. Bytes that each took."""
+    written = [0] * len(files)
+    try:
+        while True:
+            for n, file in enumerate(files):
+                written[n] += file.write(pieces[n])
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+    return written
+
+
 def _writer(path, results):
     try:
         results.put(fill_file(path))

@@ -32,6 +32,7 @@ sys.dont_write_bytecode = True
 import fslib  # noqa: E402
 import hostile  # noqa: E402
 import mount_tests  # noqa: E402
+from filling import fill_in_turn  # noqa: E402
 from fslib import BraidFs, Failed, Skipped, in_child, run  # noqa: E402
 from mount_tests.common import (  # noqa: E402
     CHECKS, NOBODY, as_nobody, check, daemon_only, handle_of, must, open_handle, refused, renameat2, root_only, same,
@@ -369,10 +370,7 @@ def full_under_an_old_writer(volume, _top):
         small.mount()
         piece = os.urandom(64 << 10)
         files = [open(small.mnt / f"f{n}", "wb", buffering=0) for n in range(3)]
-        written = [0] * len(files)
-        with refused(errno.ENOSPC):
-            for n in range(1 << 20):
-                written[n % 3] += files[n % 3].write(piece)
+        written = fill_in_turn(files, [piece] * 3)
         must(sum(written) > 320 << 20, f"full after only {sum(written) >> 20} of 512 MiB")
         for file in files:
             os.fsync(file.fileno())  # what write() took has a place

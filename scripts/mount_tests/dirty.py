@@ -3,8 +3,9 @@
 import errno
 import os
 
+from filling import fill_in_turn
 from fslib import Skipped
-from mount_tests.common import check, daemon_only, must, refused, root_only, same
+from mount_tests.common import check, daemon_only, must, root_only, same
 from mount_tests.helpers import small_volume
 
 MIB = 1 << 20
@@ -45,10 +46,8 @@ def full_with_much_held(volume, _top):
             top = v.mnt / "d"  # in one domain
             top.mkdir()
             files = [open(top / f"f{n}", "wb", buffering=0) for n in range(3)]
-            written, piece = [0] * 3, os.urandom(MIB)
-            with refused(errno.ENOSPC):
-                for n in range(1 << 20):
-                    written[n % 3] += files[n % 3].write(piece)
+            piece = os.urandom(MIB)
+            written = fill_in_turn(files, [piece] * 3)
             lost = False
             for file in files:
                 try:

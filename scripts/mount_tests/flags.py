@@ -534,3 +534,41 @@ def flags_need_a_mount_that_guards_them(volume, _top):
         set_flags(path, 0)
         own.umount()
         same(own.fsck("-f", "-n")[0], 0, "exit code of fsck")
+
+
+@check
+@guarding
+def append_only_whatever_the_descriptor_says(_volume, top):
+    """O_APPEND can be taken off a descriptor where the kernel does not know the flag; what is there stays."""
+    path = top / "log"
+    path.write_bytes(b"first ")
+    set_flags(path, APPEND)
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND)
+    answer(lambda: fcntl.fcntl(fd, fcntl.F_SETFL, 0))
+    os.lseek(fd, 0, os.SEEK_SET)
+    answer(lambda: os.write(fd, b"FORGED"))
+    answer(lambda: os.pwrite(fd, b"FORGED", 2))
+    os.lseek(fd, 0, os.SEEK_END)
+    os.write(fd, b"second")
+    os.close(fd)
+    with open(path, "ab") as file:
+        file.write(b" third")
+    text = path.read_bytes()
+    must(text.startswith(b"first ") and text.endswith(b"second third"), f"an append-only file holds {text!r}")
+    set_flags(path, 0)
+
+
+@check
+def chattr_of_many_files(volume, top):
+    """What the kernel is to forget after chattr is no work that others have to wait for."""
+    for n in range(3000):
+        (top / f"f{n}").write_bytes(b"x")
+    held = [os.open(top / f"f{n}", os.O_RDONLY) for n in range(500)]
+    for n in range(3000):
+        set_flags(top / f"f{n}", NOATIME)
+    began = time.monotonic()
+    same(os.lseek(held[7], 0, os.SEEK_DATA), 0, "first data")
+    took = time.monotonic() - began
+    for fd in held:
+        os.close(fd)
+    must(took < 2, f"SEEK_DATA took {took:.1f} s after chattr of 3000 files")

@@ -9,7 +9,7 @@ import platform
 import struct
 import subprocess
 
-from fslib import Failed, Skipped, run
+from fslib import Failed, Skipped
 from mount_tests.common import check, daemon_only, must, root_only, same, write_synced
 from mount_tests.helpers import crash, loop_device, small_volume
 
@@ -128,3 +128,32 @@ def written_through_and_synced(volume, _top):
             os.close(reader)
             os.close(writer)
         same(path.read_bytes()[:4], b"last", "content after a crash")
+
+
+@check
+def others_take_the_room(volume, _top):
+    """With `fileflags`: files that were opened for writing while there was room, in domains whose room is taken by a file of
+    another one. What their `write` took is kept."""
+    with with_little_room(volume, "fileflags", size=400 * MIB) as own:
+        files = []
+        for n in range(4):
+            (own.mnt / f"d{n}").mkdir()
+            files.append(os.open(own.mnt / f"d{n}" / "f", os.O_CREAT | os.O_WRONLY, 0o600))
+        info = os.statvfs(own.mnt / "d0")
+        filler = os.open(own.mnt / "d0" / "filler", os.O_CREAT | os.O_WRONLY, 0o600)
+        os.posix_fallocate(filler, 0, info.f_bavail * info.f_frsize - 8 * MIB)
+        os.close(filler)
+        taken = []
+        for fd in files:
+            size = 0
+            with contextlib.suppress(OSError):
+                while size < 200 * MIB:
+                    size += os.pwrite(fd, pattern(size // PIECE), size)
+            taken.append(size)
+        for fd in files:
+            os.fsync(fd)
+            os.close(fd)
+        own.cold()
+        for n, size in enumerate(taken):
+            data = (own.mnt / f"d{n}" / "f").read_bytes()
+            must(data == b"".join(pattern(i) for i in range(-(-size // PIECE)))[:size], f"what was written to file {n} is lost")

@@ -7,6 +7,7 @@ import os
 import stat
 import time
 
+from filling import fill_in_turn
 from fslib import Failed, in_child, run
 from mount_tests.common import (
     NOBODY, as_nobody, check, daemon_only, handle_of, must, refused, root_only, same,
@@ -241,11 +242,7 @@ def full_at_the_write_without_writeback(volume, _top):
     for options in ("cache=through", "private,cache=through"):
         with mounted(volume, options, size=160 << 20) as v:
             files = [open(v.mnt / f"f{n}", "wb", buffering=0) for n in range(3)]
-            written = [0] * 3
-            with refused(errno.ENOSPC):
-                for n in range(1 << 20):
-                    size = files[n % 3].write(bytes([n % 3 + 1]) * 50_000)
-                    written[n % 3] += size
+            written = fill_in_turn(files, [bytes([n + 1]) * 50_000 for n in range(3)])
             must(sum(written) > 90 << 20, f"full after only {sum(written) >> 20} of 160 MiB")
             for n, file in enumerate(files):
                 os.fsync(file.fileno())

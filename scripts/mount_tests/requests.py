@@ -6,7 +6,6 @@ sums. It holds for Linux 6.18. How a mount without OPEN and OPENDIR differs is i
 
 import json
 import os
-import subprocess
 import time
 
 from fslib import Failed, run
@@ -230,31 +229,16 @@ def once(volume, source, options):
     return wrong and [f"{options}, {'with' if opens else 'without'} OPEN:", *wrong]
 
 
-@check(seconds=180)
-def requests_by_default(volume, _top):
-    requests_of(volume, "rw")
+for name, options in {
+    "requests_by_default": "rw",
+    "requests_with_opens": "rw,fileflags",
+    "requests_of_a_private_mount": "private",
+    "requests_of_a_private_mount_with_opens": "private,fileflags",
+    "requests_of_a_private_mount_without_writeback": "private,cache=through",
+    "requests_of_a_private_mount_without_writeback_with_opens": "private,cache=through,fileflags",
+}.items():
+    def of_options(volume, _top, options=options):
+        requests_of(volume, options)
 
-
-@check(seconds=180)
-def requests_with_opens(volume, _top):
-    requests_of(volume, "rw,fileflags")
-
-
-@check(seconds=180)
-def requests_of_a_private_mount(volume, _top):
-    requests_of(volume, "private")
-
-
-@check(seconds=180)
-def requests_of_a_private_mount_with_opens(volume, _top):
-    requests_of(volume, "private,fileflags")
-
-
-@check(seconds=180)
-def requests_of_a_private_mount_without_writeback(volume, _top):
-    requests_of(volume, "private,cache=through")
-
-
-@check(seconds=180)
-def requests_of_a_private_mount_without_writeback_with_opens(volume, _top):
-    requests_of(volume, "private,cache=through,fileflags")
+    of_options.__name__ = name
+    check(seconds=180)(of_options)

@@ -15,7 +15,7 @@ import time
 
 import fslib
 from fslib import Failed, Skipped, run, wait_for
-from mount_tests.common import LIBC, check, daemon_only, must, root_only, same, write_synced
+from mount_tests.common import LIBC, check, daemon_only, must, same, write_synced
 from mount_tests.helpers import small_volume
 
 FAILPOINT = "BRAIDFS_TEST_RING_FAILS_ON_CPU"
