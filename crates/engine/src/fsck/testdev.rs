@@ -9,7 +9,8 @@ use std::sync::Arc;
 /// Blocks never written read as zeros.
 pub struct SparseDevice {
     blocks: u64,
-    data: Mutex<HashMap<u64, Box<[u8]>>>,
+    /// Copies of the device share what neither wrote since.
+    data: Mutex<HashMap<u64, Arc<[u8]>, foldhash::fast::RandomState>>,
 }
 
 impl std::fmt::Debug for SparseDevice {
