@@ -6,6 +6,7 @@
 use crate::abi;
 use crate::node::WireId;
 use crate::request::Answer;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::io;
@@ -62,6 +63,13 @@ impl Channel {
             Err(Errno::NODEV | Errno::CONNABORTED) => Ok(Received::Gone),
             Err(e) => Err(e.into()),
         }
+    }
+
+    /// Whether nothing waits to be received: everything that the kernel has queued so far is with a serving thread.
+    pub fn is_empty(&self) -> bool {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
+        poll(&mut fds, Some(&now)).is_ok() && !fds[0].revents().contains(PollFlags::IN)
     }
 
     /// Waits for the next request; `None` when the file system has been unmounted.

@@ -11,7 +11,7 @@ use crate::abi::{self, init, op};
 use crate::asked::Asked;
 use crate::behind::Behind;
 use crate::channel::Channel;
-use crate::counters::Counters;
+use crate::counters::{Counters, Line};
 use crate::dirty::DirtyLimit;
 use crate::flagged::Flagged;
 use crate::handles::Handles;
@@ -19,14 +19,15 @@ use crate::ops::{Durable, Scrubbing, Syncs};
 use crate::profile::{Profile, Xattr};
 use crate::request::{Answer, Handled, Outcome, Request};
 use crate::room::Tight;
-use crate::transport::{DEFERRED_MAX, Later, Ticket};
+use crate::transport::{DEFERRED_MAX, Forgets, Later, Ticket};
 use braidfs::{Error, Volume};
+use crossbeam::utils::CachePadded;
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, OnceLock};
-use std::thread::{JoinHandle, Thread};
+use std::thread::JoinHandle;
 
 /// How long the kernel may trust what it is told, seconds.
 pub(crate) const TTL_SECONDS: u64 = 3600;
@@ -169,8 +170,10 @@ pub(crate) struct BraidFs {
     pub(crate) counters: Arc<Counters>,
     /// Requests that the helper thread is to answer when the kernel has answered it.
     waiting: Arc<AtomicUsize>,
-    /// Who reads FORGETs now and then, where they do not come by themselves.
-    pub(crate) forgets: OnceLock<Thread>,
+    /// Where FORGETs are fetched, where they do not come by themselves.
+    pub(crate) forgets: OnceLock<Arc<Forgets<Arc<CachePadded<Line>>>>>,
+    /// Batches of FORGETs that are being served.
+    pub(crate) forgetting: AtomicUsize,
 }
 
 /// A request that waits, see [`BraidFs::let_wait`].
@@ -229,6 +232,7 @@ impl BraidFs {
             trims: Mutex::default(),
             waiting: Arc::default(),
             forgets: OnceLock::new(),
+            forgetting: AtomicUsize::new(0),
             profile: Profile::default(),
             dirty: None,
             counters: Arc::default(),

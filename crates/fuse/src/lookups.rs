@@ -12,20 +12,30 @@
 //! (`fuse_queue_forget` in `fs/fuse/dir.c`).
 //!
 //! Nothing is deleted by UNLINK alone, then, as long as the kernel has the inode in its cache: the FORGET that
-//! follows does it. Both are in the kernel's queue before the process that unlinked goes on, but FORGETs may be
-//! overtaken by a few requests (`fuse_dev_do_read` lets up to 8 pass), and another thread may serve them. So what
-//! depends on it, STATFS, SYNCFS, a look-up by file handle, and every request that would fail for want of space,
-//! waits a moment for removals that are about to be completed ([`BraidFs::put_off`]). With rings FORGETs do not come
-//! through these; a thread fetches them now and then, and is woken for such a request.
+//! follows does it. Both are in the kernel's queue before the process that unlinked goes on. So what depends on it,
+//! STATFS, SYNCFS and a look-up by file handle, comes after all FORGETs that were queued before ([`BraidFs::catch_up`]).
+//! With rings FORGETs stay on the device: whoever needs them fetches them there, on the thread that got the request. At
+//! the device FORGETs may be overtaken by a few requests (`fuse_dev_do_read` lets up to 8 pass), and another thread may
+//! serve them: the helper thread waits until the kernel's queue has been seen empty. A removed file that somebody still
+//! has open holds nothing up. A request that would fail for want of space waits longer, for all removals that are about
+//! to be completed.
 //!
 //! [`Volume::hold`]: braidfs::Volume::hold
 
 use crate::abi::{self, op};
+use crate::channel::Channel;
+use crate::counters::Line;
 use crate::fs::{BraidFs, Context, MAX_IO_BYTES, errno};
 use crate::node::WireId;
 use crate::request::{Answer, Handled, Outcome, Request};
+use crate::transport::Forgets;
 use braidfs::{Attr, Error};
+use crossbeam::utils::CachePadded;
 use rustix::io::Errno;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use zerocopy::FromBytes;
 
@@ -35,6 +45,11 @@ const LATELY: Duration = Duration::from_millis(200);
 const END: Duration = Duration::from_secs(5);
 /// How long a request waits for FORGETs at most.
 const PATIENCE: Duration = Duration::from_millis(100);
+/// From one look whether they have come to the next.
+const MOMENT: Duration = Duration::from_micros(200);
+
+/// Where FORGETs are fetched, and the line that they are counted in.
+type DeviceForgets = Forgets<Arc<CachePadded<Line>>>;
 
 impl BraidFs {
     /// Counts the inode that an answer is about to tell of; its attributes by now.
@@ -63,6 +78,7 @@ impl BraidFs {
     }
 
     pub(crate) fn batch_forget(&self, req: &Request<'_>) -> Handled {
+        self.forgetting.fetch_add(1, Ordering::Relaxed);
         if let Ok((arg, mut rest)) = req.arg_and_rest::<abi::BatchForgetIn>() {
             for _ in 0..arg.count {
                 let Ok((one, next)) = abi::ForgetOne::read_from_prefix(rest) else { break };
@@ -70,6 +86,7 @@ impl BraidFs {
                 rest = next;
             }
         }
+        self.forgetting.fetch_sub(1, Ordering::Relaxed);
         Ok(Outcome::Silent)
     }
 
@@ -133,28 +150,30 @@ impl BraidFs {
             op::LOOKUP => req.name() == Ok(b"."),
             _ => false,
         };
-        if !(early && self.forgets_due()) {
-            let handled = self.handle(req, out, cx);
-            if handled != Err(Errno::NOSPC) || !self.forgets_due() {
-                return handled;
-            }
-            if writes_from_the_cache(req) {
-                // Its pages are locked or under writeback: the helper thread may be waiting for just these.
-                self.await_forgets();
-                out.clear();
-                return self.handle(req, out, cx);
-            }
+        if early && self.forgets_due() && !self.caught_up() {
+            self.put_off(req, cx, Self::catch_up);
+            return Ok(Outcome::Deferred);
         }
-        self.put_off(req, cx);
+        let handled = self.handle(req, out, cx);
+        if handled != Err(Errno::NOSPC) || !self.forgets_due() {
+            return handled;
+        }
+        if writes_from_the_cache(req) {
+            // Its pages are locked or under writeback: the helper thread may be waiting for just these.
+            self.await_forgets();
+            out.clear();
+            return self.handle(req, out, cx);
+        }
+        self.put_off(req, cx, |fs, _| fs.await_forgets());
         Ok(Outcome::Deferred)
     }
 
-    /// Has the helper thread answer a request, after FORGETs that are under way.
-    fn put_off(&self, req: &Request<'_>, cx: &Context<'_>) {
+    /// Has the helper thread answer a request, after it has waited as told.
+    fn put_off(&self, req: &Request<'_>, cx: &Context<'_>, wait: fn(&Self, &Channel)) {
         let (req, later) = (req.detach(), cx.later());
         let job = Box::new(move |fs: &BraidFs| {
             let req = req.get();
-            fs.await_forgets();
+            wait(fs, later.channel());
             let mut out = Answer::new(MAX_IO_BYTES as usize);
             let handled = fs.handle(&req, &mut out, &later.context());
             match handled {
@@ -171,16 +190,77 @@ impl BraidFs {
         let _ = self.jobs.send(job);
     }
 
-    fn await_forgets(&self) {
-        if let Some(reader) = self.forgets.get() {
-            reader.unpark();
+    /// Serves what has come by the device, where rings carry the requests. The number of frames; `None`: the mount is gone.
+    pub(crate) fn take_forgets(&self, forgets: &DeviceForgets) -> io::Result<Option<usize>> {
+        forgets.take(|frame, counts| self.serve_forget(forgets.channel(), frame, counts))
+    }
+
+    fn serve_forget(&self, channel: &Channel, frame: &[u8], counts: &Line) {
+        let Ok(req) = Request::parse(frame) else {
+            tracing::error!(bytes = frame.len(), "the kernel sent a FUSE request that does not parse");
+            return;
+        };
+        let (opcode, unique) = (req.head.opcode, req.head.unique);
+        let begun = counts.begin(opcode);
+        let serve = AssertUnwindSafe(|| match opcode {
+            op::FORGET => self.forget(&req),
+            op::BATCH_FORGET => self.batch_forget(&req),
+            // operations are short or cannot be undone; the kernel asks no more
+            op::INTERRUPT => Err(Errno::NOSYS),
+            _ => {
+                tracing::error!(op = op::name(opcode), "a request by the device, where rings are to carry it");
+                Err(Errno::IO)
+            }
+        });
+        let handled = catch_unwind(serve).unwrap_or_else(|_| {
+            tracing::error!(op = op::name(opcode), node = %req.node(), "panic in a FUSE operation");
+            Ok(Outcome::Silent)
+        });
+        counts.end(begun, &handled);
+        if let Err(e) = handled {
+            channel.reply_error(unique, e);
         }
+    }
+
+    /// On a serving thread: whether all FORGETs have been served that the kernel had queued when it sent the request at
+    /// hand. That costs nobody else's time where rings carry the requests and no other thread is at it.
+    fn caught_up(&self) -> bool {
+        let Some(forgets) = self.forgets.get() else { return false };
+        let taken = forgets.try_take(|frame, counts| self.serve_forget(forgets.channel(), frame, counts));
+        matches!(taken, Some(Ok(_))) && !self.vol.orphans_ending()
+    }
+
+    /// On the helper thread: waits for what [`Self::caught_up`] asks.
+    fn catch_up(&self, channel: &Channel) {
+        let begin = Instant::now();
+        match self.forgets.get() {
+            // who watches the device says what is wrong with it
+            Some(forgets) => drop(self.take_forgets(forgets)),
+            None => {
+                // Once empty, all FORGETs are with threads that serve them now or in a moment.
+                let mut empty = 0;
+                while empty < 2 && self.forgets_due() && begin.elapsed() < PATIENCE {
+                    empty += u32::from(channel.is_empty() && self.forgetting.load(Ordering::Relaxed) == 0);
+                    std::thread::sleep(MOMENT);
+                }
+            }
+        }
+        while self.vol.orphans_ending() && begin.elapsed() < END {
+            std::thread::sleep(MOMENT);
+        }
+    }
+
+    /// Waits for all removals that are about to be completed.
+    fn await_forgets(&self) {
         let begin = Instant::now();
         let goes_on = |waited| {
             if waited < PATIENCE { self.forgets_due() } else { waited < END && self.vol.orphans_ending() }
         };
         while goes_on(begin.elapsed()) {
-            std::thread::sleep(Duration::from_micros(500));
+            if let Some(forgets) = self.forgets.get() {
+                let _ = self.take_forgets(forgets);
+            }
+            std::thread::sleep(MOMENT);
         }
     }
 }

@@ -18,7 +18,7 @@ use crate::latency::{self, Served};
 use crate::mount::MountConfig;
 use crate::profile::Profile;
 use crate::request::{Answer, Outcome, Request};
-use crate::transport::{Later, Reply, Ring, Ticket, read_forgets};
+use crate::transport::{Forgets, Later, Reply, Ring, Ticket};
 use braidfs::Volume;
 use crossbeam::utils::CachePadded;
 use parking_lot::Mutex;
@@ -287,12 +287,16 @@ impl Server<'_> {
 
     /// Serves what does not come through rings.
     fn read_forgets(&self) {
-        if let Some(fs) = &*self.slot.lock() {
-            let _ = fs.forgets.set(thread::current());
-        }
-        let (mut buf, mut out) = (vec![0; RECEIVE_BYTES], Answer::new(4096));
-        let read = read_forgets(&self.channel, &mut buf, |frame| {
-            self.serve_frame(frame, &mut out);
+        let forgets = Forgets::new(self.channel.clone(), RECEIVE_BYTES, self.counts.clone()).map(Arc::new);
+        let read = forgets.and_then(|forgets| {
+            if let Some(fs) = &*self.slot.lock() {
+                // Set once: there is one such thread.
+                let _ = fs.forgets.set(forgets.clone());
+            }
+            forgets.watch(|| match &*self.slot.lock() {
+                Some(fs) => fs.take_forgets(&forgets),
+                None => Ok(None),
+            })
         });
         if let Err(e) = read {
             tracing::error!(error = %e, "cannot receive from the FUSE device");

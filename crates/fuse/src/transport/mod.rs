@@ -23,7 +23,7 @@ mod later;
 mod mailbox;
 mod ring;
 
-pub(crate) use forgets::read_forgets;
+pub(crate) use forgets::Forgets;
 pub(crate) use later::Later;
 pub(crate) use mailbox::Ticket;
 pub(crate) use ring::{DEFERRED_MAX, Reply, Ring};

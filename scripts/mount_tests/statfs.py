@@ -1,0 +1,128 @@
+"""How long the room of a volume takes to be told while files are removed: the kernel tells of their end later."""
+
+import contextlib
+import json
+import os
+import statistics
+import threading
+import time
+
+import fslib
+from fslib import run
+from mount_tests.common import check, daemon_only, must, same
+from mount_tests.helpers import small_volume
+from mount_tests.transport import with_rings
+
+TIMES = 300
+
+
+def put_off(v):
+    """STATFS that came, and that another thread answered."""
+    ops = json.loads(run(v.binary, "stats", "--json", v.mnt)[1])["operations"]
+    one = next((o for o in ops if o["name"] == "STATFS"), {"requests": 0, "deferred": 0})
+    return one["requests"], one["deferred"]
+
+
+@contextlib.contextmanager
+def removing(top):
+    """Files are made and removed all the time; some of the removed stay open for a while."""
+    end, error = threading.Event(), []
+
+    def work():
+        try:
+            held = []
+            while not end.is_set():
+                for n in range(20):
+                    fd = os.open(top / f"f{n}", os.O_CREAT | os.O_RDWR)
+                    os.write(fd, b"x" * 5000)
+                    os.unlink(top / f"f{n}")
+                    held.append(fd)
+                while len(held) > 40:
+                    os.close(held.pop(0))
+            for fd in held:
+                os.close(fd)
+        except OSError as e:
+            error.append(e)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
+    must(not error, f"removing failed: {error}")
+
+
+def asked_beside(v):
+    """Median time of a statvfs while files are removed, in seconds."""
+    took = []
+    with removing(v.mnt):
+        for _ in range(TIMES):
+            began = time.monotonic()
+            os.statvfs(v.mnt)
+            took.append(time.monotonic() - began)
+            time.sleep(0.001)
+    return statistics.median(took)
+
+
+def right_after(v):
+    """What was removed is free again by the time that anybody can ask."""
+    size = 8 << 20
+    os.statvfs(v.mnt)
+    for n in range(20):
+        before = os.statvfs(v.mnt).f_bavail
+        with open(v.mnt / "big", "wb") as file:
+            os.posix_fallocate(file.fileno(), 0, size)
+        during = os.statvfs(v.mnt).f_bavail
+        os.unlink(v.mnt / "big")
+        after = os.statvfs(v.mnt).f_bavail
+        must(during <= before - size // 4096 + 64, f"turn {n}: {before - during} blocks taken")
+        must(after >= before - 64, f"turn {n}: {before - after} blocks are not back")
+
+
+@check
+def room_beside_removals_by_rings(volume, _top):
+    """The thread that got the request fetches what the kernel has to tell: nobody else is asked, but in passing."""
+    with with_rings(volume) as v:
+        v.mount("transport=ring")
+        try:
+            asked_beside(v)
+            requests, deferred = put_off(v)
+            fslib.log(f"{deferred} of {requests} STATFS by another thread")
+            must(requests >= TIMES, f"{requests} requests")
+            must(deferred <= requests // 4, f"{deferred} of {requests} were answered by another thread")
+            right_after(v)
+        finally:
+            v.umount()
+
+
+@check
+def room_beside_removals_by_the_device(volume, _top):
+    """A file that was removed and is still open keeps nobody waiting."""
+    daemon_only(volume)
+    with small_volume(volume, size=256 << 20) as v:
+        v.mount("transport=dev")
+        try:
+            took = asked_beside(v)
+            must(took < 0.03, f"{took * 1e3:.1f} ms for the median statvfs")
+            right_after(v)
+        finally:
+            v.umount()
+
+
+@check
+def room_with_a_removed_file_open(volume, top):
+    """As above, with nothing else going on: the first answer is right, and comes at once."""
+    with open(top / "f", "wb") as file:
+        file.write(b"x" * 100_000)
+        file.flush()
+        os.fsync(file.fileno())
+        os.unlink(top / "f")
+        took = []
+        for _ in range(5):
+            began = time.monotonic()
+            os.statvfs(top)
+            took.append(time.monotonic() - began)
+        must(min(took[:2]) < 0.05, f"{min(took[:2]) * 1e3:.1f} ms")
+    same(os.path.exists(top / "f"), False, "the file")
