@@ -307,3 +307,45 @@ def memory_of_large_requests_is_given_back(volume, _top):
         allowed = (32 << 20) + (4 << 20) * os.cpu_count()
         wait_for("memory to be given back", lambda: resident() - before <= allowed, 10)
         v.umount()
+
+
+@check
+def memory_of_large_requests_is_given_back_while_small_ones_come(volume, _top):
+    """Many large ones at once use many entries of a queue; what comes later uses one."""
+    with with_rings(volume) as v:
+        v.mount("transport=ring", "cache=32M")
+        (daemon,) = v.daemons()
+        cpus = sorted(os.sched_getaffinity(0))
+
+        def resident():
+            status = pathlib.Path(f"/proc/{daemon}/status").read_text()
+            return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("RssAnon")) << 10
+
+        (v.mnt / "big").write_bytes(os.urandom(32 << 20))
+        fd = os.open(v.mnt / "big", os.O_RDONLY | os.O_DIRECT)
+
+        def read(n):
+            os.sched_setaffinity(0, {cpus[n % len(cpus)]})
+            buffer = mmap.mmap(-1, 1 << 20)
+            for i in range(24):
+                os.preadv(fd, [buffer], (i + n) % 32 << 20)
+
+        peak, before = 0, resident()
+        readers = [threading.Thread(target=read, args=(n,)) for n in range(64)]
+        [t.start() for t in readers]
+        while any(t.is_alive() for t in readers):
+            peak = max(peak, resident())
+            time.sleep(0.005)
+        os.close(fd)
+        fslib.log(f"{(peak - before) >> 20} MiB more at most")
+
+        def small_and_done():
+            for cpu in cpus:
+                os.sched_setaffinity(0, {cpu})
+                (v.mnt / "small").touch()
+                (v.mnt / "small").unlink()
+            return resident() - before <= (8 << 20) + (4 << 20) * os.cpu_count()
+
+        wait_for("memory to be given back", small_and_done, 6)
+        os.sched_setaffinity(0, cpus)
+        v.umount()

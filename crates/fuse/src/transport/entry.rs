@@ -57,8 +57,9 @@ pub(super) struct Entry {
     /// Number of the request that it holds.
     pub commit_id: u64,
     unique: u64,
-    /// Bytes of the payload that may be in memory.
+    /// Bytes of the payload that may be in memory, and that the last request used.
     used: usize,
+    last: usize,
 }
 
 impl Entry {
@@ -72,7 +73,7 @@ impl Entry {
             Part { base: payload.as_mut_ptr() as usize, len: PAYLOAD_BYTES },
         ]);
         let answer = Answer::mapped(memory, PAYLOAD);
-        Ok(Self { header, answer, parts, qid, state: State::Kernel, commit_id: 0, unique: 0, used: 0 })
+        Ok(Self { header, answer, parts, qid, state: State::Kernel, commit_id: 0, unique: 0, used: 0, last: 0 })
     }
 
     /// The request that came: its header, the structure of its operation, and how much payload it has.
@@ -81,6 +82,7 @@ impl Entry {
         let (head, _) = InHeader::read_from_prefix(&header.in_out).map_err(|_| Errno::INVAL)?;
         (self.commit_id, self.unique) = (header.ent.commit_id, head.unique);
         let size = header.ent.payload_size as usize;
+        self.last = size;
         self.used = self.used.max(size);
         if size > PAYLOAD_BYTES { Err(Errno::INVAL) } else { Ok((head, header.op_in, size)) }
     }
@@ -105,6 +107,7 @@ impl Entry {
             Ok(len) => (0, len),
             Err(e) => (-e.raw_os_error(), 0),
         };
+        self.last = self.last.max(len);
         self.used = self.used.max(len);
         let head = OutHeader { len: (size_of::<OutHeader>() + len) as u32, error, unique: self.unique };
         let size = std::mem::offset_of!(UringHeader, ent) + std::mem::offset_of!(crate::abi::UringInOut, payload_size);
@@ -115,6 +118,11 @@ impl Entry {
     /// Whether [`Self::trim`] has something to give back.
     pub fn is_large(&self) -> bool {
         self.used > KEPT_BYTES
+    }
+
+    /// Whether the last request has made it so.
+    pub fn was_large(&self) -> bool {
+        self.last > KEPT_BYTES
     }
 
     /// Gives memory back that large requests have used.

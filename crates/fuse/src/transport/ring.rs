@@ -16,14 +16,13 @@ use super::mailbox::{Letter, Mailbox, Ticket};
 use crate::abi::{self, UringCommand, op};
 use crate::request::{Answer, Request};
 use io_uring::squeue::Entry128;
-use io_uring::types::{Fixed, SubmitArgs, Timespec};
+use io_uring::types::{Fixed, Timespec};
 use io_uring::{IoUring, cqueue, opcode};
 use rustix::io::Errno;
 use rustix::thread::{CpuSet, sched_setaffinity};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 use zerocopy::{FromZeros, IntoBytes};
 
 /// Entries of a queue at first, added at once, and at most. Those that are never used cost some 500 bytes each.
@@ -36,10 +35,11 @@ const DEPTH_MAX: usize = 8192;
 const RESERVE: usize = 32;
 /// Submission entries: more requests than come at once are submitted in pieces.
 const SUBMISSIONS: u32 = 64;
-/// So long after large requests their memory is given back, also while others come.
-const KEPT: Duration = Duration::from_secs(1);
-/// `user_data` of the mailbox; else it is the number of an entry.
+/// A ring without large requests for so long gives memory of these back.
+const SMALL_SECONDS: u64 = 1;
+/// `user_data` of the mailbox, and of the timer that looks for memory to give back; else it is the number of an entry.
 const BELL: u64 = u64::MAX;
+const TIMER: u64 = u64::MAX - 1;
 /// Set to a CPU's number, registering that CPU's entries fails: for tests of what happens then.
 const FAILPOINT: &str = "BRAIDFS_TEST_RING_FAILS_ON_CPU";
 
@@ -73,14 +73,28 @@ pub(crate) struct Ring {
     entries: Vec<Entry>,
     queues: Vec<Queue>,
     mailbox: Arc<Mailbox>,
+    /// Of the request that is served: made once, for it counts references.
+    ticket: Ticket,
     /// Where the bell's count is read to.
     count: Box<u64>,
     /// Entries that are the kernel's, or about to be.
     alive: usize,
     /// Pushed, not yet submitted.
     pending: usize,
-    /// Since when some entry has memory to give back.
-    large: Option<Instant>,
+    memory: Memory,
+}
+
+/// Whether entries have memory to give back, and who looks after that. A timer of its own, and not one of each wait: that
+/// would be set and cancelled with each request.
+#[derive(Debug)]
+struct Memory {
+    /// Some entry has.
+    large: bool,
+    /// A large request came since the timer was set.
+    came: bool,
+    is_set: bool,
+    /// What the timer is set to.
+    after: Box<Timespec>,
 }
 
 impl Ring {
@@ -94,16 +108,19 @@ impl Ring {
             .setup_cqsize(((queues.len() * DEPTH) as u32 * 2).next_power_of_two().max(2 * SUBMISSIONS))
             .build(SUBMISSIONS)?;
         let queues = queues.into_iter().map(|qid| Queue { qid, depth: 0, deferred: 0 }).collect();
+        let mailbox = Arc::new(Mailbox::new()?);
+        let after = Box::new(Timespec::new().sec(SMALL_SECONDS));
         Ok(Self {
             cpu,
             uring,
             entries: Vec::new(),
             queues,
-            mailbox: Arc::new(Mailbox::new()?),
+            ticket: Ticket { mailbox: mailbox.clone(), entry: 0 },
+            mailbox,
             count: Box::new(0),
             alive: 0,
             pending: 0,
-            large: None,
+            memory: Memory { large: false, came: false, is_set: false, after },
         })
     }
 
@@ -150,11 +167,18 @@ impl Ring {
             self.deliver(&mut letters)?;
             self.wait()?;
             came.extend(self.uring.completion().map(|c| (c.user_data(), c.result())));
-            self.trim(&came);
+            let timer = came.iter().any(|&(who, _)| who == TIMER);
             for (who, result) in came.drain(..) {
-                if who == BELL {
-                    self.listen()?;
-                    continue;
+                match who {
+                    BELL => {
+                        self.listen()?;
+                        continue;
+                    }
+                    TIMER => {
+                        self.memory.is_set = false;
+                        continue;
+                    }
+                    _ => {}
                 }
                 let i = who as usize;
                 if result >= 0 {
@@ -167,6 +191,23 @@ impl Ring {
                     e => self.bury(i, e),
                 }
             }
+            if timer {
+                self.trim()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives memory of large requests back, where none has come for a while; `came` has been served.
+    fn trim(&mut self) -> io::Result<()> {
+        if std::mem::take(&mut self.memory.came) {
+            return Ok(());
+        }
+        // What is answered must have been taken. A request that has come with that waits in one of the entries.
+        self.submit()?;
+        if self.uring.completion().is_empty() {
+            self.entries.iter_mut().for_each(Entry::trim);
+            self.memory.large = false;
         }
         Ok(())
     }
@@ -187,7 +228,7 @@ impl Ring {
                 return self.give(i, abi::URING_COMMIT_AND_FETCH);
             }
         };
-        let ticket = Ticket { mailbox: self.mailbox.clone(), entry: i as u32 };
+        self.ticket.entry = i as u32;
         if may_take_long(head.opcode) {
             // Nobody else's answer waits for it.
             self.submit()?;
@@ -198,13 +239,13 @@ impl Ring {
         let reply = if in_place {
             entry.answer.clear();
             match Request::of_parts(head, &args, &[]) {
-                Ok(req) => serve(&req, &mut entry.answer, &ticket),
+                Ok(req) => serve(&req, &mut entry.answer, &self.ticket),
                 Err(e) => Reply::Error(e),
             }
         } else {
             scratch.clear();
             match Request::of_parts(head, &args, entry.payload(size)) {
-                Ok(req) => serve(&req, scratch, &ticket),
+                Ok(req) => serve(&req, scratch, &self.ticket),
                 Err(e) => Reply::Error(e),
             }
         };
@@ -293,8 +334,9 @@ impl Ring {
     fn give(&mut self, i: usize, command: u32) -> io::Result<()> {
         let entry = &mut self.entries[i];
         entry.state = State::Kernel;
-        if self.large.is_none() && entry.is_large() {
-            self.large = Some(Instant::now());
+        if entry.is_large() {
+            self.memory.large = true;
+            self.memory.came |= entry.was_large();
         }
         let arg = UringCommand { commit_id: entry.commit_id, qid: entry.qid, ..UringCommand::new_zeroed() };
         let mut bytes = [0; 80];
@@ -319,7 +361,7 @@ impl Ring {
         if self.uring.submission().is_full() {
             self.submit()?;
         }
-        // SAFETY: what the entry points to (an entry's parts and memory, the count) lives as long as the ring: entries are
+        // SAFETY: what the entry points to (an entry's parts and memory, the count, the timer's time) lives as long as the ring: entries are
         // never removed, what they point to is on the heap and does not move, and the ring is dropped first.
         unsafe { self.uring.submission().push(sqe) }.map_err(|_| io::Error::from(Errno::BUSY))?;
         self.pending += 1;
@@ -338,30 +380,16 @@ impl Ring {
         Ok(())
     }
 
-    /// Gives memory of large requests back some time after them. Entries in which requests have come just now keep theirs, and
-    /// nothing is done while an answer is not submitted: these lie there.
-    fn trim(&mut self, came: &[(u64, i32)]) {
-        if self.pending > 0 || self.large.is_none_or(|since| since.elapsed() < KEPT) {
-            return;
-        }
-        for (i, _) in came.iter().filter(|(who, _)| *who != BELL) {
-            self.entries[*i as usize].state = State::Busy;
-        }
-        self.entries.iter_mut().for_each(Entry::trim);
-        self.large = None;
-    }
-
     /// Hands over what is pushed and waits for something to do. Meanwhile nothing large may lie around for long.
     fn wait(&mut self) -> io::Result<()> {
-        let waited = if self.large.is_some() {
-            let timeout = Timespec::from(KEPT);
-            self.uring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&timeout))
-        } else {
-            self.uring.submit_and_wait(1)
-        };
-        match waited {
+        if self.memory.large && !self.memory.is_set {
+            (self.memory.is_set, self.memory.came) = (true, false);
+            let at: *const Timespec = &*self.memory.after;
+            self.push(&opcode::Timeout::new(at).build().user_data(TIMER).into())?;
+        }
+        match self.uring.submit_and_wait(1) {
             Ok(_) => {}
-            Err(e) if e.raw_os_error() == Some(libc::ETIME) || is_passing(&e) => {}
+            Err(e) if is_passing(&e) => {}
             Err(e) => return Err(e),
         }
         // Only what was not taken is still there.
