@@ -282,6 +282,63 @@ def more_syncs_than_a_queue_has_places(volume, _top):
         v.umount()
 
 
+def ran(v, name):
+    """How often threads of that name began to run, of all."""
+    (daemon,) = v.daemons()
+    count = 0
+    for task in pathlib.Path(f"/proc/{daemon}/task").iterdir():
+        if (task / "comm").read_text().startswith(name):
+            count += int((task / "schedstat").read_text().split()[2])
+    return count
+
+
+@check
+def large_requests_are_served_beside_the_ring(volume, _top):
+    """The thread of a ring serves a whole CPU: what takes long is for others, and comes back to be answered."""
+    with with_rings(volume) as v:
+        if os.cpu_count() < 2:
+            raise Skipped("needs two CPUs")
+        v.mount("transport=ring")
+        size, data = 1 << 20, random.Random(99).randbytes(32 << 20)
+
+        def transfer(fd, piece, function):
+            buffer, before = mmap.mmap(-1, piece), ran(v, "fuse-large")
+            for at in range(0, len(data), size):
+                function(fd, buffer, at)
+            return ran(v, "fuse-large") - before
+
+        def write(fd, buffer, at):
+            buffer[:] = data[at : at + len(buffer)]
+            same(os.pwritev(fd, [buffer], at), len(buffer), "bytes written")
+
+        def read(fd, buffer, at):
+            same(os.preadv(fd, [buffer], at), len(buffer), "bytes read")
+            same(buffer[:], data[at : at + len(buffer)], "data")
+
+        fd = os.open(v.mnt / "big", os.O_CREAT | os.O_RDWR | os.O_DIRECT)
+        least = len(data) // size // 2
+        for name, function in (("WRITE", write), ("READ", read)):
+            times = transfer(fd, size, function)
+            must(times >= least, f"another thread ran {times} times for {len(data) // size} {name}s of 1 MiB")
+            times = transfer(fd, 65536, function)
+            must(times <= 2, f"another thread ran {times} times for {name}s of 64 KiB")
+        os.close(fd)
+        v.cold()
+        same((v.mnt / "big").read_bytes(), data, "the file, read ahead")
+
+        def streams(n):
+            path = v.mnt / f"s{n}"
+            path.write_bytes(data)
+            os.truncate(path, len(data) - 5 - n)
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                same(file.read(), data[: -5 - n], "a stream")
+
+        run_threads(streams, 4)
+        v.umount()
+
+
 @check
 def memory_of_large_requests_is_given_back(volume, _top):
     with with_rings(volume) as v:

@@ -18,7 +18,7 @@ use crate::latency::{self, Served};
 use crate::mount::MountConfig;
 use crate::profile::Profile;
 use crate::request::{Answer, Outcome, Request};
-use crate::transport::{Forgets, Later, Reply, Ring, Ticket};
+use crate::transport::{Forgets, Later, Loan, Reply, Ring, Ticket};
 use braidfs::Volume;
 use crossbeam::utils::CachePadded;
 use parking_lot::Mutex;
@@ -32,6 +32,9 @@ use std::thread::{self, Scope, ScopedJoinHandle};
 
 /// A request and its header; the kernel wants room for 4 KiB besides the largest WRITE.
 const RECEIVE_BYTES: usize = MAX_IO_BYTES as usize + 4096;
+
+/// Threads that serve what is large, where rings carry the requests, are at most so many.
+const LARGE_THREADS: usize = 8;
 
 type Slot = CachePadded<Mutex<Option<Arc<BraidFs>>>>;
 
@@ -93,8 +96,10 @@ pub(crate) fn run(vol: Arc<Volume>, service: Service<'_>, ready: impl FnOnce()) 
     let counters = fs.counters.clone();
     let fs = Arc::new(fs);
     fs.durable.set(Some(cfg.sync), Some(cfg.dirsync));
-    // One slot per serving thread and one for the helper.
-    let slots: Vec<Slot> = (0..=threads).map(|_| CachePadded::new(Mutex::new(Some(fs.clone())))).collect();
+    // By one CPU alone nothing is gained.
+    let for_large = if rings.len() > 1 { rings.len().min(LARGE_THREADS) } else { 0 };
+    // One slot per serving thread, one for the helper, and those for large requests.
+    let slots: Vec<Slot> = (0..=threads + for_large).map(|_| CachePadded::new(Mutex::new(Some(fs.clone())))).collect();
     drop(fs);
     let served = Served::new(threads);
     let (closed, kept) = (Mutex::new(None), Mutex::new(None));
@@ -111,15 +116,30 @@ pub(crate) fn run(vol: Arc<Volume>, service: Service<'_>, ready: impl FnOnce()) 
         let spawn = || -> Result<(), Refused> {
             let channel = Arc::new(channel);
             spawn_thread(scope, "fuse-helper".into(), move || help(&slots[threads], work))?;
-            let server =
-                |i: usize, channel| Server { i, slot: &slots[i], channel, served, counts: counters.line(), close };
+            let server = |i: usize, channel| Server {
+                i,
+                slot: &slots[i],
+                channel,
+                served,
+                counts: counters.line(),
+                lend: None,
+                close,
+            };
             if at_device {
                 for i in 0..threads {
                     let server = server(i, if i == 0 { channel.clone() } else { Arc::new(channel.try_clone()?) });
                     serving.push(spawn_thread(scope, format!("fuse-{i}"), move || server.at_device())?);
                 }
             } else {
-                let with_server = rings.into_iter().enumerate().map(|(i, ring)| (ring, server(i, channel.clone())));
+                let (lend, lent) = crossbeam::channel::unbounded::<Loan>();
+                for i in 0..for_large {
+                    let (server, lent) = (server(threads + 1 + i, channel.clone()), lent.clone());
+                    spawn_thread(scope, format!("fuse-large-{i}"), move || server.serve_large(&lent))?;
+                }
+                let with_server = rings.into_iter().enumerate().map(|(i, ring)| {
+                    let lend = (for_large > 0).then(|| lend.clone());
+                    (ring, Server { lend, ..server(i, channel.clone()) })
+                });
                 start_rings(scope, with_server, &mut serving, abandon)?;
                 let server = server(threads - 1, channel);
                 serving.push(spawn_thread(scope, "fuse-forgets".into(), move || server.read_forgets())?);
@@ -254,6 +274,8 @@ struct Server<'a> {
     channel: Arc<Channel>,
     served: &'a Served,
     counts: Arc<CachePadded<Line>>,
+    /// Who serves large requests of a ring.
+    lend: Option<crossbeam::channel::Sender<Loan>>,
     close: &'a (dyn Fn() + Sync),
 }
 
@@ -282,7 +304,25 @@ impl Server<'_> {
     /// Serves from a ring, until the connection is gone.
     fn at_ring(&self, ring: &mut Ring) -> io::Result<()> {
         let _serving = self.served.begin(self.i);
-        ring.run(|req, out, ticket| self.dispatch(req, out, Some(ticket)))
+        let lend = |loan: Loan| {
+            if let Ok(req) = loan.request() {
+                self.served.count(self.i, &req);
+            }
+            if let Some(others) = &self.lend {
+                // Where nobody takes it, it is dropped, and answers EIO.
+                let _ = others.send(loan);
+            }
+        };
+        let lend = self.lend.as_ref().map(|_| &lend as &dyn Fn(Loan));
+        ring.run(|req, out, ticket| self.dispatch(req, out, Some(ticket)), lend)
+    }
+
+    /// Serves what rings have lent, until they are gone.
+    fn serve_large(&self, lent: &crossbeam::channel::Receiver<Loan>) {
+        let mut scratch = Answer::new(4096);
+        for loan in lent {
+            loan.serve(&mut scratch, |req, out, ticket| self.handle(req, out, Some(ticket)));
+        }
     }
 
     /// Serves what does not come through rings.
@@ -331,10 +371,9 @@ impl Server<'_> {
     /// Handles a request of either transport.
     fn dispatch(&self, req: &Request<'_>, out: &mut Answer, ticket: Option<&Ticket>) -> Reply {
         self.served.count(self.i, req);
-        let (channel, unique, opcode) = (&self.channel, req.head.unique, req.head.opcode);
-        if opcode == op::DESTROY {
+        if req.head.opcode == op::DESTROY {
             // answered when it is done, also where that panics
-            let later = ticket.is_none().then(|| Later::new(channel, unique, None));
+            let later = ticket.is_none().then(|| Later::new(&self.channel, req.head.unique, None));
             (self.close)();
             if let Some(later) = later {
                 later.done(Ok(()));
@@ -342,6 +381,12 @@ impl Server<'_> {
             }
             return Reply::Empty;
         }
+        self.handle(req, out, ticket)
+    }
+
+    /// Handles a request that the volume is still there for.
+    fn handle(&self, req: &Request<'_>, out: &mut Answer, ticket: Option<&Ticket>) -> Reply {
+        let (channel, unique, opcode) = (&self.channel, req.head.unique, req.head.opcode);
         let slot = self.slot.lock();
         let begun = self.counts.begin(opcode);
         let handled = match &*slot {

@@ -6,9 +6,10 @@
 //! commits), so the two never touch it at the same time. It uses the entry that came back last first, so that of many
 //! entries only few are ever in memory.
 
-use crate::abi::{InHeader, OutHeader, UringHeader};
+use super::Reply;
+use crate::abi::{InHeader, OutHeader, UringHeader, op};
 use crate::fs::MAX_IO_BYTES;
-use crate::request::Answer;
+use crate::request::{Answer, Request};
 use memmap2::{MmapOptions, UncheckedAdvice};
 use rustix::io::Errno;
 use std::io;
@@ -60,6 +61,10 @@ pub(super) struct Entry {
     /// Bytes of the payload that may be in memory, and that the last request used.
     used: usize,
     last: usize,
+    /// Another thread has the memory of the answer.
+    pub lent: bool,
+    /// An answer that came before that came back.
+    pub early: Option<Result<Vec<u8>, Errno>>,
 }
 
 impl Entry {
@@ -73,7 +78,19 @@ impl Entry {
             Part { base: payload.as_mut_ptr() as usize, len: PAYLOAD_BYTES },
         ]);
         let answer = Answer::mapped(memory, PAYLOAD);
-        Ok(Self { header, answer, parts, qid, state: State::Kernel, commit_id: 0, unique: 0, used: 0, last: 0 })
+        Ok(Self {
+            header,
+            answer,
+            parts,
+            qid,
+            state: State::Kernel,
+            commit_id: 0,
+            unique: 0,
+            used: 0,
+            last: 0,
+            lent: false,
+            early: None,
+        })
     }
 
     /// The request that came: its header, the structure of its operation, and how much payload it has.
@@ -87,18 +104,9 @@ impl Entry {
         if size > PAYLOAD_BYTES { Err(Errno::INVAL) } else { Ok((head, header.op_in, size)) }
     }
 
-    /// The first bytes of the payload.
-    pub fn payload(&mut self, len: usize) -> &[u8] {
-        &self.answer.memory()[PAYLOAD..PAYLOAD + len]
-    }
-
-    /// Puts a body where the kernel finds it; false where it does not fit.
-    pub fn put_body(&mut self, body: &[u8]) -> bool {
-        match self.answer.memory().get_mut(PAYLOAD..PAYLOAD + body.len()) {
-            Some(place) => place.copy_from_slice(body),
-            None => return false,
-        }
-        true
+    /// Puts an answer where the kernel finds it.
+    pub fn put(&mut self, answer: Result<Vec<u8>, Errno>) -> Result<usize, Errno> {
+        put_body(&mut self.answer, &answer?)
     }
 
     /// Completes the answer: `Ok` with the bytes of a body that is in its place, or an error.
@@ -136,6 +144,46 @@ impl Entry {
     }
 }
 
+/// Puts a body into the memory of an entry. Nothing is answered that is larger than what the kernel said it has room for.
+fn put_body(memory: &mut Answer, body: &[u8]) -> Result<usize, Errno> {
+    memory.memory().get_mut(PAYLOAD..PAYLOAD + body.len()).ok_or(Errno::IO)?.copy_from_slice(body);
+    Ok(body.len())
+}
+
+/// Has a request served: its header, the structure of its operation, and how much payload is in the `memory` of the entry.
+/// How long the body is that lies there then, or an error; `None` where it is answered later.
+pub(super) fn serve_in(
+    memory: &mut Answer,
+    (head, args, size): (InHeader, &[u8; 128], usize),
+    scratch: &mut Answer,
+    serve: impl FnOnce(&Request<'_>, &mut Answer) -> Reply,
+) -> Option<Result<usize, Errno>> {
+    // What is read is built where the kernel takes it from; such requests have no payload.
+    let in_place = size == 0 && matches!(head.opcode, op::READ | op::READDIR | op::READDIRPLUS);
+    let reply = if in_place {
+        memory.clear();
+        match Request::of_parts(head, args, &[]) {
+            Ok(req) => serve(&req, memory),
+            Err(e) => Reply::Error(e),
+        }
+    } else {
+        scratch.clear();
+        match Request::of_parts(head, args, &memory.memory()[PAYLOAD..PAYLOAD + size]) {
+            Ok(req) => serve(&req, scratch),
+            Err(e) => Reply::Error(e),
+        }
+    };
+    Some(match reply {
+        Reply::Body if in_place => Ok(memory.len()),
+        Reply::Body => put_body(memory, scratch.body()),
+        Reply::Empty => Ok(0),
+        Reply::Error(e) => Err(e),
+        // Those come by the device; the entry must go back.
+        Reply::Silent => Err(Errno::NOSYS),
+        Reply::Deferred => return None,
+    })
+}
+
 impl Answer {
     /// Gives memory back to the system; it is zero afterwards.
     fn discard(&mut self, from: usize, len: usize) {
@@ -152,7 +200,7 @@ impl Answer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::abi::{UringInOut, op};
+    use crate::abi::UringInOut;
     use zerocopy::FromZeros;
 
     #[test]
@@ -164,10 +212,17 @@ mod tests {
         header.in_out[..40].copy_from_slice(head.as_bytes());
         header.ent = UringInOut { commit_id: 77, payload_size: 4, ..UringInOut::new_zeroed() };
         e.header.copy_from_slice(header.as_bytes());
-        assert!(e.put_body(b"abc\0"));
+        assert_eq!(e.put(Ok(b"abc\0".to_vec())), Ok(4));
         let (got, _, size) = e.request().unwrap();
         assert_eq!((got.opcode, got.unique, size, e.commit_id), (op::LOOKUP, 77, 4, 77));
-        assert_eq!(e.payload(size), b"abc\0");
+        assert_eq!(size, 4);
+        let served = serve_in(&mut e.answer, (got, &[0; 128], size), &mut Answer::new(8), |req, out| {
+            assert_eq!(req.name(), Ok(&b"abc"[..]));
+            out.put_bytes(b"defgh");
+            Reply::Body
+        });
+        assert_eq!(served, Some(Ok(5)));
+        assert_eq!(e.answer.memory()[PAYLOAD..PAYLOAD + 5], *b"defgh");
         let sealed = |e: &Entry| {
             let h = UringHeader::read_from_bytes(&e.header[..]).unwrap();
             let out = OutHeader::read_from_prefix(&h.in_out).unwrap().0;
@@ -177,7 +232,7 @@ mod tests {
         assert_eq!(sealed(&e), (144, 0, 77, 128, 77));
         e.seal(Err(Errno::NOENT));
         assert_eq!(sealed(&e), (16, -2, 77, 0, 77));
-        assert!(!e.put_body(&vec![0; PAYLOAD_BYTES + 1]));
+        assert_eq!(e.put(Ok(vec![0; PAYLOAD_BYTES + 1])), Err(Errno::IO));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The way back to a ring for answers that come from other threads: only the thread of a ring may submit to it.
 
+use crate::request::Answer;
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
@@ -9,11 +10,21 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::ThreadId;
 
-/// An answer: for which entry, and its body or an error.
+/// What is sent, and for which entry.
 #[derive(Debug)]
 pub(super) struct Letter {
     pub entry: u32,
-    pub result: Result<Vec<u8>, Errno>,
+    pub content: Content,
+}
+
+/// Of a letter.
+#[derive(Debug)]
+pub(super) enum Content {
+    /// The answer: its body, or an error.
+    Answer(Result<Vec<u8>, Errno>),
+    /// The memory of the entry, which was lent; and how many bytes of an answer are in it, or an error. `None`: the answer
+    /// comes by itself, or has come.
+    Back(Answer, Option<Result<usize, Errno>>),
 }
 
 /// Answers that the thread of a ring is to commit.
@@ -79,7 +90,11 @@ pub(crate) struct Ticket {
 impl Ticket {
     /// Answers the request.
     pub fn post(&self, result: Result<Vec<u8>, Errno>) {
-        self.mailbox.post(Letter { entry: self.entry, result });
+        self.send(Content::Answer(result));
+    }
+
+    pub(super) fn send(&self, content: Content) {
+        self.mailbox.post(Letter { entry: self.entry, content });
     }
 }
 
@@ -109,10 +124,9 @@ mod tests {
         from_elsewhere(3, Err(Errno::IO));
         assert!(rang(&m) && !rang(&m));
         m.take(&mut got);
-        assert_eq!(
-            got.iter().map(|l| (l.entry, l.result.clone())).collect::<Vec<_>>(),
-            [(2, Ok(b"ab".to_vec())), (3, Err(Errno::IO))]
-        );
+        assert!(matches!(&got[0], Letter { entry: 2, content: Content::Answer(Ok(body)) } if body == b"ab"));
+        assert!(matches!(&got[1], Letter { entry: 3, content: Content::Answer(Err(Errno::IO)) }));
+        assert_eq!(got.len(), 2);
         got.clear();
         from_elsewhere(4, Ok(Vec::new()));
         assert!(rang(&m), "again after all were taken");

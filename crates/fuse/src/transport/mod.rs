@@ -9,7 +9,8 @@
 //!
 //! Both hand a [`Request`] to the same code and send what that answers; [`Later`] is the duty to answer from another
 //! thread. `cpus` decides which thread owns which queue, `ring` is the loop of such a thread, `entry` its memory,
-//! `mailbox` brings it answers from elsewhere, `forgets` reads what stays on the device.
+//! `loan` has large requests served by other threads, `mailbox` brings answers from elsewhere, `forgets` reads what stays on
+//! the device.
 //!
 //! *Not turned on behind anybody's back*: the kernel takes rings only where its module has the parameter `enable_uring`.
 //! Where a ring cannot be had, `auto` takes the device and says why in the log.
@@ -20,11 +21,13 @@ mod cpus;
 mod entry;
 mod forgets;
 mod later;
+mod loan;
 mod mailbox;
 mod ring;
 
 pub(crate) use forgets::Forgets;
 pub(crate) use later::Later;
+pub(crate) use loan::Loan;
 pub(crate) use mailbox::Ticket;
 pub(crate) use ring::{DEFERRED_MAX, Reply, Ring};
 

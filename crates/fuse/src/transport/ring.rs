@@ -11,8 +11,9 @@
 //! Memory of an entry is used only while it is not the kernel's; the kernel copies to it and from it only while this
 //! thread is in a system call ([`super::entry`]).
 
-use super::entry::{Entry, State};
-use super::mailbox::{Letter, Mailbox, Ticket};
+use super::entry::{Entry, State, serve_in};
+use super::loan::{Loan, is_large};
+use super::mailbox::{Content, Letter, Mailbox, Ticket};
 use crate::abi::{self, UringCommand, op};
 use crate::request::{Answer, Request};
 use io_uring::squeue::Entry128;
@@ -157,11 +158,15 @@ impl Ring {
     }
 
     /// Serves until the connection is gone. `serve` gets a request, an empty answer to build, and whither it may be
-    /// answered later.
+    /// answered later; `lend`, where there is one, gets those that are large.
     ///
     /// # Errors
     /// The ring cannot be waited for.
-    pub fn run(&mut self, mut serve: impl FnMut(&Request<'_>, &mut Answer, &Ticket) -> Reply) -> io::Result<()> {
+    pub fn run(
+        &mut self,
+        mut serve: impl FnMut(&Request<'_>, &mut Answer, &Ticket) -> Reply,
+        lend: Option<&dyn Fn(Loan)>,
+    ) -> io::Result<()> {
         let (mut scratch, mut letters, mut came) = (Answer::new(4096), Vec::new(), Vec::new());
         while self.alive > 0 {
             self.deliver(&mut letters)?;
@@ -182,7 +187,7 @@ impl Ring {
                 }
                 let i = who as usize;
                 if result >= 0 {
-                    self.serve_one(i, &mut scratch, &mut serve)?;
+                    self.serve_one(i, &mut scratch, &mut serve, lend)?;
                     continue;
                 }
                 match Errno::from_raw_os_error(-result) {
@@ -217,6 +222,7 @@ impl Ring {
         i: usize,
         scratch: &mut Answer,
         serve: &mut impl FnMut(&Request<'_>, &mut Answer, &Ticket) -> Reply,
+        lend: Option<&dyn Fn(Loan)>,
     ) -> io::Result<()> {
         let entry = &mut self.entries[i];
         entry.state = State::Busy;
@@ -234,34 +240,23 @@ impl Ring {
             self.submit()?;
         }
         let entry = &mut self.entries[i];
-        // What is read is built where the kernel takes it from; such requests have no payload.
-        let in_place = size == 0 && matches!(head.opcode, op::READ | op::READDIR | op::READDIRPLUS);
-        let reply = if in_place {
-            entry.answer.clear();
-            match Request::of_parts(head, &args, &[]) {
-                Ok(req) => serve(&req, &mut entry.answer, &self.ticket),
-                Err(e) => Reply::Error(e),
+        if let Some(lend) = lend
+            && is_large(&head, &args, size)
+        {
+            entry.lent = true;
+            let memory = std::mem::replace(&mut entry.answer, Answer::new(0));
+            lend(Loan::new(head, args, size, memory, self.ticket.clone()));
+            return self.defer(i);
+        }
+        let served =
+            serve_in(&mut entry.answer, (head, &args, size), scratch, |req, out| serve(req, out, &self.ticket));
+        match served {
+            Some(result) => {
+                entry.seal(result);
+                self.give(i, abi::URING_COMMIT_AND_FETCH)
             }
-        } else {
-            scratch.clear();
-            match Request::of_parts(head, &args, entry.payload(size)) {
-                Ok(req) => serve(&req, scratch, &self.ticket),
-                Err(e) => Reply::Error(e),
-            }
-        };
-        let result = match reply {
-            Reply::Body if in_place => Ok(entry.answer.len()),
-            Reply::Body if entry.put_body(scratch.body()) => Ok(scratch.len()),
-            // Nothing is answered that is larger than what the kernel said it has room for.
-            Reply::Body => Err(Errno::IO),
-            Reply::Empty => Ok(0),
-            Reply::Error(e) => Err(e),
-            // Those come by the device; the entry must go back.
-            Reply::Silent => Err(Errno::NOSYS),
-            Reply::Deferred => return self.defer(i),
-        };
-        entry.seal(result);
-        self.give(i, abi::URING_COMMIT_AND_FETCH)
+            None => self.defer(i),
+        }
     }
 
     /// The request of an entry is answered by another thread, maybe already.
@@ -286,10 +281,21 @@ impl Ring {
             if entry.state != State::Deferred {
                 continue;
             }
-            let result = letter.result.and_then(|body| match entry.put_body(&body) {
-                true => Ok(body.len()),
-                false => Err(Errno::IO),
-            });
+            let result = match letter.content {
+                Content::Answer(answer) if entry.lent => {
+                    entry.early = Some(answer);
+                    continue;
+                }
+                Content::Answer(answer) => entry.put(answer),
+                Content::Back(memory, result) => {
+                    (entry.answer, entry.lent) = (memory, false);
+                    match (result, entry.early.take()) {
+                        (Some(result), _) => result,
+                        (None, Some(answer)) => entry.put(answer),
+                        (None, None) => continue,
+                    }
+                }
+            };
             entry.seal(result);
             self.alive += 1;
             if let Some(q) = self.queue_of(i) {
@@ -361,8 +367,9 @@ impl Ring {
         if self.uring.submission().is_full() {
             self.submit()?;
         }
-        // SAFETY: what the entry points to (an entry's parts and memory, the count, the timer's time) lives as long as the ring: entries are
-        // never removed, what they point to is on the heap and does not move, and the ring is dropped first.
+        // SAFETY: what the entry points to (an entry's parts and memory, the count, the timer's time) lives as long as the
+        // ring: entries are never removed, what they point to is on the heap or mapped and does not move, and the ring is
+        // dropped first. Memory that is lent comes back before its entry is pushed (`State::Deferred`).
         unsafe { self.uring.submission().push(sqe) }.map_err(|_| io::Error::from(Errno::BUSY))?;
         self.pending += 1;
         Ok(())
