@@ -93,6 +93,15 @@ impl Shared {
             }
         }
     }
+    /// So many pages have left memory, of them so many dirty ones. Where there were none it touches no line that all files
+    /// share.
+    pub fn left(&self, pages: usize, dirty: usize) {
+        for (count, gone) in [(&self.pages, pages), (&self.dirty_pages, dirty)] {
+            if gone > 0 {
+                count.fetch_sub(gone as i64, Ordering::Relaxed);
+            }
+        }
+    }
     /// Time of day.
     pub fn now(&self) -> Timestamp {
         if let Some(f) = self.options.clock {

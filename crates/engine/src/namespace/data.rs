@@ -365,9 +365,8 @@ impl Inner {
     /// Takes away the pages and blocks of a range of logical blocks; the size stays.
     pub(crate) fn drop_blocks(&self, op: &Op<'_>, c: &Arc<Cell>, f: &mut FileBody, blocks: Range<u64>) {
         let before = f.pages.len();
-        let dirty = f.pages.remove_range(blocks.start, blocks.end) as i64;
-        self.shared.pages.fetch_sub((before - f.pages.len()) as i64, Relaxed);
-        self.shared.dirty_pages.fetch_sub(dirty, Relaxed);
+        let dirty = f.pages.remove_range(blocks.start, blocks.end);
+        self.shared.left(before - f.pages.len(), dirty);
         let mut freed = Vec::new();
         if let Some(map) = f.map.there() {
             map.remove(blocks.start, blocks.end, &mut freed);

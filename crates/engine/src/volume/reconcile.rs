@@ -513,9 +513,7 @@ impl Inner {
         let mut runs = Vec::new();
         match &mut st.body {
             Body::File(f) => {
-                let dirty = f.pages.dirty_count() as i64;
-                self.shared.dirty_pages.fetch_sub(dirty, Ordering::Relaxed);
-                self.shared.pages.fetch_sub(f.pages.len() as i64, Ordering::Relaxed);
+                self.shared.left(f.pages.len(), f.pages.dirty_count());
                 f.pages.remove_range(0, u64::MAX);
                 if f.reserved > 0 {
                     e.domain.space.unreserve(f.reserved);
