@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """What a request to the server takes, as its caller sees it: statx(AT_STATX_FORCE_SYNC), one GETATTR each.
 
-    scripts/trips.py [--binary BRAIDFS] [--seconds S] [--rounds N] [--only NAME,...] [--also DIR]...
+    scripts/trips.py [--binary BRAIDFS] [--seconds S] [--rounds N] [--only NAME,...] [-o OPTIONS]
+                     [--also DIR]...
 
 For a mount by io_uring and one by /dev/fuse, in turn, and for each further directory (of another file system that asks a
 server, for comparison): one client, bound to a CPU or not, two and four; one beside a process that takes all it can get of
@@ -137,7 +138,7 @@ def measure(top, clients, bound, other, seconds):
 
 
 @contextlib.contextmanager
-def mounted(binary, transport, folder):
+def mounted(binary, transport, options, folder):
     """A volume on a RAM-backed loop device."""
     image, top = folder / "image", folder / transport
     with open(image, "wb") as file:
@@ -147,7 +148,7 @@ def mounted(binary, transport, folder):
     try:
         fslib.run(binary, "mkfs", "--quiet", "--force", device)
         with fslib.rings(True) if transport == "ring" else contextlib.nullcontext():
-            fslib.run(binary, "mount", "-o", f"transport={transport}", device, top)
+            fslib.run(binary, "mount", "-o", ",".join([f"transport={transport}", *options]), device, top)
         try:
             yield top
         finally:
@@ -163,6 +164,7 @@ def arguments():
     parser.add_argument("--seconds", type=float, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default=",".join(CELLS), help=f"of {', '.join(CELLS)}")
+    parser.add_argument("-o", "--options", action="append", default=[], help="of both mounts")
     parser.add_argument("--also", type=pathlib.Path, action="append", default=[], metavar="DIR")
     return parser.parse_args()
 
@@ -179,7 +181,7 @@ def main():
     try:
         for _ in range(args.rounds):
             for transport in ("ring", "dev"):
-                with mounted(binary, transport, folder) as top:
+                with mounted(binary, transport, args.options, folder) as top:
                     for name, cell in cells.items():
                         found.setdefault((name, transport), []).append(measure(top, *cell, args.seconds))
             for top in args.also:
