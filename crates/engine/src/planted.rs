@@ -57,6 +57,14 @@ pub enum Bug {
     GivenEarly,
     /// Blocks are discarded before what freed them is durable.
     DiscardEarly,
+    /// An fsync writes in place although where the blocks lie is not durable.
+    PlaceForgotten,
+    /// A truncate does not count as a change: an fsync of overwritten blocks leaves it out.
+    TruncateForgotten,
+    /// An fsync of overwritten blocks leaves changed times out.
+    TimesForgotten,
+    /// Blocks are written in place whose checksums a roll-forward record holds.
+    SumsForgotten,
 }
 
 impl Bug {
@@ -87,6 +95,10 @@ impl Bug {
         (Bug::OwnedTwice, "owned-twice", "a group owned twice"),
         (Bug::GivenEarly, "given-early", "a group given away before its frees are durable"),
         (Bug::DiscardEarly, "discard", "blocks discarded before what freed them is durable"),
+        (Bug::PlaceForgotten, "place", "fsync overwrites blocks whose place is not durable"),
+        (Bug::TruncateForgotten, "truncate", "fsync in place forgets a truncate"),
+        (Bug::TimesForgotten, "times", "fsync in place forgets times"),
+        (Bug::SumsForgotten, "sums", "blocks overwritten whose checksums a roll-forward record holds"),
     ];
 }
 

@@ -276,6 +276,21 @@ pub enum DataMode {
     Writeback,
 }
 
+/// Where small overwrites go that are synced (`overwrite=`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Overwrite {
+    /// An fsync of a file that has at most [`OVERWRITE_BLOCKS`] dirty blocks, all of them on the device already, writes
+    /// these where they lie, once it is durable that they lie there (F2FS' in-place policy `F2FS_IPU_FSYNC`). Not with
+    /// data checksums or [`DataMode::Journal`].
+    #[default]
+    Auto,
+    /// Always elsewhere: an ordinary file's content changes with its transaction, or with its fsync, whole.
+    Log,
+}
+
+/// Most dirty blocks of a file that an fsync writes in place ([`Overwrite::Auto`]; F2FS' `min_fsync_blocks`).
+pub const OVERWRITE_BLOCKS: usize = 8;
+
 /// Access times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum AtimeMode {
@@ -295,6 +310,8 @@ pub struct MountOptions {
     pub read_only: bool,
     /// See [`DataMode`].
     pub data: DataMode,
+    /// See [`Overwrite`].
+    pub overwrite: Overwrite,
     /// A running transaction is committed after this long.
     pub commit_interval: std::time::Duration,
     /// See [`AtimeMode`].
@@ -325,6 +342,7 @@ impl Default for MountOptions {
         Self {
             read_only: false,
             data: DataMode::Ordered,
+            overwrite: Overwrite::Auto,
             commit_interval: std::time::Duration::from_secs(5),
             atime: AtimeMode::Relatime,
             nodiratime: false,

@@ -24,11 +24,22 @@ pub struct Profile {
     pub names: bool,
     /// Of 1000 operations, this many are commits of one domain alone.
     pub commits: u32,
+    /// Many writes are of whole or part blocks that are there, with an fsync at once; the cleaner works now and then.
+    pub rewrites: bool,
 }
 
 impl Default for Profile {
     fn default() -> Self {
-        Self { depth: 4, objects: 100, file_bytes: 200_000, syncs: 40, slots: true, names: false, commits: 0 }
+        Self {
+            depth: 4,
+            objects: 100,
+            file_bytes: 200_000,
+            syncs: 40,
+            slots: true,
+            names: false,
+            commits: 0,
+            rewrites: false,
+        }
     }
 }
 
@@ -40,6 +51,8 @@ pub struct Generator {
     rng: fastrand::Rng,
     profile: Profile,
     writes: u32,
+    /// What comes next.
+    then: Option<Op>,
     /// Directory below which everything happens (of a thread of its own); empty: the root.
     pub top: P,
 }
@@ -47,7 +60,7 @@ pub struct Generator {
 impl Generator {
     /// The same seed and the same models give the same operations.
     pub fn new(seed: u64, profile: Profile) -> Self {
-        Self { rng: fastrand::Rng::with_seed(seed), profile, writes: (seed as u32) << 20, top: P("") }
+        Self { rng: fastrand::Rng::with_seed(seed), profile, then: None, writes: (seed as u32) << 20, top: P("") }
     }
 
     fn name(&mut self) -> String {
@@ -150,6 +163,9 @@ impl Generator {
 
     /// The next operation on a file system that equals `model`.
     pub fn next(&mut self, model: &Model) -> Op {
+        if let Some(op) = self.then.take() {
+            return op;
+        }
         let t = &self.tree(model);
         let syncs = self.profile.syncs;
         match self.rng.u32(..1000) {
@@ -231,6 +247,15 @@ impl Generator {
 
     fn data(&mut self, t: &Tree) -> Op {
         let at = self.at(t);
+        if self.profile.rewrites && self.rng.bool() {
+            self.then = Some(Op::Fsync { at, data_only: self.rng.u8(..4) == 0 });
+            let (off, len) = match self.rng.u8(..3) {
+                0 => (self.rng.u64(..4) * 4096, 4096),
+                1 => (self.rng.u64(..9000), self.rng.u32(1..5000)),
+                _ => (self.rng.u64(..4) * 4096, self.rng.u32(1..9) * 4096),
+            };
+            return Op::Write { at, off, len, seed: self.seed() };
+        }
         match self.rng.u8(..20) {
             0..9 => Op::Write { at, off: self.offset(), len: self.len(), seed: self.seed() },
             9..13 => Op::Append { at, len: self.len(), seed: self.seed() },
@@ -302,6 +327,7 @@ impl Generator {
 
     fn question(&mut self, t: &Tree) -> Op {
         match self.rng.u8(..21) {
+            20 if self.profile.rewrites && self.rng.bool() => Op::Clean,
             20 => Op::Trim,
             0..8 => Op::Read { at: self.at(t), off: self.offset(), len: self.len() },
             8..12 => Op::Seek { at: self.at(t), off: self.offset(), hole: self.rng.bool() },

@@ -181,6 +181,8 @@ pub enum Op {
     Sync,
     /// All free space is discarded.
     Trim,
+    /// The cleaner empties a segment of each domain, where there is one to empty.
+    Clean,
     /// The domain of an inode commits by itself, as after the commit interval, and writes a checkpoint or not.
     Commit {
         path: P,
@@ -298,6 +300,8 @@ pub trait Subject {
     fn sync(&mut self) -> Result<()>;
     #[allow(missing_docs)]
     fn trim(&mut self) -> Result<()>;
+    #[allow(missing_docs)]
+    fn clean(&mut self) -> Result<()>;
     /// Commits the inode's domain alone.
     fn commit(&mut self, id: Self::Id, checkpoint: bool) -> Result<()>;
 }
@@ -508,6 +512,7 @@ pub fn perform<S: Subject>(s: &mut S, slots: &mut Slots<S>, op: &Op) -> Result<O
         }
         Op::Sync => s.sync().map(|()| Out::Unit),
         Op::Trim => s.trim().map(|()| Out::Unit),
+        Op::Clean => s.clean().map(|()| Out::Unit),
         Op::Commit { path, checkpoint } => {
             let id = walk_path(s, path)?;
             s.commit(id, checkpoint).map(|()| Out::Unit)

@@ -9,7 +9,7 @@ use crate::model::{self, Ino, Model};
 use crate::ops::{At, Op, Out, SLOTS, Slots, perform, to_rust, walk_path};
 use crate::subject::{Key, OnVolume};
 use crate::walk::{ROOT_KEY, fsck, walk};
-use braidfs::{AtimeMode, DataMode, Error, MkfsOptions, MountOptions, Placement, Timestamp, Volume, mkfs};
+use braidfs::{AtimeMode, DataMode, Error, MkfsOptions, MountOptions, Overwrite, Placement, Timestamp, Volume, mkfs};
 use braidfs_device::{Device, Image, MemDevice, RecordDevice};
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,6 +31,12 @@ pub fn test_clock() -> Timestamp {
     Timestamp { sec: 1_700_000_000 + t / 1000, nsec: (t % 1000) as u32 * 1_000_000 }
 }
 
+/// [`test_clock`] with ticks, as a kernel's coarse clock has them: some changes have the same time.
+pub fn coarse_clock() -> Timestamp {
+    let Timestamp { sec, nsec } = test_clock();
+    Timestamp { sec, nsec: nsec / 4_000_000 * 4_000_000 }
+}
+
 thread_local!(static OWN_CLOCK: Cell<Option<i64>> = const { Cell::new(None) });
 
 /// From now on [`test_clock`] counts from `at` for this thread alone, so that what it does is the same each time.
@@ -42,13 +48,14 @@ pub fn set_clock(at: i64) {
 pub fn quiet_mount(setup: &Setup) -> MountOptions {
     MountOptions {
         data: setup.data,
+        overwrite: setup.overwrite,
         commit_interval: Duration::from_secs(1_000_000),
         atime: AtimeMode::Noatime,
         cache_bytes: setup.cache,
         background: false,
         serial: true,
         falling: setup.falling,
-        clock: Some(test_clock),
+        clock: Some(coarse_clock),
         ..MountOptions::default()
     }
 }
@@ -77,6 +84,8 @@ pub struct Setup {
     pub mkfs: MkfsOptions,
     /// For mount.
     pub data: DataMode,
+    /// For mount.
+    pub overwrite: Overwrite,
     /// Budget of the cache in bytes. With a small one data is written before its transaction commits, and read again.
     pub cache: u64,
     /// Domains commit from the last to the first, also in a recovery.
@@ -93,7 +102,14 @@ impl Default for Setup {
             uuid: Some(*b"braidfs-testkit!"),
             ..MkfsOptions::default()
         };
-        Self { bytes: 64 << 20, mkfs, data: DataMode::Ordered, cache: CACHE, falling: false }
+        Self {
+            bytes: 64 << 20,
+            mkfs,
+            data: DataMode::Ordered,
+            overwrite: Overwrite::Auto,
+            cache: CACHE,
+            falling: false,
+        }
     }
 }
 
@@ -111,7 +127,13 @@ impl Setup {
         s.data = if rng.u8(..4) == 0 { DataMode::Journal } else { DataMode::Ordered };
         s.cache = rng.choice([1, 64 << 10, CACHE, CACHE, CACHE, CACHE]).unwrap_or(CACHE);
         s.falling = rng.bool();
+        s.overwrite = if rng.u8(..4) == 0 { Overwrite::Log } else { Overwrite::Auto };
         s
+    }
+
+    /// Whether an fsync may overwrite blocks of ordinary files.
+    pub fn overwrites(&self) -> bool {
+        self.overwrite == Overwrite::Auto && self.data != DataMode::Journal && !self.mkfs.data_checksums
     }
 
     /// A new, empty volume.
@@ -195,7 +217,7 @@ impl Runner {
     pub fn new(setup: &Setup, image: Image, model: Model, keys: BTreeMap<Ino, Key>) -> Result<Self, String> {
         let device = Arc::new(RecordDevice::new(image));
         let vol = mount(&[device.clone() as Arc<dyn Device>], setup)?;
-        let mut history = History::new(model.clone(), keys.clone());
+        let mut history = History::new(model.clone(), keys.clone(), setup.overwrites());
         history.domains = keys.iter().filter_map(|(i, k)| Some((*i, vol.domain_of(k.0).ok()?))).collect();
         Ok(Self {
             setup: setup.clone(),

@@ -97,6 +97,9 @@ impl Subject for Model {
     fn trim(&mut self) -> Result<()> {
         Ok(())
     }
+    fn clean(&mut self) -> Result<()> {
+        Ok(())
+    }
     fn commit(&mut self, _: Ino, _: bool) -> Result<()> {
         Ok(())
     }
@@ -232,6 +235,9 @@ impl Subject for OnVolume<'_> {
     }
     fn trim(&mut self) -> Result<()> {
         self.0.trim(0..u64::MAX, 0).map(drop)
+    }
+    fn clean(&mut self) -> Result<()> {
+        self.0.clean(1).map(drop)
     }
     fn commit(&mut self, id: Key, checkpoint: bool) -> Result<()> {
         self.0.commit_domain(self.0.domain_of(id.0)?, checkpoint)

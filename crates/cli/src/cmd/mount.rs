@@ -21,11 +21,13 @@ const PLAIN_FUSE_COMMIT: Duration = Duration::from_secs(1);
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Options of -o, as in mount(8):\n  \
     ro rw remount relatime noatime strictatime nodiratime lazytime sync dirsync suid nosuid dev nodev exec noexec\n  \
-    nosymfollow allow_other commit=SECONDS data=MODE cache=SIZE threads=N fuseblk=WHEN latency=WHAT\n  \
+    nosymfollow allow_other commit=SECONDS data=MODE overwrite=HOW cache=SIZE threads=N fuseblk=WHEN latency=WHAT\n  \
     transport=HOW discard nodiscard private user_xattr cache=back cache=through\n\
     mount.braidfs(8) has the table of all, and what a remount does with each.\n\n\
     discard: free space of 2 MiB and more is discarded (TRIM, hole punch) as it becomes free; without it, fstrim does\n\
     that when it is called.\n\n\
+    overwrite=auto (default): an fsync of a few changed blocks writes them where they lie, unless the volume has data\n\
+    checksums or is mounted with data=journal; log: always elsewhere, so that a crash leaves all of them or none.\n\n\
     private: for the mounting user alone, without permissions, ACLs and extended attributes; cache=through: each write\n\
     goes to the server at once. Both save requests: docs/mounted.md says what they give up.\n\n\
     latency=auto (default): a process that alone sends many small requests is served on its own CPU\n\
@@ -216,6 +218,7 @@ impl Job<'_> {
         let options = MountOptions {
             read_only: spec.read_only,
             data: spec.data.unwrap_or_default(),
+            overwrite: spec.overwrite,
             commit_interval: spec.commit.unwrap_or(default_commit),
             atime: spec.atime.unwrap_or_default(),
             nodiratime: spec.nodiratime.unwrap_or_default(),

@@ -3,7 +3,7 @@
 //! [`super::option_table`] says what becomes of each.
 
 use crate::text::parse_size;
-use braidfs::{AtimeMode, DataMode, Remount};
+use braidfs::{AtimeMode, DataMode, Overwrite, Remount};
 use braidfs_fuse::{Cache, Latency, MountConfig, Profile, Transport};
 use std::time::Duration;
 
@@ -53,6 +53,8 @@ pub struct MountSpec {
     pub commit: Option<Duration>,
     /// `data=`; `None`: ordered, on a remount as it is.
     pub data: Option<DataMode>,
+    /// `overwrite=`.
+    pub overwrite: Overwrite,
     /// `cache=`, bytes; 0: by the machine.
     pub cache_bytes: u64,
     /// `threads=`; 0: one per CPU.
@@ -153,6 +155,13 @@ impl MountSpec {
                     "low" => Latency::Low,
                     "off" => Latency::Off,
                     _ => return Err("use auto, low or off".into()),
+                }
+            }
+            "overwrite" => {
+                self.overwrite = match need()? {
+                    "auto" => Overwrite::Auto,
+                    "log" => Overwrite::Log,
+                    _ => return Err("use auto or log".into()),
                 }
             }
             // For mount(8), systemd and others, not for us. With a name, `user` is what mount(8) keeps of who mounted.

@@ -98,6 +98,14 @@ pub const TABLE: &[Row] = &[
         "Order of data and metadata, as in ext4; the default is ordered.",
     ),
     row(
+        &["overwrite=auto", "overwrite=log"],
+        How::Taken,
+        Again::Ignored,
+        "auto, the default: an fsync of a file with up to eight changed blocks that lie on the device already writes them \
+         there, so that a crash during it may leave some of them old and some new, as ext4 does. log: never, unless the \
+         file is one that is always overwritten in place (fallocate, chattr +C).",
+    ),
+    row(
         &["cache=64M"],
         How::Taken,
         Again::Ignored,

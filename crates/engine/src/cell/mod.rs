@@ -119,6 +119,8 @@ pub struct State {
     pub size: u64,
     /// The inode is gone; only its transaction still needs the cell.
     pub deleted: bool,
+    /// Moved to another directory in this mount (a directory): an fsync below it, where that is not durable, commits.
+    pub moved: bool,
     /// Where new objects go.
     pub placement: Placement,
     /// Inode flags.
@@ -165,12 +167,11 @@ pub struct State {
     pub link_synced: u64,
     /// Version at which the links last changed.
     pub linked_at: u64,
-    /// Version at which something other than times last changed (fdatasync).
+    /// Version at which something other than times last changed (fdatasync); 0 where a later one is known durable but for
+    /// its times.
     pub data_at: u64,
     /// Nodes dropped (extent leaves, overflow nodes) that the next serialisation frees.
     pub dropped: Lazy<Vec<NodeId>>,
-    /// Moved to another directory in `dirty_tx` or `sent_tx` (a directory): fsync below it commits.
-    pub moved_tx: TxId,
     /// It took a name that another inode of this domain left in that transaction, or its blocks moved within the file then:
     /// not durable before it.
     pub after: TxId,
@@ -182,6 +183,12 @@ pub struct State {
     pub summed_tx: TxId,
     /// Data of that transaction was written before its commit, without a flush or checksums in a roll-forward record.
     pub early_tx: TxId,
+    /// Transaction in which something else last changed than times and the content of blocks that stay where they are. Once
+    /// it is durable, all that a crash can bring back of the inode has the same size, the same blocks and the same names.
+    pub changed_tx: TxId,
+    /// Version at which times last changed that an fsync makes durable (all but those of reads), where nothing but times
+    /// and content changed.
+    pub times_at: u64,
     /// The parent of `..` of a directory.
     pub parent: NodeId,
 }
@@ -267,12 +274,21 @@ impl State {
             data_at: 1,
             dropped: Lazy::default(),
             deleted: false,
-            moved_tx: TxId(0),
+            moved: false,
             parent: NodeId(0),
             after: TxId(0),
             sync_with: Lazy::default(),
             summed_tx: TxId(0),
             early_tx: TxId(0),
+            changed_tx: TxId(0),
+            times_at: 0,
+        }
+    }
+    /// The content changed at `now`, by an operation that has made this version.
+    pub fn modified(&mut self, now: Timestamp) {
+        if self.mtime != now || self.ctime != now {
+            (self.mtime, self.ctime) = (now, now);
+            self.times_at = self.version;
         }
     }
     /// 4 KiB blocks that the content takes; dirty pages without a place yet count too.

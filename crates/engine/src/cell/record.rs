@@ -344,12 +344,14 @@ pub fn decode_cell(
         data_at: 0,
         dropped: Lazy::default(),
         deleted: false,
-        moved_tx: TxId(0),
+        moved: false,
         parent,
         after: TxId(0),
         sync_with: Lazy::default(),
         summed_tx: TxId(0),
         early_tx: TxId(0),
+        changed_tx: TxId(0),
+        times_at: 0,
     };
     Ok(Cell::new(rec.node, rec.gener, domain, kind, st))
 }

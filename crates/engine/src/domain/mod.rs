@@ -15,6 +15,7 @@ pub mod commit;
 pub mod flush;
 pub mod left;
 pub mod load;
+pub mod overwrite;
 pub mod recover;
 pub mod serialise;
 pub mod still;
@@ -194,6 +195,8 @@ pub struct Domain {
     pub peers: OnceLock<Vec<Weak<Domain>>>,
     /// Counters.
     pub counters: Counters,
+    /// Fsyncs that wrote elsewhere for want of a commit ([`overwrite`]).
+    missed: AtomicU32,
     /// Round-robin over mlogs.
     next_mlog: AtomicU32,
     mlogs: usize,
@@ -278,6 +281,7 @@ impl Domain {
             left: left::LeftNames::default(),
             peers: OnceLock::new(),
             counters: Counters::default(),
+            missed: AtomicU32::new(0),
             next_mlog: AtomicU32::new(0),
             mlogs: usize::from(mlogs.max(1)),
             pinned_max: pinned * CELL_COST,
@@ -411,6 +415,17 @@ impl Domain {
     /// # Errors
     /// Of writing in-place data or of allocating what was reserved; the domain fails then.
     pub fn touch(&self, tx: &Tx, cell: &Arc<Cell>, st: &mut State) -> Result<()> {
+        self.touch_content(tx, cell, st)?;
+        st.changed_tx = tx.id;
+        Ok(())
+    }
+
+    /// [`Self::touch`] by what changes nothing but times and the content of blocks: an fsync may then write these blocks
+    /// where they lie ([`Self::overwrites`]).
+    ///
+    /// # Errors
+    /// As [`Self::touch`].
+    pub fn touch_content(&self, tx: &Tx, cell: &Arc<Cell>, st: &mut State) -> Result<()> {
         if st.dirty_tx != tx.id {
             if st.dirty_tx.0 != 0 {
                 let old = self.committing.lock().clone();

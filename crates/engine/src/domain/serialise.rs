@@ -7,7 +7,6 @@ use crate::cell::lazy::Lazy;
 use crate::cell::pages::Page;
 use crate::cell::{Body, Cell, FileBody, State, dir};
 use crate::error::{Error, Result};
-#[cfg(feature = "planted-bugs")]
 use crate::planted::{Bug, planted};
 use crate::space::Class;
 use crate::types::*;
@@ -149,7 +148,8 @@ impl Domain {
     /// Whether the file's data is overwritten where it lies.
     pub fn in_place(&self, st: &State) -> bool {
         // blocks whose checksums a roll-forward record carries must stay as they are while that record counts
-        st.flags & NOCOW != 0 && self.shared.options.data != DataMode::Journal && st.summed_tx <= self.committed()
+        let summed = st.summed_tx > self.committed() && !planted(Bug::SumsForgotten);
+        st.flags & NOCOW != 0 && self.shared.options.data != DataMode::Journal && !summed
     }
 
     /// Writes the cell out for `tx`, if it is on its list and not yet written: data and buckets get places, the inode
@@ -295,10 +295,11 @@ impl Domain {
                 if let Some(p) = here.as_ref().filter(|p| writes_in_place(p, in_place)) {
                     let n = left.min(p.len as usize);
                     let bufs: Vec<&[u8]> = pages[i..i + n].iter().map(Page::bytes).collect();
-                    self.write_now(p.addr, bufs)?;
+                    self.write_now(&[(p.addr, bufs)])?;
                     out.in_place = true;
                     if p.unwritten {
                         f.map.mark_written(lblk, lblk + n as u64);
+                        st.changed_tx = tx.id;
                     }
                     i += n;
                     continue;
@@ -331,11 +332,12 @@ impl Domain {
                 });
                 let mut freed = Vec::new();
                 f.map.insert(Extent { lblk, addr: run.addr, len: run.len, unwritten: false, sums }, &mut freed);
+                st.changed_tx = tx.id;
                 self.free_runs(tx, freed);
                 if nocow {
                     // the next write of these pages goes to the same place, perhaps by another thread
                     let bufs: Vec<&[u8]> = pages[i..i + len].iter().map(Page::bytes).collect();
-                    self.write_now(run.addr, bufs)?;
+                    self.write_now(&[(run.addr, bufs)])?;
                     out.in_place = true;
                 } else {
                     cell.inflight.fetch_add(1, Ordering::AcqRel);
@@ -355,11 +357,11 @@ impl Domain {
         Ok(())
     }
 
-    fn write_now(&self, addr: BlockAddr, bufs: Vec<&[u8]>) -> Result<()> {
+    pub(super) fn write_now(&self, ops: &[(BlockAddr, Vec<&[u8]>)]) -> Result<()> {
         if self.shared.dead.load(Ordering::Relaxed) {
             return Err(Error::Io(std::io::Error::other("the volume was killed")));
         }
-        self.store.write_batch(&[(addr, bufs)])
+        self.store.write_batch(ops)
     }
 
     /// Gives the dirty buckets of a directory new places.

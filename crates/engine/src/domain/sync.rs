@@ -2,6 +2,7 @@
 //! as one parallel batch flagged for roll-forward, without committing the transaction that everybody shares. (The
 //! idea of roll-forward is F2FS's and Max's.)
 
+use super::overwrite::{InPlace, Overwrites};
 use super::serialise::{Out, Payload};
 use super::tx::PendingIo;
 use super::{Domain, Enter};
@@ -50,8 +51,36 @@ pub enum Prepared {
     Wait(TxId),
     /// Its names are others than the caller looked at: look again.
     Changed,
-    /// To be written; on success the version is durable.
-    Batch(Box<Batch>, u64),
+    /// To be written; on success so much is durable.
+    Batch(Box<Batch>, Reach),
+}
+
+/// What an fsync makes durable of a file.
+#[derive(Debug, Clone, Copy)]
+pub struct Reach {
+    /// Up to this version all of it.
+    pub version: u64,
+    /// Up to this version all but times.
+    pub data: u64,
+}
+
+impl Reach {
+    /// It is durable.
+    pub fn note(self, st: &mut State) {
+        st.synced = st.synced.max(self.version);
+        if st.data_at <= self.data {
+            st.data_at = 0;
+        }
+        st.link_synced = st.link_synced.max(self.data);
+    }
+}
+
+/// How an fsync writes a file.
+enum How {
+    /// Dirty data elsewhere, with a record.
+    Elsewhere,
+    /// In place, with a record of the times or without.
+    InPlace(Overwrites, bool),
 }
 
 /// Bytes of extended attributes that surely fit an inode record with one name.
@@ -102,41 +131,79 @@ impl Domain {
             return Ok(Prepared::Clean);
         }
         let dirty_pages = matches!(&st.body, Body::File(f) if f.pages.dirty_count() > 0);
-        let seen = if data_only { st.data_at.max(st.linked_at) } else { st.version };
-        if !dirty_pages && seen <= st.synced {
+        let seen = if data_only { st.data_at } else { st.version };
+        if !dirty_pages && seen <= st.synced && self.links_durable(&st) {
             return Ok(Prepared::Clean);
         }
+        // names that are not settled, or another thread writes pages of it: its transaction waits for that, a flush here
+        // would not
+        let commits = st.after > self.committed()
+            || !st.tombstones.is_empty()
+            || st.exchange.is_some()
+            || st.nlink == 0
+            || cell.kind == FileKind::Dir
+            || cell.inflight.load(Ordering::Acquire) > 0;
+        let place = if commits { InPlace::No } else { self.overwrites(&st) };
+        let times = !data_only && self.times_pending(&st);
         let tx = e.tx();
-        if st.dirty_tx.0 != 0 && st.dirty_tx != tx.id {
+        let older = st.dirty_tx.0 != 0 && st.dirty_tx != tx.id;
+        let how = match place {
+            // A commit that has taken the file carries the same blocks: nothing to wait for. One that has not counts on the
+            // pages, and would not wait for them.
+            InPlace::Yes(all) if !times && !older => {
+                return self.gathered(self.gather(e, cell, &mut st, How::InPlace(all, false), data_only));
+            }
+            InPlace::Yes(all) => How::InPlace(all, true),
+            InPlace::NotYet => {
+                self.missed_place();
+                How::Elsewhere
+            }
+            InPlace::No => How::Elsewhere,
+        };
+        if older {
             return Ok(Prepared::Wait(st.dirty_tx));
         }
         if st.sent_tx > self.committed() {
             return Ok(Prepared::Wait(st.sent_tx));
         }
-        if st.after > self.committed()
-            || !st.tombstones.is_empty()
-            || st.exchange.is_some()
-            || st.nlink == 0
-            || cell.kind == FileKind::Dir
-            // another thread writes pages of it: its transaction waits for that, a flush here would not
-            || cell.inflight.load(Ordering::Acquire) > 0
-        {
+        if commits {
             return Ok(Prepared::Commit);
         }
-        let r = self.gather(e, cell, &mut st);
+        self.gathered(self.gather(e, cell, &mut st, how, data_only))
+    }
+
+    fn gathered(&self, r: Result<Prepared>) -> Result<Prepared> {
         if let Err(err) = &r {
             self.fail(err);
         }
         r
     }
 
-    fn gather(&self, e: &Enter<'_>, cell: &Arc<Cell>, st: &mut State) -> Result<Prepared> {
+    fn gather(&self, e: &Enter<'_>, cell: &Arc<Cell>, st: &mut State, how: How, data_only: bool) -> Result<Prepared> {
         let tx = e.tx();
-        self.touch(tx, cell, st)?;
         let mut out = Out::default();
-        let mlog = self.pick_mlog();
-        self.flush_file(tx, cell, st, &mut out, mlog)?;
-        self.uninline_if_tight(tx, cell, st, &mut out, mlog)?;
+        let in_place = matches!(how, How::InPlace(..));
+        match how {
+            How::Elsewhere => {
+                self.touch(tx, cell, st)?;
+                let mlog = self.pick_mlog();
+                self.flush_file(tx, cell, st, &mut out, mlog)?;
+                self.uninline_if_tight(tx, cell, st, &mut out, mlog)?;
+            }
+            How::InPlace(all, times) => {
+                // on the transaction's list in any case: a sync that comes meanwhile commits it, and so waits for these blocks
+                if times || (st.dirty_tx != tx.id && !all.is_empty()) {
+                    self.touch_content(tx, cell, st)?;
+                }
+                self.overwrite(cell, st, all, &mut out)?;
+                if !times {
+                    // what stays behind are times, of an fdatasync
+                    let version = if data_only && self.times_pending(st) { 0 } else { st.version };
+                    let b = Batch { out, records: Vec::new(), data_first: false, tx: tx.id, _io: e.begin_io() };
+                    return Ok(Prepared::Batch(Box::new(b), Reach { version, data: st.version }));
+                }
+            }
+        }
         let enc = self.encode(cell, st)?;
         // the transaction still has to write what this record carries alone
         if let Body::File(f) = &mut st.body {
@@ -158,8 +225,9 @@ impl Domain {
         records.rotate_right(1);
         let blocks: usize = out.bytes / 4096;
         let early = st.early_tx > self.committed() && !planted(Bug::EarlyDataForgotten);
-        let data_first = early || out.in_place || self.in_place(st) || blocks > SUMS_MAX;
-        if !data_first {
+        // what is overwritten has its place, whether the record is there or not
+        let data_first = !in_place && (early || out.in_place || self.in_place(st) || blocks > SUMS_MAX);
+        if !data_first && !in_place {
             for (addr, p) in &out.writes {
                 if let Payload::Pages(pages, _) = p {
                     let sums: Vec<u32> = pages.iter().map(|p| crc32c::crc32c(p.bytes())).collect();
@@ -181,7 +249,10 @@ impl Domain {
             self.submit(writes)?;
             return Ok(Prepared::Commit);
         }
-        Ok(Prepared::Batch(Box::new(Batch { out, records, data_first, tx: tx.id, _io: io }), st.version))
+        Ok(Prepared::Batch(
+            Box::new(Batch { out, records, data_first, tx: tx.id, _io: io }),
+            Reach { version: st.version, data: st.version },
+        ))
     }
 
     /// Whether no commit that is under way, or about to begin, carries an older state of the cell. Of a directory it would
@@ -230,6 +301,10 @@ impl Domain {
         let mut fit: SmallVec<[bool; 1]> = SmallVec::new();
         for b in batches.iter_mut() {
             writes.append(&mut b.out.writes);
+            if b.records.is_empty() {
+                fit.push(true);
+                continue;
+            }
             let mut body = Vec::new();
             b.records.iter().for_each(|r| r.encode(&mut body));
             let small = chunk_blocks(body.len()) <= self.chunk_blocks_max();

@@ -38,7 +38,7 @@ impl Inner {
         // a volume too full for an access time is still readable
         if let Ok(mut op) = Op::begin(self, &[c.domain], 1, true) {
             let mut st = c.state.write();
-            if !st.deleted && op.touch(c, &mut st).is_ok() {
+            if !st.deleted && op.touch_content(c, &mut st).is_ok() {
                 st.atime = now;
             }
         }

@@ -140,8 +140,7 @@ impl Inner {
         let dirty = f.pages.dirty_count();
         st.version += 1;
         st.data_at = st.version;
-        st.mtime = self.shared.now();
-        st.ctime = st.mtime;
+        st.modified(self.shared.now());
         Ok(Some(Wrote { offset, bytes: data.len(), dirty }))
     }
 
@@ -222,10 +221,14 @@ impl Inner {
                 }
             }
         }
-        op.touch(c, &mut st)?;
-        let now = self.shared.now();
-        st.mtime = now;
-        st.ctime = now;
+        // else an inline file's bytes change, which are its record's
+        let blocks = matches!(&st.body, Body::File(f) if f.inline.is_none());
+        if blocks && end <= st.size {
+            op.touch_content(c, &mut st)?
+        } else {
+            op.touch(c, &mut st)?
+        }
+        st.modified(self.shared.now());
         st.data_at = st.version;
         let old_size = st.size;
         if end > old_size {

@@ -381,3 +381,6 @@ impl Volume {
         i.domains.iter().filter(|d| d.failed().is_none()).try_fold(0, |n, d| Ok(n + i.clean_domain(d, segments)?))
     }
 }
+
+#[cfg(test)]
+mod tests;

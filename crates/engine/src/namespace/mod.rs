@@ -151,10 +151,17 @@ impl<'a> Op<'a> {
 
     /// Marks a cell as changed. Where its record begins a new node block, a reserved block becomes the transaction's.
     pub fn touch(&mut self, cell: &Arc<Cell>, st: &mut State) -> Result<()> {
+        self.touch_content(cell, st)?;
+        st.changed_tx = self.tx(cell.domain).id;
+        Ok(())
+    }
+
+    /// [`Self::touch`] by what changes nothing but times and the content of blocks ([`Domain::touch_content`]).
+    pub fn touch_content(&mut self, cell: &Arc<Cell>, st: &mut State) -> Result<()> {
         let i = self.index(cell.domain);
         let (d, tx) = (self.enters[i].domain, self.enters[i].tx());
         let fresh = st.dirty_tx != tx.id;
-        d.touch(tx, cell, st)?;
+        d.touch_content(tx, cell, st)?;
         if fresh {
             self.grows(cell.domain, st.record_bytes());
         }
@@ -165,7 +172,7 @@ impl<'a> Op<'a> {
     /// That takes the reservations of its dirty pages, which the operation would else count on, and lose when it touches
     /// the file.
     pub fn settle(&mut self, cell: &Arc<Cell>, st: &mut State) -> Result<()> {
-        if st.dirty_tx.0 == 0 || st.dirty_tx == self.tx(cell.domain).id { Ok(()) } else { self.touch(cell, st) }
+        if st.dirty_tx.0 == 0 || st.dirty_tx == self.tx(cell.domain).id { Ok(()) } else { self.touch_content(cell, st) }
     }
 
     /// The record of a touched cell grows.

@@ -302,7 +302,7 @@ impl Inner {
         s.data_at = s.version;
         if src_dir && cross {
             s.parent = to.dir.ino;
-            s.moved_tx = tx;
+            s.moved = true;
             dirs[a].nlink = dirs[a].nlink.saturating_sub(1);
             dirs[b].nlink += 1;
         }
@@ -344,7 +344,7 @@ impl Inner {
                 op.hint(&from.dir, from.name, d);
                 if dst_dir && cross {
                     v.parent = from.dir.ino;
-                    v.moved_tx = op.tx(d.domain).id;
+                    v.moved = true;
                     dirs[b].nlink = dirs[b].nlink.saturating_sub(1);
                     dirs[a].nlink += 1;
                 }

@@ -53,8 +53,7 @@ impl Inner {
             if born && planted(Bug::AncestorForgotten) {
                 continue;
             }
-            let plain =
-                st.moved_tx.0 == 0 && st.after <= dom.committed() && st.exchange.is_none() && dom.is_newest(&st);
+            let plain = !st.moved && st.after <= dom.committed() && st.exchange.is_none() && dom.is_newest(&st);
             if born && plain && skeleton_fits(&st) {
                 p.fresh.push((d.clone(), st.linked_at));
             } else {

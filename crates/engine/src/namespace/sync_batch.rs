@@ -6,7 +6,7 @@
 use crate::cell::Cell;
 use crate::domain::Domain;
 use crate::domain::commit::{Enters, enter_all, try_enter_all};
-use crate::domain::sync::{Ancestor, Batch, Prepared};
+use crate::domain::sync::{Ancestor, Batch, Prepared, Reach};
 use crate::error::{Error, Result};
 use crate::planted::{Bug, planted};
 use crate::types::*;
@@ -33,7 +33,7 @@ pub(super) enum Gathered {
 /// What makes a file durable, with new directories above it.
 pub(super) struct ToWrite {
     cell: Arc<Cell>,
-    version: u64,
+    reach: Reach,
     batches: SmallVec<[(DomainId, Batch); 1]>,
     /// Directories, with the versions that will be durable.
     linked: Vec<(Arc<Cell>, u64)>,
@@ -71,9 +71,7 @@ impl Inner {
             Prepared::Clean if path.fresh.is_empty() => Gathered::Clean,
             Prepared::Clean | Prepared::Commit => Gathered::Commit,
             Prepared::Wait(tx) => Gathered::Wait(tx),
-            Prepared::Batch(b, version) => {
-                Gathered::Ready(Box::new(with_ancestors(c, *b, version, ancestors, &enters)))
-            }
+            Prepared::Batch(b, reach) => Gathered::Ready(Box::new(with_ancestors(c, *b, reach, ancestors, &enters))),
         })
     }
 
@@ -87,7 +85,7 @@ impl Inner {
             for (d, b) in w.batches {
                 by_domain.entry(d).or_default().push((i, b));
             }
-            files.push((w.cell, w.version, w.linked));
+            files.push((w.cell, w.reach, w.linked));
         }
         let mut results: SmallVec<[Result<bool>; 1]> = files.iter().map(|_| Ok(true)).collect();
         let mut wrote: SmallVec<[DomainId; 2]> = SmallVec::new();
@@ -121,12 +119,8 @@ impl Inner {
             self.give_error(e, wrote[0], 0..results.len(), &mut results);
             return results;
         }
-        for ((cell, version, linked), _) in files.iter().zip(&results).filter(|(_, r)| matches!(r, Ok(true))) {
-            {
-                let mut st = cell.state.write();
-                st.synced = st.synced.max(*version);
-                st.link_synced = st.link_synced.max(*version);
-            }
+        for ((cell, reach, linked), _) in files.iter().zip(&results).filter(|(_, r)| matches!(r, Ok(true))) {
+            reach.note(&mut cell.state.write());
             for (d, v) in linked {
                 let mut st = d.state.write();
                 st.link_synced = st.link_synced.max(*v);
@@ -218,7 +212,7 @@ impl Inner {
 fn with_ancestors(
     c: &Arc<Cell>,
     mut own: Batch,
-    version: u64,
+    reach: Reach,
     ancestors: Vec<Ancestor>,
     enters: &Enters<'_>,
 ) -> ToWrite {
@@ -240,5 +234,5 @@ fn with_ancestors(
         }
     }
     batches.push((c.domain, own));
-    ToWrite { cell: c.clone(), version, batches, linked }
+    ToWrite { cell: c.clone(), reach, batches, linked }
 }

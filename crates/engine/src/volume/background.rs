@@ -100,7 +100,7 @@ fn run(inner: &Inner, stop: &Stop, t: usize, n: usize) {
                 continue;
             }
             // errors fail the domain, which says so in the log
-            if due {
+            if due || d.commit_gains() {
                 let _ = d.flush_lazy();
                 let _ = d.commit();
                 let _ = inner.empty_sparse(d);

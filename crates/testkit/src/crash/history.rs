@@ -45,12 +45,14 @@ pub struct History {
     pub keys: BTreeMap<Ino, Key>,
     /// Domain of every inode that ever was.
     pub domains: BTreeMap<Ino, DomainId>,
+    /// An fsync may overwrite blocks of ordinary files.
+    pub overwrites: bool,
 }
 
 impl History {
-    /// Begins with a durable state.
-    pub fn new(start: Model, keys: BTreeMap<Ino, Key>) -> Self {
-        Self { start, steps: Vec::new(), keys, domains: BTreeMap::new() }
+    /// Begins with a durable state; `overwrites`: an fsync may overwrite blocks of ordinary files.
+    pub fn new(start: Model, keys: BTreeMap<Ino, Key>, overwrites: bool) -> Self {
+        Self { start, steps: Vec::new(), keys, domains: BTreeMap::new(), overwrites }
     }
 
     /// Adds a step.
@@ -79,6 +81,7 @@ impl History {
             steps: self.steps[..steps].to_vec(),
             keys: self.keys.clone(),
             domains: self.domains.clone(),
+            overwrites: self.overwrites,
         }
     }
 

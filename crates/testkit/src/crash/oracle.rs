@@ -6,14 +6,18 @@
 //! on: an operation is never half done, and a domain never keeps a later and loses an earlier change of one object.
 //!
 //! What was not synced by itself is, domain by domain, of one version: a transaction survives whole or not at all. Objects of
-//! different domains may lie apart in time. It assumes that nothing else (another thread) changed the volume.
+//! different domains may lie apart in time. The content of a file of which an fsync was under way may be half as before and
+//! half as synced, where few blocks were overwritten and nothing else changed but times.
+//! It assumes that nothing else (another thread) changed the volume.
 
 use super::history::{History, Synced};
 use crate::model::{self, Ino, Link, Model, Node};
 use crate::sparse::{PAGE, Sparse};
 use crate::subject::Key;
 use crate::walk::{Seen, SeenNode, difference, show};
+use braidfs::OVERWRITE_BLOCKS;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 /// Bytes that a device writes whole or not at all.
@@ -185,7 +189,9 @@ impl<'h> Oracle<'h> {
 
             // The last state that began at or before the bound still holds at the bound.
             let since = |bound: usize| states.iter().rposition(|(v, _)| *v <= bound).unwrap_or(0);
-            let data = |n: &Node| in_place || got.data == n.data;
+            let torn = if dir || in_place { Vec::new() } else { self.overwritten(ino, got, &states[since(b.data)..]) };
+            let torn = |v: usize| torn.iter().any(|versions| versions.contains(&v));
+            let data = |i: usize, n: &Node| in_place || got.data == n.data || torn(states[i].0);
             let attr = |n: &Node| same_attributes(got, n);
             // Names that it may have got back, each with the version that lost it.
             let revived: Vec<(usize, Link)> = self
@@ -220,7 +226,7 @@ impl<'h> Oracle<'h> {
             let named = |i: usize, n: &Node| {
                 ino == model::ROOT || !n.links.is_empty() || revived.iter().any(|(v, _)| *v < until(i))
             };
-            if !any(since(b.data), &|i, n| named(i, n) && data(n)) {
+            if !any(since(b.data), &|i, n| named(i, n) && data(i, n)) {
                 let last = states.iter().rev().find_map(|(_, n)| *n);
                 let why = last.and_then(|n| difference(&got.data, &n.data)).unwrap_or_default();
                 return Err(format!("{}: content of no version from {} to {}: {why}", path(), b.data, self.newest));
@@ -236,7 +242,7 @@ impl<'h> Oracle<'h> {
             // A directory's record does not hold its entries, and its ancestors' records may be older: no joint version.
             // A name that another object took, and with it was synced, may be gone from an otherwise older version: the
             // rename onto it is durable with the newcomer, what was written to the victim before is not.
-            if !dir && !any(0, &|i, n| named(i, n) && data(n) && attr(n) && (links(i, n, false) || exchanged)) {
+            if !dir && !any(0, &|i, n| named(i, n) && data(i, n) && attr(n) && (links(i, n, false) || exchanged)) {
                 return Err(format!("{}: content, attributes and names are of different versions", path()));
             }
             if in_place && !dir {
@@ -246,6 +252,33 @@ impl<'h> Oracle<'h> {
             }
         }
         Ok(())
+    }
+
+    /// Where an fsync of the file was under way that may overwrite blocks: the content may be that of an earlier version,
+    /// with some blocks, or sectors of them, as of the later one that was synced, and of any version between them all the
+    /// rest (times, since nothing else may differ). The ranges of versions with which what is there can be explained so.
+    fn overwritten(
+        &self,
+        ino: Ino,
+        got: &SeenNode,
+        states: &[(usize, Option<&Arc<Node>>)],
+    ) -> Vec<RangeInclusive<usize>> {
+        let steps = &self.history.steps()[self.completed.min(self.newest)..self.newest];
+        let syncing = steps.iter().any(|s| matches!(s.sync, Some(Synced::One { ino: i, .. }) if i == ino));
+        if !self.history.overwrites || !syncing {
+            return Vec::new();
+        }
+        let mut out = Vec::new();
+        for (i, (from, old)) in states.iter().enumerate() {
+            let Some(old) = old else { continue };
+            for (to, new) in &states[i + 1..] {
+                let Some(new) = new.filter(|n| same_but_content(old, n)) else { break };
+                if overwritten(&got.data, &old.data, &new.data) {
+                    out.push(*from..=*to);
+                }
+            }
+        }
+        out
     }
 
     fn has_name(&self, got: &SeenNode, (parent, name): &Link) -> bool {
@@ -437,6 +470,28 @@ fn same_attributes(got: &SeenNode, n: &Node) -> bool {
         && got.target == n.target
         && got.xattrs == n.xattrs
         && (n.mtime.is_none() || got.mtime == n.mtime)
+}
+
+/// Whether nothing but content and times can differ, and the content has one size.
+fn same_but_content(a: &Node, b: &Node) -> bool {
+    a.data.size() == b.data.size()
+        && (a.kind, a.mode, a.uid, a.gid) == (b.kind, b.mode, b.uid, b.gid)
+        && (&a.xattrs, &a.links) == (&b.xattrs, &b.links)
+}
+
+/// Whether the content is `old` with few blocks overwritten, whole or in part, by those of `new`.
+fn overwritten(got: &Sparse, old: &Sparse, new: &Sparse) -> bool {
+    if got.size() != old.size() {
+        return false;
+    }
+    let pages: BTreeSet<u64> = [got, old, new].into_iter().flat_map(Sparse::pages).collect();
+    let mut changed = 0;
+    pages.into_iter().all(|p| {
+        let (got, old, new) = (got.page(p), old.page(p), new.page(p));
+        changed += usize::from(got != old);
+        let mut sectors = (0..PAGE).step_by(SECTOR).map(|from| from..from + SECTOR);
+        sectors.all(|s| got[s.clone()] == old[s.clone()] || got[s.clone()] == new[s])
+    }) && changed <= OVERWRITE_BLOCKS
 }
 
 /// Content overwritten in place: every sector is one of the versions'.

@@ -290,7 +290,7 @@ pub fn recorded(base: &Base, workload: &Threads) -> Result<Run, String> {
     let all = guarded(|| threads(&vol, &device, &lists, workload.schedule))?;
     let mut begun = vec![Vec::new(); lists.len()];
     all.iter().for_each(|d| begun[d.thread].push(d.log.0));
-    let mut history = History::new(base.model.clone(), base.keys.clone());
+    let mut history = History::new(base.model.clone(), base.keys.clone(), base.setup.overwrites());
     let domain = |k: &Key| vol.domain_of(k.0).map_err(|e| format!("{k:?}: {e}"));
     for (ino, key) in &base.keys {
         history.domains.insert(*ino, domain(key)?);

@@ -10,7 +10,7 @@ use crate::ops::{At, Op, P};
 use crate::run::{Runner, Setup, set_clock};
 use crate::subject::Key;
 use At::{Path, Slot};
-use braidfs::{DataMode, FallocMode, FileKind, Placement, RenameMode, XattrMode};
+use braidfs::{DataMode, FallocMode, FileKind, Overwrite, Placement, RenameMode, XattrMode};
 use braidfs_device::{Image, MemDevice};
 use std::collections::BTreeMap;
 
@@ -51,6 +51,8 @@ pub struct Kind {
     pub sums: bool,
     /// Everything is written out of place.
     pub journal: bool,
+    /// No fsync overwrites blocks of ordinary files.
+    pub log: bool,
     /// Without room for a page in the cache: what is written goes to the device at once, before its transaction. Its
     /// domains commit from the last to the first.
     pub pressed: bool,
@@ -59,13 +61,13 @@ pub struct Kind {
 impl Kind {
     /// All that the workloads are run on, a pressed one last.
     pub const ALL: [Kind; Self::ORDINARY + 1] = [
-        Kind { placement: Placement::Dirs, dirty: false, sums: false, journal: false, pressed: false },
-        Kind { placement: Placement::Dirs, dirty: true, sums: false, journal: false, pressed: false },
-        Kind { placement: Placement::Spread, dirty: false, sums: false, journal: false, pressed: false },
-        Kind { placement: Placement::Spread, dirty: true, sums: false, journal: false, pressed: false },
-        Kind { placement: Placement::Dirs, dirty: true, sums: true, journal: false, pressed: false },
-        Kind { placement: Placement::Spread, dirty: false, sums: false, journal: true, pressed: false },
-        Kind { placement: Placement::Dirs, dirty: false, sums: false, journal: false, pressed: true },
+        Kind { placement: Placement::Dirs, dirty: false, sums: false, journal: false, log: false, pressed: false },
+        Kind { placement: Placement::Dirs, dirty: true, sums: false, journal: false, log: false, pressed: false },
+        Kind { placement: Placement::Spread, dirty: false, sums: false, journal: false, log: false, pressed: false },
+        Kind { placement: Placement::Spread, dirty: true, sums: false, journal: false, log: true, pressed: false },
+        Kind { placement: Placement::Dirs, dirty: true, sums: true, journal: false, log: false, pressed: false },
+        Kind { placement: Placement::Spread, dirty: false, sums: false, journal: true, log: false, pressed: false },
+        Kind { placement: Placement::Dirs, dirty: false, sums: false, journal: false, log: false, pressed: true },
     ];
     /// How many of them are not pressed.
     pub const ORDINARY: usize = 6;
@@ -97,6 +99,9 @@ pub fn base(kind: Kind) -> Result<Base, String> {
     }
     if kind.journal {
         setup.data = DataMode::Journal;
+    }
+    if kind.log {
+        setup.overwrite = Overwrite::Log;
     }
     if kind.pressed {
         setup.cache = 1;
@@ -320,6 +325,9 @@ pub fn hard() -> Vec<(&'static str, Vec<Op>)> {
     let fsync = |p: &'static str| Op::Fsync { at: Path(P(p)), data_only: false };
     let falloc = |mode, off, len| Op::Fallocate { at: Path(P("A/f")), mode, off, len };
     let append = |p: &'static str, len, seed| Op::Append { at: Path(P(p)), len, seed };
+    let cut = |size| Op::Truncate { at: Path(P("A/f")), size };
+    let commit = || Op::Commit { path: P("A"), checkpoint: false };
+    let datasync = |p: &'static str| Op::Fsync { at: Path(P(p)), data_only: true };
     let mut filling = vec![mv("B/h", "A/f")];
     for i in 0..24 {
         filling.extend([append("A/g", 40, 50 + i), fsync("A/g")]);
@@ -416,6 +424,94 @@ pub fn hard() -> Vec<(&'static str, Vec<Op>)> {
                 Op::Trim,
                 Op::Sync,
                 Op::Trim,
+            ],
+        ),
+        (
+            "overwritten and synced",
+            vec![
+                write(P("A/f"), 0, 4096, 61),
+                fsync("A/f"),
+                write(P("A/f"), 100, 5000, 62),
+                datasync("A/f"),
+                Op::SetMtime { path: P("A/f"), sec: 12345 },
+                fsync("A/f"),
+                write(P("A/f"), 8192, 800, 63),
+                Op::SetMtime { path: P("A/f"), sec: 12346 },
+                fsync("A/f"),
+            ],
+        ),
+        (
+            "overwritten under a commit",
+            vec![
+                write(P("A/f"), 0, 4096, 64),
+                commit(),
+                write(P("A/f"), 0, 8192, 65),
+                fsync("A/f"),
+                write(P("A/f"), 4000, 200, 66),
+                Op::Commit { path: P("A"), checkpoint: true },
+                write(P("A/f"), 0, 100, 67),
+                fsync("A/f"),
+            ],
+        ),
+        (
+            "grown and synced, then overwritten",
+            vec![append("A/f", 5000, 68), fsync("A/f"), write(P("A/f"), 8192, 4096, 69), fsync("A/f")],
+        ),
+        (
+            "cut, overwritten, grown",
+            vec![
+                write(P("A/f"), 4096, 4904, 70),
+                fsync("A/f"),
+                cut(5000),
+                write(P("A/f"), 4200, 700, 71),
+                fsync("A/f"),
+                commit(),
+                write(P("A/f"), 4300, 700, 72),
+                fsync("A/f"),
+                cut(8192),
+                fsync("A/f"),
+                cut(9000),
+                commit(),
+                write(P("A/f"), 4096, 10, 73),
+                fsync("A/f"),
+            ],
+        ),
+        (
+            "punched and overwritten",
+            vec![
+                falloc(FallocMode::PunchHole, 4096, 4096),
+                write(P("A/f"), 0, 9000, 74),
+                fsync("A/f"),
+                write(P("A/f"), 0, 9000, 75),
+                fsync("A/f"),
+                commit(),
+                write(P("A/f"), 0, 9000, 76),
+                fsync("A/f"),
+            ],
+        ),
+        (
+            "cleaned and overwritten",
+            vec![
+                append("B/h", 30_000, 77),
+                cut(0),
+                append("A/f", 9000, 78),
+                Op::Sync,
+                write(P("A/f"), 0, 4096, 79),
+                Op::Clean,
+                write(P("A/f"), 0, 4096, 83),
+                fsync("A/f"),
+                Op::Clean,
+                fsync("A/f"),
+            ],
+        ),
+        (
+            "synced, placed, overwritten",
+            vec![
+                append("A/f", 20_000, 84),
+                fsync("A/f"),
+                falloc(FallocMode::Allocate { keep_size: true }, 0, 4096),
+                write(P("A/f"), 12_288, 4096, 85),
+                fsync("A/f"),
             ],
         ),
         (

@@ -1,0 +1,122 @@
+//! Overwriting blocks where they lie, by an fsync.
+//!
+//! Where nothing of a file changed since the last transaction that is durable but times and the content of blocks, every
+//! state that a crash can bring back has the same size and the same blocks. So these blocks may be written at once, where
+//! they lie, without a record that says so, and in any order with one that brings the new times. A crash may leave them in
+//! part; it cannot show them as another file's, nor behind the file's end, where they hold zeros before and after.
+//!
+//! Files that are always overwritten in place ([`Domain::in_place`]) have that from the beginning. Of the others an fsync
+//! does it for few blocks only (F2FS' in-place policy `F2FS_IPU_FSYNC`): a commit writes elsewhere, so that what nobody
+//! synced still changes with its transaction, whole.
+
+use super::Domain;
+use super::serialise::{Out, Payload};
+use crate::cell::pages::Page;
+use crate::cell::{Body, Cell, State};
+use crate::error::Result;
+use crate::planted::{Bug, planted};
+use crate::types::*;
+use braidfs_format::inode::NOCOW;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Longest run of blocks in one write.
+const RUN_MAX: usize = 1024;
+
+/// So many fsyncs wrote elsewhere for want of a commit: one is worth it.
+const MISSED_MAX: u32 = 64;
+
+/// The dirty pages of a file, all of which are written where they lie.
+#[derive(Debug)]
+pub struct Overwrites(Vec<(BlockAddr, Vec<Page>)>);
+
+impl Overwrites {
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// Whether an fsync may write in place.
+#[derive(Debug)]
+pub enum InPlace {
+    /// These pages, perhaps none.
+    Yes(Overwrites),
+    /// It could where the transaction that changed the file is durable.
+    NotYet,
+    /// No.
+    No,
+}
+
+impl Domain {
+    /// What an fsync of the cell may write in place; see the module. The caller holds the cell's `sync`, and nothing of the
+    /// file is being written ([`Cell::inflight`]).
+    pub fn overwrites(&self, st: &State) -> InPlace {
+        let o = &self.shared.options;
+        let nocow = st.flags & NOCOW != 0;
+        let Body::File(f) = &st.body else { return InPlace::No };
+        let few = o.overwrite == Overwrite::Auto && !self.shared.data_sums && f.pages.dirty_count() <= OVERWRITE_BLOCKS;
+        if o.data == DataMode::Journal || f.inline.is_some() || !(nocow || few) {
+            return InPlace::No;
+        }
+        let mut runs = Vec::new();
+        for (first, pages) in f.pages.dirty_runs(RUN_MAX) {
+            let mut rest = &pages[..];
+            while !rest.is_empty() {
+                let lblk = first + (pages.len() - rest.len()) as u64;
+                let Some(p) = f.map.get(lblk).filter(|p| !p.unwritten && p.sum.is_none()) else { return InPlace::No };
+                let (now, after) = rest.split_at(rest.len().min(p.len as usize));
+                runs.push((p.addr, now.to_vec()));
+                rest = after;
+            }
+        }
+        let known = st.changed_tx <= self.committed() || planted(Bug::PlaceForgotten);
+        match known && st.summed_tx <= self.committed() {
+            true => InPlace::Yes(Overwrites(runs)),
+            false if runs.is_empty() => InPlace::No,
+            false => InPlace::NotYet,
+        }
+    }
+
+    /// Whether times that an fsync makes durable are not durable, of a file that [`Self::overwrites`].
+    pub fn times_pending(&self, st: &State) -> bool {
+        let sent = if st.sent_tx <= self.committed() { st.sent_version } else { 0 };
+        st.times_at > st.synced.max(sent) && !planted(Bug::TimesForgotten)
+    }
+
+    /// Has the pages written in place: by who writes `out`, or at once where the file always is (two transactions must not
+    /// race for one block).
+    ///
+    /// # Errors
+    /// Of the device.
+    pub(super) fn overwrite(&self, cell: &Arc<Cell>, st: &mut State, all: Overwrites, out: &mut Out) -> Result<()> {
+        if st.flags & NOCOW != 0 {
+            let ops: Vec<(BlockAddr, Vec<&[u8]>)> =
+                all.0.iter().map(|(at, pages)| (*at, pages.iter().map(Page::bytes).collect())).collect();
+            self.write_now(&ops)?;
+        } else {
+            for (at, pages) in all.0 {
+                cell.inflight.fetch_add(1, Ordering::AcqRel);
+                out.bytes += pages.len() * 4096;
+                out.writes.push((at, Payload::Pages(pages, cell.clone())));
+            }
+        }
+        let Body::File(f) = &mut st.body else { return Ok(()) };
+        let dirty = f.pages.dirty_count();
+        f.pages.mark_clean(0, u64::MAX);
+        self.shared.dirty_pages.fetch_sub(dirty as i64, Ordering::Relaxed);
+        self.space.unreserve(std::mem::take(&mut f.reserved));
+        Ok(())
+    }
+
+    /// An fsync wrote elsewhere that could have written in place after a commit. Where many do, the background commits
+    /// before its time.
+    pub(super) fn missed_place(&self) {
+        self.missed.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Whether so many fsyncs since the last such answer would gain by a commit that one is due.
+    pub fn commit_gains(&self) -> bool {
+        self.missed.load(Ordering::Relaxed) >= MISSED_MAX && self.missed.swap(0, Ordering::Relaxed) > 0
+    }
+}
