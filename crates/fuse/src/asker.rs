@@ -50,19 +50,29 @@ pub(crate) enum Doing {
     Unknown,
 }
 
-/// What the thread does that asks. Of one whose call is not known the kernel's stack is looked at (only root may): it waits
-/// for the answer, so that it shows which function of `fs/fuse/file.c` asks.
+/// What the thread does that asks. Of one whose call is not known, or reads and writes, the kernel's stack is looked at (only
+/// root may): it waits for the answer, so that it shows which function of `fs/fuse/file.c` asks.
 pub(crate) fn doing(req: &Request<'_>) -> Doing {
     let Some(thread) = thread(req) else { return Doing::Unknown };
     match thread_is_doing(thread) {
-        Doing::Unknown if of_thread(thread, "stack").is_ok_and(|stack| only_reads(&stack)) => Doing::Other,
-        doing => doing,
+        by_call @ (Doing::Unknown | Doing::Writing(None)) => {
+            of_thread(thread, "stack").ok().and_then(|stack| parse_stack(&stack)).unwrap_or(by_call)
+        }
+        seen => seen,
     }
 }
 
-fn only_reads(stack: &str) -> bool {
-    let is_in = |function| stack.contains(function);
-    (is_in("fuse_file_read_iter") || is_in("fuse_file_llseek")) && !is_in("write_iter")
+/// The innermost function of FUSE decides: a file may be read for the sake of another one that is written.
+fn parse_stack(stack: &str) -> Option<Doing> {
+    let decides = |line: &str| {
+        let is_in = |function| line.contains(function);
+        match () {
+            () if is_in("fuse_file_write_iter") => Some(Doing::Writing(None)),
+            () if is_in("fuse_file_read_iter") || is_in("fuse_file_llseek") => Some(Doing::Other),
+            () => None,
+        }
+    };
+    stack.lines().find_map(decides)
 }
 
 /// What a thread does, which may be gone.
@@ -157,8 +167,13 @@ mod tests {
         let of_32_bits = "4 0x1 0x8050000 0x10000 0x0 0x0 0x0 0xffa3c1e0 0xf7f1a579\n";
         assert_eq!(parse_doing(of_32_bits), Doing::Unknown, "write of i386, stat of x86_64");
         let stack = |f: &str| format!("[<0>] request_wait_answer+0x1/0x2\n[<0>] {f}+0x3/0x4\n[<0>] nfsd+0x5/0x6\n");
-        assert!(only_reads(&stack("fuse_file_read_iter")) && only_reads(&stack("fuse_file_llseek")));
-        assert!(!only_reads(&stack("fuse_file_write_iter")) && !only_reads(""));
+        assert_eq!(
+            ["fuse_file_read_iter", "fuse_file_llseek"].map(|f| parse_stack(&stack(f))),
+            [Some(Doing::Other); 2]
+        );
+        assert_eq!(parse_stack(&stack("fuse_file_write_iter")), Some(Doing::Writing(None)));
+        assert_eq!(parse_stack(&(stack("fuse_file_read_iter") + &stack("fuse_file_write_iter"))), Some(Doing::Other));
+        assert_eq!(parse_stack(&stack("vfs_read")), None);
         assert_eq!(thread_is_doing(u32::MAX >> 2), Doing::Other, "it is gone");
         assert!(!is_gone(std::process::id()) && is_gone(u32::MAX));
         let own = fs::read_to_string("/proc/thread-self/status").unwrap();
