@@ -15,8 +15,10 @@ import struct
 import time
 
 import fslib
-from mount_tests.common import CHECK_SECONDS, LIBC, NOBODY, as_nobody, check, must, renameat2, root_only, same
-from mount_tests.helpers import small_volume
+from mount_tests.common import (
+    CHECK_SECONDS, LIBC, NOBODY, as_nobody, check, daemon_only, must, renameat2, root_only, same,
+)
+from mount_tests.helpers import crash, small_volume
 
 GETFLAGS, SETFLAGS = 0x80086601, 0x40086602
 IMMUTABLE, APPEND, NOATIME = 0x10, 0x20, 0x80
@@ -572,3 +574,16 @@ def chattr_of_many_files(volume, top):
     for fd in held:
         os.close(fd)
     must(took < 2, f"SEEK_DATA took {took:.1f} s after chattr of 3000 files")
+
+
+@check
+def chattr_on_a_sync_mount(volume, _top):
+    """It is durable when it returns, as any change there."""
+    daemon_only(volume)
+    with small_volume(volume, "synchronous") as own:
+        own.mount("sync")
+        path = own.mnt / "f"
+        path.write_bytes(b"x")
+        set_flags(path, NOATIME)
+        crash(own)
+        same(get_flags(path) & NOATIME, NOATIME, "flags after a crash")

@@ -7,6 +7,7 @@
 use crate::abi::{self, op};
 use crate::fs::{BraidFs, errno};
 use crate::node::WireId;
+use crate::ops::flags::sets_flags;
 use crate::request::{Handled, Outcome, Request};
 use braidfs::{Error, NodeId};
 use rustix::io::Errno;
@@ -67,6 +68,7 @@ fn changed(req: &Request<'_>, all: bool, names: bool) -> Result<ToSync, Errno> {
             [Some((req.node().ino(), false)), also]
         }
         op::SETATTR | op::SETXATTR | op::REMOVEXATTR | op::FALLOCATE if all => one(req.node()),
+        op::IOCTL if all && sets_flags(req.arg::<abi::IoctlIn>()?.cmd) => one(req.node()),
         op::OPEN if all && req.arg::<abi::OpenIn>()?.flags & libc::O_TRUNC as u32 != 0 => one(req.node()),
         op::COPY_FILE_RANGE | op::COPY_FILE_RANGE_64 if all => one(WireId(req.arg::<abi::CopyRangeIn>()?.nodeid_out)),
         op::WRITE => {

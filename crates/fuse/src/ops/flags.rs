@@ -79,6 +79,11 @@ impl BraidFs {
     }
 }
 
+/// Whether the ioctl changes flags of an inode.
+pub(super) fn sets_flags(number: u32) -> bool {
+    matches!(number, FS_IOC_SETFLAGS | FS_IOC32_SETFLAGS | FS_IOC_FSSETXATTR)
+}
+
 /// Success and `value`, cut to what the caller has room for.
 pub(super) fn ioctl_out<T: IntoBytes + Immutable>(out: &mut Answer, room: usize, value: &T) -> Result<(), Errno> {
     let bytes = value.as_bytes();
