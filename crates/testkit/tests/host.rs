@@ -231,6 +231,9 @@ impl Subject for Host {
     fn trim(&mut self) -> Result<()> {
         Ok(())
     }
+    fn clean(&mut self) -> Result<()> {
+        Ok(())
+    }
     fn commit(&mut self, _: Self::Id, _: bool) -> Result<()> {
         Ok(())
     }
