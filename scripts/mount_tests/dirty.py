@@ -58,7 +58,8 @@ def full_with_much_held(volume, _top):
                     lost = True
                 file.close()
             must(sum(written) > 600 * MIB, f"{options}: full after only {sum(written) >> 20} MiB")
-            must(bound(v) < 66 * MIB, f"{options}: of a full volume the kernel may hold {bound(v)}")
+            # it is a part of the memory that may be dirty, and grows when others give some back
+            must(bound(v) < 72 * MIB, f"{options}: of a full volume the kernel may hold {bound(v)}")
             v.umount()
             v.mount(options)
             for n, size in enumerate([] if lost else written):

@@ -343,6 +343,7 @@ impl BraidFs {
         let job = Box::new(move |fs: &BraidFs| {
             let _waiting = waiting;
             if let Some(d) = fs.domain_index(ino) {
+                fs.restrict_again(d);
                 fs.write_back(d, later.channel());
             }
             let want = fs.last_blocks(ino);
@@ -391,8 +392,12 @@ impl BraidFs {
     /// with other work while somebody is in the midst of a `write`.
     fn make_fit(&self, fit: Fit) {
         let ino = fit.id.ino();
-        if let Some(d) = self.domain_index(ino).filter(|_| self.is_unknown(ino)) {
-            self.write_back_first(d, fit.later.channel());
+        if let Some(d) = self.domain_index(ino) {
+            if self.is_unknown(ino) {
+                self.write_back_first(d, fit.later.channel());
+            } else {
+                self.restrict_again(d);
+            }
         }
         let left = self.write_back_granted(fit.later.channel());
         let fits = || self.asked.grant(fit.id, fit.thread, fit.need, || self.vol.write_room(ino));
@@ -457,6 +462,14 @@ impl BraidFs {
             self.tight.domains[domain].unknown.store(false, Ordering::SeqCst);
         }
         self.tight.domains[domain].held.store(bound / 4096, Ordering::SeqCst);
+    }
+
+    /// The kernel's bound has grown where memory has become free. By the helper thread only.
+    fn restrict_again(&self, domain: usize) {
+        let domain = &self.tight.domains[domain];
+        if let Some(limit) = self.dirty.as_ref().filter(|_| domain.tight.load(Ordering::SeqCst)) {
+            domain.held.store(limit.restrict() / 4096, Ordering::SeqCst);
+        }
     }
 
     /// Has the kernel write back what it was promised room for in this domain, on a mount with OPEN. By the helper thread
