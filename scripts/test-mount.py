@@ -544,9 +544,14 @@ def idle_mounts_ask_nothing_of_the_cpus(volume, top):
     volume.mount("latency=low", "transport=dev")
     (daemon,) = volume.daemons()
 
+    def leads(link):
+        try:
+            return os.readlink(link)
+        except FileNotFoundError:  # closed since the directory was read
+            return None
+
     def awake():
-        links = pathlib.Path(f"/proc/{daemon}/fd").iterdir()
-        return any(os.readlink(link) == "/dev/cpu_dma_latency" for link in links)
+        return "/dev/cpu_dma_latency" in map(leads, pathlib.Path(f"/proc/{daemon}/fd").iterdir())
 
     def placed():
         tasks = [int(t.name) for t in pathlib.Path(f"/proc/{daemon}/task").iterdir()]
