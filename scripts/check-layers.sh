@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Imports in the engine point one way, down the layers:
-#   volume, namespace > domain > cell > journal > nodes, space > store, overlay
-# fsck and mkfs may use all of them; error, types, live and planted are used by all and use none. Modules of one rank may use each
+#   volume, namespace > domain > cell > journal > nodes, space > store (the crate)
+# mkfs may use all of them; error, types, live and planted are used by all and use none. Modules of one rank may use each
 # other. A line ending in `// layering: REASON` is an exception. Exit code 1 and a list when one points upwards.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -9,8 +9,8 @@ cd "$(dirname "$0")/.."
 awk '
 BEGIN {
     rank["volume"] = rank["namespace"] = 60; rank["domain"] = 55; rank["cell"] = 50; rank["journal"] = 30
-    rank["nodes"] = rank["space"] = 20; rank["store"] = rank["overlay"] = 10; rank["types"] = rank["live"] = rank["error"] = rank["planted"] = 0
-    rank["fsck"] = rank["mkfs"] = 90; rank["lib"] = 100
+    rank["nodes"] = rank["space"] = 20; rank["store"] = 10; rank["types"] = rank["live"] = rank["error"] = rank["planted"] = 0
+    rank["mkfs"] = 90; rank["lib"] = 100
 }
 FNR == 1 {
     path = FILENAME; sub(/^crates\/engine\/src\//, "", path)

@@ -7,7 +7,7 @@
 use crate::Input;
 use braidfs::device::{BLOCK_BYTES, Device, Image, MemDevice};
 use braidfs::format::block::{BlockKind, checksum};
-use braidfs::fsck::{FsckOptions, check};
+use braidfs_check::{FsckOptions, check};
 use braidfs_testkit::damage::sample::{self, Sample};
 use braidfs_testkit::damage::target::{Kind, Target, targets};
 use braidfs_testkit::damage::trial::abuse;
@@ -77,10 +77,10 @@ pub fn use_up(image: &Image, sample: &Sample) {
     let device = Arc::new(MemDevice::from_image(image.clone()));
     let devices = [device.clone() as Arc<dyn Device>];
     let options = FsckOptions { repair: true, force: true };
-    let Ok(report) = check(&devices, &options, &|_, _, _| {}) else { return };
+    let Ok(report) = check(&devices, &options, &braidfs::JournalReplay, &|_, _, _| {}) else { return };
     let left: Vec<_> = report.findings.iter().filter(|f| !f.fixed).collect();
     assert!(left.is_empty(), "a repair left {left:#?}");
-    let again = check(&devices, &FsckOptions { repair: false, force: true }, &|_, _, _| {});
+    let again = check(&devices, &FsckOptions { repair: false, force: true }, &braidfs::JournalReplay, &|_, _, _| {});
     let again = again.unwrap_or_else(|e| panic!("the repaired volume cannot be checked: {e}"));
     assert!(again.findings.is_empty(), "the check after a repair finds {:#?}", again.findings);
     abuse(&device, &sample.truth);

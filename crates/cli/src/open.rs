@@ -94,6 +94,20 @@ pub fn mount(devices: Vec<Arc<dyn Device>>, paths: &[PathBuf], write: bool) -> R
     Volume::mount(devices, offline_options(write)).map_err(|e| explain("cannot open the volume", paths, &e))
 }
 
+/// As [`explain`], of a check, scrub or dump.
+pub fn explain_check(what: &str, paths: &[PathBuf], e: braidfs_check::Error) -> Failure {
+    use braidfs_check::Error as Check;
+    let e = match e {
+        Check::Io(e) => Error::Io(e),
+        Check::Corrupt(e) => Error::Corrupt(e),
+        Check::NoSpace => Error::NoSpace,
+        Check::TooBig => Error::TooBig,
+        Check::NotFound => Error::NotFound,
+        Check::NotDir => Error::NotDir,
+    };
+    explain(what, paths, &e)
+}
+
 /// Says why a volume cannot be used, and what to do: where the devices hold something else, that is the news.
 pub fn explain(what: &str, paths: &[PathBuf], e: &Error) -> Failure {
     let place = show(paths);

@@ -12,6 +12,7 @@ mod open;
 mod range;
 mod record;
 mod rw;
+mod sparse;
 mod trace;
 mod uring;
 
@@ -23,6 +24,7 @@ pub use file::{FileDevice, OpenHow};
 pub use mem::{Image, MemDevice};
 pub use open::{OpenError, look_at_devices, open_volume_devices, open_volume_files};
 pub use record::{Event, Keep, RecordDevice, SECTOR_BYTES};
+pub use sparse::SparseDevice;
 pub use trace::{BlockContent, TraceDevice};
 
 use std::io;

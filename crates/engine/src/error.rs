@@ -90,6 +90,16 @@ pub enum Error {
     },
 }
 
+impl From<braidfs_store::Error> for Error {
+    fn from(e: braidfs_store::Error) -> Self {
+        match e {
+            braidfs_store::Error::Io(e) => Self::Io(e),
+            braidfs_store::Error::Corrupt(e) => Self::Corrupt(e),
+            braidfs_store::Error::Unsupported(what) => Self::Unsupported(what),
+        }
+    }
+}
+
 impl Error {
     /// The errno that a POSIX front end answers.
     pub fn errno(&self) -> i32 {

@@ -3,26 +3,25 @@
 //! The modules show the way that data takes, from the top down; no module uses one above it:
 //! [`volume`] and [`namespace`] (paths, directories, rename, handles) → [`domain`] (transactions, commit, checkpoint,
 //! recovery of one micro file system) → [`cell`] (all state of one file) → [`journal`] → [`nodes`] and [`space`] (node
-//! table; segments, mlogs, cleaning) → [`store`] (which block lies on which device) → the crate `braidfs-device`.
+//! table; segments, mlogs, cleaning) → the crates `braidfs-store` (which block lies on which device) and `braidfs-device`.
 
 pub mod cell;
 pub mod domain;
 pub mod error;
-pub mod fsck;
 pub mod journal;
 pub mod live;
 pub mod mkfs;
 pub mod namespace;
 pub mod nodes;
-pub mod overlay;
 pub mod planted;
 pub mod space;
-pub mod store;
 pub mod types;
 pub mod volume;
 
 pub use braidfs_device as device;
 pub use braidfs_format as format;
+pub use braidfs_store as store;
 pub use error::{Error, Result};
 pub use types::*;
+pub use volume::replay::JournalReplay;
 pub use volume::{OpenFile, Ticket, Volume};

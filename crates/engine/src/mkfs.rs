@@ -430,8 +430,8 @@ fn write_bat(sb: &SuperBlock, store: &Store, plan: &[FirstGroup], all: bool) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fsck::testdev::SparseDevice;
-    use crate::volume::super_io::read_super;
+    use braidfs_device::SparseDevice;
+    use braidfs_store::super_io::read_super;
 
     fn devices(mib: &[u64]) -> Vec<Arc<dyn Device>> {
         mib.iter().map(|m| SparseDevice::new(m * 256) as Arc<dyn Device>).collect()

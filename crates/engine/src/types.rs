@@ -1,61 +1,11 @@
 //! Types of the library API.
 
+pub use braidfs_format::file_kind::FileKind;
 pub use braidfs_format::inode::{Placement, Timestamp};
 pub use braidfs_format::{BlockAddr, DomainId, NodeId, TxId};
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
-
-/// File types, as in `st_mode`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum FileKind {
-    /// Regular file.
-    File,
-    /// Directory.
-    Dir,
-    /// Symbolic link.
-    Symlink,
-    /// Named pipe.
-    Fifo,
-    /// Unix socket.
-    Socket,
-    /// Character device.
-    Char,
-    /// Block device.
-    Block,
-}
-
-impl FileKind {
-    /// The `S_IFMT` bits.
-    pub fn mode_bits(self) -> u32 {
-        match self {
-            Self::Fifo => 0o010_000,
-            Self::Char => 0o020_000,
-            Self::Dir => 0o040_000,
-            Self::Block => 0o060_000,
-            Self::File => 0o100_000,
-            Self::Symlink => 0o120_000,
-            Self::Socket => 0o140_000,
-        }
-    }
-    /// From a whole `st_mode`.
-    pub fn from_mode(mode: u32) -> Option<Self> {
-        Some(match mode & 0o170_000 {
-            0o010_000 => Self::Fifo,
-            0o020_000 => Self::Char,
-            0o040_000 => Self::Dir,
-            0o060_000 => Self::Block,
-            0o100_000 => Self::File,
-            0o120_000 => Self::Symlink,
-            0o140_000 => Self::Socket,
-            _ => return None,
-        })
-    }
-    /// `d_type`.
-    pub fn d_type(self) -> u8 {
-        (self.mode_bits() >> 12) as u8
-    }
-}
 
 /// Who asks.
 #[derive(Debug, Clone, PartialEq, Eq)]

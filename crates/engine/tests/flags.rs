@@ -2,11 +2,11 @@
 
 use braidfs::device::{CountDevice, Device, Image, Keep, MemDevice, RecordDevice};
 use braidfs::format::inode::{APPEND, IMMUTABLE, NOATIME};
-use braidfs::fsck::{FsckOptions, check};
 use braidfs::{
     AtimeMode, Cred, Error, FallocMode, FileKind, MkfsOptions, MountOptions, NewNode, NodeId, OpenFile, RenameMode,
     SetAttr, SetTime, Timestamp, Volume, XattrMode, mkfs,
 };
+use braidfs_check::{FsckOptions, check};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
@@ -272,7 +272,13 @@ fn k_name(kind: FileKind) -> &'static str {
 
 /// The label and whether fsck is content.
 fn look(device: Arc<dyn Device>) -> String {
-    let r = check(std::slice::from_ref(&device), &FsckOptions { repair: false, force: true }, &|_, _, _| {}).unwrap();
+    let r = check(
+        std::slice::from_ref(&device),
+        &FsckOptions { repair: false, force: true },
+        &braidfs::JournalReplay,
+        &|_, _, _| {},
+    )
+    .unwrap();
     assert!(r.findings.is_empty(), "{:#?}", r.findings);
     let v = mount(&device, AtimeMode::Noatime);
     let label = v.label();

@@ -1,9 +1,9 @@
 //! What an fsync asks of the device, on which thread, and what a crash leaves of files that are synced together.
 
 use braidfs::device::{CountDevice, Device, Effect, Event, FaultDevice, Keep, MemDevice, Op, RecordDevice, Rule};
-use braidfs::fsck::{FsckOptions, check};
 use braidfs::namespace::paths::OpenHow;
 use braidfs::{Cred, FallocMode, MkfsOptions, MountOptions, NodeId, OpenFile, Overwrite, Volume, mkfs};
+use braidfs_check::{FsckOptions, check};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -233,7 +233,9 @@ fn any_crash_leaves_each_file_old_or_new() {
             let fresh = content(&v, "d/e/fresh");
             assert!(fresh == Some(vec![2; 6000]) || (upto < end && fresh.is_none()), "a new file at {upto}");
             v.unmount().unwrap();
-            let found = check(&[crashed], &FsckOptions { repair: false, force: true }, &|_, _, _| {}).unwrap();
+            let found =
+                check(&[crashed], &FsckOptions { repair: false, force: true }, &braidfs::JournalReplay, &|_, _, _| {})
+                    .unwrap();
             assert!(found.findings.is_empty(), "at {upto}: {:#?}", found.findings);
         }
     }

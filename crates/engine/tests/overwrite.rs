@@ -1,12 +1,12 @@
 //! Overwrites that an fsync writes in place: what they ask of the device, where they must not be, and what a crash leaves.
 
 use braidfs::device::{CountDevice, Counters, Device, Effect, FaultDevice, Keep, MemDevice, Op, RecordDevice, Rule};
-use braidfs::fsck::{FsckOptions, check};
 use braidfs::namespace::paths::OpenHow;
 use braidfs::{
     Cred, DataMode, FallocMode, MkfsOptions, MountOptions, OVERWRITE_BLOCKS, OpenFile, Overwrite, SetAttr, SetTime,
     Timestamp, Volume, mkfs,
 };
+use braidfs_check::{FsckOptions, check};
 use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
@@ -224,7 +224,13 @@ fn a_crash_leaves_old_or_new_sectors() {
                     assert!(have == new && stat.mtime == attr.mtime, "synced");
                 }
                 v.unmount().unwrap();
-                let found = check(&[crashed], &FsckOptions { repair: false, force: true }, &|_, _, _| {}).unwrap();
+                let found = check(
+                    &[crashed],
+                    &FsckOptions { repair: false, force: true },
+                    &braidfs::JournalReplay,
+                    &|_, _, _| {},
+                )
+                .unwrap();
                 assert!(found.findings.is_empty(), "at {upto}: {:#?}", found.findings);
             }
         }

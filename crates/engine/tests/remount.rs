@@ -1,9 +1,9 @@
 //! A mounted volume changes between read-only and writable.
 
 use braidfs::device::{Device, Keep, MemDevice, RecordDevice};
-use braidfs::fsck::{FsckOptions, check};
 use braidfs::namespace::paths::OpenHow;
 use braidfs::{Cred, DataMode, Error, MkfsOptions, MountOptions, NodeId, Remount, Volume, mkfs};
+use braidfs_check::{FsckOptions, check};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -52,8 +52,15 @@ fn get(v: &Volume, path: &str) -> Vec<u8> {
 /// Whether the devices say that the volume was unmounted (after a crash they do not before the GC was there); nothing may
 /// be wrong with it in any case.
 fn is_clean(device: &Arc<dyn Device>) -> bool {
-    let look =
-        |force| check(std::slice::from_ref(device), &FsckOptions { repair: false, force }, &|_, _, _| {}).unwrap();
+    let look = |force| {
+        check(
+            std::slice::from_ref(device),
+            &FsckOptions { repair: false, force },
+            &braidfs::JournalReplay,
+            &|_, _, _| {},
+        )
+        .unwrap()
+    };
     let r = look(true);
     assert!(r.findings.is_empty(), "{:#?}", r.findings);
     look(false).clean_skip

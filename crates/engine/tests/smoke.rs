@@ -1,9 +1,9 @@
 //! The whole library once through: make, fill, remount, crash, check.
 
 use braidfs::device::{Device, MemDevice, RecordDevice};
-use braidfs::fsck::{FsckOptions, check};
 use braidfs::namespace::paths::OpenHow;
 use braidfs::{Cred, MkfsOptions, MountOptions, NodeId, RenameMode, Volume, mkfs};
+use braidfs_check::{FsckOptions, check};
 use std::sync::Arc;
 
 fn options() -> MountOptions {
@@ -16,7 +16,13 @@ fn make(device: &Arc<dyn Device>) {
 }
 
 fn clean(device: &Arc<dyn Device>) {
-    let r = check(std::slice::from_ref(device), &FsckOptions { repair: false, force: true }, &|_, _, _| {}).unwrap();
+    let r = check(
+        std::slice::from_ref(device),
+        &FsckOptions { repair: false, force: true },
+        &braidfs::JournalReplay,
+        &|_, _, _| {},
+    )
+    .unwrap();
     assert!(r.findings.is_empty(), "{:#?}", r.findings);
 }
 

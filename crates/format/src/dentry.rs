@@ -9,6 +9,8 @@ use crate::codec::{Put, Reader};
 use crate::inode::valid_name;
 use crate::name::FileName;
 use crate::{BLOCK_BYTES, BlockAddr, Corrupt, NodeId};
+use siphasher::sip::SipHasher13;
+use std::hash::Hasher;
 
 /// A name in a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,6 +43,14 @@ impl Dentry {
     pub fn encoded_bytes(&self) -> usize {
         ENTRY_FIXED_BYTES + self.name.len()
     }
+}
+
+/// Position of `name` in a directory: SipHash-1-3 under the volume's key, 63 bits, above the cookies of `.` and `..`.
+/// Keyed so that nobody can aim names at one bucket.
+pub fn name_hash(key: &[u8; 16], name: &[u8]) -> u64 {
+    let mut h = SipHasher13::new_with_key(key);
+    h.write(name);
+    (h.finish() >> 1).clamp(3, HASH_MAX - HASH_PROBES)
 }
 
 /// Logical block of the bucket that starts at `first_hash`.

@@ -201,6 +201,21 @@ pub fn table_mark(group: u32, seq: u64) -> u64 {
     if seq as u32 == 0 { 0 } else { mix(mix(u64::from(group) + 1) ^ seq) }
 }
 
+/// Sum of the marks of segment tables (group, `seq`).
+pub fn table_sum(tables: &[(u32, u64)]) -> u64 {
+    tables.iter().fold(0, |s, (g, seq)| s.wrapping_add(table_mark(*g, *seq)))
+}
+
+/// The group whose segment table, written once more, would make the sum of `tables` (group, `seq`) equal to `sum`: where
+/// the device lost one write, that of its table.
+pub fn lost_table(tables: &[(u32, u64)], sum: u64) -> Option<u32> {
+    let is = table_sum(tables);
+    let lost = |(g, seq): &&(u32, u64)| {
+        is.wrapping_sub(table_mark(*g, *seq)).wrapping_add(table_mark(*g, seq.wrapping_add(1))) == sum
+    };
+    tables.iter().find(lost).map(|(g, _)| *g)
+}
+
 /// A segment table, as one of its copies has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Segments {

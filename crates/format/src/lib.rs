@@ -14,6 +14,7 @@ pub mod block;
 pub mod codec;
 pub mod dentry;
 pub mod domain;
+pub mod file_kind;
 pub mod geometry;
 pub mod group;
 pub mod inode;

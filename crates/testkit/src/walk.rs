@@ -7,8 +7,8 @@ use crate::model::{self, Ino, Link, Model, Node};
 use crate::sparse::{PAGE, Sparse};
 use crate::subject::{Key, names, stat_of};
 use braidfs::device::Device;
-use braidfs::fsck::{FsckOptions, check};
 use braidfs::{Error, FileKind, NodeId, Timestamp, Volume};
+use braidfs_check::{FsckOptions, check};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -259,7 +259,8 @@ pub fn difference(got: &Sparse, want: &Sparse) -> Option<String> {
 /// The findings, one a line.
 pub fn fsck(devices: &[Arc<dyn Device>]) -> Result<(), String> {
     let options = FsckOptions { repair: false, force: true };
-    let report = check(devices, &options, &|_, _, _| {}).map_err(|e| format!("fsck failed: {e}"))?;
+    let report =
+        check(devices, &options, &braidfs::JournalReplay, &|_, _, _| {}).map_err(|e| format!("fsck failed: {e}"))?;
     if report.findings.is_empty() {
         return Ok(());
     }

@@ -57,7 +57,7 @@ fn the_numbers_are_documented() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let read = |p: &str| std::fs::read_to_string(root.join(p)).unwrap();
     let (mut want, mut words) = (Vec::new(), Vec::new());
-    for line in read("crates/engine/src/fsck/codes.rs").lines() {
+    for line in read("crates/check/src/codes.rs").lines() {
         if let Some(text) = line.strip_prefix("/// ") {
             words.push(text.to_string());
         } else if let Some((_, number)) = line.strip_prefix("pub const ").and_then(|l| l.split_once(" = ")) {

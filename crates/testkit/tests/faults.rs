@@ -616,8 +616,8 @@ fn lies_of_the_device_are_noticed() {
         // the lies end here
         let image = Arc::new(MemDevice::from_image(inner.snapshot()));
         let devices = [image.clone() as Arc<dyn Device>];
-        let check = braidfs::fsck::FsckOptions { repair: false, force: true };
-        let checked = braidfs::fsck::check(&devices, &check, &|_, _, _| {});
+        let check = braidfs_check::FsckOptions { repair: false, force: true };
+        let checked = braidfs_check::check(&devices, &check, &braidfs::JournalReplay, &|_, _, _| {});
         let found = checked.as_ref().map_or(true, |r| !r.findings.is_empty());
         let named = checked.as_ref().map_or_else(|_| Named::default(), Named::of);
         let truth = if done.is_ok() { &truth } else { &untouched };
@@ -664,8 +664,8 @@ fn lies_of_the_device_are_noticed() {
 /// A repair of whatever is left ends in a volume that the next check finds sound.
 fn repair_ends(image: &Arc<MemDevice>) {
     let devices = [image.clone() as Arc<dyn Device>];
-    let options = braidfs::fsck::FsckOptions { repair: true, force: true };
-    let report = braidfs::fsck::check(&devices, &options, &|_, _, _| {}).unwrap();
+    let options = braidfs_check::FsckOptions { repair: true, force: true };
+    let report = braidfs_check::check(&devices, &options, &braidfs::JournalReplay, &|_, _, _| {}).unwrap();
     assert_eq!(report.unfixed(), 0, "{:#?}", report.findings);
     fsck(&devices).unwrap();
 }

@@ -6,9 +6,9 @@
 
 use braidfs::device::{Device, Image, MemDevice};
 use braidfs::format::FORMAT_VERSION;
-use braidfs::fsck::{FsckOptions, check};
 use braidfs::namespace::paths::OpenHow;
 use braidfs::{Cred, FallocMode, MkfsOptions, MountOptions, NodeId, RenameMode, Volume, mkfs};
+use braidfs_check::{FsckOptions, check};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -161,7 +161,7 @@ fn open(kind: &str) -> (Volume, Arc<dyn Device>) {
 fn close_and_check(v: Volume, device: &Arc<dyn Device>) {
     v.unmount().unwrap();
     let o = FsckOptions { repair: false, force: true };
-    let report = check(std::slice::from_ref(device), &o, &|_, _, _| {}).unwrap();
+    let report = check(std::slice::from_ref(device), &o, &braidfs::JournalReplay, &|_, _, _| {}).unwrap();
     assert!(report.findings.is_empty(), "{:#?}", report.findings);
 }
 

@@ -2,9 +2,9 @@
 //! between; how much is written; what is refused.
 
 use braidfs::format::inode::{APPEND, IMMUTABLE};
-use braidfs::fsck::online::ScrubOptions;
 use braidfs::namespace::paths::OpenHow;
 use braidfs::{Cred, Error, FallocMode, MkfsOptions, MountOptions, OpenFile, SetAttr, Volume, mkfs};
+use braidfs_check::online::{ScrubOptions, scrub_mounted};
 use braidfs_device::{CountDevice, Device, MemDevice};
 use braidfs_testkit::ops::{At, Op, P};
 use braidfs_testkit::run::{Act, Setup, acts_to_rust, replay};
@@ -115,7 +115,7 @@ fn blocks_move_and_no_data_is_written() {
         drop(want.splice(4000 * 4096..4000 * 4096, vec![0; 1000 * 4096]));
         drop(want.splice(0..0, vec![0; 4096]));
         assert!(content(&v, &f) == want);
-        let r = v.scrub(&ScrubOptions::default(), &mut |_, _, _| true).unwrap();
+        let r = scrub_mounted(&v, &ScrubOptions::default(), &mut |_, _, _| true);
         assert!(r.findings.is_empty(), "{:?}", r.findings);
         drop(f);
         v.unmount().unwrap();

@@ -2,8 +2,8 @@
 
 use crate::failure::{Failure, Outcome};
 use crate::open;
-use braidfs::Error;
-use braidfs::fsck::dump::{DumpWhat, dump};
+use braidfs_check::Error;
+use braidfs_check::dump::{DumpWhat, dump};
 use std::ffi::OsString;
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
@@ -57,7 +57,7 @@ pub fn run(args: &Args) -> Outcome {
         Error::NotFound => {
             Failure::at("cannot dump", open::show(&paths), format!("there is no {}", args.what.display()))
         }
-        e => open::explain("cannot dump", &paths, &e),
+        e => open::explain_check("cannot dump", &paths, e),
     })?;
     let mut out = std::io::stdout().lock();
     out.write_all(text.trim_end().as_bytes())

@@ -2,7 +2,8 @@
 
 use crate::failure::{Outcome, fsck_code};
 use crate::{open, text};
-use braidfs::fsck::{Finding, FsckOptions, FsckReport, Limits, check_within};
+use braidfs::JournalReplay;
+use braidfs_check::{Finding, FsckOptions, FsckReport, Limits, check_within};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -58,9 +59,10 @@ pub fn run(args: &Args) -> Outcome {
     let devices = open::devices(&paths, options.repair).map_err(operational)?;
     let bar = Bar::new(args.progress || (std::io::stderr().is_terminal() && !args.json));
     let limits = Limits { memory_bytes: args.memory };
-    let report = check_within(&devices, &options, &limits, &|phase, done, total| bar.show(phase, done, total));
+    let report =
+        check_within(&devices, &options, &limits, &JournalReplay, &|phase, done, total| bar.show(phase, done, total));
     bar.finish();
-    let report = report.map_err(|e| operational(open::explain("cannot check", &paths, &e)))?;
+    let report = report.map_err(|e| operational(open::explain_check("cannot check", &paths, e)))?;
     let code = exit_code(&report);
     let output =
         if args.json { json(&report, code) } else { lines(&report, code, &open::show(&paths), options.repair) };

@@ -5,7 +5,8 @@ use crate::cmd::fsck::{Bar, line};
 use crate::cmd::umount::is_braidfs;
 use crate::failure::{Failure, Outcome, fsck_code, host_error};
 use crate::{mounted, mountinfo, open, text};
-use braidfs::fsck::scrub::{ScrubReport, scrub};
+use braidfs::JournalReplay;
+use braidfs_check::scrub::{ScrubReport, scrub};
 use braidfs_fuse::control::Scrub;
 use rustix::io::Errno;
 use std::io::IsTerminal;
@@ -73,9 +74,9 @@ pub fn run(args: &Args) -> Outcome {
         None => f,
     })?;
     let bar = bar(args);
-    let report = scrub(&devices, &|phase, done, total| bar.show(phase, done, total));
+    let report = scrub(&devices, &JournalReplay, &|phase, done, total| bar.show(phase, done, total));
     bar.finish();
-    let report = report.map_err(|e| open::explain("cannot scrub", &paths, &e))?;
+    let report = report.map_err(|e| open::explain_check("cannot scrub", &paths, e))?;
     tell(args, &report, &open::show(&paths))
 }
 

@@ -14,7 +14,6 @@
 pub mod dir;
 pub mod extents;
 mod frames;
-pub mod hash;
 pub mod lazy;
 pub mod pages;
 
@@ -33,7 +32,7 @@ use pages::PageMap;
 use smallvec::SmallVec;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize};
 
-pub use hash::name_hash;
+pub use braidfs_format::dentry::name_hash;
 
 /// One inode in memory. What a look-up reads lies together, at the beginning.
 #[derive(Debug)]

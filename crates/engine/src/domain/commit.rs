@@ -399,7 +399,7 @@ impl Domain {
             return Err(Error::Io(std::io::Error::other("the volume was killed")));
         }
         let ops: Vec<_> = blocks.iter().map(|(a, b)| (*a, vec![b.as_slice()])).collect();
-        self.store.write_batch(&ops)
+        Ok(self.store.write_batch(&ops)?)
     }
 }
 

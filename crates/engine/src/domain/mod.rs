@@ -328,9 +328,9 @@ impl Domain {
     /// Of a device.
     pub fn flush_devices(&self) -> Result<()> {
         if self.store.devices() == 1 {
-            return self.store.flush();
+            return Ok(self.store.flush()?);
         }
-        self.store.flush_groups(self.space.groups())
+        Ok(self.store.flush_groups(self.space.groups())?)
     }
 
     /// Another domain of the volume.

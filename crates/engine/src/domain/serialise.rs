@@ -361,7 +361,7 @@ impl Domain {
         if self.shared.dead.load(Ordering::Relaxed) {
             return Err(Error::Io(std::io::Error::other("the volume was killed")));
         }
-        self.store.write_batch(ops)
+        Ok(self.store.write_batch(ops)?)
     }
 
     /// Gives the dirty buckets of a directory new places.
@@ -420,7 +420,7 @@ impl Domain {
         let r = if self.shared.dead.load(Ordering::Relaxed) {
             Err(Error::Io(std::io::Error::other("the volume was killed")))
         } else {
-            self.store.write_batch(&ops)
+            self.store.write_batch(&ops).map_err(Error::from)
         };
         drop(ops);
         r?;

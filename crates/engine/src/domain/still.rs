@@ -20,10 +20,10 @@ impl Domain {
         f()
     }
 
-    /// Calls `f` with the device block of the header's pair while the header is not written.
-    pub fn between_headers<R>(&self, f: impl FnOnce(u64) -> R) -> R {
-        let header = self.header.lock();
-        f(header.pair)
+    /// Calls `f` while the header is not written. Lock rank of `header`.
+    pub fn between_headers<R>(&self, f: impl FnOnce() -> R) -> R {
+        let _one = self.header.lock();
+        f()
     }
 
     /// First block and blocks of the journal.

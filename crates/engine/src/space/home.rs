@@ -47,7 +47,7 @@ impl<K> HomeBatch<K> {
         }
         self.written += self.blocks.len() as u64;
         self.blocks.clear();
-        result
+        Ok(result?)
     }
     /// Blocks written so far.
     pub fn written(&self) -> u64 {

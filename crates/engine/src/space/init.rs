@@ -92,7 +92,7 @@ impl Space {
             let (addr, block) = table(index, 0);
             put(addr, block);
         }
-        store.write(start, &image)
+        Ok(store.write(start, &image)?)
     }
 }
 

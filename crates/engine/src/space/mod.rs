@@ -38,7 +38,7 @@ mod trim;
 use crate::error::Result;
 use crate::store::Store;
 use alloc::Mlog;
-use braidfs_format::group::{Owner, SegmentKind, Temperature, table_mark};
+use braidfs_format::group::{Owner, SegmentKind, Temperature, lost_table, table_mark};
 use braidfs_format::{BlockAddr, Corrupt, DomainId};
 use braidfs_sync::{Mutex, RwLock};
 use crossbeam::utils::CachePadded;
@@ -296,19 +296,4 @@ impl Space {
         let group = self.groups.read().get(&number).cloned().ok_or_else(outside)?;
         Ok((group, segment, block))
     }
-}
-
-/// Of segment tables (group, `seq`), the one whose newest copy was lost, where `sum` is what their marks should add up to
-/// and it is just one.
-pub(crate) fn lost_table(tables: &[(u32, u64)], sum: u64) -> Option<u32> {
-    let is = table_sum(tables);
-    let lost = |(g, seq): &&(u32, u64)| {
-        is.wrapping_sub(table_mark(*g, *seq)).wrapping_add(table_mark(*g, seq.wrapping_add(1))) == sum
-    };
-    tables.iter().find(lost).map(|(g, _)| *g)
-}
-
-/// Sum of the marks of segment tables (group, `seq`).
-pub(crate) fn table_sum(tables: &[(u32, u64)]) -> u64 {
-    tables.iter().fold(0, |s, (g, seq)| s.wrapping_add(table_mark(*g, *seq)))
 }

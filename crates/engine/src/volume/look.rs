@@ -5,8 +5,8 @@
 //! same before and after, nothing has moved meanwhile.
 
 use super::Volume;
-use super::super_io::read_super;
 use crate::error::{Error, Result};
+use crate::store::super_io::read_super;
 use crate::types::MountOptions;
 use braidfs_device::{BLOCK_BYTES, Device};
 use braidfs_format::bat::ENTRIES_PER_BLOCK;

@@ -2,7 +2,6 @@
 
 use super::groups::Bat;
 use super::held::Held;
-use super::super_io::read_super;
 use super::syncing::Syncing;
 use super::{Inner, Volume, ticket};
 use crate::cell::names::NameCache;
@@ -10,9 +9,10 @@ use crate::domain::recover::Recovered;
 use crate::domain::{Domain, HeaderPair, Shared};
 use crate::error::{Error, Result};
 use crate::live::LiveOptions;
-use crate::overlay::Overlays;
 use crate::planted::{Bug, planted};
 use crate::store::Store;
+use crate::store::overlay::Overlays;
+use crate::store::super_io::read_super;
 use crate::types::*;
 use braidfs_device::Device;
 use braidfs_format::BLOCK_BYTES;

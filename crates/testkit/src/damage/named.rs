@@ -1,7 +1,7 @@
 //! What a check or a mount says is wrong, and whether it says so of a given name.
 
 use crate::damage::truth::{Truth, Verdict, split};
-use braidfs::fsck::FsckReport;
+use braidfs_check::FsckReport;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What findings name: nodes and paths; and the domains whose journals have traces.

@@ -4,9 +4,9 @@ use crate::damage::named::Named;
 use crate::damage::sample::mount;
 use crate::damage::truth::{OURS, Truth, Verdict, compare, split};
 use crate::ops::fill;
-use braidfs::fsck::{FsckOptions, FsckReport, check};
 use braidfs::namespace::paths::OpenHow;
-use braidfs::{Cred, Error, Volume};
+use braidfs::{Cred, Volume};
+use braidfs_check::{Error, FsckOptions, FsckReport, check};
 use braidfs_device::{Device, Image, MemDevice};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -51,7 +51,7 @@ const CHECK: FsckOptions = FsckOptions { repair: false, force: true };
 const REPAIR: FsckOptions = FsckOptions { repair: true, force: true };
 
 fn fsck(device: &Arc<MemDevice>, options: &FsckOptions) -> Result<FsckReport, Error> {
-    check(&[device.clone() as Arc<dyn Device>], options, &|_, _, _| {})
+    check(&[device.clone() as Arc<dyn Device>], options, &braidfs::JournalReplay, &|_, _, _| {})
 }
 
 fn name(path: &[u8]) -> String {

@@ -1,0 +1,39 @@
+//! Why a check, a repair or a dump could not be done. What does not hold on a volume is no error, but a finding.
+
+use braidfs_format::Corrupt;
+
+/// Shorthand.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a check, a repair or a dump could not be done.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The device failed.
+    #[error("device error: {0}")]
+    Io(#[from] std::io::Error),
+    /// There is no volume, or what is to be shown does not hold.
+    #[error(transparent)]
+    Corrupt(#[from] Corrupt),
+    /// A repair finds no block or node for what it must write.
+    #[error("no space left on the volume")]
+    NoSpace,
+    /// An inode has more links, attributes or extents than can be written.
+    #[error("file too large")]
+    TooBig,
+    /// There is no such thing to be shown.
+    #[error("no such file or directory")]
+    NotFound,
+    /// A path leads through something that is no directory.
+    #[error("not a directory")]
+    NotDir,
+}
+
+impl From<braidfs_store::Error> for Error {
+    fn from(e: braidfs_store::Error) -> Self {
+        match e {
+            braidfs_store::Error::Io(e) => Self::Io(e),
+            braidfs_store::Error::Corrupt(e) => Self::Corrupt(e),
+            braidfs_store::Error::Unsupported(_) => Self::Io(std::io::ErrorKind::Unsupported.into()),
+        }
+    }
+}

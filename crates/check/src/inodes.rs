@@ -1,0 +1,499 @@
+//! The inodes of a volume as a check holds them: of each what is compared with others, in 32 bytes; whole only those that
+//! differ from what is on the device.
+//!
+//! Of a name both sides, the link in the inode and the entry in the directory, keep a hash of directory and name, under
+//! a key drawn for each check. Two names are taken for one with a chance of 2^-64 for each pair that is compared. Who needs
+//! the names themselves reads them again ([`Inodes::body`]).
+
+use super::model::{Domain, Ino};
+use super::{dirs, nodes};
+use crate::error::{Error, Result};
+use braidfs_format::dentry::Dentry;
+use braidfs_format::geometry::Geometry;
+use braidfs_format::{BlockAddr, Corrupt, NodeId};
+use braidfs_store::Store;
+use siphasher::sip::SipHasher13;
+use std::collections::BTreeMap;
+use std::hash::Hasher;
+
+/// `S_IFDIR >> 12`.
+const DIR_KIND: u8 = 4;
+
+/// The single link has its entry.
+const LINKED: u8 = 1;
+/// There are several links: they are in [`Part::links`].
+const MANY: u8 = 2;
+/// There is no link.
+const NONE: u8 = 4;
+/// Removed, or whole elsewhere.
+const GONE: u8 = 8;
+/// It has extents.
+const MAPPED: u8 = 16;
+
+/// Hashes names.
+#[derive(Debug, Clone, Copy)]
+pub struct NameKey([u8; 16]);
+
+impl NameKey {
+    /// A new key.
+    fn random() -> Self {
+        // a version and a variant take bits of one: two of them make up for it
+        let (a, b) = (uuid::Uuid::new_v4().as_u128(), uuid::Uuid::new_v4().as_u128());
+        Self((a ^ b.rotate_left(37)).to_le_bytes())
+    }
+
+    /// The hash of `name` in `dir`.
+    pub fn of(&self, dir: NodeId, name: &[u8]) -> u64 {
+        let mut h = SipHasher13::new_with_key(&self.0);
+        h.write_u64(dir.0);
+        h.write(name);
+        h.finish()
+    }
+}
+
+/// A link of an inode.
+#[derive(Debug, Clone, Copy)]
+struct Hang {
+    parent: u64,
+    key: u64,
+    linked: bool,
+}
+
+/// An inode that is as the device has it.
+#[derive(Debug, Clone, Copy)]
+pub struct Lean {
+    /// Parent of the single link, or where the links begin in [`Part::links`].
+    a: u64,
+    /// Key of the single link, or how many there are.
+    b: u64,
+    slot: u32,
+    gener: u32,
+    nlink: u32,
+    kind: u8,
+    flags: u8,
+    bits: u8,
+}
+
+/// An entry of a directory that holds.
+#[derive(Debug, Clone, Copy)]
+pub struct Name {
+    /// The inode that it names.
+    pub node: NodeId,
+    /// Hash of directory and name.
+    pub key: u64,
+    /// The inode's generation.
+    pub gener: u32,
+    /// Its type.
+    pub kind: u8,
+}
+
+impl Name {
+    /// The entry `e` of `dir`.
+    pub fn of(key: &NameKey, dir: NodeId, e: &Dentry) -> Self {
+        Self { node: e.node, key: key.of(dir, &e.name), gener: e.gener, kind: e.kind }
+    }
+}
+
+/// An extent of an inode that is not whole.
+#[derive(Debug, Clone, Copy)]
+pub struct Held {
+    /// The inode.
+    pub node: NodeId,
+    /// First logical block.
+    pub lblk: u64,
+    /// First block, in the group.
+    pub at: u32,
+    /// Blocks.
+    pub len: u32,
+}
+
+/// What belongs to one group: inodes by their numbers, extents by their place.
+#[derive(Debug, Default)]
+struct Part {
+    lean: Vec<Lean>,
+    links: Vec<Hang>,
+    held: Vec<Held>,
+    /// Entries of directories, by slot.
+    names: Vec<(u32, Box<[Name]>)>,
+}
+
+impl Part {
+    fn place(&self, slot: u32) -> Option<usize> {
+        let at = self.lean.binary_search_by_key(&slot, |l| l.slot).ok()?;
+        (self.lean[at].bits & GONE == 0).then_some(at)
+    }
+
+    fn links_of(&self, lean: &Lean) -> &[Hang] {
+        if lean.bits & MANY != 0 { &self.links[lean.a as usize..][..lean.b as usize] } else { &[] }
+    }
+}
+
+/// An inode, whole or not.
+#[derive(Clone, Copy)]
+pub struct Seen<'a>(Either<'a>);
+
+#[derive(Clone, Copy)]
+enum Either<'a> {
+    Packed(&'a Lean, &'a [Hang]),
+    Whole(&'a Ino),
+}
+use Either::{Packed, Whole};
+
+impl Seen<'_> {
+    /// Type, as `st_mode >> 12`.
+    pub fn kind(&self) -> u8 {
+        match self.0 {
+            Packed(l, _) => l.kind,
+            Whole(i) => (i.inode.mode >> 12) as u8,
+        }
+    }
+    /// Whether it is a directory.
+    pub fn is_dir(&self) -> bool {
+        self.kind() == DIR_KIND
+    }
+    /// Generation.
+    pub fn gener(&self) -> u32 {
+        match self.0 {
+            Packed(l, _) => l.gener,
+            Whole(i) => i.gener,
+        }
+    }
+    /// Flags of the node table entry.
+    pub fn flags(&self) -> u8 {
+        match self.0 {
+            Packed(l, _) => l.flags,
+            Whole(i) => i.flags,
+        }
+    }
+    /// Links that it counts.
+    pub fn nlink(&self) -> u32 {
+        match self.0 {
+            Packed(l, _) => l.nlink,
+            Whole(i) => i.inode.nlink,
+        }
+    }
+    /// Whether the entries that name it are believed.
+    pub fn links_lost(&self) -> bool {
+        matches!(self.0, Whole(i) if i.links_lost)
+    }
+    /// Whether it has extents.
+    pub fn is_mapped(&self) -> bool {
+        match self.0 {
+            Packed(l, _) => l.bits & MAPPED != 0,
+            Whole(i) => !i.extents.is_empty(),
+        }
+    }
+    /// Links that it has.
+    pub fn links(&self) -> usize {
+        match self.0 {
+            Packed(l, _) if l.bits & NONE != 0 => 0,
+            Packed(l, many) if l.bits & MANY != 0 => many.len(),
+            Packed(..) => 1,
+            Whole(i) => i.inode.links.len(),
+        }
+    }
+    /// The directory of link `at`.
+    pub fn parent(&self, at: usize) -> Option<NodeId> {
+        match self.0 {
+            Packed(l, many) if l.bits & MANY != 0 => many.get(at).map(|h| NodeId(h.parent)),
+            Packed(l, _) => (at < self.links()).then_some(NodeId(l.a)),
+            Whole(i) => i.inode.links.get(at).map(|l| l.parent),
+        }
+    }
+    /// The hash of link `at`.
+    pub fn key(&self, key: &NameKey, at: usize) -> Option<u64> {
+        match self.0 {
+            Packed(l, many) if l.bits & MANY != 0 => many.get(at).map(|h| h.key),
+            Packed(l, _) => (at < self.links()).then_some(l.b),
+            Whole(i) => i.inode.links.get(at).map(|l| key.of(l.parent, &l.name)),
+        }
+    }
+    /// Whether the entry of link `at` was found.
+    pub fn linked(&self, at: usize) -> bool {
+        match self.0 {
+            Packed(l, many) if l.bits & MANY != 0 => many.get(at).is_some_and(|h| h.linked),
+            Packed(l, _) => l.bits & LINKED != 0,
+            Whole(i) => i.linked.get(at).copied().unwrap_or(false),
+        }
+    }
+    /// Whether every link has its entry.
+    pub fn all_linked(&self) -> bool {
+        match self.0 {
+            Whole(i) => i.linked.iter().all(|&l| l),
+            Packed(..) => (0..self.links()).all(|i| self.linked(i)),
+        }
+    }
+    /// Whether any link has.
+    pub fn any_linked(&self) -> bool {
+        match self.0 {
+            Whole(i) => i.linked.iter().any(|&l| l),
+            Packed(..) => (0..self.links()).any(|i| self.linked(i)),
+        }
+    }
+}
+
+/// The inodes of a domain or of all of them.
+#[derive(Debug)]
+pub struct Inodes {
+    geometry: Geometry,
+    /// Hashes their names.
+    pub name_key: NameKey,
+    parts: BTreeMap<u32, Part>,
+    whole: BTreeMap<NodeId, Ino>,
+    /// Some inode is [`GONE`].
+    any_gone: bool,
+    /// What was read before could not be read again: nothing can be said of the volume.
+    failed: Option<Error>,
+}
+
+impl Inodes {
+    /// None yet.
+    pub fn new(geometry: Geometry) -> Self {
+        let name_key = NameKey::random();
+        Self { geometry, name_key, parts: BTreeMap::new(), whole: BTreeMap::new(), any_gone: false, failed: None }
+    }
+
+    /// None, of the same volume as these.
+    pub fn like(&self) -> Self {
+        Self { name_key: self.name_key, ..Self::new(self.geometry) }
+    }
+
+    /// Takes in those of another domain.
+    pub fn append(&mut self, mut other: Self) {
+        self.parts.append(&mut other.parts);
+        self.whole.append(&mut other.whole);
+        self.any_gone |= other.any_gone;
+        self.failed = self.failed.take().or(other.failed);
+    }
+
+    /// Notes that an inode could not be read again.
+    pub fn fail(&mut self, e: Error) {
+        self.failed.get_or_insert(e);
+    }
+
+    /// # Errors
+    /// Where an inode could not be read again.
+    pub fn holds(&mut self) -> Result<()> {
+        self.failed.take().map_or(Ok(()), Err)
+    }
+
+    /// Makes room for `count` inodes of `group`.
+    pub fn reserve(&mut self, group: u32, count: usize) {
+        self.parts.entry(group).or_default().lean.reserve_exact(count);
+    }
+
+    /// Adds an inode that was not looked at with others yet. [`Self::sort`] comes before any question.
+    pub fn add(&mut self, node: NodeId, ino: Ino) {
+        let Some((group, slot)) = self.geometry.node_place(node) else { return };
+        if ino.dirty.any() {
+            self.whole.insert(node, ino);
+            return;
+        }
+        for e in &ino.extents {
+            let group = self.geometry.group_of(e.addr);
+            let at = (e.addr.0 - self.geometry.group_start(group).0) as u32;
+            let held = Held { node, lblk: e.lblk, at, len: e.len };
+            self.parts.entry(group).or_default().held.push(held);
+        }
+        let part = self.parts.entry(group).or_default();
+        let hang = |l: &braidfs_format::inode::Link| Hang {
+            parent: l.parent.0,
+            key: self.name_key.of(l.parent, &l.name),
+            linked: false,
+        };
+        let mapped = if ino.extents.is_empty() { 0 } else { MAPPED };
+        let (a, b, bits) = match ino.inode.links.as_slice() {
+            [] => (0, 0, NONE),
+            [one] => (one.parent.0, hang(one).key, 0),
+            many => {
+                let start = part.links.len() as u64;
+                part.links.extend(many.iter().map(hang));
+                (start, many.len() as u64, MANY)
+            }
+        };
+        part.lean.push(Lean {
+            a,
+            b,
+            slot,
+            gener: ino.gener,
+            nlink: ino.inode.nlink,
+            kind: (ino.inode.mode >> 12) as u8,
+            flags: ino.flags,
+            bits: bits | mapped,
+        });
+    }
+
+    /// Sorts what was added.
+    pub fn sort(&mut self) {
+        for part in self.parts.values_mut() {
+            part.lean.sort_unstable_by_key(|l| l.slot);
+            part.held.sort_unstable_by_key(|h| (h.at, h.node, h.lblk));
+            part.lean.shrink_to_fit();
+            part.held.shrink_to_fit();
+            part.links.shrink_to_fit();
+        }
+    }
+
+    fn lean(&self, node: NodeId) -> Option<(&Part, &Lean)> {
+        let (group, slot) = self.geometry.node_place(node)?;
+        let part = self.parts.get(&group)?;
+        Some((part, &part.lean[part.place(slot)?]))
+    }
+
+    /// An inode.
+    pub fn get(&self, node: NodeId) -> Option<Seen<'_>> {
+        if let Some(ino) = self.whole.get(&node) {
+            return Some(Seen(Whole(ino)));
+        }
+        self.lean(node).map(|(part, lean)| Seen(Packed(lean, part.links_of(lean))))
+    }
+
+    /// An inode that is whole.
+    pub fn whole(&self, node: NodeId) -> Option<&Ino> {
+        self.whole.get(&node)
+    }
+    /// An inode that is whole, to change it.
+    pub fn whole_mut(&mut self, node: NodeId) -> Option<&mut Ino> {
+        self.whole.get_mut(&node)
+    }
+    /// All that are whole.
+    pub fn wholes(&self) -> impl Iterator<Item = (NodeId, &Ino)> {
+        self.whole.iter().map(|(n, i)| (*n, i))
+    }
+    /// All that are whole, to change them.
+    pub fn wholes_mut(&mut self) -> impl Iterator<Item = (NodeId, &mut Ino)> {
+        self.whole.iter_mut().map(|(n, i)| (*n, i))
+    }
+
+    /// The numbers of those that `which` picks, rising.
+    pub fn select(&self, mut which: impl FnMut(NodeId, Seen<'_>) -> bool) -> Vec<NodeId> {
+        let mut out = Vec::new();
+        for (group, part) in &self.parts {
+            for lean in part.lean.iter().filter(|l| l.bits & GONE == 0) {
+                let node = self.geometry.node(*group, lean.slot);
+                if which(node, Seen(Packed(lean, part.links_of(lean)))) {
+                    out.push(node);
+                }
+            }
+        }
+        let packed = out.len();
+        out.extend(self.whole.iter().filter(|(n, i)| which(**n, Seen(Whole(i)))).map(|(n, _)| *n));
+        if packed > 0 && out.len() > packed {
+            out.sort_unstable();
+        }
+        out
+    }
+
+    /// The extents in `group` of inodes that are not whole, by address.
+    pub fn held(&self, group: u32) -> impl Iterator<Item = &Held> {
+        let all = self.parts.get(&group).map(|p| p.held.as_slice()).unwrap_or_default();
+        all.iter().filter(|h| !self.any_gone || self.lean(h.node).is_some())
+    }
+
+    /// Notes whether the entry of link `at` was found.
+    pub fn set_linked(&mut self, node: NodeId, at: usize, linked: bool) {
+        if let Some(ino) = self.whole.get_mut(&node) {
+            if let Some(l) = ino.linked.get_mut(at) {
+                *l = linked;
+            }
+            return;
+        }
+        let Some((group, slot)) = self.geometry.node_place(node) else { return };
+        let Some(part) = self.parts.get_mut(&group) else { return };
+        let Some(i) = part.place(slot) else { return };
+        let lean = &mut part.lean[i];
+        if lean.bits & MANY == 0 {
+            lean.bits = lean.bits & !LINKED | if linked { LINKED } else { 0 };
+        } else if let Some(h) = part.links.get_mut(lean.a as usize + at) {
+            h.linked = linked;
+        }
+    }
+
+    /// Takes `ino` for the inode `node`, whole.
+    pub fn put(&mut self, node: NodeId, ino: Ino) {
+        self.set_gone(node);
+        self.whole.insert(node, ino);
+    }
+
+    /// Takes an inode out.
+    pub fn forget(&mut self, node: NodeId) -> Option<Ino> {
+        self.set_gone(node);
+        self.whole.remove(&node)
+    }
+
+    fn set_gone(&mut self, node: NodeId) {
+        let Some((group, slot)) = self.geometry.node_place(node) else { return };
+        let Some(part) = self.parts.get_mut(&group) else { return };
+        if let Some(i) = part.place(slot) {
+            part.lean[i].bits |= GONE;
+            self.any_gone = true;
+        }
+    }
+
+    /// An inode of `domain`, whole: read again where it is not; of a directory with its entries where `entries` says so.
+    /// Where that fails there is none, and [`Self::holds`] says why.
+    pub fn body(&mut self, store: &Store, domain: &Domain, node: NodeId, entries: bool) -> Option<&mut Ino> {
+        if !self.whole.contains_key(&node) {
+            self.get(node)?;
+            match self.load(store, domain, node, entries) {
+                Ok(ino) => self.put(node, ino),
+                Err(e) => self.fail(e),
+            }
+        }
+        self.whole.get_mut(&node)
+    }
+
+    fn load(&self, store: &Store, domain: &Domain, node: NodeId, entries: bool) -> Result<Ino> {
+        let mut ino = nodes::load(store, domain, node)?;
+        let seen = self.get(node);
+        if ino.inode.links.len() != seen.map_or(0, |s| s.links()) {
+            return Err(changed(node, "its links are others than before").into());
+        }
+        for (i, linked) in ino.linked.iter_mut().enumerate() {
+            *linked = seen.is_some_and(|s| s.linked(i));
+        }
+        if entries && ino.is_dir() {
+            ino.entries = dirs::load(store, node, &ino)?;
+        }
+        Ok(ino)
+    }
+
+    /// Keeps the entries of a directory that holds.
+    pub fn set_names(&mut self, dir: NodeId, names: Vec<Name>) {
+        if let Some((group, slot)) = self.geometry.node_place(dir) {
+            self.parts.entry(group).or_default().names.push((slot, names.into_boxed_slice()));
+        }
+    }
+
+    /// The entries of all directories that hold, by directory.
+    pub fn take_names(&mut self) -> Vec<(NodeId, Box<[Name]>)> {
+        let geometry = self.geometry;
+        let mut out = Vec::new();
+        for (group, part) in &mut self.parts {
+            let mut names = std::mem::take(&mut part.names);
+            names.sort_unstable_by_key(|n| n.0);
+            out.extend(names.into_iter().map(|(slot, n)| (geometry.node(*group, slot), n)));
+        }
+        out
+    }
+}
+
+/// What was read before is not there any more.
+pub fn changed(node: NodeId, why: &str) -> Corrupt {
+    Corrupt::new("inode", format!("{node} was read, and cannot be read again: {why}"))
+}
+
+/// The block of an extent in `group`.
+pub fn addr_of(geometry: &Geometry, group: u32, held: &Held) -> BlockAddr {
+    BlockAddr(geometry.group_start(group).0 + u64::from(held.at))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_as_documented() {
+        assert_eq!((size_of::<Lean>(), size_of::<Name>(), size_of::<Held>(), size_of::<Hang>()), (32, 24, 24, 24));
+    }
+}

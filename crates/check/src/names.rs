@@ -1,0 +1,500 @@
+//! Checks the namespace of the whole volume: entries against inodes, inodes against entries.
+//!
+//! The links in an inode's record are the truth; an entry is an index to it. So an entry that no link confirms goes, and
+//! a link without an entry gets one. Only where an inode's links are lost are the entries that name it believed.
+
+use super::codes;
+use super::dirs::show;
+use super::inodes::{Name, NameKey, Seen};
+use super::model::{Dirty, Ino, Model};
+use braidfs_format::dentry::Dentry;
+use braidfs_format::inode::{Content, Inode, Link};
+use braidfs_format::inode::{Placement, Timestamp};
+use braidfs_format::name::FileName;
+use braidfs_format::node::{DIR, NodeEntry, REMOTE, USED};
+use braidfs_format::{BlockAddr, NodeId};
+use std::collections::{HashMap, HashSet};
+
+/// Where what hangs nowhere goes.
+pub const LOST_FOUND: &[u8] = b"lost+found";
+/// Inodes with more links than this get an index of them.
+const MANY_LINKS: usize = 16;
+
+/// Runs all checks of the namespace on `m`.
+pub fn check(m: &mut Model) {
+    check_root(m);
+    drop_orphans(m);
+    check_entries(m);
+    drop_unnamed(m);
+    check_links(m);
+    reconnect_unlinked(m);
+    break_loops(m);
+    check_counts(m);
+    check_remote(m);
+}
+
+fn is_dir(m: &Model, node: NodeId) -> bool {
+    m.inodes.get(node).is_some_and(|i| i.is_dir())
+}
+
+/// A new directory inode, owned by root.
+fn new_dir(domain: u16, gener: u32, links: Vec<Link>, mode: u32) -> Ino {
+    let t = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    let t = Timestamp { sec: t.as_secs() as i64, nsec: t.subsec_nanos() };
+    let linked = vec![true; links.len()];
+    let inode = Inode {
+        mode: 0o040_000 | mode,
+        uid: 0,
+        gid: 0,
+        nlink: 2,
+        size: 0,
+        blocks: 0,
+        rdev: 0,
+        flags: 0,
+        placement: Placement::Unset,
+        atime: t,
+        mtime: t,
+        ctime: t,
+        btime: t,
+        link_seq: 0,
+        links,
+        xattrs: vec![],
+        link_nodes: vec![],
+        xattr_nodes: vec![],
+        tombstones: vec![],
+        exchange: None,
+        content: Content::InlineDir(vec![]),
+    };
+    Ino {
+        domain,
+        gener,
+        version: 0,
+        flags: USED | DIR,
+        inode,
+        tree: vec![],
+        extents: vec![],
+        entries: vec![],
+        linked,
+        links_lost: false,
+        dirty: Dirty { record: true, ..Dirty::default() },
+    }
+}
+
+/// The root must be a directory without links; where it is lost it is made again, and the links fill it.
+fn check_root(m: &mut Model) {
+    let root = NodeId::ROOT;
+    if !is_dir(m, root) {
+        m.log.add(codes::ROOT, Some(root), "there is no root directory; a new one is made");
+        m.remove(root);
+        let Some(domain) = m.domain_of(root) else { return };
+        let store = std::sync::Arc::clone(&m.store);
+        let gener =
+            m.domains.get(usize::from(domain)).and_then(|d| d.entry(&store, root)).map_or(1, |e| e.gener.max(1));
+        m.inodes.put(root, new_dir(domain, gener, vec![], 0o755));
+    }
+    if m.inodes.get(root).is_none_or(|i| i.links() == 0) {
+        return;
+    }
+    if let Some(ino) = m.body(root) {
+        ino.inode.links.clear();
+        ino.linked.clear();
+        ino.dirty.links = true;
+        m.log.add(codes::DIR_LINKS, Some(root), "the root directory has a link");
+    }
+}
+
+/// Inodes without links that count none: unlinked while open, and never reclaimed.
+fn drop_orphans(m: &mut Model) {
+    let orphans =
+        m.inodes.select(|node, i| i.nlink() == 0 && i.links() == 0 && !i.links_lost() && node != NodeId::ROOT);
+    for node in orphans {
+        m.log.add(codes::ORPHAN, Some(node), "unlinked inode was not reclaimed");
+        m.remove(node);
+    }
+}
+
+/// Finds a link of an inode quickly, also where it has many.
+#[derive(Default)]
+struct LinkIndex(HashMap<NodeId, HashMap<(NodeId, u64), usize>>);
+
+impl LinkIndex {
+    /// The link of `node`, seen as `ino`, to the entry of `dir` whose hash is `key`.
+    fn find(&mut self, name_key: &NameKey, node: NodeId, ino: Seen<'_>, dir: NodeId, key: u64) -> Option<usize> {
+        let is = |i: usize| Some((ino.parent(i)?, ino.key(name_key, i)?));
+        if ino.links() <= MANY_LINKS {
+            return (0..ino.links()).find(|&i| ino.parent(i) == Some(dir) && ino.key(name_key, i) == Some(key));
+        }
+        let all = || (0..ino.links()).filter_map(|i| Some((is(i)?, i))).collect();
+        self.0.entry(node).or_insert_with(all).get(&(dir, key)).copied()
+    }
+}
+
+/// Checks every entry against the inode that it names, and drops the stale ones.
+fn check_entries(m: &mut Model) {
+    let mut index = LinkIndex::default();
+    let mut packed = m.inodes.take_names();
+    packed.sort_unstable_by_key(|p| p.0);
+    let mut packed = packed.into_iter().peekable();
+    for dir in m.inodes.select(|_, i| i.is_dir()) {
+        let names = std::iter::from_fn(|| packed.next_if(|p| p.0 <= dir)).last().filter(|p| p.0 == dir);
+        if let Some((_, names)) = names.filter(|_| m.inodes.whole(dir).is_none())
+            && confirm(m, &mut index, dir, &names)
+        {
+            continue;
+        }
+        check_entries_of(m, &mut index, dir);
+    }
+}
+
+/// Notes that the entries of `dir` confirm the links of the inodes that they name. `false`: something does not hold of one,
+/// and nothing is noted.
+fn confirm(m: &mut Model, index: &mut LinkIndex, dir: NodeId, names: &[Name]) -> bool {
+    let name_key = m.inodes.name_key;
+    for (i, e) in names.iter().enumerate() {
+        let at = m.inodes.get(e.node).filter(|ino| (ino.gener(), ino.kind()) == (e.gener, e.kind)).and_then(|ino| {
+            let at = index.find(&name_key, e.node, ino, dir, e.key)?;
+            (!ino.linked(at)).then_some(at)
+        });
+        if let Some(at) = at {
+            m.inodes.set_linked(e.node, at, true);
+            continue;
+        }
+        for e in &names[..i] {
+            let at = m.inodes.get(e.node).and_then(|ino| index.find(&name_key, e.node, ino, dir, e.key));
+            if let Some(at) = at {
+                m.inodes.set_linked(e.node, at, false);
+            }
+        }
+        return false;
+    }
+    true
+}
+
+/// Checks the entries of `dir` one by one.
+fn check_entries_of(m: &mut Model, index: &mut LinkIndex, dir: NodeId) {
+    let name_key = m.inodes.name_key;
+    let Some(entries) = m.body(dir).map(|i| std::mem::take(&mut i.entries)) else { return };
+    let before = entries.len();
+    let mut changed = false;
+    let mut names: HashSet<FileName> = HashSet::with_capacity(before);
+    let mut kept = Vec::with_capacity(before);
+    for mut e in entries {
+        let name = || show(&e.name);
+        let Some(ino) = m.inodes.get(e.node) else {
+            m.log.add(codes::ENTRY_DEAD, Some(dir), format!("{} names {}, which does not exist", name(), e.node));
+            continue;
+        };
+        let (gener, kind) = (ino.gener(), ino.kind());
+        if gener != e.gener {
+            let why = format!("{} names {} of generation {}, it has {gener}", name(), e.node, e.gener);
+            m.log.add(codes::ENTRY_GENER, Some(dir), why);
+            continue;
+        }
+        let found = index.find(&name_key, e.node, ino, dir, name_key.of(dir, &e.name));
+        // An inode that lost its links is believed to hang where it is named.
+        let believed = ino.links() == 0 && (ino.links_lost() || ino.nlink() > 0) && e.node != NodeId::ROOT
+            || ino.links_lost() && !ino.is_dir();
+        let at = match found {
+            Some(at) => at,
+            None if believed => {
+                let Some(ino) = m.body(e.node) else { continue };
+                ino.links_lost = true;
+                ino.inode.links.push(Link { parent: dir, name: e.name.clone() });
+                ino.linked.push(false);
+                ino.dirty.links = true;
+                let at = ino.inode.links.len() - 1;
+                index.0.remove(&e.node);
+                m.log.add(codes::ENTRY_STALE, Some(e.node), format!("has lost its link {} in {dir}", name()));
+                at
+            }
+            None => {
+                let why = format!("{} names {}, which does not hang there", name(), e.node);
+                m.log.add(codes::ENTRY_STALE, Some(dir), why);
+                continue;
+            }
+        };
+        if m.inodes.get(e.node).is_some_and(|i| i.linked(at)) || !names.insert(e.name.clone()) {
+            // Reported as a name that stands twice.
+            continue;
+        }
+        m.inodes.set_linked(e.node, at, true);
+        if e.kind != kind {
+            let why = format!("{} is of type {kind}, the entry says {}", name(), e.kind);
+            m.log.add(codes::ENTRY_KIND, Some(dir), why);
+            e.kind = kind;
+            changed = true;
+        }
+        kept.push(e);
+    }
+    if let Some(ino) = m.inodes.whole_mut(dir) {
+        ino.dirty.entries |= changed || kept.len() != before;
+        ino.entries = kept;
+    }
+}
+
+/// Records that came back with a lost node table block and that nothing names were deleted before.
+fn drop_unnamed(m: &mut Model) {
+    let mut recovered: Vec<NodeId> = m.domains.iter().flat_map(|d| d.recovered.iter().copied()).collect();
+    recovered.sort_unstable();
+    for node in recovered {
+        if node != NodeId::ROOT && m.inodes.get(node).is_some_and(|i| !i.any_linked()) {
+            m.log.add(codes::RECOVERED_UNNAMED, Some(node), "record found again that no directory names: dropped");
+            m.remove(node);
+        }
+    }
+}
+
+/// Checks every link of every inode: its parent is a directory that has the entry.
+fn check_links(m: &mut Model) {
+    // Names in the directories that are looked into.
+    let mut names: HashMap<NodeId, HashMap<FileName, NodeId>> = HashMap::new();
+    let in_order = |i: Seen<'_>| i.all_linked() && !(i.is_dir() && i.links() > 1);
+    for node in m.inodes.select(|_, i| !in_order(i)) {
+        if m.inodes.get(node).is_none_or(in_order) {
+            continue;
+        }
+        let Some(ino) = m.body(node) else { continue };
+        let dir = ino.is_dir();
+        let links: Vec<(Link, bool)> = ino.inode.links.iter().cloned().zip(ino.linked.iter().copied()).collect();
+        let (gener, kind, seq) = (ino.gener, (ino.inode.mode >> 12) as u8, ino.inode.link_seq);
+        // Of several links of a directory the first that has its entry counts.
+        let only = if dir { links.iter().position(|l| l.1).or(Some(0)) } else { None };
+        let mut kept: Vec<Link> = Vec::new();
+        for (i, (link, linked)) in links.iter().enumerate() {
+            let (name, parent) = (show(&link.name), link.parent);
+            if only.is_some_and(|o| o != i) {
+                m.log.add(codes::DIR_LINKS, Some(node), format!("directory has a second link {name} in {parent}"));
+                if *linked {
+                    drop_entry(m, link, node);
+                }
+                continue;
+            }
+            if kept.contains(link) {
+                m.log.add(codes::LINK_TWICE, Some(node), format!("has the link {name} in {parent} twice"));
+                continue;
+            }
+            if *linked {
+                kept.push(link.clone());
+                continue;
+            }
+            if !is_dir(m, parent) || parent == node {
+                m.log.add(
+                    codes::LINK_PARENT,
+                    Some(node),
+                    format!("hangs as {name} in {parent}, which is no directory"),
+                );
+                continue;
+            }
+            let in_parent = names.entry(parent).or_insert_with(|| {
+                let entries = m.body(parent).map(|p| p.entries.as_slice()).unwrap_or_default();
+                entries.iter().map(|e| (e.name.clone(), e.node)).collect()
+            });
+            if let Some(&other) = in_parent.get(&link.name) {
+                let newer = m.body(other).is_none_or(|o| seq > o.inode.link_seq);
+                m.log.add(codes::LINK_TAKEN, Some(node), format!("hangs as {name} in {parent}, and so does {other}"));
+                if !newer {
+                    continue;
+                }
+                drop_entry(m, link, other);
+                drop_link(m, other, link);
+            } else {
+                m.log.add(
+                    codes::LINK_NO_ENTRY,
+                    Some(node),
+                    format!("hangs as {name} in {parent}, which has no such entry"),
+                );
+            }
+            in_parent.insert(link.name.clone(), node);
+            add_entry(m, parent, link.name.clone(), node, gener, kind);
+            kept.push(link.clone());
+        }
+        if let Some(ino) = m.body(node) {
+            if ino.inode.links != kept {
+                ino.dirty.links = true;
+                ino.inode.links = kept;
+            }
+            ino.linked = vec![true; ino.inode.links.len()];
+        }
+    }
+}
+
+fn add_entry(m: &mut Model, dir: NodeId, name: FileName, node: NodeId, gener: u32, kind: u8) {
+    if let Some(d) = m.body(dir) {
+        // Position 0 is none: the directory is arranged when it is written.
+        d.entries.push(Dentry { hash: 0, node, gener, kind, name });
+        d.dirty.entries = true;
+    }
+}
+
+fn drop_entry(m: &mut Model, link: &Link, node: NodeId) {
+    if let Some(d) = m.body(link.parent) {
+        d.entries.retain(|e| e.node != node || e.name != link.name);
+        d.dirty.entries = true;
+    }
+}
+
+fn drop_link(m: &mut Model, node: NodeId, link: &Link) {
+    let Some(i) = m.body(node) else { return };
+    if let Some(at) = i.inode.links.iter().position(|l| l == link) {
+        i.inode.links.remove(at);
+        if at < i.linked.len() {
+            i.linked.remove(at);
+        }
+        i.dirty.links = true;
+    }
+}
+
+/// What has no link left goes to `/lost+found`.
+fn reconnect_unlinked(m: &mut Model) {
+    let mut taken = Taken::default();
+    for node in m.inodes.select(|node, i| node != NodeId::ROOT && i.links() == 0) {
+        m.log.add(codes::UNLINKED, Some(node), "hangs nowhere: connected to /lost+found");
+        connect(m, node, &mut taken);
+    }
+}
+
+/// `/lost+found` and the names in it, once they were asked for.
+#[derive(Default)]
+struct Taken(Option<(NodeId, HashSet<FileName>)>);
+
+/// Gives `node` the name `#<number>` in `/lost+found`.
+fn connect(m: &mut Model, node: NodeId, taken: &mut Taken) {
+    if taken.0.is_none() {
+        let Some(parent) = lost_found(m) else { return };
+        let names = m.body(parent).map(|p| p.entries.iter().map(|e| e.name.clone()).collect()).unwrap_or_default();
+        taken.0 = Some((parent, names));
+    }
+    let Some((parent, names)) = &mut taken.0 else { return };
+    let parent = *parent;
+    let mut name = format!("#{}", node.0);
+    while names.contains(name.as_bytes()) {
+        name.push('_');
+    }
+    let name: FileName = name.into_bytes().into();
+    let Some(ino) = m.body(node) else { return };
+    names.insert(name.clone());
+    ino.inode.links = vec![Link { parent, name: name.clone() }];
+    ino.linked = vec![true];
+    ino.dirty.links = true;
+    let (gener, kind) = (ino.gener, (ino.inode.mode >> 12) as u8);
+    add_entry(m, parent, name, node, gener, kind);
+}
+
+/// `/lost+found`, made where it is not there. `None` where no node is free.
+fn lost_found(m: &mut Model) -> Option<NodeId> {
+    let mut name = LOST_FOUND.to_vec();
+    loop {
+        let entry = m.body(NodeId::ROOT)?.entries.iter().find(|e| *e.name == *name).map(|e| e.node);
+        match entry {
+            Some(n) if is_dir(m, n) => return Some(n),
+            Some(_) => name.push(b'_'),
+            None => break,
+        }
+    }
+    let number = m.domain_of(NodeId::ROOT)?;
+    let store = std::sync::Arc::clone(&m.store);
+    let domain = m.domains.get_mut(usize::from(number))?;
+    let (node, gener) = take_node(&store, domain)?;
+    let link = Link { parent: NodeId::ROOT, name: name.clone().into() };
+    m.inodes.put(node, new_dir(number, gener, vec![link], 0o700));
+    add_entry(m, NodeId::ROOT, name.into(), node, gener, 4);
+    Some(node)
+}
+
+/// A free node of `domain` with its new generation, marked used.
+pub fn take_node(store: &braidfs_store::Store, domain: &mut super::model::Domain) -> Option<(NodeId, u32)> {
+    let g = store.geometry;
+    let (node, gener) = domain.groups.values().find_map(|group| {
+        // the first numbers of the volume are not given out
+        let from = if group.number == 0 { NodeId::ROOT.0 as u32 + 1 } else { 0 };
+        let slot = group.entries.free(from)?;
+        Some((g.node(group.number, slot), group.entries.get(slot)?.gener.wrapping_add(1)))
+    })?;
+    domain.set_entry(store, node, NodeEntry { addr: BlockAddr(0), index: 0, flags: USED, gener });
+    Some((node, gener))
+}
+
+/// Subdirectories: parent and number, sorted.
+fn children(m: &Model) -> Vec<(NodeId, NodeId)> {
+    let mut out = Vec::new();
+    m.inodes.select(|node, i| {
+        out.extend(i.parent(0).filter(|_| i.is_dir()).map(|parent| (parent, node)));
+        false
+    });
+    out.sort_unstable();
+    out
+}
+
+/// Those of `parent`.
+fn children_of(children: &[(NodeId, NodeId)], parent: NodeId) -> impl Iterator<Item = NodeId> {
+    let from = children.partition_point(|c| c.0 < parent);
+    children[from..].iter().take_while(move |c| c.0 == parent).map(|c| c.1)
+}
+
+/// Directories that hang below themselves: one of each loop goes to `/lost+found`.
+fn break_loops(m: &mut Model) {
+    let children = children(m);
+    let mut reached: HashSet<NodeId> = HashSet::new();
+    let reach = |from: NodeId, reached: &mut HashSet<NodeId>| {
+        let mut todo = vec![from];
+        while let Some(n) = todo.pop() {
+            if reached.insert(n) {
+                todo.extend(children_of(&children, n));
+            }
+        }
+    };
+    reach(NodeId::ROOT, &mut reached);
+    let mut taken = Taken::default();
+    for node in m.inodes.select(|_, i| i.is_dir()) {
+        if reached.contains(&node) {
+            continue;
+        }
+        let mut seen = HashSet::new();
+        let mut at = node;
+        while seen.insert(at) {
+            match m.inodes.get(at).and_then(|i| i.parent(0)) {
+                Some(parent) => at = parent,
+                None => break,
+            }
+        }
+        let Some(link) = m.body(at).and_then(|i| i.inode.links.first().cloned()) else { continue };
+        m.log.add(codes::UNREACHABLE, Some(at), "directory hangs below itself: connected to /lost+found");
+        drop_entry(m, &link, at);
+        connect(m, at, &mut taken);
+        reach(at, &mut reached);
+    }
+}
+
+fn check_counts(m: &mut Model) {
+    let children = children(m);
+    let count = |node: NodeId, i: Seen<'_>| {
+        let is = if i.is_dir() { 2 + children_of(&children, node).count() } else { i.links() };
+        u32::try_from(is).unwrap_or(u32::MAX)
+    };
+    for node in m.inodes.select(|node, i| i.nlink() != count(node, i)) {
+        let Some(is) = m.inodes.get(node).map(|i| count(node, i)) else { continue };
+        let Some(ino) = m.body(node) else { continue };
+        // Part of connecting: only a count that was wrong by itself is a finding.
+        let why = format!("counts {} links, has {is}", ino.inode.nlink);
+        ino.inode.nlink = is;
+        ino.dirty.record = true;
+        m.log.add(codes::LINK_COUNT, Some(node), why);
+    }
+}
+
+fn check_remote(m: &mut Model) {
+    let right = |m: &Model, node: NodeId, i: Seen<'_>| {
+        let domain = m.domain_of(node);
+        let remote = (0..i.links()).any(|at| i.parent(at).and_then(|p| m.domain_of(p)) != domain);
+        if remote { i.flags() | REMOTE } else { i.flags() & !REMOTE }
+    };
+    for node in m.inodes.select(|node, i| right(m, node, i) != i.flags()) {
+        let Some(flags) = m.inodes.get(node).map(|i| right(m, node, i)) else { continue };
+        let Some(ino) = m.body(node) else { continue };
+        ino.flags = flags;
+        ino.dirty.record = true;
+        let remote = flags & REMOTE != 0;
+        let why = if remote { "lacks the flag REMOTE" } else { "has the flag REMOTE without need" };
+        m.log.add(codes::REMOTE_FLAG, Some(node), why);
+    }
+}

@@ -1,0 +1,310 @@
+//! The nodes of a group of a volume in use: node blocks, and what they lead to.
+
+use super::Scrub;
+use crate::codes;
+use crate::one::{self, Bad, Checked, Parts};
+use crate::scrub::compare;
+use braidfs_device::{AlignedBuf, BLOCK_BYTES};
+use braidfs_format::NodeId;
+use braidfs_format::dentry::Dentry;
+use braidfs_format::geometry::NODES_PER_BLOCK;
+use braidfs_format::inode::Extent;
+use braidfs_format::node::{NodeBlock, NodeEntry, NodeKind};
+use braidfs_format::{BlockAddr, Corrupt, DomainId};
+use braidfs_store::interface::Still;
+
+/// Node blocks read at once.
+const RUN_BLOCKS: u64 = 64;
+/// Unused blocks that are read along rather than cutting a read in two.
+const GAP_BLOCKS: u64 = 4;
+/// Buckets and data blocks that are looked at while a commit waits.
+const STILL_BLOCKS: u64 = 256;
+/// Looks at an inode that changes meanwhile before a commit has to wait.
+const FREE_LOOKS: u32 = 2;
+
+/// Looks at all nodes whose entries stand in group `number`.
+pub fn of_group(s: &mut Scrub<'_>, d: DomainId, number: u32) {
+    let g = s.volume.store().geometry;
+    let mut used: Vec<(NodeId, NodeEntry)> = Vec::new();
+    for index in 0..g.node_blocks() {
+        for slot in index * NODES_PER_BLOCK..(index + 1) * NODES_PER_BLOCK {
+            let node = g.node(number, slot);
+            if node.0 == 0 {
+                continue;
+            }
+            match s.volume.entry(d, node) {
+                Ok(Some(e)) if e.used() => used.push((node, e)),
+                Ok(Some(_)) => {}
+                Ok(None) => return, // the group has left the domain: there was no node in it
+                Err(e) => {
+                    let why = format!("node table block {index} of group {number}: {e}");
+                    s.find(codes::NODES_LOST, Some(d.0), None, why);
+                    break;
+                }
+            }
+        }
+    }
+    used.sort_unstable_by_key(|(_, e)| (e.addr, e.index));
+    let mut buf = AlignedBuf::zeroed(RUN_BLOCKS as usize * BLOCK_BYTES);
+    let mut rest = used.as_slice();
+    while let Some(first) = rest.first().map(|u| u.1.addr.0) {
+        if s.report.stopped {
+            return;
+        }
+        let mut last = first;
+        let n = rest
+            .iter()
+            .take_while(|(_, e)| {
+                let near = e.addr.0 <= last + 1 + GAP_BLOCKS && e.addr.0 < first + RUN_BLOCKS;
+                last = if near { e.addr.0 } else { last };
+                near
+            })
+            .count();
+        let (run, later) = rest.split_at(n);
+        rest = later;
+        let blocks = last + 1 - first;
+        let bytes = &mut buf[..blocks as usize * BLOCK_BYTES];
+        // a block that cannot be read, or a run over the end of a device, is read again for each node
+        let read = s.volume.store().read(BlockAddr(first), bytes).is_ok();
+        s.spend(blocks);
+        for block in run.chunk_by(|a, b| a.1.addr == b.1.addr) {
+            let addr = block[0].1.addr;
+            let bytes = &buf[(addr.0 - first) as usize * BLOCK_BYTES..][..BLOCK_BYTES];
+            let whole = read && NodeBlock::check(bytes, s.volume.store().volume, addr).is_ok();
+            s.done += 1;
+            for &(node, entry) in block {
+                if s.report.stopped {
+                    return;
+                }
+                one_node(s, d, node, entry, whole.then_some(bytes));
+            }
+        }
+    }
+}
+
+/// What a look at a node comes to.
+enum Seen {
+    /// All of it holds; it is an inode.
+    Inode,
+    /// It holds, and its inode looks further.
+    Overflow,
+    /// It does not exist any more.
+    Gone,
+    /// It holds up to this logical block; the look was cut short.
+    UpTo(u64),
+}
+
+/// Looks at a node until it holds or certainly does not; `block` is its node block as read before.
+fn one_node(s: &mut Scrub<'_>, d: DomainId, node: NodeId, entry: NodeEntry, block: Option<&[u8]>) {
+    let (mut from, mut looks) = (0, 0);
+    let mut first = block.map(|b| (entry, b));
+    loop {
+        let still = looks >= FREE_LOOKS;
+        let mut live = Live {
+            journal: s.volume.journal(d),
+            data: s.options.data,
+            from,
+            left: if still { STILL_BLOCKS } else { u64::MAX },
+            cut: None,
+            pace: !still,
+            read: 0,
+            d,
+            s,
+        };
+        let seen = if still {
+            let (volume, mut seen) = (live.s.volume, Ok(Seen::Gone));
+            volume.hold_still(Still::Nodes(d), &mut || seen = look(&mut live, node, None));
+            seen
+        } else {
+            look(&mut live, node, first.take())
+        };
+        from = live.from;
+        let read = live.read;
+        s.spend(read);
+        if s.report.stopped {
+            return;
+        }
+        match seen {
+            Ok(Seen::Inode) => {
+                s.report.inodes += 1;
+                return;
+            }
+            Ok(Seen::Overflow | Seen::Gone) => return,
+            Ok(Seen::UpTo(lblk)) => (from, looks) = (lblk, 0),
+            // what lies before it was looked at, and held
+            Err(b) if !still => {
+                s.report.looked_again += u64::from(looks == 0);
+                (from, looks) = (from.max(b.at.unwrap_or(0)), looks + 1);
+            }
+            Err(b) => {
+                s.report.data_bad += u64::from(b.data);
+                s.report.data_checked += u64::from(b.data);
+                s.find(b.code, Some(d.0), Some(node), b.why);
+                // what comes behind a bad block is looked at as well
+                match b.at {
+                    Some(lblk) => (from, looks) = (lblk + 1, 0),
+                    None => return,
+                }
+            }
+        }
+    }
+}
+
+/// Looks at a node once.
+fn look(live: &mut Live<'_, '_>, node: NodeId, known: Option<(NodeEntry, &[u8])>) -> Checked<Seen> {
+    let store = live.s.volume.store();
+    let own: AlignedBuf;
+    let (entry, block) = match known {
+        Some(k) => k,
+        None => {
+            let e = live.s.volume.entry(live.d, node).map_err(|e| Bad::new(codes::NODES_LOST, e.to_string()))?;
+            let Some(e) = e.filter(NodeEntry::used) else { return Ok(Seen::Gone) };
+            live.read += 1;
+            let mut block = AlignedBuf::zeroed(BLOCK_BYTES);
+            let unreadable = |why| Bad::new(codes::UNREADABLE, format!("node block {}: {why}", e.addr));
+            store.read(e.addr, &mut block).map_err(unreadable)?;
+            let wrong = |why: Corrupt| Bad::new(codes::NODE_BLOCK, why.to_string());
+            NodeBlock::check(&block, store.volume, e.addr).map_err(wrong)?;
+            own = block;
+            (e, &own[..])
+        }
+    };
+    let r = NodeBlock::record(block, usize::from(entry.index)).map_err(|e| Bad::new(codes::RECORD, e.to_string()))?;
+    if (r.node, r.gener) != (node, entry.gener) {
+        let why = format!("record {} of {} is of {} generation {}", entry.index, entry.addr, r.node, r.gener);
+        return Err(Bad::new(codes::RECORD, why));
+    }
+    if r.kind != NodeKind::Inode {
+        return Ok(Seen::Overflow);
+    }
+    let rules = live.s.rules();
+    one::inode(&rules, live, &r, entry.flags)?;
+    Ok(live.cut.map_or(Seen::Inode, Seen::UpTo))
+}
+
+/// Parts of an inode as the committed view has them now.
+struct Live<'a, 'b> {
+    s: &'a mut Scrub<'b>,
+    d: DomainId,
+    journal: (u64, u64),
+    data: bool,
+    /// Buckets and data below this logical block were looked at before.
+    from: u64,
+    /// Blocks that may still be read.
+    left: u64,
+    /// The first logical block that was left out for that.
+    cut: Option<u64>,
+    /// Nobody waits: the rate is kept, and the caller asked whether to go on.
+    pace: bool,
+    /// Blocks read and not yet accounted for.
+    read: u64,
+}
+
+impl Live<'_, '_> {
+    /// Accounts for blocks that were read, where nobody waits.
+    ///
+    /// # Errors
+    /// The caller wants to stop.
+    fn spend(&mut self) -> Checked<()> {
+        if self.pace {
+            let read = std::mem::take(&mut self.read);
+            self.s.spend(read);
+            if self.s.report.stopped {
+                return Err(Bad::new(0, "stopped"));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Parts for Live<'_, '_> {
+    fn overflow(&mut self, owner: NodeId, nodes: &[NodeId], kind: NodeKind) -> Checked<Vec<Vec<u8>>> {
+        let missing =
+            |n: &NodeId, why: &str| Bad::new(codes::OVERFLOW_MISSING, format!("overflow {n} ({kind:?}): {why}"));
+        let mut entries = Vec::with_capacity(nodes.len());
+        for n in nodes {
+            match self.s.volume.entry(self.d, *n) {
+                Ok(Some(e)) if e.used() => entries.push((*n, e)),
+                Ok(_) => return Err(missing(n, "missing")),
+                Err(e) => return Err(missing(n, &e.to_string())),
+            }
+        }
+        self.read += entries.len() as u64;
+        self.spend()?;
+        one::overflow_payloads(self.s.volume.store(), owner, &entries, kind)
+    }
+
+    fn bucket(&mut self, lblk: u64) -> bool {
+        if lblk < self.from || self.cut.is_some() {
+            return false;
+        }
+        if self.left == 0 {
+            self.cut = Some(lblk);
+            return false;
+        }
+        self.left -= 1;
+        true
+    }
+
+    fn blocks(&mut self, addrs: &[BlockAddr]) -> Checked<Vec<u8>> {
+        self.read += addrs.len() as u64;
+        self.s.done += addrs.len() as u64;
+        self.spend()?;
+        one::read_scattered(self.s.volume.store(), addrs)
+    }
+
+    fn holds(&self, addr: BlockAddr, len: u64) -> bool {
+        let volume = self.s.volume;
+        let g = volume.store().geometry;
+        if !g.contains(addr, len) {
+            return false;
+        }
+        let group = g.group_of(addr);
+        let at = addr.0 - g.group_start(group).0;
+        let (start, n) = self.journal;
+        volume.owner(group) == Some(self.d)
+            && at >= u64::from(g.meta_blocks())
+            && at + len <= u64::from(volume.store().group_blocks(group))
+            && (addr.0 >= start + n || addr.0 + len <= start)
+    }
+
+    fn extent(&mut self, _: NodeId, e: &Extent, data: bool) -> Checked<()> {
+        let skip = self.from.saturating_sub(e.lblk).min(u64::from(e.len));
+        let len = u64::from(e.len) - skip;
+        if !data || len == 0 || self.cut.is_some() {
+            return Ok(());
+        }
+        let Some(sums) = e.sums.as_ref().filter(|_| self.data && !e.unwritten) else {
+            self.s.report.data_unchecked += if e.unwritten { 0 } else { len };
+            self.s.done += len;
+            self.from = e.end();
+            return Ok(());
+        };
+        let now = len.min(self.left);
+        if now < len {
+            self.cut = Some(e.lblk + skip + now);
+        }
+        if now == 0 {
+            return Ok(());
+        }
+        let (lblk, addr) = (e.lblk + skip, BlockAddr(e.addr.0 + skip));
+        let part = Extent { lblk, addr, len: now as u32, unwritten: false, sums: None };
+        let mut first: Option<Bad> = None;
+        compare(self.s.volume.store(), &part, &sums[skip as usize..], &mut |code, at, why| {
+            first.get_or_insert(Bad { code, why, at: Some(at), data: true });
+        });
+        // up to the first bad block everything holds
+        let good = first.as_ref().and_then(|b| b.at).map_or(now, |at| at - lblk);
+        self.read += now;
+        self.left -= now;
+        self.from = lblk + good;
+        self.s.report.data_checked += good;
+        self.s.done += good;
+        match first {
+            Some(bad) => Err(bad),
+            None => self.spend(),
+        }
+    }
+
+    fn entry(&mut self, _: NodeId, _: &Dentry) {}
+}

@@ -1,0 +1,314 @@
+//! Makes a volume that was not unmounted ready for the replay of its journals, and replays them.
+//!
+//! A replay trusts the tables that it starts from. So what is damaged in them is mended first: a node table that lost a
+//! copy is brought up to date from the node blocks; a group whose segment table or owner table lost one gives out no block
+//! until the check has counted its blocks. What the crash itself tore is in the journal and comes out right all the same.
+//! A journal with a gap is cut there, and the inodes whose changes are lost are named.
+
+use super::model::{Domain, Group, Log, Model};
+use super::pair::PairState;
+use super::{codes, repair, tables, volume};
+use crate::error::Result;
+use braidfs_device::{BLOCK_BYTES, Device};
+use braidfs_format::domain::{CLEAN, DomainHeader};
+use braidfs_format::geometry::SEGMENT_BLOCKS;
+use braidfs_format::group::{OWNERS_PER_BLOCK, Owner, SegmentEntry, SegmentKind, Temperature, decode_owners};
+use braidfs_format::journal::{Chunk, ChunkKind, Record};
+use braidfs_format::node::NodeEntry;
+use braidfs_format::{BlockAddr, BlockKind, DomainId, NodeId};
+use braidfs_store::Store;
+use braidfs_store::interface::{Replay, ReplayError};
+use braidfs_store::ring::Ring;
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+
+/// What the preparation leaves for the check.
+#[derive(Debug, Default)]
+pub struct Prepared {
+    /// What was found, and mended for the replay.
+    pub log: Log,
+    /// Nodes found again, per domain.
+    pub recovered: HashMap<u16, HashSet<NodeId>>,
+    /// Traces of the crash that might be damage.
+    pub notes: Vec<String>,
+}
+
+/// Mends what a replay needs and replays the journals on `devices`.
+///
+/// # Errors
+/// Of a device, or no volume.
+pub fn run(devices: &[Arc<dyn Device>], replay: &dyn Replay) -> Result<Prepared> {
+    let mut p = Prepared::default();
+    tables_first(devices, &mut p)?;
+    repair::prepare_replay(devices)?;
+    note_chunks(devices, &mut p)?;
+    let Err(first) = replay.replay_volume(devices) else { return Ok(p) };
+    tracing::info!("the journals cannot be replayed as they are: {first}");
+    cut_journals(devices, &mut p)?;
+    if let Err(e) = replay.replay_volume(devices) {
+        p.log.domain = None;
+        p.log.add(codes::REPLAY_FAILED, None, format!("{e}: every journal is replayed by itself"));
+        replay_tables(devices, replay, &mut p)?;
+    }
+    Ok(p)
+}
+
+fn is_dirty(d: &Domain) -> bool {
+    d.header.is_some_and(|h| h.flags.get() & CLEAN == 0)
+}
+
+/// Mends the tables of the groups of all domains that have something to replay.
+fn tables_first(devices: &[Arc<dyn Device>], p: &mut Prepared) -> Result<()> {
+    let mut m = volume::read(devices)?;
+    p.log.findings.append(&mut m.log.findings);
+    let store = Arc::clone(&m.store);
+    for domain in m.domains.iter_mut().filter(|d| is_dirty(d)) {
+        let mut log = Log::of(domain.number);
+        tables::read_groups(&store, &mut log, domain, &m.bat);
+        tables::recover_entries(&store, &mut log, domain, false);
+        let journal = domain.journal();
+        for group in domain.groups.values_mut() {
+            doubt_space(&store, &mut log, journal, group);
+        }
+        let upto = domain.header.map_or(0, |h| h.checkpoint.get());
+        for group in domain.groups.values() {
+            repair::write_tables(&store, domain.number, group, upto)?;
+        }
+        p.recovered.entry(domain.number).or_default().extend(domain.recovered.drain());
+        p.log.findings.append(&mut log.findings);
+    }
+    store.flush()?;
+    // the headers tell of the segment tables
+    for number in (0..m.domains.len()).filter(|&i| is_dirty(&m.domains[i])).collect::<Vec<_>>() {
+        repair::write_sum(&mut m, number)?;
+    }
+    Ok(store.flush()?)
+}
+
+/// Where a segment table or owner table of `group` is lost or may be old, all its blocks are taken for valid.
+fn doubt_space(store: &Store, log: &mut Log, journal: Option<(u64, u64)>, group: &mut Group) {
+    let g = store.geometry;
+    let addr = g.segment_table_addr(group.number);
+    let pair = Log::default().read(store, addr, 2);
+    let mut doubt = group.segments.is_none()
+        || group.segments_doubtful
+        || PairState::of(&pair, BlockKind::SegmentTable, store.volume, addr.0).damaged().is_some();
+    for half in 0..2 * g.segments {
+        let addr = g.owners_addr(group.number, half / 2, half % 2);
+        let pair = log.read(store, addr, 2);
+        let what = format!("owner table of segment {} (half {}) of group {}", half / 2, half % 2, group.number);
+        let shown = format_args!("{what}");
+        let state = tables::check_pair(log, &mut group.mend, &pair, BlockKind::Owners, store.volume, addr, shown);
+        let old = group.lost_write(log, &state, half as usize, codes::OWNERS_OLD, format_args!("{what}"));
+        group.counts_wrong |= old;
+        doubt |= (old || state.damaged().is_some()) && half * OWNERS_PER_BLOCK < group.blocks;
+        if decode_owners(&pair, store.volume, addr).is_err() {
+            log.add(codes::OWNERS_LOST, None, format!("{what}: neither copy holds"));
+            group.owners_lost.push(half);
+            doubt = true;
+        }
+    }
+    if !doubt {
+        return;
+    }
+    let mut segments = group.segments.take().unwrap_or_default();
+    segments.resize(g.segments as usize, SegmentEntry { temperature: Temperature::Warm, ..SegmentEntry::default() });
+    for (i, s) in (0u32..).zip(&mut segments) {
+        let from = g.segment_start(group.number, i).0;
+        let in_journal = journal
+            .is_some_and(|(first, n)| first < from + u64::from(SEGMENT_BLOCKS) && first.saturating_add(n) > from);
+        s.valid = [u64::MAX; 8];
+        if i * SEGMENT_BLOCKS >= group.blocks {
+            s.kind = SegmentKind::Absent;
+        } else if in_journal {
+            s.kind = SegmentKind::Journal;
+        } else if matches!(s.kind, SegmentKind::Free | SegmentKind::Absent) {
+            s.kind = SegmentKind::Data;
+        }
+    }
+    group.segments = Some(segments);
+    group.segments_dirty = true;
+}
+
+/// Default owners, for a lost table.
+pub fn no_owners() -> Vec<Owner> {
+    vec![Owner::default(); OWNERS_PER_BLOCK as usize]
+}
+
+/// Replays the committed transactions of each domain by itself, into its tables only: what was synced since the last of
+/// them is given up and named. Names are left to the check.
+fn replay_tables(devices: &[Arc<dyn Device>], replay: &dyn Replay, p: &mut Prepared) -> Result<()> {
+    let m = volume::read(devices)?;
+    for d in m.domains.iter().filter(|d| is_dirty(d)) {
+        let mut log = Log::of(d.number);
+        if let Err(e) = replay_domain(&m, replay, d, &mut log) {
+            log.add(codes::REPLAY_FAILED, None, format!("the journal cannot be replayed ({e}) and is given up"));
+            name_ring(&m.store, d, &mut log);
+            repair::give_up_journal(&m, d)?;
+        }
+        p.log.findings.append(&mut log.findings);
+    }
+    Ok(())
+}
+
+fn replay_domain(m: &Model, replay: &dyn Replay, d: &Domain, log: &mut Log) -> Result<(), ReplayError> {
+    let Some((ring, mut h)) = journal_of(&m.store, d) else { return Ok(()) };
+    let id = DomainId(d.number);
+    let groups: Vec<u32> = (0u32..).zip(&m.bat).filter(|(_, e)| e.domain == Some(id)).map(|(g, _)| g).collect();
+    let (chunks, end) = scan(&ring, &h)?;
+    let last = replay.replay_tables(&m.store, id, &groups, &chunks, &mut h)?;
+    let later = chunks.iter().filter(|c| c.tx.0 > last);
+    name(log, later.flat_map(|c| nodes_of(c).collect::<Vec<_>>()).collect());
+    let newest = chunks.iter().map(|c| c.tx.0).max().unwrap_or(0).max(last);
+    (h.head_pos, h.tail_pos) = (end.into(), end.into());
+    (h.last_tx, h.checkpointed_tx) = (newest.into(), newest.into());
+    Ok(repair::close_journal(m, d, h)?)
+}
+
+/// The journal of a domain that has something to replay, and its header.
+fn journal_of(store: &Arc<Store>, d: &Domain) -> Option<(Ring, DomainHeader)> {
+    let h = d.header.filter(|h| h.flags.get() & CLEAN == 0)?;
+    Some((Ring::new(Arc::clone(store), DomainId(d.number), &h), h))
+}
+
+/// The chunks in a journal, as [`Ring::scan`] finds them.
+fn scan(ring: &Ring, h: &DomainHeader) -> Result<(Vec<Chunk>, u64)> {
+    Ok(ring.scan(h.tail_pos.get(), |chunk, _| Cow::Borrowed(chunk))?)
+}
+
+/// The nodes that a chunk is about.
+fn nodes_of(c: &Chunk) -> impl Iterator<Item = NodeId> + '_ {
+    c.records.iter().filter_map(|r| match r {
+        Record::Node { node, .. } => Some(*node),
+        Record::Full(r) => Some(r.owner),
+        Record::Remote { child, .. } => Some(*child),
+        _ => None,
+    })
+}
+
+/// Position and number of the first transaction that cannot be replayed, as recovery would find it.
+fn gap(chunks: &[Chunk], last: u64) -> Option<u64> {
+    let by_pos: HashMap<u64, &Chunk> = chunks.iter().map(|c| (c.pos, c)).collect();
+    let mut commits: Vec<&Chunk> = chunks.iter().filter(|c| c.kind == ChunkKind::Commit).collect();
+    commits.sort_by_key(|c| c.tx);
+    let mut newest = last;
+    for c in commits {
+        let holds = c.records.iter().all(|r| match r {
+            Record::After(tx) => tx.0 <= newest,
+            Record::Part { pos, crc } => {
+                by_pos.get(pos).is_some_and(|p| p.crc == *crc && p.tx == c.tx && p.kind == ChunkKind::Stream)
+            }
+            _ => false,
+        });
+        if !holds && c.tx.0 > last {
+            return Some(c.tx.0);
+        }
+        newest = newest.max(c.tx.0);
+    }
+    None
+}
+
+/// Cuts journals at their first gap: what comes later is zeroed, and its nodes are named.
+fn cut_journals(devices: &[Arc<dyn Device>], p: &mut Prepared) -> Result<()> {
+    let m = volume::read(devices)?;
+    for d in &m.domains {
+        let Some((ring, h)) = journal_of(&m.store, d) else { continue };
+        let mut log = Log::of(d.number);
+        let Ok((chunks, _)) = scan(&ring, &h) else {
+            log.add(codes::DOMAIN_OLD, None, "the newest domain header is lost; the journal is given up");
+            name_ring(&m.store, d, &mut log);
+            repair::give_up_journal(&m, d)?;
+            p.log.findings.append(&mut log.findings);
+            continue;
+        };
+        let Some(tx) = gap(&chunks, h.last_tx.get()) else { continue };
+        let lost: Vec<&Chunk> = chunks.iter().filter(|c| c.tx.0 >= tx).collect();
+        log.add(codes::REPLAY_FAILED, None, format!("transaction {tx} and what follows it cannot be replayed"));
+        let named: BTreeSet<NodeId> = lost.iter().flat_map(|c| nodes_of(c)).collect();
+        name(&mut log, named);
+        for c in lost {
+            m.store.write(ring.addr(c.pos), &vec![0u8; c.blocks as usize * BLOCK_BYTES])?;
+        }
+        m.store.flush()?;
+        p.log.findings.append(&mut log.findings);
+    }
+    Ok(())
+}
+
+fn name(log: &mut Log, nodes: BTreeSet<NodeId>) {
+    for n in nodes {
+        log.add(codes::CHANGES_LOST, Some(n), "its newest changes were in the journal and are given up");
+    }
+}
+
+/// Names the nodes of all chunks that lie in a journal, from wherever they are.
+fn name_ring(store: &Arc<Store>, d: &Domain, log: &mut Log) {
+    let Some(h) = d.header else { return };
+    let named = ring_chunks(store, d.number, &h)
+        .iter()
+        .filter(|c| c.tx.0 > h.checkpointed_tx.get())
+        .flat_map(|c| nodes_of(c).collect::<Vec<_>>())
+        .collect();
+    name(log, named);
+}
+
+/// Names the nodes whose newest change stands in the journal of a domain whose header was lost, and not in its tables. How far
+/// the last checkpoint went is not known any more, so the tables tell: what a commit wrote is in them or lost, and a synced
+/// node without a later commit is lost.
+pub fn name_given_up(store: &Store, d: &Domain, log: &mut Log) {
+    let Some(h) = d.header else { return };
+    let mut chunks = ring_chunks(store, d.number, &h);
+    chunks.sort_by_key(|c| c.pos);
+    let mut newest: BTreeMap<NodeId, Option<NodeEntry>> = BTreeMap::new();
+    for r in chunks.iter().flat_map(|c| &c.records) {
+        match r {
+            Record::Node { node, entry } => newest.insert(*node, Some(*entry)),
+            Record::Full(r) => newest.insert(r.owner, None),
+            _ => None,
+        };
+    }
+    let lost = |(node, entry): (NodeId, Option<NodeEntry>)| {
+        let kept = entry.is_some_and(|e| d.entry(store, node).unwrap_or_default() == e);
+        (!kept).then_some(node)
+    };
+    name(log, newest.into_iter().filter_map(lost).collect());
+}
+
+/// All whole chunks in a ring, at whatever position.
+fn ring_chunks(store: &Store, domain: u16, h: &DomainHeader) -> Vec<Chunk> {
+    let n = u64::from(h.journal_blocks.get());
+    let mut ring = vec![0u8; n as usize * BLOCK_BYTES];
+    for (i, b) in ring.chunks_mut(BLOCK_BYTES).enumerate() {
+        if store.read(BlockAddr(h.journal_start.get() + i as u64), b).is_err() {
+            b.fill(0);
+        }
+    }
+    let mut out = Vec::new();
+    for at in 0..n as usize {
+        let rest = &ring[at * BLOCK_BYTES..];
+        let pos = u64::from_le_bytes(rest[16..24].try_into().unwrap_or_default());
+        if let Ok(c) = braidfs_format::journal::decode_chunk(rest, store.volume, DomainId(domain), pos) {
+            out.push(c);
+        }
+    }
+    out
+}
+
+/// Notes what lies in the journals and is no whole chunk, where a writer may have left one.
+fn note_chunks(devices: &[Arc<dyn Device>], p: &mut Prepared) -> Result<()> {
+    let m = volume::read(devices)?;
+    for d in &m.domains {
+        let Some((ring, h)) = journal_of(&m.store, d) else { continue };
+        let Ok((chunks, end)) = scan(&ring, &h) else { continue };
+        p.notes.extend(ring.traces(h.tail_pos.get(), &chunks, end, h.last_tx.get())?);
+    }
+    Ok(())
+}
+
+/// Sets what the preparation found again, for the check that follows.
+pub fn hand_over(p: &mut Prepared, m: &mut Model) {
+    for d in &mut m.domains {
+        d.recovered.extend(p.recovered.remove(&d.number).unwrap_or_default());
+    }
+}

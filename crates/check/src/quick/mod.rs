@@ -1,0 +1,328 @@
+//! The first pass of a check: says whether a volume holds in every respect, in little memory and one reading.
+//!
+//! It asks what the model of [`super`] asks and no less, but keeps no inode: each is checked as it is read and forgotten.
+//! What takes two sides (a name in a directory and the link in the inode; a block of a file and its entry in the owner
+//! table) is summed up on either side, and the sums compared ([`print`]); blocks are ticked off a bitmap. So it cannot say
+//! *what* is wrong with a volume, only that something may be: it answers `None`, and the model is made, which finds out.
+//!
+//! Memory: a bit per block of the groups in use; 20 bytes per inode and overflow node, or [`Options::memory`] if that is
+//! less (the node tables are then read several times); 16 bytes per directory; 32 more per overflow node (a file has one
+//! per some hundred extents); 3 MiB per thread.
+
+mod nodes;
+pub mod print;
+mod tables;
+mod tree;
+
+use super::Finding;
+use super::model::Model;
+use super::one::{Bad, Rules};
+use braidfs_format::domain::CLEAN;
+use braidfs_format::super_block::INCOMPAT_DATA_SUMS;
+use braidfs_format::{BlockAddr, NodeId};
+use braidfs_store::Store;
+use braidfs_sync::Mutex;
+use nodes::{Over, Slot};
+use print::{Keys, Print};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use tables::Ground;
+
+/// Slots that one thread checks at a time, at least.
+const CHUNK: usize = 2048;
+/// Most threads.
+const THREADS_MAX: usize = 32;
+
+/// What to look at.
+#[derive(Debug, Clone, Copy)]
+pub struct Options {
+    /// Also compare file data with its checksums.
+    pub data: bool,
+    /// Bytes for the list of inodes.
+    pub memory: u64,
+}
+
+/// What a volume that holds consists of.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// Regular files.
+    pub files: u64,
+    /// Directories.
+    pub dirs: u64,
+    /// Symbolic links.
+    pub symlinks: u64,
+    /// Devices, sockets, pipes.
+    pub other: u64,
+    /// Blocks in use by files, directories and node blocks.
+    pub blocks_used: u64,
+    /// Data blocks compared.
+    pub data_checked: u64,
+    /// Data blocks without a checksum.
+    pub data_unchecked: u64,
+    /// Data that is not what was written; all else holds.
+    pub findings: Vec<Finding>,
+}
+
+/// Why the volume may not hold.
+#[derive(Debug)]
+struct Doubt(String);
+
+impl From<Bad> for Doubt {
+    fn from(b: Bad) -> Self {
+        Self(format!("E{}: {}", b.code, b.why))
+    }
+}
+
+fn doubt<T>(why: impl Into<String>) -> Result<T, Doubt> {
+    Err(Doubt(why.into()))
+}
+
+/// What all threads share.
+struct Ctx<'a> {
+    m: &'a Model,
+    store: &'a Store,
+    rules: Rules,
+    keys: Keys,
+    data: bool,
+    threads: usize,
+    /// The groups with an owner.
+    claimed: Vec<u32>,
+    /// By group.
+    grounds: Vec<OnceLock<Ground>>,
+    /// By domain: first block and blocks of the journal.
+    journals: Vec<(u64, u64)>,
+    /// Overflow nodes by number.
+    overs: Vec<Over>,
+    /// Blocks ticked off, for the progress.
+    done: AtomicU64,
+}
+
+impl Ctx<'_> {
+    /// The group of `addr`, where `len` blocks from there are data blocks of `domain`.
+    fn ground(&self, domain: u16, addr: BlockAddr, len: u64) -> Option<&Ground> {
+        let g = self.store.geometry;
+        let ground = self.grounds.get(g.group_of(addr) as usize)?.get()?;
+        let at = addr.0 - g.group_start(ground.number).0;
+        let inside = at >= u64::from(g.meta_blocks()) && at + len <= u64::from(ground.blocks);
+        let (start, n) = *self.journals.get(usize::from(domain))?;
+        (inside && ground.domain == domain && (addr.0 >= start + n || addr.0 + len <= start)).then_some(ground)
+    }
+
+    /// Domain that owns a node.
+    fn domain_of(&self, node: NodeId) -> Option<u16> {
+        let (group, _) = self.store.geometry.node_place(node)?;
+        self.m.bat.get(group as usize)?.domain.map(|d| d.0)
+    }
+}
+
+/// What the tables of the groups say.
+#[derive(Default)]
+struct Said {
+    overs: Vec<Over>,
+    /// Blocks as the owner tables have them.
+    owners: Print,
+    /// Valid blocks.
+    valid: u64,
+}
+
+/// Checks the volume whose own tables are in `m`. `None`: something may be wrong, or was before.
+pub fn check(m: &Model, o: &Options, progress: &dyn Fn(&str, u64, u64)) -> Option<Outcome> {
+    let whole = |d: &super::model::Domain| {
+        !d.header_dirty && d.recovered.is_empty() && d.header.is_some_and(|h| h.flags.get() & CLEAN != 0)
+    };
+    if !(m.log.findings.is_empty()
+        && m.bat_dirty.is_empty()
+        && m.volume_writes.is_empty()
+        && m.domains.iter().all(whole))
+    {
+        return None;
+    }
+    match run(m, o, progress) {
+        Ok(outcome) => Some(outcome),
+        Err(Doubt(why)) => {
+            tracing::debug!("the quick check leaves it to the full one: {why}");
+            None
+        }
+    }
+}
+
+fn run(m: &Model, o: &Options, progress: &dyn Fn(&str, u64, u64)) -> Result<Outcome, Doubt> {
+    let claimed: Vec<u32> = (0u32..).zip(&m.bat).filter(|(_, e)| e.domain.is_some()).map(|(g, _)| g).collect();
+    let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    // twice as many as CPUs: half of them wait for the device
+    let threads = if m.bat.len() < super::SMALL_GROUPS { 1 } else { (2 * cpus).clamp(4, THREADS_MAX) };
+    let mut cx = Ctx {
+        m,
+        store: &m.store,
+        rules: Rules {
+            volume: m.store.volume,
+            hash_key: m.sb.hash_key,
+            data_sums: m.sb.incompat.get() & INCOMPAT_DATA_SUMS != 0,
+        },
+        keys: Keys::random(),
+        data: o.data,
+        threads,
+        grounds: m.bat.iter().map(|_| OnceLock::new()).collect(),
+        claimed,
+        journals: m.domains.iter().map(|d| d.journal().unwrap_or_default()).collect(),
+        overs: Vec::new(),
+        done: AtomicU64::new(0),
+    };
+    let crowd: Vec<AtomicU32> = m.bat.iter().map(|_| AtomicU32::new(0)).collect();
+    let most = (o.memory / size_of::<Slot>() as u64).max(1);
+    let (kept, full) = (AtomicU64::new(0), AtomicBool::new(false));
+    let nodes = u64::from(m.store.geometry.nodes());
+    let lists = lists(&cx, |_| nodes, most);
+    let said = each(
+        threads,
+        cx.claimed.len(),
+        |done| progress("tables", done, cx.claimed.len() as u64),
+        || (Said::default(), tables::Reader::new(&cx)),
+        |(said, reader), i| {
+            let (domain, slots) = reader.group(said, cx.claimed[i], &crowd)?;
+            let n = slots.len() as u64;
+            if full.load(Relaxed) || kept.fetch_add(n, Relaxed) + n > most {
+                full.store(true, Relaxed);
+                return Ok(());
+            }
+            add(&lists, domain, slots)
+        },
+    )?;
+    let said: Vec<Said> = said.into_iter().map(|s| s.0).collect();
+    let (mut owners, mut valid) = (Print::default(), 0);
+    for mut s in said {
+        owners.join(s.owners);
+        valid += s.valid;
+        cx.overs.append(&mut s.overs);
+    }
+    cx.overs.sort_unstable_by_key(|o| o.node);
+    cx.overs.shrink_to_fit();
+
+    let mut sum = nodes::Sum::default();
+    let total = crowd.iter().map(|c| u64::from(c.load(Relaxed))).sum::<u64>();
+    let shown = |inodes: u64| match o.data {
+        true => progress("data", cx.done.load(Relaxed), valid),
+        false => progress("inodes", inodes.min(total), total),
+    };
+    if full.load(Relaxed) {
+        drop(lists);
+        let mut before = 0;
+        for window in windows(&crowd, most) {
+            let here = |g: u32| u64::from(crowd[g as usize].load(Relaxed));
+            let lists = self::lists(&cx, |g| if window.contains(&g) { here(g) } else { 0 }, u64::MAX);
+            tables::slots_of(&cx, &window, &lists)?;
+            nodes::check(&cx, &mut sum, lists, &|done| shown(before + done))?;
+            before += window.map(here).sum::<u64>();
+        }
+    } else {
+        nodes::check(&cx, &mut sum, lists, &shown)?;
+    }
+
+    if sum.blocks != owners {
+        return doubt("the owner tables and the inodes do not name the same blocks");
+    }
+    if sum.links != sum.entries {
+        return doubt("directories and inodes do not name the same names");
+    }
+    if !sum.root {
+        return doubt("there is no root directory");
+    }
+    if cx.overs.iter().any(|o| !o.taken.load(Relaxed)) {
+        return doubt("an overflow node is not used");
+    }
+    if cx.grounds.iter().filter_map(OnceLock::get).any(|g| g.left.iter().any(|w| w.load(Relaxed) != 0)) {
+        return doubt("blocks are marked valid and not used");
+    }
+    tree::reaches_root(std::mem::take(&mut sum.dirs))?;
+    let mut outcome = sum.outcome;
+    for f in &mut outcome.findings {
+        f.path = f.node.and_then(|n| tables::path(&cx, NodeId(n)));
+    }
+    Ok(outcome)
+}
+
+/// Lists of inodes, one per domain.
+type Lists = Vec<Mutex<Vec<Slot>>>;
+
+/// Empty lists with room for what `of_group` says of each of their groups, at most for `most`: a list that grew would be in
+/// memory twice, and room that is not used takes none.
+fn lists(cx: &Ctx<'_>, of_group: impl Fn(u32) -> u64, most: u64) -> Lists {
+    let mut room = vec![0u64; cx.m.domains.len()];
+    for (group, e) in (0u32..).zip(&cx.m.bat) {
+        if let Some(n) = e.domain.and_then(|d| room.get_mut(usize::from(d.0))) {
+            *n += of_group(group);
+        }
+    }
+    room.into_iter().map(|n| Mutex::new(Vec::with_capacity(n.min(most) as usize))).collect()
+}
+
+/// Appends to the list of `domain`.
+fn add(lists: &Lists, domain: u16, slots: &[Slot]) -> Result<(), Doubt> {
+    match lists.get(usize::from(domain)) {
+        Some(list) => list.lock().extend_from_slice(slots),
+        None => return doubt(format!("domain {domain} does not exist")),
+    }
+    Ok(())
+}
+
+/// Ranges of groups whose node blocks hold at most `most` nodes in use (more where one group alone does).
+fn windows(crowd: &[AtomicU32], most: u64) -> Vec<std::ops::Range<u32>> {
+    let (mut out, mut start, mut sum) = (Vec::new(), 0u32, 0);
+    for (g, n) in (0u32..).zip(crowd.iter().map(|c| u64::from(c.load(Relaxed)))) {
+        if sum + n > most && g > start {
+            out.push(start..g);
+            (start, sum) = (g, 0);
+        }
+        sum += n;
+    }
+    out.push(start..crowd.len() as u32);
+    out
+}
+
+/// Calls `f` for `0 .. items` on `threads` threads, each with a state of its own that `init` makes; the states. The
+/// first error stops all. `progress` is told how many are done, now and then, on the calling thread.
+fn each<W: Send>(
+    threads: usize,
+    items: usize,
+    progress: impl Fn(u64),
+    init: impl Fn() -> W + Sync,
+    f: impl Fn(&mut W, usize) -> Result<(), Doubt> + Sync,
+) -> Result<Vec<W>, Doubt> {
+    progress(0);
+    if threads == 1 || items < 2 {
+        let mut w = init();
+        for i in 0..items {
+            f(&mut w, i)?;
+            progress(i as u64 + 1);
+        }
+        return Ok(vec![w]);
+    }
+    let (next, done, stop) = (AtomicUsize::new(0), AtomicU64::new(0), AtomicBool::new(false));
+    let caller = std::thread::current();
+    let work = || {
+        let mut w = init();
+        while !stop.load(Relaxed) {
+            let i = next.fetch_add(1, Relaxed);
+            if i >= items {
+                break;
+            }
+            if let Err(e) = f(&mut w, i) {
+                stop.store(true, Relaxed);
+                caller.unpark();
+                return Err(e);
+            }
+            done.fetch_add(1, Relaxed);
+        }
+        caller.unpark();
+        Ok(w)
+    };
+    std::thread::scope(|s| {
+        let workers: Vec<_> = (0..threads.min(items)).map(|_| s.spawn(work)).collect();
+        while workers.iter().any(|w| !w.is_finished()) {
+            progress(done.load(Relaxed));
+            std::thread::park_timeout(std::time::Duration::from_millis(20));
+        }
+        progress(items as u64);
+        workers.into_iter().map(|w| w.join().unwrap_or_else(|p| std::panic::resume_unwind(p))).collect()
+    })
+}

@@ -1,0 +1,364 @@
+//! Reads the records of all inodes in the order of the device, checks each, and sums up what it names.
+
+use super::print::{Keys, Print};
+use super::{CHUNK, Ctx, Doubt, Lists, Outcome, doubt, each};
+use crate::one::{self, Bad, Checked, Parts};
+use crate::{Finding, codes};
+use braidfs_device::{AlignedBuf, BLOCK_BYTES};
+use braidfs_format::dentry::Dentry;
+use braidfs_format::file_kind::FileKind;
+use braidfs_format::inode::{Extent, Inode, Link};
+use braidfs_format::node::{NodeBlock, NodeEntry, NodeKind, NodeRecord, OVERFLOW, REMOTE};
+use braidfs_format::{BlockAddr, NodeId};
+use braidfs_sync::Mutex;
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+/// Most blocks read at once.
+const RUN_BLOCKS: u64 = 256;
+/// Blocks nobody asks for that are read along rather than cutting a read in two.
+const GAP_BLOCKS: u64 = 8;
+/// Most links of an inode that are compared with each other one by one.
+const FEW_LINKS: usize = 16;
+
+/// A node in use, packed: address of its record's block (48 bits), index, flags; generation; number. 20 bytes.
+#[derive(Clone, Copy)]
+pub struct Slot([u32; 5]);
+
+impl Slot {
+    pub fn new(node: NodeId, e: &NodeEntry) -> Self {
+        let high = (e.addr.0 >> 32) as u32 & 0xffff | u32::from(e.index) << 16 | u32::from(e.flags) << 24;
+        Self([e.addr.0 as u32, high, e.gener, node.0 as u32, (node.0 >> 32) as u32])
+    }
+    fn addr(&self) -> u64 {
+        u64::from(self.0[0]) | u64::from(self.0[1] & 0xffff) << 32
+    }
+    fn index(&self) -> u8 {
+        (self.0[1] >> 16) as u8
+    }
+    fn flags(&self) -> u8 {
+        (self.0[1] >> 24) as u8
+    }
+    fn node(&self) -> NodeId {
+        NodeId(u64::from(self.0[3]) | u64::from(self.0[4]) << 32)
+    }
+    fn key(&self) -> u64 {
+        self.addr() << 8 | u64::from(self.index())
+    }
+}
+
+/// An overflow node, to be claimed by one inode.
+pub struct Over {
+    pub node: u64,
+    pub entry: NodeEntry,
+    pub taken: AtomicBool,
+}
+
+/// What the inodes come to.
+#[derive(Default)]
+pub struct Sum {
+    pub outcome: Outcome,
+    /// Blocks as the inodes and the node table name them.
+    pub blocks: Print,
+    /// Names as the inodes have them.
+    pub links: Print,
+    /// Names as the directories have them.
+    pub entries: Print,
+    /// Directories and their parents.
+    pub dirs: Vec<(u64, u64)>,
+    pub root: bool,
+}
+
+impl Sum {
+    fn join(&mut self, mut o: Sum) {
+        let (a, b) = (&mut self.outcome, &mut o.outcome);
+        a.files += b.files;
+        a.dirs += b.dirs;
+        a.symlinks += b.symlinks;
+        a.other += b.other;
+        a.blocks_used += b.blocks_used;
+        a.data_checked += b.data_checked;
+        a.data_unchecked += b.data_unchecked;
+        a.findings.append(&mut b.findings);
+        self.blocks.join(o.blocks);
+        self.links.join(o.links);
+        self.entries.join(o.entries);
+        self.dirs.append(&mut o.dirs);
+        self.root |= o.root;
+    }
+}
+
+/// Checks the nodes in `slots` (all of some node blocks) and adds to `sum`.
+pub fn check(cx: &Ctx<'_>, sum: &mut Sum, lists: Lists, progress: &dyn Fn(u64)) -> Result<(), Doubt> {
+    let sort = |_: &mut (), i: usize| {
+        let list: &Mutex<Vec<Slot>> = &lists[i];
+        list.lock().sort_unstable_by_key(Slot::key);
+        Ok(())
+    };
+    each(cx.threads, lists.len(), |_| {}, || (), sort)?;
+    let by_domain: Vec<Vec<Slot>> = lists.into_iter().map(Mutex::into_inner).collect();
+    // Whole node blocks: domain and range.
+    let mut chunks = Vec::new();
+    for (domain, slots) in by_domain.iter().enumerate() {
+        let mut start = 0;
+        while start < slots.len() {
+            let mut end = (start + CHUNK).min(slots.len());
+            while end < slots.len() && slots[end].addr() == slots[end - 1].addr() {
+                end += 1;
+            }
+            chunks.push((domain, start..end));
+            start = end;
+        }
+    }
+    let workers = each(
+        cx.threads,
+        chunks.len(),
+        |done| progress(done * CHUNK as u64),
+        || Worker::new(cx),
+        |w, i| {
+            let (domain, range) = chunks[i].clone();
+            w.side.domain = domain as u16;
+            w.chunk(&by_domain[domain][range])
+        },
+    )?;
+    workers.into_iter().for_each(|w| sum.join(w.side.sum));
+    Ok(())
+}
+
+/// A thread's state.
+struct Worker<'a> {
+    buf: AlignedBuf,
+    side: Side<'a>,
+}
+
+impl<'a> Worker<'a> {
+    fn new(cx: &'a Ctx<'a>) -> Self {
+        let blocks = if cx.threads == 1 { 16 } else { RUN_BLOCKS };
+        let side = Side { cx, domain: 0, sum: Sum::default(), subdirs: 0 };
+        Self { buf: AlignedBuf::zeroed(blocks as usize * BLOCK_BYTES), side }
+    }
+
+    /// Checks the nodes of some node blocks.
+    fn chunk(&mut self, slots: &[Slot]) -> Result<(), Doubt> {
+        let most = (self.buf.len() / BLOCK_BYTES) as u64;
+        let mut rest = slots;
+        while let Some(first) = rest.first().map(Slot::addr) {
+            // A run of blocks near each other is one read.
+            let mut last = first;
+            let n = rest
+                .iter()
+                .take_while(|s| {
+                    let near = s.addr() <= last + 1 + GAP_BLOCKS && s.addr() < first + most;
+                    last = if near { s.addr() } else { last };
+                    near
+                })
+                .count();
+            let (run, later) = rest.split_at(n);
+            rest = later;
+            if self.side.cx.ground(self.side.domain, BlockAddr(first), last + 1 - first).is_none() {
+                self.apart(run)?;
+                continue;
+            }
+            let bytes = (last + 1 - first) as usize * BLOCK_BYTES;
+            if let Err(e) = self.side.cx.store.read(BlockAddr(first), &mut self.buf[..bytes]) {
+                return doubt(format!("node blocks at {first}: {e}"));
+            }
+            for block in run.chunk_by(|a, b| a.addr() == b.addr()) {
+                let at = (block[0].addr() - first) as usize * BLOCK_BYTES;
+                self.side.block(&self.buf[at..][..BLOCK_BYTES], block)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Block by block: the run goes over the end of a group.
+    fn apart(&mut self, run: &[Slot]) -> Result<(), Doubt> {
+        for block in run.chunk_by(|a, b| a.addr() == b.addr()) {
+            let addr = BlockAddr(block[0].addr());
+            if let Err(e) = self.side.cx.store.read(addr, &mut self.buf[..BLOCK_BYTES]) {
+                return doubt(format!("node block {addr}: {e}"));
+            }
+            self.side.block(&self.buf[..BLOCK_BYTES], block)?;
+        }
+        Ok(())
+    }
+}
+
+/// The part of a thread's state that takes what the inodes name.
+struct Side<'a> {
+    cx: &'a Ctx<'a>,
+    domain: u16,
+    sum: Sum,
+    /// Subdirectories of the directory at hand.
+    subdirs: u32,
+}
+
+impl Side<'_> {
+    fn keys(&self) -> &Keys {
+        &self.cx.keys
+    }
+
+    /// Checks a node block and the nodes that lie in it.
+    fn block(&mut self, block: &[u8], slots: &[Slot]) -> Result<(), Doubt> {
+        let addr = BlockAddr(slots[0].addr());
+        self.claim(addr, 1)?;
+        let live = slots.len().min(255) as u64;
+        let hash = self.keys().block(addr, NodeId(0), live);
+        self.sum.blocks.add(hash);
+        if let Err(e) = NodeBlock::check(block, self.cx.store.volume, addr) {
+            return doubt(e.to_string());
+        }
+        for s in slots {
+            let r = match NodeBlock::record(block, usize::from(s.index())) {
+                Ok(r) if (r.node, r.gener) == (s.node(), s.0[2]) => r,
+                Ok(r) => return doubt(format!("record {} of {addr} is of {}, not {}", s.index(), r.node, s.node())),
+                Err(e) => return doubt(e.to_string()),
+            };
+            if s.flags() & OVERFLOW != 0 {
+                if r.kind == NodeKind::Inode {
+                    return doubt(format!("{} is an inode and flagged as overflow", r.node));
+                }
+                continue;
+            }
+            self.inode(&r, s.flags())?;
+        }
+        Ok(())
+    }
+
+    fn inode(&mut self, r: &NodeRecord, flags: u8) -> Result<(), Doubt> {
+        let node = r.node;
+        self.subdirs = 0;
+        let rules = self.cx.rules;
+        let i = one::inode(&rules, self, r, flags).map_err(|b| Doubt(format!("{node}: E{}: {}", b.code, b.why)))?;
+        let dir = FileKind::from_mode(i.mode) == Some(FileKind::Dir);
+        let links = if dir { self.subdirs + 2 } else { u32::try_from(i.links.len()).unwrap_or(u32::MAX) };
+        if i.nlink != links {
+            return doubt(format!("{node} counts {} links, has {links}", i.nlink));
+        }
+        match (node == NodeId::ROOT, i.links.len()) {
+            (true, 0) if dir => self.sum.root = true,
+            (true, _) => return doubt("the root is no directory, or has a link"),
+            (false, 0) => return doubt(format!("{node} hangs nowhere")),
+            (false, n) if dir && n > 1 => return doubt(format!("directory {node} has {n} links")),
+            _ => {}
+        }
+        if !distinct(&i.links) {
+            return doubt(format!("{node} has a link twice"));
+        }
+        let remote = i.links.iter().any(|l| self.cx.domain_of(l.parent) != Some(self.domain));
+        if remote != (flags & REMOTE != 0) {
+            return doubt(format!("flag REMOTE of {node}"));
+        }
+        self.count(node, r.gener, dir, &i);
+        Ok(())
+    }
+
+    fn count(&mut self, node: NodeId, gener: u32, dir: bool, i: &Inode) {
+        for l in &i.links {
+            let hash = self.keys().name(l.parent, &l.name, node, gener, (i.mode >> 12) as u8);
+            self.sum.links.add(hash);
+        }
+        if dir {
+            self.sum.dirs.push((node.0, i.links.first().map_or(0, |l| l.parent.0)));
+        }
+        let o = &mut self.sum.outcome;
+        match FileKind::from_mode(i.mode) {
+            Some(FileKind::File) => o.files += 1,
+            Some(FileKind::Dir) => o.dirs += 1,
+            Some(FileKind::Symlink) => o.symlinks += 1,
+            _ => o.other += 1,
+        }
+    }
+
+    /// Ticks blocks off.
+    fn claim(&mut self, addr: BlockAddr, len: u64) -> Checked<()> {
+        let Some(ground) = self.cx.ground(self.domain, addr, len) else {
+            return Err(Bad::new(codes::ENTRY_PLACE, format!("{addr} is no data block of domain {}", self.domain)));
+        };
+        let start = addr.0 - self.cx.store.geometry.group_start(ground.number).0;
+        let mut at = start;
+        while at < start + len {
+            let n = (64 - at % 64).min(start + len - at);
+            let mask = (u64::MAX >> (64 - n)) << (at % 64);
+            if ground.left[(at / 64) as usize].fetch_and(!mask, Relaxed) & mask != mask {
+                let why = format!("a block of {len} from {addr} is used twice, or not marked valid");
+                return Err(Bad::new(codes::BLOCK_SHARED, why));
+            }
+            at += n;
+        }
+        self.sum.outcome.blocks_used += len;
+        self.cx.done.fetch_add(len, Relaxed);
+        Ok(())
+    }
+
+    /// Compares the data of an extent with its checksums.
+    fn data(&mut self, ino: NodeId, e: &Extent) {
+        let Some(sums) = &e.sums else {
+            self.sum.outcome.data_unchecked += u64::from(e.len);
+            return;
+        };
+        let domain = self.domain;
+        self.sum.outcome.data_checked += u64::from(e.len);
+        let findings = &mut self.sum.outcome.findings;
+        crate::scrub::compare(self.cx.store, e, sums, &mut |code, _, message| {
+            let node = Some(ino.0);
+            findings.push(Finding { code, domain: Some(domain), node, path: None, message, fixed: false });
+        });
+    }
+}
+
+/// Whether no link stands twice.
+fn distinct(links: &[Link]) -> bool {
+    if links.len() <= FEW_LINKS {
+        return links.iter().enumerate().all(|(i, l)| !links[..i].contains(l));
+    }
+    let all: HashSet<&Link> = links.iter().collect();
+    all.len() == links.len()
+}
+
+impl Parts for Side<'_> {
+    fn overflow(&mut self, owner: NodeId, nodes: &[NodeId], kind: NodeKind) -> Checked<Vec<Vec<u8>>> {
+        let missing = |why: String| Bad::new(codes::OVERFLOW_MISSING, why);
+        let mut entries = Vec::with_capacity(nodes.len());
+        for n in nodes {
+            let at = self.cx.overs.binary_search_by_key(&n.0, |o| o.node);
+            let over = at.ok().map(|i| &self.cx.overs[i]).filter(|_| self.cx.domain_of(*n) == Some(self.domain));
+            let over = over.ok_or_else(|| missing(format!("overflow {n} ({kind:?}) is missing")))?;
+            if over.taken.swap(true, Relaxed) {
+                return Err(Bad::new(codes::OVERFLOW_SHARED, format!("overflow {n} is used twice")));
+            }
+            entries.push((*n, over.entry));
+        }
+        one::overflow_payloads(self.cx.store, owner, &entries, kind)
+    }
+
+    fn bucket(&mut self, _: u64) -> bool {
+        true
+    }
+
+    fn blocks(&mut self, addrs: &[BlockAddr]) -> Checked<Vec<u8>> {
+        one::read_scattered(self.cx.store, addrs)
+    }
+
+    fn holds(&self, addr: BlockAddr, len: u64) -> bool {
+        self.cx.ground(self.domain, addr, len).is_some()
+    }
+
+    fn extent(&mut self, ino: NodeId, e: &Extent, data: bool) -> Checked<()> {
+        self.claim(e.addr, u64::from(e.len))?;
+        for i in 0..u64::from(e.len) {
+            let hash = self.keys().block(BlockAddr(e.addr.0 + i), ino, e.lblk + i);
+            self.sum.blocks.add(hash);
+        }
+        if data && self.cx.data && !e.unwritten {
+            self.data(ino, e);
+        }
+        Ok(())
+    }
+
+    fn entry(&mut self, dir: NodeId, e: &Dentry) {
+        let hash = self.keys().name(dir, &e.name, e.node, e.gener, e.kind);
+        self.sum.entries.add(hash);
+        self.subdirs += u32::from(e.kind == (0o040_000 >> 12) as u8);
+    }
+}

@@ -1,0 +1,143 @@
+//! Reads everything on an unmounted volume that has a checksum, and changes nothing. (Of a mounted one: [`super::online`].)
+//!
+//! All metadata as a check does, and the data blocks of files whose extents carry checksums. Blocks without one (volumes made
+//! without `--data-checksums`, files that are overwritten in place) are counted and not read: nothing can be said of them.
+
+use super::model::{Ino, Log, Model};
+use super::{Finding, FsckOptions, Limits, check_with, codes, nodes};
+use crate::error::Result;
+use braidfs_device::{AlignedBuf, BLOCK_BYTES, Device};
+use braidfs_format::inode::Extent;
+use braidfs_format::{BlockAddr, NodeId};
+use braidfs_store::Store;
+use braidfs_store::interface::Replay;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+
+/// Blocks read at once.
+const PIECE: u64 = 256;
+
+/// Result of a scrub.
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(default)]
+pub struct ScrubReport {
+    /// What does not hold, metadata and data.
+    pub findings: Vec<Finding>,
+    /// Traces of a crash in the journals, which may be damage.
+    pub notes: Vec<String>,
+    /// Inodes looked at.
+    pub inodes: u64,
+    /// Data blocks compared with their checksums.
+    pub data_checked: u64,
+    /// Data blocks without a checksum.
+    pub data_unchecked: u64,
+    /// Data blocks that are not what was written.
+    pub data_bad: u64,
+    /// Blocks read, of a volume in use.
+    pub blocks_read: u64,
+    /// Nodes that were looked at again, as they changed meanwhile or do not hold: of a volume in use.
+    pub looked_again: u64,
+    /// It was stopped before its end.
+    pub stopped: bool,
+}
+
+/// Reads and compares everything; `replay` replays the journals of a volume that was not unmounted, in memory. `progress` is called with the phase, steps done and steps.
+///
+/// # Errors
+/// As [`super::check`].
+pub fn scrub(
+    devices: &[Arc<dyn Device>],
+    replay: &dyn Replay,
+    progress: &dyn Fn(&str, u64, u64),
+) -> Result<ScrubReport> {
+    let options = FsckOptions { repair: false, force: true };
+    let mut out = ScrubReport::default();
+    let report = check_with(devices, &options, &Limits::default(), replay, progress, Some(&mut out))?;
+    out.inodes = report.files + report.dirs + report.symlinks + report.other;
+    out.findings = report.findings;
+    out.notes = report.notes;
+    Ok(out)
+}
+
+/// Compares the data of all inodes, on all CPUs; what is bad goes to the model's log.
+pub(super) fn data(m: &mut Model, out: &mut ScrubReport, progress: &dyn Fn(&str, u64, u64)) {
+    let store = Arc::clone(&m.store);
+    let files: Vec<NodeId> = m.inodes.select(|_, i| !i.is_dir() && i.is_mapped());
+    let total = files.len() as u64;
+    let (next, done) = (AtomicUsize::new(0), AtomicU64::new(0));
+    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let mut logs: Vec<(Log, ScrubReport)> = Vec::new();
+    std::thread::scope(|s| {
+        let workers: Vec<_> = (0..threads)
+            .map(|_| {
+                s.spawn(|| {
+                    let (mut log, mut sum) = (Log::default(), ScrubReport::default());
+                    while let Some(&node) = files.get(next.fetch_add(1, Relaxed)) {
+                        log.domain = m.domain_of(node);
+                        if let Some(ino) = m.inodes.whole(node) {
+                            file(&store, &mut log, &mut sum, node, ino);
+                        } else if let Some(domain) = log.domain.and_then(|d| m.domains.get(usize::from(d))) {
+                            match nodes::load(&store, domain, node) {
+                                Ok(ino) => file(&store, &mut log, &mut sum, node, &ino),
+                                Err(e) => log.add(codes::UNREADABLE, Some(node), e.to_string()),
+                            }
+                        }
+                        done.fetch_add(1, Relaxed);
+                    }
+                    (log, sum)
+                })
+            })
+            .collect();
+        while workers.iter().any(|w| !w.is_finished()) {
+            progress("data", done.load(Relaxed), total);
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        progress("data", total, total);
+        for w in workers {
+            logs.push(w.join().unwrap_or_else(|p| std::panic::resume_unwind(p)));
+        }
+    });
+    for (mut log, sum) in logs {
+        out.data_checked += sum.data_checked;
+        out.data_unchecked += sum.data_unchecked;
+        out.data_bad += sum.data_bad;
+        m.log.findings.append(&mut log.findings);
+    }
+}
+
+fn file(store: &Store, log: &mut Log, sum: &mut ScrubReport, node: NodeId, ino: &Ino) {
+    for e in ino.extents.iter().filter(|e| !e.unwritten) {
+        let Some(sums) = &e.sums else {
+            sum.data_unchecked += u64::from(e.len);
+            continue;
+        };
+        sum.data_checked += u64::from(e.len);
+        compare(store, e, sums, &mut |code, _, why| {
+            sum.data_bad += 1;
+            log.add(code, Some(node), why);
+        });
+    }
+}
+
+/// Compares the data of an extent with its checksums; `bad` is told the code, the logical
+/// block and what does not hold, block by block.
+pub(super) fn compare(store: &Store, e: &Extent, sums: &[u32], bad: &mut dyn FnMut(u32, u64, String)) {
+    let mut buf = AlignedBuf::zeroed(PIECE.min(u64::from(e.len)) as usize * BLOCK_BYTES);
+    let mut at = 0;
+    while at < u64::from(e.len) {
+        let n = PIECE.min(u64::from(e.len) - at);
+        let buf = &mut buf[..n as usize * BLOCK_BYTES];
+        let whole = store.read(BlockAddr(e.addr.0 + at), buf).is_ok();
+        for (i, block) in (at..).zip(buf.chunks_mut(BLOCK_BYTES)) {
+            let addr = BlockAddr(e.addr.0 + i);
+            let lblk = e.lblk + i;
+            // one bad sector fails the whole piece: block by block then
+            if let Err(why) = if whole { Ok(()) } else { store.read(addr, block) } {
+                bad(codes::UNREADABLE, lblk, format!("block {lblk} of the file ({addr}): {why}"));
+            } else if sums.get(i as usize) != Some(&crc32c::crc32c(block)) {
+                bad(codes::DATA_SUM, lblk, format!("block {lblk} of the file ({addr}): checksum does not match"));
+            }
+        }
+        at += n;
+    }
+}

@@ -1,0 +1,336 @@
+//! Checks the space of a domain: no block used twice; bitmaps, owners and live counts equal to what is referenced.
+
+use super::codes;
+use super::inodes::{Inodes, addr_of};
+use super::model::{Domain, Group, Log, Mend};
+use super::tables::check_pair;
+use braidfs_device::BLOCK_BYTES;
+use braidfs_format::geometry::SEGMENT_BLOCKS;
+use braidfs_format::group::{OWNERS_PER_BLOCK, Owner, SegmentEntry, SegmentKind, Temperature, decode_owners};
+use braidfs_format::{BlockAddr, BlockKind, NodeId};
+use braidfs_store::Store;
+/// A run of blocks in use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Claim {
+    /// First block.
+    pub addr: BlockAddr,
+    /// Blocks.
+    pub len: u32,
+    /// Owner of the first; `lblk` counts up.
+    pub owner: Owner,
+}
+
+/// The blocks that a domain uses, given group by group.
+pub struct Used<'a> {
+    inodes: &'a Inodes,
+    /// Node blocks and the entries that name each, by address.
+    nodes: Vec<(BlockAddr, u32)>,
+    /// Extents of the inodes that are whole, by address.
+    whole: Vec<Claim>,
+}
+
+impl<'a> Used<'a> {
+    /// What `domain` uses, whose inodes are among `inodes`.
+    pub fn of(domain: &Domain, inodes: &'a Inodes) -> Self {
+        let entries = || domain.groups.values().flat_map(|g| g.entries.used());
+        let mut addrs: Vec<BlockAddr> = Vec::with_capacity(entries().count());
+        addrs.extend(entries().map(|(_, e)| e.addr));
+        addrs.sort_unstable();
+        let nodes = addrs.chunk_by(|a, b| a == b).map(|c| (c[0], c.len() as u32)).collect();
+        let mut whole: Vec<Claim> = Vec::new();
+        for (node, ino) in inodes.wholes().filter(|(_, i)| i.domain == domain.number) {
+            whole.extend(ino.extents.iter().map(|e| {
+                let owner = Owner { node, lblk: e.lblk, live: 0 };
+                Claim { addr: e.addr, len: e.len, owner }
+            }));
+        }
+        whole.sort_by_key(|c| (c.addr, c.owner.node));
+        Self { inodes, nodes, whole }
+    }
+
+    /// What lies in `group`, by address.
+    pub fn group(&self, store: &Store, group: u32) -> Vec<Claim> {
+        let g = store.geometry;
+        let (start, end) = (g.group_start(group), BlockAddr(g.group_start(group).0 + u64::from(g.group_blocks())));
+        let nodes = &self.nodes[self.nodes.partition_point(|n| n.0 < start)..];
+        let mut out: Vec<Claim> = nodes
+            .iter()
+            .take_while(|n| n.0 < end)
+            .map(|&(addr, n)| {
+                let owner = Owner { node: NodeId(0), lblk: 0, live: n.min(255) as u8 };
+                Claim { addr, len: 1, owner }
+            })
+            .collect();
+        out.extend(self.inodes.held(group).map(|h| {
+            let owner = Owner { node: h.node, lblk: h.lblk, live: 0 };
+            Claim { addr: addr_of(&g, group, h), len: h.len, owner }
+        }));
+        let whole = &self.whole[self.whole.partition_point(|c| c.addr < start)..];
+        out.extend(whole.iter().take_while(|c| c.addr < end));
+        out.sort_by_key(|c| (c.addr, c.owner.node));
+        out
+    }
+}
+
+/// What the owner table of the device says of a block; `None` where it cannot be read.
+fn owner_on_device(store: &Store, addr: BlockAddr) -> Option<Owner> {
+    let (group, segment, block) = store.geometry.split(addr);
+    let pair = store.geometry.owners_addr(group, segment, block / OWNERS_PER_BLOCK);
+    let mut buf = vec![0u8; 2 * BLOCK_BYTES];
+    store.read(pair, &mut buf).ok()?;
+    let (_, _, owners) = decode_owners(&buf, store.volume, pair).ok()?;
+    owners.get((block % OWNERS_PER_BLOCK) as usize).copied()
+}
+
+/// Finds blocks used twice. The one that the owner table names keeps them (node blocks always); the other gets a hole.
+pub fn resolve_shared(store: &Store, log: &mut Log, domain: &Domain, inodes: &mut Inodes) {
+    loop {
+        let used = Used::of(domain, inodes);
+        let mut holes: Vec<(NodeId, u64, u64)> = Vec::new();
+        let mut last: Option<Claim> = None;
+        for c in domain.groups.keys().flat_map(|group| used.group(store, *group)) {
+            let Some(p) = last else {
+                last = Some(c);
+                continue;
+            };
+            let p_end = p.addr.0 + u64::from(p.len);
+            let c_end = c.addr.0 + u64::from(c.len);
+            if c.addr.0 < p_end {
+                let shared = c.addr.0..p_end.min(c_end);
+                let loser = if c.owner.node.0 == 0 {
+                    p
+                } else if p.owner.node.0 == 0 {
+                    c
+                } else {
+                    let owner = owner_on_device(store, c.addr).map(|o| o.node);
+                    if owner == Some(c.owner.node) && p.owner.node != c.owner.node { p } else { c }
+                };
+                let winner = if loser == c { p } else { c };
+                let n = shared.end - shared.start;
+                let by = if winner.owner.node.0 == 0 { "a node block".into() } else { winner.owner.node.to_string() };
+                let why = format!("{n} blocks at block {} are also used by {by}", shared.start);
+                log.add(codes::BLOCK_SHARED, Some(loser.owner.node), why);
+                let from = loser.owner.lblk + (shared.start - loser.addr.0);
+                holes.push((loser.owner.node, from, from + n));
+            }
+            if c_end >= p_end {
+                last = Some(c);
+            }
+        }
+        if holes.is_empty() {
+            return;
+        }
+        for (node, from, to) in holes {
+            if let Some(ino) = inodes.body(store, domain, node, false) {
+                ino.punch(from, to);
+                ino.inode.blocks = ino.extent_blocks();
+            }
+        }
+    }
+}
+
+/// Takes blocks from inodes whose records were found again that the tables no longer give them: the record was an older
+/// one, and what lies there now may be anybody's.
+pub fn drop_old_blocks(store: &Store, log: &mut Log, domain: &Domain, inodes: &mut Inodes) {
+    if domain.recovered.is_empty() {
+        return;
+    }
+    // Inode, logical block, place and length.
+    let mut extents: Vec<(NodeId, u64, u64, u32)> = Vec::new();
+    for group in domain.groups.keys() {
+        let found = inodes.held(*group).filter(|h| domain.recovered.contains(&h.node));
+        extents.extend(found.map(|h| (h.node, h.lblk, addr_of(&store.geometry, *group, h).0, h.len)));
+    }
+    for (node, ino) in inodes.wholes().filter(|(n, _)| domain.recovered.contains(n)) {
+        extents.extend(ino.extents.iter().map(|e| (node, e.lblk, e.addr.0, e.len)));
+    }
+    extents.sort_unstable();
+    for of_one in extents.chunk_by(|a, b| a.0 == b.0) {
+        let node = of_one[0].0;
+        let mut gone: Vec<u64> = Vec::new();
+        for (lblk, addr) in of_one.iter().flat_map(|e| (0..u64::from(e.3)).map(move |i| (e.1 + i, e.2 + i))) {
+            let (group, segment, block) = store.geometry.split(BlockAddr(addr));
+            let valid = domain.groups.get(&group).and_then(|g| {
+                let table = g.segments.as_ref().filter(|_| !g.segments_doubtful)?;
+                table.get(segment as usize).map(|s| s.is_valid(block))
+            });
+            let owned = owner_on_device(store, BlockAddr(addr)).is_none_or(|o| (o.node, o.lblk) == (node, lblk));
+            if valid == Some(false) || !owned {
+                gone.push(lblk);
+            }
+        }
+        if gone.is_empty() {
+            continue;
+        }
+        let why = format!("{} blocks of an older version now belong to others: holes", gone.len());
+        log.add(codes::EXTENT_OLD, Some(node), why);
+        if let Some(ino) = inodes.body(store, domain, node, false) {
+            gone.iter().for_each(|l| ino.punch(*l, l + 1));
+            ino.inode.blocks = ino.extent_blocks();
+        }
+    }
+}
+
+/// What the tables of a group must say of its blocks.
+#[derive(Debug)]
+pub struct Expected {
+    /// Per block: its owner where something refers to it.
+    pub owners: Vec<Option<Owner>>,
+    /// Per segment: the bitmap.
+    pub valid: Vec<[u64; 8]>,
+    /// Per segment: blocks of files and directories, and node blocks.
+    pub used: Vec<(u32, u32)>,
+    /// Per segment: part of the journal lies in it.
+    pub journal: Vec<bool>,
+}
+
+/// Blocks of a group that belong to nobody and can never be used: metadata, journal, what lies past the end.
+fn is_fixed(store: &Store, domain: &Domain, group: &Group, at: u32) -> bool {
+    let addr = store.geometry.group_start(group.number).0 + u64::from(at);
+    at < store.geometry.meta_blocks()
+        || at >= group.blocks
+        || domain.journal().is_some_and(|(start, n)| addr >= start && addr - start < n)
+}
+
+/// The expected state of `group`; `claims` are what lies in it, by address.
+pub fn expected(store: &Store, domain: &Domain, group: &Group, claims: &[Claim]) -> Expected {
+    let g = store.geometry;
+    let start = g.group_start(group.number).0;
+    let total = g.group_blocks();
+    let mut e = Expected {
+        owners: vec![None; total as usize],
+        valid: vec![[0; 8]; g.segments as usize],
+        used: vec![(0, 0); g.segments as usize],
+        journal: vec![false; g.segments as usize],
+    };
+    if let Some((first, n)) = domain.journal() {
+        for (i, j) in e.journal.iter_mut().enumerate() {
+            let from = g.segment_start(group.number, i as u32).0;
+            *j = first < from + u64::from(SEGMENT_BLOCKS) && first.saturating_add(n) > from;
+        }
+    }
+    let mut mark =
+        |at: u32| e.valid[(at / SEGMENT_BLOCKS) as usize][(at % SEGMENT_BLOCKS / 64) as usize] |= 1 << (at % 64);
+    (0..total).filter(|&at| is_fixed(store, domain, group, at)).for_each(&mut mark);
+    for c in claims {
+        for i in 0..c.len {
+            let at = (c.addr.0 - start) as u32 + i;
+            let Some(slot) = e.owners.get_mut(at as usize) else { break };
+            *slot = Some(Owner { lblk: c.owner.lblk + u64::from(i), ..c.owner });
+            mark(at);
+            let used = &mut e.used[(at / SEGMENT_BLOCKS) as usize];
+            if c.owner.node.0 == 0 { used.1 += 1 } else { used.0 += 1 }
+        }
+    }
+    e
+}
+
+/// Whether a segment of this kind may hold what is expected in it.
+fn kind_fits(e: &Expected, segment: u32, group: &Group, kind: SegmentKind) -> bool {
+    let absent = segment * SEGMENT_BLOCKS >= group.blocks;
+    let (data, nodes) = e.used[segment as usize];
+    match kind {
+        SegmentKind::Absent => absent,
+        SegmentKind::Free => !absent && data + nodes == 0,
+        _ => !absent,
+    }
+}
+
+/// The segment table entry that fits `e`: as it is on the device where that fits.
+pub fn segment_entry(e: &Expected, segment: u32, group: &Group, old: Option<&SegmentEntry>) -> SegmentEntry {
+    let mut s = old.copied().unwrap_or_default();
+    s.valid = e.valid[segment as usize];
+    let (data, nodes) = e.used[segment as usize];
+    if old.is_none() || !kind_fits(e, segment, group, s.kind) {
+        s.kind = match (data, nodes) {
+            _ if segment * SEGMENT_BLOCKS >= group.blocks => SegmentKind::Absent,
+            (0, 0) if e.journal[segment as usize] => SegmentKind::Journal,
+            (0, 0) if s.valid == [0; 8] => SegmentKind::Free,
+            (d, n) if d > n => SegmentKind::Data,
+            _ => SegmentKind::Node,
+        };
+        s.temperature = if s.kind == SegmentKind::Data { Temperature::Warm } else { Temperature::Hot };
+    }
+    s
+}
+
+/// Checks the segment table and owner tables of all groups against what is referenced.
+pub fn check(store: &Store, log: &mut Log, domain: &mut Domain, inodes: &Inodes) {
+    let used = Used::of(domain, inodes);
+    let mut mends: Vec<(u32, Vec<Mend>)> = Vec::new();
+    for group in domain.groups.values() {
+        let e = expected(store, domain, group, &used.group(store, group.number));
+        if let Some(segments) = &group.segments {
+            for (i, s) in segments.iter().enumerate() {
+                check_segment(log, group, &e, i as u32, s);
+            }
+        }
+        let mut mend = Vec::new();
+        for half in 0..2 * store.geometry.segments {
+            check_owners(store, log, &mut mend, group, &e, half);
+        }
+        mends.push((group.number, mend));
+    }
+    for (number, mend) in mends {
+        if let Some(g) = domain.groups.get_mut(&number) {
+            g.mend.extend(mend);
+        }
+    }
+}
+
+fn check_segment(log: &mut Log, group: &Group, e: &Expected, segment: u32, s: &SegmentEntry) {
+    let at = format!("segment {segment} of group {}", group.number);
+    let (mut leaked, mut missing) = (0, 0);
+    for (is, should) in s.valid.iter().zip(&e.valid[segment as usize]) {
+        leaked += (is & !should).count_ones();
+        missing += (should & !is).count_ones();
+    }
+    if leaked > 0 {
+        log.add(codes::LEAKED, None, format!("{at}: {leaked} blocks are marked valid and not used"));
+    }
+    if missing > 0 {
+        log.add(codes::NOT_MARKED, None, format!("{at}: {missing} blocks in use are not marked valid"));
+    }
+    if !kind_fits(e, segment, group, s.kind) {
+        let (data, nodes) = e.used[segment as usize];
+        let why = format!("{at} is of kind {:?} with {data} data blocks and {nodes} node blocks", s.kind);
+        log.add(codes::SEGMENT_KIND, None, why);
+    }
+}
+
+fn check_owners(store: &Store, log: &mut Log, mend: &mut Vec<Mend>, group: &Group, e: &Expected, half: u32) {
+    let g = store.geometry;
+    let (segment, part) = (half / 2, half % 2);
+    let addr = g.owners_addr(group.number, segment, part);
+    if half * OWNERS_PER_BLOCK >= group.blocks {
+        return;
+    }
+    let pair = log.read(store, addr, 2);
+    let what = format!("owner table of segment {segment} (half {part}) of group {}", group.number);
+    let state = check_pair(log, mend, &pair, BlockKind::Owners, store.volume, addr, format_args!("{what}"));
+    group.lost_write(log, &state, half as usize, codes::OWNERS_OLD, format_args!("{what}"));
+    let owners = match decode_owners(&pair, store.volume, addr) {
+        Ok((_, _, o)) => o,
+        Err(err) => {
+            log.add(codes::OWNERS_LOST, None, format!("{what}: {err}"));
+            return;
+        }
+    };
+    let first = half * OWNERS_PER_BLOCK;
+    let (mut wrong, mut example) = (0, None);
+    for (i, is) in owners.iter().enumerate() {
+        let Some(should) = e.owners.get(first as usize + i).copied().flatten() else { continue };
+        if is.node != should.node || should.node.0 != 0 && is.lblk != should.lblk {
+            wrong += 1;
+            example.get_or_insert((first as usize + i, is.node, should.node));
+        } else if should.node.0 == 0 && is.live != should.live {
+            let at = g.group_start(group.number).0 + u64::from(first) + i as u64;
+            let why = format!("node block {at} counts {} live records, has {}", is.live, should.live);
+            log.add(codes::LIVE_COUNT, None, why);
+        }
+    }
+    if let Some((at, is, should)) = example {
+        let why = format!("{what}: {wrong} blocks have a wrong owner (block {at} of the group: {is}, not {should})");
+        log.add(codes::OWNER, Some(should).filter(|n| n.0 != 0), why);
+    }
+}

@@ -1,0 +1,267 @@
+//! Reads and checks the tables of a domain's groups: header, segment table, node table. (Owner tables: `space`.)
+
+use super::codes;
+use super::model::{Domain, Group, Log, Mend, Table, pair_codes};
+use super::pair::{PairState, mended};
+use braidfs_device::{AlignedBuf, BLOCK_BYTES};
+use braidfs_format::bat::BatEntry;
+use braidfs_format::geometry::{NODES_PER_BLOCK, SEGMENT_BLOCKS};
+use braidfs_format::group::{GroupHeader, SegmentTable, Written};
+use braidfs_format::group::{lost_table, table_sum};
+use braidfs_format::node::{NodeBlock, NodeEntry, NodeKind, NodeTableBlock, OVERFLOW, USED};
+use braidfs_format::{BlockAddr, BlockKind, NodeId};
+use braidfs_store::Store;
+use std::collections::{HashMap, HashSet};
+
+/// Generation given to the free slots of a lost node table block: above what any node is likely to have had.
+const LOST_GENER: u32 = 1 << 30;
+
+/// Blocks read at once in the search for records.
+const RUN_BLOCKS: u32 = 64;
+
+/// A table of a group for messages, which are rare.
+struct Name(&'static str, u32);
+
+impl std::fmt::Display for Name {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} of group {}", self.0, self.1)
+    }
+}
+
+/// Looks at a pair and notes a damaged copy.
+pub fn check_pair(
+    log: &mut Log,
+    mend: &mut Vec<Mend>,
+    pair: &[u8],
+    kind: BlockKind,
+    volume: u32,
+    addr: BlockAddr,
+    what: std::fmt::Arguments<'_>,
+) -> PairState {
+    let state = PairState::of(pair, kind, volume, addr.0);
+    if let Some((copy, why)) = state.damaged() {
+        log.add(pair_codes(kind).0, None, format!("{what}, copy {copy}: {why}"));
+        let block = mended(pair, kind, volume, addr.0, copy);
+        mend.extend(block.map(|block| Mend { addr: BlockAddr(addr.0 + copy as u64), block }));
+    }
+    state
+}
+
+/// Reads the tables of all groups that the BAT gives to `domain`, and looks for segment tables that are not those of the
+/// last checkpoint.
+pub fn read_groups(store: &Store, log: &mut Log, domain: &mut Domain, bat: &[BatEntry]) {
+    let upto = domain.header.map_or(u64::MAX, |h| h.checkpoint.get());
+    let own = |e: &BatEntry| e.domain.is_some_and(|d| d.0 == domain.number);
+    let owned: Vec<(u32, u32)> = (0u32..).zip(bat).filter(|(_, e)| own(e)).map(|(g, e)| (g, e.epoch)).collect();
+    for (number, epoch) in owned {
+        let group = read_group(store, log, domain.number, (number, epoch), upto);
+        domain.groups.insert(number, group);
+    }
+    let Some(sum) = domain.header.map(|h| h.tables.get()) else { return };
+    let tables: Vec<(u32, u64)> = domain.groups.values().map(|g| (g.number, g.table_seq)).collect();
+    if table_sum(&tables) == sum {
+        return;
+    }
+    let damaged = |g: &Group| g.segments.is_none() || g.segments_doubtful;
+    if domain.groups.values().any(damaged) {
+        // the copy that does not hold was the newest; it has been named
+        domain.groups.values_mut().filter(|g| damaged(g)).for_each(|g| g.counts_wrong = true);
+        return;
+    }
+    let which = lost_table(&tables, sum);
+    match which {
+        Some(g) => log.add(codes::SEGMENTS_OLD, None, format!("segment table of group {g}")),
+        None => log.add(codes::SEGMENTS_OLD, None, "segment tables: it cannot be told of which groups"),
+    }
+    for group in domain.groups.values_mut().filter(|g| which.is_none_or(|w| w == g.number)) {
+        // what was lost with it is not counted either
+        group.doubtful = (0..store.geometry.node_blocks()).collect();
+        (group.segments_doubtful, group.counts_wrong) = (true, true);
+    }
+}
+
+/// Reads the tables of group `number` (with the epoch of its claim), which the BAT gives to `domain`.
+fn read_group(store: &Store, log: &mut Log, domain: u16, (number, epoch): (u32, u32), upto: u64) -> Group {
+    let g = store.geometry;
+    let blocks = g.meta_blocks().min(store.group_blocks(number));
+    let image = log.read(store, g.group_start(number), blocks as usize);
+    parse_group(store, log, domain, (number, epoch), upto, &image)
+}
+
+/// The tables of a group whose metadata blocks are `image`. Its newest segment table that is not of a checkpoint after `upto`
+/// counts.
+pub fn parse_group(
+    store: &Store,
+    log: &mut Log,
+    domain: u16,
+    (number, epoch): (u32, u32),
+    upto: u64,
+    image: &[u8],
+) -> Group {
+    let (g, volume) = (store.geometry, store.volume);
+    let start = g.group_start(number);
+    let blocks = store.group_blocks(number);
+    let pair_at = |addr: BlockAddr| &image[(addr.0 - start.0) as usize * BLOCK_BYTES..][..2 * BLOCK_BYTES];
+    let mut group = Group {
+        number,
+        epoch,
+        blocks,
+        header_bad: false,
+        segments: None,
+        entries: Table::default(),
+        entries_dirty: vec![false; g.node_blocks() as usize],
+        lost: Vec::new(),
+        doubtful: Vec::new(),
+        segments_dirty: false,
+        segments_doubtful: false,
+        owners_lost: Vec::new(),
+        mend: Vec::new(),
+        table_seq: 0,
+        written: Written::default(),
+        counts_wrong: false,
+    };
+
+    let what = Name("header", number);
+    let pair = pair_at(g.header_addr(number));
+    check_pair(log, &mut group.mend, pair, BlockKind::Group, volume, g.header_addr(number), format_args!("{what}"));
+    match GroupHeader::from_pair(pair, volume, g.header_addr(number)) {
+        Ok((_, _, h)) => {
+            let is = (h.group.get(), h.blocks.get(), h.epoch.get(), h.domain.get());
+            if is != (number, blocks, epoch, domain) {
+                let why = format!(
+                    "{what}: says group {}, {} blocks, claim {} of domain {}; the BAT has {blocks} blocks, claim {epoch}",
+                    is.0, is.1, is.2, is.3
+                );
+                log.add(codes::GROUP_CLAIM, None, why);
+                group.header_bad = true;
+            }
+        }
+        Err(e) => {
+            log.add(codes::GROUP_LOST, None, format!("{what}: {e}"));
+            group.header_bad = true;
+        }
+    }
+
+    let what = Name("segment table", number);
+    let addr = g.segment_table_addr(number);
+    let pair = pair_at(addr);
+    let shown = format_args!("{what}");
+    let state = check_pair(log, &mut group.mend, pair, BlockKind::SegmentTable, volume, addr, shown);
+    group.segments_doubtful = state.damaged().is_some();
+    match SegmentTable::decode_upto(pair, g.segments, volume, addr, upto) {
+        Ok(t) => {
+            group.segments = Some(t.entries);
+            (group.table_seq, group.written) = (t.seq, t.written);
+        }
+        Err(e) => log.add(codes::SEGMENTS_LOST, None, format!("{what}: {e}")),
+    }
+
+    for index in 0..g.node_blocks() {
+        let addr = g.node_table_addr(number, index);
+        let pair = pair_at(addr);
+        let shown = format_args!("node table block {index} of group {number}");
+        let state = check_pair(log, &mut group.mend, pair, BlockKind::NodeTable, volume, addr, shown);
+        let old = group.lost_write(log, &state, g.node_table_index(index), codes::NODES_OLD, shown);
+        if old || state.damaged().is_some() {
+            group.doubtful.push(index);
+        }
+        group.entries_dirty[index as usize] |= old;
+        group.counts_wrong |= old;
+        match NodeTableBlock::decode(pair, volume, addr) {
+            Ok((_, _, entries)) => group.entries.push(entries),
+            Err(e) => {
+                log.add(
+                    codes::NODES_LOST,
+                    None,
+                    format!("node table block {index} of group {number}: {e}; nodes are looked for in the node blocks"),
+                );
+                let blank = NodeEntry { gener: LOST_GENER, ..NodeEntry::default() };
+                group.entries.push(vec![blank; NODES_PER_BLOCK as usize]);
+                group.entries_dirty[index as usize] = true;
+                group.lost.push(index);
+            }
+        }
+    }
+    group
+}
+
+/// Makes entries of lost node table blocks again, and brings those of doubtful ones up to date (of all blocks with
+/// `doubt_all`): of all records of a node in valid node blocks of the domain, the newest counts. What was deleted may come
+/// back this way; the check of the namespace drops what nothing names.
+pub fn recover_entries(store: &Store, log: &mut Log, domain: &mut Domain, doubt_all: bool) {
+    let g = store.geometry;
+    if !doubt_all && domain.groups.values().all(|g| g.lost.is_empty() && g.doubtful.is_empty()) {
+        return;
+    }
+    let asked = |domain: &Domain, node: NodeId| {
+        g.node_place(node).is_some_and(|(group, slot)| {
+            let index = slot / NODES_PER_BLOCK;
+            let has = |x: &Group| doubt_all || x.lost.contains(&index) || x.doubtful.contains(&index);
+            domain.groups.get(&group).is_some_and(has)
+        })
+    };
+    // Per node: version of its newest record, and the entry for it.
+    let mut best: HashMap<NodeId, (u64, NodeEntry)> = HashMap::new();
+    let pointed: HashSet<BlockAddr> =
+        domain.groups.values().flat_map(|g| g.entries.used()).map(|(_, e)| e.addr).collect();
+    let mut buf = AlignedBuf::zeroed(RUN_BLOCKS as usize * BLOCK_BYTES);
+    for group in domain.groups.values() {
+        let start = g.group_start(group.number).0;
+        let is_valid = |at: u32| {
+            let segment = group.segments.as_ref().and_then(|s| s.get((at / SEGMENT_BLOCKS) as usize));
+            group.segments_doubtful || segment.is_none_or(|s| s.is_valid(at % SEGMENT_BLOCKS))
+        };
+        let wanted = |at: &u32| is_valid(*at) || pointed.contains(&BlockAddr(start + u64::from(*at)));
+        for first in (g.meta_blocks()..group.blocks).step_by(RUN_BLOCKS as usize) {
+            let mut run = first..group.blocks.min(first + RUN_BLOCKS);
+            let Some(from) = run.clone().find(wanted) else { continue };
+            run = from..run.rfind(wanted).unwrap_or(from) + 1;
+            let buf = &mut buf[..run.len() * BLOCK_BYTES];
+            // one bad sector fails them all: block by block then
+            let whole = store.read(BlockAddr(start + u64::from(from)), buf).is_ok();
+            for (at, block) in run.zip(buf.chunks_mut(BLOCK_BYTES)).filter(|(at, _)| wanted(at)) {
+                let addr = BlockAddr(start + u64::from(at));
+                if !whole && store.read(addr, block).is_err() {
+                    continue;
+                }
+                let Ok(n) = NodeBlock::check(block, store.volume, addr) else { continue };
+                for index in 0..n {
+                    let Ok(r) = NodeBlock::record(block, index) else { continue };
+                    if !asked(domain, r.node) {
+                        continue;
+                    }
+                    let own = domain.entry(store, r.node).unwrap_or_default();
+                    let is_own = own.used() && (own.addr, usize::from(own.index), own.gener) == (addr, index, r.gener);
+                    let deleted = !own.used() && own.gener != LOST_GENER && r.gener <= own.gener;
+                    if !is_own && (!is_valid(at) || deleted) {
+                        continue; // freed, or deleted as the table knows
+                    }
+                    if best.get(&r.node).is_none_or(|b| (r.gener, r.version) > (b.1.gener, b.0)) {
+                        let overflow = if r.kind == NodeKind::Inode { 0 } else { OVERFLOW };
+                        let flags = (r.flags & !OVERFLOW) | overflow | USED;
+                        let entry = NodeEntry { addr, index: index as u8, flags, gener: r.gener };
+                        best.insert(r.node, (r.version, entry));
+                    }
+                }
+            }
+        }
+    }
+    // Those whose own entry names their newest record are right.
+    let place = |e: &NodeEntry| (e.addr, e.index, e.gener);
+    best.retain(|node, (_, entry)| {
+        domain.entry(store, *node).is_none_or(|own| !own.used() || place(&own) != place(entry))
+    });
+    let mut best: Vec<(NodeId, NodeEntry)> = best.into_iter().map(|(node, (_, entry))| (node, entry)).collect();
+    best.sort_unstable_by_key(|b| b.0);
+    for (node, entry) in best {
+        let own = domain.entry(store, node).unwrap_or_default();
+        if own.gener == LOST_GENER && !own.used() {
+            log.add(codes::NODES_LOST, Some(node), "found again in a node block");
+        } else {
+            let why = format!("a newer record lies in {}, the node table names {}", entry.addr, own.addr);
+            log.add(codes::ENTRY_OLD, Some(node), why);
+        }
+        domain.set_entry(store, node, entry);
+        domain.recovered.insert(node);
+    }
+}

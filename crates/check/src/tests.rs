@@ -1,0 +1,502 @@
+//! Volumes are filled through the model and its writer, so that these tests need nothing above the tables.
+
+use super::model::{Dirty, Ino, Model};
+use super::*;
+use braidfs::{JournalReplay, MkfsOptions};
+use braidfs_device::{BLOCK_BYTES, SparseDevice};
+use braidfs_format::BlockAddr;
+use braidfs_format::dentry::Dentry;
+use braidfs_format::inode::{Content, Extent, Inode, Link};
+use braidfs_format::name::FileName;
+use braidfs_format::node::{DIR, REMOTE, USED};
+use std::cell::OnceCell;
+
+const FORCE: FsckOptions = FsckOptions { repair: false, force: true };
+const REPAIR: FsckOptions = FsckOptions { repair: true, force: true };
+
+fn run(dev: &Arc<SparseDevice>, options: &FsckOptions) -> FsckReport {
+    if options.force && !options.repair {
+        agree(dev);
+    }
+    check(&[Arc::clone(dev) as Arc<dyn Device>], options, &JournalReplay, &|_, _, _| {}).unwrap()
+}
+
+/// What the quick check lets pass, the model must let pass as well, and count the same; whether it did.
+fn agree(dev: &Arc<SparseDevice>) -> bool {
+    let devices = [Arc::clone(dev) as Arc<dyn Device>];
+    let Ok(m) = volume::read(&devices) else { return false };
+    let mut passed = false;
+    let whole = OnceCell::new();
+    let whole = || whole.get_or_init(|| report(&mut scan(&devices, &mut Prepared::default(), &|_, _, _| {}).unwrap()));
+    for memory in [2000, 1 << 30] {
+        let how = quick::Options { data: false, memory };
+        let Some((quick, _)) = holds(&devices, &how, &|_, _, _| {}).unwrap() else { continue };
+        assert_eq!(&quick, whole(), "{memory} bytes for inodes");
+        passed = true;
+    }
+    // Nor may it shy at what holds.
+    let clean = |d: &Domain| d.header.is_some_and(|h| h.flags.get() & CLEAN != 0);
+    if !passed && m.log.findings.is_empty() && m.domains.iter().all(clean) {
+        assert_ne!(whole().findings, vec![], "the quick check doubts a volume that holds");
+    }
+    passed
+}
+
+fn model(dev: &Arc<SparseDevice>) -> Model {
+    scan(&[Arc::clone(dev) as Arc<dyn Device>], &mut Prepared::default(), &|_, _, _| {}).unwrap()
+}
+
+fn fresh(mib: u64, domains: u16) -> Arc<SparseDevice> {
+    formatted(mib, domains, None)
+}
+
+fn formatted(mib: u64, domains: u16, group_bytes: Option<u64>) -> Arc<SparseDevice> {
+    let dev = SparseDevice::new(mib * 256);
+    let o = MkfsOptions { domains: Some(domains), group_bytes, uuid: Some([5; 16]), ..Default::default() };
+    braidfs::mkfs::format(&[Arc::clone(&dev) as Arc<dyn Device>], &o).unwrap();
+    dev
+}
+
+fn add(m: &mut Model, domain: u16, mode: u32, links: &[(NodeId, &str)], content: Content) -> NodeId {
+    let store = Arc::clone(&m.store);
+    let (node, gener) = names::take_node(&store, &mut m.domains[usize::from(domain)]).unwrap();
+    let dir = mode & 0o170_000 == 0o040_000;
+    let remote = links.iter().any(|l| m.domain_of(l.0) != Some(domain));
+    let size = match &content {
+        Content::Inline(b) => b.len() as u64,
+        _ => 0,
+    };
+    let mut inode = Inode::decode(&m.body(NodeId::ROOT).unwrap().inode.encode()).unwrap();
+    (inode.mode, inode.size, inode.nlink) = (mode, size, if dir { 2 } else { links.len() as u32 });
+    (inode.content, inode.links) = (content, vec![]);
+    for (parent, name) in links {
+        let name: FileName = name.as_bytes().into();
+        inode.links.push(Link { parent: *parent, name: name.clone() });
+        let p = m.body(*parent).unwrap();
+        p.entries.push(Dentry { hash: 0, node, gener, kind: (mode >> 12) as u8, name });
+        p.dirty.entries = true;
+        p.inode.nlink += u32::from(dir);
+    }
+    let ino = Ino {
+        domain,
+        gener,
+        version: 0,
+        flags: USED | if dir { DIR } else { 0 } | if remote { REMOTE } else { 0 },
+        linked: vec![true; links.len()],
+        inode,
+        tree: vec![],
+        extents: vec![],
+        entries: vec![],
+        links_lost: false,
+        dirty: Dirty { record: true, ..Dirty::default() },
+    };
+    m.inodes.put(node, ino);
+    node
+}
+
+fn add_extents(m: &mut Model, node: NodeId, count: u64) {
+    let domain = m.domain_of(node).unwrap();
+    let group = *m.domains[usize::from(domain)].groups.keys().next().unwrap();
+    let start = m.store.geometry.group_start(group).0 + 1024;
+    let ino = m.body(node).unwrap();
+    ino.inode.content = Content::Extents(vec![]);
+    ino.inode.size = count * 2 * BLOCK_BYTES as u64;
+    ino.extents = (0..count)
+        .map(|i| Extent { lblk: 2 * i, addr: BlockAddr(start + 2 * i), len: 1, unwritten: false, sums: None })
+        .collect();
+    ino.inode.blocks = count;
+    ino.dirty.extents = true;
+}
+
+/// A volume with everything: remote inodes, bucketed directory, overflow links, xattrs and extent trees.
+fn populated() -> Arc<SparseDevice> {
+    // one group has room for the extents of the largest file
+    let dev = formatted(128, 3, Some(16 << 20));
+    let mut m = model(&dev);
+    assert_eq!(m.log.findings, vec![]);
+    let root = NodeId::ROOT;
+    let a = add(&mut m, 1, 0o040_755, &[(root, "a")], Content::InlineDir(vec![]));
+    let b = add(&mut m, 2, 0o040_755, &[(a, "b")], Content::InlineDir(vec![]));
+    let c = add(&mut m, 2, 0o040_755, &[(b, "c")], Content::InlineDir(vec![]));
+    for i in 0..400 {
+        add(&mut m, (i % 3) as u16, 0o100_644, &[(b, &format!("file-{i}"))], Content::Inline(vec![i as u8; 50]));
+    }
+    let names: Vec<String> = (0..300).map(|i| format!("a rather long name of a hard link, number {i}")).collect();
+    let links: Vec<(NodeId, &str)> = names.iter().map(|n| (c, n.as_str())).collect();
+    add(&mut m, 1, 0o100_600, &links, Content::None);
+    add(&mut m, 0, 0o120_777, &[(root, "link")], Content::Inline(b"a/b".to_vec()));
+    add(&mut m, 0, 0o010_600, &[(root, "pipe")], Content::None);
+    let x = add(&mut m, 2, 0o100_600, &[(a, "attributes")], Content::None);
+    m.body(x).unwrap().inode.xattrs = vec![(b"user.big".as_slice().into(), vec![7; 9000].into())];
+    let big = add(&mut m, 1, 0o100_600, &[(a, "big")], Content::None);
+    add_extents(&mut m, big, 1000);
+    let small = add(&mut m, 0, 0o100_600, &[(a, "small")], Content::None);
+    add_extents(&mut m, small, 3);
+    repair::write(&mut m).unwrap();
+    dev
+}
+
+#[test]
+fn fresh_volumes_are_clean() {
+    for (mib, domains) in [(16, 1), (32, 2), (64, 3), (1024, 4), (16 << 20, 8)] {
+        let dev = fresh(mib, domains);
+        assert!(run(&dev, &FsckOptions::default()).clean_skip);
+        let r = run(&dev, &FORCE);
+        assert_eq!(r.findings, vec![], "{mib} MiB");
+        assert_eq!((r.dirs, r.files, r.clean_skip, r.blocks_used), (1, 0, false, 1));
+        let before = dev.written();
+        assert_eq!(run(&dev, &REPAIR).findings, vec![]);
+        assert_eq!(before, dev.written());
+    }
+}
+
+#[test]
+fn a_filled_volume_is_clean() {
+    let dev = populated();
+    let r = run(&dev, &FORCE);
+    assert_eq!(r.findings, vec![]);
+    assert_eq!((r.files, r.dirs, r.symlinks, r.other), (404, 4, 1, 1));
+    assert!(agree(&dev));
+    let mut m = model(&dev);
+    assert_eq!(m.inodes.wholes().count(), 0, "an inode without findings is kept whole");
+    for node in m.inodes.select(|_, _| true) {
+        m.body(node).unwrap();
+    }
+    m.inodes.holds().unwrap();
+    assert_eq!(report(&mut m), r, "whole inodes are others than packed ones");
+    let any = |which: fn(&Ino) -> bool| m.inodes.wholes().any(|(_, i)| which(i));
+    assert!(any(|i| !i.tree.is_empty()) && any(|i| i.inode.link_nodes.len() > 1));
+    assert!(any(|i| i.inode.xattr_nodes.len() == 3 && i.inode.xattrs[0].1.len() == 9000));
+    assert!(any(|i| i.entries.len() == 300) && any(|i| i.linked.len() == 300 && i.linked.iter().all(|l| *l)));
+}
+
+/// Damages one block; the check must see it or not need it, a repair must leave a clean volume.
+fn damage(base: &Arc<SparseDevice>, block: u64, how: &dyn Fn(&mut [u8])) -> FsckReport {
+    let dev = base.fork();
+    let mut buf = vec![0; BLOCK_BYTES];
+    dev.read(block, &mut buf).unwrap();
+    how(&mut buf);
+    dev.write(block, &buf).unwrap();
+    let seen = run(&dev, &FORCE);
+    assert!(seen.findings.iter().all(|f| !f.fixed));
+    let fixed = run(&dev, &REPAIR);
+    assert_eq!(fixed.unfixed(), 0, "block {block}: {:#?}", fixed.findings);
+    let after = run(&dev, &FORCE);
+    assert_eq!(after.findings, vec![], "block {block}, after a repair");
+    seen
+}
+
+#[test]
+fn every_kind_of_metadata_block_is_mended() {
+    let dev = populated();
+    let (mut flips, mut seen) = (0, 0);
+    for (i, block) in dev.written().into_iter().enumerate() {
+        // All of the volume's tables, every third of the others.
+        if block < 60 || i % 3 == 0 {
+            damage(&dev, block, &|b| b.fill(0));
+            flips += 1;
+            seen += usize::from(!damage(&dev, block, &|b| b[100] ^= 0x40).findings.is_empty());
+        }
+    }
+    // All but a few node blocks that were rewritten elsewhere are in use.
+    assert!(seen + 3 > flips && flips > 60, "{seen} of {flips} were seen");
+}
+
+/// Bytes that a checksum does not give away: everything that is decoded must be looked at.
+#[test]
+fn forged_blocks_do_not_panic() {
+    let base = populated();
+    let blocks = base.written();
+    let mut state = 0x9e37_79b9_7f4a_7c15u64;
+    let mut random = |n: usize| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state % n as u64) as usize
+    };
+    let mut mended = 0;
+    for round in 0..150 {
+        let dev = base.fork();
+        for _ in 0..=random(4) {
+            let block = blocks[random(blocks.len())];
+            let mut b = vec![0; BLOCK_BYTES];
+            dev.read(block, &mut b).unwrap();
+            let reach = [100, 400, BLOCK_BYTES - 32][random(3)];
+            for _ in 0..=random(6) {
+                b[32 + random(reach)] = [0, 1, 0xff, random(256) as u8][random(4)];
+            }
+            let crc = braidfs_format::block::checksum(&b);
+            b[4..8].copy_from_slice(&crc.to_le_bytes());
+            dev.write(block, &b).unwrap();
+        }
+        let devices = [Arc::clone(&dev) as Arc<dyn Device>];
+        for what in [dump::DumpWhat::Bat, dump::DumpWhat::Journal(1), dump::DumpWhat::Path(b"/a/b/c".to_vec())] {
+            let _ = dump::dump(&devices, &what);
+        }
+        // A forged superblock, or a domain that is not clean, is not for this test.
+        let Ok(m) = volume::read(&devices) else { continue };
+        if m.domains
+            .iter()
+            .any(|d| d.header.is_some_and(|h| h.flags.get() & CLEAN == 0 || h.flags.get() & NEEDS_GC != 0))
+        {
+            continue;
+        }
+        let r = run(&dev, &REPAIR);
+        assert_eq!(r.unfixed(), 0, "round {round}: {:#?}", r.findings);
+        assert_eq!(run(&dev, &FORCE).findings, vec![], "round {round}");
+        mended += usize::from(!r.findings.is_empty());
+    }
+    assert!(mended > 50, "{mended}");
+}
+
+#[test]
+fn several_devices() {
+    let dev: Vec<Arc<dyn Device>> =
+        [40, 64, 33].iter().map(|mib| SparseDevice::new(mib * 256) as Arc<dyn Device>).collect();
+    let o = MkfsOptions { domains: Some(4), data_checksums: true, ..Default::default() };
+    let sb = braidfs::mkfs::format(&dev, &o).unwrap();
+    let mixed = [Arc::clone(&dev[1]), Arc::clone(&dev[2]), Arc::clone(&dev[0])];
+    assert_eq!(check(&mixed, &FORCE, &JournalReplay, &|_, _, _| {}).unwrap().findings, vec![]);
+    for (d, e) in dev.iter().zip(sb.device_table()) {
+        for at in [0, e.blocks.get() - 1] {
+            d.write(at, &[0; BLOCK_BYTES]).unwrap();
+            let r = check(&mixed, &FsckOptions { repair: true, force: false }, &JournalReplay, &|_, _, _| {}).unwrap();
+            assert_eq!(r.findings.iter().map(|f| (f.code, f.fixed)).collect::<Vec<_>>(), [(codes::SUPER_COPY, true)]);
+        }
+    }
+    assert!(check(&mixed[..2], &FORCE, &JournalReplay, &|_, _, _| {}).is_err());
+}
+
+/// Both copies of a pair lost.
+#[test]
+fn lost_pairs_are_made_again() {
+    let base = populated();
+    let m = model(&base);
+    let (g, start) = (m.store.geometry, m.sb.device[0].data_start.get());
+    let mut pairs = vec![m.sb.bat.get()];
+    pairs.extend((0..3).map(|d| m.sb.domain_table.get() + 2 * d));
+    for group in m.domains.iter().flat_map(|d| d.groups.keys()) {
+        let at = start + g.group_start(*group).0;
+        pairs.extend((0..u64::from(g.meta_blocks() / 2)).map(|i| at + 2 * i));
+    }
+    for pair in pairs {
+        let dev = base.fork();
+        dev.write(pair, &[0x55; 2 * BLOCK_BYTES]).unwrap();
+        let r = run(&dev, &REPAIR);
+        assert!(!r.findings.is_empty(), "pair {pair}");
+        assert_eq!(r.unfixed(), 0, "pair {pair}: {:#?}", r.findings);
+        let after = run(&dev, &FORCE);
+        assert_eq!(after.findings, vec![], "pair {pair}");
+        assert_eq!((after.files, after.dirs), (404, 4), "pair {pair}");
+    }
+}
+
+/// Changes the model of a sound volume, writes it, and checks that the check finds `code` and mends it.
+fn broken(code: u32, change: impl FnOnce(&mut Model)) -> FsckReport {
+    let dev = populated();
+    let mut m = model(&dev);
+    change(&mut m);
+    repair::write(&mut m).unwrap();
+    let r = run(&dev, &REPAIR);
+    assert!(r.findings.iter().any(|f| f.code == code), "{code}: {:#?}", r.findings);
+    assert_eq!(r.unfixed(), 0, "{code}: {:#?}", r.findings);
+    let after = run(&dev, &FORCE);
+    assert_eq!(after.findings, vec![], "{code}");
+    after
+}
+
+fn find(m: &mut Model, path: &str) -> NodeId {
+    path.split('/').filter(|p| !p.is_empty()).fold(NodeId::ROOT, |at, name| {
+        m.body(at).unwrap().entries.iter().find(|e| *e.name == *name.as_bytes()).unwrap().node
+    })
+}
+
+#[test]
+fn entries_and_links_are_mended() {
+    let edit = |path: &'static str, f: fn(&mut Ino)| {
+        move |m: &mut Model| {
+            let n = find(m, path);
+            f(m.body(n).unwrap());
+        }
+    };
+    let r = broken(
+        codes::LINK_NO_ENTRY,
+        edit("a/b", |d| {
+            d.entries.truncate(10);
+            d.dirty.entries = true;
+        }),
+    );
+    assert_eq!(r.files, 404);
+    broken(
+        codes::ENTRY_GENER,
+        edit("a", |d| {
+            d.entries[0].gener += 1;
+            d.dirty.entries = true;
+        }),
+    );
+    broken(
+        codes::ENTRY_KIND,
+        edit("a", |d| {
+            d.entries[0].kind = 1;
+            d.dirty.entries = true;
+        }),
+    );
+    broken(
+        codes::LINK_COUNT,
+        edit("a/big", |f| {
+            f.inode.nlink = 9;
+            f.dirty.record = true;
+        }),
+    );
+    broken(
+        codes::BLOCK_COUNT,
+        edit("a/big", |f| {
+            f.inode.blocks = 9;
+            f.dirty.record = true;
+        }),
+    );
+    let r = broken(
+        codes::ENTRY_STALE,
+        edit("a/big", |f| {
+            f.inode.links.clear();
+            f.dirty.links = true;
+        }),
+    );
+    assert_eq!(r.files, 404);
+    let r = broken(
+        codes::ORPHAN,
+        edit("a/big", |f| {
+            f.inode.links.clear();
+            f.inode.nlink = 0;
+            f.dirty.links = true;
+        }),
+    );
+    assert_eq!(r.files, 403);
+    let r = broken(
+        codes::LINK_PARENT,
+        edit("a/big", |f| {
+            f.inode.links[0].parent = NodeId(77_777);
+            f.dirty.links = true;
+        }),
+    );
+    assert_eq!((r.files, r.dirs), (404, 5));
+    broken(
+        codes::REMOTE_FLAG,
+        edit("a/big", |f| {
+            f.flags ^= REMOTE;
+            f.dirty.record = true;
+        }),
+    );
+    broken(codes::ENTRY_DEAD, |m| {
+        let (dir, file) = (find(m, "a"), find(m, "a/big"));
+        m.remove(file);
+        m.body(dir).unwrap().dirty.entries = true;
+    });
+    broken(codes::INLINE_ENTRIES, edit("a", |d| d.inode.content = Content::InlineDir(vec![1, 2, 3])).also_dirty("a"));
+}
+
+trait AlsoDirty: FnOnce(&mut Model) + Sized {
+    fn also_dirty(self, path: &'static str) -> impl FnOnce(&mut Model) {
+        move |m: &mut Model| {
+            let n = find(m, path);
+            self(m);
+            m.body(n).unwrap().dirty.record = true;
+        }
+    }
+}
+impl<F: FnOnce(&mut Model)> AlsoDirty for F {}
+
+#[test]
+fn loops_and_lost_roots_are_mended() {
+    // "b" below its own child "c"
+    let r = broken(codes::UNREACHABLE, |m| {
+        let (a, b, c) = (find(m, "a"), find(m, "a/b"), find(m, "a/b/c"));
+        let entries = &mut m.body(a).unwrap().entries;
+        let at = entries.iter().position(|e| e.node == b).unwrap();
+        let mut e = entries.remove(at);
+        (m.body(a).unwrap().inode.nlink, m.body(a).unwrap().dirty.entries) = (2, true);
+        e.hash = 0;
+        let child = m.body(c).unwrap();
+        child.entries.push(e);
+        (child.inode.nlink, child.dirty.entries) = (3, true);
+        let lost = m.body(b).unwrap();
+        lost.inode.links[0].parent = c;
+        lost.dirty.links = true;
+    });
+    assert_eq!((r.files, r.dirs), (404, 5));
+    let r = broken(codes::ROOT, |m| {
+        let store = Arc::clone(&m.store);
+        m.body(NodeId::ROOT).unwrap();
+        m.inodes.forget(NodeId::ROOT);
+        m.domains[0].free_node(&store, NodeId::ROOT);
+    });
+    assert_eq!((r.files, r.dirs), (404, 4));
+}
+
+#[test]
+fn shared_and_misplaced_blocks_are_mended() {
+    broken(codes::BLOCK_SHARED, |m| {
+        let (big, small) = (find(m, "a/b/file-1"), find(m, "a/big"));
+        let addr = m.body(small).unwrap().extents[3].addr;
+        let ino = m.body(big).unwrap();
+        ino.extents = vec![Extent { lblk: 0, addr, len: 4, unwritten: false, sums: None }];
+        (ino.inode.blocks, ino.inode.content) = (4, Content::Extents(vec![]));
+        ino.dirty.extents = true;
+    });
+    for addr in [0, 5, 1 << 40, 4096 * 2 + 10] {
+        broken(codes::EXTENT_PLACE, |m| {
+            let n = find(m, "a/small");
+            let ino = m.body(n).unwrap();
+            ino.extents[1].addr = BlockAddr(addr);
+            ino.dirty.extents = true;
+        });
+    }
+}
+
+/// What the memory of the second pass hangs on.
+#[test]
+fn only_what_is_damaged_is_kept_whole() {
+    let dev = populated();
+    let mut m = model(&dev);
+    let (big, dir) = (find(&mut m, "a/big"), find(&mut m, "a/b"));
+    let file = m.body(big).unwrap();
+    (file.inode.nlink, file.dirty.record) = (9, true);
+    let names = m.body(dir).unwrap();
+    (names.entries[0].kind, names.dirty.entries) = (2, true);
+    repair::write(&mut m).unwrap();
+    let m = model(&dev);
+    let mut expected = vec![big, dir];
+    expected.sort_unstable();
+    assert_eq!(m.inodes.wholes().map(|(n, _)| n).collect::<Vec<_>>(), expected, "{:#?}", m.log.findings);
+}
+
+#[test]
+fn dumps_do_not_fail() {
+    let dev = populated();
+    let mut m = model(&dev);
+    let devices = [Arc::clone(&dev) as Arc<dyn Device>];
+    let group = *m.domains[1].groups.keys().next().unwrap();
+    let node = find(&mut m, "a/big");
+    let block = m.store.geometry.group_start(group).0 + 200;
+    use dump::DumpWhat as W;
+    for what in [
+        W::Super,
+        W::Bat,
+        W::Domain(1),
+        W::Group(group),
+        W::Segments(group),
+        W::Nodes(group),
+        W::Node(node.0),
+        W::Block(block),
+        W::Journal(0),
+        W::Path(b"/a/b".to_vec()),
+        W::Path(b"a/big".to_vec()),
+        W::Path(b"/".to_vec()),
+    ] {
+        let text = dump::dump(&devices, &what).unwrap_or_else(|e| panic!("{what:?}: {e}"));
+        assert!(text.len() > 30, "{what:?}: {text}");
+    }
+    assert!(dump::dump(&devices, &W::Domain(99)).is_err());
+    assert!(dump::dump(&devices, &W::Group(1 << 20)).is_err());
+    assert!(dump::dump(&devices, &W::Path(b"/a/none".to_vec())).is_err());
+}

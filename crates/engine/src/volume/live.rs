@@ -1,0 +1,89 @@
+//! What the online check sees of a volume in use.
+
+#[cfg(test)]
+mod tests;
+
+use super::Volume;
+use crate::domain::Domain;
+use crate::error::Error;
+use crate::types::{DomainId, NodeId};
+use braidfs_format::Corrupt;
+use braidfs_format::inode::Link;
+use braidfs_format::node::NodeEntry;
+use braidfs_format::super_block::SuperBlock;
+use braidfs_store::Store;
+use braidfs_store::interface::{LiveVolume, Still};
+use std::sync::Arc;
+
+impl Volume {
+    fn domain_of_number(&self, domain: DomainId) -> Option<&Arc<Domain>> {
+        self.inner().domains.get(usize::from(domain.0))
+    }
+}
+
+impl LiveVolume for Volume {
+    fn super_block(&self) -> &SuperBlock {
+        Volume::super_block(self)
+    }
+
+    fn store(&self) -> &Arc<Store> {
+        &self.inner().store
+    }
+
+    fn hold_still(&self, what: Still, f: &mut dyn FnMut()) {
+        let of = |d| self.domain_of_number(d);
+        match what {
+            Still::Superblocks => {
+                let _label = self.inner().label.lock();
+                return f();
+            }
+            Still::Bat => {
+                let _claims = self.inner().bat.lock();
+                return f();
+            }
+            Still::Header(d) => of(d).map(|d| d.between_headers(&mut *f)),
+            Still::Tables(d) => of(d).map(|d| d.between_checkpoints(&mut *f)),
+            Still::Nodes(d) => of(d).map(|d| d.between_commits(&mut *f)),
+        }
+        .unwrap_or_else(f)
+    }
+
+    fn used_blocks(&self, domain: DomainId) -> u64 {
+        let Some(d) = self.domain_of_number(domain) else { return 0 };
+        let s = d.space.stats();
+        s.blocks.saturating_sub(s.free)
+    }
+
+    fn groups(&self, domain: DomainId) -> Vec<u32> {
+        self.domain_of_number(domain).map_or_else(Vec::new, |d| d.space.groups())
+    }
+
+    fn owner(&self, group: u32) -> Option<DomainId> {
+        self.inner().shared.group_owner(group)
+    }
+
+    fn epoch(&self, domain: DomainId, group: u32) -> Option<u32> {
+        self.domain_of_number(domain)?.space.epoch(group)
+    }
+
+    fn journal(&self, domain: DomainId) -> (u64, u64) {
+        self.domain_of_number(domain).map_or((0, 0), |d| d.journal_place())
+    }
+
+    fn entry(&self, domain: DomainId, node: NodeId) -> braidfs_store::Result<Option<NodeEntry>> {
+        let Some(d) = self.domain_of_number(domain) else { return Ok(None) };
+        match d.nodes.look(node) {
+            Ok(e) => Ok(Some(e)),
+            Err(Error::NotFound) => Ok(None),
+            Err(Error::Io(e)) => Err(e.into()),
+            Err(Error::Corrupt(e)) => Err(e.into()),
+            Err(e) => Err(Corrupt::new("node table", e.to_string()).into()),
+        }
+    }
+
+    fn first_link(&self, node: NodeId) -> Option<Link> {
+        let cell = self.inner().domain(node).ok()?.cell(node).ok()?;
+        let state = cell.state.read();
+        state.links.first().cloned()
+    }
+}

@@ -1,0 +1,52 @@
+//! Replay of journals for a check of an unmounted volume, which cannot use the engine but through this.
+
+use super::Volume;
+use crate::domain::recover::{self, Recovered};
+use crate::error::Result;
+use crate::nodes::NodeTable;
+use crate::space::{Checkpointed, Run, Space};
+use crate::types::{BlockAddr, DomainId, MountOptions};
+use braidfs_device::Device;
+use braidfs_format::domain::DomainHeader;
+use braidfs_format::journal::Chunk;
+use braidfs_store::Store;
+use braidfs_store::interface::{Replay, ReplayError};
+use std::sync::Arc;
+
+/// The engine's own recovery.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct JournalReplay;
+
+impl Replay for JournalReplay {
+    fn replay_volume(&self, devices: &[Arc<dyn Device>]) -> Result<(), ReplayError> {
+        let options = MountOptions { background: false, ..MountOptions::default() };
+        let volume = Volume::mount(devices.to_vec(), options)?;
+        if let Err(e) = volume.collect_stale() {
+            // the check of the names does that, and more
+            tracing::debug!("stale entries: {e}");
+        }
+        Ok(volume.unmount()?)
+    }
+
+    fn replay_tables(
+        &self,
+        store: &Arc<Store>,
+        domain: DomainId,
+        groups: &[u32],
+        chunks: &[Chunk],
+        header: &mut DomainHeader,
+    ) -> Result<u64, ReplayError> {
+        let journal = Run { addr: BlockAddr(header.journal_start.get()), len: header.journal_blocks.get() };
+        let checkpointed = Checkpointed::of(header);
+        let space = Space::open(Arc::clone(store), domain, 1, groups, Some(journal), Some(checkpointed))?;
+        let table = NodeTable::open(Arc::clone(store), domain, &space.groups(), &space)?;
+        let last = header.last_tx.get();
+        let newest = recover::replay(domain, chunks, &space, &table, last, &mut Recovered::default())?;
+        header.checkpoint = header.checkpoint.get().saturating_add(1).into();
+        table.write_home()?;
+        space.write_home(header.checkpoint.get())?;
+        header.tables = space.table_sum().into();
+        store.flush()?;
+        Ok(newest)
+    }
+}

@@ -1,0 +1,164 @@
+//! Which block of the group space lies where on which device.
+
+use crate::{Error, Result};
+use braidfs_device::{BLOCK_BYTES, Device, WriteOp};
+use braidfs_format::super_block::SuperBlock;
+use braidfs_format::{BlockAddr, Corrupt, Geometry};
+use std::sync::Arc;
+
+/// The devices of a volume behind one address space. Cheap to share; holds no state of its own.
+#[derive(Debug)]
+pub struct Store {
+    devices: Vec<Arc<dyn Device>>,
+    /// (first block in the group space, one past the last usable, device block of the first) per device.
+    map: Vec<(u64, u64, u64)>,
+    /// Sizes of the volume.
+    pub geometry: Geometry,
+    /// Low half of the UUID.
+    pub volume: u32,
+}
+
+impl Store {
+    /// `devices` in the order of the superblock's device table.
+    ///
+    /// # Errors
+    /// Where a device is missing or smaller than the superblock says.
+    pub fn new(devices: Vec<Arc<dyn Device>>, sb: &SuperBlock) -> Result<Self> {
+        let geometry = sb.geometry()?;
+        let table = sb.device_table();
+        if table.len() != devices.len() {
+            return Err(Corrupt::new(
+                "volume",
+                format!("has {} devices, {} were given: name all of them", table.len(), devices.len()),
+            )
+            .into());
+        }
+        let mut map = Vec::new();
+        for (d, dev) in table.iter().zip(&devices) {
+            if dev.blocks() < d.blocks.get() {
+                let why = format!(
+                    "{} has {} blocks, the volume needs {}: it was truncated",
+                    dev.name(),
+                    dev.blocks(),
+                    d.blocks.get()
+                );
+                return Err(Corrupt::new("volume", why).into());
+            }
+            let first = u64::from(d.first_group.get()) * u64::from(geometry.group_blocks());
+            let usable = u64::from(d.groups.get() - 1) * u64::from(geometry.group_blocks())
+                + u64::from(d.last_group_blocks.get());
+            map.push((first, first + usable, d.data_start.get()));
+        }
+        Ok(Self { devices, map, geometry, volume: sb.volume_id() })
+    }
+
+    /// The device that holds `addr .. addr + blocks` and the block there.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] where no device holds them.
+    pub fn place(&self, addr: BlockAddr, blocks: u64) -> Result<(usize, u64)> {
+        let i = self.map.partition_point(|m| m.0 <= addr.0);
+        if i > 0 {
+            let (first, end, start) = self.map[i - 1];
+            if addr.0.checked_add(blocks).is_some_and(|e| e <= end) {
+                return Ok((i - 1, addr.0 - first + start));
+            }
+        }
+        Err(Corrupt::new("block address", format!("{addr} + {blocks} lies outside the volume")).into())
+    }
+
+    /// Blocks of `group` (the last of a device may be short).
+    pub fn group_blocks(&self, group: u32) -> u32 {
+        let start = self.geometry.group_start(group).0;
+        let i = self.map.partition_point(|m| m.0 <= start);
+        let end = if i > 0 { self.map[i - 1].1 } else { start };
+        (end - start).min(u64::from(self.geometry.group_blocks())) as u32
+    }
+
+    /// Reads whole blocks; `buf` is a multiple of 4096 bytes.
+    ///
+    /// # Errors
+    /// Of the device, or an address outside the volume.
+    pub fn read(&self, addr: BlockAddr, buf: &mut [u8]) -> Result<()> {
+        let (d, b) = self.place(addr, (buf.len() / BLOCK_BYTES) as u64)?;
+        self.devices[d].read(b, buf).map_err(Error::Io)
+    }
+
+    /// Writes one run.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub fn write(&self, addr: BlockAddr, buf: &[u8]) -> Result<()> {
+        let (d, b) = self.place(addr, (buf.len() / BLOCK_BYTES) as u64)?;
+        self.devices[d].write(b, buf).map_err(Error::Io)
+    }
+
+    /// Writes all runs in parallel and waits for them.
+    ///
+    /// # Errors
+    /// As [`Self::read`]; any of the writes may have happened.
+    pub fn write_batch(&self, ops: &[(BlockAddr, Vec<&[u8]>)]) -> Result<()> {
+        let mut per: Vec<Vec<WriteOp<'_>>> = vec![Vec::new(); self.devices.len()];
+        for (addr, bufs) in ops {
+            let blocks = bufs.iter().map(|b| b.len()).sum::<usize>() / BLOCK_BYTES;
+            let (d, block) = self.place(*addr, blocks as u64)?;
+            per[d].push(WriteOp { block, bufs: bufs.clone() });
+        }
+        for (d, ops) in per.iter().enumerate() {
+            if !ops.is_empty() {
+                self.devices[d].write_batch(ops)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes all writes that have returned durable, on every device.
+    ///
+    /// # Errors
+    /// Of a device.
+    pub fn flush(&self) -> Result<()> {
+        self.devices.iter().try_for_each(|d| d.flush()).map_err(Error::Io)
+    }
+
+    /// Makes all writes to `groups` that have returned durable: flushes the devices that these lie on, and no other, so that
+    /// a device that fails takes along only who has blocks on it.
+    ///
+    /// # Errors
+    /// Of a device.
+    pub fn flush_groups(&self, groups: impl IntoIterator<Item = u32>) -> Result<()> {
+        if self.devices.len() == 1 {
+            return self.flush();
+        }
+        let mut wanted = vec![false; self.devices.len()];
+        for g in groups {
+            let start = self.geometry.group_start(g).0;
+            if let Some(w) = wanted.get_mut(self.map.partition_point(|m| m.0 <= start).saturating_sub(1)) {
+                *w = true;
+            }
+        }
+        let wanted = self.devices.iter().zip(&wanted).filter(|(_, w)| **w);
+        wanted.map(|(d, _)| d).try_for_each(|d| d.flush().map_err(Error::Io))
+    }
+
+    /// Number of devices.
+    pub fn devices(&self) -> usize {
+        self.devices.len()
+    }
+
+    /// Says that blocks hold nothing of use. What they read as is then undefined.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where the device cannot discard; of the device; an address outside the volume.
+    pub fn discard(&self, addr: BlockAddr, blocks: u64) -> Result<()> {
+        let (d, b) = self.place(addr, blocks)?;
+        self.devices[d].discard(b, blocks).map_err(|e| match e.kind() {
+            std::io::ErrorKind::Unsupported => Error::Unsupported("the device cannot discard"),
+            _ => Error::Io(e),
+        })
+    }
+
+    /// Device `i`, for the volume's own tables.
+    pub fn device(&self, i: usize) -> &Arc<dyn Device> {
+        &self.devices[i]
+    }
+}
