@@ -248,7 +248,7 @@ impl Scrub {
         })
     }
 
-    /// The report of a scrub that ended: [`braidfs_check::scrub::ScrubReport`] as JSON.
+    /// The report of a scrub that ended: [`braidfs_check::ScrubReport`] as JSON.
     ///
     /// # Errors
     /// As [`Self::progress`]; ENODATA where it has not ended.

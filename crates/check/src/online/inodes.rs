@@ -2,21 +2,22 @@
 
 use super::Scrub;
 use crate::codes;
-use crate::one::{self, Bad, Checked, Parts};
-use crate::scrub::compare;
+use crate::data::compare;
+use crate::read::{read_scattered, run};
+use crate::report::{Bad, Checked};
+use crate::rules::dir::Buckets;
+use crate::rules::record::{self, node_block};
+use crate::rules::{Visitor, inode};
 use braidfs_device::{AlignedBuf, BLOCK_BYTES};
-use braidfs_format::NodeId;
 use braidfs_format::dentry::Dentry;
 use braidfs_format::geometry::NODES_PER_BLOCK;
 use braidfs_format::inode::Extent;
-use braidfs_format::node::{NodeBlock, NodeEntry, NodeKind};
-use braidfs_format::{BlockAddr, Corrupt, DomainId};
+use braidfs_format::node::{NodeEntry, NodeKind};
+use braidfs_format::{BlockAddr, DomainId, NodeId};
 use braidfs_store::interface::Still;
 
 /// Node blocks read at once.
 const RUN_BLOCKS: u64 = 64;
-/// Unused blocks that are read along rather than cutting a read in two.
-const GAP_BLOCKS: u64 = 4;
 /// Buckets and data blocks that are looked at while a commit waits.
 const STILL_BLOCKS: u64 = 256;
 /// Looks at an inode that changes meanwhile before a commit has to wait.
@@ -51,26 +52,17 @@ pub fn of_group(s: &mut Scrub<'_>, d: DomainId, number: u32) {
         if s.report.stopped {
             return;
         }
-        let mut last = first;
-        let n = rest
-            .iter()
-            .take_while(|(_, e)| {
-                let near = e.addr.0 <= last + 1 + GAP_BLOCKS && e.addr.0 < first + RUN_BLOCKS;
-                last = if near { e.addr.0 } else { last };
-                near
-            })
-            .count();
-        let (run, later) = rest.split_at(n);
+        let (n, blocks) = run(rest.iter().map(|u| u.1.addr.0), RUN_BLOCKS);
+        let (some, later) = rest.split_at(n);
         rest = later;
-        let blocks = last + 1 - first;
         let bytes = &mut buf[..blocks as usize * BLOCK_BYTES];
         // a block that cannot be read, or a run over the end of a device, is read again for each node
         let read = s.volume.store().read(BlockAddr(first), bytes).is_ok();
         s.spend(blocks);
-        for block in run.chunk_by(|a, b| a.1.addr == b.1.addr) {
+        for block in some.chunk_by(|a, b| a.1.addr == b.1.addr) {
             let addr = block[0].1.addr;
             let bytes = &buf[(addr.0 - first) as usize * BLOCK_BYTES..][..BLOCK_BYTES];
-            let whole = read && NodeBlock::check(bytes, s.volume.store().volume, addr).is_ok();
+            let whole = read && node_block(bytes, s.volume.store().volume, addr).is_ok();
             s.done += 1;
             for &(node, entry) in block {
                 if s.report.stopped {
@@ -163,22 +155,17 @@ fn look(live: &mut Live<'_, '_>, node: NodeId, known: Option<(NodeEntry, &[u8])>
             let mut block = AlignedBuf::zeroed(BLOCK_BYTES);
             let unreadable = |why| Bad::new(codes::UNREADABLE, format!("node block {}: {why}", e.addr));
             store.read(e.addr, &mut block).map_err(unreadable)?;
-            let wrong = |why: Corrupt| Bad::new(codes::NODE_BLOCK, why.to_string());
-            NodeBlock::check(&block, store.volume, e.addr).map_err(wrong)?;
+            node_block(&block, store.volume, e.addr)?;
             own = block;
             (e, &own[..])
         }
     };
-    let r = NodeBlock::record(block, usize::from(entry.index)).map_err(|e| Bad::new(codes::RECORD, e.to_string()))?;
-    if (r.node, r.gener) != (node, entry.gener) {
-        let why = format!("record {} of {} is of {} generation {}", entry.index, entry.addr, r.node, r.gener);
-        return Err(Bad::new(codes::RECORD, why));
-    }
+    let r = record::record(block, node, &entry)?;
     if r.kind != NodeKind::Inode {
         return Ok(Seen::Overflow);
     }
     let rules = live.s.rules();
-    one::inode(&rules, live, &r, entry.flags)?;
+    inode::check(&rules, live, &r, entry.flags, inode::decode(&r)?, Some(Buckets::until_bad(node)))?;
     Ok(live.cut.map_or(Seen::Inode, Seen::UpTo))
 }
 
@@ -217,21 +204,20 @@ impl Live<'_, '_> {
     }
 }
 
-impl Parts for Live<'_, '_> {
-    fn overflow(&mut self, owner: NodeId, nodes: &[NodeId], kind: NodeKind) -> Checked<Vec<Vec<u8>>> {
-        let missing =
-            |n: &NodeId, why: &str| Bad::new(codes::OVERFLOW_MISSING, format!("overflow {n} ({kind:?}): {why}"));
+impl Visitor for Live<'_, '_> {
+    fn overflow(&mut self, owner: NodeId, nodes: &[NodeId], kind: NodeKind) -> Checked<Vec<Option<Vec<u8>>>> {
         let mut entries = Vec::with_capacity(nodes.len());
-        for n in nodes {
-            match self.s.volume.entry(self.d, *n) {
-                Ok(Some(e)) if e.used() => entries.push((*n, e)),
-                Ok(_) => return Err(missing(n, "missing")),
-                Err(e) => return Err(missing(n, &e.to_string())),
-            }
+        for &n in nodes {
+            let e = self
+                .s
+                .volume
+                .entry(self.d, n)
+                .map_err(|e| Bad::new(codes::OVERFLOW_MISSING, format!("overflow {n}: {e}")))?;
+            entries.push((n, e.filter(NodeEntry::used).ok_or_else(|| record::missing(n, kind))?));
         }
         self.read += entries.len() as u64;
         self.spend()?;
-        one::overflow_payloads(self.s.volume.store(), owner, &entries, kind)
+        record::read_overflow(self.s.volume.store(), owner, &entries, kind)
     }
 
     fn bucket(&mut self, lblk: u64) -> bool {
@@ -250,7 +236,7 @@ impl Parts for Live<'_, '_> {
         self.read += addrs.len() as u64;
         self.s.done += addrs.len() as u64;
         self.spend()?;
-        one::read_scattered(self.s.volume.store(), addrs)
+        read_scattered(self.s.volume.store(), addrs)
     }
 
     fn holds(&self, addr: BlockAddr, len: u64) -> bool {
@@ -268,7 +254,7 @@ impl Parts for Live<'_, '_> {
             && (addr.0 >= start + n || addr.0 + len <= start)
     }
 
-    fn extent(&mut self, _: NodeId, e: &Extent, data: bool) -> Checked<()> {
+    fn extent(&mut self, _: NodeId, e: Extent, data: bool) -> Checked<()> {
         let skip = self.from.saturating_sub(e.lblk).min(u64::from(e.len));
         let len = u64::from(e.len) - skip;
         if !data || len == 0 || self.cut.is_some() {
@@ -306,5 +292,5 @@ impl Parts for Live<'_, '_> {
         }
     }
 
-    fn entry(&mut self, _: NodeId, _: &Dentry) {}
+    fn entry(&mut self, _: NodeId, _: Dentry) {}
 }

@@ -11,26 +11,19 @@
 
 mod inodes;
 
-use super::model::Log;
-use super::one::Rules;
-use super::pair::PairState;
-use super::scrub::ScrubReport;
-use super::tables::parse_group;
-use super::{Finding, codes};
-use braidfs_device::{AlignedBuf, BLOCK_BYTES};
-use braidfs_format::NodeId;
-use braidfs_format::bat::ENTRIES_PER_BLOCK;
-use braidfs_format::domain::DomainHeader;
-use braidfs_format::group::{OWNERS_PER_BLOCK, decode_owners};
-use braidfs_format::{BlockKind, DomainId, bat};
+use crate::home;
+use crate::report::{Finding, Log, ScrubReport};
+use crate::rules::Rules;
+use crate::rules::group::{has_owners, owners, parse_group};
+use crate::rules::volume::{bat_pair, bat_pairs, bat_place, domain_header, header_place, superblock};
+use braidfs_device::BLOCK_BYTES;
+use braidfs_format::{DomainId, NodeId};
+use braidfs_store::Store;
 use braidfs_store::interface::{LiveVolume, Still};
-use braidfs_store::super_io;
 use std::time::{Duration, Instant};
 
 /// Findings that are kept; of the others there is a note.
 const FINDINGS_MAX: usize = 10_000;
-/// Directories that a path is followed through.
-const DEPTH_MAX: usize = 4096;
 /// Longest sleep before the caller is asked whether to go on.
 const NAP: Duration = Duration::from_millis(100);
 
@@ -118,13 +111,6 @@ impl Scrub<'_> {
         self.show("blocks", true);
     }
 
-    /// What `look` gives while `what` does not change on the device.
-    fn still<R>(&self, what: Still, mut look: impl FnMut() -> R) -> Option<R> {
-        let mut seen = None;
-        self.volume.hold_still(what, &mut || seen = Some(look()));
-        seen
-    }
-
     /// Tells the caller how far it is, now and then or `now`; notes their wish to stop.
     fn show(&mut self, phase: &str, now: bool) {
         if now || self.shown.elapsed() >= NAP {
@@ -156,144 +142,87 @@ impl Scrub<'_> {
             self.unlisted += 1;
             return;
         }
-        let path = node.and_then(|n| self.path(n));
+        let name = |at| self.volume.first_link(at).map(|l| (l.parent, String::from_utf8_lossy(&l.name).into_owned()));
+        let path = node.and_then(|n| home::path(n, name));
         let node = node.map(|n| n.0);
         tracing::error!(code, domain, node, path, "scrub: {message}");
         self.report.findings.push(Finding { code, domain, node, path, message, fixed: false });
     }
 
-    /// The path of an inode by its first links, as far as it can be told.
-    fn path(&self, node: NodeId) -> Option<String> {
-        let mut parts: Vec<String> = Vec::new();
-        let mut at = node;
-        while at != NodeId::ROOT && parts.len() < DEPTH_MAX {
-            let link = self.volume.first_link(at)?;
-            parts.push(String::from_utf8_lossy(&link.name).into_owned());
-            at = link.parent;
+    /// Notes what `look` finds. What it finds while the volume is in use may be half of a change: then it looks once more,
+    /// while `what` does not change. `blocks` is what it reads.
+    fn look(&mut self, what: Still, domain: Option<DomainId>, blocks: u64, mut look: impl FnMut(&mut Log)) {
+        let mut log = Log { domain: domain.map(|d| d.0), ..Log::default() };
+        look(&mut log);
+        if !log.findings.is_empty() {
+            self.volume.hold_still(what, &mut || {
+                log.findings.clear();
+                look(&mut log);
+            });
         }
-        parts.reverse();
-        Some(format!("/{}", parts.join("/")))
+        for f in log.findings {
+            self.find(f.code, f.domain, None, f.message);
+        }
+        self.spend(blocks);
     }
 
     /// Superblocks, which are only written where the label or `compat` changes.
     fn supers(&mut self) {
         let (sb, store) = (self.volume.super_block(), self.volume.store());
         for (i, d) in sb.device_table().iter().enumerate() {
-            let device = store.device(i);
             for addr in [0, d.blocks.get().saturating_sub(1)] {
-                let look = || match super_io::read_at(device, addr) {
-                    Ok(s) if super::volume::same(&s, sb, i as u16) => None,
-                    Ok(_) => Some("differs from the others".to_string()),
-                    Err(e) => Some(e.to_string()),
-                };
-                if let Some(why) = self.still(Still::Superblocks, look).flatten() {
-                    let what = format!("superblock at block {addr} of {}: {why}", device.name());
-                    self.find(codes::SUPER_COPY, None, None, what);
-                }
-                self.spend(1);
+                self.look(Still::Superblocks, None, 1, |log| {
+                    superblock(store, log, sb, i, addr);
+                });
             }
         }
     }
 
     /// The group table, while nobody claims a group: it is small.
     fn group_table(&mut self) {
-        let sb = self.volume.super_block();
-        let groups = sb.groups.get() as usize;
-        for index in 0..groups.div_ceil(ENTRIES_PER_BLOCK as usize) {
-            let pair = sb.bat.get() + 2 * index as u64;
-            let count = (groups - index * ENTRIES_PER_BLOCK as usize).min(ENTRIES_PER_BLOCK as usize);
-            let look = || {
-                let mut found = Vec::new();
-                let buf = self.read_pair(pair, &mut found);
-                let state = PairState::of(&buf, BlockKind::Bat, sb.volume_id(), pair);
-                if let Some((copy, why)) = state.damaged() {
-                    found.push((codes::BAT_COPY, format!("BAT pair {index}, copy {copy}: {why}")));
-                }
-                if let Err(e) = bat::decode(&buf, sb.volume_id(), pair, count, sb.domains.get()) {
-                    found.push((codes::BAT_LOST, format!("BAT pair {index}: {e}")));
-                }
-                found
-            };
-            let mut found = look();
-            if !found.is_empty() {
-                found = self.still(Still::Bat, look).unwrap_or_default();
-            }
-            found.into_iter().for_each(|(code, why)| self.find(code, None, None, why));
-            self.spend(2);
+        let (sb, store) = (self.volume.super_block(), self.volume.store());
+        for index in 0..bat_pairs(sb) {
+            self.look(Still::Bat, None, 2, |log| {
+                let pair = log.read_pair(store, bat_place(sb, index).0);
+                bat_pair(log, sb, index, &pair);
+            });
         }
     }
 
     fn header(&mut self, d: DomainId) {
-        let sb = self.volume.super_block();
-        let pair = sb.domain_table.get() + 2 * u64::from(d.0);
-        let look = || {
-            let mut found = Vec::new();
-            let buf = self.read_pair(pair, &mut found);
-            let state = PairState::of(&buf, BlockKind::Domain, sb.volume_id(), pair);
-            if let Some((copy, why)) = state.damaged() {
-                found.push((codes::DOMAIN_COPY, format!("domain header, copy {copy}: {why}")));
-            }
-            if let Err(e) = DomainHeader::from_pair(&buf, sb.volume_id(), pair, d.0) {
-                found.push((codes::DOMAIN_LOST, e.to_string()));
-            }
-            found
-        };
-        let found = self.still(Still::Header(d), look).unwrap_or_default();
-        found.into_iter().for_each(|(code, why)| self.find(code, Some(d.0), None, why));
-        self.spend(2);
-    }
-
-    /// A pair of device 0; what cannot be read is noted and counts as zeros.
-    fn read_pair(&self, pair: u64, found: &mut Vec<(u32, String)>) -> AlignedBuf {
-        let mut buf = AlignedBuf::zeroed(2 * BLOCK_BYTES);
-        for (at, block) in (pair..).zip(buf.chunks_mut(BLOCK_BYTES)) {
-            if let Err(e) = self.volume.store().device(0).read(at, block) {
-                block.fill(0);
-                found.push((codes::UNREADABLE, format!("volume block {at} cannot be read: {e}")));
-            }
-        }
-        buf
+        let (sb, store) = (self.volume.super_block(), self.volume.store());
+        self.look(Still::Header(d), Some(d), 2, |log| {
+            let pair = log.read_pair(store, header_place(sb, d.0));
+            domain_header(log, sb, d.0, &pair);
+        });
     }
 
     /// The tables of a group, both copies of each.
     fn group(&mut self, d: DomainId, number: u32) {
-        // a group may leave its domain, with a checkpoint; then it is looked at where it comes, or not at all
-        let look = || self.volume.epoch(d, number).map_or_else(Vec::new, |epoch| self.look_at_group(d, number, epoch));
-        let mut found = look();
-        if !found.is_empty() {
-            found = self.still(Still::Tables(d), look).unwrap_or_default();
-        }
-        for f in found {
-            self.find(f.code, Some(d.0), None, f.message);
-        }
-        let blocks = u64::from(self.volume.store().geometry.meta_blocks());
+        let volume = self.volume;
+        let blocks = u64::from(volume.store().geometry.meta_blocks());
+        self.look(Still::Tables(d), Some(d), blocks, |log| {
+            // a group may leave its domain, with a checkpoint; then it is looked at where it comes, or not at all
+            if let Some(epoch) = volume.epoch(d, number) {
+                look_at_group(volume.store(), log, d, (number, epoch));
+            }
+        });
         self.done += blocks;
-        self.spend(blocks);
-    }
-
-    fn look_at_group(&self, d: DomainId, number: u32, epoch: u32) -> Vec<Finding> {
-        let store = self.volume.store();
-        let g = store.geometry;
-        let mut log = Log::of(d.0);
-        let blocks = g.meta_blocks().min(store.group_blocks(number));
-        let start = g.group_start(number);
-        let image = log.read(store, start, blocks as usize);
-        let group = parse_group(store, &mut log, d.0, (number, epoch), u64::MAX, &image);
-        for half in 0..(2 * g.segments).min(group.blocks.div_ceil(OWNERS_PER_BLOCK)) {
-            let addr = g.owners_addr(number, half / 2, half % 2);
-            let pair = &image[(addr.0 - start.0) as usize * BLOCK_BYTES..][..2 * BLOCK_BYTES];
-            let what = || format!("owner table of segment {} (half {}) of group {number}", half / 2, half % 2);
-            if let Some((copy, why)) = PairState::of(pair, BlockKind::Owners, store.volume, addr.0).damaged() {
-                log.add(codes::OWNERS_COPY, None, format!("{}, copy {copy}: {why}", what()));
-            }
-            if let Err(e) = decode_owners(pair, store.volume, addr) {
-                log.add(codes::OWNERS_LOST, None, format!("{}: {e}", what()));
-            }
-        }
-        log.findings
     }
 
     fn rules(&self) -> Rules {
         Rules::of(self.volume.super_block())
+    }
+}
+
+/// The tables of group `number`, which `d` owns by the claim of `epoch`.
+fn look_at_group(store: &Store, log: &mut Log, d: DomainId, (number, epoch): (u32, u32)) {
+    let g = store.geometry;
+    let start = g.group_start(number);
+    let image = log.read(store, start, g.meta_blocks().min(store.group_blocks(number)) as usize);
+    let group = parse_group(store, log, d.0, (number, epoch), u64::MAX, &image);
+    for half in (0..2 * g.segments).filter(|h| has_owners(&group, *h)) {
+        let at = (g.owners_addr(number, half / 2, half % 2).0 - start.0) as usize * BLOCK_BYTES;
+        owners(store, log, &mut Vec::new(), &group, half, &image[at..][..2 * BLOCK_BYTES]);
     }
 }

@@ -1,32 +1,34 @@
 //! The first pass of a check: says whether a volume holds in every respect, in little memory and one reading.
 //!
-//! It asks what the model of [`super`] asks and no less, but keeps no inode: each is checked as it is read and forgotten.
+//! It asks what the full pass asks and no less, but keeps no inode: each is checked as it is read and forgotten.
 //! What takes two sides (a name in a directory and the link in the inode; a block of a file and its entry in the owner
-//! table) is summed up on either side, and the sums compared ([`print`]); blocks are ticked off a bitmap. So it cannot say
-//! *what* is wrong with a volume, only that something may be: it answers `None`, and the model is made, which finds out.
+//! table) is summed up on either side, and the sums compared ([`multiset`]); blocks are ticked off a bitmap. So it cannot say
+//! *what* is wrong with a volume, only that something may be: it answers `None`, and the full pass finds out.
 //!
 //! Memory: a bit per block of the groups in use; 20 bytes per inode and overflow node, or [`Options::memory`] if that is
 //! less (the node tables are then read several times); 16 bytes per directory; 32 more per overflow node (a file has one
 //! per some hundred extents); 3 MiB per thread.
 
+pub mod multiset;
 mod nodes;
-pub mod print;
 mod tables;
 mod tree;
 
-use super::Finding;
-use super::model::Model;
-use super::one::{Bad, Rules};
+use crate::home;
+use crate::model::Model;
+use crate::parts::domain::Domain;
+use crate::report::{Bad, Finding};
+use crate::rules::Rules;
+use crate::scan::SMALL_GROUPS;
 use braidfs_format::domain::CLEAN;
-use braidfs_format::super_block::INCOMPAT_DATA_SUMS;
 use braidfs_format::{BlockAddr, NodeId};
 use braidfs_store::Store;
 use braidfs_sync::Mutex;
-use nodes::{Over, Slot};
-use print::{Keys, Print};
+use multiset::{Keys, MultisetHash};
+use nodes::{OverflowNode, Slot};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use tables::Ground;
+use tables::GroupBitmap;
 
 /// Slots that one thread checks at a time, at least.
 const CHUNK: usize = 2048;
@@ -88,24 +90,24 @@ struct Ctx<'a> {
     /// The groups with an owner.
     claimed: Vec<u32>,
     /// By group.
-    grounds: Vec<OnceLock<Ground>>,
+    bitmaps: Vec<OnceLock<GroupBitmap>>,
     /// By domain: first block and blocks of the journal.
     journals: Vec<(u64, u64)>,
     /// Overflow nodes by number.
-    overs: Vec<Over>,
+    overflow_nodes: Vec<OverflowNode>,
     /// Blocks ticked off, for the progress.
     done: AtomicU64,
 }
 
 impl Ctx<'_> {
     /// The group of `addr`, where `len` blocks from there are data blocks of `domain`.
-    fn ground(&self, domain: u16, addr: BlockAddr, len: u64) -> Option<&Ground> {
+    fn bitmap(&self, domain: u16, addr: BlockAddr, len: u64) -> Option<&GroupBitmap> {
         let g = self.store.geometry;
-        let ground = self.grounds.get(g.group_of(addr) as usize)?.get()?;
-        let at = addr.0 - g.group_start(ground.number).0;
-        let inside = at >= u64::from(g.meta_blocks()) && at + len <= u64::from(ground.blocks);
+        let bitmap = self.bitmaps.get(g.group_of(addr) as usize)?.get()?;
+        let at = addr.0 - g.group_start(bitmap.number).0;
+        let inside = at >= u64::from(g.meta_blocks()) && at + len <= u64::from(bitmap.blocks);
         let (start, n) = *self.journals.get(usize::from(domain))?;
-        (inside && ground.domain == domain && (addr.0 >= start + n || addr.0 + len <= start)).then_some(ground)
+        (inside && bitmap.domain == domain && (addr.0 >= start + n || addr.0 + len <= start)).then_some(bitmap)
     }
 
     /// Domain that owns a node.
@@ -117,19 +119,18 @@ impl Ctx<'_> {
 
 /// What the tables of the groups say.
 #[derive(Default)]
-struct Said {
-    overs: Vec<Over>,
+struct TableTotals {
+    overflow_nodes: Vec<OverflowNode>,
     /// Blocks as the owner tables have them.
-    owners: Print,
+    owners: MultisetHash,
     /// Valid blocks.
     valid: u64,
 }
 
 /// Checks the volume whose own tables are in `m`. `None`: something may be wrong, or was before.
 pub fn check(m: &Model, o: &Options, progress: &dyn Fn(&str, u64, u64)) -> Option<Outcome> {
-    let whole = |d: &super::model::Domain| {
-        !d.header_dirty && d.recovered.is_empty() && d.header.is_some_and(|h| h.flags.get() & CLEAN != 0)
-    };
+    let whole =
+        |d: &Domain| !d.header_dirty && d.recovered.is_empty() && d.header.is_some_and(|h| h.flags.get() & CLEAN != 0);
     if !(m.log.findings.is_empty()
         && m.bat_dirty.is_empty()
         && m.volume_writes.is_empty()
@@ -150,36 +151,32 @@ fn run(m: &Model, o: &Options, progress: &dyn Fn(&str, u64, u64)) -> Result<Outc
     let claimed: Vec<u32> = (0u32..).zip(&m.bat).filter(|(_, e)| e.domain.is_some()).map(|(g, _)| g).collect();
     let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     // twice as many as CPUs: half of them wait for the device
-    let threads = if m.bat.len() < super::SMALL_GROUPS { 1 } else { (2 * cpus).clamp(4, THREADS_MAX) };
+    let threads = if m.bat.len() < SMALL_GROUPS { 1 } else { (2 * cpus).clamp(4, THREADS_MAX) };
     let mut cx = Ctx {
         m,
         store: &m.store,
-        rules: Rules {
-            volume: m.store.volume,
-            hash_key: m.sb.hash_key,
-            data_sums: m.sb.incompat.get() & INCOMPAT_DATA_SUMS != 0,
-        },
+        rules: Rules::of(&m.sb),
         keys: Keys::random(),
         data: o.data,
         threads,
-        grounds: m.bat.iter().map(|_| OnceLock::new()).collect(),
+        bitmaps: m.bat.iter().map(|_| OnceLock::new()).collect(),
         claimed,
         journals: m.domains.iter().map(|d| d.journal().unwrap_or_default()).collect(),
-        overs: Vec::new(),
+        overflow_nodes: Vec::new(),
         done: AtomicU64::new(0),
     };
-    let crowd: Vec<AtomicU32> = m.bat.iter().map(|_| AtomicU32::new(0)).collect();
+    let nodes_in: Vec<AtomicU32> = m.bat.iter().map(|_| AtomicU32::new(0)).collect();
     let most = (o.memory / size_of::<Slot>() as u64).max(1);
     let (kept, full) = (AtomicU64::new(0), AtomicBool::new(false));
     let nodes = u64::from(m.store.geometry.nodes());
     let lists = lists(&cx, |_| nodes, most);
-    let said = each(
+    let totals = each(
         threads,
         cx.claimed.len(),
         |done| progress("tables", done, cx.claimed.len() as u64),
-        || (Said::default(), tables::Reader::new(&cx)),
-        |(said, reader), i| {
-            let (domain, slots) = reader.group(said, cx.claimed[i], &crowd)?;
+        || (TableTotals::default(), tables::Reader::new(&cx)),
+        |(totals, reader), i| {
+            let (domain, slots) = reader.group(totals, cx.claimed[i], &nodes_in)?;
             let n = slots.len() as u64;
             if full.load(Relaxed) || kept.fetch_add(n, Relaxed) + n > most {
                 full.store(true, Relaxed);
@@ -188,18 +185,18 @@ fn run(m: &Model, o: &Options, progress: &dyn Fn(&str, u64, u64)) -> Result<Outc
             add(&lists, domain, slots)
         },
     )?;
-    let said: Vec<Said> = said.into_iter().map(|s| s.0).collect();
-    let (mut owners, mut valid) = (Print::default(), 0);
-    for mut s in said {
+    let totals: Vec<TableTotals> = totals.into_iter().map(|s| s.0).collect();
+    let (mut owners, mut valid) = (MultisetHash::default(), 0);
+    for mut s in totals {
         owners.join(s.owners);
         valid += s.valid;
-        cx.overs.append(&mut s.overs);
+        cx.overflow_nodes.append(&mut s.overflow_nodes);
     }
-    cx.overs.sort_unstable_by_key(|o| o.node);
-    cx.overs.shrink_to_fit();
+    cx.overflow_nodes.sort_unstable_by_key(|o| o.node);
+    cx.overflow_nodes.shrink_to_fit();
 
     let mut sum = nodes::Sum::default();
-    let total = crowd.iter().map(|c| u64::from(c.load(Relaxed))).sum::<u64>();
+    let total = nodes_in.iter().map(|c| u64::from(c.load(Relaxed))).sum::<u64>();
     let shown = |inodes: u64| match o.data {
         true => progress("data", cx.done.load(Relaxed), valid),
         false => progress("inodes", inodes.min(total), total),
@@ -207,8 +204,8 @@ fn run(m: &Model, o: &Options, progress: &dyn Fn(&str, u64, u64)) -> Result<Outc
     if full.load(Relaxed) {
         drop(lists);
         let mut before = 0;
-        for window in windows(&crowd, most) {
-            let here = |g: u32| u64::from(crowd[g as usize].load(Relaxed));
+        for window in windows(&nodes_in, most) {
+            let here = |g: u32| u64::from(nodes_in[g as usize].load(Relaxed));
             let lists = self::lists(&cx, |g| if window.contains(&g) { here(g) } else { 0 }, u64::MAX);
             tables::slots_of(&cx, &window, &lists)?;
             nodes::check(&cx, &mut sum, lists, &|done| shown(before + done))?;
@@ -227,16 +224,16 @@ fn run(m: &Model, o: &Options, progress: &dyn Fn(&str, u64, u64)) -> Result<Outc
     if !sum.root {
         return doubt("there is no root directory");
     }
-    if cx.overs.iter().any(|o| !o.taken.load(Relaxed)) {
+    if cx.overflow_nodes.iter().any(|o| !o.taken.load(Relaxed)) {
         return doubt("an overflow node is not used");
     }
-    if cx.grounds.iter().filter_map(OnceLock::get).any(|g| g.left.iter().any(|w| w.load(Relaxed) != 0)) {
+    if cx.bitmaps.iter().filter_map(OnceLock::get).any(|g| g.left.iter().any(|w| w.load(Relaxed) != 0)) {
         return doubt("blocks are marked valid and not used");
     }
     tree::reaches_root(std::mem::take(&mut sum.dirs))?;
     let mut outcome = sum.outcome;
     for f in &mut outcome.findings {
-        f.path = f.node.and_then(|n| tables::path(&cx, NodeId(n)));
+        f.path = f.node.and_then(|n| home::path(NodeId(n), |at| home::first_name(cx.store, at)));
     }
     Ok(outcome)
 }
@@ -266,16 +263,16 @@ fn add(lists: &Lists, domain: u16, slots: &[Slot]) -> Result<(), Doubt> {
 }
 
 /// Ranges of groups whose node blocks hold at most `most` nodes in use (more where one group alone does).
-fn windows(crowd: &[AtomicU32], most: u64) -> Vec<std::ops::Range<u32>> {
+fn windows(nodes_in: &[AtomicU32], most: u64) -> Vec<std::ops::Range<u32>> {
     let (mut out, mut start, mut sum) = (Vec::new(), 0u32, 0);
-    for (g, n) in (0u32..).zip(crowd.iter().map(|c| u64::from(c.load(Relaxed)))) {
+    for (g, n) in (0u32..).zip(nodes_in.iter().map(|c| u64::from(c.load(Relaxed)))) {
         if sum + n > most && g > start {
             out.push(start..g);
             (start, sum) = (g, 0);
         }
         sum += n;
     }
-    out.push(start..crowd.len() as u32);
+    out.push(start..nodes_in.len() as u32);
     out
 }
 

@@ -1,25 +1,24 @@
 //! Reads the records of all inodes in the order of the device, checks each, and sums up what it names.
 
-use super::print::{Keys, Print};
+use super::multiset::{Keys, MultisetHash};
 use super::{CHUNK, Ctx, Doubt, Lists, Outcome, doubt, each};
-use crate::one::{self, Bad, Checked, Parts};
-use crate::{Finding, codes};
+use crate::codes;
+use crate::data::compare;
+use crate::read::{read_scattered, run};
+use crate::report::{Bad, Checked, Finding};
+use crate::rules::dir::Buckets;
+use crate::rules::{Visitor, inode, link, record};
 use braidfs_device::{AlignedBuf, BLOCK_BYTES};
 use braidfs_format::dentry::Dentry;
 use braidfs_format::file_kind::FileKind;
-use braidfs_format::inode::{Extent, Inode, Link};
-use braidfs_format::node::{NodeBlock, NodeEntry, NodeKind, NodeRecord, OVERFLOW, REMOTE};
+use braidfs_format::inode::{Extent, Inode};
+use braidfs_format::node::{NodeEntry, NodeKind, NodeRecord, OVERFLOW};
 use braidfs_format::{BlockAddr, NodeId};
 use braidfs_sync::Mutex;
-use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// Most blocks read at once.
 const RUN_BLOCKS: u64 = 256;
-/// Blocks nobody asks for that are read along rather than cutting a read in two.
-const GAP_BLOCKS: u64 = 8;
-/// Most links of an inode that are compared with each other one by one.
-const FEW_LINKS: usize = 16;
 
 /// A node in use, packed: address of its record's block (48 bits), index, flags; generation; number. 20 bytes.
 #[derive(Clone, Copy)]
@@ -39,6 +38,9 @@ impl Slot {
     fn flags(&self) -> u8 {
         (self.0[1] >> 24) as u8
     }
+    fn entry(&self) -> NodeEntry {
+        NodeEntry { addr: BlockAddr(self.addr()), index: self.index(), flags: self.flags(), gener: self.0[2] }
+    }
     fn node(&self) -> NodeId {
         NodeId(u64::from(self.0[3]) | u64::from(self.0[4]) << 32)
     }
@@ -48,7 +50,7 @@ impl Slot {
 }
 
 /// An overflow node, to be claimed by one inode.
-pub struct Over {
+pub struct OverflowNode {
     pub node: u64,
     pub entry: NodeEntry,
     pub taken: AtomicBool,
@@ -59,11 +61,11 @@ pub struct Over {
 pub struct Sum {
     pub outcome: Outcome,
     /// Blocks as the inodes and the node table name them.
-    pub blocks: Print,
+    pub blocks: MultisetHash,
     /// Names as the inodes have them.
-    pub links: Print,
+    pub links: MultisetHash,
     /// Names as the directories have them.
-    pub entries: Print,
+    pub entries: MultisetHash,
     /// Directories and their parents.
     pub dirs: Vec<(u64, u64)>,
     pub root: bool,
@@ -143,27 +145,18 @@ impl<'a> Worker<'a> {
         let most = (self.buf.len() / BLOCK_BYTES) as u64;
         let mut rest = slots;
         while let Some(first) = rest.first().map(Slot::addr) {
-            // A run of blocks near each other is one read.
-            let mut last = first;
-            let n = rest
-                .iter()
-                .take_while(|s| {
-                    let near = s.addr() <= last + 1 + GAP_BLOCKS && s.addr() < first + most;
-                    last = if near { s.addr() } else { last };
-                    near
-                })
-                .count();
-            let (run, later) = rest.split_at(n);
+            let (n, blocks) = run(rest.iter().map(Slot::addr), most);
+            let (some, later) = rest.split_at(n);
             rest = later;
-            if self.side.cx.ground(self.side.domain, BlockAddr(first), last + 1 - first).is_none() {
-                self.apart(run)?;
+            if self.side.cx.bitmap(self.side.domain, BlockAddr(first), blocks).is_none() {
+                self.apart(some)?;
                 continue;
             }
-            let bytes = (last + 1 - first) as usize * BLOCK_BYTES;
+            let bytes = blocks as usize * BLOCK_BYTES;
             if let Err(e) = self.side.cx.store.read(BlockAddr(first), &mut self.buf[..bytes]) {
                 return doubt(format!("node blocks at {first}: {e}"));
             }
-            for block in run.chunk_by(|a, b| a.addr() == b.addr()) {
+            for block in some.chunk_by(|a, b| a.addr() == b.addr()) {
                 let at = (block[0].addr() - first) as usize * BLOCK_BYTES;
                 self.side.block(&self.buf[at..][..BLOCK_BYTES], block)?;
             }
@@ -172,8 +165,8 @@ impl<'a> Worker<'a> {
     }
 
     /// Block by block: the run goes over the end of a group.
-    fn apart(&mut self, run: &[Slot]) -> Result<(), Doubt> {
-        for block in run.chunk_by(|a, b| a.addr() == b.addr()) {
+    fn apart(&mut self, some: &[Slot]) -> Result<(), Doubt> {
+        for block in some.chunk_by(|a, b| a.addr() == b.addr()) {
             let addr = BlockAddr(block[0].addr());
             if let Err(e) = self.side.cx.store.read(addr, &mut self.buf[..BLOCK_BYTES]) {
                 return doubt(format!("node block {addr}: {e}"));
@@ -190,7 +183,7 @@ struct Side<'a> {
     domain: u16,
     sum: Sum,
     /// Subdirectories of the directory at hand.
-    subdirs: u32,
+    subdirs: usize,
 }
 
 impl Side<'_> {
@@ -205,15 +198,9 @@ impl Side<'_> {
         let live = slots.len().min(255) as u64;
         let hash = self.keys().block(addr, NodeId(0), live);
         self.sum.blocks.add(hash);
-        if let Err(e) = NodeBlock::check(block, self.cx.store.volume, addr) {
-            return doubt(e.to_string());
-        }
+        record::node_block(block, self.cx.store.volume, addr)?;
         for s in slots {
-            let r = match NodeBlock::record(block, usize::from(s.index())) {
-                Ok(r) if (r.node, r.gener) == (s.node(), s.0[2]) => r,
-                Ok(r) => return doubt(format!("record {} of {addr} is of {}, not {}", s.index(), r.node, s.node())),
-                Err(e) => return doubt(e.to_string()),
-            };
+            let r = record::record(block, s.node(), &s.entry())?;
             if s.flags() & OVERFLOW != 0 {
                 if r.kind == NodeKind::Inode {
                     return doubt(format!("{} is an inode and flagged as overflow", r.node));
@@ -229,9 +216,11 @@ impl Side<'_> {
         let node = r.node;
         self.subdirs = 0;
         let rules = self.cx.rules;
-        let i = one::inode(&rules, self, r, flags).map_err(|b| Doubt(format!("{node}: E{}: {}", b.code, b.why)))?;
-        let dir = FileKind::from_mode(i.mode) == Some(FileKind::Dir);
-        let links = if dir { self.subdirs + 2 } else { u32::try_from(i.links.len()).unwrap_or(u32::MAX) };
+        let ino = inode::decode(r)
+            .and_then(|i| inode::check(&rules, self, r, flags, i, Some(Buckets::until_bad(node))))
+            .map_err(|b| Doubt(format!("{node}: E{}: {}", b.code, b.why)))?;
+        let (dir, i) = (ino.is_dir(), ino.inode);
+        let links = link::count(dir, i.links.len(), self.subdirs);
         if i.nlink != links {
             return doubt(format!("{node} counts {} links, has {links}", i.nlink));
         }
@@ -242,11 +231,11 @@ impl Side<'_> {
             (false, n) if dir && n > 1 => return doubt(format!("directory {node} has {n} links")),
             _ => {}
         }
-        if !distinct(&i.links) {
+        if !link::distinct(&i.links) {
             return doubt(format!("{node} has a link twice"));
         }
-        let remote = i.links.iter().any(|l| self.cx.domain_of(l.parent) != Some(self.domain));
-        if remote != (flags & REMOTE != 0) {
+        let parents = i.links.iter().map(|l| self.cx.domain_of(l.parent));
+        if link::flags(flags, Some(self.domain), parents) != flags {
             return doubt(format!("flag REMOTE of {node}"));
         }
         self.count(node, r.gener, dir, &i);
@@ -272,15 +261,15 @@ impl Side<'_> {
 
     /// Ticks blocks off.
     fn claim(&mut self, addr: BlockAddr, len: u64) -> Checked<()> {
-        let Some(ground) = self.cx.ground(self.domain, addr, len) else {
+        let Some(bitmap) = self.cx.bitmap(self.domain, addr, len) else {
             return Err(Bad::new(codes::ENTRY_PLACE, format!("{addr} is no data block of domain {}", self.domain)));
         };
-        let start = addr.0 - self.cx.store.geometry.group_start(ground.number).0;
+        let start = addr.0 - self.cx.store.geometry.group_start(bitmap.number).0;
         let mut at = start;
         while at < start + len {
             let n = (64 - at % 64).min(start + len - at);
             let mask = (u64::MAX >> (64 - n)) << (at % 64);
-            if ground.left[(at / 64) as usize].fetch_and(!mask, Relaxed) & mask != mask {
+            if bitmap.left[(at / 64) as usize].fetch_and(!mask, Relaxed) & mask != mask {
                 let why = format!("a block of {len} from {addr} is used twice, or not marked valid");
                 return Err(Bad::new(codes::BLOCK_SHARED, why));
             }
@@ -300,65 +289,52 @@ impl Side<'_> {
         let domain = self.domain;
         self.sum.outcome.data_checked += u64::from(e.len);
         let findings = &mut self.sum.outcome.findings;
-        crate::scrub::compare(self.cx.store, e, sums, &mut |code, _, message| {
+        compare(self.cx.store, e, sums, &mut |code, _, message| {
             let node = Some(ino.0);
             findings.push(Finding { code, domain: Some(domain), node, path: None, message, fixed: false });
         });
     }
 }
 
-/// Whether no link stands twice.
-fn distinct(links: &[Link]) -> bool {
-    if links.len() <= FEW_LINKS {
-        return links.iter().enumerate().all(|(i, l)| !links[..i].contains(l));
-    }
-    let all: HashSet<&Link> = links.iter().collect();
-    all.len() == links.len()
-}
-
-impl Parts for Side<'_> {
-    fn overflow(&mut self, owner: NodeId, nodes: &[NodeId], kind: NodeKind) -> Checked<Vec<Vec<u8>>> {
-        let missing = |why: String| Bad::new(codes::OVERFLOW_MISSING, why);
+impl Visitor for Side<'_> {
+    fn overflow(&mut self, owner: NodeId, nodes: &[NodeId], kind: NodeKind) -> Checked<Vec<Option<Vec<u8>>>> {
         let mut entries = Vec::with_capacity(nodes.len());
         for n in nodes {
-            let at = self.cx.overs.binary_search_by_key(&n.0, |o| o.node);
-            let over = at.ok().map(|i| &self.cx.overs[i]).filter(|_| self.cx.domain_of(*n) == Some(self.domain));
-            let over = over.ok_or_else(|| missing(format!("overflow {n} ({kind:?}) is missing")))?;
+            let at = self.cx.overflow_nodes.binary_search_by_key(&n.0, |o| o.node);
+            let over =
+                at.ok().map(|i| &self.cx.overflow_nodes[i]).filter(|_| self.cx.domain_of(*n) == Some(self.domain));
+            let over = over.ok_or_else(|| record::missing(*n, kind))?;
             if over.taken.swap(true, Relaxed) {
                 return Err(Bad::new(codes::OVERFLOW_SHARED, format!("overflow {n} is used twice")));
             }
             entries.push((*n, over.entry));
         }
-        one::overflow_payloads(self.cx.store, owner, &entries, kind)
-    }
-
-    fn bucket(&mut self, _: u64) -> bool {
-        true
+        record::read_overflow(self.cx.store, owner, &entries, kind)
     }
 
     fn blocks(&mut self, addrs: &[BlockAddr]) -> Checked<Vec<u8>> {
-        one::read_scattered(self.cx.store, addrs)
+        read_scattered(self.cx.store, addrs)
     }
 
     fn holds(&self, addr: BlockAddr, len: u64) -> bool {
-        self.cx.ground(self.domain, addr, len).is_some()
+        self.cx.bitmap(self.domain, addr, len).is_some()
     }
 
-    fn extent(&mut self, ino: NodeId, e: &Extent, data: bool) -> Checked<()> {
+    fn extent(&mut self, ino: NodeId, e: Extent, data: bool) -> Checked<()> {
         self.claim(e.addr, u64::from(e.len))?;
         for i in 0..u64::from(e.len) {
             let hash = self.keys().block(BlockAddr(e.addr.0 + i), ino, e.lblk + i);
             self.sum.blocks.add(hash);
         }
         if data && self.cx.data && !e.unwritten {
-            self.data(ino, e);
+            self.data(ino, &e);
         }
         Ok(())
     }
 
-    fn entry(&mut self, dir: NodeId, e: &Dentry) {
+    fn entry(&mut self, dir: NodeId, e: Dentry) {
         let hash = self.keys().name(dir, &e.name, e.node, e.gener, e.kind);
         self.sum.entries.add(hash);
-        self.subdirs += u32::from(e.kind == (0o040_000 >> 12) as u8);
+        self.subdirs += usize::from(e.kind == (0o040_000 >> 12) as u8);
     }
 }

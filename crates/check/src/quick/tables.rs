@@ -1,25 +1,23 @@
 //! The tables of the groups: what they say is checked, summed up and, but for the bitmap, forgotten.
 
-use super::nodes::{Over, Slot};
-use super::print::Print;
-use super::{Ctx, Doubt, Lists, Said, add, doubt, each};
-use crate::model::{Group, Log};
-use crate::pair::PairState;
-use crate::tables::parse_group;
+use super::multiset::MultisetHash;
+use super::nodes::{OverflowNode, Slot};
+use super::{Ctx, Doubt, Lists, TableTotals, add, doubt, each};
+use crate::parts::domain::Group;
+use crate::report::Log;
+use crate::rules;
+use crate::rules::group::{has_owners, parse_group};
+use crate::rules::space::{fixed, kind_fits};
 use braidfs_device::{AlignedBuf, BLOCK_BYTES};
+use braidfs_format::BlockAddr;
 use braidfs_format::geometry::{NODES_PER_BLOCK, SEGMENT_BLOCKS};
-use braidfs_format::group::{OWNERS_PER_BLOCK, SegmentKind, decode_owners};
-use braidfs_format::inode::Inode;
-use braidfs_format::node::{NodeBlock, NodeEntry, NodeTableBlock, OVERFLOW};
-use braidfs_format::{BlockAddr, BlockKind, NodeId};
+use braidfs_format::group::OWNERS_PER_BLOCK;
+use braidfs_format::node::{NodeTableBlock, OVERFLOW};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
-/// Parents that a path is followed through.
-const DEPTH_MAX: usize = 4096;
-
 /// What stays of a group.
-pub struct Ground {
+pub struct GroupBitmap {
     pub number: u32,
     pub domain: u16,
     pub blocks: u32,
@@ -40,9 +38,14 @@ impl<'a> Reader<'a> {
         Self { cx, image: AlignedBuf::zeroed(bytes), slots: Vec::new() }
     }
 
-    /// Checks the tables of group `number`; its domain and slots in use. `crowd` counts them by the group that their
+    /// Checks the tables of group `number`; its domain and slots in use. `nodes_in` counts them by the group that their
     /// records lie in.
-    pub fn group(&mut self, said: &mut Said, number: u32, crowd: &[AtomicU32]) -> Result<(u16, &[Slot]), Doubt> {
+    pub fn group(
+        &mut self,
+        totals: &mut TableTotals,
+        number: u32,
+        nodes_in: &[AtomicU32],
+    ) -> Result<(u16, &[Slot]), Doubt> {
         let (store, g) = (self.cx.store, self.cx.store.geometry);
         let entry = self.cx.m.bat.get(number as usize).copied().unwrap_or_default();
         let Some(domain) = entry.domain.map(|d| d.0) else { return doubt("a group lost its owner") };
@@ -60,8 +63,8 @@ impl<'a> Reader<'a> {
             return doubt(format!("E{}: {}", f.code, f.message));
         }
         let left = valid(self.cx, &group, domain)?;
-        said.owners.join(owners(self.cx, &group, image, &left)?);
-        said.valid += left.iter().map(|w| u64::from(w.count_ones())).sum::<u64>();
+        totals.owners.join(owners(self.cx, &group, image, &left)?);
+        totals.valid += left.iter().map(|w| u64::from(w.count_ones())).sum::<u64>();
 
         self.slots.clear();
         for (slot, e) in group.entries.used() {
@@ -69,18 +72,18 @@ impl<'a> Reader<'a> {
             if node.0 == 0 {
                 return doubt("node 0 is in use");
             }
-            let Some(n) = crowd.get(g.group_of(e.addr) as usize).filter(|_| g.contains(e.addr, 1)) else {
+            let Some(n) = nodes_in.get(g.group_of(e.addr) as usize).filter(|_| g.contains(e.addr, 1)) else {
                 return doubt(format!("{node} lies outside the volume"));
             };
             n.fetch_add(1, Relaxed);
             if e.flags & OVERFLOW != 0 {
-                said.overs.push(Over { node: node.0, entry: *e, taken: AtomicBool::new(false) });
+                totals.overflow_nodes.push(OverflowNode { node: node.0, entry: *e, taken: AtomicBool::new(false) });
             }
             self.slots.push(Slot::new(node, e));
         }
         let left = left.into_iter().map(AtomicU64::new).collect();
-        let ground = Ground { number, domain, blocks: group.blocks, left };
-        if self.cx.grounds[number as usize].set(ground).is_err() {
+        let bitmap = GroupBitmap { number, domain, blocks: group.blocks, left };
+        if self.cx.bitmaps[number as usize].set(bitmap).is_err() {
             return doubt("a group was read twice");
         }
         Ok((domain, &self.slots))
@@ -92,28 +95,20 @@ fn valid(cx: &Ctx<'_>, group: &Group, domain: u16) -> Result<Vec<u64>, Doubt> {
     let g = cx.store.geometry;
     let Some(segments) = &group.segments else { return doubt("a segment table is lost") };
     let mut words: Vec<u64> = segments.iter().flat_map(|s| s.valid).collect();
-    let total = g.group_blocks();
-    let start = g.group_start(group.number).0;
-    let (first, n) = cx.journals.get(usize::from(domain)).copied().unwrap_or_default();
-    let in_group = |a: u64| a.clamp(start, start + u64::from(total)) - start;
-    let journal = in_group(first) as u32..in_group(first.saturating_add(n)) as u32;
-    let mut fixed = vec![0u64; words.len()];
-    for range in [0..g.meta_blocks().min(total), journal, group.blocks.min(total)..total] {
-        for at in range {
-            let (word, bit) = ((at / 64) as usize, 1 << (at % 64));
-            fixed[word] |= bit;
-        }
+    let journal = cx.journals.get(usize::from(domain)).copied();
+    let mut nobodys = vec![0u64; words.len()];
+    for at in fixed(g, group.number, group.blocks, journal).into_iter().flatten() {
+        nobodys[(at / 64) as usize] |= 1 << (at % 64);
     }
-    for (word, fixed) in words.iter_mut().zip(fixed) {
-        if *word & fixed != fixed {
+    for (word, nobodys) in words.iter_mut().zip(nobodys) {
+        if *word & nobodys != nobodys {
             return doubt(format!("metadata of group {} is not marked valid", group.number));
         }
-        *word &= !fixed;
+        *word &= !nobodys;
     }
     for (i, s) in (0u32..).zip(segments) {
         let used = words[(i * SEGMENT_BLOCKS / 64) as usize..][..8].iter().any(|w| *w != 0);
-        let absent = i * SEGMENT_BLOCKS >= group.blocks;
-        if (s.kind == SegmentKind::Absent) != absent || s.kind == SegmentKind::Free && used {
+        if !kind_fits(i, group.blocks, used, s.kind) {
             return doubt(format!("segment {i} of group {} is of kind {:?}", group.number, s.kind));
         }
     }
@@ -121,26 +116,22 @@ fn valid(cx: &Ctx<'_>, group: &Group, domain: u16) -> Result<Vec<u64>, Doubt> {
 }
 
 /// Checks the owner tables in `image`; the sum of what they say of the valid blocks.
-fn owners(cx: &Ctx<'_>, group: &Group, image: &[u8], valid: &[u64]) -> Result<Print, Doubt> {
+fn owners(cx: &Ctx<'_>, group: &Group, image: &[u8], valid: &[u64]) -> Result<MultisetHash, Doubt> {
     let g = cx.store.geometry;
     let start = g.group_start(group.number);
-    let mut sum = Print::default();
-    for half in 0..(2 * g.segments).min(group.blocks.div_ceil(OWNERS_PER_BLOCK)) {
+    let mut sum = MultisetHash::default();
+    for half in (0..2 * g.segments).filter(|h| has_owners(group, *h)) {
         let addr = g.owners_addr(group.number, half / 2, half % 2);
-        let Some(pair) = image.get((addr.0 - start.0) as usize * BLOCK_BYTES..).and_then(|b| b.get(..2 * BLOCK_BYTES))
-        else {
+        let at = (addr.0 - start.0) as usize * BLOCK_BYTES;
+        let Some(pair) = image.get(at..).and_then(|b| b.get(..2 * BLOCK_BYTES)) else {
             return doubt("a group ends in its tables");
         };
-        if PairState::of(pair, BlockKind::Owners, cx.store.volume, addr.0).damaged().is_some() {
-            return doubt(format!("owner table {half} of group {}: a copy", group.number));
+        let mut log = Log::default();
+        let table = rules::group::owners(cx.store, &mut log, &mut Vec::new(), group, half, pair);
+        if let Some(f) = log.findings.first() {
+            return doubt(format!("E{}: {}", f.code, f.message));
         }
-        let (_, seq, owners) = match decode_owners(pair, cx.store.volume, addr) {
-            Ok(o) => o,
-            Err(e) => return doubt(e.to_string()),
-        };
-        if seq < group.floor(half as usize) {
-            return doubt(format!("owner table {half} of group {} is not the newest", group.number));
-        }
+        let Some(owners) = table.owners else { return doubt("an owner table is lost") };
         let first = half * OWNERS_PER_BLOCK;
         for (at, o) in (first..).zip(&owners) {
             if valid[(at / 64) as usize] >> (at % 64) & 1 == 1 {
@@ -181,36 +172,4 @@ pub fn slots_of(cx: &Ctx<'_>, window: &Range<u32>, lists: &Lists) -> Result<(), 
         },
     )?;
     Ok(())
-}
-
-/// The table entry of a node, from the device.
-fn entry(cx: &Ctx<'_>, node: NodeId) -> Option<NodeEntry> {
-    let (group, slot) = cx.store.geometry.node_place(node)?;
-    let pair = cx.store.geometry.node_table_addr(group, slot / NODES_PER_BLOCK);
-    let mut buf = AlignedBuf::zeroed(2 * BLOCK_BYTES);
-    cx.store.read(pair, &mut buf).ok()?;
-    let (_, _, entries) = NodeTableBlock::decode(&buf, cx.store.volume, pair).ok()?;
-    entries.get((slot % NODES_PER_BLOCK) as usize).copied().filter(NodeEntry::used)
-}
-
-/// The path of an inode by its first links, read from the device.
-pub fn path(cx: &Ctx<'_>, node: NodeId) -> Option<String> {
-    let mut parts: Vec<String> = Vec::new();
-    let mut at = node;
-    let mut block = AlignedBuf::zeroed(BLOCK_BYTES);
-    while at != NodeId::ROOT {
-        let e = entry(cx, at)?;
-        cx.store.read(e.addr, &mut block).ok()?;
-        NodeBlock::check(&block, cx.store.volume, e.addr).ok()?;
-        let r = NodeBlock::record(&block, usize::from(e.index)).ok()?;
-        let inode = Inode::decode(&r.payload).ok()?;
-        let link = inode.links.first()?;
-        parts.push(String::from_utf8_lossy(&link.name).into_owned());
-        at = link.parent;
-        if parts.len() > DEPTH_MAX {
-            return None;
-        }
-    }
-    parts.reverse();
-    Some(format!("/{}", parts.join("/")))
 }

@@ -6,7 +6,7 @@ use crate::cmd::umount::is_braidfs;
 use crate::failure::{Failure, Outcome, fsck_code, host_error};
 use crate::{mounted, mountinfo, open, text};
 use braidfs::JournalReplay;
-use braidfs_check::scrub::{ScrubReport, scrub};
+use braidfs_check::{ScrubReport, scrub};
 use braidfs_fuse::control::Scrub;
 use rustix::io::Errno;
 use std::io::IsTerminal;

@@ -4,14 +4,19 @@
 //! domain headers. While the tables are written the domains are marked as failed, so that an interrupted repair is
 //! neither mounted for writing nor skipped by the next check.
 
-use super::layout;
-use super::model::{Domain, Group, Log, Model};
-use super::pair::{PairState, write_both};
-use super::space::{Claim, Used, expected, segment_entry};
-use super::volume::read_pair;
+mod layout;
+pub mod prepare;
+
 use crate::error::Result;
+use crate::model::Model;
+use crate::pair::{PairState, write_both};
+use crate::parts::domain::{Domain, Group};
+use crate::report::Log;
+use crate::rules::volume::{bat_place, header_place};
+use crate::scan::space::{Claim, Used, expected, segment_entry};
+use crate::scan::volume;
 use braidfs_device::{BLOCK_BYTES, Device};
-use braidfs_format::bat::{self, ENTRIES_PER_BLOCK};
+use braidfs_format::bat;
 use braidfs_format::domain::{CLEAN, DomainHeader, FAILED};
 use braidfs_format::geometry::SEGMENT_BLOCKS;
 use braidfs_format::group::table_sum;
@@ -156,7 +161,7 @@ pub fn write_tables(store: &Store, domain: u16, group: &Group, checkpoint: u64) 
     }
     for half in &group.owners_lost {
         let addr = g.owners_addr(number, half / 2, half % 2);
-        let owners = super::prepare::no_owners();
+        let owners = vec![Owner::default(); OWNERS_PER_BLOCK as usize];
         write_pair(store, addr, BlockKind::Owners, floor, &|copy, seq| {
             encode_owners(&owners, domain, volume, addr, copy, seq)
         })?;
@@ -261,10 +266,9 @@ fn write_volume(m: &Model) -> Result<()> {
     }
     let volume = m.sb.volume_id();
     for &index in &m.bat_dirty {
-        let pair = m.sb.bat.get() + 2 * index as u64;
-        let first = index * ENTRIES_PER_BLOCK as usize;
-        let entries = &m.bat[first..m.bat.len().min(first + ENTRIES_PER_BLOCK as usize)];
-        let state = PairState::of(&read_pair(&m.store, &mut Log::default(), pair), BlockKind::Bat, volume, pair);
+        let (pair, first, count) = bat_place(&m.sb, index);
+        let entries = &m.bat[first..m.bat.len().min(first + count)];
+        let state = PairState::of(&Log::default().read_pair(&m.store, pair), BlockKind::Bat, volume, pair);
         write_both(&state, 0, &|copy, seq| bat::encode(entries, volume, pair, copy, seq), &|copy, block| {
             Ok(m.store.device(0).write(pair + copy as u64, block)?)
         })?;
@@ -280,8 +284,8 @@ fn write_header(m: &Model, d: &Domain, flags: u32) -> Result<()> {
     let Some(mut h) = d.header else { return Ok(()) };
     let volume = m.sb.volume_id();
     h.flags = flags.into();
-    let pair = m.sb.domain_table.get() + 2 * u64::from(d.number);
-    let state = PairState::of(&read_pair(&m.store, &mut Log::default(), pair), BlockKind::Domain, volume, pair);
+    let pair = header_place(&m.sb, d.number);
+    let state = PairState::of(&Log::default().read_pair(&m.store, pair), BlockKind::Domain, volume, pair);
     write_both(&state, 0, &|copy, seq| h.to_block(volume, pair, copy, seq), &|copy, block| {
         Ok(m.store.device(0).write(pair + copy as u64, block)?)
     })
@@ -293,7 +297,7 @@ fn write_header(m: &Model, d: &Domain, flags: u32) -> Result<()> {
 /// # Errors
 /// Of a device, or no volume.
 pub fn prepare_replay(devices: &[Arc<dyn Device>]) -> Result<()> {
-    let m = super::volume::read(devices)?;
+    let m = volume::read(devices)?;
     write_volume(&m)?;
     for d in &m.domains {
         if let Some(flags) = d.header.map(|h| h.flags.get()).filter(|f| f & FAILED != 0) {

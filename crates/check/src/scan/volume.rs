@@ -1,16 +1,18 @@
 //! Checks the volume's own tables: superblocks and replicas, the block group allocation table, domain headers.
 
-use super::codes;
-use super::inodes::Inodes;
-use super::model::{Domain, Log, Model};
-use super::pair::{CopyState, PairState, mended};
+use crate::codes;
 use crate::error::Result;
+use crate::model::Model;
+use crate::model::inodes::Inodes;
+use crate::pair::mended;
+use crate::parts::domain::Domain;
+use crate::report::Log;
+use crate::rules::Rules;
+use crate::rules::volume::{bat_pair, bat_pairs, bat_place, domain_header, header_place, superblock};
 use braidfs_device::{BLOCK_BYTES, Device};
-use braidfs_format::bat::{self, BatEntry, ENTRIES_PER_BLOCK};
+use braidfs_format::bat::{BatEntry, ENTRIES_PER_BLOCK};
 use braidfs_format::domain::{CLEAN, DomainHeader, FAILED};
-use braidfs_format::group::table_sum;
-use braidfs_format::group::{GroupHeader, SegmentTable, claim_seq};
-use braidfs_format::super_block::SuperBlock;
+use braidfs_format::group::{GroupHeader, SegmentTable, claim_seq, table_sum};
 use braidfs_format::{BlockKind, DomainId};
 use braidfs_store::Store;
 use braidfs_store::ring::Ring;
@@ -21,18 +23,6 @@ use std::sync::Arc;
 /// `seq` of superblocks written by a repair.
 const SUPER_SEQ: u64 = 2;
 
-/// Reads a pair of volume blocks of device 0; unreadable blocks count as zeros and are reported.
-pub fn read_pair(store: &Store, log: &mut Log, pair: u64) -> Vec<u8> {
-    let mut buf = vec![0u8; 2 * BLOCK_BYTES];
-    for (i, b) in buf.chunks_mut(BLOCK_BYTES).enumerate() {
-        if let Err(e) = store.device(0).read(pair + i as u64, b) {
-            b.fill(0);
-            log.add(codes::UNREADABLE, None, format!("volume block {} cannot be read: {e}", pair + i as u64));
-        }
-    }
-    buf
-}
-
 /// Reads the volume's tables.
 ///
 /// # Errors
@@ -40,7 +30,7 @@ pub fn read_pair(store: &Store, log: &mut Log, pair: u64) -> Vec<u8> {
 pub fn read(devices: &[Arc<dyn Device>]) -> Result<Model> {
     let (sb, order) = super_io::read_super(devices)?;
     let store = Arc::new(Store::new(order, &sb)?);
-    let inodes = Inodes::new(store.geometry);
+    let inodes = Inodes::new(store.geometry, Rules::of(&sb));
     let mut m = Model {
         sb,
         store,
@@ -121,55 +111,33 @@ fn given_back(m: &mut Model, group: u32, clean: bool) {
 }
 
 fn check_supers(m: &mut Model) {
-    let table = m.sb.device_table().to_vec();
-    for (i, d) in table.iter().enumerate() {
-        let device = Arc::clone(m.store.device(i));
+    for (i, d) in m.sb.device_table().iter().enumerate() {
         for addr in [0, d.blocks.get() - 1] {
-            let why = match super_io::read_at(&device, addr) {
-                Ok(s) if same(&s, &m.sb, i as u16) => continue,
-                Ok(_) => "differs from the others".to_string(),
-                Err(e) => e.to_string(),
-            };
-            m.log.add(codes::SUPER_COPY, None, format!("superblock at block {addr} of {}: {why}", device.name()));
-            m.volume_writes.push((i, addr, m.sb.to_block(i as u16, addr, SUPER_SEQ)));
+            if !superblock(&m.store, &mut m.log, &m.sb, i, addr) {
+                m.volume_writes.push((i, addr, m.sb.to_block(i as u16, addr, SUPER_SEQ)));
+            }
         }
     }
 }
 
-/// Whether two superblocks say the same, but for the header, the device that they stand on, and what a crash may have
-/// changed in some of them: the label and `compat`.
-pub fn same(a: &SuperBlock, b: &SuperBlock, device: u16) -> bool {
-    let plain = |s: &SuperBlock| SuperBlock { label: [0; 64], compat: 0.into(), ..*s }.to_block(0, 0, 0);
-    a.this_device.get() == device && plain(a) == plain(b)
-}
-
 fn read_bat(m: &mut Model) {
-    let groups = m.sb.groups.get() as usize;
-    let (volume, domains) = (m.sb.volume_id(), m.sb.domains.get());
-    for index in 0..groups.div_ceil(ENTRIES_PER_BLOCK as usize) {
-        let first = index * ENTRIES_PER_BLOCK as usize;
-        let count = (groups - first).min(ENTRIES_PER_BLOCK as usize);
-        let pair = m.sb.bat.get() + 2 * index as u64;
-        let buf = read_pair(&m.store, &mut m.log, pair);
-        let state = PairState::of(&buf, BlockKind::Bat, volume, pair);
-        match bat::decode(&buf, volume, pair, count, domains) {
-            Ok((_, _, entries)) => {
-                m.bat.extend(entries);
-                if let Some((copy, why)) = state.damaged() {
-                    newer_claims(m, index, first);
-                    m.log.add(codes::BAT_COPY, None, format!("BAT pair {index}, copy {copy}: {why}"));
-                    let mend = mended(&buf, BlockKind::Bat, volume, pair, copy);
-                    m.volume_writes.extend(mend.map(|b| (0, pair + copy as u64, b)));
-                }
+    for index in 0..bat_pairs(&m.sb) {
+        let (pair, first, count) = bat_place(&m.sb, index);
+        let buf = m.log.read_pair(&m.store, pair);
+        let table = bat_pair(&mut m.log, &m.sb, index, &buf);
+        let Some(entries) = table.content else {
+            for group in first..first + count {
+                let entry = claim_of(m, group as u32);
+                m.bat.push(entry);
             }
-            Err(e) => {
-                m.log.add(codes::BAT_LOST, None, format!("BAT pair {index}: {e}; owners taken from group headers"));
-                for group in first..first + count {
-                    let entry = claim_of(m, group as u32);
-                    m.bat.push(entry);
-                }
-                m.bat_dirty.push(index);
-            }
+            m.bat_dirty.push(index);
+            continue;
+        };
+        m.bat.extend(entries);
+        if let Some(copy) = table.damaged {
+            newer_claims(m, index, first);
+            let mend = mended(&buf, BlockKind::Bat, m.sb.volume_id(), pair, copy);
+            m.volume_writes.extend(mend.map(|b| (0, pair + copy as u64, b)));
         }
     }
 }
@@ -205,42 +173,34 @@ fn claim_of(m: &Model, group: u32) -> BatEntry {
 fn read_domains(m: &mut Model) {
     let volume = m.sb.volume_id();
     for number in 0..m.sb.domains.get() {
-        let pair = m.sb.domain_table.get() + 2 * u64::from(number);
+        let pair = header_place(&m.sb, number);
         let mut log = Log::of(number);
-        let buf = read_pair(&m.store, &mut log, pair);
-        let state = PairState::of(&buf, BlockKind::Domain, volume, pair);
+        let buf = log.read_pair(&m.store, pair);
+        let table = domain_header(&mut log, &m.sb, number, &buf);
         let mut header = None;
         let mut dirty = false;
-        match DomainHeader::from_pair(&buf, volume, pair, number) {
-            Ok((_, _, mut h)) => {
-                if let Some((copy, why)) = state.damaged() {
-                    // the lost one may have been the newer: what it knew stands in the journal
-                    h.flags = (h.flags.get() & !CLEAN).into();
-                    log.add(codes::DOMAIN_COPY, None, format!("domain header, copy {copy}: {why}"));
-                    let mend = mended(&buf, BlockKind::Domain, volume, pair, copy);
-                    m.volume_writes.extend(mend.map(|b| (0, pair + copy as u64, b)));
-                }
-                if journal_fits(m, &h, number) {
-                    if h.flags.get() & FAILED != 0 {
-                        log.add(codes::DOMAIN_FAILED, None, "the domain had stopped after an error");
-                        dirty = true;
-                    }
-                    let ring = Ring::new(Arc::clone(&m.store), DomainId(number), &h);
-                    if h.flags.get() & CLEAN != 0 && ring.goes_on(h.head_pos.get()).unwrap_or(false) {
-                        log.add(codes::DOMAIN_OLD, None, "says unmounted, and its journal goes on");
-                        h.flags = (h.flags.get() & !CLEAN).into();
-                    }
-                    header = Some(h);
-                } else {
-                    let at = h.journal_start.get();
-                    let why = format!("journal of {} blocks at block {at} is outside its groups", h.journal_blocks);
-                    log.add(codes::JOURNAL_PLACE, None, why);
-                }
+        if let Some(mut h) = table.content {
+            if let Some(copy) = table.damaged {
+                // the lost one may have been the newer: what it knew stands in the journal
+                h.flags = (h.flags.get() & !CLEAN).into();
+                let mend = mended(&buf, BlockKind::Domain, volume, pair, copy);
+                m.volume_writes.extend(mend.map(|b| (0, pair + copy as u64, b)));
             }
-            Err(e) => {
-                // A pair never written is as bad as a damaged one: the domain exists.
-                let blank = state.0 == [CopyState::Blank, CopyState::Blank];
-                log.add(codes::DOMAIN_LOST, None, if blank { "domain header is blank".into() } else { e.to_string() });
+            if journal_fits(m, &h, number) {
+                if h.flags.get() & FAILED != 0 {
+                    log.add(codes::DOMAIN_FAILED, None, "the domain had stopped after an error");
+                    dirty = true;
+                }
+                let ring = Ring::new(Arc::clone(&m.store), DomainId(number), &h);
+                if h.flags.get() & CLEAN != 0 && ring.goes_on(h.head_pos.get()).unwrap_or(false) {
+                    log.add(codes::DOMAIN_OLD, None, "says unmounted, and its journal goes on");
+                    h.flags = (h.flags.get() & !CLEAN).into();
+                }
+                header = Some(h);
+            } else {
+                let at = h.journal_start.get();
+                let why = format!("journal of {} blocks at block {at} is outside its groups", h.journal_blocks);
+                log.add(codes::JOURNAL_PLACE, None, why);
             }
         }
         if !m.bat.iter().any(|e| e.domain == Some(DomainId(number))) {

@@ -1,51 +1,20 @@
-//! Reads and checks the tables of a domain's groups: header, segment table, node table. (Owner tables: `space`.)
+//! Reads the tables of a domain's groups: header, segment table, node table. (Owner tables: [`super::space`].)
 
-use super::codes;
-use super::model::{Domain, Group, Log, Mend, Table, pair_codes};
-use super::pair::{PairState, mended};
+use crate::codes;
+use crate::parts::domain::{Domain, Group};
+use crate::report::Log;
+use crate::rules::group::{LOST_GENER, parse_group};
 use braidfs_device::{AlignedBuf, BLOCK_BYTES};
 use braidfs_format::bat::BatEntry;
 use braidfs_format::geometry::{NODES_PER_BLOCK, SEGMENT_BLOCKS};
-use braidfs_format::group::{GroupHeader, SegmentTable, Written};
 use braidfs_format::group::{lost_table, table_sum};
-use braidfs_format::node::{NodeBlock, NodeEntry, NodeKind, NodeTableBlock, OVERFLOW, USED};
-use braidfs_format::{BlockAddr, BlockKind, NodeId};
+use braidfs_format::node::{NodeBlock, NodeEntry, NodeKind, OVERFLOW, USED};
+use braidfs_format::{BlockAddr, NodeId};
 use braidfs_store::Store;
 use std::collections::{HashMap, HashSet};
 
-/// Generation given to the free slots of a lost node table block: above what any node is likely to have had.
-const LOST_GENER: u32 = 1 << 30;
-
 /// Blocks read at once in the search for records.
 const RUN_BLOCKS: u32 = 64;
-
-/// A table of a group for messages, which are rare.
-struct Name(&'static str, u32);
-
-impl std::fmt::Display for Name {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} of group {}", self.0, self.1)
-    }
-}
-
-/// Looks at a pair and notes a damaged copy.
-pub fn check_pair(
-    log: &mut Log,
-    mend: &mut Vec<Mend>,
-    pair: &[u8],
-    kind: BlockKind,
-    volume: u32,
-    addr: BlockAddr,
-    what: std::fmt::Arguments<'_>,
-) -> PairState {
-    let state = PairState::of(pair, kind, volume, addr.0);
-    if let Some((copy, why)) = state.damaged() {
-        log.add(pair_codes(kind).0, None, format!("{what}, copy {copy}: {why}"));
-        let block = mended(pair, kind, volume, addr.0, copy);
-        mend.extend(block.map(|block| Mend { addr: BlockAddr(addr.0 + copy as u64), block }));
-    }
-    state
-}
 
 /// Reads the tables of all groups that the BAT gives to `domain`, and looks for segment tables that are not those of the
 /// last checkpoint.
@@ -86,103 +55,6 @@ fn read_group(store: &Store, log: &mut Log, domain: u16, (number, epoch): (u32, 
     let blocks = g.meta_blocks().min(store.group_blocks(number));
     let image = log.read(store, g.group_start(number), blocks as usize);
     parse_group(store, log, domain, (number, epoch), upto, &image)
-}
-
-/// The tables of a group whose metadata blocks are `image`. Its newest segment table that is not of a checkpoint after `upto`
-/// counts.
-pub fn parse_group(
-    store: &Store,
-    log: &mut Log,
-    domain: u16,
-    (number, epoch): (u32, u32),
-    upto: u64,
-    image: &[u8],
-) -> Group {
-    let (g, volume) = (store.geometry, store.volume);
-    let start = g.group_start(number);
-    let blocks = store.group_blocks(number);
-    let pair_at = |addr: BlockAddr| &image[(addr.0 - start.0) as usize * BLOCK_BYTES..][..2 * BLOCK_BYTES];
-    let mut group = Group {
-        number,
-        epoch,
-        blocks,
-        header_bad: false,
-        segments: None,
-        entries: Table::default(),
-        entries_dirty: vec![false; g.node_blocks() as usize],
-        lost: Vec::new(),
-        doubtful: Vec::new(),
-        segments_dirty: false,
-        segments_doubtful: false,
-        owners_lost: Vec::new(),
-        mend: Vec::new(),
-        table_seq: 0,
-        written: Written::default(),
-        counts_wrong: false,
-    };
-
-    let what = Name("header", number);
-    let pair = pair_at(g.header_addr(number));
-    check_pair(log, &mut group.mend, pair, BlockKind::Group, volume, g.header_addr(number), format_args!("{what}"));
-    match GroupHeader::from_pair(pair, volume, g.header_addr(number)) {
-        Ok((_, _, h)) => {
-            let is = (h.group.get(), h.blocks.get(), h.epoch.get(), h.domain.get());
-            if is != (number, blocks, epoch, domain) {
-                let why = format!(
-                    "{what}: says group {}, {} blocks, claim {} of domain {}; the BAT has {blocks} blocks, claim {epoch}",
-                    is.0, is.1, is.2, is.3
-                );
-                log.add(codes::GROUP_CLAIM, None, why);
-                group.header_bad = true;
-            }
-        }
-        Err(e) => {
-            log.add(codes::GROUP_LOST, None, format!("{what}: {e}"));
-            group.header_bad = true;
-        }
-    }
-
-    let what = Name("segment table", number);
-    let addr = g.segment_table_addr(number);
-    let pair = pair_at(addr);
-    let shown = format_args!("{what}");
-    let state = check_pair(log, &mut group.mend, pair, BlockKind::SegmentTable, volume, addr, shown);
-    group.segments_doubtful = state.damaged().is_some();
-    match SegmentTable::decode_upto(pair, g.segments, volume, addr, upto) {
-        Ok(t) => {
-            group.segments = Some(t.entries);
-            (group.table_seq, group.written) = (t.seq, t.written);
-        }
-        Err(e) => log.add(codes::SEGMENTS_LOST, None, format!("{what}: {e}")),
-    }
-
-    for index in 0..g.node_blocks() {
-        let addr = g.node_table_addr(number, index);
-        let pair = pair_at(addr);
-        let shown = format_args!("node table block {index} of group {number}");
-        let state = check_pair(log, &mut group.mend, pair, BlockKind::NodeTable, volume, addr, shown);
-        let old = group.lost_write(log, &state, g.node_table_index(index), codes::NODES_OLD, shown);
-        if old || state.damaged().is_some() {
-            group.doubtful.push(index);
-        }
-        group.entries_dirty[index as usize] |= old;
-        group.counts_wrong |= old;
-        match NodeTableBlock::decode(pair, volume, addr) {
-            Ok((_, _, entries)) => group.entries.push(entries),
-            Err(e) => {
-                log.add(
-                    codes::NODES_LOST,
-                    None,
-                    format!("node table block {index} of group {number}: {e}; nodes are looked for in the node blocks"),
-                );
-                let blank = NodeEntry { gener: LOST_GENER, ..NodeEntry::default() };
-                group.entries.push(vec![blank; NODES_PER_BLOCK as usize]);
-                group.entries_dirty[index as usize] = true;
-                group.lost.push(index);
-            }
-        }
-    }
-    group
 }
 
 /// Makes entries of lost node table blocks again, and brings those of doubtful ones up to date (of all blocks with

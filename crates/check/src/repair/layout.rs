@@ -3,12 +3,15 @@
 //! Nothing that the device refers to is overwritten, so a repair that is interrupted before it writes the tables has
 //! changed nothing.
 
-use super::dirs::arrange;
-use super::model::{Dirty, Domain, Ino, Model};
-use super::names::take_node;
-use super::space::{Expected, Used, expected};
 use crate::error::{Error, Result};
-use braidfs_format::dentry::{BUCKET_BYTES, Dentry, INLINE_DIR_MAX, bucket_lblk, encode_bucket, encode_entries};
+use crate::model::Model;
+use crate::parts::domain::Domain;
+use crate::parts::ino::{Dirty, Ino};
+use crate::scan::names::take_node;
+use crate::scan::space::{Expected, Used, expected};
+use braidfs_format::dentry::{
+    BUCKET_BYTES, Dentry, HASH_PROBES, INLINE_DIR_MAX, bucket_lblk, encode_bucket, encode_entries, name_hash,
+};
 use braidfs_format::geometry::SEGMENT_BLOCKS;
 use braidfs_format::inode::{
     Content, Extent, LEAF_REFS_MAX, LeafRef, encode_extents, encode_links, encode_refs, encode_xattrs,
@@ -16,7 +19,7 @@ use braidfs_format::inode::{
 use braidfs_format::node::{NodeBlockBuilder, NodeEntry, NodeKind, NodeRecord, OVERFLOW, PAYLOAD_MAX, USED};
 use braidfs_format::{BlockAddr, NodeId};
 use braidfs_store::Store;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 /// Finds free blocks of a domain.
 struct Free {
@@ -40,7 +43,7 @@ struct Writer<'a> {
     /// State of the groups before anything was written.
     before: BTreeMap<u32, Expected>,
     free: Free,
-    given: std::collections::HashSet<BlockAddr>,
+    given: HashSet<BlockAddr>,
     builder: NodeBlockBuilder,
     /// Nodes in the builder.
     pending: Vec<(NodeId, NodeEntry)>,
@@ -54,9 +57,8 @@ struct Writer<'a> {
 pub fn write_inodes(m: &mut Model) -> Result<()> {
     let store = std::sync::Arc::clone(&m.store);
     for domain in &mut m.domains {
-        let number = domain.number;
-        let to_write = |i: &Ino| i.domain == number && i.dirty.any();
-        if !m.inodes.wholes().any(|(_, i)| to_write(i)) {
+        let differ: Vec<NodeId> = m.inodes.wholes_of(domain).filter(|(_, i)| i.dirty.any()).map(|(n, _)| n).collect();
+        if differ.is_empty() {
             continue;
         }
         let used = Used::of(domain, &m.inodes);
@@ -78,8 +80,10 @@ pub fn write_inodes(m: &mut Model) -> Result<()> {
             seq,
             domain,
         };
-        for (node, ino) in m.inodes.wholes_mut().filter(|(_, i)| to_write(i)) {
-            w.inode(&m.sb.hash_key, node, ino)?;
+        for node in differ {
+            if let Some(ino) = m.inodes.whole_mut(node) {
+                w.inode(&m.sb.hash_key, node, ino)?;
+            }
         }
         w.finish_block()?;
     }
@@ -292,4 +296,32 @@ fn buckets(entries: &[Dentry]) -> Vec<(u64, &[Dentry])> {
     }
     out.push((lblk, &entries[start..]));
     out
+}
+
+/// Gives all entries their positions again, in order. Entries that find no free one are returned.
+fn arrange(key: &[u8; 16], entries: Vec<Dentry>) -> (Vec<Dentry>, Vec<Dentry>) {
+    let mut taken: HashSet<u64> = HashSet::with_capacity(entries.len());
+    let (mut placed, mut failed) = (Vec::with_capacity(entries.len()), Vec::new());
+    let mut moved = Vec::new();
+    // Those that stand right keep their position, which is a cookie that programs may hold.
+    for e in entries {
+        let h = name_hash(key, &e.name);
+        if (h..=h + HASH_PROBES).contains(&e.hash) && taken.insert(e.hash) {
+            placed.push(e);
+        } else {
+            moved.push(e);
+        }
+    }
+    for mut e in moved {
+        let h = name_hash(key, &e.name);
+        match (h..=h + HASH_PROBES).find(|p| taken.insert(*p)) {
+            Some(p) => {
+                e.hash = p;
+                placed.push(e);
+            }
+            None => failed.push(e),
+        }
+    }
+    placed.sort_by_key(|e| e.hash);
+    (placed, failed)
 }

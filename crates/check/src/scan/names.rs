@@ -3,16 +3,19 @@
 //! The links in an inode's record are the truth; an entry is an index to it. So an entry that no link confirms goes, and
 //! a link without an entry gets one. Only where an inode's links are lost are the entries that name it believed.
 
-use super::codes;
-use super::dirs::show;
-use super::inodes::{Name, NameKey, Seen};
-use super::model::{Dirty, Ino, Model};
+use crate::codes;
+use crate::model::Model;
+use crate::model::inodes::{Name, NameKey, Seen};
+use crate::parts::domain::Domain;
+use crate::parts::ino::{Dirty, Ino};
+use crate::rules::{link, show};
 use braidfs_format::dentry::Dentry;
 use braidfs_format::inode::{Content, Inode, Link};
 use braidfs_format::inode::{Placement, Timestamp};
 use braidfs_format::name::FileName;
 use braidfs_format::node::{DIR, NodeEntry, REMOTE, USED};
 use braidfs_format::{BlockAddr, NodeId};
+use braidfs_store::Store;
 use std::collections::{HashMap, HashSet};
 
 /// Where what hangs nowhere goes.
@@ -38,7 +41,7 @@ fn is_dir(m: &Model, node: NodeId) -> bool {
 }
 
 /// A new directory inode, owned by root.
-fn new_dir(domain: u16, gener: u32, links: Vec<Link>, mode: u32) -> Ino {
+fn new_dir(gener: u32, links: Vec<Link>, mode: u32) -> Ino {
     let t = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     let t = Timestamp { sec: t.as_secs() as i64, nsec: t.subsec_nanos() };
     let linked = vec![true; links.len()];
@@ -66,7 +69,6 @@ fn new_dir(domain: u16, gener: u32, links: Vec<Link>, mode: u32) -> Ino {
         content: Content::InlineDir(vec![]),
     };
     Ino {
-        domain,
         gener,
         version: 0,
         flags: USED | DIR,
@@ -90,7 +92,7 @@ fn check_root(m: &mut Model) {
         let store = std::sync::Arc::clone(&m.store);
         let gener =
             m.domains.get(usize::from(domain)).and_then(|d| d.entry(&store, root)).map_or(1, |e| e.gener.max(1));
-        m.inodes.put(root, new_dir(domain, gener, vec![], 0o755));
+        m.inodes.put(root, new_dir(gener, vec![], 0o755));
     }
     if m.inodes.get(root).is_none_or(|i| i.links() == 0) {
         return;
@@ -396,13 +398,13 @@ fn lost_found(m: &mut Model) -> Option<NodeId> {
     let domain = m.domains.get_mut(usize::from(number))?;
     let (node, gener) = take_node(&store, domain)?;
     let link = Link { parent: NodeId::ROOT, name: name.clone().into() };
-    m.inodes.put(node, new_dir(number, gener, vec![link], 0o700));
+    m.inodes.put(node, new_dir(gener, vec![link], 0o700));
     add_entry(m, NodeId::ROOT, name.into(), node, gener, 4);
     Some(node)
 }
 
 /// A free node of `domain` with its new generation, marked used.
-pub fn take_node(store: &braidfs_store::Store, domain: &mut super::model::Domain) -> Option<(NodeId, u32)> {
+pub fn take_node(store: &Store, domain: &mut Domain) -> Option<(NodeId, u32)> {
     let g = store.geometry;
     let (node, gener) = domain.groups.values().find_map(|group| {
         // the first numbers of the volume are not given out
@@ -468,8 +470,8 @@ fn break_loops(m: &mut Model) {
 fn check_counts(m: &mut Model) {
     let children = children(m);
     let count = |node: NodeId, i: Seen<'_>| {
-        let is = if i.is_dir() { 2 + children_of(&children, node).count() } else { i.links() };
-        u32::try_from(is).unwrap_or(u32::MAX)
+        let subdirs = if i.is_dir() { children_of(&children, node).count() } else { 0 };
+        link::count(i.is_dir(), i.links(), subdirs)
     };
     for node in m.inodes.select(|node, i| i.nlink() != count(node, i)) {
         let Some(is) = m.inodes.get(node).map(|i| count(node, i)) else { continue };
@@ -484,9 +486,8 @@ fn check_counts(m: &mut Model) {
 
 fn check_remote(m: &mut Model) {
     let right = |m: &Model, node: NodeId, i: Seen<'_>| {
-        let domain = m.domain_of(node);
-        let remote = (0..i.links()).any(|at| i.parent(at).and_then(|p| m.domain_of(p)) != domain);
-        if remote { i.flags() | REMOTE } else { i.flags() & !REMOTE }
+        let parents = (0..i.links()).map(|at| i.parent(at).and_then(|p| m.domain_of(p)));
+        link::flags(i.flags(), m.domain_of(node), parents)
     };
     for node in m.inodes.select(|node, i| right(m, node, i) != i.flags()) {
         let Some(flags) = m.inodes.get(node).map(|i| right(m, node, i)) else { continue };

@@ -5,14 +5,19 @@
 //! until the check has counted its blocks. What the crash itself tore is in the journal and comes out right all the same.
 //! A journal with a gap is cut there, and the inodes whose changes are lost are named.
 
-use super::model::{Domain, Group, Log, Model};
-use super::pair::PairState;
-use super::{codes, repair, tables, volume};
+use crate::codes;
 use crate::error::Result;
+use crate::model::Model;
+use crate::pair::PairState;
+use crate::parts::domain::{Domain, Group};
+use crate::report::Log;
+use crate::rules::group::{has_owners, owners};
+use crate::rules::space::in_journal;
+use crate::scan::{tables, volume};
 use braidfs_device::{BLOCK_BYTES, Device};
 use braidfs_format::domain::{CLEAN, DomainHeader};
 use braidfs_format::geometry::SEGMENT_BLOCKS;
-use braidfs_format::group::{OWNERS_PER_BLOCK, Owner, SegmentEntry, SegmentKind, Temperature, decode_owners};
+use braidfs_format::group::{SegmentEntry, SegmentKind, Temperature};
 use braidfs_format::journal::{Chunk, ChunkKind, Record};
 use braidfs_format::node::NodeEntry;
 use braidfs_format::{BlockAddr, BlockKind, DomainId, NodeId};
@@ -41,7 +46,7 @@ pub struct Prepared {
 pub fn run(devices: &[Arc<dyn Device>], replay: &dyn Replay) -> Result<Prepared> {
     let mut p = Prepared::default();
     tables_first(devices, &mut p)?;
-    repair::prepare_replay(devices)?;
+    super::prepare_replay(devices)?;
     note_chunks(devices, &mut p)?;
     let Err(first) = replay.replay_volume(devices) else { return Ok(p) };
     tracing::info!("the journals cannot be replayed as they are: {first}");
@@ -73,7 +78,7 @@ fn tables_first(devices: &[Arc<dyn Device>], p: &mut Prepared) -> Result<()> {
         }
         let upto = domain.header.map_or(0, |h| h.checkpoint.get());
         for group in domain.groups.values() {
-            repair::write_tables(&store, domain.number, group, upto)?;
+            super::write_tables(&store, domain.number, group, upto)?;
         }
         p.recovered.entry(domain.number).or_default().extend(domain.recovered.drain());
         p.log.findings.append(&mut log.findings);
@@ -81,7 +86,7 @@ fn tables_first(devices: &[Arc<dyn Device>], p: &mut Prepared) -> Result<()> {
     store.flush()?;
     // the headers tell of the segment tables
     for number in (0..m.domains.len()).filter(|&i| is_dirty(&m.domains[i])).collect::<Vec<_>>() {
-        repair::write_sum(&mut m, number)?;
+        super::write_sum(&mut m, number)?;
     }
     Ok(store.flush()?)
 }
@@ -97,14 +102,12 @@ fn doubt_space(store: &Store, log: &mut Log, journal: Option<(u64, u64)>, group:
     for half in 0..2 * g.segments {
         let addr = g.owners_addr(group.number, half / 2, half % 2);
         let pair = log.read(store, addr, 2);
-        let what = format!("owner table of segment {} (half {}) of group {}", half / 2, half % 2, group.number);
-        let shown = format_args!("{what}");
-        let state = tables::check_pair(log, &mut group.mend, &pair, BlockKind::Owners, store.volume, addr, shown);
-        let old = group.lost_write(log, &state, half as usize, codes::OWNERS_OLD, format_args!("{what}"));
-        group.counts_wrong |= old;
-        doubt |= (old || state.damaged().is_some()) && half * OWNERS_PER_BLOCK < group.blocks;
-        if decode_owners(&pair, store.volume, addr).is_err() {
-            log.add(codes::OWNERS_LOST, None, format!("{what}: neither copy holds"));
+        let mut mend = std::mem::take(&mut group.mend);
+        let table = owners(store, log, &mut mend, group, half, &pair);
+        group.mend = mend;
+        group.counts_wrong |= table.old;
+        doubt |= (table.old || table.damaged) && has_owners(group, half);
+        if table.owners.is_none() {
             group.owners_lost.push(half);
             doubt = true;
         }
@@ -116,12 +119,10 @@ fn doubt_space(store: &Store, log: &mut Log, journal: Option<(u64, u64)>, group:
     segments.resize(g.segments as usize, SegmentEntry { temperature: Temperature::Warm, ..SegmentEntry::default() });
     for (i, s) in (0u32..).zip(&mut segments) {
         let from = g.segment_start(group.number, i).0;
-        let in_journal = journal
-            .is_some_and(|(first, n)| first < from + u64::from(SEGMENT_BLOCKS) && first.saturating_add(n) > from);
         s.valid = [u64::MAX; 8];
         if i * SEGMENT_BLOCKS >= group.blocks {
             s.kind = SegmentKind::Absent;
-        } else if in_journal {
+        } else if in_journal(journal, from) {
             s.kind = SegmentKind::Journal;
         } else if matches!(s.kind, SegmentKind::Free | SegmentKind::Absent) {
             s.kind = SegmentKind::Data;
@@ -129,11 +130,6 @@ fn doubt_space(store: &Store, log: &mut Log, journal: Option<(u64, u64)>, group:
     }
     group.segments = Some(segments);
     group.segments_dirty = true;
-}
-
-/// Default owners, for a lost table.
-pub fn no_owners() -> Vec<Owner> {
-    vec![Owner::default(); OWNERS_PER_BLOCK as usize]
 }
 
 /// Replays the committed transactions of each domain by itself, into its tables only: what was synced since the last of
@@ -145,7 +141,7 @@ fn replay_tables(devices: &[Arc<dyn Device>], replay: &dyn Replay, p: &mut Prepa
         if let Err(e) = replay_domain(&m, replay, d, &mut log) {
             log.add(codes::REPLAY_FAILED, None, format!("the journal cannot be replayed ({e}) and is given up"));
             name_ring(&m.store, d, &mut log);
-            repair::give_up_journal(&m, d)?;
+            super::give_up_journal(&m, d)?;
         }
         p.log.findings.append(&mut log.findings);
     }
@@ -163,7 +159,7 @@ fn replay_domain(m: &Model, replay: &dyn Replay, d: &Domain, log: &mut Log) -> R
     let newest = chunks.iter().map(|c| c.tx.0).max().unwrap_or(0).max(last);
     (h.head_pos, h.tail_pos) = (end.into(), end.into());
     (h.last_tx, h.checkpointed_tx) = (newest.into(), newest.into());
-    Ok(repair::close_journal(m, d, h)?)
+    Ok(super::close_journal(m, d, h)?)
 }
 
 /// The journal of a domain that has something to replay, and its header.
@@ -218,7 +214,7 @@ fn cut_journals(devices: &[Arc<dyn Device>], p: &mut Prepared) -> Result<()> {
         let Ok((chunks, _)) = scan(&ring, &h) else {
             log.add(codes::DOMAIN_OLD, None, "the newest domain header is lost; the journal is given up");
             name_ring(&m.store, d, &mut log);
-            repair::give_up_journal(&m, d)?;
+            super::give_up_journal(&m, d)?;
             p.log.findings.append(&mut log.findings);
             continue;
         };

@@ -10,15 +10,15 @@ use std::hash::Hasher;
 
 /// Sum of the hashes of a set.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Print(u128);
+pub struct MultisetHash(u128);
 
-impl Print {
+impl MultisetHash {
     /// Adds an element.
     pub fn add(&mut self, hash: u128) {
         self.0 = self.0.wrapping_add(hash);
     }
     /// Adds another set.
-    pub fn join(&mut self, other: Print) {
+    pub fn join(&mut self, other: MultisetHash) {
         self.add(other.0);
     }
 }
@@ -79,7 +79,7 @@ mod tests {
     fn order_does_not_matter_and_every_field_does() {
         let keys = Keys::random();
         let block = |a: u64, n: u64, l: u64| keys.block(BlockAddr(a), NodeId(n), l);
-        let (mut one, mut two) = (Print::default(), Print::default());
+        let (mut one, mut two) = (MultisetHash::default(), MultisetHash::default());
         (0..100).for_each(|i| one.add(block(i, 7, i + 3)));
         (0..100).rev().for_each(|i| two.add(block(i, 7, i + 3)));
         assert_eq!(one, two);

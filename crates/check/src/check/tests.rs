@@ -1,7 +1,8 @@
 //! Volumes are filled through the model and its writer, so that these tests need nothing above the tables.
 
-use super::model::{Dirty, Ino, Model};
 use super::*;
+use crate::dump;
+use crate::parts::ino::{Dirty, Ino};
 use braidfs::{JournalReplay, MkfsOptions};
 use braidfs_device::{BLOCK_BYTES, SparseDevice};
 use braidfs_format::BlockAddr;
@@ -27,7 +28,7 @@ fn agree(dev: &Arc<SparseDevice>) -> bool {
     let Ok(m) = volume::read(&devices) else { return false };
     let mut passed = false;
     let whole = OnceCell::new();
-    let whole = || whole.get_or_init(|| report(&mut scan(&devices, &mut Prepared::default(), &|_, _, _| {}).unwrap()));
+    let whole = || whole.get_or_init(|| count(&mut scan(&devices, &mut Prepared::default(), &|_, _, _| {}).unwrap()));
     for memory in [2000, 1 << 30] {
         let how = quick::Options { data: false, memory };
         let Some((quick, _)) = holds(&devices, &how, &|_, _, _| {}).unwrap() else { continue };
@@ -78,7 +79,6 @@ fn add(m: &mut Model, domain: u16, mode: u32, links: &[(NodeId, &str)], content:
         p.inode.nlink += u32::from(dir);
     }
     let ino = Ino {
-        domain,
         gener,
         version: 0,
         flags: USED | if dir { DIR } else { 0 } | if remote { REMOTE } else { 0 },
@@ -163,7 +163,7 @@ fn a_filled_volume_is_clean() {
         m.body(node).unwrap();
     }
     m.inodes.holds().unwrap();
-    assert_eq!(report(&mut m), r, "whole inodes are others than packed ones");
+    assert_eq!(count(&mut m), r, "whole inodes are others than packed ones");
     let any = |which: fn(&Ino) -> bool| m.inodes.wholes().any(|(_, i)| which(i));
     assert!(any(|i| !i.tree.is_empty()) && any(|i| i.inode.link_nodes.len() > 1));
     assert!(any(|i| i.inode.xattr_nodes.len() == 3 && i.inode.xattrs[0].1.len() == 9000));
@@ -478,7 +478,7 @@ fn dumps_do_not_fail() {
     let group = *m.domains[1].groups.keys().next().unwrap();
     let node = find(&mut m, "a/big");
     let block = m.store.geometry.group_start(group).0 + 200;
-    use dump::DumpWhat as W;
+    use crate::dump::DumpWhat as W;
     for what in [
         W::Super,
         W::Bat,

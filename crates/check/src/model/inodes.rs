@@ -5,12 +5,14 @@
 //! a key drawn for each check. Two names are taken for one with a chance of 2^-64 for each pair that is compared. Who needs
 //! the names themselves reads them again ([`Inodes::body`]).
 
-use super::model::{Domain, Ino};
-use super::{dirs, nodes};
+use crate::collect::{changed, load, load_entries};
 use crate::error::{Error, Result};
+use crate::parts::domain::Domain;
+use crate::parts::ino::Ino;
+use crate::rules::Rules;
 use braidfs_format::dentry::Dentry;
 use braidfs_format::geometry::Geometry;
-use braidfs_format::{BlockAddr, Corrupt, NodeId};
+use braidfs_format::{BlockAddr, NodeId};
 use braidfs_store::Store;
 use siphasher::sip::SipHasher13;
 use std::collections::BTreeMap;
@@ -21,7 +23,7 @@ const DIR_KIND: u8 = 4;
 
 /// The single link has its entry.
 const LINKED: u8 = 1;
-/// There are several links: they are in [`Part::links`].
+/// There are several links: they are in [`GroupInodes::links`].
 const MANY: u8 = 2;
 /// There is no link.
 const NONE: u8 = 4;
@@ -53,7 +55,7 @@ impl NameKey {
 
 /// A link of an inode.
 #[derive(Debug, Clone, Copy)]
-struct Hang {
+struct LinkHash {
     parent: u64,
     key: u64,
     linked: bool,
@@ -61,8 +63,8 @@ struct Hang {
 
 /// An inode that is as the device has it.
 #[derive(Debug, Clone, Copy)]
-pub struct Lean {
-    /// Parent of the single link, or where the links begin in [`Part::links`].
+pub struct PackedInode {
+    /// Parent of the single link, or where the links begin in [`GroupInodes::links`].
     a: u64,
     /// Key of the single link, or how many there are.
     b: u64,
@@ -96,7 +98,7 @@ impl Name {
 
 /// An extent of an inode that is not whole.
 #[derive(Debug, Clone, Copy)]
-pub struct Held {
+pub struct ExtentRef {
     /// The inode.
     pub node: NodeId,
     /// First logical block.
@@ -109,22 +111,22 @@ pub struct Held {
 
 /// What belongs to one group: inodes by their numbers, extents by their place.
 #[derive(Debug, Default)]
-struct Part {
-    lean: Vec<Lean>,
-    links: Vec<Hang>,
-    held: Vec<Held>,
+struct GroupInodes {
+    packed: Vec<PackedInode>,
+    links: Vec<LinkHash>,
+    extents: Vec<ExtentRef>,
     /// Entries of directories, by slot.
     names: Vec<(u32, Box<[Name]>)>,
 }
 
-impl Part {
+impl GroupInodes {
     fn place(&self, slot: u32) -> Option<usize> {
-        let at = self.lean.binary_search_by_key(&slot, |l| l.slot).ok()?;
-        (self.lean[at].bits & GONE == 0).then_some(at)
+        let at = self.packed.binary_search_by_key(&slot, |l| l.slot).ok()?;
+        (self.packed[at].bits & GONE == 0).then_some(at)
     }
 
-    fn links_of(&self, lean: &Lean) -> &[Hang] {
-        if lean.bits & MANY != 0 { &self.links[lean.a as usize..][..lean.b as usize] } else { &[] }
+    fn links_of(&self, packed: &PackedInode) -> &[LinkHash] {
+        if packed.bits & MANY != 0 { &self.links[packed.a as usize..][..packed.b as usize] } else { &[] }
     }
 }
 
@@ -134,7 +136,7 @@ pub struct Seen<'a>(Either<'a>);
 
 #[derive(Clone, Copy)]
 enum Either<'a> {
-    Packed(&'a Lean, &'a [Hang]),
+    Packed(&'a PackedInode, &'a [LinkHash]),
     Whole(&'a Ino),
 }
 use Either::{Packed, Whole};
@@ -236,9 +238,11 @@ impl Seen<'_> {
 #[derive(Debug)]
 pub struct Inodes {
     geometry: Geometry,
+    /// What the volume asks of them.
+    pub rules: Rules,
     /// Hashes their names.
     pub name_key: NameKey,
-    parts: BTreeMap<u32, Part>,
+    parts: BTreeMap<u32, GroupInodes>,
     whole: BTreeMap<NodeId, Ino>,
     /// Some inode is [`GONE`].
     any_gone: bool,
@@ -248,14 +252,22 @@ pub struct Inodes {
 
 impl Inodes {
     /// None yet.
-    pub fn new(geometry: Geometry) -> Self {
+    pub fn new(geometry: Geometry, rules: Rules) -> Self {
         let name_key = NameKey::random();
-        Self { geometry, name_key, parts: BTreeMap::new(), whole: BTreeMap::new(), any_gone: false, failed: None }
+        Self {
+            geometry,
+            rules,
+            name_key,
+            parts: BTreeMap::new(),
+            whole: BTreeMap::new(),
+            any_gone: false,
+            failed: None,
+        }
     }
 
     /// None, of the same volume as these.
     pub fn like(&self) -> Self {
-        Self { name_key: self.name_key, ..Self::new(self.geometry) }
+        Self { name_key: self.name_key, ..Self::new(self.geometry, self.rules) }
     }
 
     /// Takes in those of another domain.
@@ -279,7 +291,7 @@ impl Inodes {
 
     /// Makes room for `count` inodes of `group`.
     pub fn reserve(&mut self, group: u32, count: usize) {
-        self.parts.entry(group).or_default().lean.reserve_exact(count);
+        self.parts.entry(group).or_default().packed.reserve_exact(count);
     }
 
     /// Adds an inode that was not looked at with others yet. [`Self::sort`] comes before any question.
@@ -292,11 +304,11 @@ impl Inodes {
         for e in &ino.extents {
             let group = self.geometry.group_of(e.addr);
             let at = (e.addr.0 - self.geometry.group_start(group).0) as u32;
-            let held = Held { node, lblk: e.lblk, at, len: e.len };
-            self.parts.entry(group).or_default().held.push(held);
+            let extent = ExtentRef { node, lblk: e.lblk, at, len: e.len };
+            self.parts.entry(group).or_default().extents.push(extent);
         }
         let part = self.parts.entry(group).or_default();
-        let hang = |l: &braidfs_format::inode::Link| Hang {
+        let hash_of = |l: &braidfs_format::inode::Link| LinkHash {
             parent: l.parent.0,
             key: self.name_key.of(l.parent, &l.name),
             linked: false,
@@ -304,14 +316,14 @@ impl Inodes {
         let mapped = if ino.extents.is_empty() { 0 } else { MAPPED };
         let (a, b, bits) = match ino.inode.links.as_slice() {
             [] => (0, 0, NONE),
-            [one] => (one.parent.0, hang(one).key, 0),
+            [one] => (one.parent.0, hash_of(one).key, 0),
             many => {
                 let start = part.links.len() as u64;
-                part.links.extend(many.iter().map(hang));
+                part.links.extend(many.iter().map(hash_of));
                 (start, many.len() as u64, MANY)
             }
         };
-        part.lean.push(Lean {
+        part.packed.push(PackedInode {
             a,
             b,
             slot,
@@ -326,18 +338,18 @@ impl Inodes {
     /// Sorts what was added.
     pub fn sort(&mut self) {
         for part in self.parts.values_mut() {
-            part.lean.sort_unstable_by_key(|l| l.slot);
-            part.held.sort_unstable_by_key(|h| (h.at, h.node, h.lblk));
-            part.lean.shrink_to_fit();
-            part.held.shrink_to_fit();
+            part.packed.sort_unstable_by_key(|l| l.slot);
+            part.extents.sort_unstable_by_key(|h| (h.at, h.node, h.lblk));
+            part.packed.shrink_to_fit();
+            part.extents.shrink_to_fit();
             part.links.shrink_to_fit();
         }
     }
 
-    fn lean(&self, node: NodeId) -> Option<(&Part, &Lean)> {
+    fn packed(&self, node: NodeId) -> Option<(&GroupInodes, &PackedInode)> {
         let (group, slot) = self.geometry.node_place(node)?;
         let part = self.parts.get(&group)?;
-        Some((part, &part.lean[part.place(slot)?]))
+        Some((part, &part.packed[part.place(slot)?]))
     }
 
     /// An inode.
@@ -345,7 +357,7 @@ impl Inodes {
         if let Some(ino) = self.whole.get(&node) {
             return Some(Seen(Whole(ino)));
         }
-        self.lean(node).map(|(part, lean)| Seen(Packed(lean, part.links_of(lean))))
+        self.packed(node).map(|(part, packed)| Seen(Packed(packed, part.links_of(packed))))
     }
 
     /// An inode that is whole.
@@ -360,18 +372,19 @@ impl Inodes {
     pub fn wholes(&self) -> impl Iterator<Item = (NodeId, &Ino)> {
         self.whole.iter().map(|(n, i)| (*n, i))
     }
-    /// All that are whole, to change them.
-    pub fn wholes_mut(&mut self) -> impl Iterator<Item = (NodeId, &mut Ino)> {
-        self.whole.iter_mut().map(|(n, i)| (*n, i))
+    /// All of `domain` that are whole.
+    pub fn wholes_of(&self, domain: &Domain) -> impl Iterator<Item = (NodeId, &Ino)> {
+        let own = |n: NodeId| self.geometry.node_place(n).is_some_and(|(g, _)| domain.groups.contains_key(&g));
+        self.wholes().filter(move |(n, _)| own(*n))
     }
 
     /// The numbers of those that `which` picks, rising.
     pub fn select(&self, mut which: impl FnMut(NodeId, Seen<'_>) -> bool) -> Vec<NodeId> {
         let mut out = Vec::new();
         for (group, part) in &self.parts {
-            for lean in part.lean.iter().filter(|l| l.bits & GONE == 0) {
-                let node = self.geometry.node(*group, lean.slot);
-                if which(node, Seen(Packed(lean, part.links_of(lean)))) {
+            for packed in part.packed.iter().filter(|l| l.bits & GONE == 0) {
+                let node = self.geometry.node(*group, packed.slot);
+                if which(node, Seen(Packed(packed, part.links_of(packed)))) {
                     out.push(node);
                 }
             }
@@ -385,9 +398,9 @@ impl Inodes {
     }
 
     /// The extents in `group` of inodes that are not whole, by address.
-    pub fn held(&self, group: u32) -> impl Iterator<Item = &Held> {
-        let all = self.parts.get(&group).map(|p| p.held.as_slice()).unwrap_or_default();
-        all.iter().filter(|h| !self.any_gone || self.lean(h.node).is_some())
+    pub fn extents_in(&self, group: u32) -> impl Iterator<Item = &ExtentRef> {
+        let all = self.parts.get(&group).map(|p| p.extents.as_slice()).unwrap_or_default();
+        all.iter().filter(|h| !self.any_gone || self.packed(h.node).is_some())
     }
 
     /// Notes whether the entry of link `at` was found.
@@ -401,10 +414,10 @@ impl Inodes {
         let Some((group, slot)) = self.geometry.node_place(node) else { return };
         let Some(part) = self.parts.get_mut(&group) else { return };
         let Some(i) = part.place(slot) else { return };
-        let lean = &mut part.lean[i];
-        if lean.bits & MANY == 0 {
-            lean.bits = lean.bits & !LINKED | if linked { LINKED } else { 0 };
-        } else if let Some(h) = part.links.get_mut(lean.a as usize + at) {
+        let packed = &mut part.packed[i];
+        if packed.bits & MANY == 0 {
+            packed.bits = packed.bits & !LINKED | if linked { LINKED } else { 0 };
+        } else if let Some(h) = part.links.get_mut(packed.a as usize + at) {
             h.linked = linked;
         }
     }
@@ -425,7 +438,7 @@ impl Inodes {
         let Some((group, slot)) = self.geometry.node_place(node) else { return };
         let Some(part) = self.parts.get_mut(&group) else { return };
         if let Some(i) = part.place(slot) {
-            part.lean[i].bits |= GONE;
+            part.packed[i].bits |= GONE;
             self.any_gone = true;
         }
     }
@@ -444,7 +457,7 @@ impl Inodes {
     }
 
     fn load(&self, store: &Store, domain: &Domain, node: NodeId, entries: bool) -> Result<Ino> {
-        let mut ino = nodes::load(store, domain, node)?;
+        let mut ino = load(&self.rules, store, domain, node)?;
         let seen = self.get(node);
         if ino.inode.links.len() != seen.map_or(0, |s| s.links()) {
             return Err(changed(node, "its links are others than before").into());
@@ -453,7 +466,7 @@ impl Inodes {
             *linked = seen.is_some_and(|s| s.linked(i));
         }
         if entries && ino.is_dir() {
-            ino.entries = dirs::load(store, node, &ino)?;
+            ino.entries = load_entries(&self.rules, store, node, &ino)?;
         }
         Ok(ino)
     }
@@ -478,14 +491,9 @@ impl Inodes {
     }
 }
 
-/// What was read before is not there any more.
-pub fn changed(node: NodeId, why: &str) -> Corrupt {
-    Corrupt::new("inode", format!("{node} was read, and cannot be read again: {why}"))
-}
-
 /// The block of an extent in `group`.
-pub fn addr_of(geometry: &Geometry, group: u32, held: &Held) -> BlockAddr {
-    BlockAddr(geometry.group_start(group).0 + u64::from(held.at))
+pub fn addr_of(geometry: &Geometry, group: u32, extent: &ExtentRef) -> BlockAddr {
+    BlockAddr(geometry.group_start(group).0 + u64::from(extent.at))
 }
 
 #[cfg(test)]
@@ -494,6 +502,9 @@ mod tests {
 
     #[test]
     fn sizes_are_as_documented() {
-        assert_eq!((size_of::<Lean>(), size_of::<Name>(), size_of::<Held>(), size_of::<Hang>()), (32, 24, 24, 24));
+        assert_eq!(
+            (size_of::<PackedInode>(), size_of::<Name>(), size_of::<ExtentRef>(), size_of::<LinkHash>()),
+            (32, 24, 24, 24)
+        );
     }
 }

@@ -1,66 +1,25 @@
-//! Reads everything on an unmounted volume that has a checksum, and changes nothing. (Of a mounted one: [`super::online`].)
+//! Compares the data blocks of files with their checksums.
 //!
-//! All metadata as a check does, and the data blocks of files whose extents carry checksums. Blocks without one (volumes made
-//! without `--data-checksums`, files that are overwritten in place) are counted and not read: nothing can be said of them.
+//! Blocks without one (volumes made without `--data-checksums`, files that are overwritten in place) are counted and not
+//! read: nothing can be said of them.
 
-use super::model::{Ino, Log, Model};
-use super::{Finding, FsckOptions, Limits, check_with, codes, nodes};
-use crate::error::Result;
-use braidfs_device::{AlignedBuf, BLOCK_BYTES, Device};
+use crate::codes;
+use crate::collect::load;
+use crate::model::Model;
+use crate::parts::ino::Ino;
+use crate::report::{Log, ScrubReport};
+use braidfs_device::{AlignedBuf, BLOCK_BYTES};
 use braidfs_format::inode::Extent;
 use braidfs_format::{BlockAddr, NodeId};
 use braidfs_store::Store;
-use braidfs_store::interface::Replay;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 /// Blocks read at once.
 const PIECE: u64 = 256;
 
-/// Result of a scrub.
-#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(default)]
-pub struct ScrubReport {
-    /// What does not hold, metadata and data.
-    pub findings: Vec<Finding>,
-    /// Traces of a crash in the journals, which may be damage.
-    pub notes: Vec<String>,
-    /// Inodes looked at.
-    pub inodes: u64,
-    /// Data blocks compared with their checksums.
-    pub data_checked: u64,
-    /// Data blocks without a checksum.
-    pub data_unchecked: u64,
-    /// Data blocks that are not what was written.
-    pub data_bad: u64,
-    /// Blocks read, of a volume in use.
-    pub blocks_read: u64,
-    /// Nodes that were looked at again, as they changed meanwhile or do not hold: of a volume in use.
-    pub looked_again: u64,
-    /// It was stopped before its end.
-    pub stopped: bool,
-}
-
-/// Reads and compares everything; `replay` replays the journals of a volume that was not unmounted, in memory. `progress` is called with the phase, steps done and steps.
-///
-/// # Errors
-/// As [`super::check`].
-pub fn scrub(
-    devices: &[Arc<dyn Device>],
-    replay: &dyn Replay,
-    progress: &dyn Fn(&str, u64, u64),
-) -> Result<ScrubReport> {
-    let options = FsckOptions { repair: false, force: true };
-    let mut out = ScrubReport::default();
-    let report = check_with(devices, &options, &Limits::default(), replay, progress, Some(&mut out))?;
-    out.inodes = report.files + report.dirs + report.symlinks + report.other;
-    out.findings = report.findings;
-    out.notes = report.notes;
-    Ok(out)
-}
-
 /// Compares the data of all inodes, on all CPUs; what is bad goes to the model's log.
-pub(super) fn data(m: &mut Model, out: &mut ScrubReport, progress: &dyn Fn(&str, u64, u64)) {
+pub fn compare_all(m: &mut Model, out: &mut ScrubReport, progress: &dyn Fn(&str, u64, u64)) {
     let store = Arc::clone(&m.store);
     let files: Vec<NodeId> = m.inodes.select(|_, i| !i.is_dir() && i.is_mapped());
     let total = files.len() as u64;
@@ -77,7 +36,7 @@ pub(super) fn data(m: &mut Model, out: &mut ScrubReport, progress: &dyn Fn(&str,
                         if let Some(ino) = m.inodes.whole(node) {
                             file(&store, &mut log, &mut sum, node, ino);
                         } else if let Some(domain) = log.domain.and_then(|d| m.domains.get(usize::from(d))) {
-                            match nodes::load(&store, domain, node) {
+                            match load(&m.inodes.rules, &store, domain, node) {
                                 Ok(ino) => file(&store, &mut log, &mut sum, node, &ino),
                                 Err(e) => log.add(codes::UNREADABLE, Some(node), e.to_string()),
                             }
@@ -121,7 +80,7 @@ fn file(store: &Store, log: &mut Log, sum: &mut ScrubReport, node: NodeId, ino: 
 
 /// Compares the data of an extent with its checksums; `bad` is told the code, the logical
 /// block and what does not hold, block by block.
-pub(super) fn compare(store: &Store, e: &Extent, sums: &[u32], bad: &mut dyn FnMut(u32, u64, String)) {
+pub fn compare(store: &Store, e: &Extent, sums: &[u32], bad: &mut dyn FnMut(u32, u64, String)) {
     let mut buf = AlignedBuf::zeroed(PIECE.min(u64::from(e.len)) as usize * BLOCK_BYTES);
     let mut at = 0;
     while at < u64::from(e.len) {

@@ -1,13 +1,16 @@
 //! Checks the space of a domain: no block used twice; bitmaps, owners and live counts equal to what is referenced.
 
-use super::codes;
-use super::inodes::{Inodes, addr_of};
-use super::model::{Domain, Group, Log, Mend};
-use super::tables::check_pair;
+use crate::codes;
+use crate::model::inodes::{Inodes, addr_of};
+use crate::parts::domain::{Domain, Group, Mend};
+use crate::report::Log;
+use crate::rules::group::{has_owners, owners};
+use crate::rules::space::{fixed, in_journal, kind_fits};
 use braidfs_device::BLOCK_BYTES;
 use braidfs_format::geometry::SEGMENT_BLOCKS;
 use braidfs_format::group::{OWNERS_PER_BLOCK, Owner, SegmentEntry, SegmentKind, Temperature, decode_owners};
-use braidfs_format::{BlockAddr, BlockKind, NodeId};
+use braidfs_format::{BlockAddr, NodeId};
+
 use braidfs_store::Store;
 /// A run of blocks in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,7 +41,7 @@ impl<'a> Used<'a> {
         addrs.sort_unstable();
         let nodes = addrs.chunk_by(|a, b| a == b).map(|c| (c[0], c.len() as u32)).collect();
         let mut whole: Vec<Claim> = Vec::new();
-        for (node, ino) in inodes.wholes().filter(|(_, i)| i.domain == domain.number) {
+        for (node, ino) in inodes.wholes_of(domain) {
             whole.extend(ino.extents.iter().map(|e| {
                 let owner = Owner { node, lblk: e.lblk, live: 0 };
                 Claim { addr: e.addr, len: e.len, owner }
@@ -61,7 +64,7 @@ impl<'a> Used<'a> {
                 Claim { addr, len: 1, owner }
             })
             .collect();
-        out.extend(self.inodes.held(group).map(|h| {
+        out.extend(self.inodes.extents_in(group).map(|h| {
             let owner = Owner { node: h.node, lblk: h.lblk, live: 0 };
             Claim { addr: addr_of(&g, group, h), len: h.len, owner }
         }));
@@ -138,7 +141,7 @@ pub fn drop_old_blocks(store: &Store, log: &mut Log, domain: &Domain, inodes: &m
     // Inode, logical block, place and length.
     let mut extents: Vec<(NodeId, u64, u64, u32)> = Vec::new();
     for group in domain.groups.keys() {
-        let found = inodes.held(*group).filter(|h| domain.recovered.contains(&h.node));
+        let found = inodes.extents_in(*group).filter(|h| domain.recovered.contains(&h.node));
         extents.extend(found.map(|h| (h.node, h.lblk, addr_of(&store.geometry, *group, h).0, h.len)));
     }
     for (node, ino) in inodes.wholes().filter(|(n, _)| domain.recovered.contains(n)) {
@@ -184,14 +187,6 @@ pub struct Expected {
     pub journal: Vec<bool>,
 }
 
-/// Blocks of a group that belong to nobody and can never be used: metadata, journal, what lies past the end.
-fn is_fixed(store: &Store, domain: &Domain, group: &Group, at: u32) -> bool {
-    let addr = store.geometry.group_start(group.number).0 + u64::from(at);
-    at < store.geometry.meta_blocks()
-        || at >= group.blocks
-        || domain.journal().is_some_and(|(start, n)| addr >= start && addr - start < n)
-}
-
 /// The expected state of `group`; `claims` are what lies in it, by address.
 pub fn expected(store: &Store, domain: &Domain, group: &Group, claims: &[Claim]) -> Expected {
     let g = store.geometry;
@@ -203,15 +198,12 @@ pub fn expected(store: &Store, domain: &Domain, group: &Group, claims: &[Claim])
         used: vec![(0, 0); g.segments as usize],
         journal: vec![false; g.segments as usize],
     };
-    if let Some((first, n)) = domain.journal() {
-        for (i, j) in e.journal.iter_mut().enumerate() {
-            let from = g.segment_start(group.number, i as u32).0;
-            *j = first < from + u64::from(SEGMENT_BLOCKS) && first.saturating_add(n) > from;
-        }
+    for (i, j) in e.journal.iter_mut().enumerate() {
+        *j = in_journal(domain.journal(), g.segment_start(group.number, i as u32).0);
     }
     let mut mark =
         |at: u32| e.valid[(at / SEGMENT_BLOCKS) as usize][(at % SEGMENT_BLOCKS / 64) as usize] |= 1 << (at % 64);
-    (0..total).filter(|&at| is_fixed(store, domain, group, at)).for_each(&mut mark);
+    fixed(g, group.number, group.blocks, domain.journal()).into_iter().flatten().for_each(&mut mark);
     for c in claims {
         for i in 0..c.len {
             let at = (c.addr.0 - start) as u32 + i;
@@ -225,23 +217,12 @@ pub fn expected(store: &Store, domain: &Domain, group: &Group, claims: &[Claim])
     e
 }
 
-/// Whether a segment of this kind may hold what is expected in it.
-fn kind_fits(e: &Expected, segment: u32, group: &Group, kind: SegmentKind) -> bool {
-    let absent = segment * SEGMENT_BLOCKS >= group.blocks;
-    let (data, nodes) = e.used[segment as usize];
-    match kind {
-        SegmentKind::Absent => absent,
-        SegmentKind::Free => !absent && data + nodes == 0,
-        _ => !absent,
-    }
-}
-
 /// The segment table entry that fits `e`: as it is on the device where that fits.
 pub fn segment_entry(e: &Expected, segment: u32, group: &Group, old: Option<&SegmentEntry>) -> SegmentEntry {
     let mut s = old.copied().unwrap_or_default();
     s.valid = e.valid[segment as usize];
     let (data, nodes) = e.used[segment as usize];
-    if old.is_none() || !kind_fits(e, segment, group, s.kind) {
+    if old.is_none() || !kind_fits(segment, group.blocks, e.used[segment as usize] != (0, 0), s.kind) {
         s.kind = match (data, nodes) {
             _ if segment * SEGMENT_BLOCKS >= group.blocks => SegmentKind::Absent,
             (0, 0) if e.journal[segment as usize] => SegmentKind::Journal,
@@ -291,7 +272,7 @@ fn check_segment(log: &mut Log, group: &Group, e: &Expected, segment: u32, s: &S
     if missing > 0 {
         log.add(codes::NOT_MARKED, None, format!("{at}: {missing} blocks in use are not marked valid"));
     }
-    if !kind_fits(e, segment, group, s.kind) {
+    if !kind_fits(segment, group.blocks, e.used[segment as usize] != (0, 0), s.kind) {
         let (data, nodes) = e.used[segment as usize];
         let why = format!("{at} is of kind {:?} with {data} data blocks and {nodes} node blocks", s.kind);
         log.add(codes::SEGMENT_KIND, None, why);
@@ -300,25 +281,14 @@ fn check_segment(log: &mut Log, group: &Group, e: &Expected, segment: u32, s: &S
 
 fn check_owners(store: &Store, log: &mut Log, mend: &mut Vec<Mend>, group: &Group, e: &Expected, half: u32) {
     let g = store.geometry;
-    let (segment, part) = (half / 2, half % 2);
-    let addr = g.owners_addr(group.number, segment, part);
-    if half * OWNERS_PER_BLOCK >= group.blocks {
+    if !has_owners(group, half) {
         return;
     }
-    let pair = log.read(store, addr, 2);
-    let what = format!("owner table of segment {segment} (half {part}) of group {}", group.number);
-    let state = check_pair(log, mend, &pair, BlockKind::Owners, store.volume, addr, format_args!("{what}"));
-    group.lost_write(log, &state, half as usize, codes::OWNERS_OLD, format_args!("{what}"));
-    let owners = match decode_owners(&pair, store.volume, addr) {
-        Ok((_, _, o)) => o,
-        Err(err) => {
-            log.add(codes::OWNERS_LOST, None, format!("{what}: {err}"));
-            return;
-        }
-    };
+    let pair = log.read(store, g.owners_addr(group.number, half / 2, half % 2), 2);
+    let Some(table) = owners(store, log, mend, group, half, &pair).owners else { return };
     let first = half * OWNERS_PER_BLOCK;
     let (mut wrong, mut example) = (0, None);
-    for (i, is) in owners.iter().enumerate() {
+    for (i, is) in table.iter().enumerate() {
         let Some(should) = e.owners.get(first as usize + i).copied().flatten() else { continue };
         if is.node != should.node || should.node.0 != 0 && is.lblk != should.lblk {
             wrong += 1;
@@ -330,7 +300,10 @@ fn check_owners(store: &Store, log: &mut Log, mend: &mut Vec<Mend>, group: &Grou
         }
     }
     if let Some((at, is, should)) = example {
-        let why = format!("{what}: {wrong} blocks have a wrong owner (block {at} of the group: {is}, not {should})");
+        let why = format!(
+            "owner table {half} of group {}: {wrong} blocks have a wrong owner (block {at} of the group: {is}, not {should})",
+            group.number
+        );
         log.add(codes::OWNER, Some(should).filter(|n| n.0 != 0), why);
     }
 }

@@ -1,0 +1,325 @@
+//! Checks an unmounted volume, and repairs it.
+//!
+//! [`check`] first asks [`quick`] whether the volume holds: one reading, little memory. Where that cannot be said, it reads
+//! the whole volume into a model of how it should be, corrects the model where something does not hold, and reports each
+//! correction with a stable number ([`codes`]). With `repair` it then makes the device equal to the model and checks again.
+
+#[cfg(test)]
+mod tests;
+
+use crate::codes;
+use crate::data;
+use crate::error::Result;
+use crate::model::inodes::Inodes;
+use crate::model::{Model, Names};
+use crate::parts::domain::Domain;
+use crate::quick;
+use crate::repair::prepare::Prepared;
+use crate::repair::{self, prepare};
+use crate::report::{FsckOptions, FsckReport, Limits, Log, ScrubReport};
+use crate::scan::space::Used;
+use crate::scan::{SMALL_GROUPS, dirs, names, nodes, space, tables, volume};
+use braidfs_device::Device;
+use braidfs_format::NodeId;
+use braidfs_format::domain::{CLEAN, NEEDS_GC};
+use braidfs_format::file_kind::FileKind;
+use braidfs_store::interface::Replay;
+use braidfs_store::overlay::OverlayDevice;
+use std::collections::{BTreeMap, HashSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
+
+/// Rounds of repair and check before what is left counts as not repairable.
+const ROUNDS: u32 = 4;
+
+/// Checks the volume on `devices` (all of it, in any order). `progress` is called with the phase, steps done and steps.
+///
+/// A volume that was not unmounted has its journals replayed first, by `replay`: on the devices with `repair`, else in memory.
+///
+/// # Errors
+/// No usable superblock, a device missing, or a device that fails on writing. Damage is no error but a finding.
+pub fn check(
+    devices: &[Arc<dyn Device>],
+    options: &FsckOptions,
+    replay: &dyn Replay,
+    progress: &dyn Fn(&str, u64, u64),
+) -> Result<FsckReport> {
+    check_within(devices, options, &Limits::default(), replay, progress)
+}
+
+/// As [`check`], within `limits`.
+///
+/// # Errors
+/// As [`check`].
+pub fn check_within(
+    devices: &[Arc<dyn Device>],
+    options: &FsckOptions,
+    limits: &Limits,
+    replay: &dyn Replay,
+    progress: &dyn Fn(&str, u64, u64),
+) -> Result<FsckReport> {
+    check_with(devices, options, limits, replay, progress, None)
+}
+
+/// [`check_within`]; with `data`, file data is compared as well.
+fn check_with(
+    devices: &[Arc<dyn Device>],
+    options: &FsckOptions,
+    limits: &Limits,
+    replay: &dyn Replay,
+    progress: &dyn Fn(&str, u64, u64),
+    data: Option<&mut ScrubReport>,
+) -> Result<FsckReport> {
+    progress("volume", 0, 1);
+    let first = volume::read(devices)?;
+    progress("volume", 1, 1);
+    let flags = |d: &Domain| d.header.map_or(0, |h| h.flags.get());
+    let dirty = first.domains.iter().any(|d| d.header.is_some() && (flags(d) & CLEAN == 0 || flags(d) & NEEDS_GC != 0));
+    if !dirty && !options.force && first.log.findings.is_empty() {
+        return Ok(FsckReport { clean_skip: true, ..FsckReport::default() });
+    }
+    let mut devices = devices.to_vec();
+    let mut prepared = Prepared::default();
+    if dirty {
+        progress("journal", 0, 1);
+        if !options.repair {
+            devices = devices.into_iter().map(|d| Arc::new(OverlayDevice::new(d)) as Arc<dyn Device>).collect();
+        }
+        prepared = prepare::run(&devices, replay)?;
+        progress("journal", 1, 1);
+    }
+    drop(first);
+
+    if prepared.log.findings.is_empty() && prepared.recovered.values().all(HashSet::is_empty) {
+        let how = quick::Options { data: data.is_some(), memory: limits.memory_bytes };
+        if let Some((mut report, sums)) = holds(&devices, &how, progress)? {
+            report.notes = prepared.notes;
+            if let Some(out) = data {
+                (out.data_checked, out.data_unchecked) = sums;
+                out.data_bad = report.findings.len() as u64;
+            }
+            return Ok(report);
+        }
+    }
+    let mut m = scan(&devices, &mut prepared, progress)?;
+    // What was mended for the replay is no longer found.
+    let mut early = std::mem::take(&mut prepared.log.findings);
+    early.retain(|e| !m.log.findings.iter().any(|f| (f.code, f.domain, f.node) == (e.code, e.domain, e.node)));
+    m.log.findings.splice(0..0, early);
+    for d in m.domains.iter_mut().filter(|d| d.header.is_some_and(|h| h.flags.get() & CLEAN == 0)) {
+        (d.header_dirty, d.reset_journal) = (true, true);
+        m.log.domain = Some(d.number);
+        m.log.add(codes::REPLAY_FAILED, None, "the journal could not be replayed; what it holds is given up");
+    }
+    m.log.domain = None;
+    if let Some(out) = data {
+        data::compare_all(&mut m, out, progress);
+    }
+    let mut report = count(&mut m);
+    report.notes = std::mem::take(&mut prepared.notes);
+    if !options.repair {
+        return Ok(report);
+    }
+    for round in 0..ROUNDS {
+        let writes = m.domains.iter().any(|d| d.header_dirty);
+        if m.log.findings.is_empty() && !writes {
+            break;
+        }
+        progress("repair", u64::from(round), u64::from(ROUNDS));
+        repair::write(&mut m)?;
+        drop(m);
+        let how = quick::Options { data: false, memory: limits.memory_bytes };
+        if let Some((left, _)) = holds(&devices, &how, progress)? {
+            report = FsckReport { findings: report.findings, notes: report.notes, ..left };
+            report.findings.iter_mut().for_each(|f| f.fixed = true);
+            break;
+        }
+        m = scan(&devices, &mut Prepared::default(), progress)?;
+        let left = count(&mut m);
+        let (old, notes) = (std::mem::take(&mut report.findings), std::mem::take(&mut report.notes));
+        report = FsckReport { findings: old, notes, ..left.clone() };
+        for f in &mut report.findings {
+            f.fixed = !left.findings.iter().any(|l| (l.code, l.node, l.domain) == (f.code, f.node, f.domain));
+        }
+        for f in left.findings {
+            if !report.findings.iter().any(|o| (o.code, o.node, o.domain) == (f.code, f.node, f.domain)) {
+                report.findings.push(f);
+            }
+        }
+    }
+    Ok(report)
+}
+
+/// The report of a volume that holds but, perhaps, for file data, with the data blocks that have checksums and those
+/// that have none. `None` where something may be wrong.
+fn holds(
+    devices: &[Arc<dyn Device>],
+    how: &quick::Options,
+    progress: &dyn Fn(&str, u64, u64),
+) -> Result<Option<(FsckReport, (u64, u64))>> {
+    let m = volume::read(devices)?;
+    let Some(o) = quick::check(&m, how, progress) else { return Ok(None) };
+    let report = FsckReport {
+        clean_skip: false,
+        findings: o.findings,
+        notes: Vec::new(),
+        files: o.files,
+        dirs: o.dirs,
+        symlinks: o.symlinks,
+        other: o.other,
+        blocks_used: o.blocks_used,
+        blocks_total: blocks_total(&m),
+    };
+    Ok(Some((report, (o.data_checked, o.data_unchecked))))
+}
+
+/// Blocks of all groups without their metadata and the journals.
+fn blocks_total(m: &Model) -> u64 {
+    let g = m.store.geometry;
+    let groups: u64 = (0..g.groups).map(|n| u64::from(m.store.group_blocks(n).saturating_sub(g.meta_blocks()))).sum();
+    groups.saturating_sub(m.domains.iter().map(|d| d.journal().map_or(0, |j| j.1)).sum())
+}
+
+/// Reads and checks everything.
+fn scan(devices: &[Arc<dyn Device>], prepared: &mut Prepared, progress: &dyn Fn(&str, u64, u64)) -> Result<Model> {
+    let mut m = volume::read(devices)?;
+    prepare::hand_over(prepared, &mut m);
+    let domains = std::mem::take(&mut m.domains);
+    let total = domains.len();
+    let threads = if m.bat.len() < SMALL_GROUPS {
+        1
+    } else {
+        std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(total).max(1)
+    };
+    let todo: Vec<braidfs_sync::Mutex<Option<Domain>>> =
+        domains.into_iter().map(|d| braidfs_sync::Mutex::new(Some(d))).collect();
+    let next = AtomicUsize::new(0);
+    let (send, receive) = mpsc::channel();
+    let mut done: BTreeMap<u16, (Domain, Inodes, Log)> = BTreeMap::new();
+    let model = &m;
+    std::thread::scope(|s| {
+        let (todo, next) = (&todo, &next);
+        let work = move |send: mpsc::Sender<_>| {
+            while let Some(slot) = todo.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let Some(mut domain) = slot.lock().take() else { continue };
+                let mut log = Log::of(domain.number);
+                let inodes = scan_domain(model, &mut log, &mut domain);
+                if send.send((domain, inodes, log)).is_err() {
+                    return;
+                }
+            }
+        };
+        for _ in 1..threads {
+            let send = send.clone();
+            s.spawn(move || work(send));
+        }
+        if threads == 1 {
+            work(send);
+        } else {
+            s.spawn(move || work(send));
+        }
+        progress("domains", 0, total as u64);
+        for (domain, inodes, log) in receive {
+            done.insert(domain.number, (domain, inodes, log));
+            progress("domains", done.len() as u64, total as u64);
+        }
+    });
+    for (domain, inodes, mut log) in done.into_values() {
+        m.domains.push(domain);
+        m.inodes.append(inodes);
+        m.log.findings.append(&mut log.findings);
+    }
+    progress("names", 0, 1);
+    names::check(&mut m);
+    m.inodes.holds()?;
+    progress("names", 1, 1);
+    Ok(m)
+}
+
+/// Codes that an old node table may be behind: then a newer record of a node may lie somewhere.
+const DOUBTS: [u32; 7] = [
+    codes::ENTRY_PLACE,
+    codes::NODE_BLOCK,
+    codes::RECORD,
+    codes::OVERFLOW_MISSING,
+    codes::LEAKED,
+    codes::NOT_MARKED,
+    codes::LIVE_COUNT,
+];
+
+/// Checks one domain by itself; where that makes the node table doubtful, once more with the records of all node blocks.
+fn scan_domain(m: &Model, log: &mut Log, domain: &mut Domain) -> Inodes {
+    let (header, recovered) = (domain.header, domain.recovered.clone());
+    let inodes = scan_with(m, log, domain, false);
+    if !log.findings.iter().any(|f| DOUBTS.contains(&f.code)) {
+        return inodes;
+    }
+    drop(inodes);
+    log.findings.clear();
+    (domain.header, domain.recovered) = (header, recovered);
+    domain.groups.clear();
+    scan_with(m, log, domain, true)
+}
+
+fn scan_with(m: &Model, log: &mut Log, domain: &mut Domain, doubt: bool) -> Inodes {
+    let store = &*m.store;
+    tables::read_groups(store, log, domain, &m.bat);
+    tables::recover_entries(store, log, domain, doubt);
+    if domain.header.is_none() {
+        repair::rebuild_header(store, domain);
+        prepare::name_given_up(store, domain, log);
+    }
+    let mut inodes = nodes::read(store, log, domain, m.inodes.like());
+    space::drop_old_blocks(store, log, domain, &mut inodes);
+    space::resolve_shared(store, log, domain, &mut inodes);
+    dirs::check(store, log, domain, &mut inodes);
+    space::check(store, log, domain, &inodes);
+    inodes
+}
+
+/// Counts, and gives the findings their paths.
+fn count(m: &mut Model) -> FsckReport {
+    let mut r = FsckReport::default();
+    m.inodes.select(|_, i| {
+        match FileKind::from_mode(u32::from(i.kind()) << 12) {
+            Some(FileKind::File) => r.files += 1,
+            Some(FileKind::Dir) => r.dirs += 1,
+            Some(FileKind::Symlink) => r.symlinks += 1,
+            _ => r.other += 1,
+        }
+        false
+    });
+    r.blocks_total = blocks_total(m);
+    for d in &m.domains {
+        let used = Used::of(d, &m.inodes);
+        let blocks = |group: &u32| used.group(&m.store, *group).iter().map(|c| u64::from(c.len)).sum::<u64>();
+        r.blocks_used += d.groups.keys().map(blocks).sum::<u64>();
+    }
+    r.findings = m.log.findings.clone();
+    let mut names = Names::default();
+    for f in &mut r.findings {
+        f.path = f.node.and_then(|n| m.path(NodeId(n), &mut names));
+        if f.domain.is_none() {
+            f.domain = f.node.and_then(|n| m.domain_of(NodeId(n)));
+        }
+    }
+    r
+}
+
+/// Reads and compares everything; `replay` replays the journals of a volume that was not unmounted, in memory. `progress` is called with the phase, steps done and steps.
+///
+/// # Errors
+/// As [`check`].
+pub fn scrub(
+    devices: &[Arc<dyn Device>],
+    replay: &dyn Replay,
+    progress: &dyn Fn(&str, u64, u64),
+) -> Result<ScrubReport> {
+    let options = FsckOptions { repair: false, force: true };
+    let mut out = ScrubReport::default();
+    let report = check_with(devices, &options, &Limits::default(), replay, progress, Some(&mut out))?;
+    out.inodes = report.files + report.dirs + report.symlinks + report.other;
+    out.findings = report.findings;
+    out.notes = report.notes;
+    Ok(out)
+}

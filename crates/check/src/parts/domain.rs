@@ -1,0 +1,186 @@
+//! A domain and its groups, as their tables should be.
+
+use crate::pair::PairState;
+use crate::report::Log;
+use braidfs_format::domain::DomainHeader;
+use braidfs_format::geometry::NODES_PER_BLOCK;
+use braidfs_format::group::{SegmentEntry, Written};
+use braidfs_format::node::NodeEntry;
+use braidfs_format::{BlockAddr, NodeId};
+use braidfs_store::Store;
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashSet};
+
+/// A block to write over the damaged copy of a pair.
+#[derive(Debug)]
+pub struct Mend {
+    /// Where.
+    pub addr: BlockAddr,
+    /// What.
+    pub block: Vec<u8>,
+}
+
+/// The node table of a group. A block of it takes memory only where it says something.
+#[derive(Debug, Default)]
+pub struct Table(Vec<Option<Box<[NodeEntry]>>>);
+
+impl Table {
+    /// Appends a block of [`NODES_PER_BLOCK`] entries.
+    pub fn push(&mut self, block: Vec<NodeEntry>) {
+        let blank = block.iter().all(|e| *e == NodeEntry::default());
+        self.0.push((!blank).then(|| block.into_boxed_slice()));
+    }
+
+    /// The entry of `slot`.
+    pub fn get(&self, slot: u32) -> Option<NodeEntry> {
+        match self.0.get((slot / NODES_PER_BLOCK) as usize)? {
+            Some(block) => block.get((slot % NODES_PER_BLOCK) as usize).copied(),
+            None => Some(NodeEntry::default()),
+        }
+    }
+
+    /// The entry of `slot`, to set it.
+    pub fn get_mut(&mut self, slot: u32) -> Option<&mut NodeEntry> {
+        let block = self.0.get_mut((slot / NODES_PER_BLOCK) as usize)?;
+        let blank = || vec![NodeEntry::default(); NODES_PER_BLOCK as usize].into();
+        block.get_or_insert_with(blank).get_mut((slot % NODES_PER_BLOCK) as usize)
+    }
+
+    /// The slots in use.
+    pub fn used(&self) -> impl Iterator<Item = (u32, &NodeEntry)> {
+        let blocks = (0u32..).zip(&self.0).filter_map(|(at, b)| Some((at * NODES_PER_BLOCK, b.as_deref()?)));
+        blocks.flat_map(|(first, block)| (first..).zip(block)).filter(|(_, e)| e.used())
+    }
+
+    /// The first slot from `from` on that is not in use.
+    pub fn free(&self, from: u32) -> Option<u32> {
+        (from..self.0.len() as u32 * NODES_PER_BLOCK).find(|slot| self.get(*slot).is_some_and(|e| !e.used()))
+    }
+
+    /// The entries of block `index`.
+    pub fn block(&self, index: u32) -> Cow<'_, [NodeEntry]> {
+        match self.0.get(index as usize) {
+            Some(Some(block)) => Cow::Borrowed(block),
+            _ => Cow::Owned(vec![NodeEntry::default(); NODES_PER_BLOCK as usize]),
+        }
+    }
+}
+
+/// Tables of one group.
+#[derive(Debug)]
+pub struct Group {
+    /// Its number.
+    pub number: u32,
+    /// Epoch of the claim, from the BAT.
+    pub epoch: u32,
+    /// Its blocks.
+    pub blocks: u32,
+    /// The header must be written again.
+    pub header_bad: bool,
+    /// The segment table as it is on the device; `None` where it is lost.
+    pub segments: Option<Vec<SegmentEntry>>,
+    /// The node table as it should be.
+    pub entries: Table,
+    /// Node table blocks that differ from the device.
+    pub entries_dirty: Vec<bool>,
+    /// Node table blocks that were lost.
+    pub lost: Vec<u32>,
+    /// Node table blocks that may be older than the volume: the other copy is lost.
+    pub doubtful: Vec<u32>,
+    /// The segment table may be older than the volume.
+    pub segments_doubtful: bool,
+    /// The segment table is to be written as it is here.
+    pub segments_dirty: bool,
+    /// Halves of owner tables that are lost: counted through the segments.
+    pub owners_lost: Vec<u32>,
+    /// Damaged copies.
+    pub mend: Vec<Mend>,
+    /// `seq` of the segment table; 0 where it is lost.
+    pub table_seq: u64,
+    /// How often the other tables must have been written; nothing where the segment table is lost.
+    pub written: Written,
+    /// The segment table must be written anew, since it does not count right.
+    pub counts_wrong: bool,
+}
+
+impl Group {
+    /// The lowest `seq` that table `index` ([`Written`]) may have.
+    pub fn floor(&self, index: usize) -> u64 {
+        let base = self.table_seq & !u64::from(u32::MAX);
+        self.written.counts.get(index).map_or(0, |c| base + u64::from(*c))
+    }
+
+    /// Whether the device lost the newest copy of table `index`, of which `state` was found: then notes it.
+    pub fn lost_write(
+        &self,
+        log: &mut Log,
+        state: &PairState,
+        index: usize,
+        code: u32,
+        what: std::fmt::Arguments<'_>,
+    ) -> bool {
+        let (Some((_, seq)), floor) = (state.current(), self.floor(index)) else { return false };
+        if seq < floor {
+            log.add(code, None, format!("{what}: is number {seq:#x}, should be {floor:#x}"));
+        }
+        seq < floor
+    }
+}
+
+/// One domain.
+#[derive(Debug)]
+pub struct Domain {
+    /// Its number.
+    pub number: u16,
+    /// Its header; `None` where it is lost.
+    pub header: Option<DomainHeader>,
+    /// The header must be written again.
+    pub header_dirty: bool,
+    /// The journal cannot be replayed and is to be emptied.
+    pub reset_journal: bool,
+    /// Its groups by number.
+    pub groups: BTreeMap<u32, Group>,
+    /// Nodes whose table entries were found again by a scan.
+    pub recovered: HashSet<NodeId>,
+}
+
+impl Domain {
+    /// The journal: first block and blocks.
+    pub fn journal(&self) -> Option<(u64, u64)> {
+        self.header.map(|h| (h.journal_start.get(), u64::from(h.journal_blocks.get())))
+    }
+
+    /// Whether `len` blocks from `addr` are data blocks of one group of this domain (no metadata, no journal).
+    pub fn holds(&self, store: &Store, addr: BlockAddr, len: u64) -> bool {
+        let g = store.geometry;
+        let Some(group) = self.groups.get(&g.group_of(addr)) else { return false };
+        let at = addr.0 - g.group_start(group.number).0;
+        if at < u64::from(g.meta_blocks()) || at + len > u64::from(group.blocks) {
+            return false;
+        }
+        self.journal().is_none_or(|(start, n)| addr.0 >= start.saturating_add(n) || addr.0 + len <= start)
+    }
+
+    /// The table entry of a node of this domain.
+    pub fn entry(&self, store: &Store, node: NodeId) -> Option<NodeEntry> {
+        let (group, slot) = store.geometry.node_place(node)?;
+        self.groups.get(&group)?.entries.get(slot)
+    }
+
+    /// Sets the table entry of a node of this domain.
+    pub fn set_entry(&mut self, store: &Store, node: NodeId, entry: NodeEntry) {
+        let Some((group, slot)) = store.geometry.node_place(node) else { return };
+        let Some(g) = self.groups.get_mut(&group) else { return };
+        if let Some(e) = g.entries.get_mut(slot) {
+            *e = entry;
+            g.entries_dirty[(slot / NODES_PER_BLOCK) as usize] = true;
+        }
+    }
+
+    /// Frees the slot of a node; its generation stays.
+    pub fn free_node(&mut self, store: &Store, node: NodeId) {
+        if let Some(e) = self.entry(store, node) {
+            self.set_entry(store, node, NodeEntry { gener: e.gener, ..NodeEntry::default() });
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! Rules of the tables of a group: both copies of each, and what they say by themselves.
+
+use super::pair_codes;
+use crate::codes;
+use crate::pair::{PairState, mended};
+use crate::parts::domain::{Group, Mend, Table};
+use crate::report::Log;
+use braidfs_device::BLOCK_BYTES;
+use braidfs_format::geometry::NODES_PER_BLOCK;
+use braidfs_format::group::{GroupHeader, OWNERS_PER_BLOCK, Owner, SegmentTable, Written, decode_owners};
+use braidfs_format::node::{NodeEntry, NodeTableBlock};
+use braidfs_format::{BlockAddr, BlockKind};
+use braidfs_store::Store;
+
+/// Generation given to the free slots of a lost node table block: above what any node is likely to have had.
+pub const LOST_GENER: u32 = 1 << 30;
+
+/// A table of a group for messages, which are rare.
+struct Name(&'static str, u32);
+
+impl std::fmt::Display for Name {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} of group {}", self.0, self.1)
+    }
+}
+
+/// Looks at a pair and notes a damaged copy.
+pub fn check_pair(
+    log: &mut Log,
+    mend: &mut Vec<Mend>,
+    pair: &[u8],
+    kind: BlockKind,
+    volume: u32,
+    addr: BlockAddr,
+    what: std::fmt::Arguments<'_>,
+) -> PairState {
+    let state = PairState::of(pair, kind, volume, addr.0);
+    if let Some((copy, why)) = state.damaged() {
+        log.add(pair_codes(kind).0, None, format!("{what}, copy {copy}: {why}"));
+        let block = mended(pair, kind, volume, addr.0, copy);
+        mend.extend(block.map(|block| Mend { addr: BlockAddr(addr.0 + copy as u64), block }));
+    }
+    state
+}
+
+/// The tables of a group whose metadata blocks are `image`. Its newest segment table that is not of a checkpoint after `upto`
+/// counts.
+pub fn parse_group(
+    store: &Store,
+    log: &mut Log,
+    domain: u16,
+    (number, epoch): (u32, u32),
+    upto: u64,
+    image: &[u8],
+) -> Group {
+    let (g, volume) = (store.geometry, store.volume);
+    let start = g.group_start(number);
+    let blocks = store.group_blocks(number);
+    let pair_at = |addr: BlockAddr| &image[(addr.0 - start.0) as usize * BLOCK_BYTES..][..2 * BLOCK_BYTES];
+    let mut group = Group {
+        number,
+        epoch,
+        blocks,
+        header_bad: false,
+        segments: None,
+        entries: Table::default(),
+        entries_dirty: vec![false; g.node_blocks() as usize],
+        lost: Vec::new(),
+        doubtful: Vec::new(),
+        segments_dirty: false,
+        segments_doubtful: false,
+        owners_lost: Vec::new(),
+        mend: Vec::new(),
+        table_seq: 0,
+        written: Written::default(),
+        counts_wrong: false,
+    };
+
+    let what = Name("header", number);
+    let pair = pair_at(g.header_addr(number));
+    check_pair(log, &mut group.mend, pair, BlockKind::Group, volume, g.header_addr(number), format_args!("{what}"));
+    match GroupHeader::from_pair(pair, volume, g.header_addr(number)) {
+        Ok((_, _, h)) => {
+            let is = (h.group.get(), h.blocks.get(), h.epoch.get(), h.domain.get());
+            if is != (number, blocks, epoch, domain) {
+                let why = format!(
+                    "{what}: says group {}, {} blocks, claim {} of domain {}; the BAT has {blocks} blocks, claim {epoch}",
+                    is.0, is.1, is.2, is.3
+                );
+                log.add(codes::GROUP_CLAIM, None, why);
+                group.header_bad = true;
+            }
+        }
+        Err(e) => {
+            log.add(codes::GROUP_LOST, None, format!("{what}: {e}"));
+            group.header_bad = true;
+        }
+    }
+
+    let what = Name("segment table", number);
+    let addr = g.segment_table_addr(number);
+    let pair = pair_at(addr);
+    let shown = format_args!("{what}");
+    let state = check_pair(log, &mut group.mend, pair, BlockKind::SegmentTable, volume, addr, shown);
+    group.segments_doubtful = state.damaged().is_some();
+    match SegmentTable::decode_upto(pair, g.segments, volume, addr, upto) {
+        Ok(t) => {
+            group.segments = Some(t.entries);
+            (group.table_seq, group.written) = (t.seq, t.written);
+        }
+        Err(e) => log.add(codes::SEGMENTS_LOST, None, format!("{what}: {e}")),
+    }
+
+    for index in 0..g.node_blocks() {
+        let addr = g.node_table_addr(number, index);
+        let pair = pair_at(addr);
+        let shown = format_args!("node table block {index} of group {number}");
+        let state = check_pair(log, &mut group.mend, pair, BlockKind::NodeTable, volume, addr, shown);
+        let old = group.lost_write(log, &state, g.node_table_index(index), codes::NODES_OLD, shown);
+        if old || state.damaged().is_some() {
+            group.doubtful.push(index);
+        }
+        group.entries_dirty[index as usize] |= old;
+        group.counts_wrong |= old;
+        match NodeTableBlock::decode(pair, volume, addr) {
+            Ok((_, _, entries)) => group.entries.push(entries),
+            Err(e) => {
+                log.add(
+                    codes::NODES_LOST,
+                    None,
+                    format!("node table block {index} of group {number}: {e}; nodes are looked for in the node blocks"),
+                );
+                let blank = NodeEntry { gener: LOST_GENER, ..NodeEntry::default() };
+                group.entries.push(vec![blank; NODES_PER_BLOCK as usize]);
+                group.entries_dirty[index as usize] = true;
+                group.lost.push(index);
+            }
+        }
+    }
+    group
+}
+
+/// What of an owner table holds.
+#[derive(Debug)]
+pub struct OwnerTable {
+    /// The owners of its blocks; `None` where neither copy holds.
+    pub owners: Option<Vec<Owner>>,
+    /// One copy does not hold.
+    pub damaged: bool,
+    /// It is older than the segment table says.
+    pub old: bool,
+}
+
+/// Whether `half` of the owner tables of `group` is about blocks that are there.
+pub fn has_owners(group: &Group, half: u32) -> bool {
+    half * OWNERS_PER_BLOCK < group.blocks
+}
+
+/// Half a segment's owner table of `group`, whose two copies are `pair`; `half` counts the halves of all segments.
+pub fn owners(store: &Store, log: &mut Log, mend: &mut Vec<Mend>, group: &Group, half: u32, pair: &[u8]) -> OwnerTable {
+    let addr = store.geometry.owners_addr(group.number, half / 2, half % 2);
+    let what = format!("owner table of segment {} (half {}) of group {}", half / 2, half % 2, group.number);
+    let shown = format_args!("{what}");
+    let state = check_pair(log, mend, pair, BlockKind::Owners, store.volume, addr, shown);
+    let old = group.lost_write(log, &state, half as usize, codes::OWNERS_OLD, shown);
+    let owners = match decode_owners(pair, store.volume, addr) {
+        Ok((_, _, owners)) => Some(owners),
+        Err(e) => {
+            log.add(codes::OWNERS_LOST, None, format!("{what}: {e}"));
+            None
+        }
+    };
+    OwnerTable { owners, damaged: state.damaged().is_some(), old }
+}

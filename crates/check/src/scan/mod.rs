@@ -1,0 +1,12 @@
+//! The full pass: reads a volume into a [`Model`](crate::model::Model), corrects it there, and notes each correction.
+
+pub mod dirs;
+pub mod names;
+pub mod nodes;
+mod records;
+pub mod space;
+pub mod tables;
+pub mod volume;
+
+/// Groups of a volume that one thread scans: it is read sooner than threads start.
+pub const SMALL_GROUPS: usize = 16;

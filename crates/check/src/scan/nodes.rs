@@ -1,0 +1,106 @@
+//! Checks the nodes of one domain: node table entries, node blocks, inode records and their overflow nodes.
+//!
+//! Afterwards every used node table entry belongs to an inode of the model, as itself or as one of its overflow nodes.
+
+use super::records;
+use crate::codes;
+use crate::collect::{Records, Source, checked};
+use crate::error::Result;
+use crate::model::inodes::Inodes;
+use crate::parts::domain::Domain;
+use crate::report::{Bad, Checked, Log};
+use crate::rules::{inode, record};
+use braidfs_format::inode::{Content, Inode};
+use braidfs_format::node::NodeKind;
+use braidfs_format::{Corrupt, NodeId};
+use braidfs_store::Store;
+
+/// An overflow node of a domain.
+struct Overflow {
+    node: NodeId,
+    owner: NodeId,
+    kind: NodeKind,
+    /// Its owner has claimed it.
+    taken: bool,
+}
+
+/// Overflow nodes of a domain, by number; each is given once.
+struct Overflows<'a> {
+    nodes: Vec<Overflow>,
+    records: Records<'a>,
+}
+
+impl Source for Overflows<'_> {
+    fn take(&mut self, owner: NodeId, node: NodeId, kind: NodeKind) -> Checked<Vec<u8>> {
+        let at = self.nodes.binary_search_by_key(&node, |o| o.node).map_err(|_| record::missing(node, kind))?;
+        let o = &mut self.nodes[at];
+        if o.taken {
+            let why = format!("overflow {node} is also used by {}", o.owner);
+            return Err(Bad::new(codes::OVERFLOW_SHARED, why));
+        }
+        record::overflow(node, (o.owner, o.kind), owner, kind)?;
+        o.taken = true;
+        self.records.take(owner, node, kind)
+    }
+}
+
+/// Whether parts of `inode` lie in nodes of their own.
+fn overflows(inode: &Inode) -> bool {
+    !inode.link_nodes.is_empty() || !inode.xattr_nodes.is_empty() || matches!(inode.content, Content::Tree { .. })
+}
+
+/// Reads all nodes of `domain`. Inodes are checked as they come, those with overflow nodes at last; the findings are in the
+/// order of the numbers all the same.
+pub fn read(store: &Store, log: &mut Log, domain: &mut Domain, mut inodes: Inodes) -> Inodes {
+    let rules = inodes.rules;
+    let mut nodes: Vec<Overflow> = Vec::new();
+    let mut last: Vec<NodeId> = Vec::new();
+    let mut later = Log::of(domain.number);
+    for group in domain.groups.values() {
+        inodes.reserve(group.number, group.entries.used().count());
+    }
+    records::each(store, log, domain, &mut |log, domain, entry, r| {
+        if r.kind != NodeKind::Inode {
+            nodes.push(Overflow { node: r.node, owner: r.owner, kind: r.kind, taken: false });
+            return;
+        }
+        let ino = match inode::decode(&r) {
+            Ok(i) if overflows(&i) => return last.push(r.node),
+            Ok(i) => checked(&rules, store, &mut later, domain, (entry, &r, i), None),
+            Err(bad) => Err(bad),
+        };
+        match ino {
+            Ok(ino) => inodes.add(r.node, ino),
+            Err(bad) => {
+                log.add(bad.code, Some(r.node), bad.why);
+                domain.free_node(store, r.node);
+            }
+        }
+    });
+    nodes.sort_unstable_by_key(|o| o.node);
+    last.sort_unstable();
+    let mut from = Overflows { nodes, records: Records::new(store, domain) };
+    let mut records = Records::new(store, domain);
+    for node in last {
+        let mut again = || -> Result<_> {
+            let (entry, r) = records.get(node)?;
+            let i = inode::decode(&r).map_err(|b| Corrupt::new("inode", b.why))?;
+            let ino = checked(&rules, store, &mut later, domain, (entry, &r, i), Some(&mut from));
+            Ok(ino.map_err(|b| Corrupt::new("inode", b.why))?)
+        };
+        match again() {
+            Ok(ino) => inodes.add(node, ino),
+            Err(e) => inodes.fail(e),
+        }
+    }
+    later.findings.sort_by_key(|f| f.node);
+    log.findings.append(&mut later.findings);
+    let Overflows { nodes, .. } = from;
+    for o in nodes.into_iter().filter(|o| !o.taken) {
+        let why = format!("overflow node ({:?}) of {} is not used", o.kind, o.owner);
+        log.add(codes::OVERFLOW_UNUSED, Some(o.node), why);
+        domain.free_node(store, o.node);
+    }
+    inodes.sort();
+    inodes
+}
