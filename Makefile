@@ -81,7 +81,7 @@ fuzz: ## all fuzz targets with the built-in mutator, FUZZ_SECONDS each (default 
 fuzz-coverage: ## the same under libFuzzer, which looks for new code (cargo install cargo-fuzz)
 	@scripts/fuzz-coverage.sh
 
-layers: ## imports of the engine point one way
+layers: ## imports of the engine and of the checker point one way
 	@scripts/check-layers.sh
 
 deny: ## licences and advisories of the dependencies (cargo install cargo-deny)

@@ -1,23 +1,29 @@
 #!/usr/bin/env bash
-# Imports in the engine point one way, down the layers:
-#   volume, namespace > domain > cell > journal > nodes, space > store (the crate)
-# mkfs may use all of them; error, types, live and planted are used by all and use none. Modules of one rank may use each
-# other. A line ending in `// layering: REASON` is an exception. Exit code 1 and a list when one points upwards.
+# Imports in the engine and in the checker point one way, down the layers:
+#   engine: volume, namespace > domain > cell > journal > nodes, space > store (the crate)
+#   check: check > repair > quick, online, dump > scan > data > model > collect, home > rules > parts > read > pair, report
+# mkfs may use all of the engine; error, types, live, planted, codes and threads are used by all and use none. Modules of one
+# rank may use each other. That the checker does not use the engine cargo sees to. A line ending in `// layering: REASON` is an exception. Exit code 1 and a list when one points upwards.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 awk '
 BEGIN {
-    rank["volume"] = rank["namespace"] = 60; rank["domain"] = 55; rank["cell"] = 50; rank["journal"] = 30
-    rank["nodes"] = rank["space"] = 20; rank["store"] = 10; rank["types"] = rank["live"] = rank["error"] = rank["planted"] = 0
-    rank["mkfs"] = 90; rank["lib"] = 100
+    set("engine", "types live error planted", 0); set("engine", "store", 10); set("engine", "nodes space", 20)
+    set("engine", "journal", 30); set("engine", "cell", 50); set("engine", "domain", 55)
+    set("engine", "volume namespace", 60); set("engine", "mkfs", 90); set("engine", "lib", 100)
+    set("check", "codes error threads", 0); set("check", "report", 10); set("check", "pair", 15); set("check", "read", 20)
+    set("check", "parts", 25); set("check", "rules", 30); set("check", "collect", 40); set("check", "home", 40)
+    set("check", "model", 50); set("check", "data", 55); set("check", "scan", 60); set("check", "quick online dump", 70)
+    set("check", "repair", 80); set("check", "check", 90); set("check", "lib", 100)
 }
 FNR == 1 {
-    path = FILENAME; sub(/^crates\/engine\/src\//, "", path)
+    crate = FILENAME; sub(/^crates\//, "", crate); sub(/\/.*/, "", crate)
+    path = FILENAME; sub(/^crates\/[a-z]+\/src\//, "", path)
     module = path; sub(/\/.*/, "", module); sub(/\.rs$/, "", module)
     # A test module may build whatever it needs: a file of its own, or the rest of one.
     depth = 0; tests = FILENAME ~ /\/tests\.rs$/; files++
-    if (!(module in rank)) { print FILENAME ": module " module " has no rank in scripts/check-layers.sh"; bad = 1 }
+    if (!((crate, module) in rank)) { print FILENAME ": module " module " has no rank in scripts/check-layers.sh"; bad = 1 }
 }
 /^[ ]*#\[cfg\(.*test.*\)\]/ { tests = 1 }
 tests { next }
@@ -31,9 +37,13 @@ tests { next }
         check(substr(line, RSTART + 7, RLENGTH - 7)); line = substr(line, RSTART + RLENGTH)
     }
 }
+function set(crate, modules, value,    names, i, n) {
+    n = split(modules, names, " ")
+    for (i = 1; i <= n; i++) rank[crate, names[i]] = value
+}
 function check(used) {
-    if (!(used in rank) || used == module) return
-    if (rank[used] > rank[module]) { print FILENAME ":" FNR ": " module " uses " used ", a layer above it"; bad = 1 }
+    if (!((crate, used) in rank) || used == module) return
+    if (rank[crate, used] > rank[crate, module]) { print FILENAME ":" FNR ": " module " uses " used ", a layer above it"; bad = 1 }
 }
 function check_group(text,    i, c, level, word) {
     sub(/.*use crate::\{/, "", text); level = 0; word = ""; skip = 0
@@ -50,4 +60,4 @@ END {
     if (!files) { print "check-layers: no files found"; exit 1 }
     if (!bad) print "layering: " files " files, all imports point down"
     exit bad
-}' $(find crates/engine/src -name '*.rs' | sort)
+}' $(find crates/engine/src crates/check/src -name '*.rs' | sort)

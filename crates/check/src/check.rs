@@ -13,21 +13,22 @@ use crate::error::Result;
 use crate::model::inodes::Inodes;
 use crate::model::{Model, Names};
 use crate::parts::domain::Domain;
-use crate::quick;
+use crate::quick::{self, Outcome};
 use crate::repair::prepare::Prepared;
 use crate::repair::{self, prepare};
 use crate::report::{FsckOptions, FsckReport, Limits, Log, ScrubReport};
 use crate::scan::space::Used;
 use crate::scan::{SMALL_GROUPS, dirs, names, nodes, space, tables, volume};
+use crate::threads::{cpus, each};
 use braidfs_device::Device;
 use braidfs_format::NodeId;
 use braidfs_format::domain::{CLEAN, NEEDS_GC};
-use braidfs_format::file_kind::FileKind;
 use braidfs_store::interface::Replay;
 use braidfs_store::overlay::OverlayDevice;
-use std::collections::{BTreeMap, HashSet};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, mpsc};
+use braidfs_sync::Mutex;
+use std::collections::HashSet;
+use std::convert::Infallible;
+use std::sync::Arc;
 
 /// Rounds of repair and check before what is left counts as not repairable.
 const ROUNDS: u32 = 4;
@@ -92,13 +93,12 @@ fn check_with(
 
     if prepared.log.findings.is_empty() && prepared.recovered.values().all(HashSet::is_empty) {
         let how = quick::Options { data: data.is_some(), memory: limits.memory_bytes };
-        if let Some((mut report, sums)) = holds(&devices, &how, progress)? {
-            report.notes = prepared.notes;
+        if let Some(held) = holds(&devices, &how, progress)? {
             if let Some(out) = data {
-                (out.data_checked, out.data_unchecked) = sums;
-                out.data_bad = report.findings.len() as u64;
+                (out.data_checked, out.data_unchecked) = (held.data_checked, held.data_unchecked);
+                out.data_bad = held.report.findings.len() as u64;
             }
-            return Ok(report);
+            return Ok(FsckReport { notes: prepared.notes, ..held.report });
         }
     }
     let mut m = scan(&devices, &mut prepared, progress)?;
@@ -129,8 +129,8 @@ fn check_with(
         repair::write(&mut m)?;
         drop(m);
         let how = quick::Options { data: false, memory: limits.memory_bytes };
-        if let Some((left, _)) = holds(&devices, &how, progress)? {
-            report = FsckReport { findings: report.findings, notes: report.notes, ..left };
+        if let Some(held) = holds(&devices, &how, progress)? {
+            report = FsckReport { findings: report.findings, notes: report.notes, ..held.report };
             report.findings.iter_mut().for_each(|f| f.fixed = true);
             break;
         }
@@ -150,27 +150,18 @@ fn check_with(
     Ok(report)
 }
 
-/// The report of a volume that holds but, perhaps, for file data, with the data blocks that have checksums and those
-/// that have none. `None` where something may be wrong.
+/// What a volume consists of that holds but, perhaps, for file data. `None` where something may be wrong.
 fn holds(
     devices: &[Arc<dyn Device>],
     how: &quick::Options,
     progress: &dyn Fn(&str, u64, u64),
-) -> Result<Option<(FsckReport, (u64, u64))>> {
+) -> Result<Option<Outcome>> {
     let m = volume::read(devices)?;
-    let Some(o) = quick::check(&m, how, progress) else { return Ok(None) };
-    let report = FsckReport {
-        clean_skip: false,
-        findings: o.findings,
-        notes: Vec::new(),
-        files: o.files,
-        dirs: o.dirs,
-        symlinks: o.symlinks,
-        other: o.other,
-        blocks_used: o.blocks_used,
-        blocks_total: blocks_total(&m),
-    };
-    Ok(Some((report, (o.data_checked, o.data_unchecked))))
+    let mut outcome = quick::check(&m, how, progress);
+    if let Some(o) = &mut outcome {
+        o.report.blocks_total = blocks_total(&m);
+    }
+    Ok(outcome)
 }
 
 /// Blocks of all groups without their metadata and the journals.
@@ -186,45 +177,20 @@ fn scan(devices: &[Arc<dyn Device>], prepared: &mut Prepared, progress: &dyn Fn(
     prepare::hand_over(prepared, &mut m);
     let domains = std::mem::take(&mut m.domains);
     let total = domains.len();
-    let threads = if m.bat.len() < SMALL_GROUPS {
-        1
-    } else {
-        std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(total).max(1)
-    };
-    let todo: Vec<braidfs_sync::Mutex<Option<Domain>>> =
-        domains.into_iter().map(|d| braidfs_sync::Mutex::new(Some(d))).collect();
-    let next = AtomicUsize::new(0);
-    let (send, receive) = mpsc::channel();
-    let mut done: BTreeMap<u16, (Domain, Inodes, Log)> = BTreeMap::new();
-    let model = &m;
-    std::thread::scope(|s| {
-        let (todo, next) = (&todo, &next);
-        let work = move |send: mpsc::Sender<_>| {
-            while let Some(slot) = todo.get(next.fetch_add(1, Ordering::Relaxed)) {
-                let Some(mut domain) = slot.lock().take() else { continue };
-                let mut log = Log::of(domain.number);
-                let inodes = scan_domain(model, &mut log, &mut domain);
-                if send.send((domain, inodes, log)).is_err() {
-                    return;
-                }
-            }
-        };
-        for _ in 1..threads {
-            let send = send.clone();
-            s.spawn(move || work(send));
+    let threads = if m.bat.len() < SMALL_GROUPS { 1 } else { cpus().min(total).max(1) };
+    let todo: Vec<Mutex<Option<Domain>>> = domains.into_iter().map(|d| Mutex::new(Some(d))).collect();
+    let shown = |done| progress("domains", done, total as u64);
+    let done = each(threads, total, shown, Vec::new, |done, i| {
+        if let Some(mut domain) = todo[i].lock().take() {
+            let mut log = Log::of(domain.number);
+            let inodes = scan_domain(&m, &mut log, &mut domain);
+            done.push((domain, inodes, log));
         }
-        if threads == 1 {
-            work(send);
-        } else {
-            s.spawn(move || work(send));
-        }
-        progress("domains", 0, total as u64);
-        for (domain, inodes, log) in receive {
-            done.insert(domain.number, (domain, inodes, log));
-            progress("domains", done.len() as u64, total as u64);
-        }
+        Ok::<(), Infallible>(())
     });
-    for (domain, inodes, mut log) in done.into_values() {
+    let mut done: Vec<_> = done.unwrap_or_else(|never| match never {}).into_iter().flatten().collect();
+    done.sort_by_key(|(domain, ..)| domain.number);
+    for (domain, inodes, mut log) in done {
         m.domains.push(domain);
         m.inodes.append(inodes);
         m.log.findings.append(&mut log.findings);
@@ -281,12 +247,7 @@ fn scan_with(m: &Model, log: &mut Log, domain: &mut Domain, doubt: bool) -> Inod
 fn count(m: &mut Model) -> FsckReport {
     let mut r = FsckReport::default();
     m.inodes.select(|_, i| {
-        match FileKind::from_mode(u32::from(i.kind()) << 12) {
-            Some(FileKind::File) => r.files += 1,
-            Some(FileKind::Dir) => r.dirs += 1,
-            Some(FileKind::Symlink) => r.symlinks += 1,
-            _ => r.other += 1,
-        }
+        r.count(u32::from(i.kind()) << 12);
         false
     });
     r.blocks_total = blocks_total(m);
@@ -306,7 +267,8 @@ fn count(m: &mut Model) -> FsckReport {
     r
 }
 
-/// Reads and compares everything; `replay` replays the journals of a volume that was not unmounted, in memory. `progress` is called with the phase, steps done and steps.
+/// Checks the volume on `devices`, changes nothing, and also compares file data with its checksums. `replay` replays the
+/// journals of a volume that was not unmounted, in memory. `progress` is called with the phase, steps done and steps.
 ///
 /// # Errors
 /// As [`check`].

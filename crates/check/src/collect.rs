@@ -170,6 +170,7 @@ fn whole(rules: &Rules, c: &mut Collector<'_>, entry: NodeEntry, r: &NodeRecord,
     if matches!(ino.inode.content, Content::Extents(_) | Content::Tree { .. }) {
         ino.extents = std::mem::take(&mut c.extents);
     }
+    ino.linked = vec![false; ino.inode.links.len()];
     Ok(ino)
 }
 

@@ -8,12 +8,13 @@ use crate::collect::load;
 use crate::model::Model;
 use crate::parts::ino::Ino;
 use crate::report::{Log, ScrubReport};
+use crate::threads::{cpus, each};
 use braidfs_device::{AlignedBuf, BLOCK_BYTES};
 use braidfs_format::inode::Extent;
 use braidfs_format::{BlockAddr, NodeId};
 use braidfs_store::Store;
+use std::convert::Infallible;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 /// Blocks read at once.
 const PIECE: u64 = 256;
@@ -23,40 +24,21 @@ pub fn compare_all(m: &mut Model, out: &mut ScrubReport, progress: &dyn Fn(&str,
     let store = Arc::clone(&m.store);
     let files: Vec<NodeId> = m.inodes.select(|_, i| !i.is_dir() && i.is_mapped());
     let total = files.len() as u64;
-    let (next, done) = (AtomicUsize::new(0), AtomicU64::new(0));
-    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let mut logs: Vec<(Log, ScrubReport)> = Vec::new();
-    std::thread::scope(|s| {
-        let workers: Vec<_> = (0..threads)
-            .map(|_| {
-                s.spawn(|| {
-                    let (mut log, mut sum) = (Log::default(), ScrubReport::default());
-                    while let Some(&node) = files.get(next.fetch_add(1, Relaxed)) {
-                        log.domain = m.domain_of(node);
-                        if let Some(ino) = m.inodes.whole(node) {
-                            file(&store, &mut log, &mut sum, node, ino);
-                        } else if let Some(domain) = log.domain.and_then(|d| m.domains.get(usize::from(d))) {
-                            match load(&m.inodes.rules, &store, domain, node) {
-                                Ok(ino) => file(&store, &mut log, &mut sum, node, &ino),
-                                Err(e) => log.add(codes::UNREADABLE, Some(node), e.to_string()),
-                            }
-                        }
-                        done.fetch_add(1, Relaxed);
-                    }
-                    (log, sum)
-                })
-            })
-            .collect();
-        while workers.iter().any(|w| !w.is_finished()) {
-            progress("data", done.load(Relaxed), total);
-            std::thread::sleep(std::time::Duration::from_millis(20));
+    let shown = |done| progress("data", done, total);
+    let done = each(cpus(), files.len(), shown, Default::default, |(log, sum): &mut (Log, ScrubReport), i| {
+        let node = files[i];
+        log.domain = m.domain_of(node);
+        if let Some(ino) = m.inodes.whole(node) {
+            file(&store, log, sum, node, ino);
+        } else if let Some(domain) = log.domain.and_then(|d| m.domains.get(usize::from(d))) {
+            match load(&m.inodes.rules, &store, domain, node) {
+                Ok(ino) => file(&store, log, sum, node, &ino),
+                Err(e) => log.add(codes::UNREADABLE, Some(node), e.to_string()),
+            }
         }
-        progress("data", total, total);
-        for w in workers {
-            logs.push(w.join().unwrap_or_else(|p| std::panic::resume_unwind(p)));
-        }
+        Ok::<(), Infallible>(())
     });
-    for (mut log, sum) in logs {
+    for (mut log, sum) in done.unwrap_or_else(|never| match never {}) {
         out.data_checked += sum.data_checked;
         out.data_unchecked += sum.data_unchecked;
         out.data_bad += sum.data_bad;

@@ -4,6 +4,7 @@
 //! alone. The text is for reading; its form is not fixed.
 
 use crate::error::{Error, Result};
+use crate::home;
 use braidfs_device::{BLOCK_BYTES, Device};
 use braidfs_format::bat::{self, ENTRIES_PER_BLOCK};
 use braidfs_format::block::{BlockHeader, BlockKind, MAGIC, checksum};
@@ -16,7 +17,7 @@ use braidfs_format::inode::{
     Content, Extent, Inode, Timestamp, decode_extents, decode_links, decode_refs, decode_xattrs,
 };
 use braidfs_format::journal::{Chunk, Record, decode_chunk, peek_chunk};
-use braidfs_format::node::{DIR, NodeBlock, NodeEntry, NodeKind, NodeRecord, NodeTableBlock, OVERFLOW, REMOTE, USED};
+use braidfs_format::node::{DIR, NodeBlock, NodeKind, NodeRecord, NodeTableBlock, OVERFLOW, REMOTE, USED};
 use braidfs_format::super_block::SuperBlock;
 use braidfs_format::{BlockAddr, Corrupt, DomainId, NodeId};
 use braidfs_store::Store;
@@ -251,35 +252,12 @@ impl Dump {
         Ok(o)
     }
 
-    fn entry(&self, node: NodeId) -> Result<NodeEntry> {
-        let g = self.store.geometry;
-        let (group, slot) = g.node_place(node).ok_or(Error::NotFound)?;
-        let addr = g.node_table_addr(group, slot / NODES_PER_BLOCK);
-        let (_, _, entries) = NodeTableBlock::decode(&self.pair(addr)?, self.store.volume, addr)?;
-        Ok(entries[(slot % NODES_PER_BLOCK) as usize])
-    }
-
-    fn record(&self, node: NodeId) -> Result<NodeRecord> {
-        let e = self.entry(node)?;
-        if !e.used() {
-            return Err(Error::NotFound);
-        }
-        let mut block = vec![0u8; BLOCK_BYTES];
-        self.store.read(e.addr, &mut block)?;
-        NodeBlock::check(&block, self.store.volume, e.addr)?;
-        let r = NodeBlock::record(&block, usize::from(e.index))?;
-        if r.node != node || r.gener != e.gener {
-            return Err(Corrupt::new("node record", format!("of {node}: is of {} {}", r.node, r.gener)).into());
-        }
-        Ok(r)
-    }
-
     fn node(&self, node: NodeId) -> Result<String> {
-        let e = self.entry(node)?;
+        let e = home::entry(&self.store, node)?;
         let mut o = String::new();
         line!(o, "{node}: {} record {}, generation {}, {}", e.addr, e.index, e.gener, entry_flags(e.flags));
         if e.used() {
-            o.push_str(&self.show_record(&self.record(node)?, true));
+            o.push_str(&self.show_record(&home::node(&self.store, node)?, true));
         }
         Ok(o)
     }
@@ -314,7 +292,7 @@ impl Dump {
     fn gather(&self, nodes: &[NodeId]) -> Result<Vec<u8>> {
         let mut v = Vec::new();
         for n in nodes {
-            v.extend(self.record(*n)?.payload);
+            v.extend(home::node(&self.store, *n)?.payload);
         }
         Ok(v)
     }
@@ -408,13 +386,13 @@ impl Dump {
                 if *depth == 2 {
                     let mut below = Vec::new();
                     for n in leaves {
-                        below.extend(decode_refs(&self.record(n)?.payload)?.iter().map(|r| r.node));
+                        below.extend(decode_refs(&home::node(&self.store, n)?.payload)?.iter().map(|r| r.node));
                     }
                     leaves = below;
                 }
                 let mut out = Vec::new();
                 for n in leaves {
-                    out.extend(decode_extents(&self.record(n)?.payload)?);
+                    out.extend(decode_extents(&home::node(&self.store, n)?.payload)?);
                 }
                 Ok(out)
             }
@@ -516,7 +494,7 @@ impl Dump {
     fn resolve(&self, path: &[u8]) -> Result<NodeId> {
         let mut at = NodeId::ROOT;
         for name in path.split(|&b| b == b'/').filter(|n| !n.is_empty() && *n != b".") {
-            let i = Inode::decode(&self.record(at)?.payload)?;
+            let i = Inode::decode(&home::node(&self.store, at)?.payload)?;
             let entries = match &i.content {
                 Content::InlineDir(b) => decode_entries(b)?,
                 Content::Extents(_) | Content::Tree { .. } => {

@@ -2,6 +2,7 @@
 
 use crate::codes;
 use braidfs_device::{AlignedBuf, BLOCK_BYTES};
+use braidfs_format::file_kind::FileKind;
 use braidfs_format::{BlockAddr, NodeId};
 use braidfs_store::Store;
 
@@ -55,6 +56,24 @@ pub struct FsckReport {
 }
 
 impl FsckReport {
+    /// Counts a file of the type that `mode` tells.
+    pub(crate) fn count(&mut self, mode: u32) {
+        match FileKind::from_mode(mode) {
+            Some(FileKind::File) => self.files += 1,
+            Some(FileKind::Dir) => self.dirs += 1,
+            Some(FileKind::Symlink) => self.symlinks += 1,
+            _ => self.other += 1,
+        }
+    }
+    /// Adds what another part of the volume consists of, and what was found there.
+    pub(crate) fn join(&mut self, mut other: Self) {
+        self.files += other.files;
+        self.dirs += other.dirs;
+        self.symlinks += other.symlinks;
+        self.other += other.other;
+        self.blocks_used += other.blocks_used;
+        self.findings.append(&mut other.findings);
+    }
     /// Findings that were not mended.
     pub fn unfixed(&self) -> usize {
         self.findings.iter().filter(|f| !f.fixed).count()

@@ -1,8 +1,9 @@
 //! The nodes of a group of a volume in use: node blocks, and what they lead to.
 
-use super::Scrub;
+use super::pass::Scrub;
 use crate::codes;
 use crate::data::compare;
+use crate::parts::domain::is_data;
 use crate::read::{read_scattered, run};
 use crate::report::{Bad, Checked};
 use crate::rules::dir::Buckets;
@@ -246,12 +247,8 @@ impl Visitor for Live<'_, '_> {
             return false;
         }
         let group = g.group_of(addr);
-        let at = addr.0 - g.group_start(group).0;
-        let (start, n) = self.journal;
         volume.owner(group) == Some(self.d)
-            && at >= u64::from(g.meta_blocks())
-            && at + len <= u64::from(volume.store().group_blocks(group))
-            && (addr.0 >= start + n || addr.0 + len <= start)
+            && is_data(g, addr, len, volume.store().group_blocks(group), Some(self.journal))
     }
 
     fn extent(&mut self, _: NodeId, e: Extent, data: bool) -> Checked<()> {

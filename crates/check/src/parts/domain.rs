@@ -6,7 +6,7 @@ use braidfs_format::domain::DomainHeader;
 use braidfs_format::geometry::NODES_PER_BLOCK;
 use braidfs_format::group::{SegmentEntry, Written};
 use braidfs_format::node::NodeEntry;
-use braidfs_format::{BlockAddr, NodeId};
+use braidfs_format::{BlockAddr, Geometry, NodeId};
 use braidfs_store::Store;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
@@ -127,6 +127,15 @@ impl Group {
     }
 }
 
+/// Whether `len` blocks from `addr`, in a group of `blocks` blocks, are data blocks of it: not its metadata, nor of `journal`
+/// (first block, blocks).
+pub fn is_data(g: Geometry, addr: BlockAddr, len: u64, blocks: u32, journal: Option<(u64, u64)>) -> bool {
+    let at = addr.0 - g.group_start(g.group_of(addr)).0;
+    at >= u64::from(g.meta_blocks())
+        && at + len <= u64::from(blocks)
+        && journal.is_none_or(|(start, n)| addr.0 >= start.saturating_add(n) || addr.0 + len <= start)
+}
+
 /// One domain.
 #[derive(Debug)]
 pub struct Domain {
@@ -154,11 +163,7 @@ impl Domain {
     pub fn holds(&self, store: &Store, addr: BlockAddr, len: u64) -> bool {
         let g = store.geometry;
         let Some(group) = self.groups.get(&g.group_of(addr)) else { return false };
-        let at = addr.0 - g.group_start(group.number).0;
-        if at < u64::from(g.meta_blocks()) || at + len > u64::from(group.blocks) {
-            return false;
-        }
-        self.journal().is_none_or(|(start, n)| addr.0 >= start.saturating_add(n) || addr.0 + len <= start)
+        is_data(g, addr, len, group.blocks, self.journal())
     }
 
     /// The table entry of a node of this domain.

@@ -11,27 +11,24 @@
 
 pub mod multiset;
 mod nodes;
+mod state;
 mod tables;
 mod tree;
 
 use crate::home;
 use crate::model::Model;
 use crate::parts::domain::Domain;
-use crate::report::{Bad, Finding};
 use crate::rules::Rules;
 use crate::scan::SMALL_GROUPS;
+use crate::threads::{cpus, each};
+use braidfs_format::NodeId;
 use braidfs_format::domain::CLEAN;
-use braidfs_format::{BlockAddr, NodeId};
-use braidfs_store::Store;
-use braidfs_sync::Mutex;
 use multiset::{Keys, MultisetHash};
-use nodes::{OverflowNode, Slot};
+pub use state::Outcome;
+use state::{Ctx, Doubt, Slot, TableTotals, add, doubt};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use tables::GroupBitmap;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
-/// Slots that one thread checks at a time, at least.
-const CHUNK: usize = 2048;
 /// Most threads.
 const THREADS_MAX: usize = 32;
 
@@ -42,89 +39,6 @@ pub struct Options {
     pub data: bool,
     /// Bytes for the list of inodes.
     pub memory: u64,
-}
-
-/// What a volume that holds consists of.
-#[derive(Debug, Default)]
-pub struct Outcome {
-    /// Regular files.
-    pub files: u64,
-    /// Directories.
-    pub dirs: u64,
-    /// Symbolic links.
-    pub symlinks: u64,
-    /// Devices, sockets, pipes.
-    pub other: u64,
-    /// Blocks in use by files, directories and node blocks.
-    pub blocks_used: u64,
-    /// Data blocks compared.
-    pub data_checked: u64,
-    /// Data blocks without a checksum.
-    pub data_unchecked: u64,
-    /// Data that is not what was written; all else holds.
-    pub findings: Vec<Finding>,
-}
-
-/// Why the volume may not hold.
-#[derive(Debug)]
-struct Doubt(String);
-
-impl From<Bad> for Doubt {
-    fn from(b: Bad) -> Self {
-        Self(format!("E{}: {}", b.code, b.why))
-    }
-}
-
-fn doubt<T>(why: impl Into<String>) -> Result<T, Doubt> {
-    Err(Doubt(why.into()))
-}
-
-/// What all threads share.
-struct Ctx<'a> {
-    m: &'a Model,
-    store: &'a Store,
-    rules: Rules,
-    keys: Keys,
-    data: bool,
-    threads: usize,
-    /// The groups with an owner.
-    claimed: Vec<u32>,
-    /// By group.
-    bitmaps: Vec<OnceLock<GroupBitmap>>,
-    /// By domain: first block and blocks of the journal.
-    journals: Vec<(u64, u64)>,
-    /// Overflow nodes by number.
-    overflow_nodes: Vec<OverflowNode>,
-    /// Blocks ticked off, for the progress.
-    done: AtomicU64,
-}
-
-impl Ctx<'_> {
-    /// The group of `addr`, where `len` blocks from there are data blocks of `domain`.
-    fn bitmap(&self, domain: u16, addr: BlockAddr, len: u64) -> Option<&GroupBitmap> {
-        let g = self.store.geometry;
-        let bitmap = self.bitmaps.get(g.group_of(addr) as usize)?.get()?;
-        let at = addr.0 - g.group_start(bitmap.number).0;
-        let inside = at >= u64::from(g.meta_blocks()) && at + len <= u64::from(bitmap.blocks);
-        let (start, n) = *self.journals.get(usize::from(domain))?;
-        (inside && bitmap.domain == domain && (addr.0 >= start + n || addr.0 + len <= start)).then_some(bitmap)
-    }
-
-    /// Domain that owns a node.
-    fn domain_of(&self, node: NodeId) -> Option<u16> {
-        let (group, _) = self.store.geometry.node_place(node)?;
-        self.m.bat.get(group as usize)?.domain.map(|d| d.0)
-    }
-}
-
-/// What the tables of the groups say.
-#[derive(Default)]
-struct TableTotals {
-    overflow_nodes: Vec<OverflowNode>,
-    /// Blocks as the owner tables have them.
-    owners: MultisetHash,
-    /// Valid blocks.
-    valid: u64,
 }
 
 /// Checks the volume whose own tables are in `m`. `None`: something may be wrong, or was before.
@@ -149,9 +63,8 @@ pub fn check(m: &Model, o: &Options, progress: &dyn Fn(&str, u64, u64)) -> Optio
 
 fn run(m: &Model, o: &Options, progress: &dyn Fn(&str, u64, u64)) -> Result<Outcome, Doubt> {
     let claimed: Vec<u32> = (0u32..).zip(&m.bat).filter(|(_, e)| e.domain.is_some()).map(|(g, _)| g).collect();
-    let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     // twice as many as CPUs: half of them wait for the device
-    let threads = if m.bat.len() < SMALL_GROUPS { 1 } else { (2 * cpus).clamp(4, THREADS_MAX) };
+    let threads = if m.bat.len() < SMALL_GROUPS { 1 } else { (2 * cpus()).clamp(4, THREADS_MAX) };
     let mut cx = Ctx {
         m,
         store: &m.store,
@@ -169,7 +82,7 @@ fn run(m: &Model, o: &Options, progress: &dyn Fn(&str, u64, u64)) -> Result<Outc
     let most = (o.memory / size_of::<Slot>() as u64).max(1);
     let (kept, full) = (AtomicU64::new(0), AtomicBool::new(false));
     let nodes = u64::from(m.store.geometry.nodes());
-    let lists = lists(&cx, |_| nodes, most);
+    let lists = state::lists(&cx, |_| nodes, most);
     let totals = each(
         threads,
         cx.claimed.len(),
@@ -206,7 +119,7 @@ fn run(m: &Model, o: &Options, progress: &dyn Fn(&str, u64, u64)) -> Result<Outc
         let mut before = 0;
         for window in windows(&nodes_in, most) {
             let here = |g: u32| u64::from(nodes_in[g as usize].load(Relaxed));
-            let lists = self::lists(&cx, |g| if window.contains(&g) { here(g) } else { 0 }, u64::MAX);
+            let lists = state::lists(&cx, |g| if window.contains(&g) { here(g) } else { 0 }, u64::MAX);
             tables::slots_of(&cx, &window, &lists)?;
             nodes::check(&cx, &mut sum, lists, &|done| shown(before + done))?;
             before += window.map(here).sum::<u64>();
@@ -232,34 +145,10 @@ fn run(m: &Model, o: &Options, progress: &dyn Fn(&str, u64, u64)) -> Result<Outc
     }
     tree::reaches_root(std::mem::take(&mut sum.dirs))?;
     let mut outcome = sum.outcome;
-    for f in &mut outcome.findings {
+    for f in &mut outcome.report.findings {
         f.path = f.node.and_then(|n| home::path(NodeId(n), |at| home::first_name(cx.store, at)));
     }
     Ok(outcome)
-}
-
-/// Lists of inodes, one per domain.
-type Lists = Vec<Mutex<Vec<Slot>>>;
-
-/// Empty lists with room for what `of_group` says of each of their groups, at most for `most`: a list that grew would be in
-/// memory twice, and room that is not used takes none.
-fn lists(cx: &Ctx<'_>, of_group: impl Fn(u32) -> u64, most: u64) -> Lists {
-    let mut room = vec![0u64; cx.m.domains.len()];
-    for (group, e) in (0u32..).zip(&cx.m.bat) {
-        if let Some(n) = e.domain.and_then(|d| room.get_mut(usize::from(d.0))) {
-            *n += of_group(group);
-        }
-    }
-    room.into_iter().map(|n| Mutex::new(Vec::with_capacity(n.min(most) as usize))).collect()
-}
-
-/// Appends to the list of `domain`.
-fn add(lists: &Lists, domain: u16, slots: &[Slot]) -> Result<(), Doubt> {
-    match lists.get(usize::from(domain)) {
-        Some(list) => list.lock().extend_from_slice(slots),
-        None => return doubt(format!("domain {domain} does not exist")),
-    }
-    Ok(())
 }
 
 /// Ranges of groups whose node blocks hold at most `most` nodes in use (more where one group alone does).
@@ -274,52 +163,4 @@ fn windows(nodes_in: &[AtomicU32], most: u64) -> Vec<std::ops::Range<u32>> {
     }
     out.push(start..nodes_in.len() as u32);
     out
-}
-
-/// Calls `f` for `0 .. items` on `threads` threads, each with a state of its own that `init` makes; the states. The
-/// first error stops all. `progress` is told how many are done, now and then, on the calling thread.
-fn each<W: Send>(
-    threads: usize,
-    items: usize,
-    progress: impl Fn(u64),
-    init: impl Fn() -> W + Sync,
-    f: impl Fn(&mut W, usize) -> Result<(), Doubt> + Sync,
-) -> Result<Vec<W>, Doubt> {
-    progress(0);
-    if threads == 1 || items < 2 {
-        let mut w = init();
-        for i in 0..items {
-            f(&mut w, i)?;
-            progress(i as u64 + 1);
-        }
-        return Ok(vec![w]);
-    }
-    let (next, done, stop) = (AtomicUsize::new(0), AtomicU64::new(0), AtomicBool::new(false));
-    let caller = std::thread::current();
-    let work = || {
-        let mut w = init();
-        while !stop.load(Relaxed) {
-            let i = next.fetch_add(1, Relaxed);
-            if i >= items {
-                break;
-            }
-            if let Err(e) = f(&mut w, i) {
-                stop.store(true, Relaxed);
-                caller.unpark();
-                return Err(e);
-            }
-            done.fetch_add(1, Relaxed);
-        }
-        caller.unpark();
-        Ok(w)
-    };
-    std::thread::scope(|s| {
-        let workers: Vec<_> = (0..threads.min(items)).map(|_| s.spawn(work)).collect();
-        while workers.iter().any(|w| !w.is_finished()) {
-            progress(done.load(Relaxed));
-            std::thread::park_timeout(std::time::Duration::from_millis(20));
-        }
-        progress(items as u64);
-        workers.into_iter().map(|w| w.join().unwrap_or_else(|p| std::panic::resume_unwind(p))).collect()
-    })
 }

@@ -1,60 +1,26 @@
 //! Reads the records of all inodes in the order of the device, checks each, and sums up what it names.
 
 use super::multiset::{Keys, MultisetHash};
-use super::{CHUNK, Ctx, Doubt, Lists, Outcome, doubt, each};
+use super::state::{Ctx, Doubt, Lists, Outcome, Slot, doubt};
 use crate::codes;
 use crate::data::compare;
 use crate::read::{read_scattered, run};
 use crate::report::{Bad, Checked, Finding};
 use crate::rules::dir::Buckets;
 use crate::rules::{Visitor, inode, link, record};
+use crate::threads::each;
 use braidfs_device::{AlignedBuf, BLOCK_BYTES};
 use braidfs_format::dentry::Dentry;
-use braidfs_format::file_kind::FileKind;
 use braidfs_format::inode::{Extent, Inode};
-use braidfs_format::node::{NodeEntry, NodeKind, NodeRecord, OVERFLOW};
+use braidfs_format::node::{NodeKind, NodeRecord, OVERFLOW};
 use braidfs_format::{BlockAddr, NodeId};
 use braidfs_sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 
+/// Slots that one thread checks at a time, at least.
+const CHUNK: usize = 2048;
 /// Most blocks read at once.
 const RUN_BLOCKS: u64 = 256;
-
-/// A node in use, packed: address of its record's block (48 bits), index, flags; generation; number. 20 bytes.
-#[derive(Clone, Copy)]
-pub struct Slot([u32; 5]);
-
-impl Slot {
-    pub fn new(node: NodeId, e: &NodeEntry) -> Self {
-        let high = (e.addr.0 >> 32) as u32 & 0xffff | u32::from(e.index) << 16 | u32::from(e.flags) << 24;
-        Self([e.addr.0 as u32, high, e.gener, node.0 as u32, (node.0 >> 32) as u32])
-    }
-    fn addr(&self) -> u64 {
-        u64::from(self.0[0]) | u64::from(self.0[1] & 0xffff) << 32
-    }
-    fn index(&self) -> u8 {
-        (self.0[1] >> 16) as u8
-    }
-    fn flags(&self) -> u8 {
-        (self.0[1] >> 24) as u8
-    }
-    fn entry(&self) -> NodeEntry {
-        NodeEntry { addr: BlockAddr(self.addr()), index: self.index(), flags: self.flags(), gener: self.0[2] }
-    }
-    fn node(&self) -> NodeId {
-        NodeId(u64::from(self.0[3]) | u64::from(self.0[4]) << 32)
-    }
-    fn key(&self) -> u64 {
-        self.addr() << 8 | u64::from(self.index())
-    }
-}
-
-/// An overflow node, to be claimed by one inode.
-pub struct OverflowNode {
-    pub node: u64,
-    pub entry: NodeEntry,
-    pub taken: AtomicBool,
-}
 
 /// What the inodes come to.
 #[derive(Default)]
@@ -73,15 +39,9 @@ pub struct Sum {
 
 impl Sum {
     fn join(&mut self, mut o: Sum) {
-        let (a, b) = (&mut self.outcome, &mut o.outcome);
-        a.files += b.files;
-        a.dirs += b.dirs;
-        a.symlinks += b.symlinks;
-        a.other += b.other;
-        a.blocks_used += b.blocks_used;
-        a.data_checked += b.data_checked;
-        a.data_unchecked += b.data_unchecked;
-        a.findings.append(&mut b.findings);
+        self.outcome.report.join(o.outcome.report);
+        self.outcome.data_checked += o.outcome.data_checked;
+        self.outcome.data_unchecked += o.outcome.data_unchecked;
         self.blocks.join(o.blocks);
         self.links.join(o.links);
         self.entries.join(o.entries);
@@ -95,7 +55,7 @@ pub fn check(cx: &Ctx<'_>, sum: &mut Sum, lists: Lists, progress: &dyn Fn(u64)) 
     let sort = |_: &mut (), i: usize| {
         let list: &Mutex<Vec<Slot>> = &lists[i];
         list.lock().sort_unstable_by_key(Slot::key);
-        Ok(())
+        Ok::<(), Doubt>(())
     };
     each(cx.threads, lists.len(), |_| {}, || (), sort)?;
     let by_domain: Vec<Vec<Slot>> = lists.into_iter().map(Mutex::into_inner).collect();
@@ -250,13 +210,7 @@ impl Side<'_> {
         if dir {
             self.sum.dirs.push((node.0, i.links.first().map_or(0, |l| l.parent.0)));
         }
-        let o = &mut self.sum.outcome;
-        match FileKind::from_mode(i.mode) {
-            Some(FileKind::File) => o.files += 1,
-            Some(FileKind::Dir) => o.dirs += 1,
-            Some(FileKind::Symlink) => o.symlinks += 1,
-            _ => o.other += 1,
-        }
+        self.sum.outcome.report.count(i.mode);
     }
 
     /// Ticks blocks off.
@@ -275,7 +229,7 @@ impl Side<'_> {
             }
             at += n;
         }
-        self.sum.outcome.blocks_used += len;
+        self.sum.outcome.report.blocks_used += len;
         self.cx.done.fetch_add(len, Relaxed);
         Ok(())
     }
@@ -288,7 +242,7 @@ impl Side<'_> {
         };
         let domain = self.domain;
         self.sum.outcome.data_checked += u64::from(e.len);
-        let findings = &mut self.sum.outcome.findings;
+        let findings = &mut self.sum.outcome.report.findings;
         compare(self.cx.store, e, sums, &mut |code, _, message| {
             let node = Some(ino.0);
             findings.push(Finding { code, domain: Some(domain), node, path: None, message, fixed: false });

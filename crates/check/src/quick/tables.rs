@@ -1,13 +1,13 @@
 //! The tables of the groups: what they say is checked, summed up and, but for the bitmap, forgotten.
 
 use super::multiset::MultisetHash;
-use super::nodes::{OverflowNode, Slot};
-use super::{Ctx, Doubt, Lists, TableTotals, add, doubt, each};
+use super::state::{Ctx, Doubt, GroupBitmap, Lists, OverflowNode, Slot, TableTotals, add, doubt};
 use crate::parts::domain::Group;
 use crate::report::Log;
 use crate::rules;
 use crate::rules::group::{has_owners, parse_group};
 use crate::rules::space::{fixed, kind_fits};
+use crate::threads::each;
 use braidfs_device::{AlignedBuf, BLOCK_BYTES};
 use braidfs_format::BlockAddr;
 use braidfs_format::geometry::{NODES_PER_BLOCK, SEGMENT_BLOCKS};
@@ -15,15 +15,6 @@ use braidfs_format::group::OWNERS_PER_BLOCK;
 use braidfs_format::node::{NodeTableBlock, OVERFLOW};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
-
-/// What stays of a group.
-pub struct GroupBitmap {
-    pub number: u32,
-    pub domain: u16,
-    pub blocks: u32,
-    /// Valid blocks that nothing has claimed yet, by words of the group.
-    pub left: Box<[AtomicU64]>,
-}
 
 /// Reads groups.
 pub struct Reader<'a> {

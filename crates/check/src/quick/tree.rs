@@ -1,6 +1,6 @@
 //! Whether every directory hangs below the root.
 
-use super::{Doubt, doubt};
+use super::state::{Doubt, doubt};
 use braidfs_format::NodeId;
 
 /// Checks `dirs`, directories with their parents (the root's is of no account).

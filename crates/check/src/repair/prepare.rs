@@ -8,7 +8,6 @@
 use crate::codes;
 use crate::error::Result;
 use crate::model::Model;
-use crate::pair::PairState;
 use crate::parts::domain::{Domain, Group};
 use crate::report::Log;
 use crate::rules::group::{has_owners, owners};
@@ -20,7 +19,7 @@ use braidfs_format::geometry::SEGMENT_BLOCKS;
 use braidfs_format::group::{SegmentEntry, SegmentKind, Temperature};
 use braidfs_format::journal::{Chunk, ChunkKind, Record};
 use braidfs_format::node::NodeEntry;
-use braidfs_format::{BlockAddr, BlockKind, DomainId, NodeId};
+use braidfs_format::{BlockAddr, DomainId, NodeId};
 use braidfs_store::Store;
 use braidfs_store::interface::{Replay, ReplayError};
 use braidfs_store::ring::Ring;
@@ -94,11 +93,7 @@ fn tables_first(devices: &[Arc<dyn Device>], p: &mut Prepared) -> Result<()> {
 /// Where a segment table or owner table of `group` is lost or may be old, all its blocks are taken for valid.
 fn doubt_space(store: &Store, log: &mut Log, journal: Option<(u64, u64)>, group: &mut Group) {
     let g = store.geometry;
-    let addr = g.segment_table_addr(group.number);
-    let pair = Log::default().read(store, addr, 2);
-    let mut doubt = group.segments.is_none()
-        || group.segments_doubtful
-        || PairState::of(&pair, BlockKind::SegmentTable, store.volume, addr.0).damaged().is_some();
+    let mut doubt = group.segments.is_none() || group.segments_doubtful;
     for half in 0..2 * g.segments {
         let addr = g.owners_addr(group.number, half / 2, half % 2);
         let pair = log.read(store, addr, 2);

@@ -62,7 +62,6 @@ pub fn check(
         ino.inode.blocks = blocks;
         ino.dirty.record = true;
     }
-    ino.linked = vec![false; ino.inode.links.len()];
     Ok(ino)
 }
 
