@@ -1,8 +1,9 @@
 //! Checks an unmounted volume, and repairs it.
 //!
-//! [`check`] first asks [`quick`] whether the volume holds: one reading, little memory. Where that cannot be said, it reads
-//! the whole volume into a model of how it should be, corrects the model where something does not hold, and reports each
-//! correction with a stable number ([`codes`]). With `repair` it then makes the device equal to the model and checks again.
+//! [`check`] first asks [`quick`] whether the volume holds: one reading, little memory. Where that cannot be said, it
+//! reads the whole volume into a model of how it should be, corrects the model where something does not hold, and
+//! reports each correction with a stable number ([`codes`]). With `repair` it then makes the device equal to the model
+//! and checks again.
 
 #[cfg(test)]
 mod tests;
@@ -35,7 +36,8 @@ const ROUNDS: u32 = 4;
 
 /// Checks the volume on `devices` (all of it, in any order). `progress` is called with the phase, steps done and steps.
 ///
-/// A volume that was not unmounted has its journals replayed first, by `replay`: on the devices with `repair`, else in memory.
+/// A volume that was not unmounted has its journals replayed first, by `replay`: on the devices with `repair`, else in
+/// memory.
 ///
 /// # Errors
 /// No usable superblock, a device missing, or a device that fails on writing. Damage is no error but a finding.
@@ -213,7 +215,8 @@ const DOUBTS: [u32; 7] = [
     codes::LIVE_COUNT,
 ];
 
-/// Checks one domain by itself; where that makes the node table doubtful, once more with the records of all node blocks.
+/// Checks one domain by itself; where that makes the node table doubtful, once more with the records of all node
+/// blocks.
 fn scan_domain(m: &Model, log: &mut Log, domain: &mut Domain) -> Inodes {
     let (header, recovered) = (domain.header, domain.recovered.clone());
     let inodes = scan_with(m, log, domain, false);
@@ -267,8 +270,9 @@ fn count(m: &mut Model) -> FsckReport {
     r
 }
 
-/// Checks the volume on `devices`, changes nothing, and also compares file data with its checksums. `replay` replays the
-/// journals of a volume that was not unmounted, in memory. `progress` is called with the phase, steps done and steps.
+/// Checks the volume on `devices`, changes nothing, and also compares file data with its checksums. `replay` replays
+/// the journals of a volume that was not unmounted, in memory. `progress` is called with the phase, steps done and
+/// steps.
 ///
 /// # Errors
 /// As [`check`].

@@ -1,7 +1,7 @@
 //! Compares the data blocks of files with their checksums.
 //!
-//! Blocks without one (volumes made without `--data-checksums`, files that are overwritten in place) are counted and not
-//! read: nothing can be said of them.
+//! Blocks without one (volumes made without `--data-checksums`, files that are overwritten in place) are counted and
+//! not read: nothing can be said of them.
 
 use crate::codes;
 use crate::collect::load;

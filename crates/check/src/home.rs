@@ -45,8 +45,8 @@ pub fn first_name(store: &Store, at: NodeId) -> Option<(NodeId, String)> {
     Some((link.parent, String::from_utf8_lossy(&link.name).into_owned()))
 }
 
-/// The path of an inode for messages: `name` tells the directory and the name of each on the way up. `None` where one has
-/// none, or the way does not end.
+/// The path of an inode for messages: `name` tells the directory and the name of each on the way up. `None` where one
+/// has none, or the way does not end.
 pub fn path(node: NodeId, mut name: impl FnMut(NodeId) -> Option<(NodeId, String)>) -> Option<String> {
     let mut parts: Vec<String> = Vec::new();
     let mut at = node;

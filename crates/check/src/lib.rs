@@ -1,13 +1,13 @@
 //! Check and repair of a volume, scrub, and readable dumps of its structures.
 //!
-//! [`check()`] is for unmounted volumes, which nobody else may use meanwhile; [`online`] for volumes in use. What must hold
-//! is stated once, in `rules`, and visited by three passes: the *quick* one, which says only that all holds; the *full*
-//! one, which finds out what does not and corrects it in a model of the volume; and the *online* one. The crate cannot use
-//! the engine, which it checks, but for what it is handed through `braidfs_store::interface`.
+//! [`check()`] is for unmounted volumes, which nobody else may use meanwhile; [`online`] for volumes in use. What must
+//! hold is stated once, in `rules`, and visited by three passes: the *quick* one, which says only that all holds; the
+//! *full* one, which finds out what does not and corrects it in a model of the volume; and the *online* one. The crate
+//! cannot use the engine, which it checks, but for what it is handed through `braidfs_store::interface`.
 //!
-//! Imports go down this list (`make layers`): `check`; `repair`, `quick`, `online`, `dump`; `scan` (the full pass), `data`;
-//! `model`; `collect` (the full pass's visitor), `home`; `rules`; `parts` (domains and inodes as they should be); `pair`,
-//! `read`; `report`; `codes`, `error`, `threads`.
+//! Imports go down this list (`make layers`): `check`; `repair`, `quick`, `online`, `dump`; `scan` (the full pass),
+//! `data`; `model`; `collect` (the full pass's visitor), `home`; `rules`; `parts` (domains and inodes as they should
+//! be); `pair`, `read`; `report`; `codes`, `error`, `threads`.
 //!
 //! Not promised: that file *data* is right (that is what data checksums and scrubbing are for), or that an interrupted
 //! repair leaves a volume that mounts; running it again does.

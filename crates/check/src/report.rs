@@ -172,7 +172,8 @@ impl Log {
             fixed: false,
         });
     }
-    /// Reads two blocks of the volume's own tables, at `pair` of device 0; unreadable ones count as zeros and are reported.
+    /// Reads two blocks of the volume's own tables, at `pair` of device 0; unreadable ones count as zeros and are
+    /// reported.
     pub fn read_pair(&mut self, store: &Store, pair: u64) -> Vec<u8> {
         let mut buf = vec![0u8; 2 * BLOCK_BYTES];
         for (at, b) in (pair..).zip(buf.chunks_mut(BLOCK_BYTES)) {

@@ -120,8 +120,8 @@ impl Store {
         self.devices.iter().try_for_each(|d| d.flush()).map_err(Error::Io)
     }
 
-    /// Makes all writes to `groups` that have returned durable: flushes the devices that these lie on, and no other, so that
-    /// a device that fails takes along only who has blocks on it.
+    /// Makes all writes to `groups` that have returned durable: flushes the devices that these lie on, and no other, so
+    /// that a device that fails takes along only who has blocks on it.
     ///
     /// # Errors
     /// Of a device.

@@ -23,8 +23,8 @@ pub trait Replay: Sync {
     fn replay_volume(&self, devices: &[Arc<dyn Device>]) -> Result<(), ReplayError>;
 
     /// Applies the committed transactions among `chunks` to the tables of `domain`, which owns `groups`, by itself: no
-    /// names, no other domains, nothing that was only synced. Writes the tables, durably, as a checkpoint whose number and
-    /// sum of tables it sets in `header`, which it does not write. The newest transaction that it applied.
+    /// names, no other domains, nothing that was only synced. Writes the tables, durably, as a checkpoint whose number
+    /// and sum of tables it sets in `header`, which it does not write. The newest transaction that it applied.
     ///
     /// # Errors
     /// Where a transaction does not hold, or of a device; the tables may then be changed in part.
@@ -81,7 +81,8 @@ pub trait LiveVolume {
     /// First block and number of blocks of a domain's journal.
     fn journal(&self, domain: DomainId) -> (u64, u64);
 
-    /// The committed entry of `node` in the node table of `domain`; `None` where its group is not the domain's (any more).
+    /// The committed entry of `node` in the node table of `domain`; `None` where its group is not the domain's (any
+    /// more).
     ///
     /// # Errors
     /// Of the device, or a table block that does not hold.

@@ -2,8 +2,8 @@
 //! superblock counts ([`super_io`]), what lies in the ring of a journal ([`ring`]), and writes that stay in memory
 //! ([`overlay`]).
 //!
-//! Here are also the two interfaces between them ([`interface`]): the checker cannot use the engine, which it checks, but
-//! for what it is handed through these.
+//! Here are also the two interfaces between them ([`interface`]): the checker cannot use the engine, which it checks,
+//! but for what it is handed through these.
 //!
 //! Nothing here decides what a volume means, and nothing is cached: whoever reads through this sees the device.
 

@@ -3,8 +3,9 @@
 //! With it a read-only mount, and a check without repair, replay the journals of a volume that was not unmounted and
 //! look at the result. Promises nothing about memory: it keeps every block written.
 //!
-//! A read-only mount can become writable ([`Overlays::write_through`]): what recovery wrote is then written to the devices
-//! in the order in which it was written here, flushes included, so that a crash meanwhile is a crash during recovery.
+//! A read-only mount can become writable ([`Overlays::write_through`]): what recovery wrote is then written to the
+//! devices in the order in which it was written here, flushes included, so that a crash meanwhile is a crash during
+//! recovery.
 
 use braidfs_device::{BLOCK_BYTES, Device, WriteOp};
 use braidfs_sync::{Mutex, RwLock};

@@ -103,8 +103,8 @@ impl Ring {
     }
 
     /// Every whole chunk from `tail` on, in the order of positions, and the position behind the last one. Torn and
-    /// missing chunks are passed over: the time is bounded by the journal's size. `image` may change the bytes of a chunk
-    /// of so many blocks before it is decoded, for tests that plant a bug there.
+    /// missing chunks are passed over: the time is bounded by the journal's size. `image` may change the bytes of a
+    /// chunk of so many blocks before it is decoded, for tests that plant a bug there.
     ///
     /// # Errors
     /// Of the device; `Corrupt` where the tail is one of an older header: the chunks from there on were overwritten.

@@ -1,9 +1,9 @@
-//! The inodes of a volume as a check holds them: of each what is compared with others, in 32 bytes; whole only those that
-//! differ from what is on the device.
+//! The inodes of a volume as a check holds them: of each what is compared with others, in 32 bytes; whole only those
+//! that differ from what is on the device.
 //!
 //! Of a name both sides, the link in the inode and the entry in the directory, keep a hash of directory and name, under
-//! a key drawn for each check. Two names are taken for one with a chance of 2^-64 for each pair that is compared. Who needs
-//! the names themselves reads them again ([`Inodes::body`]).
+//! a key drawn for each check. Two names are taken for one with a chance of 2^-64 for each pair that is compared. Who
+//! needs the names themselves reads them again ([`Inodes::body`]).
 
 use crate::collect::{changed, load, load_entries};
 use crate::error::{Error, Result};
@@ -443,8 +443,8 @@ impl Inodes {
         }
     }
 
-    /// An inode of `domain`, whole: read again where it is not; of a directory with its entries where `entries` says so.
-    /// Where that fails there is none, and [`Self::holds`] says why.
+    /// An inode of `domain`, whole: read again where it is not; of a directory with its entries where `entries` says
+    /// so. Where that fails there is none, and [`Self::holds`] says why.
     pub fn body(&mut self, store: &Store, domain: &Domain, node: NodeId, entries: bool) -> Option<&mut Ino> {
         if !self.whole.contains_key(&node) {
             self.get(node)?;

@@ -1,13 +1,13 @@
 //! Scrub of a mounted volume: reads every metadata block, and data that has checksums, while the volume is in use.
 //!
-//! Looks at what is durable, as it lies on the device; what is only in memory or in a journal comes under its eyes when it
-//! is committed. All metadata but journals: superblocks and replicas, both copies of the group table, of domain headers
-//! and of the tables of all groups; the node block of every node; overflow nodes, extents and directory buckets. What
-//! takes two inodes (names against links, blocks used twice) is for a check of the unmounted volume.
+//! Looks at what is durable, as it lies on the device; what is only in memory or in a journal comes under its eyes when
+//! it is committed. All metadata but journals: superblocks and replicas, both copies of the group table, of domain
+//! headers and of the tables of all groups; the node block of every node; overflow nodes, extents and directory
+//! buckets. What takes two inodes (names against links, blocks used twice) is for a check of the unmounted volume.
 //!
-//! No false alarm: everything is read without a lock first. Where that does not hold it may have been written meanwhile,
-//! so it is looked up and read again at a moment at which it cannot change ([`LiveVolume::hold_still`]), which others wait for:
-//! some hundred blocks at most. Only what does not hold then is a finding.
+//! No false alarm: everything is read without a lock first. Where that does not hold it may have been written
+//! meanwhile, so it is looked up and read again at a moment at which it cannot change ([`LiveVolume::hold_still`]),
+//! which others wait for: some hundred blocks at most. Only what does not hold then is a finding.
 
 mod inodes;
 mod pass;
@@ -22,9 +22,9 @@ use braidfs_store::interface::{LiveVolume, Still};
 use pass::Scrub;
 pub use pass::ScrubOptions;
 
-/// Reads all metadata of a volume, and data that has checksums, while it is in use, and compares. Changes nothing; memory:
-/// some MiB. `progress` is told the phase, blocks done and blocks (a guess), and says whether to go on. What cannot be read
-/// is a finding.
+/// Reads all metadata of a volume, and data that has checksums, while it is in use, and compares. Changes nothing;
+/// memory: some MiB. `progress` is told the phase, blocks done and blocks (a guess), and says whether to go on. What
+/// cannot be read is a finding.
 pub fn scrub_mounted(
     volume: &dyn LiveVolume,
     options: &ScrubOptions,

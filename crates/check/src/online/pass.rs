@@ -101,8 +101,8 @@ impl<'a> Scrub<'a> {
         self.report.findings.push(Finding { code, domain, node, path, message, fixed: false });
     }
 
-    /// Notes what `look` finds. What it finds while the volume is in use may be half of a change: then it looks once more,
-    /// while `what` does not change. `blocks` is what it reads.
+    /// Notes what `look` finds. What it finds while the volume is in use may be half of a change: then it looks once
+    /// more, while `what` does not change. `blocks` is what it reads.
     pub fn look(&mut self, what: Still, domain: Option<DomainId>, blocks: u64, mut look: impl FnMut(&mut Log)) {
         let mut log = Log { domain: domain.map(|d| d.0), ..Log::default() };
         look(&mut log);

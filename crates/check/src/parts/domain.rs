@@ -127,8 +127,8 @@ impl Group {
     }
 }
 
-/// Whether `len` blocks from `addr`, in a group of `blocks` blocks, are data blocks of it: not its metadata, nor of `journal`
-/// (first block, blocks).
+/// Whether `len` blocks from `addr`, in a group of `blocks` blocks, are data blocks of it: not its metadata, nor of
+/// `journal` (first block, blocks).
 pub fn is_data(g: Geometry, addr: BlockAddr, len: u64, blocks: u32, journal: Option<(u64, u64)>) -> bool {
     let at = addr.0 - g.group_start(g.group_of(addr)).0;
     at >= u64::from(g.meta_blocks())

@@ -1,13 +1,14 @@
 //! The first pass of a check: says whether a volume holds in every respect, in little memory and one reading.
 //!
-//! It asks what the full pass asks and no less, but keeps no inode: each is checked as it is read and forgotten.
-//! What takes two sides (a name in a directory and the link in the inode; a block of a file and its entry in the owner
-//! table) is summed up on either side, and the sums compared ([`multiset`]); blocks are ticked off a bitmap. So it cannot say
+//! It asks what the full pass asks and no less, but keeps no inode: each is checked as it is read and forgotten. What
+//! takes two sides (a name in a directory and the link in the inode; a block of a file and its entry in the owner
+//! table) is summed up on either side, and the sums compared ([`multiset`]); blocks are ticked off a bitmap. So it
+//! cannot say
 //! *what* is wrong with a volume, only that something may be: it answers `None`, and the full pass finds out.
 //!
-//! Memory: a bit per block of the groups in use; 20 bytes per inode and overflow node, or [`Options::memory`] if that is
-//! less (the node tables are then read several times); 16 bytes per directory; 32 more per overflow node (a file has one
-//! per some hundred extents); 3 MiB per thread.
+//! Memory: a bit per block of the groups in use; 20 bytes per inode and overflow node, or [`Options::memory`] if that
+//! is less (the node tables are then read several times); 16 bytes per directory; 32 more per overflow node (a file has
+//! one per some hundred extents); 3 MiB per thread.
 
 pub mod multiset;
 mod nodes;

@@ -1,8 +1,8 @@
 //! Sums by which two sets are compared that are seen in different orders, without keeping either.
 //!
-//! Each element is hashed to 128 bits under keys drawn anew for each check, and the hashes are added up (a multiset hash).
-//! Equal sets give equal sums; different ones give different sums but for a chance of about 2^-60 per comparison, which
-//! nobody who made the volume could better, as the keys did not exist then.
+//! Each element is hashed to 128 bits under keys drawn anew for each check, and the hashes are added up (a multiset
+//! hash). Equal sets give equal sums; different ones give different sums but for a chance of about 2^-60 per
+//! comparison, which nobody who made the volume could better, as the keys did not exist then.
 
 use braidfs_format::{BlockAddr, NodeId};
 use siphasher::sip128::{Hasher128, SipHasher13};
@@ -47,7 +47,8 @@ impl Keys {
         Self { sip: *uuid::Uuid::new_v4().as_bytes(), k }
     }
 
-    /// Block `addr` belongs to `node` as its logical block `lblk`; for node 0, a node block, `lblk` is its live records.
+    /// Block `addr` belongs to `node` as its logical block `lblk`; for node 0, a node block, `lblk` is its live
+    /// records.
     pub fn block(&self, addr: BlockAddr, node: NodeId, lblk: u64) -> u128 {
         let k = &self.k;
         let x = fold(addr.0 ^ k[0], node.0 ^ k[1]);

@@ -3,7 +3,7 @@
 use super::multiset::{Keys, MultisetHash};
 use crate::model::Model;
 use crate::parts::domain::is_data;
-use crate::report::{Bad, FsckReport};
+use crate::report::{Bad, FsckReport, Log};
 use crate::rules::Rules;
 use braidfs_format::node::NodeEntry;
 use braidfs_format::{BlockAddr, NodeId};
@@ -33,8 +33,23 @@ impl From<Bad> for Doubt {
     }
 }
 
+/// Leaves it to the full pass.
+///
+/// # Errors
+/// Always: the doubt.
 pub fn doubt<T>(why: impl Into<String>) -> Result<T, Doubt> {
     Err(Doubt(why.into()))
+}
+
+/// Leaves it to the full pass where a rule has found something.
+///
+/// # Errors
+/// The first finding.
+pub fn nothing_found(log: &Log) -> Result<(), Doubt> {
+    match log.findings.first() {
+        Some(f) => doubt(format!("E{}: {}", f.code, f.message)),
+        None => Ok(()),
+    }
 }
 
 /// A node in use, packed: address of its record's block (48 bits), index, flags; generation; number. 20 bytes.
@@ -42,6 +57,7 @@ pub fn doubt<T>(why: impl Into<String>) -> Result<T, Doubt> {
 pub struct Slot([u32; 5]);
 
 impl Slot {
+    /// The table entry `e` of `node`.
     pub fn new(node: NodeId, e: &NodeEntry) -> Self {
         let high = (e.addr.0 >> 32) as u32 & 0xffff | u32::from(e.index) << 16 | u32::from(e.flags) << 24;
         Self([e.addr.0 as u32, high, e.gener, node.0 as u32, (node.0 >> 32) as u32])
@@ -61,6 +77,7 @@ impl Slot {
     pub fn node(&self) -> NodeId {
         NodeId(u64::from(self.0[3]) | u64::from(self.0[4]) << 32)
     }
+    /// Its place in the order of the device.
     pub fn key(&self) -> u64 {
         self.addr() << 8 | u64::from(self.index())
     }
@@ -131,8 +148,8 @@ pub struct TableTotals {
 /// Lists of inodes, one per domain.
 pub type Lists = Vec<Mutex<Vec<Slot>>>;
 
-/// Empty lists with room for what `of_group` says of each of their groups, at most for `most`: a list that grew would be in
-/// memory twice, and room that is not used takes none.
+/// Empty lists with room for what `of_group` says of each of their groups, at most for `most`: a list that grew would
+/// be in memory twice, and room that is not used takes none.
 pub fn lists(cx: &Ctx<'_>, of_group: impl Fn(u32) -> u64, most: u64) -> Lists {
     let mut room = vec![0u64; cx.m.domains.len()];
     for (group, e) in (0u32..).zip(&cx.m.bat) {
@@ -144,6 +161,9 @@ pub fn lists(cx: &Ctx<'_>, of_group: impl Fn(u32) -> u64, most: u64) -> Lists {
 }
 
 /// Appends to the list of `domain`.
+///
+/// # Errors
+/// There is no such domain.
 pub fn add(lists: &Lists, domain: u16, slots: &[Slot]) -> Result<(), Doubt> {
     match lists.get(usize::from(domain)) {
         Some(list) => list.lock().extend_from_slice(slots),

@@ -1,7 +1,7 @@
 //! The tables of the groups: what they say is checked, summed up and, but for the bitmap, forgotten.
 
 use super::multiset::MultisetHash;
-use super::state::{Ctx, Doubt, GroupBitmap, Lists, OverflowNode, Slot, TableTotals, add, doubt};
+use super::state::{Ctx, Doubt, GroupBitmap, Lists, OverflowNode, Slot, TableTotals, add, doubt, nothing_found};
 use crate::parts::domain::Group;
 use crate::report::Log;
 use crate::rules;
@@ -50,9 +50,7 @@ impl<'a> Reader<'a> {
         }
         let mut log = Log::of(domain);
         let group = parse_group(store, &mut log, domain, (number, entry.epoch), u64::MAX, image);
-        if let Some(f) = log.findings.first() {
-            return doubt(format!("E{}: {}", f.code, f.message));
-        }
+        nothing_found(&log)?;
         let left = valid(self.cx, &group, domain)?;
         totals.owners.join(owners(self.cx, &group, image, &left)?);
         totals.valid += left.iter().map(|w| u64::from(w.count_ones())).sum::<u64>();
@@ -119,9 +117,7 @@ fn owners(cx: &Ctx<'_>, group: &Group, image: &[u8], valid: &[u64]) -> Result<Mu
         };
         let mut log = Log::default();
         let table = rules::group::owners(cx.store, &mut log, &mut Vec::new(), group, half, pair);
-        if let Some(f) = log.findings.first() {
-            return doubt(format!("E{}: {}", f.code, f.message));
-        }
+        nothing_found(&log)?;
         let Some(owners) = table.owners else { return doubt("an owner table is lost") };
         let first = half * OWNERS_PER_BLOCK;
         for (at, o) in (first..).zip(&owners) {

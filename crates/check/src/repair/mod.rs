@@ -149,28 +149,38 @@ pub fn write_sum(m: &mut Model, number: usize) -> Result<()> {
 /// # Errors
 /// Of the device.
 pub fn write_tables(store: &Store, domain: u16, group: &Group, checkpoint: u64) -> Result<()> {
-    let (g, volume, number) = (store.geometry, store.volume, group.number);
-    let floor = claim_seq(group.epoch);
     for mend in &group.mend {
         store.write(mend.addr, &mend.block)?;
     }
-    if group.header_bad {
-        let addr = g.header_addr(number);
-        let h = GroupHeader::new(number, group.blocks, group.epoch, domain);
-        write_pair(store, addr, BlockKind::Group, floor, &|copy, seq| h.to_block(volume, addr, copy, seq))?;
-    }
+    write_group_header(store, domain, group)?;
+    let no_owners = vec![Owner::default(); OWNERS_PER_BLOCK as usize];
     for half in &group.owners_lost {
-        let addr = g.owners_addr(number, half / 2, half % 2);
-        let owners = vec![Owner::default(); OWNERS_PER_BLOCK as usize];
-        write_pair(store, addr, BlockKind::Owners, floor, &|copy, seq| {
-            encode_owners(&owners, domain, volume, addr, copy, seq)
-        })?;
+        write_owners(store, domain, group, *half, &no_owners)?;
     }
     write_entries(store, domain, group)?;
     match &group.segments {
         Some(s) if group.segments_dirty || group.counts_wrong => write_segments(store, domain, group, s, checkpoint),
         _ => Ok(()),
     }
+}
+
+/// Writes the header of a group where it must be.
+fn write_group_header(store: &Store, domain: u16, group: &Group) -> Result<()> {
+    if !group.header_bad {
+        return Ok(());
+    }
+    let addr = store.geometry.header_addr(group.number);
+    let h = GroupHeader::new(group.number, group.blocks, group.epoch, domain);
+    let block = |copy, seq| h.to_block(store.volume, addr, copy, seq);
+    write_pair(store, addr, BlockKind::Group, claim_seq(group.epoch), &block)
+}
+
+/// Writes half a segment's owner table; not below what the segment table says of it.
+fn write_owners(store: &Store, domain: u16, group: &Group, half: u32, owners: &[Owner]) -> Result<()> {
+    let addr = store.geometry.owners_addr(group.number, half / 2, half % 2);
+    let floor = claim_seq(group.epoch).max(group.floor(half as usize));
+    let block = |copy, seq| encode_owners(owners, domain, store.volume, addr, copy, seq);
+    write_pair(store, addr, BlockKind::Owners, floor, &block)
 }
 
 /// Writes the node table blocks that changed.
@@ -221,12 +231,7 @@ pub fn close_journal(m: &Model, d: &Domain, h: DomainHeader) -> Result<()> {
 
 fn write_group(store: &Store, domain: &Domain, group: &Group, claims: &[Claim]) -> Result<()> {
     let (g, volume, number) = (store.geometry, store.volume, group.number);
-    let floor = claim_seq(group.epoch);
-    if group.header_bad {
-        let addr = g.header_addr(number);
-        let h = GroupHeader::new(number, group.blocks, group.epoch, domain.number);
-        write_pair(store, addr, BlockKind::Group, floor, &|copy, seq| h.to_block(volume, addr, copy, seq))?;
-    }
+    write_group_header(store, domain.number, group)?;
     let e = expected(store, domain, group, claims);
     let old = group.segments.as_deref();
     let segments: Vec<SegmentEntry> =
@@ -245,10 +250,7 @@ fn write_group(store: &Store, domain: &Domain, group: &Group, claims: &[Claim]) 
         });
         if !right {
             changed = true;
-            let floor = floor.max(group.floor(half as usize));
-            write_pair(store, addr, BlockKind::Owners, floor, &|copy, seq| {
-                encode_owners(&wanted, domain.number, volume, addr, copy, seq)
-            })?;
+            write_owners(store, domain.number, group, half, &wanted)?;
         }
     }
     write_entries(store, domain.number, group)?;

@@ -1,9 +1,9 @@
 //! Makes a volume that was not unmounted ready for the replay of its journals, and replays them.
 //!
 //! A replay trusts the tables that it starts from. So what is damaged in them is mended first: a node table that lost a
-//! copy is brought up to date from the node blocks; a group whose segment table or owner table lost one gives out no block
-//! until the check has counted its blocks. What the crash itself tore is in the journal and comes out right all the same.
-//! A journal with a gap is cut there, and the inodes whose changes are lost are named.
+//! copy is brought up to date from the node blocks; a group whose segment table or owner table lost one gives out no
+//! block until the check has counted its blocks. What the crash itself tore is in the journal and comes out right all
+//! the same. A journal with a gap is cut there, and the inodes whose changes are lost are named.
 
 use crate::codes;
 use crate::error::Result;
@@ -244,9 +244,9 @@ fn name_ring(store: &Arc<Store>, d: &Domain, log: &mut Log) {
     name(log, named);
 }
 
-/// Names the nodes whose newest change stands in the journal of a domain whose header was lost, and not in its tables. How far
-/// the last checkpoint went is not known any more, so the tables tell: what a commit wrote is in them or lost, and a synced
-/// node without a later commit is lost.
+/// Names the nodes whose newest change stands in the journal of a domain whose header was lost, and not in its tables.
+/// How far the last checkpoint went is not known any more, so the tables tell: what a commit wrote is in them or lost,
+/// and a synced node without a later commit is lost.
 pub fn name_given_up(store: &Store, d: &Domain, log: &mut Log) {
     let Some(h) = d.header else { return };
     let mut chunks = ring_chunks(store, d.number, &h);

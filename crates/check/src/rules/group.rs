@@ -1,6 +1,5 @@
 //! Rules of the tables of a group: both copies of each, and what they say by themselves.
 
-use super::pair_codes;
 use crate::codes;
 use crate::pair::{PairState, mended};
 use crate::parts::domain::{Group, Mend, Table};
@@ -15,12 +14,13 @@ use braidfs_store::Store;
 /// Generation given to the free slots of a lost node table block: above what any node is likely to have had.
 pub const LOST_GENER: u32 = 1 << 30;
 
-/// A table of a group for messages, which are rare.
-struct Name(&'static str, u32);
-
-impl std::fmt::Display for Name {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} of group {}", self.0, self.1)
+/// The finding of a damaged copy of a group's table.
+fn copy_code(kind: BlockKind) -> u32 {
+    match kind {
+        BlockKind::Group => codes::GROUP_COPY,
+        BlockKind::SegmentTable => codes::SEGMENTS_COPY,
+        BlockKind::Owners => codes::OWNERS_COPY,
+        _ => codes::NODES_COPY,
     }
 }
 
@@ -36,15 +36,15 @@ pub fn check_pair(
 ) -> PairState {
     let state = PairState::of(pair, kind, volume, addr.0);
     if let Some((copy, why)) = state.damaged() {
-        log.add(pair_codes(kind).0, None, format!("{what}, copy {copy}: {why}"));
+        log.add(copy_code(kind), None, format!("{what}, copy {copy}: {why}"));
         let block = mended(pair, kind, volume, addr.0, copy);
         mend.extend(block.map(|block| Mend { addr: BlockAddr(addr.0 + copy as u64), block }));
     }
     state
 }
 
-/// The tables of a group whose metadata blocks are `image`. Its newest segment table that is not of a checkpoint after `upto`
-/// counts.
+/// The tables of a group whose metadata blocks are `image`. Its newest segment table that is not of a checkpoint after
+/// `upto` counts.
 pub fn parse_group(
     store: &Store,
     log: &mut Log,
@@ -76,15 +76,15 @@ pub fn parse_group(
         counts_wrong: false,
     };
 
-    let what = Name("header", number);
+    let what = format_args!("header of group {number}");
     let pair = pair_at(g.header_addr(number));
-    check_pair(log, &mut group.mend, pair, BlockKind::Group, volume, g.header_addr(number), format_args!("{what}"));
+    check_pair(log, &mut group.mend, pair, BlockKind::Group, volume, g.header_addr(number), what);
     match GroupHeader::from_pair(pair, volume, g.header_addr(number)) {
         Ok((_, _, h)) => {
             let is = (h.group.get(), h.blocks.get(), h.epoch.get(), h.domain.get());
             if is != (number, blocks, epoch, domain) {
                 let why = format!(
-                    "{what}: says group {}, {} blocks, claim {} of domain {}; the BAT has {blocks} blocks, claim {epoch}",
+                    "{what}: says group {}, {} blocks, claim {} of domain {}; the BAT: {blocks} blocks, claim {epoch}",
                     is.0, is.1, is.2, is.3
                 );
                 log.add(codes::GROUP_CLAIM, None, why);
@@ -97,11 +97,10 @@ pub fn parse_group(
         }
     }
 
-    let what = Name("segment table", number);
+    let what = format_args!("segment table of group {number}");
     let addr = g.segment_table_addr(number);
     let pair = pair_at(addr);
-    let shown = format_args!("{what}");
-    let state = check_pair(log, &mut group.mend, pair, BlockKind::SegmentTable, volume, addr, shown);
+    let state = check_pair(log, &mut group.mend, pair, BlockKind::SegmentTable, volume, addr, what);
     group.segments_doubtful = state.damaged().is_some();
     match SegmentTable::decode_upto(pair, g.segments, volume, addr, upto) {
         Ok(t) => {

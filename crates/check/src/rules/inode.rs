@@ -27,8 +27,9 @@ pub fn decode(r: &NodeRecord) -> Checked<Inode> {
     Ok(i)
 }
 
-/// Checks `inode`, which [`decode`] gave of `r` and whose node table entry has `flags`; the inode as it should be, with its
-/// links and attributes from overflow nodes. Extents go to the visitor, entries of a directory where `buckets` says so.
+/// Checks `inode`, which [`decode`] gave of `r` and whose node table entry has `flags`; the inode as it should be, with
+/// its links and attributes from overflow nodes. Extents go to the visitor, entries of a directory where `buckets` says
+/// so.
 ///
 /// # Errors
 /// What [`Visitor::bad`] gives back.
@@ -144,8 +145,8 @@ fn ranges(refs: &[LeafRef], end: u64) -> Vec<(u64, u64, NodeId)> {
     refs.iter().zip(ends).map(|(r, e)| (r.first, e, r.node)).collect()
 }
 
-/// Walk through the extents of an inode: they must rise, lie in data blocks of the domain and in the range of their leaf,
-/// and have checksums only where the volume has.
+/// Walk through the extents of an inode: they must rise, lie in data blocks of the domain and in the range of their
+/// leaf, and have checksums only where the volume has.
 struct Walk<'a> {
     rules: &'a Rules,
     visitor: &'a mut dyn Visitor,

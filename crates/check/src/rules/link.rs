@@ -12,8 +12,8 @@ pub fn count(dir: bool, links: usize, subdirs: usize) -> u32 {
     u32::try_from(if dir { subdirs + 2 } else { links }).unwrap_or(u32::MAX)
 }
 
-/// The flags of an inode of `domain` that has `flags`, where its links are in directories of `parents`: `REMOTE` says that
-/// one of these is another domain (`None`: nobody's).
+/// The flags of an inode of `domain` that has `flags`, where its links are in directories of `parents`: `REMOTE` says
+/// that one of these is another domain (`None`: nobody's).
 pub fn flags(flags: u8, domain: Option<u16>, mut parents: impl Iterator<Item = Option<u16>>) -> u8 {
     if parents.any(|p| p != domain) { flags | REMOTE } else { flags & !REMOTE }
 }

@@ -1,9 +1,10 @@
 //! What must hold of the parts of a volume, each rule stated once.
 //!
-//! A rule looks at one part and tells a [`Visitor`] (of inodes and directories) or a [`Log`](crate::report::Log) (of tables)
-//! what does not hold. The passes differ in what they do then: the full pass notes it and goes on with the part as the rule
-//! corrected it; the quick and the online pass stop at the first finding of a part. A rule keeps nothing: extents and
-//! entries are handed to the visitor one by one, overflow nodes and buckets are read some hundred at a time.
+//! A rule looks at one part and tells a [`Visitor`] (of inodes and directories) or a [`Log`](crate::report::Log) (of
+//! tables) what does not hold. The passes differ in what they do then: the full pass notes it and goes on with the part
+//! as the rule corrected it; the quick and the online pass stop at the first finding of a part. A rule keeps nothing:
+//! extents and entries are handed to the visitor one by one, overflow nodes and buckets are read some hundred at a
+//! time.
 //!
 //! What takes two inodes (names against links, blocks used twice) is compared by the passes; what it must come to is in
 //! [`link`] and [`space`].
@@ -16,7 +17,9 @@ pub mod record;
 pub mod space;
 pub mod volume;
 
-use crate::codes;
+#[cfg(test)]
+mod tests;
+
 use crate::report::{Bad, Checked};
 use braidfs_format::dentry::Dentry;
 use braidfs_format::inode::Extent;
@@ -61,11 +64,11 @@ pub trait Visitor {
         Err(bad)
     }
 
-    /// The payloads of overflow nodes of `owner`, which must all be of `kind`, in the order of `nodes`; `None` of one that
-    /// does not hold, after [`Self::bad`] was told.
+    /// The payloads of overflow nodes of `owner`, which must all be of `kind`, in the order of `nodes`; `None` of one
+    /// that does not hold, after [`Self::bad`] was told.
     ///
     /// # Errors
-    /// [`codes::OVERFLOW_MISSING`] and the like, where the walk is to end.
+    /// [`OVERFLOW_MISSING`](crate::codes::OVERFLOW_MISSING) and the like, where the walk is to end.
     fn overflow(&mut self, owner: NodeId, nodes: &[NodeId], kind: NodeKind) -> Checked<Vec<Option<Vec<u8>>>>;
 
     /// Whether `len` blocks from `addr` are data blocks of the inode's domain.
@@ -86,7 +89,7 @@ pub trait Visitor {
     /// The blocks at `addrs`, in this order.
     ///
     /// # Errors
-    /// [`codes::UNREADABLE`], where the walk is to end; [`Bad::at`] is then the index of the block.
+    /// [`UNREADABLE`](crate::codes::UNREADABLE), where the walk is to end; [`Bad::at`] is then the index of the block.
     fn blocks(&mut self, addrs: &[BlockAddr]) -> Checked<Vec<u8>>;
 
     /// Takes an entry of a directory, in the order of positions.
@@ -96,17 +99,4 @@ pub trait Visitor {
 /// A name for messages.
 pub fn show(name: &[u8]) -> String {
     format!("{:?}", String::from_utf8_lossy(name))
-}
-
-/// The findings for a damaged copy of a pair, and for a pair of which neither copy holds.
-pub fn pair_codes(kind: braidfs_format::BlockKind) -> (u32, u32) {
-    use braidfs_format::BlockKind as Kind;
-    match kind {
-        Kind::Bat => (codes::BAT_COPY, codes::BAT_LOST),
-        Kind::Domain => (codes::DOMAIN_COPY, codes::DOMAIN_LOST),
-        Kind::Group => (codes::GROUP_COPY, codes::GROUP_LOST),
-        Kind::SegmentTable => (codes::SEGMENTS_COPY, codes::SEGMENTS_LOST),
-        Kind::Owners => (codes::OWNERS_COPY, codes::OWNERS_LOST),
-        _ => (codes::NODES_COPY, codes::NODES_LOST),
-    }
 }

@@ -5,8 +5,8 @@ use braidfs_format::geometry::SEGMENT_BLOCKS;
 use braidfs_format::group::SegmentKind;
 use std::ops::Range;
 
-/// Blocks of `group`, counted from its start, that belong to nobody and can never be used: metadata, the part of `journal`
-/// (first block, blocks) that lies in it, and what lies past its `blocks`.
+/// Blocks of `group`, counted from its start, that belong to nobody and can never be used: metadata, the part of
+/// `journal` (first block, blocks) that lies in it, and what lies past its `blocks`.
 pub fn fixed(g: Geometry, group: u32, blocks: u32, journal: Option<(u64, u64)>) -> [Range<u32>; 3] {
     let (start, total) = (g.group_start(group).0, g.group_blocks());
     let in_group = |a: u64| (a.clamp(start, start + u64::from(total)) - start) as u32;

@@ -29,7 +29,7 @@ fn same(a: &SuperBlock, b: &SuperBlock, device: u16) -> bool {
 }
 
 /// What a pair of the volume's tables holds: the content, `None` where neither copy holds, and which copy does not.
-pub struct Read<T> {
+pub struct PairContent<T> {
     /// What the newest copy that holds says.
     pub content: Option<T>,
     /// The damaged copy, where the other one holds.
@@ -49,7 +49,7 @@ pub fn bat_pairs(sb: &SuperBlock) -> usize {
 }
 
 /// BAT pair `index`, whose two copies are `buf`.
-pub fn bat_pair(log: &mut Log, sb: &SuperBlock, index: usize, buf: &[u8]) -> Read<Vec<BatEntry>> {
+pub fn bat_pair(log: &mut Log, sb: &SuperBlock, index: usize, buf: &[u8]) -> PairContent<Vec<BatEntry>> {
     let ((pair, _, count), volume) = (bat_place(sb, index), sb.volume_id());
     let state = PairState::of(buf, BlockKind::Bat, volume, pair);
     if let Some((copy, why)) = state.damaged() {
@@ -62,7 +62,7 @@ pub fn bat_pair(log: &mut Log, sb: &SuperBlock, index: usize, buf: &[u8]) -> Rea
             None
         }
     };
-    Read { content, damaged: state.damaged().map(|d| d.0) }
+    PairContent { content, damaged: state.damaged().map(|d| d.0) }
 }
 
 /// First block of the pair of a domain's header.
@@ -71,7 +71,7 @@ pub fn header_place(sb: &SuperBlock, domain: u16) -> u64 {
 }
 
 /// The header of `domain`, whose two copies are `buf`.
-pub fn domain_header(log: &mut Log, sb: &SuperBlock, domain: u16, buf: &[u8]) -> Read<DomainHeader> {
+pub fn domain_header(log: &mut Log, sb: &SuperBlock, domain: u16, buf: &[u8]) -> PairContent<DomainHeader> {
     let (pair, volume) = (header_place(sb, domain), sb.volume_id());
     let state = PairState::of(buf, BlockKind::Domain, volume, pair);
     if let Some((copy, why)) = state.damaged() {
@@ -86,5 +86,5 @@ pub fn domain_header(log: &mut Log, sb: &SuperBlock, domain: u16, buf: &[u8]) ->
             None
         }
     };
-    Read { content, damaged: state.damaged().map(|d| d.0) }
+    PairContent { content, damaged: state.damaged().map(|d| d.0) }
 }

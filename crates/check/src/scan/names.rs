@@ -1,7 +1,7 @@
 //! Checks the namespace of the whole volume: entries against inodes, inodes against entries.
 //!
-//! The links in an inode's record are the truth; an entry is an index to it. So an entry that no link confirms goes, and
-//! a link without an entry gets one. Only where an inode's links are lost are the entries that name it believed.
+//! The links in an inode's record are the truth; an entry is an index to it. So an entry that no link confirms goes,
+//! and a link without an entry gets one. Only where an inode's links are lost are the entries that name it believed.
 
 use crate::codes;
 use crate::model::Model;
@@ -40,8 +40,8 @@ fn is_dir(m: &Model, node: NodeId) -> bool {
     m.inodes.get(node).is_some_and(|i| i.is_dir())
 }
 
-/// A new directory inode, owned by root.
-fn new_dir(gener: u32, links: Vec<Link>, mode: u32) -> Ino {
+/// A new directory inode of generation `gener`, owned by root.
+pub fn new_dir(gener: u32, links: Vec<Link>, mode: u32) -> Ino {
     let t = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     let t = Timestamp { sec: t.as_secs() as i64, nsec: t.subsec_nanos() };
     let linked = vec![true; links.len()];
@@ -148,8 +148,8 @@ fn check_entries(m: &mut Model) {
     }
 }
 
-/// Notes that the entries of `dir` confirm the links of the inodes that they name. `false`: something does not hold of one,
-/// and nothing is noted.
+/// Notes that the entries of `dir` confirm the links of the inodes that they name. `false`: something does not hold of
+/// one, and nothing is noted.
 fn confirm(m: &mut Model, index: &mut LinkIndex, dir: NodeId, names: &[Name]) -> bool {
     let name_key = m.inodes.name_key;
     for (i, e) in names.iter().enumerate() {

@@ -49,8 +49,8 @@ fn overflows(inode: &Inode) -> bool {
     !inode.link_nodes.is_empty() || !inode.xattr_nodes.is_empty() || matches!(inode.content, Content::Tree { .. })
 }
 
-/// Reads all nodes of `domain`. Inodes are checked as they come, those with overflow nodes at last; the findings are in the
-/// order of the numbers all the same.
+/// Reads all nodes of `domain`. Inodes are checked as they come, those with overflow nodes at last; the findings are in
+/// the order of the numbers all the same.
 pub fn read(store: &Store, log: &mut Log, domain: &mut Domain, mut inodes: Inodes) -> Inodes {
     let rules = inodes.rules;
     let mut nodes: Vec<Overflow> = Vec::new();

@@ -13,7 +13,8 @@ use braidfs_store::Store;
 /// Most node blocks read at once.
 const RUN_BLOCKS: u64 = 64;
 
-/// A node in use: address (48 bits) and index of its record, and its number. Sorted, they are in the order of the device.
+/// A node in use: address (48 bits) and index of its record, and its number. Sorted, they are in the order of the
+/// device.
 type Place = (u64, NodeId);
 
 fn addr_of(place: &Place) -> BlockAddr {

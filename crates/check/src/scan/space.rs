@@ -301,7 +301,7 @@ fn check_owners(store: &Store, log: &mut Log, mend: &mut Vec<Mend>, group: &Grou
     }
     if let Some((at, is, should)) = example {
         let why = format!(
-            "owner table {half} of group {}: {wrong} blocks have a wrong owner (block {at} of the group: {is}, not {should})",
+            "owner table {half} of group {}: {wrong} blocks have a wrong owner (block {at} of it: {is}, not {should})",
             group.number
         );
         log.add(codes::OWNER, Some(should).filter(|n| n.0 != 0), why);

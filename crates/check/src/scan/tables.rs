@@ -16,8 +16,8 @@ use std::collections::{HashMap, HashSet};
 /// Blocks read at once in the search for records.
 const RUN_BLOCKS: u32 = 64;
 
-/// Reads the tables of all groups that the BAT gives to `domain`, and looks for segment tables that are not those of the
-/// last checkpoint.
+/// Reads the tables of all groups that the BAT gives to `domain`, and looks for segment tables that are not those of
+/// the last checkpoint.
 pub fn read_groups(store: &Store, log: &mut Log, domain: &mut Domain, bat: &[BatEntry]) {
     let upto = domain.header.map_or(u64::MAX, |h| h.checkpoint.get());
     let own = |e: &BatEntry| e.domain.is_some_and(|d| d.0 == domain.number);
@@ -58,8 +58,8 @@ fn read_group(store: &Store, log: &mut Log, domain: u16, (number, epoch): (u32, 
 }
 
 /// Makes entries of lost node table blocks again, and brings those of doubtful ones up to date (of all blocks with
-/// `doubt_all`): of all records of a node in valid node blocks of the domain, the newest counts. What was deleted may come
-/// back this way; the check of the namespace drops what nothing names.
+/// `doubt_all`): of all records of a node in valid node blocks of the domain, the newest counts. What was deleted may
+/// come back this way; the check of the namespace drops what nothing names.
 pub fn recover_entries(store: &Store, log: &mut Log, domain: &mut Domain, doubt_all: bool) {
     let g = store.geometry;
     if !doubt_all && domain.groups.values().all(|g| g.lost.is_empty() && g.doubtful.is_empty()) {

@@ -49,8 +49,8 @@ pub fn read(devices: &[Arc<dyn Device>]) -> Result<Model> {
     Ok(m)
 }
 
-/// Where the segment tables of a domain are not those that its header tells of, the newest BAT may be lost, with the claims
-/// in it: then those are taken that make the sum right.
+/// Where the segment tables of a domain are not those that its header tells of, the newest BAT may be lost, with the
+/// claims in it: then those are taken that make the sum right.
 fn find_claims(m: &mut Model) {
     let g = m.store.geometry;
     let mark = |m: &Model, group: u32, upto: u64| {
@@ -94,8 +94,8 @@ fn find_claims(m: &mut Model) {
     }
 }
 
-/// A domain has given `group` back, and the BAT does not say so yet: a crash came between, which a mount puts right; in a
-/// volume that was unmounted it is damage.
+/// A domain has given `group` back, and the BAT does not say so yet: a crash came between, which a mount puts right; in
+/// a volume that was unmounted it is damage.
 fn given_back(m: &mut Model, group: u32, clean: bool) {
     let index = (group / ENTRIES_PER_BLOCK) as usize;
     let old = m.bat[group as usize];
