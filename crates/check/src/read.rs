@@ -9,19 +9,28 @@ use braidfs_store::Store;
 /// Blocks nobody asks for that are read along rather than cutting a read in two.
 const GAP_BLOCKS: u64 = 8;
 
-/// How many of `addrs`, which rise, one read of at most `most` blocks takes along, and the blocks that it reads.
-pub fn run(addrs: impl Iterator<Item = u64>, most: u64) -> (usize, u64) {
-    let (mut n, mut first, mut last) = (0, 0, 0);
-    for addr in addrs {
-        if n == 0 {
-            (first, last) = (addr, addr);
-        }
-        if addr > last.saturating_add(1 + GAP_BLOCKS) || addr - first >= most {
-            break;
-        }
-        (n, last) = (n + 1, addr);
-    }
-    (n, last - first + 1)
+/// Cuts `items`, which are sorted by `addr`, into runs that one read of at most `most` blocks takes along: first block,
+/// blocks, and the items that lie there.
+pub fn runs<'a, T>(
+    items: &'a [T],
+    addr: impl Fn(&T) -> u64 + 'a,
+    most: u64,
+) -> impl Iterator<Item = (u64, u64, &'a [T])> {
+    let mut rest = items;
+    std::iter::from_fn(move || {
+        let first = addr(rest.first()?);
+        let mut last = first;
+        let near = |item: &&T| {
+            let at = addr(item);
+            let near = at <= last.saturating_add(1 + GAP_BLOCKS) && at - first < most;
+            last = if near { at } else { last };
+            near
+        };
+        let n = rest.iter().take_while(near).count();
+        let (some, later) = rest.split_at(n);
+        rest = later;
+        Some((first, last - first + 1, some))
+    })
 }
 
 /// Reads the blocks at `addrs`, in the order of the device and neighbours together; they come in the order of `addrs`.
@@ -63,12 +72,12 @@ mod tests {
 
     #[test]
     fn a_run_ends_at_a_gap_and_at_its_limit() {
-        let of = |addrs: &[u64]| run(addrs.iter().copied(), 64);
-        assert_eq!(of(&[10]), (1, 1));
-        assert_eq!(of(&[10, 10, 11, 20, 30]), (4, 11));
-        assert_eq!(of(&[10, 19, 28, 38]), (3, 19));
-        let all: Vec<u64> = (0..100).collect();
-        assert_eq!(of(&all), (64, 64));
-        assert_eq!(of(&[u64::MAX - 1, u64::MAX]), (2, 2));
+        let of =
+            |addrs: &[u64]| runs(addrs, |a| *a, 64).map(|(first, n, some)| (first, n, some.len())).collect::<Vec<_>>();
+        assert_eq!(of(&[]), []);
+        assert_eq!(of(&[10]), [(10, 1, 1)]);
+        assert_eq!(of(&[10, 10, 11, 20, 30]), [(10, 11, 4), (30, 1, 1)]);
+        assert_eq!(of(&(0..100).collect::<Vec<_>>()), [(0, 64, 64), (64, 36, 36)]);
+        assert_eq!(of(&[u64::MAX - 1, u64::MAX]), [(u64::MAX - 1, 2, 2)]);
     }
 }

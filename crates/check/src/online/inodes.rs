@@ -4,7 +4,8 @@ use super::pass::Scrub;
 use crate::codes;
 use crate::data::compare;
 use crate::parts::domain::is_data;
-use crate::read::{read_scattered, run};
+use crate::parts::ino::Ino;
+use crate::read::{read_scattered, runs};
 use crate::report::{Bad, Checked};
 use crate::rules::dir::Buckets;
 use crate::rules::record::{self, node_block};
@@ -48,14 +49,10 @@ pub fn of_group(s: &mut Scrub<'_>, d: DomainId, number: u32) {
     }
     used.sort_unstable_by_key(|(_, e)| (e.addr, e.index));
     let mut buf = AlignedBuf::zeroed(RUN_BLOCKS as usize * BLOCK_BYTES);
-    let mut rest = used.as_slice();
-    while let Some(first) = rest.first().map(|u| u.1.addr.0) {
+    for (first, blocks, some) in runs(&used, |u| u.1.addr.0, RUN_BLOCKS) {
         if s.report.stopped {
             return;
         }
-        let (n, blocks) = run(rest.iter().map(|u| u.1.addr.0), RUN_BLOCKS);
-        let (some, later) = rest.split_at(n);
-        rest = later;
         let bytes = &mut buf[..blocks as usize * BLOCK_BYTES];
         // a block that cannot be read, or a run over the end of a device, is read again for each node
         let read = s.volume.store().read(BlockAddr(first), bytes).is_ok();
@@ -166,7 +163,8 @@ fn look(live: &mut Live<'_, '_>, node: NodeId, known: Option<(NodeEntry, &[u8])>
         return Ok(Seen::Overflow);
     }
     let rules = live.s.rules();
-    inode::check(&rules, live, &r, entry.flags, inode::decode(&r)?, Some(Buckets::until_bad(node)))?;
+    let mut ino = Ino::new(&r, entry.flags, inode::decode(&r)?);
+    inode::check(&rules, live, &r, &mut ino, Some(Buckets::until_bad(node)))?;
     Ok(live.cut.map_or(Seen::Inode, Seen::UpTo))
 }
 

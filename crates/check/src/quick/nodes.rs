@@ -4,7 +4,8 @@ use super::multiset::{Keys, MultisetHash};
 use super::state::{Ctx, Doubt, Lists, Outcome, Slot, doubt};
 use crate::codes;
 use crate::data::compare;
-use crate::read::{read_scattered, run};
+use crate::parts::ino::Ino;
+use crate::read::{read_scattered, runs};
 use crate::report::{Bad, Checked, Finding};
 use crate::rules::dir::Buckets;
 use crate::rules::{Visitor, inode, link, record};
@@ -103,11 +104,7 @@ impl<'a> Worker<'a> {
     /// Checks the nodes of some node blocks.
     fn chunk(&mut self, slots: &[Slot]) -> Result<(), Doubt> {
         let most = (self.buf.len() / BLOCK_BYTES) as u64;
-        let mut rest = slots;
-        while let Some(first) = rest.first().map(Slot::addr) {
-            let (n, blocks) = run(rest.iter().map(Slot::addr), most);
-            let (some, later) = rest.split_at(n);
-            rest = later;
+        for (first, blocks, some) in runs(slots, Slot::addr, most) {
             if self.side.cx.bitmap(self.side.domain, BlockAddr(first), blocks).is_none() {
                 self.apart(some)?;
                 continue;
@@ -176,10 +173,10 @@ impl Side<'_> {
         let node = r.node;
         self.subdirs = 0;
         let rules = self.cx.rules;
-        let ino = inode::decode(r)
-            .and_then(|i| inode::check(&rules, self, r, flags, i, Some(Buckets::until_bad(node))))
-            .map_err(|b| Doubt(format!("{node}: E{}: {}", b.code, b.why)))?;
-        let (dir, i) = (ino.is_dir(), ino.inode);
+        let found = |b: Bad| Doubt(format!("{node}: E{}: {}", b.code, b.why));
+        let mut ino = Ino::new(r, flags, inode::decode(r).map_err(found)?);
+        inode::check(&rules, self, r, &mut ino, Some(Buckets::until_bad(node))).map_err(found)?;
+        let (dir, i) = (ino.is_dir(), &ino.inode);
         let links = link::count(dir, i.links.len(), self.subdirs);
         if i.nlink != links {
             return doubt(format!("{node} counts {} links, has {links}", i.nlink));
@@ -198,7 +195,7 @@ impl Side<'_> {
         if link::flags(flags, Some(self.domain), parents) != flags {
             return doubt(format!("flag REMOTE of {node}"));
         }
-        self.count(node, r.gener, dir, &i);
+        self.count(node, r.gener, dir, i);
         Ok(())
     }
 

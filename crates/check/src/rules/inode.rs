@@ -27,9 +27,8 @@ pub fn decode(r: &NodeRecord) -> Checked<Inode> {
     Ok(i)
 }
 
-/// Checks `inode`, which [`decode`] gave of `r` and whose node table entry has `flags`; the inode as it should be, with
-/// its links and attributes from overflow nodes. Extents go to the visitor, entries of a directory where `buckets` says
-/// so.
+/// Checks `ino`, the inode in `r` with the flags of its node table entry, and makes it what it should be: with its links
+/// and attributes from overflow nodes. Extents go to the visitor, entries of a directory where there are `buckets`.
 ///
 /// # Errors
 /// What [`Visitor::bad`] gives back.
@@ -37,11 +36,10 @@ pub fn check(
     rules: &Rules,
     visitor: &mut dyn Visitor,
     r: &NodeRecord,
-    flags: u8,
-    inode: Inode,
+    ino: &mut Ino,
     buckets: Option<Buckets>,
-) -> Checked<Ino> {
-    let mut ino = Ino::new(r, flags, inode);
+) -> Checked<()> {
+    let flags = ino.flags;
     let right = (flags & !(DIR | OVERFLOW)) | if ino.is_dir() { DIR } else { 0 } | USED;
     if right != flags || r.flags & (DIR | OVERFLOW) != right & (DIR | OVERFLOW) {
         let why = format!("flags {flags:#x} in the node table, {:#x} in the record", r.flags);
@@ -49,11 +47,11 @@ pub fn check(
         ino.flags = right;
         ino.dirty.record = true;
     }
-    links_and_xattrs(visitor, r.node, &mut ino)?;
-    let mut walk = Walk { rules, visitor, node: r.node, ino: &mut ino, buckets, end: 0, blocks: 0 };
+    links_and_xattrs(visitor, r.node, ino)?;
+    let mut walk = Walk { rules, visitor, node: r.node, ino, buckets, end: 0, blocks: 0 };
     walk.content()?;
     let Walk { buckets, mut blocks, .. } = walk;
-    check_content(visitor, &mut ino, &mut blocks)?;
+    check_content(visitor, ino, &mut blocks)?;
     if let Some(b) = buckets.filter(|_| ino.is_dir()) {
         b.finish(rules, visitor, &ino.inode.content)?;
     }
@@ -63,7 +61,7 @@ pub fn check(
         ino.inode.blocks = blocks;
         ino.dirty.record = true;
     }
-    Ok(ino)
+    Ok(())
 }
 
 /// The payloads of `nodes`, one behind the other; nodes that do not hold are dropped, and then there is nothing.

@@ -81,8 +81,8 @@ fn walk(mut world: World, i: &Inode, flags: u8) -> (World, Ino) {
     let r =
         NodeRecord { node: NODE, gener: 1, kind: NodeKind::Inode, flags, owner: NODE, version: 1, payload: i.encode() };
     let run = |world: &mut World, buckets| {
-        let i = inode::decode(&r)?;
-        inode::check(&RULES, world, &r, flags, i, Some(buckets))
+        let mut ino = Ino::new(&r, flags, inode::decode(&r)?);
+        inode::check(&RULES, world, &r, &mut ino, Some(buckets)).map(|()| ino)
     };
     world.goes_on = true;
     let ino = run(&mut world, Buckets::to_the_end(NODE)).unwrap();

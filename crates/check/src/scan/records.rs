@@ -2,7 +2,7 @@
 
 use crate::codes;
 use crate::parts::domain::Domain;
-use crate::read::run;
+use crate::read::runs;
 use crate::report::{Bad, Log};
 use crate::rules::record::{node_block, record};
 use braidfs_device::{AlignedBuf, BLOCK_BYTES};
@@ -36,13 +36,8 @@ pub fn each(
     }
     used.sort_unstable();
     let mut buf = AlignedBuf::zeroed(RUN_BLOCKS as usize * BLOCK_BYTES);
-    let mut rest = used.as_slice();
-    while !rest.is_empty() {
-        let (n, blocks) = run(rest.iter().map(|p| addr_of(p).0), RUN_BLOCKS);
-        let (some, later) = rest.split_at(n);
-        rest = later;
-        let first = addr_of(&some[0]);
-        let whole = store.read(first, &mut buf[..blocks as usize * BLOCK_BYTES]).is_ok();
+    for (first, blocks, some) in runs(&used, |p| addr_of(p).0, RUN_BLOCKS) {
+        let whole = store.read(BlockAddr(first), &mut buf[..blocks as usize * BLOCK_BYTES]).is_ok();
         for of_block in some.chunk_by(|a, b| addr_of(a) == addr_of(b)) {
             let addr = addr_of(&of_block[0]);
             if !domain.holds(store, addr, 1) {
@@ -52,7 +47,7 @@ pub fn each(
                 }
                 continue;
             }
-            let at = (addr.0 - first.0) as usize * BLOCK_BYTES;
+            let at = (addr.0 - first) as usize * BLOCK_BYTES;
             if !whole {
                 // which one cannot be read is told by itself
                 buf[at..][..BLOCK_BYTES].copy_from_slice(&log.read(store, addr, 1));
