@@ -77,7 +77,8 @@ def right_after(v):
         during = os.statvfs(v.mnt).f_bavail
         os.unlink(v.mnt / "big")
         after = os.statvfs(v.mnt).f_bavail
-        must(during <= before - size // 4096 + 64, f"turn {n}: {before - during} blocks taken")
+        # A commit in between gives back what the removals before it held.
+        must(during <= before - size // 4096 // 2, f"turn {n}: {before - during} blocks taken")
         must(after >= before - 64, f"turn {n}: {before - after} blocks are not back")
 
 
