@@ -33,7 +33,9 @@ impl From<braidfs_store::Error> for Error {
         match e {
             braidfs_store::Error::Io(e) => Self::Io(e),
             braidfs_store::Error::Corrupt(e) => Self::Corrupt(e),
-            braidfs_store::Error::Unsupported(_) => Self::Io(std::io::ErrorKind::Unsupported.into()),
+            braidfs_store::Error::Unsupported(what) => {
+                Self::Io(std::io::Error::new(std::io::ErrorKind::Unsupported, what))
+            }
         }
     }
 }

@@ -172,8 +172,8 @@ pub(crate) struct BraidFs {
     waiting: Arc<AtomicUsize>,
     /// Where FORGETs are fetched, where they do not come by themselves.
     pub(crate) forgets: OnceLock<Arc<Forgets<Arc<CachePadded<Line>>>>>,
-    /// Batches of FORGETs that are being served.
-    pub(crate) forgetting: AtomicUsize,
+    /// Batches of FORGETs that are being served. On a line of its own: requests on other CPUs read what lies around.
+    pub(crate) forgetting: CachePadded<AtomicUsize>,
 }
 
 /// A request that waits, see [`BraidFs::let_wait`].
@@ -232,7 +232,7 @@ impl BraidFs {
             trims: Mutex::default(),
             waiting: Arc::default(),
             forgets: OnceLock::new(),
-            forgetting: AtomicUsize::new(0),
+            forgetting: CachePadded::default(),
             profile: Profile::default(),
             dirty: None,
             counters: Arc::default(),

@@ -196,7 +196,7 @@ pub struct Domain {
     /// Counters.
     pub counters: Counters,
     /// Fsyncs that wrote elsewhere for want of a commit ([`overwrite`]).
-    missed: AtomicU32,
+    missed: CachePadded<AtomicU32>,
     /// Round-robin over mlogs.
     next_mlog: AtomicU32,
     mlogs: usize,
@@ -281,7 +281,7 @@ impl Domain {
             left: left::LeftNames::default(),
             peers: OnceLock::new(),
             counters: Counters::default(),
-            missed: AtomicU32::new(0),
+            missed: CachePadded::default(),
             next_mlog: AtomicU32::new(0),
             mlogs: usize::from(mlogs.max(1)),
             pinned_max: pinned * CELL_COST,

@@ -10,7 +10,7 @@
 //! synced still changes with its transaction, whole.
 
 use super::Domain;
-use super::serialise::{Out, Payload};
+use super::serialise::{Out, RUN_MAX};
 use crate::cell::pages::Page;
 use crate::cell::{Body, Cell, State};
 use crate::error::Result;
@@ -19,9 +19,6 @@ use crate::types::*;
 use braidfs_format::inode::NOCOW;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-
-/// Longest run of blocks in one write.
-const RUN_MAX: usize = 1024;
 
 /// So many fsyncs wrote elsewhere for want of a commit: one is worth it.
 const MISSED_MAX: u32 = 64;
@@ -71,7 +68,7 @@ impl Domain {
             }
         }
         let known = st.changed_tx <= self.committed() || planted(Bug::PlaceForgotten);
-        match known && st.summed_tx <= self.committed() {
+        match known && !self.sums_count(st) {
             true => InPlace::Yes(Overwrites(runs)),
             false if runs.is_empty() => InPlace::No,
             false => InPlace::NotYet,
@@ -96,15 +93,13 @@ impl Domain {
             self.write_now(&ops)?;
         } else {
             for (at, pages) in all.0 {
-                cell.inflight.fetch_add(1, Ordering::AcqRel);
-                out.bytes += pages.len() * 4096;
-                out.writes.push((at, Payload::Pages(pages, cell.clone())));
+                out.write_pages(at, pages, cell);
             }
         }
         let Body::File(f) = &mut st.body else { return Ok(()) };
         let dirty = f.pages.dirty_count();
         f.pages.mark_clean(0, u64::MAX);
-        self.shared.dirty_pages.fetch_sub(dirty as i64, Ordering::Relaxed);
+        self.shared.left(0, dirty);
         self.space.unreserve(std::mem::take(&mut f.reserved));
         Ok(())
     }

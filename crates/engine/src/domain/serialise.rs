@@ -46,6 +46,12 @@ pub struct Out {
 }
 
 impl Out {
+    /// Adds pages to write; the cell has them under way until they are written.
+    pub(super) fn write_pages(&mut self, at: BlockAddr, pages: Vec<Page>, cell: &Arc<Cell>) {
+        cell.inflight.fetch_add(1, Ordering::AcqRel);
+        self.bytes += pages.len() * 4096;
+        self.writes.push((at, Payload::Pages(pages, cell.clone())));
+    }
     /// Adds another's.
     pub fn append(&mut self, mut o: Out) {
         self.nodes.append(&mut o.nodes);
@@ -57,7 +63,7 @@ impl Out {
 }
 
 /// Longest run given to one allocation, blocks: extents of a growing file come in runs up to this.
-const RUN_MAX: usize = 1024;
+pub(super) const RUN_MAX: usize = 1024;
 /// Files at least this long go to the cold log when written at once.
 const COLD_BLOCKS: usize = 4096;
 
@@ -147,9 +153,12 @@ impl Domain {
 
     /// Whether the file's data is overwritten where it lies.
     pub fn in_place(&self, st: &State) -> bool {
-        // blocks whose checksums a roll-forward record carries must stay as they are while that record counts
-        let summed = st.summed_tx > self.committed() && !planted(Bug::SumsForgotten);
-        st.flags & NOCOW != 0 && self.shared.options.data != DataMode::Journal && !summed
+        st.flags & NOCOW != 0 && self.shared.options.data != DataMode::Journal && !self.sums_count(st)
+    }
+
+    /// Whether blocks must stay as they are: a roll-forward record that counts carries their checksums.
+    pub(super) fn sums_count(&self, st: &State) -> bool {
+        st.summed_tx > self.committed() && !planted(Bug::SumsForgotten)
     }
 
     /// Writes the cell out for `tx`, if it is on its list and not yet written: data and buckets get places, the inode
@@ -340,9 +349,7 @@ impl Domain {
                     self.write_now(&[(run.addr, bufs)])?;
                     out.in_place = true;
                 } else {
-                    cell.inflight.fetch_add(1, Ordering::AcqRel);
-                    out.bytes += len * 4096;
-                    out.writes.push((run.addr, Payload::Pages(pages[i..i + len].to_vec(), cell.clone())));
+                    out.write_pages(run.addr, pages[i..i + len].to_vec(), cell);
                 }
                 i += len;
             }
