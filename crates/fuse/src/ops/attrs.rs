@@ -105,9 +105,11 @@ impl BraidFs {
                 // With its writeback cache the kernel fills in the time that it means by "now".
                 let same = set.mtime.is_some() && set.mtime == set.ctime;
                 let touch = arg.valid & fattr::ATIME_NOW != 0 && (same || arg.valid & fattr::MTIME_NOW != 0);
-                // What it keeps is of a write, before the flag or since, while a writer has the file open; else only the
-                // change time is newer than here.
-                let writer = self.may_be_dirty(node) || self.is_tight(node);
+                // What it keeps is of a write, before the flag or since, while a writer has the file open (through its
+                // cache, or an append-only one, by the handle that it names); else only the change time is newer than
+                // here.
+                let through = || arg.valid & fattr::FH != 0 && self.handles.get(arg.fh).is_ok_and(|h| h.append_only);
+                let writer = self.may_be_dirty(node) || self.is_tight(node) || through();
                 let before = Timestamp { sec: arg.ctime, nsec: arg.ctimensec } <= now.ctime;
                 let kept = set.mtime == Some(SetTime::At(now.mtime)) || (writer && (same || before));
                 (cached && kept) || (touch && flags & IMMUTABLE == 0)

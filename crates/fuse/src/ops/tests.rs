@@ -380,7 +380,8 @@ fn answers_that_are_not_given_leave_nothing_open() {
 
 #[test]
 fn an_append_only_file_is_only_appended_to() {
-    let s = Served::new();
+    // with room enough for the kernel to hold pages
+    let s = Served::with(abi::init::SETXATTR_EXT, 1 << 20);
     let id = WireId(s.mknod(ROOT, "log").nodeid);
     let before = s.open(op::OPEN, id).unwrap();
     let write = |fh, offset, flags| {
@@ -400,6 +401,15 @@ fn an_append_only_file_is_only_appended_to() {
     let direct = 0;
     assert_eq!((write(open.fh, 0, direct), write(open.fh, 2, direct)), (Err(Errno::PERM), Err(Errno::PERM)));
     assert_eq!((write(open.fh, 3, direct), write(before, 0, direct)), (Ok(()), Ok(())));
+    // the kernel notes times also for a writer whose writes it sends on; it tells them when the file is closed
+    let release = abi::ReleaseIn { fh: before, flags: 0, release_flags: 0, lock_owner: 0 };
+    s.ask(op::RELEASE, id, &[release.as_bytes()]).unwrap();
+    let times = |valid, fh, at| {
+        let valid = fattr::MTIME | fattr::CTIME | valid;
+        let arg = abi::SetattrIn { valid, fh, mtime: at, ctime: at, ..abi::SetattrIn::new_zeroed() };
+        s.ask(op::SETATTR, id, &[arg.as_bytes()]).map(|_| ())
+    };
+    assert_eq!((times(fattr::FH, open.fh, 1 << 40), times(0, 0, 1 << 41)), (Ok(()), Err(Errno::PERM)));
     let other = WireId(s.mknod(ROOT, "other").nodeid);
     let from = s.open(op::OPEN, other).unwrap();
     let range = abi::CopyRangeIn { fh_in: from, nodeid_out: id.0, fh_out: open.fh, ..abi::CopyRangeIn::new_zeroed() };
