@@ -63,23 +63,37 @@ pub fn bucket_first(lblk: u64) -> u64 {
     lblk << 15
 }
 
-/// Encodes entries (a bucket's body, or the inline section).
+/// What stands before the name of an encoded entry.
+fn encode_fixed(e: &Dentry) -> [u8; ENTRY_FIXED_BYTES] {
+    let mut fixed = [0; ENTRY_FIXED_BYTES];
+    fixed[..8].copy_from_slice(&e.hash.to_le_bytes());
+    fixed[8..16].copy_from_slice(&e.node.0.to_le_bytes());
+    fixed[16..20].copy_from_slice(&e.gener.to_le_bytes());
+    (fixed[20], fixed[21]) = (e.kind, e.name.len() as u8);
+    fixed
+}
+
+/// Encodes entries (the inline section).
 pub fn encode_entries<'a>(entries: impl IntoIterator<Item = &'a Dentry>) -> Vec<u8> {
     let mut v = Vec::new();
-    put_entries(&mut v, entries);
+    for e in entries {
+        v.extend_from_slice(&encode_fixed(e));
+        v.extend_from_slice(&e.name);
+    }
     v
 }
 
-fn put_entries<'a>(v: &mut Vec<u8>, entries: impl IntoIterator<Item = &'a Dentry>) {
+/// Encodes entries as [`encode_entries`] into the head of `to`; their bytes, `None` where they do not fit.
+fn put_entries<'a>(mut to: &mut [u8], entries: impl IntoIterator<Item = &'a Dentry>) -> Option<usize> {
+    let room = to.len();
     for e in entries {
-        let mut fixed = [0; ENTRY_FIXED_BYTES];
-        fixed[..8].copy_from_slice(&e.hash.to_le_bytes());
-        fixed[8..16].copy_from_slice(&e.node.0.to_le_bytes());
-        fixed[16..20].copy_from_slice(&e.gener.to_le_bytes());
-        (fixed[20], fixed[21]) = (e.kind, e.name.len() as u8);
-        v.extend_from_slice(&fixed);
-        v.extend_from_slice(&e.name);
+        let (fixed, rest) = to.split_at_mut_checked(ENTRY_FIXED_BYTES)?;
+        fixed.copy_from_slice(&encode_fixed(e));
+        let (name, rest) = rest.split_at_mut_checked(e.name.len())?;
+        name.copy_from_slice(&e.name);
+        to = rest;
     }
+    Some(room - to.len())
 }
 
 /// Decodes `count` entries with rising hashes.
@@ -119,12 +133,10 @@ pub fn encode_bucket<'a>(
     b.put_u64(dir.0);
     b.put_u48(bucket_lblk(first));
     let at = b.len();
-    b.put_u16(0);
-    put_entries(&mut b, entries);
-    let bytes = b.len() - at - 2;
-    assert!(bytes <= BUCKET_BYTES, "{bytes} bytes in a bucket");
-    b[at..at + 2].copy_from_slice(&(bytes as u16).to_le_bytes());
     b.resize(BLOCK_BYTES, 0);
+    let bytes = put_entries(&mut b[at + 2..], entries);
+    assert!(bytes.is_some(), "more entries than a bucket takes");
+    b[at..at + 2].copy_from_slice(&(bytes.unwrap_or(0) as u16).to_le_bytes());
     seal(&mut b, BlockKind::Dir, domain, volume, addr.0, seq);
     b
 }

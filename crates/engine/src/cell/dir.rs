@@ -107,10 +107,10 @@ fn cut(entries: &Entries, range: Range<usize>, out: &mut Vec<Range<usize>>) -> b
     }
     let mut best: Option<(usize, usize)> = None;
     let mut left = 0;
-    let lblk = |i: usize| entries.get(i).map(|e| bucket_lblk(e.hash));
     for i in range.start + 1..range.end {
-        left += entries.encoded(i - 1..i);
-        if lblk(i - 1) != lblk(i) {
+        let (Some(before), Some(e)) = (entries.get(i - 1), entries.get(i)) else { continue };
+        left += before.encoded_bytes();
+        if bucket_lblk(before.hash) != bucket_lblk(e.hash) {
             let off = left.abs_diff(bytes - left);
             if best.is_none_or(|b| off < b.0) {
                 best = Some((off, i));
@@ -294,6 +294,9 @@ impl DirIndex {
         let at = entries.insert(d);
         *bytes += size;
         let mut ranges = Vec::new();
+        if *bytes > max {
+            entries.fetch();
+        }
         if *bytes > max && !cut(entries, 0..entries.len(), &mut ranges) {
             entries.remove(at);
             *bytes -= size;

@@ -209,10 +209,7 @@ impl Entries {
 
     /// Takes the entry of a rank out.
     pub fn remove(&mut self, rank: usize) -> Option<Dentry> {
-        let slot = self.keys.get(rank)?.slot();
-        let free = Dentry { hash: self.free.into(), node: NodeId(0), gener: 0, kind: 0, name: [].into() };
-        let entry = std::mem::replace(self.slots.get_mut(slot)?, free);
-        self.free = slot as u16;
+        let entry = self.vacate(self.keys.get(rank)?.slot())?;
         self.keys.remove(rank);
         Some(entry)
     }
@@ -222,20 +219,31 @@ impl Entries {
         encoded(self.keys[ranks].iter().map(|key| &self.slots[key.slot()]))
     }
 
-    /// Leaves the ranks before the first of `starts`, which rise, and gives those from each to the next.
+    /// Leaves the ranks before the first of `starts`, which rise, and gives those from each to the next. Those that stay are
+    /// not moved.
     pub fn split_at(&mut self, starts: &[usize]) -> Vec<Self> {
-        let mut slots: Vec<Option<Dentry>> = std::mem::take(&mut self.slots).into_iter().map(Some).collect();
-        let keys = std::mem::take(&mut self.keys);
-        let mut part = |ranks: Range<usize>| {
-            let entries = keys[ranks].iter().filter_map(|key| slots[key.slot()].take());
-            // with room to grow: it will
-            let mut of = Vec::with_capacity(MOST / 2);
-            of.extend(entries);
-            Self::new(of)
-        };
-        let ends = starts.iter().skip(1).copied().chain([keys.len()]);
-        let parts = starts.iter().zip(ends).map(|(from, to)| part(*from..to)).collect();
-        *self = part(0..starts.first().copied().unwrap_or(keys.len()));
+        let mut parts: Vec<Self> = starts.iter().rev().map(|start| self.split_off(*start)).collect();
+        parts.reverse();
         parts
+    }
+
+    /// Gives the entries from a rank on.
+    fn split_off(&mut self, rank: usize) -> Self {
+        let moved = self.keys.split_off(rank.min(self.keys.len()));
+        // with room to grow: it will
+        let mut slots = Vec::with_capacity(moved.len().max(MOST / 2));
+        for key in moved {
+            slots.extend(self.vacate(key.slot()));
+        }
+        self.hi = self.keys.last().map_or(0, |key| upper(key.head()));
+        Self::new(slots)
+    }
+
+    /// Takes the entry out of a slot, which is free then.
+    fn vacate(&mut self, slot: usize) -> Option<Dentry> {
+        let free = Dentry { hash: self.free.into(), node: NodeId(0), gener: 0, kind: 0, name: [].into() };
+        let entry = std::mem::replace(self.slots.get_mut(slot)?, free);
+        self.free = slot as u16;
+        Some(entry)
     }
 }
