@@ -23,6 +23,9 @@ use std::sync::Arc;
 
 /// Most bytes that a read bounces at a time.
 const BOUNCE_BYTES: usize = 1 << 20;
+/// Most writes, and bytes, that go past the device's cache: of more, one flush behind them costs less.
+const THROUGH_WRITES: usize = 4;
+const THROUGH_BYTES: usize = 64 << 10;
 
 /// How to open a [`FileDevice`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -209,6 +212,34 @@ impl FileDevice {
         })
     }
 
+    /// Does `write` with what is to be written, as the kernel takes it.
+    fn with_writes<T>(
+        &self,
+        ops: &[WriteOp<'_>],
+        write: impl FnOnce(&mut [Gather<'_>]) -> io::Result<T>,
+    ) -> io::Result<T> {
+        if !self.write {
+            return Err(io::Error::from_raw_os_error(libc::EROFS));
+        }
+        check_ops(self.blocks, ops)?;
+        let bounced: Vec<Option<AlignedBuf>> = ops
+            .iter()
+            .map(|op| {
+                let bounce = self.direct && !op.bufs.iter().all(|b| AlignedBuf::is_aligned(b));
+                bounce.then(|| AlignedBuf::gather(&op.bufs))
+            })
+            .collect();
+        let mut writes = Vec::with_capacity(ops.len());
+        for (op, bounced) in ops.iter().zip(&bounced) {
+            let bufs: Cow<'_, [&[u8]]> = match bounced {
+                Some(copy) => Cow::Owned(vec![&copy[..]]),
+                None => Cow::Borrowed(&op.bufs),
+            };
+            self.gather(op.block, &bufs, &mut writes);
+        }
+        write(&mut writes)
+    }
+
     /// Appends `op` to `out` as writes that the kernel takes whole.
     fn gather<'a>(&self, block: u64, bufs: &[&'a [u8]], out: &mut Vec<Gather<'a>>) {
         let mut offset = block * BLOCK_BYTES as u64;
@@ -291,30 +322,40 @@ impl Device for FileDevice {
     }
 
     fn write_batch(&self, ops: &[WriteOp<'_>]) -> io::Result<()> {
-        if !self.write {
-            return Err(io::Error::from_raw_os_error(libc::EROFS));
-        }
-        check_ops(self.blocks, ops)?;
-        let bounced: Vec<Option<AlignedBuf>> = ops
-            .iter()
-            .map(|op| {
-                let bounce = self.direct && !op.bufs.iter().all(|b| AlignedBuf::is_aligned(b));
-                bounce.then(|| AlignedBuf::gather(&op.bufs))
-            })
-            .collect();
-        let mut writes = Vec::with_capacity(ops.len());
-        for (op, bounced) in ops.iter().zip(&bounced) {
-            let bufs: Cow<'_, [&[u8]]> = match bounced {
-                Some(copy) => Cow::Owned(vec![&copy[..]]),
-                None => Cow::Borrowed(&op.bufs),
-            };
-            self.gather(op.block, &bufs, &mut writes);
-        }
         let fd = self.file.as_fd();
-        match &self.rings {
-            Some(rings) if writes.len() > 1 && !self.copies => rings.write(fd, &mut writes),
+        let written = self.with_writes(ops, |writes| match &self.rings {
+            Some(rings) if writes.len() > 1 && !self.copies => rings.write(fd, writes),
             // Alone, a write is cheaper as one system call than as an entry of a ring.
             _ => writes.iter_mut().try_for_each(|w| w.finish(fd, 0)),
+        });
+        // also of one that failed something may be written
+        self.gate.wrote();
+        written
+    }
+
+    fn write_batch_through(&self, ops: &[WriteOp<'_>]) -> io::Result<()> {
+        // What was written before must be durable, too: else the flush that follows is needed anyway.
+        let Some(rings) = &self.rings else { return self.write_batch(ops) };
+        let bytes: usize = ops.iter().flat_map(|op| &op.bufs).map(|b| b.len()).sum();
+        let small = ops.len() <= THROUGH_WRITES && bytes <= THROUGH_BYTES;
+        if !(self.is_block_device && self.direct && small && self.gate.is_clean()) {
+            return self.write_batch(ops);
+        }
+        match self.with_writes(ops, |writes| rings.write_through(self.file.as_fd(), writes)) {
+            Ok(durable) => {
+                if !durable {
+                    self.gate.wrote();
+                }
+                Ok(())
+            }
+            Err(e) => {
+                // Was it the write, or the flush that the kernel sent behind it? If the latter, no later flush of the device
+                // can be trusted.
+                self.write_batch(ops)?;
+                tracing::error!("{}: a durable write failed ({e}): no later flush can be trusted", self.path.display());
+                self.gate.fail(&e);
+                Err(e)
+            }
         }
     }
 
@@ -342,6 +383,7 @@ impl Device for FileDevice {
             let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
             fallocate(&self.file, how, start, bytes).map_err(Into::into)
         };
+        self.gate.wrote();
         match result {
             Err(e) if matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOTTY | libc::ENOSYS)) => {
                 Err(io::Error::new(io::ErrorKind::Unsupported, e))

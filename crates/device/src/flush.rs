@@ -1,11 +1,13 @@
 //! Sharing of flushes, and the memory of a failed one.
 //!
-//! Invariants: one flush runs at a time; a caller returns `Ok` only after a flush that *started* after the
-//! call and succeeded; after a failure no call returns `Ok` for a flush that had not succeeded before it. Who waits for
-//! a flush that others run is woken once, when it has ended; one of those whose flush comes next is woken to run it.
+//! Invariants: one flush runs at a time; a caller returns `Ok` only where no write has returned that is not durable, or
+//! after a flush that *started* after the call and succeeded; after a failure no call returns `Ok` for a flush that had not
+//! succeeded before it. Who waits for a flush that others run is woken once, when it has ended; one of those whose flush
+//! comes next is woken to run it.
 
 use parking_lot::{Condvar, Mutex};
 use std::io;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 #[derive(Debug, Default)]
 struct State {
@@ -39,17 +41,54 @@ impl Failure {
 }
 
 /// Lets concurrent flushes of one device share the work.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct FlushGate {
     state: Mutex<State>,
     /// Waiting for flush `n`, at `n % 2`: at most two have waiters, the one that runs and the next.
     ended: [Condvar; 2],
+    /// Writes that have returned and that only a flush makes durable.
+    written: AtomicU64,
+    /// So many of them are durable.
+    flushed: AtomicU64,
+}
+
+impl Default for FlushGate {
+    /// Of a device whose cache may hold what another process wrote.
+    fn default() -> Self {
+        Self {
+            state: Mutex::default(),
+            ended: Default::default(),
+            written: AtomicU64::new(1),
+            flushed: AtomicU64::new(0),
+        }
+    }
 }
 
 impl FlushGate {
+    /// A write, or a discard, is about to return that only a flush makes durable.
+    pub(crate) fn wrote(&self) {
+        self.written.fetch_add(1, SeqCst);
+    }
+
+    /// Whether all writes that have returned are durable.
+    pub(crate) fn is_clean(&self) -> bool {
+        // the first of the two is never ahead of the second
+        let flushed = self.flushed.load(SeqCst);
+        flushed == self.written.load(SeqCst)
+    }
+
+    /// A write past the device's cache failed by its flush.
+    pub(crate) fn fail(&self, e: &io::Error) {
+        self.state.lock().failed.get_or_insert_with(|| Failure::of(e));
+    }
+
     /// Makes all writes that returned before this call durable by `sync`, run here or by another caller.
     pub(crate) fn flush(&self, sync: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+        let clean = self.is_clean();
         let mut state = self.state.lock();
+        if clean && state.failed.is_none() {
+            return Ok(());
+        }
         // A flush that runs already may have passed our writes by: the next one is ours.
         let wanted = state.started + 1;
         while state.done < wanted {
@@ -64,7 +103,12 @@ impl FlushGate {
             state.started += 1;
             let mine = state.started;
             drop(state);
+            let upto = self.written.load(SeqCst);
             let result = sync();
+            if result.is_ok() {
+                // flushes run one after the other
+                self.flushed.store(upto, SeqCst);
+            }
             state = self.state.lock();
             state.running = false;
             match &result {
@@ -91,7 +135,6 @@ impl FlushGate {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
     use std::sync::mpsc;
     use std::thread;
     use std::time::Duration;
@@ -134,13 +177,47 @@ mod tests {
             }
         });
         assert_eq!(runs.load(SeqCst), 2);
-        gate.flush(|| Ok(())).unwrap();
+        gate.flush(|| unreachable!("all is durable")).unwrap();
+    }
+
+    #[test]
+    fn what_is_durable_is_not_flushed_again() {
+        let gate = FlushGate::default();
+        let runs = AtomicU64::new(0);
+        let flush = || {
+            gate.flush(|| {
+                runs.fetch_add(1, SeqCst);
+                Ok(())
+            })
+        };
+        flush().unwrap();
+        assert_eq!(runs.load(SeqCst), 1, "the device's cache may hold what another process wrote");
+        flush().unwrap();
+        assert!(gate.is_clean());
+        assert_eq!(runs.load(SeqCst), 1);
+        gate.wrote();
+        assert!(!gate.is_clean());
+        flush().unwrap();
+        assert_eq!(runs.load(SeqCst), 2);
+        // a write that returns while a flush runs is not covered
+        gate.wrote();
+        gate.flush(|| {
+            gate.wrote();
+            Ok(())
+        })
+        .unwrap();
+        assert!(!gate.is_clean());
+        flush().unwrap();
+        assert_eq!(runs.load(SeqCst), 3);
+        gate.fail(&io::Error::from_raw_os_error(libc::EIO));
+        assert!(gate.is_clean() && flush().is_err(), "a failure is told also where nothing is to be flushed");
     }
 
     #[test]
     fn a_failure_is_for_good() {
         let gate = FlushGate::default();
         gate.flush(|| Ok(())).unwrap();
+        gate.wrote();
         let e = gate.flush(|| Err(io::Error::from_raw_os_error(libc::EIO))).unwrap_err();
         assert_eq!(e.raw_os_error(), Some(libc::EIO));
         for _ in 0..3 {

@@ -68,6 +68,15 @@ pub trait Device: Send + Sync + std::fmt::Debug {
     /// The first one; the others may or may not have happened.
     fn write_batch(&self, ops: &[WriteOp<'_>]) -> io::Result<()>;
 
+    /// As [`Self::write_batch`], of who flushes right afterwards: a device that can write past its cache makes the writes
+    /// durable at once, and that flush may find nothing to do.
+    ///
+    /// # Errors
+    /// As [`Self::write_batch`].
+    fn write_batch_through(&self, ops: &[WriteOp<'_>]) -> io::Result<()> {
+        self.write_batch(ops)
+    }
+
     /// Makes every write that returned before this call durable.
     ///
     /// # Errors

@@ -126,10 +126,23 @@ impl Drop for ThreadRing {
 impl RingPool {
     /// Writes all of `ops`; returns when none is in flight any more.
     pub(crate) fn write(&self, fd: BorrowedFd<'_>, ops: &mut [Gather<'_>]) -> io::Result<()> {
+        self.write_as(fd, ops, 0).map(drop)
+    }
+
+    /// As [`Self::write`], each write durable when it is done. False: for one of them that is not so, a flush must do it.
+    ///
+    /// The kernel sends such a write as one request that goes past the cache, or that it follows with a flush by itself
+    /// (`dio_bio_write_op` in block/fops.c). The same write by pwritev2 would be flushed once more (`generic_write_sync`).
+    pub(crate) fn write_through(&self, fd: BorrowedFd<'_>, ops: &mut [Gather<'_>]) -> io::Result<bool> {
+        self.write_as(fd, ops, libc::RWF_DSYNC)
+    }
+
+    /// Writes with these `RWF_` flags; whether all had them.
+    fn write_as(&self, fd: BorrowedFd<'_>, ops: &mut [Gather<'_>], flags: i32) -> io::Result<bool> {
         let own = THREAD_RING.try_with(|own| {
             let own = &mut *own.try_borrow_mut().ok()?;
             let mut ring = Some(own.get()?);
-            let written = write_waves(&mut ring, fd, ops);
+            let written = write_waves(&mut ring, fd, ops, flags);
             if ring.is_none() {
                 own.lose();
             }
@@ -141,7 +154,7 @@ impl RingPool {
         }
         let mut taken = self.take();
         let mut ring = taken.as_mut();
-        let written = write_waves(&mut ring, fd, ops);
+        let written = write_waves(&mut ring, fd, ops, flags);
         if ring.is_some()
             && let Some(ring) = taken
         {
@@ -176,19 +189,27 @@ impl RingPool {
     }
 }
 
-/// Writes `ops`, wave by wave; takes the ring away where it is of no more use. Without one, by `pwritev`.
-fn write_waves(ring: &mut Option<&mut IoUring>, fd: BorrowedFd<'_>, ops: &mut [Gather<'_>]) -> io::Result<()> {
+/// Writes `ops`, wave by wave; takes the ring away where it is of no more use. Without one, by `pwritev`. Whether all went by
+/// the ring, with the flags.
+fn write_waves(
+    ring: &mut Option<&mut IoUring>,
+    fd: BorrowedFd<'_>,
+    ops: &mut [Gather<'_>],
+    flags: i32,
+) -> io::Result<bool> {
     let mut first_error = Ok(());
+    let mut by_ring = true;
     let mut results = [None; ENTRIES as usize];
     for wave in ops.chunks_mut(ENTRIES as usize) {
         let results = &mut results[..wave.len()];
         results.fill(None);
         if let Some(r) = ring
-            && !run(r, fd, wave, results)
+            && !run(r, fd, wave, flags, results)
         {
             *ring = None;
         }
         for (op, result) in wave.iter_mut().zip(results) {
+            by_ring &= result.is_some_and(|n| n >= 0 && n as usize == op.bytes);
             let done = match *result {
                 Some(n) if n >= 0 => op.finish(fd, n as usize),
                 Some(e) if e != -libc::EINTR && e != -libc::EAGAIN => Err(io::Error::from_raw_os_error(-e)),
@@ -197,12 +218,12 @@ fn write_waves(ring: &mut Option<&mut IoUring>, fd: BorrowedFd<'_>, ops: &mut [G
             first_error = first_error.and(done);
         }
     }
-    first_error
+    first_error.map(|()| by_ring)
 }
 
 /// Runs one wave. `results[i]` is what the kernel said of `wave[i]`, `None` where it never took it.
 /// False: the ring is of no more use.
-fn run(ring: &mut IoUring, fd: BorrowedFd<'_>, wave: &[Gather<'_>], results: &mut [Option<i32>]) -> bool {
+fn run(ring: &mut IoUring, fd: BorrowedFd<'_>, wave: &[Gather<'_>], flags: i32, results: &mut [Option<i32>]) -> bool {
     let mut pushed = 0;
     {
         let mut queue = ring.submission();
@@ -210,6 +231,7 @@ fn run(ring: &mut IoUring, fd: BorrowedFd<'_>, wave: &[Gather<'_>], results: &mu
             // `IoSlice` has the layout of `iovec` by its documentation.
             let entry = opcode::Writev::new(types::Fd(fd.as_raw_fd()), op.bufs.as_ptr().cast(), op.bufs.len() as u32)
                 .offset(op.offset)
+                .rw_flags(flags)
                 .build()
                 .user_data(i as u64);
             // SAFETY: the slices and their bytes are borrowed for the whole of this function, which does not

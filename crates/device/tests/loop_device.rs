@@ -1,6 +1,8 @@
 //! A real block device, by a loop device: needs root and `losetup`, and says so where it has not.
 
-use braidfs_device::{BLOCK_BYTES, Device, FileDevice, OpenError, OpenHow, open_volume_devices, open_volume_files};
+use braidfs_device::{
+    BLOCK_BYTES, Device, FileDevice, OpenError, OpenHow, WriteOp, open_volume_devices, open_volume_files,
+};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -90,4 +92,65 @@ fn block_device() {
     assert_eq!(claim().unwrap_err().raw_os_error(), Some(libc::EBUSY));
     files[0].release_claim();
     claim().unwrap();
+}
+
+/// Requests that a block device has done: writes, flushes.
+fn requests(device: &Path) -> (u64, u64) {
+    let stat = Path::new("/sys/block").join(device.file_name().unwrap()).join("stat");
+    let fields: Vec<u64> = fs::read_to_string(stat).unwrap().split_whitespace().map(|f| f.parse().unwrap()).collect();
+    (fields[4], fields[15])
+}
+
+/// Small writes of who flushes afterwards go past the cache: one request each, which is durable, and no flush behind them.
+/// Not where something else was written that is not durable: then one flush covers all.
+#[test]
+fn writes_past_the_cache() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    fs::File::create(&image).unwrap().set_len(2048 * BLOCK_BYTES as u64).unwrap();
+    let held = match Loop::attach(&image) {
+        Ok(dev) => dev,
+        Err(why) => {
+            eprintln!("SKIPPED writes_past_the_cache: no loop device here: {why}");
+            return;
+        }
+    };
+    let dev = FileDevice::open(&held.0, OpenHow { write: true, direct: true }).unwrap();
+    if !dev.is_direct() || dev.engine() != "io_uring" {
+        eprintln!("SKIPPED writes_past_the_cache: {dev:?}");
+        return;
+    }
+    dev.flush().unwrap();
+    // more than a thread writes before it has a ring of its own; two writes each
+    for round in 0..20u64 {
+        let (data, before) = ([round as u8 + 1; BLOCK_BYTES], requests(&held.0));
+        let ops = [10, 20].map(|at| WriteOp { block: at + round, bufs: vec![&data[..]] });
+        dev.write_batch_through(&ops).unwrap();
+        let (writes, flushes) = requests(&held.0);
+        assert!(flushes > before.1, "round {round}: not durable on a device with a volatile cache");
+        assert_eq!(writes - before.0, 2);
+        dev.flush().unwrap();
+        assert_eq!(requests(&held.0), (writes, flushes), "round {round}: flushed again");
+        let mut out = [0; BLOCK_BYTES];
+        dev.read(20 + round, &mut out).unwrap();
+        assert_eq!(out, data);
+    }
+    // beside a write that is not durable
+    dev.write(100, &[1; BLOCK_BYTES]).unwrap();
+    let before = requests(&held.0);
+    dev.write_batch_through(&[WriteOp { block: 101, bufs: vec![&[2; BLOCK_BYTES]] }]).unwrap();
+    assert_eq!(requests(&held.0).1, before.1, "one flush for both");
+    dev.flush().unwrap();
+    assert_eq!(requests(&held.0).1, before.1 + 1);
+    // large: one flush behind them costs less
+    let large = vec![3; 256 << 10];
+    let before = requests(&held.0);
+    dev.write_batch_through(&[WriteOp { block: 200, bufs: vec![&large] }]).unwrap();
+    assert_eq!(requests(&held.0).1, before.1);
+    dev.flush().unwrap();
+    assert_eq!(requests(&held.0).1, before.1 + 1);
+    let file = fs::read(&image).unwrap();
+    assert!(
+        file[200 * BLOCK_BYTES..].starts_with(&large) && file[101 * BLOCK_BYTES] == 2 && file[29 * BLOCK_BYTES] == 20
+    );
 }

@@ -98,6 +98,22 @@ impl Store {
     /// # Errors
     /// As [`Self::read`]; any of the writes may have happened.
     pub fn write_batch(&self, ops: &[(BlockAddr, Vec<&[u8]>)]) -> Result<()> {
+        self.write_by(ops, |d, ops| d.write_batch(ops))
+    }
+
+    /// As [`Self::write_batch`], of who flushes right afterwards.
+    ///
+    /// # Errors
+    /// As [`Self::write_batch`].
+    pub fn write_batch_through(&self, ops: &[(BlockAddr, Vec<&[u8]>)]) -> Result<()> {
+        self.write_by(ops, |d, ops| d.write_batch_through(ops))
+    }
+
+    fn write_by(
+        &self,
+        ops: &[(BlockAddr, Vec<&[u8]>)],
+        write: impl Fn(&dyn Device, &[WriteOp<'_>]) -> std::io::Result<()>,
+    ) -> Result<()> {
         let mut per: Vec<Vec<WriteOp<'_>>> = vec![Vec::new(); self.devices.len()];
         for (addr, bufs) in ops {
             let blocks = bufs.iter().map(|b| b.len()).sum::<usize>() / BLOCK_BYTES;
@@ -106,7 +122,7 @@ impl Store {
         }
         for (d, ops) in per.iter().enumerate() {
             if !ops.is_empty() {
-                self.devices[d].write_batch(ops)?;
+                write(&*self.devices[d], ops)?;
             }
         }
         Ok(())

@@ -15,6 +15,7 @@ use crate::cell::Cell;
 use crate::cell::cache::Memory;
 use crate::error::{Error, Result};
 use crate::planted::{Bug, planted};
+use crate::store::Store;
 use crate::types::*;
 use braidfs_format::group::{SegmentKind, Temperature};
 use braidfs_format::journal::{
@@ -360,7 +361,7 @@ impl Domain {
         Record::After(TxId(self.durable.load(Ordering::Relaxed))).encode(&mut body);
         parts.iter().for_each(|p| p.encode(&mut body));
         let (addr, bytes, ..) = self.chunk(ChunkKind::Commit, tx.id, 0, &body)?;
-        self.write_blocks(&[(addr, bytes)])?;
+        self.write_blocks_by(&[(addr, bytes)], Store::write_batch_through)?;
         if commit_first {
             self.flush_devices()?;
             self.write_blocks(&blocks)?;
@@ -395,11 +396,19 @@ impl Domain {
 
     /// Writes sealed blocks, unless the volume was killed.
     pub(super) fn write_blocks(&self, blocks: &[(BlockAddr, Vec<u8>)]) -> Result<()> {
+        self.write_blocks_by(blocks, Store::write_batch)
+    }
+
+    fn write_blocks_by(
+        &self,
+        blocks: &[(BlockAddr, Vec<u8>)],
+        write: impl FnOnce(&Store, &[(BlockAddr, Vec<&[u8]>)]) -> braidfs_store::Result<()>,
+    ) -> Result<()> {
         if self.shared.dead.load(Ordering::Relaxed) {
             return Err(Error::Io(std::io::Error::other("the volume was killed")));
         }
         let ops: Vec<_> = blocks.iter().map(|(a, b)| (*a, vec![b.as_slice()])).collect();
-        Ok(self.store.write_batch(&ops)?)
+        Ok(write(&self.store, &ops)?)
     }
 }
 

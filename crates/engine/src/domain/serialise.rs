@@ -9,6 +9,7 @@ use crate::cell::{Body, Cell, FileBody, State, dir};
 use crate::error::{Error, Result};
 use crate::planted::{Bug, planted};
 use crate::space::Class;
+use crate::store::Store;
 use crate::types::*;
 use braidfs_format::dentry::{bucket_lblk, encode_bucket};
 use braidfs_format::group::{SegmentKind, Temperature};
@@ -414,6 +415,22 @@ impl Domain {
     /// # Errors
     /// Of the device: the caller fails the domain.
     pub fn submit(&self, writes: Vec<(BlockAddr, Payload)>) -> Result<()> {
+        self.submit_by(writes, |store, ops| store.write_batch(ops))
+    }
+
+    /// As [`Self::submit`], of who flushes the devices right afterwards.
+    ///
+    /// # Errors
+    /// As [`Self::submit`].
+    pub fn submit_through(&self, writes: Vec<(BlockAddr, Payload)>) -> Result<()> {
+        self.submit_by(writes, |store, ops| store.write_batch_through(ops))
+    }
+
+    fn submit_by(
+        &self,
+        writes: Vec<(BlockAddr, Payload)>,
+        write: impl FnOnce(&Store, &[(BlockAddr, Vec<&[u8]>)]) -> braidfs_store::Result<()>,
+    ) -> Result<()> {
         if writes.is_empty() {
             return Ok(());
         }
@@ -427,7 +444,7 @@ impl Domain {
         let r = if self.shared.dead.load(Ordering::Relaxed) {
             Err(Error::Io(std::io::Error::other("the volume was killed")))
         } else {
-            self.store.write_batch(&ops).map_err(Error::from)
+            write(&self.store, &ops).map_err(Error::from)
         };
         drop(ops);
         r?;

@@ -318,7 +318,7 @@ impl Domain {
                 Err(e) => return Err(e),
             }
         }
-        self.submit(writes)?;
+        self.submit_through(writes)?;
         self.counters.fast_syncs.fetch_add(fit.iter().filter(|f| **f).count() as u64, Ordering::Relaxed);
         Ok(fit)
     }
