@@ -5,10 +5,12 @@
 //! recovery of one micro file system) → [`cell`] (all state of one file) → [`journal`] → [`nodes`] and [`space`] (node
 //! table; segments, mlogs, cleaning) → the crates `braidfs-store` (which block lies on which device) and `braidfs-device`.
 
+pub mod braid;
 pub mod cell;
 pub mod domain;
 pub mod error;
 pub mod journal;
+pub mod lazy;
 pub mod live;
 pub mod mkfs;
 pub mod namespace;

@@ -181,7 +181,7 @@ impl CellCache {
                         let waits = {
                             let st = c.state.read();
                             // only memory knows for what; and in no transaction are pages that a commit left alone
-                            st.waits_for.iter().chain(st.sync_with.iter()).any(|(d, t)| pending(*d, *t))
+                            st.durability.waits(pending)
                                 || matches!(&st.body, Body::File(f) if f.pages.dirty_count() > 0)
                         };
                         if waits {

@@ -23,6 +23,7 @@ mod tests;
 
 pub use layout::Layout;
 
+use crate::lazy::Empty;
 use braidfs_format::inode::{EXTENT_MAX, Extent, LBLK_MAX, LEAF_REFS_MAX, LeafRef};
 use braidfs_format::node::PAYLOAD_MAX;
 use braidfs_format::{BlockAddr, Corrupt, NodeId};
@@ -132,6 +133,13 @@ pub struct ExtentMap {
     count: usize,
     bytes: usize,
     limits: Limits,
+}
+
+impl Empty for ExtentMap {
+    const EMPTY: &'static Self = &ExtentMap::new();
+    fn empty() -> Self {
+        Self::new()
+    }
 }
 
 impl Default for ExtentMap {

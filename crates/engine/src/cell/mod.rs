@@ -4,9 +4,7 @@
 //! of transactions but their numbers; `domain` writes it out.
 //!
 //! Invariants, under [`Cell::state`]:
-//! - `dirty_tx` is the transaction that will write this cell; while it is not 0 that transaction's list holds the cell.
-//! - `sent_tx` is the transaction that last serialised it. While `sent_tx` is not committed, the node table still points
-//!   to older records.
+//! - the inode stands on the list of the transaction that will write it ([`Durability::dirty_tx`]), and on no other.
 //! - a clean page equals what its extent holds on the device, or will hold when `inflight` is back at 0.
 //!
 //! Lock rank: cell locks come after the transaction gate; parents before children, then by inode number.
@@ -14,20 +12,20 @@
 pub mod dir;
 pub mod extents;
 mod frames;
-pub mod lazy;
 pub mod pages;
 
 pub mod cache;
 pub mod names;
 pub mod record;
 
+use crate::braid::durability::Durability;
+use crate::lazy::Lazy;
 use crate::types::*;
 use braidfs_format::dentry::Dentry;
-use braidfs_format::inode::{Link, Tombstone, Xattr};
+use braidfs_format::inode::{Link, Xattr};
 use braidfs_sync::{Mutex, RwLock};
 use dir::DirIndex;
 use extents::ExtentMap;
-use lazy::Lazy;
 use pages::PageMap;
 use smallvec::SmallVec;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize};
@@ -118,8 +116,6 @@ pub struct State {
     pub size: u64,
     /// The inode is gone; only its transaction still needs the cell.
     pub deleted: bool,
-    /// Moved to another directory in this mount (a directory): an fsync below it, where that is not durable, commits.
-    pub moved: bool,
     /// Where new objects go.
     pub placement: Placement,
     /// Inode flags.
@@ -146,48 +142,10 @@ pub struct State {
     pub link_nodes: Lazy<Vec<NodeId>>,
     /// Overflow nodes in use for xattrs.
     pub xattr_nodes: Lazy<Vec<NodeId>>,
-    /// Links lost to inodes of other domains, until those are durable.
-    pub tombstones: Lazy<Vec<Tombstone>>,
-    /// Partner of an exchange, until both are durable.
-    pub exchange: Option<Box<(NodeId, u32, u64)>>,
-    /// Transactions of other domains that tombstones and exchange wait for.
-    pub waits_for: Lazy<Vec<(DomainId, TxId)>>,
-    /// Rises with each change.
-    pub version: u64,
-    /// Transaction that will write it, 0: clean.
-    pub dirty_tx: TxId,
-    /// Transaction that last serialised it.
-    pub sent_tx: TxId,
-    /// Version that it had then.
-    pub sent_version: u64,
-    /// Version that is known durable (by a roll-forward record).
-    pub synced: u64,
-    /// Version whose links are known durable (by a roll-forward record of it or of something below it).
-    pub link_synced: u64,
-    /// Version at which the links last changed.
-    pub linked_at: u64,
-    /// Version at which something other than times last changed (fdatasync); 0 where a later one is known durable but for
-    /// its times.
-    pub data_at: u64,
+    /// What is durable of its changes, and what they wait for.
+    pub durability: Durability,
     /// Nodes dropped (extent leaves, overflow nodes) that the next serialisation frees.
     pub dropped: Lazy<Vec<NodeId>>,
-    /// It took a name that another inode of this domain left in that transaction, or its blocks moved within the file then:
-    /// not durable before it.
-    pub after: TxId,
-    /// Transactions of other domains that must be durable with an fsync of this inode: an inode there lost the name that
-    /// this one has.
-    pub sync_with: Lazy<Vec<(DomainId, TxId)>>,
-    /// No block is overwritten in place before this transaction is durable: a roll-forward record holds checksums of the
-    /// blocks, the file became one that is overwritten in place, or its blocks moved within it.
-    pub summed_tx: TxId,
-    /// Data of that transaction was written before its commit, without a flush or checksums in a roll-forward record.
-    pub early_tx: TxId,
-    /// Transaction in which something else last changed than times and the content of blocks that stay where they are. Once
-    /// it is durable, all that a crash can bring back of the inode has the same size, the same blocks and the same names.
-    pub changed_tx: TxId,
-    /// Version at which times last changed that an fsync makes durable (all but those of reads), where nothing but times
-    /// and content changed.
-    pub times_at: u64,
     /// The parent of `..` of a directory.
     pub parent: NodeId,
 }
@@ -259,35 +217,18 @@ impl State {
             xattrs: Lazy::default(),
             link_nodes: Lazy::default(),
             xattr_nodes: Lazy::default(),
-            tombstones: Lazy::default(),
-            exchange: None,
-            waits_for: Lazy::default(),
             body,
-            version: 1,
-            dirty_tx: TxId(0),
-            sent_tx: TxId(0),
-            sent_version: 0,
-            synced: 0,
-            link_synced: 0,
-            linked_at: 1,
-            data_at: 1,
+            durability: Durability::new(),
             dropped: Lazy::default(),
             deleted: false,
-            moved: false,
             parent: NodeId(0),
-            after: TxId(0),
-            sync_with: Lazy::default(),
-            summed_tx: TxId(0),
-            early_tx: TxId(0),
-            changed_tx: TxId(0),
-            times_at: 0,
         }
     }
     /// The content changed at `now`, by an operation that has made this version.
     pub fn modified(&mut self, now: Timestamp) {
         if self.mtime != now || self.ctime != now {
             (self.mtime, self.ctime) = (now, now);
-            self.times_at = self.version;
+            self.durability.operation_changes_times();
         }
     }
     /// 4 KiB blocks that the content takes; dirty pages without a place yet count too.
@@ -331,9 +272,7 @@ impl State {
     /// [`Self::add_link`] of an operation: whoever took this name from the inode before has lost it again, so that its
     /// fate no longer decides about it.
     pub fn gain_link(&mut self, parent: NodeId, name: &[u8], seq: u64) {
-        if let Some(all) = self.tombstones.there() {
-            all.retain(|t| t.link.parent != parent || *t.link.name != *name);
-        }
+        self.durability.inode_regains_name(parent, name);
         self.add_link(parent, name, seq);
     }
     /// Takes a name away; whether it was there.

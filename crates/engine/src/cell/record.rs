@@ -2,9 +2,10 @@
 
 use super::dir::DirIndex;
 use super::extents::ExtentMap;
-use super::lazy::Lazy;
 use super::{Body, Cell, DirBody, FileBody, State};
+use crate::braid::durability::Durability;
 use crate::error::Result;
+use crate::lazy::Lazy;
 use crate::types::*;
 use braidfs_format::Corrupt;
 use braidfs_format::dentry::decode_entries;
@@ -42,7 +43,7 @@ struct Split {
 fn split(st: &State, content_min: usize) -> Split {
     let links = encode_links(&st.links).len();
     let xattrs = if st.xattrs.is_empty() { 0 } else { encode_xattrs(&st.xattrs).len() };
-    let tomb: usize = st.tombstones.iter().map(|t| 20 + 9 + t.link.name.len()).sum();
+    let tomb: usize = st.durability.tombstones().iter().map(|t| 20 + 9 + t.link.name.len()).sum();
     let fixed = FIXED_BYTES + 6 * SECTION_HEADER + tomb + 20;
     let room = PAYLOAD_MAX.saturating_sub(fixed);
     let refs = |bytes: usize| bytes.div_ceil(PAYLOAD_MAX) * 8;
@@ -105,7 +106,7 @@ impl Cell {
             kind: NodeKind::Inode,
             flags: USED | if remote { REMOTE } else { 0 } | if self.kind == FileKind::Dir { DIR } else { 0 },
             owner: self.ino,
-            version: st.version,
+            version: st.durability.version(),
             payload: Vec::new(),
         };
         let content_min = match &st.body {
@@ -173,8 +174,8 @@ impl Cell {
             xattrs: st.xattrs.to_vec(),
             link_nodes: st.link_nodes.to_vec(),
             xattr_nodes: st.xattr_nodes.to_vec(),
-            tombstones: st.tombstones.to_vec(),
-            exchange: st.exchange.as_deref().copied(),
+            tombstones: st.durability.tombstones().to_vec(),
+            exchange: st.durability.exchange(),
             content,
         };
         out.write.push(NodeRecord { payload: inode.encode(), ..base });
@@ -287,8 +288,8 @@ pub fn decode_cell(
                     }
                     f.inline = Some(b);
                 }
-                Content::Extents(e) => f.map = ExtentMap::from_inline(e).into(),
-                Content::Tree { depth, refs } => f.map = load_tree(depth, refs)?.into(),
+                Content::Extents(e) => f.map = Lazy::of(ExtentMap::from_inline(e)),
+                Content::Tree { depth, refs } => f.map = Lazy::of(load_tree(depth, refs)?),
                 Content::InlineDir(_) => return Err(wrong("directory").into()),
             }
             Body::File(f)
@@ -330,28 +331,11 @@ pub fn decode_cell(
         xattrs: xattrs.into(),
         link_nodes: i.link_nodes.into(),
         xattr_nodes: i.xattr_nodes.into(),
-        tombstones: i.tombstones.into(),
-        exchange: i.exchange.map(Box::new),
-        waits_for: Lazy::default(),
         body,
-        version: rec.version,
-        dirty_tx: TxId(0),
-        sent_tx: TxId(0),
-        sent_version: rec.version,
-        synced: rec.version,
-        link_synced: rec.version,
-        linked_at: 0,
-        data_at: 0,
+        durability: Durability::loaded(rec.version, i.tombstones, i.exchange),
         dropped: Lazy::default(),
         deleted: false,
-        moved: false,
         parent,
-        after: TxId(0),
-        sync_with: Lazy::default(),
-        summed_tx: TxId(0),
-        early_tx: TxId(0),
-        changed_tx: TxId(0),
-        times_at: 0,
     };
     Ok(Cell::new(rec.node, rec.gener, domain, kind, st))
 }

@@ -7,7 +7,6 @@
 use super::Domain;
 use crate::error::{Error, Result};
 use crate::planted::{Bug, planted};
-use crate::types::*;
 use braidfs_format::domain::{CLEAN, NEEDS_GC};
 use std::sync::atomic::Ordering;
 
@@ -84,12 +83,12 @@ impl Domain {
         let held = std::mem::take(&mut *self.held.lock());
         // other domains' sides of our cross-domain operations must survive without our journal
         let peers = self.peer_txs.lock().clone();
-        for (d, t) in &peers {
-            if let Some(p) = self.peer(DomainId(*d))
+        for (d, t) in peers.iter() {
+            if let Some(p) = self.peer(d)
                 && !planted(Bug::PeersForgotten)
             {
                 // a failed peer keeps its own journal; ours goes on
-                let _ = p.commit_upto(TxId(*t));
+                let _ = p.commit_upto(t);
             }
         }
         let number = self.header.lock().header.checkpoint.get().saturating_add(1);
@@ -130,7 +129,7 @@ impl Domain {
         for n in held {
             self.nodes.release(n);
         }
-        self.peer_txs.lock().retain(|d, t| peers.get(d).is_none_or(|done| *t > *done));
+        self.peer_txs.lock().drop_covered(&peers);
         self.counters.checkpoints.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }

@@ -260,13 +260,8 @@ impl Domain {
         self.orphans_listed.store(listed, Ordering::Release);
 
         // durable from here on
-        {
-            let mut all = self.peer_txs.lock();
-            for (d, t) in tx.peers_so_far() {
-                let e = all.entry(d).or_insert(0);
-                *e = (*e).max(t);
-            }
-        }
+        let peers = tx.peers_so_far();
+        self.peer_txs.lock().merge(&peers);
         let mut written = BlockAddr(0);
         for r in &records {
             if let Record::Node { node, entry } = r {

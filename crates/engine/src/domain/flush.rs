@@ -26,7 +26,7 @@ impl Domain {
             }
             self.touch(e.tx(), cell, &mut st)?;
             self.flush_file(e.tx(), cell, &mut st, &mut out, self.pick_mlog()).inspect_err(|e| self.fail(e))?;
-            st.early_tx = e.tx().id;
+            st.durability.memory_writes_data_early(e.tx().id);
             e.begin_io()
         };
         self.submit(out.writes).inspect_err(|e| self.fail(e))

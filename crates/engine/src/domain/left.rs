@@ -8,6 +8,7 @@
 //!
 //! Lock rank: leaf.
 
+use crate::braid::frontier::Frontier;
 use crate::types::*;
 use braidfs_format::name::FileName;
 use braidfs_sync::Mutex;
@@ -67,14 +68,14 @@ impl LeftNames {
     }
 
     /// Everybody who left this directory and lives on.
-    pub fn of_dir(&self, dir: NodeId) -> Vec<(DomainId, TxId)> {
+    pub fn of_dir(&self, dir: NodeId) -> Frontier {
         if self.dirs.load(Ordering::Acquire) == 0 {
-            return Vec::new();
+            return Frontier::EMPTY;
         }
         self.names
             .lock()
             .get(&dir)
-            .map_or_else(Vec::new, |n| n.values().flatten().filter(|l| l.alive).map(|l| (l.domain, l.tx)).collect())
+            .map_or(Frontier::EMPTY, |n| n.values().flatten().filter(|l| l.alive).map(|l| (l.domain, l.tx)).collect())
     }
 
     /// Forgets renames that are durable.

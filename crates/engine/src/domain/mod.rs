@@ -22,6 +22,7 @@ pub mod still;
 pub mod sync;
 pub mod tx;
 
+use crate::braid::frontier::Frontier;
 use crate::cell::cache::{CELL_BYTES, CellCache, Memory};
 use crate::cell::{Cell, State};
 use crate::error::{Error, Result};
@@ -180,7 +181,7 @@ pub struct Domain {
     /// The newest commit lists some: a checkpoint keeps it.
     orphans_listed: AtomicBool,
     /// Transactions of other domains that committed transactions of this one touched: durable before our tail moves.
-    peer_txs: Mutex<BTreeMap<u16, u64>>,
+    peer_txs: Mutex<Frontier>,
     /// Position of the first chunk of each transaction since the last checkpoint.
     first_pos: Mutex<BTreeMap<u64, u64>>,
     /// Generation of overflow nodes allocated and not yet committed.
@@ -416,7 +417,7 @@ impl Domain {
     /// Of writing in-place data or of allocating what was reserved; the domain fails then.
     pub fn touch(&self, tx: &Tx, cell: &Arc<Cell>, st: &mut State) -> Result<()> {
         self.touch_content(tx, cell, st)?;
-        st.changed_tx = tx.id;
+        st.durability.operation_changes_inode(tx.id);
         Ok(())
     }
 
@@ -426,11 +427,11 @@ impl Domain {
     /// # Errors
     /// As [`Self::touch`].
     pub fn touch_content(&self, tx: &Tx, cell: &Arc<Cell>, st: &mut State) -> Result<()> {
-        if st.dirty_tx != tx.id {
-            if st.dirty_tx.0 != 0 {
+        if st.durability.dirty_tx() != tx.id {
+            if st.durability.dirty_tx().0 != 0 {
                 let old = self.committing.lock().clone();
                 match old {
-                    Some(t) if t.id == st.dirty_tx => {
+                    Some(t) if t.id == st.durability.dirty_tx() => {
                         let mut out = serialise::Out::default();
                         let r = self.serialise(&t, cell, st, &mut out, self.pick_mlog());
                         t.give(out);
@@ -449,11 +450,11 @@ impl Domain {
                     }
                 }
             }
-            st.dirty_tx = tx.id;
+            st.durability.transaction_takes_inode(tx.id);
             self.settle_waits(st);
             tx.add_cell(cell.clone());
         }
-        st.version += 1;
+        st.durability.operation_makes_version();
         Ok(())
     }
 
@@ -491,15 +492,13 @@ impl Domain {
     }
     /// Transactions of other domains that shared operations with this one's transactions since the last checkpoint, the
     /// running one included.
-    pub fn peers_of_running(&self) -> Vec<(DomainId, TxId)> {
+    pub fn peers_of_running(&self) -> Frontier {
         // in this order: a commit adds to `peer_txs` before its transaction leaves `committing`
-        let mut new = self.gate.read().peers_so_far();
-        new.extend(self.committing.lock().clone().iter().flat_map(|t| t.peers_so_far()));
-        let mut all = self.peer_txs.lock().clone();
-        for (d, t) in new {
-            let e = all.entry(d).or_insert(0);
-            *e = (*e).max(t);
+        let mut all = self.gate.read().peers_so_far();
+        if let Some(t) = self.committing.lock().clone() {
+            all.merge(&t.peers_so_far());
         }
-        all.into_iter().map(|(d, t)| (DomainId(d), TxId(t))).collect()
+        all.merge(&self.peer_txs.lock());
+        all
     }
 }

@@ -67,7 +67,7 @@ impl Domain {
                 rest = after;
             }
         }
-        let known = st.changed_tx <= self.committed() || planted(Bug::PlaceForgotten);
+        let known = st.durability.layout_durable(self.committed()) || planted(Bug::PlaceForgotten);
         match known && !self.sums_count(st) {
             true => InPlace::Yes(Overwrites(runs)),
             false if runs.is_empty() => InPlace::No,
@@ -77,8 +77,7 @@ impl Domain {
 
     /// Whether times that an fsync makes durable are not durable, of a file that [`Self::overwrites`].
     pub fn times_pending(&self, st: &State) -> bool {
-        let sent = if st.sent_tx <= self.committed() { st.sent_version } else { 0 };
-        st.times_at > st.synced.max(sent) && !planted(Bug::TimesForgotten)
+        st.durability.times_pending(self.committed()) && !planted(Bug::TimesForgotten)
     }
 
     /// Has the pages written in place: by who writes `out`, or at once where the file always is (two transactions must not

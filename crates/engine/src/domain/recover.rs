@@ -167,7 +167,7 @@ impl Domain {
             return Ok(None); // it exists: the skeleton says nothing new
         }
         if let Some(o) = &old
-            && o.state.read().version >= inode.version
+            && o.state.read().durability.version() >= inode.version
         {
             return Ok(None);
         }
@@ -239,7 +239,7 @@ impl Domain {
         self.free_runs(e.tx(), runs);
         self.touch(e.tx(), &cell, &mut st)?;
         // the state is the record's: whoever waits for a later version of this inode must not take it for that
-        st.version = inode.version;
+        st.durability.recovery_keeps_version(inode.version);
         drop(st);
         self.cells.insert_new(cell.clone());
         Ok(Some(Forwarded { cell, old_links }))

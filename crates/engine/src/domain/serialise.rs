@@ -3,7 +3,6 @@
 
 use super::{Domain, Tx};
 use crate::cell::extents::Piece;
-use crate::cell::lazy::Lazy;
 use crate::cell::pages::Page;
 use crate::cell::{Body, Cell, FileBody, State, dir};
 use crate::error::{Error, Result};
@@ -159,7 +158,7 @@ impl Domain {
 
     /// Whether blocks must stay as they are: a roll-forward record that counts carries their checksums.
     pub(super) fn sums_count(&self, st: &State) -> bool {
-        st.summed_tx > self.committed() && !planted(Bug::SumsForgotten)
+        st.durability.sums_count(self.committed()) && !planted(Bug::SumsForgotten)
     }
 
     /// Writes the cell out for `tx`, if it is on its list and not yet written: data and buckets get places, the inode
@@ -168,15 +167,10 @@ impl Domain {
     /// # Errors
     /// Of the device (in-place data, buckets that must be read) or space that was not reserved.
     pub fn serialise(&self, tx: &Tx, cell: &Arc<Cell>, st: &mut State, out: &mut Out, mlog: usize) -> Result<()> {
-        if st.dirty_tx != tx.id {
+        if st.durability.dirty_tx() != tx.id {
             return Ok(());
         }
-        st.dirty_tx = TxId(0);
-        if st.sent_tx <= self.committed() {
-            st.link_synced = st.link_synced.max(st.sent_version);
-        }
-        st.sent_tx = tx.id;
-        st.sent_version = st.version;
+        st.durability.transaction_writes_inode(tx.id, self.committed());
         if st.deleted {
             for n in cell.nodes(st) {
                 let g = if n == cell.ino { cell.gener } else { self.overflow_gener(n)? };
@@ -232,15 +226,8 @@ impl Domain {
     /// Forgets tombstones and exchanges whose other side is durable: also those that a record brought along from an
     /// earlier mount, which would make recovery misjudge later ones.
     pub fn settle_waits(&self, st: &mut State) {
-        for list in [&mut st.sync_with, &mut st.waits_for] {
-            if let Some(all) = list.there() {
-                all.retain(|(d, t)| self.committed_of(*d) < *t);
-            }
-        }
-        if st.waits_for.is_empty() && !self.shared.recovering.load(Ordering::Relaxed) {
-            st.tombstones = Lazy::default();
-            st.exchange = None;
-        }
+        let recovering = self.shared.recovering.load(Ordering::Relaxed);
+        st.durability.forget_durable(|d, t| self.committed_of(d) < t, recovering);
     }
 
     /// Inline data that no longer fits beside links and attributes becomes a page.
@@ -309,7 +296,7 @@ impl Domain {
                     out.in_place = true;
                     if p.unwritten {
                         f.map.mark_written(lblk, lblk + n as u64);
-                        st.changed_tx = tx.id;
+                        st.durability.operation_changes_inode(tx.id);
                     }
                     i += n;
                     continue;
@@ -342,7 +329,7 @@ impl Domain {
                 });
                 let mut freed = Vec::new();
                 f.map.insert(Extent { lblk, addr: run.addr, len: run.len, unwritten: false, sums }, &mut freed);
-                st.changed_tx = tx.id;
+                st.durability.operation_changes_inode(tx.id);
                 self.free_runs(tx, freed);
                 if nocow {
                     // the next write of these pages goes to the same place, perhaps by another thread

@@ -6,6 +6,7 @@ use super::overwrite::{InPlace, Overwrites};
 use super::serialise::{Out, Payload};
 use super::tx::PendingIo;
 use super::{Domain, Enter};
+use crate::braid::durability::Reach;
 use crate::cell::{Body, Cell, State};
 use crate::error::{Error, Result};
 use crate::planted::{Bug, planted};
@@ -55,26 +56,6 @@ pub enum Prepared {
     Batch(Box<Batch>, Reach),
 }
 
-/// What an fsync makes durable of a file.
-#[derive(Debug, Clone, Copy)]
-pub struct Reach {
-    /// Up to this version all of it.
-    pub version: u64,
-    /// Up to this version all but times.
-    pub data: u64,
-}
-
-impl Reach {
-    /// It is durable.
-    pub fn note(self, st: &mut State) {
-        st.synced = st.synced.max(self.version);
-        if st.data_at <= self.data {
-            st.data_at = 0;
-        }
-        st.link_synced = st.link_synced.max(self.data);
-    }
-}
-
 /// How an fsync writes a file.
 enum How {
     /// Dirty data elsewhere, with a record.
@@ -99,14 +80,12 @@ impl Batch {
 impl Domain {
     /// Whether all of the cell's state is durable.
     pub fn durable(&self, st: &State) -> bool {
-        st.dirty_tx.0 == 0
-            && st.sent_tx <= self.committed()
-            && !matches!(&st.body, Body::File(f) if f.pages.dirty_count() > 0)
+        st.durability.is_durable(self.committed()) && !matches!(&st.body, Body::File(f) if f.pages.dirty_count() > 0)
     }
 
     /// Whether the cell's existence and names are durable: what changed in a directory since is in its children's records.
     pub fn links_durable(&self, st: &State) -> bool {
-        st.linked_at <= st.link_synced || (st.linked_at <= st.sent_version && st.sent_tx <= self.committed())
+        st.durability.names_durable(self.committed())
     }
 
     /// Gathers what must be written to make `cell` durable. The caller is in this domain (`e`), holds the cell's `sync`,
@@ -120,10 +99,10 @@ impl Domain {
         if st.deleted {
             return Ok(Prepared::Clean);
         }
-        if st.linked_at != linked_at {
+        if st.durability.names_changed_at() != linked_at {
             return Ok(Prepared::Changed);
         }
-        if st.waits_for.iter().chain(st.sync_with.iter()).any(|(d, t)| self.committed_of(*d) < *t) {
+        if st.durability.waits(|d, t| self.committed_of(d) < t) {
             // durable or not: a crash could give it back a name that it has lost, or give its name back to another
             return Ok(Prepared::Commit);
         }
@@ -131,22 +110,21 @@ impl Domain {
             return Ok(Prepared::Clean);
         }
         let dirty_pages = matches!(&st.body, Body::File(f) if f.pages.dirty_count() > 0);
-        let seen = if data_only { st.data_at } else { st.version };
-        if !dirty_pages && seen <= st.synced && self.links_durable(&st) {
+        if !dirty_pages && st.durability.synced(data_only) && self.links_durable(&st) {
             return Ok(Prepared::Clean);
         }
         // names that are not settled, or another thread writes pages of it: its transaction waits for that, a flush here
         // would not
-        let commits = st.after > self.committed()
-            || !st.tombstones.is_empty()
-            || st.exchange.is_some()
+        let commits = st.durability.precedes(self.committed())
+            || st.durability.is_judged()
             || st.nlink == 0
             || cell.kind == FileKind::Dir
             || cell.inflight.load(Ordering::Acquire) > 0;
         let place = if commits { InPlace::No } else { self.overwrites(&st) };
         let times = !data_only && self.times_pending(&st);
         let tx = e.tx();
-        let older = st.dirty_tx.0 != 0 && st.dirty_tx != tx.id;
+        let dirty_tx = st.durability.dirty_tx();
+        let older = dirty_tx.0 != 0 && dirty_tx != tx.id;
         let how = match place {
             // A commit that has taken the file carries the same blocks: nothing to wait for. One that has not counts on the
             // pages, and would not wait for them.
@@ -161,10 +139,10 @@ impl Domain {
             InPlace::No => How::Elsewhere,
         };
         if older {
-            return Ok(Prepared::Wait(st.dirty_tx));
+            return Ok(Prepared::Wait(dirty_tx));
         }
-        if st.sent_tx > self.committed() {
-            return Ok(Prepared::Wait(st.sent_tx));
+        if st.durability.sent_tx() > self.committed() {
+            return Ok(Prepared::Wait(st.durability.sent_tx()));
         }
         if commits {
             return Ok(Prepared::Commit);
@@ -192,15 +170,15 @@ impl Domain {
             }
             How::InPlace(all, times) => {
                 // on the transaction's list in any case: a sync that comes meanwhile commits it, and so waits for these blocks
-                if times || (st.dirty_tx != tx.id && !all.is_empty()) {
+                if times || (st.durability.dirty_tx() != tx.id && !all.is_empty()) {
                     self.touch_content(tx, cell, st)?;
                 }
                 self.overwrite(cell, st, all, &mut out)?;
                 if !times {
                     // what stays behind are times, of an fdatasync
-                    let version = if data_only && self.times_pending(st) { 0 } else { st.version };
+                    let version = if data_only && self.times_pending(st) { 0 } else { st.durability.version() };
                     let b = Batch { out, records: Vec::new(), data_first: false, tx: tx.id, _io: e.begin_io() };
-                    return Ok(Prepared::Batch(Box::new(b), Reach { version, data: st.version }));
+                    return Ok(Prepared::Batch(Box::new(b), Reach { version, data: st.durability.version() }));
                 }
             }
         }
@@ -224,7 +202,7 @@ impl Domain {
         // the inode first: recovery takes the first record for the file that the chunk is about
         records.rotate_right(1);
         let blocks: usize = out.bytes / 4096;
-        let early = st.early_tx > self.committed() && !planted(Bug::EarlyDataForgotten);
+        let early = st.durability.early_data(self.committed()) && !planted(Bug::EarlyDataForgotten);
         // what is overwritten has its place, whether the record is there or not
         let data_first = !in_place && (early || out.in_place || self.in_place(st) || blocks > SUMS_MAX);
         if !data_first && !in_place {
@@ -232,7 +210,7 @@ impl Domain {
                 if let Payload::Pages(pages, _) = p {
                     let sums: Vec<u32> = pages.iter().map(|p| crc32c::crc32c(p.bytes())).collect();
                     bytes += 12 + 4 * sums.len();
-                    st.summed_tx = tx.id;
+                    st.durability.record_sums_blocks(tx.id);
                     records.push(Record::Sums { addr: *addr, sums });
                 }
             }
@@ -251,22 +229,23 @@ impl Domain {
         }
         Ok(Prepared::Batch(
             Box::new(Batch { out, records, data_first, tx: tx.id, _io: io }),
-            Reach { version: st.version, data: st.version },
+            Reach { version: st.durability.version(), data: st.durability.version() },
         ))
     }
 
     /// Whether no commit that is under way, or about to begin, carries an older state of the cell. Of a directory it would
     /// be that one's name that counts after a crash: recovery does not roll forward a directory that was committed.
     pub fn is_newest(&self, st: &State) -> bool {
-        st.sent_tx <= self.committed() && (st.dirty_tx.0 == 0 || st.dirty_tx >= self.running())
+        st.durability.is_newest(self.committed(), self.running())
     }
 
     /// That a directory exists, whose creation is not durable; `None` where it has other names than at `linked_at`, or a
     /// commit has begun since. The caller is in this domain.
     pub fn ancestor(&self, dir: &Arc<Cell>, linked_at: u64) -> Option<Ancestor> {
         let st = dir.state.read();
-        let same = st.linked_at == linked_at && !st.deleted && self.is_newest(&st);
-        same.then(|| Ancestor { dir: dir.clone(), version: st.version, record: Record::Full(skeleton(self, dir, &st)) })
+        let same = st.durability.names_changed_at() == linked_at && !st.deleted && self.is_newest(&st);
+        let version = st.durability.version();
+        same.then(|| Ancestor { dir: dir.clone(), version, record: Record::Full(skeleton(self, dir, &st)) })
     }
 
     /// A batch with nothing but new directories of this domain, for a file of another domain below them.
@@ -362,7 +341,7 @@ fn skeleton(d: &Domain, c: &Cell, st: &State) -> NodeRecord {
         kind: NodeKind::Inode,
         flags: USED | DIR | if remote { braidfs_format::node::REMOTE } else { 0 },
         owner: c.ino,
-        version: st.version,
+        version: st.durability.version(),
         payload: inode.encode(),
     }
 }

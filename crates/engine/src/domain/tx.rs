@@ -4,11 +4,11 @@
 //! a block freed here is used again only after the transaction is durable.
 
 use super::serialise::Out;
+use crate::braid::frontier::Frontier;
 use crate::cell::Cell;
 use crate::types::*;
 use braidfs_format::journal::Record;
 use braidfs_sync::Mutex;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{
     AtomicI64, AtomicU64, AtomicUsize,
@@ -23,7 +23,7 @@ pub struct Tx {
     cells: Mutex<Vec<Arc<Cell>>>,
     records: Mutex<Vec<Record>>,
     out: Mutex<Out>,
-    peers: Mutex<BTreeMap<u16, u64>>,
+    peers: Mutex<Frontier>,
     cost: AtomicUsize,
     credits: AtomicI64,
     packed: AtomicU64,
@@ -114,9 +114,7 @@ impl Tx {
     }
     /// An operation changed another domain too, in its transaction `tx`.
     pub fn peer(&self, domain: DomainId, tx: TxId) {
-        let mut p = self.peers.lock();
-        let e = p.entry(domain.0).or_insert(0);
-        *e = (*e).max(tx.0);
+        self.peers.lock().raise(domain, tx);
     }
     /// Metadata blocks that were reserved for it.
     pub fn add_credits(&self, blocks: u64) {
@@ -148,7 +146,7 @@ impl Tx {
         std::mem::take(&mut *self.out.lock())
     }
     /// Other domains and their transactions that it shares operations with so far.
-    pub fn peers_so_far(&self) -> Vec<(u16, u64)> {
-        self.peers.lock().iter().map(|(d, t)| (*d, *t)).collect()
+    pub fn peers_so_far(&self) -> Frontier {
+        self.peers.lock().clone()
     }
 }

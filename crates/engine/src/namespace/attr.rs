@@ -76,20 +76,20 @@ impl Volume {
             if let Some(size) = set.size {
                 i.truncate(&op, &c, &mut st, size);
                 st.mtime = now;
-                st.data_at = st.version;
+                st.durability.operation_changes_data();
             }
             if let Some(m) = set.mode {
                 st.mode = (st.mode & !0o7777) | (m & 0o7777);
                 acl::chmod(&mut st);
-                st.data_at = st.version;
+                st.durability.operation_changes_data();
             }
             if let Some(u) = set.uid {
                 st.uid = u;
-                st.data_at = st.version;
+                st.durability.operation_changes_data();
             }
             if let Some(g) = set.gid {
                 st.gid = g;
-                st.data_at = st.version;
+                st.durability.operation_changes_data();
             }
             if let Some(f) = set.flags {
                 let known = NOCOW | IMMUTABLE | APPEND | NOATIME;
@@ -98,10 +98,10 @@ impl Volume {
                 }
                 if f & NOCOW != 0 && st.flags & NOCOW == 0 {
                     // blocks of an ordinary file stay as they are while a crash could make it one again
-                    st.summed_tx = op.tx(c.domain).id;
+                    st.durability.file_becomes_in_place(op.tx(c.domain).id);
                 }
                 st.flags = f;
-                st.data_at = st.version;
+                st.durability.operation_changes_data();
             }
             if set.kill_suid && c.kind == FileKind::File {
                 let mut m = st.mode & !0o4000;
@@ -122,7 +122,7 @@ impl Volume {
                 st.ctime = time(t);
             }
             if before != (st.atime, st.mtime, st.ctime) {
-                st.times_at = st.version;
+                st.durability.operation_changes_times();
             }
             return Ok(c.attr(&st));
         }

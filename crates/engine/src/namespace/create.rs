@@ -197,7 +197,7 @@ impl Inner {
         }
         let Some(before) = op.may_take(d, name, home) else { return Ok(None) };
         let mut st = self.fresh(&dst, new, cred)?;
-        before.note(&mut st);
+        st.durability.inode_takes_name(&before);
         st.gain_link(d.ino, name, self.shared.next_seq(0));
         if new.kind == FileKind::Dir {
             st.parent = d.ino;
@@ -213,8 +213,7 @@ impl Inner {
         // nothing fails from here on but the domain itself
         let mut st = cell.state.write();
         op.touch(&cell, &mut st)?;
-        st.linked_at = st.version;
-        st.data_at = st.version;
+        st.durability.operation_changes_names();
         op.hint(d, name, &cell);
         let attr = cell.attr(&st);
         drop(st);
@@ -318,13 +317,12 @@ impl Inner {
         op.touch(d, &mut dst)?;
         op.add_entry(d, &mut dst, name, c, stale)?;
         op.touch(c, &mut st)?;
-        before.note(&mut st);
+        st.durability.inode_takes_name(&before);
         let seq = i.shared.next_seq(st.link_seq);
         st.gain_link(d.ino, name, seq);
         st.nlink += 1;
         st.ctime = i.shared.now();
-        st.linked_at = st.version;
-        st.data_at = st.version;
+        st.durability.operation_changes_names();
         if tmp {
             i.dom(c.domain).orphans.lock().remove(&ino);
             i.held.named(c);

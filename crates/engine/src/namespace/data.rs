@@ -119,7 +119,7 @@ impl Inner {
             Some(end) if end <= st.size => end,
             _ => return Ok(None),
         };
-        if st.dirty_tx != d.running() || st.deleted || st.flags & IMMUTABLE != 0 {
+        if st.durability.dirty_tx() != d.running() || st.deleted || st.flags & IMMUTABLE != 0 {
             return Ok(None);
         }
         let Body::File(f) = &mut st.body else { return Ok(None) };
@@ -138,8 +138,8 @@ impl Inner {
             rest = after;
         }
         let dirty = f.pages.dirty_count();
-        st.version += 1;
-        st.data_at = st.version;
+        st.durability.operation_makes_version();
+        st.durability.operation_changes_data();
         st.modified(self.shared.now());
         Ok(Some(Wrote { offset, bytes: data.len(), dirty }))
     }
@@ -229,7 +229,7 @@ impl Inner {
             op.touch(c, &mut st)?
         }
         st.modified(self.shared.now());
-        st.data_at = st.version;
+        st.durability.operation_changes_data();
         let old_size = st.size;
         if end > old_size {
             self.dirty_last_page(&mut st, old_size);
@@ -386,7 +386,7 @@ impl Inner {
         };
         op.touch(c, st)?;
         st.size = st.size.min(tail * PAGE);
-        st.data_at = st.version;
+        st.durability.operation_changes_data();
         let Body::File(f) = &mut st.body else { return Ok(false) };
         self.drop_blocks(op, c, f, tail..LBLK_MAX + 1);
         self.settle_reserved(self.dom(c.domain), f);

@@ -238,7 +238,7 @@ impl Inner {
             if st.flags & NOCOW == 0 {
                 st.flags |= NOCOW;
                 // blocks of an ordinary file stay as they are while a crash could make it one again
-                st.summed_tx = op.tx(c.domain).id;
+                st.durability.file_becomes_in_place(op.tx(c.domain).id);
             }
             if !keep {
                 st.size = st.size.max(end);
@@ -247,7 +247,7 @@ impl Inner {
         let now = self.shared.now();
         st.mtime = now;
         st.ctime = now;
-        st.data_at = st.version;
+        st.durability.operation_changes_data();
         Ok(true)
     }
 }

@@ -54,9 +54,9 @@ impl Inner {
                     crate::cell::Body::Dir(b) => match b.index.find_loaded(hash, name) {
                         Lookup::Found(e) => {
                             note(e.node, e.gener, e.kind);
-                            Some((Some((e.node, e.gener)), st.version))
+                            Some((Some((e.node, e.gener)), st.durability.version()))
                         }
-                        Lookup::Absent => Some((None, st.version)),
+                        Lookup::Absent => Some((None, st.durability.version())),
                         Lookup::NotLoaded => None,
                     },
                     _ => return Err(Error::NotDir),
@@ -68,7 +68,7 @@ impl Inner {
                     let mut st = d.state.write();
                     let e = self.find_entry(d, &mut st, name)?;
                     e.iter().for_each(|e| note(e.node, e.gener, e.kind));
-                    (e.map(|e| (e.node, e.gener)), st.version)
+                    (e.map(|e| (e.node, e.gener)), st.durability.version())
                 }
             };
             let Some((node, gener)) = entry else { return Err(Error::NotFound) };
@@ -80,7 +80,7 @@ impl Inner {
             }
             // Without a crash before, an entry is stale only while it is being removed: an operation changes entry, link
             // and version of the directory in one step. One that stays names what is lost.
-            if d.state.read().version == version {
+            if d.state.read().durability.version() == version {
                 let lost = Error::Corrupt(Corrupt::new("directory", format!("{} names {node}, which is lost", d.ino)));
                 if let Ok(home) = self.domain(node) {
                     home.fail(&lost);

@@ -23,6 +23,8 @@ pub mod sync;
 mod sync_batch;
 pub mod xattr;
 
+use crate::braid::durability::Before;
+use crate::braid::frontier::Frontier;
 use crate::cell::names::{Key, Target};
 use crate::cell::{Cell, State, name_hash};
 use crate::domain::commit::{Enters, enter_all};
@@ -60,25 +62,6 @@ pub(crate) struct Named {
     pub gener: u32,
     /// `d_type`.
     pub kind: u8,
-}
-
-/// What must be durable with an inode that takes a name which another one left.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Before {
-    /// A transaction of its own domain.
-    pub after: TxId,
-    /// A transaction of another domain, with an fsync of the inode.
-    pub sync_with: SmallVec<[(DomainId, TxId); 1]>,
-}
-
-impl Before {
-    /// Notes it in the inode.
-    pub fn note(self, st: &mut State) {
-        st.after = st.after.max(self.after);
-        if !self.sync_with.is_empty() {
-            st.sync_with.extend(self.sync_with);
-        }
-    }
 }
 
 /// The domains that an operation changes, entered.
@@ -152,7 +135,7 @@ impl<'a> Op<'a> {
     /// Marks a cell as changed. Where its record begins a new node block, a reserved block becomes the transaction's.
     pub fn touch(&mut self, cell: &Arc<Cell>, st: &mut State) -> Result<()> {
         self.touch_content(cell, st)?;
-        st.changed_tx = self.tx(cell.domain).id;
+        st.durability.operation_changes_inode(self.tx(cell.domain).id);
         Ok(())
     }
 
@@ -160,7 +143,7 @@ impl<'a> Op<'a> {
     pub fn touch_content(&mut self, cell: &Arc<Cell>, st: &mut State) -> Result<()> {
         let i = self.index(cell.domain);
         let (d, tx) = (self.enters[i].domain, self.enters[i].tx());
-        let fresh = st.dirty_tx != tx.id;
+        let fresh = st.durability.dirty_tx() != tx.id;
         d.touch_content(tx, cell, st)?;
         if fresh {
             self.grows(cell.domain, st.record_bytes());
@@ -172,7 +155,8 @@ impl<'a> Op<'a> {
     /// That takes the reservations of its dirty pages, which the operation would else count on, and lose when it touches
     /// the file.
     pub fn settle(&mut self, cell: &Arc<Cell>, st: &mut State) -> Result<()> {
-        if st.dirty_tx.0 == 0 || st.dirty_tx == self.tx(cell.domain).id { Ok(()) } else { self.touch_content(cell, st) }
+        let by = st.durability.dirty_tx();
+        if by.0 == 0 || by == self.tx(cell.domain).id { Ok(()) } else { self.touch_content(cell, st) }
     }
 
     /// The record of a touched cell grows.
@@ -224,7 +208,7 @@ impl<'a> Op<'a> {
         for l in self.inner.left_by(dir, name) {
             match (l.domain == domain, l.alive) {
                 (false, true) => return None,
-                (false, false) => b.sync_with.push((l.domain, l.tx)),
+                (false, false) => b.sync_with.raise(l.domain, l.tx),
                 (true, true) => b.after = l.tx,
                 (true, false) => {}
             }
@@ -285,7 +269,7 @@ impl<'a> Op<'a> {
         let now = self.inner.shared.now();
         st.mtime = now;
         st.ctime = now;
-        st.data_at = st.version;
+        st.durability.operation_changes_data();
     }
 }
 
@@ -365,20 +349,20 @@ impl Inner {
 
     /// Inodes that left a directory without that being durable yet, which must be so before its end is, decided in domain
     /// `end`: its own where it is removed, the newcomer's where it is replaced.
-    pub fn left_dir(&self, dir: &Cell, end: DomainId) -> Vec<(DomainId, TxId)> {
+    pub fn left_dir(&self, dir: &Cell, end: DomainId) -> Frontier {
         let mut all = self.dom(dir.domain).left.of_dir(dir.ino);
         // those of that domain are durable with it
-        all.retain(|(d, t)| *d != end && self.pending(*d, *t));
+        all.retain(|d, t| d != end && self.pending(d, t));
         all
     }
 
     /// Whether something left a directory, and lives on, without that being durable yet.
     pub fn left_any(&self, dir: &Cell) -> bool {
-        self.dom(dir.domain).left.of_dir(dir.ino).into_iter().any(|(d, t)| self.pending(d, t))
+        self.dom(dir.domain).left.of_dir(dir.ino).any(|d, t| self.pending(d, t))
     }
 
     /// A failed domain's changes will never be durable: nothing waits for them.
-    fn pending(&self, d: DomainId, t: TxId) -> bool {
+    pub fn pending(&self, d: DomainId, t: TxId) -> bool {
         let d = self.dom(d);
         d.committed() < t && d.failed().is_none()
     }
@@ -386,7 +370,7 @@ impl Inner {
     /// Makes the rename durable by which an inode of another domain than `newcomer` left `dir/name`, if there is one.
     /// Not inside a gate. One of the rare commits in the foreground.
     pub fn settle_name(&self, dir: &Cell, name: &[u8], newcomer: DomainId) -> Result<()> {
-        let others: Vec<_> = self
+        let others: Frontier = self
             .left_by(dir, name)
             .into_iter()
             .filter(|l| l.alive && l.domain != newcomer)
@@ -399,29 +383,25 @@ impl Inner {
     /// Recovery completes such an exchange from this inode's record, and gives such a name back as of the time of the
     /// record's last change of names: until then its names may not change.
     pub fn exchanging(&self, st: &State) -> bool {
-        (st.exchange.is_some() || !st.tombstones.is_empty()) && st.waits_for.iter().any(|(d, t)| self.pending(*d, *t))
+        st.durability.is_judged() && st.durability.waits_for().any(|d, t| self.pending(d, t))
     }
 
     /// Makes the partner's side of an exchange durable before names of `c` change. Not inside a gate.
     pub fn settle_exchange(&self, c: &Cell) -> Result<()> {
-        let waits = {
+        let mut waits = {
             let st = c.state.read();
             if !self.exchanging(&st) {
                 return Ok(());
             }
-            st.waits_for.to_vec()
+            st.durability.waits_for().clone()
         };
-        self.commit_some(&waits.into_iter().filter(|(d, t)| self.pending(*d, *t)).collect::<Vec<_>>())
+        waits.retain(|d, t| self.pending(d, t));
+        self.commit_some(&waits)
     }
 
     /// Makes all renames away from a directory durable before it goes ([`Self::left_dir`]). Not inside a gate.
     pub fn settle_dir(&self, dir: &Cell, end: DomainId) -> Result<()> {
-        let mut latest = std::collections::BTreeMap::new();
-        for (d, t) in self.left_dir(dir, end) {
-            let e = latest.entry(d).or_insert(t);
-            *e = (*e).max(t);
-        }
-        if latest.is_empty() { Ok(()) } else { self.commit_some(&latest.into_iter().collect::<Vec<_>>()) }
+        self.commit_some(&self.left_dir(dir, end))
     }
 
     /// A directory's cell.

@@ -22,7 +22,7 @@ impl Inner {
         // in this order: a handle being opened or closed counts itself, then looks whether the inode is gone
         cell.nameless.store(true, Ordering::SeqCst);
         let held = self.held.orphaned(cell);
-        if held || cell.opens.load(Ordering::SeqCst) > 0 || !st.tombstones.is_empty() {
+        if held || cell.opens.load(Ordering::SeqCst) > 0 || !st.durability.tombstones().is_empty() {
             d.orphans.lock().insert(cell.ino);
         } else {
             self.delete(op.enter(cell.domain), cell, st);
@@ -57,7 +57,7 @@ impl Inner {
         if st.deleted || st.nlink > 0 || cell.opens.load(Ordering::Acquire) > 0 || self.held.holds(cell) {
             return Ok(true);
         }
-        if st.waits_for.iter().any(|(d, t)| self.dom(*d).committed() < *t) {
+        if st.durability.waits_for().any(|d, t| self.dom(d).committed() < t) {
             drop(st);
             self.zombies.lock().push(cell.clone());
             return Ok(true);
@@ -77,8 +77,8 @@ impl Inner {
     pub(crate) fn reap_zombies(&self) -> Result<()> {
         let all = std::mem::take(&mut *self.zombies.lock());
         for c in all {
-            let waits = c.state.read().waits_for.clone();
-            if waits.iter().any(|(d, t)| self.dom(*d).committed() < *t && self.dom(*d).failed().is_none()) {
+            let waits = c.state.read().durability.waits_for().any(|d, t| self.pending(d, t));
+            if waits {
                 self.zombies.lock().push(c);
             } else if c.opens.load(Ordering::Acquire) == 0 {
                 self.reap(&c)?;
@@ -160,8 +160,7 @@ impl Volume {
             st.ctime = now;
             let seq = i.shared.next_seq(st.link_seq);
             st.remove_link(dir, name, seq);
-            st.linked_at = st.version;
-            st.data_at = st.version;
+            st.durability.operation_changes_names();
             op.hint(&d, name, &c);
             if want_dir {
                 dst.nlink = dst.nlink.saturating_sub(1);

@@ -137,7 +137,7 @@ impl Inner {
             {
                 // two directory moves in two domains at once
                 let (a, b) = (self.dom(src.domain), self.dom(d.domain));
-                self.commit_some(&[(a.id, done), (b.id, b.running())])?;
+                self.commit_some(&[(a.id, done), (b.id, b.running())].into_iter().collect())?;
             }
             return Ok(());
         }
@@ -298,15 +298,14 @@ impl Inner {
         s.remove_link(from.dir.ino, from.name, seq);
         s.gain_link(to.dir.ino, to.name, seq);
         s.ctime = now;
-        s.linked_at = s.version;
-        s.data_at = s.version;
+        s.durability.operation_changes_names();
         if src_dir && cross {
             s.parent = to.dir.ino;
-            s.moved = true;
+            s.durability.directory_moves();
             dirs[a].nlink = dirs[a].nlink.saturating_sub(1);
             dirs[b].nlink += 1;
         }
-        before.note(&mut s);
+        s.durability.inode_takes_name(&before);
         self.dom(from.dir.domain).left.add(from.dir.ino, from.name, Left { domain: src.domain, tx, alive: true });
         op.hint(&from.dir, from.name, src);
         op.hint(&to.dir, to.name, src);
@@ -316,45 +315,44 @@ impl Inner {
         if let (Some(d), Some(v)) = (dst, v.as_mut()) {
             v.remove_link(to.dir.ino, to.name, seq);
             v.ctime = now;
-            v.linked_at = v.version;
-            v.data_at = v.version;
+            v.durability.operation_changes_names();
             op.hint(&to.dir, to.name, d);
             let apart = d.domain != src.domain;
             if apart {
                 op.braid(d.domain, src.domain);
                 let link = Link { parent: to.dir.ino, name: to.name.into() };
-                v.tombstones.push(Tombstone { link, newcomer: src.ino, gener: src.gener, version: s.version });
-                v.waits_for.push((src.domain, tx));
+                let version = s.durability.version();
+                let t = Tombstone { link, newcomer: src.ino, gener: src.gener, version };
+                v.durability.newcomer_takes_name(t, src.domain, tx);
                 op.hint_always(&to.dir, to.name, d);
                 // not only the newcomer: whoever has the name after it, too
                 let vtx = op.tx(d.domain).id;
-                s.sync_with.push((d.domain, vtx));
+                s.durability.inode_syncs_with(d.domain, vtx);
                 self.dom(to.dir.domain).left.add(to.dir.ino, to.name, Left { domain: d.domain, tx: vtx, alive: false });
             }
             if mode == RenameMode::Exchange {
                 v.gain_link(from.dir.ino, from.name, seq);
                 let vtx = op.tx(d.domain).id;
                 self.dom(to.dir.domain).left.add(to.dir.ino, to.name, Left { domain: d.domain, tx: vtx, alive: true });
-                before_dst.note(v);
+                v.durability.inode_takes_name(&before_dst);
                 if d.domain == src.domain {
                     // each has the other's old name
-                    s.after = tx;
-                    v.after = vtx;
+                    s.durability.inode_follows(tx);
+                    v.durability.inode_follows(vtx);
                 }
                 op.hint(&from.dir, from.name, d);
                 if dst_dir && cross {
                     v.parent = from.dir.ino;
-                    v.moved = true;
+                    v.durability.directory_moves();
                     dirs[b].nlink = dirs[b].nlink.saturating_sub(1);
                     dirs[a].nlink += 1;
                 }
                 if apart {
-                    v.exchange = Some(Box::new((src.ino, src.gener, s.version)));
-                    s.exchange = Some(Box::new((d.ino, d.gener, v.version)));
+                    v.durability.partner_exchanges_name((src.ino, src.gener, s.durability.version()));
                     let link = Link { parent: from.dir.ino, name: from.name.into() };
-                    let (newcomer, gener, version) = (d.ino, d.gener, v.version);
-                    s.tombstones.push(Tombstone { link, newcomer, gener, version });
-                    s.waits_for.push((d.domain, op.tx(d.domain).id));
+                    let (newcomer, gener, version) = (d.ino, d.gener, v.durability.version());
+                    s.durability.newcomer_takes_name(Tombstone { link, newcomer, gener, version }, d.domain, vtx);
+                    s.durability.partner_exchanges_name((newcomer, gener, version));
                     op.hint_always(&from.dir, from.name, d);
                     op.hint_always(&from.dir, from.name, src);
                     op.hint_always(&to.dir, to.name, src);
@@ -365,7 +363,7 @@ impl Inner {
                     dirs[b].nlink = dirs[b].nlink.saturating_sub(1);
                     if self.left_any(d) {
                         // what moved out of it would come back into it: whoever has the name is not durable before
-                        s.after = s.after.max(tx);
+                        s.durability.inode_follows(tx);
                         self.dom(to.dir.domain).left.add(to.dir.ino, to.name, left);
                     }
                     self.last_name_gone(&op, d, v);
@@ -373,13 +371,13 @@ impl Inner {
                     v.nlink = v.nlink.saturating_sub(1);
                     if !apart {
                         // a victim with other names may not lose this one before the newcomer has it
-                        v.after = v.after.max(tx);
+                        v.durability.inode_follows(tx);
                     }
                     if v.nlink == 0 {
                         self.last_name_gone(&op, d, v);
                     } else if !apart {
                         // not only the newcomer: whoever has the name after it, too
-                        s.after = s.after.max(tx);
+                        s.durability.inode_follows(tx);
                         self.dom(to.dir.domain).left.add(to.dir.ino, to.name, left);
                     }
                 }

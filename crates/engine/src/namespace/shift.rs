@@ -182,14 +182,11 @@ impl Inner {
         f.pages.shift(from, shift.to(from));
         self.move_extents(&op, c, f, shift);
         st.size = size;
-        // In the durable state these blocks lie elsewhere in the file: until this is durable, nothing is written in place,
-        // and an fsync commits (a roll-forward record would not tell the owner tables of blocks that it does not bring).
-        st.summed_tx = id;
-        st.after = st.after.max(id);
+        st.durability.operation_moves_blocks(id);
         let now = self.shared.now();
         st.mtime = now;
         st.ctime = now;
-        st.data_at = st.version;
+        st.durability.operation_changes_data();
         Ok(true)
     }
 

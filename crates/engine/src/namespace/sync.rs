@@ -1,13 +1,13 @@
 //! fsync, sync: what makes changes durable (docs/crash-contract.md).
 
 use super::sync_batch::Gathered;
+use crate::braid::frontier::Frontier;
 use crate::cell::Cell;
 use crate::domain::sync::skeleton_fits;
 use crate::error::{Error, Result};
 use crate::planted::{Bug, planted};
 use crate::types::*;
 use crate::volume::{Inner, Ticket, Volume};
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Directories on a file's paths that are not durable yet.
@@ -20,7 +20,7 @@ pub(super) struct Path {
     /// Domains whose running transaction must be committed instead.
     pub commit: Vec<DomainId>,
     /// Transactions of other domains that must be durable, too: inodes there had the names of directories on the path.
-    pub with: Vec<(DomainId, TxId)>,
+    pub with: Frontier,
 }
 
 impl Inner {
@@ -28,9 +28,9 @@ impl Inner {
     pub(super) fn pending_path(&self, c: &Arc<Cell>) -> Result<Path> {
         let (linked_at, mut todo) = {
             let st = c.state.read();
-            (st.linked_at, st.links.iter().map(|l| l.parent).collect::<Vec<_>>())
+            (st.durability.names_changed_at(), st.links.iter().map(|l| l.parent).collect::<Vec<_>>())
         };
-        let mut p = Path { linked_at, fresh: Vec::new(), commit: Vec::new(), with: Vec::new() };
+        let mut p = Path { linked_at, fresh: Vec::new(), commit: Vec::new(), with: Frontier::EMPTY };
         let mut seen = std::collections::HashSet::new();
         while let Some(n) = todo.pop() {
             if n == NodeId::ROOT || !seen.insert(n) {
@@ -44,7 +44,8 @@ impl Inner {
             let dom = self.dom(d.domain);
             let st = d.state.read();
             todo.push(st.parent);
-            p.with.extend(st.sync_with.iter().filter(|(d, t)| self.dom(*d).committed() < *t));
+            let pending = st.durability.sync_with().iter().filter(|(d, t)| self.dom(*d).committed() < *t);
+            pending.for_each(|(d, t)| p.with.raise(d, t));
             if dom.links_durable(&st) {
                 continue;
             }
@@ -53,9 +54,9 @@ impl Inner {
             if born && planted(Bug::AncestorForgotten) {
                 continue;
             }
-            let plain = !st.moved && st.after <= dom.committed() && st.exchange.is_none() && dom.is_newest(&st);
+            let plain = st.durability.is_plain(dom.committed()) && dom.is_newest(&st);
             if born && plain && skeleton_fits(&st) {
-                p.fresh.push((d.clone(), st.linked_at));
+                p.fresh.push((d.clone(), st.durability.names_changed_at()));
             } else {
                 p.commit.push(d.domain);
             }
@@ -94,10 +95,7 @@ impl Inner {
 
     /// Whether the inode is there after a crash, in some state.
     fn ever_durable(&self, c: &Cell) -> Result<bool> {
-        let synced = {
-            let st = c.state.read();
-            st.synced > 0 || st.link_synced > 0
-        };
+        let synced = c.state.read().durability.ever_synced();
         let known = self.dom(c.domain).nodes.get(c.ino)?;
         Ok(synced || (known.used() && known.gener == c.gener))
     }
@@ -108,7 +106,7 @@ impl Inner {
             let linked_at = self.commit_for(c)?;
             let st = c.state.read();
             // where it was moved meanwhile, the commit has its new name, and perhaps not the directory
-            if st.linked_at == linked_at || st.deleted {
+            if st.durability.names_changed_at() == linked_at || st.deleted {
                 return Ok(());
             }
         }
@@ -116,34 +114,26 @@ impl Inner {
 
     /// Commits what an fsync of the object needs with the names that it has now: since this version, which is returned.
     fn commit_for(&self, c: &Arc<Cell>) -> Result<u64> {
-        let mut which: BTreeMap<DomainId, TxId> = BTreeMap::new();
         let own = self.dom(c.domain);
         if self.shared.options.data == DataMode::Writeback {
             own.flush_cell(c)?; // a commit would leave the data alone
         }
-        which.insert(c.domain, own.running());
+        let mut which = Frontier::of(c.domain, own.running());
         let path = self.pending_path(c)?;
-        for (d, t) in path.with {
-            let e = which.entry(d).or_insert(t);
-            *e = (*e).max(t);
-        }
+        which.merge(&path.with);
         for d in path.fresh.iter().map(|(d, _)| d.domain).chain(path.commit) {
-            which.insert(d, self.dom(d).running());
+            which.raise(d, self.dom(d).running());
         }
         {
             let st = c.state.read();
-            for (d, t) in st.waits_for.iter().chain(st.sync_with.iter()) {
-                let e = which.entry(*d).or_insert(*t);
-                *e = (*e).max(*t);
-            }
+            which.merge(st.durability.waits_for());
+            which.merge(st.durability.sync_with());
         }
         // children of a directory, victims and newcomers of renames: whatever shared operations with this domain
-        let peers = if planted(Bug::ChildrenForgotten) { Default::default() } else { own.peers_of_running() };
-        for (d, t) in peers {
-            let e = which.entry(d).or_insert(t);
-            *e = (*e).max(t);
+        if !planted(Bug::ChildrenForgotten) {
+            which.merge(&own.peers_of_running());
         }
-        self.commit_some(&which.into_iter().collect::<Vec<_>>())?;
+        self.commit_some(&which)?;
         Ok(path.linked_at)
     }
 

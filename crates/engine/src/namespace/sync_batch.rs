@@ -3,10 +3,11 @@
 //! Nobody waits for a commit while something is gathered and not written: the commit of its transaction waits for it
 //! ([`crate::domain::tx::PendingIo`]). Of several files, those that would have to wait are put aside.
 
+use crate::braid::durability::Reach;
 use crate::cell::Cell;
 use crate::domain::Domain;
 use crate::domain::commit::{Enters, enter_all, try_enter_all};
-use crate::domain::sync::{Ancestor, Batch, Prepared, Reach};
+use crate::domain::sync::{Ancestor, Batch, Prepared};
 use crate::error::{Error, Result};
 use crate::planted::{Bug, planted};
 use crate::types::*;
@@ -120,10 +121,9 @@ impl Inner {
             return results;
         }
         for ((cell, reach, linked), _) in files.iter().zip(&results).filter(|(_, r)| matches!(r, Ok(true))) {
-            reach.note(&mut cell.state.write());
+            cell.state.write().durability.fsync_reaches(*reach);
             for (d, v) in linked {
-                let mut st = d.state.write();
-                st.link_synced = st.link_synced.max(*v);
+                d.state.write().durability.fsync_below_reaches(*v);
             }
         }
         results

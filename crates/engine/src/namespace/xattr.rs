@@ -125,7 +125,7 @@ impl Volume {
             st.xattrs.push((name.into(), value.into()));
         }
         st.ctime = i.shared.now();
-        st.data_at = st.version;
+        st.durability.operation_changes_data();
         Ok(())
     }
 
@@ -190,7 +190,7 @@ impl Volume {
         op.touch(&c, &mut st)?;
         st.xattrs.retain(|(n, _)| **n != *name);
         st.ctime = i.shared.now();
-        st.data_at = st.version;
+        st.durability.operation_changes_data();
         Ok(())
     }
 }

@@ -18,6 +18,7 @@ pub(crate) mod syncing;
 pub mod ticket;
 pub mod trim;
 
+use crate::braid::frontier::Frontier;
 use crate::cell::Cell;
 use crate::cell::names::NameCache;
 use crate::domain::{Domain, Shared};
@@ -321,7 +322,7 @@ impl Inner {
     /// # Errors
     /// The first one; the other domains are committed all the same.
     pub fn commit_all(&self) -> Result<()> {
-        self.commit_some(&self.domains.iter().map(|d| (d.id, d.running())).collect::<Vec<_>>())
+        self.commit_some(&self.domains.iter().map(|d| (d.id, d.running())).collect())
     }
 
     /// Makes these transactions durable, side by side (SpanFS's parallel two-phase synchronisation: submit to all, then
@@ -329,8 +330,8 @@ impl Inner {
     ///
     /// # Errors
     /// The first one.
-    pub fn commit_some(&self, which: &[(DomainId, TxId)]) -> Result<()> {
-        let todo: Vec<_> = which.iter().filter(|(d, t)| self.dom(*d).needs_commit(*t)).collect();
+    pub fn commit_some(&self, which: &Frontier) -> Result<()> {
+        let todo: Vec<_> = which.as_slice().iter().filter(|(d, t)| self.dom(*d).needs_commit(*t)).collect();
         match todo.as_slice() {
             [] => Ok(()),
             [(d, t)] => self.dom(*d).commit_upto(*t),

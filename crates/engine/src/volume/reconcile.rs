@@ -7,7 +7,6 @@
 //! commit afterwards; until then each journal keeps what led here, so that a crash in the middle starts over.
 
 use super::Inner;
-use crate::cell::lazy::Lazy;
 use crate::cell::{Body, Cell, State, name_hash};
 use crate::domain::Enter;
 use crate::domain::recover::{Claim, Forwarded, Hint, Recovered};
@@ -141,8 +140,7 @@ impl Inner {
             let mut st = c.state.write();
             if !st.deleted {
                 e.domain.touch(e.tx(), c, &mut st)?;
-                st.tombstones = Lazy::default();
-                st.exchange = None;
+                st.durability.forget_judged();
                 if st.links.is_empty() && st.nlink == 0 {
                     self.delete(&e, c, &mut st);
                 }
@@ -155,9 +153,9 @@ impl Inner {
 /// Marks a cell as changed in its domain's recovery transaction. Its version stays: a recovery after this one must not take
 /// the change for one that others wait for.
 fn touch(e: &Enter<'_>, c: &Arc<Cell>, st: &mut State) -> Result<()> {
-    let version = st.version;
+    let version = st.durability.version();
     e.domain.touch(e.tx(), c, st)?;
-    st.version = version;
+    st.durability.recovery_keeps_version(version);
     Ok(())
 }
 
@@ -184,12 +182,12 @@ impl Pass<'_> {
             if let Ok(c) = d.cell(ino)
                 && c.gener == gener
             {
-                return Ok(c.state.read().version >= version);
+                return Ok(c.state.read().durability.version() >= version);
             }
             // freed later (then it had been durable), or never came to be
             return Ok(e.gener >= gener && e.gener != 0);
         }
-        Ok(d.cell(ino)?.state.read().version >= version)
+        Ok(d.cell(ino)?.state.read().durability.version() >= version)
     }
 
     /// Tombstones and exchanges of the inode that a hint names: did the other side survive?
@@ -197,7 +195,7 @@ impl Pass<'_> {
         let Some(cell) = self.live(h.child, h.gener)? else { return Ok(None) };
         let (tombstones, exchange) = {
             let st = cell.state.read();
-            (st.tombstones.to_vec(), st.exchange.as_deref().copied())
+            (st.durability.tombstones().to_vec(), st.durability.exchange())
         };
         if tombstones.is_empty() && exchange.is_none() {
             return Ok(None);
@@ -272,7 +270,7 @@ impl Pass<'_> {
         if st.nlink == 0 {
             c.nameless.store(true, Ordering::SeqCst);
         }
-        st.linked_at = st.version;
+        st.durability.recovery_changes_names();
         Ok(())
     }
 

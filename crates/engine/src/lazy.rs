@@ -2,7 +2,6 @@
 //!
 //! A million cached inodes are as large as what each of them has for nothing: a value that is empty takes one word here.
 
-use super::extents::ExtentMap;
 use std::ops::{Deref, DerefMut};
 
 /// A type with a value that stands for nothing.
@@ -20,13 +19,6 @@ impl<T: 'static> Empty for Vec<T> {
     }
 }
 
-impl Empty for ExtentMap {
-    const EMPTY: &'static Self = &ExtentMap::new();
-    fn empty() -> Self {
-        Self::new()
-    }
-}
-
 /// A value that is mostly empty. To borrow it for a change makes it, so that callers on the way of every operation ask
 /// [`Self::there`] instead.
 #[derive(Debug, Clone)]
@@ -39,6 +31,10 @@ impl<T> Default for Lazy<T> {
 }
 
 impl<T: Empty> Lazy<T> {
+    /// This value, which is not empty.
+    pub fn of(value: T) -> Self {
+        Self(Some(Box::new(value)))
+    }
     /// The value to change, where there is one.
     pub fn there(&mut self) -> Option<&mut T> {
         self.0.as_deref_mut()
@@ -52,12 +48,6 @@ impl<T: Empty> Lazy<T> {
 impl<T> From<Vec<T>> for Lazy<Vec<T>> {
     fn from(value: Vec<T>) -> Self {
         Self((!value.is_empty()).then(|| Box::new(value)))
-    }
-}
-
-impl From<ExtentMap> for Lazy<ExtentMap> {
-    fn from(value: ExtentMap) -> Self {
-        Self(Some(Box::new(value)))
     }
 }
 

@@ -1,0 +1,5 @@
+//! The protocol between domains: what must be durable before what, so that logs that know nothing of each other are one
+//! namespace after a crash at any moment. docs/braid.md explains it.
+
+pub mod durability;
+pub mod frontier;
