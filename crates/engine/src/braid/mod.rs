@@ -3,3 +3,8 @@
 
 pub mod durability;
 pub mod frontier;
+pub mod rules;
+pub mod vacated;
+
+#[cfg(test)]
+mod tests;

@@ -145,7 +145,8 @@ impl Domain {
         self.durable.store(tx.id.0, Ordering::Relaxed);
         self.committed.store(tx.id.0, Ordering::Release);
         self.counters.commits.fetch_add(1, Ordering::Relaxed);
-        self.left.prune(|d, t| if d == self.id { t <= tx.id } else { self.peer(d).is_none_or(|p| p.committed() >= t) });
+        self.vacated
+            .prune(|d, t| if d == self.id { t <= tx.id } else { self.peer(d).is_none_or(|p| p.committed() >= t) });
         Ok(true)
     }
 

@@ -13,7 +13,6 @@
 pub mod checkpoint;
 pub mod commit;
 pub mod flush;
-pub mod left;
 pub mod load;
 pub mod overwrite;
 pub mod recover;
@@ -23,6 +22,7 @@ pub mod sync;
 pub mod tx;
 
 use crate::braid::frontier::Frontier;
+use crate::braid::vacated::VacatedNames;
 use crate::cell::cache::{CELL_BYTES, CellCache, Memory};
 use crate::cell::{Cell, State};
 use crate::error::{Error, Result};
@@ -191,7 +191,7 @@ pub struct Domain {
     /// Files with dirty pages that a commit left alone (`data=writeback`).
     lazy: Mutex<Vec<Arc<Cell>>>,
     /// Names of this domain's directories that inodes left by renames that may not be durable yet.
-    pub left: left::LeftNames,
+    pub vacated: VacatedNames,
     /// The other domains.
     pub peers: OnceLock<Vec<Weak<Domain>>>,
     /// Counters.
@@ -279,7 +279,7 @@ impl Domain {
             new_geners: Mutex::default(),
             held: Mutex::default(),
             lazy: Mutex::default(),
-            left: left::LeftNames::default(),
+            vacated: VacatedNames::default(),
             peers: OnceLock::new(),
             counters: Counters::default(),
             missed: CachePadded::default(),

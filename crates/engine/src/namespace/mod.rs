@@ -25,10 +25,11 @@ pub mod xattr;
 
 use crate::braid::durability::Before;
 use crate::braid::frontier::Frontier;
+use crate::braid::rules::{Taking, end_directory, take_name};
+use crate::braid::vacated::Leavers;
 use crate::cell::names::{Key, Target};
 use crate::cell::{Cell, State, name_hash};
 use crate::domain::commit::{Enters, enter_all};
-use crate::domain::left::Leavers;
 use crate::domain::tx::Tx;
 use crate::domain::{Domain, Enter};
 use crate::error::{Error, Result};
@@ -204,16 +205,10 @@ impl<'a> Op<'a> {
     /// An inode of `domain` takes `dir/name`: what must be durable with it. `None` where an inode of another domain left
     /// the name, lives on, and must be made durable first ([`Inner::settle_name`]).
     pub fn may_take(&self, dir: &Cell, name: &[u8], domain: DomainId) -> Option<Before> {
-        let mut b = Before::default();
-        for l in self.inner.left_by(dir, name) {
-            match (l.domain == domain, l.alive) {
-                (false, true) => return None,
-                (false, false) => b.sync_with.raise(l.domain, l.tx),
-                (true, true) => b.after = l.tx,
-                (true, false) => {}
-            }
+        match take_name(&self.inner.left_by(dir, name), domain) {
+            Taking::Syncs(before) => Some(before),
+            Taking::Commits(_) => None,
         }
-        Some(b)
     }
 
     /// Runs `f` on the names of a directory that was touched; new dirty buckets get their reserved blocks.
@@ -340,9 +335,9 @@ impl Inner {
         Ok(Some(c))
     }
 
-    /// Who left `dir/name` without that being durable yet (`crate::domain::left`).
+    /// Who left `dir/name` without that being durable yet (`crate::braid::vacated`).
     pub fn left_by(&self, dir: &Cell, name: &[u8]) -> Leavers {
-        let mut all = self.dom(dir.domain).left.get(dir.ino, name);
+        let mut all = self.dom(dir.domain).vacated.get(dir.ino, name);
         all.retain(|l| self.pending(l.domain, l.tx));
         all
     }
@@ -350,15 +345,14 @@ impl Inner {
     /// Inodes that left a directory without that being durable yet, which must be so before its end is, decided in domain
     /// `end`: its own where it is removed, the newcomer's where it is replaced.
     pub fn left_dir(&self, dir: &Cell, end: DomainId) -> Frontier {
-        let mut all = self.dom(dir.domain).left.of_dir(dir.ino);
-        // those of that domain are durable with it
-        all.retain(|d, t| d != end && self.pending(d, t));
+        let mut all = end_directory(self.dom(dir.domain).vacated.of_dir(dir.ino), end);
+        all.retain(|d, t| self.pending(d, t));
         all
     }
 
     /// Whether something left a directory, and lives on, without that being durable yet.
     pub fn left_any(&self, dir: &Cell) -> bool {
-        self.dom(dir.domain).left.of_dir(dir.ino).any(|d, t| self.pending(d, t))
+        self.dom(dir.domain).vacated.of_dir(dir.ino).any(|d, t| self.pending(d, t))
     }
 
     /// A failed domain's changes will never be durable: nothing waits for them.
@@ -370,13 +364,10 @@ impl Inner {
     /// Makes the rename durable by which an inode of another domain than `newcomer` left `dir/name`, if there is one.
     /// Not inside a gate. One of the rare commits in the foreground.
     pub fn settle_name(&self, dir: &Cell, name: &[u8], newcomer: DomainId) -> Result<()> {
-        let others: Frontier = self
-            .left_by(dir, name)
-            .into_iter()
-            .filter(|l| l.alive && l.domain != newcomer)
-            .map(|l| (l.domain, l.tx))
-            .collect();
-        if others.is_empty() { Ok(()) } else { self.commit_some(&others) }
+        match take_name(&self.left_by(dir, name), newcomer) {
+            Taking::Commits(first) => self.commit_some(&first),
+            Taking::Syncs(_) => Ok(()),
+        }
     }
 
     /// Whether the inode was exchanged with one of another domain, or lost a name to one, that is not durable yet.

@@ -1,9 +1,9 @@
 //! Taking names away: unlink, rmdir; what becomes of an inode without a name.
 
 use super::{Op, check_alive, check_changeable, check_name};
+use crate::braid::vacated::Vacated;
 use crate::cell::{Body, Cell, State};
 use crate::domain::Enter;
-use crate::domain::left::Left;
 use crate::error::{Error, Result};
 use crate::types::*;
 use crate::volume::{Inner, Volume};
@@ -174,8 +174,8 @@ impl Volume {
             // where it lives on, its other names may not be durable yet; what moved out of a directory would come back
             // into it
             let moved_out = want_dir && i.left_any(&c);
-            let left = Left { domain: c.domain, tx: op.tx(c.domain).id, alive: st.nlink > 0 || moved_out };
-            i.dom(d.domain).left.add(dir, name, left);
+            let left = Vacated { domain: c.domain, tx: op.tx(c.domain).id, alive: st.nlink > 0 || moved_out };
+            i.dom(d.domain).vacated.add(dir, name, left);
             return Ok(());
         }
     }

@@ -6,8 +6,9 @@
 //! of two domains (docs/crash-contract.md says which and why).
 
 use super::{Op, check_alive, check_changeable, check_name, check_takes_names};
+use crate::braid::rules::{move_directory, names_durable_first};
+use crate::braid::vacated::Vacated;
 use crate::cell::{Cell, State};
-use crate::domain::left::Left;
 use crate::error::{Error, Result};
 use crate::planted::{Bug, planted};
 use crate::types::*;
@@ -47,18 +48,13 @@ impl Inner {
         Err(Error::Loop)
     }
 
-    /// Directory moves are totally ordered: an earlier one in another domain is made durable first. So is one of the same
-    /// domain where that is not alone with the move (`alone`): recovery completes an exchange when the other domain's half
-    /// is durable, and would not find the earlier move then.
-    fn order_move(&self, domain: DomainId, alone: bool) -> Result<()> {
-        let earlier = *self.last_move.lock();
-        if let Some((d, t)) = earlier
-            && (d != domain || !alone)
-            && !planted(Bug::MovesUnordered)
-        {
-            self.dom(d).commit_upto(t)?;
+    /// Directory moves are totally ordered: an earlier one is made durable first, where [`move_directory`] says so.
+    fn order_move(&self, domain: DomainId, completed: bool) -> Result<()> {
+        if planted(Bug::MovesUnordered) {
+            return Ok(());
         }
-        Ok(())
+        let first = move_directory(*self.last_move.lock(), domain, completed);
+        self.commit_some(&first)
     }
 
     fn lock_dirs<'c>(&self, a: &'c Arc<Cell>, b: &'c Arc<Cell>) -> Result<(Locked<'c>, usize, usize)> {
@@ -92,12 +88,12 @@ impl Inner {
             }
             let moves = cross && src.kind == FileKind::Dir;
             let swaps = mode == RenameMode::Exchange && cross && dst.as_ref().is_some_and(|d| d.kind == FileKind::Dir);
-            let alone = mode != RenameMode::Exchange || dst.as_ref().is_none_or(|d| d.domain == src.domain);
+            let completed = mode == RenameMode::Exchange && dst.as_ref().is_some_and(|d| d.domain != src.domain);
             if moves {
-                self.order_move(src.domain, alone)?;
+                self.order_move(src.domain, completed)?;
             }
             if swaps && let Some(d) = &dst {
-                self.order_move(d.domain, alone)?;
+                self.order_move(d.domain, completed)?;
             }
             self.settle_name(&to.dir, to.name, src.domain)?;
             self.settle_exchange(&src)?;
@@ -184,12 +180,7 @@ impl Inner {
     /// Whether the names of `c`, of a rename or exchange (`victim`: what has the new name) over domains, are durable as far
     /// as recovery needs them.
     fn known_for(&self, mode: RenameMode, c: &Cell, st: &State, victim: bool) -> bool {
-        let needed = match mode {
-            // recovery can complete an exchange only for a partner that exists
-            RenameMode::Exchange => true,
-            // a victim that lives on by a name that is not durable would lose its durable one after a crash
-            _ => victim && st.nlink > 1 && c.kind != FileKind::Dir,
-        };
+        let needed = names_durable_first(mode, victim, c.kind == FileKind::Dir, st.nlink);
         !needed || self.dom(c.domain).links_durable(st)
     }
 
@@ -306,7 +297,7 @@ impl Inner {
             dirs[b].nlink += 1;
         }
         s.durability.inode_takes_name(&before);
-        self.dom(from.dir.domain).left.add(from.dir.ino, from.name, Left { domain: src.domain, tx, alive: true });
+        self.dom(from.dir.domain).vacated.add(from.dir.ino, from.name, Vacated { domain: src.domain, tx, alive: true });
         op.hint(&from.dir, from.name, src);
         op.hint(&to.dir, to.name, src);
         op.braid(src.domain, from.dir.domain);
@@ -328,12 +319,20 @@ impl Inner {
                 // not only the newcomer: whoever has the name after it, too
                 let vtx = op.tx(d.domain).id;
                 s.durability.inode_syncs_with(d.domain, vtx);
-                self.dom(to.dir.domain).left.add(to.dir.ino, to.name, Left { domain: d.domain, tx: vtx, alive: false });
+                self.dom(to.dir.domain).vacated.add(
+                    to.dir.ino,
+                    to.name,
+                    Vacated { domain: d.domain, tx: vtx, alive: false },
+                );
             }
             if mode == RenameMode::Exchange {
                 v.gain_link(from.dir.ino, from.name, seq);
                 let vtx = op.tx(d.domain).id;
-                self.dom(to.dir.domain).left.add(to.dir.ino, to.name, Left { domain: d.domain, tx: vtx, alive: true });
+                self.dom(to.dir.domain).vacated.add(
+                    to.dir.ino,
+                    to.name,
+                    Vacated { domain: d.domain, tx: vtx, alive: true },
+                );
                 v.durability.inode_takes_name(&before_dst);
                 if d.domain == src.domain {
                     // each has the other's old name
@@ -358,13 +357,13 @@ impl Inner {
                     op.hint_always(&to.dir, to.name, src);
                 }
             } else {
-                let left = Left { domain: src.domain, tx, alive: true };
+                let left = Vacated { domain: src.domain, tx, alive: true };
                 if dst_dir {
                     dirs[b].nlink = dirs[b].nlink.saturating_sub(1);
                     if self.left_any(d) {
                         // what moved out of it would come back into it: whoever has the name is not durable before
                         s.durability.inode_follows(tx);
-                        self.dom(to.dir.domain).left.add(to.dir.ino, to.name, left);
+                        self.dom(to.dir.domain).vacated.add(to.dir.ino, to.name, left);
                     }
                     self.last_name_gone(&op, d, v);
                 } else {
@@ -378,7 +377,7 @@ impl Inner {
                     } else if !apart {
                         // not only the newcomer: whoever has the name after it, too
                         s.durability.inode_follows(tx);
-                        self.dom(to.dir.domain).left.add(to.dir.ino, to.name, left);
+                        self.dom(to.dir.domain).vacated.add(to.dir.ino, to.name, left);
                     }
                 }
                 if apart && v.nlink == 0 && !v.deleted {

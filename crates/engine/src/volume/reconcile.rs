@@ -7,6 +7,7 @@
 //! commit afterwards; until then each journal keeps what led here, so that a crash in the middle starts over.
 
 use super::Inner;
+use crate::braid::rules::{self, Fate};
 use crate::cell::{Body, Cell, State, name_hash};
 use crate::domain::Enter;
 use crate::domain::recover::{Claim, Forwarded, Hint, Recovered};
@@ -202,17 +203,16 @@ impl Pass<'_> {
         }
         let mut v = Verdict { cell, partner: None, revived: Vec::new(), failed: Vec::new() };
         for t in tombstones {
-            if planted(Bug::TombstoneUnconditional) || self.survived(t.newcomer, t.gener, t.version)? {
-                continue;
+            let survived = planted(Bug::TombstoneUnconditional) || self.survived(t.newcomer, t.gener, t.version)?;
+            let fate = rules::judge(&t, exchange, survived);
+            if fate != Fate::Lost {
+                v.failed.extend(self.live(t.newcomer, t.gener)?);
             }
-            v.failed.extend(self.live(t.newcomer, t.gener)?);
-            // an exchange is completed for its partner; what others took comes back
-            if exchange == Some((t.newcomer, t.gener, t.version)) {
-                if !planted(Bug::ExchangeHalf) {
-                    v.partner = self.live(t.newcomer, t.gener)?.map(|b| (b, t.link));
-                }
-            } else {
-                v.revived.push(t.link);
+            match fate {
+                Fate::Lost => {}
+                Fate::Regained => v.revived.push(t.link),
+                Fate::Completed if planted(Bug::ExchangeHalf) => {}
+                Fate::Completed => v.partner = self.live(t.newcomer, t.gener)?.map(|b| (b, t.link)),
             }
         }
         Ok(Some(v))
@@ -391,8 +391,7 @@ impl Pass<'_> {
             if let Some(x) = self.live(o.node, o.gener)?
                 && x.state.read().has_link(dir, name)
             {
-                // at the same time: it took the name from `c`
-                if x.state.read().link_seq >= c.state.read().link_seq {
+                if rules::holder_keeps(x.state.read().link_seq, c.state.read().link_seq) {
                     return self.lose(c, dir, name);
                 }
                 self.lose(&x, dir, name)?;

@@ -1,10 +1,11 @@
-//! Names that inodes left by a rename or unlink which may not be durable yet.
+//! Vacated names: those that inodes left by a rename or unlink which may not be durable yet.
 //!
 //! Until that is durable, a crash brings the inode back under its old name. Where the inode lives on by another name, a
 //! newcomer to the name, or the end of the directory, must not become durable before it: of two inodes that claim a name
 //! recovery keeps the later one, and the earlier would lose the only name that it durably has. Where the inode is gone,
 //! an fsync of the newcomer makes that durable too: else the name could come back to it when the newcomer moves on.
-//! Whoever takes a name asks here first.
+//! Whoever takes a name asks here first; the rule is
+//! [`take_name`](super::rules::take_name).
 //!
 //! Lock rank: leaf.
 
@@ -21,11 +22,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 type Names = HashMap<NodeId, HashMap<FileName, Leavers, RandomState>, RandomState>;
 
 /// Mostly one.
-pub type Leavers = SmallVec<[Left; 1]>;
+pub type Leavers = SmallVec<[Vacated; 1]>;
 
 /// Who left a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Left {
+pub struct Vacated {
     /// Domain of the inode.
     pub domain: DomainId,
     /// Its transaction.
@@ -36,20 +37,20 @@ pub struct Left {
 
 /// See the module.
 #[derive(Debug, Default)]
-pub struct LeftNames {
+pub struct VacatedNames {
     names: Mutex<Names>,
     /// Directories in `names`: most look-ups find nothing and write nothing.
     dirs: AtomicUsize,
 }
 
-impl LeftNames {
+impl VacatedNames {
     /// An inode left `dir/name`. Who took it over from another one of its domain and left it again stands for both.
-    pub fn add(&self, dir: NodeId, name: &[u8], left: Left) {
+    pub fn add(&self, dir: NodeId, name: &[u8], left: Vacated) {
         let mut all = self.names.lock();
         let names = all.entry(dir).or_default();
         match names.get_mut(name) {
             Some(old) => match old.iter_mut().find(|o| o.domain == left.domain) {
-                Some(o) => *o = Left { alive: left.alive || o.alive, ..left },
+                Some(o) => *o = Vacated { alive: left.alive || o.alive, ..left },
                 None => old.push(left),
             },
             None => {
