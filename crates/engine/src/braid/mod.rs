@@ -2,7 +2,9 @@
 //! namespace after a crash at any moment. docs/braid.md explains it.
 
 pub mod durability;
+pub(crate) mod entry;
 pub mod frontier;
+mod reconcile;
 pub mod rules;
 pub mod vacated;
 

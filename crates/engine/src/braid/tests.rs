@@ -187,6 +187,14 @@ impl World {
         self.volume.resolve(path.as_bytes(), false, &Cred::root()).unwrap().ino
     }
 
+    fn links(&self, path: &str) -> u32 {
+        self.volume.resolve(path.as_bytes(), false, &Cred::root()).unwrap().nlink
+    }
+
+    fn is_dir(&self, path: &str) -> bool {
+        self.volume.resolve(path.as_bytes(), false, &Cred::root()).unwrap().kind() == FileKind::Dir
+    }
+
     fn step(&self, step: Step) {
         let (v, root) = (&self.volume, Cred::root());
         let how = OpenHow { write: true, create: true, mode: 0o644, ..OpenHow::default() };
@@ -226,6 +234,11 @@ impl World {
     }
 
     fn tree(&self) -> BTreeMap<String, String> {
+        for dir in self.walk().iter().filter(|(path, _)| self.is_dir(path)).map(|(path, _)| path) {
+            let below = |path: &str| path.strip_prefix(&format!("{dir}/")).is_some_and(|rest| !rest.contains('/'));
+            let dirs = self.walk().iter().filter(|(path, _)| below(path) && self.is_dir(path)).count();
+            assert_eq!(self.links(dir), 2 + dirs as u32, "links of {dir}");
+        }
         let label = |ino| self.labels.get(&ino).cloned().unwrap_or("new".into());
         self.walk().into_iter().map(|(path, ino)| (path, label(ino))).collect()
     }
@@ -282,6 +295,25 @@ fn what_must_be_durable_first_and_what_recovery_makes_of_each_half() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// An entry that a crash left over, of a directory that is gone, counts as a link until something takes its name.
+#[test]
+fn a_stale_entry_of_a_directory_is_replaced_with_its_link() {
+    let w = World::new();
+    let (dir, links) = (w.ino("B"), w.links("B"));
+    for kind in [FileKind::File, FileKind::Dir] {
+        w.step(Mkdir("B/n"));
+        let (i, lost) = (w.volume.inner(), w.ino("B/n"));
+        assert!(i.cell(lost).unwrap().state.write().remove_link(dir, b"n", 0));
+        i.maybe_stale.store(true, std::sync::atomic::Ordering::Relaxed);
+        let new = NewNode { kind, mode: 0o755, umask: 0, rdev: 0, target: b"" };
+        let made = w.volume.create(dir, b"n", &new, &Cred::root()).unwrap();
+        assert!(made.ino != lost, "{kind:?}");
+        assert_eq!(w.links("B"), links + u32::from(kind == FileKind::Dir), "{kind:?}");
+        if kind == FileKind::Dir { w.step(Rmdir("B/n")) } else { w.step(Rm("B/n")) }
+    }
+    assert_eq!(w.links("B"), links);
 }
 
 const A: DomainId = DomainId(0);

@@ -1,6 +1,7 @@
 //! Making inodes and names: create, mkdir, symlink, mknod, tmpfile, link.
 
 use super::{Op, acl, check_alive, check_changeable, check_name, check_takes_names};
+use crate::braid::entry::{By, Edit};
 use crate::cell::record::{LINK_BYTES_MAX, LINKS_MAX};
 use crate::cell::{Body, Cell, State};
 use crate::error::{Error, Result};
@@ -206,10 +207,8 @@ impl Inner {
         }
         let cell = Arc::new(Cell::new(ino, gener, home, new.kind, st));
         op.touch(d, &mut dst)?;
-        op.add_entry(d, &mut dst, name, &cell, stale)?;
-        if new.kind == FileKind::Dir {
-            dst.nlink += 1;
-        }
+        let edit = if stale { Edit::Replace(&cell) } else { Edit::Add(&cell) };
+        self.edit_entry(By::Operation(&mut op), d, &mut dst, name, edit)?;
         // nothing fails from here on but the domain itself
         let mut st = cell.state.write();
         op.touch(&cell, &mut st)?;
@@ -315,7 +314,8 @@ impl Inner {
             return Err(Error::TooManyLinks);
         }
         op.touch(d, &mut dst)?;
-        op.add_entry(d, &mut dst, name, c, stale)?;
+        let edit = if stale { Edit::Replace(c) } else { Edit::Add(c) };
+        i.edit_entry(By::Operation(&mut op), d, &mut dst, name, edit)?;
         op.touch(c, &mut st)?;
         st.durability.inode_takes_name(&before);
         let seq = i.shared.next_seq(st.link_seq);

@@ -1,6 +1,7 @@
 //! Work that nobody waits for: stale entries and lost links after a crash, cleaning, memory.
 
 use super::Op;
+use crate::braid::entry::{By, Edit};
 use crate::cell::cache::{CELL_BYTES, Memory};
 use crate::cell::{Body, Cell, State};
 use crate::domain::Domain;
@@ -102,10 +103,8 @@ impl Inner {
                 continue;
             }
             op.touch(&dir, &mut dst)?;
-            op.add_entry(&dir, &mut dst, &l.name, &c, old.is_some())?;
-            if c.kind == FileKind::Dir {
-                dst.nlink += 1;
-            }
+            let edit = if old.is_some() { Edit::Replace(&c) } else { Edit::Add(&c) };
+            self.edit_entry(By::Operation(&mut op), &dir, &mut dst, &l.name, edit)?;
             op.hint(&dir, &l.name, &c);
             n += 1;
         }
@@ -140,10 +139,7 @@ impl Inner {
                 continue;
             }
             op.touch(&dir, &mut st)?;
-            op.remove_entry(&dir, &mut st, &e.name)?;
-            if e.kind == FileKind::Dir.d_type() {
-                st.nlink = st.nlink.saturating_sub(1).max(2);
-            }
+            self.edit_entry(By::Operation(&mut op), &dir, &mut st, &e.name, Edit::Remove)?;
             n += 1;
         }
         Ok(n)

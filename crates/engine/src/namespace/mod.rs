@@ -27,7 +27,7 @@ use crate::braid::durability::Before;
 use crate::braid::frontier::Frontier;
 use crate::braid::rules::{Taking, end_directory, take_name};
 use crate::braid::vacated::Leavers;
-use crate::cell::names::{Key, Target};
+use crate::cell::names::Key;
 use crate::cell::{Cell, State, name_hash};
 use crate::domain::commit::{Enters, enter_all};
 use crate::domain::tx::Tx;
@@ -229,43 +229,6 @@ impl<'a> Op<'a> {
         self.credit(dir.domain, delta as u64);
         r
     }
-
-    /// Adds an entry to a directory that was touched; `stale`: over one that no longer holds.
-    pub fn add_entry(&mut self, dir: &Arc<Cell>, st: &mut State, name: &[u8], child: &Cell, stale: bool) -> Result<()> {
-        let hash = self.inner.hash(name);
-        let (node, gener, kind) = (child.ino, child.gener, child.kind.d_type());
-        self.grows(dir.domain, braidfs_format::dentry::ENTRY_FIXED_BYTES + name.len());
-        self.inner.forget_name(dir, name);
-        self.with_index(dir, st, |ix, load| {
-            if stale {
-                ix.replace(hash, name, node, gener, kind, load).map(|_| ())
-            } else {
-                ix.insert(hash, Dentry { hash, node, gener, kind, name: name.into() }, load)
-            }
-        })?;
-        // most new names are looked up soon
-        Key::of(dir.ino, dir.gener, name)
-            .iter()
-            .for_each(|k| self.inner.names.put(k, Target { node, gener, kind: child.kind }));
-        self.changed_dir(dir, st);
-        Ok(())
-    }
-
-    /// Removes an entry from a directory that was touched.
-    pub fn remove_entry(&mut self, dir: &Arc<Cell>, st: &mut State, name: &[u8]) -> Result<()> {
-        let hash = self.inner.hash(name);
-        self.inner.forget_name(dir, name);
-        self.with_index(dir, st, |ix, load| ix.remove(hash, name, load).map(|_| ()))?;
-        self.changed_dir(dir, st);
-        Ok(())
-    }
-
-    fn changed_dir(&self, _dir: &Cell, st: &mut State) {
-        let now = self.inner.shared.now();
-        st.mtime = now;
-        st.ctime = now;
-        st.durability.operation_changes_data();
-    }
 }
 
 impl Drop for Op<'_> {
@@ -285,7 +248,7 @@ impl Inner {
     }
 
     /// A name is about to change: whoever looks it up waits for the directory, which the caller has locked for writing.
-    fn forget_name(&self, dir: &Cell, name: &[u8]) {
+    pub(crate) fn forget_name(&self, dir: &Cell, name: &[u8]) {
         Key::of(dir.ino, dir.gener, name).iter().for_each(|k| self.names.forget(k));
     }
 

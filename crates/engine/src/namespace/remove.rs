@@ -1,6 +1,7 @@
 //! Taking names away: unlink, rmdir; what becomes of an inode without a name.
 
 use super::{Op, check_alive, check_changeable, check_name};
+use crate::braid::entry::{By, Edit};
 use crate::braid::vacated::Vacated;
 use crate::cell::{Body, Cell, State};
 use crate::domain::Enter;
@@ -14,6 +15,15 @@ use std::sync::atomic::Ordering;
 const REMOVE_BLOCKS: u64 = 3;
 
 impl Inner {
+    /// The inode lost a name, of a directory the only one. `cell` is touched.
+    pub(crate) fn name_gone(&self, op: &Op<'_>, cell: &Arc<Cell>, st: &mut State) {
+        let left = if cell.kind == FileKind::Dir { 0 } else { st.nlink.saturating_sub(1) };
+        st.nlink = left;
+        if left == 0 {
+            self.last_name_gone(op, cell, st);
+        }
+    }
+
     /// The inode lost its last name: it is deleted, or becomes an orphan while it is open or held. `cell` is touched.
     pub(crate) fn last_name_gone(&self, op: &Op<'_>, cell: &Arc<Cell>, st: &mut State) {
         st.nlink = 0;
@@ -39,6 +49,32 @@ impl Inner {
         } else {
             self.delete_content(e, cell, st);
         }
+    }
+
+    /// The inode is gone: its blocks become free with this transaction, its nodes when the cell is serialised. The
+    /// caller has touched the cell.
+    pub(crate) fn delete_content(&self, e: &Enter<'_>, c: &Arc<Cell>, st: &mut State) {
+        let mut runs = Vec::new();
+        match &mut st.body {
+            Body::File(f) => {
+                self.shared.left(f.pages.len(), f.pages.dirty_count());
+                f.pages.remove_range(0, u64::MAX);
+                if f.reserved > 0 {
+                    e.domain.space.unreserve(f.reserved);
+                    f.reserved = 0;
+                }
+                runs.extend(f.map.iter().map(|x| (x.addr, x.len)));
+                f.inline = None;
+            }
+            Body::Dir(d) => runs.extend(d.map.iter().map(|x| (x.addr, x.len))),
+            Body::Special => {}
+        }
+        e.domain.free_runs(e.tx(), runs);
+        c.nameless.store(true, Ordering::SeqCst);
+        st.deleted = true;
+        st.nlink = 0;
+        st.links.clear();
+        e.domain.orphans.lock().remove(&c.ino);
     }
 
     /// Deletes an orphan that nobody has open or holds any more.
@@ -154,7 +190,7 @@ impl Volume {
                 continue;
             }
             op.touch(&d, &mut dst)?;
-            op.remove_entry(&d, &mut dst, name)?;
+            i.edit_entry(By::Operation(&mut op), &d, &mut dst, name, Edit::Remove)?;
             op.touch(&c, &mut st)?;
             let now = i.shared.now();
             st.ctime = now;
@@ -162,15 +198,7 @@ impl Volume {
             st.remove_link(dir, name, seq);
             st.durability.operation_changes_names();
             op.hint(&d, name, &c);
-            if want_dir {
-                dst.nlink = dst.nlink.saturating_sub(1);
-                i.last_name_gone(&op, &c, &mut st);
-            } else {
-                st.nlink = st.nlink.saturating_sub(1);
-                if st.nlink == 0 {
-                    i.last_name_gone(&op, &c, &mut st);
-                }
-            }
+            i.name_gone(&op, &c, &mut st);
             // where it lives on, its other names may not be durable yet; what moved out of a directory would come back
             // into it
             let moved_out = want_dir && i.left_any(&c);

@@ -6,6 +6,7 @@
 //! of two domains (docs/crash-contract.md says which and why).
 
 use super::{Op, check_alive, check_changeable, check_name, check_takes_names};
+use crate::braid::entry::{By, Edit};
 use crate::braid::rules::{move_directory, names_durable_first};
 use crate::braid::vacated::Vacated;
 use crate::cell::{Cell, State};
@@ -280,11 +281,13 @@ impl Inner {
         }
         // nobody who walks by names looked up lately finds the inode under the new name and then under the old one, too
         self.forget_name(&from.dir, from.name);
-        op.add_entry(&to.dir, &mut dirs[b], to.name, src, stale)?;
-        match (mode, dst) {
-            (RenameMode::Exchange, Some(d)) => op.add_entry(&from.dir, &mut dirs[a], from.name, d, true)?,
-            _ => op.remove_entry(&from.dir, &mut dirs[a], from.name)?,
-        }
+        let edit = if stale { Edit::Replace(src) } else { Edit::Add(src) };
+        self.edit_entry(By::Operation(&mut op), &to.dir, &mut dirs[b], to.name, edit)?;
+        let edit = match (mode, dst) {
+            (RenameMode::Exchange, Some(d)) => Edit::Replace(d),
+            _ => Edit::Remove,
+        };
+        self.edit_entry(By::Operation(&mut op), &from.dir, &mut dirs[a], from.name, edit)?;
         let seq = self.shared.next_seq(s.link_seq.max(v.as_ref().map_or(0, |v| v.link_seq)));
         s.remove_link(from.dir.ino, from.name, seq);
         s.gain_link(to.dir.ino, to.name, seq);
@@ -293,8 +296,6 @@ impl Inner {
         if src_dir && cross {
             s.parent = to.dir.ino;
             s.durability.directory_moves();
-            dirs[a].nlink = dirs[a].nlink.saturating_sub(1);
-            dirs[b].nlink += 1;
         }
         s.durability.inode_takes_name(&before);
         self.dom(from.dir.domain).vacated.add(from.dir.ino, from.name, Vacated { domain: src.domain, tx, alive: true });
@@ -343,8 +344,6 @@ impl Inner {
                 if dst_dir && cross {
                     v.parent = from.dir.ino;
                     v.durability.directory_moves();
-                    dirs[b].nlink = dirs[b].nlink.saturating_sub(1);
-                    dirs[a].nlink += 1;
                 }
                 if apart {
                     v.durability.partner_exchanges_name((src.ino, src.gener, s.durability.version()));
@@ -359,7 +358,6 @@ impl Inner {
             } else {
                 let left = Vacated { domain: src.domain, tx, alive: true };
                 if dst_dir {
-                    dirs[b].nlink = dirs[b].nlink.saturating_sub(1);
                     if self.left_any(d) {
                         // what moved out of it would come back into it: whoever has the name is not durable before
                         s.durability.inode_follows(tx);

@@ -10,7 +10,6 @@ pub mod label;
 mod live;
 pub mod look;
 pub mod mount;
-pub mod reconcile;
 pub mod remount;
 pub mod replay;
 pub mod room;

@@ -6,14 +6,15 @@
 //! judged by whether the other side is durable. All changes go into the recovery transactions of the domains, which
 //! commit afterwards; until then each journal keeps what led here, so that a crash in the middle starts over.
 
-use super::Inner;
+use crate::braid::entry::{By, Edit};
 use crate::braid::rules::{self, Fate};
-use crate::cell::{Body, Cell, State, name_hash};
+use crate::cell::{Cell, State, name_hash};
 use crate::domain::Enter;
 use crate::domain::recover::{Claim, Forwarded, Hint, Recovered};
 use crate::error::{Error, Result};
 use crate::planted::{Bug, planted};
 use crate::types::*;
+use crate::volume::Inner;
 use braidfs_format::dentry::Dentry;
 use braidfs_format::inode::Link;
 use braidfs_format::journal::Record;
@@ -340,14 +341,15 @@ impl Pass<'_> {
         if old.node != ino || old.gener != gener {
             return Ok(());
         }
-        let hash = name_hash(&self.inner.shared.hash_key, name);
-        let Some(e) = self.enter(&d) else { return Ok(()) };
-        let mut st = d.state.write();
-        touch(e, &d, &mut st)?;
-        e.domain.with_index(d.ino, &mut st, |ix, load| ix.remove(hash, name, load).map(|_| ()))?;
-        if old.kind == FileKind::Dir.d_type() {
-            st.nlink = st.nlink.saturating_sub(1).max(2);
-        }
+        self.edit(&d, name, Edit::Remove)
+    }
+
+    /// Changes an entry in the recovery transaction of the directory's domain, unless that has failed.
+    fn edit(&mut self, dir: &Arc<Cell>, name: &[u8], edit: Edit<'_>) -> Result<()> {
+        let Some(e) = self.enter(dir) else { return Ok(()) };
+        let mut st = dir.state.write();
+        touch(e, dir, &mut st)?;
+        self.inner.edit_entry(By::Recovery(e), dir, &mut st, name, edit)?;
         drop(st);
         self.mended += 1;
         Ok(())
@@ -382,7 +384,6 @@ impl Pass<'_> {
             self.drop_entry(dir, name, c)?;
             return self.lose(c, dir, name);
         }
-        let hash = name_hash(&self.inner.shared.hash_key, name);
         let old = self.find(&d, name)?;
         if let Some(o) = &old {
             if o.node == c.ino && o.gener == c.gener {
@@ -398,30 +399,13 @@ impl Pass<'_> {
             }
         }
         self.note(dir, name, c);
-        {
-            let Some(e) = self.enter(&d) else { return Ok(()) };
-            let mut st = d.state.write();
-            touch(e, &d, &mut st)?;
-            let kind = c.kind.d_type();
-            let had_dir = old.as_ref().is_some_and(|o| o.kind == FileKind::Dir.d_type());
-            e.domain.with_index(d.ino, &mut st, |ix, load| {
-                if old.is_some() {
-                    ix.replace(hash, name, c.ino, c.gener, kind, load).map(|_| ())
-                } else {
-                    ix.insert(hash, Dentry { hash, node: c.ino, gener: c.gener, kind, name: name.into() }, load)
-                }
-            })?;
-            if had_dir {
-                st.nlink = st.nlink.saturating_sub(1).max(2);
-            }
-            if c.kind == FileKind::Dir {
-                st.nlink += 1;
-            }
+        if self.enter(&d).is_none() {
+            return Ok(());
         }
+        self.edit(&d, name, if old.is_some() { Edit::Replace(c) } else { Edit::Add(c) })?;
         if c.kind == FileKind::Dir {
             c.state.write().parent = dir;
         }
-        self.mended += 1;
         Ok(())
     }
 
@@ -500,33 +484,5 @@ impl Pass<'_> {
             self.inner.delete(e, &c, &mut st);
         }
         Ok(())
-    }
-}
-
-impl Inner {
-    /// The inode is gone: its blocks become free with this transaction, its nodes when the cell is serialised. The
-    /// caller has touched the cell.
-    pub(crate) fn delete_content(&self, e: &Enter<'_>, c: &Arc<Cell>, st: &mut State) {
-        let mut runs = Vec::new();
-        match &mut st.body {
-            Body::File(f) => {
-                self.shared.left(f.pages.len(), f.pages.dirty_count());
-                f.pages.remove_range(0, u64::MAX);
-                if f.reserved > 0 {
-                    e.domain.space.unreserve(f.reserved);
-                    f.reserved = 0;
-                }
-                runs.extend(f.map.iter().map(|x| (x.addr, x.len)));
-                f.inline = None;
-            }
-            Body::Dir(d) => runs.extend(d.map.iter().map(|x| (x.addr, x.len))),
-            Body::Special => {}
-        }
-        e.domain.free_runs(e.tx(), runs);
-        c.nameless.store(true, Ordering::SeqCst);
-        st.deleted = true;
-        st.nlink = 0;
-        st.links.clear();
-        e.domain.orphans.lock().remove(&c.ino);
     }
 }

@@ -1,0 +1,101 @@
+//! Entries of directories: one function changes them, for an operation and for recovery.
+//!
+//! An entry is an index to its inode, which alone says where it hangs. The number of a directory's links follows its
+//! entries, here and nowhere else.
+
+use crate::cell::names::{Key, Target};
+use crate::cell::{Cell, State};
+use crate::domain::Enter;
+use crate::error::Result;
+use crate::namespace::Op;
+use crate::types::FileKind;
+use crate::volume::Inner;
+use braidfs_format::dentry::{Dentry, ENTRY_FIXED_BYTES};
+use std::sync::Arc;
+
+/// Who changes an entry.
+pub(crate) enum By<'o, 'a> {
+    /// An operation: it pays for what the directory grows by, and changes the directory's times.
+    Operation(&'o mut Op<'a>),
+    /// Recovery, in its own transaction.
+    Recovery(&'o Enter<'a>),
+}
+
+/// What becomes of an entry.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Edit<'c> {
+    /// A name that is not there names this inode.
+    Add(&'c Cell),
+    /// The entry of a name names this inode, and no longer what it named.
+    Replace(&'c Cell),
+    /// The name goes, if it is there.
+    Remove,
+}
+
+impl Inner {
+    /// Changes the entry `name` of a directory, which the caller has locked, and touched in the transaction of who changes it.
+    ///
+    /// # Errors
+    /// Of reading the directory; [`crate::Error::NoSpace`] where its index is full. Nothing has changed then.
+    pub(crate) fn edit_entry(
+        &self,
+        mut by: By<'_, '_>,
+        dir: &Arc<Cell>,
+        st: &mut State,
+        name: &[u8],
+        edit: Edit<'_>,
+    ) -> Result<()> {
+        debug_assert!(st.durability.dirty_tx() == by.tx(dir), "{}: not touched", dir.ino);
+        let child = match edit {
+            Edit::Add(c) | Edit::Replace(c) => Some(c),
+            Edit::Remove => None,
+        };
+        let hash = self.hash(name);
+        // who walks by names looked up lately waits for the directory
+        self.forget_name(dir, name);
+        if let (By::Operation(op), Some(_)) = (&mut by, child) {
+            op.grows(dir.domain, ENTRY_FIXED_BYTES + name.len());
+        }
+        let change = |ix: &mut crate::cell::dir::DirIndex, load: &mut dyn FnMut(u64) -> Result<Vec<Dentry>>| match edit
+        {
+            Edit::Add(c) => {
+                let entry = Dentry { hash, node: c.ino, gener: c.gener, kind: c.kind.d_type(), name: name.into() };
+                ix.insert(hash, entry, load).map(|()| None)
+            }
+            Edit::Replace(c) => ix.replace(hash, name, c.ino, c.gener, c.kind.d_type(), load),
+            Edit::Remove => ix.remove(hash, name, load),
+        };
+        let old = match &mut by {
+            By::Operation(op) => op.with_index(dir, st, change)?,
+            By::Recovery(e) => e.domain.with_index(dir.ino, st, change)?,
+        };
+        debug_assert!(old.is_some() != matches!(edit, Edit::Add(_)), "{edit:?} of {old:?}");
+        if old.is_some_and(|e| e.kind == FileKind::Dir.d_type()) {
+            st.nlink = st.nlink.saturating_sub(1).max(2);
+        }
+        if child.is_some_and(|c| c.kind == FileKind::Dir) {
+            st.nlink += 1;
+        }
+        if let By::Operation(_) = by {
+            if let Some(c) = child {
+                // most new names are looked up soon
+                let target = Target { node: c.ino, gener: c.gener, kind: c.kind };
+                Key::of(dir.ino, dir.gener, name).iter().for_each(|k| self.names.put(k, target));
+            }
+            let now = self.shared.now();
+            (st.mtime, st.ctime) = (now, now);
+            st.durability.operation_changes_data();
+        }
+        Ok(())
+    }
+}
+
+impl By<'_, '_> {
+    /// The transaction that the change belongs to.
+    fn tx(&self, dir: &Cell) -> crate::types::TxId {
+        match self {
+            By::Operation(op) => op.tx(dir.domain).id,
+            By::Recovery(e) => e.tx().id,
+        }
+    }
+}
