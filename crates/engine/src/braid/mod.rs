@@ -4,6 +4,7 @@
 pub mod durability;
 pub(crate) mod entry;
 pub mod frontier;
+pub mod plan;
 mod reconcile;
 pub mod rules;
 pub mod vacated;

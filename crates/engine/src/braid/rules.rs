@@ -2,9 +2,9 @@
 //!
 //! docs/braid.md has each with its reason; the tables in `tests.rs` have each with its outcome.
 
-use super::durability::{Before, Partner};
-use super::frontier::Frontier;
-use super::vacated::Vacated;
+use crate::braid::durability::{Before, Partner};
+use crate::braid::frontier::Frontier;
+use crate::braid::vacated::Vacated;
 use crate::types::*;
 use braidfs_format::inode::Tombstone;
 

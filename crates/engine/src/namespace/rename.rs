@@ -5,16 +5,16 @@
 //! rare cases that meet an earlier rename of another domain which is not durable yet, and for the exchange of directories
 //! of two domains (docs/crash-contract.md says which and why).
 
-use super::{Op, check_alive, check_changeable, check_name, check_takes_names};
+use super::{Named, Op, check_alive, check_changeable, check_name, check_takes_names};
+use crate::braid::durability::Before;
 use crate::braid::entry::{By, Edit};
+use crate::braid::plan::{Plan, Rename, Subject, Waits, Which, plan};
 use crate::braid::rules::{move_directory, names_durable_first};
-use crate::braid::vacated::Vacated;
 use crate::cell::{Cell, State};
 use crate::error::{Error, Result};
 use crate::planted::{Bug, planted};
 use crate::types::*;
 use crate::volume::{Inner, Volume};
-use braidfs_format::inode::{Link, Tombstone};
 use braidfs_sync::RwLockWriteGuard;
 use smallvec::{SmallVec, smallvec};
 use std::sync::Arc;
@@ -23,12 +23,70 @@ use std::sync::Arc;
 const RENAME_BLOCKS: u64 = 8;
 
 /// One directory or two, locked.
-type Locked<'c> = SmallVec<[RwLockWriteGuard<'c, State>; 2]>;
+type Dirs<'c> = SmallVec<[RwLockWriteGuard<'c, State>; 2]>;
 
 /// One side of a rename.
 struct Side<'n> {
     dir: Arc<Cell>,
     name: &'n [u8],
+}
+
+/// A rename whose names were looked up outside the gates. They may name others when the directories are locked.
+struct Request<'r> {
+    from: &'r Side<'r>,
+    to: &'r Side<'r>,
+    src: Arc<Cell>,
+    /// What has the new name: a victim, or the partner of an exchange.
+    dst: Option<Arc<Cell>>,
+    mode: RenameMode,
+}
+
+impl Request<'_> {
+    fn two_dirs(&self) -> bool {
+        self.from.dir.ino != self.to.dir.ino
+    }
+    /// With what the moved inode exchanges names.
+    fn partner(&self) -> Option<&Arc<Cell>> {
+        self.dst.as_ref().filter(|_| self.mode == RenameMode::Exchange)
+    }
+    /// Whether the other inode is of another domain.
+    fn is_apart(&self) -> bool {
+        self.dst.as_ref().is_some_and(|d| d.domain != self.src.domain)
+    }
+    /// Whether recovery completes it from one half: an exchange over domains.
+    fn is_completed(&self) -> bool {
+        self.partner().is_some() && self.is_apart()
+    }
+    /// Whether the moved inode is a directory that changes its parent.
+    fn src_moves(&self) -> bool {
+        self.two_dirs() && self.src.kind == FileKind::Dir
+    }
+    fn partner_moves(&self) -> bool {
+        self.two_dirs() && self.partner().is_some_and(|d| d.kind == FileKind::Dir)
+    }
+    /// Locks the inodes, by number.
+    fn lock_inodes(&self) -> (RwLockWriteGuard<'_, State>, Option<RwLockWriteGuard<'_, State>>) {
+        match &self.dst {
+            Some(d) if d.ino < self.src.ino => {
+                let dst = d.state.write();
+                (self.src.state.write(), Some(dst))
+            }
+            dst => {
+                let src = self.src.state.write();
+                (src, dst.as_ref().map(|d| d.state.write()))
+            }
+        }
+    }
+}
+
+/// All that a rename changes, locked.
+struct Locked<'c> {
+    dirs: Dirs<'c>,
+    /// The directory of the old and of the new name in `dirs`.
+    old: usize,
+    new: usize,
+    src: RwLockWriteGuard<'c, State>,
+    dst: Option<RwLockWriteGuard<'c, State>>,
 }
 
 impl Inner {
@@ -58,7 +116,7 @@ impl Inner {
         self.commit_some(&first)
     }
 
-    fn lock_dirs<'c>(&self, a: &'c Arc<Cell>, b: &'c Arc<Cell>) -> Result<(Locked<'c>, usize, usize)> {
+    fn lock_dirs<'c>(&self, a: &'c Arc<Cell>, b: &'c Arc<Cell>) -> Result<(Dirs<'c>, usize, usize)> {
         if a.ino == b.ino {
             return Ok((smallvec![a.state.write()], 0, 0));
         }
@@ -72,8 +130,7 @@ impl Inner {
     }
 
     fn rename(&self, from: &Side<'_>, to: &Side<'_>, mode: RenameMode) -> Result<()> {
-        let cross = from.dir.ino != to.dir.ino;
-        let _one = cross.then(|| self.rename.lock());
+        let _one = (from.dir.ino != to.dir.ino).then(|| self.rename.lock());
         loop {
             let src = self.peek(&from.dir, from.name)?;
             let dst = match self.peek(&to.dir, to.name) {
@@ -81,79 +138,80 @@ impl Inner {
                 Err(Error::NotFound) => None,
                 Err(e) => return Err(e),
             };
-            self.check_rename(from, to, &src, dst.as_ref(), mode)?;
-            if let Some(d) = &dst
-                && d.ino == src.ino
-            {
+            let r = Request { from, to, src, dst, mode };
+            self.check_rename(&r)?;
+            if r.dst.as_ref().is_some_and(|d| d.ino == r.src.ino) {
                 return Ok(());
             }
-            let moves = cross && src.kind == FileKind::Dir;
-            let swaps = mode == RenameMode::Exchange && cross && dst.as_ref().is_some_and(|d| d.kind == FileKind::Dir);
-            let completed = mode == RenameMode::Exchange && dst.as_ref().is_some_and(|d| d.domain != src.domain);
-            if moves {
-                self.order_move(src.domain, completed)?;
+            self.commit_before(&r)?;
+            if let Some(done) = self.try_rename(&r)? {
+                return self.note_move(&r, done);
             }
-            if swaps && let Some(d) = &dst {
-                self.order_move(d.domain, completed)?;
-            }
-            self.settle_name(&to.dir, to.name, src.domain)?;
-            self.settle_exchange(&src)?;
-            if cross {
-                let partner = dst.as_ref().filter(|_| mode == RenameMode::Exchange);
-                self.settle_parent(&to.dir, &src, partner.map_or(src.domain, |d| d.domain))?;
-                if let Some(d) = partner {
-                    self.settle_parent(&from.dir, d, src.domain)?;
-                }
-            }
-            dst.as_ref().map_or(Ok(()), |d| self.settle_exchange(d))?;
-            match &dst {
-                Some(d) if mode == RenameMode::Exchange => self.settle_name(&from.dir, from.name, d.domain)?,
-                Some(d) if d.kind == FileKind::Dir => self.settle_dir(d, src.domain)?,
-                _ => {}
-            }
-            if let Some(d) = &dst
-                && d.domain != src.domain
-            {
-                for (c, victim) in [(&src, false), (d, true)] {
-                    let known = self.known_for(mode, c, &c.state.read(), victim);
-                    if !known {
-                        self.dom(c.domain).commit()?;
-                    }
-                }
-            }
-            let mut domains: SmallVec<[DomainId; 4]> = smallvec![from.dir.domain, to.dir.domain, src.domain];
-            domains.extend(dst.as_ref().map(|d| d.domain));
-            let Some(done) = self.rename_in(from, to, &src, dst.as_ref(), mode, &domains)? else { continue };
-            if moves || swaps {
-                *self.last_move.lock() = Some((src.domain, done));
-            }
-            if (moves || swaps)
-                && mode == RenameMode::Exchange
-                && let Some(d) = &dst
-                && d.domain != src.domain
-            {
-                // two directory moves in two domains at once
-                let (a, b) = (self.dom(src.domain), self.dom(d.domain));
-                self.commit_some(&[(a.id, done), (b.id, b.running())].into_iter().collect())?;
-            }
-            return Ok(());
         }
     }
 
-    fn check_rename(
-        &self,
-        from: &Side<'_>,
-        to: &Side<'_>,
-        src: &Arc<Cell>,
-        dst: Option<&Arc<Cell>>,
-        mode: RenameMode,
-    ) -> Result<()> {
-        match (mode, dst) {
+    /// Makes durable what must be so before the rename (docs/braid.md). Not inside a gate.
+    fn commit_before(&self, r: &Request<'_>) -> Result<()> {
+        if r.src_moves() {
+            self.order_move(r.src.domain, r.is_completed())?;
+        }
+        if let Some(d) = r.partner().filter(|_| r.partner_moves()) {
+            self.order_move(d.domain, r.is_completed())?;
+        }
+        self.settle_name(&r.to.dir, r.to.name, r.src.domain)?;
+        self.settle_exchange(&r.src)?;
+        if r.two_dirs() {
+            self.settle_parent(&r.to.dir, &r.src, r.partner().map_or(r.src.domain, |d| d.domain))?;
+            if let Some(d) = r.partner() {
+                self.settle_parent(&r.from.dir, d, r.src.domain)?;
+            }
+        }
+        let Some(d) = &r.dst else { return Ok(()) };
+        self.settle_exchange(d)?;
+        if r.partner().is_some() {
+            self.settle_name(&r.from.dir, r.from.name, d.domain)?;
+        } else if d.kind == FileKind::Dir {
+            self.settle_dir(d, r.src.domain)?;
+        }
+        for (c, is_victim) in [(&r.src, false), (d, true)] {
+            let known = !r.is_apart() || self.names_known(r.mode, c, &c.state.read(), is_victim);
+            if !known {
+                self.dom(c.domain).commit()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the names of `c`, of a rename over domains, are durable as far as recovery needs them.
+    fn names_known(&self, mode: RenameMode, c: &Cell, st: &State, is_victim: bool) -> bool {
+        let needed = names_durable_first(mode, is_victim, c.kind == FileKind::Dir, st.nlink);
+        !needed || self.dom(c.domain).links_durable(st)
+    }
+
+    /// A directory has moved, in transaction `done` of the moved inode's domain.
+    fn note_move(&self, r: &Request<'_>, done: TxId) -> Result<()> {
+        if !r.src_moves() && !r.partner_moves() {
+            return Ok(());
+        }
+        *self.last_move.lock() = Some((r.src.domain, done));
+        match r.partner().filter(|_| r.is_completed()) {
+            // two directory moves in two domains at once
+            Some(d) => {
+                let both = [(r.src.domain, done), (d.domain, self.dom(d.domain).running())];
+                self.commit_some(&both.into_iter().collect())
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn check_rename(&self, r: &Request<'_>) -> Result<()> {
+        let Request { from, to, src, dst, mode } = r;
+        match (*mode, dst) {
             (RenameMode::NoReplace, Some(_)) => return Err(Error::Exists),
             (RenameMode::Exchange, None) => return Err(Error::NotFound),
             _ => {}
         }
-        let cross = from.dir.ino != to.dir.ino;
+        let cross = r.two_dirs();
         if cross && src.kind == FileKind::Dir && self.is_ancestor(src.ino, &to.dir)? {
             return Err(Error::Invalid("a directory cannot move below itself"));
         }
@@ -161,13 +219,13 @@ impl Inner {
             && d.ino != src.ino
         {
             if cross && d.kind == FileKind::Dir && self.is_ancestor(d.ino, &from.dir)? {
-                return Err(if mode == RenameMode::Exchange {
+                return Err(if *mode == RenameMode::Exchange {
                     Error::Invalid("a directory cannot move below itself")
                 } else {
                     Error::NotEmpty
                 });
             }
-            if mode == RenameMode::Replace {
+            if *mode == RenameMode::Replace {
                 match (src.kind == FileKind::Dir, d.kind == FileKind::Dir) {
                     (true, false) => return Err(Error::NotDir),
                     (false, true) => return Err(Error::IsDir),
@@ -178,213 +236,187 @@ impl Inner {
         Ok(())
     }
 
-    /// Whether the names of `c`, of a rename or exchange (`victim`: what has the new name) over domains, are durable as far
-    /// as recovery needs them.
-    fn known_for(&self, mode: RenameMode, c: &Cell, st: &State, victim: bool) -> bool {
-        let needed = names_durable_first(mode, victim, c.kind == FileKind::Dir, st.nlink);
-        !needed || self.dom(c.domain).links_durable(st)
-    }
-
-    /// The rename itself; `None` where a name changed meanwhile. The transaction of the moved inode's domain.
-    fn rename_in(
-        &self,
-        from: &Side<'_>,
-        to: &Side<'_>,
-        src: &Arc<Cell>,
-        dst: Option<&Arc<Cell>>,
-        mode: RenameMode,
-        domains: &[DomainId],
-    ) -> Result<Option<TxId>> {
-        let mut op = Op::begin(self, domains, RENAME_BLOCKS, dst.is_some())?;
-        let (mut dirs, a, b) = self.lock_dirs(&from.dir, &to.dir)?;
+    /// The rename itself; `None` where names changed meanwhile, or something must be durable first. The transaction of the
+    /// moved inode's domain.
+    fn try_rename(&self, r: &Request<'_>) -> Result<Option<TxId>> {
+        let mut domains: SmallVec<[DomainId; 4]> = smallvec![r.from.dir.domain, r.to.dir.domain, r.src.domain];
+        domains.extend(r.dst.as_ref().map(|d| d.domain));
+        let mut op = Op::begin(self, &domains, RENAME_BLOCKS, r.dst.is_some())?;
+        let (mut dirs, old, new) = self.lock_dirs(&r.from.dir, &r.to.dir)?;
         for d in &dirs {
             check_alive(d)?;
         }
-        let names =
-            |e: &Option<super::Named>, c: &Cell| e.as_ref().is_some_and(|e| e.node == c.ino && e.gener == c.gener);
-        let old = self.find_entry(&from.dir, &mut dirs[a], from.name)?;
-        let new = self.find_entry(&to.dir, &mut dirs[b], to.name)?;
-        if !names(&old, src) {
+        let Some(replaces) = self.names_hold(r, &mut dirs, old, new)? else { return Ok(None) };
+        let (src, dst) = r.lock_inodes();
+        let mut l = Locked { dirs, old, new, src, dst };
+        if !self.may_change(r, &mut l)? {
             return Ok(None);
         }
-        let stale = match (dst, &new) {
-            (Some(d), e) if names(e, d) => true,
-            (None, None) => false,
-            (None, Some(e)) if self.child_at(&to.dir, to.name, e.node, e.gener)?.is_none() => true,
-            _ => return Ok(None),
-        };
-        // by number
-        let (mut s, mut v) = match dst {
-            Some(d) if d.ino < src.ino => {
-                let v = d.state.write();
-                (src.state.write(), Some(v))
-            }
-            Some(d) => {
-                let s = src.state.write();
-                (s, Some(d.state.write()))
-            }
-            None => (src.state.write(), None),
-        };
-        if s.deleted || self.exchanging(&s) || v.as_ref().is_some_and(|v| v.deleted || self.exchanging(v)) {
+        let Some(takes_new) = op.may_take(&r.to.dir, r.to.name, r.src.domain) else { return Ok(None) };
+        let takes_old =
+            r.partner().map_or(Some(Before::default()), |d| op.may_take(&r.from.dir, r.from.name, d.domain));
+        let Some(takes_old) = takes_old else { return Ok(None) };
+        let tx = op.tx(r.src.domain).id;
+        let plan = self.change_entries(&mut op, r, &mut l, replaces)?;
+        self.change_inodes(&op, r, &mut l, &plan, [takes_new, takes_old]);
+        Ok(Some(tx))
+    }
+
+    /// Whether the entries name what was looked up: `None` where they do not any more, else whether the new name has one.
+    fn names_hold(&self, r: &Request<'_>, dirs: &mut Dirs<'_>, old: usize, new: usize) -> Result<Option<bool>> {
+        let names = |e: &Option<Named>, c: &Cell| e.as_ref().is_some_and(|e| e.node == c.ino && e.gener == c.gener);
+        let from = self.find_entry(&r.from.dir, &mut dirs[old], r.from.name)?;
+        let to = self.find_entry(&r.to.dir, &mut dirs[new], r.to.name)?;
+        if !names(&from, &r.src) {
             return Ok(None);
         }
-        if let (Some(d), Some(v)) = (dst, v.as_ref())
-            && d.domain != src.domain
-            && !(self.known_for(mode, src, &s, false) && self.known_for(mode, d, v, true))
-        {
-            return Ok(None); // `rename` saw to it; names have changed since
+        Ok(match (&r.dst, &to) {
+            (Some(d), e) if names(e, d) => Some(true),
+            (None, None) => Some(false),
+            // left over from a crash
+            (None, Some(e)) if self.child_at(&r.to.dir, r.to.name, e.node, e.gener)?.is_none() => Some(true),
+            _ => None,
+        })
+    }
+
+    /// Whether the locked inodes may take part; false where something must be durable first.
+    ///
+    /// # Errors
+    /// Those of the rename: flags that forbid it, [`Error::NotEmpty`].
+    fn may_change(&self, r: &Request<'_>, l: &mut Locked<'_>) -> Result<bool> {
+        if l.src.deleted || self.exchanging(&l.src) {
+            return Ok(false);
+        }
+        if let (Some(d), Some(v)) = (&r.dst, &l.dst) {
+            let known = || self.names_known(r.mode, &r.src, &l.src, false) && self.names_known(r.mode, d, v, true);
+            // `commit_before` saw to it; names have changed since
+            if v.deleted || self.exchanging(v) || (r.is_apart() && !known()) {
+                return Ok(false);
+            }
         }
         // what is durable by now must not mix with what follows
-        self.dom(src.domain).settle_waits(&mut s);
-        if let (Some(d), Some(v)) = (dst, v.as_mut()) {
+        self.dom(r.src.domain).settle_waits(&mut l.src);
+        if let (Some(d), Some(v)) = (&r.dst, &mut l.dst) {
             self.dom(d.domain).settle_waits(v);
         }
-        check_changeable(&s)?;
-        check_changeable(&dirs[a])?;
+        check_changeable(&l.src)?;
+        check_changeable(&l.dirs[l.old])?;
         // a new name may go into an append-only directory; one that is there may not be taken away
-        if dst.is_some() {
-            check_changeable(&dirs[b])?
-        } else {
-            check_takes_names(&dirs[b])?
-        }
-        if let (Some(d), Some(v)) = (dst, v.as_mut()) {
-            check_changeable(v)?;
-            let empty = d.kind != FileKind::Dir
-                || mode == RenameMode::Exchange
-                || self.dom(d.domain).with_index(d.ino, v, |ix, load| ix.is_empty(load))?
-                || self.only_stale(d, v)?;
-            if !empty {
-                return Err(Error::NotEmpty);
-            }
-            if d.kind == FileKind::Dir && mode != RenameMode::Exchange && !self.left_dir(d, src.domain).is_empty() {
-                return Ok(None);
-            }
-        }
-        let Some(before) = op.may_take(&to.dir, to.name, src.domain) else { return Ok(None) };
-        let before_dst = match dst {
-            Some(d) if mode == RenameMode::Exchange => op.may_take(&from.dir, from.name, d.domain),
-            _ => Some(super::Before::default()),
+        let (Some(d), Some(v)) = (&r.dst, &mut l.dst) else {
+            check_takes_names(&l.dirs[l.new])?;
+            return Ok(true);
         };
-        let Some(before_dst) = before_dst else { return Ok(None) };
-        let cross = from.dir.ino != to.dir.ino;
-        let (src_dir, dst_dir) = (src.kind == FileKind::Dir, dst.is_some_and(|d| d.kind == FileKind::Dir));
-        let tx = op.tx(src.domain).id;
-        let now = self.shared.now();
-
-        op.touch(&from.dir, &mut dirs[a])?;
-        if cross {
-            op.touch(&to.dir, &mut dirs[b])?;
+        check_changeable(&l.dirs[l.new])?;
+        check_changeable(v)?;
+        if d.kind != FileKind::Dir || r.partner().is_some() {
+            return Ok(true);
         }
-        op.touch(src, &mut s)?;
-        if let (Some(d), Some(v)) = (dst, v.as_mut()) {
+        let empty = self.dom(d.domain).with_index(d.ino, v, |ix, load| ix.is_empty(load))? || self.only_stale(d, v)?;
+        if !empty {
+            return Err(Error::NotEmpty);
+        }
+        Ok(self.left_dir(d, r.src.domain).is_empty())
+    }
+
+    /// Touches all that changes, and changes the entries; what that means for durability.
+    fn change_entries(&self, op: &mut Op<'_>, r: &Request<'_>, l: &mut Locked<'_>, replaces: bool) -> Result<Plan> {
+        op.touch(&r.from.dir, &mut l.dirs[l.old])?;
+        if r.two_dirs() {
+            op.touch(&r.to.dir, &mut l.dirs[l.new])?;
+        }
+        op.touch(&r.src, &mut l.src)?;
+        if let (Some(d), Some(v)) = (&r.dst, &mut l.dst) {
             op.touch(d, v)?;
         }
         // nobody who walks by names looked up lately finds the inode under the new name and then under the old one, too
-        self.forget_name(&from.dir, from.name);
-        let edit = if stale { Edit::Replace(src) } else { Edit::Add(src) };
-        self.edit_entry(By::Operation(&mut op), &to.dir, &mut dirs[b], to.name, edit)?;
-        let edit = match (mode, dst) {
-            (RenameMode::Exchange, Some(d)) => Edit::Replace(d),
-            _ => Edit::Remove,
+        self.forget_name(&r.from.dir, r.from.name);
+        let edit = if replaces { Edit::Replace(&r.src) } else { Edit::Add(&r.src) };
+        self.edit_entry(By::Operation(op), &r.to.dir, &mut l.dirs[l.new], r.to.name, edit)?;
+        let edit = r.partner().map_or(Edit::Remove, |d| Edit::Replace(d));
+        self.edit_entry(By::Operation(op), &r.from.dir, &mut l.dirs[l.old], r.from.name, edit)?;
+        let victim = r.dst.as_ref().filter(|d| r.partner().is_none() && d.kind == FileKind::Dir);
+        let facts = Rename {
+            moved: subject(op, &r.src, &l.src),
+            other: r.dst.as_ref().zip(l.dst.as_ref()).map(|(d, v)| subject(op, d, v)),
+            exchange: r.partner().is_some(),
+            two_dirs: r.two_dirs(),
+            left_other: victim.is_some_and(|d| self.left_any(d)),
         };
-        self.edit_entry(By::Operation(&mut op), &from.dir, &mut dirs[a], from.name, edit)?;
-        let seq = self.shared.next_seq(s.link_seq.max(v.as_ref().map_or(0, |v| v.link_seq)));
-        s.remove_link(from.dir.ino, from.name, seq);
-        s.gain_link(to.dir.ino, to.name, seq);
-        s.ctime = now;
-        s.durability.operation_changes_names();
-        if src_dir && cross {
-            s.parent = to.dir.ino;
-            s.durability.directory_moves();
-        }
-        s.durability.inode_takes_name(&before);
-        self.dom(from.dir.domain).vacated.add(from.dir.ino, from.name, Vacated { domain: src.domain, tx, alive: true });
-        op.hint(&from.dir, from.name, src);
-        op.hint(&to.dir, to.name, src);
-        op.braid(src.domain, from.dir.domain);
-        op.braid(src.domain, to.dir.domain);
-
-        if let (Some(d), Some(v)) = (dst, v.as_mut()) {
-            v.remove_link(to.dir.ino, to.name, seq);
-            v.ctime = now;
-            v.durability.operation_changes_names();
-            op.hint(&to.dir, to.name, d);
-            let apart = d.domain != src.domain;
-            if apart {
-                op.braid(d.domain, src.domain);
-                let link = Link { parent: to.dir.ino, name: to.name.into() };
-                let version = s.durability.version();
-                let t = Tombstone { link, newcomer: src.ino, gener: src.gener, version };
-                v.durability.newcomer_takes_name(t, src.domain, tx);
-                op.hint_always(&to.dir, to.name, d);
-                // not only the newcomer: whoever has the name after it, too
-                let vtx = op.tx(d.domain).id;
-                s.durability.inode_syncs_with(d.domain, vtx);
-                self.dom(to.dir.domain).vacated.add(
-                    to.dir.ino,
-                    to.name,
-                    Vacated { domain: d.domain, tx: vtx, alive: false },
-                );
-            }
-            if mode == RenameMode::Exchange {
-                v.gain_link(from.dir.ino, from.name, seq);
-                let vtx = op.tx(d.domain).id;
-                self.dom(to.dir.domain).vacated.add(
-                    to.dir.ino,
-                    to.name,
-                    Vacated { domain: d.domain, tx: vtx, alive: true },
-                );
-                v.durability.inode_takes_name(&before_dst);
-                if d.domain == src.domain {
-                    // each has the other's old name
-                    s.durability.inode_follows(tx);
-                    v.durability.inode_follows(vtx);
-                }
-                op.hint(&from.dir, from.name, d);
-                if dst_dir && cross {
-                    v.parent = from.dir.ino;
-                    v.durability.directory_moves();
-                }
-                if apart {
-                    v.durability.partner_exchanges_name((src.ino, src.gener, s.durability.version()));
-                    let link = Link { parent: from.dir.ino, name: from.name.into() };
-                    let (newcomer, gener, version) = (d.ino, d.gener, v.durability.version());
-                    s.durability.newcomer_takes_name(Tombstone { link, newcomer, gener, version }, d.domain, vtx);
-                    s.durability.partner_exchanges_name((newcomer, gener, version));
-                    op.hint_always(&from.dir, from.name, d);
-                    op.hint_always(&from.dir, from.name, src);
-                    op.hint_always(&to.dir, to.name, src);
-                }
-            } else {
-                let left = Vacated { domain: src.domain, tx, alive: true };
-                if dst_dir {
-                    if self.left_any(d) {
-                        // what moved out of it would come back into it: whoever has the name is not durable before
-                        s.durability.inode_follows(tx);
-                        self.dom(to.dir.domain).vacated.add(to.dir.ino, to.name, left);
-                    }
-                    self.last_name_gone(&op, d, v);
-                } else {
-                    v.nlink = v.nlink.saturating_sub(1);
-                    if !apart {
-                        // a victim with other names may not lose this one before the newcomer has it
-                        v.durability.inode_follows(tx);
-                    }
-                    if v.nlink == 0 {
-                        self.last_name_gone(&op, d, v);
-                    } else if !apart {
-                        // not only the newcomer: whoever has the name after it, too
-                        s.durability.inode_follows(tx);
-                        self.dom(to.dir.domain).vacated.add(to.dir.ino, to.name, left);
-                    }
-                }
-                if apart && v.nlink == 0 && !v.deleted {
-                    self.zombies.lock().push(d.clone());
-                }
-            }
-        }
-        Ok(Some(tx))
+        Ok(plan(&facts))
     }
+
+    /// The inodes of a rename get their names, and what they wait for. `takes`: what must be durable with the new and the
+    /// old name.
+    fn change_inodes(&self, op: &Op<'_>, r: &Request<'_>, l: &mut Locked<'_>, plan: &Plan, takes: [Before; 2]) {
+        let now = self.shared.now();
+        let seq = self.shared.next_seq(l.src.link_seq.max(l.dst.as_ref().map_or(0, |v| v.link_seq)));
+        change_names(&mut l.src, r.from, Some(r.to), seq, now);
+        l.src.durability.inode_takes_name(&takes[0]);
+        plan.moved.note(&mut l.src.durability, r.from.dir.ino, r.from.name);
+        if plan.moved.moves {
+            l.src.parent = r.to.dir.ino;
+        }
+        if let Some(v) = &mut l.dst {
+            change_names(v, r.to, r.partner().map(|_| r.from), seq, now);
+            v.durability.inode_takes_name(&takes[1]);
+            plan.other.note(&mut v.durability, r.to.dir.ino, r.to.name);
+            if plan.other.moves {
+                v.parent = r.from.dir.ino;
+            }
+        }
+        for (which, vacated) in &plan.vacated {
+            let side = if *which == Which::Old { r.from } else { r.to };
+            self.dom(side.dir.domain).vacated.add(side.dir.ino, side.name, *vacated);
+        }
+        self.hint_rename(op, r, plan);
+        if let (Some(d), Some(v), None) = (&r.dst, &mut l.dst, r.partner()) {
+            self.name_gone(op, d, v);
+            if r.is_apart() && v.nlink == 0 && !v.deleted {
+                self.zombies.lock().push(d.clone());
+            }
+        }
+    }
+
+    /// What recovery compares: names over domains; and, of an inode whose fate depends on one of another domain, all names
+    /// that change.
+    fn hint_rename(&self, op: &Op<'_>, r: &Request<'_>, plan: &Plan) {
+        let hint = |side: &Side<'_>, c: &Cell, waits: &Waits| match waits.lost_to {
+            Some(_) => op.hint_always(&side.dir, side.name, c),
+            None => op.hint(&side.dir, side.name, c),
+        };
+        hint(r.from, &r.src, &plan.moved);
+        hint(r.to, &r.src, &plan.moved);
+        if let Some(d) = &r.dst {
+            op.braid(d.domain, r.src.domain);
+            hint(r.to, d, &plan.other);
+            if r.partner().is_some() {
+                hint(r.from, d, &plan.other);
+            }
+        }
+    }
+}
+
+/// An inode that a rename has touched.
+fn subject(op: &Op<'_>, c: &Cell, st: &State) -> Subject {
+    Subject {
+        ino: c.ino,
+        gener: c.gener,
+        version: st.durability.version(),
+        domain: c.domain,
+        tx: op.tx(c.domain).id,
+        is_dir: c.kind == FileKind::Dir,
+        nlink: st.nlink,
+    }
+}
+
+/// An inode loses a name and gains another one.
+fn change_names(st: &mut State, old: &Side<'_>, new: Option<&Side<'_>>, seq: u64, now: Timestamp) {
+    st.remove_link(old.dir.ino, old.name, seq);
+    if let Some(new) = new {
+        st.gain_link(new.dir.ino, new.name, seq);
+    }
+    st.ctime = now;
+    st.durability.operation_changes_names();
 }
 
 impl Volume {

@@ -1,0 +1,154 @@
+//! What a rename means for durability: a pure function from the facts to what each of the inodes waits for.
+//!
+//! An inode's own record says where it hangs, so a rename becomes durable with the transaction of the moved inode's domain.
+//! Whatever else it changes must not be durable without that, or must be taken back by recovery:
+//! - an inode of another domain that loses its name gets a *conditional tombstone*, which counts where the newcomer is
+//!   durable; the partners of an exchange over domains get one each, and name each other;
+//! - an inode of the same domain is durable with the same transaction, and only an fsync could be earlier: it waits.
+
+use crate::braid::durability::{Durability, Partner};
+use crate::braid::vacated::Vacated;
+use crate::types::*;
+use braidfs_format::inode::{Link, Tombstone};
+use smallvec::SmallVec;
+
+/// An inode that a rename changes, as it is with this change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Subject {
+    /// Its number.
+    pub ino: NodeId,
+    /// Generation of the number.
+    pub gener: u32,
+    /// The version that has the change.
+    pub version: u64,
+    /// Its domain, and the transaction there that has the change.
+    pub domain: DomainId,
+    /// See `domain`.
+    pub tx: TxId,
+    /// It is a directory.
+    pub is_dir: bool,
+    /// Links before the change.
+    pub nlink: u32,
+}
+
+impl Subject {
+    fn as_partner(&self) -> Partner {
+        (self.ino, self.gener, self.version)
+    }
+}
+
+/// The facts.
+#[derive(Debug, Clone, Copy)]
+pub struct Rename {
+    /// What has the old name.
+    pub moved: Subject,
+    /// What has the new name: a victim, or a partner in an exchange.
+    pub other: Option<Subject>,
+    /// They exchange names.
+    pub exchange: bool,
+    /// Old and new name are in two directories.
+    pub two_dirs: bool,
+    /// Something left `other`, a directory, and lives on, without that being durable yet.
+    pub left_other: bool,
+}
+
+/// One of the two names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Which {
+    /// The moved inode's before.
+    Old,
+    /// Its name afterwards.
+    New,
+}
+
+/// What an inode waits for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Waits {
+    /// A directory that changes its parent: such moves are ordered.
+    pub moves: bool,
+    /// No fsync makes it durable before this transaction of its own domain; 0: none.
+    pub after: TxId,
+    /// An fsync makes this transaction of another domain durable, too.
+    pub sync_with: Option<(DomainId, TxId)>,
+    /// It loses its name where this change of an inode of another domain is durable.
+    pub lost_to: Option<(Partner, DomainId, TxId)>,
+    /// It exchanges names with that one.
+    pub exchange: bool,
+}
+
+impl Waits {
+    /// Notes it in an inode that has lost the name `dir/name`.
+    pub fn note(&self, d: &mut Durability, dir: NodeId, name: &[u8]) {
+        if self.moves {
+            d.directory_moves();
+        }
+        d.inode_follows(self.after);
+        if let Some((domain, tx)) = self.sync_with {
+            d.inode_syncs_with(domain, tx);
+        }
+        if let Some((newcomer, domain, tx)) = self.lost_to {
+            let (ino, gener, version) = newcomer;
+            let link = Link { parent: dir, name: name.into() };
+            d.newcomer_takes_name(Tombstone { link, newcomer: ino, gener, version }, domain, tx);
+            if self.exchange {
+                d.partner_exchanges_name(newcomer);
+            }
+        }
+    }
+}
+
+/// What a rename means for durability.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// What the moved inode waits for.
+    pub moved: Waits,
+    /// What the other one waits for.
+    pub other: Waits,
+    /// Who leaves which name.
+    pub vacated: SmallVec<[(Which, Vacated); 3]>,
+}
+
+/// See the module.
+pub fn plan(r: &Rename) -> Plan {
+    let m = r.moved;
+    let mut p = Plan::default();
+    p.moved.moves = m.is_dir && r.two_dirs;
+    p.vacated.push((Which::Old, Vacated { domain: m.domain, tx: m.tx, alive: true }));
+    let Some(o) = r.other else { return p };
+    let apart = o.domain != m.domain;
+    if apart {
+        p.other.lost_to = Some((m.as_partner(), m.domain, m.tx));
+        // not only of the newcomer: the vacated name tells whoever has it after that one
+        p.moved.sync_with = Some((o.domain, o.tx));
+        p.vacated.push((Which::New, Vacated { domain: o.domain, tx: o.tx, alive: r.exchange }));
+    }
+    match (r.exchange, apart) {
+        (true, true) => {
+            p.moved.lost_to = Some((o.as_partner(), o.domain, o.tx));
+            (p.moved.exchange, p.other.exchange) = (true, true);
+        }
+        (true, false) => {
+            // each has the other's old name
+            (p.moved.after, p.other.after) = (m.tx, o.tx);
+            p.vacated.push((Which::New, Vacated { domain: o.domain, tx: o.tx, alive: true }));
+        }
+        // a victim with other names may not lose this one before the newcomer has it
+        (false, false) if !o.is_dir => p.other.after = m.tx,
+        (false, _) => {}
+    }
+    if r.exchange {
+        p.other.moves = o.is_dir && r.two_dirs;
+        return p;
+    }
+    // what lives on by other names, or what moved out of a directory, would come back: whoever has the name is not
+    // durable before
+    let comes_back = if o.is_dir { r.left_other } else { !apart && o.nlink > 1 };
+    if comes_back {
+        p.moved.after = m.tx;
+        p.vacated.push((Which::New, Vacated { domain: m.domain, tx: m.tx, alive: true }));
+    }
+    p
+}
+
+#[cfg(test)]
+mod tests;
