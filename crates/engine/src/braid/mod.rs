@@ -1,5 +1,10 @@
 //! The protocol between domains: what must be durable before what, so that logs that know nothing of each other are one
 //! namespace after a crash at any moment. docs/braid.md explains it.
+//!
+//! - [`frontier`], [`durability`], [`vacated`]: what is remembered, of inodes and of names that were left.
+//! - [`rules`], [`plan`]: pure functions from that to what must be durable first, and what recovery decides.
+//! - `entry`: how an entry of a directory changes, in operation and in recovery.
+//! - `reconcile`: how recovery makes the domains agree.
 
 pub mod durability;
 pub(crate) mod entry;

@@ -108,7 +108,21 @@ const ROWS: &[Row] = &[
         a: "A/s=t -A/s/x A/s/y B/t=s B/t/x -B/t/y",
         b: "A/s=t -A/s/x A/s/y B/t=s B/t/x -B/t/y",
     },
+    Row {
+        before: &[Mv("A/s", "B/s")],
+        event: Swap("A/e", "B/t"),
+        durable: "AB",
+        a: "A/e=t A/e/y -A/e/z2 -A/s -A/s/x B/s B/s/x B/t=e -B/t/y B/t/z2=z",
+        b: "A/e=t A/e/y -A/e/z2 -A/s -A/s/x B/s B/s/x B/t=e -B/t/y B/t/z2=z",
+    },
     // What a crash brings back does not move to where nothing is.
+    Row {
+        before: &[Mkdir("A/n"), Create("A/n/c")],
+        event: Swap("B/o", "A/n/c"),
+        durable: "A",
+        a: "A/n=new A/n/c=o B/o=new",
+        b: "A/n=new A/n/c=o B/o=new",
+    },
     Row { before: &[Mkdir("B/n")], event: Mv("A/f", "B/n/f"), durable: "B", a: "-A/f B/n=new B/n/f", b: "B/n=new" },
     // Nothing comes back in a directory that is gone.
     Row {
@@ -139,6 +153,9 @@ const ROWS: &[Row] = &[
         a: "A/f=new A/f2=f",
         b: "A/f=new A/f2=f",
     },
+    Row { before: &[Mv("A/f", "A/s/x")], event: Fsync("A/s/x"), durable: "", a: "-A/f A/s/x=f", b: "-A/f A/s/x=f" },
+    Row { before: &[Mv("A/f", "A/k")], event: Fsync("A/k"), durable: "A", a: "-A/f A/k=f", b: "-A/f A/k=f" },
+    Row { before: &[Swap("A/f", "A/s/x")], event: Fsync("A/f"), durable: "A", a: "A/f=x A/s/x=f", b: "A/f=x A/s/x=f" },
     Row {
         before: &[Rm("A/f"), Mv("B/o", "A/f")],
         event: Fsync("A/f"),
