@@ -133,6 +133,12 @@ impl Default for Durability {
 
 /// Changes, and transactions that write them.
 impl Durability {
+    /// The module's invariants, as far as one inode shows them.
+    fn holds(&self) -> bool {
+        let versions = [self.sent_version, self.synced, self.link_synced, self.linked_at, self.data_at, self.times_at];
+        (self.dirty_tx.0 == 0 || self.dirty_tx > self.sent_tx) && versions.iter().all(|v| *v <= self.version)
+    }
+
     /// Rises with each change.
     pub fn version(&self) -> u64 {
         self.version
@@ -199,6 +205,7 @@ impl Durability {
         }
         self.sent_tx = tx;
         self.sent_version = self.version;
+        debug_assert!(self.holds(), "{self:?}");
     }
 
     /// A roll-forward record, with checksums of blocks, goes out beside transaction `tx`.
@@ -232,6 +239,7 @@ impl Durability {
             self.data_at = 0;
         }
         self.link_synced = self.link_synced.max(reach.data);
+        debug_assert!(self.holds(), "{self:?}");
     }
 
     /// An fsync of something below made the existence and the names durable that a directory had at `version`.
@@ -316,6 +324,7 @@ impl Durability {
     pub fn newcomer_takes_name(&mut self, tombstone: Tombstone, domain: DomainId, tx: TxId) {
         self.judged.tombstones.push(tombstone);
         self.waits_for.raise(domain, tx);
+        debug_assert!(self.holds(), "{self:?}");
     }
 
     /// The inode and one of another domain exchange names; each also has a tombstone for the name that it gave.

@@ -4,8 +4,7 @@
 //! newcomer to the name, or the end of the directory, must not become durable before it: of two inodes that claim a name
 //! recovery keeps the later one, and the earlier would lose the only name that it durably has. Where the inode is gone,
 //! an fsync of the newcomer makes that durable too: else the name could come back to it when the newcomer moves on.
-//! Whoever takes a name asks here first; the rule is
-//! [`take_name`](super::rules::take_name).
+//! Whoever takes a name asks here first; the rule is [`take_name`](super::rules::take_name).
 //!
 //! Lock rank: leaf.
 

@@ -495,7 +495,8 @@ impl Domain {
     pub fn peers_of_running(&self) -> Frontier {
         // in this order: a commit adds to `peer_txs` before its transaction leaves `committing`
         let mut all = self.gate.read().peers_so_far();
-        if let Some(t) = self.committing.lock().clone() {
+        let committing = self.committing.lock().clone();
+        if let Some(t) = committing {
             all.merge(&t.peers_so_far());
         }
         all.merge(&self.peer_txs.lock());
