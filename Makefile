@@ -29,7 +29,8 @@ demo: deps ## real work on a braidfs beside an ext4, a killed daemon, a table (u
 	@python3 scripts/demo.py
 
 bench: ## library speed beside tmpfs and ext4, device traffic, memory (as root; 2 minutes)
-	$(CARGO) run --release -p braidfs-bench
+	$(CARGO) run --release -p braidfs-cli -- bench speed
+	$(CARGO) test --release -p braidfs --test traffic --test memory -- --ignored --nocapture
 
 test: layers fmt clippy unit heavy planted mount ## everything that must pass before a change goes in (under 15 minutes)
 

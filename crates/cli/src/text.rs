@@ -1,9 +1,8 @@
 //! Sizes, UUIDs, modes, times and names as text. No I/O.
 
 use braidfs::{Attr, FileKind, Timestamp};
-use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::Path;
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
 
 /// Parses `4096`, `64K`, `64M`, `10GiB`, `1T` (powers of 1024).
 ///
@@ -107,11 +106,6 @@ pub fn base_name(path: &[u8]) -> &[u8] {
         b"." | b".." => b"",
         name => name,
     }
-}
-
-/// Bytes as a host path.
-pub fn host_path(bytes: &[u8]) -> &Path {
-    Path::new(OsStr::from_bytes(bytes))
 }
 
 /// Bytes as an `OsString`.

@@ -52,6 +52,9 @@ enum Cmd {
     Compare(report::CompareArgs),
     /// Draw a results file as an HTML page, or print it as Markdown
     Report(report::ReportArgs),
+    /// Time the braidfs library beside system calls on tmpfs and ext4 (as root; otherwise alone)
+    #[cfg(feature = "braidfs")]
+    Speed(crate::speed::Args),
     /// Not for people: one worker
     #[command(hide = true)]
     Worker,
@@ -198,6 +201,8 @@ pub fn main(args: &Args, before: &[&str]) -> Result<u8> {
         Some(Cmd::List { json }) => list(*json).map(|()| 0),
         Some(Cmd::Compare(a)) => report::compare(a),
         Some(Cmd::Report(a)) => report::report(a).map(|()| 0),
+        #[cfg(feature = "braidfs")]
+        Some(Cmd::Speed(a)) => crate::speed::main(a).map(|()| 0),
         Some(Cmd::Worker) => Ok(worker::main()),
         Some(Cmd::Hold { command }) => target::hold(command).map(|()| 0),
     }

@@ -81,7 +81,7 @@ impl Error {
     }
     /// Is it an operation that found no room?
     pub fn no_space(&self) -> bool {
-        matches!(self, Self::Op { why, .. } if why.raw_os_error() == Some(libc::ENOSPC))
+        matches!(self, Self::Op { why, .. } if why.kind() == io::ErrorKind::StorageFull)
     }
     /// The exit code: 2 for usage, 130 when interrupted, else 1.
     pub fn code(&self) -> u8 {

@@ -5,8 +5,9 @@
 //!
 //! [`cli`] (arguments) → [`run`] (which cells, in which order; drives the workers of one cell) → [`target`] (makes and
 //! removes the file system of a run) → [`worker`] (pinned processes or threads, phases, clocks) → [`suite`] and
-//! [`apps`] (what a worker does) → [`fs`] (system calls, or the braidfs library) . [`report`] reads what [`results`]
-//! holds; [`stats`] has the arithmetic, [`sys`] what the kernel tells.
+//! [`apps`] (what a worker does) → [`fs`] (system calls, or the braidfs library). [`report`] reads what [`results`]
+//! holds; [`stats`] has the arithmetic, [`sys`] what the kernel tells. `speed` is a comparison of its own: single
+//! operations of the library beside system calls.
 //!
 //! Every failed operation fails the run. What was made for a run is removed after it, also when it fails or is
 //! interrupted. Not promised: figures that mean something on a machine that does other work meanwhile.
@@ -20,6 +21,8 @@ pub mod names;
 pub mod report;
 pub mod results;
 pub mod run;
+#[cfg(feature = "braidfs")]
+pub mod speed;
 pub mod stats;
 pub mod suite;
 pub mod sys;

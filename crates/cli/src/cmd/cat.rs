@@ -29,11 +29,11 @@ pub fn run(args: &Args) -> Outcome {
     let mut code = 0;
     for path in &paths {
         let mut copy = || -> Result<(), Failure> {
-            let fail = |why: String| Failure::at("cannot read", tree.show(path), why);
-            let file = tree.open(path).map_err(fail)?;
+            let fail = |why: braidfs::Error| Failure::at("cannot read", tree.show(path), why);
+            let file = tree.open_file(path).map_err(fail)?;
             let mut at = 0;
             loop {
-                match file.read(at, &mut buf).map_err(fail)? {
+                match tree.volume().read(&file, at, &mut buf).map_err(fail)? {
                     0 => return Ok(()),
                     n => {
                         out.write_all(&buf[..n]).map_err(|e| Failure::output(&e))?;

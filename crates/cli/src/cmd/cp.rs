@@ -4,14 +4,17 @@
 //! become separate files. A symlink at a destination is replaced, never written through, so that a hostile volume
 //! cannot send a copy elsewhere on the host.
 
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Failure, Outcome, host_error};
 use crate::text;
-use crate::tree::host::HostTree;
 use crate::tree::volume::VolumeTree;
-use crate::tree::{Meta, Res, Target, Tree};
-use braidfs::FileKind;
-use std::ffi::OsString;
+use crate::tree::{HostTree, Target, Tree};
+use braidfs_vfs::{FileKind, FileSystem, OpenHow, Stat};
+use std::ffi::{CString, OsString};
+use std::io;
 use std::path::PathBuf;
+
+/// A result whose error is a reason for the user, without the path: who reports it knows that.
+type Res<T> = Result<T, String>;
 
 /// Copy files into, out of and inside an unmounted volume
 #[derive(Debug, clap::Args)]
@@ -52,37 +55,48 @@ pub fn run(args: &Args) -> Outcome {
     for device in devices {
         volumes.push((device.clone(), VolumeTree::open(device, device_of(&to) == Some(device))?));
     }
-    let tree_of = |t: &Target| -> &dyn Tree {
-        let volume = device_of(t).and_then(|d| volumes.iter().find(|v| v.0 == *d));
-        volume.map_or(&HostTree as &dyn Tree, |v| &v.1)
-    };
-    // It can only be read by setting it; nothing makes files meanwhile.
-    let umask = rustix::process::umask(rustix::fs::Mode::empty());
-    rustix::process::umask(umask);
-    let mut failed = false;
-    {
-        let dest = Dest { tree: tree_of(&to), path: path_of(&to), args, umask: umask.as_raw_mode() };
-        let into_dir = match dest.tree.stat(dest.path, true) {
-            Ok(meta) => meta.is_some_and(|m| m.kind == FileKind::Dir),
-            Err(e) => return Err(Failure::at("cannot copy to", dest.tree.show(dest.path), e)),
-        };
-        if !into_dir && from.len() > 1 {
-            let why = "several files can only be copied into a directory: make it first";
-            return Err(Failure::at("cannot copy to", dest.tree.show(dest.path), why));
-        }
-        for source in &from {
-            if device_of(source).is_none() && device_of(&to).is_none() {
-                failed = report(&HostTree, path_of(source), "the destination is no volume either: use cp(1)");
-                continue;
-            }
-            let same = device_of(source) == device_of(&to);
-            failed |= dest.copy(tree_of(source), path_of(source), into_dir, same);
-        }
-    }
+    let failed = match volume_of(&volumes, &to) {
+        Some(volume) => copy_all(&volumes, &from, volume, &to, args),
+        None => copy_all(&volumes, &from, &HostTree::HERE, &to, args),
+    }?;
     for (_, volume) in volumes {
         volume.close()?;
     }
     Ok(u8::from(failed))
+}
+
+/// The open volumes by their devices.
+type Volumes = [(PathBuf, VolumeTree)];
+
+fn volume_of<'v>(volumes: &'v Volumes, target: &Target) -> Option<&'v VolumeTree> {
+    let device = device_of(target)?;
+    volumes.iter().find(|v| v.0 == *device).map(|v| &v.1)
+}
+
+/// Copies all sources to `to`, which lies in `tree`; whether something failed (it has been reported).
+fn copy_all<T: Tree>(volumes: &Volumes, from: &[Target], tree: &T, to: &Target, args: &Args) -> Result<bool, Failure> {
+    // It can only be read by setting it; nothing makes files meanwhile.
+    let umask = rustix::process::umask(rustix::fs::Mode::empty());
+    rustix::process::umask(umask);
+    let dest = Dest { tree, path: path_of(to), args, umask: umask.as_raw_mode() };
+    let into_dir = match stat(tree, dest.path, true) {
+        Ok(found) => found.is_some_and(|s| s.kind == FileKind::Dir),
+        Err(e) => return Err(Failure::at("cannot copy to", tree.show(dest.path), e)),
+    };
+    if !into_dir && from.len() > 1 {
+        let why = "several files can only be copied into a directory: make it first";
+        return Err(Failure::at("cannot copy to", tree.show(dest.path), why));
+    }
+    let mut failed = false;
+    for source in from {
+        let (path, same) = (path_of(source), device_of(source) == device_of(to));
+        failed |= match volume_of(volumes, source) {
+            Some(volume) => dest.copy(volume, path, into_dir, same),
+            None if same => report(&HostTree::HERE, path, "the destination is no volume either: use cp(1)"),
+            None => dest.copy(&HostTree::HERE, path, into_dir, same),
+        };
+    }
+    Ok(failed)
 }
 
 fn device_of(t: &Target) -> Option<&PathBuf> {
@@ -98,14 +112,31 @@ fn path_of(t: &Target) -> &[u8] {
     }
 }
 
+fn reason(e: io::Error) -> String {
+    host_error(&e)
+}
+
+fn c(path: &[u8]) -> Res<CString> {
+    CString::new(path).map_err(|_| "a path cannot hold a zero byte".into())
+}
+
+/// None where there is no such file.
+fn stat(tree: &impl Tree, path: &[u8], follow: bool) -> Res<Option<Stat>> {
+    match tree.fs().stat(&c(path)?, follow) {
+        Ok(stat) => Ok(Some(stat)),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(reason(e)),
+    }
+}
+
 /// Tells of a failure; true, for "something failed".
-fn report(tree: &dyn Tree, path: &[u8], why: &str) -> bool {
+fn report(tree: &impl Tree, path: &[u8], why: &str) -> bool {
     eprintln!("braidfs: cannot copy {}: {why}", tree.show(path));
     true
 }
 
-struct Dest<'a> {
-    tree: &'a dyn Tree,
+struct Dest<'a, T> {
+    tree: &'a T,
     path: &'a [u8],
     args: &'a Args,
     umask: u32,
@@ -121,13 +152,13 @@ enum Step {
     Finish {
         from: Vec<u8>,
         to: Vec<u8>,
-        meta: Meta,
+        meta: Stat,
     },
 }
 
-impl Dest<'_> {
+impl<T: Tree> Dest<'_, T> {
     /// Copies one source; whether something failed (it has been reported).
-    fn copy(&self, source: &dyn Tree, path: &[u8], into_dir: bool, same_tree: bool) -> bool {
+    fn copy(&self, source: &impl Tree, path: &[u8], into_dir: bool, same_tree: bool) -> bool {
         // `vol:/` and `.` have no name of their own: their content goes into the directory.
         let to = if into_dir { text::join(self.path, text::base_name(path)) } else { self.path.to_vec() };
         let mut failed = false;
@@ -141,7 +172,10 @@ impl Dest<'_> {
         let mut stack = vec![Step::Copy { from: path.to_vec(), to, top: true }];
         while let Some(step) = stack.pop() {
             let (from, result) = match step {
-                Step::Finish { from, to, meta } => (from, self.tree.set_meta(&to, &meta)),
+                Step::Finish { from, to, meta } => {
+                    let result = self.set_attributes(&to, &meta);
+                    (from, result)
+                }
                 Step::Copy { from, to, top } => {
                     let result = self.one(source, &from, &to, top, same_tree, &mut stack);
                     (from, result)
@@ -155,12 +189,12 @@ impl Dest<'_> {
     }
 
     /// Whether `to` lies in the directory `path` of the same tree.
-    fn is_inside(&self, source: &dyn Tree, path: &[u8], to: &[u8]) -> Res<bool> {
-        let Some(meta) = source.stat(path, false)?.filter(|m| m.kind == FileKind::Dir) else { return Ok(false) };
+    fn is_inside(&self, source: &impl Tree, path: &[u8], to: &[u8]) -> Res<bool> {
+        let Some(meta) = stat(source, path, false)?.filter(|m| m.kind == FileKind::Dir) else { return Ok(false) };
         // All that lies on the way to it, the root included.
         let ends = (0..to.len()).filter(|&i| i == 0 || to[i] == b'/');
         for end in ends {
-            if self.tree.stat(&to[..end], true)?.is_some_and(|m| m.id == meta.id) {
+            if stat(self.tree, &to[..end], true)?.is_some_and(|m| m.id == meta.id) {
                 return Ok(true);
             }
         }
@@ -169,7 +203,7 @@ impl Dest<'_> {
 
     fn one(
         &self,
-        source: &dyn Tree,
+        source: &impl Tree,
         from: &[u8],
         to: &[u8],
         top: bool,
@@ -177,10 +211,10 @@ impl Dest<'_> {
         stack: &mut Vec<Step>,
     ) -> Res<()> {
         let follow = top && !self.args.recursive;
-        let meta = source.stat(from, follow)?.ok_or("no such file or directory")?;
-        let here = |e: String| format!("to {}: {e}", self.tree.show(to));
+        let meta = stat(source, from, follow)?.ok_or("no such file or directory")?;
+        let (fs, here) = (self.tree.fs(), |e: String| format!("to {}: {e}", self.tree.show(to)));
         // Only a destination that the user named may be reached through a symlink.
-        let mut old = self.tree.stat(to, top && meta.kind == FileKind::Dir).map_err(here)?;
+        let mut old = stat(self.tree, to, top && meta.kind == FileKind::Dir).map_err(here)?;
         let mode = if self.args.preserve { meta.mode & 0o777 } else { meta.mode & !self.umask & 0o777 };
         if same_tree && old.is_some_and(|o| o.id == meta.id) {
             return Err(format!("{} is the same file", self.tree.show(to)));
@@ -193,12 +227,12 @@ impl Dest<'_> {
                 Some(old) if old.kind == FileKind::Dir => {}
                 Some(_) => return Err(here("exists and is no directory".into())),
                 // Writable until it is filled.
-                None => self.tree.make_dir(to, mode | 0o700).map_err(here)?,
+                None => fs.mkdir(&c(to)?, mode | 0o700).map_err(reason).map_err(here)?,
             }
             if self.args.preserve {
                 stack.push(Step::Finish { from: from.to_vec(), to: to.to_vec(), meta });
             }
-            for name in source.list(from)? {
+            for name in source.fs().list(&c(from)?).map_err(reason)? {
                 if name.contains(&b'/') || name.is_empty() {
                     return Err(format!("holds an impossible name {}", text::name(&name)));
                 }
@@ -214,51 +248,60 @@ impl Dest<'_> {
             return Err("is a special file: copy it with -r".into());
         }
         if old.is_some_and(|o| o.kind != FileKind::File || meta.kind != FileKind::File) {
-            self.tree.remove(to).map_err(here)?;
+            fs.unlink(&c(to)?).map_err(reason).map_err(here)?;
             old = None;
         }
         match meta.kind {
             FileKind::File => self.content(source, from, to, if old.is_some() { 0o600 } else { mode })?,
-            FileKind::Symlink => self.tree.make_link(to, &source.read_link(from)?).map_err(here)?,
-            _ => self.tree.make_special(to, &meta, mode).map_err(here)?,
+            FileKind::Symlink => {
+                let target = source.fs().read_link(&c(from)?).map_err(reason)?;
+                fs.symlink(&c(&target)?, &c(to)?).map_err(reason).map_err(here)?;
+            }
+            kind => fs.mknod(&c(to)?, kind, mode, meta.rdev).map_err(reason).map_err(here)?,
         }
-        if self.args.preserve { self.tree.set_meta(to, &meta).map_err(here) } else { Ok(()) }
+        if self.args.preserve { self.set_attributes(to, &meta).map_err(here) } else { Ok(()) }
     }
 
-    fn content(&self, source: &dyn Tree, from: &[u8], to: &[u8], mode: u32) -> Res<()> {
-        let here = |e: String| format!("to {}: {e}", self.tree.show(to));
-        let input = source.open(from)?;
-        let mut output = self.tree.create(to, mode).map_err(here)?;
+    fn set_attributes(&self, to: &[u8], meta: &Stat) -> Res<()> {
+        self.tree.fs().set_attributes(&c(to)?, meta).map_err(reason)
+    }
+
+    fn content(&self, source: &impl Tree, from: &[u8], to: &[u8], mode: u32) -> Res<()> {
+        let here = |e: io::Error| format!("to {}: {}", self.tree.show(to), reason(e));
+        let (fs, out) = (source.fs(), self.tree.fs());
+        let input = fs.open(&c(from)?, OpenHow::READ).map_err(reason)?;
+        let how = OpenHow { read: false, truncate: true, no_follow: true, mode, ..OpenHow::CREATE };
+        let output = out.open(&c(to)?, how).map_err(here)?;
         let mut buf = vec![0u8; 1 << 20];
         let mut at = 0;
-        while let Some((start, end)) = input.data(at)? {
-            at = start;
-            while at < end {
-                let want = buf.len().min((end - at) as usize);
-                let n = input.read(at, &mut buf[..want])?;
+        while let Some(run) = fs.next_data(&input, at).map_err(reason)? {
+            at = run.start;
+            while at < run.end {
+                let want = buf.len().min((run.end - at) as usize);
+                let n = fs.read(&input, at, &mut buf[..want]).map_err(reason)?;
                 if n == 0 {
                     break;
                 }
-                output.write(at, &buf[..n]).map_err(here)?;
+                out.write_all(&output, at, &buf[..n]).map_err(here)?;
                 at += n as u64;
             }
             // A file that shrinks while it is copied.
-            if at < end {
+            if at < run.end {
                 break;
             }
         }
         // The rest is a hole, or has come since; files of /proc have no size and content all the same.
-        let size = source.stat(from, true)?.map_or(at, |m| m.size);
+        let size = stat(source, from, true)?.map_or(at, |m| m.size);
         if at >= size {
             loop {
-                let n = input.read(at, &mut buf)?;
+                let n = fs.read(&input, at, &mut buf).map_err(reason)?;
                 if n == 0 {
                     break;
                 }
-                output.write(at, &buf[..n]).map_err(here)?;
+                out.write_all(&output, at, &buf[..n]).map_err(here)?;
                 at += n as u64;
             }
         }
-        output.set_size(at.max(size)).map_err(here)
+        out.truncate(&output, at.max(size)).map_err(here)
     }
 }

@@ -119,7 +119,7 @@ impl<W: Write> Lister<'_, W> {
         }
         line += &text::name(&entry.name);
         if self.args.long && a.kind() == FileKind::Symlink {
-            match self.tree.volume.readlink(a.ino) {
+            match self.tree.volume().readlink(a.ino) {
                 Ok(target) => line += &format!(" -> {}", text::name(&target)),
                 Err(e) => self.report(path, &e)?,
             }

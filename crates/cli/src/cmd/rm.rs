@@ -61,9 +61,9 @@ fn remove(tree: &VolumeTree, path: &[u8], recursive: bool) -> Result<(), (Vec<u8
         move |e| (path, e)
     };
     let (dir, name) = tree.parent(path).map_err(at(path))?;
-    let attr = tree.volume.lookup(dir, name).map_err(at(path))?;
+    let attr = tree.volume().lookup(dir, name).map_err(at(path))?;
     if attr.kind() != FileKind::Dir {
-        return tree.volume.unlink(dir, name).map_err(at(path));
+        return tree.volume().unlink(dir, name).map_err(at(path));
     }
     if !recursive {
         return Err((path.to_vec(), Error::IsDir));
@@ -71,7 +71,7 @@ fn remove(tree: &VolumeTree, path: &[u8], recursive: bool) -> Result<(), (Vec<u8
     let mut stack = vec![Step::Enter { dir, name: name.to_vec(), ino: attr.ino, path: path.to_vec() }];
     while let Some(step) = stack.pop() {
         match step {
-            Step::Leave { dir, name, path } => tree.volume.rmdir(dir, &name).map_err(at(&path))?,
+            Step::Leave { dir, name, path } => tree.volume().rmdir(dir, &name).map_err(at(&path))?,
             Step::Enter { dir, name, ino, path } => {
                 let entries = tree.entries(ino).map_err(at(&path))?;
                 stack.push(Step::Leave { dir, name, path: path.clone() });
@@ -80,7 +80,7 @@ fn remove(tree: &VolumeTree, path: &[u8], recursive: bool) -> Result<(), (Vec<u8
                     if entry.attr.kind() == FileKind::Dir {
                         stack.push(Step::Enter { dir: ino, name: entry.name, ino: entry.attr.ino, path: below });
                     } else {
-                        tree.volume.unlink(ino, &entry.name).map_err(at(&below))?;
+                        tree.volume().unlink(ino, &entry.name).map_err(at(&below))?;
                     }
                 }
             }

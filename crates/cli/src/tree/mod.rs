@@ -1,81 +1,41 @@
 //! The two kinds of file tree that `braidfs cp` copies between: the host's and a volume's.
 //!
-//! Owns the traits and the parsing of `DEVICE:PATH`. Errors are texts without the path: the copier knows the path.
+//! Owns the parsing of `DEVICE:PATH` and what trees are called in messages.
 
-pub mod host;
 pub mod volume;
 
-use braidfs::{FileKind, Timestamp};
+use crate::text;
+use braidfs_vfs::{FileSystem, Kernel};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// A result whose error is a reason for the user.
-pub type Res<T> = Result<T, String>;
-
-/// What a copy needs to know of a file.
-#[derive(Debug, Clone, Copy)]
-pub struct Meta {
-    /// Type.
-    pub kind: FileKind,
-    /// Permissions, 12 bits.
-    pub mode: u32,
-    /// Owner.
-    pub uid: u32,
-    /// Group.
-    pub gid: u32,
-    /// Bytes.
-    pub size: u64,
-    /// Last access.
-    pub atime: Timestamp,
-    /// Last change.
-    pub mtime: Timestamp,
-    /// Device number of a device file.
-    pub rdev: u64,
-    /// Device and inode: tells files of one tree apart.
-    pub id: (u64, u64),
-}
-
-/// A file tree. Paths are bytes.
+/// A file tree that `cp` copies from or to.
 pub trait Tree {
-    /// `None` where there is no such file.
-    fn stat(&self, path: &[u8], follow: bool) -> Res<Option<Meta>>;
-    /// Names in a directory, without `.` and `..`.
-    fn list(&self, path: &[u8]) -> Res<Vec<Vec<u8>>>;
-    /// Target of a symlink.
-    fn read_link(&self, path: &[u8]) -> Res<Vec<u8>>;
-    /// Opens a file to read.
-    fn open(&self, path: &[u8]) -> Res<Box<dyn Source + '_>>;
-    /// Makes or empties a file; a symlink at `path` is not followed.
-    fn create(&self, path: &[u8], mode: u32) -> Res<Box<dyn Sink + '_>>;
-    /// Makes a directory.
-    fn make_dir(&self, path: &[u8], mode: u32) -> Res<()>;
-    /// Makes a symlink.
-    fn make_link(&self, path: &[u8], target: &[u8]) -> Res<()>;
-    /// Makes a pipe, socket or device file.
-    fn make_special(&self, path: &[u8], meta: &Meta, mode: u32) -> Res<()>;
-    /// Removes a name that is no directory.
-    fn remove(&self, path: &[u8]) -> Res<()>;
-    /// Sets owner, permissions and times; of a symlink itself.
-    fn set_meta(&self, path: &[u8], meta: &Meta) -> Res<()>;
+    /// How it is called.
+    type Fs: FileSystem;
+    /// It.
+    fn fs(&self) -> &Self::Fs;
     /// The path for a message.
     fn show(&self, path: &[u8]) -> String;
 }
 
-/// A file open for reading.
-pub trait Source {
-    /// Bytes read; 0 at the end.
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Res<usize>;
-    /// The next run of data at or after `offset`; `None` where only a hole is left.
-    fn data(&self, offset: u64) -> Res<Option<(u64, u64)>>;
+/// The host's.
+pub struct HostTree(Kernel);
+
+impl HostTree {
+    /// Relative paths start at the working directory.
+    pub const HERE: Self = Self(Kernel::here());
 }
 
-/// A file open for writing.
-pub trait Sink {
-    /// Writes all of `data`.
-    fn write(&mut self, offset: u64, data: &[u8]) -> Res<()>;
-    /// Gives the file its size (a hole at its end has not been written).
-    fn set_size(&mut self, size: u64) -> Res<()>;
+impl Tree for HostTree {
+    type Fs = Kernel;
+    fn fs(&self) -> &Kernel {
+        &self.0
+    }
+    fn show(&self, path: &[u8]) -> String {
+        text::name(path)
+    }
 }
 
 /// What an argument of `cp` names.

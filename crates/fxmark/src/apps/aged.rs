@@ -3,7 +3,7 @@
 
 use crate::Result;
 use crate::error::On;
-use crate::fs::{Fs, How, Page};
+use crate::fs::{Fs, OpenHow, Page};
 use crate::names::{Name, Rng};
 use crate::worker::{Ctx, Load, Step};
 
@@ -39,13 +39,13 @@ impl<F: Fs> Load<F> for Overwrites<F> {
         let piece: Vec<u8> = self.page.0.iter().copied().cycle().take((PIECE * 4096) as usize).collect();
         for f in 0..FILES {
             let path = self.name.set(format_args!("{}/{f}", c.id));
-            let file = c.fs.open(path, How::CREATE).on("open", path)?;
+            let file = c.fs.open(path, OpenHow::CREATE).on("open", path)?;
             if c.scale.aged.nocow {
                 c.fs.set_nocow(&file).on("chattr +C", path)?;
             }
             for b in (0..self.blocks).step_by(PIECE as usize) {
                 let bytes = (self.blocks - b).min(PIECE) as usize * 4096;
-                c.fs.write_at(&file, b * 4096, &piece[..bytes]).on("pwrite", path)?;
+                c.fs.write_all(&file, b * 4096, &piece[..bytes]).on("pwrite", path)?;
             }
             c.fs.fsync(&file, false).on("fsync", path)?;
             self.files.push(file);
@@ -55,7 +55,7 @@ impl<F: Fs> Load<F> for Overwrites<F> {
     fn step(&mut self, c: &Ctx<F>) -> Result<Step> {
         let (f, b) = (self.rng.below(FILES) as usize, self.rng.below(self.blocks));
         let Some(file) = self.files.get(f) else { return Ok(Step::Empty) };
-        c.fs.write_at(file, b * 4096, &self.page.0).on("pwrite", c"one of 8 files")?;
+        c.fs.write_all(file, b * 4096, &self.page.0).on("pwrite", c"one of 8 files")?;
         self.since += 1;
         if self.since >= c.scale.aged.every {
             self.since = 0;

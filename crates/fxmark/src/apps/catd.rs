@@ -3,7 +3,7 @@
 
 use crate::Result;
 use crate::error::On;
-use crate::fs::{Fs, How, Page};
+use crate::fs::{Fs, OpenHow, Page};
 use crate::names::Name;
 use crate::worker::{Ctx, Load, Step};
 use std::ffi::CStr;
@@ -31,8 +31,8 @@ impl Files {
     /// Makes the file with `bytes` bytes.
     fn make<F: Fs>(&mut self, c: &Ctx<F>, i: u64, bytes: usize) -> Result<()> {
         let path = self.name.set(format_args!("{}/{i}", self.worker));
-        let file = c.fs.open(path, How::CREATE).on("open", path)?;
-        if bytes > 0 { c.fs.write_at(&file, 0, &self.page.0[..bytes]).on("pwrite", path) } else { Ok(()) }
+        let file = c.fs.open(path, OpenHow::CREATE).on("open", path)?;
+        if bytes > 0 { c.fs.write_all(&file, 0, &self.page.0[..bytes]).on("pwrite", path) } else { Ok(()) }
     }
     fn take(&mut self) -> Option<u64> {
         let i = self.next;
@@ -80,7 +80,7 @@ impl<F: Fs> Load<F> for Create {
     fn step(&mut self, c: &Ctx<F>) -> Result<Step> {
         let Some(i) = self.0.take() else { return Ok(Step::Empty) };
         let path = self.0.path(i);
-        drop(c.fs.open(path, How::FRESH).on("open", path)?);
+        drop(c.fs.open(path, OpenHow::FRESH).on("open", path)?);
         Ok(Step::Did(1))
     }
     fn refill(&mut self, c: &Ctx<F>) -> Result<()> {
@@ -100,15 +100,15 @@ impl<F: Fs> Load<F> for Append {
     fn step(&mut self, c: &Ctx<F>) -> Result<Step> {
         let Some(i) = self.0.take() else { return Ok(Step::Empty) };
         let path = self.0.name.set(format_args!("{}/{i}", self.0.worker));
-        let file = c.fs.open(path, How::WRITE).on("open", path)?;
-        c.fs.write_at(&file, 0, &self.0.page.0).on("pwrite", path)?;
+        let file = c.fs.open(path, OpenHow::WRITE).on("open", path)?;
+        c.fs.write_all(&file, 0, &self.0.page.0).on("pwrite", path)?;
         c.fs.fsync(&file, false).on("fsync", path)?;
         Ok(Step::Did(1))
     }
     fn refill(&mut self, c: &Ctx<F>) -> Result<()> {
         for i in 0..std::mem::take(&mut self.0.next) {
             let path = self.0.path(i);
-            let file = c.fs.open(path, How::WRITE).on("open", path)?;
+            let file = c.fs.open(path, OpenHow::WRITE).on("open", path)?;
             c.fs.truncate(&file, 0).on("ftruncate", path)?;
         }
         Ok(())
@@ -123,7 +123,7 @@ impl<F: Fs> Load<F> for Truncate {
     fn step(&mut self, c: &Ctx<F>) -> Result<Step> {
         let Some(i) = self.0.take() else { return Ok(Step::Empty) };
         let path = self.0.path(i);
-        let file = c.fs.open(path, How::WRITE).on("open", path)?;
+        let file = c.fs.open(path, OpenHow::WRITE).on("open", path)?;
         c.fs.truncate(&file, 0).on("ftruncate", path)?;
         Ok(Step::Did(1))
     }
@@ -137,7 +137,7 @@ impl Delete {
     fn make<F: Fs>(&mut self, c: &Ctx<F>, i: u64) -> Result<()> {
         self.0.make(c, i, 4096)?;
         let path = self.0.path(i);
-        let file = c.fs.open(path, How::WRITE).on("open", path)?;
+        let file = c.fs.open(path, OpenHow::WRITE).on("open", path)?;
         c.fs.truncate(&file, 0).on("ftruncate", path)
     }
 }

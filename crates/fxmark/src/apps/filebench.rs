@@ -4,12 +4,12 @@
 use super::fileset::FileSet;
 use crate::Result;
 use crate::error::On;
-use crate::fs::{Fs, How};
+use crate::fs::{Fs, OpenHow};
 use crate::worker::{Ctx, Load, Step};
 
 /// Mean bytes of an append, in both.
 const APPEND_BYTES: u64 = 16 << 10;
-const APPEND: How = How { append: true, ..How::WRITE };
+const APPEND: OpenHow = OpenHow { append: true, ..OpenHow::WRITE };
 
 /// varmail: 1000 files of 16 KiB in one directory.
 pub struct Varmail {
@@ -39,7 +39,7 @@ impl<F: Fs> Load<F> for Varmail {
             s.append(c, &file, APPEND_BYTES)?;
             c.fs.fsync(&file, false).on("fsync", c"a mail")?;
         }
-        if let Some(file) = s.open(c, How::READ)? {
+        if let Some(file) = s.open(c, OpenHow::READ)? {
             s.read_all(c, &file)?;
         }
         Ok(Step::Did(13))
@@ -75,7 +75,7 @@ impl<F: Fs> Load<F> for FileServer {
         if let Some(file) = s.open(c, APPEND)? {
             s.append(c, &file, APPEND_BYTES)?;
         }
-        if let Some(file) = s.open(c, How::READ)? {
+        if let Some(file) = s.open(c, OpenHow::READ)? {
             s.read_all(c, &file)?;
         }
         s.delete(c)?;

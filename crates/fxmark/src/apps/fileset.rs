@@ -2,7 +2,7 @@
 
 use crate::Result;
 use crate::error::On;
-use crate::fs::{Fs, How};
+use crate::fs::{Fs, OpenHow};
 use crate::names::{Name, Rng};
 use crate::worker::Ctx;
 use std::ffi::CStr;
@@ -69,7 +69,7 @@ impl FileSet {
         let Some(n) = self.free.pop() else { return Ok(None) };
         self.there.push(n);
         let path = self.path(n);
-        Ok(Some((c.fs.open(path, How::FRESH).on("open", path)?, n)))
+        Ok(Some((c.fs.open(path, OpenHow::FRESH).on("open", path)?, n)))
     }
 
     fn any(&mut self) -> Option<usize> {
@@ -78,7 +78,7 @@ impl FileSet {
     }
 
     /// Opens any file that is there.
-    pub fn open<F: Fs>(&mut self, c: &Ctx<F>, how: How) -> Result<Option<F::File>> {
+    pub fn open<F: Fs>(&mut self, c: &Ctx<F>, how: OpenHow) -> Result<Option<F::File>> {
         let Some(at) = self.any() else { return Ok(None) };
         let path = self.path(self.there[at]);
         Ok(Some(c.fs.open(path, how).on("open", path)?))
@@ -97,7 +97,7 @@ impl FileSet {
     pub fn stat<F: Fs>(&mut self, c: &Ctx<F>) -> Result<()> {
         let Some(at) = self.any() else { return Ok(()) };
         let path = self.path(self.there[at]);
-        std::hint::black_box(c.fs.stat(path).on("stat", path)?);
+        std::hint::black_box(c.fs.stat(path, true).on("stat", path)?);
         Ok(())
     }
 
@@ -106,7 +106,7 @@ impl FileSet {
         let mut done = 0;
         while done < bytes {
             let n = (bytes - done).min(IO_BYTES as u64);
-            c.fs.write_at(file, offset + done, &self.data[..n as usize]).on("pwrite", c"a file of the set")?;
+            c.fs.write_all(file, offset + done, &self.data[..n as usize]).on("pwrite", c"a file of the set")?;
             done += n;
         }
         Ok(())
@@ -122,7 +122,7 @@ impl FileSet {
     pub fn read_all<F: Fs>(&mut self, c: &Ctx<F>, file: &F::File) -> Result<()> {
         let mut offset = 0;
         loop {
-            let n = c.fs.read_some(file, offset, &mut self.data).on("pread", c"a file of the set")?;
+            let n = c.fs.read(file, offset, &mut self.data).on("pread", c"a file of the set")?;
             offset += n as u64;
             if n < IO_BYTES {
                 return Ok(());

@@ -11,7 +11,7 @@
 
 use crate::Result;
 use crate::error::On;
-use crate::fs::{Fs, How};
+use crate::fs::{Fs, OpenHow};
 use crate::names::{Name, Rng};
 use crate::worker::{Ctx, Load, Step};
 
@@ -26,7 +26,7 @@ const LINE: usize = 130;
 /// A mailbox that has grown to this is emptied: a user has fetched mail.
 const MAILBOX_MAX: u64 = 4 << 20;
 
-const APPEND: How = How { append: true, ..How::CREATE };
+const APPEND: OpenHow = OpenHow { append: true, ..OpenHow::CREATE };
 
 /// One delivering process.
 pub struct Mail<F: Fs> {
@@ -63,10 +63,10 @@ impl<F: Fs> Mail<F> {
     fn receive(&mut self, c: &Ctx<F>, split: u64) -> Result<()> {
         let (w, n) = (c.id, self.message);
         let path = self.a.set(format_args!("input/{split}/{w}-{n}-D"));
-        let data = c.fs.open(path, How::FRESH).on("open", path)?;
+        let data = c.fs.open(path, OpenHow::FRESH).on("open", path)?;
         c.fs.append(&data, &self.text[..BODY]).on("write", path)?;
         let path = self.a.set(format_args!("input/{split}/hdr.{w}-{n}"));
-        let envelope = c.fs.open(path, How::FRESH).on("open", path)?;
+        let envelope = c.fs.open(path, OpenHow::FRESH).on("open", path)?;
         c.fs.append(&envelope, &self.text[..ENVELOPE]).on("write", path)?;
         drop(envelope);
         let to = self.b.set(format_args!("input/{split}/{w}-{n}-H"));
@@ -81,8 +81,8 @@ impl<F: Fs> Mail<F> {
         let (w, n) = (c.id, self.message);
         for part in ["D", "H"] {
             let path = self.a.set(format_args!("input/{split}/{w}-{n}-{part}"));
-            let file = c.fs.open(path, How::WRITE).on("open", path)?;
-            c.fs.read_some(&file, 0, &mut self.text).on("read", path)?;
+            let file = c.fs.open(path, OpenHow::WRITE).on("open", path)?;
+            c.fs.read(&file, 0, &mut self.text).on("read", path)?;
         }
         let path = self.a.set(format_args!("input/{split}/{w}-{n}-J"));
         let journal = c.fs.open(path, APPEND).on("open", path)?;

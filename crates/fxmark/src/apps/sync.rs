@@ -2,7 +2,7 @@
 
 use crate::Result;
 use crate::error::On;
-use crate::fs::{Fs, How, Page};
+use crate::fs::{Fs, OpenHow, Page};
 use crate::names::{Name, Rng};
 use crate::worker::{Ctx, Load, Step};
 
@@ -30,9 +30,9 @@ impl<F: Fs> Load<F> for RandomWrites<F> {
         c.fs.ensure_dir(dir).on("mkdir", dir)?;
         for f in 0..FILES {
             let path = self.name.set(format_args!("{}/{f}", c.id));
-            let file = c.fs.open(path, How::CREATE).on("open", path)?;
+            let file = c.fs.open(path, OpenHow::CREATE).on("open", path)?;
             for b in 0..self.blocks {
-                c.fs.write_at(&file, b * 4096, &self.page.0).on("pwrite", path)?;
+                c.fs.write_all(&file, b * 4096, &self.page.0).on("pwrite", path)?;
             }
             self.files.push(file);
         }
@@ -41,7 +41,7 @@ impl<F: Fs> Load<F> for RandomWrites<F> {
     fn step(&mut self, c: &Ctx<F>) -> Result<Step> {
         let (f, b) = (self.rng.below(FILES) as usize, self.rng.below(self.blocks));
         let Some(file) = self.files.get(f) else { return Ok(Step::Empty) };
-        c.fs.write_at(file, b * 4096, &self.page.0).on("pwrite", c"one of 128 files")?;
+        c.fs.write_all(file, b * 4096, &self.page.0).on("pwrite", c"one of 128 files")?;
         c.fs.fsync(file, false).on("fsync", c"one of 128 files")?;
         Ok(Step::Did(1))
     }
@@ -72,7 +72,7 @@ impl<F: Fs> Load<F> for SyncFiles {
             return Ok(Step::Empty);
         }
         let path = self.name.set(format_args!("{}/{}", c.id, self.made));
-        let file = c.fs.open(path, How::FRESH).on("open", path)?;
+        let file = c.fs.open(path, OpenHow::FRESH).on("open", path)?;
         let mut left = self.bytes;
         while left > 0 {
             let n = left.min(self.piece);
@@ -131,7 +131,7 @@ impl<F: Fs> Load<F> for Tree {
         let (dirs, i) = (Self::dirs(c), self.made);
         let d = i % dirs;
         let path = self.name.set(format_args!("{}/{}/{}/{}", c.id, d / FAN_OUT, d % FAN_OUT, i / dirs));
-        let file = c.fs.open(path, How::FRESH).on("open", path)?;
+        let file = c.fs.open(path, OpenHow::FRESH).on("open", path)?;
         c.fs.append(&file, &self.data).on("write", path)?;
         self.made += 1;
         Ok(Step::Did(1))

@@ -61,7 +61,7 @@ fn put(path: &Path, tables: &str) -> Result<()> {
 }
 
 /// A table with lines round it and below its head.
-fn lines(t: &mut comfy_table::Table) {
+pub(crate) fn lines(t: &mut comfy_table::Table) {
     t.load_preset(comfy_table::presets::UTF8_BORDERS_ONLY);
 }
 

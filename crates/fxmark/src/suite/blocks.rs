@@ -2,7 +2,7 @@
 
 use super::TestId;
 use crate::error::On;
-use crate::fs::{Fs, How, Page};
+use crate::fs::{Fs, OpenHow, Page};
 use crate::names::Rng;
 use crate::worker::{Ctx, Load, Step};
 use crate::{Error, Result};
@@ -54,7 +54,7 @@ fn stride<F: Fs>(c: &Ctx<F>) -> u64 {
 }
 
 /// Opens one of the files. A file system that refuses O_DIRECT is told apart from one that fails.
-fn open<F: Fs>(c: &Ctx<F>, sharing: Sharing, worker: usize, how: How) -> Result<F::File> {
+fn open<F: Fs>(c: &Ctx<F>, sharing: Sharing, worker: usize, how: OpenHow) -> Result<F::File> {
     let mut name = c.name();
     let path = match sharing {
         Sharing::Private => name.set(format_args!("{worker}/data")),
@@ -64,7 +64,7 @@ fn open<F: Fs>(c: &Ctx<F>, sharing: Sharing, worker: usize, how: How) -> Result<
 }
 
 /// Opens with O_DIRECT where the test wants it.
-pub fn open_direct<F: Fs>(c: &Ctx<F>, path: &std::ffi::CStr, how: How) -> Result<F::File> {
+pub fn open_direct<F: Fs>(c: &Ctx<F>, path: &std::ffi::CStr, how: OpenHow) -> Result<F::File> {
     c.fs.open(path, how.direct(c.direct)).on("open", path).map_err(|e| match e {
         Error::Op { why, .. } if c.direct && why.raw_os_error() == Some(libc::EINVAL) => {
             Error::Unsupported("the file system refuses O_DIRECT".into())
@@ -87,26 +87,26 @@ impl<F: Fs> Load<F> for Block<F> {
         if self.sharing == Sharing::Private {
             return Ok(());
         }
-        let file = open(c, self.sharing, 0, How::CREATE)?;
+        let file = open(c, self.sharing, 0, OpenHow::CREATE)?;
         let blocks = match (self.sharing, c.original()) {
             (Sharing::Same, _) => 1,
             (_, false) => c.workers as u64,
             (_, true) => c.workers as u64 * ORIGINAL_REGION / BLOCK,
         };
         for b in 0..blocks {
-            c.fs.write_at(&file, b * BLOCK, &self.page.0).on("pwrite", c"share")?;
+            c.fs.write_all(&file, b * BLOCK, &self.page.0).on("pwrite", c"share")?;
         }
         c.fs.fsync(&file, false).on("fsync", c"share")
     }
 
     fn prepare(&mut self, c: &Ctx<F>) -> Result<()> {
-        let mut how = if self.act == Act::Read && !c.original() { How::READ } else { How::WRITE };
+        let mut how = if self.act == Act::Read && !c.original() { OpenHow::READ } else { OpenHow::WRITE };
         if self.sharing == Sharing::Private {
             let mut name = c.name();
             let dir = name.set(format_args!("{}", c.id));
             c.fs.ensure_dir(dir).on("mkdir", dir)?;
-            let file = open(c, self.sharing, c.id, How::CREATE)?;
-            c.fs.write_at(&file, 0, &self.page.0).on("pwrite", c"data")?;
+            let file = open(c, self.sharing, c.id, OpenHow::CREATE)?;
+            c.fs.write_all(&file, 0, &self.page.0).on("pwrite", c"data")?;
             if c.original() {
                 // the original keeps the descriptor that wrote
                 self.file = Some(file);
@@ -124,10 +124,10 @@ impl<F: Fs> Load<F> for Block<F> {
     fn step(&mut self, c: &Ctx<F>) -> Result<Step> {
         let Some(file) = &self.file else { return Ok(Step::Empty) };
         match self.act {
-            Act::Read => c.fs.read_at(file, self.offset, &mut self.page.0).on("pread", c"the block")?,
-            Act::Write => c.fs.write_at(file, self.offset, &self.page.0).on("pwrite", c"the block")?,
+            Act::Read => c.fs.read_exact(file, self.offset, &mut self.page.0).on("pread", c"the block")?,
+            Act::Write => c.fs.write_all(file, self.offset, &self.page.0).on("pwrite", c"the block")?,
             Act::WriteSync => {
-                c.fs.write_at(file, self.offset, &self.page.0).on("pwrite", c"the block")?;
+                c.fs.write_all(file, self.offset, &self.page.0).on("pwrite", c"the block")?;
                 c.fs.fsync(file, false).on("fsync", c"the file")?;
             }
         }
@@ -149,7 +149,7 @@ impl<F: Fs> Load<F> for Writer<F> {
     }
     fn settle(&mut self, c: &Ctx<F>) -> Result<()> {
         let files = if self.sharing == Sharing::Private { c.foreground } else { 1 };
-        self.files = (0..files).map(|w| open(c, self.sharing, w, How::WRITE)).collect::<Result<_>>()?;
+        self.files = (0..files).map(|w| open(c, self.sharing, w, OpenHow::WRITE)).collect::<Result<_>>()?;
         Ok(())
     }
     fn step(&mut self, c: &Ctx<F>) -> Result<Step> {
@@ -160,7 +160,7 @@ impl<F: Fs> Load<F> for Writer<F> {
             Sharing::Same => (0, 0),
         };
         let Some(file) = self.files.get(file) else { return Ok(Step::Empty) };
-        c.fs.write_at(file, offset, &self.page.0).on("pwrite", c"a block that others read")?;
+        c.fs.write_all(file, offset, &self.page.0).on("pwrite", c"a block that others read")?;
         Ok(Step::Did(1))
     }
 }

@@ -2,7 +2,7 @@
 
 use super::TestId;
 use crate::error::On;
-use crate::fs::{Fs, How};
+use crate::fs::{Fs, OpenHow};
 use crate::names::{Name, Rng};
 use crate::worker::{Ctx, Load, Step};
 use crate::{Error, Result};
@@ -43,7 +43,7 @@ impl<F: Fs> List<F> {
                 (true, false) => n.set(format_args!("share/entry-{i:06}")),
                 (true, true) => n.set(format_args!("entry-{}-{i:06}", c.id)),
             };
-            match c.fs.open(path, How::CREATE).on("open", path) {
+            match c.fs.open(path, OpenHow::CREATE).on("open", path) {
                 Err(e) if c.original() && e.no_space() => return Ok(()),
                 done => drop(done?),
             }
@@ -119,7 +119,7 @@ impl<F: Fs> Load<F> for Writer {
             (true, true) => self.name.set(format_args!("entry-{worker}-{i:06}")),
         };
         if back.is_some() {
-            drop(c.fs.open(path, How::FRESH).on("open", path)?);
+            drop(c.fs.open(path, OpenHow::FRESH).on("open", path)?);
         } else {
             c.fs.unlink(path).on("unlink", path)?;
             self.missing = Some((worker, i));

@@ -3,7 +3,7 @@
 use super::blocks::open_direct;
 use crate::Result;
 use crate::error::On;
-use crate::fs::{Fs, How, Page};
+use crate::fs::{Fs, OpenHow, Page};
 use crate::names::Name;
 use crate::worker::{Ctx, Load, Step};
 
@@ -13,7 +13,7 @@ fn fresh<F: Fs>(c: &Ctx<F>, name: &mut Name, append: bool) -> Result<F::File> {
     let dir = name.set(format_args!("{}", c.id));
     c.fs.ensure_dir(dir).on("mkdir", dir)?;
     let path = name.set(format_args!("{}/data", c.id));
-    open_direct(c, path, How { append, ..How::CREATE })
+    open_direct(c, path, OpenHow { append, ..OpenHow::CREATE })
 }
 
 /// DWAL. A file that has grown to its bound is cut to nothing, outside the clock; the original fills the disk.
@@ -68,7 +68,7 @@ impl<F: Fs> Cut<F> {
     fn fill(&mut self, c: &Ctx<F>) -> Result<()> {
         let Some(file) = &self.file else { return Ok(()) };
         while c.original() || self.blocks < c.scale.blocks {
-            match c.fs.write_at(file, self.blocks * BLOCK, &self.page.0).on("pwrite", self.name.get()) {
+            match c.fs.write_all(file, self.blocks * BLOCK, &self.page.0).on("pwrite", self.name.get()) {
                 Err(e) if c.original() && e.no_space() => break,
                 done => done?,
             }
@@ -87,7 +87,7 @@ impl<F: Fs> Load<F> for Cut<F> {
         self.file = Some(if c.original() {
             // there the file lies in the root
             let path = self.name.set(format_args!("data-{}", c.id));
-            c.fs.open(path, How::CREATE).on("open", path)?
+            c.fs.open(path, OpenHow::CREATE).on("open", path)?
         } else {
             fresh(c, &mut self.name, false)?
         });

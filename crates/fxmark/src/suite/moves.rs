@@ -4,7 +4,7 @@
 
 use crate::Result;
 use crate::error::On;
-use crate::fs::{Fs, How, Page};
+use crate::fs::{Fs, OpenHow, Page};
 use crate::names::Name;
 use crate::worker::{Ctx, Load, Step};
 use std::ffi::CStr;
@@ -49,7 +49,7 @@ impl<F: Fs> Load<F> for Create {
             return Ok(Step::Empty);
         }
         let path = file(c, &mut self.name, self.shared, self.made);
-        let how = if c.original() { How::CREATE } else { How::FRESH };
+        let how = if c.original() { OpenHow::CREATE } else { OpenHow::FRESH };
         let file = c.fs.open(path, how).on("open", path)?;
         if self.shared && c.original() {
             // the original's MWCM writes a page
@@ -91,7 +91,7 @@ impl<F: Fs> Load<F> for Unlink {
         }
         while c.original() || self.files < c.scale.files {
             let path = file(c, &mut self.name, self.shared, self.files);
-            match c.fs.open(path, How::CREATE).on("open", path) {
+            match c.fs.open(path, OpenHow::CREATE).on("open", path) {
                 // the original fills the file system
                 Err(e) if c.original() && e.no_space() => break,
                 done => drop(done?),
@@ -112,7 +112,7 @@ impl<F: Fs> Load<F> for Unlink {
     fn refill(&mut self, c: &Ctx<F>) -> Result<()> {
         for i in 0..std::mem::take(&mut self.gone) {
             let path = file(c, &mut self.name, self.shared, i);
-            drop(c.fs.open(path, How::FRESH).on("open", path)?);
+            drop(c.fs.open(path, OpenHow::FRESH).on("open", path)?);
         }
         Ok(())
     }
@@ -138,7 +138,7 @@ impl<F: Fs> Load<F> for Rename {
         let files = if c.original() { 1 } else { c.scale.files };
         for i in 0..files {
             let path = file(c, &mut self.from, false, i);
-            let file = c.fs.open(path, How::CREATE).on("open", path)?;
+            let file = c.fs.open(path, OpenHow::CREATE).on("open", path)?;
             if c.original() {
                 c.fs.fsync(&file, false).on("fsync", path)?;
             }
@@ -190,7 +190,7 @@ impl<F: Fs> Load<F> for MoveShared {
         let enough = |made: u64| if c.original() { Instant::now() >= until } else { made == c.scale.files };
         while !enough(self.files) {
             let path = file(c, &mut self.from, false, self.files);
-            match c.fs.open(path, How::CREATE).on("open", path) {
+            match c.fs.open(path, OpenHow::CREATE).on("open", path) {
                 Err(e) if c.original() && e.no_space() => break,
                 done => drop(done?),
             }

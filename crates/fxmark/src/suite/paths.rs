@@ -3,7 +3,7 @@
 use super::TestId;
 use crate::Result;
 use crate::error::On;
-use crate::fs::{Fs, How};
+use crate::fs::{Fs, OpenHow};
 use crate::names::{Name, Rng};
 use crate::worker::{Ctx, Load, Step};
 use std::collections::HashSet;
@@ -78,7 +78,7 @@ impl Walk {
                         dir(n.set(format_args!("{i}/{j}/{k}/{l}")))?;
                         for m in 0..branch {
                             let path = n.set(format_args!("{i}/{j}/{k}/{l}/{m}"));
-                            drop(c.fs.open(path, How::CREATE).on("open", path)?);
+                            drop(c.fs.open(path, OpenHow::CREATE).on("open", path)?);
                         }
                     }
                 }
@@ -101,7 +101,7 @@ impl<F: Fs> Load<F> for Walk {
                 c.fs.ensure_dir(path).on("mkdir", path)?;
             }
             let path = n.set(format_args!("{id}/0/0/0/0"));
-            drop(c.fs.open(path, How::CREATE).on("open", path)?);
+            drop(c.fs.open(path, OpenHow::CREATE).on("open", path)?);
         } else {
             n.set(format_args!("0/0/0/0/0"));
         }
@@ -127,9 +127,9 @@ impl<F: Fs> Load<F> for Walk {
             _ => self.name.get(),
         };
         if c.original() {
-            std::hint::black_box(c.fs.stat(path).on("stat", path)?);
+            std::hint::black_box(c.fs.stat(path, true).on("stat", path)?);
         } else {
-            drop(c.fs.open(path, How::READ).on("open", path)?);
+            drop(c.fs.open(path, OpenHow::READ).on("open", path)?);
         }
         Ok(Step::Did(1))
     }
@@ -166,7 +166,7 @@ impl<F: Fs> Load<F> for Writer {
         if self.made.remove(&(p, level)) {
             c.fs.unlink(path).on("unlink", path)?;
         } else {
-            drop(c.fs.open(path, How::FRESH).on("open", path)?);
+            drop(c.fs.open(path, OpenHow::FRESH).on("open", path)?);
             self.made.insert((p, level));
         }
         Ok(Step::Did(1))

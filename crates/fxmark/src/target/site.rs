@@ -16,7 +16,7 @@ use tempfile::TempDir;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Where sites are made.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Lab {
     /// The block device, where a target needs one.
     pub media: Option<Media>,
@@ -169,7 +169,7 @@ impl Lab {
     fn format_library(&self, site: &mut Site) -> Result<()> {
         let device = self.device()?;
         let failed = |e| Error::io(format!("making a volume on {}", device.display()), e);
-        crate::fs::BraidFs::format(device).map_err(failed)?;
+        crate::fs::Library::format(device).map_err(failed)?;
         site.setup.push(format!("braidfs::mkfs::format({}) with the defaults", device.display()));
         site.setup.push("braidfs::Volume::mount with the defaults".into());
         site.place = Place::Library(device.to_path_buf());

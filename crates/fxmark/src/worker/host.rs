@@ -1,7 +1,7 @@
 //! The process that hosts workers: reads its [`Spec`], pins itself, works, answers.
 
 use super::{Answer, Ctx, Load, Place, Report, Shared, Spec, turn};
-use crate::fs::{Fs, SysFs};
+use crate::fs::{Fs, Kernel};
 use crate::suite::{TestId, build};
 use crate::{Error, Result, sys};
 use std::io::{Read, Write};
@@ -47,7 +47,7 @@ fn run(spec: &Spec) -> Result<Vec<Report>> {
 
 fn in_dir(spec: &Spec, test: &TestId, dir: &Path, control: &Shared) -> Result<Vec<Report>> {
     std::env::set_current_dir(dir).map_err(|e| Error::io(format!("entering {}", dir.display()), e))?;
-    let fs = Arc::new(SysFs::here().map_err(|e| Error::io(format!("opening {}", dir.display()), e))?);
+    let fs = Arc::new(Kernel::here());
     // the original uses absolute paths
     let prefix = match spec.mode {
         super::Mode::Original => format!("{}/", dir.display()),
@@ -59,7 +59,7 @@ fn in_dir(spec: &Spec, test: &TestId, dir: &Path, control: &Shared) -> Result<Ve
 #[cfg(feature = "braidfs")]
 fn in_library(spec: &Spec, test: &TestId, device: &Path, control: &Shared) -> Result<Vec<Report>> {
     let failed = |what: &str, e| Error::io(format!("{what} {}", device.display()), e);
-    let fs = Arc::new(crate::fs::BraidFs::mount(device).map_err(|e| failed("mounting", e))?);
+    let fs = Arc::new(crate::fs::Library::mount(device).map_err(|e| failed("mounting", e))?);
     let reports = threads(spec, test, &fs, "", control)?;
     let fs = Arc::into_inner(fs).ok_or_else(|| Error::Other("a worker still uses the volume".into()))?;
     fs.unmount().map_err(|e| failed("unmounting", e))?;

@@ -1,0 +1,75 @@
+//! Memory: the resident set of an idle mount, and its growth by many new files under a cache budget. Alone in its file:
+//! the resident set is the process's.
+
+use braidfs::device::{Device, FileDevice, OpenHow as DeviceHow};
+use braidfs::namespace::paths::OpenHow;
+use braidfs::{Cred, MkfsOptions, MountOptions, Volume, mkfs};
+use std::sync::Arc;
+
+/// As in the programs.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// Most bytes of an idle mount.
+const GOAL_IDLE: u64 = 64 << 20;
+/// Most bytes per file, beyond the cache budget.
+const GOAL_PER_FILE: f64 = 200.0;
+/// Files in one directory.
+const FILES_PER_DIR: u64 = 10_000;
+
+/// Resident bytes of this process.
+fn resident() -> u64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: u64 = statm.split(' ').nth(1).unwrap().parse().unwrap();
+    pages * rustix::param::page_size() as u64
+}
+
+/// Mounts a fresh volume on an image with `budget` bytes of cache and makes `files` empty files.
+fn files_keep_to_the_budget(files: u64, budget: u64) {
+    // on a disk, where there is one: what a tmpfs holds is memory, too, though not ours
+    let dir = tempfile::tempdir_in("/var/tmp").or_else(|_| tempfile::tempdir()).unwrap();
+    let image = dir.path().join("image");
+    let bytes = (files * 4096).next_power_of_two().max(1 << 30);
+    drop(FileDevice::create(&image, bytes).unwrap());
+    let device: Arc<dyn Device> = Arc::new(FileDevice::open(&image, DeviceHow { write: true, direct: true }).unwrap());
+    mkfs::format(std::slice::from_ref(&device), &MkfsOptions::default()).unwrap();
+    let v = Volume::mount(vec![device], MountOptions { cache_bytes: budget, ..MountOptions::default() }).unwrap();
+    let (me, idle) = (Cred::root(), resident());
+    let how = OpenHow { read: true, write: true, create: true, exclusive: true, mode: 0o644, ..OpenHow::default() };
+    let mut peak = idle;
+    for f in 0..files {
+        let dir = f / FILES_PER_DIR;
+        if f % FILES_PER_DIR == 0 {
+            v.mkdir_path(format!("{dir}").as_bytes(), 0o755, &me).unwrap();
+            peak = peak.max(resident());
+        }
+        drop(v.open_path(format!("{dir}/file-{f:07}").as_bytes(), how, &me).unwrap());
+    }
+    let after = resident();
+    peak = peak.max(after);
+    let per_file = peak.saturating_sub(idle + budget) as f64 / files as f64;
+    let mib = |b: u64| b as f64 / f64::from(1 << 20);
+    println!(
+        "resident: {:.1} MiB idle (goal: {}); {files} files with {} MiB of cache: at most {:.1} MiB, {:.1} MiB at the end, \
+         {per_file:.0} bytes a file beyond the budget (goal: {GOAL_PER_FILE})",
+        mib(idle),
+        GOAL_IDLE >> 20,
+        budget >> 20,
+        mib(peak),
+        mib(after)
+    );
+    assert!(idle <= GOAL_IDLE && per_file <= GOAL_PER_FILE);
+    v.unmount().unwrap();
+}
+
+#[test]
+fn memory_stays_near_its_budget() {
+    // fewer files than `make bench` makes: the slope counts, and the budget is smaller in proportion
+    files_keep_to_the_budget(100_000, 16 << 20);
+}
+
+#[test]
+#[ignore = "a million files: make bench"]
+fn memory_of_a_million_files() {
+    files_keep_to_the_budget(1_000_000, 64 << 20);
+}

@@ -1,0 +1,189 @@
+//! The kernel's file systems, by system calls.
+
+use crate::{FileKind, FileSystem, OpenHow, Stat, Timestamp};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{self, AtFlags, CWD, FileType, Gid, Mode, OFlags, Timespec, Timestamps, Uid};
+use rustix::io::Errno;
+use std::ffi::CStr;
+use std::io;
+use std::ops::Range;
+use std::path::Path;
+
+const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+
+/// A mounted file system. An interrupted call is made again.
+#[derive(Debug)]
+pub struct Kernel {
+    /// Where paths start; none: at the working directory, which costs the kernel less than a descriptor.
+    root: Option<OwnedFd>,
+}
+
+impl Kernel {
+    /// Paths start at the working directory of the process.
+    pub const fn here() -> Self {
+        Self { root: None }
+    }
+    /// Paths start at this directory.
+    ///
+    /// # Errors
+    /// It cannot be opened.
+    pub fn at(dir: &Path) -> io::Result<Self> {
+        Ok(fs::open(dir, DIRECTORY, Mode::empty())?.into())
+    }
+    #[inline]
+    fn root(&self) -> BorrowedFd<'_> {
+        self.root.as_ref().map_or(CWD, AsFd::as_fd)
+    }
+    /// Opens a directory.
+    ///
+    /// # Errors
+    /// Of open(2).
+    pub fn open_dir(&self, path: &CStr) -> io::Result<OwnedFd> {
+        again(|| fs::openat(self.root(), path, DIRECTORY, Mode::empty()))
+    }
+}
+
+/// Paths start at this directory.
+impl From<OwnedFd> for Kernel {
+    fn from(dir: OwnedFd) -> Self {
+        Self { root: Some(dir) }
+    }
+}
+
+/// The directory at which paths start.
+impl AsFd for Kernel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.root()
+    }
+}
+
+/// A signal may cut a call short before it did anything.
+#[inline]
+fn again<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(Errno::INTR) => {}
+            done => return Ok(done?),
+        }
+    }
+}
+
+impl FileSystem for Kernel {
+    type File = OwnedFd;
+
+    #[inline]
+    fn open(&self, path: &CStr, how: OpenHow) -> io::Result<OwnedFd> {
+        let access = match (how.read, how.write) {
+            (true, true) => OFlags::RDWR,
+            (false, true) => OFlags::WRONLY,
+            _ => OFlags::RDONLY,
+        };
+        let mut flags = access | OFlags::CLOEXEC;
+        flags.set(OFlags::CREATE, how.create);
+        flags.set(OFlags::EXCL, how.exclusive);
+        flags.set(OFlags::TRUNC, how.truncate);
+        flags.set(OFlags::APPEND, how.append);
+        flags.set(OFlags::DIRECT, how.direct);
+        flags.set(OFlags::NOFOLLOW, how.no_follow);
+        again(|| fs::openat(self.root(), path, flags, Mode::from_raw_mode(how.mode)))
+    }
+    #[inline]
+    fn stat(&self, path: &CStr, follow: bool) -> io::Result<Stat> {
+        let flags = if follow { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
+        let s = fs::statat(self.root(), path, flags)?;
+        let time = |sec: i64, nsec: u64| Timestamp { sec, nsec: nsec as u32 };
+        Ok(Stat {
+            kind: FileKind::from_mode(s.st_mode).unwrap_or(FileKind::File),
+            mode: s.st_mode & 0o7777,
+            uid: s.st_uid,
+            gid: s.st_gid,
+            size: s.st_size as u64,
+            atime: time(s.st_atime as i64, s.st_atime_nsec as u64),
+            mtime: time(s.st_mtime as i64, s.st_mtime_nsec as u64),
+            rdev: s.st_rdev,
+            id: (s.st_dev, s.st_ino),
+        })
+    }
+    fn list(&self, path: &CStr) -> io::Result<Vec<Vec<u8>>> {
+        let names = fs::Dir::new(self.open_dir(path)?)?.map(|e| Ok(e?.file_name().to_bytes().to_vec()));
+        names.filter(|n: &io::Result<Vec<u8>>| !matches!(n.as_deref(), Ok(b"." | b".."))).collect()
+    }
+    fn read_link(&self, path: &CStr) -> io::Result<Vec<u8>> {
+        Ok(fs::readlinkat(self.root(), path, Vec::new())?.into_bytes())
+    }
+    fn mkdir(&self, path: &CStr, mode: u32) -> io::Result<()> {
+        Ok(fs::mkdirat(self.root(), path, Mode::from_raw_mode(mode))?)
+    }
+    fn symlink(&self, target: &CStr, path: &CStr) -> io::Result<()> {
+        Ok(fs::symlinkat(target, self.root(), path)?)
+    }
+    fn mknod(&self, path: &CStr, kind: FileKind, mode: u32, rdev: u64) -> io::Result<()> {
+        let kind = FileType::from_raw_mode(kind.mode_bits());
+        Ok(fs::mknodat(self.root(), path, kind, Mode::from_raw_mode(mode), rdev)?)
+    }
+    fn rmdir(&self, path: &CStr) -> io::Result<()> {
+        Ok(fs::unlinkat(self.root(), path, AtFlags::REMOVEDIR)?)
+    }
+    #[inline]
+    fn unlink(&self, path: &CStr) -> io::Result<()> {
+        Ok(fs::unlinkat(self.root(), path, AtFlags::empty())?)
+    }
+    #[inline]
+    fn rename(&self, from: &CStr, to: &CStr) -> io::Result<()> {
+        Ok(fs::renameat(self.root(), from, self.root(), to)?)
+    }
+    fn set_attributes(&self, path: &CStr, stat: &Stat) -> io::Result<()> {
+        let (root, itself) = (self.root(), AtFlags::SYMLINK_NOFOLLOW);
+        // the owner first: a change of owner clears setuid
+        match fs::chownat(root, path, Some(Uid::from_raw(stat.uid)), Some(Gid::from_raw(stat.gid)), itself) {
+            Ok(()) | Err(Errno::PERM) => {}
+            Err(e) => return Err(e.into()),
+        }
+        if stat.kind != FileKind::Symlink {
+            fs::chmodat(root, path, Mode::from_raw_mode(stat.mode), AtFlags::empty())?;
+        }
+        let time = |t: Timestamp| Timespec { tv_sec: t.sec, tv_nsec: t.nsec.into() };
+        let times = Timestamps { last_access: time(stat.atime), last_modification: time(stat.mtime) };
+        Ok(fs::utimensat(root, path, &times, itself)?)
+    }
+
+    #[inline]
+    fn read(&self, file: &OwnedFd, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        again(|| rustix::io::pread(file, &mut *buf, offset))
+    }
+    #[inline]
+    fn write(&self, file: &OwnedFd, offset: u64, data: &[u8]) -> io::Result<usize> {
+        again(|| rustix::io::pwrite(file, data, offset))
+    }
+    #[inline]
+    fn append(&self, file: &OwnedFd, data: &[u8]) -> io::Result<()> {
+        match again(|| rustix::io::write(file, data))? {
+            n if n == data.len() => Ok(()),
+            n => Err(crate::short(io::ErrorKind::WriteZero, n, data.len())),
+        }
+    }
+    #[inline]
+    fn truncate(&self, file: &OwnedFd, len: u64) -> io::Result<()> {
+        again(|| fs::ftruncate(file, len))
+    }
+    fn next_data(&self, file: &OwnedFd, offset: u64) -> io::Result<Option<Range<u64>>> {
+        let start = match fs::seek(file, fs::SeekFrom::Data(offset)) {
+            Ok(start) => start,
+            Err(Errno::NXIO) => return Ok(None),
+            // a file system that knows no holes
+            Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok(Some(offset..u64::MAX)),
+            Err(e) => return Err(e.into()),
+        };
+        Ok(Some(start..fs::seek(file, fs::SeekFrom::Hole(start))?))
+    }
+    #[inline]
+    fn fsync(&self, file: &OwnedFd, data_only: bool) -> io::Result<()> {
+        again(|| if data_only { fs::fdatasync(file) } else { fs::fsync(file) })
+    }
+    fn sync(&self) -> io::Result<()> {
+        match &self.root {
+            Some(root) => Ok(fs::syncfs(root)?),
+            None => Ok(fs::syncfs(self.open_dir(c".")?)?),
+        }
+    }
+}

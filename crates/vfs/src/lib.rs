@@ -1,0 +1,174 @@
+//! One way to call a file system, whatever it is: [`Kernel`] makes system calls, `Library` calls the braidfs library in
+//! this process. Benchmarks, tests and `braidfs cp` are written once, for any [`FileSystem`], and compiled for each.
+//!
+//! The calls are those of POSIX, by path and by open file. Paths start at the root of the file system that the value
+//! stands for (or at the working directory); what a caller needs beyond it is a trait of its own over this one.
+//!
+//! Not promised: that a path cannot leave the root through `..` or a symlink.
+//!
+//! Why no crate for it: `vfs` has boxed streams by path and neither pread nor fsync, `cap-std` resolves every path in
+//! several system calls and knows the kernel only, the types of `fuser` are those of a server.
+
+mod kernel;
+#[cfg(feature = "library")]
+mod library;
+
+pub use braidfs_format::file_kind::FileKind;
+pub use braidfs_format::inode::Timestamp;
+pub use kernel::Kernel;
+#[cfg(feature = "library")]
+pub use library::{Library, call};
+
+use std::ffi::CStr;
+use std::io;
+use std::ops::Range;
+
+/// How to open a file, as openat2(2)'s `struct open_how` says it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct OpenHow {
+    /// O_RDONLY or O_RDWR.
+    pub read: bool,
+    /// O_WRONLY or O_RDWR.
+    pub write: bool,
+    /// O_CREAT.
+    pub create: bool,
+    /// O_EXCL.
+    pub exclusive: bool,
+    /// O_TRUNC.
+    pub truncate: bool,
+    /// O_APPEND.
+    pub append: bool,
+    /// O_DIRECT.
+    pub direct: bool,
+    /// O_NOFOLLOW.
+    pub no_follow: bool,
+    /// Permissions of a new file.
+    pub mode: u32,
+}
+
+impl OpenHow {
+    /// O_RDONLY.
+    pub const READ: Self = Self {
+        read: true,
+        write: false,
+        create: false,
+        exclusive: false,
+        truncate: false,
+        append: false,
+        direct: false,
+        no_follow: false,
+        mode: 0,
+    };
+    /// O_RDWR.
+    pub const WRITE: Self = Self { write: true, ..Self::READ };
+    /// O_RDWR | O_CREAT, for the owner.
+    pub const CREATE: Self = Self { create: true, mode: 0o700, ..Self::WRITE };
+    /// O_RDWR | O_CREAT | O_EXCL, for the owner.
+    pub const FRESH: Self = Self { exclusive: true, ..Self::CREATE };
+
+    /// The same with or without O_DIRECT.
+    #[must_use]
+    pub const fn direct(self, direct: bool) -> Self {
+        Self { direct, ..self }
+    }
+}
+
+/// What stat(2) tells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stat {
+    /// Type.
+    pub kind: FileKind,
+    /// Permissions, 12 bits.
+    pub mode: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Bytes.
+    pub size: u64,
+    /// Last access.
+    pub atime: Timestamp,
+    /// Last change of the content.
+    pub mtime: Timestamp,
+    /// Device number of a device file.
+    pub rdev: u64,
+    /// Device and inode: tells the files of one file system apart.
+    pub id: (u64, u64),
+}
+
+/// A file system, called from any number of threads. All functions fail with what it answered; the error's kind is that
+/// of the errno.
+#[allow(clippy::missing_errors_doc)] // said once, above
+pub trait FileSystem: Send + Sync {
+    /// An open file; closed when dropped.
+    type File: Send;
+
+    /// open(2).
+    fn open(&self, path: &CStr, how: OpenHow) -> io::Result<Self::File>;
+    /// stat(2), or lstat(2) where a symlink at the end is not to be followed.
+    fn stat(&self, path: &CStr, follow: bool) -> io::Result<Stat>;
+    /// Names in a directory, without `.` and `..`.
+    fn list(&self, path: &CStr) -> io::Result<Vec<Vec<u8>>>;
+    /// readlink(2).
+    fn read_link(&self, path: &CStr) -> io::Result<Vec<u8>>;
+    /// mkdir(2).
+    fn mkdir(&self, path: &CStr, mode: u32) -> io::Result<()>;
+    /// symlink(2).
+    fn symlink(&self, target: &CStr, path: &CStr) -> io::Result<()>;
+    /// mknod(2): a pipe, a socket or a device file.
+    fn mknod(&self, path: &CStr, kind: FileKind, mode: u32, rdev: u64) -> io::Result<()>;
+    /// rmdir(2).
+    fn rmdir(&self, path: &CStr) -> io::Result<()>;
+    /// unlink(2).
+    fn unlink(&self, path: &CStr) -> io::Result<()>;
+    /// rename(2).
+    fn rename(&self, from: &CStr, to: &CStr) -> io::Result<()>;
+    /// Gives a file owner, permissions and times of `stat`: of a symlink itself, which has no permissions. Who may not
+    /// give files away keeps them, as with `cp -p`.
+    fn set_attributes(&self, path: &CStr, stat: &Stat) -> io::Result<()>;
+
+    /// pread(2): the number of bytes, 0 at the end.
+    fn read(&self, file: &Self::File, offset: u64, buf: &mut [u8]) -> io::Result<usize>;
+    /// pwrite(2): the number of bytes, fewer than wanted where there is no room for more.
+    fn write(&self, file: &Self::File, offset: u64, data: &[u8]) -> io::Result<usize>;
+    /// write(2) of all of `data` at the end (of a file opened with `append`, or only written here).
+    fn append(&self, file: &Self::File, data: &[u8]) -> io::Result<()>;
+    /// ftruncate(2).
+    fn truncate(&self, file: &Self::File, len: u64) -> io::Result<()>;
+    /// The next run of data at or after `offset`, by lseek(2)'s SEEK_DATA and SEEK_HOLE; none where only a hole is left.
+    fn next_data(&self, file: &Self::File, offset: u64) -> io::Result<Option<Range<u64>>>;
+    /// fsync(2), or fdatasync(2) where `data_only`.
+    fn fsync(&self, file: &Self::File, data_only: bool) -> io::Result<()>;
+    /// syncfs(2).
+    fn sync(&self) -> io::Result<()>;
+
+    /// Fills `buf`; [`io::ErrorKind::UnexpectedEof`] where the file ends before.
+    #[inline]
+    fn read_exact(&self, file: &Self::File, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let mut done = 0;
+        while done < buf.len() {
+            match self.read(file, offset + done as u64, &mut buf[done..])? {
+                0 => return Err(short(io::ErrorKind::UnexpectedEof, done, buf.len())),
+                n => done += n,
+            }
+        }
+        Ok(())
+    }
+    /// Writes all of `data`. After a short write the next one says what is wrong.
+    #[inline]
+    fn write_all(&self, file: &Self::File, offset: u64, data: &[u8]) -> io::Result<()> {
+        let mut done = 0;
+        while done < data.len() {
+            match self.write(file, offset + done as u64, &data[done..])? {
+                0 => return Err(short(io::ErrorKind::WriteZero, done, data.len())),
+                n => done += n,
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cold]
+fn short(kind: io::ErrorKind, done: usize, wanted: usize) -> io::Error {
+    io::Error::new(kind, format!("{done} bytes instead of {wanted}"))
+}

@@ -1,0 +1,194 @@
+//! The braidfs library in this process: the same calls without the kernel's file layer.
+//!
+//! Paths start at the root of the volume, with or without a slash. O_DIRECT and O_APPEND mean nothing: there is no page
+//! cache of the kernel to go around, and [`FileSystem::append`] says itself where it writes.
+
+use crate::{FileKind, FileSystem, OpenHow, Stat};
+use braidfs::namespace::paths;
+use braidfs::{
+    Attr, Cred, Error, MkfsOptions, MountOptions, NewNode, OpenFile, RenameMode, SetAttr, SetTime, Volume, mkfs,
+};
+use braidfs_device::{Device, FileDevice};
+use std::ffi::CStr;
+use std::io;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+/// A mounted volume, called as one user.
+#[derive(Debug)]
+pub struct Library {
+    /// The volume.
+    pub volume: Volume,
+    /// Who calls.
+    pub cred: Cred,
+}
+
+/// The answer of the library as the kernel would give it: of the errno's kind, with the library's text.
+///
+/// # Errors
+/// The same.
+#[inline]
+pub fn call<T>(answer: braidfs::Result<T>) -> io::Result<T> {
+    answer.map_err(error)
+}
+
+#[cold]
+fn error(e: Error) -> io::Error {
+    io::Error::new(io::Error::from_raw_os_error(e.errno()).kind(), e)
+}
+
+fn open(device: &Path) -> io::Result<Arc<dyn Device>> {
+    let how = braidfs_device::OpenHow { write: true, direct: true };
+    Ok(Arc::new(FileDevice::open(device, how).map_err(|e| io::Error::other(e.to_string()))?))
+}
+
+/// The volume takes paths relative to its root.
+#[inline]
+fn relative(path: &CStr) -> &[u8] {
+    let path = path.to_bytes();
+    match path {
+        [b'/', ..] => &path[path.iter().take_while(|b| **b == b'/').count()..],
+        _ => path,
+    }
+}
+
+impl Library {
+    /// Makes a volume on `device`, a block device or an image, with the defaults.
+    ///
+    /// # Errors
+    /// The device cannot be used.
+    pub fn format(device: &Path) -> io::Result<()> {
+        call(mkfs::format(&[open(device)?], &MkfsOptions::default())).map(drop)
+    }
+    /// Mounts the volume on `device` with the defaults, and calls it as root.
+    ///
+    /// # Errors
+    /// It cannot be mounted.
+    pub fn mount(device: &Path) -> io::Result<Self> {
+        let volume = call(Volume::mount(vec![open(device)?], MountOptions::default()))?;
+        Ok(Self { volume, cred: Cred::root() })
+    }
+    /// Unmounts it.
+    ///
+    /// # Errors
+    /// What was not written.
+    pub fn unmount(self) -> io::Result<()> {
+        call(self.volume.unmount())
+    }
+    /// The inode of a path.
+    ///
+    /// # Errors
+    /// As stat(2).
+    #[inline]
+    pub fn attr(&self, path: &CStr, follow: bool) -> io::Result<Attr> {
+        call(self.volume.resolve(relative(path), follow, &self.cred))
+    }
+    fn make(&self, path: &CStr, kind: FileKind, mode: u32, rdev: u64, target: &[u8]) -> io::Result<()> {
+        let (dir, name) = call(self.volume.resolve_parent(relative(path), &self.cred))?;
+        call(self.volume.create(dir, name, &NewNode { kind, mode, umask: 0, rdev, target }, &self.cred)).map(drop)
+    }
+}
+
+impl FileSystem for Library {
+    type File = OpenFile;
+
+    #[inline]
+    fn open(&self, path: &CStr, how: OpenHow) -> io::Result<OpenFile> {
+        let OpenHow { read, write, create, exclusive, truncate, no_follow, mode, .. } = how;
+        let how = paths::OpenHow { read, write, create, exclusive, truncate, no_follow, mode };
+        call(self.volume.open_path(relative(path), how, &self.cred))
+    }
+    #[inline]
+    fn stat(&self, path: &CStr, follow: bool) -> io::Result<Stat> {
+        let a = self.attr(path, follow)?;
+        Ok(Stat {
+            kind: a.kind(),
+            mode: a.mode & 0o7777,
+            uid: a.uid,
+            gid: a.gid,
+            size: a.size,
+            atime: a.atime,
+            mtime: a.mtime,
+            rdev: a.rdev,
+            id: (0, a.ino.0),
+        })
+    }
+    fn list(&self, path: &CStr) -> io::Result<Vec<Vec<u8>>> {
+        let (dir, mut names) = (self.attr(path, true)?, Vec::new());
+        call(self.volume.readdir(dir.ino, 0, &mut |e| {
+            if e.name != b"." && e.name != b".." {
+                names.push(e.name.to_vec());
+            }
+            true
+        }))?;
+        Ok(names)
+    }
+    fn read_link(&self, path: &CStr) -> io::Result<Vec<u8>> {
+        call(self.volume.readlink(self.attr(path, false)?.ino))
+    }
+    fn mkdir(&self, path: &CStr, mode: u32) -> io::Result<()> {
+        call(self.volume.mkdir_path(relative(path), mode, &self.cred)).map(drop)
+    }
+    fn symlink(&self, target: &CStr, path: &CStr) -> io::Result<()> {
+        self.make(path, FileKind::Symlink, 0o777, 0, target.to_bytes())
+    }
+    fn mknod(&self, path: &CStr, kind: FileKind, mode: u32, rdev: u64) -> io::Result<()> {
+        self.make(path, kind, mode, rdev, b"")
+    }
+    fn rmdir(&self, path: &CStr) -> io::Result<()> {
+        call(self.volume.rmdir_path(relative(path), &self.cred))
+    }
+    #[inline]
+    fn unlink(&self, path: &CStr) -> io::Result<()> {
+        call(self.volume.unlink_path(relative(path), &self.cred))
+    }
+    #[inline]
+    fn rename(&self, from: &CStr, to: &CStr) -> io::Result<()> {
+        call(self.volume.rename_path(relative(from), relative(to), RenameMode::Replace, &self.cred))
+    }
+    fn set_attributes(&self, path: &CStr, stat: &Stat) -> io::Result<()> {
+        let set = SetAttr {
+            mode: (stat.kind != FileKind::Symlink).then_some(stat.mode),
+            uid: Some(stat.uid),
+            gid: Some(stat.gid),
+            atime: Some(SetTime::At(stat.atime)),
+            mtime: Some(SetTime::At(stat.mtime)),
+            ..SetAttr::default()
+        };
+        call(self.volume.setattr(self.attr(path, false)?.ino, &set)).map(drop)
+    }
+
+    #[inline]
+    fn read(&self, file: &OpenFile, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        call(self.volume.read(file, offset, buf))
+    }
+    #[inline]
+    fn write(&self, file: &OpenFile, offset: u64, data: &[u8]) -> io::Result<usize> {
+        call(self.volume.write(file, offset, data))
+    }
+    #[inline]
+    fn append(&self, file: &OpenFile, data: &[u8]) -> io::Result<()> {
+        call(self.volume.append(file, data)).map(drop)
+    }
+    #[inline]
+    fn truncate(&self, file: &OpenFile, len: u64) -> io::Result<()> {
+        let set = SetAttr { size: Some(len), ..SetAttr::default() };
+        call(self.volume.setattr(file.ino(), &set)).map(drop)
+    }
+    fn next_data(&self, file: &OpenFile, offset: u64) -> io::Result<Option<Range<u64>>> {
+        let start = match self.volume.seek(file, offset, false) {
+            Ok(start) => start,
+            Err(Error::NoData) => return Ok(None),
+            Err(e) => return Err(error(e)),
+        };
+        Ok(Some(start..call(self.volume.seek(file, start, true))?))
+    }
+    #[inline]
+    fn fsync(&self, file: &OpenFile, data_only: bool) -> io::Result<()> {
+        call(self.volume.fsync(file.ino(), data_only))
+    }
+    fn sync(&self) -> io::Result<()> {
+        call(self.volume.sync())
+    }
+}

@@ -1,0 +1,89 @@
+//! The same calls on both adapters: the same answers, the same kinds of errors.
+
+use braidfs_vfs::{FileKind, FileSystem, Kernel, Library, OpenHow, Stat, Timestamp};
+use std::io::ErrorKind;
+
+/// What `fs`, which is empty, answers to a run of calls, in words that do not depend on it.
+fn answers<F: FileSystem>(fs: &F) -> Vec<String> {
+    let mut out = Vec::new();
+    let mut say = |what: &str, answer: Result<String, std::io::Error>| {
+        out.push(format!("{what}: {:?}", answer.map_err(|e| e.kind())));
+    };
+    say("mkdir", fs.mkdir(c"d", 0o755).map(|()| String::new()));
+    say("mkdir again", fs.mkdir(c"d", 0o755).map(|()| String::new()));
+    say("open what is not there", fs.open(c"d/f", OpenHow::READ).map(|_| String::new()));
+    let file = fs.open(c"d/f", OpenHow { mode: 0o640, ..OpenHow::FRESH }).unwrap();
+    say("open afresh again", fs.open(c"d/f", OpenHow::FRESH).map(|_| String::new()));
+    say("write", fs.write_all(&file, 1 << 20, &[7; 5000]).map(|()| String::new()));
+    say(
+        "append",
+        fs.append(&fs.open(c"d/f", OpenHow { append: true, ..OpenHow::WRITE }).unwrap(), b"end")
+            .map(|()| String::new()),
+    );
+    let mut buf = [0; 5003];
+    say("read", fs.read_exact(&file, 1 << 20, &mut buf).map(|()| format!("{:?}", &buf[4998..])));
+    say("read past the end", fs.read_exact(&file, (1 << 20) + 5000, &mut buf).map(|()| String::new()));
+    say("read at the end", fs.read(&file, 2 << 20, &mut buf).map(|n| n.to_string()));
+    say("data", fs.next_data(&file, 0).map(|d| format!("{:?}", d.map(|d| d.start))));
+    say("no data", fs.next_data(&file, (1 << 20) + 5003).map(|d| format!("{d:?}")));
+    say("truncate", fs.truncate(&file, 10).map(|()| String::new()));
+    say("fsync", fs.fsync(&file, false).and_then(|()| fs.fsync(&file, true)).map(|()| String::new()));
+    let described = |s: Stat| format!("{:?} {:o} {} {} {} {}", s.kind, s.mode, s.uid, s.gid, s.size, s.rdev);
+    say("stat", fs.stat(c"d/f", true).map(described));
+    say("symlink", fs.symlink(c"f", c"d/l").map(|()| String::new()));
+    say("readlink", fs.read_link(c"d/l").map(|t| String::from_utf8(t).unwrap()));
+    say("readlink of a file", fs.read_link(c"d/f").map(|_| String::new()));
+    say("stat through it", fs.stat(c"d/l", true).map(|s| format!("{:?} {}", s.kind, s.size)));
+    say("stat of it", fs.stat(c"d/l", false).map(|s| format!("{:?} {}", s.kind, s.size)));
+    let create = OpenHow { read: false, truncate: true, no_follow: true, ..OpenHow::CREATE };
+    say("open it itself", fs.open(c"d/l", create).map(|_| String::new()));
+    say("mknod", fs.mknod(c"d/p", FileKind::Fifo, 0o600, 0).map(|()| String::new()));
+    say("stat of a pipe", fs.stat(c"d/p", false).map(described));
+    let time = |sec| Timestamp { sec, nsec: 5 };
+    let set = Stat { mode: 0o4711, atime: time(100), mtime: time(-7), ..fs.stat(c"d/f", true).unwrap() };
+    say("attributes", fs.set_attributes(c"d/f", &set).map(|()| String::new()));
+    say("attributes set", fs.stat(c"d/f", true).map(|s| format!("{:o} {:?} {:?}", s.mode, s.atime, s.mtime)));
+    say("rename", fs.rename(c"d/f", c"d/g").map(|()| String::new()));
+    say(
+        "list",
+        fs.list(c"d").map(|mut names| {
+            names.sort();
+            format!("{names:?}")
+        }),
+    );
+    say("list of a file", fs.list(c"d/g").map(|_| String::new()));
+    say("same inode", Ok((fs.stat(c"d/g", true).unwrap().id == set.id).to_string()));
+    say("rmdir of a full one", fs.rmdir(c"d").map(|()| String::new()));
+    for name in [c"d/g", c"d/l", c"d/p"] {
+        say("unlink", fs.unlink(name).map(|()| String::new()));
+    }
+    say("unlink of nothing", fs.unlink(c"d/g").map(|()| String::new()));
+    say("unlink of a directory", fs.unlink(c"d").map(|()| String::new()));
+    say("rmdir", fs.rmdir(c"d").map(|()| String::new()));
+    say("stat of the root", fs.stat(c".", true).map(|s| format!("{:?}", s.kind)));
+    say("sync", fs.sync().map(|()| String::new()));
+    out
+}
+
+#[test]
+fn both_adapters_answer_alike() {
+    let dir = tempfile::tempdir().unwrap();
+    let (image, root) = (dir.path().join("image"), dir.path().join("root"));
+    std::fs::File::create_new(&image).unwrap().set_len(64 << 20).unwrap();
+    std::fs::create_dir(&root).unwrap();
+    Library::format(&image).unwrap();
+    let mut library = Library::mount(&image).unwrap();
+    // new files belong to who runs the test, on both
+    (library.cred.uid, library.cred.gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    rustix::process::umask(rustix::fs::Mode::empty());
+    let (got, want) = (answers(&library), answers(&Kernel::at(&root).unwrap()));
+    assert_eq!(got, want);
+    assert!(got.iter().filter(|a| a.contains("Err")).count() > 5, "{got:?}");
+    // what the library says of itself is kept
+    let e = library.open(c"nothing", OpenHow::READ).unwrap_err();
+    assert_eq!((e.kind(), e.to_string().as_str()), (ErrorKind::NotFound, "no such file or directory"));
+    // a path that starts with a slash starts at the root, too
+    library.mkdir(c"//d", 0o755).unwrap();
+    assert_eq!(library.stat(c"/d/", true).unwrap().kind, FileKind::Dir);
+    library.unmount().unwrap();
+}
