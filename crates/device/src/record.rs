@@ -120,6 +120,11 @@ impl RecordDevice {
         Self::new(Image::new(blocks))
     }
 
+    /// The content before the first event.
+    pub fn initial(&self) -> Image {
+        self.checkpoints.lock().get(&0).cloned().unwrap_or_else(|| Image::new(self.now.blocks()))
+    }
+
     /// All events so far. The data is shared, not copied.
     pub fn log(&self) -> Vec<Event> {
         self.log.lock().events.clone()

@@ -6,7 +6,10 @@
 //! - [`run`]: the same operations on a volume and on the model, compared one by one.
 //! - [`walk`]: reads a whole volume into memory, checking what a tree must be; comparison with the model; fsck.
 //! - [`shrink`]: makes a failing sequence short.
-//! - [`crash`]: workloads, crash states and the oracle, each a module of its own.
+//! - [`states`]: what a device may hold after a crash; [`late`]: the same by numbers, for many crashes of one point.
+//! - [`history`]: what was done and promised up to then. [`oracle`]: whether the recovered tree is one that the
+//!   durability contract allows.
+//! - [`crash`]: workloads, and all the crashes of each.
 //! - [`damage`]: spoilt metadata blocks, and what becomes of the files.
 //!
 //! Nothing here is part of the product; no test of it depends on time or on the order of threads, unless it says so.
@@ -14,11 +17,15 @@
 pub mod crash;
 pub mod damage;
 pub mod generate;
+pub mod history;
+pub mod late;
 pub mod model;
 pub mod ops;
+pub mod oracle;
 pub mod run;
 pub mod shrink;
 pub mod sparse;
+pub mod states;
 pub mod subject;
 pub mod walk;
 

@@ -3,7 +3,7 @@
 //! An operation names its objects by path (walked with `lookup`, never following symlinks) or by the number of a slot
 //! that holds an open file, so that it means something after others were taken out of the sequence: shrinking needs that.
 
-use crate::model;
+use crate::model::{self, Model};
 use braidfs::{Error, FallocMode, FileKind, NewNode, RenameMode, Result, SetAttr, SetTime, Timestamp, XattrMode};
 use std::collections::BTreeSet;
 
@@ -238,6 +238,20 @@ pub enum Out<Id> {
     Stat(model::Stat, Option<Timestamp>),
 }
 
+/// Whether two subjects answered alike. Which object was made each may name as it likes; a time counts where `want` knows
+/// it; errors are alike whose errno is.
+pub fn same_answer<A, B>(got: &Result<Out<A>>, want: &Result<Out<B>>) -> bool {
+    match (got, want) {
+        (Ok(Out::Made(_)), Ok(Out::Made(_))) | (Ok(Out::Unit), Ok(Out::Unit)) => true,
+        (Ok(Out::Stat(g, gt)), Ok(Out::Stat(w, wt))) => g == w && (wt.is_none() || wt == gt),
+        (Ok(Out::Bytes(g)), Ok(Out::Bytes(w))) => g == w,
+        (Ok(Out::Number(g)), Ok(Out::Number(w))) => g == w,
+        (Ok(Out::Names(g)), Ok(Out::Names(w))) => g == w,
+        (Err(g), Err(w)) => g.errno() == w.errno(),
+        _ => false,
+    }
+}
+
 /// A file system that [`perform`] can work on.
 pub trait Subject {
     /// Names an object.
@@ -308,6 +322,17 @@ pub trait Subject {
 
 /// Open files of a subject.
 pub type Slots<S> = [Option<<S as Subject>::File>; SLOTS];
+
+/// Whether Linux front ends would refuse the call before it reaches a file system: a link to an open file that was
+/// unlinked.
+pub fn is_refused(op: &Op, model: &Model, slots: &Slots<Model>) -> bool {
+    match op {
+        Op::LinkSlot { slot, .. } => slots[usize::from(*slot) % SLOTS]
+            .and_then(|i| model.node(i))
+            .is_some_and(|n| n.links.is_empty() && !n.linkable),
+        _ => false,
+    }
+}
 
 /// Walks a path.
 ///

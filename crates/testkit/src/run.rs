@@ -2,13 +2,14 @@
 //!
 //! Everything is single-threaded and nothing commits by itself, so a list of [`Act`]s replays exactly.
 
-use crate::crash::history::{History, Synced};
-use crate::crash::{oracle, states};
 use crate::generate::{Generator, Profile};
+use crate::history::{History, Synced};
 use crate::model::{self, Ino, Model};
-use crate::ops::{At, Op, Out, SLOTS, Slots, perform, to_rust, walk_path};
+use crate::ops::{At, Op, Out, SLOTS, Slots, is_refused, perform, same_answer, to_rust, walk_path};
+use crate::oracle::Oracle;
+use crate::states::{self, CrashState, Log};
 use crate::subject::{Key, OnVolume};
-use crate::walk::{ROOT_KEY, fsck, walk};
+use crate::walk::{ROOT_KEY, Seen, fsck, walk};
 use braidfs::{AtimeMode, DataMode, Error, MkfsOptions, MountOptions, Overwrite, Placement, Timestamp, Volume, mkfs};
 use braidfs_device::{Device, Image, MemDevice, RecordDevice};
 use std::cell::Cell;
@@ -241,6 +242,11 @@ impl Runner {
         Self::new(setup, setup.format()?, Model::default(), BTreeMap::from([(model::ROOT, ROOT_KEY)]))
     }
 
+    /// How it was made.
+    pub fn setup(&self) -> &Setup {
+        &self.setup
+    }
+
     /// The device that it is mounted on.
     pub fn device(&self) -> &Arc<RecordDevice> {
         &self.device
@@ -259,36 +265,12 @@ impl Runner {
         &self.keys
     }
 
-    /// Whether Linux front ends would refuse the call before it reaches a file system, or its answer is not defined.
-    fn undefined(&self, op: &Op) -> bool {
-        match op {
-            Op::LinkSlot { slot, .. } => self.on_model[usize::from(*slot) % SLOTS]
-                .and_then(|i| self.model.node(i))
-                .is_some_and(|n| n.links.is_empty() && !n.linkable),
-            _ => false,
-        }
-    }
-
-    fn synced(&self, op: &Op) -> Option<Synced> {
-        match op {
-            Op::Sync => Some(Synced::All),
-            Op::Fsync { at, data_only } => {
-                let ino = match at {
-                    At::Path(p) => walk_path(&mut self.model.clone(), *p).ok()?,
-                    At::Slot(n) => self.on_model[usize::from(*n) % SLOTS]?,
-                };
-                Some(Synced::One { ino, data_only: *data_only })
-            }
-            _ => None,
-        }
-    }
-
     /// Does one operation on both.
     ///
     /// # Errors
     /// How they differ.
     pub fn apply(&mut self, op: &Op) -> Result<(), String> {
-        if self.undefined(op) {
+        if is_refused(op, &self.model, &self.on_model) {
             return Ok(());
         }
         let vol = self.vol.as_ref().ok_or("not mounted")?;
@@ -299,16 +281,24 @@ impl Runner {
             self.stats.full += 1;
             return Ok(());
         }
-        let sync = self.synced(op);
+        let sync = Synced::by(op, &self.model, &self.on_model);
         if let Op::Seek { at, off, hole } = op {
             return self.check_seek(*at, *off, *hole, got);
         }
         let want = perform(&mut self.model, &mut self.on_model, op);
-        let differ = |g: &dyn std::fmt::Debug, w: &dyn std::fmt::Debug| {
-            let cut =
-                |s: String| if s.len() > 400 { format!("{}…", s.chars().take(400).collect::<String>()) } else { s };
-            Err(format!("{}: volume {}, model {}", to_rust(op), cut(format!("{g:?}")), cut(format!("{w:?}"))))
-        };
+        if !same_answer(&got, &want) {
+            let cut = |s: String| match s.chars().count() {
+                0..=400 => s,
+                _ => format!("{}…", s.chars().take(400).collect::<String>()),
+            };
+            let at = match (&got, &want) {
+                (Ok(Out::Bytes(g)), Ok(Out::Bytes(w))) => g.iter().zip(w).position(|(a, b)| a != b),
+                _ => None,
+            };
+            let from = at.map_or_else(String::new, |at| format!(" (from byte {at} on)"));
+            let (got, want) = (cut(format!("{got:?}")), cut(format!("{want:?}")));
+            return Err(format!("{}: volume {got}, model {want}{from}", to_rust(op)));
+        }
         match (got, want) {
             (Ok(Out::Made(key)), Ok(Out::Made(ino))) => {
                 if !self.used.insert(key) {
@@ -318,22 +308,8 @@ impl Runner {
                 self.history.keys.insert(ino, key);
                 self.history.domains.insert(ino, vol.domain_of(key.0).map_err(|e| format!("{key:?}: {e}"))?);
             }
-            (Ok(Out::Stat(g, gt)), Ok(Out::Stat(w, wt))) => {
-                if g != w || (wt.is_some() && wt != gt) {
-                    return differ(&(g, gt), &(w, wt));
-                }
-            }
-            (Ok(Out::Bytes(g)), Ok(Out::Bytes(w))) => {
-                if g != w {
-                    let at = g.iter().zip(&w).position(|(a, b)| a != b);
-                    return differ(&(g.len(), at), &w.len());
-                }
-            }
-            (Ok(Out::Unit), Ok(Out::Unit)) => {}
-            (Ok(Out::Number(g)), Ok(Out::Number(w))) if g == w => {}
-            (Ok(Out::Names(g)), Ok(Out::Names(w))) if g == w => {}
-            (Err(g), Err(w)) if g.errno() == w.errno() => self.stats.errors += 1,
-            (g, w) => return differ(&g, &w),
+            (Err(_), _) => self.stats.errors += 1,
+            _ => {}
         }
         self.history.push(op, &self.model, self.device.log_len(), sync);
         Ok(())
@@ -406,14 +382,12 @@ impl Runner {
         let vol = self.vol.take().ok_or("not mounted")?;
         guarded(|| vol.crash())?;
         self.close_slots();
-        self.judge_others(seed)?;
-        let state = states::random(&self.device, &mut rng);
-        let image = state.image(&self.device);
+        let log = Log::of(&self.device);
+        self.judge_others(&log, seed)?;
+        let state = states::random(&log, &mut rng);
+        let image = log.image(&state);
         let device: Arc<dyn Device> = Arc::new(MemDevice::from_image(image.clone()));
-        let vol = mount(std::slice::from_ref(&device), &self.setup).map_err(|e| format!("{state}: recovery: {e}"))?;
-        let seen = guarded(|| walk(&vol))?.map_err(|e| format!("{state}: after recovery: {e}"))?;
-        let judge = oracle::Oracle::new(&self.history, self.history.completed(state.upto));
-        judge.judge(&seen).map_err(|e| format!("{state}: {e}"))?;
+        let (vol, seen) = self.judged(&device, &state)?;
         guarded(|| vol.unmount())?.map_err(|e| format!("{state}: unmount after recovery: {e}"))?;
         fsck(&[device]).map_err(|e| format!("{state}: after recovery and unmount: {e}"))?;
 
@@ -434,23 +408,25 @@ impl Runner {
 
     /// Other crashes of the same run: recovered and judged, no more. Of one that fails, `BRAIDFS_FAILED_IMAGE` gets the
     /// image as it was before recovery.
-    fn judge_others(&self, seed: u64) -> Result<(), String> {
+    fn judge_others(&self, log: &Log, seed: u64) -> Result<(), String> {
         let mut rng = fastrand::Rng::with_seed(!seed);
         for _ in 0..OTHER_CRASHES {
-            let state = states::random(&self.device, &mut rng);
-            let image = state.image(&self.device);
+            let state = states::random(log, &mut rng);
+            let image = log.image(&state);
             let device: Arc<dyn Device> = Arc::new(MemDevice::from_image(image.clone()));
-            self.judge_crash(device, &state).inspect_err(|_| keep(image))?;
+            let (vol, _) = self.judged(&device, &state).inspect_err(|_| keep(image))?;
+            vol.crash();
         }
         Ok(())
     }
 
-    fn judge_crash(&self, device: Arc<dyn Device>, state: &states::CrashState) -> Result<(), String> {
-        let vol = mount(&[device], &self.setup).map_err(|e| format!("{state}: recovery: {e}"))?;
+    /// Recovers what a crash left and judges it by the contract.
+    fn judged(&self, device: &Arc<dyn Device>, state: &CrashState) -> Result<(Volume, Seen), String> {
+        let vol = mount(std::slice::from_ref(device), &self.setup).map_err(|e| format!("{state}: recovery: {e}"))?;
         let seen = guarded(|| walk(&vol))?.map_err(|e| format!("{state}: after recovery: {e}"))?;
-        vol.crash();
-        let judge = oracle::Oracle::new(&self.history, self.history.completed(state.upto));
-        judge.judge(&seen).map_err(|e| format!("{state}: {e}"))
+        let oracle = Oracle::new(&self.history, self.history.completed(state.upto));
+        oracle.judge(&seen).map_err(|e| format!("{state}: {e}"))?;
+        Ok((vol, seen))
     }
 
     /// Loses power, and that is it.

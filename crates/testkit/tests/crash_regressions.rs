@@ -6,10 +6,10 @@ use braidfs_device::{Image, MemDevice};
 use braidfs_testkit::crash::check::times;
 use braidfs_testkit::crash::minimise::{On, every_crash, every_crash_on};
 use braidfs_testkit::crash::plan::End;
-use braidfs_testkit::crash::states::final_image;
 use braidfs_testkit::crash::workload::{Kind, base, hard};
 use braidfs_testkit::ops::{At, Op, P};
 use braidfs_testkit::run::{Runner, set_clock};
+use braidfs_testkit::states::final_image;
 
 fn check(on: On, end: End, ops: &[Op]) {
     if let Err(e) = every_crash(on, ops, end) {

@@ -30,7 +30,7 @@ fn crashes_in_short_sequences() {
             let limit = Duration::from_secs(env_number("BRAIDFS_SHRINK_SECONDS", 60));
             let short = minimise(&bases, &f.workload, &f.failure, limits.random_ops, limit);
             let test = short.ok().flatten().map_or_else(String::new, |s| s.to_test());
-            format!("{}: workload {}:{}: {}\n{test}", plan.parts[f.part].name, f.part, f.number, f.failure)
+            format!("{}: workload {}:{}: {}\n{test}", plan.part(f.part).name, f.part, f.number, f.failure)
         })
         .collect();
     assert!(failures.is_empty(), "{}", failures.join("\n\n"));

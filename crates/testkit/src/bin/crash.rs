@@ -3,7 +3,7 @@
 use braidfs_testkit::crash::check::Counts;
 use braidfs_testkit::crash::explore::{Failed, Limits, Report, in_seconds};
 use braidfs_testkit::crash::minimise::minimise;
-use braidfs_testkit::crash::plan::Plan;
+use braidfs_testkit::crash::plan::{Part, Plan};
 use braidfs_testkit::crash::run::{Standing, TURNS, brief, full};
 use braidfs_testkit::crash::workload::{Base, Kind, bases};
 use braidfs_testkit::env_number;
@@ -47,11 +47,16 @@ struct Args {
     seconds: Option<u64>,
     seed: u64,
     file: PathBuf,
-    parts: Vec<usize>,
-    one: Option<(usize, u64)>,
+    parts: Vec<Part>,
+    one: Option<(Part, u64)>,
     table: bool,
     bug: Option<String>,
     minimise: bool,
+}
+
+fn part(number: u64) -> Result<Part, String> {
+    let unknown = || format!("there is no part {number}; `crash parts` lists them");
+    usize::try_from(number).ok().and_then(Part::of_number).ok_or_else(unknown)
 }
 
 fn args() -> Result<Option<Args>, String> {
@@ -98,12 +103,13 @@ fn args() -> Result<Option<Args>, String> {
                     "deep-every" => deep = Some(number()?.max(1)),
                     "second-every" => second = Some(number()?.max(1)),
                     "seed" => a.seed = number()?,
-                    "part" => a.parts.push(number()? as usize),
+                    "part" => a.parts.push(part(number()?)?),
                     "file" => a.file = text.into(),
                     "bug" => a.bug = Some(text),
                     "one" => {
                         let pair = text.split_once(':').and_then(|(p, n)| Some((p.parse().ok()?, n.parse().ok()?)));
-                        a.one = Some(pair.ok_or("--one needs PART:NUMBER")?);
+                        let (p, n) = pair.ok_or("--one needs PART:NUMBER")?;
+                        a.one = Some((part(p)?, n));
                     }
                     _ => return Err(format!("unknown option --{name}\n{HELP}")),
                 }
@@ -148,11 +154,11 @@ struct Show<'a> {
 }
 
 impl Show<'_> {
-    fn tell(&self, part: usize, done: u64, len: u64, c: &Counts) {
+    fn tell(&self, part: Part, done: u64, len: u64, c: &Counts) {
         let rate = (c.states() - self.before) as f64 / self.start.elapsed().as_secs_f64();
         self.bar.set_message(format!(
             "{}: {done} of {len}; {} states, {rate:.0}/s, {} failing",
-            self.plan.parts[part].name,
+            self.plan.part(part).name,
             c.states(),
             c.failing
         ));
@@ -161,7 +167,7 @@ impl Show<'_> {
 
 fn describe(plan: &Plan, bases: &[Base], limits: &Limits, short: bool, f: &Failed) -> String {
     let mut text = format!("{}, number {} (--one {0}:{1}):\n  {}\n", f.part, f.number, f.failure);
-    text.insert_str(0, &format!("{}: part ", plan.parts[f.part].name));
+    text.insert_str(0, &format!("{}: part ", plan.part(f.part).name));
     if short {
         let limit = Duration::from_secs(env_number("BRAIDFS_SHRINK_SECONDS", 60));
         text += match minimise(bases, &f.workload, &f.failure, limits.random_ops, limit) {
@@ -186,7 +192,7 @@ fn run() -> Result<bool, String> {
     a.limits.until = a.seconds.or((a.command == "brief").then_some(300)).and_then(in_seconds);
     if let Some((part, number)) = a.one {
         let mut report = Report::new(&plan);
-        if plan.parts.get(part).is_none_or(|p| number >= p.len) {
+        if number >= plan.part(part).len {
             return Err(format!("there is no workload {part}:{number}; `crash parts` lists them"));
         }
         println!("{:#?}", plan.workload(part, number));
@@ -199,7 +205,7 @@ fn run() -> Result<bool, String> {
     }
     match a.command.as_str() {
         "parts" => {
-            plan.parts.iter().enumerate().for_each(|(i, p)| println!("{i}: {}, {} workloads", p.name, p.len));
+            Part::ALL.iter().for_each(|p| println!("{p}: {}, {} workloads", plan.part(*p).name, plan.part(*p).len));
             Ok(true)
         }
         "brief" => {
@@ -219,15 +225,11 @@ fn run() -> Result<bool, String> {
         }
         "full" => {
             let mut standing = Standing::load(&plan, &a.file)?;
-            let parts: Vec<usize> = if a.parts.is_empty() { Plan::ORDER.to_vec() } else { a.parts.clone() };
-            if let Some(p) = parts.iter().find(|p| **p >= plan.parts.len()) {
-                return Err(format!("there is no part {p}; `crash parts` lists them"));
-            }
-            let total = parts.iter().map(|p| plan.parts[*p].len).sum();
+            let parts: Vec<Part> = if a.parts.is_empty() { Part::ORDER.to_vec() } else { a.parts.clone() };
+            let total = parts.iter().map(|p| plan.part(*p).len).sum();
             let before = standing.report(&plan).counts.states();
             let show = Show { plan: &plan, bar: bar(total), start: Instant::now(), before };
-            let others =
-                |part: usize| parts.iter().take_while(|p| **p != part).map(|p| plan.parts[*p].len).sum::<u64>();
+            let others = |part: Part| parts.iter().take_while(|p| **p != part).map(|p| plan.part(*p).len).sum::<u64>();
             full(
                 &plan,
                 &bases,

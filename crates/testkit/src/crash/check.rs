@@ -5,14 +5,14 @@
 //! looked at *deeply* (the volume is used, unmounted, checked with fsck and mounted again) and may be crashed itself, at
 //! each of its writes. [`Counts`] keeps these apart.
 
-use super::late::{Durable, ImageHash, Late, Log};
-use super::oracle::Oracle;
-use super::states::{Budget, CrashState, each};
 use super::tree::ReadTree;
+use crate::late::{Durable, ImageHash, Late};
+use crate::oracle::Oracle;
 use crate::run::{Setup, guarded, mount, set_clock};
+use crate::states::{Budget, CrashState, Log, each};
 use crate::walk::{Seen, fsck, walk};
 use braidfs::{Cred, FileKind, NewNode, NodeId, Volume};
-use braidfs_device::{Device, Keep, TraceDevice};
+use braidfs_device::{Device, TraceDevice};
 use foldhash::HashSet;
 use std::hash::BuildHasher;
 use std::sync::Arc;
@@ -396,27 +396,15 @@ impl<'a> Checker<'a> {
     /// What is wrong.
     pub fn one(&mut self, log: &Log, crash: &Crash, judge: &Oracle<'_>) -> Result<(), String> {
         let level = Level { judge: &|_| judge, expect: None };
-        let (late, state) = at(log, &crash.first)?;
+        let (late, state) = Late::of(log, &crash.first)?;
         let run = self.recover(&late, &state, judge, &level, &mut Allowed::default(), crash.second.is_none());
         let (seen, _) = run.seen?;
         let Some(second) = &crash.second else { return Ok(()) };
         let mut events = run.device.log();
         events.truncate(run.mounted);
         let log = Log { initial: late.image(&state), events };
-        let (late, state) = at(&log, second)?;
+        let (late, state) = Late::of(&log, second)?;
         let level = Level { judge: &|_| judge, expect: Some(&seen) };
         self.recover(&late, &state, judge, &level, &mut Allowed::default(), true).seen.map(|_| ())
     }
-}
-
-fn at(log: &Log, crash: &CrashState) -> Result<(Late, Vec<u32>), String> {
-    if crash.upto > log.events.len() {
-        return Err(format!("the log has {} events", log.events.len()));
-    }
-    let mut late = Late::new(log, crash.upto, &mut Durable::new(log));
-    let mut keep = crash.keep.clone();
-    keep.resize(late.sectors().len(), Keep::None);
-    let mut state = Vec::new();
-    late.state(&keep, &mut state);
-    Ok((late, state))
 }

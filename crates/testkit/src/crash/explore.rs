@@ -1,16 +1,15 @@
 //! Runs the workloads of a plan on several threads, and judges every crash of each.
 
 use super::check::{Checker, Counts, Depth, Failure, Level, times};
-use super::history::History;
-use super::late::Log;
-use super::oracle::Oracle;
-use super::plan::{End, Pairs, Plan, Workload};
-use super::states::Budget;
+use super::plan::{End, Pairs, Part, Plan, Workload};
 use super::workload::Base;
 use crate::generate::{Generator, Profile};
+use crate::history::History;
 use crate::model::{self, Model};
 use crate::ops::{Op, perform, to_rust};
+use crate::oracle::Oracle;
 use crate::run::{Runner, Setup, guarded, set_clock};
+use crate::states::{Budget, Log};
 use crate::walk::ROOT_KEY;
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
@@ -91,7 +90,7 @@ impl Limits {
 #[derive(Clone, Debug)]
 pub struct Failed {
     /// Which part of the plan, and which of its workloads.
-    pub part: usize,
+    pub part: Part,
     /// See `part`.
     pub number: u64,
     /// What it did.
@@ -208,7 +207,7 @@ pub fn recorded(base: &Base, ops: &[Op], end: End, strict: bool) -> Result<Optio
             history.push_unmount(device.log_len());
         }
     }
-    let log = Log { initial: base.image.clone(), events: device.log() };
+    let log = Log::of(&device);
     Ok(Some(Recorded { log, history, marks }))
 }
 
@@ -320,7 +319,7 @@ fn run_one(
 pub fn explore(
     plan: &Plan,
     bases: &[Base],
-    part: usize,
+    part: Part,
     range: std::ops::Range<u64>,
     limits: &Limits,
     report: &mut Report,
@@ -343,7 +342,7 @@ pub fn explore(
                 break;
             }
             let w = plan.workload(part, i);
-            let (counts, result) = run_one(bases, &w, limits, i ^ (part as u64) << 56, &late);
+            let (counts, result) = run_one(bases, &w, limits, i ^ (part.number() as u64) << 56, &late);
             let all = states.fetch_add(counts.states(), Ordering::Relaxed) + counts.states();
             let Ok(mut r) = shared.lock() else { break };
             r.counts.add(&counts);

@@ -2,14 +2,13 @@
 
 use super::check::{Checker, Crash, Depth, Failure};
 use super::explore::{Recorded, judge_log, random_base, random_ops, recorded};
-use super::late::Log;
-use super::oracle::Oracle;
 use super::plan::{End, Workload};
-use super::states::{Budget, CrashState};
 use super::workload::{Base, Kind, base};
 use crate::ops::{Op, to_rust};
+use crate::oracle::Oracle;
 use crate::run::{Setup, guarded};
 use crate::shrink::shrink;
+use crate::states::{Budget, CrashState, Log};
 use braidfs_device::Keep;
 use std::time::Duration;
 

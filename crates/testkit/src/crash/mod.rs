@@ -1,11 +1,8 @@
-//! Crash tests: power fails after any prefix of the flushes, with any subset of the later writes on the device.
+//! Crash tests: power fails after any prefix of the flushes, with any subset of the later writes on the device
+//! ([`crate::states`]), and what is recovered is held against what was promised ([`crate::oracle`]).
 //!
 //! - [`workload`]: what was being done: basic operations with every kind of sync behind each, and the volumes to begin
 //!   with. [`plan`]: all sequences of one, two and three of them, and random runs, by number.
-//! - [`late`]: a point of the device's log, and what each block may hold after a crash there. [`states`]: which crashes
-//!   of it are tried.
-//! - [`history`]: what was done and promised up to then. [`oracle`]: whether the recovered tree is one that the
-//!   durability contract allows.
 //! - `threads`: random runs of several threads, with the feature `schedule`.
 //! - [`check`]: recovers the images of a log and judges them; crashes recoveries too. [`tree`]: which images are one to
 //!   recovery.
@@ -18,17 +15,13 @@
 pub mod check;
 pub mod explore;
 pub mod groups;
-pub mod history;
-pub mod late;
 pub mod minimise;
 #[cfg(feature = "schedule")]
 pub mod minimise_threads;
-pub mod oracle;
 pub mod plan;
 #[cfg(feature = "planted-bugs")]
 pub mod planted;
 pub mod run;
-pub mod states;
 #[cfg(feature = "schedule")]
 pub mod threads;
 pub mod tree;

@@ -46,9 +46,75 @@ pub enum Workload {
     },
 }
 
-/// A family of workloads.
+/// A family of workloads. Command lines, failures and checkpoint files name it by its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Part {
+    /// Sequences known to be hard.
+    Hard,
+    /// One operation.
+    One,
+    /// Two operations.
+    Two,
+    /// Three operations of metadata.
+    Three,
+    /// Random runs.
+    Random,
+    /// Random runs of several threads. Empty without the feature `schedule`.
+    Threads,
+    /// Two operations, no room in the cache.
+    Pressed,
+    /// Three operations of metadata, domains commit alone.
+    Alone,
+    /// Groups that change their owner.
+    Groups,
+}
+
+impl Part {
+    /// By number.
+    pub const ALL: [Self; 9] = [
+        Self::Hard,
+        Self::One,
+        Self::Two,
+        Self::Three,
+        Self::Random,
+        Self::Threads,
+        Self::Pressed,
+        Self::Alone,
+        Self::Groups,
+    ];
+    /// Those first that say most about all.
+    pub const ORDER: [Self; 9] = [
+        Self::Hard,
+        Self::Groups,
+        Self::One,
+        Self::Two,
+        Self::Pressed,
+        Self::Random,
+        Self::Threads,
+        Self::Alone,
+        Self::Three,
+    ];
+
+    /// Its number.
+    pub const fn number(self) -> usize {
+        self as usize
+    }
+
+    /// The part of a number.
+    pub fn of_number(number: usize) -> Option<Self> {
+        Self::ALL.get(number).copied()
+    }
+}
+
+impl std::fmt::Display for Part {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.number().fmt(f)
+    }
+}
+
+/// The workloads of a part.
 #[derive(Clone, Debug)]
-pub struct Part {
+pub struct Workloads {
     /// For reports.
     pub name: &'static str,
     /// How many there are.
@@ -93,8 +159,8 @@ enum On {
 /// All parts.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// In the order of a full run.
-    pub parts: Vec<Part>,
+    /// By number.
+    parts: [Workloads; Part::ALL.len()],
     /// Volumes that are not pressed; the one that is comes after them.
     pub bases: usize,
     /// Names of the basic operations.
@@ -105,37 +171,6 @@ pub struct Plan {
 const RANDOM_RUNS: u64 = 20_000;
 
 impl Plan {
-    /// Number of the part of that name.
-    pub const HARD: usize = 0;
-    #[allow(missing_docs)]
-    pub const ONE: usize = 1;
-    #[allow(missing_docs)]
-    pub const TWO: usize = 2;
-    #[allow(missing_docs)]
-    pub const THREE: usize = 3;
-    #[allow(missing_docs)]
-    pub const RANDOM: usize = 4;
-    /// Empty without the feature `schedule`.
-    pub const THREADS: usize = 5;
-    #[allow(missing_docs)]
-    pub const PRESSED: usize = 6;
-    #[allow(missing_docs)]
-    pub const ALONE: usize = 7;
-    #[allow(missing_docs)]
-    pub const GROUPS: usize = 8;
-    /// The parts, with those first that say most about all.
-    pub const ORDER: [usize; 9] = [
-        Self::HARD,
-        Self::GROUPS,
-        Self::ONE,
-        Self::TWO,
-        Self::PRESSED,
-        Self::RANDOM,
-        Self::THREADS,
-        Self::ALONE,
-        Self::THREE,
-    ];
-
     /// For so many volumes, and a pressed one.
     pub fn new(bases: usize, seed: u64) -> Self {
         let (all, list) = (basics(), singles());
@@ -143,7 +178,7 @@ impl Plan {
         let metadata: Vec<Single> = list.iter().filter(|s| all[s.basic].metadata && !s.of_other).cloned().collect();
         let sequences = |name, length: u32, on, from: Vec<Single>| {
             let len = (from.len() as u64).pow(length) * if on == On::Each { bases as u64 } else { 1 };
-            Part { name, len, family: Family::Sequences { length, on, from: from.into() } }
+            Workloads { name, len, family: Family::Sequences { length, on, from: from.into() } }
         };
         #[cfg(feature = "schedule")]
         let (threads, family) = (RANDOM_RUNS, Family::Threads { seed });
@@ -151,25 +186,31 @@ impl Plan {
         let (threads, family) = (0, Family::Random { seed });
         let list_of = |name, from: Vec<(&'static str, Vec<Op>)>| {
             let from: Arc<[Vec<Op>]> = from.into_iter().map(|(_, ops)| ops).collect();
-            Part { name, len: from.len() as u64 * bases as u64 * 2, family: Family::List { from } }
+            Workloads { name, len: from.len() as u64 * bases as u64 * 2, family: Family::List { from } }
         };
-        let parts = vec![
-            list_of("known to be hard", hard()),
-            sequences("one operation", 1, On::Each, list.clone()),
-            sequences("two operations", 2, On::Each, list.clone()),
-            sequences("three of metadata", 3, On::Turns, metadata),
-            Part { name: "random runs", len: RANDOM_RUNS, family: Family::Random { seed } },
-            Part { name: "random runs of several threads", len: threads, family },
-            sequences("two operations, no room in the cache", 2, On::Pressed, list),
-            sequences("three of metadata, domains commit alone", 3, On::AllByTurns, alone()),
-            list_of("groups that change their owner", groups()),
-        ];
+        let random = || Family::Random { seed };
+        let parts = Part::ALL.map(|part| match part {
+            Part::Hard => list_of("known to be hard", hard()),
+            Part::One => sequences("one operation", 1, On::Each, list.clone()),
+            Part::Two => sequences("two operations", 2, On::Each, list.clone()),
+            Part::Three => sequences("three of metadata", 3, On::Turns, metadata.clone()),
+            Part::Random => Workloads { name: "random runs", len: RANDOM_RUNS, family: random() },
+            Part::Threads => Workloads { name: "random runs of several threads", len: threads, family: family.clone() },
+            Part::Pressed => sequences("two operations, no room in the cache", 2, On::Pressed, list.clone()),
+            Part::Alone => sequences("three of metadata, domains commit alone", 3, On::AllByTurns, alone()),
+            Part::Groups => list_of("groups that change their owner", groups()),
+        });
         Self { parts, bases, names }
     }
 
-    /// Workload `i` of part `part`.
-    pub fn workload(&self, part: usize, i: u64) -> Workload {
-        let p = &self.parts[part];
+    /// The workloads of a part.
+    pub fn part(&self, part: Part) -> &Workloads {
+        &self.parts[part.number()]
+    }
+
+    /// Workload `i` of a part.
+    pub fn workload(&self, part: Part, i: u64) -> Workload {
+        let p = self.part(part);
         match &p.family {
             Family::List { from } => {
                 let end = if i.is_multiple_of(2) { End::Crash } else { End::Unmount };
@@ -265,6 +306,15 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
+    fn parts_have_numbers() {
+        for (number, part) in Part::ALL.into_iter().enumerate() {
+            assert_eq!((part.number(), Part::of_number(number)), (number, Some(part)));
+            assert_eq!(Part::ORDER.iter().filter(|p| **p == part).count(), 1);
+        }
+        assert_eq!(Part::of_number(Part::ALL.len()), None);
+    }
+
+    #[test]
     fn every_workload_comes_once() {
         for n in [1, 2, 7, 12, 360, 1009] {
             let all: BTreeSet<u64> = (0..n).map(|i| permuted(i, n)).collect();
@@ -272,8 +322,8 @@ mod tests {
         }
         let plan = Plan::new(2, 0);
         let mut seen = BTreeSet::new();
-        for i in 0..plan.parts[Plan::ONE].len {
-            let w = format!("{:?}", plan.workload(Plan::ONE, i)).replace("Unmount", "Crash");
+        for i in 0..plan.part(Part::One).len {
+            let w = format!("{:?}", plan.workload(Part::One, i)).replace("Unmount", "Crash");
             assert!(seen.insert(w), "{i} comes twice");
         }
         let total: u64 = plan.parts.iter().map(|p| p.len).sum();

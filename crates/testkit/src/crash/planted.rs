@@ -2,9 +2,9 @@
 
 use super::check::Counts;
 use super::explore::{Limits, Report, explore};
-use super::plan::Plan;
-use super::states::Budget;
+use super::plan::{Part, Plan};
 use super::workload::Base;
+use crate::states::Budget;
 use braidfs::planted::{Bug, plant};
 use std::time::{Duration, Instant};
 
@@ -26,16 +26,16 @@ pub struct Found {
 }
 
 /// How many workloads of which part: a beginning of what the brief run does, the same each time.
-const WORKLOADS: [(usize, u64); 8] = [
-    (Plan::HARD, u64::MAX / 2),
-    (Plan::GROUPS, 24),
-    (Plan::ONE, 360),
-    (Plan::TWO, 240),
-    (Plan::THREE, 120),
-    (Plan::PRESSED, 60),
-    (Plan::RANDOM, 4),
+const WORKLOADS: [(Part, u64); 8] = [
+    (Part::Hard, u64::MAX / 2),
+    (Part::Groups, 24),
+    (Part::One, 360),
+    (Part::Two, 240),
+    (Part::Three, 120),
+    (Part::Pressed, 60),
+    (Part::Random, 4),
     // what only threads see is rare
-    (Plan::THREADS, 24),
+    (Part::Threads, 24),
 ];
 
 /// Removes the bug also after a panic.
@@ -64,7 +64,7 @@ pub fn hunt(plan: &Plan, bases: &[Base], bug: &(Bug, &'static str, &'static str)
     plant(Some(bug.0));
     let planted = Planted;
     for (part, n) in WORKLOADS {
-        let range = 0..plan.parts[part].len.min(n);
+        let range = 0..plan.part(part).len.min(n);
         explore(plan, bases, part, range, &limits, &mut report, &|_, _| {});
         if !count && !report.failures.is_empty() {
             break;
@@ -75,7 +75,7 @@ pub fn hunt(plan: &Plan, bases: &[Base], bug: &(Bug, &'static str, &'static str)
     report.failures.sort_by_key(|f| (f.part, f.number));
     let first = report.failures.first().map(|f| {
         let why = f.failure.why.lines().next().unwrap_or_default();
-        format!("{}: {why}", plan.parts[f.part].name)
+        format!("{}: {why}", plan.part(f.part).name)
     });
     Found {
         name: bug.1,

@@ -2,42 +2,42 @@
 
 use super::check::Counts;
 use super::explore::{Failed, Limits, Report, explore};
-use super::plan::{Pairs, Plan};
+use super::plan::{Pairs, Part, Plan};
 use super::workload::Base;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// Called after every workload: part of the plan, workloads of it run, how many it has, counts of everything.
-pub type Progress<'p> = &'p (dyn Fn(usize, u64, u64, &Counts) + Sync);
+pub type Progress<'p> = &'p (dyn Fn(Part, u64, u64, &Counts) + Sync);
 
 /// Workloads between two looks at the clock of a brief run, by part.
-pub const TURNS: &[(usize, u64)] = &[
-    (Plan::TWO, 192),
-    (Plan::GROUPS, 12),
-    (Plan::THREE, 96),
-    (Plan::PRESSED, 48),
-    (Plan::ALONE, 48),
-    (Plan::RANDOM, 6),
+pub const TURNS: &[(Part, u64)] = &[
+    (Part::Two, 192),
+    (Part::Groups, 12),
+    (Part::Three, 96),
+    (Part::Pressed, 48),
+    (Part::Alone, 48),
+    (Part::Random, 6),
     #[cfg(feature = "schedule")]
-    (Plan::THREADS, 6),
+    (Part::Threads, 6),
 ];
 
 /// Every sequence of one operation and the hard ones, then samples of all the others in turns, until a limit is reached.
-pub fn brief(plan: &Plan, bases: &[Base], limits: &Limits, turns: &[(usize, u64)], progress: Progress<'_>) -> Report {
+pub fn brief(plan: &Plan, bases: &[Base], limits: &Limits, turns: &[(Part, u64)], progress: Progress<'_>) -> Report {
     let mut report = Report::new(plan);
-    let mut done = vec![0; plan.parts.len()];
-    let mut run = |part: usize, count: u64, report: &mut Report| -> bool {
-        let len = plan.parts[part].len;
-        let range = done[part]..(done[part] + count).min(len);
+    let mut done = [0; Part::ALL.len()];
+    let mut run = |part: Part, count: u64, report: &mut Report| -> bool {
+        let len = plan.part(part).len;
+        let range = done[part.number()]..(done[part.number()] + count).min(len);
         let wanted = range.end - range.start;
         let from = range.start;
         let tell = |n: u64, c: &Counts| progress(part, from + n, len, c);
         let ran = explore(plan, bases, part, range, limits, report, &tell);
-        done[part] += ran;
+        done[part.number()] += ran;
         let over = limits.until.is_some_and(|t| Instant::now() >= t);
         ran == wanted && !over && report.counts.states() < limits.states && report.failures.len() < limits.failures
     };
-    if !run(Plan::HARD, u64::MAX / 2, &mut report) || !run(Plan::ONE, u64::MAX / 2, &mut report) {
+    if !run(Part::Hard, u64::MAX / 2, &mut report) || !run(Part::One, u64::MAX / 2, &mut report) {
         return report;
     }
     while turns.iter().all(|(part, count)| run(*part, *count, &mut report)) {}
@@ -67,8 +67,8 @@ pub struct Standing {
 impl Standing {
     fn new(plan: &Plan, file: &Path) -> Self {
         Self {
-            parts: plan.parts.iter().map(|p| (p.name.to_owned(), p.len)).collect(),
-            done: vec![0; plan.parts.len()],
+            parts: Part::ALL.iter().map(|p| (plan.part(*p).name.to_owned(), plan.part(*p).len)).collect(),
+            done: vec![0; Part::ALL.len()],
             workloads: 0,
             void: 0,
             counts: Counts::default(),
@@ -141,18 +141,18 @@ impl Standing {
 pub fn full(
     plan: &Plan,
     bases: &[Base],
-    parts: &[usize],
+    parts: &[Part],
     limits: &Limits,
     standing: &mut Standing,
     progress: Progress<'_>,
     failed: &dyn Fn(&Failed) -> String,
 ) -> Result<(), String> {
     for &part in parts {
-        let len = plan.parts[part].len;
+        let len = plan.part(part).len;
         let mut round = 16;
-        while standing.done[part] < len {
+        while standing.done[part.number()] < len {
             let start = Instant::now();
-            let from = standing.done[part];
+            let from = standing.done[part.number()];
             let mut report = standing.report(plan);
             let tell = |n: u64, c: &Counts| progress(part, from + n, len, c);
             let range = from..(from + round).min(len);
@@ -164,7 +164,7 @@ pub fn full(
                 standing.failures.extend(report.failures.iter().map(failed));
                 return standing.save();
             }
-            standing.done[part] += ran;
+            standing.done[part.number()] += ran;
             standing.seconds += took.as_secs_f64();
             standing.workloads = report.workloads;
             standing.void = report.void;
@@ -201,10 +201,10 @@ mod tests {
         limits.depth.second_every = 0;
         let go = |limits: &Limits| {
             let mut standing = Standing::load(&plan, &file).unwrap();
-            full(&plan, &bases, &[Plan::ONE], limits, &mut standing, &|_, _, _, _| {}, &|f| f.failure.to_string())
+            full(&plan, &bases, &[Part::One], limits, &mut standing, &|_, _, _, _| {}, &|f| f.failure.to_string())
                 .unwrap();
             assert!(standing.failures().is_empty(), "{:?}", standing.failures());
-            let done = standing.parts().nth(Plan::ONE).map_or(0, |p| p.1);
+            let done = standing.parts().nth(Part::One.number()).map_or(0, |p| p.1);
             (done, standing.report(&plan).counts.images)
         };
         let (first, images) = go(&limits);
@@ -215,7 +215,7 @@ mod tests {
         // one workload after the other, all of them at once
         let mut at_once = Report::new(&plan);
         limits.states = u64::MAX;
-        explore(&plan, &bases, Plan::ONE, 0..second, &limits, &mut at_once, &|_, _| {});
+        explore(&plan, &bases, Part::One, 0..second, &limits, &mut at_once, &|_, _| {});
         assert_eq!(at_once.counts.images, more);
         let other = Plan::new(1, 1);
         assert!(Standing::load(&other, &file).is_err(), "of other workloads");

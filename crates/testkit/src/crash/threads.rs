@@ -14,19 +14,18 @@
 
 use super::check::{Checker, Failure, Level, times};
 use super::explore::{Limits, at_most};
-use super::history::{History, Synced};
-use super::late::Log;
-use super::oracle::Oracle;
-use super::states::final_image;
 use super::workload::{Base, Kind};
 use crate::generate::{Generator, Profile};
+use crate::history::{History, Synced};
 use crate::model::{Ino, Model};
-use crate::ops::{At, Op, Out, P, SLOTS, Slots, perform, to_rust, walk_path};
+use crate::ops::{At, Op, Out, P, Slots, is_refused, perform, same_answer, to_rust, walk_path};
+use crate::oracle::Oracle;
 use crate::run::{Runner, Setup, guarded, mount, set_clock};
+use crate::states::Log;
 use crate::subject::{Key, OnVolume};
 use crate::walk::walk;
 use braidfs::{DomainId, Error, FileKind, RenameMode, Result as FsResult, Volume};
-use braidfs_device::{Device, Image, MemDevice, RecordDevice, WriteOp};
+use braidfs_device::{Device, RecordDevice, WriteOp};
 use braidfs_sync::schedule;
 use std::cell::OnceCell;
 use std::io;
@@ -116,10 +115,9 @@ pub fn base(seed: u64) -> Result<Base, String> {
         r.apply(&Op::Create { path, kind: FileKind::Dir, mode: 0o755 })?;
     }
     r.apply(&Op::Sync)?;
-    let image = Image::copy_of(&MemDevice::from_image(final_image(r.device()))).map_err(|e| e.to_string())?;
-    let (model, keys) = (r.model.clone(), r.keys().clone());
+    let base = Base::of(&r, Kind::ALL[0])?;
     r.abandon();
-    Ok(Base { image, model, keys, setup, kind: Kind::ALL[0] })
+    Ok(base)
 }
 
 /// What a thread does in the shared directory, and between it and its own.
@@ -166,17 +164,9 @@ fn ops_of(base: &Base, seed: u64, thread: usize, count: usize) -> Vec<Op> {
     ops
 }
 
-/// Whether no one answer is the right one, or no front end lets it through.
+/// Whether no one answer is the right one (a seek has many), or no front end lets it through.
 fn undefined(op: &Op, model: &Model, slots: &Slots<Model>) -> bool {
-    match op {
-        // many answers are right
-        Op::Seek { .. } => true,
-        // where the file was unlinked
-        Op::LinkSlot { slot, .. } => slots[usize::from(*slot) % SLOTS]
-            .and_then(|i| model.node(i))
-            .is_some_and(|n| n.links.is_empty() && !n.linkable),
-        _ => false,
-    }
+    matches!(op, Op::Seek { .. }) || is_refused(op, model, slots)
 }
 
 /// The operations but those that are undefined, which they may be after others were taken out.
@@ -251,33 +241,6 @@ fn threads(vol: &Volume, device: &RecordDevice, lists: &[Vec<Op>], seed: u64) ->
     done.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether the volume answered as the model.
-fn same(got: &FsResult<Out<Key>>, want: &FsResult<Out<Ino>>) -> bool {
-    match (got, want) {
-        (Ok(Out::Made(_)), Ok(Out::Made(_))) | (Ok(Out::Unit), Ok(Out::Unit)) => true,
-        (Ok(Out::Stat(g, gt)), Ok(Out::Stat(w, wt))) => g == w && (wt.is_none() || wt == gt),
-        (Ok(Out::Bytes(g)), Ok(Out::Bytes(w))) => g == w,
-        (Ok(Out::Number(g)), Ok(Out::Number(w))) => g == w,
-        (Ok(Out::Names(g)), Ok(Out::Names(w))) => g == w,
-        (Err(g), Err(w)) => g.errno() == w.errno(),
-        _ => false,
-    }
-}
-
-fn synced(model: &Model, slots: &Slots<Model>, op: &Op) -> Option<Synced> {
-    match op {
-        Op::Sync => Some(Synced::All),
-        Op::Fsync { at, data_only } => {
-            let ino = match at {
-                At::Path(p) => walk_path(&mut model.clone(), *p).ok()?,
-                At::Slot(n) => slots[usize::from(*n) % SLOTS]?,
-            };
-            Some(Synced::One { ino, data_only: *data_only })
-        }
-        _ => None,
-    }
-}
-
 /// Runs the threads and compares every answer, and the tree at the end, with the model.
 ///
 /// # Errors
@@ -305,7 +268,7 @@ pub fn recorded(base: &Base, workload: &Threads) -> Result<Run, String> {
             continue;
         }
         let want = perform(&mut model, &mut slots[done.thread], &done.op);
-        if !same(&done.got, &want) {
+        if !same_answer(&done.got, &want) {
             let op = to_rust(&done.op);
             return Err(format!("thread {}: {op}: volume {:.400?}, model {want:.400?}", done.thread, done.got));
         }
@@ -320,7 +283,7 @@ pub fn recorded(base: &Base, workload: &Threads) -> Result<Run, String> {
             history.keys.insert(ino, key);
             history.domains.insert(ino, domain);
         }
-        let sync = if done.got.is_ok() { synced(&model, &slots[done.thread], &done.op) } else { None };
+        let sync = if done.got.is_ok() { Synced::by(&done.op, &model, &slots[done.thread]) } else { None };
         let covers = steps[done.after];
         history.push_overlapping((done.thread, &done.op), &model, done.log.1, sync, covers);
         placed.push(Placed { done, covers, slots: slots.clone(), made });
@@ -328,7 +291,7 @@ pub fn recorded(base: &Base, workload: &Threads) -> Result<Run, String> {
     }
     let seen = guarded(|| walk(&vol))??;
     seen.compare(&model, &history.keys).map_err(|e| format!("at the end: {e}"))?;
-    let log = Log { initial: base.image.clone(), events: device.log() };
+    let log = Log::of(&device);
     vol.crash();
     Ok(Run { log, history, placed, begun })
 }

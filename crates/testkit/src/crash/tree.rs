@@ -6,7 +6,7 @@
 //! the contents met so far, a leaf is what came of it. (Jaaru, ASPLOS 2021, uses the same fact: only writes that
 //! recovery reads can matter.) The explorer runs a sample of the states so decided all the same, and compares.
 
-/// See the module. A state is the content of each varying block ([`super::late`]).
+/// See the module. A state is the content of each varying block ([`crate::late`]).
 #[derive(Debug)]
 pub struct ReadTree<V> {
     nodes: Vec<Node<V>>,

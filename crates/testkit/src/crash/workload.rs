@@ -4,10 +4,10 @@
 //!
 //! The directories `A` and `B` lie in different domains, so that most sequences cross domains.
 
-use crate::crash::states::final_image;
 use crate::model::{Ino, Model};
 use crate::ops::{At, Op, P};
 use crate::run::{Runner, Setup, set_clock};
+use crate::states::final_image;
 use crate::subject::Key;
 use At::{Path, Slot};
 use braidfs::{DataMode, FallocMode, FileKind, Overwrite, Placement, RenameMode, XattrMode};
@@ -26,6 +26,18 @@ pub struct Base {
     pub keys: BTreeMap<Ino, Key>,
     /// Which of them it is.
     pub kind: Kind,
+}
+
+impl Base {
+    /// A volume as a run has it now.
+    ///
+    /// # Errors
+    /// Of reading it.
+    pub fn of(r: &Runner, kind: Kind) -> Result<Self, String> {
+        // a copy of which holes are holes: reading one is cheap
+        let image = Image::copy_of(&MemDevice::from_image(final_image(r.device()))).map_err(|e| e.to_string())?;
+        Ok(Self { image, model: r.model.clone(), keys: r.keys().clone(), setup: r.setup().clone(), kind })
+    }
 }
 
 fn file(path: P) -> Op {
@@ -140,9 +152,7 @@ pub fn base(kind: Kind) -> Result<Base, String> {
     if !kind.dirty {
         r.remount()?;
     }
-    // reading a hole is cheap
-    let image = Image::copy_of(&MemDevice::from_image(final_image(r.device()))).map_err(|e| e.to_string())?;
-    Ok(Base { image, model: r.model.clone(), keys: r.keys().clone(), setup, kind })
+    Base::of(&r, kind)
 }
 
 fn domain(r: &Runner, name: &str) -> Result<u16, String> {

@@ -10,7 +10,7 @@
 //! half as synced, where few blocks were overwritten and nothing else changed but times.
 //! It assumes that nothing else (another thread) changed the volume.
 
-use super::history::{History, Synced};
+use crate::history::{History, Synced};
 use crate::model::{self, Ino, Link, Model, Node};
 use crate::sparse::{PAGE, Sparse};
 use crate::subject::Key;

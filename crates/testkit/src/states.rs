@@ -1,9 +1,55 @@
 //! What a device may hold after a crash: a prefix of the log, and for each write after the last flush of it whether it
 //! got there whole, torn or not at all.
 
-use braidfs_device::{Image, Keep, RecordDevice, SECTOR_BYTES};
+use braidfs_device::{Event, Image, Keep, RecordDevice, SECTOR_BYTES};
 use std::collections::BTreeSet;
 use std::fmt;
+
+/// What a device recorded: the image that it began with, and all events.
+#[derive(Debug)]
+pub struct Log {
+    /// Before the first event.
+    pub initial: Image,
+    /// All of them.
+    pub events: Vec<Event>,
+}
+
+impl Log {
+    /// What a device recorded so far.
+    pub fn of(device: &RecordDevice) -> Self {
+        Self { initial: device.initial(), events: device.log() }
+    }
+
+    /// How many events are durable after the first `upto`.
+    pub fn durable(&self, upto: usize) -> usize {
+        let covers = |e: &Event| if let Event::Flush { covers, .. } = e { Some(*covers) } else { None };
+        self.events[..upto].iter().rev().find_map(covers).unwrap_or(0)
+    }
+
+    /// The writes and discards that a crash after `upto` events may lose.
+    pub fn unflushed(&self, upto: usize) -> impl Iterator<Item = &Event> {
+        self.events[self.durable(upto)..upto].iter().filter(|e| !matches!(e, Event::Flush { .. }))
+    }
+
+    /// The device after a crash.
+    pub fn image(&self, crash: &CrashState) -> Image {
+        let mut image = self.initial.clone();
+        self.events[..self.durable(crash.upto)].iter().for_each(|e| e.apply(&mut image, Keep::Whole));
+        self.unflushed(crash.upto).zip(&crash.keep).for_each(|(e, keep)| e.apply(&mut image, *keep));
+        image
+    }
+
+    /// The lengths of the log from `from` on at which a crash makes a difference: before and after each flush, at each
+    /// of `marks` (something was promised there), and the end. A crash between two of them is the later one with some
+    /// writes lost.
+    pub fn points(&self, from: usize, marks: impl IntoIterator<Item = usize>) -> Vec<usize> {
+        let flushes = self.events.iter().enumerate().filter(|(_, e)| matches!(e, Event::Flush { .. }));
+        let mut all: BTreeSet<usize> = flushes.flat_map(|(f, _)| [f, f + 1]).collect();
+        all.extend(marks);
+        all.insert(self.events.len());
+        all.into_iter().filter(|p| (from..=self.events.len()).contains(p)).collect()
+    }
+}
 
 /// One crash.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,24 +77,9 @@ impl fmt::Display for CrashState {
     }
 }
 
-impl CrashState {
-    /// The device after it.
-    pub fn image(&self, log: &RecordDevice) -> Image {
-        log.crash_image(self.upto, &mut |i| self.keep.get(i).copied().unwrap_or(Keep::None)).snapshot()
-    }
-}
-
 /// The device with every write on it (after an unmount).
 pub fn final_image(log: &RecordDevice) -> Image {
     log.snapshot()
-}
-
-/// The lengths of the log at which a crash makes a difference: around each flush, and the end. (A crash between two
-/// flushes is the later one with some writes lost.)
-pub fn points(log: &RecordDevice) -> Vec<usize> {
-    let mut all: BTreeSet<usize> = log.flushes().into_iter().flat_map(|f| [f, f + 1]).collect();
-    all.insert(log.log_len());
-    all.into_iter().collect()
 }
 
 fn random_keep(rng: &mut fastrand::Rng, lost: u8) -> Keep {
@@ -122,17 +153,18 @@ pub fn each(sectors: &[usize], budget: &Budget, rng: &mut fastrand::Rng, f: &mut
 }
 
 /// A random crash anywhere in the log.
-pub fn random(log: &RecordDevice, rng: &mut fastrand::Rng) -> CrashState {
+pub fn random(log: &Log, rng: &mut fastrand::Rng) -> CrashState {
+    let end = log.events.len();
     let upto = match rng.u8(..3) {
-        0 => log.log_len(),
-        1 => rng.usize(..=log.log_len()),
+        0 => end,
+        1 => rng.usize(..=end),
         _ => {
-            let all = points(log);
+            let all = log.points(0, []);
             all[rng.usize(..all.len())]
         }
     };
     let lost = rng.u8(..90);
-    let keep = (0..log.unflushed(upto).len()).map(|_| random_keep(rng, lost)).collect();
+    let keep = log.unflushed(upto).map(|_| random_keep(rng, lost)).collect();
     CrashState { upto, keep }
 }
 

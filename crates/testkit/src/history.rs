@@ -1,7 +1,7 @@
 //! What a workload did: the model after every operation, what was synced, and how long the device's log was then.
 
 use crate::model::{Ino, Link, Model};
-use crate::ops::{Op, to_rust};
+use crate::ops::{At, Op, SLOTS, Slots, to_rust, walk_path};
 use crate::subject::Key;
 use braidfs::DomainId;
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,6 +18,23 @@ pub enum Synced {
         /// fdatasync.
         data_only: bool,
     },
+}
+
+impl Synced {
+    /// What an operation promises once it has returned.
+    pub fn by(op: &Op, model: &Model, slots: &Slots<Model>) -> Option<Self> {
+        match op {
+            Op::Sync => Some(Self::All),
+            Op::Fsync { at, data_only } => {
+                let ino = match at {
+                    At::Path(p) => walk_path(&mut model.clone(), *p).ok()?,
+                    At::Slot(n) => slots[usize::from(*n) % SLOTS]?,
+                };
+                Some(Self::One { ino, data_only: *data_only })
+            }
+            _ => None,
+        }
+    }
 }
 
 /// An operation that was done.

@@ -4,39 +4,12 @@
 //! therefore a short list of numbers, one per varying block, and two states are the same image exactly if their lists
 //! are equal: torn writes of which the missing part was zeros, or writes overwritten by later ones, collapse.
 
+use crate::states::{CrashState, Log};
 use braidfs_device::{BLOCK_BYTES, BlockContent, Device, Event, Image, Keep, SECTOR_BYTES, TraceDevice};
 use foldhash::fast::FixedState;
 use foldhash::quality;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::BuildHasher;
-
-/// The events that a point divides: a log and the image that it began with.
-#[derive(Debug)]
-pub struct Log {
-    /// Before the first event.
-    pub initial: Image,
-    /// All of them.
-    pub events: Vec<Event>,
-}
-
-impl Log {
-    /// How many events are durable after the first `upto`.
-    pub fn durable(&self, upto: usize) -> usize {
-        let covers = |e: &Event| if let Event::Flush { covers, .. } = e { Some(*covers) } else { None };
-        self.events[..upto].iter().rev().find_map(covers).unwrap_or(0)
-    }
-
-    /// The lengths of the log from `from` on at which a crash makes a difference: before and after each flush, at each
-    /// of `marks` (something was promised there), and the end. A crash between two of them is the later one with some
-    /// writes lost.
-    pub fn points(&self, from: usize, marks: impl IntoIterator<Item = usize>) -> Vec<usize> {
-        let flushes = self.events.iter().enumerate().filter(|(_, e)| matches!(e, Event::Flush { .. }));
-        let mut all: BTreeSet<usize> = flushes.flat_map(|(f, _)| [f, f + 1]).collect();
-        all.extend(marks);
-        all.insert(self.events.len());
-        all.into_iter().filter(|p| (from..=self.events.len()).contains(p)).collect()
-    }
-}
 
 /// 128 bits that tell images apart.
 pub type ImageHash = u128;
@@ -137,8 +110,7 @@ impl Late {
     pub fn new(log: &Log, upto: usize, durable: &mut Durable) -> Self {
         let flushed = log.durable(upto);
         durable.advance(log, flushed);
-        let writes: Vec<Event> =
-            log.events[flushed..upto].iter().filter(|e| !matches!(e, Event::Flush { .. })).cloned().collect();
+        let writes: Vec<Event> = log.unflushed(upto).cloned().collect();
         let mut by: BTreeMap<u64, Vec<(usize, usize)>> = BTreeMap::new();
         for (w, event) in writes.iter().enumerate() {
             for (i, block) in blocks_of(event).enumerate() {
@@ -163,6 +135,22 @@ impl Late {
             blocks,
             number,
         }
+    }
+
+    /// A single crash: its point, and the state that it leaves.
+    ///
+    /// # Errors
+    /// Where the log is shorter.
+    pub fn of(log: &Log, crash: &CrashState) -> Result<(Self, Vec<u32>), String> {
+        if crash.upto > log.events.len() {
+            return Err(format!("the log has {} events", log.events.len()));
+        }
+        let mut late = Self::new(log, crash.upto, &mut Durable::new(log));
+        let mut keep = crash.keep.clone();
+        keep.resize(late.writes.len(), Keep::None);
+        let mut state = Vec::new();
+        late.state(&keep, &mut state);
+        Ok((late, state))
     }
 
     /// Sectors of each unflushed write.
@@ -273,7 +261,7 @@ mod tests {
         d.write(1, &page(2)).unwrap();
         d.write(2, &[page(3), page(4)].concat()).unwrap();
         d.write(2, &page(5)).unwrap();
-        let log = Log { initial: Image::new(64), events: d.log() };
+        let log = Log::of(&d);
         assert_eq!(log.points(0, [3]), [1, 2, 3, 5]);
         let mut durable = Durable::new(&log);
         let mut late = Late::new(&log, 5, &mut durable);
@@ -287,6 +275,8 @@ mod tests {
                     let mut state = Vec::new();
                     let hash = late.state(&keep, &mut state);
                     let want = d.crash_image(5, &mut |i| keep[i]).snapshot();
+                    let crash = CrashState { upto: 5, keep: keep.to_vec() };
+                    assert!(same_device(&log.image(&crash), &late.device(&state)), "{keep:?}");
                     assert!(same_device(&want, &late.device(&state)), "{keep:?}");
                     assert!(same_device(&late.image(&state), &late.device(&state)), "{keep:?}");
                     assert_eq!(*seen.entry(state).or_insert(hash), hash);
