@@ -26,7 +26,7 @@ use braidfs_format::NodeId;
 use braidfs_format::domain::{CLEAN, NEEDS_GC};
 use braidfs_store::interface::Replay;
 use braidfs_store::overlay::OverlayDevice;
-use braidfs_sync::Mutex;
+use braidfs_sync::plain::Mutex;
 use std::collections::HashSet;
 use std::convert::Infallible;
 use std::sync::Arc;

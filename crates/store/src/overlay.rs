@@ -8,7 +8,7 @@
 //! recovery.
 
 use braidfs_device::{BLOCK_BYTES, Device, WriteOp};
-use braidfs_sync::{Mutex, RwLock};
+use braidfs_sync::plain::{Mutex, RwLock};
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::sync::{Arc, OnceLock};

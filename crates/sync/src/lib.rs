@@ -1,24 +1,39 @@
-//! The locks of the engine: those of `parking_lot`, and nothing else.
+//! The locks of braidfs: those of `parking_lot`, each with its rank in its type.
 //!
-//! With the feature `schedule`, which only tests turn on, the same names stand for locks that know the scheduler of
-//! [`schedule`]: threads under it run one at a time, in an order that a seed gives. Other threads see no difference.
+//! In debug builds, and with the feature `lock-ranks`, which tests turn on, a thread that takes locks in another order than
+//! docs/locking.md allows panics there and then, also where nobody waits for it. In a release build ranks are nothing.
+//!
+//! With the feature `schedule`, which only tests turn on, the locks know the scheduler of [`schedule`]: threads under it run
+//! one at a time, in an order that a seed gives. Other threads see no difference.
 
-#[cfg(feature = "schedule")]
 mod locks;
+#[cfg(any(debug_assertions, feature = "lock-ranks"))]
+#[path = "order/checked.rs"]
+mod order;
+#[cfg(not(any(debug_assertions, feature = "lock-ranks")))]
+#[path = "order/unchecked.rs"]
+mod order;
+pub mod rank;
 #[cfg(feature = "schedule")]
 pub mod schedule;
+#[cfg(test)]
+mod tests;
 
-#[cfg(feature = "schedule")]
-pub use locks::{Condvar, Mutex, RwLock};
-/// For what all volumes of the process share, and under which no other lock is taken: a scheduler knows only its own
-/// threads.
-pub use parking_lot::Mutex as ProcessMutex;
-#[cfg(not(feature = "schedule"))]
-pub use parking_lot::{Condvar, Mutex, RwLock};
-pub use parking_lot::{MutexGuard, RwLockReadGuard, RwLockWriteGuard};
+pub use locks::{Condvar, Mutex, MutexGuard, ProcessMutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
+
+/// Whether this build checks the order of locks.
+pub const CHECKED: bool = cfg!(any(debug_assertions, feature = "lock-ranks"));
+
+/// Locks that take no part in the order.
+pub mod plain {
+    /// A [`crate::Mutex`] without a rank.
+    pub type Mutex<T> = crate::Mutex<T, crate::rank::Unranked>;
+    /// A [`crate::RwLock`] without a rank.
+    pub type RwLock<T> = crate::RwLock<T, crate::rank::Unranked>;
+}
 
 /// For a thread that waits for something that no lock guards, each time it looks; `turns` counts them.
 pub fn give_way(turns: u32) {

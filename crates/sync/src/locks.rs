@@ -1,97 +1,249 @@
-//! Locks that let another thread run where they are taken, and in the place of waiting.
+//! Locks of `parking_lot` with a rank; for tests also under a scheduler.
 //!
-//! The locks inside are ordinary ones, and so are the guards. A thread under the scheduler never waits for one: it tries,
-//! and lets the others run until it gets it. So the scheduler always knows which thread runs.
+//! In a release build they are those of `parking_lot`, of the same size and with the same code. With the checker (`order`)
+//! each tells it before this thread waits for it. With the feature `schedule` they let another thread run where they are
+//! taken, and in the place of waiting: a thread under the scheduler tries, and lets the others run until it gets the lock,
+//! so that the scheduler always knows which thread runs.
 
+use crate::order::{Held, Who};
+use crate::rank::Rank;
+#[cfg(feature = "schedule")]
 use crate::schedule::{blocked, point, scheduled};
-use parking_lot::{MutexGuard, RwLockReadGuard, RwLockWriteGuard};
+use std::fmt;
+use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
-/// Tries until it has it.
-fn take<G>(mut attempt: impl FnMut() -> Option<G>, wait: impl FnOnce() -> G) -> G {
-    if !scheduled() {
-        return wait();
-    }
-    point();
-    loop {
-        if let Some(guard) = attempt() {
-            return guard;
+/// Takes a lock; a thread under the scheduler tries until it has it.
+#[inline(always)]
+fn take<G>(seen: bool, attempt: impl FnMut() -> Option<G>, wait: impl FnOnce() -> G) -> G {
+    #[cfg(feature = "schedule")]
+    if seen && scheduled() {
+        let mut attempt = attempt;
+        point();
+        loop {
+            if let Some(guard) = attempt() {
+                return guard;
+            }
+            blocked();
         }
-        blocked();
     }
+    let _ = (seen, attempt);
+    wait()
 }
 
-/// As `parking_lot::Mutex`.
-#[derive(Debug, Default)]
-pub struct Mutex<T: ?Sized>(parking_lot::Mutex<T>);
+/// Lets the others run once, in the place of waiting; whether this thread is under the scheduler.
+#[inline(always)]
+fn waits_by_turns() -> bool {
+    #[cfg(feature = "schedule")]
+    return scheduled();
+    #[cfg(not(feature = "schedule"))]
+    false
+}
 
-impl<T> Mutex<T> {
+/// As `parking_lot::Mutex`, of rank `R`. `SCHEDULED`: whether the scheduler of tests knows it.
+pub struct Mutex<T: ?Sized, R: Rank, const SCHEDULED: bool = true> {
+    who: Who<R>,
+    lock: parking_lot::Mutex<T>,
+}
+
+/// For what all volumes of the process share, and under which no other lock is taken: a scheduler knows only its own
+/// threads.
+pub type ProcessMutex<T, R> = Mutex<T, R, false>;
+
+/// The right to use what a [`Mutex`] guards.
+#[derive(Debug)]
+pub struct MutexGuard<'a, T: ?Sized> {
+    guard: parking_lot::MutexGuard<'a, T>,
+    held: Held,
+}
+
+impl<T, R: Rank<Key = ()>, const S: bool> Mutex<T, R, S> {
     /// A mutex around `value`.
     pub const fn new(value: T) -> Self {
-        Self(parking_lot::Mutex::new(value))
+        Self { who: Who::new(()), lock: parking_lot::Mutex::new(value) }
     }
+}
+
+impl<T, R: Rank, const S: bool> Mutex<T, R, S> {
     /// The value.
     pub fn into_inner(self) -> T {
-        self.0.into_inner()
+        self.lock.into_inner()
     }
 }
 
-impl<T> From<T> for Mutex<T> {
-    fn from(value: T) -> Self {
-        Self::new(value)
+impl<T: Default, R: Rank<Key = ()>, const S: bool> Default for Mutex<T, R, S> {
+    fn default() -> Self {
+        Self::new(T::default())
     }
 }
 
-impl<T: ?Sized> Mutex<T> {
+impl<T: ?Sized + fmt::Debug, R: Rank, const S: bool> fmt::Debug for Mutex<T, R, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.lock.fmt(f)
+    }
+}
+
+impl<T: ?Sized, R: Rank, const S: bool> Mutex<T, R, S> {
     /// Takes the lock.
+    ///
+    /// # Panics
+    /// Against the order of ranks, where that is checked.
+    #[inline(always)]
+    #[track_caller]
     pub fn lock(&self) -> MutexGuard<'_, T> {
-        take(|| self.0.try_lock(), || self.0.lock())
+        let held = self.who.wait();
+        MutexGuard { guard: take(S, || self.lock.try_lock(), || self.lock.lock()), held }
     }
     /// Takes the lock where it is free.
+    #[inline(always)]
+    #[track_caller]
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
-        self.0.try_lock()
+        let guard = self.lock.try_lock()?;
+        Some(MutexGuard { guard, held: self.who.tried() })
     }
     /// The value of a mutex that nobody else can see.
     pub fn get_mut(&mut self) -> &mut T {
-        self.0.get_mut()
+        self.lock.get_mut()
     }
 }
 
-/// As `parking_lot::RwLock`.
-#[derive(Debug, Default)]
-pub struct RwLock<T: ?Sized>(parking_lot::RwLock<T>);
+impl<T: ?Sized> Deref for MutexGuard<'_, T> {
+    type Target = T;
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        &self.guard
+    }
+}
 
-impl<T> RwLock<T> {
+impl<T: ?Sized> DerefMut for MutexGuard<'_, T> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.guard
+    }
+}
+
+/// As `parking_lot::RwLock`, of rank `R`.
+pub struct RwLock<T: ?Sized, R: Rank> {
+    who: Who<R>,
+    lock: parking_lot::RwLock<T>,
+}
+
+/// The right to read what a [`RwLock`] guards.
+#[derive(Debug)]
+pub struct RwLockReadGuard<'a, T: ?Sized> {
+    guard: parking_lot::RwLockReadGuard<'a, T>,
+    /// A thread that reads twice would wait for a writer that waits for it.
+    _held: Held,
+}
+
+/// The right to change what a [`RwLock`] guards.
+#[derive(Debug)]
+pub struct RwLockWriteGuard<'a, T: ?Sized> {
+    guard: parking_lot::RwLockWriteGuard<'a, T>,
+    held: Held,
+}
+
+impl<T, R: Rank<Key = ()>> RwLock<T, R> {
     /// A lock around `value`.
     pub const fn new(value: T) -> Self {
-        Self(parking_lot::RwLock::new(value))
+        Self::keyed(value, ())
+    }
+}
+
+impl<T, R: Rank> RwLock<T, R> {
+    /// A lock around `value`, which is `key` among those of its rank.
+    pub const fn keyed(value: T, key: R::Key) -> Self {
+        Self { who: Who::new(key), lock: parking_lot::RwLock::new(value) }
     }
     /// The value.
     pub fn into_inner(self) -> T {
-        self.0.into_inner()
+        self.lock.into_inner()
     }
 }
 
-impl<T: ?Sized> RwLock<T> {
+impl<T: Default, R: Rank<Key = ()>> Default for RwLock<T, R> {
+    fn default() -> Self {
+        Self::new(T::default())
+    }
+}
+
+impl<T: ?Sized + fmt::Debug, R: Rank> fmt::Debug for RwLock<T, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.lock.fmt(f)
+    }
+}
+
+impl<T: ?Sized, R: Rank> RwLock<T, R> {
     /// Takes it for reading.
+    ///
+    /// # Panics
+    /// Against the order of ranks, where that is checked.
+    #[inline(always)]
+    #[track_caller]
     pub fn read(&self) -> RwLockReadGuard<'_, T> {
-        take(|| self.0.try_read(), || self.0.read())
+        let held = self.who.wait();
+        RwLockReadGuard { guard: take(true, || self.lock.try_read(), || self.lock.read()), _held: held }
     }
     /// Takes it for writing.
+    ///
+    /// # Panics
+    /// Against the order of ranks, where that is checked.
+    #[inline(always)]
+    #[track_caller]
     pub fn write(&self) -> RwLockWriteGuard<'_, T> {
-        take(|| self.0.try_write(), || self.0.write())
+        let held = self.who.wait();
+        RwLockWriteGuard { guard: take(true, || self.lock.try_write(), || self.lock.write()), held }
+    }
+    /// [`Self::write`], as the second of two locks of one rank that are taken by rising keys.
+    ///
+    /// # Panics
+    /// Where the key of `first` is not below, or against the order of ranks, where that is checked.
+    #[inline(always)]
+    #[track_caller]
+    pub fn write_above<U: ?Sized>(&self, first: &RwLockWriteGuard<'_, U>) -> RwLockWriteGuard<'_, T> {
+        let held = self.who.wait_above(&first.held);
+        RwLockWriteGuard { guard: take(true, || self.lock.try_write(), || self.lock.write()), held }
     }
     /// Takes it for reading where nobody writes.
+    #[inline(always)]
+    #[track_caller]
     pub fn try_read(&self) -> Option<RwLockReadGuard<'_, T>> {
-        self.0.try_read()
+        let guard = self.lock.try_read()?;
+        Some(RwLockReadGuard { guard, _held: self.who.tried() })
     }
     /// Takes it for writing where nobody has it.
+    #[inline(always)]
+    #[track_caller]
     pub fn try_write(&self) -> Option<RwLockWriteGuard<'_, T>> {
-        self.0.try_write()
+        let guard = self.lock.try_write()?;
+        Some(RwLockWriteGuard { guard, held: self.who.tried() })
     }
     /// The value of a lock that nobody else can see.
     pub fn get_mut(&mut self) -> &mut T {
-        self.0.get_mut()
+        self.lock.get_mut()
+    }
+}
+
+impl<T: ?Sized> Deref for RwLockReadGuard<'_, T> {
+    type Target = T;
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        &self.guard
+    }
+}
+
+impl<T: ?Sized> Deref for RwLockWriteGuard<'_, T> {
+    type Target = T;
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        &self.guard
+    }
+}
+
+impl<T: ?Sized> DerefMut for RwLockWriteGuard<'_, T> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.guard
     }
 }
 
@@ -105,22 +257,34 @@ impl Condvar {
         Self(parking_lot::Condvar::new())
     }
     /// Waits with the lock let go.
+    ///
+    /// # Panics
+    /// Where the order of ranks forbids to take the lock again, where that is checked.
     pub fn wait<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>) {
-        if !scheduled() {
-            return self.0.wait(guard);
-        }
-        let mutex = MutexGuard::mutex(guard);
-        MutexGuard::unlocked(guard, || {
-            // nobody else runs when this returns, so that a free lock stays free
-            blocked();
-            while mutex.is_locked() {
-                blocked();
+        let MutexGuard { guard, held } = guard;
+        held.without(|| {
+            #[cfg(feature = "schedule")]
+            if scheduled() {
+                let mutex = parking_lot::MutexGuard::mutex(guard);
+                return parking_lot::MutexGuard::unlocked(guard, || {
+                    // nobody else runs when this returns, so that a free lock stays free
+                    blocked();
+                    while mutex.is_locked() {
+                        blocked();
+                    }
+                });
             }
+            self.0.wait(guard);
         });
     }
     /// Waits so long at most; whether the time was over.
+    ///
+    /// # Panics
+    /// As [`Self::wait`].
     pub fn wait_for<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>, time: Duration) -> parking_lot::WaitTimeoutResult {
-        self.0.wait_for(guard, if scheduled() { Duration::ZERO } else { time })
+        let time = if waits_by_turns() { Duration::ZERO } else { time };
+        let MutexGuard { guard, held } = guard;
+        held.without(|| self.0.wait_for(guard, time))
     }
     /// Wakes one.
     pub fn notify_one(&self) -> bool {

@@ -197,7 +197,8 @@ pub fn run<T: Send>(seed: u64, bodies: Vec<Body<'_, T>>) -> (u64, Vec<T>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Condvar as Signal, Mutex as Lock, RwLock, give_way};
+    use crate::plain::{Mutex as Lock, RwLock};
+    use crate::{Condvar as Signal, give_way};
     use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
     /// Four threads that add their number to a list, under locks.

@@ -15,7 +15,7 @@ use braidfs_format::dentry::Dentry;
 use braidfs_format::inode::{Extent, Inode};
 use braidfs_format::node::{NodeKind, NodeRecord, OVERFLOW};
 use braidfs_format::{BlockAddr, NodeId};
-use braidfs_sync::Mutex;
+use braidfs_sync::plain::Mutex;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Slots that one thread checks at a time, at least.

@@ -8,7 +8,7 @@ use crate::rules::Rules;
 use braidfs_format::node::NodeEntry;
 use braidfs_format::{BlockAddr, NodeId};
 use braidfs_store::Store;
-use braidfs_sync::Mutex;
+use braidfs_sync::plain::Mutex;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 

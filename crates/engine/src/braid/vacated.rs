@@ -11,7 +11,7 @@
 use crate::braid::frontier::Frontier;
 use crate::types::*;
 use braidfs_format::name::FileName;
-use braidfs_sync::Mutex;
+use braidfs_sync::{Mutex, rank};
 use foldhash::fast::RandomState;
 use smallvec::{SmallVec, smallvec};
 use std::collections::HashMap;
@@ -37,7 +37,7 @@ pub struct Vacated {
 /// See the module.
 #[derive(Debug, Default)]
 pub struct VacatedNames {
-    names: Mutex<Names>,
+    names: Mutex<Names, rank::VacatedNames>,
     /// Directories in `names`: most look-ups find nothing and write nothing.
     dirs: AtomicUsize,
 }

@@ -5,7 +5,7 @@
 
 use super::{Body, Cell};
 use crate::types::{Attr, DomainId, NodeId, TxId};
-use braidfs_sync::RwLock;
+use braidfs_sync::{RwLock, rank};
 use crossbeam::utils::CachePadded;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub const CELL_BYTES: u64 = 800;
 const RUN: u64 = 32;
 
 type Run = [Option<Arc<Cell>>; RUN as usize];
-type Shard = CachePadded<RwLock<Table>>;
+type Shard = CachePadded<RwLock<Table, rank::CellShard>>;
 
 /// Cells by runs of numbers.
 #[derive(Debug, Default)]
@@ -179,7 +179,8 @@ impl CellCache {
                     // the table and this loop hold it; nobody can take another while the shard is locked
                     if Arc::strong_count(&c) == 2 && c.opens.load(Acquire) == 0 && c.inflight.load(Acquire) == 0 {
                         let waits = {
-                            let st = c.state.read();
+                            // nobody else has it, to lock it
+                            let Some(st) = c.state.try_read() else { continue };
                             // only memory knows for what; and in no transaction are pages that a commit left alone
                             st.durability.waits(pending)
                                 || matches!(&st.body, Body::File(f) if f.pages.dirty_count() > 0)

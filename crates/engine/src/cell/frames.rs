@@ -14,7 +14,7 @@
 
 use crate::types::thread_slot;
 use braidfs_format::BLOCK_BYTES;
-use braidfs_sync::ProcessMutex as Mutex;
+use braidfs_sync::{ProcessMutex, rank};
 use crossbeam::utils::CachePadded;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use std::alloc::{Layout, handle_alloc_error};
@@ -166,8 +166,10 @@ struct Free(NonNull<Bytes>);
 // SAFETY: a free frame is nobody's; the list or the pool that holds it owns it.
 unsafe impl Send for Free {}
 
-static FREE: [CachePadded<Mutex<Vec<Free>>>; LISTS] = [const { CachePadded::new(Mutex::new(Vec::new())) }; LISTS];
-static POOL: Mutex<Pool> = Mutex::new(Pool { chunks: BTreeMap::new(), open: BTreeSet::new(), free: 0 });
+static FREE: [CachePadded<ProcessMutex<Vec<Free>, rank::FreeFrames>>; LISTS] =
+    [const { CachePadded::new(ProcessMutex::new(Vec::new())) }; LISTS];
+static POOL: ProcessMutex<Pool, rank::FramePool> =
+    ProcessMutex::new(Pool { chunks: BTreeMap::new(), open: BTreeSet::new(), free: 0 });
 
 /// The chunks by address.
 struct Pool {

@@ -22,7 +22,7 @@ use braidfs_format::journal::{
     CHUNK_HEADER_BYTES, CHUNK_MAX_BLOCKS, ChunkId, ChunkKind, Record, chunk_blocks, encode_chunk,
 };
 use braidfs_format::node::{NodeBlockBuilder, NodeEntry, NodeRecord};
-use braidfs_sync::{Condvar, Mutex};
+use braidfs_sync::{Condvar, Mutex, rank};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -35,7 +35,7 @@ pub struct Work {
     next: AtomicUsize,
     active: AtomicUsize,
     stop: AtomicBool,
-    result: Mutex<Share>,
+    result: Mutex<Share, rank::WorkResult>,
     idle: Condvar,
 }
 

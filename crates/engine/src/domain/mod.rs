@@ -33,7 +33,7 @@ use crate::space::Space;
 use crate::store::Store;
 use crate::types::*;
 use braidfs_format::domain::DomainHeader;
-use braidfs_sync::{Condvar, Mutex, RwLock, RwLockReadGuard};
+use braidfs_sync::{Mutex, RwLock, RwLockReadGuard, rank};
 use crossbeam::utils::CachePadded;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU16, AtomicU32, AtomicU64, Ordering};
@@ -160,36 +160,36 @@ pub struct Domain {
     pub cells: CellCache,
     /// The gate. Operations hold it for reading while they change something; the flip of the running transaction is its
     /// only writer (Max's reader pass-through semaphore has the same interface).
-    gate: RwLock<Arc<Tx>>,
+    gate: RwLock<Arc<Tx>, rank::Gate>,
     /// Number of the transaction in `gate`, changed under its writer side; on a line of its own, as every overwrite reads
     /// it and every other operation writes the gate's.
     running: CachePadded<AtomicU64>,
-    committing: Mutex<Option<Arc<Tx>>>,
+    committing: Mutex<Option<Arc<Tx>>, rank::Committing>,
     /// Whether `committing` holds one: most of the time no operation has to lock it.
     is_committing: AtomicBool,
     committed: AtomicU64,
     /// The transaction whose commit record is the newest in the journal (numbers between it and `committed` were never
     /// committed: they were cut off by a crash).
     durable: AtomicU64,
-    commit_lock: Mutex<()>,
-    checkpoint_lock: Mutex<()>,
-    work: Mutex<Option<Arc<commit::Work>>>,
+    commit_lock: Mutex<(), rank::Commit>,
+    checkpoint_lock: Mutex<(), rank::Checkpoint>,
+    work: Mutex<Option<Arc<commit::Work>>, rank::Work>,
     failed: OnceLock<String>,
-    header: Mutex<HeaderPair>,
+    header: Mutex<HeaderPair, rank::Header>,
     /// Inodes unlinked but open (or waiting for another domain).
-    pub orphans: Mutex<HashSet<NodeId>>,
+    pub orphans: Mutex<HashSet<NodeId>, rank::Orphans>,
     /// The newest commit lists some: a checkpoint keeps it.
     orphans_listed: AtomicBool,
     /// Transactions of other domains that committed transactions of this one touched: durable before our tail moves.
-    peer_txs: Mutex<Frontier>,
+    peer_txs: Mutex<Frontier, rank::PeerTxs>,
     /// Position of the first chunk of each transaction since the last checkpoint.
-    first_pos: Mutex<BTreeMap<u64, u64>>,
+    first_pos: Mutex<BTreeMap<u64, u64>, rank::FirstPos>,
     /// Generation of overflow nodes allocated and not yet committed.
-    new_geners: Mutex<HashMap<NodeId, u32>>,
+    new_geners: Mutex<HashMap<NodeId, u32>, rank::NewGeners>,
     /// Directory nodes freed, held back until the next checkpoint: no stale link may find another directory there.
-    held: Mutex<Vec<NodeId>>,
+    held: Mutex<Vec<NodeId>, rank::HeldNodes>,
     /// Files with dirty pages that a commit left alone (`data=writeback`).
-    lazy: Mutex<Vec<Arc<Cell>>>,
+    lazy: Mutex<Vec<Arc<Cell>>, rank::LazyFiles>,
     /// Names of this domain's directories that inodes left by renames that may not be durable yet.
     pub vacated: VacatedNames,
     /// The other domains.
@@ -203,8 +203,6 @@ pub struct Domain {
     mlogs: usize,
     /// Cost of a transaction whose cells take an eighth of the cache.
     pinned_max: usize,
-    done: Condvar,
-    done_lock: Mutex<()>,
 }
 
 /// The right to change a domain: holds its gate, names its running transaction. Dropping it leaves.
@@ -263,7 +261,7 @@ impl Domain {
             journal,
             cells: CellCache::default(),
             running: CachePadded::new(AtomicU64::new(tx.id.0)),
-            gate: RwLock::new(tx),
+            gate: RwLock::keyed(tx, u64::from(id.0)),
             committing: Mutex::new(None),
             is_committing: AtomicBool::new(false),
             committed: AtomicU64::new(last),
@@ -286,8 +284,6 @@ impl Domain {
             next_mlog: AtomicU32::new(0),
             mlogs: usize::from(mlogs.max(1)),
             pinned_max: pinned * CELL_COST,
-            done: Condvar::new(),
-            done_lock: Mutex::new(()),
         }
     }
 
@@ -320,8 +316,6 @@ impl Domain {
         if self.failed.set(why.to_string()).is_ok() && !self.shared.dead.load(Ordering::Relaxed) {
             tracing::error!("{} goes read-only: {why}. Unmount and run fsck.braidfs.", self.id);
         }
-        let _g = self.done_lock.lock();
-        self.done.notify_all();
     }
     /// Makes everything durable that was written to this domain's groups.
     ///

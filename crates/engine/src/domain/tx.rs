@@ -8,7 +8,7 @@ use crate::braid::frontier::Frontier;
 use crate::cell::Cell;
 use crate::types::*;
 use braidfs_format::journal::Record;
-use braidfs_sync::Mutex;
+use braidfs_sync::{Mutex, rank};
 use std::sync::Arc;
 use std::sync::atomic::{
     AtomicI64, AtomicU64, AtomicUsize,
@@ -20,10 +20,10 @@ use std::sync::atomic::{
 pub struct Tx {
     /// Its number.
     pub id: TxId,
-    cells: Mutex<Vec<Arc<Cell>>>,
-    records: Mutex<Vec<Record>>,
-    out: Mutex<Out>,
-    peers: Mutex<Frontier>,
+    cells: Mutex<Vec<Arc<Cell>>, rank::TxList>,
+    records: Mutex<Vec<Record>, rank::TxList>,
+    out: Mutex<Out, rank::TxList>,
+    peers: Mutex<Frontier, rank::TxList>,
     cost: AtomicUsize,
     credits: AtomicI64,
     packed: AtomicU64,

@@ -11,7 +11,7 @@ use braidfs_format::domain::DomainHeader;
 use braidfs_format::journal::Chunk;
 use braidfs_format::{BLOCK_BYTES, BlockAddr, DomainId};
 use braidfs_store::ring::Ring;
-use braidfs_sync::Mutex;
+use braidfs_sync::{Mutex, rank};
 use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,7 +26,7 @@ struct Ends {
 #[derive(Debug)]
 pub struct Journal {
     ring: Ring,
-    ends: Mutex<Ends>,
+    ends: Mutex<Ends, rank::JournalRing>,
     /// `head - tail`, for those who only look: every operation does.
     used: AtomicU64,
 }

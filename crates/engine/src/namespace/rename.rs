@@ -69,11 +69,12 @@ impl Request<'_> {
         match &self.dst {
             Some(d) if d.ino < self.src.ino => {
                 let dst = d.state.write();
-                (self.src.state.write(), Some(dst))
+                (self.src.state.write_above(&dst), Some(dst))
             }
             dst => {
                 let src = self.src.state.write();
-                (src, dst.as_ref().map(|d| d.state.write()))
+                let dst = dst.as_ref().map(|d| d.state.write_above(&src));
+                (src, dst)
             }
         }
     }
@@ -121,12 +122,13 @@ impl Inner {
             return Ok((smallvec![a.state.write()], 0, 0));
         }
         // an ancestor first, else by number
-        let a_first = self.is_ancestor(a.ino, b)? || (!self.is_ancestor(b.ino, a)? && a.ino < b.ino);
-        Ok(if a_first {
-            (smallvec![a.state.write(), b.state.write()], 0, 1)
-        } else {
-            (smallvec![b.state.write(), a.state.write()], 1, 0)
-        })
+        let a_above = self.is_ancestor(a.ino, b)?;
+        let related = a_above || self.is_ancestor(b.ino, a)?;
+        let a_first = if related { a_above } else { a.ino < b.ino };
+        let (first, second) = if a_first { (a, b) } else { (b, a) };
+        let above = first.state.write();
+        let below = if related { second.state.write() } else { second.state.write_above(&above) };
+        Ok((smallvec![above, below], usize::from(!a_first), usize::from(a_first)))
     }
 
     fn rename(&self, from: &Side<'_>, to: &Side<'_>, mode: RenameMode) -> Result<()> {

@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::store::Store;
 use braidfs_format::node::NodeBlock;
 use braidfs_format::{BLOCK_BYTES, BlockAddr};
-use braidfs_sync::Mutex;
+use braidfs_sync::{Mutex, rank};
 use crossbeam::utils::CachePadded;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ const SHARD_BLOCKS: usize = 32;
 
 #[derive(Debug, Default)]
 pub(super) struct BlockCache {
-    shards: [CachePadded<Mutex<Shard>>; SHARDS],
+    shards: [CachePadded<Mutex<Shard, rank::NodeCache>>; SHARDS],
 }
 
 #[derive(Debug, Default)]
@@ -28,7 +28,7 @@ struct Shard {
 }
 
 impl BlockCache {
-    fn shard(&self, addr: BlockAddr) -> &Mutex<Shard> {
+    fn shard(&self, addr: BlockAddr) -> &Mutex<Shard, rank::NodeCache> {
         &self.shards[addr.0 as usize % SHARDS]
     }
 

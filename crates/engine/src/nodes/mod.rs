@@ -29,7 +29,7 @@ use braidfs_format::geometry::NODES_PER_BLOCK;
 use braidfs_format::journal::Record;
 use braidfs_format::node::{NodeBlock, NodeEntry, NodeRecord, RECORDS_MAX};
 use braidfs_format::{Corrupt, DomainId, NodeId};
-use braidfs_sync::{Mutex, RwLock};
+use braidfs_sync::{Mutex, RwLock, rank};
 use cache::BlockCache;
 use crossbeam::utils::CachePadded;
 use slots::{Cursor, NodeGroup};
@@ -47,8 +47,8 @@ const CURSORS: usize = 8;
 pub struct NodeTable {
     store: Arc<Store>,
     domain: DomainId,
-    groups: RwLock<BTreeMap<u32, Arc<NodeGroup>>>,
-    cursors: [CachePadded<Mutex<Cursor>>; CURSORS],
+    groups: RwLock<BTreeMap<u32, Arc<NodeGroup>>, rank::NodeGroups>,
+    cursors: [CachePadded<Mutex<Cursor, rank::NodeCursor>>; CURSORS],
     total: AtomicU64,
     /// Free slots of the table blocks that were read; see `uncounted`.
     free: CachePadded<AtomicI64>,
@@ -57,9 +57,9 @@ pub struct NodeTable {
     resident: Residency,
     cache: BlockCache,
     /// Slots that stay taken when their removal is applied, until they are released.
-    held: Mutex<std::collections::HashSet<NodeId>>,
+    held: Mutex<std::collections::HashSet<NodeId>, rank::HeldNumbers>,
     /// One write of the home tables at a time.
-    home: Mutex<()>,
+    home: Mutex<(), rank::NodesHome>,
 }
 
 impl NodeTable {

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::space::paired::{Counts, Paired, Place, TableEntry};
 use braidfs_format::node::NodeEntry;
 use braidfs_format::{BLOCK_BYTES, NodeId};
-use braidfs_sync::Mutex;
+use braidfs_sync::{Mutex, rank};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering::Relaxed};
 
@@ -35,7 +35,7 @@ pub(super) struct TableBlock {
     free: AtomicU16,
     /// A cursor is in it.
     claimed: AtomicBool,
-    pub state: Mutex<BlockState>,
+    pub state: Mutex<BlockState, rank::TableBlock>,
 }
 
 /// What its lock protects.

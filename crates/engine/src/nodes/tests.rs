@@ -125,7 +125,7 @@ proptest! {
 fn every_slot_once_from_many_threads() {
     let (_, store) = fixture();
     let table = open_table(&store, &GROUPS).unwrap();
-    let seen = Mutex::new(HashSet::new());
+    let seen = braidfs_sync::plain::Mutex::new(HashSet::new());
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {

@@ -10,7 +10,7 @@ use crate::store::Store;
 use braidfs_format::geometry::SEGMENT_BLOCKS;
 use braidfs_format::group::{GroupHeader, OWNERS_PER_BLOCK, Owner, SegmentEntry, SegmentKind, SegmentTable, claim_seq};
 use braidfs_format::{BLOCK_BYTES, BlockAddr, Corrupt, DomainId};
-use braidfs_sync::Mutex;
+use braidfs_sync::{Mutex, rank};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
@@ -26,7 +26,7 @@ pub(super) struct Group {
     /// Blocks that can be allocated at all.
     total_blocks: u32,
     /// Which copy of the segment table is current.
-    pub table: Mutex<PairCopy>,
+    pub table: Mutex<PairCopy, rank::SegmentTable>,
     /// How often the other tables were written.
     pub counts: Arc<Counts>,
     /// The committed view changed since the segment table was written.
@@ -49,8 +49,8 @@ pub(super) struct Segment {
     journal: bool,
     /// Unused blocks; changes under the lock of `state`.
     free: AtomicU32,
-    pub state: Mutex<SegmentState>,
-    owners: [Mutex<Paired<Owner>>; 2],
+    pub state: Mutex<SegmentState, rank::Segment>,
+    owners: [Mutex<Paired<Owner>, rank::Owners>; 2],
 }
 
 /// What a segment's lock protects.
@@ -282,7 +282,7 @@ impl Group {
     }
 
     /// All halves of owner tables: segment, half, table.
-    pub fn owner_tables(&self) -> impl Iterator<Item = (u32, u32, &Mutex<Paired<Owner>>)> {
+    pub fn owner_tables(&self) -> impl Iterator<Item = (u32, u32, &Mutex<Paired<Owner>, rank::Owners>)> {
         (0u32..).zip(&self.segments).flat_map(|(s, seg)| (0u32..).zip(&seg.owners).map(move |(h, t)| (s, h, t)))
     }
 }

@@ -40,7 +40,7 @@ use crate::store::Store;
 use alloc::Mlog;
 use braidfs_format::group::{Owner, SegmentKind, Temperature, lost_table, table_mark};
 use braidfs_format::{BlockAddr, Corrupt, DomainId};
-use braidfs_sync::{Mutex, RwLock};
+use braidfs_sync::{Mutex, RwLock, rank};
 use crossbeam::utils::CachePadded;
 use group::Group;
 pub(crate) use home::HomeBatch;
@@ -113,9 +113,9 @@ pub struct Space {
     store: Arc<Store>,
     domain: DomainId,
     journal: Option<Run>,
-    groups: RwLock<BTreeMap<u32, Arc<Group>>>,
-    mlogs: Box<[CachePadded<Mutex<Mlog>>]>,
-    pool: Mutex<Pool>,
+    groups: RwLock<BTreeMap<u32, Arc<Group>>, rank::SpaceGroups>,
+    mlogs: Box<[CachePadded<Mutex<Mlog, rank::Mlog>>]>,
+    pool: Mutex<Pool, rank::SegmentPool>,
     /// Unused − reserved.
     unreserved: CachePadded<AtomicI64>,
     pending: CachePadded<AtomicI64>,
@@ -129,14 +129,14 @@ pub struct Space {
     /// Sum of the marks of the segment tables, as they were written last.
     table_sum: AtomicU64,
     /// One write of the home tables at a time.
-    home: Mutex<()>,
+    home: Mutex<(), rank::SpaceHome>,
     /// Groups that [`Self::open`] found given back.
     returned: Vec<u32>,
     /// One segment at a time is being discarded.
-    trimming: Mutex<()>,
+    trimming: Mutex<(), rank::Trimming>,
     /// Whether segments that become free are noted in `freed`.
     noting: AtomicBool,
-    freed: Mutex<BTreeSet<(u32, u32)>>,
+    freed: Mutex<BTreeSet<(u32, u32)>, rank::Freed>,
 }
 
 /// What a domain header says of the segment tables: see [`braidfs_format::group`].

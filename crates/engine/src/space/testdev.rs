@@ -3,7 +3,7 @@
 use crate::store::Store;
 use braidfs_device::{BLOCK_BYTES, Device, WriteOp};
 use braidfs_format::super_block::SuperBlock;
-use braidfs_sync::Mutex;
+use braidfs_sync::plain::Mutex;
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
@@ -80,7 +80,7 @@ pub(crate) fn store(segments: u32, groups: u32, last: u32) -> (Arc<TestDevice>, 
     sb.device[0].groups = groups.into();
     sb.device[0].last_group_blocks = last.into();
     let device =
-        Arc::new(TestDevice { durable: vec![0xa5; blocks as usize * BLOCK_BYTES].into(), ..Default::default() });
+        Arc::new(TestDevice { durable: Mutex::new(vec![0xa5; blocks as usize * BLOCK_BYTES]), ..Default::default() });
     let store = Store::new(vec![device.clone()], &sb).unwrap();
     (device, Arc::new(store))
 }

@@ -3,7 +3,7 @@
 
 use super::Inner;
 use crate::error::{Error, Result};
-use braidfs_sync::{Condvar, Mutex};
+use braidfs_sync::{Condvar, Mutex, rank};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
@@ -20,7 +20,7 @@ const CLEAN_BELOW: u32 = 4;
 
 #[derive(Debug, Default)]
 struct Stop {
-    flag: Mutex<bool>,
+    flag: Mutex<bool, rank::StopFlag>,
     wake: Condvar,
 }
 

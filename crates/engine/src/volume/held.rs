@@ -16,7 +16,7 @@ use super::{Inner, Volume};
 use crate::cell::Cell;
 use crate::error::{Error, Result};
 use crate::types::*;
-use braidfs_sync::Mutex;
+use braidfs_sync::{Mutex, rank};
 use crossbeam::utils::CachePadded;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -78,7 +78,7 @@ enum GivenBack {
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Held {
-    shards: Box<[CachePadded<Mutex<Shard>>]>,
+    shards: Box<[CachePadded<Mutex<Shard, rank::HeldShard>>]>,
     /// It was said that more was given back than had been told.
     complained: AtomicBool,
     /// Counts that were given back in excess.
@@ -93,7 +93,7 @@ impl Default for Held {
 }
 
 impl Held {
-    fn shard(&self, ino: NodeId) -> &Mutex<Shard> {
+    fn shard(&self, ino: NodeId) -> &Mutex<Shard, rank::HeldShard> {
         // numbers given one after another go to different shards
         &self.shards[(ino.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - SHARDS.trailing_zeros())) as usize]
     }

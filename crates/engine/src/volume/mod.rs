@@ -26,7 +26,7 @@ use crate::store::Store;
 use crate::store::overlay::Overlays;
 use crate::types::*;
 use braidfs_format::super_block::SuperBlock;
-use braidfs_sync::{Mutex, RwLock};
+use braidfs_sync::{Mutex, RwLock, rank};
 use crossbeam::utils::CachePadded;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -61,7 +61,7 @@ pub use ticket::Ticket;
 pub struct Volume {
     pub(crate) inner: Option<Arc<Inner>>,
     /// The threads that work by themselves. Locked for as long as the volume changes between writable and read-only.
-    background: Mutex<Option<background::Background>>,
+    background: Mutex<Option<background::Background>, rank::Background>,
     /// Of a volume that was mounted read-only: what its recovery wrote.
     overlays: Overlays,
     /// What handles hold of the volume. Threads take different ones, so that they do not share a reference count.
@@ -86,22 +86,22 @@ pub(crate) struct Inner {
     /// As it was at the mount; of the label `label` tells.
     pub sb: SuperBlock,
     /// What the label is now. Lock rank: leaf, with superblock I/O.
-    pub label: Mutex<[u8; 64]>,
+    pub label: Mutex<[u8; 64], rank::Label>,
     /// What the superblocks' `compat` is now. Written under the lock of `label`.
     pub compat: AtomicU32,
     pub store: Arc<Store>,
     pub shared: Arc<Shared>,
     pub domains: Vec<Arc<Domain>>,
     /// The group table; the lock also serialises claims.
-    pub bat: Mutex<groups::Bat>,
+    pub bat: Mutex<groups::Bat, rank::GroupTable>,
     /// Renames between two directories, one at a time. Outermost lock rank (docs/locking.md).
-    pub rename: Mutex<()>,
+    pub rename: Mutex<(), rank::Rename>,
     /// The latest move of a directory to another parent: its domain and transaction. Lock rank: leaf.
-    pub last_move: Mutex<Option<(DomainId, TxId)>>,
+    pub last_move: Mutex<Option<(DomainId, TxId)>, rank::LastMove>,
     /// Round-robin counters of placement `spread` and of directories.
     pub next_domain: AtomicU32,
     /// Inodes whose last name went to an inode of another domain that is not durable yet.
-    pub zombies: Mutex<Vec<Arc<Cell>>>,
+    pub zombies: Mutex<Vec<Arc<Cell>>, rank::Zombies>,
     /// Traces in the journals, as recovery found them.
     pub traces: Vec<String>,
     /// Entries may be stale after a crash until the GC has run.
@@ -109,12 +109,12 @@ pub(crate) struct Inner {
     /// Free blocks of groups that no domain owns, kept for `statfs`.
     pub unclaimed: AtomicU64,
     /// Held by the one that gives memory back. Lock rank: outside all gates.
-    pub evicting: Mutex<()>,
+    pub evicting: Mutex<(), rank::Evicting>,
     /// Held by the one that empties groups ([`Inner::empty_sparse`]). Lock rank: outside all gates; not waited for by who
     /// holds it.
-    pub emptying: Mutex<()>,
+    pub emptying: Mutex<(), rank::Emptying>,
     /// fsync and sync that go on behind a [`Ticket`].
-    pub pool: RwLock<Option<ticket::Pool>>,
+    pub pool: RwLock<Option<ticket::Pool>, rank::SyncPool>,
     /// fsyncs of a front end.
     pub syncing: syncing::Syncing,
     /// Names looked up lately.

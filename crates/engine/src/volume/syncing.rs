@@ -13,7 +13,7 @@ use super::ticket::{Pending, Ticket};
 use crate::cell::Body;
 use crate::error::Result;
 use crate::types::*;
-use braidfs_sync::Mutex;
+use braidfs_sync::{Mutex, rank};
 use crossbeam::utils::CachePadded;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -34,7 +34,7 @@ pub(crate) struct Syncing {
     /// Of front ends, not done yet.
     under_way: CachePadded<AtomicUsize>,
     pace: Pace,
-    queues: Box<[Mutex<Queue>]>,
+    queues: Box<[Mutex<Queue, rank::SyncQueue>]>,
 }
 
 #[derive(Debug, Default)]
@@ -95,7 +95,7 @@ impl Syncing {
 }
 
 /// A thread that serves a queue. Where it panics, who waits there is told by the end of their tickets.
-struct Serving<'a>(&'a Mutex<Queue>);
+struct Serving<'a>(&'a Mutex<Queue, rank::SyncQueue>);
 
 impl Serving<'_> {
     /// The next group; `None` where nobody waits: the queue is not served any more.

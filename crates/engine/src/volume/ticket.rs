@@ -2,7 +2,7 @@
 //! stall behind an fsync.
 
 use crate::error::Result;
-use braidfs_sync::{Condvar, Mutex};
+use braidfs_sync::{Condvar, Mutex, rank};
 use crossbeam::channel::{Receiver, Sender, unbounded};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,7 +16,7 @@ enum State {
 }
 
 struct Shared {
-    state: Mutex<State>,
+    state: Mutex<State, rank::Ticket>,
     done: Condvar,
 }
 
@@ -101,7 +101,7 @@ pub(crate) struct Pool {
     most: usize,
     /// Jobs that wait or run.
     pending: Arc<AtomicUsize>,
-    threads: Mutex<Vec<JoinHandle<()>>>,
+    threads: Mutex<Vec<JoinHandle<()>>, rank::SyncThreads>,
 }
 
 impl Pool {

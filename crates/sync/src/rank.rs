@@ -1,0 +1,214 @@
+//! The ranks of all locks: the table of docs/locking.md as types.
+//!
+//! A thread takes locks only downwards: of a higher rank number than all that it holds. Among locks of one rank the order is
+//! that of their [`Class::chain`] and [`Class::step`]; locks of one class follow its [`Many`]. `order.rs` checks that in
+//! debug builds and in all tests.
+
+/// What is known of all locks of one rank type.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Class {
+    /// The name that a report shows.
+    pub name: &'static str,
+    /// Row of the table in docs/locking.md. Locks with a higher one may be taken below this.
+    pub rank: u8,
+    /// Locks of one rank are taken together only where they are of one chain.
+    pub chain: &'static str,
+    /// Place in the chain, rising.
+    pub step: u8,
+    /// Whether a thread may hold several of this class.
+    pub many: Many,
+}
+
+/// How many locks of one class a thread may wait for while it holds one. Others it may only try.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Many {
+    /// One at a time.
+    One,
+    /// Several, by rising keys.
+    Rising,
+    /// Several, in an order that the code states where it takes them (`write_above` for the order by keys).
+    Several,
+}
+
+/// The rank of a lock, as a type.
+pub trait Rank: 'static {
+    /// What tells locks of this rank apart in their order and in reports; `()` where nothing does.
+    type Key: Key;
+    /// `None`: the lock takes no part in the order.
+    const CLASS: Option<&'static Class>;
+}
+
+/// Value of a [`Rank::Key`].
+pub trait Key: Copy + Send + Sync + std::fmt::Debug + 'static {
+    /// As a number that rises with the order.
+    fn number(self) -> u64;
+}
+
+impl Key for () {
+    fn number(self) -> u64 {
+        0
+    }
+}
+
+impl Key for u64 {
+    fn number(self) -> u64 {
+        self
+    }
+}
+
+/// For locks that are held by code that takes no other one: those of tests and of programs beside the engine.
+#[derive(Debug)]
+pub enum Unranked {}
+
+impl Rank for Unranked {
+    type Key = ();
+    const CLASS: Option<&'static Class> = None;
+}
+
+/// `Name = rank, chain step, many, key: name in reports;`
+macro_rules! ranks {
+    ($($(#[$doc:meta])* $name:ident = $rank:literal, $chain:literal $step:literal, $many:ident, $key:ty: $text:literal;)*) => {
+        $(
+            $(#[$doc])*
+            #[derive(Debug)]
+            pub enum $name {}
+            impl Rank for $name {
+                type Key = $key;
+                const CLASS: Option<&'static Class> = Some(&Class {
+                    name: $text, rank: $rank, chain: $chain, step: $step, many: Many::$many,
+                });
+            }
+        )*
+        /// All ranks, in the order of the table.
+        pub const ALL: &[&Class] = &[$(match $name::CLASS { Some(c) => c, None => unreachable!() }),*];
+    };
+}
+
+ranks! {
+    /// Starting and stopping the background's thread.
+    Background = 0, "background" 0, One, (): "background";
+    /// A rename between two directories.
+    Rename = 1, "rename" 0, One, (): "rename lock";
+    /// An fsync of one file.
+    FileSync = 2, "sync" 0, One, (): "Cell::sync";
+    /// Giving memory back.
+    Evicting = 3, "volume" 0, One, (): "evicting";
+    /// Emptying groups for a claim.
+    Emptying = 3, "volume" 1, One, (): "emptying";
+    /// The group table, with claims of groups.
+    GroupTable = 3, "volume" 2, One, (): "group table";
+    /// A checkpoint of one domain.
+    Checkpoint = 4, "checkpoint" 0, One, (): "checkpoint_lock";
+    /// A commit of one domain.
+    Commit = 5, "commit" 0, One, (): "commit_lock";
+    /// The gate of a domain, by its number.
+    Gate = 6, "gate" 0, Rising, u64: "gate";
+    /// A cell's state; the key is the inode number. Parents before children, else by number.
+    Cell = 7, "cell" 0, Several, u64: "Cell::state";
+
+    /// The latest move of a directory.
+    LastMove = 8, "last_move" 0, One, (): "last_move";
+    /// Inodes without a name that wait for another domain.
+    Zombies = 8, "zombies" 0, One, (): "zombies";
+    /// The threads that serve fsyncs.
+    SyncPool = 8, "tickets" 0, One, (): "pool";
+    /// Their handles.
+    SyncThreads = 8, "tickets" 1, One, (): "threads of the pool";
+    /// One of the queues of fsyncs.
+    SyncQueue = 8, "tickets" 2, One, (): "queue of syncing";
+    /// State of a ticket.
+    Ticket = 8, "tickets" 3, One, (): "state of a ticket";
+    /// A shard of the inodes that the front end holds.
+    HeldShard = 8, "tickets" 4, One, (): "shard of held";
+    /// The label, with superblock I/O.
+    Label = 8, "label" 0, One, (): "label";
+    /// Whether the background is to stop.
+    StopFlag = 8, "stop" 0, One, (): "stop flag";
+
+    /// The committing transaction.
+    Committing = 8, "tx" 0, One, (): "committing";
+    /// Transactions of peers to be durable before a checkpoint.
+    PeerTxs = 8, "tx" 1, One, (): "peer_txs";
+    /// A list of a transaction.
+    TxList = 8, "tx" 2, One, (): "list of a transaction";
+    /// What is shared out of a commit.
+    Work = 8, "work" 0, One, (): "work";
+    /// What helpers of a commit made.
+    WorkResult = 8, "work" 1, One, (): "Work::result";
+    /// Inodes unlinked and open.
+    Orphans = 8, "orphans" 0, One, (): "orphans";
+    /// Generations of new overflow nodes.
+    NewGeners = 8, "new_geners" 0, One, (): "new_geners";
+    /// Directory nodes held back.
+    HeldNodes = 8, "held nodes" 0, One, (): "held (domain)";
+    /// Files that a commit left alone.
+    LazyFiles = 8, "lazy" 0, One, (): "lazy";
+    /// Names left by renames.
+    VacatedNames = 8, "vacated" 0, One, (): "vacated names";
+    /// A domain's header, with its I/O.
+    Header = 8, "journal" 0, One, (): "header";
+    /// First chunks of transactions in the journal.
+    FirstPos = 8, "journal" 1, One, (): "first_pos";
+    /// The ends of the journal ring.
+    JournalRing = 8, "journal" 2, One, (): "journal ring";
+
+    /// A shard of the table of cells.
+    CellShard = 8, "cells" 0, One, (): "shard of cells";
+
+    /// Writing segment tables home.
+    SpaceHome = 8, "space" 0, One, (): "home (space)";
+    /// An mlog.
+    Mlog = 8, "space" 1, One, (): "mlog";
+    /// The right to discard.
+    Trimming = 8, "space" 2, One, (): "trimming";
+    /// Segments in which something was freed.
+    Freed = 8, "space" 3, One, (): "freed";
+    /// Free segments.
+    SegmentPool = 8, "space" 4, One, (): "pool (space)";
+    /// The list of a domain's groups.
+    SpaceGroups = 8, "space" 5, One, (): "list of groups (space)";
+    /// State of a segment.
+    Segment = 8, "space" 6, One, (): "segment";
+    /// Half of a segment's owner table, with table I/O.
+    Owners = 8, "space" 7, One, (): "owner table";
+    /// Which copy of a group's segment table is current.
+    SegmentTable = 8, "space" 8, One, (): "segment table";
+
+    /// Writing node tables home.
+    NodesHome = 8, "nodes" 0, One, (): "home (nodes)";
+    /// Where a thread takes its next inode numbers.
+    NodeCursor = 8, "nodes" 1, One, (): "cursor";
+    /// The list of groups with node tables.
+    NodeGroups = 8, "nodes" 2, One, (): "list of groups (nodes)";
+    /// A block of a node table, with table I/O.
+    TableBlock = 8, "nodes" 3, One, (): "table block";
+    /// Numbers held back.
+    HeldNumbers = 8, "nodes" 4, One, (): "held (nodes)";
+    /// A shard of the cache of node blocks.
+    NodeCache = 8, "node cache" 0, One, (): "shard of the block cache";
+
+    /// A list of free page frames: pages are given back wherever the last who has them drops them.
+    FreeFrames = 9, "frames" 0, One, (): "list of free frames";
+    /// The chunks that frames come from.
+    FramePool = 9, "frames" 1, One, (): "pool of chunks";
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two ranks at one place could be taken in any order.
+    #[test]
+    fn each_rank_has_a_place_of_its_own() {
+        let mut places: Vec<_> = ALL.iter().map(|c| (c.rank, c.chain, c.step)).collect();
+        assert!(places.is_sorted_by_key(|p| p.0), "in the order of the table");
+        places.sort_unstable();
+        let n = places.len();
+        places.dedup();
+        assert_eq!(places.len(), n);
+        let mut chains: Vec<_> = ALL.iter().map(|c| (c.chain, c.rank)).collect();
+        chains.sort_unstable();
+        chains.dedup();
+        assert!(chains.windows(2).all(|w| w[0].0 != w[1].0), "a chain of two ranks: {chains:?}");
+    }
+}
