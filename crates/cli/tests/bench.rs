@@ -36,3 +36,18 @@ fn braidfs_is_measured_mounted_and_in_process() {
     // the image is unlinked, only the results are left
     assert_eq!(std::fs::read_dir(dir.path()).expect("a directory").count(), 1);
 }
+
+#[test]
+fn single_operations_are_timed() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let at = dir.path().to_str().expect("UTF-8");
+    let options = ["--files", "40", "--rounds", "2", "--threads", "1,2", "--dir", at, "--json"];
+    let said = braidfs_in(dir.path(), &[&["bench", "speed"][..], &options].concat()).ok().out;
+    let lines: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+    let lines = lines.as_array().expect("lines");
+    assert_eq!(lines.len(), 18, "nine operations by one and by two threads");
+    assert!(lines.iter().all(|l| l["library"]["median"].as_f64().is_some_and(|ns| ns > 0.0)), "{said}");
+    // as root beside the kernel's file systems, where they can be made
+    assert!(lines.iter().all(|l| l["met"].is_boolean() == (l["tmpfs"].is_object() && l["ext4"].is_object())), "{said}");
+    assert_eq!(std::fs::read_dir(dir.path()).expect("a directory").count(), 0, "nothing is left");
+}

@@ -69,8 +69,8 @@ const VERBS: [Verb; 9] = [
 ];
 
 impl Verb {
-    /// Operations of a thread's turn, of so many files. Those of one file are too short otherwise: two threads would hardly
-    /// have begun beside each other.
+    /// Operations of a thread's turn, of so many files. Those of one file are too short otherwise: two threads would
+    /// hardly have begun beside each other.
     fn turn(self, files: usize) -> usize {
         match self {
             Verb::StatOne | Verb::OpenOne | Verb::Read | Verb::Overwrite => 10 * files,

@@ -72,6 +72,12 @@ impl History {
         Self { start, steps: Vec::new(), keys, domains: BTreeMap::new(), overwrites }
     }
 
+    /// Adds an inode that was made.
+    pub fn add(&mut self, ino: Ino, key: Key, domain: DomainId) {
+        self.keys.insert(ino, key);
+        self.domains.insert(ino, domain);
+    }
+
     /// Adds a step.
     pub fn push(&mut self, op: &Op, after: &Model, log: usize, sync: Option<Synced>) {
         let covers = self.steps.len() + 1;

@@ -238,8 +238,8 @@ pub enum Out<Id> {
     Stat(model::Stat, Option<Timestamp>),
 }
 
-/// Whether two subjects answered alike. Which object was made each may name as it likes; a time counts where `want` knows
-/// it; errors are alike whose errno is.
+/// Whether two subjects answered alike. Which object was made each may name as it likes; a time counts where `want`
+/// knows it; errors are alike whose errno is.
 pub fn same_answer<A, B>(got: &Result<Out<A>>, want: &Result<Out<B>>) -> bool {
     match (got, want) {
         (Ok(Out::Made(_)), Ok(Out::Made(_))) | (Ok(Out::Unit), Ok(Out::Unit)) => true,

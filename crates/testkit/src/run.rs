@@ -305,8 +305,7 @@ impl Runner {
                     return Err(format!("{}: {key:?} is (or was) another inode's number and generation", to_rust(op)));
                 }
                 self.keys.insert(ino, key);
-                self.history.keys.insert(ino, key);
-                self.history.domains.insert(ino, vol.domain_of(key.0).map_err(|e| format!("{key:?}: {e}"))?);
+                self.history.add(ino, key, vol.domain_of(key.0).map_err(|e| format!("{key:?}: {e}"))?);
             }
             (Err(_), _) => self.stats.errors += 1,
             _ => {}

@@ -6,7 +6,7 @@ use braidfs::{
     Attr, Cred, Error, FallocMode, FileKind, NewNode, NodeId, OpenFile, RenameMode, Result, SetAttr, Timestamp, Volume,
     XattrMode,
 };
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 impl Subject for Model {
     type Id = Ino;
@@ -115,6 +115,15 @@ pub fn stat_of(a: &Attr) -> (model::Stat, Option<Timestamp>) {
     let rdev = if matches!(kind, FileKind::Char | FileKind::Block) { a.rdev } else { 0 };
     let stat = model::Stat { kind, mode: a.mode & 0o7777, uid: a.uid, gid: a.gid, rdev, nlink: a.nlink, size };
     (stat, Some(a.mtime))
+}
+
+/// Extended attributes but those that a volume tells of itself.
+///
+/// # Errors
+/// Of the volume.
+pub fn xattrs(v: &Volume, ino: NodeId) -> Result<BTreeMap<Vec<u8>, Vec<u8>>> {
+    let names = v.listxattr(ino)?.into_iter().filter(|n| !n.starts_with(b"braidfs."));
+    names.map(|name| v.getxattr(ino, &name).map(|value| (name, value))).collect()
 }
 
 /// Names in a directory, checked: `.` and `..` once each and in front, no name twice.

@@ -5,7 +5,7 @@
 
 use crate::model::{self, Ino, Link, Model, Node};
 use crate::sparse::{PAGE, Sparse};
-use crate::subject::{Key, names, stat_of};
+use crate::subject::{Key, names, stat_of, xattrs};
 use braidfs::device::Device;
 use braidfs::{Error, FileKind, NodeId, Timestamp, Volume};
 use braidfs_check::{FsckOptions, check};
@@ -79,13 +79,7 @@ fn read_file(v: &Volume, ino: NodeId, size: u64) -> Result<Sparse, Error> {
 
 fn read_node(v: &Volume, key: Key) -> Result<SeenNode, Error> {
     let (stat, mtime) = stat_of(&v.getattr(key.0)?);
-    let mut xattrs = BTreeMap::new();
-    for name in v.listxattr(key.0)? {
-        if !name.starts_with(b"braidfs.") {
-            let value = v.getxattr(key.0, &name)?;
-            xattrs.insert(name, value);
-        }
-    }
+    let xattrs = xattrs(v, key.0)?;
     let data = if stat.kind == FileKind::File { read_file(v, key.0, stat.size)? } else { Sparse::default() };
     let target = if stat.kind == FileKind::Symlink { v.readlink(key.0)? } else { Vec::new() };
     Ok(SeenNode { stat, mtime, xattrs, data, target, entries: BTreeMap::new(), links: BTreeSet::new() })

@@ -67,6 +67,7 @@ impl OpenHow {
     pub const FRESH: Self = Self { exclusive: true, ..Self::CREATE };
 
     /// The same with or without O_DIRECT.
+    #[inline]
     #[must_use]
     pub const fn direct(self, direct: bool) -> Self {
         Self { direct, ..self }
@@ -135,7 +136,8 @@ pub trait FileSystem: Send + Sync {
     fn append(&self, file: &Self::File, data: &[u8]) -> io::Result<()>;
     /// ftruncate(2).
     fn truncate(&self, file: &Self::File, len: u64) -> io::Result<()>;
-    /// The next run of data at or after `offset`, by lseek(2)'s SEEK_DATA and SEEK_HOLE; none where only a hole is left.
+    /// The next run of data at or after `offset`, by lseek(2)'s SEEK_DATA and SEEK_HOLE; none where a hole is all that is
+    /// left.
     fn next_data(&self, file: &Self::File, offset: u64) -> io::Result<Option<Range<u64>>>;
     /// fsync(2), or fdatasync(2) where `data_only`.
     fn fsync(&self, file: &Self::File, data_only: bool) -> io::Result<()>;

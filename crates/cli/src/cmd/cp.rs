@@ -116,13 +116,18 @@ fn reason(e: io::Error) -> String {
     host_error(&e)
 }
 
-fn c(path: &[u8]) -> Res<CString> {
-    CString::new(path).map_err(|_| "a path cannot hold a zero byte".into())
+fn c(text: &[u8]) -> Res<CString> {
+    CString::new(text).map_err(|_| "a path cannot hold a zero byte".into())
+}
+
+/// A path as the tree's file system takes it.
+fn at(tree: &impl Tree, path: &[u8]) -> Res<CString> {
+    c(tree.trim(path))
 }
 
 /// None where there is no such file.
 fn stat(tree: &impl Tree, path: &[u8], follow: bool) -> Res<Option<Stat>> {
-    match tree.fs().stat(&c(path)?, follow) {
+    match tree.fs().stat(&at(tree, path)?, follow) {
         Ok(stat) => Ok(Some(stat)),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(e) => Err(reason(e)),
@@ -172,10 +177,7 @@ impl<T: Tree> Dest<'_, T> {
         let mut stack = vec![Step::Copy { from: path.to_vec(), to, top: true }];
         while let Some(step) = stack.pop() {
             let (from, result) = match step {
-                Step::Finish { from, to, meta } => {
-                    let result = self.set_attributes(&to, &meta);
-                    (from, result)
-                }
+                Step::Finish { from, to, meta } => (from, self.set_attributes(&to, &meta)),
                 Step::Copy { from, to, top } => {
                     let result = self.one(source, &from, &to, top, same_tree, &mut stack);
                     (from, result)
@@ -227,12 +229,12 @@ impl<T: Tree> Dest<'_, T> {
                 Some(old) if old.kind == FileKind::Dir => {}
                 Some(_) => return Err(here("exists and is no directory".into())),
                 // Writable until it is filled.
-                None => fs.mkdir(&c(to)?, mode | 0o700).map_err(reason).map_err(here)?,
+                None => fs.mkdir(&at(self.tree, to)?, mode | 0o700).map_err(reason).map_err(here)?,
             }
             if self.args.preserve {
                 stack.push(Step::Finish { from: from.to_vec(), to: to.to_vec(), meta });
             }
-            for name in source.fs().list(&c(from)?).map_err(reason)? {
+            for name in source.fs().list(&at(source, from)?).map_err(reason)? {
                 if name.contains(&b'/') || name.is_empty() {
                     return Err(format!("holds an impossible name {}", text::name(&name)));
                 }
@@ -248,30 +250,30 @@ impl<T: Tree> Dest<'_, T> {
             return Err("is a special file: copy it with -r".into());
         }
         if old.is_some_and(|o| o.kind != FileKind::File || meta.kind != FileKind::File) {
-            fs.unlink(&c(to)?).map_err(reason).map_err(here)?;
+            fs.unlink(&at(self.tree, to)?).map_err(reason).map_err(here)?;
             old = None;
         }
         match meta.kind {
             FileKind::File => self.content(source, from, to, if old.is_some() { 0o600 } else { mode })?,
             FileKind::Symlink => {
-                let target = source.fs().read_link(&c(from)?).map_err(reason)?;
-                fs.symlink(&c(&target)?, &c(to)?).map_err(reason).map_err(here)?;
+                let target = source.fs().read_link(&at(source, from)?).map_err(reason)?;
+                fs.symlink(&c(&target)?, &at(self.tree, to)?).map_err(reason).map_err(here)?;
             }
-            kind => fs.mknod(&c(to)?, kind, mode, meta.rdev).map_err(reason).map_err(here)?,
+            kind => fs.mknod(&at(self.tree, to)?, kind, mode, meta.rdev).map_err(reason).map_err(here)?,
         }
         if self.args.preserve { self.set_attributes(to, &meta).map_err(here) } else { Ok(()) }
     }
 
     fn set_attributes(&self, to: &[u8], meta: &Stat) -> Res<()> {
-        self.tree.fs().set_attributes(&c(to)?, meta).map_err(reason)
+        self.tree.fs().set_attributes(&at(self.tree, to)?, meta).map_err(reason)
     }
 
     fn content(&self, source: &impl Tree, from: &[u8], to: &[u8], mode: u32) -> Res<()> {
         let here = |e: io::Error| format!("to {}: {}", self.tree.show(to), reason(e));
         let (fs, out) = (source.fs(), self.tree.fs());
-        let input = fs.open(&c(from)?, OpenHow::READ).map_err(reason)?;
+        let input = fs.open(&at(source, from)?, OpenHow::READ).map_err(reason)?;
         let how = OpenHow { read: false, truncate: true, no_follow: true, mode, ..OpenHow::CREATE };
-        let output = out.open(&c(to)?, how).map_err(here)?;
+        let output = out.open(&at(self.tree, to)?, how).map_err(here)?;
         let mut buf = vec![0u8; 1 << 20];
         let mut at = 0;
         while let Some(run) = fs.next_data(&input, at).map_err(reason)? {

@@ -16,6 +16,10 @@ pub trait Tree {
     type Fs: FileSystem;
     /// It.
     fn fs(&self) -> &Self::Fs;
+    /// A path as it takes it.
+    fn trim<'p>(&self, path: &'p [u8]) -> &'p [u8] {
+        path
+    }
     /// The path for a message.
     fn show(&self, path: &[u8]) -> String;
 }

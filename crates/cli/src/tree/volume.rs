@@ -126,6 +126,9 @@ impl Tree for VolumeTree {
     fn fs(&self) -> &Library {
         &self.fs
     }
+    fn trim<'p>(&self, path: &'p [u8]) -> &'p [u8] {
+        relative(path)
+    }
     fn show(&self, path: &[u8]) -> String {
         format!("{}:/{}", self.device, text::name(relative(path)))
     }

@@ -280,8 +280,7 @@ pub fn recorded(base: &Base, workload: &Threads) -> Result<Run, String> {
             if history.keys.values().any(|k| *k == key) {
                 return Err(format!("{}: {key:?} is (or was) another inode's", to_rust(&done.op)));
             }
-            history.keys.insert(ino, key);
-            history.domains.insert(ino, domain);
+            history.add(ino, key, domain);
         }
         let sync = if done.got.is_ok() { Synced::by(&done.op, &model, &slots[done.thread]) } else { None };
         let covers = steps[done.after];
@@ -305,8 +304,7 @@ impl Run {
         h.keys = base.keys.clone();
         h.domains.retain(|i, _| base.keys.contains_key(i));
         for (ino, key, domain) in self.placed[..completed].iter().filter_map(|p| p.made) {
-            h.keys.insert(ino, key);
-            h.domains.insert(ino, domain);
+            h.add(ino, key, domain);
         }
         let mut model = h.version(completed).clone();
         let mut slots = completed
@@ -320,8 +318,7 @@ impl Run {
             if let (Ok(Out::Made(ino)), Some((_, key, domain))) =
                 (perform(&mut model, &mut slots[d.thread], &d.op), p.made)
             {
-                h.keys.insert(ino, key);
-                h.domains.insert(ino, domain);
+                h.add(ino, key, domain);
             }
             h.push_overlapping((d.thread, &d.op), &model, d.log.1, None, completed);
         }

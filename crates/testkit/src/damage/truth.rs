@@ -1,6 +1,6 @@
 //! What the files of a volume hold, by path, and how a damaged volume compares.
 
-use crate::subject::{names, stat_of};
+use crate::subject::{names, stat_of, xattrs};
 use braidfs::{Error, FileKind, NodeId, Result, Timestamp, Volume};
 use std::collections::BTreeMap;
 
@@ -60,13 +60,7 @@ pub fn split(path: &[u8]) -> (&[u8], &[u8]) {
 
 fn read_entry(v: &Volume, ino: NodeId) -> Result<Entry> {
     let (mut stat, mtime) = stat_of(&v.getattr(ino)?);
-    let mut xattrs = BTreeMap::new();
-    for name in v.listxattr(ino)? {
-        if !name.starts_with(b"braidfs.") {
-            let value = v.getxattr(ino, &name)?;
-            xattrs.insert(name, value);
-        }
-    }
+    let xattrs = xattrs(v, ino)?;
     let data = match stat.kind {
         FileKind::File if stat.size > LONGEST => return Err(Error::TooBig),
         FileKind::File => {
