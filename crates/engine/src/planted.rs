@@ -1,7 +1,10 @@
 //! Bugs planted on purpose, to show that the crash tests see them.
 //!
-//! Without the feature `planted-bugs` there is no switch, and every question after a bug is a constant "no". The
-//! command line does not compile with the feature.
+//! A bug is a failpoint in a step of the engine: the step is left out (`step`), done before its time (`too_early`,
+//! `in_order`), or one of its conditions forgotten (`planted`). What stands at the failpoint is the step as it has to be.
+//!
+//! Without the feature `planted-bugs` there is no switch, every question after a bug is a constant "no", and the steps are
+//! plain calls. The command line does not compile with the feature.
 
 /// A deliberate bug.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,6 +116,33 @@ pub fn plant(bug: Option<Bug>) {
 
 /// Whether the build can have bugs planted.
 pub const POSSIBLE: bool = cfg!(feature = "planted-bugs");
+
+/// A step, which the bug leaves out.
+#[inline(always)]
+pub(crate) fn step<E>(bug: Bug, act: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
+    if planted(bug) { Ok(()) } else { act() }
+}
+
+/// What the bug does before its time. It is done only then: the step itself follows later.
+#[inline(always)]
+pub(crate) fn too_early<E>(bug: Bug, act: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
+    if planted(bug) { act() } else { Ok(()) }
+}
+
+/// Two steps in this order, which the bug turns round.
+#[inline(always)]
+pub(crate) fn in_order<E>(
+    bug: Bug,
+    first: impl FnOnce() -> Result<(), E>,
+    then: impl FnOnce() -> Result<(), E>,
+) -> Result<(), E> {
+    if planted(bug) {
+        then()?;
+        return first();
+    }
+    first()?;
+    then()
+}
 
 /// Whether this bug is planted.
 #[inline(always)]

@@ -6,8 +6,8 @@
 
 use super::Domain;
 use crate::error::{Error, Result};
-use crate::planted::{Bug, planted};
-use braidfs_format::domain::{CLEAN, NEEDS_GC};
+use crate::planted::{self, Bug, planted};
+use braidfs_format::domain::{CLEAN, DomainHeader, NEEDS_GC};
 use std::sync::atomic::Ordering;
 
 impl Domain {
@@ -48,28 +48,24 @@ impl Domain {
         if leaving.is_empty() {
             return Ok(());
         }
-        let give = || -> Result<()> {
-            if planted(Bug::GivenEarly) {
-                given(&leaving)?;
-                self.commit()?;
-                return self.checkpoint_locked(&leaving);
-            }
+        let let_go = || -> Result<()> {
             // The newest transaction is kept for its list of orphans, and may be the one that freed what was there.
             if self.orphans_listed.load(Ordering::Acquire) || !self.orphans.lock().is_empty() {
                 self.list_orphans()?;
             }
-            self.checkpoint_locked(&leaving)?;
-            given(&leaving)
+            // with the bug the transaction that freed what was there has not been committed
+            planted::too_early(Bug::GivenEarly, || self.commit())?;
+            self.checkpoint_locked(&leaving)
         };
-        give().inspect_err(|e| self.fail(e))?;
+        planted::in_order(Bug::GivenEarly, let_go, || given(&leaving)).inspect_err(|e| self.fail(e))?;
         for g in &leaving {
             if planted(Bug::OwnedTwice) {
                 self.nodes.reopen_group(*g);
                 self.space.reopen_group(*g);
-            } else {
-                self.nodes.drop_group(*g);
-                self.space.drop_group(*g);
+                continue;
             }
+            self.nodes.drop_group(*g);
+            self.space.drop_group(*g);
         }
         Ok(())
     }
@@ -98,30 +94,28 @@ impl Domain {
             self.space.write_home_without(number, leaving)?;
             self.flush_devices()
         };
-        if !planted(Bug::TailEarly) {
-            write_home()?;
-        }
-        // orphans are listed in the newest commit only: it stays
-        let listed = self.orphans_listed.load(Ordering::Acquire) || !self.orphans.lock().is_empty();
-        let keep = if listed { upto.0 } else { upto.0 + 1 };
-        let tail = {
-            let f = self.first_pos.lock();
-            f.range(keep..).map(|(_, p)| *p).min().unwrap_or_else(|| self.journal.head())
+        let newest_tail = || {
+            // orphans are listed in the newest commit only: it stays
+            let listed = self.orphans_listed.load(Ordering::Acquire) || !self.orphans.lock().is_empty();
+            let keep = if listed { upto.0 } else { upto.0 + 1 };
+            let first_pos = self.first_pos.lock();
+            let tail = first_pos.range(keep..).map(|(_, p)| *p).min().unwrap_or_else(|| self.journal.head());
+            (keep, tail)
         };
-        self.write_header(|h| {
+        let move_tail = |h: &mut DomainHeader, tail: u64| {
             h.tail_pos = tail.into();
             h.head_pos = self.journal.head().into();
             h.checkpointed_tx = upto.0.into();
             h.last_tx = upto.0.into();
-            if !planted(Bug::TailEarly) {
-                h.checkpoint = number.into();
-                h.tables = self.space.table_sum().into();
-            }
+        };
+        planted::too_early(Bug::TailEarly, || self.write_header(|h| move_tail(h, newest_tail().1)))?;
+        write_home()?;
+        let (keep, tail) = newest_tail();
+        self.write_header(|h| {
+            move_tail(h, tail);
+            h.checkpoint = number.into();
+            h.tables = self.space.table_sum().into();
         })?;
-        if planted(Bug::TailEarly) {
-            write_home()?;
-            self.write_header(|h| (h.checkpoint, h.tables) = (number.into(), self.space.table_sum().into()))?;
-        }
         self.journal.release(tail);
         let mut f = self.first_pos.lock();
         *f = f.split_off(&keep);
@@ -138,7 +132,7 @@ impl Domain {
     ///
     /// # Errors
     /// Of the device.
-    pub fn write_header(&self, change: impl FnOnce(&mut braidfs_format::domain::DomainHeader)) -> Result<()> {
+    pub fn write_header(&self, change: impl FnOnce(&mut DomainHeader)) -> Result<()> {
         if self.shared.dead.load(Ordering::Relaxed) {
             return Err(Error::Io(std::io::Error::other("the volume was killed")));
         }
@@ -219,16 +213,15 @@ impl Domain {
     /// # Errors
     /// Of the device.
     pub fn close(&self) -> Result<()> {
-        if planted(Bug::CleanEarly) {
-            self.write_header(|h| h.flags = (h.flags.get() | CLEAN).into())?;
-        }
+        let mark_clean = |h: &mut DomainHeader| h.flags = (h.flags.get() | CLEAN).into();
+        planted::too_early(Bug::CleanEarly, || self.write_header(mark_clean))?;
         self.commit()?;
         self.checkpoint()?;
         let empty = self.orphans.lock().is_empty();
         self.write_header(|h| {
             if empty {
                 h.tail_pos = h.head_pos;
-                h.flags = (h.flags.get() | CLEAN).into();
+                mark_clean(h);
             }
         })
     }

@@ -14,7 +14,7 @@ use super::{Domain, Enter};
 use crate::cell::Cell;
 use crate::cell::cache::Memory;
 use crate::error::{Error, Result};
-use crate::planted::{Bug, planted};
+use crate::planted::{self, Bug, planted};
 use crate::store::Store;
 use crate::types::*;
 use braidfs_format::group::{SegmentKind, Temperature};
@@ -346,23 +346,19 @@ impl Domain {
             parts.push(Record::Part { pos, crc });
             blocks.push((addr, bytes));
         }
-        let commit_first = planted(Bug::CommitBeforeChunks);
-        if !commit_first {
+        let write_chunks = || {
             self.write_blocks(&blocks)?;
-        }
-        if !commit_first && !planted(Bug::NoFlushBeforeCommit) {
-            self.flush_devices()?;
-        }
-        let mut body = Vec::new();
-        Record::After(TxId(self.durable.load(Ordering::Relaxed))).encode(&mut body);
-        parts.iter().for_each(|p| p.encode(&mut body));
-        let (addr, bytes, ..) = self.chunk(ChunkKind::Commit, tx.id, 0, &body)?;
-        self.write_blocks_by(&[(addr, bytes)], Store::write_batch_through)?;
-        if commit_first {
-            self.flush_devices()?;
-            self.write_blocks(&blocks)?;
-        }
-        if planted(Bug::NoFlushAfterCommit) { Ok(()) } else { self.flush_devices() }
+            planted::step(Bug::NoFlushBeforeCommit, || self.flush_devices())
+        };
+        let write_commit_record = || {
+            let mut body = Vec::new();
+            Record::After(TxId(self.durable.load(Ordering::Relaxed))).encode(&mut body);
+            parts.iter().for_each(|p| p.encode(&mut body));
+            let (addr, bytes, ..) = self.chunk(ChunkKind::Commit, tx.id, 0, &body)?;
+            self.write_blocks_by(&[(addr, bytes)], Store::write_batch_through)
+        };
+        planted::in_order(Bug::CommitBeforeChunks, write_chunks, write_commit_record)?;
+        planted::step(Bug::NoFlushAfterCommit, || self.flush_devices())
     }
 
     /// Longest chunk: short journals are written in smaller pieces.

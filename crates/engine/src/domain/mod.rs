@@ -10,6 +10,8 @@
 //! locks → leaves (transaction lists, space, nodes, journal, caches). Nobody waits for a commit inside the gate. All
 //! of them: docs/locking.md.
 
+#[cfg(feature = "planted-bugs")]
+mod bugs;
 pub mod checkpoint;
 pub mod commit;
 pub mod flush;

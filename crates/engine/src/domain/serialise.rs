@@ -134,19 +134,7 @@ impl Domain {
         if blocks > 0 {
             self.space.pending_free(blocks);
             #[cfg(feature = "planted-bugs")]
-            if planted(Bug::FreedReused) {
-                self.space.free_early(&runs);
-            } else if planted(Bug::GivenEarly) {
-                // only what empties groups that can be given away
-                let own = self.space.groups().first().copied();
-                let mut others = runs.clone();
-                others.retain(|(addr, _)| Some(self.store.geometry.group_of(*addr)) != own);
-                self.space.free_early(&others);
-            }
-            #[cfg(feature = "planted-bugs")]
-            if planted(Bug::DiscardEarly) {
-                runs.iter().for_each(|(addr, len)| drop(self.store.discard(*addr, u64::from(*len))));
-            }
+            self.free_too_early(&runs);
             tx.record_all(runs.iter().map(|&(addr, len)| Record::Free { addr, len }));
         }
     }

@@ -9,7 +9,7 @@ use crate::domain::Domain;
 use crate::domain::commit::{Enters, enter_all, try_enter_all};
 use crate::domain::sync::{Ancestor, Batch, Prepared};
 use crate::error::{Error, Result};
-use crate::planted::{Bug, planted};
+use crate::planted::{self, Bug};
 use crate::types::*;
 use crate::volume::Inner;
 use braidfs_format::journal::Record;
@@ -112,9 +112,8 @@ impl Inner {
         }
         // one flush is enough where all of them lie on one device
         let flushed = if self.store.devices() == 1 { &wrote[..1] } else { &wrote[..] };
-        if !planted(Bug::NoFlushAfterSync)
-            && let Err(e) = flushed.iter().try_for_each(|d| self.dom(*d).flush_devices())
-        {
+        let flush = |d: &DomainId| planted::step(Bug::NoFlushAfterSync, || self.dom(*d).flush_devices());
+        if let Err(e) = flushed.iter().try_for_each(flush) {
             // what reached the device is unknown: no later fsync may claim it
             wrote.iter().for_each(|d| self.dom(*d).fail(&e));
             self.give_error(e, wrote[0], 0..results.len(), &mut results);

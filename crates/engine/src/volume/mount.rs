@@ -9,7 +9,7 @@ use crate::domain::recover::Recovered;
 use crate::domain::{Domain, HeaderPair, Shared};
 use crate::error::{Error, Result};
 use crate::live::LiveOptions;
-use crate::planted::{Bug, planted};
+use crate::planted::{self, Bug};
 use crate::store::Store;
 use crate::store::overlay::Overlays;
 use crate::store::super_io::read_super;
@@ -204,13 +204,7 @@ impl Inner {
             // Only the daemon may have died: what was read so far need not be durable. Nothing may be written upon it before.
             self.store.flush()?;
             let settled = self.reconcile(recovered)?;
-            if !planted(Bug::SettledEarly) {
-                self.commit_all()?;
-            }
-            self.forget_settled(&settled)?;
-            if planted(Bug::SettledEarly) {
-                self.commit_all()?;
-            }
+            planted::in_order(Bug::SettledEarly, || self.commit_all(), || self.forget_settled(&settled))?;
         }
         self.shared.recovering.store(false, Ordering::Relaxed);
         // the GC of an earlier mount has not finished: entries may be stale still

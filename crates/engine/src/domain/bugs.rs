@@ -1,0 +1,24 @@
+//! What planted bugs do in a domain ([`crate::planted`]): only built with them.
+
+use super::Domain;
+use crate::planted::{Bug, planted};
+use braidfs_format::BlockAddr;
+
+impl Domain {
+    /// Blocks that a transaction frees are used again, or discarded, before it is durable.
+    pub(super) fn free_too_early(&self, runs: &[(BlockAddr, u32)]) {
+        if planted(Bug::FreedReused) {
+            self.space.free_early(runs);
+        }
+        if planted(Bug::GivenEarly) {
+            // only what empties groups that can be given away
+            let own = self.space.groups().first().copied();
+            let mut others = runs.to_vec();
+            others.retain(|(addr, _)| Some(self.store.geometry.group_of(*addr)) != own);
+            self.space.free_early(&others);
+        }
+        if planted(Bug::DiscardEarly) {
+            runs.iter().for_each(|(addr, len)| drop(self.store.discard(*addr, u64::from(*len))));
+        }
+    }
+}
