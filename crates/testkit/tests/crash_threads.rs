@@ -97,3 +97,19 @@ fn a_new_directory_is_renamed_beside_a_commit_and_synced() {
         ],
     });
 }
+
+// overwritten in place by an fsync that was under way, which the judge did not know of (found by workload 5:472)
+#[test]
+fn overwritten_by_an_fsync_under_way() {
+    check(&Threads {
+        volume: 587,
+        schedule: 1,
+        lists: vec![vec![
+            Op::Create { path: P("shared/a"), kind: FileKind::File, mode: 0o644 },
+            Op::Append { at: At::Path(P("shared/a")), len: 6000, seed: 1 },
+            Op::Sync,
+            Op::Write { at: At::Path(P("shared/a")), off: 1111, len: 3000, seed: 2 },
+            Op::Fsync { at: At::Path(P("shared/a")), data_only: false },
+        ]],
+    });
+}

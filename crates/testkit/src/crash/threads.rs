@@ -320,7 +320,9 @@ impl Run {
             {
                 h.add(ino, key, domain);
             }
-            h.push_overlapping((d.thread, &d.op), &model, d.log.1, None, completed);
+            // it promises nothing, but may have overwritten blocks
+            let sync = Synced::by(&d.op, &model, &slots[d.thread]);
+            h.push_overlapping((d.thread, &d.op), &model, d.log.1, sync, completed);
         }
         (h, completed)
     }
