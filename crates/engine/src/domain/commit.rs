@@ -454,7 +454,7 @@ impl Domain {
     /// [`Self::check_writable`].
     pub fn enter_unthrottled(&self) -> Result<Enter<'_>> {
         self.check_writable()?;
-        Ok(Enter { domain: self, guard: self.gate.read() })
+        Ok(Enter { domain: self, guard: self.gate.read(), expected: std::cell::Cell::new(0) })
     }
 }
 

@@ -212,9 +212,32 @@ pub struct Enter<'a> {
     /// The domain.
     pub domain: &'a Domain,
     guard: RwLockReadGuard<'a, Arc<Tx>>,
+    /// Journal bytes that are announced and not yet used.
+    expected: std::cell::Cell<usize>,
 }
 
+/// Blocks or extents that an operation may free unannounced ([`Enter::expect_pieces`]).
+const FEW_PIECES: usize = 64;
+
 impl Enter<'_> {
+    /// Announces that the operation will free so many blocks or extents, at most [`Domain::pieces_max`]: who wants to enter
+    /// from now on finds that much less room in the journal. False where there is too little: the caller lets everything go,
+    /// has [`Domain::make_journal_room`] make some, and begins again. A few need no announcement: what [`Domain::enter`]
+    /// leaves of the journal is enough for those of many threads, and not for many times the most.
+    #[must_use]
+    pub fn expect_pieces(&self, pieces: usize) -> bool {
+        if pieces <= FEW_PIECES {
+            return true;
+        }
+        let bytes = pieces * tx::PAGE_COST;
+        let cost = self.guard.expect(bytes);
+        if self.domain.journal_tight(cost) {
+            self.guard.expect_no_more(bytes);
+            return false;
+        }
+        self.expected.set(self.expected.get() + bytes);
+        true
+    }
     /// The running transaction.
     pub fn tx(&self) -> &Tx {
         &self.guard
@@ -222,6 +245,15 @@ impl Enter<'_> {
     /// Announces a write of the running transaction's data that goes on after leaving.
     pub fn begin_io(&self) -> tx::PendingIo {
         self.guard.begin_io()
+    }
+}
+
+impl Drop for Enter<'_> {
+    fn drop(&mut self) {
+        // what it used of that has been counted by itself
+        if self.expected.get() > 0 {
+            self.guard.expect_no_more(self.expected.get());
+        }
     }
 }
 
@@ -362,7 +394,7 @@ impl Domain {
             let guard = self.gate.read();
             let cost = guard.cost();
             if cost <= self.pinned_max && !self.journal_tight(cost) {
-                return Ok(Enter { domain: self, guard });
+                return Ok(Enter { domain: self, guard, expected: std::cell::Cell::new(0) });
             }
             drop(guard);
             self.make_room_to_enter()?;

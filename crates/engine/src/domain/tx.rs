@@ -96,6 +96,14 @@ impl Tx {
     pub fn expect_pages(&self, pages: usize) {
         self.cost.fetch_add(pages * PAGE_COST, Relaxed);
     }
+    /// Counts bytes that an operation may come to cost; what it costs by then.
+    pub fn expect(&self, bytes: usize) -> usize {
+        self.cost.fetch_add(bytes, Relaxed) + bytes
+    }
+    /// The operation is over.
+    pub fn expect_no_more(&self, bytes: usize) {
+        self.cost.fetch_sub(bytes, Relaxed);
+    }
     /// Adds a fact, in order.
     pub fn record(&self, r: Record) {
         let name = if let Record::Remote { name, .. } = &r { name.len() } else { 0 };

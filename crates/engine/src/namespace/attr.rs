@@ -45,6 +45,11 @@ impl Volume {
                 i.dom(c.domain).flush_cell(&c)?;
                 continue;
             }
+            if set.size.is_some_and(|size| size < st.size) && !op.expect_frees(&c, &st) {
+                drop((st, op));
+                i.dom(c.domain).make_journal_room()?;
+                continue;
+            }
             if set.size.is_some() {
                 op.settle(&c, &mut st)?;
             }

@@ -1,6 +1,6 @@
 //! Making inodes and names: create, mkdir, symlink, mknod, tmpfile, link.
 
-use super::{Op, acl, check_alive, check_changeable, check_name, check_takes_names};
+use super::{Child, Op, acl, check_alive, check_changeable, check_name, check_takes_names};
 use crate::braid::entry::{By, Edit};
 use crate::cell::record::{LINK_BYTES_MAX, LINKS_MAX};
 use crate::cell::{Body, Cell, State};
@@ -171,7 +171,7 @@ impl Inner {
         r
     }
 
-    /// `None` where the name must be settled first.
+    /// `None` where the name must be settled first, or what it names was locked.
     #[allow(clippy::too_many_arguments)]
     fn create_at(
         &self,
@@ -189,8 +189,15 @@ impl Inner {
         check_alive(&dst)?;
         check_takes_names(&dst)?;
         let stale = match self.find_entry(d, &mut dst, name)? {
-            Some(e) if self.child_at(d, name, e.node, e.gener)?.is_some() => return Err(Error::Exists),
-            Some(_) => true,
+            Some(e) => match self.child_below(d, &[], name, e.node, e.gener)? {
+                Child::Lives => return Err(Error::Exists),
+                Child::Stale => true,
+                Child::Busy(c) => {
+                    drop((dst, op));
+                    Child::wait(&c);
+                    return Ok(None);
+                }
+            },
             None => false,
         };
         if new.kind == FileKind::Dir && dst.nlink as usize >= LINKS_MAX {
@@ -267,31 +274,42 @@ impl Volume {
     /// # Errors
     /// [`Error::Exists`], [`Error::Perm`] for directories, [`Error::TooManyLinks`], [`Error::NoSpace`].
     pub fn link(&self, ino: NodeId, dir: NodeId, name: &[u8]) -> Result<Attr> {
-        check_name(name)?;
         let i = self.inner();
         let d = i.dir_cell(dir)?;
-        let c = i.cell(ino)?;
-        loop {
-            i.settle_name(&d, name, c.domain)?;
-            i.settle_exchange(&c)?;
-            i.settle_parent(&d, &c, c.domain)?;
-            if let Some(attr) = i.link_at(&c, &d, name)? {
-                return Ok(attr);
-            }
-        }
+        i.link_in(&i.cell(ino)?, &d, name)
     }
 }
 
 impl Inner {
-    /// `None` where something must be settled first.
+    /// [`Volume::link`] of an inode in a directory that are at hand.
+    pub(crate) fn link_in(&self, c: &Arc<Cell>, d: &Arc<Cell>, name: &[u8]) -> Result<Attr> {
+        check_name(name)?;
+        loop {
+            self.settle_name(d, name, c.domain)?;
+            self.settle_exchange(c)?;
+            self.settle_parent(d, c, c.domain)?;
+            if let Some(attr) = self.link_at(c, d, name)? {
+                return Ok(attr);
+            }
+        }
+    }
+
+    /// `None` where something must be settled first, or what has the name was locked.
     fn link_at(&self, c: &Arc<Cell>, d: &Arc<Cell>, name: &[u8]) -> Result<Option<Attr>> {
         let (i, ino) = (self, c.ino);
         let mut op = Op::begin(i, &[d.domain, c.domain], ENTRY_BLOCKS, false)?;
         let mut dst = d.state.write();
         check_alive(&dst)?;
         let stale = match i.find_entry(d, &mut dst, name)? {
-            Some(e) if i.child_at(d, name, e.node, e.gener)?.is_some() => return Err(Error::Exists),
-            Some(_) => true,
+            Some(e) => match i.child_below(d, &[], name, e.node, e.gener)? {
+                Child::Lives => return Err(Error::Exists),
+                Child::Stale => true,
+                Child::Busy(busy) => {
+                    drop((dst, op));
+                    Child::wait(&busy);
+                    return Ok(None);
+                }
+            },
             None => false,
         };
         if c.kind == FileKind::Dir {

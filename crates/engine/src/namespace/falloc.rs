@@ -182,9 +182,17 @@ impl Inner {
         promised: &mut u64,
     ) -> Result<bool> {
         let d = self.dom(c.domain);
-        // what needs new room asks for it below
-        let mut op = Op::begin(self, &[c.domain], 4, true)?;
-        let mut st = c.state.write();
+        let zeroing = !matches!(mode, FallocMode::Allocate { .. });
+        let (mut op, mut st) = loop {
+            // what needs new room asks for it below
+            let op = Op::begin(self, &[c.domain], 4, true)?;
+            let st = c.state.write();
+            if !zeroing || op.expect_frees(c, &st) {
+                break (op, st);
+            }
+            drop((st, op));
+            d.make_journal_room()?;
+        };
         if st.deleted {
             return Err(Error::NotFound);
         }
@@ -192,7 +200,6 @@ impl Inner {
             return Err(Error::Perm);
         }
         op.settle(c, &mut st)?;
-        let zeroing = !matches!(mode, FallocMode::Allocate { .. });
         let allocating = mode != FallocMode::PunchHole;
         if zeroing {
             // the pages that the range cuts

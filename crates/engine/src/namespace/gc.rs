@@ -1,6 +1,6 @@
 //! Work that nobody waits for: stale entries and lost links after a crash, cleaning, memory.
 
-use super::Op;
+use super::{Child, Op, may_hang};
 use crate::braid::entry::{By, Edit};
 use crate::cell::cache::{CELL_BYTES, Memory};
 use crate::cell::{Body, Cell, State};
@@ -30,6 +30,14 @@ fn mark_node(c: &Cell, st: &mut State, node: NodeId) {
             Body::Special => {}
         }
     }
+}
+
+/// What became of a missing entry.
+enum Relinked {
+    Done,
+    Needless,
+    /// This inode was locked by another thread.
+    Busy(Arc<Cell>),
 }
 
 impl Inner {
@@ -82,33 +90,52 @@ impl Inner {
         let Ok(c) = self.cell(ino) else { return Ok(0) };
         let links = c.state.read().links.clone();
         let mut n = 0;
-        for l in links {
+        for l in links.iter().filter(|l| may_hang(ino, l.parent)) {
             let Ok(dir) = self.dir_cell(l.parent) else { continue };
             if self.find_entry(&dir, &mut dir.state.write(), &l.name)?.is_some_and(|e| e.node == ino) {
                 continue;
             }
-            let mut op = Op::begin(self, &[dir.domain, c.domain], 4, true)?;
-            let mut dst = dir.state.write();
-            if dst.deleted || dst.nlink == 0 {
-                continue;
-            }
-            // under the locks: does it still claim the name, and is the name still without a rightful owner?
-            let old = self.find_entry(&dir, &mut dst, &l.name)?;
-            if let Some(e) = &old
-                && (e.node == ino || self.child_at(&dir, &l.name, e.node, e.gener)?.is_some())
-            {
-                continue;
-            }
-            if !c.state.read().has_link(l.parent, &l.name) {
-                continue;
-            }
-            op.touch(&dir, &mut dst)?;
-            let edit = if old.is_some() { Edit::Replace(&c) } else { Edit::Add(&c) };
-            self.edit_entry(By::Operation(&mut op), &dir, &mut dst, &l.name, edit)?;
-            op.hint(&dir, &l.name, &c);
-            n += 1;
+            n += loop {
+                match self.relink(&c, &dir, &l.name)? {
+                    Relinked::Done => break 1,
+                    Relinked::Needless => break 0,
+                    Relinked::Busy(x) => Child::wait(&x),
+                }
+            };
         }
         Ok(n)
+    }
+
+    /// Makes an entry again that is missing, if it still is.
+    fn relink(&self, c: &Arc<Cell>, dir: &Arc<Cell>, name: &[u8]) -> Result<Relinked> {
+        let mut op = Op::begin(self, &[dir.domain, c.domain], 4, true)?;
+        let mut dst = dir.state.write();
+        if dst.deleted || dst.nlink == 0 {
+            return Ok(Relinked::Needless);
+        }
+        // under the locks: does it still claim the name, and is the name still without a rightful owner?
+        let old = self.find_entry(dir, &mut dst, name)?;
+        if let Some(e) = &old {
+            if e.node == c.ino {
+                return Ok(Relinked::Needless);
+            }
+            match self.child_below(dir, &[], name, e.node, e.gener)? {
+                Child::Stale => {}
+                Child::Lives => return Ok(Relinked::Needless),
+                Child::Busy(x) => return Ok(Relinked::Busy(x)),
+            }
+        }
+        // what no longer hangs there may be above the directory by now
+        let Some(st) = c.state.try_read() else { return Ok(Relinked::Busy(c.clone())) };
+        if !st.has_link(dir.ino, name) {
+            return Ok(Relinked::Needless);
+        }
+        drop(st);
+        op.touch(dir, &mut dst)?;
+        let edit = if old.is_some() { Edit::Replace(c) } else { Edit::Add(c) };
+        self.edit_entry(By::Operation(&mut op), dir, &mut dst, name, edit)?;
+        op.hint(dir, name, c);
+        Ok(Relinked::Done)
     }
 
     fn drop_stale(&self, ino: NodeId) -> Result<u64> {
@@ -123,7 +150,7 @@ impl Inner {
             let Some(e) = next else { break };
             pos = e.hash;
             // entries of the own domain change in one transaction with their inodes
-            if self.domain(e.node).is_ok_and(|d| d.id == dir.domain) && e.node != ino {
+            if self.domain(e.node).is_ok_and(|d| d.id == dir.domain) && may_hang(e.node, ino) {
                 continue;
             }
             if self.child(ino, &e)?.is_none() {
@@ -131,12 +158,22 @@ impl Inner {
             }
         }
         let mut n = 0;
-        for e in suspects {
+        while let Some(e) = suspects.pop() {
             let mut op = Op::begin(self, &[dir.domain], 2, true)?;
             let mut st = dir.state.write();
             let still = self.find_entry(&dir, &mut st, &e.name)?;
-            if !still.is_some_and(|s| s.node == e.node && s.gener == e.gener) || self.child(ino, &e)?.is_some() {
+            if !still.is_some_and(|s| s.node == e.node && s.gener == e.gener) {
                 continue;
+            }
+            match self.child_below(&dir, &[], &e.name, e.node, e.gener)? {
+                Child::Stale => {}
+                Child::Lives => continue,
+                Child::Busy(x) => {
+                    drop((st, op));
+                    Child::wait(&x);
+                    suspects.push(e);
+                    continue;
+                }
             }
             op.touch(&dir, &mut st)?;
             self.edit_entry(By::Operation(&mut op), &dir, &mut st, &e.name, Edit::Remove)?;

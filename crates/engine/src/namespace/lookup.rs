@@ -1,6 +1,6 @@
 //! Name → inode, attributes.
 
-use super::check_alive;
+use super::{check_alive, may_hang};
 use crate::cell::Cell;
 use crate::cell::dir::Lookup;
 use crate::cell::names::{Key, Target};
@@ -41,7 +41,9 @@ impl Inner {
             }
         }
         let note = |node, gener, d_type: u8| {
-            if let (Some(k), Some(kind)) = (&key, FileKind::from_mode(u32::from(d_type) << 12)) {
+            if let (Some(k), Some(kind)) = (&key, FileKind::from_mode(u32::from(d_type) << 12))
+                && may_hang(node, d.ino)
+            {
                 self.names.put(k, Target { node, gener, kind });
             }
         };

@@ -28,7 +28,7 @@ use crate::braid::frontier::Frontier;
 use crate::braid::rules::{Taking, end_directory, take_name};
 use crate::braid::vacated::Leavers;
 use crate::cell::names::Key;
-use crate::cell::{Cell, State, name_hash};
+use crate::cell::{Body, Cell, State, name_hash};
 use crate::domain::commit::{Enters, enter_all};
 use crate::domain::tx::Tx;
 use crate::domain::{Domain, Enter};
@@ -63,6 +63,22 @@ pub(crate) struct Named {
     pub gener: u32,
     /// `d_type`.
     pub kind: u8,
+}
+
+/// What an entry names, for who has its directory locked.
+pub(crate) enum Child {
+    /// An inode that hangs there.
+    Lives,
+    Stale,
+    /// Another thread has this one locked: the caller lets everything go, [waits](Child::wait) and starts again.
+    Busy(Arc<Cell>),
+}
+
+impl Child {
+    /// Waits until the other thread has let it go. The caller holds nothing.
+    pub fn wait(busy: &Cell) {
+        drop(busy.state.read());
+    }
 }
 
 /// The domains that an operation changes, entered.
@@ -158,6 +174,15 @@ impl<'a> Op<'a> {
     pub fn settle(&mut self, cell: &Arc<Cell>, st: &mut State) -> Result<()> {
         let by = st.durability.dirty_tx();
         if by.0 == 0 || by == self.tx(cell.domain).id { Ok(()) } else { self.touch_content(cell, st) }
+    }
+
+    /// Announces that extents of a file go, as many as one operation may free. False where the journal has too little room
+    /// ([`Enter::expect_pieces`]).
+    #[must_use]
+    pub fn expect_frees(&self, cell: &Cell, st: &State) -> bool {
+        let Body::File(f) = &st.body else { return true };
+        let e = self.enter(cell.domain);
+        e.expect_pieces(f.map.extent_count().min(e.domain.pieces_max()))
     }
 
     /// The record of a touched cell grows.
@@ -281,21 +306,50 @@ impl Inner {
         node: NodeId,
         gener: u32,
     ) -> Result<Option<Arc<Cell>>> {
-        let c = match self.cell(node) {
-            Ok(c) => c,
-            Err(Error::NotFound) => return Ok(None),
-            Err(x) => return Err(x),
-        };
-        if c.gener != gener {
+        let Some(c) = self.child_cell(dir, node, gener)? else { return Ok(None) };
+        if self.child_in_doubt(&c, home) && !hangs_at(&c.state.read(), dir, name) {
             return Ok(None);
         }
-        if c.domain != home || self.maybe_stale.load(Ordering::Relaxed) {
-            let st = c.state.read();
-            if st.deleted || !st.has_link(dir, name) {
-                return Ok(None);
-            }
-        }
         Ok(Some(c))
+    }
+
+    /// [`Self::child_at`] for who has the directory locked, and `also` those. A stale entry may name any inode, also one
+    /// above the directory, which other threads lock first: it is not waited for here.
+    pub fn child_below(
+        &self,
+        dir: &Cell,
+        also: &[(&Cell, &State)],
+        name: &[u8],
+        node: NodeId,
+        gener: u32,
+    ) -> Result<Child> {
+        let Some(c) = self.child_cell(dir.ino, node, gener)? else { return Ok(Child::Stale) };
+        let hangs = if !self.child_in_doubt(&c, dir.domain) {
+            true
+        } else if let Some((_, st)) = also.iter().find(|(l, _)| l.ino == node) {
+            hangs_at(st, dir.ino, name)
+        } else {
+            let Some(st) = c.state.try_read() else { return Ok(Child::Busy(c)) };
+            hangs_at(&st, dir.ino, name)
+        };
+        Ok(if hangs { Child::Lives } else { Child::Stale })
+    }
+
+    /// The inode that an entry of `dir` names, if there is one in that generation that can hang there.
+    fn child_cell(&self, dir: NodeId, node: NodeId, gener: u32) -> Result<Option<Arc<Cell>>> {
+        if !may_hang(node, dir) {
+            return Ok(None);
+        }
+        match self.cell(node) {
+            Ok(c) => Ok((c.gener == gener).then_some(c)),
+            Err(Error::NotFound) => Ok(None),
+            Err(x) => Err(x),
+        }
+    }
+
+    /// Whether an entry of a directory in domain `home` may be there without the inode's link.
+    fn child_in_doubt(&self, c: &Cell, home: DomainId) -> bool {
+        c.domain != home || self.maybe_stale.load(Ordering::Relaxed)
     }
 
     /// Who left `dir/name` without that being durable yet (`crate::braid::vacated`).
@@ -368,6 +422,15 @@ impl Inner {
     }
 }
 
+/// Whether an inode can hang in a directory at all: an entry that names its own directory, or the root, is damage.
+pub(crate) fn may_hang(node: NodeId, dir: NodeId) -> bool {
+    node != dir && node != NodeId::ROOT
+}
+
+fn hangs_at(st: &State, dir: NodeId, name: &[u8]) -> bool {
+    !st.deleted && st.has_link(dir, name)
+}
+
 /// # Errors
 /// [`Error::NotFound`] where the directory has been removed.
 pub(crate) fn check_alive(st: &State) -> Result<()> {
@@ -386,3 +449,6 @@ pub(crate) fn check_changeable(st: &State) -> Result<()> {
 pub(crate) fn check_takes_names(st: &State) -> Result<()> {
     if st.flags & braidfs_format::inode::IMMUTABLE != 0 { Err(Error::Perm) } else { Ok(()) }
 }
+
+#[cfg(test)]
+mod tests;

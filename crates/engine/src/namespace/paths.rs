@@ -41,24 +41,22 @@ pub struct OpenHow {
 impl Volume {
     /// # Errors
     /// [`Error::Access`] where `cred` may not do `want` with the inode.
-    fn permit(&self, ino: NodeId, cred: &Cred, want: u32) -> Result<()> {
-        if cred.privileged {
-            return Ok(());
-        }
-        self.permit_cell(&*self.inner().cell(ino)?, cred, want)
-    }
-
     fn permit_cell(&self, c: &Cell, cred: &Cred, want: u32) -> Result<()> {
         if cred.privileged || acl::allows(&c.state.read(), cred, want) { Ok(()) } else { Err(Error::Access) }
     }
 
     /// # Errors
     /// [`Error::Perm`] where the sticky bit keeps `cred` from removing the entry.
-    fn permit_removal(&self, dir: NodeId, child: &Attr, cred: &Cred) -> Result<()> {
-        self.permit(dir, cred, WRITE | SEARCH)?;
-        let d = self.getattr(dir)?;
-        let sticky = d.mode & 0o1000 != 0 && cred.uid != d.uid && cred.uid != child.uid;
-        if sticky && !cred.privileged { Err(Error::Perm) } else { Ok(()) }
+    fn permit_removal(&self, dir: &Cell, child: &Cell, cred: &Cred) -> Result<()> {
+        if cred.privileged {
+            return Ok(());
+        }
+        self.permit_cell(dir, cred, WRITE | SEARCH)?;
+        let sticky = {
+            let d = dir.state.read();
+            d.mode & 0o1000 != 0 && cred.uid != d.uid
+        };
+        if sticky && cred.uid != child.state.read().uid { Err(Error::Perm) } else { Ok(()) }
     }
 
     /// Walks a path by names looked up lately alone, writing to no memory that threads share. `None` where that does not
@@ -173,28 +171,34 @@ impl Volume {
         Ok(c)
     }
 
-    /// Walks to the parent directory of a path and gives it with the last name.
+    /// Walks to the parent directory of a path and gives it with the last name. The directory may be removed, and another
+    /// get its number, before the caller comes to use it: the operations on paths below do not go this way.
     ///
     /// # Errors
     /// As [`Self::resolve`]; [`Error::Invalid`] where the path names the root.
     pub fn resolve_parent<'p>(&self, path: &'p [u8], cred: &Cred) -> Result<(NodeId, &'p [u8])> {
+        self.parent_cell(path, cred).map(|(dir, name)| (dir.ino, name))
+    }
+
+    /// [`Self::resolve_parent`] to the directory itself, whose cell tells when it is gone.
+    pub(super) fn parent_cell<'p>(&self, path: &'p [u8], cred: &Cred) -> Result<(Arc<Cell>, &'p [u8])> {
         let trimmed = &path[..path.len() - path.iter().rev().take_while(|b| **b == b'/').count()];
         let at = trimmed.iter().rposition(|b| *b == b'/').map_or(0, |i| i + 1);
         let name = &trimmed[at..];
         if name.is_empty() {
             return Err(Error::Invalid("the path names the root directory"));
         }
-        if let Some(t) = self.quick(&trimmed[..at], cred)
-            && t.kind == FileKind::Dir
+        if let Some(dir) = self.quick_cell(&trimmed[..at], cred)
+            && dir.kind == FileKind::Dir
         {
-            return Ok((t.node, name));
+            return Ok((dir, name));
         }
         let dir = self.resolve_cell(&trimmed[..at], true, cred)?;
         if dir.kind != FileKind::Dir {
             return Err(Error::NotDir);
         }
         self.permit_cell(&dir, cred, SEARCH)?;
-        Ok((dir.ino, name))
+        Ok((dir, name))
     }
 
     /// Opens or creates a file.
@@ -267,12 +271,12 @@ impl Volume {
     }
 
     fn make(&self, path: &[u8], new: &NewNode<'_>, cred: &Cred) -> Result<Attr> {
-        let (dir, name) = self.resolve_parent(path, cred)?;
-        if self.lookup(dir, name).is_ok() {
+        let (dir, name) = self.parent_cell(path, cred)?;
+        if self.inner().lookup_in(&dir, name).is_ok() {
             return Err(Error::Exists);
         }
-        self.permit(dir, cred, WRITE | SEARCH)?;
-        self.create(dir, name, new, cred)
+        self.permit_cell(&dir, cred, WRITE | SEARCH)?;
+        self.inner().create_in(&dir, name, new, cred).map(|(_, a)| a)
     }
 
     /// `mkdir`.
@@ -296,11 +300,7 @@ impl Volume {
     /// # Errors
     /// As `unlink(2)`.
     pub fn unlink_path(&self, path: &[u8], cred: &Cred) -> Result<()> {
-        let (dir, name) = self.resolve_parent(path, cred)?;
-        if !cred.privileged {
-            self.permit_removal(dir, &self.lookup(dir, name)?, cred)?;
-        }
-        self.unlink(dir, name)
+        self.remove_path(path, false, cred)
     }
 
     /// Removes an empty directory.
@@ -308,10 +308,16 @@ impl Volume {
     /// # Errors
     /// As `rmdir(2)`.
     pub fn rmdir_path(&self, path: &[u8], cred: &Cred) -> Result<()> {
-        let (dir, name) = self.resolve_parent(path, cred)?;
-        let a = self.lookup(dir, name)?;
-        self.permit_removal(dir, &a, cred)?;
-        self.rmdir(dir, name)
+        self.remove_path(path, true, cred)
+    }
+
+    fn remove_path(&self, path: &[u8], want_dir: bool, cred: &Cred) -> Result<()> {
+        let i = self.inner();
+        let (dir, name) = self.parent_cell(path, cred)?;
+        if !cred.privileged {
+            self.permit_removal(&dir, &*i.lookup_in(&dir, name)?, cred)?;
+        }
+        i.remove_in(&dir, name, want_dir)
     }
 
     /// `rename`.
@@ -319,22 +325,22 @@ impl Volume {
     /// # Errors
     /// As `renameat2(2)`.
     pub fn rename_path(&self, from: &[u8], to: &[u8], mode: RenameMode, cred: &Cred) -> Result<()> {
-        let (dir, name) = self.resolve_parent(from, cred)?;
-        let (new_dir, new_name) = self.resolve_parent(to, cred)?;
-        if cred.privileged {
-            return self.rename(dir, name, new_dir, new_name, mode);
+        let i = self.inner();
+        let (dir, name) = self.parent_cell(from, cred)?;
+        let (new_dir, new_name) = self.parent_cell(to, cred)?;
+        if !cred.privileged {
+            let a = i.lookup_in(&dir, name)?;
+            self.permit_removal(&dir, &a, cred)?;
+            self.permit_cell(&new_dir, cred, WRITE | SEARCH)?;
+            if let Ok(b) = i.lookup_in(&new_dir, new_name) {
+                self.permit_removal(&new_dir, &b, cred)?;
+            }
+            // a directory's `..` changes with its parent
+            if a.kind == FileKind::Dir && dir.ino != new_dir.ino {
+                self.permit_cell(&a, cred, WRITE)?;
+            }
         }
-        let a = self.lookup(dir, name)?;
-        self.permit_removal(dir, &a, cred)?;
-        self.permit(new_dir, cred, WRITE | SEARCH)?;
-        if let Ok(b) = self.lookup(new_dir, new_name) {
-            self.permit_removal(new_dir, &b, cred)?;
-        }
-        // a directory's `..` changes with its parent
-        if a.kind() == FileKind::Dir && dir != new_dir {
-            self.permit(a.ino, cred, WRITE)?;
-        }
-        self.rename(dir, name, new_dir, new_name, mode)
+        i.rename_in_dirs(dir, name, new_dir, new_name, mode)
     }
 
     /// `link`.
@@ -342,10 +348,13 @@ impl Volume {
     /// # Errors
     /// As `link(2)`.
     pub fn link_path(&self, from: &[u8], to: &[u8], cred: &Cred) -> Result<()> {
-        let a = self.resolve(from, false, cred)?;
-        let (dir, name) = self.resolve_parent(to, cred)?;
-        self.permit(dir, cred, WRITE | SEARCH)?;
-        self.link(a.ino, dir, name).map(|_| ())
+        let c = match self.quick_cell(from, cred) {
+            Some(c) => c,
+            None => self.resolve_cell(from, false, cred)?,
+        };
+        let (dir, name) = self.parent_cell(to, cred)?;
+        self.permit_cell(&dir, cred, WRITE | SEARCH)?;
+        self.inner().link_in(&c, &dir, name).map(|_| ())
     }
 }
 

@@ -1,6 +1,6 @@
 //! Taking names away: unlink, rmdir; what becomes of an inode without a name.
 
-use super::{Op, check_alive, check_changeable, check_name};
+use super::{Child, Op, check_alive, check_changeable, check_name};
 use crate::braid::entry::{By, Edit};
 use crate::braid::vacated::Vacated;
 use crate::cell::{Body, Cell, State};
@@ -40,9 +40,10 @@ impl Inner {
     }
 
     /// Deletes an inode without a name. One of very many extents is left for [`Self::reap_zombies`], which does it in
-    /// several transactions. `cell` is touched.
+    /// several transactions, or in a later one where the journal has too little room for it now. `cell` is touched.
     pub(crate) fn delete(&self, e: &Enter<'_>, cell: &Arc<Cell>, st: &mut State) {
-        if matches!(&st.body, Body::File(f) if f.map.extent_count() > e.domain.pieces_max()) {
+        let extents = if let Body::File(f) = &st.body { f.map.extent_count() } else { 0 };
+        if extents > e.domain.pieces_max() || !e.expect_pieces(extents) {
             cell.nameless.store(true, Ordering::SeqCst);
             e.domain.orphans.lock().insert(cell.ino);
             self.zombies.lock().push(cell.clone());
@@ -98,6 +99,11 @@ impl Inner {
             self.zombies.lock().push(cell.clone());
             return Ok(true);
         }
+        if !op.expect_frees(cell, &st) {
+            drop((st, op));
+            self.dom(cell.domain).make_journal_room()?;
+            return Ok(false);
+        }
         if self.truncate_piece(&mut op, cell, &mut st, 0)? {
             return Ok(false);
         }
@@ -135,7 +141,8 @@ impl Volume {
     /// # Errors
     /// [`Error::NotFound`], [`Error::IsDir`].
     pub fn unlink(&self, dir: NodeId, name: &[u8]) -> Result<()> {
-        self.remove(dir, name, false)
+        let i = self.inner();
+        i.remove_in(&i.dir_cell(dir)?, name, false)
     }
 
     /// Removes an empty directory.
@@ -143,21 +150,24 @@ impl Volume {
     /// # Errors
     /// [`Error::NotFound`], [`Error::NotDir`], [`Error::NotEmpty`].
     pub fn rmdir(&self, dir: NodeId, name: &[u8]) -> Result<()> {
-        if name == b"." {
+        let i = self.inner();
+        i.remove_in(&i.dir_cell(dir)?, name, true)
+    }
+}
+
+impl Inner {
+    /// Removes a name of a directory that is at hand: [`Volume::rmdir`], else [`Volume::unlink`].
+    pub(crate) fn remove_in(&self, d: &Arc<Cell>, name: &[u8], want_dir: bool) -> Result<()> {
+        if want_dir && name == b"." {
             return Err(Error::Invalid("the last part of the path is `.`"));
         }
-        if name == b".." {
+        if want_dir && name == b".." {
             return Err(Error::NotEmpty);
         }
-        self.remove(dir, name, true)
-    }
-
-    fn remove(&self, dir: NodeId, name: &[u8], want_dir: bool) -> Result<()> {
         check_name(name)?;
-        let i = self.inner();
-        let d = i.dir_cell(dir)?;
+        let i = self;
         loop {
-            let c = i.peek(&d, name)?;
+            let c = i.peek(d, name)?;
             match (want_dir, c.kind == FileKind::Dir) {
                 (true, false) => return Err(Error::NotDir),
                 (false, true) => return Err(Error::IsDir),
@@ -170,7 +180,7 @@ impl Volume {
             let mut op = Op::begin(i, &[d.domain, c.domain], REMOVE_BLOCKS, true)?;
             let mut dst = d.state.write();
             check_alive(&dst)?;
-            match i.find_entry(&d, &mut dst, name)? {
+            match i.find_entry(d, &mut dst, name)? {
                 Some(e) if e.node == c.ino && e.gener == c.gener => {}
                 _ => continue, // another one has the name now
             }
@@ -180,48 +190,53 @@ impl Volume {
             }
             check_changeable(&st)?;
             check_changeable(&dst)?;
-            if want_dir
-                && !i.dom(c.domain).with_index(c.ino, &mut st, |ix, load| ix.is_empty(load))?
-                && !i.only_stale(&c, &mut st)?
-            {
-                return Err(Error::NotEmpty);
+            if want_dir && !i.dom(c.domain).with_index(c.ino, &mut st, |ix, load| ix.is_empty(load))? {
+                match i.only_stale(&c, &mut st, &[(d, &dst)])? {
+                    Child::Stale => {}
+                    Child::Lives => return Err(Error::NotEmpty),
+                    Child::Busy(busy) => {
+                        drop((st, dst, op));
+                        Child::wait(&busy);
+                        continue;
+                    }
+                }
             }
             if want_dir && !i.left_dir(&c, c.domain).is_empty() {
                 continue;
             }
-            op.touch(&d, &mut dst)?;
-            i.edit_entry(By::Operation(&mut op), &d, &mut dst, name, Edit::Remove)?;
+            op.touch(d, &mut dst)?;
+            i.edit_entry(By::Operation(&mut op), d, &mut dst, name, Edit::Remove)?;
             op.touch(&c, &mut st)?;
             let now = i.shared.now();
             st.ctime = now;
             let seq = i.shared.next_seq(st.link_seq);
-            st.remove_link(dir, name, seq);
+            st.remove_link(d.ino, name, seq);
             st.durability.operation_changes_names();
-            op.hint(&d, name, &c);
+            op.hint(d, name, &c);
             i.name_gone(&op, &c, &mut st);
             // where it lives on, its other names may not be durable yet; what moved out of a directory would come back
             // into it
             let moved_out = want_dir && i.left_any(&c);
             let left = Vacated { domain: c.domain, tx: op.tx(c.domain).id, alive: st.nlink > 0 || moved_out };
-            i.dom(d.domain).vacated.add(dir, name, left);
+            i.dom(d.domain).vacated.add(d.ino, name, left);
             return Ok(());
         }
     }
-}
 
-impl Inner {
-    /// Whether all entries of a directory that is not empty are stale (left over from a crash).
-    pub(crate) fn only_stale(&self, c: &Arc<Cell>, st: &mut State) -> Result<bool> {
+    /// Whether all entries of a directory that is not empty are stale (left over from a crash), for who has it and `also`
+    /// locked: [`Child::Lives`] where one is not, [`Child::Busy`] where that cannot be seen now.
+    pub(crate) fn only_stale(&self, c: &Arc<Cell>, st: &mut State, also: &[(&Cell, &State)]) -> Result<Child> {
         if !self.maybe_stale.load(Ordering::Relaxed) {
-            return Ok(false);
+            return Ok(Child::Lives);
         }
         let mut pos = 2;
         loop {
             let next = self.dom(c.domain).with_index(c.ino, st, |ix, load| Ok(ix.next_after(pos, load)?.cloned()))?;
-            let Some(e) = next else { return Ok(true) };
+            let Some(e) = next else { return Ok(Child::Stale) };
             pos = e.hash;
-            if self.child(c.ino, &e)?.is_some() {
-                return Ok(false);
+            match self.child_below(c, also, &e.name, e.node, e.gener)? {
+                Child::Stale => {}
+                other => return Ok(other),
             }
         }
     }

@@ -5,7 +5,7 @@
 //! rare cases that meet an earlier rename of another domain which is not durable yet, and for the exchange of directories
 //! of two domains (docs/crash-contract.md says which and why).
 
-use super::{Named, Op, check_alive, check_changeable, check_name, check_takes_names};
+use super::{Child, Named, Op, check_alive, check_changeable, check_name, check_takes_names};
 use crate::braid::durability::Before;
 use crate::braid::entry::{By, Edit};
 use crate::braid::plan::{Plan, Rename, Subject, Waits, Which, plan};
@@ -80,6 +80,17 @@ impl Request<'_> {
     }
 }
 
+/// Why a rename starts again.
+enum Again {
+    /// Names changed meanwhile, or something must be durable first.
+    Changed,
+    /// Another thread has this inode locked, which a stale entry may name ([`Child::Busy`]).
+    Busy(Arc<Cell>),
+}
+
+/// A part of a rename, or that it starts again.
+type Tried<T> = std::result::Result<T, Again>;
+
 /// All that a rename changes, locked.
 struct Locked<'c> {
     dirs: Dirs<'c>,
@@ -146,8 +157,10 @@ impl Inner {
                 return Ok(());
             }
             self.commit_before(&r)?;
-            if let Some(done) = self.try_rename(&r)? {
-                return self.note_move(&r, done);
+            match self.try_rename(&r)? {
+                Ok(done) => return self.note_move(&r, done),
+                Err(Again::Changed) => {}
+                Err(Again::Busy(c)) => Child::wait(&c),
             }
         }
     }
@@ -238,9 +251,8 @@ impl Inner {
         Ok(())
     }
 
-    /// The rename itself; `None` where names changed meanwhile, or something must be durable first. The transaction of the
-    /// moved inode's domain.
-    fn try_rename(&self, r: &Request<'_>) -> Result<Option<TxId>> {
+    /// The rename itself: the transaction of the moved inode's domain.
+    fn try_rename(&self, r: &Request<'_>) -> Result<Tried<TxId>> {
         let mut domains: SmallVec<[DomainId; 4]> = smallvec![r.from.dir.domain, r.to.dir.domain, r.src.domain];
         domains.extend(r.dst.as_ref().map(|d| d.domain));
         let mut op = Op::begin(self, &domains, RENAME_BLOCKS, r.dst.is_some())?;
@@ -248,52 +260,62 @@ impl Inner {
         for d in &dirs {
             check_alive(d)?;
         }
-        let Some(replaces) = self.names_hold(r, &mut dirs, old, new)? else { return Ok(None) };
+        let replaces = match self.names_hold(r, &mut dirs, old, new)? {
+            Ok(replaces) => replaces,
+            Err(again) => return Ok(Err(again)),
+        };
         let (src, dst) = r.lock_inodes();
         let mut l = Locked { dirs, old, new, src, dst };
-        if !self.may_change(r, &mut l)? {
-            return Ok(None);
+        if let Err(again) = self.may_change(r, &mut l)? {
+            return Ok(Err(again));
         }
-        let Some(takes_new) = op.may_take(&r.to.dir, r.to.name, r.src.domain) else { return Ok(None) };
+        let takes_new = op.may_take(&r.to.dir, r.to.name, r.src.domain);
         let takes_old =
             r.partner().map_or(Some(Before::default()), |d| op.may_take(&r.from.dir, r.from.name, d.domain));
-        let Some(takes_old) = takes_old else { return Ok(None) };
+        let (Some(takes_new), Some(takes_old)) = (takes_new, takes_old) else { return Ok(Err(Again::Changed)) };
         let tx = op.tx(r.src.domain).id;
         let plan = self.change_entries(&mut op, r, &mut l, replaces)?;
         self.change_inodes(&op, r, &mut l, &plan, [takes_new, takes_old]);
-        Ok(Some(tx))
+        Ok(Ok(tx))
     }
 
-    /// Whether the entries name what was looked up: `None` where they do not any more, else whether the new name has one.
-    fn names_hold(&self, r: &Request<'_>, dirs: &mut Dirs<'_>, old: usize, new: usize) -> Result<Option<bool>> {
+    /// Whether the entries name what was looked up, and the new name has one.
+    fn names_hold(&self, r: &Request<'_>, dirs: &mut Dirs<'_>, old: usize, new: usize) -> Result<Tried<bool>> {
         let names = |e: &Option<Named>, c: &Cell| e.as_ref().is_some_and(|e| e.node == c.ino && e.gener == c.gener);
         let from = self.find_entry(&r.from.dir, &mut dirs[old], r.from.name)?;
         let to = self.find_entry(&r.to.dir, &mut dirs[new], r.to.name)?;
         if !names(&from, &r.src) {
-            return Ok(None);
+            return Ok(Err(Again::Changed));
         }
         Ok(match (&r.dst, &to) {
-            (Some(d), e) if names(e, d) => Some(true),
-            (None, None) => Some(false),
-            // left over from a crash
-            (None, Some(e)) if self.child_at(&r.to.dir, r.to.name, e.node, e.gener)?.is_none() => Some(true),
-            _ => None,
+            (Some(d), e) if names(e, d) => Ok(true),
+            (None, None) => Ok(false),
+            (None, Some(e)) => {
+                let also: &[(&Cell, &State)] = &[(&r.from.dir, &dirs[old])];
+                match self.child_below(&r.to.dir, also, r.to.name, e.node, e.gener)? {
+                    // left over from a crash
+                    Child::Stale => Ok(true),
+                    Child::Lives => Err(Again::Changed),
+                    Child::Busy(c) => Err(Again::Busy(c)),
+                }
+            }
+            _ => Err(Again::Changed),
         })
     }
 
-    /// Whether the locked inodes may take part; false where something must be durable first.
+    /// Whether the locked inodes may take part.
     ///
     /// # Errors
     /// Those of the rename: flags that forbid it, [`Error::NotEmpty`].
-    fn may_change(&self, r: &Request<'_>, l: &mut Locked<'_>) -> Result<bool> {
+    fn may_change(&self, r: &Request<'_>, l: &mut Locked<'_>) -> Result<Tried<()>> {
         if l.src.deleted || self.exchanging(&l.src) {
-            return Ok(false);
+            return Ok(Err(Again::Changed));
         }
         if let (Some(d), Some(v)) = (&r.dst, &l.dst) {
             let known = || self.names_known(r.mode, &r.src, &l.src, false) && self.names_known(r.mode, d, v, true);
             // `commit_before` saw to it; names have changed since
             if v.deleted || self.exchanging(v) || (r.is_apart() && !known()) {
-                return Ok(false);
+                return Ok(Err(Again::Changed));
             }
         }
         // what is durable by now must not mix with what follows
@@ -306,18 +328,23 @@ impl Inner {
         // a new name may go into an append-only directory; one that is there may not be taken away
         let (Some(d), Some(v)) = (&r.dst, &mut l.dst) else {
             check_takes_names(&l.dirs[l.new])?;
-            return Ok(true);
+            return Ok(Ok(()));
         };
         check_changeable(&l.dirs[l.new])?;
         check_changeable(v)?;
         if d.kind != FileKind::Dir || r.partner().is_some() {
-            return Ok(true);
+            return Ok(Ok(()));
         }
-        let empty = self.dom(d.domain).with_index(d.ino, v, |ix, load| ix.is_empty(load))? || self.only_stale(d, v)?;
-        if !empty {
-            return Err(Error::NotEmpty);
+        if !self.dom(d.domain).with_index(d.ino, v, |ix, load| ix.is_empty(load))? {
+            let also: &[(&Cell, &State)] =
+                &[(&r.from.dir, &l.dirs[l.old]), (&r.to.dir, &l.dirs[l.new]), (&r.src, &l.src)];
+            match self.only_stale(d, v, also)? {
+                Child::Stale => {}
+                Child::Lives => return Err(Error::NotEmpty),
+                Child::Busy(c) => return Ok(Err(Again::Busy(c))),
+            }
         }
-        Ok(self.left_dir(d, r.src.domain).is_empty())
+        Ok(if self.left_dir(d, r.src.domain).is_empty() { Ok(()) } else { Err(Again::Changed) })
     }
 
     /// Touches all that changes, and changes the entries; what that means for durability.
@@ -428,11 +455,23 @@ impl Volume {
     /// As `renameat2`: [`Error::NotFound`], [`Error::Exists`], [`Error::NotEmpty`], [`Error::IsDir`], [`Error::NotDir`],
     /// [`Error::Invalid`] for a directory below itself.
     pub fn rename(&self, dir: NodeId, name: &[u8], new_dir: NodeId, new_name: &[u8], mode: RenameMode) -> Result<()> {
+        let i = self.inner();
+        i.rename_in_dirs(i.dir_cell(dir)?, name, i.dir_cell(new_dir)?, new_name, mode)
+    }
+}
+
+impl Inner {
+    /// [`Volume::rename`] in directories that are at hand.
+    pub(crate) fn rename_in_dirs(
+        &self,
+        dir: Arc<Cell>,
+        name: &[u8],
+        new_dir: Arc<Cell>,
+        new_name: &[u8],
+        mode: RenameMode,
+    ) -> Result<()> {
         check_name(name)?;
         check_name(new_name)?;
-        let i = self.inner();
-        let from = Side { dir: i.dir_cell(dir)?, name };
-        let to = Side { dir: i.dir_cell(new_dir)?, name: new_name };
-        i.rename(&from, &to, mode)
+        self.rename(&Side { dir, name }, &Side { dir: new_dir, name: new_name }, mode)
     }
 }

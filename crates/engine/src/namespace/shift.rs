@@ -156,6 +156,11 @@ impl Inner {
         if cost.extents + 3 * cost.nodes > d.pieces_max() || (cost.nodes > 64 && cost.nodes as u64 > d.nodes.free()) {
             return Err(Error::Unsupported("the file has too many extents to move them in one operation"));
         }
+        if !op.enter(c.domain).expect_pieces(cost.extents + 3 * cost.nodes) {
+            drop((st, op));
+            d.make_journal_room()?;
+            return self.shift_once(c, shift);
+        }
         // it grew meanwhile, or has pages that will have to go elsewhere
         if cost.nodes > expected.nodes || !self.reserve_moved(c, &mut st) {
             return Ok(false);
