@@ -3,6 +3,7 @@
 //! An entry is an index to its inode, which alone says where it hangs. The number of a directory's links follows its
 //! entries, here and nowhere else.
 
+use crate::cell::dir::DirIndex;
 use crate::cell::names::{Key, Target};
 use crate::cell::{Cell, State};
 use crate::domain::Enter;
@@ -50,27 +51,31 @@ impl Inner {
             Edit::Add(c) | Edit::Replace(c) => Some(c),
             Edit::Remove => None,
         };
-        let hash = self.hash(name);
+        let (hash, key) = (self.hash(name), Key::of(dir.ino, dir.gener, name));
         // who walks by names looked up lately waits for the directory
-        self.forget_name(dir, name);
+        key.iter().for_each(|k| self.names.forget(k));
         if let (By::Operation(op), Some(_)) = (&mut by, child) {
             op.grows(dir.domain, ENTRY_FIXED_BYTES + name.len());
         }
-        let change = |ix: &mut crate::cell::dir::DirIndex, load: &mut dyn FnMut(u64) -> Result<Vec<Dentry>>| match edit
-        {
-            Edit::Add(c) => {
-                let entry = Dentry { hash, node: c.ino, gener: c.gener, kind: c.kind.d_type(), name: name.into() };
-                ix.insert(hash, entry, load).map(|()| None)
-            }
-            Edit::Replace(c) => ix.replace(hash, name, c.ino, c.gener, c.kind.d_type(), load),
-            Edit::Remove => ix.remove(hash, name, load),
+        // gives the kind of what the name named
+        let change = |ix: &mut DirIndex, load: &mut dyn FnMut(u64) -> Result<Vec<Dentry>>| {
+            let old = match edit {
+                Edit::Add(c) => {
+                    let entry = Dentry { hash, node: c.ino, gener: c.gener, kind: c.kind.d_type(), name: name.into() };
+                    ix.insert(hash, entry, load)?;
+                    None
+                }
+                Edit::Replace(c) => ix.replace(hash, name, c.ino, c.gener, c.kind.d_type(), load)?,
+                Edit::Remove => ix.remove(hash, name, load)?,
+            };
+            Ok(old.map(|e| e.kind))
         };
         let old = match &mut by {
             By::Operation(op) => op.with_index(dir, st, change)?,
             By::Recovery(e) => e.domain.with_index(dir.ino, st, change)?,
         };
         debug_assert!(old.is_some() != matches!(edit, Edit::Add(_)), "{edit:?} of {old:?}");
-        if old.is_some_and(|e| e.kind == FileKind::Dir.d_type()) {
+        if old == Some(FileKind::Dir.d_type()) {
             st.nlink = st.nlink.saturating_sub(1).max(2);
         }
         if child.is_some_and(|c| c.kind == FileKind::Dir) {
@@ -80,7 +85,7 @@ impl Inner {
             if let Some(c) = child {
                 // most new names are looked up soon
                 let target = Target { node: c.ino, gener: c.gener, kind: c.kind };
-                Key::of(dir.ino, dir.gener, name).iter().for_each(|k| self.names.put(k, target));
+                key.iter().for_each(|k| self.names.put(k, target));
             }
             let now = self.shared.now();
             (st.mtime, st.ctime) = (now, now);

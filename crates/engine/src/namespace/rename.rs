@@ -274,7 +274,8 @@ impl Inner {
             r.partner().map_or(Some(Before::default()), |d| op.may_take(&r.from.dir, r.from.name, d.domain));
         let (Some(takes_new), Some(takes_old)) = (takes_new, takes_old) else { return Ok(Err(Again::Changed)) };
         let tx = op.tx(r.src.domain).id;
-        let plan = self.change_entries(&mut op, r, &mut l, replaces)?;
+        self.change_entries(&mut op, r, &mut l, replaces)?;
+        let plan = plan(&self.facts(&op, r, &l));
         self.change_inodes(&op, r, &mut l, &plan, [takes_new, takes_old]);
         Ok(Ok(tx))
     }
@@ -347,8 +348,8 @@ impl Inner {
         Ok(if self.left_dir(d, r.src.domain).is_empty() { Ok(()) } else { Err(Again::Changed) })
     }
 
-    /// Touches all that changes, and changes the entries; what that means for durability.
-    fn change_entries(&self, op: &mut Op<'_>, r: &Request<'_>, l: &mut Locked<'_>, replaces: bool) -> Result<Plan> {
+    /// Touches all that changes, and changes the entries.
+    fn change_entries(&self, op: &mut Op<'_>, r: &Request<'_>, l: &mut Locked<'_>, replaces: bool) -> Result<()> {
         op.touch(&r.from.dir, &mut l.dirs[l.old])?;
         if r.two_dirs() {
             op.touch(&r.to.dir, &mut l.dirs[l.new])?;
@@ -362,16 +363,19 @@ impl Inner {
         let edit = if replaces { Edit::Replace(&r.src) } else { Edit::Add(&r.src) };
         self.edit_entry(By::Operation(op), &r.to.dir, &mut l.dirs[l.new], r.to.name, edit)?;
         let edit = r.partner().map_or(Edit::Remove, |d| Edit::Replace(d));
-        self.edit_entry(By::Operation(op), &r.from.dir, &mut l.dirs[l.old], r.from.name, edit)?;
+        self.edit_entry(By::Operation(op), &r.from.dir, &mut l.dirs[l.old], r.from.name, edit)
+    }
+
+    /// What decides what the rename means for durability. All that changes is touched.
+    fn facts(&self, op: &Op<'_>, r: &Request<'_>, l: &Locked<'_>) -> Rename {
         let victim = r.dst.as_ref().filter(|d| r.partner().is_none() && d.kind == FileKind::Dir);
-        let facts = Rename {
+        Rename {
             moved: subject(op, &r.src, &l.src),
             other: r.dst.as_ref().zip(l.dst.as_ref()).map(|(d, v)| subject(op, d, v)),
             exchange: r.partner().is_some(),
             two_dirs: r.two_dirs(),
             left_other: victim.is_some_and(|d| self.left_any(d)),
-        };
-        Ok(plan(&facts))
+        }
     }
 
     /// The inodes of a rename get their names, and what they wait for. `takes`: what must be durable with the new and the
