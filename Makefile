@@ -32,7 +32,7 @@ bench: ## library speed beside tmpfs and ext4, device traffic, memory (as root; 
 	$(CARGO) run --release -p braidfs-cli -- bench speed
 	$(CARGO) test --release -p braidfs --test traffic --test memory -- --ignored --nocapture
 
-test: layers fmt clippy unit heavy planted mount ## everything that must pass before a change goes in (under 15 minutes)
+test: layers fmt clippy unit heavy planted mount ## everything that must pass before a change goes in (some 20 minutes, compiling included)
 
 fmt: ## is everything formatted
 	$(CARGO) fmt --all --check

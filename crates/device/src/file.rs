@@ -348,6 +348,8 @@ impl Device for FileDevice {
                 }
                 Ok(())
             }
+            // The device knows no such writes: the flush that follows says whether it is durable.
+            Err(e) if matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EINVAL)) => self.write_batch(ops),
             Err(e) => {
                 // Was it the write, or the flush that the kernel sent behind it? If the latter, no later flush of the device
                 // can be trusted.

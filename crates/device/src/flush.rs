@@ -7,7 +7,8 @@
 
 use parking_lot::{Condvar, Mutex};
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
 
 #[derive(Debug, Default)]
 struct State {
@@ -16,8 +17,14 @@ struct State {
     /// The newest flush that succeeded.
     done: u64,
     running: bool,
-    failed: Option<Failure>,
 }
+
+/// Nothing was written that is not durable.
+const CLEAN: u8 = 0;
+/// Something was, since the last flush began.
+const WRITTEN: u8 = 1;
+/// Something was, and nothing since a flush began that has not succeeded yet.
+const FLUSHING: u8 = 2;
 
 /// `io::Error` is not `Clone`; this is what later callers get of it.
 #[derive(Debug, Clone)]
@@ -44,12 +51,12 @@ impl Failure {
 #[derive(Debug)]
 pub(crate) struct FlushGate {
     state: Mutex<State>,
+    failed: OnceLock<Failure>,
     /// Waiting for flush `n`, at `n % 2`: at most two have waiters, the one that runs and the next.
     ended: [Condvar; 2],
-    /// Writes that have returned and that only a flush makes durable.
-    written: AtomicU64,
-    /// So many of them are durable.
-    flushed: AtomicU64,
+    /// Of the device's cache: [`CLEAN`], [`WRITTEN`] or [`FLUSHING`]. Who writes, or flushes what is durable, mostly reads it
+    /// only.
+    cache: AtomicU8,
 }
 
 impl Default for FlushGate {
@@ -57,9 +64,9 @@ impl Default for FlushGate {
     fn default() -> Self {
         Self {
             state: Mutex::default(),
+            failed: OnceLock::new(),
             ended: Default::default(),
-            written: AtomicU64::new(1),
-            flushed: AtomicU64::new(0),
+            cache: AtomicU8::new(WRITTEN),
         }
     }
 }
@@ -67,32 +74,32 @@ impl Default for FlushGate {
 impl FlushGate {
     /// A write, or a discard, is about to return that only a flush makes durable.
     pub(crate) fn wrote(&self) {
-        self.written.fetch_add(1, SeqCst);
+        // where it is `WRITTEN` still, every flush that could end that begins later, and takes this write along
+        if self.cache.load(SeqCst) != WRITTEN {
+            self.cache.store(WRITTEN, SeqCst);
+        }
     }
 
     /// Whether all writes that have returned are durable.
     pub(crate) fn is_clean(&self) -> bool {
-        // the first of the two is never ahead of the second
-        let flushed = self.flushed.load(SeqCst);
-        flushed == self.written.load(SeqCst)
+        self.cache.load(SeqCst) == CLEAN
     }
 
-    /// A write past the device's cache failed by its flush.
+    /// A flush failed, or a write past the device's cache by its flush.
     pub(crate) fn fail(&self, e: &io::Error) {
-        self.state.lock().failed.get_or_insert_with(|| Failure::of(e));
+        self.failed.get_or_init(|| Failure::of(e));
     }
 
     /// Makes all writes that returned before this call durable by `sync`, run here or by another caller.
     pub(crate) fn flush(&self, sync: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
-        let clean = self.is_clean();
-        let mut state = self.state.lock();
-        if clean && state.failed.is_none() {
+        if self.is_clean() && self.failed.get().is_none() {
             return Ok(());
         }
+        let mut state = self.state.lock();
         // A flush that runs already may have passed our writes by: the next one is ours.
         let wanted = state.started + 1;
         while state.done < wanted {
-            if let Some(failed) = &state.failed {
+            if let Some(failed) = self.failed.get() {
                 return Err(failed.error());
             }
             if state.running {
@@ -103,20 +110,24 @@ impl FlushGate {
             state.started += 1;
             let mine = state.started;
             drop(state);
-            let upto = self.written.load(SeqCst);
-            let result = sync();
-            if result.is_ok() {
-                // flushes run one after the other
-                self.flushed.store(upto, SeqCst);
-            }
+            self.cache.store(FLUSHING, SeqCst);
+            let mut result = sync();
             state = self.state.lock();
             state.running = false;
+            // what a write past the cache found meanwhile: whether this flush covers all is not known
+            if let (Some(failed), Ok(())) = (self.failed.get(), &result) {
+                result = Err(failed.error());
+            }
             match &result {
-                Ok(()) => state.done = mine,
-                Err(e) => state.failed = Some(Failure::of(e)),
+                Ok(()) => {
+                    state.done = mine;
+                    // not where something has been written since
+                    let _ = self.cache.compare_exchange(FLUSHING, CLEAN, SeqCst, SeqCst);
+                }
+                Err(e) => self.fail(e),
             }
             self.ended(mine).notify_all();
-            if state.failed.is_some() {
+            if self.failed.get().is_some() {
                 self.ended(mine + 1).notify_all();
             } else {
                 // it runs the next one; whoever came meanwhile and began that already lets it wait for its end
@@ -135,6 +146,7 @@ impl FlushGate {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::AtomicU64;
     use std::sync::mpsc;
     use std::thread;
     use std::time::Duration;
@@ -211,6 +223,17 @@ mod tests {
         assert_eq!(runs.load(SeqCst), 3);
         gate.fail(&io::Error::from_raw_os_error(libc::EIO));
         assert!(gate.is_clean() && flush().is_err(), "a failure is told also where nothing is to be flushed");
+    }
+
+    #[test]
+    fn a_flush_beside_a_failed_write_past_the_cache_fails() {
+        let gate = FlushGate::default();
+        let beside = || {
+            gate.fail(&io::Error::from_raw_os_error(libc::EIO));
+            Ok(())
+        };
+        assert_eq!(gate.flush(beside).unwrap_err().raw_os_error(), Some(libc::EIO));
+        assert!(!gate.is_clean());
     }
 
     #[test]

@@ -390,7 +390,7 @@ impl Domain {
     /// # Errors
     /// Of the device: the caller fails the domain.
     pub fn submit(&self, writes: Vec<(BlockAddr, Payload)>) -> Result<()> {
-        self.submit_by(writes, |store, ops| store.write_batch(ops))
+        self.submit_by(writes, Store::write_batch)
     }
 
     /// As [`Self::submit`], of who flushes the devices right afterwards.
@@ -398,7 +398,7 @@ impl Domain {
     /// # Errors
     /// As [`Self::submit`].
     pub fn submit_through(&self, writes: Vec<(BlockAddr, Payload)>) -> Result<()> {
-        self.submit_by(writes, |store, ops| store.write_batch_through(ops))
+        self.submit_by(writes, Store::write_batch_through)
     }
 
     fn submit_by(
