@@ -52,7 +52,7 @@ TABLE = {
         "1.05*LOOKUP CREATE 0.05*MKDIR 1.35*WRITE RELEASE 3.15*SETATTR",
     ),
     "cat again": ("OPEN GETATTR RELEASE", "OPEN GETATTR RELEASE", "OPEN RELEASE"),
-    "find -ls, cold": 3 * ("0.05*OPENDIR 0.05*READDIR 0.05*READDIRPLUS 0.05*RELEASEDIR",),
+    "find -ls, cold": 3 * ("0.05*OPENDIR 0.1*READDIRPLUS 0.05*RELEASEDIR",),
     # after all files were opened and closed once more; to list a directory takes the validity of its access time
     "find -ls, warm": 2 * ("1.05*GETATTR 0.05*OPENDIR 0.05*RELEASEDIR",) + ("0.05*GETATTR 0.05*OPENDIR 0.05*RELEASEDIR",),
     "rm -rf": (

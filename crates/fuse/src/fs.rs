@@ -15,6 +15,7 @@ use crate::counters::{Counters, Line};
 use crate::dirty::DirtyLimit;
 use crate::flagged::Flagged;
 use crate::handles::Handles;
+use crate::listing::Listings;
 use crate::ops::{Durable, Scrubbing, Syncs};
 use crate::profile::{Profile, Xattr};
 use crate::request::{Answer, Handled, Outcome, Request};
@@ -42,14 +43,13 @@ const CONGESTED: u16 = 96;
 /// Wanted of the kernel by default; it is granted what it knows.
 ///
 /// Not wanted: POSIX_LOCKS and FLOCK_LOCKS (the kernel's own suffice), AUTO_INVAL_DATA (all changes go through the
-/// kernel).
+/// kernel), READDIRPLUS_AUTO (see [`crate::listing`]).
 const WANTED: u64 = init::ASYNC_READ
     | init::EXPORT_SUPPORT
     | init::BIG_WRITES
     | init::DONT_MASK
     | init::HAS_IOCTL_DIR
     | init::DO_READDIRPLUS
-    | init::READDIRPLUS_AUTO
     | init::ASYNC_DIO
     | init::WRITEBACK_CACHE
     | init::PARALLEL_DIROPS
@@ -141,6 +141,7 @@ pub(crate) type Job = Box<dyn FnOnce(&BraidFs) + Send>;
 pub(crate) struct BraidFs {
     pub(crate) vol: Arc<Volume>,
     pub(crate) handles: Handles,
+    pub(crate) listings: Listings,
     /// Files that are written past the kernel's cache.
     pub(crate) behind: Behind,
     pub(crate) agreed: Agreed,
@@ -218,6 +219,7 @@ impl BraidFs {
         let fs = Self {
             vol,
             handles: Handles::default(),
+            listings: Listings::default(),
             behind: Behind::default(),
             agreed,
             caps_epoch: AtomicU64::new(1),

@@ -27,6 +27,7 @@ mod flagged;
 mod fs;
 mod handles;
 mod latency;
+mod listing;
 mod lookups;
 mod loopdev;
 mod mount;

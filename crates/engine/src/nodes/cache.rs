@@ -1,22 +1,41 @@
 //! Node blocks read lately, checked. Least recently used out first, per shard.
 //!
-//! A block on its way from the device while it is invalidated does not enter: it may be what lay there before.
+//! A block on its way from the device while it is invalidated does not enter: it may be what lay there before. A commit
+//! invalidates each node block that it wrote when the write is durable and before an entry of the node table names the
+//! block. So a block that no entry names may be read at any time, also in the midst of its write: what came of that is
+//! never looked at.
+//!
+//! That allows reading ahead. Inodes that were made together lie together, so a walk through a tree whose inodes are not
+//! in memory asks for all blocks of a run, in the order of its names. Where a block is missed soon after another one
+//! near it, the aligned [`RUN`] blocks round it are read at once (ext4 does so with its inode tables,
+//! `inode_readahead_blks`); a miss by itself, as in look-ups at random, reads one block.
 
 use crate::error::Result;
 use crate::store::Store;
+use braidfs_device::AlignedBuf;
 use braidfs_format::node::NodeBlock;
 use braidfs_format::{BLOCK_BYTES, BlockAddr};
 use braidfs_sync::{Mutex, rank};
 use crossbeam::utils::CachePadded;
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 const SHARDS: usize = 16;
 const SHARD_BLOCKS: usize = 32;
+/// Blocks read at once where misses lie close together. One for each shard.
+const RUN: u64 = SHARDS as u64;
+/// Blocks of a region: two misses within one are close together.
+const REGION: u64 = 1024;
+/// Regions remembered, those of the latest misses.
+const REGIONS: usize = 8;
 
 #[derive(Debug, Default)]
 pub(super) struct BlockCache {
     shards: [CachePadded<Mutex<Shard, rank::NodeCache>>; SHARDS],
+    /// Regions of the latest misses, each plus one, in the place that its number gives it. A guess, so that threads may
+    /// overwrite each other's.
+    missed: [AtomicU64; REGIONS],
 }
 
 #[derive(Debug, Default)]
@@ -44,21 +63,70 @@ impl BlockCache {
             }
             shard.invalidations
         };
+        if self.is_near_a_miss(addr)
+            && let Some(block) = self.read_run(store, addr)
+        {
+            return Ok(block);
+        }
         let mut buf = vec![0u8; BLOCK_BYTES];
         store.read(addr, &mut buf)?;
         NodeBlock::check(&buf, store.volume, addr)?;
         let block: Arc<[u8]> = buf.into();
-        let mut shard = self.shard(addr).lock();
-        if shard.invalidations == invalidations {
-            if shard.blocks.len() >= SHARD_BLOCKS
-                && let Some(oldest) = shard.blocks.iter().min_by_key(|(_, (_, used))| *used).map(|(&addr, _)| addr)
-            {
-                shard.blocks.remove(&oldest);
-            }
-            let tick = shard.tick;
-            shard.blocks.insert(addr.0, (block.clone(), tick));
-        }
+        self.insert(addr, &block, invalidations);
         Ok(block)
+    }
+
+    /// Whether a block of the region was missed lately. It was now.
+    fn is_near_a_miss(&self, addr: BlockAddr) -> bool {
+        let region = addr.0 / REGION;
+        let place = &self.missed[region as usize % REGIONS];
+        let near = place.load(Relaxed) == region + 1;
+        if !near {
+            place.store(region + 1, Relaxed);
+        }
+        near
+    }
+
+    /// Reads the run that `addr` lies in and keeps the node blocks of it; the one at `addr`. `None` where the run or the
+    /// block cannot be read, or does not lie within the volume: reading the block by itself tells why.
+    fn read_run(&self, store: &Store, addr: BlockAddr) -> Option<Arc<[u8]>> {
+        let first = addr.0 / RUN * RUN;
+        if !store.geometry.contains(BlockAddr(first), RUN) {
+            return None;
+        }
+        let run = (first..first + RUN).map(BlockAddr);
+        let before: Vec<u64> = run.clone().map(|a| self.shard(a).lock().invalidations).collect();
+        let mut buf = AlignedBuf::zeroed(RUN as usize * BLOCK_BYTES);
+        store.read(BlockAddr(first), &mut buf).ok()?;
+        let mut wanted = None;
+        for ((at, bytes), invalidations) in run.zip(buf.chunks_exact(BLOCK_BYTES)).zip(before) {
+            // others hold data, buckets, or nothing yet
+            if NodeBlock::check(bytes, store.volume, at).is_err() {
+                continue;
+            }
+            let block: Arc<[u8]> = bytes.into();
+            self.insert(at, &block, invalidations);
+            if at == addr {
+                wanted = Some(block);
+            }
+        }
+        wanted
+    }
+
+    /// Keeps a block that was read since its shard had counted `invalidations`, in place of the one used least lately.
+    fn insert(&self, addr: BlockAddr, block: &Arc<[u8]>, invalidations: u64) {
+        let mut shard = self.shard(addr).lock();
+        if shard.invalidations != invalidations {
+            return;
+        }
+        let tick = shard.tick;
+        if shard.blocks.len() >= SHARD_BLOCKS
+            && !shard.blocks.contains_key(&addr.0)
+            && let Some(oldest) = shard.blocks.iter().min_by_key(|(_, (_, used))| *used).map(|(&addr, _)| addr)
+        {
+            shard.blocks.remove(&oldest);
+        }
+        shard.blocks.insert(addr.0, (block.clone(), tick));
     }
 
     pub fn invalidate(&self, addr: BlockAddr) {

@@ -197,6 +197,64 @@ fn records_are_read_and_checked() {
 }
 
 #[test]
+fn neighbours_of_a_missed_record_are_read_with_it() {
+    let (device, store) = fixture();
+    let table = open_table(&store, &GROUPS).unwrap();
+    let (node, gener) = table.alloc(None).unwrap();
+    let record = |payload| NodeRecord {
+        node,
+        gener,
+        kind: NodeKind::Inode,
+        flags: USED,
+        owner: node,
+        version: 1,
+        payload: vec![payload; 9],
+    };
+    let write = |addr: u64, payload| {
+        let mut builder = NodeBlockBuilder::default();
+        builder.push(&record(payload).encode()).unwrap();
+        store.write(BlockAddr(addr), &builder.finish(D.0, store.volume, BlockAddr(addr), 1)).unwrap();
+    };
+    let load = |addr| table.load(node, &NodeEntry { index: 0, ..entry(addr, gener) });
+    let reads = || device.reads.load(Relaxed);
+    // the one at 652 is no node block: nothing was written there
+    (600..700).filter(|&a| a != 652).for_each(|a| write(a, a as u8));
+
+    let before = reads();
+    for addr in (600..700).rev().filter(|&a| a != 652) {
+        assert_eq!(load(addr).unwrap(), record(addr as u8));
+    }
+    // the first miss reads one block, the others runs of 16 that lie at multiples of 16
+    assert_eq!(reads() - before, 1 + 7);
+    // as of a block that cannot be read with others: once in its run, once by itself
+    let before = reads();
+    assert!(matches!(load(652), Err(Error::Corrupt(_))));
+    assert_eq!(reads() - before, 2);
+
+    // what was read ahead is read anew once it was written
+    write(610, 1);
+    assert_eq!(load(610).unwrap(), record(610u64 as u8));
+    table.invalidate(BlockAddr(610));
+    assert_eq!(load(610).unwrap(), record(1));
+}
+
+#[test]
+fn a_miss_by_itself_reads_one_block() {
+    let (device, store) = store(4, 3, 2040);
+    GROUPS.iter().for_each(|&g| Space::init_group(&store, D, g, 1, None).unwrap());
+    let table = open_table(&store, &GROUPS).unwrap();
+    let (node, gener) = table.alloc(None).unwrap();
+    let reads_of = |addr| {
+        let before = device.reads.load(Relaxed);
+        assert!(matches!(table.load(node, &entry(addr, gener)), Err(Error::Corrupt(_))));
+        device.reads.load(Relaxed) - before
+    };
+    (0..6).for_each(|region| assert_eq!(reads_of(region * 1024 + 500), 1));
+    // near another miss, but its run would end behind the volume
+    assert_eq!(reads_of(6135), 1);
+}
+
+#[test]
 fn foreign_nodes_are_corrupt() {
     let (_, store) = fixture();
     let table = open_table(&store, &GROUPS).unwrap();

@@ -7,7 +7,7 @@ use braidfs_sync::plain::Mutex;
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 /// What is durable, and single blocks written since the last flush.
 #[derive(Debug, Default)]
@@ -16,6 +16,8 @@ pub(crate) struct TestDevice {
     cache: Mutex<BTreeMap<u64, Vec<u8>>>,
     /// Writes fail.
     pub broken: AtomicBool,
+    /// Calls of `read`.
+    pub reads: AtomicU64,
 }
 
 impl TestDevice {
@@ -37,6 +39,7 @@ impl Device for TestDevice {
         (self.durable.lock().len() / BLOCK_BYTES) as u64
     }
     fn read(&self, block: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.reads.fetch_add(1, Relaxed);
         let at = block as usize * BLOCK_BYTES;
         buf.copy_from_slice(self.durable.lock().get(at..at + buf.len()).ok_or(io::ErrorKind::UnexpectedEof)?);
         for (b, data) in self.cache.lock().range(block..block + (buf.len() / BLOCK_BYTES) as u64) {

@@ -39,15 +39,26 @@ impl BraidFs {
         let dir = self.opened_node(req.node(), arg.fh)?;
         let limit = arg.size.min(MAX_IO_BYTES) as usize;
         let mut full = false;
+        if !self.listings.wants_attributes(dir, arg.offset) {
+            let each = &mut |entry: DirEntry<'_>| {
+                full = !put_dirent(out, limit, Some(None), &entry);
+                !full
+            };
+            self.vol.readdir(dir, arg.offset, each).map_err(errno)?;
+            return listed(out, full);
+        }
+        let mut told = 0;
         let listing = self.vol.readdir_held(dir, arg.offset, &mut |entry, attr| {
             let attr = attr.map(|a| entry_out(a, self.attr_ttl(a)));
             full = !put_dirent(out, limit, Some(attr), &entry);
+            told += u64::from(!full);
             !full
         });
         if let Err(e) = listing {
             self.unlist(out.body());
             return Err(errno(e));
         }
+        self.listings.told(dir, told);
         listed(out, full)
     }
 }

@@ -23,7 +23,9 @@ impl BraidFs {
             b".." if self.attr(id)?.nlink == 0 => return Err(Errno::STALE),
             _ => {}
         }
-        match self.vol.lookup_held(self.live(id)?, name) {
+        let dir = self.live(id)?;
+        self.listings.looked_up(dir);
+        match self.vol.lookup_held(dir, name) {
             Ok(attr) => out.put(&entry_out(&attr, self.attr_ttl(&attr))),
             // Node 0 with a time to live: the kernel keeps the absence of the name.
             Err(Error::NotFound) => out.put(&abi::EntryOut { entry_valid: TTL_SECONDS, ..abi::EntryOut::new_zeroed() }),

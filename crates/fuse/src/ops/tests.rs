@@ -327,6 +327,25 @@ fn what_the_kernel_is_told_of_counts() {
 }
 
 #[test]
+fn a_long_listing_tells_attributes_of_its_first_part_and_where_names_are_looked_up() {
+    let s = Served::new();
+    let file = s.mknod(ROOT, "f");
+    let fh = s.open(op::OPENDIR, ROOT).unwrap();
+    let list = |offset| {
+        let arg = abi::ReadIn { fh, offset, size: 4096, ..abi::ReadIn::new_zeroed() };
+        s.ask(op::READDIRPLUS, ROOT, &[arg.as_bytes()]).unwrap()
+    };
+    assert_eq!(entry(&list(2)).nodeid, file.nodeid);
+    s.fs.listings.told(ROOT.ino(), crate::listing::PLENTY);
+    let names = list(2);
+    assert_eq!((entry(&names).nodeid, names.ends_with(b"f\0\0\0\0\0\0\0")), (0, true));
+    s.forget(&file, 2);
+    assert_eq!(s.held(), (0, 0), "the second listing counted nothing");
+    let file = s.lookup(ROOT, b"f").unwrap();
+    assert_eq!(entry(&list(2)).nodeid, file.nodeid);
+}
+
+#[test]
 fn a_removed_directory_answers_until_it_is_forgotten() {
     let s = Served::new();
     let dir = s.mkdir(ROOT, "d");
