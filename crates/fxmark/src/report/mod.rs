@@ -4,7 +4,7 @@ mod compare;
 mod figures;
 mod markdown;
 mod page;
-mod svg;
+pub mod svg;
 mod table;
 
 pub use compare::{CompareArgs, compare};

@@ -87,6 +87,17 @@ impl Svg {
             }
         ));
     }
+    /// A file of its own, with this style.
+    pub fn end_file(self, style: &str) -> String {
+        let element = self.end();
+        let rest = element.strip_prefix("<svg").unwrap_or(&element);
+        match rest.split_once('>') {
+            Some((head, body)) => {
+                format!(r#"<svg xmlns="http://www.w3.org/2000/svg"{head}><style>{style}</style>{body}"#) + "\n"
+            }
+            None => element,
+        }
+    }
     /// The element.
     pub fn end(self) -> String {
         let Self { body, width, height, label } = self;
