@@ -25,6 +25,7 @@ use std::process::ExitCode;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 const _: () = assert!(!braidfs::planted::POSSIBLE, "the feature planted-bugs is for tests, not for the command line");
+const _: () = assert!(!braidfs::planted::sharing::POSSIBLE, "nor is planted-sharing");
 
 /// The whole command line.
 #[derive(Debug, Parser)]

@@ -6,6 +6,8 @@
 //! Without the feature `planted-bugs` there is no switch, every question after a bug is a constant "no", and the steps are
 //! plain calls. The command line does not compile with the feature.
 
+pub mod sharing;
+
 /// A deliberate bug.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]

@@ -14,6 +14,7 @@ use super::{Domain, Enter};
 use crate::cell::Cell;
 use crate::cell::cache::Memory;
 use crate::error::{Error, Result};
+use crate::planted::sharing::{Place, share};
 use crate::planted::{self, Bug, planted};
 use crate::store::Store;
 use crate::types::*;
@@ -105,6 +106,7 @@ impl Domain {
             if gate.is_empty() {
                 return Ok(false);
             }
+            share(Place::Commit);
             let next = Arc::new(Tx::new(TxId(gate.id.0 + 1)));
             let old = std::mem::replace(&mut *gate, next);
             *self.committing.lock() = Some(old.clone());

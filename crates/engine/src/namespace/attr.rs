@@ -3,6 +3,7 @@
 use super::{Op, acl};
 use crate::cell::{Body, State};
 use crate::error::{Error, Result};
+use crate::planted::sharing::{Place, share};
 use crate::planted::{Bug, planted};
 use crate::types::*;
 use crate::volume::Volume;
@@ -15,6 +16,7 @@ impl Volume {
     /// [`Error::NotFound`], [`Error::NoSpace`], [`Error::TooBig`]; [`Error::Perm`] for immutable inodes, and for append-only
     /// ones but where the times are set to now.
     pub fn setattr(&self, ino: NodeId, set: &SetAttr) -> Result<Attr> {
+        share(Place::SetAttr);
         let i = self.inner();
         let c = i.cell(ino)?;
         if set.size.is_some() {

@@ -8,6 +8,7 @@ use crate::cell::pages::Page;
 use crate::cell::{Body, Cell, FileBody, State};
 use crate::domain::serialise::writes_in_place;
 use crate::error::{Error, Result};
+use crate::planted::sharing::{Place, share};
 use crate::types::*;
 use crate::volume::{Inner, OpenFile, Volume};
 use braidfs_format::inode::{IMMUTABLE, LBLK_MAX, NOCOW};
@@ -436,6 +437,7 @@ impl Volume {
     /// [`Error::NoSpace`], [`Error::TooBig`], [`Error::IsDir`], [`Error::Perm`] for immutable files. That append-only ones
     /// are written at their end is for the caller to see to, who knows how the file was opened.
     pub fn write(&self, file: &OpenFile, offset: u64, data: &[u8]) -> Result<usize> {
+        share(Place::Write);
         if data.is_empty() {
             return Ok(0);
         }
@@ -459,6 +461,7 @@ impl Volume {
     /// # Errors
     /// As [`Self::write`].
     pub fn append(&self, file: &OpenFile, data: &[u8]) -> Result<u64> {
+        share(Place::Append);
         if data.is_empty() {
             return Ok(file.cell.state.read().size);
         }

@@ -4,6 +4,7 @@ use super::acl;
 use crate::cell::Cell;
 use crate::cell::names::{Key, Target};
 use crate::error::{Error, Result};
+use crate::planted::sharing::{Place, share};
 use crate::types::*;
 use crate::volume::{OpenFile, Volume};
 use std::borrow::Cow;
@@ -206,6 +207,7 @@ impl Volume {
     /// # Errors
     /// As `open(2)`.
     pub fn open_path(&self, path: &[u8], how: OpenHow, cred: &Cred) -> Result<OpenFile> {
+        share(Place::Open);
         let fresh = how.create && how.exclusive;
         if fresh {
             let (above, name) = path.split_at(path.iter().rposition(|b| *b == b'/').map_or(0, |i| i + 1));

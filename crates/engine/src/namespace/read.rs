@@ -2,6 +2,7 @@
 
 use crate::cell::{Body, Cell, State};
 use crate::error::{Error, Result};
+use crate::planted::sharing::{Place, share};
 use crate::types::*;
 use crate::volume::{Inner, OpenFile, Volume};
 use std::sync::Arc;
@@ -73,6 +74,7 @@ impl Volume {
     /// # Errors
     /// [`Error::IsDir`], [`Error::Invalid`] for special files, or of the device.
     pub fn read(&self, file: &OpenFile, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        share(Place::Read);
         self.read_noting(file, offset, buf, true)
     }
 

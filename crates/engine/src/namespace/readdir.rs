@@ -4,6 +4,7 @@ use super::check_alive;
 use crate::cell::dir::Lookup;
 use crate::cell::{Body, Cell};
 use crate::error::{Error, Result};
+use crate::planted::sharing::{Place, share};
 use crate::types::*;
 use crate::volume::{Inner, Volume};
 use braidfs_format::dentry::Dentry;
@@ -133,6 +134,7 @@ impl Volume {
     /// # Errors
     /// [`Error::NotDir`], or of the device.
     pub fn readdir(&self, dir: NodeId, cookie: u64, each: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
+        share(Place::List);
         self.inner().list(dir, cookie, Tell::Names, &mut |e, _| each(e))
     }
 
