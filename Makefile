@@ -16,7 +16,7 @@ PAGES := $(addprefix $(MAN)/man8/,$(NAMES))
 OLD_PAGES := $(addprefix $(MAN)/man1/,$(NAMES))
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo bench test fmt clippy unit heavy crash planted mount mount-ring fill coherence opens million xfstests soak fuzz fuzz-coverage layers deny peers $(PEERS) deps install uninstall clean
+.PHONY: help build demo bench test fmt clippy unit heavy crash planted mount mount-ring conflicts conflicts-part conflicts-planted fill coherence opens million xfstests soak fuzz fuzz-coverage layers deny peers $(PEERS) deps install uninstall clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z$$()A-Z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -32,7 +32,7 @@ bench: ## library speed beside tmpfs and ext4, device traffic, memory (as root; 
 	$(CARGO) run --release -p braidfs-cli -- bench speed
 	$(CARGO) test --release -p braidfs --test traffic --test memory -- --ignored --nocapture
 
-test: layers fmt clippy unit heavy planted mount ## everything that must pass before a change goes in (some 20 minutes, compiling included)
+test: layers fmt clippy unit heavy planted mount conflicts-part ## everything that must pass before a change goes in (some 20 minutes, compiling included)
 
 fmt: ## is everything formatted
 	$(CARGO) fmt --all --check
@@ -59,6 +59,15 @@ mount: ## tests on a mounted volume (needs /dev/fuse, else it says so and skips)
 
 mount-ring: ## the same through io_uring (turns the kernel's switch on for that time; root)
 	@python3 scripts/test-mount.py --ring
+
+conflicts: deps ## cache lines that threads share: 19 tests x 2 to 32 workers, JSON=FILE, BLESS=1, DOCS=1 (4 minutes)
+	$(CARGO) run --release -p braidfs-conflicts -- run $(if $(JSON),--json $(JSON)) $(if $(BLESS),--bless) $(if $(DOCS),--docs docs)
+
+conflicts-part: ## the part of it that `make test` runs, 7 tests with 2 and 8 workers
+	$(CARGO) run --release -p braidfs-conflicts -- run --skip --tests DRBL,DWOL,DWSL,MRPL,MRPH,MWCL,MWRM --workers 2,8
+
+conflicts-planted: deps ## does it see ten shared writes on purpose
+	$(CARGO) run --release -p braidfs-conflicts --features planted-sharing -- planted
 
 fill: ## rounds of filling and removing, 64 MiB to 4 GiB: is there what df offers (as root; 20 minutes)
 	@python3 scripts/fill-rounds.py

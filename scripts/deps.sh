@@ -18,6 +18,7 @@ else
     want fusermount3 fuse3
     want losetup mount
     want setfacl acl
+    want valgrind valgrind
     want find findutils
     [ -x /usr/bin/time ] || packages+=(time) # not the shell's
     python3 -c 'import sqlite3' 2>/dev/null || packages+=(libpython3-stdlib)
