@@ -8,6 +8,8 @@ PEERS := pjdfstest fsx postgres rocksdb dbench big
 # and at an unmount.
 HELPERS := mkfs.braidfs mount.braidfs umount.braidfs fsck.braidfs \
 	mount.fuse.braidfs mount.fuseblk.braidfs umount.fuse.braidfs umount.fuseblk.braidfs
+# Built together with the command, what both use is built once, as the command has it.
+CONFLICTS := $(CARGO) build --release -p braidfs-cli -p braidfs-conflicts && $(TARGET)/release/braidfs-conflicts run
 MAN := $(DESTDIR)$(PREFIX)/share/man
 # Patterns are the shell's: the pages are there only after the first line of the recipe.
 NAMES := braidfs.8 braidfs-*.8 mkfs.braidfs.8 mount.braidfs.8 umount.braidfs.8 fsck.braidfs.8
@@ -61,10 +63,10 @@ mount-ring: ## the same through io_uring (turns the kernel's switch on for that 
 	@python3 scripts/test-mount.py --ring
 
 conflicts: deps ## cache lines that threads share: 19 tests x 2 to 32 workers, JSON=FILE, BLESS=1, DOCS=1 (4 minutes)
-	$(CARGO) run --release -p braidfs-conflicts -- run $(if $(JSON),--json $(JSON)) $(if $(BLESS),--bless) $(if $(DOCS),--docs docs)
+	$(CONFLICTS) $(if $(JSON),--json $(JSON)) $(if $(BLESS),--bless) $(if $(DOCS),--docs docs)
 
 conflicts-part: ## the part of it that `make test` runs, 7 tests with 2 and 8 workers
-	$(CARGO) run --release -p braidfs-conflicts -- run --skip --tests DRBL,DWOL,DWSL,MRPL,MRPH,MWCL,MWRM --workers 2,8
+	$(CONFLICTS) --skip --tests DRBL,DWOL,DWSL,MRPL,MRPH,MWCL,MWRM --workers 2,8
 
 conflicts-planted: deps ## does it see ten shared writes on purpose
 	$(CARGO) run --release -p braidfs-conflicts --features planted-sharing -- planted
