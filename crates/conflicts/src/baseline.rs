@@ -1,7 +1,7 @@
 //! What may be shared: one cap for each figure of each cell, and a short list of lines that may stay.
 //!
 //! `baseline.txt` has the figures of the version that was blessed last. A cell is worse where it is above them by more than
-//! a fiftieth and [`SLACK`]: the order of fields and blocks changes from build to build, and two neighbours may come
+//! a twentieth and [`SLACK`]: the order of fields and blocks changes from build to build, and two neighbours may come
 //! to lie on one line. Where the cap is 0, any transfer is worse.
 //!
 //! `allowed.json` names lines that are meant to be shared, each with a reason and a cap of its own. Their transfers up to
@@ -17,8 +17,8 @@ use std::path::Path;
 /// Most entries of the list.
 pub const ALLOWED_MAX: usize = 10;
 /// Transfers, or system calls, per operation.
-const SLACK: f64 = 0.02;
-const SLACK_PART: f64 = 0.02;
+const SLACK: f64 = 0.1;
+const SLACK_PART: f64 = 0.05;
 
 /// A line that may be shared.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -225,9 +225,9 @@ mod tests {
         b.bless(std::slice::from_ref(&before), &[]);
         let b = Baseline::parse(&b.text()).expect("its own text");
         assert!(b.worse(&before, &[]).is_empty() && !b.better(&before, &[]));
-        assert!(b.worse(&cell(vec![line(2.05, "crates/a.rs:1")], 1.0), &[]).is_empty());
-        assert_eq!(b.worse(&cell(vec![line(2.1, "crates/a.rs:1")], 1.0), &[]).len(), 1);
-        assert_eq!(b.worse(&cell(vec![line(2.0, "crates/a.rs:1")], 1.1), &[]).len(), 1);
+        assert!(b.worse(&cell(vec![line(2.15, "crates/a.rs:1")], 1.0), &[]).is_empty());
+        assert_eq!(b.worse(&cell(vec![line(2.3, "crates/a.rs:1")], 1.0), &[]).len(), 1);
+        assert_eq!(b.worse(&cell(vec![line(2.0, "crates/a.rs:1")], 1.2), &[]).len(), 1);
         assert!(b.better(&cell(vec![line(1.0, "crates/a.rs:1")], 1.0), &[]));
     }
 

@@ -64,11 +64,13 @@ impl Host {
         let dir = if memory.is_dir() { TempDir::new_in(memory) } else { TempDir::new() };
         let dir = dir.map_err(|e| Error::io(memory, e))?;
         let this = std::env::current_exe().map_err(|e| Error::io(Path::new("this program"), e))?;
+        // its path is in the process's memory: one of the same length everywhere
+        let link = dir.path().join("checker");
+        std::os::unix::fs::symlink(&this, &link).map_err(|e| Error::io(&link, e))?;
         let mut child = Command::new("valgrind")
             .args(["-q", "--tool=conflicts", "--fair-sched=yes", "--vgdb=no", "--read-inline-info=yes"])
             .arg("--fullpath-after=")
-            .arg(this)
-            .arg("host")
+            .args(["./checker", "host"])
             // nothing that differs between machines may reach the process
             .env_clear()
             .env("PATH", "/usr/bin:/bin")
