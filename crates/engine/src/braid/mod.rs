@@ -5,6 +5,7 @@
 //! - [`rules`], [`plan`]: pure functions from that to what must be durable first, and what recovery decides.
 //! - `entry`: how an entry of a directory changes, in operation and in recovery.
 //! - `reconcile`: how recovery makes the domains agree.
+//! - `stale`: what recovery could not see, found in the background.
 
 pub mod durability;
 pub(crate) mod entry;
@@ -12,6 +13,7 @@ pub mod frontier;
 pub mod plan;
 mod reconcile;
 pub mod rules;
+mod stale;
 pub mod vacated;
 
 #[cfg(test)]

@@ -11,7 +11,6 @@ pub mod create;
 pub mod data;
 pub mod extents;
 pub mod falloc;
-pub mod gc;
 pub mod lookup;
 pub mod paths;
 pub mod read;

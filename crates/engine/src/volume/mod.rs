@@ -4,6 +4,9 @@
 //! `crate::namespace`, one file per family of verbs.
 
 pub mod background;
+mod cleaner;
+mod compaction;
+mod eviction;
 pub mod groups;
 pub(crate) mod held;
 pub mod label;

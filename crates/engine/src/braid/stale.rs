@@ -1,0 +1,174 @@
+//! Stale entries and lost links between domains, found in the background after a crash (SpanFS section 3.3), and on
+//! demand: what recovery could not see, since no journal tells of it any more.
+
+use crate::braid::entry::{By, Edit};
+use crate::cell::Cell;
+use crate::error::Result;
+use crate::namespace::{Child, Op, may_hang};
+use crate::types::*;
+use crate::volume::{Inner, Volume};
+use braidfs_format::domain::NEEDS_GC;
+use braidfs_format::node::{DIR, OVERFLOW, REMOTE};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// What became of a missing entry.
+enum Relinked {
+    Done,
+    Needless,
+    /// This inode was locked by another thread.
+    Busy(Arc<Cell>),
+}
+
+impl Inner {
+    /// Background GC (SpanFS section 3.3): walks the node tables for inodes with a parent in another domain and makes
+    /// missing entries again; walks directories and drops entries whose inode is gone. Each finding is looked at a second
+    /// time under the locks before anything changes (two-phase validation). Number mended.
+    pub(crate) fn collect_stale(&self, stop: &dyn Fn() -> bool) -> Result<u64> {
+        let mut mended = 0;
+        for d in &self.domains {
+            if d.failed().is_some() {
+                continue;
+            }
+            let mut remote = Vec::new();
+            let mut dirs = Vec::new();
+            d.nodes.for_each_used(&mut |n, e| {
+                if e.flags & OVERFLOW == 0 {
+                    if e.flags & REMOTE != 0 {
+                        remote.push(n);
+                    }
+                    if e.flags & DIR != 0 {
+                        dirs.push(n);
+                    }
+                }
+                Ok(())
+            })?;
+            for n in remote {
+                if stop() {
+                    return Ok(mended);
+                }
+                mended += self.relink_lost(n)?;
+            }
+            for n in dirs {
+                if stop() {
+                    return Ok(mended);
+                }
+                mended += self.drop_stale(n)?;
+            }
+        }
+        self.commit_all()?;
+        for d in &self.domains {
+            if d.failed().is_none() {
+                d.write_header(|h| h.flags = (h.flags.get() & !NEEDS_GC).into())?;
+            }
+        }
+        self.maybe_stale.store(false, Ordering::Relaxed);
+        Ok(mended)
+    }
+
+    fn relink_lost(&self, ino: NodeId) -> Result<u64> {
+        let Ok(c) = self.cell(ino) else { return Ok(0) };
+        let links = c.state.read().links.clone();
+        let mut n = 0;
+        for l in links.iter().filter(|l| may_hang(ino, l.parent)) {
+            let Ok(dir) = self.dir_cell(l.parent) else { continue };
+            if self.find_entry(&dir, &mut dir.state.write(), &l.name)?.is_some_and(|e| e.node == ino) {
+                continue;
+            }
+            n += loop {
+                match self.relink(&c, &dir, &l.name)? {
+                    Relinked::Done => break 1,
+                    Relinked::Needless => break 0,
+                    Relinked::Busy(x) => Child::wait(&x),
+                }
+            };
+        }
+        Ok(n)
+    }
+
+    /// Makes an entry again that is missing, if it still is.
+    fn relink(&self, c: &Arc<Cell>, dir: &Arc<Cell>, name: &[u8]) -> Result<Relinked> {
+        let mut op = Op::begin(self, &[dir.domain, c.domain], 4, true)?;
+        let mut dst = dir.state.write();
+        if dst.deleted || dst.nlink == 0 {
+            return Ok(Relinked::Needless);
+        }
+        // under the locks: does it still claim the name, and is the name still without a rightful owner?
+        let old = self.find_entry(dir, &mut dst, name)?;
+        if let Some(e) = &old {
+            if e.node == c.ino {
+                return Ok(Relinked::Needless);
+            }
+            match self.child_below(dir, &[], name, e.node, e.gener)? {
+                Child::Stale => {}
+                Child::Lives => return Ok(Relinked::Needless),
+                Child::Busy(x) => return Ok(Relinked::Busy(x)),
+            }
+        }
+        // what no longer hangs there may be above the directory by now
+        let Some(st) = c.state.try_read() else { return Ok(Relinked::Busy(c.clone())) };
+        if !st.has_link(dir.ino, name) {
+            return Ok(Relinked::Needless);
+        }
+        drop(st);
+        op.touch(dir, &mut dst)?;
+        let edit = if old.is_some() { Edit::Replace(c) } else { Edit::Add(c) };
+        self.edit_entry(By::Operation(&mut op), dir, &mut dst, name, edit)?;
+        op.hint(dir, name, c);
+        Ok(Relinked::Done)
+    }
+
+    fn drop_stale(&self, ino: NodeId) -> Result<u64> {
+        let Ok(dir) = self.dir_cell(ino) else { return Ok(0) };
+        let mut suspects = Vec::new();
+        let mut pos = 2;
+        loop {
+            let next = {
+                let mut st = dir.state.write();
+                self.dom(dir.domain).with_index(ino, &mut st, |ix, load| Ok(ix.next_after(pos, load)?.cloned()))?
+            };
+            let Some(e) = next else { break };
+            pos = e.hash;
+            // entries of the own domain change in one transaction with their inodes
+            if self.domain(e.node).is_ok_and(|d| d.id == dir.domain) && may_hang(e.node, ino) {
+                continue;
+            }
+            if self.child(ino, &e)?.is_none() {
+                suspects.push(e);
+            }
+        }
+        let mut n = 0;
+        while let Some(e) = suspects.pop() {
+            let mut op = Op::begin(self, &[dir.domain], 2, true)?;
+            let mut st = dir.state.write();
+            let still = self.find_entry(&dir, &mut st, &e.name)?;
+            if !still.is_some_and(|s| s.node == e.node && s.gener == e.gener) {
+                continue;
+            }
+            match self.child_below(&dir, &[], &e.name, e.node, e.gener)? {
+                Child::Stale => {}
+                Child::Lives => continue,
+                Child::Busy(x) => {
+                    drop((st, op));
+                    Child::wait(&x);
+                    suspects.push(e);
+                    continue;
+                }
+            }
+            op.touch(&dir, &mut st)?;
+            self.edit_entry(By::Operation(&mut op), &dir, &mut st, &e.name, Edit::Remove)?;
+            n += 1;
+        }
+        Ok(n)
+    }
+}
+
+impl Volume {
+    /// Finds and mends stale entries and lost links of cross-domain objects (background GC; `scrub`). Number mended.
+    ///
+    /// # Errors
+    /// Of the device, or damage.
+    pub fn collect_stale(&self) -> Result<u64> {
+        self.inner().collect_stale(&|| false)
+    }
+}

@@ -1,0 +1,54 @@
+//! Compaction of node blocks: records of blocks that are mostly dead are packed together again.
+
+use super::Inner;
+use super::cleaner::mark_node;
+use crate::domain::Domain;
+use crate::error::Result;
+use crate::types::*;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Node blocks that one compaction looks at.
+const COMPACT_BLOCKS: usize = 512;
+
+impl Inner {
+    /// Packs the records of node blocks that are mostly dead together again, for a domain without free space: a commit of
+    /// few inodes leaves a block with few records each time. The caller, which is inside no gate, commits afterwards.
+    /// Blocks that become free by that, about.
+    pub(crate) fn compact_nodes(&self, d: &Arc<Domain>) -> Result<u64> {
+        let mut live: HashMap<BlockAddr, u32> = HashMap::new();
+        d.nodes.for_each_used(&mut |_, e| {
+            *live.entry(e.addr).or_insert(0) += 1;
+            Ok(())
+        })?;
+        let mut sparse: Vec<(u32, BlockAddr)> =
+            live.into_iter().map(|(a, n)| (n, a)).filter(|(n, _)| *n <= 6).collect();
+        sparse.sort();
+        sparse.truncate(COMPACT_BLOCKS);
+        // the new blocks come out of what is left
+        let s = d.space.stats();
+        let mut budget = s.free.saturating_sub(s.reserved) as usize / 4 * 4096;
+        let (mut emptied, mut bytes_all) = (0, 0);
+        for (_, addr) in sparse {
+            let (records, bytes) = self.live_records(d, addr)?;
+            if bytes > 2048 {
+                continue;
+            }
+            if bytes > budget {
+                break;
+            }
+            budget -= bytes;
+            bytes_all += bytes;
+            emptied += 1;
+            for (c, node) in records {
+                let e = d.enter()?;
+                let mut st = c.state.write();
+                if !st.deleted {
+                    d.touch(e.tx(), &c, &mut st)?;
+                    mark_node(&c, &mut st, node);
+                }
+            }
+        }
+        Ok((emptied as u64).saturating_sub(bytes_all.div_ceil(2800) as u64))
+    }
+}

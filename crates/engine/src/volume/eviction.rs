@@ -1,0 +1,66 @@
+//! The cache's budget: who goes over it writes dirty pages and gives pages, cells and names of directories back.
+//!
+//! Which pages and cells go, `cell/cache.rs` chooses (second chance), in each domain by itself.
+
+use super::Inner;
+use crate::cell::Body;
+use crate::cell::cache::{CELL_BYTES, Memory};
+use std::sync::atomic::Ordering;
+
+impl Inner {
+    pub(crate) fn cache_budget(&self) -> u64 {
+        self.shared.options.cache_bytes
+    }
+
+    /// Gives memory back where the cache is over its budget. Cheap where it is not.
+    pub(crate) fn maybe_evict(&self) {
+        let pages = self.shared.pages.load(Ordering::Relaxed).max(0) as u64;
+        if pages * 4096 > self.cache_budget()
+            && let Some(_one) = self.evicting.try_lock()
+        {
+            self.evict();
+        }
+    }
+
+    /// The background's look at memory: pages and cells.
+    pub(crate) fn balance_memory(&self) {
+        let _one = self.evicting.lock();
+        self.evict();
+    }
+
+    fn evict(&self) {
+        let budget = self.cache_budget();
+        let pages = self.shared.pages.load(Ordering::Relaxed).max(0) as u64;
+        let cells: u64 = self.domains.iter().map(|d| d.cells.len() as u64).sum();
+        let dir_bytes = self.shared.dir_bytes.load(Ordering::Relaxed).max(0) as u64;
+        let used = pages * 4096 + cells * CELL_BYTES + dir_bytes;
+        if used <= budget {
+            return;
+        }
+        // dirty pages in the way are written first, the largest files by themselves
+        if self.shared.dirty_pages.load(Ordering::Relaxed).max(0) as u64 * 4096 > budget / 2 {
+            for d in &self.domains {
+                for c in d.cells.all() {
+                    let dirty = c.state.try_read().map_or(0, |st| match &st.body {
+                        Body::File(f) => f.pages.dirty_count(),
+                        _ => 0,
+                    });
+                    if dirty > 0 && d.flush_cell(&c).is_err() {
+                        break;
+                    }
+                }
+            }
+        }
+        let goal = budget - budget / 8;
+        let over = used - goal;
+        let n = self.domains.len() as u64;
+        for d in &self.domains {
+            let want_cells = if cells * CELL_BYTES > goal / 2 { over / CELL_BYTES / n + 1 } else { 0 };
+            d.evict(Memory {
+                pages: ((over / 4096).min(pages) / n + 1) as usize,
+                cells: want_cells as usize,
+                dir_bytes: (over.min(dir_bytes) / n) as usize,
+            });
+        }
+    }
+}
