@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Imports in the engine and in the checker point one way, down the layers:
-#   engine: volume, namespace, braid/entry, braid/reconcile, braid/stale > domain > cell > braid/rules, braid/plan > braid/durability, braid/vacated > braid/frontier > journal >
+#   engine: volume, names, file, attributes, fsync, braid/entry, braid/reconcile, braid/stale > domain > cell > braid/rules, braid/plan > braid/durability, braid/vacated > braid/frontier > journal >
 #     nodes, space > store (the crate)
 #   check: check > repair > quick, online, dump > scan > data > model > collect, home > rules > parts > read > pair, report
 # braid/ is the protocol between domains: its files have ranks of their own, its rules use no layer that does I/O.
@@ -15,7 +15,7 @@ BEGIN {
     set("engine", "journal", 30); set("engine", "braid/frontier", 40); set("engine", "braid/durability braid/vacated", 45)
     set("engine", "braid/rules braid/plan", 46)
     set("engine", "cell", 50); set("engine", "domain", 55)
-    set("engine", "volume namespace", 60); set("engine", "braid/mod braid/entry braid/reconcile braid/stale", 60)
+    set("engine", "volume names file attributes fsync", 60); set("engine", "braid/mod braid/entry braid/reconcile braid/stale", 60)
     set("engine", "mkfs", 90); set("engine", "lib", 100)
     set("check", "codes error threads", 0); set("check", "report", 10); set("check", "pair", 15); set("check", "read", 20)
     set("check", "parts", 25); set("check", "rules", 30); set("check", "collect", 40); set("check", "home", 40)

@@ -1,19 +1,23 @@
 //! braidfs: a file system of many independent logs (*domains*) braided into one POSIX namespace.
 //!
 //! The modules show the way that data takes, from the top down; no module uses one above it:
-//! [`volume`] and [`namespace`] (paths, directories, rename, handles) → [`domain`] (transactions, commit, checkpoint,
-//! recovery of one micro file system) → [`cell`] (all state of one file) → [`journal`] → [`nodes`] and [`space`] (node
-//! table; segments, mlogs, cleaning) → the crates `braidfs-store` (which block lies on which device) and `braidfs-device`.
+//! [`names`], [`file`], [`attributes`], [`fsync`] (what a user asks for, by family of verbs) and [`volume`] (the domains,
+//! mounted as one) → [`domain`] (transactions, commit, checkpoint, recovery of one micro file system) → [`cell`] (all state
+//! of one file) → [`journal`] → [`nodes`] and [`space`] (node table; segments, mlogs, cleaning) → the crates
+//! `braidfs-store` (which block lies on which device) and `braidfs-device`. [`braid`] is the protocol between domains.
 
+pub mod attributes;
 pub mod braid;
 pub mod cell;
 pub mod domain;
 pub mod error;
+pub mod file;
+pub mod fsync;
 pub mod journal;
 pub mod lazy;
 pub mod live;
 pub mod mkfs;
-pub mod namespace;
+pub mod names;
 pub mod nodes;
 pub mod planted;
 pub mod space;
@@ -24,6 +28,7 @@ pub use braidfs_device as device;
 pub use braidfs_format as format;
 pub use braidfs_store as store;
 pub use error::{Error, Result};
+pub use names::path::OpenHow;
 pub use types::*;
 pub use volume::replay::JournalReplay;
 pub use volume::{OpenFile, Ticket, Volume};

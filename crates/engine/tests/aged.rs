@@ -2,9 +2,9 @@
 //! debug builds.
 #![cfg(debug_assertions)]
 
+use braidfs::OpenHow;
 use braidfs::cell::extents::steps;
 use braidfs::device::{Device, MemDevice, WriteOp};
-use braidfs::namespace::paths::OpenHow;
 use braidfs::{Cred, MkfsOptions, MountOptions, Volume, mkfs};
 use std::io;
 use std::sync::Arc;

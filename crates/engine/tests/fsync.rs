@@ -1,7 +1,7 @@
 //! What an fsync asks of the device, on which thread, and what a crash leaves of files that are synced together.
 
+use braidfs::OpenHow;
 use braidfs::device::{CountDevice, Device, Effect, Event, FaultDevice, Keep, MemDevice, Op, RecordDevice, Rule};
-use braidfs::namespace::paths::OpenHow;
 use braidfs::{Cred, FallocMode, MkfsOptions, MountOptions, NodeId, OpenFile, Overwrite, Volume, mkfs};
 use braidfs_check::{FsckOptions, check};
 use std::sync::Arc;

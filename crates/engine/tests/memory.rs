@@ -1,8 +1,8 @@
 //! Memory: the resident set of an idle mount, and its growth by many new files under a cache budget. Alone in its file:
 //! the resident set is the process's.
 
+use braidfs::OpenHow;
 use braidfs::device::{Device, FileDevice, OpenHow as DeviceHow};
-use braidfs::namespace::paths::OpenHow;
 use braidfs::{Cred, MkfsOptions, MountOptions, Volume, mkfs};
 use std::sync::Arc;
 

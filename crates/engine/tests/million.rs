@@ -1,8 +1,8 @@
 //! A million files in one directory of the library: does a create, and an unlink, cost more than in a small one? Takes a
 //! minute: `make million` runs it.
 
+use braidfs::OpenHow;
 use braidfs::device::{Device, MemDevice};
-use braidfs::namespace::paths::OpenHow;
 use braidfs::{Cred, MkfsOptions, MountOptions, Volume, mkfs};
 use std::process::Command;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! Overwrites that an fsync writes in place: what they ask of the device, where they must not be, and what a crash leaves.
 
+use braidfs::OpenHow;
 use braidfs::device::{CountDevice, Counters, Device, Effect, FaultDevice, Keep, MemDevice, Op, RecordDevice, Rule};
-use braidfs::namespace::paths::OpenHow;
 use braidfs::{
     Cred, DataMode, FallocMode, MkfsOptions, MountOptions, OVERWRITE_BLOCKS, OpenFile, Overwrite, SetAttr, SetTime,
     Timestamp, Volume, mkfs,

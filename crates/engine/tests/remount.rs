@@ -1,7 +1,7 @@
 //! A mounted volume changes between read-only and writable.
 
+use braidfs::OpenHow;
 use braidfs::device::{Device, Keep, MemDevice, RecordDevice};
-use braidfs::namespace::paths::OpenHow;
 use braidfs::{Cred, DataMode, Error, MkfsOptions, MountOptions, NodeId, Remount, Volume, mkfs};
 use braidfs_check::{FsckOptions, check};
 use std::sync::Arc;

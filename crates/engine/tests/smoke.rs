@@ -1,7 +1,7 @@
 //! The whole library once through: make, fill, remount, crash, check.
 
+use braidfs::OpenHow;
 use braidfs::device::{Device, MemDevice, RecordDevice};
-use braidfs::namespace::paths::OpenHow;
 use braidfs::{Cred, MkfsOptions, MountOptions, NodeId, RenameMode, Volume, mkfs};
 use braidfs_check::{FsckOptions, check};
 use std::sync::Arc;

@@ -1,8 +1,8 @@
 //! What reaches the device: bytes per empty file created, writes and flushes per small fsync. Counted, not timed, so it
 //! holds on any machine. `make bench` shows the counts of more files.
 
+use braidfs::OpenHow;
 use braidfs::device::{CountDevice, Counters, Device, MemDevice};
-use braidfs::namespace::paths::OpenHow;
 use braidfs::{Cred, FileKind, MkfsOptions, MountOptions, NewNode, NodeId, Result, Volume, mkfs};
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! `data=writeback`: commits leave dirty data alone, but syncs and the unmount do not.
 
+use braidfs::OpenHow;
 use braidfs::device::{Device, MemDevice};
-use braidfs::namespace::paths::OpenHow;
 use braidfs::{Cred, DataMode, MkfsOptions, MountOptions, NodeId, Volume, mkfs};
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! Devices that fail: errors on reads, writes and flushes, short writes, a full or dead device, writes that are lost or go
 //! astray, rotten bits. Seeds are fixed; `BRAIDFS_SEED` takes another.
 
-use braidfs::namespace::paths::OpenHow;
+use braidfs::OpenHow;
 use braidfs::{
     Cred, DomainId, Error, FileKind, MkfsOptions, MountOptions, NewNode, NodeId, OpenFile, Overwrite, Placement,
     SetAttr, Volume, mkfs,

@@ -4,9 +4,9 @@
 //! roll-forward records to replay. N is the format version: raising it asks for new images, made by running this test once
 //! with `BRAIDFS_BLESS=1` (which never replaces one). What the writer's bytes are is checked in `crates/format`.
 
+use braidfs::OpenHow;
 use braidfs::device::{Device, Image, MemDevice};
 use braidfs::format::FORMAT_VERSION;
-use braidfs::namespace::paths::OpenHow;
 use braidfs::{Cred, FallocMode, MkfsOptions, MountOptions, NodeId, RenameMode, Volume, mkfs};
 use braidfs_check::{FsckOptions, check};
 use std::path::PathBuf;

@@ -1,6 +1,6 @@
 //! Data that was given its place before its commit: under pressure of dirty pages, and journals that fill up.
 
-use braidfs::namespace::paths::OpenHow;
+use braidfs::OpenHow;
 use braidfs::{Cred, MkfsOptions, MountOptions, OpenFile, Timestamp, Volume, mkfs};
 use braidfs_device::{Device, Effect, FaultDevice, Keep, MemDevice, Op, RecordDevice, Rule};
 use std::sync::Arc;

@@ -1,8 +1,8 @@
 //! Collapsing and inserting ranges of files: random mixes with all other changes of one file, remounted and crashed in
 //! between; how much is written; what is refused.
 
+use braidfs::OpenHow;
 use braidfs::format::inode::{APPEND, IMMUTABLE};
-use braidfs::namespace::paths::OpenHow;
 use braidfs::{Cred, Error, FallocMode, MkfsOptions, MountOptions, OpenFile, SetAttr, Volume, mkfs};
 use braidfs_check::online::{ScrubOptions, scrub_mounted};
 use braidfs_device::{CountDevice, Device, MemDevice};

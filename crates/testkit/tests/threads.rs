@@ -4,8 +4,8 @@
 //! `BRAIDFS_SEED`, `BRAIDFS_THREAD_OPS` (per thread, default 20 000). Not deterministic: the seed repeats the
 //! operations, not their order.
 
+use braidfs::OpenHow;
 use braidfs::format::inode::NOCOW;
-use braidfs::namespace::paths::OpenHow;
 use braidfs::{
     Cred, Error, FileKind, MkfsOptions, MountOptions, NewNode, NodeId, Placement, RenameMode, SetAttr, Volume, mkfs,
 };

@@ -1,7 +1,7 @@
 //! Discarding free space: what `Volume::trim` takes and what it leaves, beside threads that write, and by itself with the
 //! mount option.
 
-use braidfs::namespace::paths::OpenHow;
+use braidfs::OpenHow;
 use braidfs::{Cred, Error, MkfsOptions, MountOptions, OpenFile, Volume, mkfs};
 use braidfs_device::{CountDevice, Device, FileDevice, MemDevice, OpenHow as DeviceHow, WriteOp};
 use braidfs_testkit::ops::fill;

@@ -4,7 +4,6 @@
 //! cache of the kernel to go around, and [`FileSystem::append`] says itself where it writes.
 
 use crate::{FileKind, FileSystem, OpenHow, Stat};
-use braidfs::namespace::paths;
 use braidfs::{
     Attr, Cred, Error, MkfsOptions, MountOptions, NewNode, OpenFile, RenameMode, SetAttr, SetTime, Volume, mkfs,
 };
@@ -96,7 +95,7 @@ impl FileSystem for Library {
     #[inline]
     fn open(&self, path: &CStr, how: OpenHow) -> io::Result<OpenFile> {
         let OpenHow { read, write, create, exclusive, truncate, no_follow, mode, .. } = how;
-        let how = paths::OpenHow { read, write, create, exclusive, truncate, no_follow, mode };
+        let how = braidfs::OpenHow { read, write, create, exclusive, truncate, no_follow, mode };
         call(self.volume.open_path(relative(path), how, &self.cred))
     }
     #[inline]

@@ -8,9 +8,9 @@ use crate::cell::names::{Key, Target};
 use crate::cell::{Cell, State};
 use crate::domain::Enter;
 use crate::error::Result;
-use crate::namespace::Op;
+use crate::names::Op;
 use crate::types::FileKind;
-use crate::volume::Inner;
+use crate::volume::MountedVolume;
 use braidfs_format::dentry::{Dentry, ENTRY_FIXED_BYTES};
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ pub(crate) enum Edit<'c> {
     Remove,
 }
 
-impl Inner {
+impl MountedVolume {
     /// Changes the entry `name` of a directory, which the caller has locked, and touched in the transaction of who changes it.
     ///
     /// # Errors

@@ -14,7 +14,7 @@ use crate::domain::recover::{Claim, Forwarded, Hint, Recovered};
 use crate::error::{Error, Result};
 use crate::planted::{Bug, planted};
 use crate::types::*;
-use crate::volume::Inner;
+use crate::volume::MountedVolume;
 use braidfs_format::dentry::Dentry;
 use braidfs_format::inode::Link;
 use braidfs_format::journal::Record;
@@ -28,7 +28,7 @@ type Claims = HashMap<NodeId, HashMap<FileName, Vec<(NodeId, u64)>>>;
 
 /// All domains entered: recovery runs alone.
 pub(crate) struct Pass<'a> {
-    inner: &'a Inner,
+    inner: &'a MountedVolume,
     enters: Vec<Option<Enter<'a>>>,
     claims: Claims,
     /// Inodes that lost their last link.
@@ -52,7 +52,7 @@ struct Verdict {
     failed: Vec<Arc<Cell>>,
 }
 
-impl Inner {
+impl MountedVolume {
     /// Makes the domains agree. The inodes that come back keep their tombstones and exchanges until the recovery
     /// transactions of all domains are durable ([`Self::forget_settled`]): after a crash between those transactions they
     /// are judged again, with the same result.

@@ -4,9 +4,9 @@
 use crate::braid::entry::{By, Edit};
 use crate::cell::Cell;
 use crate::error::Result;
-use crate::namespace::{Child, Op, may_hang};
+use crate::names::{Child, Op, may_hang};
 use crate::types::*;
-use crate::volume::{Inner, Volume};
+use crate::volume::{MountedVolume, Volume};
 use braidfs_format::domain::NEEDS_GC;
 use braidfs_format::node::{DIR, OVERFLOW, REMOTE};
 use std::sync::Arc;
@@ -20,7 +20,7 @@ enum Relinked {
     Busy(Arc<Cell>),
 }
 
-impl Inner {
+impl MountedVolume {
     /// Background GC (SpanFS section 3.3): walks the node tables for inodes with a parent in another domain and makes
     /// missing entries again; walks directories and drops entries whose inode is gone. Each finding is looked at a second
     /// time under the locks before anything changes (two-phase validation). Number mended.

@@ -8,7 +8,7 @@ use super::durability::Before;
 use super::frontier::Frontier;
 use super::rules::*;
 use super::vacated::Vacated;
-use crate::namespace::paths::OpenHow;
+use crate::names::path::OpenHow;
 use crate::types::*;
 use crate::volume::Volume;
 use braidfs_device::{Device, MemDevice};

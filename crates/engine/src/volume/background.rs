@@ -1,7 +1,7 @@
 //! Threads that work while nobody asks: interval commits, checkpoints before the journal is tight, dirty data under
 //! memory pressure, cleaning, discarding, the GC after a crash; a commit that many fsyncs gain by.
 
-use super::Inner;
+use super::MountedVolume;
 use crate::error::{Error, Result};
 use braidfs_sync::{Condvar, Mutex, rank};
 use std::sync::Arc;
@@ -32,7 +32,7 @@ pub(crate) struct Background {
 }
 
 impl Background {
-    pub fn start(inner: Arc<Inner>) -> Result<Self> {
+    pub fn start(inner: Arc<MountedVolume>) -> Result<Self> {
         let stop = Arc::new(Stop::default());
         let mut b = Self { stop: stop.clone(), threads: Vec::new() };
         // a thread per domain up to the CPUs, so that domains commit and checkpoint side by side; where they may be on
@@ -78,7 +78,7 @@ impl Drop for Background {
 }
 
 /// The work of thread `t` of `n`: domains `t`, `t + n`, …
-fn run(inner: &Inner, stop: &Stop, t: usize, n: usize) {
+fn run(inner: &MountedVolume, stop: &Stop, t: usize, n: usize) {
     let mine: Vec<_> = inner.domains.iter().skip(t).step_by(n).collect();
     let mut last_commit = Instant::now();
     loop {

@@ -3,11 +3,11 @@
 //! [`Space::victim`](crate::space::Space::victim) chooses the segment (greedy or by cost and benefit). Its live blocks become
 //! dirty, so that the next flush or commit gives them other places; only what is still the newest moves.
 
-use super::{Inner, Volume};
+use super::{MountedVolume, Volume};
 use crate::cell::{Body, Cell, State};
 use crate::domain::Domain;
 use crate::error::{Error, Result};
-use crate::namespace::Op;
+use crate::names::Op;
 use crate::types::*;
 use braidfs_format::group::Owner;
 use std::collections::HashSet;
@@ -28,7 +28,7 @@ pub(super) fn mark_node(c: &Cell, st: &mut State, node: NodeId) {
     }
 }
 
-impl Inner {
+impl MountedVolume {
     /// Empties up to `segments` segments of a domain: their valid blocks are made dirty, so that the next flush or commit
     /// writes them elsewhere (only what is still the newest moves). Blocks moved.
     pub(crate) fn clean_domain(&self, d: &Arc<Domain>, segments: u32) -> Result<u64> {

@@ -1,6 +1,6 @@
 //! Compaction of node blocks: records of blocks that are mostly dead are packed together again.
 
-use super::Inner;
+use super::MountedVolume;
 use super::cleaner::mark_node;
 use crate::domain::Domain;
 use crate::error::Result;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 /// Node blocks that one compaction looks at.
 const COMPACT_BLOCKS: usize = 512;
 
-impl Inner {
+impl MountedVolume {
     /// Packs the records of node blocks that are mostly dead together again, for a domain without free space: a commit of
     /// few inodes leaves a block with few records each time. The caller, which is inside no gate, commits afterwards.
     /// Blocks that become free by that, about.

@@ -2,12 +2,12 @@
 //!
 //! Which pages and cells go, `cell/cache.rs` chooses (second chance), in each domain by itself.
 
-use super::Inner;
+use super::MountedVolume;
 use crate::cell::Body;
 use crate::cell::cache::{CELL_BYTES, Memory};
 use std::sync::atomic::Ordering;
 
-impl Inner {
+impl MountedVolume {
     pub(crate) fn cache_budget(&self) -> u64 {
         self.shared.options.cache_bytes
     }

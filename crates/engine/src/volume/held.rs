@@ -5,14 +5,14 @@
 //! nothing else: a cell may leave memory while its inode is held. Counting writes only to the shard of the inode.
 //!
 //! Who comes first, look-up or removal: a look-up counts, then reads under the cell's lock whether the inode was
-//! deleted ([`Inner::hold`]); a removal marks the inode as gone, then asks for the count, both under the cell's lock
-//! for writing ([`Inner::last_name_gone`]). So either the look-up sees the deletion, and takes its count back, or the
+//! deleted ([`MountedVolume::hold`]); a removal marks the inode as gone, then asks for the count, both under the cell's lock
+//! for writing ([`MountedVolume::last_name_gone`]). So either the look-up sees the deletion, and takes its count back, or the
 //! removal sees the count, and leaves an orphan. Whoever gives the last count back sees the mark that the removal
 //! left here, and reaps.
 //!
 //! Lock rank: shards are leaves.
 
-use super::{Inner, Volume};
+use super::{MountedVolume, Volume};
 use crate::cell::Cell;
 use crate::error::{Error, Result};
 use crate::types::*;
@@ -192,7 +192,7 @@ impl Held {
     }
 }
 
-impl Inner {
+impl MountedVolume {
     /// Counts the inode as held and tells its attributes; `None` where it is gone.
     pub(crate) fn hold(&self, c: &Arc<Cell>) -> Option<Attr> {
         // the root never goes

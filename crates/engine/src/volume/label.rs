@@ -1,6 +1,6 @@
 //! What changes in the superblocks while the volume is in use: its label, and whether it has guarded inodes.
 
-use super::{Inner, Volume};
+use super::{MountedVolume, Volume};
 use crate::error::{Error, Result};
 use braidfs_format::super_block::COMPAT_GUARDED;
 use std::sync::atomic::Ordering;
@@ -70,7 +70,7 @@ impl Volume {
     }
 }
 
-impl Inner {
+impl MountedVolume {
     /// Writes all superblocks, durably. The caller holds the lock of the label.
     fn write_supers(&self, label: &[u8; 64], compat: u32) -> Result<()> {
         let mut sb = self.sb;

@@ -1,7 +1,7 @@
 //! A mounted volume: domains opened and braided into one namespace. The library's API.
 //!
 //! Owns the superblock, the group table and the domains. [`Volume`]'s operations on names and files are in
-//! `crate::namespace`, one file per family of verbs.
+//! `crate::names`, `crate::file`, `crate::attributes` and `crate::fsync`, one file per family of verbs.
 
 pub mod background;
 mod cleaner;
@@ -16,8 +16,6 @@ pub mod mount;
 pub mod remount;
 pub mod replay;
 pub mod room;
-pub(crate) mod syncing;
-pub mod ticket;
 pub mod trim;
 
 use crate::braid::frontier::Frontier;
@@ -25,6 +23,8 @@ use crate::cell::Cell;
 use crate::cell::names::NameCache;
 use crate::domain::{Domain, Shared};
 use crate::error::{Error, Result};
+use crate::fsync::queue::Syncing;
+use crate::fsync::ticket::Pool;
 use crate::store::Store;
 use crate::store::overlay::Overlays;
 use crate::types::*;
@@ -34,16 +34,16 @@ use crossbeam::utils::CachePadded;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
+pub use crate::fsync::ticket::Ticket;
 pub use crate::types::DomainInfo;
-pub use ticket::Ticket;
 
 /// A mounted volume. All operations take `&self` and may run on any number of threads.
 ///
 /// Inode-level operations do no permission checks (a kernel front end with `default_permissions` has done
-/// them); [`crate::namespace::paths`] has the path-level operations that check a [`Cred`].
+/// them); [`crate::names::path`] has the path-level operations that check a [`Cred`].
 ///
 /// ```
-/// use braidfs::{Cred, MkfsOptions, MountOptions, Volume, device::MemDevice, namespace::paths::OpenHow};
+/// use braidfs::{Cred, MkfsOptions, MountOptions, Volume, device::MemDevice, OpenHow};
 /// use std::sync::Arc;
 /// # fn main() -> braidfs::Result<()> {
 /// let device: Arc<dyn braidfs::device::Device> = Arc::new(MemDevice::new(16384)); // 64 MiB
@@ -62,7 +62,7 @@ pub use ticket::Ticket;
 /// # }
 /// ```
 pub struct Volume {
-    pub(crate) inner: Option<Arc<Inner>>,
+    pub(crate) inner: Option<Arc<MountedVolume>>,
     /// The threads that work by themselves. Locked for as long as the volume changes between writable and read-only.
     background: Mutex<Option<background::Background>, rank::Background>,
     /// Of a volume that was mounted read-only: what its recovery wrote.
@@ -72,7 +72,7 @@ pub struct Volume {
 }
 
 /// A reference to the volume, on cache lines of its own.
-pub(crate) type Keeper = CachePadded<Arc<Inner>>;
+pub(crate) type Keeper = CachePadded<Arc<MountedVolume>>;
 
 /// References to the volume that threads share out among them.
 const KEEPERS: usize = 32;
@@ -85,7 +85,7 @@ impl std::fmt::Debug for Volume {
 
 /// What operations, background threads and handles share.
 #[derive(Debug)]
-pub(crate) struct Inner {
+pub(crate) struct MountedVolume {
     /// As it was at the mount; of the label `label` tells.
     pub sb: SuperBlock,
     /// What the label is now. Lock rank: leaf, with superblock I/O.
@@ -113,13 +113,13 @@ pub(crate) struct Inner {
     pub unclaimed: AtomicU64,
     /// Held by the one that gives memory back. Lock rank: outside all gates.
     pub evicting: Mutex<(), rank::Evicting>,
-    /// Held by the one that empties groups ([`Inner::empty_sparse`]). Lock rank: outside all gates; not waited for by who
+    /// Held by the one that empties groups ([`MountedVolume::empty_sparse`]). Lock rank: outside all gates; not waited for by who
     /// holds it.
     pub emptying: Mutex<(), rank::Emptying>,
     /// fsync and sync that go on behind a [`Ticket`].
-    pub pool: RwLock<Option<ticket::Pool>, rank::SyncPool>,
+    pub pool: RwLock<Option<Pool>, rank::SyncPool>,
     /// fsyncs of a front end.
-    pub syncing: syncing::Syncing,
+    pub syncing: Syncing,
     /// Names looked up lately.
     pub names: NameCache,
     /// Generation of the root, where it was loaded once.
@@ -176,12 +176,12 @@ impl Drop for OpenFile {
 }
 
 impl Volume {
-    pub(crate) fn inner(&self) -> &Arc<Inner> {
+    pub(crate) fn inner(&self) -> &Arc<MountedVolume> {
         // taken only by `unmount`, `crash` and `drop`, which consume the volume
         self.inner.as_ref().unwrap_or_else(|| unreachable!("a volume is used after its end"))
     }
 
-    pub(crate) fn new(inner: Arc<Inner>, overlays: Overlays) -> Self {
+    pub(crate) fn new(inner: Arc<MountedVolume>, overlays: Overlays) -> Self {
         let keepers = (0..KEEPERS).map(|_| Arc::new(CachePadded::new(inner.clone()))).collect();
         Self { inner: Some(inner), background: Mutex::new(None), overlays, keepers }
     }
@@ -285,7 +285,7 @@ impl Drop for Volume {
     }
 }
 
-impl Inner {
+impl MountedVolume {
     /// The domain of a node.
     pub fn domain(&self, ino: NodeId) -> Result<&Arc<Domain>> {
         // an error made before it is needed would have to be dropped again each time

@@ -2,12 +2,13 @@
 
 use super::groups::Bat;
 use super::held::Held;
-use super::syncing::Syncing;
-use super::{Inner, Volume, ticket};
+use super::{MountedVolume, Volume};
 use crate::cell::names::NameCache;
 use crate::domain::recover::Recovered;
 use crate::domain::{Domain, HeaderPair, Shared};
 use crate::error::{Error, Result};
+use crate::fsync::queue::Syncing;
+use crate::fsync::ticket;
 use crate::live::LiveOptions;
 use crate::planted::{self, Bug};
 use crate::store::Store;
@@ -63,7 +64,7 @@ impl Volume {
     }
 }
 
-fn open(sb: SuperBlock, devices: Vec<Arc<dyn Device>>, options: MountOptions) -> Result<Arc<Inner>> {
+fn open(sb: SuperBlock, devices: Vec<Arc<dyn Device>>, options: MountOptions) -> Result<Arc<MountedVolume>> {
     let store = Arc::new(Store::new(devices, &sb)?);
     let bat = Bat::read(&store, &sb)?;
     let g = store.geometry;
@@ -105,7 +106,7 @@ fn open(sb: SuperBlock, devices: Vec<Arc<dyn Device>>, options: MountOptions) ->
         let _ = d.peers.set(weak.clone());
     }
     let syncing = Syncing::new(domains.len(), store.devices());
-    let inner = Arc::new(Inner {
+    let inner = Arc::new(MountedVolume {
         label: Mutex::new(sb.label),
         compat: AtomicU32::new(sb.compat.get()),
         sb,
@@ -193,7 +194,7 @@ fn open_domains(
     })
 }
 
-impl Inner {
+impl MountedVolume {
     /// Marks the domains as in use, completes recovery, makes it durable.
     fn start(self: &Arc<Self>, recovered: Vec<Recovered>) -> Result<()> {
         let dirty = recovered.iter().any(|r| r.dirty);

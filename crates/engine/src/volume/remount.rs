@@ -1,7 +1,7 @@
 //! Changing the options of a mounted volume: what `mount -o remount` does.
 
 use super::background::Background;
-use super::{Inner, Volume};
+use super::{MountedVolume, Volume};
 use crate::error::{Error, Result};
 use crate::types::Remount;
 use std::sync::Arc;
@@ -94,7 +94,7 @@ impl Volume {
     }
 }
 
-impl Inner {
+impl MountedVolume {
     /// Makes all durable, marks the domains clean and refuses changes from then on. Domains that failed before stay as they
     /// are, and are no error.
     fn retire(&self) -> Result<()> {

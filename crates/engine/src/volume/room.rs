@@ -4,7 +4,7 @@
 //! those of theirs that hold nothing: no block and no inode in use, and nothing that a crash could bring back. What is
 //! told of room ([`Volume::statfs_of`]) counts just that.
 
-use super::{Inner, Volume};
+use super::{MountedVolume, Volume};
 use crate::domain::Domain;
 use crate::error::{Error, Result};
 use crate::space::Space;
@@ -26,7 +26,7 @@ thread_local! {
     static EMPTYING: Cell<bool> = const { Cell::new(false) };
 }
 
-impl Inner {
+impl MountedVolume {
     /// Data blocks of groups that nobody owns.
     pub fn count_unclaimed(&self) {
         let bat = self.bat.lock();
@@ -312,7 +312,7 @@ impl Volume {
     }
 }
 
-impl Inner {
+impl MountedVolume {
     /// What a file below a directory can have, or a file: the least of the domains that placement may choose.
     fn room_below(&self, ino: NodeId) -> Result<u64> {
         let d = self.domain(ino)?;

@@ -1,6 +1,6 @@
 //! Discarding free space: `fstrim` and the mount option `discard`.
 
-use super::{Inner, Volume};
+use super::{MountedVolume, Volume};
 use crate::domain::Domain;
 use crate::error::{Error, Result};
 use crate::types::*;
@@ -13,7 +13,7 @@ const BLOCK: u64 = 4096;
 /// Longest run that is looked for, bytes: a segment.
 pub const TRIM_MIN_MAX: u64 = SEGMENT_BLOCKS as u64 * BLOCK;
 
-impl Inner {
+impl MountedVolume {
     /// Discards what is free in `range` of segment `index` of `group`; blocks discarded.
     fn trim_segment(&self, group: u32, index: u32, range: &Range<BlockAddr>, min: u32) -> Result<u64> {
         // no domain gets or gives up the group meanwhile

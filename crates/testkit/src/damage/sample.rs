@@ -2,7 +2,7 @@
 
 use crate::damage::truth::{Truth, read_all};
 use crate::ops::fill;
-use braidfs::namespace::paths::OpenHow;
+use braidfs::OpenHow;
 use braidfs::{
     Cred, FallocMode, FileKind, MkfsOptions, MountOptions, NewNode, NodeId, Placement, RenameMode, Result, SetAttr,
     SetTime, Timestamp, Volume, XattrMode, mkfs,

@@ -4,7 +4,7 @@ use crate::damage::named::Named;
 use crate::damage::sample::mount;
 use crate::damage::truth::{OURS, Truth, Verdict, compare, split};
 use crate::ops::fill;
-use braidfs::namespace::paths::OpenHow;
+use braidfs::OpenHow;
 use braidfs::{Cred, Volume};
 use braidfs_check::{Error, FsckOptions, FsckReport, check};
 use braidfs_device::{Device, Image, MemDevice};

@@ -1,7 +1,7 @@
 //! The cleaner beside files whose blocks an fsync overwrites in place.
 
 use super::*;
-use crate::namespace::paths::OpenHow;
+use crate::names::path::OpenHow;
 use crate::{Cred, MkfsOptions, MountOptions};
 use braidfs_device::{Device, MemDevice};
 

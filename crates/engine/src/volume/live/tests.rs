@@ -1,6 +1,6 @@
 //! A scrub of a volume in use finds every flipped bit, and nothing where there is none, whatever goes on.
 
-use crate::namespace::paths::OpenHow;
+use crate::names::path::OpenHow;
 use crate::types::{Cred, MkfsOptions, MountOptions, NodeId, RenameMode};
 use crate::volume::Volume;
 use crate::volume::replay::JournalReplay;

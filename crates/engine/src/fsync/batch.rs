@@ -11,7 +11,7 @@ use crate::domain::sync::{Ancestor, Batch, Prepared};
 use crate::error::{Error, Result};
 use crate::planted::{self, Bug};
 use crate::types::*;
-use crate::volume::Inner;
+use crate::volume::MountedVolume;
 use braidfs_format::journal::Record;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
@@ -40,7 +40,7 @@ pub(super) struct ToWrite {
     linked: Vec<(Arc<Cell>, u64)>,
 }
 
-impl Inner {
+impl MountedVolume {
     /// Gathers what makes the file durable. The caller holds its `sync` and neither a gate nor, with `may_wait`, anything
     /// gathered; without, an answer that there is no room in a journal is `Commit`.
     ///

@@ -1,6 +1,6 @@
 //! Path-level operations that check a [`Cred`]. Paths are bytes, relative to the root of the volume, `/`-separated.
 
-use super::acl;
+use crate::attributes::acl;
 use crate::cell::Cell;
 use crate::cell::names::{Key, Target};
 use crate::error::{Error, Result};

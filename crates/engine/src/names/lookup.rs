@@ -6,13 +6,13 @@ use crate::cell::dir::Lookup;
 use crate::cell::names::{Key, Target};
 use crate::error::{Error, Result};
 use crate::types::*;
-use crate::volume::{Inner, OpenFile, Volume};
+use crate::volume::{MountedVolume, OpenFile, Volume};
 use braidfs_format::Corrupt;
 use braidfs_format::inode::NAME_MAX;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-impl Inner {
+impl MountedVolume {
     /// The inode of a name; a stale entry counts as absent.
     pub(crate) fn lookup(&self, dir: NodeId, name: &[u8]) -> Result<Arc<Cell>> {
         self.lookup_in(&self.dir_cell(dir)?, name)

@@ -4,23 +4,12 @@
 //! (parents before children, then by number); check; reserve; change; leave. What can wait (a commit, a claim of a group,
 //! reading a whole file) is done outside the gate, and the operation starts again.
 
-mod access;
-pub mod acl;
-pub mod attr;
 pub mod create;
-pub mod data;
-pub mod extents;
-pub mod falloc;
 pub mod lookup;
-pub mod paths;
-pub mod read;
+pub mod path;
 pub mod readdir;
 pub mod remove;
 pub mod rename;
-mod shift;
-pub mod sync;
-mod sync_batch;
-pub mod xattr;
 
 use crate::braid::durability::Before;
 use crate::braid::frontier::Frontier;
@@ -33,7 +22,7 @@ use crate::domain::tx::Tx;
 use crate::domain::{Domain, Enter};
 use crate::error::{Error, Result};
 use crate::types::*;
-use crate::volume::Inner;
+use crate::volume::MountedVolume;
 use braidfs_format::dentry::Dentry;
 use braidfs_format::inode::NAME_MAX;
 use braidfs_format::journal::Record;
@@ -82,7 +71,7 @@ impl Child {
 
 /// The domains that an operation changes, entered.
 pub(crate) struct Op<'a> {
-    pub inner: &'a Inner,
+    pub inner: &'a MountedVolume,
     enters: Enters<'a>,
     /// Blocks reserved per entered domain and not yet handed to a transaction.
     held: SmallVec<[u64; 2]>,
@@ -93,7 +82,7 @@ impl<'a> Op<'a> {
     ///
     /// # Errors
     /// [`Error::NoSpace`] where nothing can be made free.
-    pub fn begin(inner: &'a Inner, domains: &[DomainId], blocks: u64, essential: bool) -> Result<Op<'a>> {
+    pub fn begin(inner: &'a MountedVolume, domains: &[DomainId], blocks: u64, essential: bool) -> Result<Op<'a>> {
         Self::begin_lending(inner, domains, blocks, essential, None)
     }
 
@@ -103,7 +92,7 @@ impl<'a> Op<'a> {
     /// # Errors
     /// As [`Self::begin`].
     pub fn begin_lending(
-        inner: &'a Inner,
+        inner: &'a MountedVolume,
         domains: &[DomainId],
         blocks: u64,
         essential: bool,
@@ -227,7 +216,7 @@ impl<'a> Op<'a> {
     }
 
     /// An inode of `domain` takes `dir/name`: what must be durable with it. `None` where an inode of another domain left
-    /// the name, lives on, and must be made durable first ([`Inner::settle_name`]).
+    /// the name, lives on, and must be made durable first ([`MountedVolume::settle_name`]).
     pub fn may_take(&self, dir: &Cell, name: &[u8], domain: DomainId) -> Option<Before> {
         match take_name(&self.inner.left_by(dir, name), domain) {
             Taking::Syncs(before) => Some(before),
@@ -265,7 +254,7 @@ impl Drop for Op<'_> {
     }
 }
 
-impl Inner {
+impl MountedVolume {
     /// Position of a name.
     pub fn hash(&self, name: &[u8]) -> u64 {
         name_hash(&self.shared.hash_key, name)

@@ -6,7 +6,7 @@ use crate::cell::{Body, Cell};
 use crate::error::{Error, Result};
 use crate::planted::sharing::{Place, share};
 use crate::types::*;
-use crate::volume::{Inner, Volume};
+use crate::volume::{MountedVolume, Volume};
 use braidfs_format::dentry::Dentry;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -23,7 +23,7 @@ enum Tell {
     Held,
 }
 
-impl Inner {
+impl MountedVolume {
     /// Up to [`BATCH`] entries after position `pos`. `seen`: the access time that the directory gets.
     fn entries_after(&self, c: &Arc<Cell>, mut pos: u64, seen: &mut Option<Timestamp>) -> Result<Vec<Dentry>> {
         let mut out = Vec::with_capacity(BATCH);

@@ -1,8 +1,9 @@
 //! Changing attributes.
 
-use super::{Op, acl};
+use super::acl;
 use crate::cell::{Body, State};
 use crate::error::{Error, Result};
+use crate::names::Op;
 use crate::planted::sharing::{Place, share};
 use crate::planted::{Bug, planted};
 use crate::types::*;

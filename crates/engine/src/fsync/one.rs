@@ -1,13 +1,13 @@
 //! fsync, sync: what makes changes durable (docs/crash-contract.md).
 
-use super::sync_batch::Gathered;
+use super::batch::Gathered;
 use crate::braid::frontier::Frontier;
 use crate::cell::Cell;
 use crate::domain::sync::skeleton_fits;
 use crate::error::{Error, Result};
 use crate::planted::{Bug, planted};
 use crate::types::*;
-use crate::volume::{Inner, Ticket, Volume};
+use crate::volume::{MountedVolume, Ticket, Volume};
 use std::sync::Arc;
 
 /// Directories on a file's paths that are not durable yet.
@@ -23,7 +23,7 @@ pub(super) struct Path {
     pub with: Frontier,
 }
 
-impl Inner {
+impl MountedVolume {
     /// Walks up from `c` by all its names.
     pub(super) fn pending_path(&self, c: &Arc<Cell>) -> Result<Path> {
         let (linked_at, mut todo) = {

@@ -8,11 +8,11 @@
 //! Of a volume on several devices each domain has a queue of its own, so that a device that does not answer holds up nobody
 //! else's.
 
-use super::Inner;
 use super::ticket::{Pending, Ticket};
 use crate::cell::Body;
 use crate::error::Result;
 use crate::types::*;
+use crate::volume::MountedVolume;
 use braidfs_sync::{Mutex, rank};
 use crossbeam::utils::CachePadded;
 use std::sync::Arc;
@@ -120,8 +120,8 @@ impl Drop for Serving<'_> {
     }
 }
 
-impl Inner {
-    /// See [`super::Volume::fsync_here`].
+impl MountedVolume {
+    /// See [`crate::Volume::fsync_here`].
     pub(crate) fn fsync_here(&self, ino: NodeId, data_only: bool, threads: usize) -> Option<Result<()>> {
         let s = &self.syncing;
         let others = s.under_way.fetch_add(1, Relaxed);
@@ -146,7 +146,7 @@ impl Inner {
         !matches!(&st.body, Body::File(f) if f.pages.dirty_count() > SMALL_PAGES)
     }
 
-    /// See [`super::Volume::fsync_start`].
+    /// See [`crate::Volume::fsync_start`].
     pub(crate) fn fsync_start(self: &Arc<Self>, ino: NodeId, data_only: bool) -> Ticket {
         let pool = self.pool.read();
         let Some(pool) = &*pool else { return Ticket::ready(self.fsync(ino, data_only)) };

@@ -1,12 +1,13 @@
 //! Making inodes and names: create, mkdir, symlink, mknod, tmpfile, link.
 
-use super::{Child, Op, acl, check_alive, check_changeable, check_name, check_takes_names};
+use super::{Child, Op, check_alive, check_changeable, check_name, check_takes_names};
+use crate::attributes::acl;
 use crate::braid::entry::{By, Edit};
 use crate::cell::record::{LINK_BYTES_MAX, LINKS_MAX};
 use crate::cell::{Body, Cell, State};
 use crate::error::{Error, Result};
 use crate::types::*;
-use crate::volume::{Inner, OpenFile, Volume};
+use crate::volume::{MountedVolume, OpenFile, Volume};
 use braidfs_format::inode::NOCOW;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,7 +15,7 @@ use std::sync::atomic::Ordering;
 /// Metadata blocks that one entry can dirty: a bucket, the other half of a split, and packed records.
 const ENTRY_BLOCKS: u64 = 4;
 
-impl Inner {
+impl MountedVolume {
     /// Where a new object of `dir` goes ([`Placement`]).
     fn place(&self, dir: &Cell, st: &State, kind: FileKind) -> DomainId {
         let policy = match st.placement {
@@ -280,7 +281,7 @@ impl Volume {
     }
 }
 
-impl Inner {
+impl MountedVolume {
     /// [`Volume::link`] of an inode in a directory that are at hand.
     pub(crate) fn link_in(&self, c: &Arc<Cell>, d: &Arc<Cell>, name: &[u8]) -> Result<Attr> {
         check_name(name)?;

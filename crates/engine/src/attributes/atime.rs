@@ -4,10 +4,10 @@
 //! changes anything: the inode joins the running transaction, which commits when it commits. So a file that is read again
 //! and again costs nothing with relatime, and with strictatime one record per commit.
 
-use super::Op;
 use crate::cell::{Cell, State};
+use crate::names::Op;
 use crate::types::*;
-use crate::volume::Inner;
+use crate::volume::MountedVolume;
 use braidfs_format::inode::NOATIME;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering::Relaxed;
 /// A day, in seconds: relatime updates an access time that is older.
 const RELATIME_AGE: i64 = 24 * 3600;
 
-impl Inner {
+impl MountedVolume {
     /// The time that an inode read just now gets as its access time, where the mount's mode asks for it.
     pub(crate) fn access_due(&self, st: &State) -> Option<Timestamp> {
         let live = &self.shared.live;

@@ -14,7 +14,7 @@ use crate::cell::{Cell, State};
 use crate::error::{Error, Result};
 use crate::planted::{Bug, planted};
 use crate::types::*;
-use crate::volume::{Inner, Volume};
+use crate::volume::{MountedVolume, Volume};
 use braidfs_sync::RwLockWriteGuard;
 use smallvec::{SmallVec, smallvec};
 use std::sync::Arc;
@@ -101,7 +101,7 @@ struct Locked<'c> {
     dst: Option<RwLockWriteGuard<'c, State>>,
 }
 
-impl Inner {
+impl MountedVolume {
     /// Whether `above` is `below` or an ancestor of it. Under the rename lock.
     fn is_ancestor(&self, above: NodeId, below: &Arc<Cell>) -> Result<bool> {
         let mut at = below.clone();
@@ -464,7 +464,7 @@ impl Volume {
     }
 }
 
-impl Inner {
+impl MountedVolume {
     /// [`Volume::rename`] in directories that are at hand.
     pub(crate) fn rename_in_dirs(
         &self,

@@ -1,8 +1,9 @@
 //! Extended attributes, and the virtual ones that show and set placement.
 
-use super::{Op, acl, check_changeable};
+use super::acl;
 use crate::cell::record::XATTR_BYTES_MAX;
 use crate::error::{Error, Result};
+use crate::names::{Op, check_changeable};
 use crate::types::*;
 use crate::volume::{OpenFile, Volume};
 use braidfs_format::inode::encode_xattrs;

@@ -7,14 +7,14 @@ use crate::cell::{Body, Cell, State};
 use crate::domain::Enter;
 use crate::error::{Error, Result};
 use crate::types::*;
-use crate::volume::{Inner, Volume};
+use crate::volume::{MountedVolume, Volume};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Metadata blocks that a removal can dirty.
 const REMOVE_BLOCKS: u64 = 3;
 
-impl Inner {
+impl MountedVolume {
     /// The inode lost a name, of a directory the only one. `cell` is touched.
     pub(crate) fn name_gone(&self, op: &Op<'_>, cell: &Arc<Cell>, st: &mut State) {
         let left = if cell.kind == FileKind::Dir { 0 } else { st.nlink.saturating_sub(1) };
@@ -155,7 +155,7 @@ impl Volume {
     }
 }
 
-impl Inner {
+impl MountedVolume {
     /// Removes a name of a directory that is at hand: [`Volume::rmdir`], else [`Volume::unlink`].
     pub(crate) fn remove_in(&self, d: &Arc<Cell>, name: &[u8], want_dir: bool) -> Result<()> {
         if want_dir && name == b"." {

@@ -4,7 +4,7 @@ use crate::cell::{Body, Cell, State};
 use crate::error::{Error, Result};
 use crate::planted::sharing::{Place, share};
 use crate::types::*;
-use crate::volume::{Inner, OpenFile, Volume};
+use crate::volume::{MountedVolume, OpenFile, Volume};
 use std::sync::Arc;
 
 const PAGE: u64 = 4096;
@@ -37,7 +37,7 @@ fn copy_cached(st: &State, offset: u64, buf: &mut [u8]) -> Option<u64> {
     None
 }
 
-impl Inner {
+impl MountedVolume {
     /// Reads from a file or symlink; fewer bytes only at its end. And what `f` says of the state that was read.
     pub(crate) fn read_then<R>(
         &self,

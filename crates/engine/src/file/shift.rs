@@ -4,13 +4,13 @@
 //! told the new place of every block that moved (`Alloc` again: the owner tables name logical blocks), so a file of very
 //! many extents is refused rather than moved in pieces that other processes, or a crash, would show.
 
-use super::Op;
-use super::data::SIZE_MAX;
+use super::write::SIZE_MAX;
 use crate::cell::{Body, Cell, FileBody, State};
 use crate::domain::serialise::writes_in_place;
 use crate::error::{Error, Result};
+use crate::names::Op;
 use crate::types::*;
-use crate::volume::Inner;
+use crate::volume::MountedVolume;
 use braidfs_format::group::{SegmentKind, Temperature};
 use braidfs_format::inode::{APPEND, Extent, IMMUTABLE, LBLK_MAX, NOCOW};
 use braidfs_format::journal::Record;
@@ -119,7 +119,7 @@ fn rest(e: &Extent, lblk: u64) -> Extent {
     }
 }
 
-impl Inner {
+impl MountedVolume {
     /// Collapses or inserts a range.
     ///
     /// # Errors

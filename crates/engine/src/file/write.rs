@@ -3,14 +3,14 @@
 //! A write changes pages in memory and reserves the blocks that they will need, so that ENOSPC is told here; places are
 //! given when the transaction commits, or under memory pressure (delayed allocation).
 
-use super::Op;
 use crate::cell::pages::Page;
 use crate::cell::{Body, Cell, FileBody, State};
 use crate::domain::serialise::writes_in_place;
 use crate::error::{Error, Result};
+use crate::names::Op;
 use crate::planted::sharing::{Place, share};
 use crate::types::*;
-use crate::volume::{Inner, OpenFile, Volume};
+use crate::volume::{MountedVolume, OpenFile, Volume};
 use braidfs_format::inode::{IMMUTABLE, LBLK_MAX, NOCOW};
 use std::ops::Range;
 use std::sync::Arc;
@@ -52,7 +52,7 @@ fn needs_block(f: &FileBody, lblk: u64, in_place: bool) -> bool {
     }
 }
 
-impl Inner {
+impl MountedVolume {
     /// Before a file that is overwritten in place grows to `end`: its last page is brought into memory, with zeros behind
     /// the end of the file, to be written again ([`Self::dirty_last_page`]). On the device there may be bytes of a write
     /// that a crash undid. False where room must be made first.

@@ -3,14 +3,14 @@
 //! Allocated blocks are *unwritten*: they read as zeros and are written in place, and the file is overwritten in place
 //! from then on (databases, VM images; docs/crash-contract.md, Data modes).
 
-use super::Op;
-use super::data::SIZE_MAX;
 use super::shift::Shift;
+use super::write::SIZE_MAX;
 use crate::cell::{Body, Cell, FileBody, State};
 use crate::error::{Error, Result};
+use crate::names::Op;
 use crate::space::Class;
 use crate::types::*;
-use crate::volume::{Inner, OpenFile, Volume};
+use crate::volume::{MountedVolume, OpenFile, Volume};
 use braidfs_format::group::{SegmentKind, Temperature};
 use braidfs_format::inode::{APPEND, Extent, IMMUTABLE, NOCOW};
 use braidfs_format::journal::Record;
@@ -38,7 +38,7 @@ fn holes(f: &FileBody, first: u64, end: u64) -> Vec<(u64, u64)> {
     holes
 }
 
-impl Inner {
+impl MountedVolume {
     /// Promises the blocks that allocating `first .. end` takes, after making room for them: all or nothing, so that no
     /// file is left half grown. How many.
     fn promise(&self, c: &Arc<Cell>, first: u64, end: u64) -> Result<u64> {

@@ -1,0 +1,10 @@
+//! What makes changes durable when somebody asks: fsync, sync (docs/crash-contract.md).
+//!
+//! - [`one`]: an fsync of one inode, with what is above it in all domains.
+//! - `batch`: several files, written together and flushed once.
+//! - `queue`: which thread does the fsyncs of a front end. [`ticket`]: what it holds meanwhile.
+
+mod batch;
+pub mod one;
+pub(crate) mod queue;
+pub mod ticket;
