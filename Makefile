@@ -93,8 +93,9 @@ fuzz: ## all fuzz targets with the built-in mutator, FUZZ_SECONDS each (default 
 fuzz-coverage: ## the same under libFuzzer, which looks for new code (cargo install cargo-fuzz)
 	@scripts/fuzz-coverage.sh
 
-layers: ## imports of the engine and of the checker point one way
+layers: ## imports of the engine and of the checker point one way, and in no circle
 	@scripts/check-layers.sh
+	@scripts/check-circles.py
 
 deny: ## licences and advisories of the dependencies (cargo install cargo-deny)
 	$(CARGO) deny check

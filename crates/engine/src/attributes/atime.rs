@@ -5,9 +5,9 @@
 //! and again costs nothing with relatime, and with strictatime one record per commit.
 
 use crate::cell::{Cell, State};
-use crate::names::Op;
 use crate::types::*;
 use crate::volume::MountedVolume;
+use crate::volume::operation::Op;
 use braidfs_format::inode::NOATIME;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;

@@ -3,11 +3,11 @@
 use super::acl;
 use crate::cell::{Body, State};
 use crate::error::{Error, Result};
-use crate::names::Op;
 use crate::planted::sharing::{Place, share};
 use crate::planted::{Bug, planted};
 use crate::types::*;
 use crate::volume::Volume;
+use crate::volume::operation::Op;
 use braidfs_format::inode::{APPEND, IMMUTABLE, NOATIME, NOCOW};
 
 impl Volume {

@@ -3,8 +3,9 @@
 use super::acl;
 use crate::cell::record::XATTR_BYTES_MAX;
 use crate::error::{Error, Result};
-use crate::names::{Op, check_changeable};
+use crate::names::checks::check_changeable;
 use crate::types::*;
+use crate::volume::operation::Op;
 use crate::volume::{OpenFile, Volume};
 use braidfs_format::inode::encode_xattrs;
 

@@ -8,9 +8,9 @@ use crate::cell::names::{Key, Target};
 use crate::cell::{Cell, State};
 use crate::domain::Enter;
 use crate::error::Result;
-use crate::names::Op;
 use crate::types::FileKind;
 use crate::volume::MountedVolume;
+use crate::volume::operation::Op;
 use braidfs_format::dentry::{Dentry, ENTRY_FIXED_BYTES};
 use std::sync::Arc;
 

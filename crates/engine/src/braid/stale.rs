@@ -4,8 +4,9 @@
 use crate::braid::entry::{By, Edit};
 use crate::cell::Cell;
 use crate::error::Result;
-use crate::names::{Child, Op, may_hang};
+use crate::names::entries::{Child, may_hang};
 use crate::types::*;
+use crate::volume::operation::Op;
 use crate::volume::{MountedVolume, Volume};
 use braidfs_format::domain::NEEDS_GC;
 use braidfs_format::node::{DIR, OVERFLOW, REMOTE};

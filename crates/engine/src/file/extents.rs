@@ -1,11 +1,10 @@
 //! Where the blocks of a file lie: what FIEMAP tells on other file systems. (The kernel's FUSE does not hand that on.)
 
+use super::PAGE;
 use crate::cell::Body;
 use crate::error::{Error, Result};
 use crate::types::*;
 use crate::volume::Volume;
-
-const PAGE: u64 = 4096;
 
 /// A part of a file that has, or will get, blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,20 +4,18 @@
 //! from then on (databases, VM images; docs/crash-contract.md, Data modes).
 
 use super::shift::Shift;
-use super::write::SIZE_MAX;
+use super::{PAGE, SIZE_MAX};
 use crate::cell::{Body, Cell, FileBody, State};
 use crate::error::{Error, Result};
-use crate::names::Op;
 use crate::space::Class;
 use crate::types::*;
+use crate::volume::operation::Op;
 use crate::volume::{MountedVolume, OpenFile, Volume};
 use braidfs_format::group::{SegmentKind, Temperature};
 use braidfs_format::inode::{APPEND, Extent, IMMUTABLE, NOCOW};
 use braidfs_format::journal::Record;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-
-const PAGE: u64 = 4096;
 /// Blocks allocated by one operation at most.
 const PIECE_BLOCKS: u64 = 16 * 1024;
 

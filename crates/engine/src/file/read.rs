@@ -1,13 +1,12 @@
 //! Reading file data, SEEK_DATA and SEEK_HOLE.
 
+use super::PAGE;
 use crate::cell::{Body, Cell, State};
 use crate::error::{Error, Result};
 use crate::planted::sharing::{Place, share};
 use crate::types::*;
 use crate::volume::{MountedVolume, OpenFile, Volume};
 use std::sync::Arc;
-
-const PAGE: u64 = 4096;
 
 /// Copies what is in memory; the first page that is missing, if any.
 fn copy_cached(st: &State, offset: u64, buf: &mut [u8]) -> Option<u64> {

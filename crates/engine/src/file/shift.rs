@@ -4,21 +4,19 @@
 //! told the new place of every block that moved (`Alloc` again: the owner tables name logical blocks), so a file of very
 //! many extents is refused rather than moved in pieces that other processes, or a crash, would show.
 
-use super::write::SIZE_MAX;
+use super::{PAGE, SIZE_MAX};
 use crate::cell::{Body, Cell, FileBody, State};
 use crate::domain::serialise::writes_in_place;
 use crate::error::{Error, Result};
-use crate::names::Op;
 use crate::types::*;
 use crate::volume::MountedVolume;
+use crate::volume::operation::Op;
 use braidfs_format::group::{SegmentKind, Temperature};
 use braidfs_format::inode::{APPEND, Extent, IMMUTABLE, LBLK_MAX, NOCOW};
 use braidfs_format::journal::Record;
 use braidfs_format::node::PAYLOAD_MAX;
 use std::ops::Range;
 use std::sync::Arc;
-
-const PAGE: u64 = 4096;
 
 /// Which way the blocks behind a range of logical blocks go.
 #[derive(Debug, Clone)]

@@ -1,26 +1,22 @@
-//! Writing file data: write, append, truncate, copy.
+//! Writing file data: write, append.
 //!
 //! A write changes pages in memory and reserves the blocks that they will need, so that ENOSPC is told here; places are
 //! given when the transaction commits, or under memory pressure (delayed allocation).
 
+use super::{PAGE, SIZE_MAX};
 use crate::cell::pages::Page;
-use crate::cell::{Body, Cell, FileBody, State};
-use crate::domain::serialise::writes_in_place;
+use crate::cell::{Body, Cell};
 use crate::error::{Error, Result};
-use crate::names::Op;
 use crate::planted::sharing::{Place, share};
 use crate::types::*;
+use crate::volume::operation::Op;
 use crate::volume::{MountedVolume, OpenFile, Volume};
-use braidfs_format::inode::{IMMUTABLE, LBLK_MAX, NOCOW};
-use std::ops::Range;
+use braidfs_format::inode::IMMUTABLE;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-const PAGE: u64 = 4096;
-/// Longest file, bytes: 48-bit logical blocks.
-pub(crate) const SIZE_MAX: u64 = (LBLK_MAX + 1) * PAGE;
 /// Written at once by one operation at most: keeps gates and locks short.
-const PIECE: usize = 1 << 20;
+pub(super) const PIECE: usize = 1 << 20;
 /// A file with fewer dirty pages leaves them to the commit.
 const FLUSH_PAGES: usize = 4096;
 /// One with this part of the cache's memory, or with [`FLUSH_PAGES`] where all files together have four times as much of
@@ -44,67 +40,7 @@ struct Wrote {
     dirty: usize,
 }
 
-/// Whether a dirty page at `lblk` will need a new block.
-fn needs_block(f: &FileBody, lblk: u64, in_place: bool) -> bool {
-    match f.map.get(lblk) {
-        Some(p) => !writes_in_place(&p, in_place),
-        None => true,
-    }
-}
-
 impl MountedVolume {
-    /// Before a file that is overwritten in place grows to `end`: its last page is brought into memory, with zeros behind
-    /// the end of the file, to be written again ([`Self::dirty_last_page`]). On the device there may be bytes of a write
-    /// that a crash undid. False where room must be made first.
-    pub(crate) fn load_last_page(&self, c: &Cell, st: &mut State, end: u64) -> Result<bool> {
-        if st.flags & NOCOW == 0 || end <= st.size || st.size.is_multiple_of(PAGE) {
-            return Ok(true);
-        }
-        let lblk = st.size / PAGE;
-        if !matches!(&st.body, Body::File(f) if f.map.get(lblk).is_some_and(|p| !p.unwritten)) {
-            return Ok(true);
-        }
-        self.dom(c.domain).load_pages(c, st, lblk, 1)?;
-        Ok(self.reserve_pages(c, st, lblk, lblk))
-    }
-
-    /// Marks the page that [`Self::load_last_page`] brought dirty; `size` is the file's before it grows.
-    pub(crate) fn dirty_last_page(&self, st: &mut State, size: u64) {
-        let nocow = st.flags & NOCOW != 0;
-        let Body::File(f) = &mut st.body else { return };
-        let written = f.map.get(size / PAGE).is_some_and(|p| !p.unwritten);
-        if nocow
-            && written
-            && !size.is_multiple_of(PAGE)
-            && !f.pages.is_dirty(size / PAGE)
-            && f.pages.dirty(size / PAGE)
-        {
-            self.shared.dirty_pages.fetch_add(1, Relaxed);
-        }
-    }
-
-    /// Reserves blocks for the pages `first ..= last` that are not dirty yet, in the file's account. False where the
-    /// domain has too little right now. The caller has settled the cell ([`Op::settle`]).
-    pub(crate) fn reserve_pages(&self, c: &Cell, st: &mut State, first: u64, last: u64) -> bool {
-        let d = self.dom(c.domain);
-        let in_place = d.in_place(st);
-        let Body::File(f) = &mut st.body else { return true };
-        let (mut new, mut again) = (0, 0);
-        for l in (first..=last).filter(|&l| !f.pages.is_dirty(l) && needs_block(f, l, in_place)) {
-            // one that is written anew gives its old block back
-            if f.map.get(l).is_some() { again += 1 } else { new += 1 }
-        }
-        if new > 0 && d.space.reserve(new, false).is_err() {
-            return false;
-        }
-        if again > 0 && d.space.reserve_again(again).is_err() {
-            d.space.unreserve(new);
-            return false;
-        }
-        f.reserved += new + again;
-        true
-    }
-
     /// Overwrites pages that the running transaction will write anyway: nothing is reserved, and nothing joins the
     /// transaction. `None` where the write is more than that.
     ///
@@ -335,98 +271,6 @@ impl MountedVolume {
         self.maybe_evict();
         Ok(())
     }
-
-    /// Truncates or extends. The caller has touched the cell and holds its lock; `op` has the domain. A page cut in the
-    /// middle was loaded and its block reserved by [`Self::prepare_truncate`].
-    pub(crate) fn truncate(&self, op: &Op<'_>, c: &Arc<Cell>, st: &mut State, size: u64) {
-        let d = self.dom(c.domain);
-        let old = st.size;
-        if size > old {
-            self.dirty_last_page(st, old);
-        }
-        st.size = size;
-        let Body::File(f) = &mut st.body else { return };
-        if let Some(b) = &mut f.inline {
-            if size <= self.shared.inline_max as u64 {
-                b.resize(size as usize, 0);
-                return;
-            }
-            d.uninline(f);
-        }
-        if size >= old {
-            return;
-        }
-        self.drop_blocks(op, c, f, size.div_ceil(PAGE)..LBLK_MAX + 1);
-        if !size.is_multiple_of(PAGE) && f.pages.zero_tail(size / PAGE, (size % PAGE) as usize) == Some(true) {
-            self.shared.dirty_pages.fetch_add(1, Relaxed);
-        }
-        if size == 0 && f.pages.is_empty() && f.map.extent_count() == 0 {
-            f.inline = Some(Vec::new());
-        }
-        self.settle_reserved(d, f);
-    }
-
-    /// Takes away the pages and blocks of a range of logical blocks; the size stays.
-    pub(crate) fn drop_blocks(&self, op: &Op<'_>, c: &Arc<Cell>, f: &mut FileBody, blocks: Range<u64>) {
-        let before = f.pages.len();
-        let dirty = f.pages.remove_range(blocks.start, blocks.end);
-        self.shared.left(before - f.pages.len(), dirty);
-        let mut freed = Vec::new();
-        if let Some(map) = f.map.there() {
-            map.remove(blocks.start, blocks.end, &mut freed);
-        }
-        self.dom(c.domain).free_runs(op.tx(c.domain), freed);
-    }
-
-    /// Before a file is truncated to `size`, or deleted: where it has more extents behind than one operation may free, the
-    /// last ones go; whether there were some. The caller has settled the cell, and calls again in another operation.
-    pub(crate) fn truncate_piece(&self, op: &mut Op<'_>, c: &Arc<Cell>, st: &mut State, size: u64) -> Result<bool> {
-        let Body::File(f) = &st.body else { return Ok(false) };
-        let Some(tail) = f.map.tail(self.dom(c.domain).pieces_max()).filter(|t| *t >= size.div_ceil(PAGE)) else {
-            return Ok(false);
-        };
-        op.touch(c, st)?;
-        st.size = st.size.min(tail * PAGE);
-        st.durability.operation_changes_data();
-        let Body::File(f) = &mut st.body else { return Ok(false) };
-        self.drop_blocks(op, c, f, tail..LBLK_MAX + 1);
-        self.settle_reserved(self.dom(c.domain), f);
-        Ok(true)
-    }
-
-    /// Gives back reservations of dirty pages that are gone.
-    pub(crate) fn settle_reserved(&self, d: &crate::domain::Domain, f: &mut FileBody) {
-        let dirty = f.pages.dirty_count() as u64;
-        if f.reserved > dirty {
-            d.space.unreserve(f.reserved - dirty);
-            f.reserved = dirty;
-        }
-    }
-
-    /// Loads and reserves what [`Self::truncate`] to `size` will change; false where room must be made first.
-    pub(crate) fn prepare_truncate(&self, c: &Arc<Cell>, st: &mut State, size: u64) -> Result<bool> {
-        let inline = match &st.body {
-            Body::File(f) => f.inline.as_ref().map(|b| !b.is_empty()),
-            _ => return Err(Error::Invalid("not a regular file")),
-        };
-        if size > SIZE_MAX {
-            return Err(Error::TooBig);
-        }
-        if let Some(some) = inline {
-            // content that leaves the record needs a page
-            return Ok(!some || size <= self.shared.inline_max as u64 || self.reserve_pages(c, st, 0, 0));
-        }
-        if !self.load_last_page(c, st, size)? {
-            return Ok(false);
-        }
-        if size < st.size && !size.is_multiple_of(PAGE) {
-            let lblk = size / PAGE;
-            self.dom(c.domain).load_pages(c, st, lblk, 1)?;
-            let cached = matches!(&st.body, Body::File(f) if f.pages.get(lblk).is_some());
-            return Ok(!cached || self.reserve_pages(c, st, lblk, lblk));
-        }
-        Ok(true)
-    }
 }
 
 impl Volume {
@@ -466,46 +310,5 @@ impl Volume {
             return Ok(file.cell.state.read().size);
         }
         Ok(self.inner().write_at(&file.cell, At::End, data)?.0)
-    }
-
-    /// `copy_file_range`; bytes copied.
-    ///
-    /// # Errors
-    /// As [`Self::read`] and [`Self::write`]; [`Error::Invalid`] where the ranges overlap in one file.
-    pub fn copy_range(
-        &self,
-        from: &OpenFile,
-        from_offset: u64,
-        to: &OpenFile,
-        to_offset: u64,
-        len: u64,
-    ) -> Result<u64> {
-        let size = from.cell.state.read().size;
-        let len = len.min(size.saturating_sub(from_offset));
-        if from.ino() == to.ino()
-            && from_offset < to_offset.saturating_add(len)
-            && to_offset < from_offset.saturating_add(len)
-        {
-            return Err(Error::Invalid("the ranges overlap"));
-        }
-        let mut buf = vec![0; PIECE.min(len as usize)];
-        let mut done = 0;
-        while done < len {
-            let n = buf.len().min((len - done) as usize);
-            let got = self.read(from, from_offset + done, &mut buf[..n])?;
-            if got == 0 {
-                break;
-            }
-            let put = match self.write(to, to_offset + done, &buf[..got]) {
-                Ok(n) => n,
-                Err(_) if done > 0 => break,
-                Err(e) => return Err(e),
-            };
-            done += put as u64;
-            if put < got {
-                break;
-            }
-        }
-        Ok(done)
     }
 }

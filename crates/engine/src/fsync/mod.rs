@@ -2,9 +2,10 @@
 //!
 //! - [`one`]: an fsync of one inode, with what is above it in all domains.
 //! - `batch`: several files, written together and flushed once.
-//! - `queue`: which thread does the fsyncs of a front end. [`ticket`]: what it holds meanwhile.
+//! - `start`: which thread does the fsyncs of a front end; `queue`: those that wait. [`ticket`]: what it holds meanwhile.
 
 mod batch;
 pub mod one;
 pub(crate) mod queue;
+mod start;
 pub mod ticket;

@@ -64,44 +64,8 @@ impl MountedVolume {
         Ok(p)
     }
 
-    /// An object that a crash brings back moves into `dir`: the directories above it that were never durable, and live in
-    /// other domains than the object, are made durable first. Else a crash could keep the object's move and lose the only
-    /// place where it hangs. So, too, are those of the object's own domain where an inode of another domain moves it
-    /// (`moved_by`, in an exchange). Not inside a gate; one of the rare commits in the foreground.
-    pub(crate) fn settle_parent(&self, dir: &Arc<Cell>, child: &Arc<Cell>, moved_by: DomainId) -> Result<()> {
-        let alone = moved_by == child.domain;
-        // what hangs below a directory moves with it
-        if alone && child.kind != FileKind::Dir && !self.ever_durable(child)? {
-            return Ok(());
-        }
-        let mut at = dir.clone();
-        let mut seen = std::collections::HashSet::new();
-        while at.ino != NodeId::ROOT && seen.insert(at.ino) {
-            if (!alone || at.domain != child.domain)
-                && self.dom(at.domain).failed().is_none()
-                && !self.ever_durable(&at)?
-            {
-                return self.sync_by_commit(dir);
-            }
-            let parent = at.state.read().parent;
-            at = match self.cell(parent) {
-                Ok(c) => c,
-                Err(Error::NotFound) => return Ok(()), // removed meanwhile
-                Err(e) => return Err(e),
-            };
-        }
-        Ok(())
-    }
-
-    /// Whether the inode is there after a crash, in some state.
-    fn ever_durable(&self, c: &Cell) -> Result<bool> {
-        let synced = c.state.read().durability.ever_synced();
-        let known = self.dom(c.domain).nodes.get(c.ino)?;
-        Ok(synced || (known.used() && known.gener == c.gener))
-    }
-
     /// Everything that an fsync of the object needs, by commits.
-    fn sync_by_commit(&self, c: &Arc<Cell>) -> Result<()> {
+    pub(crate) fn sync_by_commit(&self, c: &Arc<Cell>) -> Result<()> {
         loop {
             let linked_at = self.commit_for(c)?;
             let st = c.state.read();

@@ -1,92 +1,19 @@
-//! Making inodes and names: create, mkdir, symlink, mknod, tmpfile, link.
+//! Making inodes with their first name: create, mkdir, symlink, mknod; tmpfile, without one.
 
-use super::{Child, Op, check_alive, check_changeable, check_name, check_takes_names};
+use super::checks::{check_alive, check_name, check_takes_names};
+use super::entries::{Child, ENTRY_BLOCKS};
 use crate::attributes::acl;
 use crate::braid::entry::{By, Edit};
-use crate::cell::record::{LINK_BYTES_MAX, LINKS_MAX};
+use crate::cell::record::LINKS_MAX;
 use crate::cell::{Body, Cell, State};
 use crate::error::{Error, Result};
 use crate::types::*;
+use crate::volume::operation::Op;
 use crate::volume::{MountedVolume, OpenFile, Volume};
 use braidfs_format::inode::NOCOW;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-
-/// Metadata blocks that one entry can dirty: a bucket, the other half of a split, and packed records.
-const ENTRY_BLOCKS: u64 = 4;
 
 impl MountedVolume {
-    /// Where a new object of `dir` goes ([`Placement`]).
-    fn place(&self, dir: &Cell, st: &State, kind: FileKind) -> DomainId {
-        let policy = match st.placement {
-            Placement::Unset => self.default_placement(),
-            p => p,
-        };
-        let spread = match policy {
-            Placement::Spread => true,
-            Placement::Inherit => kind == FileKind::Dir && dir.ino == NodeId::ROOT,
-            _ => kind == FileKind::Dir,
-        };
-        let n = self.domains.len() as u32;
-        // the next domain that can take it
-        for _ in 0..if spread { n } else { 0 } {
-            let d = &self.domains[(self.next_domain.fetch_add(1, Ordering::Relaxed) % n) as usize];
-            if d.failed().is_none() && self.has_room(d) {
-                return d.id;
-            }
-        }
-        if self.has_room(self.dom(dir.domain)) {
-            return dir.domain;
-        }
-        self.roomiest().filter(|d| self.has_room(d)).map_or(dir.domain, |d| d.id)
-    }
-
-    pub(crate) fn default_placement(&self) -> Placement {
-        Placement::from_u8(self.sb.placement).unwrap_or_default()
-    }
-
-    /// A new inode's number in domain `home`, or in another one where that has none; and the domain. Not inside a gate.
-    fn new_node_anywhere(&self, home: DomainId, near: NodeId) -> Result<(NodeId, u32, DomainId)> {
-        let first = self.new_node(home, near).map(|(ino, gener)| (ino, gener, home));
-        if !matches!(first, Err(Error::NoSpace)) {
-            return first;
-        }
-        for d in self.domains.iter().filter(|d| d.id != home && d.failed().is_none()) {
-            match d.nodes.alloc(None) {
-                Ok((ino, gener)) => return Ok((ino, gener, d.id)),
-                Err(Error::NoSpace) => {}
-                Err(e) => return Err(e),
-            }
-        }
-        first
-    }
-
-    /// A new inode's number, its domain given more groups if need be, or those of deleted inodes. Not inside a gate.
-    fn new_node(&self, d: DomainId, near: NodeId) -> Result<(NodeId, u32)> {
-        let dom = self.dom(d);
-        let mut given_back = false;
-        loop {
-            match dom.nodes.alloc(Some(near)) {
-                Err(Error::NoSpace) => {
-                    if self.claim_group(dom)? {
-                        continue;
-                    }
-                    if given_back {
-                        return Err(Error::NoSpace);
-                    }
-                    given_back = true;
-                    // numbers become free when the deletion is durable, those of directories at a checkpoint
-                    self.reap_zombies()?;
-                    dom.commit()?;
-                    if dom.held_numbers() > 0 {
-                        dom.checkpoint()?;
-                    }
-                }
-                r => return r,
-            }
-        }
-    }
-
     /// A fresh state with owner, group and permissions as POSIX has them.
     fn fresh(&self, dir: &State, new: &NewNode<'_>, cred: &Cred) -> Result<State> {
         let mut perm = new.mode & 0o7777;
@@ -262,91 +189,11 @@ impl Volume {
             let dom = i.dom(d.domain);
             dom.orphans.lock().insert(ino);
             dom.cells.insert_new(cell.clone());
-            Ok((attr, OpenFile::new(cell, self.keeper())))
+            Ok((attr, OpenFile::new(cell, self.reference())))
         })();
         if r.is_err() {
             i.dom(d.domain).nodes.release(ino);
         }
         r
-    }
-
-    /// Another name for a file (not a directory).
-    ///
-    /// # Errors
-    /// [`Error::Exists`], [`Error::Perm`] for directories, [`Error::TooManyLinks`], [`Error::NoSpace`].
-    pub fn link(&self, ino: NodeId, dir: NodeId, name: &[u8]) -> Result<Attr> {
-        let i = self.inner();
-        let d = i.dir_cell(dir)?;
-        i.link_in(&i.cell(ino)?, &d, name)
-    }
-}
-
-impl MountedVolume {
-    /// [`Volume::link`] of an inode in a directory that are at hand.
-    pub(crate) fn link_in(&self, c: &Arc<Cell>, d: &Arc<Cell>, name: &[u8]) -> Result<Attr> {
-        check_name(name)?;
-        loop {
-            self.settle_name(d, name, c.domain)?;
-            self.settle_exchange(c)?;
-            self.settle_parent(d, c, c.domain)?;
-            if let Some(attr) = self.link_at(c, d, name)? {
-                return Ok(attr);
-            }
-        }
-    }
-
-    /// `None` where something must be settled first, or what has the name was locked.
-    fn link_at(&self, c: &Arc<Cell>, d: &Arc<Cell>, name: &[u8]) -> Result<Option<Attr>> {
-        let (i, ino) = (self, c.ino);
-        let mut op = Op::begin(i, &[d.domain, c.domain], ENTRY_BLOCKS, false)?;
-        let mut dst = d.state.write();
-        check_alive(&dst)?;
-        let stale = match i.find_entry(d, &mut dst, name)? {
-            Some(e) => match i.child_below(d, &[], name, e.node, e.gener)? {
-                Child::Lives => return Err(Error::Exists),
-                Child::Stale => true,
-                Child::Busy(busy) => {
-                    drop((dst, op));
-                    Child::wait(&busy);
-                    return Ok(None);
-                }
-            },
-            None => false,
-        };
-        if c.kind == FileKind::Dir {
-            return Err(Error::Perm);
-        }
-        let Some(before) = op.may_take(d, name, c.domain) else { return Ok(None) };
-        let mut st = c.state.write();
-        if i.exchanging(&st) {
-            return Ok(None);
-        }
-        let kept = || c.opens.load(Ordering::Acquire) > 0 || i.held.holds(c);
-        let tmp = st.nlink == 0 && i.dom(c.domain).orphans.lock().contains(&ino) && kept();
-        if st.deleted || (st.nlink == 0 && !tmp) {
-            return Err(Error::NotFound);
-        }
-        check_changeable(&st)?;
-        check_takes_names(&dst)?;
-        let bytes: usize = st.links.iter().map(|l| l.name.len() + 9).sum();
-        if st.links.len() >= LINKS_MAX || bytes + name.len() + 9 > LINK_BYTES_MAX {
-            return Err(Error::TooManyLinks);
-        }
-        op.touch(d, &mut dst)?;
-        let edit = if stale { Edit::Replace(c) } else { Edit::Add(c) };
-        i.edit_entry(By::Operation(&mut op), d, &mut dst, name, edit)?;
-        op.touch(c, &mut st)?;
-        st.durability.inode_takes_name(&before);
-        let seq = i.shared.next_seq(st.link_seq);
-        st.gain_link(d.ino, name, seq);
-        st.nlink += 1;
-        st.ctime = i.shared.now();
-        st.durability.operation_changes_names();
-        if tmp {
-            i.dom(c.domain).orphans.lock().remove(&ino);
-            i.held.named(c);
-        }
-        op.hint(d, name, c);
-        Ok(Some(c.attr(&st)))
     }
 }

@@ -1,6 +1,7 @@
 //! Name → inode, attributes.
 
-use super::{check_alive, may_hang};
+use super::checks::check_alive;
+use super::entries::may_hang;
 use crate::cell::Cell;
 use crate::cell::dir::Lookup;
 use crate::cell::names::{Key, Target};
@@ -127,7 +128,7 @@ impl Volume {
 
     pub(crate) fn open_cell(&self, c: Arc<Cell>) -> Result<OpenFile> {
         // it counts itself first: whoever removes the last name looks at the count after that
-        let f = OpenFile::new(c, self.keeper());
+        let f = OpenFile::new(c, self.reference());
         if f.cell.nameless.load(Ordering::SeqCst) && f.cell.state.read().deleted {
             return Err(Error::NotFound);
         }

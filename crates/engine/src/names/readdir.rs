@@ -1,6 +1,6 @@
 //! Listing directories by cookies that stay valid while the directory changes.
 
-use super::check_alive;
+use super::checks::check_alive;
 use crate::cell::dir::Lookup;
 use crate::cell::{Body, Cell};
 use crate::error::{Error, Result};

@@ -5,7 +5,8 @@
 //! rare cases that meet an earlier rename of another domain which is not durable yet, and for the exchange of directories
 //! of two domains (docs/crash-contract.md says which and why).
 
-use super::{Child, Named, Op, check_alive, check_changeable, check_name, check_takes_names};
+use super::checks::{check_alive, check_changeable, check_name, check_takes_names};
+use super::entries::{Child, Named};
 use crate::braid::durability::Before;
 use crate::braid::entry::{By, Edit};
 use crate::braid::plan::{Plan, Rename, Subject, Waits, Which, plan};
@@ -14,6 +15,7 @@ use crate::cell::{Cell, State};
 use crate::error::{Error, Result};
 use crate::planted::{Bug, planted};
 use crate::types::*;
+use crate::volume::operation::Op;
 use crate::volume::{MountedVolume, Volume};
 use braidfs_sync::RwLockWriteGuard;
 use smallvec::{SmallVec, smallvec};

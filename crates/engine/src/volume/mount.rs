@@ -1,7 +1,7 @@
 //! Mounting: superblock, group table, all domains in parallel, recovery across them.
 
 use super::groups::Bat;
-use super::held::Held;
+use super::held::table::Held;
 use super::{MountedVolume, Volume};
 use crate::cell::names::NameCache;
 use crate::domain::recover::Recovered;

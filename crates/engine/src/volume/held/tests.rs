@@ -1,9 +1,11 @@
 //! Counting, and that an inode which is held outlives its last name and no more.
 
+use super::table::{Held, ORPHAN, TIMES_MAX};
 use super::*;
 use crate::{Cred, FileKind, MkfsOptions, MountOptions, NewNode, RenameMode, SetAttr};
 use braidfs_device::{Device, MemDevice};
 use std::sync::atomic::AtomicUsize;
+use std::time::Instant;
 
 fn volume() -> Volume {
     let device: Arc<dyn Device> = Arc::new(MemDevice::new(16384));

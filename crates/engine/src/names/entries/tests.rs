@@ -2,6 +2,8 @@
 
 use super::*;
 use crate::braid::entry::{By, Edit};
+use crate::cell::Body;
+use crate::volume::operation::Op;
 use crate::{Cred, MkfsOptions, MountOptions, OpenFile, Volume};
 use braidfs_device::{Device, MemDevice};
 use std::sync::mpsc;

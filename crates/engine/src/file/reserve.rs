@@ -1,0 +1,71 @@
+//! Blocks reserved for pages that will be written: here it is that ENOSPC is told.
+
+use super::PAGE;
+use crate::cell::{Body, Cell, FileBody, State};
+use crate::domain::serialise::writes_in_place;
+use crate::error::Result;
+use crate::volume::MountedVolume;
+use braidfs_format::inode::NOCOW;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Whether a dirty page at `lblk` will need a new block.
+fn needs_block(f: &FileBody, lblk: u64, in_place: bool) -> bool {
+    match f.map.get(lblk) {
+        Some(p) => !writes_in_place(&p, in_place),
+        None => true,
+    }
+}
+
+impl MountedVolume {
+    /// Before a file that is overwritten in place grows to `end`: its last page is brought into memory, with zeros behind
+    /// the end of the file, to be written again ([`Self::dirty_last_page`]). On the device there may be bytes of a write
+    /// that a crash undid. False where room must be made first.
+    pub(crate) fn load_last_page(&self, c: &Cell, st: &mut State, end: u64) -> Result<bool> {
+        if st.flags & NOCOW == 0 || end <= st.size || st.size.is_multiple_of(PAGE) {
+            return Ok(true);
+        }
+        let lblk = st.size / PAGE;
+        if !matches!(&st.body, Body::File(f) if f.map.get(lblk).is_some_and(|p| !p.unwritten)) {
+            return Ok(true);
+        }
+        self.dom(c.domain).load_pages(c, st, lblk, 1)?;
+        Ok(self.reserve_pages(c, st, lblk, lblk))
+    }
+
+    /// Marks the page that [`Self::load_last_page`] brought dirty; `size` is the file's before it grows.
+    pub(crate) fn dirty_last_page(&self, st: &mut State, size: u64) {
+        let nocow = st.flags & NOCOW != 0;
+        let Body::File(f) = &mut st.body else { return };
+        let written = f.map.get(size / PAGE).is_some_and(|p| !p.unwritten);
+        if nocow
+            && written
+            && !size.is_multiple_of(PAGE)
+            && !f.pages.is_dirty(size / PAGE)
+            && f.pages.dirty(size / PAGE)
+        {
+            self.shared.dirty_pages.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Reserves blocks for the pages `first ..= last` that are not dirty yet, in the file's account. False where the
+    /// domain has too little right now. The caller has settled the cell ([`Op::settle`]).
+    pub(crate) fn reserve_pages(&self, c: &Cell, st: &mut State, first: u64, last: u64) -> bool {
+        let d = self.dom(c.domain);
+        let in_place = d.in_place(st);
+        let Body::File(f) = &mut st.body else { return true };
+        let (mut new, mut again) = (0, 0);
+        for l in (first..=last).filter(|&l| !f.pages.is_dirty(l) && needs_block(f, l, in_place)) {
+            // one that is written anew gives its old block back
+            if f.map.get(l).is_some() { again += 1 } else { new += 1 }
+        }
+        if new > 0 && d.space.reserve(new, false).is_err() {
+            return false;
+        }
+        if again > 0 && d.space.reserve_again(again).is_err() {
+            d.space.unreserve(new);
+            return false;
+        }
+        f.reserved += new + again;
+        true
+    }
+}

@@ -1,0 +1,110 @@
+//! Which thread does an fsync of a front end: the one that asks, or one that does several together.
+//!
+//! Handing an fsync to another thread and back costs two wake-ups, on a fast device more than the device itself. A thread
+//! that waits for the device serves nobody meanwhile. So: on the thread that asks, where few are under way and the device is
+//! quick; else it joins a queue, and one thread takes all that wait there, writes them in one submission and flushes once.
+//! What comes meanwhile is the next group.
+//!
+//! Of a volume on several devices each domain has a queue of its own, so that a device that does not answer holds up nobody
+//! else's.
+
+use super::queue::{SMALL_PAGES, Serving, Waiting};
+use super::ticket::Ticket;
+use crate::cell::Body;
+use crate::error::Result;
+use crate::types::*;
+use crate::volume::MountedVolume;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+impl MountedVolume {
+    /// See [`crate::Volume::fsync_here`].
+    pub(crate) fn fsync_here(&self, ino: NodeId, data_only: bool, threads: usize) -> Option<Result<()>> {
+        let s = &self.syncing;
+        let others = s.under_way.fetch_add(1, Relaxed);
+        let began = s.pace.now();
+        let done = if s.pace.admits(others, threads, began) && self.is_small(ino) {
+            self.fsync_together(&[(ino, data_only)]).pop().flatten()
+        } else {
+            None
+        };
+        s.under_way.fetch_sub(1, Relaxed);
+        if done.is_some() {
+            s.pace.took(s.pace.now() - began);
+        }
+        done
+    }
+
+    /// Whether an fsync of the inode has little data to write. True where there is none: the fsync says so.
+    fn is_small(&self, ino: NodeId) -> bool {
+        let Ok(c) = self.cell(ino) else { return true };
+        // who has it locked may be about to write it
+        let Some(st) = c.state.try_read() else { return false };
+        !matches!(&st.body, Body::File(f) if f.pages.dirty_count() > SMALL_PAGES)
+    }
+
+    /// See [`crate::Volume::fsync_start`].
+    pub(crate) fn fsync_start(self: &Arc<Self>, ino: NodeId, data_only: bool) -> Ticket {
+        let pool = self.pool.read();
+        let Some(pool) = &*pool else { return Ticket::ready(self.fsync(ino, data_only)) };
+        let (ticket, pending) = Ticket::pending();
+        self.syncing.under_way.fetch_add(1, Relaxed);
+        let waiting = Waiting { ino, data_only, ticket: pending };
+        let which = self.queue_of(ino);
+        let serve = {
+            let mut q = self.syncing.queues[which].lock();
+            q.waiting.push(waiting);
+            !std::mem::replace(&mut q.served, true)
+        };
+        if serve {
+            let i = self.clone();
+            pool.run(move || i.serve_syncs(which));
+        }
+        ticket
+    }
+
+    fn queue_of(&self, ino: NodeId) -> usize {
+        match self.syncing.queues.len() {
+            1 => 0,
+            // one that no domain has is told so by any
+            _ => self.domain(ino).map_or(0, |d| usize::from(d.id.0)),
+        }
+    }
+
+    /// Does the fsyncs of a queue, group by group, until nobody waits there.
+    fn serve_syncs(self: &Arc<Self>, which: usize) {
+        let s = &self.syncing;
+        let serving = Serving(&s.queues[which]);
+        while let Some(group) = serving.next() {
+            let began = s.pace.now();
+            let files: Vec<(NodeId, bool)> = group.iter().map(|w| (w.ino, w.data_only)).collect();
+            let results = self.fsync_together(&files);
+            s.pace.took(s.pace.now() - began);
+            for (w, result) in group.into_iter().zip(results) {
+                match result {
+                    Some(r) => self.synced(w, r),
+                    None => self.sync_alone(w),
+                }
+            }
+        }
+    }
+
+    /// An fsync that commits, or waits for something else: not before others.
+    fn sync_alone(self: &Arc<Self>, w: Waiting) {
+        let i = self.clone();
+        let work = move || {
+            let r = i.fsync(w.ino, w.data_only);
+            i.synced(w, r);
+        };
+        // only tried: an unmount holds it while it waits for this thread
+        match self.pool.try_read().as_deref() {
+            Some(Some(pool)) => pool.run(work),
+            _ => work(),
+        }
+    }
+
+    fn synced(&self, w: Waiting, r: Result<()>) {
+        self.syncing.under_way.fetch_sub(1, Relaxed);
+        w.ticket.finish(r);
+    }
+}

@@ -1,0 +1,38 @@
+//! What every operation on names asks first.
+
+use crate::cell::State;
+use crate::error::{Error, Result};
+use braidfs_format::inode::NAME_MAX;
+
+/// Names may not be empty, `.`, `..` or too long, nor hold `/` or NUL.
+pub(crate) fn check_name(name: &[u8]) -> Result<()> {
+    if name.len() > NAME_MAX {
+        return Err(Error::NameTooLong);
+    }
+    if name.is_empty() {
+        return Err(Error::NotFound);
+    }
+    if name == b"." || name == b".." || name.iter().any(|&b| b == b'/' || b == 0) {
+        return Err(Error::Invalid("not a file name"));
+    }
+    Ok(())
+}
+
+/// # Errors
+/// [`Error::NotFound`] where the directory has been removed.
+pub(crate) fn check_alive(st: &State) -> Result<()> {
+    if st.deleted || st.nlink == 0 { Err(Error::NotFound) } else { Ok(()) }
+}
+
+/// # Errors
+/// [`Error::Perm`] for immutable and append-only objects.
+pub(crate) fn check_changeable(st: &State) -> Result<()> {
+    use braidfs_format::inode::{APPEND, IMMUTABLE};
+    if st.flags & (IMMUTABLE | APPEND) != 0 { Err(Error::Perm) } else { Ok(()) }
+}
+
+/// # Errors
+/// [`Error::Perm`] for an immutable directory: an append-only one takes names, and gives none away.
+pub(crate) fn check_takes_names(st: &State) -> Result<()> {
+    if st.flags & braidfs_format::inode::IMMUTABLE != 0 { Err(Error::Perm) } else { Ok(()) }
+}

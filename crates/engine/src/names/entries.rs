@@ -1,0 +1,158 @@
+//! Entries of directories and the inodes that they name.
+//!
+//! An entry is an index to an inode: it counts only where that exists, in its generation, and says that it hangs there.
+//! After a crash some do not; who finds one treats the name as free.
+
+use crate::cell::names::Key;
+use crate::cell::{Cell, State, name_hash};
+use crate::error::{Error, Result};
+use crate::types::*;
+use crate::volume::MountedVolume;
+use braidfs_format::dentry::Dentry;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Metadata blocks that one entry can dirty: a bucket, the other half of a split, and packed records.
+pub(super) const ENTRY_BLOCKS: u64 = 4;
+
+/// What an entry says but for its name, which whoever looked for it has.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Named {
+    pub node: NodeId,
+    pub gener: u32,
+    /// `d_type`.
+    pub kind: u8,
+}
+
+/// What an entry names, for who has its directory locked.
+pub(crate) enum Child {
+    /// An inode that hangs there.
+    Lives,
+    Stale,
+    /// Another thread has this one locked: the caller lets everything go, [waits](Child::wait) and starts again.
+    Busy(Arc<Cell>),
+}
+
+impl Child {
+    /// Waits until the other thread has let it go. The caller holds nothing.
+    pub fn wait(busy: &Cell) {
+        drop(busy.state.read());
+    }
+}
+
+impl MountedVolume {
+    /// Position of a name.
+    pub fn hash(&self, name: &[u8]) -> u64 {
+        name_hash(&self.shared.hash_key, name)
+    }
+
+    /// A name is about to change: whoever looks it up waits for the directory, which the caller has locked for writing.
+    pub(crate) fn forget_name(&self, dir: &Cell, name: &[u8]) {
+        Key::of(dir.ino, dir.gener, name).iter().for_each(|k| self.names.forget(k));
+    }
+
+    /// The entry of a name, buckets read as needed. The caller holds the directory's lock for writing.
+    pub fn find_entry(&self, dir: &Cell, st: &mut State, name: &[u8]) -> Result<Option<Named>> {
+        let hash = self.hash(name);
+        self.dom(dir.domain).with_index(dir.ino, st, |ix, load| {
+            Ok(ix.find(hash, name, load)?.map(|e| Named { node: e.node, gener: e.gener, kind: e.kind }))
+        })
+    }
+
+    /// The inode that an entry names, if it is not stale: it exists in that generation and hangs there.
+    ///
+    /// # Errors
+    /// Of loading it.
+    pub fn child(&self, dir: NodeId, e: &Dentry) -> Result<Option<Arc<Cell>>> {
+        self.child_from(dir, self.domain(dir)?.id, &e.name, e.node, e.gener)
+    }
+
+    /// [`Self::child`] of the entry `name` → `node`, `gener` of a directory that is at hand.
+    pub fn child_at(&self, dir: &Cell, name: &[u8], node: NodeId, gener: u32) -> Result<Option<Arc<Cell>>> {
+        self.child_from(dir.ino, dir.domain, name, node, gener)
+    }
+
+    fn child_from(
+        &self,
+        dir: NodeId,
+        home: DomainId,
+        name: &[u8],
+        node: NodeId,
+        gener: u32,
+    ) -> Result<Option<Arc<Cell>>> {
+        let Some(c) = self.child_cell(dir, node, gener)? else { return Ok(None) };
+        if self.child_in_doubt(&c, home) && !hangs_at(&c.state.read(), dir, name) {
+            return Ok(None);
+        }
+        Ok(Some(c))
+    }
+
+    /// [`Self::child_at`] for who has the directory locked, and `also` those. A stale entry may name any inode, also one
+    /// above the directory, which other threads lock first: it is not waited for here.
+    pub fn child_below(
+        &self,
+        dir: &Cell,
+        also: &[(&Cell, &State)],
+        name: &[u8],
+        node: NodeId,
+        gener: u32,
+    ) -> Result<Child> {
+        let Some(c) = self.child_cell(dir.ino, node, gener)? else { return Ok(Child::Stale) };
+        let hangs = if !self.child_in_doubt(&c, dir.domain) {
+            true
+        } else if let Some((_, st)) = also.iter().find(|(l, _)| l.ino == node) {
+            hangs_at(st, dir.ino, name)
+        } else {
+            let Some(st) = c.state.try_read() else { return Ok(Child::Busy(c)) };
+            hangs_at(&st, dir.ino, name)
+        };
+        Ok(if hangs { Child::Lives } else { Child::Stale })
+    }
+
+    /// The inode that an entry of `dir` names, if there is one in that generation that can hang there.
+    fn child_cell(&self, dir: NodeId, node: NodeId, gener: u32) -> Result<Option<Arc<Cell>>> {
+        if !may_hang(node, dir) {
+            return Ok(None);
+        }
+        match self.cell(node) {
+            Ok(c) => Ok((c.gener == gener).then_some(c)),
+            Err(Error::NotFound) => Ok(None),
+            Err(x) => Err(x),
+        }
+    }
+
+    /// Whether an entry of a directory in domain `home` may be there without the inode's link.
+    fn child_in_doubt(&self, c: &Cell, home: DomainId) -> bool {
+        c.domain != home || self.maybe_stale.load(Ordering::Relaxed)
+    }
+
+    /// Whether all entries of a directory that is not empty are stale (left over from a crash), for who has it and `also`
+    /// locked: [`Child::Lives`] where one is not, [`Child::Busy`] where that cannot be seen now.
+    pub(crate) fn only_stale(&self, c: &Arc<Cell>, st: &mut State, also: &[(&Cell, &State)]) -> Result<Child> {
+        if !self.maybe_stale.load(Ordering::Relaxed) {
+            return Ok(Child::Lives);
+        }
+        let mut pos = 2;
+        loop {
+            let next = self.dom(c.domain).with_index(c.ino, st, |ix, load| Ok(ix.next_after(pos, load)?.cloned()))?;
+            let Some(e) = next else { return Ok(Child::Stale) };
+            pos = e.hash;
+            match self.child_below(c, also, &e.name, e.node, e.gener)? {
+                Child::Stale => {}
+                other => return Ok(other),
+            }
+        }
+    }
+}
+
+/// Whether an inode can hang in a directory at all: an entry that names its own directory, or the root, is damage.
+pub(crate) fn may_hang(node: NodeId, dir: NodeId) -> bool {
+    node != dir && node != NodeId::ROOT
+}
+
+fn hangs_at(st: &State, dir: NodeId, name: &[u8]) -> bool {
+    !st.deleted && st.has_link(dir, name)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,95 @@
+//! Another name for a file.
+
+use super::checks::{check_alive, check_changeable, check_name, check_takes_names};
+use super::entries::{Child, ENTRY_BLOCKS};
+use crate::braid::entry::{By, Edit};
+use crate::cell::Cell;
+use crate::cell::record::{LINK_BYTES_MAX, LINKS_MAX};
+use crate::error::{Error, Result};
+use crate::types::*;
+use crate::volume::operation::Op;
+use crate::volume::{MountedVolume, Volume};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+impl Volume {
+    /// Another name for a file (not a directory).
+    ///
+    /// # Errors
+    /// [`Error::Exists`], [`Error::Perm`] for directories, [`Error::TooManyLinks`], [`Error::NoSpace`].
+    pub fn link(&self, ino: NodeId, dir: NodeId, name: &[u8]) -> Result<Attr> {
+        let i = self.inner();
+        let d = i.dir_cell(dir)?;
+        i.link_in(&i.cell(ino)?, &d, name)
+    }
+}
+
+impl MountedVolume {
+    /// [`Volume::link`] of an inode in a directory that are at hand.
+    pub(crate) fn link_in(&self, c: &Arc<Cell>, d: &Arc<Cell>, name: &[u8]) -> Result<Attr> {
+        check_name(name)?;
+        loop {
+            self.settle_name(d, name, c.domain)?;
+            self.settle_exchange(c)?;
+            self.settle_parent(d, c, c.domain)?;
+            if let Some(attr) = self.link_at(c, d, name)? {
+                return Ok(attr);
+            }
+        }
+    }
+
+    /// `None` where something must be settled first, or what has the name was locked.
+    fn link_at(&self, c: &Arc<Cell>, d: &Arc<Cell>, name: &[u8]) -> Result<Option<Attr>> {
+        let (i, ino) = (self, c.ino);
+        let mut op = Op::begin(i, &[d.domain, c.domain], ENTRY_BLOCKS, false)?;
+        let mut dst = d.state.write();
+        check_alive(&dst)?;
+        let stale = match i.find_entry(d, &mut dst, name)? {
+            Some(e) => match i.child_below(d, &[], name, e.node, e.gener)? {
+                Child::Lives => return Err(Error::Exists),
+                Child::Stale => true,
+                Child::Busy(busy) => {
+                    drop((dst, op));
+                    Child::wait(&busy);
+                    return Ok(None);
+                }
+            },
+            None => false,
+        };
+        if c.kind == FileKind::Dir {
+            return Err(Error::Perm);
+        }
+        let Some(before) = op.may_take(d, name, c.domain) else { return Ok(None) };
+        let mut st = c.state.write();
+        if i.exchanging(&st) {
+            return Ok(None);
+        }
+        let kept = || c.opens.load(Ordering::Acquire) > 0 || i.held.holds(c);
+        let tmp = st.nlink == 0 && i.dom(c.domain).orphans.lock().contains(&ino) && kept();
+        if st.deleted || (st.nlink == 0 && !tmp) {
+            return Err(Error::NotFound);
+        }
+        check_changeable(&st)?;
+        check_takes_names(&dst)?;
+        let bytes: usize = st.links.iter().map(|l| l.name.len() + 9).sum();
+        if st.links.len() >= LINKS_MAX || bytes + name.len() + 9 > LINK_BYTES_MAX {
+            return Err(Error::TooManyLinks);
+        }
+        op.touch(d, &mut dst)?;
+        let edit = if stale { Edit::Replace(c) } else { Edit::Add(c) };
+        i.edit_entry(By::Operation(&mut op), d, &mut dst, name, edit)?;
+        op.touch(c, &mut st)?;
+        st.durability.inode_takes_name(&before);
+        let seq = i.shared.next_seq(st.link_seq);
+        st.gain_link(d.ino, name, seq);
+        st.nlink += 1;
+        st.ctime = i.shared.now();
+        st.durability.operation_changes_names();
+        if tmp {
+            i.dom(c.domain).orphans.lock().remove(&ino);
+            i.held.named(c);
+        }
+        op.hint(d, name, c);
+        Ok(Some(c.attr(&st)))
+    }
+}

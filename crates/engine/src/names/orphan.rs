@@ -1,0 +1,126 @@
+//! Inodes without a name: deleted at once, or orphans until the last handle, hold or wait is gone.
+
+use crate::cell::{Body, Cell, State};
+use crate::domain::Enter;
+use crate::error::Result;
+use crate::types::*;
+use crate::volume::MountedVolume;
+use crate::volume::operation::Op;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+impl MountedVolume {
+    /// The inode lost a name, of a directory the only one. `cell` is touched.
+    pub(crate) fn name_gone(&self, op: &Op<'_>, cell: &Arc<Cell>, st: &mut State) {
+        let left = if cell.kind == FileKind::Dir { 0 } else { st.nlink.saturating_sub(1) };
+        st.nlink = left;
+        if left == 0 {
+            self.last_name_gone(op, cell, st);
+        }
+    }
+
+    /// The inode lost its last name: it is deleted, or becomes an orphan while it is open or held. `cell` is touched.
+    pub(crate) fn last_name_gone(&self, op: &Op<'_>, cell: &Arc<Cell>, st: &mut State) {
+        st.nlink = 0;
+        st.links.clear();
+        let d = self.dom(cell.domain);
+        // in this order: a handle being opened or closed counts itself, then looks whether the inode is gone
+        cell.nameless.store(true, Ordering::SeqCst);
+        let held = self.held.orphaned(cell);
+        if held || cell.opens.load(Ordering::SeqCst) > 0 || !st.durability.tombstones().is_empty() {
+            d.orphans.lock().insert(cell.ino);
+        } else {
+            self.delete(op.enter(cell.domain), cell, st);
+        }
+    }
+
+    /// Deletes an inode without a name. One of very many extents is left for [`Self::reap_zombies`], which does it in
+    /// several transactions, or in a later one where the journal has too little room for it now. `cell` is touched.
+    pub(crate) fn delete(&self, e: &Enter<'_>, cell: &Arc<Cell>, st: &mut State) {
+        let extents = if let Body::File(f) = &st.body { f.map.extent_count() } else { 0 };
+        if extents > e.domain.pieces_max() || !e.expect_pieces(extents) {
+            cell.nameless.store(true, Ordering::SeqCst);
+            e.domain.orphans.lock().insert(cell.ino);
+            self.zombies.lock().push(cell.clone());
+        } else {
+            self.delete_content(e, cell, st);
+        }
+    }
+
+    /// The inode is gone: its blocks become free with this transaction, its nodes when the cell is serialised. The
+    /// caller has touched the cell.
+    pub(crate) fn delete_content(&self, e: &Enter<'_>, c: &Arc<Cell>, st: &mut State) {
+        let mut runs = Vec::new();
+        match &mut st.body {
+            Body::File(f) => {
+                self.shared.left(f.pages.len(), f.pages.dirty_count());
+                f.pages.remove_range(0, u64::MAX);
+                if f.reserved > 0 {
+                    e.domain.space.unreserve(f.reserved);
+                    f.reserved = 0;
+                }
+                runs.extend(f.map.iter().map(|x| (x.addr, x.len)));
+                f.inline = None;
+            }
+            Body::Dir(d) => runs.extend(d.map.iter().map(|x| (x.addr, x.len))),
+            Body::Special => {}
+        }
+        e.domain.free_runs(e.tx(), runs);
+        c.nameless.store(true, Ordering::SeqCst);
+        st.deleted = true;
+        st.nlink = 0;
+        st.links.clear();
+        e.domain.orphans.lock().remove(&c.ino);
+    }
+
+    /// Deletes an orphan that nobody has open or holds any more.
+    ///
+    /// # Errors
+    /// Of the domain; the inode then stays an orphan.
+    pub(crate) fn reap(&self, cell: &Arc<Cell>) -> Result<()> {
+        while !self.reap_piece(cell)? {}
+        Ok(())
+    }
+
+    /// As [`Self::reap`], as far as one operation may go; whether nothing is left to do.
+    fn reap_piece(&self, cell: &Arc<Cell>) -> Result<bool> {
+        let mut op = Op::begin(self, &[cell.domain], 1, true)?;
+        let mut st = cell.state.write();
+        if st.deleted || st.nlink > 0 || cell.opens.load(Ordering::Acquire) > 0 || self.held.holds(cell) {
+            return Ok(true);
+        }
+        if st.durability.waits_for().any(|d, t| self.dom(d).committed() < t) {
+            drop(st);
+            self.zombies.lock().push(cell.clone());
+            return Ok(true);
+        }
+        if !op.expect_frees(cell, &st) {
+            drop((st, op));
+            self.dom(cell.domain).make_journal_room()?;
+            return Ok(false);
+        }
+        if self.truncate_piece(&mut op, cell, &mut st, 0)? {
+            return Ok(false);
+        }
+        op.touch(cell, &mut st)?;
+        self.delete_content(op.enter(cell.domain), cell, &mut st);
+        Ok(true)
+    }
+
+    /// Deletes inodes whose last name went to an inode of another domain, where that is durable by now.
+    ///
+    /// # Errors
+    /// As [`Self::reap`].
+    pub(crate) fn reap_zombies(&self) -> Result<()> {
+        let all = std::mem::take(&mut *self.zombies.lock());
+        for c in all {
+            let waits = c.state.read().durability.waits_for().any(|d, t| self.pending(d, t));
+            if waits {
+                self.zombies.lock().push(c);
+            } else if c.opens.load(Ordering::Acquire) == 0 {
+                self.reap(&c)?;
+            }
+        }
+        Ok(())
+    }
+}

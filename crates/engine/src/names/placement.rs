@@ -1,0 +1,80 @@
+//! Where a new inode goes: its domain, and its number there.
+
+use crate::cell::{Cell, State};
+use crate::error::{Error, Result};
+use crate::types::*;
+use crate::volume::MountedVolume;
+use std::sync::atomic::Ordering;
+
+impl MountedVolume {
+    /// Where a new object of `dir` goes ([`Placement`]).
+    pub(super) fn place(&self, dir: &Cell, st: &State, kind: FileKind) -> DomainId {
+        let policy = match st.placement {
+            Placement::Unset => self.default_placement(),
+            p => p,
+        };
+        let spread = match policy {
+            Placement::Spread => true,
+            Placement::Inherit => kind == FileKind::Dir && dir.ino == NodeId::ROOT,
+            _ => kind == FileKind::Dir,
+        };
+        let n = self.domains.len() as u32;
+        // the next domain that can take it
+        for _ in 0..if spread { n } else { 0 } {
+            let d = &self.domains[(self.next_domain.fetch_add(1, Ordering::Relaxed) % n) as usize];
+            if d.failed().is_none() && self.has_room(d) {
+                return d.id;
+            }
+        }
+        if self.has_room(self.dom(dir.domain)) {
+            return dir.domain;
+        }
+        self.roomiest().filter(|d| self.has_room(d)).map_or(dir.domain, |d| d.id)
+    }
+
+    pub(crate) fn default_placement(&self) -> Placement {
+        Placement::from_u8(self.sb.placement).unwrap_or_default()
+    }
+
+    /// A new inode's number in domain `home`, or in another one where that has none; and the domain. Not inside a gate.
+    pub(super) fn new_node_anywhere(&self, home: DomainId, near: NodeId) -> Result<(NodeId, u32, DomainId)> {
+        let first = self.new_node(home, near).map(|(ino, gener)| (ino, gener, home));
+        if !matches!(first, Err(Error::NoSpace)) {
+            return first;
+        }
+        for d in self.domains.iter().filter(|d| d.id != home && d.failed().is_none()) {
+            match d.nodes.alloc(None) {
+                Ok((ino, gener)) => return Ok((ino, gener, d.id)),
+                Err(Error::NoSpace) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        first
+    }
+
+    /// A new inode's number, its domain given more groups if need be, or those of deleted inodes. Not inside a gate.
+    pub(super) fn new_node(&self, d: DomainId, near: NodeId) -> Result<(NodeId, u32)> {
+        let dom = self.dom(d);
+        let mut given_back = false;
+        loop {
+            match dom.nodes.alloc(Some(near)) {
+                Err(Error::NoSpace) => {
+                    if self.claim_group(dom)? {
+                        continue;
+                    }
+                    if given_back {
+                        return Err(Error::NoSpace);
+                    }
+                    given_back = true;
+                    // numbers become free when the deletion is durable, those of directories at a checkpoint
+                    self.reap_zombies()?;
+                    dom.commit()?;
+                    if dom.held_numbers() > 0 {
+                        dom.checkpoint()?;
+                    }
+                }
+                r => return r,
+            }
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! How often each inode was told: the table of inodes that are held, and nothing of the volume.
+
+use crate::cell::Cell;
+use crate::types::*;
+use braidfs_sync::{Mutex, rank};
+use crossbeam::utils::CachePadded;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+const SHARDS: usize = 256;
+/// In [`Count::times`]: the inode has no name, its end waits for the last count.
+pub(super) const ORPHAN: u32 = 1 << 31;
+/// In [`Count::times`]: a regular file.
+const FILE: u32 = 1 << 30;
+/// So often an inode is counted at most; one that was told more often is held until the unmount.
+pub(super) const TIMES_MAX: u32 = FILE - 1;
+/// Below this many entries a shard's table is not made smaller.
+const SHRINK_MIN: usize = 64;
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Count {
+    pub(super) gener: u32,
+    /// How often it was told; [`ORPHAN`], [`FILE`].
+    pub(super) times: u32,
+}
+
+impl Count {
+    pub(super) fn times(self) -> u32 {
+        self.times & TIMES_MAX
+    }
+    pub(super) fn is_orphan(self) -> bool {
+        self.times & ORPHAN != 0
+    }
+    pub(super) fn is_file(self) -> bool {
+        self.times & FILE != 0
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Shard {
+    pub(super) counts: HashMap<u64, Count, foldhash::fast::RandomState>,
+    /// Marked entries, and those whose inode is being reaped.
+    pub(super) orphans: usize,
+    /// Those whose last count was given back: their end is under way.
+    pub(super) ending: usize,
+    /// When an orphan was last left that is not open.
+    pub(super) left: Option<Instant>,
+}
+
+/// What became of a count that was given back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum GivenBack {
+    /// The inode is still held, or is another one.
+    Held,
+    /// That was the last; whether the inode was waiting for it.
+    Last { orphan: bool },
+    /// More than was told.
+    TooMuch { orphan: bool },
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Held {
+    pub(super) shards: Box<[CachePadded<Mutex<Shard, rank::HeldShard>>]>,
+    /// It was said that more was given back than had been told.
+    pub(super) complained: AtomicBool,
+    /// Counts that were given back in excess.
+    pub(super) excess: AtomicUsize,
+}
+
+impl Default for Held {
+    fn default() -> Self {
+        let shards = (0..SHARDS).map(|_| CachePadded::default()).collect();
+        Self { shards, complained: AtomicBool::new(false), excess: AtomicUsize::new(0) }
+    }
+}
+
+impl Held {
+    pub(super) fn shard(&self, ino: NodeId) -> &Mutex<Shard, rank::HeldShard> {
+        // numbers given one after another go to different shards
+        &self.shards[(ino.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - SHARDS.trailing_zeros())) as usize]
+    }
+
+    /// Counts; false where a later inode of the number is held: this one is gone.
+    pub(super) fn add(&self, ino: NodeId, gener: u32, kind: FileKind) -> bool {
+        let first = 1 | if kind == FileKind::File { FILE } else { 0 };
+        let mut guard = self.shard(ino).lock();
+        let s = &mut *guard;
+        match s.counts.entry(ino.0) {
+            Entry::Vacant(e) => {
+                e.insert(Count { gener, times: first });
+            }
+            Entry::Occupied(mut e) => {
+                let c = e.get_mut();
+                if c.gener == gener {
+                    c.times += u32::from(c.times() < TIMES_MAX);
+                } else if gener.wrapping_sub(c.gener).cast_signed() > 0 {
+                    // that of a look-up which has yet to see that its inode is gone
+                    s.orphans -= usize::from(c.is_orphan());
+                    *c = Count { gener, times: first };
+                } else {
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    pub(super) fn give_back(&self, ino: NodeId, is_it: impl Fn(u32) -> bool, times: u64) -> GivenBack {
+        let mut s = self.shard(ino).lock();
+        let Entry::Occupied(mut e) = s.counts.entry(ino.0) else {
+            return GivenBack::TooMuch { orphan: false };
+        };
+        let c = e.get_mut();
+        if !is_it(c.gener) || c.times() == TIMES_MAX {
+            return GivenBack::Held;
+        }
+        let had = u64::from(c.times());
+        if times < had {
+            c.times -= times as u32;
+            return GivenBack::Held;
+        }
+        let orphan = e.remove().is_orphan();
+        s.ending += usize::from(orphan);
+        if s.counts.capacity() > 8 * s.counts.len().max(SHRINK_MIN) {
+            let room = 2 * s.counts.len();
+            s.counts.shrink_to(room);
+        }
+        if times > had { GivenBack::TooMuch { orphan } } else { GivenBack::Last { orphan } }
+    }
+
+    /// An inode has lost its last name: whether it is held. Whoever gives the last count back will know.
+    pub fn orphaned(&self, c: &Cell) -> bool {
+        let mut guard = self.shard(c.ino).lock();
+        let s = &mut *guard;
+        let Some(count) = s.counts.get_mut(&c.ino.0).filter(|x| x.gener == c.gener) else { return false };
+        if !count.is_orphan() {
+            count.times |= ORPHAN;
+            s.orphans += 1;
+        }
+        if c.opens.load(Ordering::SeqCst) == 0 {
+            s.left = Some(Instant::now());
+        }
+        true
+    }
+
+    /// An inode without a name got one.
+    pub fn named(&self, c: &Cell) {
+        let mut guard = self.shard(c.ino).lock();
+        let s = &mut *guard;
+        if let Some(count) = s.counts.get_mut(&c.ino.0).filter(|x| x.gener == c.gener && x.is_orphan()) {
+            count.times &= !ORPHAN;
+            s.orphans -= 1;
+        }
+    }
+
+    /// Whether the inode is held.
+    pub fn holds(&self, c: &Cell) -> bool {
+        self.shard(c.ino).lock().counts.get(&c.ino.0).is_some_and(|x| x.gener == c.gener)
+    }
+
+    /// See [`Volume::orphans_due`].
+    pub(super) fn due(&self, lately: Duration) -> bool {
+        self.shards.iter().any(|s| {
+            let s = s.lock();
+            s.ending > 0 || s.orphans > 0 && s.left.is_some_and(|at| at.elapsed() < lately)
+        })
+    }
+
+    /// An orphan whose last count was given back has been dealt with.
+    pub(super) fn reaped(&self, ino: NodeId) {
+        let mut s = self.shard(ino).lock();
+        s.orphans -= 1;
+        s.ending -= 1;
+    }
+}

@@ -1,0 +1,175 @@
+//! What is mounted: the domains and what they have in common. Operations, background threads and handles share it.
+
+use super::groups::Bat;
+use super::held::table::Held;
+use crate::braid::frontier::Frontier;
+use crate::cell::Cell;
+use crate::cell::names::NameCache;
+use crate::domain::{Domain, Shared};
+use crate::error::{Error, Result};
+use crate::fsync::queue::Syncing;
+use crate::fsync::ticket::Pool;
+use crate::store::Store;
+use crate::types::*;
+use braidfs_format::super_block::SuperBlock;
+use braidfs_sync::{Mutex, RwLock, rank};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use std::sync::{Arc, OnceLock};
+
+/// What operations, background threads and handles share.
+#[derive(Debug)]
+pub(crate) struct MountedVolume {
+    /// As it was at the mount; of the label `label` tells.
+    pub sb: SuperBlock,
+    /// What the label is now. Lock rank: leaf, with superblock I/O.
+    pub label: Mutex<[u8; 64], rank::Label>,
+    /// What the superblocks' `compat` is now. Written under the lock of `label`.
+    pub compat: AtomicU32,
+    pub store: Arc<Store>,
+    pub shared: Arc<Shared>,
+    pub domains: Vec<Arc<Domain>>,
+    /// The group table; the lock also serialises claims.
+    pub bat: Mutex<Bat, rank::GroupTable>,
+    /// Renames between two directories, one at a time. Outermost lock rank (docs/locking.md).
+    pub rename: Mutex<(), rank::Rename>,
+    /// The latest move of a directory to another parent: its domain and transaction. Lock rank: leaf.
+    pub last_move: Mutex<Option<(DomainId, TxId)>, rank::LastMove>,
+    /// Round-robin counters of placement `spread` and of directories.
+    pub next_domain: AtomicU32,
+    /// Inodes whose last name went to an inode of another domain that is not durable yet.
+    pub zombies: Mutex<Vec<Arc<Cell>>, rank::Zombies>,
+    /// Traces in the journals, as recovery found them.
+    pub traces: Vec<String>,
+    /// Entries may be stale after a crash until the GC has run.
+    pub maybe_stale: AtomicBool,
+    /// Free blocks of groups that no domain owns, kept for `statfs`.
+    pub unclaimed: AtomicU64,
+    /// Held by the one that gives memory back. Lock rank: outside all gates.
+    pub evicting: Mutex<(), rank::Evicting>,
+    /// Held by the one that empties groups ([`MountedVolume::empty_sparse`]). Lock rank: outside all gates; not waited for by who
+    /// holds it.
+    pub emptying: Mutex<(), rank::Emptying>,
+    /// fsync and sync that go on behind a [`Ticket`].
+    pub pool: RwLock<Option<Pool>, rank::SyncPool>,
+    /// fsyncs of a front end.
+    pub syncing: Syncing,
+    /// Names looked up lately.
+    pub names: NameCache,
+    /// Generation of the root, where it was loaded once.
+    pub root_gener: OnceLock<u32>,
+    /// Inodes that a front end's kernel knows.
+    pub held: Held,
+}
+
+impl MountedVolume {
+    /// The domain of a node.
+    pub fn domain(&self, ino: NodeId) -> Result<&Arc<Domain>> {
+        // an error made before it is needed would have to be dropped again each time
+        let found = self.store.geometry.node_place(ino).and_then(|(g, _)| self.shared.group_owner(g));
+        match found.and_then(|d| self.domains.get(usize::from(d.0))) {
+            Some(d) => Ok(d),
+            None => Err(Error::NotFound),
+        }
+    }
+
+    /// The cell of an inode.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] where it does not exist (any more), or of loading it.
+    pub fn cell(&self, ino: NodeId) -> Result<Arc<Cell>> {
+        let d = self.domain(ino)?;
+        d.cell(ino).map_err(|e| match e {
+            // its group has left the domain meanwhile, in which there was no inode then
+            Error::Corrupt(_) if d.domain_of(ino) != Some(d.id) => Error::NotFound,
+            Error::Corrupt(_) => {
+                // what stands beside it may be as wrong: nothing more is written there
+                d.fail(&e);
+                e
+            }
+            e => e,
+        })
+    }
+
+    /// Domain by number.
+    pub fn dom(&self, id: DomainId) -> &Arc<Domain> {
+        &self.domains[usize::from(id.0)]
+    }
+
+    /// Commits all domains that have something to commit, side by side.
+    ///
+    /// # Errors
+    /// The first one; the other domains are committed all the same.
+    pub fn commit_all(&self) -> Result<()> {
+        self.commit_some(&self.domains.iter().map(|d| (d.id, d.running())).collect())
+    }
+
+    /// Makes these transactions durable, side by side (SpanFS's parallel two-phase synchronisation: submit to all, then
+    /// wait for all).
+    ///
+    /// # Errors
+    /// The first one.
+    pub fn commit_some(&self, which: &Frontier) -> Result<()> {
+        let todo: Vec<_> = which.as_slice().iter().filter(|(d, t)| self.dom(*d).needs_commit(*t)).collect();
+        match todo.as_slice() {
+            [] => Ok(()),
+            [(d, t)] => self.dom(*d).commit_upto(*t),
+            all if self.shared.options.serial => {
+                let commit = |r: Result<()>, (d, t): &&(DomainId, TxId)| r.and(self.dom(*d).commit_upto(*t));
+                if self.shared.options.falling {
+                    all.iter().rev().fold(Ok(()), commit)
+                } else {
+                    all.iter().fold(Ok(()), commit)
+                }
+            }
+            _ => std::thread::scope(|s| {
+                let (first, rest) = (todo[0], &todo[1..]);
+                let threads: Vec<_> = rest.iter().map(|(d, t)| s.spawn(move || self.dom(*d).commit_upto(*t))).collect();
+                let mut r = self.dom(first.0).commit_upto(first.1);
+                for t in threads {
+                    let other = t.join().unwrap_or_else(|p| std::panic::resume_unwind(p));
+                    r = r.and(other);
+                }
+                r
+            }),
+        }
+    }
+
+    /// [`Self::commit_all`], with the data that commits leave alone (`data=writeback`).
+    ///
+    /// # Errors
+    /// As [`Self::commit_all`].
+    pub fn commit_everything(&self) -> Result<()> {
+        let mut r = Ok(());
+        for d in &self.domains {
+            r = r.and(d.flush_all());
+        }
+        r.and(self.commit_all())
+    }
+
+    pub(super) fn close(&self) -> Result<()> {
+        let mut r = self.commit_everything();
+        r = r.and(self.reap_zombies());
+        r = r.and(self.commit_all());
+        for d in &self.domains {
+            if d.failed().is_none() {
+                r = r.and(d.close());
+            }
+        }
+        r
+    }
+
+    /// A directory's cell.
+    pub fn dir_cell(&self, ino: NodeId) -> Result<Arc<Cell>> {
+        let c = self.cell(ino)?;
+        if c.kind != FileKind::Dir {
+            return Err(Error::NotDir);
+        }
+        Ok(c)
+    }
+
+    /// A failed domain's changes will never be durable: nothing waits for them.
+    pub fn pending(&self, d: DomainId, t: TxId) -> bool {
+        let d = self.dom(d);
+        d.committed() < t && d.failed().is_none()
+    }
+}

@@ -1,0 +1,201 @@
+//! An operation under way: the domains that it changes, entered, with blocks reserved for the metadata that it will dirty.
+
+use super::MountedVolume;
+use crate::braid::durability::Before;
+use crate::braid::rules::{Taking, take_name};
+use crate::cell::{Body, Cell, State};
+use crate::domain::commit::{Enters, enter_all};
+use crate::domain::tx::Tx;
+use crate::domain::{Domain, Enter};
+use crate::error::{Error, Result};
+use crate::types::*;
+use braidfs_format::dentry::Dentry;
+use braidfs_format::journal::Record;
+use smallvec::SmallVec;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// The domains that an operation changes, entered.
+pub(crate) struct Op<'a> {
+    pub inner: &'a MountedVolume,
+    enters: Enters<'a>,
+    /// Blocks reserved per entered domain and not yet handed to a transaction.
+    held: SmallVec<[u64; 2]>,
+}
+
+impl<'a> Op<'a> {
+    /// Enters `domains` and reserves `blocks` metadata blocks in each.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] where nothing can be made free.
+    pub fn begin(inner: &'a MountedVolume, domains: &[DomainId], blocks: u64, essential: bool) -> Result<Op<'a>> {
+        Self::begin_lending(inner, domains, blocks, essential, None)
+    }
+
+    /// [`Self::begin`], with the blocks in domain `lender` out of half its reserve where it has no others: what is made goes
+    /// to another one, since this has no room.
+    ///
+    /// # Errors
+    /// As [`Self::begin`].
+    pub fn begin_lending(
+        inner: &'a MountedVolume,
+        domains: &[DomainId],
+        blocks: u64,
+        essential: bool,
+        lender: Option<DomainId>,
+    ) -> Result<Op<'a>> {
+        let mut ids: SmallVec<[DomainId; 4]> = SmallVec::from_slice(domains);
+        ids.sort_unstable();
+        ids.dedup();
+        let doms: SmallVec<[&Domain; 2]> = ids.iter().map(|d| &**inner.dom(*d)).collect();
+        let mut attempt = 0;
+        'again: loop {
+            let enters = enter_all(&doms)?;
+            if inner.shared.closing.load(Ordering::Relaxed) {
+                return Err(Error::ReadOnly);
+            }
+            for (i, e) in enters.iter().enumerate() {
+                let space = &e.domain.space;
+                let lends = lender == Some(e.domain.id) && space.reserve_again(blocks).is_ok();
+                if !lends && space.reserve(blocks, essential).is_err() {
+                    enters[..i].iter().for_each(|e| e.domain.space.unreserve(blocks));
+                    let short = ids[i];
+                    drop(enters);
+                    inner.make_room(inner.dom(short), &mut attempt)?;
+                    continue 'again;
+                }
+            }
+            let held = SmallVec::from_elem(blocks, enters.len());
+            return Ok(Op { inner, enters, held });
+        }
+    }
+
+    fn index(&self, d: DomainId) -> usize {
+        // every domain that an operation touches was entered by `begin`
+        self.enters.iter().position(|e| e.domain.id == d).unwrap_or_else(|| unreachable!("{d} was not entered"))
+    }
+    /// The entered domain.
+    pub fn enter(&self, d: DomainId) -> &Enter<'a> {
+        &self.enters[self.index(d)]
+    }
+    /// Its running transaction.
+    pub fn tx(&self, d: DomainId) -> &Tx {
+        self.enter(d).tx()
+    }
+
+    /// Marks a cell as changed. Where its record begins a new node block, a reserved block becomes the transaction's.
+    pub fn touch(&mut self, cell: &Arc<Cell>, st: &mut State) -> Result<()> {
+        self.touch_content(cell, st)?;
+        st.durability.operation_changes_inode(self.tx(cell.domain).id);
+        Ok(())
+    }
+
+    /// [`Self::touch`] by what changes nothing but times and the content of blocks ([`Domain::touch_content`]).
+    pub fn touch_content(&mut self, cell: &Arc<Cell>, st: &mut State) -> Result<()> {
+        let i = self.index(cell.domain);
+        let (d, tx) = (self.enters[i].domain, self.enters[i].tx());
+        let fresh = st.durability.dirty_tx() != tx.id;
+        d.touch_content(tx, cell, st)?;
+        if fresh {
+            self.grows(cell.domain, st.record_bytes());
+        }
+        Ok(())
+    }
+
+    /// Before blocks are reserved for pages of a file: what an older transaction has still to write of it is written out.
+    /// That takes the reservations of its dirty pages, which the operation would else count on, and lose when it touches
+    /// the file.
+    pub fn settle(&mut self, cell: &Arc<Cell>, st: &mut State) -> Result<()> {
+        let by = st.durability.dirty_tx();
+        if by.0 == 0 || by == self.tx(cell.domain).id { Ok(()) } else { self.touch_content(cell, st) }
+    }
+
+    /// Announces that extents of a file go, as many as one operation may free. False where the journal has too little room
+    /// ([`Enter::expect_pieces`]).
+    #[must_use]
+    pub fn expect_frees(&self, cell: &Cell, st: &State) -> bool {
+        let Body::File(f) = &st.body else { return true };
+        let e = self.enter(cell.domain);
+        e.expect_pieces(f.map.extent_count().min(e.domain.pieces_max()))
+    }
+
+    /// The record of a touched cell grows.
+    pub fn grows(&mut self, d: DomainId, bytes: usize) {
+        let blocks = self.tx(d).pack_bytes(bytes);
+        if blocks > 0 {
+            self.credit(d, blocks);
+        }
+    }
+
+    /// Hands reserved blocks to the transaction: it will need them to write metadata.
+    pub fn credit(&mut self, d: DomainId, blocks: u64) {
+        let i = self.index(d);
+        let n = blocks.min(self.held[i]);
+        self.held[i] -= n;
+        self.enters[i].tx().add_credits(n);
+    }
+
+    /// Two domains' transactions share this operation: neither checkpoints without the other being durable.
+    pub fn braid(&self, a: DomainId, b: DomainId) {
+        if a != b {
+            let (x, y) = (self.tx(a), self.tx(b));
+            x.peer(b, y.id);
+            y.peer(a, x.id);
+        }
+    }
+
+    /// A cross-domain entry changes: both journals say so, for recovery to compare the sides.
+    pub fn hint(&self, dir: &Cell, name: &[u8], child: &Cell) {
+        if dir.domain != child.domain {
+            self.hint_always(dir, name, child);
+        }
+    }
+
+    /// [`Self::hint`] also within one domain: the fate of the child depends on an inode of another domain.
+    pub fn hint_always(&self, dir: &Cell, name: &[u8], child: &Cell) {
+        let r = Record::Remote { dir: dir.ino, child: child.ino, gener: child.gener, name: name.into() };
+        self.tx(child.domain).record(r.clone());
+        if dir.domain != child.domain {
+            self.tx(dir.domain).record(r);
+            self.braid(dir.domain, child.domain);
+        }
+    }
+
+    /// An inode of `domain` takes `dir/name`: what must be durable with it. `None` where an inode of another domain left
+    /// the name, lives on, and must be made durable first ([`MountedVolume::settle_name`]).
+    pub fn may_take(&self, dir: &Cell, name: &[u8], domain: DomainId) -> Option<Before> {
+        match take_name(&self.inner.left_by(dir, name), domain) {
+            Taking::Syncs(before) => Some(before),
+            Taking::Commits(_) => None,
+        }
+    }
+
+    /// Runs `f` on the names of a directory that was touched; new dirty buckets get their reserved blocks.
+    pub fn with_index<R>(
+        &mut self,
+        dir: &Arc<Cell>,
+        st: &mut State,
+        f: impl FnOnce(&mut crate::cell::dir::DirIndex, &mut dyn FnMut(u64) -> Result<Vec<Dentry>>) -> Result<R>,
+    ) -> Result<R> {
+        let d = self.enter(dir.domain).domain;
+        let mut delta = 0;
+        let r = d.with_index(dir.ino, st, |ix, load| {
+            let before = ix.dirty_buckets();
+            let r = f(ix, load);
+            delta = ix.dirty_buckets().saturating_sub(before);
+            r
+        });
+        self.credit(dir.domain, delta as u64);
+        r
+    }
+}
+
+impl Drop for Op<'_> {
+    fn drop(&mut self) {
+        for (e, n) in self.enters.iter().zip(&self.held) {
+            if *n > 0 {
+                e.domain.space.unreserve(*n);
+            }
+        }
+    }
+}
