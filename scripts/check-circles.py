@@ -17,7 +17,6 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent / "crates/engine/src"
 KNOWN = [
     {"cell::dir", "cell::dir::buckets", "cell::dir::entries"},
     {"cell::extents", "cell::extents::layout"},
-    {"domain", "domain::commit", "domain::serialise", "domain::tx"},
     {"nodes", "nodes::slots"},
     {"space", "space::alloc", "space::group", "space::home", "space::init", "space::pool"},
 ]

@@ -8,10 +8,10 @@
 //!
 //! A failure on the way fails the domain: nothing of the transaction was acknowledged.
 
-use super::serialise::{Out, Payload};
+use super::out::{Out, Payload};
 use super::tx::Tx;
+use super::work::{Share, Work};
 use super::{Domain, Enter};
-use crate::cell::Cell;
 use crate::cell::cache::Memory;
 use crate::error::{Error, Result};
 use crate::planted::sharing::{Place, share};
@@ -23,31 +23,10 @@ use braidfs_format::journal::{
     CHUNK_HEADER_BYTES, CHUNK_MAX_BLOCKS, ChunkId, ChunkKind, Record, chunk_blocks, encode_chunk,
 };
 use braidfs_format::node::{NodeBlockBuilder, NodeEntry, NodeRecord};
-use braidfs_sync::{Condvar, Mutex, rank};
+use braidfs_sync::{Condvar, Mutex};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-
-/// A commit that is under way, as far as others can help.
-#[derive(Debug)]
-pub struct Work {
-    tx: Arc<Tx>,
-    cells: Vec<Arc<Cell>>,
-    next: AtomicUsize,
-    active: AtomicUsize,
-    stop: AtomicBool,
-    result: Mutex<Share, rank::WorkResult>,
-    idle: Condvar,
-}
-
-/// What helpers hand to the committer.
-#[derive(Debug, Default)]
-struct Share {
-    records: Vec<Record>,
-    free: Vec<(NodeId, u32)>,
-    dead: Vec<Arc<Cell>>,
-    error: Option<Error>,
-}
 
 /// Bytes of data that a helper gathers before it writes them.
 const BATCH_BYTES: usize = 4 << 20;
@@ -147,8 +126,7 @@ impl Domain {
         self.durable.store(tx.id.0, Ordering::Relaxed);
         self.committed.store(tx.id.0, Ordering::Release);
         self.counters.commits.fetch_add(1, Ordering::Relaxed);
-        self.vacated
-            .prune(|d, t| if d == self.id { t <= tx.id } else { self.peer(d).is_none_or(|p| p.committed() >= t) });
+        self.vacated.prune(|d, t| self.committed_of(d) >= t);
         Ok(true)
     }
 

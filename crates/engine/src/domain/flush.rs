@@ -1,7 +1,7 @@
 //! Writing dirty data before its transaction commits: under memory pressure, and for `data=writeback`.
 
 use super::Domain;
-use super::serialise::Out;
+use super::out::Out;
 use crate::cell::{Body, Cell};
 use crate::error::Result;
 use crate::types::*;

@@ -1,5 +1,6 @@
 //! A domain: an independent micro file system with its own journal, allocator, node table, cells and transactions
 //! (SpanFS section 3.1). Assembles the layers below; `volume` assembles domains.
+//! A domain knows no other: what it asks of them goes through [`peers::Peers`], which it is given.
 //!
 //! Life of a transaction: *running* (operations enter through the gate and put the cells that they change on its list)
 //! → *committing* (`commit`: cells are serialised, data and node blocks written, then the commit record) → *committed*
@@ -16,12 +17,16 @@ pub mod checkpoint;
 pub mod commit;
 pub mod flush;
 pub mod load;
+mod out;
 pub mod overwrite;
+pub mod peers;
 pub mod recover;
 pub mod serialise;
+mod shared;
 pub mod still;
 pub mod sync;
 pub mod tx;
+mod work;
 
 use crate::braid::frontier::Frontier;
 use crate::braid::vacated::VacatedNames;
@@ -29,7 +34,6 @@ use crate::cell::cache::{CELL_BYTES, CellCache, Memory};
 use crate::cell::{Cell, State};
 use crate::error::{Error, Result};
 use crate::journal::Journal;
-use crate::live::LiveOptions;
 use crate::nodes::NodeTable;
 use crate::space::Space;
 use crate::store::Store;
@@ -37,85 +41,14 @@ use crate::types::*;
 use braidfs_format::domain::DomainHeader;
 use braidfs_sync::{Mutex, RwLock, RwLockReadGuard, rank};
 use crossbeam::utils::CachePadded;
+use out::Out;
+use peers::Peers;
+pub use shared::Shared;
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU16, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use tx::{CELL_COST, Tx};
-
-/// What all domains of a volume share: who owns which group, the logical clock, limits. Read-mostly: what
-/// many write has cache lines of its own.
-#[derive(Debug)]
-pub struct Shared {
-    /// Owner of each group, `u16::MAX`: free.
-    pub owner: Box<[AtomicU16]>,
-    /// Logical time of link changes.
-    pub seq: CachePadded<AtomicU64>,
-    /// Options of the mount.
-    pub options: MountOptions,
-    /// Key of the directory hash.
-    pub hash_key: [u8; 16],
-    /// Checksum every data block.
-    pub data_sums: bool,
-    /// Largest inline file.
-    pub inline_max: usize,
-    /// Pages in memory, about.
-    pub pages: CachePadded<AtomicI64>,
-    /// Bytes of directories' names in memory, about.
-    pub dir_bytes: CachePadded<AtomicI64>,
-    /// Dirty pages in memory, about.
-    pub dirty_pages: CachePadded<AtomicI64>,
-    /// The volume stops without writing another block (`Volume::crash`).
-    pub dead: AtomicBool,
-    /// A forced read-only volume.
-    pub read_only: AtomicBool,
-    /// The volume is about to become read-only: operations are refused, what they changed so far is still committed. Set
-    /// before the last commit's flip: who enters a domain after that sees it.
-    pub closing: AtomicBool,
-    /// Those of `options` that a remount changes.
-    pub live: LiveOptions,
-    /// Recovery has not made the domains agree yet: tombstones and exchanges in records count.
-    pub recovering: AtomicBool,
-}
-
-impl Shared {
-    /// Domain that owns `group`.
-    pub fn group_owner(&self, group: u32) -> Option<DomainId> {
-        let d = self.owner.get(group as usize)?.load(Ordering::Relaxed);
-        (d != u16::MAX).then_some(DomainId(d))
-    }
-    /// The next logical time: above all before in this mount, and above `than`, the latest of the inodes whose names change
-    /// now. So who takes a name has it later than who left it, also where the clock was set back since an earlier mount.
-    pub fn next_seq(&self, than: u64) -> u64 {
-        let now = self.now();
-        let now = (now.sec as u64).wrapping_mul(1_000_000_000).wrapping_add(u64::from(now.nsec));
-        let mut old = self.seq.load(Ordering::Relaxed);
-        loop {
-            let new = now.max(old.max(than).saturating_add(1));
-            match self.seq.compare_exchange_weak(old, new, Ordering::Relaxed, Ordering::Relaxed) {
-                Ok(_) => return new,
-                Err(o) => old = o,
-            }
-        }
-    }
-    /// So many pages have left memory, of them so many dirty ones. Where there were none it touches no line that all files
-    /// share.
-    pub fn left(&self, pages: usize, dirty: usize) {
-        for (count, gone) in [(&self.pages, pages), (&self.dirty_pages, dirty)] {
-            if gone > 0 {
-                count.fetch_sub(gone as i64, Ordering::Relaxed);
-            }
-        }
-    }
-    /// Time of day.
-    pub fn now(&self) -> Timestamp {
-        if let Some(f) = self.options.clock {
-            return f();
-        }
-        // as exact as a kernel's file times, and far cheaper
-        let t = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
-        Timestamp { sec: t.tv_sec, nsec: t.tv_nsec as u32 }
-    }
-}
+use work::Work;
 
 /// The domain's header on disk: which copy is current.
 #[derive(Debug)]
@@ -175,7 +108,7 @@ pub struct Domain {
     durable: AtomicU64,
     commit_lock: Mutex<(), rank::Commit>,
     checkpoint_lock: Mutex<(), rank::Checkpoint>,
-    work: Mutex<Option<Arc<commit::Work>>, rank::Work>,
+    work: Mutex<Option<Arc<Work>>, rank::Work>,
     failed: OnceLock<String>,
     header: Mutex<HeaderPair, rank::Header>,
     /// Inodes unlinked but open (or waiting for another domain).
@@ -195,7 +128,7 @@ pub struct Domain {
     /// Names of this domain's directories that inodes left by renames that may not be durable yet.
     pub vacated: VacatedNames,
     /// The other domains.
-    pub peers: OnceLock<Vec<Weak<Domain>>>,
+    peers: Arc<dyn Peers>,
     /// Counters.
     pub counters: Counters,
     /// Fsyncs that wrote elsewhere for want of a commit ([`overwrite`]).
@@ -274,6 +207,7 @@ impl Domain {
         id: DomainId,
         store: Arc<Store>,
         shared: Arc<Shared>,
+        peers: Arc<dyn Peers>,
         layers: Layers,
         header: HeaderPair,
         mlogs: u16,
@@ -312,7 +246,7 @@ impl Domain {
             held: Mutex::default(),
             lazy: Mutex::default(),
             vacated: VacatedNames::default(),
-            peers: OnceLock::new(),
+            peers,
             counters: Counters::default(),
             missed: CachePadded::default(),
             next_mlog: AtomicU32::new(0),
@@ -361,22 +295,17 @@ impl Domain {
         }
         Ok(self.store.flush_groups(self.space.groups())?)
     }
-
-    /// Another domain of the volume.
-    pub fn peer(&self, id: DomainId) -> Option<Arc<Domain>> {
-        self.peers.get()?.get(usize::from(id.0))?.upgrade()
-    }
     /// Newest durable transaction of any domain of the volume.
     pub fn committed_of(&self, id: DomainId) -> TxId {
         if id == self.id {
             return self.committed();
         }
-        self.peer(id).map_or(TxId(u64::MAX), |p| p.committed())
+        self.peers.committed(id)
     }
     /// Domain of a node, by its number.
     pub fn domain_of(&self, node: NodeId) -> Option<DomainId> {
         let (g, _) = self.store.geometry.node_place(node)?;
-        self.shared.group_owner(g)
+        self.peers.owner(g)
     }
     /// An mlog for the next flush.
     pub fn pick_mlog(&self) -> usize {
@@ -460,7 +389,7 @@ impl Domain {
                 let old = self.committing.lock().clone();
                 match old {
                     Some(t) if t.id == st.durability.dirty_tx() => {
-                        let mut out = serialise::Out::default();
+                        let mut out = Out::default();
                         let r = self.serialise(&t, cell, st, &mut out, self.pick_mlog());
                         t.give(out);
                         if let Err(e) = r {
@@ -531,3 +460,6 @@ impl Domain {
         all
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -10,7 +10,8 @@
 //! synced still changes with its transaction, whole.
 
 use super::Domain;
-use super::serialise::{Out, RUN_MAX};
+use super::out::Out;
+use super::serialise::RUN_MAX;
 use crate::cell::pages::Page;
 use crate::cell::{Body, Cell, State};
 use crate::error::Result;

@@ -5,6 +5,7 @@
 //! version of each node) and become cells of a *recovery transaction*, which `volume` completes (links across domains)
 //! and commits. Until that commit the journal's tail stays: a crash during recovery starts it again from the same state.
 
+use super::peers::Peers;
 use super::{Domain, Enter, HeaderPair, Layers, Shared};
 use crate::cell::record::decode_cell;
 use crate::cell::{Body, Cell};
@@ -88,6 +89,7 @@ impl Domain {
         id: DomainId,
         store: Arc<Store>,
         shared: Arc<Shared>,
+        peers: Arc<dyn Peers>,
         mut header: HeaderPair,
         groups: &[u32],
         mlogs: u16,
@@ -125,7 +127,7 @@ impl Domain {
         {
             return Err(why.into());
         }
-        let d = Self::new(id, store, shared, Layers { space, nodes, journal }, header, mlogs);
+        let d = Self::new(id, store, shared, peers, Layers { space, nodes, journal }, header, mlogs);
         d.durable.store(durable, std::sync::atomic::Ordering::Relaxed);
         if let Some((newest, tail)) = keep {
             // nothing is given up before the recovery transaction is durable

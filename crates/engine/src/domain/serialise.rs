@@ -1,7 +1,9 @@
 //! Writing out one cell for a transaction: dirty data gets its place (delayed allocation), directory buckets theirs,
 //! and the inode becomes node records.
 
-use super::{Domain, Tx};
+use super::Domain;
+use super::out::{Out, Payload};
+use super::tx::Tx;
 use crate::cell::extents::Piece;
 use crate::cell::pages::Page;
 use crate::cell::{Body, Cell, FileBody, State, dir};
@@ -14,53 +16,10 @@ use braidfs_format::dentry::{bucket_lblk, encode_bucket};
 use braidfs_format::group::{SegmentKind, Temperature};
 use braidfs_format::inode::{Extent, NOCOW};
 use braidfs_format::journal::Record;
-use braidfs_format::node::{NodeRecord, OVERFLOW};
+use braidfs_format::node::OVERFLOW;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-
-/// A run of blocks to write.
-#[derive(Debug)]
-pub enum Payload {
-    /// Pages of a file; `Cell::inflight` goes down when they are written.
-    Pages(Vec<Page>, Arc<Cell>),
-    /// Sealed metadata blocks.
-    Raw(Vec<u8>),
-}
-
-/// What serialising cells produced and nobody has written yet.
-#[derive(Debug, Default)]
-pub struct Out {
-    /// Node records without a place.
-    pub nodes: Vec<NodeRecord>,
-    /// Nodes to free, with their generation.
-    pub free: Vec<(NodeId, u32)>,
-    /// Blocks to write.
-    pub writes: Vec<(BlockAddr, Payload)>,
-    /// Bytes in `writes`.
-    pub bytes: usize,
-    /// Data was written in place on the way.
-    pub in_place: bool,
-    /// Inodes that are gone: leave the cache when the transaction is durable.
-    pub dead: Vec<Arc<Cell>>,
-}
-
-impl Out {
-    /// Adds pages to write; the cell has them under way until they are written.
-    pub(super) fn write_pages(&mut self, at: BlockAddr, pages: Vec<Page>, cell: &Arc<Cell>) {
-        cell.inflight.fetch_add(1, Ordering::AcqRel);
-        self.bytes += pages.len() * 4096;
-        self.writes.push((at, Payload::Pages(pages, cell.clone())));
-    }
-    /// Adds another's.
-    pub fn append(&mut self, mut o: Out) {
-        self.nodes.append(&mut o.nodes);
-        self.free.append(&mut o.free);
-        self.writes.append(&mut o.writes);
-        self.bytes += o.bytes;
-        self.dead.append(&mut o.dead);
-    }
-}
 
 /// Longest run given to one allocation, blocks: extents of a growing file come in runs up to this.
 pub(super) const RUN_MAX: usize = 1024;

@@ -2,8 +2,8 @@
 //! as one parallel batch flagged for roll-forward, without committing the transaction that everybody shares. (The
 //! idea of roll-forward is F2FS's and Max's.)
 
+use super::out::{Out, Payload};
 use super::overwrite::{InPlace, Overwrites};
-use super::serialise::{Out, Payload};
 use super::tx::PendingIo;
 use super::{Domain, Enter};
 use crate::braid::durability::Reach;

@@ -3,7 +3,7 @@
 //! Operations insert concurrently; the committer and its helpers fetch. Blocks change hands through [`Tx::record`]:
 //! a block freed here is used again only after the transaction is durable.
 
-use super::serialise::Out;
+use super::out::Out;
 use crate::braid::frontier::Frontier;
 use crate::cell::Cell;
 use crate::types::*;

@@ -59,7 +59,7 @@ impl LiveVolume for Volume {
     }
 
     fn owner(&self, group: u32) -> Option<DomainId> {
-        self.inner().shared.group_owner(group)
+        self.inner().siblings.group_owner(group)
     }
 
     fn epoch(&self, domain: DomainId, group: u32) -> Option<u32> {

@@ -19,6 +19,7 @@ pub(crate) mod operation;
 pub mod remount;
 pub mod replay;
 pub mod room;
+mod siblings;
 pub mod trim;
 
 use crate::error::{Error, Result};

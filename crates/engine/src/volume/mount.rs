@@ -2,14 +2,15 @@
 
 use super::groups::Bat;
 use super::held::table::Held;
+use super::siblings::Siblings;
 use super::{MountedVolume, Volume};
 use crate::cell::names::NameCache;
+use crate::domain::peers::Peers;
 use crate::domain::recover::Recovered;
 use crate::domain::{Domain, HeaderPair, Shared};
 use crate::error::{Error, Result};
 use crate::fsync::queue::Syncing;
 use crate::fsync::ticket;
-use crate::live::LiveOptions;
 use crate::planted::{self, Bug};
 use crate::store::Store;
 use crate::store::overlay::Overlays;
@@ -19,10 +20,9 @@ use braidfs_device::Device;
 use braidfs_format::BLOCK_BYTES;
 use braidfs_format::block::{BlockKind, other_copy_lost};
 use braidfs_format::domain::{CLEAN, DomainHeader, FAILED};
-use braidfs_format::super_block::{INCOMPAT_DATA_SUMS, SuperBlock};
+use braidfs_format::super_block::SuperBlock;
 use braidfs_sync::{Mutex, RwLock};
-use crossbeam::utils::CachePadded;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// Threads behind tickets: syncs that may share a flush.
@@ -70,23 +70,9 @@ fn open(sb: SuperBlock, devices: Vec<Arc<dyn Device>>, options: MountOptions) ->
     let g = store.geometry;
     let volume = u64::from(g.groups) * u64::from(g.group_blocks()) * BLOCK_BYTES as u64;
     let names = (options.cache_bytes / 64).min(volume / 512).clamp(NAMES_MIN, NAMES_MAX);
-    let shared = Arc::new(Shared {
-        owner: bat.owners().map(|d| AtomicU16::new(d.map_or(u16::MAX, |d| d.0))).collect(),
-        seq: CachePadded::new(AtomicU64::new(0)),
-        hash_key: sb.hash_key,
-        data_sums: sb.incompat.get() & INCOMPAT_DATA_SUMS != 0,
-        inline_max: usize::from(sb.inline_max.get()),
-        pages: CachePadded::new(AtomicI64::new(0)),
-        dir_bytes: CachePadded::new(AtomicI64::new(0)),
-        dirty_pages: CachePadded::new(AtomicI64::new(0)),
-        dead: AtomicBool::new(false),
-        read_only: AtomicBool::new(false),
-        closing: AtomicBool::new(false),
-        live: LiveOptions::new(&options),
-        recovering: AtomicBool::new(true),
-        options,
-    });
-    let opened = open_domains(&sb, &store, &shared, &bat)?;
+    let shared = Arc::new(Shared::new(options, &sb));
+    let siblings = Arc::new(Siblings::new(bat.owners()));
+    let opened = open_domains(&sb, &store, &shared, &siblings, &bat)?;
     let (domains, mut recovered): (Vec<_>, Vec<_>) = opened.into_iter().unzip();
     let mut bat = bat;
     if domains.iter().any(|d| !d.space.returned().is_empty()) {
@@ -96,15 +82,11 @@ fn open(sb: SuperBlock, devices: Vec<Arc<dyn Device>>, options: MountOptions) ->
     for g in domains.iter().flat_map(|d| d.space.returned()) {
         // its domain knew nothing of it any more when the volume stopped
         bat.set_free(&**store.device(0), *g)?;
-        shared.owner[*g as usize].store(u16::MAX, Ordering::Relaxed);
+        siblings.set_owner(*g, None);
     }
     let traces: Vec<String> = recovered.iter_mut().flat_map(|r| std::mem::take(&mut r.traces)).collect();
     traces.iter().for_each(|t| tracing::warn!("{t}"));
-    let weak: Vec<_> = domains.iter().map(Arc::downgrade).collect();
-    for d in &domains {
-        // set once, here
-        let _ = d.peers.set(weak.clone());
-    }
+    siblings.meet(&domains);
     let syncing = Syncing::new(domains.len(), store.devices());
     let inner = Arc::new(MountedVolume {
         label: Mutex::new(sb.label),
@@ -112,6 +94,7 @@ fn open(sb: SuperBlock, devices: Vec<Arc<dyn Device>>, options: MountOptions) ->
         sb,
         store,
         shared,
+        siblings,
         domains,
         bat: Mutex::new(bat),
         rename: Mutex::new(()),
@@ -134,42 +117,56 @@ fn open(sb: SuperBlock, devices: Vec<Arc<dyn Device>>, options: MountOptions) ->
     Ok(inner)
 }
 
+/// Opens and replays one domain.
+///
+/// # Errors
+/// As [`Domain::open`]; damage of its header.
+pub(crate) fn open_domain(
+    sb: &SuperBlock,
+    store: &Arc<Store>,
+    shared: &Arc<Shared>,
+    peers: &Arc<dyn Peers>,
+    bat: &Bat,
+    id: DomainId,
+) -> Result<(Arc<Domain>, Recovered)> {
+    let pair = sb.domain_table.get() + 2 * u64::from(id.0);
+    let mut buf = vec![0u8; 2 * BLOCK_BYTES];
+    store.device(0).read(pair, &mut buf).map_err(Error::Io)?;
+    let (copy, seq, mut header) = DomainHeader::from_pair(&buf, store.volume, pair, id.0)?;
+    if let Some(lost) = other_copy_lost(&buf, BlockKind::Domain, store.volume, pair, (copy, seq)) {
+        // what it does not know of stands in the journal
+        tracing::warn!("{id}: {lost}; its journal is replayed");
+        header.flags = (header.flags.get() & !CLEAN).into();
+    }
+    let groups = bat.groups_of(id);
+    let start = BlockAddr(header.journal_start.get());
+    if !store.geometry.contains(start, u64::from(header.journal_blocks.get()))
+        || !groups.contains(&store.geometry.group_of(start))
+    {
+        return Err(braidfs_format::Corrupt::new(
+            "domain header",
+            format!("{id}: the journal lies outside its groups"),
+        )
+        .into());
+    }
+    let h = HeaderPair { pair, copy, seq, header };
+    let (d, rec) = Domain::open(id, store.clone(), shared.clone(), peers.clone(), h, &groups, sb.mlogs.get())?;
+    if header.flags.get() & FAILED != 0 {
+        d.fail(&Error::Busy("it failed before; run fsck.braidfs".into()));
+    }
+    Ok((Arc::new(d), rec))
+}
+
 /// Opens and replays all domains side by side.
 fn open_domains(
     sb: &SuperBlock,
     store: &Arc<Store>,
     shared: &Arc<Shared>,
+    siblings: &Arc<Siblings>,
     bat: &Bat,
 ) -> Result<Vec<(Arc<Domain>, Recovered)>> {
-    let one = |i: u16| -> Result<(Arc<Domain>, Recovered)> {
-        let id = DomainId(i);
-        let pair = sb.domain_table.get() + 2 * u64::from(i);
-        let mut buf = vec![0u8; 2 * BLOCK_BYTES];
-        store.device(0).read(pair, &mut buf).map_err(Error::Io)?;
-        let (copy, seq, mut header) = DomainHeader::from_pair(&buf, store.volume, pair, i)?;
-        if let Some(lost) = other_copy_lost(&buf, BlockKind::Domain, store.volume, pair, (copy, seq)) {
-            // what it does not know of stands in the journal
-            tracing::warn!("{id}: {lost}; its journal is replayed");
-            header.flags = (header.flags.get() & !CLEAN).into();
-        }
-        let groups = bat.groups_of(id);
-        let start = BlockAddr(header.journal_start.get());
-        if !store.geometry.contains(start, u64::from(header.journal_blocks.get()))
-            || !groups.contains(&store.geometry.group_of(start))
-        {
-            return Err(braidfs_format::Corrupt::new(
-                "domain header",
-                format!("{id}: the journal lies outside its groups"),
-            )
-            .into());
-        }
-        let h = HeaderPair { pair, copy, seq, header };
-        let (d, rec) = Domain::open(id, store.clone(), shared.clone(), h, &groups, sb.mlogs.get())?;
-        if header.flags.get() & FAILED != 0 {
-            d.fail(&Error::Busy("it failed before; run fsck.braidfs".into()));
-        }
-        Ok((Arc::new(d), rec))
-    };
+    let peers: Arc<dyn Peers> = siblings.clone();
+    let one = |i| open_domain(sb, store, shared, &peers, bat, DomainId(i));
     let n = sb.domains.get();
     // a small volume is open sooner than threads start
     if shared.options.serial || n == 1 || store.geometry.groups < SMALL_GROUPS {

@@ -2,6 +2,7 @@
 
 use super::groups::Bat;
 use super::held::table::Held;
+use super::siblings::Siblings;
 use crate::braid::frontier::Frontier;
 use crate::cell::Cell;
 use crate::cell::names::NameCache;
@@ -27,6 +28,8 @@ pub(crate) struct MountedVolume {
     pub compat: AtomicU32,
     pub store: Arc<Store>,
     pub shared: Arc<Shared>,
+    /// The domains as they see each other.
+    pub siblings: Arc<Siblings>,
     pub domains: Vec<Arc<Domain>>,
     /// The group table; the lock also serialises claims.
     pub bat: Mutex<Bat, rank::GroupTable>,
@@ -65,7 +68,7 @@ impl MountedVolume {
     /// The domain of a node.
     pub fn domain(&self, ino: NodeId) -> Result<&Arc<Domain>> {
         // an error made before it is needed would have to be dropped again each time
-        let found = self.store.geometry.node_place(ino).and_then(|(g, _)| self.shared.group_owner(g));
+        let found = self.store.geometry.node_place(ino).and_then(|(g, _)| self.siblings.group_owner(g));
         match found.and_then(|d| self.domains.get(usize::from(d.0))) {
             Some(d) => Ok(d),
             None => Err(Error::NotFound),

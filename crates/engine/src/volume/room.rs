@@ -70,7 +70,7 @@ impl MountedVolume {
         bat.set(&**self.store.device(0), g, BatEntry { domain: Some(d.id), epoch })?;
         d.space.add_group(group)?;
         // first, so that an inode made in it by another thread is found at once
-        self.shared.owner[g].store(d.id.0, Ordering::Release);
+        self.siblings.set_owner(g as u32, Some(d.id));
         d.nodes.add_group(group, &d.space)?;
         self.count_unclaimed_in(&bat);
         tracing::debug!("{} takes group {group}", d.id);
@@ -95,7 +95,7 @@ impl MountedVolume {
             let result = d.give_up_groups(&groups, |given| {
                 for &g in given {
                     // first, so that who looks for an inode there does not ask the domain
-                    self.shared.owner[g as usize].store(u16::MAX, Ordering::Release);
+                    self.siblings.set_owner(g, None);
                     bat.set_free(&**self.store.device(0), g)?;
                     gave = true;
                     tracing::debug!("{} gives group {g} back", d.id);

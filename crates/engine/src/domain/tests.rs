@@ -1,0 +1,166 @@
+//! One domain alone: what it asks of its siblings, which are a double here, and when. No volume is mounted.
+
+use super::peers::Peers;
+use super::sync::Prepared;
+use super::*;
+use crate::volume::groups::Bat;
+use crate::volume::mount::open_domain;
+use braidfs_device::{Device, MemDevice};
+use braidfs_format::inode::{Link, Tombstone};
+use braidfs_store::super_io::read_super;
+use std::sync::Weak;
+
+/// The other domain.
+const OTHER: DomainId = DomainId(1);
+/// Its transaction that shares an operation with this domain.
+const THEIRS: TxId = TxId(7);
+
+/// Says how far the other domain has committed, and notes what is asked of it.
+#[derive(Debug, Default)]
+struct Double {
+    committed: AtomicU64,
+    /// What was to be committed, each with the tail of this domain's journal at that moment.
+    commits: std::sync::Mutex<Vec<(DomainId, TxId, u64)>>,
+    /// The other domain has failed.
+    fails: AtomicBool,
+    owners: Vec<Option<DomainId>>,
+    domain: OnceLock<Weak<Domain>>,
+}
+
+impl Peers for Double {
+    fn committed(&self, domain: DomainId) -> TxId {
+        assert_eq!(domain, OTHER, "a domain knows itself");
+        TxId(self.committed.load(Ordering::Relaxed))
+    }
+
+    fn commit_upto(&self, domain: DomainId, tx: TxId) -> Result<()> {
+        let tail = self.domain.get().and_then(Weak::upgrade).map_or(0, |d| d.journal.tail());
+        self.commits.lock().unwrap().push((domain, tx, tail));
+        if self.fails.load(Ordering::Relaxed) {
+            return Err(Error::DomainFailed { domain, why: "its device is gone".into() });
+        }
+        self.committed.fetch_max(tx.0, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn owner(&self, group: u32) -> Option<DomainId> {
+        self.owners.get(group as usize).copied().flatten()
+    }
+}
+
+/// The first of two domains; the other one is not opened.
+fn alone() -> (Arc<Domain>, Arc<Double>) {
+    let device: Arc<dyn Device> = Arc::new(MemDevice::new(16384));
+    let o = MkfsOptions { domains: Some(2), ..MkfsOptions::default() };
+    crate::mkfs::format(std::slice::from_ref(&device), &o).unwrap();
+    let (sb, devices) = read_super(&[device]).unwrap();
+    let store = Arc::new(Store::new(devices, &sb).unwrap());
+    let bat = Bat::read(&store, &sb).unwrap();
+    let double = Arc::new(Double { owners: bat.owners().collect(), ..Double::default() });
+    let shared = Arc::new(Shared::new(MountOptions { cache_bytes: 64 << 20, ..MountOptions::default() }, &sb));
+    let peers: Arc<dyn Peers> = double.clone();
+    let (d, _) = open_domain(&sb, &store, &shared, &peers, &bat, DomainId(0)).unwrap();
+    shared.recovering.store(false, Ordering::Relaxed);
+    d.mark_used(false).unwrap();
+    double.domain.set(Arc::downgrade(&d)).unwrap();
+    (d, double)
+}
+
+/// An operation makes a file, which `change` has wait for something of the other domain.
+fn make(d: &Domain, change: impl FnOnce(&mut State)) -> Arc<Cell> {
+    let (ino, generation) = d.nodes.alloc(None).unwrap();
+    let cell = Arc::new(Cell::new(
+        ino,
+        generation,
+        d.id,
+        FileKind::File,
+        State::fresh(FileKind::File, 0o644, 0, 0, d.shared.now()),
+    ));
+    let e = d.enter().unwrap();
+    let mut st = cell.state.write();
+    st.nlink = 1;
+    st.gain_link(NodeId::ROOT, b"f", d.shared.next_seq(0));
+    change(&mut st);
+    d.touch(e.tx(), &cell, &mut st).unwrap();
+    st.durability.operation_changes_names();
+    drop(st);
+    e.tx().peer(OTHER, THEIRS);
+    d.cells.insert_new(cell.clone());
+    cell
+}
+
+/// What an fsync of the file does now.
+fn prepare(d: &Domain, c: &Arc<Cell>) -> Prepared {
+    let linked_at = c.state.read().durability.names_changed_at();
+    d.prepare_sync(&d.enter().unwrap(), c, false, linked_at).unwrap()
+}
+
+#[test]
+fn a_checkpoint_has_the_other_side_committed_before_the_tail_moves() {
+    let (d, double) = alone();
+    let tail = d.journal.tail();
+    make(&d, |_| ());
+    d.commit().unwrap();
+    assert!(double.commits.lock().unwrap().is_empty(), "a commit waits for no other domain");
+    d.checkpoint().unwrap();
+    assert_eq!(*double.commits.lock().unwrap(), [(OTHER, THEIRS, tail)], "its tail had not moved then");
+    assert!(d.journal.tail() > tail);
+    d.checkpoint().unwrap();
+    assert_eq!(double.commits.lock().unwrap().len(), 1, "nothing new was shared since");
+}
+
+#[test]
+fn a_failed_domain_holds_up_no_other() {
+    let (d, double) = alone();
+    double.fails.store(true, Ordering::Relaxed);
+    let tail = d.journal.tail();
+    make(&d, |_| ());
+    d.commit().unwrap();
+    d.checkpoint().unwrap();
+    assert_eq!(double.commits.lock().unwrap().len(), 1);
+    assert!(d.failed().is_none() && d.journal.tail() > tail);
+}
+
+#[test]
+fn an_fsync_waits_for_whoever_left_the_name() {
+    let (d, double) = alone();
+    let c = make(&d, |st| st.durability.inode_syncs_with(OTHER, THEIRS));
+    d.commit().unwrap();
+    double.committed.store(THEIRS.0 - 1, Ordering::Relaxed);
+    // durable itself, and still a crash could bring back who had its name
+    assert!(matches!(prepare(&d, &c), Prepared::Commit));
+    double.committed.store(THEIRS.0, Ordering::Relaxed);
+    assert!(matches!(prepare(&d, &c), Prepared::Clean));
+}
+
+#[test]
+fn an_inode_stays_in_memory_while_it_waits_for_another_domain() {
+    let (d, double) = alone();
+    let ino = make(&d, |st| st.durability.inode_syncs_with(OTHER, THEIRS)).ino;
+    d.commit().unwrap();
+    let evict = || (0..3).for_each(|_| d.evict(Memory { cells: 1000, ..Memory::default() }));
+    evict();
+    assert!(d.cells.get(ino).is_some(), "only memory knows for what it waits");
+    double.committed.store(THEIRS.0, Ordering::Relaxed);
+    evict();
+    assert!(d.cells.get(ino).is_none());
+}
+
+#[test]
+fn a_tombstone_is_forgotten_when_its_newcomer_is_durable() {
+    let (d, double) = alone();
+    let link = Link { parent: NodeId::ROOT, name: (&b"old"[..]).into() };
+    let tombstone = Tombstone { link, newcomer: NodeId(1 << 20), gener: 1, version: 3 };
+    let c = make(&d, |st| st.durability.newcomer_takes_name(tombstone, OTHER, THEIRS));
+    d.commit().unwrap();
+    for (theirs, judged) in [(THEIRS.0 - 1, true), (THEIRS.0, false)] {
+        double.committed.store(theirs, Ordering::Relaxed);
+        let e = d.enter().unwrap();
+        let mut st = c.state.write();
+        // a new transaction takes the inode
+        d.touch(e.tx(), &c, &mut st).unwrap();
+        assert_eq!(st.durability.is_judged(), judged);
+        drop((st, e));
+        d.commit().unwrap();
+    }
+}

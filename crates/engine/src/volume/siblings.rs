@@ -1,0 +1,63 @@
+//! The domains as they see each other: whose a group is, and what of another is durable.
+
+use crate::domain::Domain;
+use crate::domain::peers::Peers;
+use crate::error::Result;
+use crate::types::*;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+
+/// Owner of a group that is free.
+const FREE: u16 = u16::MAX;
+
+/// The domains of a volume, for each other.
+#[derive(Debug)]
+pub(crate) struct Siblings {
+    /// Owner of each group, or [`FREE`].
+    owner: Box<[AtomicU16]>,
+    /// Set once, when all are open. They have this in turn.
+    domains: OnceLock<Box<[Weak<Domain>]>>,
+}
+
+impl Siblings {
+    /// With the owners of all groups, and no domain yet.
+    pub fn new(owners: impl Iterator<Item = Option<DomainId>>) -> Self {
+        let owner = owners.map(|d| AtomicU16::new(d.map_or(FREE, |d| d.0))).collect();
+        Self { owner, domains: OnceLock::new() }
+    }
+
+    /// The domains are open.
+    pub fn meet(&self, domains: &[Arc<Domain>]) {
+        // set once: at the mount
+        let _ = self.domains.set(domains.iter().map(Arc::downgrade).collect());
+    }
+
+    /// A group has another owner.
+    pub fn set_owner(&self, group: u32, owner: Option<DomainId>) {
+        self.owner[group as usize].store(owner.map_or(FREE, |d| d.0), Ordering::Release);
+    }
+
+    /// [`Peers::owner`].
+    pub fn group_owner(&self, group: u32) -> Option<DomainId> {
+        let d = self.owner.get(group as usize)?.load(Ordering::Relaxed);
+        (d != FREE).then_some(DomainId(d))
+    }
+
+    fn domain(&self, id: DomainId) -> Option<Arc<Domain>> {
+        self.domains.get()?.get(usize::from(id.0))?.upgrade()
+    }
+}
+
+impl Peers for Siblings {
+    fn committed(&self, domain: DomainId) -> TxId {
+        self.domain(domain).map_or(TxId(u64::MAX), |d| d.committed())
+    }
+
+    fn commit_upto(&self, domain: DomainId, tx: TxId) -> Result<()> {
+        self.domain(domain).map_or(Ok(()), |d| d.commit_upto(tx))
+    }
+
+    fn owner(&self, group: u32) -> Option<DomainId> {
+        self.group_owner(group)
+    }
+}
