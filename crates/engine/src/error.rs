@@ -1,4 +1,5 @@
-//! The error of every operation of a volume. Front ends turn it into an errno ([`Error::errno`]).
+//! The error of every operation of a volume: what is wrong, in the terms of the file system. Only front ends turn it into
+//! an errno, all by one table ([`Error::errno`]); the engine looks at those of devices only (`volume/remount.rs`).
 
 use braidfs_format::{Corrupt, DomainId};
 
@@ -8,58 +9,62 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// Why an operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// ENOENT.
+    /// No inode has the name or the number that a caller gave. Inside the engine a look-up that may miss answers `None`.
     #[error("no such file or directory")]
     NotFound,
-    /// EEXIST.
+    /// The name is taken.
     #[error("file exists")]
     Exists,
-    /// ENOTDIR.
+    /// A directory is needed, and this is none.
     #[error("not a directory")]
     NotDir,
-    /// EISDIR.
+    /// The inode is a directory.
     #[error("is a directory")]
     IsDir,
-    /// ENOTEMPTY.
+    /// The directory has entries.
     #[error("directory not empty")]
     NotEmpty,
-    /// ENOSPC.
+    /// No block, or no inode number, is to be had.
     #[error("no space left on the volume")]
     NoSpace,
-    /// ENAMETOOLONG.
+    /// ENOSPC: a transaction, or a roll-forward record, does not fit what is left of a domain's journal. An fsync that meets
+    /// it commits instead; a commit, for which operations keep room, fails the domain.
+    #[error("the journal is full")]
+    JournalFull,
+    /// A name of more than 255 bytes, a path or a target of more than 4,095.
     #[error("file name too long")]
     NameTooLong,
     /// EINVAL, and what was wrong.
     #[error("invalid argument: {0}")]
     Invalid(&'static str),
-    /// EACCES.
+    /// The permissions of an inode do not allow it to this user.
     #[error("permission denied")]
     Access,
-    /// EPERM.
+    /// Only the owner or a privileged user may, or the inode is immutable or append-only.
     #[error("operation not permitted")]
     Perm,
-    /// EROFS.
+    /// The volume is mounted read-only.
     #[error("read-only file system")]
     ReadOnly,
-    /// EFBIG.
+    /// Beyond the longest file.
     #[error("file too large")]
     TooBig,
-    /// EMLINK.
+    /// The inode has as many names, or the directory as many subdirectories, as there can be.
     #[error("too many links")]
     TooManyLinks,
-    /// ELOOP.
+    /// Too many symbolic links on a path, or a loop of directories.
     #[error("too many levels of symbolic links")]
     Loop,
     /// ESTALE: the inode number's generation is gone.
     #[error("stale inode")]
     Stale,
-    /// ENODATA.
+    /// The inode has no such extended attribute.
     #[error("no such attribute")]
     NoAttr,
-    /// ERANGE.
+    /// The name of an extended attribute is too long.
     #[error("result too large")]
     Range,
-    /// E2BIG.
+    /// The value of an extended attribute is too long.
     #[error("argument too long")]
     ArgTooLong,
     /// EBUSY.
@@ -68,10 +73,10 @@ pub enum Error {
     /// EOPNOTSUPP.
     #[error("not supported: {0}")]
     Unsupported(&'static str),
-    /// ENXIO (seek past the end).
+    /// No data, or no hole, from there on (seek).
     #[error("no data there")]
     NoData,
-    /// EBADF.
+    /// The handle is not open for that.
     #[error("bad file handle")]
     BadHandle,
     /// EIO: the device failed.
@@ -110,7 +115,7 @@ impl Error {
             Self::NotDir => E::NOTDIR,
             Self::IsDir => E::ISDIR,
             Self::NotEmpty => E::NOTEMPTY,
-            Self::NoSpace => E::NOSPC,
+            Self::NoSpace | Self::JournalFull => E::NOSPC,
             Self::NameTooLong => E::NAMETOOLONG,
             Self::Invalid(_) => E::INVAL,
             Self::Access => E::ACCESS,

@@ -104,7 +104,7 @@ impl MountedVolume {
             p.enforce(c)?;
         }
         for n in recovered.iter().flat_map(|r| &r.remote) {
-            if let Ok(c) = self.cell(*n) {
+            if let Ok(Some(c)) = self.find(*n) {
                 p.relink(&c)?;
             }
         }
@@ -113,7 +113,7 @@ impl MountedVolume {
         }
         let orphans: Vec<NodeId> = recovered.iter_mut().flat_map(|r| std::mem::take(&mut r.orphans)).collect();
         for n in orphans {
-            if let Ok(c) = self.cell(n) {
+            if let Ok(Some(c)) = self.find(n) {
                 let gone = {
                     let st = c.state.read();
                     st.nlink == 0 && !st.deleted
@@ -168,20 +168,16 @@ impl Pass<'_> {
     }
 
     fn live(&self, ino: NodeId, gener: u32) -> Result<Option<Arc<Cell>>> {
-        match self.inner.cell(ino) {
-            Ok(c) if c.gener == gener && !c.state.read().deleted => Ok(Some(c)),
-            Ok(_) | Err(Error::NotFound) => Ok(None),
-            Err(e) => Err(e),
-        }
+        Ok(self.inner.find(ino)?.filter(|c| c.gener == gener && !c.state.read().deleted))
     }
 
     /// Whether the inode's change with `version` survived.
     fn survived(&self, ino: NodeId, gener: u32, version: u64) -> Result<bool> {
         // a group leaves its domain when no inode in it is left
-        let Ok(d) = self.inner.domain(ino) else { return Ok(true) };
+        let Some(d) = self.inner.domain_of(ino) else { return Ok(true) };
         let e = d.nodes.get(ino)?;
         if e.gener != gener || !e.used() {
-            if let Ok(c) = d.cell(ino)
+            if let Ok(Some(c)) = d.find(ino)
                 && c.gener == gener
             {
                 return Ok(c.state.read().durability.version() >= version);
@@ -189,7 +185,8 @@ impl Pass<'_> {
             // freed later (then it had been durable), or never came to be
             return Ok(e.gener >= gener && e.gener != 0);
         }
-        Ok(d.cell(ino)?.state.read().durability.version() >= version)
+        let c = d.find(ino)?.ok_or(Error::NotFound)?;
+        Ok(c.state.read().durability.version() >= version)
     }
 
     /// Tombstones and exchanges of the inode that a hint names: did the other side survive?
@@ -356,17 +353,10 @@ impl Pass<'_> {
     }
 
     fn dir(&self, ino: NodeId) -> Result<Option<Arc<Cell>>> {
-        match self.inner.cell(ino) {
-            Ok(c) => {
-                let gone = {
-                    let st = c.state.read();
-                    st.deleted || st.nlink == 0
-                };
-                Ok((c.kind == FileKind::Dir && !gone).then_some(c))
-            }
-            Err(Error::NotFound) => Ok(None),
-            Err(e) => Err(e),
-        }
+        Ok(self.inner.find(ino)?.filter(|c| {
+            let st = c.state.read();
+            c.kind == FileKind::Dir && !st.deleted && st.nlink > 0
+        }))
     }
 
     /// Sees to it that `dir/name` names `c`. Of two inodes that claim the name, the one linked later has it, also where it
@@ -412,7 +402,7 @@ impl Pass<'_> {
     /// Has the journals of both sides say that a name changed over domains: the recovery transactions do not become
     /// durable together, and after a crash between them the sides are compared again.
     fn note(&self, dir: NodeId, name: &[u8], c: &Cell) {
-        let Ok(home) = self.inner.domain(dir).map(|d| d.id) else { return };
+        let Some(home) = self.inner.domain_of(dir).map(|d| d.id) else { return };
         if home == c.domain {
             return;
         }

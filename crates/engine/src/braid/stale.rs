@@ -68,7 +68,7 @@ impl MountedVolume {
     }
 
     fn relink_lost(&self, ino: NodeId) -> Result<u64> {
-        let Ok(c) = self.cell(ino) else { return Ok(0) };
+        let Ok(Some(c)) = self.find(ino) else { return Ok(0) };
         let links = c.state.read().links.clone();
         let mut n = 0;
         for l in links.iter().filter(|l| may_hang(ino, l.parent)) {
@@ -131,7 +131,7 @@ impl MountedVolume {
             let Some(e) = next else { break };
             pos = e.hash;
             // entries of the own domain change in one transaction with their inodes
-            if self.domain(e.node).is_ok_and(|d| d.id == dir.domain) && may_hang(e.node, ino) {
+            if self.domain_of(e.node).is_some_and(|d| d.id == dir.domain) && may_hang(e.node, ino) {
                 continue;
             }
             if self.child(ino, &e)?.is_none() {

@@ -347,6 +347,9 @@ impl Domain {
     }
 
     /// Takes journal space for a chunk and seals it: address, bytes, position, checksum.
+    ///
+    /// # Errors
+    /// [`Error::JournalFull`].
     pub(super) fn chunk(
         &self,
         kind: ChunkKind,
@@ -357,7 +360,7 @@ impl Domain {
         let pos = {
             // in one step with the checkpoint's choice of the tail
             let mut first = self.first_pos.lock();
-            let pos = self.journal.take(chunk_blocks(body.len())).ok_or(Error::NoSpace)?;
+            let pos = self.journal.take(chunk_blocks(body.len())).ok_or(Error::JournalFull)?;
             first.entry(tx.0).or_insert(pos);
             pos
         };

@@ -19,46 +19,46 @@ const READ_PAGES: u64 = 256;
 const COUNT_STEP: usize = 16 << 10;
 
 impl Domain {
-    /// The cell of an inode of this domain.
+    /// The cell of an inode of this domain; `None` where there is no such inode.
     ///
     /// # Errors
-    /// [`Error::NotFound`] where there is no such inode; [`Error::Corrupt`], or of the device.
-    pub fn cell(&self, ino: NodeId) -> Result<Arc<Cell>> {
+    /// [`Error::Corrupt`], or of the device.
+    pub fn find(&self, ino: NodeId) -> Result<Option<Arc<Cell>>> {
         if let Some(c) = self.cells.get(ino) {
-            return Ok(c);
+            return Ok(Some(c));
         }
         let before = self.cells.before_load(ino);
-        let entry = self.nodes.look(ino)?;
-        if !entry.used() || entry.flags & OVERFLOW != 0 {
-            return Err(Error::NotFound);
-        }
+        let entry = match self.nodes.look(ino)? {
+            Some(e) if e.used() && e.flags & OVERFLOW == 0 => e,
+            _ => return Ok(None),
+        };
         let cell = match self.decode(ino, &entry) {
             Ok(cell) => cell,
             // The inode may have moved or gone since its entry was read: what its old block holds now says nothing. (A
             // commit keeps the cell in memory until block and entry have changed.)
             Err(Error::Corrupt(why)) => match self.cells.get(ino) {
-                Some(c) => return Ok(c),
-                None if self.nodes.get(ino)? != entry => return self.cell(ino),
+                Some(c) => return Ok(Some(c)),
+                None if self.nodes.get(ino)? != entry => return self.find(ino),
                 None => return Err(why.into()),
             },
             Err(e) => return Err(e),
         };
         // a deletion may have committed since the entry was read
         if self.nodes.get(ino)? != entry && self.cells.get(ino).is_none() {
-            return self.cell(ino);
+            return self.find(ino);
         }
         // What was freed may still look right. (A commit frees the old block before it sets the entry, and keeps the cell
         // in memory until both are done.)
         if !self.space.is_valid(entry.addr)? {
             return match self.cells.get(ino) {
-                Some(c) => Ok(c),
-                None if self.nodes.get(ino)? != entry => self.cell(ino),
+                Some(c) => Ok(Some(c)),
+                None if self.nodes.get(ino)? != entry => self.find(ino),
                 None => Err(Corrupt::new("node table", format!("{ino} lies in {}, which is free", entry.addr)).into()),
             };
         }
         match self.cells.insert_loaded(Arc::new(cell), before) {
-            Some(c) => Ok(c),
-            None => self.cell(ino),
+            Some(c) => Ok(Some(c)),
+            None => self.find(ino),
         }
     }
 

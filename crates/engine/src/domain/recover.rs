@@ -155,9 +155,8 @@ impl Domain {
     }
 
     fn roll_one(&self, e: &Enter<'_>, inode: &NodeRecord, overflow: Vec<NodeRecord>) -> Result<Option<Forwarded>> {
-        let old = match self.cell(inode.node) {
-            Ok(c) if c.gener == inode.gener => Some(c),
-            Ok(_) | Err(crate::Error::NotFound) => None,
+        let old = match self.find(inode.node) {
+            Ok(old) => old.filter(|c| c.gener == inode.gener),
             // the record that was synced says all; blocks that only the lost one names are found by a check
             Err(crate::Error::Corrupt(why)) if inode.flags & DIR == 0 => {
                 tracing::error!("{}: {why}; restored as it was synced", inode.node);

@@ -67,7 +67,7 @@ impl Domain {
 
     /// A new overflow node.
     pub fn alloc_overflow(&self, near: NodeId) -> Result<NodeId> {
-        let (node, gener) = self.nodes.alloc(Some(near))?;
+        let (node, gener) = self.nodes.alloc(Some(near))?.ok_or(Error::NoSpace)?;
         self.new_geners.lock().insert(node, gener);
         Ok(node)
     }

@@ -287,13 +287,14 @@ impl Domain {
             let mut body = Vec::new();
             b.records.iter().for_each(|r| r.encode(&mut body));
             let small = chunk_blocks(body.len()) <= self.chunk_blocks_max();
-            let chunk = if small { self.chunk(ChunkKind::RollForward, b.tx, 0, &body) } else { Err(Error::NoSpace) };
+            let chunk =
+                if small { self.chunk(ChunkKind::RollForward, b.tx, 0, &body) } else { Err(Error::JournalFull) };
             match chunk {
                 Ok(c) => {
                     writes.push((c.0, Payload::Raw(c.1)));
                     fit.push(true);
                 }
-                Err(Error::NoSpace) => fit.push(false),
+                Err(Error::JournalFull) => fit.push(false),
                 Err(e) => return Err(e),
             }
         }
@@ -303,13 +304,13 @@ impl Domain {
     }
 }
 
-/// The record that a directory exists under its name, without its entries: those of synced children come back from
-/// the children's own records. Its attributes fit it ([`skeleton_fits`]).
 /// Whether the extended attributes of a new directory fit a record beside its name; else it is committed.
 pub fn skeleton_fits(st: &State) -> bool {
     st.xattrs.iter().map(|(n, v)| n.len() + v.len() + 8).sum::<usize>() <= SKELETON_XATTRS
 }
 
+/// The record that a directory exists under its name, without its entries: those of synced children come back from
+/// the children's own records. Its attributes fit it ([`skeleton_fits`]).
 fn skeleton(d: &Domain, c: &Cell, st: &State) -> NodeRecord {
     let inode = Inode {
         mode: st.mode,

@@ -68,7 +68,7 @@ fn alone() -> (Arc<Domain>, Arc<Double>) {
 
 /// An operation makes a file, which `change` has wait for something of the other domain.
 fn make(d: &Domain, change: impl FnOnce(&mut State)) -> Arc<Cell> {
-    let (ino, generation) = d.nodes.alloc(None).unwrap();
+    let (ino, generation) = d.nodes.alloc(None).unwrap().unwrap();
     let cell = Arc::new(Cell::new(
         ino,
         generation,

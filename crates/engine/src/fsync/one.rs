@@ -4,7 +4,7 @@ use super::batch::Gathered;
 use crate::braid::frontier::Frontier;
 use crate::cell::Cell;
 use crate::domain::sync::skeleton_fits;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::planted::{Bug, planted};
 use crate::types::*;
 use crate::volume::{MountedVolume, Ticket, Volume};
@@ -36,11 +36,7 @@ impl MountedVolume {
             if n == NodeId::ROOT || !seen.insert(n) {
                 continue;
             }
-            let d = match self.cell(n) {
-                Ok(d) => d,
-                Err(Error::NotFound) => continue, // removed meanwhile
-                Err(e) => return Err(e),
-            };
+            let Some(d) = self.find(n)? else { continue }; // removed meanwhile
             let dom = self.dom(d.domain);
             let st = d.state.read();
             todo.push(st.parent);

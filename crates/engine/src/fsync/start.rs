@@ -37,7 +37,7 @@ impl MountedVolume {
 
     /// Whether an fsync of the inode has little data to write. True where there is none: the fsync says so.
     fn is_small(&self, ino: NodeId) -> bool {
-        let Ok(c) = self.cell(ino) else { return true };
+        let Ok(Some(c)) = self.find(ino) else { return true };
         // who has it locked may be about to write it
         let Some(st) = c.state.try_read() else { return false };
         !matches!(&st.body, Body::File(f) if f.pages.dirty_count() > SMALL_PAGES)
@@ -67,7 +67,7 @@ impl MountedVolume {
         match self.syncing.queues.len() {
             1 => 0,
             // one that no domain has is told so by any
-            _ => self.domain(ino).map_or(0, |d| usize::from(d.id.0)),
+            _ => self.domain_of(ino).map_or(0, |d| usize::from(d.id.0)),
         }
     }
 

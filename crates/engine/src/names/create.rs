@@ -173,7 +173,7 @@ impl Volume {
     pub fn tmpfile(&self, dir: NodeId, new: &NewNode<'_>, cred: &Cred) -> Result<(Attr, OpenFile)> {
         let i = self.inner();
         let d = i.dir_cell(dir)?;
-        let (ino, gener) = i.new_node(d.domain, dir)?;
+        let (ino, gener) = i.new_node(d.domain, dir)?.ok_or(Error::NoSpace)?;
         let r = (|| {
             let mut op = Op::begin(i, &[d.domain], ENTRY_BLOCKS, false)?;
             let dst = d.state.read();

@@ -5,7 +5,7 @@
 
 use crate::cell::names::Key;
 use crate::cell::{Cell, State, name_hash};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::types::*;
 use crate::volume::MountedVolume;
 use braidfs_format::dentry::Dentry;
@@ -114,11 +114,7 @@ impl MountedVolume {
         if !may_hang(node, dir) {
             return Ok(None);
         }
-        match self.cell(node) {
-            Ok(c) => Ok((c.gener == gener).then_some(c)),
-            Err(Error::NotFound) => Ok(None),
-            Err(x) => Err(x),
-        }
+        Ok(self.find(node)?.filter(|c| c.gener == gener))
     }
 
     /// Whether an entry of a directory in domain `home` may be there without the inode's link.

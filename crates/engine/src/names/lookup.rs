@@ -21,12 +21,23 @@ impl MountedVolume {
 
     /// [`Self::lookup`] in a directory that is at hand.
     pub(crate) fn lookup_in(&self, d: &Arc<Cell>, name: &[u8]) -> Result<Arc<Cell>> {
+        match self.find_in(d, name)? {
+            Some(c) => Ok(c),
+            None => Err(Error::NotFound),
+        }
+    }
+
+    /// [`Self::lookup_in`] of a name that may be free: then `None`.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] where the directory has been removed, and as of [`Volume::lookup`].
+    pub(crate) fn find_in(&self, d: &Arc<Cell>, name: &[u8]) -> Result<Option<Arc<Cell>>> {
         if name == b"." {
-            return Ok(d.clone());
+            return Ok(Some(d.clone()));
         }
         if name == b".." {
             let parent = d.state.read().parent;
-            return self.cell(parent);
+            return self.find(parent);
         }
         if name.len() > NAME_MAX {
             return Err(Error::NameTooLong);
@@ -34,11 +45,9 @@ impl MountedVolume {
         // after a crash entries are looked at more closely
         let key = if self.maybe_stale.load(Ordering::Relaxed) { None } else { Key::of(d.ino, d.gener, name) };
         if let Some(t) = key.and_then(|k| self.names.get(&k)) {
-            match self.cell(t.node) {
-                Ok(c) if c.gener == t.gener => return Ok(c),
-                // gone since
-                Ok(_) | Err(Error::NotFound) => {}
-                Err(e) => return Err(e),
+            match self.find(t.node)? {
+                Some(c) if c.gener == t.gener => return Ok(Some(c)),
+                _ => {} // gone since
             }
         }
         let note = |node, gener, d_type: u8| {
@@ -74,18 +83,18 @@ impl MountedVolume {
                     (e.map(|e| (e.node, e.gener)), st.durability.version())
                 }
             };
-            let Some((node, gener)) = entry else { return Err(Error::NotFound) };
+            let Some((node, gener)) = entry else { return Ok(None) };
             if let Some(c) = self.child_at(d, name, node, gener)? {
-                return Ok(c);
+                return Ok(Some(c));
             }
             if self.maybe_stale.load(Ordering::Relaxed) {
-                return Err(Error::NotFound);
+                return Ok(None);
             }
             // Without a crash before, an entry is stale only while it is being removed: an operation changes entry, link
             // and version of the directory in one step. One that stays names what is lost.
             if d.state.read().durability.version() == version {
                 let lost = Error::Corrupt(Corrupt::new("directory", format!("{} names {node}, which is lost", d.ino)));
-                if let Ok(home) = self.domain(node) {
+                if let Some(home) = self.domain_of(node) {
                     home.fail(&lost);
                 }
                 return Err(lost);
@@ -127,12 +136,15 @@ impl Volume {
     }
 
     pub(crate) fn open_cell(&self, c: Arc<Cell>) -> Result<OpenFile> {
+        self.open_if_there(c).ok_or(Error::NotFound)
+    }
+
+    /// Opens an inode that may be gone by now: then `None`.
+    pub(super) fn open_if_there(&self, c: Arc<Cell>) -> Option<OpenFile> {
         // it counts itself first: whoever removes the last name looks at the count after that
         let f = OpenFile::new(c, self.reference());
-        if f.cell.nameless.load(Ordering::SeqCst) && f.cell.state.read().deleted {
-            return Err(Error::NotFound);
-        }
-        Ok(f)
+        let gone = f.cell.nameless.load(Ordering::SeqCst) && f.cell.state.read().deleted;
+        (!gone).then_some(f)
     }
 
     /// Target of a symlink.

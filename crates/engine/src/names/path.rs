@@ -79,7 +79,7 @@ impl Volume {
     /// [`Self::quick`] to the inode itself; a symlink only where it is not to be followed.
     fn quick_cell(&self, path: &[u8], cred: &Cred) -> Option<Arc<Cell>> {
         let t = self.quick(path, cred).filter(|t| t.kind != FileKind::Symlink)?;
-        self.inner().cell(t.node).ok().filter(|c| c.gener == t.gener)
+        self.inner().find(t.node).ok().flatten().filter(|c| c.gener == t.gener)
     }
 
     /// Walks to the last part of a path. Symlinks at the end are followed where `follow`.
@@ -123,10 +123,10 @@ impl Volume {
             if last && !look {
                 return Ok(Step::Done { dir: at, name: part, found: None });
             }
-            let c = match self.inner().lookup_in(&at, part) {
-                Ok(c) => c,
-                Err(Error::NotFound) if last => return Ok(Step::Done { dir: at, name: part, found: None }),
-                Err(e) => return Err(e),
+            let c = match self.inner().find_in(&at, part)? {
+                Some(c) => c,
+                None if last => return Ok(Step::Done { dir: at, name: part, found: None }),
+                None => return Err(Error::NotFound),
             };
             if c.kind == FileKind::Symlink {
                 let mut path = self.readlink(c.ino)?;
@@ -216,12 +216,10 @@ impl Volume {
             {
                 return self.create_open(&dir, name, how.mode, cred);
             }
-        } else if let Some(c) = self.quick_cell(path, cred) {
-            match self.open_found(c, how, cred) {
-                // removed since: another one may have its name
-                Err(Error::NotFound) => {}
-                done => return done,
-            }
+        } else if let Some(c) = self.quick_cell(path, cred)
+            && let Some(f) = self.open_found(c, how, cred)?
+        {
+            return Ok(f);
         }
         let w = self.walk(path, !(how.no_follow || fresh), cred)?;
         let mut found = w.found;
@@ -230,10 +228,9 @@ impl Volume {
                 Some(c) => Some(c),
                 // creating tells whether the name is there
                 None if fresh && self.permit_cell(&w.dir, cred, WRITE | SEARCH).is_ok() => None,
-                None => match self.inner().lookup_in(&w.dir, &w.name) {
-                    Ok(c) => Some(c),
-                    Err(Error::NotFound) if how.create => None,
-                    Err(e) => return Err(e),
+                None => match self.inner().find_in(&w.dir, &w.name)? {
+                    None if !how.create => return Err(Error::NotFound),
+                    c => c,
                 },
             };
             let Some(c) = c else {
@@ -246,7 +243,7 @@ impl Volume {
             if fresh {
                 return Err(Error::Exists);
             }
-            return self.open_found(c, how, cred);
+            return self.open_found(c, how, cred)?.ok_or(Error::NotFound);
         }
     }
 
@@ -255,8 +252,8 @@ impl Volume {
         self.open_cell(self.inner().create_in(dir, name, &new, cred)?.0)
     }
 
-    /// Opens what a path led to.
-    fn open_found(&self, c: Arc<Cell>, how: OpenHow, cred: &Cred) -> Result<OpenFile> {
+    /// Opens what a path led to; `None` where it was removed since: another one may have its name.
+    fn open_found(&self, c: Arc<Cell>, how: OpenHow, cred: &Cred) -> Result<Option<OpenFile>> {
         match c.kind {
             FileKind::Symlink => return Err(Error::Loop),
             FileKind::Dir if how.write || how.create => return Err(Error::IsDir),
@@ -264,12 +261,12 @@ impl Volume {
         }
         let want = if how.read { READ } else { 0 } | if how.write || how.truncate { WRITE } else { 0 };
         self.permit_cell(&c, cred, want)?;
-        let f = self.open_cell(c)?;
+        let Some(f) = self.open_if_there(c) else { return Ok(None) };
         if how.truncate && f.cell.kind == FileKind::File && f.cell.state.read().size > 0 {
             let cut = SetAttr { size: Some(0), kill_suid: !cred.privileged, ..SetAttr::default() };
             self.setattr(f.ino(), &cut)?;
         }
-        Ok(f)
+        Ok(Some(f))
     }
 
     fn make(&self, path: &[u8], new: &NewNode<'_>, cred: &Cred) -> Result<Attr> {

@@ -37,43 +37,48 @@ impl MountedVolume {
     }
 
     /// A new inode's number in domain `home`, or in another one where that has none; and the domain. Not inside a gate.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] where none has one; of the device.
     pub(super) fn new_node_anywhere(&self, home: DomainId, near: NodeId) -> Result<(NodeId, u32, DomainId)> {
-        let first = self.new_node(home, near).map(|(ino, gener)| (ino, gener, home));
-        if !matches!(first, Err(Error::NoSpace)) {
-            return first;
+        if let Some((ino, gener)) = self.new_node(home, near)? {
+            return Ok((ino, gener, home));
         }
         for d in self.domains.iter().filter(|d| d.id != home && d.failed().is_none()) {
-            match d.nodes.alloc(None) {
-                Ok((ino, gener)) => return Ok((ino, gener, d.id)),
-                Err(Error::NoSpace) => {}
-                Err(e) => return Err(e),
+            if let Some((ino, gener)) = d.nodes.alloc(None)? {
+                return Ok((ino, gener, d.id));
             }
         }
-        first
+        Err(Error::NoSpace)
     }
 
-    /// A new inode's number, its domain given more groups if need be, or those of deleted inodes. Not inside a gate.
-    pub(super) fn new_node(&self, d: DomainId, near: NodeId) -> Result<(NodeId, u32)> {
+    /// A new inode's number, its domain given more groups if need be, or those of deleted inodes; `None` where there is
+    /// none to be had. Not inside a gate.
+    ///
+    /// # Errors
+    /// Of the device.
+    pub(super) fn new_node(&self, d: DomainId, near: NodeId) -> Result<Option<(NodeId, u32)>> {
         let dom = self.dom(d);
         let mut given_back = false;
         loop {
-            match dom.nodes.alloc(Some(near)) {
-                Err(Error::NoSpace) => {
-                    if self.claim_group(dom)? {
-                        continue;
-                    }
-                    if given_back {
-                        return Err(Error::NoSpace);
-                    }
-                    given_back = true;
-                    // numbers become free when the deletion is durable, those of directories at a checkpoint
-                    self.reap_zombies()?;
-                    dom.commit()?;
-                    if dom.held_numbers() > 0 {
-                        dom.checkpoint()?;
-                    }
-                }
-                r => return r,
+            if let Some(new) = dom.nodes.alloc(Some(near))? {
+                return Ok(Some(new));
+            }
+            if self.claim_group(dom)? {
+                continue;
+            }
+            if given_back {
+                return Ok(None);
+            }
+            given_back = true;
+            // numbers become free when the deletion is durable, those of directories at a checkpoint
+            match self.reap_zombies() {
+                Err(Error::NoSpace) => return Ok(None), // not even for a deletion is there room
+                r => r?,
+            }
+            dom.commit()?;
+            if dom.held_numbers() > 0 {
+                dom.checkpoint()?;
             }
         }
     }

@@ -7,7 +7,7 @@ use crate::braid::frontier::Frontier;
 use crate::braid::rules::{Taking, end_directory, take_name};
 use crate::braid::vacated::Leavers;
 use crate::cell::{Cell, State};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::types::*;
 use crate::volume::MountedVolume;
 use std::sync::Arc;
@@ -87,11 +87,8 @@ impl MountedVolume {
                 return self.sync_by_commit(dir);
             }
             let parent = at.state.read().parent;
-            at = match self.cell(parent) {
-                Ok(c) => c,
-                Err(Error::NotFound) => return Ok(()), // removed meanwhile
-                Err(e) => return Err(e),
-            };
+            let Some(above) = self.find(parent)? else { return Ok(()) }; // removed meanwhile
+            at = above;
         }
         Ok(())
     }

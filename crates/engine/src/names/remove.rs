@@ -14,13 +14,6 @@ use std::sync::Arc;
 /// Metadata blocks that a removal can dirty.
 const REMOVE_BLOCKS: u64 = 3;
 
-impl MountedVolume {
-    /// Finds the entry's inode outside the gate: which domains the operation will change.
-    pub(crate) fn peek(&self, dir: &Arc<Cell>, name: &[u8]) -> Result<Arc<Cell>> {
-        self.lookup_in(dir, name)
-    }
-}
-
 impl Volume {
     /// Removes a name of something that is no directory.
     ///
@@ -53,7 +46,8 @@ impl MountedVolume {
         check_name(name)?;
         let i = self;
         loop {
-            let c = i.peek(d, name)?;
+            // outside the gate: which domains the operation will change
+            let c = i.lookup_in(d, name)?;
             match (want_dir, c.kind == FileKind::Dir) {
                 (true, false) => return Err(Error::NotDir),
                 (false, true) => return Err(Error::IsDir),

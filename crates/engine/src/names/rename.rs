@@ -147,12 +147,8 @@ impl MountedVolume {
     fn rename(&self, from: &Side<'_>, to: &Side<'_>, mode: RenameMode) -> Result<()> {
         let _one = (from.dir.ino != to.dir.ino).then(|| self.rename.lock());
         loop {
-            let src = self.peek(&from.dir, from.name)?;
-            let dst = match self.peek(&to.dir, to.name) {
-                Ok(c) => Some(c),
-                Err(Error::NotFound) => None,
-                Err(e) => return Err(e),
-            };
+            let src = self.lookup_in(&from.dir, from.name)?;
+            let dst = self.find_in(&to.dir, to.name)?;
             let r = Request { from, to, src, dst, mode };
             self.check_rename(&r)?;
             if r.dst.as_ref().is_some_and(|d| d.ino == r.src.ino) {

@@ -118,13 +118,13 @@ impl NodeTable {
         entry
     }
 
-    /// [`Self::get`] for a number that may be anybody's: one of a group that the domain does not have is not in use.
+    /// [`Self::get`] for a number that may be anybody's: `None` where the group is not the domain's.
     ///
     /// # Errors
-    /// [`Error::NotFound`] where the group is not the domain's; of the device.
-    pub fn look(&self, node: NodeId) -> Result<NodeEntry> {
+    /// Of the device.
+    pub fn look(&self, node: NodeId) -> Result<Option<NodeEntry>> {
         let known = self.store.geometry.node_place(node).is_some_and(|(g, _)| self.groups.read().contains_key(&g));
-        if known { self.get(node) } else { Err(Error::NotFound) }
+        if known { self.get(node).map(Some) } else { Ok(None) }
     }
 
     /// Applies the [`Record::Node`]s of a durable transaction (others are ignored). An entry that is not used frees the

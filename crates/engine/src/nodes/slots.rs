@@ -4,7 +4,7 @@
 //! the other share table blocks, and nodes made by different threads do not share locks.
 
 use super::{CURSORS, NODES_PER_BLOCK, NodeTable};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::space::paired::{Counts, Paired, Place, TableEntry};
 use braidfs_format::node::NodeEntry;
 use braidfs_format::{BLOCK_BYTES, NodeId};
@@ -204,27 +204,27 @@ impl NodeTable {
     }
 
     /// Takes a free slot, in the table block of `near` if it has one, and the generation that its node gets. The slots
-    /// 0 and 1 of group 0 are never given out.
+    /// 0 and 1 of group 0 are never given out. `None` where there is none in the domain's groups.
     ///
     /// # Errors
-    /// [`Error::NoSpace`] where there is none in the domain's groups; of the device, or `Corrupt`.
-    pub fn alloc(&self, near: Option<NodeId>) -> Result<(NodeId, u32)> {
+    /// Of the device, or `Corrupt`.
+    pub fn alloc(&self, near: Option<NodeId>) -> Result<Option<(NodeId, u32)>> {
         let taken = self.alloc_slot(near);
         self.evict_entries();
         taken
     }
 
-    fn alloc_slot(&self, near: Option<NodeId>) -> Result<(NodeId, u32)> {
+    fn alloc_slot(&self, near: Option<NodeId>) -> Result<Option<(NodeId, u32)>> {
         if let Some((group, index, slot)) = near.and_then(|n| self.locate(n).ok())
             && let Some(taken) = self.take_in(&group, index, Some(slot + 1))?
         {
-            return Ok(taken);
+            return Ok(Some(taken));
         }
         let mut cursor = self.cursors[crate::types::thread_slot(CURSORS)].lock();
         if let Some((group, index)) = &cursor.at
             && let Some(taken) = self.take_in(group, *index, None)?
         {
-            return Ok(taken);
+            return Ok(Some(taken));
         }
         let from = cursor.at.as_ref().map_or((0, 0), |(g, index)| (g.number, *index));
         cursor.leave();
@@ -245,7 +245,7 @@ impl NodeTable {
                             if !share {
                                 cursor.at = Some((group.clone(), index));
                             }
-                            return Ok(taken);
+                            return Ok(Some(taken));
                         }
                         other => {
                             if !share {
@@ -257,7 +257,7 @@ impl NodeTable {
                 }
             }
         }
-        Err(Error::NoSpace)
+        Ok(None)
     }
 
     fn take_in(&self, group: &NodeGroup, index: u32, from: Option<u32>) -> Result<Option<(NodeId, u32)>> {

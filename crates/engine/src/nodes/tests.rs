@@ -50,7 +50,7 @@ fn run_model(seed: u64, steps: usize) {
             0..40 => {
                 for _ in 0..random.below(200) {
                     let near = (random.below(3) == 0).then(|| NodeId(random.below(300) as u64));
-                    let (node, gener) = table.alloc(near).unwrap();
+                    let (node, gener) = table.alloc(near).unwrap().unwrap();
                     assert!(node.0 > 1 && gener == geners.get(&node).map_or(1, |g| g + 1));
                     assert!(!model.contains_key(&node) && !loose.contains(&(node, gener)));
                     loose.push((node, gener));
@@ -131,10 +131,9 @@ fn every_slot_once_from_many_threads() {
             scope.spawn(|| {
                 let mut last = None;
                 loop {
-                    match table.alloc(None) {
-                        Ok((node, _)) => assert!(seen.lock().insert(node)),
-                        Err(Error::NoSpace) => return last,
-                        Err(e) => panic!("{e}"),
+                    match table.alloc(None).unwrap() {
+                        Some((node, _)) => assert!(seen.lock().insert(node)),
+                        None => return last,
                     }
                     last = Some(());
                 }
@@ -144,7 +143,7 @@ fn every_slot_once_from_many_threads() {
     assert_eq!((seen.lock().len() as u64, table.free()), (NODES - 2, 0));
     table.release(NodeId(77));
     assert_eq!(table.free(), 1);
-    assert_eq!(table.alloc(None).unwrap(), (NodeId(77), 1));
+    assert_eq!(table.alloc(None).unwrap().unwrap(), (NodeId(77), 1));
 }
 
 #[test]
@@ -161,7 +160,7 @@ fn counts_without_having_read() {
 fn records_are_read_and_checked() {
     let (_, store) = fixture();
     let table = open_table(&store, &GROUPS).unwrap();
-    let (node, gener) = table.alloc(None).unwrap();
+    let (node, gener) = table.alloc(None).unwrap().unwrap();
     let record = |node, payload| NodeRecord {
         node,
         gener,
@@ -200,7 +199,7 @@ fn records_are_read_and_checked() {
 fn neighbours_of_a_missed_record_are_read_with_it() {
     let (device, store) = fixture();
     let table = open_table(&store, &GROUPS).unwrap();
-    let (node, gener) = table.alloc(None).unwrap();
+    let (node, gener) = table.alloc(None).unwrap().unwrap();
     let record = |payload| NodeRecord {
         node,
         gener,
@@ -243,7 +242,7 @@ fn a_miss_by_itself_reads_one_block() {
     let (device, store) = store(4, 3, 2040);
     GROUPS.iter().for_each(|&g| Space::init_group(&store, D, g, 1, None).unwrap());
     let table = open_table(&store, &GROUPS).unwrap();
-    let (node, gener) = table.alloc(None).unwrap();
+    let (node, gener) = table.alloc(None).unwrap().unwrap();
     let reads_of = |addr| {
         let before = device.reads.load(Relaxed);
         assert!(matches!(table.load(node, &entry(addr, gener)), Err(Error::Corrupt(_))));
@@ -276,7 +275,7 @@ fn entries_are_evicted() {
     let (device, store) = fixture();
     let mut table = open_table(&store, &GROUPS).unwrap();
     table.resident = Residency::new(2);
-    let nodes: Vec<_> = (0..2000).map(|_| table.alloc(None).unwrap()).collect();
+    let nodes: Vec<_> = (0..2000).map(|_| table.alloc(None).unwrap().unwrap()).collect();
     let records: Vec<_> = nodes.iter().map(|&(node, gener)| Record::Node { node, entry: entry(300, gener) }).collect();
     table.apply(&records).unwrap();
     assert!(table.resident.count() >= 8);

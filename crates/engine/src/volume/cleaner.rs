@@ -6,7 +6,7 @@
 use super::{MountedVolume, Volume};
 use crate::cell::{Body, Cell, State};
 use crate::domain::Domain;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::types::*;
 use crate::volume::operation::Op;
 use braidfs_format::group::Owner;
@@ -52,16 +52,12 @@ impl MountedVolume {
     pub(crate) fn move_blocks(&self, d: &Arc<Domain>, blocks: &[(BlockAddr, Owner)]) -> Result<u64> {
         let mut moved = 0;
         for (addr, owner) in blocks {
-            let r = if owner.node.0 == 0 {
-                self.move_node_block(d, *addr)
+            let moves = if owner.node.0 == 0 {
+                self.move_node_block(d, *addr)?
             } else {
-                self.move_block(d, *addr, owner.node, owner.lblk)
+                self.move_block(d, *addr, owner.node, owner.lblk)?
             };
-            match r {
-                Ok(true) => moved += 1,
-                Ok(false) | Err(Error::NotFound) => {}
-                Err(e) => return Err(e),
-            }
+            moved += u64::from(moves);
         }
         d.flush_lazy()?;
         d.commit()?;
@@ -70,7 +66,7 @@ impl MountedVolume {
 
     /// Makes a data block or directory bucket dirty, if the inode still has it there.
     fn move_block(&self, d: &Arc<Domain>, addr: BlockAddr, ino: NodeId, lblk: u64) -> Result<bool> {
-        let c = d.cell(ino)?;
+        let Some(c) = d.find(ino)? else { return Ok(false) };
         let mut op = Op::begin(self, &[d.id], 3, false)?;
         let mut st = c.state.write();
         let here = match &st.body {
@@ -112,18 +108,13 @@ impl MountedVolume {
         };
         for i in 0..n {
             let Ok(r) = braidfs_format::node::NodeBlock::record(&block, i) else { continue };
-            let e = match d.nodes.look(r.node) {
-                Err(Error::NotFound) => continue, // a dead record of a number whose group has left the domain
-                e => e?,
-            };
+            // else a dead record of a number whose group has left the domain
+            let Some(e) = d.nodes.look(r.node)? else { continue };
             if !e.used() || e.addr != addr || usize::from(e.index) != i {
                 continue;
             }
-            match d.cell(r.owner) {
-                Ok(c) => live.push((c, r.node)),
-                Err(Error::NotFound) => continue,
-                Err(e) => return Err(e),
-            }
+            let Some(c) = d.find(r.owner)? else { continue };
+            live.push((c, r.node));
             bytes += r.payload.len();
         }
         Ok((live, bytes))

@@ -72,11 +72,10 @@ impl MountedVolume {
     }
 
     fn reap_given_back(&self, ino: NodeId, is_it: &dyn Fn(u32) -> bool) {
-        let reaped = match self.cell(ino) {
-            Ok(c) if is_it(c.gener) => self.reap(&c),
-            Ok(_) | Err(Error::NotFound) => Ok(()),
-            Err(e) => Err(e),
-        };
+        let reaped = self.find(ino).and_then(|c| match c {
+            Some(c) if is_it(c.gener) => self.reap(&c),
+            _ => Ok(()),
+        });
         if let Err(e) = reaped {
             // it stays an orphan: the next mount reclaims it
             tracing::warn!("reclaiming unlinked inode {ino}: {e}");

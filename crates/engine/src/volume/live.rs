@@ -72,17 +72,15 @@ impl LiveVolume for Volume {
 
     fn entry(&self, domain: DomainId, node: NodeId) -> braidfs_store::Result<Option<NodeEntry>> {
         let Some(d) = self.domain_of_number(domain) else { return Ok(None) };
-        match d.nodes.look(node) {
-            Ok(e) => Ok(Some(e)),
-            Err(Error::NotFound) => Ok(None),
-            Err(Error::Io(e)) => Err(e.into()),
-            Err(Error::Corrupt(e)) => Err(e.into()),
-            Err(e) => Err(Corrupt::new("node table", e.to_string()).into()),
-        }
+        d.nodes.look(node).map_err(|e| match e {
+            Error::Io(e) => e.into(),
+            Error::Corrupt(e) => e.into(),
+            e => Corrupt::new("node table", e.to_string()).into(),
+        })
     }
 
     fn first_link(&self, node: NodeId) -> Option<Link> {
-        let cell = self.inner().domain(node).ok()?.cell(node).ok()?;
+        let cell = self.inner().domain_of(node)?.find(node).ok()??;
         let state = cell.state.read();
         state.links.first().cloned()
     }

@@ -49,7 +49,7 @@ pub(crate) struct MountedVolume {
     pub unclaimed: AtomicU64,
     /// Held by the one that gives memory back. Lock rank: outside all gates.
     pub evicting: Mutex<(), rank::Evicting>,
-    /// Held by the one that empties groups ([`MountedVolume::empty_sparse`]). Lock rank: outside all gates; not waited for by who
+    /// Held by the one that empties groups ([`Self::empty_sparse`]). Lock rank: outside all gates; not waited for by who
     /// holds it.
     pub emptying: Mutex<(), rank::Emptying>,
     /// fsync and sync that go on behind a [`Ticket`].
@@ -65,32 +65,51 @@ pub(crate) struct MountedVolume {
 }
 
 impl MountedVolume {
-    /// The domain of a node.
-    pub fn domain(&self, ino: NodeId) -> Result<&Arc<Domain>> {
+    /// The domain that a node is in by its number; `None` where no domain owns such a number.
+    pub fn domain_of(&self, node: NodeId) -> Option<&Arc<Domain>> {
+        let owner = self.store.geometry.node_place(node).and_then(|(g, _)| self.siblings.group_owner(g));
+        owner.and_then(|d| self.domains.get(usize::from(d.0)))
+    }
+
+    /// [`Self::domain_of`] a node that a caller names.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] where no domain owns such a number.
+    pub fn domain(&self, node: NodeId) -> Result<&Arc<Domain>> {
         // an error made before it is needed would have to be dropped again each time
-        let found = self.store.geometry.node_place(ino).and_then(|(g, _)| self.siblings.group_owner(g));
-        match found.and_then(|d| self.domains.get(usize::from(d.0))) {
+        match self.domain_of(node) {
             Some(d) => Ok(d),
             None => Err(Error::NotFound),
         }
     }
 
-    /// The cell of an inode.
+    /// The cell of an inode; `None` where it does not exist (any more).
+    ///
+    /// # Errors
+    /// Of loading it.
+    pub fn find(&self, ino: NodeId) -> Result<Option<Arc<Cell>>> {
+        let Some(d) = self.domain_of(ino) else { return Ok(None) };
+        d.find(ino).or_else(|e| match e {
+            // its group has left the domain meanwhile, in which there was no inode then
+            Error::Corrupt(_) if d.domain_of(ino) != Some(d.id) => Ok(None),
+            Error::Corrupt(_) => {
+                // what stands beside it may be as wrong: nothing more is written there
+                d.fail(&e);
+                Err(e)
+            }
+            e => Err(e),
+        })
+    }
+
+    /// [`Self::find`] an inode that a caller names.
     ///
     /// # Errors
     /// [`Error::NotFound`] where it does not exist (any more), or of loading it.
     pub fn cell(&self, ino: NodeId) -> Result<Arc<Cell>> {
-        let d = self.domain(ino)?;
-        d.cell(ino).map_err(|e| match e {
-            // its group has left the domain meanwhile, in which there was no inode then
-            Error::Corrupt(_) if d.domain_of(ino) != Some(d.id) => Error::NotFound,
-            Error::Corrupt(_) => {
-                // what stands beside it may be as wrong: nothing more is written there
-                d.fail(&e);
-                e
-            }
-            e => e,
-        })
+        match self.find(ino)? {
+            Some(c) => Ok(c),
+            None => Err(Error::NotFound),
+        }
     }
 
     /// Domain by number.

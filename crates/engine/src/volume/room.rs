@@ -280,7 +280,7 @@ impl Volume {
     /// that it can get. Exact where it is short. A front end with a writeback cache goes write-through near 0.
     pub fn write_room(&self, ino: NodeId) -> u64 {
         let i = self.inner();
-        i.domain(ino).map_or(0, |d| i.room(d, PLENTY))
+        i.domain_of(ino).map_or(0, |d| i.room(d, PLENTY))
     }
 
     /// [`Self::write_room`] of the files of a domain; 0 where there is no such domain.
@@ -316,8 +316,8 @@ impl MountedVolume {
     /// What a file below a directory can have, or a file: the least of the domains that placement may choose.
     fn room_below(&self, ino: NodeId) -> Result<u64> {
         let d = self.domain(ino)?;
-        let spread = match self.cell(ino) {
-            Ok(c) if c.kind == FileKind::Dir => match c.state.read().placement {
+        let spread = match self.find(ino) {
+            Ok(Some(c)) if c.kind == FileKind::Dir => match c.state.read().placement {
                 Placement::Unset => self.default_placement() == Placement::Spread,
                 p => p == Placement::Spread,
             },

@@ -4,7 +4,7 @@ use super::*;
 use crate::braid::entry::{By, Edit};
 use crate::cell::Body;
 use crate::volume::operation::Op;
-use crate::{Cred, MkfsOptions, MountOptions, OpenFile, Volume};
+use crate::{Cred, Error, MkfsOptions, MountOptions, OpenFile, Volume};
 use braidfs_device::{Device, MemDevice};
 use std::sync::mpsc;
 use std::time::Duration;

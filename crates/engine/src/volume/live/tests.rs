@@ -69,10 +69,7 @@ fn targets(v: &Volume) -> Vec<(u64, u32)> {
         d.nodes
             .for_each_used(&mut |node, e| {
                 out.push((place(v, e.addr), codes::NODE_BLOCK));
-                let cell = match d.cell(node) {
-                    Ok(c) => c,
-                    Err(_) => return Ok(()),
-                };
+                let Ok(Some(cell)) = d.find(node) else { return Ok(()) };
                 let st = cell.state.read();
                 let (map, code) = match &st.body {
                     crate::cell::Body::File(f) => (&*f.map, codes::DATA_SUM),
