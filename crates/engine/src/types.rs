@@ -1,11 +1,45 @@
 //! Types of the library API.
 
+use braidfs_format::dentry::Dentry;
 pub use braidfs_format::file_kind::FileKind;
+use braidfs_format::inode::Tombstone;
 pub use braidfs_format::inode::{Placement, Timestamp};
 pub use braidfs_format::{BlockAddr, DomainId, NodeId, TxId};
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
+
+/// An inode for good: its number goes to others later, with other generations. A [`NodeId`] alone is an inode's number, or
+/// that of a node which holds more of one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct InodeRef {
+    /// Its number.
+    pub ino: NodeId,
+    /// Generation of the number.
+    pub generation: u32,
+}
+
+/// An inode as it was with one of its changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct InodeVersion {
+    /// The inode.
+    pub inode: InodeRef,
+    /// The version that has the change.
+    pub version: u64,
+}
+
+impl From<&Dentry> for InodeRef {
+    fn from(e: &Dentry) -> Self {
+        Self { ino: e.node, generation: e.gener }
+    }
+}
+
+impl From<&Tombstone> for InodeVersion {
+    /// The newcomer, with the name that it took.
+    fn from(t: &Tombstone) -> Self {
+        Self { inode: InodeRef { ino: t.newcomer, generation: t.gener }, version: t.version }
+    }
+}
 
 /// Who asks.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -278,7 +278,7 @@ impl BraidFs {
     /// The files of the domain that the kernel knows.
     fn known_files(&self, domain: usize) -> Vec<WireId> {
         let files = self.vol.held_files(|ino| self.domain_index(ino) == Some(domain));
-        files.into_iter().map(|(ino, gener)| WireId::new(ino, gener)).collect()
+        files.into_iter().map(|f| WireId::new(f.ino, f.generation)).collect()
     }
 
     /// Answers a WRITE of the kernel's cache, or has the answer wait until the kernel knows that there is little room.

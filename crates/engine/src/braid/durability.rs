@@ -14,9 +14,7 @@ use crate::braid::frontier::Frontier;
 use crate::lazy::{Empty, Lazy};
 use crate::types::*;
 use braidfs_format::inode::Tombstone;
-
-/// The partner of an exchange as it was then: number, generation, version with its new name.
-pub type Partner = (NodeId, u32, u64);
+use std::num::NonZeroU64;
 
 /// What must be durable with an inode that takes a name which another one left.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -42,7 +40,7 @@ struct Judged {
     /// Names lost to inodes of other domains, until those are durable.
     tombstones: Vec<Tombstone>,
     /// Partner of an exchange, until both are durable.
-    exchange: Option<Partner>,
+    exchange: Option<InodeVersion>,
 }
 
 impl Empty for Judged {
@@ -52,11 +50,12 @@ impl Empty for Judged {
     }
 }
 
-/// See the module.
+/// See the module. A transaction here says: what counts is durable once this one is; 0 is durable always.
 #[derive(Debug)]
 pub struct Durability {
     version: u64,
-    dirty_tx: TxId,
+    /// The transaction that has it on its list and will write it. Numbers of transactions begin at 1.
+    dirty_tx: Option<NonZeroU64>,
     /// Transaction that last serialised it, and the version that it had then.
     sent_tx: TxId,
     sent_version: u64,
@@ -100,12 +99,12 @@ impl Durability {
     }
 
     /// Of an inode that was read: its record's version is durable, with all that the record says.
-    pub fn loaded(version: u64, tombstones: Vec<Tombstone>, exchange: Option<Partner>) -> Self {
+    pub fn loaded(version: u64, tombstones: Vec<Tombstone>, exchange: Option<InodeVersion>) -> Self {
         let none = tombstones.is_empty() && exchange.is_none();
         let judged = if none { Lazy::default() } else { Lazy::of(Judged { tombstones, exchange }) };
         Self {
             version,
-            dirty_tx: TxId(0),
+            dirty_tx: None,
             sent_tx: TxId(0),
             sent_version: version,
             synced: version,
@@ -136,7 +135,7 @@ impl Durability {
     /// The module's invariants, as far as one inode shows them.
     fn holds(&self) -> bool {
         let versions = [self.sent_version, self.synced, self.link_synced, self.linked_at, self.data_at, self.times_at];
-        (self.dirty_tx.0 == 0 || self.dirty_tx > self.sent_tx) && versions.iter().all(|v| *v <= self.version)
+        self.dirty_tx().is_none_or(|t| t > self.sent_tx) && versions.iter().all(|v| *v <= self.version)
     }
 
     /// Rises with each change.
@@ -144,20 +143,21 @@ impl Durability {
         self.version
     }
 
-    /// The transaction that will write the inode; 0: none.
-    pub fn dirty_tx(&self) -> TxId {
-        self.dirty_tx
+    /// The transaction that will write the inode, if it has changed.
+    #[inline]
+    pub fn dirty_tx(&self) -> Option<TxId> {
+        self.dirty_tx.map(|t| TxId(t.get()))
     }
 
-    /// The transaction that last wrote it; the node table points to older records until that is committed.
-    pub fn sent_tx(&self) -> TxId {
-        self.sent_tx
+    /// The transaction that last wrote it, where that is not durable: the node table points to older records until then.
+    pub fn sent_tx(&self, committed: TxId) -> Option<TxId> {
+        (self.sent_tx > committed).then_some(self.sent_tx)
     }
 
     /// A transaction has the inode on its list, and will write it.
     pub fn transaction_takes_inode(&mut self, tx: TxId) {
-        debug_assert!(self.dirty_tx.0 == 0 && self.sent_tx < tx, "{tx}: {self:?}");
-        self.dirty_tx = tx;
+        debug_assert!(self.dirty_tx.is_none() && self.sent_tx < tx, "{tx}: {self:?}");
+        self.dirty_tx = NonZeroU64::new(tx.0);
     }
 
     /// An operation changed the inode.
@@ -198,8 +198,8 @@ impl Durability {
 
     /// A transaction wrote the inode as it is. `committed`: the newest durable one.
     pub fn transaction_writes_inode(&mut self, tx: TxId, committed: TxId) {
-        debug_assert!(self.dirty_tx == tx && committed < tx, "{tx}, {committed} committed: {self:?}");
-        self.dirty_tx = TxId(0);
+        debug_assert!(self.dirty_tx() == Some(tx) && committed < tx, "{tx}, {committed} committed: {self:?}");
+        self.dirty_tx = None;
         if self.sent_tx <= committed {
             self.link_synced = self.link_synced.max(self.sent_version);
         }
@@ -249,7 +249,7 @@ impl Durability {
 
     /// Whether all versions are written, by transactions that are durable.
     pub fn is_durable(&self, committed: TxId) -> bool {
-        self.dirty_tx.0 == 0 && self.sent_tx <= committed
+        self.dirty_tx.is_none() && self.sent_tx <= committed
     }
 
     /// Whether the inode's existence and its names are durable.
@@ -271,7 +271,7 @@ impl Durability {
     /// Whether no commit that is under way, or about to begin, carries an older state: `running` is the transaction that
     /// operations change.
     pub fn is_newest(&self, committed: TxId, running: TxId) -> bool {
-        self.sent_tx <= committed && (self.dirty_tx.0 == 0 || self.dirty_tx >= running)
+        self.sent_tx <= committed && self.dirty_tx().is_none_or(|t| t >= running)
     }
 
     /// Version at which the names last changed: the same as before where no name changed meanwhile.
@@ -328,7 +328,7 @@ impl Durability {
     }
 
     /// The inode and one of another domain exchange names; each also has a tombstone for the name that it gave.
-    pub fn partner_exchanges_name(&mut self, partner: Partner) {
+    pub fn partner_exchanges_name(&mut self, partner: InodeVersion) {
         debug_assert!(!self.judged.tombstones.is_empty() && !self.waits_for.is_empty(), "{self:?}");
         self.judged.exchange = Some(partner);
     }
@@ -372,7 +372,7 @@ impl Durability {
     }
 
     /// Partner of an exchange that is not known durable.
-    pub fn exchange(&self) -> Option<Partner> {
+    pub fn exchange(&self) -> Option<InodeVersion> {
         self.judged.exchange
     }
 

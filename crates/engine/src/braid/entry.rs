@@ -46,7 +46,7 @@ impl MountedVolume {
         name: &[u8],
         edit: Edit<'_>,
     ) -> Result<()> {
-        debug_assert!(st.durability.dirty_tx() == by.tx(dir), "{}: not touched", dir.ino);
+        debug_assert!(st.durability.dirty_tx() == Some(by.tx(dir)), "{}: not touched", dir.ino);
         let child = match edit {
             Edit::Add(c) | Edit::Replace(c) => Some(c),
             Edit::Remove => None,

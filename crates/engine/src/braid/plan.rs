@@ -6,7 +6,7 @@
 //!   durable; the partners of an exchange over domains get one each, and name each other;
 //! - an inode of the same domain is durable with the same transaction, and only an fsync could be earlier: it waits.
 
-use crate::braid::durability::{Durability, Partner};
+use crate::braid::durability::Durability;
 use crate::braid::vacated::Vacated;
 use crate::types::*;
 use braidfs_format::inode::{Link, Tombstone};
@@ -15,12 +15,8 @@ use smallvec::SmallVec;
 /// An inode that a rename changes, as it is with this change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Subject {
-    /// Its number.
-    pub ino: NodeId,
-    /// Generation of the number.
-    pub gener: u32,
-    /// The version that has the change.
-    pub version: u64,
+    /// It, with the version that has the change.
+    pub changed: InodeVersion,
     /// Its domain, and the transaction there that has the change.
     pub domain: DomainId,
     /// See `domain`.
@@ -29,12 +25,6 @@ pub struct Subject {
     pub is_dir: bool,
     /// Links before the change.
     pub nlink: u32,
-}
-
-impl Subject {
-    fn as_partner(&self) -> Partner {
-        (self.ino, self.gener, self.version)
-    }
 }
 
 /// The facts.
@@ -71,7 +61,7 @@ pub struct Waits {
     /// An fsync makes this transaction of another domain durable, too.
     pub sync_with: Option<(DomainId, TxId)>,
     /// It loses its name where this change of an inode of another domain is durable.
-    pub lost_to: Option<(Partner, DomainId, TxId)>,
+    pub lost_to: Option<(InodeVersion, DomainId, TxId)>,
     /// It exchanges names with that one.
     pub exchange: bool,
 }
@@ -87,9 +77,9 @@ impl Waits {
             d.inode_syncs_with(domain, tx);
         }
         if let Some((newcomer, domain, tx)) = self.lost_to {
-            let (ino, gener, version) = newcomer;
+            let InodeVersion { inode: InodeRef { ino, generation }, version } = newcomer;
             let link = Link { parent: dir, name: name.into() };
-            d.newcomer_takes_name(Tombstone { link, newcomer: ino, gener, version }, domain, tx);
+            d.newcomer_takes_name(Tombstone { link, newcomer: ino, gener: generation, version }, domain, tx);
             if self.exchange {
                 d.partner_exchanges_name(newcomer);
             }
@@ -117,14 +107,14 @@ pub fn plan(r: &Rename) -> Plan {
     let Some(o) = r.other else { return p };
     let apart = o.domain != m.domain;
     if apart {
-        p.other.lost_to = Some((m.as_partner(), m.domain, m.tx));
+        p.other.lost_to = Some((m.changed, m.domain, m.tx));
         // not only of the newcomer: the vacated name tells whoever has it after that one
         p.moved.sync_with = Some((o.domain, o.tx));
         p.vacated.push((Which::New, Vacated { domain: o.domain, tx: o.tx, alive: r.exchange }));
     }
     match (r.exchange, apart) {
         (true, true) => {
-            p.moved.lost_to = Some((o.as_partner(), o.domain, o.tx));
+            p.moved.lost_to = Some((o.changed, o.domain, o.tx));
             (p.moved.exchange, p.other.exchange) = (true, true);
         }
         (true, false) => {

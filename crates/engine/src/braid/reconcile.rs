@@ -167,23 +167,24 @@ impl Pass<'_> {
         self.enters[usize::from(c.domain.0)].as_ref()
     }
 
-    fn live(&self, ino: NodeId, gener: u32) -> Result<Option<Arc<Cell>>> {
-        Ok(self.inner.find(ino)?.filter(|c| c.gener == gener && !c.state.read().deleted))
+    fn live(&self, inode: InodeRef) -> Result<Option<Arc<Cell>>> {
+        Ok(self.inner.find(inode.ino)?.filter(|c| c.is(inode) && !c.state.read().deleted))
     }
 
     /// Whether the inode's change with `version` survived.
-    fn survived(&self, ino: NodeId, gener: u32, version: u64) -> Result<bool> {
+    fn survived(&self, change: InodeVersion) -> Result<bool> {
+        let InodeVersion { inode: InodeRef { ino, generation }, version } = change;
         // a group leaves its domain when no inode in it is left
         let Some(d) = self.inner.domain_of(ino) else { return Ok(true) };
         let e = d.nodes.get(ino)?;
-        if e.gener != gener || !e.used() {
+        if e.gener != generation || !e.used() {
             if let Ok(Some(c)) = d.find(ino)
-                && c.gener == gener
+                && c.is(change.inode)
             {
                 return Ok(c.state.read().durability.version() >= version);
             }
             // freed later (then it had been durable), or never came to be
-            return Ok(e.gener >= gener && e.gener != 0);
+            return Ok(e.gener >= generation && e.gener != 0);
         }
         let c = d.find(ino)?.ok_or(Error::NotFound)?;
         Ok(c.state.read().durability.version() >= version)
@@ -191,7 +192,7 @@ impl Pass<'_> {
 
     /// Tombstones and exchanges of the inode that a hint names: did the other side survive?
     fn judge(&self, h: &Hint) -> Result<Option<Verdict>> {
-        let Some(cell) = self.live(h.child, h.gener)? else { return Ok(None) };
+        let Some(cell) = self.live(h.child)? else { return Ok(None) };
         let (tombstones, exchange) = {
             let st = cell.state.read();
             (st.durability.tombstones().to_vec(), st.durability.exchange())
@@ -201,16 +202,17 @@ impl Pass<'_> {
         }
         let mut v = Verdict { cell, partner: None, revived: Vec::new(), failed: Vec::new() };
         for t in tombstones {
-            let survived = planted(Bug::TombstoneUnconditional) || self.survived(t.newcomer, t.gener, t.version)?;
+            let newcomer = InodeVersion::from(&t);
+            let survived = planted(Bug::TombstoneUnconditional) || self.survived(newcomer)?;
             let fate = rules::judge(&t, exchange, survived);
             if fate != Fate::Lost {
-                v.failed.extend(self.live(t.newcomer, t.gener)?);
+                v.failed.extend(self.live(newcomer.inode)?);
             }
             match fate {
                 Fate::Lost => {}
                 Fate::Regained => v.revived.push(t.link),
                 Fate::Completed if planted(Bug::ExchangeHalf) => {}
-                Fate::Completed => v.partner = self.live(t.newcomer, t.gener)?.map(|b| (b, t.link)),
+                Fate::Completed => v.partner = self.live(newcomer.inode)?.map(|b| (b, t.link)),
             }
         }
         Ok(Some(v))
@@ -291,7 +293,7 @@ impl Pass<'_> {
     fn enforce(&mut self, claim: &Claim) -> Result<()> {
         let Some(d) = self.dir(claim.link.parent)? else { return Ok(()) };
         let Some(e) = self.find(&d, &claim.link.name)? else { return Ok(()) };
-        let Some(x) = self.live(e.node, e.gener)? else { return Ok(()) };
+        let Some(x) = self.live((&e).into())? else { return Ok(()) };
         let named = x.state.read().has_link(claim.link.parent, &claim.link.name);
         if named && self.is_taken(claim.link.parent, &claim.link.name, &x) {
             self.drop_entry(claim.link.parent, &claim.link.name, &x)?;
@@ -313,10 +315,10 @@ impl Pass<'_> {
     }
 
     fn hint(&mut self, h: &Hint) -> Result<()> {
-        match self.live(h.child, h.gener)? {
+        match self.live(h.child)? {
             Some(c) if c.state.read().has_link(h.dir, &h.name) => self.put_entry(h.dir, &h.name, &c),
             Some(c) => self.drop_entry(h.dir, &h.name, &c),
-            None => self.drop_named(h.dir, &h.name, h.child, h.gener),
+            None => self.drop_named(h.dir, &h.name, h.child),
         }
     }
 
@@ -328,14 +330,14 @@ impl Pass<'_> {
     }
 
     fn drop_entry(&mut self, dir: NodeId, name: &[u8], c: &Arc<Cell>) -> Result<()> {
-        self.drop_named(dir, name, c.ino, c.gener)
+        self.drop_named(dir, name, c.inode())
     }
 
     /// Removes the entry, if it names that inode.
-    fn drop_named(&mut self, dir: NodeId, name: &[u8], ino: NodeId, gener: u32) -> Result<()> {
+    fn drop_named(&mut self, dir: NodeId, name: &[u8], inode: InodeRef) -> Result<()> {
         let Some(d) = self.dir(dir)? else { return Ok(()) };
         let Some(old) = self.find(&d, name)? else { return Ok(()) };
-        if old.node != ino || old.gener != gener {
+        if InodeRef::from(&old) != inode {
             return Ok(());
         }
         self.edit(&d, name, Edit::Remove)
@@ -376,10 +378,10 @@ impl Pass<'_> {
         }
         let old = self.find(&d, name)?;
         if let Some(o) = &old {
-            if o.node == c.ino && o.gener == c.gener {
+            if c.is(o.into()) {
                 return Ok(());
             }
-            if let Some(x) = self.live(o.node, o.gener)?
+            if let Some(x) = self.live(o.into())?
                 && x.state.read().has_link(dir, name)
             {
                 if rules::holder_keeps(x.state.read().link_seq, c.state.read().link_seq) {
@@ -453,7 +455,7 @@ impl Pass<'_> {
                     };
                     let Some(e) = next else { break };
                     pos = e.hash;
-                    if let Some(x) = self.live(e.node, e.gener)?
+                    if let Some(x) = self.live((&e).into())?
                         && x.state.read().has_link(c.ino, &e.name)
                     {
                         self.lose(&x, c.ino, &e.name)?;

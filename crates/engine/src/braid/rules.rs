@@ -2,7 +2,7 @@
 //!
 //! docs/braid.md has each with its reason; the tables in `tests.rs` have each with its outcome.
 
-use crate::braid::durability::{Before, Partner};
+use crate::braid::durability::Before;
 use crate::braid::frontier::Frontier;
 use crate::braid::vacated::Vacated;
 use crate::types::*;
@@ -70,10 +70,10 @@ pub enum Fate {
 }
 
 /// Judges a tombstone.
-pub fn judge(t: &Tombstone, exchange: Option<Partner>, survived: bool) -> Fate {
+pub fn judge(t: &Tombstone, exchange: Option<InodeVersion>, survived: bool) -> Fate {
     match survived {
         true => Fate::Lost,
-        false if exchange == Some((t.newcomer, t.gener, t.version)) => Fate::Completed,
+        false if exchange == Some(t.into()) => Fate::Completed,
         false => Fate::Regained,
     }
 }

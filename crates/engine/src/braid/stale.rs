@@ -73,7 +73,7 @@ impl MountedVolume {
         let mut n = 0;
         for l in links.iter().filter(|l| may_hang(ino, l.parent)) {
             let Ok(dir) = self.dir_cell(l.parent) else { continue };
-            if self.find_entry(&dir, &mut dir.state.write(), &l.name)?.is_some_and(|e| e.node == ino) {
+            if self.find_entry(&dir, &mut dir.state.write(), &l.name)?.is_some_and(|e| e.inode.ino == ino) {
                 continue;
             }
             n += loop {
@@ -97,10 +97,10 @@ impl MountedVolume {
         // under the locks: does it still claim the name, and is the name still without a rightful owner?
         let old = self.find_entry(dir, &mut dst, name)?;
         if let Some(e) = &old {
-            if e.node == c.ino {
+            if e.inode.ino == c.ino {
                 return Ok(Relinked::Needless);
             }
-            match self.child_below(dir, &[], name, e.node, e.gener)? {
+            match self.child_below(dir, &[], name, e.inode)? {
                 Child::Stale => {}
                 Child::Lives => return Ok(Relinked::Needless),
                 Child::Busy(x) => return Ok(Relinked::Busy(x)),
@@ -143,10 +143,10 @@ impl MountedVolume {
             let mut op = Op::begin(self, &[dir.domain], 2, true)?;
             let mut st = dir.state.write();
             let still = self.find_entry(&dir, &mut st, &e.name)?;
-            if !still.is_some_and(|s| s.node == e.node && s.gener == e.gener) {
+            if still.is_none_or(|s| s.inode != InodeRef::from(&e)) {
                 continue;
             }
-            match self.child_below(&dir, &[], &e.name, e.node, e.gener)? {
+            match self.child_below(&dir, &[], &e.name, (&e).into())? {
                 Child::Stale => {}
                 Child::Lives => continue,
                 Child::Busy(x) => {

@@ -391,14 +391,15 @@ fn names_that_recovery_needs() {
 fn a_tombstone_is_judged_by_its_newcomer() {
     let link = Link { parent: NodeId(1), name: b"n"[..].into() };
     let t = Tombstone { link, newcomer: NodeId(9), gener: 2, version: 7 };
-    let partner = Some((NodeId(9), 2, 7));
+    let inode = InodeRef { ino: NodeId(9), generation: 2 };
+    let partner = Some(InodeVersion { inode, version: 7 });
     let rows = [
         (None, true, Fate::Lost),
         (None, false, Fate::Regained),
         (partner, true, Fate::Lost),
         (partner, false, Fate::Completed),
         // another one took the partner's name afterwards
-        (Some((NodeId(9), 2, 6)), false, Fate::Regained),
+        (Some(InodeVersion { inode, version: 6 }), false, Fate::Regained),
     ];
     for (exchange, survived, want) in rows {
         assert_eq!(judge(&t, exchange, survived), want, "{exchange:?} {survived}");

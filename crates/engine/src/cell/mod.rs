@@ -152,19 +152,27 @@ pub struct State {
 
 impl Cell {
     /// A cell with this state.
-    pub fn new(ino: NodeId, gener: u32, domain: DomainId, kind: FileKind, state: State) -> Self {
+    pub fn new(inode: InodeRef, domain: DomainId, kind: FileKind, state: State) -> Self {
         Self {
-            ino,
-            gener,
+            ino: inode.ino,
+            gener: inode.generation,
             domain,
             kind,
             nameless: AtomicBool::new(state.nlink == 0),
-            state: RwLock::keyed(state, ino.0),
+            state: RwLock::keyed(state, inode.ino.0),
             opens: AtomicU32::new(0),
             inflight: AtomicUsize::new(0),
             hot: AtomicBool::new(true),
             sync: Mutex::new(()),
         }
+    }
+    /// Number and generation.
+    pub fn inode(&self) -> InodeRef {
+        InodeRef { ino: self.ino, generation: self.gener }
+    }
+    /// Whether it is the cell of that inode.
+    pub fn is(&self, inode: InodeRef) -> bool {
+        self.inode() == inode
     }
     /// What `stat` tells, from the state that the caller has locked.
     pub fn attr(&self, st: &State) -> Attr {

@@ -11,7 +11,7 @@
 //!
 //! Not promised: long names ([`NAME_BYTES`]); that what was put in is found again.
 
-use crate::types::{FileKind, NodeId};
+use crate::types::{FileKind, InodeRef, NodeId};
 use std::hash::{BuildHasher, Hasher};
 use std::sync::atomic::{
     AtomicU64,
@@ -65,6 +65,13 @@ pub struct Target {
     pub gener: u32,
     /// Its type.
     pub kind: FileKind,
+}
+
+impl Target {
+    /// Number and generation.
+    pub fn inode(self) -> InodeRef {
+        InodeRef { ino: self.node, generation: self.gener }
+    }
 }
 
 /// See the module.

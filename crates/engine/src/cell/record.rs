@@ -175,7 +175,7 @@ impl Cell {
             link_nodes: st.link_nodes.to_vec(),
             xattr_nodes: st.xattr_nodes.to_vec(),
             tombstones: st.durability.tombstones().to_vec(),
-            exchange: st.durability.exchange(),
+            exchange: st.durability.exchange().map(|p| (p.inode.ino, p.inode.generation, p.version)),
             content,
         };
         out.write.push(NodeRecord { payload: inode.encode(), ..base });
@@ -312,6 +312,8 @@ pub fn decode_cell(
         }
         _ => Body::Special,
     };
+    let partner =
+        i.exchange.map(|(ino, generation, version)| InodeVersion { inode: InodeRef { ino, generation }, version });
     let parent = if rec.node == NodeId::ROOT { NodeId::ROOT } else { links.first().map_or(NodeId(0), |l| l.parent) };
     let st = State {
         mode: i.mode,
@@ -332,12 +334,12 @@ pub fn decode_cell(
         link_nodes: i.link_nodes.into(),
         xattr_nodes: i.xattr_nodes.into(),
         body,
-        durability: Durability::loaded(rec.version, i.tombstones, i.exchange),
+        durability: Durability::loaded(rec.version, i.tombstones, partner),
         dropped: Lazy::default(),
         deleted: false,
         parent,
     };
-    Ok(Cell::new(rec.node, rec.gener, domain, kind, st))
+    Ok(Cell::new(InodeRef { ino: rec.node, generation: rec.gener }, domain, kind, st))
 }
 
 fn bucket_index(m: &ExtentMap) -> DirIndex {

@@ -384,11 +384,12 @@ impl Domain {
     /// # Errors
     /// As [`Self::touch`].
     pub fn touch_content(&self, tx: &Tx, cell: &Arc<Cell>, st: &mut State) -> Result<()> {
-        if st.durability.dirty_tx() != tx.id {
-            if st.durability.dirty_tx().0 != 0 {
+        let before = st.durability.dirty_tx();
+        if before != Some(tx.id) {
+            if let Some(older) = before {
                 let old = self.committing.lock().clone();
                 match old {
-                    Some(t) if t.id == st.durability.dirty_tx() => {
+                    Some(t) if t.id == older => {
                         let mut out = Out::default();
                         let r = self.serialise(&t, cell, st, &mut out, self.pick_mlog());
                         t.give(out);

@@ -33,9 +33,7 @@ pub struct Hint {
     /// The name.
     pub name: Box<[u8]>,
     /// The inode that it names or named.
-    pub child: NodeId,
-    /// Its generation.
-    pub gener: u32,
+    pub child: InodeRef,
 }
 
 /// A name that an inode had by a roll-forward record.
@@ -300,7 +298,9 @@ pub(crate) fn replay(
         rec.orphans.clear();
         for r in records {
             match r {
-                Record::Remote { dir, child, gener, name } => rec.hints.push(Hint { dir, name, child, gener }),
+                Record::Remote { dir, child, gener, name } => {
+                    rec.hints.push(Hint { dir, name, child: InodeRef { ino: child, generation: gener } })
+                }
                 Record::Node { node, entry } if entry.used() && entry.flags & REMOTE != 0 => rec.remote.push(node),
                 Record::Orphans(o) => rec.orphans.extend(o),
                 _ => {}

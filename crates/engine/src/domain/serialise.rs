@@ -114,7 +114,7 @@ impl Domain {
     /// # Errors
     /// Of the device (in-place data, buckets that must be read) or space that was not reserved.
     pub fn serialise(&self, tx: &Tx, cell: &Arc<Cell>, st: &mut State, out: &mut Out, mlog: usize) -> Result<()> {
-        if st.durability.dirty_tx() != tx.id {
+        if st.durability.dirty_tx() != Some(tx.id) {
             return Ok(());
         }
         st.durability.transaction_writes_inode(tx.id, self.committed());

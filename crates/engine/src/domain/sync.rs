@@ -124,11 +124,11 @@ impl Domain {
         let times = !data_only && self.times_pending(&st);
         let tx = e.tx();
         let dirty_tx = st.durability.dirty_tx();
-        let older = dirty_tx.0 != 0 && dirty_tx != tx.id;
+        let older = dirty_tx.filter(|t| *t != tx.id);
         let how = match place {
             // A commit that has taken the file carries the same blocks: nothing to wait for. One that has not counts on the
             // pages, and would not wait for them.
-            InPlace::Yes(all) if !times && !older => {
+            InPlace::Yes(all) if !times && older.is_none() => {
                 return self.gathered(self.gather(e, cell, &mut st, How::InPlace(all, false), data_only));
             }
             InPlace::Yes(all) => How::InPlace(all, true),
@@ -138,11 +138,8 @@ impl Domain {
             }
             InPlace::No => How::Elsewhere,
         };
-        if older {
-            return Ok(Prepared::Wait(dirty_tx));
-        }
-        if st.durability.sent_tx() > self.committed() {
-            return Ok(Prepared::Wait(st.durability.sent_tx()));
+        if let Some(tx) = older.or_else(|| st.durability.sent_tx(self.committed())) {
+            return Ok(Prepared::Wait(tx));
         }
         if commits {
             return Ok(Prepared::Commit);
@@ -170,7 +167,7 @@ impl Domain {
             }
             How::InPlace(all, times) => {
                 // on the transaction's list in any case: a sync that comes meanwhile commits it, and so waits for these blocks
-                if times || (st.durability.dirty_tx() != tx.id && !all.is_empty()) {
+                if times || (st.durability.dirty_tx() != Some(tx.id) && !all.is_empty()) {
                     self.touch_content(tx, cell, st)?;
                 }
                 self.overwrite(cell, st, all, &mut out)?;

@@ -69,13 +69,9 @@ fn alone() -> (Arc<Domain>, Arc<Double>) {
 /// An operation makes a file, which `change` has wait for something of the other domain.
 fn make(d: &Domain, change: impl FnOnce(&mut State)) -> Arc<Cell> {
     let (ino, generation) = d.nodes.alloc(None).unwrap().unwrap();
-    let cell = Arc::new(Cell::new(
-        ino,
-        generation,
-        d.id,
-        FileKind::File,
-        State::fresh(FileKind::File, 0o644, 0, 0, d.shared.now()),
-    ));
+    let inode = InodeRef { ino, generation };
+    let cell =
+        Arc::new(Cell::new(inode, d.id, FileKind::File, State::fresh(FileKind::File, 0o644, 0, 0, d.shared.now())));
     let e = d.enter().unwrap();
     let mut st = cell.state.write();
     st.nlink = 1;

@@ -56,7 +56,7 @@ impl MountedVolume {
             Some(end) if end <= st.size => end,
             _ => return Ok(None),
         };
-        if st.durability.dirty_tx() != d.running() || st.deleted || st.flags & IMMUTABLE != 0 {
+        if st.durability.dirty_tx() != Some(d.running()) || st.deleted || st.flags & IMMUTABLE != 0 {
             return Ok(None);
         }
         let Body::File(f) = &mut st.body else { return Ok(None) };

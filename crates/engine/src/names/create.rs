@@ -2,6 +2,7 @@
 
 use super::checks::{check_alive, check_name, check_takes_names};
 use super::entries::{Child, ENTRY_BLOCKS};
+use super::placement::NewInode;
 use crate::attributes::acl;
 use crate::braid::entry::{By, Edit};
 use crate::cell::record::LINKS_MAX;
@@ -73,10 +74,10 @@ impl MountedVolume {
             if let Body::Dir(b) = &st.body
                 && let crate::cell::dir::Lookup::Found(e) = b.index.find_loaded(self.hash(name), name)
             {
-                let (node, gener) = (e.node, e.gener);
+                let inode = e.into();
                 drop(st);
                 // an existence test needs no number and no transaction
-                if self.child_at(d, name, node, gener)?.is_some() {
+                if self.child_at(d, name, inode)?.is_some() {
                     return Err(Error::Exists);
                 }
                 let st = d.state.read();
@@ -85,22 +86,21 @@ impl MountedVolume {
                 self.place(d, &st, new.kind)
             }
         };
-        let (ino, gener, home) = self.new_node_anywhere(home, d.ino)?;
+        let NewInode { inode, domain: home } = self.new_inode_anywhere(home, d.ino)?;
         let r = loop {
-            match self.settle_name(d, name, home).and_then(|()| self.create_at(d, name, new, cred, home, ino, gener)) {
+            match self.settle_name(d, name, home).and_then(|()| self.create_at(d, name, new, cred, home, inode)) {
                 Ok(None) => {}
                 Ok(Some(made)) => break Ok(made),
                 Err(e) => break Err(e),
             }
         };
         if r.is_err() {
-            self.dom(home).nodes.release(ino);
+            self.dom(home).nodes.release(inode.ino);
         }
         r
     }
 
     /// `None` where the name must be settled first, or what it names was locked.
-    #[allow(clippy::too_many_arguments)]
     fn create_at(
         &self,
         d: &Arc<Cell>,
@@ -108,8 +108,7 @@ impl MountedVolume {
         new: &NewNode<'_>,
         cred: &Cred,
         home: DomainId,
-        ino: NodeId,
-        gener: u32,
+        inode: InodeRef,
     ) -> Result<Option<(Arc<Cell>, Attr)>> {
         let lender = (home != d.domain).then_some(d.domain);
         let mut op = Op::begin_lending(self, &[d.domain, home], ENTRY_BLOCKS, false, lender)?;
@@ -117,7 +116,7 @@ impl MountedVolume {
         check_alive(&dst)?;
         check_takes_names(&dst)?;
         let stale = match self.find_entry(d, &mut dst, name)? {
-            Some(e) => match self.child_below(d, &[], name, e.node, e.gener)? {
+            Some(e) => match self.child_below(d, &[], name, e.inode)? {
                 Child::Lives => return Err(Error::Exists),
                 Child::Stale => true,
                 Child::Busy(c) => {
@@ -140,7 +139,7 @@ impl MountedVolume {
         } else {
             st.nlink = 1;
         }
-        let cell = Arc::new(Cell::new(ino, gener, home, new.kind, st));
+        let cell = Arc::new(Cell::new(inode, home, new.kind, st));
         op.touch(d, &mut dst)?;
         let edit = if stale { Edit::Replace(&cell) } else { Edit::Add(&cell) };
         self.edit_entry(By::Operation(&mut op), d, &mut dst, name, edit)?;
@@ -173,7 +172,7 @@ impl Volume {
     pub fn tmpfile(&self, dir: NodeId, new: &NewNode<'_>, cred: &Cred) -> Result<(Attr, OpenFile)> {
         let i = self.inner();
         let d = i.dir_cell(dir)?;
-        let (ino, gener) = i.new_node(d.domain, dir)?.ok_or(Error::NoSpace)?;
+        let inode = i.new_inode(d.domain, dir)?.ok_or(Error::NoSpace)?;
         let r = (|| {
             let mut op = Op::begin(i, &[d.domain], ENTRY_BLOCKS, false)?;
             let dst = d.state.read();
@@ -181,18 +180,18 @@ impl Volume {
             check_takes_names(&dst)?;
             let st = i.fresh(&dst, new, cred)?;
             drop(dst);
-            let cell = Arc::new(Cell::new(ino, gener, d.domain, new.kind, st));
+            let cell = Arc::new(Cell::new(inode, d.domain, new.kind, st));
             let mut st = cell.state.write();
             op.touch(&cell, &mut st)?;
             let attr = cell.attr(&st);
             drop(st);
             let dom = i.dom(d.domain);
-            dom.orphans.lock().insert(ino);
+            dom.orphans.lock().insert(inode.ino);
             dom.cells.insert_new(cell.clone());
             Ok((attr, OpenFile::new(cell, self.reference())))
         })();
         if r.is_err() {
-            i.dom(d.domain).nodes.release(ino);
+            i.dom(d.domain).nodes.release(inode.ino);
         }
         r
     }

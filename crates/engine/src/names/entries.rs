@@ -18,8 +18,7 @@ pub(super) const ENTRY_BLOCKS: u64 = 4;
 /// What an entry says but for its name, which whoever looked for it has.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Named {
-    pub node: NodeId,
-    pub gener: u32,
+    pub inode: InodeRef,
     /// `d_type`.
     pub kind: u8,
 }
@@ -55,7 +54,7 @@ impl MountedVolume {
     pub fn find_entry(&self, dir: &Cell, st: &mut State, name: &[u8]) -> Result<Option<Named>> {
         let hash = self.hash(name);
         self.dom(dir.domain).with_index(dir.ino, st, |ix, load| {
-            Ok(ix.find(hash, name, load)?.map(|e| Named { node: e.node, gener: e.gener, kind: e.kind }))
+            Ok(ix.find(hash, name, load)?.map(|e| Named { inode: e.into(), kind: e.kind }))
         })
     }
 
@@ -64,23 +63,16 @@ impl MountedVolume {
     /// # Errors
     /// Of loading it.
     pub fn child(&self, dir: NodeId, e: &Dentry) -> Result<Option<Arc<Cell>>> {
-        self.child_from(dir, self.domain(dir)?.id, &e.name, e.node, e.gener)
+        self.child_from(dir, self.domain(dir)?.id, &e.name, e.into())
     }
 
-    /// [`Self::child`] of the entry `name` → `node`, `gener` of a directory that is at hand.
-    pub fn child_at(&self, dir: &Cell, name: &[u8], node: NodeId, gener: u32) -> Result<Option<Arc<Cell>>> {
-        self.child_from(dir.ino, dir.domain, name, node, gener)
+    /// [`Self::child`] of the entry `name` → `inode` of a directory that is at hand.
+    pub fn child_at(&self, dir: &Cell, name: &[u8], inode: InodeRef) -> Result<Option<Arc<Cell>>> {
+        self.child_from(dir.ino, dir.domain, name, inode)
     }
 
-    fn child_from(
-        &self,
-        dir: NodeId,
-        home: DomainId,
-        name: &[u8],
-        node: NodeId,
-        gener: u32,
-    ) -> Result<Option<Arc<Cell>>> {
-        let Some(c) = self.child_cell(dir, node, gener)? else { return Ok(None) };
+    fn child_from(&self, dir: NodeId, home: DomainId, name: &[u8], inode: InodeRef) -> Result<Option<Arc<Cell>>> {
+        let Some(c) = self.child_cell(dir, inode)? else { return Ok(None) };
         if self.child_in_doubt(&c, home) && !hangs_at(&c.state.read(), dir, name) {
             return Ok(None);
         }
@@ -89,18 +81,11 @@ impl MountedVolume {
 
     /// [`Self::child_at`] for who has the directory locked, and `also` those. A stale entry may name any inode, also one
     /// above the directory, which other threads lock first: it is not waited for here.
-    pub fn child_below(
-        &self,
-        dir: &Cell,
-        also: &[(&Cell, &State)],
-        name: &[u8],
-        node: NodeId,
-        gener: u32,
-    ) -> Result<Child> {
-        let Some(c) = self.child_cell(dir.ino, node, gener)? else { return Ok(Child::Stale) };
+    pub fn child_below(&self, dir: &Cell, also: &[(&Cell, &State)], name: &[u8], inode: InodeRef) -> Result<Child> {
+        let Some(c) = self.child_cell(dir.ino, inode)? else { return Ok(Child::Stale) };
         let hangs = if !self.child_in_doubt(&c, dir.domain) {
             true
-        } else if let Some((_, st)) = also.iter().find(|(l, _)| l.ino == node) {
+        } else if let Some((_, st)) = also.iter().find(|(l, _)| l.ino == inode.ino) {
             hangs_at(st, dir.ino, name)
         } else {
             let Some(st) = c.state.try_read() else { return Ok(Child::Busy(c)) };
@@ -110,11 +95,11 @@ impl MountedVolume {
     }
 
     /// The inode that an entry of `dir` names, if there is one in that generation that can hang there.
-    fn child_cell(&self, dir: NodeId, node: NodeId, gener: u32) -> Result<Option<Arc<Cell>>> {
-        if !may_hang(node, dir) {
+    fn child_cell(&self, dir: NodeId, inode: InodeRef) -> Result<Option<Arc<Cell>>> {
+        if !may_hang(inode.ino, dir) {
             return Ok(None);
         }
-        Ok(self.find(node)?.filter(|c| c.gener == gener))
+        Ok(self.find(inode.ino)?.filter(|c| c.is(inode)))
     }
 
     /// Whether an entry of a directory in domain `home` may be there without the inode's link.
@@ -133,7 +118,7 @@ impl MountedVolume {
             let next = self.dom(c.domain).with_index(c.ino, st, |ix, load| Ok(ix.next_after(pos, load)?.cloned()))?;
             let Some(e) = next else { return Ok(Child::Stale) };
             pos = e.hash;
-            match self.child_below(c, also, &e.name, e.node, e.gener)? {
+            match self.child_below(c, also, &e.name, (&e).into())? {
                 Child::Stale => {}
                 other => return Ok(other),
             }

@@ -45,7 +45,7 @@ impl MountedVolume {
         let mut dst = d.state.write();
         check_alive(&dst)?;
         let stale = match i.find_entry(d, &mut dst, name)? {
-            Some(e) => match i.child_below(d, &[], name, e.node, e.gener)? {
+            Some(e) => match i.child_below(d, &[], name, e.inode)? {
                 Child::Lives => return Err(Error::Exists),
                 Child::Stale => true,
                 Child::Busy(busy) => {

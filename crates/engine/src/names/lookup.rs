@@ -46,15 +46,15 @@ impl MountedVolume {
         let key = if self.maybe_stale.load(Ordering::Relaxed) { None } else { Key::of(d.ino, d.gener, name) };
         if let Some(t) = key.and_then(|k| self.names.get(&k)) {
             match self.find(t.node)? {
-                Some(c) if c.gener == t.gener => return Ok(Some(c)),
+                Some(c) if c.is(t.inode()) => return Ok(Some(c)),
                 _ => {} // gone since
             }
         }
-        let note = |node, gener, d_type: u8| {
+        let note = |inode: InodeRef, d_type: u8| {
             if let (Some(k), Some(kind)) = (&key, FileKind::from_mode(u32::from(d_type) << 12))
-                && may_hang(node, d.ino)
+                && may_hang(inode.ino, d.ino)
             {
-                self.names.put(k, Target { node, gener, kind });
+                self.names.put(k, Target { node: inode.ino, gener: inode.generation, kind });
             }
         };
         let hash = self.hash(name);
@@ -65,8 +65,9 @@ impl MountedVolume {
                 match &st.body {
                     crate::cell::Body::Dir(b) => match b.index.find_loaded(hash, name) {
                         Lookup::Found(e) => {
-                            note(e.node, e.gener, e.kind);
-                            Some((Some((e.node, e.gener)), st.durability.version()))
+                            let inode = e.into();
+                            note(inode, e.kind);
+                            Some((Some(inode), st.durability.version()))
                         }
                         Lookup::Absent => Some((None, st.durability.version())),
                         Lookup::NotLoaded => None,
@@ -79,12 +80,12 @@ impl MountedVolume {
                 None => {
                     let mut st = d.state.write();
                     let e = self.find_entry(d, &mut st, name)?;
-                    e.iter().for_each(|e| note(e.node, e.gener, e.kind));
-                    (e.map(|e| (e.node, e.gener)), st.durability.version())
+                    e.iter().for_each(|e| note(e.inode, e.kind));
+                    (e.map(|e| e.inode), st.durability.version())
                 }
             };
-            let Some((node, gener)) = entry else { return Ok(None) };
-            if let Some(c) = self.child_at(d, name, node, gener)? {
+            let Some(inode) = entry else { return Ok(None) };
+            if let Some(c) = self.child_at(d, name, inode)? {
                 return Ok(Some(c));
             }
             if self.maybe_stale.load(Ordering::Relaxed) {
@@ -93,8 +94,9 @@ impl MountedVolume {
             // Without a crash before, an entry is stale only while it is being removed: an operation changes entry, link
             // and version of the directory in one step. One that stays names what is lost.
             if d.state.read().durability.version() == version {
-                let lost = Error::Corrupt(Corrupt::new("directory", format!("{} names {node}, which is lost", d.ino)));
-                if let Some(home) = self.domain_of(node) {
+                let lost =
+                    Error::Corrupt(Corrupt::new("directory", format!("{} names {}, which is lost", d.ino, inode.ino)));
+                if let Some(home) = self.domain_of(inode.ino) {
                     home.fail(&lost);
                 }
                 return Err(lost);

@@ -79,7 +79,7 @@ impl Volume {
     /// [`Self::quick`] to the inode itself; a symlink only where it is not to be followed.
     fn quick_cell(&self, path: &[u8], cred: &Cred) -> Option<Arc<Cell>> {
         let t = self.quick(path, cred).filter(|t| t.kind != FileKind::Symlink)?;
-        self.inner().find(t.node).ok().flatten().filter(|c| c.gener == t.gener)
+        self.inner().find(t.node).ok().flatten().filter(|c| c.is(t.inode()))
     }
 
     /// Walks to the last part of a path. Symlinks at the end are followed where `follow`.

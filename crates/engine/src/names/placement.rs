@@ -6,6 +6,14 @@ use crate::types::*;
 use crate::volume::MountedVolume;
 use std::sync::atomic::Ordering;
 
+/// The number of an inode to be made. Who does not make it gives it back.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct NewInode {
+    pub inode: InodeRef,
+    /// Where it is.
+    pub domain: DomainId,
+}
+
 impl MountedVolume {
     /// Where a new object of `dir` goes ([`Placement`]).
     pub(super) fn place(&self, dir: &Cell, st: &State, kind: FileKind) -> DomainId {
@@ -40,13 +48,13 @@ impl MountedVolume {
     ///
     /// # Errors
     /// [`Error::NoSpace`] where none has one; of the device.
-    pub(super) fn new_node_anywhere(&self, home: DomainId, near: NodeId) -> Result<(NodeId, u32, DomainId)> {
-        if let Some((ino, gener)) = self.new_node(home, near)? {
-            return Ok((ino, gener, home));
+    pub(super) fn new_inode_anywhere(&self, home: DomainId, near: NodeId) -> Result<NewInode> {
+        if let Some(inode) = self.new_inode(home, near)? {
+            return Ok(NewInode { inode, domain: home });
         }
         for d in self.domains.iter().filter(|d| d.id != home && d.failed().is_none()) {
-            if let Some((ino, gener)) = d.nodes.alloc(None)? {
-                return Ok((ino, gener, d.id));
+            if let Some((ino, generation)) = d.nodes.alloc(None)? {
+                return Ok(NewInode { inode: InodeRef { ino, generation }, domain: d.id });
             }
         }
         Err(Error::NoSpace)
@@ -57,12 +65,12 @@ impl MountedVolume {
     ///
     /// # Errors
     /// Of the device.
-    pub(super) fn new_node(&self, d: DomainId, near: NodeId) -> Result<Option<(NodeId, u32)>> {
+    pub(super) fn new_inode(&self, d: DomainId, near: NodeId) -> Result<Option<InodeRef>> {
         let dom = self.dom(d);
         let mut given_back = false;
         loop {
-            if let Some(new) = dom.nodes.alloc(Some(near))? {
-                return Ok(Some(new));
+            if let Some((ino, generation)) = dom.nodes.alloc(Some(near))? {
+                return Ok(Some(InodeRef { ino, generation }));
             }
             if self.claim_group(dom)? {
                 continue;

@@ -61,7 +61,7 @@ impl MountedVolume {
             let mut dst = d.state.write();
             check_alive(&dst)?;
             match i.find_entry(d, &mut dst, name)? {
-                Some(e) if e.node == c.ino && e.gener == c.gener => {}
+                Some(e) if c.is(e.inode) => {}
                 _ => continue, // another one has the name now
             }
             let mut st = c.state.write();

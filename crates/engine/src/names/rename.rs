@@ -280,7 +280,7 @@ impl MountedVolume {
 
     /// Whether the entries name what was looked up, and the new name has one.
     fn names_hold(&self, r: &Request<'_>, dirs: &mut Dirs<'_>, old: usize, new: usize) -> Result<Tried<bool>> {
-        let names = |e: &Option<Named>, c: &Cell| e.as_ref().is_some_and(|e| e.node == c.ino && e.gener == c.gener);
+        let names = |e: &Option<Named>, c: &Cell| e.is_some_and(|e| c.is(e.inode));
         let from = self.find_entry(&r.from.dir, &mut dirs[old], r.from.name)?;
         let to = self.find_entry(&r.to.dir, &mut dirs[new], r.to.name)?;
         if !names(&from, &r.src) {
@@ -291,7 +291,7 @@ impl MountedVolume {
             (None, None) => Ok(false),
             (None, Some(e)) => {
                 let also: &[(&Cell, &State)] = &[(&r.from.dir, &dirs[old])];
-                match self.child_below(&r.to.dir, also, r.to.name, e.node, e.gener)? {
+                match self.child_below(&r.to.dir, also, r.to.name, e.inode)? {
                     // left over from a crash
                     Child::Stale => Ok(true),
                     Child::Lives => Err(Again::Changed),
@@ -430,9 +430,7 @@ impl MountedVolume {
 /// An inode that a rename has touched.
 fn subject(op: &Op<'_>, c: &Cell, st: &State) -> Subject {
     Subject {
-        ino: c.ino,
-        gener: c.gener,
-        version: st.durability.version(),
+        changed: InodeVersion { inode: c.inode(), version: st.durability.version() },
         domain: c.domain,
         tx: op.tx(c.domain).id,
         is_dir: c.kind == FileKind::Dir,

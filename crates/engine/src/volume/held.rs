@@ -126,14 +126,15 @@ impl Volume {
         self.inner().held.shard(ino).lock().counts.contains_key(&ino.0)
     }
 
-    /// Number and generation of all regular files that are held, among those that are `wanted`. Those that come or go
+    /// All regular files that are held, among those that are `wanted`. Those that come or go
     /// meanwhile may be missing.
-    pub fn held_files(&self, wanted: impl Fn(NodeId) -> bool) -> Vec<(NodeId, u32)> {
+    pub fn held_files(&self, wanted: impl Fn(NodeId) -> bool) -> Vec<InodeRef> {
         let mut found = Vec::new();
         for shard in &self.inner().held.shards {
             let shard = shard.lock();
-            let files = shard.counts.iter().filter(|(_, c)| c.is_file()).map(|(ino, c)| (NodeId(*ino), c.gener));
-            found.extend(files.filter(|(ino, _)| wanted(*ino)));
+            let files = shard.counts.iter().filter(|(_, c)| c.is_file());
+            let files = files.map(|(ino, c)| InodeRef { ino: NodeId(*ino), generation: c.gener });
+            found.extend(files.filter(|f| wanted(f.ino)));
         }
         found
     }

@@ -94,7 +94,7 @@ impl<'a> Op<'a> {
     pub fn touch_content(&mut self, cell: &Arc<Cell>, st: &mut State) -> Result<()> {
         let i = self.index(cell.domain);
         let (d, tx) = (self.enters[i].domain, self.enters[i].tx());
-        let fresh = st.durability.dirty_tx() != tx.id;
+        let fresh = st.durability.dirty_tx() != Some(tx.id);
         d.touch_content(tx, cell, st)?;
         if fresh {
             self.grows(cell.domain, st.record_bytes());
@@ -106,8 +106,10 @@ impl<'a> Op<'a> {
     /// That takes the reservations of its dirty pages, which the operation would else count on, and lose when it touches
     /// the file.
     pub fn settle(&mut self, cell: &Arc<Cell>, st: &mut State) -> Result<()> {
-        let by = st.durability.dirty_tx();
-        if by.0 == 0 || by == self.tx(cell.domain).id { Ok(()) } else { self.touch_content(cell, st) }
+        match st.durability.dirty_tx() {
+            Some(by) if by != self.tx(cell.domain).id => self.touch_content(cell, st),
+            _ => Ok(()),
+        }
     }
 
     /// Announces that extents of a file go, as many as one operation may free. False where the journal has too little room

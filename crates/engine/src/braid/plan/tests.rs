@@ -11,7 +11,8 @@ fn vacated(domain: DomainId, tx: u64, alive: bool) -> Vacated {
 
 fn subject(domain: DomainId, tx: u64, is_dir: bool, nlink: u32) -> Subject {
     let ino = NodeId(u64::from(domain.0) * 100 + tx);
-    Subject { ino, gener: 1, version: tx + 10, domain, tx: TxId(tx), is_dir, nlink }
+    let changed = InodeVersion { inode: InodeRef { ino, generation: 1 }, version: tx + 10 };
+    Subject { changed, domain, tx: TxId(tx), is_dir, nlink }
 }
 
 /// Old and new name in two directories, of one domain or of two: what both inodes wait for, and who leaves which name.
@@ -29,10 +30,10 @@ fn a_rename_over_what_is_there() {
     let (near2, far2) = (Subject { nlink: 2, ..near }, Subject { nlink: 2, ..far });
     let (near_dir, far_dir) = (subject(A, 4, true, 2), subject(B, 6, true, 2));
     let follows = Waits { after: TxId(4), ..none };
-    let loses = Waits { lost_to: Some(((moved.ino, 1, 14), A, TxId(4))), ..none };
+    let loses = Waits { lost_to: Some((moved.changed, A, TxId(4))), ..none };
     let takes = Waits { sync_with: Some((B, TxId(6))), ..none };
     let left_new = |domain, tx, alive| Some((Which::New, vacated(domain, tx, alive)));
-    let partner = Some(((far.ino, 1, 16), B, TxId(6)));
+    let partner = Some((far.changed, B, TxId(6)));
     // victim, or partner; exchange; something left the directory: what the moved and the other wait for; who left the name
     let rows = [
         (near, false, false, none, follows, [None, None]),
@@ -75,7 +76,7 @@ fn waits_are_forgotten_when_they_are_durable() {
     let p = plan(&Rename { moved: m, other: Some(o), exchange: true, two_dirs: true, left_other: false });
     let mut d = Durability::new();
     p.moved.note(&mut d, NodeId(1), b"old");
-    assert_eq!((d.tombstones().len(), d.exchange()), (1, Some((o.ino, o.gener, o.version))));
+    assert_eq!((d.tombstones().len(), d.exchange()), (1, Some(o.changed)));
     assert!(d.is_judged() && d.waits(|domain, tx| (domain, tx) == (B, TxId(6))));
     d.forget_durable(|_, tx| tx > TxId(5), false);
     assert!(d.is_judged(), "the partner is not durable");
