@@ -45,7 +45,7 @@ pub enum Bug {
     /// Recovery does not complete an exchange of which one side survived.
     ExchangeHalf,
     /// Recovery forgets what it carried out before that is durable everywhere.
-    SettledEarly,
+    JudgedEarly,
     /// A checkpoint does not wait for the domains that it shares operations with.
     PeersForgotten,
     /// An unmount marks a domain as clean before the last commit.
@@ -91,7 +91,7 @@ impl Bug {
         (Bug::OrphansLost, "orphans", "orphan list lost"),
         (Bug::BitmapNotReplayed, "bitmap", "bitmap not replayed"),
         (Bug::ExchangeHalf, "exchange", "half an exchange not completed"),
-        (Bug::SettledEarly, "settled", "recovery forgets tombstones before they are carried out everywhere"),
+        (Bug::JudgedEarly, "settled", "recovery forgets tombstones before they are carried out everywhere"),
         (Bug::PeersForgotten, "peers", "checkpoint without the other domains' commits"),
         (Bug::CleanEarly, "clean", "marked clean before the last commit"),
         (Bug::ChildrenForgotten, "children", "fsync of a directory forgets children in other domains"),

@@ -54,7 +54,7 @@ impl Volume {
                 continue;
             }
             if set.size.is_some() {
-                op.settle(&c, &mut st)?;
+                op.write_out_older(&c, &mut st)?;
             }
             // of very many extents some at a time: a crash may leave the file between its old and its new size
             if let Some(size) = set.size

@@ -34,7 +34,7 @@ pub(crate) struct Pass<'a> {
     /// Inodes that lost their last link.
     doomed: Vec<Arc<Cell>>,
     /// Inodes whose tombstones and exchanges have been carried out.
-    settled: Vec<Arc<Cell>>,
+    judged: Vec<Arc<Cell>>,
     /// Inodes that took a name, or were exchanged, which did not survive.
     failed: Vec<Arc<Cell>>,
     /// Entries and links mended.
@@ -54,7 +54,7 @@ struct Verdict {
 
 impl MountedVolume {
     /// Makes the domains agree. The inodes that come back keep their tombstones and exchanges until the recovery
-    /// transactions of all domains are durable ([`Self::forget_settled`]): after a crash between those transactions they
+    /// transactions of all domains are durable ([`Self::forget_judged`]): after a crash between those transactions they
     /// are judged again, with the same result.
     pub(crate) fn reconcile(&self, mut recovered: Vec<Recovered>) -> Result<Vec<Arc<Cell>>> {
         let enters = self
@@ -71,15 +71,8 @@ impl MountedVolume {
             let names = claims.entry(c.link.parent).or_default();
             names.entry(c.link.name.clone()).or_default().push((c.ino, c.seq));
         }
-        let mut p = Pass {
-            inner: self,
-            enters,
-            claims,
-            doomed: Vec::new(),
-            settled: Vec::new(),
-            failed: Vec::new(),
-            mended: 0,
-        };
+        let mut p =
+            Pass { inner: self, enters, claims, doomed: Vec::new(), judged: Vec::new(), failed: Vec::new(), mended: 0 };
         // blocks and nodes of roll-forward records first, before anything is allocated
         let mut forwarded = Vec::new();
         for (d, rec) in self.domains.iter().zip(&mut recovered) {
@@ -128,16 +121,16 @@ impl MountedVolume {
             tracing::info!("recovery mended {} cross-domain links", p.mended);
         }
         // those that lost their last name are deleted with the notes
-        p.settled.extend(p.failed.into_iter().filter(|c| c.state.read().nlink == 0));
-        Ok(p.settled)
+        p.judged.extend(p.failed.into_iter().filter(|c| c.state.read().nlink == 0));
+        Ok(p.judged)
     }
 
     /// Takes away the tombstones and exchanges that recovery has carried out, durably.
     ///
     /// # Errors
     /// Of a commit.
-    pub(crate) fn forget_settled(&self, settled: &[Arc<Cell>]) -> Result<()> {
-        for c in settled {
+    pub(crate) fn forget_judged(&self, judged: &[Arc<Cell>]) -> Result<()> {
+        for c in judged {
             let Ok(e) = self.dom(c.domain).enter_unthrottled() else { continue };
             let mut st = c.state.write();
             if !st.deleted {
@@ -148,7 +141,7 @@ impl MountedVolume {
                 }
             }
         }
-        if settled.is_empty() { Ok(()) } else { self.commit_all() }
+        if judged.is_empty() { Ok(()) } else { self.commit_all() }
     }
 }
 
@@ -221,10 +214,10 @@ impl Pass<'_> {
     /// Completes an exchange or gives a victim its names back.
     fn carry_out(&mut self, v: Verdict) -> Result<()> {
         let c = v.cell;
-        if self.settled.iter().any(|s| s.ino == c.ino) {
+        if self.judged.iter().any(|s| s.ino == c.ino) {
             return Ok(()); // another hint for the same inode
         }
-        self.settled.push(c.clone());
+        self.judged.push(c.clone());
         self.failed.extend(v.failed);
         // names come back as of when they changed: who took one later keeps it
         let seq = c.state.read().link_seq;
@@ -462,7 +455,7 @@ impl Pass<'_> {
                     }
                 }
             }
-            if self.settled.iter().chain(&self.failed).any(|s| s.ino == c.ino) {
+            if self.judged.iter().chain(&self.failed).any(|s| s.ino == c.ino) {
                 // another inode has a name by its record alone until that one's recovery is durable, too; and that it is
                 // deleted must not look as if it had come to be
                 self.change(&c, |st| st.nlink = 0)?;

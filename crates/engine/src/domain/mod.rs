@@ -20,10 +20,10 @@ pub mod load;
 mod out;
 pub mod overwrite;
 pub mod peers;
+pub mod quiesce;
 pub mod recover;
 pub mod serialise;
 mod shared;
-pub mod still;
 pub mod sync;
 pub mod tx;
 mod work;
@@ -409,7 +409,7 @@ impl Domain {
                 }
             }
             st.durability.transaction_takes_inode(tx.id);
-            self.settle_waits(st);
+            self.forget_durable(st);
             tx.add_cell(cell.clone());
         }
         st.durability.operation_makes_version();

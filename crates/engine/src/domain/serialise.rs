@@ -126,7 +126,7 @@ impl Domain {
             out.dead.push(cell.clone());
             return Ok(());
         }
-        self.settle_waits(st);
+        self.forget_durable(st);
         let lazy = self.shared.options.data == DataMode::Writeback
             && matches!(&st.body, Body::File(f) if f.inline.is_none() && f.pages.dirty_count() > 0);
         if lazy {
@@ -172,7 +172,7 @@ impl Domain {
 
     /// Forgets tombstones and exchanges whose other side is durable: also those that a record brought along from an
     /// earlier mount, which would make recovery misjudge later ones.
-    pub fn settle_waits(&self, st: &mut State) {
+    pub fn forget_durable(&self, st: &mut State) {
         let recovering = self.shared.recovering.load(Ordering::Relaxed);
         st.durability.forget_durable(|d, t| self.committed_of(d) < t, recovering);
     }

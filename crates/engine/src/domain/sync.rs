@@ -113,8 +113,8 @@ impl Domain {
         if !dirty_pages && st.durability.synced(data_only) && self.links_durable(&st) {
             return Ok(Prepared::Clean);
         }
-        // names that are not settled, or another thread writes pages of it: its transaction waits for that, a flush here
-        // would not
+        // a tombstone or an exchange decides about its names, or another thread writes pages of it: its transaction waits for
+        // that, a flush here would not
         let commits = st.durability.precedes(self.committed())
             || st.durability.is_judged()
             || st.nlink == 0

@@ -150,7 +150,7 @@ impl MountedVolume {
         }
         if first < last {
             self.drop_blocks(op, c, f, first..last);
-            self.settle_reserved(d, f);
+            self.release_surplus(d, f);
         }
     }
 
@@ -197,7 +197,7 @@ impl MountedVolume {
         if st.flags & IMMUTABLE != 0 || (st.flags & APPEND != 0 && !matches!(mode, FallocMode::Allocate { .. })) {
             return Err(Error::Perm);
         }
-        op.settle(c, &mut st)?;
+        op.write_out_older(c, &mut st)?;
         let allocating = mode != FallocMode::PunchHole;
         if zeroing {
             // the pages that the range cuts

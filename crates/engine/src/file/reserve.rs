@@ -48,7 +48,8 @@ impl MountedVolume {
     }
 
     /// Reserves blocks for the pages `first ..= last` that are not dirty yet, in the file's account. False where the
-    /// domain has too little right now. The caller has settled the cell ([`Op::settle`]).
+    /// domain has too little right now. The caller has called
+    /// [`Op::write_out_older`](crate::volume::operation::Op::write_out_older).
     pub(crate) fn reserve_pages(&self, c: &Cell, st: &mut State, first: u64, last: u64) -> bool {
         let d = self.dom(c.domain);
         let in_place = d.in_place(st);

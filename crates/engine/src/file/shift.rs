@@ -148,7 +148,7 @@ impl MountedVolume {
         if st.flags & (IMMUTABLE | APPEND) != 0 {
             return Err(Error::Perm);
         }
-        op.settle(c, &mut st)?;
+        op.write_out_older(c, &mut st)?;
         let size = shift.size(&st)?;
         let cost = cost(&st);
         if cost.extents + 3 * cost.nodes > d.pieces_max() || (cost.nodes > 64 && cost.nodes as u64 > d.nodes.free()) {
@@ -179,7 +179,7 @@ impl MountedVolume {
         f.inline = None;
         if let Shift::Collapse(range) = shift {
             self.drop_blocks(&op, c, f, range.clone());
-            self.settle_reserved(d, f);
+            self.release_surplus(d, f);
         }
         let from = shift.from();
         f.pages.shift(from, shift.to(from));

@@ -63,11 +63,12 @@ impl MountedVolume {
         if size == 0 && f.pages.is_empty() && f.map.extent_count() == 0 {
             f.inline = Some(Vec::new());
         }
-        self.settle_reserved(d, f);
+        self.release_surplus(d, f);
     }
 
     /// Before a file is truncated to `size`, or deleted: where it has more extents behind than one operation may free, the
-    /// last ones go; whether there were some. The caller has settled the cell, and calls again in another operation.
+    /// last ones go; whether there were some. The caller has called [`Op::write_out_older`], and calls again in another
+    /// operation.
     pub(crate) fn truncate_piece(&self, op: &mut Op<'_>, c: &Arc<Cell>, st: &mut State, size: u64) -> Result<bool> {
         let Body::File(f) = &st.body else { return Ok(false) };
         let Some(tail) = f.map.tail(self.dom(c.domain).pieces_max()).filter(|t| *t >= size.div_ceil(PAGE)) else {
@@ -78,7 +79,7 @@ impl MountedVolume {
         st.durability.operation_changes_data();
         let Body::File(f) = &mut st.body else { return Ok(false) };
         self.drop_blocks(op, c, f, tail..LBLK_MAX + 1);
-        self.settle_reserved(self.dom(c.domain), f);
+        self.release_surplus(self.dom(c.domain), f);
         Ok(true)
     }
 
@@ -95,7 +96,7 @@ impl MountedVolume {
     }
 
     /// Gives back reservations of dirty pages that are gone.
-    pub(crate) fn settle_reserved(&self, d: &crate::domain::Domain, f: &mut FileBody) {
+    pub(crate) fn release_surplus(&self, d: &crate::domain::Domain, f: &mut FileBody) {
         let dirty = f.pages.dirty_count() as u64;
         if f.reserved > dirty {
             d.space.unreserve(f.reserved - dirty);

@@ -106,7 +106,7 @@ impl MountedVolume {
         if offset >= SIZE_MAX {
             return Err(Error::TooBig);
         }
-        op.settle(c, &mut st)?;
+        op.write_out_older(c, &mut st)?;
         let n = data.len().min((SIZE_MAX - offset) as usize);
         let end = offset + n as u64;
         if !self.load_last_page(c, &mut st, end)? {

@@ -88,7 +88,7 @@ impl MountedVolume {
         };
         let NewInode { inode, domain: home } = self.new_inode_anywhere(home, d.ino)?;
         let r = loop {
-            match self.settle_name(d, name, home).and_then(|()| self.create_at(d, name, new, cred, home, inode)) {
+            match self.commit_leaver(d, name, home).and_then(|()| self.create_at(d, name, new, cred, home, inode)) {
                 Ok(None) => {}
                 Ok(Some(made)) => break Ok(made),
                 Err(e) => break Err(e),
@@ -100,7 +100,7 @@ impl MountedVolume {
         r
     }
 
-    /// `None` where the name must be settled first, or what it names was locked.
+    /// `None` where who left the name must be durable first, or what it names was locked.
     fn create_at(
         &self,
         d: &Arc<Cell>,

@@ -29,16 +29,16 @@ impl MountedVolume {
     pub(crate) fn link_in(&self, c: &Arc<Cell>, d: &Arc<Cell>, name: &[u8]) -> Result<Attr> {
         check_name(name)?;
         loop {
-            self.settle_name(d, name, c.domain)?;
-            self.settle_exchange(c)?;
-            self.settle_parent(d, c, c.domain)?;
+            self.commit_leaver(d, name, c.domain)?;
+            self.commit_exchange(c)?;
+            self.commit_new_parents(d, c, c.domain)?;
             if let Some(attr) = self.link_at(c, d, name)? {
                 return Ok(attr);
             }
         }
     }
 
-    /// `None` where something must be settled first, or what has the name was locked.
+    /// `None` where something must be durable first, or what has the name was locked.
     fn link_at(&self, c: &Arc<Cell>, d: &Arc<Cell>, name: &[u8]) -> Result<Option<Attr>> {
         let (i, ino) = (self, c.ino);
         let mut op = Op::begin(i, &[d.domain, c.domain], ENTRY_BLOCKS, false)?;

@@ -35,7 +35,7 @@ impl MountedVolume {
 
     /// Makes the rename durable by which an inode of another domain than `newcomer` left `dir/name`, if there is one.
     /// Not inside a gate. One of the rare commits in the foreground.
-    pub fn settle_name(&self, dir: &Cell, name: &[u8], newcomer: DomainId) -> Result<()> {
+    pub fn commit_leaver(&self, dir: &Cell, name: &[u8], newcomer: DomainId) -> Result<()> {
         match take_name(&self.left_by(dir, name), newcomer) {
             Taking::Commits(first) => self.commit_some(&first),
             Taking::Syncs(_) => Ok(()),
@@ -50,7 +50,7 @@ impl MountedVolume {
     }
 
     /// Makes the partner's side of an exchange durable before names of `c` change. Not inside a gate.
-    pub fn settle_exchange(&self, c: &Cell) -> Result<()> {
+    pub fn commit_exchange(&self, c: &Cell) -> Result<()> {
         let mut waits = {
             let st = c.state.read();
             if !self.exchanging(&st) {
@@ -63,7 +63,7 @@ impl MountedVolume {
     }
 
     /// Makes all renames away from a directory durable before it goes ([`Self::left_dir`]). Not inside a gate.
-    pub fn settle_dir(&self, dir: &Cell, end: DomainId) -> Result<()> {
+    pub fn commit_leavers(&self, dir: &Cell, end: DomainId) -> Result<()> {
         self.commit_some(&self.left_dir(dir, end))
     }
 
@@ -71,7 +71,7 @@ impl MountedVolume {
     /// other domains than the object, are made durable first. Else a crash could keep the object's move and lose the only
     /// place where it hangs. So, too, are those of the object's own domain where an inode of another domain moves it
     /// (`moved_by`, in an exchange). Not inside a gate; one of the rare commits in the foreground.
-    pub(crate) fn settle_parent(&self, dir: &Arc<Cell>, child: &Arc<Cell>, moved_by: DomainId) -> Result<()> {
+    pub(crate) fn commit_new_parents(&self, dir: &Arc<Cell>, child: &Arc<Cell>, moved_by: DomainId) -> Result<()> {
         let alone = moved_by == child.domain;
         // what hangs below a directory moves with it
         if alone && child.kind != FileKind::Dir && !self.ever_durable(child)? {

@@ -54,9 +54,9 @@ impl MountedVolume {
                 _ => {}
             }
             if want_dir {
-                i.settle_dir(&c, c.domain)?;
+                i.commit_leavers(&c, c.domain)?;
             }
-            i.settle_exchange(&c)?;
+            i.commit_exchange(&c)?;
             let mut op = Op::begin(i, &[d.domain, c.domain], REMOVE_BLOCKS, true)?;
             let mut dst = d.state.write();
             check_alive(&dst)?;

@@ -171,20 +171,20 @@ impl MountedVolume {
         if let Some(d) = r.partner().filter(|_| r.partner_moves()) {
             self.order_move(d.domain, r.is_completed())?;
         }
-        self.settle_name(&r.to.dir, r.to.name, r.src.domain)?;
-        self.settle_exchange(&r.src)?;
+        self.commit_leaver(&r.to.dir, r.to.name, r.src.domain)?;
+        self.commit_exchange(&r.src)?;
         if r.two_dirs() {
-            self.settle_parent(&r.to.dir, &r.src, r.partner().map_or(r.src.domain, |d| d.domain))?;
+            self.commit_new_parents(&r.to.dir, &r.src, r.partner().map_or(r.src.domain, |d| d.domain))?;
             if let Some(d) = r.partner() {
-                self.settle_parent(&r.from.dir, d, r.src.domain)?;
+                self.commit_new_parents(&r.from.dir, d, r.src.domain)?;
             }
         }
         let Some(d) = &r.dst else { return Ok(()) };
-        self.settle_exchange(d)?;
+        self.commit_exchange(d)?;
         if r.partner().is_some() {
-            self.settle_name(&r.from.dir, r.from.name, d.domain)?;
+            self.commit_leaver(&r.from.dir, r.from.name, d.domain)?;
         } else if d.kind == FileKind::Dir {
-            self.settle_dir(d, r.src.domain)?;
+            self.commit_leavers(d, r.src.domain)?;
         }
         for (c, is_victim) in [(&r.src, false), (d, true)] {
             let known = !r.is_apart() || self.names_known(r.mode, c, &c.state.read(), is_victim);
@@ -318,9 +318,9 @@ impl MountedVolume {
             }
         }
         // what is durable by now must not mix with what follows
-        self.dom(r.src.domain).settle_waits(&mut l.src);
+        self.dom(r.src.domain).forget_durable(&mut l.src);
         if let (Some(d), Some(v)) = (&r.dst, &mut l.dst) {
-            self.dom(d.domain).settle_waits(v);
+            self.dom(d.domain).forget_durable(v);
         }
         check_changeable(&l.src)?;
         check_changeable(&l.dirs[l.old])?;

@@ -84,7 +84,7 @@ impl MountedVolume {
             op.with_index(&c, &mut st, |ix, load| ix.dirty_bucket(first, load))?;
             return Ok(true);
         }
-        op.settle(&c, &mut st)?;
+        op.write_out_older(&c, &mut st)?;
         d.load_pages(&c, &mut st, lblk, 1)?;
         if !self.reserve_pages(&c, &mut st, lblk, lblk) {
             return Ok(false);

@@ -105,7 +105,7 @@ impl<'a> Op<'a> {
     /// Before blocks are reserved for pages of a file: what an older transaction has still to write of it is written out.
     /// That takes the reservations of its dirty pages, which the operation would else count on, and lose when it touches
     /// the file.
-    pub fn settle(&mut self, cell: &Arc<Cell>, st: &mut State) -> Result<()> {
+    pub fn write_out_older(&mut self, cell: &Arc<Cell>, st: &mut State) -> Result<()> {
         match st.durability.dirty_tx() {
             Some(by) if by != self.tx(cell.domain).id => self.touch_content(cell, st),
             _ => Ok(()),
@@ -164,7 +164,7 @@ impl<'a> Op<'a> {
     }
 
     /// An inode of `domain` takes `dir/name`: what must be durable with it. `None` where an inode of another domain left
-    /// the name, lives on, and must be made durable first ([`MountedVolume::settle_name`]).
+    /// the name, lives on, and must be made durable first ([`MountedVolume::commit_leaver`]).
     pub fn may_take(&self, dir: &Cell, name: &[u8], domain: DomainId) -> Option<Before> {
         match take_name(&self.inner.left_by(dir, name), domain) {
             Taking::Syncs(before) => Some(before),

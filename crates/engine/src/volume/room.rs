@@ -294,7 +294,7 @@ impl Volume {
     ///
     /// # Errors
     /// [`Error::NotFound`] where no domain has such a number; of a commit.
-    pub fn settle_room(&self, ino: NodeId, want: u64) -> Result<u64> {
+    pub fn find_room(&self, ino: NodeId, want: u64) -> Result<u64> {
         let i = self.inner();
         let d = i.domain(ino)?;
         if i.room(d, want) < want {
@@ -360,7 +360,7 @@ mod tests {
             let (tell_room, room) = mpsc::channel();
             let v = &v;
             s.spawn(move || tell.send(v.write_accepted(&f, 0, &[1; 1 << 20])).unwrap());
-            s.spawn(move || tell_room.send(v.settle_room(ino, 256)).unwrap());
+            s.spawn(move || tell_room.send(v.find_room(ino, 256)).unwrap());
             let early = told.recv_timeout(Duration::from_millis(500));
             assert!(early.is_err(), "{early:?} while another thread holds all the room");
             let early = room.recv_timeout(Duration::from_millis(10));
