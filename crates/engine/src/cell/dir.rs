@@ -24,8 +24,9 @@ use braidfs_format::{Corrupt, NodeId};
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use buckets::Buckets;
+use buckets::{Bucket, Buckets};
 pub use entries::Entries;
+use entries::encoded;
 
 /// Reads the bucket at a logical block of the directory.
 pub type Load<'a> = &'a mut dyn FnMut(u64) -> Result<Vec<Dentry>>;
@@ -55,17 +56,6 @@ pub enum DirWrite<'a> {
     },
 }
 
-#[derive(Debug)]
-struct Bucket {
-    /// `None`: on disk, not loaded.
-    entries: Option<Entries>,
-    /// Encoded length of the entries, where they are loaded.
-    bytes: usize,
-    on_disk: bool,
-    /// It is one of those to write.
-    dirty: bool,
-}
-
 /// The entries of a directory; see the module.
 #[derive(Debug)]
 pub struct DirIndex {
@@ -91,10 +81,6 @@ fn home(hash: u64) -> u64 {
 
 fn memory_of(d: &Dentry) -> usize {
     size_of::<Dentry>() + d.name.heap_bytes()
-}
-
-fn encoded<'a>(entries: impl Iterator<Item = &'a Dentry>) -> usize {
-    entries.map(Dentry::encoded_bytes).sum()
 }
 
 /// Cuts `entries` into ranges that each fit a bucket, at borders where the prefix of the hash changes.

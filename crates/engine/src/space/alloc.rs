@@ -5,7 +5,7 @@
 //! keeps blocks apart: that is the bitmap under the segment's lock.
 
 use super::bitmap;
-use super::pool::SegmentRef;
+use super::pool::{Mlog, SegmentRef};
 use super::{Class, Run, Space};
 use crate::error::{Error, Result};
 use braidfs_format::BlockAddr;
@@ -16,12 +16,6 @@ use std::sync::atomic::Ordering::Relaxed;
 const GOOD_RUN: u32 = 64;
 /// Scans for the last blocks of a domain before giving up: others may free and take while one scan runs.
 const LAST_SCANS: usize = 64;
-
-/// One log.
-#[derive(Debug, Default)]
-pub(super) struct Mlog {
-    active: [Option<SegmentRef>; Class::COUNT],
-}
 
 impl SegmentRef {
     fn take(&self, want: u32, enough: u32) -> Option<Run> {

@@ -94,6 +94,21 @@ pub(super) fn longest_run(a: &Bits) -> Option<(u32, u32)> {
     best
 }
 
+/// Blocks of the segment at `first` (counted in its group) that can never be allocated: metadata, journal, past the end.
+pub(super) fn fixed_mask(first: u32, meta: u32, blocks: u32, journal: &std::ops::Range<u32>) -> Bits {
+    let mut bits = [0u64; 8];
+    let mut add = |from: u32, to: u32| {
+        let (from, to) = (from.max(first), to.min(first + SEGMENT_BLOCKS));
+        if from < to {
+            or(&mut bits, &mask(from - first, to - from));
+        }
+    };
+    add(0, meta);
+    add(blocks, u32::MAX);
+    add(journal.start, journal.end);
+    bits
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

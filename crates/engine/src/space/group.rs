@@ -1,9 +1,8 @@
 //! One group in memory: the state of its segments, and its owner tables as far as they are loaded.
 
 use super::bitmap::{self, Bits};
-use super::init::fixed_mask;
 use super::paired::{Counts, PairCopy, Paired, Place, Residency};
-use super::{Class, Run};
+use super::run::{Class, Run};
 use crate::error::Result;
 use crate::planted::{Bug, planted};
 use crate::store::Store;
@@ -115,7 +114,7 @@ impl Group {
                     Corrupt::new("segment table", format!("group {number}: segment {i} is {:?}", entry.kind)).into()
                 );
             }
-            let fixed = fixed_mask(first, geometry.meta_blocks(), blocks, &journal);
+            let fixed = bitmap::fixed_mask(first, geometry.meta_blocks(), blocks, &journal);
             let overlaps = journal.start < first + SEGMENT_BLOCKS && journal.end > first && !journal.is_empty();
             segments.push(Segment::new(geometry.segment_start(number, i), entry, fixed, overlaps));
         }

@@ -121,7 +121,8 @@ fn generations(store: &Store, group: u32, epoch: u32) -> Result<(u32, Vec<usize>
 
 /// Entry of the segment that starts `first` blocks into its group.
 fn blank_segment(first: u32, meta: u32, blocks: u32, journal: std::ops::Range<u32>) -> SegmentEntry {
-    let mut entry = SegmentEntry { valid: fixed_mask(first, meta, blocks, &journal), ..SegmentEntry::default() };
+    let mut entry =
+        SegmentEntry { valid: bitmap::fixed_mask(first, meta, blocks, &journal), ..SegmentEntry::default() };
     entry.kind = if first >= blocks {
         SegmentKind::Absent
     } else if journal.start < first + SEGMENT_BLOCKS && journal.end > first && !journal.is_empty() {
@@ -133,19 +134,4 @@ fn blank_segment(first: u32, meta: u32, blocks: u32, journal: std::ops::Range<u3
         SegmentKind::Node
     };
     entry
-}
-
-/// Blocks of the segment at `first` (counted in its group) that can never be allocated: metadata, journal, past the end.
-pub(super) fn fixed_mask(first: u32, meta: u32, blocks: u32, journal: &std::ops::Range<u32>) -> bitmap::Bits {
-    let mut bits = [0u64; 8];
-    let mut add = |from: u32, to: u32| {
-        let (from, to) = (from.max(first), to.min(first + SEGMENT_BLOCKS));
-        if from < to {
-            bitmap::or(&mut bits, &bitmap::mask(from - first, to - from));
-        }
-    };
-    add(0, meta);
-    add(blocks, u32::MAX);
-    add(journal.start, journal.end);
-    bits
 }

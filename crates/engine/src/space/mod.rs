@@ -25,10 +25,13 @@ mod clean;
 mod giving;
 mod group;
 mod home;
+mod home_batch;
 mod init;
 pub(crate) mod paired;
 mod pool;
+mod recycle;
 mod reserve;
+mod run;
 #[cfg(test)]
 pub(crate) mod testdev;
 #[cfg(test)]
@@ -37,47 +40,21 @@ mod trim;
 
 use crate::error::Result;
 use crate::store::Store;
-use alloc::Mlog;
-use braidfs_format::group::{Owner, SegmentKind, Temperature, lost_table, table_mark};
+use braidfs_format::group::{Owner, lost_table, table_mark};
 use braidfs_format::{BlockAddr, Corrupt, DomainId};
 use braidfs_sync::{Mutex, RwLock, rank};
 use crossbeam::utils::CachePadded;
 use group::Group;
-pub(crate) use home::HomeBatch;
+pub(crate) use home_batch::HomeBatch;
 use paired::{Counts, Residency};
-use pool::Pool;
+use pool::{Mlog, Pool};
+pub use run::{Class, Run};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 
 /// Clean halves of owner tables kept in memory (6 KiB each).
 const OWNER_HALVES_MAX: usize = 4096;
-
-/// What a log is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Class {
-    /// [`SegmentKind::Data`] or [`SegmentKind::Node`].
-    pub kind: SegmentKind,
-    /// How soon its blocks are expected to die.
-    pub temperature: Temperature,
-}
-
-impl Class {
-    /// Number of different classes.
-    const COUNT: usize = 6;
-    fn slot(self) -> usize {
-        usize::from(self.kind == SegmentKind::Node) * 3 + self.temperature as usize
-    }
-}
-
-/// Consecutive blocks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Run {
-    /// First block.
-    pub addr: BlockAddr,
-    /// Number of blocks.
-    pub len: u32,
-}
 
 /// Counts of blocks of a domain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -5,6 +5,7 @@ use super::*;
 use crate::Error;
 use braidfs_format::geometry::SEGMENT_BLOCKS;
 use braidfs_format::group::SegmentEntry;
+use braidfs_format::group::{SegmentKind, Temperature};
 use braidfs_format::journal::Record;
 use braidfs_format::{NodeId, TxId};
 use proptest::prelude::*;

@@ -6,7 +6,19 @@
 //!
 //! Invariants: positions rise; no chunk is empty; `starts[i]` is the first position of `chunks[i]`.
 
-use super::Bucket;
+use super::entries::Entries;
+
+/// Entries whose hashes have a prefix in common.
+#[derive(Debug)]
+pub(super) struct Bucket {
+    /// `None`: on disk, not loaded.
+    pub entries: Option<Entries>,
+    /// Encoded length of the entries, where they are loaded.
+    pub bytes: usize,
+    pub on_disk: bool,
+    /// It is one of those to write.
+    pub dirty: bool,
+}
 
 /// A chunk of more buckets is cut in two.
 const CHUNK_MAX: usize = 256;

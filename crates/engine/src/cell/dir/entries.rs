@@ -9,7 +9,6 @@
 //! Invariants: the heads of `keys` rise, of keys with the same head the positions; there are at most [`MOST`]. Slots that no
 //! key names are the list that begins at `free`. All heads lie between `lo` and `hi`.
 
-use super::encoded;
 use braidfs_format::NodeId;
 use braidfs_format::dentry::{BUCKET_BYTES, Dentry, ENTRY_FIXED_BYTES, HASH_MAX};
 use std::ops::Range;
@@ -246,4 +245,9 @@ impl Entries {
         self.free = slot as u16;
         Some(entry)
     }
+}
+
+/// Bytes of entries in a bucket.
+pub(super) fn encoded<'a>(entries: impl Iterator<Item = &'a Dentry>) -> usize {
+    entries.map(Dentry::encoded_bytes).sum()
 }
