@@ -5,7 +5,7 @@
 #   check: check > repair > quick, online, dump > scan > data > model > collect, home > rules > parts > read > pair, report
 # braid/ is the protocol between domains: its files have ranks of their own, its rules use no layer that does I/O.
 # mkfs may use all of the engine; error, lazy, types, live, planted, codes and threads are used by all and use none. Modules of one
-# rank may use each other. That the checker does not use the engine cargo sees to. A line ending in `// layering: REASON` is an exception. Exit code 1 and a list when one points upwards.
+# rank may use each other, files of the engine not in a circle (check-circles.py). That the checker does not use the engine cargo sees to. A line ending in `// layering: REASON` is an exception. Exit code 1 and a list when one points upwards.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
