@@ -1,7 +1,7 @@
 //! braidfs: a file system of many independent logs (*domains*) braided into one POSIX namespace.
 //!
 //! The modules show the way that data takes, from the top down; no module uses one above it:
-//! [`names`], [`file`], [`attributes`], [`fsync`] (what a user asks for, by family of verbs) and [`volume`] (the domains,
+//! [`names`], [`mod@file`], [`attributes`], [`fsync`] (what a user asks for, by family of verbs) and [`volume`] (the domains,
 //! mounted as one) → [`domain`] (transactions, commit, checkpoint, recovery of one micro file system) → [`cell`] (all state
 //! of one file) → [`journal`] → [`nodes`] and [`space`] (node table; segments, mlogs, cleaning) → the crates
 //! `braidfs-store` (which block lies on which device) and `braidfs-device`. [`braid`] is the protocol between domains.

@@ -52,7 +52,7 @@ pub(crate) struct MountedVolume {
     /// Held by the one that empties groups ([`Self::empty_sparse`]). Lock rank: outside all gates; not waited for by who
     /// holds it.
     pub emptying: Mutex<(), rank::Emptying>,
-    /// fsync and sync that go on behind a [`Ticket`].
+    /// fsync and sync that go on behind a [`Ticket`](crate::Ticket).
     pub pool: RwLock<Option<Pool>, rank::SyncPool>,
     /// fsyncs of a front end.
     pub syncing: Syncing,

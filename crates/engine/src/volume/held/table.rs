@@ -161,7 +161,7 @@ impl Held {
         self.shard(c.ino).lock().counts.get(&c.ino.0).is_some_and(|x| x.gener == c.gener)
     }
 
-    /// See [`Volume::orphans_due`].
+    /// See [`crate::Volume::orphans_due`].
     pub(super) fn due(&self, lately: Duration) -> bool {
         self.shards.iter().any(|s| {
             let s = s.lock();
