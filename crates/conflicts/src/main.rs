@@ -54,6 +54,9 @@ struct Run {
     /// Make what was found the new baseline
     #[arg(long)]
     bless: bool,
+    /// Above a cap of the baseline by how much a cell may be [default: 5]
+    #[arg(long, value_name = "PERCENT", conflicts_with = "bless")]
+    slack: Option<u32>,
     /// Say so, and succeed, where valgrind is missing
     #[arg(long)]
     skip: bool,
@@ -138,6 +141,9 @@ fn run(args: &Run) -> Result<bool> {
         Err(Error::Io(_, e)) if args.bless && e.kind() == std::io::ErrorKind::NotFound => Baseline::default(),
         read => read?,
     };
+    if let Some(percent) = args.slack {
+        caps.allow_percent(percent);
+    }
     let matrix = match &args.from {
         Some(path) => Matrix::read(path)?,
         None => measure(args)?,
