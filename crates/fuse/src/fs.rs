@@ -141,7 +141,8 @@ pub(crate) type Job = Box<dyn FnOnce(&BraidFs) + Send>;
 pub(crate) struct BraidFs {
     pub(crate) vol: Arc<Volume>,
     pub(crate) handles: Handles,
-    pub(crate) listings: Listings,
+    /// On lines of its own: every LOOKUP reads it.
+    pub(crate) listings: CachePadded<Listings>,
     /// Files that are written past the kernel's cache.
     pub(crate) behind: Behind,
     pub(crate) agreed: Agreed,
@@ -219,7 +220,7 @@ impl BraidFs {
         let fs = Self {
             vol,
             handles: Handles::default(),
-            listings: Listings::default(),
+            listings: CachePadded::default(),
             behind: Behind::default(),
             agreed,
             caps_epoch: AtomicU64::new(1),

@@ -1,7 +1,7 @@
 //! The ranks of all locks: the table of docs/locking.md as types.
 //!
 //! A thread takes locks only downwards: of a higher rank number than all that it holds. Among locks of one rank the order is
-//! that of their [`Class::chain`] and [`Class::step`]; locks of one class follow its [`Many`]. `order.rs` checks that in
+//! that of their [`Class::chain`] and [`Class::step`]; locks of one class follow its [`Many`]. `order/checked.rs` checks that in
 //! debug builds and in all tests.
 
 /// What is known of all locks of one rank type.

@@ -6,7 +6,7 @@
 //! transactions are durable.
 //!
 //! Invariants:
-//! - `dirty_tx` is the transaction that will write the inode, 0 where none will; it is later than `sent_tx`.
+//! - `dirty_tx` is the transaction that will write the inode, `None` where none will; it is later than `sent_tx`.
 //! - nothing is newer than `version`: not what was sent, synced or last changed.
 //! - tombstones and an exchange of this mount stand beside the transactions in `waits_for`.
 

@@ -1,4 +1,4 @@
-//! Making the domains agree after a crash (docs/architecture.md).
+//! Making the domains agree after a crash (docs/braid.md).
 //!
 //! An inode's record is the truth about whether it exists and where it hangs; entries are an index to it. Recovery
 //! compares the two for every inode and entry of another domain that a replayed journal touched, and for every inode
@@ -102,7 +102,7 @@ impl MountedVolume {
             }
         }
         for h in &hints {
-            p.hint(h)?;
+            p.compare(h)?;
         }
         let orphans: Vec<NodeId> = recovered.iter_mut().flat_map(|r| std::mem::take(&mut r.orphans)).collect();
         for n in orphans {
@@ -307,7 +307,9 @@ impl Pass<'_> {
         Ok(())
     }
 
-    fn hint(&mut self, h: &Hint) -> Result<()> {
+    /// Compares the two sides of a hint. The inode's record decides: where it is there and has the name, the entry is made to
+    /// name it; where it has not, or is gone, an entry that names it is dropped.
+    fn compare(&mut self, h: &Hint) -> Result<()> {
         match self.live(h.child)? {
             Some(c) if c.state.read().has_link(h.dir, &h.name) => self.put_entry(h.dir, &h.name, &c),
             Some(c) => self.drop_entry(h.dir, &h.name, &c),

@@ -32,7 +32,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 const BATCH_BYTES: usize = 4 << 20;
 
 impl Domain {
-    /// Makes everything durable that changed before the call.
+    /// Makes everything durable that changed before the call, but for data that `data=writeback` leaves alone
+    /// ([`Self::flush_all`]).
     ///
     /// # Errors
     /// Of the device: the domain is then read-only.

@@ -1,4 +1,4 @@
-//! fsync, sync: what makes changes durable (docs/crash-contract.md).
+//! An fsync of one inode, with the directories above it, by a roll-forward record or by commits; sync of everything.
 
 use super::batch::Gathered;
 use crate::braid::frontier::Frontier;

@@ -26,15 +26,17 @@ const SHARD_BLOCKS: usize = 32;
 /// Blocks read at once where misses lie close together. One for each shard.
 const RUN: u64 = SHARDS as u64;
 /// Blocks of a region: two misses within one are close together.
-const REGION: u64 = 1024;
-/// Regions remembered, those of the latest misses.
-const REGIONS: usize = 8;
+const REGION: u64 = 64;
+/// Regions remembered, those of the latest misses. Together as many blocks as half of the cache holds, so that scattered
+/// blocks which are used again and again do not push each other out by their neighbours.
+const REGIONS: usize = 4;
+const _: () = assert!(REGIONS == 1 << (64 - 62));
 
 #[derive(Debug, Default)]
 pub(super) struct BlockCache {
     shards: [CachePadded<Mutex<Shard, rank::NodeCache>>; SHARDS],
-    /// Regions of the latest misses, each plus one, in the place that its number gives it. A guess, so that threads may
-    /// overwrite each other's.
+    /// Regions of the latest misses, each plus one, in the place that a hash of its number gives it. A guess, so that threads
+    /// may overwrite each other's.
     missed: [AtomicU64; REGIONS],
 }
 
@@ -79,7 +81,8 @@ impl BlockCache {
     /// Whether a block of the region was missed lately. It was now.
     fn is_near_a_miss(&self, addr: BlockAddr) -> bool {
         let region = addr.0 / REGION;
-        let place = &self.missed[region as usize % REGIONS];
+        // regions of groups are powers of two apart
+        let place = &self.missed[(region.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 62) as usize];
         let near = place.load(Relaxed) == region + 1;
         if !near {
             place.store(region + 1, Relaxed);
