@@ -28,6 +28,10 @@ fn entry(addr: u64, gener: u32) -> NodeEntry {
     NodeEntry { addr: BlockAddr(addr), index: 1, flags: USED, gener }
 }
 
+fn record(node: NodeId, gener: u32, payload: u8) -> NodeRecord {
+    NodeRecord { node, gener, kind: NodeKind::Inode, flags: USED, owner: node, version: 1, payload: vec![payload; 9] }
+}
+
 fn used(table: &NodeTable) -> BTreeMap<NodeId, NodeEntry> {
     let mut all = BTreeMap::new();
     let mut add = |n, e| {
@@ -161,15 +165,7 @@ fn records_are_read_and_checked() {
     let (_, store) = fixture();
     let table = open_table(&store, &GROUPS).unwrap();
     let (node, gener) = table.alloc(None).unwrap().unwrap();
-    let record = |node, payload| NodeRecord {
-        node,
-        gener,
-        kind: NodeKind::Inode,
-        flags: USED,
-        owner: node,
-        version: 1,
-        payload: vec![payload; 9],
-    };
+    let record = |node, payload| record(node, gener, payload);
     let write = |payload| {
         let mut builder = NodeBlockBuilder::default();
         builder.push(&record(NodeId(999), 0).encode()).unwrap();
@@ -200,15 +196,7 @@ fn neighbours_of_a_missed_record_are_read_with_it() {
     let (device, store) = fixture();
     let table = open_table(&store, &GROUPS).unwrap();
     let (node, gener) = table.alloc(None).unwrap().unwrap();
-    let record = |payload| NodeRecord {
-        node,
-        gener,
-        kind: NodeKind::Inode,
-        flags: USED,
-        owner: node,
-        version: 1,
-        payload: vec![payload; 9],
-    };
+    let record = |payload| record(node, gener, payload);
     let write = |addr: u64, payload| {
         let mut builder = NodeBlockBuilder::default();
         builder.push(&record(payload).encode()).unwrap();
