@@ -29,7 +29,7 @@ use crate::fs::{BraidFs, Context, MAX_IO_BYTES, errno};
 use crate::node::WireId;
 use crate::request::{Answer, Handled, Outcome, Request};
 use crate::transport::Forgets;
-use braidfs::{Attr, Error};
+use braidfs::{Attr, Error, NodeId};
 use crossbeam::utils::CachePadded;
 use rustix::io::Errno;
 use std::io;
@@ -155,7 +155,8 @@ impl BraidFs {
             return Ok(Outcome::Deferred);
         }
         let handled = self.handle(req, out, cx);
-        if handled != Err(Errno::NOSPC) || !self.forgets_due() {
+        // Not whether FORGETs are due now: the last one may have been served since this request looked for room.
+        if handled != Err(Errno::NOSPC) || !self.vol.removed_lately(LATELY) {
             return handled;
         }
         if writes_from_the_cache(req) {
@@ -248,6 +249,20 @@ impl BraidFs {
         while self.vol.orphans_ending() && begin.elapsed() < END {
             std::thread::sleep(MOMENT);
         }
+    }
+
+    /// On the helper thread: [`braidfs::Volume::find_room`], where need be with what removals give back that are about to be
+    /// completed.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn find_room(&self, ino: NodeId, want: u64) -> braidfs::Result<u64> {
+        let room = self.vol.find_room(ino, want)?;
+        if room >= want || !self.vol.removed_lately(LATELY) {
+            return Ok(room);
+        }
+        self.await_forgets();
+        self.vol.find_room(ino, want)
     }
 
     /// Waits for all removals that are about to be completed.

@@ -347,7 +347,7 @@ impl BraidFs {
                 fs.write_back(d, later.channel());
             }
             let want = fs.last_blocks(ino);
-            match fs.vol.find_room(ino, want) {
+            match fs.find_room(ino, want) {
                 Ok(room) if room >= want => {}
                 Ok(_) => return later.done(Err(Errno::NOSPC)),
                 Err(e) => return later.done(Err(errno(e))),
@@ -411,7 +411,7 @@ impl BraidFs {
             let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.make_fit(fit)));
             return;
         }
-        match self.vol.find_room(ino, fit.need.saturating_add(left.blocks)) {
+        match self.find_room(ino, fit.need.saturating_add(left.blocks)) {
             Ok(_) if fits() => self.tell_attr(ino, fit.later),
             Ok(_) => fit.later.done(Err(Errno::NOSPC)),
             Err(e) => fit.later.done(Err(errno(e))),

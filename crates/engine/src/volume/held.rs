@@ -176,6 +176,12 @@ impl Volume {
         self.inner().held.due(lately)
     }
 
+    /// Whether something lost its last name less than `lately` ago while it was held, or is ending: its space may have come
+    /// back since an operation found none.
+    pub fn removed_lately(&self, lately: Duration) -> bool {
+        self.inner().held.removed_lately(lately)
+    }
+
     /// Whether something ends just now that its last holder gave back.
     pub fn orphans_ending(&self) -> bool {
         self.inner().held.due(Duration::ZERO)

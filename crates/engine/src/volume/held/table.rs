@@ -169,6 +169,14 @@ impl Held {
         })
     }
 
+    /// See [`crate::Volume::removed_lately`].
+    pub(super) fn removed_lately(&self, lately: Duration) -> bool {
+        self.shards.iter().any(|s| {
+            let s = s.lock();
+            s.ending > 0 || s.left.is_some_and(|at| at.elapsed() < lately)
+        })
+    }
+
     /// An orphan whose last count was given back has been dealt with.
     pub(super) fn reaped(&self, ino: NodeId) {
         let mut s = self.shard(ino).lock();
