@@ -1,8 +1,8 @@
 //! What may be shared: one cap for each figure of each cell, and a short list of lines that may stay.
 //!
 //! `baseline.txt` has the figures of the version that was blessed last. A cell is worse where it is above them by more than
-//! [`SLACK_PART`] (or what `--slack` says) and [`SLACK`]: the order of fields and blocks changes from build to build, and two neighbours may come
-//! to lie on one line. Where the cap is 0, any transfer is worse.
+//! [`SLACK_PART`] (or what `--slack` says) and [`SLACK`]: the order of fields and blocks changes from build to build, and
+//! two neighbours may come to lie on one line. Where the cap is 0, any transfer is worse.
 //!
 //! `allowed.json` names lines that are meant to be shared, each with a reason and a cap of its own. Their transfers up to
 //! that cap do not count against the baseline.

@@ -28,6 +28,8 @@ const MARGIN: u64 = 256;
 const SEED: u64 = 42;
 /// Commits in the commit window.
 const COMMITS: usize = 2;
+/// Least steps of a window: some before, between and after the commits.
+pub const WINDOW_MIN: usize = COMMITS + 1;
 
 /// How many times each worker takes its turn.
 #[derive(Debug, Clone, Copy)]
@@ -66,7 +68,8 @@ pub struct Done {
     pub commits: u64,
 }
 
-/// Runs a cell, with windows of so many steps for each worker or as many as is usual, in the working directory, which gets the tool's reports `foreground` and `commit`, and `done`.
+/// Runs a cell, with windows of so many steps for each worker or as many as is usual, in the working directory, which gets
+/// the tool's reports `foreground` and `commit`, and `done`.
 ///
 /// # Errors
 /// The first operation that failed.

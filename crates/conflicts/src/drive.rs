@@ -20,9 +20,9 @@ pub fn missing() -> Option<&'static str> {
     if cfg!(not(all(target_arch = "x86_64", target_os = "linux"))) {
         Some("a Linux on x86-64")
     } else if !have("valgrind") || !Path::new("/usr/include/valgrind/pub_tool_tooliface.h").is_file() {
-        Some("the Debian package valgrind")
+        Some("the Debian package valgrind (apt-get install valgrind)")
     } else if !have("gcc") {
-        Some("gcc")
+        Some("gcc (apt-get install gcc)")
     } else {
         None
     }
@@ -116,7 +116,8 @@ impl Host {
     }
 }
 
-/// Runs cells with `jobs` processes, after the programs whose sharing is known. `done` is told of each. The cells come back in their order.
+/// Runs cells with `jobs` processes, after the programs whose sharing is known. `done` is told of each. The cells come back
+/// in their order.
 ///
 /// # Errors
 /// The first cell that failed, or a checker that does not see what it must.

@@ -4,8 +4,8 @@
 
 use crate::{Result, cell, client, known};
 
-/// Runs cells until standard input ends. Each is one line `TEST WORKERS DOMAINS WINDOW PLANTED`: the steps of each worker in a window or
-/// `-`, and the name of a planted shared write or `-`. It is answered by a line `ok` or `failed`.
+/// Runs cells until standard input ends. Each is one line `TEST WORKERS DOMAINS WINDOW PLANTED`: the steps of each worker in
+/// a window or `-`, and the name of a planted shared write or `-`. It is answered by a line `ok` or `failed`.
 ///
 /// # Errors
 /// Of the pipes.

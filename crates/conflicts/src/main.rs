@@ -1,6 +1,7 @@
 //! `braidfs-conflicts`: runs the conflict checker. `make conflicts` has the usual arguments.
 
 use braidfs_conflicts::baseline::{self, Baseline};
+use braidfs_conflicts::cell::WINDOW_MIN;
 use braidfs_conflicts::drive::How;
 use braidfs_conflicts::matrix::{Cell, CellId, Domains, Matrix, WORKERS};
 use braidfs_conflicts::{Error, Result, client, drive, host, page};
@@ -96,6 +97,9 @@ fn cells(args: &Run) -> Result<Vec<CellId>> {
     let workers = if args.workers.is_empty() { WORKERS.to_vec() } else { args.workers.clone() };
     if workers.iter().any(|n| !(2..=62).contains(n)) {
         return Err(Error::Cell("--workers: 2 to 62".into()));
+    }
+    if args.window.is_some_and(|w| w < WINDOW_MIN) {
+        return Err(Error::Cell(format!("--window: {WINDOW_MIN} or more")));
     }
     let domains: Vec<Domains> = match args.domains.as_deref() {
         None => Domains::ALL.to_vec(),
