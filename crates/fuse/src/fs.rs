@@ -141,8 +141,7 @@ pub(crate) type Job = Box<dyn FnOnce(&BraidFs) + Send>;
 pub(crate) struct BraidFs {
     pub(crate) vol: Arc<Volume>,
     pub(crate) handles: Handles,
-    /// On lines of its own: every LOOKUP reads it.
-    pub(crate) listings: CachePadded<Listings>,
+    pub(crate) listings: Listings,
     /// Files that are written past the kernel's cache.
     pub(crate) behind: Behind,
     pub(crate) agreed: Agreed,
@@ -220,7 +219,7 @@ impl BraidFs {
         let fs = Self {
             vol,
             handles: Handles::default(),
-            listings: CachePadded::default(),
+            listings: Listings::default(),
             behind: Behind::default(),
             agreed,
             caps_epoch: AtomicU64::new(1),

@@ -9,6 +9,7 @@
 //! list the names of a directory of millions would read all inodes and fill the kernel's caches with them.
 
 use braidfs::NodeId;
+use crossbeam::utils::CachePadded;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Entries of a directory whose attributes are told unasked.
@@ -19,13 +20,14 @@ const DIRS: usize = 64;
 const COUNT_BITS: u32 = 24;
 
 /// Directories listed lately, and how many attributes each told since its start. Guesses: threads may overwrite each
-/// other's, and two directories may look like one. Then a LOOKUP more is sent, or some attributes are told in vain.
+/// other's, and two directories may look like one. Then a LOOKUP more is sent, or some attributes are told in vain. Each on a
+/// line of its own: every LOOKUP reads that of its directory.
 #[derive(Debug)]
-pub(crate) struct Listings([AtomicU64; DIRS]);
+pub(crate) struct Listings([CachePadded<AtomicU64>; DIRS]);
 
 impl Default for Listings {
     fn default() -> Self {
-        Self([const { AtomicU64::new(0) }; DIRS])
+        Self([const { CachePadded::new(AtomicU64::new(0)) }; DIRS])
     }
 }
 

@@ -5,7 +5,7 @@ use crate::abi::{self, fopen};
 use crate::fs::{BraidFs, MAX_IO_BYTES, errno};
 use crate::handles::Handle;
 use crate::request::{Answer, Handled, Outcome, Request};
-use braidfs::DirEntry;
+use braidfs::{DirEntry, NodeId};
 use rustix::io::Errno;
 use std::sync::atomic::AtomicU64;
 use zerocopy::FromZeros;
@@ -23,31 +23,35 @@ impl BraidFs {
     pub(crate) fn readdir(&self, req: &Request<'_>, out: &mut Answer) -> Handled {
         let arg: abi::ReadIn = req.arg()?;
         let dir = self.opened_node(req.node(), arg.fh)?;
+        self.list_names(dir, &arg, None, out)
+    }
+
+    /// A part of a listing without attributes, each entry in the form that `plus` says ([`put_dirent`]).
+    fn list_names(
+        &self,
+        dir: NodeId,
+        arg: &abi::ReadIn,
+        plus: Option<Option<abi::EntryOut>>,
+        out: &mut Answer,
+    ) -> Handled {
         let limit = arg.size.min(MAX_IO_BYTES) as usize;
         let mut full = false;
-        self.vol
-            .readdir(dir, arg.offset, &mut |entry| {
-                full = !put_dirent(out, limit, None, &entry);
-                !full
-            })
-            .map_err(errno)?;
+        let each = &mut |entry: DirEntry<'_>| {
+            full = !put_dirent(out, limit, plus, &entry);
+            !full
+        };
+        self.vol.readdir(dir, arg.offset, each).map_err(errno)?;
         listed(out, full)
     }
 
     pub(crate) fn readdirplus(&self, req: &Request<'_>, out: &mut Answer) -> Handled {
         let arg: abi::ReadIn = req.arg()?;
         let dir = self.opened_node(req.node(), arg.fh)?;
-        let limit = arg.size.min(MAX_IO_BYTES) as usize;
-        let mut full = false;
         if !self.listings.wants_attributes(dir, arg.offset) {
-            let each = &mut |entry: DirEntry<'_>| {
-                full = !put_dirent(out, limit, Some(None), &entry);
-                !full
-            };
-            self.vol.readdir(dir, arg.offset, each).map_err(errno)?;
-            return listed(out, full);
+            return self.list_names(dir, &arg, Some(None), out);
         }
-        let mut told = 0;
+        let limit = arg.size.min(MAX_IO_BYTES) as usize;
+        let (mut full, mut told) = (false, 0);
         let listing = self.vol.readdir_held(dir, arg.offset, &mut |entry, attr| {
             let attr = attr.map(|a| entry_out(a, self.attr_ttl(a)));
             full = !put_dirent(out, limit, Some(attr), &entry);
