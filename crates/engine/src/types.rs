@@ -439,6 +439,12 @@ pub struct DomainInfo {
     pub failed: Option<String>,
 }
 
+/// Where `n` belongs in a table of `places`, a power of two above 1: numbers that follow each other, or lie a power of two
+/// apart, go to different places (Fibonacci hashing).
+pub(crate) fn hashed_place(n: u64, places: usize) -> usize {
+    (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - places.trailing_zeros())) as usize
+}
+
 /// A number below `n` for this thread, others for other threads as far as there are enough: which of `n` copies of
 /// something it uses, so that threads keep out of each other's way.
 pub(crate) fn thread_slot(n: usize) -> usize {

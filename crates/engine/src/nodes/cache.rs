@@ -12,6 +12,7 @@
 
 use crate::error::Result;
 use crate::store::Store;
+use crate::types::hashed_place;
 use braidfs_device::AlignedBuf;
 use braidfs_format::node::NodeBlock;
 use braidfs_format::{BLOCK_BYTES, BlockAddr};
@@ -30,14 +31,13 @@ const REGION: u64 = 64;
 /// Regions remembered, those of the latest misses. Together as many blocks as half of the cache holds, so that scattered
 /// blocks which are used again and again do not push each other out by their neighbours.
 const REGIONS: usize = 4;
-const _: () = assert!(REGIONS == 1 << (64 - 62));
 
 #[derive(Debug, Default)]
 pub(super) struct BlockCache {
     shards: [CachePadded<Mutex<Shard, rank::NodeCache>>; SHARDS],
     /// Regions of the latest misses, each plus one, in the place that a hash of its number gives it. A guess, so that threads
-    /// may overwrite each other's.
-    missed: [AtomicU64; REGIONS],
+    /// may overwrite each other's. On a line of its own: what lies beside it is read without a miss.
+    missed: CachePadded<[AtomicU64; REGIONS]>,
 }
 
 #[derive(Debug, Default)]
@@ -81,8 +81,8 @@ impl BlockCache {
     /// Whether a block of the region was missed lately. It was now.
     fn is_near_a_miss(&self, addr: BlockAddr) -> bool {
         let region = addr.0 / REGION;
-        // regions of groups are powers of two apart
-        let place = &self.missed[(region.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 62) as usize];
+        // those of groups are powers of two apart
+        let place = &self.missed[hashed_place(region, REGIONS)];
         let near = place.load(Relaxed) == region + 1;
         if !near {
             place.store(region + 1, Relaxed);

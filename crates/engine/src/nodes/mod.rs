@@ -196,7 +196,7 @@ impl NodeTable {
         Ok(record)
     }
 
-    /// Drops the node block at `addr` from the cache: it was freed, or what is to be found there was just written and no entry names it yet.
+    /// Drops the node block at `addr` from the cache: it was freed, or was just written and no entry names it yet.
     pub fn invalidate(&self, addr: braidfs_format::BlockAddr) {
         self.cache.invalidate(addr);
     }

@@ -5,6 +5,7 @@ mod tests;
 
 use super::Volume;
 use crate::domain::Domain;
+use crate::domain::peers::Peers;
 use crate::error::Error;
 use crate::types::{DomainId, NodeId};
 use braidfs_format::Corrupt;
@@ -59,7 +60,7 @@ impl LiveVolume for Volume {
     }
 
     fn owner(&self, group: u32) -> Option<DomainId> {
-        self.inner().siblings.group_owner(group)
+        self.inner().siblings.owner(group)
     }
 
     fn epoch(&self, domain: DomainId, group: u32) -> Option<u32> {

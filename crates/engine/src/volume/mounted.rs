@@ -6,6 +6,7 @@ use super::siblings::Siblings;
 use crate::braid::frontier::Frontier;
 use crate::cell::Cell;
 use crate::cell::names::NameCache;
+use crate::domain::peers::Peers;
 use crate::domain::{Domain, Shared};
 use crate::error::{Error, Result};
 use crate::fsync::queue::Syncing;
@@ -67,7 +68,7 @@ pub(crate) struct MountedVolume {
 impl MountedVolume {
     /// The domain that a node is in by its number; `None` where no domain owns such a number.
     pub fn domain_of(&self, node: NodeId) -> Option<&Arc<Domain>> {
-        let owner = self.store.geometry.node_place(node).and_then(|(g, _)| self.siblings.group_owner(g));
+        let owner = self.store.geometry.node_place(node).and_then(|(g, _)| self.siblings.owner(g));
         owner.and_then(|d| self.domains.get(usize::from(d.0)))
     }
 

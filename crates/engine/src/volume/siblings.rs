@@ -37,12 +37,6 @@ impl Siblings {
         self.owner[group as usize].store(owner.map_or(FREE, |d| d.0), Ordering::Release);
     }
 
-    /// [`Peers::owner`].
-    pub fn group_owner(&self, group: u32) -> Option<DomainId> {
-        let d = self.owner.get(group as usize)?.load(Ordering::Relaxed);
-        (d != FREE).then_some(DomainId(d))
-    }
-
     fn domain(&self, id: DomainId) -> Option<Arc<Domain>> {
         self.domains.get()?.get(usize::from(id.0))?.upgrade()
     }
@@ -58,6 +52,7 @@ impl Peers for Siblings {
     }
 
     fn owner(&self, group: u32) -> Option<DomainId> {
-        self.group_owner(group)
+        let d = self.owner.get(group as usize)?.load(Ordering::Relaxed);
+        (d != FREE).then_some(DomainId(d))
     }
 }

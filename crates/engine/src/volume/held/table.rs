@@ -80,7 +80,7 @@ impl Default for Held {
 impl Held {
     pub(super) fn shard(&self, ino: NodeId) -> &Mutex<Shard, rank::HeldShard> {
         // numbers given one after another go to different shards
-        &self.shards[(ino.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - SHARDS.trailing_zeros())) as usize]
+        &self.shards[hashed_place(ino.0, SHARDS)]
     }
 
     /// Counts; false where a later inode of the number is held: this one is gone.

@@ -70,6 +70,8 @@ fn an_end_under_way_is_due_however_long_ago_the_removal_was() {
     assert!(t.due(Duration::ZERO), "its space is about to come back");
     t.reaped(n);
     assert!(!t.due(Duration::from_secs(99)));
+    // who found no room before that has to look again
+    assert!(t.removed_lately(Duration::from_secs(99)) && !t.removed_lately(Duration::from_secs(1)));
 }
 
 #[test]
