@@ -306,6 +306,9 @@ pub struct MountOptions {
     pub lazytime: bool,
     /// Memory for pages and cells, bytes; 0: a quarter of the machine's.
     pub cache_bytes: u64,
+    /// Who writes keeps what was written in a cache of its own, as the kernel does above a mount: pages are given up once
+    /// the device has them, and a commit comes before much memory is dirty, so that a long write goes through few pages.
+    pub cached_above: bool,
     /// As of the last checkpoint: no journal is replayed. To look at a volume that somebody else has mounted (read-only,
     /// see [`crate::Volume::look_at`]).
     pub checkpoint_only: bool,
@@ -332,6 +335,7 @@ impl Default for MountOptions {
             nodiratime: false,
             lazytime: false,
             cache_bytes: 0,
+            cached_above: false,
             checkpoint_only: false,
             discard: false,
             background: true,

@@ -53,6 +53,7 @@ pub fn quiet_mount(setup: &Setup) -> MountOptions {
         commit_interval: Duration::from_secs(1_000_000),
         atime: AtimeMode::Noatime,
         cache_bytes: setup.cache,
+        cached_above: setup.cached_above,
         background: false,
         serial: true,
         falling: setup.falling,
@@ -89,6 +90,8 @@ pub struct Setup {
     pub overwrite: Overwrite,
     /// Budget of the cache in bytes. With a small one data is written before its transaction commits, and read again.
     pub cache: u64,
+    /// Written pages are given up, as on a mount.
+    pub cached_above: bool,
     /// Domains commit from the last to the first, also in a recovery.
     pub falling: bool,
 }
@@ -109,6 +112,7 @@ impl Default for Setup {
             data: DataMode::Ordered,
             overwrite: Overwrite::Auto,
             cache: CACHE,
+            cached_above: false,
             falling: false,
         }
     }
@@ -129,6 +133,7 @@ impl Setup {
         s.cache = rng.choice([1, 64 << 10, CACHE, CACHE, CACHE, CACHE]).unwrap_or(CACHE);
         s.falling = rng.bool();
         s.overwrite = if rng.u8(..4) == 0 { Overwrite::Log } else { Overwrite::Auto };
+        s.cached_above = rng.bool();
         s
     }
 

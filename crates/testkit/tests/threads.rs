@@ -26,11 +26,13 @@ fn dir() -> NewNode<'static> {
     NewNode { kind: FileKind::Dir, mode: 0o755, umask: 0, rdev: 0, target: b"" }
 }
 
-fn mount(device: &Arc<dyn Device>) -> Volume {
+/// Where files are spread over all domains, written pages are given up, as on a mount.
+fn mount(device: &Arc<dyn Device>, placement: Placement) -> Volume {
     let options = MountOptions {
         commit_interval: Duration::from_millis(15),
         background: true,
         cache_bytes: 32 << 20,
+        cached_above: matches!(placement, Placement::Spread),
         ..MountOptions::default()
     };
     Volume::mount(vec![device.clone()], options).unwrap()
@@ -132,7 +134,7 @@ fn run(placement: Placement) {
     let device: Arc<dyn Device> = Arc::new(MemDevice::new((256 << 20) / 4096));
     let options = MkfsOptions { domains: Some(4), placement, ..MkfsOptions::default() };
     mkfs::format(std::slice::from_ref(&device), &options).unwrap();
-    let v = mount(&device);
+    let v = mount(&device, placement);
     let names: Vec<P> = (0..THREADS).map(|t| P::new(&format!("t{t}"))).collect();
     for name in names.iter().map(|n| n.0).chain(["shared"]) {
         v.create(NodeId::ROOT, name.as_bytes(), &dir(), &Cred::root()).unwrap();
@@ -156,7 +158,7 @@ fn run(placement: Placement) {
     let before = walk(&v).unwrap();
     v.unmount().unwrap();
     fsck(std::slice::from_ref(&device)).unwrap();
-    let v = mount(&device);
+    let v = mount(&device, placement);
     models.iter_mut().for_each(|m| compare(&v, m));
     let after = walk(&v).unwrap();
     assert_eq!(before.nodes.len(), after.nodes.len());
@@ -179,7 +181,7 @@ fn threads_with_everything_spread() {
 /// A volume of one domain, its root, and two files in it.
 fn two_files(device: &Arc<dyn Device>) -> (Volume, [NodeId; 2]) {
     mkfs::format(std::slice::from_ref(device), &MkfsOptions { domains: Some(1), ..MkfsOptions::default() }).unwrap();
-    let v = mount(device);
+    let v = mount(device, Placement::Dirs);
     let file = NewNode { kind: FileKind::File, mode: 0o644, umask: 0, rdev: 0, target: b"" };
     let make = |name: &[u8]| v.create(NodeId::ROOT, name, &file, &Cred::root()).unwrap().ino;
     let inodes = [make(b"a"), make(b"b")];

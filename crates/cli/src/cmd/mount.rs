@@ -224,6 +224,7 @@ impl Job<'_> {
             nodiratime: spec.nodiratime.unwrap_or_default(),
             lazytime: spec.lazytime,
             cache_bytes: spec.cache_bytes,
+            cached_above: true,
             discard: spec.discard,
             ..MountOptions::default()
         };

@@ -5,7 +5,8 @@
 //! and few entries of the processor's address cache for all pages of a file. The first block of a chunk holds the
 //! reference counts of its frames: whoever has a frame reads its bytes without a look at anything else. Free frames stay
 //! in lists that threads share out among them; behind these stands the pool of chunks. A chunk that is wholly free goes
-//! back to the system, but for [`SPARE`].
+//! back to the system, but for [`SPARE`], and up to [`SPARE_MAX`] that were in use a moment ago: the kernel clears what it
+//! gives, which takes several times as long as a copy of data to it.
 //!
 //! Not promised: that a chunk with one frame in use gives the others' memory back.
 //!
@@ -25,6 +26,7 @@ use std::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release},
     fence,
 };
+use std::time::{Duration, Instant};
 
 /// Bytes of a chunk.
 const CHUNK: usize = 2 << 20;
@@ -36,6 +38,9 @@ const FRAMES: usize = BLOCKS - 1;
 const REFERENCES_MAX: u32 = u32::MAX / 2;
 /// Chunks kept though they are free.
 const SPARE: usize = 2;
+/// As many at most until [`trim`] finds that nobody wanted them, for as long as [`IDLE`].
+const SPARE_MAX: usize = 64;
+const IDLE: Duration = Duration::from_secs(10);
 /// Lists of free frames.
 const LISTS: usize = 16;
 /// Free frames that a list keeps at most, and how many it takes from the pool or gives back at a time.
@@ -168,8 +173,7 @@ unsafe impl Send for Free {}
 
 static FREE: [CachePadded<ProcessMutex<Vec<Free>, rank::FreeFrames>>; LISTS] =
     [const { CachePadded::new(ProcessMutex::new(Vec::new())) }; LISTS];
-static POOL: ProcessMutex<Pool, rank::FramePool> =
-    ProcessMutex::new(Pool { chunks: BTreeMap::new(), open: BTreeSet::new(), free: 0 });
+static POOL: ProcessMutex<Pool, rank::FramePool> = ProcessMutex::new(Pool::new());
 
 /// The chunks by address.
 struct Pool {
@@ -179,6 +183,9 @@ struct Pool {
     open: BTreeSet<usize>,
     /// Chunks wholly free.
     free: usize,
+    /// The fewest that were, since `looked`: so many nobody wanted.
+    idle: usize,
+    looked: Option<Instant>,
 }
 
 struct Chunk {
@@ -235,7 +242,16 @@ fn map_chunk() -> Option<NonNull<u8>> {
     NonNull::new(at.cast())
 }
 
+/// Gives chunks back to the system that nobody has wanted for a while. To be called now and then; cheap.
+pub fn trim() {
+    POOL.lock().trim(Instant::now());
+}
+
 impl Pool {
+    const fn new() -> Self {
+        Self { chunks: BTreeMap::new(), open: BTreeSet::new(), free: 0, idle: 0, looked: None }
+    }
+
     /// Moves a batch of free frames to `list`, from a new chunk if need be.
     fn take(&mut self, list: &mut Vec<Free>) {
         if self.open.is_empty() {
@@ -246,6 +262,7 @@ impl Pool {
             && let Some(c) = self.chunks.get_mut(&addr)
         {
             self.free -= usize::from(c.count == FRAMES);
+            self.idle = self.idle.min(self.free);
             for (w, bits) in c.bits.iter_mut().enumerate() {
                 while *bits != 0 && list.len() < BATCH {
                     let i = w * 64 + bits.trailing_zeros() as usize;
@@ -273,16 +290,35 @@ impl Pool {
             }
             if c.count == FRAMES {
                 self.free += 1;
-                if self.free > SPARE
-                    && let Some(c) = self.chunks.remove(&addr)
-                {
-                    self.open.remove(&addr);
-                    self.free -= 1;
-                    // SAFETY: mapped by `map_chunk` for `grow`; all its frames are here, so that nobody uses it.
-                    let _ = unsafe { munmap(c.at.as_ptr().cast(), CHUNK) };
+                if self.free > SPARE_MAX {
+                    self.unmap(addr);
                 }
             }
         }
+    }
+
+    /// Gives a chunk that is wholly free back to the system.
+    fn unmap(&mut self, addr: usize) {
+        if let Some(c) = self.chunks.remove(&addr) {
+            self.open.remove(&addr);
+            self.free -= 1;
+            // SAFETY: mapped by `map_chunk` for `grow`; all its frames are here, so that nobody uses it.
+            let _ = unsafe { munmap(c.at.as_ptr().cast(), CHUNK) };
+        }
+    }
+
+    /// Unmaps what has been free since `IDLE` before `now`, but for `SPARE` chunks; the highest ones, which are used last.
+    fn trim(&mut self, now: Instant) {
+        if self.looked.is_some_and(|before| now.duration_since(before) < IDLE) {
+            return;
+        }
+        self.looked = Some(now);
+        let unwanted = std::mem::replace(&mut self.idle, self.free).min(self.free.saturating_sub(SPARE));
+        let free = self.open.iter().rev().filter(|a| self.chunks.get(a).is_some_and(|c| c.count == FRAMES));
+        for addr in free.copied().take(unwanted).collect::<Vec<_>>() {
+            self.unmap(addr);
+        }
+        self.idle = self.idle.min(self.free);
     }
 
     fn grow(&mut self) {
@@ -373,7 +409,7 @@ mod tests {
 
     #[test]
     fn chunks_go_back() {
-        let mut p = Pool { chunks: BTreeMap::new(), open: BTreeSet::new(), free: 0 };
+        let mut p = Pool::new();
         let mut all = Vec::new();
         while all.len() < 5 * FRAMES {
             let mut some = Vec::new();
@@ -388,7 +424,20 @@ mod tests {
         seen.dedup();
         assert_eq!(seen.len(), 5 * FRAMES);
         assert!(seen.iter().all(|a| a % CHUNK >= BLOCK_BYTES), "the counts are nobody's");
+        let start = Instant::now();
+        p.trim(start);
         p.give(all.drain(..));
+        assert_eq!((p.chunks.len(), p.free), (5, 5), "what was in use a moment ago stays");
+        p.trim(start + IDLE / 2);
+        p.trim(start + IDLE);
+        assert_eq!((p.chunks.len(), p.free), (5, 5), "they were in use in this time");
+        // one is wanted now and then
+        let mut some = Vec::new();
+        p.take(&mut some);
+        p.give(some.into_iter());
+        p.trim(start + 2 * IDLE);
+        assert_eq!((p.chunks.len(), p.free), (SPARE, SPARE), "of 4 that nobody wanted, those above the spare ones");
+        p.trim(start + 3 * IDLE);
         assert_eq!((p.chunks.len(), p.free, p.open.len()), (SPARE, SPARE, SPARE));
         // they are used before there is a new one
         let mut taken = 0;

@@ -11,7 +11,7 @@
 
 pub mod dir;
 pub mod extents;
-mod frames;
+pub mod frames;
 pub mod pages;
 
 pub mod cache;

@@ -455,6 +455,21 @@ impl PageMap {
         }
     }
 
+    /// Forgets the page at `lblk` where it is this one, and clean; whether it did.
+    pub fn forget(&mut self, lblk: u64, page: &Page) -> bool {
+        let (g, i) = place(lblk);
+        let Some(group) = self.groups.get_mut(g) else { return false };
+        if group.dirty >> i & 1 == 1 || !group.pages[i].as_ref().is_some_and(|p| p.same(page)) {
+            return false;
+        }
+        group.pages[i] = None;
+        if group.is_empty() {
+            self.groups.remove(g);
+        }
+        self.pages -= 1;
+        true
+    }
+
     /// Forgets up to `max_pages` clean pages and gives how many. Goes once round the file; a page used since
     /// the evictor last came by is passed over once (second chance).
     pub fn evict_clean(&mut self, max_pages: usize) -> usize {
@@ -541,6 +556,22 @@ mod tests {
         assert!(!m.is_dirty(3) && m.is_dirty(4));
         assert!(!m.insert_clean(4, page(9)), "what a reader brings does not replace it");
         assert_eq!(m.get(4).map(|p| p[10]), Some(b'n'));
+    }
+
+    #[test]
+    fn what_was_written_meanwhile_is_not_forgotten() {
+        let mut m = PageMap::new();
+        (3..6).for_each(|l| assert!(m.put_dirty(l, page(l as u8))));
+        let written = m.dirty_runs(usize::MAX).remove(0).1;
+        m.mark_clean(3, 6);
+        assert_eq!(m.write(4, 10, b"new"), Some(true));
+        let forgotten: Vec<u64> = (3..6).zip(&written).filter(|(l, p)| m.forget(*l, p)).map(|(l, _)| l).collect();
+        assert_eq!((forgotten, m.len(), m.is_dirty(4)), (vec![3, 5], 1, true));
+        m.mark_clean(4, 5);
+        assert!(!m.forget(4, &written[1]), "clean by now, but not what was written");
+        assert!(!m.forget(3, &written[0]) && !m.forget(1 << 30, &written[0]), "there is none");
+        let newest = m.get(4).unwrap().clone();
+        assert!(m.forget(4, &newest) && m.is_empty() && m.groups.low.is_empty());
     }
 
     #[test]

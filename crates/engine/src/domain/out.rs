@@ -10,8 +10,8 @@ use std::sync::atomic::Ordering;
 /// A run of blocks to write.
 #[derive(Debug)]
 pub enum Payload {
-    /// Pages of a file; `Cell::inflight` goes down when they are written.
-    Pages(Vec<Page>, Arc<Cell>),
+    /// Pages of a file, of its blocks from that logical one on; `Cell::inflight` goes down when they are written.
+    Pages(Vec<Page>, Arc<Cell>, u64),
     /// Sealed metadata blocks.
     Raw(Vec<u8>),
 }
@@ -34,11 +34,11 @@ pub struct Out {
 }
 
 impl Out {
-    /// Adds pages to write; the cell has them under way until they are written.
-    pub(super) fn write_pages(&mut self, at: BlockAddr, pages: Vec<Page>, cell: &Arc<Cell>) {
+    /// Adds the pages of the blocks from `lblk` on; the cell has them under way until they are written.
+    pub(super) fn write_pages(&mut self, at: BlockAddr, lblk: u64, pages: Vec<Page>, cell: &Arc<Cell>) {
         cell.inflight.fetch_add(1, Ordering::AcqRel);
         self.bytes += pages.len() * 4096;
-        self.writes.push((at, Payload::Pages(pages, cell.clone())));
+        self.writes.push((at, Payload::Pages(pages, cell.clone(), lblk)));
     }
     /// Adds another's.
     pub fn append(&mut self, mut o: Out) {

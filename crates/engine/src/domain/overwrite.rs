@@ -24,9 +24,9 @@ use std::sync::atomic::Ordering;
 /// So many fsyncs wrote elsewhere for want of a commit: one is worth it.
 const MISSED_MAX: u32 = 64;
 
-/// The dirty pages of a file, all of which are written where they lie.
+/// The dirty pages of a file, all of which are written where they lie: runs of them, with place and first logical block.
 #[derive(Debug)]
-pub struct Overwrites(Vec<(BlockAddr, Vec<Page>)>);
+pub struct Overwrites(Vec<(BlockAddr, u64, Vec<Page>)>);
 
 impl Overwrites {
     /// Whether there are none.
@@ -64,7 +64,7 @@ impl Domain {
                 let lblk = first + (pages.len() - rest.len()) as u64;
                 let Some(p) = f.map.get(lblk).filter(|p| !p.unwritten && p.sum.is_none()) else { return InPlace::No };
                 let (now, after) = rest.split_at(rest.len().min(p.len as usize));
-                runs.push((p.addr, now.to_vec()));
+                runs.push((p.addr, lblk, now.to_vec()));
                 rest = after;
             }
         }
@@ -89,11 +89,11 @@ impl Domain {
     pub(super) fn overwrite(&self, cell: &Arc<Cell>, st: &mut State, all: Overwrites, out: &mut Out) -> Result<()> {
         if st.flags & NOCOW != 0 {
             let ops: Vec<(BlockAddr, Vec<&[u8]>)> =
-                all.0.iter().map(|(at, pages)| (*at, pages.iter().map(Page::bytes).collect())).collect();
+                all.0.iter().map(|(at, _, pages)| (*at, pages.iter().map(Page::bytes).collect())).collect();
             self.write_now(&ops)?;
         } else {
-            for (at, pages) in all.0 {
-                out.write_pages(at, pages, cell);
+            for (at, lblk, pages) in all.0 {
+                out.write_pages(at, lblk, pages, cell);
             }
         }
         let Body::File(f) = &mut st.body else { return Ok(()) };

@@ -284,7 +284,7 @@ impl Domain {
                     self.write_now(&[(run.addr, bufs)])?;
                     out.in_place = true;
                 } else {
-                    out.write_pages(run.addr, pages[i..i + len].to_vec(), cell);
+                    out.write_pages(run.addr, lblk, pages[i..i + len].to_vec(), cell);
                 }
                 i += len;
             }
@@ -371,7 +371,7 @@ impl Domain {
         let ops: Vec<(BlockAddr, Vec<&[u8]>)> = writes
             .iter()
             .map(|(a, p)| match p {
-                Payload::Pages(v, _) => (*a, v.iter().map(Page::bytes).collect()),
+                Payload::Pages(v, ..) => (*a, v.iter().map(Page::bytes).collect()),
                 Payload::Raw(b) => (*a, vec![b.as_slice()]),
             })
             .collect();
@@ -384,10 +384,33 @@ impl Domain {
         r?;
         // of a write that failed the pages stay: on the device there may be anything
         for (_, p) in &writes {
-            if let Payload::Pages(_, c) = p {
+            if let Payload::Pages(_, c, _) = p {
                 c.inflight.fetch_sub(1, Ordering::AcqRel);
             }
         }
+        if self.shared.options.cached_above {
+            self.give_up_written(&writes);
+        }
         Ok(())
+    }
+
+    /// Forgets pages that the device has now. Those of a file that somebody looks at, or of which more is under way, are
+    /// left to the evictor. A last page that the file ends in stays: whoever appends wants it.
+    fn give_up_written(&self, writes: &[(BlockAddr, Payload)]) {
+        let mut gone = 0;
+        for (_, p) in writes {
+            let Payload::Pages(pages, cell, lblk) = p else { continue };
+            if let Some(mut st) = cell.state.try_write()
+                // under the lock: a flush raises it there
+                && cell.inflight.load(Ordering::Acquire) == 0
+            {
+                let whole = st.size / 4096;
+                if let Body::File(f) = &mut st.body {
+                    let written = pages.iter().zip(*lblk..whole);
+                    gone += written.filter(|(page, lblk)| f.pages.forget(*lblk, page)).count();
+                }
+            }
+        }
+        self.shared.left(gone, 0);
     }
 }

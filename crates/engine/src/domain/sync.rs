@@ -204,7 +204,7 @@ impl Domain {
         let data_first = !in_place && (early || out.in_place || self.in_place(st) || blocks > SUMS_MAX);
         if !data_first && !in_place {
             for (addr, p) in &out.writes {
-                if let Payload::Pages(pages, _) = p {
+                if let Payload::Pages(pages, ..) = p {
                     let sums: Vec<u32> = pages.iter().map(|p| crc32c::crc32c(p.bytes())).collect();
                     bytes += 12 + 4 * sums.len();
                     st.durability.record_sums_blocks(tx.id);

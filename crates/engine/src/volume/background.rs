@@ -2,7 +2,9 @@
 //! memory pressure, cleaning, discarding, the GC after a crash; a commit that many fsyncs gain by.
 
 use super::MountedVolume;
+use crate::cell::frames;
 use crate::error::{Error, Result};
+use braidfs_format::BLOCK_BYTES;
 use braidfs_sync::{Condvar, Mutex, rank};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,6 +17,10 @@ const TICK: Duration = Duration::from_millis(100);
 const CHECKPOINT_SIXTEENTHS: u64 = 6;
 /// Removed directories per domain whose numbers may wait for a checkpoint.
 const HELD_MAX: usize = 16_384;
+/// Of a volume whose writers cache what they wrote themselves: with so many dirty pages it is committed before the interval
+/// is over, or with this part of the cache's memory.
+const DIRTY_PAGES: u64 = 16_384;
+const DIRTY_PART: u64 = 8;
 /// Free segments below which the cleaner works, per domain.
 const CLEAN_BELOW: u32 = 4;
 
@@ -91,7 +97,7 @@ fn run(inner: &MountedVolume, stop: &Stop, t: usize, n: usize) {
                 return;
             }
         }
-        let due = last_commit.elapsed() >= inner.shared.live.commit_interval();
+        let due = last_commit.elapsed() >= inner.shared.live.commit_interval() || inner.much_is_dirty();
         if due {
             last_commit = Instant::now();
         }
@@ -123,6 +129,18 @@ fn run(inner: &MountedVolume, stop: &Stop, t: usize, n: usize) {
                 tracing::warn!("reclaiming replaced files: {e}");
             }
             inner.balance_memory();
+            frames::trim();
         }
+    }
+}
+
+impl MountedVolume {
+    /// Whether pages that wait for a commit should not wait for the interval's end: [`MountOptions::cached_above`].
+    ///
+    /// [`MountOptions::cached_above`]: crate::types::MountOptions::cached_above
+    fn much_is_dirty(&self) -> bool {
+        let dirty = self.shared.dirty_pages.load(Ordering::Relaxed).max(0) as u64;
+        let many = DIRTY_PAGES.min(self.cache_budget() / BLOCK_BYTES as u64 / DIRTY_PART);
+        self.shared.options.cached_above && dirty > many
     }
 }
