@@ -76,6 +76,36 @@ def an_overwrite_is_written_once(volume, _top):
 
 
 @check
+def a_preallocated_file_is_synced_in_few_steps(volume, _top):
+    """What posix_fallocate gave a file is written and synced: the data with its flush, and the record with its own. Once it is
+    written, the data alone."""
+    with in_memory(volume) as (fast, _bare):
+        fd = os.open(fast.mnt / "log", os.O_RDWR | os.O_CREAT)
+        os.posix_fallocate(fd, 0, N * 4096)
+        os.fsync(fd)
+        for steps in (2, 1):
+            turn = 3 - steps
+            run("sync", "-f", fast.mnt)
+            before = asked_of_device(fast.image)
+            began = time.monotonic()
+            for n in range(N):
+                os.pwrite(fd, bytes([n % 250 + turn]) * 4096, n * 4096)
+                os.fdatasync(fd)
+            seconds = time.monotonic() - began
+            of_device, _, flushes = (b - a for a, b in zip(before, asked_of_device(fast.image)))
+            fslib.log(f"{N} preallocated blocks, each synced, turn {turn}: {of_device} requests, {flushes} flushes, {seconds:.2f} s")
+            if not has_rings():
+                steps = 2 * steps
+            must(of_device <= steps * N + 60 * (seconds + 2), f"{of_device} requests to the device, turn {turn}")
+            must(flushes <= steps * N + 20 * (seconds + 2), f"{flushes} flushes, turn {turn}")
+        os.close(fd)
+        run("umount", fast.mnt)
+        fast.mount()
+        with open(fast.mnt / "log", "rb") as file:
+            must(all(file.read(4096) == bytes([n % 250 + 2]) * 4096 for n in range(N)), "content")
+
+
+@check
 def overwrite_log_never_writes_in_place(volume, _top):
     with in_memory(volume, "overwrite=log") as (fast, _bare):
         fd = opened(fast.mnt / "file")

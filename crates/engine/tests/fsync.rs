@@ -69,6 +69,14 @@ fn one_fsync_is_one_submission_and_one_flush() {
     }
 }
 
+/// A file of `blocks` blocks that are allocated, durably, and were never written.
+fn allocated(v: &Volume, blocks: usize) -> OpenFile {
+    let f = open(v, "allocated");
+    v.fallocate(&f, FallocMode::Allocate { keep_size: false }, 0, (blocks * PAGE) as u64).unwrap();
+    v.sync().unwrap();
+    f
+}
+
 #[test]
 fn it_is_done_by_the_thread_that_asks() {
     let mem = made(1);
@@ -240,4 +248,68 @@ fn any_crash_leaves_each_file_old_or_new() {
         }
     }
     assert!(states.iter().all(|n| *n > 50), "old and new states: {states:?}");
+}
+
+/// Blocks that are only allocated get their data, and then the record that says so: whatever part of it a crash leaves, each
+/// is of zeros or as written, and never what the device held there before.
+#[test]
+fn any_crash_leaves_allocated_blocks_empty_or_new() {
+    let mem = Arc::new(MemDevice::new(16384));
+    for b in 0..16384 {
+        mem.write(b, &[0xee; PAGE]).unwrap();
+    }
+    let all: Vec<Arc<dyn Device>> = vec![mem.clone()];
+    let o = MkfsOptions { domains: Some(2), group_bytes: Some(4 << 20), ..MkfsOptions::default() };
+    mkfs::format(&all, &o).unwrap();
+    let device = Arc::new(RecordDevice::new(mem.snapshot()));
+    let v = mount(device.clone());
+    let f = allocated(&v, 16);
+    let from = device.log_len();
+    // synced one after the other; the third by a commit, together with a block that nobody had allocated
+    let steps: [&[usize]; 4] = [&[3], &[4, 9], &[0, 16], &[5, 12]];
+    let (mut contents, mut ends) = (vec![vec![0; 16 * PAGE]], vec![from]);
+    for (i, blocks) in steps.iter().enumerate() {
+        let mut new = contents[i].clone();
+        for b in *blocks {
+            v.write(&f, (b * PAGE) as u64, &[i as u8 + 1; PAGE]).unwrap();
+            new.resize(new.len().max((b + 1) * PAGE), 0);
+            new[b * PAGE..(b + 1) * PAGE].fill(i as u8 + 1);
+        }
+        if i == 2 {
+            v.sync().unwrap()
+        } else {
+            v.fsync(f.ino(), false).unwrap()
+        }
+        contents.push(new);
+        ends.push(device.log_len());
+    }
+    v.crash();
+    let (mut random, mut states) = (Random(2), [0; 5]);
+    for upto in from..=device.log_len() {
+        let synced = ends.iter().filter(|e| **e <= upto).count() - 1;
+        for round in 0..24 {
+            let crashed = device.crash_image(upto, &mut |_| match round {
+                0 => Keep::None,
+                1 => Keep::Whole,
+                _ => match random.next() % 4 {
+                    0 => Keep::None,
+                    1 => Keep::TornMask(random.next()),
+                    _ => Keep::Whole,
+                },
+            });
+            let crashed: Arc<dyn Device> = Arc::new(crashed);
+            let v = mount(crashed.clone());
+            let have = content(&v, "allocated").unwrap();
+            let state = contents.iter().rposition(|c| *c == have);
+            let state = state.unwrap_or_else(|| panic!("at {upto}, {round}: neither old nor new"));
+            assert!(state == synced || state == synced + 1, "at {upto}: state {state} where {synced} is durable");
+            states[state] += 1;
+            v.unmount().unwrap();
+            let found =
+                check(&[crashed], &FsckOptions { repair: false, force: true }, &braidfs::JournalReplay, &|_, _, _| {})
+                    .unwrap();
+            assert!(found.findings.is_empty(), "at {upto}: {:#?}", found.findings);
+        }
+    }
+    assert!(states.iter().all(|n| *n > 10), "{states:?}");
 }

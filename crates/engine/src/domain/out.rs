@@ -29,6 +29,8 @@ pub struct Out {
     pub bytes: usize,
     /// Data was written in place on the way.
     pub in_place: bool,
+    /// Whoever gathers this flushes the devices right after it.
+    pub flushed: bool,
     /// Inodes that are gone: leave the cache when the transaction is durable.
     pub dead: Vec<Arc<Cell>>,
 }

@@ -16,6 +16,7 @@ use crate::cell::pages::Page;
 use crate::cell::{Body, Cell, State};
 use crate::error::Result;
 use crate::planted::{Bug, planted};
+use crate::store::Store;
 use crate::types::*;
 use braidfs_format::inode::NOCOW;
 use std::sync::Arc;
@@ -90,7 +91,7 @@ impl Domain {
         if st.flags & NOCOW != 0 {
             let ops: Vec<(BlockAddr, Vec<&[u8]>)> =
                 all.0.iter().map(|(at, _, pages)| (*at, pages.iter().map(Page::bytes).collect())).collect();
-            self.write_now(&ops)?;
+            self.write_now(&ops, Store::write_batch_through)?;
         } else {
             for (at, lblk, pages) in all.0 {
                 out.write_pages(at, lblk, pages, cell);

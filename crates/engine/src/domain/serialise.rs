@@ -26,6 +26,9 @@ pub(super) const RUN_MAX: usize = 1024;
 /// Files at least this long go to the cold log when written at once.
 const COLD_BLOCKS: usize = 4096;
 
+/// [`Store::write_batch`], or [`Store::write_batch_through`] of who flushes right afterwards.
+pub(super) type WriteBatch = fn(&Store, &[(BlockAddr, Vec<&[u8]>)]) -> braidfs_store::Result<()>;
+
 /// Whether a dirty page that is mapped to `p` is written where it lies, in a file that is (`in_place`) or is not
 /// overwritten in place. A block with a checksum never is: block and checksum would not change together.
 pub fn writes_in_place(p: &Piece, in_place: bool) -> bool {
@@ -239,7 +242,9 @@ impl Domain {
                 if let Some(p) = here.as_ref().filter(|p| writes_in_place(p, in_place)) {
                     let n = left.min(p.len as usize);
                     let bufs: Vec<&[u8]> = pages[i..i + n].iter().map(Page::bytes).collect();
-                    self.write_now(&[(p.addr, bufs)])?;
+                    // of several writes each would wait for a flush of its own
+                    let write = if out.flushed && n == dirty { Store::write_batch_through } else { Store::write_batch };
+                    self.write_now(&[(p.addr, bufs)], write)?;
                     out.in_place = true;
                     if p.unwritten {
                         f.map.mark_written(lblk, lblk + n as u64);
@@ -281,7 +286,7 @@ impl Domain {
                 if nocow {
                     // the next write of these pages goes to the same place, perhaps by another thread
                     let bufs: Vec<&[u8]> = pages[i..i + len].iter().map(Page::bytes).collect();
-                    self.write_now(&[(run.addr, bufs)])?;
+                    self.write_now(&[(run.addr, bufs)], Store::write_batch)?;
                     out.in_place = true;
                 } else {
                     out.write_pages(run.addr, lblk, pages[i..i + len].to_vec(), cell);
@@ -299,11 +304,11 @@ impl Domain {
         Ok(())
     }
 
-    pub(super) fn write_now(&self, ops: &[(BlockAddr, Vec<&[u8]>)]) -> Result<()> {
+    pub(super) fn write_now(&self, ops: &[(BlockAddr, Vec<&[u8]>)], write: WriteBatch) -> Result<()> {
         if self.shared.dead.load(Ordering::Relaxed) {
             return Err(Error::Io(std::io::Error::other("the volume was killed")));
         }
-        Ok(self.store.write_batch(ops)?)
+        Ok(write(&self.store, ops)?)
     }
 
     /// Gives the dirty buckets of a directory new places.
@@ -360,11 +365,7 @@ impl Domain {
         self.submit_by(writes, Store::write_batch_through)
     }
 
-    fn submit_by(
-        &self,
-        writes: Vec<(BlockAddr, Payload)>,
-        write: impl FnOnce(&Store, &[(BlockAddr, Vec<&[u8]>)]) -> braidfs_store::Result<()>,
-    ) -> Result<()> {
+    fn submit_by(&self, writes: Vec<(BlockAddr, Payload)>, write: WriteBatch) -> Result<()> {
         if writes.is_empty() {
             return Ok(());
         }
@@ -375,13 +376,8 @@ impl Domain {
                 Payload::Raw(b) => (*a, vec![b.as_slice()]),
             })
             .collect();
-        let r = if self.shared.dead.load(Ordering::Relaxed) {
-            Err(Error::Io(std::io::Error::other("the volume was killed")))
-        } else {
-            write(&self.store, &ops).map_err(Error::from)
-        };
+        self.write_now(&ops, write)?;
         drop(ops);
-        r?;
         // of a write that failed the pages stay: on the device there may be anything
         for (_, p) in &writes {
             if let Payload::Pages(_, c, _) = p {

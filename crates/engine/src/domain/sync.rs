@@ -156,7 +156,7 @@ impl Domain {
 
     fn gather(&self, e: &Enter<'_>, cell: &Arc<Cell>, st: &mut State, how: How, data_only: bool) -> Result<Prepared> {
         let tx = e.tx();
-        let mut out = Out::default();
+        let mut out = Out { flushed: true, ..Out::default() };
         let in_place = matches!(how, How::InPlace(..));
         match how {
             How::Elsewhere => {
