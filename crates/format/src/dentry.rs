@@ -141,6 +141,14 @@ pub fn encode_bucket<'a>(
     b
 }
 
+/// Whether the block is a bucket, of whatever directory.
+///
+/// # Errors
+/// [`Corrupt`] where it is not.
+pub fn check_bucket(block: &[u8], volume: u32, addr: BlockAddr) -> Result<(), Corrupt> {
+    open(block, BlockKind::Dir, volume, addr.0).map(|_| ())
+}
+
 /// Decodes the bucket of `dir` at logical block `lblk`.
 ///
 /// # Errors

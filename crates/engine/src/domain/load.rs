@@ -89,12 +89,11 @@ impl Domain {
     /// [`Error::Corrupt`] where the block is not that bucket: the domain is then read-only; or of the device.
     pub fn load_bucket(&self, ino: NodeId, map: &ExtentMap, lblk: u64) -> Result<Vec<Dentry>> {
         let p = map.get(lblk).ok_or_else(|| Corrupt::new("directory", format!("{ino} has no bucket at {lblk}")))?;
-        let mut b = vec![0u8; BLOCK_BYTES];
-        self.store.read(p.addr, &mut b)?;
-        decode_bucket(&b, ino, lblk, self.store.volume, p.addr).map_err(|e| {
-            let e = Error::Corrupt(e);
-            self.fail(&e);
-            e
+        let decode = |b: Arc<[u8]>| Ok(decode_bucket(&b, ino, lblk, self.store.volume, p.addr)?);
+        self.nodes.bucket(p.addr).and_then(decode).inspect_err(|e| {
+            if matches!(e, Error::Corrupt(_)) {
+                self.fail(e);
+            }
         })
     }
 

@@ -14,6 +14,8 @@ pub enum Payload {
     Pages(Vec<Page>, Arc<Cell>, u64),
     /// Sealed metadata blocks.
     Raw(Vec<u8>),
+    /// A sealed bucket of a directory.
+    Bucket(Vec<u8>),
 }
 
 /// What serialising cells produced and nobody has written yet.

@@ -338,7 +338,7 @@ impl Domain {
             });
             map.insert(Extent { lblk, addr, len: 1, unwritten: false, sums: None }, &mut freed);
             out.bytes += block.len();
-            out.writes.push((addr, Payload::Raw(block)));
+            out.writes.push((addr, Payload::Bucket(block)));
         }
         self.free_runs(tx, freed);
         if let Body::Dir(d) = &st.body
@@ -373,15 +373,20 @@ impl Domain {
             .iter()
             .map(|(a, p)| match p {
                 Payload::Pages(v, ..) => (*a, v.iter().map(Page::bytes).collect()),
-                Payload::Raw(b) => (*a, vec![b.as_slice()]),
+                Payload::Raw(b) | Payload::Bucket(b) => (*a, vec![b.as_slice()]),
             })
             .collect();
         self.write_now(&ops, write)?;
         drop(ops);
         // of a write that failed the pages stay: on the device there may be anything
-        for (_, p) in &writes {
-            if let Payload::Pages(_, c, _) = p {
-                c.inflight.fetch_sub(1, Ordering::AcqRel);
+        for (addr, p) in &writes {
+            match p {
+                Payload::Pages(_, c, _) => {
+                    c.inflight.fetch_sub(1, Ordering::AcqRel);
+                }
+                // its directory is on the transaction's list still: nobody reads the bucket from the device before this
+                Payload::Bucket(_) => self.nodes.invalidate(*addr),
+                Payload::Raw(_) => {}
             }
         }
         if self.shared.options.cached_above {

@@ -1,21 +1,22 @@
-//! Node blocks read lately, checked. Least recently used out first, per shard.
+//! Blocks of node records and buckets of directories that were read lately, checked.
 //!
 //! A block on its way from the device while it is invalidated does not enter: it may be what lay there before. A commit
 //! invalidates each node block that it wrote when the write is durable and before an entry of the node table names the
-//! block. So a block that no entry names may be read at any time, also in the midst of its write: what came of that is
-//! never looked at.
+//! block, and each bucket when it is written and before its directory may leave memory. So a block that nobody names may
+//! be read at any time, also in the midst of its write: what came of that is never looked at.
 //!
-//! That allows reading ahead. Inodes that were made together lie together, so a walk through a tree whose inodes are not
-//! in memory asks for all blocks of a run, in the order of its names. Where a block is missed soon after another one
-//! near it, the aligned [`RUN`] blocks round it are read at once (ext4 does so with its inode tables,
-//! `inode_readahead_blks`); a miss by itself, as in look-ups at random, reads one block.
+//! That allows reading ahead. Inodes that were made together lie together, and the buckets of their directories among
+//! them, so a walk through a tree that is not in memory asks for all blocks of a run, in the order of its names. Where a
+//! block is missed soon after another one near it, the aligned [`RUN`] blocks round it are read at once (ext4 does so with
+//! its inode tables, `inode_readahead_blks`); a miss by itself, as in look-ups at random, reads one block.
 
 use crate::error::Result;
 use crate::store::Store;
 use crate::types::hashed_place;
 use braidfs_device::AlignedBuf;
+use braidfs_format::dentry::check_bucket;
 use braidfs_format::node::NodeBlock;
-use braidfs_format::{BLOCK_BYTES, BlockAddr};
+use braidfs_format::{BLOCK_BYTES, BlockAddr, Corrupt};
 use braidfs_sync::{Mutex, rank};
 use crossbeam::utils::CachePadded;
 use std::collections::HashMap;
@@ -23,14 +24,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 const SHARDS: usize = 16;
-const SHARD_BLOCKS: usize = 32;
+/// Blocks of a shard, 8 MiB of a domain: a tree of some ten thousand files is read once, in whatever order.
+const SHARD_BLOCKS: usize = 128;
 /// Blocks read at once where misses lie close together. One for each shard.
 const RUN: u64 = SHARDS as u64;
 /// Blocks of a region: two misses within one are close together.
 const REGION: u64 = 64;
 /// Regions remembered, those of the latest misses. Together as many blocks as half of the cache holds, so that scattered
 /// blocks which are used again and again do not push each other out by their neighbours.
-const REGIONS: usize = 4;
+const REGIONS: usize = 16;
 
 #[derive(Debug, Default)]
 pub(super) struct BlockCache {
@@ -42,10 +44,47 @@ pub(super) struct BlockCache {
 
 #[derive(Debug, Default)]
 struct Shard {
-    /// Block, and the tick of its last use.
-    blocks: HashMap<u64, (Arc<[u8]>, u64)>,
+    blocks: HashMap<u64, Cached>,
     tick: u64,
     invalidations: u64,
+}
+
+#[derive(Debug)]
+struct Cached {
+    block: Arc<[u8]>,
+    kind: Kind,
+    /// Tick of its last use.
+    used: u64,
+}
+
+/// What a block was found to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Node records.
+    Nodes,
+    /// A bucket of a directory.
+    Bucket,
+}
+
+impl Kind {
+    fn check(self, bytes: &[u8], volume: u32, at: BlockAddr) -> std::result::Result<(), Corrupt> {
+        match self {
+            Self::Nodes => NodeBlock::check(bytes, volume, at).map(|_| ()),
+            Self::Bucket => check_bucket(bytes, volume, at),
+        }
+    }
+}
+
+impl Shard {
+    /// Where it is full, forgets the half that was used least lately.
+    fn make_room(&mut self) {
+        if self.blocks.len() < SHARD_BLOCKS {
+            return;
+        }
+        let mut used: Vec<u64> = self.blocks.values().map(|c| c.used).collect();
+        let (_, &mut median, _) = used.select_nth_unstable(SHARD_BLOCKS / 2);
+        self.blocks.retain(|_, c| c.used > median);
+    }
 }
 
 impl BlockCache {
@@ -53,28 +92,28 @@ impl BlockCache {
         &self.shards[addr.0 as usize % SHARDS]
     }
 
-    /// The checked node block at `addr`.
-    pub fn get(&self, store: &Store, addr: BlockAddr) -> Result<Arc<[u8]>> {
+    /// The block at `addr`, checked to be of that kind.
+    pub fn get(&self, store: &Store, addr: BlockAddr, kind: Kind) -> Result<Arc<[u8]>> {
         let invalidations = {
             let mut shard = self.shard(addr).lock();
             shard.tick += 1;
             let tick = shard.tick;
-            if let Some((block, used)) = shard.blocks.get_mut(&addr.0) {
-                *used = tick;
-                return Ok(block.clone());
+            if let Some(c) = shard.blocks.get_mut(&addr.0).filter(|c| c.kind == kind) {
+                c.used = tick;
+                return Ok(c.block.clone());
             }
             shard.invalidations
         };
         if self.is_near_a_miss(addr)
-            && let Some(block) = self.read_run(store, addr)
+            && let Some(block) = self.read_run(store, addr, kind)
         {
             return Ok(block);
         }
         let mut buf = vec![0u8; BLOCK_BYTES];
         store.read(addr, &mut buf)?;
-        NodeBlock::check(&buf, store.volume, addr)?;
+        kind.check(&buf, store.volume, addr)?;
         let block: Arc<[u8]> = buf.into();
-        self.insert(addr, &block, invalidations);
+        self.insert(addr, &block, kind, invalidations);
         Ok(block)
     }
 
@@ -90,9 +129,9 @@ impl BlockCache {
         near
     }
 
-    /// Reads the run that `addr` lies in and keeps the node blocks of it; the one at `addr`. `None` where the run or the
+    /// Reads the run that `addr` lies in and keeps what there is of both kinds; the one at `addr`. `None` where the run or the
     /// block cannot be read, or does not lie within the volume: reading the block by itself tells why.
-    fn read_run(&self, store: &Store, addr: BlockAddr) -> Option<Arc<[u8]>> {
+    fn read_run(&self, store: &Store, addr: BlockAddr, kind: Kind) -> Option<Arc<[u8]>> {
         let first = addr.0 / RUN * RUN;
         if !store.geometry.contains(BlockAddr(first), RUN) {
             return None;
@@ -103,33 +142,27 @@ impl BlockCache {
         store.read(BlockAddr(first), &mut buf).ok()?;
         let mut wanted = None;
         for ((at, bytes), invalidations) in run.zip(buf.chunks_exact(BLOCK_BYTES)).zip(before) {
-            // others hold data, buckets, or nothing yet
-            if NodeBlock::check(bytes, store.volume, at).is_err() {
-                continue;
-            }
+            let found = [Kind::Nodes, Kind::Bucket].into_iter().find(|k| k.check(bytes, store.volume, at).is_ok());
+            // others hold data, or nothing yet
+            let Some(found) = found else { continue };
             let block: Arc<[u8]> = bytes.into();
-            self.insert(at, &block, invalidations);
-            if at == addr {
+            self.insert(at, &block, found, invalidations);
+            if at == addr && found == kind {
                 wanted = Some(block);
             }
         }
         wanted
     }
 
-    /// Keeps a block that was read since its shard had counted `invalidations`, in place of the one used least lately.
-    fn insert(&self, addr: BlockAddr, block: &Arc<[u8]>, invalidations: u64) {
+    /// Keeps a block that was read since its shard had counted `invalidations`.
+    fn insert(&self, addr: BlockAddr, block: &Arc<[u8]>, kind: Kind, invalidations: u64) {
         let mut shard = self.shard(addr).lock();
         if shard.invalidations != invalidations {
             return;
         }
-        let tick = shard.tick;
-        if shard.blocks.len() >= SHARD_BLOCKS
-            && !shard.blocks.contains_key(&addr.0)
-            && let Some(oldest) = shard.blocks.iter().min_by_key(|(_, (_, used))| *used).map(|(&addr, _)| addr)
-        {
-            shard.blocks.remove(&oldest);
-        }
-        shard.blocks.insert(addr.0, (block.clone(), tick));
+        shard.make_room();
+        let used = shard.tick;
+        shard.blocks.insert(addr.0, Cached { block: block.clone(), kind, used });
     }
 
     pub fn invalidate(&self, addr: BlockAddr) {

@@ -30,7 +30,7 @@ use braidfs_format::journal::Record;
 use braidfs_format::node::{NodeBlock, NodeEntry, NodeRecord, RECORDS_MAX};
 use braidfs_format::{Corrupt, DomainId, NodeId};
 use braidfs_sync::{Mutex, RwLock, rank};
-use cache::BlockCache;
+use cache::{BlockCache, Kind};
 use crossbeam::utils::CachePadded;
 use slots::{Cursor, NodeGroup};
 use std::collections::BTreeMap;
@@ -184,7 +184,7 @@ impl NodeTable {
         if !entry.used() {
             return Err(Error::NotFound);
         }
-        let block = self.cache.get(&self.store, entry.addr)?;
+        let block = self.cache.get(&self.store, entry.addr, Kind::Nodes)?;
         let record = NodeBlock::record(&block, usize::from(entry.index))?;
         if record.node != node || record.gener != entry.gener {
             let why = format!(
@@ -196,7 +196,15 @@ impl NodeTable {
         Ok(record)
     }
 
-    /// Drops the node block at `addr` from the cache: it was freed, or was just written and no entry names it yet.
+    /// The block at `addr`, some bucket of a directory: they lie among the node blocks, and are read ahead with them.
+    ///
+    /// # Errors
+    /// `Corrupt` where it is none; of the device.
+    pub fn bucket(&self, addr: braidfs_format::BlockAddr) -> Result<Arc<[u8]>> {
+        self.cache.get(&self.store, addr, Kind::Bucket)
+    }
+
+    /// Drops the block at `addr` from the cache: it was freed, or was just written and nobody looks for it there yet.
     pub fn invalidate(&self, addr: braidfs_format::BlockAddr) {
         self.cache.invalidate(addr);
     }

@@ -4,6 +4,7 @@ use super::*;
 use crate::space::Space;
 use crate::space::testdev::{Random, TestDevice, store};
 use braidfs_format::BlockAddr;
+use braidfs_format::dentry::encode_bucket;
 use braidfs_format::node::{NodeBlockBuilder, NodeKind, USED};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, HashSet};
@@ -223,6 +224,59 @@ fn neighbours_of_a_missed_record_are_read_with_it() {
     assert_eq!(load(610).unwrap(), record(610u64 as u8));
     table.invalidate(BlockAddr(610));
     assert_eq!(load(610).unwrap(), record(1));
+}
+
+#[test]
+fn buckets_among_them_are_read_with_them() {
+    let (device, store) = fixture();
+    let table = open_table(&store, &GROUPS).unwrap();
+    let (node, gener) = table.alloc(None).unwrap().unwrap();
+    let bucket = |addr: u64, seq| encode_bucket(&[], node, addr << 20, D.0, store.volume, BlockAddr(addr), seq);
+    for addr in 600..640 {
+        let mut builder = NodeBlockBuilder::default();
+        builder.push(&record(node, gener, 1).encode()).unwrap();
+        let nodes = builder.finish(D.0, store.volume, BlockAddr(addr), 1);
+        store.write(BlockAddr(addr), &if addr % 2 == 0 { nodes } else { bucket(addr, 1) }).unwrap();
+    }
+    let load = |addr| table.load(node, &NodeEntry { index: 0, ..entry(addr, gener) });
+    let reads = || device.reads.load(Relaxed);
+    let before = reads();
+    for addr in (600..640).step_by(2) {
+        assert!(load(addr).is_ok());
+        assert_eq!(table.bucket(BlockAddr(addr + 1)).unwrap()[..], bucket(addr + 1, 1), "{addr}");
+    }
+    assert_eq!(reads() - before, 1 + 3, "a miss by itself, and three runs");
+    // neither is taken for the other, and both stay
+    assert!(matches!(table.bucket(BlockAddr(602)), Err(Error::Corrupt(_))));
+    assert!(matches!(load(603), Err(Error::Corrupt(_))));
+    let before = reads();
+    assert!(load(602).is_ok() && table.bucket(BlockAddr(603)).is_ok());
+    assert_eq!(reads(), before);
+    store.write(BlockAddr(603), &bucket(603, 2)).unwrap();
+    table.invalidate(BlockAddr(603));
+    assert_eq!(table.bucket(BlockAddr(603)).unwrap()[..], bucket(603, 2));
+}
+
+/// More blocks than the cache takes: the newest stay.
+#[test]
+fn what_was_used_least_lately_is_read_again() {
+    let (device, store) = store(4, 3, 2040);
+    GROUPS.iter().for_each(|&g| Space::init_group(&store, D, g, 1, None).unwrap());
+    let table = open_table(&store, &GROUPS).unwrap();
+    let all = || (300..2000u64).chain(2340..4040);
+    for addr in all() {
+        let block = encode_bucket(&[], NodeId(9), 0, D.0, store.volume, BlockAddr(addr), 1);
+        store.write(BlockAddr(addr), &block).unwrap();
+    }
+    let reads_of = |blocks: &mut dyn Iterator<Item = u64>| {
+        let before = device.reads.load(Relaxed);
+        blocks.for_each(|a| assert!(table.bucket(BlockAddr(a)).is_ok()));
+        device.reads.load(Relaxed) - before
+    };
+    assert!(reads_of(&mut all()) > 3400 / 16);
+    assert_eq!(reads_of(&mut (3300..4040)), 0, "the newest");
+    assert!(reads_of(&mut (300..400)) > 0, "not the oldest");
+    assert!(reads_of(&mut all()) > 3400 / 16 / 2);
 }
 
 #[test]

@@ -64,3 +64,6 @@ impl MountedVolume {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
