@@ -70,6 +70,8 @@ pub enum Bug {
     TimesForgotten,
     /// Blocks are written in place whose checksums a roll-forward record holds.
     SumsForgotten,
+    /// Who takes a name does not have it later than who left it.
+    ClockNotRaised,
 }
 
 impl Bug {

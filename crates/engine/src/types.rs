@@ -5,9 +5,7 @@ pub use braidfs_format::file_kind::FileKind;
 use braidfs_format::inode::Tombstone;
 pub use braidfs_format::inode::{Placement, Timestamp};
 pub use braidfs_format::{BlockAddr, DomainId, NodeId, TxId};
-use std::cell::Cell;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
 
 /// An inode for good: its number goes to others later, with other generations. A [`NodeId`] alone is an inode's number, or
 /// that of a node which holds more of one.
@@ -452,13 +450,5 @@ pub(crate) fn hashed_place(n: u64, places: usize) -> usize {
 /// A number below `n` for this thread, others for other threads as far as there are enough: which of `n` copies of
 /// something it uses, so that threads keep out of each other's way.
 pub(crate) fn thread_slot(n: usize) -> usize {
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    thread_local!(static MINE: Cell<usize> = const { Cell::new(usize::MAX) });
-    let mine = MINE.with(|mine| {
-        if mine.get() == usize::MAX {
-            mine.set(braidfs_sync::thread_number(&NEXT));
-        }
-        mine.get()
-    });
-    mine % n
+    braidfs_sync::slots::mine() % n
 }

@@ -16,12 +16,12 @@ mod order;
 pub mod rank;
 #[cfg(feature = "schedule")]
 pub mod schedule;
+pub mod slots;
 #[cfg(test)]
 mod tests;
 
 pub use locks::{Condvar, Mutex, MutexGuard, ProcessMutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 /// Whether this build checks the order of locks.
@@ -42,14 +42,4 @@ pub fn give_way(turns: u32) {
         return schedule::blocked();
     }
     if turns < 64 { std::thread::yield_now() } else { std::thread::sleep(Duration::from_micros(50)) }
-}
-
-/// A small number for this thread, from `next`: of a thread under the scheduler the number that it has there, so that runs
-/// with the same seed are the same.
-pub fn thread_number(next: &AtomicUsize) -> usize {
-    #[cfg(feature = "schedule")]
-    if let Some(n) = schedule::number() {
-        return n;
-    }
-    next.fetch_add(1, Relaxed)
 }

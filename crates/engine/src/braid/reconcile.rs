@@ -81,7 +81,7 @@ impl MountedVolume {
             }
         }
         let top = forwarded.iter().map(|f| f.cell.state.read().link_seq).max().unwrap_or(0);
-        self.shared.seq.fetch_max(top, Ordering::Relaxed);
+        self.shared.forget_name_time(top);
         // directories before what lies in them
         forwarded.sort_by_key(|f| f.cell.kind != FileKind::Dir);
         let hints: Vec<Hint> = recovered.iter_mut().flat_map(|r| std::mem::take(&mut r.hints)).collect();

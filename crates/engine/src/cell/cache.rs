@@ -3,7 +3,7 @@
 //! A cell leaves the table only when nobody else holds it: dirty cells are held by their transaction, open ones by
 //! their handles. Lock rank: shards are leaves.
 
-use super::{Body, Cell};
+use super::{Body, Cell, State};
 use crate::types::{Attr, DomainId, NodeId, TxId};
 use braidfs_sync::{RwLock, rank};
 use crossbeam::utils::CachePadded;
@@ -142,7 +142,8 @@ impl CellCache {
     /// Drops about as much as `want` says: clean pages, cells that nobody uses, buckets of directories that are on the
     /// device. Cells and pages used since the last round stay for this one. What is gone. `pending`: whether a transaction
     /// is not durable yet.
-    pub fn evict(&self, mut want: Memory, pending: &dyn Fn(DomainId, TxId) -> bool) -> Memory {
+    /// `leaves` is told of each cell before others can load it anew.
+    pub fn evict(&self, mut want: Memory, pending: &dyn Fn(DomainId, TxId) -> bool, leaves: &dyn Fn(&State)) -> Memory {
         let mut gone = Memory::default();
         let from = self.hand.fetch_add(1, Relaxed);
         for s in (0..SHARDS).map(|i| &self.shards[(from + i) % SHARDS]) {
@@ -182,8 +183,12 @@ impl CellCache {
                             // nobody else has it, to lock it
                             let Some(st) = c.state.try_read() else { continue };
                             // only memory knows for what; and in no transaction are pages that a commit left alone
-                            st.durability.waits(pending)
-                                || matches!(&st.body, Body::File(f) if f.pages.dirty_count() > 0)
+                            let waits = st.durability.waits(pending)
+                                || matches!(&st.body, Body::File(f) if f.pages.dirty_count() > 0);
+                            if !waits {
+                                leaves(&st);
+                            }
+                            waits
                         };
                         if waits {
                             continue;

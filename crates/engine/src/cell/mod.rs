@@ -83,6 +83,8 @@ pub struct DirBody {
     pub map: ExtentMap,
     /// Bytes of the index that the volume's count of directory memory has.
     pub counted: usize,
+    /// When names of it were taken or left last, since it is in memory: logical time (`domain::Shared::name_time`).
+    pub name_time: u64,
 }
 
 /// Names of an inode: nearly all have one for ever.
@@ -202,9 +204,12 @@ impl State {
             FileKind::File | FileKind::Symlink => {
                 Body::File(FileBody { inline: Some(Vec::new()), ..FileBody::default() })
             }
-            FileKind::Dir => {
-                Body::Dir(Box::new(DirBody { index: DirIndex::new_empty(), map: ExtentMap::new(), counted: 0 }))
-            }
+            FileKind::Dir => Body::Dir(Box::new(DirBody {
+                index: DirIndex::new_empty(),
+                map: ExtentMap::new(),
+                counted: 0,
+                name_time: 0,
+            })),
             _ => Body::Special,
         };
         Self {

@@ -308,7 +308,7 @@ pub fn decode_cell(
                 }
                 Content::Inline(_) => return Err(wrong("file").into()),
             };
-            Body::Dir(Box::new(DirBody { index, map, counted: 0 }))
+            Body::Dir(Box::new(DirBody { index, map, counted: 0, name_time: 0 }))
         }
         _ => Body::Special,
     };

@@ -12,6 +12,7 @@ use super::out::{Out, Payload};
 use super::tx::Tx;
 use super::work::{Share, Work};
 use super::{Domain, Enter};
+use crate::cell::Body;
 use crate::cell::cache::Memory;
 use crate::error::{Error, Result};
 use crate::planted::sharing::{Place, share};
@@ -265,9 +266,12 @@ impl Domain {
         self.nodes.apply(&records)?;
         // only now: whoever misses the cell must find the node table without the inode
         for c in &share.dead {
+            if let Body::Dir(b) = &c.state.read().body {
+                self.shared.forget_name_time(b.name_time);
+            }
             self.cells.remove(c);
             let own = Memory::of(c);
-            self.shared.dir_bytes.fetch_sub(own.dir_bytes as i64, Ordering::Relaxed);
+            self.shared.memory.add_dir_bytes(-(own.dir_bytes as i64));
         }
         self.space.unreserve(tx.take_credits());
         Ok(())

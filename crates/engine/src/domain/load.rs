@@ -10,7 +10,6 @@ use braidfs_format::dentry::{Dentry, decode_bucket};
 use braidfs_format::node::{NodeEntry, OVERFLOW};
 use braidfs_format::{BLOCK_BYTES, Corrupt};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 /// Pages read at once at most.
 const READ_PAGES: u64 = 256;
@@ -113,7 +112,7 @@ impl Domain {
         // in steps: the count is the whole volume's
         let bytes = d.index.loaded_bytes();
         if bytes.abs_diff(d.counted) >= COUNT_STEP {
-            self.shared.dir_bytes.fetch_add(bytes as i64 - d.counted as i64, Ordering::Relaxed);
+            self.shared.memory.add_dir_bytes(bytes as i64 - d.counted as i64);
             d.counted = bytes;
         }
         r
@@ -171,7 +170,7 @@ impl Domain {
             }
             at += n;
         }
-        self.shared.pages.fetch_add(added, Ordering::Relaxed);
+        self.shared.memory.add(added, 0);
         Ok(())
     }
 }

@@ -17,6 +17,7 @@ pub mod checkpoint;
 pub mod commit;
 pub mod flush;
 pub mod load;
+pub mod memory;
 mod out;
 pub mod overwrite;
 pub mod peers;
@@ -31,7 +32,7 @@ mod work;
 use crate::braid::frontier::Frontier;
 use crate::braid::vacated::VacatedNames;
 use crate::cell::cache::{CELL_BYTES, CellCache, Memory};
-use crate::cell::{Cell, State};
+use crate::cell::{Body, Cell, State};
 use crate::error::{Error, Result};
 use crate::journal::Journal;
 use crate::nodes::NodeTable;
@@ -345,9 +346,14 @@ impl Domain {
 
     /// Drops clean pages and unused cells, and counts them out.
     pub fn evict(&self, want: Memory) {
-        let gone = self.cells.evict(want, &|d, t| self.committed_of(d) < t);
-        self.shared.pages.fetch_sub(gone.pages as i64, Ordering::Relaxed);
-        self.shared.dir_bytes.fetch_sub(gone.dir_bytes as i64, Ordering::Relaxed);
+        let leaves = |st: &State| {
+            if let Body::Dir(d) = &st.body {
+                self.shared.forget_name_time(d.name_time);
+            }
+        };
+        let gone = self.cells.evict(want, &|d, t| self.committed_of(d) < t, &leaves);
+        self.shared.memory.left(gone.pages, 0);
+        self.shared.memory.add_dir_bytes(-(gone.dir_bytes as i64));
     }
 
     /// Blocks or extents that one operation may free or allocate: their records must fit what [`Self::enter`] leaves of the

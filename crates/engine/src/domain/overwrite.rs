@@ -100,7 +100,7 @@ impl Domain {
         let Body::File(f) = &mut st.body else { return Ok(()) };
         let dirty = f.pages.dirty_count();
         f.pages.mark_clean(0, u64::MAX);
-        self.shared.left(0, dirty);
+        self.shared.memory.left(0, dirty);
         self.space.unreserve(std::mem::take(&mut f.reserved));
         Ok(())
     }

@@ -208,8 +208,7 @@ impl Domain {
             let mut p = Page::zeroed();
             p.write(0, &b);
             f.pages.put_dirty(0, p);
-            self.shared.pages.fetch_add(1, Ordering::Relaxed);
-            self.shared.dirty_pages.fetch_add(1, Ordering::Relaxed);
+            self.shared.memory.add(1, 1);
         }
     }
 
@@ -296,7 +295,7 @@ impl Domain {
             f.pages.mark_clean(first, first + pages.len() as u64);
         }
         f.cold = false;
-        self.shared.dirty_pages.fetch_sub(dirty as i64, Ordering::Relaxed);
+        self.shared.memory.left(0, dirty);
         if f.reserved > 0 && f.pages.dirty_count() == 0 {
             self.space.unreserve(f.reserved);
             f.reserved = 0;
@@ -412,6 +411,6 @@ impl Domain {
                 }
             }
         }
-        self.shared.left(gone, 0);
+        self.shared.memory.left(gone, 0);
     }
 }

@@ -1,17 +1,20 @@
 //! What is the volume's and no domain's: options, clock, counters of memory, marks of its life.
 
+use super::memory::MemoryUse;
+use crate::cell::State;
 use crate::live::LiveOptions;
+use crate::planted::{Bug, planted};
 use crate::types::*;
 use braidfs_format::super_block::{INCOMPAT_DATA_SUMS, SuperBlock};
-use crossbeam::utils::CachePadded;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use braidfs_sync::slots::Line;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// What all domains of a volume share, and its operations with them: the logical clock, limits, counters. It says nothing of
 /// any domain. Read-mostly: what many write has cache lines of its own.
 #[derive(Debug)]
 pub struct Shared {
-    /// Logical time of link changes.
-    pub seq: CachePadded<AtomicU64>,
+    /// No name of a directory that is not in memory was taken or left later, in logical time ([`Self::name_time`]).
+    pub names_before: Line<AtomicU64>,
     /// Options of the mount.
     pub options: MountOptions,
     /// Key of the directory hash.
@@ -20,12 +23,8 @@ pub struct Shared {
     pub data_sums: bool,
     /// Largest inline file.
     pub inline_max: usize,
-    /// Pages in memory, about.
-    pub pages: CachePadded<AtomicI64>,
-    /// Bytes of directories' names in memory, about.
-    pub dir_bytes: CachePadded<AtomicI64>,
-    /// Dirty pages in memory, about.
-    pub dirty_pages: CachePadded<AtomicI64>,
+    /// What the caches take.
+    pub memory: MemoryUse,
     /// The volume stops without writing another block (`Volume::crash`).
     pub dead: AtomicBool,
     /// A forced read-only volume.
@@ -43,13 +42,11 @@ impl Shared {
     /// At the mount, where recovery has not begun.
     pub fn new(options: MountOptions, sb: &SuperBlock) -> Self {
         Self {
-            seq: CachePadded::new(AtomicU64::new(0)),
+            names_before: Line::default(),
             hash_key: sb.hash_key,
             data_sums: sb.incompat.get() & INCOMPAT_DATA_SUMS != 0,
             inline_max: usize::from(sb.inline_max.get()),
-            pages: CachePadded::new(AtomicI64::new(0)),
-            dir_bytes: CachePadded::new(AtomicI64::new(0)),
-            dirty_pages: CachePadded::new(AtomicI64::new(0)),
+            memory: MemoryUse::new(options.cache_bytes),
             dead: AtomicBool::new(false),
             read_only: AtomicBool::new(false),
             closing: AtomicBool::new(false),
@@ -58,27 +55,36 @@ impl Shared {
             options,
         }
     }
-    /// The next logical time: above all before in this mount, and above `than`, the latest of the inodes whose names change
-    /// now. So who takes a name has it later than who left it, also where the clock was set back since an earlier mount.
-    pub fn next_seq(&self, than: u64) -> u64 {
+    /// The logical time at which inodes take and leave names of the directories `dirs`, which the caller has locked.
+    /// `than`: the latest such time of these inodes.
+    ///
+    /// Recovery and the checker compare these times of two inodes that both claim a name, in whatever state a crash left
+    /// each: the later one has it (`braid::rules::holder_keeps`). So what must hold is that *all times of an inode
+    /// while it has a name lie above those of all who had the name before it*. As long as an inode has a name its time
+    /// never falls (`than`). Who takes a name has it later than who left it, since both do so in the directory, whose
+    /// time is raised to theirs; names of different directories are never compared (Lamport's clock, its processes being
+    /// directories and inodes, instead of one word that all threads write). A directory's time is known in memory only:
+    /// where it leaves, [`Self::forget_name_time`] keeps a bound for all of these. What is of an earlier mount was made to agree
+    /// by recovery, and raises the clock by `than` where somebody takes a name from it.
+    ///
+    /// Near the time of day, so that a person can read it.
+    pub fn name_time(&self, dirs: &mut [&mut State], than: u64) -> u64 {
         let now = self.now();
         let now = (now.sec as u64).wrapping_mul(1_000_000_000).wrapping_add(u64::from(now.nsec));
-        let mut old = self.seq.load(Ordering::Relaxed);
-        loop {
-            let new = now.max(old.max(than).saturating_add(1));
-            match self.seq.compare_exchange_weak(old, new, Ordering::Relaxed, Ordering::Relaxed) {
-                Ok(_) => return new,
-                Err(o) => old = o,
+        let before = dirs.iter_mut().filter_map(|d| d.dir()).map(|d| d.name_time).max().unwrap_or(0);
+        let before = before.max(than).max(self.names_before.load(Ordering::Relaxed));
+        let time = now.max(before.saturating_add(1));
+        for d in dirs.iter_mut().filter_map(|d| d.dir()) {
+            if !planted(Bug::ClockNotRaised) {
+                d.name_time = time;
             }
         }
+        time
     }
-    /// So many pages have left memory, of them so many dirty ones. Where there were none it touches no line that all files
-    /// share.
-    pub fn left(&self, pages: usize, dirty: usize) {
-        for (count, gone) in [(&self.pages, pages), (&self.dirty_pages, dirty)] {
-            if gone > 0 {
-                count.fetch_sub(gone as i64, Ordering::Relaxed);
-            }
+    /// A directory with names taken or left at `time` the latest leaves memory, and nobody can find it any more there.
+    pub fn forget_name_time(&self, time: u64) {
+        if self.names_before.load(Ordering::Relaxed) < time {
+            self.names_before.fetch_max(time, Ordering::Relaxed);
         }
     }
     /// Time of day.

@@ -75,7 +75,7 @@ fn make(d: &Domain, change: impl FnOnce(&mut State)) -> Arc<Cell> {
     let e = d.enter().unwrap();
     let mut st = cell.state.write();
     st.nlink = 1;
-    st.gain_link(NodeId::ROOT, b"f", d.shared.next_seq(0));
+    st.gain_link(NodeId::ROOT, b"f", 1);
     change(&mut st);
     d.touch(e.tx(), &cell, &mut st).unwrap();
     st.durability.operation_changes_names();

@@ -15,7 +15,6 @@ use braidfs_format::group::{SegmentKind, Temperature};
 use braidfs_format::inode::{APPEND, Extent, IMMUTABLE, NOCOW};
 use braidfs_format::journal::Record;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 /// Blocks allocated by one operation at most.
 const PIECE_BLOCKS: u64 = 16 * 1024;
 
@@ -135,7 +134,7 @@ impl MountedVolume {
         let last = if end >= size { last.max(size.div_ceil(PAGE)) } else { last };
         let zero = |f: &mut crate::cell::FileBody, lblk: u64, a: usize, z: usize| {
             if a < z && f.pages.write(lblk, a, &[0u8; 4096][a..z]) == Some(true) {
-                self.shared.dirty_pages.fetch_add(1, Relaxed);
+                self.shared.memory.add(0, 1);
             }
         };
         if offset / PAGE == end / PAGE && first > last {

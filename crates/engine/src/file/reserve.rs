@@ -6,7 +6,6 @@ use crate::domain::serialise::writes_in_place;
 use crate::error::Result;
 use crate::volume::MountedVolume;
 use braidfs_format::inode::NOCOW;
-use std::sync::atomic::Ordering::Relaxed;
 
 /// Whether a dirty page at `lblk` will need a new block.
 fn needs_block(f: &FileBody, lblk: u64, in_place: bool) -> bool {
@@ -43,7 +42,7 @@ impl MountedVolume {
             && !f.pages.is_dirty(size / PAGE)
             && f.pages.dirty(size / PAGE)
         {
-            self.shared.dirty_pages.fetch_add(1, Relaxed);
+            self.shared.memory.add(0, 1);
         }
     }
 

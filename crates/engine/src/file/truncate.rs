@@ -8,7 +8,6 @@ use crate::volume::operation::Op;
 use braidfs_format::inode::LBLK_MAX;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 
 impl MountedVolume {
     /// Loads and reserves what [`Self::truncate`] to `size` will change; false where room must be made first.
@@ -58,7 +57,7 @@ impl MountedVolume {
         }
         self.drop_blocks(op, c, f, size.div_ceil(PAGE)..LBLK_MAX + 1);
         if !size.is_multiple_of(PAGE) && f.pages.zero_tail(size / PAGE, (size % PAGE) as usize) == Some(true) {
-            self.shared.dirty_pages.fetch_add(1, Relaxed);
+            self.shared.memory.add(0, 1);
         }
         if size == 0 && f.pages.is_empty() && f.map.extent_count() == 0 {
             f.inline = Some(Vec::new());
@@ -87,7 +86,7 @@ impl MountedVolume {
     pub(crate) fn drop_blocks(&self, op: &Op<'_>, c: &Arc<Cell>, f: &mut FileBody, blocks: Range<u64>) {
         let before = f.pages.len();
         let dirty = f.pages.remove_range(blocks.start, blocks.end);
-        self.shared.left(before - f.pages.len(), dirty);
+        self.shared.memory.left(before - f.pages.len(), dirty);
         let mut freed = Vec::new();
         if let Some(map) = f.map.there() {
             map.remove(blocks.start, blocks.end, &mut freed);

@@ -13,7 +13,6 @@ use crate::volume::operation::Op;
 use crate::volume::{MountedVolume, OpenFile, Volume};
 use braidfs_format::inode::IMMUTABLE;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 
 /// Written at once by one operation at most: keeps gates and locks short.
 pub(super) const PIECE: usize = 1 << 20;
@@ -190,7 +189,7 @@ impl MountedVolume {
             let k = (PAGE as usize - from).min(n - done);
             let bytes = &data[done..done + k];
             match f.pages.write(lblk, from, bytes) {
-                Some(fresh) => new_dirty += i64::from(fresh),
+                Some(fresh) => new_dirty += usize::from(fresh),
                 None => {
                     let mut p = if k == PAGE as usize { Page::from_slice(bytes) } else { Page::zeroed() };
                     if k < PAGE as usize {
@@ -205,9 +204,8 @@ impl MountedVolume {
         }
         // an overwrite of dirty pages touches no line that all files share
         if new_dirty > 0 {
-            self.shared.pages.fetch_add(new_pages, Relaxed);
-            self.shared.dirty_pages.fetch_add(new_dirty, Relaxed);
-            op.tx(c.domain).expect_pages(new_dirty as usize);
+            self.shared.memory.add(new_pages, new_dirty);
+            op.tx(c.domain).expect_pages(new_dirty);
         }
         Ok(Some(Wrote { offset, bytes: n, dirty: f.pages.dirty_count() }))
     }
@@ -263,7 +261,7 @@ impl MountedVolume {
     fn throttle(&self, c: &Arc<Cell>, dirty: usize) -> Result<()> {
         if dirty >= FLUSH_PAGES {
             let part = self.cache_budget() / FLUSH_PART / PAGE;
-            let all = self.shared.dirty_pages.load(Relaxed).max(0) as u64;
+            let all = self.shared.memory.dirty_lately();
             if dirty as u64 >= part || all >= part * 4 {
                 self.dom(c.domain).flush_cell(c)?;
             }

@@ -133,7 +133,7 @@ impl MountedVolume {
         let Some(before) = op.may_take(d, name, home) else { return Ok(None) };
         let mut st = self.fresh(&dst, new, cred)?;
         st.durability.inode_takes_name(&before);
-        st.gain_link(d.ino, name, self.shared.next_seq(0));
+        st.gain_link(d.ino, name, self.shared.name_time(&mut [&mut dst], 0));
         if new.kind == FileKind::Dir {
             st.parent = d.ino;
         } else {

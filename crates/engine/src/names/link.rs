@@ -80,7 +80,7 @@ impl MountedVolume {
         i.edit_entry(By::Operation(&mut op), d, &mut dst, name, edit)?;
         op.touch(c, &mut st)?;
         st.durability.inode_takes_name(&before);
-        let seq = i.shared.next_seq(st.link_seq);
+        let seq = i.shared.name_time(&mut [&mut dst], st.link_seq);
         st.gain_link(d.ino, name, seq);
         st.nlink += 1;
         st.ctime = i.shared.now();

@@ -89,7 +89,7 @@ impl MountedVolume {
             op.touch(&c, &mut st)?;
             let now = i.shared.now();
             st.ctime = now;
-            let seq = i.shared.next_seq(st.link_seq);
+            let seq = i.shared.name_time(&mut [&mut dst], st.link_seq);
             st.remove_link(d.ino, name, seq);
             st.durability.operation_changes_names();
             op.hint(d, name, &c);

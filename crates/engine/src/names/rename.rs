@@ -380,7 +380,9 @@ impl MountedVolume {
     /// old name.
     fn change_inodes(&self, op: &Op<'_>, r: &Request<'_>, l: &mut Locked<'_>, plan: &Plan, takes: [Before; 2]) {
         let now = self.shared.now();
-        let seq = self.shared.next_seq(l.src.link_seq.max(l.dst.as_ref().map_or(0, |v| v.link_seq)));
+        let than = l.src.link_seq.max(l.dst.as_ref().map_or(0, |v| v.link_seq));
+        let mut dirs: SmallVec<[&mut State; 2]> = l.dirs.iter_mut().map(|d| &mut **d).collect();
+        let seq = self.shared.name_time(&mut dirs, than);
         change_names(&mut l.src, r.from, Some(r.to), seq, now);
         l.src.durability.inode_takes_name(&takes[0]);
         plan.moved.note(&mut l.src.durability, r.from.dir.ino, r.from.name);

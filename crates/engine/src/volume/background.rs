@@ -139,7 +139,7 @@ impl MountedVolume {
     ///
     /// [`MountOptions::cached_above`]: crate::types::MountOptions::cached_above
     fn much_is_dirty(&self) -> bool {
-        let dirty = self.shared.dirty_pages.load(Ordering::Relaxed).max(0) as u64;
+        let dirty = self.shared.memory.dirty();
         let many = DIRTY_PAGES.min(self.cache_budget() / BLOCK_BYTES as u64 / DIRTY_PART);
         self.shared.options.cached_above && dirty > many
     }

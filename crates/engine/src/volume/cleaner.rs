@@ -93,7 +93,7 @@ impl MountedVolume {
         let Body::File(f) = &mut st.body else { return Ok(false) };
         f.cold = true;
         if f.pages.dirty(lblk) {
-            self.shared.dirty_pages.fetch_add(1, Ordering::Relaxed);
+            self.shared.memory.add(0, 1);
         }
         Ok(true)
     }

@@ -5,7 +5,6 @@
 use super::MountedVolume;
 use crate::cell::Body;
 use crate::cell::cache::{CELL_BYTES, Memory};
-use std::sync::atomic::Ordering;
 
 impl MountedVolume {
     pub(crate) fn cache_budget(&self) -> u64 {
@@ -14,8 +13,9 @@ impl MountedVolume {
 
     /// Gives memory back where the cache is over its budget. Cheap where it is not.
     pub(crate) fn maybe_evict(&self) {
-        let pages = self.shared.pages.load(Ordering::Relaxed).max(0) as u64;
-        if pages * 4096 > self.cache_budget()
+        let memory = &self.shared.memory;
+        if memory.is_to_look()
+            && memory.pages() * 4096 > self.cache_budget()
             && let Some(_one) = self.evicting.try_lock()
         {
             self.evict();
@@ -30,15 +30,15 @@ impl MountedVolume {
 
     fn evict(&self) {
         let budget = self.cache_budget();
-        let pages = self.shared.pages.load(Ordering::Relaxed).max(0) as u64;
+        let pages = self.shared.memory.pages();
         let cells: u64 = self.domains.iter().map(|d| d.cells.len() as u64).sum();
-        let dir_bytes = self.shared.dir_bytes.load(Ordering::Relaxed).max(0) as u64;
+        let dir_bytes = self.shared.memory.dir_bytes();
         let used = pages * 4096 + cells * CELL_BYTES + dir_bytes;
         if used <= budget {
             return;
         }
         // dirty pages in the way are written first, the largest files by themselves
-        if self.shared.dirty_pages.load(Ordering::Relaxed).max(0) as u64 * 4096 > budget / 2 {
+        if self.shared.memory.dirty() * 4096 > budget / 2 {
             for d in &self.domains {
                 for c in d.cells.all() {
                     let dirty = c.state.try_read().map_or(0, |st| match &st.body {
