@@ -72,6 +72,10 @@ pub enum Bug {
     SumsForgotten,
     /// Who takes a name does not have it later than who left it.
     ClockNotRaised,
+    /// The flip does not wait for operations of one slot.
+    SlotMissed,
+    /// A transaction frees blocks before it allocates them.
+    FreeBeforeAlloc,
 }
 
 impl Bug {
@@ -106,6 +110,8 @@ impl Bug {
         (Bug::TruncateForgotten, "truncate", "fsync in place forgets a truncate"),
         (Bug::TimesForgotten, "times", "fsync in place forgets times"),
         (Bug::SumsForgotten, "sums", "blocks overwritten whose checksums a roll-forward record holds"),
+        (Bug::SlotMissed, "slot", "the flip does not wait for a thread that is inside the gate"),
+        (Bug::FreeBeforeAlloc, "free-first", "frees of a transaction come before its allocations"),
     ];
 }
 

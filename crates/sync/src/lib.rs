@@ -6,6 +6,7 @@
 //! With the feature `schedule`, which only tests turn on, the locks know the scheduler of [`schedule`]: threads under it run
 //! one at a time, in an order that a seed gives. Other threads see no difference.
 
+mod doors;
 mod locks;
 #[cfg(any(debug_assertions, feature = "lock-ranks"))]
 #[path = "order/checked.rs"]
@@ -13,6 +14,7 @@ mod order;
 #[cfg(not(any(debug_assertions, feature = "lock-ranks")))]
 #[path = "order/unchecked.rs"]
 mod order;
+mod pass;
 pub mod rank;
 #[cfg(feature = "schedule")]
 pub mod schedule;
@@ -21,6 +23,7 @@ pub mod slots;
 mod tests;
 
 pub use locks::{Condvar, Mutex, MutexGuard, ProcessMutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+pub use pass::{PassLock, PassReadGuard, PassWriteGuard};
 
 use std::time::Duration;
 

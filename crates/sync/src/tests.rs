@@ -1,14 +1,14 @@
 //! Each rule of docs/locking.md, broken once.
 
 use crate::rank::{self, Rank};
-use crate::{CHECKED, Condvar, Mutex, MutexGuard, ProcessMutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use crate::{CHECKED, Condvar, Mutex, MutexGuard, PassLock, ProcessMutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 type Of<R> = Mutex<u8, R>;
 
-fn gate(n: u64) -> RwLock<u8, rank::Gate> {
-    RwLock::keyed(0, n)
+fn gate(n: u64) -> PassLock<u8, rank::Gate> {
+    PassLock::keyed(0, n)
 }
 
 fn cell(n: u64) -> RwLock<u8, rank::Cell> {

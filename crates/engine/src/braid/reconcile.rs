@@ -461,7 +461,7 @@ impl Pass<'_> {
                 // another inode has a name by its record alone until that one's recovery is durable, too; and that it is
                 // deleted must not look as if it had come to be
                 self.change(&c, |st| st.nlink = 0)?;
-                self.inner.dom(c.domain).orphans.lock().insert(c.ino);
+                self.inner.dom(c.domain).orphans.insert(c.ino);
                 continue;
             }
             let Some(e) = self.enter(&c) else { continue };

@@ -11,6 +11,7 @@
 use crate::braid::frontier::Frontier;
 use crate::types::*;
 use braidfs_format::name::FileName;
+use braidfs_sync::slots::Line;
 use braidfs_sync::{Mutex, rank};
 use foldhash::fast::RandomState;
 use smallvec::{SmallVec, smallvec};
@@ -34,18 +35,38 @@ pub struct Vacated {
     pub alive: bool,
 }
 
+/// Parts of the table, a power of two. Directories made one after the other have one each.
+const PARTS: u64 = 64;
+
 /// See the module.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct VacatedNames {
+    parts: Box<[Line<Part>]>,
+}
+
+/// The names of some directories.
+#[derive(Debug, Default)]
+struct Part {
     names: Mutex<Names, rank::VacatedNames>,
     /// Directories in `names`: most look-ups find nothing and write nothing.
     dirs: AtomicUsize,
 }
 
+impl Default for VacatedNames {
+    fn default() -> Self {
+        Self { parts: (0..PARTS).map(|_| Line::default()).collect() }
+    }
+}
+
 impl VacatedNames {
+    fn part(&self, dir: NodeId) -> &Part {
+        &self.parts[(dir.0 % PARTS) as usize]
+    }
+
     /// An inode left `dir/name`. Who took it over from another one of its domain and left it again stands for both.
     pub fn add(&self, dir: NodeId, name: &[u8], left: Vacated) {
-        let mut all = self.names.lock();
+        let part = self.part(dir);
+        let mut all = part.names.lock();
         let names = all.entry(dir).or_default();
         match names.get_mut(name) {
             Some(old) => match old.iter_mut().find(|o| o.domain == left.domain) {
@@ -56,41 +77,50 @@ impl VacatedNames {
                 names.insert(name.into(), smallvec![left]);
             }
         }
-        self.dirs.store(all.len(), Ordering::Release);
+        part.note(&all);
     }
 
     /// Who left this name.
     pub fn get(&self, dir: NodeId, name: &[u8]) -> Leavers {
-        if self.dirs.load(Ordering::Acquire) == 0 {
+        let part = self.part(dir);
+        if part.is_empty() {
             return Leavers::new();
         }
-        self.names.lock().get(&dir).and_then(|n| n.get(name)).cloned().unwrap_or_default()
+        part.names.lock().get(&dir).and_then(|n| n.get(name)).cloned().unwrap_or_default()
     }
 
     /// Everybody who left this directory and lives on.
     pub fn of_dir(&self, dir: NodeId) -> Frontier {
-        if self.dirs.load(Ordering::Acquire) == 0 {
+        let part = self.part(dir);
+        if part.is_empty() {
             return Frontier::EMPTY;
         }
-        self.names
-            .lock()
-            .get(&dir)
-            .map_or(Frontier::EMPTY, |n| n.values().flatten().filter(|l| l.alive).map(|l| (l.domain, l.tx)).collect())
+        let names = part.names.lock();
+        let left = names.get(&dir).map(|n| n.values().flatten().filter(|l| l.alive).map(|l| (l.domain, l.tx)).collect());
+        left.unwrap_or(Frontier::EMPTY)
     }
 
     /// Forgets renames that are durable.
     pub fn prune(&self, durable: impl Fn(DomainId, TxId) -> bool) {
-        if self.dirs.load(Ordering::Acquire) == 0 {
-            return;
-        }
-        let mut all = self.names.lock();
-        all.retain(|_, names| {
-            names.retain(|_, all| {
-                all.retain(|l| !durable(l.domain, l.tx));
-                !all.is_empty()
+        for part in self.parts.iter().filter(|p| !p.is_empty()) {
+            let mut all = part.names.lock();
+            all.retain(|_, names| {
+                names.retain(|_, all| {
+                    all.retain(|l| !durable(l.domain, l.tx));
+                    !all.is_empty()
+                });
+                !names.is_empty()
             });
-            !names.is_empty()
-        });
-        self.dirs.store(all.len(), Ordering::Release);
+            part.note(&all);
+        }
+    }
+}
+
+impl Part {
+    fn is_empty(&self) -> bool {
+        self.dirs.load(Ordering::Acquire) == 0
+    }
+    fn note(&self, names: &Names) {
+        self.dirs.store(names.len(), Ordering::Release);
     }
 }

@@ -1,10 +1,21 @@
 //! What planted bugs do in a domain ([`crate::planted`]): only built with them.
 
 use super::Domain;
+use super::tx::Tx;
 use crate::planted::{Bug, planted};
 use braidfs_format::BlockAddr;
+use braidfs_sync::{PassWriteGuard, rank};
+use std::sync::Arc;
 
 impl Domain {
+    /// The flip does not wait for the threads of slot 0.
+    pub(super) fn close_gate_missing_a_slot(&self) -> PassWriteGuard<'_, Arc<Tx>, rank::Gate> {
+        let gate = self.gate.write_missing(1);
+        // who is still inside has a reference to it
+        std::mem::forget(gate.clone());
+        gate
+    }
+
     /// Blocks that a transaction frees are used again, or discarded, before it is durable.
     pub(super) fn free_too_early(&self, runs: &[(BlockAddr, u32)]) {
         if planted(Bug::FreedReused) {

@@ -50,7 +50,7 @@ impl Domain {
         }
         let let_go = || -> Result<()> {
             // The newest transaction is kept for its list of orphans, and may be the one that freed what was there.
-            if self.orphans_listed.load(Ordering::Acquire) || !self.orphans.lock().is_empty() {
+            if self.orphans_listed.load(Ordering::Acquire) || !self.orphans.is_empty() {
                 self.list_orphans()?;
             }
             // with the bug the transaction that freed what was there has not been committed
@@ -94,7 +94,7 @@ impl Domain {
         };
         let newest_tail = || {
             // orphans are listed in the newest commit only: it stays
-            let listed = self.orphans_listed.load(Ordering::Acquire) || !self.orphans.lock().is_empty();
+            let listed = self.orphans_listed.load(Ordering::Acquire) || !self.orphans.is_empty();
             let keep = if listed { upto.0 } else { upto.0 + 1 };
             let first_pos = self.first_pos.lock();
             let tail = first_pos.range(keep..).map(|(_, p)| *p).min().unwrap_or_else(|| self.journal.head());
@@ -215,7 +215,7 @@ impl Domain {
         planted::too_early(Bug::CleanEarly, || self.write_header(mark_clean))?;
         self.commit()?;
         self.checkpoint()?;
-        let empty = self.orphans.lock().is_empty();
+        let empty = self.orphans.is_empty();
         self.write_header(|h| {
             if empty {
                 h.tail_pos = h.head_pos;

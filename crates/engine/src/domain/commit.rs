@@ -24,7 +24,7 @@ use braidfs_format::journal::{
     CHUNK_HEADER_BYTES, CHUNK_MAX_BLOCKS, ChunkId, ChunkKind, Record, chunk_blocks, encode_chunk,
 };
 use braidfs_format::node::{NodeBlockBuilder, NodeEntry, NodeRecord};
-use braidfs_sync::{Condvar, Mutex};
+use braidfs_sync::{Condvar, Mutex, PassWriteGuard, rank};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -83,19 +83,20 @@ impl Domain {
     /// Commits the running transaction; false where it is empty. Under `commit_lock`.
     fn commit_running(&self) -> Result<bool> {
         let (tx, mut orphans) = {
-            let mut gate = self.gate.write();
+            let mut gate = self.close_gate();
             if gate.is_empty() {
                 return Ok(false);
             }
             share(Place::Commit);
-            let next = Arc::new(Tx::new(TxId(gate.id.0 + 1)));
+            let next = Arc::new(Tx::new(TxId(gate.id.0 + 1), self.short));
             let old = std::mem::replace(&mut *gate, next);
             *self.committing.lock() = Some(old.clone());
-            self.is_committing.store(true, Ordering::Release);
+            old.end_of_operations();
+            self.pending.store(old.cost(), Ordering::Release);
             // last: whoever sees the new number sees that the old one commits
             self.running.store(gate.id.0, Ordering::Release);
             // as of this transaction: what the next one links again, or frees, is an orphan where only this one survives
-            (old, self.orphans.lock().iter().copied().collect::<Vec<NodeId>>())
+            (old, self.orphans.list())
         };
         orphans.sort(); // the same operations write the same
         let work = Arc::new(Work {
@@ -124,12 +125,21 @@ impl Domain {
         self.check_writable()?;
         self.finish(&tx, share, orphans)?;
         *self.committing.lock() = None;
-        self.is_committing.store(false, Ordering::Release);
+        self.pending.store(0, Ordering::Release);
         self.durable.store(tx.id.0, Ordering::Relaxed);
         self.committed.store(tx.id.0, Ordering::Release);
         self.counters.commits.fetch_add(1, Ordering::Relaxed);
         self.vacated.prune(|d, t| self.committed_of(d) >= t);
         Ok(true)
+    }
+
+    /// Lets no operation into the gate, and waits for those that are inside.
+    fn close_gate(&self) -> PassWriteGuard<'_, Arc<Tx>, rank::Gate> {
+        #[cfg(feature = "planted-bugs")]
+        if planted(Bug::SlotMissed) {
+            return self.close_gate_missing_a_slot();
+        }
+        self.gate.write()
     }
 
     /// Takes cells from the list and writes them out, until there is none left.
@@ -433,8 +443,7 @@ pub fn try_enter_all<'a>(domains: &[&'a Domain]) -> Result<Option<Enters<'a>>> {
 
 impl Domain {
     fn needs_room(&self) -> bool {
-        let cost = self.gate.read().cost();
-        cost > self.pinned_max || self.journal_tight(cost)
+        !self.has_room_for(&self.gate.read())
     }
     /// [`Self::enter`] without a look at the journal's room (recovery; the second domain of an operation).
     ///

@@ -19,6 +19,7 @@ pub mod flush;
 pub mod load;
 pub mod memory;
 mod out;
+mod orphans;
 pub mod overwrite;
 pub mod peers;
 pub mod quiesce;
@@ -40,13 +41,15 @@ use crate::space::Space;
 use crate::store::Store;
 use crate::types::*;
 use braidfs_format::domain::DomainHeader;
-use braidfs_sync::{Mutex, RwLock, RwLockReadGuard, rank};
+use braidfs_sync::slots::Line;
+use braidfs_sync::{Mutex, PassLock, PassReadGuard, rank};
 use crossbeam::utils::CachePadded;
+pub use orphans::Orphans;
 use out::Out;
 use peers::Peers;
 pub use shared::Shared;
-use std::collections::{BTreeMap, HashMap, HashSet};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use tx::{CELL_COST, Tx};
 use work::Work;
@@ -95,14 +98,14 @@ pub struct Domain {
     /// Cells in memory.
     pub cells: CellCache,
     /// The gate. Operations hold it for reading while they change something; the flip of the running transaction is its
-    /// only writer (Max's reader pass-through semaphore has the same interface).
-    gate: RwLock<Arc<Tx>, rank::Gate>,
+    /// only writer. Operations of different threads write no common line to enter it.
+    gate: PassLock<Arc<Tx>, rank::Gate>,
     /// Number of the transaction in `gate`, changed under its writer side; on a line of its own, as every overwrite reads
     /// it and every other operation writes the gate's.
     running: CachePadded<AtomicU64>,
     committing: Mutex<Option<Arc<Tx>>, rank::Committing>,
-    /// Whether `committing` holds one: most of the time no operation has to lock it.
-    is_committing: AtomicBool,
+    /// Journal bytes that the one in `committing` takes, for those who enter: they do not lock it.
+    pending: Line<AtomicUsize>,
     committed: AtomicU64,
     /// The transaction whose commit record is the newest in the journal (numbers between it and `committed` were never
     /// committed: they were cut off by a crash).
@@ -113,7 +116,7 @@ pub struct Domain {
     failed: OnceLock<String>,
     header: Mutex<HeaderPair, rank::Header>,
     /// Inodes unlinked but open (or waiting for another domain).
-    pub orphans: Mutex<HashSet<NodeId>, rank::Orphans>,
+    pub orphans: Orphans,
     /// The newest commit lists some: a checkpoint keeps it.
     orphans_listed: AtomicBool,
     /// Transactions of other domains that committed transactions of this one touched: durable before our tail moves.
@@ -139,17 +142,21 @@ pub struct Domain {
     mlogs: usize,
     /// Cost of a transaction whose cells take an eighth of the cache.
     pinned_max: usize,
+    /// Cost of a transaction up to which nobody who enters looks closely.
+    short: usize,
 }
 
 /// The right to change a domain: holds its gate, names its running transaction. Dropping it leaves.
 pub struct Enter<'a> {
     /// The domain.
     pub domain: &'a Domain,
-    guard: RwLockReadGuard<'a, Arc<Tx>>,
+    guard: PassReadGuard<'a, Arc<Tx>, rank::Gate>,
     /// Journal bytes that are announced and not yet used.
     expected: std::cell::Cell<usize>,
 }
 
+/// This part of the journal is a transaction that is short ([`Tx::cost_at_most`]).
+const SHORT_PART: usize = 16;
 /// Blocks or extents that an operation may free unannounced ([`Enter::expect_pieces`]).
 const FEW_PIECES: usize = 64;
 
@@ -215,11 +222,12 @@ impl Domain {
     ) -> Self {
         let Layers { space, nodes, journal } = layers;
         let last = header.header.last_tx.get();
-        let tx = Arc::new(Tx::new(TxId(last + 1)));
         if shared.options.discard {
             space.note_freed();
         }
-        let pinned = (shared.options.cache_bytes / 8 / CELL_BYTES).clamp(2048, 1 << 40) as usize;
+        let pinned_max = (shared.options.cache_bytes / 8 / CELL_BYTES).clamp(2048, 1 << 40) as usize * CELL_COST;
+        let short = (journal.blocks() as usize * 4096 / SHORT_PART).min(pinned_max / 4);
+        let tx = Arc::new(Tx::new(TxId(last + 1), short));
         Self {
             id,
             store,
@@ -230,9 +238,9 @@ impl Domain {
             journal,
             cells: CellCache::default(),
             running: CachePadded::new(AtomicU64::new(tx.id.0)),
-            gate: RwLock::keyed(tx, u64::from(id.0)),
+            gate: PassLock::keyed(tx, u64::from(id.0)),
             committing: Mutex::new(None),
-            is_committing: AtomicBool::new(false),
+            pending: Line::default(),
             committed: AtomicU64::new(last),
             durable: AtomicU64::new(last),
             commit_lock: Mutex::new(()),
@@ -240,7 +248,7 @@ impl Domain {
             work: Mutex::new(None),
             failed: OnceLock::new(),
             header: Mutex::new(header),
-            orphans: Mutex::default(),
+            orphans: Orphans::default(),
             orphans_listed: AtomicBool::new(false),
             peer_txs: Mutex::default(),
             new_geners: Mutex::default(),
@@ -252,7 +260,8 @@ impl Domain {
             missed: CachePadded::default(),
             next_mlog: AtomicU32::new(0),
             mlogs: usize::from(mlogs.max(1)),
-            pinned_max: pinned * CELL_COST,
+            pinned_max,
+            short,
         }
     }
 
@@ -322,8 +331,7 @@ impl Domain {
         loop {
             self.check_writable()?;
             let guard = self.gate.read();
-            let cost = guard.cost();
-            if cost <= self.pinned_max && !self.journal_tight(cost) {
+            if self.has_room_for(&guard) {
                 return Ok(Enter { domain: self, guard, expected: std::cell::Cell::new(0) });
             }
             drop(guard);
@@ -362,13 +370,15 @@ impl Domain {
         self.journal.blocks() as usize * 4096 / 8 / tx::PAGE_COST
     }
 
+    /// Whether operations may enter with `tx` running: neither the journal nor the cache becomes too full by it.
+    fn has_room_for(&self, tx: &Tx) -> bool {
+        let fits = |cost: usize| cost <= self.pinned_max && !self.journal_tight(cost);
+        fits(tx.cost_at_most()) || fits(tx.cost())
+    }
+
     /// Whether a commit of `cost` bytes more could run into the journal's end.
     fn journal_tight(&self, cost: usize) -> bool {
-        let pending = if self.is_committing.load(Ordering::Acquire) {
-            self.committing.lock().as_ref().map_or(0, |t| t.cost())
-        } else {
-            0
-        };
+        let pending = self.pending.load(Ordering::Acquire);
         let need = ((cost + pending) / 4096) as u64 * 5 / 4 + 8;
         self.journal.used() + need > self.journal.blocks() * 5 / 8
     }

@@ -8,37 +8,72 @@ use crate::braid::frontier::Frontier;
 use crate::cell::Cell;
 use crate::types::*;
 use braidfs_format::journal::Record;
+use crate::planted::{Bug, planted};
+use braidfs_sync::slots::{Line, PerSlot};
 use braidfs_sync::{Mutex, rank};
 use std::sync::Arc;
 use std::sync::atomic::{
-    AtomicI64, AtomicU64, AtomicUsize,
+    AtomicBool, AtomicI64, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
 };
 
 /// See the module. Lock rank: its mutexes are leaves.
+///
+/// What operations put in lies in parts, one per slot, so that threads write no common line (journaling-fast18 section
+/// 3.1 has lists for concurrent insertion instead; here the flip, which waits for all who are inside the gate, lets the
+/// committer gather the parts). Of the order of facts of different threads only what [`Self::take_records`] says is kept.
 #[derive(Debug)]
 pub struct Tx {
     /// Its number.
     pub id: TxId,
-    cells: Mutex<Vec<Arc<Cell>>, rank::TxList>,
-    records: Mutex<Vec<Record>, rank::TxList>,
+    parts: PerSlot<Part>,
+    /// Bytes that the parts have told of; each tells of more than [`Self::step`].
+    told: Line<AtomicI64>,
+    step: i64,
+    /// What all read before they enter, and hardly anybody writes.
+    marks: Line<Marks>,
+    /// Facts that take the place of earlier ones ([`Self::record_again`]).
+    again: Mutex<Vec<Record>, rank::TxList>,
     out: Mutex<Out, rank::TxList>,
-    peers: Mutex<Frontier, rank::TxList>,
-    cost: AtomicUsize,
+    /// The parts' credits, once nobody adds any.
+    credits: AtomicI64,
+}
+
+#[derive(Debug, Default)]
+struct Marks {
+    /// Something changed.
+    changed: AtomicBool,
+    /// It has told of [`Tx::short`] bytes.
+    long: AtomicBool,
+    /// Operations of it changed other domains, too.
+    has_peers: AtomicBool,
+}
+
+/// What threads of one slot have put into a transaction.
+#[derive(Debug, Default)]
+struct Part {
+    /// Bytes of journal that were not told of yet.
+    untold: AtomicI64,
     credits: AtomicI64,
     packed: AtomicU64,
     /// Writes of its data that its commit record has to wait for.
     io: AtomicU64,
+    cells: Mutex<Vec<Arc<Cell>>, rank::TxList>,
+    records: Mutex<Vec<Record>, rank::TxList>,
+    peers: Mutex<Frontier, rank::TxList>,
 }
 
 /// A write of a transaction's data is under way outside the committer; dropping it says that it is done (or that the
 /// domain has failed).
 #[derive(Debug)]
-pub struct PendingIo(Arc<Tx>);
+pub struct PendingIo {
+    tx: Arc<Tx>,
+    slot: usize,
+}
 
 impl Drop for PendingIo {
     fn drop(&mut self) {
-        self.0.io.fetch_sub(1, Release);
+        self.tx.parts.part(self.slot).io.fetch_sub(1, Release);
     }
 }
 
@@ -51,70 +86,125 @@ pub(super) const PAGE_COST: usize = 40;
 /// Bytes of records that a node block is expected to hold; the last one of a block rarely fits.
 const PACKED_BYTES: u64 = 2800;
 
+/// Writes a mark where it is not there.
+fn set(mark: &AtomicBool) {
+    if !mark.load(Relaxed) {
+        mark.store(true, Relaxed);
+    }
+}
+
 impl Tx {
-    /// An empty transaction.
-    pub fn new(id: TxId) -> Self {
+    /// An empty transaction. Up to `short` bytes of journal nobody has to know how long exactly it is.
+    pub fn new(id: TxId, short: usize) -> Self {
+        let parts = PerSlot::<Part>::default();
+        let step = (short / parts.parts()).max(1) as i64;
         Self {
             id,
-            cells: Mutex::default(),
-            records: Mutex::default(),
+            parts,
+            told: Line::default(),
+            step,
+            marks: Line::default(),
+            again: Mutex::default(),
             out: Mutex::default(),
-            peers: Mutex::default(),
-            cost: AtomicUsize::new(0),
             credits: AtomicI64::new(0),
-            packed: AtomicU64::new(0),
-            io: AtomicU64::new(0),
         }
     }
     /// Announces a write of its data; called inside the gate.
     pub fn begin_io(self: &Arc<Self>) -> PendingIo {
-        self.io.fetch_add(1, Relaxed);
-        PendingIo(self.clone())
+        let slot = self.parts.slot();
+        self.parts.part(slot).io.fetch_add(1, Relaxed);
+        PendingIo { tx: self.clone(), slot }
     }
     /// Waits for the announced writes (committer, after the flip).
     pub fn wait_io(&self) {
         let mut spins = 0u32;
-        while self.io.load(Acquire) > 0 {
+        while self.parts.iter().any(|p| p.io.load(Acquire) > 0) {
             spins += 1;
             braidfs_sync::give_way(spins);
         }
     }
-    /// Journal bytes that it will take, an upper bound.
+    fn short(&self) -> i64 {
+        self.step * self.parts.parts() as i64
+    }
+    /// Counts journal bytes.
+    fn costs(&self, part: &Part, bytes: i64) {
+        if part.untold.fetch_add(bytes, Relaxed) + bytes >= self.step {
+            self.tell(part);
+        }
+    }
+    #[cold]
+    fn tell(&self, part: &Part) {
+        let bytes = part.untold.swap(0, Relaxed);
+        if self.told.fetch_add(bytes, Relaxed) + bytes >= self.short() {
+            set(&self.marks.long);
+        }
+    }
+    /// An upper bound of its [`Self::cost`], about, which touches few lines that others write; a low one where it is short.
+    pub fn cost_at_most(&self) -> usize {
+        let told = if self.marks.long.load(Relaxed) { self.told.load(Relaxed).max(0) } else { self.short() };
+        (told + self.short()) as usize
+    }
+    /// Journal bytes that it will take, an upper bound. Reads the lines of all slots.
     pub fn cost(&self) -> usize {
-        self.cost.load(Relaxed)
+        let untold: i64 = self.parts.iter().map(|p| p.untold.load(Relaxed)).sum();
+        (self.told.load(Relaxed) + untold).max(0) as usize
     }
     /// Whether nothing changed in it.
     pub fn is_empty(&self) -> bool {
-        self.cost() == 0
+        !self.marks.changed.load(Relaxed)
     }
     /// Puts a cell on the list; [`super::Domain::touch`] sees to it that it is there once.
     pub fn add_cell(&self, cell: Arc<Cell>) {
-        self.cost.fetch_add(CELL_COST, Relaxed);
-        self.cells.lock().push(cell);
+        let part = self.parts.mine();
+        set(&self.marks.changed);
+        self.costs(part, CELL_COST as i64);
+        part.cells.lock().push(cell);
     }
     /// So many pages became dirty that it will write: their places are facts, too.
     pub fn expect_pages(&self, pages: usize) {
-        self.cost.fetch_add(pages * PAGE_COST, Relaxed);
+        self.costs(self.parts.mine(), (pages * PAGE_COST) as i64);
     }
     /// Counts bytes that an operation may come to cost; what it costs by then.
     pub fn expect(&self, bytes: usize) -> usize {
-        self.cost.fetch_add(bytes, Relaxed) + bytes
+        self.costs(self.parts.mine(), bytes as i64);
+        self.cost()
     }
     /// The operation is over.
     pub fn expect_no_more(&self, bytes: usize) {
-        self.cost.fetch_sub(bytes, Relaxed);
+        self.costs(self.parts.mine(), -(bytes as i64));
     }
-    /// Adds a fact, in order.
+    /// Adds a fact.
     pub fn record(&self, r: Record) {
         let name = if let Record::Remote { name, .. } = &r { name.len() } else { 0 };
-        self.cost.fetch_add(30 + name, Relaxed);
-        self.records.lock().push(r);
+        let part = self.parts.mine();
+        set(&self.marks.changed);
+        self.costs(part, 30 + name as i64);
+        part.records.lock().push(r);
     }
-    /// Adds facts, in order.
+    /// Adds facts.
     pub fn record_all(&self, rs: impl IntoIterator<Item = Record>) {
+        let part = self.parts.mine();
+        Self::push_all(&part.records, rs, |bytes| self.costs_if_any(part, bytes));
+    }
+    /// Adds facts that take the place of earlier ones of this transaction: whose blocks are now what. Later ones do so, too,
+    /// whichever thread adds them.
+    pub fn record_again(&self, rs: impl IntoIterator<Item = Record>) {
+        Self::push_all(&self.again, rs, |bytes| self.costs_if_any(self.parts.mine(), bytes));
+    }
+    fn push_all(
+        list: &Mutex<Vec<Record>, rank::TxList>,
+        rs: impl IntoIterator<Item = Record>,
+        costs: impl FnOnce(i64),
+    ) {
         let mut n = 0;
-        self.records.lock().extend(rs.into_iter().inspect(|_| n += 30));
-        self.cost.fetch_add(n, Relaxed);
+        list.lock().extend(rs.into_iter().inspect(|_| n += 30));
+        costs(n);
+    }
+    fn costs_if_any(&self, part: &Part, bytes: i64) {
+        if bytes > 0 {
+            set(&self.marks.changed);
+            self.costs(part, bytes);
+        }
     }
     /// Output of a cell that was serialised outside the committer.
     pub fn give(&self, out: Out) {
@@ -122,13 +212,21 @@ impl Tx {
     }
     /// An operation changed another domain too, in its transaction `tx`.
     pub fn peer(&self, domain: DomainId, tx: TxId) {
-        self.peers.lock().raise(domain, tx);
+        self.parts.mine().peers.lock().raise(domain, tx);
+        set(&self.marks.has_peers);
     }
-    /// Metadata blocks that were reserved for it.
+    /// Metadata blocks that were reserved for it. Inside the gate.
     pub fn add_credits(&self, blocks: u64) {
-        self.credits.fetch_add(blocks as i64, Relaxed);
+        if blocks > 0 {
+            self.parts.mine().credits.fetch_add(blocks as i64, Relaxed);
+        }
     }
-    /// Takes one reserved metadata block; false where none is left.
+    /// Nobody is inside its gate any more: the flip.
+    pub fn end_of_operations(&self) {
+        let credits = self.parts.iter().map(|p| p.credits.load(Relaxed)).sum();
+        self.credits.store(credits, Relaxed);
+    }
+    /// Takes one reserved metadata block; false where none is left. After the flip: whoever writes a cell out for it.
     pub fn take_credit(&self) -> bool {
         self.credits.fetch_update(Relaxed, Relaxed, |c| (c > 0).then_some(c - 1)).is_ok()
     }
@@ -138,16 +236,36 @@ impl Tx {
     }
     /// Counts bytes of records that it will write packed; how many node blocks more they fill.
     pub fn pack_bytes(&self, bytes: usize) -> u64 {
-        let old = self.packed.fetch_add(bytes as u64, Relaxed);
+        let old = self.parts.mine().packed.fetch_add(bytes as u64, Relaxed);
         (old + bytes as u64).div_ceil(PACKED_BYTES) - old.div_ceil(PACKED_BYTES)
     }
     /// All cells (committer).
     pub fn take_cells(&self) -> Vec<Arc<Cell>> {
-        std::mem::take(&mut *self.cells.lock())
+        let mut all = Vec::new();
+        self.parts.iter().for_each(|p| all.append(&mut p.cells.lock()));
+        all
     }
     /// All facts (committer).
+    ///
+    /// Of a block an `Alloc` comes before its `Free`, also where different threads added them: a block that the transaction
+    /// frees is not used again before it is durable, so there is no `Alloc` behind a `Free`. Each block is allocated once;
+    /// what was said of it again ([`Self::record_again`]) comes behind that, in order. Of all else the order is free.
     pub fn take_records(&self) -> Vec<Record> {
-        std::mem::take(&mut *self.records.lock())
+        let mut all = Vec::new();
+        self.parts.iter().for_each(|p| all.append(&mut p.records.lock()));
+        let again = std::mem::take(&mut *self.again.lock());
+        let rank = |r: &Record| u8::from(matches!(r, Record::Free { .. }) != planted(Bug::FreeBeforeAlloc));
+        if all.iter().map(rank).is_sorted() {
+            // mostly there is nothing to be freed, or nothing else
+            let frees = all.iter().position(|r| matches!(r, Record::Free { .. })).unwrap_or(all.len());
+            all.splice(frees..frees, again);
+            return all;
+        }
+        let (mut first, mut last): (Vec<_>, Vec<_>) = all.into_iter().partition(|r| rank(r) == 0);
+        first.reserve(again.len() + last.len());
+        first.extend(again);
+        first.append(&mut last);
+        first
     }
     /// Output given by others (committer).
     pub fn take_out(&self) -> Out {
@@ -155,6 +273,10 @@ impl Tx {
     }
     /// Other domains and their transactions that it shares operations with so far.
     pub fn peers_so_far(&self) -> Frontier {
-        self.peers.lock().clone()
+        let mut all = Frontier::EMPTY;
+        if self.marks.has_peers.load(Relaxed) {
+            self.parts.iter().for_each(|p| all.merge(&p.peers.lock()));
+        }
+        all
     }
 }

@@ -218,7 +218,7 @@ impl MountedVolume {
         // they only change their places: nothing is freed
         let mut same = Vec::new();
         f.map.remove(from, LBLK_MAX + 1, &mut same);
-        op.tx(c.domain).record_all(moved.iter().map(|e| Record::Alloc {
+        op.tx(c.domain).record_again(moved.iter().map(|e| Record::Alloc {
             addr: e.addr,
             len: e.len,
             kind: SegmentKind::Data,

@@ -186,7 +186,7 @@ impl Volume {
             let attr = cell.attr(&st);
             drop(st);
             let dom = i.dom(d.domain);
-            dom.orphans.lock().insert(inode.ino);
+            dom.orphans.insert(inode.ino);
             dom.cells.insert_new(cell.clone());
             Ok((attr, OpenFile::new(cell, self.reference())))
         })();

@@ -65,7 +65,7 @@ impl MountedVolume {
             return Ok(None);
         }
         let kept = || c.opens.load(Ordering::Acquire) > 0 || i.held.holds(c);
-        let tmp = st.nlink == 0 && i.dom(c.domain).orphans.lock().contains(&ino) && kept();
+        let tmp = st.nlink == 0 && i.dom(c.domain).orphans.contains(ino) && kept();
         if st.deleted || (st.nlink == 0 && !tmp) {
             return Err(Error::NotFound);
         }
@@ -86,7 +86,7 @@ impl MountedVolume {
         st.ctime = i.shared.now();
         st.durability.operation_changes_names();
         if tmp {
-            i.dom(c.domain).orphans.lock().remove(&ino);
+            i.dom(c.domain).orphans.remove(ino);
             i.held.named(c);
         }
         op.hint(d, name, c);

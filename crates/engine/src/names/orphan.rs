@@ -28,7 +28,7 @@ impl MountedVolume {
         cell.nameless.store(true, Ordering::SeqCst);
         let held = self.held.orphaned(cell);
         if held || cell.opens.load(Ordering::SeqCst) > 0 || !st.durability.tombstones().is_empty() {
-            d.orphans.lock().insert(cell.ino);
+            d.orphans.insert(cell.ino);
         } else {
             self.delete(op.enter(cell.domain), cell, st);
         }
@@ -40,7 +40,7 @@ impl MountedVolume {
         let extents = if let Body::File(f) = &st.body { f.map.extent_count() } else { 0 };
         if extents > e.domain.pieces_max() || !e.expect_pieces(extents) {
             cell.nameless.store(true, Ordering::SeqCst);
-            e.domain.orphans.lock().insert(cell.ino);
+            e.domain.orphans.insert(cell.ino);
             self.zombies.lock().push(cell.clone());
         } else {
             self.delete_content(e, cell, st);
@@ -70,7 +70,7 @@ impl MountedVolume {
         st.deleted = true;
         st.nlink = 0;
         st.links.clear();
-        e.domain.orphans.lock().remove(&c.ino);
+        e.domain.orphans.remove(c.ino);
     }
 
     /// Deletes an orphan that nobody has open or holds any more.

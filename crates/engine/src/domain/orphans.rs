@@ -1,0 +1,54 @@
+//! Inodes without a name that wait for their end.
+
+use crate::types::NodeId;
+use braidfs_sync::slots::Line;
+use braidfs_sync::{Mutex, rank};
+use std::collections::HashSet;
+use std::sync::atomic::{
+    AtomicUsize,
+    Ordering::{Acquire, Release},
+};
+
+/// Those of a domain. Whoever adds or takes away an inode has its cell locked. Lock rank: leaf.
+#[derive(Debug, Default)]
+pub struct Orphans {
+    set: Mutex<HashSet<NodeId>, rank::Orphans>,
+    /// How many there are: who deletes an inode that was never one mostly writes nothing.
+    len: Line<AtomicUsize>,
+}
+
+impl Orphans {
+    /// Adds an inode, once.
+    pub fn insert(&self, ino: NodeId) {
+        let mut set = self.set.lock();
+        set.insert(ino);
+        self.len.store(set.len(), Release);
+    }
+    /// Adds inodes.
+    pub fn extend(&self, inos: impl IntoIterator<Item = NodeId>) {
+        let mut set = self.set.lock();
+        set.extend(inos);
+        self.len.store(set.len(), Release);
+    }
+    /// Takes an inode away, if it is there.
+    pub fn remove(&self, ino: NodeId) {
+        if self.is_empty() {
+            return; // others come and go, not this one
+        }
+        let mut set = self.set.lock();
+        set.remove(&ino);
+        self.len.store(set.len(), Release);
+    }
+    /// Whether an inode is there.
+    pub fn contains(&self, ino: NodeId) -> bool {
+        !self.is_empty() && self.set.lock().contains(&ino)
+    }
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len.load(Acquire) == 0
+    }
+    /// All, in no order.
+    pub fn list(&self) -> Vec<NodeId> {
+        self.set.lock().iter().copied().collect()
+    }
+}

@@ -1,0 +1,269 @@
+//! A lock that many read all the time and somebody writes now and then: the reader pass-through semaphore of Max (ATC '21,
+//! section 4.1).
+//!
+//! Who reads it writes one line, that of its slot, and no other reader's. Who writes it keeps new readers out, looks at all
+//! slots, and sleeps until those who are inside have left. Readers that come meanwhile wait for the writer's mutex.
+//!
+//! This is a low-level module: unsafe is the access to the value, by the guards.
+
+use crate::doors::Doors;
+use crate::order::{Held, Who};
+use crate::rank::Rank;
+use crate::slots;
+use std::cell::UnsafeCell;
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+
+/// Looks of a writer at a slot in use before it sleeps.
+const SPINS: u32 = 100;
+
+/// See the module. Of rank `R`.
+pub struct PassLock<T, R: Rank> {
+    who: Who<R>,
+    doors: Doors,
+    /// Held by the one who writes; who finds the doors closed waits for it.
+    writer: parking_lot::Mutex<()>,
+    /// Where the writer sleeps.
+    sleep: parking_lot::Mutex<()>,
+    left: parking_lot::Condvar,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: as of any lock for readers and writers: `&T` goes to several threads at a time, `&mut T` to one, which may take
+// the value away.
+unsafe impl<T: Send + Sync, R: Rank> Sync for PassLock<T, R> {}
+
+/// The right to read what a [`PassLock`] guards.
+pub struct PassReadGuard<'a, T, R: Rank> {
+    lock: &'a PassLock<T, R>,
+    slot: usize,
+    _held: Held,
+}
+
+/// The right to change what a [`PassLock`] guards.
+pub struct PassWriteGuard<'a, T, R: Rank> {
+    lock: &'a PassLock<T, R>,
+    _writer: parking_lot::MutexGuard<'a, ()>,
+    _held: Held,
+}
+
+impl<T, R: Rank<Key = ()>> PassLock<T, R> {
+    /// A lock around `value`.
+    pub fn new(value: T) -> Self {
+        Self::keyed(value, ())
+    }
+}
+
+impl<T, R: Rank> PassLock<T, R> {
+    /// A lock around `value`, which is `key` among those of its rank.
+    pub fn keyed(value: T, key: R::Key) -> Self {
+        Self {
+            who: Who::new(key),
+            doors: Doors::new(slots::count()),
+            writer: parking_lot::Mutex::new(()),
+            sleep: parking_lot::Mutex::new(()),
+            left: parking_lot::Condvar::new(),
+            value: UnsafeCell::new(value),
+        }
+    }
+
+    /// Takes it for reading.
+    ///
+    /// # Panics
+    /// Against the order of ranks, where that is checked.
+    #[inline(always)]
+    #[track_caller]
+    pub fn read(&self) -> PassReadGuard<'_, T, R> {
+        let held = self.who.wait();
+        #[cfg(feature = "schedule")]
+        crate::schedule::point();
+        let slot = self.doors.slot();
+        while !self.doors.enter(slot) {
+            self.leave(slot);
+            self.wait_for_writer();
+        }
+        PassReadGuard { lock: self, slot, _held: held }
+    }
+
+    /// Takes it for writing.
+    ///
+    /// # Panics
+    /// Against the order of ranks, where that is checked.
+    #[track_caller]
+    pub fn write(&self) -> PassWriteGuard<'_, T, R> {
+        self.write_from(0)
+    }
+
+    /// [`Self::write`] that does not look at the slots below `first`: a bug on purpose, for the crash tests to find. For a
+    /// value that outlives all who read it, by threads of which one runs at a time; else the behaviour is undefined.
+    #[cfg(feature = "planted-bugs")]
+    pub fn write_missing(&self, first: usize) -> PassWriteGuard<'_, T, R> {
+        self.write_from(first)
+    }
+
+    #[track_caller]
+    fn write_from(&self, first: usize) -> PassWriteGuard<'_, T, R> {
+        let held = self.who.wait();
+        let writer = crate::locks::take(true, || self.writer.try_lock(), || self.writer.lock());
+        // opens them also where it does not come to its end
+        let guard = PassWriteGuard { lock: self, _writer: writer, _held: held };
+        self.doors.close();
+        let mut slot = first;
+        let mut spins = 0;
+        while let Some(taken) = self.doors.first_inside(slot) {
+            // those before have left, and nobody comes in
+            slot = taken;
+            spins += 1;
+            if crate::locks::waits_by_turns() {
+                #[cfg(feature = "schedule")]
+                crate::schedule::blocked();
+            } else if spins < SPINS {
+                std::hint::spin_loop();
+            } else {
+                let mut sleep = self.sleep.lock();
+                // who leaves after this look sees that the doors are closed, and wakes
+                if self.doors.first_inside(slot).is_some() {
+                    self.left.wait(&mut sleep);
+                }
+            }
+        }
+        guard
+    }
+
+    #[inline(always)]
+    fn leave(&self, slot: usize) {
+        if self.doors.leave(slot) {
+            self.wake();
+        }
+    }
+
+    #[cold]
+    fn wake(&self) {
+        // not between the writer's look and its sleep
+        drop(self.sleep.lock());
+        self.left.notify_one();
+    }
+
+    #[cold]
+    fn wait_for_writer(&self) {
+        #[cfg(feature = "schedule")]
+        if crate::schedule::scheduled() {
+            while self.doors.is_closed() {
+                crate::schedule::blocked();
+            }
+            return;
+        }
+        drop(self.writer.lock());
+    }
+}
+
+impl<T: Default, R: Rank<Key = ()>> Default for PassLock<T, R> {
+    fn default() -> Self {
+        Self::new(T::default())
+    }
+}
+
+impl<T, R: Rank> fmt::Debug for PassLock<T, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PassLock").field("closed", &self.doors.is_closed()).finish_non_exhaustive()
+    }
+}
+
+impl<T, R: Rank> Deref for PassReadGuard<'_, T, R> {
+    type Target = T;
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        // SAFETY: counted in while the doors were open, so that whoever writes waits until this guard is dropped.
+        unsafe { &*self.lock.value.get() }
+    }
+}
+
+impl<T, R: Rank> Drop for PassReadGuard<'_, T, R> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.lock.leave(self.slot);
+    }
+}
+
+impl<T, R: Rank> Deref for PassWriteGuard<'_, T, R> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        // SAFETY: nobody is inside, nobody comes in, and one writes at a time.
+        unsafe { &*self.lock.value.get() }
+    }
+}
+
+impl<T, R: Rank> DerefMut for PassWriteGuard<'_, T, R> {
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: nobody is inside, nobody comes in, one writes at a time, and `self` is borrowed for as long.
+        unsafe { &mut *self.lock.value.get() }
+    }
+}
+
+impl<T, R: Rank> Drop for PassWriteGuard<'_, T, R> {
+    fn drop(&mut self) {
+        self.lock.doors.open();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rank::Unranked;
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+    use std::time::Duration;
+
+    /// More threads than slots; the two halves differ while somebody writes.
+    #[test]
+    fn readers_see_what_one_writer_left() {
+        let lock = PassLock::<(u64, u64), Unranked>::default();
+        let (over, reads) = (AtomicBool::new(false), AtomicUsize::new(0));
+        std::thread::scope(|s| {
+            for _ in 0..slots::count() + 3 {
+                s.spawn(|| {
+                    while !over.load(Relaxed) {
+                        let v = lock.read();
+                        assert_eq!(v.0, v.1);
+                        reads.fetch_add(1, Relaxed);
+                    }
+                });
+            }
+            let writers: Vec<_> = (0..2)
+                .map(|_| {
+                    s.spawn(|| {
+                        for _ in 0..500 {
+                            let mut v = lock.write();
+                            v.0 += 1;
+                            std::hint::spin_loop();
+                            v.1 += 1;
+                        }
+                    })
+                })
+                .collect();
+            writers.into_iter().for_each(|w| w.join().unwrap());
+            over.store(true, Relaxed);
+        });
+        assert_eq!(*lock.read(), (1000, 1000));
+        assert!(reads.into_inner() > 0);
+    }
+
+    /// A writer sleeps while one is inside for long; others wait for it, and go on.
+    #[test]
+    fn a_writer_waits_for_who_is_inside_and_others_for_it() {
+        let lock = PassLock::<u32, Unranked>::new(1);
+        std::thread::scope(|s| {
+            let inside = lock.read();
+            let writer = s.spawn(|| *lock.write() += 1);
+            while !lock.doors.is_closed() {
+                std::thread::yield_now();
+            }
+            let late = s.spawn(|| *lock.read());
+            std::thread::sleep(Duration::from_millis(20));
+            assert!(!writer.is_finished() && !late.is_finished());
+            assert_eq!(*inside, 1);
+            drop(inside);
+            writer.join().unwrap();
+            assert_eq!(late.join().unwrap(), 2);
+        });
+    }
+}
