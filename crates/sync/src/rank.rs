@@ -155,6 +155,9 @@ ranks! {
     /// A shard of the table of cells.
     CellShard = 8, "cells" 0, One, (): "shard of cells";
 
+    /// Gathering what slots have of a domain's unused blocks.
+    Account = 8, "account" 0, One, (): "account of blocks";
+
     /// Writing segment tables home.
     SpaceHome = 8, "space" 0, One, (): "home (space)";
     /// An mlog.

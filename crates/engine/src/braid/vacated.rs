@@ -96,7 +96,8 @@ impl VacatedNames {
             return Frontier::EMPTY;
         }
         let names = part.names.lock();
-        let left = names.get(&dir).map(|n| n.values().flatten().filter(|l| l.alive).map(|l| (l.domain, l.tx)).collect());
+        let left =
+            names.get(&dir).map(|n| n.values().flatten().filter(|l| l.alive).map(|l| (l.domain, l.tx)).collect());
         left.unwrap_or(Frontier::EMPTY)
     }
 

@@ -6,9 +6,9 @@
 use super::out::Out;
 use crate::braid::frontier::Frontier;
 use crate::cell::Cell;
+use crate::planted::{Bug, planted};
 use crate::types::*;
 use braidfs_format::journal::Record;
-use crate::planted::{Bug, planted};
 use braidfs_sync::slots::{Line, PerSlot};
 use braidfs_sync::{Mutex, rank};
 use std::sync::Arc;

@@ -10,7 +10,6 @@ use super::{Class, Run, Space};
 use crate::error::{Error, Result};
 use braidfs_format::BlockAddr;
 use braidfs_format::geometry::SEGMENT_BLOCKS;
-use std::sync::atomic::Ordering::Relaxed;
 
 /// A run of this length is good enough to stay in a segment.
 const GOOD_RUN: u32 = 64;
@@ -133,7 +132,7 @@ impl Space {
             debug_assert_eq!(freed, len, "{run:?} was not allocated, or is committed");
             let idle = !state.active;
             drop(state);
-            self.unreserved.fetch_add(i64::from(freed), Relaxed);
+            self.account.add(i64::from(freed));
             if idle && segment.is_fresh() {
                 self.offer(&SegmentRef { group, index });
             }
@@ -148,7 +147,7 @@ impl Space {
             let _ = self.for_each_piece(*addr, *len, |group, index, (from, len)| {
                 let segment = &group.segments[index as usize];
                 let n = group.clear_used(segment, &mut segment.state.lock(), &bitmap::mask(from, len));
-                self.unreserved.fetch_add(i64::from(n), Relaxed);
+                self.account.add(i64::from(n));
                 Ok(())
             });
         }
@@ -164,7 +163,7 @@ impl Space {
             let segment = &group.segments[index as usize];
             let new = group.set_used(segment, &mut segment.state.lock(), &bitmap::mask(from, len));
             self.withdraw(group.number, index);
-            self.unreserved.fetch_sub(i64::from(new), Relaxed);
+            self.account.force(new);
             Ok(())
         })
     }

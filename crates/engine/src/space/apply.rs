@@ -28,14 +28,19 @@ impl Space {
     /// `Corrupt` where a run is not of this domain or touches metadata or journal; of the device (owner tables are
     /// loaded on first need). The records before the one that failed are then applied.
     pub fn apply(&self, records: &[Record], tx: TxId) -> Result<()> {
+        self.apply_all(records, tx, true)
+    }
+
+    /// `live`: [`Space::pending_free`] has counted what they free.
+    fn apply_all(&self, records: &[Record], tx: TxId, live: bool) -> Result<()> {
         let done = records.iter().try_for_each(|record| match *record {
             Record::Alloc { addr, len, kind, temperature, owner, lblk } => {
                 self.apply_alloc(Run { addr, len }, kind, temperature, (owner, lblk), tx)
             }
-            Record::Free { addr, len } => self.apply_free(Run { addr, len }),
-            Record::Live { addr, live: 0 } => self.apply_free(Run { addr, len: 1 }),
-            Record::Live { addr, live } => self.for_each_piece(addr, 1, |group, index, piece| {
-                group.edit_owners(&self.store, &self.owners, index, piece, &mut |_, o| o.live = live)
+            Record::Free { addr, len } => self.apply_free(Run { addr, len }, live),
+            Record::Live { addr, live: 0 } => self.apply_free(Run { addr, len: 1 }, live),
+            Record::Live { addr, live: records } => self.for_each_piece(addr, 1, |group, index, piece| {
+                group.edit_owners(&self.store, &self.owners, index, piece, &mut |_, o| o.live = records)
             }),
             _ => Ok(()),
         });
@@ -48,7 +53,7 @@ impl Space {
     /// # Errors
     /// As [`Space::apply`].
     pub fn replay(&self, records: &[Record], tx: TxId) -> Result<()> {
-        self.apply(records, tx)
+        self.apply_all(records, tx, false)
     }
 
     fn apply_alloc(
@@ -80,7 +85,7 @@ impl Space {
             state.kind = kind;
             group.table_dirty.store(true, Relaxed);
             drop(state);
-            self.unreserved.fetch_sub(i64::from(new), Relaxed);
+            self.account.force(new);
             if fresh {
                 self.withdraw(group.number, index);
             }
@@ -88,7 +93,7 @@ impl Space {
         })
     }
 
-    fn apply_free(&self, run: Run) -> Result<()> {
+    fn apply_free(&self, run: Run, announced: bool) -> Result<()> {
         self.for_each_piece(run.addr, run.len, |group, index, piece| {
             // Owners first: as soon as the block is unused, somebody may take it.
             group.edit_owners(&self.store, &self.owners, index, piece, &mut |_, o| *o = Owner::default())?;
@@ -103,9 +108,10 @@ impl Space {
             group.table_dirty.store(true, Relaxed);
             let idle = !state.active;
             drop(state);
-            self.unreserved.fetch_add(i64::from(freed), Relaxed);
-            let less = |n: i64| Some((n - i64::from(freed)).max(0));
-            let _ = self.pending.fetch_update(Relaxed, Relaxed, less);
+            self.account.add(i64::from(freed));
+            if announced {
+                self.pending.add(-i64::from(freed));
+            }
             if idle && segment.is_fresh() {
                 self.offer(&SegmentRef { group: group.clone(), index });
             }

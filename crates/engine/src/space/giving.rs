@@ -45,13 +45,26 @@ impl Space {
         kept_back(self.total.load(Relaxed))
     }
 
+    /// The domain has more blocks, or fewer.
+    pub(super) fn resize(&self, change: impl Fn(u64) -> u64) {
+        let now = |total| Some(change(total));
+        let before = self.total.fetch_update(Relaxed, Relaxed, now).unwrap_or_else(|total| total);
+        let total = change(before);
+        self.account.resize(total, kept_back(total));
+    }
+
+    /// Whether there are so many unused blocks that nobody has to count them ([`Self::available`] would say thousands).
+    pub(crate) fn has_plenty(&self) -> bool {
+        self.account.has_plenty()
+    }
+
     /// Blocks that ordinary reservations could have once the domain had `more` blocks, of which none is used; counting what
     /// the running transaction freed. A little less, so that it can be had also by who makes a file for it first. Takes no
     /// lock.
     pub fn available_with(&self, more: u64) -> u64 {
         let hidden = kept_back(self.total.load(Relaxed) + more);
         let margin = margin_of(hidden);
-        let n = self.unreserved.load(Relaxed) + self.pending.load(Relaxed) + more as i64;
+        let n = self.account.sum() + self.pending.sum() + more as i64;
         (n - (hidden + margin) as i64).max(0) as u64
     }
 
@@ -98,9 +111,8 @@ impl Space {
         self.pool.lock().remove_group(&group);
         let held = i64::from(group.free());
         let floor = self.hidden() as i64;
-        let fits = |now: i64| now.checked_sub(held).filter(|&left| left >= floor);
         let mut e = Emptying { group, held: 0, blocks: Vec::new() };
-        if self.unreserved.fetch_update(Relaxed, Relaxed, fits).is_err() {
+        if !self.account.take(held, floor) {
             self.end_emptying(e);
             return Ok(None);
         }
@@ -124,12 +136,12 @@ impl Space {
     pub(crate) fn end_emptying(&self, e: Emptying) {
         e.group.reopen();
         self.pool.lock().add_group(&e.group);
-        self.unreserved.fetch_add(e.held, Relaxed);
+        self.account.add(e.held);
     }
 
     /// Whether ordinary reservations would find as much as before where `blocks` unused blocks were gone: enough.
     pub(crate) fn can_spare(&self, blocks: u64) -> bool {
-        let left = self.unreserved.load(Relaxed) - blocks as i64;
+        let left = self.account.sum() - blocks as i64;
         left >= kept_back(self.total.load(Relaxed).saturating_sub(blocks)) as i64
     }
 
@@ -138,12 +150,11 @@ impl Space {
         let Some(group) = self.groups.read().get(&number).cloned().filter(|g| g.is_empty()) else { return false };
         let blocks = i64::from(group.total());
         let floor = kept_back(self.total.load(Relaxed).saturating_sub(blocks as u64)) as i64;
-        let fits = |now: i64| now.checked_sub(blocks).filter(|&left| left >= floor);
-        if self.unreserved.fetch_update(Relaxed, Relaxed, fits).is_err() {
+        if !self.account.take(blocks, floor) {
             return false;
         }
         if !group.close() {
-            self.unreserved.fetch_add(blocks, Relaxed);
+            self.account.add(blocks);
             return false;
         }
         self.pool.lock().remove_group(&group);
@@ -155,7 +166,7 @@ impl Space {
         let Some(group) = self.groups.read().get(&number).cloned().filter(|g| g.is_closed()) else { return };
         group.reopen();
         self.pool.lock().add_group(&group);
-        self.unreserved.fetch_add(i64::from(group.total()), Relaxed);
+        self.account.add(i64::from(group.total()));
     }
 
     /// Forgets a closed group that is the domain's no longer.
@@ -164,7 +175,7 @@ impl Space {
         for (_, _, table) in group.owner_tables() {
             table.lock().forget(&self.owners);
         }
-        self.total.fetch_sub(u64::from(group.total()), Relaxed);
+        self.resize(|total| total - u64::from(group.total()));
         let cleaning = self.cleaning.load(Relaxed);
         if cleaning >> 32 == u64::from(number) {
             let _ = self.cleaning.compare_exchange(cleaning, u64::MAX, Relaxed, Relaxed);

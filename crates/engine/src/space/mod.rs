@@ -6,7 +6,7 @@
 //! does a freed block become unused, so that no block is reused before the transaction that freed it is durable.
 //!
 //! Invariants: valid ⊆ used. The home tables never hold uncommitted state. Metadata, journal and blocks past a short
-//! group's end are always used and valid. `unreserved` = unused blocks − reserved blocks of the domain.
+//! group's end are always used and valid. `account` = unused blocks − reserved blocks of the domain.
 //!
 //! Locks, in this order: an mlog, the right to discard, the pool of free segments, the list of groups, a segment's state
 //! or half of its owner table. They are leaves to the rest of the engine: nothing is called with one held but the store, for table I/O. Two
@@ -18,6 +18,7 @@
 //! Multi-head logging, victim choice and slack space recycling are those of F2FS (FAST '15, section 2.4 and 2.5), the
 //! independent logs those of Max (ATC '21, section 4.3).
 
+mod account;
 mod alloc;
 mod apply;
 mod bitmap;
@@ -40,8 +41,10 @@ mod trim;
 
 use crate::error::Result;
 use crate::store::Store;
+use account::Account;
 use braidfs_format::group::{Owner, lost_table, table_mark};
 use braidfs_format::{BlockAddr, Corrupt, DomainId};
+use braidfs_sync::slots::Counter;
 use braidfs_sync::{Mutex, RwLock, rank};
 use crossbeam::utils::CachePadded;
 use group::Group;
@@ -51,7 +54,7 @@ use pool::{Mlog, Pool};
 pub use run::{Class, Run};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 /// Clean halves of owner tables kept in memory (6 KiB each).
 const OWNER_HALVES_MAX: usize = 4096;
@@ -94,8 +97,9 @@ pub struct Space {
     mlogs: Box<[CachePadded<Mutex<Mlog, rank::Mlog>>]>,
     pool: Mutex<Pool, rank::SegmentPool>,
     /// Unused − reserved.
-    unreserved: CachePadded<AtomicI64>,
-    pending: CachePadded<AtomicI64>,
+    account: Account,
+    /// Freed by transactions that are not yet durable.
+    pending: Counter,
     /// Blocks that are not metadata or journal.
     total: AtomicU64,
     /// The cleaner's last victim, as `group << 32 | segment`: not to be recycled while it is being emptied.
@@ -154,8 +158,8 @@ impl Space {
             groups: RwLock::default(),
             mlogs: (0..mlogs.max(1)).map(|_| CachePadded::default()).collect(),
             pool: Mutex::default(),
-            unreserved: CachePadded::default(),
-            pending: CachePadded::default(),
+            account: Account::default(),
+            pending: Counter::default(),
             total: AtomicU64::new(0),
             cleaning: AtomicU64::new(u64::MAX),
             owners: Residency::new(OWNER_HALVES_MAX),
@@ -199,9 +203,9 @@ impl Space {
             groups.insert(number, group.clone());
         }
         self.table_sum.fetch_add(table_mark(number, group.table.lock().seq), Relaxed);
-        self.total.fetch_add(u64::from(group.total()), Relaxed);
+        self.resize(|total| total + u64::from(group.total()));
         self.pool.lock().add_group(&group);
-        self.unreserved.fetch_add(i64::from(group.free()), Relaxed);
+        self.account.add(i64::from(group.free()));
         Ok(true)
     }
 
@@ -256,8 +260,8 @@ impl Space {
         SpaceStats {
             blocks: self.total.load(Relaxed),
             free,
-            reserved: (free as i64 - self.unreserved.load(Relaxed)).max(0) as u64,
-            pending: self.pending.load(Relaxed).max(0) as u64,
+            reserved: (free as i64 - self.account.sum()).max(0) as u64,
+            pending: self.pending.sum().max(0) as u64,
             hidden: self.hidden(),
             free_segments: self.pool.lock().len() as u64,
         }

@@ -3,7 +3,6 @@
 
 use super::Space;
 use crate::error::{Error, Result};
-use std::sync::atomic::Ordering::Relaxed;
 
 impl Space {
     /// Promises `blocks` blocks. An `essential` reservation may use the hidden reserve.
@@ -15,9 +14,7 @@ impl Space {
             return Ok(()); // also below the floor
         }
         let floor = if essential { 0 } else { self.hidden() as i64 };
-        let blocks = i64::try_from(blocks).map_err(|_| Error::NoSpace)?;
-        let fits = |now: i64| now.checked_sub(blocks).filter(|&left| left >= floor);
-        self.unreserved.fetch_update(Relaxed, Relaxed, fits).map(drop).map_err(|_| Error::NoSpace)
+        self.take_from_account(blocks, floor)
     }
 
     /// Promises blocks for data that is written anew: as many become free when the transaction is durable, so that half
@@ -26,19 +23,21 @@ impl Space {
     /// # Errors
     /// As [`Self::reserve`].
     pub fn reserve_again(&self, blocks: u64) -> Result<()> {
-        let floor = self.hidden() as i64 / 2;
+        self.take_from_account(blocks, self.hidden() as i64 / 2)
+    }
+
+    fn take_from_account(&self, blocks: u64, floor: i64) -> Result<()> {
         let blocks = i64::try_from(blocks).map_err(|_| Error::NoSpace)?;
-        let fits = |now: i64| now.checked_sub(blocks).filter(|&left| left >= floor);
-        self.unreserved.fetch_update(Relaxed, Relaxed, fits).map(drop).map_err(|_| Error::NoSpace)
+        if self.account.take(blocks, floor) { Ok(()) } else { Err(Error::NoSpace) }
     }
 
     /// Gives back reserved blocks that were not taken.
     pub fn unreserve(&self, blocks: u64) {
-        self.unreserved.fetch_add(blocks as i64, Relaxed);
+        self.account.give(blocks as i64);
     }
 
     /// Counts blocks that the running transaction freed; they stay unusable until [`Space::apply`].
     pub fn pending_free(&self, blocks: u64) {
-        self.pending.fetch_add(blocks as i64, Relaxed);
+        self.pending.add(blocks as i64);
     }
 }

@@ -230,8 +230,11 @@ impl MountedVolume {
 
     /// Whether a new file can be placed in a domain.
     pub(crate) fn has_room(&self, d: &Domain) -> bool {
-        let least = d.space.hidden().min(PLACE_BLOCKS);
-        d.failed().is_none() && self.room(d, least) >= least
+        let enough = || {
+            let least = d.space.hidden().min(PLACE_BLOCKS);
+            self.room(d, least) >= least
+        };
+        d.failed().is_none() && (d.space.has_plenty() || enough())
     }
 
     /// The domain that has most room.

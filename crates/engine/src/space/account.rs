@@ -1,0 +1,233 @@
+//! The account of a domain's blocks that are neither used nor promised.
+//!
+//! Where there are plenty, each slot of threads has some of them for itself, and who promises blocks takes them from
+//! there: threads write no common line but once in a batch. Where they become few, all are gathered in one sum, and
+//! promises are made as if there were nothing else: the last block is had by whoever asks first, with one thread or many.
+
+use braidfs_sync::slots::{Line, PerSlot};
+use braidfs_sync::{Mutex, rank};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed};
+
+/// A slot takes so many blocks at a time, at least and at most: more than an operation on names asks for.
+const BATCH: std::ops::RangeInclusive<i64> = 64..=512;
+/// All slots together take this part of a domain's blocks at most at once.
+const BATCH_PART: i64 = 64;
+/// Beside what is kept back, blocks below which they are few: more than anybody asks for at a time who looks whether there
+/// are enough first.
+const FEW: i64 = 1024;
+
+#[derive(Debug, Default)]
+pub(super) struct Account {
+    /// Blocks that no slot has. Below 0 where a planted bug, or recovery, took what was promised.
+    common: Line<AtomicI64>,
+    /// Never below 0.
+    slots: PerSlot<AtomicI64>,
+    limits: Line<Limits>,
+    /// Held by who gathers what slots have: whoever finds too little meanwhile waits for it.
+    gathering: Mutex<(), rank::Account>,
+}
+
+/// Read by all, seldom written.
+#[derive(Debug)]
+struct Limits {
+    /// Blocks are few: slots have none, and get none.
+    few: AtomicBool,
+    /// So many in `common` are few.
+    low: AtomicI64,
+    batch: AtomicI64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { few: AtomicBool::new(true), low: AtomicI64::new(i64::MAX / 2), batch: AtomicI64::new(*BATCH.start()) }
+    }
+}
+
+impl Account {
+    /// The domain has `total` blocks, of which `hidden` are kept back from ordinary promises.
+    pub fn resize(&self, total: u64, hidden: u64) {
+        let batch = total as i64 / BATCH_PART / self.slots.parts() as i64;
+        self.limits.batch.store(batch.clamp(*BATCH.start(), *BATCH.end()), Relaxed);
+        self.limits.low.store(2 * hidden as i64 + FEW, Relaxed);
+    }
+
+    /// Whether there are so many that nobody has to count them: ordinary promises leave [`FEW`] at least.
+    pub fn has_plenty(&self) -> bool {
+        !self.limits.few.load(Relaxed)
+    }
+
+    /// Takes `blocks`, where at least `floor` are left, which is never more than what is kept back.
+    pub fn take(&self, blocks: i64, floor: i64) -> bool {
+        if self.has_plenty() {
+            let enough = |n: i64| (n >= blocks).then(|| n - blocks);
+            if self.slots.mine().fetch_update(Relaxed, Relaxed, enough).is_ok() || self.take_batch(blocks) {
+                return true;
+            }
+        }
+        let fits = |now: i64| now.checked_sub(blocks).filter(|&left| left >= floor);
+        self.common.fetch_update(Relaxed, Relaxed, fits).is_ok() || {
+            let _one = self.gather();
+            self.common.fetch_update(Relaxed, Relaxed, fits).is_ok()
+        }
+    }
+
+    /// Takes `blocks` and a batch for this thread's slot; false where there are few by now.
+    #[cold]
+    fn take_batch(&self, blocks: i64) -> bool {
+        let (low, batch) = (self.limits.low.load(Relaxed), self.limits.batch.load(Relaxed));
+        let fits = |now: i64| now.checked_sub(blocks).and_then(|n| n.checked_sub(batch)).filter(|&left| left >= low);
+        if self.common.fetch_update(Relaxed, Relaxed, fits).is_err() {
+            self.limits.few.store(true, Relaxed);
+            drop(self.gather());
+            return false;
+        }
+        self.slots.mine().fetch_add(batch, Relaxed);
+        true
+    }
+
+    /// Takes `blocks` whether they are there or not: they are in use.
+    pub fn force(&self, blocks: u32) {
+        if blocks > 0 {
+            self.common.fetch_sub(i64::from(blocks), Relaxed);
+        }
+    }
+
+    /// Gives back blocks that were promised, and not taken.
+    pub fn give(&self, blocks: i64) {
+        if blocks == 0 {
+            return;
+        }
+        if !self.has_plenty() {
+            return self.add(blocks);
+        }
+        let (slot, batch) = (self.slots.mine(), self.limits.batch.load(Relaxed));
+        let has = slot.fetch_add(blocks, Relaxed) + blocks;
+        // as much as it may need soon
+        if has > 2 * batch {
+            let much = |n: i64| (n > 2 * batch).then_some(batch);
+            if let Ok(n) = slot.fetch_update(Relaxed, Relaxed, much) {
+                self.common.fetch_add(n - batch, Relaxed);
+            }
+        }
+    }
+
+    /// Adds blocks that are unused from now on.
+    pub fn add(&self, blocks: i64) {
+        let now = self.common.fetch_add(blocks, Relaxed) + blocks;
+        if !self.has_plenty() {
+            // some more, so that it does not go to and fro with each operation
+            let low = self.limits.low.load(Relaxed);
+            if now - low >= low / 2 {
+                self.limits.few.store(false, Relaxed);
+            }
+        }
+    }
+
+    /// All of them, in `common` but for what is given back right now.
+    fn gather(&self) -> braidfs_sync::MutexGuard<'_, ()> {
+        let one = self.gathering.lock();
+        let has = |slot: &&AtomicI64| slot.load(Relaxed) != 0;
+        let n: i64 = self.slots.iter().filter(has).map(|slot| slot.swap(0, Relaxed)).sum();
+        if n != 0 {
+            self.common.fetch_add(n, Relaxed);
+        }
+        one
+    }
+
+    /// How many there are: exact while nobody takes or gives.
+    pub fn sum(&self) -> i64 {
+        self.common.load(Relaxed) + self.slots.iter().map(|s| s.load(Relaxed)).sum::<i64>()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HIDDEN: i64 = 32;
+
+    fn account(blocks: i64) -> Account {
+        let a = Account::default();
+        a.resize(blocks as u64, HIDDEN as u64);
+        a.add(blocks);
+        a
+    }
+
+    /// All blocks but those kept back are had, by 64 threads as by one, to the last one, whatever slots had before.
+    #[test]
+    fn the_last_block_is_had_with_many_threads_as_with_one() {
+        const ALL: i64 = 200_000;
+        for threads in [1, 64] {
+            let a = account(ALL);
+            assert!(a.has_plenty());
+            let took: i64 = std::thread::scope(|s| {
+                let each: Vec<_> = (0..threads)
+                    .map(|t| {
+                        let a = &a;
+                        s.spawn(move || {
+                            let mut took = 0;
+                            for i in 0.. {
+                                let n = 1 + (i + t) % 5;
+                                if !a.take(n, HIDDEN) {
+                                    break;
+                                }
+                                // now and then an operation needs less than it may
+                                let back = if i % 3 == 0 { n - 1 } else { 0 };
+                                a.give(back);
+                                took += n - back;
+                            }
+                            while a.take(1, HIDDEN) {
+                                took += 1;
+                            }
+                            took
+                        })
+                    })
+                    .collect();
+                each.into_iter().map(|t| t.join().unwrap()).sum()
+            });
+            // what was given back after others had given up
+            let mut rest = 0;
+            while a.take(1, HIDDEN) {
+                rest += 1;
+            }
+            assert_eq!(took + rest, ALL - HIDDEN, "{threads} threads");
+            assert!(!a.has_plenty());
+            assert_eq!(a.sum(), HIDDEN);
+            assert!(a.take(HIDDEN, 0) && !a.take(1, 0));
+            a.give(ALL);
+            assert_eq!(a.sum(), ALL);
+            assert!(a.has_plenty());
+        }
+    }
+
+    /// A slot that has many blocks does not keep them from another thread that needs all.
+    #[test]
+    fn what_slots_have_is_had_by_others() {
+        let a = account(100_000);
+        let keep = std::sync::Barrier::new(9);
+        std::thread::scope(|s| {
+            for _ in 0..8 {
+                let (a, keep) = (&a, &keep);
+                s.spawn(move || {
+                    assert!(a.take(1, HIDDEN));
+                    a.give(1);
+                    keep.wait();
+                    keep.wait();
+                });
+            }
+            keep.wait();
+            assert!(a.slots.iter().any(|s| s.load(Relaxed) > 0));
+            assert!(a.take(100_000 - HIDDEN, HIDDEN));
+            assert!(!a.take(1, HIDDEN));
+            assert_eq!(a.sum(), HIDDEN);
+            keep.wait();
+        });
+    }
+
+    #[test]
+    fn a_small_domain_has_never_plenty() {
+        let a = account(FEW);
+        assert!(!a.has_plenty());
+        assert!(a.take(FEW - HIDDEN, HIDDEN) && !a.take(1, HIDDEN));
+    }
+}
