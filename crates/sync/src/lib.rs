@@ -23,7 +23,7 @@ pub mod slots;
 mod tests;
 
 pub use locks::{Condvar, Mutex, MutexGuard, ProcessMutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
-pub use pass::{PassLock, PassReadGuard, PassWriteGuard};
+pub use pass::{PassLock, PassPart, PassReadGuard, PassWriteGuard};
 
 use std::time::Duration;
 

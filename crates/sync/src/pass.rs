@@ -40,6 +40,12 @@ pub struct PassReadGuard<'a, T, R: Rank> {
     _held: Held,
 }
 
+/// The right to read a part of what a [`PassLock`] guards.
+pub struct PassPart<'a, U, T, R: Rank> {
+    part: std::ptr::NonNull<U>,
+    _guard: PassReadGuard<'a, T, R>,
+}
+
 /// The right to change what a [`PassLock`] guards.
 pub struct PassWriteGuard<'a, T, R: Rank> {
     lock: &'a PassLock<T, R>,
@@ -178,6 +184,23 @@ impl<T, R: Rank> Deref for PassReadGuard<'_, T, R> {
     }
 }
 
+impl<'a, T, R: Rank> PassReadGuard<'a, T, R> {
+    /// The right to read the part that `find` finds.
+    pub fn find<U>(self, find: impl FnOnce(&T) -> Option<&U>) -> Option<PassPart<'a, U, T, R>> {
+        let part = std::ptr::NonNull::from(find(&self)?);
+        Some(PassPart { part, _guard: self })
+    }
+}
+
+impl<U, T, R: Rank> Deref for PassPart<'_, U, T, R> {
+    type Target = U;
+    #[inline(always)]
+    fn deref(&self) -> &U {
+        // SAFETY: a part of the value, which nobody changes or moves while the guard lives.
+        unsafe { self.part.as_ref() }
+    }
+}
+
 impl<T, R: Rank> Drop for PassReadGuard<'_, T, R> {
     #[inline(always)]
     fn drop(&mut self) {
@@ -245,6 +268,23 @@ mod tests {
         });
         assert_eq!(*lock.read(), (1000, 1000));
         assert!(reads.into_inner() > 0);
+    }
+
+    #[test]
+    fn a_part_is_read_as_long_as_it_is_used() {
+        let lock = PassLock::<Vec<String>, Unranked>::new(vec!["a".into(), "b".into()]);
+        assert!(lock.read().find(|v| v.get(2)).is_none());
+        let part = lock.read().find(|v| v.get(1)).unwrap();
+        std::thread::scope(|s| {
+            let writer = s.spawn(|| lock.write().clear());
+            while !lock.doors.is_closed() {
+                std::thread::yield_now();
+            }
+            assert_eq!(*part, "b");
+            drop(part);
+            writer.join().unwrap();
+        });
+        assert!(lock.read().is_empty());
     }
 
     /// A writer sleeps while one is inside for long; others wait for it, and go on.

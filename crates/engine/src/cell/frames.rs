@@ -42,10 +42,10 @@ const SPARE: usize = 2;
 const SPARE_MAX: usize = 64;
 const IDLE: Duration = Duration::from_secs(10);
 /// Lists of free frames.
-const LISTS: usize = 16;
+const LISTS: usize = 128;
 /// Free frames that a list keeps at most, and how many it takes from the pool or gives back at a time.
-const LIST_MAX: usize = 64;
-const BATCH: usize = 32;
+const LIST_MAX: usize = 512;
+const BATCH: usize = 256;
 
 type Bytes = [u8; BLOCK_BYTES];
 

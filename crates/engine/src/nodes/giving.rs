@@ -43,7 +43,7 @@ impl NodeTable {
             free += i64::from(state.free());
             state.table.forget(&self.resident);
         }
-        self.free.fetch_sub(free, Relaxed);
+        self.free.add(-free);
         self.total.fetch_sub(u64::from(self.store.geometry.nodes()), Relaxed);
     }
 

@@ -9,7 +9,8 @@
 //! looked for in it; its bitmap of taken slots then stays (32 bytes), its entries as long as they are in use.
 //! [`NodeTable::free`] reads whatever was not read yet: call it once in the background after mounting.
 //!
-//! Locks, in this order: a cursor, the list of groups, a table block; a shard of the block cache by itself. They are
+//! Locks, in this order: a cursor, the list of groups (read while a table block is used), a table block; a shard of the
+//! block cache by itself. They are
 //! leaves to the rest of the engine: nothing is called with one held but the store, for table I/O.
 //!
 //! Not promised: that `apply` may be called by several threads at a time for the same node.
@@ -29,29 +30,32 @@ use braidfs_format::geometry::NODES_PER_BLOCK;
 use braidfs_format::journal::Record;
 use braidfs_format::node::{NodeBlock, NodeEntry, NodeRecord, RECORDS_MAX};
 use braidfs_format::{Corrupt, DomainId, NodeId};
-use braidfs_sync::{Mutex, RwLock, rank};
+use braidfs_sync::slots::{Counter, PerSlot};
+use braidfs_sync::{Mutex, PassLock, PassPart, rank};
 use cache::{BlockCache, Kind};
-use crossbeam::utils::CachePadded;
 use slots::{Cursor, NodeGroup};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Clean table blocks kept in memory (6 KiB each).
 const TABLE_BLOCKS_MAX: usize = 4096;
-/// Threads that look for slots in table blocks of their own.
-const CURSORS: usize = 8;
+
+type Groups = BTreeMap<u32, Arc<NodeGroup>>;
+/// A group that stays the domain's for as long as this lives: not to be held where the list of groups is read again.
+type GroupRef<'a> = PassPart<'a, NodeGroup, Groups, rank::NodeGroups>;
 
 /// The node table of one domain.
 #[derive(Debug)]
 pub struct NodeTable {
     store: Arc<Store>,
     domain: DomainId,
-    groups: RwLock<BTreeMap<u32, Arc<NodeGroup>>, rank::NodeGroups>,
-    cursors: [CachePadded<Mutex<Cursor, rank::NodeCursor>>; CURSORS],
+    groups: PassLock<Groups, rank::NodeGroups>,
+    /// Threads look for slots in table blocks of their own.
+    cursors: PerSlot<Mutex<Cursor, rank::NodeCursor>>,
     total: AtomicU64,
     /// Free slots of the table blocks that were read; see `uncounted`.
-    free: CachePadded<AtomicI64>,
+    free: Counter,
     /// Table blocks that were not read yet.
     uncounted: AtomicU64,
     resident: Residency,
@@ -71,10 +75,10 @@ impl NodeTable {
         let table = Self {
             store,
             domain,
-            groups: RwLock::default(),
-            cursors: Default::default(),
+            groups: PassLock::default(),
+            cursors: PerSlot::default(),
             total: AtomicU64::new(0),
-            free: CachePadded::default(),
+            free: Counter::default(),
             uncounted: AtomicU64::new(0),
             resident: Residency::new(TABLE_BLOCKS_MAX),
             cache: BlockCache::default(),
@@ -112,8 +116,10 @@ impl NodeTable {
     /// # Errors
     /// `Corrupt` where the node is not of this domain; of the device.
     pub fn get(&self, node: NodeId) -> Result<NodeEntry> {
-        let (group, index, slot) = self.locate(node)?;
-        let entry = self.with_block(&group, index, |block| Ok(block.entries(self, &group, index)?[slot as usize]));
+        let entry = {
+            let (group, index, slot) = self.locate(node)?;
+            self.with_block(&group, index, |block| Ok(block.entries(self, &group, index)?[slot as usize]))
+        };
         self.evict_entries();
         entry
     }
@@ -152,7 +158,6 @@ impl NodeTable {
     }
 
     fn set(&self, node: NodeId, entry: NodeEntry) -> Result<()> {
-        let (group, index, slot) = self.locate(node)?;
         if entry.used() {
             let home = self.store.geometry.group_of(entry.addr);
             let ours = self.store.geometry.contains(entry.addr, 1) && self.groups.read().contains_key(&home);
@@ -162,6 +167,7 @@ impl NodeTable {
             }
         }
         let taken = entry.used() || self.held.lock().contains(&node);
+        let (group, index, slot) = self.locate(node)?;
         self.with_block(&group, index, |block| {
             block.edit(self, &group, index)?[slot as usize] = entry;
             block.set_taken(slot, taken);
@@ -233,10 +239,10 @@ impl NodeTable {
     }
 
     /// Group, table block and slot in the block of `node`.
-    fn locate(&self, node: NodeId) -> Result<(Arc<NodeGroup>, u32, u32)> {
+    fn locate(&self, node: NodeId) -> Result<(GroupRef<'_>, u32, u32)> {
         let outside = || Corrupt::new("node number", format!("{node} is not of {}", self.domain));
         let (number, slot) = self.store.geometry.node_place(node).ok_or_else(outside)?;
-        let group = self.groups.read().get(&number).cloned().ok_or_else(outside)?;
+        let group = self.groups.read().find(|groups| groups.get(&number).map(|g| &**g)).ok_or_else(outside)?;
         Ok((group, slot / NODES_PER_BLOCK, slot % NODES_PER_BLOCK))
     }
 }

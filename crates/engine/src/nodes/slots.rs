@@ -1,13 +1,14 @@
 //! Free slots: which table block an operation looks in, and the bitmap of taken slots.
 //!
-//! Threads are spread over cursors; a cursor stays in one table block until it is full, so that nodes made one after
+//! Each slot of threads has a cursor; a cursor stays in one table block until it is full, so that nodes made one after
 //! the other share table blocks, and nodes made by different threads do not share locks.
 
-use super::{CURSORS, NODES_PER_BLOCK, NodeTable};
+use super::{NODES_PER_BLOCK, NodeTable};
 use crate::error::Result;
 use crate::space::paired::{Counts, Paired, Place, TableEntry};
 use braidfs_format::node::NodeEntry;
 use braidfs_format::{BLOCK_BYTES, NodeId};
+use braidfs_sync::slots::Line;
 use braidfs_sync::{Mutex, rank};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering::Relaxed};
@@ -19,7 +20,9 @@ const UNKNOWN: u16 = u16::MAX;
 #[derive(Debug)]
 pub(super) struct NodeGroup {
     pub number: u32,
-    pub blocks: Box<[TableBlock]>,
+    pub blocks: Box<[Line<TableBlock>]>,
+    /// Of each, whether a cursor is in it. Apart from the blocks: others look here before they touch one.
+    claimed: Box<[AtomicBool]>,
     /// Some block changed since it was written.
     pub dirty: AtomicBool,
     /// No slot is given out any more; read under a block's lock.
@@ -33,8 +36,6 @@ pub(super) struct NodeGroup {
 pub(super) struct TableBlock {
     /// Free slots, a hint; exact under the lock once the block was read.
     free: AtomicU16,
-    /// A cursor is in it.
-    claimed: AtomicBool,
     pub state: Mutex<BlockState, rank::TableBlock>,
 }
 
@@ -50,11 +51,11 @@ pub(super) struct BlockState {
 
 impl NodeGroup {
     pub fn new(number: u32, blocks: u32, counts: Arc<Counts>) -> Self {
-        let block =
-            |_| TableBlock { free: AtomicU16::new(UNKNOWN), claimed: AtomicBool::new(false), state: Mutex::default() };
+        let block = |_| Line(TableBlock { free: AtomicU16::new(UNKNOWN), state: Mutex::default() });
         Self {
             number,
             blocks: (0..blocks).map(block).collect(),
+            claimed: (0..blocks).map(|_| AtomicBool::new(false)).collect(),
             dirty: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             counts,
@@ -79,7 +80,7 @@ pub(super) struct Cursor {
 impl Cursor {
     fn leave(&mut self) {
         if let Some((group, index)) = self.at.take() {
-            group.blocks[index as usize].claimed.store(false, Relaxed);
+            group.claimed[index as usize].store(false, Relaxed);
         }
     }
 }
@@ -165,7 +166,7 @@ impl NodeTable {
             return;
         }
         block.free.store(now, Relaxed);
-        self.free.fetch_add(i64::from(now) - i64::from(before.unwrap_or(0)), Relaxed);
+        self.free.add(i64::from(now) - i64::from(before.unwrap_or(0)));
         if before.is_none() {
             self.uncounted.fetch_sub(1, Relaxed);
         }
@@ -215,14 +216,10 @@ impl NodeTable {
     }
 
     fn alloc_slot(&self, near: Option<NodeId>) -> Result<Option<(NodeId, u32)>> {
-        if let Some((group, index, slot)) = near.and_then(|n| self.locate(n).ok())
-            && let Some(taken) = self.take_in(&group, index, Some(slot + 1))?
-        {
-            return Ok(Some(taken));
-        }
-        let mut cursor = self.cursors[crate::types::thread_slot(CURSORS)].lock();
+        let mut cursor = self.cursors.mine().lock();
+        let behind = near.and_then(|near| self.go_near(&mut cursor, near));
         if let Some((group, index)) = &cursor.at
-            && let Some(taken) = self.take_in(group, *index, None)?
+            && let Some(taken) = self.take_in(group, *index, behind)?
         {
             return Ok(Some(taken));
         }
@@ -236,8 +233,11 @@ impl NodeTable {
             for group in order() {
                 let first = if group.number == from.0 { from.1 } else { 0 };
                 for index in (first..group.len()).chain(0..first) {
-                    let block = &group.blocks[index as usize];
-                    if block.free.load(Relaxed) == 0 || !share && block.claimed.swap(true, Relaxed) {
+                    let claimed = &group.claimed[index as usize];
+                    if !share && claimed.load(Relaxed) || group.blocks[index as usize].free.load(Relaxed) == 0 {
+                        continue;
+                    }
+                    if !share && claimed.swap(true, Relaxed) {
                         continue;
                     }
                     match self.take_in(group, index, None) {
@@ -249,7 +249,7 @@ impl NodeTable {
                         }
                         other => {
                             if !share {
-                                block.claimed.store(false, Relaxed);
+                                claimed.store(false, Relaxed);
                             }
                             other?;
                         }
@@ -258,6 +258,26 @@ impl NodeTable {
             }
         }
         Ok(None)
+    }
+
+    /// Has the cursor go to the table block of `near`, unless that is full or another cursor is in it: so what hangs in one
+    /// directory shares table blocks, but not with other threads. Where it is in that block, the slot behind `near`.
+    fn go_near(&self, cursor: &mut Cursor, near: NodeId) -> Option<u32> {
+        let (number, slot) = self.store.geometry.node_place(near)?;
+        let (index, slot) = (slot / NODES_PER_BLOCK, slot % NODES_PER_BLOCK);
+        if cursor.at.as_ref().is_some_and(|(group, at)| (group.number, *at) == (number, index)) {
+            return Some(slot + 1);
+        }
+        let groups = self.groups.read();
+        let group = groups.get(&number)?;
+        let claimed = &group.claimed[index as usize];
+        let free = |g: &NodeGroup| g.blocks[index as usize].free.load(Relaxed) > 0;
+        if claimed.load(Relaxed) || !free(group) || claimed.swap(true, Relaxed) {
+            return None;
+        }
+        cursor.leave();
+        cursor.at = Some((group.clone(), index));
+        Some(slot + 1)
     }
 
     fn take_in(&self, group: &NodeGroup, index: u32, from: Option<u32>) -> Result<Option<(NodeId, u32)>> {
@@ -322,6 +342,6 @@ impl NodeTable {
             let groups: Vec<_> = self.groups.read().values().cloned().collect();
             groups.iter().for_each(|group| self.count_group(group));
         }
-        self.free.load(Relaxed).max(0) as u64
+        self.free.sum().max(0) as u64
     }
 }

@@ -72,7 +72,7 @@ pub struct Volume {
 }
 
 /// References to the volume that threads share out among them.
-const REFERENCES: usize = 32;
+const REFERENCES: usize = 128;
 
 impl std::fmt::Debug for Volume {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
