@@ -70,7 +70,8 @@ pub enum Bug {
     TimesForgotten,
     /// Blocks are written in place whose checksums a roll-forward record holds.
     SumsForgotten,
-    /// Who takes a name does not have it later than who left it.
+    /// Who takes a name does not have it later than who left it. Not in [`Bug::ALL`]: only a clock that was set back shows it
+    /// (the test kit's `planted_clock`).
     ClockNotRaised,
     /// The flip does not wait for operations of one slot.
     SlotMissed,
@@ -79,7 +80,7 @@ pub enum Bug {
 }
 
 impl Bug {
-    /// All, with a short name and what is wrong.
+    /// All that the crash explorer finds, with a short name and what is wrong.
     pub const ALL: &'static [(Bug, &'static str, &'static str)] = &[
         (Bug::CommitBeforeChunks, "commit-first", "commit record before the data"),
         (Bug::NoFlushBeforeCommit, "no-flush-before", "missing flush before the commit record"),

@@ -7,6 +7,7 @@
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
 /// Parts at least and at most.
 const SLOTS: std::ops::RangeInclusive<usize> = 8..=128;
@@ -137,24 +138,19 @@ impl<T: Default> Default for PerSlot<T> {
 
 /// A counter that many add to and few read: a part of it per slot, which alone may be below 0.
 #[derive(Debug, Default)]
-pub struct Counter(PerSlot<std::sync::atomic::AtomicI64>);
+pub struct Counter(PerSlot<AtomicI64>);
 
 impl Counter {
     /// Adds `n`; of 0 it touches nothing.
     #[inline]
     pub fn add(&self, n: i64) {
         if n != 0 {
-            self.0.mine().fetch_add(n, std::sync::atomic::Ordering::Relaxed);
+            self.0.mine().fetch_add(n, Relaxed);
         }
-    }
-    /// [`Self::add`], and what this thread's part then is: to look at the sum now and then only.
-    #[inline]
-    pub fn add_part(&self, n: i64) -> i64 {
-        self.0.mine().fetch_add(n, std::sync::atomic::Ordering::Relaxed) + n
     }
     /// The sum: exact while nobody adds.
     pub fn sum(&self) -> i64 {
-        self.0.iter().map(|p| p.load(std::sync::atomic::Ordering::Relaxed)).sum()
+        self.0.iter().map(|p| p.load(Relaxed)).sum()
     }
 }
 

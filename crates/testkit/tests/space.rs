@@ -257,3 +257,61 @@ fn groups_go_to_and_fro_under_load() {
     v.unmount().unwrap();
     fsck(&[d]).unwrap();
 }
+
+/// 64 files, filled block by block by so many threads until none finds room; blocks written. Afterwards, with all removed,
+/// what statfs told before is told again.
+fn fill_with_threads(threads: usize) -> u64 {
+    const FILES: usize = 64;
+    let d = device(256, 1);
+    let v = mount(&d);
+    let dir = mkdir(&v, "d");
+    v.sync().unwrap();
+    let empty = v.statfs();
+    let files: Vec<OpenFile> = (0..FILES).map(|i| file(&v, dir, &format!("f{i}"))).collect();
+    let block = vec![7; BLOCK as usize];
+    let wrote: u64 = std::thread::scope(|s| {
+        let all: Vec<_> = (0..threads)
+            .map(|t| {
+                let (v, files, block) = (&v, &files, &block);
+                s.spawn(move || {
+                    // by turns, so that with one thread, too, all files are of one length
+                    let mut mine: Vec<&OpenFile> = files.iter().skip(t).step_by(threads).collect();
+                    let mut wrote = 0;
+                    while !mine.is_empty() {
+                        mine.retain(|f| match v.append(f, block) {
+                            Ok(_) => {
+                                wrote += 1;
+                                true
+                            }
+                            Err(Error::NoSpace) => false,
+                            Err(e) => panic!("after {wrote} blocks: {e}"),
+                        });
+                    }
+                    wrote
+                })
+            })
+            .collect();
+        all.into_iter().map(|t| t.join().unwrap()).sum()
+    });
+    v.sync().unwrap();
+    let full = v.statfs();
+    assert!(wrote > empty.available - 1024, "{threads} threads: {wrote} of {}", empty.available);
+    assert_eq!(full.available, 0, "{threads} threads: {full:?}");
+    drop(files);
+    (0..FILES).for_each(|i| v.unlink(dir, format!("f{i}").as_bytes()).unwrap());
+    v.sync().unwrap();
+    let free = v.statfs().free;
+    // the directory may keep a block for its names
+    assert!(empty.free - free <= 1, "{threads} threads: {empty:?}, {free}");
+    v.unmount().unwrap();
+    fsck(std::slice::from_ref(&d)).unwrap();
+    wrote
+}
+
+/// What slots of threads keep for themselves is found by whoever needs it.
+#[test]
+fn many_threads_find_as_much_room_as_one() {
+    let (one, many) = (fill_with_threads(1), fill_with_threads(64));
+    // extents lie otherwise: node blocks more or less
+    assert!(one.abs_diff(many) <= 32, "{one} blocks with one thread, {many} with 64");
+}

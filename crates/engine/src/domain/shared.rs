@@ -97,3 +97,41 @@ impl Shared {
         Timestamp { sec: t.tv_sec, nsec: t.tv_nsec as u32 }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zerocopy::FromZeros;
+
+    /// The clock stands still: what comes later is later by the rule alone.
+    #[test]
+    fn who_takes_a_name_has_it_later_than_who_left_it() {
+        let clock: fn() -> Timestamp = || Timestamp { sec: 1, nsec: 0 };
+        const NOW: u64 = 1_000_000_000;
+        let shared =
+            Shared::new(MountOptions { clock: Some(clock), ..MountOptions::default() }, &SuperBlock::new_zeroed());
+        let dir = || State::fresh(FileKind::Dir, 0o755, 0, 0, clock());
+        let (mut a, mut b) = (dir(), dir());
+        // made, then moved within `a`, then taken away: by one inode
+        let made = shared.name_time(&mut [&mut a], 0);
+        let moved = shared.name_time(&mut [&mut a], made);
+        let left = shared.name_time(&mut [&mut a], moved);
+        assert!(NOW <= made && made < moved && moved < left);
+        // another one takes the name, which knows nothing of the first
+        let taken = shared.name_time(&mut [&mut a], 0);
+        assert!(taken > left);
+        // one that was made in the future, on a clock that was set back, and names of two directories
+        let far = shared.name_time(&mut [&mut a, &mut b], 7 * NOW);
+        assert!(far > 7 * NOW);
+        assert!(shared.name_time(&mut [&mut a], 0) > far);
+        let last = shared.name_time(&mut [&mut b], 0);
+        assert!(last > far);
+        // the directory leaves memory and comes back
+        shared.forget_name_time(last);
+        let mut b = dir();
+        assert!(shared.name_time(&mut [&mut b], 0) > last);
+        // an earlier one that leaves changes nothing
+        shared.forget_name_time(NOW);
+        assert!(shared.name_time(&mut [&mut dir()], 0) > last);
+    }
+}

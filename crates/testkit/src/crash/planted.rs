@@ -38,6 +38,9 @@ const WORKLOADS: [(Part, u64); 8] = [
     (Part::Threads, 24),
 ];
 
+/// Bugs that no workload of one thread can see.
+const OF_THREADS: [Bug; 2] = [Bug::CommitUnderWayForgotten, Bug::SlotMissed];
+
 /// Removes the bug also after a panic.
 struct Planted;
 
@@ -63,7 +66,11 @@ pub fn hunt(plan: &Plan, bases: &[Base], bug: &(Bug, &'static str, &'static str)
     let mut report = Report::new(plan);
     plant(Some(bug.0));
     let planted = Planted;
-    for (part, n) in WORKLOADS {
+    let mut workloads = WORKLOADS;
+    if OF_THREADS.contains(&bug.0) && !count {
+        workloads.reverse();
+    }
+    for (part, n) in workloads {
         let range = 0..plan.part(part).len.min(n);
         explore(plan, bases, part, range, &limits, &mut report, &|_, _| {});
         if !count && !report.failures.is_empty() {
