@@ -6,19 +6,25 @@
 //! With the feature `schedule`, which only tests turn on, the locks know the scheduler of [`schedule`]: threads under it run
 //! one at a time, in an order that a seed gives. Other threads see no difference.
 
+mod bias;
+mod biased;
 mod locks;
+#[cfg(all(test, loom))]
+mod models;
 #[cfg(any(debug_assertions, feature = "lock-ranks"))]
 #[path = "order/checked.rs"]
 mod order;
 #[cfg(not(any(debug_assertions, feature = "lock-ranks")))]
 #[path = "order/unchecked.rs"]
 mod order;
+pub mod published;
 pub mod rank;
 #[cfg(feature = "schedule")]
 pub mod schedule;
 #[cfg(test)]
 mod tests;
 
+pub use biased::{BiasedReadGuard, BiasedRwLock, BiasedWriteGuard};
 pub use locks::{Condvar, Mutex, MutexGuard, ProcessMutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};

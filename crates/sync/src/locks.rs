@@ -15,7 +15,7 @@ use std::time::Duration;
 
 /// Takes a lock; a thread under the scheduler tries until it has it.
 #[inline(always)]
-fn take<G>(seen: bool, attempt: impl FnMut() -> Option<G>, wait: impl FnOnce() -> G) -> G {
+pub(crate) fn take<G>(seen: bool, attempt: impl FnMut() -> Option<G>, wait: impl FnOnce() -> G) -> G {
     #[cfg(feature = "schedule")]
     if seen && scheduled() {
         let mut attempt = attempt;
@@ -33,7 +33,7 @@ fn take<G>(seen: bool, attempt: impl FnMut() -> Option<G>, wait: impl FnOnce() -
 
 /// Lets the others run once, in the place of waiting; whether this thread is under the scheduler.
 #[inline(always)]
-fn waits_by_turns() -> bool {
+pub(crate) fn waits_by_turns() -> bool {
     #[cfg(feature = "schedule")]
     return scheduled();
     #[cfg(not(feature = "schedule"))]

@@ -23,12 +23,12 @@ use crate::lazy::Lazy;
 use crate::types::*;
 use braidfs_format::dentry::Dentry;
 use braidfs_format::inode::{Link, Xattr};
-use braidfs_sync::{Mutex, RwLock, rank};
+use braidfs_sync::{BiasedRwLock, Mutex, rank};
 use dir::DirIndex;
 use extents::ExtentMap;
 use pages::PageMap;
 use smallvec::SmallVec;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU32};
 
 pub use braidfs_format::dentry::name_hash;
 
@@ -52,9 +52,9 @@ pub struct Cell {
     /// Open handles.
     pub opens: AtomicU32,
     /// Everything else.
-    pub state: RwLock<State, rank::Cell>,
+    pub state: BiasedRwLock<State, rank::Cell>,
     /// Write batches of this file's pages that are not on the device yet: its pages must stay.
-    pub inflight: AtomicUsize,
+    pub inflight: AtomicU32,
     /// One fsync at a time: the last roll-forward record is the only one that can be torn.
     pub sync: Mutex<(), rank::FileSync>,
 }
@@ -159,9 +159,9 @@ impl Cell {
             domain,
             kind,
             nameless: AtomicBool::new(state.nlink == 0),
-            state: RwLock::keyed(state, inode.ino.0),
+            state: BiasedRwLock::keyed(state, inode.ino.0),
             opens: AtomicU32::new(0),
-            inflight: AtomicUsize::new(0),
+            inflight: AtomicU32::new(0),
             hot: AtomicBool::new(true),
             sync: Mutex::new(()),
         }
