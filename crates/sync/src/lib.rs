@@ -17,6 +17,7 @@ mod order;
 #[cfg(not(any(debug_assertions, feature = "lock-ranks")))]
 #[path = "order/unchecked.rs"]
 mod order;
+pub mod pins;
 pub mod published;
 pub mod rank;
 #[cfg(feature = "schedule")]

@@ -11,7 +11,7 @@
 use crate::published;
 use std::sync::atomic::{
     AtomicBool, AtomicU32, AtomicU64,
-    Ordering::{Acquire, Relaxed, SeqCst},
+    Ordering::{Relaxed, SeqCst},
 };
 
 /// Entries of a table: 16 KiB.
@@ -153,6 +153,12 @@ pub fn note_use(strange: bool) {
             ANY.store(true, SeqCst);
         }
     });
+}
+
+/// A number that tells this thread from most others that run now.
+#[inline]
+pub fn thread() -> u16 {
+    published::reader_number() as u16
 }
 
 /// Whether this thread pins what it uses.

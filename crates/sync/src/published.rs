@@ -14,9 +14,11 @@
 #[cfg(not(loom))]
 use std::sync::atomic::{AtomicUsize, fence};
 
+use crate::pins::{Table, Uses};
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicUsize, fence};
 use std::cell::Cell;
+use std::sync::OnceLock;
 use std::sync::atomic::{
     AtomicBool, AtomicPtr,
     Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst},
@@ -42,11 +44,12 @@ impl Place {
 #[repr(align(128))]
 pub struct Line {
     places: [Place; PLACES],
+    uses: Uses,
 }
 
 impl Line {
     pub(crate) fn new() -> Self {
-        Self { places: std::array::from_fn(|_| Place(AtomicUsize::new(0))) }
+        Self { places: std::array::from_fn(|_| Place(AtomicUsize::new(0))), uses: Uses::default() }
     }
     /// Only by the line's thread. `None` where no place is free. What the caller loads after this it loads after all others
     /// can see the place.
@@ -76,6 +79,7 @@ pub(crate) fn before_looking() {
 /// A line and whose it is.
 struct Slot {
     line: Line,
+    pins: OnceLock<Box<Table>>,
     number: u32,
     taken: AtomicBool,
     next: Option<&'static Slot>,
@@ -124,7 +128,13 @@ fn register() -> Option<&'static Slot> {
             // SAFETY: as in `slots`.
             let next = unsafe { last.as_ref() };
             let number = next.map_or(1, |s| s.number + 1);
-            let slot = Box::into_raw(Box::new(Slot { line: Line::new(), number, taken: AtomicBool::new(true), next }));
+            let slot = Box::into_raw(Box::new(Slot {
+                line: Line::new(),
+                pins: OnceLock::new(),
+                number,
+                taken: AtomicBool::new(true),
+                next,
+            }));
             match LAST.compare_exchange(last, slot, AcqRel, Acquire) {
                 // SAFETY: leaked just now, shared from here on and never freed.
                 Ok(_) => break unsafe { &*slot },
@@ -179,6 +189,24 @@ fn wait(turns: &mut u32) {
 #[inline(always)]
 pub fn reader_number() -> u32 {
     mine().map_or(0, |s| s.number)
+}
+
+/// This thread's table of pins, where it has one.
+#[inline(always)]
+pub(crate) fn own_table() -> Option<&'static Table> {
+    mine()?.pins.get().map(|t| &**t)
+}
+
+/// All threads' tables of pins.
+pub(crate) fn tables() -> impl Iterator<Item = &'static Table> {
+    slots().filter_map(|s| s.pins.get().map(|t| &**t))
+}
+
+#[inline(always)]
+pub(crate) fn with_uses(f: impl FnOnce(&Uses, &OnceLock<Box<Table>>)) {
+    if let Some(slot) = mine() {
+        f(&slot.line.uses, &slot.pins);
+    }
 }
 
 /// How many lines a search looks at.

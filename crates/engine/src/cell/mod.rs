@@ -16,6 +16,7 @@ pub mod pages;
 
 pub mod cache;
 pub mod names;
+pub mod opened;
 pub mod record;
 
 use crate::braid::durability::Durability;
@@ -28,7 +29,7 @@ use dir::DirIndex;
 use extents::ExtentMap;
 use pages::PageMap;
 use smallvec::SmallVec;
-use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, Ordering::Relaxed};
 
 pub use braidfs_format::dentry::name_hash;
 
@@ -49,7 +50,9 @@ pub struct Cell {
     /// It has, or once had, no name: whoever opens or closes it looks into the state. Set before `opens` is looked at,
     /// read after `opens` was changed.
     pub nameless: AtomicBool,
-    /// Open handles.
+    /// The thread that was the last to count itself in `opens`.
+    pub opener: AtomicU16,
+    /// Open handles that are counted here; others are pins ([`opened`]).
     pub opens: AtomicU32,
     /// Everything else.
     pub state: BiasedRwLock<State, rank::Cell>,
@@ -160,10 +163,18 @@ impl Cell {
             kind,
             nameless: AtomicBool::new(state.nlink == 0),
             state: BiasedRwLock::keyed(state, inode.ino.0),
+            opener: AtomicU16::new(braidfs_sync::pins::thread()),
             opens: AtomicU32::new(0),
             inflight: AtomicU32::new(0),
             hot: AtomicBool::new(true),
             sync: Mutex::new(()),
+        }
+    }
+    /// It is used: the cache's second chance. A look where it is warm already.
+    #[inline]
+    pub fn warm(&self) {
+        if !self.hot.load(Relaxed) {
+            self.hot.store(true, Relaxed);
         }
     }
     /// Number and generation.

@@ -5,6 +5,7 @@ use super::entries::may_hang;
 use crate::cell::Cell;
 use crate::cell::dir::Lookup;
 use crate::cell::names::{Key, Target};
+use crate::cell::opened::OpenCell;
 use crate::error::{Error, Result};
 use crate::types::*;
 use crate::volume::{MountedVolume, OpenFile, Volume};
@@ -121,12 +122,14 @@ impl Volume {
     /// # Errors
     /// [`Error::NotFound`] where the inode is gone.
     pub fn getattr(&self, ino: NodeId) -> Result<Attr> {
-        let c = self.inner().cell(ino)?;
-        let st = c.state.read();
-        if st.deleted {
-            return Err(Error::NotFound);
+        let of = |c: &Cell| {
+            let st = c.state.read();
+            if st.deleted { Err(Error::NotFound) } else { Ok(c.attr(&st)) }
+        };
+        match self.inner().look(ino) {
+            Some(c) => of(&c),
+            None => of(&*self.inner().cell(ino)?),
         }
-        Ok(c.attr(&st))
     }
 
     /// Opens an inode (file or directory); keeps it alive.
@@ -134,16 +137,19 @@ impl Volume {
     /// # Errors
     /// [`Error::NotFound`] where the inode is gone.
     pub fn open(&self, ino: NodeId) -> Result<OpenFile> {
-        self.open_cell(self.inner().cell(ino)?)
+        match self.inner().look(ino) {
+            Some(c) => self.open_if_there(OpenCell::looked(&c)).ok_or(Error::NotFound),
+            None => self.open_cell(self.inner().cell(ino)?),
+        }
     }
 
     pub(crate) fn open_cell(&self, c: Arc<Cell>) -> Result<OpenFile> {
-        self.open_if_there(c).ok_or(Error::NotFound)
+        self.open_if_there(OpenCell::counted(c)).ok_or(Error::NotFound)
     }
 
     /// Opens an inode that may be gone by now: then `None`.
-    pub(super) fn open_if_there(&self, c: Arc<Cell>) -> Option<OpenFile> {
-        // it counts itself first: whoever removes the last name looks at the count after that
+    pub(super) fn open_if_there(&self, c: OpenCell) -> Option<OpenFile> {
+        // it has counted itself first: whoever removes the last name looks at the count after that
         let f = OpenFile::new(c, self.reference());
         let gone = f.cell.nameless.load(Ordering::SeqCst) && f.cell.state.read().deleted;
         (!gone).then_some(f)

@@ -2,7 +2,9 @@
 
 use crate::attributes::acl;
 use crate::cell::Cell;
+use crate::cell::cache::Looked;
 use crate::cell::names::{Key, Target};
+use crate::cell::opened::OpenCell;
 use crate::error::{Error, Result};
 use crate::planted::sharing::{Place, share};
 use crate::types::*;
@@ -76,7 +78,13 @@ impl Volume {
         (at.kind == FileKind::Dir || !path.ends_with(b"/")).then_some(at)
     }
 
-    /// [`Self::quick`] to the inode itself; a symlink only where it is not to be followed.
+    /// [`Self::quick`] to an inode that is in memory and no symlink.
+    fn quick_look(&self, path: &[u8], cred: &Cred) -> Option<Looked<'_>> {
+        let t = self.quick(path, cred).filter(|t| t.kind != FileKind::Symlink)?;
+        self.inner().look(t.node).filter(|c| c.is(t.inode()))
+    }
+
+    /// [`Self::quick`] to the inode itself, also where it has to be loaded.
     fn quick_cell(&self, path: &[u8], cred: &Cred) -> Option<Arc<Cell>> {
         let t = self.quick(path, cred).filter(|t| t.kind != FileKind::Symlink)?;
         self.inner().find(t.node).ok().flatten().filter(|c| c.is(t.inode()))
@@ -151,9 +159,12 @@ impl Volume {
     pub fn resolve(&self, path: &[u8], follow: bool, cred: &Cred) -> Result<Attr> {
         if let Some(t) = self.quick(path, cred)
             && !(follow && t.kind == FileKind::Symlink)
-            && let Some(a) = self.inner().domain(t.node)?.cells.attr(t.node, t.gener)
+            && let Some(c) = self.inner().look(t.node).filter(|c| c.is(t.inode()))
         {
-            return Ok(a);
+            let st = c.state.read();
+            if !st.deleted {
+                return Ok(c.attr(&st));
+            }
         }
         let c = self.resolve_cell(path, follow, cred)?;
         let st = c.state.read();
@@ -216,8 +227,8 @@ impl Volume {
             {
                 return self.create_open(&dir, name, how.mode, cred);
             }
-        } else if let Some(c) = self.quick_cell(path, cred)
-            && let Some(f) = self.open_found(c, how, cred)?
+        } else if let Some(c) = self.quick_look(path, cred)
+            && let Some(f) = self.open_found(&c, || OpenCell::looked(&c), how, cred)?
         {
             return Ok(f);
         }
@@ -243,7 +254,7 @@ impl Volume {
             if fresh {
                 return Err(Error::Exists);
             }
-            return self.open_found(c, how, cred)?.ok_or(Error::NotFound);
+            return self.open_found(&c, || OpenCell::counted(c.clone()), how, cred)?.ok_or(Error::NotFound);
         }
     }
 
@@ -253,15 +264,21 @@ impl Volume {
     }
 
     /// Opens what a path led to; `None` where it was removed since: another one may have its name.
-    fn open_found(&self, c: Arc<Cell>, how: OpenHow, cred: &Cred) -> Result<Option<OpenFile>> {
+    fn open_found(
+        &self,
+        c: &Cell,
+        open: impl FnOnce() -> OpenCell,
+        how: OpenHow,
+        cred: &Cred,
+    ) -> Result<Option<OpenFile>> {
         match c.kind {
             FileKind::Symlink => return Err(Error::Loop),
             FileKind::Dir if how.write || how.create => return Err(Error::IsDir),
             _ => {}
         }
         let want = if how.read { READ } else { 0 } | if how.write || how.truncate { WRITE } else { 0 };
-        self.permit_cell(&c, cred, want)?;
-        let Some(f) = self.open_if_there(c) else { return Ok(None) };
+        self.permit_cell(c, cred, want)?;
+        let Some(f) = self.open_if_there(open()) else { return Ok(None) };
         if how.truncate && f.cell.kind == FileKind::File && f.cell.state.read().size > 0 {
             let cut = SetAttr { size: Some(0), kill_suid: !cred.privileged, ..SetAttr::default() };
             self.setattr(f.ino(), &cut)?;
