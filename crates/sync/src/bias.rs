@@ -69,7 +69,7 @@ impl Bias {
             return;
         }
         let had = word / TURN;
-        let new = if had + 1 < turns { (had + 1) * TURN | reader & READER } else { BIASED };
+        let new = if had + 1 < turns { (had + 1) * TURN + (reader & READER) } else { BIASED };
         // another reader may be faster: then it has counted
         let _ = self.0.compare_exchange(word, new, Release, Relaxed);
     }

@@ -20,17 +20,18 @@ pub struct BiasedRwLock<T, R: Rank> {
     lock: parking_lot::RwLock<T>,
 }
 
+/// How a reader keeps writers out.
 enum Reader<'a, T> {
     /// Counted in the lock below.
-    Counted(parking_lot::RwLockReadGuard<'a, T>),
+    Counted(#[expect(dead_code, reason = "held")] parking_lot::RwLockReadGuard<'a, T>),
     /// On the thread's own line.
-    Published(&'static Place, *const T),
+    Published(&'static Place),
 }
 
 impl<T> Drop for Reader<'_, T> {
     #[inline(always)]
     fn drop(&mut self) {
-        if let Self::Published(place, _) = self {
+        if let Self::Published(place) = self {
             place.clear();
         }
     }
@@ -38,6 +39,8 @@ impl<T> Drop for Reader<'_, T> {
 
 /// The right to read what a [`BiasedRwLock`] guards.
 pub struct BiasedReadGuard<'a, T> {
+    value: *const T,
+    #[cfg_attr(not(test), expect(dead_code, reason = "held"))]
     reader: Reader<'a, T>,
     _held: Held,
 }
@@ -68,11 +71,11 @@ impl<T, R: Rank> BiasedRwLock<T, R> {
     fn address(&self) -> usize {
         std::ptr::from_ref(&self.bias).addr()
     }
-    /// As a published reader, where the lock is biased.
-    #[inline(always)]
+    /// As a published reader, where the lock is biased. Not inlined: most locks never are.
+    #[inline(never)]
     fn enter(&self) -> Option<Reader<'_, T>> {
         let place = self.bias.enter(|| published::publish(self.address()))?;
-        Some(Reader::Published(place, self.lock.data_ptr()))
+        Some(Reader::Published(place))
     }
     #[inline(always)]
     fn counted<'a>(&self, guard: parking_lot::RwLockReadGuard<'a, T>) -> Reader<'a, T> {
@@ -81,7 +84,21 @@ impl<T, R: Rank> BiasedRwLock<T, R> {
     }
     #[inline(always)]
     fn attempt_read(&self) -> Option<Reader<'_, T>> {
-        self.enter().or_else(|| self.lock.try_read().map(|g| self.counted(g)))
+        if self.bias.is_set()
+            && let Some(reader) = self.enter()
+        {
+            return Some(reader);
+        }
+        self.lock.try_read().map(|g| self.counted(g))
+    }
+    #[inline(always)]
+    fn wait_to_read(&self) -> Reader<'_, T> {
+        if self.bias.is_set()
+            && let Some(reader) = self.enter()
+        {
+            return reader;
+        }
+        self.counted(self.lock.read())
     }
     /// Takes it for reading.
     ///
@@ -91,15 +108,19 @@ impl<T, R: Rank> BiasedRwLock<T, R> {
     #[track_caller]
     pub fn read(&self) -> BiasedReadGuard<'_, T> {
         let held = self.who.wait();
-        let wait = || self.enter().unwrap_or_else(|| self.counted(self.lock.read()));
-        BiasedReadGuard { reader: take(true, || self.attempt_read(), wait), _held: held }
+        // not by way of a closure where there is no scheduler: it would not be inlined
+        #[cfg(feature = "schedule")]
+        let reader = take(true, || self.attempt_read(), || self.wait_to_read());
+        #[cfg(not(feature = "schedule"))]
+        let reader = self.wait_to_read();
+        BiasedReadGuard { reader, value: self.lock.data_ptr(), _held: held }
     }
     /// Takes it for reading where nobody writes.
     #[inline(always)]
     #[track_caller]
     pub fn try_read(&self) -> Option<BiasedReadGuard<'_, T>> {
         let reader = self.attempt_read()?;
-        Some(BiasedReadGuard { reader, _held: self.who.tried() })
+        Some(BiasedReadGuard { reader, value: self.lock.data_ptr(), _held: self.who.tried() })
     }
     #[inline(always)]
     fn wait_for_write(&self) -> parking_lot::RwLockWriteGuard<'_, T> {
@@ -175,12 +196,10 @@ impl<T> Deref for BiasedReadGuard<'_, T> {
     type Target = T;
     #[inline(always)]
     fn deref(&self) -> &T {
-        match &self.reader {
-            Reader::Counted(guard) => guard,
-            // SAFETY: the value lives as long as the lock, which the guard borrows. Nobody writes to it: a writer clears the
-            // mark, and then waits until the place is clear, which it is when this guard is dropped (`Bias::enter`).
-            Reader::Published(_, value) => unsafe { &**value },
-        }
+        // SAFETY: the value lives as long as the lock, which the guard borrows. Nobody writes to it: this reader is counted in
+        // the lock below, or a writer clears the mark, and then waits until the place is clear, which it is when
+        // this guard is dropped (`Bias::enter`).
+        unsafe { &*self.value }
     }
 }
 

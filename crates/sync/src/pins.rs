@@ -1,33 +1,40 @@
 //! Objects that a thread has in use for long, counted in a table of its own: open files.
 //!
-//! A count in the object moves its line with each thread that opens it. A thread that keeps meeting objects that others used
-//! last ([`note_use`]) counts in its own table instead; threads whose objects are their own count in the objects, so that
-//! who looks for users of those has no tables to search. An entry is address and count in one word: only the table's thread takes
+//! A count in the object moves its line with each thread that opens it. Once a thread has kept meeting objects that others
+//! used last ([`note_use`]), all threads count in tables of their own instead, until the process ends; before that they count in the
+//! objects, and who looks for users has no tables to search. An entry is address and count in one word: only the table's thread takes
 //! entries and counts up, any thread counts down.
 //!
 //! Who looks for pins says so on the object first ([`mark`], [`is_pinned`]); who pins looks at the object after that. Both
 //! use locked instructions, so one of the two sees the other. A marked pin tells the one that takes it away.
 
 use crate::published;
+#[cfg(loom)]
+use loom::sync::atomic::{AtomicU64, fence};
+#[cfg(not(loom))]
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::{
-    AtomicBool, AtomicU32, AtomicU64,
-    Ordering::{Relaxed, SeqCst},
+    AtomicBool, AtomicU32,
+    Ordering::{Acquire, Relaxed, SeqCst},
 };
 
 /// Entries of a table: 16 KiB.
-const ENTRIES: usize = 2048;
+const ENTRIES: usize = if cfg!(loom) { WAYS } else { 2048 };
 /// Entries that an address may be in: a cache line.
-const WAYS: usize = 8;
+const WAYS: usize = if cfg!(loom) { 1 } else { 8 };
 /// Above it the count, below it address and mark: addresses of user space have 47 bits, and 48 where that is not asked for.
 const ONE: u64 = 1 << 48;
 /// Somebody waits for this pin to go. Objects are aligned, so that the lowest bit is free.
 const MARK: u64 = 1;
-/// Uses of objects that others used last, less uses of own ones, before a thread counts in its own table.
+/// Uses of objects that others used last, less uses of own ones, before threads count in their own tables.
 const STRANGE_MAX: u32 = 64;
 const STRANGE: u32 = 4;
 
-/// Some thread has a table.
+/// Threads pin: each has a table, or gets it with its first pin.
 static ANY: AtomicBool = AtomicBool::new(false);
+
+#[cfg(all(test, loom))]
+pub(crate) use loom::sync::atomic::AtomicU64 as Entry;
 
 /// A thread's entries.
 #[derive(Debug)]
@@ -35,7 +42,7 @@ static ANY: AtomicBool = AtomicBool::new(false);
 pub(crate) struct Table([AtomicU64; ENTRIES]);
 
 impl Table {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(std::array::from_fn(|_| AtomicU64::new(0)))
     }
     fn bucket(&self, address: u64) -> &[AtomicU64] {
@@ -43,11 +50,18 @@ impl Table {
         let at = hash as usize % (ENTRIES / WAYS) * WAYS;
         &self.0[at..at + WAYS]
     }
-    fn find(&self, address: u64) -> Option<&AtomicU64> {
+    pub(crate) fn find(&self, address: u64) -> Option<&AtomicU64> {
         self.bucket(address).iter().find(|e| names(e.load(SeqCst), address))
     }
-    /// Only by the table's thread.
-    fn pin(&self, address: u64) -> Option<&AtomicU64> {
+    /// Only by the table's thread. What it loads after this it loads after all others can see the pin.
+    pub(crate) fn pin(&self, address: u64) -> Option<&AtomicU64> {
+        let e = self.count(address);
+        // elsewhere the locked instruction is the fence, or comes before a load that is one of those in order
+        #[cfg(loom)]
+        fence(SeqCst);
+        e
+    }
+    fn count(&self, address: u64) -> Option<&AtomicU64> {
         let mut free = None;
         for e in self.bucket(address) {
             let word = e.load(Relaxed);
@@ -89,23 +103,38 @@ impl Pin {
     /// it.
     #[inline]
     pub fn leave(&self) -> bool {
-        self.0.fetch_update(SeqCst, SeqCst, |w| (w & MARK == 0).then(|| fewer(w))).is_ok()
+        leave(self.0)
     }
     /// Gives a marked pin back. The caller keeps the object by other means.
     pub fn leave_marked(&self) {
-        let _ = self.0.fetch_update(SeqCst, SeqCst, |w| Some(fewer(w)));
+        leave_marked(self.0);
     }
+}
+
+pub(crate) fn leave(entry: &AtomicU64) -> bool {
+    entry.fetch_update(SeqCst, SeqCst, |w| (w & MARK == 0).then(|| fewer(w))).is_ok()
+}
+
+pub(crate) fn leave_marked(entry: &AtomicU64) {
+    let _ = entry.fetch_update(SeqCst, SeqCst, |w| Some(fewer(w)));
+}
+
+/// Whether the entry pins what is at this address, and is marked now.
+pub(crate) fn set_mark(entry: &AtomicU64, address: u64) -> bool {
+    entry.fetch_update(SeqCst, SeqCst, |w| names(w, address).then_some(w | MARK)).is_ok()
 }
 
 fn fewer(word: u64) -> u64 {
     if word >= 2 * ONE { word - ONE } else { 0 }
 }
 
-/// Pins the object in this thread's table. `None` where this thread counts in the objects, or has no room.
+/// Pins the object in this thread's table. `None` where threads count in the objects, or this one has no room.
 #[inline]
 pub fn pin(address: usize) -> Option<Pin> {
-    let table = published::own_table()?;
-    table.pin(key(address)?).map(Pin)
+    if !ANY.load(Acquire) {
+        return None;
+    }
+    published::own_table(Table::new)?.pin(key(address)?).map(Pin)
 }
 
 fn key(address: usize) -> Option<u64> {
@@ -121,10 +150,7 @@ pub fn is_pinned(address: usize) -> bool {
 /// Marks all pins of the object; whether there are any. They become no more only where who pins sees, after that, that the object
 /// takes no pins any more.
 pub fn mark(address: usize) -> bool {
-    search(address, |e| {
-        let address = address as u64;
-        e.fetch_update(SeqCst, SeqCst, |w| names(w, address).then_some(w | MARK)).is_ok()
-    })
+    search(address, |e| set_mark(e, address as u64))
 }
 
 fn search(address: usize, mut found: impl FnMut(&'static AtomicU64) -> bool) -> bool {
@@ -137,10 +163,13 @@ fn search(address: usize, mut found: impl FnMut(&'static AtomicU64) -> bool) -> 
     published::tables().filter_map(|t| t.find(key)).fold(false, |any, e| found(e) | any)
 }
 
-/// This thread uses an object; whether another one used it last. Says when this thread's uses become pins.
+/// This thread uses an object that counts; whether another one used it last. Says when uses become pins.
 #[inline]
 pub fn note_use(strange: bool) {
-    published::with_uses(|uses, pins| {
+    if ANY.load(Relaxed) {
+        return;
+    }
+    published::with_uses(|uses| {
         let n = uses.strange.load(Relaxed);
         if !strange {
             if n > 0 {
@@ -148,8 +177,7 @@ pub fn note_use(strange: bool) {
             }
         } else if n < STRANGE_MAX {
             uses.strange.store(n + STRANGE, Relaxed);
-        } else if pins.get().is_none() {
-            pins.get_or_init(|| Box::new(Table::new()));
+        } else {
             ANY.store(true, SeqCst);
         }
     });
@@ -158,13 +186,7 @@ pub fn note_use(strange: bool) {
 /// A number that tells this thread from most others that run now.
 #[inline]
 pub fn thread() -> u16 {
-    published::reader_number() as u16
-}
-
-/// Whether this thread pins what it uses.
-#[inline]
-pub fn pins() -> bool {
-    published::own_table().is_some()
+    (published::reader_number() % 0xffff) as u16
 }
 
 /// As if this thread had met many objects of others. For tests.
@@ -237,17 +259,6 @@ mod tests {
             }
             pins.iter().flatten().for_each(|p| assert!(p.leave()));
             assert!(objects.iter().all(|o| !is_pinned(std::ptr::from_ref(o).addr())));
-        });
-    }
-
-    #[test]
-    fn threads_with_own_objects_do_not_pin() {
-        let o = Object([0; 16]);
-        std::thread::scope(|s| {
-            s.spawn(|| {
-                (0..10_000).for_each(|i| note_use(i % 8 == 0));
-                assert!(pin(std::ptr::from_ref(&o).addr()).is_none());
-            });
         });
     }
 }

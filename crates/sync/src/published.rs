@@ -69,6 +69,9 @@ impl Line {
     pub(crate) fn has(&self, address: usize) -> bool {
         self.places.iter().any(|p| p.0.load(Acquire) == address)
     }
+    fn all(&self) -> impl Iterator<Item = usize> {
+        self.places.iter().map(|p| p.0.load(Acquire)).filter(|a| *a != 0)
+    }
 }
 
 /// Between taking the permission to read away and a look at the lines.
@@ -89,6 +92,8 @@ static LAST: AtomicPtr<Slot> = AtomicPtr::new(std::ptr::null_mut());
 
 thread_local! {
     static MINE: Cell<Option<&'static Slot>> = const { Cell::new(None) };
+    /// Its number; 0 where there is none yet.
+    static NUMBER: Cell<u32> = const { Cell::new(0) };
     /// Gives the slot back when the thread ends.
     static KEEPER: Keeper = const { Keeper };
 }
@@ -97,6 +102,7 @@ struct Keeper;
 
 impl Drop for Keeper {
     fn drop(&mut self) {
+        NUMBER.set(0);
         if let Some(slot) = MINE.take() {
             // who forgot a guard has left a place that will never be cleared: the rest of the line is as good as before
             slot.taken.store(false, Release);
@@ -147,6 +153,7 @@ fn register() -> Option<&'static Slot> {
         }
     });
     MINE.set(Some(slot));
+    NUMBER.set(slot.number);
     Some(slot)
 }
 
@@ -161,6 +168,12 @@ pub fn publish(address: usize) -> Option<&'static Place> {
 pub fn is_published(address: usize) -> bool {
     before_looking();
     slots().any(|s| s.line.has(address))
+}
+
+/// All addresses that threads read. The caller has taken away the permission to read what it asks for, by stores.
+pub fn all() -> Vec<usize> {
+    before_looking();
+    slots().flat_map(|s| s.line.all()).collect()
 }
 
 /// Waits until no thread reads what is at this address. The caller has taken away the permission to read, by a store.
@@ -188,13 +201,14 @@ fn wait(turns: &mut u32) {
 /// A small number that tells this thread from others that run now; 0 while it ends.
 #[inline(always)]
 pub fn reader_number() -> u32 {
-    mine().map_or(0, |s| s.number)
+    let n = NUMBER.get();
+    if n != 0 { n } else { register().map_or(0, |s| s.number) }
 }
 
-/// This thread's table of pins, where it has one.
+/// This thread's table of pins, made where it has none; `None` while the thread ends.
 #[inline(always)]
-pub(crate) fn own_table() -> Option<&'static Table> {
-    mine()?.pins.get().map(|t| &**t)
+pub(crate) fn own_table(make: impl FnOnce() -> Table) -> Option<&'static Table> {
+    Some(mine()?.pins.get_or_init(|| Box::new(make())))
 }
 
 /// All threads' tables of pins.
@@ -203,9 +217,9 @@ pub(crate) fn tables() -> impl Iterator<Item = &'static Table> {
 }
 
 #[inline(always)]
-pub(crate) fn with_uses(f: impl FnOnce(&Uses, &OnceLock<Box<Table>>)) {
+pub(crate) fn with_uses(f: impl FnOnce(&Uses)) {
     if let Some(slot) = mine() {
-        f(&slot.line.uses, &slot.pins);
+        f(&slot.line.uses);
     }
 }
 

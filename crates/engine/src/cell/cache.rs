@@ -9,7 +9,7 @@ use super::{Body, Cell};
 use crate::types::{DomainId, NodeId, TxId};
 use braidfs_sync::{RwLock, rank};
 use crossbeam::utils::CachePadded;
-use index::{CellIndex, Owned, RUN, unused};
+use index::{CellIndex, Owned, RUN, let_go, unused};
 use std::sync::Arc;
 use std::sync::atomic::{
     AtomicUsize,
@@ -17,6 +17,9 @@ use std::sync::atomic::{
 };
 
 const SHARDS: usize = 64;
+
+/// So many cells of a shard are let go together: whoever does looks at a line of each thread.
+const LATE: usize = 32;
 
 /// Memory of a cell in the cache, about: one with extents.
 pub const CELL_BYTES: u64 = 800;
@@ -35,7 +38,7 @@ struct Table {
     cells: usize,
     /// How many cells have left so far.
     left: u64,
-    /// Cells that were taken out while somebody looked at them.
+    /// Cells that were taken out, at which somebody may look still.
     late: Vec<Arc<Cell>>,
 }
 
@@ -56,10 +59,6 @@ impl Shard {
             None => t.cells += 1,
         }
     }
-    /// Lets cells go that nobody looks at any more.
-    fn let_go(t: &mut Table) {
-        t.late.retain(|c| !unused(c));
-    }
     fn taken(&self, t: &mut Table, ino: NodeId) {
         t.cells -= 1;
         t.left += 1;
@@ -74,6 +73,35 @@ impl Drop for Shard {
 }
 
 pub use index::Looked;
+
+/// A cell to look at, in memory until this is dropped.
+#[derive(Debug)]
+pub enum Seen<'a> {
+    /// It was there.
+    Looked(Looked<'a>),
+    /// It was loaded.
+    Loaded(Arc<Cell>),
+}
+
+impl Seen<'_> {
+    /// The cell for longer, and for changes.
+    pub fn arc(&self) -> Arc<Cell> {
+        match self {
+            Self::Looked(c) => c.arc(),
+            Self::Loaded(c) => c.clone(),
+        }
+    }
+}
+
+impl std::ops::Deref for Seen<'_> {
+    type Target = Cell;
+    fn deref(&self) -> &Cell {
+        match self {
+            Self::Looked(c) => c,
+            Self::Loaded(c) => c,
+        }
+    }
+}
 
 /// See the module.
 #[derive(Debug)]
@@ -146,7 +174,9 @@ impl CellCache {
             t.late.extend(shard.index.take(cell.ino));
             shard.taken(&mut t, cell.ino);
         }
-        Shard::let_go(&mut t);
+        if t.late.len() >= LATE {
+            let_go(&mut t.late);
+        }
     }
     /// Number of cells.
     pub fn len(&self) -> usize {
@@ -200,26 +230,25 @@ impl CellCache {
                     let mut t = s.table.write();
                     // the table and this loop hold it
                     let free = || Arc::strong_count(&c) == 2 && c.opens.load(Acquire) == 0;
-                    if free() && c.inflight.load(Acquire) == 0 {
-                        let waits = {
-                            // nobody else has it, to lock it, but who only looks
-                            let Some(st) = c.state.try_read() else { continue };
-                            // only memory knows for what; and in no transaction are pages that a commit left alone
-                            st.durability.waits(pending)
-                                || matches!(&st.body, Body::File(f) if f.pages.dirty_count() > 0)
-                        };
-                        if waits {
-                            continue;
+                    let waits = || {
+                        if c.inflight.load(Acquire) > 0 {
+                            return true;
                         }
-                        // out of the index no new one finds it; who did before may have it now
+                        // where it is locked, somebody has it
+                        let Some(st) = c.state.try_read() else { return true };
+                        // only memory knows for what; and in no transaction are pages that a commit left alone
+                        st.durability.waits(pending) || matches!(&st.body, Body::File(f) if f.pages.dirty_count() > 0)
+                    };
+                    if free() && !waits() {
+                        // out of the index no new one finds it; who did before may have it now, or have changed it
                         let Some(own) = s.index.take(c.ino) else { continue };
-                        if !unused(&own) || !free() {
+                        // one that was removed since it was listed has perhaps a successor
+                        if !Arc::ptr_eq(&own, &c) || !unused(&own) || !free() || waits() {
                             s.index.put(&mut t.owned, own);
                             continue;
                         }
                         drop(own);
                         s.taken(&mut t, c.ino);
-                        Shard::let_go(&mut t);
                         drop(t);
                         let own = Memory::of(&c);
                         gone.pages += own.pages;

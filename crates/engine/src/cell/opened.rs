@@ -1,7 +1,7 @@
 //! How an open file keeps its cell.
 //!
-//! This is a low-level module with unsafe code. A handle of a thread whose files are its own counts in the cell, twice: as
-//! open, and as a reference. One of a thread that opens what others opened last is a pin in that thread's table
+//! This is a low-level module with unsafe code. A handle counts in the cell, twice: as open, and as a reference, as long as all threads
+//! open files of their own. From then on one that is opened by its name or number is a pin in its thread's table
 //! (`braidfs_sync::pins`), and writes nothing to the cell: it stands for both counts. The table of cells keeps a cell that is
 //! pinned.
 //!

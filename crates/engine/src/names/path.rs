@@ -1,5 +1,6 @@
 //! Path-level operations that check a [`Cred`]. Paths are bytes, relative to the root of the volume, `/`-separated.
 
+use super::lookup::is_named;
 use crate::attributes::acl;
 use crate::cell::Cell;
 use crate::cell::cache::Looked;
@@ -11,7 +12,6 @@ use crate::types::*;
 use crate::volume::{OpenFile, Volume};
 use std::borrow::Cow;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 
 /// Symlinks followed on one path.
 const SYMLINKS_MAX: u32 = 40;
@@ -62,17 +62,28 @@ impl Volume {
         if sticky && cred.uid != child.state.read().uid { Err(Error::Perm) } else { Ok(()) }
     }
 
-    /// Walks a path by names looked up lately alone, writing to no memory that threads share. `None` where that does not
-    /// lead to its end: past a symlink or `..`, or where permissions have to be looked at.
+    /// Walks a path by names looked up lately alone, writing to no memory that threads share but locks of directories that
+    /// few read. `None` where that does not lead to its end: past a symlink or `..`, or where `cred` may not go on.
     fn quick(&self, path: &[u8], cred: &Cred) -> Option<Target> {
         let i = self.inner();
-        if !cred.privileged || path.len() > PATH_MAX || i.maybe_stale.load(Relaxed) {
+        if path.len() > PATH_MAX {
             return None;
         }
         let mut at = Target { node: NodeId::ROOT, gener: *i.root_gener.get()?, kind: FileKind::Dir };
         let (mut part, mut rest) = next_part(path);
         while !part.is_empty() {
-            at = i.names.get(&Key::of(at.node, at.gener, part)?)?;
+            if !cred.privileged {
+                let dir = i.look(at.node).filter(|c| c.is(at.inode()))?;
+                if !acl::allows(&dir.state.read(), cred, SEARCH) {
+                    return None;
+                }
+            }
+            let key = Key::of(at.node, at.gener, part);
+            let dir = at.node;
+            at = i.names.get(&key)?;
+            if key.is_hashed() {
+                i.look(at.node).filter(|c| c.is(at.inode()) && is_named(c, &key, dir, part))?;
+            }
             (part, rest) = next_part(rest);
         }
         (at.kind == FileKind::Dir || !path.ends_with(b"/")).then_some(at)
@@ -202,6 +213,7 @@ impl Volume {
         }
         if let Some(dir) = self.quick_cell(&trimmed[..at], cred)
             && dir.kind == FileKind::Dir
+            && self.permit_cell(&dir, cred, SEARCH).is_ok()
         {
             return Ok((dir, name));
         }
@@ -224,6 +236,7 @@ impl Volume {
             let (above, name) = path.split_at(path.iter().rposition(|b| *b == b'/').map_or(0, |i| i + 1));
             if !matches!(name, b"" | b"." | b"..")
                 && let Some(dir) = self.quick_cell(above, cred)
+                && self.permit_cell(&dir, cred, WRITE | SEARCH).is_ok()
             {
                 return self.create_open(&dir, name, how.mode, cred);
             }

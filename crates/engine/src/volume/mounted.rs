@@ -5,7 +5,7 @@ use super::held::table::Held;
 use super::siblings::Siblings;
 use crate::braid::frontier::Frontier;
 use crate::cell::Cell;
-use crate::cell::cache::Looked;
+use crate::cell::cache::{Looked, Seen};
 use crate::cell::names::NameCache;
 use crate::domain::peers::Peers;
 use crate::domain::{Domain, Shared};
@@ -107,6 +107,18 @@ impl MountedVolume {
     #[inline]
     pub fn look(&self, ino: NodeId) -> Option<Looked<'_>> {
         self.domain_of(ino)?.cells.look(ino)
+    }
+
+    /// The cell of an inode to be looked at, loaded where it is not in memory.
+    ///
+    /// # Errors
+    /// As [`Self::cell`].
+    #[inline]
+    pub fn see(&self, ino: NodeId) -> Result<Seen<'_>> {
+        match self.look(ino) {
+            Some(c) => Ok(Seen::Looked(c)),
+            None => self.cell(ino).map(Seen::Loaded),
+        }
     }
 
     /// [`Self::find`] an inode that a caller names.

@@ -113,7 +113,7 @@ fn readers_and_writers_exclude_each_other() {
                     } else {
                         let g = lock.read();
                         assert_eq!(g[0], g[1]);
-                        biased.fetch_add(u32::from(matches!(g.reader, Reader::Published(..))), SeqCst);
+                        biased.fetch_add(u32::from(matches!(g.reader, Reader::Published(_))), SeqCst);
                     }
                 }
             });

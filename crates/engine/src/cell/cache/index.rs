@@ -293,6 +293,15 @@ fn append(table: &Table, number: u64, run: *mut Run) {
     table[at].store(run, Release);
 }
 
+/// [`unused`] of many, with one look at what threads look at: those that are not stay.
+pub(super) fn let_go(taken: &mut Vec<Arc<Cell>>) {
+    let looked_at = published::all();
+    taken.retain(|c| {
+        let at = Arc::as_ptr(c).addr();
+        looked_at.contains(&at) || pins::is_pinned(at)
+    });
+}
+
 /// Whether nobody looks at a cell that was taken out of its index, and no handle counts on it. Those who found it before
 /// make no new reference any more but from one that they have: from a look a handle's or an `Arc`, from a handle an
 /// `Arc`. So looks come first here, then handles, and the caller looks at the number of `Arc`s last.
