@@ -18,7 +18,7 @@ PAGES := $(addprefix $(MAN)/man8/,$(NAMES))
 OLD_PAGES := $(addprefix $(MAN)/man1/,$(NAMES))
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo bench test fmt clippy unit heavy crash planted mount mount-ring conflicts conflicts-part conflicts-planted fill coherence opens million xfstests soak fuzz fuzz-coverage layers deny peers $(PEERS) deps install uninstall clean
+.PHONY: help build demo bench test fmt clippy unit heavy crash planted mount mount-ring conflicts conflicts-part conflicts-planted fill coherence opens million xfstests soak fuzz fuzz-coverage layers models deny peers $(PEERS) deps install uninstall clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z$$()A-Z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -92,6 +92,9 @@ fuzz: ## all fuzz targets with the built-in mutator, FUZZ_SECONDS each (default 
 
 fuzz-coverage: ## the same under libFuzzer, which looks for new code (cargo install cargo-fuzz)
 	@scripts/fuzz-coverage.sh
+
+models: ## locks, look-ups and opens that write no common line, under loom: every order of threads and of their stores (a minute)
+	CARGO_TARGET_DIR=target/loom RUSTFLAGS="--cfg loom" $(CARGO) test --release -p braidfs-sync --lib models
 
 layers: ## imports of the engine and of the checker point one way, and in no circle
 	@scripts/check-layers.sh

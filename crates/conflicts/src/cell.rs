@@ -22,7 +22,7 @@ const IMAGE_BYTES: u64 = 4 << 30;
 /// Memory for pages and cells: all tests fit.
 const CACHE_BYTES: u64 = 1 << 30;
 /// Sizes of the set-up: no test runs out of files within a cell.
-const SCALE: Scale = Scale { files: 1024, entries: 128, blocks: 1024, branch: 8, aged: Aged::SMALL };
+const SCALE: Scale = Scale { files: 1024, entries: 128, blocks: 1024, branch: 4, aged: Aged::SMALL };
 /// Steps between refills of a worker that the sizes must allow beyond its windows: warm-up, and what a test starts with.
 const MARGIN: u64 = 256;
 const SEED: u64 = 42;
@@ -39,12 +39,12 @@ struct Rounds {
 }
 
 impl Rounds {
-    fn of(test: &str, workers: usize, window: Option<usize>) -> Self {
+    fn of(test: &str, window: Option<usize>) -> Self {
         let usual = match test {
             // a step lists a whole directory
             "MRDL" | "MRDM" => Self { warm: 8, window: 16 },
-            // any of 32,768 files: most of them were opened by somebody else before
-            "MRPM" => Self { warm: 65_536 / workers, window: 128 },
+            // any of 1,024 files: each worker has opened nearly all of them
+            "MRPM" => Self { warm: 8192, window: 128 },
             _ => Self { warm: 64, window: 128 },
         };
         Self { window: window.unwrap_or(usual.window), ..usual }
@@ -82,7 +82,7 @@ pub fn run(id: &CellId, window: Option<usize>) -> Result<()> {
     // the name is not needed any more, and nobody need remove it
     std::fs::remove_file(image).map_err(|e| Error::io(image, e))?;
 
-    let rounds = Rounds::of(test.test.name, id.workers, window);
+    let rounds = Rounds::of(test.test.name, window);
     let team = Team::start(&test, id.workers, rounds.scale(), &fs)?;
     for order in [Order::Share, Order::Prepare, Order::Settle] {
         team.all(order)?;

@@ -6,8 +6,12 @@
 //! With the feature `schedule`, which only tests turn on, the locks know the scheduler of [`schedule`]: threads under it run
 //! one at a time, in an order that a seed gives. Other threads see no difference.
 
+mod bias;
+mod biased;
 mod doors;
 mod locks;
+#[cfg(all(test, loom))]
+mod models;
 #[cfg(any(debug_assertions, feature = "lock-ranks"))]
 #[path = "order/checked.rs"]
 mod order;
@@ -15,6 +19,8 @@ mod order;
 #[path = "order/unchecked.rs"]
 mod order;
 mod pass;
+pub mod pins;
+pub mod published;
 pub mod rank;
 #[cfg(feature = "schedule")]
 pub mod schedule;
@@ -22,6 +28,7 @@ pub mod slots;
 #[cfg(test)]
 mod tests;
 
+pub use biased::{BiasedReadGuard, BiasedRwLock, BiasedWriteGuard};
 pub use locks::{Condvar, Mutex, MutexGuard, ProcessMutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 pub use pass::{PassLock, PassPart, PassReadGuard, PassWriteGuard};
 

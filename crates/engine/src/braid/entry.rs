@@ -13,6 +13,7 @@ use crate::volume::MountedVolume;
 use crate::volume::operation::Op;
 use braidfs_format::dentry::{Dentry, ENTRY_FIXED_BYTES};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// Who changes an entry.
 pub(crate) enum By<'o, 'a> {
@@ -53,7 +54,7 @@ impl MountedVolume {
         };
         let (hash, key) = (self.hash(name), Key::of(dir.ino, dir.gener, name));
         // who walks by names looked up lately waits for the directory
-        key.iter().for_each(|k| self.names.forget(k));
+        self.names.forget(&key);
         if let (By::Operation(op), Some(_)) = (&mut by, child) {
             op.grows(dir.domain, ENTRY_FIXED_BYTES + name.len());
         }
@@ -82,10 +83,11 @@ impl MountedVolume {
             st.nlink += 1;
         }
         if let By::Operation(_) = by {
-            if let Some(c) = child {
+            if let Some(c) = child
+                && !self.maybe_stale.load(Ordering::Relaxed)
+            {
                 // most new names are looked up soon
-                let target = Target { node: c.ino, gener: c.gener, kind: c.kind };
-                key.iter().for_each(|k| self.names.put(k, target));
+                self.names.put(&key, Target { node: c.ino, gener: c.gener, kind: c.kind });
             }
             let now = self.shared.now();
             (st.mtime, st.ctime) = (now, now);

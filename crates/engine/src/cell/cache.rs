@@ -3,11 +3,13 @@
 //! A cell leaves the table only when nobody else holds it: dirty cells are held by their transaction, open ones by
 //! their handles. Lock rank: shards are leaves.
 
+mod index;
+
 use super::{Body, Cell, State};
-use crate::types::{Attr, DomainId, NodeId, TxId};
+use crate::types::{DomainId, NodeId, TxId};
 use braidfs_sync::{RwLock, rank};
 use crossbeam::utils::CachePadded;
-use std::collections::HashMap;
+use index::{CellIndex, Owned, RUN, let_go, unused};
 use std::sync::Arc;
 use std::sync::atomic::{
     AtomicUsize,
@@ -16,60 +18,102 @@ use std::sync::atomic::{
 
 const SHARDS: usize = 64;
 
+/// So many cells of a shard are let go together: whoever does looks at a line of each thread.
+const LATE: usize = 32;
+
 /// Memory of a cell in the cache, about: one with extents.
 pub const CELL_BYTES: u64 = 800;
 
-/// Numbers that lie side by side: files made together are found together.
-const RUN: u64 = 32;
+/// Some of the cells.
+#[derive(Debug)]
+struct Shard {
+    index: CellIndex,
+    table: RwLock<Table, rank::CellShard>,
+}
 
-type Run = [Option<Arc<Cell>>; RUN as usize];
-type Shard = CachePadded<RwLock<Table, rank::CellShard>>;
-
-/// Cells by runs of numbers.
+/// What readers of a shard's cells do not look at.
 #[derive(Debug, Default)]
 struct Table {
-    runs: HashMap<u64, Box<Run>, foldhash::fast::RandomState>,
+    owned: Owned,
     cells: usize,
     /// How many cells have left so far.
     left: u64,
+    /// Cells that were taken out, at which somebody may look still.
+    late: Vec<Arc<Cell>>,
 }
 
-impl Table {
-    fn get(&self, ino: NodeId) -> Option<&Arc<Cell>> {
-        self.runs.get(&(ino.0 / RUN))?[(ino.0 % RUN) as usize].as_ref()
+impl Default for Shard {
+    fn default() -> Self {
+        Self { index: CellIndex::new(), table: RwLock::default() }
     }
-    /// The place of a number, which the caller fills.
-    fn place(&mut self, ino: NodeId) -> &mut Option<Arc<Cell>> {
-        let run = self.runs.entry(ino.0 / RUN).or_insert_with(|| Box::new([const { None }; RUN as usize]));
-        let place = &mut run[(ino.0 % RUN) as usize];
-        self.cells += usize::from(place.is_none());
-        place
+}
+
+impl Shard {
+    fn all(&self) -> Vec<Arc<Cell>> {
+        let _still = self.table.read();
+        self.index.all()
     }
-    fn remove(&mut self, ino: NodeId) {
-        let Some(run) = self.runs.get_mut(&(ino.0 / RUN)) else { return };
-        let n = u64::from(run[(ino.0 % RUN) as usize].take().is_some());
-        self.cells -= n as usize;
-        self.left += n;
-        if run.iter().all(Option::is_none) {
-            self.runs.remove(&(ino.0 / RUN));
+    fn put(&self, t: &mut Table, cell: Arc<Cell>) {
+        match self.index.put(&mut t.owned, cell) {
+            Some(old) => t.late.push(old),
+            None => t.cells += 1,
         }
     }
-    fn all(&self) -> Vec<Arc<Cell>> {
-        self.runs.values().flat_map(|r| r.iter().flatten()).cloned().collect()
+    fn taken(&self, t: &mut Table, ino: NodeId) {
+        t.cells -= 1;
+        t.left += 1;
+        self.index.vacate(ino);
+    }
+}
+
+impl Drop for Shard {
+    fn drop(&mut self) {
+        self.index.clear(&mut self.table.get_mut().owned);
+    }
+}
+
+pub use index::Looked;
+
+/// A cell to look at, in memory until this is dropped.
+#[derive(Debug)]
+pub enum Seen<'a> {
+    /// It was there.
+    Looked(Looked<'a>),
+    /// It was loaded.
+    Loaded(Arc<Cell>),
+}
+
+impl Seen<'_> {
+    /// The cell for longer, and for changes.
+    pub fn arc(&self) -> Arc<Cell> {
+        match self {
+            Self::Looked(c) => c.arc(),
+            Self::Loaded(c) => c.clone(),
+        }
+    }
+}
+
+impl std::ops::Deref for Seen<'_> {
+    type Target = Cell;
+    fn deref(&self) -> &Cell {
+        match self {
+            Self::Looked(c) => c,
+            Self::Loaded(c) => c,
+        }
     }
 }
 
 /// See the module.
 #[derive(Debug)]
 pub struct CellCache {
-    shards: Box<[Shard]>,
+    shards: Box<[CachePadded<Shard>]>,
     /// Where the next eviction begins.
     hand: AtomicUsize,
 }
 
 impl Default for CellCache {
     fn default() -> Self {
-        Self { shards: (0..SHARDS).map(|_| Shard::default()).collect(), hand: AtomicUsize::new(0) }
+        Self { shards: (0..SHARDS).map(|_| CachePadded::default()).collect(), hand: AtomicUsize::new(0) }
     }
 }
 
@@ -80,55 +124,63 @@ impl CellCache {
     }
     /// The cell, if in memory.
     pub fn get(&self, ino: NodeId) -> Option<Arc<Cell>> {
-        let c = self.shard(ino).read().get(ino).cloned();
-        if let Some(c) = &c
-            && !c.hot.load(Relaxed)
-        {
-            c.hot.store(true, Relaxed);
+        match self.shard(ino).index.look(ino) {
+            Ok(found) => found.map(|c| {
+                c.warm();
+                c.arc()
+            }),
+            Err(()) => {
+                let shard = self.shard(ino);
+                let _still = shard.table.read();
+                shard.index.get(ino)
+            }
         }
-        c
     }
-    /// Attributes of an inode in that generation. `None` where it is not in memory, or is just being changed: whoever asks
-    /// here does not wait.
-    pub fn attr(&self, ino: NodeId, gener: u32) -> Option<Attr> {
-        let shard = self.shard(ino).read();
-        let c = shard.get(ino).filter(|c| c.gener == gener)?;
-        if !c.hot.load(Relaxed) {
-            c.hot.store(true, Relaxed);
-        }
-        // cells are locked before shards: not waited for here
-        let st = c.state.try_read()?;
-        (!st.deleted).then(|| c.attr(&st))
+    /// The cell, if in memory, to be looked at: without a write to a line that threads share. `None` also where this thread
+    /// looks at very many.
+    #[inline]
+    pub fn look(&self, ino: NodeId) -> Option<Looked<'_>> {
+        let c = self.shard(ino).index.look(ino).ok()??;
+        c.warm();
+        Some(c)
     }
     /// For [`Self::insert_loaded`], before the inode's entry in the node table is read.
     pub fn before_load(&self, ino: NodeId) -> Loading {
-        Loading(self.shard(ino).read().left)
+        Loading(self.shard(ino).table.read().left)
     }
     /// Puts a cell that was just loaded; the one already there wins. `None` where cells have left since `before`: perhaps
     /// this inode's, which another thread loaded, changed and committed meanwhile, so that what was loaded here is old.
     pub fn insert_loaded(&self, cell: Arc<Cell>, before: Loading) -> Option<Arc<Cell>> {
-        let ino = cell.ino;
-        let mut shard = self.shard(ino).write();
-        if let Some(c) = shard.get(ino) {
-            return Some(c.clone());
+        let shard = self.shard(cell.ino);
+        let mut t = shard.table.write();
+        if let Some(c) = shard.index.get(cell.ino) {
+            return Some(c);
         }
-        (shard.left == before.0).then(|| shard.place(ino).insert(cell).clone())
+        (t.left == before.0).then(|| {
+            shard.put(&mut t, cell.clone());
+            cell
+        })
     }
     /// Puts a new inode's cell.
     pub fn insert_new(&self, cell: Arc<Cell>) {
-        let ino = cell.ino;
-        *self.shard(ino).write().place(ino) = Some(cell);
+        let shard = self.shard(cell.ino);
+        shard.put(&mut shard.table.write(), cell);
     }
     /// Forgets a cell, if it is this one.
     pub fn remove(&self, cell: &Arc<Cell>) {
-        let mut s = self.shard(cell.ino).write();
-        if s.get(cell.ino).is_some_and(|c| Arc::ptr_eq(c, cell)) {
-            s.remove(cell.ino);
+        let shard = self.shard(cell.ino);
+        let mut t = shard.table.write();
+        if shard.index.get(cell.ino).is_some_and(|c| Arc::ptr_eq(&c, cell)) {
+            t.late.extend(shard.index.take(cell.ino));
+            shard.taken(&mut t, cell.ino);
+        }
+        if t.late.len() >= LATE {
+            let_go(&mut t.late);
         }
     }
     /// Number of cells.
     pub fn len(&self) -> usize {
-        self.shards.iter().map(|s| s.read().cells).sum()
+        self.shards.iter().map(|s| s.table.read().cells).sum()
     }
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
@@ -136,7 +188,7 @@ impl CellCache {
     }
     /// All cells (a snapshot).
     pub fn all(&self) -> Vec<Arc<Cell>> {
-        self.shards.iter().flat_map(|s| s.read().all()).collect()
+        self.shards.iter().flat_map(|s| s.all()).collect()
     }
 
     /// Drops about as much as `want` says: clean pages, cells that nobody uses, buckets of directories that are on the
@@ -150,7 +202,7 @@ impl CellCache {
             if want.is_none() {
                 break;
             }
-            let list = s.read().all();
+            let list = s.all();
             for c in list {
                 let cold = (want.cells > 0 || want.dir_bytes > 0) && !c.hot.swap(false, Relaxed);
                 if (want.pages > 0 || want.dir_bytes > 0 && cold)
@@ -176,25 +228,35 @@ impl CellCache {
                     }
                 }
                 if want.cells > 0 && cold {
-                    let mut map = s.write();
-                    // the table and this loop hold it; nobody can take another while the shard is locked
-                    if Arc::strong_count(&c) == 2 && c.opens.load(Acquire) == 0 && c.inflight.load(Acquire) == 0 {
-                        let waits = {
-                            // nobody else has it, to lock it
-                            let Some(st) = c.state.try_read() else { continue };
-                            // only memory knows for what; and in no transaction are pages that a commit left alone
-                            let waits = st.durability.waits(pending)
-                                || matches!(&st.body, Body::File(f) if f.pages.dirty_count() > 0);
-                            if !waits {
-                                leaves(&st);
-                            }
-                            waits
-                        };
-                        if waits {
+                    let mut t = s.table.write();
+                    // the table and this loop hold it
+                    let free = || Arc::strong_count(&c) == 2 && c.opens.load(Acquire) == 0;
+                    let waits = || {
+                        if c.inflight.load(Acquire) > 0 {
+                            return true;
+                        }
+                        // where it is locked, somebody has it
+                        let Some(st) = c.state.try_read() else { return true };
+                        // only memory knows for what; and in no transaction are pages that a commit left alone
+                        let waits = st.durability.waits(pending)
+                            || matches!(&st.body, Body::File(f) if f.pages.dirty_count() > 0);
+                        // before anybody loads it anew, who needs the table for that
+                        if !waits {
+                            leaves(&st);
+                        }
+                        waits
+                    };
+                    if free() && !waits() {
+                        // out of the index no new one finds it; who did before may have it now, or have changed it
+                        let Some(own) = s.index.take(c.ino) else { continue };
+                        // one that was removed since it was listed has perhaps a successor
+                        if !Arc::ptr_eq(&own, &c) || !unused(&own) || !free() || waits() {
+                            s.index.put(&mut t.owned, own);
                             continue;
                         }
-                        map.remove(c.ino);
-                        drop(map);
+                        drop(own);
+                        s.taken(&mut t, c.ino);
+                        drop(t);
                         let own = Memory::of(&c);
                         gone.pages += own.pages;
                         gone.dir_bytes += own.dir_bytes;

@@ -16,6 +16,7 @@ pub mod pages;
 
 pub mod cache;
 pub mod names;
+pub mod opened;
 pub mod record;
 
 use crate::braid::durability::Durability;
@@ -23,12 +24,12 @@ use crate::lazy::Lazy;
 use crate::types::*;
 use braidfs_format::dentry::Dentry;
 use braidfs_format::inode::{Link, Xattr};
-use braidfs_sync::{Mutex, RwLock, rank};
+use braidfs_sync::{BiasedRwLock, Mutex, rank};
 use dir::DirIndex;
 use extents::ExtentMap;
 use pages::PageMap;
 use smallvec::SmallVec;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, Ordering::Relaxed};
 
 pub use braidfs_format::dentry::name_hash;
 
@@ -49,12 +50,14 @@ pub struct Cell {
     /// It has, or once had, no name: whoever opens or closes it looks into the state. Set before `opens` is looked at,
     /// read after `opens` was changed.
     pub nameless: AtomicBool,
-    /// Open handles.
+    /// The thread that was the last to count itself in `opens`.
+    pub opener: AtomicU16,
+    /// Open handles that are counted here; others are pins ([`opened`]).
     pub opens: AtomicU32,
     /// Everything else.
-    pub state: RwLock<State, rank::Cell>,
+    pub state: BiasedRwLock<State, rank::Cell>,
     /// Write batches of this file's pages that are not on the device yet: its pages must stay.
-    pub inflight: AtomicUsize,
+    pub inflight: AtomicU32,
     /// One fsync at a time: the last roll-forward record is the only one that can be torn.
     pub sync: Mutex<(), rank::FileSync>,
 }
@@ -161,11 +164,19 @@ impl Cell {
             domain,
             kind,
             nameless: AtomicBool::new(state.nlink == 0),
-            state: RwLock::keyed(state, inode.ino.0),
+            state: BiasedRwLock::keyed(state, inode.ino.0),
+            opener: AtomicU16::new(braidfs_sync::pins::thread()),
             opens: AtomicU32::new(0),
-            inflight: AtomicUsize::new(0),
+            inflight: AtomicU32::new(0),
             hot: AtomicBool::new(true),
             sync: Mutex::new(()),
+        }
+    }
+    /// It is used: the cache's second chance. A look where it is warm already.
+    #[inline]
+    pub fn warm(&self) {
+        if !self.hot.load(Relaxed) {
+            self.hot.store(true, Relaxed);
         }
     }
     /// Number and generation.

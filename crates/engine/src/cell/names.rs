@@ -6,10 +6,14 @@
 //! some time of the look-up, as if its lock had been taken. Directories are told apart by number and generation: what
 //! is known of a removed one means nothing for the next of its number.
 //!
-//! A bucket of two entries has a sequence number, odd while one of them changes (a sequence lock). All words are atomics:
-//! a reader that meets a change reads nonsense, sees that the number moved, and knows nothing.
+//! A bucket of four entries, one in each of its cache lines, has a sequence number, odd while one of them changes (a sequence
+//! lock). Beside that number stands a byte of each entry's hash, so that a look-up reads one entry, if any. All words are
+//! atomics: a reader that meets a change reads nonsense, sees that the number moved, and knows nothing.
 //!
-//! Not promised: long names ([`NAME_BYTES`]); that what was put in is found again.
+//! Of a long name ([`NAME_BYTES`]) a hash stands for the bytes: whoever finds one looks whether the inode has the name
+//! ([`Key::is_hashed`]).
+//!
+//! Not promised: that what was put in is found again.
 
 use crate::types::{FileKind, InodeRef, NodeId};
 use std::hash::{BuildHasher, Hasher};
@@ -19,17 +23,23 @@ use std::sync::atomic::{
     fence,
 };
 
-/// Longest name that is kept.
+/// Longest name that is kept as it is.
 pub const NAME_BYTES: usize = 31;
-/// A bucket: sequence number, kinds of both entries, entries. Two cache lines, which processors fetch together.
-const WORDS: usize = 16;
-/// A directory's number, the inode's, both generations, and the name with its length.
+/// Length that says that a hash stands for the name.
+const HASHED: u8 = 255;
+/// Entries of a bucket.
+const WAYS: usize = 4;
+/// A cache line: in the first of a bucket the sequence number and tags, elsewhere nothing; then an entry.
+const LINE: usize = 8;
+/// A directory's number, the inode's with its kind, both generations, and the name with its length.
 const ENTRY: usize = 7;
+const WORDS: usize = WAYS * LINE;
+/// In the first word of a bucket: the sequence number; above it a byte for each entry.
+const SEQ: u64 = 0xffff_ffff;
+/// Where the kind stands beside the inode's number.
+const KIND: u32 = 56;
 /// Low bits of a name's last byte that say which of some neighbouring buckets it is in.
 const NEAR: u64 = 7;
-/// Where the entries begin in a bucket.
-const AT: [usize; 2] = [2, 2 + ENTRY];
-
 /// A directory and a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Key {
@@ -39,10 +49,10 @@ pub struct Key {
 }
 
 impl Key {
-    /// `None` for names that are not kept.
-    pub fn of(dir: NodeId, gener: u32, name: &[u8]) -> Option<Self> {
+    /// The key of any name.
+    pub fn of(dir: NodeId, gener: u32, name: &[u8]) -> Self {
         if name.len() > NAME_BYTES {
-            return None;
+            return Self::hashed(dir, gener, name);
         }
         let mut b = [0u8; NAME_BYTES + 1];
         b[0] = name.len() as u8;
@@ -52,7 +62,18 @@ impl Key {
             w.copy_from_slice(&b[8 * i..8 * i + 8]);
             u64::from_le_bytes(w)
         };
-        Some(Self { dir: dir.0, gener, name: [word(0), word(1), word(2), word(3)] })
+        Self { dir: dir.0, gener, name: [word(0), word(1), word(2), word(3)] }
+    }
+    #[cold]
+    fn hashed(dir: NodeId, gener: u32, name: &[u8]) -> Self {
+        use foldhash::fast::FixedState;
+        let word = |seed: u64| FixedState::with_seed(seed).hash_one(name);
+        Self { dir: dir.0, gener, name: [word(1) & !0xff | u64::from(HASHED), word(2), word(3), word(4)] }
+    }
+    /// A hash stands for the name: what it is found to name may be what another name names.
+    #[inline]
+    pub fn is_hashed(&self) -> bool {
+        self.name[0] as u8 == HASHED
     }
 }
 
@@ -102,9 +123,11 @@ impl NameCache {
         Self { words, skip, mask: buckets - 1, hasher: foldhash::fast::RandomState::default() }
     }
 
-    fn bucket(&self, k: &Key) -> Option<&[AtomicU64; WORDS]> {
+    /// The bucket of a key, and the key's tag.
+    #[inline]
+    fn bucket(&self, k: &Key) -> Option<(&[AtomicU64; WORDS], u8)> {
         // names that differ in the last byte only, as numbered files do, lie side by side: the first brings the others
-        let last = (k.name[0] & 0xff) as usize;
+        let last = (k.name[0] & 0xff) as usize % (4 * 8);
         let (word, shift) = (last / 8, last % 8 * 8);
         let low = k.name[word] >> shift & NEAR;
         let mut h = self.hasher.build_hasher();
@@ -115,38 +138,45 @@ impl NameCache {
         let hash = h.finish();
         let near = (hash >> 32).wrapping_add(low) & NEAR;
         let at = self.skip + ((hash & !NEAR | near) as usize & self.mask) * WORDS;
-        self.words.get(at..at + WORDS)?.try_into().ok()
+        // the bits that tell neighbours apart do not tell those in one bucket apart
+        let tag = (hash >> 48) as u8;
+        Some((self.words.get(at..at + WORDS)?.try_into().ok()?, tag))
     }
 
     /// What `k` names, where that is known.
+    #[inline]
     pub fn get(&self, k: &Key) -> Option<Target> {
-        let b = self.bucket(k)?;
+        let (b, tag) = self.bucket(k)?;
         let seq = b[0].load(Acquire);
-        let at = find(b, k)?;
-        let (node, geners, kinds) = (b[at + 1].load(Relaxed), b[at + 2].load(Relaxed), b[1].load(Relaxed));
+        let e = find(b, seq, tag, k)?;
+        let (node, geners) = (e[1].load(Relaxed), e[2].load(Relaxed));
         fence(Acquire);
         if seq % 2 == 1 || b[0].load(Relaxed) != seq {
             return None;
         }
-        let kind = kind_of((kinds >> shift(at)) as u8)?;
-        Some(Target { node: NodeId(node), gener: (geners >> 32) as u32, kind })
+        let kind = kind_of((node >> KIND) as u8)?;
+        Some(Target { node: NodeId(node & ((1 << KIND) - 1)), gener: (geners >> 32) as u32, kind })
     }
 
     /// Notes what `k` names. The caller has the directory locked.
     pub fn put(&self, k: &Key, t: Target) {
-        let Some(b) = self.bucket(k) else { return };
-        let lock = Lock::take(&b[0]);
-        let at = find(b, k).unwrap_or_else(|| match AT.iter().find(|at| b[**at].load(Relaxed) == 0) {
-            Some(at) => *at,
-            // one and the other in turn
-            None => AT[(lock.0 / 2 % 2) as usize],
-        });
-        let kinds = b[1].load(Relaxed) & !(0xff << shift(at));
-        b[1].store(kinds | u64::from(t.kind.d_type()) << shift(at), Relaxed);
-        b[at].store(k.dir, Relaxed);
-        b[at + 1].store(t.node.0, Relaxed);
-        b[at + 2].store(u64::from(k.gener) | u64::from(t.gener) << 32, Relaxed);
-        for (w, n) in b[at + 3..at + ENTRY].iter().zip(k.name) {
+        let Some((b, tag)) = self.bucket(k) else { return };
+        if t.node.0 >> KIND != 0 {
+            return;
+        }
+        let mut lock = Lock::take(&b[0]);
+        let entries = || entries(b).enumerate();
+        let way = entries()
+            .find(|(_, e)| is(e, k))
+            .or_else(|| entries().find(|(_, e)| e[0].load(Relaxed) == 0))
+            // one after the other
+            .map_or((lock.0 / 2) as usize % WAYS, |(i, _)| i);
+        lock.tag(way, tag);
+        let e = &b[way * LINE + 1..][..ENTRY];
+        e[0].store(k.dir, Relaxed);
+        e[1].store(t.node.0 | u64::from(t.kind.d_type()) << KIND, Relaxed);
+        e[2].store(u64::from(k.gener) | u64::from(t.gener) << 32, Relaxed);
+        for (w, n) in e[3..].iter().zip(k.name) {
             w.store(n, Relaxed);
         }
         lock.release(&b[0]);
@@ -154,34 +184,38 @@ impl NameCache {
 
     /// Forgets what `k` names. The caller has the directory locked for writing.
     pub fn forget(&self, k: &Key) {
-        let Some(b) = self.bucket(k) else { return };
+        let Some((b, _)) = self.bucket(k) else { return };
         let lock = Lock::take(&b[0]);
-        if let Some(at) = find(b, k) {
-            b[at].store(0, Relaxed);
+        if let Some(e) = entries(b).find(|e| is(e, k)) {
+            e[0].store(0, Relaxed);
         }
         lock.release(&b[0]);
     }
 }
 
-/// Where the entry of `k` is in its bucket. Node 0 is none, so that an empty entry is nobody's.
-fn find(b: &[AtomicU64; WORDS], k: &Key) -> Option<usize> {
-    AT.into_iter().find(|&at| {
-        b[at].load(Relaxed) == k.dir
-            && b[at + 2].load(Relaxed) as u32 == k.gener
-            && b[at + 3..at + ENTRY].iter().zip(k.name).all(|(w, n)| w.load(Relaxed) == n)
-    })
+fn entries(b: &[AtomicU64; WORDS]) -> impl Iterator<Item = &[AtomicU64]> {
+    b.chunks_exact(LINE).map(|line| &line[1..])
 }
 
-/// Where the kind of the entry at `at` lies in the bucket's word of kinds.
-fn shift(at: usize) -> usize {
-    if at == AT[0] { 0 } else { 8 }
+/// Whether an entry is that of `k`. Node 0 is none, so that an empty entry is nobody's.
+#[inline]
+fn is(e: &[AtomicU64], k: &Key) -> bool {
+    e[0].load(Relaxed) == k.dir
+        && e[2].load(Relaxed) as u32 == k.gener
+        && e[3..].iter().zip(k.name).all(|(w, n)| w.load(Relaxed) == n)
+}
+
+/// The entry of `k` in its bucket, whose first word is `seq`.
+#[inline]
+fn find<'b>(b: &'b [AtomicU64; WORDS], seq: u64, tag: u8, k: &Key) -> Option<&'b [AtomicU64]> {
+    (0..WAYS).filter(|i| (seq >> (32 + 8 * i)) as u8 == tag).map(|i| &b[i * LINE + 1..][..ENTRY]).find(|e| is(e, k))
 }
 
 fn kind_of(d_type: u8) -> Option<FileKind> {
     FileKind::from_mode(u32::from(d_type) << 12)
 }
 
-/// The writer's right to a bucket: the even sequence number that it found.
+/// The writer's right to a bucket: the first word with the even sequence number that it found.
 struct Lock(u64);
 
 impl Lock {
@@ -199,8 +233,14 @@ impl Lock {
             if spins.is_multiple_of(64) { std::thread::yield_now() } else { std::hint::spin_loop() }
         }
     }
+    /// The entry `way` gets this tag.
+    fn tag(&mut self, way: usize, tag: u8) {
+        let at = 32 + 8 * way;
+        self.0 = self.0 & !(0xff << at) | u64::from(tag) << at;
+    }
     fn release(self, seq: &AtomicU64) {
-        seq.store(self.0 + 2, Release);
+        // the number begins again when it is used up, and does not run into the tags
+        seq.store(self.0 & !SEQ | (self.0 + 2) & SEQ, Release);
     }
 }
 
@@ -210,7 +250,7 @@ mod tests {
     use std::sync::atomic::AtomicBool;
 
     fn key(dir: u64, name: &str) -> Key {
-        Key::of(NodeId(dir), 7, name.as_bytes()).unwrap()
+        Key::of(NodeId(dir), 7, name.as_bytes())
     }
     fn target(node: u64) -> Target {
         Target { node: NodeId(node), gener: node as u32, kind: FileKind::File }
@@ -224,15 +264,22 @@ mod tests {
             c.put(&key(1, "a"), Target { kind, ..target(5) });
             assert_eq!(c.get(&key(1, "a")), Some(Target { kind, ..target(5) }));
         }
-        for other in [key(2, "a"), key(1, "b"), key(1, "a\0"), key(1, ""), Key::of(NodeId(1), 8, b"a").unwrap()] {
+        for other in [key(2, "a"), key(1, "b"), key(1, "a\0"), key(1, ""), Key::of(NodeId(1), 8, b"a")] {
             assert_eq!(c.get(&other), None, "{other:?}");
         }
         c.put(&key(1, "a"), target(6));
         assert_eq!(c.get(&key(1, "a")), Some(target(6)));
         c.forget(&key(1, "a"));
         assert_eq!(c.get(&key(1, "a")), None);
-        assert!(Key::of(NodeId(1), 0, &[b'x'; NAME_BYTES]).is_some());
-        assert!(Key::of(NodeId(1), 0, &[b'x'; NAME_BYTES + 1]).is_none());
+        // of any length
+        let long = |n: usize| Key::of(NodeId(1), 7, &b"x".repeat(n));
+        for n in [0, 1, NAME_BYTES, NAME_BYTES + 1, NAME_BYTES + 2, 255] {
+            assert_eq!(long(n).is_hashed(), n > NAME_BYTES);
+            assert_eq!(c.get(&long(n)), None);
+            c.put(&long(n), target(100 + n as u64));
+        }
+        assert_eq!(c.get(&long(255)), Some(target(355)));
+        assert_eq!(c.get(&long(NAME_BYTES + 1)), Some(target(132)));
     }
 
     #[test]
@@ -243,7 +290,7 @@ mod tests {
         for (i, n) in names.iter().enumerate() {
             c.put(&key(1, n), target(10 + i as u64));
             let known: Vec<usize> = (0..9).filter(|k| c.get(&key(1, &names[*k])).is_some()).collect();
-            assert_eq!(known.len(), (i + 1).min(2), "{known:?}");
+            assert_eq!(known.len(), (i + 1).min(WAYS), "{known:?}");
             assert!(known.contains(&i));
         }
         // whichever entry holds it

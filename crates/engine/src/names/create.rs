@@ -5,6 +5,7 @@ use super::entries::{Child, ENTRY_BLOCKS};
 use super::placement::NewInode;
 use crate::attributes::acl;
 use crate::braid::entry::{By, Edit};
+use crate::cell::opened::OpenCell;
 use crate::cell::record::LINKS_MAX;
 use crate::cell::{Body, Cell, State};
 use crate::error::{Error, Result};
@@ -188,7 +189,7 @@ impl Volume {
             let dom = i.dom(d.domain);
             dom.orphans.insert(inode.ino);
             dom.cells.insert_new(cell.clone());
-            Ok((attr, OpenFile::new(cell, self.reference())))
+            Ok((attr, OpenFile::new(OpenCell::counted(cell), self.reference())))
         })();
         if r.is_err() {
             i.dom(d.domain).nodes.release(inode.ino);

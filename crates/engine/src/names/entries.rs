@@ -47,7 +47,7 @@ impl MountedVolume {
 
     /// A name is about to change: whoever looks it up waits for the directory, which the caller has locked for writing.
     pub(crate) fn forget_name(&self, dir: &Cell, name: &[u8]) {
-        Key::of(dir.ino, dir.gener, name).iter().for_each(|k| self.names.forget(k));
+        self.names.forget(&Key::of(dir.ino, dir.gener, name));
     }
 
     /// The entry of a name, buckets read as needed. The caller holds the directory's lock for writing.

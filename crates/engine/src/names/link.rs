@@ -10,7 +10,6 @@ use crate::types::*;
 use crate::volume::operation::Op;
 use crate::volume::{MountedVolume, Volume};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 impl Volume {
     /// Another name for a file (not a directory).
@@ -64,7 +63,7 @@ impl MountedVolume {
         if i.exchanging(&st) {
             return Ok(None);
         }
-        let kept = || c.opens.load(Ordering::Acquire) > 0 || i.held.holds(c);
+        let kept = || c.is_open() || i.held.holds(c);
         let tmp = st.nlink == 0 && i.dom(c.domain).orphans.contains(ino) && kept();
         if st.deleted || (st.nlink == 0 && !tmp) {
             return Err(Error::NotFound);

@@ -3,8 +3,10 @@
 use super::checks::check_alive;
 use super::entries::may_hang;
 use crate::cell::Cell;
+use crate::cell::cache::Seen;
 use crate::cell::dir::Lookup;
 use crate::cell::names::{Key, Target};
+use crate::cell::opened::OpenCell;
 use crate::error::{Error, Result};
 use crate::types::*;
 use crate::volume::{MountedVolume, OpenFile, Volume};
@@ -42,19 +44,21 @@ impl MountedVolume {
         if name.len() > NAME_MAX {
             return Err(Error::NameTooLong);
         }
-        // after a crash entries are looked at more closely
-        let key = if self.maybe_stale.load(Ordering::Relaxed) { None } else { Key::of(d.ino, d.gener, name) };
-        if let Some(t) = key.and_then(|k| self.names.get(&k)) {
+        // after a crash an entry may be stale: it is noted when its inode was seen to hang there
+        let stale = self.maybe_stale.load(Ordering::Relaxed);
+        let key = Key::of(d.ino, d.gener, name);
+        if let Some(t) = self.names.get(&key) {
             match self.find(t.node)? {
-                Some(c) if c.is(t.inode()) => return Ok(Some(c)),
+                Some(c) if c.is(t.inode()) && is_named(&c, &key, d.ino, name) => return Ok(Some(c)),
                 _ => {} // gone since
             }
         }
         let note = |inode: InodeRef, d_type: u8| {
-            if let (Some(k), Some(kind)) = (&key, FileKind::from_mode(u32::from(d_type) << 12))
+            if let Some(kind) = FileKind::from_mode(u32::from(d_type) << 12)
                 && may_hang(inode.ino, d.ino)
+                && !stale
             {
-                self.names.put(k, Target { node: inode.ino, gener: inode.generation, kind });
+                self.names.put(&key, Target { node: inode.ino, gener: inode.generation, kind });
             }
         };
         let hash = self.hash(name);
@@ -86,6 +90,11 @@ impl MountedVolume {
             };
             let Some(inode) = entry else { return Ok(None) };
             if let Some(c) = self.child_at(d, name, inode)? {
+                let st = d.state.read();
+                // the entry is what it was
+                if stale && st.durability.version() == version {
+                    self.names.put(&key, Target { node: c.ino, gener: c.gener, kind: c.kind });
+                }
                 return Ok(Some(c));
             }
             if self.maybe_stale.load(Ordering::Relaxed) {
@@ -105,6 +114,11 @@ impl MountedVolume {
     }
 }
 
+/// Whether what was found by `key` is what `name` names: a hash may stand for the name.
+pub(super) fn is_named(c: &Cell, key: &Key, dir: NodeId, name: &[u8]) -> bool {
+    !key.is_hashed() || c.state.read().has_link(dir, name)
+}
+
 impl Volume {
     /// Name → inode. `.` and `..` are allowed.
     ///
@@ -121,7 +135,7 @@ impl Volume {
     /// # Errors
     /// [`Error::NotFound`] where the inode is gone.
     pub fn getattr(&self, ino: NodeId) -> Result<Attr> {
-        let c = self.inner().cell(ino)?;
+        let c = self.inner().see(ino)?;
         let st = c.state.read();
         if st.deleted {
             return Err(Error::NotFound);
@@ -134,16 +148,19 @@ impl Volume {
     /// # Errors
     /// [`Error::NotFound`] where the inode is gone.
     pub fn open(&self, ino: NodeId) -> Result<OpenFile> {
-        self.open_cell(self.inner().cell(ino)?)
+        match self.inner().see(ino)? {
+            Seen::Looked(c) => self.open_if_there(OpenCell::looked(&c)).ok_or(Error::NotFound),
+            Seen::Loaded(c) => self.open_cell(c),
+        }
     }
 
     pub(crate) fn open_cell(&self, c: Arc<Cell>) -> Result<OpenFile> {
-        self.open_if_there(c).ok_or(Error::NotFound)
+        self.open_if_there(OpenCell::counted(c)).ok_or(Error::NotFound)
     }
 
     /// Opens an inode that may be gone by now: then `None`.
-    pub(super) fn open_if_there(&self, c: Arc<Cell>) -> Option<OpenFile> {
-        // it counts itself first: whoever removes the last name looks at the count after that
+    pub(super) fn open_if_there(&self, c: OpenCell) -> Option<OpenFile> {
+        // it has counted itself first: whoever removes the last name looks at the count after that
         let f = OpenFile::new(c, self.reference());
         let gone = f.cell.nameless.load(Ordering::SeqCst) && f.cell.state.read().deleted;
         (!gone).then_some(f)

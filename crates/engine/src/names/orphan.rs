@@ -26,8 +26,9 @@ impl MountedVolume {
         let d = self.dom(cell.domain);
         // in this order: a handle being opened or closed counts itself, then looks whether the inode is gone
         cell.nameless.store(true, Ordering::SeqCst);
+        let open = cell.ask_to_tell();
         let held = self.held.orphaned(cell);
-        if held || cell.opens.load(Ordering::SeqCst) > 0 || !st.durability.tombstones().is_empty() {
+        if held || open || !st.durability.tombstones().is_empty() {
             d.orphans.insert(cell.ino);
         } else {
             self.delete(op.enter(cell.domain), cell, st);
@@ -86,7 +87,7 @@ impl MountedVolume {
     fn reap_piece(&self, cell: &Arc<Cell>) -> Result<bool> {
         let mut op = Op::begin(self, &[cell.domain], 1, true)?;
         let mut st = cell.state.write();
-        if st.deleted || st.nlink > 0 || cell.opens.load(Ordering::Acquire) > 0 || self.held.holds(cell) {
+        if st.deleted || st.nlink > 0 || cell.is_open() || self.held.holds(cell) {
             return Ok(true);
         }
         if st.durability.waits_for().any(|d, t| self.dom(d).committed() < t) {
@@ -117,7 +118,7 @@ impl MountedVolume {
             let waits = c.state.read().durability.waits_for().any(|d, t| self.pending(d, t));
             if waits {
                 self.zombies.lock().push(c);
-            } else if c.opens.load(Ordering::Acquire) == 0 {
+            } else if !c.is_open() {
                 self.reap(&c)?;
             }
         }

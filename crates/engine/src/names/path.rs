@@ -1,15 +1,17 @@
 //! Path-level operations that check a [`Cred`]. Paths are bytes, relative to the root of the volume, `/`-separated.
 
+use super::lookup::is_named;
 use crate::attributes::acl;
 use crate::cell::Cell;
+use crate::cell::cache::Looked;
 use crate::cell::names::{Key, Target};
+use crate::cell::opened::OpenCell;
 use crate::error::{Error, Result};
 use crate::planted::sharing::{Place, share};
 use crate::types::*;
 use crate::volume::{OpenFile, Volume};
 use std::borrow::Cow;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 
 /// Symlinks followed on one path.
 const SYMLINKS_MAX: u32 = 40;
@@ -60,23 +62,40 @@ impl Volume {
         if sticky && cred.uid != child.state.read().uid { Err(Error::Perm) } else { Ok(()) }
     }
 
-    /// Walks a path by names looked up lately alone, writing to no memory that threads share. `None` where that does not
-    /// lead to its end: past a symlink or `..`, or where permissions have to be looked at.
+    /// Walks a path by names looked up lately alone, writing to no memory that threads share but locks of directories that
+    /// few read. `None` where that does not lead to its end: past a symlink or `..`, or where `cred` may not go on.
     fn quick(&self, path: &[u8], cred: &Cred) -> Option<Target> {
         let i = self.inner();
-        if !cred.privileged || path.len() > PATH_MAX || i.maybe_stale.load(Relaxed) {
+        if path.len() > PATH_MAX {
             return None;
         }
         let mut at = Target { node: NodeId::ROOT, gener: *i.root_gener.get()?, kind: FileKind::Dir };
         let (mut part, mut rest) = next_part(path);
         while !part.is_empty() {
-            at = i.names.get(&Key::of(at.node, at.gener, part)?)?;
+            if !cred.privileged {
+                let dir = i.look(at.node).filter(|c| c.is(at.inode()))?;
+                if !acl::allows(&dir.state.read(), cred, SEARCH) {
+                    return None;
+                }
+            }
+            let key = Key::of(at.node, at.gener, part);
+            let dir = at.node;
+            at = i.names.get(&key)?;
+            if key.is_hashed() {
+                i.look(at.node).filter(|c| c.is(at.inode()) && is_named(c, &key, dir, part))?;
+            }
             (part, rest) = next_part(rest);
         }
         (at.kind == FileKind::Dir || !path.ends_with(b"/")).then_some(at)
     }
 
-    /// [`Self::quick`] to the inode itself; a symlink only where it is not to be followed.
+    /// [`Self::quick`] to an inode that is in memory and no symlink.
+    fn quick_look(&self, path: &[u8], cred: &Cred) -> Option<Looked<'_>> {
+        let t = self.quick(path, cred).filter(|t| t.kind != FileKind::Symlink)?;
+        self.inner().look(t.node).filter(|c| c.is(t.inode()))
+    }
+
+    /// [`Self::quick`] to the inode itself, also where it has to be loaded.
     fn quick_cell(&self, path: &[u8], cred: &Cred) -> Option<Arc<Cell>> {
         let t = self.quick(path, cred).filter(|t| t.kind != FileKind::Symlink)?;
         self.inner().find(t.node).ok().flatten().filter(|c| c.is(t.inode()))
@@ -151,9 +170,12 @@ impl Volume {
     pub fn resolve(&self, path: &[u8], follow: bool, cred: &Cred) -> Result<Attr> {
         if let Some(t) = self.quick(path, cred)
             && !(follow && t.kind == FileKind::Symlink)
-            && let Some(a) = self.inner().domain(t.node)?.cells.attr(t.node, t.gener)
+            && let Some(c) = self.inner().look(t.node).filter(|c| c.is(t.inode()))
         {
-            return Ok(a);
+            let st = c.state.read();
+            if !st.deleted {
+                return Ok(c.attr(&st));
+            }
         }
         let c = self.resolve_cell(path, follow, cred)?;
         let st = c.state.read();
@@ -191,6 +213,7 @@ impl Volume {
         }
         if let Some(dir) = self.quick_cell(&trimmed[..at], cred)
             && dir.kind == FileKind::Dir
+            && self.permit_cell(&dir, cred, SEARCH).is_ok()
         {
             return Ok((dir, name));
         }
@@ -213,11 +236,12 @@ impl Volume {
             let (above, name) = path.split_at(path.iter().rposition(|b| *b == b'/').map_or(0, |i| i + 1));
             if !matches!(name, b"" | b"." | b"..")
                 && let Some(dir) = self.quick_cell(above, cred)
+                && self.permit_cell(&dir, cred, WRITE | SEARCH).is_ok()
             {
                 return self.create_open(&dir, name, how.mode, cred);
             }
-        } else if let Some(c) = self.quick_cell(path, cred)
-            && let Some(f) = self.open_found(c, how, cred)?
+        } else if let Some(c) = self.quick_look(path, cred)
+            && let Some(f) = self.open_found(&c, || OpenCell::looked(&c), how, cred)?
         {
             return Ok(f);
         }
@@ -243,7 +267,7 @@ impl Volume {
             if fresh {
                 return Err(Error::Exists);
             }
-            return self.open_found(c, how, cred)?.ok_or(Error::NotFound);
+            return self.open_found(&c, || OpenCell::counted(c.clone()), how, cred)?.ok_or(Error::NotFound);
         }
     }
 
@@ -253,15 +277,21 @@ impl Volume {
     }
 
     /// Opens what a path led to; `None` where it was removed since: another one may have its name.
-    fn open_found(&self, c: Arc<Cell>, how: OpenHow, cred: &Cred) -> Result<Option<OpenFile>> {
+    fn open_found(
+        &self,
+        c: &Cell,
+        open: impl FnOnce() -> OpenCell,
+        how: OpenHow,
+        cred: &Cred,
+    ) -> Result<Option<OpenFile>> {
         match c.kind {
             FileKind::Symlink => return Err(Error::Loop),
             FileKind::Dir if how.write || how.create => return Err(Error::IsDir),
             _ => {}
         }
         let want = if how.read { READ } else { 0 } | if how.write || how.truncate { WRITE } else { 0 };
-        self.permit_cell(&c, cred, want)?;
-        let Some(f) = self.open_if_there(c) else { return Ok(None) };
+        self.permit_cell(c, cred, want)?;
+        let Some(f) = self.open_if_there(open()) else { return Ok(None) };
         if how.truncate && f.cell.kind == FileKind::File && f.cell.state.read().size > 0 {
             let cut = SetAttr { size: Some(0), kill_suid: !cred.privileged, ..SetAttr::default() };
             self.setattr(f.ino(), &cut)?;

@@ -8,7 +8,6 @@ use crate::planted::sharing::{Place, share};
 use crate::types::*;
 use crate::volume::{MountedVolume, Volume};
 use braidfs_format::dentry::Dentry;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Entries taken under the directory's lock at once.
@@ -25,7 +24,7 @@ enum Tell {
 
 impl MountedVolume {
     /// Up to [`BATCH`] entries after position `pos`. `seen`: the access time that the directory gets.
-    fn entries_after(&self, c: &Arc<Cell>, mut pos: u64, seen: &mut Option<Timestamp>) -> Result<Vec<Dentry>> {
+    fn entries_after(&self, c: &Cell, mut pos: u64, seen: &mut Option<Timestamp>) -> Result<Vec<Dentry>> {
         let mut out = Vec::with_capacity(BATCH);
         {
             let st = c.state.read();
@@ -68,7 +67,10 @@ impl MountedVolume {
         tell: Tell,
         each: &mut dyn FnMut(DirEntry<'_>, Option<&Attr>) -> bool,
     ) -> Result<()> {
-        let c = self.dir_cell(dir)?;
+        let c = self.see(dir)?;
+        if c.kind != FileKind::Dir {
+            return Err(Error::NotDir);
+        }
         let parent = {
             let st = c.state.read();
             if st.nlink == 0 {
@@ -93,7 +95,7 @@ impl MountedVolume {
             let mut seen = None;
             let batch = self.entries_after(&c, pos, &mut seen)?;
             if let Some(now) = seen {
-                self.set_atime(&c, now);
+                self.set_atime(&c.arc(), now);
             }
             if batch.is_empty() {
                 return Ok(());

@@ -17,7 +17,7 @@ use crate::planted::{Bug, planted};
 use crate::types::*;
 use crate::volume::operation::Op;
 use crate::volume::{MountedVolume, Volume};
-use braidfs_sync::RwLockWriteGuard;
+use braidfs_sync::BiasedWriteGuard;
 use smallvec::{SmallVec, smallvec};
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ use std::sync::Arc;
 const RENAME_BLOCKS: u64 = 8;
 
 /// One directory or two, locked.
-type Dirs<'c> = SmallVec<[RwLockWriteGuard<'c, State>; 2]>;
+type Dirs<'c> = SmallVec<[BiasedWriteGuard<'c, State>; 2]>;
 
 /// One side of a rename.
 struct Side<'n> {
@@ -67,7 +67,7 @@ impl Request<'_> {
         self.two_dirs() && self.partner().is_some_and(|d| d.kind == FileKind::Dir)
     }
     /// Locks the inodes, by number.
-    fn lock_inodes(&self) -> (RwLockWriteGuard<'_, State>, Option<RwLockWriteGuard<'_, State>>) {
+    fn lock_inodes(&self) -> (BiasedWriteGuard<'_, State>, Option<BiasedWriteGuard<'_, State>>) {
         match &self.dst {
             Some(d) if d.ino < self.src.ino => {
                 let dst = d.state.write();
@@ -99,8 +99,8 @@ struct Locked<'c> {
     /// The directory of the old and of the new name in `dirs`.
     old: usize,
     new: usize,
-    src: RwLockWriteGuard<'c, State>,
-    dst: Option<RwLockWriteGuard<'c, State>>,
+    src: BiasedWriteGuard<'c, State>,
+    dst: Option<BiasedWriteGuard<'c, State>>,
 }
 
 impl MountedVolume {

@@ -134,7 +134,7 @@ impl Volume {
 
     /// Whether somebody has the inode open, if there is such an inode.
     pub fn is_open(&self, ino: NodeId) -> bool {
-        self.inner().cell(ino).is_ok_and(|c| c.opens.load(Ordering::SeqCst) > 0)
+        self.inner().cell(ino).is_ok_and(|c| c.is_open())
     }
 
     /// Whether it is read-only: mounted so, or made so by [`Self::remount`].

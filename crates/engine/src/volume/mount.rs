@@ -32,7 +32,7 @@ const SMALL_GROUPS: u32 = 16;
 /// Bytes of the names looked up lately, at least and at most; between them by the cache's memory and the volume's size: a
 /// small volume has few names, and is mounted sooner.
 const NAMES_MIN: u64 = 16 << 10;
-const NAMES_MAX: u64 = 4 << 20;
+const NAMES_MAX: u64 = 1 << 30;
 
 impl Volume {
     /// Opens the volume on `devices` (in any order; all of it), recovering it where it was not unmounted. A read-only
@@ -69,7 +69,7 @@ fn open(sb: SuperBlock, devices: Vec<Arc<dyn Device>>, options: MountOptions) ->
     let bat = Bat::read(&store, &sb)?;
     let g = store.geometry;
     let volume = u64::from(g.groups) * u64::from(g.group_blocks()) * BLOCK_BYTES as u64;
-    let names = (options.cache_bytes / 64).min(volume / 512).clamp(NAMES_MIN, NAMES_MAX);
+    let names = (options.cache_bytes / 32).min(volume / 32).clamp(NAMES_MIN, NAMES_MAX);
     let shared = Arc::new(Shared::new(options, &sb));
     let siblings = Arc::new(Siblings::new(bat.owners()));
     let opened = open_domains(&sb, &store, &shared, &siblings, &bat)?;

@@ -5,6 +5,7 @@ use super::held::table::Held;
 use super::siblings::Siblings;
 use crate::braid::frontier::Frontier;
 use crate::cell::Cell;
+use crate::cell::cache::{Looked, Seen};
 use crate::cell::names::NameCache;
 use crate::domain::peers::Peers;
 use crate::domain::{Domain, Shared};
@@ -100,6 +101,24 @@ impl MountedVolume {
             }
             e => Err(e),
         })
+    }
+
+    /// The cell of an inode that is in memory, to be looked at without a write to a line that threads share.
+    #[inline]
+    pub fn look(&self, ino: NodeId) -> Option<Looked<'_>> {
+        self.domain_of(ino)?.cells.look(ino)
+    }
+
+    /// The cell of an inode to be looked at, loaded where it is not in memory.
+    ///
+    /// # Errors
+    /// As [`Self::cell`].
+    #[inline]
+    pub fn see(&self, ino: NodeId) -> Result<Seen<'_>> {
+        match self.look(ino) {
+            Some(c) => Ok(Seen::Looked(c)),
+            None => self.cell(ino).map(Seen::Loaded),
+        }
     }
 
     /// [`Self::find`] an inode that a caller names.

@@ -258,3 +258,24 @@ fn a_path_leads_to_the_directory_that_had_the_name() {
     gone(i.rename_in_dirs(dir, b"y", i.cell(root).unwrap(), name, RenameMode::Replace));
     assert!(has(&v, old, b"y") && !has(&v, old, b"x") && has(&v, root, b"f"));
 }
+
+/// While entries may be stale, only those are noted whose inodes were seen to hang there.
+#[test]
+fn after_a_crash_names_are_noted_that_are_no_stale_ones() {
+    let v = volume();
+    let d = mkdir(&v, NodeId::ROOT, b"d");
+    v.inner().maybe_stale.store(true, Ordering::Relaxed);
+    let f = make(&v, d.ino, b"f").unwrap().ino;
+    let other = mkdir(&v, NodeId::ROOT, b"other");
+    plant(&v, &d, b"stale", &other);
+    let noted = |name: &[u8]| v.inner().names.get(&Key::of(d.ino, d.gener, name)).map(|t| t.node);
+    assert_eq!(noted(b"f"), None, "nobody has looked");
+    for _ in 0..2 {
+        assert_eq!(v.lookup(d.ino, b"f").unwrap().ino, f);
+        assert!(matches!(v.lookup(d.ino, b"stale"), Err(Error::NotFound)));
+        assert_eq!((noted(b"f"), noted(b"stale")), (Some(f), None));
+    }
+    v.unlink(d.ino, b"f").unwrap();
+    assert_eq!(noted(b"f"), None);
+    assert!(matches!(v.resolve(b"d/f", true, &Cred::root()), Err(Error::NotFound)));
+}

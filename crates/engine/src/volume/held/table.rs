@@ -6,7 +6,7 @@ use braidfs_sync::{Mutex, rank};
 use crossbeam::utils::CachePadded;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::time::{Duration, Instant};
 
 const SHARDS: usize = 256;
@@ -140,7 +140,7 @@ impl Held {
             count.times |= ORPHAN;
             s.orphans += 1;
         }
-        if c.opens.load(Ordering::SeqCst) == 0 {
+        if !c.is_open() {
             s.left = Some(Instant::now());
         }
         true

@@ -1,0 +1,219 @@
+//! A lock for reading and writing whose readers write to no common line once several threads read ([`crate::bias`]).
+//!
+//! This is a low-level module with unsafe code: a published reader looks at the value past the lock below.
+
+#[cfg(test)]
+mod tests;
+
+use crate::bias::Bias;
+use crate::locks::take;
+use crate::order::{Held, Who};
+use crate::published::{self, Place};
+use crate::rank::Rank;
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+
+/// As [`crate::RwLock`]; `T` is `Sync`, as readers of several threads always are.
+pub struct BiasedRwLock<T, R: Rank> {
+    who: Who<R>,
+    bias: Bias,
+    lock: parking_lot::RwLock<T>,
+}
+
+/// How a reader keeps writers out.
+enum Reader<'a, T> {
+    /// Counted in the lock below.
+    Counted(#[expect(dead_code, reason = "held")] parking_lot::RwLockReadGuard<'a, T>),
+    /// On the thread's own line.
+    Published(&'static Place),
+}
+
+impl<T> Drop for Reader<'_, T> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if let Self::Published(place) = self {
+            place.clear();
+        }
+    }
+}
+
+/// The right to read what a [`BiasedRwLock`] guards.
+pub struct BiasedReadGuard<'a, T> {
+    value: *const T,
+    #[cfg_attr(not(test), expect(dead_code, reason = "held"))]
+    reader: Reader<'a, T>,
+    _held: Held,
+}
+
+/// The right to change what a [`BiasedRwLock`] guards.
+#[derive(Debug)]
+pub struct BiasedWriteGuard<'a, T> {
+    guard: parking_lot::RwLockWriteGuard<'a, T>,
+    held: Held,
+}
+
+impl<T, R: Rank<Key = ()>> BiasedRwLock<T, R> {
+    /// A lock around `value`.
+    pub fn new(value: T) -> Self {
+        Self::keyed(value, ())
+    }
+}
+
+impl<T, R: Rank> BiasedRwLock<T, R> {
+    /// A lock around `value`, which is `key` among those of its rank.
+    pub fn keyed(value: T, key: R::Key) -> Self {
+        Self { who: Who::new(key), bias: Bias::new(), lock: parking_lot::RwLock::new(value) }
+    }
+    /// The value.
+    pub fn into_inner(self) -> T {
+        self.lock.into_inner()
+    }
+    fn address(&self) -> usize {
+        std::ptr::from_ref(&self.bias).addr()
+    }
+    /// As a published reader, where the lock is biased. Not inlined: most locks never are.
+    #[inline(never)]
+    fn enter(&self) -> Option<Reader<'_, T>> {
+        let place = self.bias.enter(|| published::publish(self.address()))?;
+        Some(Reader::Published(place))
+    }
+    #[inline(always)]
+    fn counted<'a>(&self, guard: parking_lot::RwLockReadGuard<'a, T>) -> Reader<'a, T> {
+        self.bias.note_reader(published::reader_number());
+        Reader::Counted(guard)
+    }
+    #[inline(always)]
+    fn attempt_read(&self) -> Option<Reader<'_, T>> {
+        if self.bias.is_set()
+            && let Some(reader) = self.enter()
+        {
+            return Some(reader);
+        }
+        self.lock.try_read().map(|g| self.counted(g))
+    }
+    #[inline(always)]
+    fn wait_to_read(&self) -> Reader<'_, T> {
+        if self.bias.is_set()
+            && let Some(reader) = self.enter()
+        {
+            return reader;
+        }
+        self.counted(self.lock.read())
+    }
+    /// Takes it for reading.
+    ///
+    /// # Panics
+    /// Against the order of ranks, where that is checked.
+    #[inline(always)]
+    #[track_caller]
+    pub fn read(&self) -> BiasedReadGuard<'_, T> {
+        let held = self.who.wait();
+        // not by way of a closure where there is no scheduler: it would not be inlined
+        #[cfg(feature = "schedule")]
+        let reader = take(true, || self.attempt_read(), || self.wait_to_read());
+        #[cfg(not(feature = "schedule"))]
+        let reader = self.wait_to_read();
+        BiasedReadGuard { reader, value: self.lock.data_ptr(), _held: held }
+    }
+    /// Takes it for reading where nobody writes.
+    #[inline(always)]
+    #[track_caller]
+    pub fn try_read(&self) -> Option<BiasedReadGuard<'_, T>> {
+        let reader = self.attempt_read()?;
+        Some(BiasedReadGuard { reader, value: self.lock.data_ptr(), _held: self.who.tried() })
+    }
+    #[inline(always)]
+    fn wait_for_write(&self) -> parking_lot::RwLockWriteGuard<'_, T> {
+        let guard = take(true, || self.lock.try_write(), || self.lock.write());
+        if self.bias.clear() {
+            self.drain();
+        }
+        guard
+    }
+    #[cold]
+    #[inline(never)]
+    fn drain(&self) {
+        published::wait_until_unread(self.address());
+    }
+    /// Takes it for writing.
+    ///
+    /// # Panics
+    /// Against the order of ranks, where that is checked.
+    #[inline(always)]
+    #[track_caller]
+    pub fn write(&self) -> BiasedWriteGuard<'_, T> {
+        let held = self.who.wait();
+        BiasedWriteGuard { guard: self.wait_for_write(), held }
+    }
+    /// [`Self::write`], as the second of two locks of one rank that are taken by rising keys.
+    ///
+    /// # Panics
+    /// Where the key of `first` is not below, or against the order of ranks, where that is checked.
+    #[inline(always)]
+    #[track_caller]
+    pub fn write_above<U>(&self, first: &BiasedWriteGuard<'_, U>) -> BiasedWriteGuard<'_, T> {
+        let held = self.who.wait_above(&first.held);
+        BiasedWriteGuard { guard: self.wait_for_write(), held }
+    }
+    /// Takes it for writing where nobody has it.
+    #[inline(always)]
+    #[track_caller]
+    pub fn try_write(&self) -> Option<BiasedWriteGuard<'_, T>> {
+        let guard = self.lock.try_write()?;
+        if self.bias.clear() && published::is_published(self.address()) {
+            self.bias.set();
+            return None;
+        }
+        Some(BiasedWriteGuard { guard, held: self.who.tried() })
+    }
+    /// The value of a lock that nobody else can see.
+    pub fn get_mut(&mut self) -> &mut T {
+        self.lock.get_mut()
+    }
+    /// Whether readers publish themselves now.
+    pub fn is_biased(&self) -> bool {
+        self.bias.is_set()
+    }
+}
+
+impl<T: fmt::Debug, R: Rank> fmt::Debug for BiasedRwLock<T, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.lock.fmt(f)
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for BiasedReadGuard<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
+// SAFETY: what a lock of parking_lot asks, and that readers of several threads may look at the value at once, which
+// parking_lot's asks too. (The compiler does not see it: the guard's pointer is the only reason for these lines.)
+unsafe impl<T: Sync> Sync for BiasedReadGuard<'_, T> {}
+
+impl<T> Deref for BiasedReadGuard<'_, T> {
+    type Target = T;
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        // SAFETY: the value lives as long as the lock, which the guard borrows. Nobody writes to it: this reader is counted in
+        // the lock below, or a writer clears the mark, and then waits until the place is clear, which it is when
+        // this guard is dropped (`Bias::enter`).
+        unsafe { &*self.value }
+    }
+}
+
+impl<T> Deref for BiasedWriteGuard<'_, T> {
+    type Target = T;
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        &self.guard
+    }
+}
+
+impl<T> DerefMut for BiasedWriteGuard<'_, T> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.guard
+    }
+}

@@ -1,0 +1,134 @@
+use super::*;
+use crate::rank::{Cell, Unranked};
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
+use std::time::Duration;
+
+type Lock<T> = BiasedRwLock<T, Unranked>;
+
+/// Reads by threads in turn until the lock is biased; how many reads that took.
+fn share<T: Send + Sync>(lock: &Lock<T>) -> u32 {
+    let mut reads = 0;
+    // two threads that live at once, or one would get the other's number
+    let (here, there) = (Barrier::new(2), Barrier::new(2));
+    let done = AtomicBool::new(false);
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            loop {
+                here.wait();
+                if done.load(SeqCst) {
+                    return;
+                }
+                drop(lock.read());
+                there.wait();
+            }
+        });
+        while !lock.is_biased() && reads < 64 {
+            drop(lock.read());
+            here.wait();
+            there.wait();
+            reads += 2;
+        }
+        done.store(true, SeqCst);
+        here.wait();
+    });
+    reads
+}
+
+#[test]
+fn only_readers_in_turn_bias_it_and_a_writer_ends_that() {
+    let lock = Lock::new(7);
+    for _ in 0..1000 {
+        drop(lock.read());
+    }
+    assert!(!lock.is_biased(), "one thread alone");
+    for _ in 0..3 {
+        assert!(share(&lock) < 64);
+        assert!(lock.is_biased());
+        assert_eq!(*lock.read(), 7);
+        assert!(lock.is_biased());
+        *lock.write() = 7;
+        assert!(!lock.is_biased());
+        assert_eq!(*lock.read(), 7);
+    }
+}
+
+#[test]
+fn writers_wait_for_published_readers() {
+    let lock = Lock::new(0);
+    share(&lock);
+    let reader = lock.read();
+    assert!(lock.is_biased());
+    assert!(lock.try_write().is_none());
+    assert!(lock.is_biased(), "who does not wait leaves it as it was");
+    assert!(lock.try_read().is_some());
+    let written = AtomicBool::new(false);
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            *lock.write() = 1;
+            written.store(true, SeqCst);
+        });
+        while lock.is_biased() {
+            std::thread::yield_now();
+        }
+        std::thread::sleep(Duration::from_millis(10));
+        assert!(!written.load(SeqCst));
+        assert_eq!(*reader, 0);
+        drop(reader);
+    });
+    assert_eq!(*lock.read(), 1);
+    drop(lock.try_write().unwrap());
+}
+
+#[test]
+fn more_locks_than_a_line_has_places() {
+    let locks: Vec<Lock<usize>> = (0..20).map(Lock::new).collect();
+    locks.iter().for_each(|l| assert!(share(l) < 64));
+    let all: Vec<_> = locks.iter().map(|l| l.read()).collect();
+    assert!(all.iter().enumerate().all(|(i, g)| **g == i));
+    assert!(locks.iter().all(|l| l.try_write().is_none()));
+    drop(all);
+    assert!(locks.iter().all(|l| l.try_write().is_some()));
+}
+
+/// Readers never see half of a write, and no write is lost, while the mark comes and goes.
+#[test]
+fn readers_and_writers_exclude_each_other() {
+    let lock = Lock::new([0u64; 2]);
+    let biased = AtomicU32::new(0);
+    std::thread::scope(|s| {
+        for t in 0..4 {
+            let (lock, biased) = (&lock, &biased);
+            s.spawn(move || {
+                for i in 0..20_000 {
+                    if i % 50 == t {
+                        let mut g = lock.write();
+                        g[0] += 1;
+                        std::hint::spin_loop();
+                        g[1] += 1;
+                    } else if i % 77 == t {
+                        if let Some(mut g) = lock.try_write() {
+                            g[0] += 0;
+                        }
+                    } else {
+                        let g = lock.read();
+                        assert_eq!(g[0], g[1]);
+                        biased.fetch_add(u32::from(matches!(g.reader, Reader::Published(_))), SeqCst);
+                    }
+                }
+            });
+        }
+    });
+    assert_eq!(*lock.read(), [1600; 2]);
+}
+
+#[test]
+fn the_order_of_locks_is_checked_where_readers_are_published() {
+    let cell = |n| BiasedRwLock::<u8, Cell>::keyed(0, n);
+    let (a, b) = (cell(1), cell(2));
+    let twice = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let first = b.write();
+        drop(a.write_above(&first));
+    }));
+    assert_eq!(twice.is_err(), crate::CHECKED);
+}

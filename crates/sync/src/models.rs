@@ -1,0 +1,202 @@
+//! Models under loom, which explores the orders in which threads run and in which their stores become visible.
+//!
+//! loom knows no order of all `SeqCst` accesses, only that of fences: the models run the code for processors without a
+//! locked exchange. The cells that `unsafe` blocks look into are loom's: it tells of two that use one at once.
+
+#![allow(clippy::undocumented_unsafe_blocks, reason = "loom checks what they would have to promise")]
+
+use crate::bias::Bias;
+use crate::pins::{Table, leave, leave_marked, set_mark};
+use crate::published::{Line, before_looking};
+use loom::cell::UnsafeCell;
+use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::*, fence};
+use loom::sync::{Arc, Mutex};
+use loom::thread;
+
+const LOCK: usize = 64;
+
+/// A biased lock: the lock below is a mutex, which keeps writers and who counts turns apart.
+struct Model {
+    bias: Bias,
+    lines: [Line; 2],
+    below: Mutex<()>,
+    value: UnsafeCell<(u32, u32)>,
+}
+
+impl Model {
+    fn read(&self, thread: usize) {
+        if let Some(place) = self.bias.enter(|| self.lines[thread].publish(LOCK)) {
+            // loom tells where a writer is about
+            self.value.with(|v| assert_eq!(unsafe { (*v).0 }, unsafe { (*v).1 }));
+            place.clear();
+            return;
+        }
+        let _below = self.below.lock().unwrap();
+        self.value.with(|v| assert_eq!(unsafe { (*v).0 }, unsafe { (*v).1 }));
+        // two turns set the mark
+        self.bias.turn(thread as u32 + 1, 2);
+    }
+    fn write(&self) {
+        let _below = self.below.lock().unwrap();
+        if self.bias.clear() {
+            before_looking();
+            for line in &self.lines {
+                while line.has(LOCK) {
+                    thread::yield_now();
+                }
+            }
+        }
+        self.value.with_mut(|v| unsafe {
+            (*v).0 += 1;
+            (*v).1 += 1;
+        });
+    }
+}
+
+fn model() -> Arc<Model> {
+    let m = Model {
+        bias: Bias::new(),
+        lines: [Line::new(), Line::new()],
+        below: Mutex::new(()),
+        value: UnsafeCell::new((0, 0)),
+    };
+    m.bias.set();
+    Arc::new(m)
+}
+
+// What each thread does, with the mark set at first.
+fn run(one: &'static [u8], other: &'static [u8]) {
+    let mut b = loom::model::Builder::new();
+    b.preemption_bound = Some(3);
+    b.check(move || {
+        let m = model();
+        let threads: Vec<_> = [one, other]
+            .into_iter()
+            .enumerate()
+            .map(|(i, ops)| {
+                let m = m.clone();
+                thread::spawn(move || ops.iter().for_each(|op| if *op == b'r' { m.read(i) } else { m.write() }))
+            })
+            .collect();
+        threads.into_iter().for_each(|t| t.join().unwrap());
+    });
+}
+
+#[test]
+fn a_writer_sees_published_readers() {
+    run(b"rr", b"w");
+    run(b"r", b"ww");
+}
+
+#[test]
+fn readers_after_a_new_mark_see_what_was_written() {
+    run(b"rwr", b"rr");
+}
+
+fn check(f: impl Fn() + Send + Sync + 'static) {
+    let mut b = loom::model::Builder::new();
+    b.preemption_bound = Some(3);
+    b.check(f);
+}
+
+/// An object is freed by who takes it out of its place where nobody looks at it, and read by who looks.
+#[test]
+fn what_is_looked_at_is_not_freed() {
+    const OBJECT: usize = 128;
+    check(|| {
+        let place = Arc::new(AtomicUsize::new(OBJECT));
+        let line = Arc::new(Line::new());
+        let object = Arc::new(UnsafeCell::new(1));
+        let reader = {
+            let (place, line, object) = (place.clone(), line.clone(), object.clone());
+            thread::spawn(move || {
+                for _ in 0..2 {
+                    let found = place.load(Acquire);
+                    if found == 0 {
+                        return;
+                    }
+                    let mine = line.publish(found).unwrap();
+                    if place.load(Acquire) == found {
+                        object.with(|o| assert_eq!(unsafe { *o }, 1));
+                    }
+                    mine.clear();
+                }
+            })
+        };
+        place.store(0, SeqCst);
+        before_looking();
+        if !line.has(OBJECT) {
+            object.with_mut(|o| unsafe { *o = 0 });
+        }
+        reader.join().unwrap();
+    });
+}
+
+/// A file that is opened and closed while its last name goes: it ends once, by who took the name or by the last who closes.
+#[test]
+fn the_end_of_an_inode_is_seen_by_one() {
+    const INODE: u64 = 256;
+    struct File {
+        nameless: AtomicBool,
+        opens: AtomicU32,
+        tables: [Table; 2],
+        ended: Mutex<bool>,
+    }
+    impl File {
+        fn pinned(&self, mut found: impl FnMut(&crate::pins::Entry) -> bool) -> bool {
+            before_looking();
+            self.tables.iter().filter_map(|t| t.find(INODE)).fold(false, |any, e| found(e) | any)
+        }
+        /// As `reap`: under a lock, which is that of the cell.
+        fn end_if_closed(&self) {
+            let mut ended = self.ended.lock().unwrap();
+            if !self.pinned(|_| true) && self.opens.load(SeqCst) == 0 {
+                *ended = true;
+            }
+        }
+        fn open_and_close(&self, thread: usize) {
+            let e = self.tables[thread].pin(INODE).unwrap();
+            if !self.nameless.load(SeqCst) {
+                assert!(!*self.ended.lock().unwrap(), "open, and has a name: not ended");
+                if !leave(e) {
+                    leave_marked(e);
+                    self.end_if_closed();
+                }
+                return;
+            }
+            self.opens.fetch_add(1, SeqCst);
+            if !leave(e) {
+                leave_marked(e);
+            }
+            fence(SeqCst);
+            if self.opens.fetch_sub(1, SeqCst) == 1 {
+                self.end_if_closed();
+            }
+        }
+        fn unlink(&self) {
+            let mut ended = self.ended.lock().unwrap();
+            self.nameless.store(true, SeqCst);
+            let open = self.pinned(|e| set_mark(e, INODE)) | (self.opens.load(SeqCst) > 0);
+            if !open {
+                *ended = true;
+            }
+        }
+    }
+    check(|| {
+        let file = Arc::new(File {
+            nameless: AtomicBool::new(false),
+            opens: AtomicU32::new(0),
+            tables: [Table::new(), Table::new()],
+            ended: Mutex::new(false),
+        });
+        let threads: Vec<_> = (0..2)
+            .map(|i| {
+                let file = file.clone();
+                thread::spawn(move || file.open_and_close(i))
+            })
+            .collect();
+        file.unlink();
+        threads.into_iter().for_each(|t| t.join().unwrap());
+        assert!(*file.ended.lock().unwrap(), "nobody ended it");
+    });
+}
