@@ -53,8 +53,12 @@ impl MountedVolume {
             Edit::Remove => None,
         };
         let (hash, key) = (self.hash(name), Key::of(dir.ino, dir.gener, name));
-        // who walks by names looked up lately waits for the directory
-        self.names.forget(&key);
+        match edit {
+            // of a name that is not there nothing is known
+            Edit::Add(_) => debug_assert!(self.names.get(&key).is_none()),
+            // who walks by names looked up lately waits for the directory
+            Edit::Replace(_) | Edit::Remove => self.names.forget(&key),
+        }
         if let (By::Operation(op), Some(_)) = (&mut by, child) {
             op.grows(dir.domain, ENTRY_FIXED_BYTES + name.len());
         }

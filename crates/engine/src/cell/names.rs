@@ -36,6 +36,8 @@ const ENTRY: usize = 7;
 const WORDS: usize = WAYS * LINE;
 /// In the first word of a bucket: the sequence number; above it a byte for each entry.
 const SEQ: u64 = 0xffff_ffff;
+/// Tag of an entry that is free.
+const EMPTY: u8 = 0;
 /// Where the kind stands beside the inode's number.
 const KIND: u32 = 56;
 /// Low bits of a name's last byte that say which of some neighbouring buckets it is in.
@@ -139,7 +141,7 @@ impl NameCache {
         let near = (hash >> 32).wrapping_add(low) & NEAR;
         let at = self.skip + ((hash & !NEAR | near) as usize & self.mask) * WORDS;
         // the bits that tell neighbours apart do not tell those in one bucket apart
-        let tag = (hash >> 48) as u8;
+        let tag = ((hash >> 48) as u8).max(EMPTY + 1);
         Some((self.words.get(at..at + WORDS)?.try_into().ok()?, tag))
     }
 
@@ -148,7 +150,7 @@ impl NameCache {
     pub fn get(&self, k: &Key) -> Option<Target> {
         let (b, tag) = self.bucket(k)?;
         let seq = b[0].load(Acquire);
-        let e = find(b, seq, tag, k)?;
+        let e = entry(b, known(b, seq, tag, k)?);
         let (node, geners) = (e[1].load(Relaxed), e[2].load(Relaxed));
         fence(Acquire);
         if seq % 2 == 1 || b[0].load(Relaxed) != seq {
@@ -165,14 +167,12 @@ impl NameCache {
             return;
         }
         let mut lock = Lock::take(&b[0]);
-        let entries = || entries(b).enumerate();
-        let way = entries()
-            .find(|(_, e)| is(e, k))
-            .or_else(|| entries().find(|(_, e)| e[0].load(Relaxed) == 0))
+        let way = known(b, lock.0, tag, k)
+            .or_else(|| tagged(lock.0, EMPTY).next())
             // one after the other
-            .map_or((lock.0 / 2) as usize % WAYS, |(i, _)| i);
+            .unwrap_or((lock.0 / 2) as usize % WAYS);
         lock.tag(way, tag);
-        let e = &b[way * LINE + 1..][..ENTRY];
+        let e = entry(b, way);
         e[0].store(k.dir, Relaxed);
         e[1].store(t.node.0 | u64::from(t.kind.d_type()) << KIND, Relaxed);
         e[2].store(u64::from(k.gener) | u64::from(t.gener) << 32, Relaxed);
@@ -182,19 +182,36 @@ impl NameCache {
         lock.release(&b[0]);
     }
 
-    /// Forgets what `k` names. The caller has the directory locked for writing.
+    /// Forgets what `k` names. The caller has the directory locked for writing. Nothing is written where it is not known.
     pub fn forget(&self, k: &Key) {
-        let Some((b, _)) = self.bucket(k) else { return };
-        let lock = Lock::take(&b[0]);
-        if let Some(e) = entries(b).find(|e| is(e, k)) {
-            e[0].store(0, Relaxed);
+        let Some((b, tag)) = self.bucket(k) else { return };
+        // nobody puts it in meanwhile, and its tag stands there until it is out
+        if tagged(b[0].load(Relaxed), tag).next().is_none() {
+            return;
+        }
+        let mut lock = Lock::take(&b[0]);
+        if let Some(way) = known(b, lock.0, tag, k) {
+            entry(b, way)[0].store(0, Relaxed);
+            lock.tag(way, EMPTY);
         }
         lock.release(&b[0]);
     }
 }
 
-fn entries(b: &[AtomicU64; WORDS]) -> impl Iterator<Item = &[AtomicU64]> {
-    b.chunks_exact(LINE).map(|line| &line[1..])
+fn entry(b: &[AtomicU64; WORDS], way: usize) -> &[AtomicU64] {
+    &b[way * LINE + 1..][..ENTRY]
+}
+
+/// The entries of a bucket whose first word is `seq` that have this tag.
+#[inline]
+fn tagged(seq: u64, tag: u8) -> impl Iterator<Item = usize> {
+    (0..WAYS).filter(move |i| (seq >> (32 + 8 * i)) as u8 == tag)
+}
+
+/// The entry of `k` in its bucket, whose first word is `seq`.
+#[inline]
+fn known(b: &[AtomicU64; WORDS], seq: u64, tag: u8, k: &Key) -> Option<usize> {
+    tagged(seq, tag).find(|&way| is(entry(b, way), k))
 }
 
 /// Whether an entry is that of `k`. Node 0 is none, so that an empty entry is nobody's.
@@ -203,12 +220,6 @@ fn is(e: &[AtomicU64], k: &Key) -> bool {
     e[0].load(Relaxed) == k.dir
         && e[2].load(Relaxed) as u32 == k.gener
         && e[3..].iter().zip(k.name).all(|(w, n)| w.load(Relaxed) == n)
-}
-
-/// The entry of `k` in its bucket, whose first word is `seq`.
-#[inline]
-fn find<'b>(b: &'b [AtomicU64; WORDS], seq: u64, tag: u8, k: &Key) -> Option<&'b [AtomicU64]> {
-    (0..WAYS).filter(|i| (seq >> (32 + 8 * i)) as u8 == tag).map(|i| &b[i * LINE + 1..][..ENTRY]).find(|e| is(e, k))
 }
 
 fn kind_of(d_type: u8) -> Option<FileKind> {

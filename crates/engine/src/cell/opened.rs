@@ -121,7 +121,7 @@ mod tests {
 
     /// Cells that go at the second round.
     fn evicted(cache: &CellCache) -> usize {
-        (0..3).map(|_| cache.evict(Memory { cells: 10, ..Memory::default() }, &|_, _| false).cells).sum()
+        (0..3).map(|_| cache.evict(Memory { cells: 10, ..Memory::default() }, &|_, _| false, &|_| ()).cells).sum()
     }
 
     #[test]
