@@ -61,6 +61,7 @@ impl<T, R: Rank<Key = ()>> BiasedRwLock<T, R> {
 
 impl<T, R: Rank> BiasedRwLock<T, R> {
     /// A lock around `value`, which is `key` among those of its rank.
+    #[inline]
     pub fn keyed(value: T, key: R::Key) -> Self {
         Self { who: Who::new(key), bias: Bias::new(), lock: parking_lot::RwLock::new(value) }
     }

@@ -156,7 +156,8 @@ pub struct State {
 }
 
 impl Cell {
-    /// A cell with this state.
+    /// A cell with this state, which is not to be moved from place to place on its way there.
+    #[inline(always)]
     pub fn new(inode: InodeRef, domain: DomainId, kind: FileKind, state: State) -> Self {
         Self {
             ino: inode.ino,

@@ -69,7 +69,7 @@ fn open(sb: SuperBlock, devices: Vec<Arc<dyn Device>>, options: MountOptions) ->
     let bat = Bat::read(&store, &sb)?;
     let g = store.geometry;
     let volume = u64::from(g.groups) * u64::from(g.group_blocks()) * BLOCK_BYTES as u64;
-    let names = (options.cache_bytes / 32).min(volume / 32).clamp(NAMES_MIN, NAMES_MAX);
+    let names = (options.cache_bytes / 64).min(volume / 256).clamp(NAMES_MIN, NAMES_MAX);
     let shared = Arc::new(Shared::new(options, &sb));
     let siblings = Arc::new(Siblings::new(bat.owners()));
     let opened = open_domains(&sb, &store, &shared, &siblings, &bat)?;
