@@ -10,16 +10,16 @@
 //! write to the same line.)
 
 use crate::slots::{Line, PerSlot};
-#[cfg(feature = "model")]
+#[cfg(loom)]
 use loom::sync::atomic::{AtomicBool, AtomicUsize, fence};
 use std::sync::atomic::Ordering::{Acquire, Release, SeqCst};
-#[cfg(not(feature = "model"))]
+#[cfg(not(loom))]
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 
 /// loom takes sequentially consistent accesses for such that only acquire and release: there a fence says what they mean.
 #[inline(always)]
 fn in_one_order() {
-    #[cfg(feature = "model")]
+    #[cfg(loom)]
     fence(SeqCst);
 }
 
@@ -90,8 +90,8 @@ impl Doors {
     }
 }
 
-#[cfg(all(test, feature = "model"))]
-mod tests {
+#[cfg(all(test, loom))]
+mod models {
     use super::*;
     use loom::cell::UnsafeCell;
     use loom::sync::Arc;
@@ -127,7 +127,8 @@ mod tests {
     /// Two readers, of two slots or of one, and a writer that looks at slots from `first` on.
     fn model(slots: [usize; 2], first: usize) {
         // with more the search takes hours; the bugs of such protocols need two
-        let model = loom::model::Builder { preemption_bound: Some(3), ..Default::default() };
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(2);
         model.check(move || {
             let g = Arc::new(Guarded { doors: Doors::new(2), value: UnsafeCell::new(0) });
             let readers = slots.map(|slot| {
