@@ -38,8 +38,17 @@ const WORKLOADS: [(Part, u64); 8] = [
     (Part::Threads, 24),
 ];
 
-/// Bugs that no workload of one thread can see.
-const OF_THREADS: [Bug; 2] = [Bug::CommitUnderWayForgotten, Bug::SlotMissed];
+/// Where bugs are seen that most workloads do not see: these are run first. Where they moved, the others come after them.
+const SEEN_BY: [(Bug, Part, std::ops::Range<u64>); 8] = [
+    (Bug::CommitUnderWayForgotten, Part::Threads, 0..24),
+    (Bug::SlotMissed, Part::Threads, 0..24),
+    (Bug::OwnedTwice, Part::Groups, 0..24),
+    (Bug::GivenEarly, Part::Groups, 0..24),
+    (Bug::EarlyDataForgotten, Part::Pressed, 0..60),
+    (Bug::TruncateForgotten, Part::Hard, 200..300),
+    (Bug::TimesForgotten, Part::Hard, 200..300),
+    (Bug::SumsForgotten, Part::Hard, 200..300),
+];
 
 /// Removes the bug also after a panic.
 struct Planted;
@@ -66,12 +75,10 @@ pub fn hunt(plan: &Plan, bases: &[Base], bug: &(Bug, &'static str, &'static str)
     let mut report = Report::new(plan);
     plant(Some(bug.0));
     let planted = Planted;
-    let mut workloads = WORKLOADS;
-    if OF_THREADS.contains(&bug.0) && !count {
-        workloads.reverse();
-    }
-    for (part, n) in workloads {
-        let range = 0..plan.part(part).len.min(n);
+    let seen = SEEN_BY.iter().filter(|(b, ..)| *b == bug.0 && !count).map(|(_, part, range)| (*part, range.clone()));
+    for (part, range) in seen.chain(WORKLOADS.map(|(part, n)| (part, 0..n))) {
+        let len = plan.part(part).len;
+        let range = range.start.min(len)..range.end.min(len);
         explore(plan, bases, part, range, &limits, &mut report, &|_, _| {});
         if !count && !report.failures.is_empty() {
             break;
