@@ -34,7 +34,7 @@ bench: ## library speed beside tmpfs and ext4, device traffic, memory (as root; 
 	$(CARGO) run --release -p braidfs-cli -- bench speed
 	$(CARGO) test --release -p braidfs --test traffic --test memory -- --ignored --nocapture
 
-test: layers fmt clippy unit heavy planted mount conflicts-part ## everything that must pass before a change goes in (some 20 minutes, compiling included)
+test: layers fmt clippy unit heavy planted mount conflicts-part ## everything that must pass before a change goes in (some 25 minutes, compiling included)
 
 fmt: ## is everything formatted
 	$(CARGO) fmt --all --check
