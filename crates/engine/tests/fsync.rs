@@ -172,6 +172,26 @@ fn content(v: &Volume, path: &str) -> Option<Vec<u8>> {
     Some(all)
 }
 
+/// What a crash after `upto` events leaves: of the writes that no flush covers none, all, or some and parts of some.
+fn crashed(device: &RecordDevice, upto: usize, round: u32, random: &mut Random) -> Arc<dyn Device> {
+    Arc::new(device.crash_image(upto, &mut |_| match round {
+        0 => Keep::None,
+        1 => Keep::Whole,
+        _ => match random.next() % 4 {
+            0 => Keep::None,
+            1 => Keep::TornMask(random.next()),
+            _ => Keep::Whole,
+        },
+    }))
+}
+
+/// What crashed after `upto` events and was mounted and unmounted is without faults.
+fn clean(device: Arc<dyn Device>, upto: usize) {
+    let options = FsckOptions { repair: false, force: true };
+    let found = check(&[device], &options, &braidfs::JournalReplay, &|_, _, _| {}).unwrap();
+    assert!(found.findings.is_empty(), "at {upto}: {:#?}", found.findings);
+}
+
 /// Each file by itself is as before or as synced, whatever part of the group's writes a crash leaves; afterwards all are as
 /// synced.
 #[test]
@@ -217,16 +237,7 @@ fn any_crash_leaves_each_file_old_or_new() {
     let (mut random, mut states) = (Random(1), [0u32; 2]);
     for upto in from..=end {
         for round in 0..24 {
-            let crashed = device.crash_image(upto, &mut |_| match round {
-                0 => Keep::None,
-                1 => Keep::Whole,
-                _ => match random.next() % 4 {
-                    0 => Keep::None,
-                    1 => Keep::TornMask(random.next()),
-                    _ => Keep::Whole,
-                },
-            });
-            let crashed: Arc<dyn Device> = Arc::new(crashed);
+            let crashed = crashed(&device, upto, round, &mut random);
             let v = mount(crashed.clone());
             for ((name, old), new) in names.iter().zip(&old).zip(&new) {
                 let have = content(&v, name).unwrap_or_else(|| panic!("{name} is gone"));
@@ -241,10 +252,7 @@ fn any_crash_leaves_each_file_old_or_new() {
             let fresh = content(&v, "d/e/fresh");
             assert!(fresh == Some(vec![2; 6000]) || (upto < end && fresh.is_none()), "a new file at {upto}");
             v.unmount().unwrap();
-            let found =
-                check(&[crashed], &FsckOptions { repair: false, force: true }, &braidfs::JournalReplay, &|_, _, _| {})
-                    .unwrap();
-            assert!(found.findings.is_empty(), "at {upto}: {:#?}", found.findings);
+            clean(crashed, upto);
         }
     }
     assert!(states.iter().all(|n| *n > 50), "old and new states: {states:?}");
@@ -288,16 +296,7 @@ fn any_crash_leaves_allocated_blocks_empty_or_new() {
     for upto in from..=device.log_len() {
         let synced = ends.iter().filter(|e| **e <= upto).count() - 1;
         for round in 0..24 {
-            let crashed = device.crash_image(upto, &mut |_| match round {
-                0 => Keep::None,
-                1 => Keep::Whole,
-                _ => match random.next() % 4 {
-                    0 => Keep::None,
-                    1 => Keep::TornMask(random.next()),
-                    _ => Keep::Whole,
-                },
-            });
-            let crashed: Arc<dyn Device> = Arc::new(crashed);
+            let crashed = crashed(&device, upto, round, &mut random);
             let v = mount(crashed.clone());
             let have = content(&v, "allocated").unwrap();
             let state = contents.iter().rposition(|c| *c == have);
@@ -305,10 +304,7 @@ fn any_crash_leaves_allocated_blocks_empty_or_new() {
             assert!(state == synced || state == synced + 1, "at {upto}: state {state} where {synced} is durable");
             states[state] += 1;
             v.unmount().unwrap();
-            let found =
-                check(&[crashed], &FsckOptions { repair: false, force: true }, &braidfs::JournalReplay, &|_, _, _| {})
-                    .unwrap();
-            assert!(found.findings.is_empty(), "at {upto}: {:#?}", found.findings);
+            clean(crashed, upto);
         }
     }
     assert!(states.iter().all(|n| *n > 10), "{states:?}");
