@@ -1,13 +1,13 @@
 //! How an open file keeps its cell.
 //!
-//! This is a low-level module with unsafe code. A handle counts in the cell, twice: as open, and as a reference, as long as all threads
-//! open files of their own. From then on one that is opened by its name or number is a pin in its thread's table
-//! (`braidfs_sync::pins`), and writes nothing to the cell: it stands for both counts. The table of cells keeps a cell that is
-//! pinned.
+//! This is a low-level module with unsafe code. A handle counts in the cell, twice: as open, and as a reference, as long as
+//! all threads open files of their own. From then on one that is opened by its name or number is a pin in its thread's
+//! table (`braidfs_sync::pins`), and writes nothing to the cell: it stands for both counts. The table of cells keeps a cell
+//! that is pinned.
 //!
 //! Exact where the last name goes: who takes it sets [`Cell::nameless`], then marks the pins and looks at the count
-//! ([`Cell::ask_to_tell`]); who opens counts first, then looks at `nameless`. An inode that has been nameless once is counted in the
-//! cell from then on, so that a marked pin that goes is not made again.
+//! ([`Cell::ask_to_tell`]); who opens counts first, then looks at `nameless`. An inode that has been nameless once is
+//! counted in the cell from then on, so that a marked pin that goes is not made again.
 
 use super::Cell;
 use super::cache::Looked;

@@ -161,6 +161,8 @@ impl BlockCache {
             return;
         }
         shard.make_room();
+        // each at a time of its own: of those that were read ahead together some are the oldest
+        shard.tick += 1;
         let used = shard.tick;
         shard.blocks.insert(addr.0, Cached { block: block.clone(), kind, used });
     }

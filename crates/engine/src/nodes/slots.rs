@@ -204,8 +204,8 @@ impl NodeTable {
         }
     }
 
-    /// Takes a free slot, in the table block of `near` if it has one and no other thread is in it, and the generation that its node gets. The slots
-    /// 0 and 1 of group 0 are never given out. `None` where there is none in the domain's groups.
+    /// Takes a free slot, in the table block of `near` if it has one and no other thread is in it, and the generation that
+    /// its node gets. The slots 0 and 1 of group 0 are never given out. `None` where there is none in the domain's groups.
     ///
     /// # Errors
     /// Of the device, or `Corrupt`.

@@ -97,7 +97,8 @@ fn run(inner: &MountedVolume, stop: &Stop, t: usize, n: usize) {
                 return;
             }
         }
-        let due = last_commit.elapsed() >= inner.shared.live.commit_interval() || inner.much_is_dirty();
+        let due = last_commit.elapsed() >= inner.shared.live.commit_interval();
+        let early = inner.much_is_dirty();
         if due {
             last_commit = Instant::now();
         }
@@ -107,12 +108,14 @@ fn run(inner: &MountedVolume, stop: &Stop, t: usize, n: usize) {
             }
             // errors fail the domain, which says so in the log
             let gains = d.commit_gains();
-            if due {
+            if due || early {
                 let _ = d.flush_lazy();
+            }
+            if due || early || gains {
                 let _ = d.commit();
+            }
+            if due {
                 let _ = inner.empty_sparse(d);
-            } else if gains {
-                let _ = d.commit();
             }
             // a directory made and removed within one transaction leaves no trace in the journal
             if d.journal.used() * 16 > d.journal.blocks() * CHECKPOINT_SIXTEENTHS || d.held_numbers() > HELD_MAX {
@@ -139,8 +142,7 @@ impl MountedVolume {
     ///
     /// [`MountOptions::cached_above`]: crate::types::MountOptions::cached_above
     fn much_is_dirty(&self) -> bool {
-        let dirty = self.shared.memory.dirty();
         let many = DIRTY_PAGES.min(self.cache_budget() / BLOCK_BYTES as u64 / DIRTY_PART);
-        self.shared.options.cached_above && dirty > many
+        self.shared.options.cached_above && self.shared.memory.dirty() > many
     }
 }

@@ -12,7 +12,7 @@
 //! by side, and 290 for a cell that has no neighbours.
 
 use crate::cell::Cell;
-use crate::types::NodeId;
+use crate::types::{NodeId, hashed_place};
 use braidfs_sync::pins;
 use braidfs_sync::published::{self, Place};
 use std::marker::PhantomData;
@@ -111,8 +111,11 @@ impl Drop for Looked<'_> {
     }
 }
 
-fn start(number: u64, places: usize) -> usize {
-    (number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize & (places - 1)
+/// The places of a table in the order of a search for `number`, again and again.
+#[inline]
+fn search(table: &Table, number: u64) -> impl Iterator<Item = &AtomicPtr<Run>> {
+    let from = hashed_place(number, table.len());
+    (from..).map(|at| &table[at & (table.len() - 1)])
 }
 
 impl CellIndex {
@@ -128,16 +131,14 @@ impl CellIndex {
     /// The run of a number, or where its search ends: at a place that was never taken.
     #[inline]
     fn find_run(&self, number: u64) -> Option<&Run> {
-        let table = self.table()?;
-        let mut at = start(number, table.len());
-        loop {
+        for place in search(self.table()?, number) {
             // SAFETY: null, or a run that lives as long as `self`. There is always a null: tables are not filled.
-            let run = unsafe { table[at].load(Acquire).as_ref() }?;
+            let run = unsafe { place.load(Acquire).as_ref() }?;
             if run.number.load(Acquire) == number {
                 return Some(run);
             }
-            at = (at + 1) & (table.len() - 1);
         }
+        None
     }
 
     /// Where the cell of this number stands, if it does.
@@ -274,23 +275,15 @@ impl CellIndex {
 
 /// A run without cells on the way of a look-up of `number`.
 fn vacant(table: &Table, number: u64) -> Option<&Run> {
-    let mut at = start(number, table.len());
-    loop {
-        // SAFETY: as in `CellIndex::find_run`.
-        let run = unsafe { table[at].load(Relaxed).as_ref() }?;
-        if run.number.load(Relaxed) == NONE {
-            return Some(run);
-        }
-        at = (at + 1) & (table.len() - 1);
-    }
+    // SAFETY: as in `CellIndex::find_run`.
+    let mut runs = search(table, number).map_while(|place| unsafe { place.load(Relaxed).as_ref() });
+    runs.find(|run| run.number.load(Relaxed) == NONE)
 }
 
 fn append(table: &Table, number: u64, run: *mut Run) {
-    let mut at = start(number, table.len());
-    while !table[at].load(Relaxed).is_null() {
-        at = (at + 1) & (table.len() - 1);
+    if let Some(place) = search(table, number).find(|place| place.load(Relaxed).is_null()) {
+        place.store(run, Release);
     }
-    table[at].store(run, Release);
 }
 
 /// [`unused`] of many, with one look at what threads look at: those that are not stay.
