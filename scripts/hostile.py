@@ -1,7 +1,6 @@
 """Edits the metadata of an unmounted braidfs image as an attacker would: every checksum is right afterwards.
 
-Knows of docs/disk-format.md only what it needs: node blocks with inode records, and directory buckets. All copies of a
-record are changed, older ones too, so that it need not find out which one counts.
+Knows of docs/disk-format.md only what it needs: node blocks with inode records, and directory buckets.
 """
 
 import os
@@ -81,17 +80,25 @@ class Inode:
 
 
 def edit(image, on_inode, on_entries):
-    """Calls on_inode(Inode) for each inode record and on_entries(entries) for each directory's list of entries; they
-    change them. Returns the inodes as they are then, {name: Inode} (of several copies the newest)."""
-    seen = {}
+    """Calls on_inode(Inode) for each inode record that counts, of several versions the newest, and on_entries(entries)
+    for each list of entries of a directory; they change them. Returns the inodes as they are then, {name: Inode}.
+
+    What on_inode adds must fit in the block, which may be full: whoever makes the inodes leaves room in each."""
+    seen, newest = {}, {}
     with open(image, "r+b", buffering=0) as file:
-        for at in range(0, os.fstat(file.fileno()).st_size, BLOCK):
+        blocks = range(0, os.fstat(file.fileno()).st_size, BLOCK)
+        for at in blocks:
+            block = os.pread(file.fileno(), BLOCK, at)
+            if block[:4] == b"BRFS" and block[8] == NODE:
+                for inode in filter(None, map(inode_of, records_of(block))):
+                    newest[inode.node] = max(newest.get(inode.node, 0), inode.version)
+        for at in blocks:
             block = bytearray(os.pread(file.fileno(), BLOCK, at))
             old = bytes(block)
             if block[:4] != b"BRFS":
                 continue
             if block[8] == NODE:
-                edit_nodes(block, on_inode, on_entries, seen)
+                edit_nodes(block, newest, on_inode, on_entries, seen)
             elif block[8] == BUCKET:
                 length = struct.unpack_from("<H", block, 46)[0]
                 entries = dentries(block[48 : 48 + length])
@@ -103,25 +110,32 @@ def edit(image, on_inode, on_entries):
     return seen
 
 
-def edit_nodes(block, on_inode, on_entries, seen):
+def records_of(block):
     count = struct.unpack_from("<H", block, 32)[0]
     ends = struct.unpack_from(f"<{count}H", block, 40)
     body = bytes(block[40 + 2 * count :])
-    records = [body[start:end] for start, end in zip((0, *ends), ends)]
+    return [body[start:end] for start, end in zip((0, *ends), ends)]
+
+
+def inode_of(record):
+    return Inode(record) if record[30] == 1 else None
+
+
+def edit_nodes(block, newest, on_inode, on_entries, seen):
+    records = records_of(block)
     for i, record in enumerate(records):
-        if record[30] != 1:
+        inode = inode_of(record)
+        if inode is None or inode.version < newest[inode.node]:
             continue
-        inode = Inode(record)
-        if inode.version >= getattr(seen.get(inode.name), "version", 0):
-            seen[inode.name] = inode
+        seen[inode.name] = inode
         on_inode(inode)
         if INLINE_DIR in inode.sections:
             entries = dentries(inode.sections[INLINE_DIR])
             on_entries(entries)
             inode.sections[INLINE_DIR] = pack_dentries(entries)
         records[i] = inode.pack()
-    body, ends = b"".join(records), [sum(map(len, records[: i + 1])) for i in range(count)]
-    new = struct.pack(f"<{count}H", *ends) + body
+    body, ends = b"".join(records), [sum(map(len, records[: i + 1])) for i in range(len(records))]
+    new = struct.pack(f"<{len(records)}H", *ends) + body
     if len(new) > BLOCK - 40:
         raise ValueError("the changed records do not fit in their block")
     block[40:] = new + bytes(BLOCK - 40 - len(new))

@@ -803,6 +803,8 @@ def hostile_tree(root):
         (root / "buckets" / f"a name of middling length {n}").touch()
     (root / "buckets" / "up_and_up_canary").write_bytes(b"inside")
     (root / "circle" / "inner" / "again").mkdir(parents=True)
+    # room in the record for what is put there, here and below: the block may be full
+    os.setxattr(root / "circle", "user.room", bytes(600))
 
     def fixed(offset, form, value):
         return lambda i: i.put(offset, form, value)
@@ -838,7 +840,6 @@ def hostile_tree(root):
     for name in ("one", "two", *inodes):
         (root / f"of {name}").mkdir()
         (root / f"of {name}" / name).write_bytes(b"short" if "inline" in name else big)
-        # room in the record for what is put there
         os.setxattr(root / f"of {name}" / name, "user.room", bytes(600))
     os.symlink("target", root / "of one" / "size of link")
     inodes["size of link"] = fixed(16, "<Q", 1 << 60)
@@ -855,6 +856,7 @@ def make_hostile(image, inodes, names, what):
         if i.name == b"two" and what in ("all", "two"):
             i.sections[hostile.EXTENTS] = one.sections[hostile.EXTENTS]
         if i.name == b"circle" and what in ("all", "again"):
+            i.sections.pop(hostile.XATTRS, None)
             i.sections[hostile.LINKS] += hostile.link(inner.node, b"again")
         if i.name in names:
             i.sections[hostile.LINKS] = hostile.link(i.parent, names[i.name])
