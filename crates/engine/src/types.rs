@@ -305,7 +305,8 @@ pub struct MountOptions {
     /// Memory for pages and cells, bytes; 0: a quarter of the machine's.
     pub cache_bytes: u64,
     /// Who writes keeps what was written in a cache of its own, as the kernel does above a mount: pages are given up once
-    /// the device has them, and a commit comes before much memory is dirty, so that a long write goes through few pages.
+    /// the device has them, a commit comes before much memory is dirty, so that a long write goes through few pages, and
+    /// what is read of the device goes to who asks and is not kept.
     pub cached_above: bool,
     /// As of the last checkpoint: no journal is replayed. To look at a volume that somebody else has mounted (read-only,
     /// see [`crate::Volume::look_at`]).

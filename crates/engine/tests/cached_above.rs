@@ -47,6 +47,27 @@ fn a_long_write_goes_through_few_pages() {
     }
     println!("{} MiB written, {} MiB of memory", WRITTEN >> 20, (peak - idle) >> 20);
     assert!(peak - idle < MOST, "{} MiB", (peak - idle) >> 20);
+    v.sync().unwrap();
+    // as a kernel asks, for whole pages: what comes of the device is not kept
+    let mut got = vec![0; FILE.next_multiple_of(4096) as usize];
+    let written = resident();
+    for n in 0..files {
+        assert_eq!(v.read(&open(n), 0, &mut got).unwrap() as u64, FILE);
+        assert!(got[..FILE as usize] == content(n), "file {n}");
+    }
+    let kept = resident().saturating_sub(written);
+    println!("{} MiB read, {} MiB of memory", WRITTEN >> 20, kept >> 20);
+    assert!(kept < WRITTEN / 16, "{} MiB", kept >> 20);
+    // in pieces that begin and end in blocks, over pages that are in memory and such as are not
+    let f = open(0);
+    assert_eq!(v.write(&f, 9 * 4096 + 7, b"here").unwrap(), 4);
+    let mut want = content(0);
+    want[9 * 4096 + 7..][..4].copy_from_slice(b"here");
+    for (from, len) in [(0, 4096), (8 * 4096, 3 * 4096), (4096, 12 * 4096), (5, 11 * 4096), (4096, 9000), (0, 100)] {
+        assert_eq!(v.read(&f, from, &mut got[..len]).unwrap(), len);
+        assert!(got[..len] == want[from as usize..][..len], "{len} bytes from {from} on");
+    }
+    assert_eq!(v.write(&f, 9 * 4096 + 7, &content(0)[9 * 4096 + 7..][..4]).unwrap(), 4);
     let mut got = vec![0; FILE as usize + 1];
     for n in 0..files {
         let f = open(n);

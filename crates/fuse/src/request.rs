@@ -192,6 +192,12 @@ impl Answer {
         Self { store: Store::Heap(vec![0; HEAD + capacity]), start: 0, end: HEAD }
     }
 
+    /// As [`Self::new`], with a body that begins at a page of memory, so that a device can read to it.
+    pub fn of_pages(capacity: usize) -> Self {
+        const PAGE: usize = 4096;
+        MmapMut::map_anon(PAGE + capacity).map_or_else(|_| Self::new(capacity), |memory| Self::mapped(memory, PAGE))
+    }
+
     /// One whose body is built at `at` of this memory, and must fit there.
     pub fn mapped(memory: MmapMut, at: usize) -> Self {
         Self { store: Store::Mapped(memory), start: at - HEAD, end: at }

@@ -284,7 +284,7 @@ impl Server<'_> {
     fn at_device(&self) {
         let _serving = self.served.begin(self.i);
         let mut buf = vec![0; RECEIVE_BYTES];
-        let mut out = Answer::new(MAX_IO_BYTES as usize);
+        let mut out = Answer::of_pages(MAX_IO_BYTES as usize);
         loop {
             match self.channel.receive(&mut buf) {
                 Ok(Some(n)) => {

@@ -3,7 +3,7 @@
 use super::Domain;
 use crate::cell::pages::Page;
 use crate::cell::record::decode_cell;
-use crate::cell::{Body, Cell, State, dir::DirIndex, extents::ExtentMap};
+use crate::cell::{Body, Cell, FileBody, State, dir::DirIndex, extents::ExtentMap};
 use crate::error::{Error, Result};
 use crate::types::*;
 use braidfs_format::dentry::{Dentry, decode_bucket};
@@ -118,6 +118,41 @@ impl Domain {
         r
     }
 
+    /// Reads the run of blocks from `lblk` on, which has no page in memory, to `buf`, as far as it is to be had by one request
+    /// of the device to whole blocks; no page is kept. Gives the bytes read, 0 where there is no such run or `buf` is
+    /// shorter than a block. Behind the file's end stands anything.
+    ///
+    /// # Errors
+    /// As [`Self::load_pages`].
+    pub fn read_past_pages(&self, cell: &Cell, st: &State, lblk: u64, buf: &mut [u8]) -> Result<usize> {
+        let Body::File(f) = &st.body else { return Err(Error::Invalid("no file")) };
+        let Some(p) = f.map.get(lblk).filter(|p| !p.unwritten) else { return Ok(0) };
+        let most = u64::from(p.len).min((buf.len() / BLOCK_BYTES) as u64);
+        let n = (0..most).find(|k| f.pages.get(lblk + k).is_some()).unwrap_or(most);
+        let buf = &mut buf[..n as usize * BLOCK_BYTES];
+        if n > 0 {
+            self.store.read(p.addr, buf)?;
+            self.check_sums(cell, f, lblk, buf)?;
+        }
+        Ok(buf.len())
+    }
+
+    /// Compares what was read of the blocks from `first` on with their checksums.
+    fn check_sums(&self, cell: &Cell, f: &FileBody, first: u64, blocks: &[u8]) -> Result<()> {
+        if !self.shared.data_sums {
+            return Ok(());
+        }
+        for (lblk, block) in (first..).zip(blocks.chunks(BLOCK_BYTES)) {
+            if let Some(p) = f.map.get(lblk)
+                && p.sum.is_some_and(|sum| crc32c::crc32c(block) != sum)
+            {
+                let what = format!("{} block {lblk} at {}: checksum does not match", cell.ino, p.addr);
+                return Err(Corrupt::new("file data", what).into());
+            }
+        }
+        Ok(())
+    }
+
     /// Brings the pages `first .. first + count` of a file into memory, holes as zeros.
     ///
     /// # Errors
@@ -141,34 +176,20 @@ impl Domain {
             if let Some(k) = (1..n).find(|k| f.pages.get(at + k).is_some()) {
                 n = k;
             }
-            let mut pages: Vec<Page> = (0..n).map(|_| Page::zeroed()).collect();
             let mut buf = braidfs_device::AlignedBuf::zeroed(n as usize * BLOCK_BYTES);
             self.store.read(p.addr, &mut buf)?;
-            for (k, page) in pages.iter_mut().enumerate() {
-                page.write(0, &buf[k * BLOCK_BYTES..(k + 1) * BLOCK_BYTES]);
-                if self.shared.data_sums
-                    && let Some(sum) = f.map.get(at + k as u64).and_then(|p| p.sum)
-                    && crc32c::crc32c(page.bytes()) != sum
-                {
-                    let what = format!(
-                        "{} block {} at {}: checksum does not match",
-                        cell.ino,
-                        at + k as u64,
-                        BlockAddr(p.addr.0 + k as u64)
-                    );
-                    return Err(Corrupt::new("file data", what).into());
-                }
-            }
-            for (k, mut page) in pages.into_iter().enumerate() {
+            self.check_sums(cell, f, at, &buf)?;
+            for block in buf.chunks(BLOCK_BYTES) {
+                let mut page = Page::from_slice(block);
                 // a write in place that no transaction carried may have left bytes behind the end of the file
-                let start = (at + k as u64) * BLOCK_BYTES as u64;
+                let start = at * BLOCK_BYTES as u64;
                 if size < start + BLOCK_BYTES as u64 {
                     page.make_mut()[size.saturating_sub(start) as usize..].fill(0);
                 }
-                f.pages.insert_clean(at + k as u64, page);
+                f.pages.insert_clean(at, page);
                 added += 1;
+                at += 1;
             }
-            at += n;
         }
         self.shared.memory.add(added, 0);
         Ok(())

@@ -8,8 +8,8 @@ use crate::types::*;
 use crate::volume::{MountedVolume, OpenFile, Volume};
 use std::sync::Arc;
 
-/// Copies what is in memory; the first page that is missing, if any.
-fn copy_cached(st: &State, offset: u64, buf: &mut [u8]) -> Option<u64> {
+/// Copies what is in memory from byte `done` of `buf` on; the first page that is missing, if any.
+fn copy_cached(st: &State, offset: u64, mut done: usize, buf: &mut [u8]) -> Option<u64> {
     let Body::File(f) = &st.body else { return None };
     if let Some(b) = &f.inline {
         let rest = usize::try_from(offset).ok().and_then(|at| b.get(at..)).unwrap_or(&[]);
@@ -18,7 +18,6 @@ fn copy_cached(st: &State, offset: u64, buf: &mut [u8]) -> Option<u64> {
         buf[n..].fill(0);
         return None;
     }
-    let mut done = 0;
     while done < buf.len() {
         let at = offset + done as u64;
         let (lblk, from) = (at / PAGE, (at % PAGE) as usize);
@@ -37,6 +36,32 @@ fn copy_cached(st: &State, offset: u64, buf: &mut [u8]) -> Option<u64> {
 }
 
 impl MountedVolume {
+    /// Reads what is not in memory, from block `lblk` on, straight to `buf`, of which the first `n` bytes are of the file:
+    /// who asks keeps it. Whether all was to be had so.
+    fn read_around_pages(
+        &self,
+        c: &Cell,
+        st: &State,
+        offset: u64,
+        (n, buf): (usize, &mut [u8]),
+        mut lblk: u64,
+    ) -> Result<bool> {
+        if !self.shared.options.cached_above || !offset.is_multiple_of(PAGE) {
+            return Ok(false);
+        }
+        loop {
+            let at = (lblk * PAGE - offset) as usize;
+            let read = self.dom(c.domain).read_past_pages(c, st, lblk, &mut buf[at..])?;
+            if read == 0 {
+                return Ok(false);
+            }
+            match copy_cached(st, offset, (at + read).min(n), &mut buf[..n]) {
+                None => return Ok(true),
+                Some(next) => lblk = next,
+            }
+        }
+    }
+
     /// Reads from a file or symlink; fewer bytes only at its end. And what `f` says of the state that was read.
     pub(crate) fn read_then<R>(
         &self,
@@ -49,8 +74,9 @@ impl MountedVolume {
             let missing = {
                 let st = c.state.read();
                 let n = st.size.saturating_sub(offset).min(buf.len() as u64) as usize;
-                match copy_cached(&st, offset, &mut buf[..n]) {
+                match copy_cached(&st, offset, 0, &mut buf[..n]) {
                     None => return Ok((n, f(&st))),
+                    Some(lblk) if self.read_around_pages(c, &st, offset, (n, buf), lblk)? => return Ok((n, f(&st))),
                     Some(lblk) => (lblk, (offset + n as u64).div_ceil(PAGE)),
                 }
             };
@@ -59,7 +85,7 @@ impl MountedVolume {
             self.dom(c.domain).load_pages(c, &mut st, first, end.saturating_sub(first).max(1))?;
             // copied under the same lock: an evictor could win for ever otherwise
             let n = st.size.saturating_sub(offset).min(buf.len() as u64) as usize;
-            if copy_cached(&st, offset, &mut buf[..n]).is_none() {
+            if copy_cached(&st, offset, 0, &mut buf[..n]).is_none() {
                 return Ok((n, f(&st)));
             }
         }
