@@ -46,6 +46,9 @@ impl Model {
                 }
             }
         }
+        self.change();
+    }
+    fn change(&self) {
         self.value.with_mut(|v| unsafe {
             (*v).0 += 1;
             (*v).1 += 1;
@@ -198,5 +201,55 @@ fn the_end_of_an_inode_is_seen_by_one() {
         file.unlink();
         threads.into_iter().for_each(|t| t.join().unwrap());
         assert!(*file.ended.lock().unwrap(), "nobody ended it");
+    });
+}
+
+/// A reader that goes on to another lock at once: its line has that one's address when the writer looks.
+#[test]
+fn a_reader_goes_on_to_another_lock() {
+    const OTHER: usize = 512;
+    check(|| {
+        let m = model();
+        let reader = {
+            let m = m.clone();
+            thread::spawn(move || {
+                m.read(0);
+                // one that nobody writes
+                if let Some(place) = m.lines[0].publish(OTHER) {
+                    place.clear();
+                }
+            })
+        };
+        m.write();
+        reader.join().unwrap();
+    });
+}
+
+/// Who only tries to write gives up where somebody reads, and leaves the mark.
+#[test]
+fn who_tries_to_write_leaves_readers_alone() {
+    check(|| {
+        let m = model();
+        let reader = {
+            let m = m.clone();
+            thread::spawn(move || {
+                m.read(0);
+                m.read(0);
+            })
+        };
+        {
+            let _below = m.below.lock().unwrap();
+            let read = m.bias.clear() && {
+                before_looking();
+                m.lines.iter().any(|l| l.has(LOCK))
+            };
+            if read {
+                m.bias.set();
+            } else {
+                m.change();
+            }
+        }
+        m.write();
+        reader.join().unwrap();
     });
 }

@@ -60,7 +60,8 @@ impl Line {
             // a locked instruction is the fence
             place.0.swap(address, SeqCst);
         } else {
-            place.0.store(address, Relaxed);
+            // Release: who finds this here synchronises with what the place said before, too
+            place.0.store(address, Release);
             fence(SeqCst);
         }
         Some(place)

@@ -1,7 +1,7 @@
 //! Changing attributes.
 
 use super::acl;
-use crate::cell::{Body, State};
+use crate::cell::{Body, Cell, State};
 use crate::error::{Error, Result};
 use crate::planted::sharing::{Place, share};
 use crate::planted::{Bug, planted};
@@ -9,6 +9,7 @@ use crate::types::*;
 use crate::volume::Volume;
 use crate::volume::operation::Op;
 use braidfs_format::inode::{APPEND, IMMUTABLE, NOATIME, NOCOW};
+use std::sync::Arc;
 
 impl Volume {
     /// Changes attributes; a size change truncates or extends.
@@ -20,6 +21,10 @@ impl Volume {
         share(Place::SetAttr);
         let i = self.inner();
         let c = i.cell(ino)?;
+        // before anything is changed
+        if set.flags.is_some_and(|f| f & !(NOCOW | IMMUTABLE | APPEND | NOATIME) != 0) {
+            return Err(Error::Unsupported("an inode flag"));
+        }
         if set.size.is_some() {
             match c.kind {
                 FileKind::File => {}
@@ -30,6 +35,15 @@ impl Volume {
         if set.flags.is_some_and(|f| f & (IMMUTABLE | APPEND) != 0) {
             self.note_guarded()?;
         }
+        self.set_all(&c, set).inspect_err(|_| {
+            if set.size.is_some() {
+                i.give_back_surplus(&c);
+            }
+        })
+    }
+
+    fn set_all(&self, c: &Arc<Cell>, set: &SetAttr) -> Result<Attr> {
+        let i = self.inner();
         let mut attempt = 0;
         loop {
             let mut op = Op::begin(i, &[c.domain], 2, true)?;
@@ -45,25 +59,25 @@ impl Volume {
             {
                 drop(st);
                 drop(op);
-                i.dom(c.domain).flush_cell(&c)?;
+                i.dom(c.domain).flush_cell(c)?;
                 continue;
             }
-            if set.size.is_some_and(|size| size < st.size) && !op.expect_frees(&c, &st) {
+            if set.size.is_some_and(|size| size < st.size) && !op.expect_frees(c, &st) {
                 drop((st, op));
                 i.dom(c.domain).make_journal_room()?;
                 continue;
             }
             if set.size.is_some() {
-                op.write_out_older(&c, &mut st)?;
+                op.write_out_older(c, &mut st)?;
             }
             // of very many extents some at a time: a crash may leave the file between its old and its new size
             if let Some(size) = set.size
-                && i.truncate_piece(&mut op, &c, &mut st, size)?
+                && i.truncate_piece(&mut op, c, &mut st, size)?
             {
                 continue;
             }
             if let Some(size) = set.size
-                && !i.prepare_truncate(&c, &mut st, size)?
+                && !i.prepare_truncate(c, &mut st, size)?
             {
                 drop(st);
                 drop(op);
@@ -72,9 +86,9 @@ impl Volume {
             }
             let before = (st.atime, st.mtime, st.ctime);
             if only_times(set) || (set.size.is_some() && planted(Bug::TruncateForgotten)) {
-                op.touch_content(&c, &mut st)?;
+                op.touch_content(c, &mut st)?;
             } else {
-                op.touch(&c, &mut st)?;
+                op.touch(c, &mut st)?;
             }
             let now = i.shared.now();
             let time = |t: SetTime| match t {
@@ -82,7 +96,7 @@ impl Volume {
                 SetTime::At(t) => t,
             };
             if let Some(size) = set.size {
-                i.truncate(&op, &c, &mut st, size);
+                i.truncate(&op, c, &mut st, size);
                 st.mtime = now;
                 st.durability.operation_changes_data();
             }
@@ -100,10 +114,6 @@ impl Volume {
                 st.durability.operation_changes_data();
             }
             if let Some(f) = set.flags {
-                let known = NOCOW | IMMUTABLE | APPEND | NOATIME;
-                if f & !known != 0 {
-                    return Err(Error::Unsupported("an inode flag"));
-                }
                 if f & NOCOW != 0 && st.flags & NOCOW == 0 {
                     // blocks of an ordinary file stay as they are while a crash could make it one again
                     st.durability.file_becomes_in_place(op.tx(c.domain).id);

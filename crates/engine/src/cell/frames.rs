@@ -10,7 +10,7 @@
 //!
 //! Not promised: that a chunk with one frame in use gives the others' memory back.
 //!
-//! This is a low-level module: the only one of the engine with unsafe code. A [`Frame`] shares its bytes as an `Arc` does;
+//! This is a low-level module: with unsafe code, as `cell/opened.rs` and `cell/cache/index.rs` are. A [`Frame`] shares its bytes as an `Arc` does;
 //! all that is unsafe is its count, and where frames come from and go to. Locks: a list, then the pool; leaves.
 
 use crate::types::thread_slot;

@@ -101,7 +101,7 @@ pub struct Domain {
     /// only writer. Operations of different threads write no common line to enter it.
     gate: PassLock<Arc<Tx>, rank::Gate>,
     /// Number of the transaction in `gate`, changed under its writer side; on a line of its own, as every overwrite reads
-    /// it and every other operation writes the gate's.
+    /// it.
     running: CachePadded<AtomicU64>,
     committing: Mutex<Option<Arc<Tx>>, rank::Committing>,
     /// Journal bytes that the one in `committing` takes, for those who enter: they do not lock it.

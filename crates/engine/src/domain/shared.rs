@@ -9,6 +9,9 @@ use braidfs_format::super_block::{INCOMPAT_DATA_SUMS, SuperBlock};
 use braidfs_sync::slots::Line;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+/// No logical time that an operation gave is this late: what says so was written by nobody of us, and must not stop the clock.
+const LATEST: u64 = 1 << 63;
+
 /// What all domains of a volume share, and its operations with them: the logical clock, limits, counters. It says nothing of
 /// any domain. Read-mostly: what many write has cache lines of its own.
 #[derive(Debug)]
@@ -70,10 +73,11 @@ impl Shared {
     /// Near the time of day, so that a person can read it.
     pub fn name_time(&self, dirs: &mut [&mut State], than: u64) -> u64 {
         let now = self.now();
-        let now = (now.sec as u64).wrapping_mul(1_000_000_000).wrapping_add(u64::from(now.nsec));
+        // a clock that was never set may stand before 1970, or behind what 64 bits hold
+        let now = now.sec.clamp(0, i64::from(u32::MAX)) as u64 * 1_000_000_000 + u64::from(now.nsec);
         let before = dirs.iter_mut().filter_map(|d| d.dir()).map(|d| d.name_time).max().unwrap_or(0);
-        let before = before.max(than).max(self.names_before.load(Ordering::Relaxed));
-        let time = now.max(before.saturating_add(1));
+        let before = before.max(than.min(LATEST)).max(self.names_before.load(Ordering::Relaxed));
+        let time = now.max(before + 1);
         for d in dirs.iter_mut().filter_map(|d| d.dir()) {
             if !planted(Bug::ClockNotRaised) {
                 d.name_time = time;
@@ -83,6 +87,7 @@ impl Shared {
     }
     /// A directory with names taken or left at `time` the latest leaves memory, and nobody can find it any more there.
     pub fn forget_name_time(&self, time: u64) {
+        let time = time.min(LATEST);
         if self.names_before.load(Ordering::Relaxed) < time {
             self.names_before.fetch_max(time, Ordering::Relaxed);
         }
@@ -133,5 +138,24 @@ mod tests {
         // an earlier one that leaves changes nothing
         shared.forget_name_time(NOW);
         assert!(shared.name_time(&mut [&mut dir()], 0) > last);
+    }
+
+    /// A clock that was never set, one that was set to a far future, and what an image says that nobody of us wrote.
+    #[test]
+    fn no_clock_stands_still() {
+        const CLOCKS: [fn() -> Timestamp; 2] =
+            [|| Timestamp { sec: -1, nsec: 999_999_999 }, || Timestamp { sec: i64::MAX, nsec: 0 }];
+        for clock in CLOCKS {
+            let options = MountOptions { clock: Some(clock), ..MountOptions::default() };
+            let shared = Shared::new(options, &SuperBlock::new_zeroed());
+            let mut a = State::fresh(FileKind::Dir, 0o755, 0, 0, clock());
+            shared.forget_name_time(u64::MAX - 7);
+            let mut last = 0;
+            for than in [0, u64::MAX, 0, u64::MAX - 1, 0] {
+                let time = shared.name_time(&mut [&mut a], than);
+                assert!(last < time, "{last:#x} {time:#x}");
+                last = time;
+            }
+        }
     }
 }

@@ -279,7 +279,8 @@ impl Volume {
         let end = offset.checked_add(len).filter(|e| *e <= SIZE_MAX).ok_or(Error::TooBig)?;
         let i = self.inner();
         if matches!(mode, FallocMode::CollapseRange | FallocMode::InsertRange) {
-            return i.shift(c, &Shift::new(mode == FallocMode::CollapseRange, offset, end)?);
+            let shifted = i.shift(c, &Shift::new(mode == FallocMode::CollapseRange, offset, end)?);
+            return shifted.inspect_err(|_| i.give_back_surplus(c));
         }
         let mut promised = match mode {
             FallocMode::Allocate { .. } => i.promise(c, offset / PAGE, end.div_ceil(PAGE))?,
@@ -295,7 +296,7 @@ impl Volume {
         };
         let r = self.falloc_all(c, mode, (offset, end), &mut promised);
         i.dom(c.domain).space.unreserve(promised);
-        r
+        r.inspect_err(|_| i.give_back_surplus(c))
     }
 
     fn falloc_all(&self, c: &Arc<Cell>, mode: FallocMode, (offset, end): (u64, u64), promised: &mut u64) -> Result<()> {

@@ -94,6 +94,13 @@ impl MountedVolume {
         self.dom(c.domain).free_runs(op.tx(c.domain), freed);
     }
 
+    /// Gives back what an operation had reserved that did not come to use it.
+    pub(crate) fn give_back_surplus(&self, c: &Cell) {
+        if let Body::File(f) = &mut c.state.write().body {
+            self.release_surplus(self.dom(c.domain), f);
+        }
+    }
+
     /// Gives back reservations of dirty pages that are gone.
     pub(crate) fn release_surplus(&self, d: &crate::domain::Domain, f: &mut FileBody) {
         let dirty = f.pages.dirty_count() as u64;

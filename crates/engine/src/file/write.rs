@@ -211,7 +211,15 @@ impl MountedVolume {
     }
 
     /// Where the write started, and its bytes: fewer than given only where it could not go on.
-    fn write_at(&self, c: &Arc<Cell>, mut at: At, data: &[u8]) -> Result<(u64, usize)> {
+    fn write_at(&self, c: &Arc<Cell>, at: At, data: &[u8]) -> Result<(u64, usize)> {
+        let wrote = self.write_pieces(c, at, data);
+        if !matches!(wrote, Ok((_, n)) if n == data.len()) {
+            self.give_back_surplus(c);
+        }
+        wrote
+    }
+
+    fn write_pieces(&self, c: &Arc<Cell>, mut at: At, data: &[u8]) -> Result<(u64, usize)> {
         match c.kind {
             FileKind::File => {}
             FileKind::Dir => return Err(Error::IsDir),

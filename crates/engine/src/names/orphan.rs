@@ -28,8 +28,13 @@ impl MountedVolume {
         cell.nameless.store(true, Ordering::SeqCst);
         let open = cell.ask_to_tell();
         let held = self.held.orphaned(cell);
-        if held || open || !st.durability.tombstones().is_empty() {
+        let waits = !st.durability.tombstones().is_empty();
+        if held || open || waits {
             d.orphans.insert(cell.ino);
+            if waits {
+                // else nobody would come by: the last handle may be gone before what it waits for is durable
+                self.zombies.lock().push(cell.clone());
+            }
         } else {
             self.delete(op.enter(cell.domain), cell, st);
         }
@@ -108,20 +113,25 @@ impl MountedVolume {
         Ok(true)
     }
 
-    /// Deletes inodes whose last name went to an inode of another domain, where that is durable by now.
+    /// Deletes inodes whose last name went to an inode of another domain, where that is durable by now. Those of domains that
+    /// have failed stay orphans, for the next mount.
     ///
     /// # Errors
-    /// As [`Self::reap`].
+    /// As [`Self::reap`], the first one: that inode is tried again, and those behind it are deleted all the same.
     pub(crate) fn reap_zombies(&self) -> Result<()> {
         let all = std::mem::take(&mut *self.zombies.lock());
-        for c in all {
+        let mut result = Ok(());
+        for c in all.into_iter().filter(|c| self.dom(c.domain).failed().is_none()) {
             let waits = c.state.read().durability.waits_for().any(|d, t| self.pending(d, t));
             if waits {
                 self.zombies.lock().push(c);
-            } else if !c.is_open() {
-                self.reap(&c)?;
+            } else if !c.is_open()
+                && let Err(e) = self.reap(&c)
+            {
+                self.zombies.lock().push(c);
+                result = result.and(Err(e));
             }
         }
-        Ok(())
+        result
     }
 }

@@ -84,6 +84,8 @@ impl MountedVolume {
             if want_dir && !i.left_dir(&c, c.domain).is_empty() {
                 continue;
             }
+            // what is durable by now must not keep the inode when this was its last name
+            i.dom(c.domain).forget_durable(&mut st);
             op.touch(d, &mut dst)?;
             i.edit_entry(By::Operation(&mut op), d, &mut dst, name, Edit::Remove)?;
             op.touch(&c, &mut st)?;

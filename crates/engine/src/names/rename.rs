@@ -404,9 +404,6 @@ impl MountedVolume {
         self.hint_rename(op, r, plan);
         if let (Some(d), Some(v), None) = (&r.dst, &mut l.dst, r.partner()) {
             self.name_gone(op, d, v);
-            if r.is_apart() && v.nlink == 0 && !v.deleted {
-                self.zombies.lock().push(d.clone());
-            }
         }
     }
 

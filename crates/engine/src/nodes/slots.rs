@@ -285,10 +285,11 @@ impl NodeTable {
             return Ok(None);
         }
         self.with_block(group, index, |block| {
-            block.entries(self, group, index)?;
+            // asked under the block's lock, before it is read: it may be another domain's by now
             if group.closed.load(Relaxed) {
                 return Ok(None);
             }
+            block.entries(self, group, index)?;
             let Some(slot) = block.find(from.unwrap_or(block.next)) else { return Ok(None) };
             let old = block.entries(self, group, index)?[slot as usize].gener;
             block.set_taken(slot, true);

@@ -104,8 +104,11 @@ impl<'a> Op<'a> {
 
     /// Before blocks are reserved for pages of a file: what an older transaction has still to write of it is written out.
     /// That takes the reservations of its dirty pages, which the operation would else count on, and lose when it touches
-    /// the file.
+    /// the file. And what an operation that failed had reserved is given back.
     pub fn write_out_older(&mut self, cell: &Arc<Cell>, st: &mut State) -> Result<()> {
+        if let Body::File(f) = &mut st.body {
+            self.inner.release_surplus(self.inner.dom(cell.domain), f);
+        }
         match st.durability.dirty_tx() {
             Some(by) if by != self.tx(cell.domain).id => self.touch_content(cell, st),
             _ => Ok(()),
