@@ -129,10 +129,10 @@ fn opens_removals_and_evictions() {
                             }
                         }
                         _ => {
-                            if let Some((_, f)) = open.first() {
-                                if let Ok(g) = v.open(f.ino()) {
-                                    open.push((open[0].0, g));
-                                }
+                            if let Some((_, f)) = open.first()
+                                && let Ok(g) = v.open(f.ino())
+                            {
+                                open.push((open[0].0, g));
                             }
                         }
                     }
