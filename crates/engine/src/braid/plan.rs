@@ -98,8 +98,28 @@ pub struct Plan {
     pub vacated: SmallVec<[(Which, Vacated); 3]>,
 }
 
+impl Plan {
+    /// Whether it asks of each inode what can be: domains wait for others, an exchange is one for both, and by tombstones.
+    fn holds(&self, r: &Rename) -> bool {
+        let apart = |w: &Waits, own: DomainId| {
+            w.sync_with.is_none_or(|(d, _)| d != own) && w.lost_to.is_none_or(|(_, d, _)| d != own)
+        };
+        apart(&self.moved, r.moved.domain)
+            && r.other.is_none_or(|o| apart(&self.other, o.domain))
+            && (r.other.is_some() || self.other == Waits::default())
+            && self.moved.exchange == self.other.exchange
+            && (!self.moved.exchange || (self.moved.lost_to.is_some() && self.other.lost_to.is_some()))
+    }
+}
+
 /// See the module.
 pub fn plan(r: &Rename) -> Plan {
+    let p = waits(r);
+    debug_assert!(p.holds(r), "{r:?}: {p:?}");
+    p
+}
+
+fn waits(r: &Rename) -> Plan {
     let m = r.moved;
     let mut p = Plan::default();
     p.moved.moves = m.is_dir && r.two_dirs;

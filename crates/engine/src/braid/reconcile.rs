@@ -57,6 +57,7 @@ impl MountedVolume {
     /// transactions of all domains are durable ([`Self::forget_judged`]): after a crash between those transactions they
     /// are judged again, with the same result.
     pub(crate) fn reconcile(&self, mut recovered: Vec<Recovered>) -> Result<Vec<Arc<Cell>>> {
+        assert!(self.shared.recovering.load(Ordering::Relaxed), "reconciled beside operations");
         let enters = self
             .domains
             .iter()

@@ -70,7 +70,10 @@ impl VacatedNames {
         let names = all.entry(dir).or_default();
         match names.get_mut(name) {
             Some(old) => match old.iter_mut().find(|o| o.domain == left.domain) {
-                Some(o) => *o = Vacated { alive: left.alive || o.alive, ..left },
+                Some(o) => {
+                    debug_assert!(o.tx <= left.tx, "{o:?}, then {left:?}");
+                    *o = Vacated { alive: left.alive || o.alive, ..left };
+                }
                 None => old.push(left),
             },
             None => {

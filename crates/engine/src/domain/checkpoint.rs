@@ -98,6 +98,9 @@ impl Domain {
             let keep = if listed { upto.0 } else { upto.0 + 1 };
             let first_pos = self.first_pos.lock();
             let tail = first_pos.range(keep..).map(|(_, p)| *p).min().unwrap_or_else(|| self.journal.head());
+            // before a header says so
+            let (old, head) = (self.journal.tail(), self.journal.head());
+            assert!(old <= tail && tail <= head, "{}: journal tail {old} to {tail}, head {head}", self.id);
             (keep, tail)
         };
         let move_tail = |h: &mut DomainHeader, tail: u64| {

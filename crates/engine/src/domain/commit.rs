@@ -12,8 +12,8 @@ use super::out::{Out, Payload};
 use super::tx::Tx;
 use super::work::{Share, Work};
 use super::{Domain, Enter};
-use crate::cell::Body;
 use crate::cell::cache::Memory;
+use crate::cell::{Body, Cell};
 use crate::error::{Error, Result};
 use crate::planted::sharing::{Place, share};
 use crate::planted::{self, Bug, planted};
@@ -23,7 +23,7 @@ use braidfs_format::group::{SegmentKind, Temperature};
 use braidfs_format::journal::{
     CHUNK_HEADER_BYTES, CHUNK_MAX_BLOCKS, ChunkId, ChunkKind, Record, chunk_blocks, encode_chunk,
 };
-use braidfs_format::node::{NodeBlockBuilder, NodeEntry, NodeRecord};
+use braidfs_format::node::{NodeBlockBuilder, NodeEntry, NodeRecord, RECORDS_MAX};
 use braidfs_sync::{Condvar, Mutex, PassWriteGuard, rank};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -121,8 +121,11 @@ impl Domain {
         if let Some(e) = share.error {
             return Err(e);
         }
+        let left_out = |c: &Arc<Cell>| c.state.read().durability.dirty_tx() == Some(tx.id);
+        debug_assert!(!work.cells.iter().any(left_out), "{}: a cell on its list was not written", tx.id);
         tx.wait_io();
         self.check_writable()?;
+        assert!(self.committed() < tx.id, "{} commits after {}", tx.id, self.committed());
         self.finish(&tx, share, orphans)?;
         *self.committing.lock() = None;
         self.pending.store(0, Ordering::Release);
@@ -207,6 +210,8 @@ impl Domain {
                 nodes.next();
                 continue;
             }
+            // else this would write empty blocks for ever
+            assert!(!in_block.is_empty() && in_block.len() <= RECORDS_MAX, "{} records in a block", in_block.len());
             let addr = self.alloc_meta(tx, mlog)?;
             let block = b.finish(self.id.0, self.store.volume, addr, tx.id.0);
             records.push(Record::Alloc {

@@ -429,6 +429,7 @@ impl Domain {
             tx.add_cell(cell.clone());
         }
         st.durability.operation_makes_version();
+        debug_assert!(st.durability.dirty_tx() == Some(tx.id) && cell.domain == self.id, "{}: {}", cell.ino, tx.id);
         Ok(())
     }
 

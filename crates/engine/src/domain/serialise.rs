@@ -122,6 +122,7 @@ impl Domain {
         }
         st.durability.transaction_writes_inode(tx.id, self.committed());
         if st.deleted {
+            debug_assert!(st.nlink == 0 && st.links.is_empty(), "{}: deleted with a name", cell.ino);
             for n in cell.nodes(st) {
                 let g = if n == cell.ino { cell.gener } else { self.overflow_gener(n)? };
                 out.free.push((n, g));

@@ -149,6 +149,7 @@ impl MountedVolume {
         op.touch(&cell, &mut st)?;
         st.durability.operation_changes_names();
         op.hint(d, name, &cell);
+        debug_assert!(st.has_link(d.ino, name) && st.durability.dirty_tx() == Some(op.tx(home).id), "{}", cell.ino);
         let attr = cell.attr(&st);
         drop(st);
         self.dom(home).cells.insert_new(cell.clone());

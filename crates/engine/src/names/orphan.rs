@@ -21,6 +21,7 @@ impl MountedVolume {
 
     /// The inode lost its last name: it is deleted, or becomes an orphan while it is open or held. `cell` is touched.
     pub(crate) fn last_name_gone(&self, op: &Op<'_>, cell: &Arc<Cell>, st: &mut State) {
+        debug_assert!(st.durability.dirty_tx() == Some(op.tx(cell.domain).id), "{}: not touched", cell.ino);
         st.nlink = 0;
         st.links.clear();
         let d = self.dom(cell.domain);
@@ -56,6 +57,9 @@ impl MountedVolume {
     /// The inode is gone: its blocks become free with this transaction, its nodes when the cell is serialised. The
     /// caller has touched the cell.
     pub(crate) fn delete_content(&self, e: &Enter<'_>, c: &Arc<Cell>, st: &mut State) {
+        // a second time would free its blocks, which may be another's by then
+        assert!(!st.deleted, "{}: deleted twice", c.ino);
+        debug_assert!(st.durability.dirty_tx() == Some(e.tx().id), "{}: not touched", c.ino);
         let mut runs = Vec::new();
         match &mut st.body {
             Body::File(f) => {

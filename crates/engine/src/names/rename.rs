@@ -383,6 +383,7 @@ impl MountedVolume {
         let than = l.src.link_seq.max(l.dst.as_ref().map_or(0, |v| v.link_seq));
         let mut dirs: SmallVec<[&mut State; 2]> = l.dirs.iter_mut().map(|d| &mut **d).collect();
         let seq = self.shared.name_time(&mut dirs, than);
+        debug_assert!(seq >= than, "names changed at {seq}, before {than}");
         change_names(&mut l.src, r.from, Some(r.to), seq, now);
         l.src.durability.inode_takes_name(&takes[0]);
         plan.moved.note(&mut l.src.durability, r.from.dir.ino, r.from.name);
@@ -443,6 +444,7 @@ fn change_names(st: &mut State, old: &Side<'_>, new: Option<&Side<'_>>, seq: u64
     if let Some(new) = new {
         st.gain_link(new.dir.ino, new.name, seq);
     }
+    debug_assert!(st.durability.dirty_tx().is_some() && st.link_seq == seq, "{seq}: {:?}", st.durability);
     st.ctime = now;
     st.durability.operation_changes_names();
 }
