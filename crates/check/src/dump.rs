@@ -265,16 +265,9 @@ impl Dump {
     /// A record; with `deep` also what its overflow nodes and buckets hold.
     fn show_record(&self, r: &NodeRecord, deep: bool) -> String {
         let mut o = String::new();
-        line!(
-            o,
-            "  record of {} ({:?}), owner {}, version {}, generation {}, {} bytes",
-            r.node,
-            r.kind,
-            r.owner,
-            r.version,
-            r.gener,
-            r.payload.len()
-        );
+        let NodeRecord { node, kind, owner, version, gener, payload, .. } = r;
+        let bytes = payload.len();
+        line!(o, "  record of {node} ({kind:?}), owner {owner}, version {version}, generation {gener}, {bytes} bytes");
         let shown = match r.kind {
             NodeKind::Inode => Inode::decode(&r.payload).map(|i| self.show_inode(r.node, &i, deep)),
             NodeKind::ExtentLeaf => decode_extents(&r.payload).map(|e| show_extents(&e)),
@@ -299,32 +292,11 @@ impl Dump {
 
     fn show_inode(&self, node: NodeId, i: &Inode, deep: bool) -> String {
         let mut o = String::new();
-        line!(
-            o,
-            "    mode {:o}, owner {}:{}, {} links, {} bytes, {} blocks",
-            i.mode,
-            i.uid,
-            i.gid,
-            i.nlink,
-            i.size,
-            i.blocks
-        );
-        line!(
-            o,
-            "    flags {:#x}, device {:#x}, placement {:?}, link time {}",
-            i.flags,
-            i.rdev,
-            i.placement,
-            i.link_seq
-        );
-        line!(
-            o,
-            "    atime {}, mtime {}, ctime {}, btime {}",
-            time(i.atime),
-            time(i.mtime),
-            time(i.ctime),
-            time(i.btime)
-        );
+        let Inode { mode, uid, gid, nlink, size, blocks, flags, rdev, placement, link_seq, .. } = i;
+        line!(o, "    mode {mode:o}, owner {uid}:{gid}, {nlink} links, {size} bytes, {blocks} blocks");
+        line!(o, "    flags {flags:#x}, device {rdev:#x}, placement {placement:?}, link time {link_seq}");
+        let [atime, mtime, ctime, btime] = [i.atime, i.mtime, i.ctime, i.btime].map(time);
+        line!(o, "    atime {atime}, mtime {mtime}, ctime {ctime}, btime {btime}");
         let mut links = Ok(i.links.clone());
         if !i.link_nodes.is_empty() {
             line!(o, "    links in {:?}", i.link_nodes);

@@ -17,7 +17,7 @@ use braidfs_format::domain::{CLEAN, DomainHeader};
 use braidfs_format::geometry::{NODES_PER_BLOCK, SEGMENT_BLOCKS};
 use braidfs_format::group::{OWNERS_PER_BLOCK, Owner, SegmentKind, SegmentTable, Temperature, Written, table_mark};
 use braidfs_format::group::{decode_owners, encode_owners};
-use braidfs_format::inode::{Content, INLINE_MAX, Inode};
+use braidfs_format::inode::{INLINE_MAX, Inode};
 use braidfs_format::node::{DIR, NodeBlockBuilder, NodeEntry, NodeKind, NodeRecord, NodeTableBlock, USED};
 use braidfs_format::super_block::{DeviceEntry, INCOMPAT_DATA_SUMS, MAX_DEVICES, MAX_DOMAINS, SuperBlock};
 use braidfs_format::{BlockAddr, Geometry};
@@ -317,31 +317,9 @@ fn now() -> Timestamp {
 /// The root directory, node 1, in the block behind the journal in group 0. The sum of the segment tables for the header.
 fn write_root(store: &Store, first: &FirstGroup, o: &MkfsOptions) -> Result<u64> {
     let (g, volume) = (store.geometry, store.volume);
-    let t = now();
     let placement = if o.placement == Placement::Unset { Placement::Dirs } else { o.placement };
-    let inode = Inode {
-        mode: 0o040_755,
-        uid: o.root_owner.0,
-        gid: o.root_owner.1,
-        nlink: 2,
-        size: 0,
-        blocks: 0,
-        rdev: 0,
-        flags: 0,
-        placement,
-        atime: t,
-        mtime: t,
-        ctime: t,
-        btime: t,
-        link_seq: 0,
-        links: vec![],
-        xattrs: vec![],
-        link_nodes: vec![],
-        xattr_nodes: vec![],
-        tombstones: vec![],
-        exchange: None,
-        content: Content::InlineDir(vec![]),
-    };
+    let (uid, gid) = o.root_owner;
+    let inode = Inode { uid, gid, placement, ..Inode::empty_dir(0o755, now()) };
     let root = NodeId::ROOT;
     let flags = USED | DIR;
     let record = NodeRecord {

@@ -193,9 +193,10 @@ pub fn decode_refs(buf: &[u8]) -> Result<Vec<LeafRef>, Corrupt> {
 }
 
 /// What the inode's content is kept in.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Content {
     /// Nothing (special files, empty files).
+    #[default]
     None,
     /// File data or a symlink's target, in the record.
     Inline(Vec<u8>),
@@ -227,7 +228,7 @@ pub struct Tombstone {
 }
 
 /// An inode, decoded.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Inode {
     /// Type and permissions, as `st_mode`.
     pub mode: u32,
@@ -407,6 +408,13 @@ fn get_nodes(buf: &[u8]) -> Result<Vec<NodeId>, Corrupt> {
 }
 
 impl Inode {
+    /// An empty directory, made at `time`.
+    pub fn empty_dir(permissions: u32, time: Timestamp) -> Self {
+        let (atime, mtime, ctime, btime) = (time, time, time, time);
+        let content = Content::InlineDir(Vec::new());
+        Self { mode: 0o040_000 | permissions, nlink: 2, atime, mtime, ctime, btime, content, ..Self::default() }
+    }
+
     /// The payload of the record. Whether it fits [`crate::node::PAYLOAD_MAX`] is the caller's to see to.
     pub fn encode(&self) -> Vec<u8> {
         let mut v = Vec::with_capacity(192);
@@ -505,13 +513,8 @@ impl Inode {
             ctime: times[2],
             btime: times[3],
             link_seq,
-            links: Vec::new(),
-            xattrs: Vec::new(),
-            link_nodes: Vec::new(),
-            xattr_nodes: Vec::new(),
-            tombstones: Vec::new(),
-            exchange: None,
             content,
+            ..Self::default()
         };
         let mut seen = 0u32;
         while r.left() > 0 {

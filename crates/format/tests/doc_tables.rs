@@ -206,32 +206,6 @@ fn table_entries() {
     assert_eq!((node::USED, node::REMOTE, node::OVERFLOW, node::DIR), (1, 2, 4, 8));
 }
 
-fn empty_inode() -> Inode {
-    Inode {
-        mode: 0,
-        uid: 0,
-        gid: 0,
-        nlink: 0,
-        size: 0,
-        blocks: 0,
-        rdev: 0,
-        flags: 0,
-        placement: Placement::Unset,
-        atime: Timestamp::default(),
-        mtime: Timestamp::default(),
-        ctime: Timestamp::default(),
-        btime: Timestamp::default(),
-        link_seq: 0,
-        links: vec![],
-        xattrs: vec![],
-        link_nodes: vec![],
-        xattr_nodes: vec![],
-        tombstones: vec![],
-        exchange: None,
-        content: Content::None,
-    }
-}
-
 #[test]
 fn records_of_nodes() {
     let record = NodeRecord {
@@ -263,7 +237,7 @@ fn records_of_nodes() {
 
     const T: Timestamp = Timestamp { sec: -1, nsec: u32::MAX };
     let fields = probe(
-        &empty_inode(),
+        &Inode::default(),
         Inode::encode,
         &[
             ("mode", |i| i.mode = u32::MAX),
@@ -339,7 +313,7 @@ fn parts_of_inodes() {
     let section = |i: &Inode| i.encode()[start..].to_vec();
     let t = Tombstone { link: link(0, b'a'), newcomer: NodeId(0), gener: 0, version: 0 };
     let fields = probe(
-        &Inode { tombstones: vec![t], ..empty_inode() },
+        &Inode { tombstones: vec![t], ..Inode::default() },
         section,
         &[
             ("newcomer", |i| i.tombstones[0].newcomer = NodeId(u64::MAX)),
@@ -350,7 +324,7 @@ fn parts_of_inodes() {
     );
     compare("Tombstone", &fields);
     let fields = probe(
-        &Inode { exchange: Some((NodeId(0), 0, 0)), ..empty_inode() },
+        &Inode { exchange: Some((NodeId(0), 0, 0)), ..Inode::default() },
         section,
         &[
             ("node", |i| i.exchange = Some((NodeId(u64::MAX), 0, 0))),
@@ -493,17 +467,17 @@ fn numbers_of_kinds() {
     let refs = || vec![LeafRef { first: 0, node: NodeId(2) }];
     let tombstone = Tombstone { link: link(1, b'a'), newcomer: NodeId(2), gener: 1, version: 1 };
     let sections = [
-        ("Links", Inode { links: vec![link(1, b'a')], ..empty_inode() }),
-        ("Xattrs", Inode { xattrs: vec![(Box::new([b'a']), Box::new([b'x']))], ..empty_inode() }),
-        ("Inline", Inode { content: Content::Inline(vec![1]), ..empty_inode() }),
-        ("InlineDir", Inode { content: Content::InlineDir(vec![1]), ..empty_inode() }),
-        ("Extents", Inode { content: Content::Extents(e()), ..empty_inode() }),
-        ("Tree1", Inode { content: Content::Tree { depth: 1, refs: refs() }, ..empty_inode() }),
-        ("Tree2", Inode { content: Content::Tree { depth: 2, refs: refs() }, ..empty_inode() }),
-        ("LinkNodes", Inode { link_nodes: vec![NodeId(3)], ..empty_inode() }),
-        ("XattrNodes", Inode { xattr_nodes: vec![NodeId(3)], ..empty_inode() }),
-        ("Tombstones", Inode { tombstones: vec![tombstone], ..empty_inode() }),
-        ("Exchange", Inode { exchange: Some((NodeId(1), 1, 1)), ..empty_inode() }),
+        ("Links", Inode { links: vec![link(1, b'a')], ..Inode::default() }),
+        ("Xattrs", Inode { xattrs: vec![(Box::new([b'a']), Box::new([b'x']))], ..Inode::default() }),
+        ("Inline", Inode { content: Content::Inline(vec![1]), ..Inode::default() }),
+        ("InlineDir", Inode { content: Content::InlineDir(vec![1]), ..Inode::default() }),
+        ("Extents", Inode { content: Content::Extents(e()), ..Inode::default() }),
+        ("Tree1", Inode { content: Content::Tree { depth: 1, refs: refs() }, ..Inode::default() }),
+        ("Tree2", Inode { content: Content::Tree { depth: 2, refs: refs() }, ..Inode::default() }),
+        ("LinkNodes", Inode { link_nodes: vec![NodeId(3)], ..Inode::default() }),
+        ("XattrNodes", Inode { xattr_nodes: vec![NodeId(3)], ..Inode::default() }),
+        ("Tombstones", Inode { tombstones: vec![tombstone], ..Inode::default() }),
+        ("Exchange", Inode { exchange: Some((NodeId(1), 1, 1)), ..Inode::default() }),
     ];
     let tags: Vec<(u8, &str)> = sections.iter().map(|(n, i)| (i.encode()[inode::FIXED_BYTES], *n)).collect();
     values("Section", &tags);

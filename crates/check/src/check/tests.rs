@@ -78,18 +78,9 @@ fn add(m: &mut Model, domain: u16, mode: u32, links: &[(NodeId, &str)], content:
         p.dirty.entries = true;
         p.inode.nlink += u32::from(dir);
     }
-    let ino = Ino {
-        gener,
-        version: 0,
-        flags: USED | if dir { DIR } else { 0 } | if remote { REMOTE } else { 0 },
-        linked: vec![true; links.len()],
-        inode,
-        tree: vec![],
-        extents: vec![],
-        entries: vec![],
-        links_lost: false,
-        dirty: Dirty { record: true, ..Dirty::default() },
-    };
+    let flags = USED | if dir { DIR } else { 0 } | if remote { REMOTE } else { 0 };
+    let (linked, dirty) = (vec![true; links.len()], Dirty { record: true, ..Dirty::default() });
+    let ino = Ino { linked, dirty, ..Ino::new(gener, 0, flags, inode) };
     m.inodes.put(node, ino);
     node
 }

@@ -163,7 +163,7 @@ fn look(live: &mut Live<'_, '_>, node: NodeId, known: Option<(NodeEntry, &[u8])>
         return Ok(Seen::Overflow);
     }
     let rules = live.s.rules();
-    let mut ino = Ino::new(&r, entry.flags, inode::decode(&r)?);
+    let mut ino = Ino::new(r.gener, r.version, entry.flags, inode::decode(&r)?);
     inode::check(&rules, live, &r, &mut ino, Some(Buckets::until_bad(node)))?;
     Ok(live.cut.map_or(Seen::Inode, Seen::UpTo))
 }

@@ -2,7 +2,6 @@
 
 use braidfs_format::dentry::Dentry;
 use braidfs_format::inode::{Extent, Inode};
-use braidfs_format::node::NodeRecord;
 use braidfs_format::{BlockAddr, NodeId};
 
 /// What of an inode must be written again.
@@ -53,11 +52,11 @@ pub struct Ino {
 }
 
 impl Ino {
-    /// The inode in the record `r`, whose node table entry has `flags`, before anything is fetched from other nodes.
-    pub fn new(r: &NodeRecord, flags: u8, inode: Inode) -> Self {
+    /// An inode whose node table entry has `flags`, before anything is fetched from other nodes.
+    pub fn new(gener: u32, version: u64, flags: u8, inode: Inode) -> Self {
         Self {
-            gener: r.gener,
-            version: r.version,
+            gener,
+            version,
             flags,
             inode,
             tree: Vec::new(),

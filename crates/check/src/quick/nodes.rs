@@ -174,7 +174,7 @@ impl Side<'_> {
         self.subdirs = 0;
         let rules = self.cx.rules;
         let found = |b: Bad| Doubt(format!("{node}: E{}: {}", b.code, b.why));
-        let mut ino = Ino::new(r, flags, inode::decode(r).map_err(found)?);
+        let mut ino = Ino::new(r.gener, r.version, flags, inode::decode(r).map_err(found)?);
         inode::check(&rules, self, r, &mut ino, Some(Buckets::until_bad(node))).map_err(found)?;
         let (dir, i) = (ino.is_dir(), &ino.inode);
         let links = link::count(dir, i.links.len(), self.subdirs);

@@ -81,7 +81,7 @@ fn walk(mut world: World, i: &Inode, flags: u8) -> (World, Ino) {
     let r =
         NodeRecord { node: NODE, gener: 1, kind: NodeKind::Inode, flags, owner: NODE, version: 1, payload: i.encode() };
     let run = |world: &mut World, buckets| {
-        let mut ino = Ino::new(&r, flags, inode::decode(&r)?);
+        let mut ino = Ino::new(r.gener, r.version, flags, inode::decode(&r)?);
         inode::check(&RULES, world, &r, &mut ino, Some(buckets)).map(|()| ino)
     };
     world.goes_on = true;

@@ -10,8 +10,7 @@ use crate::parts::domain::Domain;
 use crate::parts::ino::{Dirty, Ino};
 use crate::rules::{link, show};
 use braidfs_format::dentry::Dentry;
-use braidfs_format::inode::{Content, Inode, Link};
-use braidfs_format::inode::{Placement, Timestamp};
+use braidfs_format::inode::{Inode, Link, Timestamp};
 use braidfs_format::name::FileName;
 use braidfs_format::node::{DIR, NodeEntry, REMOTE, USED};
 use braidfs_format::{BlockAddr, NodeId};
@@ -45,41 +44,8 @@ pub fn new_dir(gener: u32, links: Vec<Link>, mode: u32) -> Ino {
     let t = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     let t = Timestamp { sec: t.as_secs() as i64, nsec: t.subsec_nanos() };
     let linked = vec![true; links.len()];
-    let inode = Inode {
-        mode: 0o040_000 | mode,
-        uid: 0,
-        gid: 0,
-        nlink: 2,
-        size: 0,
-        blocks: 0,
-        rdev: 0,
-        flags: 0,
-        placement: Placement::Unset,
-        atime: t,
-        mtime: t,
-        ctime: t,
-        btime: t,
-        link_seq: 0,
-        links,
-        xattrs: vec![],
-        link_nodes: vec![],
-        xattr_nodes: vec![],
-        tombstones: vec![],
-        exchange: None,
-        content: Content::InlineDir(vec![]),
-    };
-    Ino {
-        gener,
-        version: 0,
-        flags: USED | DIR,
-        inode,
-        tree: vec![],
-        extents: vec![],
-        entries: vec![],
-        linked,
-        links_lost: false,
-        dirty: Dirty { record: true, ..Dirty::default() },
-    }
+    let inode = Inode { links, ..Inode::empty_dir(mode, t) };
+    Ino { linked, dirty: Dirty { record: true, ..Dirty::default() }, ..Ino::new(gener, 0, USED | DIR, inode) }
 }
 
 /// The root must be a directory without links; where it is lost it is made again, and the links fill it.

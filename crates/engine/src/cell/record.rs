@@ -91,6 +91,30 @@ fn spill(
     Ok(())
 }
 
+impl State {
+    /// As a record tells it, but for content and overflow nodes.
+    pub fn to_inode(&self) -> Inode {
+        Inode {
+            mode: self.mode,
+            uid: self.uid,
+            gid: self.gid,
+            nlink: self.nlink,
+            size: self.size,
+            rdev: self.rdev,
+            flags: self.flags,
+            placement: self.placement,
+            atime: self.atime,
+            mtime: self.mtime,
+            ctime: self.ctime,
+            btime: self.btime,
+            link_seq: self.link_seq,
+            links: self.links.to_vec(),
+            xattrs: self.xattrs.to_vec(),
+            ..Inode::default()
+        }
+    }
+}
+
 impl Cell {
     /// Encodes the inode and its overflow nodes that changed. File data and directory buckets have their places already.
     ///
@@ -152,31 +176,17 @@ impl Cell {
         };
         out.free.append(&mut st.dropped.take());
         let inode = Inode {
-            mode: st.mode,
-            uid: st.uid,
-            gid: st.gid,
-            nlink: st.nlink,
-            size: st.size,
             blocks: match &st.body {
                 Body::File(f) => f.map.blocks(),
                 Body::Dir(d) => d.map.blocks(),
                 Body::Special => 0,
             },
-            rdev: st.rdev,
-            flags: st.flags,
-            placement: st.placement,
-            atime: st.atime,
-            mtime: st.mtime,
-            ctime: st.ctime,
-            btime: st.btime,
-            link_seq: st.link_seq,
-            links: st.links.to_vec(),
-            xattrs: st.xattrs.to_vec(),
             link_nodes: st.link_nodes.to_vec(),
             xattr_nodes: st.xattr_nodes.to_vec(),
             tombstones: st.durability.tombstones().to_vec(),
             exchange: st.durability.exchange().map(|p| (p.inode.ino, p.inode.generation, p.version)),
             content,
+            ..st.to_inode()
         };
         out.write.push(NodeRecord { payload: inode.encode(), ..base });
         Ok(out)

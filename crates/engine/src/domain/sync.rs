@@ -309,29 +309,8 @@ pub fn skeleton_fits(st: &State) -> bool {
 /// The record that a directory exists under its name, without its entries: those of synced children come back from
 /// the children's own records. Its attributes fit it ([`skeleton_fits`]).
 fn skeleton(d: &Domain, c: &Cell, st: &State) -> NodeRecord {
-    let inode = Inode {
-        mode: st.mode,
-        uid: st.uid,
-        gid: st.gid,
-        nlink: 2,
-        size: 0,
-        blocks: 0,
-        rdev: 0,
-        flags: st.flags,
-        placement: st.placement,
-        atime: st.atime,
-        mtime: st.mtime,
-        ctime: st.ctime,
-        btime: st.btime,
-        link_seq: st.link_seq,
-        links: st.links.to_vec(),
-        xattrs: st.xattrs.to_vec(),
-        link_nodes: Vec::new(),
-        xattr_nodes: Vec::new(),
-        tombstones: Vec::new(),
-        exchange: None,
-        content: Content::InlineDir(Vec::new()),
-    };
+    let content = Content::InlineDir(Vec::new());
+    let inode = Inode { nlink: 2, size: 0, rdev: 0, content, ..st.to_inode() };
     let remote = st.links.iter().any(|l| d.domain_of(l.parent) != Some(d.id));
     NodeRecord {
         node: c.ino,
