@@ -3,10 +3,9 @@
 
 use braidfs::OpenHow;
 use braidfs::{Cred, Error, MkfsOptions, MountOptions, OpenFile, Volume, mkfs};
-use braidfs_device::{CountDevice, Device, FileDevice, MemDevice, OpenHow as DeviceHow, WriteOp};
+use braidfs_device::{CountDevice, Device, Effect, FaultDevice, FileDevice, MemDevice, Op, OpenHow as DeviceHow, Rule};
 use braidfs_testkit::ops::fill;
 use braidfs_testkit::walk::fsck;
-use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -33,55 +32,11 @@ fn holds(v: &Volume, name: &str, seed: u32, len: usize) -> bool {
     v.read(&f, 0, &mut all).unwrap() == len && all[..len] == fill(seed, 0, len)
 }
 
-/// Takes its time for a discard, and does it at the end: whoever writes into it meanwhile loses.
-#[derive(Debug)]
-struct Slow(Arc<dyn Device>, Duration);
-
-impl Device for Slow {
-    fn blocks(&self) -> u64 {
-        self.0.blocks()
-    }
-    fn read(&self, block: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.0.read(block, buf)
-    }
-    fn write_batch(&self, ops: &[WriteOp<'_>]) -> io::Result<()> {
-        self.0.write_batch(ops)
-    }
-    fn flush(&self) -> io::Result<()> {
-        self.0.flush()
-    }
-    fn discard(&self, block: u64, blocks: u64) -> io::Result<()> {
-        std::thread::sleep(self.1);
-        self.0.discard(block, blocks)
-    }
-    fn name(&self) -> String {
-        self.0.name()
-    }
-}
-
-/// Cannot discard.
-#[derive(Debug)]
-struct Unable(Arc<dyn Device>);
-
-impl Device for Unable {
-    fn blocks(&self) -> u64 {
-        self.0.blocks()
-    }
-    fn read(&self, block: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.0.read(block, buf)
-    }
-    fn write_batch(&self, ops: &[WriteOp<'_>]) -> io::Result<()> {
-        self.0.write_batch(ops)
-    }
-    fn flush(&self) -> io::Result<()> {
-        self.0.flush()
-    }
-    fn discard(&self, _: u64, _: u64) -> io::Result<()> {
-        Err(io::ErrorKind::Unsupported.into())
-    }
-    fn name(&self) -> String {
-        self.0.name()
-    }
+/// Memory on which this becomes of every discard.
+fn discards(blocks: u64, effect: Effect) -> Arc<dyn Device> {
+    let device = FaultDevice::new(Arc::new(MemDevice::new(blocks)), 1);
+    device.add(Rule::new(Op::Discard, effect));
+    Arc::new(device)
 }
 
 #[test]
@@ -128,7 +83,7 @@ fn what_is_free_and_durably_so() {
 
 #[test]
 fn a_device_that_cannot() {
-    let device: Arc<dyn Device> = Arc::new(Unable(Arc::new(MemDevice::new(16_384))));
+    let device = discards(16_384, Effect::Fail(95 /* EOPNOTSUPP */));
     mkfs::format(std::slice::from_ref(&device), &MkfsOptions { discard: true, ..MkfsOptions::default() }).unwrap();
     let v = Volume::mount(vec![device], options()).unwrap();
     let e = v.trim(0..u64::MAX, 0).unwrap_err();
@@ -206,7 +161,7 @@ fn beside_writers(device: Arc<dyn Device>, files: u32, background: bool) {
 #[test]
 fn beside_writers_in_memory() {
     // 40 MiB, of which they want as much
-    beside_writers(Arc::new(Slow(Arc::new(MemDevice::new(10_240)), Duration::from_micros(300))), 150, false);
+    beside_writers(discards(10_240, Effect::Delay(Duration::from_micros(300))), 150, false);
 }
 
 #[test]
@@ -219,7 +174,7 @@ fn beside_writers_in_an_image() {
 
 #[test]
 fn beside_writers_by_itself() {
-    beside_writers(Arc::new(Slow(Arc::new(MemDevice::new(10_240)), Duration::from_millis(2))), 100, true);
+    beside_writers(discards(10_240, Effect::Delay(Duration::from_millis(2))), 100, true);
 }
 
 #[test]

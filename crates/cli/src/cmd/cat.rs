@@ -28,24 +28,13 @@ pub fn run(args: &Args) -> Outcome {
     let mut buf = vec![0u8; 1 << 20];
     let mut code = 0;
     for path in &paths {
-        let mut copy = || -> Result<(), Failure> {
-            let fail = |why: braidfs::Error| Failure::at("cannot read", tree.show(path), why);
-            let file = tree.open_file(path).map_err(fail)?;
-            let mut at = 0;
-            loop {
-                match tree.volume().read(&file, at, &mut buf).map_err(fail)? {
-                    0 => return Ok(()),
-                    n => {
-                        out.write_all(&buf[..n]).map_err(|e| Failure::output(&e))?;
-                        at += n as u64;
-                    }
-                }
+        match copy(&tree, path, &mut buf, &mut out) {
+            // of a file: the next one follows; of the output: the end
+            Err(f) if f.code == 1 => {
+                eprintln!("braidfs: {f}");
+                code = 1;
             }
-        };
-        match copy_result(copy()) {
-            Ok(()) => {}
-            Err(Some(failure)) => return Err(failure),
-            Err(None) => code = 1,
+            done => done?,
         }
     }
     out.flush().map_err(|e| Failure::output(&e))?;
@@ -53,14 +42,17 @@ pub fn run(args: &Args) -> Outcome {
     Ok(code)
 }
 
-/// Reports a file's failure and goes on with the next file (`Err(None)`); only failing output ends the command.
-fn copy_result(result: Result<(), Failure>) -> Result<(), Option<Failure>> {
-    match result {
-        Ok(()) => Ok(()),
-        Err(f) if f.code != 1 => Err(Some(f)),
-        Err(f) => {
-            eprintln!("braidfs: {f}");
-            Err(None)
+fn copy(tree: &VolumeTree, path: &[u8], buf: &mut [u8], out: &mut impl Write) -> Result<(), Failure> {
+    let fail = |why: braidfs::Error| Failure::at("cannot read", tree.show(path), why);
+    let file = tree.open_file(path).map_err(fail)?;
+    let mut at = 0;
+    loop {
+        match tree.volume().read(&file, at, buf).map_err(fail)? {
+            0 => return Ok(()),
+            n => {
+                out.write_all(&buf[..n]).map_err(|e| Failure::output(&e))?;
+                at += n as u64;
+            }
         }
     }
 }
