@@ -2,19 +2,12 @@
 
 use braidfs_fuzz::mutate::mutate;
 use braidfs_fuzz::{TARGETS, Target};
+use clap::Parser;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
-
-const HELP: &str = "\
-braidfs-fuzz [TARGET...]: runs fuzz targets (default: all of them).
-
-  --seconds N     per target (default: 60)
-  --seed N        of the mutations (default: 1)
-  --threads N     (default: one per CPU)
-  --input FILE    only this input";
 
 /// The input that a thread is at, and since when.
 type Current = Mutex<Option<(Instant, Vec<u8>)>>;
@@ -22,37 +15,29 @@ type Current = Mutex<Option<(Instant, Vec<u8>)>>;
 /// An input that takes longer hangs.
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// Runs fuzz targets.
+#[derive(Parser)]
+#[command(name = "braidfs-fuzz")]
 struct Args {
+    /// Targets [default: all]
+    #[arg(value_name = "TARGET", value_parser = target)]
     targets: Vec<Target>,
+    /// How long each target runs
+    #[arg(long, default_value_t = 60)]
     seconds: u64,
+    /// Seed of the mutations
+    #[arg(long, default_value_t = 1)]
     seed: u64,
-    threads: usize,
+    /// Threads [default: one per CPU]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
+    threads: Option<u16>,
+    /// Only this input
+    #[arg(long, value_name = "FILE")]
     input: Option<PathBuf>,
 }
 
-fn args() -> Result<Option<Args>, lexopt::Error> {
-    use lexopt::prelude::*;
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut a = Args { targets: Vec::new(), seconds: 60, seed: 1, threads, input: None };
-    let mut parser = lexopt::Parser::from_env();
-    while let Some(arg) = parser.next()? {
-        match arg {
-            Long("help") => return Ok(None),
-            Long("seconds") => a.seconds = parser.value()?.parse()?,
-            Long("seed") => a.seed = parser.value()?.parse()?,
-            Long("threads") => a.threads = parser.value()?.parse::<usize>()?.max(1),
-            Long("input") => a.input = Some(parser.value()?.into()),
-            Value(name) => match TARGETS.iter().find(|t| *t.0 == *name) {
-                Some(t) => a.targets.push(*t),
-                None => return Err(format!("no target {}", name.to_string_lossy()).into()),
-            },
-            other => return Err(other.unexpected()),
-        }
-    }
-    if a.targets.is_empty() {
-        a.targets = TARGETS.to_vec();
-    }
-    Ok(Some(a))
+fn target(name: &str) -> Result<Target, String> {
+    TARGETS.iter().find(|t| t.0 == name).copied().ok_or_else(|| format!("there is no target {name}"))
 }
 
 fn corpus(name: &str) -> std::io::Result<Vec<Vec<u8>>> {
@@ -107,10 +92,11 @@ fn keep(name: &str, data: &[u8], why: &str) {
 fn fuzz(target: Target, a: &Args, corpus: &[Vec<u8>]) -> usize {
     let (start, stop, runs) = (Instant::now(), AtomicBool::new(false), AtomicU64::new(0));
     let seen: Mutex<Vec<(String, Vec<u8>)>> = Mutex::new(Vec::new());
-    let current: Vec<Current> = (0..a.threads).map(|_| Mutex::new(None)).collect();
+    let threads = a.threads.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), usize::from);
+    let current: Vec<Current> = (0..threads).map(|_| Mutex::new(None)).collect();
     let lock = |m: &Current, v| *m.lock().unwrap_or_else(|e| e.into_inner()) = v;
     std::thread::scope(|s| {
-        for t in 0..a.threads {
+        for t in 0..threads {
             let (seen, stop, runs, current) = (&seen, &stop, &runs, &current[t]);
             s.spawn(move || {
                 let mut rng = fastrand::Rng::with_seed(a.seed.wrapping_mul(1000).wrapping_add(t as u64));
@@ -154,25 +140,16 @@ fn fuzz(target: Target, a: &Args, corpus: &[Vec<u8>]) -> usize {
 }
 
 fn main() -> ExitCode {
-    let a = match args() {
-        Ok(Some(a)) => a,
-        Ok(None) => {
-            println!("{HELP}");
-            return ExitCode::SUCCESS;
-        }
-        Err(e) => {
-            eprintln!("braidfs-fuzz: {e}; see --help");
-            return ExitCode::from(2);
-        }
-    };
+    let a = Args::parse();
+    let targets = if a.targets.is_empty() { &TARGETS[..] } else { &a.targets };
     if let Some(path) = &a.input {
         let data = std::fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-        a.targets.iter().for_each(|t| t.1(&data));
+        targets.iter().for_each(|t| t.1(&data));
         return ExitCode::SUCCESS;
     }
     std::panic::set_hook(Box::new(|_| {})); // reported with the input
     let mut failed = 0;
-    for target in &a.targets {
+    for target in targets {
         let corpus = match corpus(target.0) {
             Ok(c) => c,
             Err(e) => {

@@ -4,24 +4,13 @@ use braidfs::{Attr, FileKind, Timestamp};
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 
-/// Parses `4096`, `64K`, `64M`, `10GiB`, `1T` (powers of 1024).
+/// Parses `4096`, `64K`, `64M`, `1.5GiB`, `1T` (powers of 1024).
 ///
 /// # Errors
 /// A message for the user.
 pub fn parse_size(text: &str) -> Result<u64, String> {
-    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
-    let (number, unit) = text.split_at(digits);
-    let shift = match unit.to_ascii_lowercase().trim_end_matches("ib").trim_end_matches('b') {
-        "" => 0,
-        "k" => 10,
-        "m" => 20,
-        "g" => 30,
-        "t" => 40,
-        "p" => 50,
-        _ => return Err(format!("unknown unit `{unit}`: use K, M, G or T (powers of 1024)")),
-    };
-    let number: u64 = number.parse().map_err(|_| "not a size: write it as 64M or 10G".to_string())?;
-    number.checked_shl(shift).filter(|v| v >> shift == number).ok_or_else(|| "too large".into())
+    let binary = parse_size::Config::new().with_binary();
+    binary.parse_size(text).map_err(|e| format!("{e}: write 4096, 64M or 10G (powers of 1024)"))
 }
 
 /// `1.5 GiB`; exact sizes without a fraction.
@@ -119,12 +108,18 @@ mod tests {
 
     #[test]
     fn sizes_parse_and_print() {
-        for (text, bytes) in
-            [("0", 0), ("4096", 4096), ("64K", 65_536), ("32MiB", 32 << 20), ("16t", 16 << 40), ("7B", 7)]
-        {
+        for (text, bytes) in [
+            ("0", 0),
+            ("4096", 4096),
+            ("64K", 65_536),
+            ("32MiB", 32 << 20),
+            ("16t", 16 << 40),
+            ("7B", 7),
+            ("1.5G", 3 << 29),
+        ] {
             assert_eq!(parse_size(text), Ok(bytes), "{text}");
         }
-        for text in ["", "M", "12X", "-1", "1.5G", "99999999999999999999", "99999999P"] {
+        for text in ["", "M", "12X", "-1", "99999999999999999999", "99999999P"] {
             assert!(parse_size(text).is_err(), "{text}");
         }
         assert_eq!(size(32 << 20), "32 MiB");

@@ -6,14 +6,8 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 
 /// Bytes that compress to nothing simple.
 fn noise(n: usize) -> Vec<u8> {
-    let mut x = 0x9e37_79b9_7f4a_7c15u64;
-    let mut next = || {
-        x ^= x << 13;
-        x ^= x >> 7;
-        x ^= x << 17;
-        x as u8
-    };
-    (0..n).map(|_| next()).collect()
+    let mut random = fastrand::Rng::with_seed(1);
+    std::iter::repeat_with(|| random.u8(..)).take(n).collect()
 }
 
 fn json(text: &str) -> serde_json::Value {

@@ -1,35 +1,15 @@
-//! A real block device, by a loop device: needs root and `losetup`, and says so where it has not.
+//! A real block device, by a loop device: needs root, and says so where it has not.
 
 use braidfs_device::{
-    BLOCK_BYTES, Device, FileDevice, OpenError, OpenHow, WriteOp, open_volume_devices, open_volume_files,
+    BLOCK_BYTES, Device, FileDevice, LoopDevice, OpenError, OpenHow, WriteOp, open_volume_devices, open_volume_files,
 };
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 
-/// Detaches when dropped, a failed test included.
-struct Loop(PathBuf);
-
-impl Loop {
-    fn attach(image: &Path) -> Result<Loop, String> {
-        let out = Command::new("losetup").args(["--find", "--show"]).arg(image).output().map_err(|e| e.to_string())?;
-        if !out.status.success() {
-            return Err(String::from_utf8_lossy(&out.stderr).into_owned());
-        }
-        let device = Loop(PathBuf::from(String::from_utf8_lossy(&out.stdout).trim()));
-        // In a container the kernel may make the device without anybody making its node.
-        if device.0.exists() { Ok(device) } else { Err(format!("{} has no node", device.0.display())) }
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        match Command::new("losetup").arg("--detach").arg(&self.0).status() {
-            Ok(status) if status.success() => {}
-            other => eprintln!("COULD NOT DETACH {}: {other:?}", self.0.display()),
-        }
-    }
+/// Writable; `None` where there are none here.
+fn attach(image: &Path) -> Option<LoopDevice> {
+    LoopDevice::attach(image, false).inspect_err(|why| eprintln!("SKIPPED: no loop device here: {why}")).ok()
 }
 
 #[test]
@@ -38,14 +18,8 @@ fn block_device() {
     let image = dir.path().join("image");
     // Half a block over: the device has 2048 whole ones.
     fs::File::create(&image).unwrap().set_len(2048 * BLOCK_BYTES as u64 + 2048).unwrap();
-    let dev = match Loop::attach(&image) {
-        Ok(dev) => dev,
-        Err(why) => {
-            eprintln!("SKIPPED block_device: no loop device here: {why}");
-            return;
-        }
-    };
-    let path = dev.0.clone();
+    let Some(dev) = attach(&image) else { return };
+    let path = dev.path().to_owned();
     for direct in [false, true] {
         let dev = FileDevice::open(&path, OpenHow { write: true, direct }).unwrap();
         println!("{dev:?}");
@@ -108,14 +82,8 @@ fn writes_past_the_cache() {
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("image");
     fs::File::create(&image).unwrap().set_len(2048 * BLOCK_BYTES as u64).unwrap();
-    let held = match Loop::attach(&image) {
-        Ok(dev) => dev,
-        Err(why) => {
-            eprintln!("SKIPPED writes_past_the_cache: no loop device here: {why}");
-            return;
-        }
-    };
-    let dev = FileDevice::open(&held.0, OpenHow { write: true, direct: true }).unwrap();
+    let Some(held) = attach(&image) else { return };
+    let dev = FileDevice::open(held.path(), OpenHow { write: true, direct: true }).unwrap();
     if !dev.is_direct() || dev.engine() != "io_uring" {
         eprintln!("SKIPPED writes_past_the_cache: {dev:?}");
         return;
@@ -123,32 +91,32 @@ fn writes_past_the_cache() {
     dev.flush().unwrap();
     // more than a thread writes before it has a ring of its own; two writes each
     for round in 0..20u64 {
-        let (data, before) = ([round as u8 + 1; BLOCK_BYTES], requests(&held.0));
+        let (data, before) = ([round as u8 + 1; BLOCK_BYTES], requests(held.path()));
         let ops = [10, 20].map(|at| WriteOp { block: at + round, bufs: vec![&data[..]] });
         dev.write_batch_through(&ops).unwrap();
-        let (writes, flushes) = requests(&held.0);
+        let (writes, flushes) = requests(held.path());
         assert!(flushes > before.1, "round {round}: not durable on a device with a volatile cache");
         assert_eq!(writes - before.0, 2);
         dev.flush().unwrap();
-        assert_eq!(requests(&held.0), (writes, flushes), "round {round}: flushed again");
+        assert_eq!(requests(held.path()), (writes, flushes), "round {round}: flushed again");
         let mut out = [0; BLOCK_BYTES];
         dev.read(20 + round, &mut out).unwrap();
         assert_eq!(out, data);
     }
     // beside a write that is not durable
     dev.write(100, &[1; BLOCK_BYTES]).unwrap();
-    let before = requests(&held.0);
+    let before = requests(held.path());
     dev.write_batch_through(&[WriteOp { block: 101, bufs: vec![&[2; BLOCK_BYTES]] }]).unwrap();
-    assert_eq!(requests(&held.0).1, before.1, "one flush for both");
+    assert_eq!(requests(held.path()).1, before.1, "one flush for both");
     dev.flush().unwrap();
-    assert_eq!(requests(&held.0).1, before.1 + 1);
+    assert_eq!(requests(held.path()).1, before.1 + 1);
     // large: one flush behind them costs less
     let large = vec![3; 256 << 10];
-    let before = requests(&held.0);
+    let before = requests(held.path());
     dev.write_batch_through(&[WriteOp { block: 200, bufs: vec![&large] }]).unwrap();
-    assert_eq!(requests(&held.0).1, before.1);
+    assert_eq!(requests(held.path()).1, before.1);
     dev.flush().unwrap();
-    assert_eq!(requests(&held.0).1, before.1 + 1);
+    assert_eq!(requests(held.path()).1, before.1 + 1);
     let file = fs::read(&image).unwrap();
     assert!(
         file[200 * BLOCK_BYTES..].starts_with(&large) && file[101 * BLOCK_BYTES] == 2 && file[29 * BLOCK_BYTES] == 20

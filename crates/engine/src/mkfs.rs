@@ -188,7 +188,7 @@ fn plan(devices: &[Arc<dyn Device>], o: &MkfsOptions) -> Result<(SuperBlock, Vec
 
     let mut sb = SuperBlock::empty();
     sb.uuid = o.uuid.unwrap_or_else(|| *uuid::Uuid::new_v4().as_bytes());
-    sb.hash_key = *uuid::Uuid::new_v4().as_bytes();
+    getrandom::fill(&mut sb.hash_key).map_err(|e| Error::Io(e.into()))?;
     sb.incompat = if o.data_checksums { INCOMPAT_DATA_SUMS } else { 0 }.into();
     sb.group_blocks = group_blocks.into();
     sb.label[..o.label.len()].copy_from_slice(o.label.as_bytes());

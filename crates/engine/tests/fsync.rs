@@ -164,18 +164,6 @@ fn a_flush_that_fails_is_told_to_all_of_a_group() {
     assert!(v.fsync_files(&which).iter().all(|r| r.is_err()), "nor later");
 }
 
-/// A stream of numbers (SplitMix64).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-}
-
 fn content(v: &Volume, path: &str) -> Option<Vec<u8>> {
     let how = OpenHow { read: true, ..OpenHow::default() };
     let f = v.open_path(path.as_bytes(), how, &Cred::root()).ok()?;
@@ -186,13 +174,13 @@ fn content(v: &Volume, path: &str) -> Option<Vec<u8>> {
 }
 
 /// What a crash after `upto` events leaves: of the writes that no flush covers none, all, or some and parts of some.
-fn crashed(device: &RecordDevice, upto: usize, round: u32, random: &mut Random) -> Arc<dyn Device> {
+fn crashed(device: &RecordDevice, upto: usize, round: u32, random: &mut fastrand::Rng) -> Arc<dyn Device> {
     Arc::new(device.crash_image(upto, &mut |_| match round {
         0 => Keep::None,
         1 => Keep::Whole,
-        _ => match random.next() % 4 {
+        _ => match random.u8(..4) {
             0 => Keep::None,
-            1 => Keep::TornMask(random.next()),
+            1 => Keep::TornMask(random.u64(..)),
             _ => Keep::Whole,
         },
     }))
@@ -247,7 +235,7 @@ fn any_crash_leaves_each_file_old_or_new() {
     // also the data in place: where it lies was durable before
     assert_eq!(flushes, 1, "of {} events", end - from);
 
-    let (mut random, mut states) = (Random(1), [0u32; 2]);
+    let (mut random, mut states) = (fastrand::Rng::with_seed(1), [0u32; 2]);
     for upto in from..=end {
         for round in 0..24 {
             let crashed = crashed(&device, upto, round, &mut random);
@@ -305,7 +293,7 @@ fn any_crash_leaves_allocated_blocks_empty_or_new() {
         ends.push(device.log_len());
     }
     v.crash();
-    let (mut random, mut states) = (Random(2), [0; 5]);
+    let (mut random, mut states) = (fastrand::Rng::with_seed(2), [0; 5]);
     for upto in from..=device.log_len() {
         let synced = ends.iter().filter(|e| **e <= upto).count() - 1;
         for round in 0..24 {

@@ -67,7 +67,7 @@ pub struct MountConfig {
     /// What it gives up to be asked less.
     pub profile: Profile,
     /// Mount as `fuseblk` on this block device (root only): `sync` reaches the volume, and `umount` returns when it is
-    /// closed. The device is only claimed, not used; a loop device of the image does ([`crate::LoopDevice`]).
+    /// closed. The device is only claimed, not used; a loop device of the image does (`braidfs_device::LoopDevice`).
     pub fuseblk: Option<PathBuf>,
 }
 

@@ -169,18 +169,8 @@ struct RunArgs {
 }
 
 fn parse_size(text: &str) -> Result<u64, String> {
-    let bad = || format!("`{text}` is no size: write 512M, 4G");
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let shift = match text[digits.len()..].to_ascii_uppercase().trim_end_matches("IB").trim_end_matches('B') {
-        "" => 0,
-        "K" => 10,
-        "M" => 20,
-        "G" => 30,
-        "T" => 40,
-        _ => return Err(bad()),
-    };
-    let n: u64 = digits.parse().map_err(|_| bad())?;
-    n.checked_shl(shift).filter(|b| b >> shift == n && *b >= 1 << 20).ok_or_else(bad)
+    let bytes = parse_size::Config::new().with_binary().parse_size(text);
+    bytes.ok().filter(|b| *b >= 1 << 20).ok_or_else(|| format!("`{text}` is no size: write 512M, 4G"))
 }
 
 fn parse_for(text: &str) -> Result<(String, String), String> {

@@ -34,15 +34,6 @@ fn made(domains: u16) -> Arc<dyn Device> {
     device
 }
 
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % n
-    }
-}
-
 /// Any answer but a broken volume's.
 fn sane<T>(r: Result<T, Error>) {
     if let Err(e @ (Error::Io(_) | Error::Corrupt(_) | Error::DomainFailed { .. })) = r {
@@ -63,11 +54,11 @@ fn what_is_held_is_not_lost_to_other_threads() {
         for t in 0..3 {
             let (v, dirs, ended) = (&v, &dirs, &ended);
             s.spawn(move || {
-                let mut r = Random(seed * 100 + t);
+                let mut r = fastrand::Rng::with_seed(seed * 100 + t);
                 while ended.load(Relaxed) < 2 {
-                    let (a, b) = (dirs[r.below(4) as usize], dirs[r.below(4) as usize]);
-                    let (x, y) = ([b'a' + r.below(3) as u8], [b'a' + r.below(3) as u8]);
-                    match r.below(7) {
+                    let (a, b) = (dirs[r.u64(..4) as usize], dirs[r.u64(..4) as usize]);
+                    let (x, y) = ([b'a' + r.u64(..3) as u8], [b'a' + r.u64(..3) as u8]);
+                    match r.u64(..7) {
                         0 => sane(v.create(a, &x, &new(FileKind::Dir), &Cred::root())),
                         1 | 2 => sane(v.create(a, &x, &new(FileKind::File), &Cred::root())),
                         3 => sane(v.unlink(a, &x)),
@@ -81,20 +72,20 @@ fn what_is_held_is_not_lost_to_other_threads() {
         for t in 0..2 {
             let (v, dirs, met, ended) = (&v, &dirs, &met, &ended);
             s.spawn(move || {
-                let mut r = Random(seed * 100 + 50 + t);
+                let mut r = fastrand::Rng::with_seed(seed * 100 + 50 + t);
                 let mut mine = Vec::new();
                 let end = Instant::now() + Duration::from_secs(2);
                 while Instant::now() < end {
-                    if let Ok(a) = v.lookup_held(dirs[r.below(4) as usize], &[b'a' + r.below(3) as u8]) {
+                    if let Ok(a) = v.lookup_held(dirs[r.u64(..4) as usize], &[b'a' + r.u64(..3) as u8]) {
                         mine.push(a);
                     }
-                    if r.below(200) == 0 {
-                        sane(v.readdir_held(dirs[r.below(4) as usize], 0, &mut |_, attr| {
+                    if r.u64(..200) == 0 {
+                        sane(v.readdir_held(dirs[r.u64(..4) as usize], 0, &mut |_, attr| {
                             mine.extend(attr.copied());
                             true
                         }));
                     }
-                    if mine.len() > 100 || r.below(30) == 0 {
+                    if mine.len() > 100 || r.u64(..30) == 0 {
                         for a in mine.drain(..) {
                             let now = v.getattr(a.ino).unwrap_or_else(|e| panic!("held {} is lost: {e}", a.ino));
                             assert_eq!(now.gener, a.gener, "the number of a held inode was given again");

@@ -198,13 +198,8 @@ fn every_kind_of_metadata_block_is_mended() {
 fn forged_blocks_do_not_panic() {
     let base = populated();
     let blocks = base.written();
-    let mut state = 0x9e37_79b9_7f4a_7c15u64;
-    let mut random = |n: usize| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state % n as u64) as usize
-    };
+    let mut random = fastrand::Rng::with_seed(1);
+    let mut random = |n: usize| random.usize(..n);
     let mut mended = 0;
     for round in 0..150 {
         let dev = base.fork();

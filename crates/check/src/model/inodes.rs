@@ -17,6 +17,7 @@ use braidfs_store::Store;
 use siphasher::sip::SipHasher13;
 use std::collections::BTreeMap;
 use std::hash::Hasher;
+use std::io;
 
 /// `S_IFDIR >> 12`.
 const DIR_KIND: u8 = 4;
@@ -38,10 +39,13 @@ pub struct NameKey([u8; 16]);
 
 impl NameKey {
     /// A new key.
-    fn random() -> Self {
-        // a version and a variant take bits of one: two of them make up for it
-        let (a, b) = (uuid::Uuid::new_v4().as_u128(), uuid::Uuid::new_v4().as_u128());
-        Self((a ^ b.rotate_left(37)).to_le_bytes())
+    ///
+    /// # Errors
+    /// Where the system has no random numbers.
+    pub fn random() -> io::Result<Self> {
+        let mut key = [0; 16];
+        getrandom::fill(&mut key)?;
+        Ok(Self(key))
     }
 
     /// The hash of `name` in `dir`.
@@ -252,8 +256,7 @@ pub struct Inodes {
 
 impl Inodes {
     /// None yet.
-    pub fn new(geometry: Geometry, rules: Rules) -> Self {
-        let name_key = NameKey::random();
+    pub fn new(geometry: Geometry, rules: Rules, name_key: NameKey) -> Self {
         Self {
             geometry,
             rules,
@@ -267,7 +270,7 @@ impl Inodes {
 
     /// None, of the same volume as these.
     pub fn like(&self) -> Self {
-        Self { name_key: self.name_key, ..Self::new(self.geometry, self.rules) }
+        Self::new(self.geometry, self.rules, self.name_key)
     }
 
     /// Takes in those of another domain.

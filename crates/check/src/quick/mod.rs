@@ -70,7 +70,7 @@ fn run(m: &Model, o: &Options, progress: &dyn Fn(&str, u64, u64)) -> Result<Outc
         m,
         store: &m.store,
         rules: Rules::of(&m.sb),
-        keys: Keys::random(),
+        keys: Keys::random().map_err(|e| Doubt(e.to_string()))?,
         data: o.data,
         threads,
         bitmaps: m.bat.iter().map(|_| OnceLock::new()).collect(),

@@ -7,6 +7,7 @@
 use braidfs_format::{BlockAddr, NodeId};
 use siphasher::sip128::{Hasher128, SipHasher13};
 use std::hash::Hasher;
+use std::io;
 
 /// Sum of the hashes of a set.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -38,13 +39,16 @@ fn fold(a: u64, b: u64) -> u64 {
 
 impl Keys {
     /// New ones.
-    pub fn random() -> Self {
-        let word = || uuid::Uuid::new_v4().as_u64_pair();
-        let ((a, b), (c, d)) = (word(), word());
-        // a version and a variant take bits of either word: only the others are random
-        let k =
-            [a ^ c.rotate_left(32), b ^ d.rotate_left(17), c ^ b.rotate_left(40), d ^ a.rotate_left(23)].map(|w| w | 1);
-        Self { sip: *uuid::Uuid::new_v4().as_bytes(), k }
+    ///
+    /// # Errors
+    /// Where the system has no random numbers.
+    pub fn random() -> io::Result<Self> {
+        let mut keys = Self { sip: [0; 16], k: [0; 4] };
+        getrandom::fill(&mut keys.sip)?;
+        for k in &mut keys.k {
+            *k = getrandom::u64()? | 1;
+        }
+        Ok(keys)
     }
 
     /// Block `addr` belongs to `node` as its logical block `lblk`; for node 0, a node block, `lblk` is its live
@@ -78,7 +82,7 @@ mod tests {
 
     #[test]
     fn order_does_not_matter_and_every_field_does() {
-        let keys = Keys::random();
+        let keys = Keys::random().unwrap();
         let block = |a: u64, n: u64, l: u64| keys.block(BlockAddr(a), NodeId(n), l);
         let (mut one, mut two) = (MultisetHash::default(), MultisetHash::default());
         (0..100).for_each(|i| one.add(block(i, 7, i + 3)));
@@ -101,6 +105,6 @@ mod tests {
             name(1, b"a", 2, 3, 5),
         ];
         assert_eq!(all.iter().collect::<HashSet<_>>().len(), all.len());
-        assert_ne!(Keys::random().block(BlockAddr(1), NodeId(1), 1), block(1, 1, 1));
+        assert_ne!(Keys::random().unwrap().block(BlockAddr(1), NodeId(1), 1), block(1, 1, 1));
     }
 }

@@ -3,7 +3,7 @@
 use crate::codes;
 use crate::error::Result;
 use crate::model::Model;
-use crate::model::inodes::Inodes;
+use crate::model::inodes::{Inodes, NameKey};
 use crate::pair::mended;
 use crate::parts::domain::Domain;
 use crate::report::Log;
@@ -30,7 +30,7 @@ const SUPER_SEQ: u64 = 2;
 pub fn read(devices: &[Arc<dyn Device>]) -> Result<Model> {
     let (sb, order) = super_io::read_super(devices)?;
     let store = Arc::new(Store::new(order, &sb)?);
-    let inodes = Inodes::new(store.geometry, Rules::of(&sb));
+    let inodes = Inodes::new(store.geometry, Rules::of(&sb), NameKey::random()?);
     let mut m = Model {
         sb,
         store,

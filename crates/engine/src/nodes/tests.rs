@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::space::Space;
-use crate::space::testdev::{Random, TestDevice, store};
+use crate::space::testdev::{TestDevice, store};
 use braidfs_format::BlockAddr;
 use braidfs_format::dentry::encode_bucket;
 use braidfs_format::node::{NodeBlockBuilder, NodeKind, USED};
@@ -47,30 +47,30 @@ fn run_model(seed: u64, steps: usize) {
     let (device, store) = fixture();
     let open = || open_table(&store, &GROUPS).unwrap();
     let mut table = open();
-    let (mut model, mut loose, mut random) = (BTreeMap::new(), Vec::new(), Random(seed | 1));
+    let (mut model, mut loose, mut random) = (BTreeMap::new(), Vec::new(), fastrand::Rng::with_seed(seed));
     let mut geners: BTreeMap<NodeId, u32> = BTreeMap::new();
     let mut log: Vec<Vec<Record>> = Vec::new();
     for _ in 0..steps {
-        match random.below(100) {
+        match random.usize(..100) {
             0..40 => {
-                for _ in 0..random.below(200) {
-                    let near = (random.below(3) == 0).then(|| NodeId(random.below(300) as u64));
+                for _ in 0..random.usize(..200) {
+                    let near = (random.usize(..3) == 0).then(|| NodeId(random.usize(..300) as u64));
                     let (node, gener) = table.alloc(near).unwrap().unwrap();
                     assert!(node.0 > 1 && gener == geners.get(&node).map_or(1, |g| g + 1));
                     assert!(!model.contains_key(&node) && !loose.contains(&(node, gener)));
                     loose.push((node, gener));
                 }
             }
-            40..50 if !loose.is_empty() => table.release(loose.swap_remove(random.below(loose.len())).0),
+            40..50 if !loose.is_empty() => table.release(loose.swap_remove(random.usize(..loose.len())).0),
             50..90 => {
                 let mut records = Vec::new();
                 for (node, old) in model.clone() {
-                    if random.below(8) == 0 {
+                    if random.usize(..8) == 0 {
                         let old: NodeEntry = old;
-                        let gone = random.below(2) == 0;
+                        let gone = random.usize(..2) == 0;
                         let new = match gone {
                             true => NodeEntry { gener: old.gener, ..NodeEntry::default() },
-                            false => NodeEntry { addr: BlockAddr(100 + random.below(900) as u64), ..old },
+                            false => NodeEntry { addr: BlockAddr(100 + random.usize(..900) as u64), ..old },
                         };
                         let _ = match gone {
                             true => model.remove(&node),
@@ -79,9 +79,9 @@ fn run_model(seed: u64, steps: usize) {
                         records.push(Record::Node { node, entry: new });
                     }
                 }
-                for _ in 0..random.below(1 + loose.len()) {
-                    let (node, gener) = loose.swap_remove(random.below(loose.len()));
-                    let new = entry(100 + random.below(900) as u64, gener);
+                for _ in 0..random.usize(..1 + loose.len()) {
+                    let (node, gener) = loose.swap_remove(random.usize(..loose.len()));
+                    let new = entry(100 + random.usize(..900) as u64, gener);
                     model.insert(node, new);
                     geners.insert(node, gener);
                     records.push(Record::Node { node, entry: new });
@@ -90,7 +90,7 @@ fn run_model(seed: u64, steps: usize) {
                 log.push(records);
             }
             90..95 => {
-                device.broken.store(random.below(3) == 0, Relaxed);
+                device.broken.store(random.usize(..3) == 0, Relaxed);
                 if table.write_home().is_ok() {
                     device.crash(|| true);
                     log.clear();
@@ -98,11 +98,11 @@ fn run_model(seed: u64, steps: usize) {
                 device.broken.store(false, Relaxed);
             }
             _ => {
-                if random.below(2) == 0 {
+                if random.usize(..2) == 0 {
                     table.write_home().unwrap();
                 }
-                let percent = random.below(101);
-                device.crash(|| random.below(100) < percent);
+                let percent = random.usize(..101);
+                device.crash(|| random.usize(..100) < percent);
                 table = open();
                 log.iter().for_each(|records| table.replay(records).unwrap());
                 loose.clear();

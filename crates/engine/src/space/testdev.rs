@@ -87,15 +87,3 @@ pub(crate) fn store(segments: u32, groups: u32, last: u32) -> (Arc<TestDevice>, 
     let store = Store::new(vec![device.clone()], &sb).unwrap();
     (device, Arc::new(store))
 }
-
-/// xorshift: the same seed gives the same run.
-pub(crate) struct Random(pub u64);
-
-impl Random {
-    pub fn below(&mut self, n: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) as usize % n.max(1)
-    }
-}

@@ -1,6 +1,6 @@
 //! The allocator against a naive model, across crashes and to the last block.
 
-use super::testdev::{Random, TestDevice, store};
+use super::testdev::{TestDevice, store};
 use super::*;
 use crate::Error;
 use braidfs_format::geometry::SEGMENT_BLOCKS;
@@ -77,20 +77,20 @@ fn run_model(seed: u64, steps: usize) {
     // what the domain header would say
     let mut last = Checkpointed { checkpoint: 0, sum: 0 };
     let mut space = open(last);
-    let (mut model, mut random, mut tx) = (Model::default(), Random(seed | 1), 1);
+    let (mut model, mut random, mut tx) = (Model::default(), fastrand::Rng::with_seed(seed), 1);
     let mut log: Vec<(TxId, Vec<Record>)> = Vec::new();
     for _ in 0..steps {
-        match random.below(100) {
+        match random.usize(..100) {
             0..50 => {
-                let class = CLASSES[random.below(3)];
-                let most = if random.below(4) == 0 { 200 } else { 9 };
-                let want = 1 + random.below(most) as u32;
+                let class = CLASSES[random.usize(..3)];
+                let most = if random.usize(..4) == 0 { 200 } else { 9 };
+                let want = 1 + random.usize(..most) as u32;
                 if space.reserve(u64::from(want), true).is_err() {
                     assert!(space.stats().free < u64::from(want));
                     continue;
                 }
                 let near = model.loose.last().map(|(r, _)| BlockAddr(r.addr.0 + u64::from(r.len)));
-                let run = space.alloc(random.below(4), class, want, near).unwrap();
+                let run = space.alloc(random.usize(..4), class, want, near).unwrap();
                 assert!((1..=want).contains(&run.len));
                 space.unreserve(u64::from(want - run.len));
                 for b in blocks(run) {
@@ -102,25 +102,25 @@ fn run_model(seed: u64, steps: usize) {
                 model.loose.push((run, class));
             }
             50..58 if !model.loose.is_empty() => {
-                let (run, _) = model.loose.swap_remove(random.below(model.loose.len()));
+                let (run, _) = model.loose.swap_remove(random.usize(..model.loose.len()));
                 blocks(run).for_each(|b| assert!(model.used.remove(&b)));
                 space.unalloc(run);
             }
             58..90 => {
                 let mut records = Vec::new();
-                for _ in 0..random.below(1 + model.loose.len()) {
-                    let (run, class) = model.loose.swap_remove(random.below(model.loose.len()));
+                for _ in 0..random.usize(..1 + model.loose.len()) {
+                    let (run, class) = model.loose.swap_remove(random.usize(..model.loose.len()));
                     if class == NODE {
                         records.push(alloc_record(run, class, 0, 0));
                         for b in blocks(run) {
-                            let live = 1 + random.below(60) as u8;
+                            let live = 1 + random.usize(..60) as u8;
                             // Before or after the allocation: the streams of a transaction are not ordered.
-                            let at = if random.below(2) == 0 { records.len() } else { 0 };
+                            let at = if random.usize(..2) == 0 { records.len() } else { 0 };
                             records.insert(at, Record::Live { addr: BlockAddr(b), live });
                             model.committed.insert(b, Owner { live, ..Owner::default() });
                         }
                     } else {
-                        let (owner, lblk) = (2 + random.below(90) as u64, random.below(1 << 40) as u64);
+                        let (owner, lblk) = (2 + random.usize(..90) as u64, random.usize(..1 << 40) as u64);
                         records.push(alloc_record(run, class, owner, lblk));
                         for (i, b) in blocks(run).enumerate() {
                             let owner = Owner { node: NodeId(owner), lblk: lblk + i as u64, live: 0 };
@@ -137,9 +137,9 @@ fn run_model(seed: u64, steps: usize) {
                     })
                     .collect();
                 let old: Vec<u64> = model.committed.keys().copied().filter(|b| !made.contains(b)).collect();
-                let percent = random.below(101);
+                let percent = random.usize(..101);
                 for b in old {
-                    if random.below(100) < percent {
+                    if random.usize(..100) < percent {
                         let node = model.committed.remove(&b).unwrap().node.0 == 0;
                         assert!(model.used.remove(&b));
                         space.pending_free(1);
@@ -155,7 +155,7 @@ fn run_model(seed: u64, steps: usize) {
                 tx += 1;
             }
             90..94 => {
-                device.broken.store(random.below(3) == 0, Relaxed);
+                device.broken.store(random.usize(..3) == 0, Relaxed);
                 if space.write_home(last.checkpoint + 1).is_ok() {
                     device.flush_all();
                     log.clear();
@@ -166,11 +166,11 @@ fn run_model(seed: u64, steps: usize) {
             }
             94..98 => {
                 let before = committed(&space);
-                if random.below(2) == 0 {
+                if random.usize(..2) == 0 {
                     space.write_home(last.checkpoint + 1).unwrap();
                 }
-                let percent = random.below(101);
-                device.crash(|| random.below(100) < percent);
+                let percent = random.usize(..101);
+                device.crash(|| random.usize(..100) < percent);
                 space = open(last);
                 assert_eq!(space.doubt(last.sum), None, "a crash costs no segment table of an earlier checkpoint");
                 for (tx, records) in &log {
@@ -240,16 +240,16 @@ fn threads_share_a_full_domain() {
         for t in 0..4 {
             let space = &space;
             scope.spawn(move || {
-                let mut random = Random(t as u64 + 9);
+                let mut random = fastrand::Rng::with_seed(t as u64 + 9);
                 let mut mine: Vec<Run> = Vec::new();
                 for _ in 0..3000 {
-                    let want = 1 + random.below(40) as u32;
+                    let want = 1 + random.usize(..40) as u32;
                     if space.reserve(u64::from(want), true).is_ok() {
-                        let run = space.alloc(t, CLASSES[random.below(3)], want, None).unwrap();
+                        let run = space.alloc(t, CLASSES[random.usize(..3)], want, None).unwrap();
                         space.unreserve(u64::from(want - run.len));
                         mine.push(run);
                     } else if !mine.is_empty() {
-                        space.unalloc(mine.swap_remove(random.below(mine.len())));
+                        space.unalloc(mine.swap_remove(random.usize(..mine.len())));
                     }
                 }
                 mine.into_iter().for_each(|run| space.unalloc(run));
@@ -271,16 +271,16 @@ fn checkpoints_beside_commits() {
                 device.flush_all();
             }
         });
-        let (mut random, mut mine) = (Random(5), Vec::new());
+        let (mut random, mut mine) = (fastrand::Rng::with_seed(5), Vec::new());
         for tx in 1..3000 {
-            let want = 1 + random.below(20) as u32;
+            let want = 1 + random.usize(..20) as u32;
             let record = if space.reserve(u64::from(want), true).is_ok() {
                 let run = space.alloc(tx as usize, DATA, want, None).unwrap();
                 space.unreserve(u64::from(want - run.len));
                 mine.push(run);
                 alloc_record(run, DATA, tx, 0)
             } else {
-                let run = mine.swap_remove(random.below(mine.len()));
+                let run = mine.swap_remove(random.usize(..mine.len()));
                 Record::Free { addr: run.addr, len: run.len }
             };
             space.apply(&[record], TxId(tx)).unwrap();

@@ -3,11 +3,9 @@
 mod accounts;
 mod cpus;
 mod dir;
-mod loopdev;
 mod machine;
 
 pub use accounts::{CpuTimes, DiskCounters, Usage, cpu_times, disk_counters, process_cpu, switches};
 pub use cpus::{allowed, die_with_parent, parse_list, pin, private_mounts};
 pub use dir::DirStream;
-pub use loopdev::LoopDevice;
 pub use machine::{Machine, drop_caches};

@@ -1,8 +1,8 @@
 //! What file systems lie on: a loop device over a file, the same in memory, zram, or a device that the user gives.
 
 use super::command::run;
-use crate::sys::LoopDevice;
 use crate::{Error, Result};
+use braidfs_device::LoopDevice;
 use rustix::fs::FallocateFlags;
 use std::fs::{self, File};
 use std::io::Write;
@@ -58,7 +58,7 @@ impl Media {
             tempfile::Builder::new().prefix("fxmark-").tempdir_in(dir).map_err(|e| Error::io(place("making"), e))?;
         let path = made.path().join("image");
         image(&path, size, fill).map_err(|e| Error::io(place("making"), e))?;
-        let device = LoopDevice::attach(&path).map_err(|e| Error::io(place("attaching a loop device to"), e))?;
+        let device = LoopDevice::attach(&path, false).map_err(|e| Error::io(place("attaching a loop device to"), e))?;
         // the device holds it: gone with its last user, whatever happens to us
         fs::remove_file(&path).map_err(|e| Error::io(place("unlinking"), e))?;
         let how = if device.is_direct() { "direct I/O" } else { "through the page cache" };
@@ -82,7 +82,7 @@ impl Media {
         };
         let path = at.join("image");
         image(&path, size, true).map_err(|e| Error::io(format!("making an image of {size} bytes in memory"), e))?;
-        let device = LoopDevice::attach(&path).map_err(|e| Error::io("attaching a loop device", e))?;
+        let device = LoopDevice::attach(&path, false).map_err(|e| Error::io("attaching a loop device", e))?;
         media.device = device.path().into();
         media._loop = Some(device);
         Ok(media)

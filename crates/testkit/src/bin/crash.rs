@@ -7,6 +7,7 @@ use braidfs_testkit::crash::plan::{Part, Plan};
 use braidfs_testkit::crash::run::{Standing, TURNS, brief, full};
 use braidfs_testkit::crash::workload::{Base, Kind, bases};
 use braidfs_testkit::env_number;
+use clap::{Parser, ValueEnum};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -15,127 +16,95 @@ use std::time::{Duration, Instant};
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-const HELP: &str = "\
-crash: runs workloads, makes the images that a crash may leave at any moment, recovers and judges each.
-
-  crash [brief]        every sequence of one operation, samples of all others
-  crash full           every workload; interrupt it at any time, the same command goes on
-  crash planted        with bugs on purpose: in how many crash states each is seen (feature planted-bugs)
-  crash parts          which workloads there are
-
-  --seconds N          stop after N seconds (default: brief 300, full never)
-  --states N           stop after N crash states (brief: default 1000000)
-  --failures N         stop after N failing workloads (default: 5)
-  --threads N          (default: one per CPU)
-  --deep-every N       use, unmount, check and mount again the volume after every so manieth kind of recovery; of sequences
-                       of three after a quarter of that, of random runs after twice that (default: brief 8, full 4)
-  --second-every N     crash every so manieth kind of recovery itself; of sequences of three an eighth of that, of random
-                       runs half (default: brief 16, full 8)
-  --seed N             of the random runs (default: 1)
-  --file PATH          full: where it stands (default: target/crash-run.json)
-  --part N             full: only this part, may be given several times
-  --one PART:NUMBER    this workload alone
-  --table              planted: count all, print a table for docs/testing.md
-  --bug NAME           planted: only this one
-  --no-minimise        print failures as they are
-
-  BRAIDFS_SHRINK_SECONDS: how long each failure may take to be made short (default 60)";
-
+/// Runs workloads, makes the images that a crash may leave at any moment, recovers and judges each.
+#[derive(Parser)]
+#[command(name = "crash", after_help = "BRAIDFS_SHRINK_SECONDS: how long each failure may take to be made short (60)")]
 struct Args {
-    command: String,
-    limits: Limits,
+    #[arg(value_enum, default_value_t = Command::Brief)]
+    command: Command,
+    /// Stop after so many seconds [default: brief 300, full never]
+    #[arg(long)]
     seconds: Option<u64>,
+    /// Stop after so many crash states [default: brief 1000000, full never]
+    #[arg(long)]
+    states: Option<u64>,
+    /// Stop after so many failing workloads
+    #[arg(long, default_value_t = 5)]
+    failures: usize,
+    /// Threads [default: one per CPU]
+    #[arg(long)]
+    threads: Option<usize>,
+    /// Use, unmount, check and mount again the volume after every so manieth kind of recovery; of sequences of three after
+    /// a quarter of that, of random runs after twice that [default: brief 8, full 4]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    deep_every: Option<u64>,
+    /// Crash every so manieth kind of recovery itself; of sequences of three an eighth of that, of random runs half
+    /// [default: brief 16, full 8]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    second_every: Option<u64>,
+    /// Seed of the random runs
+    #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// full: where it stands
+    #[arg(long, default_value = "target/crash-run.json")]
     file: PathBuf,
+    /// full: only this part, may be given several times
+    #[arg(long = "part", value_parser = part)]
     parts: Vec<Part>,
+    /// This workload alone
+    #[arg(long, value_name = "PART:NUMBER", value_parser = workload)]
     one: Option<(Part, u64)>,
+    /// planted: count all, print a table for docs/testing.md
+    #[arg(long)]
     table: bool,
+    /// planted: only this one
+    #[arg(long)]
     bug: Option<String>,
-    minimise: bool,
+    /// Print failures as they are
+    #[arg(long)]
+    no_minimise: bool,
 }
 
-fn part(number: u64) -> Result<Part, String> {
-    let unknown = || format!("there is no part {number}; `crash parts` lists them");
-    usize::try_from(number).ok().and_then(Part::of_number).ok_or_else(unknown)
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Command {
+    /// Every sequence of one operation, samples of all others
+    Brief,
+    /// Every workload; interrupt it at any time, the same command goes on
+    Full,
+    /// With bugs on purpose: in how many crash states each is seen (feature planted-bugs)
+    Planted,
+    /// Which workloads there are
+    Parts,
 }
 
-fn args() -> Result<Option<Args>, String> {
-    use lexopt::Arg::{Long, Value};
-    let mut a = Args {
-        command: String::new(),
-        limits: Limits::brief(),
-        seconds: None,
-        seed: 1,
-        file: "target/crash-run.json".into(),
-        parts: Vec::new(),
-        one: None,
-        table: false,
-        bug: None,
-        minimise: true,
-    };
-    let mut states = None;
-    let (mut failures, mut threads, mut deep, mut second) = (None, None, None, None);
-    let mut args = lexopt::Parser::from_env();
-    while let Some(arg) = args.next().map_err(|e| e.to_string())? {
-        let name = match arg {
-            Value(v) if a.command.is_empty() => {
-                a.command = v.to_string_lossy().into_owned();
-                continue;
-            }
-            Long(name) => name.to_owned(),
-            _ => return Err(format!("unexpected argument\n{HELP}")),
-        };
-        match name.as_str() {
-            "help" => {
-                println!("{HELP}");
-                return Ok(None);
-            }
-            "table" => a.table = true,
-            "no-minimise" => a.minimise = false,
-            _ => {
-                let text = args.value().map_err(|e| e.to_string())?.to_string_lossy().into_owned();
-                let number = || text.parse::<u64>().map_err(|_| format!("--{name} needs a number, not {text}"));
-                match name.as_str() {
-                    "seconds" => a.seconds = Some(number()?),
-                    "states" => states = Some(number()?),
-                    "failures" => failures = Some(number()? as usize),
-                    "threads" => threads = Some(number()? as usize),
-                    "deep-every" => deep = Some(number()?.max(1)),
-                    "second-every" => second = Some(number()?.max(1)),
-                    "seed" => a.seed = number()?,
-                    "part" => a.parts.push(part(number()?)?),
-                    "file" => a.file = text.into(),
-                    "bug" => a.bug = Some(text),
-                    "one" => {
-                        let pair = text.split_once(':').and_then(|(p, n)| Some((p.parse().ok()?, n.parse().ok()?)));
-                        let (p, n) = pair.ok_or("--one needs PART:NUMBER")?;
-                        a.one = Some((part(p)?, n));
-                    }
-                    _ => return Err(format!("unknown option --{name}\n{HELP}")),
-                }
-            }
-        }
+fn part(number: &str) -> Result<Part, String> {
+    let part = number.parse().ok().and_then(Part::of_number);
+    part.ok_or_else(|| format!("there is no part {number}; `crash parts` lists them"))
+}
+
+fn workload(text: &str) -> Result<(Part, u64), String> {
+    let (p, n) = text.split_once(':').ok_or("write it as PART:NUMBER")?;
+    Ok((part(p)?, n.parse().map_err(|_| format!("{n} is no number"))?))
+}
+
+fn limits(a: &Args) -> Limits {
+    let full = a.command == Command::Full;
+    let mut l = if full { Limits::full() } else { Limits::brief() };
+    l.states = a.states.unwrap_or(if full { u64::MAX } else { 1_000_000 });
+    if let Some(every) = a.deep_every {
+        l.depth.deep_every = every;
+        l.three.deep_every = 4 * every;
+        l.random.deep_every = every.div_ceil(2);
     }
-    if a.command.is_empty() {
-        a.command = "brief".into();
+    if let Some(every) = a.second_every {
+        l.depth.second_every = every;
+        l.three.second_every = 8 * every;
+        l.random.second_every = 2 * every;
     }
-    if a.command == "full" {
-        a.limits = Limits::full();
-    }
-    a.limits.states = states.unwrap_or(if a.command == "full" { u64::MAX } else { 1_000_000 });
-    if let Some(every) = deep {
-        a.limits.depth.deep_every = every;
-        a.limits.three.deep_every = 4 * every;
-        a.limits.random.deep_every = every.div_ceil(2);
-    }
-    if let Some(every) = second {
-        a.limits.depth.second_every = every;
-        a.limits.three.second_every = 8 * every;
-        a.limits.random.second_every = 2 * every;
-    }
-    a.limits.failures = failures.unwrap_or(5);
-    a.limits.threads = threads.unwrap_or(a.limits.threads);
-    Ok(Some(a))
+    l.failures = a.failures;
+    l.threads = a.threads.unwrap_or(l.threads);
+    l.until = a.seconds.or((a.command == Command::Brief).then_some(300)).and_then(in_seconds);
+    l
 }
 
 /// A bar on a terminal, nothing in a pipe.
@@ -186,10 +155,10 @@ fn sound(r: &Report) -> bool {
 }
 
 fn run() -> Result<bool, String> {
-    let Some(mut a) = args()? else { return Ok(true) };
+    let a = Args::parse();
+    let (limits, short) = (limits(&a), !a.no_minimise);
     let bases = bases().map_err(|e| format!("the volumes to begin with: {e}"))?;
     let plan = Plan::new(Kind::ORDINARY, a.seed);
-    a.limits.until = a.seconds.or((a.command == "brief").then_some(300)).and_then(in_seconds);
     if let Some((part, number)) = a.one {
         let mut report = Report::new(&plan);
         if number >= plan.part(part).len {
@@ -198,32 +167,29 @@ fn run() -> Result<bool, String> {
         println!("{:#?}", plan.workload(part, number));
         let range = number..number + 1;
         let start = Instant::now();
-        braidfs_testkit::crash::explore::explore(&plan, &bases, part, range, &a.limits, &mut report, &|_, _| {});
-        report.failures.iter().for_each(|f| println!("{}", describe(&plan, &bases, &a.limits, a.minimise, f)));
+        braidfs_testkit::crash::explore::explore(&plan, &bases, part, range, &limits, &mut report, &|_, _| {});
+        report.failures.iter().for_each(|f| println!("{}", describe(&plan, &bases, &limits, short, f)));
         println!("{}", report.summary(start.elapsed()));
         return Ok(sound(&report));
     }
-    match a.command.as_str() {
-        "parts" => {
+    match a.command {
+        Command::Parts => {
             Part::ALL.iter().for_each(|p| println!("{p}: {}, {} workloads", plan.part(*p).name, plan.part(*p).len));
             Ok(true)
         }
-        "brief" => {
-            let show = Show { plan: &plan, bar: bar(a.limits.states), start: Instant::now(), before: 0 };
-            let report = brief(&plan, &bases, &a.limits, TURNS, &|part, n, len, c| {
+        Command::Brief => {
+            let show = Show { plan: &plan, bar: bar(limits.states), start: Instant::now(), before: 0 };
+            let report = brief(&plan, &bases, &limits, TURNS, &|part, n, len, c| {
                 show.bar.set_position(c.states());
                 show.tell(part, n, len, c);
             });
             let time = show.start.elapsed();
             show.bar.finish_and_clear();
-            report
-                .failures
-                .iter()
-                .for_each(|f| println!("FAILED {}", describe(&plan, &bases, &a.limits, a.minimise, f)));
+            report.failures.iter().for_each(|f| println!("FAILED {}", describe(&plan, &bases, &limits, short, f)));
             println!("{}", report.summary(time));
             Ok(sound(&report))
         }
-        "full" => {
+        Command::Full => {
             let mut standing = Standing::load(&plan, &a.file)?;
             let parts: Vec<Part> = if a.parts.is_empty() { Part::ORDER.to_vec() } else { a.parts.clone() };
             let total = parts.iter().map(|p| plan.part(*p).len).sum();
@@ -234,14 +200,14 @@ fn run() -> Result<bool, String> {
                 &plan,
                 &bases,
                 &parts,
-                &a.limits,
+                &limits,
                 &mut standing,
                 &|part, n, len, c| {
                     show.bar.set_position(others(part) + n);
                     show.tell(part, n, len, c);
                 },
                 &|f| {
-                    let text = describe(&plan, &bases, &a.limits, a.minimise, f);
+                    let text = describe(&plan, &bases, &limits, short, f);
                     show.bar.suspend(|| println!("FAILED {text}"));
                     text
                 },
@@ -255,8 +221,7 @@ fn run() -> Result<bool, String> {
             println!("{} failing workloads; where it stands: {}", standing.failures().len(), a.file.display());
             Ok(standing.failures().is_empty() && sound(&report))
         }
-        "planted" => planted(&plan, &bases, &a),
-        other => Err(format!("unknown command {other}\n{HELP}")),
+        Command::Planted => planted(&plan, &bases, &a),
     }
 }
 
@@ -293,7 +258,7 @@ fn planted(plan: &Plan, bases: &[Base], a: &Args) -> Result<bool, String> {
 
 #[cfg(not(feature = "planted-bugs"))]
 fn planted(_: &Plan, _: &[Base], a: &Args) -> Result<bool, String> {
-    Err(format!("{} needs a build with --features planted-bugs (table: {}, bug: {:?})", a.command, a.table, a.bug))
+    Err(format!("this needs a build with --features planted-bugs (table: {}, bug: {:?})", a.table, a.bug))
 }
 
 fn main() -> ExitCode {

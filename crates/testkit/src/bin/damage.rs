@@ -2,57 +2,48 @@
 
 use braidfs_testkit::damage::matrix::{Limits, run};
 use braidfs_testkit::damage::sample::{clean, crashed};
+use clap::Parser;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::Duration;
 
-const HELP: &str = "\
-damage: spoils every metadata block of small volumes in every way, mounts, reads, writes, checks and repairs them.
-
-  --seconds N     stop after N seconds
-  --one-of N      do one of N cases, chosen by the seed (default: 1, all)
-  --flips N       bits flipped per block, one at a time (default: 1)
-  --no-pairs      no damage to two blocks at a time
-  --served        also list what a mount showed wrongly before a check found it
-  --show N        failures listed (default: 20)
-  --only TEXT     only cases with TEXT in their description; BRAIDFS_DAMAGE_LOG=1 prints what fsck finds
-  --seed N        of the random choices (default: 1)
-  --threads N     (default: one per CPU)";
-
-fn main_with(limits: &mut Limits, show: &mut usize, served: &mut bool) -> Result<bool, lexopt::Error> {
-    use lexopt::prelude::*;
-    let mut args = lexopt::Parser::from_env();
-    while let Some(arg) = args.next()? {
-        match arg {
-            Long("help") => return Ok(false),
-            Long("no-pairs") => limits.pairs = false,
-            Long("served") => *served = true,
-            Long("seconds") => limits.time = Duration::from_secs(args.value()?.parse()?),
-            Long("one-of") => limits.one_of = args.value()?.parse()?,
-            Long("flips") => limits.flips = args.value()?.parse()?,
-            Long("seed") => limits.seed = args.value()?.parse()?,
-            Long("threads") => limits.threads = args.value()?.parse()?,
-            Long("only") => limits.only = args.value()?.string()?,
-            Long("show") => *show = args.value()?.parse()?,
-            other => return Err(other.unexpected()),
-        }
-    }
-    Ok(true)
+/// Spoils every metadata block of small volumes in every way, mounts, reads, writes, checks and repairs them.
+#[derive(Parser)]
+#[command(name = "damage", after_help = "BRAIDFS_DAMAGE_LOG=1 prints what fsck finds")]
+struct Args {
+    /// Stop after so many seconds
+    #[arg(long)]
+    seconds: Option<u64>,
+    /// Do one of so many cases, chosen by the seed
+    #[arg(long, default_value_t = 1)]
+    one_of: usize,
+    /// Bits flipped per block, one at a time
+    #[arg(long, default_value_t = 1)]
+    flips: usize,
+    /// No damage to two blocks at a time
+    #[arg(long)]
+    no_pairs: bool,
+    /// Also list what a mount showed wrongly before a check found it
+    #[arg(long)]
+    served: bool,
+    /// Failures listed
+    #[arg(long, default_value_t = 20)]
+    show: usize,
+    /// Only cases with this text in their description
+    #[arg(long, default_value = "", hide_default_value = true)]
+    only: String,
+    /// Seed of the random choices
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Threads [default: one per CPU]
+    #[arg(long, default_value_t = 0, hide_default_value = true)]
+    threads: usize,
 }
 
 fn main() -> ExitCode {
-    let (mut limits, mut show, mut served) = (Limits::default(), 20, false);
-    match main_with(&mut limits, &mut show, &mut served) {
-        Ok(true) => {}
-        Ok(false) => {
-            println!("{HELP}");
-            return ExitCode::SUCCESS;
-        }
-        Err(e) => {
-            eprintln!("damage: {e}; see --help");
-            return ExitCode::from(2);
-        }
-    }
+    let Args { seconds, one_of, flips, no_pairs, served, show, only, seed, threads } = Args::parse();
+    let time = seconds.map_or(Duration::MAX, Duration::from_secs);
+    let limits = Limits { seed, time, one_of, pairs: !no_pairs, flips, threads, only, ..Limits::default() };
     let samples = match [clean(false), crashed(), clean(true)].into_iter().collect::<Result<Vec<_>, _>>() {
         Ok(s) => s,
         Err(e) => {

@@ -178,13 +178,8 @@ fn nothing_is_found_under_load() {
         for t in 0..4u64 {
             let (v, stop, ops, me) = (&v, &stop, &ops, &me);
             s.spawn(move || {
-                let mut x = 0x9e37_79b9 + t;
-                let mut random = |n: u64| {
-                    x ^= x << 13;
-                    x ^= x >> 7;
-                    x ^= x << 17;
-                    x % n
-                };
+                let mut random = fastrand::Rng::with_seed(t);
+                let mut random = |n: u64| random.u64(..n);
                 while !stop.load(Relaxed) {
                     let name = format!("d{}/a rather long name for a file {t}-{}", random(4), random(200));
                     match random(12) {
