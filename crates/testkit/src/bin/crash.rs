@@ -49,7 +49,7 @@ struct Args {
     #[arg(long, default_value = "target/crash-run.json")]
     file: PathBuf,
     /// full: only this part, may be given several times
-    #[arg(long = "part", value_parser = part)]
+    #[arg(long = "part", value_name = "N", value_parser = part)]
     parts: Vec<Part>,
     /// This workload alone
     #[arg(long, value_name = "PART:NUMBER", value_parser = workload)]
