@@ -2,6 +2,7 @@
 //! few of them: an open file keeps its content, and in the end every inode and block is free.
 //!
 //! `BRAIDFS_OPENS_STEPS` (default 20000) of each thread, `BRAIDFS_OPENS_THREADS` (8), `BRAIDFS_SEED` (1).
+#![cfg(feature = "schedule")]
 
 use braidfs::device::{Device, MemDevice};
 use braidfs::{Cred, FileKind, MkfsOptions, MountOptions, NewNode, NodeId, OpenFile, OpenHow, Placement, RenameMode};
