@@ -118,7 +118,11 @@ pub fn run(id: &CellId, window: Option<usize>) -> Result<()> {
     Ok(())
 }
 
-fn mount(id: &CellId) -> Result<Library> {
+/// Makes the volume of a cell in the working directory, and mounts it.
+///
+/// # Errors
+/// Of the file, or of the volume.
+pub fn mount(id: &CellId) -> Result<Library> {
     let image = Path::new("image");
     drop(FileDevice::create(image, IMAGE_BYTES).map_err(|e| Error::Cell(e.to_string()))?);
     let how = OpenHow { write: true, direct: true };
