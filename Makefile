@@ -19,7 +19,7 @@ PAGES := $(addprefix $(MAN)/man8/,$(NAMES))
 OLD_PAGES := $(addprefix $(MAN)/man1/,$(NAMES))
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo bench test fmt clippy unit heavy crash planted mount mount-ring conflicts conflicts-part conflicts-planted conflicts-bless projection ablations fill coherence opens million xfstests soak fuzz fuzz-coverage layers models deny peers $(PEERS) deps install uninstall clean
+.PHONY: help build demo bench test fmt clippy unit heavy crash planted mount mount-ring conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million xfstests soak fuzz fuzz-coverage layers models deny peers $(PEERS) deps install uninstall clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z$$()A-Z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -79,6 +79,11 @@ projection: deps ## upper bound of each test's throughput on 1 to 128 cores, JSO
 
 ablations: deps ## what each switch for experiments costs, by transfers and by time, JSON=FILE, DOCS=1 (6 minutes; its times want an idle machine)
 	$(CONFLICTS_TOOL) ablations $(if $(JSON),--json $(JSON)) $(if $(DOCS),--docs docs)
+
+ablations-test: ## the engine's unit tests and those of several threads with each switch for experiments (5 minutes with compiling)
+	@for s in gate slots cells arcs all; do echo "== BRAIDFS_ABLATION=$$s"; export BRAIDFS_ABLATION=$$s; \
+		$(CARGO) test --release -p braidfs --lib && \
+		$(CARGO) test --release -p braidfs-testkit --features schedule --test threads || exit 1; done
 
 conflicts-bless: ## new baseline, tables and pictures of the conflict checker, the projection and the ablations (20 minutes)
 	$(MAKE) --no-print-directory conflicts BLESS=1 DOCS=1

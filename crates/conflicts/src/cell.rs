@@ -139,6 +139,23 @@ pub fn mount(id: &CellId) -> Result<Library> {
     Ok(Library { volume: Volume::mount(vec![device], options)?, cred: Cred::root() })
 }
 
+/// What a load of worker `id` of `workers` knows.
+pub fn context(fs: &Arc<Library>, (id, workers): (usize, usize), scale: Scale) -> Ctx<Library> {
+    Ctx {
+        fs: Arc::clone(fs),
+        id,
+        foreground: workers,
+        workers,
+        background: false,
+        mode: Mode::Corrected,
+        direct: false,
+        scale,
+        prefix: String::new(),
+        seed: SEED,
+        seconds: 0.0,
+    }
+}
+
 #[derive(Debug, Clone, Copy)]
 enum Order {
     Share,
@@ -156,19 +173,7 @@ struct Team {
 impl Team {
     fn start(test: &TestId, workers: usize, scale: Scale, fs: &Arc<Library>) -> Result<Self> {
         let one = |id| {
-            let context = Ctx {
-                fs: Arc::clone(fs),
-                id,
-                foreground: workers,
-                workers,
-                background: false,
-                mode: Mode::Corrected,
-                direct: false,
-                scale,
-                prefix: String::new(),
-                seed: SEED,
-                seconds: 0.0,
-            };
+            let context = context(fs, (id, workers), scale);
             let test = *test;
             Member::start(move || {
                 let mut load = build::<Library>(&test, &context);

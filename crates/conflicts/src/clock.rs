@@ -5,11 +5,11 @@
 //! untimed steps, then timed ones until [`ROUND`] is over or the load's files are used up. Between rounds everything is
 //! made durable and the files are made again, which is not timed. So no commit is in the figures.
 
-use crate::cell::mount;
+use crate::cell::{context, mount};
 use crate::matrix::{CellId, Domains};
 use crate::{Error, Result, host};
 use fxmark::suite::{TestId, build};
-use fxmark::worker::{Aged, Ctx, Load, Mode, Scale, Step};
+use fxmark::worker::{Aged, Ctx, Load, Scale, Step};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::process::Command;
@@ -109,19 +109,7 @@ pub fn child(args: &[String]) -> Result<()> {
         if let Some(&cpu) = cpus.get(id % cpus.len().max(1)) {
             fxmark::sys::pin(cpu).map_err(|e| Error::io(Path::new("pinning a thread"), e))?;
         }
-        let context = Ctx {
-            fs: Arc::clone(&fs),
-            id,
-            foreground: workers,
-            workers,
-            background: false,
-            mode: Mode::Corrected,
-            direct: false,
-            scale: SCALE,
-            prefix: String::new(),
-            seed: 42,
-            seconds: 0.0,
-        };
+        let context = context(&fs, (id, workers), SCALE);
         let mut load = build(&test, &context);
         if id == 0 {
             load.share(&context)?;

@@ -9,7 +9,11 @@ use std::path::Path;
 
 /// Two figures, for a cheap and a dear transfer; one where they are the same.
 fn ends(of: [f64; 2]) -> String {
-    let text = of.map(|s| if s < 10.0 { format!("{s:.1}") } else { format!("{s:.0}") });
+    let text = of.map(|s| match s {
+        s if s < 1.0 => format!("{s:.2}"),
+        s if s < 10.0 => format!("{s:.1}"),
+        s => format!("{s:.0}"),
+    });
     if text[0] == text[1] { text[0].clone() } else { format!("{} to {}", text[1], text[0]) }
 }
 
@@ -117,7 +121,7 @@ const PLOT_W: f64 = 150.0;
 const PLOT_H: f64 = 116.0;
 const FOOT: f64 = 44.0;
 /// Speed-ups that are drawn, at least and at most: powers of two.
-const LEAST: f64 = 0.25;
+const LEAST: f64 = 0.0625;
 const MOST: f64 = 128.0;
 const STYLE: &str = "text{font:10px sans-serif;fill:#555}.head{font-weight:bold;font-size:12px;fill:#222}.miss{font-weight:bold;fill:#b3261e}\
     .grid{stroke:#e4e6e9}.linear{stroke:#9aa1ab;stroke-dasharray:3 3}.goal{stroke:#222;stroke-width:1.5}\
@@ -155,6 +159,9 @@ fn panel(s: &mut Svg, p: &Projection, test: &str, (left, top): (f64, f64)) {
         s.text((x(left, n), bottom + 12.0), Anchor::Middle, "tick", &n.to_string());
     }
     s.line((x(left, 1), y(top, 1.0)), (x(left, 128), y(top, 128.0)), "linear");
+    if let Some(each) = p.curve(test, Variant::Each) {
+        s.polyline(&line(each, one.t1_ns, 1, at), EACH);
+    }
     for (variant, class, colour) in [(Variant::Coarse, "coarse", COARSE), (Variant::One, "one", ONE)] {
         let Some(c) = p.curve(test, variant) else { continue };
         let (near, far) = (line(c, one.t1_ns, 0, at), line(c, one.t1_ns, 1, at));
@@ -163,9 +170,6 @@ fn panel(s: &mut Svg, p: &Projection, test: &str, (left, top): (f64, f64)) {
         s.area(&around, class, &format!("{test}, {class}: {speed} times one core on {}, by {}", JUDGED.0, limits(c)));
         s.polyline(&near, colour);
         s.polyline(&far, colour);
-    }
-    if let Some(each) = p.curve(test, Variant::Each) {
-        s.polyline(&line(each, one.t1_ns, 1, at), EACH);
     }
     let (cores, part) = JUDGED;
     let goal = (x(left, cores), y(top, part * cores as f64));
@@ -245,7 +249,7 @@ mod tests {
         let text = markdown(&p);
         // of one core without switches: 1,000 ns over 500 of 1,000 instructions of 2,000 ns and 5 transfers of 50 or 300 ns
         assert!(
-            text.contains("| MWCL | 1000 | 1.00 | 0 | 0 + 0 | 25 to 30 | transfers | 25 to 30 | 0.4 to 0.8 |"),
+            text.contains("| MWCL | 1000 | 1.00 | 0 | 0 + 0 | 25 to 30 | transfers | 25 to 30 | 0.40 to 0.80 |"),
             "{text}"
         );
         let svg = draw(&p);

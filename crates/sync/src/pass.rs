@@ -76,10 +76,14 @@ impl<T, R: Rank<Key = ()>> PassLock<T, R> {
 impl<T, R: Rank> PassLock<T, R> {
     /// A lock around `value`, which is `key` among those of its rank.
     pub fn keyed(value: T, key: R::Key) -> Self {
+        Self::made(value, key, ablation::is_on(Switch::Gate))
+    }
+
+    fn made(value: T, key: R::Key, word: bool) -> Self {
         Self {
             who: Who::new(key),
             doors: Doors::new(slots::count()),
-            word: ablation::is_on(Switch::Gate).then(|| Box::new(slots::Line(RawRwLock::INIT))),
+            word: word.then(|| Box::new(slots::Line(RawRwLock::INIT))),
             writer: parking_lot::Mutex::new(()),
             sleep: parking_lot::Mutex::new(()),
             left: parking_lot::Condvar::new(),
@@ -202,7 +206,8 @@ impl<T, R: Rank> Deref for PassReadGuard<'_, T, R> {
     type Target = T;
     #[inline(always)]
     fn deref(&self) -> &T {
-        // SAFETY: counted in while the doors were open, or in the word, so that whoever writes waits until this guard is dropped.
+        // SAFETY: counted in while the doors were open, or in the word, so that whoever writes waits until this guard is
+        // dropped.
         unsafe { &*self.lock.value.get() }
     }
 }
@@ -267,10 +272,18 @@ mod tests {
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
     use std::time::Duration;
 
-    /// More threads than slots; the two halves differ while somebody writes.
     #[test]
     fn readers_see_what_one_writer_left() {
-        let lock = PassLock::<(u64, u64), Unranked>::default();
+        read_and_write(&PassLock::made((0, 0), (), false));
+    }
+
+    #[test]
+    fn readers_of_a_word_see_what_one_writer_left() {
+        read_and_write(&PassLock::made((0, 0), (), true));
+    }
+
+    /// More threads than slots; the two halves differ while somebody writes.
+    fn read_and_write(lock: &PassLock<(u64, u64), Unranked>) {
         let (over, reads) = (AtomicBool::new(false), AtomicUsize::new(0));
         std::thread::scope(|s| {
             for _ in 0..slots::count() + 3 {
