@@ -3,8 +3,8 @@
 //! section 3.1). Every combination is correct, and slower.
 //!
 //! They are read once, from the environment variable [`VARIABLE`] (`gate,slots`) or by [`set`], before any lock is made:
-//! what a switch changes is decided where an object is made or on a path that is seldom taken, and costs nothing where it is
-//! off.
+//! what a switch changes is decided where an object is made or on a path that is seldom taken. Where all are off, a look-up in
+//! the table of cells and a way through a gate have a test more, of a word in a line that they read anyway.
 
 use std::sync::OnceLock;
 
