@@ -9,7 +9,8 @@ PEERS := pjdfstest fsx postgres rocksdb dbench big
 HELPERS := mkfs.braidfs mount.braidfs umount.braidfs fsck.braidfs \
 	mount.fuse.braidfs mount.fuseblk.braidfs umount.fuse.braidfs umount.fuseblk.braidfs
 # Built together with the command, what both use is built once, as the command has it.
-CONFLICTS := $(CARGO) build --release -p braidfs-cli -p braidfs-conflicts && $(TARGET)/release/braidfs-conflicts run
+CONFLICTS_TOOL := $(CARGO) build --release -p braidfs-cli -p braidfs-conflicts && $(TARGET)/release/braidfs-conflicts
+CONFLICTS := $(CONFLICTS_TOOL) run
 MAN := $(DESTDIR)$(PREFIX)/share/man
 # Patterns are the shell's: the pages are there only after the first line of the recipe.
 NAMES := braidfs.8 braidfs-*.8 mkfs.braidfs.8 mount.braidfs.8 umount.braidfs.8 fsck.braidfs.8
@@ -18,7 +19,7 @@ PAGES := $(addprefix $(MAN)/man8/,$(NAMES))
 OLD_PAGES := $(addprefix $(MAN)/man1/,$(NAMES))
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo bench test fmt clippy unit heavy crash planted mount mount-ring conflicts conflicts-part conflicts-planted fill coherence opens million xfstests soak fuzz fuzz-coverage layers models deny peers $(PEERS) deps install uninstall clean
+.PHONY: help build demo bench test fmt clippy unit heavy crash planted mount mount-ring conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million xfstests soak fuzz fuzz-coverage layers models deny peers $(PEERS) deps install uninstall clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z$$()A-Z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -70,6 +71,24 @@ conflicts-part: ## the part of it that `make test` runs, 7 tests with 2 and 8 wo
 
 conflicts-planted: deps ## does it see ten shared writes on purpose
 	$(CARGO) run --release -p braidfs-conflicts --features planted-sharing -- planted
+
+projection: deps ## upper bound of each test's throughput on 1 to 128 cores, JSON=FILE, DOCS=1 (10 minutes; its times want an idle machine)
+	$(CONFLICTS_TOOL) time --switches none all --json $(TARGET)/projection-times.json
+	$(CARGO) run --release -p braidfs-conflicts --features lock-sections -- project --times $(TARGET)/projection-times.json \
+		$(if $(JSON),--json $(JSON)) $(if $(DOCS),--docs docs)
+
+ablations: deps ## what each switch for experiments costs, by transfers and by time, JSON=FILE, DOCS=1 (6 minutes; its times want an idle machine)
+	$(CONFLICTS_TOOL) ablations $(if $(JSON),--json $(JSON)) $(if $(DOCS),--docs docs)
+
+ablations-test: ## the engine's unit tests and those of several threads with each switch for experiments (5 minutes with compiling)
+	@for s in gate slots cells arcs all; do echo "== BRAIDFS_ABLATION=$$s"; export BRAIDFS_ABLATION=$$s; \
+		$(CARGO) test --release -p braidfs --lib && \
+		$(CARGO) test --release -p braidfs-testkit --features schedule --test threads || exit 1; done
+
+conflicts-bless: ## new baseline, tables and pictures of the conflict checker, the projection and the ablations (20 minutes)
+	$(MAKE) --no-print-directory conflicts BLESS=1 DOCS=1
+	$(MAKE) --no-print-directory projection DOCS=1
+	$(MAKE) --no-print-directory ablations DOCS=1
 
 fill: ## rounds of filling and removing, 64 MiB to 4 GiB: is there what df offers (as root; 20 minutes)
 	@python3 scripts/fill-rounds.py

@@ -118,7 +118,11 @@ pub fn run(id: &CellId, window: Option<usize>) -> Result<()> {
     Ok(())
 }
 
-fn mount(id: &CellId) -> Result<Library> {
+/// Makes the volume of a cell in the working directory, and mounts it.
+///
+/// # Errors
+/// Of the file, or of the volume.
+pub fn mount(id: &CellId) -> Result<Library> {
     let image = Path::new("image");
     drop(FileDevice::create(image, IMAGE_BYTES).map_err(|e| Error::Cell(e.to_string()))?);
     let how = OpenHow { write: true, direct: true };
@@ -133,6 +137,23 @@ fn mount(id: &CellId) -> Result<Library> {
     // what works in the background by the clock would come at another moment each time
     let options = MountOptions { background: false, serial: true, cache_bytes: CACHE_BYTES, ..MountOptions::default() };
     Ok(Library { volume: Volume::mount(vec![device], options)?, cred: Cred::root() })
+}
+
+/// What a load of worker `id` of `workers` knows.
+pub fn context(fs: &Arc<Library>, (id, workers): (usize, usize), scale: Scale) -> Ctx<Library> {
+    Ctx {
+        fs: Arc::clone(fs),
+        id,
+        foreground: workers,
+        workers,
+        background: false,
+        mode: Mode::Corrected,
+        direct: false,
+        scale,
+        prefix: String::new(),
+        seed: SEED,
+        seconds: 0.0,
+    }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -152,19 +173,7 @@ struct Team {
 impl Team {
     fn start(test: &TestId, workers: usize, scale: Scale, fs: &Arc<Library>) -> Result<Self> {
         let one = |id| {
-            let context = Ctx {
-                fs: Arc::clone(fs),
-                id,
-                foreground: workers,
-                workers,
-                background: false,
-                mode: Mode::Corrected,
-                direct: false,
-                scale,
-                prefix: String::new(),
-                seed: SEED,
-                seconds: 0.0,
-            };
+            let context = context(fs, (id, workers), scale);
             let test = *test;
             Member::start(move || {
                 let mut load = build::<Library>(&test, &context);

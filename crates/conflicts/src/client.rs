@@ -19,6 +19,10 @@ enum Request {
     Report,
     Allocated,
     Freed,
+    #[cfg_attr(not(feature = "lock-sections"), expect(dead_code, reason = "told of by one build only"))]
+    Locked,
+    #[cfg_attr(not(feature = "lock-sections"), expect(dead_code, reason = "told of by one build only"))]
+    Unlocked,
 }
 
 /// Whom an operation is counted for; the same numbers stand in the tool.
@@ -71,6 +75,20 @@ pub fn operation<R>(cpu: usize, count: Count, f: impl FnOnce() -> R) -> R {
     let r = f();
     request(Request::End, 0, 0);
     r
+}
+
+/// Tells the tool of locks that threads have for themselves, from now on.
+#[cfg(feature = "lock-sections")]
+pub fn tell_locks() {
+    use braidfs_sync::sections::{Listener, listen};
+    listen(Listener {
+        taken: |lock| {
+            request(Request::Locked, lock, 0);
+        },
+        left: |lock| {
+            request(Request::Unlocked, lock, 0);
+        },
+    });
 }
 
 /// Forgets what was counted. Who holds which line stays.

@@ -47,6 +47,8 @@ pub struct How<'a> {
     pub window: Option<usize>,
     /// Name of a planted shared write.
     pub planted: Option<&'a str>,
+    /// Names of switches for experiments that are on.
+    pub switches: Option<&'a str>,
 }
 
 /// One process under valgrind, which runs a cell at a time in a directory of its own.
@@ -89,7 +91,7 @@ impl Host {
     fn run(&mut self, id: &CellId, how: How<'_>) -> Result<Cell> {
         let failed = |e| Error::io(Path::new("the process under valgrind"), e);
         let window = how.window.map_or_else(|| "-".into(), |w| w.to_string());
-        let line = format!("{id} {window} {}\n", how.planted.unwrap_or("-"));
+        let line = format!("{id} {window} {} {}\n", how.planted.unwrap_or("-"), how.switches.unwrap_or("-"));
         self.input.write_all(line.as_bytes()).map_err(failed)?;
         let mut answer = String::new();
         self.output.read_line(&mut answer).map_err(failed)?;

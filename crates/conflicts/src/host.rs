@@ -2,10 +2,12 @@
 //!
 //! It allocates nothing between two cells: a child's heap would depend on the cells before.
 
-use crate::{Result, cell, client, known};
+use crate::{Error, Result, cell, client, known};
+use braidfs_sync::ablation::{self, Switches};
 
-/// Runs cells until standard input ends. Each is one line `TEST WORKERS DOMAINS WINDOW PLANTED`: the steps of each worker in
-/// a window or `-`, and the name of a planted shared write or `-`. It is answered by a line `ok` or `failed`.
+/// Runs cells until standard input ends. Each is one line `TEST WORKERS DOMAINS WINDOW PLANTED SWITCHES`: the steps of each
+/// worker in a window, the name of a planted shared write, and switches for experiments, or a `-` for each. It is answered by
+/// a line `ok` or `failed`.
 ///
 /// # Errors
 /// Of the pipes.
@@ -39,21 +41,35 @@ fn run(line: &str) -> Result<()> {
     if let Some(planted) = more.next().flatten() {
         plant(planted)?;
     }
+    if let Some(names) = more.next().flatten() {
+        turn_on(names)?;
+    }
+    #[cfg(feature = "lock-sections")]
+    client::tell_locks();
     match line.strip_prefix("known:").and_then(|k| k.split_whitespace().next()) {
         Some(name) => known::run(name),
         None => cell::run(&line.parse()?, window),
     }
 }
 
+/// Turns switches on for this process.
+///
+/// # Errors
+/// There is none of that name, or it is too late.
+pub fn turn_on(names: &str) -> Result<()> {
+    let switches = Switches::named(names).map_err(|e| Error::Cell(e.to_string()))?;
+    if ablation::set(switches) { Ok(()) } else { Err(Error::Cell("switches come too late".into())) }
+}
+
 #[cfg(feature = "planted-sharing")]
 fn plant(name: &str) -> Result<()> {
     use braidfs::planted::sharing::{Sharing, plant};
-    let unknown = || crate::Error::Cell(format!("no planted shared write `{name}`"));
+    let unknown = || Error::Cell(format!("no planted shared write `{name}`"));
     plant(Sharing::ALL.iter().find(|s| s.1 == name).ok_or_else(unknown)?.0);
     Ok(())
 }
 
 #[cfg(not(feature = "planted-sharing"))]
 fn plant(_: &str) -> Result<()> {
-    Err(crate::Error::Cell("built without the feature planted-sharing".into()))
+    Err(Error::Cell("built without the feature planted-sharing".into()))
 }

@@ -26,7 +26,12 @@ pub const ALL: &[(&str, Option<Sharing>)] = &[
     ("neighbour", Some(Sharing::False)),
     ("clone", Some(Sharing::True)),
     ("lock", Some(Sharing::True)),
+    // a build that tells of locks sees how long this one is held
+    ("section", Some(Sharing::True)),
 ];
+
+/// Steps of `section` inside and outside of its lock.
+const STEPS: [u64; 2] = [300, 700];
 
 #[repr(align(64))]
 #[derive(Default)]
@@ -39,7 +44,14 @@ struct Shared {
     spread: [Aligned<AtomicU64>; WORKERS],
     read: Aligned<AtomicU64>,
     lock: Aligned<Mutex<u64>>,
+    section: Aligned<braidfs_sync::plain::Mutex<u64>>,
     cloned: Arc<()>,
+}
+
+/// So many steps of the same length.
+#[inline(never)]
+fn steps(n: u64) -> u64 {
+    (0..n).fold(0, |a, i| black_box(a ^ i))
 }
 
 fn act(name: &str, s: &Shared, me: usize) {
@@ -52,6 +64,12 @@ fn act(name: &str, s: &Shared, me: usize) {
         "same-value" => s.counter.0.store(black_box(0), relaxed),
         "neighbour" => drop(s.packed.0[me].fetch_add(1, relaxed)),
         "clone" => drop(black_box(Arc::clone(&s.cloned))),
+        "section" => {
+            let mut n = s.section.0.lock();
+            *n = steps(STEPS[0]);
+            drop(n);
+            black_box(steps(STEPS[1]));
+        }
         _ => {
             if let Ok(mut n) = s.lock.0.lock() {
                 *n += 1;
@@ -106,11 +124,33 @@ pub fn judge(name: &str, sharing: Option<Sharing>, w: &Window) -> Result<()> {
     let wanted = if sharing.is_some() { 1.0 } else { 0.0 };
     // taking and leaving a lock, or a clone and its end, is one transfer
     if seen == sharing && w.transfers == wanted && w.calls == 0.0 {
-        return Ok(());
+        return judge_locks(name, w);
     }
     let Window { transfers, calls, .. } = w;
     Err(Error::Cell(format!(
         "the checker does not see what it must: program `{name}` has {transfers} transfers per operation instead of \
          {wanted}, {calls} system calls, and sharing {seen:?} instead of {sharing:?}"
     )))
+}
+
+/// In a build that tells of locks: one that all have in turn, for as long as it is held, and none elsewhere.
+fn judge_locks(name: &str, w: &Window) -> Result<()> {
+    if !cfg!(feature = "lock-sections") {
+        return Ok(());
+    }
+    let right = match &w.locks[..] {
+        [] => name != "section",
+        [l] => {
+            let share = l.instructions / w.instructions;
+            let wanted = STEPS[0] as f64 / (STEPS[0] + STEPS[1]) as f64;
+            let counts =
+                (l.cpus, l.holds, l.handoffs) == (WORKERS as u32, 1.0, (ROUNDS * WORKERS - 1) as f64 / w.ops as f64);
+            name == "section" && counts && (share - wanted).abs() < 0.03 && l.transfers == 0.0
+        }
+        _ => false,
+    };
+    if right {
+        return Ok(());
+    }
+    Err(Error::Cell(format!("the checker does not see locks as it must: program `{name}` has {:?}", w.locks)))
 }

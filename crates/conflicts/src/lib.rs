@@ -8,20 +8,25 @@
 //! [`drive`] starts processes under valgrind ([`host`]), each of which runs cells ([`cell`]: a test, so many workers in
 //! [`turns`], one domain or many) and says by [`client`] requests what the tool is to count. [`report`] reads its
 //! findings, [`matrix`] holds them, [`baseline`] compares them with what may be, [`page`] shows them. Before all cells run
-//! programs whose sharing is [`known`].
+//! programs whose sharing is [`known`]. What they say of more cores than there are is in [`model`], which needs times of
+//! one thread ([`clock`]), and is drawn by [`picture`]. What each switch for experiments costs is in [`ablations`].
 //!
 //! Not promised: time. Transfers are those of caches without limits on one line at a time, with operations that never
 //! overlap; `docs/conflicts.md` says what that leaves out.
 
+pub mod ablations;
 pub mod baseline;
 pub mod cell;
 pub mod client;
+pub mod clock;
 pub mod drive;
 mod error;
 pub mod host;
 pub mod known;
 pub mod matrix;
+pub mod model;
 pub mod page;
+pub mod picture;
 pub mod report;
 pub mod turns;
 

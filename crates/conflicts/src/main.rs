@@ -1,11 +1,14 @@
 //! `braidfs-conflicts`: runs the conflict checker. `make conflicts` has the usual arguments.
 
+mod experiments;
+
 use braidfs_conflicts::baseline::{self, Baseline};
 use braidfs_conflicts::cell::WINDOW_MIN;
 use braidfs_conflicts::drive::How;
 use braidfs_conflicts::matrix::{Cell, CellId, Domains, Matrix, WORKERS};
-use braidfs_conflicts::{Error, Result, client, drive, host, page};
+use braidfs_conflicts::{Error, Result, client, clock, drive, host, page};
 use clap::Parser;
+use experiments::{Ablate, Project, Time};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -21,6 +24,12 @@ enum Cli {
     Run(Run),
     /// Show that shared writes on purpose are found (needs the feature `planted-sharing`)
     Planted,
+    /// Time tests on the library, in memory, without valgrind
+    Time(Time),
+    /// Project throughput to 1 to 128 cores (needs the feature `lock-sections`)
+    Project(Project),
+    /// What each switch for experiments costs, by transfers and by time on two cores
+    Ablations(Ablate),
 }
 
 #[derive(Debug, clap::Args)]
@@ -78,9 +87,17 @@ fn main() -> ExitCode {
             }
         };
     }
-    let done = match Cli::parse() {
-        Cli::Run(args) => run(&args),
-        Cli::Planted => planted(),
+    let args: Vec<String> = std::env::args().collect();
+    let done = if args.get(1).is_some_and(|a| a == "timed") {
+        clock::child(&args[2..]).map(|()| true)
+    } else {
+        match Cli::parse() {
+            Cli::Run(args) => run(&args),
+            Cli::Planted => planted(),
+            Cli::Time(args) => experiments::time(&args),
+            Cli::Project(args) => experiments::project(&args),
+            Cli::Ablations(args) => experiments::ablations(&args),
+        }
     };
     match done {
         Ok(true) => ExitCode::SUCCESS,
@@ -124,7 +141,7 @@ fn jobs(wanted: Option<usize>) -> usize {
 fn measure(args: &Run) -> Result<Matrix> {
     let ids = cells(args)?;
     let tool = drive::build_tool()?;
-    let how = How { window: args.window, planted: None };
+    let how = How { window: args.window, ..How::default() };
     let wanted: Vec<(CellId, How<'_>)> = ids.into_iter().map(|id| (id, how)).collect();
     let show = |c: &Cell| println!("{}", page::cell(c, args.lines));
     Ok(Matrix { version: Matrix::VERSION, cells: drive::run(&wanted, &tool, jobs(args.jobs), show)? })

@@ -8,7 +8,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 /// A figure short enough for a table.
-fn short(n: f64) -> String {
+pub(crate) fn short(n: f64) -> String {
     match n {
         0.0 => "0".into(),
         n if n < 0.01 => "<0.01".into(),
@@ -17,7 +17,7 @@ fn short(n: f64) -> String {
     }
 }
 
-fn frame(f: &Frame) -> String {
+pub(crate) fn frame(f: &Frame) -> String {
     // generics say little, and hide the line
     let mut depth = 0;
     let plain: String = f
@@ -160,22 +160,27 @@ pub fn markdown(m: &Matrix) -> String {
     out
 }
 
-const BEGIN: &str = "<!-- conflicts:begin -->";
-const END: &str = "<!-- conflicts:end -->";
+/// Replaces what is between the marks `<!-- NAME:begin -->` and `<!-- NAME:end -->` of a page.
+///
+/// # Errors
+/// It cannot be read or written, or there are no marks.
+pub(crate) fn fill(path: &Path, name: &str, content: &str) -> Result<()> {
+    let (begin, end) = (format!("<!-- {name}:begin -->"), format!("<!-- {name}:end -->"));
+    let text = std::fs::read_to_string(path).map_err(|e| Error::io(path, e))?;
+    let marked = text.split_once(&begin).and_then(|(before, rest)| Some((before, rest.split_once(&end)?.1)));
+    let Some((before, after)) = marked else {
+        return Err(Error::Cell(format!("{}: no `{begin}` with `{end}` after it", path.display())));
+    };
+    let text = format!("{before}{begin}\n{}\n{end}{after}", content.trim_end());
+    std::fs::write(path, text).map_err(|e| Error::io(path, e))
+}
 
 /// Replaces what is between the marks of `conflicts.md` in a directory, and writes `conflicts.svg` beside it.
 ///
 /// # Errors
 /// A file cannot be read or written, or there are no marks.
 pub fn put(dir: &Path, m: &Matrix) -> Result<()> {
-    let path = dir.join("conflicts.md");
-    let text = std::fs::read_to_string(&path).map_err(|e| Error::io(&path, e))?;
-    let marked = text.split_once(BEGIN).and_then(|(before, rest)| Some((before, rest.split_once(END)?.1)));
-    let Some((before, after)) = marked else {
-        return Err(Error::Cell(format!("{}: no `{BEGIN}` with `{END}` after it", path.display())));
-    };
-    let text = format!("{before}{BEGIN}\n{}\n{END}{after}", markdown(m).trim_end());
-    std::fs::write(&path, text).map_err(|e| Error::io(&path, e))?;
+    fill(&dir.join("conflicts.md"), "conflicts", &markdown(m))?;
     let path = dir.join("conflicts.svg");
     std::fs::write(&path, picture(m)).map_err(|e| Error::io(&path, e))
 }

@@ -2,7 +2,8 @@
 //!
 //! The file has a record per line, fields behind tabs: `sum` and `call` for each kind of operation; then, for each cache
 //! line that moved, `line`, its place (`heap`, `static`, `stack`, `mapping`), and the `site`s that moved it, most transfers
-//! first. `frame`s belong to the record before them. `rest` sums up the lines with the fewest. `end` is last.
+//! first. `frame`s belong to the record before them. `rest` sums up the lines with the fewest. Then come `lock`s that several CPUs
+//! had for themselves, and in `locks` the rest of those. `end` is last.
 
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -28,12 +29,36 @@ pub struct Window {
     pub accesses: f64,
     /// Locked instructions per operation.
     pub locked: f64,
+    /// Instructions per operation.
+    #[serde(default)]
+    pub instructions: f64,
     /// Commits in this window.
     pub commits: u64,
     /// Transfers that the commits waited for, per commit.
     pub commit_transfers: f64,
     /// The lines that moved, most transfers first; in a long report without those with the fewest.
     pub lines: Vec<Line>,
+    /// Locks that more than one CPU had for itself, those that cost most first. Only in a build with the feature
+    /// `lock-sections`.
+    #[serde(default)]
+    pub locks: Vec<Lock>,
+}
+
+/// A lock that more than one CPU had for itself in the window. All per operation of all workers.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Lock {
+    /// CPUs that had it.
+    pub cpus: u32,
+    /// How often it was taken.
+    pub holds: f64,
+    /// How often another CPU than the time before took it.
+    pub handoffs: f64,
+    /// Instructions of who had it while they had it.
+    pub instructions: f64,
+    /// Transfers that they waited for meanwhile.
+    pub transfers: f64,
+    /// One place where it was taken, innermost first.
+    pub stack: Vec<Frame>,
 }
 
 /// A cache line.
@@ -132,6 +157,13 @@ impl Site {
     }
 }
 
+impl Lock {
+    /// As [`Site::frame`].
+    pub fn frame(&self) -> Option<&Frame> {
+        says_most(&self.stack).or(self.stack.first())
+    }
+}
+
 impl Line {
     /// Who allocated it, where that is the project.
     pub fn allocator(&self) -> Option<&Frame> {
@@ -163,6 +195,7 @@ impl Window {
                     w.accesses = per_op(number(3)?);
                     w.locked = per_op(number(4)?);
                     w.clocks = per_op(number(5)?);
+                    w.instructions = per_op(number(6)?);
                 }
                 "call" if fields.get(1) == Some(&"foreground") => {
                     let name = fields.get(2).ok_or_else(bad)?;
@@ -189,6 +222,20 @@ impl Window {
                         origin: Vec::new(),
                         sites: Vec::new(),
                     });
+                }
+                "lock" => w.locks.push(Lock {
+                    cpus: number(1)?.count_ones(),
+                    holds: per_op(number(2)?),
+                    handoffs: per_op(number(3)?),
+                    instructions: per_op(number(4)?),
+                    transfers: per_op(number(5)?),
+                    stack: Vec::new(),
+                }),
+                // those that cost least
+                "locks" => {}
+                "frame" if !w.locks.is_empty() => {
+                    let frame = Frame::read(fields.get(1).ok_or_else(bad)?);
+                    w.locks.last_mut().ok_or_else(bad)?.stack.push(frame);
                 }
                 "frame" => {
                     let line = w.lines.last_mut().ok_or_else(bad)?;
@@ -238,6 +285,9 @@ impl Window {
                 s.stack = cut(&s.stack);
             }
         }
+        for l in &mut w.locks {
+            l.stack = cut(&l.stack);
+        }
         w.shared_lines = rest_shared + w.lines.iter().filter(|l| l.sharing != Sharing::Before).count();
         w.transfers = per_op(moved);
         w.hottest = w.lines.iter().map(|l| l.transfers).fold(0.0, f64::max);
@@ -282,9 +332,9 @@ mod tests {
     use super::*;
 
     const REPORT: &str = "\
-sum\tforeground\t10\t500\t20\t30
+sum\tforeground\t10\t500\t20\t30\t4000
 call\tforeground\t296\t10
-sum\tbackground\t1\t900\t1\t0
+sum\tbackground\t1\t900\t1\t0\t10000
 call\tbackground\tfdatasync\t1
 line\t0x1000\ttrue\t20\t2\t0x7\t0x3
 heap\t256\t16\t1
@@ -299,6 +349,10 @@ site\tr\t5\t0x4\t0xff0000
 line\t0x2000\tbefore\t10\t0\t0x1\t0x1
 mapping\t77\t(anonymous)
 rest\t3\t2\t4\t50
+lock\t0x3\t20\t10\t1000\t5
+frame\tlock (/home/x/braidfs/crates/sync/src/locks.rs:105)
+frame\tadd (/home/x/braidfs/crates/engine/src/braid/vacated.rs:70)
+locks\t1\t100
 end
 ";
 
@@ -307,7 +361,10 @@ end
         let w = Window::read(REPORT, 10, 2).expect("a report");
         assert_eq!((w.ops, w.shared_lines, w.lines.len()), (10, 3, 2));
         assert_eq!((w.transfers, w.hottest, w.calls, w.clocks), (3.4, 2.0, 1.0, 3.0));
-        assert_eq!((w.accesses, w.locked, w.commit_transfers), (50.0, 2.0, 26.0));
+        assert_eq!((w.accesses, w.locked, w.commit_transfers, w.instructions), (50.0, 2.0, 26.0, 400.0));
+        let k = &w.locks[0];
+        assert_eq!((k.cpus, k.holds, k.handoffs, k.instructions, k.transfers), (2, 2.0, 1.0, 100.0, 0.5));
+        assert_eq!(k.frame().map(|f| f.at.as_str()), Some("crates/engine/src/braid/vacated.rs:70"));
         assert_eq!(w.call_names, [("pwritev".to_owned(), 10)]);
         let l = &w.lines[0];
         assert_eq!((l.sharing, l.transfers, l.cpus, l.writers), (Sharing::True, 2.0, 3, 2));

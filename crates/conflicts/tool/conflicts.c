@@ -43,7 +43,9 @@ enum {
     REQ_CLEAR, /* forgets counts, keeps who holds which line */
     REQ_REPORT, /* path */
     REQ_ALLOCATED, /* address, bytes */
-    REQ_FREED /* address */
+    REQ_FREED, /* address */
+    REQ_LOCKED, /* address: this thread has that lock for itself */
+    REQ_UNLOCKED /* address: it has let it go */
 };
 
 /* Of the kernel: a request of prctl(2), types of entries of the auxiliary vector. */
@@ -56,6 +58,9 @@ enum { CPUS_MAX = 64, THREADS_MAX = 1024, DEPTH = 16, ALLOC_DEPTH = 12, CALLS = 
 
 /* Lines of a report with their stacks: such as operations waited for, such as only commits did; the rest is summed up. */
 enum { LINES_TOLD = 64, BACKGROUND_TOLD = 8, SITES_TOLD = 6 };
+
+/* Locks that a thread holds at once at most, and locks of a report with their stacks. */
+enum { HELD_MAX = 64, LOCKS_TOLD = 32 };
 
 /* Kinds of access. */
 enum { READ = 1, WRITE = 2, LOCKED = 4, KERNEL = 8 };
@@ -87,10 +92,30 @@ typedef struct Line {
     Site* sites;
 } Line;
 
+/* A lock, in what operations of the foreground did since REQ_CLEAR. */
+typedef struct Lock {
+    struct Lock* next; /* of the hash table */
+    UWord key; /* address */
+    UWord block; /* number of the heap block that it is in: another lock may come to lie here */
+    ULong cpus; /* who took it */
+    UInt last; /* the one that took it last, + 1 */
+    ULong holds, handoffs; /* how often it was taken, and by another CPU than the time before */
+    ULong instructions, transfers; /* while it was held */
+    UInt frames;
+    Addr stack[DEPTH]; /* of one that took it */
+} Lock;
+
+/* A lock that a thread holds. */
+typedef struct {
+    Addr lock;
+    ULong instructions, transfers; /* those of the thread when it got it */
+} Hold;
+
 /* A heap block, by what the client's allocator says. */
 typedef struct {
     Addr start;
     SizeT size;
+    UWord number;
     UInt thread, frames;
     Addr stack[ALLOC_DEPTH];
 } Block;
@@ -99,17 +124,24 @@ typedef struct {
     Bool inside;
     UInt cpu;
     enum count count;
+    ULong began; /* instructions when the operation began */
+    ULong transfers; /* of this thread, ever */
+    UInt held; /* locks, while it is in an operation */
+    Hold holds[HELD_MAX];
 } Thread;
 
 typedef struct {
-    ULong ops, accesses, locked, clocks;
+    ULong ops, accesses, locked, clocks, instructions;
     UInt calls[CALLS];
 } Sum;
 
 static VgHashTable* lines;
+static VgHashTable* locks;
 static OSet* blocks;
 static Thread threads[THREADS_MAX];
 static Sum sums[KINDS];
+static ULong instructions; /* of the process: one thread runs at a time, and what it does in a section is the difference */
+static UWord last_block; /* number of the heap block that was made last */
 static UWord inside; /* threads in an operation: instrumented code looks at it before it calls */
 static UInt cpus;
 static ULong clock_ns;
@@ -163,7 +195,7 @@ static void note_site(Line* l, ThreadId tid, UInt cpu, ULong bytes, UInt access,
 }
 
 /* One access within one line. */
-static void touch(ThreadId tid, const Thread* t, Addr a, UInt size, UInt access, Addr ip) {
+static void touch(ThreadId tid, Thread* t, Addr a, UInt size, UInt access, Addr ip) {
     Line* l = line_at(a >> LINE_BITS);
     ULong me = 1ULL << t->cpu;
     ULong bytes = (size >= LINE ? ~0ULL : (1ULL << size) - 1) << (a & (LINE - 1));
@@ -185,12 +217,13 @@ static void touch(ThreadId tid, const Thread* t, Addr a, UInt size, UInt access,
     note_use(l, t->cpu, bytes, access);
     if (transfer) {
         l->transfers[t->count]++;
+        t->transfers++;
         note_site(l, tid, t->cpu, bytes, access, ip);
     }
 }
 
 static void touch_range(ThreadId tid, Addr a, SizeT size, UInt access, Addr ip) {
-    const Thread* t = &threads[tid];
+    Thread* t = &threads[tid];
     if (!t->inside) return;
     while (size) {
         SizeT n = LINE - (a & (LINE - 1));
@@ -246,10 +279,22 @@ static Bool swaps(const IRSB* in, Int from) {
     return False;
 }
 
+/* Counts so many instructions. */
+static void add_count(IRSB* out, UInt* n) {
+    if (!*n) return;
+    IRTemp had = newIRTemp(out->tyenv, Ity_I64), has = newIRTemp(out->tyenv, Ity_I64);
+    IRExpr* at = mkIRExpr_HWord((UWord)&instructions);
+    addStmtToIRSB(out, IRStmt_WrTmp(had, IRExpr_Load(Iend_LE, Ity_I64, at)));
+    addStmtToIRSB(out, IRStmt_WrTmp(has, IRExpr_Binop(Iop_Add64, IRExpr_RdTmp(had), IRExpr_Const(IRConst_U64(*n)))));
+    addStmtToIRSB(out, IRStmt_Store(Iend_LE, at, IRExpr_RdTmp(has)));
+    *n = 0;
+}
+
 static IRSB* instrument(VgCallbackClosure* closure, IRSB* in, const VexGuestLayout* layout, const VexGuestExtents* extents,
     const VexArchInfo* host, IRType word, IRType host_word) {
     IRSB* out = deepCopyIRSBExceptStmts(in);
     Addr ip = 0;
+    UInt count = 0; /* instructions that are not added yet */
     Bool swap = False;
     for (Int i = 0; i < in->stmts_used; i++) {
         IRStmt* s = in->stmts[i];
@@ -258,7 +303,9 @@ static IRSB* instrument(VgCallbackClosure* closure, IRSB* in, const VexGuestLayo
         case Ist_IMark:
             ip = s->Ist.IMark.addr + s->Ist.IMark.delta;
             swap = swaps(in, i + 1);
+            count++;
             break;
+        case Ist_Exit: add_count(out, &count); break;
         case Ist_WrTmp: {
             IRExpr* e = s->Ist.WrTmp.data;
             if (e->tag == Iex_Load && !swap) add_call(out, e->Iex.Load.addr, sizeofIRType(e->Iex.Load.ty), READ, ip, NULL);
@@ -293,6 +340,7 @@ static IRSB* instrument(VgCallbackClosure* closure, IRSB* in, const VexGuestLayo
         }
         addStmtToIRSB(out, s);
     }
+    add_count(out, &count);
     return out;
 }
 
@@ -365,9 +413,51 @@ static void add_block(ThreadId tid, Addr a, SizeT size) {
     Block* b = VG_(OSetGen_AllocNode)(blocks, sizeof *b);
     b->start = a;
     b->size = size;
+    b->number = ++last_block;
     b->thread = tid;
     b->frames = VG_(get_StackTrace)(tid, b->stack, ALLOC_DEPTH, NULL, NULL, 0);
     VG_(OSetGen_Insert)(blocks, b);
+}
+
+/* ---- locks ---- */
+
+static Lock* lock_at(Addr a) {
+    Block* b = VG_(OSetGen_LookupWithCmp)(blocks, &a, compare_block);
+    UWord block = b ? b->number : 0;
+    Lock* l = VG_(HT_lookup)(locks, a); /* the one that was added last */
+    if (l && l->block == block) return l;
+    /* one that is gone stays, with what it did */
+    l = VG_(calloc)("conflicts.lock", 1, sizeof *l);
+    l->key = a;
+    l->block = block;
+    VG_(HT_add_node)(locks, l);
+    return l;
+}
+
+static void on_locked(ThreadId tid, Addr a) {
+    Thread* t = &threads[tid];
+    if (!t->inside || t->count != COUNT_FOREGROUND) return;
+    tl_assert(t->held < HELD_MAX);
+    Lock* l = lock_at(a);
+    l->cpus |= 1ULL << t->cpu;
+    l->holds++;
+    if (l->last && l->last != t->cpu + 1) l->handoffs++;
+    l->last = t->cpu + 1;
+    if (!l->frames) l->frames = VG_(get_StackTrace)(tid, l->stack, DEPTH, NULL, NULL, 0);
+    t->holds[t->held++] = (Hold) { a, instructions, t->transfers };
+}
+
+static void on_unlocked(ThreadId tid, Addr a) {
+    Thread* t = &threads[tid];
+    UInt i = t->held;
+    while (i && t->holds[i - 1].lock != a) i--;
+    if (!i) return; /* taken before the operation */
+    Hold h = t->holds[i - 1];
+    t->held--;
+    for (; i <= t->held; i++) t->holds[i - 1] = t->holds[i];
+    Lock* l = lock_at(a);
+    l->instructions += instructions - h.instructions;
+    l->transfers += t->transfers - h.transfers;
 }
 
 /* ---- the report ---- */
@@ -493,6 +583,37 @@ static void write_line(const Line* l) {
     VG_(free)(sites);
 }
 
+/* By what they cost, a transfer as much as some hundred instructions. */
+static ULong cost(const Lock* l) { return l->instructions + 300 * (l->transfers + l->handoffs); }
+
+static Int most_costly_first(const void* p, const void* q) {
+    const Lock *a = *(Lock* const*)p, *b = *(Lock* const*)q;
+    if (cost(a) != cost(b)) return cost(a) < cost(b) ? 1 : -1;
+    return a->key < b->key ? -1 : a->key > b->key;
+}
+
+/* Those that more than one CPU took. */
+static void write_locks(void) {
+    UInt n = 0, told = 0, rest = 0;
+    ULong rest_instructions = 0;
+    Lock** all = (Lock**)VG_(HT_to_array)(locks, &n);
+    if (!all) return;
+    VG_(ssort)(all, n, sizeof *all, most_costly_first);
+    for (UInt i = 0; i < n; i++) {
+        const Lock* l = all[i];
+        if (!(l->cpus & (l->cpus - 1))) continue;
+        if (told++ >= LOCKS_TOLD) {
+            rest++;
+            rest_instructions += l->instructions;
+            continue;
+        }
+        say("lock\t%#llx\t%llu\t%llu\t%llu\t%llu\n", l->cpus, l->holds, l->handoffs, l->instructions, l->transfers);
+        put_frames(l->stack, l->frames);
+    }
+    say("locks\t%u\t%llu\n", rest, rest_instructions);
+    VG_(free)(all);
+}
+
 static void write_report(const HChar* path) {
     SysRes opened = VG_(open)(path, VKI_O_WRONLY | VKI_O_CREAT | VKI_O_TRUNC, 0644);
     if (sr_isError(opened)) {
@@ -503,7 +624,8 @@ static void write_report(const HChar* path) {
     report_used = 0;
     static const HChar* const names[] = { "not", "foreground", "background" };
     for (UInt k = COUNT_FOREGROUND; k < KINDS; k++) {
-        say("sum\t%s\t%llu\t%llu\t%llu\t%llu\n", names[k], sums[k].ops, sums[k].accesses, sums[k].locked, sums[k].clocks);
+        say("sum\t%s\t%llu\t%llu\t%llu\t%llu\t%llu\n", names[k], sums[k].ops, sums[k].accesses, sums[k].locked, sums[k].clocks,
+            sums[k].instructions);
         for (UInt c = 0; c < CALLS; c++)
             if (sums[k].calls[c]) say("call\t%s\t%u\t%u\n", names[k], c, sums[k].calls[c]);
     }
@@ -526,6 +648,7 @@ static void write_report(const HChar* path) {
         say("rest\t%u\t%u\t%llu\t%llu\n", rest, rest_shared, rest_transfers[COUNT_FOREGROUND], rest_transfers[COUNT_BACKGROUND]);
         VG_(free)(all);
     }
+    write_locks();
     say("end\n");
     VG_(write)(report_fd, report_buf, report_used);
     VG_(close)(report_fd);
@@ -551,6 +674,8 @@ static void clear_counts(void) {
     VG_(HT_ResetIter)(lines);
     while ((l = VG_(HT_Next)(lines))) clear_line(l);
     VG_(memset)(sums, 0, sizeof sums);
+    VG_(HT_destruct)(locks, VG_(free));
+    locks = VG_(HT_construct)("conflicts.locks");
 }
 
 static Bool on_request(ThreadId tid, UWord* arg, UWord* ret) {
@@ -571,18 +696,23 @@ static Bool on_request(ThreadId tid, UWord* arg, UWord* ret) {
         t->inside = True;
         t->cpu = arg[1];
         t->count = arg[2];
+        t->began = instructions;
+        t->held = 0;
         sums[t->count].ops++;
         inside++;
         break;
     case REQ_END:
         tl_assert(t->inside);
         t->inside = False;
+        sums[t->count].instructions += instructions - t->began;
         inside--;
         break;
     case REQ_CLEAR: clear_counts(); break;
     case REQ_REPORT: write_report((const HChar*)arg[1]); break;
     case REQ_ALLOCATED: add_block(tid, arg[1], arg[2]); break;
     case REQ_FREED: forget_block(arg[1]); break;
+    case REQ_LOCKED: on_locked(tid, arg[1]); break;
+    case REQ_UNLOCKED: on_unlocked(tid, arg[1]); break;
     default: return False;
     }
     return True;
@@ -612,6 +742,7 @@ static void before_options(void) {
     VG_(track_post_mem_write)(on_kernel_write);
     VG_(track_pre_thread_ll_exit)(on_thread_exit);
     lines = VG_(HT_construct)("conflicts.lines");
+    locks = VG_(HT_construct)("conflicts.locks");
     blocks = VG_(OSetGen_Create)(0, NULL, VG_(malloc), "conflicts.blocks", VG_(free));
 }
 

@@ -5,6 +5,7 @@
 //! several threads read in turn: each such turn moves the line of the lock's word, and a lock that one thread uses alone
 //! gains nothing by the mark. After a write so many turns have to come again, which pays for the writer's search.
 
+use crate::ablation::{self, Switch};
 use crate::published::{self, Place};
 #[cfg(loom)]
 use loom::sync::atomic::AtomicU32;
@@ -65,7 +66,7 @@ impl Bias {
     /// Another thread came to read; so many `turns` set the mark.
     pub(crate) fn turn(&self, reader: u32, turns: u32) {
         let word = self.0.load(Relaxed);
-        if word & BIASED != 0 {
+        if word & BIASED != 0 || ablation::is_on(Switch::Cells) {
             return;
         }
         let had = word / TURN;

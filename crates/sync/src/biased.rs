@@ -10,6 +10,7 @@ use crate::locks::take;
 use crate::order::{Held, Who};
 use crate::published::{self, Place};
 use crate::rank::Rank;
+use crate::sections::Section;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
@@ -50,6 +51,7 @@ pub struct BiasedReadGuard<'a, T> {
 pub struct BiasedWriteGuard<'a, T> {
     guard: parking_lot::RwLockWriteGuard<'a, T>,
     held: Held,
+    _section: Section,
 }
 
 impl<T, R: Rank<Key = ()>> BiasedRwLock<T, R> {
@@ -144,7 +146,7 @@ impl<T, R: Rank> BiasedRwLock<T, R> {
     #[track_caller]
     pub fn write(&self) -> BiasedWriteGuard<'_, T> {
         let held = self.who.wait();
-        BiasedWriteGuard { guard: self.wait_for_write(), held }
+        BiasedWriteGuard { guard: self.wait_for_write(), held, _section: Section::of(&self.lock) }
     }
     /// [`Self::write`], as the second of two locks of one rank that are taken by rising keys.
     ///
@@ -154,7 +156,7 @@ impl<T, R: Rank> BiasedRwLock<T, R> {
     #[track_caller]
     pub fn write_above<U>(&self, first: &BiasedWriteGuard<'_, U>) -> BiasedWriteGuard<'_, T> {
         let held = self.who.wait_above(&first.held);
-        BiasedWriteGuard { guard: self.wait_for_write(), held }
+        BiasedWriteGuard { guard: self.wait_for_write(), held, _section: Section::of(&self.lock) }
     }
     /// Takes it for writing where nobody has it.
     #[inline(always)]
@@ -165,7 +167,7 @@ impl<T, R: Rank> BiasedRwLock<T, R> {
             self.bias.set();
             return None;
         }
-        Some(BiasedWriteGuard { guard, held: self.who.tried() })
+        Some(BiasedWriteGuard { guard, held: self.who.tried(), _section: Section::of(&self.lock) })
     }
     /// The value of a lock that nobody else can see.
     pub fn get_mut(&mut self) -> &mut T {

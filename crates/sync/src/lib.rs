@@ -6,6 +6,7 @@
 //! With the feature `schedule`, which only tests turn on, the locks know the scheduler of [`schedule`]: threads under it run
 //! one at a time, in an order that a seed gives. Other threads see no difference.
 
+pub mod ablation;
 mod bias;
 mod biased;
 mod doors;
@@ -24,6 +25,7 @@ pub mod published;
 pub mod rank;
 #[cfg(feature = "schedule")]
 pub mod schedule;
+pub mod sections;
 pub mod slots;
 #[cfg(test)]
 mod tests;

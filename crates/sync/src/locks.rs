@@ -9,6 +9,7 @@ use crate::order::{Held, Who};
 use crate::rank::Rank;
 #[cfg(feature = "schedule")]
 use crate::schedule::{blocked, point, scheduled};
+use crate::sections::Section;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
@@ -55,6 +56,8 @@ pub type ProcessMutex<T, R> = Mutex<T, R, false>;
 pub struct MutexGuard<'a, T: ?Sized> {
     guard: parking_lot::MutexGuard<'a, T>,
     held: Held,
+    /// Its end comes after the lock is let go.
+    section: Section,
 }
 
 impl<T, R: Rank<Key = ()>, const S: bool> Mutex<T, R, S> {
@@ -92,14 +95,15 @@ impl<T: ?Sized, R: Rank, const S: bool> Mutex<T, R, S> {
     #[track_caller]
     pub fn lock(&self) -> MutexGuard<'_, T> {
         let held = self.who.wait();
-        MutexGuard { guard: take(S, || self.lock.try_lock(), || self.lock.lock()), held }
+        let guard = take(S, || self.lock.try_lock(), || self.lock.lock());
+        MutexGuard { guard, held, section: Section::of(&self.lock) }
     }
     /// Takes the lock where it is free.
     #[inline(always)]
     #[track_caller]
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         let guard = self.lock.try_lock()?;
-        Some(MutexGuard { guard, held: self.who.tried() })
+        Some(MutexGuard { guard, held: self.who.tried(), section: Section::of(&self.lock) })
     }
     /// The value of a mutex that nobody else can see.
     pub fn get_mut(&mut self) -> &mut T {
@@ -141,6 +145,7 @@ pub struct RwLockReadGuard<'a, T: ?Sized> {
 pub struct RwLockWriteGuard<'a, T: ?Sized> {
     guard: parking_lot::RwLockWriteGuard<'a, T>,
     held: Held,
+    _section: Section,
 }
 
 impl<T, R: Rank<Key = ()>> RwLock<T, R> {
@@ -192,7 +197,8 @@ impl<T: ?Sized, R: Rank> RwLock<T, R> {
     #[track_caller]
     pub fn write(&self) -> RwLockWriteGuard<'_, T> {
         let held = self.who.wait();
-        RwLockWriteGuard { guard: take(true, || self.lock.try_write(), || self.lock.write()), held }
+        let guard = take(true, || self.lock.try_write(), || self.lock.write());
+        RwLockWriteGuard { guard, held, _section: Section::of(&self.lock) }
     }
     /// [`Self::write`], as the second of two locks of one rank that are taken by rising keys.
     ///
@@ -202,7 +208,8 @@ impl<T: ?Sized, R: Rank> RwLock<T, R> {
     #[track_caller]
     pub fn write_above<U: ?Sized>(&self, first: &RwLockWriteGuard<'_, U>) -> RwLockWriteGuard<'_, T> {
         let held = self.who.wait_above(&first.held);
-        RwLockWriteGuard { guard: take(true, || self.lock.try_write(), || self.lock.write()), held }
+        let guard = take(true, || self.lock.try_write(), || self.lock.write());
+        RwLockWriteGuard { guard, held, _section: Section::of(&self.lock) }
     }
     /// Takes it for reading where nobody writes.
     #[inline(always)]
@@ -216,7 +223,7 @@ impl<T: ?Sized, R: Rank> RwLock<T, R> {
     #[track_caller]
     pub fn try_write(&self) -> Option<RwLockWriteGuard<'_, T>> {
         let guard = self.lock.try_write()?;
-        Some(RwLockWriteGuard { guard, held: self.who.tried() })
+        Some(RwLockWriteGuard { guard, held: self.who.tried(), _section: Section::of(&self.lock) })
     }
     /// The value of a lock that nobody else can see.
     pub fn get_mut(&mut self) -> &mut T {
@@ -261,8 +268,8 @@ impl Condvar {
     /// # Panics
     /// Where the order of ranks forbids to take the lock again, where that is checked.
     pub fn wait<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>) {
-        let MutexGuard { guard, held } = guard;
-        held.without(|| {
+        let MutexGuard { guard, held, section } = guard;
+        let wait = || {
             #[cfg(feature = "schedule")]
             if scheduled() {
                 let mutex = parking_lot::MutexGuard::mutex(guard);
@@ -275,7 +282,8 @@ impl Condvar {
                 });
             }
             self.0.wait(guard);
-        });
+        };
+        section.without(|| held.without(wait));
     }
     /// Waits so long at most; whether the time was over.
     ///
@@ -283,8 +291,8 @@ impl Condvar {
     /// As [`Self::wait`].
     pub fn wait_for<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>, time: Duration) -> parking_lot::WaitTimeoutResult {
         let time = if waits_by_turns() { Duration::ZERO } else { time };
-        let MutexGuard { guard, held } = guard;
-        held.without(|| self.0.wait_for(guard, time))
+        let MutexGuard { guard, held, section } = guard;
+        section.without(|| held.without(|| self.0.wait_for(guard, time)))
     }
     /// Wakes one.
     pub fn notify_one(&self) -> bool {

@@ -4,12 +4,18 @@
 //! Who reads it writes one line, that of its slot, and no other reader's. Who writes it keeps new readers out, looks at all
 //! slots, and sleeps until those who are inside have left. Readers that come meanwhile wait for the writer's mutex.
 //!
+//! With [`Switch::Gate`], for experiments, an ordinary lock for readers and writers stands in the place of the slots.
+//!
 //! This is a low-level module: unsafe is the access to the value, by the guards.
 
+use crate::ablation::{self, Switch};
 use crate::doors::Doors;
 use crate::order::{Held, Who};
 use crate::rank::Rank;
+use crate::sections::Section;
 use crate::slots;
+use parking_lot::RawRwLock;
+use parking_lot::lock_api::RawRwLock as _;
 use std::cell::UnsafeCell;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -21,6 +27,8 @@ const SPINS: u32 = 100;
 pub struct PassLock<T, R: Rank> {
     who: Who<R>,
     doors: Doors,
+    /// In the place of the doors, which are then closed and opened, and not looked at by readers.
+    word: Option<Box<slots::Line<RawRwLock>>>,
     /// Held by the one who writes; who finds the doors closed waits for it.
     writer: parking_lot::Mutex<()>,
     /// Where the writer sleeps.
@@ -36,6 +44,7 @@ unsafe impl<T: Send + Sync, R: Rank> Sync for PassLock<T, R> {}
 /// The right to read what a [`PassLock`] guards.
 pub struct PassReadGuard<'a, T, R: Rank> {
     lock: &'a PassLock<T, R>,
+    /// Of no meaning with `PassLock::word`.
     slot: usize,
     _held: Held,
 }
@@ -49,8 +58,12 @@ pub struct PassPart<'a, U, T, R: Rank> {
 /// The right to change what a [`PassLock`] guards.
 pub struct PassWriteGuard<'a, T, R: Rank> {
     lock: &'a PassLock<T, R>,
+    /// Has the lock's word.
+    word: bool,
     _writer: parking_lot::MutexGuard<'a, ()>,
     _held: Held,
+    /// After the doors are open again.
+    _section: Option<Section>,
 }
 
 impl<T, R: Rank<Key = ()>> PassLock<T, R> {
@@ -63,9 +76,14 @@ impl<T, R: Rank<Key = ()>> PassLock<T, R> {
 impl<T, R: Rank> PassLock<T, R> {
     /// A lock around `value`, which is `key` among those of its rank.
     pub fn keyed(value: T, key: R::Key) -> Self {
+        Self::made(value, key, ablation::is_on(Switch::Gate))
+    }
+
+    fn made(value: T, key: R::Key, word: bool) -> Self {
         Self {
             who: Who::new(key),
             doors: Doors::new(slots::count()),
+            word: word.then(|| Box::new(slots::Line(RawRwLock::INIT))),
             writer: parking_lot::Mutex::new(()),
             sleep: parking_lot::Mutex::new(()),
             left: parking_lot::Condvar::new(),
@@ -83,6 +101,10 @@ impl<T, R: Rank> PassLock<T, R> {
         let held = self.who.wait();
         #[cfg(feature = "schedule")]
         crate::schedule::point();
+        if let Some(word) = &self.word {
+            crate::locks::take(true, || word.try_lock_shared().then_some(()), || word.lock_shared());
+            return PassReadGuard { lock: self, slot: 0, _held: held };
+        }
         let slot = self.doors.slot();
         while !self.doors.enter(slot) {
             self.leave(slot);
@@ -112,8 +134,12 @@ impl<T, R: Rank> PassLock<T, R> {
         let held = self.who.wait();
         let writer = crate::locks::take(true, || self.writer.try_lock(), || self.writer.lock());
         // opens them also where it does not come to its end
-        let guard = PassWriteGuard { lock: self, _writer: writer, _held: held };
+        let mut guard = PassWriteGuard { lock: self, word: false, _writer: writer, _held: held, _section: None };
         self.doors.close();
+        if let Some(word) = &self.word {
+            crate::locks::take(true, || word.try_lock_exclusive().then_some(()), || word.lock_exclusive());
+            guard.word = true;
+        }
         let mut slot = first;
         let mut spins = 0;
         while let Some(taken) = self.doors.first_inside(slot) {
@@ -133,6 +159,7 @@ impl<T, R: Rank> PassLock<T, R> {
                 }
             }
         }
+        guard._section = Some(Section::of(self));
         guard
     }
 
@@ -179,7 +206,8 @@ impl<T, R: Rank> Deref for PassReadGuard<'_, T, R> {
     type Target = T;
     #[inline(always)]
     fn deref(&self) -> &T {
-        // SAFETY: counted in while the doors were open, so that whoever writes waits until this guard is dropped.
+        // SAFETY: counted in while the doors were open, or in the word, so that whoever writes waits until this guard is
+        // dropped.
         unsafe { &*self.lock.value.get() }
     }
 }
@@ -204,7 +232,11 @@ impl<U, T, R: Rank> Deref for PassPart<'_, U, T, R> {
 impl<T, R: Rank> Drop for PassReadGuard<'_, T, R> {
     #[inline(always)]
     fn drop(&mut self) {
-        self.lock.leave(self.slot);
+        match &self.lock.word {
+            // SAFETY: `read` counted this guard in the word, and nobody else takes that count away.
+            Some(word) => unsafe { word.unlock_shared() },
+            None => self.lock.leave(self.slot),
+        }
     }
 }
 
@@ -226,6 +258,10 @@ impl<T, R: Rank> DerefMut for PassWriteGuard<'_, T, R> {
 impl<T, R: Rank> Drop for PassWriteGuard<'_, T, R> {
     fn drop(&mut self) {
         self.lock.doors.open();
+        if let Some(word) = self.lock.word.as_ref().filter(|_| self.word) {
+            // SAFETY: `write_from` took it for this guard.
+            unsafe { word.unlock_exclusive() };
+        }
     }
 }
 
@@ -236,10 +272,18 @@ mod tests {
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
     use std::time::Duration;
 
-    /// More threads than slots; the two halves differ while somebody writes.
     #[test]
     fn readers_see_what_one_writer_left() {
-        let lock = PassLock::<(u64, u64), Unranked>::default();
+        read_and_write(&PassLock::made((0, 0), (), false));
+    }
+
+    #[test]
+    fn readers_of_a_word_see_what_one_writer_left() {
+        read_and_write(&PassLock::made((0, 0), (), true));
+    }
+
+    /// More threads than slots; the two halves differ while somebody writes.
+    fn read_and_write(lock: &PassLock<(u64, u64), Unranked>) {
         let (over, reads) = (AtomicBool::new(false), AtomicUsize::new(0));
         std::thread::scope(|s| {
             for _ in 0..slots::count() + 3 {

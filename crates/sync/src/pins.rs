@@ -8,6 +8,7 @@
 //! Who looks for pins says so on the object first ([`mark`], [`is_pinned`]); who pins looks at the object after that. Both
 //! use locked instructions, so one of the two sees the other. A marked pin tells the one that takes it away.
 
+use crate::ablation::{self, Switch};
 use crate::published;
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU64, fence};
@@ -177,7 +178,7 @@ pub fn note_use(strange: bool) {
             }
         } else if n < STRANGE_MAX {
             uses.strange.store(n + STRANGE, Relaxed);
-        } else {
+        } else if !ablation::is_on(Switch::Arcs) {
             ANY.store(true, SeqCst);
         }
     });

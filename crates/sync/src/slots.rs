@@ -4,6 +4,7 @@
 //! [`PerSlot`] has a part for each of [`count`] numbers; where threads are more, several share a part. So parts are for
 //! what may be shared (atomics, locks), and are shared only where threads outnumber them.
 
+use crate::ablation::{self, Switch};
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::sync::OnceLock;
@@ -40,12 +41,12 @@ thread_local! {
 }
 
 /// The number of this thread: small, and of no other thread that lives. Of a thread under the scheduler of tests the number
-/// that it has there, so that runs with the same seed are the same.
+/// that it has there, so that runs with the same seed are the same. All have number 0 with [`Switch::Slots`].
 #[inline]
 pub fn mine() -> usize {
     #[cfg(feature = "schedule")]
     if let Some(n) = crate::schedule::number() {
-        return n;
+        return if ablation::is_on(Switch::Slots) { 0 } else { n };
     }
     let n = MINE.get();
     if n == NONE { first() } else { n }
@@ -53,6 +54,10 @@ pub fn mine() -> usize {
 
 #[cold]
 fn first() -> usize {
+    if ablation::is_on(Switch::Slots) {
+        MINE.set(0);
+        return 0;
+    }
     let mut numbers = NUMBERS.lock();
     let n = numbers.free.pop_first().unwrap_or_else(|| {
         numbers.next += 1;
@@ -71,6 +76,9 @@ fn first() -> usize {
 pub fn count() -> usize {
     static COUNT: OnceLock<usize> = OnceLock::new();
     *COUNT.get_or_init(|| {
+        if ablation::is_on(Switch::Slots) {
+            return 1;
+        }
         let cpus = rustix::thread::sched_getaffinity(None).map_or(1, |set| set.count() as usize);
         (2 * cpus).next_power_of_two().clamp(*SLOTS.start(), *SLOTS.end())
     })

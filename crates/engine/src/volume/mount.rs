@@ -21,7 +21,7 @@ use braidfs_format::BLOCK_BYTES;
 use braidfs_format::block::{BlockKind, other_copy_lost};
 use braidfs_format::domain::{CLEAN, DomainHeader, FAILED};
 use braidfs_format::super_block::SuperBlock;
-use braidfs_sync::{Mutex, RwLock};
+use braidfs_sync::{Mutex, RwLock, ablation};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -41,6 +41,10 @@ impl Volume {
     /// # Errors
     /// No braidfs volume, a newer format, a device missing or too small, damage that recovery cannot pass.
     pub fn mount(devices: Vec<Arc<dyn Device>>, mut options: MountOptions) -> Result<Volume> {
+        let switches = ablation::check().map_err(|_| Error::Invalid("BRAIDFS_ABLATION names no switch"))?;
+        if !switches.is_empty() {
+            tracing::warn!("switches for experiments are on (BRAIDFS_ABLATION): threads share more than they need");
+        }
         if options.cache_bytes == 0 {
             options.cache_bytes = rustix::system::sysinfo().totalram / 4;
         }

@@ -67,6 +67,12 @@ impl Svg {
         let list: Vec<String> = points.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
         self.add(format_args!(r#"<polyline class="curve" stroke="{stroke}" points="{}"/>"#, list.join(" ")));
     }
+    /// A filled area of a class within points, with a tip.
+    pub fn area(&mut self, points: &[(f64, f64)], class: &str, tip: &str) {
+        let list: Vec<String> = points.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
+        let (list, tip) = (list.join(" "), escape(tip));
+        self.add(format_args!(r#"<polygon class="{class}" points="{list}"><title>{tip}</title></polygon>"#));
+    }
     /// One of five shapes, with a tip.
     pub fn marker(&mut self, (x, y): (f64, f64), shape: usize, fill: &str, tip: &str) {
         let r = 3.6;

@@ -13,6 +13,7 @@
 
 use crate::cell::Cell;
 use crate::types::{NodeId, hashed_place};
+use braidfs_sync::ablation::{self, Switch};
 use braidfs_sync::pins;
 use braidfs_sync::published::{self, Place};
 use std::marker::PhantomData;
@@ -56,6 +57,8 @@ type Table = Box<[AtomicPtr<Run>]>;
 pub(super) struct CellIndex {
     /// The last of `tables`; null where there is none.
     now: AtomicPtr<Table>,
+    /// Nobody looks: all count (`Switch::Arcs`).
+    counted: bool,
 }
 
 /// What only the thread that has the shard locked looks at.
@@ -120,7 +123,7 @@ fn search(table: &Table, number: u64) -> impl Iterator<Item = &AtomicPtr<Run>> {
 
 impl CellIndex {
     pub(super) fn new() -> Self {
-        Self { now: AtomicPtr::default() }
+        Self { now: AtomicPtr::default(), counted: ablation::is_on(Switch::Arcs) }
     }
 
     fn table(&self) -> Option<&Table> {
@@ -148,9 +151,12 @@ impl CellIndex {
     }
 
     /// The cell of this number, if there is one, and something to look at it with. `Err` where this thread looks at too many
-    /// already.
+    /// already, or none does.
     #[inline]
     pub(super) fn look(&self, ino: NodeId) -> Result<Option<Looked<'_>>, ()> {
+        if self.counted {
+            return Err(());
+        }
         let Some(place) = self.place(ino) else { return Ok(None) };
         loop {
             let Some(found) = NonNull::new(place.load(Acquire)) else { return Ok(None) };
