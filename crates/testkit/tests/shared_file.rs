@@ -121,7 +121,7 @@ fn threads_overwrite_one_file_over_commits() {
                             _ = v.setattr(ino, &SetAttr { size, ..SetAttr::default() }).unwrap();
                         }
                         3 => _ = v.setattr(ino, &SetAttr { mode: Some(0o600), ..SetAttr::default() }).unwrap(),
-                        _ => std::thread::sleep(Duration::from_micros(n % 700)),
+                        _ => std::thread::sleep(Duration::from_millis(n % 4)),
                     }
                 }
             }),
