@@ -48,14 +48,13 @@ fn common(v: &Volume, f: &OpenFile) -> Vec<u64> {
 }
 
 /// Two that overwrite, two that look, and one that does all else to the file that concerns its pages, over many commits.
-#[test]
-fn threads_overwrite_one_file_over_commits() {
+fn overwritten_over_commits(cached_above: bool) {
     let device: Arc<dyn Device> = Arc::new(MemDevice::new((128 << 20) / 4096));
     mkfs::format(std::slice::from_ref(&device), &MkfsOptions { domains: Some(1), ..MkfsOptions::default() }).unwrap();
     let options = MountOptions {
         commit_interval: Duration::from_millis(5),
         background: true,
-        cached_above: env_number("BRAIDFS_SEED", 1) % 2 == 0,
+        cached_above,
         ..MountOptions::default()
     };
     let v = Volume::mount(vec![device.clone()], options.clone()).unwrap();
@@ -114,7 +113,7 @@ fn threads_overwrite_one_file_over_commits() {
                 while !stop.load(SeqCst) {
                     n += 1;
                     match n % 5 {
-                        0 => v.fsync(ino, n % 2 == 0).unwrap(),
+                        0 => v.fsync(ino, n.is_multiple_of(2)).unwrap(),
                         1 => _ = v.append(&f, &[7; 100]).unwrap(),
                         2 => {
                             let size = Some((PAGES * PAGE) as u64 + n % 9000);
@@ -147,6 +146,16 @@ fn threads_overwrite_one_file_over_commits() {
     let v = Volume::mount(vec![device], options).unwrap();
     assert!(look(&v) == before, "what was written is there after a mount");
     v.unmount().unwrap();
+}
+
+#[test]
+fn threads_overwrite_one_file_over_commits() {
+    overwritten_over_commits(false);
+}
+
+#[test]
+fn threads_overwrite_one_file_whose_written_pages_are_given_up() {
+    overwritten_over_commits(true);
 }
 
 #[cfg(feature = "schedule")]

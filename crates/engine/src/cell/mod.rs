@@ -27,7 +27,8 @@ use braidfs_format::inode::{Link, Xattr};
 use braidfs_sync::{BiasedRwLock, Mutex, rank};
 use dir::DirIndex;
 use extents::ExtentMap;
-use pages::{PageMap, Writers};
+use pages::PageMap;
+use pages::locks::Writers;
 use smallvec::SmallVec;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, Ordering::Relaxed};
 

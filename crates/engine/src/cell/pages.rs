@@ -8,17 +8,17 @@
 //! - A bit of `dirty` is set for a cached page only; `pages` and `dirty` are the numbers over all groups.
 //!
 //! - A group has locks of its pages ([`shared`]) only while a page of it is dirty; bytes and clones of pages are handed out
-//!   with the map borrowed alone, or by a [`View`].
+//!   with the map borrowed alone, or by a view ([`shared`]).
 //!
 //! Not promised: any locking but that of [`shared`] (the file's cell does that). Look-ups through `&PageMap` write no shared
 //! memory but for a page's bit in `hot`, and that only where it is not set yet.
 
+pub mod locks;
 pub mod shared;
-
-pub use shared::{View, Writers};
 
 use super::frames::Frame;
 use braidfs_format::BLOCK_BYTES;
+use locks::{Locks, PAGES};
 use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -86,7 +86,7 @@ impl std::fmt::Debug for Page {
 }
 
 /// Pages of a group.
-const GROUP: u64 = 64;
+const GROUP: u64 = PAGES as u64;
 
 /// The pages of 64 consecutive blocks, and a bit for each: dirty, and used since the evictor last came by.
 #[derive(Debug)]
@@ -94,7 +94,7 @@ struct Group {
     pages: [Option<Page>; GROUP as usize],
     dirty: u64,
     hot: AtomicU64,
-    locks: Option<Box<shared::Locks>>,
+    locks: Option<Box<Locks>>,
 }
 
 impl Group {

@@ -2,7 +2,7 @@
 
 use super::PAGE;
 use crate::cell::extents::ExtentMap;
-use crate::cell::pages::View;
+use crate::cell::pages::shared::View;
 use crate::cell::{Body, Cell, FileBody, State};
 use crate::error::{Error, Result};
 use crate::planted::sharing::{Place, share};

@@ -11,44 +11,15 @@
 //!
 //! This is a low-level module with unsafe code: a page is written through a shared reference.
 
+use super::locks::{Lock, Locks};
 use super::{GROUP, Group, Page, PageMap, place};
 use braidfs_format::BLOCK_BYTES;
-use braidfs_sync::{RwLock, RwLockReadGuard, RwLockWriteGuard, rank};
+use braidfs_sync::{RwLockReadGuard, RwLockWriteGuard};
 use smallvec::SmallVec;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// A view of more pages takes the file's lock alone rather than so many: a mebibyte, and what it begins and ends in.
 const VIEW_PAGES: u64 = 257;
-/// Lines that a processor fetches together.
-const PAIR: usize = 2;
-
-type Lock = RwLock<(), rank::PageBytes>;
-
-#[derive(Debug)]
-#[repr(align(64))]
-struct Line(Lock);
-
-/// The locks of a group's pages.
-#[derive(Debug)]
-pub(super) struct Locks([Line; GROUP as usize]);
-
-/// Pages that lie side by side have locks that do not: threads often share a file block by block.
-fn spread(i: usize) -> usize {
-    let n = GROUP as usize;
-    i * PAIR % n + i * PAIR / n
-}
-
-impl Locks {
-    fn new(group: u64) -> Box<Self> {
-        let n = GROUP as usize;
-        let page = |line: usize| (line / PAIR + line % PAIR * (n / PAIR)) as u64;
-        Box::new(Self(std::array::from_fn(|line| Line(RwLock::keyed((), group * GROUP + page(line))))))
-    }
-    fn of(&self, i: usize) -> &Lock {
-        &self.0[spread(i)].0
-    }
-}
-
 impl Group {
     /// The lock of a page that may be overwritten by who has the map for reading.
     fn lock(&self, i: usize) -> Option<&Lock> {
@@ -159,34 +130,6 @@ impl View<'_> {
     }
 }
 
-/// Whether several threads overwrite a file: they take turns.
-#[derive(Debug, Default)]
-pub struct Writers {
-    last: u16,
-    turns: u16,
-}
-
-impl Writers {
-    /// So many turns say it: as many as make a lock biased towards readers, where threads are few.
-    const TURNS: u16 = 3;
-
-    /// This thread overwrites; whether several do.
-    #[inline]
-    pub fn note(&mut self, thread: u16) -> bool {
-        if self.last != thread {
-            self.last = thread;
-            // the first writer is no turn
-            self.turns = (self.turns + 1).min(Self::TURNS + 1);
-        }
-        self.are_several()
-    }
-
-    /// Whether several do, as far as is known.
-    pub fn are_several(&self) -> bool {
-        self.turns > Self::TURNS
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -199,18 +142,6 @@ mod tests {
         let mut m = PageMap::new();
         (0..n).for_each(|l| assert!(m.put_dirty(l, Page::zeroed())));
         m
-    }
-
-    #[test]
-    fn each_page_of_a_group_has_a_line_of_its_own() {
-        let mut lines: Vec<usize> = (0..GROUP as usize).map(spread).collect();
-        assert!(lines.windows(2).all(|w| w[0] / PAIR != w[1] / PAIR));
-        lines.sort_unstable();
-        assert!(lines.into_iter().eq(0..GROUP as usize));
-        assert_eq!(align_of::<Locks>(), 64);
-        if !braidfs_sync::CHECKED {
-            assert_eq!(size_of::<Locks>(), 4096);
-        }
     }
 
     #[test]
@@ -249,14 +180,6 @@ mod tests {
         assert!(m.view(0, 599).is_none() && m.view(0, VIEW_PAGES).is_none());
         assert!(m.view(100, 100 + VIEW_PAGES - 1).is_some());
         assert!(m.view_alone().get(599).is_some());
-    }
-
-    #[test]
-    fn three_turns_make_several_writers() {
-        let mut w = Writers::default();
-        assert!((0..100).all(|_| !w.note(5)));
-        assert!([6, 6, 5, 5].iter().all(|t| !w.note(*t)));
-        assert!(w.note(6) && w.note(6) && w.are_several());
     }
 
     /// Two that overwrite a range of three pages, whole or in part, and one that looks at it, which is never torn.
