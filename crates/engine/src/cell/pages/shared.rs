@@ -32,7 +32,8 @@ pub struct View<'a> {
     map: &'a PageMap,
     first: u64,
     last: u64,
-    _locks: SmallVec<[RwLockReadGuard<'a, ()>; 4]>,
+    /// Not within the view, which nearly always has none, and is moved about.
+    _locks: Vec<RwLockReadGuard<'a, ()>>,
 }
 
 impl View<'_> {
@@ -99,7 +100,7 @@ impl PageMap {
     /// The pages `first ..= last`, for who has the map for reading; `None` where they are too many to lock.
     #[inline]
     pub fn view(&self, first: u64, last: u64) -> Option<View<'_>> {
-        let mut view = View { map: self, first, last, _locks: SmallVec::new() };
+        let mut view = View { map: self, first, last, _locks: Vec::new() };
         if self.groups.shared > 0 {
             view.lock()?;
         }
@@ -108,7 +109,7 @@ impl PageMap {
 
     /// All pages, for who has the map alone.
     pub fn view_alone(&mut self) -> View<'_> {
-        View { map: self, first: 0, last: u64::MAX, _locks: SmallVec::new() }
+        View { map: self, first: 0, last: u64::MAX, _locks: Vec::new() }
     }
 }
 
