@@ -4,7 +4,7 @@
 //! `BRAIDFS_SEED`, `BRAIDFS_THREAD_OPS` (per thread, default 20 000) for real threads; `BRAIDFS_SHARED_RUNS` (default 60) for
 //! runs under the scheduler.
 
-use braidfs::{Cred, FileKind, MkfsOptions, MountOptions, NewNode, NodeId, OpenFile, SetAttr, Timestamp, Volume, mkfs};
+use braidfs::{Cred, FileKind, MkfsOptions, MountOptions, NewNode, NodeId, OpenFile, SetAttr, Volume, mkfs};
 use braidfs_device::{Device, MemDevice};
 use braidfs_testkit::env_number;
 use braidfs_testkit::walk::fsck;
@@ -161,6 +161,7 @@ fn threads_overwrite_one_file_whose_written_pages_are_given_up() {
 #[cfg(feature = "schedule")]
 mod crashes {
     use super::*;
+    use braidfs::Timestamp;
     use braidfs::types::Overwrite;
     use braidfs_device::RecordDevice;
     use braidfs_sync::schedule;
