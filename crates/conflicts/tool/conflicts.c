@@ -147,8 +147,9 @@ static UInt cpus;
 static ULong clock_ns;
 static Line* recent[64]; /* lines found lately */
 
-/* The clock that the client sees: it starts at this second, and every look takes so long. */
-static const ULong CLOCK_START_S = 1767225600ULL, CLOCK_STEP_NS = 1000;
+/* The clock that the client sees: it starts at this second, every look takes so long, as one without a system call does, and
+ * the coarse clocks tick so seldom, as Linux' do with 250 ticks a second. */
+static const ULong CLOCK_START_S = 1767225600ULL, CLOCK_STEP_NS = 20, CLOCK_TICK_NS = 4000000;
 
 /* ---- lines ---- */
 
@@ -377,8 +378,10 @@ static void after_call(ThreadId tid, UInt call, UWord* args, UInt nargs, SysRes 
          * moment of this clock waits for ever, as the kernel's is far behind. */
         struct vki_timespec* at = (struct vki_timespec*)args[1];
         clock_ns += CLOCK_STEP_NS;
-        at->tv_sec = CLOCK_START_S + clock_ns / 1000000000ULL;
-        at->tv_nsec = clock_ns % 1000000000ULL;
+        const Bool coarse = args[0] == 5 || args[0] == 6; /* CLOCK_REALTIME_COARSE, CLOCK_MONOTONIC_COARSE */
+        const ULong ns = coarse ? clock_ns - clock_ns % CLOCK_TICK_NS : clock_ns;
+        at->tv_sec = CLOCK_START_S + ns / 1000000000ULL;
+        at->tv_nsec = ns % 1000000000ULL;
     } else if (call == __NR_prctl && args[0] == PR_GET_AUXV) {
         /* valgrind hides the vDSO, but knows of auxv(5) only, not of this other way to it */
         for (UWord* entry = (UWord*)args[1]; (UChar*)(entry + 2) <= (UChar*)args[1] + args[2] && entry[0] != AT_NULL; entry += 2)

@@ -56,7 +56,7 @@ impl Model {
     }
 }
 
-fn model() -> Arc<Model> {
+fn model() -> Model {
     let m = Model {
         bias: Bias::new(),
         lines: [Line::new(), Line::new()],
@@ -64,7 +64,7 @@ fn model() -> Arc<Model> {
         value: UnsafeCell::new((0, 0)),
     };
     m.bias.set();
-    Arc::new(m)
+    m
 }
 
 // What each thread does, with the mark set at first.
@@ -72,7 +72,7 @@ fn run(one: &'static [u8], other: &'static [u8]) {
     let mut b = loom::model::Builder::new();
     b.preemption_bound = Some(3);
     b.check(move || {
-        let m = model();
+        let m = Arc::new(model());
         let threads: Vec<_> = [one, other]
             .into_iter()
             .enumerate()
@@ -209,7 +209,7 @@ fn the_end_of_an_inode_is_seen_by_one() {
 fn a_reader_goes_on_to_another_lock() {
     const OTHER: usize = 512;
     check(|| {
-        let m = model();
+        let m = Arc::new(model());
         let reader = {
             let m = m.clone();
             thread::spawn(move || {
@@ -229,7 +229,7 @@ fn a_reader_goes_on_to_another_lock() {
 #[test]
 fn who_tries_to_write_leaves_readers_alone() {
     check(|| {
-        let m = model();
+        let m = Arc::new(model());
         let reader = {
             let m = m.clone();
             thread::spawn(move || {
@@ -252,4 +252,134 @@ fn who_tries_to_write_leaves_readers_alone() {
         m.write();
         reader.join().unwrap();
     });
+}
+
+/// A file that several threads overwrite: who writes and who reads has its cell for reading, and takes the lock of a page
+/// that is dirty; a commit, and who dirties the page again, has the cell alone.
+struct File {
+    cell: Model,
+    dirty: UnsafeCell<bool>,
+    page: Mutex<()>,
+    bytes: UnsafeCell<(u32, u32)>,
+    /// What the last commit took.
+    taken: UnsafeCell<u32>,
+}
+
+impl File {
+    fn alone(&self, f: impl FnOnce(&mut bool, &UnsafeCell<(u32, u32)>)) {
+        let _below = self.cell.below.lock().unwrap();
+        if self.cell.bias.clear() {
+            before_looking();
+            for line in &self.cell.lines {
+                while line.has(LOCK) {
+                    thread::yield_now();
+                }
+            }
+        }
+        self.dirty.with_mut(|d| f(unsafe { &mut *d }, &self.bytes));
+    }
+    /// With the cell for reading: published where the lock is biased, else counted.
+    fn together(&self, thread: usize, f: impl FnOnce(bool)) {
+        let dirty = || self.dirty.with(|d| unsafe { *d });
+        if let Some(place) = self.cell.bias.enter(|| self.cell.lines[thread].publish(LOCK)) {
+            f(dirty());
+            return place.clear();
+        }
+        let _below = self.cell.below.lock().unwrap();
+        f(dirty());
+        self.cell.bias.turn(thread as u32 + 1, 2);
+    }
+    fn add(bytes: &UnsafeCell<(u32, u32)>) {
+        bytes.with_mut(|b| unsafe {
+            (*b).0 += 1;
+            (*b).1 += 1;
+        });
+    }
+    fn write(&self, thread: usize) {
+        let mut done = false;
+        self.together(thread, |dirty| {
+            if dirty {
+                let _page = self.page.lock().unwrap();
+                Self::add(&self.bytes);
+                done = true;
+            }
+        });
+        if !done {
+            self.alone(|dirty, bytes| {
+                *dirty = true;
+                Self::add(bytes);
+            });
+        }
+    }
+    fn look(&self) {
+        self.bytes.with(|b| assert_eq!(unsafe { (*b).0 }, unsafe { (*b).1 }));
+    }
+    /// `locks`: as it must; else as a reader that does not know of writers.
+    fn read(&self, thread: usize, locks: bool) {
+        self.together(thread, |dirty| {
+            let _page = (dirty && locks).then(|| self.page.lock().unwrap());
+            self.look();
+        });
+    }
+    fn commit(&self) {
+        self.alone(|dirty, bytes| {
+            self.look();
+            let now = bytes.with(|b| unsafe { (*b).0 });
+            self.taken.with_mut(|t| unsafe { *t = now });
+            *dirty = false;
+        });
+    }
+}
+
+// `w`rite, `r`ead, a `c`areless read, `C`ommit, of two threads on a dirty page.
+fn overwrite(one: &'static [u8], other: &'static [u8]) {
+    check(move || {
+        let file = File {
+            cell: model(),
+            dirty: UnsafeCell::new(true),
+            page: Mutex::new(()),
+            bytes: UnsafeCell::new((0, 0)),
+            taken: UnsafeCell::new(0),
+        };
+        let file = Arc::new(file);
+        let threads: Vec<_> = [one, other]
+            .into_iter()
+            .enumerate()
+            .map(|(i, ops)| {
+                let file = file.clone();
+                thread::spawn(move || {
+                    ops.iter().for_each(|op| match op {
+                        b'w' => file.write(i),
+                        b'C' => file.commit(),
+                        _ => file.read(i, *op == b'r'),
+                    });
+                })
+            })
+            .collect();
+        threads.into_iter().for_each(|t| t.join().unwrap());
+        let writes = [one, other].concat().iter().filter(|op| **op == b'w').count() as u32;
+        file.alone(|dirty, bytes| {
+            let (all, taken) = (bytes.with(|b| unsafe { (*b).0 }), file.taken.with(|t| unsafe { *t }));
+            assert_eq!(all, writes, "a write is gone");
+            assert!(*dirty || taken == all, "a clean page is what the commit took");
+        });
+    });
+}
+
+#[test]
+fn a_page_is_overwritten_by_one_at_a_time() {
+    overwrite(b"ww", b"wr");
+    overwrite(b"wr", b"rw");
+}
+
+#[test]
+fn a_commit_takes_whole_writes() {
+    overwrite(b"wr", b"Cw");
+    overwrite(b"wC", b"wr");
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn a_reader_that_takes_no_lock_of_a_dirty_page_is_seen() {
+    overwrite(b"w", b"c");
 }

@@ -152,6 +152,9 @@ ranks! {
     /// The ends of the journal ring.
     JournalRing = 8, "journal" 2, One, (): "journal ring";
 
+    /// Bytes of a dirty page, where several threads overwrite a file; the key is the block.
+    PageBytes = 8, "page" 0, Rising, u64: "page";
+
     /// A shard of the table of cells.
     CellShard = 8, "cells" 0, One, (): "shard of cells";
 

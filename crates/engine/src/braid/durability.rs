@@ -180,6 +180,14 @@ impl Durability {
         self.data_at = self.version;
     }
 
+    /// Whether the newest version is one of what an fdatasync makes durable. More content may join it while pages are dirty:
+    /// an fsync and a transaction that take a version along take all dirty pages with it, and whoever dirties a page again
+    /// makes a version.
+    #[inline]
+    pub fn version_is_of_data(&self) -> bool {
+        self.data_at == self.version
+    }
+
     /// Names changed, with the newest version.
     pub fn operation_changes_names(&mut self) {
         self.linked_at = self.version;

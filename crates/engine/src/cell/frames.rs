@@ -10,8 +10,9 @@
 //!
 //! Not promised: that a chunk with one frame in use gives the others' memory back.
 //!
-//! This is a low-level module: with unsafe code, as `cell/opened.rs` and `cell/cache/index.rs` are. A [`Frame`] shares its bytes as an `Arc` does;
-//! all that is unsafe is its count, and where frames come from and go to. Locks: a list, then the pool; leaves.
+//! This is a low-level module: with unsafe code, as `cell/opened.rs`, `cell/cache/index.rs` and `cell/pages/shared.rs` are.
+//! A [`Frame`] shares its bytes as an `Arc` does; all that is unsafe is its count, and where frames come from and go to.
+//! Locks: a list, then the pool; leaves.
 
 use crate::types::thread_slot;
 use braidfs_format::BLOCK_BYTES;
@@ -108,10 +109,31 @@ impl Frame {
             None => *self = Self::copy_of(bytes),
         }
     }
+    /// Whether this is the only reference: while nobody clones it, it stays so.
+    pub fn is_alone(&self) -> bool {
+        // Acquire: what others did with the bytes before they let go of them came before
+        count(self.0).load(Acquire) == 1
+    }
+    /// Changes the bytes from `offset` on, of a frame that others see, too.
+    ///
+    /// # Safety
+    /// This is the only reference to the frame, nobody clones it, and nobody else reads or writes the bytes meanwhile; so
+    /// there is no reference to them.
+    ///
+    /// # Panics
+    /// Where `bytes` do not fit (a bug of ours).
+    pub unsafe fn write_locked(&self, offset: usize, bytes: &[u8]) {
+        assert!(bytes.len() <= BLOCK_BYTES && offset <= BLOCK_BYTES - bytes.len());
+        if bytes.len() == BLOCK_BYTES {
+            prefetch(self.0);
+        }
+        // SAFETY: in the block, as was just checked; nobody else has to do with its bytes, says the caller. The source is
+        // none of them for the same reason.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.0.as_ptr().cast::<u8>().add(offset), bytes.len()) };
+    }
     /// The bytes, to change, where nobody shares them.
     pub fn get_mut(&mut self) -> Option<&mut Bytes> {
-        // Acquire: what others did with the bytes before they let go of them came before
-        if count(self.0).load(Acquire) != 1 {
+        if !self.is_alone() {
             return None;
         }
         // SAFETY: of one reference, the one that `&mut self` is of, there are no others, and none can come.

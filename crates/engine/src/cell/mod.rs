@@ -28,6 +28,7 @@ use braidfs_sync::{BiasedRwLock, Mutex, rank};
 use dir::DirIndex;
 use extents::ExtentMap;
 use pages::PageMap;
+use pages::locks::Writers;
 use smallvec::SmallVec;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, Ordering::Relaxed};
 
@@ -50,6 +51,8 @@ pub struct Cell {
     /// It has, or once had, no name: whoever opens or closes it looks into the state. Set before `opens` is looked at,
     /// read after `opens` was changed.
     pub nameless: AtomicBool,
+    /// Several threads overwrite it: they try with `state` locked for reading first ([`pages::shared`]).
+    pub wide: AtomicBool,
     /// The thread that was the last to count itself in `opens`.
     pub opener: AtomicU16,
     /// Open handles that are counted here; others are pins ([`opened`]).
@@ -75,6 +78,8 @@ pub struct FileBody {
     pub reserved: u64,
     /// Whether extents were written by the cleaner or are large: goes to the cold log.
     pub cold: bool,
+    /// Who overwrites it.
+    pub writers: Writers,
 }
 
 /// Content of a directory.
@@ -170,6 +175,7 @@ impl Cell {
             opens: AtomicU32::new(0),
             inflight: AtomicU32::new(0),
             hot: AtomicBool::new(true),
+            wide: AtomicBool::new(false),
             sync: Mutex::new(()),
         }
     }

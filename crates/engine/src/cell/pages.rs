@@ -7,11 +7,18 @@
 //! - A dirty page is never evicted, and never replaced by what a reader brings from disk.
 //! - A bit of `dirty` is set for a cached page only; `pages` and `dirty` are the numbers over all groups.
 //!
-//! Not promised: any locking (the file's cell does that). Look-ups through `&PageMap` write no shared memory
-//! but for a page's bit in `hot`, and that only where it is not set yet.
+//! - A group has locks of its pages ([`shared`]) only while a page of it is dirty; bytes and clones of pages are handed out
+//!   with the map borrowed alone, or by a view ([`shared`]).
+//!
+//! Not promised: any locking but that of [`shared`] (the file's cell does that). Look-ups through `&PageMap` write no shared
+//! memory but for a page's bit in `hot`, and that only where it is not set yet.
+
+pub mod locks;
+pub mod shared;
 
 use super::frames::Frame;
 use braidfs_format::BLOCK_BYTES;
+use locks::{Locks, PAGES};
 use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -79,7 +86,7 @@ impl std::fmt::Debug for Page {
 }
 
 /// Pages of a group.
-const GROUP: u64 = 64;
+const GROUP: u64 = PAGES as u64;
 
 /// The pages of 64 consecutive blocks, and a bit for each: dirty, and used since the evictor last came by.
 #[derive(Debug)]
@@ -87,11 +94,22 @@ struct Group {
     pages: [Option<Page>; GROUP as usize],
     dirty: u64,
     hot: AtomicU64,
+    locks: Option<Box<Locks>>,
 }
 
 impl Group {
     fn new() -> Box<Self> {
-        Box::new(Self { pages: [const { None }; GROUP as usize], dirty: 0, hot: AtomicU64::new(0) })
+        let pages = [const { None }; GROUP as usize];
+        Box::new(Self { pages, dirty: 0, hot: AtomicU64::new(0), locks: None })
+    }
+    /// Marks pages clean; how many of them were dirty. With the last dirty page the locks go, which `unshared` counts.
+    fn clean(&mut self, mask: u64, unshared: &mut u32) -> usize {
+        let gone = self.dirty & mask;
+        self.dirty &= !mask;
+        if self.dirty == 0 && self.locks.take().is_some() {
+            *unshared += 1;
+        }
+        gone.count_ones() as usize
     }
     fn is_empty(&self) -> bool {
         self.pages.iter().all(Option::is_none)
@@ -147,6 +165,8 @@ struct Groups {
     high: Option<Box<Far>>,
     /// In `low` and `high`.
     count: u32,
+    /// Those of them that have locks.
+    shared: u32,
 }
 
 impl Groups {
@@ -281,7 +301,17 @@ impl PageMap {
     }
 
     /// The page at `lblk`.
-    pub fn get(&self, lblk: u64) -> Option<&Page> {
+    pub fn get(&mut self, lblk: u64) -> Option<&Page> {
+        self.look(lblk)
+    }
+
+    /// Whether the page at `lblk` is cached.
+    pub fn has(&self, lblk: u64) -> bool {
+        let (g, i) = place(lblk);
+        self.groups.get(g).is_some_and(|g| g.pages[i].is_some())
+    }
+
+    fn look(&self, lblk: u64) -> Option<&Page> {
         let (g, i) = place(lblk);
         let g = self.groups.get(g)?;
         let page = g.pages[i].as_ref()?;
@@ -353,12 +383,12 @@ impl PageMap {
     }
 
     /// All dirty pages, as runs of consecutive blocks of at most `max_run` pages each. They stay dirty.
-    pub fn dirty_runs(&self, max_run: usize) -> Vec<(u64, Vec<Page>)> {
+    pub fn dirty_runs(&mut self, max_run: usize) -> Vec<(u64, Vec<Page>)> {
         self.dirty_runs_in(0, u64::MAX, max_run)
     }
 
     /// As [`Self::dirty_runs`], of the blocks `[from, to)`.
-    pub fn dirty_runs_in(&self, from: u64, to: u64, max_run: usize) -> Vec<(u64, Vec<Page>)> {
+    pub fn dirty_runs_in(&mut self, from: u64, to: u64, max_run: usize) -> Vec<(u64, Vec<Page>)> {
         let mut runs: Vec<(u64, Vec<Page>)> = Vec::new();
         for lblk in self.dirty_in(from, to) {
             let (g, i) = place(lblk);
@@ -379,29 +409,29 @@ impl PageMap {
         if from >= to {
             return;
         }
+        let mut unshared = 0;
         for (g, group) in self.groups.range_mut(from / GROUP, to.div_ceil(GROUP)) {
-            let gone = group.dirty & mask(g, from, to);
-            group.dirty &= !gone;
-            self.dirty -= gone.count_ones() as usize;
+            self.dirty -= group.clean(mask(g, from, to), &mut unshared);
         }
+        self.groups.shared -= unshared;
     }
 
     /// Marks those pages of a run clean that still are what was written out. A page that was changed meanwhile
     /// is another buffer, because the run given here shared the old one, and stays dirty. Gives how many became
     /// clean.
     pub fn mark_written(&mut self, lblk: u64, pages: &[Page]) -> usize {
-        let mut n = 0;
+        let (mut n, mut unshared) = (0, 0);
         for (at, page) in (lblk..).zip(pages) {
             let (g, i) = place(at);
             if let Some(group) = self.groups.get_mut(g)
                 && group.dirty >> i & 1 == 1
                 && group.pages[i].as_ref().is_some_and(|p| p.same(page))
             {
-                group.dirty &= !(1 << i);
-                n += 1;
+                n += group.clean(1 << i, &mut unshared);
             }
         }
         self.dirty -= n;
+        self.groups.shared -= unshared;
         n
     }
 
@@ -411,11 +441,10 @@ impl PageMap {
             return 0;
         }
         let before = self.dirty;
-        let mut empty = Vec::new();
+        let (mut empty, mut unshared) = (Vec::new(), 0);
         for (g, group) in self.groups.range_mut(from / GROUP, to.div_ceil(GROUP)) {
             let gone = mask(g, from, to);
-            self.dirty -= (group.dirty & gone).count_ones() as usize;
-            group.dirty &= !gone;
+            self.dirty -= group.clean(gone, &mut unshared);
             *group.hot.get_mut() &= !gone;
             for i in bits(gone) {
                 self.pages -= usize::from(group.pages[i as usize].take().is_some());
@@ -424,6 +453,7 @@ impl PageMap {
                 empty.push(g);
             }
         }
+        self.groups.shared -= unshared;
         for g in empty {
             self.groups.remove(g);
         }
@@ -607,11 +637,17 @@ mod tests {
 
     proptest! {
         #[test]
-        fn like_a_table(ops in prop::collection::vec((0..10u8, block(), block(), any::<u8>()), 1..200)) {
+        fn like_a_table(ops in prop::collection::vec((0..11u8, block(), block(), any::<u8>()), 1..200)) {
             let mut m = PageMap::new();
             let mut model: BTreeMap<u64, (u8, bool)> = BTreeMap::new();
             for (op, a, b, v) in ops {
                 match op {
+                    10 => {
+                        m.share(a, b.clamp(a, a + 200));
+                        let dirty = model.get(&a).is_some_and(|o| o.1);
+                        model.entry(a).and_modify(|o| if o.1 { o.0 = v });
+                        prop_assert_eq!(m.overwrite(a * 4096, &[v; BLOCK_BYTES]), dirty);
+                    }
                     9 => {
                         let (from, to) = (a.min(b), a.max(b));
                         let rest = model.split_off(&from);
@@ -662,6 +698,10 @@ mod tests {
                 prop_assert_eq!(m.len(), model.len());
                 let dirty: Vec<u64> = model.iter().filter(|o| o.1.1).map(|o| *o.0).collect();
                 prop_assert_eq!(m.dirty_count(), dirty.len());
+                let shared: Vec<u64> =
+                    m.groups.range(0, u64::MAX).filter(|g| g.1.locks.is_some()).map(|g| g.1.dirty).collect();
+                prop_assert_eq!(m.groups.shared as usize, shared.len());
+                prop_assert!(shared.iter().all(|dirty| *dirty != 0));
                 let runs = m.dirty_runs(usize::MAX);
                 let in_runs: Vec<u64> = runs.iter().flat_map(|r| r.0..r.0 + r.1.len() as u64).collect();
                 prop_assert_eq!(in_runs, dirty);

@@ -129,7 +129,7 @@ impl Domain {
         let Body::File(f) = &st.body else { return Err(Error::Invalid("no file")) };
         let Some(p) = f.map.get(lblk).filter(|p| !p.unwritten) else { return Ok(0) };
         let most = u64::from(p.len).min((buf.len() / BLOCK_BYTES) as u64);
-        let n = (0..most).find(|k| f.pages.get(lblk + k).is_some()).unwrap_or(most);
+        let n = (0..most).find(|k| f.pages.has(lblk + k)).unwrap_or(most);
         let buf = &mut buf[..n as usize * BLOCK_BYTES];
         if n > 0 {
             self.store.read(p.addr, buf)?;
@@ -165,7 +165,7 @@ impl Domain {
         let mut at = first;
         let mut added = 0;
         while at < end {
-            if f.pages.get(at).is_some() {
+            if f.pages.has(at) {
                 at += 1;
                 continue;
             }
@@ -174,7 +174,7 @@ impl Domain {
                 continue;
             };
             let mut n = u64::from(p.len).min(end - at).min(READ_PAGES);
-            if let Some(k) = (1..n).find(|k| f.pages.get(at + k).is_some()) {
+            if let Some(k) = (1..n).find(|k| f.pages.has(at + k)) {
                 n = k;
             }
             let mut buf = braidfs_device::AlignedBuf::zeroed(n as usize * BLOCK_BYTES);

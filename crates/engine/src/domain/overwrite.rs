@@ -50,10 +50,10 @@ pub enum InPlace {
 impl Domain {
     /// What an fsync of the cell may write in place; see the module. The caller holds the cell's `sync`, and nothing of the
     /// file is being written ([`Cell::inflight`]).
-    pub fn overwrites(&self, st: &State) -> InPlace {
+    pub fn overwrites(&self, st: &mut State) -> InPlace {
         let o = &self.shared.options;
         let nocow = st.flags & NOCOW != 0;
-        let Body::File(f) = &st.body else { return InPlace::No };
+        let Body::File(f) = &mut st.body else { return InPlace::No };
         let few = o.overwrite == Overwrite::Auto && !self.shared.data_sums && f.pages.dirty_count() <= OVERWRITE_BLOCKS;
         if o.data == DataMode::Journal || f.inline.is_some() || !(nocow || few) {
             return InPlace::No;

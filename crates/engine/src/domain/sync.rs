@@ -120,7 +120,7 @@ impl Domain {
             || st.nlink == 0
             || cell.kind == FileKind::Dir
             || cell.inflight.load(Ordering::Acquire) > 0;
-        let place = if commits { InPlace::No } else { self.overwrites(&st) };
+        let place = if commits { InPlace::No } else { self.overwrites(&mut st) };
         let times = !data_only && self.times_pending(&st);
         let tx = e.tx();
         let dirty_tx = st.durability.dirty_tx();

@@ -204,7 +204,7 @@ impl MountedVolume {
             for l in cut {
                 if matches!(&st.body, Body::File(f) if f.inline.is_none()) {
                     d.load_pages(c, &mut st, l, 1)?;
-                    let cached = matches!(&st.body, Body::File(f) if f.pages.get(l).is_some());
+                    let cached = matches!(&st.body, Body::File(f) if f.pages.has(l));
                     if cached && !self.reserve_pages(c, &mut st, l, l) {
                         return Ok(false);
                     }

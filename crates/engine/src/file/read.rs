@@ -1,31 +1,33 @@
 //! Reading file data, SEEK_DATA and SEEK_HOLE.
 
 use super::PAGE;
-use crate::cell::{Body, Cell, State};
+use crate::cell::extents::ExtentMap;
+use crate::cell::pages::shared::View;
+use crate::cell::{Body, Cell, FileBody, State};
 use crate::error::{Error, Result};
 use crate::planted::sharing::{Place, share};
 use crate::types::*;
 use crate::volume::{MountedVolume, OpenFile, Volume};
 use std::sync::Arc;
 
+fn copy_inline(content: &[u8], offset: u64, buf: &mut [u8]) {
+    let rest = usize::try_from(offset).ok().and_then(|at| content.get(at..)).unwrap_or(&[]);
+    let n = rest.len().min(buf.len());
+    buf[..n].copy_from_slice(&rest[..n]);
+    buf[n..].fill(0);
+}
+
 /// Copies what is in memory from byte `done` of `buf` on; the first page that is missing, if any.
-fn copy_cached(st: &State, offset: u64, mut done: usize, buf: &mut [u8]) -> Option<u64> {
-    let Body::File(f) = &st.body else { return None };
-    if let Some(b) = &f.inline {
-        let rest = usize::try_from(offset).ok().and_then(|at| b.get(at..)).unwrap_or(&[]);
-        let n = rest.len().min(buf.len());
-        buf[..n].copy_from_slice(&rest[..n]);
-        buf[n..].fill(0);
-        return None;
-    }
+#[inline]
+fn copy_pages(map: &ExtentMap, pages: &View<'_>, offset: u64, mut done: usize, buf: &mut [u8]) -> Option<u64> {
     while done < buf.len() {
         let at = offset + done as u64;
         let (lblk, from) = (at / PAGE, (at % PAGE) as usize);
         let n = (PAGE as usize - from).min(buf.len() - done);
         let out = &mut buf[done..done + n];
-        match f.pages.get(lblk) {
-            Some(p) => out.copy_from_slice(&p.bytes()[from..from + n]),
-            None => match f.map.get(lblk) {
+        match pages.get(lblk) {
+            Some(p) => out.copy_from_slice(&p[from..from + n]),
+            None => match map.get(lblk) {
                 Some(p) if !p.unwritten => return Some(lblk),
                 _ => out.fill(0),
             },
@@ -41,11 +43,12 @@ impl MountedVolume {
     fn read_around_pages(
         &self,
         c: &Cell,
-        st: &State,
+        (st, pages): (&State, &View<'_>),
         offset: u64,
         (n, buf): (usize, &mut [u8]),
         mut lblk: u64,
     ) -> Result<bool> {
+        let Body::File(f) = &st.body else { return Ok(false) };
         if !self.shared.options.cached_above || !offset.is_multiple_of(PAGE) {
             return Ok(false);
         }
@@ -55,7 +58,7 @@ impl MountedVolume {
             if read == 0 {
                 return Ok(false);
             }
-            match copy_cached(st, offset, (at + read).min(n), &mut buf[..n]) {
+            match copy_pages(&f.map, pages, offset, (at + read).min(n), &mut buf[..n]) {
                 None => return Ok(true),
                 Some(next) => lblk = next,
             }
@@ -71,21 +74,45 @@ impl MountedVolume {
         f: impl Fn(&State) -> R,
     ) -> Result<(usize, R)> {
         loop {
-            let missing = {
+            let (first, end) = {
                 let st = c.state.read();
                 let n = st.size.saturating_sub(offset).min(buf.len() as u64) as usize;
-                match copy_cached(&st, offset, 0, &mut buf[..n]) {
-                    None => return Ok((n, f(&st))),
-                    Some(lblk) if self.read_around_pages(c, &st, offset, (n, buf), lblk)? => return Ok((n, f(&st))),
-                    Some(lblk) => (lblk, (offset + n as u64).div_ceil(PAGE)),
+                let Body::File(file) = &st.body else { return Ok((n, f(&st))) };
+                if let Some(b) = &file.inline {
+                    copy_inline(b, offset, &mut buf[..n]);
+                    return Ok((n, f(&st)));
                 }
+                if n == 0 {
+                    return Ok((n, f(&st)));
+                }
+                let (first, last) = (offset / PAGE, (offset + n as u64 - 1) / PAGE);
+                let missing = match file.pages.view(first, last) {
+                    Some(pages) => match copy_pages(&file.map, &pages, offset, 0, &mut buf[..n]) {
+                        None => return Ok((n, f(&st))),
+                        Some(lblk) if self.read_around_pages(c, (&st, &pages), offset, (n, buf), lblk)? => {
+                            return Ok((n, f(&st)));
+                        }
+                        Some(lblk) => lblk,
+                    },
+                    // others may overwrite more pages of them than a reader locks
+                    None => first,
+                };
+                (missing, last + 1)
             };
-            let (first, end) = missing;
             let mut st = c.state.write();
             self.dom(c.domain).load_pages(c, &mut st, first, end.saturating_sub(first).max(1))?;
             // copied under the same lock: an evictor could win for ever otherwise
             let n = st.size.saturating_sub(offset).min(buf.len() as u64) as usize;
-            if copy_cached(&st, offset, 0, &mut buf[..n]).is_none() {
+            let out = &mut buf[..n];
+            let missing = match &mut st.body {
+                Body::File(FileBody { inline: Some(b), .. }) => {
+                    copy_inline(b, offset, out);
+                    None
+                }
+                Body::File(FileBody { map, pages, .. }) => copy_pages(map, &pages.view_alone(), offset, 0, out),
+                _ => None,
+            };
+            if missing.is_none() {
                 return Ok((n, f(&st)));
             }
         }

@@ -29,7 +29,7 @@ impl MountedVolume {
         if size < st.size && !size.is_multiple_of(PAGE) {
             let lblk = size / PAGE;
             self.dom(c.domain).load_pages(c, st, lblk, 1)?;
-            let cached = matches!(&st.body, Body::File(f) if f.pages.get(lblk).is_some());
+            let cached = matches!(&st.body, Body::File(f) if f.pages.has(lblk));
             return Ok(!cached || self.reserve_pages(c, st, lblk, lblk));
         }
         Ok(true)

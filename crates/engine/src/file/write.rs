@@ -13,6 +13,7 @@ use crate::volume::operation::Op;
 use crate::volume::{MountedVolume, OpenFile, Volume};
 use braidfs_format::inode::IMMUTABLE;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// Written at once by one operation at most: keeps gates and locks short.
 pub(super) const PIECE: usize = 1 << 20;
@@ -37,6 +38,15 @@ struct Wrote {
     bytes: usize,
     /// Dirty pages of the file afterwards.
     dirty: usize,
+}
+
+/// What became of an overwrite with the cell locked for reading.
+enum Shared {
+    Done(Wrote),
+    /// It changes more of the inode than bytes, or meets an I/O: for who has the cell alone.
+    Alone,
+    /// It is more than an overwrite of dirty pages.
+    More,
 }
 
 impl MountedVolume {
@@ -73,6 +83,10 @@ impl MountedVolume {
             }
             rest = after;
         }
+        if f.writers.note(braidfs_sync::pins::thread()) {
+            f.pages.share(first, last);
+            c.wide.store(true, Ordering::Relaxed);
+        }
         let dirty = f.pages.dirty_count();
         st.durability.operation_makes_version();
         st.durability.operation_changes_data();
@@ -80,12 +94,46 @@ impl MountedVolume {
         Ok(Some(Wrote { offset, bytes: data.len(), dirty }))
     }
 
+    /// [`Self::overwrite`] of a file that several threads overwrite, with the cell locked for reading: where nothing of the
+    /// inode changes by it but bytes. So it is where the running transaction has the inode on its list, its newest version
+    /// is one of data, and its times are those of the clock, which ticks every few milliseconds.
+    fn overwrite_shared(&self, c: &Cell, offset: u64, data: &[u8]) -> Result<Shared> {
+        let d = self.dom(c.domain);
+        d.check_writable()?;
+        let st = c.state.read();
+        let Body::File(f) = &st.body else { return Ok(Shared::More) };
+        let end = match offset.checked_add(data.len() as u64) {
+            Some(end) if end <= st.size => end,
+            _ => return Ok(Shared::More),
+        };
+        if st.durability.dirty_tx() != Some(d.running())
+            || st.deleted
+            || st.flags & IMMUTABLE != 0
+            || !f.pages.all_dirty(offset / PAGE, (end - 1) / PAGE)
+        {
+            return Ok(Shared::More);
+        }
+        let now = self.shared.now();
+        let same = (st.mtime, st.ctime) == (now, now) && st.durability.version_is_of_data();
+        if !same || !f.pages.overwrite(offset, data) {
+            return Ok(Shared::Alone);
+        }
+        Ok(Shared::Done(Wrote { offset, bytes: data.len(), dirty: f.pages.dirty_count() }))
+    }
+
     /// Writes one piece; `None` where room must be made first.
     fn write_piece(&self, c: &Arc<Cell>, at: At, data: &[u8]) -> Result<Option<Wrote>> {
-        if let At::Offset(offset) | At::Accepted(offset) = at
-            && let Some(wrote) = self.overwrite(c, offset, data)?
-        {
-            return Ok(Some(wrote));
+        if let At::Offset(offset) | At::Accepted(offset) = at {
+            let shared =
+                if c.wide.load(Ordering::Relaxed) { self.overwrite_shared(c, offset, data)? } else { Shared::Alone };
+            let wrote = match shared {
+                Shared::Done(wrote) => Some(wrote),
+                Shared::Alone => self.overwrite(c, offset, data)?,
+                Shared::More => None,
+            };
+            if wrote.is_some() {
+                return Ok(wrote);
+            }
         }
         let d = self.dom(c.domain);
         // overwriting works on a full volume; what needs new room asks for it below
@@ -201,6 +249,9 @@ impl MountedVolume {
                 }
             }
             done += k;
+        }
+        if f.writers.are_several() {
+            f.pages.share(offset / PAGE, (end - 1) / PAGE);
         }
         // an overwrite of dirty pages touches no line that all files share
         if new_dirty > 0 {

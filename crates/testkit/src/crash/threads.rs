@@ -40,7 +40,7 @@ const NAMES: usize = 3;
 
 /// A recording device at which another thread may go on.
 #[derive(Debug)]
-struct Switching(Arc<RecordDevice>);
+pub struct Switching(pub Arc<RecordDevice>);
 
 impl Device for Switching {
     fn blocks(&self) -> u64 {

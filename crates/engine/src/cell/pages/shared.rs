@@ -1,0 +1,224 @@
+//! Pages of a file that several threads overwrite at once, with the file's cell locked for reading.
+//!
+//! A dirty page may have a lock of its own, on a line of its own. Who has the map for reading may change the bytes of a page
+//! that is dirty, has a lock, and is shared with no I/O, with that lock held; nothing else. All that a look at such a page
+//! needs to be right stays as it is meanwhile: pages come and go, become dirty and clean, and are cloned for an I/O only by
+//! who has the map alone. So whoever reads a clean page, or one of a file without such locks, just reads it; of the others a
+//! reader takes the lock ([`View`]).
+//!
+//! A write or a view of several pages takes all their locks, by rising blocks, before it touches the first byte: of two that
+//! meet one comes first as a whole.
+//!
+//! This is a low-level module with unsafe code: a page is written through a shared reference.
+
+use super::locks::{Lock, Locks};
+use super::{GROUP, Group, Page, PageMap, place};
+use braidfs_format::BLOCK_BYTES;
+use braidfs_sync::{RwLockReadGuard, RwLockWriteGuard};
+use smallvec::SmallVec;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// A view of more pages takes the file's lock alone rather than so many: a mebibyte, and what it begins and ends in.
+const VIEW_PAGES: u64 = 257;
+impl Group {
+    /// The lock of a page that may be overwritten by who has the map for reading.
+    fn lock(&self, i: usize) -> Option<&Lock> {
+        self.locks.as_ref().filter(|_| self.dirty >> i & 1 == 1).map(|l| l.of(i))
+    }
+}
+
+/// Pages that are looked at, with the locks of those that others may overwrite.
+pub struct View<'a> {
+    map: &'a PageMap,
+    first: u64,
+    last: u64,
+    /// Not within the view, which nearly always has none, and is moved about.
+    _locks: Vec<RwLockReadGuard<'a, ()>>,
+}
+
+impl View<'_> {
+    /// The bytes of the page at `lblk`, one of those that were asked for; `None` where it is not cached.
+    #[inline]
+    pub fn get(&self, lblk: u64) -> Option<&[u8; BLOCK_BYTES]> {
+        debug_assert!((self.first..=self.last).contains(&lblk));
+        if !(self.first..=self.last).contains(&lblk) {
+            return None;
+        }
+        self.map.look(lblk).map(|p| &**p)
+    }
+}
+
+impl PageMap {
+    /// Lets the dirty pages of `first ..= last` be overwritten by who has the map for reading ([`Self::overwrite`]), and all
+    /// others of their groups, as long as there is a dirty one in the group.
+    pub fn share(&mut self, first: u64, last: u64) {
+        for g in first / GROUP..=last / GROUP {
+            if let Some(group) = self.groups.get_mut(g)
+                && group.dirty != 0
+                && group.locks.is_none()
+            {
+                group.locks = Some(Locks::new(g));
+                self.groups.shared += 1;
+            }
+        }
+    }
+
+    /// The page at `lblk`, for a write with the map for reading, and its lock.
+    fn shared_page(&self, lblk: u64) -> Option<(&Page, &Lock)> {
+        let (g, i) = place(lblk);
+        let group = self.groups.get(g)?;
+        let lock = group.lock(i)?;
+        let page = group.pages[i].as_ref().filter(|p| p.0.is_alone())?;
+        if group.hot.load(Relaxed) >> i & 1 == 0 {
+            group.hot.fetch_or(1 << i, Relaxed);
+        }
+        Some((page, lock))
+    }
+
+    /// Overwrites bytes from byte `offset` of the file on, at least one, as a whole. False, and nothing changed, where one
+    /// of the pages is not dirty, has no lock ([`Self::share`]) or is shared with an I/O.
+    pub fn overwrite(&self, offset: u64, bytes: &[u8]) -> bool {
+        const PAGE: u64 = BLOCK_BYTES as u64;
+        let end = offset + bytes.len() as u64;
+        let mut locked: SmallVec<[(&Page, RwLockWriteGuard<'_, ()>); 2]> = SmallVec::new();
+        for lblk in offset / PAGE..end.div_ceil(PAGE) {
+            let Some((page, lock)) = self.shared_page(lblk) else { return false };
+            locked.push((page, lock.write()));
+        }
+        let (mut from, mut rest) = ((offset % PAGE) as usize, bytes);
+        for (page, _) in &locked {
+            let (part, after) = rest.split_at((BLOCK_BYTES - from).min(rest.len()));
+            // SAFETY: `shared_page` has seen that this map has the only reference to the frame. It is cloned, or handed out
+            // as bytes, by functions that need the map alone, and by `View`, which holds the page's lock for reading where it
+            // is dirty and has one; we have the lock for writing.
+            unsafe { page.0.write_locked(from, part) };
+            (from, rest) = (0, after);
+        }
+        true
+    }
+
+    /// The pages `first ..= last`, for who has the map for reading; `None` where they are too many to lock.
+    #[inline]
+    pub fn view(&self, first: u64, last: u64) -> Option<View<'_>> {
+        let mut view = View { map: self, first, last, _locks: Vec::new() };
+        if self.groups.shared > 0 {
+            view.lock()?;
+        }
+        Some(view)
+    }
+
+    /// All pages, for who has the map alone.
+    pub fn view_alone(&mut self) -> View<'_> {
+        View { map: self, first: 0, last: u64::MAX, _locks: Vec::new() }
+    }
+}
+
+impl View<'_> {
+    #[cold]
+    #[inline(never)]
+    fn lock(&mut self) -> Option<()> {
+        let map = self.map;
+        if self.last - self.first >= VIEW_PAGES {
+            return None;
+        }
+        for lblk in self.first..=self.last {
+            let (g, i) = place(lblk);
+            if let Some(lock) = map.groups.get(g).and_then(|g| g.lock(i)) {
+                self._locks.push(lock.read());
+            }
+        }
+        Some(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicBool;
+
+    const PAGE: u64 = BLOCK_BYTES as u64;
+
+    /// Dirty pages `0 .. n`.
+    fn dirty(n: u64) -> PageMap {
+        let mut m = PageMap::new();
+        (0..n).for_each(|l| assert!(m.put_dirty(l, Page::zeroed())));
+        m
+    }
+
+    #[test]
+    fn only_dirty_pages_with_a_lock_are_overwritten_and_all_or_none() {
+        let mut m = dirty(3);
+        assert!(!m.overwrite(0, b"x"), "no locks");
+        m.share(0, 1 << 20);
+        assert!(m.overwrite(PAGE - 2, b"abcd"));
+        assert!(m.overwrite(PAGE + 10, b"e"));
+        assert!(!m.overwrite(2 * PAGE, &[1; 4097]), "the second page is none");
+        assert!(!m.overwrite(64 * PAGE, b"x") && !m.overwrite(1 << 50, b"x"));
+        let view = m.view(0, 2).unwrap();
+        assert_eq!(
+            (&view.get(0).unwrap()[4093..], &view.get(1).unwrap()[..12]),
+            (&b"\0ab"[..], &b"cd\0\0\0\0\0\0\0\0e\0"[..])
+        );
+        assert!(view.get(2).unwrap().iter().all(|b| *b == 0), "not one byte of a write that is none");
+        drop(view);
+        let runs = m.dirty_runs(usize::MAX);
+        assert!(!m.overwrite(0, b"x"), "an I/O has the page");
+        m.mark_clean(1, 2);
+        drop(runs);
+        assert!(m.overwrite(0, b"x") && !m.overwrite(PAGE, b"x") && !m.overwrite(0, &[1; 4097]), "one is clean");
+        assert_eq!(m.groups.shared, 1);
+        m.mark_clean(0, u64::MAX);
+        assert_eq!(m.groups.shared, 0, "with the last dirty page the locks go");
+        m.dirty(0);
+        assert!(!m.overwrite(0, b"x"));
+    }
+
+    #[test]
+    fn a_view_of_many_pages_is_refused_only_where_some_have_locks() {
+        let mut m = dirty(600);
+        assert!(m.view(0, 599).is_some());
+        m.share(0, 0);
+        assert!(m.view(0, 599).is_none() && m.view(0, VIEW_PAGES).is_none());
+        assert!(m.view(100, 100 + VIEW_PAGES - 1).is_some());
+        assert!(m.view_alone().get(599).is_some());
+    }
+
+    /// Two that overwrite a range of three pages, whole or in part, and one that looks at it, which is never torn.
+    #[test]
+    fn writes_and_views_of_several_pages_come_one_after_the_other() {
+        const ROUNDS: u32 = 20_000;
+        let mut m = dirty(4);
+        m.share(0, 3);
+        let (m, stop) = (&m, &AtomicBool::new(false));
+        std::thread::scope(|s| {
+            let writers: Vec<_> = [0u8, 128]
+                .map(|own| {
+                    s.spawn(move || {
+                        for n in 0..ROUNDS {
+                            let b = own | (n % 128) as u8;
+                            assert!(m.overwrite(PAGE / 2, &[b; 3 * BLOCK_BYTES]));
+                        }
+                    })
+                })
+                .into();
+            s.spawn(move || {
+                while !stop.load(Relaxed) {
+                    let view = m.view(0, 3).unwrap();
+                    let middle = |l: u64| -> &[u8] {
+                        let page = view.get(l).unwrap();
+                        match l {
+                            0 => &page[BLOCK_BYTES / 2..],
+                            3 => &page[..BLOCK_BYTES / 2],
+                            _ => page,
+                        }
+                    };
+                    let first = middle(0)[0];
+                    assert!((0..4).all(|l| middle(l).iter().all(|b| *b == first)), "torn");
+                    assert!(view.get(0).unwrap()[..BLOCK_BYTES / 2].iter().all(|b| *b == 0));
+                }
+            });
+            writers.into_iter().for_each(|w| w.join().unwrap());
+            stop.store(true, Relaxed);
+        });
+    }
+}
