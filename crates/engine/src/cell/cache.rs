@@ -7,9 +7,10 @@ mod index;
 
 use super::{Body, Cell, State};
 use crate::types::{DomainId, NodeId, TxId};
+use braidfs_format::geometry::NODES_PER_BLOCK;
+use braidfs_sync::slots::Line;
 use braidfs_sync::{RwLock, rank};
-use crossbeam::utils::CachePadded;
-use index::{CellIndex, Owned, RUN, let_go, unused};
+use index::{CellIndex, Owned, let_go, unused};
 use std::sync::Arc;
 use std::sync::atomic::{
     AtomicUsize,
@@ -27,8 +28,9 @@ pub const CELL_BYTES: u64 = 800;
 /// Some of the cells.
 #[derive(Debug)]
 struct Shard {
-    index: CellIndex,
-    table: RwLock<Table, rank::CellShard>,
+    /// What all look-ups read, apart from what only changes write.
+    index: Line<CellIndex>,
+    table: Line<RwLock<Table, rank::CellShard>>,
 }
 
 /// What readers of a shard's cells do not look at.
@@ -44,7 +46,7 @@ struct Table {
 
 impl Default for Shard {
     fn default() -> Self {
-        Self { index: CellIndex::new(), table: RwLock::default() }
+        Self { index: Line(CellIndex::new()), table: Line::default() }
     }
 }
 
@@ -68,7 +70,7 @@ impl Shard {
 
 impl Drop for Shard {
     fn drop(&mut self) {
-        self.index.clear(&mut self.table.get_mut().owned);
+        self.index.0.clear(&mut self.table.0.get_mut().owned);
     }
 }
 
@@ -106,21 +108,22 @@ impl std::ops::Deref for Seen<'_> {
 /// See the module.
 #[derive(Debug)]
 pub struct CellCache {
-    shards: Box<[CachePadded<Shard>]>,
+    shards: Box<[Shard]>,
     /// Where the next eviction begins.
     hand: AtomicUsize,
 }
 
 impl Default for CellCache {
     fn default() -> Self {
-        Self { shards: (0..SHARDS).map(|_| CachePadded::default()).collect(), hand: AtomicUsize::new(0) }
+        Self { shards: (0..SHARDS).map(|_| Shard::default()).collect(), hand: AtomicUsize::new(0) }
     }
 }
 
 impl CellCache {
     fn shard(&self, ino: NodeId) -> &Shard {
-        let run = ino.0 / RUN;
-        &self.shards[(run ^ (run >> 6)) as usize % SHARDS]
+        // threads make inodes in table blocks of their own
+        let block = ino.0 / u64::from(NODES_PER_BLOCK);
+        &self.shards[(block ^ (block >> 6)) as usize % SHARDS]
     }
     /// The cell, if in memory.
     pub fn get(&self, ino: NodeId) -> Option<Arc<Cell>> {

@@ -26,7 +26,7 @@ use std::sync::atomic::{
 };
 
 /// Numbers that lie side by side: files made together are found together.
-pub(super) const RUN: u64 = 32;
+const RUN: u64 = 32;
 /// [`Run::number`] of one without cells.
 const NONE: u64 = u64::MAX;
 /// Runs in the first table.
