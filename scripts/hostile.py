@@ -58,7 +58,7 @@ class Inode:
     """A record: `fixed` is the part in front of the sections, `sections` {kind: body}."""
 
     def __init__(self, record):
-        self.node, self.owner, self.version, self.gener, _, self.kind, self.flags = RECORD.unpack_from(record)
+        self.node, self.owner, self.version, self.generation, _, self.kind, self.flags = RECORD.unpack_from(record)
         payload = record[RECORD.size :]
         self.fixed, self.sections, at = bytearray(payload[:INODE_FIXED]), {}, INODE_FIXED
         while at < len(payload):
@@ -72,7 +72,7 @@ class Inode:
     def pack(self):
         sections = [struct.pack("<BH", k, len(b)) + b for k, b in sorted(self.sections.items()) if b]
         payload = bytes(self.fixed) + b"".join(sections)
-        head = RECORD.pack(self.node, self.owner, self.version, self.gener, len(payload), self.kind, self.flags)
+        head = RECORD.pack(self.node, self.owner, self.version, self.generation, len(payload), self.kind, self.flags)
         return head + payload
 
     def put(self, offset, form, value):

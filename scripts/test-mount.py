@@ -866,7 +866,7 @@ def make_hostile(image, inodes, names, what):
         for e in entries:
             e[4] = names.get(e[4], e[4])
             if e[4] == b"again" and what in ("all", "again"):
-                e[1:3] = circle.node, circle.gener
+                e[1:3] = circle.node, circle.generation
 
     hostile.edit(image, on_inode, on_entries)
 

@@ -118,7 +118,7 @@ pub const INLINE_ENTRIES: u32 = 505;
 /// An entry names an inode that does not exist.
 pub const ENTRY_DEAD: u32 = 601;
 /// An entry names an older generation of an inode.
-pub const ENTRY_GENER: u32 = 602;
+pub const ENTRY_GENERATION: u32 = 602;
 /// An entry tells a wrong file type.
 pub const ENTRY_KIND: u32 = 603;
 /// An entry names an inode that does not have this link.

@@ -166,7 +166,7 @@ pub fn load(rules: &Rules, store: &Store, domain: &Domain, node: NodeId) -> Resu
 }
 
 fn whole(rules: &Rules, c: &mut Collector<'_>, entry: NodeEntry, r: &NodeRecord, i: Inode) -> Checked<Ino> {
-    let mut ino = Ino::new(r.gener, r.version, entry.flags, i);
+    let mut ino = Ino::new(r.generation, r.version, entry.flags, i);
     inode::check(rules, c, r, &mut ino, None)?;
     if matches!(ino.inode.content, Content::Extents(_) | Content::Tree { .. }) {
         ino.extents = std::mem::take(&mut c.extents);

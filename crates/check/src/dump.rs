@@ -243,7 +243,7 @@ impl Dump {
             for (i, e) in entries.iter().enumerate().filter(|(_, e)| e.used()) {
                 let node = g.node(group, index * NODES_PER_BLOCK + i as u32);
                 let flags = entry_flags(e.flags);
-                line!(o, "{node}: {} record {}, generation {}, {flags}", e.addr, e.index, e.gener);
+                line!(o, "{node}: {} record {}, generation {}, {flags}", e.addr, e.index, e.generation);
             }
         }
         if o.is_empty() {
@@ -255,7 +255,7 @@ impl Dump {
     fn node(&self, node: NodeId) -> Result<String> {
         let e = home::entry(&self.store, node)?;
         let mut o = String::new();
-        line!(o, "{node}: {} record {}, generation {}, {}", e.addr, e.index, e.gener, entry_flags(e.flags));
+        line!(o, "{node}: {} record {}, generation {}, {}", e.addr, e.index, e.generation, entry_flags(e.flags));
         if e.used() {
             o.push_str(&self.show_record(&home::node(&self.store, node)?, true));
         }
@@ -265,9 +265,12 @@ impl Dump {
     /// A record; with `deep` also what its overflow nodes and buckets hold.
     fn show_record(&self, r: &NodeRecord, deep: bool) -> String {
         let mut o = String::new();
-        let NodeRecord { node, kind, owner, version, gener, payload, .. } = r;
+        let NodeRecord { node, kind, owner, version, generation, payload, .. } = r;
         let bytes = payload.len();
-        line!(o, "  record of {node} ({kind:?}), owner {owner}, version {version}, generation {gener}, {bytes} bytes");
+        line!(
+            o,
+            "  record of {node} ({kind:?}), owner {owner}, version {version}, generation {generation}, {bytes} bytes"
+        );
         let shown = match r.kind {
             NodeKind::Inode => Inode::decode(&r.payload).map(|i| self.show_inode(r.node, &i, deep)),
             NodeKind::ExtentLeaf => decode_extents(&r.payload).map(|e| show_extents(&e)),
@@ -317,7 +320,7 @@ impl Dump {
         }
         for t in &i.tombstones {
             let (name, parent) = (text(&t.link.name), t.link.parent);
-            line!(o, "    lost {name} in {parent} to {} generation {} version {}", t.newcomer, t.gener, t.version);
+            line!(o, "    lost {name} in {parent} to {} generation {} version {}", t.newcomer, t.generation, t.version);
         }
         if let Some((n, g, v)) = i.exchange {
             line!(o, "    exchanged with {n} generation {g} version {v}");
@@ -499,7 +502,7 @@ fn show_extents(extents: &[Extent]) -> String {
 fn show_entries(o: &mut String, entries: &[Dentry]) {
     line!(o, "    {} entries", entries.len());
     for e in entries {
-        line!(o, "    {:016x} {} -> {} generation {}, type {}", e.hash, text(&e.name), e.node, e.gener, e.kind);
+        line!(o, "    {:016x} {} -> {} generation {}, type {}", e.hash, text(&e.name), e.node, e.generation, e.kind);
     }
 }
 
@@ -507,12 +510,12 @@ fn show_journal(r: &Record) -> String {
     match r {
         Record::Node { node, entry } => {
             let flags = entry_flags(entry.flags);
-            format!("{node} at {} record {}, generation {}, {flags}", entry.addr, entry.index, entry.gener)
+            format!("{node} at {} record {}, generation {}, {flags}", entry.addr, entry.index, entry.generation)
         }
         Record::Full(r) => format!("full {} ({:?}) version {}, {} bytes", r.node, r.kind, r.version, r.payload.len()),
         Record::Sums { addr, sums } => format!("checksums of {} blocks from {addr}", sums.len()),
-        Record::Remote { dir, child, gener, name } => {
-            format!("{} in {dir} is or was {child} generation {gener}", text(name))
+        Record::Remote { dir, child, generation, name } => {
+            format!("{} in {dir} is or was {child} generation {generation}", text(name))
         }
         other => format!("{other:?}"),
     }

@@ -1,7 +1,7 @@
 //! Where a volume is mounted, by whatever name of its devices: two paths or hard links, a loop device and the image
 //! behind it, two loop devices of one image.
 
-use crate::cmd::umount::{held, is_braidfs};
+use crate::cmd::umount::{backing, is_braidfs};
 use crate::failure::{Failure, host_error};
 use crate::mountinfo::{self, Mount};
 use braidfs_device::OpenError;
@@ -33,7 +33,7 @@ pub fn at(devices: &[PathBuf]) -> Option<Mount> {
     let ours: Vec<_> = devices.iter().flat_map(|d| identities(d)).collect();
     let uses = |m: &Mount| {
         let source = identities(Path::new(&m.source));
-        let mut theirs = held(m).devices.iter().flat_map(|d| identities(d)).chain(source).collect::<Vec<_>>();
+        let mut theirs = backing(m).devices.iter().flat_map(|d| identities(d)).chain(source).collect::<Vec<_>>();
         theirs.retain(|id| ours.contains(id));
         !theirs.is_empty()
     };

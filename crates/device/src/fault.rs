@@ -38,7 +38,7 @@ pub enum Effect {
     /// It takes longer.
     Delay(Duration),
     /// It takes until [`FaultDevice::clear`].
-    Hold,
+    Stall,
     /// One bit of the data, in a block that the rule is for, is wrong, and nobody says so.
     FlipBit,
     /// It does nothing and says that all went well. A read keeps its buffer as it was.
@@ -106,7 +106,7 @@ pub struct FaultDevice {
     random: AtomicU64,
     fired: AtomicU64,
     /// How often the rules were taken away, and how many operations wait for the next time.
-    holds: Mutex<(u64, usize)>,
+    stalls: Mutex<(u64, usize)>,
     go_on: Condvar,
     tally: Tally,
 }
@@ -123,7 +123,7 @@ impl FaultDevice {
             read_only: AtomicBool::new(false),
             random: AtomicU64::new(seed),
             fired: AtomicU64::new(0),
-            holds: Mutex::default(),
+            stalls: Mutex::default(),
             go_on: Condvar::new(),
             tally: Tally::default(),
         }
@@ -136,24 +136,24 @@ impl FaultDevice {
         self.armed.store(true, Relaxed);
     }
 
-    /// Takes all rules away, and lets go what is held. A stopped device stays stopped, and one whose flush failed refuses
+    /// Takes all rules away, and lets go what is stalled. A stopped device stays stopped, and one whose flush failed refuses
     /// every later one, as [`Device::flush`] says.
     pub fn clear(&self) {
         let mut rules = self.rules.lock();
         rules.clear();
         self.armed.store(false, Relaxed);
         drop(rules);
-        self.holds.lock().0 += 1;
+        self.stalls.lock().0 += 1;
         self.go_on.notify_all();
     }
 
-    /// How many operations are held.
-    pub fn held(&self) -> usize {
-        self.holds.lock().1
+    /// How many operations are stalled.
+    pub fn stalled(&self) -> usize {
+        self.stalls.lock().1
     }
 
-    fn hold(&self, since: u64) {
-        let mut h = self.holds.lock();
+    fn stall(&self, since: u64) {
+        let mut h = self.stalls.lock();
         h.1 += 1;
         self.go_on.wait_while(&mut h, |h| h.0 == since);
         h.1 -= 1;
@@ -206,7 +206,7 @@ impl FaultDevice {
         }
         let (mut delay, mut hold, mut effect) = (Duration::ZERO, None, None);
         for rule in self.rules.lock().iter_mut() {
-            let is_delay = matches!(rule.effect, Effect::Delay(_) | Effect::Hold);
+            let is_delay = matches!(rule.effect, Effect::Delay(_) | Effect::Stall);
             if !rule.fits(op, &blocks) || rule.times == 0 || (effect.is_some() && !is_delay) {
                 continue;
             }
@@ -223,7 +223,7 @@ impl FaultDevice {
             match rule.effect {
                 Effect::Delay(d) => delay += d,
                 // under the lock of the rules: they cannot have been taken away yet
-                Effect::Hold => hold = Some(self.holds.lock().0),
+                Effect::Stall => hold = Some(self.stalls.lock().0),
                 other => effect = Some((other, rule.blocks.clone())),
             }
         }
@@ -231,7 +231,7 @@ impl FaultDevice {
             std::thread::sleep(delay);
         }
         if let Some(since) = hold {
-            self.hold(since);
+            self.stall(since);
         }
         if hold.is_some() || delay > Duration::ZERO {
             self.alive()?;

@@ -28,14 +28,14 @@ pub struct InodeVersion {
 
 impl From<&Dentry> for InodeRef {
     fn from(e: &Dentry) -> Self {
-        Self { ino: e.node, generation: e.gener }
+        Self { ino: e.node, generation: e.generation }
     }
 }
 
 impl From<&Tombstone> for InodeVersion {
     /// The newcomer, with the name that it took.
     fn from(t: &Tombstone) -> Self {
-        Self { inode: InodeRef { ino: t.newcomer, generation: t.gener }, version: t.version }
+        Self { inode: InodeRef { ino: t.newcomer, generation: t.generation }, version: t.version }
     }
 }
 
@@ -73,7 +73,7 @@ pub struct Attr {
     /// Inode number.
     pub ino: NodeId,
     /// Generation of the number (NFS export).
-    pub gener: u32,
+    pub generation: u32,
     /// Type and permissions.
     pub mode: u32,
     /// Links.
@@ -208,7 +208,7 @@ pub struct DirEntry<'a> {
     /// Inode.
     pub ino: NodeId,
     /// Its generation.
-    pub gener: u32,
+    pub generation: u32,
     /// Type.
     pub kind: FileKind,
     /// Name.

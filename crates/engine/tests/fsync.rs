@@ -133,9 +133,9 @@ fn who_waits_together_flushes_together() {
     for f in &all {
         v.write(f, 0, &[2; PAGE]).unwrap();
     }
-    device.add(Rule::new(Op::Flush, Effect::Hold).times(1));
+    device.add(Rule::new(Op::Flush, Effect::Stall).times(1));
     let first = v.fsync_start(all[0].ino(), false);
-    while device.held() == 0 {
+    while device.stalled() == 0 {
         std::thread::sleep(Duration::from_millis(1));
     }
     let before = device.counters();

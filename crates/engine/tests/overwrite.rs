@@ -250,10 +250,10 @@ fn a_sync_waits_for_what_an_fsync_overwrites() {
         if data == DataMode::Writeback {
             v.commit_domain(v.domain_of(f.ino()).unwrap(), false).unwrap();
         }
-        device.add(Rule::new(Op::Write, Effect::Hold).times(1));
+        device.add(Rule::new(Op::Write, Effect::Stall).times(1));
         std::thread::scope(|s| {
             let fsync = s.spawn(|| v.fsync(f.ino(), true));
-            while device.held() == 0 {
+            while device.stalled() == 0 {
                 std::thread::sleep(Duration::from_millis(1));
             }
             let (tell, told) = std::sync::mpsc::channel();

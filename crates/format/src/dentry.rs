@@ -20,7 +20,7 @@ pub struct Dentry {
     /// The inode.
     pub node: NodeId,
     /// Its generation: an entry with another one is stale.
-    pub gener: u32,
+    pub generation: u32,
     /// File type, as `d_type` (`st_mode >> 12`).
     pub kind: u8,
     /// 1 to 255 bytes.
@@ -68,7 +68,7 @@ fn encode_fixed(e: &Dentry) -> [u8; ENTRY_FIXED_BYTES] {
     let mut fixed = [0; ENTRY_FIXED_BYTES];
     fixed[..8].copy_from_slice(&e.hash.to_le_bytes());
     fixed[8..16].copy_from_slice(&e.node.0.to_le_bytes());
-    fixed[16..20].copy_from_slice(&e.gener.to_le_bytes());
+    fixed[16..20].copy_from_slice(&e.generation.to_le_bytes());
     (fixed[20], fixed[21]) = (e.kind, e.name.len() as u8);
     fixed
 }
@@ -104,7 +104,7 @@ pub fn decode_entries(buf: &[u8]) -> Result<Vec<Dentry>, Corrupt> {
     let mut r = Reader::new(buf, "directory entries");
     let mut out: Vec<Dentry> = Vec::new();
     while r.left() > 0 {
-        let (hash, node, gener, kind) = (r.u64()?, NodeId(r.u64()?), r.u32()?, r.u8()?);
+        let (hash, node, generation, kind) = (r.u64()?, NodeId(r.u64()?), r.u32()?, r.u8()?);
         let n = usize::from(r.u8()?);
         let name = r.bytes(n)?;
         if !valid_name(name) {
@@ -113,7 +113,7 @@ pub fn decode_entries(buf: &[u8]) -> Result<Vec<Dentry>, Corrupt> {
         if !(3..=HASH_MAX).contains(&hash) || out.last().is_some_and(|l| l.hash >= hash) {
             return Err(r.bad(format!("entry at position {hash:#x} is out of order")));
         }
-        out.push(Dentry { hash, node, gener, kind, name: name.into() });
+        out.push(Dentry { hash, node, generation, kind, name: name.into() });
     }
     Ok(out)
 }

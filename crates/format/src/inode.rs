@@ -222,7 +222,7 @@ pub struct Tombstone {
     /// The inode that took the name.
     pub newcomer: NodeId,
     /// Its generation.
-    pub gener: u32,
+    pub generation: u32,
     /// Its version with the new name.
     pub version: u64,
 }
@@ -448,7 +448,7 @@ impl Inode {
         let mut t = Vec::new();
         for s in &self.tombstones {
             t.put_u64(s.newcomer.0);
-            t.put_u32(s.gener);
+            t.put_u32(s.generation);
             t.put_u64(s.version);
             t.extend_from_slice(&encode_links(std::slice::from_ref(&s.link)));
         }
@@ -545,8 +545,8 @@ impl Inode {
                 k if k == Section::Tombstones as u8 => {
                     let mut t = Reader::new(body, "tombstones");
                     while t.left() > 0 {
-                        let (newcomer, gener, version) = (NodeId(t.u64()?), t.u32()?, t.u64()?);
-                        i.tombstones.push(Tombstone { link: decode_link(&mut t)?, newcomer, gener, version });
+                        let (newcomer, generation, version) = (NodeId(t.u64()?), t.u32()?, t.u64()?);
+                        i.tombstones.push(Tombstone { link: decode_link(&mut t)?, newcomer, generation, version });
                     }
                 }
                 k if k == Section::Exchange as u8 => {
@@ -590,7 +590,7 @@ mod tests {
             tombstones: vec![Tombstone {
                 link: Link { parent: NodeId(7), name: b"x".as_slice().into() },
                 newcomer: NodeId(9),
-                gener: 1,
+                generation: 1,
                 version: 4,
             }],
             exchange: Some((NodeId(8), 2, 3)),

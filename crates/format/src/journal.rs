@@ -96,7 +96,7 @@ pub enum Record {
         /// The inode it names or named.
         child: NodeId,
         /// That inode's generation.
-        gener: u32,
+        generation: u32,
         /// The name.
         name: Box<[u8]>,
     },
@@ -132,7 +132,7 @@ impl Record {
                 v.put_u48(entry.addr.0);
                 v.put_u8(entry.index);
                 v.put_u8(entry.flags);
-                v.put_u32(entry.gener);
+                v.put_u32(entry.generation);
             }
             Self::Alloc { addr, len, kind, temperature, owner, lblk } => {
                 v.put_u8(2);
@@ -153,11 +153,11 @@ impl Record {
                 v.put_u48(addr.0);
                 v.put_u8(*live);
             }
-            Self::Remote { dir, child, gener, name } => {
+            Self::Remote { dir, child, generation, name } => {
                 v.put_u8(5);
                 v.put_u64(dir.0);
                 v.put_u64(child.0);
-                v.put_u32(*gener);
+                v.put_u32(*generation);
                 v.put_u8(name.len() as u8);
                 v.extend_from_slice(name);
             }
@@ -194,7 +194,7 @@ impl Record {
         Ok(match r.u8()? {
             1 => Self::Node {
                 node: NodeId(r.u64()?),
-                entry: NodeEntry { addr: BlockAddr(r.u48()?), index: r.u8()?, flags: r.u8()?, gener: r.u32()? },
+                entry: NodeEntry { addr: BlockAddr(r.u48()?), index: r.u8()?, flags: r.u8()?, generation: r.u32()? },
             },
             2 => Self::Alloc {
                 addr: BlockAddr(r.u48()?),
@@ -207,9 +207,9 @@ impl Record {
             3 => Self::Free { addr: BlockAddr(r.u48()?), len: r.u32()? },
             4 => Self::Live { addr: BlockAddr(r.u48()?), live: r.u8()? },
             5 => {
-                let (dir, child, gener) = (NodeId(r.u64()?), NodeId(r.u64()?), r.u32()?);
+                let (dir, child, generation) = (NodeId(r.u64()?), NodeId(r.u64()?), r.u32()?);
                 let n = usize::from(r.u8()?);
-                Self::Remote { dir, child, gener, name: r.bytes(n)?.into() }
+                Self::Remote { dir, child, generation, name: r.bytes(n)?.into() }
             }
             6 => {
                 let n = r.u32()? as usize;

@@ -28,7 +28,7 @@ pub struct NodeEntry {
     /// [`USED`], [`REMOTE`], [`OVERFLOW`], [`DIR`].
     pub flags: u8,
     /// Generation of the node in this slot; of a free slot, the last one used.
-    pub gener: u32,
+    pub generation: u32,
 }
 
 impl NodeEntry {
@@ -53,7 +53,7 @@ impl NodeTableBlock {
             v.put_u48(e.addr.0);
             v.put_u8(e.index);
             v.put_u8(e.flags);
-            v.put_u32(e.gener);
+            v.put_u32(e.generation);
             v.put_u32(0);
             b[HEADER_BYTES + i * ENTRY_BYTES..][..ENTRY_BYTES].copy_from_slice(&v);
         }
@@ -69,7 +69,7 @@ impl NodeTableBlock {
         let mut r = Reader::new(&buf[copy * BLOCK_BYTES + HEADER_BYTES..(copy + 1) * BLOCK_BYTES], "node table");
         let mut out = Vec::with_capacity(NODES_PER_BLOCK as usize);
         for _ in 0..NODES_PER_BLOCK {
-            let e = NodeEntry { addr: BlockAddr(r.u48()?), index: r.u8()?, flags: r.u8()?, gener: r.u32()? };
+            let e = NodeEntry { addr: BlockAddr(r.u48()?), index: r.u8()?, flags: r.u8()?, generation: r.u32()? };
             r.u32()?;
             out.push(e);
         }
@@ -125,7 +125,7 @@ pub struct NodeRecord {
     /// Own number.
     pub node: NodeId,
     /// Generation of the slot.
-    pub gener: u32,
+    pub generation: u32,
     /// What the payload is.
     pub kind: NodeKind,
     /// Flags of the node table entry ([`USED`] and so on).
@@ -157,7 +157,7 @@ impl NodeRecord {
         v.put_u64(self.node.0);
         v.put_u64(self.owner.0);
         v.put_u64(self.version);
-        v.put_u32(self.gener);
+        v.put_u32(self.generation);
         v.put_u16(self.payload.len() as u16);
         v.put_u8(self.kind as u8);
         v.put_u8(self.flags);
@@ -169,14 +169,14 @@ impl NodeRecord {
         let node = NodeId(r.u64()?);
         let owner = NodeId(r.u64()?);
         let version = r.u64()?;
-        let gener = r.u32()?;
+        let generation = r.u32()?;
         let len = usize::from(r.u16()?);
         let kind = NodeKind::from_u8(r.u8()?)?;
         let flags = r.u8()?;
         if len > PAYLOAD_MAX {
             return Err(r.bad(format!("payload of {len} bytes")));
         }
-        Ok(Self { node, gener, kind, flags, owner, version, payload: r.bytes(len)?.to_vec() })
+        Ok(Self { node, generation, kind, flags, owner, version, payload: r.bytes(len)?.to_vec() })
     }
 }
 
@@ -274,7 +274,7 @@ mod tests {
     fn rec(i: u64, n: usize) -> NodeRecord {
         NodeRecord {
             node: NodeId(i),
-            gener: 3,
+            generation: 3,
             kind: NodeKind::Inode,
             flags: USED,
             owner: NodeId(i),

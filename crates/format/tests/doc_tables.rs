@@ -199,7 +199,7 @@ fn table_entries() {
             ("addr", |e| e.addr = BlockAddr(A48)),
             ("index", |e| e.index = u8::MAX),
             ("flags", |e| e.flags = u8::MAX),
-            ("gener", |e| e.gener = u32::MAX),
+            ("generation", |e| e.generation = u32::MAX),
         ],
     );
     compare("NodeEntry", &fields);
@@ -210,7 +210,7 @@ fn table_entries() {
 fn records_of_nodes() {
     let record = NodeRecord {
         node: NodeId(0),
-        gener: 0,
+        generation: 0,
         kind: NodeKind::Inode,
         flags: 0,
         owner: NodeId(0),
@@ -224,7 +224,7 @@ fn records_of_nodes() {
             ("node", |r| r.node = NodeId(u64::MAX)),
             ("owner", |r| r.owner = NodeId(u64::MAX)),
             ("version", |r| r.version = u64::MAX),
-            ("gener", |r| r.gener = u32::MAX),
+            ("generation", |r| r.generation = u32::MAX),
             ("kind", |r| r.kind = NodeKind::ExtentLeaf),
             ("flags", |r| r.flags = u8::MAX),
             ("payload", |r| r.payload = vec![1]),
@@ -311,13 +311,13 @@ fn parts_of_inodes() {
     // a section's body starts behind its kind and length
     let start = inode::FIXED_BYTES + 3;
     let section = |i: &Inode| i.encode()[start..].to_vec();
-    let t = Tombstone { link: link(0, b'a'), newcomer: NodeId(0), gener: 0, version: 0 };
+    let t = Tombstone { link: link(0, b'a'), newcomer: NodeId(0), generation: 0, version: 0 };
     let fields = probe(
         &Inode { tombstones: vec![t], ..Inode::default() },
         section,
         &[
             ("newcomer", |i| i.tombstones[0].newcomer = NodeId(u64::MAX)),
-            ("gener", |i| i.tombstones[0].gener = u32::MAX),
+            ("generation", |i| i.tombstones[0].generation = u32::MAX),
             ("version", |i| i.tombstones[0].version = u64::MAX),
             ("link", |i| i.tombstones[0].link.parent = NodeId(u64::MAX)),
         ],
@@ -328,7 +328,7 @@ fn parts_of_inodes() {
         section,
         &[
             ("node", |i| i.exchange = Some((NodeId(u64::MAX), 0, 0))),
-            ("gener", |i| i.exchange = Some((NodeId(0), u32::MAX, 0))),
+            ("generation", |i| i.exchange = Some((NodeId(0), u32::MAX, 0))),
             ("version", |i| i.exchange = Some((NodeId(0), 0, u64::MAX))),
         ],
     );
@@ -337,14 +337,14 @@ fn parts_of_inodes() {
 
 #[test]
 fn directories() {
-    let entry = Dentry { hash: 0, node: NodeId(0), gener: 0, kind: 0, name: [b'a'].into() };
+    let entry = Dentry { hash: 0, node: NodeId(0), generation: 0, kind: 0, name: [b'a'].into() };
     let fields = probe(
         &entry,
         |e| dentry::encode_entries(std::slice::from_ref(e)),
         &[
             ("hash", |e| e.hash = u64::MAX),
             ("node", |e| e.node = NodeId(u64::MAX)),
-            ("gener", |e| e.gener = u32::MAX),
+            ("generation", |e| e.generation = u32::MAX),
             ("kind", |e| e.kind = u8::MAX),
             ("name", |e| e.name = [b'b'].into()),
         ],
@@ -361,14 +361,14 @@ fn directories() {
         &[("dir", |b| b.0 = u64::MAX), ("lblk", |b| b.1 = dentry::HASH_MAX), ("entries", |b| b.2.hash = u64::MAX)],
     );
     compare("Bucket", &fields);
-    assert_eq!(encode(&(0, 0, Dentry { hash: 1, node: NodeId(1), gener: 1, kind: 1, name: [1].into() }))[46], 23);
+    assert_eq!(encode(&(0, 0, Dentry { hash: 1, node: NodeId(1), generation: 1, kind: 1, name: [1].into() }))[46], 23);
 }
 
 fn samples() -> Vec<(&'static str, Record, Vec<usize>)> {
     let entry = NodeEntry::default();
     let full = NodeRecord {
         node: NodeId(0),
-        gener: 0,
+        generation: 0,
         kind: NodeKind::Inode,
         flags: 0,
         owner: NodeId(0),
@@ -389,7 +389,11 @@ fn samples() -> Vec<(&'static str, Record, Vec<usize>)> {
         ("Alloc", alloc, vec![]),
         ("Free", Record::Free { addr: BlockAddr(0), len: 0 }, vec![]),
         ("Live", Record::Live { addr: BlockAddr(0), live: 0 }, vec![]),
-        ("Remote", Record::Remote { dir: NodeId(0), child: NodeId(0), gener: 0, name: Box::new(*b"xyz") }, vec![3]),
+        (
+            "Remote",
+            Record::Remote { dir: NodeId(0), child: NodeId(0), generation: 0, name: Box::new(*b"xyz") },
+            vec![3],
+        ),
         ("Orphans", Record::Orphans(vec![NodeId(1), NodeId(2)]), vec![16]),
         ("Full", Record::Full(full), vec![32]),
         ("Sums", Record::Sums { addr: BlockAddr(0), sums: vec![1, 2, 3] }, vec![12]),
@@ -465,7 +469,7 @@ fn numbers_of_kinds() {
 
     let e = || vec![Extent { lblk: 0, addr: BlockAddr(1), len: 1, unwritten: false, sums: None }];
     let refs = || vec![LeafRef { first: 0, node: NodeId(2) }];
-    let tombstone = Tombstone { link: link(1, b'a'), newcomer: NodeId(2), gener: 1, version: 1 };
+    let tombstone = Tombstone { link: link(1, b'a'), newcomer: NodeId(2), generation: 1, version: 1 };
     let sections = [
         ("Links", Inode { links: vec![link(1, b'a')], ..Inode::default() }),
         ("Xattrs", Inode { xattrs: vec![(Box::new([b'a']), Box::new([b'x']))], ..Inode::default() }),

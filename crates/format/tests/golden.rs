@@ -76,7 +76,7 @@ fn inode(content: Content) -> Inode {
         tombstones: vec![Tombstone {
             link: Link { parent: NodeId(7), name: b"lost".as_slice().into() },
             newcomer: NodeId(8),
-            gener: 2,
+            generation: 2,
             version: 9,
         }],
         exchange: Some((NodeId(10), 3, 11)),
@@ -107,14 +107,14 @@ fn inodes() -> Vec<u8> {
 
 fn entries() -> Vec<Dentry> {
     vec![
-        Dentry { hash: 3, node: NodeId(5), gener: 1, kind: 8, name: b"a".as_slice().into() },
-        Dentry { hash: 1 << 50, node: NodeId(6), gener: 2, kind: 4, name: b"directory".as_slice().into() },
+        Dentry { hash: 3, node: NodeId(5), generation: 1, kind: 8, name: b"a".as_slice().into() },
+        Dentry { hash: 1 << 50, node: NodeId(6), generation: 2, kind: 4, name: b"directory".as_slice().into() },
     ]
 }
 
 fn record(node: u64, payload: Vec<u8>) -> NodeRecord {
     let node = NodeId(node);
-    NodeRecord { node, gener: 4, kind: NodeKind::Inode, flags: USED | REMOTE, owner: node, version: 12, payload }
+    NodeRecord { node, generation: 4, kind: NodeKind::Inode, flags: USED | REMOTE, owner: node, version: 12, payload }
 }
 
 fn node_block() -> Vec<u8> {
@@ -127,7 +127,10 @@ fn node_block() -> Vec<u8> {
 
 fn journal() -> Vec<u8> {
     let records = [
-        Record::Node { node: NodeId(5), entry: NodeEntry { addr: BlockAddr(70), index: 1, flags: USED, gener: 4 } },
+        Record::Node {
+            node: NodeId(5),
+            entry: NodeEntry { addr: BlockAddr(70), index: 1, flags: USED, generation: 4 },
+        },
         Record::Alloc {
             addr: BlockAddr(71),
             len: 3,
@@ -138,7 +141,7 @@ fn journal() -> Vec<u8> {
         },
         Record::Free { addr: BlockAddr(80), len: 2 },
         Record::Live { addr: BlockAddr(70), live: 3 },
-        Record::Remote { dir: NodeId(1), child: NodeId(5), gener: 4, name: b"name".as_slice().into() },
+        Record::Remote { dir: NodeId(1), child: NodeId(5), generation: 4, name: b"name".as_slice().into() },
         Record::Orphans(vec![NodeId(8), NodeId(9)]),
         Record::Full(record(5, b"state".to_vec())),
         Record::Sums { addr: BlockAddr(71), sums: vec![11, 12, 13] },
@@ -163,7 +166,7 @@ fn home_tables() -> Vec<(&'static str, Vec<u8>)> {
     owners[1] = Owner { node: NodeId(5), lblk: (1 << 40) + 2, live: 0 };
     owners[255] = Owner { node: NodeId(0), lblk: 0, live: 9 };
     let mut nodes = [NodeEntry::default(); 254];
-    nodes[1] = NodeEntry { addr: BlockAddr(70), index: 2, flags: USED | DIR, gener: 1 };
+    nodes[1] = NodeEntry { addr: BlockAddr(70), index: 2, flags: USED | DIR, generation: 1 };
     let mut domain = DomainHeader::empty();
     domain.domain = 1.into();
     domain.flags = CLEAN.into();

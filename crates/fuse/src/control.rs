@@ -93,7 +93,7 @@ pub(crate) struct StatsOut {
     pub threads: u32,
     /// One request of so many is timed.
     pub sampled: u32,
-    /// Of INIT, as agreed.
+    /// Of INIT, as negotiated.
     pub init_flags: u64,
     /// [`PRIVATE`].
     pub how: u64,

@@ -110,7 +110,7 @@ impl Flagged {
 impl BraidFs {
     /// Whether an inode may get these flags: `now` are those that it has.
     pub(crate) fn may_guard(&self, now: u32, flags: u32) -> Result<(), Errno> {
-        if self.agreed.opens() || flags & !now & (IMMUTABLE | APPEND) == 0 {
+        if self.negotiated.opens() || flags & !now & (IMMUTABLE | APPEND) == 0 {
             return Ok(());
         }
         tracing::warn!("immutable and append-only files (chattr +i, +a) need a mount with the option `fileflags`");
@@ -119,7 +119,7 @@ impl BraidFs {
 
     /// Such an inode was met.
     pub(crate) fn met_guarded(&self) {
-        if self.agreed.opens()
+        if self.negotiated.opens()
             || self.flagged.met.load(Ordering::Relaxed)
             || self.flagged.met.swap(true, Ordering::Relaxed)
         {
@@ -150,7 +150,7 @@ impl BraidFs {
 
     /// As [`Self::show_change`], where the kernel does not tell when the descriptor is closed: right after the change.
     pub(crate) fn show_change_soon(&self, id: WireId, channel: &Arc<Channel>) {
-        if self.agreed.opens() || self.agreed.minor < abi::MINOR_PRUNE {
+        if self.negotiated.opens() || self.negotiated.minor < abi::MINOR_PRUNE {
             return;
         }
         let mut tries = self.flagged.tries.lock();
@@ -186,7 +186,7 @@ impl BraidFs {
     /// A descriptor of a file was closed: where it was the last one since its flags changed, the kernel is made to forget
     /// what it knows.
     pub(crate) fn show_change(&self, id: WireId, channel: &Arc<Channel>) {
-        if self.flagged.count.load(Ordering::Relaxed) == 0 || self.agreed.minor < abi::MINOR_PRUNE {
+        if self.flagged.count.load(Ordering::Relaxed) == 0 || self.negotiated.minor < abi::MINOR_PRUNE {
             return;
         }
         let mut files = self.flagged.files.lock();

@@ -8,11 +8,11 @@
 //! Does not promise: advisory locks and `flock` across mounts (the kernel keeps them), `poll`, `bmap`.
 
 use crate::abi::{self, init, op};
-use crate::asked::Asked;
-use crate::behind::Behind;
 use crate::channel::Channel;
 use crate::counters::{Counters, Line};
+use crate::direct_writes::DirectWrites;
 use crate::dirty::DirtyLimit;
+use crate::dirty_grants::DirtyGrants;
 use crate::flagged::Flagged;
 use crate::handles::Handles;
 use crate::listing::Listings;
@@ -34,7 +34,7 @@ use std::thread::JoinHandle;
 pub(crate) const TTL_SECONDS: u64 = 3600;
 /// Largest READ and WRITE.
 pub(crate) const MAX_IO_BYTES: u32 = 1 << 20;
-/// Requests of readahead, writeback and asynchronous direct I/O that the kernel sends at once; see [`crate::behind`] for
+/// Requests of readahead, writeback and asynchronous direct I/O that the kernel sends at once; see [`crate::direct_writes`] for
 /// why so many.
 pub(crate) const MAX_BACKGROUND: u16 = 1024;
 /// From so many on it neither reads ahead nor writes back more than it must.
@@ -71,15 +71,15 @@ const WITH_OPEN: u64 = init::ATOMIC_O_TRUNC;
 
 /// What was agreed when the mount came up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Agreed {
+pub(crate) struct Negotiated {
     /// Of [`init`].
     pub flags: u64,
     /// The kernel's minor version.
     pub minor: u32,
 }
 
-impl Agreed {
-    /// Whether all of these [`init`] flags were agreed.
+impl Negotiated {
+    /// Whether all of these [`init`] flags were negotiated.
     pub fn has(self, flag: u64) -> bool {
         self.flags & flag == flag
     }
@@ -97,7 +97,7 @@ pub(crate) fn negotiate(
     rings: bool,
     opens: bool,
     profile: Profile,
-) -> Result<Agreed, Errno> {
+) -> Result<Negotiated, Errno> {
     let old: abi::InitCompatIn = req.arg()?;
     if old.major != abi::MAJOR || old.minor < abi::MINOR_MIN {
         tracing::error!(
@@ -131,7 +131,7 @@ pub(crate) fn negotiate(
         unused: [0; 7],
     });
     tracing::info!(minor = old.minor, flags = format_args!("{flags:#x}"), opens, "FUSE connection is up");
-    Ok(Agreed { flags, minor: old.minor })
+    Ok(Negotiated { flags, minor: old.minor })
 }
 
 /// Work for the helper thread, which may wait for the serving threads (they must never wait for each other).
@@ -143,8 +143,8 @@ pub(crate) struct BraidFs {
     pub(crate) handles: Handles,
     pub(crate) listings: Listings,
     /// Files that are written past the kernel's cache.
-    pub(crate) behind: Behind,
-    pub(crate) agreed: Agreed,
+    pub(crate) direct_writes: DirectWrites,
+    pub(crate) negotiated: Negotiated,
     /// Rises with each `security.capability` that is set: handles must look again whether a write has to remove one.
     pub(crate) caps_epoch: AtomicU64,
     /// Files whose flags changed.
@@ -152,7 +152,7 @@ pub(crate) struct BraidFs {
     /// Domains with little room, see [`crate::room`].
     pub(crate) tight: Tight,
     /// Who writes there, on a mount without OPEN.
-    pub(crate) asked: Asked,
+    pub(crate) dirty_grants: DirtyGrants,
     pub(crate) jobs: mpsc::Sender<Job>,
     /// What is made durable before it is answered.
     pub(crate) durable: Durable,
@@ -214,18 +214,18 @@ impl<'c> Context<'c> {
 }
 
 impl BraidFs {
-    pub(crate) fn new(vol: Arc<Volume>, agreed: Agreed, jobs: mpsc::Sender<Job>) -> Self {
+    pub(crate) fn new(vol: Arc<Volume>, negotiated: Negotiated, jobs: mpsc::Sender<Job>) -> Self {
         let tight = Tight::new(vol.domains().len());
         let fs = Self {
             vol,
             handles: Handles::default(),
             listings: Listings::default(),
-            behind: Behind::default(),
-            agreed,
+            direct_writes: DirectWrites::default(),
+            negotiated,
             caps_epoch: AtomicU64::new(1),
             flagged: Flagged::default(),
             tight,
-            asked: Asked::default(),
+            dirty_grants: DirtyGrants::default(),
             jobs,
             durable: Durable::default(),
             syncs: Syncs::default(),
@@ -239,7 +239,7 @@ impl BraidFs {
             dirty: None,
             counters: Arc::default(),
         };
-        if !agreed.opens() {
+        if !negotiated.opens() {
             fs.first_look_at_room();
         }
         fs
@@ -249,7 +249,7 @@ impl BraidFs {
     /// wait already that the kernel, or a queue of a ring, might have no place for that: then it must be answered at
     /// once. `background`: it is of those of which the kernel hands out [`MAX_BACKGROUND`] at a time.
     pub(crate) fn let_wait(&self, background: bool) -> Option<Waiting> {
-        let most = match (self.agreed.has(init::OVER_IO_URING), background) {
+        let most = match (self.negotiated.has(init::OVER_IO_URING), background) {
             (true, _) => DEFERRED_MAX,
             (false, true) => usize::from(MAX_BACKGROUND) - 64,
             (false, false) => usize::MAX,
@@ -301,7 +301,7 @@ impl BraidFs {
             op::RENAME2 => self.rename2(req),
             op::LINK => self.link(req, out),
             // the kernel asks once, and then creates by MKNOD
-            op::OPEN | op::OPENDIR | op::CREATE if !self.agreed.opens() => Err(Errno::NOSYS),
+            op::OPEN | op::OPENDIR | op::CREATE if !self.negotiated.opens() => Err(Errno::NOSYS),
             op::OPEN => self.open(req, out, cx),
             op::READ => self.read(req, out),
             op::WRITE => self.write(req, out, cx),
@@ -369,35 +369,35 @@ mod tests {
         };
         let f = init_frame(arg.as_bytes());
         let mut out = Answer::new(64);
-        let agreed = negotiate(&Request::parse(&f).unwrap(), &mut out, false, false, Profile::default()).unwrap();
+        let negotiated = negotiate(&Request::parse(&f).unwrap(), &mut out, false, false, Profile::default()).unwrap();
         let reply = abi::InitOut::read_from_bytes(out.body()).unwrap();
-        assert_eq!(agreed.flags, init::WRITEBACK_CACHE | init::INIT_EXT | init::DIRECT_IO_ALLOW_MMAP);
+        assert_eq!(negotiated.flags, init::WRITEBACK_CACHE | init::INIT_EXT | init::DIRECT_IO_ALLOW_MMAP);
         assert_eq!((reply.minor, reply.max_pages, reply.max_readahead), (44, 256, 1 << 17));
-        assert_eq!(u64::from(reply.flags) | u64::from(reply.flags2) << 32, agreed.flags);
+        assert_eq!(u64::from(reply.flags) | u64::from(reply.flags2) << 32, negotiated.flags);
     }
 
     #[test]
     fn old_kernels_are_refused() {
         let arg = abi::InitCompatIn { major: 7, minor: 30, max_readahead: 0, flags: 0 };
         let f = init_frame(arg.as_bytes());
-        let agreed = negotiate(&Request::parse(&f).unwrap(), &mut Answer::new(0), true, false, Profile::default());
-        assert_eq!(agreed, Err(Errno::PROTO));
+        let negotiated = negotiate(&Request::parse(&f).unwrap(), &mut Answer::new(0), true, false, Profile::default());
+        assert_eq!(negotiated, Err(Errno::PROTO));
     }
 
     #[test]
     fn opens_are_asked_for_or_not() {
         let without = init::NO_OPEN_SUPPORT | init::NO_OPENDIR_SUPPORT;
-        let agreed = |offer: u64, opens| {
+        let negotiated = |offer: u64, opens| {
             let arg = abi::InitCompatIn { major: 7, minor: 31, max_readahead: 0, flags: offer as u32 };
             let (f, mut out) = (init_frame(arg.as_bytes()), Answer::new(64));
             negotiate(&Request::parse(&f).unwrap(), &mut out, false, opens, Profile::default())
                 .map(|a| (a.flags, a.opens()))
         };
         let all = without | init::ATOMIC_O_TRUNC;
-        assert_eq!(agreed(all, false), Ok((without, false)));
-        assert_eq!(agreed(all, true), Ok((init::ATOMIC_O_TRUNC, true)));
+        assert_eq!(negotiated(all, false), Ok((without, false)));
+        assert_eq!(negotiated(all, true), Ok((init::ATOMIC_O_TRUNC, true)));
         let half = init::NO_OPEN_SUPPORT | init::ATOMIC_O_TRUNC;
-        assert_eq!(agreed(half, false), Ok((init::ATOMIC_O_TRUNC, true)), "both or neither");
+        assert_eq!(negotiated(half, false), Ok((init::ATOMIC_O_TRUNC, true)), "both or neither");
     }
 
     #[test]

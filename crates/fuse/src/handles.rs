@@ -45,7 +45,7 @@ impl Handle {
 
     /// What the kernel calls that.
     pub fn id(&self) -> WireId {
-        WireId::new(self.file.ino(), self.file.gener())
+        WireId::new(self.file.ino(), self.file.generation())
     }
 }
 

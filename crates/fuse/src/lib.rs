@@ -3,7 +3,7 @@
 //! The modules, in the order in which a request passes: `mount` (gets the connection) → `session` (serving threads)
 //! → `transport`, `channel` and `request` (how it comes; `abi` declares the frames) → `fs` (which handler) → `ops` (the
 //! handlers, over the engine's API) → `node` (which inode is meant), `lookups` (what the kernel was told of) → `opened`
-//! (its file), `handles` (files that the kernel asked to open), `room` and `dirty` (ENOSPC in time), `behind` (no stale pages behind
+//! (its file), `handles` (files that the kernel asked to open), `room` and `dirty` (ENOSPC in time), `direct_writes` (no stale pages behind
 //! direct writes). `serve` runs the whole from mount to unmount,
 //! `latency` looks after the serving threads meanwhile, `counters` counts what they are asked; `profile` says what a mount
 //! gives up to be asked less; `daemon` helps the command line.
@@ -15,14 +15,13 @@
 //! (scheduling policy), `transport::ring` (submissions) and `transport::entry` (memory given back).
 
 mod abi;
-mod asked;
-mod asker;
-mod behind;
 mod channel;
 pub mod control;
 mod counters;
 mod daemon;
+mod direct_writes;
 mod dirty;
+mod dirty_grants;
 mod flagged;
 mod fs;
 mod handles;
@@ -35,6 +34,7 @@ mod opened;
 mod ops;
 mod profile;
 mod request;
+mod requester;
 mod room;
 mod serve;
 mod session;

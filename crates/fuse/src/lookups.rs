@@ -54,7 +54,7 @@ type DeviceForgets = Forgets<Arc<CachePadded<Line>>>;
 impl BraidFs {
     /// Counts the inode that an answer is about to tell of; its attributes by now.
     pub(crate) fn count(&self, attr: &Attr) -> Result<Attr, Errno> {
-        self.vol.hold(attr.ino, |g| g == attr.gener).map_err(errno)
+        self.vol.hold(attr.ino, |g| g == attr.generation).map_err(errno)
     }
 
     /// Counts the inode that the kernel, or an NFS client, knows by this id.
@@ -93,7 +93,7 @@ impl BraidFs {
     fn give_back(&self, nodeid: u64, times: u64) {
         let id = WireId(nodeid);
         if self.vol.forget(id.ino(), |g| id.is_of(g), times) {
-            self.behind.forget(id.ino());
+            self.direct_writes.forget(id.ino());
         }
     }
 
@@ -104,7 +104,7 @@ impl BraidFs {
             op::CREATE | op::TMPFILE => body.get(size_of::<abi::EntryOut>()..),
             _ => None,
         };
-        if self.agreed.opens()
+        if self.negotiated.opens()
             && let Some(Ok((open, _))) = open.map(abi::OpenOut::read_from_prefix)
         {
             // It was there a moment ago.

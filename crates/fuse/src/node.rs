@@ -38,14 +38,14 @@ impl WireId {
     pub const ROOT: Self = Self(1);
 
     /// The id of an inode.
-    pub fn new(ino: NodeId, gener: u32) -> Self {
+    pub fn new(ino: NodeId, generation: u32) -> Self {
         debug_assert!(ino.0 < INODES_MAX, "{ino} does not fit a node id");
-        if ino == NodeId::ROOT { Self::ROOT } else { Self(ino.0 | u64::from(gener) << INO_BITS) }
+        if ino == NodeId::ROOT { Self::ROOT } else { Self(ino.0 | u64::from(generation) << INO_BITS) }
     }
 
     /// The id of the inode that has these attributes.
     pub fn of(attr: &Attr) -> Self {
-        Self::new(attr.ino, attr.gener)
+        Self::new(attr.ino, attr.generation)
     }
 
     /// The inode's number; an inode of that number need not be the one that is meant.
@@ -54,8 +54,8 @@ impl WireId {
     }
 
     /// Whether the inode of that number is meant, which has this generation.
-    pub fn is_of(self, gener: u32) -> bool {
-        self == Self::new(self.ino(), gener)
+    pub fn is_of(self, generation: u32) -> bool {
+        self == Self::new(self.ino(), generation)
     }
 }
 
@@ -77,21 +77,21 @@ impl BraidFs {
         if id == WireId::ROOT {
             return Ok(NodeId::ROOT);
         }
-        let gener = self.vol.generation(id.ino()).map_err(gone)?;
-        if id.is_of(gener) { Ok(id.ino()) } else { Err(Errno::STALE) }
+        let generation = self.vol.generation(id.ino()).map_err(gone)?;
+        if id.is_of(generation) { Ok(id.ino()) } else { Err(Errno::STALE) }
     }
 
     /// The attributes of the inode.
     pub(crate) fn attr(&self, id: WireId) -> Result<Attr, Errno> {
         let attr = self.vol.getattr(id.ino()).map_err(gone)?;
-        if id.is_of(attr.gener) { Ok(attr) } else { Err(Errno::STALE) }
+        if id.is_of(attr.generation) { Ok(attr) } else { Err(Errno::STALE) }
     }
 
     /// Opens the inode, so that it, and its number, stay until that is dropped.
     pub(crate) fn hold(&self, id: WireId) -> Result<OpenFile, Errno> {
         // In this order: of an inode that is open the number is not given again.
         let file = self.vol.open(id.ino()).map_err(gone)?;
-        if id.is_of(file.gener()) { Ok(file) } else { Err(Errno::STALE) }
+        if id.is_of(file.generation()) { Ok(file) } else { Err(Errno::STALE) }
     }
 }
 
@@ -111,10 +111,10 @@ mod tests {
     fn ids_carry_number_and_generation() {
         let last = NodeId(INODES_MAX - 1);
         for ino in [NodeId(2), NodeId(77), last] {
-            for gener in [1, 2, 0xff_ffff] {
-                let id = WireId::new(ino, gener);
-                assert_eq!((id.ino(), id.0 >> 40), (ino, u64::from(gener)));
-                assert!(id.is_of(gener) && !id.is_of(gener + 1) && !id.is_of(gener - 1));
+            for generation in [1, 2, 0xff_ffff] {
+                let id = WireId::new(ino, generation);
+                assert_eq!((id.ino(), id.0 >> 40), (ino, u64::from(generation)));
+                assert!(id.is_of(generation) && !id.is_of(generation + 1) && !id.is_of(generation - 1));
             }
         }
         // only the low bits of a generation fit
@@ -126,10 +126,10 @@ mod tests {
 
     #[test]
     fn the_root_has_one_id() {
-        for gener in [0, 1, 9] {
-            assert_eq!(WireId::new(NodeId::ROOT, gener), WireId(1));
-            assert!(WireId::ROOT.is_of(gener));
-            assert!(!WireId(1 | 1 << INO_BITS).is_of(gener), "another id of the root");
+        for generation in [0, 1, 9] {
+            assert_eq!(WireId::new(NodeId::ROOT, generation), WireId(1));
+            assert!(WireId::ROOT.is_of(generation));
+            assert!(!WireId(1 | 1 << INO_BITS).is_of(generation), "another id of the root");
         }
     }
 

@@ -5,7 +5,7 @@
 //! is created by MKNOD. All later requests have the handle 0. What a handle does otherwise:
 //! - *It keeps an unlinked file.* The kernel has the inode while anybody has it open, so its look-ups are not given back
 //!   ([`crate::lookups`]). Here the inode is opened for the moment of a request.
-//! - *It truncates* (ATOMIC_O_TRUNC). Not agreed, the kernel sends SETATTR of the size (`do_truncate` in `fs/open.c`),
+//! - *It truncates* (ATOMIC_O_TRUNC). Not negotiated, the kernel sends SETATTR of the size (`do_truncate` in `fs/open.c`),
 //!   without a handle, with KILL_SUIDGID where the user has no CAP_FSETID.
 //! - *It says who writes through the cache.* Everybody may: see [`crate::room`], and `lseek`, which has the kernel write
 //!   back first.
@@ -55,14 +55,14 @@ impl Opened<'_> {
 
     /// What the kernel calls that.
     pub fn id(&self) -> WireId {
-        WireId::new(self.file().ino(), self.file().gener())
+        WireId::new(self.file().ino(), self.file().generation())
     }
 }
 
 impl BraidFs {
     /// The file of a request that names an inode and a handle, which must be of that inode.
     pub(crate) fn opened(&self, id: WireId, fh: u64) -> Result<Opened<'_>, Errno> {
-        if !self.agreed.opens() {
+        if !self.negotiated.opens() {
             return Ok(Opened::Briefly(self.hold(id)?));
         }
         let handle = self.handles.get(fh)?;
@@ -71,6 +71,6 @@ impl BraidFs {
 
     /// The inode of such a request, where its number is all that is wanted.
     pub(crate) fn opened_node(&self, id: WireId, fh: u64) -> Result<NodeId, Errno> {
-        if self.agreed.opens() { Ok(self.opened(id, fh)?.ino()) } else { self.live(id) }
+        if self.negotiated.opens() { Ok(self.opened(id, fh)?.ino()) } else { self.live(id) }
     }
 }

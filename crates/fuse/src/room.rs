@@ -10,8 +10,8 @@
 //!    attributes: with OPEN those that are open for writing, without it all files of the domain that the kernel knows.
 //! 3. Asked so with less room than the kernel may hold, the volume first has the kernel write back what is promised to
 //!    others, commits, and says ENOSPC where less than [`LAST_BLOCKS`] are left, or a MiB for each such writer. Without
-//!    OPEN, where all writes ask, it looks how much this one is about to write ([`asker::doing`]) and grants it where it
-//!    fits beside all that was granted and not written back yet ([`crate::asked`]); else it has the kernel write that back,
+//!    OPEN, where all writes ask, it looks how much this one is about to write ([`requester::doing`]) and grants it where it
+//!    fits beside all that was granted and not written back yet ([`crate::dirty_grants`]); else it has the kernel write that back,
 //!    waits for who is in the midst of a `write`, and says ENOSPC where it does not fit then.
 //!
 //! **Who asks.** Without OPEN the flag says that a `write` asks, or a `read` across the end of the file, or `lseek` to it;
@@ -35,15 +35,15 @@
 //! all that is left it gets ENOSPC for a `read` across the end of the file, too: the kernel asks the same; without OPEN a
 //! `read` by `io_uring` does, or by a thread that `/proc` does not show.
 
-use crate::asked::{LATELY, Left};
-use crate::asker::{self, Doing};
 use crate::channel::Channel;
 use crate::dirty::{self, DirtyLimit, LEAST_BYTES};
+use crate::dirty_grants::{LATELY, Left};
 use crate::fs::{BraidFs, Context, TTL_SECONDS, Waiting, errno};
 use crate::node::WireId;
 use crate::ops::attr_out;
 use crate::profile::Cache;
 use crate::request::{Answer, Handled, Outcome, Request};
+use crate::requester::{self, Doing};
 use crate::session::run_aside;
 use crate::transport::Later;
 use braidfs::format::inode::{APPEND, IMMUTABLE};
@@ -239,7 +239,7 @@ impl BraidFs {
                 domain.unknown.store(true, Ordering::SeqCst);
             }
         } else if room < TIGHT * held && !domain.tight.swap(true, Ordering::SeqCst) {
-            if !self.agreed.opens() {
+            if !self.negotiated.opens() {
                 self.begin_tight(d, channel);
             }
             let channel = channel.clone();
@@ -307,7 +307,7 @@ impl BraidFs {
         if attr.flags & (IMMUTABLE | APPEND) != 0 {
             self.met_guarded();
         }
-        let asks = if self.agreed.opens() {
+        let asks = if self.negotiated.opens() {
             (self.is_tight(attr.ino) || self.flagged.is_immutable(attr.ino)) && self.handles.has_cached_writer(attr.ino)
         } else {
             attr.kind() == FileKind::File && (self.is_tight(attr.ino) || attr.flags & (IMMUTABLE | APPEND) != 0)
@@ -317,18 +317,18 @@ impl BraidFs {
 
     /// Whether the kernel may hold pages of the file that the volume has not seen.
     pub(crate) fn may_be_dirty(&self, ino: NodeId) -> bool {
-        !self.agreed.opens() || self.handles.has_cached_writer(ino)
+        !self.negotiated.opens() || self.handles.has_cached_writer(ino)
     }
 
     /// Whether a GETATTR with this handle may come from a `write` through the cache.
     pub(crate) fn may_write_cached(&self, id: WireId, fh: u64) -> bool {
-        !self.agreed.opens() || self.handles.get(fh).is_ok_and(|h| h.id() == id && h.cached_writer)
+        !self.negotiated.opens() || self.handles.get(fh).is_ok_and(|h| h.id() == id && h.cached_writer)
     }
 
     /// GETATTR before a `write` through the cache of a tight domain: may it go on? Answered by the helper thread where the
     /// kernel has to write back, since what it writes back comes to the serving threads.
     pub(crate) fn getattr_of_writer(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
-        if !self.agreed.opens() {
+        if !self.negotiated.opens() {
             return self.getattr_of_anybody(req, out, cx);
         }
         let id = req.node();
@@ -365,7 +365,7 @@ impl BraidFs {
         let (id, thread) = (req.node(), req.head.pid);
         let (ino, attr) = (id.ino(), self.attr(id)?);
         let plenty = self.vol.write_room(ino) >= self.kernel_holds(ino);
-        let doing = if plenty { Doing::Unknown } else { asker::doing(req) };
+        let doing = if plenty { Doing::Unknown } else { requester::doing(req) };
         let need = match doing {
             Doing::Other => None,
             // and a page at each end
@@ -374,8 +374,8 @@ impl BraidFs {
         };
         // with plenty it need not fit beside what is granted: the kernel holds no more than that
         let room = || if plenty { u64::MAX } else { self.vol.write_room(ino) };
-        let goes_on =
-            need.is_none_or(|need| (plenty || !self.is_unknown(ino)) && self.asked.grant(id, thread, need, room));
+        let goes_on = need
+            .is_none_or(|need| (plenty || !self.is_unknown(ino)) && self.dirty_grants.grant(id, thread, need, room));
         if goes_on {
             out.put(&attr_out(&attr, 0));
             return Ok(Outcome::Reply);
@@ -400,7 +400,7 @@ impl BraidFs {
             }
         }
         let left = self.write_back_granted(fit.later.channel());
-        let fits = || self.asked.grant(fit.id, fit.thread, fit.need, || self.vol.write_room(ino));
+        let fits = || self.dirty_grants.grant(fit.id, fit.thread, fit.need, || self.vol.write_room(ino));
         if fits() {
             return self.tell_attr(ino, fit.later);
         }
@@ -455,7 +455,7 @@ impl BraidFs {
     fn write_back_first(&self, domain: usize, channel: &Channel) {
         let bound = self.dirty.as_ref().map_or(LEAST_BYTES, DirtyLimit::restrict);
         self.tight.bound.store(LEAST_BYTES, Ordering::SeqCst);
-        if self.agreed.opens() {
+        if self.negotiated.opens() {
             self.write_back(domain, channel);
         } else {
             self.known_files(domain).iter().for_each(|id| channel.invalidate(*id, true));
@@ -483,8 +483,8 @@ impl BraidFs {
     /// Has the kernel write back what was granted, on a mount without OPEN; what is left. By the helper thread
     /// only.
     fn write_back_granted(&self, channel: &Channel) -> Left {
-        let writing = self.asked.write_back();
+        let writing = self.dirty_grants.write_back();
         writing.files.iter().for_each(|id| channel.invalidate(*id, true));
-        self.asked.written_back(writing)
+        self.dirty_grants.written_back(writing)
     }
 }

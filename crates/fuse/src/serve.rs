@@ -144,8 +144,8 @@ impl Attached {
     fn run(self, vol: Arc<Volume>, cfg: &MountConfig, mut rings: Vec<Ring>, ready: impl FnOnce()) -> Result<(), Ended> {
         let Self { mount, channel, mut signals } = self;
         let opens = cfg.opens || vol.guarded();
-        let agreed = match session::handshake(&channel, !rings.is_empty(), opens, cfg.profile) {
-            Ok(agreed) => agreed,
+        let negotiated = match session::handshake(&channel, !rings.is_empty(), opens, cfg.profile) {
+            Ok(negotiated) => negotiated,
             Err(source) => {
                 // Ends the connection first: nobody would answer what unmounting may ask.
                 drop(channel);
@@ -155,7 +155,7 @@ impl Attached {
                 return Err(Ended::Badly(ServeError::Mount { point: cfg.mountpoint.clone(), source }));
             }
         };
-        if !rings.is_empty() && !agreed.has(init::OVER_IO_URING) {
+        if !rings.is_empty() && !negotiated.has(init::OVER_IO_URING) {
             let why = io::Error::new(io::ErrorKind::Unsupported, "the kernel does not offer it");
             if cfg.transport == Transport::Ring {
                 return Err(Ended::WithoutRings(vol, why));
@@ -174,7 +174,7 @@ impl Attached {
                 tracing::error!(error = %e, "cannot end the FUSE connection");
             }
         };
-        let service = Service { agreed, channel, rings, cfg, dirty: mount.dirty_limit(), abandon: &abandon };
+        let service = Service { negotiated, channel, rings, cfg, dirty: mount.dirty_limit(), abandon: &abandon };
         let result = session::run(vol, service, ready);
         handle.close();
         match watcher {

@@ -13,7 +13,7 @@ use crate::abi::op;
 use crate::channel::Channel;
 use crate::counters::Line;
 use crate::dirty::DirtyLimit;
-use crate::fs::{Agreed, BraidFs, Context, Job, MAX_IO_BYTES, negotiate};
+use crate::fs::{BraidFs, Context, Job, MAX_IO_BYTES, Negotiated, negotiate};
 use crate::latency::{self, Served};
 use crate::mount::MountConfig;
 use crate::profile::Profile;
@@ -40,7 +40,7 @@ type Slot = CachePadded<Mutex<Option<Arc<BraidFs>>>>;
 
 /// Answers the kernel's INIT; `rings`: they are there, should the kernel know them. With `opens` the kernel is to ask for
 /// each open.
-pub(crate) fn handshake(channel: &Channel, rings: bool, opens: bool, profile: Profile) -> io::Result<Agreed> {
+pub(crate) fn handshake(channel: &Channel, rings: bool, opens: bool, profile: Profile) -> io::Result<Negotiated> {
     let mut buf = vec![0; RECEIVE_BYTES];
     let Some(n) = channel.receive(&mut buf)? else {
         return Err(io::Error::new(io::ErrorKind::NotConnected, "unmounted before it was served"));
@@ -56,9 +56,9 @@ pub(crate) fn handshake(channel: &Channel, rings: bool, opens: bool, profile: Pr
     }
     let mut out = Answer::new(64);
     match negotiate(&req, &mut out, rings, opens, profile) {
-        Ok(agreed) => {
+        Ok(negotiated) => {
             channel.reply(req.head.unique, &mut out);
-            Ok(agreed)
+            Ok(negotiated)
         }
         Err(e) => {
             channel.reply_error(req.head.unique, e);
@@ -69,7 +69,7 @@ pub(crate) fn handshake(channel: &Channel, rings: bool, opens: bool, profile: Pr
 
 /// How a session is served.
 pub(crate) struct Service<'a> {
-    pub agreed: Agreed,
+    pub negotiated: Negotiated,
     pub channel: Channel,
     /// A thread for each; where there are none, threads at the device.
     pub rings: Vec<Ring>,
@@ -84,13 +84,13 @@ pub(crate) struct Service<'a> {
 /// # Errors
 /// Of starting threads (the volume is closed then, too), of rings that the kernel refused, or of closing the volume.
 pub(crate) fn run(vol: Arc<Volume>, service: Service<'_>, ready: impl FnOnce()) -> Result<(), RunError> {
-    let Service { agreed, channel, rings, cfg, dirty, abandon } = service;
+    let Service { negotiated, channel, rings, cfg, dirty, abandon } = service;
     let (jobs, work) = mpsc::channel();
     let at_device = rings.is_empty();
     // With rings one more, which reads what stays at the device.
     let threads = if at_device { cfg.threads.max(2) } else { rings.len() + 1 };
     let latency = cfg.latency;
-    let mut fs = BraidFs::new(vol, agreed, jobs);
+    let mut fs = BraidFs::new(vol, negotiated, jobs);
     fs.profile = cfg.profile;
     fs.allow_dirty(dirty);
     let counters = fs.counters.clone();

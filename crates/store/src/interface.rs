@@ -38,9 +38,9 @@ pub trait Replay: Sync {
     ) -> Result<u64, ReplayError>;
 }
 
-/// What of the device does not change while [`LiveVolume::hold_still`] runs its closure.
+/// What of the device does not change while [`LiveVolume::quiesce`] runs its closure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Still {
+pub enum Quiesced {
     /// The superblocks of all devices.
     Superblocks,
     /// The block group allocation table.
@@ -64,7 +64,7 @@ pub trait LiveVolume {
 
     /// Calls `f` once, while `what` does not change on the device. Those who want to change it wait: `f` reads some
     /// hundred blocks at most.
-    fn hold_still(&self, what: Still, f: &mut dyn FnMut());
+    fn quiesce(&self, what: Quiesced, f: &mut dyn FnMut());
 
     /// Blocks of `domain`'s groups that are in use, metadata of the groups not counted.
     fn used_blocks(&self, domain: DomainId) -> u64;

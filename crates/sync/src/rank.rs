@@ -138,9 +138,9 @@ ranks! {
     /// Inodes unlinked and open.
     Orphans = 8, "orphans" 0, One, (): "orphans";
     /// Generations of new overflow nodes.
-    NewGeners = 8, "new_geners" 0, One, (): "new_geners";
-    /// Directory nodes held back.
-    HeldNodes = 8, "held nodes" 0, One, (): "held (domain)";
+    NewGenerations = 8, "new_generations" 0, One, (): "new_generations";
+    /// Numbers of freed directories that must not come back yet.
+    QuarantinedNodes = 8, "quarantined" 0, One, (): "quarantined (domain)";
     /// Files that a commit left alone.
     LazyFiles = 8, "lazy" 0, One, (): "lazy";
     /// Names left by renames.
@@ -158,7 +158,7 @@ ranks! {
     /// A shard of the table of cells.
     CellShard = 8, "cells" 0, One, (): "shard of cells";
 
-    /// Gathering what slots have of a domain's unused blocks.
+    /// Adding up what slots have of a domain's unused blocks.
     Account = 8, "account" 0, One, (): "account of blocks";
 
     /// Writing segment tables home.
@@ -188,8 +188,8 @@ ranks! {
     NodeGroups = 8, "nodes" 2, One, (): "list of groups (nodes)";
     /// A block of a node table, with table I/O.
     TableBlock = 8, "nodes" 3, One, (): "table block";
-    /// Numbers held back.
-    HeldNumbers = 8, "nodes" 4, One, (): "held (nodes)";
+    /// Numbers of freed inodes that must not come back yet.
+    QuarantinedNumbers = 8, "nodes" 4, One, (): "quarantined (nodes)";
     /// A shard of the cache of node blocks.
     NodeCache = 8, "node cache" 0, One, (): "shard of the block cache";
 

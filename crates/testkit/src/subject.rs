@@ -161,16 +161,16 @@ impl Subject for OnVolume<'_> {
         (file.0.ino(), file.1)
     }
     fn lookup(&mut self, dir: Key, name: &[u8]) -> Result<Key> {
-        self.0.lookup(dir.0, name).map(|a| (a.ino, a.gener))
+        self.0.lookup(dir.0, name).map(|a| (a.ino, a.generation))
     }
     fn stat(&mut self, id: Key) -> Result<(model::Stat, Option<Timestamp>)> {
         self.0.getattr(id.0).map(|a| stat_of(&a))
     }
     fn create(&mut self, dir: Key, name: &[u8], new: &NewNode<'_>) -> Result<Key> {
-        self.0.create(dir.0, name, new, &Cred::root()).map(|a| (a.ino, a.gener))
+        self.0.create(dir.0, name, new, &Cred::root()).map(|a| (a.ino, a.generation))
     }
     fn tmpfile(&mut self, dir: Key, new: &NewNode<'_>) -> Result<(Key, Self::File)> {
-        self.0.tmpfile(dir.0, new, &Cred::root()).map(|(a, f)| ((a.ino, a.gener), (f, a.gener)))
+        self.0.tmpfile(dir.0, new, &Cred::root()).map(|(a, f)| ((a.ino, a.generation), (f, a.generation)))
     }
     fn link(&mut self, id: Key, dir: Key, name: &[u8]) -> Result<()> {
         self.0.link(id.0, dir.0, name).map(|_| ())

@@ -102,7 +102,7 @@ pub fn walk(v: &Volume) -> Result<Seen, String> {
             }
             child_path.extend_from_slice(&name);
             let a = v.lookup(dir.0, &name).map_err(|e| fail(&child_path, "in readdir, but lookup", e))?;
-            let key = if a.ino == NodeId::ROOT { ROOT_KEY } else { (a.ino, a.gener) };
+            let key = if a.ino == NodeId::ROOT { ROOT_KEY } else { (a.ino, a.generation) };
             let link = (dir, name.clone());
             if let Some(n) = nodes.get_mut(&dir) {
                 n.entries.insert(name, key);

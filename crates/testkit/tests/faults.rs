@@ -347,12 +347,12 @@ fn a_held_device_holds_up_its_domain_alone() {
         let v = Volume::mount(two.devices(), busy_options()).unwrap();
         let (sound, slow) = (file_in(&v, 0, "sound"), file_in(&v, 1, "slow"));
         let device = &two.faulty[1];
-        device.add(Rule::new(op, Effect::Hold));
+        device.add(Rule::new(op, Effect::Stall));
         let data = fill(2, 0, 20_000);
         std::thread::scope(|s| {
             v.write(&slow, 0, &data).unwrap();
             let sync = s.spawn(|| v.fsync(slow.ino(), false));
-            until("the fsync comes to the device", || device.held() > 0);
+            until("the fsync comes to the device", || device.stalled() > 0);
             // what is in memory can be read, and written where its commit is not about that file
             assert_eq!(content(&v, slow.ino()).unwrap(), data);
             let commits = v.domains()[0].commits;
@@ -369,16 +369,16 @@ fn a_held_device_holds_up_its_domain_alone() {
             // the background goes on there, too
             v.write(&sound, 0, &fill(4, 0, 9000)).unwrap();
             until("the sound domain commits by itself", || v.domains()[0].commits > commits);
-            assert!(!sync.is_finished() && device.held() > 0, "{op:?}");
+            assert!(!sync.is_finished() && device.stalled() > 0, "{op:?}");
             device.clear();
             sync.join().unwrap().unwrap();
         });
         // held again while it is unmounted
         let (sound, slow) = (sound.ino(), slow.ino());
-        device.add(Rule::new(op, Effect::Hold));
+        device.add(Rule::new(op, Effect::Stall));
         std::thread::scope(|s| {
             let end = s.spawn(move || v.unmount());
-            until("the unmount comes to the device", || device.held() > 0);
+            until("the unmount comes to the device", || device.stalled() > 0);
             assert!(!end.is_finished());
             device.clear();
             until("the unmount ends", || end.is_finished());

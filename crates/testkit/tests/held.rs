@@ -88,14 +88,14 @@ fn what_is_held_is_not_lost_to_other_threads() {
                     if mine.len() > 100 || r.u64(..30) == 0 {
                         for a in mine.drain(..) {
                             let now = v.getattr(a.ino).unwrap_or_else(|e| panic!("held {} is lost: {e}", a.ino));
-                            assert_eq!(now.gener, a.gener, "the number of a held inode was given again");
+                            assert_eq!(now.generation, a.generation, "the number of a held inode was given again");
                             met.fetch_add(usize::from(now.nlink == 0), Relaxed);
-                            v.forget(a.ino, |g| g == a.gener, 1);
+                            v.forget(a.ino, |g| g == a.generation, 1);
                         }
                     }
                 }
                 for a in mine {
-                    v.forget(a.ino, |g| g == a.gener, 1);
+                    v.forget(a.ino, |g| g == a.generation, 1);
                 }
                 ended.fetch_add(1, Relaxed);
             });
@@ -122,7 +122,7 @@ fn many_orphans_that_are_held_leave_memory_and_come_back() {
         let kind = if n % 5 == 0 { FileKind::Dir } else { FileKind::File };
         let name = format!("n{n}");
         let a = v.create(ROOT, name.as_bytes(), &new(kind), &Cred::root()).unwrap();
-        v.hold(a.ino, |g| g == a.gener).unwrap();
+        v.hold(a.ino, |g| g == a.generation).unwrap();
         if kind == FileKind::File {
             v.write(&v.open(a.ino).unwrap(), 0, &[n as u8; 5000]).unwrap();
             v.unlink(ROOT, name.as_bytes()).unwrap();
@@ -135,7 +135,7 @@ fn many_orphans_that_are_held_leave_memory_and_come_back() {
     assert_eq!(v.held().orphans, count);
     for (n, a) in held.iter().enumerate() {
         let now = v.getattr(a.ino).unwrap();
-        assert_eq!((now.gener, now.nlink), (a.gener, 0));
+        assert_eq!((now.generation, now.nlink), (a.generation, 0));
         if n % 5 != 0 {
             let mut buf = [0; 5000];
             assert_eq!(v.read(&v.open(a.ino).unwrap(), 0, &mut buf).unwrap(), 5000);
@@ -144,14 +144,14 @@ fn many_orphans_that_are_held_leave_memory_and_come_back() {
     }
     let (first, rest) = held.split_at(count / 2);
     for a in first {
-        v.forget(a.ino, |g| g == a.gener, 1);
+        v.forget(a.ino, |g| g == a.generation, 1);
     }
-    assert!(first.iter().all(|a| v.getattr(a.ino).map_or(true, |now| now.gener != a.gener)));
+    assert!(first.iter().all(|a| v.getattr(a.ino).map_or(true, |now| now.generation != a.generation)));
     v.sync().unwrap();
     v.crash();
     // the rest was held when it crashed
     let v = mount(&device, 1 << 20);
-    assert!(rest.iter().all(|a| v.getattr(a.ino).map_or(true, |now| now.gener != a.gener)));
+    assert!(rest.iter().all(|a| v.getattr(a.ino).map_or(true, |now| now.generation != a.generation)));
     v.unmount().unwrap();
     let v = mount(&device, 1 << 20);
     let now = v.statfs();

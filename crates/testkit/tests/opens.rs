@@ -79,7 +79,7 @@ fn opens_removals_and_evictions() {
                         }
                         30..45 => {
                             if let Some(f) = sane(v.open_path(a.as_bytes(), how(true, true), me)) {
-                                let stamp = u64::from(f.gener()) << 40 | f.ino().0;
+                                let stamp = u64::from(f.generation()) << 40 | f.ino().0;
                                 v.write(&f, 0, &stamp.to_le_bytes()).unwrap();
                                 open.push((stamp, f));
                             }
@@ -101,7 +101,7 @@ fn opens_removals_and_evictions() {
                         86..88 => {
                             let new = NewNode { kind: FileKind::File, mode: 0o600, umask: 0, rdev: 0, target: b"" };
                             if let Some((attr, f)) = sane(v.tmpfile(NodeId::ROOT, &new, me)) {
-                                let stamp = u64::from(attr.gener) << 40 | attr.ino.0;
+                                let stamp = u64::from(attr.generation) << 40 | attr.ino.0;
                                 v.write(&f, 0, &stamp.to_le_bytes()).unwrap();
                                 if let Some(d) = sane(v.resolve(b"d0", true, me)).filter(|_| r.u64(..2) == 0) {
                                     let _ = sane(v.link(attr.ino, d.ino, format!("n{}", r.u64(..40)).as_bytes()));

@@ -93,9 +93,9 @@ fn an_fsync_while_another_thread_writes_the_pages_out() {
     let f = create(&v, "f");
     write(&v, &f, 0, 0x11, 15 * MIB);
     std::thread::scope(|s| {
-        faulty.add(Rule::new(Op::Write, Effect::Hold).times(1));
+        faulty.add(Rule::new(Op::Write, Effect::Stall).times(1));
         let other = s.spawn(|| write(&v, &f, 15 * MIB, 0x22, MIB));
-        while faulty.held() == 0 {
+        while faulty.stalled() == 0 {
             std::thread::yield_now();
         }
         // what was written by the call that returned must be there

@@ -192,7 +192,7 @@ fn numbers_of_a_group_that_moved_are_nobodys_until_they_are_given_again() {
     let mut old = BTreeMap::new();
     for i in 0..5000 {
         let made = create(&v, a, &format!("n{i}"), FileKind::File).unwrap();
-        old.insert(made.ino, made.gener);
+        old.insert(made.ino, made.generation);
     }
     v.sync().unwrap();
     for i in 0..5000 {
@@ -211,8 +211,13 @@ fn numbers_of_a_group_that_moved_are_nobodys_until_they_are_given_again() {
     let mut again = 0;
     for i in 0..5000 {
         let made = create(&v, b, &format!("n{i}"), FileKind::File).unwrap();
-        if let Some(gener) = old.get(&made.ino) {
-            assert!(made.gener > *gener, "number {} had generation {gener}, has {}", made.ino, made.gener);
+        if let Some(generation) = old.get(&made.ino) {
+            assert!(
+                made.generation > *generation,
+                "number {} had generation {generation}, has {}",
+                made.ino,
+                made.generation
+            );
             again += 1;
         }
     }

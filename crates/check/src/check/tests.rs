@@ -60,7 +60,7 @@ fn formatted(mib: u64, domains: u16, group_bytes: Option<u64>) -> Arc<SparseDevi
 
 fn add(m: &mut Model, domain: u16, mode: u32, links: &[(NodeId, &str)], content: Content) -> NodeId {
     let store = Arc::clone(&m.store);
-    let (node, gener) = names::take_node(&store, &mut m.domains[usize::from(domain)]).unwrap();
+    let (node, generation) = names::take_node(&store, &mut m.domains[usize::from(domain)]).unwrap();
     let dir = mode & 0o170_000 == 0o040_000;
     let remote = links.iter().any(|l| m.domain_of(l.0) != Some(domain));
     let size = match &content {
@@ -74,13 +74,13 @@ fn add(m: &mut Model, domain: u16, mode: u32, links: &[(NodeId, &str)], content:
         let name: FileName = name.as_bytes().into();
         inode.links.push(Link { parent: *parent, name: name.clone() });
         let p = m.body(*parent).unwrap();
-        p.entries.push(Dentry { hash: 0, node, gener, kind: (mode >> 12) as u8, name });
+        p.entries.push(Dentry { hash: 0, node, generation, kind: (mode >> 12) as u8, name });
         p.dirty.entries = true;
         p.inode.nlink += u32::from(dir);
     }
     let flags = USED | if dir { DIR } else { 0 } | if remote { REMOTE } else { 0 };
     let (linked, dirty) = (vec![true; links.len()], Dirty { record: true, ..Dirty::default() });
-    let ino = Ino { linked, dirty, ..Ino::new(gener, 0, flags, inode) };
+    let ino = Ino { linked, dirty, ..Ino::new(generation, 0, flags, inode) };
     m.inodes.put(node, ino);
     node
 }
@@ -314,9 +314,9 @@ fn entries_and_links_are_mended() {
     );
     assert_eq!(r.files, 404);
     broken(
-        codes::ENTRY_GENER,
+        codes::ENTRY_GENERATION,
         edit("a", |d| {
-            d.entries[0].gener += 1;
+            d.entries[0].generation += 1;
             d.dirty.entries = true;
         }),
     );

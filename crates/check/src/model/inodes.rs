@@ -73,7 +73,7 @@ pub struct PackedInode {
     /// Key of the single link, or how many there are.
     b: u64,
     slot: u32,
-    gener: u32,
+    generation: u32,
     nlink: u32,
     kind: u8,
     flags: u8,
@@ -88,7 +88,7 @@ pub struct Name {
     /// Hash of directory and name.
     pub key: u64,
     /// The inode's generation.
-    pub gener: u32,
+    pub generation: u32,
     /// Its type.
     pub kind: u8,
 }
@@ -96,7 +96,7 @@ pub struct Name {
 impl Name {
     /// The entry `e` of `dir`.
     pub fn of(key: &NameKey, dir: NodeId, e: &Dentry) -> Self {
-        Self { node: e.node, key: key.of(dir, &e.name), gener: e.gener, kind: e.kind }
+        Self { node: e.node, key: key.of(dir, &e.name), generation: e.generation, kind: e.kind }
     }
 }
 
@@ -158,10 +158,10 @@ impl Seen<'_> {
         self.kind() == DIR_KIND
     }
     /// Generation.
-    pub fn gener(&self) -> u32 {
+    pub fn generation(&self) -> u32 {
         match self.0 {
-            Packed(l, _) => l.gener,
-            Whole(i) => i.gener,
+            Packed(l, _) => l.generation,
+            Whole(i) => i.generation,
         }
     }
     /// Flags of the node table entry.
@@ -330,7 +330,7 @@ impl Inodes {
             a,
             b,
             slot,
-            gener: ino.gener,
+            generation: ino.generation,
             nlink: ino.inode.nlink,
             kind: (ino.inode.mode >> 12) as u8,
             flags: ino.flags,

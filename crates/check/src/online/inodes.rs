@@ -16,7 +16,7 @@ use braidfs_format::geometry::NODES_PER_BLOCK;
 use braidfs_format::inode::Extent;
 use braidfs_format::node::{NodeEntry, NodeKind};
 use braidfs_format::{BlockAddr, DomainId, NodeId};
-use braidfs_store::interface::Still;
+use braidfs_store::interface::Quiesced;
 
 /// Node blocks read at once.
 const RUN_BLOCKS: u64 = 64;
@@ -103,7 +103,7 @@ fn one_node(s: &mut Scrub<'_>, d: DomainId, node: NodeId, entry: NodeEntry, bloc
         };
         let seen = if still {
             let (volume, mut seen) = (live.s.volume, Ok(Seen::Gone));
-            volume.hold_still(Still::Nodes(d), &mut || seen = look(&mut live, node, None));
+            volume.quiesce(Quiesced::Nodes(d), &mut || seen = look(&mut live, node, None));
             seen
         } else {
             look(&mut live, node, first.take())
@@ -163,7 +163,7 @@ fn look(live: &mut Live<'_, '_>, node: NodeId, known: Option<(NodeEntry, &[u8])>
         return Ok(Seen::Overflow);
     }
     let rules = live.s.rules();
-    let mut ino = Ino::new(r.gener, r.version, entry.flags, inode::decode(&r)?);
+    let mut ino = Ino::new(r.generation, r.version, entry.flags, inode::decode(&r)?);
     inode::check(&rules, live, &r, &mut ino, Some(Buckets::until_bad(node)))?;
     Ok(live.cut.map_or(Seen::Inode, Seen::UpTo))
 }

@@ -6,7 +6,7 @@
 //! buckets. What takes two inodes (names against links, blocks used twice) is for a check of the unmounted volume.
 //!
 //! No false alarm: everything is read without a lock first. Where that does not hold it may have been written
-//! meanwhile, so it is looked up and read again at a moment at which it cannot change ([`LiveVolume::hold_still`]),
+//! meanwhile, so it is looked up and read again at a moment at which it cannot change ([`LiveVolume::quiesce`]),
 //! which others wait for: some hundred blocks at most. Only what does not hold then is a finding.
 
 mod inodes;
@@ -18,7 +18,7 @@ use crate::rules::volume::{bat_pair, bat_pairs, bat_place, domain_header, header
 use braidfs_device::BLOCK_BYTES;
 use braidfs_format::DomainId;
 use braidfs_store::Store;
-use braidfs_store::interface::{LiveVolume, Still};
+use braidfs_store::interface::{LiveVolume, Quiesced};
 use pass::Scrub;
 pub use pass::ScrubOptions;
 
@@ -67,7 +67,7 @@ impl Scrub<'_> {
         let (sb, store) = (self.volume.super_block(), self.volume.store());
         for (i, d) in sb.device_table().iter().enumerate() {
             for addr in [0, d.blocks.get().saturating_sub(1)] {
-                self.look(Still::Superblocks, None, 1, |log| {
+                self.look(Quiesced::Superblocks, None, 1, |log| {
                     superblock(store, log, sb, i, addr);
                 });
             }
@@ -78,7 +78,7 @@ impl Scrub<'_> {
     fn group_table(&mut self) {
         let (sb, store) = (self.volume.super_block(), self.volume.store());
         for index in 0..bat_pairs(sb) {
-            self.look(Still::Bat, None, 2, |log| {
+            self.look(Quiesced::Bat, None, 2, |log| {
                 let pair = log.read_pair(store, bat_place(sb, index).0);
                 bat_pair(log, sb, index, &pair);
             });
@@ -87,7 +87,7 @@ impl Scrub<'_> {
 
     fn header(&mut self, d: DomainId) {
         let (sb, store) = (self.volume.super_block(), self.volume.store());
-        self.look(Still::Header(d), Some(d), 2, |log| {
+        self.look(Quiesced::Header(d), Some(d), 2, |log| {
             let pair = log.read_pair(store, header_place(sb, d.0));
             domain_header(log, sb, d.0, &pair);
         });
@@ -97,7 +97,7 @@ impl Scrub<'_> {
     fn group(&mut self, d: DomainId, number: u32) {
         let volume = self.volume;
         let blocks = u64::from(volume.store().geometry.meta_blocks());
-        self.look(Still::Tables(d), Some(d), blocks, |log| {
+        self.look(Quiesced::Tables(d), Some(d), blocks, |log| {
             // a group may leave its domain, with a checkpoint; then it is looked at where it comes, or not at all
             if let Some(epoch) = volume.epoch(d, number) {
                 look_at_group(volume.store(), log, d, (number, epoch));

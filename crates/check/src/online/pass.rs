@@ -5,7 +5,7 @@ use crate::report::{Finding, Log, ScrubReport};
 use crate::rules::Rules;
 use braidfs_device::BLOCK_BYTES;
 use braidfs_format::{DomainId, NodeId};
-use braidfs_store::interface::{LiveVolume, Still};
+use braidfs_store::interface::{LiveVolume, Quiesced};
 use std::time::{Duration, Instant};
 
 /// Findings that are kept; of the others there is a note.
@@ -103,11 +103,11 @@ impl<'a> Scrub<'a> {
 
     /// Notes what `look` finds. What it finds while the volume is in use may be half of a change: then it looks once
     /// more, while `what` does not change. `blocks` is what it reads.
-    pub fn look(&mut self, what: Still, domain: Option<DomainId>, blocks: u64, mut look: impl FnMut(&mut Log)) {
+    pub fn look(&mut self, what: Quiesced, domain: Option<DomainId>, blocks: u64, mut look: impl FnMut(&mut Log)) {
         let mut log = Log { domain: domain.map(|d| d.0), ..Log::default() };
         look(&mut log);
         if !log.findings.is_empty() {
-            self.volume.hold_still(what, &mut || {
+            self.volume.quiesce(what, &mut || {
                 log.findings.clear();
                 look(&mut log);
             });

@@ -185,7 +185,7 @@ impl Domain {
     /// Frees the slot of a node; its generation stays.
     pub fn free_node(&mut self, store: &Store, node: NodeId) {
         if let Some(e) = self.entry(store, node) {
-            self.set_entry(store, node, NodeEntry { gener: e.gener, ..NodeEntry::default() });
+            self.set_entry(store, node, NodeEntry { generation: e.generation, ..NodeEntry::default() });
         }
     }
 }

@@ -30,7 +30,7 @@ impl Dirty {
 #[derive(Debug)]
 pub struct Ino {
     /// Generation.
-    pub gener: u32,
+    pub generation: u32,
     /// Version of the newest record.
     pub version: u64,
     /// Flags of the node table entry.
@@ -53,9 +53,9 @@ pub struct Ino {
 
 impl Ino {
     /// An inode whose node table entry has `flags`, before anything is fetched from other nodes.
-    pub fn new(gener: u32, version: u64, flags: u8, inode: Inode) -> Self {
+    pub fn new(generation: u32, version: u64, flags: u8, inode: Inode) -> Self {
         Self {
-            gener,
+            generation,
             version,
             flags,
             inode,

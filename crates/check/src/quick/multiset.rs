@@ -61,13 +61,13 @@ impl Keys {
         u128::from(hi) << 64 | u128::from(lo)
     }
 
-    /// `name` in `dir` is the inode `node` of generation `gener` and type `kind`.
-    pub fn name(&self, dir: NodeId, name: &[u8], node: NodeId, gener: u32, kind: u8) -> u128 {
+    /// `name` in `dir` is the inode `node` of generation `generation` and type `kind`.
+    pub fn name(&self, dir: NodeId, name: &[u8], node: NodeId, generation: u32, kind: u8) -> u128 {
         let mut h = SipHasher13::new_with_key(&self.sip);
         let mut head = [0u8; 21];
         head[..8].copy_from_slice(&dir.0.to_le_bytes());
         head[8..16].copy_from_slice(&node.0.to_le_bytes());
-        head[16..20].copy_from_slice(&gener.to_le_bytes());
+        head[16..20].copy_from_slice(&generation.to_le_bytes());
         head[20] = kind;
         h.write(&head);
         h.write(name);

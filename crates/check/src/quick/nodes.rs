@@ -174,7 +174,7 @@ impl Side<'_> {
         self.subdirs = 0;
         let rules = self.cx.rules;
         let found = |b: Bad| Doubt(format!("{node}: E{}: {}", b.code, b.why));
-        let mut ino = Ino::new(r.gener, r.version, flags, inode::decode(r).map_err(found)?);
+        let mut ino = Ino::new(r.generation, r.version, flags, inode::decode(r).map_err(found)?);
         inode::check(&rules, self, r, &mut ino, Some(Buckets::until_bad(node))).map_err(found)?;
         let (dir, i) = (ino.is_dir(), &ino.inode);
         let links = link::count(dir, i.links.len(), self.subdirs);
@@ -195,13 +195,13 @@ impl Side<'_> {
         if link::flags(flags, Some(self.domain), parents) != flags {
             return doubt(format!("flag REMOTE of {node}"));
         }
-        self.count(node, r.gener, dir, i);
+        self.count(node, r.generation, dir, i);
         Ok(())
     }
 
-    fn count(&mut self, node: NodeId, gener: u32, dir: bool, i: &Inode) {
+    fn count(&mut self, node: NodeId, generation: u32, dir: bool, i: &Inode) {
         for l in &i.links {
-            let hash = self.keys().name(l.parent, &l.name, node, gener, (i.mode >> 12) as u8);
+            let hash = self.keys().name(l.parent, &l.name, node, generation, (i.mode >> 12) as u8);
             self.sum.links.add(hash);
         }
         if dir {
@@ -284,7 +284,7 @@ impl Visitor for Side<'_> {
     }
 
     fn entry(&mut self, dir: NodeId, e: Dentry) {
-        let hash = self.keys().name(dir, &e.name, e.node, e.gener, e.kind);
+        let hash = self.keys().name(dir, &e.name, e.node, e.generation, e.kind);
         self.sum.entries.add(hash);
         self.subdirs += usize::from(e.kind == (0o040_000 >> 12) as u8);
     }

@@ -60,7 +60,7 @@ impl Slot {
     /// The table entry `e` of `node`.
     pub fn new(node: NodeId, e: &NodeEntry) -> Self {
         let high = (e.addr.0 >> 32) as u32 & 0xffff | u32::from(e.index) << 16 | u32::from(e.flags) << 24;
-        Self([e.addr.0 as u32, high, e.gener, node.0 as u32, (node.0 >> 32) as u32])
+        Self([e.addr.0 as u32, high, e.generation, node.0 as u32, (node.0 >> 32) as u32])
     }
     pub fn addr(&self) -> u64 {
         u64::from(self.0[0]) | u64::from(self.0[1] & 0xffff) << 32
@@ -72,7 +72,7 @@ impl Slot {
         (self.0[1] >> 24) as u8
     }
     pub fn entry(&self) -> NodeEntry {
-        NodeEntry { addr: BlockAddr(self.addr()), index: self.index(), flags: self.flags(), gener: self.0[2] }
+        NodeEntry { addr: BlockAddr(self.addr()), index: self.index(), flags: self.flags(), generation: self.0[2] }
     }
     pub fn node(&self) -> NodeId {
         NodeId(u64::from(self.0[3]) | u64::from(self.0[4]) << 32)

@@ -124,7 +124,7 @@ impl Writer<'_> {
                 self.builder.push(&bytes).ok_or(Error::TooBig)?
             }
         };
-        self.pending.push((r.node, NodeEntry { addr: BlockAddr(0), index, flags: r.flags, gener: r.gener }));
+        self.pending.push((r.node, NodeEntry { addr: BlockAddr(0), index, flags: r.flags, generation: r.generation }));
         Ok(())
     }
 
@@ -143,8 +143,8 @@ impl Writer<'_> {
 
     /// Writes an overflow node of `base` (the inode's record).
     fn overflow(&mut self, base: &NodeRecord, kind: NodeKind, payload: Vec<u8>) -> Result<NodeId> {
-        let (node, gener) = take_node(self.store, self.domain).ok_or(Error::NoSpace)?;
-        self.record(&NodeRecord { node, gener, kind, flags: USED | OVERFLOW, payload, ..base.clone() })?;
+        let (node, generation) = take_node(self.store, self.domain).ok_or(Error::NoSpace)?;
+        self.record(&NodeRecord { node, generation, kind, flags: USED | OVERFLOW, payload, ..base.clone() })?;
         Ok(node)
     }
 
@@ -176,7 +176,7 @@ impl Writer<'_> {
         ino.version += 1;
         let base = NodeRecord {
             node,
-            gener: ino.gener,
+            generation: ino.generation,
             kind: NodeKind::Inode,
             flags: ino.flags,
             owner: node,

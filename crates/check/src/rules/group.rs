@@ -12,7 +12,7 @@ use braidfs_format::{BlockAddr, BlockKind};
 use braidfs_store::Store;
 
 /// Generation given to the free slots of a lost node table block: above what any node is likely to have had.
-pub const LOST_GENER: u32 = 1 << 30;
+pub const LOST_GENERATION: u32 = 1 << 30;
 
 /// The finding of a damaged copy of a group's table.
 fn copy_code(kind: BlockKind) -> u32 {
@@ -129,7 +129,7 @@ pub fn parse_group(
                     None,
                     format!("node table block {index} of group {number}: {e}; nodes are looked for in the node blocks"),
                 );
-                let blank = NodeEntry { gener: LOST_GENER, ..NodeEntry::default() };
+                let blank = NodeEntry { generation: LOST_GENERATION, ..NodeEntry::default() };
                 group.entries.push(vec![blank; NODES_PER_BLOCK as usize]);
                 group.entries_dirty[index as usize] = true;
                 group.lost.push(index);

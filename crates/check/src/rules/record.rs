@@ -22,11 +22,11 @@ pub fn node_block(block: &[u8], volume: u32, addr: BlockAddr) -> Checked<()> {
 /// [`codes::RECORD`] where it does not hold, or is of another node or generation.
 pub fn record(block: &[u8], node: NodeId, entry: &NodeEntry) -> Checked<NodeRecord> {
     let r = NodeBlock::record(block, usize::from(entry.index)).map_err(corrupt(codes::RECORD))?;
-    if (r.node, r.gener) == (node, entry.gener) {
+    if (r.node, r.generation) == (node, entry.generation) {
         return Ok(r);
     }
-    let (index, addr, want) = (entry.index, entry.addr, entry.gener);
-    let why = format!("record {index} of {addr} is of {} generation {}, not of {node} {want}", r.node, r.gener);
+    let (index, addr, want) = (entry.index, entry.addr, entry.generation);
+    let why = format!("record {index} of {addr} is of {} generation {}, not of {node} {want}", r.node, r.generation);
     Err(Bad::new(codes::RECORD, why))
 }
 

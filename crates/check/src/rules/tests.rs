@@ -73,15 +73,22 @@ fn extent(lblk: u64, addr: u64, len: u32) -> Extent {
 
 fn entry(name: &str, shift: u64) -> Dentry {
     let hash = name_hash(&RULES.hash_key, name.as_bytes()) + shift;
-    Dentry { hash, node: NodeId(20), gener: 1, kind: 8, name: FileName::from(name.as_bytes()) }
+    Dentry { hash, node: NodeId(20), generation: 1, kind: 8, name: FileName::from(name.as_bytes()) }
 }
 
 /// Walks through `i` twice: to the end, then until the first finding. What the first walk made of it, and found.
 fn walk(mut world: World, i: &Inode, flags: u8) -> (World, Ino) {
-    let r =
-        NodeRecord { node: NODE, gener: 1, kind: NodeKind::Inode, flags, owner: NODE, version: 1, payload: i.encode() };
+    let r = NodeRecord {
+        node: NODE,
+        generation: 1,
+        kind: NodeKind::Inode,
+        flags,
+        owner: NODE,
+        version: 1,
+        payload: i.encode(),
+    };
     let run = |world: &mut World, buckets| {
-        let mut ino = Ino::new(r.gener, r.version, flags, inode::decode(&r)?);
+        let mut ino = Ino::new(r.generation, r.version, flags, inode::decode(&r)?);
         inode::check(&RULES, world, &r, &mut ino, Some(buckets)).map(|()| ino)
     };
     world.goes_on = true;

@@ -39,13 +39,13 @@ fn is_dir(m: &Model, node: NodeId) -> bool {
     m.inodes.get(node).is_some_and(|i| i.is_dir())
 }
 
-/// A new directory inode of generation `gener`, owned by root.
-pub fn new_dir(gener: u32, links: Vec<Link>, mode: u32) -> Ino {
+/// A new directory inode of generation `generation`, owned by root.
+pub fn new_dir(generation: u32, links: Vec<Link>, mode: u32) -> Ino {
     let t = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     let t = Timestamp { sec: t.as_secs() as i64, nsec: t.subsec_nanos() };
     let linked = vec![true; links.len()];
     let inode = Inode { links, ..Inode::empty_dir(mode, t) };
-    Ino { linked, dirty: Dirty { record: true, ..Dirty::default() }, ..Ino::new(gener, 0, USED | DIR, inode) }
+    Ino { linked, dirty: Dirty { record: true, ..Dirty::default() }, ..Ino::new(generation, 0, USED | DIR, inode) }
 }
 
 /// The root must be a directory without links; where it is lost it is made again, and the links fill it.
@@ -56,9 +56,9 @@ fn check_root(m: &mut Model) {
         m.remove(root);
         let Some(domain) = m.domain_of(root) else { return };
         let store = std::sync::Arc::clone(&m.store);
-        let gener =
-            m.domains.get(usize::from(domain)).and_then(|d| d.entry(&store, root)).map_or(1, |e| e.gener.max(1));
-        m.inodes.put(root, new_dir(gener, vec![], 0o755));
+        let generation =
+            m.domains.get(usize::from(domain)).and_then(|d| d.entry(&store, root)).map_or(1, |e| e.generation.max(1));
+        m.inodes.put(root, new_dir(generation, vec![], 0o755));
     }
     if m.inodes.get(root).is_none_or(|i| i.links() == 0) {
         return;
@@ -119,10 +119,12 @@ fn check_entries(m: &mut Model) {
 fn confirm(m: &mut Model, index: &mut LinkIndex, dir: NodeId, names: &[Name]) -> bool {
     let name_key = m.inodes.name_key;
     for (i, e) in names.iter().enumerate() {
-        let at = m.inodes.get(e.node).filter(|ino| (ino.gener(), ino.kind()) == (e.gener, e.kind)).and_then(|ino| {
-            let at = index.find(&name_key, e.node, ino, dir, e.key)?;
-            (!ino.linked(at)).then_some(at)
-        });
+        let at = m.inodes.get(e.node).filter(|ino| (ino.generation(), ino.kind()) == (e.generation, e.kind)).and_then(
+            |ino| {
+                let at = index.find(&name_key, e.node, ino, dir, e.key)?;
+                (!ino.linked(at)).then_some(at)
+            },
+        );
         if let Some(at) = at {
             m.inodes.set_linked(e.node, at, true);
             continue;
@@ -152,10 +154,10 @@ fn check_entries_of(m: &mut Model, index: &mut LinkIndex, dir: NodeId) {
             m.log.add(codes::ENTRY_DEAD, Some(dir), format!("{} names {}, which does not exist", name(), e.node));
             continue;
         };
-        let (gener, kind) = (ino.gener(), ino.kind());
-        if gener != e.gener {
-            let why = format!("{} names {} of generation {}, it has {gener}", name(), e.node, e.gener);
-            m.log.add(codes::ENTRY_GENER, Some(dir), why);
+        let (generation, kind) = (ino.generation(), ino.kind());
+        if generation != e.generation {
+            let why = format!("{} names {} of generation {}, it has {generation}", name(), e.node, e.generation);
+            m.log.add(codes::ENTRY_GENERATION, Some(dir), why);
             continue;
         }
         let found = index.find(&name_key, e.node, ino, dir, name_key.of(dir, &e.name));
@@ -224,7 +226,7 @@ fn check_links(m: &mut Model) {
         let Some(ino) = m.body(node) else { continue };
         let dir = ino.is_dir();
         let links: Vec<(Link, bool)> = ino.inode.links.iter().cloned().zip(ino.linked.iter().copied()).collect();
-        let (gener, kind, seq) = (ino.gener, (ino.inode.mode >> 12) as u8, ino.inode.link_seq);
+        let (generation, kind, seq) = (ino.generation, (ino.inode.mode >> 12) as u8, ino.inode.link_seq);
         // Of several links of a directory the first that has its entry counts.
         let only = if dir { links.iter().position(|l| l.1).or(Some(0)) } else { None };
         let mut kept: Vec<Link> = Vec::new();
@@ -273,7 +275,7 @@ fn check_links(m: &mut Model) {
                 );
             }
             in_parent.insert(link.name.clone(), node);
-            add_entry(m, parent, link.name.clone(), node, gener, kind);
+            add_entry(m, parent, link.name.clone(), node, generation, kind);
             kept.push(link.clone());
         }
         if let Some(ino) = m.body(node) {
@@ -286,10 +288,10 @@ fn check_links(m: &mut Model) {
     }
 }
 
-fn add_entry(m: &mut Model, dir: NodeId, name: FileName, node: NodeId, gener: u32, kind: u8) {
+fn add_entry(m: &mut Model, dir: NodeId, name: FileName, node: NodeId, generation: u32, kind: u8) {
     if let Some(d) = m.body(dir) {
         // Position 0 is none: the directory is arranged when it is written.
-        d.entries.push(Dentry { hash: 0, node, gener, kind, name });
+        d.entries.push(Dentry { hash: 0, node, generation, kind, name });
         d.dirty.entries = true;
     }
 }
@@ -344,8 +346,8 @@ fn connect(m: &mut Model, node: NodeId, taken: &mut Taken) {
     ino.inode.links = vec![Link { parent, name: name.clone() }];
     ino.linked = vec![true];
     ino.dirty.links = true;
-    let (gener, kind) = (ino.gener, (ino.inode.mode >> 12) as u8);
-    add_entry(m, parent, name, node, gener, kind);
+    let (generation, kind) = (ino.generation, (ino.inode.mode >> 12) as u8);
+    add_entry(m, parent, name, node, generation, kind);
 }
 
 /// `/lost+found`, made where it is not there. `None` where no node is free.
@@ -362,24 +364,24 @@ fn lost_found(m: &mut Model) -> Option<NodeId> {
     let number = m.domain_of(NodeId::ROOT)?;
     let store = std::sync::Arc::clone(&m.store);
     let domain = m.domains.get_mut(usize::from(number))?;
-    let (node, gener) = take_node(&store, domain)?;
+    let (node, generation) = take_node(&store, domain)?;
     let link = Link { parent: NodeId::ROOT, name: name.clone().into() };
-    m.inodes.put(node, new_dir(gener, vec![link], 0o700));
-    add_entry(m, NodeId::ROOT, name.into(), node, gener, 4);
+    m.inodes.put(node, new_dir(generation, vec![link], 0o700));
+    add_entry(m, NodeId::ROOT, name.into(), node, generation, 4);
     Some(node)
 }
 
 /// A free node of `domain` with its new generation, marked used.
 pub fn take_node(store: &Store, domain: &mut Domain) -> Option<(NodeId, u32)> {
     let g = store.geometry;
-    let (node, gener) = domain.groups.values().find_map(|group| {
+    let (node, generation) = domain.groups.values().find_map(|group| {
         // the first numbers of the volume are not given out
         let from = if group.number == 0 { NodeId::ROOT.0 as u32 + 1 } else { 0 };
         let slot = group.entries.free(from)?;
-        Some((g.node(group.number, slot), group.entries.get(slot)?.gener.wrapping_add(1)))
+        Some((g.node(group.number, slot), group.entries.get(slot)?.generation.wrapping_add(1)))
     })?;
-    domain.set_entry(store, node, NodeEntry { addr: BlockAddr(0), index: 0, flags: USED, gener });
-    Some((node, gener))
+    domain.set_entry(store, node, NodeEntry { addr: BlockAddr(0), index: 0, flags: USED, generation });
+    Some((node, generation))
 }
 
 /// Subdirectories: parent and number, sorted.

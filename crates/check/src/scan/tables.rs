@@ -3,7 +3,7 @@
 use crate::codes;
 use crate::parts::domain::{Domain, Group};
 use crate::report::Log;
-use crate::rules::group::{LOST_GENER, parse_group};
+use crate::rules::group::{LOST_GENERATION, parse_group};
 use braidfs_device::{AlignedBuf, BLOCK_BYTES};
 use braidfs_format::bat::BatEntry;
 use braidfs_format::geometry::{NODES_PER_BLOCK, SEGMENT_BLOCKS};
@@ -103,15 +103,16 @@ pub fn recover_entries(store: &Store, log: &mut Log, domain: &mut Domain, doubt_
                         continue;
                     }
                     let own = domain.entry(store, r.node).unwrap_or_default();
-                    let is_own = own.used() && (own.addr, usize::from(own.index), own.gener) == (addr, index, r.gener);
-                    let deleted = !own.used() && own.gener != LOST_GENER && r.gener <= own.gener;
+                    let is_own =
+                        own.used() && (own.addr, usize::from(own.index), own.generation) == (addr, index, r.generation);
+                    let deleted = !own.used() && own.generation != LOST_GENERATION && r.generation <= own.generation;
                     if !is_own && (!is_valid(at) || deleted) {
                         continue; // freed, or deleted as the table knows
                     }
-                    if best.get(&r.node).is_none_or(|b| (r.gener, r.version) > (b.1.gener, b.0)) {
+                    if best.get(&r.node).is_none_or(|b| (r.generation, r.version) > (b.1.generation, b.0)) {
                         let overflow = if r.kind == NodeKind::Inode { 0 } else { OVERFLOW };
                         let flags = (r.flags & !OVERFLOW) | overflow | USED;
-                        let entry = NodeEntry { addr, index: index as u8, flags, gener: r.gener };
+                        let entry = NodeEntry { addr, index: index as u8, flags, generation: r.generation };
                         best.insert(r.node, (r.version, entry));
                     }
                 }
@@ -119,7 +120,7 @@ pub fn recover_entries(store: &Store, log: &mut Log, domain: &mut Domain, doubt_
         }
     }
     // Those whose own entry names their newest record are right.
-    let place = |e: &NodeEntry| (e.addr, e.index, e.gener);
+    let place = |e: &NodeEntry| (e.addr, e.index, e.generation);
     best.retain(|node, (_, entry)| {
         domain.entry(store, *node).is_none_or(|own| !own.used() || place(&own) != place(entry))
     });
@@ -127,7 +128,7 @@ pub fn recover_entries(store: &Store, log: &mut Log, domain: &mut Domain, doubt_
     best.sort_unstable_by_key(|b| b.0);
     for (node, entry) in best {
         let own = domain.entry(store, node).unwrap_or_default();
-        if own.gener == LOST_GENER && !own.used() {
+        if own.generation == LOST_GENERATION && !own.used() {
             log.add(codes::NODES_LOST, Some(node), "found again in a node block");
         } else {
             let why = format!("a newer record lies in {}, the node table names {}", entry.addr, own.addr);

@@ -58,7 +58,7 @@ fn run_checked(args: &Args) -> Outcome {
         return Err(Failure::at("cannot unmount", &show, why));
     }
     // Before: a loop device forgets its image once it is detached.
-    let held = held(&mount);
+    let backing = backing(&mount);
     detach(&target, args)?;
     // The volume stays open where it is mounted elsewhere, too (`mount --bind`).
     let elsewhere = mountinfo::read().iter().any(|m| m.device == mount.device && is_braidfs(m));
@@ -66,10 +66,10 @@ fn run_checked(args: &Args) -> Outcome {
         return Ok(0);
     }
     let deadline = Instant::now() + Duration::from_secs(args.timeout);
-    for device in &held.devices {
+    for device in &backing.devices {
         wait_closed(device, deadline)?;
     }
-    if let Some(dir) = held.loop_device {
+    if let Some(dir) = backing.loop_device {
         wait_detached(&dir, deadline);
     }
     Ok(0)
@@ -81,7 +81,7 @@ pub fn is_braidfs(mount: &Mount) -> bool {
 }
 
 /// What the server holds.
-pub struct Held {
+pub struct Backing {
     /// Files that it has locked.
     pub devices: Vec<PathBuf>,
     /// sysfs directory of the loop device that stands for the image.
@@ -89,13 +89,13 @@ pub struct Held {
 }
 
 /// What the server of `mount` holds: for a loop device, the image behind it.
-pub fn held(mount: &Mount) -> Held {
+pub fn backing(mount: &Mount) -> Backing {
     let source = PathBuf::from(&mount.source);
     let sysfs = source.file_name().map(|name| Path::new("/sys/block").join(name).join("loop"));
     let backing = sysfs.as_ref().and_then(|dir| std::fs::read_to_string(dir.join("backing_file")).ok());
     match backing {
-        Some(image) => Held { devices: vec![image.trim_end_matches('\n').into()], loop_device: sysfs },
-        None => Held { devices: open::expand(&[source]), loop_device: None },
+        Some(image) => Backing { devices: vec![image.trim_end_matches('\n').into()], loop_device: sysfs },
+        None => Backing { devices: open::expand(&[source]), loop_device: None },
     }
 }
 

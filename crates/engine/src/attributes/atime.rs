@@ -18,12 +18,12 @@ const RELATIME_AGE: i64 = 24 * 3600;
 impl MountedVolume {
     /// The time that an inode read just now gets as its access time, where the mount's mode asks for it.
     pub(crate) fn access_due(&self, st: &State) -> Option<Timestamp> {
-        let live = &self.shared.live;
-        let mode = live.atime();
+        let runtime = &self.shared.runtime;
+        let mode = runtime.atime();
         if mode == AtimeMode::Noatime || self.shared.read_only.load(Relaxed) {
             return None;
         }
-        if live.nodiratime() && FileKind::from_mode(st.mode) == Some(FileKind::Dir) {
+        if runtime.nodiratime() && FileKind::from_mode(st.mode) == Some(FileKind::Dir) {
             return None;
         }
         let now = self.shared.now();

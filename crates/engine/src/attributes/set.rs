@@ -19,7 +19,7 @@ impl Volume {
     /// ones but where the times are set to now.
     pub fn setattr(&self, ino: NodeId, set: &SetAttr) -> Result<Attr> {
         share(Place::SetAttr);
-        let i = self.inner();
+        let i = self.mounted();
         let c = i.cell(ino)?;
         // before anything is changed
         if set.flags.is_some_and(|f| f & !(NOCOW | IMMUTABLE | APPEND | NOATIME) != 0) {
@@ -43,7 +43,7 @@ impl Volume {
     }
 
     fn set_all(&self, c: &Arc<Cell>, set: &SetAttr) -> Result<Attr> {
-        let i = self.inner();
+        let i = self.mounted();
         let mut attempt = 0;
         loop {
             let mut op = Op::begin(i, &[c.domain], 2, true)?;

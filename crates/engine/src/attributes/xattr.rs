@@ -41,7 +41,7 @@ impl Volume {
     /// # Errors
     /// [`Error::NoAttr`].
     pub fn getxattr(&self, ino: NodeId, name: &[u8]) -> Result<Vec<u8>> {
-        let i = self.inner();
+        let i = self.mounted();
         let c = i.cell(ino)?;
         let st = c.state.read();
         match virtual_name(name) {
@@ -66,7 +66,7 @@ impl Volume {
     /// [`Error::Exists`], [`Error::NoAttr`] by `mode`; [`Error::NoSpace`] beyond 64 KiB for all of an inode;
     /// [`Error::Unsupported`] for other name spaces; [`Error::Perm`] for append-only and immutable inodes.
     pub fn setxattr(&self, ino: NodeId, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
-        let i = self.inner();
+        let i = self.mounted();
         let c = i.cell(ino)?;
         let placement = match virtual_name(name) {
             DOMAIN => return Err(Error::Perm),
@@ -136,7 +136,7 @@ impl Volume {
     /// # Errors
     /// [`Error::NotFound`].
     pub fn listxattr(&self, ino: NodeId) -> Result<Vec<Vec<u8>>> {
-        let c = self.inner().cell(ino)?;
+        let c = self.mounted().cell(ino)?;
         let st = c.state.read();
         Ok(st.xattrs.iter().map(|(n, _)| n.to_vec()).collect())
     }
@@ -168,7 +168,7 @@ impl Volume {
     }
 
     fn take_xattr(&self, ino: NodeId, name: &[u8], forced: bool) -> Result<()> {
-        let i = self.inner();
+        let i = self.mounted();
         let c = i.cell(ino)?;
         {
             // a front end asks for this before many writes: the usual answer needs no transaction

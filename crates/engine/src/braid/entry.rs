@@ -3,8 +3,8 @@
 //! An entry is an index to its inode, which alone says where it hangs. The number of a directory's links follows its
 //! entries, here and nowhere else.
 
+use crate::cell::dentries::{Key, Target};
 use crate::cell::dir::DirIndex;
-use crate::cell::names::{Key, Target};
 use crate::cell::{Cell, State};
 use crate::domain::Enter;
 use crate::error::Result;
@@ -52,12 +52,12 @@ impl MountedVolume {
             Edit::Add(c) | Edit::Replace(c) => Some(c),
             Edit::Remove => None,
         };
-        let (hash, key) = (self.hash(name), Key::of(dir.ino, dir.gener, name));
+        let (hash, key) = (self.hash(name), Key::of(dir.ino, dir.generation, name));
         match edit {
             // of a name that is not there nothing is known
-            Edit::Add(_) => debug_assert!(self.names.get(&key).is_none()),
+            Edit::Add(_) => debug_assert!(self.dentries.get(&key).is_none()),
             // who walks by names looked up lately waits for the directory
-            Edit::Replace(_) | Edit::Remove => self.names.forget(&key),
+            Edit::Replace(_) | Edit::Remove => self.dentries.forget(&key),
         }
         if let (By::Operation(op), Some(_)) = (&mut by, child) {
             op.grows(dir.domain, ENTRY_FIXED_BYTES + name.len());
@@ -66,11 +66,17 @@ impl MountedVolume {
         let change = |ix: &mut DirIndex, load: &mut dyn FnMut(u64) -> Result<Vec<Dentry>>| {
             let old = match edit {
                 Edit::Add(c) => {
-                    let entry = Dentry { hash, node: c.ino, gener: c.gener, kind: c.kind.d_type(), name: name.into() };
+                    let entry = Dentry {
+                        hash,
+                        node: c.ino,
+                        generation: c.generation,
+                        kind: c.kind.d_type(),
+                        name: name.into(),
+                    };
                     ix.insert(hash, entry, load)?;
                     None
                 }
-                Edit::Replace(c) => ix.replace(hash, name, c.ino, c.gener, c.kind.d_type(), load)?,
+                Edit::Replace(c) => ix.replace(hash, name, c.ino, c.generation, c.kind.d_type(), load)?,
                 Edit::Remove => ix.remove(hash, name, load)?,
             };
             Ok(old.map(|e| e.kind))
@@ -91,7 +97,7 @@ impl MountedVolume {
                 && !self.maybe_stale.load(Ordering::Relaxed)
             {
                 // most new names are looked up soon
-                self.names.put(&key, Target { node: c.ino, gener: c.gener, kind: c.kind });
+                self.dentries.put(&key, Target { node: c.ino, generation: c.generation, kind: c.kind });
             }
             let now = self.shared.now();
             (st.mtime, st.ctime) = (now, now);

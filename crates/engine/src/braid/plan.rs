@@ -79,7 +79,7 @@ impl Waits {
         if let Some((newcomer, domain, tx)) = self.lost_to {
             let InodeVersion { inode: InodeRef { ino, generation }, version } = newcomer;
             let link = Link { parent: dir, name: name.into() };
-            d.newcomer_takes_name(Tombstone { link, newcomer: ino, gener: generation, version }, domain, tx);
+            d.newcomer_takes_name(Tombstone { link, newcomer: ino, generation, version }, domain, tx);
             if self.exchange {
                 d.partner_exchanges_name(newcomer);
             }

@@ -28,7 +28,7 @@ type Claims = HashMap<NodeId, HashMap<FileName, Vec<(NodeId, u64)>>>;
 
 /// All domains entered: recovery runs alone.
 pub(crate) struct Pass<'a> {
-    inner: &'a MountedVolume,
+    mounted: &'a MountedVolume,
     enters: Vec<Option<Enter<'a>>>,
     claims: Claims,
     /// Inodes that lost their last link.
@@ -72,8 +72,15 @@ impl MountedVolume {
             let names = claims.entry(c.link.parent).or_default();
             names.entry(c.link.name.clone()).or_default().push((c.ino, c.seq));
         }
-        let mut p =
-            Pass { inner: self, enters, claims, doomed: Vec::new(), judged: Vec::new(), failed: Vec::new(), mended: 0 };
+        let mut p = Pass {
+            mounted: self,
+            enters,
+            claims,
+            doomed: Vec::new(),
+            judged: Vec::new(),
+            failed: Vec::new(),
+            mended: 0,
+        };
         // blocks and nodes of roll-forward records first, before anything is allocated
         let mut forwarded = Vec::new();
         for (d, rec) in self.domains.iter().zip(&mut recovered) {
@@ -162,23 +169,23 @@ impl Pass<'_> {
     }
 
     fn live(&self, inode: InodeRef) -> Result<Option<Arc<Cell>>> {
-        Ok(self.inner.find(inode.ino)?.filter(|c| c.is(inode) && !c.state.read().deleted))
+        Ok(self.mounted.find(inode.ino)?.filter(|c| c.is(inode) && !c.state.read().deleted))
     }
 
     /// Whether the inode's change with `version` survived.
     fn survived(&self, change: InodeVersion) -> Result<bool> {
         let InodeVersion { inode: InodeRef { ino, generation }, version } = change;
         // a group leaves its domain when no inode in it is left
-        let Some(d) = self.inner.domain_of(ino) else { return Ok(true) };
+        let Some(d) = self.mounted.domain_of(ino) else { return Ok(true) };
         let e = d.nodes.get(ino)?;
-        if e.gener != generation || !e.used() {
+        if e.generation != generation || !e.used() {
             if let Ok(Some(c)) = d.find(ino)
                 && c.is(change.inode)
             {
                 return Ok(c.state.read().durability.version() >= version);
             }
             // freed later (then it had been durable), or never came to be
-            return Ok(e.gener >= generation && e.gener != 0);
+            return Ok(e.generation >= generation && e.generation != 0);
         }
         let c = d.find(ino)?.ok_or(Error::NotFound)?;
         Ok(c.state.read().durability.version() >= version)
@@ -319,8 +326,8 @@ impl Pass<'_> {
     }
 
     fn find(&self, dir: &Arc<Cell>, name: &[u8]) -> Result<Option<Dentry>> {
-        let hash = name_hash(&self.inner.shared.hash_key, name);
-        let d = self.inner.dom(dir.domain);
+        let hash = name_hash(&self.mounted.shared.hash_key, name);
+        let d = self.mounted.dom(dir.domain);
         let mut st = dir.state.write();
         d.with_index(dir.ino, &mut st, |ix, load| Ok(ix.find(hash, name, load)?.cloned()))
     }
@@ -344,14 +351,14 @@ impl Pass<'_> {
         let Some(e) = self.enter(dir) else { return Ok(()) };
         let mut st = dir.state.write();
         touch(e, dir, &mut st)?;
-        self.inner.edit_entry(By::Recovery(e), dir, &mut st, name, edit)?;
+        self.mounted.edit_entry(By::Recovery(e), dir, &mut st, name, edit)?;
         drop(st);
         self.mended += 1;
         Ok(())
     }
 
     fn dir(&self, ino: NodeId) -> Result<Option<Arc<Cell>>> {
-        Ok(self.inner.find(ino)?.filter(|c| {
+        Ok(self.mounted.find(ino)?.filter(|c| {
             let st = c.state.read();
             c.kind == FileKind::Dir && !st.deleted && st.nlink > 0
         }))
@@ -400,12 +407,12 @@ impl Pass<'_> {
     /// Has the journals of both sides say that a name changed over domains: the recovery transactions do not become
     /// durable together, and after a crash between them the sides are compared again.
     fn note(&self, dir: NodeId, name: &[u8], c: &Cell) {
-        let Some(home) = self.inner.domain_of(dir).map(|d| d.id) else { return };
-        if home == c.domain {
+        let Some(dir_domain) = self.mounted.domain_of(dir).map(|d| d.id) else { return };
+        if dir_domain == c.domain {
             return;
         }
-        let r = Record::Remote { dir, child: c.ino, gener: c.gener, name: name.into() };
-        for d in [home, c.domain] {
+        let r = Record::Remote { dir, child: c.ino, generation: c.generation, name: name.into() };
+        for d in [dir_domain, c.domain] {
             if let Some(e) = &self.enters[usize::from(d.0)] {
                 e.tx().record(r.clone());
             }
@@ -445,7 +452,7 @@ impl Pass<'_> {
                 let mut pos = 2;
                 loop {
                     let next = {
-                        let d = self.inner.dom(c.domain);
+                        let d = self.mounted.dom(c.domain);
                         let mut st = c.state.write();
                         d.with_index(c.ino, &mut st, |ix, load| Ok(ix.next_after(pos, load)?.cloned()))?
                     };
@@ -462,14 +469,14 @@ impl Pass<'_> {
                 // another inode has a name by its record alone until that one's recovery is durable, too; and that it is
                 // deleted must not look as if it had come to be
                 self.change(&c, |st| st.nlink = 0)?;
-                self.inner.dom(c.domain).orphans.insert(c.ino);
+                self.mounted.dom(c.domain).orphans.insert(c.ino);
                 continue;
             }
             let Some(e) = self.enter(&c) else { continue };
             let mut st = c.state.write();
             e.domain.touch(e.tx(), &c, &mut st)?;
             st.nlink = 0;
-            self.inner.delete(e, &c, &mut st);
+            self.mounted.delete(e, &c, &mut st);
         }
         Ok(())
     }

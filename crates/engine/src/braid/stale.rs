@@ -4,7 +4,7 @@
 use crate::braid::entry::{By, Edit};
 use crate::cell::Cell;
 use crate::error::Result;
-use crate::names::entries::{Child, may_hang};
+use crate::names::entries::{Child, may_be_linked};
 use crate::types::*;
 use crate::volume::operation::Op;
 use crate::volume::{MountedVolume, Volume};
@@ -71,7 +71,7 @@ impl MountedVolume {
         let Ok(Some(c)) = self.find(ino) else { return Ok(0) };
         let links = c.state.read().links.clone();
         let mut n = 0;
-        for l in links.iter().filter(|l| may_hang(ino, l.parent)) {
+        for l in links.iter().filter(|l| may_be_linked(ino, l.parent)) {
             let Ok(dir) = self.dir_cell(l.parent) else { continue };
             if self.find_entry(&dir, &mut dir.state.write(), &l.name)?.is_some_and(|e| e.inode.ino == ino) {
                 continue;
@@ -131,7 +131,7 @@ impl MountedVolume {
             let Some(e) = next else { break };
             pos = e.hash;
             // entries of the own domain change in one transaction with their inodes
-            if self.domain_of(e.node).is_some_and(|d| d.id == dir.domain) && may_hang(e.node, ino) {
+            if self.domain_of(e.node).is_some_and(|d| d.id == dir.domain) && may_be_linked(e.node, ino) {
                 continue;
             }
             if self.child(ino, &e)?.is_none() {
@@ -170,6 +170,6 @@ impl Volume {
     /// # Errors
     /// Of the device, or damage.
     pub fn collect_stale(&self) -> Result<u64> {
-        self.inner().collect_stale(&|| false)
+        self.mounted().collect_stale(&|| false)
     }
 }

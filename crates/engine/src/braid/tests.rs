@@ -239,7 +239,7 @@ impl World {
                     if e.kind == FileKind::Dir {
                         todo.push((format!("{path}/"), e.ino));
                     }
-                    all.push((path, (e.ino, e.gener)));
+                    all.push((path, (e.ino, e.generation)));
                 }
                 true
             };
@@ -321,7 +321,7 @@ fn a_stale_entry_of_a_directory_is_replaced_with_its_link() {
     let (dir, links) = (w.ino("B"), w.links("B"));
     for kind in [FileKind::File, FileKind::Dir] {
         w.step(Mkdir("B/n"));
-        let (i, lost) = (w.volume.inner(), w.ino("B/n"));
+        let (i, lost) = (w.volume.mounted(), w.ino("B/n"));
         assert!(i.cell(lost).unwrap().state.write().remove_link(dir, b"n", 0));
         i.maybe_stale.store(true, std::sync::atomic::Ordering::Relaxed);
         let new = NewNode { kind, mode: 0o755, umask: 0, rdev: 0, target: b"" };
@@ -390,7 +390,7 @@ fn names_that_recovery_needs() {
 #[test]
 fn a_tombstone_is_judged_by_its_newcomer() {
     let link = Link { parent: NodeId(1), name: b"n"[..].into() };
-    let t = Tombstone { link, newcomer: NodeId(9), gener: 2, version: 7 };
+    let t = Tombstone { link, newcomer: NodeId(9), generation: 2, version: 7 };
     let inode = InodeRef { ino: NodeId(9), generation: 2 };
     let partner = Some(InodeVersion { inode, version: 7 });
     let rows = [

@@ -19,10 +19,10 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// By directory, then by name: the latest inode of each domain that left it.
-type Names = HashMap<NodeId, HashMap<FileName, Leavers, RandomState>, RandomState>;
+type Names = HashMap<NodeId, HashMap<FileName, VacatedList, RandomState>, RandomState>;
 
 /// Mostly one.
-pub type Leavers = SmallVec<[Vacated; 1]>;
+pub type VacatedList = SmallVec<[Vacated; 1]>;
 
 /// Who left a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,10 +84,10 @@ impl VacatedNames {
     }
 
     /// Who left this name.
-    pub fn get(&self, dir: NodeId, name: &[u8]) -> Leavers {
+    pub fn get(&self, dir: NodeId, name: &[u8]) -> VacatedList {
         let part = self.part(dir);
         if part.is_empty() {
-            return Leavers::new();
+            return VacatedList::new();
         }
         part.names.lock().get(&dir).and_then(|n| n.get(name)).cloned().unwrap_or_default()
     }

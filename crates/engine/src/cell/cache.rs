@@ -74,32 +74,32 @@ impl Drop for Shard {
     }
 }
 
-pub use index::Looked;
+pub use index::HazardRef;
 
 /// A cell to look at, in memory until this is dropped.
 #[derive(Debug)]
-pub enum Seen<'a> {
+pub enum CellRef<'a> {
     /// It was there.
-    Looked(Looked<'a>),
+    Published(HazardRef<'a>),
     /// It was loaded.
     Loaded(Arc<Cell>),
 }
 
-impl Seen<'_> {
+impl CellRef<'_> {
     /// The cell for longer, and for changes.
     pub fn arc(&self) -> Arc<Cell> {
         match self {
-            Self::Looked(c) => c.arc(),
+            Self::Published(c) => c.arc(),
             Self::Loaded(c) => c.clone(),
         }
     }
 }
 
-impl std::ops::Deref for Seen<'_> {
+impl std::ops::Deref for CellRef<'_> {
     type Target = Cell;
     fn deref(&self) -> &Cell {
         match self {
-            Self::Looked(c) => c,
+            Self::Published(c) => c,
             Self::Loaded(c) => c,
         }
     }
@@ -142,7 +142,7 @@ impl CellCache {
     /// The cell, if in memory, to be looked at: without a write to a line that threads share. `None` also where this thread
     /// looks at very many.
     #[inline]
-    pub fn look(&self, ino: NodeId) -> Option<Looked<'_>> {
+    pub fn look(&self, ino: NodeId) -> Option<HazardRef<'_>> {
         let c = self.shard(ino).index.look(ino).ok()??;
         c.warm();
         Some(c)

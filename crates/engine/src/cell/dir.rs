@@ -75,7 +75,7 @@ pub struct DirIndex {
 }
 
 /// The position at which a name with `hash` stands if nothing is in its way.
-fn home(hash: u64) -> u64 {
+fn home_position(hash: u64) -> u64 {
     hash.clamp(3, HASH_MAX - HASH_PROBES)
 }
 
@@ -212,7 +212,7 @@ impl DirIndex {
 
     /// Bucket and index in it of `name`, and whether every bucket that may hold it was loaded.
     fn locate(&self, hash: u64, name: &[u8]) -> (Option<(u64, usize)>, bool) {
-        let home = home(hash);
+        let home = home_position(hash);
         let mut whole = true;
         let mut from = home;
         let one = bucket_lblk(home) == bucket_lblk(home + HASH_PROBES);
@@ -255,7 +255,7 @@ impl DirIndex {
     /// # Errors
     /// Of the loader, and [`Corrupt`] where it brings entries of other positions.
     pub fn find(&mut self, hash: u64, name: &[u8], load: Load<'_>) -> Result<Option<&Dentry>> {
-        self.ensure_probed(home(hash), load)?;
+        self.ensure_probed(home_position(hash), load)?;
         Ok(self.locate(hash, name).0.and_then(|at| self.entry(at)))
     }
 
@@ -265,7 +265,7 @@ impl DirIndex {
     /// As [`Self::find`]; [`Error::NoSpace`] where all positions are taken or the bucket cannot be split (too
     /// many hashes with one prefix). Nothing has changed then.
     pub fn insert(&mut self, hash: u64, mut d: Dentry, load: Load<'_>) -> Result<()> {
-        let home = home(hash);
+        let home = home_position(hash);
         self.ensure_probed(home, load)?;
         let pos = self.free_position(home).ok_or(Error::NoSpace)?;
         d.hash = pos;
@@ -342,7 +342,7 @@ impl DirIndex {
     /// # Errors
     /// As [`Self::find`].
     pub fn remove(&mut self, hash: u64, name: &[u8], load: Load<'_>) -> Result<Option<Dentry>> {
-        self.ensure_probed(home(hash), load)?;
+        self.ensure_probed(home_position(hash), load)?;
         let Some((first, i)) = self.locate(hash, name).0 else { return Ok(None) };
         let Some(b) = self.buckets.get_mut(first) else { return Ok(None) };
         let Some(entries) = b.entries.as_mut() else { return Ok(None) };
@@ -389,16 +389,16 @@ impl DirIndex {
         hash: u64,
         name: &[u8],
         node: NodeId,
-        gener: u32,
+        generation: u32,
         kind: u8,
         load: Load<'_>,
     ) -> Result<Option<Dentry>> {
-        self.ensure_probed(home(hash), load)?;
+        self.ensure_probed(home_position(hash), load)?;
         let Some((first, i)) = self.locate(hash, name).0 else { return Ok(None) };
         let entries = self.buckets.get_mut(first).and_then(|b| b.entries.as_mut());
         let Some(d) = entries.and_then(|e| e.get_mut(i)) else { return Ok(None) };
         let old = d.clone();
-        (d.node, d.gener, d.kind) = (node, gener, kind);
+        (d.node, d.generation, d.kind) = (node, generation, kind);
         self.mark(first);
         Ok(Some(old))
     }

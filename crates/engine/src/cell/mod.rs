@@ -15,7 +15,7 @@ pub mod frames;
 pub mod pages;
 
 pub mod cache;
-pub mod names;
+pub mod dentries;
 pub mod opened;
 pub mod record;
 
@@ -41,7 +41,7 @@ pub struct Cell {
     /// Its number.
     pub ino: NodeId,
     /// Generation of the number.
-    pub gener: u32,
+    pub generation: u32,
     /// The domain that it lives in.
     pub domain: DomainId,
     /// Type; never changes.
@@ -166,7 +166,7 @@ impl Cell {
     pub fn new(inode: InodeRef, domain: DomainId, kind: FileKind, state: State) -> Self {
         Self {
             ino: inode.ino,
-            gener: inode.generation,
+            generation: inode.generation,
             domain,
             kind,
             nameless: AtomicBool::new(state.nlink == 0),
@@ -188,7 +188,7 @@ impl Cell {
     }
     /// Number and generation.
     pub fn inode(&self) -> InodeRef {
-        InodeRef { ino: self.ino, generation: self.gener }
+        InodeRef { ino: self.ino, generation: self.generation }
     }
     /// Whether it is the cell of that inode.
     pub fn is(&self, inode: InodeRef) -> bool {
@@ -198,7 +198,7 @@ impl Cell {
     pub fn attr(&self, st: &State) -> Attr {
         Attr {
             ino: self.ino,
-            gener: self.gener,
+            generation: self.generation,
             mode: st.mode,
             nlink: st.nlink,
             uid: st.uid,

@@ -10,7 +10,7 @@
 //! counted in the cell from then on, so that a marked pin that goes is not made again.
 
 use super::Cell;
-use super::cache::Looked;
+use super::cache::HazardRef;
 use braidfs_sync::pins::{self, Pin};
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
@@ -39,7 +39,7 @@ impl OpenCell {
     }
 
     /// Counts where this thread counts.
-    pub fn looked(cell: &Looked<'_>) -> Self {
+    pub fn of_ref(cell: &HazardRef<'_>) -> Self {
         let Some(pin) = pins::pin(cell.address()) else { return Self::counted(cell.arc()) };
         if cell.nameless.load(SeqCst) {
             let counted = Self::counted(cell.arc());
@@ -49,7 +49,7 @@ impl OpenCell {
             }
             return counted;
         }
-        // SAFETY: the pointer is that of an `Arc` (`Looked::as_ptr`), whose reference the table of cells keeps while the cell
+        // SAFETY: the pointer is that of an `Arc` (`HazardRef::as_ptr`), whose reference the table of cells keeps while the cell
         // is pinned. It is not counted here, and not given back in `close`.
         let cell = ManuallyDrop::new(unsafe { Arc::from_raw(cell.as_ptr()) });
         Self { cell: Some(cell), pin: Some(pin) }
@@ -139,7 +139,7 @@ mod tests {
             s.spawn(|| {
                 pins::pin_from_now();
                 let (cache, ino) = table();
-                let mut open = OpenCell::looked(&cache.look(ino).unwrap());
+                let mut open = OpenCell::of_ref(&cache.look(ino).unwrap());
                 assert!(open.pin.is_some() && open.is_open());
                 assert_eq!((open.opens.load(SeqCst), Arc::strong_count(&open)), (0, 1));
                 assert_eq!(evicted(&cache), 0);
@@ -176,7 +176,7 @@ mod tests {
             s.spawn(|| {
                 pins::pin_from_now();
                 let (cache, ino) = table();
-                let open = || OpenCell::looked(&cache.look(ino).unwrap());
+                let open = || OpenCell::of_ref(&cache.look(ino).unwrap());
                 let (mut a, mut b) = (open(), open());
                 assert!(a.close().is_none());
                 let cell = cache.get(ino).unwrap();

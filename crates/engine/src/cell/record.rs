@@ -126,7 +126,7 @@ impl Cell {
         let mut out = Records::default();
         let base = NodeRecord {
             node: self.ino,
-            gener: self.gener,
+            generation: self.generation,
             kind: NodeKind::Inode,
             flags: USED | if remote { REMOTE } else { 0 } | if self.kind == FileKind::Dir { DIR } else { 0 },
             owner: self.ino,
@@ -349,7 +349,7 @@ pub fn decode_cell(
         deleted: false,
         parent,
     };
-    Ok(Cell::new(InodeRef { ino: rec.node, generation: rec.gener }, domain, kind, st))
+    Ok(Cell::new(InodeRef { ino: rec.node, generation: rec.generation }, domain, kind, st))
 }
 
 fn bucket_index(m: &ExtentMap) -> DirIndex {

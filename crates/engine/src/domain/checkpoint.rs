@@ -12,8 +12,8 @@ use std::sync::atomic::Ordering;
 
 impl Domain {
     /// Numbers of removed directories that stay taken until the next checkpoint.
-    pub fn held_numbers(&self) -> usize {
-        self.held.lock().len()
+    pub fn quarantined_numbers(&self) -> usize {
+        self.quarantined.lock().len()
     }
 
     /// Checkpoints all that is committed. The caller is inside no gate and holds no cell lock.
@@ -74,9 +74,9 @@ impl Domain {
         if let Some(why) = self.failed() {
             return Err(Error::DomainFailed { domain: self.id, why: why.to_owned() });
         }
-        let upto = self.committed();
+        let upto = self.committed_tx();
         // before `peer_txs`: let go when those are durable
-        let held = std::mem::take(&mut *self.held.lock());
+        let quarantined = std::mem::take(&mut *self.quarantined.lock());
         // other domains' sides of our cross-domain operations must survive without our journal
         let peers = self.peer_txs.lock().clone();
         for (d, t) in peers.iter() {
@@ -121,7 +121,7 @@ impl Domain {
         let mut f = self.first_pos.lock();
         *f = f.split_off(&keep);
         drop(f);
-        for n in held {
+        for n in quarantined {
             self.nodes.release(n);
         }
         self.peer_txs.lock().drop_covered(&peers);

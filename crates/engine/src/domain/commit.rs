@@ -50,7 +50,7 @@ impl Domain {
     /// Of the device: the domain is then read-only.
     pub fn commit_upto(&self, id: TxId) -> Result<()> {
         loop {
-            if self.committed() >= id {
+            if self.committed_tx() >= id {
                 return Ok(());
             }
             if let Some(why) = self.failed() {
@@ -63,7 +63,7 @@ impl Domain {
                 self.help(&w);
             }
             let _leader = self.commit_lock.lock();
-            if self.committed() >= id {
+            if self.committed_tx() >= id {
                 return Ok(());
             }
             if self.failed().is_some() {
@@ -125,14 +125,14 @@ impl Domain {
         debug_assert!(!work.cells.iter().any(left_out), "{}: a cell on its list was not written", tx.id);
         tx.wait_io();
         self.check_writable()?;
-        assert!(self.committed() < tx.id, "{} commits after {}", tx.id, self.committed());
+        assert!(self.committed_tx() < tx.id, "{} commits after {}", tx.id, self.committed_tx());
         self.finish(&tx, share, orphans)?;
         *self.committing.lock() = None;
         self.pending.store(0, Ordering::Release);
         self.durable.store(tx.id.0, Ordering::Relaxed);
         self.committed.store(tx.id.0, Ordering::Release);
         self.counters.commits.fetch_add(1, Ordering::Relaxed);
-        self.vacated.prune(|d, t| self.committed_of(d) >= t);
+        self.vacated.prune(|d, t| self.committed_tx_of(d) >= t);
         Ok(true)
     }
 
@@ -206,7 +206,8 @@ impl Domain {
             if let Some(n) = nodes.peek()
                 && let Some(index) = b.push(&n.encode())
             {
-                in_block.push((n.node, NodeEntry { addr: BlockAddr(0), index, flags: n.flags, gener: n.gener }));
+                in_block
+                    .push((n.node, NodeEntry { addr: BlockAddr(0), index, flags: n.flags, generation: n.generation }));
                 nodes.next();
                 continue;
             }
@@ -245,8 +246,11 @@ impl Domain {
 
         let mut records = tx.take_records();
         records.append(&mut node_facts);
-        for (node, gener) in &share.free {
-            records.push(Record::Node { node: *node, entry: NodeEntry { gener: *gener, ..NodeEntry::default() } });
+        for (node, generation) in &share.free {
+            records.push(Record::Node {
+                node: *node,
+                entry: NodeEntry { generation: *generation, ..NodeEntry::default() },
+            });
         }
         self.supersede(&mut records)?;
         let listed = !orphans.is_empty();
@@ -263,7 +267,7 @@ impl Domain {
         let mut written = BlockAddr(0);
         for r in &records {
             if let Record::Node { node, entry } = r {
-                self.new_geners.lock().remove(node);
+                self.new_generations.lock().remove(node);
                 if entry.used() && entry.addr != written {
                     // a reader that came late may have put back what lay there before
                     self.nodes.invalidate(entry.addr);
@@ -274,8 +278,8 @@ impl Domain {
         // also those that no commit ever had: what was in them may be durable in other domains. After `peer_txs`: a
         // checkpoint that lets them go has seen to their peers
         for c in share.dead.iter().filter(|c| c.kind == FileKind::Dir) {
-            self.nodes.hold(c.ino);
-            self.held.lock().push(c.ino);
+            self.nodes.quarantine(c.ino);
+            self.quarantined.lock().push(c.ino);
         }
         self.space.apply(&records, tx.id)?;
         self.nodes.apply(&records)?;
@@ -463,12 +467,12 @@ impl Domain {
 impl Domain {
     /// Whether transaction `id` still has to be made durable. An error of the domain is told by [`Self::commit_upto`].
     pub fn needs_commit(&self, id: TxId) -> bool {
-        if self.committed() >= id {
+        if self.committed_tx() >= id {
             return false;
         }
         let running = self.gate.read();
         // an empty transaction needs nothing but that the commit before it, which may be under way, has ended
-        let before = self.committed().0 + 1 < id.0 && !planted(Bug::CommitUnderWayForgotten);
+        let before = self.committed_tx().0 + 1 < id.0 && !planted(Bug::CommitUnderWayForgotten);
         running.id != id || !running.is_empty() || before || self.failed().is_some()
     }
 }

@@ -74,7 +74,7 @@ impl Domain {
             self.nodes.load(n, &e)
         };
         let cell = decode_cell(&self.nodes.load(ino, entry)?, self.id, &mut fetch)?;
-        debug_assert!(cell.ino == ino && cell.gener == entry.gener, "{} read for {ino}", cell.ino);
+        debug_assert!(cell.ino == ino && cell.generation == entry.generation, "{} read for {ino}", cell.ino);
         if let Body::File(f) = &cell.state.read().body
             && let Some(e) = f.map.iter().find(|e| !self.store.geometry.holds_data(e.addr, u64::from(e.len)))
         {

@@ -16,11 +16,11 @@ mod bugs;
 pub mod checkpoint;
 pub mod commit;
 pub mod flush;
+pub mod in_place;
 pub mod load;
 pub mod memory;
 mod orphans;
 mod out;
-pub mod overwrite;
 pub mod peers;
 pub mod quiesce;
 pub mod recover;
@@ -124,9 +124,9 @@ pub struct Domain {
     /// Position of the first chunk of each transaction since the last checkpoint.
     first_pos: Mutex<BTreeMap<u64, u64>, rank::FirstPos>,
     /// Generation of overflow nodes allocated and not yet committed.
-    new_geners: Mutex<HashMap<NodeId, u32>, rank::NewGeners>,
+    new_generations: Mutex<HashMap<NodeId, u32>, rank::NewGenerations>,
     /// Directory nodes freed, held back until the next checkpoint: no stale link may find another directory there.
-    held: Mutex<Vec<NodeId>, rank::HeldNodes>,
+    quarantined: Mutex<Vec<NodeId>, rank::QuarantinedNodes>,
     /// Files with dirty pages that a commit left alone (`data=writeback`).
     lazy: Mutex<Vec<Arc<Cell>>, rank::LazyFiles>,
     /// Names of this domain's directories that inodes left by renames that may not be durable yet.
@@ -135,7 +135,7 @@ pub struct Domain {
     peers: Arc<dyn Peers>,
     /// Counters.
     pub counters: Counters,
-    /// Fsyncs that wrote elsewhere for want of a commit ([`overwrite`]).
+    /// Fsyncs that wrote elsewhere for want of a commit ([`in_place`]).
     missed: CachePadded<AtomicU32>,
     /// Round-robin over mlogs.
     next_mlog: AtomicU32,
@@ -251,8 +251,8 @@ impl Domain {
             orphans: Orphans::default(),
             orphans_listed: AtomicBool::new(false),
             peer_txs: Mutex::default(),
-            new_geners: Mutex::default(),
-            held: Mutex::default(),
+            new_generations: Mutex::default(),
+            quarantined: Mutex::default(),
             lazy: Mutex::default(),
             vacated: VacatedNames::default(),
             peers,
@@ -266,7 +266,7 @@ impl Domain {
     }
 
     /// Newest durable transaction.
-    pub fn committed(&self) -> TxId {
+    pub fn committed_tx(&self) -> TxId {
         TxId(self.committed.load(Ordering::Acquire))
     }
     /// The running transaction's number. Outside the gate another may run by now; never an older one than this thread has
@@ -306,11 +306,11 @@ impl Domain {
         Ok(self.store.flush_groups(self.space.groups())?)
     }
     /// Newest durable transaction of any domain of the volume.
-    pub fn committed_of(&self, id: DomainId) -> TxId {
+    pub fn committed_tx_of(&self, id: DomainId) -> TxId {
         if id == self.id {
-            return self.committed();
+            return self.committed_tx();
         }
-        self.peers.committed(id)
+        self.peers.committed_tx(id)
     }
     /// Domain of a node, by its number.
     pub fn domain_of(&self, node: NodeId) -> Option<DomainId> {
@@ -359,7 +359,7 @@ impl Domain {
                 self.shared.forget_name_time(d.name_time);
             }
         };
-        let gone = self.cells.evict(want, &|d, t| self.committed_of(d) < t, &leaves);
+        let gone = self.cells.evict(want, &|d, t| self.committed_tx_of(d) < t, &leaves);
         self.shared.memory.left(gone.pages, 0);
         self.shared.memory.add_dir_bytes(-(gone.dir_bytes as i64));
     }
@@ -395,7 +395,7 @@ impl Domain {
     }
 
     /// [`Self::touch`] by what changes nothing but times and the content of blocks: an fsync may then write these blocks
-    /// where they lie ([`Self::overwrites`]).
+    /// where they lie ([`Self::in_place_writes`]).
     ///
     /// # Errors
     /// As [`Self::touch`].
@@ -446,7 +446,7 @@ impl Domain {
             journal_blocks: self.journal.blocks(),
             journal_used: self.journal.used(),
             running_tx: self.running().0,
-            committed_tx: self.committed().0,
+            committed_tx: self.committed_tx().0,
             commits: self.counters.commits.load(Ordering::Relaxed),
             checkpoints: self.counters.checkpoints.load(Ordering::Relaxed),
             fast_syncs: self.counters.fast_syncs.load(Ordering::Relaxed),

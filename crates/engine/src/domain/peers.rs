@@ -10,7 +10,7 @@ use crate::types::*;
 /// before a tombstone or an exchange is forgotten; and it has the other's committed before its own journal's tail moves.
 pub trait Peers: std::fmt::Debug + Send + Sync {
     /// The newest durable transaction of another domain. Later than all where there is no such domain: nothing waits for it.
-    fn committed(&self, domain: DomainId) -> TxId;
+    fn committed_tx(&self, domain: DomainId) -> TxId;
 
     /// Returns when transaction `tx` of another domain is durable. The caller is inside no gate and holds no cell lock, and
     /// no lock of rank commit or below (docs/locking.md).

@@ -113,7 +113,7 @@ impl Domain {
             let (chunks, end) = journal.scan()?;
             rec.traces = journal.traces(&chunks, end, header.header.last_tx.get())?;
             let last = replay(id, &chunks, &space, &nodes, header.header.last_tx.get(), &mut rec)?;
-            rec.forward = roll_forward(&store, &chunks, last, &mut rec.claims)?;
+            rec.forward = merge_roll_forward(&store, &chunks, last, &mut rec.claims)?;
             durable = last;
             // the recovery transaction is newer than everything seen
             let newest = chunks.iter().map(|c| c.tx.0).max().unwrap_or(0).max(last);
@@ -146,16 +146,21 @@ impl Domain {
     pub fn roll_forward(&self, e: &Enter<'_>, rec: &mut Recovered) -> Result<Vec<Forwarded>> {
         let mut out = Vec::new();
         for (inode, overflow) in std::mem::take(&mut rec.forward) {
-            if let Some(f) = self.roll_one(e, &inode, overflow)? {
+            if let Some(f) = self.roll_forward_one(e, &inode, overflow)? {
                 out.push(f);
             }
         }
         Ok(out)
     }
 
-    fn roll_one(&self, e: &Enter<'_>, inode: &NodeRecord, overflow: Vec<NodeRecord>) -> Result<Option<Forwarded>> {
+    fn roll_forward_one(
+        &self,
+        e: &Enter<'_>,
+        inode: &NodeRecord,
+        overflow: Vec<NodeRecord>,
+    ) -> Result<Option<Forwarded>> {
         let old = match self.find(inode.node) {
-            Ok(old) => old.filter(|c| c.gener == inode.gener),
+            Ok(old) => old.filter(|c| c.generation == inode.generation),
             // the record that was synced says all; blocks that only the lost one names are found by a check
             Err(crate::Error::Corrupt(why)) if inode.flags & DIR == 0 => {
                 tracing::error!("{}: {why}; restored as it was synced", inode.node);
@@ -173,7 +178,7 @@ impl Domain {
         }
         let mut by_node: HashMap<NodeId, NodeRecord> = overflow.into_iter().map(|r| (r.node, r)).collect();
         for r in by_node.values() {
-            self.new_geners.lock().insert(r.node, r.gener);
+            self.new_generations.lock().insert(r.node, r.generation);
         }
         let cell = decode_cell(inode, self.id, &mut |n| match by_node.remove(&n) {
             Some(r) => Ok(r),
@@ -299,8 +304,8 @@ pub(crate) fn replay(
         rec.orphans.clear();
         for r in records {
             match r {
-                Record::Remote { dir, child, gener, name } => {
-                    rec.hints.push(Hint { dir, name, child: InodeRef { ino: child, generation: gener } })
+                Record::Remote { dir, child, generation, name } => {
+                    rec.hints.push(Hint { dir, name, child: InodeRef { ino: child, generation } })
                 }
                 Record::Node { node, entry } if entry.used() && entry.flags & REMOTE != 0 => rec.remote.push(node),
                 Record::Orphans(o) => rec.orphans.extend(o),
@@ -316,7 +321,7 @@ pub(crate) fn replay(
 }
 
 /// Merges the roll-forward chunks of transactions after `last`: per inode, its newest records.
-fn roll_forward(
+fn merge_roll_forward(
     store: &Store,
     chunks: &[Chunk],
     last: u64,
@@ -347,9 +352,9 @@ fn roll_forward(
                     let i = braidfs_format::inode::Inode::decode(&r.payload)?;
                     claims.extend(i.links.into_iter().map(|link| Claim { ino: r.node, link, seq: i.link_seq }));
                 }
-                let newer = merged
-                    .get(&r.node)
-                    .is_none_or(|o| r.gener != o.gener || (r.version >= o.version) != planted(Bug::VersionInverted));
+                let newer = merged.get(&r.node).is_none_or(|o| {
+                    r.generation != o.generation || (r.version >= o.version) != planted(Bug::VersionInverted)
+                });
                 if newer {
                     merged.insert(r.node, r.clone());
                 }

@@ -70,17 +70,17 @@ impl Domain {
 
     /// A new overflow node.
     pub fn alloc_overflow(&self, near: NodeId) -> Result<NodeId> {
-        let (node, gener) = self.nodes.alloc(Some(near))?.ok_or(Error::NoSpace)?;
-        self.new_geners.lock().insert(node, gener);
+        let (node, generation) = self.nodes.alloc(Some(near))?.ok_or(Error::NoSpace)?;
+        self.new_generations.lock().insert(node, generation);
         Ok(node)
     }
 
     /// Generation of an overflow node's slot.
-    pub(super) fn overflow_gener(&self, node: NodeId) -> Result<u32> {
-        if let Some(g) = self.new_geners.lock().get(&node) {
+    pub(super) fn overflow_generation(&self, node: NodeId) -> Result<u32> {
+        if let Some(g) = self.new_generations.lock().get(&node) {
             return Ok(*g);
         }
-        Ok(self.nodes.get(node)?.gener)
+        Ok(self.nodes.get(node)?.generation)
     }
 
     /// Blocks are no longer used from `tx` on.
@@ -108,7 +108,7 @@ impl Domain {
 
     /// Whether blocks must stay as they are: a roll-forward record that counts carries their checksums.
     pub(super) fn sums_count(&self, st: &State) -> bool {
-        st.durability.sums_count(self.committed()) && !planted(Bug::SumsForgotten)
+        st.durability.sums_count(self.committed_tx()) && !planted(Bug::SumsForgotten)
     }
 
     /// Writes the cell out for `tx`, if it is on its list and not yet written: data and buckets get places, the inode
@@ -120,11 +120,11 @@ impl Domain {
         if st.durability.dirty_tx() != Some(tx.id) {
             return Ok(());
         }
-        st.durability.transaction_writes_inode(tx.id, self.committed());
+        st.durability.transaction_writes_inode(tx.id, self.committed_tx());
         if st.deleted {
             debug_assert!(st.nlink == 0 && st.links.is_empty(), "{}: deleted with a name", cell.ino);
             for n in cell.nodes(st) {
-                let g = if n == cell.ino { cell.gener } else { self.overflow_gener(n)? };
+                let g = if n == cell.ino { cell.generation } else { self.overflow_generation(n)? };
                 out.free.push((n, g));
             }
             out.dead.push(cell.clone());
@@ -164,12 +164,12 @@ impl Domain {
     ) -> Result<()> {
         for mut r in records.write {
             if r.flags & OVERFLOW != 0 {
-                r.gener = self.overflow_gener(r.node)?;
+                r.generation = self.overflow_generation(r.node)?;
             }
             out.nodes.push(r);
         }
         for n in records.free {
-            out.free.push((n, self.overflow_gener(n)?));
+            out.free.push((n, self.overflow_generation(n)?));
         }
         Ok(())
     }
@@ -178,7 +178,7 @@ impl Domain {
     /// earlier mount, which would make recovery misjudge later ones.
     pub fn forget_durable(&self, st: &mut State) {
         let recovering = self.shared.recovering.load(Ordering::Relaxed);
-        st.durability.forget_durable(|d, t| self.committed_of(d) < t, recovering);
+        st.durability.forget_durable(|d, t| self.committed_tx_of(d) < t, recovering);
     }
 
     /// Inline data that no longer fits beside links and attributes becomes a page.

@@ -2,8 +2,8 @@
 
 use super::memory::MemoryUse;
 use crate::cell::State;
-use crate::live::LiveOptions;
 use crate::planted::{Bug, planted};
+use crate::runtime_options::RuntimeOptions;
 use crate::types::*;
 use braidfs_format::super_block::{INCOMPAT_DATA_SUMS, SuperBlock};
 use braidfs_sync::slots::Line;
@@ -36,7 +36,7 @@ pub struct Shared {
     /// before the last commit's flip: who enters a domain after that sees it.
     pub closing: AtomicBool,
     /// Those of `options` that a remount changes.
-    pub live: LiveOptions,
+    pub runtime: RuntimeOptions,
     /// Recovery has not made the domains agree yet: tombstones and exchanges in records count.
     pub recovering: AtomicBool,
 }
@@ -53,7 +53,7 @@ impl Shared {
             dead: AtomicBool::new(false),
             read_only: AtomicBool::new(false),
             closing: AtomicBool::new(false),
-            live: LiveOptions::new(&options),
+            runtime: RuntimeOptions::new(&options),
             recovering: AtomicBool::new(true),
             options,
         }

@@ -2,8 +2,8 @@
 //! as one parallel batch flagged for roll-forward, without committing the transaction that everybody shares. (The
 //! idea of roll-forward is F2FS's and Max's.)
 
+use super::in_place::{InPlace, InPlaceWrites};
 use super::out::{Out, Payload};
-use super::overwrite::{InPlace, Overwrites};
 use super::tx::PendingIo;
 use super::{Domain, Enter};
 use crate::braid::durability::Reach;
@@ -61,7 +61,7 @@ enum How {
     /// Dirty data elsewhere, with a record.
     Elsewhere,
     /// In place, with a record of the times or without.
-    InPlace(Overwrites, bool),
+    InPlace(InPlaceWrites, bool),
 }
 
 /// Bytes of extended attributes that surely fit an inode record with one name.
@@ -79,13 +79,13 @@ impl Batch {
 
 impl Domain {
     /// Whether all of the cell's state is durable.
-    pub fn durable(&self, st: &State) -> bool {
-        st.durability.is_durable(self.committed()) && !matches!(&st.body, Body::File(f) if f.pages.dirty_count() > 0)
+    pub fn is_durable(&self, st: &State) -> bool {
+        st.durability.is_durable(self.committed_tx()) && !matches!(&st.body, Body::File(f) if f.pages.dirty_count() > 0)
     }
 
     /// Whether the cell's existence and names are durable: what changed in a directory since is in its children's records.
     pub fn links_durable(&self, st: &State) -> bool {
-        st.durability.names_durable(self.committed())
+        st.durability.names_durable(self.committed_tx())
     }
 
     /// Gathers what must be written to make `cell` durable. The caller is in this domain (`e`), holds the cell's `sync`,
@@ -102,11 +102,11 @@ impl Domain {
         if st.durability.names_changed_at() != linked_at {
             return Ok(Prepared::Changed);
         }
-        if st.durability.waits(|d, t| self.committed_of(d) < t) {
+        if st.durability.waits(|d, t| self.committed_tx_of(d) < t) {
             // durable or not: a crash could give it back a name that it has lost, or give its name back to another
             return Ok(Prepared::Commit);
         }
-        if self.durable(&st) {
+        if self.is_durable(&st) {
             return Ok(Prepared::Clean);
         }
         let dirty_pages = matches!(&st.body, Body::File(f) if f.pages.dirty_count() > 0);
@@ -115,12 +115,12 @@ impl Domain {
         }
         // a tombstone or an exchange decides about its names, or another thread writes pages of it: its transaction waits for
         // that, a flush here would not
-        let commits = st.durability.precedes(self.committed())
+        let commits = st.durability.precedes(self.committed_tx())
             || st.durability.is_judged()
             || st.nlink == 0
             || cell.kind == FileKind::Dir
             || cell.inflight.load(Ordering::Acquire) > 0;
-        let place = if commits { InPlace::No } else { self.overwrites(&mut st) };
+        let place = if commits { InPlace::No } else { self.in_place_writes(&mut st) };
         let times = !data_only && self.times_pending(&st);
         let tx = e.tx();
         let dirty_tx = st.durability.dirty_tx();
@@ -129,7 +129,7 @@ impl Domain {
             // A commit that has taken the file carries the same blocks: nothing to wait for. One that has not counts on the
             // pages, and would not wait for them.
             InPlace::Yes(all) if !times && older.is_none() => {
-                return self.gathered(self.gather(e, cell, &mut st, How::InPlace(all, false), data_only));
+                return self.fail_on_error(self.make_batch(e, cell, &mut st, How::InPlace(all, false), data_only));
             }
             InPlace::Yes(all) => How::InPlace(all, true),
             InPlace::NotYet => {
@@ -138,23 +138,30 @@ impl Domain {
             }
             InPlace::No => How::Elsewhere,
         };
-        if let Some(tx) = older.or_else(|| st.durability.sent_tx(self.committed())) {
+        if let Some(tx) = older.or_else(|| st.durability.sent_tx(self.committed_tx())) {
             return Ok(Prepared::Wait(tx));
         }
         if commits {
             return Ok(Prepared::Commit);
         }
-        self.gathered(self.gather(e, cell, &mut st, how, data_only))
+        self.fail_on_error(self.make_batch(e, cell, &mut st, how, data_only))
     }
 
-    fn gathered(&self, r: Result<Prepared>) -> Result<Prepared> {
+    fn fail_on_error(&self, r: Result<Prepared>) -> Result<Prepared> {
         if let Err(err) = &r {
             self.fail(err);
         }
         r
     }
 
-    fn gather(&self, e: &Enter<'_>, cell: &Arc<Cell>, st: &mut State, how: How, data_only: bool) -> Result<Prepared> {
+    fn make_batch(
+        &self,
+        e: &Enter<'_>,
+        cell: &Arc<Cell>,
+        st: &mut State,
+        how: How,
+        data_only: bool,
+    ) -> Result<Prepared> {
         let tx = e.tx();
         let mut out = Out { flushed: true, ..Out::default() };
         let in_place = matches!(how, How::InPlace(..));
@@ -170,7 +177,7 @@ impl Domain {
                 if times || (st.durability.dirty_tx() != Some(tx.id) && !all.is_empty()) {
                     self.touch_content(tx, cell, st)?;
                 }
-                self.overwrite(cell, st, all, &mut out)?;
+                self.write_in_place(cell, st, all, &mut out)?;
                 if !times {
                     // what stays behind are times, of an fdatasync
                     let version = if data_only && self.times_pending(st) { 0 } else { st.durability.version() };
@@ -191,7 +198,7 @@ impl Domain {
         let mut fits = true;
         for mut r in enc.write {
             if r.flags & OVERFLOW != 0 {
-                r.gener = self.overflow_gener(r.node)?;
+                r.generation = self.overflow_generation(r.node)?;
             }
             bytes += r.payload.len() + 40;
             records.push(Record::Full(r));
@@ -199,7 +206,7 @@ impl Domain {
         // the inode first: recovery takes the first record for the file that the chunk is about
         records.rotate_right(1);
         let blocks: usize = out.bytes / 4096;
-        let early = st.durability.early_data(self.committed()) && !planted(Bug::EarlyDataForgotten);
+        let early = st.durability.early_data(self.committed_tx()) && !planted(Bug::EarlyDataForgotten);
         // what is overwritten has its place, whether the record is there or not
         let data_first = !in_place && (early || out.in_place || self.in_place(st) || blocks > SUMS_MAX);
         if !data_first && !in_place {
@@ -233,7 +240,7 @@ impl Domain {
     /// Whether no commit that is under way, or about to begin, carries an older state of the cell. Of a directory it would
     /// be that one's name that counts after a crash: recovery does not roll forward a directory that was committed.
     pub fn is_newest(&self, st: &State) -> bool {
-        st.durability.is_newest(self.committed(), self.running())
+        st.durability.is_newest(self.committed_tx(), self.running())
     }
 
     /// That a directory exists, whose creation is not durable; `None` where it has other names than at `linked_at`, or a
@@ -314,7 +321,7 @@ fn skeleton(d: &Domain, c: &Cell, st: &State) -> NodeRecord {
     let remote = st.links.iter().any(|l| d.domain_of(l.parent) != Some(d.id));
     NodeRecord {
         node: c.ino,
-        gener: c.gener,
+        generation: c.generation,
         kind: NodeKind::Inode,
         flags: USED | DIR | if remote { braidfs_format::node::REMOTE } else { 0 },
         owner: c.ino,

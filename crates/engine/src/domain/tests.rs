@@ -28,7 +28,7 @@ struct Double {
 }
 
 impl Peers for Double {
-    fn committed(&self, domain: DomainId) -> TxId {
+    fn committed_tx(&self, domain: DomainId) -> TxId {
         assert_eq!(domain, OTHER, "a domain knows itself");
         TxId(self.committed.load(Ordering::Relaxed))
     }
@@ -146,7 +146,7 @@ fn an_inode_stays_in_memory_while_it_waits_for_another_domain() {
 fn a_tombstone_is_forgotten_when_its_newcomer_is_durable() {
     let (d, double) = alone();
     let link = Link { parent: NodeId::ROOT, name: (&b"old"[..]).into() };
-    let tombstone = Tombstone { link, newcomer: NodeId(1 << 20), gener: 1, version: 3 };
+    let tombstone = Tombstone { link, newcomer: NodeId(1 << 20), generation: 1, version: 3 };
     let c = make(&d, |st| st.durability.newcomer_takes_name(tombstone, OTHER, THEIRS));
     d.commit().unwrap();
     for (theirs, judged) in [(THEIRS.0 - 1, true), (THEIRS.0, false)] {

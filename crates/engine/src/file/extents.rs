@@ -25,7 +25,7 @@ impl Volume {
     /// # Errors
     /// [`Error::NotFound`]; [`Error::IsDir`], [`Error::Invalid`] for what has no data; of the device.
     pub fn extents(&self, ino: NodeId) -> Result<Vec<FileExtent>> {
-        let i = self.inner();
+        let i = self.mounted();
         let c = i.cell(ino)?;
         match c.kind {
             FileKind::File => {}

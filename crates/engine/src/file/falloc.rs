@@ -277,7 +277,7 @@ impl Volume {
             return Err(Error::Invalid("an empty range"));
         }
         let end = offset.checked_add(len).filter(|e| *e <= SIZE_MAX).ok_or(Error::TooBig)?;
-        let i = self.inner();
+        let i = self.mounted();
         if matches!(mode, FallocMode::CollapseRange | FallocMode::InsertRange) {
             let shifted = i.shift(c, &Shift::new(mode == FallocMode::CollapseRange, offset, end)?);
             return shifted.inspect_err(|_| i.give_back_surplus(c));
@@ -300,7 +300,7 @@ impl Volume {
     }
 
     fn falloc_all(&self, c: &Arc<Cell>, mode: FallocMode, (offset, end): (u64, u64), promised: &mut u64) -> Result<()> {
-        let i = self.inner();
+        let i = self.mounted();
         let blocks = PIECE_BLOCKS.min(i.dom(c.domain).pieces_max() as u64 / 2).max(1);
         let mut at = offset;
         while at < end {

@@ -144,7 +144,7 @@ impl Volume {
             FileKind::Dir => return Err(Error::IsDir),
             _ => return Err(Error::Invalid("not a regular file")),
         }
-        let i = self.inner();
+        let i = self.mounted();
         let (n, due) = i.read_then(&file.cell, offset, buf, |st| if noting { i.access_due(st) } else { None })?;
         if let Some(now) = due.filter(|_| n > 0) {
             i.set_atime(&file.cell, now);

@@ -56,7 +56,7 @@ impl MountedVolume {
     /// Not inside the gate: where the transaction is flipped meanwhile, its commit waits for the cell's lock and takes
     /// these bytes with it, as if they had come before the flip. A thread that has changed something in the next
     /// transaction sees its number, and does not come here.
-    fn overwrite(&self, c: &Cell, offset: u64, data: &[u8]) -> Result<Option<Wrote>> {
+    fn write_to_dirty_pages(&self, c: &Cell, offset: u64, data: &[u8]) -> Result<Option<Wrote>> {
         let d = self.dom(c.domain);
         d.check_writable()?;
         let mut guard = c.state.write();
@@ -128,7 +128,7 @@ impl MountedVolume {
                 if c.wide.load(Ordering::Relaxed) { self.overwrite_shared(c, offset, data)? } else { Shared::Alone };
             let wrote = match shared {
                 Shared::Done(wrote) => Some(wrote),
-                Shared::Alone => self.overwrite(c, offset, data)?,
+                Shared::Alone => self.write_to_dirty_pages(c, offset, data)?,
                 Shared::More => None,
             };
             if wrote.is_some() {
@@ -342,7 +342,7 @@ impl Volume {
         if data.is_empty() {
             return Ok(0);
         }
-        Ok(self.inner().write_at(&file.cell, At::Offset(offset), data)?.1)
+        Ok(self.mounted().write_at(&file.cell, At::Offset(offset), data)?.1)
     }
 
     /// As [`Self::write`], for data that a front end has accepted from its user before: a file that was made immutable
@@ -354,7 +354,7 @@ impl Volume {
         if data.is_empty() {
             return Ok(0);
         }
-        Ok(self.inner().write_at(&file.cell, At::Accepted(offset), data)?.1)
+        Ok(self.mounted().write_at(&file.cell, At::Accepted(offset), data)?.1)
     }
 
     /// Writes at the end of the file; the offset where it went.
@@ -366,6 +366,6 @@ impl Volume {
         if data.is_empty() {
             return Ok(file.cell.state.read().size);
         }
-        Ok(self.inner().write_at(&file.cell, At::End, data)?.0)
+        Ok(self.mounted().write_at(&file.cell, At::End, data)?.0)
     }
 }

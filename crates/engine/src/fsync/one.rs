@@ -40,17 +40,17 @@ impl MountedVolume {
             let dom = self.dom(d.domain);
             let st = d.state.read();
             todo.push(st.parent);
-            let pending = st.durability.sync_with().iter().filter(|(d, t)| self.dom(*d).committed() < *t);
+            let pending = st.durability.sync_with().iter().filter(|(d, t)| self.dom(*d).committed_tx() < *t);
             pending.for_each(|(d, t)| p.with.raise(d, t));
             if dom.links_durable(&st) {
                 continue;
             }
             let known = dom.nodes.get(n)?;
-            let born = !known.used() || known.gener != d.gener;
+            let born = !known.used() || known.generation != d.generation;
             if born && planted(Bug::AncestorForgotten) {
                 continue;
             }
-            let plain = st.durability.is_plain(dom.committed()) && dom.is_newest(&st);
+            let plain = st.durability.is_plain(dom.committed_tx()) && dom.is_newest(&st);
             if born && plain && skeleton_fits(&st) {
                 p.fresh.push((d.clone(), st.durability.names_changed_at()));
             } else {
@@ -144,20 +144,20 @@ impl Volume {
     /// # Errors
     /// Of the device: the domain is read-only from then on, and every later fsync in it says so.
     pub fn fsync(&self, ino: NodeId, data_only: bool) -> Result<()> {
-        self.inner().fsync(ino, data_only)
+        self.mounted().fsync(ino, data_only)
     }
 
     /// [`Self::fsync`] of several files, which are written together and flushed once; each with its `data_only`. The results
     /// are in the order of `files`.
     pub fn fsync_files(&self, files: &[(NodeId, bool)]) -> Vec<Result<()>> {
-        let i = self.inner();
+        let i = self.mounted();
         let done = i.fsync_together(files);
         done.into_iter().zip(files).map(|(r, (ino, data))| r.unwrap_or_else(|| i.fsync(*ino, *data))).collect()
     }
 
     /// [`Self::fsync`] that returns at once. Who waits at the same time is written and flushed together.
     pub fn fsync_start(&self, ino: NodeId, data_only: bool) -> Ticket {
-        self.inner().fsync_start(ino, data_only)
+        self.mounted().fsync_start(ino, data_only)
     }
 
     /// [`Self::fsync`] on this thread where that costs less than handing it to another one, and takes nothing from others:
@@ -165,7 +165,7 @@ impl Volume {
     /// at most 1 MiB to write. `None` where it is not so, or where the fsync needs a commit: it is still to be done, by
     /// [`Self::fsync_start`].
     pub fn fsync_here(&self, ino: NodeId, data_only: bool, threads: usize) -> Option<Result<()>> {
-        self.inner().fsync_here(ino, data_only, threads)
+        self.mounted().fsync_here(ino, data_only, threads)
     }
 
     /// After it returns, everything survives.
@@ -173,17 +173,17 @@ impl Volume {
     /// # Errors
     /// Of a device; the other domains are durable all the same.
     pub fn sync(&self) -> Result<()> {
-        self.inner().sync()
+        self.mounted().sync()
     }
 
     /// [`Self::sync`] that returns at once.
     pub fn sync_start(&self) -> Ticket {
-        let i = self.inner().clone();
+        let i = self.mounted().clone();
         self.start(move || i.sync())
     }
 
     fn start(&self, f: impl FnOnce() -> Result<()> + Send + 'static) -> Ticket {
-        match &*self.inner().pool.read() {
+        match &*self.mounted().pool.read() {
             Some(p) => p.start(f),
             None => Ticket::ready(f()),
         }

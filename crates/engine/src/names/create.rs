@@ -69,7 +69,7 @@ impl MountedVolume {
         if d.kind != FileKind::Dir {
             return Err(Error::NotDir);
         }
-        let home = {
+        let target = {
             let st = d.state.read();
             check_alive(&st)?;
             if let Body::Dir(b) = &st.body
@@ -87,16 +87,19 @@ impl MountedVolume {
                 self.place(d, &st, new.kind)
             }
         };
-        let NewInode { inode, domain: home } = self.new_inode_anywhere(home, d.ino)?;
+        let NewInode { inode, domain: target } = self.new_inode_anywhere(target, d.ino)?;
         let r = loop {
-            match self.commit_leaver(d, name, home).and_then(|()| self.create_at(d, name, new, cred, home, inode)) {
+            match self
+                .commit_vacating_rename(d, name, target)
+                .and_then(|()| self.create_at(d, name, new, cred, target, inode))
+            {
                 Ok(None) => {}
                 Ok(Some(made)) => break Ok(made),
                 Err(e) => break Err(e),
             }
         };
         if r.is_err() {
-            self.dom(home).nodes.release(inode.ino);
+            self.dom(target).nodes.release(inode.ino);
         }
         r
     }
@@ -108,11 +111,11 @@ impl MountedVolume {
         name: &[u8],
         new: &NewNode<'_>,
         cred: &Cred,
-        home: DomainId,
+        target: DomainId,
         inode: InodeRef,
     ) -> Result<Option<(Arc<Cell>, Attr)>> {
-        let lender = (home != d.domain).then_some(d.domain);
-        let mut op = Op::begin_lending(self, &[d.domain, home], ENTRY_BLOCKS, false, lender)?;
+        let lender = (target != d.domain).then_some(d.domain);
+        let mut op = Op::begin_lending(self, &[d.domain, target], ENTRY_BLOCKS, false, lender)?;
         let mut dst = d.state.write();
         check_alive(&dst)?;
         check_takes_names(&dst)?;
@@ -131,7 +134,7 @@ impl MountedVolume {
         if new.kind == FileKind::Dir && dst.nlink as usize >= LINKS_MAX {
             return Err(Error::TooManyLinks);
         }
-        let Some(before) = op.may_take(d, name, home) else { return Ok(None) };
+        let Some(before) = op.may_take(d, name, target) else { return Ok(None) };
         let mut st = self.fresh(&dst, new, cred)?;
         st.durability.inode_takes_name(&before);
         st.gain_link(d.ino, name, self.shared.name_time(&mut [&mut dst], 0));
@@ -140,7 +143,7 @@ impl MountedVolume {
         } else {
             st.nlink = 1;
         }
-        let cell = Arc::new(Cell::new(inode, home, new.kind, st));
+        let cell = Arc::new(Cell::new(inode, target, new.kind, st));
         op.touch(d, &mut dst)?;
         let edit = if stale { Edit::Replace(&cell) } else { Edit::Add(&cell) };
         self.edit_entry(By::Operation(&mut op), d, &mut dst, name, edit)?;
@@ -149,10 +152,10 @@ impl MountedVolume {
         op.touch(&cell, &mut st)?;
         st.durability.operation_changes_names();
         op.hint(d, name, &cell);
-        debug_assert!(st.has_link(d.ino, name) && st.durability.dirty_tx() == Some(op.tx(home).id), "{}", cell.ino);
+        debug_assert!(st.has_link(d.ino, name) && st.durability.dirty_tx() == Some(op.tx(target).id), "{}", cell.ino);
         let attr = cell.attr(&st);
         drop(st);
-        self.dom(home).cells.insert_new(cell.clone());
+        self.dom(target).cells.insert_new(cell.clone());
         Ok(Some((cell, attr)))
     }
 }
@@ -164,7 +167,7 @@ impl Volume {
     /// # Errors
     /// [`Error::Exists`], [`Error::NoSpace`], [`Error::NameTooLong`], [`Error::NotFound`] where the directory is gone.
     pub fn create(&self, dir: NodeId, name: &[u8], new: &NewNode<'_>, cred: &Cred) -> Result<Attr> {
-        self.inner().create(dir, name, new, cred).map(|(_, a)| a)
+        self.mounted().create(dir, name, new, cred).map(|(_, a)| a)
     }
 
     /// O_TMPFILE: a file without a name, gone when closed unless linked.
@@ -172,7 +175,7 @@ impl Volume {
     /// # Errors
     /// As [`Self::create`].
     pub fn tmpfile(&self, dir: NodeId, new: &NewNode<'_>, cred: &Cred) -> Result<(Attr, OpenFile)> {
-        let i = self.inner();
+        let i = self.mounted();
         let d = i.dir_cell(dir)?;
         let inode = i.new_inode(d.domain, dir)?.ok_or(Error::NoSpace)?;
         let r = (|| {

@@ -3,7 +3,7 @@
 //! An entry is an index to an inode: it counts only where that exists, in its generation, and says that it hangs there.
 //! After a crash some do not; who finds one treats the name as free.
 
-use crate::cell::names::Key;
+use crate::cell::dentries::Key;
 use crate::cell::{Cell, State, name_hash};
 use crate::error::Result;
 use crate::types::*;
@@ -47,7 +47,7 @@ impl MountedVolume {
 
     /// A name is about to change: whoever looks it up waits for the directory, which the caller has locked for writing.
     pub(crate) fn forget_name(&self, dir: &Cell, name: &[u8]) {
-        self.names.forget(&Key::of(dir.ino, dir.gener, name));
+        self.dentries.forget(&Key::of(dir.ino, dir.generation, name));
     }
 
     /// The entry of a name, buckets read as needed. The caller holds the directory's lock for writing.
@@ -71,9 +71,9 @@ impl MountedVolume {
         self.child_from(dir.ino, dir.domain, name, inode)
     }
 
-    fn child_from(&self, dir: NodeId, home: DomainId, name: &[u8], inode: InodeRef) -> Result<Option<Arc<Cell>>> {
+    fn child_from(&self, dir: NodeId, dir_domain: DomainId, name: &[u8], inode: InodeRef) -> Result<Option<Arc<Cell>>> {
         let Some(c) = self.child_cell(dir, inode)? else { return Ok(None) };
-        if self.child_in_doubt(&c, home) && !hangs_at(&c.state.read(), dir, name) {
+        if self.child_in_doubt(&c, dir_domain) && !is_linked_at(&c.state.read(), dir, name) {
             return Ok(None);
         }
         Ok(Some(c))
@@ -86,25 +86,25 @@ impl MountedVolume {
         let hangs = if !self.child_in_doubt(&c, dir.domain) {
             true
         } else if let Some((_, st)) = also.iter().find(|(l, _)| l.ino == inode.ino) {
-            hangs_at(st, dir.ino, name)
+            is_linked_at(st, dir.ino, name)
         } else {
             let Some(st) = c.state.try_read() else { return Ok(Child::Busy(c)) };
-            hangs_at(&st, dir.ino, name)
+            is_linked_at(&st, dir.ino, name)
         };
         Ok(if hangs { Child::Lives } else { Child::Stale })
     }
 
     /// The inode that an entry of `dir` names, if there is one in that generation that can hang there.
     fn child_cell(&self, dir: NodeId, inode: InodeRef) -> Result<Option<Arc<Cell>>> {
-        if !may_hang(inode.ino, dir) {
+        if !may_be_linked(inode.ino, dir) {
             return Ok(None);
         }
         Ok(self.find(inode.ino)?.filter(|c| c.is(inode)))
     }
 
-    /// Whether an entry of a directory in domain `home` may be there without the inode's link.
-    fn child_in_doubt(&self, c: &Cell, home: DomainId) -> bool {
-        c.domain != home || self.maybe_stale.load(Ordering::Relaxed)
+    /// Whether an entry of a directory in domain `dir_domain` may be there without the inode's link.
+    fn child_in_doubt(&self, c: &Cell, dir_domain: DomainId) -> bool {
+        c.domain != dir_domain || self.maybe_stale.load(Ordering::Relaxed)
     }
 
     /// Whether all entries of a directory that is not empty are stale (left over from a crash), for who has it and `also`
@@ -127,11 +127,11 @@ impl MountedVolume {
 }
 
 /// Whether an inode can hang in a directory at all: an entry that names its own directory, or the root, is damage.
-pub(crate) fn may_hang(node: NodeId, dir: NodeId) -> bool {
+pub(crate) fn may_be_linked(node: NodeId, dir: NodeId) -> bool {
     node != dir && node != NodeId::ROOT
 }
 
-fn hangs_at(st: &State, dir: NodeId, name: &[u8]) -> bool {
+fn is_linked_at(st: &State, dir: NodeId, name: &[u8]) -> bool {
     !st.deleted && st.has_link(dir, name)
 }
 

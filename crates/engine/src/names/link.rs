@@ -17,7 +17,7 @@ impl Volume {
     /// # Errors
     /// [`Error::Exists`], [`Error::Perm`] for directories, [`Error::TooManyLinks`], [`Error::NoSpace`].
     pub fn link(&self, ino: NodeId, dir: NodeId, name: &[u8]) -> Result<Attr> {
-        let i = self.inner();
+        let i = self.mounted();
         let d = i.dir_cell(dir)?;
         i.link_in(&i.cell(ino)?, &d, name)
     }
@@ -28,7 +28,7 @@ impl MountedVolume {
     pub(crate) fn link_in(&self, c: &Arc<Cell>, d: &Arc<Cell>, name: &[u8]) -> Result<Attr> {
         check_name(name)?;
         loop {
-            self.commit_leaver(d, name, c.domain)?;
+            self.commit_vacating_rename(d, name, c.domain)?;
             self.commit_exchange(c)?;
             self.commit_new_parents(d, c, c.domain)?;
             if let Some(attr) = self.link_at(c, d, name)? {

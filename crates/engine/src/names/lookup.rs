@@ -1,11 +1,11 @@
 //! Name → inode, attributes.
 
 use super::checks::check_alive;
-use super::entries::may_hang;
+use super::entries::may_be_linked;
 use crate::cell::Cell;
-use crate::cell::cache::Seen;
+use crate::cell::cache::CellRef;
+use crate::cell::dentries::{Key, Target};
 use crate::cell::dir::Lookup;
-use crate::cell::names::{Key, Target};
 use crate::cell::opened::OpenCell;
 use crate::error::{Error, Result};
 use crate::types::*;
@@ -46,8 +46,8 @@ impl MountedVolume {
         }
         // after a crash an entry may be stale: it is noted when its inode was seen to hang there
         let stale = self.maybe_stale.load(Ordering::Relaxed);
-        let key = Key::of(d.ino, d.gener, name);
-        if let Some(t) = self.names.get(&key) {
+        let key = Key::of(d.ino, d.generation, name);
+        if let Some(t) = self.dentries.get(&key) {
             match self.find(t.node)? {
                 Some(c) if c.is(t.inode()) && is_named(&c, &key, d.ino, name) => return Ok(Some(c)),
                 _ => {} // gone since
@@ -55,10 +55,10 @@ impl MountedVolume {
         }
         let note = |inode: InodeRef, d_type: u8| {
             if let Some(kind) = FileKind::from_mode(u32::from(d_type) << 12)
-                && may_hang(inode.ino, d.ino)
+                && may_be_linked(inode.ino, d.ino)
                 && !stale
             {
-                self.names.put(&key, Target { node: inode.ino, gener: inode.generation, kind });
+                self.dentries.put(&key, Target { node: inode.ino, generation: inode.generation, kind });
             }
         };
         let hash = self.hash(name);
@@ -93,7 +93,7 @@ impl MountedVolume {
                 let st = d.state.read();
                 // the entry is what it was
                 if stale && st.durability.version() == version {
-                    self.names.put(&key, Target { node: c.ino, gener: c.gener, kind: c.kind });
+                    self.dentries.put(&key, Target { node: c.ino, generation: c.generation, kind: c.kind });
                 }
                 return Ok(Some(c));
             }
@@ -105,8 +105,8 @@ impl MountedVolume {
             if d.state.read().durability.version() == version {
                 let lost =
                     Error::Corrupt(Corrupt::new("directory", format!("{} names {}, which is lost", d.ino, inode.ino)));
-                if let Some(home) = self.domain_of(inode.ino) {
-                    home.fail(&lost);
+                if let Some(owner) = self.domain_of(inode.ino) {
+                    owner.fail(&lost);
                 }
                 return Err(lost);
             }
@@ -125,7 +125,7 @@ impl Volume {
     /// # Errors
     /// [`Error::NotFound`], [`Error::NotDir`], [`Error::NameTooLong`], or of the device.
     pub fn lookup(&self, dir: NodeId, name: &[u8]) -> Result<Attr> {
-        let c = self.inner().lookup(dir, name)?;
+        let c = self.mounted().lookup(dir, name)?;
         let st = c.state.read();
         Ok(c.attr(&st))
     }
@@ -135,7 +135,7 @@ impl Volume {
     /// # Errors
     /// [`Error::NotFound`] where the inode is gone.
     pub fn getattr(&self, ino: NodeId) -> Result<Attr> {
-        let c = self.inner().see(ino)?;
+        let c = self.mounted().see(ino)?;
         let st = c.state.read();
         if st.deleted {
             return Err(Error::NotFound);
@@ -148,9 +148,9 @@ impl Volume {
     /// # Errors
     /// [`Error::NotFound`] where the inode is gone.
     pub fn open(&self, ino: NodeId) -> Result<OpenFile> {
-        match self.inner().see(ino)? {
-            Seen::Looked(c) => self.open_if_there(OpenCell::looked(&c)).ok_or(Error::NotFound),
-            Seen::Loaded(c) => self.open_cell(c),
+        match self.mounted().see(ino)? {
+            CellRef::Published(c) => self.open_if_there(OpenCell::of_ref(&c)).ok_or(Error::NotFound),
+            CellRef::Loaded(c) => self.open_cell(c),
         }
     }
 
@@ -171,13 +171,13 @@ impl Volume {
     /// # Errors
     /// [`Error::Invalid`] where it is none.
     pub fn readlink(&self, ino: NodeId) -> Result<Vec<u8>> {
-        let c = self.inner().cell(ino)?;
+        let c = self.mounted().cell(ino)?;
         if c.kind != FileKind::Symlink {
             return Err(Error::Invalid("not a symbolic link"));
         }
         let n = c.state.read().size as usize;
         let mut b = vec![0; n];
-        let i = self.inner();
+        let i = self.mounted();
         let (got, due) = i.read_then(&c, 0, &mut b, |st| i.access_due(st))?;
         b.truncate(got);
         if let Some(now) = due {

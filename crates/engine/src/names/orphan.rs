@@ -99,7 +99,7 @@ impl MountedVolume {
         if st.deleted || st.nlink > 0 || cell.is_open() || self.held.holds(cell) {
             return Ok(true);
         }
-        if st.durability.waits_for().any(|d, t| self.dom(d).committed() < t) {
+        if st.durability.waits_for().any(|d, t| self.dom(d).committed_tx() < t) {
             drop(st);
             self.zombies.lock().push(cell.clone());
             return Ok(true);

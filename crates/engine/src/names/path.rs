@@ -3,8 +3,8 @@
 use super::lookup::is_named;
 use crate::attributes::acl;
 use crate::cell::Cell;
-use crate::cell::cache::Looked;
-use crate::cell::names::{Key, Target};
+use crate::cell::cache::HazardRef;
+use crate::cell::dentries::{Key, Target};
 use crate::cell::opened::OpenCell;
 use crate::error::{Error, Result};
 use crate::planted::sharing::{Place, share};
@@ -65,11 +65,11 @@ impl Volume {
     /// Walks a path by names looked up lately alone, writing to no memory that threads share but locks of directories that
     /// few read. `None` where that does not lead to its end: past a symlink or `..`, or where `cred` may not go on.
     fn quick(&self, path: &[u8], cred: &Cred) -> Option<Target> {
-        let i = self.inner();
+        let i = self.mounted();
         if path.len() > PATH_MAX {
             return None;
         }
-        let mut at = Target { node: NodeId::ROOT, gener: *i.root_gener.get()?, kind: FileKind::Dir };
+        let mut at = Target { node: NodeId::ROOT, generation: *i.root_generation.get()?, kind: FileKind::Dir };
         let (mut part, mut rest) = next_part(path);
         while !part.is_empty() {
             if !cred.privileged {
@@ -78,9 +78,9 @@ impl Volume {
                     return None;
                 }
             }
-            let key = Key::of(at.node, at.gener, part);
+            let key = Key::of(at.node, at.generation, part);
             let dir = at.node;
-            at = i.names.get(&key)?;
+            at = i.dentries.get(&key)?;
             if key.is_hashed() {
                 i.look(at.node).filter(|c| c.is(at.inode()) && is_named(c, &key, dir, part))?;
             }
@@ -90,15 +90,15 @@ impl Volume {
     }
 
     /// [`Self::quick`] to an inode that is in memory and no symlink.
-    fn quick_look(&self, path: &[u8], cred: &Cred) -> Option<Looked<'_>> {
+    fn quick_look(&self, path: &[u8], cred: &Cred) -> Option<HazardRef<'_>> {
         let t = self.quick(path, cred).filter(|t| t.kind != FileKind::Symlink)?;
-        self.inner().look(t.node).filter(|c| c.is(t.inode()))
+        self.mounted().look(t.node).filter(|c| c.is(t.inode()))
     }
 
     /// [`Self::quick`] to the inode itself, also where it has to be loaded.
     fn quick_cell(&self, path: &[u8], cred: &Cred) -> Option<Arc<Cell>> {
         let t = self.quick(path, cred).filter(|t| t.kind != FileKind::Symlink)?;
-        self.inner().find(t.node).ok().flatten().filter(|c| c.is(t.inode()))
+        self.mounted().find(t.node).ok().flatten().filter(|c| c.is(t.inode()))
     }
 
     /// Walks to the last part of a path. Symlinks at the end are followed where `follow`.
@@ -107,8 +107,8 @@ impl Volume {
             return Err(Error::NameTooLong);
         }
         let look = follow || path.ends_with(b"/");
-        let root = self.inner().dir_cell(NodeId::ROOT)?;
-        self.inner().root_gener.get_or_init(|| root.gener);
+        let root = self.mounted().dir_cell(NodeId::ROOT)?;
+        self.mounted().root_generation.get_or_init(|| root.generation);
         let (mut at, mut todo) = match self.steps(root, path, look, cred)? {
             Step::Done { dir, name, found } => return Ok(Walked { dir, name: Cow::Borrowed(name), found }),
             Step::Link { dir, path } => (dir, path),
@@ -116,7 +116,7 @@ impl Volume {
         // the first symlink is behind us
         for _ in 1..=SYMLINKS_MAX {
             if todo.starts_with(b"/") {
-                at = self.inner().dir_cell(NodeId::ROOT)?;
+                at = self.mounted().dir_cell(NodeId::ROOT)?;
             }
             let (dir, path) = match self.steps(at, &todo, look, cred)? {
                 Step::Done { dir, name, found } => {
@@ -142,7 +142,7 @@ impl Volume {
             if last && !look {
                 return Ok(Step::Done { dir: at, name: part, found: None });
             }
-            let c = match self.inner().find_in(&at, part)? {
+            let c = match self.mounted().find_in(&at, part)? {
                 Some(c) => c,
                 None if last => return Ok(Step::Done { dir: at, name: part, found: None }),
                 None => return Err(Error::NotFound),
@@ -170,7 +170,7 @@ impl Volume {
     pub fn resolve(&self, path: &[u8], follow: bool, cred: &Cred) -> Result<Attr> {
         if let Some(t) = self.quick(path, cred)
             && !(follow && t.kind == FileKind::Symlink)
-            && let Some(c) = self.inner().look(t.node).filter(|c| c.is(t.inode()))
+            && let Some(c) = self.mounted().look(t.node).filter(|c| c.is(t.inode()))
         {
             let st = c.state.read();
             if !st.deleted {
@@ -186,7 +186,7 @@ impl Volume {
         let w = self.walk(path, follow, cred)?;
         let c = match w.found {
             Some(c) => c,
-            None => self.inner().lookup_in(&w.dir, &w.name)?,
+            None => self.mounted().lookup_in(&w.dir, &w.name)?,
         };
         if path.ends_with(b"/") && c.kind != FileKind::Dir {
             return Err(Error::NotDir);
@@ -241,7 +241,7 @@ impl Volume {
                 return self.create_open(&dir, name, how.mode, cred);
             }
         } else if let Some(c) = self.quick_look(path, cred)
-            && let Some(f) = self.open_found(&c, || OpenCell::looked(&c), how, cred)?
+            && let Some(f) = self.open_found(&c, || OpenCell::of_ref(&c), how, cred)?
         {
             return Ok(f);
         }
@@ -252,7 +252,7 @@ impl Volume {
                 Some(c) => Some(c),
                 // creating tells whether the name is there
                 None if fresh && self.permit_cell(&w.dir, cred, WRITE | SEARCH).is_ok() => None,
-                None => match self.inner().find_in(&w.dir, &w.name)? {
+                None => match self.mounted().find_in(&w.dir, &w.name)? {
                     None if !how.create => return Err(Error::NotFound),
                     c => c,
                 },
@@ -273,7 +273,7 @@ impl Volume {
 
     fn create_open(&self, dir: &Arc<Cell>, name: &[u8], mode: u32, cred: &Cred) -> Result<OpenFile> {
         let new = NewNode { kind: FileKind::File, mode, umask: 0, rdev: 0, target: b"" };
-        self.open_cell(self.inner().create_in(dir, name, &new, cred)?.0)
+        self.open_cell(self.mounted().create_in(dir, name, &new, cred)?.0)
     }
 
     /// Opens what a path led to; `None` where it was removed since: another one may have its name.
@@ -301,11 +301,11 @@ impl Volume {
 
     fn make(&self, path: &[u8], new: &NewNode<'_>, cred: &Cred) -> Result<Attr> {
         let (dir, name) = self.parent_cell(path, cred)?;
-        if self.inner().lookup_in(&dir, name).is_ok() {
+        if self.mounted().lookup_in(&dir, name).is_ok() {
             return Err(Error::Exists);
         }
         self.permit_cell(&dir, cred, WRITE | SEARCH)?;
-        self.inner().create_in(&dir, name, new, cred).map(|(_, a)| a)
+        self.mounted().create_in(&dir, name, new, cred).map(|(_, a)| a)
     }
 
     /// `mkdir`.
@@ -341,7 +341,7 @@ impl Volume {
     }
 
     fn remove_path(&self, path: &[u8], want_dir: bool, cred: &Cred) -> Result<()> {
-        let i = self.inner();
+        let i = self.mounted();
         let (dir, name) = self.parent_cell(path, cred)?;
         if !cred.privileged {
             self.permit_removal(&dir, &*i.lookup_in(&dir, name)?, cred)?;
@@ -354,7 +354,7 @@ impl Volume {
     /// # Errors
     /// As `renameat2(2)`.
     pub fn rename_path(&self, from: &[u8], to: &[u8], mode: RenameMode, cred: &Cred) -> Result<()> {
-        let i = self.inner();
+        let i = self.mounted();
         let (dir, name) = self.parent_cell(from, cred)?;
         let (new_dir, new_name) = self.parent_cell(to, cred)?;
         if !cred.privileged {
@@ -383,7 +383,7 @@ impl Volume {
         };
         let (dir, name) = self.parent_cell(to, cred)?;
         self.permit_cell(&dir, cred, WRITE | SEARCH)?;
-        self.inner().link_in(&c, &dir, name).map(|_| ())
+        self.mounted().link_in(&c, &dir, name).map(|_| ())
     }
 }
 

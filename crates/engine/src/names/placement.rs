@@ -44,15 +44,15 @@ impl MountedVolume {
         Placement::from_u8(self.sb.placement).unwrap_or_default()
     }
 
-    /// A new inode's number in domain `home`, or in another one where that has none; and the domain. Not inside a gate.
+    /// A new inode's number in domain `target`, or in another one where that has none; and the domain. Not inside a gate.
     ///
     /// # Errors
     /// [`Error::NoSpace`] where none has one; of the device.
-    pub(super) fn new_inode_anywhere(&self, home: DomainId, near: NodeId) -> Result<NewInode> {
-        if let Some(inode) = self.new_inode(home, near)? {
-            return Ok(NewInode { inode, domain: home });
+    pub(super) fn new_inode_anywhere(&self, target: DomainId, near: NodeId) -> Result<NewInode> {
+        if let Some(inode) = self.new_inode(target, near)? {
+            return Ok(NewInode { inode, domain: target });
         }
-        for d in self.domains.iter().filter(|d| d.id != home && d.failed().is_none()) {
+        for d in self.domains.iter().filter(|d| d.id != target && d.failed().is_none()) {
             if let Some((ino, generation)) = d.nodes.alloc(None)? {
                 return Ok(NewInode { inode: InodeRef { ino, generation }, domain: d.id });
             }
@@ -85,7 +85,7 @@ impl MountedVolume {
                 r => r?,
             }
             dom.commit()?;
-            if dom.held_numbers() > 0 {
+            if dom.quarantined_numbers() > 0 {
                 dom.checkpoint()?;
             }
         }

@@ -5,7 +5,7 @@
 
 use crate::braid::frontier::Frontier;
 use crate::braid::rules::{Taking, end_directory, take_name};
-use crate::braid::vacated::Leavers;
+use crate::braid::vacated::VacatedList;
 use crate::cell::{Cell, State};
 use crate::error::Result;
 use crate::types::*;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 impl MountedVolume {
     /// Who left `dir/name` without that being durable yet (`crate::braid::vacated`).
-    pub fn left_by(&self, dir: &Cell, name: &[u8]) -> Leavers {
+    pub fn vacated_by(&self, dir: &Cell, name: &[u8]) -> VacatedList {
         let mut all = self.dom(dir.domain).vacated.get(dir.ino, name);
         all.retain(|l| self.pending(l.domain, l.tx));
         all
@@ -22,21 +22,21 @@ impl MountedVolume {
 
     /// Inodes that left a directory without that being durable yet, which must be so before its end is, decided in domain
     /// `end`: its own where it is removed, the newcomer's where it is replaced.
-    pub fn left_dir(&self, dir: &Cell, end: DomainId) -> Frontier {
+    pub fn vacated_in(&self, dir: &Cell, end: DomainId) -> Frontier {
         let mut all = end_directory(self.dom(dir.domain).vacated.of_dir(dir.ino), end);
         all.retain(|d, t| self.pending(d, t));
         all
     }
 
     /// Whether something left a directory, and lives on, without that being durable yet.
-    pub fn left_any(&self, dir: &Cell) -> bool {
+    pub fn any_vacated_in(&self, dir: &Cell) -> bool {
         self.dom(dir.domain).vacated.of_dir(dir.ino).any(|d, t| self.pending(d, t))
     }
 
     /// Makes the rename durable by which an inode of another domain than `newcomer` left `dir/name`, if there is one.
     /// Not inside a gate. One of the rare commits in the foreground.
-    pub fn commit_leaver(&self, dir: &Cell, name: &[u8], newcomer: DomainId) -> Result<()> {
-        match take_name(&self.left_by(dir, name), newcomer) {
+    pub fn commit_vacating_rename(&self, dir: &Cell, name: &[u8], newcomer: DomainId) -> Result<()> {
+        match take_name(&self.vacated_by(dir, name), newcomer) {
             Taking::Commits(first) => self.commit_some(&first),
             Taking::Syncs(_) => Ok(()),
         }
@@ -62,9 +62,9 @@ impl MountedVolume {
         self.commit_some(&waits)
     }
 
-    /// Makes all renames away from a directory durable before it goes ([`Self::left_dir`]). Not inside a gate.
-    pub fn commit_leavers(&self, dir: &Cell, end: DomainId) -> Result<()> {
-        self.commit_some(&self.left_dir(dir, end))
+    /// Makes all renames away from a directory durable before it goes ([`Self::vacated_in`]). Not inside a gate.
+    pub fn commit_vacating_renames(&self, dir: &Cell, end: DomainId) -> Result<()> {
+        self.commit_some(&self.vacated_in(dir, end))
     }
 
     /// An object that a crash brings back moves into `dir`: the directories above it that were never durable, and live in
@@ -97,6 +97,6 @@ impl MountedVolume {
     fn ever_durable(&self, c: &Cell) -> Result<bool> {
         let synced = c.state.read().durability.ever_synced();
         let known = self.dom(c.domain).nodes.get(c.ino)?;
-        Ok(synced || (known.used() && known.gener == c.gener))
+        Ok(synced || (known.used() && known.generation == c.generation))
     }
 }

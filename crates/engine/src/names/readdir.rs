@@ -83,7 +83,7 @@ impl MountedVolume {
         for (i, (ino, name)) in [(dir, b".".as_slice()), (parent, b"..".as_slice())].into_iter().enumerate() {
             let next = i as u64 + 1;
             if at < next {
-                if !each(DirEntry { ino, gener: 0, kind: FileKind::Dir, name, next }, None) {
+                if !each(DirEntry { ino, generation: 0, kind: FileKind::Dir, name, next }, None) {
                     return Ok(());
                 }
                 at = next;
@@ -103,7 +103,7 @@ impl MountedVolume {
             for e in &batch {
                 pos = e.hash;
                 let kind = FileKind::from_mode(u32::from(e.kind) << 12).unwrap_or(FileKind::File);
-                let entry = DirEntry { ino: e.node, gener: e.gener, kind, name: &e.name, next: e.hash };
+                let entry = DirEntry { ino: e.node, generation: e.generation, kind, name: &e.name, next: e.hash };
                 let attr = if tell != Tell::Names || check {
                     // a child that cannot be read is listed all the same; asking for it tells the error
                     match self.child(dir, e) {
@@ -120,7 +120,7 @@ impl MountedVolume {
                 };
                 if !each(entry, attr.as_ref()) {
                     if tell == Tell::Held && attr.is_some() {
-                        self.unhold(e.node, e.gener);
+                        self.unhold(e.node, e.generation);
                     }
                     return Ok(());
                 }
@@ -137,7 +137,7 @@ impl Volume {
     /// [`Error::NotDir`], or of the device.
     pub fn readdir(&self, dir: NodeId, cookie: u64, each: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
         share(Place::List);
-        self.inner().list(dir, cookie, Tell::Names, &mut |e, _| each(e))
+        self.mounted().list(dir, cookie, Tell::Names, &mut |e, _| each(e))
     }
 
     /// As [`Self::readdir`], with attributes (`None` for `.` and `..`, and for an inode that cannot be read).
@@ -150,8 +150,8 @@ impl Volume {
         cookie: u64,
         each: &mut dyn FnMut(DirEntry<'_>, Option<&Attr>) -> bool,
     ) -> Result<()> {
-        let r = self.inner().list(dir, cookie, Tell::Attrs, each);
-        self.inner().maybe_evict();
+        let r = self.mounted().list(dir, cookie, Tell::Attrs, each);
+        self.mounted().maybe_evict();
         r
     }
 
@@ -166,8 +166,8 @@ impl Volume {
         cookie: u64,
         each: &mut dyn FnMut(DirEntry<'_>, Option<&Attr>) -> bool,
     ) -> Result<()> {
-        let r = self.inner().list(dir, cookie, Tell::Held, each);
-        self.inner().maybe_evict();
+        let r = self.mounted().list(dir, cookie, Tell::Held, each);
+        self.mounted().maybe_evict();
         r
     }
 }

@@ -20,7 +20,7 @@ impl Volume {
     /// # Errors
     /// [`Error::NotFound`], [`Error::IsDir`].
     pub fn unlink(&self, dir: NodeId, name: &[u8]) -> Result<()> {
-        let i = self.inner();
+        let i = self.mounted();
         i.remove_in(&i.dir_cell(dir)?, name, false)
     }
 
@@ -29,7 +29,7 @@ impl Volume {
     /// # Errors
     /// [`Error::NotFound`], [`Error::NotDir`], [`Error::NotEmpty`].
     pub fn rmdir(&self, dir: NodeId, name: &[u8]) -> Result<()> {
-        let i = self.inner();
+        let i = self.mounted();
         i.remove_in(&i.dir_cell(dir)?, name, true)
     }
 }
@@ -54,7 +54,7 @@ impl MountedVolume {
                 _ => {}
             }
             if want_dir {
-                i.commit_leavers(&c, c.domain)?;
+                i.commit_vacating_renames(&c, c.domain)?;
             }
             i.commit_exchange(&c)?;
             let mut op = Op::begin(i, &[d.domain, c.domain], REMOVE_BLOCKS, true)?;
@@ -81,7 +81,7 @@ impl MountedVolume {
                     }
                 }
             }
-            if want_dir && !i.left_dir(&c, c.domain).is_empty() {
+            if want_dir && !i.vacated_in(&c, c.domain).is_empty() {
                 continue;
             }
             // what is durable by now must not keep the inode when this was its last name
@@ -98,7 +98,7 @@ impl MountedVolume {
             i.name_gone(&op, &c, &mut st);
             // where it lives on, its other names may not be durable yet; what moved out of a directory would come back
             // into it
-            let moved_out = want_dir && i.left_any(&c);
+            let moved_out = want_dir && i.any_vacated_in(&c);
             let left = Vacated { domain: c.domain, tx: op.tx(c.domain).id, alive: st.nlink > 0 || moved_out };
             i.dom(d.domain).vacated.add(d.ino, name, left);
             return Ok(());

@@ -83,7 +83,7 @@ impl Request<'_> {
 }
 
 /// Why a rename starts again.
-enum Again {
+enum Restart {
     /// Names changed meanwhile, or something must be durable first.
     Changed,
     /// Another thread has this inode locked, which a stale entry may name ([`Child::Busy`]).
@@ -91,7 +91,7 @@ enum Again {
 }
 
 /// A part of a rename, or that it starts again.
-type Tried<T> = std::result::Result<T, Again>;
+type Attempt<T> = std::result::Result<T, Restart>;
 
 /// All that a rename changes, locked.
 struct Locked<'c> {
@@ -157,8 +157,8 @@ impl MountedVolume {
             self.commit_before(&r)?;
             match self.try_rename(&r)? {
                 Ok(done) => return self.note_move(&r, done),
-                Err(Again::Changed) => {}
-                Err(Again::Busy(c)) => Child::wait(&c),
+                Err(Restart::Changed) => {}
+                Err(Restart::Busy(c)) => Child::wait(&c),
             }
         }
     }
@@ -171,7 +171,7 @@ impl MountedVolume {
         if let Some(d) = r.partner().filter(|_| r.partner_moves()) {
             self.order_move(d.domain, r.is_completed())?;
         }
-        self.commit_leaver(&r.to.dir, r.to.name, r.src.domain)?;
+        self.commit_vacating_rename(&r.to.dir, r.to.name, r.src.domain)?;
         self.commit_exchange(&r.src)?;
         if r.two_dirs() {
             self.commit_new_parents(&r.to.dir, &r.src, r.partner().map_or(r.src.domain, |d| d.domain))?;
@@ -182,9 +182,9 @@ impl MountedVolume {
         let Some(d) = &r.dst else { return Ok(()) };
         self.commit_exchange(d)?;
         if r.partner().is_some() {
-            self.commit_leaver(&r.from.dir, r.from.name, d.domain)?;
+            self.commit_vacating_rename(&r.from.dir, r.from.name, d.domain)?;
         } else if d.kind == FileKind::Dir {
-            self.commit_leavers(d, r.src.domain)?;
+            self.commit_vacating_renames(d, r.src.domain)?;
         }
         for (c, is_victim) in [(&r.src, false), (d, true)] {
             let known = !r.is_apart() || self.names_known(r.mode, c, &c.state.read(), is_victim);
@@ -250,7 +250,7 @@ impl MountedVolume {
     }
 
     /// The rename itself: the transaction of the moved inode's domain.
-    fn try_rename(&self, r: &Request<'_>) -> Result<Tried<TxId>> {
+    fn try_rename(&self, r: &Request<'_>) -> Result<Attempt<TxId>> {
         let mut domains: SmallVec<[DomainId; 4]> = smallvec![r.from.dir.domain, r.to.dir.domain, r.src.domain];
         domains.extend(r.dst.as_ref().map(|d| d.domain));
         let mut op = Op::begin(self, &domains, RENAME_BLOCKS, r.dst.is_some())?;
@@ -270,7 +270,7 @@ impl MountedVolume {
         let takes_new = op.may_take(&r.to.dir, r.to.name, r.src.domain);
         let takes_old =
             r.partner().map_or(Some(Before::default()), |d| op.may_take(&r.from.dir, r.from.name, d.domain));
-        let (Some(takes_new), Some(takes_old)) = (takes_new, takes_old) else { return Ok(Err(Again::Changed)) };
+        let (Some(takes_new), Some(takes_old)) = (takes_new, takes_old) else { return Ok(Err(Restart::Changed)) };
         let tx = op.tx(r.src.domain).id;
         self.change_entries(&mut op, r, &mut l, replaces)?;
         let plan = plan(&self.facts(&op, r, &l));
@@ -279,12 +279,12 @@ impl MountedVolume {
     }
 
     /// Whether the entries name what was looked up, and the new name has one.
-    fn names_hold(&self, r: &Request<'_>, dirs: &mut Dirs<'_>, old: usize, new: usize) -> Result<Tried<bool>> {
+    fn names_hold(&self, r: &Request<'_>, dirs: &mut Dirs<'_>, old: usize, new: usize) -> Result<Attempt<bool>> {
         let names = |e: &Option<Named>, c: &Cell| e.is_some_and(|e| c.is(e.inode));
         let from = self.find_entry(&r.from.dir, &mut dirs[old], r.from.name)?;
         let to = self.find_entry(&r.to.dir, &mut dirs[new], r.to.name)?;
         if !names(&from, &r.src) {
-            return Ok(Err(Again::Changed));
+            return Ok(Err(Restart::Changed));
         }
         Ok(match (&r.dst, &to) {
             (Some(d), e) if names(e, d) => Ok(true),
@@ -294,11 +294,11 @@ impl MountedVolume {
                 match self.child_below(&r.to.dir, also, r.to.name, e.inode)? {
                     // left over from a crash
                     Child::Stale => Ok(true),
-                    Child::Lives => Err(Again::Changed),
-                    Child::Busy(c) => Err(Again::Busy(c)),
+                    Child::Lives => Err(Restart::Changed),
+                    Child::Busy(c) => Err(Restart::Busy(c)),
                 }
             }
-            _ => Err(Again::Changed),
+            _ => Err(Restart::Changed),
         })
     }
 
@@ -306,15 +306,15 @@ impl MountedVolume {
     ///
     /// # Errors
     /// Those of the rename: flags that forbid it, [`Error::NotEmpty`].
-    fn may_change(&self, r: &Request<'_>, l: &mut Locked<'_>) -> Result<Tried<()>> {
+    fn may_change(&self, r: &Request<'_>, l: &mut Locked<'_>) -> Result<Attempt<()>> {
         if l.src.deleted || self.exchanging(&l.src) {
-            return Ok(Err(Again::Changed));
+            return Ok(Err(Restart::Changed));
         }
         if let (Some(d), Some(v)) = (&r.dst, &l.dst) {
             let known = || self.names_known(r.mode, &r.src, &l.src, false) && self.names_known(r.mode, d, v, true);
             // `commit_before` saw to it; names have changed since
             if v.deleted || self.exchanging(v) || (r.is_apart() && !known()) {
-                return Ok(Err(Again::Changed));
+                return Ok(Err(Restart::Changed));
             }
         }
         // what is durable by now must not mix with what follows
@@ -340,10 +340,10 @@ impl MountedVolume {
             match self.only_stale(d, v, also)? {
                 Child::Stale => {}
                 Child::Lives => return Err(Error::NotEmpty),
-                Child::Busy(c) => return Ok(Err(Again::Busy(c))),
+                Child::Busy(c) => return Ok(Err(Restart::Busy(c))),
             }
         }
-        Ok(if self.left_dir(d, r.src.domain).is_empty() { Ok(()) } else { Err(Again::Changed) })
+        Ok(if self.vacated_in(d, r.src.domain).is_empty() { Ok(()) } else { Err(Restart::Changed) })
     }
 
     /// Touches all that changes, and changes the entries.
@@ -372,7 +372,7 @@ impl MountedVolume {
             other: r.dst.as_ref().zip(l.dst.as_ref()).map(|(d, v)| subject(op, d, v)),
             exchange: r.partner().is_some(),
             two_dirs: r.two_dirs(),
-            left_other: victim.is_some_and(|d| self.left_any(d)),
+            left_other: victim.is_some_and(|d| self.any_vacated_in(d)),
         }
     }
 
@@ -456,7 +456,7 @@ impl Volume {
     /// As `renameat2`: [`Error::NotFound`], [`Error::Exists`], [`Error::NotEmpty`], [`Error::IsDir`], [`Error::NotDir`],
     /// [`Error::Invalid`] for a directory below itself.
     pub fn rename(&self, dir: NodeId, name: &[u8], new_dir: NodeId, new_name: &[u8], mode: RenameMode) -> Result<()> {
-        let i = self.inner();
+        let i = self.mounted();
         i.rename_in_dirs(i.dir_cell(dir)?, name, i.dir_cell(new_dir)?, new_name, mode)
     }
 }

@@ -61,7 +61,7 @@ pub struct NodeTable {
     resident: Residency,
     cache: BlockCache,
     /// Slots that stay taken when their removal is applied, until they are released.
-    held: Mutex<std::collections::HashSet<NodeId>, rank::HeldNumbers>,
+    quarantined: Mutex<std::collections::HashSet<NodeId>, rank::QuarantinedNumbers>,
     /// One write of the home tables at a time.
     home: Mutex<(), rank::NodesHome>,
 }
@@ -82,7 +82,7 @@ impl NodeTable {
             uncounted: AtomicU64::new(0),
             resident: Residency::new(TABLE_BLOCKS_MAX),
             cache: BlockCache::default(),
-            held: Mutex::default(),
+            quarantined: Mutex::default(),
             home: Mutex::default(),
         };
         groups.iter().try_for_each(|&g| table.add_group(g, space))?;
@@ -159,14 +159,14 @@ impl NodeTable {
 
     fn set(&self, node: NodeId, entry: NodeEntry) -> Result<()> {
         if entry.used() {
-            let home = self.store.geometry.group_of(entry.addr);
-            let ours = self.store.geometry.contains(entry.addr, 1) && self.groups.read().contains_key(&home);
+            let group = self.store.geometry.group_of(entry.addr);
+            let ours = self.store.geometry.contains(entry.addr, 1) && self.groups.read().contains_key(&group);
             if !ours || usize::from(entry.index) >= RECORDS_MAX {
                 let why = format!("{node}: record {} of {} is not of {}", entry.index, entry.addr, self.domain);
                 return Err(Corrupt::new("node table entry", why).into());
             }
         }
-        let taken = entry.used() || self.held.lock().contains(&node);
+        let taken = entry.used() || self.quarantined.lock().contains(&node);
         let (group, index, slot) = self.locate(node)?;
         self.with_block(&group, index, |block| {
             block.edit(self, &group, index)?[slot as usize] = entry;
@@ -178,8 +178,8 @@ impl NodeTable {
 
     /// The slot of `node`, whose removal is about to be applied, stays taken until [`NodeTable::release`]: its number must
     /// not come back while something durable may still name it.
-    pub fn hold(&self, node: NodeId) {
-        self.held.lock().insert(node);
+    pub fn quarantine(&self, node: NodeId) {
+        self.quarantined.lock().insert(node);
     }
 
     /// Reads the record that `entry` of `node` points to, and checks that it is that node's.
@@ -192,10 +192,10 @@ impl NodeTable {
         }
         let block = self.cache.get(&self.store, entry.addr, Kind::Nodes)?;
         let record = NodeBlock::record(&block, usize::from(entry.index))?;
-        if record.node != node || record.gener != entry.gener {
+        if record.node != node || record.generation != entry.generation {
             let why = format!(
                 "record {} of {} is {} generation {}, not {node} generation {}",
-                entry.index, entry.addr, record.node, record.gener, entry.gener
+                entry.index, entry.addr, record.node, record.generation, entry.generation
             );
             return Err(Corrupt::new("node block", why).into());
         }

@@ -291,7 +291,7 @@ impl NodeTable {
             }
             block.entries(self, group, index)?;
             let Some(slot) = block.find(from.unwrap_or(block.next)) else { return Ok(None) };
-            let old = block.entries(self, group, index)?[slot as usize].gener;
+            let old = block.entries(self, group, index)?[slot as usize].generation;
             block.set_taken(slot, true);
             block.next = slot + 1;
             let node = self.store.geometry.node(group.number, index * NODES_PER_BLOCK + slot);
@@ -305,7 +305,7 @@ impl NodeTable {
             debug_assert!(false, "{node} is not of {}", self.domain);
             return;
         };
-        self.held.lock().remove(&node);
+        self.quarantined.lock().remove(&node);
         let done = self.with_block(&group, index, |block| {
             if !block.entries(self, &group, index)?[slot as usize].used() {
                 block.set_taken(slot, false);

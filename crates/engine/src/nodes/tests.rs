@@ -25,12 +25,20 @@ fn open_table(store: &Arc<Store>, groups: &[u32]) -> Result<NodeTable> {
     NodeTable::open(store.clone(), D, groups, &space)
 }
 
-fn entry(addr: u64, gener: u32) -> NodeEntry {
-    NodeEntry { addr: BlockAddr(addr), index: 1, flags: USED, gener }
+fn entry(addr: u64, generation: u32) -> NodeEntry {
+    NodeEntry { addr: BlockAddr(addr), index: 1, flags: USED, generation }
 }
 
-fn record(node: NodeId, gener: u32, payload: u8) -> NodeRecord {
-    NodeRecord { node, gener, kind: NodeKind::Inode, flags: USED, owner: node, version: 1, payload: vec![payload; 9] }
+fn record(node: NodeId, generation: u32, payload: u8) -> NodeRecord {
+    NodeRecord {
+        node,
+        generation,
+        kind: NodeKind::Inode,
+        flags: USED,
+        owner: node,
+        version: 1,
+        payload: vec![payload; 9],
+    }
 }
 
 fn used(table: &NodeTable) -> BTreeMap<NodeId, NodeEntry> {
@@ -48,17 +56,17 @@ fn run_model(seed: u64, steps: usize) {
     let open = || open_table(&store, &GROUPS).unwrap();
     let mut table = open();
     let (mut model, mut loose, mut random) = (BTreeMap::new(), Vec::new(), fastrand::Rng::with_seed(seed));
-    let mut geners: BTreeMap<NodeId, u32> = BTreeMap::new();
+    let mut generations: BTreeMap<NodeId, u32> = BTreeMap::new();
     let mut log: Vec<Vec<Record>> = Vec::new();
     for _ in 0..steps {
         match random.usize(..100) {
             0..40 => {
                 for _ in 0..random.usize(..200) {
                     let near = (random.usize(..3) == 0).then(|| NodeId(random.usize(..300) as u64));
-                    let (node, gener) = table.alloc(near).unwrap().unwrap();
-                    assert!(node.0 > 1 && gener == geners.get(&node).map_or(1, |g| g + 1));
-                    assert!(!model.contains_key(&node) && !loose.contains(&(node, gener)));
-                    loose.push((node, gener));
+                    let (node, generation) = table.alloc(near).unwrap().unwrap();
+                    assert!(node.0 > 1 && generation == generations.get(&node).map_or(1, |g| g + 1));
+                    assert!(!model.contains_key(&node) && !loose.contains(&(node, generation)));
+                    loose.push((node, generation));
                 }
             }
             40..50 if !loose.is_empty() => table.release(loose.swap_remove(random.usize(..loose.len())).0),
@@ -69,7 +77,7 @@ fn run_model(seed: u64, steps: usize) {
                         let old: NodeEntry = old;
                         let gone = random.usize(..2) == 0;
                         let new = match gone {
-                            true => NodeEntry { gener: old.gener, ..NodeEntry::default() },
+                            true => NodeEntry { generation: old.generation, ..NodeEntry::default() },
                             false => NodeEntry { addr: BlockAddr(100 + random.usize(..900) as u64), ..old },
                         };
                         let _ = match gone {
@@ -80,10 +88,10 @@ fn run_model(seed: u64, steps: usize) {
                     }
                 }
                 for _ in 0..random.usize(..1 + loose.len()) {
-                    let (node, gener) = loose.swap_remove(random.usize(..loose.len()));
-                    let new = entry(100 + random.usize(..900) as u64, gener);
+                    let (node, generation) = loose.swap_remove(random.usize(..loose.len()));
+                    let new = entry(100 + random.usize(..900) as u64, generation);
                     model.insert(node, new);
-                    geners.insert(node, gener);
+                    generations.insert(node, generation);
                     records.push(Record::Node { node, entry: new });
                 }
                 table.apply(&records).unwrap();
@@ -165,8 +173,8 @@ fn counts_without_having_read() {
 fn records_are_read_and_checked() {
     let (_, store) = fixture();
     let table = open_table(&store, &GROUPS).unwrap();
-    let (node, gener) = table.alloc(None).unwrap().unwrap();
-    let record = |node, payload| record(node, gener, payload);
+    let (node, generation) = table.alloc(None).unwrap().unwrap();
+    let record = |node, payload| record(node, generation, payload);
     let write = |payload| {
         let mut builder = NodeBlockBuilder::default();
         builder.push(&record(NodeId(999), 0).encode()).unwrap();
@@ -174,7 +182,7 @@ fn records_are_read_and_checked() {
         store.write(BlockAddr(600), &builder.finish(D.0, store.volume, BlockAddr(600), 1)).unwrap();
     };
     write(1);
-    let e = entry(600, gener);
+    let e = entry(600, generation);
     assert!(matches!(table.load(node, &table.get(node).unwrap()), Err(Error::NotFound)));
     table.apply(&[Record::Node { node, entry: e }]).unwrap();
     assert_eq!(table.get(node).unwrap(), e);
@@ -183,11 +191,13 @@ fn records_are_read_and_checked() {
     assert_eq!(table.load(node, &e).unwrap(), record(node, 1));
     table.invalidate(BlockAddr(600));
     assert_eq!(table.load(node, &e).unwrap(), record(node, 2));
-    for wrong in [NodeEntry { index: 0, ..e }, NodeEntry { index: 2, ..e }, entry(601, gener), entry(600, gener + 1)] {
+    for wrong in
+        [NodeEntry { index: 0, ..e }, NodeEntry { index: 2, ..e }, entry(601, generation), entry(600, generation + 1)]
+    {
         assert!(matches!(table.load(node, &wrong), Err(Error::Corrupt(_))), "{wrong:?}");
     }
     for i in 0..2000 {
-        let _ = table.load(node, &entry(i, gener));
+        let _ = table.load(node, &entry(i, generation));
         assert!(table.load(node, &e).is_ok());
     }
 }
@@ -196,14 +206,14 @@ fn records_are_read_and_checked() {
 fn neighbours_of_a_missed_record_are_read_with_it() {
     let (device, store) = fixture();
     let table = open_table(&store, &GROUPS).unwrap();
-    let (node, gener) = table.alloc(None).unwrap().unwrap();
-    let record = |payload| record(node, gener, payload);
+    let (node, generation) = table.alloc(None).unwrap().unwrap();
+    let record = |payload| record(node, generation, payload);
     let write = |addr: u64, payload| {
         let mut builder = NodeBlockBuilder::default();
         builder.push(&record(payload).encode()).unwrap();
         store.write(BlockAddr(addr), &builder.finish(D.0, store.volume, BlockAddr(addr), 1)).unwrap();
     };
-    let load = |addr| table.load(node, &NodeEntry { index: 0, ..entry(addr, gener) });
+    let load = |addr| table.load(node, &NodeEntry { index: 0, ..entry(addr, generation) });
     let reads = || device.reads.load(Relaxed);
     // the one at 652 is no node block: nothing was written there
     (600..700).filter(|&a| a != 652).for_each(|a| write(a, a as u8));
@@ -230,15 +240,15 @@ fn neighbours_of_a_missed_record_are_read_with_it() {
 fn buckets_among_them_are_read_with_them() {
     let (device, store) = fixture();
     let table = open_table(&store, &GROUPS).unwrap();
-    let (node, gener) = table.alloc(None).unwrap().unwrap();
+    let (node, generation) = table.alloc(None).unwrap().unwrap();
     let bucket = |addr: u64, seq| encode_bucket(&[], node, addr << 20, D.0, store.volume, BlockAddr(addr), seq);
     for addr in 600..640 {
         let mut builder = NodeBlockBuilder::default();
-        builder.push(&record(node, gener, 1).encode()).unwrap();
+        builder.push(&record(node, generation, 1).encode()).unwrap();
         let nodes = builder.finish(D.0, store.volume, BlockAddr(addr), 1);
         store.write(BlockAddr(addr), &if addr % 2 == 0 { nodes } else { bucket(addr, 1) }).unwrap();
     }
-    let load = |addr| table.load(node, &NodeEntry { index: 0, ..entry(addr, gener) });
+    let load = |addr| table.load(node, &NodeEntry { index: 0, ..entry(addr, generation) });
     let reads = || device.reads.load(Relaxed);
     let before = reads();
     for addr in (600..640).step_by(2) {
@@ -284,10 +294,10 @@ fn a_miss_by_itself_reads_one_block() {
     let (device, store) = store(4, 3, 2040);
     GROUPS.iter().for_each(|&g| Space::init_group(&store, D, g, 1, None).unwrap());
     let table = open_table(&store, &GROUPS).unwrap();
-    let (node, gener) = table.alloc(None).unwrap().unwrap();
+    let (node, generation) = table.alloc(None).unwrap().unwrap();
     let reads_of = |addr| {
         let before = device.reads.load(Relaxed);
-        assert!(matches!(table.load(node, &entry(addr, gener)), Err(Error::Corrupt(_))));
+        assert!(matches!(table.load(node, &entry(addr, generation)), Err(Error::Corrupt(_))));
         device.reads.load(Relaxed) - before
     };
     (0..6).for_each(|region| assert_eq!(reads_of(region * 1024 + 500), 1));
@@ -318,7 +328,8 @@ fn entries_are_evicted() {
     let mut table = open_table(&store, &GROUPS).unwrap();
     table.resident = Residency::new(2);
     let nodes: Vec<_> = (0..2000).map(|_| table.alloc(None).unwrap().unwrap()).collect();
-    let records: Vec<_> = nodes.iter().map(|&(node, gener)| Record::Node { node, entry: entry(300, gener) }).collect();
+    let records: Vec<_> =
+        nodes.iter().map(|&(node, generation)| Record::Node { node, entry: entry(300, generation) }).collect();
     table.apply(&records).unwrap();
     assert!(table.resident.count() >= 8);
     table.write_home().unwrap();

@@ -1,7 +1,7 @@
 //! The account of a domain's blocks that are neither used nor promised.
 //!
 //! Where there are plenty, each slot of threads has some of them for itself, and who promises blocks takes them from
-//! there: threads write no common line but once in a batch. Where they become few, all are gathered in one sum, and
+//! there: threads write no common line but once in a batch. Where they become few, all are added up in one sum, and
 //! promises are made as if there were nothing else: the last block is had by whoever asks first, with one thread or many.
 
 use braidfs_sync::slots::{Line, PerSlot};
@@ -23,8 +23,8 @@ pub(super) struct Account {
     /// Never below 0.
     slots: PerSlot<AtomicI64>,
     limits: Line<Limits>,
-    /// Held by who gathers what slots have: whoever finds too little meanwhile waits for it.
-    gathering: Mutex<(), rank::Account>,
+    /// Held by who adds up what slots have: whoever finds too little meanwhile waits for it.
+    merging: Mutex<(), rank::Account>,
 }
 
 /// Read by all, seldom written.
@@ -66,7 +66,7 @@ impl Account {
         }
         let fits = |now: i64| now.checked_sub(blocks).filter(|&left| left >= floor);
         self.common.fetch_update(Relaxed, Relaxed, fits).is_ok() || {
-            let _one = self.gather();
+            let _one = self.merge_slots();
             self.common.fetch_update(Relaxed, Relaxed, fits).is_ok()
         }
     }
@@ -78,7 +78,7 @@ impl Account {
         let fits = |now: i64| now.checked_sub(blocks).and_then(|n| n.checked_sub(batch)).filter(|&left| left >= low);
         if self.common.fetch_update(Relaxed, Relaxed, fits).is_err() {
             self.limits.few.store(true, Relaxed);
-            drop(self.gather());
+            drop(self.merge_slots());
             return false;
         }
         self.slots.mine().fetch_add(batch, Relaxed);
@@ -124,8 +124,8 @@ impl Account {
     }
 
     /// All of them, in `common` but for what is given back right now.
-    fn gather(&self) -> braidfs_sync::MutexGuard<'_, ()> {
-        let one = self.gathering.lock();
+    fn merge_slots(&self) -> braidfs_sync::MutexGuard<'_, ()> {
+        let one = self.merging.lock();
         let has = |slot: &&AtomicI64| slot.load(Relaxed) != 0;
         let n: i64 = self.slots.iter().filter(has).map(|slot| slot.swap(0, Relaxed)).sum();
         if n != 0 {

@@ -24,7 +24,7 @@ const SPARSE_BLOCKS: u32 = 32;
 pub(crate) struct Emptying {
     group: Arc<Group>,
     /// Blocks taken from the account.
-    held: i64,
+    reserved: i64,
     /// What is valid in it, and whose that is.
     pub blocks: Vec<(BlockAddr, Owner)>,
 }
@@ -109,14 +109,14 @@ impl Space {
         let Some(group) = self.groups.read().get(&number).cloned().filter(|g| !g.is_closed()) else { return Ok(None) };
         group.stop();
         self.pool.lock().remove_group(&group);
-        let held = i64::from(group.free());
+        let reserved = i64::from(group.free());
         let floor = self.hidden() as i64;
-        let mut e = Emptying { group, held: 0, blocks: Vec::new() };
-        if !self.account.take(held, floor) {
+        let mut e = Emptying { group, reserved: 0, blocks: Vec::new() };
+        if !self.account.take(reserved, floor) {
             self.end_emptying(e);
             return Ok(None);
         }
-        e.held = held;
+        e.reserved = reserved;
         for (index, segment) in (0u32..).zip(&e.group.segments) {
             let valid = bitmap::and_not(&segment.state.lock().entry.valid, &segment.fixed);
             for block in (0..SEGMENT_BLOCKS).filter(|&b| bitmap::get(&valid, b)) {
@@ -136,7 +136,7 @@ impl Space {
     pub(crate) fn end_emptying(&self, e: Emptying) {
         e.group.reopen();
         self.pool.lock().add_group(&e.group);
-        self.account.add(e.held);
+        self.account.add(e.reserved);
     }
 
     /// Whether ordinary reservations would find as much as before where `blocks` unused blocks were gone: enough.

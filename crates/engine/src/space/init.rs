@@ -67,8 +67,8 @@ impl Space {
                 put(pair, encode_owners(&owners, domain.0, volume, pair, 0, seq));
             }
         }
-        let (gener, current) = if epoch > 1 { generations(store, group, epoch)? } else { (0, Vec::new()) };
-        let nodes = vec![NodeEntry { gener, ..NodeEntry::default() }; NODES_PER_BLOCK as usize];
+        let (generation, current) = if epoch > 1 { generations(store, group, epoch)? } else { (0, Vec::new()) };
+        let nodes = vec![NodeEntry { generation, ..NodeEntry::default() }; NODES_PER_BLOCK as usize];
         let table = |index: u32, copy: usize| {
             let pair = geometry.node_table_addr(group, index);
             let block = NodeTableBlock::encode(&nodes, domain.0, volume, pair, copy, seq);
@@ -106,7 +106,7 @@ fn generations(store: &Store, group: u32, epoch: u32) -> Result<(u32, Vec<usize>
     for (index, pair) in (0u32..).zip(buf.chunks(2 * BLOCK_BYTES)) {
         match NodeEntry::decode(pair, store.volume, geometry.node_table_addr(group, index)) {
             Ok((copy, _, entries)) => {
-                highest = entries.iter().map(|e| e.gener).fold(highest, u32::max);
+                highest = entries.iter().map(|e| e.generation).fold(highest, u32::max);
                 current.push(copy);
             }
             Err(why) => {

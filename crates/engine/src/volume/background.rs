@@ -16,7 +16,7 @@ const TICK: Duration = Duration::from_millis(100);
 /// A domain's journal is checkpointed in the background from this part on, in 1/16.
 const CHECKPOINT_SIXTEENTHS: u64 = 6;
 /// Removed directories per domain whose numbers may wait for a checkpoint.
-const HELD_MAX: usize = 16_384;
+const QUARANTINED_MAX: usize = 16_384;
 /// Of a volume whose writers cache what they wrote themselves: with so many dirty pages it is committed before the interval
 /// is over, or with this part of the cache's memory.
 const DIRTY_PAGES: u64 = 16_384;
@@ -38,20 +38,20 @@ pub(crate) struct Background {
 }
 
 impl Background {
-    pub fn start(inner: Arc<MountedVolume>) -> Result<Self> {
+    pub fn start(mounted: Arc<MountedVolume>) -> Result<Self> {
         let stop = Arc::new(Stop::default());
         let mut b = Self { stop: stop.clone(), threads: Vec::new() };
         // a thread per domain up to the CPUs, so that domains commit and checkpoint side by side; where they may be on
         // different devices one each, so that none waits for another's
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        let n = if inner.store.devices() > 1 { usize::MAX } else { cpus }.clamp(1, inner.domains.len());
+        let n = if mounted.store.devices() > 1 { usize::MAX } else { cpus }.clamp(1, mounted.domains.len());
         for t in 0..n {
-            let (inner, stop) = (inner.clone(), stop.clone());
-            b.spawn(format!("braidfs-bg-{t}"), move || run(&inner, &stop, t, n))?;
+            let (mounted, stop) = (mounted.clone(), stop.clone());
+            b.spawn(format!("braidfs-bg-{t}"), move || run(&mounted, &stop, t, n))?;
         }
         b.spawn("braidfs-gc".into(), move || {
-            if inner.maybe_stale.load(Ordering::Relaxed) && !*stop.flag.lock() {
-                match inner.collect_stale(&|| *stop.flag.lock()) {
+            if mounted.maybe_stale.load(Ordering::Relaxed) && !*stop.flag.lock() {
+                match mounted.collect_stale(&|| *stop.flag.lock()) {
                     Ok(0) => {}
                     Ok(n) => tracing::info!("background GC mended {n} cross-domain links"),
                     Err(e) => tracing::warn!("background GC: {e}"),
@@ -84,8 +84,8 @@ impl Drop for Background {
 }
 
 /// The work of thread `t` of `n`: domains `t`, `t + n`, …
-fn run(inner: &MountedVolume, stop: &Stop, t: usize, n: usize) {
-    let mine: Vec<_> = inner.domains.iter().skip(t).step_by(n).collect();
+fn run(mounted: &MountedVolume, stop: &Stop, t: usize, n: usize) {
+    let mine: Vec<_> = mounted.domains.iter().skip(t).step_by(n).collect();
     let mut last_commit = Instant::now();
     loop {
         {
@@ -97,8 +97,8 @@ fn run(inner: &MountedVolume, stop: &Stop, t: usize, n: usize) {
                 return;
             }
         }
-        let due = last_commit.elapsed() >= inner.shared.live.commit_interval();
-        let early = inner.much_is_dirty();
+        let due = last_commit.elapsed() >= mounted.shared.runtime.commit_interval();
+        let early = mounted.much_is_dirty();
         if due {
             last_commit = Instant::now();
         }
@@ -115,23 +115,25 @@ fn run(inner: &MountedVolume, stop: &Stop, t: usize, n: usize) {
                 let _ = d.commit();
             }
             if due {
-                let _ = inner.empty_sparse(d);
+                let _ = mounted.empty_sparse(d);
             }
             // a directory made and removed within one transaction leaves no trace in the journal
-            if d.journal.used() * 16 > d.journal.blocks() * CHECKPOINT_SIXTEENTHS || d.held_numbers() > HELD_MAX {
+            if d.journal.used() * 16 > d.journal.blocks() * CHECKPOINT_SIXTEENTHS
+                || d.quarantined_numbers() > QUARANTINED_MAX
+            {
                 let _ = d.commit();
                 let _ = d.checkpoint();
             }
-            inner.discard_freed(d);
+            mounted.discard_freed(d);
             if d.space.stats().free_segments < u64::from(CLEAN_BELOW) as _ {
-                let _ = inner.clean_domain(d, 1);
+                let _ = mounted.clean_domain(d, 1);
             }
         }
         if t == 0 {
-            if due && let Err(e) = inner.reap_zombies() {
+            if due && let Err(e) = mounted.reap_zombies() {
                 tracing::warn!("reclaiming replaced files: {e}");
             }
-            inner.balance_memory();
+            mounted.balance_memory();
             frames::trim();
         }
     }

@@ -40,7 +40,7 @@ impl MountedVolume {
             if s.free < s.reserved + s.hidden / 2 + 600 {
                 break;
             }
-            let Some(v) = d.space.victim(d.committed(), &skip)? else { break };
+            let Some(v) = d.space.victim(d.committed_tx(), &skip)? else { break };
             skip.insert((v.group, v.segment));
             moved += self.move_blocks(d, &v.blocks)?;
         }
@@ -144,7 +144,7 @@ impl Volume {
     /// # Errors
     /// Of the device.
     pub fn clean(&self, segments: u32) -> Result<u64> {
-        let i = self.inner();
+        let i = self.mounted();
         i.domains.iter().filter(|d| d.failed().is_none()).try_fold(0, |n, d| Ok(n + i.clean_domain(d, segments)?))
     }
 }

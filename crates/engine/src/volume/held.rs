@@ -28,13 +28,13 @@ impl MountedVolume {
     pub(crate) fn hold(&self, c: &Arc<Cell>) -> Option<Attr> {
         // the root never goes
         let counted = c.ino != NodeId::ROOT;
-        if counted && !self.held.add(c.ino, c.gener, c.kind) {
+        if counted && !self.held.add(c.ino, c.generation, c.kind) {
             return None;
         }
         let st = c.state.read();
         if st.deleted {
             drop(st);
-            self.held.give_back(c.ino, |g| g == c.gener, 1);
+            self.held.give_back(c.ino, |g| g == c.generation, 1);
             return None;
         }
         if st.nlink == 0 {
@@ -44,8 +44,8 @@ impl MountedVolume {
     }
 
     /// Takes one count back where the look-up did not get through to the holder.
-    pub(crate) fn unhold(&self, ino: NodeId, gener: u32) {
-        self.take_back(ino, &|g| g == gener, 1);
+    pub(crate) fn unhold(&self, ino: NodeId, generation: u32) {
+        self.take_back(ino, &|g| g == generation, 1);
     }
 
     /// Whether that was the last.
@@ -73,7 +73,7 @@ impl MountedVolume {
 
     fn reap_given_back(&self, ino: NodeId, is_it: &dyn Fn(u32) -> bool) {
         let reaped = self.find(ino).and_then(|c| match c {
-            Some(c) if is_it(c.gener) => self.reap(&c),
+            Some(c) if is_it(c.generation) => self.reap(&c),
             _ => Ok(()),
         });
         if let Err(e) = reaped {
@@ -89,7 +89,7 @@ impl Volume {
     /// # Errors
     /// As [`Volume::lookup`]; nothing is counted then.
     pub fn lookup_held(&self, dir: NodeId, name: &[u8]) -> Result<Attr> {
-        let i = self.inner();
+        let i = self.mounted();
         loop {
             let c = i.lookup(dir, name)?;
             if let Some(attr) = i.hold(&c) {
@@ -107,33 +107,33 @@ impl Volume {
     /// # Errors
     /// [`Error::NotFound`] where it is not; nothing is counted then.
     pub fn hold(&self, ino: NodeId, is_it: impl Fn(u32) -> bool) -> Result<Attr> {
-        let c = self.inner().cell(ino)?;
-        if !is_it(c.gener) {
+        let c = self.mounted().cell(ino)?;
+        if !is_it(c.generation) {
             return Err(Error::NotFound);
         }
-        self.inner().hold(&c).ok_or(Error::NotFound)
+        self.mounted().hold(&c).ok_or(Error::NotFound)
     }
 
     /// Gives `times` counts of an inode back, if the number is held in the generation meant. An inode that lost its
     /// last name meanwhile goes with the last count. More than was counted is taken as all, and said once in the log.
     /// Whether none is left.
     pub fn forget(&self, ino: NodeId, is_it: impl Fn(u32) -> bool, times: u64) -> bool {
-        self.inner().take_back(ino, &is_it, times)
+        self.mounted().take_back(ino, &is_it, times)
     }
 
     /// Whether the inode is held, of whatever generation.
     pub fn is_held(&self, ino: NodeId) -> bool {
-        self.inner().held.shard(ino).lock().counts.contains_key(&ino.0)
+        self.mounted().held.shard(ino).lock().counts.contains_key(&ino.0)
     }
 
     /// All regular files that are held, among those that are `wanted`. Those that come or go
     /// meanwhile may be missing.
     pub fn held_files(&self, wanted: impl Fn(NodeId) -> bool) -> Vec<InodeRef> {
         let mut found = Vec::new();
-        for shard in &self.inner().held.shards {
+        for shard in &self.mounted().held.shards {
             let shard = shard.lock();
             let files = shard.counts.iter().filter(|(_, c)| c.is_file());
-            let files = files.map(|(ino, c)| InodeRef { ino: NodeId(*ino), generation: c.gener });
+            let files = files.map(|(ino, c)| InodeRef { ino: NodeId(*ino), generation: c.generation });
             found.extend(files.filter(|f| wanted(f.ino)));
         }
         found
@@ -141,7 +141,7 @@ impl Volume {
 
     /// Gives everything back: who held the inodes is gone.
     pub fn forget_all(&self) {
-        let i = self.inner();
+        let i = self.mounted();
         for shard in &i.held.shards {
             let counts = {
                 let mut s = shard.lock();
@@ -150,7 +150,7 @@ impl Volume {
                 counts
             };
             for (ino, count) in counts.into_iter().filter(|(_, c)| c.is_orphan()) {
-                i.reap_given_back(NodeId(ino), &|g| g == count.gener);
+                i.reap_given_back(NodeId(ino), &|g| g == count.generation);
                 i.held.reaped(NodeId(ino));
             }
         }
@@ -159,7 +159,7 @@ impl Volume {
     /// How many inodes are held, how many of them have no name any more, and how often more was given back than had
     /// been counted.
     pub fn held(&self) -> HeldStats {
-        let held = &self.inner().held;
+        let held = &self.mounted().held;
         let mut s = HeldStats { excess: held.excess.load(Ordering::Relaxed), ..HeldStats::default() };
         for shard in &held.shards {
             let shard = shard.lock();
@@ -173,18 +173,18 @@ impl Volume {
     /// Whether something was removed less than `lately` ago whose end waits for its holder alone, or is under way: its
     /// space and its number are about to come back.
     pub fn orphans_due(&self, lately: Duration) -> bool {
-        self.inner().held.due(lately)
+        self.mounted().held.due(lately)
     }
 
     /// Whether something lost its last name less than `lately` ago while it was held, or is ending: its space may have come
     /// back since an operation found none.
     pub fn removed_lately(&self, lately: Duration) -> bool {
-        self.inner().held.removed_lately(lately)
+        self.mounted().held.removed_lately(lately)
     }
 
     /// Whether something ends just now that its last holder gave back.
     pub fn orphans_ending(&self) -> bool {
-        self.inner().held.due(Duration::ZERO)
+        self.mounted().held.due(Duration::ZERO)
     }
 }
 

@@ -14,8 +14,8 @@ const SEQ: u64 = 2;
 impl Volume {
     /// The label, UTF-8 but for damage.
     pub fn label(&self) -> String {
-        let mut sb = self.inner().sb;
-        sb.label = *self.inner().label.lock();
+        let mut sb = self.mounted().sb;
+        sb.label = *self.mounted().label.lock();
         sb.label_str()
     }
 
@@ -27,7 +27,7 @@ impl Volume {
     /// [`Error::Invalid`] for more than [`LABEL_MAX`] bytes or a NUL; [`Error::ReadOnly`]; of a device: some of its
     /// superblocks may have the new label then.
     pub fn set_label(&self, label: &str) -> Result<()> {
-        let i = self.inner();
+        let i = self.mounted();
         if label.len() > LABEL_MAX || label.contains('\0') {
             return Err(Error::Invalid("a label has at most 63 bytes and no NUL"));
         }
@@ -46,7 +46,7 @@ impl Volume {
     /// without more effort need not make it otherwise. Inodes that got such a flag from versions before this is kept are
     /// not known here.
     pub fn guarded(&self) -> bool {
-        self.inner().compat.load(Ordering::Relaxed) & COMPAT_GUARDED != 0
+        self.mounted().compat.load(Ordering::Relaxed) & COMPAT_GUARDED != 0
     }
 
     /// Has [`Self::guarded`] tell so from now on; durable when this returns. [`Self::setattr`] does it before the first such
@@ -61,7 +61,7 @@ impl Volume {
         if self.read_only() {
             return Err(Error::ReadOnly);
         }
-        let i = self.inner();
+        let i = self.mounted();
         let label = i.label.lock();
         let compat = i.compat.load(Ordering::Relaxed) | COMPAT_GUARDED;
         i.write_supers(&label, compat)?;

@@ -9,15 +9,15 @@ mod compaction;
 mod eviction;
 pub mod groups;
 pub(crate) mod held;
+pub mod journal_replay;
 pub mod label;
-mod live;
 pub mod look;
 pub mod mount;
 mod mounted;
+mod online_check;
 pub mod open_file;
 pub(crate) mod operation;
 pub mod remount;
-pub mod replay;
 pub mod room;
 mod siblings;
 pub mod trim;
@@ -62,7 +62,7 @@ use open_file::VolumeRef;
 /// # }
 /// ```
 pub struct Volume {
-    pub(crate) inner: Option<Arc<MountedVolume>>,
+    pub(crate) mounted: Option<Arc<MountedVolume>>,
     /// The threads that work by themselves. Locked for as long as the volume changes between writable and read-only.
     background: Mutex<Option<background::Background>, rank::Background>,
     /// Of a volume that was mounted read-only: what its recovery wrote.
@@ -76,19 +76,19 @@ const REFERENCES: usize = 128;
 
 impl std::fmt::Debug for Volume {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Volume").field("label", &self.inner().sb.label_str()).finish_non_exhaustive()
+        f.debug_struct("Volume").field("label", &self.mounted().sb.label_str()).finish_non_exhaustive()
     }
 }
 
 impl Volume {
-    pub(crate) fn inner(&self) -> &Arc<MountedVolume> {
+    pub(crate) fn mounted(&self) -> &Arc<MountedVolume> {
         // taken only by `unmount`, `crash` and `drop`, which consume the volume
-        self.inner.as_ref().unwrap_or_else(|| unreachable!("a volume is used after its end"))
+        self.mounted.as_ref().unwrap_or_else(|| unreachable!("a volume is used after its end"))
     }
 
-    pub(crate) fn new(inner: Arc<MountedVolume>, overlays: Overlays) -> Self {
-        let references = (0..REFERENCES).map(|_| Arc::new(CachePadded::new(inner.clone()))).collect();
-        Self { inner: Some(inner), background: Mutex::new(None), overlays, references }
+    pub(crate) fn new(mounted: Arc<MountedVolume>, overlays: Overlays) -> Self {
+        let references = (0..REFERENCES).map(|_| Arc::new(CachePadded::new(mounted.clone()))).collect();
+        Self { mounted: Some(mounted), background: Mutex::new(None), overlays, references }
     }
 
     /// A reference for a handle.
@@ -108,20 +108,20 @@ impl Volume {
     fn close(&mut self) -> Result<()> {
         // its threads end before the last commit
         drop(self.background.lock().take());
-        let Some(inner) = self.inner.take() else { return Ok(()) };
-        inner.pool.write().take();
-        let r = if inner.shared.read_only.load(Ordering::Relaxed) { Ok(()) } else { inner.close() };
-        inner.shared.read_only.store(true, Ordering::Relaxed);
+        let Some(mounted) = self.mounted.take() else { return Ok(()) };
+        mounted.pool.write().take();
+        let r = if mounted.shared.read_only.load(Ordering::Relaxed) { Ok(()) } else { mounted.close() };
+        mounted.shared.read_only.store(true, Ordering::Relaxed);
         r
     }
 
     /// Stops at once without writing anything: what a crash does. For tests.
     pub fn crash(mut self) {
-        if let Some(i) = &self.inner {
+        if let Some(i) = &self.mounted {
             i.shared.dead.store(true, Ordering::SeqCst);
         }
         drop(self.background.lock().take());
-        if let Some(i) = self.inner.take() {
+        if let Some(i) = self.mounted.take() {
             i.pool.write().take();
             i.shared.read_only.store(true, Ordering::Relaxed);
         }
@@ -129,28 +129,28 @@ impl Volume {
 
     /// The superblock as it was at the mount ([`Self::label`] may have changed).
     pub fn super_block(&self) -> &SuperBlock {
-        &self.inner().sb
+        &self.mounted().sb
     }
 
     /// Whether somebody has the inode open, if there is such an inode.
     pub fn is_open(&self, ino: NodeId) -> bool {
-        self.inner().cell(ino).is_ok_and(|c| c.is_open())
+        self.mounted().cell(ino).is_ok_and(|c| c.is_open())
     }
 
     /// Whether it is read-only: mounted so, or made so by [`Self::remount`].
     pub fn read_only(&self) -> bool {
-        self.inner().shared.read_only.load(Ordering::Relaxed)
+        self.mounted().shared.read_only.load(Ordering::Relaxed)
     }
 
     /// What recovery found in the journals at the mount and could not use: writes that the crash cut off, or damage. One
     /// cannot be told from the other by a journal alone.
     pub fn recovery_traces(&self) -> &[String] {
-        &self.inner().traces
+        &self.mounted().traces
     }
 
     /// State of every domain.
     pub fn domains(&self) -> Vec<DomainInfo> {
-        self.inner().domains.iter().map(|d| d.info()).collect()
+        self.mounted().domains.iter().map(|d| d.info()).collect()
     }
 
     /// Domain of an inode.
@@ -158,7 +158,7 @@ impl Volume {
     /// # Errors
     /// [`Error::NotFound`] where no domain owns such a number.
     pub fn domain_of(&self, ino: NodeId) -> Result<DomainId> {
-        Ok(self.inner().domain(ino)?.id)
+        Ok(self.mounted().domain(ino)?.id)
     }
 
     /// Commits one domain, as every domain does by itself after the commit interval; with a checkpoint, as when its journal
@@ -167,7 +167,7 @@ impl Volume {
     /// # Errors
     /// [`Error::NotFound`] where there is no such domain; of the device.
     pub fn commit_domain(&self, domain: DomainId, checkpoint: bool) -> Result<()> {
-        let d = self.inner().domains.get(usize::from(domain.0)).ok_or(Error::NotFound)?;
+        let d = self.mounted().domains.get(usize::from(domain.0)).ok_or(Error::NotFound)?;
         d.commit()?;
         if checkpoint { d.checkpoint() } else { Ok(()) }
     }
@@ -177,8 +177,8 @@ impl Volume {
     /// # Errors
     /// [`Error::NotFound`] where no inode has the number.
     pub fn generation(&self, ino: NodeId) -> Result<u32> {
-        let c = self.inner().cell(ino)?;
-        if c.state.read().deleted { Err(Error::NotFound) } else { Ok(c.gener) }
+        let c = self.mounted().cell(ino)?;
+        if c.state.read().deleted { Err(Error::NotFound) } else { Ok(c.generation) }
     }
 }
 

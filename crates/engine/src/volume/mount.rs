@@ -4,7 +4,7 @@ use super::groups::Bat;
 use super::held::table::Held;
 use super::siblings::Siblings;
 use super::{MountedVolume, Volume};
-use crate::cell::names::NameCache;
+use crate::cell::dentries::DentryCache;
 use crate::domain::peers::Peers;
 use crate::domain::recover::Recovered;
 use crate::domain::{Domain, HeaderPair, Shared};
@@ -55,12 +55,12 @@ impl Volume {
             devices = overlays.devices();
         }
         let read_only = options.read_only;
-        let inner = open(sb, devices, options)?;
+        let mounted = open(sb, devices, options)?;
         if read_only {
-            inner.shared.read_only.store(true, Ordering::Relaxed);
+            mounted.shared.read_only.store(true, Ordering::Relaxed);
         }
-        *inner.pool.write() = Some(ticket::Pool::new(SYNC_THREADS));
-        let volume = Volume::new(inner, overlays);
+        *mounted.pool.write() = Some(ticket::Pool::new(SYNC_THREADS));
+        let volume = Volume::new(mounted, overlays);
         if !read_only {
             volume.start_background()?;
         }
@@ -92,7 +92,7 @@ fn open(sb: SuperBlock, devices: Vec<Arc<dyn Device>>, options: MountOptions) ->
     traces.iter().for_each(|t| tracing::warn!("{t}"));
     siblings.meet(&domains);
     let syncing = Syncing::new(domains.len(), store.devices());
-    let inner = Arc::new(MountedVolume {
+    let mounted = Arc::new(MountedVolume {
         label: Mutex::new(sb.label),
         compat: AtomicU32::new(sb.compat.get()),
         sb,
@@ -112,13 +112,13 @@ fn open(sb: SuperBlock, devices: Vec<Arc<dyn Device>>, options: MountOptions) ->
         emptying: Mutex::new(()),
         pool: RwLock::new(None),
         syncing,
-        names: NameCache::new(names),
-        root_gener: OnceLock::new(),
+        dentries: DentryCache::new(names),
+        root_generation: OnceLock::new(),
         held: Held::default(),
     });
-    inner.count_unclaimed();
-    inner.start(recovered)?;
-    Ok(inner)
+    mounted.count_unclaimed();
+    mounted.start(recovered)?;
+    Ok(mounted)
 }
 
 /// Opens and replays one domain.

@@ -5,8 +5,8 @@ use super::held::table::Held;
 use super::siblings::Siblings;
 use crate::braid::frontier::Frontier;
 use crate::cell::Cell;
-use crate::cell::cache::{Looked, Seen};
-use crate::cell::names::NameCache;
+use crate::cell::cache::{CellRef, HazardRef};
+use crate::cell::dentries::DentryCache;
 use crate::domain::peers::Peers;
 use crate::domain::{Domain, Shared};
 use crate::error::{Error, Result};
@@ -59,9 +59,9 @@ pub(crate) struct MountedVolume {
     /// fsyncs of a front end.
     pub syncing: Syncing,
     /// Names looked up lately.
-    pub names: NameCache,
+    pub dentries: DentryCache,
     /// Generation of the root, where it was loaded once.
-    pub root_gener: OnceLock<u32>,
+    pub root_generation: OnceLock<u32>,
     /// Inodes that a front end's kernel knows.
     pub held: Held,
 }
@@ -105,7 +105,7 @@ impl MountedVolume {
 
     /// The cell of an inode that is in memory, to be looked at without a write to a line that threads share.
     #[inline]
-    pub fn look(&self, ino: NodeId) -> Option<Looked<'_>> {
+    pub fn look(&self, ino: NodeId) -> Option<HazardRef<'_>> {
         self.domain_of(ino)?.cells.look(ino)
     }
 
@@ -114,10 +114,10 @@ impl MountedVolume {
     /// # Errors
     /// As [`Self::cell`].
     #[inline]
-    pub fn see(&self, ino: NodeId) -> Result<Seen<'_>> {
+    pub fn see(&self, ino: NodeId) -> Result<CellRef<'_>> {
         match self.look(ino) {
-            Some(c) => Ok(Seen::Looked(c)),
-            None => self.cell(ino).map(Seen::Loaded),
+            Some(c) => Ok(CellRef::Published(c)),
+            None => self.cell(ino).map(CellRef::Loaded),
         }
     }
 
@@ -212,6 +212,6 @@ impl MountedVolume {
     /// A failed domain's changes will never be durable: nothing waits for them.
     pub fn pending(&self, d: DomainId, t: TxId) -> bool {
         let d = self.dom(d);
-        d.committed() < t && d.failed().is_none()
+        d.committed_tx() < t && d.failed().is_none()
     }
 }

@@ -27,8 +27,8 @@ impl OpenFile {
         self.cell.ino
     }
     /// Generation of the inode's number.
-    pub fn gener(&self) -> u32 {
-        self.cell.gener
+    pub fn generation(&self) -> u32 {
+        self.cell.generation
     }
     pub(crate) fn new(cell: OpenCell, volume: Arc<VolumeRef>) -> Self {
         Self { cell, volume }

@@ -17,10 +17,10 @@ use std::sync::atomic::Ordering;
 
 /// The domains that an operation changes, entered.
 pub(crate) struct Op<'a> {
-    pub inner: &'a MountedVolume,
+    pub mounted: &'a MountedVolume,
     enters: Enters<'a>,
     /// Blocks reserved per entered domain and not yet handed to a transaction.
-    held: SmallVec<[u64; 2]>,
+    reserved: SmallVec<[u64; 2]>,
 }
 
 impl<'a> Op<'a> {
@@ -28,8 +28,8 @@ impl<'a> Op<'a> {
     ///
     /// # Errors
     /// [`Error::NoSpace`] where nothing can be made free.
-    pub fn begin(inner: &'a MountedVolume, domains: &[DomainId], blocks: u64, essential: bool) -> Result<Op<'a>> {
-        Self::begin_lending(inner, domains, blocks, essential, None)
+    pub fn begin(mounted: &'a MountedVolume, domains: &[DomainId], blocks: u64, essential: bool) -> Result<Op<'a>> {
+        Self::begin_lending(mounted, domains, blocks, essential, None)
     }
 
     /// [`Self::begin`], with the blocks in domain `lender` out of half its reserve where it has no others: what is made goes
@@ -38,7 +38,7 @@ impl<'a> Op<'a> {
     /// # Errors
     /// As [`Self::begin`].
     pub fn begin_lending(
-        inner: &'a MountedVolume,
+        mounted: &'a MountedVolume,
         domains: &[DomainId],
         blocks: u64,
         essential: bool,
@@ -47,11 +47,11 @@ impl<'a> Op<'a> {
         let mut ids: SmallVec<[DomainId; 4]> = SmallVec::from_slice(domains);
         ids.sort_unstable();
         ids.dedup();
-        let doms: SmallVec<[&Domain; 2]> = ids.iter().map(|d| &**inner.dom(*d)).collect();
+        let doms: SmallVec<[&Domain; 2]> = ids.iter().map(|d| &**mounted.dom(*d)).collect();
         let mut attempt = 0;
         'again: loop {
             let enters = enter_all(&doms)?;
-            if inner.shared.closing.load(Ordering::Relaxed) {
+            if mounted.shared.closing.load(Ordering::Relaxed) {
                 return Err(Error::ReadOnly);
             }
             for (i, e) in enters.iter().enumerate() {
@@ -61,12 +61,12 @@ impl<'a> Op<'a> {
                     enters[..i].iter().for_each(|e| e.domain.space.unreserve(blocks));
                     let short = ids[i];
                     drop(enters);
-                    inner.make_room(inner.dom(short), &mut attempt)?;
+                    mounted.make_room(mounted.dom(short), &mut attempt)?;
                     continue 'again;
                 }
             }
-            let held = SmallVec::from_elem(blocks, enters.len());
-            return Ok(Op { inner, enters, held });
+            let reserved = SmallVec::from_elem(blocks, enters.len());
+            return Ok(Op { mounted, enters, reserved });
         }
     }
 
@@ -107,7 +107,7 @@ impl<'a> Op<'a> {
     /// the file. And what an operation that failed had reserved is given back.
     pub fn write_out_older(&mut self, cell: &Arc<Cell>, st: &mut State) -> Result<()> {
         if let Body::File(f) = &mut st.body {
-            self.inner.release_surplus(self.inner.dom(cell.domain), f);
+            self.mounted.release_surplus(self.mounted.dom(cell.domain), f);
         }
         match st.durability.dirty_tx() {
             Some(by) if by != self.tx(cell.domain).id => self.touch_content(cell, st),
@@ -135,8 +135,8 @@ impl<'a> Op<'a> {
     /// Hands reserved blocks to the transaction: it will need them to write metadata.
     pub fn credit(&mut self, d: DomainId, blocks: u64) {
         let i = self.index(d);
-        let n = blocks.min(self.held[i]);
-        self.held[i] -= n;
+        let n = blocks.min(self.reserved[i]);
+        self.reserved[i] -= n;
         self.enters[i].tx().add_credits(n);
     }
 
@@ -158,7 +158,7 @@ impl<'a> Op<'a> {
 
     /// [`Self::hint`] also within one domain: the fate of the child depends on an inode of another domain.
     pub fn hint_always(&self, dir: &Cell, name: &[u8], child: &Cell) {
-        let r = Record::Remote { dir: dir.ino, child: child.ino, gener: child.gener, name: name.into() };
+        let r = Record::Remote { dir: dir.ino, child: child.ino, generation: child.generation, name: name.into() };
         self.tx(child.domain).record(r.clone());
         if dir.domain != child.domain {
             self.tx(dir.domain).record(r);
@@ -167,9 +167,9 @@ impl<'a> Op<'a> {
     }
 
     /// An inode of `domain` takes `dir/name`: what must be durable with it. `None` where an inode of another domain left
-    /// the name, lives on, and must be made durable first ([`MountedVolume::commit_leaver`]).
+    /// the name, lives on, and must be made durable first ([`MountedVolume::commit_vacating_rename`]).
     pub fn may_take(&self, dir: &Cell, name: &[u8], domain: DomainId) -> Option<Before> {
-        match take_name(&self.inner.left_by(dir, name), domain) {
+        match take_name(&self.mounted.vacated_by(dir, name), domain) {
             Taking::Syncs(before) => Some(before),
             Taking::Commits(_) => None,
         }
@@ -197,7 +197,7 @@ impl<'a> Op<'a> {
 
 impl Drop for Op<'_> {
     fn drop(&mut self) {
-        for (e, n) in self.enters.iter().zip(&self.held) {
+        for (e, n) in self.enters.iter().zip(&self.reserved) {
             if *n > 0 {
                 e.domain.space.unreserve(*n);
             }

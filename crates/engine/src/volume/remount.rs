@@ -22,8 +22,8 @@ impl Volume {
     /// device is; [`Error::Busy`] where others use it. Of a device; on the way to read-only the volume is that then, and
     /// not clean.
     pub fn remount(&self, how: &Remount) -> Result<()> {
-        let inner = self.inner();
-        if how.data.is_some_and(|data| data != inner.shared.options.data) {
+        let mounted = self.mounted();
+        if how.data.is_some_and(|data| data != mounted.shared.options.data) {
             return Err(Error::Invalid("the data mode cannot change while the volume is mounted"));
         }
         match how.read_only {
@@ -31,43 +31,43 @@ impl Volume {
             Some(false) => self.to_writable()?,
             None => {}
         }
-        let live = &inner.shared.live;
-        how.atime.into_iter().for_each(|mode| live.set_atime(mode));
-        how.nodiratime.into_iter().for_each(|on| live.set_nodiratime(on));
-        how.lazytime.into_iter().for_each(|on| live.set_lazytime(on));
-        how.commit_interval.into_iter().for_each(|interval| live.set_commit_interval(interval));
+        let runtime = &mounted.shared.runtime;
+        how.atime.into_iter().for_each(|mode| runtime.set_atime(mode));
+        how.nodiratime.into_iter().for_each(|on| runtime.set_nodiratime(on));
+        how.lazytime.into_iter().for_each(|on| runtime.set_lazytime(on));
+        how.commit_interval.into_iter().for_each(|interval| runtime.set_commit_interval(interval));
         Ok(())
     }
 
     /// Starts the threads that work by themselves, where the mount wants them.
     pub(super) fn start_background(&self) -> Result<()> {
-        let inner = self.inner();
-        if inner.shared.options.background {
-            *self.background.lock() = Some(Background::start(Arc::clone(inner))?);
+        let mounted = self.mounted();
+        if mounted.shared.options.background {
+            *self.background.lock() = Some(Background::start(Arc::clone(mounted))?);
         }
         Ok(())
     }
 
     fn to_read_only(&self) -> Result<()> {
-        let inner = self.inner();
+        let mounted = self.mounted();
         let mut background = self.background.lock();
         if self.read_only() {
             return Ok(());
         }
         // joins them
         *background = None;
-        let result = inner.retire();
+        let result = mounted.retire();
         tracing::info!(ok = result.is_ok(), "the volume is read-only");
         result
     }
 
     fn to_writable(&self) -> Result<()> {
-        let inner = self.inner();
+        let mounted = self.mounted();
         let mut background = self.background.lock();
         if !self.read_only() {
             return Ok(());
         }
-        for d in &inner.domains {
+        for d in &mounted.domains {
             d.check_failed()?;
         }
         let first = self.overlays.is_waiting();
@@ -80,14 +80,14 @@ impl Volume {
         })?;
         if !first {
             // a volume that was mounted read-only has done this already
-            for d in &inner.domains {
+            for d in &mounted.domains {
                 d.mark_used(false)?;
             }
         }
-        inner.shared.closing.store(false, Ordering::SeqCst);
-        inner.shared.read_only.store(false, Ordering::SeqCst);
-        if inner.shared.options.background {
-            *background = Some(Background::start(Arc::clone(inner))?);
+        mounted.shared.closing.store(false, Ordering::SeqCst);
+        mounted.shared.read_only.store(false, Ordering::SeqCst);
+        if mounted.shared.options.background {
+            *background = Some(Background::start(Arc::clone(mounted))?);
         }
         tracing::info!("the volume is writable");
         Ok(())

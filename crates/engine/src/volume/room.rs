@@ -246,7 +246,7 @@ impl MountedVolume {
 impl Volume {
     /// Space and inodes of the whole volume: `available` is what all domains together could still write.
     pub fn statfs(&self) -> StatFs {
-        let i = self.inner();
+        let i = self.mounted();
         let mut s = StatFs::default();
         for d in &i.domains {
             let x = d.space.stats();
@@ -274,7 +274,7 @@ impl Volume {
     /// # Errors
     /// [`Error::NotFound`] where no domain has such a number.
     pub fn statfs_of(&self, ino: NodeId) -> Result<StatFs> {
-        let i = self.inner();
+        let i = self.mounted();
         let available = i.room_below(ino)?;
         Ok(StatFs { available, ..self.statfs() })
     }
@@ -282,13 +282,13 @@ impl Volume {
     /// Blocks that writes to `ino` could still take right now, less what is reserved: those of its domain and of groups
     /// that it can get. Exact where it is short. A front end with a writeback cache goes write-through near 0.
     pub fn write_room(&self, ino: NodeId) -> u64 {
-        let i = self.inner();
+        let i = self.mounted();
         i.domain_of(ino).map_or(0, |d| i.room(d, PLENTY))
     }
 
     /// [`Self::write_room`] of the files of a domain; 0 where there is no such domain.
     pub fn domain_room(&self, domain: DomainId) -> u64 {
-        let i = self.inner();
+        let i = self.mounted();
         i.domains.get(usize::from(domain.0)).map_or(0, |d| i.room(d, PLENTY))
     }
 
@@ -298,7 +298,7 @@ impl Volume {
     /// # Errors
     /// [`Error::NotFound`] where no domain has such a number; of a commit.
     pub fn find_room(&self, ino: NodeId, want: u64) -> Result<u64> {
-        let i = self.inner();
+        let i = self.mounted();
         let d = i.domain(ino)?;
         if i.room(d, want) < want {
             i.reap_zombies()?;
@@ -350,7 +350,7 @@ mod tests {
         let new = NewNode { kind: FileKind::File, mode: 0o644, umask: 0, rdev: 0, target: b"" };
         let ino = v.create(NodeId::ROOT, b"f", &new, &Cred::root()).unwrap().ino;
         let f = v.open(ino).unwrap();
-        let i = v.inner();
+        let i = v.mounted();
         let d = i.domain(ino).unwrap();
         while i.claim_group(d).unwrap() {}
         v.sync().unwrap();

@@ -43,8 +43,8 @@ impl Siblings {
 }
 
 impl Peers for Siblings {
-    fn committed(&self, domain: DomainId) -> TxId {
-        self.domain(domain).map_or(TxId(u64::MAX), |d| d.committed())
+    fn committed_tx(&self, domain: DomainId) -> TxId {
+        self.domain(domain).map_or(TxId(u64::MAX), |d| d.committed_tx())
     }
 
     fn commit_upto(&self, domain: DomainId, tx: TxId) -> Result<()> {

@@ -77,7 +77,7 @@ impl Volume {
     /// [`Error::ReadOnly`]; [`Error::Invalid`] where the range begins behind the end of the volume, or `min` is more than
     /// [`TRIM_MIN_MAX`]; [`Error::Unsupported`] where no device can discard; of a device.
     pub fn trim(&self, range: Range<u64>, min: u64) -> Result<u64> {
-        let i = self.inner();
+        let i = self.mounted();
         if self.read_only() {
             return Err(Error::ReadOnly);
         }

@@ -4,11 +4,11 @@
 //! kernel does not ask for that attribute before each write.
 
 use crate::abi::{self, fattr};
-use crate::asker;
 use crate::fs::{BraidFs, Context, TTL_SECONDS, errno};
 use crate::node::WireId;
 use crate::opened::Opened;
 use crate::request::{Answer, Handled, Outcome, Request};
+use crate::requester;
 use braidfs::format::inode::{APPEND, IMMUTABLE};
 use braidfs::{Attr, Error, FileKind, NodeId, SetAttr, SetTime, Timestamp};
 use rustix::io::Errno;
@@ -23,9 +23,9 @@ const STATX_TOLD: u32 = 0x0fff;
 impl BraidFs {
     pub(crate) fn getattr(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
         let (arg, id) = (req.arg::<abi::GetattrIn>()?, req.node());
-        if arg.getattr_flags & abi::GETATTR_FH != 0 && !self.agreed.opens() {
+        if arg.getattr_flags & abi::GETATTR_FH != 0 && !self.negotiated.opens() {
             let flags = self.attr(id)?.flags;
-            if flags & (IMMUTABLE | APPEND) != 0 && asker::is_writing(req) {
+            if flags & (IMMUTABLE | APPEND) != 0 && requester::is_writing(req) {
                 return Err(Errno::PERM);
             }
             if self.is_tight(id.ino()) {
@@ -35,7 +35,7 @@ impl BraidFs {
             && (self.is_tight(id.ino()) || self.flagged.is_immutable(id.ino()))
             && self.may_write_cached(id, arg.fh)
         {
-            if self.flagged.is_immutable(id.ino()) && asker::is_writing(req) {
+            if self.flagged.is_immutable(id.ino()) && requester::is_writing(req) {
                 return Err(Errno::PERM);
             }
             if self.is_tight(id.ino()) {
@@ -155,7 +155,7 @@ impl BraidFs {
     ) -> Result<Option<SetAttr>, Errno> {
         let attr = self.vol.getattr(node).map_err(errno)?;
         let marked = attr.mode & 0o2010 == 0o2000 && attr.kind() == FileKind::File;
-        if marked && attr.flags & APPEND == 0 && set.mode.is_none() && !asker::in_group(req, attr.gid) {
+        if marked && attr.flags & APPEND == 0 && set.mode.is_none() && !requester::in_group(req, attr.gid) {
             set.mode = Some(attr.mode & 0o5777);
             return Ok(Some(set));
         }
@@ -258,7 +258,7 @@ pub(crate) fn attr_out(a: &Attr, ttl: u64) -> abi::AttrOut {
 pub(crate) fn entry_out(a: &Attr, ttl: u64) -> abi::EntryOut {
     abi::EntryOut {
         nodeid: WireId::of(a).0,
-        generation: a.gener.into(),
+        generation: a.generation.into(),
         entry_valid: TTL_SECONDS,
         attr_valid: ttl,
         entry_valid_nsec: 0,
@@ -331,7 +331,7 @@ mod tests {
         let rdev = u64::from(8u32 << 8 | 0x1234 & 0xff | (0x1234 & !0xff) << 12); // major 8, minor 0x1234
         let a = Attr {
             ino: NodeId(3),
-            gener: 4,
+            generation: 4,
             mode: 0o060_600,
             nlink: 1,
             uid: 0,

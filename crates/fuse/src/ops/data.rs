@@ -4,12 +4,12 @@
 //! shows at the `write` all the same.
 
 use crate::abi::{self, fopen, op};
-use crate::asker;
 use crate::fs::{BraidFs, Context, MAX_IO_BYTES, errno};
 use crate::handles::Handle;
 use crate::node::WireId;
 use crate::opened::Opened;
 use crate::request::{Answer, Handled, Outcome, Request};
+use crate::requester;
 use braidfs::format::inode::IMMUTABLE;
 use braidfs::{FallocMode, OpenFile, SetAttr, Volume};
 use rustix::io::Errno;
@@ -71,7 +71,7 @@ impl BraidFs {
         }
         let opened = self.opened(req.node(), arg.fh)?;
         if arg.read_flags & abi::READ_LOCKOWNER == 0 {
-            self.behind.cached(opened.ino(), arg.offset, arg.size as usize);
+            self.direct_writes.cached(opened.ino(), arg.offset, arg.size as usize);
         }
         // The kernel keeps no access times (it marks all inodes S_NOATIME): what it reads from its cache is not noted.
         let quiet = arg.flags & libc::O_NOATIME as u32 != 0;
@@ -91,7 +91,7 @@ impl BraidFs {
         }
         let direct = arg.write_flags & (abi::WRITE_CACHE | abi::WRITE_LOCKOWNER) == abi::WRITE_LOCKOWNER;
         if !direct {
-            self.behind.cached(opened.ino(), arg.offset, data.len());
+            self.direct_writes.cached(opened.ino(), arg.offset, data.len());
         }
         // The offset is the kernel's also for O_APPEND: with the writeback cache it knows the size.
         let size = if arg.write_flags & abi::WRITE_CACHE != 0 {
@@ -132,7 +132,7 @@ impl BraidFs {
 
     pub(crate) fn release(&self, req: &Request<'_>, cx: &Context<'_>) -> Handled {
         let arg: abi::ReleaseIn = req.arg()?;
-        if self.agreed.opens() {
+        if self.negotiated.opens() {
             self.handles.release(arg.fh)?;
         }
         self.show_change(req.node(), cx.channel);
@@ -246,7 +246,7 @@ impl BraidFs {
             return Err(Errno::PERM);
         }
         self.drop_caps_once(opened)?;
-        if attr.mode & 0o6000 != 0 && asker::uid(req) != Some(0) && self.kill_suid(req, opened.ino())? {
+        if attr.mode & 0o6000 != 0 && requester::uid(req) != Some(0) && self.kill_suid(req, opened.ino())? {
             // The kernel does not expect the mode to change by these either.
             cx.channel.invalidate(opened.id(), false);
         }

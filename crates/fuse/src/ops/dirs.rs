@@ -95,7 +95,7 @@ mod tests {
     use zerocopy::FromBytes;
 
     fn entry(name: &[u8]) -> DirEntry<'_> {
-        DirEntry { ino: NodeId(77), gener: 1, kind: FileKind::Dir, name, next: 5 }
+        DirEntry { ino: NodeId(77), generation: 1, kind: FileKind::Dir, name, next: 5 }
     }
 
     #[test]

@@ -55,7 +55,7 @@ impl BraidFs {
 
     fn make(&self, req: &Request<'_>, name: &[u8], new: &NewNode<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
         let attr = self.count(&self.vol.create(self.live(req.node())?, name, new, &req.cred()).map_err(errno)?)?;
-        if !self.agreed.opens() {
+        if !self.negotiated.opens() {
             self.watch_room(attr.ino, cx.channel);
         }
         out.put(&entry_out(&attr, self.attr_ttl(&attr)));
@@ -86,7 +86,7 @@ impl BraidFs {
         let (attr, file) = self.vol.tmpfile(self.live(req.node())?, &new, &req.cred()).map_err(errno)?;
         // counted while it is open: nothing else keeps it
         let attr = self.count(&attr)?;
-        let open = if self.agreed.opens() {
+        let open = if self.negotiated.opens() {
             self.keep(file, arg.flags, false, cx).inspect_err(|_| self.uncount(&attr))?
         } else {
             abi::OpenOut { fh: 0, open_flags: fopen::KEEP_CACHE | fopen::NOFLUSH, padding: 0 }

@@ -1,11 +1,11 @@
 //! Options that change while the volume is mounted, see [`crate::control::remount`].
 
 use crate::abi;
-use crate::asker;
 use crate::control::{ATIME_MODES, DATA_MODES, NO, REMOUNT, RemountArg, YES};
 use crate::fs::{BraidFs, errno};
 use crate::ops::flags::ioctl_out;
 use crate::request::{Answer, Handled, Outcome, Request};
+use crate::requester;
 use braidfs::Remount;
 use rustix::io::Errno;
 use std::time::Duration;
@@ -24,7 +24,7 @@ impl BraidFs {
     }
 
     fn remount_asked(&self, req: &Request<'_>, arg: &abi::IoctlIn, input: &[u8], out: &mut Answer) -> Handled {
-        if asker::uid(req) != Some(0) {
+        if requester::uid(req) != Some(0) {
             return Err(Errno::PERM);
         }
         let (asked, _) = RemountArg::read_from_prefix(input).map_err(|_| Errno::INVAL)?;

@@ -131,7 +131,7 @@ impl BraidFs {
             return Err(Errno::NOTTY);
         }
         let room = arg.out_size as usize;
-        let owner = if self.agreed.opens() { Owner::Handle(arg.fh) } else { Owner::Thread(req.head.pid) };
+        let owner = if self.negotiated.opens() { Owner::Handle(arg.fh) } else { Owner::Thread(req.head.pid) };
         let mut scrub = self.scrub.lock();
         if arg.cmd == SCRUB_START {
             self.may_administer(req)?;
@@ -182,7 +182,7 @@ impl BraidFs {
                 self.scrubs.store(false, Relaxed);
             }
         }
-        if self.agreed.opens() {
+        if self.negotiated.opens() {
             self.handles.release(fh)?;
         }
         Ok(Outcome::Reply)

@@ -14,7 +14,7 @@ impl BraidFs {
             let stats = StatsOut {
                 threads: self.counters.threads() as u32,
                 sampled: SAMPLED,
-                init_flags: self.agreed.flags,
+                init_flags: self.negotiated.flags,
                 how: if self.profile.private { PRIVATE } else { 0 },
                 ops: self.counters.sum().map(|s| StatsOp {
                     requests: s.requests,

@@ -2,7 +2,7 @@
 
 use crate::abi::{self, fattr, op};
 use crate::channel::Channel;
-use crate::fs::{Agreed, BraidFs, Context};
+use crate::fs::{BraidFs, Context, Negotiated};
 use crate::node::WireId;
 use crate::request::{Answer, Outcome, Request};
 use braidfs::device::{Device, MemDevice};
@@ -36,9 +36,9 @@ impl Served {
         braidfs::mkfs::format(std::slice::from_ref(&device), &MkfsOptions::default()).unwrap();
         let vol = Arc::new(Volume::mount(vec![device], MountOptions::default()).unwrap());
         let (jobs, work) = mpsc::channel();
-        let agreed = Agreed { flags, minor: abi::MINOR };
+        let negotiated = Negotiated { flags, minor: abi::MINOR };
         let null = std::fs::File::options().write(true).open("/dev/null").unwrap();
-        Self { fs: BraidFs::new(vol, agreed, jobs), channel: Arc::new(Channel::new(null.into())), jobs: work }
+        Self { fs: BraidFs::new(vol, negotiated, jobs), channel: Arc::new(Channel::new(null.into())), jobs: work }
     }
 
     fn ask(&self, opcode: u32, node: WireId, args: &[&[u8]]) -> Result<Vec<u8>, Errno> {

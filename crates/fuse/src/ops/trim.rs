@@ -4,10 +4,10 @@
 //! be the only one for its queue.
 
 use crate::abi;
-use crate::asker;
 use crate::fs::{BraidFs, Context, errno};
 use crate::ops::flags::ioctl_out;
 use crate::request::{Answer, Handled, Outcome, Request};
+use crate::requester;
 use crate::session::run_aside;
 use rustix::io::Errno;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -37,7 +37,7 @@ impl BraidFs {
     }
 
     fn trim_asked(&self, req: &Request<'_>, arg: &abi::IoctlIn, input: &[u8], cx: &Context<'_>) -> Handled {
-        if asker::uid(req) != Some(0) {
+        if requester::uid(req) != Some(0) {
             return Err(Errno::PERM);
         }
         let (mut range, _) = TrimRange::read_from_prefix(input).map_err(|_| Errno::INVAL)?;

@@ -5,9 +5,9 @@
 
 use super::flags::ioctl_out;
 use crate::abi;
-use crate::asker;
 use crate::fs::{BraidFs, errno};
 use crate::request::{Answer, Handled, Outcome, Request};
+use crate::requester;
 use braidfs::NodeId;
 use rustix::io::Errno;
 
@@ -53,6 +53,6 @@ impl BraidFs {
     /// Only root and who owns the mount's root directory may ask for what changes or loads the whole volume.
     pub(super) fn may_administer(&self, req: &Request<'_>) -> Result<(), Errno> {
         let owner = self.vol.getattr(NodeId::ROOT).map_err(errno)?.uid;
-        if asker::uid(req).is_some_and(|uid| uid == 0 || uid == owner) { Ok(()) } else { Err(Errno::PERM) }
+        if requester::uid(req).is_some_and(|uid| uid == 0 || uid == owner) { Ok(()) } else { Err(Errno::PERM) }
     }
 }

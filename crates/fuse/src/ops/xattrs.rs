@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 
 impl BraidFs {
     pub(crate) fn setxattr(&self, req: &Request<'_>) -> Handled {
-        let (arg, rest) = if self.agreed.has(init::SETXATTR_EXT) {
+        let (arg, rest) = if self.negotiated.has(init::SETXATTR_EXT) {
             req.arg_and_rest::<abi::SetxattrIn>()?
         } else {
             let (old, rest) = req.arg_and_rest::<abi::SetxattrCompatIn>()?;

@@ -72,13 +72,13 @@ pub(super) struct Owned {
 
 /// A cell that somebody looks at: it stays in memory until this is dropped.
 #[derive(Debug)]
-pub struct Looked<'a> {
+pub struct HazardRef<'a> {
     cell: NonNull<Cell>,
     place: &'static Place,
     _index: PhantomData<&'a CellIndex>,
 }
 
-impl Looked<'_> {
+impl HazardRef<'_> {
     /// The pointer that the index keeps: that of an `Arc`.
     pub fn as_ptr(&self) -> *const Cell {
         self.cell.as_ptr()
@@ -98,7 +98,7 @@ impl Looked<'_> {
     }
 }
 
-impl Deref for Looked<'_> {
+impl Deref for HazardRef<'_> {
     type Target = Cell;
     #[inline(always)]
     fn deref(&self) -> &Cell {
@@ -107,7 +107,7 @@ impl Deref for Looked<'_> {
     }
 }
 
-impl Drop for Looked<'_> {
+impl Drop for HazardRef<'_> {
     #[inline(always)]
     fn drop(&mut self) {
         self.place.clear();
@@ -153,7 +153,7 @@ impl CellIndex {
     /// The cell of this number, if there is one, and something to look at it with. `Err` where this thread looks at too many
     /// already, or none does.
     #[inline]
-    pub(super) fn look(&self, ino: NodeId) -> Result<Option<Looked<'_>>, ()> {
+    pub(super) fn look(&self, ino: NodeId) -> Result<Option<HazardRef<'_>>, ()> {
         if self.counted {
             return Err(());
         }
@@ -166,7 +166,7 @@ impl CellIndex {
                 continue;
             }
             // it stood there after it was published, so that who takes it out finds it published
-            let looked = Looked { cell: found, place: published, _index: PhantomData };
+            let looked = HazardRef { cell: found, place: published, _index: PhantomData };
             // its run may have become that of other numbers
             return Ok((looked.ino == ino).then_some(looked));
         }

@@ -240,7 +240,7 @@ impl Entries {
 
     /// Takes the entry out of a slot, which is free then.
     fn vacate(&mut self, slot: usize) -> Option<Dentry> {
-        let free = Dentry { hash: self.free.into(), node: NodeId(0), gener: 0, kind: 0, name: [].into() };
+        let free = Dentry { hash: self.free.into(), node: NodeId(0), generation: 0, kind: 0, name: [].into() };
         let entry = std::mem::replace(self.slots.get_mut(slot)?, free);
         self.free = slot as u16;
         Some(entry)

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use std::collections::BTreeMap;
 
 fn dentry(name: &[u8], node: u64) -> Dentry {
-    Dentry { hash: 0, node: NodeId(node), gener: 1, kind: 8, name: name.into() }
+    Dentry { hash: 0, node: NodeId(node), generation: 1, kind: 8, name: name.into() }
 }
 
 /// What the device holds.

@@ -18,7 +18,7 @@ fn volume() -> Volume {
 
 fn mkdir(v: &Volume, dir: NodeId, name: &[u8]) -> Arc<Cell> {
     let new = NewNode { kind: FileKind::Dir, mode: 0o755, umask: 0, rdev: 0, target: b"" };
-    v.inner().create(dir, name, &new, &Cred::root()).unwrap().0
+    v.mounted().create(dir, name, &new, &Cred::root()).unwrap().0
 }
 
 fn make(v: &Volume, dir: NodeId, name: &[u8]) -> Result<Attr> {
@@ -27,7 +27,7 @@ fn make(v: &Volume, dir: NodeId, name: &[u8]) -> Result<Attr> {
 
 /// Puts an entry that no link of `child` stands for.
 fn plant(v: &Volume, dir: &Arc<Cell>, name: &[u8], child: &Cell) {
-    let i = v.inner();
+    let i = v.mounted();
     let mut op = Op::begin(i, &[dir.domain], 4, true).unwrap();
     let mut st = dir.state.write();
     op.touch(dir, &mut st).unwrap();
@@ -77,12 +77,12 @@ fn after_a_crash_an_entry_that_names_its_own_directory_is_no_more_than_stale() {
     let v = Arc::new(volume());
     let d = mkdir(&v, NodeId::ROOT, b"d");
     let dir = d.ino;
-    v.inner().maybe_stale.store(true, Ordering::Relaxed);
+    v.mounted().maybe_stale.store(true, Ordering::Relaxed);
     for name in [b"a", b"b", b"c", b"e"] {
         plant(&v, &d, name, &d);
     }
     let root = mkdir(&v, NodeId::ROOT, b"other");
-    plant(&v, &root, b"root", &v.inner().cell(NodeId::ROOT).unwrap());
+    plant(&v, &root, b"root", &v.mounted().cell(NodeId::ROOT).unwrap());
     assert!(matches!(within(&v, move |v| v.rmdir(dir, b"a")), Err(Error::NotFound)));
     within(&v, move |v| make(v, dir, b"b").unwrap());
     assert!(v.lookup(dir, b"b").is_ok(), "a new file has taken the name");
@@ -94,7 +94,7 @@ fn after_a_crash_an_entry_that_names_its_own_directory_is_no_more_than_stale() {
     v.sync().unwrap();
     assert_eq!(within(&v, |v| v.collect_stale().unwrap()), 3);
     assert!(!has(&v, dir, b"a") && !has(&v, dir, b"e") && has(&v, dir, b"c"));
-    assert!(!v.inner().maybe_stale.load(Ordering::Relaxed));
+    assert!(!v.mounted().maybe_stale.load(Ordering::Relaxed));
 }
 
 /// The directory in which an emptied one hangs is locked with it.
@@ -106,7 +106,7 @@ fn a_directory_with_a_stale_entry_that_names_the_one_above_it_is_empty() {
     let one = mkdir(&v, ino, b"one");
     let two = mkdir(&v, ino, b"two");
     let new = mkdir(&v, ino, b"new");
-    v.inner().maybe_stale.store(true, Ordering::Relaxed);
+    v.mounted().maybe_stale.store(true, Ordering::Relaxed);
     for d in [&one, &two] {
         plant(&v, d, b"up", &above);
         plant(&v, d, b"new", &new);
@@ -123,7 +123,7 @@ fn who_has_a_directory_locked_waits_for_nothing_that_a_stale_entry_names() {
     let above = mkdir(&v, NodeId::ROOT, b"above");
     let d = mkdir(&v, above.ino, b"d");
     let from = make(&v, NodeId::ROOT, b"f").unwrap().ino;
-    v.inner().maybe_stale.store(true, Ordering::Relaxed);
+    v.mounted().maybe_stale.store(true, Ordering::Relaxed);
     plant(&v, &d, b"up", &above);
     let (tell, told) = mpsc::channel();
     let locked = above.state.write();
@@ -153,7 +153,7 @@ fn who_ends_a_directory_waits_for_nothing_that_its_stale_entries_name() {
     let ino = above.ino;
     let (one, two) = (mkdir(&v, ino, b"one"), mkdir(&v, ino, b"two"));
     mkdir(&v, ino, b"new");
-    v.inner().maybe_stale.store(true, Ordering::Relaxed);
+    v.mounted().maybe_stale.store(true, Ordering::Relaxed);
     plant(&v, &one, b"x", &other);
     plant(&v, &two, b"x", &other);
     let remove = |v: &Volume, dir| v.rmdir(dir, b"one");
@@ -185,7 +185,7 @@ fn the_journal_has_room_for_what_was_admitted() {
     crate::mkfs::format(std::slice::from_ref(&device), &o).unwrap();
     let v =
         Arc::new(Volume::mount(vec![device], MountOptions { background: false, ..MountOptions::default() }).unwrap());
-    let d = v.inner().domains[0].clone();
+    let d = v.mounted().domains[0].clone();
     let pieces = d.pieces_max() as u64;
     let files: Vec<_> =
         (0..FILES).map(|n| v.open(make(&v, NodeId::ROOT, format!("f{n}").as_bytes()).unwrap().ino).unwrap()).collect();
@@ -193,7 +193,7 @@ fn the_journal_has_room_for_what_was_admitted() {
     for page in 0..pieces {
         for f in &files {
             v.write(f, 2 * page * 4096, &[1; 4096]).unwrap();
-            v.inner().dom(f.cell.domain).flush_cell(&f.cell).unwrap();
+            v.mounted().dom(f.cell.domain).flush_cell(&f.cell).unwrap();
         }
     }
     v.sync().unwrap();
@@ -210,7 +210,7 @@ fn the_journal_has_room_for_what_was_admitted() {
             break;
         }
         v.write(&files[0], 0, &n.to_le_bytes()).unwrap();
-        v.inner().dom(d.id).flush_cell(&files[0].cell).unwrap();
+        v.mounted().dom(d.id).flush_cell(&files[0].cell).unwrap();
         d.commit().unwrap();
     }
     // all are inside the gate before the first goes on
@@ -236,7 +236,7 @@ fn the_journal_has_room_for_what_was_admitted() {
 #[test]
 fn a_path_leads_to_the_directory_that_had_the_name() {
     let v = volume();
-    let (i, root) = (v.inner(), NodeId::ROOT);
+    let (i, root) = (v.mounted(), NodeId::ROOT);
     let file = make(&v, root, b"f").unwrap().ino;
     let old = mkdir(&v, root, b"d").ino;
     let (dir, name) = v.parent_cell(b"d/x", &Cred::root()).unwrap();
@@ -246,7 +246,7 @@ fn a_path_leads_to_the_directory_that_had_the_name() {
     i.domains.iter().for_each(|d| d.checkpoint().unwrap());
     let again = (0..5000).map(|n| mkdir(&v, root, format!("d{n}").as_bytes())).find(|d| d.ino == old);
     let again = again.expect("the number is given again");
-    assert!(again.gener != dir.gener);
+    assert!(again.generation != dir.generation);
     // where only the number is known, it is the other directory that is changed
     make(&v, old, b"y").unwrap();
     let gone = |r: Result<()>| assert!(matches!(r, Err(Error::NotFound)), "{r:?}");
@@ -264,11 +264,11 @@ fn a_path_leads_to_the_directory_that_had_the_name() {
 fn after_a_crash_names_are_noted_that_are_no_stale_ones() {
     let v = volume();
     let d = mkdir(&v, NodeId::ROOT, b"d");
-    v.inner().maybe_stale.store(true, Ordering::Relaxed);
+    v.mounted().maybe_stale.store(true, Ordering::Relaxed);
     let f = make(&v, d.ino, b"f").unwrap().ino;
     let other = mkdir(&v, NodeId::ROOT, b"other");
     plant(&v, &d, b"stale", &other);
-    let noted = |name: &[u8]| v.inner().names.get(&Key::of(d.ino, d.gener, name)).map(|t| t.node);
+    let noted = |name: &[u8]| v.mounted().dentries.get(&Key::of(d.ino, d.generation, name)).map(|t| t.node);
     assert_eq!(noted(b"f"), None, "nobody has looked");
     for _ in 0..2 {
         assert_eq!(v.lookup(d.ino, b"f").unwrap().ino, f);

@@ -23,7 +23,7 @@ fn a_block_that_moves_is_not_overwritten_where_it_was() {
     let f = v.open_path(b"f", how, &Cred::root()).unwrap();
     v.write(&f, 0, &[1; 4 * 4096]).unwrap();
     v.sync().unwrap();
-    let (i, c) = (v.inner(), v.inner().cell(f.ino()).unwrap());
+    let (i, c) = (v.mounted(), v.mounted().cell(f.ino()).unwrap());
     let d = i.dom(c.domain);
     let rewrite = |value: u8| {
         v.write(&f, 4096, &[value; 4096]).unwrap();

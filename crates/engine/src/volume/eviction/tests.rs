@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 /// Everything that no transaction holds leaves memory: by the second turn also what was used.
 fn forget_all(v: &Volume) {
-    for d in v.inner().domains.iter().cycle().take(2 * v.inner().domains.len()) {
+    for d in v.mounted().domains.iter().cycle().take(2 * v.mounted().domains.len()) {
         d.evict(Memory { pages: 1 << 20, cells: 1 << 20, dir_bytes: 1 << 30 });
     }
 }

@@ -21,7 +21,7 @@ const SHRINK_MIN: usize = 64;
 
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Count {
-    pub(super) gener: u32,
+    pub(super) generation: u32,
     /// How often it was told; [`ORPHAN`], [`FILE`].
     pub(super) times: u32,
 }
@@ -84,22 +84,22 @@ impl Held {
     }
 
     /// Counts; false where a later inode of the number is held: this one is gone.
-    pub(super) fn add(&self, ino: NodeId, gener: u32, kind: FileKind) -> bool {
+    pub(super) fn add(&self, ino: NodeId, generation: u32, kind: FileKind) -> bool {
         let first = 1 | if kind == FileKind::File { FILE } else { 0 };
         let mut guard = self.shard(ino).lock();
         let s = &mut *guard;
         match s.counts.entry(ino.0) {
             Entry::Vacant(e) => {
-                e.insert(Count { gener, times: first });
+                e.insert(Count { generation, times: first });
             }
             Entry::Occupied(mut e) => {
                 let c = e.get_mut();
-                if c.gener == gener {
+                if c.generation == generation {
                     c.times += u32::from(c.times() < TIMES_MAX);
-                } else if gener.wrapping_sub(c.gener).cast_signed() > 0 {
+                } else if generation.wrapping_sub(c.generation).cast_signed() > 0 {
                     // that of a look-up which has yet to see that its inode is gone
                     s.orphans -= usize::from(c.is_orphan());
-                    *c = Count { gener, times: first };
+                    *c = Count { generation, times: first };
                 } else {
                     return false;
                 }
@@ -114,7 +114,7 @@ impl Held {
             return GivenBack::TooMuch { orphan: false };
         };
         let c = e.get_mut();
-        if !is_it(c.gener) || c.times() == TIMES_MAX {
+        if !is_it(c.generation) || c.times() == TIMES_MAX {
             return GivenBack::Held;
         }
         let had = u64::from(c.times());
@@ -135,7 +135,7 @@ impl Held {
     pub fn orphaned(&self, c: &Cell) -> bool {
         let mut guard = self.shard(c.ino).lock();
         let s = &mut *guard;
-        let Some(count) = s.counts.get_mut(&c.ino.0).filter(|x| x.gener == c.gener) else { return false };
+        let Some(count) = s.counts.get_mut(&c.ino.0).filter(|x| x.generation == c.generation) else { return false };
         if !count.is_orphan() {
             count.times |= ORPHAN;
             s.orphans += 1;
@@ -150,7 +150,7 @@ impl Held {
     pub fn named(&self, c: &Cell) {
         let mut guard = self.shard(c.ino).lock();
         let s = &mut *guard;
-        if let Some(count) = s.counts.get_mut(&c.ino.0).filter(|x| x.gener == c.gener && x.is_orphan()) {
+        if let Some(count) = s.counts.get_mut(&c.ino.0).filter(|x| x.generation == c.generation && x.is_orphan()) {
             count.times &= !ORPHAN;
             s.orphans -= 1;
         }
@@ -158,7 +158,7 @@ impl Held {
 
     /// Whether the inode is held.
     pub fn holds(&self, c: &Cell) -> bool {
-        self.shard(c.ino).lock().counts.get(&c.ino.0).is_some_and(|x| x.gener == c.gener)
+        self.shard(c.ino).lock().counts.get(&c.ino.0).is_some_and(|x| x.generation == c.generation)
     }
 
     /// See [`crate::Volume::orphans_due`].

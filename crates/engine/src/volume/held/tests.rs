@@ -26,7 +26,7 @@ fn held(v: &Volume) -> (usize, usize) {
 fn gone(v: &Volume, a: &Attr) -> bool {
     match v.getattr(a.ino) {
         Err(Error::NotFound) => true,
-        Ok(now) => now.gener != a.gener,
+        Ok(now) => now.generation != a.generation,
         Err(e) => panic!("{e}"),
     }
 }
@@ -50,7 +50,7 @@ fn counts_add_up_and_are_clamped() {
     assert!(t.add(n, 4, K) && !t.add(n, 3, K) && t.add(n, 5, K), "a later inode of the number takes over");
     assert_eq!(t.give_back(n, |g| g == 5, 1), GivenBack::Last { orphan: false });
     // one that was told too often to count is held for good
-    t.shard(n).lock().counts.insert(n.0, Count { gener: 3, times: TIMES_MAX - 1 });
+    t.shard(n).lock().counts.insert(n.0, Count { generation: 3, times: TIMES_MAX - 1 });
     assert!(t.add(n, 3, K) && t.add(n, 3, K));
     assert_eq!(t.give_back(n, is, u64::MAX), GivenBack::Held);
 }
@@ -94,28 +94,28 @@ fn a_held_file_outlives_its_name() {
         let h = v.open(f.ino).unwrap();
         v.write(&h, 0, b"kept").unwrap();
     }
-    assert_eq!(v.lookup_held(ROOT, b"f").unwrap().gener, f.gener);
-    v.hold(f.ino, |g| g == f.gener).unwrap();
-    assert!(v.hold(f.ino, |g| g != f.gener).is_err());
+    assert_eq!(v.lookup_held(ROOT, b"f").unwrap().generation, f.generation);
+    v.hold(f.ino, |g| g == f.generation).unwrap();
+    assert!(v.hold(f.ino, |g| g != f.generation).is_err());
     v.unlink(ROOT, b"f").unwrap();
     assert_eq!(held(&v), (1, 1));
     v.sync().unwrap();
     let now = v.getattr(f.ino).unwrap();
-    assert_eq!((now.nlink, now.size, now.gener), (0, 4, f.gener));
+    assert_eq!((now.nlink, now.size, now.generation), (0, 4, f.generation));
     {
         let h = v.open(f.ino).unwrap();
         let mut buf = [0; 4];
         v.read(&h, 0, &mut buf).unwrap();
         assert_eq!(&buf, b"kept");
-        v.forget(f.ino, |g| g == f.gener, 1);
+        v.forget(f.ino, |g| g == f.generation, 1);
         assert_eq!(held(&v), (1, 1));
         v.setattr(f.ino, &SetAttr { mode: Some(0o600), ..SetAttr::default() }).unwrap();
     }
     assert_eq!(v.getattr(f.ino).unwrap().mode & 0o777, 0o600, "closed, but held");
-    v.forget(f.ino, |g| g == f.gener, 1);
+    v.forget(f.ino, |g| g == f.generation, 1);
     assert!(gone(&v, &f));
     assert_eq!((held(&v), v.held().excess), ((0, 0), 0));
-    v.forget(f.ino, |g| g == f.gener, 1);
+    v.forget(f.ino, |g| g == f.generation, 1);
     assert_eq!(v.held().excess, 1);
 }
 
@@ -221,7 +221,7 @@ fn a_temporary_file_may_get_a_name_while_it_is_held() {
     let v = volume();
     let new = NewNode { kind: FileKind::File, mode: 0o644, umask: 0, rdev: 0, target: &[] };
     let (a, file) = v.tmpfile(ROOT, &new, &Cred::root()).unwrap();
-    v.hold(a.ino, |g| g == a.gener).unwrap();
+    v.hold(a.ino, |g| g == a.generation).unwrap();
     assert_eq!(held(&v), (1, 1));
     drop(file);
     assert_eq!(v.link(a.ino, ROOT, b"named").unwrap().nlink, 1);
@@ -267,9 +267,9 @@ fn look_ups_race_with_removals() {
                     let Ok(a) = v.lookup_held(dirs[(n + t) % 3], name) else { continue };
                     std::thread::yield_now();
                     let now = v.getattr(a.ino).unwrap_or_else(|e| panic!("held {} is lost: {e}", a.ino));
-                    assert_eq!(now.gener, a.gener, "the number of a held inode was given again");
+                    assert_eq!(now.generation, a.generation, "the number of a held inode was given again");
                     seen.fetch_add(usize::from(now.nlink == 0), Ordering::Relaxed);
-                    v.forget(a.ino, |g| g == a.gener, 1);
+                    v.forget(a.ino, |g| g == a.generation, 1);
                 }
             });
         }
@@ -286,7 +286,7 @@ fn look_ups_race_with_removals() {
             v.unlink(d, &name).or_else(|_| v.rmdir(d, &name)).unwrap();
         }
     }
-    let i = v.inner();
+    let i = v.mounted();
     i.reap_zombies().unwrap();
     assert!(i.domains.iter().all(|d| d.orphans.is_empty()), "orphans that nobody holds");
     v.unmount().unwrap();

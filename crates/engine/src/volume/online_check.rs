@@ -13,12 +13,12 @@ use braidfs_format::inode::Link;
 use braidfs_format::node::NodeEntry;
 use braidfs_format::super_block::SuperBlock;
 use braidfs_store::Store;
-use braidfs_store::interface::{LiveVolume, Still};
+use braidfs_store::interface::{LiveVolume, Quiesced};
 use std::sync::Arc;
 
 impl Volume {
     fn domain_of_number(&self, domain: DomainId) -> Option<&Arc<Domain>> {
-        self.inner().domains.get(usize::from(domain.0))
+        self.mounted().domains.get(usize::from(domain.0))
     }
 }
 
@@ -28,23 +28,23 @@ impl LiveVolume for Volume {
     }
 
     fn store(&self) -> &Arc<Store> {
-        &self.inner().store
+        &self.mounted().store
     }
 
-    fn hold_still(&self, what: Still, f: &mut dyn FnMut()) {
+    fn quiesce(&self, what: Quiesced, f: &mut dyn FnMut()) {
         let of = |d| self.domain_of_number(d);
         match what {
-            Still::Superblocks => {
-                let _label = self.inner().label.lock();
+            Quiesced::Superblocks => {
+                let _label = self.mounted().label.lock();
                 return f();
             }
-            Still::Bat => {
-                let _claims = self.inner().bat.lock();
+            Quiesced::Bat => {
+                let _claims = self.mounted().bat.lock();
                 return f();
             }
-            Still::Header(d) => of(d).map(|d| d.between_headers(&mut *f)),
-            Still::Tables(d) => of(d).map(|d| d.between_checkpoints(&mut *f)),
-            Still::Nodes(d) => of(d).map(|d| d.between_commits(&mut *f)),
+            Quiesced::Header(d) => of(d).map(|d| d.between_headers(&mut *f)),
+            Quiesced::Tables(d) => of(d).map(|d| d.between_checkpoints(&mut *f)),
+            Quiesced::Nodes(d) => of(d).map(|d| d.between_commits(&mut *f)),
         }
         .unwrap_or_else(f)
     }
@@ -60,7 +60,7 @@ impl LiveVolume for Volume {
     }
 
     fn owner(&self, group: u32) -> Option<DomainId> {
-        self.inner().siblings.owner(group)
+        self.mounted().siblings.owner(group)
     }
 
     fn epoch(&self, domain: DomainId, group: u32) -> Option<u32> {
@@ -81,7 +81,7 @@ impl LiveVolume for Volume {
     }
 
     fn first_link(&self, node: NodeId) -> Option<Link> {
-        let cell = self.inner().domain_of(node)?.find(node).ok()??;
+        let cell = self.mounted().domain_of(node)?.find(node).ok()??;
         let state = cell.state.read();
         state.links.first().cloned()
     }

@@ -9,8 +9,8 @@
 //! One lock for the whole mount: what one domain can claim another one can, too. It is taken only where there is little
 //! room.
 
-use crate::asker::{self, Doing};
 use crate::node::WireId;
+use crate::requester::{self, Doing};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -30,7 +30,7 @@ struct Writer {
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(crate) struct Asked(Mutex<Ledger>);
+pub(crate) struct DirtyGrants(Mutex<Ledger>);
 
 #[derive(Debug, Default)]
 struct Ledger {
@@ -72,14 +72,14 @@ fn key(id: WireId, thread: u32) -> u64 {
     if thread == 0 { NAMELESS | id.ino().0 } else { thread.into() }
 }
 
-impl Asked {
+impl DirtyGrants {
     /// A thread asks to write so many blocks: grants them where they fit into `room` beside all that is granted. The room is
     /// looked at under the lock: else what was written back in between would count neither here nor there.
     pub fn grant(&self, id: WireId, thread: u32, blocks: u64, room: impl FnOnce() -> u64) -> bool {
         let mut l = self.0.lock();
         l.writers.remove(&key(id, thread));
         if l.writers.len() >= l.look_at.max(MANY) {
-            l.keep_in_flight(asker::thread_is_doing);
+            l.keep_in_flight(requester::thread_is_doing);
             l.look_at = 2 * l.writers.len();
         }
         let Some(granted) = l.granted.checked_add(blocks).filter(|g| room() >= *g) else { return false };
@@ -91,7 +91,7 @@ impl Asked {
 
     /// Begins to have the kernel write back all that was granted by now. One at a time.
     pub fn write_back(&self) -> WritingBack {
-        self.write_back_seeing(asker::thread_is_doing)
+        self.write_back_seeing(requester::thread_is_doing)
     }
 
     fn write_back_seeing(&self, doing: impl Fn(u32) -> Doing) -> WritingBack {
@@ -150,7 +150,7 @@ mod tests {
 
     #[test]
     fn what_is_granted_counts_until_it_is_written_back() {
-        let a = Asked::default();
+        let a = DirtyGrants::default();
         assert!(a.grant(id(10), 1, 60, || 100) && a.grant(id(11), 2, 40, || 100));
         assert!(!a.grant(id(12), 3, 1, || 100));
         let w = a.write_back_seeing(|_| Doing::Other);
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn who_is_in_flight_is_written_back_again() {
-        let a = Asked::default();
+        let a = DirtyGrants::default();
         assert!(a.grant(id(10), 1, 60, || 100) && a.grant(id(11), 2, 40, || 100));
         let w = a.write_back_seeing(|t| if t == 2 { Doing::Writing(None) } else { Doing::Other });
         assert_eq!(files(&w), [10, 11]);
@@ -178,7 +178,7 @@ mod tests {
 
     #[test]
     fn who_is_not_seen_is_in_flight_a_while() {
-        let a = Asked::default();
+        let a = DirtyGrants::default();
         assert!(a.grant(id(10), 0, 5, || 100) && a.grant(id(11), 7, 5, || 100));
         let w = a.write_back_seeing(|_| Doing::Unknown);
         assert_eq!(a.written_back(w), Left { blocks: 10, unseen: true });
@@ -193,7 +193,7 @@ mod tests {
 
     #[test]
     fn threads_that_are_gone_are_forgotten() {
-        let a = Asked::default();
+        let a = DirtyGrants::default();
         // numbers that no thread has
         (0..10 * MANY as u32).for_each(|n| assert!(a.grant(id(10), u32::MAX / 2 - n, 5, || u64::MAX)));
         assert!(a.0.lock().writers.len() <= MANY);

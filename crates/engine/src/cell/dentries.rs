@@ -1,4 +1,6 @@
-//! Names looked up lately: (directory, name) → inode, for paths to be walked without a look at the directories.
+//! The dentry cache: names looked up lately.
+//!
+//! (directory, name) → inode, for paths to be walked without a look at the directories.
 //!
 //! A table of fixed size that readers ask without writing to memory. It knows nothing that the directories do not know,
 //! and forgets at will: an entry is put in while the directory is locked (for reading at least) and taken out while it
@@ -46,15 +48,15 @@ const NEAR: u64 = 7;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Key {
     dir: u64,
-    gener: u32,
+    generation: u32,
     name: [u64; 4],
 }
 
 impl Key {
     /// The key of any name.
-    pub fn of(dir: NodeId, gener: u32, name: &[u8]) -> Self {
+    pub fn of(dir: NodeId, generation: u32, name: &[u8]) -> Self {
         if name.len() > NAME_BYTES {
-            return Self::hashed(dir, gener, name);
+            return Self::hashed(dir, generation, name);
         }
         let mut b = [0u8; NAME_BYTES + 1];
         b[0] = name.len() as u8;
@@ -64,13 +66,13 @@ impl Key {
             w.copy_from_slice(&b[8 * i..8 * i + 8]);
             u64::from_le_bytes(w)
         };
-        Self { dir: dir.0, gener, name: [word(0), word(1), word(2), word(3)] }
+        Self { dir: dir.0, generation, name: [word(0), word(1), word(2), word(3)] }
     }
     #[cold]
-    fn hashed(dir: NodeId, gener: u32, name: &[u8]) -> Self {
+    fn hashed(dir: NodeId, generation: u32, name: &[u8]) -> Self {
         use foldhash::fast::FixedState;
         let word = |seed: u64| FixedState::with_seed(seed).hash_one(name);
-        Self { dir: dir.0, gener, name: [word(1) & !0xff | u64::from(HASHED), word(2), word(3), word(4)] }
+        Self { dir: dir.0, generation, name: [word(1) & !0xff | u64::from(HASHED), word(2), word(3), word(4)] }
     }
     /// A hash stands for the name: what it is found to name may be what another name names.
     #[inline]
@@ -85,7 +87,7 @@ pub struct Target {
     /// Its number.
     pub node: NodeId,
     /// Generation of the number.
-    pub gener: u32,
+    pub generation: u32,
     /// Its type.
     pub kind: FileKind,
 }
@@ -93,12 +95,12 @@ pub struct Target {
 impl Target {
     /// Number and generation.
     pub fn inode(self) -> InodeRef {
-        InodeRef { ino: self.node, generation: self.gener }
+        InodeRef { ino: self.node, generation: self.generation }
     }
 }
 
 /// See the module.
-pub struct NameCache {
+pub struct DentryCache {
     words: Vec<AtomicU64>,
     /// Words before the first bucket, so that it begins a cache line.
     skip: usize,
@@ -106,13 +108,13 @@ pub struct NameCache {
     hasher: foldhash::fast::RandomState,
 }
 
-impl std::fmt::Debug for NameCache {
+impl std::fmt::Debug for DentryCache {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("NameCache").field("buckets", &(self.mask + 1)).finish_non_exhaustive()
+        f.debug_struct("DentryCache").field("buckets", &(self.mask + 1)).finish_non_exhaustive()
     }
 }
 
-impl NameCache {
+impl DentryCache {
     /// Of about so many bytes, which are taken as they are used.
     pub fn new(bytes: u64) -> Self {
         let bucket = size_of::<[AtomicU64; WORDS]>();
@@ -151,13 +153,13 @@ impl NameCache {
         let (b, tag) = self.bucket(k)?;
         let seq = b[0].load(Acquire);
         let e = entry(b, known(b, seq, tag, k)?);
-        let (node, geners) = (e[1].load(Relaxed), e[2].load(Relaxed));
+        let (node, generations) = (e[1].load(Relaxed), e[2].load(Relaxed));
         fence(Acquire);
         if seq % 2 == 1 || b[0].load(Relaxed) != seq {
             return None;
         }
         let kind = kind_of((node >> KIND) as u8)?;
-        Some(Target { node: NodeId(node & ((1 << KIND) - 1)), gener: (geners >> 32) as u32, kind })
+        Some(Target { node: NodeId(node & ((1 << KIND) - 1)), generation: (generations >> 32) as u32, kind })
     }
 
     /// Notes what `k` names. The caller has the directory locked.
@@ -175,7 +177,7 @@ impl NameCache {
         let e = entry(b, way);
         e[0].store(k.dir, Relaxed);
         e[1].store(t.node.0 | u64::from(t.kind.d_type()) << KIND, Relaxed);
-        e[2].store(u64::from(k.gener) | u64::from(t.gener) << 32, Relaxed);
+        e[2].store(u64::from(k.generation) | u64::from(t.generation) << 32, Relaxed);
         for (w, n) in e[3..].iter().zip(k.name) {
             w.store(n, Relaxed);
         }
@@ -218,7 +220,7 @@ fn known(b: &[AtomicU64; WORDS], seq: u64, tag: u8, k: &Key) -> Option<usize> {
 #[inline]
 fn is(e: &[AtomicU64], k: &Key) -> bool {
     e[0].load(Relaxed) == k.dir
-        && e[2].load(Relaxed) as u32 == k.gener
+        && e[2].load(Relaxed) as u32 == k.generation
         && e[3..].iter().zip(k.name).all(|(w, n)| w.load(Relaxed) == n)
 }
 
@@ -264,12 +266,12 @@ mod tests {
         Key::of(NodeId(dir), 7, name.as_bytes())
     }
     fn target(node: u64) -> Target {
-        Target { node: NodeId(node), gener: node as u32, kind: FileKind::File }
+        Target { node: NodeId(node), generation: node as u32, kind: FileKind::File }
     }
 
     #[test]
     fn put_get_forget() {
-        let c = NameCache::new(1 << 16);
+        let c = DentryCache::new(1 << 16);
         assert_eq!(c.get(&key(1, "a")), None);
         for kind in [FileKind::File, FileKind::Dir, FileKind::Symlink, FileKind::Socket, FileKind::Block] {
             c.put(&key(1, "a"), Target { kind, ..target(5) });
@@ -295,7 +297,7 @@ mod tests {
 
     #[test]
     fn a_full_bucket_forgets_the_oldest() {
-        let c = NameCache::new(0);
+        let c = DentryCache::new(0);
         assert_eq!(c.mask, 0);
         let names: Vec<String> = (0..9).map(|i| i.to_string()).collect();
         for (i, n) in names.iter().enumerate() {
@@ -312,7 +314,7 @@ mod tests {
     /// Readers beside writers of one bucket never see an entry that nobody put in.
     #[test]
     fn no_torn_entries() {
-        let c = NameCache::new(0);
+        let c = DentryCache::new(0);
         let stop = AtomicBool::new(false);
         let all: Vec<Key> = (1..=4).map(|d| key(d, &"abcdefghij".repeat(d as usize)[..9 * d as usize - 5])).collect();
         std::thread::scope(|s| {
@@ -333,7 +335,7 @@ mod tests {
             while !stop.load(Relaxed) || seen == 0 {
                 for k in &all {
                     if let Some(t) = c.get(k) {
-                        assert_eq!((t.node.0 as u32, t.node.0 & 7), (t.gener, k.dir));
+                        assert_eq!((t.node.0 as u32, t.node.0 & 7), (t.generation, k.dir));
                         assert_eq!(t.kind, FileKind::File);
                         seen += 1;
                     }

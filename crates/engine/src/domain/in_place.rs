@@ -27,9 +27,9 @@ const MISSED_MAX: u32 = 64;
 
 /// The dirty pages of a file, all of which are written where they lie: runs of them, with place and first logical block.
 #[derive(Debug)]
-pub struct Overwrites(Vec<(BlockAddr, u64, Vec<Page>)>);
+pub struct InPlaceWrites(Vec<(BlockAddr, u64, Vec<Page>)>);
 
-impl Overwrites {
+impl InPlaceWrites {
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -40,7 +40,7 @@ impl Overwrites {
 #[derive(Debug)]
 pub enum InPlace {
     /// These pages, perhaps none.
-    Yes(Overwrites),
+    Yes(InPlaceWrites),
     /// It could where the transaction that changed the file is durable.
     NotYet,
     /// No.
@@ -50,7 +50,7 @@ pub enum InPlace {
 impl Domain {
     /// What an fsync of the cell may write in place; see the module. The caller holds the cell's `sync`, and nothing of the
     /// file is being written ([`Cell::inflight`]).
-    pub fn overwrites(&self, st: &mut State) -> InPlace {
+    pub fn in_place_writes(&self, st: &mut State) -> InPlace {
         let o = &self.shared.options;
         let nocow = st.flags & NOCOW != 0;
         let Body::File(f) = &mut st.body else { return InPlace::No };
@@ -69,17 +69,17 @@ impl Domain {
                 rest = after;
             }
         }
-        let known = st.durability.layout_durable(self.committed()) || planted(Bug::PlaceForgotten);
+        let known = st.durability.layout_durable(self.committed_tx()) || planted(Bug::PlaceForgotten);
         match known && !self.sums_count(st) {
-            true => InPlace::Yes(Overwrites(runs)),
+            true => InPlace::Yes(InPlaceWrites(runs)),
             false if runs.is_empty() => InPlace::No,
             false => InPlace::NotYet,
         }
     }
 
-    /// Whether times that an fsync makes durable are not durable, of a file that [`Self::overwrites`].
+    /// Whether times that an fsync makes durable are not durable, of a file that [`Self::in_place_writes`].
     pub fn times_pending(&self, st: &State) -> bool {
-        st.durability.times_pending(self.committed()) && !planted(Bug::TimesForgotten)
+        st.durability.times_pending(self.committed_tx()) && !planted(Bug::TimesForgotten)
     }
 
     /// Has the pages written in place: by who writes `out`, or at once where the file always is (two transactions must not
@@ -87,7 +87,13 @@ impl Domain {
     ///
     /// # Errors
     /// Of the device.
-    pub(super) fn overwrite(&self, cell: &Arc<Cell>, st: &mut State, all: Overwrites, out: &mut Out) -> Result<()> {
+    pub(super) fn write_in_place(
+        &self,
+        cell: &Arc<Cell>,
+        st: &mut State,
+        all: InPlaceWrites,
+        out: &mut Out,
+    ) -> Result<()> {
         if st.flags & NOCOW != 0 {
             let ops: Vec<(BlockAddr, Vec<&[u8]>)> =
                 all.0.iter().map(|(at, _, pages)| (*at, pages.iter().map(Page::bytes).collect())).collect();

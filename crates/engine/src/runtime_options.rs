@@ -8,7 +8,7 @@ use std::time::Duration;
 
 /// See the module.
 #[derive(Debug)]
-pub struct LiveOptions {
+pub struct RuntimeOptions {
     atime: AtomicU8,
     nodiratime: AtomicBool,
     lazytime: AtomicBool,
@@ -16,18 +16,18 @@ pub struct LiveOptions {
     commit_interval: AtomicU64,
 }
 
-impl LiveOptions {
+impl RuntimeOptions {
     /// As they are at the mount.
     pub fn new(options: &MountOptions) -> Self {
-        let live = Self {
+        let new = Self {
             atime: AtomicU8::new(0),
             nodiratime: AtomicBool::new(options.nodiratime),
             lazytime: AtomicBool::new(options.lazytime),
             commit_interval: AtomicU64::new(0),
         };
-        live.set_atime(options.atime);
-        live.set_commit_interval(options.commit_interval);
-        live
+        new.set_atime(options.atime);
+        new.set_commit_interval(options.commit_interval);
+        new
     }
 
     /// See [`MountOptions::atime`].

@@ -129,7 +129,7 @@ struct Dropping {
 
 /// The files that are written directly.
 #[derive(Debug, Default)]
-pub(crate) struct Behind {
+pub(crate) struct DirectWrites {
     /// How many. Written when one becomes known, or unknown.
     known: CachePadded<AtomicUsize>,
     files: [CachePadded<Mutex<HashMap<u64, File>>>; SHARDS],
@@ -149,7 +149,7 @@ fn pages_of(offset: u64, len: usize) -> Range<u64> {
     offset / PAGE..offset.saturating_add(len as u64).div_ceil(PAGE)
 }
 
-impl Behind {
+impl DirectWrites {
     fn shard(&self, ino: NodeId) -> &Mutex<HashMap<u64, File>> {
         &self.files[(ino.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - SHARDS.trailing_zeros())) as usize]
     }
@@ -230,11 +230,11 @@ impl BraidFs {
         cx: &Context<'_>,
     ) -> Handled {
         let id = req.node();
-        let Some(stale) = self.behind.must_drop(id.ino(), offset, len) else { return Ok(Outcome::Reply) };
+        let Some(stale) = self.direct_writes.must_drop(id.ino(), offset, len) else { return Ok(Outcome::Reply) };
         let drop_pages = move |fs: &BraidFs, channel: &Channel| {
             let bytes = |page: u64| page.saturating_mul(PAGE);
             channel.invalidate_range(id, bytes(stale.pages.start), bytes(stale.pages.end) - bytes(stale.pages.start));
-            fs.behind.dropped(id.ino(), &stale);
+            fs.direct_writes.dropped(id.ino(), &stale);
         };
         let settled = self.settle(req, Ok(Outcome::Reply));
         let Some(waiting) = self.let_wait(true).filter(|_| settled.is_ok()) else {
@@ -264,7 +264,7 @@ mod tests {
     const F: NodeId = NodeId(7);
 
     /// The first direct WRITE of a file, with what follows.
-    fn known(b: &Behind, ino: NodeId) {
+    fn known(b: &DirectWrites, ino: NodeId) {
         let all = b.must_drop(ino, 1 << 30, 1).unwrap();
         assert_eq!(all.pages, ALL);
         b.dropped(ino, &all);
@@ -272,7 +272,7 @@ mod tests {
 
     #[test]
     fn only_pages_of_the_cache_are_dropped() {
-        let b = Behind::default();
+        let b = DirectWrites::default();
         b.cached(F, 0, 1 << 20);
         known(&b, F);
         b.cached(F, 8192, 4096);
@@ -295,7 +295,7 @@ mod tests {
 
     #[test]
     fn until_all_is_dropped_each_write_waits() {
-        let b = Behind::default();
+        let b = DirectWrites::default();
         let all = b.must_drop(F, 0, 4096).unwrap();
         let other = b.must_drop(F, 1 << 40, 4096).expect("its pages may have been read before the file was known");
         b.dropped(F, &all);
@@ -305,7 +305,7 @@ mod tests {
 
     #[test]
     fn a_late_drop_is_not_taken_for_a_new_one() {
-        let b = Behind::default();
+        let b = DirectWrites::default();
         let late = b.must_drop(F, 0, 4096).unwrap();
         b.forget(F);
         let new = b.must_drop(F, 0, 4096).unwrap();
@@ -316,7 +316,7 @@ mod tests {
 
     #[test]
     fn a_file_that_is_quiet_becomes_unknown() {
-        let b = Behind::default();
+        let b = DirectWrites::default();
         known(&b, F);
         b.shard(F).lock().get_mut(&F.0).unwrap().last -= 2 * QUIET;
         b.cached(F, 0, 4096);
@@ -326,7 +326,7 @@ mod tests {
 
     #[test]
     fn known_files_are_bounded() {
-        let b = Behind::default();
+        let b = DirectWrites::default();
         (2..1_000_000).for_each(|n| known(&b, NodeId(n)));
         let found: usize = b.files.iter().map(|f| f.lock().len()).sum();
         assert!(found <= SHARDS * KNOWN_MAX && b.known.load(Ordering::Relaxed) == found);

@@ -3,7 +3,7 @@
 use crate::names::path::OpenHow;
 use crate::types::{Cred, MkfsOptions, MountOptions, NodeId, RenameMode};
 use crate::volume::Volume;
-use crate::volume::replay::JournalReplay;
+use crate::volume::journal_replay::JournalReplay;
 use braidfs_check::ScrubReport;
 use braidfs_check::codes;
 use braidfs_check::online::{ScrubOptions, scrub_mounted};
@@ -53,13 +53,13 @@ fn flip(device: &MemDevice, block: u64) {
 
 /// Addresses of everything that a scrub must look at, with the code that damage there is reported as.
 fn targets(v: &Volume) -> Vec<(u64, u32)> {
-    let (inner, mut out) = (v.inner(), Vec::new());
+    let (mounted, mut out) = (v.mounted(), Vec::new());
     let sb = v.super_block();
     out.extend([(0, codes::SUPER_COPY), (sb.device_table()[0].blocks.get() - 1, codes::SUPER_COPY)]);
     out.extend([0, 1].map(|c| (sb.bat.get() + c, codes::BAT_COPY)));
     out.push((sb.domain_table.get(), codes::DOMAIN_COPY));
-    let g = inner.store.geometry;
-    for d in &inner.domains {
+    let g = mounted.store.geometry;
+    for d in &mounted.domains {
         for group in d.space.groups() {
             out.push((place(v, g.header_addr(group)), codes::GROUP_COPY));
             out.push((place(v, g.segment_table_addr(group)), codes::SEGMENTS_COPY));
@@ -107,7 +107,7 @@ fn every_flipped_bit_of_a_mounted_volume_is_found() {
         v.write(&big, i * 3 * 4096, &[7; 4096]).unwrap();
     }
     v.sync().unwrap();
-    for d in &v.inner().domains {
+    for d in &v.mounted().domains {
         d.checkpoint().unwrap();
     }
     let clean = scrub(&v);
@@ -152,12 +152,12 @@ fn lost_tables_are_found_while_memory_still_has_them() {
     let (device, v) = volume(64, 2);
     put(&v, "f", b"x");
     v.sync().unwrap();
-    v.inner().domains.iter().for_each(|d| d.checkpoint().unwrap());
-    let g = v.inner().store.geometry;
+    v.mounted().domains.iter().for_each(|d| d.checkpoint().unwrap());
+    let g = v.mounted().store.geometry;
     let pair = g.node_table_addr(0, 0);
     let mut b = vec![0; 2 * BLOCK_BYTES];
     device.read(place(&v, pair), &mut b).unwrap();
-    let (_, _, entries) = NodeTableBlock::decode(&b, v.inner().store.volume, pair).unwrap();
+    let (_, _, entries) = NodeTableBlock::decode(&b, v.mounted().store.volume, pair).unwrap();
     assert_eq!(entries.len(), NODES_PER_BLOCK as usize);
     device.write(place(&v, pair), &[1; 2 * BLOCK_BYTES]).unwrap();
     let r = scrub(&v);
@@ -209,8 +209,8 @@ fn nothing_is_found_under_load() {
                         }
                         _ => match random(6) {
                             0 => v.sync().unwrap(),
-                            1 => v.inner().domains[random(4) as usize].checkpoint().unwrap(),
-                            2 => drop(v.inner().clean_domain(&v.inner().domains[random(4) as usize], 1)),
+                            1 => v.mounted().domains[random(4) as usize].checkpoint().unwrap(),
+                            2 => drop(v.mounted().clean_domain(&v.mounted().domains[random(4) as usize], 1)),
                             _ => {}
                         },
                     }
