@@ -189,7 +189,7 @@ pub fn wait_until_unread(address: usize) {
 }
 
 fn wait(turns: &mut u32) {
-    // most readers copy a page
+    // most readers copy a page; some wait for a device
     const SPINS: u32 = 128;
     *turns += 1;
     if *turns < SPINS && !crate::locks::waits_by_turns() {

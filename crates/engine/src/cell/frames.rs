@@ -76,8 +76,8 @@ fn prefetch(at: NonNull<Bytes>) {
 /// A buffer of a block. A clone shares the bytes; they are changed only where nobody shares them.
 pub struct Frame(NonNull<Bytes>);
 
-// SAFETY: bytes that several threads have are only read (`get_mut` gives them to the one that has them alone), and the
-// count is atomic.
+// SAFETY: bytes that several threads have are only read (`get_mut` gives them to the one that has them alone), or written
+// under a lock of the page that readers take, too (`pages/shared.rs`); the count is atomic.
 unsafe impl Send for Frame {}
 // SAFETY: as above; `&Frame` gives `&[u8]` and clones.
 unsafe impl Sync for Frame {}
@@ -130,6 +130,10 @@ impl Frame {
         // SAFETY: in the block, as was just checked; nobody else has to do with its bytes, says the caller. The source is
         // none of them for the same reason.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.0.as_ptr().cast::<u8>().add(offset), bytes.len()) };
+    }
+    /// Where the bytes lie; nothing is read of them.
+    pub fn address(&self) -> *const u8 {
+        self.0.as_ptr().cast()
     }
     /// The bytes, to change, where nobody shares them.
     pub fn get_mut(&mut self) -> Option<&mut Bytes> {

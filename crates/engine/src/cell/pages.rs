@@ -68,7 +68,7 @@ impl Page {
 
     /// Whether both are one buffer: nobody has changed one since it was cloned from the other.
     pub fn same(&self, other: &Page) -> bool {
-        self.as_ptr() == other.as_ptr()
+        self.0.address() == other.0.address()
     }
 }
 
@@ -81,7 +81,7 @@ impl Deref for Page {
 
 impl std::fmt::Debug for Page {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Page({:p})", self.as_ptr())
+        write!(f, "Page({:p})", self.0.address())
     }
 }
 

@@ -46,7 +46,7 @@ impl MountedVolume {
         let d = self.dom(c.domain);
         if need > self.room(d, need) {
             // what others have freed counts when that is durable
-            self.reap_zombies()?;
+            self.reap_for_room();
             self.commit_all()?;
             if need > self.room(d, need) + d.space.margin() {
                 return Err(Error::NoSpace);

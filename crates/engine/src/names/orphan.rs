@@ -9,6 +9,11 @@ use crate::volume::operation::Op;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+thread_local! {
+    /// This thread deletes what waited for another domain.
+    static REAPING: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
 impl MountedVolume {
     /// The inode lost a name, of a directory the only one. `cell` is touched.
     pub(crate) fn name_gone(&self, op: &Op<'_>, cell: &Arc<Cell>, st: &mut State) {
@@ -120,9 +125,28 @@ impl MountedVolume {
     /// Deletes inodes whose last name went to an inode of another domain, where that is durable by now. Those of domains that
     /// have failed stay orphans, for the next mount.
     ///
+    /// Who deletes may need room, and then comes here again: this does nothing then.
+    ///
     /// # Errors
-    /// As [`Self::reap`], the first one: that inode is tried again, and those behind it are deleted all the same.
+    /// As [`Self::reap`], the first one: that inode is tried again another time, and those behind it are deleted all the
+    /// same. Who looks for room goes on: it may be a domain that he does not need.
     pub(crate) fn reap_zombies(&self) -> Result<()> {
+        if REAPING.replace(true) {
+            return Ok(());
+        }
+        let done = self.reap_all();
+        REAPING.set(false);
+        done
+    }
+
+    /// [`Self::reap_zombies`], by who goes on whatever becomes of it: a commit, which follows, may free more.
+    pub(crate) fn reap_for_room(&self) {
+        if let Err(e) = self.reap_zombies() {
+            tracing::debug!(error = %e, "replaced files that cannot be deleted now");
+        }
+    }
+
+    fn reap_all(&self) -> Result<()> {
         let all = std::mem::take(&mut *self.zombies.lock());
         let mut result = Ok(());
         for c in all.into_iter().filter(|c| self.dom(c.domain).failed().is_none()) {

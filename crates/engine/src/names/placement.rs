@@ -80,10 +80,7 @@ impl MountedVolume {
             }
             given_back = true;
             // numbers become free when the deletion is durable, those of directories at a checkpoint
-            match self.reap_zombies() {
-                Err(Error::NoSpace) => return Ok(None), // not even for a deletion is there room
-                r => r?,
-            }
+            self.reap_for_room();
             dom.commit()?;
             if dom.quarantined_numbers() > 0 {
                 dom.checkpoint()?;

@@ -207,7 +207,7 @@ impl MountedVolume {
             return none();
         }
         // a commit writes reserved pages at their real size and lets freed blocks go
-        self.reap_zombies()?;
+        self.reap_for_room();
         d.flush_all()?;
         d.commit()?;
         if n > 0 {
@@ -301,7 +301,7 @@ impl Volume {
         let i = self.mounted();
         let d = i.domain(ino)?;
         if i.room(d, want) < want {
-            i.reap_zombies()?;
+            i.reap_for_room();
             d.flush_all()?;
             d.commit()?;
         }

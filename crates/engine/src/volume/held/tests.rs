@@ -291,3 +291,37 @@ fn look_ups_race_with_removals() {
     assert!(i.domains.iter().all(|d| d.orphans.is_empty()), "orphans that nobody holds");
     v.unmount().unwrap();
 }
+
+/// Each deletion that finds no room looks for some, and so comes by the others: once.
+#[test]
+fn many_that_cannot_be_deleted_are_tried_once_each() {
+    let device: Arc<dyn Device> = Arc::new(MemDevice::new(16384));
+    crate::mkfs::format(std::slice::from_ref(&device), &MkfsOptions::default()).unwrap();
+    let v = Volume::mount(vec![device], MountOptions { background: false, ..MountOptions::default() }).unwrap();
+    let i = v.mounted();
+    let removed: Vec<Attr> = (0..40)
+        .map(|n| {
+            let name = format!("f{n}");
+            make(&v, ROOT, &name, K);
+            let a = v.lookup_held(ROOT, name.as_bytes()).unwrap();
+            v.unlink(ROOT, name.as_bytes()).unwrap();
+            a
+        })
+        .collect();
+    v.sync().unwrap();
+    i.zombies.lock().extend(removed.iter().map(|a| i.cell(a.ino).unwrap()));
+    let (d, mut taken) = (&i.domains[0], 0);
+    let space = &d.space;
+    while space.reserve(1, true).is_ok() || i.claim_group(d).unwrap() && space.reserve(1, true).is_ok() {
+        taken += 1;
+    }
+    assert!(matches!(i.reap_zombies(), Err(Error::NoSpace)));
+    assert_eq!(i.zombies.lock().len(), removed.len());
+    space.unreserve(taken);
+    for a in &removed {
+        v.forget(a.ino, |g| g == a.generation, 1);
+    }
+    i.reap_zombies().unwrap();
+    assert!(d.orphans.is_empty() && i.zombies.lock().is_empty());
+    v.unmount().unwrap();
+}
