@@ -35,7 +35,7 @@ bench: ## library speed beside tmpfs and ext4, device traffic, memory (as root; 
 	$(CARGO) run --release -p braidfs-cli -- bench speed
 	$(CARGO) test --release -p braidfs --test traffic --test memory -- --ignored --nocapture
 
-test: layers fmt clippy unit heavy planted mount conflicts-part ## everything that must pass before a change goes in (some 25 minutes, compiling included)
+test: layers fmt clippy unit heavy planted mount conflicts-part ## everything that must pass before a change goes in (some 17 minutes on two cores, compiling included)
 
 fmt: ## is everything formatted
 	$(CARGO) fmt --all --check
