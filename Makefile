@@ -19,7 +19,7 @@ PAGES := $(addprefix $(MAN)/man8/,$(NAMES))
 OLD_PAGES := $(addprefix $(MAN)/man1/,$(NAMES))
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo bench test fmt clippy unit heavy crash planted mount mount-ring conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million xfstests soak fuzz fuzz-coverage layers models deny peers $(PEERS) deps install uninstall clean
+.PHONY: help build demo bench test fmt clippy unit heavy crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million xfstests soak fuzz fuzz-coverage layers models deny peers $(PEERS) deps install uninstall clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z$$()A-Z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -35,7 +35,11 @@ bench: ## library speed beside tmpfs and ext4, device traffic, memory (as root; 
 	$(CARGO) run --release -p braidfs-cli -- bench speed
 	$(CARGO) test --release -p braidfs --test traffic --test memory -- --ignored --nocapture
 
-test: layers fmt clippy unit heavy planted mount conflicts-part ## everything that must pass before a change goes in (some 17 minutes on two cores, compiling included)
+aging: deps ## file systems that age: filled to 70 to 95 %, overwritten and churned, beside ext4, XFS, btrfs; JSON=FILE, DOCS=1, AGING="--size 4G" (as root; an hour)
+	@command -v mkfs.xfs mkfs.btrfs | grep -q btrfs || scripts/deps.sh xfsprogs btrfs-progs
+	$(CARGO) run --release -p braidfs-cli -- bench aging -o $(or $(JSON),$(TARGET)/aging.json) $(if $(DOCS),--docs docs) $(AGING)
+
+test: layers fmt clippy unit heavy planted mount conflicts-part ## everything that must pass before a change goes in (some 20 minutes on two cores, compiling included)
 
 fmt: ## is everything formatted
 	$(CARGO) fmt --all --check
@@ -55,7 +59,7 @@ crash: ## every crash workload, for hours; interrupt it, the same command goes o
 
 planted: ## do the crash tests see bugs on purpose
 	$(CARGO) run --release -p braidfs-testkit --features planted-bugs --bin crash -- planted
-	$(CARGO) test --release -p braidfs-testkit --features planted-bugs --test planted --test planted_clock
+	$(CARGO) test --release -p braidfs-testkit --features planted-bugs --test planted --test planted_clock --test planted_shared --test shared_dir
 
 mount: ## tests on a mounted volume (needs /dev/fuse, else it says so and skips)
 	@python3 scripts/test-mount.py

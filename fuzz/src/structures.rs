@@ -10,7 +10,7 @@ use braidfs::format::inode::{Inode, decode_extents, decode_links, decode_refs, d
 use braidfs::format::journal::{ChunkId, ChunkKind, Record, decode_chunk, encode_chunk};
 use braidfs::format::node::{NodeBlock, NodeRecord, NodeTableBlock};
 use braidfs::format::super_block::SuperBlock;
-use braidfs::format::{BLOCK_BYTES, BlockAddr, DomainId, NodeId, TxId, bat};
+use braidfs::format::{BLOCK_BYTES, BlockAddr, DomainId, InodeNo, TxId, bat};
 
 const VOLUME: u32 = 7;
 const ADDR: u64 = 40;
@@ -82,7 +82,7 @@ pub fn run(data: &[u8]) {
         }
         8 => {
             let b = pair(BlockKind::Dir, body);
-            let _ = decode_bucket(&b[..BLOCK_BYTES], NodeId(1), 0, VOLUME, BlockAddr(ADDR));
+            let _ = decode_bucket(&b[..BLOCK_BYTES], InodeNo(1), 0, VOLUME, BlockAddr(ADDR));
         }
         9 => {
             if let Ok(i) = Inode::decode(body) {

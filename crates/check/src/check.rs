@@ -22,7 +22,7 @@ use crate::scan::space::Used;
 use crate::scan::{SMALL_GROUPS, dirs, names, nodes, space, tables, volume};
 use crate::threads::{cpus, each};
 use braidfs_device::Device;
-use braidfs_format::NodeId;
+use braidfs_format::InodeNo;
 use braidfs_format::domain::{CLEAN, NEEDS_GC};
 use braidfs_store::interface::Replay;
 use braidfs_store::overlay::OverlayDevice;
@@ -76,6 +76,9 @@ fn check_with(
     progress("volume", 0, 1);
     let first = volume::read(devices)?;
     progress("volume", 1, 1);
+    if options.repair {
+        first.sb.may_change()?;
+    }
     let flags = |d: &Domain| d.header.map_or(0, |h| h.flags.get());
     let dirty = first.domains.iter().any(|d| d.header.is_some() && (flags(d) & CLEAN == 0 || flags(d) & NEEDS_GC != 0));
     if !dirty && !options.force && first.log.findings.is_empty() {
@@ -262,9 +265,9 @@ fn count(m: &mut Model) -> FsckReport {
     r.findings = m.log.findings.clone();
     let mut names = Names::default();
     for f in &mut r.findings {
-        f.path = f.node.and_then(|n| m.path(NodeId(n), &mut names));
+        f.path = f.node.and_then(|n| m.path(InodeNo(n), &mut names));
         if f.domain.is_none() {
-            f.domain = f.node.and_then(|n| m.domain_of(NodeId(n)));
+            f.domain = f.node.and_then(|n| m.domain_of(InodeNo(n)));
         }
     }
     r

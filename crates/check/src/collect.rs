@@ -12,7 +12,7 @@ use braidfs_device::{AlignedBuf, BLOCK_BYTES};
 use braidfs_format::dentry::Dentry;
 use braidfs_format::inode::{Content, Extent, Inode};
 use braidfs_format::node::{NodeEntry, NodeKind, NodeRecord};
-use braidfs_format::{BlockAddr, Corrupt, NodeId};
+use braidfs_format::{BlockAddr, Corrupt, InodeNo, NodeId};
 use braidfs_store::Store;
 
 /// What was read before is not there any more.
@@ -29,7 +29,7 @@ pub struct Records<'a> {
 }
 
 impl<'a> Records<'a> {
-    /// Of `domain`.
+    /// Of the records that the node table of `domain` names; nothing is read yet.
     pub fn new(store: &'a Store, domain: &'a Domain) -> Self {
         Self { store, domain, at: None, block: AlignedBuf::zeroed(BLOCK_BYTES) }
     }
@@ -58,11 +58,11 @@ pub trait Source {
     ///
     /// # Errors
     /// [`codes::OVERFLOW_MISSING`], [`codes::OVERFLOW_SHARED`].
-    fn take(&mut self, owner: NodeId, node: NodeId, kind: NodeKind) -> Checked<Vec<u8>>;
+    fn take(&mut self, owner: InodeNo, node: NodeId, kind: NodeKind) -> Checked<Vec<u8>>;
 }
 
 impl Source for Records<'_> {
-    fn take(&mut self, owner: NodeId, node: NodeId, kind: NodeKind) -> Checked<Vec<u8>> {
+    fn take(&mut self, owner: InodeNo, node: NodeId, kind: NodeKind) -> Checked<Vec<u8>> {
         let (_, r) = self.get(node).map_err(|e| Bad::new(codes::OVERFLOW_MISSING, e.to_string()))?;
         record::overflow(node, (r.owner, r.kind), owner, kind)?;
         Ok(r.payload)
@@ -74,7 +74,7 @@ pub struct Collector<'a> {
     store: &'a Store,
     /// Where blocks of the inode may lie; `None`: extents are not looked at.
     domain: Option<&'a Domain>,
-    node: NodeId,
+    node: InodeNo,
     /// Where findings go; `None`: the first one ends the walk.
     log: Option<&'a mut Log>,
     /// Where overflow nodes come from; `None`: there are none.
@@ -85,7 +85,7 @@ pub struct Collector<'a> {
 }
 
 impl<'a> Collector<'a> {
-    fn new(store: &'a Store, node: NodeId, log: Option<&'a mut Log>) -> Self {
+    fn new(store: &'a Store, node: InodeNo, log: Option<&'a mut Log>) -> Self {
         let (extents, entries) = (Vec::new(), Vec::new());
         Self { store, domain: None, node, log, source: None, extents, entries, found: false }
     }
@@ -95,11 +95,11 @@ impl Visitor for Collector<'_> {
     fn bad(&mut self, bad: Bad) -> Checked<()> {
         let Some(log) = &mut self.log else { return Err(bad) };
         self.found = true;
-        log.add(bad.code, Some(self.node), bad.why);
+        log.add(bad.code, Some(self.node.node()), bad.why);
         Ok(())
     }
 
-    fn overflow(&mut self, owner: NodeId, nodes: &[NodeId], kind: NodeKind) -> Checked<Vec<Option<Vec<u8>>>> {
+    fn overflow(&mut self, owner: InodeNo, nodes: &[NodeId], kind: NodeKind) -> Checked<Vec<Option<Vec<u8>>>> {
         let mut out = Vec::with_capacity(nodes.len());
         for &n in nodes {
             let payload = match &mut self.source {
@@ -121,7 +121,7 @@ impl Visitor for Collector<'_> {
         self.domain.is_none_or(|d| d.holds(self.store, addr, len))
     }
 
-    fn extent(&mut self, _: NodeId, e: Extent, _: bool) -> Checked<()> {
+    fn extent(&mut self, _: InodeNo, e: Extent, _: bool) -> Checked<()> {
         self.extents.push(e);
         Ok(())
     }
@@ -134,7 +134,7 @@ impl Visitor for Collector<'_> {
         }
     }
 
-    fn entry(&mut self, _: NodeId, e: Dentry) {
+    fn entry(&mut self, _: InodeNo, e: Dentry) {
         self.entries.push(e);
     }
 }
@@ -149,7 +149,7 @@ pub fn checked<'a>(
     (entry, r, i): (NodeEntry, &NodeRecord, Inode),
     source: Option<&'a mut (dyn Source + 'a)>,
 ) -> Checked<Ino> {
-    let mut c = Collector { domain: Some(domain), source, ..Collector::new(store, r.node, Some(log)) };
+    let mut c = Collector { domain: Some(domain), source, ..Collector::new(store, r.node.inode(), Some(log)) };
     whole(rules, &mut c, entry, r, i)
 }
 
@@ -157,12 +157,12 @@ pub fn checked<'a>(
 ///
 /// # Errors
 /// Where it no longer is what it was.
-pub fn load(rules: &Rules, store: &Store, domain: &Domain, node: NodeId) -> Result<Ino> {
+pub fn load(rules: &Rules, store: &Store, domain: &Domain, node: InodeNo) -> Result<Ino> {
     let mut records = Records::new(store, domain);
-    let (entry, r) = records.get(node)?;
+    let (entry, r) = records.get(node.node())?;
     let mut c = Collector { domain: Some(domain), source: Some(&mut records), ..Collector::new(store, node, None) };
     let ino = inode::decode(&r).and_then(|i| whole(rules, &mut c, entry, &r, i));
-    Ok(ino.map_err(|b| changed(node, &b.why))?)
+    Ok(ino.map_err(|b| changed(node.node(), &b.why))?)
 }
 
 fn whole(rules: &Rules, c: &mut Collector<'_>, entry: NodeEntry, r: &NodeRecord, i: Inode) -> Checked<Ino> {
@@ -179,16 +179,16 @@ fn whole(rules: &Rules, c: &mut Collector<'_>, entry: NodeEntry, r: &NodeRecord,
 ///
 /// # Errors
 /// Where that is no longer so.
-pub fn load_entries(rules: &Rules, store: &Store, node: NodeId, ino: &Ino) -> Result<Vec<Dentry>> {
+pub fn load_entries(rules: &Rules, store: &Store, node: InodeNo, ino: &Ino) -> Result<Vec<Dentry>> {
     let mut c = Collector::new(store, node, None);
     let walk = Buckets::until_bad(node).walk(rules, &mut c, &ino.inode.content, &ino.extents);
-    walk.map_err(|b| changed(node, &format!("its entries: {}", b.why)))?;
+    walk.map_err(|b| changed(node.node(), &format!("its entries: {}", b.why)))?;
     Ok(c.entries)
 }
 
 /// Fills [`Ino::entries`] of directory `node`, and notes what does not hold. What cannot be read is made again from the
 /// links of the inodes.
-pub fn read_entries(rules: &Rules, store: &Store, log: &mut Log, node: NodeId, ino: &mut Ino) {
+pub fn read_entries(rules: &Rules, store: &Store, log: &mut Log, node: InodeNo, ino: &mut Ino) {
     let mut c = Collector::new(store, node, Some(log));
     let walk = Buckets::to_the_end(node).walk(rules, &mut c, &ino.inode.content, &ino.extents);
     ino.dirty.entries |= c.found || walk.is_err();

@@ -11,7 +11,7 @@ use crate::report::{Log, ScrubReport};
 use crate::threads::{cpus, each};
 use braidfs_device::{AlignedBuf, BLOCK_BYTES};
 use braidfs_format::inode::Extent;
-use braidfs_format::{BlockAddr, NodeId};
+use braidfs_format::{BlockAddr, InodeNo};
 use braidfs_store::Store;
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ const PIECE: u64 = 256;
 /// Compares the data of all inodes, on all CPUs; what is bad goes to the model's log.
 pub fn compare_all(m: &mut Model, out: &mut ScrubReport, progress: &dyn Fn(&str, u64, u64)) {
     let store = Arc::clone(&m.store);
-    let files: Vec<NodeId> = m.inodes.select(|_, i| !i.is_dir() && i.is_mapped());
+    let files: Vec<InodeNo> = m.inodes.select(|_, i| !i.is_dir() && i.is_mapped());
     let total = files.len() as u64;
     let shown = |done| progress("data", done, total);
     let done = each(cpus(), files.len(), shown, Default::default, |(log, sum): &mut (Log, ScrubReport), i| {
@@ -33,7 +33,7 @@ pub fn compare_all(m: &mut Model, out: &mut ScrubReport, progress: &dyn Fn(&str,
         } else if let Some(domain) = log.domain.and_then(|d| m.domains.get(usize::from(d))) {
             match load(&m.inodes.rules, &store, domain, node) {
                 Ok(ino) => file(&store, log, sum, node, &ino),
-                Err(e) => log.add(codes::UNREADABLE, Some(node), e.to_string()),
+                Err(e) => log.add(codes::UNREADABLE, Some(node.node()), e.to_string()),
             }
         }
         Ok::<(), Infallible>(())
@@ -46,7 +46,7 @@ pub fn compare_all(m: &mut Model, out: &mut ScrubReport, progress: &dyn Fn(&str,
     }
 }
 
-fn file(store: &Store, log: &mut Log, sum: &mut ScrubReport, node: NodeId, ino: &Ino) {
+fn file(store: &Store, log: &mut Log, sum: &mut ScrubReport, node: InodeNo, ino: &Ino) {
     for e in ino.extents.iter().filter(|e| !e.unwritten) {
         let Some(sums) = &e.sums else {
             sum.data_unchecked += u64::from(e.len);
@@ -55,7 +55,7 @@ fn file(store: &Store, log: &mut Log, sum: &mut ScrubReport, node: NodeId, ino: 
         sum.data_checked += u64::from(e.len);
         compare(store, e, sums, &mut |code, _, why| {
             sum.data_bad += 1;
-            log.add(code, Some(node), why);
+            log.add(code, Some(node.node()), why);
         });
     }
 }

@@ -19,7 +19,7 @@ use braidfs_format::inode::{
 use braidfs_format::journal::{Chunk, Record, decode_chunk, peek_chunk};
 use braidfs_format::node::{DIR, NodeBlock, NodeKind, NodeRecord, NodeTableBlock, OVERFLOW, REMOTE, USED};
 use braidfs_format::super_block::SuperBlock;
-use braidfs_format::{BlockAddr, Corrupt, DomainId, NodeId};
+use braidfs_format::{BlockAddr, Corrupt, DomainId, InodeNo, NodeId};
 use braidfs_store::Store;
 use braidfs_store::super_io::read_super;
 use std::fmt::Write;
@@ -68,7 +68,7 @@ pub fn dump(devices: &[Arc<dyn Device>], what: &DumpWhat) -> Result<String> {
         DumpWhat::Node(n) => d.node(NodeId(*n)),
         DumpWhat::Block(n) => d.block(BlockAddr(*n)),
         DumpWhat::Journal(n) => d.journal(*n),
-        DumpWhat::Path(p) => d.node(d.resolve(p)?),
+        DumpWhat::Path(p) => d.node(d.resolve(p)?.node()),
     }
 }
 
@@ -272,7 +272,7 @@ impl Dump {
             "  record of {node} ({kind:?}), owner {owner}, version {version}, generation {generation}, {bytes} bytes"
         );
         let shown = match r.kind {
-            NodeKind::Inode => Inode::decode(&r.payload).map(|i| self.show_inode(r.node, &i, deep)),
+            NodeKind::Inode => Inode::decode(&r.payload).map(|i| self.show_inode(r.node.inode(), &i, deep)),
             NodeKind::ExtentLeaf => decode_extents(&r.payload).map(|e| show_extents(&e)),
             NodeKind::ExtentIndex => decode_refs(&r.payload)
                 .map(|refs| refs.iter().map(|r| format!("    from {} on: {}\n", r.first, r.node)).collect()),
@@ -293,7 +293,7 @@ impl Dump {
         Ok(v)
     }
 
-    fn show_inode(&self, node: NodeId, i: &Inode, deep: bool) -> String {
+    fn show_inode(&self, node: InodeNo, i: &Inode, deep: bool) -> String {
         let mut o = String::new();
         let Inode { mode, uid, gid, nlink, size, blocks, flags, rdev, placement, link_seq, .. } = i;
         line!(o, "    mode {mode:o}, owner {uid}:{gid}, {nlink} links, {size} bytes, {blocks} blocks");
@@ -375,7 +375,7 @@ impl Dump {
         }
     }
 
-    fn buckets(&self, dir: NodeId, extents: &[Extent]) -> Result<Vec<Dentry>> {
+    fn buckets(&self, dir: InodeNo, extents: &[Extent]) -> Result<Vec<Dentry>> {
         let mut out = Vec::new();
         let mut block = vec![0u8; BLOCK_BYTES];
         for e in extents {
@@ -411,7 +411,7 @@ impl Dump {
                 return Ok(o);
             }
             if block[8] == BlockKind::Dir as u8 {
-                let dir = NodeId(field(size_of::<BlockHeader>()));
+                let dir = InodeNo(field(size_of::<BlockHeader>()));
                 let lblk = field(size_of::<BlockHeader>() + 8) & ((1 << 48) - 1);
                 line!(o, "bucket {lblk} of directory {dir}");
                 show_entries(&mut o, &decode_bucket(&block, dir, lblk, self.store.volume, addr)?);
@@ -466,10 +466,10 @@ impl Dump {
     }
 
     /// The inode that a path names, by the home tables.
-    fn resolve(&self, path: &[u8]) -> Result<NodeId> {
-        let mut at = NodeId::ROOT;
+    fn resolve(&self, path: &[u8]) -> Result<InodeNo> {
+        let mut at = InodeNo::ROOT;
         for name in path.split(|&b| b == b'/').filter(|n| !n.is_empty() && *n != b".") {
-            let i = Inode::decode(&home::node(&self.store, at)?.payload)?;
+            let i = Inode::decode(&home::node(&self.store, at.node())?.payload)?;
             let entries = match &i.content {
                 Content::InlineDir(b) => decode_entries(b)?,
                 Content::Extents(_) | Content::Tree { .. } => {

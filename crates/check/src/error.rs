@@ -2,7 +2,7 @@
 
 use braidfs_format::Corrupt;
 
-/// Shorthand.
+/// A [`std::result::Result`] with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a check, a repair or a dump could not be done.

@@ -6,7 +6,7 @@ use braidfs_device::AlignedBuf;
 use braidfs_format::geometry::NODES_PER_BLOCK;
 use braidfs_format::inode::Inode;
 use braidfs_format::node::{NodeEntry, NodeRecord, NodeTableBlock};
-use braidfs_format::{BLOCK_BYTES, Corrupt, NodeId};
+use braidfs_format::{BLOCK_BYTES, Corrupt, InodeNo, NodeId};
 use braidfs_store::Store;
 
 /// Parents that a path is followed through.
@@ -40,17 +40,17 @@ pub fn node(store: &Store, node: NodeId) -> Result<NodeRecord> {
 }
 
 /// Directory and name of an inode by the first link in its record, as it lies on the device.
-pub fn first_name(store: &Store, at: NodeId) -> Option<(NodeId, String)> {
-    let link = Inode::decode(&node(store, at).ok()?.payload).ok()?.links.into_iter().next()?;
+pub fn first_name(store: &Store, at: InodeNo) -> Option<(InodeNo, String)> {
+    let link = Inode::decode(&node(store, at.node()).ok()?.payload).ok()?.links.into_iter().next()?;
     Some((link.parent, String::from_utf8_lossy(&link.name).into_owned()))
 }
 
 /// The path of an inode for messages: `name` tells the directory and the name of each on the way up. `None` where one
 /// has none, or the way does not end.
-pub fn path(node: NodeId, mut name: impl FnMut(NodeId) -> Option<(NodeId, String)>) -> Option<String> {
+pub fn path(node: InodeNo, mut name: impl FnMut(InodeNo) -> Option<(InodeNo, String)>) -> Option<String> {
     let mut parts: Vec<String> = Vec::new();
     let mut at = node;
-    while at != NodeId::ROOT {
+    while at != InodeNo::ROOT {
         let (parent, part) = name(at)?;
         parts.push(part);
         at = parent;
@@ -68,9 +68,9 @@ mod tests {
 
     #[test]
     fn a_path_that_does_not_end_is_none() {
-        assert_eq!(path(NodeId::ROOT, |_| None).as_deref(), Some("/"));
-        assert_eq!(path(NodeId(9), |_| Some((NodeId::ROOT, "a".into()))).as_deref(), Some("/a"));
-        assert_eq!(path(NodeId(9), |_| Some((NodeId(9), "a".into()))), None);
-        assert_eq!(path(NodeId(9), |_| None), None);
+        assert_eq!(path(InodeNo::ROOT, |_| None).as_deref(), Some("/"));
+        assert_eq!(path(InodeNo(9), |_| Some((InodeNo::ROOT, "a".into()))).as_deref(), Some("/a"));
+        assert_eq!(path(InodeNo(9), |_| Some((InodeNo(9), "a".into()))), None);
+        assert_eq!(path(InodeNo(9), |_| None), None);
     }
 }

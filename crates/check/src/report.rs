@@ -26,7 +26,7 @@ pub struct Finding {
     pub node: Option<u64>,
     /// Its path, where it has one.
     pub path: Option<String>,
-    /// In words.
+    /// What does not hold, in words.
     pub message: String,
     /// Whether it was mended.
     pub fixed: bool,
@@ -41,11 +41,11 @@ pub struct FsckReport {
     pub findings: Vec<Finding>,
     /// What is no error by itself: traces of a crash that might also be damage.
     pub notes: Vec<String>,
-    /// Regular files.
+    /// Regular files that were counted.
     pub files: u64,
-    /// Directories.
+    /// Directories that were counted.
     pub dirs: u64,
-    /// Symbolic links.
+    /// Symbolic links that were counted.
     pub symlinks: u64,
     /// Devices, sockets, pipes.
     pub other: u64,
@@ -123,7 +123,7 @@ pub struct ScrubReport {
 pub struct Bad {
     /// A number of [`codes`].
     pub code: u32,
-    /// In words.
+    /// What does not hold, in words.
     pub why: String,
     /// The logical block of the bucket or of the data that does not hold; `None`: something else.
     pub at: Option<u64>,

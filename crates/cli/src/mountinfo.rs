@@ -4,14 +4,14 @@ use crate::text;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-/// One mount.
+/// A line of `/proc/self/mountinfo`, as far as it is of use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mount {
     /// `major:minor` of the mounted file system.
     pub device: String,
     /// What of the file system is mounted: `/`, or the directory of a bind mount.
     pub root: PathBuf,
-    /// Where.
+    /// The mount point.
     pub target: PathBuf,
     /// Options of this mount: `rw,nosuid,relatime`.
     pub options: String,

@@ -51,3 +51,86 @@ fn single_operations_are_timed() {
     assert!(lines.iter().all(|l| l["met"].is_boolean() == (l["tmpfs"].is_object() && l["ext4"].is_object())), "{said}");
     assert_eq!(std::fs::read_dir(dir.path()).expect("a directory").count(), 0, "nothing is left");
 }
+
+/// What every aged volume has to show, whatever the file system.
+fn check_aged(v: &serde_json::Value, slices: usize) {
+    let all = v["slices"].as_array().expect("slices");
+    assert_eq!(all.len(), slices, "{v}");
+    let number = |v: &serde_json::Value| v.as_f64().expect("a number");
+    let sum = |field: &str| all.iter().map(|s| number(&s[field])).sum::<f64>();
+    let (capacity, filled) = (number(&v["capacity"]), number(&v["filled"]));
+    let wanted = capacity * number(&v["fill"]) / 100.0;
+    assert!(filled <= wanted && filled > wanted * 0.9, "{v}");
+    // once the free space
+    assert!(sum("user") >= 0.99 * (capacity - filled), "{v}");
+    for s in all {
+        assert!(number(&s["p50"]) > 0.0 && number(&s["p50"]) <= number(&s["p999"]), "{v}");
+        assert!(number(&s["p999"]) <= 1.01 * number(&s["max"]) && number(&s["seconds"]) > 0.0, "{v}");
+    }
+    let device = sum("device") + number(&v["settled"]);
+    if v["load"] == "overwrite" {
+        // all is on the device at the end; what was overwritten again before an fsync of its file only once
+        assert!(device > 0.8 * sum("user"), "{v}");
+        assert_eq!(sum("user"), 4096.0 * sum("ops"), "{v}");
+    } else {
+        assert!(device > 0.0 && sum("ops") > slices as f64, "{v}");
+    }
+    assert!(number(&v["read_fresh"]) > 0.0 && number(&v["read_aged"]) > 0.0, "{v}");
+    for layout in [&v["fresh"], &v["aged"]] {
+        let (files, pieces) = (number(&layout["files"]), number(&layout["pieces"]));
+        assert!(files > 0.0 && pieces >= files, "{v}");
+        assert!(number(&layout["bytes"]) > 0.9 * filled, "{v}");
+    }
+}
+
+#[test]
+fn the_library_ages() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let at = dir.path().to_str().expect("UTF-8");
+    let docs = dir.path().join("docs");
+    std::fs::create_dir(&docs).expect("a directory");
+    std::fs::write(docs.join("aging.md"), "before\n<!-- aging:begin -->\n<!-- aging:end -->\nafter\n").expect("a file");
+    let options =
+        ["-t", "library", "--size", "64M", "--fill", "70,90", "--times", "1", "--slices", "4", "--image-dir", at];
+    let args = [&["bench", "aging"][..], &options, &["--json", "-o", "out.json", "--docs", "docs"]].concat();
+    let said = braidfs_in(dir.path(), &args).ok().out;
+    let r: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+    let volumes = r["volumes"].as_array().expect("volumes");
+    assert_eq!(volumes.len(), 4, "two loads, two fill levels");
+    volumes.iter().for_each(|v| check_aged(v, 4));
+    // the file has the same, and is drawn without another run
+    let file = std::fs::read(dir.path().join("out.json")).expect("results");
+    assert_eq!(serde_json::from_slice::<serde_json::Value>(&file).expect("JSON"), r);
+    let table = braidfs_in(dir.path(), &["bench", "aging", "--from", "out.json"]).ok().out;
+    assert!(table.contains("churn, 90 % full") && table.contains("library"), "{table}");
+    let page = std::fs::read_to_string(docs.join("aging.md")).expect("a page");
+    assert!(page.contains("**overwrite, 70 % full**") && page.ends_with("<!-- aging:end -->\nafter\n"), "{page}");
+    let picture = std::fs::read_to_string(docs.join("aging.svg")).expect("a picture");
+    assert_eq!(picture.matches("<polyline").count(), 12, "two loads, two fill levels, three metrics: {picture}");
+    assert!(!picture.contains("NaN") && !picture.contains("inf"), "{picture}");
+    assert_eq!(
+        std::fs::read_dir(dir.path()).expect("a directory").count(),
+        2,
+        "only the results and the page are left"
+    );
+}
+
+#[test]
+fn a_mount_ages_beside_ext4() {
+    let loops = Path::new("/dev/loop-control").exists() && Path::new("/dev/fuse").exists();
+    if !rustix::process::geteuid().is_root() || !loops {
+        eprintln!("skipped: needs root, /dev/loop-control and /dev/fuse");
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let at = dir.path().to_str().expect("UTF-8");
+    let options =
+        ["-t", "ext4,braidfs", "--size", "64M", "--fill", "80", "--times", "1", "--slices", "2", "--image-dir", at];
+    let said = braidfs_in(dir.path(), &[&["bench", "aging", "--json"][..], &options].concat()).ok().out;
+    let r: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+    let volumes = r["volumes"].as_array().expect("volumes");
+    let names: Vec<_> = volumes.iter().map(|v| v["target"].as_str().expect("a name")).collect();
+    assert_eq!(names, ["ext4", "braidfs", "ext4", "braidfs"], "targets take turns");
+    volumes.iter().for_each(|v| check_aged(v, 2));
+    assert_eq!(std::fs::read_dir(dir.path()).expect("a directory").count(), 0, "nothing is left");
+}

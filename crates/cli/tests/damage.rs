@@ -103,6 +103,20 @@ fn newer_formats_are_refused() {
 }
 
 #[test]
+fn what_only_a_newer_program_may_change_is_read_only() {
+    let b = Bench::with_volume();
+    b.run(&["mkdir", "vol.img", "/kept"]).ok();
+    change_super(&b, |sb| sb.ro_compat = 0x8000_0000.into());
+    let before = b.read("vol.img");
+    assert_eq!(b.run(&["ls", "vol.img"]).ok().out, "kept\n");
+    b.run(&["info", "vol.img"]).ok();
+    b.run(&["mkdir", "vol.img", "/new"]).fails(1, &["0x80000000", "read-only"]);
+    b.run(&["fsck", "-fn", "vol.img"]).ok();
+    b.run(&["fsck", "-fy", "vol.img"]).fails(8, &["0x80000000", "-n"]);
+    assert!(b.read("vol.img") == before, "something was written");
+}
+
+#[test]
 fn a_lost_superblock_comes_back_from_its_copy() {
     let b = Bench::with_volume();
     b.run(&["mkdir", "vol.img", "/kept"]).ok();

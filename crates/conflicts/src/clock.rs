@@ -50,11 +50,11 @@ impl Timed {
 /// What is to be timed: a test, threads, and names of switches for experiments (empty: none).
 pub type Job = (String, usize, String);
 
-/// Times each of them in `repetitions` processes: all once, then all again. `done` is told of each process.
+/// Times each of them in `repetitions` processes: all once, then all again.
 ///
 /// # Errors
 /// A process that failed.
-pub fn run(jobs: &[Job], repetitions: usize, done: impl Fn(&Timed)) -> Result<Vec<Timed>> {
+pub fn run(jobs: &[Job], repetitions: usize) -> Result<Vec<Timed>> {
     let timed = |(test, workers, switches): &Job| Timed {
         test: test.clone(),
         workers: *workers,
@@ -64,9 +64,7 @@ pub fn run(jobs: &[Job], repetitions: usize, done: impl Fn(&Timed)) -> Result<Ve
     let mut all: Vec<Timed> = jobs.iter().map(timed).collect();
     for _ in 0..repetitions {
         for t in &mut all {
-            let ns = process(&t.test, t.workers, &t.switches)?;
-            done(&Timed { ns: ns.clone(), ..t.clone() });
-            t.ns.extend(ns);
+            t.ns.extend(process(&t.test, t.workers, &t.switches)?);
         }
     }
     Ok(all)

@@ -99,7 +99,7 @@ pub fn time(args: &Time) -> Result<bool> {
             jobs.extend(args.switches.iter().map(|s| (test.clone(), workers, name(s))));
         }
     }
-    let times = clock::run(&jobs, args.repetitions.max(1), |_| {})?;
+    let times = clock::run(&jobs, args.repetitions.max(1))?;
     times.iter().for_each(show);
     if let Some(path) = &args.json {
         write(path, &times)?;
@@ -173,7 +173,7 @@ pub fn ablations(args: &Ablate) -> Result<bool> {
         }
     };
     let jobs = if args.no_times { Vec::new() } else { ablations::worth_timing(&transfers) };
-    let times = clock::run(&jobs, args.repetitions.max(1), |_| {})?;
+    let times = clock::run(&jobs, args.repetitions.max(1))?;
     let found = Ablations { version: Ablations::VERSION, transfers, times };
     if let Some(path) = &args.json {
         write(path, &found)?;

@@ -6,7 +6,8 @@
 
 use crate::count::Tally;
 use crate::{AlignedBuf, BLOCK_BYTES, Counters, Device, WriteOp};
-use parking_lot::{Condvar, Mutex};
+use braidfs_sync::device::Mutex;
+use braidfs_sync::{Condvar, rank};
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,13 +17,13 @@ use std::time::Duration;
 /// The operations that a rule is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Op {
-    /// A `read`.
+    /// A [`Device::read`].
     Read,
     /// One write of a `write_batch`.
     Write,
     /// A `flush`. Has no blocks: a rule's block range is not asked.
     Flush,
-    /// A `discard`.
+    /// A [`Device::discard`].
     Discard,
 }
 
@@ -96,17 +97,17 @@ impl Rule {
 #[derive(Debug)]
 pub struct FaultDevice {
     inner: Arc<dyn Device>,
-    rules: Mutex<Vec<Rule>>,
+    rules: Mutex<Vec<Rule>, rank::FaultRules>,
     /// Whether `rules` has any, so that the common case takes no lock.
     armed: AtomicBool,
     stopped: AtomicBool,
     /// A flush failed: what was written before it is in an unknown state for good.
-    unflushed: Mutex<Option<i32>>,
+    unflushed: Mutex<Option<i32>, rank::FaultFlush>,
     read_only: AtomicBool,
     random: AtomicU64,
     fired: AtomicU64,
     /// How often the rules were taken away, and how many operations wait for the next time.
-    stalls: Mutex<(u64, usize)>,
+    stalls: Mutex<(u64, usize), rank::FaultStalls>,
     go_on: Condvar,
     tally: Tally,
 }
@@ -155,7 +156,9 @@ impl FaultDevice {
     fn stall(&self, since: u64) {
         let mut h = self.stalls.lock();
         h.1 += 1;
-        self.go_on.wait_while(&mut h, |h| h.0 == since);
+        while h.0 == since {
+            self.go_on.wait(&mut h);
+        }
         h.1 -= 1;
     }
 

@@ -11,7 +11,8 @@ use crate::range::RangeLock;
 use crate::rw::{Gather, MAX_PIECES, read_exact_at};
 use crate::uring::{self, RingPool};
 use crate::{BLOCK_BYTES, Device, WriteOp, blkdev, check_discard, check_ops, check_range};
-use parking_lot::Mutex;
+use braidfs_sync::device::Mutex;
+use braidfs_sync::rank;
 use rustix::fd::{AsFd, AsRawFd};
 use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_getfl, fcntl_setfl, fdatasync};
 use rustix::io::Errno;
@@ -40,9 +41,9 @@ pub struct OpenHow {
 pub struct FileDevice {
     path: PathBuf,
     file: File,
-    claim: Mutex<Claim>,
+    claim: Mutex<Claim, rank::DeviceClaim>,
     /// On the bytes, by whatever other name they have.
-    range: Mutex<Option<RangeLock>>,
+    range: Mutex<Option<RangeLock>, rank::DeviceRange>,
     /// The lock, where it is not that of `file`.
     _lock: Option<open::UpgradedLock>,
     blocks: u64,

@@ -5,7 +5,8 @@
 //! succeeded before it. Who waits for a flush that others run is woken once, when it has ended; one of those whose flush
 //! comes next is woken to run it.
 
-use parking_lot::{Condvar, Mutex};
+use braidfs_sync::device::Mutex;
+use braidfs_sync::{Condvar, rank};
 use std::io;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
@@ -50,7 +51,7 @@ impl Failure {
 /// Lets concurrent flushes of one device share the work.
 #[derive(Debug)]
 pub(crate) struct FlushGate {
-    state: Mutex<State>,
+    state: Mutex<State, rank::Flush>,
     failed: OnceLock<Failure>,
     /// Waiting for flush `n`, at `n % 2`: at most two have waiters, the one that runs and the next.
     ended: [Condvar; 2],

@@ -5,7 +5,8 @@
 //! memory. Locks of a [`MemDevice`]: one per chunk, a leaf; a write is atomic per chunk, not beyond.
 
 use crate::{BLOCK_BYTES, BlockContent, Device, SECTOR_BYTES, WriteOp, check_discard, check_ops, check_range};
-use parking_lot::RwLock;
+use braidfs_sync::device::RwLock;
+use braidfs_sync::rank;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -75,7 +76,7 @@ pub struct Image {
 }
 
 impl Image {
-    /// Zeros.
+    /// `blocks` blocks of zeros, which take no memory.
     pub fn new(blocks: u64) -> Self {
         Self { blocks, chunks: vec![None; chunk_count(blocks)] }
     }
@@ -213,7 +214,7 @@ impl Image {
 #[derive(Debug)]
 pub struct MemDevice {
     blocks: u64,
-    chunks: Box<[RwLock<Option<Arc<Chunk>>>]>,
+    chunks: Box<[RwLock<Option<Arc<Chunk>>, rank::MemoryChunk>]>,
     flushes: AtomicU64,
 }
 
@@ -324,5 +325,26 @@ impl Device for MemDevice {
 
     fn name(&self) -> String {
         "memory".into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use braidfs_sync::{CHECKED, Mutex};
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    /// A lock of the engine is held during I/O; none is taken where a device has one of its own.
+    #[test]
+    fn a_chunk_is_below_the_engine() {
+        let device = MemDevice::new(8);
+        let header = Mutex::<(), rank::Header>::new(());
+        let held = header.lock();
+        device.write_batch(&[WriteOp { block: 1, bufs: vec![&[7; BLOCK_BYTES]] }]).unwrap();
+        drop(held);
+        let chunk = device.chunks[0].read();
+        let inverted = catch_unwind(AssertUnwindSafe(|| drop(header.lock())));
+        drop(chunk);
+        assert_eq!(inverted.is_err(), CHECKED);
     }
 }

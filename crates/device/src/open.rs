@@ -22,13 +22,13 @@ pub enum OpenError {
     /// Nothing is there.
     #[error("{}: no such file or device; check the path", .path.display())]
     NotFound {
-        /// The device.
+        /// As it was given.
         path: PathBuf,
     },
     /// We may not.
     #[error("{}: permission denied for {what}; use an account that may, or change the file's mode", .path.display())]
     PermissionDenied {
-        /// The device.
+        /// As it was given.
         path: PathBuf,
         /// `reading`, `writing`, `creating`.
         what: &'static str,
@@ -36,7 +36,7 @@ pub enum OpenError {
     /// Neither an image file nor a block device.
     #[error("{}: is a {kind}; give an image file or a block device", .path.display())]
     WrongKind {
-        /// The path.
+        /// As it was given.
         path: PathBuf,
         /// What it is.
         kind: &'static str,
@@ -44,50 +44,50 @@ pub enum OpenError {
     /// A braidfs process has it.
     #[error("{}: is in use by another braidfs process; unmount the volume or wait for that process", .path.display())]
     InUse {
-        /// The device.
+        /// As it was given.
         path: PathBuf,
     },
     /// Mounted, or held by RAID, LVM, swap.
     #[error("{}: is mounted or held by the system (RAID, LVM, swap); release it first", .path.display())]
     Busy {
-        /// The device.
+        /// As it was given.
         path: PathBuf,
     },
     /// Wanted for writing, but read-only.
     #[error("{}: is read-only; open the volume read-only, or make the device writable", .path.display())]
     ReadOnly {
-        /// The device.
+        /// As it was given.
         path: PathBuf,
     },
     /// Not even a block.
     #[error("{}: has {bytes} bytes, less than a block of 4096; give a larger one", .path.display())]
     TooSmall {
-        /// The device.
+        /// As it was given.
         path: PathBuf,
-        /// Its size.
+        /// How many it has.
         bytes: u64,
     },
     /// To be created, but there.
     #[error("{}: exists already; remove it first, or give another path", .path.display())]
     Exists {
-        /// The file.
+        /// As it was given.
         path: PathBuf,
     },
     /// The same device twice in one volume.
     #[error("{} and {} are the same device; name each device once", .first.display(), .second.display())]
     Twice {
-        /// One path.
+        /// The path that was given first.
         first: PathBuf,
-        /// The other.
+        /// A later one, of the same device.
         second: PathBuf,
     },
     /// An empty list.
     #[error("no device given; name all devices of the volume")]
     NoDevice,
-    /// Anything else.
+    /// An error of the system that is none of these.
     #[error("{}: cannot {what}: {error}", .path.display())]
     Io {
-        /// The device.
+        /// As it was given.
         path: PathBuf,
         /// What was tried.
         what: &'static str,

@@ -7,7 +7,8 @@
 //! the checkpoints are a leaf of their own.
 
 use crate::{BLOCK_BYTES, Device, Image, MemDevice, WriteOp, check_discard, check_ops};
-use parking_lot::Mutex;
+use braidfs_sync::device::Mutex;
+use braidfs_sync::rank;
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
@@ -24,16 +25,16 @@ const CHECKPOINT_EVENTS: usize = 64;
 pub enum Event {
     /// One write of a batch.
     Write {
-        /// First block.
+        /// The first block that it went to.
         block: u64,
-        /// Whole blocks.
+        /// A multiple of 4096 bytes.
         data: Arc<[u8]>,
         /// The thread that wrote, numbered by first appearance in the process.
         thread: u64,
     },
     /// A discard: like a write of zeros, it may or may not have happened before the next flush.
     Discard {
-        /// First block.
+        /// The first block that it was for.
         block: u64,
         /// Number of blocks.
         blocks: u64,
@@ -54,7 +55,7 @@ pub enum Event {
 pub enum Keep {
     /// All of it.
     Whole,
-    /// Nothing.
+    /// The old content of all its blocks.
     None,
     /// The first so many sectors of 512 bytes.
     Torn(usize),
@@ -100,9 +101,9 @@ impl Log {
 #[derive(Debug)]
 pub struct RecordDevice {
     now: MemDevice,
-    log: Mutex<Log>,
+    log: Mutex<Log, rank::RecordLog>,
     /// The durable content after so many events. Holds the initial image at 0.
-    checkpoints: Mutex<BTreeMap<usize, Image>>,
+    checkpoints: Mutex<BTreeMap<usize, Image>, rank::RecordImages>,
 }
 
 impl RecordDevice {

@@ -1,7 +1,8 @@
 //! A sparse device in memory, for tests of large volumes.
 
 use crate::{BLOCK_BYTES, Device, WriteOp};
-use parking_lot::Mutex;
+use braidfs_sync::device::Mutex;
+use braidfs_sync::rank;
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use std::sync::Arc;
 pub struct SparseDevice {
     blocks: u64,
     /// Copies of the device share what neither wrote since.
-    data: Mutex<HashMap<u64, Arc<[u8]>, foldhash::fast::RandomState>>,
+    data: Mutex<HashMap<u64, Arc<[u8]>, foldhash::fast::RandomState>, rank::SparseBlocks>,
 }
 
 impl std::fmt::Debug for SparseDevice {

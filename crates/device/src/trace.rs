@@ -8,8 +8,9 @@
 
 use crate::mem::Page;
 use crate::{BLOCK_BYTES, Device, Event, Image, WriteOp, check_discard, check_ops, check_range};
+use braidfs_sync::device::Mutex;
+use braidfs_sync::rank;
 use foldhash::fast::FixedState;
-use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use std::sync::Arc;
 pub enum BlockContent {
     /// What the image has there.
     AsImage,
-    /// Zeros.
+    /// As after a discard.
     Zeros,
     /// A block-sized part of some bytes, from this offset on.
     Bytes(Arc<[u8]>, usize),
@@ -43,7 +44,7 @@ struct State {
 #[derive(Debug)]
 pub struct TraceDevice {
     image: Image,
-    state: Mutex<State>,
+    state: Mutex<State, rank::Trace>,
 }
 
 impl TraceDevice {

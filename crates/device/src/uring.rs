@@ -11,8 +11,9 @@
 //! (`io_fsync_prep` in io_uring/sync.c), two switches more than the caller's fdatasync.
 
 use crate::rw::Gather;
+use braidfs_sync::device::Mutex;
+use braidfs_sync::rank;
 use io_uring::{IoUring, Probe, opcode, types};
-use parking_lot::Mutex;
 use rustix::fd::{AsRawFd, BorrowedFd};
 use std::cell::RefCell;
 use std::io;
@@ -53,7 +54,7 @@ fn try_ring() -> io::Result<bool> {
 /// The rings of one device.
 #[derive(Default)]
 pub(crate) struct RingPool {
-    idle: Mutex<Idle>,
+    idle: Mutex<Idle, rank::Rings>,
 }
 
 #[derive(Default)]

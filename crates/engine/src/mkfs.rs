@@ -9,7 +9,7 @@
 use crate::error::{Error, Result};
 use crate::space::Space;
 use crate::store::Store;
-use crate::types::{DomainId, MkfsOptions, NodeId, Placement, Timestamp};
+use crate::types::{DomainId, InodeNo, MkfsOptions, Placement, Timestamp};
 use crate::volume::label::LABEL_MAX;
 use braidfs_device::{BLOCK_BYTES, Device};
 use braidfs_format::bat::{self, BatEntry, ENTRIES_PER_BLOCK};
@@ -320,10 +320,10 @@ fn write_root(store: &Store, first: &FirstGroup, o: &MkfsOptions) -> Result<u64>
     let placement = if o.placement == Placement::Unset { Placement::Dirs } else { o.placement };
     let (uid, gid) = o.root_owner;
     let inode = Inode { uid, gid, placement, ..Inode::empty_dir(0o755, now()) };
-    let root = NodeId::ROOT;
+    let root = InodeNo::ROOT;
     let flags = USED | DIR;
     let record = NodeRecord {
-        node: root,
+        node: root.node(),
         generation: 1,
         kind: NodeKind::Inode,
         flags,
@@ -344,7 +344,7 @@ fn write_root(store: &Store, first: &FirstGroup, o: &MkfsOptions) -> Result<u64>
     let pair = g.owners_addr(group, segment, half);
     store.read(pair, &mut buf)?;
     let (copy, seq, mut owners) = decode_owners(&buf, volume, pair)?;
-    owners[(block % OWNERS_PER_BLOCK) as usize] = Owner { node: NodeId(0), lblk: 0, live: 1 };
+    owners[(block % OWNERS_PER_BLOCK) as usize] = Owner { live: 1, ..Owner::default() };
     let to = BlockAddr(pair.0 + 1 - copy as u64);
     store.write(to, &encode_owners(&owners, 0, volume, pair, 1 - copy, seq + 1))?;
     written.counts[g.owners_index(segment, half)] = 1;

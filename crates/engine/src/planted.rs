@@ -64,6 +64,11 @@ pub enum Bug {
     DiscardEarly,
     /// An fsync writes in place although where the blocks lie is not durable.
     PlaceForgotten,
+    /// A move by the cleaner does not count as a change of where blocks lie. Not in [`Bug::ALL`], as the next: only threads
+    /// that overwrite one file show them (the test kit's `planted_shared`).
+    MoveForgotten,
+    /// Blocks are overwritten of which older content is on its way to the device.
+    InFlightForgotten,
     /// A truncate does not count as a change: an fsync of overwritten blocks leaves it out.
     TruncateForgotten,
     /// An fsync of overwritten blocks leaves changed times out.
@@ -77,6 +82,12 @@ pub enum Bug {
     SlotMissed,
     /// A transaction frees blocks before it allocates them.
     FreeBeforeAlloc,
+    /// A bucket of a directory that several threads change is not written by the commit.
+    BucketLeftOut,
+    /// An inode whose name is taken away beside other changes of the directory is not written by the commit.
+    InodeLeftOut,
+    /// Who left a name of a directory that several threads change is forgotten.
+    VacatedUntold,
 }
 
 impl Bug {
@@ -113,6 +124,9 @@ impl Bug {
         (Bug::SumsForgotten, "sums", "blocks overwritten whose checksums a roll-forward record holds"),
         (Bug::SlotMissed, "slot", "the flip does not wait for a thread that is inside the gate"),
         (Bug::FreeBeforeAlloc, "free-first", "frees of a transaction come before its allocations"),
+        (Bug::BucketLeftOut, "bucket", "a bucket of a directory that several change is left out of the commit"),
+        (Bug::InodeLeftOut, "inode", "an inode that lost a name in such a directory is left out of the commit"),
+        (Bug::VacatedUntold, "vacated", "who left a name of such a directory is forgotten"),
     ];
 }
 

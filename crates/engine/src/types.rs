@@ -4,15 +4,14 @@ use braidfs_format::dentry::Dentry;
 pub use braidfs_format::file_kind::FileKind;
 use braidfs_format::inode::Tombstone;
 pub use braidfs_format::inode::{Placement, Timestamp};
-pub use braidfs_format::{BlockAddr, DomainId, NodeId, TxId};
+pub use braidfs_format::{BlockAddr, DomainId, InodeNo, NodeId, TxId};
 use std::sync::Arc;
 
-/// An inode for good: its number goes to others later, with other generations. A [`NodeId`] alone is an inode's number, or
-/// that of a node which holds more of one.
+/// An inode for good: its number goes to others later, with other generations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct InodeRef {
     /// Its number.
-    pub ino: NodeId,
+    pub ino: InodeNo,
     /// Generation of the number.
     pub generation: u32,
 }
@@ -71,7 +70,7 @@ impl Cred {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attr {
     /// Inode number.
-    pub ino: NodeId,
+    pub ino: InodeNo,
     /// Generation of the number (NFS export).
     pub generation: u32,
     /// Type and permissions.
@@ -206,7 +205,7 @@ pub enum XattrMode {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DirEntry<'a> {
     /// Inode.
-    pub ino: NodeId,
+    pub ino: InodeNo,
     /// Its generation.
     pub generation: u32,
     /// Type.
@@ -258,19 +257,20 @@ pub enum DataMode {
     Writeback,
 }
 
-/// Where small overwrites go that are synced (`overwrite=`).
+/// Where overwrites go that are synced (`overwrite=`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Overwrite {
-    /// An fsync of a file that has at most [`OVERWRITE_BLOCKS`] dirty blocks, all of them on the device already, writes
-    /// these where they lie, once it is durable that they lie there (F2FS' in-place policy `F2FS_IPU_FSYNC`). Not with
-    /// data checksums or [`DataMode::Journal`].
+    /// An fsync of a file whose dirty blocks are all on the device already writes these where they lie, where that costs
+    /// less and once it is durable that they lie there (F2FS' in-place policies `F2FS_IPU_FSYNC` and `F2FS_IPU_UTIL`); from
+    /// then on commits of the file do, too. Not with data checksums or [`DataMode::Journal`].
     #[default]
     Auto,
     /// Always elsewhere: an ordinary file's content changes with its transaction, or with its fsync, whole.
     Log,
 }
 
-/// Most dirty blocks of a file that an fsync writes in place ([`Overwrite::Auto`]; F2FS' `min_fsync_blocks`).
+/// So many dirty blocks of a file an fsync writes in place whatever else it costs ([`Overwrite::Auto`]; F2FS'
+/// `min_fsync_blocks`).
 pub const OVERWRITE_BLOCKS: usize = 8;
 
 /// Access times.
@@ -319,6 +319,9 @@ pub struct MountOptions {
     pub serial: bool,
     /// With `serial`: they commit from the last to the first.
     pub falling: bool,
+    /// Directories that do not lie in their inode record count as changed by several threads, from the first change of a
+    /// transaction on, also where one thread changes them ([`crate::Volume::changed_beside`]); for tests.
+    pub share_dirs: bool,
     /// Where time comes from; tests set their own.
     pub clock: Option<fn() -> Timestamp>,
 }
@@ -340,6 +343,7 @@ impl Default for MountOptions {
             background: true,
             serial: false,
             falling: false,
+            share_dirs: false,
             clock: None,
         }
     }
@@ -418,6 +422,8 @@ pub struct DomainInfo {
     pub blocks: u64,
     /// Free blocks.
     pub free: u64,
+    /// Segments without a used block.
+    pub segments_free: u64,
     /// Node slots.
     pub inodes: u64,
     /// Free ones.

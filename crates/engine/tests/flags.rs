@@ -3,7 +3,7 @@
 use braidfs::device::{CountDevice, Device, Image, Keep, MemDevice, RecordDevice};
 use braidfs::format::inode::{APPEND, IMMUTABLE, NOATIME};
 use braidfs::{
-    AtimeMode, Cred, Error, FallocMode, FileKind, MkfsOptions, MountOptions, NewNode, NodeId, OpenFile, RenameMode,
+    AtimeMode, Cred, Error, FallocMode, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, OpenFile, RenameMode,
     SetAttr, SetTime, Timestamp, Volume, XattrMode, mkfs,
 };
 use braidfs_check::{FsckOptions, check};
@@ -42,11 +42,11 @@ fn new(kind: FileKind) -> NewNode<'static> {
     NewNode { kind, mode: 0o755, umask: 0, rdev: 0, target: if kind == FileKind::Symlink { b"target" } else { b"" } }
 }
 
-fn make(v: &Volume, dir: NodeId, name: &str, kind: FileKind) -> NodeId {
+fn make(v: &Volume, dir: InodeNo, name: &str, kind: FileKind) -> InodeNo {
     v.create(dir, name.as_bytes(), &new(kind), &Cred::root()).unwrap().ino
 }
 
-fn flag(v: &Volume, ino: NodeId, flags: u32) {
+fn flag(v: &Volume, ino: InodeNo, flags: u32) {
     v.setattr(ino, &SetAttr { flags: Some(flags), ..SetAttr::default() }).unwrap();
 }
 
@@ -55,7 +55,7 @@ fn refused<T: std::fmt::Debug>(what: &str, r: braidfs::Result<T>) {
 }
 
 /// What both flags refuse of any inode.
-fn guarded(v: &Volume, ino: NodeId) {
+fn guarded(v: &Volume, ino: InodeNo) {
     let at = |sec| Some(SetTime::At(Timestamp { sec, nsec: 0 }));
     for (what, set) in [
         ("mode", SetAttr { mode: Some(0o700), ..SetAttr::default() }),
@@ -79,12 +79,12 @@ fn guarded(v: &Volume, ino: NodeId) {
     assert_eq!((after.mtime.sec, after.ctime.sec, after.mode), (9, 10, before.mode), "times that were accepted");
 }
 
-fn touch(v: &Volume, ino: NodeId) -> braidfs::Result<braidfs::Attr> {
+fn touch(v: &Volume, ino: InodeNo) -> braidfs::Result<braidfs::Attr> {
     v.setattr(ino, &SetAttr { atime: Some(SetTime::Now), mtime: Some(SetTime::Now), ..SetAttr::default() })
 }
 
 fn guarded_file(v: &Volume, f: &OpenFile) {
-    let root = NodeId::ROOT;
+    let root = InodeNo::ROOT;
     guarded(v, f.ino());
     refused("truncate", v.setattr(f.ino(), &SetAttr { size: Some(0), ..SetAttr::default() }));
     refused("punch", v.fallocate(f, FallocMode::PunchHole, 0, 4096));
@@ -100,8 +100,8 @@ fn guarded_file(v: &Volume, f: &OpenFile) {
 fn flags_guard_files() {
     let device = formatted(Arc::new(MemDevice::new(8192)));
     let v = mount(&device, AtimeMode::Noatime);
-    let ino = make(&v, NodeId::ROOT, "file", FileKind::File);
-    make(&v, NodeId::ROOT, "other", FileKind::File);
+    let ino = make(&v, InodeNo::ROOT, "file", FileKind::File);
+    make(&v, InodeNo::ROOT, "other", FileKind::File);
     let f = v.open(ino).unwrap();
     v.write(&f, 0, &[7; 10_000]).unwrap();
     v.setxattr(ino, b"user.old", b"v", XattrMode::Set).unwrap();
@@ -146,7 +146,7 @@ fn flags_guard_files() {
 fn flags_guard_directories() {
     let device = formatted(Arc::new(MemDevice::new(8192)));
     let v = mount(&device, AtimeMode::Noatime);
-    let root = NodeId::ROOT;
+    let root = InodeNo::ROOT;
     let dir = make(&v, root, "dir", FileKind::Dir);
     v.setxattr(dir, b"user.old", b"v", XattrMode::Set).unwrap();
     for name in ["in", "in2"] {
@@ -191,7 +191,7 @@ fn flags_guard_directories() {
 fn a_change_of_flags_changes_the_change_time() {
     let device = formatted(Arc::new(MemDevice::new(8192)));
     let v = mount(&device, AtimeMode::Noatime);
-    let ino = make(&v, NodeId::ROOT, "file", FileKind::File);
+    let ino = make(&v, InodeNo::ROOT, "file", FileKind::File);
     v.fsync(ino, false).unwrap();
     let before = v.getattr(ino).unwrap().ctime;
     flag(&v, ino, NOATIME);
@@ -206,7 +206,7 @@ fn a_change_of_flags_changes_the_change_time() {
 }
 
 /// Reads each kind of object as a front end does.
-fn read_all(v: &Volume, objects: &[NodeId; 3]) -> [Timestamp; 3] {
+fn read_all(v: &Volume, objects: &[InodeNo; 3]) -> [Timestamp; 3] {
     let f = v.open(objects[0]).unwrap();
     assert_eq!(v.read(&f, 0, &mut [0; 10]).unwrap(), 4);
     v.readdir(objects[1], 0, &mut |_| true).unwrap();
@@ -219,7 +219,7 @@ fn access_times_follow_the_mode() {
     let count = Arc::new(CountDevice::new(Arc::new(MemDevice::new(8192))));
     let device = formatted(count.clone());
     let v = mount(&device, AtimeMode::Strictatime);
-    let objects = [FileKind::File, FileKind::Dir, FileKind::Symlink].map(|k| make(&v, NodeId::ROOT, k_name(k), k));
+    let objects = [FileKind::File, FileKind::Dir, FileKind::Symlink].map(|k| make(&v, InodeNo::ROOT, k_name(k), k));
     v.write(&v.open(objects[0]).unwrap(), 0, b"data").unwrap();
     make(&v, objects[1], "in", FileKind::File);
     let (a, b) = (read_all(&v, &objects), read_all(&v, &objects));

@@ -2,7 +2,7 @@
 
 use braidfs::OpenHow;
 use braidfs::device::{CountDevice, Device, Effect, Event, FaultDevice, Keep, MemDevice, Op, RecordDevice, Rule};
-use braidfs::{Cred, FallocMode, MkfsOptions, MountOptions, NodeId, OpenFile, Overwrite, Volume, mkfs};
+use braidfs::{Cred, FallocMode, InodeNo, MkfsOptions, MountOptions, OpenFile, Overwrite, Volume, mkfs};
 use braidfs_check::{FsckOptions, check};
 use std::sync::Arc;
 use std::time::Duration;
@@ -115,7 +115,7 @@ fn it_is_done_by_the_thread_that_asks() {
     assert_eq!(here, 20);
     v.write(f, 0, &[9; PAGE]).unwrap();
     assert!(v.fsync_here(f.ino(), false, 0).is_none(), "no thread may wait");
-    assert!(v.fsync_here(NodeId::ROOT, false, 1).is_none(), "a directory commits");
+    assert!(v.fsync_here(InodeNo::ROOT, false, 1).is_none(), "a directory commits");
     let large = open(&v, "large");
     v.write(&large, 0, &[9; 257 * PAGE]).unwrap();
     assert!(v.fsync_here(large.ino(), false, 1).is_none(), "much data");

@@ -1,7 +1,7 @@
 //! Blocks and inodes come back: after writes that failed, and where inodes lose their names to others of other domains.
 
 use braidfs::device::{Device, Effect, FaultDevice, MemDevice, Op, Rule};
-use braidfs::{Cred, DomainId, FallocMode, MkfsOptions, MountOptions, NodeId, OpenFile, OpenHow, Volume, mkfs};
+use braidfs::{Cred, DomainId, FallocMode, InodeNo, MkfsOptions, MountOptions, OpenFile, OpenHow, Volume, mkfs};
 use braidfs::{Placement, RenameMode, SetAttr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,19 +27,27 @@ fn open(v: &Volume, path: &str) -> OpenFile {
     v.open_path(path.as_bytes(), how, &Cred::root()).unwrap()
 }
 
-#[test]
-fn a_change_that_cannot_read_its_page_keeps_no_blocks() {
+/// A file of 32 pages, none of which is in memory.
+fn cold_file() -> (Arc<FaultDevice>, Volume, OpenFile) {
     let device = formatted(1);
     let v = mount(&device);
     v.write(&open(&v, "f"), 0, &[1; 32 * PAGE]).unwrap();
     v.unmount().unwrap();
     let v = mount(&device);
     let f = open(&v, "f");
-    let kept = || {
-        v.sync().unwrap();
-        (v.statfs().free, v.getattr(f.ino()).unwrap().sectors)
-    };
-    let before = kept();
+    (device, v, f)
+}
+
+/// Free blocks, and sectors of the file, once all is durable.
+fn kept(v: &Volume, f: &OpenFile) -> (u64, u64) {
+    v.sync().unwrap();
+    (v.statfs().free, v.getattr(f.ino()).unwrap().sectors)
+}
+
+#[test]
+fn a_change_that_cannot_read_its_page_keeps_no_blocks() {
+    let (device, v, f) = cold_file();
+    let before = kept(&v, &f);
     device.add(Rule::new(Op::Read, Effect::Fail(5)));
     let size = |size| SetAttr { size: Some(size), ..SetAttr::default() };
     for _ in 0..100 {
@@ -49,35 +57,26 @@ fn a_change_that_cannot_read_its_page_keeps_no_blocks() {
         v.fallocate(&f, FallocMode::ZeroRange { keep_size: true }, 10, 3 * PAGE as u64).unwrap_err();
         v.setattr(f.ino(), &size(5 * PAGE as u64 + 7)).unwrap_err();
     }
-    assert_eq!(before, kept());
+    assert_eq!(before, kept(&v, &f));
     device.clear();
     // and what follows has what it needs
     v.write(&f, 10, b"x").unwrap();
-    assert_eq!(before.1, kept().1);
+    assert_eq!(before.1, kept(&v, &f).1);
 }
 
 /// The second cut of a range fails after blocks for the first were reserved.
 #[test]
 fn a_range_of_which_one_end_cannot_be_read_keeps_no_blocks() {
-    let device = formatted(1);
-    let v = mount(&device);
-    v.write(&open(&v, "f"), 0, &[1; 32 * PAGE]).unwrap();
-    v.unmount().unwrap();
-    let v = mount(&device);
-    let f = open(&v, "f");
+    let (device, v, f) = cold_file();
     v.read(&f, 0, &mut [0; 10]).unwrap();
-    let kept = || {
-        v.sync().unwrap();
-        (v.statfs().free, v.getattr(f.ino()).unwrap().sectors)
-    };
-    let before = kept();
+    let before = kept(&v, &f);
     device.add(Rule::new(Op::Read, Effect::Fail(5)));
     for _ in 0..100 {
         let to = 9 * PAGE as u64;
         v.fallocate(&f, FallocMode::PunchHole, 10, to).unwrap_err();
         v.fallocate(&f, FallocMode::ZeroRange { keep_size: true }, 10, to).unwrap_err();
     }
-    assert_eq!(before, kept());
+    assert_eq!(before, kept(&v, &f));
 }
 
 /// Two directories of two domains.
@@ -131,7 +130,7 @@ fn removals_of_other_domains_go_on_where_one_has_failed() {
     let device = formatted(3);
     let v = mount(&device);
     let me = Cred::root();
-    let root = v.domain_of(NodeId::ROOT).unwrap();
+    let root = v.domain_of(InodeNo::ROOT).unwrap();
     let [bad, good] = [0, 1, 2].map(DomainId).into_iter().filter(|d| *d != root).collect::<Vec<_>>()[..] else {
         panic!("three domains");
     };

@@ -111,11 +111,62 @@ fn an_overwrite_is_one_write_and_one_flush() {
     c.v.sync().unwrap();
     assert_eq!(c.rewrite(&f, 24, 1, false), (1, 1, 1, 1));
     assert_eq!(c.rewrite(&f, 25, OVERWRITE_BLOCKS, false).1, 1);
-    // many go elsewhere, and what follows waits for the commit
-    assert_eq!(c.rewrite(&f, 26, OVERWRITE_BLOCKS + 1, false).1, 2);
-    assert_eq!(c.rewrite(&f, 27, 1, false).1, 2);
+    // many are a part of an extent
+    assert_eq!(c.rewrite(&f, 26, 3 * OVERWRITE_BLOCKS, false), (1, 1, 3 * OVERWRITE_BLOCKS as u64, 1));
+}
+
+/// Whole extents that are long are replaced elsewhere, as long as there is room; parts of them are overwritten, and so is
+/// what is scattered.
+#[test]
+fn what_is_replaced_whole_goes_elsewhere() {
+    let c = Counted::new(options(), false);
+    let f = open(&c.v, "f");
+    c.v.write(&f, 0, &[1; 100 * PAGE]).unwrap();
     c.v.sync().unwrap();
-    assert_eq!(c.rewrite(&f, 28, 1, false).1, 1);
+    let all = |value: u8, from: usize, to: usize, step: usize| {
+        for b in (from..to).step_by(step) {
+            c.v.write(&f, (b * PAGE) as u64, &[value; PAGE]).unwrap();
+        }
+        c.asks(|v| v.fsync(f.ino(), false).unwrap())
+    };
+    assert_eq!(all(2, 0, 100, 1), (1, 2, 101, 1), "elsewhere, and a record");
+    // its mapping is not durable: elsewhere again, however few
+    assert_eq!(all(3, 5, 6, 1), (1, 2, 2, 1));
+    c.v.sync().unwrap();
+    assert_eq!(all(4, 0, 100, 3), (1, 34, 34, 1), "scattered");
+    assert_eq!(all(5, 10, 90, 1).2, 80, "parts of extents");
+    // a volume with little room
+    let full = open(&c.v, "full");
+    let blocks = c.v.statfs().blocks * 7 / 10;
+    c.v.write(&full, 0, &vec![1; blocks as usize * PAGE]).unwrap();
+    c.v.sync().unwrap();
+    assert_eq!(all(6, 0, 100, 1).2, 100, "all of it, where it lies");
+}
+
+/// From the first fsync on that overwrites a file a commit does, too; one of a file that nobody synced writes elsewhere.
+#[test]
+fn commits_do_as_fsyncs_did() {
+    let c = Counted::new(options(), false);
+    let f = file(&c.v, "f");
+    let extents = |f: &OpenFile| c.v.extents(f.ino()).unwrap().len();
+    let overwrite = |value: u8| {
+        for b in (3..30).step_by(2) {
+            c.v.write(&f, b * PAGE as u64, &[value; PAGE]).unwrap();
+        }
+        c.v.sync().unwrap();
+        extents(&f)
+    };
+    assert_eq!(extents(&f), 1);
+    c.rewrite(&f, 2, 1, false);
+    tick();
+    assert_eq!(overwrite(3), 1);
+    // what is not durable is not overwritten
+    c.v.setattr(f.ino(), &SetAttr { mode: Some(0o600), ..SetAttr::default() }).unwrap();
+    assert!(overwrite(4) > 20);
+    let g = file(&c.v, "g");
+    c.v.write(&g, 5 * PAGE as u64, &[2; PAGE]).unwrap();
+    c.v.sync().unwrap();
+    assert_eq!(extents(&g), 3);
 }
 
 #[test]
@@ -220,7 +271,7 @@ fn a_crash_leaves_old_or_new_sectors() {
                 assert!(have.iter().zip(&new).all(|(h, n)| h == n || *h == 1), "at {upto}");
                 torn += usize::from(have != new && have.contains(&2));
                 if upto == end {
-                    let stat = v.lookup(braidfs::NodeId::ROOT, b"f").unwrap();
+                    let stat = v.lookup(braidfs::InodeNo::ROOT, b"f").unwrap();
                     assert!(have == new && stat.mtime == attr.mtime, "synced");
                 }
                 v.unmount().unwrap();
@@ -264,5 +315,47 @@ fn a_sync_waits_for_what_an_fsync_overwrites() {
             told.recv_timeout(Duration::from_secs(60)).unwrap().unwrap();
             fsync.join().unwrap().unwrap();
         });
+    }
+}
+
+/// What was accepted stays readable where the device fails to take it, and what lay there before never is.
+#[test]
+fn a_write_in_place_that_fails_shows_nothing_foreign() {
+    for flags in [0, braidfs::format::inode::NOCOW] {
+        let memory = formatted(false);
+        let device = Arc::new(FaultDevice::new(memory, 7));
+        let mount = || {
+            let all: Vec<Arc<dyn Device>> = vec![device.clone()];
+            Volume::mount(all, MountOptions { cache_bytes: 1 << 20, ..options() }).unwrap()
+        };
+        let v = mount();
+        // another file's bytes wherever blocks are free
+        let other = open(&v, "other");
+        let mut at = 0;
+        while let Ok(n) = v.write(&other, at, &[0xaa; 64 * PAGE]) {
+            at += n as u64;
+        }
+        v.sync().unwrap();
+        drop(other);
+        v.unlink_path(b"other", &Cred::root()).unwrap();
+        v.sync().unwrap();
+        let big = open(&v, "big");
+        v.write(&big, 0, &[7; 1024 * PAGE]).unwrap();
+        let f = open(&v, "f");
+        v.setattr(f.ino(), &SetAttr { flags: Some(flags), ..SetAttr::default() }).unwrap();
+        v.fallocate(&f, FallocMode::Allocate { keep_size: false }, 0, 32 * PAGE as u64).unwrap();
+        v.sync().unwrap();
+        v.write(&f, 0, &[1; 8 * PAGE]).unwrap();
+        device.add(Rule::new(Op::Write, Effect::Fail(5)));
+        v.sync().unwrap_err();
+        device.clear();
+        // more than the cache holds
+        for i in (0..1024).step_by(16) {
+            v.read(&big, i * PAGE as u64, &mut [0; 16 * PAGE]).unwrap();
+        }
+        let mut got = vec![0; 32 * PAGE];
+        v.read(&f, 0, &mut got).unwrap();
+        assert!(got.iter().all(|b| [0, 1].contains(b)), "flags {flags}: {:?}", got.iter().find(|b| **b > 1));
+        assert!(got[..8 * PAGE].iter().all(|b| *b == 1), "flags {flags}: what was written is gone");
     }
 }

@@ -1,7 +1,7 @@
 //! What many threads read at once: opens counted apart from the inode, names looked up lately, by anybody.
 
 use braidfs::device::{Device, MemDevice};
-use braidfs::{Cred, Error, MkfsOptions, MountOptions, NodeId, OpenFile, OpenHow, SetAttr, Volume, mkfs};
+use braidfs::{Cred, Error, InodeNo, MkfsOptions, MountOptions, OpenFile, OpenHow, SetAttr, Volume, mkfs};
 use braidfs_check::{FsckOptions, check};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
@@ -200,7 +200,7 @@ fn long_names_are_found_and_forgotten() {
         let inner = create(&v, &format!("{sub}/{a}")).ino();
         for _ in 0..3 {
             assert_eq!(v.resolve(a.as_bytes(), true, &me).unwrap().ino, ino);
-            assert_eq!(v.lookup(NodeId::ROOT, a.as_bytes()).unwrap().ino, ino);
+            assert_eq!(v.lookup(InodeNo::ROOT, a.as_bytes()).unwrap().ino, ino);
             assert_eq!(v.resolve(format!("{sub}/{a}").as_bytes(), true, &me).unwrap().ino, inner);
             assert!(matches!(v.resolve(b.as_bytes(), true, &me), Err(Error::NotFound)));
         }

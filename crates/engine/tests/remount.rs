@@ -2,7 +2,7 @@
 
 use braidfs::OpenHow;
 use braidfs::device::{Device, Keep, MemDevice, RecordDevice};
-use braidfs::{Cred, DataMode, Error, MkfsOptions, MountOptions, NodeId, Remount, Volume, mkfs};
+use braidfs::{Cred, DataMode, Error, InodeNo, MkfsOptions, MountOptions, Remount, Volume, mkfs};
 use braidfs_check::{FsckOptions, check};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -34,7 +34,7 @@ fn copy_of(device: &Arc<dyn Device>) -> Arc<RecordDevice> {
     Arc::new(RecordDevice::new(mem.snapshot()))
 }
 
-fn put(v: &Volume, path: &str, data: &[u8]) -> braidfs::Result<NodeId> {
+fn put(v: &Volume, path: &str, data: &[u8]) -> braidfs::Result<InodeNo> {
     let how = OpenHow { read: true, write: true, create: true, mode: 0o644, ..OpenHow::default() };
     let f = v.open_path(path.as_bytes(), how, &Cred::root())?;
     assert_eq!(v.write(&f, 0, data)?, data.len());

@@ -2,7 +2,7 @@
 
 use braidfs::OpenHow;
 use braidfs::device::{Device, MemDevice, RecordDevice};
-use braidfs::{Cred, MkfsOptions, MountOptions, NodeId, RenameMode, Volume, mkfs};
+use braidfs::{Cred, InodeNo, MkfsOptions, MountOptions, RenameMode, Volume, mkfs};
 use braidfs_check::{FsckOptions, check};
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ fn clean(device: &Arc<dyn Device>) {
     assert!(r.findings.is_empty(), "{:#?}", r.findings);
 }
 
-fn put(v: &Volume, path: &str, data: &[u8]) -> NodeId {
+fn put(v: &Volume, path: &str, data: &[u8]) -> InodeNo {
     let how = OpenHow { read: true, write: true, create: true, mode: 0o644, ..OpenHow::default() };
     let f = v.open_path(path.as_bytes(), how, &Cred::root()).unwrap();
     assert_eq!(v.write(&f, 0, data).unwrap(), data.len());

@@ -3,7 +3,7 @@
 
 use braidfs::OpenHow;
 use braidfs::device::{CountDevice, Counters, Device, MemDevice};
-use braidfs::{Cred, FileKind, MkfsOptions, MountOptions, NewNode, NodeId, Result, Volume, mkfs};
+use braidfs::{Cred, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, Result, Volume, mkfs};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -53,7 +53,7 @@ fn creates(files: u64, dirs: u64) -> f64 {
     let me = Cred::root();
     let committed = c.count(|v| {
         for d in 0..dirs {
-            let dir = v.create(NodeId::ROOT, format!("dir{d}").as_bytes(), &new(FileKind::Dir, 0o755), &me)?;
+            let dir = v.create(InodeNo::ROOT, format!("dir{d}").as_bytes(), &new(FileKind::Dir, 0o755), &me)?;
             for f in 0..files / dirs {
                 v.create(dir.ino, format!("file-{f:06}").as_bytes(), &new(FileKind::File, 0o644), &me)?;
             }

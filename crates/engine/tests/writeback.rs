@@ -2,7 +2,7 @@
 
 use braidfs::OpenHow;
 use braidfs::device::{Device, MemDevice};
-use braidfs::{Cred, DataMode, MkfsOptions, MountOptions, NodeId, Volume, mkfs};
+use braidfs::{Cred, DataMode, InodeNo, MkfsOptions, MountOptions, Volume, mkfs};
 use std::sync::Arc;
 
 fn mount(device: &Arc<MemDevice>) -> Volume {
@@ -10,7 +10,7 @@ fn mount(device: &Arc<MemDevice>) -> Volume {
     Volume::mount(vec![device.clone() as Arc<dyn Device>], o).unwrap()
 }
 
-fn put(v: &Volume, path: &[u8], data: &[u8]) -> NodeId {
+fn put(v: &Volume, path: &[u8], data: &[u8]) -> InodeNo {
     let how = OpenHow { read: true, write: true, create: true, mode: 0o600, ..OpenHow::default() };
     let f = v.open_path(path, how, &Cred::root()).unwrap();
     assert_eq!(v.write(&f, 0, data).unwrap(), data.len());

@@ -11,7 +11,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const BLOCK_BYTES: usize = 4096;
 /// Bytes of a [`BlockHeader`].
 pub const HEADER_BYTES: usize = 32;
-/// `BRFS`.
+/// `BRFS`, the first four bytes of every block with a header.
 pub const MAGIC: u32 = u32::from_le_bytes(*b"BRFS");
 
 /// What a metadata block holds.
@@ -42,13 +42,13 @@ pub enum BlockKind {
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct BlockHeader {
-    /// [`MAGIC`].
+    /// [`MAGIC`] in every block with a header.
     pub magic: U32,
     /// CRC-32C of the block with this field zero.
     pub crc: U32,
-    /// [`BlockKind`].
+    /// A [`BlockKind`] as a number.
     pub kind: u8,
-    /// Zero.
+    /// Unused, 0.
     pub reserved: u8,
     /// The domain that wrote it, `0xffff` for the volume.
     pub domain: U16,

@@ -8,7 +8,7 @@ use crate::block::{BlockKind, HEADER_BYTES, open, seal};
 use crate::codec::{Put, Reader};
 use crate::inode::valid_name;
 use crate::name::FileName;
-use crate::{BLOCK_BYTES, BlockAddr, Corrupt, NodeId};
+use crate::{BLOCK_BYTES, BlockAddr, Corrupt, InodeNo};
 use siphasher::sip::SipHasher13;
 use std::hash::Hasher;
 
@@ -17,8 +17,8 @@ use std::hash::Hasher;
 pub struct Dentry {
     /// Position in the directory: the name's hash, moved up past taken positions. Unique; above 2.
     pub hash: u64,
-    /// The inode.
-    pub node: NodeId,
+    /// The inode that the name names.
+    pub node: InodeNo,
     /// Its generation: an entry with another one is stale.
     pub generation: u32,
     /// File type, as `d_type` (`st_mode >> 12`).
@@ -27,7 +27,7 @@ pub struct Dentry {
     pub name: FileName,
 }
 
-/// Highest hash.
+/// Names hash to at most this: 63 bits.
 pub const HASH_MAX: u64 = (1 << 63) - 1;
 /// Positions after a name's own hash where it may stand instead.
 pub const HASH_PROBES: u64 = 8;
@@ -104,7 +104,7 @@ pub fn decode_entries(buf: &[u8]) -> Result<Vec<Dentry>, Corrupt> {
     let mut r = Reader::new(buf, "directory entries");
     let mut out: Vec<Dentry> = Vec::new();
     while r.left() > 0 {
-        let (hash, node, generation, kind) = (r.u64()?, NodeId(r.u64()?), r.u32()?, r.u8()?);
+        let (hash, node, generation, kind) = (r.u64()?, InodeNo(r.u64()?), r.u32()?, r.u8()?);
         let n = usize::from(r.u8()?);
         let name = r.bytes(n)?;
         if !valid_name(name) {
@@ -121,7 +121,7 @@ pub fn decode_entries(buf: &[u8]) -> Result<Vec<Dentry>, Corrupt> {
 /// The sealed bucket block of directory `dir` with the lowest hash `first`.
 pub fn encode_bucket<'a>(
     entries: impl IntoIterator<Item = &'a Dentry>,
-    dir: NodeId,
+    dir: InodeNo,
     first: u64,
     domain: u16,
     volume: u32,
@@ -155,7 +155,7 @@ pub fn check_bucket(block: &[u8], volume: u32, addr: BlockAddr) -> Result<(), Co
 /// [`Corrupt`] where the block is not that bucket.
 pub fn decode_bucket(
     block: &[u8],
-    dir: NodeId,
+    dir: InodeNo,
     lblk: u64,
     volume: u32,
     addr: BlockAddr,

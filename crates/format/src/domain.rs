@@ -12,15 +12,15 @@ pub const FAILED: u32 = 2;
 /// `flags`: after a crash, the background GC has not finished: entries may be stale.
 pub const NEEDS_GC: u32 = 4;
 
-/// One block.
+/// One block, in a shadow pair: what a domain must know before it can read its journal.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct DomainHeader {
-    /// Sealed last.
+    /// Magic, kind, place, number and checksum, which [`crate::block`] sets when all else is there.
     pub header: BlockHeader,
-    /// Own number.
+    /// The domain's own number.
     pub domain: U16,
-    /// Zero.
+    /// Unused, 0.
     pub reserved0: U16,
     /// [`CLEAN`], [`FAILED`], [`NEEDS_GC`].
     pub flags: U32,
@@ -28,7 +28,7 @@ pub struct DomainHeader {
     pub journal_start: U64,
     /// Blocks of the journal.
     pub journal_blocks: U32,
-    /// Zero.
+    /// Unused, 0.
     pub reserved1: U32,
     /// Oldest journal position needed; position `p` lies at `journal_start + p % journal_blocks`.
     pub tail_pos: U64,
@@ -40,19 +40,19 @@ pub struct DomainHeader {
     pub last_tx: U64,
     /// Times this domain was opened for writing; part of new inode generations.
     pub mounts: U32,
-    /// Zero.
+    /// Unused, 0.
     pub reserved2: U32,
     /// Checkpoints so far. Segment tables of a later one are of a checkpoint that did not end.
     pub checkpoint: U64,
     /// Sum of [`crate::group::table_mark`] over the segment tables as that checkpoint left them.
     pub tables: U64,
-    /// Zero.
+    /// Unused, 0.
     pub reserved: [u8; 3984],
 }
 const _: () = assert!(size_of::<DomainHeader>() == BLOCK_BYTES);
 
 impl DomainHeader {
-    /// All zero.
+    /// All fields 0, the block header too.
     pub fn empty() -> Self {
         Self::new_zeroed()
     }

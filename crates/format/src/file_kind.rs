@@ -45,7 +45,7 @@ impl FileKind {
             _ => return None,
         })
     }
-    /// `d_type`.
+    /// As `d_type` of getdents(2): the file type bits of a mode, shifted right by 12.
     pub fn d_type(self) -> u8 {
         (self.mode_bits() >> 12) as u8
     }

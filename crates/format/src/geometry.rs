@@ -117,7 +117,8 @@ impl Geometry {
         NodeId(u64::from(group) * u64::from(self.nodes()) + u64::from(slot))
     }
     /// Group and slot of a node, `None` past the last group.
-    pub fn node_place(&self, node: NodeId) -> Option<(u32, u32)> {
+    pub fn node_place(&self, node: impl Into<NodeId>) -> Option<(u32, u32)> {
+        let node = node.into();
         let n = u64::from(self.nodes());
         let group = node.0 / n;
         (group < u64::from(self.groups) && node.0 != 0).then_some((group as u32, (node.0 % n) as u32))

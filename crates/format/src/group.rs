@@ -7,8 +7,9 @@
 
 use crate::block::{BlockHeader, BlockKind, HEADER_BYTES, open, open_pair, seal};
 use crate::geometry::{GROUP_SEGMENTS, NODE_BLOCKS_PER_SEGMENT, SEGMENT_BLOCKS};
-use crate::{BLOCK_BYTES, BlockAddr, Corrupt, NodeId};
-use zerocopy::little_endian::{U16, U32, U64};
+use crate::{BLOCK_BYTES, BlockAddr, Corrupt, InodeNo};
+use std::ops::Range;
+use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// What a segment is used for.
@@ -18,7 +19,7 @@ pub enum SegmentKind {
     /// No valid block.
     #[default]
     Free = 0,
-    /// File data.
+    /// Content of files.
     Data = 1,
     /// Node blocks and directory buckets.
     Node = 2,
@@ -34,7 +35,7 @@ pub enum SegmentKind {
 pub enum Temperature {
     /// Node blocks, directories, files rewritten often.
     Hot = 0,
-    /// Ordinary data.
+    /// Data of all other files.
     #[default]
     Warm = 1,
     /// Data moved by the cleaner, large sequential files.
@@ -72,25 +73,25 @@ impl Temperature {
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct GroupHeader {
-    /// Sealed last.
+    /// Magic, kind, place, number and checksum, which [`crate::block`] sets when all else is there.
     pub header: BlockHeader,
-    /// Own number.
+    /// The group's own number.
     pub group: U32,
     /// Blocks of the group.
     pub blocks: U32,
     /// Epoch of the claim in the BAT that initialised it.
     pub epoch: U32,
-    /// Owner.
+    /// Number of the domain that owns it.
     pub domain: U16,
-    /// Zero.
+    /// Unused, 0.
     pub reserved0: U16,
-    /// Zero.
+    /// Unused, 0.
     pub reserved: [u8; 4048],
 }
 const _: () = assert!(size_of::<GroupHeader>() == BLOCK_BYTES);
 
 impl GroupHeader {
-    /// A header.
+    /// Of a group of `blocks` blocks that `domain` claimed in `epoch`.
     pub fn new(group: u32, blocks: u32, epoch: u32, domain: u16) -> Self {
         let mut h = Self::new_zeroed();
         h.group = group.into();
@@ -120,7 +121,7 @@ impl GroupHeader {
 /// State of one segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SegmentEntry {
-    /// Use.
+    /// What its blocks hold; free where they hold nothing.
     pub kind: SegmentKind,
     /// Temperature of the log that filled it.
     pub temperature: Temperature,
@@ -137,7 +138,7 @@ impl Default for SegmentEntry {
 }
 
 impl SegmentEntry {
-    /// Valid blocks.
+    /// How many of its blocks are valid.
     pub fn valid_count(&self) -> u32 {
         self.valid.iter().map(|w| w.count_ones()).sum()
     }
@@ -219,11 +220,11 @@ pub fn lost_table(tables: &[(u32, u64)], sum: u64) -> Option<u32> {
 /// A segment table, as one of its copies has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Segments {
-    /// Which copy.
+    /// Which of the two copies holds and is the newest, 0 or 1.
     pub copy: usize,
-    /// Its number.
+    /// Sequence number of that copy; the next write has a higher one.
     pub seq: u64,
-    /// The segments.
+    /// In the order of the segments in the group.
     pub entries: Vec<SegmentEntry>,
     /// How often the other tables of the group were written.
     pub written: Written,
@@ -333,39 +334,53 @@ fn checkpoint_of(table: &[u8]) -> u64 {
 /// Blocks that half an owner table describes.
 pub const OWNERS_PER_BLOCK: u32 = SEGMENT_BLOCKS / 2;
 
+/// The birth of all blocks of a volume that never had a snapshot.
+pub const NO_SNAPSHOT: u32 = 0;
+
 /// Who uses a block: what the cleaner needs to move it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Owner {
     /// The inode whose data or directory bucket it is; 0 for a node block (its records name themselves).
-    pub node: NodeId,
+    pub node: InodeNo,
     /// Logical block in that inode.
     pub lblk: u64,
     /// For a node block: records in it that the node table still points to.
     pub live: u8,
+    /// Number of the newest snapshot when the block's content came to be (u24): 0 before the first (docs/snapshots.md).
+    pub birth: u32,
 }
 
-#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-struct RawOwner {
-    node: U64,
-    lblk_low: U32,
-    lblk_high: U16,
-    live: u8,
+/// Bytes of an owner: node (6), logical block or live records (6), birth (3).
+const OWNER_BYTES: usize = 15;
+
+impl Owner {
+    fn encode(&self, to: &mut [u8]) {
+        let place = if self.node.0 == 0 { self.live.into() } else { self.lblk };
+        to[..6].copy_from_slice(&self.node.0.to_le_bytes()[..6]);
+        to[6..12].copy_from_slice(&place.to_le_bytes()[..6]);
+        to[12..15].copy_from_slice(&self.birth.to_le_bytes()[..3]);
+    }
+    fn decode(e: &[u8]) -> Result<Self, Corrupt> {
+        let number = |at: Range<usize>| {
+            let mut bytes = [0; 8];
+            bytes[..at.len()].copy_from_slice(&e[at]);
+            u64::from_le_bytes(bytes)
+        };
+        let (node, place, birth) = (number(0..6), number(6..12), number(12..15) as u32);
+        if node != 0 {
+            return Ok(Self { node: InodeNo(node), lblk: place, live: 0, birth });
+        }
+        let live = u8::try_from(place).map_err(|_| Corrupt::new("owner table", format!("{place} live records")))?;
+        Ok(Self { live, birth, ..Self::default() })
+    }
 }
-const _: () = assert!(size_of::<RawOwner>() == 15);
 
 /// The sealed block with the owners of half a segment.
 pub fn encode_owners(owners: &[Owner], domain: u16, volume: u32, pair: BlockAddr, copy: usize, seq: u64) -> Vec<u8> {
     assert_eq!(owners.len(), OWNERS_PER_BLOCK as usize);
     let mut b = vec![0u8; BLOCK_BYTES];
-    for (i, o) in owners.iter().enumerate() {
-        let raw = RawOwner {
-            node: o.node.0.into(),
-            lblk_low: (o.lblk as u32).into(),
-            lblk_high: ((o.lblk >> 32) as u16).into(),
-            live: o.live,
-        };
-        b[HEADER_BYTES + i * 15..][..15].copy_from_slice(raw.as_bytes());
+    for (o, to) in owners.iter().zip(b[HEADER_BYTES..].chunks_exact_mut(OWNER_BYTES)) {
+        o.encode(to);
     }
     seal(&mut b, BlockKind::Owners, domain, volume, pair.0 + copy as u64, seq);
     b
@@ -377,13 +392,7 @@ pub fn encode_owners(owners: &[Owner], domain: u16, volume: u32, pair: BlockAddr
 /// [`Corrupt`] where no copy holds.
 pub fn decode_owners(buf: &[u8], volume: u32, pair: BlockAddr) -> Result<(usize, u64, Vec<Owner>), Corrupt> {
     let (copy, h) = open_pair(buf, BlockKind::Owners, volume, pair.0)?;
-    let b = &buf[copy * BLOCK_BYTES + HEADER_BYTES..];
-    let mut out = Vec::with_capacity(OWNERS_PER_BLOCK as usize);
-    for i in 0..OWNERS_PER_BLOCK as usize {
-        let raw =
-            RawOwner::read_from_bytes(&b[i * 15..][..15]).map_err(|_| Corrupt::new("owner table", "too short"))?;
-        let lblk = u64::from(raw.lblk_low.get()) | u64::from(raw.lblk_high.get()) << 32;
-        out.push(Owner { node: NodeId(raw.node.get()), lblk, live: raw.live });
-    }
+    let entries = buf[copy * BLOCK_BYTES + HEADER_BYTES..].chunks_exact(OWNER_BYTES).take(OWNERS_PER_BLOCK as usize);
+    let out = entries.map(Owner::decode).collect::<Result<_, _>>()?;
     Ok((copy, h.seq.get(), out))
 }

@@ -5,7 +5,7 @@
 
 use crate::codec::{Put, Reader};
 use crate::name::FileName;
-use crate::{BlockAddr, Corrupt, NodeId};
+use crate::{BlockAddr, Corrupt, InodeNo, NodeId};
 
 /// Largest inline file, bytes.
 pub const INLINE_MAX: usize = 3400;
@@ -66,8 +66,8 @@ pub struct Timestamp {
 /// One name of an inode.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Link {
-    /// The directory.
-    pub parent: NodeId,
+    /// The inode of the directory that the name is in.
+    pub parent: InodeNo,
     /// The name in it, 1 to 255 bytes without `/` and NUL.
     pub name: FileName,
 }
@@ -220,8 +220,8 @@ pub struct Tombstone {
     /// The link lost.
     pub link: Link,
     /// The inode that took the name.
-    pub newcomer: NodeId,
-    /// Its generation.
+    pub newcomer: InodeNo,
+    /// Generation of the newcomer.
     pub generation: u32,
     /// Its version with the new name.
     pub version: u64,
@@ -232,13 +232,13 @@ pub struct Tombstone {
 pub struct Inode {
     /// Type and permissions, as `st_mode`.
     pub mode: u32,
-    /// Owner.
+    /// User ID of the owner.
     pub uid: u32,
-    /// Group.
+    /// ID of the owning group.
     pub gid: u32,
     /// Links; of a directory 2 + its subdirectories.
     pub nlink: u32,
-    /// Bytes.
+    /// Bytes of the content; of a symlink, of its target.
     pub size: u64,
     /// 4 KiB blocks of data allocated, overflow nodes not counted.
     pub blocks: u64,
@@ -248,13 +248,13 @@ pub struct Inode {
     pub flags: u32,
     /// Placement of new objects (directories).
     pub placement: Placement,
-    /// Last access.
+    /// Last access to the content.
     pub atime: Timestamp,
     /// Last change of content.
     pub mtime: Timestamp,
     /// Last change of the inode.
     pub ctime: Timestamp,
-    /// Birth.
+    /// When it was created.
     pub btime: Timestamp,
     /// Volume-wide logical time of the last change of the links: of two inodes that claim one name after a crash, the
     /// later one has it.
@@ -267,11 +267,11 @@ pub struct Inode {
     pub link_nodes: Vec<NodeId>,
     /// Overflow nodes with the encoded xattrs, in order.
     pub xattr_nodes: Vec<NodeId>,
-    /// Conditional tombstones.
+    /// Names that it lost to other inodes, each as long as it is not durable that those have them.
     pub tombstones: Vec<Tombstone>,
     /// Partner of an exchange in another domain: node, generation, version with its new name.
-    pub exchange: Option<(NodeId, u32, u64)>,
-    /// Data.
+    pub exchange: Option<(InodeNo, u32, u64)>,
+    /// Where its data or its entries are, or these themselves.
     pub content: Content,
 }
 
@@ -329,7 +329,7 @@ pub fn valid_name(name: &[u8]) -> bool {
 }
 
 fn decode_link(r: &mut Reader<'_>) -> Result<Link, Corrupt> {
-    let parent = NodeId(r.u64()?);
+    let parent = InodeNo(r.u64()?);
     let n = usize::from(r.u8()?);
     let name = r.bytes(n)?;
     if !valid_name(name) {
@@ -545,13 +545,13 @@ impl Inode {
                 k if k == Section::Tombstones as u8 => {
                     let mut t = Reader::new(body, "tombstones");
                     while t.left() > 0 {
-                        let (newcomer, generation, version) = (NodeId(t.u64()?), t.u32()?, t.u64()?);
+                        let (newcomer, generation, version) = (InodeNo(t.u64()?), t.u32()?, t.u64()?);
                         i.tombstones.push(Tombstone { link: decode_link(&mut t)?, newcomer, generation, version });
                     }
                 }
                 k if k == Section::Exchange as u8 => {
                     let mut t = Reader::new(body, "exchange");
-                    i.exchange = Some((NodeId(t.u64()?), t.u32()?, t.u64()?));
+                    i.exchange = Some((InodeNo(t.u64()?), t.u32()?, t.u64()?));
                     if t.left() > 0 {
                         return Err(t.bad(format!("{} bytes behind it", t.left())));
                     }
@@ -583,17 +583,17 @@ mod tests {
             ctime: Timestamp { sec: 1 << 40, nsec: 1 },
             btime: Timestamp::default(),
             link_seq: 12,
-            links: vec![Link { parent: NodeId(1), name: b"hello".as_slice().into() }],
+            links: vec![Link { parent: InodeNo(1), name: b"hello".as_slice().into() }],
             xattrs: vec![(b"user.a".as_slice().into(), b"1".as_slice().into())],
             link_nodes: vec![],
             xattr_nodes: vec![],
             tombstones: vec![Tombstone {
-                link: Link { parent: NodeId(7), name: b"x".as_slice().into() },
-                newcomer: NodeId(9),
+                link: Link { parent: InodeNo(7), name: b"x".as_slice().into() },
+                newcomer: InodeNo(9),
                 generation: 1,
                 version: 4,
             }],
-            exchange: Some((NodeId(8), 2, 3)),
+            exchange: Some((InodeNo(8), 2, 3)),
             content: Content::Inline(b"0123456789".to_vec()),
         }
     }

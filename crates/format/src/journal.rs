@@ -8,9 +8,9 @@
 use crate::codec::{Put, Reader};
 use crate::group::{SegmentKind, Temperature};
 use crate::node::{NodeEntry, NodeRecord};
-use crate::{BLOCK_BYTES, BlockAddr, Corrupt, DomainId, NodeId, TxId};
+use crate::{BLOCK_BYTES, BlockAddr, Corrupt, DomainId, InodeNo, NodeId, TxId};
 
-/// `BRJL`.
+/// `BRJL`, the first four bytes of a chunk.
 pub const MAGIC: u32 = u32::from_le_bytes(*b"BRJL");
 /// Bytes before the records of a chunk.
 pub const CHUNK_HEADER_BYTES: usize = 64;
@@ -32,9 +32,9 @@ pub enum ChunkKind {
 /// A decoded chunk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Chunk {
-    /// Its purpose.
+    /// Whether it is part of a transaction, commits one, or counts by itself.
     pub kind: ChunkKind,
-    /// The domain.
+    /// The domain whose journal it lies in.
     pub domain: DomainId,
     /// Position in the journal.
     pub pos: u64,
@@ -46,7 +46,7 @@ pub struct Chunk {
     pub blocks: u32,
     /// CRC-32C of the chunk.
     pub crc: u32,
-    /// Its content.
+    /// In the order in which they are to be replayed.
     pub records: Vec<Record>,
 }
 
@@ -55,58 +55,58 @@ pub struct Chunk {
 pub enum Record {
     /// The node table entry of a node.
     Node {
-        /// The node.
+        /// Its number, which says in which table block and slot the entry is.
         node: NodeId,
         /// Its new entry.
         entry: NodeEntry,
     },
     /// Blocks that became valid.
     Alloc {
-        /// First block.
+        /// The first of them.
         addr: BlockAddr,
-        /// Blocks.
+        /// How many there are.
         len: u32,
         /// What the segment is used for.
         kind: SegmentKind,
         /// Temperature of the log.
         temperature: Temperature,
         /// Inode that owns them, 0 for node blocks.
-        owner: NodeId,
+        owner: InodeNo,
         /// Logical block of the first.
         lblk: u64,
     },
     /// Blocks that are no longer valid.
     Free {
-        /// First block.
+        /// The first of them.
         addr: BlockAddr,
-        /// Blocks.
+        /// How many there are.
         len: u32,
     },
     /// Records of a node block that the node table still points to; 0 frees the block.
     Live {
         /// The node block.
         addr: BlockAddr,
-        /// Records.
+        /// How many records.
         live: u8,
     },
     /// A directory entry whose inode lies in another domain was made, changed or removed.
     Remote {
-        /// The directory.
-        dir: NodeId,
+        /// The directory that the entry is in.
+        dir: InodeNo,
         /// The inode it names or named.
-        child: NodeId,
+        child: InodeNo,
         /// That inode's generation.
         generation: u32,
-        /// The name.
+        /// The name of the entry, 1 to 255 bytes.
         name: Box<[u8]>,
     },
     /// All inodes that are unlinked but open, as of this transaction.
-    Orphans(Vec<NodeId>),
+    Orphans(Vec<InodeNo>),
     /// The full state of a node (roll-forward).
     Full(NodeRecord),
     /// Checksums of data blocks written with a roll-forward chunk: it counts only if they match.
     Sums {
-        /// First block.
+        /// The first of them.
         addr: BlockAddr,
         /// CRC-32C per block.
         sums: Vec<u32>,
@@ -115,7 +115,7 @@ pub enum Record {
     Part {
         /// Where it lies.
         pos: u64,
-        /// Its checksum.
+        /// CRC-32C of the chunk.
         crc: u32,
     },
     /// The transaction committed before this one (commit record): a missing one is noticed.
@@ -140,7 +140,7 @@ impl Record {
                 v.put_u32(*len);
                 v.put_u8(*kind as u8);
                 v.put_u8(*temperature as u8);
-                v.put_u64(owner.0);
+                v.put_u48(owner.0);
                 v.put_u48(*lblk);
             }
             Self::Free { addr, len } => {
@@ -201,13 +201,13 @@ impl Record {
                 len: r.u32()?,
                 kind: SegmentKind::from_u8(r.u8()?)?,
                 temperature: Temperature::from_u8(r.u8()?)?,
-                owner: NodeId(r.u64()?),
+                owner: InodeNo(r.u48()?),
                 lblk: r.u48()?,
             },
             3 => Self::Free { addr: BlockAddr(r.u48()?), len: r.u32()? },
             4 => Self::Live { addr: BlockAddr(r.u48()?), live: r.u8()? },
             5 => {
-                let (dir, child, generation) = (NodeId(r.u64()?), NodeId(r.u64()?), r.u32()?);
+                let (dir, child, generation) = (InodeNo(r.u64()?), InodeNo(r.u64()?), r.u32()?);
                 let n = usize::from(r.u8()?);
                 Self::Remote { dir, child, generation, name: r.bytes(n)?.into() }
             }
@@ -216,7 +216,7 @@ impl Record {
                 if n > r.left() / 8 {
                     return Err(r.bad(format!("{n} orphans")));
                 }
-                Self::Orphans((0..n).map(|_| r.u64().map(NodeId)).collect::<Result<_, _>>()?)
+                Self::Orphans((0..n).map(|_| r.u64().map(InodeNo)).collect::<Result<_, _>>()?)
             }
             7 => Self::Full(NodeRecord::decode(r)?),
             8 => {
@@ -242,17 +242,17 @@ pub fn chunk_blocks(record_bytes: usize) -> u32 {
 /// Identity of a chunk about to be written.
 #[derive(Debug, Clone, Copy)]
 pub struct ChunkId {
-    /// Purpose.
+    /// Whether it is part of a transaction, commits one, or counts by itself.
     pub kind: ChunkKind,
-    /// The domain.
+    /// The domain whose journal it goes to.
     pub domain: DomainId,
     /// Low half of the volume's UUID.
     pub volume: u32,
     /// Position in the journal.
     pub pos: u64,
-    /// The transaction.
+    /// The transaction: its own, or for a roll-forward chunk the one that runs.
     pub tx: TxId,
-    /// Which helper.
+    /// Number of the helper that writes it.
     pub stream: u16,
 }
 

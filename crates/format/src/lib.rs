@@ -27,7 +27,7 @@ pub use block::{BLOCK_BYTES, BlockHeader, BlockKind};
 pub use geometry::Geometry;
 
 /// Newest format that this code writes and the only one that it mounts.
-pub const FORMAT_VERSION: u32 = 2;
+pub const FORMAT_VERSION: u32 = 3;
 
 /// A structure read from a device does not hold.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -50,15 +50,38 @@ impl Corrupt {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct BlockAddr(pub u64);
 
-/// Number of a node: an inode, or an overflow node of one (extent leaf, xattrs, links).
+/// Number of a node, a slot of the node table: an inode, or an overflow node of one (extent leaf, xattrs, links).
 ///
 /// `group * nodes_per_group + slot`. Node 0 is never used, node 1 is the root directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct NodeId(pub u64);
 
 impl NodeId {
+    /// The inode whose own node this is. Only for who knows that it is no overflow node: of its record's kind, or of the
+    /// flags of its table entry.
+    pub fn inode(self) -> InodeNo {
+        InodeNo(self.0)
+    }
+}
+
+/// Number of an inode: that of the node which holds its record. On disk 0 stands for none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct InodeNo(pub u64);
+
+impl InodeNo {
     /// The root directory.
-    pub const ROOT: NodeId = NodeId(1);
+    pub const ROOT: InodeNo = InodeNo(1);
+
+    /// The inode's own node.
+    pub fn node(self) -> NodeId {
+        NodeId(self.0)
+    }
+}
+
+impl From<InodeNo> for NodeId {
+    fn from(ino: InodeNo) -> Self {
+        ino.node()
+    }
 }
 
 /// Number of a domain in its volume, from 0.
@@ -77,6 +100,12 @@ impl std::fmt::Display for BlockAddr {
 impl std::fmt::Display for NodeId {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "node {}", self.0)
+    }
+}
+impl std::fmt::Display for InodeNo {
+    /// As its node: messages and `dump` have one number space.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.node().fmt(f)
     }
 }
 impl std::fmt::Display for DomainId {

@@ -14,7 +14,7 @@ pub struct FileName(Repr);
 
 #[derive(Clone)]
 enum Repr {
-    /// Length, bytes.
+    /// How many of the bytes are the name.
     Short(u8, [u8; SHORT_MAX]),
     Long(Box<[u8]>),
 }

@@ -7,7 +7,7 @@
 use crate::block::{BlockKind, HEADER_BYTES, open, open_pair, seal};
 use crate::codec::{Put, Reader};
 use crate::geometry::NODES_PER_BLOCK;
-use crate::{BLOCK_BYTES, BlockAddr, Corrupt, NodeId};
+use crate::{BLOCK_BYTES, BlockAddr, Corrupt, InodeNo, NodeId};
 
 /// Entry is in use.
 pub const USED: u8 = 1;
@@ -122,7 +122,7 @@ pub const RECORDS_MAX: usize = 64;
 /// One node as it is written to a node block or a roll-forward chunk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeRecord {
-    /// Own number.
+    /// Number of the node that this is the record of.
     pub node: NodeId,
     /// Generation of the slot.
     pub generation: u32,
@@ -131,7 +131,7 @@ pub struct NodeRecord {
     /// Flags of the node table entry ([`USED`] and so on).
     pub flags: u8,
     /// The inode that an overflow node belongs to; for an inode itself.
-    pub owner: NodeId,
+    pub owner: InodeNo,
     /// Rises with each change of the inode; of two records of a node the higher version is the newer.
     pub version: u64,
     /// The encoded content.
@@ -167,7 +167,7 @@ impl NodeRecord {
     /// [`Corrupt`] where the bytes end early or the kind is none.
     pub fn decode(r: &mut Reader<'_>) -> Result<Self, Corrupt> {
         let node = NodeId(r.u64()?);
-        let owner = NodeId(r.u64()?);
+        let owner = InodeNo(r.u64()?);
         let version = r.u64()?;
         let generation = r.u32()?;
         let len = usize::from(r.u16()?);
@@ -277,7 +277,7 @@ mod tests {
             generation: 3,
             kind: NodeKind::Inode,
             flags: USED,
-            owner: NodeId(i),
+            owner: InodeNo(i),
             version: 9,
             payload: vec![i as u8; n],
         }

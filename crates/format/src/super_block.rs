@@ -17,6 +17,9 @@ pub const INCOMPAT_DATA_SUMS: u32 = 1;
 /// All `incompat` bits that this code knows.
 pub const INCOMPAT_KNOWN: u32 = INCOMPAT_DATA_SUMS;
 
+/// All `ro_compat` bits that this code knows.
+pub const RO_COMPAT_KNOWN: u32 = 0;
+
 /// `compat` bit: inodes that are immutable or append-only were made. It is never taken back.
 pub const COMPAT_GUARDED: u32 = 1;
 
@@ -32,11 +35,11 @@ pub struct DeviceEntry {
     pub data_start: U64,
     /// Number of its first group.
     pub first_group: U32,
-    /// Its groups.
+    /// How many groups lie on it.
     pub groups: U32,
     /// Blocks of its last group (a short one has fewer than the others).
     pub last_group_blocks: U32,
-    /// Zero.
+    /// Unused, 0.
     pub reserved: [u8; 20],
 }
 const _: () = assert!(size_of::<DeviceEntry>() == 64);
@@ -45,9 +48,9 @@ const _: () = assert!(size_of::<DeviceEntry>() == 64);
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct SuperBlock {
-    /// Sealed last.
+    /// Magic, kind, place, number and checksum, which [`crate::block`] sets when all else is there.
     pub header: BlockHeader,
-    /// [`FORMAT_VERSION`].
+    /// [`FORMAT_VERSION`] of who made it.
     pub version: U32,
     /// Features that an older program must refuse.
     pub incompat: U32,
@@ -81,7 +84,7 @@ pub struct SuperBlock {
     pub bat_pairs: U32,
     /// Default placement, [`crate::inode::Placement`].
     pub placement: u8,
-    /// Zero.
+    /// Unused, 0.
     pub reserved0: [u8; 3],
     /// Key of the directory hash.
     pub hash_key: [u8; 16],
@@ -89,8 +92,10 @@ pub struct SuperBlock {
     pub created: I64,
     /// Devices, in the order of their groups.
     pub device: [DeviceEntry; MAX_DEVICES],
-    /// Zero.
-    pub reserved: [u8; 2880],
+    /// Features that an older program must not change; it may read the volume.
+    pub ro_compat: U32,
+    /// Unused, 0.
+    pub reserved: [u8; 2876],
 }
 const _: () = assert!(size_of::<SuperBlock>() == BLOCK_BYTES);
 
@@ -114,6 +119,19 @@ impl SuperBlock {
     pub fn label_str(&self) -> String {
         let n = self.label.iter().position(|&b| b == 0).unwrap_or(self.label.len());
         String::from_utf8_lossy(&self.label[..n]).into_owned()
+    }
+    /// # Errors
+    /// [`Corrupt`] where the volume has a feature that this program must not change.
+    pub fn may_change(&self) -> Result<(), Corrupt> {
+        match self.ro_compat.get() & !RO_COMPAT_KNOWN {
+            0 => Ok(()),
+            new => {
+                let why = format!(
+                    "features {new:#x}, which this program may only read: mount it read-only (-o ro), check it with -n, or use a newer program"
+                );
+                Err(Corrupt::new("superblock", why))
+            }
+        }
     }
     /// The devices in use.
     pub fn device_table(&self) -> &[DeviceEntry] {

@@ -15,7 +15,7 @@ use braidfs_format::inode::{self, Content, Extent, Inode, LeafRef, Link, Placeme
 use braidfs_format::journal::{self, ChunkId, ChunkKind, Record, encode_chunk};
 use braidfs_format::node::{self, NodeEntry, NodeKind, NodeRecord, NodeTableBlock};
 use braidfs_format::super_block::{self, DeviceEntry, SuperBlock};
-use braidfs_format::{BLOCK_BYTES, BlockAddr, DomainId, FORMAT_VERSION, NodeId, TxId};
+use braidfs_format::{BLOCK_BYTES, BlockAddr, DomainId, FORMAT_VERSION, InodeNo, NodeId, TxId};
 use std::mem::offset_of;
 
 const DOC: &str = include_str!("../../../docs/disk-format.md");
@@ -110,7 +110,7 @@ fn structures() {
         "SuperBlock",
         fields!(SuperBlock: header, version, incompat, compat, group_blocks, uuid, label, groups, domains, max_domains,
             devices, this_device, inline_max, mlogs, domain_table, bat, bat_pairs, placement, reserved0, hash_key,
-            created, device, reserved),
+            created, device, ro_compat, reserved),
     );
     compare(
         "DeviceEntry",
@@ -170,19 +170,20 @@ fn table_entries() {
         all[0] = *o;
         body(encode_owners(&all, 0, 1, BlockAddr(4), 0, 1))
     };
-    let fields = probe(
-        &Owner::default(),
-        owners,
-        &[("node", |o| o.node = NodeId(u64::MAX)), ("lblk", |o| o.lblk = A48), ("live", |o| o.live = u8::MAX)],
-    );
-    compare("Owner", &fields);
+    let fields =
+        probe(&Owner::default(), owners, &[("node", |o| o.node = InodeNo(A48)), ("birth", |o| o.birth = 0xff_ffff)]);
+    let of_data = Owner { node: InodeNo(1), ..Owner::default() };
+    let lblk = probe(&of_data, owners, &[("lblk", |o| o.lblk = A48)]);
+    compare("Owner", &[&fields[..], &lblk].concat());
+    let live = probe(&Owner::default(), owners, &[("live", |o| o.live = u8::MAX)]);
+    assert_eq!((live[0].1, live[0].2), (lblk[0].1, 1), "a node block has its records in place of a logical block");
     let second = |o: &Owner| {
         let mut all = [Owner::default(); OWNERS_PER_BLOCK as usize];
         all[1] = *o;
         body(encode_owners(&all, 0, 1, BlockAddr(4), 0, 1))
     };
     assert_eq!(
-        probe(&Owner::default(), second, &[("node", |o| o.node = NodeId(1))])[0].1,
+        probe(&Owner::default(), second, &[("node", |o| o.node = InodeNo(1))])[0].1,
         15,
         "owners lie side by side"
     );
@@ -213,7 +214,7 @@ fn records_of_nodes() {
         generation: 0,
         kind: NodeKind::Inode,
         flags: 0,
-        owner: NodeId(0),
+        owner: InodeNo(0),
         version: 0,
         payload: vec![0],
     };
@@ -222,7 +223,7 @@ fn records_of_nodes() {
         NodeRecord::encode,
         &[
             ("node", |r| r.node = NodeId(u64::MAX)),
-            ("owner", |r| r.owner = NodeId(u64::MAX)),
+            ("owner", |r| r.owner = InodeNo(u64::MAX)),
             ("version", |r| r.version = u64::MAX),
             ("generation", |r| r.generation = u32::MAX),
             ("kind", |r| r.kind = NodeKind::ExtentLeaf),
@@ -265,13 +266,14 @@ fn records_of_nodes() {
 }
 
 fn link(parent: u64, name: u8) -> Link {
-    Link { parent: NodeId(parent), name: [name].into() }
+    Link { parent: InodeNo(parent), name: [name].into() }
 }
 
 #[test]
 fn parts_of_inodes() {
     let encode = |l: &Link| inode::encode_links(std::slice::from_ref(l));
-    let changes: &[Change<Link>] = &[("parent", |l| l.parent = NodeId(u64::MAX)), ("name", |l| l.name = [b'b'].into())];
+    let changes: &[Change<Link>] =
+        &[("parent", |l| l.parent = InodeNo(u64::MAX)), ("name", |l| l.name = [b'b'].into())];
     compare("Link", &probe(&link(0, b'a'), encode, changes));
 
     let x: inode::Xattr = (Box::new([b'a']), Box::new([b'x']));
@@ -311,25 +313,25 @@ fn parts_of_inodes() {
     // a section's body starts behind its kind and length
     let start = inode::FIXED_BYTES + 3;
     let section = |i: &Inode| i.encode()[start..].to_vec();
-    let t = Tombstone { link: link(0, b'a'), newcomer: NodeId(0), generation: 0, version: 0 };
+    let t = Tombstone { link: link(0, b'a'), newcomer: InodeNo(0), generation: 0, version: 0 };
     let fields = probe(
         &Inode { tombstones: vec![t], ..Inode::default() },
         section,
         &[
-            ("newcomer", |i| i.tombstones[0].newcomer = NodeId(u64::MAX)),
+            ("newcomer", |i| i.tombstones[0].newcomer = InodeNo(u64::MAX)),
             ("generation", |i| i.tombstones[0].generation = u32::MAX),
             ("version", |i| i.tombstones[0].version = u64::MAX),
-            ("link", |i| i.tombstones[0].link.parent = NodeId(u64::MAX)),
+            ("link", |i| i.tombstones[0].link.parent = InodeNo(u64::MAX)),
         ],
     );
     compare("Tombstone", &fields);
     let fields = probe(
-        &Inode { exchange: Some((NodeId(0), 0, 0)), ..Inode::default() },
+        &Inode { exchange: Some((InodeNo(0), 0, 0)), ..Inode::default() },
         section,
         &[
-            ("node", |i| i.exchange = Some((NodeId(u64::MAX), 0, 0))),
-            ("generation", |i| i.exchange = Some((NodeId(0), u32::MAX, 0))),
-            ("version", |i| i.exchange = Some((NodeId(0), 0, u64::MAX))),
+            ("node", |i| i.exchange = Some((InodeNo(u64::MAX), 0, 0))),
+            ("generation", |i| i.exchange = Some((InodeNo(0), u32::MAX, 0))),
+            ("version", |i| i.exchange = Some((InodeNo(0), 0, u64::MAX))),
         ],
     );
     compare("Exchange", &fields);
@@ -337,13 +339,13 @@ fn parts_of_inodes() {
 
 #[test]
 fn directories() {
-    let entry = Dentry { hash: 0, node: NodeId(0), generation: 0, kind: 0, name: [b'a'].into() };
+    let entry = Dentry { hash: 0, node: InodeNo(0), generation: 0, kind: 0, name: [b'a'].into() };
     let fields = probe(
         &entry,
         |e| dentry::encode_entries(std::slice::from_ref(e)),
         &[
             ("hash", |e| e.hash = u64::MAX),
-            ("node", |e| e.node = NodeId(u64::MAX)),
+            ("node", |e| e.node = InodeNo(u64::MAX)),
             ("generation", |e| e.generation = u32::MAX),
             ("kind", |e| e.kind = u8::MAX),
             ("name", |e| e.name = [b'b'].into()),
@@ -351,7 +353,7 @@ fn directories() {
     );
     compare("Dentry", &fields);
     let encode = |(dir, first, entry): &(u64, u64, Dentry)| {
-        let mut b = dentry::encode_bucket(std::slice::from_ref(entry), NodeId(*dir), *first, 0, 1, BlockAddr(9), 1);
+        let mut b = dentry::encode_bucket(std::slice::from_ref(entry), InodeNo(*dir), *first, 0, 1, BlockAddr(9), 1);
         b[4..8].fill(0);
         b
     };
@@ -361,7 +363,7 @@ fn directories() {
         &[("dir", |b| b.0 = u64::MAX), ("lblk", |b| b.1 = dentry::HASH_MAX), ("entries", |b| b.2.hash = u64::MAX)],
     );
     compare("Bucket", &fields);
-    assert_eq!(encode(&(0, 0, Dentry { hash: 1, node: NodeId(1), generation: 1, kind: 1, name: [1].into() }))[46], 23);
+    assert_eq!(encode(&(0, 0, Dentry { hash: 1, node: InodeNo(1), generation: 1, kind: 1, name: [1].into() }))[46], 23);
 }
 
 fn samples() -> Vec<(&'static str, Record, Vec<usize>)> {
@@ -371,7 +373,7 @@ fn samples() -> Vec<(&'static str, Record, Vec<usize>)> {
         generation: 0,
         kind: NodeKind::Inode,
         flags: 0,
-        owner: NodeId(0),
+        owner: InodeNo(0),
         version: 0,
         payload: vec![],
     };
@@ -380,7 +382,7 @@ fn samples() -> Vec<(&'static str, Record, Vec<usize>)> {
         len: 0,
         kind: SegmentKind::Free,
         temperature: Temperature::Hot,
-        owner: NodeId(0),
+        owner: InodeNo(0),
         lblk: 0,
     };
     // the bytes of `n` in each sample
@@ -391,10 +393,10 @@ fn samples() -> Vec<(&'static str, Record, Vec<usize>)> {
         ("Live", Record::Live { addr: BlockAddr(0), live: 0 }, vec![]),
         (
             "Remote",
-            Record::Remote { dir: NodeId(0), child: NodeId(0), generation: 0, name: Box::new(*b"xyz") },
+            Record::Remote { dir: InodeNo(0), child: InodeNo(0), generation: 0, name: Box::new(*b"xyz") },
             vec![3],
         ),
-        ("Orphans", Record::Orphans(vec![NodeId(1), NodeId(2)]), vec![16]),
+        ("Orphans", Record::Orphans(vec![InodeNo(1), InodeNo(2)]), vec![16]),
         ("Full", Record::Full(full), vec![32]),
         ("Sums", Record::Sums { addr: BlockAddr(0), sums: vec![1, 2, 3] }, vec![12]),
         ("Part", Record::Part { pos: 0, crc: 0 }, vec![]),
@@ -469,7 +471,7 @@ fn numbers_of_kinds() {
 
     let e = || vec![Extent { lblk: 0, addr: BlockAddr(1), len: 1, unwritten: false, sums: None }];
     let refs = || vec![LeafRef { first: 0, node: NodeId(2) }];
-    let tombstone = Tombstone { link: link(1, b'a'), newcomer: NodeId(2), generation: 1, version: 1 };
+    let tombstone = Tombstone { link: link(1, b'a'), newcomer: InodeNo(2), generation: 1, version: 1 };
     let sections = [
         ("Links", Inode { links: vec![link(1, b'a')], ..Inode::default() }),
         ("Xattrs", Inode { xattrs: vec![(Box::new([b'a']), Box::new([b'x']))], ..Inode::default() }),
@@ -481,7 +483,7 @@ fn numbers_of_kinds() {
         ("LinkNodes", Inode { link_nodes: vec![NodeId(3)], ..Inode::default() }),
         ("XattrNodes", Inode { xattr_nodes: vec![NodeId(3)], ..Inode::default() }),
         ("Tombstones", Inode { tombstones: vec![tombstone], ..Inode::default() }),
-        ("Exchange", Inode { exchange: Some((NodeId(1), 1, 1)), ..Inode::default() }),
+        ("Exchange", Inode { exchange: Some((InodeNo(1), 1, 1)), ..Inode::default() }),
     ];
     let tags: Vec<(u8, &str)> = sections.iter().map(|(n, i)| (i.encode()[inode::FIXED_BYTES], *n)).collect();
     values("Section", &tags);

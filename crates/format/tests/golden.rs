@@ -15,7 +15,7 @@ use braidfs_format::inode::{Content, Extent, Inode, LeafRef, Link, NOCOW, Placem
 use braidfs_format::journal::{ChunkId, ChunkKind, Record, encode_chunk};
 use braidfs_format::node::{DIR, NodeBlockBuilder, NodeEntry, NodeKind, NodeRecord, NodeTableBlock, REMOTE, USED};
 use braidfs_format::super_block::{DeviceEntry, INCOMPAT_DATA_SUMS, SuperBlock};
-use braidfs_format::{BlockAddr, DomainId, FORMAT_VERSION, Geometry, NodeId, TxId};
+use braidfs_format::{BlockAddr, DomainId, FORMAT_VERSION, Geometry, InodeNo, NodeId, TxId};
 use std::fmt::Write;
 
 const VOLUME: u32 = 0x0403_0201;
@@ -67,19 +67,19 @@ fn inode(content: Content) -> Inode {
         btime: Timestamp { sec: 1_600_000_000, nsec: 1 },
         link_seq: 77,
         links: vec![
-            Link { parent: NodeId::ROOT, name: b"file".as_slice().into() },
-            Link { parent: NodeId(300), name: b"other".as_slice().into() },
+            Link { parent: InodeNo::ROOT, name: b"file".as_slice().into() },
+            Link { parent: InodeNo(300), name: b"other".as_slice().into() },
         ],
         xattrs: vec![(b"user.k".as_slice().into(), b"value".as_slice().into())],
         link_nodes: vec![],
         xattr_nodes: vec![],
         tombstones: vec![Tombstone {
-            link: Link { parent: NodeId(7), name: b"lost".as_slice().into() },
-            newcomer: NodeId(8),
+            link: Link { parent: InodeNo(7), name: b"lost".as_slice().into() },
+            newcomer: InodeNo(8),
             generation: 2,
             version: 9,
         }],
-        exchange: Some((NodeId(10), 3, 11)),
+        exchange: Some((InodeNo(10), 3, 11)),
         content,
     }
 }
@@ -107,14 +107,22 @@ fn inodes() -> Vec<u8> {
 
 fn entries() -> Vec<Dentry> {
     vec![
-        Dentry { hash: 3, node: NodeId(5), generation: 1, kind: 8, name: b"a".as_slice().into() },
-        Dentry { hash: 1 << 50, node: NodeId(6), generation: 2, kind: 4, name: b"directory".as_slice().into() },
+        Dentry { hash: 3, node: InodeNo(5), generation: 1, kind: 8, name: b"a".as_slice().into() },
+        Dentry { hash: 1 << 50, node: InodeNo(6), generation: 2, kind: 4, name: b"directory".as_slice().into() },
     ]
 }
 
 fn record(node: u64, payload: Vec<u8>) -> NodeRecord {
-    let node = NodeId(node);
-    NodeRecord { node, generation: 4, kind: NodeKind::Inode, flags: USED | REMOTE, owner: node, version: 12, payload }
+    let node = InodeNo(node);
+    NodeRecord {
+        node: node.node(),
+        generation: 4,
+        kind: NodeKind::Inode,
+        flags: USED | REMOTE,
+        owner: node,
+        version: 12,
+        payload,
+    }
 }
 
 fn node_block() -> Vec<u8> {
@@ -136,13 +144,13 @@ fn journal() -> Vec<u8> {
             len: 3,
             kind: SegmentKind::Data,
             temperature: Temperature::Cold,
-            owner: NodeId(5),
+            owner: InodeNo(5),
             lblk: 6,
         },
         Record::Free { addr: BlockAddr(80), len: 2 },
         Record::Live { addr: BlockAddr(70), live: 3 },
-        Record::Remote { dir: NodeId(1), child: NodeId(5), generation: 4, name: b"name".as_slice().into() },
-        Record::Orphans(vec![NodeId(8), NodeId(9)]),
+        Record::Remote { dir: InodeNo(1), child: InodeNo(5), generation: 4, name: b"name".as_slice().into() },
+        Record::Orphans(vec![InodeNo(8), InodeNo(9)]),
         Record::Full(record(5, b"state".to_vec())),
         Record::Sums { addr: BlockAddr(71), sums: vec![11, 12, 13] },
         Record::Part { pos: 33, crc: 0xdead_beef },
@@ -163,8 +171,8 @@ fn home_tables() -> Vec<(&'static str, Vec<u8>)> {
     let mut segments = [SegmentEntry::default(); 2];
     segments[1] = SegmentEntry { kind: SegmentKind::Node, temperature: Temperature::Hot, age: 6, valid: [5; 8] };
     let mut owners = [Owner::default(); OWNERS_PER_BLOCK as usize];
-    owners[1] = Owner { node: NodeId(5), lblk: (1 << 40) + 2, live: 0 };
-    owners[255] = Owner { node: NodeId(0), lblk: 0, live: 9 };
+    owners[1] = Owner { node: InodeNo(5), lblk: (1 << 40) + 2, live: 0, birth: 0x10203 };
+    owners[255] = Owner { live: 9, ..Owner::default() };
     let mut nodes = [NodeEntry::default(); 254];
     nodes[1] = NodeEntry { addr: BlockAddr(70), index: 2, flags: USED | DIR, generation: 1 };
     let mut domain = DomainHeader::empty();
@@ -214,7 +222,7 @@ fn bytes_are_those_of_the_format_version() {
     all.extend(home_tables());
     all.push(("inode records", inodes()));
     all.push(("node block", node_block()));
-    all.push(("bucket", dentry::encode_bucket(&entries(), NodeId(1), 0, 1, VOLUME, BlockAddr(90), 8)));
+    all.push(("bucket", dentry::encode_bucket(&entries(), InodeNo(1), 0, 1, VOLUME, BlockAddr(90), 8)));
     all.push(("journal chunks", journal()));
     all.push(("geometry", geometry()));
     let mut now = format!("format version {FORMAT_VERSION}\n");

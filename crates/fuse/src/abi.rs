@@ -102,7 +102,7 @@ pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 pub const GETATTR_FH: u32 = 1;
 /// SETXATTR of an ACL by a user who may not keep setgid.
 pub const SETXATTR_ACL_KILL_SGID: u32 = 1;
-/// fdatasync.
+/// FSYNC as fdatasync(2).
 pub const FSYNC_FDATASYNC: u32 = 1;
 /// Extension: supplementary groups.
 pub const EXT_GROUPS: u32 = 32;

@@ -145,7 +145,7 @@ pub fn remount(mountpoint: &Path, how: &Remount, sync: Option<bool>) -> io::Resu
 /// What a mount was asked since it was made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stats {
-    /// Serving threads.
+    /// How many threads serve requests.
     pub threads: u32,
     /// One request of so many is timed.
     pub sampled: u32,
@@ -164,7 +164,7 @@ pub struct OpStats {
     pub opcode: u32,
     /// As `linux/fuse.h` has it; empty for one that this server does not know.
     pub name: &'static str,
-    /// How often.
+    /// How many requests there were.
     pub requests: u64,
     /// Those that another thread answered later.
     pub deferred: u64,
@@ -211,9 +211,9 @@ pub struct Progress {
     pub ended: bool,
     /// What it does.
     pub phase: String,
-    /// Steps done.
+    /// Steps of the phase that are done.
     pub done: u64,
-    /// Steps, about.
+    /// Steps that the phase will have, about.
     pub total: u64,
     text_bytes: u64,
 }

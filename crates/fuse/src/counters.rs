@@ -12,8 +12,8 @@
 //! is answered later, by another thread ([`Outcome::Deferred`]), the time until then: only that there was one.
 
 use crate::request::{Handled, Outcome};
+use braidfs_sync::{Mutex, rank};
 use crossbeam::utils::CachePadded;
-use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
@@ -51,7 +51,7 @@ pub(crate) struct Begun {
 
 /// The lines of all threads of a mount.
 #[derive(Debug, Default)]
-pub(crate) struct Counters(Mutex<Vec<Arc<CachePadded<Line>>>>);
+pub(crate) struct Counters(Mutex<Vec<Arc<CachePadded<Line>>>, rank::CounterLines>);
 
 /// The sum over all threads, of one operation code.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -41,9 +41,9 @@
 use crate::channel::Channel;
 use crate::fs::{BraidFs, Context};
 use crate::request::{Answer, Handled, Outcome, Request};
-use braidfs::NodeId;
+use braidfs::InodeNo;
+use braidfs_sync::{Mutex, rank};
 use crossbeam::utils::CachePadded;
-use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -132,7 +132,7 @@ struct Dropping {
 pub(crate) struct DirectWrites {
     /// How many. Written when one becomes known, or unknown.
     known: CachePadded<AtomicUsize>,
-    files: [CachePadded<Mutex<HashMap<u64, File>>>; SHARDS],
+    files: [CachePadded<Mutex<HashMap<u64, File>, rank::DirectShard>>; SHARDS],
     /// Of the last [`Dropping`].
     drops: CachePadded<AtomicU64>,
 }
@@ -150,19 +150,19 @@ fn pages_of(offset: u64, len: usize) -> Range<u64> {
 }
 
 impl DirectWrites {
-    fn shard(&self, ino: NodeId) -> &Mutex<HashMap<u64, File>> {
+    fn shard(&self, ino: InodeNo) -> &Mutex<HashMap<u64, File>, rank::DirectShard> {
         &self.files[(ino.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - SHARDS.trailing_zeros())) as usize]
     }
 
     /// The kernel has forgotten the file.
-    pub fn forget(&self, ino: NodeId) {
+    pub fn forget(&self, ino: InodeNo) {
         if self.known.load(Ordering::SeqCst) != 0 && self.shard(ino).lock().remove(&ino.0).is_some() {
             self.known.fetch_sub(1, Ordering::SeqCst);
         }
     }
 
     /// The cache asks for, or sends, these bytes: to be called before the volume is asked.
-    pub fn cached(&self, ino: NodeId, offset: u64, len: usize) {
+    pub fn cached(&self, ino: InodeNo, offset: u64, len: usize) {
         // One that becomes known after this look has all its pages dropped after that.
         if self.known.load(Ordering::SeqCst) == 0 {
             return;
@@ -178,7 +178,7 @@ impl DirectWrites {
     }
 
     /// These bytes were written past the cache: what of the cache must be dropped. If something, [`Self::dropped`] follows.
-    fn must_drop(&self, ino: NodeId, offset: u64, len: usize) -> Option<Dropping> {
+    fn must_drop(&self, ino: InodeNo, offset: u64, len: usize) -> Option<Dropping> {
         let pages = pages_of(offset, len);
         let mut files = self.shard(ino).lock();
         if let Some(f) = files.get_mut(&ino.0) {
@@ -209,7 +209,7 @@ impl DirectWrites {
     }
 
     /// What [`Self::must_drop`] told is dropped.
-    fn dropped(&self, ino: NodeId, drop: &Dropping) {
+    fn dropped(&self, ino: InodeNo, drop: &Dropping) {
         if let Some(f) = self.shard(ino).lock().get_mut(&ino.0)
             && let Some(at) = f.dropping.iter().position(|d| d == drop)
         {
@@ -261,10 +261,10 @@ impl BraidFs {
 mod tests {
     use super::*;
 
-    const F: NodeId = NodeId(7);
+    const F: InodeNo = InodeNo(7);
 
     /// The first direct WRITE of a file, with what follows.
-    fn known(b: &DirectWrites, ino: NodeId) {
+    fn known(b: &DirectWrites, ino: InodeNo) {
         let all = b.must_drop(ino, 1 << 30, 1).unwrap();
         assert_eq!(all.pages, ALL);
         b.dropped(ino, &all);
@@ -276,7 +276,7 @@ mod tests {
         b.cached(F, 0, 1 << 20);
         known(&b, F);
         b.cached(F, 8192, 4096);
-        b.cached(NodeId(8), 0, 1 << 20);
+        b.cached(InodeNo(8), 0, 1 << 20);
         assert_eq!((b.must_drop(F, 0, 8192), b.must_drop(F, 12288, 4096)), (None, None));
         let first = b.must_drop(F, 8191, 2).expect("the second byte is on the page");
         let second = b.must_drop(F, 8192, 10).expect("it is still being dropped");
@@ -286,7 +286,7 @@ mod tests {
         assert_eq!(b.must_drop(F, 0, 1 << 20), None);
         b.cached(F, 5 << 20, 100);
         b.forget(F);
-        b.forget(NodeId(8));
+        b.forget(InodeNo(8));
         assert_eq!(b.known.load(Ordering::Relaxed), 0);
         known(&b, F);
         assert_eq!(b.must_drop(F, 5 << 20, 4096), None, "all was dropped when it became known again");
@@ -327,7 +327,7 @@ mod tests {
     #[test]
     fn known_files_are_bounded() {
         let b = DirectWrites::default();
-        (2..1_000_000).for_each(|n| known(&b, NodeId(n)));
+        (2..1_000_000).for_each(|n| known(&b, InodeNo(n)));
         let found: usize = b.files.iter().map(|f| f.lock().len()).sum();
         assert!(found <= SHARDS * KNOWN_MAX && b.known.load(Ordering::Relaxed) == found);
     }

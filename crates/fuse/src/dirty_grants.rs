@@ -11,7 +11,7 @@
 
 use crate::node::WireId;
 use crate::requester::{self, Doing};
-use parking_lot::Mutex;
+use braidfs_sync::{Mutex, rank};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
@@ -30,7 +30,7 @@ struct Writer {
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(crate) struct DirtyGrants(Mutex<Ledger>);
+pub(crate) struct DirtyGrants(Mutex<Ledger, rank::Grants>);
 
 #[derive(Debug, Default)]
 struct Ledger {
@@ -136,10 +136,10 @@ impl Ledger {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use braidfs::NodeId;
+    use braidfs::InodeNo;
 
     fn id(n: u64) -> WireId {
-        WireId::new(NodeId(n), 1)
+        WireId::new(InodeNo(n), 1)
     }
 
     fn files(w: &WritingBack) -> Vec<u64> {

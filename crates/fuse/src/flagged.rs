@@ -24,8 +24,8 @@ use crate::fs::{BraidFs, errno};
 use crate::node::WireId;
 use crate::opened::Opened;
 use braidfs::format::inode::{APPEND, IMMUTABLE};
-use braidfs::{NodeId, Timestamp};
-use parking_lot::Mutex;
+use braidfs::{InodeNo, Timestamp};
+use braidfs_sync::{Mutex, rank};
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -53,7 +53,7 @@ struct Change {
 /// Regular files. Of one that is gone the number may live on: then a change time may come out too late.
 #[derive(Debug, Default)]
 pub(crate) struct Flagged {
-    files: Mutex<HashMap<u64, Change>>,
+    files: Mutex<HashMap<u64, Change>, rank::FlaggedFiles>,
     /// How many: nearly always none, so that requests look at this only.
     count: AtomicUsize,
     /// Those that are immutable.
@@ -61,14 +61,14 @@ pub(crate) struct Flagged {
     /// Whether a mount that cannot guard such a file met one.
     met: AtomicBool,
     /// To be dropped from the kernel's memory; where there are some, the helper thread has a job for it.
-    drop: Mutex<Vec<WireId>>,
+    drop: Mutex<Vec<WireId>, rank::FlaggedDrop>,
     /// The same where the kernel does not tell of closes: how often each is still tried.
-    tries: Mutex<Vec<(WireId, u32)>>,
+    tries: Mutex<Vec<(WireId, u32)>, rank::FlaggedTries>,
 }
 
 impl Flagged {
     /// The flags of a file changed.
-    pub fn note(&self, ino: NodeId, ctime: Timestamp, immutable: bool) {
+    pub fn note(&self, ino: InodeNo, ctime: Timestamp, immutable: bool) {
         let mut files = self.files.lock();
         if files.len() >= KEPT {
             files.retain(|_, c| c.immutable);
@@ -85,12 +85,12 @@ impl Flagged {
     }
 
     /// Whether the file became immutable during this mount.
-    pub fn is_immutable(&self, ino: NodeId) -> bool {
+    pub fn is_immutable(&self, ino: InodeNo) -> bool {
         self.immutable.load(Ordering::Relaxed) != 0 && self.files.lock().get(&ino.0).is_some_and(|c| c.immutable)
     }
 
     /// The kernel says that the file last changed at `ctime`: the later of that and of the change of its flags.
-    pub fn not_before(&self, ino: NodeId, ctime: Timestamp) -> Timestamp {
+    pub fn not_before(&self, ino: InodeNo, ctime: Timestamp) -> Timestamp {
         if self.count.load(Ordering::Relaxed) == 0 {
             return ctime;
         }
@@ -223,7 +223,7 @@ mod tests {
     #[test]
     fn change_times_do_not_fall_back() {
         let f = Flagged::default();
-        let (a, b) = (NodeId(7), NodeId(8));
+        let (a, b) = (InodeNo(7), InodeNo(8));
         assert_eq!(f.not_before(a, at(1)), at(1));
         f.note(a, at(10), false);
         f.note(b, at(10), true);
@@ -233,13 +233,28 @@ mod tests {
         assert!(!f.is_immutable(b));
     }
 
+    /// A request has its slot from the beginning: whoever looked for one with a table of the front end locked would wait for
+    /// requests that wait for the table.
+    #[test]
+    fn tables_are_below_the_slots_of_requests() {
+        let f = Flagged::default();
+        let slot = Mutex::<(), rank::ServingSlot>::new(());
+        let held = slot.lock();
+        f.note(InodeNo(1), at(1), true);
+        drop(held);
+        let files = f.files.lock();
+        let inverted = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(slot.lock())));
+        drop(files);
+        assert_eq!(inverted.is_err(), braidfs_sync::CHECKED);
+    }
+
     #[test]
     fn the_table_is_bounded() {
         let f = Flagged::default();
-        f.note(NodeId(1), at(1), true);
+        f.note(InodeNo(1), at(1), true);
         for i in 2..2 * KEPT as u64 {
-            f.note(NodeId(i), at(1), false);
+            f.note(InodeNo(i), at(1), false);
         }
-        assert!(f.files.lock().len() <= KEPT && f.is_immutable(NodeId(1)));
+        assert!(f.files.lock().len() <= KEPT && f.is_immutable(InodeNo(1)));
     }
 }

@@ -22,8 +22,8 @@ use crate::request::{Answer, Handled, Outcome, Request};
 use crate::room::Tight;
 use crate::transport::{DEFERRED_MAX, Forgets, Later, Ticket};
 use braidfs::{Error, Volume};
+use braidfs_sync::{Mutex, rank};
 use crossbeam::utils::CachePadded;
-use parking_lot::Mutex;
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc;
@@ -159,11 +159,11 @@ pub(crate) struct BraidFs {
     /// Which threads may wait for a device.
     pub(crate) syncs: Syncs,
     /// The scrub that runs, or ran last.
-    pub(crate) scrub: Mutex<Option<Scrubbing>>,
+    pub(crate) scrub: Mutex<Option<Scrubbing>, rank::Scrub>,
     /// There is one: closing a directory need not look for it otherwise.
     pub(crate) scrubs: AtomicBool,
     /// Under way, or just over.
-    pub(crate) trims: Mutex<Vec<JoinHandle<()>>>,
+    pub(crate) trims: Mutex<Vec<JoinHandle<()>>, rank::Trims>,
     pub(crate) profile: Profile,
     /// What the kernel may hold back.
     pub(crate) dirty: Option<DirtyLimit>,

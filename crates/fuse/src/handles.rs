@@ -4,9 +4,9 @@
 //! lock-free and write only to the slot of the handle asked for.
 
 use crate::node::WireId;
-use braidfs::{NodeId, OpenFile};
+use braidfs::{InodeNo, OpenFile};
+use braidfs_sync::{Mutex, rank};
 use crossbeam::utils::CachePadded;
-use parking_lot::Mutex;
 use rustix::io::Errno;
 use sharded_slab::{Entry, Slab};
 use std::collections::HashMap;
@@ -38,8 +38,7 @@ pub(crate) struct Handle {
 }
 
 impl Handle {
-    /// Its inode.
-    pub fn ino(&self) -> NodeId {
+    pub fn ino(&self) -> InodeNo {
         self.file.ino()
     }
 
@@ -54,7 +53,7 @@ impl Handle {
 pub(crate) struct Handles {
     slab: Slab<CachePadded<Handle>>,
     /// Cached writers per inode, for `lseek` and [`crate::room`]; absent means none.
-    writers: [CachePadded<Mutex<HashMap<u64, Writers>>>; SHARDS],
+    writers: [CachePadded<Mutex<HashMap<u64, Writers>, rank::WriterShard>>; SHARDS],
 }
 
 impl Handles {
@@ -75,7 +74,7 @@ impl Handles {
         self.slab.get(fh as usize).ok_or(Errno::BADF)
     }
 
-    /// Closes one.
+    /// Closes a handle that was given out; `EBADF` where there is none.
     pub fn release(&self, fh: u64) -> Result<(), Errno> {
         let handle = self.slab.take(fh as usize).ok_or(Errno::BADF)?;
         if handle.cached_writer {
@@ -91,27 +90,27 @@ impl Handles {
     }
 
     /// Whether the kernel may hold pages of the file that the volume has not seen.
-    pub fn has_cached_writer(&self, ino: NodeId) -> bool {
+    pub fn has_cached_writer(&self, ino: InodeNo) -> bool {
         self.shard(ino).lock().contains_key(&ino.0)
     }
 
     /// How many files among `which` have a cached writer.
-    pub fn cached_writers(&self, which: impl Fn(NodeId) -> bool) -> u64 {
-        let of = |shard: &CachePadded<Mutex<HashMap<u64, Writers>>>| {
+    pub fn cached_writers(&self, which: impl Fn(InodeNo) -> bool) -> u64 {
+        let of = |shard: &CachePadded<Mutex<HashMap<u64, Writers>, rank::WriterShard>>| {
             shard.lock().values().filter(|w| which(w.id.ino())).count() as u64
         };
         self.writers.iter().map(of).sum()
     }
 
     /// The kernel may put more dirty pages of the file into its cache.
-    pub fn promise(&self, ino: NodeId) {
+    pub fn promise(&self, ino: InodeNo) {
         if let Some(w) = self.shard(ino).lock().get_mut(&ino.0) {
             w.promised = true;
         }
     }
 
     /// The files among `which` that the kernel was promised room for since they were last asked for here.
-    pub fn take_promised(&self, which: impl Fn(NodeId) -> bool) -> Vec<WireId> {
+    pub fn take_promised(&self, which: impl Fn(InodeNo) -> bool) -> Vec<WireId> {
         let mut found = Vec::new();
         for shard in &self.writers {
             for w in shard.lock().values_mut().filter(|w| w.promised && which(w.id.ino())) {
@@ -122,7 +121,7 @@ impl Handles {
         found
     }
 
-    fn shard(&self, ino: NodeId) -> &Mutex<HashMap<u64, Writers>> {
+    fn shard(&self, ino: InodeNo) -> &Mutex<HashMap<u64, Writers>, rank::WriterShard> {
         &self.writers[(ino.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - SHARDS.trailing_zeros())) as usize]
     }
 }

@@ -8,7 +8,7 @@
 //! chooses: the first [`PLENTY`] entries tell theirs, and those after them only where somebody looked for one. Else to
 //! list the names of a directory of millions would read all inodes and fill the kernel's caches with them.
 
-use braidfs::NodeId;
+use braidfs::InodeNo;
 use crossbeam::utils::CachePadded;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -32,19 +32,19 @@ impl Default for Listings {
 }
 
 impl Listings {
-    fn place(&self, dir: NodeId) -> (&AtomicU64, u64) {
+    fn place(&self, dir: InodeNo) -> (&AtomicU64, u64) {
         (&self.0[dir.0 as usize % DIRS], dir.0 << COUNT_BITS)
     }
 
     /// How many attributes were told of `dir`; `None` where that is not remembered.
-    fn told_of(&self, dir: NodeId) -> Option<u64> {
+    fn told_of(&self, dir: InodeNo) -> Option<u64> {
         let (place, tag) = self.place(dir);
         let word = place.load(Relaxed);
         (word >> COUNT_BITS << COUNT_BITS == tag).then_some(word ^ tag)
     }
 
     /// Whether the part of the listing of `dir` from `offset` on is to tell attributes.
-    pub fn wants_attributes(&self, dir: NodeId, offset: u64) -> bool {
+    pub fn wants_attributes(&self, dir: InodeNo, offset: u64) -> bool {
         if offset == 0 {
             let (place, tag) = self.place(dir);
             place.store(tag, Relaxed);
@@ -54,14 +54,14 @@ impl Listings {
     }
 
     /// The attributes of `entries` more were told.
-    pub fn told(&self, dir: NodeId, entries: u64) {
+    pub fn told(&self, dir: InodeNo, entries: u64) {
         let (place, tag) = self.place(dir);
         let told = self.told_of(dir).unwrap_or(0) + entries;
         place.store(tag | told.min((1 << COUNT_BITS) - 1), Relaxed);
     }
 
     /// A name of `dir` was looked up: whoever lists it wants attributes.
-    pub fn looked_up(&self, dir: NodeId) {
+    pub fn looked_up(&self, dir: InodeNo) {
         // mostly a load: every LOOKUP comes by
         if self.told_of(dir).is_some_and(|told| told >= PLENTY) {
             let (place, tag) = self.place(dir);
@@ -74,7 +74,7 @@ impl Listings {
 mod tests {
     use super::*;
 
-    const DIR: NodeId = NodeId(0x1234_5678);
+    const DIR: InodeNo = InodeNo(0x1234_5678);
 
     #[test]
     fn a_huge_directory_tells_attributes_at_first_and_on_demand() {
@@ -84,7 +84,7 @@ mod tests {
             l.told(DIR, 128);
             assert_eq!(l.wants_attributes(DIR, 77), part < PLENTY / 128);
         }
-        l.looked_up(NodeId(DIR.0 + 1));
+        l.looked_up(InodeNo(DIR.0 + 1));
         assert!(!l.wants_attributes(DIR, 77));
         l.looked_up(DIR);
         assert!(l.wants_attributes(DIR, 77));
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn another_directory_of_the_same_place_starts_anew() {
-        let (l, other) = (Listings::default(), NodeId(DIR.0 + DIRS as u64));
+        let (l, other) = (Listings::default(), InodeNo(DIR.0 + DIRS as u64));
         l.wants_attributes(DIR, 0);
         l.told(DIR, PLENTY);
         assert!(l.wants_attributes(other, 5));

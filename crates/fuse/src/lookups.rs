@@ -29,7 +29,7 @@ use crate::fs::{BraidFs, Context, MAX_IO_BYTES, errno};
 use crate::node::WireId;
 use crate::request::{Answer, Handled, Outcome, Request};
 use crate::transport::Forgets;
-use braidfs::{Attr, Error, NodeId};
+use braidfs::{Attr, Error, InodeNo};
 use crossbeam::utils::CachePadded;
 use rustix::io::Errno;
 use std::io;
@@ -256,7 +256,7 @@ impl BraidFs {
     ///
     /// # Errors
     /// As there.
-    pub(crate) fn find_room(&self, ino: NodeId, want: u64) -> braidfs::Result<u64> {
+    pub(crate) fn find_room(&self, ino: InodeNo, want: u64) -> braidfs::Result<u64> {
         let room = self.vol.find_room(ino, want)?;
         if room >= want || !self.vol.removed_lately(LATELY) {
             return Ok(room);

@@ -35,7 +35,7 @@ pub struct MountConfig {
     pub mountpoint: PathBuf,
     /// Let other users than the mounting one in; needs root or `user_allow_other` in `/etc/fuse.conf`.
     pub allow_other: bool,
-    /// No changes.
+    /// Nothing is changed, as with mount's `ro`.
     pub read_only: bool,
     /// Honour setuid and setgid bits (root only).
     pub suid: bool,

@@ -20,7 +20,7 @@
 
 use crate::fs::{BraidFs, errno};
 use braidfs::format::geometry::Geometry;
-use braidfs::{Attr, Error, NodeId, OpenFile};
+use braidfs::{Attr, Error, InodeNo, OpenFile};
 use rustix::io::Errno;
 use std::fmt;
 
@@ -34,13 +34,13 @@ pub(crate) const INODES_MAX: u64 = 1 << INO_BITS;
 pub(crate) struct WireId(pub u64);
 
 impl WireId {
-    /// FUSE_ROOT_ID.
+    /// The kernel's number of the root, FUSE_ROOT_ID.
     pub const ROOT: Self = Self(1);
 
     /// The id of an inode.
-    pub fn new(ino: NodeId, generation: u32) -> Self {
+    pub fn new(ino: InodeNo, generation: u32) -> Self {
         debug_assert!(ino.0 < INODES_MAX, "{ino} does not fit a node id");
-        if ino == NodeId::ROOT { Self::ROOT } else { Self(ino.0 | u64::from(generation) << INO_BITS) }
+        if ino == InodeNo::ROOT { Self::ROOT } else { Self(ino.0 | u64::from(generation) << INO_BITS) }
     }
 
     /// The id of the inode that has these attributes.
@@ -49,8 +49,8 @@ impl WireId {
     }
 
     /// The inode's number; an inode of that number need not be the one that is meant.
-    pub fn ino(self) -> NodeId {
-        NodeId(self.0 % INODES_MAX)
+    pub fn ino(self) -> InodeNo {
+        InodeNo(self.0 % INODES_MAX)
     }
 
     /// Whether the inode of that number is meant, which has this generation.
@@ -73,9 +73,9 @@ pub(crate) fn check(g: &Geometry) -> Result<(), u64> {
 
 impl BraidFs {
     /// The inode of a request without a handle.
-    pub(crate) fn live(&self, id: WireId) -> Result<NodeId, Errno> {
+    pub(crate) fn live(&self, id: WireId) -> Result<InodeNo, Errno> {
         if id == WireId::ROOT {
-            return Ok(NodeId::ROOT);
+            return Ok(InodeNo::ROOT);
         }
         let generation = self.vol.generation(id.ino()).map_err(gone)?;
         if id.is_of(generation) { Ok(id.ino()) } else { Err(Errno::STALE) }
@@ -109,8 +109,8 @@ mod tests {
 
     #[test]
     fn ids_carry_number_and_generation() {
-        let last = NodeId(INODES_MAX - 1);
-        for ino in [NodeId(2), NodeId(77), last] {
+        let last = InodeNo(INODES_MAX - 1);
+        for ino in [InodeNo(2), InodeNo(77), last] {
             for generation in [1, 2, 0xff_ffff] {
                 let id = WireId::new(ino, generation);
                 assert_eq!((id.ino(), id.0 >> 40), (ino, u64::from(generation)));
@@ -119,15 +119,15 @@ mod tests {
         }
         // only the low bits of a generation fit
         assert_eq!(WireId::new(last, 0x0300_0001), WireId::new(last, 1));
-        assert_eq!(WireId::new(NodeId(5), 0x0100_0000), WireId(5));
-        assert_ne!(WireId::new(NodeId(5), 1), WireId::new(NodeId(5), 2));
-        assert_eq!(WireId::new(NodeId(5), 3).to_string(), format!("{} generation 3", NodeId(5)));
+        assert_eq!(WireId::new(InodeNo(5), 0x0100_0000), WireId(5));
+        assert_ne!(WireId::new(InodeNo(5), 1), WireId::new(InodeNo(5), 2));
+        assert_eq!(WireId::new(InodeNo(5), 3).to_string(), format!("{} generation 3", InodeNo(5)));
     }
 
     #[test]
     fn the_root_has_one_id() {
         for generation in [0, 1, 9] {
-            assert_eq!(WireId::new(NodeId::ROOT, generation), WireId(1));
+            assert_eq!(WireId::new(InodeNo::ROOT, generation), WireId(1));
             assert!(WireId::ROOT.is_of(generation));
             assert!(!WireId(1 | 1 << INO_BITS).is_of(generation), "another id of the root");
         }

@@ -18,7 +18,7 @@
 use crate::fs::BraidFs;
 use crate::handles::Handle;
 use crate::node::WireId;
-use braidfs::{NodeId, OpenFile};
+use braidfs::{InodeNo, OpenFile};
 use crossbeam::utils::CachePadded;
 use rustix::io::Errno;
 use sharded_slab::Entry;
@@ -48,8 +48,7 @@ impl Opened<'_> {
         }
     }
 
-    /// Its inode.
-    pub fn ino(&self) -> NodeId {
+    pub fn ino(&self) -> InodeNo {
         self.file().ino()
     }
 
@@ -70,7 +69,7 @@ impl BraidFs {
     }
 
     /// The inode of such a request, where its number is all that is wanted.
-    pub(crate) fn opened_node(&self, id: WireId, fh: u64) -> Result<NodeId, Errno> {
+    pub(crate) fn opened_node(&self, id: WireId, fh: u64) -> Result<InodeNo, Errno> {
         if self.negotiated.opens() { Ok(self.opened(id, fh)?.ino()) } else { self.live(id) }
     }
 }

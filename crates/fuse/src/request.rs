@@ -234,7 +234,7 @@ impl Answer {
         self.put_bytes(part.as_bytes());
     }
 
-    /// Appends bytes.
+    /// Appends `part` as it is.
     pub fn put_bytes(&mut self, part: &[u8]) {
         self.room(part.len()).copy_from_slice(part);
         self.end += part.len();
@@ -261,7 +261,7 @@ impl Answer {
         &bytes[start..end]
     }
 
-    /// The body.
+    /// What was put after the header.
     pub fn body(&self) -> &[u8] {
         let bytes: &[u8] = match &self.store {
             Store::Heap(bytes) => bytes,

@@ -47,9 +47,9 @@ use crate::requester::{self, Doing};
 use crate::session::run_aside;
 use crate::transport::Later;
 use braidfs::format::inode::{APPEND, IMMUTABLE};
-use braidfs::{Attr, DomainId, FileKind, NodeId};
+use braidfs::{Attr, DomainId, FileKind, InodeNo};
+use braidfs_sync::{Mutex, rank};
 use crossbeam::utils::CachePadded;
-use parking_lot::Mutex;
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
@@ -114,7 +114,7 @@ struct Domain {
 #[derive(Default)]
 struct Becoming {
     now: AtomicBool,
-    held_back: Mutex<Vec<(Later, Vec<u8>)>>,
+    held_back: Mutex<Vec<(Later, Vec<u8>)>, rank::HeldBack>,
 }
 
 impl Becoming {
@@ -147,12 +147,12 @@ impl Tight {
 
 impl BraidFs {
     /// Whether writers of the file must be watched.
-    pub(crate) fn is_tight(&self, ino: NodeId) -> bool {
+    pub(crate) fn is_tight(&self, ino: InodeNo) -> bool {
         self.profile.cache == Cache::Back
             && self.domain_index(ino).is_some_and(|d| self.tight.domains[d].tight.load(Ordering::Relaxed))
     }
 
-    fn domain_index(&self, ino: NodeId) -> Option<usize> {
+    fn domain_index(&self, ino: InodeNo) -> Option<usize> {
         let d = usize::from(self.vol.domain_of(ino).ok()?.0);
         (d < self.tight.domains.len()).then_some(d)
     }
@@ -204,7 +204,7 @@ impl BraidFs {
 
     /// Looks how much room the file has; to be called where room is taken. The first to see a tight domain has its
     /// cached writers written back.
-    pub(crate) fn watch_room(&self, ino: NodeId, channel: &Arc<Channel>) {
+    pub(crate) fn watch_room(&self, ino: InodeNo, channel: &Arc<Channel>) {
         if self.profile.cache == Cache::Through {
             // each `write` is told by the volume itself
             return;
@@ -282,7 +282,7 @@ impl BraidFs {
     }
 
     /// Answers a WRITE of the kernel's cache, or has the answer wait until the kernel knows that there is little room.
-    pub(crate) fn written_cached(&self, ino: NodeId, out: &Answer, cx: &Context<'_>) -> Outcome {
+    pub(crate) fn written_cached(&self, ino: InodeNo, out: &Answer, cx: &Context<'_>) -> Outcome {
         let Some(d) = self.domain_index(ino) else { return Outcome::Reply };
         let becoming = &self.tight.domains[d].becoming;
         if !becoming.now.load(Ordering::SeqCst) || self.vol.write_room(ino) >= self.kernel_holds(ino) {
@@ -297,7 +297,7 @@ impl BraidFs {
     }
 
     /// Blocks of the file's domain that the kernel may hold dirty.
-    fn kernel_holds(&self, ino: NodeId) -> u64 {
+    fn kernel_holds(&self, ino: InodeNo) -> u64 {
         self.domain_index(ino).map_or(LEAST_DIRTY_BLOCKS, |d| self.tight.domains[d].held.load(Ordering::SeqCst))
     }
 
@@ -316,7 +316,7 @@ impl BraidFs {
     }
 
     /// Whether the kernel may hold pages of the file that the volume has not seen.
-    pub(crate) fn may_be_dirty(&self, ino: NodeId) -> bool {
+    pub(crate) fn may_be_dirty(&self, ino: InodeNo) -> bool {
         !self.negotiated.opens() || self.handles.has_cached_writer(ino)
     }
 
@@ -418,11 +418,11 @@ impl BraidFs {
         }
     }
 
-    fn is_unknown(&self, ino: NodeId) -> bool {
+    fn is_unknown(&self, ino: InodeNo) -> bool {
         self.domain_index(ino).is_some_and(|d| self.tight.domains[d].unknown.load(Ordering::SeqCst))
     }
 
-    fn tell_attr(&self, ino: NodeId, later: Later) {
+    fn tell_attr(&self, ino: InodeNo, later: Later) {
         match self.vol.getattr(ino) {
             Ok(attr) => {
                 let mut out = Answer::new(256);
@@ -445,7 +445,7 @@ impl BraidFs {
     }
 
     /// With less room than this, writers through the cache are refused: on a mount with OPEN.
-    fn last_blocks(&self, ino: NodeId) -> u64 {
+    fn last_blocks(&self, ino: InodeNo) -> u64 {
         let domain = self.domain_index(ino);
         let writers = self.handles.cached_writers(|other| self.domain_index(other) == domain);
         LAST_BLOCKS.max(writers * WRITE_BLOCKS + WRITE_BLOCKS / 2)

@@ -21,12 +21,12 @@ const READAHEAD_KIB: u32 = 2048;
 /// Why a volume was not served, or not closed.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// Mounting failed.
+    /// The kernel, or fusermount, refused the mount.
     #[error("cannot mount on {point}: {source}", point = point.display())]
     Mount {
-        /// Where.
+        /// The mount point.
         point: PathBuf,
-        /// Why.
+        /// What the system answered.
         source: io::Error,
     },
     /// Inode numbers do not fit what FUSE calls inodes by.

@@ -20,8 +20,8 @@ use crate::profile::Profile;
 use crate::request::{Answer, Outcome, Request};
 use crate::transport::{Forgets, Later, Loan, Reply, Ring, Ticket};
 use braidfs::Volume;
+use braidfs_sync::{Mutex, rank};
 use crossbeam::utils::CachePadded;
-use parking_lot::Mutex;
 use rustix::io::Errno;
 use rustix::thread::{sched_getaffinity, sched_setaffinity};
 use std::io;
@@ -36,7 +36,7 @@ const RECEIVE_BYTES: usize = MAX_IO_BYTES as usize + 4096;
 /// Threads that serve what is large, where rings carry the requests, are at most so many.
 const LARGE_THREADS: usize = 8;
 
-type Slot = CachePadded<Mutex<Option<Arc<BraidFs>>>>;
+type Slot = CachePadded<Mutex<Option<Arc<BraidFs>>, rank::ServingSlot>>;
 
 /// Answers the kernel's INIT; `rings`: they are there, should the kernel know them. With `opens` the kernel is to ask for
 /// each open.
@@ -102,7 +102,7 @@ pub(crate) fn run(vol: Arc<Volume>, service: Service<'_>, ready: impl FnOnce()) 
     let slots: Vec<Slot> = (0..=threads + for_large).map(|_| CachePadded::new(Mutex::new(Some(fs.clone())))).collect();
     drop(fs);
     let served = Served::new(threads);
-    let (closed, kept) = (Mutex::new(None), Mutex::new(None));
+    let (closed, kept) = (Mutex::<_, rank::Closing>::new(None), Mutex::<_, rank::Closing>::new(None));
     let close = || {
         let mut closed = closed.lock();
         if closed.is_none() {
@@ -203,7 +203,7 @@ pub(crate) enum RunError {
         /// As it was.
         vol: Arc<Volume>,
     },
-    /// The volume.
+    /// Closing the volume failed, after all was served.
     #[error(transparent)]
     Close(braidfs::Error),
 }

@@ -1,11 +1,12 @@
 //! The command line, the same for `fxmark` and `braidfs bench`.
 
+use crate::lab_args::{self, LabArgs, parse_size};
 use crate::run::{self, Job, LONG, Method, Profile, QUICK, STANDARD};
 use crate::suite::{self, Group, TESTS, TestId};
-use crate::target::{self, Lab, Media, MediaKind, Target};
+use crate::target::{self, Media, Target};
 use crate::worker::{self, Aged, Mode, WORKERS_MAX};
 use crate::{Error, Result, report, sys};
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{Parser, Subcommand};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -33,12 +34,16 @@ pub struct Args {
 impl Args {
     /// The program braidfs where the user names none.
     pub fn default_braidfs(&mut self, program: PathBuf) {
-        self.run.braidfs.get_or_insert(program);
+        let lab = match &mut self.command {
+            Some(Cmd::Aging(aging)) => &mut aging.lab,
+            _ => &mut self.run.lab,
+        };
+        lab.braidfs.get_or_insert(program);
     }
 }
 
 /// Images up to this are written through before: larger ones would take longer than what is measured.
-const FILL_MAX: u64 = 8 << 30;
+pub(crate) const FILL_MAX: u64 = 8 << 30;
 
 #[derive(Debug, Subcommand)]
 enum Cmd {
@@ -55,6 +60,8 @@ enum Cmd {
     /// Time the braidfs library beside system calls on tmpfs and ext4 (as root; otherwise alone)
     #[cfg(feature = "braidfs")]
     Speed(crate::speed::Args),
+    /// Fill file systems, overwrite and churn until several times the free space is written: what became of them?
+    Aging(Box<crate::aging::Args>),
     /// Not for people: one worker
     #[command(hide = true)]
     Worker,
@@ -64,16 +71,6 @@ enum Cmd {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         command: Vec<OsString>,
     },
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum MediaArg {
-    /// A loop device over a file on disk
-    Loop,
-    /// A loop device over a file in memory (the paper's RAM disk)
-    Ram,
-    /// A zram device
-    Zram,
 }
 
 #[derive(Debug, clap::Args)]
@@ -112,30 +109,11 @@ struct RunArgs {
     /// CPUs to use, in this order, as 0-3,8 [default: all that this process may use]
     #[arg(long, value_name = "LIST")]
     cpus: Option<String>,
-    /// What the file systems lie on
-    #[arg(long, value_enum, default_value = "loop")]
-    media: MediaArg,
-    /// A block device instead; everything on it is lost
-    #[arg(long, value_name = "DEVICE", requires = "force")]
-    device: Option<PathBuf>,
-    /// Yes, everything on --device may be lost
-    #[arg(long)]
-    force: bool,
-    /// Where the image of `--media loop` is made
-    #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
-    image_dir: PathBuf,
+    #[command(flatten)]
+    lab: LabArgs,
     /// Size of the file systems [default: 1G (--long: 4G), and as much again for every two cores]
     #[arg(long, value_name = "BYTES", value_parser = parse_size)]
     size: Option<u64>,
-    /// More options of mount, as ext4:data=journal
-    #[arg(long, value_name = "TARGET:OPTIONS", value_parser = parse_for)]
-    mount_options: Vec<(String, String)>,
-    /// More arguments of mkfs, as xfs:-m reflink=0
-    #[arg(long, value_name = "TARGET:ARGS", value_parser = parse_for)]
-    mkfs_options: Vec<(String, String)>,
-    /// The program braidfs [default: this one, beside it, or in the path]
-    #[arg(long, value_name = "PATH")]
-    braidfs: Option<PathBuf>,
     /// Make the file system once per target, not for each repetition
     #[arg(long)]
     no_remake: bool,
@@ -168,19 +146,6 @@ struct RunArgs {
     json: bool,
 }
 
-fn parse_size(text: &str) -> Result<u64, String> {
-    let bytes = parse_size::Config::new().with_binary().parse_size(text);
-    bytes.ok().filter(|b| *b >= 1 << 20).ok_or_else(|| format!("`{text}` is no size: write 512M, 4G"))
-}
-
-fn parse_for(text: &str) -> Result<(String, String), String> {
-    let (target, options) = text.split_once(':').ok_or("write it as TARGET:OPTIONS, like ext4:data=journal")?;
-    if options.is_empty() || !Target::MADE.iter().any(|t| t.to_string() == target) {
-        return Err(format!("`{target}` is no file system made here, or there are no options for it"));
-    }
-    Ok((target.into(), options.into()))
-}
-
 /// Runs the command; its exit code. `before`: the arguments between the program and ours (`bench` in `braidfs bench`).
 ///
 /// # Errors
@@ -193,16 +158,14 @@ pub fn main(args: &Args, before: &[&str]) -> Result<u8> {
         Some(Cmd::Report(a)) => report::report(a).map(|()| 0),
         #[cfg(feature = "braidfs")]
         Some(Cmd::Speed(a)) => crate::speed::main(a).map(|()| 0),
+        Some(Cmd::Aging(a)) => crate::aging::main(a, before).map(|()| 0),
         Some(Cmd::Worker) => Ok(worker::main()),
         Some(Cmd::Hold { command }) => target::hold(command).map(|()| 0),
     }
 }
 
 fn measure(args: &RunArgs, before: &[&str]) -> Result<()> {
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
-        signal_hook::flag::register(signal, Arc::clone(&stop)).map_err(|e| Error::io("catching signals", e))?;
-    }
+    let stop = stop_flag()?;
     let dir = tempfile::Builder::new().prefix("fxmark-").tempdir().map_err(|e| Error::io("making a directory", e))?;
     let output = args.output.clone().unwrap_or_else(|| "fxmark.json".into());
     let results = {
@@ -216,6 +179,18 @@ fn measure(args: &RunArgs, before: &[&str]) -> Result<()> {
     }
     say(&report::table(&results))?;
     say(&format!("Results: {}; `report {}` draws them as an HTML page", output.display(), output.display()))
+}
+
+/// Set by the signals that ask a program to end.
+///
+/// # Errors
+/// They cannot be caught.
+pub(crate) fn stop_flag() -> Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+        signal_hook::flag::register(signal, Arc::clone(&stop)).map_err(|e| Error::io("catching signals", e))?;
+    }
+    Ok(stop)
 }
 
 /// Prints on standard output. A reader that has gone is no error.
@@ -233,7 +208,7 @@ pub fn say(text: &str) -> Result<()> {
 
 fn job(args: &RunArgs, before: &[&str], stop: &Arc<AtomicBool>, dir: PathBuf, output: &std::path::Path) -> Result<Job> {
     let mut profile = profile(args)?;
-    let targets = targets(args)?;
+    let targets = args.lab.targets(&args.targets, &[Target::Ext4NoJournal])?;
     let cpus = cpus(args)?;
     let cores = cores(args, cpus.len())?;
     if args.size.is_none() {
@@ -243,7 +218,6 @@ fn job(args: &RunArgs, before: &[&str], stop: &Arc<AtomicBool>, dir: PathBuf, ou
     profile.fill &= profile.size <= FILL_MAX;
     let bytes = args.fill.map_or(0, |percent| profile.size / 100 * percent);
     profile.scale.aged = Aged { bytes, every: args.fsync_every, nocow: args.nocow };
-    let braidfs = Lab::find_braidfs(args.braidfs.as_deref());
     let root = rustix::process::geteuid().is_root();
     if !root && let Some(t) = targets.iter().find(|t| t.needs_root()) {
         return Err(Error::Usage(format!("{t}: only root can make file systems: be root, or test a directory")));
@@ -251,15 +225,8 @@ fn job(args: &RunArgs, before: &[&str], stop: &Arc<AtomicBool>, dir: PathBuf, ou
     if targets.iter().any(Target::needs_root) {
         sys::private_mounts().map_err(|e| Error::io("making the mounts private", e))?;
     }
-    let kind = match (&args.device, args.media) {
-        (Some(device), _) => MediaKind::Device(device.clone()),
-        (None, MediaArg::Loop) => MediaKind::Loop(args.image_dir.clone()),
-        (None, MediaArg::Ram) => MediaKind::Ram,
-        (None, MediaArg::Zram) => MediaKind::Zram,
-    };
     let needs = targets.iter().any(Target::needs_device);
-    let media = needs.then(|| Media::make(&kind, profile.size, profile.fill, &dir)).transpose()?;
-    let words = |last: &str| before.iter().copied().chain([last]).map(OsString::from).collect::<Vec<_>>();
+    let media = needs.then(|| Media::make(&args.lab.kind(), profile.size, profile.fill, &dir)).transpose()?;
     Ok(Job {
         method: Method {
             mode: args.mode,
@@ -269,20 +236,12 @@ fn job(args: &RunArgs, before: &[&str], stop: &Arc<AtomicBool>, dir: PathBuf, ou
             warm_up: profile.warm_up,
             window: args.window.unwrap_or(0.0),
             cpus,
-            worker_args: words("worker"),
+            worker_args: lab_args::words(before, "worker"),
         },
         tests: tests(args)?,
         targets,
         cores,
-        lab: Lab {
-            media,
-            dir,
-            size: profile.size,
-            braidfs,
-            mount_options: args.mount_options.clone(),
-            mkfs_options: args.mkfs_options.clone(),
-            hold_args: words("hold"),
-        },
+        lab: args.lab.lab(media, dir, profile.size, before),
         drop_caches: root && profile.remake && !args.keep_caches,
         stop: Arc::clone(stop),
         partial: Some(output.with_extension("partial.json")),
@@ -311,39 +270,6 @@ fn profile(args: &RunArgs) -> Result<Profile> {
         return Err(Error::Usage("--seconds, --warm-up and --reps have to be above nothing, and below a day".into()));
     }
     Ok(p)
-}
-
-/// Named targets have to be there; of `all`, those are taken that can be.
-fn targets(args: &RunArgs) -> Result<Vec<Target>> {
-    let mut out = Vec::new();
-    for name in &args.targets {
-        if name == "all" {
-            for target in Target::MADE.into_iter().filter(|t| *t != Target::Ext4NoJournal) {
-                match missing(&target, args) {
-                    None => out.push(target),
-                    Some(why) => eprintln!("fxmark: leaving {target} out: {why}"),
-                }
-            }
-            continue;
-        }
-        let target: Target = name.parse()?;
-        if let Target::Dir(dir) = &target {
-            run::check_dir(dir)?;
-        }
-        if let Some(why) = missing(&target, args) {
-            return Err(Error::Usage(format!("{target}: {why}")));
-        }
-        out.push(target);
-    }
-    if let Some((i, twice)) = out.iter().enumerate().find(|(i, t)| out[..*i].contains(t)) {
-        return Err(Error::Usage(format!("target {} is `{twice}` again: name each once", i + 1)));
-    }
-    Ok(out)
-}
-
-fn missing(target: &Target, args: &RunArgs) -> Option<String> {
-    let no_program = *target == Target::Braidfs && Lab::find_braidfs(args.braidfs.as_deref()).is_none();
-    if no_program { Some("the program braidfs is not there: name it with --braidfs".into()) } else { target.missing() }
 }
 
 fn tests(args: &RunArgs) -> Result<Vec<TestId>> {
@@ -414,14 +340,5 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Args::command().debug_assert();
-    }
-
-    #[test]
-    fn sizes() {
-        assert_eq!(parse_size("2G"), Ok(2 << 30));
-        assert_eq!(parse_size("64MiB"), Ok(64 << 20));
-        for bad in ["", "x", "12", "1X", "99999999999T"] {
-            assert!(parse_size(bad).is_err(), "{bad}");
-        }
     }
 }

@@ -4,7 +4,7 @@ use std::ffi::CStr;
 use std::io;
 use std::path::Path;
 
-/// Shorthand.
+/// A [`std::result::Result`] with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a run stopped. Messages read "what: where: what to do".
@@ -25,7 +25,7 @@ pub enum Error {
     Io {
         /// What was done, and to what.
         what: String,
-        /// The answer.
+        /// The system's answer.
         why: io::Error,
     },
     /// A program that was called failed.
@@ -39,13 +39,13 @@ pub enum Error {
     /// The file system does not offer what the test needs: the cell is left out, and the result says so.
     #[error("{0}")]
     Unsupported(String),
-    /// Wrong arguments.
+    /// Arguments that do not fit together.
     #[error("{0}")]
     Usage(String),
     /// A results file that cannot be used.
     #[error("{path}: {why}")]
     Results {
-        /// The file.
+        /// The results file.
         path: String,
         /// What is wrong with it.
         why: String,
@@ -53,9 +53,9 @@ pub enum Error {
     /// A worker failed, with its message.
     #[error("{test} on {target} with {cores} core(s): {why}")]
     Run {
-        /// Test.
+        /// Name of the test.
         test: String,
-        /// Target.
+        /// Name of the target.
         target: String,
         /// Number of cores.
         cores: usize,
@@ -65,7 +65,7 @@ pub enum Error {
     /// SIGINT or SIGTERM.
     #[error("interrupted")]
     Interrupted,
-    /// Anything else.
+    /// What is none of these, in words.
     #[error("{0}")]
     Other(String),
 }

@@ -16,7 +16,7 @@ pub trait Fs: FileSystem + 'static {
     /// An open directory stream.
     type Dir: Send;
 
-    /// opendir(3).
+    /// opendir(3): an open directory, to be read from the beginning.
     fn open_dir(&self, path: &CStr) -> io::Result<Self::Dir>;
     /// readdir(3): whether there was another entry.
     fn next_entry(&self, dir: &mut Self::Dir) -> io::Result<bool>;
@@ -64,7 +64,7 @@ pub use in_process::Stream;
 #[cfg(feature = "braidfs")]
 mod in_process {
     use super::Fs;
-    use braidfs::{DirEntry, NodeId, OpenFile, SetAttr};
+    use braidfs::{DirEntry, InodeNo, OpenFile, SetAttr};
     use braidfs_vfs::{Library, call};
     use std::ffi::CStr;
     use std::io;
@@ -72,7 +72,7 @@ mod in_process {
     /// A directory stream: names are fetched in batches, as getdents(2) does.
     #[derive(Debug)]
     pub struct Stream {
-        dir: NodeId,
+        dir: InodeNo,
         cookie: u64,
         /// Entries fetched and not yet given.
         left: usize,

@@ -6,17 +6,19 @@
 //! [`cli`] (arguments) → [`run`] (which cells, in which order; drives the workers of one cell) → [`target`] (makes and
 //! removes the file system of a run) → [`worker`] (pinned processes or threads, phases, clocks) → [`suite`] and
 //! [`apps`] (what a worker does) → [`fs`] (system calls, or the braidfs library). [`report`] reads what [`results`]
-//! holds; [`stats`] has the arithmetic, [`sys`] what the kernel tells. `speed` is a comparison of its own: single
-//! operations of the library beside system calls.
+//! holds; [`stats`] has the arithmetic, [`sys`] what the kernel tells. `speed` and [`aging`] are comparisons of
+//! their own: single operations of the library beside system calls; what months of use do to a file system.
 //!
 //! Every failed operation fails the run. What was made for a run is removed after it, also when it fails or is
 //! interrupted. Not promised: figures that mean something on a machine that does other work meanwhile.
 
+pub mod aging;
 pub mod apps;
 pub mod cli;
 pub mod error;
 pub mod external;
 pub mod fs;
+pub mod lab_args;
 pub mod names;
 pub mod report;
 pub mod results;

@@ -3,6 +3,7 @@
 use crate::sys::{DiskCounters, Machine};
 use crate::worker::{Mode, Scale};
 use crate::{Error, Result, stats};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
@@ -14,9 +15,9 @@ pub const VERSION: u32 = 1;
 /// A results file.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Results {
-    /// [`SCHEMA`].
+    /// [`SCHEMA`], which says that this is such a file.
     pub schema: String,
-    /// [`VERSION`].
+    /// [`VERSION`] of who wrote it.
     pub version: u32,
     /// Program and version that wrote it.
     pub tool: String,
@@ -24,11 +25,11 @@ pub struct Results {
     pub started: u64,
     /// Length of the whole, seconds.
     pub took: f64,
-    /// Where.
+    /// What it was measured on.
     pub machine: Machine,
-    /// How.
+    /// How it was measured.
     pub plan: Plan,
-    /// On what.
+    /// The file systems that were measured.
     pub targets: Vec<TargetInfo>,
     /// Every repetition of every cell.
     pub runs: Vec<Run>,
@@ -38,7 +39,7 @@ pub struct Results {
     pub notes: Vec<String>,
 }
 
-/// The method.
+/// How all cells were measured.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Plan {
     /// `quick`, `standard` or `long`.
@@ -61,7 +62,7 @@ pub struct Plan {
     pub remade: bool,
     /// Were the kernel's caches dropped before each repetition?
     pub caches_dropped: bool,
-    /// Sizes.
+    /// How large the files and trees of the tests were.
     pub scale: Scale,
     /// Of random numbers.
     pub seed: u64,
@@ -79,11 +80,11 @@ pub struct TargetInfo {
 /// Shares of CPU time of the CPUs in use, 0 to 1.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct CpuSplit {
-    /// In programs.
+    /// In programs, the daemon of a mount included.
     pub user: f64,
     /// In the kernel.
     pub system: f64,
-    /// Idle.
+    /// Idle, with no process that waits for a device.
     pub idle: f64,
     /// Idle, waiting for a device.
     pub iowait: f64,
@@ -98,19 +99,19 @@ pub struct Latency {
     pub count: u64,
     /// One in so many was timed.
     pub sampled: u64,
-    /// Mean.
+    /// Mean of those timed.
     pub mean: f64,
-    /// Quantiles.
+    /// Half of them took at most so long.
     pub p50: u64,
-    /// 90 %.
+    /// 90 % took at most so long.
     pub p90: u64,
-    /// 99 %.
+    /// 99 % took at most so long.
     pub p99: u64,
-    /// 99.9 %.
+    /// 99.9 % took at most so long.
     pub p999: u64,
-    /// 99.99 %.
+    /// 99.99 % took at most so long.
     pub p9999: u64,
-    /// Longest.
+    /// The longest of those timed.
     pub max: u64,
     /// The histogram: nanoseconds, operations.
     pub histogram: Vec<(u64, u64)>,
@@ -119,9 +120,9 @@ pub struct Latency {
 /// One repetition of one cell.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Run {
-    /// Test.
+    /// Name of the test.
     pub test: String,
-    /// Target.
+    /// Name of the target.
     pub target: String,
     /// Foreground workers, each on a CPU of its own.
     pub cores: usize,
@@ -139,7 +140,7 @@ pub struct Run {
     pub background: Option<f64>,
     /// Latencies; none in mode `original`.
     pub latency: Option<Latency>,
-    /// CPU time.
+    /// Shares of the CPUs' time while it was measured.
     pub cpu: CpuSplit,
     /// Times that foreground workers slept.
     pub voluntary: u64,
@@ -176,35 +177,35 @@ pub struct Window {
 /// A cell that was left out.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Skipped {
-    /// Test.
+    /// Name of the test.
     pub test: String,
-    /// Target.
+    /// Name of the target.
     pub target: String,
     /// Number of cores.
     pub cores: usize,
-    /// Why.
+    /// Why it was left out.
     pub why: String,
 }
 
 /// All repetitions of a cell.
 #[derive(Debug, Clone)]
 pub struct Cell<'a> {
-    /// Test.
+    /// Name of the test.
     pub test: &'a str,
-    /// Target.
+    /// Name of the target.
     pub target: &'a str,
     /// Number of cores.
     pub cores: usize,
-    /// Its repetitions.
+    /// In the order in which they ran.
     pub runs: Vec<&'a Run>,
 }
 
 impl Cell<'_> {
-    /// Throughputs.
+    /// Operations per second of each repetition.
     pub fn throughputs(&self) -> Vec<f64> {
         self.runs.iter().map(|r| r.throughput).collect()
     }
-    /// Their median.
+    /// Median of the throughputs, operations per second.
     pub fn median(&self) -> f64 {
         stats::median(&self.throughputs())
     }
@@ -233,11 +234,11 @@ impl Cell<'_> {
 /// What a tenant keeps of its speed beside a neighbour.
 #[derive(Debug, Clone, Copy)]
 pub struct Isolation<'a> {
-    /// Target.
+    /// Name of the target.
     pub target: &'a str,
     /// Operations per second without the neighbour.
     pub alone: f64,
-    /// And with.
+    /// Operations per second with it.
     pub beside: f64,
     /// p99, without and with, nanoseconds.
     pub p99: (Option<u64>, Option<u64>),
@@ -293,25 +294,44 @@ fn distinct<T: PartialEq>(all: impl Iterator<Item = T>) -> Vec<T> {
     out
 }
 
+/// Reads a file of results of this schema, up to this version.
+pub(crate) fn read<T: DeserializeOwned>(path: &Path, schema: &str, version: u32) -> Result<T> {
+    let text = std::fs::read(path).map_err(|e| Error::results(path, e))?;
+    #[derive(Deserialize)]
+    struct Head {
+        schema: String,
+        version: u32,
+    }
+    let head: Head = serde_json::from_slice(&text)
+        .map_err(|e| Error::results(path, format!("no results of fxmark ({e}): give a file that it wrote")))?;
+    if head.schema != schema || head.version > version {
+        let why = format!("schema {} {}: this program reads {schema} up to {version}", head.schema, head.version);
+        return Err(Error::results(path, why));
+    }
+    serde_json::from_slice(&text).map_err(|e| Error::results(path, e))
+}
+
+/// Writes a file of results, whole or not at all.
+pub(crate) fn write<T: Serialize>(path: &Path, results: &T) -> Result<()> {
+    let failed = |e| Error::io(format!("writing {}", path.display()), e);
+    let text = serde_json::to_vec(results).map_err(|e| failed(e.into()))?;
+    let dir = path.parent().filter(|d| !d.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut file = tempfile::Builder::new()
+        .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o644))
+        .tempfile_in(dir)
+        .map_err(failed)?;
+    std::io::Write::write_all(&mut file, &text).map_err(failed)?;
+    file.persist(path).map_err(|e| failed(e.error))?;
+    Ok(())
+}
+
 impl Results {
     /// Reads a file.
     ///
     /// # Errors
     /// It is none of ours, or newer than this program.
     pub fn read(path: &Path) -> Result<Self> {
-        let text = std::fs::read(path).map_err(|e| Error::results(path, e))?;
-        #[derive(Deserialize)]
-        struct Head {
-            schema: String,
-            version: u32,
-        }
-        let head: Head = serde_json::from_slice(&text)
-            .map_err(|e| Error::results(path, format!("no results of fxmark ({e}): give a file that it wrote")))?;
-        if head.schema != SCHEMA || head.version > VERSION {
-            let why = format!("schema {} {}: this program reads {SCHEMA} up to {VERSION}", head.schema, head.version);
-            return Err(Error::results(path, why));
-        }
-        serde_json::from_slice(&text).map_err(|e| Error::results(path, e))
+        read(path, SCHEMA, VERSION)
     }
 
     /// Writes a file, whole or not at all.
@@ -319,16 +339,7 @@ impl Results {
     /// # Errors
     /// It cannot be written.
     pub fn write(&self, path: &Path) -> Result<()> {
-        let failed = |e| Error::io(format!("writing {}", path.display()), e);
-        let text = serde_json::to_vec(self).map_err(|e| failed(e.into()))?;
-        let dir = path.parent().filter(|d| !d.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let mut file = tempfile::Builder::new()
-            .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o644))
-            .tempfile_in(dir)
-            .map_err(failed)?;
-        std::io::Write::write_all(&mut file, &text).map_err(failed)?;
-        file.persist(path).map_err(|e| failed(e.error))?;
-        Ok(())
+        write(path, self)
     }
 
     /// Tests, in the order in which they ran.
@@ -364,7 +375,7 @@ impl Results {
         };
         self.target_names().into_iter().filter_map(pair).collect()
     }
-    /// All cells.
+    /// All cells, in the order in which they were measured.
     pub fn cells(&self) -> Vec<Cell<'_>> {
         let mut out = Vec::new();
         for test in self.tests() {

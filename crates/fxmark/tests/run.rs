@@ -128,6 +128,30 @@ fn a_full_target_fails_the_run() {
 }
 
 #[test]
+fn no_space_is_counted_where_a_volume_ages() {
+    if !is_root() {
+        eprintln!("skipped: mounting needs root");
+        return;
+    }
+    // df offers more than there is room for names
+    let tiny = Tiny::new("size=32m,nr_inodes=300");
+    let out = fxmark()
+        .args(["aging", "--loads", "churn", "--fill", "95", "--times", "1", "--slices", "2", "--size", "32M", "--json"])
+        .args(["--largest", "1M", "-t"])
+        .arg(tiny.0.path())
+        .output();
+    let out = out.expect("the program starts");
+    assert!(out.status.success(), "{}", text(&out));
+    let r: Value = serde_json::from_slice(&out.stdout).expect("JSON");
+    let v = &r["volumes"][0];
+    assert!(v["notes"][0].as_str().is_some_and(|n| n.starts_with("no space for more than")), "{v}");
+    let none: u64 =
+        v["slices"].as_array().expect("slices").iter().map(|s| s["no_space"].as_u64().expect("a number")).sum();
+    assert!(none > 0, "{v}");
+    assert!(is_empty(tiny.0.path()), "something is left");
+}
+
+#[test]
 fn a_target_that_is_read_only_fails_the_run() {
     if !is_root() {
         eprintln!("skipped: mounting needs root");
@@ -167,6 +191,9 @@ fn wrong_usage_says_what_to_do() {
         (&["-t", "/tmp", "--cpus", "99999999"], "CPU"),
         (&["--device", "/dev/null", "-t", "ext4"], "--force"),
         (&["compare", "/dev/null", "/dev/null"], "/dev/null"),
+        (&["aging", "-t", "tmpfs"], "tmpfs"),
+        (&["aging", "-t", "/tmp", "--times", "0"], "--times"),
+        (&["aging", "--from", "/dev/null"], "/dev/null"),
     ] {
         let out = fxmark().args(args).output().expect("the program starts");
         assert!(!out.status.success(), "{args:?}");

@@ -7,7 +7,7 @@ use braidfs_format::inode::Link;
 use braidfs_format::journal::Chunk;
 use braidfs_format::node::NodeEntry;
 use braidfs_format::super_block::SuperBlock;
-use braidfs_format::{DomainId, NodeId};
+use braidfs_format::{DomainId, InodeNo, NodeId};
 use std::sync::Arc;
 
 /// Why a journal cannot be replayed; for messages only.
@@ -89,5 +89,5 @@ pub trait LiveVolume {
     fn entry(&self, domain: DomainId, node: NodeId) -> Result<Option<NodeEntry>>;
 
     /// The first name of an inode, for messages.
-    fn first_link(&self, node: NodeId) -> Option<Link>;
+    fn first_link(&self, node: InodeNo) -> Option<Link>;
 }

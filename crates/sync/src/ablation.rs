@@ -19,7 +19,8 @@ pub enum Switch {
     Gate = 1,
     /// All threads have the same slot: one list of a transaction, one reservation, one counter, one list of free frames.
     Slots = 2,
-    /// [`crate::BiasedRwLock`] is never biased: whoever reads a cell, a directory's among them, counts in its lock.
+    /// [`crate::BiasedRwLock`] is never biased: whoever reads a cell, a directory's among them, counts in its lock, and
+    /// whoever changes names of a directory has it alone.
     Cells = 4,
     /// A look-up takes an `Arc` under the lock of its shard, where it else publishes what it looks at, and an open file is
     /// counted in its cell, where it else is a pin of its thread.

@@ -85,7 +85,7 @@ impl Bias {
         self.0.store(word & READER, SeqCst);
         word & BIASED != 0
     }
-    /// By a writer that found readers, does not wait for them, and has changed nothing.
+    /// By a writer that found readers, does not wait for them, and has changed nothing; or that does nothing more.
     pub(crate) fn set(&self) {
         self.0.store(BIASED, Release);
     }

@@ -14,6 +14,19 @@ use crate::sections::Section;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
+/// What a [`BiasedRwLock`] guards. Readers may change what in it has an order of its own (atomics, locks).
+pub trait Guarded {
+    /// Puts together what readers changed side by side. Called for each writer, before it sees the value.
+    #[inline(always)]
+    fn settle(&mut self) {}
+    /// Whether so many threads read that they are to publish themselves from the end of a write on, and not only after some
+    /// turns.
+    #[inline(always)]
+    fn is_shared(&self) -> bool {
+        false
+    }
+}
+
 /// As [`crate::RwLock`]; `T` is `Sync`, as readers of several threads always are.
 pub struct BiasedRwLock<T, R: Rank> {
     who: Who<R>,
@@ -48,20 +61,31 @@ pub struct BiasedReadGuard<'a, T> {
 
 /// The right to change what a [`BiasedRwLock`] guards.
 #[derive(Debug)]
-pub struct BiasedWriteGuard<'a, T> {
+pub struct BiasedWriteGuard<'a, T: Guarded> {
     guard: parking_lot::RwLockWriteGuard<'a, T>,
+    bias: &'a Bias,
     held: Held,
     _section: Section,
 }
 
-impl<T, R: Rank<Key = ()>> BiasedRwLock<T, R> {
+impl<T: Guarded> Drop for BiasedWriteGuard<'_, T> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if self.guard.is_shared() {
+            // the last that the writer does: from here on readers look at the value past the lock below
+            self.bias.set();
+        }
+    }
+}
+
+impl<T: Guarded, R: Rank<Key = ()>> BiasedRwLock<T, R> {
     /// A lock around `value`.
     pub fn new(value: T) -> Self {
         Self::keyed(value, ())
     }
 }
 
-impl<T, R: Rank> BiasedRwLock<T, R> {
+impl<T: Guarded, R: Rank> BiasedRwLock<T, R> {
     /// A lock around `value`, which is `key` among those of its rank.
     #[inline]
     pub fn keyed(value: T, key: R::Key) -> Self {
@@ -127,10 +151,11 @@ impl<T, R: Rank> BiasedRwLock<T, R> {
     }
     #[inline(always)]
     fn wait_for_write(&self) -> parking_lot::RwLockWriteGuard<'_, T> {
-        let guard = take(true, || self.lock.try_write(), || self.lock.write());
+        let mut guard = take(true, || self.lock.try_write(), || self.lock.write());
         if self.bias.clear() {
             self.drain();
         }
+        guard.settle();
         guard
     }
     #[cold]
@@ -146,7 +171,7 @@ impl<T, R: Rank> BiasedRwLock<T, R> {
     #[track_caller]
     pub fn write(&self) -> BiasedWriteGuard<'_, T> {
         let held = self.who.wait();
-        BiasedWriteGuard { guard: self.wait_for_write(), held, _section: Section::of(&self.lock) }
+        BiasedWriteGuard { guard: self.wait_for_write(), bias: &self.bias, held, _section: Section::of(&self.lock) }
     }
     /// [`Self::write`], as the second of two locks of one rank that are taken by rising keys.
     ///
@@ -154,24 +179,34 @@ impl<T, R: Rank> BiasedRwLock<T, R> {
     /// Where the key of `first` is not below, or against the order of ranks, where that is checked.
     #[inline(always)]
     #[track_caller]
-    pub fn write_above<U>(&self, first: &BiasedWriteGuard<'_, U>) -> BiasedWriteGuard<'_, T> {
+    pub fn write_above<U: Guarded>(&self, first: &BiasedWriteGuard<'_, U>) -> BiasedWriteGuard<'_, T> {
         let held = self.who.wait_above(&first.held);
-        BiasedWriteGuard { guard: self.wait_for_write(), held, _section: Section::of(&self.lock) }
+        BiasedWriteGuard { guard: self.wait_for_write(), bias: &self.bias, held, _section: Section::of(&self.lock) }
     }
     /// Takes it for writing where nobody has it.
     #[inline(always)]
     #[track_caller]
     pub fn try_write(&self) -> Option<BiasedWriteGuard<'_, T>> {
-        let guard = self.lock.try_write()?;
+        let mut guard = self.lock.try_write()?;
         if self.bias.clear() && published::is_published(self.address()) {
             self.bias.set();
             return None;
         }
-        Some(BiasedWriteGuard { guard, held: self.who.tried(), _section: Section::of(&self.lock) })
+        guard.settle();
+        Some(BiasedWriteGuard { guard, bias: &self.bias, held: self.who.tried(), _section: Section::of(&self.lock) })
     }
-    /// The value of a lock that nobody else can see.
+    /// The value of a lock that nobody else can see. What readers changed is not put together.
     pub fn get_mut(&mut self) -> &mut T {
         self.lock.get_mut()
+    }
+    /// The value, without the lock.
+    ///
+    /// # Safety
+    /// Nobody has the lock for writing, nor takes it so, as long as the reference lives.
+    #[inline(always)]
+    pub unsafe fn unlocked(&self) -> &T {
+        // SAFETY: the caller says that there is no writer
+        unsafe { &*self.lock.data_ptr() }
     }
     /// Whether readers publish themselves now.
     pub fn is_biased(&self) -> bool {
@@ -206,7 +241,7 @@ impl<T> Deref for BiasedReadGuard<'_, T> {
     }
 }
 
-impl<T> Deref for BiasedWriteGuard<'_, T> {
+impl<T: Guarded> Deref for BiasedWriteGuard<'_, T> {
     type Target = T;
     #[inline(always)]
     fn deref(&self) -> &T {
@@ -214,7 +249,7 @@ impl<T> Deref for BiasedWriteGuard<'_, T> {
     }
 }
 
-impl<T> DerefMut for BiasedWriteGuard<'_, T> {
+impl<T: Guarded> DerefMut for BiasedWriteGuard<'_, T> {
     #[inline(always)]
     fn deref_mut(&mut self) -> &mut T {
         &mut self.guard

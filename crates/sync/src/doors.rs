@@ -73,7 +73,7 @@ impl Doors {
     pub fn is_closed(&self) -> bool {
         self.closed.load(Acquire)
     }
-    /// Lets nobody in from now on, one writer at a time; those who are inside leave by and by ([`Self::is_empty`]).
+    /// Lets nobody in from now on, one writer at a time; those who are inside leave by and by ([`Self::first_inside`]).
     pub fn close(&self) {
         self.closed.store(true, SeqCst);
         #[cfg(feature = "schedule")]

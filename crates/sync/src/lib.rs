@@ -3,7 +3,7 @@
 //! In debug builds, and with the feature `lock-ranks`, which tests turn on, a thread that takes locks in another order than
 //! docs/locking.md allows panics there and then, also where nobody waits for it. In a release build ranks are nothing.
 //!
-//! With the feature `schedule`, which only tests turn on, the locks know the scheduler of [`schedule`]: threads under it run
+//! With the feature `schedule`, which only tests turn on, the locks know the scheduler of the module `schedule`: threads under it run
 //! one at a time, in an order that a seed gives. Other threads see no difference.
 
 pub mod ablation;
@@ -30,8 +30,9 @@ pub mod slots;
 #[cfg(test)]
 mod tests;
 
-pub use biased::{BiasedReadGuard, BiasedRwLock, BiasedWriteGuard};
-pub use locks::{Condvar, Mutex, MutexGuard, ProcessMutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+pub use biased::{BiasedReadGuard, BiasedRwLock, BiasedWriteGuard, Guarded};
+pub use locks::{Condvar, Mutex, MutexGuard, ProcessMutex, RwLock, RwLockReadGuard, RwLockWriteGuard, device};
+pub use order::taken_downwards;
 pub use pass::{PassLock, PassPart, PassReadGuard, PassWriteGuard};
 
 use std::time::Duration;

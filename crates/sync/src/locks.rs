@@ -51,6 +51,14 @@ pub struct Mutex<T: ?Sized, R: Rank, const SCHEDULED: bool = true> {
 /// threads.
 pub type ProcessMutex<T, R> = Mutex<T, R, false>;
 
+/// Locks of devices: a scheduler stops threads at calls of the device as a whole, and in none.
+pub mod device {
+    /// A [`super::Mutex`] of a device.
+    pub type Mutex<T, R> = super::Mutex<T, R, false>;
+    /// A [`super::RwLock`] of a device.
+    pub type RwLock<T, R> = super::RwLock<T, R, false>;
+}
+
 /// The right to use what a [`Mutex`] guards.
 #[derive(Debug)]
 pub struct MutexGuard<'a, T: ?Sized> {
@@ -126,8 +134,8 @@ impl<T: ?Sized> DerefMut for MutexGuard<'_, T> {
     }
 }
 
-/// As `parking_lot::RwLock`, of rank `R`.
-pub struct RwLock<T: ?Sized, R: Rank> {
+/// As `parking_lot::RwLock`, of rank `R`. `SCHEDULED`: as of a [`Mutex`].
+pub struct RwLock<T: ?Sized, R: Rank, const SCHEDULED: bool = true> {
     who: Who<R>,
     lock: parking_lot::RwLock<T>,
 }
@@ -148,14 +156,14 @@ pub struct RwLockWriteGuard<'a, T: ?Sized> {
     _section: Section,
 }
 
-impl<T, R: Rank<Key = ()>> RwLock<T, R> {
+impl<T, R: Rank<Key = ()>, const S: bool> RwLock<T, R, S> {
     /// A lock around `value`.
     pub const fn new(value: T) -> Self {
         Self::keyed(value, ())
     }
 }
 
-impl<T, R: Rank> RwLock<T, R> {
+impl<T, R: Rank, const S: bool> RwLock<T, R, S> {
     /// A lock around `value`, which is `key` among those of its rank.
     pub const fn keyed(value: T, key: R::Key) -> Self {
         Self { who: Who::new(key), lock: parking_lot::RwLock::new(value) }
@@ -166,19 +174,19 @@ impl<T, R: Rank> RwLock<T, R> {
     }
 }
 
-impl<T: Default, R: Rank<Key = ()>> Default for RwLock<T, R> {
+impl<T: Default, R: Rank<Key = ()>, const S: bool> Default for RwLock<T, R, S> {
     fn default() -> Self {
         Self::new(T::default())
     }
 }
 
-impl<T: ?Sized + fmt::Debug, R: Rank> fmt::Debug for RwLock<T, R> {
+impl<T: ?Sized + fmt::Debug, R: Rank, const S: bool> fmt::Debug for RwLock<T, R, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.lock.fmt(f)
     }
 }
 
-impl<T: ?Sized, R: Rank> RwLock<T, R> {
+impl<T: ?Sized, R: Rank, const S: bool> RwLock<T, R, S> {
     /// Takes it for reading.
     ///
     /// # Panics
@@ -187,7 +195,7 @@ impl<T: ?Sized, R: Rank> RwLock<T, R> {
     #[track_caller]
     pub fn read(&self) -> RwLockReadGuard<'_, T> {
         let held = self.who.wait();
-        RwLockReadGuard { guard: take(true, || self.lock.try_read(), || self.lock.read()), _held: held }
+        RwLockReadGuard { guard: take(S, || self.lock.try_read(), || self.lock.read()), _held: held }
     }
     /// Takes it for writing.
     ///
@@ -197,7 +205,7 @@ impl<T: ?Sized, R: Rank> RwLock<T, R> {
     #[track_caller]
     pub fn write(&self) -> RwLockWriteGuard<'_, T> {
         let held = self.who.wait();
-        let guard = take(true, || self.lock.try_write(), || self.lock.write());
+        let guard = take(S, || self.lock.try_write(), || self.lock.write());
         RwLockWriteGuard { guard, held, _section: Section::of(&self.lock) }
     }
     /// [`Self::write`], as the second of two locks of one rank that are taken by rising keys.
@@ -208,7 +216,7 @@ impl<T: ?Sized, R: Rank> RwLock<T, R> {
     #[track_caller]
     pub fn write_above<U: ?Sized>(&self, first: &RwLockWriteGuard<'_, U>) -> RwLockWriteGuard<'_, T> {
         let held = self.who.wait_above(&first.held);
-        let guard = take(true, || self.lock.try_write(), || self.lock.write());
+        let guard = take(S, || self.lock.try_write(), || self.lock.write());
         RwLockWriteGuard { guard, held, _section: Section::of(&self.lock) }
     }
     /// Takes it for reading where nobody writes.

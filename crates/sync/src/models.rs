@@ -21,22 +21,24 @@ struct Model {
     lines: [Line; 2],
     below: Mutex<()>,
     value: UnsafeCell<(u32, u32)>,
+    /// What has a lock of its own, besides.
+    part: Mutex<()>,
+    bucket: UnsafeCell<u32>,
 }
 
 impl Model {
-    fn read(&self, thread: usize) {
+    /// As a reader: published where the lock is biased, else counted.
+    fn together(&self, thread: usize, f: impl FnOnce()) {
         if let Some(place) = self.bias.enter(|| self.lines[thread].publish(LOCK)) {
-            // loom tells where a writer is about
-            self.value.with(|v| assert_eq!(unsafe { (*v).0 }, unsafe { (*v).1 }));
-            place.clear();
-            return;
+            f();
+            return place.clear();
         }
         let _below = self.below.lock().unwrap();
-        self.value.with(|v| assert_eq!(unsafe { (*v).0 }, unsafe { (*v).1 }));
+        f();
         // two turns set the mark
         self.bias.turn(thread as u32 + 1, 2);
     }
-    fn write(&self) {
+    fn alone(&self, f: impl FnOnce()) {
         let _below = self.below.lock().unwrap();
         if self.bias.clear() {
             before_looking();
@@ -46,13 +48,43 @@ impl Model {
                 }
             }
         }
-        self.change();
+        f();
+    }
+    fn read(&self, thread: usize) {
+        // loom tells where a writer is about
+        self.together(thread, || self.value.with(|v| assert_eq!(unsafe { (*v).0 }, unsafe { (*v).1 })));
+    }
+    fn write(&self) {
+        self.alone(|| self.change());
     }
     fn change(&self) {
         self.value.with_mut(|v| unsafe {
             (*v).0 += 1;
             (*v).1 += 1;
         });
+    }
+    /// As the lock of something that several threads change side by side: the mark stays.
+    fn write_shared(&self) {
+        self.alone(|| {
+            self.change();
+            self.bias.set();
+        });
+    }
+    /// By who has it for reading, and a part of it, as a bucket, for writing.
+    fn write_part(&self, thread: usize) {
+        self.together(thread, || {
+            let _part = self.part.lock().unwrap();
+            self.bucket.with_mut(|v| unsafe { *v += 1 });
+        });
+    }
+    /// A commit: who has it for writing takes no lock of a part.
+    fn take_parts(&self) -> u32 {
+        let mut had = 0;
+        self.alone(|| {
+            had = self.bucket.with_mut(|v| unsafe { std::mem::take(&mut *v) });
+            self.bias.set();
+        });
+        had
     }
 }
 
@@ -62,26 +94,31 @@ fn model() -> Model {
         lines: [Line::new(), Line::new()],
         below: Mutex::new(()),
         value: UnsafeCell::new((0, 0)),
+        part: Mutex::new(()),
+        bucket: UnsafeCell::new(0),
     };
     m.bias.set();
     m
 }
 
+// Two threads do these, each by its number and a letter.
+fn both<T: 'static>(shared: &Arc<T>, ops: [&'static [u8]; 2], act: fn(&T, usize, u8)) {
+    let start = |(i, ops): (usize, &'static [u8])| {
+        let shared = shared.clone();
+        thread::spawn(move || ops.iter().for_each(|op| act(&shared, i, *op)))
+    };
+    let threads = ops.into_iter().enumerate().map(start).collect::<Vec<_>>();
+    threads.into_iter().for_each(|t| t.join().unwrap());
+}
+
 // What each thread does, with the mark set at first.
 fn run(one: &'static [u8], other: &'static [u8]) {
-    let mut b = loom::model::Builder::new();
-    b.preemption_bound = Some(3);
-    b.check(move || {
-        let m = Arc::new(model());
-        let threads: Vec<_> = [one, other]
-            .into_iter()
-            .enumerate()
-            .map(|(i, ops)| {
-                let m = m.clone();
-                thread::spawn(move || ops.iter().for_each(|op| if *op == b'r' { m.read(i) } else { m.write() }))
-            })
-            .collect();
-        threads.into_iter().for_each(|t| t.join().unwrap());
+    check(move || {
+        both(&Arc::new(model()), [one, other], |m, i, op| match op {
+            b'r' => m.read(i),
+            b's' => m.write_shared(),
+            _ => m.write(),
+        });
     });
 }
 
@@ -89,6 +126,30 @@ fn run(one: &'static [u8], other: &'static [u8]) {
 fn a_writer_sees_published_readers() {
     run(b"rr", b"w");
     run(b"r", b"ww");
+}
+
+#[test]
+fn a_mark_that_a_writer_leaves_lets_readers_see_what_it_wrote() {
+    run(b"rr", b"s");
+    run(b"r", b"ss");
+    run(b"sr", b"wr");
+}
+
+/// Two threads change a bucket of a directory that they have locked for reading; a commit takes it between, before or after.
+#[test]
+fn a_commit_takes_each_change_of_a_bucket_once() {
+    check(|| {
+        let m = Arc::new(model());
+        let threads: Vec<_> = (0..2)
+            .map(|i| {
+                let m = m.clone();
+                thread::spawn(move || m.write_part(i))
+            })
+            .collect();
+        let first = m.take_parts();
+        threads.into_iter().for_each(|t| t.join().unwrap());
+        assert_eq!(first + m.take_parts(), 2);
+    });
 }
 
 #[test]
@@ -267,27 +328,10 @@ struct File {
 
 impl File {
     fn alone(&self, f: impl FnOnce(&mut bool, &UnsafeCell<(u32, u32)>)) {
-        let _below = self.cell.below.lock().unwrap();
-        if self.cell.bias.clear() {
-            before_looking();
-            for line in &self.cell.lines {
-                while line.has(LOCK) {
-                    thread::yield_now();
-                }
-            }
-        }
-        self.dirty.with_mut(|d| f(unsafe { &mut *d }, &self.bytes));
+        self.cell.alone(|| self.dirty.with_mut(|d| f(unsafe { &mut *d }, &self.bytes)));
     }
-    /// With the cell for reading: published where the lock is biased, else counted.
     fn together(&self, thread: usize, f: impl FnOnce(bool)) {
-        let dirty = || self.dirty.with(|d| unsafe { *d });
-        if let Some(place) = self.cell.bias.enter(|| self.cell.lines[thread].publish(LOCK)) {
-            f(dirty());
-            return place.clear();
-        }
-        let _below = self.cell.below.lock().unwrap();
-        f(dirty());
-        self.cell.bias.turn(thread as u32 + 1, 2);
+        self.cell.together(thread, || f(self.dirty.with(|d| unsafe { *d })));
     }
     fn add(bytes: &UnsafeCell<(u32, u32)>) {
         bytes.with_mut(|b| unsafe {
@@ -342,21 +386,11 @@ fn overwrite(one: &'static [u8], other: &'static [u8]) {
             taken: UnsafeCell::new(0),
         };
         let file = Arc::new(file);
-        let threads: Vec<_> = [one, other]
-            .into_iter()
-            .enumerate()
-            .map(|(i, ops)| {
-                let file = file.clone();
-                thread::spawn(move || {
-                    ops.iter().for_each(|op| match op {
-                        b'w' => file.write(i),
-                        b'C' => file.commit(),
-                        _ => file.read(i, *op == b'r'),
-                    });
-                })
-            })
-            .collect();
-        threads.into_iter().for_each(|t| t.join().unwrap());
+        both(&file, [one, other], |file, i, op| match op {
+            b'w' => file.write(i),
+            b'C' => file.commit(),
+            _ => file.read(i, op == b'r'),
+        });
         let writes = [one, other].concat().iter().filter(|op| **op == b'w').count() as u32;
         file.alone(|dirty, bytes| {
             let (all, taken) = (bytes.with(|b| unsafe { (*b).0 }), file.taken.with(|t| unsafe { *t }));

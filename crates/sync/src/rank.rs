@@ -9,8 +9,8 @@
 pub struct Class {
     /// The name that a report shows.
     pub name: &'static str,
-    /// Row of the table in docs/locking.md. Locks with a higher one may be taken below this.
-    pub rank: u8,
+    /// Row of the table in docs/locking.md; of the front end below 0. Locks with a higher one may be taken below this.
+    pub rank: i8,
     /// Locks of one rank are taken together only where they are of one chain.
     pub chain: &'static str,
     /// Place in the chain, rising.
@@ -85,6 +85,31 @@ macro_rules! ranks {
 }
 
 ranks! {
+    /// How serving ended: of the volume that was closed, or kept.
+    Closing = -3, "serving" 0, One, (): "closing";
+    /// The file system of a serving thread, for a request.
+    ServingSlot = -3, "serving" 1, One, (): "slot of a serving thread";
+    /// FORGETs that are being served.
+    Forgets = -2, "forgets" 0, One, (): "forgets";
+    /// A shard of the kernel's writers by inode.
+    WriterShard = -1, "writers" 0, One, (): "shard of writers";
+    /// A shard of files with direct writes.
+    DirectShard = -1, "direct" 0, One, (): "shard of direct writes";
+    /// Files whose flags changed.
+    FlaggedFiles = -1, "flagged" 0, One, (): "flagged files";
+    /// Inodes for the kernel to drop.
+    FlaggedDrop = -1, "flagged" 1, One, (): "inodes to drop";
+    /// Inodes for the kernel to drop, tried again.
+    FlaggedTries = -1, "flagged" 2, One, (): "inodes to try to drop";
+    /// What writers were granted, with a look at the room that there is.
+    Grants = -1, "grants" 0, One, (): "grants";
+    /// The scrub that runs.
+    Scrub = -1, "scrub" 0, One, (): "scrub";
+    /// Trims under way.
+    Trims = -1, "trims" 0, One, (): "trims";
+    /// Answers that are held back while a domain becomes tight.
+    HeldBack = -1, "held back" 0, One, (): "answers held back";
+
     /// Starting and stopping the background's thread.
     Background = 0, "background" 0, One, (): "background";
     /// A rename between two directories.
@@ -105,6 +130,10 @@ ranks! {
     Gate = 6, "gate" 0, Rising, u64: "gate";
     /// A cell's state; the key is the inode number. Parents before children, else by number.
     Cell = 7, "cell" 0, Several, u64: "Cell::state";
+    /// A bucket of a directory whose cell is locked for reading; the key is its first position.
+    Bucket = 7, "cell" 1, Rising, u64: "bucket of a directory";
+    /// Buckets that the threads of one slot were the first to change.
+    FirstChanges = 7, "cell" 2, One, (): "first changes of buckets";
 
     /// The latest move of a directory.
     LastMove = 8, "last_move" 0, One, (): "last_move";
@@ -197,6 +226,39 @@ ranks! {
     FreeFrames = 9, "frames" 0, One, (): "list of free frames";
     /// The chunks that frames come from.
     FramePool = 9, "frames" 1, One, (): "pool of chunks";
+
+    /// Rules of a faulty device.
+    FaultRules = 10, "fault" 0, One, (): "rules of faults";
+    /// Operations of a faulty device that stall.
+    FaultStalls = 10, "fault" 1, One, (): "stalled operations";
+    /// Whether a flush of a faulty device failed.
+    FaultFlush = 10, "fault flush" 0, One, (): "failed flush";
+    /// Events of a recording device.
+    RecordLog = 10, "record" 0, One, (): "recorded events";
+    /// Images that a recording device keeps.
+    RecordImages = 10, "record" 1, One, (): "kept images";
+    /// Blocks and events of a tracing device.
+    Trace = 10, "trace" 0, One, (): "traced blocks";
+
+    /// The exclusive claim on a block device.
+    DeviceClaim = 11, "file" 0, One, (): "claim on a device";
+    /// The range lock of a device file.
+    DeviceRange = 11, "file" 1, One, (): "range lock of a device";
+    /// The flush of a device that threads share.
+    Flush = 11, "flush" 0, One, (): "flush gate";
+    /// Rings that no thread uses.
+    Rings = 11, "rings" 0, One, (): "rings";
+    /// A chunk of a device in memory.
+    MemoryChunk = 11, "memory" 0, One, (): "chunk of memory";
+    /// Blocks of a sparse device.
+    SparseBlocks = 11, "sparse" 0, One, (): "blocks of a sparse device";
+
+    /// How far a scrub has come.
+    ScrubState = 11, "scrub state" 0, One, (): "state of a scrub";
+    /// Lines of counters.
+    CounterLines = 11, "counters" 0, One, (): "counters";
+    /// Answers for a ring: any thread may give one.
+    Mailbox = 11, "mailbox" 0, One, (): "mailbox of a ring";
 }
 
 #[cfg(test)]

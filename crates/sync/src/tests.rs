@@ -1,7 +1,10 @@
 //! Each rule of docs/locking.md, broken once.
 
 use crate::rank::{self, Rank};
-use crate::{CHECKED, Condvar, Mutex, MutexGuard, PassLock, ProcessMutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use crate::{
+    CHECKED, Condvar, Mutex, MutexGuard, PassLock, ProcessMutex, RwLock, RwLockReadGuard, RwLockWriteGuard, device,
+    taken_downwards,
+};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
@@ -151,6 +154,18 @@ fn cells_in_an_order_that_the_code_states() {
 }
 
 #[test]
+fn the_code_asks_which_of_two_cells_came_first() {
+    let (one, two, three) = (cell(1), cell(2), cell(3));
+    let downwards = |above, below| taken_downwards::<rank::Cell>(above, below);
+    let (_two, _one) = (two.write(), one.write());
+    let _three = three.try_write().unwrap();
+    assert!(downwards(2, 1) && downwards(2, 3) && downwards(1, 3));
+    assert_eq!(downwards(1, 2), !CHECKED);
+    assert!(downwards(3, 2), "it was only tried");
+    assert!(downwards(4, 1) && downwards(1, 4) && downwards(1, 1), "one of them is not held");
+}
+
+#[test]
 fn one_at_a_time() {
     let (one, two) = (Of::<rank::Commit>::default(), Of::<rank::Commit>::default());
     fails("one is taken at a time", || {
@@ -199,6 +214,36 @@ fn trying_is_never_wrong_and_counts() {
         let _c = cell.try_read().unwrap();
         let _d = cell.read();
     });
+}
+
+#[test]
+fn the_front_end_stands_above_and_devices_below_all() {
+    let slot = Mutex::<u8, rank::ServingSlot>::new(0);
+    let closed = Mutex::<u8, rank::Closing>::new(0);
+    let grants = Mutex::<u8, rank::Grants>::new(0);
+    let writers = Mutex::<u8, rank::WriterShard>::new(0);
+    let background = Mutex::<u8, rank::Background>::new(0);
+    let header = Mutex::<u8, rank::Header>::new(0);
+    let frames = Mutex::<u8, rank::FreeFrames>::new(0);
+    let log = device::Mutex::<u8, rank::RecordLog>::new(0);
+    let chunk = device::RwLock::<u8, rank::MemoryChunk>::new(0);
+    let mailbox = Mutex::<u8, rank::Mailbox>::new(0);
+    passes(|| {
+        let _closed = closed.lock();
+        let (_slot, _grants, _header) = (slot.lock(), grants.lock(), header.lock());
+        let (_frames, _log) = (frames.lock(), log.lock());
+        drop(chunk.write());
+        drop(mailbox.lock());
+    });
+    let wrong = "against the order of ranks";
+    fails(wrong, || drop((background.lock(), grants.lock())));
+    fails(wrong, || drop((grants.lock(), slot.lock())));
+    fails("against the order within the rank", || drop((slot.lock(), closed.lock())));
+    fails("two of one rank", || drop((writers.lock(), grants.lock())));
+    fails(wrong, || drop((log.lock(), header.lock())));
+    fails(wrong, || drop((chunk.read(), frames.lock())));
+    fails(wrong, || drop((chunk.read(), log.lock())));
+    fails("two of one rank", || drop((chunk.read(), mailbox.lock())));
 }
 
 #[test]

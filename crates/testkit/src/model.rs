@@ -17,22 +17,22 @@ pub const ROOT: Ino = 1;
 /// A name of an inode: directory and name in it.
 pub type Link = (Ino, Vec<u8>);
 
-/// An inode.
+/// An inode with its content and its names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
-    /// Type.
+    /// What kind of file it is.
     pub kind: FileKind,
-    /// 12 bits.
+    /// Permissions, 12 bits.
     pub mode: u32,
-    /// Owner.
+    /// User ID of the owner.
     pub uid: u32,
-    /// Group.
+    /// ID of the owning group.
     pub gid: u32,
     /// Of device files.
     pub rdev: u64,
     /// Where it was set explicitly and nothing has changed the content since.
     pub mtime: Option<Timestamp>,
-    /// Extended attributes.
+    /// Values by name.
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
     /// Content of a regular file.
     pub data: Sparse,
@@ -51,17 +51,17 @@ pub struct Node {
 /// What `stat` tells and the model knows.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Stat {
-    /// Type.
+    /// What kind of file it is.
     pub kind: FileKind,
-    /// 12 bits.
+    /// Permissions, 12 bits.
     pub mode: u32,
-    /// Owner.
+    /// User ID of the owner.
     pub uid: u32,
-    /// Group.
+    /// ID of the owning group.
     pub gid: u32,
     /// Of device files, else 0.
     pub rdev: u64,
-    /// Links.
+    /// Links; of a directory 2 + its subdirectories.
     pub nlink: u32,
     /// Bytes; 0 for what has no size of its own (directories).
     pub size: u64,
@@ -125,7 +125,7 @@ impl Model {
         self.nodes.get(&ino)
     }
 
-    /// All inodes.
+    /// All inodes with their numbers, those without a name too.
     pub fn nodes(&self) -> impl Iterator<Item = (Ino, &Arc<Node>)> {
         self.nodes.iter().map(|(i, n)| (*i, n))
     }
@@ -160,7 +160,7 @@ impl Model {
         }
     }
 
-    /// Links.
+    /// Links, as `stat` counts them.
     pub fn nlink(&self, ino: Ino) -> Result<u32> {
         let n = self.get(ino)?;
         if n.kind != FileKind::Dir {
@@ -172,7 +172,7 @@ impl Model {
         Ok(2 + n.entries.values().filter(|c| self.node(**c).is_some_and(|c| c.kind == FileKind::Dir)).count() as u32)
     }
 
-    /// `stat`.
+    /// What stat(2) would tell of it.
     pub fn stat(&self, ino: Ino) -> Result<Stat> {
         let n = self.get(ino)?;
         let size = match n.kind {
@@ -248,7 +248,7 @@ impl Model {
         Ok(ino)
     }
 
-    /// Another name.
+    /// link(2): another name of `ino`.
     pub fn link(&mut self, ino: Ino, dir: Ino, name: &[u8]) -> Result<()> {
         if self.lookup_opt(dir, name)?.is_some() {
             return Err(Error::Exists);
@@ -300,7 +300,7 @@ impl Model {
         }
     }
 
-    /// `renameat2`.
+    /// renameat2(2).
     pub fn rename(&mut self, dir: Ino, name: &[u8], to_dir: Ino, to: &[u8], mode: RenameMode) -> Result<()> {
         self.dir(to_dir)?;
         let ino = self.lookup(dir, name)?;
@@ -386,7 +386,7 @@ impl Model {
         Ok(&mut n.data)
     }
 
-    /// Writes.
+    /// pwrite(2): the number of bytes.
     pub fn write(&mut self, ino: Ino, offset: u64, data: &[u8]) -> Result<usize> {
         self.content(ino)?.write(offset, data);
         Ok(data.len())
@@ -399,12 +399,12 @@ impl Model {
         Ok(at)
     }
 
-    /// Reads.
+    /// pread(2): fewer bytes at the end.
     pub fn read(&self, ino: Ino, offset: u64, len: usize) -> Result<Vec<u8>> {
         Ok(self.get(ino)?.data.read(offset, len))
     }
 
-    /// `fallocate`.
+    /// fallocate(2).
     pub fn fallocate(&mut self, ino: Ino, mode: FallocMode, offset: u64, len: u64) -> Result<()> {
         if len == 0 {
             return Err(Error::Invalid("no length"));
@@ -472,7 +472,7 @@ impl Model {
         })
     }
 
-    /// Changes attributes.
+    /// chmod(2), chown(2), truncate(2), utimensat(2), in one.
     pub fn setattr(&mut self, ino: Ino, set: &SetAttr) -> Result<()> {
         if let Some(size) = set.size {
             match self.get(ino)?.kind {
@@ -517,7 +517,7 @@ impl Model {
         Ok(self.get(ino)?.xattrs.keys().cloned().collect())
     }
 
-    /// Removes one.
+    /// removexattr(2).
     pub fn removexattr(&mut self, ino: Ino, name: &[u8]) -> Result<()> {
         self.get(ino)?.xattrs.get(name).ok_or(Error::NoAttr)?;
         self.change(ino)?.xattrs.remove(name);

@@ -7,15 +7,14 @@
 //!
 //! What was not synced by itself is, domain by domain, of one version: a transaction survives whole or not at all. Objects of
 //! different domains may lie apart in time. The content of a file of which an fsync was under way may be half as before and
-//! half as synced, where few blocks were overwritten and nothing else changed but times.
+//! half as synced, where nothing else changed but times; from the first such fsync on, also where a commit wrote it.
 //! It assumes that nothing else (another thread) changed the volume.
 
-use crate::history::{History, Synced};
+use crate::history::{History, Step, Synced};
 use crate::model::{self, Ino, Link, Model, Node};
 use crate::sparse::{PAGE, Sparse};
 use crate::subject::Key;
 use crate::walk::{Seen, SeenNode, difference, show};
-use braidfs::OVERWRITE_BLOCKS;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -256,24 +255,32 @@ impl<'h> Oracle<'h> {
 
     /// Where an fsync of the file was under way that may overwrite blocks: the content may be that of an earlier version,
     /// with some blocks, or sectors of them, as of the later one that was synced, and of any version between them all the
-    /// rest (times, since nothing else may differ). The ranges of versions with which what is there can be explained so.
+    /// rest (times, since nothing else may differ). Where one was before, the file lives by overwrites: whatever a commit
+    /// wrote since may be there in part, so that sectors are of any of these versions. The ranges of versions with which
+    /// what is there can be explained so.
     fn overwritten(
         &self,
         ino: Ino,
         got: &SeenNode,
         states: &[(usize, Option<&Arc<Node>>)],
     ) -> Vec<RangeInclusive<usize>> {
-        let steps = &self.history.steps()[self.completed.min(self.newest)..self.newest];
-        let syncing = steps.iter().any(|s| matches!(s.sync, Some(Synced::One { ino: i, .. }) if i == ino));
-        if !self.history.overwrites || !syncing {
+        let synced = |s: &Step| matches!(s.sync, Some(Synced::One { ino: i, .. }) if i == ino);
+        let (before, now) = self.history.steps()[..self.newest].split_at(self.completed.min(self.newest));
+        let commits = before.iter().any(synced);
+        if !self.history.overwrites || !(commits || now.iter().any(synced)) {
             return Vec::new();
         }
         let mut out = Vec::new();
         for (i, (from, old)) in states.iter().enumerate() {
             let Some(old) = old else { continue };
+            let mut versions = vec![&old.data];
             for (to, new) in &states[i + 1..] {
                 let Some(new) = new.filter(|n| same_but_content(old, n)) else { break };
-                if overwritten(&got.data, &old.data, &new.data) {
+                if !commits {
+                    versions.truncate(1);
+                }
+                versions.push(&new.data);
+                if mixed(&got.data, &versions).is_ok() {
                     out.push(*from..=*to);
                 }
             }
@@ -477,21 +484,6 @@ fn same_but_content(a: &Node, b: &Node) -> bool {
     a.data.size() == b.data.size()
         && (a.kind, a.mode, a.uid, a.gid) == (b.kind, b.mode, b.uid, b.gid)
         && (&a.xattrs, &a.links) == (&b.xattrs, &b.links)
-}
-
-/// Whether the content is `old` with few blocks overwritten, whole or in part, by those of `new`.
-fn overwritten(got: &Sparse, old: &Sparse, new: &Sparse) -> bool {
-    if got.size() != old.size() {
-        return false;
-    }
-    let pages: BTreeSet<u64> = [got, old, new].into_iter().flat_map(Sparse::pages).collect();
-    let mut changed = 0;
-    pages.into_iter().all(|p| {
-        let (got, old, new) = (got.page(p), old.page(p), new.page(p));
-        changed += usize::from(got != old);
-        let mut sectors = (0..PAGE).step_by(SECTOR).map(|from| from..from + SECTOR);
-        sectors.all(|s| got[s.clone()] == old[s.clone()] || got[s.clone()] == new[s])
-    }) && changed <= OVERWRITE_BLOCKS
 }
 
 /// Content overwritten in place: every sector is one of the versions'.

@@ -57,6 +57,7 @@ pub fn quiet_mount(setup: &Setup) -> MountOptions {
         background: false,
         serial: true,
         falling: setup.falling,
+        share_dirs: setup.share_dirs,
         clock: Some(coarse_clock),
         ..MountOptions::default()
     }
@@ -94,6 +95,8 @@ pub struct Setup {
     pub cached_above: bool,
     /// Domains commit from the last to the first, also in a recovery.
     pub falling: bool,
+    /// Directories of more than one bucket are changed as by several threads ([`MountOptions::share_dirs`]).
+    pub share_dirs: bool,
 }
 
 impl Default for Setup {
@@ -114,6 +117,7 @@ impl Default for Setup {
             cache: CACHE,
             cached_above: false,
             falling: false,
+            share_dirs: false,
         }
     }
 }
@@ -181,13 +185,13 @@ pub fn acts_to_rust(acts: &[Act]) -> String {
 /// What a run did.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Stats {
-    /// Operations.
+    /// How many operations ran.
     pub ops: u64,
     /// Of them, those that the volume refused (as the model did).
     pub errors: u64,
     /// Skipped, as the volume was full.
     pub full: u64,
-    /// Crashes survived.
+    /// How many crashes it was mounted again after.
     pub crashes: u64,
 }
 
@@ -445,6 +449,14 @@ impl Runner {
     /// # Errors
     /// Of the unmount.
     pub fn unmount(mut self) -> Result<(), String> {
+        self.close()
+    }
+
+    /// [`Self::unmount`]; the device and the model stay.
+    ///
+    /// # Errors
+    /// Of the unmount.
+    pub fn close(&mut self) -> Result<(), String> {
         let vol = self.vol.take().ok_or("not mounted")?;
         guarded(|| vol.unmount())?.map_err(|e| format!("unmount: {e}"))
     }

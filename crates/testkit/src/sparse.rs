@@ -19,7 +19,7 @@ pub struct Sparse {
 }
 
 impl Sparse {
-    /// Bytes.
+    /// The size in bytes, holes counted.
     pub fn size(&self) -> u64 {
         self.size
     }
@@ -48,7 +48,7 @@ impl Sparse {
         out
     }
 
-    /// Writes, extending.
+    /// Writes at `offset`, and makes it longer where the data goes beyond its end.
     pub fn write(&mut self, offset: u64, data: &[u8]) {
         if data.is_empty() {
             return;

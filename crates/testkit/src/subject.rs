@@ -3,8 +3,8 @@
 use crate::model::{self, Ino, Model};
 use crate::ops::Subject;
 use braidfs::{
-    Attr, Cred, Error, FallocMode, FileKind, NewNode, NodeId, OpenFile, RenameMode, Result, SetAttr, Timestamp, Volume,
-    XattrMode,
+    Attr, Cred, Error, FallocMode, FileKind, InodeNo, NewNode, OpenFile, RenameMode, Result, SetAttr, Timestamp,
+    Volume, XattrMode,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -106,7 +106,7 @@ impl Subject for Model {
 }
 
 /// An inode of a volume: number and generation, so that a number used again is another inode.
-pub type Key = (NodeId, u32);
+pub type Key = (InodeNo, u32);
 
 /// What the model knows of an inode's attributes, and the modification time.
 pub fn stat_of(a: &Attr) -> (model::Stat, Option<Timestamp>) {
@@ -121,7 +121,7 @@ pub fn stat_of(a: &Attr) -> (model::Stat, Option<Timestamp>) {
 ///
 /// # Errors
 /// Of the volume.
-pub fn xattrs(v: &Volume, ino: NodeId) -> Result<BTreeMap<Vec<u8>, Vec<u8>>> {
+pub fn xattrs(v: &Volume, ino: InodeNo) -> Result<BTreeMap<Vec<u8>, Vec<u8>>> {
     let names = v.listxattr(ino)?.into_iter().filter(|n| !n.starts_with(b"braidfs."));
     names.map(|name| v.getxattr(ino, &name).map(|value| (name, value))).collect()
 }
@@ -130,7 +130,7 @@ pub fn xattrs(v: &Volume, ino: NodeId) -> Result<BTreeMap<Vec<u8>, Vec<u8>>> {
 ///
 /// # Errors
 /// Of the volume, or [`Error::Invalid`] with what is wrong.
-pub fn names(v: &Volume, dir: NodeId) -> Result<BTreeSet<Vec<u8>>> {
+pub fn names(v: &Volume, dir: InodeNo) -> Result<BTreeSet<Vec<u8>>> {
     let (mut names, mut dots, mut double) = (BTreeSet::new(), 0, false);
     v.readdir(dir, 0, &mut |e| {
         match e.name {
@@ -155,7 +155,7 @@ impl Subject for OnVolume<'_> {
     type File = (OpenFile, u32);
 
     fn root(&self) -> Key {
-        (NodeId::ROOT, 0)
+        (InodeNo::ROOT, 0)
     }
     fn id(&self, file: &Self::File) -> Key {
         (file.0.ino(), file.1)

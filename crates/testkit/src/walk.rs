@@ -7,22 +7,22 @@ use crate::model::{self, Ino, Link, Model, Node};
 use crate::sparse::{PAGE, Sparse};
 use crate::subject::{Key, names, stat_of, xattrs};
 use braidfs::device::Device;
-use braidfs::{Error, FileKind, NodeId, Timestamp, Volume};
+use braidfs::{Error, FileKind, InodeNo, Timestamp, Volume};
 use braidfs_check::{FsckOptions, check};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// The root directory. Its generation says nothing.
-pub const ROOT_KEY: Key = (NodeId::ROOT, 0);
+pub const ROOT_KEY: Key = (InodeNo::ROOT, 0);
 
 /// An inode as found.
 #[derive(Clone, Debug, PartialEq, Hash)]
 pub struct SeenNode {
-    /// Attributes.
+    /// What stat(2) tells, but for times.
     pub stat: model::Stat,
     /// Modification time.
     pub mtime: Option<Timestamp>,
-    /// Extended attributes.
+    /// Values by name.
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
     /// Content of a regular file.
     pub data: Sparse,
@@ -51,7 +51,7 @@ pub fn show(name: &[u8]) -> String {
 const SMALL: u64 = 8 << 20;
 
 /// Reads a regular file whole. Large ones by SEEK_DATA.
-fn read_file(v: &Volume, ino: NodeId, size: u64) -> Result<Sparse, Error> {
+fn read_file(v: &Volume, ino: InodeNo, size: u64) -> Result<Sparse, Error> {
     let mut data = Sparse::default();
     let file = v.open(ino)?;
     let mut buf = vec![0; size.min(256 * 1024) as usize];
@@ -102,7 +102,7 @@ pub fn walk(v: &Volume) -> Result<Seen, String> {
             }
             child_path.extend_from_slice(&name);
             let a = v.lookup(dir.0, &name).map_err(|e| fail(&child_path, "in readdir, but lookup", e))?;
-            let key = if a.ino == NodeId::ROOT { ROOT_KEY } else { (a.ino, a.generation) };
+            let key = if a.ino == InodeNo::ROOT { ROOT_KEY } else { (a.ino, a.generation) };
             let link = (dir, name.clone());
             if let Some(n) = nodes.get_mut(&dir) {
                 n.entries.insert(name, key);

@@ -17,8 +17,9 @@ fn check(on: On, end: End, ops: &[Op]) {
     }
 }
 
-fn hard_sequences(kind: Kind) {
-    for (name, ops) in hard() {
+/// Each second of them, with every crash. All of them on all volumes, with a sample of the crashes, are in `crash_seq`.
+fn hard_sequences(kind: Kind, first: usize) {
+    for (name, ops) in hard().into_iter().skip(first).step_by(2) {
         if let Err(e) = every_crash(On::Kind(kind), &ops, End::Crash) {
             panic!("{name}, on {kind:?}: {e}");
         }
@@ -27,12 +28,12 @@ fn hard_sequences(kind: Kind) {
 
 #[test]
 fn hard_sequences_of_inodes_beside_their_directory() {
-    hard_sequences(Kind::ALL[0]);
+    hard_sequences(Kind::ALL[0], 0);
 }
 
 #[test]
 fn hard_sequences_of_inodes_spread_over_domains() {
-    hard_sequences(Kind::ALL[3]);
+    hard_sequences(Kind::ALL[3], 1);
 }
 
 #[test]

@@ -18,7 +18,7 @@ fn crashes_in_short_sequences() {
     let plan = Plan::new(Kind::ORDINARY, 1);
     let mut limits = Limits::brief();
     limits.until = in_seconds(env_number("BRAIDFS_CRASH_SECONDS", 300));
-    limits.states = env_number("BRAIDFS_CRASH_STATES", 500_000);
+    limits.states = env_number("BRAIDFS_CRASH_STATES", 400_000);
     limits.failures = 3;
     let start = Instant::now();
     let report = brief(&plan, &bases, &limits, TURNS, &|_, _, _, _| {});

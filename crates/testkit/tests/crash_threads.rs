@@ -3,10 +3,23 @@
 //! elsewhere.
 #![cfg(feature = "schedule")]
 
-use braidfs::{FallocMode, FileKind, RenameMode, XattrMode};
+use braidfs::{FallocMode, FileKind, Placement, RenameMode, XattrMode};
 use braidfs_testkit::crash::minimise_threads::every_crash_of;
-use braidfs_testkit::crash::threads::Threads;
+use braidfs_testkit::crash::threads::{BESIDE, Threads};
 use braidfs_testkit::ops::{At, Op, P};
+use braidfs_testkit::run::Setup;
+
+/// Seeds of volumes on which inodes that are made one after the other come into different domains: one whose directories
+/// are changed as by several threads, and one where they are not.
+fn spread() -> [u64; 2] {
+    [0, BESIDE].map(|kind| {
+        let spreads = |seed: &u64| {
+            let o = Setup::vary(*seed).mkfs;
+            o.placement == Placement::Spread && o.domains > Some(1)
+        };
+        (0..100).map(|seed| seed | kind).find(spreads).unwrap()
+    })
+}
 
 fn check(workload: &Threads) {
     if let Err(e) = every_crash_of(workload) {
@@ -112,4 +125,25 @@ fn overwritten_by_an_fsync_under_way() {
             Op::Fsync { at: At::Path(P("shared/a")), data_only: false },
         ]],
     });
+}
+
+// The file was new when the directories above its new place were asked for, and durable in its old place before it moved:
+// its domain committed the move, and the other domain never made the new place.
+#[test]
+fn a_new_file_becomes_durable_before_it_moves_below_a_new_directory() {
+    let file = |path| Op::Create { path: P(path), kind: FileKind::File, mode: 0o644 };
+    let mkdir = |path| Op::Create { path: P(path), kind: FileKind::Dir, mode: 0o755 };
+    let commit = |path| Op::Commit { path: P(path), checkpoint: false };
+    for (volume, path) in spread().into_iter().zip(["t0", "t1"]) {
+        let lists = vec![
+            vec![
+                file("t0/f"),
+                mkdir("t0/N"),
+                Op::Rename { from: P("t0/f"), to: P("t0/N/g"), mode: RenameMode::Replace },
+                commit(path),
+            ],
+            vec![commit(path)],
+        ];
+        check(&Threads { volume, schedule: 0, lists });
+    }
 }

@@ -3,7 +3,7 @@
 
 use braidfs::OpenHow;
 use braidfs::{
-    Cred, DomainId, Error, FileKind, MkfsOptions, MountOptions, NewNode, NodeId, OpenFile, Overwrite, Placement,
+    Cred, DomainId, Error, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, OpenFile, Overwrite, Placement,
     SetAttr, Volume, mkfs,
 };
 use braidfs_device::{Device, Effect, FaultDevice, MemDevice, Op, Rule};
@@ -70,7 +70,7 @@ fn file_in(v: &Volume, domain: u16, name: &str) -> OpenFile {
     panic!("no file came into domain {domain}");
 }
 
-fn content(v: &Volume, ino: NodeId) -> braidfs::Result<Vec<u8>> {
+fn content(v: &Volume, ino: InodeNo) -> braidfs::Result<Vec<u8>> {
     let f = v.open(ino)?;
     let mut data = vec![0; v.getattr(ino)?.size as usize];
     let n = v.read(&f, 0, &mut data)?;
@@ -79,7 +79,7 @@ fn content(v: &Volume, ino: NodeId) -> braidfs::Result<Vec<u8>> {
 }
 
 /// The file can be written and synced again, and the volume unmounts clean.
-fn goes_on(v: Volume, file: NodeId, devices: &[Arc<dyn Device>], name: &str) {
+fn goes_on(v: Volume, file: InodeNo, devices: &[Arc<dyn Device>], name: &str) {
     let f = v.open(file).unwrap();
     v.write(&f, 0, b"again").unwrap();
     v.fsync(file, false).unwrap();
@@ -436,10 +436,10 @@ fn a_slow_device_is_only_slow() {
 }
 
 /// A directory in each domain, and a synced file of that domain in it.
-fn homes(v: &Volume) -> BTreeMap<u16, (NodeId, OpenFile)> {
+fn homes(v: &Volume) -> BTreeMap<u16, (InodeNo, OpenFile)> {
     let mut out = BTreeMap::new();
     for i in 0..64 {
-        let dir = make(v, NodeId::ROOT, &format!("home {i}"), FileKind::Dir).unwrap();
+        let dir = make(v, InodeNo::ROOT, &format!("home {i}"), FileKind::Dir).unwrap();
         let d = v.domain_of(dir).unwrap().0;
         out.entry(d).or_insert_with(|| (dir, new_in(v, dir, d, "kept")));
     }
@@ -448,13 +448,13 @@ fn homes(v: &Volume) -> BTreeMap<u16, (NodeId, OpenFile)> {
     out
 }
 
-fn make(v: &Volume, dir: NodeId, name: &str, kind: FileKind) -> braidfs::Result<NodeId> {
+fn make(v: &Volume, dir: InodeNo, name: &str, kind: FileKind) -> braidfs::Result<InodeNo> {
     let new = NewNode { kind, mode: 0o700, umask: 0, rdev: 0, target: b"" };
     v.create(dir, name.as_bytes(), &new, &Cred::root()).map(|a| a.ino)
 }
 
 /// A new file of `domain` in `dir`, with content.
-fn new_in(v: &Volume, dir: NodeId, domain: u16, name: &str) -> OpenFile {
+fn new_in(v: &Volume, dir: InodeNo, domain: u16, name: &str) -> OpenFile {
     for i in 0..64 {
         // where the file would come into a domain that has failed, that may be refused
         let Ok(ino) = make(v, dir, &format!("{name} {i}"), FileKind::File) else { continue };
@@ -694,7 +694,7 @@ fn an_fsync_below_a_directory_of_a_failing_domain_keeps_the_data() {
     let domain = |ino| v.domain_of(ino).unwrap().0;
     let f = (0..8).map(|i| create(&v, &format!("f{i}")).unwrap()).find(|f| domain(f.ino()) == 0).unwrap();
     let new = NewNode { kind: FileKind::Dir, mode: 0o700, umask: 0, rdev: 0, target: b"" };
-    let made = |i: u32| v.create(NodeId::ROOT, format!("d{i}").as_bytes(), &new, &Cred::root()).unwrap().ino;
+    let made = |i: u32| v.create(InodeNo::ROOT, format!("d{i}").as_bytes(), &new, &Cred::root()).unwrap().ino;
     let d = (0..8).map(made).find(|d| domain(*d) == 1).unwrap();
     v.link(f.ino(), d, b"f").unwrap();
     v.write(&f, 0, &fill(1, 0, 20_000)).unwrap();

@@ -7,7 +7,7 @@
 use braidfs::OpenHow;
 use braidfs::device::{Device, Image, MemDevice};
 use braidfs::format::FORMAT_VERSION;
-use braidfs::{Cred, FallocMode, MkfsOptions, MountOptions, NodeId, RenameMode, Volume, mkfs};
+use braidfs::{Cred, FallocMode, InodeNo, MkfsOptions, MountOptions, RenameMode, Volume, mkfs};
 use braidfs_check::{FsckOptions, check};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -62,7 +62,7 @@ fn pattern(n: usize) -> Vec<u8> {
     (0..n).map(|i| (i % 251) as u8).collect()
 }
 
-fn put(v: &Volume, path: &str, data: &[u8]) -> NodeId {
+fn put(v: &Volume, path: &str, data: &[u8]) -> InodeNo {
     let how = OpenHow { read: true, write: true, create: true, mode: 0o640, ..OpenHow::default() };
     let f = v.open_path(path.as_bytes(), how, &Cred::root()).unwrap();
     assert_eq!(v.write(&f, 0, data).unwrap(), data.len());

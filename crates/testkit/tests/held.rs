@@ -3,7 +3,9 @@
 //!
 //! `BRAIDFS_SEED`. Not deterministic: the seed repeats the operations, not their order.
 
-use braidfs::{Cred, Error, FileKind, MkfsOptions, MountOptions, NewNode, NodeId, Placement, RenameMode, Volume, mkfs};
+use braidfs::{
+    Cred, Error, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, Placement, RenameMode, Volume, mkfs,
+};
 use braidfs_device::{Device, MemDevice};
 use braidfs_testkit::env_number;
 use braidfs_testkit::walk::{fsck, walk};
@@ -11,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-const ROOT: NodeId = NodeId::ROOT;
+const ROOT: InodeNo = InodeNo::ROOT;
 
 fn new(kind: FileKind) -> NewNode<'static> {
     NewNode { kind, mode: 0o755, umask: 0, rdev: 0, target: b"" }
@@ -45,7 +47,7 @@ fn sane<T>(r: Result<T, Error>) {
 fn what_is_held_is_not_lost_to_other_threads() {
     let device = made(4);
     let v = mount(&device, 1 << 20);
-    let dirs: Vec<NodeId> = (0..4)
+    let dirs: Vec<InodeNo> = (0..4)
         .map(|n| v.create(ROOT, format!("d{n}").as_bytes(), &new(FileKind::Dir), &Cred::root()).unwrap().ino)
         .collect();
     let seed = env_number("BRAIDFS_SEED", 1);

@@ -1,13 +1,13 @@
 //! Limits: many entries, long names, full volumes, links, offsets, and devices that hold no volume (or not all of it).
 
-use braidfs::{Cred, Error, FileKind, MkfsOptions, MountOptions, NewNode, NodeId, OpenFile, SetAttr, Volume, mkfs};
+use braidfs::{Cred, Error, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, OpenFile, SetAttr, Volume, mkfs};
 use braidfs_device::{BLOCK_BYTES, Device, FileDevice, Image, MemDevice, OpenHow};
 use braidfs_testkit::ops::fill;
 use braidfs_testkit::walk::{fsck, walk};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-const ROOT: NodeId = NodeId::ROOT;
+const ROOT: InodeNo = InodeNo::ROOT;
 
 fn new(kind: FileKind) -> NewNode<'static> {
     NewNode { kind, mode: 0o755, umask: 0, rdev: 0, target: b"" }
@@ -23,15 +23,15 @@ fn mount(d: &Arc<dyn Device>) -> Volume {
     Volume::mount(vec![d.clone()], MountOptions { cache_bytes: 64 << 20, ..MountOptions::default() }).unwrap()
 }
 
-fn create(v: &Volume, dir: NodeId, name: &str) -> braidfs::Result<OpenFile> {
+fn create(v: &Volume, dir: InodeNo, name: &str) -> braidfs::Result<OpenFile> {
     v.open(v.create(dir, name.as_bytes(), &new(FileKind::File), &Cred::root())?.ino)
 }
 
-fn mkdir(v: &Volume, dir: NodeId, name: &str) -> NodeId {
+fn mkdir(v: &Volume, dir: InodeNo, name: &str) -> InodeNo {
     v.create(dir, name.as_bytes(), &new(FileKind::Dir), &Cred::root()).unwrap().ino
 }
 
-fn count(v: &Volume, dir: NodeId) -> usize {
+fn count(v: &Volume, dir: InodeNo) -> usize {
     let (mut names, mut cookie) = (BTreeSet::new(), 0);
     // In pieces, as a kernel does.
     loop {
@@ -104,7 +104,7 @@ fn long_names() {
 }
 
 /// Makes files of `bytes` until there is no room; how many.
-fn fill_up(v: &Volume, dir: NodeId, bytes: usize) -> usize {
+fn fill_up(v: &Volume, dir: InodeNo, bytes: usize) -> usize {
     for i in 0..100_000 {
         let made = create(v, dir, &format!("f{i}")).and_then(|f| v.write(&f, 0, &fill(i, 0, bytes)));
         match made {

@@ -5,7 +5,7 @@
 #![cfg(feature = "schedule")]
 
 use braidfs::device::{Device, MemDevice};
-use braidfs::{Cred, FileKind, MkfsOptions, MountOptions, NewNode, NodeId, OpenFile, OpenHow, Placement, RenameMode};
+use braidfs::{Cred, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, OpenFile, OpenHow, Placement, RenameMode};
 use braidfs::{DomainId, Error, Volume, mkfs};
 use braidfs_testkit::env_number;
 use braidfs_testkit::walk::fsck;
@@ -100,7 +100,7 @@ fn opens_removals_and_evictions() {
                         }
                         86..88 => {
                             let new = NewNode { kind: FileKind::File, mode: 0o600, umask: 0, rdev: 0, target: b"" };
-                            if let Some((attr, f)) = sane(v.tmpfile(NodeId::ROOT, &new, me)) {
+                            if let Some((attr, f)) = sane(v.tmpfile(InodeNo::ROOT, &new, me)) {
                                 let stamp = u64::from(attr.generation) << 40 | attr.ino.0;
                                 v.write(&f, 0, &stamp.to_le_bytes()).unwrap();
                                 if let Some(d) = sane(v.resolve(b"d0", true, me)).filter(|_| r.u64(..2) == 0) {

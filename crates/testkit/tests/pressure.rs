@@ -33,7 +33,7 @@ fn soil(v: &Volume) {
     write(v, &f, 0, 0xee, 40 * MIB);
     v.sync().unwrap();
     drop(f);
-    v.unlink(braidfs::NodeId::ROOT, b"secret").unwrap();
+    v.unlink(braidfs::InodeNo::ROOT, b"secret").unwrap();
     v.sync().unwrap();
 }
 
@@ -195,7 +195,7 @@ fn a_file_in_many_pieces_can_be_deleted() {
     let device: Arc<dyn Device> = Arc::new(MemDevice::new(131_072));
     let (v, f) = in_pieces(&device);
     drop(f);
-    v.unlink(braidfs::NodeId::ROOT, b"f").unwrap();
+    v.unlink(braidfs::InodeNo::ROOT, b"f").unwrap();
     v.sync().unwrap();
     unmounts_clean(v, &device);
 }
@@ -206,7 +206,7 @@ fn an_orphan_in_many_pieces_can_be_mounted() {
     let recorded = Arc::new(RecordDevice::blank(131_072));
     let (v, _f) = in_pieces(&(recorded.clone() as Arc<dyn Device>));
     let free = v.statfs().free;
-    v.unlink(braidfs::NodeId::ROOT, b"f").unwrap();
+    v.unlink(braidfs::InodeNo::ROOT, b"f").unwrap();
     v.sync().unwrap();
     let image = recorded.snapshot();
     v.crash();

@@ -159,7 +159,7 @@ fn extents_say_where_it_lies() {
         }
     }
     assert!(got == want && extents.iter().filter(|e| e.unwritten).count() == 1, "{extents:?}");
-    assert!(matches!(v.extents(braidfs::NodeId::ROOT), Err(Error::IsDir)));
+    assert!(matches!(v.extents(braidfs::InodeNo::ROOT), Err(Error::IsDir)));
 }
 
 #[test]

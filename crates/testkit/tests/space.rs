@@ -1,14 +1,14 @@
 //! Space that is told of is there, comes back, and goes from domain to domain.
 
 use braidfs::{
-    Cred, Error, FallocMode, FileKind, MkfsOptions, MountOptions, NewNode, NodeId, OpenFile, StatFs, Volume, mkfs,
+    Cred, Error, FallocMode, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, OpenFile, StatFs, Volume, mkfs,
 };
 use braidfs_device::{Device, MemDevice};
 use braidfs_testkit::walk::fsck;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-const ROOT: NodeId = NodeId::ROOT;
+const ROOT: InodeNo = InodeNo::ROOT;
 const MIB: u64 = 1 << 20;
 const BLOCK: u64 = 4096;
 
@@ -24,21 +24,21 @@ fn mount(d: &Arc<dyn Device>) -> Volume {
     Volume::mount(vec![d.clone()], options).unwrap()
 }
 
-fn create(v: &Volume, dir: NodeId, name: &str, kind: FileKind) -> braidfs::Result<braidfs::Attr> {
+fn create(v: &Volume, dir: InodeNo, name: &str, kind: FileKind) -> braidfs::Result<braidfs::Attr> {
     let new = NewNode { kind, mode: 0o755, umask: 0, rdev: 0, target: b"" };
     v.create(dir, name.as_bytes(), &new, &Cred::root())
 }
 
-fn mkdir(v: &Volume, name: &str) -> NodeId {
+fn mkdir(v: &Volume, name: &str) -> InodeNo {
     create(v, ROOT, name, FileKind::Dir).unwrap().ino
 }
 
-fn file(v: &Volume, dir: NodeId, name: &str) -> OpenFile {
+fn file(v: &Volume, dir: InodeNo, name: &str) -> OpenFile {
     v.open(create(v, dir, name, FileKind::File).unwrap().ino).unwrap()
 }
 
 /// Two directories in different domains.
-fn two_dirs(v: &Volume) -> [NodeId; 2] {
+fn two_dirs(v: &Volume) -> [InodeNo; 2] {
     let a = mkdir(v, "a");
     let b = (0..8).map(|i| mkdir(v, &format!("b{i}"))).find(|b| v.domain_of(*b).unwrap() != v.domain_of(a).unwrap());
     [a, b.expect("a directory in another domain")]
@@ -58,7 +58,7 @@ fn fill(v: &Volume, f: &OpenFile, byte: u8) -> u64 {
 }
 
 /// Several writers fill a directory, a file each, which then go; bytes written.
-fn round(v: &Volume, dir: NodeId, writers: usize) -> u64 {
+fn round(v: &Volume, dir: InodeNo, writers: usize) -> u64 {
     let files: Vec<_> = (0..writers).map(|i| file(v, dir, &format!("f{i}"))).collect();
     let written = std::thread::scope(|s| {
         let all: Vec<_> = files.iter().map(|f| s.spawn(|| fill(v, f, 7))).collect();
@@ -77,7 +77,7 @@ fn near(a: u64, b: u64, by: u64) -> bool {
     a.abs_diff(b) <= by
 }
 
-fn offered(v: &Volume, ino: NodeId) -> u64 {
+fn offered(v: &Volume, ino: InodeNo) -> u64 {
     v.statfs_of(ino).unwrap().available * BLOCK
 }
 

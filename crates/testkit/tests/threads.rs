@@ -7,7 +7,7 @@
 use braidfs::OpenHow;
 use braidfs::format::inode::NOCOW;
 use braidfs::{
-    Cred, Error, FileKind, MkfsOptions, MountOptions, NewNode, NodeId, Placement, RenameMode, SetAttr, Volume, mkfs,
+    Cred, Error, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, Placement, RenameMode, SetAttr, Volume, mkfs,
 };
 use braidfs_device::{Device, MemDevice};
 use braidfs_testkit::env_number;
@@ -137,7 +137,7 @@ fn run(placement: Placement) {
     let v = mount(&device, placement);
     let names: Vec<P> = (0..THREADS).map(|t| P::new(&format!("t{t}"))).collect();
     for name in names.iter().map(|n| n.0).chain(["shared"]) {
-        v.create(NodeId::ROOT, name.as_bytes(), &dir(), &Cred::root()).unwrap();
+        v.create(InodeNo::ROOT, name.as_bytes(), &dir(), &Cred::root()).unwrap();
     }
     let mut models: Vec<Model> = std::thread::scope(|scope| {
         let work = |t: u64| {
@@ -179,11 +179,11 @@ fn threads_with_everything_spread() {
 }
 
 /// A volume of one domain, its root, and two files in it.
-fn two_files(device: &Arc<dyn Device>) -> (Volume, [NodeId; 2]) {
+fn two_files(device: &Arc<dyn Device>) -> (Volume, [InodeNo; 2]) {
     mkfs::format(std::slice::from_ref(device), &MkfsOptions { domains: Some(1), ..MkfsOptions::default() }).unwrap();
     let v = mount(device, Placement::Dirs);
     let file = NewNode { kind: FileKind::File, mode: 0o644, umask: 0, rdev: 0, target: b"" };
-    let make = |name: &[u8]| v.create(NodeId::ROOT, name, &file, &Cred::root()).unwrap().ino;
+    let make = |name: &[u8]| v.create(InodeNo::ROOT, name, &file, &Cred::root()).unwrap().ino;
     let inodes = [make(b"a"), make(b"b")];
     (v, inodes)
 }
@@ -199,7 +199,7 @@ fn an_exchange_is_seen_whole() {
         s.spawn(|| {
             for n in 1..=env_number("BRAIDFS_THREAD_OPS", 20_000) as usize * 10 {
                 begun.store(n, SeqCst);
-                v.rename(NodeId::ROOT, b"a", NodeId::ROOT, b"b", RenameMode::Exchange).unwrap();
+                v.rename(InodeNo::ROOT, b"a", InodeNo::ROOT, b"b", RenameMode::Exchange).unwrap();
             }
             begun.store(usize::MAX, SeqCst);
         });
@@ -224,8 +224,8 @@ fn a_full_volume_overwritten_while_it_commits() {
     let device: Arc<dyn Device> = Arc::new(MemDevice::new((64 << 20) / 4096));
     let (v, [filler, _]) = two_files(&device);
     let file = NewNode { kind: FileKind::File, mode: 0o644, umask: 0, rdev: 0, target: b"" };
-    let make = |n: usize| v.create(NodeId::ROOT, format!("f{n}").as_bytes(), &file, &Cred::root()).unwrap().ino;
-    let files: Vec<NodeId> = (0..32).map(make).collect();
+    let make = |n: usize| v.create(InodeNo::ROOT, format!("f{n}").as_bytes(), &file, &Cred::root()).unwrap().ino;
+    let files: Vec<InodeNo> = (0..32).map(make).collect();
     for ino in &files {
         v.write(&v.open(*ino).unwrap(), 0, &[1; 64 * 4096]).unwrap();
     }
@@ -325,13 +325,13 @@ fn fsync_beside_moves_into_new_directories() {
             let options = MkfsOptions { domains: Some(2), placement, ..MkfsOptions::default() };
             mkfs::format(std::slice::from_ref(&device), &options).unwrap();
             let v = Volume::mount(vec![device.clone()], quiet()).unwrap();
-            let f = v.create(NodeId::ROOT, b"f", &file, &Cred::root()).unwrap().ino;
+            let f = v.create(InodeNo::ROOT, b"f", &file, &Cred::root()).unwrap().ino;
             let synced = std::thread::scope(|s| {
                 let mover = s.spawn(|| {
-                    let mut at = NodeId::ROOT;
+                    let mut at = InodeNo::ROOT;
                     for n in 0..1 + round % 10 {
                         let name = format!("d{n}");
-                        let d = v.create(NodeId::ROOT, name.as_bytes(), &dir(), &Cred::root()).unwrap().ino;
+                        let d = v.create(InodeNo::ROOT, name.as_bytes(), &dir(), &Cred::root()).unwrap().ino;
                         let d = v.create(d, b"e", &dir(), &Cred::root()).unwrap().ino;
                         v.rename(at, b"f", d, b"f", RenameMode::Replace).unwrap();
                         at = d;

@@ -23,7 +23,7 @@ fn create(v: &Volume, name: &str) -> OpenFile {
 }
 
 fn remove(v: &Volume, name: &str) {
-    v.unlink(braidfs::NodeId::ROOT, name.as_bytes()).unwrap();
+    v.unlink(braidfs::InodeNo::ROOT, name.as_bytes()).unwrap();
 }
 
 fn holds(v: &Volume, name: &str, seed: u32, len: usize) -> bool {

@@ -30,24 +30,24 @@ pub struct OpenHow {
     pub read: bool,
     /// O_WRONLY or O_RDWR.
     pub write: bool,
-    /// O_CREAT.
+    /// O_CREAT: made where it is not there.
     pub create: bool,
-    /// O_EXCL.
+    /// O_EXCL: [`io::ErrorKind::AlreadyExists`] where it is there.
     pub exclusive: bool,
-    /// O_TRUNC.
+    /// O_TRUNC: emptied where it is there.
     pub truncate: bool,
-    /// O_APPEND.
+    /// O_APPEND: writes go to the end.
     pub append: bool,
-    /// O_DIRECT.
+    /// O_DIRECT: past the kernel's cache; nothing to a library.
     pub direct: bool,
-    /// O_NOFOLLOW.
+    /// O_NOFOLLOW: a symlink at the end is refused.
     pub no_follow: bool,
     /// Permissions of a new file.
     pub mode: u32,
 }
 
 impl OpenHow {
-    /// O_RDONLY.
+    /// O_RDONLY of a file that is there.
     pub const READ: Self = Self {
         read: true,
         write: false,
@@ -59,7 +59,7 @@ impl OpenHow {
         no_follow: false,
         mode: 0,
     };
-    /// O_RDWR.
+    /// O_RDWR of a file that is there.
     pub const WRITE: Self = Self { write: true, ..Self::READ };
     /// O_RDWR | O_CREAT, for the owner.
     pub const CREATE: Self = Self { create: true, mode: 0o700, ..Self::WRITE };
@@ -77,17 +77,17 @@ impl OpenHow {
 /// What stat(2) tells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stat {
-    /// Type.
+    /// Type of the inode.
     pub kind: FileKind,
     /// Permissions, 12 bits.
     pub mode: u32,
-    /// Owner.
+    /// User ID of the owner.
     pub uid: u32,
-    /// Group.
+    /// ID of the owning group.
     pub gid: u32,
-    /// Bytes.
+    /// Bytes, also of a symlink's target.
     pub size: u64,
-    /// Last access.
+    /// Last access to the content.
     pub atime: Timestamp,
     /// Last change of the content.
     pub mtime: Timestamp,
@@ -104,25 +104,25 @@ pub trait FileSystem: Send + Sync {
     /// An open file; closed when dropped.
     type File: Send;
 
-    /// open(2).
+    /// open(2) or creat(2), as `how` says.
     fn open(&self, path: &CStr, how: OpenHow) -> io::Result<Self::File>;
     /// stat(2), or lstat(2) where a symlink at the end is not to be followed.
     fn stat(&self, path: &CStr, follow: bool) -> io::Result<Stat>;
     /// Names in a directory, without `.` and `..`.
     fn list(&self, path: &CStr) -> io::Result<Vec<Vec<u8>>>;
-    /// readlink(2).
+    /// readlink(2): the whole target.
     fn read_link(&self, path: &CStr) -> io::Result<Vec<u8>>;
-    /// mkdir(2).
+    /// mkdir(2), with permissions `mode`.
     fn mkdir(&self, path: &CStr, mode: u32) -> io::Result<()>;
-    /// symlink(2).
+    /// symlink(2): `path` is the new one.
     fn symlink(&self, target: &CStr, path: &CStr) -> io::Result<()>;
     /// mknod(2): a pipe, a socket or a device file.
     fn mknod(&self, path: &CStr, kind: FileKind, mode: u32, rdev: u64) -> io::Result<()>;
-    /// rmdir(2).
+    /// rmdir(2): of an empty directory.
     fn rmdir(&self, path: &CStr) -> io::Result<()>;
-    /// unlink(2).
+    /// unlink(2): of anything but a directory.
     fn unlink(&self, path: &CStr) -> io::Result<()>;
-    /// rename(2).
+    /// rename(2): what `to` names is replaced.
     fn rename(&self, from: &CStr, to: &CStr) -> io::Result<()>;
     /// Gives a file owner, permissions and times of `stat`: of a symlink itself, which has no permissions. Who may not
     /// give files away keeps them, as with `cp -p`.
@@ -134,14 +134,14 @@ pub trait FileSystem: Send + Sync {
     fn write(&self, file: &Self::File, offset: u64, data: &[u8]) -> io::Result<usize>;
     /// write(2) of all of `data` at the end (of a file opened with `append`, or only written here).
     fn append(&self, file: &Self::File, data: &[u8]) -> io::Result<()>;
-    /// ftruncate(2).
+    /// ftruncate(2): cut off or made longer, with zeros.
     fn truncate(&self, file: &Self::File, len: u64) -> io::Result<()>;
     /// The next run of data at or after `offset`, by lseek(2)'s SEEK_DATA and SEEK_HOLE; none where a hole is all that is
     /// left.
     fn next_data(&self, file: &Self::File, offset: u64) -> io::Result<Option<Range<u64>>>;
     /// fsync(2), or fdatasync(2) where `data_only`.
     fn fsync(&self, file: &Self::File, data_only: bool) -> io::Result<()>;
-    /// syncfs(2).
+    /// syncfs(2): all that returned before is durable.
     fn sync(&self) -> io::Result<()>;
 
     /// Fills `buf`; [`io::ErrorKind::UnexpectedEof`] where the file ends before.

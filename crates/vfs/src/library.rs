@@ -17,9 +17,9 @@ use std::sync::Arc;
 /// A mounted volume, called as one user.
 #[derive(Debug)]
 pub struct Library {
-    /// The volume.
+    /// The volume that is called.
     pub volume: Volume,
-    /// Who calls.
+    /// Who calls, in all functions.
     pub cred: Cred,
 }
 
@@ -65,7 +65,21 @@ impl Library {
     /// # Errors
     /// It cannot be mounted.
     pub fn mount(device: &Path) -> io::Result<Self> {
-        let volume = call(Volume::mount(vec![open(device)?], MountOptions::default()))?;
+        Self::mount_on(vec![open(device)?])
+    }
+    /// The device of a volume, past the kernel's page cache: for [`Library::mount_on`].
+    ///
+    /// # Errors
+    /// It cannot be opened.
+    pub fn device(path: &Path) -> io::Result<Arc<dyn Device>> {
+        open(path)
+    }
+    /// Mounts the volume on these devices, as [`Library::mount`] does on one: for those that count, fail or are slow.
+    ///
+    /// # Errors
+    /// It cannot be mounted.
+    pub fn mount_on(devices: Vec<Arc<dyn Device>>) -> io::Result<Self> {
+        let volume = call(Volume::mount(devices, MountOptions::default()))?;
         Ok(Self { volume, cred: Cred::root() })
     }
     /// Unmounts it.

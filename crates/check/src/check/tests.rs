@@ -58,16 +58,17 @@ fn formatted(mib: u64, domains: u16, group_bytes: Option<u64>) -> Arc<SparseDevi
     dev
 }
 
-fn add(m: &mut Model, domain: u16, mode: u32, links: &[(NodeId, &str)], content: Content) -> NodeId {
+fn add(m: &mut Model, domain: u16, mode: u32, links: &[(InodeNo, &str)], content: Content) -> InodeNo {
     let store = Arc::clone(&m.store);
     let (node, generation) = names::take_node(&store, &mut m.domains[usize::from(domain)]).unwrap();
+    let node = node.inode();
     let dir = mode & 0o170_000 == 0o040_000;
     let remote = links.iter().any(|l| m.domain_of(l.0) != Some(domain));
     let size = match &content {
         Content::Inline(b) => b.len() as u64,
         _ => 0,
     };
-    let mut inode = Inode::decode(&m.body(NodeId::ROOT).unwrap().inode.encode()).unwrap();
+    let mut inode = Inode::decode(&m.body(InodeNo::ROOT).unwrap().inode.encode()).unwrap();
     (inode.mode, inode.size, inode.nlink) = (mode, size, if dir { 2 } else { links.len() as u32 });
     (inode.content, inode.links) = (content, vec![]);
     for (parent, name) in links {
@@ -85,7 +86,7 @@ fn add(m: &mut Model, domain: u16, mode: u32, links: &[(NodeId, &str)], content:
     node
 }
 
-fn add_extents(m: &mut Model, node: NodeId, count: u64) {
+fn add_extents(m: &mut Model, node: InodeNo, count: u64) {
     let domain = m.domain_of(node).unwrap();
     let group = *m.domains[usize::from(domain)].groups.keys().next().unwrap();
     let start = m.store.geometry.group_start(group).0 + 1024;
@@ -105,7 +106,7 @@ fn populated() -> Arc<SparseDevice> {
     let dev = formatted(128, 3, Some(16 << 20));
     let mut m = model(&dev);
     assert_eq!(m.log.findings, vec![]);
-    let root = NodeId::ROOT;
+    let root = InodeNo::ROOT;
     let a = add(&mut m, 1, 0o040_755, &[(root, "a")], Content::InlineDir(vec![]));
     let b = add(&mut m, 2, 0o040_755, &[(a, "b")], Content::InlineDir(vec![]));
     let c = add(&mut m, 2, 0o040_755, &[(b, "c")], Content::InlineDir(vec![]));
@@ -113,7 +114,7 @@ fn populated() -> Arc<SparseDevice> {
         add(&mut m, (i % 3) as u16, 0o100_644, &[(b, &format!("file-{i}"))], Content::Inline(vec![i as u8; 50]));
     }
     let names: Vec<String> = (0..300).map(|i| format!("a rather long name of a hard link, number {i}")).collect();
-    let links: Vec<(NodeId, &str)> = names.iter().map(|n| (c, n.as_str())).collect();
+    let links: Vec<(InodeNo, &str)> = names.iter().map(|n| (c, n.as_str())).collect();
     add(&mut m, 1, 0o100_600, &links, Content::None);
     add(&mut m, 0, 0o120_777, &[(root, "link")], Content::Inline(b"a/b".to_vec()));
     add(&mut m, 0, 0o010_600, &[(root, "pipe")], Content::None);
@@ -291,8 +292,8 @@ fn broken(code: u32, change: impl FnOnce(&mut Model)) -> FsckReport {
     after
 }
 
-fn find(m: &mut Model, path: &str) -> NodeId {
-    path.split('/').filter(|p| !p.is_empty()).fold(NodeId::ROOT, |at, name| {
+fn find(m: &mut Model, path: &str) -> InodeNo {
+    path.split('/').filter(|p| !p.is_empty()).fold(InodeNo::ROOT, |at, name| {
         m.body(at).unwrap().entries.iter().find(|e| *e.name == *name.as_bytes()).unwrap().node
     })
 }
@@ -361,7 +362,7 @@ fn entries_and_links_are_mended() {
     let r = broken(
         codes::LINK_PARENT,
         edit("a/big", |f| {
-            f.inode.links[0].parent = NodeId(77_777);
+            f.inode.links[0].parent = InodeNo(77_777);
             f.dirty.links = true;
         }),
     );
@@ -412,9 +413,9 @@ fn loops_and_lost_roots_are_mended() {
     assert_eq!((r.files, r.dirs), (404, 5));
     let r = broken(codes::ROOT, |m| {
         let store = Arc::clone(&m.store);
-        m.body(NodeId::ROOT).unwrap();
-        m.inodes.forget(NodeId::ROOT);
-        m.domains[0].free_node(&store, NodeId::ROOT);
+        m.body(InodeNo::ROOT).unwrap();
+        m.inodes.forget(InodeNo::ROOT);
+        m.domains[0].free_node(&store, InodeNo::ROOT.node());
     });
     assert_eq!((r.files, r.dirs), (404, 4));
 }

@@ -12,7 +12,7 @@ use crate::parts::ino::Ino;
 use crate::rules::Rules;
 use braidfs_format::dentry::Dentry;
 use braidfs_format::geometry::Geometry;
-use braidfs_format::{BlockAddr, NodeId};
+use braidfs_format::{BlockAddr, InodeNo};
 use braidfs_store::Store;
 use siphasher::sip::SipHasher13;
 use std::collections::BTreeMap;
@@ -33,7 +33,7 @@ const GONE: u8 = 8;
 /// It has extents.
 const MAPPED: u8 = 16;
 
-/// Hashes names.
+/// Key of the hashes by which names are compared, random for each check.
 #[derive(Debug, Clone, Copy)]
 pub struct NameKey([u8; 16]);
 
@@ -49,7 +49,7 @@ impl NameKey {
     }
 
     /// The hash of `name` in `dir`.
-    pub fn of(&self, dir: NodeId, name: &[u8]) -> u64 {
+    pub fn of(&self, dir: InodeNo, name: &[u8]) -> u64 {
         let mut h = SipHasher13::new_with_key(&self.0);
         h.write_u64(dir.0);
         h.write(name);
@@ -84,18 +84,18 @@ pub struct PackedInode {
 #[derive(Debug, Clone, Copy)]
 pub struct Name {
     /// The inode that it names.
-    pub node: NodeId,
+    pub node: InodeNo,
     /// Hash of directory and name.
     pub key: u64,
     /// The inode's generation.
     pub generation: u32,
-    /// Its type.
+    /// Its type, as [`FileKind::d_type`](braidfs_format::file_kind::FileKind::d_type).
     pub kind: u8,
 }
 
 impl Name {
     /// The entry `e` of `dir`.
-    pub fn of(key: &NameKey, dir: NodeId, e: &Dentry) -> Self {
+    pub fn of(key: &NameKey, dir: InodeNo, e: &Dentry) -> Self {
         Self { node: e.node, key: key.of(dir, &e.name), generation: e.generation, kind: e.kind }
     }
 }
@@ -103,13 +103,13 @@ impl Name {
 /// An extent of an inode that is not whole.
 #[derive(Debug, Clone, Copy)]
 pub struct ExtentRef {
-    /// The inode.
-    pub node: NodeId,
+    /// The inode that it belongs to.
+    pub node: InodeNo,
     /// First logical block.
     pub lblk: u64,
     /// First block, in the group.
     pub at: u32,
-    /// Blocks.
+    /// How many blocks.
     pub len: u32,
 }
 
@@ -157,7 +157,7 @@ impl Seen<'_> {
     pub fn is_dir(&self) -> bool {
         self.kind() == DIR_KIND
     }
-    /// Generation.
+    /// Generation of the inode's number.
     pub fn generation(&self) -> u32 {
         match self.0 {
             Packed(l, _) => l.generation,
@@ -199,10 +199,10 @@ impl Seen<'_> {
         }
     }
     /// The directory of link `at`.
-    pub fn parent(&self, at: usize) -> Option<NodeId> {
+    pub fn parent(&self, at: usize) -> Option<InodeNo> {
         match self.0 {
-            Packed(l, many) if l.bits & MANY != 0 => many.get(at).map(|h| NodeId(h.parent)),
-            Packed(l, _) => (at < self.links()).then_some(NodeId(l.a)),
+            Packed(l, many) if l.bits & MANY != 0 => many.get(at).map(|h| InodeNo(h.parent)),
+            Packed(l, _) => (at < self.links()).then_some(InodeNo(l.a)),
             Whole(i) => i.inode.links.get(at).map(|l| l.parent),
         }
     }
@@ -247,7 +247,7 @@ pub struct Inodes {
     /// Hashes their names.
     pub name_key: NameKey,
     parts: BTreeMap<u32, GroupInodes>,
-    whole: BTreeMap<NodeId, Ino>,
+    whole: BTreeMap<InodeNo, Ino>,
     /// Some inode is [`GONE`].
     any_gone: bool,
     /// What was read before could not be read again: nothing can be said of the volume.
@@ -255,7 +255,7 @@ pub struct Inodes {
 }
 
 impl Inodes {
-    /// None yet.
+    /// With no inode yet.
     pub fn new(geometry: Geometry, rules: Rules, name_key: NameKey) -> Self {
         Self {
             geometry,
@@ -298,7 +298,7 @@ impl Inodes {
     }
 
     /// Adds an inode that was not looked at with others yet. [`Self::sort`] comes before any question.
-    pub fn add(&mut self, node: NodeId, ino: Ino) {
+    pub fn add(&mut self, node: InodeNo, ino: Ino) {
         let Some((group, slot)) = self.geometry.node_place(node) else { return };
         if ino.dirty.any() {
             self.whole.insert(node, ino);
@@ -349,14 +349,14 @@ impl Inodes {
         }
     }
 
-    fn packed(&self, node: NodeId) -> Option<(&GroupInodes, &PackedInode)> {
+    fn packed(&self, node: InodeNo) -> Option<(&GroupInodes, &PackedInode)> {
         let (group, slot) = self.geometry.node_place(node)?;
         let part = self.parts.get(&group)?;
         Some((part, &part.packed[part.place(slot)?]))
     }
 
-    /// An inode.
-    pub fn get(&self, node: NodeId) -> Option<Seen<'_>> {
+    /// What is known of an inode; `None` where there is none.
+    pub fn get(&self, node: InodeNo) -> Option<Seen<'_>> {
         if let Some(ino) = self.whole.get(&node) {
             return Some(Seen(Whole(ino)));
         }
@@ -364,29 +364,29 @@ impl Inodes {
     }
 
     /// An inode that is whole.
-    pub fn whole(&self, node: NodeId) -> Option<&Ino> {
+    pub fn whole(&self, node: InodeNo) -> Option<&Ino> {
         self.whole.get(&node)
     }
     /// An inode that is whole, to change it.
-    pub fn whole_mut(&mut self, node: NodeId) -> Option<&mut Ino> {
+    pub fn whole_mut(&mut self, node: InodeNo) -> Option<&mut Ino> {
         self.whole.get_mut(&node)
     }
     /// All that are whole.
-    pub fn wholes(&self) -> impl Iterator<Item = (NodeId, &Ino)> {
+    pub fn wholes(&self) -> impl Iterator<Item = (InodeNo, &Ino)> {
         self.whole.iter().map(|(n, i)| (*n, i))
     }
     /// All of `domain` that are whole.
-    pub fn wholes_of(&self, domain: &Domain) -> impl Iterator<Item = (NodeId, &Ino)> {
-        let own = |n: NodeId| self.geometry.node_place(n).is_some_and(|(g, _)| domain.groups.contains_key(&g));
+    pub fn wholes_of(&self, domain: &Domain) -> impl Iterator<Item = (InodeNo, &Ino)> {
+        let own = |n: InodeNo| self.geometry.node_place(n).is_some_and(|(g, _)| domain.groups.contains_key(&g));
         self.wholes().filter(move |(n, _)| own(*n))
     }
 
     /// The numbers of those that `which` picks, rising.
-    pub fn select(&self, mut which: impl FnMut(NodeId, Seen<'_>) -> bool) -> Vec<NodeId> {
+    pub fn select(&self, mut which: impl FnMut(InodeNo, Seen<'_>) -> bool) -> Vec<InodeNo> {
         let mut out = Vec::new();
         for (group, part) in &self.parts {
             for packed in part.packed.iter().filter(|l| l.bits & GONE == 0) {
-                let node = self.geometry.node(*group, packed.slot);
+                let node = self.geometry.node(*group, packed.slot).inode();
                 if which(node, Seen(Packed(packed, part.links_of(packed)))) {
                     out.push(node);
                 }
@@ -407,7 +407,7 @@ impl Inodes {
     }
 
     /// Notes whether the entry of link `at` was found.
-    pub fn set_linked(&mut self, node: NodeId, at: usize, linked: bool) {
+    pub fn set_linked(&mut self, node: InodeNo, at: usize, linked: bool) {
         if let Some(ino) = self.whole.get_mut(&node) {
             if let Some(l) = ino.linked.get_mut(at) {
                 *l = linked;
@@ -426,18 +426,18 @@ impl Inodes {
     }
 
     /// Takes `ino` for the inode `node`, whole.
-    pub fn put(&mut self, node: NodeId, ino: Ino) {
+    pub fn put(&mut self, node: InodeNo, ino: Ino) {
         self.set_gone(node);
         self.whole.insert(node, ino);
     }
 
     /// Takes an inode out.
-    pub fn forget(&mut self, node: NodeId) -> Option<Ino> {
+    pub fn forget(&mut self, node: InodeNo) -> Option<Ino> {
         self.set_gone(node);
         self.whole.remove(&node)
     }
 
-    fn set_gone(&mut self, node: NodeId) {
+    fn set_gone(&mut self, node: InodeNo) {
         let Some((group, slot)) = self.geometry.node_place(node) else { return };
         let Some(part) = self.parts.get_mut(&group) else { return };
         if let Some(i) = part.place(slot) {
@@ -448,7 +448,7 @@ impl Inodes {
 
     /// An inode of `domain`, whole: read again where it is not; of a directory with its entries where `entries` says
     /// so. Where that fails there is none, and [`Self::holds`] says why.
-    pub fn body(&mut self, store: &Store, domain: &Domain, node: NodeId, entries: bool) -> Option<&mut Ino> {
+    pub fn body(&mut self, store: &Store, domain: &Domain, node: InodeNo, entries: bool) -> Option<&mut Ino> {
         if !self.whole.contains_key(&node) {
             self.get(node)?;
             match self.load(store, domain, node, entries) {
@@ -459,11 +459,11 @@ impl Inodes {
         self.whole.get_mut(&node)
     }
 
-    fn load(&self, store: &Store, domain: &Domain, node: NodeId, entries: bool) -> Result<Ino> {
+    fn load(&self, store: &Store, domain: &Domain, node: InodeNo, entries: bool) -> Result<Ino> {
         let mut ino = load(&self.rules, store, domain, node)?;
         let seen = self.get(node);
         if ino.inode.links.len() != seen.map_or(0, |s| s.links()) {
-            return Err(changed(node, "its links are others than before").into());
+            return Err(changed(node.node(), "its links are others than before").into());
         }
         for (i, linked) in ino.linked.iter_mut().enumerate() {
             *linked = seen.is_some_and(|s| s.linked(i));
@@ -475,20 +475,20 @@ impl Inodes {
     }
 
     /// Keeps the entries of a directory that holds.
-    pub fn set_names(&mut self, dir: NodeId, names: Vec<Name>) {
+    pub fn set_names(&mut self, dir: InodeNo, names: Vec<Name>) {
         if let Some((group, slot)) = self.geometry.node_place(dir) {
             self.parts.entry(group).or_default().names.push((slot, names.into_boxed_slice()));
         }
     }
 
     /// The entries of all directories that hold, by directory.
-    pub fn take_names(&mut self) -> Vec<(NodeId, Box<[Name]>)> {
+    pub fn take_names(&mut self) -> Vec<(InodeNo, Box<[Name]>)> {
         let geometry = self.geometry;
         let mut out = Vec::new();
         for (group, part) in &mut self.parts {
             let mut names = std::mem::take(&mut part.names);
             names.sort_unstable_by_key(|n| n.0);
-            out.extend(names.into_iter().map(|(slot, n)| (geometry.node(*group, slot), n)));
+            out.extend(names.into_iter().map(|(slot, n)| (geometry.node(*group, slot).inode(), n)));
         }
         out
     }

@@ -15,7 +15,7 @@ use braidfs_format::dentry::Dentry;
 use braidfs_format::geometry::NODES_PER_BLOCK;
 use braidfs_format::inode::Extent;
 use braidfs_format::node::{NodeEntry, NodeKind};
-use braidfs_format::{BlockAddr, DomainId, NodeId};
+use braidfs_format::{BlockAddr, DomainId, InodeNo, NodeId};
 use braidfs_store::interface::Quiesced;
 
 /// Node blocks read at once.
@@ -164,7 +164,7 @@ fn look(live: &mut Live<'_, '_>, node: NodeId, known: Option<(NodeEntry, &[u8])>
     }
     let rules = live.s.rules();
     let mut ino = Ino::new(r.generation, r.version, entry.flags, inode::decode(&r)?);
-    inode::check(&rules, live, &r, &mut ino, Some(Buckets::until_bad(node)))?;
+    inode::check(&rules, live, &r, &mut ino, Some(Buckets::until_bad(node.inode())))?;
     Ok(live.cut.map_or(Seen::Inode, Seen::UpTo))
 }
 
@@ -204,7 +204,7 @@ impl Live<'_, '_> {
 }
 
 impl Visitor for Live<'_, '_> {
-    fn overflow(&mut self, owner: NodeId, nodes: &[NodeId], kind: NodeKind) -> Checked<Vec<Option<Vec<u8>>>> {
+    fn overflow(&mut self, owner: InodeNo, nodes: &[NodeId], kind: NodeKind) -> Checked<Vec<Option<Vec<u8>>>> {
         let mut entries = Vec::with_capacity(nodes.len());
         for &n in nodes {
             let e = self
@@ -249,7 +249,7 @@ impl Visitor for Live<'_, '_> {
             && is_data(g, addr, len, volume.store().group_blocks(group), Some(self.journal))
     }
 
-    fn extent(&mut self, _: NodeId, e: Extent, data: bool) -> Checked<()> {
+    fn extent(&mut self, _: InodeNo, e: Extent, data: bool) -> Checked<()> {
         let skip = self.from.saturating_sub(e.lblk).min(u64::from(e.len));
         let len = u64::from(e.len) - skip;
         if !data || len == 0 || self.cut.is_some() {
@@ -287,5 +287,5 @@ impl Visitor for Live<'_, '_> {
         }
     }
 
-    fn entry(&mut self, _: NodeId, _: Dentry) {}
+    fn entry(&mut self, _: InodeNo, _: Dentry) {}
 }

@@ -95,7 +95,8 @@ impl<'a> Scrub<'a> {
             return;
         }
         let name = |at| self.volume.first_link(at).map(|l| (l.parent, String::from_utf8_lossy(&l.name).into_owned()));
-        let path = node.and_then(|n| home::path(n, name));
+        // of an overflow node there is none: no inode has its number
+        let path = node.and_then(|n| home::path(n.inode(), name));
         let node = node.map(|n| n.0);
         tracing::error!(code, domain, node, path, "scrub: {message}");
         self.report.findings.push(Finding { code, domain, node, path, message, fixed: false });

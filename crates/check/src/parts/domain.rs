@@ -14,9 +14,9 @@ use std::collections::{BTreeMap, HashSet};
 /// A block to write over the damaged copy of a pair.
 #[derive(Debug)]
 pub struct Mend {
-    /// Where.
+    /// The place of the copy.
     pub addr: BlockAddr,
-    /// What.
+    /// The whole block as it should be there.
     pub block: Vec<u8>,
 }
 
@@ -69,11 +69,11 @@ impl Table {
 /// Tables of one group.
 #[derive(Debug)]
 pub struct Group {
-    /// Its number.
+    /// Number of the group in the volume.
     pub number: u32,
     /// Epoch of the claim, from the BAT.
     pub epoch: u32,
-    /// Its blocks.
+    /// How many blocks it has.
     pub blocks: u32,
     /// The header must be written again.
     pub header_bad: bool,
@@ -93,7 +93,7 @@ pub struct Group {
     pub segments_dirty: bool,
     /// Halves of owner tables that are lost: counted through the segments.
     pub owners_lost: Vec<u32>,
-    /// Damaged copies.
+    /// Copies that do not hold, beside one that does.
     pub mend: Vec<Mend>,
     /// `seq` of the segment table; 0 where it is lost.
     pub table_seq: u64,
@@ -136,10 +136,10 @@ pub fn is_data(g: Geometry, addr: BlockAddr, len: u64, blocks: u32, journal: Opt
         && journal.is_none_or(|(start, n)| addr.0 >= start.saturating_add(n) || addr.0 + len <= start)
 }
 
-/// One domain.
+/// The tables of one domain, as they are and as they should be.
 #[derive(Debug)]
 pub struct Domain {
-    /// Its number.
+    /// Number of the domain in the volume.
     pub number: u16,
     /// Its header; `None` where it is lost.
     pub header: Option<DomainHeader>,

@@ -7,13 +7,13 @@ use braidfs_format::{BlockAddr, NodeId};
 /// What of an inode must be written again.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Dirty {
-    /// The record.
+    /// The inode's own record.
     pub record: bool,
-    /// The links.
+    /// Its links, in the record or in overflow nodes.
     pub links: bool,
     /// The extended attributes.
     pub xattrs: bool,
-    /// The extents.
+    /// Its extents, in the record or as a tree.
     pub extents: bool,
     /// The directory's entries.
     pub entries: bool,
@@ -29,7 +29,7 @@ impl Dirty {
 /// An inode with all that belongs to it.
 #[derive(Debug)]
 pub struct Ino {
-    /// Generation.
+    /// Generation of its number.
     pub generation: u32,
     /// Version of the newest record.
     pub version: u64,
@@ -39,7 +39,7 @@ pub struct Ino {
     pub inode: Inode,
     /// Nodes of the extent tree.
     pub tree: Vec<NodeId>,
-    /// All extents.
+    /// All extents of the file, or buckets of the directory, by logical block.
     pub extents: Vec<Extent>,
     /// All entries of a directory.
     pub entries: Vec<Dentry>,

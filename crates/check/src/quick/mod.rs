@@ -22,7 +22,7 @@ use crate::parts::domain::Domain;
 use crate::rules::Rules;
 use crate::scan::SMALL_GROUPS;
 use crate::threads::{cpus, each};
-use braidfs_format::NodeId;
+use braidfs_format::InodeNo;
 use braidfs_format::domain::CLEAN;
 use multiset::{Keys, MultisetHash};
 pub use state::Outcome;
@@ -30,7 +30,6 @@ use state::{Ctx, Doubt, Slot, TableTotals, add, doubt};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
-/// Most threads.
 const THREADS_MAX: usize = 32;
 
 /// What to look at.
@@ -147,7 +146,7 @@ fn run(m: &Model, o: &Options, progress: &dyn Fn(&str, u64, u64)) -> Result<Outc
     tree::reaches_root(std::mem::take(&mut sum.dirs))?;
     let mut outcome = sum.outcome;
     for f in &mut outcome.report.findings {
-        f.path = f.node.and_then(|n| home::path(NodeId(n), |at| home::first_name(cx.store, at)));
+        f.path = f.node.and_then(|n| home::path(InodeNo(n), |at| home::first_name(cx.store, at)));
     }
     Ok(outcome)
 }

@@ -4,7 +4,7 @@
 //! hash). Equal sets give equal sums; different ones give different sums but for a chance of about 2^-60 per
 //! comparison, which nobody who made the volume could better, as the keys did not exist then.
 
-use braidfs_format::{BlockAddr, NodeId};
+use braidfs_format::{BlockAddr, InodeNo};
 use siphasher::sip128::{Hasher128, SipHasher13};
 use std::hash::Hasher;
 use std::io;
@@ -53,7 +53,7 @@ impl Keys {
 
     /// Block `addr` belongs to `node` as its logical block `lblk`; for node 0, a node block, `lblk` is its live
     /// records.
-    pub fn block(&self, addr: BlockAddr, node: NodeId, lblk: u64) -> u128 {
+    pub fn block(&self, addr: BlockAddr, node: InodeNo, lblk: u64) -> u128 {
         let k = &self.k;
         let x = fold(addr.0 ^ k[0], node.0 ^ k[1]);
         let y = fold(lblk ^ k[2], addr.0.rotate_left(32) ^ k[3]);
@@ -62,7 +62,7 @@ impl Keys {
     }
 
     /// `name` in `dir` is the inode `node` of generation `generation` and type `kind`.
-    pub fn name(&self, dir: NodeId, name: &[u8], node: NodeId, generation: u32, kind: u8) -> u128 {
+    pub fn name(&self, dir: InodeNo, name: &[u8], node: InodeNo, generation: u32, kind: u8) -> u128 {
         let mut h = SipHasher13::new_with_key(&self.sip);
         let mut head = [0u8; 21];
         head[..8].copy_from_slice(&dir.0.to_le_bytes());
@@ -83,7 +83,7 @@ mod tests {
     #[test]
     fn order_does_not_matter_and_every_field_does() {
         let keys = Keys::random().unwrap();
-        let block = |a: u64, n: u64, l: u64| keys.block(BlockAddr(a), NodeId(n), l);
+        let block = |a: u64, n: u64, l: u64| keys.block(BlockAddr(a), InodeNo(n), l);
         let (mut one, mut two) = (MultisetHash::default(), MultisetHash::default());
         (0..100).for_each(|i| one.add(block(i, 7, i + 3)));
         (0..100).rev().for_each(|i| two.add(block(i, 7, i + 3)));
@@ -95,7 +95,7 @@ mod tests {
         for (a, n, l) in (0..12).flat_map(|a| (0..12).flat_map(move |n| (0..12).map(move |l| (a, n, l)))) {
             assert!(seen.insert(block(a, n, l)), "{a} {n} {l}");
         }
-        let name = |d: u64, s: &[u8], n: u64, g: u32, k: u8| keys.name(NodeId(d), s, NodeId(n), g, k);
+        let name = |d: u64, s: &[u8], n: u64, g: u32, k: u8| keys.name(InodeNo(d), s, InodeNo(n), g, k);
         let all = [
             name(1, b"a", 2, 3, 4),
             name(2, b"a", 2, 3, 4),
@@ -105,6 +105,6 @@ mod tests {
             name(1, b"a", 2, 3, 5),
         ];
         assert_eq!(all.iter().collect::<HashSet<_>>().len(), all.len());
-        assert_ne!(Keys::random().unwrap().block(BlockAddr(1), NodeId(1), 1), block(1, 1, 1));
+        assert_ne!(Keys::random().unwrap().block(BlockAddr(1), InodeNo(1), 1), block(1, 1, 1));
     }
 }

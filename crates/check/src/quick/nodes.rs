@@ -14,7 +14,7 @@ use braidfs_device::{AlignedBuf, BLOCK_BYTES};
 use braidfs_format::dentry::Dentry;
 use braidfs_format::inode::{Extent, Inode};
 use braidfs_format::node::{NodeKind, NodeRecord, OVERFLOW};
-use braidfs_format::{BlockAddr, NodeId};
+use braidfs_format::{BlockAddr, InodeNo, NodeId};
 use braidfs_sync::plain::Mutex;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -153,7 +153,7 @@ impl Side<'_> {
         let addr = BlockAddr(slots[0].addr());
         self.claim(addr, 1)?;
         let live = slots.len().min(255) as u64;
-        let hash = self.keys().block(addr, NodeId(0), live);
+        let hash = self.keys().block(addr, InodeNo(0), live);
         self.sum.blocks.add(hash);
         record::node_block(block, self.cx.store.volume, addr)?;
         for s in slots {
@@ -170,7 +170,7 @@ impl Side<'_> {
     }
 
     fn inode(&mut self, r: &NodeRecord, flags: u8) -> Result<(), Doubt> {
-        let node = r.node;
+        let node = r.node.inode();
         self.subdirs = 0;
         let rules = self.cx.rules;
         let found = |b: Bad| Doubt(format!("{node}: E{}: {}", b.code, b.why));
@@ -181,7 +181,7 @@ impl Side<'_> {
         if i.nlink != links {
             return doubt(format!("{node} counts {} links, has {links}", i.nlink));
         }
-        match (node == NodeId::ROOT, i.links.len()) {
+        match (node == InodeNo::ROOT, i.links.len()) {
             (true, 0) if dir => self.sum.root = true,
             (true, _) => return doubt("the root is no directory, or has a link"),
             (false, 0) => return doubt(format!("{node} hangs nowhere")),
@@ -199,7 +199,7 @@ impl Side<'_> {
         Ok(())
     }
 
-    fn count(&mut self, node: NodeId, generation: u32, dir: bool, i: &Inode) {
+    fn count(&mut self, node: InodeNo, generation: u32, dir: bool, i: &Inode) {
         for l in &i.links {
             let hash = self.keys().name(l.parent, &l.name, node, generation, (i.mode >> 12) as u8);
             self.sum.links.add(hash);
@@ -232,7 +232,7 @@ impl Side<'_> {
     }
 
     /// Compares the data of an extent with its checksums.
-    fn data(&mut self, ino: NodeId, e: &Extent) {
+    fn data(&mut self, ino: InodeNo, e: &Extent) {
         let Some(sums) = &e.sums else {
             self.sum.outcome.data_unchecked += u64::from(e.len);
             return;
@@ -248,7 +248,7 @@ impl Side<'_> {
 }
 
 impl Visitor for Side<'_> {
-    fn overflow(&mut self, owner: NodeId, nodes: &[NodeId], kind: NodeKind) -> Checked<Vec<Option<Vec<u8>>>> {
+    fn overflow(&mut self, owner: InodeNo, nodes: &[NodeId], kind: NodeKind) -> Checked<Vec<Option<Vec<u8>>>> {
         let mut entries = Vec::with_capacity(nodes.len());
         for n in nodes {
             let at = self.cx.overflow_nodes.binary_search_by_key(&n.0, |o| o.node);
@@ -271,7 +271,7 @@ impl Visitor for Side<'_> {
         self.cx.bitmap(self.domain, addr, len).is_some()
     }
 
-    fn extent(&mut self, ino: NodeId, e: Extent, data: bool) -> Checked<()> {
+    fn extent(&mut self, ino: InodeNo, e: Extent, data: bool) -> Checked<()> {
         self.claim(e.addr, u64::from(e.len))?;
         for i in 0..u64::from(e.len) {
             let hash = self.keys().block(BlockAddr(e.addr.0 + i), ino, e.lblk + i);
@@ -283,7 +283,7 @@ impl Visitor for Side<'_> {
         Ok(())
     }
 
-    fn entry(&mut self, dir: NodeId, e: Dentry) {
+    fn entry(&mut self, dir: InodeNo, e: Dentry) {
         let hash = self.keys().name(dir, &e.name, e.node, e.generation, e.kind);
         self.sum.entries.add(hash);
         self.subdirs += usize::from(e.kind == (0o040_000 >> 12) as u8);

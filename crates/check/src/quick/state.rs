@@ -129,7 +129,7 @@ impl Ctx<'_> {
     }
 
     /// Domain that owns a node.
-    pub fn domain_of(&self, node: NodeId) -> Option<u16> {
+    pub fn domain_of(&self, node: impl Into<NodeId>) -> Option<u16> {
         let (group, _) = self.store.geometry.node_place(node)?;
         self.m.bat.get(group as usize)?.domain.map(|d| d.0)
     }
@@ -141,7 +141,7 @@ pub struct TableTotals {
     pub overflow_nodes: Vec<OverflowNode>,
     /// Blocks as the owner tables have them.
     pub owners: MultisetHash,
-    /// Valid blocks.
+    /// Blocks that the segment tables have as valid.
     pub valid: u64,
 }
 

@@ -16,7 +16,7 @@ use braidfs_format::node::{NodeTableBlock, OVERFLOW};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
-/// Reads groups.
+/// Reads and checks the tables of groups, one group after the other.
 pub struct Reader<'a> {
     cx: &'a Ctx<'a>,
     image: AlignedBuf,

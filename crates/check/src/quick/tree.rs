@@ -1,7 +1,7 @@
 //! Whether every directory hangs below the root.
 
 use super::state::{Doubt, doubt};
-use braidfs_format::NodeId;
+use braidfs_format::InodeNo;
 
 /// Checks `dirs`, directories with their parents (the root's is of no account).
 pub fn reaches_root(mut dirs: Vec<(u64, u64)>) -> Result<(), Doubt> {
@@ -18,7 +18,7 @@ pub fn reaches_root(mut dirs: Vec<(u64, u64)>) -> Result<(), Doubt> {
         while state[at] == NEW {
             state[at] = WAY;
             way.push(at);
-            if dirs[at].0 == NodeId::ROOT.0 {
+            if dirs[at].0 == InodeNo::ROOT.0 {
                 state[at] = GOOD;
                 break;
             }
@@ -41,7 +41,7 @@ mod tests {
 
     #[test]
     fn finds_loops_and_orphans() {
-        let root = NodeId::ROOT.0;
+        let root = InodeNo::ROOT.0;
         assert!(reaches_root(vec![]).is_ok());
         assert!(reaches_root(vec![(root, 0), (5, root), (9, 5), (3, 9)]).is_ok());
         assert!(reaches_root(vec![(root, 0), (5, 9), (9, 5)]).is_err());

@@ -17,7 +17,7 @@ use braidfs_format::inode::{
     Content, Extent, LEAF_REFS_MAX, LeafRef, encode_extents, encode_links, encode_refs, encode_xattrs,
 };
 use braidfs_format::node::{NodeBlockBuilder, NodeEntry, NodeKind, NodeRecord, OVERFLOW, PAYLOAD_MAX, USED};
-use braidfs_format::{BlockAddr, NodeId};
+use braidfs_format::{BlockAddr, InodeNo, NodeId};
 use braidfs_store::Store;
 use std::collections::{BTreeMap, HashSet};
 
@@ -57,7 +57,7 @@ struct Writer<'a> {
 pub fn write_inodes(m: &mut Model) -> Result<()> {
     let store = std::sync::Arc::clone(&m.store);
     for domain in &mut m.domains {
-        let differ: Vec<NodeId> = m.inodes.wholes_of(domain).filter(|(_, i)| i.dirty.any()).map(|(n, _)| n).collect();
+        let differ: Vec<InodeNo> = m.inodes.wholes_of(domain).filter(|(_, i)| i.dirty.any()).map(|(n, _)| n).collect();
         if differ.is_empty() {
             continue;
         }
@@ -154,7 +154,7 @@ impl Writer<'_> {
         }
     }
 
-    fn inode(&mut self, key: &[u8; 16], node: NodeId, ino: &mut Ino) -> Result<()> {
+    fn inode(&mut self, key: &[u8; 16], node: InodeNo, ino: &mut Ino) -> Result<()> {
         if ino.dirty.entries {
             self.directory(key, node, ino)?;
         }
@@ -175,7 +175,7 @@ impl Writer<'_> {
         }
         ino.version += 1;
         let base = NodeRecord {
-            node,
+            node: node.node(),
             generation: ino.generation,
             kind: NodeKind::Inode,
             flags: ino.flags,
@@ -257,7 +257,7 @@ impl Writer<'_> {
     }
 
     /// Writes the entries of a directory into its record or to new buckets.
-    fn directory(&mut self, key: &[u8; 16], node: NodeId, ino: &mut Ino) -> Result<()> {
+    fn directory(&mut self, key: &[u8; 16], node: InodeNo, ino: &mut Ino) -> Result<()> {
         let (entries, failed) = arrange(key, std::mem::take(&mut ino.entries));
         for e in failed {
             tracing::warn!(dir = node.0, name = %String::from_utf8_lossy(&e.name), "no free position in the directory");

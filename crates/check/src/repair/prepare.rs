@@ -172,8 +172,8 @@ fn scan(ring: &Ring, h: &DomainHeader) -> Result<(Vec<Chunk>, u64)> {
 fn nodes_of(c: &Chunk) -> impl Iterator<Item = NodeId> + '_ {
     c.records.iter().filter_map(|r| match r {
         Record::Node { node, .. } => Some(*node),
-        Record::Full(r) => Some(r.owner),
-        Record::Remote { child, .. } => Some(*child),
+        Record::Full(r) => Some(r.owner.node()),
+        Record::Remote { child, .. } => Some(child.node()),
         _ => None,
     })
 }
@@ -255,7 +255,7 @@ pub fn name_given_up(store: &Store, d: &Domain, log: &mut Log) {
     for r in chunks.iter().flat_map(|c| &c.records) {
         match r {
             Record::Node { node, entry } => newest.insert(*node, Some(*entry)),
-            Record::Full(r) => newest.insert(r.owner, None),
+            Record::Full(r) => newest.insert(r.owner.node(), None),
             _ => None,
         };
     }

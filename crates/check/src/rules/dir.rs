@@ -6,7 +6,7 @@ use crate::report::{Bad, Checked};
 use braidfs_format::dentry::{Dentry, HASH_MAX, HASH_PROBES, bucket_first, decode_bucket, decode_entries, name_hash};
 use braidfs_format::inode::{Content, Extent};
 use braidfs_format::name::FileName;
-use braidfs_format::{BLOCK_BYTES, BlockAddr, NodeId};
+use braidfs_format::{BLOCK_BYTES, BlockAddr, InodeNo};
 use std::collections::{HashSet, VecDeque};
 
 /// The names among which one may stand twice.
@@ -21,7 +21,7 @@ enum Names {
 /// The buckets of a directory, read some at a time in the order of positions.
 #[derive(Debug)]
 pub struct Buckets {
-    dir: NodeId,
+    dir: InodeNo,
     /// Not read yet: logical block and address.
     todo: Vec<(u64, BlockAddr)>,
     names: Names,
@@ -29,13 +29,13 @@ pub struct Buckets {
 
 impl Buckets {
     /// Of directory `dir`, for a walk that ends with the first finding. Memory does not grow with the directory.
-    pub fn until_bad(dir: NodeId) -> Self {
+    pub fn until_bad(dir: InodeNo) -> Self {
         Self { dir, todo: Vec::new(), names: Names::Near(VecDeque::new()) }
     }
 
     /// Of directory `dir`, for a walk that goes on after findings: names are then also found twice where they stand at
     /// wrong positions. Memory: all names of the directory.
-    pub fn to_the_end(dir: NodeId) -> Self {
+    pub fn to_the_end(dir: InodeNo) -> Self {
         Self { dir, todo: Vec::new(), names: Names::All(HashSet::new()) }
     }
 

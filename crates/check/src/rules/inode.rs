@@ -5,12 +5,12 @@ use super::{AT_A_TIME, Rules, Visitor, corrupt};
 use crate::codes;
 use crate::parts::ino::Ino;
 use crate::report::{Bad, Checked};
-use braidfs_format::NodeId;
 use braidfs_format::file_kind::FileKind;
 use braidfs_format::inode::{
     Content, Extent, Inode, LeafRef, decode_extents, decode_links, decode_refs, decode_xattrs,
 };
 use braidfs_format::node::{DIR, NodeKind, NodeRecord, OVERFLOW, USED};
+use braidfs_format::{InodeNo, NodeId};
 
 /// The inode in a record.
 ///
@@ -39,7 +39,7 @@ pub fn check(
     ino: &mut Ino,
     buckets: Option<Buckets>,
 ) -> Checked<()> {
-    let flags = ino.flags;
+    let (node, flags) = (r.node.inode(), ino.flags);
     let right = (flags & !(DIR | OVERFLOW)) | if ino.is_dir() { DIR } else { 0 } | USED;
     if right != flags || r.flags & (DIR | OVERFLOW) != right & (DIR | OVERFLOW) {
         let why = format!("flags {flags:#x} in the node table, {:#x} in the record", r.flags);
@@ -47,8 +47,8 @@ pub fn check(
         ino.flags = right;
         ino.dirty.record = true;
     }
-    links_and_xattrs(visitor, r.node, ino)?;
-    let mut walk = Walk { rules, visitor, node: r.node, ino, buckets, end: 0, blocks: 0 };
+    links_and_xattrs(visitor, node, ino)?;
+    let mut walk = Walk { rules, visitor, node, ino, buckets, end: 0, blocks: 0 };
     walk.content()?;
     let Walk { buckets, mut blocks, .. } = walk;
     check_content(visitor, ino, &mut blocks)?;
@@ -67,7 +67,7 @@ pub fn check(
 /// The payloads of `nodes`, one behind the other; nodes that do not hold are dropped, and then there is nothing.
 fn gather(
     visitor: &mut dyn Visitor,
-    owner: NodeId,
+    owner: InodeNo,
     nodes: &mut Vec<NodeId>,
     kind: NodeKind,
 ) -> Checked<Option<Vec<u8>>> {
@@ -79,7 +79,7 @@ fn gather(
 }
 
 /// Fetches links and extended attributes from overflow nodes.
-fn links_and_xattrs(visitor: &mut dyn Visitor, node: NodeId, ino: &mut Ino) -> Checked<()> {
+fn links_and_xattrs(visitor: &mut dyn Visitor, node: InodeNo, ino: &mut Ino) -> Checked<()> {
     if !ino.inode.link_nodes.is_empty() {
         let bytes = gather(visitor, node, &mut ino.inode.link_nodes, NodeKind::Links)?;
         match bytes.map(|b| decode_links(&b)) {
@@ -148,7 +148,7 @@ fn ranges(refs: &[LeafRef], end: u64) -> Vec<(u64, u64, NodeId)> {
 struct Walk<'a> {
     rules: &'a Rules,
     visitor: &'a mut dyn Visitor,
-    node: NodeId,
+    node: InodeNo,
     ino: &'a mut Ino,
     buckets: Option<Buckets>,
     /// One past the last logical block so far.

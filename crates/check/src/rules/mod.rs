@@ -25,7 +25,7 @@ use braidfs_format::dentry::Dentry;
 use braidfs_format::inode::Extent;
 use braidfs_format::node::NodeKind;
 use braidfs_format::super_block::{INCOMPAT_DATA_SUMS, SuperBlock};
-use braidfs_format::{BlockAddr, Corrupt, NodeId};
+use braidfs_format::{BlockAddr, Corrupt, InodeNo, NodeId};
 
 /// Overflow nodes or buckets read at a time (4 KiB each).
 const AT_A_TIME: usize = 128;
@@ -69,7 +69,7 @@ pub trait Visitor {
     ///
     /// # Errors
     /// [`OVERFLOW_MISSING`](crate::codes::OVERFLOW_MISSING) and the like, where the walk is to end.
-    fn overflow(&mut self, owner: NodeId, nodes: &[NodeId], kind: NodeKind) -> Checked<Vec<Option<Vec<u8>>>>;
+    fn overflow(&mut self, owner: InodeNo, nodes: &[NodeId], kind: NodeKind) -> Checked<Vec<Option<Vec<u8>>>>;
 
     /// Whether `len` blocks from `addr` are data blocks of the inode's domain.
     fn holds(&self, addr: BlockAddr, len: u64) -> bool;
@@ -78,7 +78,7 @@ pub trait Visitor {
     ///
     /// # Errors
     /// What does not hold of it beside others.
-    fn extent(&mut self, ino: NodeId, e: Extent, data: bool) -> Checked<()>;
+    fn extent(&mut self, ino: InodeNo, e: Extent, data: bool) -> Checked<()>;
 
     /// Whether the directory bucket at `lblk` is to be read.
     fn bucket(&mut self, lblk: u64) -> bool {
@@ -93,7 +93,7 @@ pub trait Visitor {
     fn blocks(&mut self, addrs: &[BlockAddr]) -> Checked<Vec<u8>>;
 
     /// Takes an entry of a directory, in the order of positions.
-    fn entry(&mut self, dir: NodeId, e: Dentry);
+    fn entry(&mut self, dir: InodeNo, e: Dentry);
 }
 
 /// A name for messages.

@@ -5,7 +5,7 @@ use crate::codes;
 use crate::read::read_scattered;
 use crate::report::{Bad, Checked};
 use braidfs_format::node::{NodeBlock, NodeEntry, NodeKind, NodeRecord};
-use braidfs_format::{BLOCK_BYTES, BlockAddr, NodeId};
+use braidfs_format::{BLOCK_BYTES, BlockAddr, InodeNo, NodeId};
 use braidfs_store::Store;
 
 /// The node block at `addr` is one.
@@ -34,7 +34,7 @@ pub fn record(block: &[u8], node: NodeId, entry: &NodeEntry) -> Checked<NodeReco
 ///
 /// # Errors
 /// [`codes::OVERFLOW_MISSING`].
-pub fn overflow(node: NodeId, is: (NodeId, NodeKind), owner: NodeId, kind: NodeKind) -> Checked<()> {
+pub fn overflow(node: NodeId, is: (InodeNo, NodeKind), owner: InodeNo, kind: NodeKind) -> Checked<()> {
     if is == (owner, kind) {
         return Ok(());
     }
@@ -53,7 +53,7 @@ pub fn missing(node: NodeId, kind: NodeKind) -> Bad {
 /// Of the first block or record that does not hold, or is no such node of `owner`.
 pub fn read_overflow(
     store: &Store,
-    owner: NodeId,
+    owner: InodeNo,
     nodes: &[(NodeId, NodeEntry)],
     kind: NodeKind,
 ) -> Checked<Vec<Option<Vec<u8>>>> {

@@ -10,11 +10,11 @@ use braidfs_format::dentry::{BUCKET_BYTES, Dentry, bucket_first, encode_bucket, 
 use braidfs_format::inode::{Content, Extent, Inode, LeafRef, Link, encode_extents, encode_links, encode_refs};
 use braidfs_format::name::FileName;
 use braidfs_format::node::{DIR, NodeKind, NodeRecord, USED};
-use braidfs_format::{BLOCK_BYTES, BlockAddr, NodeId};
+use braidfs_format::{BLOCK_BYTES, BlockAddr, InodeNo, NodeId};
 use std::collections::HashMap;
 
 const RULES: Rules = Rules { volume: 7, hash_key: [3; 16], data_sums: false };
-const NODE: NodeId = NodeId(9);
+const NODE: InodeNo = InodeNo(9);
 
 /// A domain of one inode: blocks from 1000 to 1999 are data blocks.
 #[derive(Default)]
@@ -33,7 +33,7 @@ impl Visitor for World {
         self.found.push(bad.code);
         if self.goes_on { Ok(()) } else { Err(bad) }
     }
-    fn overflow(&mut self, owner: NodeId, nodes: &[NodeId], kind: NodeKind) -> Checked<Vec<Option<Vec<u8>>>> {
+    fn overflow(&mut self, owner: InodeNo, nodes: &[NodeId], kind: NodeKind) -> Checked<Vec<Option<Vec<u8>>>> {
         let mut out = Vec::new();
         for n in nodes {
             let there =
@@ -51,14 +51,14 @@ impl Visitor for World {
     fn holds(&self, addr: BlockAddr, len: u64) -> bool {
         addr.0 >= 1000 && addr.0 + len <= 2000
     }
-    fn extent(&mut self, _: NodeId, e: Extent, _: bool) -> Checked<()> {
+    fn extent(&mut self, _: InodeNo, e: Extent, _: bool) -> Checked<()> {
         self.extents.push((e.lblk, e.len));
         Ok(())
     }
     fn blocks(&mut self, addrs: &[BlockAddr]) -> Checked<Vec<u8>> {
         Ok(addrs.iter().flat_map(|a| self.blocks.get(a).cloned().unwrap_or(vec![0; BLOCK_BYTES])).collect())
     }
-    fn entry(&mut self, _: NodeId, e: Dentry) {
+    fn entry(&mut self, _: InodeNo, e: Dentry) {
         self.names.push(e.name.to_vec());
     }
 }
@@ -73,13 +73,13 @@ fn extent(lblk: u64, addr: u64, len: u32) -> Extent {
 
 fn entry(name: &str, shift: u64) -> Dentry {
     let hash = name_hash(&RULES.hash_key, name.as_bytes()) + shift;
-    Dentry { hash, node: NodeId(20), generation: 1, kind: 8, name: FileName::from(name.as_bytes()) }
+    Dentry { hash, node: InodeNo(20), generation: 1, kind: 8, name: FileName::from(name.as_bytes()) }
 }
 
 /// Walks through `i` twice: to the end, then until the first finding. What the first walk made of it, and found.
 fn walk(mut world: World, i: &Inode, flags: u8) -> (World, Ino) {
     let r = NodeRecord {
-        node: NODE,
+        node: NODE.node(),
         generation: 1,
         kind: NodeKind::Inode,
         flags,
@@ -166,7 +166,7 @@ fn overflow_nodes_are_of_their_kind_and_range() {
     assert_eq!(w.found, [codes::OVERFLOW_MISSING, codes::OVERFLOW_MISSING]);
     assert!(ino.links_lost && ino.inode.link_nodes.is_empty());
     let mut w = World::default();
-    let link = Link { parent: NodeId(1), name: FileName::from(b"a".as_slice()) };
+    let link = Link { parent: InodeNo(1), name: FileName::from(b"a".as_slice()) };
     w.overflow.insert(NodeId(50), (NodeKind::Links, encode_links(&[link])));
     w.overflow.insert(NodeId(51), (NodeKind::Links, vec![1, 2, 3]));
     assert_eq!(found(w, &i, USED), [codes::LINKS_CONTENT]);

@@ -11,7 +11,7 @@ use crate::rules::{Rules, Visitor};
 use braidfs_format::dentry::Dentry;
 use braidfs_format::inode::Extent;
 use braidfs_format::node::NodeKind;
-use braidfs_format::{BlockAddr, NodeId};
+use braidfs_format::{BlockAddr, InodeNo, NodeId};
 use braidfs_store::Store;
 
 /// Reads and checks the directories of `domain`. The entries of those that hold are packed; the others are whole.
@@ -44,7 +44,7 @@ pub fn check(store: &Store, log: &mut Log, domain: &Domain, inodes: &mut Inodes)
 }
 
 /// The entries of a directory in which all holds, packed; else `None`.
-fn pack(rules: &Rules, store: &Store, name_key: &NameKey, node: NodeId, ino: &Ino) -> Option<Vec<Name>> {
+fn pack(rules: &Rules, store: &Store, name_key: &NameKey, node: InodeNo, ino: &Ino) -> Option<Vec<Name>> {
     let mut packer = Packer { store, name_key, names: Vec::new() };
     Buckets::until_bad(node).walk(rules, &mut packer, &ino.inode.content, &ino.extents).ok()?;
     Some(packer.names)
@@ -58,7 +58,7 @@ struct Packer<'a> {
 }
 
 impl Visitor for Packer<'_> {
-    fn overflow(&mut self, _: NodeId, _: &[NodeId], _: NodeKind) -> Checked<Vec<Option<Vec<u8>>>> {
+    fn overflow(&mut self, _: InodeNo, _: &[NodeId], _: NodeKind) -> Checked<Vec<Option<Vec<u8>>>> {
         Ok(Vec::new())
     }
 
@@ -66,7 +66,7 @@ impl Visitor for Packer<'_> {
         true
     }
 
-    fn extent(&mut self, _: NodeId, _: Extent, _: bool) -> Checked<()> {
+    fn extent(&mut self, _: InodeNo, _: Extent, _: bool) -> Checked<()> {
         Ok(())
     }
 
@@ -74,7 +74,7 @@ impl Visitor for Packer<'_> {
         read_scattered(self.store, addrs)
     }
 
-    fn entry(&mut self, dir: NodeId, e: Dentry) {
+    fn entry(&mut self, dir: InodeNo, e: Dentry) {
         self.names.push(Name::of(self.name_key, dir, &e));
     }
 }

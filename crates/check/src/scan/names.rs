@@ -13,7 +13,7 @@ use braidfs_format::dentry::Dentry;
 use braidfs_format::inode::{Inode, Link, Timestamp};
 use braidfs_format::name::FileName;
 use braidfs_format::node::{DIR, NodeEntry, REMOTE, USED};
-use braidfs_format::{BlockAddr, NodeId};
+use braidfs_format::{BlockAddr, InodeNo, NodeId};
 use braidfs_store::Store;
 use std::collections::{HashMap, HashSet};
 
@@ -35,7 +35,7 @@ pub fn check(m: &mut Model) {
     check_remote(m);
 }
 
-fn is_dir(m: &Model, node: NodeId) -> bool {
+fn is_dir(m: &Model, node: InodeNo) -> bool {
     m.inodes.get(node).is_some_and(|i| i.is_dir())
 }
 
@@ -50,14 +50,17 @@ pub fn new_dir(generation: u32, links: Vec<Link>, mode: u32) -> Ino {
 
 /// The root must be a directory without links; where it is lost it is made again, and the links fill it.
 fn check_root(m: &mut Model) {
-    let root = NodeId::ROOT;
+    let root = InodeNo::ROOT;
     if !is_dir(m, root) {
-        m.log.add(codes::ROOT, Some(root), "there is no root directory; a new one is made");
+        m.log.add(codes::ROOT, Some(root.node()), "there is no root directory; a new one is made");
         m.remove(root);
         let Some(domain) = m.domain_of(root) else { return };
         let store = std::sync::Arc::clone(&m.store);
-        let generation =
-            m.domains.get(usize::from(domain)).and_then(|d| d.entry(&store, root)).map_or(1, |e| e.generation.max(1));
+        let generation = m
+            .domains
+            .get(usize::from(domain))
+            .and_then(|d| d.entry(&store, root.node()))
+            .map_or(1, |e| e.generation.max(1));
         m.inodes.put(root, new_dir(generation, vec![], 0o755));
     }
     if m.inodes.get(root).is_none_or(|i| i.links() == 0) {
@@ -67,27 +70,27 @@ fn check_root(m: &mut Model) {
         ino.inode.links.clear();
         ino.linked.clear();
         ino.dirty.links = true;
-        m.log.add(codes::DIR_LINKS, Some(root), "the root directory has a link");
+        m.log.add(codes::DIR_LINKS, Some(root.node()), "the root directory has a link");
     }
 }
 
 /// Inodes without links that count none: unlinked while open, and never reclaimed.
 fn drop_orphans(m: &mut Model) {
     let orphans =
-        m.inodes.select(|node, i| i.nlink() == 0 && i.links() == 0 && !i.links_lost() && node != NodeId::ROOT);
+        m.inodes.select(|node, i| i.nlink() == 0 && i.links() == 0 && !i.links_lost() && node != InodeNo::ROOT);
     for node in orphans {
-        m.log.add(codes::ORPHAN, Some(node), "unlinked inode was not reclaimed");
+        m.log.add(codes::ORPHAN, Some(node.node()), "unlinked inode was not reclaimed");
         m.remove(node);
     }
 }
 
 /// Finds a link of an inode quickly, also where it has many.
 #[derive(Default)]
-struct LinkIndex(HashMap<NodeId, HashMap<(NodeId, u64), usize>>);
+struct LinkIndex(HashMap<InodeNo, HashMap<(InodeNo, u64), usize>>);
 
 impl LinkIndex {
     /// The link of `node`, seen as `ino`, to the entry of `dir` whose hash is `key`.
-    fn find(&mut self, name_key: &NameKey, node: NodeId, ino: Seen<'_>, dir: NodeId, key: u64) -> Option<usize> {
+    fn find(&mut self, name_key: &NameKey, node: InodeNo, ino: Seen<'_>, dir: InodeNo, key: u64) -> Option<usize> {
         let is = |i: usize| Some((ino.parent(i)?, ino.key(name_key, i)?));
         if ino.links() <= MANY_LINKS {
             return (0..ino.links()).find(|&i| ino.parent(i) == Some(dir) && ino.key(name_key, i) == Some(key));
@@ -116,7 +119,7 @@ fn check_entries(m: &mut Model) {
 
 /// Notes that the entries of `dir` confirm the links of the inodes that they name. `false`: something does not hold of
 /// one, and nothing is noted.
-fn confirm(m: &mut Model, index: &mut LinkIndex, dir: NodeId, names: &[Name]) -> bool {
+fn confirm(m: &mut Model, index: &mut LinkIndex, dir: InodeNo, names: &[Name]) -> bool {
     let name_key = m.inodes.name_key;
     for (i, e) in names.iter().enumerate() {
         let at = m.inodes.get(e.node).filter(|ino| (ino.generation(), ino.kind()) == (e.generation, e.kind)).and_then(
@@ -141,7 +144,7 @@ fn confirm(m: &mut Model, index: &mut LinkIndex, dir: NodeId, names: &[Name]) ->
 }
 
 /// Checks the entries of `dir` one by one.
-fn check_entries_of(m: &mut Model, index: &mut LinkIndex, dir: NodeId) {
+fn check_entries_of(m: &mut Model, index: &mut LinkIndex, dir: InodeNo) {
     let name_key = m.inodes.name_key;
     let Some(entries) = m.body(dir).map(|i| std::mem::take(&mut i.entries)) else { return };
     let before = entries.len();
@@ -151,18 +154,22 @@ fn check_entries_of(m: &mut Model, index: &mut LinkIndex, dir: NodeId) {
     for mut e in entries {
         let name = || show(&e.name);
         let Some(ino) = m.inodes.get(e.node) else {
-            m.log.add(codes::ENTRY_DEAD, Some(dir), format!("{} names {}, which does not exist", name(), e.node));
+            m.log.add(
+                codes::ENTRY_DEAD,
+                Some(dir.node()),
+                format!("{} names {}, which does not exist", name(), e.node),
+            );
             continue;
         };
         let (generation, kind) = (ino.generation(), ino.kind());
         if generation != e.generation {
             let why = format!("{} names {} of generation {}, it has {generation}", name(), e.node, e.generation);
-            m.log.add(codes::ENTRY_GENERATION, Some(dir), why);
+            m.log.add(codes::ENTRY_GENERATION, Some(dir.node()), why);
             continue;
         }
         let found = index.find(&name_key, e.node, ino, dir, name_key.of(dir, &e.name));
         // An inode that lost its links is believed to hang where it is named.
-        let believed = ino.links() == 0 && (ino.links_lost() || ino.nlink() > 0) && e.node != NodeId::ROOT
+        let believed = ino.links() == 0 && (ino.links_lost() || ino.nlink() > 0) && e.node != InodeNo::ROOT
             || ino.links_lost() && !ino.is_dir();
         let at = match found {
             Some(at) => at,
@@ -174,12 +181,12 @@ fn check_entries_of(m: &mut Model, index: &mut LinkIndex, dir: NodeId) {
                 ino.dirty.links = true;
                 let at = ino.inode.links.len() - 1;
                 index.0.remove(&e.node);
-                m.log.add(codes::ENTRY_STALE, Some(e.node), format!("has lost its link {} in {dir}", name()));
+                m.log.add(codes::ENTRY_STALE, Some(e.node.node()), format!("has lost its link {} in {dir}", name()));
                 at
             }
             None => {
                 let why = format!("{} names {}, which does not hang there", name(), e.node);
-                m.log.add(codes::ENTRY_STALE, Some(dir), why);
+                m.log.add(codes::ENTRY_STALE, Some(dir.node()), why);
                 continue;
             }
         };
@@ -190,7 +197,7 @@ fn check_entries_of(m: &mut Model, index: &mut LinkIndex, dir: NodeId) {
         m.inodes.set_linked(e.node, at, true);
         if e.kind != kind {
             let why = format!("{} is of type {kind}, the entry says {}", name(), e.kind);
-            m.log.add(codes::ENTRY_KIND, Some(dir), why);
+            m.log.add(codes::ENTRY_KIND, Some(dir.node()), why);
             e.kind = kind;
             changed = true;
         }
@@ -206,9 +213,14 @@ fn check_entries_of(m: &mut Model, index: &mut LinkIndex, dir: NodeId) {
 fn drop_unnamed(m: &mut Model) {
     let mut recovered: Vec<NodeId> = m.domains.iter().flat_map(|d| d.recovered.iter().copied()).collect();
     recovered.sort_unstable();
-    for node in recovered {
-        if node != NodeId::ROOT && m.inodes.get(node).is_some_and(|i| !i.any_linked()) {
-            m.log.add(codes::RECOVERED_UNNAMED, Some(node), "record found again that no directory names: dropped");
+    // no inode has the number of an overflow node
+    for node in recovered.into_iter().map(NodeId::inode) {
+        if node != InodeNo::ROOT && m.inodes.get(node).is_some_and(|i| !i.any_linked()) {
+            m.log.add(
+                codes::RECOVERED_UNNAMED,
+                Some(node.node()),
+                "record found again that no directory names: dropped",
+            );
             m.remove(node);
         }
     }
@@ -217,7 +229,7 @@ fn drop_unnamed(m: &mut Model) {
 /// Checks every link of every inode: its parent is a directory that has the entry.
 fn check_links(m: &mut Model) {
     // Names in the directories that are looked into.
-    let mut names: HashMap<NodeId, HashMap<FileName, NodeId>> = HashMap::new();
+    let mut names: HashMap<InodeNo, HashMap<FileName, InodeNo>> = HashMap::new();
     let in_order = |i: Seen<'_>| i.all_linked() && !(i.is_dir() && i.links() > 1);
     for node in m.inodes.select(|_, i| !in_order(i)) {
         if m.inodes.get(node).is_none_or(in_order) {
@@ -233,14 +245,18 @@ fn check_links(m: &mut Model) {
         for (i, (link, linked)) in links.iter().enumerate() {
             let (name, parent) = (show(&link.name), link.parent);
             if only.is_some_and(|o| o != i) {
-                m.log.add(codes::DIR_LINKS, Some(node), format!("directory has a second link {name} in {parent}"));
+                m.log.add(
+                    codes::DIR_LINKS,
+                    Some(node.node()),
+                    format!("directory has a second link {name} in {parent}"),
+                );
                 if *linked {
                     drop_entry(m, link, node);
                 }
                 continue;
             }
             if kept.contains(link) {
-                m.log.add(codes::LINK_TWICE, Some(node), format!("has the link {name} in {parent} twice"));
+                m.log.add(codes::LINK_TWICE, Some(node.node()), format!("has the link {name} in {parent} twice"));
                 continue;
             }
             if *linked {
@@ -250,7 +266,7 @@ fn check_links(m: &mut Model) {
             if !is_dir(m, parent) || parent == node {
                 m.log.add(
                     codes::LINK_PARENT,
-                    Some(node),
+                    Some(node.node()),
                     format!("hangs as {name} in {parent}, which is no directory"),
                 );
                 continue;
@@ -261,7 +277,11 @@ fn check_links(m: &mut Model) {
             });
             if let Some(&other) = in_parent.get(&link.name) {
                 let newer = m.body(other).is_none_or(|o| seq > o.inode.link_seq);
-                m.log.add(codes::LINK_TAKEN, Some(node), format!("hangs as {name} in {parent}, and so does {other}"));
+                m.log.add(
+                    codes::LINK_TAKEN,
+                    Some(node.node()),
+                    format!("hangs as {name} in {parent}, and so does {other}"),
+                );
                 if !newer {
                     continue;
                 }
@@ -270,7 +290,7 @@ fn check_links(m: &mut Model) {
             } else {
                 m.log.add(
                     codes::LINK_NO_ENTRY,
-                    Some(node),
+                    Some(node.node()),
                     format!("hangs as {name} in {parent}, which has no such entry"),
                 );
             }
@@ -288,7 +308,7 @@ fn check_links(m: &mut Model) {
     }
 }
 
-fn add_entry(m: &mut Model, dir: NodeId, name: FileName, node: NodeId, generation: u32, kind: u8) {
+fn add_entry(m: &mut Model, dir: InodeNo, name: FileName, node: InodeNo, generation: u32, kind: u8) {
     if let Some(d) = m.body(dir) {
         // Position 0 is none: the directory is arranged when it is written.
         d.entries.push(Dentry { hash: 0, node, generation, kind, name });
@@ -296,14 +316,14 @@ fn add_entry(m: &mut Model, dir: NodeId, name: FileName, node: NodeId, generatio
     }
 }
 
-fn drop_entry(m: &mut Model, link: &Link, node: NodeId) {
+fn drop_entry(m: &mut Model, link: &Link, node: InodeNo) {
     if let Some(d) = m.body(link.parent) {
         d.entries.retain(|e| e.node != node || e.name != link.name);
         d.dirty.entries = true;
     }
 }
 
-fn drop_link(m: &mut Model, node: NodeId, link: &Link) {
+fn drop_link(m: &mut Model, node: InodeNo, link: &Link) {
     let Some(i) = m.body(node) else { return };
     if let Some(at) = i.inode.links.iter().position(|l| l == link) {
         i.inode.links.remove(at);
@@ -317,18 +337,18 @@ fn drop_link(m: &mut Model, node: NodeId, link: &Link) {
 /// What has no link left goes to `/lost+found`.
 fn reconnect_unlinked(m: &mut Model) {
     let mut taken = Taken::default();
-    for node in m.inodes.select(|node, i| node != NodeId::ROOT && i.links() == 0) {
-        m.log.add(codes::UNLINKED, Some(node), "hangs nowhere: connected to /lost+found");
+    for node in m.inodes.select(|node, i| node != InodeNo::ROOT && i.links() == 0) {
+        m.log.add(codes::UNLINKED, Some(node.node()), "hangs nowhere: connected to /lost+found");
         connect(m, node, &mut taken);
     }
 }
 
 /// `/lost+found` and the names in it, once they were asked for.
 #[derive(Default)]
-struct Taken(Option<(NodeId, HashSet<FileName>)>);
+struct Taken(Option<(InodeNo, HashSet<FileName>)>);
 
 /// Gives `node` the name `#<number>` in `/lost+found`.
-fn connect(m: &mut Model, node: NodeId, taken: &mut Taken) {
+fn connect(m: &mut Model, node: InodeNo, taken: &mut Taken) {
     if taken.0.is_none() {
         let Some(parent) = lost_found(m) else { return };
         let names = m.body(parent).map(|p| p.entries.iter().map(|e| e.name.clone()).collect()).unwrap_or_default();
@@ -351,23 +371,24 @@ fn connect(m: &mut Model, node: NodeId, taken: &mut Taken) {
 }
 
 /// `/lost+found`, made where it is not there. `None` where no node is free.
-fn lost_found(m: &mut Model) -> Option<NodeId> {
+fn lost_found(m: &mut Model) -> Option<InodeNo> {
     let mut name = LOST_FOUND.to_vec();
     loop {
-        let entry = m.body(NodeId::ROOT)?.entries.iter().find(|e| *e.name == *name).map(|e| e.node);
+        let entry = m.body(InodeNo::ROOT)?.entries.iter().find(|e| *e.name == *name).map(|e| e.node);
         match entry {
             Some(n) if is_dir(m, n) => return Some(n),
             Some(_) => name.push(b'_'),
             None => break,
         }
     }
-    let number = m.domain_of(NodeId::ROOT)?;
+    let number = m.domain_of(InodeNo::ROOT)?;
     let store = std::sync::Arc::clone(&m.store);
     let domain = m.domains.get_mut(usize::from(number))?;
     let (node, generation) = take_node(&store, domain)?;
-    let link = Link { parent: NodeId::ROOT, name: name.clone().into() };
+    let node = node.inode();
+    let link = Link { parent: InodeNo::ROOT, name: name.clone().into() };
     m.inodes.put(node, new_dir(generation, vec![link], 0o700));
-    add_entry(m, NodeId::ROOT, name.into(), node, generation, 4);
+    add_entry(m, InodeNo::ROOT, name.into(), node, generation, 4);
     Some(node)
 }
 
@@ -376,7 +397,7 @@ pub fn take_node(store: &Store, domain: &mut Domain) -> Option<(NodeId, u32)> {
     let g = store.geometry;
     let (node, generation) = domain.groups.values().find_map(|group| {
         // the first numbers of the volume are not given out
-        let from = if group.number == 0 { NodeId::ROOT.0 as u32 + 1 } else { 0 };
+        let from = if group.number == 0 { InodeNo::ROOT.0 as u32 + 1 } else { 0 };
         let slot = group.entries.free(from)?;
         Some((g.node(group.number, slot), group.entries.get(slot)?.generation.wrapping_add(1)))
     })?;
@@ -385,7 +406,7 @@ pub fn take_node(store: &Store, domain: &mut Domain) -> Option<(NodeId, u32)> {
 }
 
 /// Subdirectories: parent and number, sorted.
-fn children(m: &Model) -> Vec<(NodeId, NodeId)> {
+fn children(m: &Model) -> Vec<(InodeNo, InodeNo)> {
     let mut out = Vec::new();
     m.inodes.select(|node, i| {
         out.extend(i.parent(0).filter(|_| i.is_dir()).map(|parent| (parent, node)));
@@ -396,7 +417,7 @@ fn children(m: &Model) -> Vec<(NodeId, NodeId)> {
 }
 
 /// Those of `parent`.
-fn children_of(children: &[(NodeId, NodeId)], parent: NodeId) -> impl Iterator<Item = NodeId> {
+fn children_of(children: &[(InodeNo, InodeNo)], parent: InodeNo) -> impl Iterator<Item = InodeNo> {
     let from = children.partition_point(|c| c.0 < parent);
     children[from..].iter().take_while(move |c| c.0 == parent).map(|c| c.1)
 }
@@ -404,8 +425,8 @@ fn children_of(children: &[(NodeId, NodeId)], parent: NodeId) -> impl Iterator<I
 /// Directories that hang below themselves: one of each loop goes to `/lost+found`.
 fn break_loops(m: &mut Model) {
     let children = children(m);
-    let mut reached: HashSet<NodeId> = HashSet::new();
-    let reach = |from: NodeId, reached: &mut HashSet<NodeId>| {
+    let mut reached: HashSet<InodeNo> = HashSet::new();
+    let reach = |from: InodeNo, reached: &mut HashSet<InodeNo>| {
         let mut todo = vec![from];
         while let Some(n) = todo.pop() {
             if reached.insert(n) {
@@ -413,7 +434,7 @@ fn break_loops(m: &mut Model) {
             }
         }
     };
-    reach(NodeId::ROOT, &mut reached);
+    reach(InodeNo::ROOT, &mut reached);
     let mut taken = Taken::default();
     for node in m.inodes.select(|_, i| i.is_dir()) {
         if reached.contains(&node) {
@@ -428,7 +449,7 @@ fn break_loops(m: &mut Model) {
             }
         }
         let Some(link) = m.body(at).and_then(|i| i.inode.links.first().cloned()) else { continue };
-        m.log.add(codes::UNREACHABLE, Some(at), "directory hangs below itself: connected to /lost+found");
+        m.log.add(codes::UNREACHABLE, Some(at.node()), "directory hangs below itself: connected to /lost+found");
         drop_entry(m, &link, at);
         connect(m, at, &mut taken);
         reach(at, &mut reached);
@@ -437,7 +458,7 @@ fn break_loops(m: &mut Model) {
 
 fn check_counts(m: &mut Model) {
     let children = children(m);
-    let count = |node: NodeId, i: Seen<'_>| {
+    let count = |node: InodeNo, i: Seen<'_>| {
         let subdirs = if i.is_dir() { children_of(&children, node).count() } else { 0 };
         link::count(i.is_dir(), i.links(), subdirs)
     };
@@ -448,12 +469,12 @@ fn check_counts(m: &mut Model) {
         let why = format!("counts {} links, has {is}", ino.inode.nlink);
         ino.inode.nlink = is;
         ino.dirty.record = true;
-        m.log.add(codes::LINK_COUNT, Some(node), why);
+        m.log.add(codes::LINK_COUNT, Some(node.node()), why);
     }
 }
 
 fn check_remote(m: &mut Model) {
-    let right = |m: &Model, node: NodeId, i: Seen<'_>| {
+    let right = |m: &Model, node: InodeNo, i: Seen<'_>| {
         let parents = (0..i.links()).map(|at| i.parent(at).and_then(|p| m.domain_of(p)));
         link::flags(i.flags(), m.domain_of(node), parents)
     };
@@ -464,6 +485,6 @@ fn check_remote(m: &mut Model) {
         ino.dirty.record = true;
         let remote = flags & REMOTE != 0;
         let why = if remote { "lacks the flag REMOTE" } else { "has the flag REMOTE without need" };
-        m.log.add(codes::REMOTE_FLAG, Some(node), why);
+        m.log.add(codes::REMOTE_FLAG, Some(node.node()), why);
     }
 }

@@ -12,13 +12,13 @@ use crate::report::{Bad, Checked, Log};
 use crate::rules::{inode, record};
 use braidfs_format::inode::{Content, Inode};
 use braidfs_format::node::NodeKind;
-use braidfs_format::{Corrupt, NodeId};
+use braidfs_format::{Corrupt, InodeNo, NodeId};
 use braidfs_store::Store;
 
 /// An overflow node of a domain.
 struct Overflow {
     node: NodeId,
-    owner: NodeId,
+    owner: InodeNo,
     kind: NodeKind,
     /// Its owner has claimed it.
     taken: bool,
@@ -31,7 +31,7 @@ struct Overflows<'a> {
 }
 
 impl Source for Overflows<'_> {
-    fn take(&mut self, owner: NodeId, node: NodeId, kind: NodeKind) -> Checked<Vec<u8>> {
+    fn take(&mut self, owner: InodeNo, node: NodeId, kind: NodeKind) -> Checked<Vec<u8>> {
         let at = self.nodes.binary_search_by_key(&node, |o| o.node).map_err(|_| record::missing(node, kind))?;
         let o = &mut self.nodes[at];
         if o.taken {
@@ -54,7 +54,7 @@ fn overflows(inode: &Inode) -> bool {
 pub fn read(store: &Store, log: &mut Log, domain: &mut Domain, mut inodes: Inodes) -> Inodes {
     let rules = inodes.rules;
     let mut nodes: Vec<Overflow> = Vec::new();
-    let mut last: Vec<NodeId> = Vec::new();
+    let mut last: Vec<InodeNo> = Vec::new();
     let mut later = Log::of(domain.number);
     for group in domain.groups.values() {
         inodes.reserve(group.number, group.entries.used().count());
@@ -65,12 +65,12 @@ pub fn read(store: &Store, log: &mut Log, domain: &mut Domain, mut inodes: Inode
             return;
         }
         let ino = match inode::decode(&r) {
-            Ok(i) if overflows(&i) => return last.push(r.node),
+            Ok(i) if overflows(&i) => return last.push(r.node.inode()),
             Ok(i) => checked(&rules, store, &mut later, domain, (entry, &r, i), None),
             Err(bad) => Err(bad),
         };
         match ino {
-            Ok(ino) => inodes.add(r.node, ino),
+            Ok(ino) => inodes.add(r.node.inode(), ino),
             Err(bad) => {
                 log.add(bad.code, Some(r.node), bad.why);
                 domain.free_node(store, r.node);
@@ -83,7 +83,7 @@ pub fn read(store: &Store, log: &mut Log, domain: &mut Domain, mut inodes: Inode
     let mut records = Records::new(store, domain);
     for node in last {
         let mut again = || -> Result<_> {
-            let (entry, r) = records.get(node)?;
+            let (entry, r) = records.get(node.node())?;
             let i = inode::decode(&r).map_err(|b| Corrupt::new("inode", b.why))?;
             let ino = checked(&rules, store, &mut later, domain, (entry, &r, i), Some(&mut from));
             Ok(ino.map_err(|b| Corrupt::new("inode", b.why))?)

@@ -9,15 +9,15 @@ use crate::rules::space::{fixed, in_journal, kind_fits};
 use braidfs_device::BLOCK_BYTES;
 use braidfs_format::geometry::SEGMENT_BLOCKS;
 use braidfs_format::group::{OWNERS_PER_BLOCK, Owner, SegmentEntry, SegmentKind, Temperature, decode_owners};
-use braidfs_format::{BlockAddr, NodeId};
+use braidfs_format::{BlockAddr, InodeNo};
 
 use braidfs_store::Store;
 /// A run of blocks in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Claim {
-    /// First block.
+    /// The first block of the run.
     pub addr: BlockAddr,
-    /// Blocks.
+    /// How many blocks.
     pub len: u32,
     /// Owner of the first; `lblk` counts up.
     pub owner: Owner,
@@ -43,7 +43,7 @@ impl<'a> Used<'a> {
         let mut whole: Vec<Claim> = Vec::new();
         for (node, ino) in inodes.wholes_of(domain) {
             whole.extend(ino.extents.iter().map(|e| {
-                let owner = Owner { node, lblk: e.lblk, live: 0 };
+                let owner = Owner { node, lblk: e.lblk, ..Owner::default() };
                 Claim { addr: e.addr, len: e.len, owner }
             }));
         }
@@ -60,12 +60,12 @@ impl<'a> Used<'a> {
             .iter()
             .take_while(|n| n.0 < end)
             .map(|&(addr, n)| {
-                let owner = Owner { node: NodeId(0), lblk: 0, live: n.min(255) as u8 };
+                let owner = Owner { live: n.min(255) as u8, ..Owner::default() };
                 Claim { addr, len: 1, owner }
             })
             .collect();
         out.extend(self.inodes.extents_in(group).map(|h| {
-            let owner = Owner { node: h.node, lblk: h.lblk, live: 0 };
+            let owner = Owner { node: h.node, lblk: h.lblk, ..Owner::default() };
             Claim { addr: addr_of(&g, group, h), len: h.len, owner }
         }));
         let whole = &self.whole[self.whole.partition_point(|c| c.addr < start)..];
@@ -89,7 +89,7 @@ fn owner_on_device(store: &Store, addr: BlockAddr) -> Option<Owner> {
 pub fn resolve_shared(store: &Store, log: &mut Log, domain: &Domain, inodes: &mut Inodes) {
     loop {
         let used = Used::of(domain, inodes);
-        let mut holes: Vec<(NodeId, u64, u64)> = Vec::new();
+        let mut holes: Vec<(InodeNo, u64, u64)> = Vec::new();
         let mut last: Option<Claim> = None;
         for c in domain.groups.keys().flat_map(|group| used.group(store, *group)) {
             let Some(p) = last else {
@@ -112,7 +112,7 @@ pub fn resolve_shared(store: &Store, log: &mut Log, domain: &Domain, inodes: &mu
                 let n = shared.end - shared.start;
                 let by = if winner.owner.node.0 == 0 { "a node block".into() } else { winner.owner.node.to_string() };
                 let why = format!("{n} blocks at block {} are also used by {by}", shared.start);
-                log.add(codes::BLOCK_SHARED, Some(loser.owner.node), why);
+                log.add(codes::BLOCK_SHARED, Some(loser.owner.node.node()), why);
                 let from = loser.owner.lblk + (shared.start - loser.addr.0);
                 holes.push((loser.owner.node, from, from + n));
             }
@@ -139,12 +139,12 @@ pub fn drop_old_blocks(store: &Store, log: &mut Log, domain: &Domain, inodes: &m
         return;
     }
     // Inode, logical block, place and length.
-    let mut extents: Vec<(NodeId, u64, u64, u32)> = Vec::new();
+    let mut extents: Vec<(InodeNo, u64, u64, u32)> = Vec::new();
     for group in domain.groups.keys() {
-        let found = inodes.extents_in(*group).filter(|h| domain.recovered.contains(&h.node));
+        let found = inodes.extents_in(*group).filter(|h| domain.recovered.contains(&h.node.node()));
         extents.extend(found.map(|h| (h.node, h.lblk, addr_of(&store.geometry, *group, h).0, h.len)));
     }
-    for (node, ino) in inodes.wholes().filter(|(n, _)| domain.recovered.contains(n)) {
+    for (node, ino) in inodes.wholes().filter(|(n, _)| domain.recovered.contains(&n.node())) {
         extents.extend(ino.extents.iter().map(|e| (node, e.lblk, e.addr.0, e.len)));
     }
     extents.sort_unstable();
@@ -166,7 +166,7 @@ pub fn drop_old_blocks(store: &Store, log: &mut Log, domain: &Domain, inodes: &m
             continue;
         }
         let why = format!("{} blocks of an older version now belong to others: holes", gone.len());
-        log.add(codes::EXTENT_OLD, Some(node), why);
+        log.add(codes::EXTENT_OLD, Some(node.node()), why);
         if let Some(ino) = inodes.body(store, domain, node, false) {
             gone.iter().for_each(|l| ino.punch(*l, l + 1));
             ino.inode.blocks = ino.extent_blocks();
@@ -304,6 +304,6 @@ fn check_owners(store: &Store, log: &mut Log, mend: &mut Vec<Mend>, group: &Grou
             "owner table {half} of group {}: {wrong} blocks have a wrong owner (block {at} of it: {is}, not {should})",
             group.number
         );
-        log.add(codes::OWNER, Some(should).filter(|n| n.0 != 0), why);
+        log.add(codes::OWNER, Some(should.node()).filter(|n| n.0 != 0), why);
     }
 }

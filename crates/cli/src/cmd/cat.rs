@@ -17,12 +17,8 @@ pub struct Args {
     paths: Vec<OsString>,
 }
 
-/// Runs it.
 pub fn run(args: &Args) -> Outcome {
-    let (device, paths) = Target::with_paths(&args.device, &args.paths);
-    if paths.is_empty() {
-        return Err(Failure::new("cat: no path given: write it as `braidfs cat DEVICE PATH`"));
-    }
+    let (device, paths) = Target::with_some_paths("cat", &args.device, &args.paths)?;
     let tree = VolumeTree::open(&device, false)?;
     let mut out = std::io::stdout().lock();
     let mut buf = vec![0u8; 1 << 20];

@@ -35,7 +35,6 @@ pub struct Args {
     paths: Vec<OsString>,
 }
 
-/// Runs it.
 pub fn run(args: &Args) -> Outcome {
     let Some((to, from)) = args.paths.split_last() else {
         return Err(Failure::new("cp: no destination: write it as `braidfs cp SOURCE DESTINATION`"));

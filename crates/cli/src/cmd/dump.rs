@@ -36,7 +36,6 @@ pub struct Args {
 /// How often a structure of a volume in use is read again that does not hold.
 const RETRIES: usize = 20;
 
-/// Runs it.
 pub fn run(args: &Args) -> Outcome {
     let what = parse(args.what.as_bytes()).map_err(|why| Failure::at("dump", args.what.display(), why))?;
     let paths = open::expand(&args.devices);

@@ -51,7 +51,6 @@ pub struct Args {
     devices: Vec<PathBuf>,
 }
 
-/// Runs it.
 pub fn run(args: &Args) -> Outcome {
     let operational = |f: crate::failure::Failure| f.with_code(fsck_code::OPERATIONAL);
     let paths = open::expand(&args.devices);

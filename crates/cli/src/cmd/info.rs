@@ -29,7 +29,6 @@ pub struct Args {
 pub struct VolumeReport {
     /// UUID of the volume.
     pub uuid: String,
-    /// Its label.
     pub label: String,
     /// On-disk format.
     pub format_version: u32,
@@ -39,9 +38,7 @@ pub struct VolumeReport {
     pub bytes: u64,
     /// Bytes of a block group.
     pub group_bytes: u64,
-    /// Block groups.
     pub groups: u32,
-    /// Domains.
     pub domains: u16,
     /// mlogs per domain.
     pub mlogs: u16,
@@ -51,7 +48,6 @@ pub struct VolumeReport {
     pub data_checksums: bool,
     /// Where new objects go.
     pub placement: &'static str,
-    /// Its devices.
     pub devices: Vec<DeviceReport>,
 }
 
@@ -146,7 +142,6 @@ impl VolumeReport {
     }
 }
 
-/// Runs it.
 pub fn run(args: &Args) -> Outcome {
     let paths = open::expand(&args.devices);
     let opened = open::look_at(&paths)?;

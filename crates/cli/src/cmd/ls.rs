@@ -34,7 +34,6 @@ pub struct Args {
     paths: Vec<OsString>,
 }
 
-/// Runs it.
 pub fn run(args: &Args) -> Outcome {
     let (device, mut paths) = Target::with_paths(&args.device, &args.paths);
     if paths.is_empty() {

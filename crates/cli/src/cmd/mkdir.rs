@@ -1,6 +1,6 @@
 //! `braidfs mkdir`: makes directories in an unmounted volume.
 
-use crate::failure::{Failure, Outcome};
+use crate::failure::Outcome;
 use crate::tree::volume::VolumeTree;
 use crate::tree::{Target, Tree};
 use braidfs::{Error, FileKind};
@@ -30,12 +30,8 @@ fn parse_mode(text: &str) -> Result<u32, String> {
     }
 }
 
-/// Runs it.
 pub fn run(args: &Args) -> Outcome {
-    let (device, paths) = Target::with_paths(&args.device, &args.paths);
-    if paths.is_empty() {
-        return Err(Failure::new("mkdir: no path given: write it as `braidfs mkdir DEVICE PATH`"));
-    }
+    let (device, paths) = Target::with_some_paths("mkdir", &args.device, &args.paths)?;
     let tree = VolumeTree::open(&device, true)?;
     let mut code = 0;
     for path in &paths {

@@ -86,7 +86,6 @@ enum PlacementArg {
     Inherit,
 }
 
-/// Runs it.
 pub fn run(args: &Args) -> Outcome {
     let options = options(args)?;
     let paths = open::expand(&args.devices);

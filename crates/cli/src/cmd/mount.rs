@@ -26,8 +26,9 @@ const PLAIN_FUSE_COMMIT: Duration = Duration::from_secs(1);
     mount.braidfs(8) has the table of all, and what a remount does with each.\n\n\
     discard: free space of 2 MiB and more is discarded (TRIM, hole punch) as it becomes free; without it, fstrim does\n\
     that when it is called.\n\n\
-    overwrite=auto (default): an fsync of a few changed blocks writes them where they lie, unless the volume has data\n\
-    checksums or is mounted with data=journal; log: always elsewhere, so that a crash leaves all of them or none.\n\n\
+    overwrite=auto (default): an fsync of changed blocks writes them where they lie, where that costs less, and from then\n\
+    on commits do, too, unless the volume has data checksums or is mounted with data=journal; log: always elsewhere, so\n\
+    that a crash leaves all of them or none.\n\n\
     private: for the mounting user alone, without permissions, ACLs and extended attributes; cache=through: each write\n\
     goes to the server at once. Both save requests: docs/mounted.md says what they give up.\n\n\
     latency=auto (default): a process that alone sends many small requests is served on its own CPU\n\

@@ -101,8 +101,9 @@ pub const TABLE: &[Row] = &[
         &["overwrite=auto", "overwrite=log"],
         How::Taken,
         Again::Ignored,
-        "auto, the default: an fsync of a file with up to eight changed blocks that lie on the device already writes them \
-         there, so that a crash during it may leave some of them old and some new, as ext4 does. log: never, unless the \
+        "auto, the default: an fsync of a file of which blocks changed that lie on the device already writes them there, \
+         where that costs less, and from then on commits do, too; so that a crash may leave some of them old and some new, \
+         as ext4 does. log: never, unless the \
          file is one that is always overwritten in place (fallocate, chattr +C).",
     ),
     row(

@@ -1,10 +1,10 @@
 //! `braidfs rm`: removes files of an unmounted volume.
 
-use crate::failure::{Failure, Outcome};
+use crate::failure::Outcome;
 use crate::text;
 use crate::tree::volume::VolumeTree;
 use crate::tree::{Target, Tree};
-use braidfs::{Error, FileKind, NodeId};
+use braidfs::{Error, FileKind, InodeNo};
 use std::ffi::OsString;
 
 /// Remove files of an unmounted volume
@@ -24,12 +24,8 @@ pub struct Args {
     paths: Vec<OsString>,
 }
 
-/// Runs it.
 pub fn run(args: &Args) -> Outcome {
-    let (device, paths) = Target::with_paths(&args.device, &args.paths);
-    if paths.is_empty() {
-        return Err(Failure::new("rm: no path given: write it as `braidfs rm DEVICE PATH`"));
-    }
+    let (device, paths) = Target::with_some_paths("rm", &args.device, &args.paths)?;
     let tree = VolumeTree::open(&device, true)?;
     let mut code = 0;
     for path in &paths {
@@ -49,9 +45,9 @@ pub fn run(args: &Args) -> Outcome {
 
 enum Step {
     /// Empty the directory, then remove it.
-    Enter { dir: NodeId, name: Vec<u8>, ino: NodeId, path: Vec<u8> },
+    Enter { dir: InodeNo, name: Vec<u8>, ino: InodeNo, path: Vec<u8> },
     /// It is empty.
-    Leave { dir: NodeId, name: Vec<u8>, path: Vec<u8> },
+    Leave { dir: InodeNo, name: Vec<u8>, path: Vec<u8> },
 }
 
 /// Depth first with a stack of its own: a volume's tree may be deeper than this program's stack.

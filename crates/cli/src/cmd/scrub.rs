@@ -50,7 +50,6 @@ pub struct Args {
     devices: Vec<PathBuf>,
 }
 
-/// Runs it.
 pub fn run(args: &Args) -> Outcome {
     if let [place] = args.devices.as_slice()
         && is_mount_point(place)

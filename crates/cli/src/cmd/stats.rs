@@ -68,7 +68,6 @@ impl Operation {
     }
 }
 
-/// Runs it.
 pub fn run(args: &Args) -> Outcome {
     let place = mountinfo::absolute(&args.mountpoint);
     if !mountinfo::at(&place).is_some_and(|m| is_braidfs(&m)) {

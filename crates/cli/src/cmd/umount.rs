@@ -42,7 +42,6 @@ pub struct Args {
     mountpoint: PathBuf,
 }
 
-/// Runs it.
 pub fn run(args: &Args) -> Outcome {
     run_checked(args).map_err(|f| f.with_code(mount_code::FAILED))
 }

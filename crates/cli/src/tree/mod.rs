@@ -4,6 +4,7 @@
 
 pub mod volume;
 
+use crate::failure::Failure;
 use crate::text;
 use braidfs_vfs::{FileSystem, Kernel};
 use std::ffi::OsStr;
@@ -83,6 +84,20 @@ impl Target {
         all.extend(paths.iter().map(|p| p.as_bytes().to_vec()));
         (device, all)
     }
+
+    /// [`Self::with_paths`], for a `command` that needs one at least.
+    pub fn with_some_paths(
+        command: &str,
+        device: &OsStr,
+        paths: &[std::ffi::OsString],
+    ) -> Result<(PathBuf, Vec<Vec<u8>>), Failure> {
+        let (device, paths) = Self::with_paths(device, paths);
+        if paths.is_empty() {
+            let why = format!("{command}: no path given: write it as `braidfs {command} DEVICE PATH`");
+            return Err(Failure::new(why));
+        }
+        Ok((device, paths))
+    }
 }
 
 #[cfg(test)]
@@ -114,5 +129,8 @@ mod tests {
         assert_eq!((device, paths), ("v".into(), vec![b"/a".to_vec(), b"/b".to_vec()]));
         let (device, paths) = Target::with_paths(OsStr::new("v"), &[]);
         assert_eq!((device, paths), ("v".into(), vec![]));
+        assert!(Target::with_some_paths("rm", OsStr::new("v:/a"), &[]).is_ok());
+        let why = Target::with_some_paths("rm", OsStr::new("v"), &[]).unwrap_err().to_string();
+        assert!(why.contains("`braidfs rm DEVICE PATH`"), "{why}");
     }
 }

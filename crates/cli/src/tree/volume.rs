@@ -4,7 +4,7 @@ use super::Tree;
 use crate::failure::Failure;
 use crate::open;
 use crate::text;
-use braidfs::{Attr, Cred, Error, FileKind, NewNode, NodeId, OpenFile, Volume};
+use braidfs::{Attr, Cred, Error, FileKind, InodeNo, NewNode, OpenFile, Volume};
 use braidfs_vfs::Library;
 use std::path::Path;
 use std::sync::Arc;
@@ -17,7 +17,6 @@ pub struct VolumeTree {
 
 /// One entry of a directory.
 pub struct Entry {
-    /// Its name.
     pub name: Vec<u8>,
     /// What `stat` tells of it; of `.` and `..` too.
     pub attr: Attr,
@@ -44,7 +43,6 @@ impl VolumeTree {
         open::close(self.fs.volume)
     }
 
-    /// The volume.
     pub fn volume(&self) -> &Volume {
         &self.fs.volume
     }
@@ -61,7 +59,7 @@ impl VolumeTree {
     ///
     /// # Errors
     /// Of the volume; the root and `..` are no entries.
-    pub fn parent<'p>(&self, path: &'p [u8]) -> braidfs::Result<(NodeId, &'p [u8])> {
+    pub fn parent<'p>(&self, path: &'p [u8]) -> braidfs::Result<(InodeNo, &'p [u8])> {
         if text::base_name(path).is_empty() {
             return Err(Error::Invalid("this path names no entry of a directory"));
         }
@@ -82,7 +80,7 @@ impl VolumeTree {
     ///
     /// # Errors
     /// Of the volume.
-    pub fn entries(&self, dir: NodeId) -> braidfs::Result<Vec<Entry>> {
+    pub fn entries(&self, dir: InodeNo) -> braidfs::Result<Vec<Entry>> {
         let mut found = Vec::new();
         let mut dots = Vec::new();
         self.volume().readdir_plus(dir, 0, &mut |e, attr| {

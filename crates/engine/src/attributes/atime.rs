@@ -27,7 +27,8 @@ impl MountedVolume {
             return None;
         }
         let now = self.shared.now();
-        let old = st.atime <= st.mtime || st.atime <= st.ctime || now.sec - st.atime.sec >= RELATIME_AGE;
+        let (mtime, ctime) = st.change_times();
+        let old = st.atime <= mtime || st.atime <= ctime || now.sec - st.atime.sec >= RELATIME_AGE;
         let due = mode == AtimeMode::Strictatime || old;
         let not = now == st.atime || st.flags & NOATIME != 0 || st.deleted;
         (due && !not).then_some(now)

@@ -17,7 +17,7 @@ impl Volume {
     /// # Errors
     /// [`Error::NotFound`], [`Error::NoSpace`], [`Error::TooBig`]; [`Error::Perm`] for immutable inodes, and for append-only
     /// ones but where the times are set to now.
-    pub fn setattr(&self, ino: NodeId, set: &SetAttr) -> Result<Attr> {
+    pub fn setattr(&self, ino: InodeNo, set: &SetAttr) -> Result<Attr> {
         share(Place::SetAttr);
         let i = self.mounted();
         let c = i.cell(ino)?;

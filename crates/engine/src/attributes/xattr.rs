@@ -40,7 +40,7 @@ impl Volume {
     ///
     /// # Errors
     /// [`Error::NoAttr`].
-    pub fn getxattr(&self, ino: NodeId, name: &[u8]) -> Result<Vec<u8>> {
+    pub fn getxattr(&self, ino: InodeNo, name: &[u8]) -> Result<Vec<u8>> {
         let i = self.mounted();
         let c = i.cell(ino)?;
         let st = c.state.read();
@@ -65,7 +65,7 @@ impl Volume {
     /// # Errors
     /// [`Error::Exists`], [`Error::NoAttr`] by `mode`; [`Error::NoSpace`] beyond 64 KiB for all of an inode;
     /// [`Error::Unsupported`] for other name spaces; [`Error::Perm`] for append-only and immutable inodes.
-    pub fn setxattr(&self, ino: NodeId, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
+    pub fn setxattr(&self, ino: InodeNo, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
         let i = self.mounted();
         let c = i.cell(ino)?;
         let placement = match virtual_name(name) {
@@ -135,7 +135,7 @@ impl Volume {
     ///
     /// # Errors
     /// [`Error::NotFound`].
-    pub fn listxattr(&self, ino: NodeId) -> Result<Vec<Vec<u8>>> {
+    pub fn listxattr(&self, ino: InodeNo) -> Result<Vec<Vec<u8>>> {
         let c = self.mounted().cell(ino)?;
         let st = c.state.read();
         Ok(st.xattrs.iter().map(|(n, _)| n.to_vec()).collect())
@@ -145,7 +145,7 @@ impl Volume {
     ///
     /// # Errors
     /// [`Error::NoAttr`]; [`Error::Perm`] for append-only and immutable inodes.
-    pub fn removexattr(&self, ino: NodeId, name: &[u8]) -> Result<()> {
+    pub fn removexattr(&self, ino: InodeNo, name: &[u8]) -> Result<()> {
         if virtual_name(name) == PLACEMENT {
             return self.setxattr(ino, name, b"unset", XattrMode::Set);
         }
@@ -158,7 +158,7 @@ impl Volume {
     ///
     /// # Errors
     /// [`Error::NoAttr`]; [`Error::Perm`] for immutable files.
-    pub fn remove_capabilities(&self, ino: NodeId) -> Result<()> {
+    pub fn remove_capabilities(&self, ino: InodeNo) -> Result<()> {
         self.take_xattr(ino, CAPABILITY, true)
     }
 
@@ -167,7 +167,7 @@ impl Volume {
         file.cell.state.read().xattrs.iter().any(|(n, _)| **n == *CAPABILITY)
     }
 
-    fn take_xattr(&self, ino: NodeId, name: &[u8], forced: bool) -> Result<()> {
+    fn take_xattr(&self, ino: InodeNo, name: &[u8], forced: bool) -> Result<()> {
         let i = self.mounted();
         let c = i.cell(ino)?;
         {

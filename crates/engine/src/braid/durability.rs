@@ -188,6 +188,14 @@ impl Durability {
         self.data_at == self.version
     }
 
+    /// Operations of the transaction that will write the directory changed names in it, and made so many versions.
+    pub fn operations_changed_directory(&mut self, versions: u64) {
+        debug_assert!(self.dirty_tx.is_some(), "{self:?}");
+        self.version += versions;
+        self.data_at = self.version;
+        self.changed_tx = self.dirty_tx().unwrap_or(self.changed_tx);
+    }
+
     /// Names changed, with the newest version.
     pub fn operation_changes_names(&mut self) {
         self.linked_at = self.version;
@@ -265,9 +273,15 @@ impl Durability {
         self.linked_at <= self.link_synced || (self.linked_at <= self.sent_version && self.sent_tx <= committed)
     }
 
-    /// Whether a roll-forward record has been written of it, or it was read.
-    pub fn ever_synced(&self) -> bool {
-        self.synced > 0 || self.link_synced > 0
+    /// Whether some version is surely durable: a roll-forward record has been written of it, it was read, or a transaction
+    /// that is durable wrote it.
+    pub fn ever_durable(&self, committed: TxId) -> bool {
+        self.synced > 0 || self.link_synced > 0 || (self.sent_tx.0 > 0 && self.sent_tx <= committed)
+    }
+
+    /// Whether nothing has written the inode yet, and transaction `tx` will be the first to do so.
+    pub fn is_unwritten(&self, tx: TxId) -> bool {
+        self.synced == 0 && self.link_synced == 0 && self.sent_tx.0 == 0 && self.dirty_tx() == Some(tx)
     }
 
     /// Whether no roll-forward record lacks what an fsync makes durable of the inode but for pages and names.
@@ -353,7 +367,7 @@ impl Durability {
     }
 
     /// The inode has a name that it once lost: whoever took it has lost it again, and no longer decides about it.
-    pub fn inode_regains_name(&mut self, parent: NodeId, name: &[u8]) {
+    pub fn inode_regains_name(&mut self, parent: InodeNo, name: &[u8]) {
         if let Some(judged) = self.judged.there() {
             judged.tombstones.retain(|t| t.link.parent != parent || *t.link.name != *name);
         }

@@ -12,6 +12,7 @@ use crate::types::FileKind;
 use crate::volume::MountedVolume;
 use crate::volume::operation::Op;
 use braidfs_format::dentry::{Dentry, ENTRY_FIXED_BYTES};
+use braidfs_sync::{CHECKED, rank, taken_downwards};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -36,6 +37,7 @@ pub(crate) enum Edit<'c> {
 
 impl MountedVolume {
     /// Changes the entry `name` of a directory, which the caller has locked, and touched in the transaction of who changes it.
+    /// Where the inode is locked, too, the directory was first.
     ///
     /// # Errors
     /// Of reading the directory; [`crate::Error::NoSpace`] where its index is full. Nothing has changed then.
@@ -62,7 +64,7 @@ impl MountedVolume {
         if let (By::Operation(op), Some(_)) = (&mut by, child) {
             op.grows(dir.domain, ENTRY_FIXED_BYTES + name.len());
         }
-        // gives the kind of what the name named
+        // gives the inode that the name named, and its kind
         let change = |ix: &mut DirIndex, load: &mut dyn FnMut(u64) -> Result<Vec<Dentry>>| {
             let old = match edit {
                 Edit::Add(c) => {
@@ -79,14 +81,23 @@ impl MountedVolume {
                 Edit::Replace(c) => ix.replace(hash, name, c.ino, c.generation, c.kind.d_type(), load)?,
                 Edit::Remove => ix.remove(hash, name, load)?,
             };
-            Ok(old.map(|e| e.kind))
+            Ok(old.map(|e| (e.node, e.kind)))
         };
         let old = match &mut by {
             By::Operation(op) => op.with_index(dir, st, change)?,
             By::Recovery(e) => e.domain.with_index(dir.ino, st, change)?,
         };
+        // of an entry that is replaced only its inode could say whether it hung here
+        if let Some(below) = child.map(|c| c.ino).or(old.map(|e| e.0)).filter(|_| CHECKED) {
+            let order = taken_downwards::<rank::Cell>(dir.ino.0, below.0);
+            assert!(
+                order,
+                "lock order, parents before children: waits for {}, holds {below}; docs/locking.md",
+                dir.ino
+            );
+        }
         debug_assert!(old.is_some() != matches!(edit, Edit::Add(_)), "{edit:?} of {old:?}");
-        if old == Some(FileKind::Dir.d_type()) {
+        if old.is_some_and(|e| e.1 == FileKind::Dir.d_type()) {
             st.nlink = st.nlink.saturating_sub(1).max(2);
         }
         if child.is_some_and(|c| c.kind == FileKind::Dir) {
@@ -98,6 +109,9 @@ impl MountedVolume {
             {
                 // most new names are looked up soon
                 self.dentries.put(&key, Target { node: c.ino, generation: c.generation, kind: c.kind });
+            }
+            if let Some(d) = st.dir() {
+                d.note_changer(self.shared.options.share_dirs);
             }
             let now = self.shared.now();
             (st.mtime, st.ctime) = (now, now);

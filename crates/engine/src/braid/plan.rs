@@ -68,7 +68,7 @@ pub struct Waits {
 
 impl Waits {
     /// Notes it in an inode that has lost the name `dir/name`.
-    pub fn note(&self, d: &mut Durability, dir: NodeId, name: &[u8]) {
+    pub fn note(&self, d: &mut Durability, dir: InodeNo, name: &[u8]) {
         if self.moves {
             d.directory_moves();
         }

@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// By directory and name: the inodes that had it by a roll-forward record, and when ([`Claim`]).
-type Claims = HashMap<NodeId, HashMap<FileName, Vec<(NodeId, u64)>>>;
+type Claims = HashMap<InodeNo, HashMap<FileName, Vec<(InodeNo, u64)>>>;
 
 /// All domains entered: recovery runs alone.
 pub(crate) struct Pass<'a> {
@@ -112,7 +112,7 @@ impl MountedVolume {
         for h in &hints {
             p.compare(h)?;
         }
-        let orphans: Vec<NodeId> = recovered.iter_mut().flat_map(|r| std::mem::take(&mut r.orphans)).collect();
+        let orphans: Vec<InodeNo> = recovered.iter_mut().flat_map(|r| std::mem::take(&mut r.orphans)).collect();
         for n in orphans {
             if let Ok(Some(c)) = self.find(n) {
                 let gone = {
@@ -177,7 +177,7 @@ impl Pass<'_> {
         let InodeVersion { inode: InodeRef { ino, generation }, version } = change;
         // a group leaves its domain when no inode in it is left
         let Some(d) = self.mounted.domain_of(ino) else { return Ok(true) };
-        let e = d.nodes.get(ino)?;
+        let e = d.nodes.get(ino.node())?;
         if e.generation != generation || !e.used() {
             if let Ok(Some(c)) = d.find(ino)
                 && c.is(change.inode)
@@ -284,7 +284,7 @@ impl Pass<'_> {
     }
 
     /// Whether a synced inode took this name from `c`: it may have left it again, but the name does not go back.
-    fn is_taken(&self, dir: NodeId, name: &[u8], c: &Cell) -> bool {
+    fn is_taken(&self, dir: InodeNo, name: &[u8], c: &Cell) -> bool {
         let Some(claims) = self.claims.get(&dir).and_then(|names| names.get(name)) else { return false };
         let seq = c.state.read().link_seq;
         claims.iter().any(|(ino, at)| *ino != c.ino && *at > seq)
@@ -332,12 +332,12 @@ impl Pass<'_> {
         d.with_index(dir.ino, &mut st, |ix, load| Ok(ix.find(hash, name, load)?.cloned()))
     }
 
-    fn drop_entry(&mut self, dir: NodeId, name: &[u8], c: &Arc<Cell>) -> Result<()> {
+    fn drop_entry(&mut self, dir: InodeNo, name: &[u8], c: &Arc<Cell>) -> Result<()> {
         self.drop_named(dir, name, c.inode())
     }
 
     /// Removes the entry, if it names that inode.
-    fn drop_named(&mut self, dir: NodeId, name: &[u8], inode: InodeRef) -> Result<()> {
+    fn drop_named(&mut self, dir: InodeNo, name: &[u8], inode: InodeRef) -> Result<()> {
         let Some(d) = self.dir(dir)? else { return Ok(()) };
         let Some(old) = self.find(&d, name)? else { return Ok(()) };
         if InodeRef::from(&old) != inode {
@@ -357,7 +357,7 @@ impl Pass<'_> {
         Ok(())
     }
 
-    fn dir(&self, ino: NodeId) -> Result<Option<Arc<Cell>>> {
+    fn dir(&self, ino: InodeNo) -> Result<Option<Arc<Cell>>> {
         Ok(self.mounted.find(ino)?.filter(|c| {
             let st = c.state.read();
             c.kind == FileKind::Dir && !st.deleted && st.nlink > 0
@@ -366,7 +366,7 @@ impl Pass<'_> {
 
     /// Sees to it that `dir/name` names `c`. Of two inodes that claim the name, the one linked later has it, also where it
     /// was synced there and has left it since.
-    fn put_entry(&mut self, dir: NodeId, name: &[u8], c: &Arc<Cell>) -> Result<()> {
+    fn put_entry(&mut self, dir: InodeNo, name: &[u8], c: &Arc<Cell>) -> Result<()> {
         if c.state.read().deleted {
             return Ok(());
         }
@@ -406,7 +406,7 @@ impl Pass<'_> {
 
     /// Has the journals of both sides say that a name changed over domains: the recovery transactions do not become
     /// durable together, and after a crash between them the sides are compared again.
-    fn note(&self, dir: NodeId, name: &[u8], c: &Cell) {
+    fn note(&self, dir: InodeNo, name: &[u8], c: &Cell) {
         let Some(dir_domain) = self.mounted.domain_of(dir).map(|d| d.id) else { return };
         if dir_domain == c.domain {
             return;
@@ -420,7 +420,7 @@ impl Pass<'_> {
     }
 
     /// An inode loses a name that it claims.
-    fn lose(&mut self, c: &Arc<Cell>, dir: NodeId, name: &[u8]) -> Result<()> {
+    fn lose(&mut self, c: &Arc<Cell>, dir: InodeNo, name: &[u8]) -> Result<()> {
         self.note(dir, name, c);
         let is_dir = c.kind == FileKind::Dir;
         let mut last = false;

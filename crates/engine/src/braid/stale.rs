@@ -36,10 +36,10 @@ impl MountedVolume {
             d.nodes.for_each_used(&mut |n, e| {
                 if e.flags & OVERFLOW == 0 {
                     if e.flags & REMOTE != 0 {
-                        remote.push(n);
+                        remote.push(n.inode());
                     }
                     if e.flags & DIR != 0 {
-                        dirs.push(n);
+                        dirs.push(n.inode());
                     }
                 }
                 Ok(())
@@ -67,7 +67,7 @@ impl MountedVolume {
         Ok(mended)
     }
 
-    fn relink_lost(&self, ino: NodeId) -> Result<u64> {
+    fn relink_lost(&self, ino: InodeNo) -> Result<u64> {
         let Ok(Some(c)) = self.find(ino) else { return Ok(0) };
         let links = c.state.read().links.clone();
         let mut n = 0;
@@ -119,7 +119,7 @@ impl MountedVolume {
         Ok(Relinked::Done)
     }
 
-    fn drop_stale(&self, ino: NodeId) -> Result<u64> {
+    fn drop_stale(&self, ino: InodeNo) -> Result<u64> {
         let Ok(dir) = self.dir_cell(ino) else { return Ok(0) };
         let mut suspects = Vec::new();
         let mut pos = 2;

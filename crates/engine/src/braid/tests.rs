@@ -169,7 +169,7 @@ const ROWS: &[Row] = &[
 struct World {
     device: Arc<dyn Device>,
     volume: Volume,
-    labels: BTreeMap<(NodeId, u32), String>,
+    labels: BTreeMap<(InodeNo, u32), String>,
     base: BTreeMap<String, String>,
 }
 
@@ -200,7 +200,7 @@ impl World {
         w
     }
 
-    fn ino(&self, path: &str) -> NodeId {
+    fn ino(&self, path: &str) -> InodeNo {
         self.volume.resolve(path.as_bytes(), false, &Cred::root()).unwrap().ino
     }
 
@@ -230,8 +230,8 @@ impl World {
     }
 
     /// All paths, directories first, each with its inode.
-    fn walk(&self) -> Vec<(String, (NodeId, u32))> {
-        let (mut all, mut todo) = (Vec::new(), vec![(String::new(), NodeId::ROOT)]);
+    fn walk(&self) -> Vec<(String, (InodeNo, u32))> {
+        let (mut all, mut todo) = (Vec::new(), vec![(String::new(), InodeNo::ROOT)]);
         while let Some((above, dir)) = todo.pop() {
             let list = |e: DirEntry<'_>| {
                 if e.name != b"." && e.name != b".." {
@@ -389,9 +389,9 @@ fn names_that_recovery_needs() {
 
 #[test]
 fn a_tombstone_is_judged_by_its_newcomer() {
-    let link = Link { parent: NodeId(1), name: b"n"[..].into() };
-    let t = Tombstone { link, newcomer: NodeId(9), generation: 2, version: 7 };
-    let inode = InodeRef { ino: NodeId(9), generation: 2 };
+    let link = Link { parent: InodeNo(1), name: b"n"[..].into() };
+    let t = Tombstone { link, newcomer: InodeNo(9), generation: 2, version: 7 };
+    let inode = InodeRef { ino: InodeNo(9), generation: 2 };
     let partner = Some(InodeVersion { inode, version: 7 });
     let rows = [
         (None, true, Fate::Lost),

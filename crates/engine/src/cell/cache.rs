@@ -6,7 +6,7 @@
 mod index;
 
 use super::{Body, Cell, State};
-use crate::types::{DomainId, NodeId, TxId};
+use crate::types::{DomainId, InodeNo, TxId};
 use braidfs_format::geometry::NODES_PER_BLOCK;
 use braidfs_sync::slots::Line;
 use braidfs_sync::{RwLock, rank};
@@ -61,7 +61,7 @@ impl Shard {
             None => t.cells += 1,
         }
     }
-    fn taken(&self, t: &mut Table, ino: NodeId) {
+    fn taken(&self, t: &mut Table, ino: InodeNo) {
         t.cells -= 1;
         t.left += 1;
         self.index.vacate(ino);
@@ -120,13 +120,13 @@ impl Default for CellCache {
 }
 
 impl CellCache {
-    fn shard(&self, ino: NodeId) -> &Shard {
+    fn shard(&self, ino: InodeNo) -> &Shard {
         // threads make inodes in table blocks of their own
         let block = ino.0 / u64::from(NODES_PER_BLOCK);
         &self.shards[(block ^ (block >> 6)) as usize % SHARDS]
     }
     /// The cell, if in memory.
-    pub fn get(&self, ino: NodeId) -> Option<Arc<Cell>> {
+    pub fn get(&self, ino: InodeNo) -> Option<Arc<Cell>> {
         match self.shard(ino).index.look(ino) {
             Ok(found) => found.map(|c| {
                 c.warm();
@@ -142,13 +142,13 @@ impl CellCache {
     /// The cell, if in memory, to be looked at: without a write to a line that threads share. `None` also where this thread
     /// looks at very many.
     #[inline]
-    pub fn look(&self, ino: NodeId) -> Option<HazardRef<'_>> {
+    pub fn look(&self, ino: InodeNo) -> Option<HazardRef<'_>> {
         let c = self.shard(ino).index.look(ino).ok()??;
         c.warm();
         Some(c)
     }
     /// For [`Self::insert_loaded`], before the inode's entry in the node table is read.
-    pub fn before_load(&self, ino: NodeId) -> Loading {
+    pub fn before_load(&self, ino: InodeNo) -> Loading {
         Loading(self.shard(ino).table.read().left)
     }
     /// Puts a cell that was just loaded; the one already there wins. `None` where cells have left since `before`: perhaps
@@ -238,7 +238,8 @@ impl CellCache {
                         if c.inflight.load(Acquire) > 0 {
                             return true;
                         }
-                        // where it is locked, somebody has it
+                        // Where it is locked for writing, somebody has it. Who changes a directory with it locked for reading
+                        // does so in one that a transaction will write, which waits.
                         let Some(st) = c.state.try_read() else { return true };
                         // only memory knows for what; and in no transaction are pages that a commit left alone
                         let waits = st.durability.waits(pending)

@@ -3,8 +3,8 @@
 //! (directory, name) → inode, for paths to be walked without a look at the directories.
 //!
 //! A table of fixed size that readers ask without writing to memory. It knows nothing that the directories do not know,
-//! and forgets at will: an entry is put in while the directory is locked (for reading at least) and taken out while it
-//! is locked for writing, in one step with the directory's own index. So what is found here stood in the directory at
+//! and forgets at will: an entry is put in while the name's bucket of the directory is locked (for reading at least; who has
+//! the directory locked for writing has all buckets) and taken out while that is locked for writing, in one step with the directory's own index. So what is found here stood in the directory at
 //! some time of the look-up, as if its lock had been taken. Directories are told apart by number and generation: what
 //! is known of a removed one means nothing for the next of its number.
 //!
@@ -17,7 +17,7 @@
 //!
 //! Not promised: that what was put in is found again.
 
-use crate::types::{FileKind, InodeRef, NodeId};
+use crate::types::{FileKind, InodeNo, InodeRef};
 use std::hash::{BuildHasher, Hasher};
 use std::sync::atomic::{
     AtomicU64,
@@ -54,7 +54,7 @@ pub struct Key {
 
 impl Key {
     /// The key of any name.
-    pub fn of(dir: NodeId, generation: u32, name: &[u8]) -> Self {
+    pub fn of(dir: InodeNo, generation: u32, name: &[u8]) -> Self {
         if name.len() > NAME_BYTES {
             return Self::hashed(dir, generation, name);
         }
@@ -69,7 +69,7 @@ impl Key {
         Self { dir: dir.0, generation, name: [word(0), word(1), word(2), word(3)] }
     }
     #[cold]
-    fn hashed(dir: NodeId, generation: u32, name: &[u8]) -> Self {
+    fn hashed(dir: InodeNo, generation: u32, name: &[u8]) -> Self {
         use foldhash::fast::FixedState;
         let word = |seed: u64| FixedState::with_seed(seed).hash_one(name);
         Self { dir: dir.0, generation, name: [word(1) & !0xff | u64::from(HASHED), word(2), word(3), word(4)] }
@@ -85,7 +85,7 @@ impl Key {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Target {
     /// Its number.
-    pub node: NodeId,
+    pub node: InodeNo,
     /// Generation of the number.
     pub generation: u32,
     /// Its type.
@@ -159,10 +159,10 @@ impl DentryCache {
             return None;
         }
         let kind = kind_of((node >> KIND) as u8)?;
-        Some(Target { node: NodeId(node & ((1 << KIND) - 1)), generation: (generations >> 32) as u32, kind })
+        Some(Target { node: InodeNo(node & ((1 << KIND) - 1)), generation: (generations >> 32) as u32, kind })
     }
 
-    /// Notes what `k` names. The caller has the directory locked.
+    /// Notes what `k` names. The caller has the name's bucket locked.
     pub fn put(&self, k: &Key, t: Target) {
         let Some((b, tag)) = self.bucket(k) else { return };
         if t.node.0 >> KIND != 0 {
@@ -184,7 +184,7 @@ impl DentryCache {
         lock.release(&b[0]);
     }
 
-    /// Forgets what `k` names. The caller has the directory locked for writing. Nothing is written where it is not known.
+    /// Forgets what `k` names. The caller has the name's bucket locked for writing. Nothing is written where it is not known.
     pub fn forget(&self, k: &Key) {
         let Some((b, tag)) = self.bucket(k) else { return };
         // nobody puts it in meanwhile, and its tag stands there until it is out
@@ -263,10 +263,10 @@ mod tests {
     use std::sync::atomic::AtomicBool;
 
     fn key(dir: u64, name: &str) -> Key {
-        Key::of(NodeId(dir), 7, name.as_bytes())
+        Key::of(InodeNo(dir), 7, name.as_bytes())
     }
     fn target(node: u64) -> Target {
-        Target { node: NodeId(node), generation: node as u32, kind: FileKind::File }
+        Target { node: InodeNo(node), generation: node as u32, kind: FileKind::File }
     }
 
     #[test]
@@ -277,7 +277,7 @@ mod tests {
             c.put(&key(1, "a"), Target { kind, ..target(5) });
             assert_eq!(c.get(&key(1, "a")), Some(Target { kind, ..target(5) }));
         }
-        for other in [key(2, "a"), key(1, "b"), key(1, "a\0"), key(1, ""), Key::of(NodeId(1), 8, b"a")] {
+        for other in [key(2, "a"), key(1, "b"), key(1, "a\0"), key(1, ""), Key::of(InodeNo(1), 8, b"a")] {
             assert_eq!(c.get(&other), None, "{other:?}");
         }
         c.put(&key(1, "a"), target(6));
@@ -285,7 +285,7 @@ mod tests {
         c.forget(&key(1, "a"));
         assert_eq!(c.get(&key(1, "a")), None);
         // of any length
-        let long = |n: usize| Key::of(NodeId(1), 7, &b"x".repeat(n));
+        let long = |n: usize| Key::of(InodeNo(1), 7, &b"x".repeat(n));
         for n in [0, 1, NAME_BYTES, NAME_BYTES + 1, NAME_BYTES + 2, 255] {
             assert_eq!(long(n).is_hashed(), n > NAME_BYTES);
             assert_eq!(c.get(&long(n)), None);

@@ -10,32 +10,39 @@
 //! - Entries of a bucket rise, and lie in the positions that it owns.
 //! - A bucket that is dirty, or not on disk, is in memory.
 //!
-//! Not promised: that neighbours with few entries are joined. No locks, no I/O: what is not in memory is asked
+//! Who has the directory locked for writing has all of it. Who has it locked for reading looks at names, and changes those that
+//! one bucket alone can hold, under that bucket's lock ([`DirIndex::open`]), if the directory is shared; which buckets there are
+//! does not change then. Of one that is not shared nobody needs a bucket's lock. This is a low-level module with unsafe code
+//! for these looks.
+//!
+//! Not promised: that neighbours with few entries are joined. No I/O: what is not in memory is asked
 //! for through the caller's loader.
 
 mod buckets;
 mod entries;
+pub mod open;
 #[cfg(test)]
 mod tests;
 
 use crate::error::{Error, Result};
 use braidfs_format::dentry::{BUCKET_BYTES, Dentry, HASH_MAX, HASH_PROBES, INLINE_DIR_MAX, bucket_first, bucket_lblk};
-use braidfs_format::{Corrupt, NodeId};
+use braidfs_format::{Corrupt, InodeNo};
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use buckets::{Bucket, Buckets};
+use buckets::{Bucket, Buckets, Content};
 pub use entries::Entries;
 use entries::encoded;
+pub use open::OpenBucket;
 
 /// Reads the bucket at a logical block of the directory.
 pub type Load<'a> = &'a mut dyn FnMut(u64) -> Result<Vec<Dentry>>;
 
 /// What is known of a name, or position, without I/O.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Lookup<'a> {
-    /// This entry.
-    Found(&'a Dentry),
+pub enum Lookup<T> {
+    /// What was asked of the entry.
+    Found(T),
     /// There is none.
     Absent,
     /// A bucket has to be loaded to tell.
@@ -72,11 +79,18 @@ pub struct DirIndex {
     count: Option<u64>,
     /// Bytes of the entries in memory.
     memory: usize,
+    /// Several threads may change names at the same time, each one bucket ([`Self::open`]).
+    shared: bool,
 }
 
 /// The position at which a name with `hash` stands if nothing is in its way.
 fn home_position(hash: u64) -> u64 {
     hash.clamp(3, HASH_MAX - HASH_PROBES)
+}
+
+/// Whether no bucket begins in the range in which a name of `home` may stand.
+fn is_in_one(home: u64) -> bool {
+    bucket_lblk(home) == bucket_lblk(home + HASH_PROBES)
 }
 
 fn memory_of(d: &Dentry) -> usize {
@@ -108,20 +122,31 @@ fn cut(entries: &Entries, range: Range<usize>, out: &mut Vec<Range<usize>>) -> b
 }
 
 impl DirIndex {
-    fn with(all: impl IntoIterator<Item = (u64, Bucket)>, inline: bool) -> Self {
-        let mut buckets = Buckets::default();
-        all.into_iter().for_each(|(first, b)| buckets.insert(first, b));
-        let unloaded = buckets.iter().filter(|b| b.1.entries.is_none()).count();
-        let loaded = || buckets.iter().filter_map(|b| b.1.entries.as_ref());
-        Self {
+    fn with(all: impl IntoIterator<Item = (u64, Option<Entries>)>, inline: bool) -> Self {
+        let mut d = Self {
             inline,
             dirty: BTreeSet::new(),
             dropped: BTreeSet::new(),
-            unloaded,
-            count: (unloaded == 0).then(|| loaded().map(|e| e.len() as u64).sum()),
-            memory: loaded().flat_map(Entries::iter).map(memory_of).sum(),
-            buckets,
+            unloaded: 0,
+            count: Some(0),
+            memory: 0,
+            shared: false,
+            buckets: Buckets::default(),
+        };
+        let mut count = 0;
+        for (first, entries) in all {
+            let bytes = entries.as_ref().map_or(0, |e| encoded(e.iter()));
+            match &entries {
+                Some(e) => {
+                    count += e.len() as u64;
+                    d.memory += e.iter().map(memory_of).sum::<usize>();
+                }
+                None => d.unloaded += 1,
+            }
+            d.buckets.insert(first, Bucket::new(first, entries, bytes));
         }
+        d.count = (d.unloaded == 0).then_some(count);
+        d
     }
 
     /// A new directory; its (empty) inline section counts as not written.
@@ -133,17 +158,14 @@ impl DirIndex {
 
     /// From the inline section (as `decode_entries` gives it: rising).
     pub fn from_inline(entries: Vec<Dentry>) -> Self {
-        let bytes = encoded(entries.iter());
-        let entries = Some(Entries::new(entries));
-        Self::with([(0, Bucket { entries, bytes, on_disk: false, dirty: false })], true)
+        Self::with([(0, Some(Entries::new(entries)))], true)
     }
 
     /// From the logical blocks of the buckets, none of which is loaded yet, and the number of entries (0: unknown;
     /// an empty directory has no buckets).
     pub fn from_buckets(lblks: impl Iterator<Item = u64>, entries: u64) -> Self {
-        let unloaded = || Bucket { entries: None, bytes: 0, on_disk: true, dirty: false };
-        let empty = Bucket { entries: Some(Entries::default()), bytes: 0, on_disk: false, dirty: false };
-        let mut d = Self::with([(0, empty)].into_iter().chain(lblks.map(|l| (bucket_first(l), unloaded()))), false);
+        let empty = [(0, Some(Entries::default()))];
+        let mut d = Self::with(empty.into_iter().chain(lblks.map(|l| (bucket_first(l), None))), false);
         if entries > 0 {
             d.count = Some(entries);
         }
@@ -166,7 +188,7 @@ impl DirIndex {
 
     /// Loads the bucket that begins at `first`.
     fn ensure(&mut self, first: u64, load: Load<'_>) -> Result<()> {
-        if self.unloaded == 0 || self.buckets.get(first).is_none_or(|b| b.entries.is_some()) {
+        if self.unloaded == 0 || self.buckets.get_mut(first).is_none_or(|b| b.entries.is_some()) {
             return Ok(());
         }
         let end = self.buckets.next_first(first).unwrap_or(HASH_MAX + 1);
@@ -190,7 +212,7 @@ impl DirIndex {
         b.entries = Some(Entries::new(entries));
         self.unloaded -= 1;
         if self.unloaded == 0 {
-            self.count = Some(self.buckets.iter().flat_map(|b| &b.1.entries).map(|e| e.len() as u64).sum());
+            self.count = Some(self.buckets.iter_mut().flat_map(|b| &b.1.entries).map(|e| e.len() as u64).sum());
         }
         Ok(())
     }
@@ -203,51 +225,55 @@ impl DirIndex {
         }
         let a = self.owner(home);
         self.ensure(a, load)?;
-        if bucket_lblk(home) == bucket_lblk(home + HASH_PROBES) {
-            return Ok(()); // no bucket begins between them
+        if is_in_one(home) {
+            return Ok(());
         }
         let b = self.owner(home + HASH_PROBES);
         if a != b { self.ensure(b, load) } else { Ok(()) }
     }
 
-    /// Bucket and index in it of `name`, and whether every bucket that may hold it was loaded.
-    fn locate(&self, hash: u64, name: &[u8]) -> (Option<(u64, usize)>, bool) {
+    /// Bucket and index in it of `name`. What may hold it is loaded.
+    fn locate(&mut self, hash: u64, name: &[u8]) -> Option<(u64, usize)> {
         let home = home_position(hash);
-        let mut whole = true;
         let mut from = home;
-        let one = bucket_lblk(home) == bucket_lblk(home + HASH_PROBES);
         loop {
-            let Some((first, b)) = self.buckets.floor(from) else { return (None, whole) };
+            let (first, b) = self.buckets.floor_mut(from)?;
+            if let Some(i) = b.entries.as_ref().and_then(|e| e.find(from..home + HASH_PROBES + 1, name)) {
+                return Some((first, i));
+            }
+            from = self.next_probed(home, first)?;
+        }
+    }
+
+    /// Where the bucket begins behind that at `first`, if a name of `home` may stand in it.
+    fn next_probed(&self, home: u64, first: u64) -> Option<u64> {
+        if is_in_one(home) {
+            return None;
+        }
+        self.buckets.next_first(first).filter(|next| *next <= home + HASH_PROBES)
+    }
+
+    /// What `see` says of the entry of `name`, whose own hash is `hash`, if that can be told from memory. It stays as it is
+    /// meanwhile.
+    pub fn find_loaded<T>(&self, hash: u64, name: &[u8], see: impl FnOnce(&Dentry) -> T) -> Lookup<T> {
+        let home = home_position(hash);
+        let (mut from, mut whole) = (home, true);
+        while let Some((first, b)) = self.buckets.floor(from) {
+            // SAFETY: of a directory that is not shared `open` gives no bucket, and it becomes shared by `&mut self`
+            let b = unsafe { b.read(self.shared) };
             match &b.entries {
                 None => whole = false,
                 Some(entries) => {
-                    if let Some(i) = entries.find(from..home + HASH_PROBES + 1, name) {
-                        return (Some((first, i)), true);
+                    let at = entries.find(from..home + HASH_PROBES + 1, name);
+                    if let Some(e) = at.and_then(|i| entries.get(i)) {
+                        return Lookup::Found(see(e));
                     }
                 }
             }
-            if one {
-                return (None, whole); // no bucket begins in the probed range
-            }
-            let end = self.buckets.next_first(first).unwrap_or(HASH_MAX + 1);
-            if end > home + HASH_PROBES {
-                return (None, whole);
-            }
-            from = end;
+            let Some(next) = self.next_probed(home, first) else { break };
+            from = next;
         }
-    }
-
-    fn entry(&self, at: (u64, usize)) -> Option<&Dentry> {
-        self.buckets.get(at.0)?.entries.as_ref()?.get(at.1)
-    }
-
-    /// The entry of `name`, whose own hash is `hash`, if that can be told from memory.
-    pub fn find_loaded(&self, hash: u64, name: &[u8]) -> Lookup<'_> {
-        match self.locate(hash, name) {
-            (Some(at), _) => self.entry(at).map_or(Lookup::Absent, Lookup::Found),
-            (None, true) => Lookup::Absent,
-            (None, false) => Lookup::NotLoaded,
-        }
+        if whole { Lookup::Absent } else { Lookup::NotLoaded }
     }
 
     /// The entry of `name`, whose own hash is `hash`.
@@ -256,7 +282,8 @@ impl DirIndex {
     /// Of the loader, and [`Corrupt`] where it brings entries of other positions.
     pub fn find(&mut self, hash: u64, name: &[u8], load: Load<'_>) -> Result<Option<&Dentry>> {
         self.ensure_probed(home_position(hash), load)?;
-        Ok(self.locate(hash, name).0.and_then(|at| self.entry(at)))
+        let Some((first, i)) = self.locate(hash, name) else { return Ok(None) };
+        Ok(self.buckets.get_mut(first).and_then(|b| b.entries.as_ref()?.get(i)))
     }
 
     /// Adds an entry for a name that is not there, at the first free position from `hash` on.
@@ -272,7 +299,7 @@ impl DirIndex {
         let (size, memory) = (d.encoded_bytes(), memory_of(&d));
         let max = if self.inline { INLINE_DIR_MAX } else { BUCKET_BYTES };
         let Some((first, (bytes, dirty), entries)) = self.buckets.floor_mut(pos).and_then(|(first, b)| {
-            let Bucket { entries, bytes, dirty, .. } = b;
+            let Content { entries, bytes, dirty, .. } = b;
             entries.as_mut().map(|e| (first, (bytes, dirty), e))
         }) else {
             return Err(Corrupt::new("directory", "a bucket was not loaded").into());
@@ -311,18 +338,18 @@ impl DirIndex {
             let bytes = encoded(entries.iter());
             let Some(e) = entries.get(0) else { continue };
             let at = bucket_first(bucket_lblk(e.hash));
-            debug_assert!(at > first && self.buckets.get(at).is_none());
-            self.buckets.insert(at, Bucket { entries: Some(entries), bytes, on_disk: false, dirty: true });
-            self.dirty.insert(at);
+            debug_assert!(at > first && !self.buckets.has(at));
+            self.buckets.insert(at, Bucket::new(at, Some(entries), bytes));
+            self.mark(at);
         }
     }
 
     /// The first position of those that a name of `home` may have where nothing is loaded.
-    fn free_position(&self, home: u64) -> Option<u64> {
+    fn free_position(&mut self, home: u64) -> Option<u64> {
         let end = home + HASH_PROBES;
         let mut pos = home;
         while pos <= end {
-            let (_, b) = self.buckets.floor(pos)?;
+            let (_, b) = self.buckets.floor_mut(pos)?;
             let Some(entries) = &b.entries else { return Some(pos) };
             let start = pos;
             let mut rank = entries.lower_bound(pos);
@@ -343,7 +370,7 @@ impl DirIndex {
     /// As [`Self::find`].
     pub fn remove(&mut self, hash: u64, name: &[u8], load: Load<'_>) -> Result<Option<Dentry>> {
         self.ensure_probed(home_position(hash), load)?;
-        let Some((first, i)) = self.locate(hash, name).0 else { return Ok(None) };
+        let Some((first, i)) = self.locate(hash, name) else { return Ok(None) };
         let Some(b) = self.buckets.get_mut(first) else { return Ok(None) };
         let Some(entries) = b.entries.as_mut() else { return Ok(None) };
         let Some(d) = entries.remove(i) else { return Ok(None) };
@@ -388,13 +415,13 @@ impl DirIndex {
         &mut self,
         hash: u64,
         name: &[u8],
-        node: NodeId,
+        node: InodeNo,
         generation: u32,
         kind: u8,
         load: Load<'_>,
     ) -> Result<Option<Dentry>> {
         self.ensure_probed(home_position(hash), load)?;
-        let Some((first, i)) = self.locate(hash, name).0 else { return Ok(None) };
+        let Some((first, i)) = self.locate(hash, name) else { return Ok(None) };
         let entries = self.buckets.get_mut(first).and_then(|b| b.entries.as_mut());
         let Some(d) = entries.and_then(|e| e.get_mut(i)) else { return Ok(None) };
         let old = d.clone();
@@ -403,22 +430,35 @@ impl DirIndex {
         Ok(Some(old))
     }
 
-    /// The first entry behind position `pos`, if that can be told from memory.
-    pub fn next_loaded(&self, pos: u64) -> Lookup<'_> {
-        match self.seek_after(pos) {
-            Ok(Some(d)) => Lookup::Found(d),
-            Ok(None) => Lookup::Absent,
-            Err(_) => Lookup::NotLoaded,
+    /// Hands up to `most` entries behind position `pos` to `each`, in order; false where a bucket has to be loaded for more.
+    pub fn list_loaded(&self, pos: u64, most: usize, each: &mut dyn FnMut(&Dentry)) -> bool {
+        let mut left = most;
+        for (_, b) in self.buckets.iter_from(pos) {
+            if left == 0 {
+                break;
+            }
+            // SAFETY: as in `find_loaded`
+            let b = unsafe { b.read(self.shared) };
+            let Some(entries) = &b.entries else { return false };
+            let from = entries.lower_bound(pos.saturating_add(1));
+            let to = entries.len().min(from + left);
+            (from..to).filter_map(|rank| entries.get(rank)).for_each(&mut *each);
+            left -= to - from;
         }
+        true
     }
 
-    /// The first entry behind `pos`, or the bucket to load to find out.
-    fn seek_after(&self, pos: u64) -> Result<Option<&Dentry>, u64> {
-        for (first, b) in self.buckets.iter_from(pos) {
+    /// First position of the bucket and rank in it of the first entry behind `pos`, or the bucket to load to find out.
+    fn seek_after(&mut self, pos: u64) -> Result<Option<(u64, usize)>, u64> {
+        let mut at = pos;
+        while let Some((first, b)) = self.buckets.floor_mut(at) {
             let Some(entries) = &b.entries else { return Err(first) };
-            if let Some(d) = entries.get(entries.lower_bound(pos.saturating_add(1))) {
-                return Ok(Some(d));
+            let rank = entries.lower_bound(pos.saturating_add(1));
+            if rank < entries.len() {
+                return Ok(Some((first, rank)));
             }
+            let Some(next) = self.buckets.next_first(first) else { break };
+            at = next;
         }
         Ok(None)
     }
@@ -428,10 +468,14 @@ impl DirIndex {
     /// # Errors
     /// As [`Self::find`].
     pub fn next_after(&mut self, pos: u64, load: Load<'_>) -> Result<Option<&Dentry>> {
-        while let Err(first) = self.seek_after(pos) {
-            self.ensure(first, load)?;
-        }
-        Ok(self.seek_after(pos).unwrap_or(None))
+        let at = loop {
+            match self.seek_after(pos) {
+                Ok(at) => break at,
+                Err(first) => self.ensure(first, load)?,
+            }
+        };
+        let Some((first, rank)) = at else { return Ok(None) };
+        Ok(self.buckets.get_mut(first).and_then(|b| b.entries.as_ref()?.get(rank)))
     }
 
     /// Whether the directory has no entries.
@@ -445,6 +489,33 @@ impl DirIndex {
         }
     }
 
+    /// Whether several threads may change names at the same time from now on.
+    pub fn set_shared(&mut self, shared: bool) {
+        self.shared = shared;
+    }
+
+    /// Those who had the directory locked for reading made this of its counts ([`Self::open`]).
+    ///
+    /// `first`: the buckets that they were the first to change since these were written.
+    pub fn opened_changed(&mut self, entries: i64, memory: i64, first: &[u64]) {
+        self.count = self.count.map(|n| n.saturating_add_signed(entries));
+        self.memory = self.memory.saturating_add_signed(memory as isize);
+        self.dirty.extend(first);
+        debug_assert!(self.counts_hold(), "{self:?}");
+    }
+
+    /// Whether the counts are those of the entries, where all are in memory.
+    fn counts_hold(&mut self) -> bool {
+        let (mut entries, mut memory, mut dirty) = (0, 0, 0);
+        for (_, b) in self.buckets.iter_mut() {
+            dirty += usize::from(b.dirty);
+            let Some(e) = &b.entries else { return true };
+            entries += e.len() as u64;
+            memory += e.iter().map(memory_of).sum::<usize>();
+        }
+        self.count.is_none_or(|n| n == entries) && self.memory == memory && self.dirty.len() == dirty
+    }
+
     /// Entries, where that is known: it was given, or all buckets have been in memory once.
     pub fn count(&self) -> Option<u64> {
         self.count
@@ -456,8 +527,13 @@ impl DirIndex {
     }
 
     /// All entries, where the directory lies in its inode record.
-    pub fn inline_entries(&self) -> Option<&Entries> {
-        if self.inline { self.buckets.get(0)?.entries.as_ref() } else { None }
+    pub fn inline_entries(&mut self) -> Option<&Entries> {
+        if self.inline { self.buckets.get_mut(0)?.entries.as_ref() } else { None }
+    }
+
+    /// Whether the directory lies in its inode record.
+    pub fn is_inline(&self) -> bool {
+        self.inline
     }
 
     /// Whether there is anything to write or to give up.
@@ -475,21 +551,19 @@ impl DirIndex {
     pub fn take_dirty(&mut self) -> DirWrite<'_> {
         let dirty = std::mem::take(&mut self.dirty);
         let mut dropped = std::mem::take(&mut self.dropped);
-        for first in &dirty {
-            if let Some(b) = self.buckets.get_mut(*first) {
-                b.dirty = false;
-                b.on_disk |= !self.inline && b.entries.is_some();
-            }
+        for (_, b) in self.buckets.these_mut(&dirty) {
+            b.dirty = false;
+            b.on_disk |= !self.inline && b.entries.is_some();
         }
         if self.inline {
             static NONE: Entries = Entries::new_empty();
-            let entries = self.buckets.get(0).and_then(|b| b.entries.as_ref()).unwrap_or(&NONE);
+            let entries = self.buckets.get_mut(0).and_then(|b| b.entries.as_ref()).unwrap_or(&NONE);
             return DirWrite::Inline(entries, dropped.into_iter().collect());
         }
         // a bucket may have come back where one had been dropped
-        dropped.retain(|&l| self.buckets.get(bucket_first(l)).is_none());
-        let entries = |first| Some((first, self.buckets.get(first)?.entries.as_ref()?));
-        let write = dirty.into_iter().filter_map(entries).collect();
+        dropped.retain(|&l| !self.buckets.has(bucket_first(l)));
+        let write = self.buckets.these_mut(&dirty);
+        let write = write.filter_map(|(first, b)| Some((first, b.entries.as_ref()?))).collect();
         DirWrite::Buckets { write, dropped: dropped.into_iter().collect() }
     }
 
@@ -498,7 +572,7 @@ impl DirIndex {
     /// # Errors
     /// Of `load`.
     pub fn dirty_bucket(&mut self, first: u64, load: Load<'_>) -> Result<()> {
-        if self.buckets.get(first).is_some() {
+        if self.buckets.has(first) {
             self.ensure(first, load)?;
             self.mark(first);
         }

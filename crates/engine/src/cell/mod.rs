@@ -15,9 +15,11 @@ pub mod frames;
 pub mod pages;
 
 pub mod cache;
+mod changers;
 pub mod dentries;
 pub mod opened;
 pub mod record;
+pub mod sharing;
 
 use crate::braid::durability::Durability;
 use crate::lazy::Lazy;
@@ -39,7 +41,7 @@ pub use braidfs_format::dentry::name_hash;
 #[repr(C)]
 pub struct Cell {
     /// Its number.
-    pub ino: NodeId,
+    pub ino: InodeNo,
     /// Generation of the number.
     pub generation: u32,
     /// The domain that it lives in.
@@ -78,6 +80,9 @@ pub struct FileBody {
     pub reserved: u64,
     /// Whether extents were written by the cleaner or are large: goes to the cold log.
     pub cold: bool,
+    /// An fsync found that it costs less to overwrite the file's blocks, and none since that it does not: the file lives by
+    /// that, and commits overwrite, too.
+    pub overwritten: bool,
     /// Who overwrites it.
     pub writers: Writers,
 }
@@ -93,6 +98,21 @@ pub struct DirBody {
     pub counted: usize,
     /// When names of it were taken or left last, since it is in memory: logical time (`domain::Shared::name_time`).
     pub name_time: u64,
+    /// Of a directory that threads change side by side ([`sharing`]).
+    sharing: Option<Box<sharing::Sharing>>,
+    /// Changes made side by side since the last commit.
+    together: u64,
+    /// The slot of the thread that changed names last with the directory for itself.
+    changer: u16,
+    /// How often that was another one than the last.
+    turns: u16,
+}
+
+impl DirBody {
+    /// A directory with these names.
+    pub fn new(index: DirIndex, map: ExtentMap) -> Box<Self> {
+        Box::new(Self { index, map, counted: 0, name_time: 0, sharing: None, together: 0, changer: 0, turns: 0 })
+    }
 }
 
 /// Names of an inode: nearly all have one for ever.
@@ -157,7 +177,7 @@ pub struct State {
     /// Nodes dropped (extent leaves, overflow nodes) that the next serialisation frees.
     pub dropped: Lazy<Vec<NodeId>>,
     /// The parent of `..` of a directory.
-    pub parent: NodeId,
+    pub parent: InodeNo,
 }
 
 impl Cell {
@@ -196,6 +216,7 @@ impl Cell {
     }
     /// What `stat` tells, from the state that the caller has locked.
     pub fn attr(&self, st: &State) -> Attr {
+        let (mtime, ctime) = st.change_times();
         Attr {
             ino: self.ino,
             generation: self.generation,
@@ -207,8 +228,8 @@ impl Cell {
             size: st.size,
             sectors: st.blocks() * 8,
             atime: st.atime,
-            mtime: st.mtime,
-            ctime: st.ctime,
+            mtime,
+            ctime,
             btime: st.btime,
             flags: st.flags,
         }
@@ -222,12 +243,7 @@ impl State {
             FileKind::File | FileKind::Symlink => {
                 Body::File(FileBody { inline: Some(Vec::new()), ..FileBody::default() })
             }
-            FileKind::Dir => Body::Dir(Box::new(DirBody {
-                index: DirIndex::new_empty(),
-                map: ExtentMap::new(),
-                counted: 0,
-                name_time: 0,
-            })),
+            FileKind::Dir => Body::Dir(DirBody::new(DirIndex::new_empty(), ExtentMap::new())),
             _ => Body::Special,
         };
         Self {
@@ -252,7 +268,7 @@ impl State {
             durability: Durability::new(),
             dropped: Lazy::default(),
             deleted: false,
-            parent: NodeId(0),
+            parent: InodeNo(0),
         }
     }
     /// The content changed at `now`, by an operation that has made this version.
@@ -271,10 +287,10 @@ impl State {
         }
     }
     /// Bytes that its inode record takes, about.
-    pub fn record_bytes(&self) -> usize {
+    pub fn record_bytes(&mut self) -> usize {
         let names: usize = self.links.iter().map(|l| l.name.len() + 9).sum();
         let xattrs: usize = self.xattrs.iter().map(|(n, v)| n.len() + v.len() + 5).sum();
-        let content = match &self.body {
+        let content = match &mut self.body {
             Body::File(f) => f.inline.as_ref().map_or(200, Vec::len),
             Body::Dir(d) => d.index.inline_entries().map_or(200, |e| e.iter().map(Dentry::encoded_bytes).sum()),
             Body::Special => 0,
@@ -296,18 +312,18 @@ impl State {
         }
     }
     /// Adds a name.
-    pub fn add_link(&mut self, parent: NodeId, name: &[u8], seq: u64) {
+    pub fn add_link(&mut self, parent: InodeNo, name: &[u8], seq: u64) {
         self.links.push(Link { parent, name: name.into() });
         self.link_seq = seq;
     }
     /// [`Self::add_link`] of an operation: whoever took this name from the inode before has lost it again, so that its
     /// fate no longer decides about it.
-    pub fn gain_link(&mut self, parent: NodeId, name: &[u8], seq: u64) {
+    pub fn gain_link(&mut self, parent: InodeNo, name: &[u8], seq: u64) {
         self.durability.inode_regains_name(parent, name);
         self.add_link(parent, name, seq);
     }
     /// Takes a name away; whether it was there.
-    pub fn remove_link(&mut self, parent: NodeId, name: &[u8], seq: u64) -> bool {
+    pub fn remove_link(&mut self, parent: InodeNo, name: &[u8], seq: u64) -> bool {
         let at = self.links.iter().position(|l| l.parent == parent && *l.name == *name);
         if let Some(i) = at {
             self.links.swap_remove(i);
@@ -316,7 +332,7 @@ impl State {
         at.is_some()
     }
     /// Whether it has this name.
-    pub fn has_link(&self, parent: NodeId, name: &[u8]) -> bool {
+    pub fn has_link(&self, parent: InodeNo, name: &[u8]) -> bool {
         self.links.iter().any(|l| l.parent == parent && *l.name == *name)
     }
 }

@@ -109,9 +109,9 @@ mod tests {
     use crate::types::*;
     use braidfs_sync::ablation::{self, Switch};
 
-    fn table() -> (CellCache, NodeId) {
+    fn table() -> (CellCache, InodeNo) {
         let cache = CellCache::default();
-        let ino = NodeId(77);
+        let ino = InodeNo(77);
         let now = Timestamp::default();
         let mut st = State::fresh(FileKind::File, 0o644, 0, 0, now);
         st.nlink = 1;

@@ -125,7 +125,7 @@ impl Cell {
     pub fn encode(&self, st: &mut State, remote: bool, alloc: &mut dyn FnMut() -> Result<NodeId>) -> Result<Records> {
         let mut out = Records::default();
         let base = NodeRecord {
-            node: self.ino,
+            node: self.ino.node(),
             generation: self.generation,
             kind: NodeKind::Inode,
             flags: USED | if remote { REMOTE } else { 0 } | if self.kind == FileKind::Dir { DIR } else { 0 },
@@ -202,7 +202,7 @@ impl Cell {
         v.extend(st.link_nodes.iter());
         v.extend(st.xattr_nodes.iter());
         v.extend(st.dropped.iter());
-        v.push(self.ino);
+        v.push(self.ino.node());
         v
     }
 }
@@ -238,11 +238,12 @@ pub fn decode_cell(
     if rec.kind != NodeKind::Inode {
         return Err(bad(format!("is a {:?} record", rec.kind)).into());
     }
+    let ino = rec.node.inode();
     let i = Inode::decode(&rec.payload)?;
     let kind = FileKind::from_mode(i.mode).ok_or_else(|| bad(format!("mode {:o}", i.mode)))?;
     let mut overflow = |node: NodeId, kind: NodeKind| -> Result<Vec<u8>> {
         let r = fetch(node)?;
-        if r.owner != rec.node || r.kind != kind {
+        if r.owner != ino || r.kind != kind {
             return Err(bad(format!("overflow {node} belongs to {} as {:?}", r.owner, r.kind)).into());
         }
         Ok(r.payload)
@@ -318,13 +319,13 @@ pub fn decode_cell(
                 }
                 Content::Inline(_) => return Err(wrong("file").into()),
             };
-            Body::Dir(Box::new(DirBody { index, map, counted: 0, name_time: 0 }))
+            Body::Dir(DirBody::new(index, map))
         }
         _ => Body::Special,
     };
     let partner =
         i.exchange.map(|(ino, generation, version)| InodeVersion { inode: InodeRef { ino, generation }, version });
-    let parent = if rec.node == NodeId::ROOT { NodeId::ROOT } else { links.first().map_or(NodeId(0), |l| l.parent) };
+    let parent = if ino == InodeNo::ROOT { InodeNo::ROOT } else { links.first().map_or(InodeNo(0), |l| l.parent) };
     let st = State {
         mode: i.mode,
         uid: i.uid,
@@ -349,7 +350,7 @@ pub fn decode_cell(
         deleted: false,
         parent,
     };
-    Ok(Cell::new(InodeRef { ino: rec.node, generation: rec.generation }, domain, kind, st))
+    Ok(Cell::new(InodeRef { ino, generation: rec.generation }, domain, kind, st))
 }
 
 fn bucket_index(m: &ExtentMap) -> DirIndex {

@@ -16,12 +16,27 @@ impl Domain {
         self.quarantined.lock().len()
     }
 
-    /// Checkpoints all that is committed. The caller is inside no gate and holds no cell lock.
+    /// Checkpoints all that is committed, or waits for a checkpoint that does so: of those who ask while one is being
+    /// written one writes the next, for all of them. The caller is inside no gate and holds no cell lock.
     ///
     /// # Errors
     /// Of the device: the domain is then read-only.
     pub fn checkpoint(&self) -> Result<()> {
+        let wanted = self.checkpointing.next();
         let _one = self.checkpoint_lock.lock();
+        if self.checkpointing.has_ended(wanted) {
+            return Ok(());
+        }
+        self.checkpoint_locked(&[]).inspect_err(|e| self.fail(e))
+    }
+
+    /// [`Self::checkpoint`], unless the journal's tail has moved on from `tail`: whoever needs room looks again then.
+    fn checkpoint_beyond(&self, tail: u64) -> Result<()> {
+        let wanted = self.checkpointing.next();
+        let _one = self.checkpoint_lock.lock();
+        if self.journal.tail() != tail || self.checkpointing.has_ended(wanted) {
+            return Ok(());
+        }
         self.checkpoint_locked(&[]).inspect_err(|e| self.fail(e))
     }
 
@@ -74,6 +89,7 @@ impl Domain {
         if let Some(why) = self.failed() {
             return Err(Error::DomainFailed { domain: self.id, why: why.to_owned() });
         }
+        let number_of_this = self.checkpointing.begin();
         let upto = self.committed_tx();
         // before `peer_txs`: let go when those are durable
         let quarantined = std::mem::take(&mut *self.quarantined.lock());
@@ -122,9 +138,10 @@ impl Domain {
         *f = f.split_off(&keep);
         drop(f);
         for n in quarantined {
-            self.nodes.release(n);
+            self.nodes.release(n.node());
         }
         self.peer_txs.lock().drop_covered(&peers);
+        self.checkpointing.end(number_of_this);
         self.counters.checkpoints.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
@@ -183,9 +200,9 @@ impl Domain {
         if cost > 0 {
             self.commit()?;
         }
-        // somebody else may have done it while we waited
+        // somebody else may have done it while we waited, or does it now
         if self.journal.tail() == tail {
-            self.checkpoint()?;
+            self.checkpoint_beyond(tail)?;
         }
         if self.journal.tail() == tail && cost == 0 {
             // the newest commit is kept for its list of orphans and fills the journal: log the list anew

@@ -220,7 +220,7 @@ impl Domain {
                 len: 1,
                 kind: SegmentKind::Node,
                 temperature: Temperature::Hot,
-                owner: NodeId(0),
+                owner: InodeNo(0),
                 lblk: 0,
             });
             records.push(Record::Live { addr, live: in_block.len() as u8 });
@@ -235,7 +235,7 @@ impl Domain {
     }
 
     /// Steps 3 and 4 of the module's list.
-    fn finish(&self, tx: &Tx, mut share: Share, orphans: Vec<NodeId>) -> Result<()> {
+    fn finish(&self, tx: &Tx, mut share: Share, orphans: Vec<InodeNo>) -> Result<()> {
         // cells that operations of the next transaction serialised before they changed them
         let mut stray = tx.take_out();
         let mut node_facts = std::mem::take(&mut share.records);
@@ -278,7 +278,7 @@ impl Domain {
         // also those that no commit ever had: what was in them may be durable in other domains. After `peer_txs`: a
         // checkpoint that lets them go has seen to their peers
         for c in share.dead.iter().filter(|c| c.kind == FileKind::Dir) {
-            self.nodes.quarantine(c.ino);
+            self.nodes.quarantine(c.ino.node());
             self.quarantined.lock().push(c.ino);
         }
         self.space.apply(&records, tx.id)?;
@@ -286,7 +286,7 @@ impl Domain {
         // only now: whoever misses the cell must find the node table without the inode
         for c in &share.dead {
             if let Body::Dir(b) = &c.state.read().body {
-                self.shared.forget_name_time(b.name_time);
+                self.shared.forget_name_time(b.last_name_time());
             }
             self.cells.remove(c);
             let own = Memory::of(c);

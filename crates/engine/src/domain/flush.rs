@@ -24,7 +24,11 @@ impl Domain {
             if st.deleted || !dirty {
                 return Ok(());
             }
-            self.touch(e.tx(), cell, &mut st)?;
+            if self.commit_overwrites(&st) {
+                self.touch_content(e.tx(), cell, &mut st)?;
+            } else {
+                self.touch(e.tx(), cell, &mut st)?;
+            }
             self.flush_file(e.tx(), cell, &mut st, &mut out, self.pick_mlog()).inspect_err(|e| self.fail(e))?;
             st.durability.memory_writes_data_early(e.tx().id);
             e.begin_io()

@@ -1,4 +1,4 @@
-//! Overwriting blocks where they lie, by an fsync.
+//! Where an overwrite goes: where its blocks lie, or elsewhere.
 //!
 //! Where nothing of a file changed since the last transaction that is durable but times and the content of blocks, every
 //! state that a crash can bring back has the same size and the same blocks. So these blocks may be written at once, where
@@ -6,14 +6,15 @@
 //! part; it cannot show them as another file's, nor behind the file's end, where they hold zeros before and after.
 //!
 //! Files that are always overwritten in place ([`Domain::in_place`]) have that from the beginning. Of the others an fsync
-//! does it for few blocks only (F2FS' in-place policy `F2FS_IPU_FSYNC`): a commit writes elsewhere, so that what nobody
-//! synced still changes with its transaction, whole.
+//! does it where that costs less ([`Domain::overwriting_costs_less`]; F2FS' in-place policies `F2FS_IPU_FSYNC` and
+//! `F2FS_IPU_UTIL`), and from then on a commit, too, as long as fsyncs do. Before the first such fsync a commit writes
+//! elsewhere: the overwrites of a file that nobody syncs change with their transaction, whole.
 
 use super::Domain;
 use super::out::Out;
 use super::serialise::RUN_MAX;
 use crate::cell::pages::Page;
-use crate::cell::{Body, Cell, State};
+use crate::cell::{Body, Cell, FileBody, State};
 use crate::error::Result;
 use crate::planted::{Bug, planted};
 use crate::store::Store;
@@ -24,6 +25,10 @@ use std::sync::atomic::Ordering;
 
 /// So many fsyncs wrote elsewhere for want of a commit: one is worth it.
 const MISSED_MAX: u32 = 64;
+/// With fewer dirty blocks, on average, to a run, what lies elsewhere afterwards leaves holes that the cleaner must fill.
+const LONG_RUN: u64 = 64;
+/// With so many percent in use of what a domain has or could take room is scarce (F2FS' `min_ipu_util`).
+const FULL_PERCENT: u64 = 70;
 
 /// The dirty pages of a file, all of which are written where they lie: runs of them, with place and first logical block.
 #[derive(Debug)]
@@ -48,32 +53,72 @@ pub enum InPlace {
 }
 
 impl Domain {
+    /// Whether ordinary files are overwritten at all on this volume.
+    fn overwrites(&self) -> bool {
+        let o = &self.shared.options;
+        o.overwrite == Overwrite::Auto && o.data != DataMode::Journal && !self.shared.data_sums
+    }
+
+    /// Whether size and blocks of the file are durable as they are, and no record holds checksums of these blocks.
+    fn place_durable(&self, st: &State) -> bool {
+        let known = st.durability.layout_durable(self.committed_tx()) || planted(Bug::PlaceForgotten);
+        known && !self.sums_count(st)
+    }
+
+    /// Whether a commit, or who writes before it, overwrites the file's dirty blocks that have a place: as its last fsync
+    /// did.
+    pub(super) fn commit_overwrites(&self, st: &State) -> bool {
+        let Body::File(f) = &st.body else { return false };
+        // what the cleaner moves goes elsewhere
+        f.overwritten && !f.cold && self.overwrites() && self.place_durable(st) && self.overwriting_costs_less(f)
+    }
+
+    /// Whether to write the dirty blocks where they lie costs less than to write them elsewhere: they are few, in short runs,
+    /// or parts of extents, which would be cut to pieces; or room is scarce, and the cleaner would have to make it. Else whole
+    /// extents are replaced, which leaves whole runs free and the file in no more pieces.
+    ///
+    /// A domain takes groups as it needs them, so what nobody owns yet counts as its room.
+    fn overwriting_costs_less(&self, f: &FileBody) -> bool {
+        let dirty = f.pages.dirty_count();
+        if dirty <= OVERWRITE_BLOCKS {
+            return true;
+        }
+        let (runs, added) = added_extents(f);
+        if added > 0 || (dirty as u64) < runs * LONG_RUN {
+            return true;
+        }
+        let s = self.space.stats();
+        let room = s.blocks + self.shared.unclaimed.load(Ordering::Relaxed);
+        s.blocks.saturating_sub(s.free) * 100 >= room * FULL_PERCENT
+    }
+
     /// What an fsync of the cell may write in place; see the module. The caller holds the cell's `sync`, and nothing of the
     /// file is being written ([`Cell::inflight`]).
     pub fn in_place_writes(&self, st: &mut State) -> InPlace {
-        let o = &self.shared.options;
         let nocow = st.flags & NOCOW != 0;
+        let place_durable = self.place_durable(st);
         let Body::File(f) = &mut st.body else { return InPlace::No };
-        let few = o.overwrite == Overwrite::Auto && !self.shared.data_sums && f.pages.dirty_count() <= OVERWRITE_BLOCKS;
-        if o.data == DataMode::Journal || f.inline.is_some() || !(nocow || few) {
+        let may = if nocow { self.shared.options.data != DataMode::Journal } else { self.overwrites() };
+        if f.inline.is_some() || !may {
             return InPlace::No;
         }
-        let mut runs = Vec::new();
-        for (first, pages) in f.pages.dirty_runs(RUN_MAX) {
-            let mut rest = &pages[..];
-            while !rest.is_empty() {
-                let lblk = first + (pages.len() - rest.len()) as u64;
-                let Some(p) = f.map.get(lblk).filter(|p| !p.unwritten && p.sum.is_none()) else { return InPlace::No };
-                let (now, after) = rest.split_at(rest.len().min(p.len as usize));
-                runs.push((p.addr, lblk, now.to_vec()));
-                rest = after;
-            }
+        let dirty = f.pages.dirty_count() > 0;
+        // what the cleaner moves goes elsewhere
+        let moved = f.cold && !planted(Bug::MoveForgotten);
+        if !have_places(f) || !nocow && (moved || !self.overwriting_costs_less(f)) {
+            f.overwritten = false;
+            return InPlace::No;
         }
-        let known = st.durability.layout_durable(self.committed_tx()) || planted(Bug::PlaceForgotten);
-        match known && !self.sums_count(st) {
-            true => InPlace::Yes(InPlaceWrites(runs)),
-            false if runs.is_empty() => InPlace::No,
-            false => InPlace::NotYet,
+        match place_durable {
+            true => match placed_runs(f) {
+                Some(runs) => {
+                    f.overwritten |= dirty;
+                    InPlace::Yes(InPlaceWrites(runs))
+                }
+                None => InPlace::No,
+            },
+            false if dirty => InPlace::NotYet,
+            false => InPlace::No,
         }
     }
 
@@ -106,6 +151,7 @@ impl Domain {
         let Body::File(f) = &mut st.body else { return Ok(()) };
         let dirty = f.pages.dirty_count();
         f.pages.mark_clean(0, u64::MAX);
+        f.cold = false;
         self.shared.memory.left(0, dirty);
         self.space.unreserve(std::mem::take(&mut f.reserved));
         Ok(())
@@ -121,4 +167,57 @@ impl Domain {
     pub fn commit_gains(&self) -> bool {
         self.missed.load(Ordering::Relaxed) >= MISSED_MAX && self.missed.swap(0, Ordering::Relaxed) > 0
     }
+}
+
+/// Whether all dirty pages of a file have places, and may be overwritten there.
+fn have_places(f: &FileBody) -> bool {
+    // as far as one extent reaches
+    let mut end = 0;
+    f.pages.dirty_blocks().all(|lblk| {
+        lblk < end
+            || f.map.get(lblk).filter(|p| !p.unwritten && p.sum.is_none()).is_some_and(|p| {
+                end = lblk + u64::from(p.len);
+                true
+            })
+    })
+}
+
+/// All dirty pages of a file with their places; `None` where one has none.
+fn placed_runs(f: &mut FileBody) -> Option<Vec<(BlockAddr, u64, Vec<Page>)>> {
+    let mut runs = Vec::new();
+    for (first, pages) in f.pages.dirty_runs(RUN_MAX) {
+        let mut rest = &pages[..];
+        while !rest.is_empty() {
+            let lblk = first + (pages.len() - rest.len()) as u64;
+            let p = f.map.get(lblk)?;
+            let (now, after) = rest.split_at(rest.len().min(p.len as usize));
+            runs.push((p.addr, lblk, now.to_vec()));
+            rest = after;
+        }
+    }
+    Some(runs)
+}
+
+/// Runs of dirty blocks, and how many extents more the file has once each of them lies elsewhere in one piece: every run
+/// adds one, and what is left of an extent in front of it or behind it; the extents that it meets are gone.
+fn added_extents(f: &FileBody) -> (u64, i64) {
+    let (mut runs, mut added) = (0, 0);
+    // one past the last dirty block, and one past the end of the extent that it lies in
+    let (mut next, mut end) = (None, 0);
+    for lblk in f.pages.dirty_blocks() {
+        let begins = next != Some(lblk);
+        if begins {
+            runs += 1;
+            added += 1 + i64::from(next.is_some_and(|next| end > next));
+        }
+        if begins || lblk == end {
+            let here = f.map.get(lblk);
+            let before = lblk.checked_sub(1).filter(|_| begins).and_then(|b| f.map.get(b));
+            added += i64::from(matches!((&before, &here), (Some(b), Some(h)) if b.addr.0 + 1 == h.addr.0));
+            added -= i64::from(here.is_some());
+            end = lblk + here.map_or(1, |p| u64::from(p.len));
+        }
+        next = Some(lblk + 1);
+    }
+    (runs, added + i64::from(next.is_some_and(|next| end > next)))
 }

@@ -22,12 +22,12 @@ impl Domain {
     ///
     /// # Errors
     /// [`Error::Corrupt`], or of the device.
-    pub fn find(&self, ino: NodeId) -> Result<Option<Arc<Cell>>> {
+    pub fn find(&self, ino: InodeNo) -> Result<Option<Arc<Cell>>> {
         if let Some(c) = self.cells.get(ino) {
             return Ok(Some(c));
         }
         let before = self.cells.before_load(ino);
-        let entry = match self.nodes.look(ino)? {
+        let entry = match self.nodes.look(ino.node())? {
             Some(e) if e.used() && e.flags & OVERFLOW == 0 => e,
             _ => return Ok(None),
         };
@@ -37,13 +37,13 @@ impl Domain {
             // commit keeps the cell in memory until block and entry have changed.)
             Err(Error::Corrupt(why)) => match self.cells.get(ino) {
                 Some(c) => return Ok(Some(c)),
-                None if self.nodes.get(ino)? != entry => return self.find(ino),
+                None if self.nodes.get(ino.node())? != entry => return self.find(ino),
                 None => return Err(why.into()),
             },
             Err(e) => return Err(e),
         };
         // a deletion may have committed since the entry was read
-        if self.nodes.get(ino)? != entry && self.cells.get(ino).is_none() {
+        if self.nodes.get(ino.node())? != entry && self.cells.get(ino).is_none() {
             return self.find(ino);
         }
         // What was freed may still look right. (A commit frees the old block before it sets the entry, and keeps the cell
@@ -51,7 +51,7 @@ impl Domain {
         if !self.space.is_valid(entry.addr)? {
             return match self.cells.get(ino) {
                 Some(c) => Ok(Some(c)),
-                None if self.nodes.get(ino)? != entry => self.find(ino),
+                None if self.nodes.get(ino.node())? != entry => self.find(ino),
                 None => Err(Corrupt::new("node table", format!("{ino} lies in {}, which is free", entry.addr)).into()),
             };
         }
@@ -62,7 +62,7 @@ impl Domain {
     }
 
     /// The cell of an inode from its records, of which the first is where `entry` says.
-    fn decode(&self, ino: NodeId, entry: &NodeEntry) -> Result<Cell> {
+    fn decode(&self, ino: InodeNo, entry: &NodeEntry) -> Result<Cell> {
         let mut fetch = |n: NodeId| {
             if self.domain_of(n) != Some(self.id) {
                 return Err(Corrupt::new("inode", format!("{ino} names {n} of another domain")).into());
@@ -73,7 +73,7 @@ impl Domain {
             }
             self.nodes.load(n, &e)
         };
-        let cell = decode_cell(&self.nodes.load(ino, entry)?, self.id, &mut fetch)?;
+        let cell = decode_cell(&self.nodes.load(ino.node(), entry)?, self.id, &mut fetch)?;
         debug_assert!(cell.ino == ino && cell.generation == entry.generation, "{} read for {ino}", cell.ino);
         if let Body::File(f) = &cell.state.read().body
             && let Some(e) = f.map.iter().find(|e| !self.store.geometry.holds_data(e.addr, u64::from(e.len)))
@@ -87,7 +87,7 @@ impl Domain {
     ///
     /// # Errors
     /// [`Error::Corrupt`] where the block is not that bucket: the domain is then read-only; or of the device.
-    pub fn load_bucket(&self, ino: NodeId, map: &ExtentMap, lblk: u64) -> Result<Vec<Dentry>> {
+    pub fn load_bucket(&self, ino: InodeNo, map: &ExtentMap, lblk: u64) -> Result<Vec<Dentry>> {
         let p = map.get(lblk).ok_or_else(|| Corrupt::new("directory", format!("{ino} has no bucket at {lblk}")))?;
         let decode = |b: Arc<[u8]>| Ok(decode_bucket(&b, ino, lblk, self.store.volume, p.addr)?);
         self.nodes.bucket(p.addr).and_then(decode).inspect_err(|e| {
@@ -103,7 +103,7 @@ impl Domain {
     /// [`Error::NotDir`], or of `f`.
     pub fn with_index<R>(
         &self,
-        ino: NodeId,
+        ino: InodeNo,
         st: &mut State,
         f: impl FnOnce(&mut DirIndex, &mut dyn FnMut(u64) -> Result<Vec<Dentry>>) -> Result<R>,
     ) -> Result<R> {

@@ -14,6 +14,7 @@
 #[cfg(feature = "planted-bugs")]
 mod bugs;
 pub mod checkpoint;
+mod checkpointing;
 pub mod commit;
 pub mod flush;
 pub mod in_place;
@@ -112,6 +113,7 @@ pub struct Domain {
     durable: AtomicU64,
     commit_lock: Mutex<(), rank::Commit>,
     checkpoint_lock: Mutex<(), rank::Checkpoint>,
+    checkpointing: checkpointing::Checkpointing,
     work: Mutex<Option<Arc<Work>>, rank::Work>,
     failed: OnceLock<String>,
     header: Mutex<HeaderPair, rank::Header>,
@@ -126,7 +128,7 @@ pub struct Domain {
     /// Generation of overflow nodes allocated and not yet committed.
     new_generations: Mutex<HashMap<NodeId, u32>, rank::NewGenerations>,
     /// Directory nodes freed, held back until the next checkpoint: no stale link may find another directory there.
-    quarantined: Mutex<Vec<NodeId>, rank::QuarantinedNodes>,
+    quarantined: Mutex<Vec<InodeNo>, rank::QuarantinedNodes>,
     /// Files with dirty pages that a commit left alone (`data=writeback`).
     lazy: Mutex<Vec<Arc<Cell>>, rank::LazyFiles>,
     /// Names of this domain's directories that inodes left by renames that may not be durable yet.
@@ -245,6 +247,7 @@ impl Domain {
             durable: AtomicU64::new(last),
             commit_lock: Mutex::new(()),
             checkpoint_lock: Mutex::new(()),
+            checkpointing: checkpointing::Checkpointing::default(),
             work: Mutex::new(None),
             failed: OnceLock::new(),
             header: Mutex::new(header),
@@ -313,7 +316,7 @@ impl Domain {
         self.peers.committed_tx(id)
     }
     /// Domain of a node, by its number.
-    pub fn domain_of(&self, node: NodeId) -> Option<DomainId> {
+    pub fn domain_of(&self, node: impl Into<NodeId>) -> Option<DomainId> {
         let (g, _) = self.store.geometry.node_place(node)?;
         self.peers.owner(g)
     }
@@ -356,7 +359,7 @@ impl Domain {
     pub fn evict(&self, want: Memory) {
         let leaves = |st: &State| {
             if let Body::Dir(d) = &st.body {
-                self.shared.forget_name_time(d.name_time);
+                self.shared.forget_name_time(d.last_name_time());
             }
         };
         let gone = self.cells.evict(want, &|d, t| self.committed_tx_of(d) < t, &leaves);
@@ -441,6 +444,7 @@ impl Domain {
             groups: self.space.groups().len() as u32,
             blocks: s.blocks,
             free: s.free,
+            segments_free: s.free_segments,
             inodes: self.nodes.total(),
             inodes_free: self.nodes.free(),
             journal_blocks: self.journal.blocks(),

@@ -1,6 +1,6 @@
 //! Inodes without a name that wait for their end.
 
-use crate::types::NodeId;
+use crate::types::InodeNo;
 use braidfs_sync::slots::Line;
 use braidfs_sync::{Mutex, rank};
 use std::collections::HashSet;
@@ -12,26 +12,26 @@ use std::sync::atomic::{
 /// Those of a domain. Whoever adds or takes away an inode has its cell locked. Lock rank: leaf.
 #[derive(Debug, Default)]
 pub struct Orphans {
-    set: Mutex<HashSet<NodeId>, rank::Orphans>,
+    set: Mutex<HashSet<InodeNo>, rank::Orphans>,
     /// How many there are: who deletes an inode that was never one mostly writes nothing.
     len: Line<AtomicUsize>,
 }
 
 impl Orphans {
     /// Adds an inode, once.
-    pub fn insert(&self, ino: NodeId) {
+    pub fn insert(&self, ino: InodeNo) {
         let mut set = self.set.lock();
         set.insert(ino);
         self.len.store(set.len(), Release);
     }
     /// Adds inodes.
-    pub fn extend(&self, inos: impl IntoIterator<Item = NodeId>) {
+    pub fn extend(&self, inos: impl IntoIterator<Item = InodeNo>) {
         let mut set = self.set.lock();
         set.extend(inos);
         self.len.store(set.len(), Release);
     }
     /// Takes an inode away, if it is there.
-    pub fn remove(&self, ino: NodeId) {
+    pub fn remove(&self, ino: InodeNo) {
         if self.is_empty() {
             return; // others come and go, not this one
         }
@@ -40,7 +40,7 @@ impl Orphans {
         self.len.store(set.len(), Release);
     }
     /// Whether an inode is there.
-    pub fn contains(&self, ino: NodeId) -> bool {
+    pub fn contains(&self, ino: InodeNo) -> bool {
         !self.is_empty() && self.set.lock().contains(&ino)
     }
     /// Whether there is none.
@@ -48,7 +48,7 @@ impl Orphans {
         self.len.load(Acquire) == 0
     }
     /// All, in no order.
-    pub fn list(&self) -> Vec<NodeId> {
+    pub fn list(&self) -> Vec<InodeNo> {
         self.set.lock().iter().copied().collect()
     }
 }

@@ -3,7 +3,8 @@
 use crate::error::Result;
 use crate::types::*;
 
-/// All that a domain needs of its siblings. The volume implements it; in a test of one domain a double does.
+/// All that a domain needs of its siblings. The volume implements it; in a test of one domain a double does. (What is the
+/// same for all domains and says nothing of any is data that they look at all the time, without a call: `Shared`.)
 ///
 /// Transactions of two domains that share an operation are named to each other ([`Tx::peer`](super::tx::Tx::peer)). From then
 /// on a domain asks whether the other's is durable: before its inode goes out in an fsync, before its cell leaves memory,

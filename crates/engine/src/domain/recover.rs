@@ -21,7 +21,7 @@ use braidfs_format::domain::CLEAN;
 use braidfs_format::group::{SegmentKind, Temperature};
 use braidfs_format::inode::Link;
 use braidfs_format::journal::{Chunk, ChunkKind, Record};
-use braidfs_format::node::{DIR, NodeKind, NodeRecord, REMOTE};
+use braidfs_format::node::{DIR, NodeKind, NodeRecord, OVERFLOW, REMOTE};
 use braidfs_format::{BLOCK_BYTES, Corrupt};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -30,7 +30,7 @@ use std::sync::Arc;
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Hint {
     /// The directory.
-    pub dir: NodeId,
+    pub dir: InodeNo,
     /// The name.
     pub name: Box<[u8]>,
     /// The inode that it names or named.
@@ -41,7 +41,7 @@ pub struct Hint {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Claim {
     /// The inode.
-    pub ino: NodeId,
+    pub ino: InodeNo,
     /// The name.
     pub link: Link,
     /// When it got its names, in logical time.
@@ -69,9 +69,9 @@ pub struct Recovered {
     /// Entries and inodes of other domains to compare.
     pub hints: Vec<Hint>,
     /// Inodes replayed with a parent in another domain.
-    pub remote: Vec<NodeId>,
+    pub remote: Vec<InodeNo>,
     /// Unlinked but open when it stopped.
-    pub orphans: Vec<NodeId>,
+    pub orphans: Vec<InodeNo>,
     /// Names that rolled-forward inodes once had durably, also where a later record moved them on: whoever claims such a
     /// name by an older record lost it.
     pub claims: Vec<Claim>,
@@ -159,7 +159,7 @@ impl Domain {
         inode: &NodeRecord,
         overflow: Vec<NodeRecord>,
     ) -> Result<Option<Forwarded>> {
-        let old = match self.find(inode.node) {
+        let old = match self.find(inode.node.inode()) {
             Ok(old) => old.filter(|c| c.generation == inode.generation),
             // the record that was synced says all; blocks that only the lost one names are found by a check
             Err(crate::Error::Corrupt(why)) if inode.flags & DIR == 0 => {
@@ -307,7 +307,9 @@ pub(crate) fn replay(
                 Record::Remote { dir, child, generation, name } => {
                     rec.hints.push(Hint { dir, name, child: InodeRef { ino: child, generation } })
                 }
-                Record::Node { node, entry } if entry.used() && entry.flags & REMOTE != 0 => rec.remote.push(node),
+                Record::Node { node, entry } if entry.used() && entry.flags & (REMOTE | OVERFLOW) == REMOTE => {
+                    rec.remote.push(node.inode());
+                }
                 Record::Orphans(o) => rec.orphans.extend(o),
                 _ => {}
             }
@@ -350,7 +352,7 @@ fn merge_roll_forward(
             if let Record::Full(r) = r {
                 if r.kind == NodeKind::Inode {
                     let i = braidfs_format::inode::Inode::decode(&r.payload)?;
-                    claims.extend(i.links.into_iter().map(|link| Claim { ino: r.node, link, seq: i.link_seq }));
+                    claims.extend(i.links.into_iter().map(|link| Claim { ino: r.node.inode(), link, seq: i.link_seq }));
                 }
                 let newer = merged.get(&r.node).is_none_or(|o| {
                     r.generation != o.generation || (r.version >= o.version) != planted(Bug::VersionInverted)
@@ -362,14 +364,14 @@ fn merge_roll_forward(
         }
     }
     let (inodes, overflow): (Vec<_>, Vec<_>) = merged.into_values().partition(|r| r.kind == NodeKind::Inode);
-    let mut by_owner: HashMap<NodeId, Vec<NodeRecord>> = HashMap::new();
+    let mut by_owner: HashMap<InodeNo, Vec<NodeRecord>> = HashMap::new();
     for r in overflow {
         by_owner.entry(r.owner).or_default().push(r);
     }
     Ok(inodes
         .into_iter()
         .map(|i| {
-            let o = by_owner.remove(&i.node).unwrap_or_default();
+            let o = by_owner.remove(&i.node.inode()).unwrap_or_default();
             (i, o)
         })
         .collect())

@@ -69,8 +69,8 @@ impl Domain {
     }
 
     /// A new overflow node.
-    pub fn alloc_overflow(&self, near: NodeId) -> Result<NodeId> {
-        let (node, generation) = self.nodes.alloc(Some(near))?.ok_or(Error::NoSpace)?;
+    pub fn alloc_overflow(&self, near: InodeNo) -> Result<NodeId> {
+        let (node, generation) = self.nodes.alloc(Some(near.node()))?.ok_or(Error::NoSpace)?;
         self.new_generations.lock().insert(node, generation);
         Ok(node)
     }
@@ -124,7 +124,7 @@ impl Domain {
         if st.deleted {
             debug_assert!(st.nlink == 0 && st.links.is_empty(), "{}: deleted with a name", cell.ino);
             for n in cell.nodes(st) {
-                let g = if n == cell.ino { cell.generation } else { self.overflow_generation(n)? };
+                let g = if n == cell.ino.node() { cell.generation } else { self.overflow_generation(n)? };
                 out.free.push((n, g));
             }
             out.dead.push(cell.clone());
@@ -213,18 +213,23 @@ impl Domain {
         }
     }
 
-    /// Gives every dirty page of the file its place: in-place pages are written at once (two transactions must not race
-    /// for one block), the others go to `out`.
+    /// Gives every dirty page of the file its place. Blocks that were never written, and those of a file that is always
+    /// overwritten in place, are written before this returns, in one batch (two transactions must not race for one block).
+    /// All others go to `out`, also what is overwritten: as long as that is under way ([`Cell::inflight`]), what follows goes
+    /// elsewhere.
     ///
     /// # Errors
     /// As [`Self::serialise`].
     pub fn flush_file(&self, tx: &Tx, cell: &Arc<Cell>, st: &mut State, out: &mut Out, mlog: usize) -> Result<()> {
         let nocow = self.in_place(st);
         // older content of these blocks must not reach the device after what is written here
-        let in_place = nocow && cell.inflight.load(Ordering::Acquire) == 0;
+        let quiet = cell.inflight.load(Ordering::Acquire) == 0 || planted(Bug::InFlightForgotten);
+        let in_place = quiet && (nocow || self.commit_overwrites(st));
         let Body::File(f) = &mut st.body else { return Ok(()) };
         let dirty = f.pages.dirty_count();
         if dirty == 0 {
+            // what the cleaner wanted to move was cut away
+            f.cold = false;
             return Ok(());
         }
         let temperature = match (f.cold || dirty >= COLD_BLOCKS, dirty) {
@@ -233,6 +238,9 @@ impl Domain {
             _ => Temperature::Warm,
         };
         let class = Class { kind: SegmentKind::Data, temperature };
+        let mut now: Vec<(BlockAddr, Vec<Page>)> = Vec::new();
+        // what is so once that is written; of a write that fails the pages stay, or what lay there before would be read
+        let (mut clean, mut filled): (Vec<Range<u64>>, Vec<Range<u64>>) = Default::default();
         for (first, pages) in f.pages.dirty_runs(RUN_MAX) {
             let mut i = 0;
             while i < pages.len() {
@@ -241,13 +249,14 @@ impl Domain {
                 let here = f.map.get(lblk);
                 if let Some(p) = here.as_ref().filter(|p| writes_in_place(p, in_place)) {
                     let n = left.min(p.len as usize);
-                    let bufs: Vec<&[u8]> = pages[i..i + n].iter().map(Page::bytes).collect();
-                    // of several writes each would wait for a flush of its own
-                    let write = if out.flushed && n == dirty { Store::write_batch_through } else { Store::write_batch };
-                    self.write_now(&[(p.addr, bufs)], write)?;
-                    out.in_place = true;
+                    if nocow || p.unwritten {
+                        now.push((p.addr, pages[i..i + n].to_vec()));
+                    } else {
+                        out.write_pages(p.addr, lblk, pages[i..i + n].to_vec(), cell);
+                        out.in_place = true;
+                    }
                     if p.unwritten {
-                        f.map.mark_written(lblk, lblk + n as u64);
+                        filled.push(lblk..lblk + n as u64);
                         st.durability.operation_changes_inode(tx.id);
                     }
                     i += n;
@@ -281,20 +290,29 @@ impl Domain {
                 });
                 let mut freed = Vec::new();
                 f.map.insert(Extent { lblk, addr: run.addr, len: run.len, unwritten: false, sums }, &mut freed);
-                st.durability.operation_changes_inode(tx.id);
+                if !(f.cold && planted(Bug::MoveForgotten)) {
+                    st.durability.operation_changes_inode(tx.id);
+                }
                 self.free_runs(tx, freed);
                 if nocow {
                     // the next write of these pages goes to the same place, perhaps by another thread
-                    let bufs: Vec<&[u8]> = pages[i..i + len].iter().map(Page::bytes).collect();
-                    self.write_now(&[(run.addr, bufs)], Store::write_batch)?;
-                    out.in_place = true;
+                    now.push((run.addr, pages[i..i + len].to_vec()));
                 } else {
                     out.write_pages(run.addr, lblk, pages[i..i + len].to_vec(), cell);
                 }
                 i += len;
             }
-            f.pages.mark_clean(first, first + pages.len() as u64);
+            clean.push(first..first + pages.len() as u64);
         }
+        if !now.is_empty() {
+            let through = out.flushed && out.writes.is_empty();
+            let write = if through { Store::write_batch_through } else { Store::write_batch };
+            let ops: Vec<_> = now.iter().map(|(at, pages)| (*at, pages.iter().map(Page::bytes).collect())).collect();
+            self.write_now(&ops, write)?;
+            out.in_place = true;
+        }
+        filled.into_iter().for_each(|r| f.map.mark_written(r.start, r.end));
+        clean.into_iter().for_each(|r| f.pages.mark_clean(r.start, r.end));
         f.cold = false;
         self.shared.memory.left(0, dirty);
         if f.reserved > 0 && f.pages.dirty_count() == 0 {
@@ -314,6 +332,7 @@ impl Domain {
     /// Gives the dirty buckets of a directory new places.
     fn flush_dir(&self, tx: &Tx, cell: &Arc<Cell>, st: &mut State, out: &mut Out, mlog: usize) -> Result<()> {
         let Body::Dir(d) = &mut st.body else { return Ok(()) };
+        d.committed(self.shared.options.share_dirs);
         let crate::cell::DirBody { index, map, .. } = &mut **d;
         let (write, dropped) = match index.take_dirty() {
             dir::DirWrite::Inline(_, dropped) => (Vec::new(), dropped),
@@ -342,7 +361,7 @@ impl Domain {
         }
         self.free_runs(tx, freed);
         if let Body::Dir(d) = &st.body
-            && d.index.inline_entries().is_none()
+            && !d.index.is_inline()
         {
             st.size = d.map.blocks() * 4096;
         }

@@ -1,7 +1,8 @@
 //! What is the volume's and no domain's: options, clock, counters of memory, marks of its life.
 
 use super::memory::MemoryUse;
-use crate::cell::State;
+use crate::cell::dir::OpenBucket;
+use crate::cell::{DirBody, State};
 use crate::planted::{Bug, planted};
 use crate::runtime_options::RuntimeOptions;
 use crate::types::*;
@@ -13,11 +14,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 const LATEST: u64 = 1 << 63;
 
 /// What all domains of a volume share, and its operations with them: the logical clock, limits, counters. It says nothing of
-/// any domain. Read-mostly: what many write has cache lines of its own.
+/// any domain: what one must know of others it asks through [`Peers`](super::peers::Peers). Read-mostly: what many write has
+/// cache lines of its own.
 #[derive(Debug)]
 pub struct Shared {
     /// No name of a directory that is not in memory was taken or left later, in logical time ([`Self::name_time`]).
     pub names_before: Line<AtomicU64>,
+    /// Names changed side by side, where a test asks for that ([`MountOptions::share_dirs`]).
+    pub changed_beside: Line<AtomicU64>,
     /// Options of the mount.
     pub options: MountOptions,
     /// Key of the directory hash.
@@ -28,6 +32,8 @@ pub struct Shared {
     pub inline_max: usize,
     /// What the caches take.
     pub memory: MemoryUse,
+    /// Free blocks of groups that no domain owns.
+    pub unclaimed: AtomicU64,
     /// The volume stops without writing another block (`Volume::crash`).
     pub dead: AtomicBool,
     /// A forced read-only volume.
@@ -46,10 +52,12 @@ impl Shared {
     pub fn new(options: MountOptions, sb: &SuperBlock) -> Self {
         Self {
             names_before: Line::default(),
+            changed_beside: Line::default(),
             hash_key: sb.hash_key,
             data_sums: sb.incompat.get() & INCOMPAT_DATA_SUMS != 0,
             inline_max: usize::from(sb.inline_max.get()),
             memory: MemoryUse::new(options.cache_bytes),
+            unclaimed: AtomicU64::new(0),
             dead: AtomicBool::new(false),
             read_only: AtomicBool::new(false),
             closing: AtomicBool::new(false),
@@ -72,18 +80,46 @@ impl Shared {
     ///
     /// Near the time of day, so that a person can read it.
     pub fn name_time(&self, dirs: &mut [&mut State], than: u64) -> u64 {
-        let now = self.now();
-        // a clock that was never set may stand before 1970, or behind what 64 bits hold
-        let now = now.sec.clamp(0, i64::from(u32::MAX)) as u64 * 1_000_000_000 + u64::from(now.nsec);
         let before = dirs.iter_mut().filter_map(|d| d.dir()).map(|d| d.name_time).max().unwrap_or(0);
-        let before = before.max(than.min(LATEST)).max(self.names_before.load(Ordering::Relaxed));
-        let time = now.max(before + 1);
+        let time = self.name_time_after(before, than);
         for d in dirs.iter_mut().filter_map(|d| d.dir()) {
             if !planted(Bug::ClockNotRaised) {
                 d.name_time = time;
             }
         }
         time
+    }
+    /// [`Self::name_time`] of names of a bucket, by who has the directory locked for reading: names of two buckets are
+    /// never compared either.
+    pub fn name_time_beside(&self, dir: &DirBody, bucket: &mut OpenBucket<'_>, than: u64) -> u64 {
+        let last = bucket.name_time();
+        let time = self.name_time_after(dir.name_time.max(*last), than);
+        if !planted(Bug::ClockNotRaised) {
+            *last = time;
+        }
+        time
+    }
+    /// A name changed in a directory that several threads change.
+    pub fn count_beside(&self) {
+        if self.options.share_dirs {
+            self.changed_beside.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+    /// A name of the directory is taken or left at `time`, which [`Self::name_time_beside`] gave.
+    pub fn raise_name_time(&self, dir: &mut State, time: u64) {
+        if let Some(d) = dir.dir()
+            && !planted(Bug::ClockNotRaised)
+        {
+            d.name_time = d.name_time.max(time);
+        }
+    }
+    /// A logical time behind `before`, `than`, which a record may say, and what directories know that are not in memory.
+    fn name_time_after(&self, before: u64, than: u64) -> u64 {
+        let now = self.now();
+        // a clock that was never set may stand before 1970, or behind what 64 bits hold
+        let now = now.sec.clamp(0, i64::from(u32::MAX)) as u64 * 1_000_000_000 + u64::from(now.nsec);
+        let before = before.max(than.min(LATEST)).max(self.names_before.load(Ordering::Relaxed));
+        now.max(before + 1)
     }
     /// A directory with names taken or left at `time` the latest leaves memory, and nobody can find it any more there.
     pub fn forget_name_time(&self, time: u64) {

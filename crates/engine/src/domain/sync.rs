@@ -320,7 +320,7 @@ fn skeleton(d: &Domain, c: &Cell, st: &State) -> NodeRecord {
     let inode = Inode { nlink: 2, size: 0, rdev: 0, content, ..st.to_inode() };
     let remote = st.links.iter().any(|l| d.domain_of(l.parent) != Some(d.id));
     NodeRecord {
-        node: c.ino,
+        node: c.ino.node(),
         generation: c.generation,
         kind: NodeKind::Inode,
         flags: USED | DIR | if remote { braidfs_format::node::REMOTE } else { 0 },

@@ -68,14 +68,14 @@ fn alone() -> (Arc<Domain>, Arc<Double>) {
 
 /// An operation makes a file, which `change` has wait for something of the other domain.
 fn make(d: &Domain, change: impl FnOnce(&mut State)) -> Arc<Cell> {
-    let (ino, generation) = d.nodes.alloc(None).unwrap().unwrap();
-    let inode = InodeRef { ino, generation };
+    let (node, generation) = d.nodes.alloc(None).unwrap().unwrap();
+    let inode = InodeRef { ino: node.inode(), generation };
     let cell =
         Arc::new(Cell::new(inode, d.id, FileKind::File, State::fresh(FileKind::File, 0o644, 0, 0, d.shared.now())));
     let e = d.enter().unwrap();
     let mut st = cell.state.write();
     st.nlink = 1;
-    st.gain_link(NodeId::ROOT, b"f", 1);
+    st.gain_link(InodeNo::ROOT, b"f", 1);
     change(&mut st);
     d.touch(e.tx(), &cell, &mut st).unwrap();
     st.durability.operation_changes_names();
@@ -145,8 +145,8 @@ fn an_inode_stays_in_memory_while_it_waits_for_another_domain() {
 #[test]
 fn a_tombstone_is_forgotten_when_its_newcomer_is_durable() {
     let (d, double) = alone();
-    let link = Link { parent: NodeId::ROOT, name: (&b"old"[..]).into() };
-    let tombstone = Tombstone { link, newcomer: NodeId(1 << 20), generation: 1, version: 3 };
+    let link = Link { parent: InodeNo::ROOT, name: (&b"old"[..]).into() };
+    let tombstone = Tombstone { link, newcomer: InodeNo(1 << 20), generation: 1, version: 3 };
     let c = make(&d, |st| st.durability.newcomer_takes_name(tombstone, OTHER, THEIRS));
     d.commit().unwrap();
     for (theirs, judged) in [(THEIRS.0 - 1, true), (THEIRS.0, false)] {

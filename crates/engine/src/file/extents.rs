@@ -24,7 +24,7 @@ impl Volume {
     ///
     /// # Errors
     /// [`Error::NotFound`]; [`Error::IsDir`], [`Error::Invalid`] for what has no data; of the device.
-    pub fn extents(&self, ino: NodeId) -> Result<Vec<FileExtent>> {
+    pub fn extents(&self, ino: InodeNo) -> Result<Vec<FileExtent>> {
         let i = self.mounted();
         let c = i.cell(ino)?;
         match c.kind {

@@ -100,7 +100,7 @@ impl MountedVolume {
                 (missing, last + 1)
             };
             let mut st = c.state.write();
-            self.dom(c.domain).load_pages(c, &mut st, first, end.saturating_sub(first).max(1))?;
+            self.dom(c.domain).load_pages(c, &mut st, first, end - first)?;
             // copied under the same lock: an evictor could win for ever otherwise
             let n = st.size.saturating_sub(offset).min(buf.len() as u64) as usize;
             let out = &mut buf[..n];

@@ -5,7 +5,8 @@
 
 use super::{PAGE, SIZE_MAX};
 use crate::cell::pages::Page;
-use crate::cell::{Body, Cell};
+use crate::cell::{Body, Cell, State};
+use crate::domain::Domain;
 use crate::error::{Error, Result};
 use crate::planted::sharing::{Place, share};
 use crate::types::*;
@@ -49,6 +50,15 @@ enum Shared {
     More,
 }
 
+/// Where a write ends that changes only what the running transaction has anyway; `None` where it is more than that, but for
+/// pages that are not dirty.
+fn end_of_overwrite(d: &Domain, st: &State, offset: u64, len: usize) -> Option<u64> {
+    let Body::File(f) = &st.body else { return None };
+    let end = offset.checked_add(len as u64).filter(|end| *end <= st.size)?;
+    let ours = st.durability.dirty_tx() == Some(d.running()) && !st.deleted && st.flags & IMMUTABLE == 0;
+    (ours && f.inline.is_none() && !f.map.is_full()).then_some(end)
+}
+
 impl MountedVolume {
     /// Overwrites pages that the running transaction will write anyway: nothing is reserved, and nothing joins the
     /// transaction. `None` where the write is more than that.
@@ -61,16 +71,10 @@ impl MountedVolume {
         d.check_writable()?;
         let mut guard = c.state.write();
         let st = &mut *guard;
-        let end = match offset.checked_add(data.len() as u64) {
-            Some(end) if end <= st.size => end,
-            _ => return Ok(None),
-        };
-        if st.durability.dirty_tx() != Some(d.running()) || st.deleted || st.flags & IMMUTABLE != 0 {
-            return Ok(None);
-        }
+        let Some(end) = end_of_overwrite(d, st, offset, data.len()) else { return Ok(None) };
         let Body::File(f) = &mut st.body else { return Ok(None) };
         let (first, last) = (offset / PAGE, (end - 1) / PAGE);
-        if f.inline.is_some() || f.map.is_full() || (first != last && !f.pages.all_dirty(first, last)) {
+        if first != last && !f.pages.all_dirty(first, last) {
             return Ok(None);
         }
         let mut rest = data;
@@ -85,7 +89,10 @@ impl MountedVolume {
         }
         if f.writers.note(braidfs_sync::pins::thread()) {
             f.pages.share(first, last);
-            c.wide.store(true, Ordering::Relaxed);
+            // it lies in a line that look-ups read
+            if !c.wide.load(Ordering::Relaxed) {
+                c.wide.store(true, Ordering::Relaxed);
+            }
         }
         let dirty = f.pages.dirty_count();
         st.durability.operation_makes_version();
@@ -94,23 +101,16 @@ impl MountedVolume {
         Ok(Some(Wrote { offset, bytes: data.len(), dirty }))
     }
 
-    /// [`Self::overwrite`] of a file that several threads overwrite, with the cell locked for reading: where nothing of the
-    /// inode changes by it but bytes. So it is where the running transaction has the inode on its list, its newest version
-    /// is one of data, and its times are those of the clock, which ticks every few milliseconds.
+    /// [`Self::write_to_dirty_pages`] of a file that several threads overwrite, with the cell locked for reading: where
+    /// nothing of the inode changes by it but bytes. So it is where the running transaction has the inode on its list, its
+    /// newest version is one of data, and its times are those of the clock, which ticks every few milliseconds.
     fn overwrite_shared(&self, c: &Cell, offset: u64, data: &[u8]) -> Result<Shared> {
         let d = self.dom(c.domain);
         d.check_writable()?;
         let st = c.state.read();
+        let Some(end) = end_of_overwrite(d, &st, offset, data.len()) else { return Ok(Shared::More) };
         let Body::File(f) = &st.body else { return Ok(Shared::More) };
-        let end = match offset.checked_add(data.len() as u64) {
-            Some(end) if end <= st.size => end,
-            _ => return Ok(Shared::More),
-        };
-        if st.durability.dirty_tx() != Some(d.running())
-            || st.deleted
-            || st.flags & IMMUTABLE != 0
-            || !f.pages.all_dirty(offset / PAGE, (end - 1) / PAGE)
-        {
+        if !f.pages.all_dirty(offset / PAGE, (end - 1) / PAGE) {
             return Ok(Shared::More);
         }
         let now = self.shared.now();

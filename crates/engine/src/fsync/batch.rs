@@ -147,7 +147,7 @@ impl MountedVolume {
 
     /// fsync of several files, with one flush. `None`: it must wait for something; nothing was done for it, call
     /// [`Self::fsync`]. A file that is asked for twice is written once.
-    pub(crate) fn fsync_together(&self, files: &[(NodeId, bool)]) -> Vec<Option<Result<()>>> {
+    pub(crate) fn fsync_together(&self, files: &[(InodeNo, bool)]) -> Vec<Option<Result<()>>> {
         let mut out: Vec<Option<Result<()>>> = files.iter().map(|_| None).collect();
         let read_only = self.read_only();
         let mut cells: SmallVec<[(Arc<Cell>, bool, usize); 1]> = SmallVec::new();

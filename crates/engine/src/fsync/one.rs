@@ -33,7 +33,7 @@ impl MountedVolume {
         let mut p = Path { linked_at, fresh: Vec::new(), commit: Vec::new(), with: Frontier::EMPTY };
         let mut seen = std::collections::HashSet::new();
         while let Some(n) = todo.pop() {
-            if n == NodeId::ROOT || !seen.insert(n) {
+            if n == InodeNo::ROOT || !seen.insert(n) {
                 continue;
             }
             let Some(d) = self.find(n)? else { continue }; // removed meanwhile
@@ -45,7 +45,7 @@ impl MountedVolume {
             if dom.links_durable(&st) {
                 continue;
             }
-            let known = dom.nodes.get(n)?;
+            let known = dom.nodes.get(n.node())?;
             let born = !known.used() || known.generation != d.generation;
             if born && planted(Bug::AncestorForgotten) {
                 continue;
@@ -97,7 +97,7 @@ impl MountedVolume {
         Ok(path.linked_at)
     }
 
-    pub(crate) fn fsync(&self, ino: NodeId, data_only: bool) -> Result<()> {
+    pub(crate) fn fsync(&self, ino: InodeNo, data_only: bool) -> Result<()> {
         let c = self.cell(ino)?;
         let dom = self.dom(c.domain);
         dom.check_failed()?;
@@ -143,20 +143,20 @@ impl Volume {
     ///
     /// # Errors
     /// Of the device: the domain is read-only from then on, and every later fsync in it says so.
-    pub fn fsync(&self, ino: NodeId, data_only: bool) -> Result<()> {
+    pub fn fsync(&self, ino: InodeNo, data_only: bool) -> Result<()> {
         self.mounted().fsync(ino, data_only)
     }
 
     /// [`Self::fsync`] of several files, which are written together and flushed once; each with its `data_only`. The results
     /// are in the order of `files`.
-    pub fn fsync_files(&self, files: &[(NodeId, bool)]) -> Vec<Result<()>> {
+    pub fn fsync_files(&self, files: &[(InodeNo, bool)]) -> Vec<Result<()>> {
         let i = self.mounted();
         let done = i.fsync_together(files);
         done.into_iter().zip(files).map(|(r, (ino, data))| r.unwrap_or_else(|| i.fsync(*ino, *data))).collect()
     }
 
     /// [`Self::fsync`] that returns at once. Who waits at the same time is written and flushed together.
-    pub fn fsync_start(&self, ino: NodeId, data_only: bool) -> Ticket {
+    pub fn fsync_start(&self, ino: InodeNo, data_only: bool) -> Ticket {
         self.mounted().fsync_start(ino, data_only)
     }
 
@@ -164,7 +164,7 @@ impl Volume {
     /// fewer than `threads` fsyncs are under way, no more than those have lately been, the device is quick and the file has
     /// at most 1 MiB to write. `None` where it is not so, or where the fsync needs a commit: it is still to be done, by
     /// [`Self::fsync_start`].
-    pub fn fsync_here(&self, ino: NodeId, data_only: bool, threads: usize) -> Option<Result<()>> {
+    pub fn fsync_here(&self, ino: InodeNo, data_only: bool, threads: usize) -> Option<Result<()>> {
         self.mounted().fsync_here(ino, data_only, threads)
     }
 

@@ -34,7 +34,7 @@ pub(super) struct Queue {
 
 #[derive(Debug)]
 pub(super) struct Waiting {
-    pub(super) ino: NodeId,
+    pub(super) ino: InodeNo,
     pub(super) data_only: bool,
     pub(super) ticket: Pending,
 }

@@ -19,7 +19,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 impl MountedVolume {
     /// See [`crate::Volume::fsync_here`].
-    pub(crate) fn fsync_here(&self, ino: NodeId, data_only: bool, threads: usize) -> Option<Result<()>> {
+    pub(crate) fn fsync_here(&self, ino: InodeNo, data_only: bool, threads: usize) -> Option<Result<()>> {
         let s = &self.syncing;
         let others = s.under_way.fetch_add(1, Relaxed);
         let began = s.pace.now();
@@ -36,7 +36,7 @@ impl MountedVolume {
     }
 
     /// Whether an fsync of the inode has little data to write. True where there is none: the fsync says so.
-    fn is_small(&self, ino: NodeId) -> bool {
+    fn is_small(&self, ino: InodeNo) -> bool {
         let Ok(Some(c)) = self.find(ino) else { return true };
         // who has it locked may be about to write it
         let Some(st) = c.state.try_read() else { return false };
@@ -44,7 +44,7 @@ impl MountedVolume {
     }
 
     /// See [`crate::Volume::fsync_start`].
-    pub(crate) fn fsync_start(self: &Arc<Self>, ino: NodeId, data_only: bool) -> Ticket {
+    pub(crate) fn fsync_start(self: &Arc<Self>, ino: InodeNo, data_only: bool) -> Ticket {
         let pool = self.pool.read();
         let Some(pool) = &*pool else { return Ticket::ready(self.fsync(ino, data_only)) };
         let (ticket, pending) = Ticket::pending();
@@ -63,7 +63,7 @@ impl MountedVolume {
         ticket
     }
 
-    fn queue_of(&self, ino: NodeId) -> usize {
+    fn queue_of(&self, ino: InodeNo) -> usize {
         match self.syncing.queues.len() {
             1 => 0,
             // one that no domain has is told so by any
@@ -77,7 +77,7 @@ impl MountedVolume {
         let serving = Serving(&s.queues[which]);
         while let Some(group) = serving.next() {
             let began = s.pace.now();
-            let files: Vec<(NodeId, bool)> = group.iter().map(|w| (w.ino, w.data_only)).collect();
+            let files: Vec<(InodeNo, bool)> = group.iter().map(|w| (w.ino, w.data_only)).collect();
             let results = self.fsync_together(&files);
             s.pace.took(s.pace.now() - began);
             for (w, result) in group.into_iter().zip(results) {

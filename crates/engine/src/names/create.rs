@@ -5,6 +5,7 @@ use super::entries::{Child, ENTRY_BLOCKS};
 use super::placement::NewInode;
 use crate::attributes::acl;
 use crate::braid::entry::{By, Edit};
+use crate::cell::dir::Lookup;
 use crate::cell::opened::OpenCell;
 use crate::cell::record::LINKS_MAX;
 use crate::cell::{Body, Cell, State};
@@ -15,9 +16,12 @@ use crate::volume::{MountedVolume, OpenFile, Volume};
 use braidfs_format::inode::NOCOW;
 use std::sync::Arc;
 
+/// A new inode and its attributes.
+pub(super) type Made = (Arc<Cell>, Attr);
+
 impl MountedVolume {
     /// A fresh state with owner, group and permissions as POSIX has them.
-    fn fresh(&self, dir: &State, new: &NewNode<'_>, cred: &Cred) -> Result<State> {
+    pub(super) fn fresh(&self, dir: &State, new: &NewNode<'_>, cred: &Cred) -> Result<State> {
         let mut perm = new.mode & 0o7777;
         let sgid = dir.mode & 0o2000 != 0;
         let gid = if sgid { dir.gid } else { cred.gid };
@@ -53,18 +57,34 @@ impl MountedVolume {
         Ok(st)
     }
 
-    pub(crate) fn create(&self, dir: NodeId, name: &[u8], new: &NewNode<'_>, cred: &Cred) -> Result<(Arc<Cell>, Attr)> {
+    pub(crate) fn create(&self, dir: InodeNo, name: &[u8], new: &NewNode<'_>, cred: &Cred) -> Result<Made> {
         self.create_in(&self.cell(dir)?, name, new, cred)
     }
 
     /// [`Self::create`] in a directory that is at hand.
-    pub(crate) fn create_in(
+    pub(crate) fn create_in(&self, d: &Arc<Cell>, name: &[u8], new: &NewNode<'_>, cred: &Cred) -> Result<Made> {
+        self.create_seen(d, || d.clone(), name, new, cred)
+    }
+
+    /// [`Self::create_in`] in a directory that is only looked at. `whole`: the directory for more than that.
+    pub(super) fn create_seen(
         &self,
-        d: &Arc<Cell>,
+        d: &Cell,
+        whole: impl FnOnce() -> Arc<Cell>,
         name: &[u8],
         new: &NewNode<'_>,
         cred: &Cred,
-    ) -> Result<(Arc<Cell>, Attr)> {
+    ) -> Result<Made> {
+        if self.is_shared(d)
+            && let Some(made) = self.create_beside(d, name, new, cred)?
+        {
+            return Ok(made);
+        }
+        self.create_alone(&whole(), name, new, cred)
+    }
+
+    /// [`Self::create_in`] with the directory for itself.
+    fn create_alone(&self, d: &Arc<Cell>, name: &[u8], new: &NewNode<'_>, cred: &Cred) -> Result<Made> {
         check_name(name)?;
         if d.kind != FileKind::Dir {
             return Err(Error::NotDir);
@@ -73,9 +93,8 @@ impl MountedVolume {
             let st = d.state.read();
             check_alive(&st)?;
             if let Body::Dir(b) = &st.body
-                && let crate::cell::dir::Lookup::Found(e) = b.index.find_loaded(self.hash(name), name)
+                && let Lookup::Found(inode) = b.index.find_loaded(self.hash(name), name, |e| -> InodeRef { e.into() })
             {
-                let inode = e.into();
                 drop(st);
                 // an existence test needs no number and no transaction
                 if self.child_at(d, name, inode)?.is_some() {
@@ -99,7 +118,7 @@ impl MountedVolume {
             }
         };
         if r.is_err() {
-            self.dom(target).nodes.release(inode.ino);
+            self.dom(target).nodes.release(inode.ino.node());
         }
         r
     }
@@ -113,7 +132,7 @@ impl MountedVolume {
         cred: &Cred,
         target: DomainId,
         inode: InodeRef,
-    ) -> Result<Option<(Arc<Cell>, Attr)>> {
+    ) -> Result<Option<Made>> {
         let lender = (target != d.domain).then_some(d.domain);
         let mut op = Op::begin_lending(self, &[d.domain, target], ENTRY_BLOCKS, false, lender)?;
         let mut dst = d.state.write();
@@ -166,7 +185,7 @@ impl Volume {
     ///
     /// # Errors
     /// [`Error::Exists`], [`Error::NoSpace`], [`Error::NameTooLong`], [`Error::NotFound`] where the directory is gone.
-    pub fn create(&self, dir: NodeId, name: &[u8], new: &NewNode<'_>, cred: &Cred) -> Result<Attr> {
+    pub fn create(&self, dir: InodeNo, name: &[u8], new: &NewNode<'_>, cred: &Cred) -> Result<Attr> {
         self.mounted().create(dir, name, new, cred).map(|(_, a)| a)
     }
 
@@ -174,7 +193,7 @@ impl Volume {
     ///
     /// # Errors
     /// As [`Self::create`].
-    pub fn tmpfile(&self, dir: NodeId, new: &NewNode<'_>, cred: &Cred) -> Result<(Attr, OpenFile)> {
+    pub fn tmpfile(&self, dir: InodeNo, new: &NewNode<'_>, cred: &Cred) -> Result<(Attr, OpenFile)> {
         let i = self.mounted();
         let d = i.dir_cell(dir)?;
         let inode = i.new_inode(d.domain, dir)?.ok_or(Error::NoSpace)?;
@@ -196,7 +215,7 @@ impl Volume {
             Ok((attr, OpenFile::new(OpenCell::counted(cell), self.reference())))
         })();
         if r.is_err() {
-            i.dom(d.domain).nodes.release(inode.ino);
+            i.dom(d.domain).nodes.release(inode.ino.node());
         }
         r
     }

@@ -62,7 +62,7 @@ impl MountedVolume {
     ///
     /// # Errors
     /// Of loading it.
-    pub fn child(&self, dir: NodeId, e: &Dentry) -> Result<Option<Arc<Cell>>> {
+    pub fn child(&self, dir: InodeNo, e: &Dentry) -> Result<Option<Arc<Cell>>> {
         self.child_from(dir, self.domain(dir)?.id, &e.name, e.into())
     }
 
@@ -71,7 +71,13 @@ impl MountedVolume {
         self.child_from(dir.ino, dir.domain, name, inode)
     }
 
-    fn child_from(&self, dir: NodeId, dir_domain: DomainId, name: &[u8], inode: InodeRef) -> Result<Option<Arc<Cell>>> {
+    fn child_from(
+        &self,
+        dir: InodeNo,
+        dir_domain: DomainId,
+        name: &[u8],
+        inode: InodeRef,
+    ) -> Result<Option<Arc<Cell>>> {
         let Some(c) = self.child_cell(dir, inode)? else { return Ok(None) };
         if self.child_in_doubt(&c, dir_domain) && !is_linked_at(&c.state.read(), dir, name) {
             return Ok(None);
@@ -95,7 +101,7 @@ impl MountedVolume {
     }
 
     /// The inode that an entry of `dir` names, if there is one in that generation that can hang there.
-    fn child_cell(&self, dir: NodeId, inode: InodeRef) -> Result<Option<Arc<Cell>>> {
+    fn child_cell(&self, dir: InodeNo, inode: InodeRef) -> Result<Option<Arc<Cell>>> {
         if !may_be_linked(inode.ino, dir) {
             return Ok(None);
         }
@@ -127,11 +133,11 @@ impl MountedVolume {
 }
 
 /// Whether an inode can hang in a directory at all: an entry that names its own directory, or the root, is damage.
-pub(crate) fn may_be_linked(node: NodeId, dir: NodeId) -> bool {
-    node != dir && node != NodeId::ROOT
+pub(crate) fn may_be_linked(node: InodeNo, dir: InodeNo) -> bool {
+    node != dir && node != InodeNo::ROOT
 }
 
-fn is_linked_at(st: &State, dir: NodeId, name: &[u8]) -> bool {
+fn is_linked_at(st: &State, dir: InodeNo, name: &[u8]) -> bool {
     !st.deleted && st.has_link(dir, name)
 }
 

@@ -2,6 +2,7 @@
 
 use super::checks::{check_alive, check_changeable, check_name, check_takes_names};
 use super::entries::{Child, ENTRY_BLOCKS};
+use super::prerequisites::Unwritten;
 use crate::braid::entry::{By, Edit};
 use crate::cell::Cell;
 use crate::cell::record::{LINK_BYTES_MAX, LINKS_MAX};
@@ -16,7 +17,7 @@ impl Volume {
     ///
     /// # Errors
     /// [`Error::Exists`], [`Error::Perm`] for directories, [`Error::TooManyLinks`], [`Error::NoSpace`].
-    pub fn link(&self, ino: NodeId, dir: NodeId, name: &[u8]) -> Result<Attr> {
+    pub fn link(&self, ino: InodeNo, dir: InodeNo, name: &[u8]) -> Result<Attr> {
         let i = self.mounted();
         let d = i.dir_cell(dir)?;
         i.link_in(&i.cell(ino)?, &d, name)
@@ -30,15 +31,15 @@ impl MountedVolume {
         loop {
             self.commit_vacating_rename(d, name, c.domain)?;
             self.commit_exchange(c)?;
-            self.commit_new_parents(d, c, c.domain)?;
-            if let Some(attr) = self.link_at(c, d, name)? {
+            let unwritten = self.commit_new_parents(d, c, c.domain)?;
+            if let Some(attr) = self.link_at(c, d, name, unwritten)? {
                 return Ok(attr);
             }
         }
     }
 
     /// `None` where something must be durable first, or what has the name was locked.
-    fn link_at(&self, c: &Arc<Cell>, d: &Arc<Cell>, name: &[u8]) -> Result<Option<Attr>> {
+    fn link_at(&self, c: &Arc<Cell>, d: &Arc<Cell>, name: &[u8], unwritten: Unwritten) -> Result<Option<Attr>> {
         let (i, ino) = (self, c.ino);
         let mut op = Op::begin(i, &[d.domain, c.domain], ENTRY_BLOCKS, false)?;
         let mut dst = d.state.write();
@@ -60,7 +61,7 @@ impl MountedVolume {
         }
         let Some(before) = op.may_take(d, name, c.domain) else { return Ok(None) };
         let mut st = c.state.write();
-        if i.exchanging(&st) {
+        if i.exchanging(&st) || !unwritten.holds(op.tx(c.domain), c, &st) {
             return Ok(None);
         }
         let kept = || c.is_open() || i.held.holds(c);
@@ -75,9 +76,9 @@ impl MountedVolume {
             return Err(Error::TooManyLinks);
         }
         op.touch(d, &mut dst)?;
+        op.touch(c, &mut st)?;
         let edit = if stale { Edit::Replace(c) } else { Edit::Add(c) };
         i.edit_entry(By::Operation(&mut op), d, &mut dst, name, edit)?;
-        op.touch(c, &mut st)?;
         st.durability.inode_takes_name(&before);
         let seq = i.shared.name_time(&mut [&mut dst], st.link_seq);
         st.gain_link(d.ino, name, seq);

@@ -11,13 +11,14 @@ use crate::error::{Error, Result};
 use crate::types::*;
 use crate::volume::{MountedVolume, OpenFile, Volume};
 use braidfs_format::Corrupt;
+use braidfs_format::dentry::Dentry;
 use braidfs_format::inode::NAME_MAX;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl MountedVolume {
     /// The inode of a name; a stale entry counts as absent.
-    pub(crate) fn lookup(&self, dir: NodeId, name: &[u8]) -> Result<Arc<Cell>> {
+    pub(crate) fn lookup(&self, dir: InodeNo, name: &[u8]) -> Result<Arc<Cell>> {
         self.lookup_in(&self.dir_cell(dir)?, name)
     }
 
@@ -62,20 +63,26 @@ impl MountedVolume {
             }
         };
         let hash = self.hash(name);
+        // where the inode is there, which is so nearly always, nobody asks for it
+        let mut wants_version = stale;
         loop {
             let loaded = {
                 let st = d.state.read();
                 check_alive(&st)?;
                 match &st.body {
-                    crate::cell::Body::Dir(b) => match b.index.find_loaded(hash, name) {
-                        Lookup::Found(e) => {
+                    crate::cell::Body::Dir(b) => {
+                        // noted as long as nobody can change the entry
+                        let see = |e: &Dentry| {
                             let inode = e.into();
                             note(inode, e.kind);
-                            Some((Some(inode), st.durability.version()))
+                            (Some(inode), if wants_version { st.version() } else { 0 })
+                        };
+                        match b.index.find_loaded(hash, name, see) {
+                            Lookup::Found(seen) => Some(seen),
+                            Lookup::Absent => Some((None, 0)),
+                            Lookup::NotLoaded => None,
                         }
-                        Lookup::Absent => Some((None, st.durability.version())),
-                        Lookup::NotLoaded => None,
-                    },
+                    }
                     _ => return Err(Error::NotDir),
                 }
             };
@@ -85,14 +92,15 @@ impl MountedVolume {
                     let mut st = d.state.write();
                     let e = self.find_entry(d, &mut st, name)?;
                     e.iter().for_each(|e| note(e.inode, e.kind));
-                    (e.map(|e| e.inode), st.durability.version())
+                    wants_version = true;
+                    (e.map(|e| e.inode), st.version())
                 }
             };
             let Some(inode) = entry else { return Ok(None) };
             if let Some(c) = self.child_at(d, name, inode)? {
                 let st = d.state.read();
-                // the entry is what it was
-                if stale && st.durability.version() == version {
+                // the entry is what it was, and stays so meanwhile
+                if stale && st.version() == version && !st.is_shared_dir() {
                     self.dentries.put(&key, Target { node: c.ino, generation: c.generation, kind: c.kind });
                 }
                 return Ok(Some(c));
@@ -100,9 +108,12 @@ impl MountedVolume {
             if self.maybe_stale.load(Ordering::Relaxed) {
                 return Ok(None);
             }
+            if !std::mem::replace(&mut wants_version, true) {
+                continue;
+            }
             // Without a crash before, an entry is stale only while it is being removed: an operation changes entry, link
             // and version of the directory in one step. One that stays names what is lost.
-            if d.state.read().durability.version() == version {
+            if d.state.read().version() == version {
                 let lost =
                     Error::Corrupt(Corrupt::new("directory", format!("{} names {}, which is lost", d.ino, inode.ino)));
                 if let Some(owner) = self.domain_of(inode.ino) {
@@ -115,7 +126,7 @@ impl MountedVolume {
 }
 
 /// Whether what was found by `key` is what `name` names: a hash may stand for the name.
-pub(super) fn is_named(c: &Cell, key: &Key, dir: NodeId, name: &[u8]) -> bool {
+pub(super) fn is_named(c: &Cell, key: &Key, dir: InodeNo, name: &[u8]) -> bool {
     !key.is_hashed() || c.state.read().has_link(dir, name)
 }
 
@@ -124,7 +135,7 @@ impl Volume {
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::NotDir`], [`Error::NameTooLong`], or of the device.
-    pub fn lookup(&self, dir: NodeId, name: &[u8]) -> Result<Attr> {
+    pub fn lookup(&self, dir: InodeNo, name: &[u8]) -> Result<Attr> {
         let c = self.mounted().lookup(dir, name)?;
         let st = c.state.read();
         Ok(c.attr(&st))
@@ -134,7 +145,7 @@ impl Volume {
     ///
     /// # Errors
     /// [`Error::NotFound`] where the inode is gone.
-    pub fn getattr(&self, ino: NodeId) -> Result<Attr> {
+    pub fn getattr(&self, ino: InodeNo) -> Result<Attr> {
         let c = self.mounted().see(ino)?;
         let st = c.state.read();
         if st.deleted {
@@ -147,7 +158,7 @@ impl Volume {
     ///
     /// # Errors
     /// [`Error::NotFound`] where the inode is gone.
-    pub fn open(&self, ino: NodeId) -> Result<OpenFile> {
+    pub fn open(&self, ino: InodeNo) -> Result<OpenFile> {
         match self.mounted().see(ino)? {
             CellRef::Published(c) => self.open_if_there(OpenCell::of_ref(&c)).ok_or(Error::NotFound),
             CellRef::Loaded(c) => self.open_cell(c),
@@ -170,7 +181,7 @@ impl Volume {
     ///
     /// # Errors
     /// [`Error::Invalid`] where it is none.
-    pub fn readlink(&self, ino: NodeId) -> Result<Vec<u8>> {
+    pub fn readlink(&self, ino: InodeNo) -> Result<Vec<u8>> {
         let c = self.mounted().cell(ino)?;
         if c.kind != FileKind::Symlink {
             return Err(Error::Invalid("not a symbolic link"));

@@ -3,7 +3,7 @@
 use super::lookup::is_named;
 use crate::attributes::acl;
 use crate::cell::Cell;
-use crate::cell::cache::HazardRef;
+use crate::cell::cache::{CellRef, HazardRef};
 use crate::cell::dentries::{Key, Target};
 use crate::cell::opened::OpenCell;
 use crate::error::{Error, Result};
@@ -69,7 +69,7 @@ impl Volume {
         if path.len() > PATH_MAX {
             return None;
         }
-        let mut at = Target { node: NodeId::ROOT, generation: *i.root_generation.get()?, kind: FileKind::Dir };
+        let mut at = Target { node: InodeNo::ROOT, generation: *i.root_generation.get()?, kind: FileKind::Dir };
         let (mut part, mut rest) = next_part(path);
         while !part.is_empty() {
             if !cred.privileged {
@@ -95,10 +95,19 @@ impl Volume {
         self.mounted().look(t.node).filter(|c| c.is(t.inode()))
     }
 
-    /// [`Self::quick`] to the inode itself, also where it has to be loaded.
-    fn quick_cell(&self, path: &[u8], cred: &Cred) -> Option<Arc<Cell>> {
+    /// [`Self::quick`] to an inode that is no symlink, also where it has to be loaded.
+    fn quick_seen(&self, path: &[u8], cred: &Cred) -> Option<CellRef<'_>> {
         let t = self.quick(path, cred).filter(|t| t.kind != FileKind::Symlink)?;
-        self.mounted().find(t.node).ok().flatten().filter(|c| c.is(t.inode()))
+        let i = self.mounted();
+        match i.look(t.node) {
+            Some(c) => c.is(t.inode()).then_some(CellRef::Published(c)),
+            None => i.find(t.node).ok().flatten().filter(|c| c.is(t.inode())).map(CellRef::Loaded),
+        }
+    }
+
+    /// [`Self::quick_seen`] for longer.
+    fn quick_cell(&self, path: &[u8], cred: &Cred) -> Option<Arc<Cell>> {
+        self.quick_seen(path, cred).map(|c| c.arc())
     }
 
     /// Walks to the last part of a path. Symlinks at the end are followed where `follow`.
@@ -107,7 +116,7 @@ impl Volume {
             return Err(Error::NameTooLong);
         }
         let look = follow || path.ends_with(b"/");
-        let root = self.mounted().dir_cell(NodeId::ROOT)?;
+        let root = self.mounted().dir_cell(InodeNo::ROOT)?;
         self.mounted().root_generation.get_or_init(|| root.generation);
         let (mut at, mut todo) = match self.steps(root, path, look, cred)? {
             Step::Done { dir, name, found } => return Ok(Walked { dir, name: Cow::Borrowed(name), found }),
@@ -116,7 +125,7 @@ impl Volume {
         // the first symlink is behind us
         for _ in 1..=SYMLINKS_MAX {
             if todo.starts_with(b"/") {
-                at = self.mounted().dir_cell(NodeId::ROOT)?;
+                at = self.mounted().dir_cell(InodeNo::ROOT)?;
             }
             let (dir, path) = match self.steps(at, &todo, look, cred)? {
                 Step::Done { dir, name, found } => {
@@ -199,19 +208,24 @@ impl Volume {
     ///
     /// # Errors
     /// As [`Self::resolve`]; [`Error::Invalid`] where the path names the root.
-    pub fn resolve_parent<'p>(&self, path: &'p [u8], cred: &Cred) -> Result<(NodeId, &'p [u8])> {
+    pub fn resolve_parent<'p>(&self, path: &'p [u8], cred: &Cred) -> Result<(InodeNo, &'p [u8])> {
         self.parent_cell(path, cred).map(|(dir, name)| (dir.ino, name))
     }
 
     /// [`Self::resolve_parent`] to the directory itself, whose cell tells when it is gone.
     pub(super) fn parent_cell<'p>(&self, path: &'p [u8], cred: &Cred) -> Result<(Arc<Cell>, &'p [u8])> {
+        self.parent_seen(path, cred).map(|(dir, name)| (dir.arc(), name))
+    }
+
+    /// [`Self::parent_cell`], to be looked at.
+    fn parent_seen<'p>(&self, path: &'p [u8], cred: &Cred) -> Result<(CellRef<'_>, &'p [u8])> {
         let trimmed = &path[..path.len() - path.iter().rev().take_while(|b| **b == b'/').count()];
         let at = trimmed.iter().rposition(|b| *b == b'/').map_or(0, |i| i + 1);
         let name = &trimmed[at..];
         if name.is_empty() {
             return Err(Error::Invalid("the path names the root directory"));
         }
-        if let Some(dir) = self.quick_cell(&trimmed[..at], cred)
+        if let Some(dir) = self.quick_seen(&trimmed[..at], cred)
             && dir.kind == FileKind::Dir
             && self.permit_cell(&dir, cred, SEARCH).is_ok()
         {
@@ -222,7 +236,7 @@ impl Volume {
             return Err(Error::NotDir);
         }
         self.permit_cell(&dir, cred, SEARCH)?;
-        Ok((dir, name))
+        Ok((CellRef::Loaded(dir), name))
     }
 
     /// Opens or creates a file.
@@ -235,10 +249,10 @@ impl Volume {
         if fresh {
             let (above, name) = path.split_at(path.iter().rposition(|b| *b == b'/').map_or(0, |i| i + 1));
             if !matches!(name, b"" | b"." | b"..")
-                && let Some(dir) = self.quick_cell(above, cred)
+                && let Some(dir) = self.quick_seen(above, cred)
                 && self.permit_cell(&dir, cred, WRITE | SEARCH).is_ok()
             {
-                return self.create_open(&dir, name, how.mode, cred);
+                return self.create_open(&dir, || dir.arc(), name, how.mode, cred);
             }
         } else if let Some(c) = self.quick_look(path, cred)
             && let Some(f) = self.open_found(&c, || OpenCell::of_ref(&c), how, cred)?
@@ -259,7 +273,7 @@ impl Volume {
             };
             let Some(c) = c else {
                 self.permit_cell(&w.dir, cred, WRITE | SEARCH)?;
-                return match self.create_open(&w.dir, &w.name, how.mode, cred) {
+                return match self.create_open(&w.dir, || w.dir.clone(), &w.name, how.mode, cred) {
                     Err(Error::Exists) if !how.exclusive => continue, // somebody was faster
                     done => done,
                 };
@@ -271,9 +285,18 @@ impl Volume {
         }
     }
 
-    fn create_open(&self, dir: &Arc<Cell>, name: &[u8], mode: u32, cred: &Cred) -> Result<OpenFile> {
+    /// Creates and opens a file in a directory. `whole`: the directory for more than a look at it.
+    fn create_open(
+        &self,
+        dir: &Cell,
+        whole: impl FnOnce() -> Arc<Cell>,
+        name: &[u8],
+        mode: u32,
+        cred: &Cred,
+    ) -> Result<OpenFile> {
+        let i = self.mounted();
         let new = NewNode { kind: FileKind::File, mode, umask: 0, rdev: 0, target: b"" };
-        self.open_cell(self.mounted().create_in(dir, name, &new, cred)?.0)
+        self.open_cell(i.create_seen(dir, whole, name, &new, cred)?.0)
     }
 
     /// Opens what a path led to; `None` where it was removed since: another one may have its name.
@@ -342,11 +365,11 @@ impl Volume {
 
     fn remove_path(&self, path: &[u8], want_dir: bool, cred: &Cred) -> Result<()> {
         let i = self.mounted();
-        let (dir, name) = self.parent_cell(path, cred)?;
+        let (dir, name) = self.parent_seen(path, cred)?;
         if !cred.privileged {
-            self.permit_removal(&dir, &*i.lookup_in(&dir, name)?, cred)?;
+            self.permit_removal(&dir, &*i.lookup_in(&dir.arc(), name)?, cred)?;
         }
-        i.remove_in(&dir, name, want_dir)
+        i.remove_seen(&dir, || dir.arc(), name, want_dir)
     }
 
     /// `rename`.
@@ -356,8 +379,9 @@ impl Volume {
     pub fn rename_path(&self, from: &[u8], to: &[u8], mode: RenameMode, cred: &Cred) -> Result<()> {
         let i = self.mounted();
         let (dir, name) = self.parent_cell(from, cred)?;
-        let (new_dir, new_name) = self.parent_cell(to, cred)?;
+        let (new_dir, new_name) = self.parent_seen(to, cred)?;
         if !cred.privileged {
+            let new_dir = new_dir.arc();
             let a = i.lookup_in(&dir, name)?;
             self.permit_removal(&dir, &a, cred)?;
             self.permit_cell(&new_dir, cred, WRITE | SEARCH)?;
@@ -369,7 +393,7 @@ impl Volume {
                 self.permit_cell(&a, cred, WRITE)?;
             }
         }
-        i.rename_in_dirs(dir, name, new_dir, new_name, mode)
+        i.rename_seen((dir, name), &new_dir, || new_dir.arc(), new_name, mode)
     }
 
     /// `link`.

@@ -23,7 +23,7 @@ impl MountedVolume {
         };
         let spread = match policy {
             Placement::Spread => true,
-            Placement::Inherit => kind == FileKind::Dir && dir.ino == NodeId::ROOT,
+            Placement::Inherit => kind == FileKind::Dir && dir.ino == InodeNo::ROOT,
             _ => kind == FileKind::Dir,
         };
         let n = self.domains.len() as u32;
@@ -48,13 +48,13 @@ impl MountedVolume {
     ///
     /// # Errors
     /// [`Error::NoSpace`] where none has one; of the device.
-    pub(super) fn new_inode_anywhere(&self, target: DomainId, near: NodeId) -> Result<NewInode> {
+    pub(super) fn new_inode_anywhere(&self, target: DomainId, near: InodeNo) -> Result<NewInode> {
         if let Some(inode) = self.new_inode(target, near)? {
             return Ok(NewInode { inode, domain: target });
         }
         for d in self.domains.iter().filter(|d| d.id != target && d.failed().is_none()) {
-            if let Some((ino, generation)) = d.nodes.alloc(None)? {
-                return Ok(NewInode { inode: InodeRef { ino, generation }, domain: d.id });
+            if let Some((node, generation)) = d.nodes.alloc(None)? {
+                return Ok(NewInode { inode: InodeRef { ino: node.inode(), generation }, domain: d.id });
             }
         }
         Err(Error::NoSpace)
@@ -65,12 +65,12 @@ impl MountedVolume {
     ///
     /// # Errors
     /// Of the device.
-    pub(super) fn new_inode(&self, d: DomainId, near: NodeId) -> Result<Option<InodeRef>> {
+    pub(super) fn new_inode(&self, d: DomainId, near: InodeNo) -> Result<Option<InodeRef>> {
         let dom = self.dom(d);
         let mut given_back = false;
         loop {
-            if let Some((ino, generation)) = dom.nodes.alloc(Some(near))? {
-                return Ok(Some(InodeRef { ino, generation }));
+            if let Some((node, generation)) = dom.nodes.alloc(Some(near.node()))? {
+                return Ok(Some(InodeRef { ino: node.inode(), generation }));
             }
             if self.claim_group(dom)? {
                 continue;

@@ -5,12 +5,30 @@
 
 use crate::braid::frontier::Frontier;
 use crate::braid::rules::{Taking, end_directory, take_name};
-use crate::braid::vacated::VacatedList;
+use crate::braid::vacated::{Vacated, VacatedList};
 use crate::cell::{Cell, State};
+use crate::domain::tx::Tx;
 use crate::error::Result;
 use crate::types::*;
 use crate::volume::MountedVolume;
 use std::sync::Arc;
+
+/// Whether an inode is moved without a commit of the directories above it, since nothing has written it yet.
+#[derive(Debug, Clone, Copy, Default)]
+#[must_use]
+pub(super) struct Unwritten(bool);
+
+impl Unwritten {
+    /// Whether that is still so, for who has entered transaction `tx` of the inode's domain, and locked the inode.
+    pub fn holds(self, tx: &Tx, c: &Cell, st: &State) -> bool {
+        !self.0 || is_unwritten(tx.id, c, st)
+    }
+}
+
+/// Whether nothing has written the inode, and no fsync is about to: one that is under way may have seen its names.
+fn is_unwritten(tx: TxId, c: &Cell, st: &State) -> bool {
+    st.durability.is_unwritten(tx) && c.sync.try_lock().is_some()
+}
 
 impl MountedVolume {
     /// Who left `dir/name` without that being durable yet (`crate::braid::vacated`).
@@ -18,6 +36,16 @@ impl MountedVolume {
         let mut all = self.dom(dir.domain).vacated.get(dir.ino, name);
         all.retain(|l| self.pending(l.domain, l.tx));
         all
+    }
+
+    /// An inode left `dir/name`. The caller has the directory locked for writing.
+    pub(super) fn left(&self, dir: &Cell, st: &State, name: &[u8], left: Vacated) {
+        let vacated = &self.dom(dir.domain).vacated;
+        if st.is_shared_dir() {
+            vacated.add_shared(dir.ino, name, left);
+        } else {
+            vacated.add(dir.ino, name, left);
+        }
     }
 
     /// Inodes that left a directory without that being durable yet, which must be so before its end is, decided in domain
@@ -71,32 +99,57 @@ impl MountedVolume {
     /// other domains than the object, are made durable first. Else a crash could keep the object's move and lose the only
     /// place where it hangs. So, too, are those of the object's own domain where an inode of another domain moves it
     /// (`moved_by`, in an exchange). Not inside a gate; one of the rare commits in the foreground.
-    pub(crate) fn commit_new_parents(&self, dir: &Arc<Cell>, child: &Arc<Cell>, moved_by: DomainId) -> Result<()> {
+    ///
+    /// An object that nothing has written yet needs none of that, as long as it stays so: the caller asks the answer again
+    /// ([`Unwritten::holds`]) when it has entered the gate and locked the object.
+    pub(super) fn commit_new_parents(&self, dir: &Cell, child: &Cell, moved_by: DomainId) -> Result<Unwritten> {
         let alone = moved_by == child.domain;
         // what hangs below a directory moves with it
-        if alone && child.kind != FileKind::Dir && !self.ever_durable(child)? {
-            return Ok(());
+        if alone && child.kind != FileKind::Dir {
+            let running = self.dom(child.domain).running();
+            if is_unwritten(running, child, &child.state.read()) {
+                return Ok(Unwritten(true));
+            }
         }
-        let mut at = dir.clone();
+        self.commit_above(dir, child, alone).map(|()| Unwritten(false))
+    }
+
+    /// [`Self::commit_new_parents`] of what may be there after a crash. `alone`: none of another domain moves it.
+    fn commit_above(&self, dir: &Cell, child: &Cell, alone: bool) -> Result<()> {
+        let mut above: Option<Arc<Cell>> = None;
         let mut seen = std::collections::HashSet::new();
-        while at.ino != NodeId::ROOT && seen.insert(at.ino) {
+        loop {
+            let at = above.as_deref().unwrap_or(dir);
+            if at.ino == InodeNo::ROOT || !seen.insert(at.ino) {
+                return Ok(());
+            }
             if (!alone || at.domain != child.domain)
                 && self.dom(at.domain).failed().is_none()
-                && !self.ever_durable(&at)?
+                && !self.ever_durable(at)?
             {
-                return self.sync_by_commit(dir);
+                let Some(dir) = self.find(dir.ino)?.filter(|c| c.is(dir.inode())) else { return Ok(()) };
+                return self.sync_by_commit(&dir);
             }
             let parent = at.state.read().parent;
-            let Some(above) = self.find(parent)? else { return Ok(()) }; // removed meanwhile
-            at = above;
+            if parent == InodeNo::ROOT {
+                return Ok(());
+            }
+            // removed meanwhile, if it is not there
+            above = self.find(parent)?;
+            if above.is_none() {
+                return Ok(());
+            }
         }
-        Ok(())
     }
 
     /// Whether the inode is there after a crash, in some state.
     fn ever_durable(&self, c: &Cell) -> Result<bool> {
-        let synced = c.state.read().durability.ever_synced();
-        let known = self.dom(c.domain).nodes.get(c.ino)?;
-        Ok(synced || (known.used() && known.generation == c.generation))
+        let d = self.dom(c.domain);
+        // mostly memory knows
+        if c.state.read().durability.ever_durable(d.committed_tx()) {
+            return Ok(true);
+        }
+        let known = d.nodes.get(c.ino.node())?;
+        Ok(known.used() && known.generation == c.generation)
     }
 }

@@ -1,7 +1,6 @@
 //! Listing directories by cookies that stay valid while the directory changes.
 
 use super::checks::check_alive;
-use crate::cell::dir::Lookup;
 use crate::cell::{Body, Cell};
 use crate::error::{Error, Result};
 use crate::planted::sharing::{Place, share};
@@ -31,38 +30,30 @@ impl MountedVolume {
             check_alive(&st)?;
             *seen = self.access_due(&st);
             let Body::Dir(d) = &st.body else { return Err(Error::NotDir) };
+            let whole = d.index.list_loaded(pos, BATCH, &mut |e| out.push(e.clone()));
+            if whole || !out.is_empty() {
+                return Ok(out);
+            }
+        }
+        let mut st = c.state.write();
+        self.dom(c.domain).with_index(c.ino, &mut st, |ix, load| {
             while out.len() < BATCH {
-                match d.index.next_loaded(pos) {
-                    Lookup::Found(e) => {
+                match ix.next_after(pos, load)? {
+                    Some(e) => {
                         pos = e.hash;
                         out.push(e.clone());
                     }
-                    Lookup::Absent => return Ok(out),
-                    Lookup::NotLoaded => break,
+                    None => break,
                 }
             }
-        }
-        if out.is_empty() {
-            let mut st = c.state.write();
-            self.dom(c.domain).with_index(c.ino, &mut st, |ix, load| {
-                while out.len() < BATCH {
-                    match ix.next_after(pos, load)? {
-                        Some(e) => {
-                            pos = e.hash;
-                            out.push(e.clone());
-                        }
-                        None => break,
-                    }
-                }
-                Ok(())
-            })?;
-        }
+            Ok(())
+        })?;
         Ok(out)
     }
 
     fn list(
         &self,
-        dir: NodeId,
+        dir: InodeNo,
         cookie: u64,
         tell: Tell,
         each: &mut dyn FnMut(DirEntry<'_>, Option<&Attr>) -> bool,
@@ -135,7 +126,7 @@ impl Volume {
     ///
     /// # Errors
     /// [`Error::NotDir`], or of the device.
-    pub fn readdir(&self, dir: NodeId, cookie: u64, each: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
+    pub fn readdir(&self, dir: InodeNo, cookie: u64, each: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
         share(Place::List);
         self.mounted().list(dir, cookie, Tell::Names, &mut |e, _| each(e))
     }
@@ -146,7 +137,7 @@ impl Volume {
     /// As [`Self::readdir`].
     pub fn readdir_plus(
         &self,
-        dir: NodeId,
+        dir: InodeNo,
         cookie: u64,
         each: &mut dyn FnMut(DirEntry<'_>, Option<&Attr>) -> bool,
     ) -> Result<()> {
@@ -162,7 +153,7 @@ impl Volume {
     /// As [`Self::readdir`]. What `each` took until then is counted.
     pub fn readdir_held(
         &self,
-        dir: NodeId,
+        dir: InodeNo,
         cookie: u64,
         each: &mut dyn FnMut(DirEntry<'_>, Option<&Attr>) -> bool,
     ) -> Result<()> {

@@ -12,14 +12,14 @@ use crate::volume::{MountedVolume, Volume};
 use std::sync::Arc;
 
 /// Metadata blocks that a removal can dirty.
-const REMOVE_BLOCKS: u64 = 3;
+pub(super) const REMOVE_BLOCKS: u64 = 3;
 
 impl Volume {
     /// Removes a name of something that is no directory.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::IsDir`].
-    pub fn unlink(&self, dir: NodeId, name: &[u8]) -> Result<()> {
+    pub fn unlink(&self, dir: InodeNo, name: &[u8]) -> Result<()> {
         let i = self.mounted();
         i.remove_in(&i.dir_cell(dir)?, name, false)
     }
@@ -28,7 +28,7 @@ impl Volume {
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::NotDir`], [`Error::NotEmpty`].
-    pub fn rmdir(&self, dir: NodeId, name: &[u8]) -> Result<()> {
+    pub fn rmdir(&self, dir: InodeNo, name: &[u8]) -> Result<()> {
         let i = self.mounted();
         i.remove_in(&i.dir_cell(dir)?, name, true)
     }
@@ -37,6 +37,25 @@ impl Volume {
 impl MountedVolume {
     /// Removes a name of a directory that is at hand: [`Volume::rmdir`], else [`Volume::unlink`].
     pub(crate) fn remove_in(&self, d: &Arc<Cell>, name: &[u8], want_dir: bool) -> Result<()> {
+        self.remove_seen(d, || d.clone(), name, want_dir)
+    }
+
+    /// [`Self::remove_in`] in a directory that is only looked at. `whole`: the directory for more than that.
+    pub(super) fn remove_seen(
+        &self,
+        d: &Cell,
+        whole: impl FnOnce() -> Arc<Cell>,
+        name: &[u8],
+        want_dir: bool,
+    ) -> Result<()> {
+        if !want_dir && self.is_shared(d) && self.remove_beside(d, name)?.is_some() {
+            return Ok(());
+        }
+        self.remove_alone(&whole(), name, want_dir)
+    }
+
+    /// [`Self::remove_in`] with the directory for itself.
+    fn remove_alone(&self, d: &Arc<Cell>, name: &[u8], want_dir: bool) -> Result<()> {
         if want_dir && name == b"." {
             return Err(Error::Invalid("the last part of the path is `.`"));
         }
@@ -87,8 +106,8 @@ impl MountedVolume {
             // what is durable by now must not keep the inode when this was its last name
             i.dom(c.domain).forget_durable(&mut st);
             op.touch(d, &mut dst)?;
-            i.edit_entry(By::Operation(&mut op), d, &mut dst, name, Edit::Remove)?;
             op.touch(&c, &mut st)?;
+            i.edit_entry(By::Operation(&mut op), d, &mut dst, name, Edit::Remove)?;
             let now = i.shared.now();
             st.ctime = now;
             let seq = i.shared.name_time(&mut [&mut dst], st.link_seq);
@@ -100,7 +119,7 @@ impl MountedVolume {
             // into it
             let moved_out = want_dir && i.any_vacated_in(&c);
             let left = Vacated { domain: c.domain, tx: op.tx(c.domain).id, alive: st.nlink > 0 || moved_out };
-            i.dom(d.domain).vacated.add(d.ino, name, left);
+            i.left(d, &dst, name, left);
             return Ok(());
         }
     }

@@ -7,6 +7,7 @@
 
 use super::checks::{check_alive, check_changeable, check_name, check_takes_names};
 use super::entries::{Child, Named};
+use super::prerequisites::Unwritten;
 use crate::braid::durability::Before;
 use crate::braid::entry::{By, Edit};
 use crate::braid::plan::{Plan, Rename, Subject, Waits, Which, plan};
@@ -22,7 +23,10 @@ use smallvec::{SmallVec, smallvec};
 use std::sync::Arc;
 
 /// Metadata blocks that a rename can dirty in one domain.
-const RENAME_BLOCKS: u64 = 8;
+pub(super) const RENAME_BLOCKS: u64 = 8;
+
+/// So often are two directories locked one after the other, the second only where nobody has it.
+pub(super) const LOCK_ATTEMPTS: usize = 8;
 
 /// One directory or two, locked.
 type Dirs<'c> = SmallVec<[BiasedWriteGuard<'c, State>; 2]>;
@@ -41,6 +45,10 @@ struct Request<'r> {
     /// What has the new name: a victim, or the partner of an exchange.
     dst: Option<Arc<Cell>>,
     mode: RenameMode,
+    /// Of what moves to the other directory: whether nothing has written `src`, or the partner.
+    unwritten: [Unwritten; 2],
+    /// The rename lock is held: directories are locked by their places in the tree.
+    in_order: bool,
 }
 
 impl Request<'_> {
@@ -66,6 +74,10 @@ impl Request<'_> {
     fn partner_moves(&self) -> bool {
         self.two_dirs() && self.partner().is_some_and(|d| d.kind == FileKind::Dir)
     }
+    /// Whether it may change which directory is above which, or has to know that.
+    fn changes_tree(&self) -> bool {
+        self.two_dirs() && (self.src_moves() || self.dst.as_ref().is_some_and(|d| d.kind == FileKind::Dir))
+    }
     /// Locks the inodes, by number.
     fn lock_inodes(&self) -> (BiasedWriteGuard<'_, State>, Option<BiasedWriteGuard<'_, State>>) {
         match &self.dst {
@@ -88,6 +100,8 @@ enum Restart {
     Changed,
     /// Another thread has this inode locked, which a stale entry may name ([`Child::Busy`]).
     Busy(Arc<Cell>),
+    /// Others keep the two directories locked, now the one and now the other: only in an order can both be waited for.
+    Contended,
 }
 
 /// A part of a rename, or that it starts again.
@@ -105,14 +119,14 @@ struct Locked<'c> {
 
 impl MountedVolume {
     /// Whether `above` is `below` or an ancestor of it. Under the rename lock.
-    fn is_ancestor(&self, above: NodeId, below: &Arc<Cell>) -> Result<bool> {
+    fn is_ancestor(&self, above: InodeNo, below: &Arc<Cell>) -> Result<bool> {
         let mut at = below.clone();
         // a tree this deep is a loop, which only a damaged volume has
         for _ in 0..1_000_000 {
             if at.ino == above {
                 return Ok(true);
             }
-            if at.ino == NodeId::ROOT {
+            if at.ino == InodeNo::ROOT {
                 return Ok(false);
             }
             let parent = at.state.read().parent;
@@ -130,9 +144,15 @@ impl MountedVolume {
         self.commit_some(&first)
     }
 
-    fn lock_dirs<'c>(&self, a: &'c Arc<Cell>, b: &'c Arc<Cell>) -> Result<(Dirs<'c>, usize, usize)> {
-        if a.ino == b.ino {
-            return Ok((smallvec![a.state.write()], 0, 0));
+    /// Locks the directories; the places of those of the old and of the new name.
+    fn lock_dirs<'c>(&self, r: &'c Request<'_>) -> Result<Attempt<(Dirs<'c>, usize, usize)>> {
+        let (a, b) = (&r.from.dir, &r.to.dir);
+        if !r.two_dirs() {
+            return Ok(Ok((smallvec![a.state.write()], 0, 0)));
+        }
+        if !r.in_order {
+            debug_assert!(!r.changes_tree());
+            return Ok(lock_unrelated(a, b).ok_or(Restart::Contended));
         }
         // an ancestor first, else by number
         let a_above = self.is_ancestor(a.ino, b)?;
@@ -141,30 +161,38 @@ impl MountedVolume {
         let (first, second) = if a_first { (a, b) } else { (b, a) };
         let above = first.state.write();
         let below = if related { second.state.write() } else { second.state.write_above(&above) };
-        Ok((smallvec![above, below], usize::from(!a_first), usize::from(a_first)))
+        Ok(Ok((smallvec![above, below], usize::from(!a_first), usize::from(a_first))))
     }
 
     fn rename(&self, from: &Side<'_>, to: &Side<'_>, mode: RenameMode) -> Result<()> {
-        let _one = (from.dir.ino != to.dir.ino).then(|| self.rename.lock());
+        let mut tree = None;
         loop {
             let src = self.lookup_in(&from.dir, from.name)?;
             let dst = self.find_in(&to.dir, to.name)?;
-            let r = Request { from, to, src, dst, mode };
+            let mut r =
+                Request { from, to, src, dst, mode, unwritten: [Unwritten::default(); 2], in_order: tree.is_some() };
+            if tree.is_none() && r.changes_tree() {
+                // what the names name may be others by the time it is had
+                tree = Some(self.rename.lock());
+                continue;
+            }
             self.check_rename(&r)?;
             if r.dst.as_ref().is_some_and(|d| d.ino == r.src.ino) {
                 return Ok(());
             }
-            self.commit_before(&r)?;
+            r.unwritten = self.commit_before(&r)?;
             match self.try_rename(&r)? {
                 Ok(done) => return self.note_move(&r, done),
                 Err(Restart::Changed) => {}
                 Err(Restart::Busy(c)) => Child::wait(&c),
+                Err(Restart::Contended) => tree = Some(self.rename.lock()),
             }
         }
     }
 
     /// Makes durable what must be so before the rename (docs/braid.md). Not inside a gate.
-    fn commit_before(&self, r: &Request<'_>) -> Result<()> {
+    fn commit_before(&self, r: &Request<'_>) -> Result<[Unwritten; 2]> {
+        let mut unwritten = [Unwritten::default(); 2];
         if r.src_moves() {
             self.order_move(r.src.domain, r.is_completed())?;
         }
@@ -174,12 +202,13 @@ impl MountedVolume {
         self.commit_vacating_rename(&r.to.dir, r.to.name, r.src.domain)?;
         self.commit_exchange(&r.src)?;
         if r.two_dirs() {
-            self.commit_new_parents(&r.to.dir, &r.src, r.partner().map_or(r.src.domain, |d| d.domain))?;
+            unwritten[0] =
+                self.commit_new_parents(&r.to.dir, &r.src, r.partner().map_or(r.src.domain, |d| d.domain))?;
             if let Some(d) = r.partner() {
-                self.commit_new_parents(&r.from.dir, d, r.src.domain)?;
+                unwritten[1] = self.commit_new_parents(&r.from.dir, d, r.src.domain)?;
             }
         }
-        let Some(d) = &r.dst else { return Ok(()) };
+        let Some(d) = &r.dst else { return Ok(unwritten) };
         self.commit_exchange(d)?;
         if r.partner().is_some() {
             self.commit_vacating_rename(&r.from.dir, r.from.name, d.domain)?;
@@ -192,7 +221,7 @@ impl MountedVolume {
                 self.dom(c.domain).commit()?;
             }
         }
-        Ok(())
+        Ok(unwritten)
     }
 
     /// Whether the names of `c`, of a rename over domains, are durable as far as recovery needs them.
@@ -218,7 +247,7 @@ impl MountedVolume {
     }
 
     fn check_rename(&self, r: &Request<'_>) -> Result<()> {
-        let Request { from, to, src, dst, mode } = r;
+        let Request { from, to, src, dst, mode, .. } = r;
         match (*mode, dst) {
             (RenameMode::NoReplace, Some(_)) => return Err(Error::Exists),
             (RenameMode::Exchange, None) => return Err(Error::NotFound),
@@ -254,7 +283,10 @@ impl MountedVolume {
         let mut domains: SmallVec<[DomainId; 4]> = smallvec![r.from.dir.domain, r.to.dir.domain, r.src.domain];
         domains.extend(r.dst.as_ref().map(|d| d.domain));
         let mut op = Op::begin(self, &domains, RENAME_BLOCKS, r.dst.is_some())?;
-        let (mut dirs, old, new) = self.lock_dirs(&r.from.dir, &r.to.dir)?;
+        let (mut dirs, old, new) = match self.lock_dirs(r)? {
+            Ok(locked) => locked,
+            Err(again) => return Ok(Err(again)),
+        };
         for d in &dirs {
             check_alive(d)?;
         }
@@ -264,7 +296,7 @@ impl MountedVolume {
         };
         let (src, dst) = r.lock_inodes();
         let mut l = Locked { dirs, old, new, src, dst };
-        if let Err(again) = self.may_change(r, &mut l)? {
+        if let Err(again) = self.may_change(&op, r, &mut l)? {
             return Ok(Err(again));
         }
         let takes_new = op.may_take(&r.to.dir, r.to.name, r.src.domain);
@@ -306,14 +338,15 @@ impl MountedVolume {
     ///
     /// # Errors
     /// Those of the rename: flags that forbid it, [`Error::NotEmpty`].
-    fn may_change(&self, r: &Request<'_>, l: &mut Locked<'_>) -> Result<Attempt<()>> {
-        if l.src.deleted || self.exchanging(&l.src) {
+    fn may_change(&self, op: &Op<'_>, r: &Request<'_>, l: &mut Locked<'_>) -> Result<Attempt<()>> {
+        let holds = |i: usize, c: &Cell, st: &State| r.unwritten[i].holds(op.tx(c.domain), c, st);
+        if l.src.deleted || self.exchanging(&l.src) || !holds(0, &r.src, &l.src) {
             return Ok(Err(Restart::Changed));
         }
         if let (Some(d), Some(v)) = (&r.dst, &l.dst) {
             let known = || self.names_known(r.mode, &r.src, &l.src, false) && self.names_known(r.mode, d, v, true);
             // `commit_before` saw to it; names have changed since
-            if v.deleted || self.exchanging(v) || (r.is_apart() && !known()) {
+            if v.deleted || self.exchanging(v) || (r.is_apart() && !known()) || !holds(1, d, v) {
                 return Ok(Err(Restart::Changed));
             }
         }
@@ -384,6 +417,7 @@ impl MountedVolume {
         let mut dirs: SmallVec<[&mut State; 2]> = l.dirs.iter_mut().map(|d| &mut **d).collect();
         let seq = self.shared.name_time(&mut dirs, than);
         debug_assert!(seq >= than, "names changed at {seq}, before {than}");
+        drop(dirs);
         change_names(&mut l.src, r.from, Some(r.to), seq, now);
         l.src.durability.inode_takes_name(&takes[0]);
         plan.moved.note(&mut l.src.durability, r.from.dir.ino, r.from.name);
@@ -399,8 +433,8 @@ impl MountedVolume {
             }
         }
         for (which, vacated) in &plan.vacated {
-            let side = if *which == Which::Old { r.from } else { r.to };
-            self.dom(side.dir.domain).vacated.add(side.dir.ino, side.name, *vacated);
+            let (side, dir) = if *which == Which::Old { (r.from, l.old) } else { (r.to, l.new) };
+            self.left(&side.dir, &l.dirs[dir], side.name, *vacated);
         }
         self.hint_rename(op, r, plan);
         if let (Some(d), Some(v), None) = (&r.dst, &mut l.dst, r.partner()) {
@@ -425,6 +459,24 @@ impl MountedVolume {
             }
         }
     }
+}
+
+/// Locks two directories of which nobody knows whether one is above the other: other threads may lock them in either order, so
+/// none is waited for with the other one locked. The places of `a` and `b` in what it gives; `None` where others keep them
+/// locked.
+fn lock_unrelated<'c>(a: &'c Cell, b: &'c Cell) -> Option<(Dirs<'c>, usize, usize)> {
+    let mut a_first = a.ino < b.ino;
+    for _ in 0..LOCK_ATTEMPTS {
+        let (first, second) = if a_first { (a, b) } else { (b, a) };
+        let one = first.state.write();
+        if let Some(other) = second.state.try_write() {
+            return Some((smallvec![one, other], usize::from(!a_first), usize::from(a_first)));
+        }
+        drop(one);
+        // the one that was locked is waited for next
+        a_first = !a_first;
+    }
+    None
 }
 
 /// An inode that a rename has touched.
@@ -455,7 +507,7 @@ impl Volume {
     /// # Errors
     /// As `renameat2`: [`Error::NotFound`], [`Error::Exists`], [`Error::NotEmpty`], [`Error::IsDir`], [`Error::NotDir`],
     /// [`Error::Invalid`] for a directory below itself.
-    pub fn rename(&self, dir: NodeId, name: &[u8], new_dir: NodeId, new_name: &[u8], mode: RenameMode) -> Result<()> {
+    pub fn rename(&self, dir: InodeNo, name: &[u8], new_dir: InodeNo, new_name: &[u8], mode: RenameMode) -> Result<()> {
         let i = self.mounted();
         i.rename_in_dirs(i.dir_cell(dir)?, name, i.dir_cell(new_dir)?, new_name, mode)
     }
@@ -471,8 +523,24 @@ impl MountedVolume {
         new_name: &[u8],
         mode: RenameMode,
     ) -> Result<()> {
+        self.rename_seen((dir, name), &new_dir, || new_dir.clone(), new_name, mode)
+    }
+
+    /// [`Self::rename_in_dirs`] into a directory that is only looked at. `whole`: that directory for more than that.
+    pub(super) fn rename_seen(
+        &self,
+        (dir, name): (Arc<Cell>, &[u8]),
+        new_dir: &Cell,
+        whole: impl FnOnce() -> Arc<Cell>,
+        new_name: &[u8],
+        mode: RenameMode,
+    ) -> Result<()> {
+        let plain = mode != RenameMode::Exchange && self.is_shared(new_dir);
+        if plain && self.rename_beside(&dir, name, new_dir, new_name)?.is_some() {
+            return Ok(());
+        }
         check_name(name)?;
         check_name(new_name)?;
-        self.rename(&Side { dir, name }, &Side { dir: new_dir, name: new_name }, mode)
+        self.rename(&Side { dir, name }, &Side { dir: whole(), name: new_name }, mode)
     }
 }

@@ -3,9 +3,9 @@
 use super::*;
 use crate::space::Space;
 use crate::space::testdev::{TestDevice, store};
-use braidfs_format::BlockAddr;
 use braidfs_format::dentry::encode_bucket;
 use braidfs_format::node::{NodeBlockBuilder, NodeKind, USED};
+use braidfs_format::{BlockAddr, InodeNo, NodeId};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, HashSet};
 
@@ -35,7 +35,7 @@ fn record(node: NodeId, generation: u32, payload: u8) -> NodeRecord {
         generation,
         kind: NodeKind::Inode,
         flags: USED,
-        owner: node,
+        owner: node.inode(),
         version: 1,
         payload: vec![payload; 9],
     }
@@ -121,7 +121,7 @@ fn run_model(seed: u64, steps: usize) {
         }
         assert_eq!(used(&table), model);
         assert_eq!(table.total(), NODES - 1);
-        let root = u64::from(!model.contains_key(&NodeId::ROOT));
+        let root = u64::from(!model.contains_key(&InodeNo::ROOT.node()));
         assert_eq!(table.free(), NODES - 1 - root - model.len() as u64 - loose.len() as u64);
     }
 }
@@ -241,7 +241,7 @@ fn buckets_among_them_are_read_with_them() {
     let (device, store) = fixture();
     let table = open_table(&store, &GROUPS).unwrap();
     let (node, generation) = table.alloc(None).unwrap().unwrap();
-    let bucket = |addr: u64, seq| encode_bucket(&[], node, addr << 20, D.0, store.volume, BlockAddr(addr), seq);
+    let bucket = |addr: u64, seq| encode_bucket(&[], node.inode(), addr << 20, D.0, store.volume, BlockAddr(addr), seq);
     for addr in 600..640 {
         let mut builder = NodeBlockBuilder::default();
         builder.push(&record(node, generation, 1).encode()).unwrap();
@@ -275,7 +275,7 @@ fn what_was_used_least_lately_is_read_again() {
     let table = open_table(&store, &GROUPS).unwrap();
     let all = || (300..2000u64).chain(2340..4040);
     for addr in all() {
-        let block = encode_bucket(&[], NodeId(9), 0, D.0, store.volume, BlockAddr(addr), 1);
+        let block = encode_bucket(&[], InodeNo(9), 0, D.0, store.volume, BlockAddr(addr), 1);
         store.write(BlockAddr(addr), &block).unwrap();
     }
     let reads_of = |blocks: &mut dyn Iterator<Item = u64>| {

@@ -10,9 +10,9 @@ use super::pool::SegmentRef;
 use super::{Run, Space};
 use crate::error::Result;
 use braidfs_format::geometry::SEGMENT_BLOCKS;
-use braidfs_format::group::{Owner, SegmentEntry, SegmentKind, Temperature};
+use braidfs_format::group::{NO_SNAPSHOT, Owner, SegmentEntry, SegmentKind, Temperature};
 use braidfs_format::journal::Record;
-use braidfs_format::{BlockAddr, Corrupt, NodeId, TxId};
+use braidfs_format::{BlockAddr, Corrupt, InodeNo, TxId};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -61,7 +61,7 @@ impl Space {
         run: Run,
         kind: SegmentKind,
         temperature: Temperature,
-        (owner, lblk): (NodeId, u64),
+        (owner, lblk): (InodeNo, u64),
         tx: TxId,
     ) -> Result<()> {
         if !matches!(kind, SegmentKind::Data | SegmentKind::Node) {
@@ -73,7 +73,7 @@ impl Space {
             group.edit_owners(&self.store, &self.owners, index, piece, &mut |i, o| {
                 let live = if owner.0 == 0 && o.node.0 == 0 { o.live } else { 0 };
                 let lblk = if owner.0 == 0 { 0 } else { base + u64::from(i - piece.0) };
-                *o = Owner { node: owner, lblk, live };
+                *o = Owner { node: owner, lblk, live, birth: NO_SNAPSHOT };
             })?;
             let bits = bitmap::mask(piece.0, piece.1);
             let mut state = segment.state.lock();

@@ -7,7 +7,7 @@ use braidfs_format::geometry::SEGMENT_BLOCKS;
 use braidfs_format::group::SegmentEntry;
 use braidfs_format::group::{SegmentKind, Temperature};
 use braidfs_format::journal::Record;
-use braidfs_format::{NodeId, TxId};
+use braidfs_format::{InodeNo, TxId};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, HashSet};
 
@@ -19,7 +19,7 @@ const CLASSES: [Class; 3] = [DATA, COLD, NODE];
 
 fn alloc_record(run: Run, class: Class, owner: u64, lblk: u64) -> Record {
     let Class { kind, temperature } = class;
-    Record::Alloc { addr: run.addr, len: run.len, kind, temperature, owner: NodeId(owner), lblk }
+    Record::Alloc { addr: run.addr, len: run.len, kind, temperature, owner: InodeNo(owner), lblk }
 }
 fn blocks(run: Run) -> impl Iterator<Item = u64> {
     run.addr.0..run.addr.0 + u64::from(run.len)
@@ -123,7 +123,7 @@ fn run_model(seed: u64, steps: usize) {
                         let (owner, lblk) = (2 + random.usize(..90) as u64, random.usize(..1 << 40) as u64);
                         records.push(alloc_record(run, class, owner, lblk));
                         for (i, b) in blocks(run).enumerate() {
-                            let owner = Owner { node: NodeId(owner), lblk: lblk + i as u64, live: 0 };
+                            let owner = Owner { node: InodeNo(owner), lblk: lblk + i as u64, ..Owner::default() };
                             model.committed.insert(b, owner);
                         }
                     }

@@ -7,6 +7,7 @@ use super::{MountedVolume, Volume};
 use crate::cell::{Body, Cell, State};
 use crate::domain::Domain;
 use crate::error::Result;
+use crate::planted::{Bug, planted};
 use crate::types::*;
 use crate::volume::operation::Op;
 use braidfs_format::group::Owner;
@@ -19,7 +20,7 @@ type LiveRecords = Vec<(Arc<Cell>, NodeId)>;
 
 /// Has the overflow record of `node` written again with its touched inode.
 pub(super) fn mark_node(c: &Cell, st: &mut State, node: NodeId) {
-    if node != c.ino {
+    if node != c.ino.node() {
         match &mut st.body {
             Body::File(f) => f.map.mark_dirty(&[node]),
             Body::Dir(b) => b.map.mark_dirty(&[node]),
@@ -65,7 +66,7 @@ impl MountedVolume {
     }
 
     /// Makes a data block or directory bucket dirty, if the inode still has it there.
-    fn move_block(&self, d: &Arc<Domain>, addr: BlockAddr, ino: NodeId, lblk: u64) -> Result<bool> {
+    fn move_block(&self, d: &Arc<Domain>, addr: BlockAddr, ino: InodeNo, lblk: u64) -> Result<bool> {
         let Some(c) = d.find(ino)? else { return Ok(false) };
         let mut op = Op::begin(self, &[d.id], 3, false)?;
         let mut st = c.state.write();
@@ -89,7 +90,11 @@ impl MountedVolume {
         if !self.reserve_pages(&c, &mut st, lblk, lblk) {
             return Ok(false);
         }
-        op.touch(&c, &mut st)?;
+        if planted(Bug::MoveForgotten) {
+            op.touch_content(&c, &mut st)?;
+        } else {
+            op.touch(&c, &mut st)?;
+        }
         let Body::File(f) = &mut st.body else { return Ok(false) };
         f.cold = true;
         if f.pages.dirty(lblk) {

@@ -27,7 +27,7 @@ impl MountedVolume {
     /// Counts the inode as held and tells its attributes; `None` where it is gone.
     pub(crate) fn hold(&self, c: &Arc<Cell>) -> Option<Attr> {
         // the root never goes
-        let counted = c.ino != NodeId::ROOT;
+        let counted = c.ino != InodeNo::ROOT;
         if counted && !self.held.add(c.ino, c.generation, c.kind) {
             return None;
         }
@@ -44,13 +44,13 @@ impl MountedVolume {
     }
 
     /// Takes one count back where the look-up did not get through to the holder.
-    pub(crate) fn unhold(&self, ino: NodeId, generation: u32) {
+    pub(crate) fn unhold(&self, ino: InodeNo, generation: u32) {
         self.take_back(ino, &|g| g == generation, 1);
     }
 
     /// Whether that was the last.
-    fn take_back(&self, ino: NodeId, is_it: &dyn Fn(u32) -> bool, times: u64) -> bool {
-        if ino == NodeId::ROOT || times == 0 {
+    fn take_back(&self, ino: InodeNo, is_it: &dyn Fn(u32) -> bool, times: u64) -> bool {
+        if ino == InodeNo::ROOT || times == 0 {
             return false;
         }
         let orphan = match self.held.give_back(ino, is_it, times) {
@@ -71,7 +71,7 @@ impl MountedVolume {
         true
     }
 
-    fn reap_given_back(&self, ino: NodeId, is_it: &dyn Fn(u32) -> bool) {
+    fn reap_given_back(&self, ino: InodeNo, is_it: &dyn Fn(u32) -> bool) {
         let reaped = self.find(ino).and_then(|c| match c {
             Some(c) if is_it(c.generation) => self.reap(&c),
             _ => Ok(()),
@@ -88,7 +88,7 @@ impl Volume {
     ///
     /// # Errors
     /// As [`Volume::lookup`]; nothing is counted then.
-    pub fn lookup_held(&self, dir: NodeId, name: &[u8]) -> Result<Attr> {
+    pub fn lookup_held(&self, dir: InodeNo, name: &[u8]) -> Result<Attr> {
         let i = self.mounted();
         loop {
             let c = i.lookup(dir, name)?;
@@ -106,7 +106,7 @@ impl Volume {
     ///
     /// # Errors
     /// [`Error::NotFound`] where it is not; nothing is counted then.
-    pub fn hold(&self, ino: NodeId, is_it: impl Fn(u32) -> bool) -> Result<Attr> {
+    pub fn hold(&self, ino: InodeNo, is_it: impl Fn(u32) -> bool) -> Result<Attr> {
         let c = self.mounted().cell(ino)?;
         if !is_it(c.generation) {
             return Err(Error::NotFound);
@@ -117,23 +117,23 @@ impl Volume {
     /// Gives `times` counts of an inode back, if the number is held in the generation meant. An inode that lost its
     /// last name meanwhile goes with the last count. More than was counted is taken as all, and said once in the log.
     /// Whether none is left.
-    pub fn forget(&self, ino: NodeId, is_it: impl Fn(u32) -> bool, times: u64) -> bool {
+    pub fn forget(&self, ino: InodeNo, is_it: impl Fn(u32) -> bool, times: u64) -> bool {
         self.mounted().take_back(ino, &is_it, times)
     }
 
     /// Whether the inode is held, of whatever generation.
-    pub fn is_held(&self, ino: NodeId) -> bool {
+    pub fn is_held(&self, ino: InodeNo) -> bool {
         self.mounted().held.shard(ino).lock().counts.contains_key(&ino.0)
     }
 
     /// All regular files that are held, among those that are `wanted`. Those that come or go
     /// meanwhile may be missing.
-    pub fn held_files(&self, wanted: impl Fn(NodeId) -> bool) -> Vec<InodeRef> {
+    pub fn held_files(&self, wanted: impl Fn(InodeNo) -> bool) -> Vec<InodeRef> {
         let mut found = Vec::new();
         for shard in &self.mounted().held.shards {
             let shard = shard.lock();
             let files = shard.counts.iter().filter(|(_, c)| c.is_file());
-            let files = files.map(|(ino, c)| InodeRef { ino: NodeId(*ino), generation: c.generation });
+            let files = files.map(|(ino, c)| InodeRef { ino: InodeNo(*ino), generation: c.generation });
             found.extend(files.filter(|f| wanted(f.ino)));
         }
         found
@@ -150,8 +150,8 @@ impl Volume {
                 counts
             };
             for (ino, count) in counts.into_iter().filter(|(_, c)| c.is_orphan()) {
-                i.reap_given_back(NodeId(ino), &|g| g == count.generation);
-                i.held.reaped(NodeId(ino));
+                i.reap_given_back(InodeNo(ino), &|g| g == count.generation);
+                i.held.reaped(InodeNo(ino));
             }
         }
     }

@@ -89,7 +89,7 @@ impl MountedVolume {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Cred, FileKind, MkfsOptions, MountOptions, NewNode, NodeId, SetAttr};
+    use crate::{Cred, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, SetAttr};
     use braidfs_device::{Device, MemDevice};
     use braidfs_format::inode::{APPEND, IMMUTABLE, NOATIME};
     use std::sync::Arc;
@@ -104,7 +104,7 @@ mod tests {
         };
         let v = mount(false);
         let new = NewNode { kind: FileKind::File, mode: 0o600, umask: 0, rdev: 0, target: &[] };
-        let file = v.create(NodeId::ROOT, b"f", &new, &Cred::root()).unwrap().ino;
+        let file = v.create(InodeNo::ROOT, b"f", &new, &Cred::root()).unwrap().ino;
         let set = |v: &Volume, flags| v.setattr(file, &SetAttr { flags: Some(flags), ..SetAttr::default() }).unwrap();
         set(&v, NOATIME);
         v.sync().unwrap();

@@ -115,6 +115,12 @@ impl Volume {
         r
     }
 
+    /// How many names were changed beside others, in directories locked for reading. Counted with
+    /// [`MountOptions::share_dirs`] alone; for tests.
+    pub fn changed_beside(&self) -> u64 {
+        self.mounted().shared.changed_beside.load(Ordering::Relaxed)
+    }
+
     /// Stops at once without writing anything: what a crash does. For tests.
     pub fn crash(mut self) {
         if let Some(i) = &self.mounted {
@@ -133,7 +139,7 @@ impl Volume {
     }
 
     /// Whether somebody has the inode open, if there is such an inode.
-    pub fn is_open(&self, ino: NodeId) -> bool {
+    pub fn is_open(&self, ino: InodeNo) -> bool {
         self.mounted().cell(ino).is_ok_and(|c| c.is_open())
     }
 
@@ -157,7 +163,7 @@ impl Volume {
     ///
     /// # Errors
     /// [`Error::NotFound`] where no domain owns such a number.
-    pub fn domain_of(&self, ino: NodeId) -> Result<DomainId> {
+    pub fn domain_of(&self, ino: InodeNo) -> Result<DomainId> {
         Ok(self.mounted().domain(ino)?.id)
     }
 
@@ -176,7 +182,7 @@ impl Volume {
     ///
     /// # Errors
     /// [`Error::NotFound`] where no inode has the number.
-    pub fn generation(&self, ino: NodeId) -> Result<u32> {
+    pub fn generation(&self, ino: InodeNo) -> Result<u32> {
         let c = self.mounted().cell(ino)?;
         if c.state.read().deleted { Err(Error::NotFound) } else { Ok(c.generation) }
     }

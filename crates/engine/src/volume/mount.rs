@@ -22,7 +22,7 @@ use braidfs_format::block::{BlockKind, other_copy_lost};
 use braidfs_format::domain::{CLEAN, DomainHeader, FAILED};
 use braidfs_format::super_block::SuperBlock;
 use braidfs_sync::{Mutex, RwLock, ablation};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// Threads behind tickets: syncs that may share a flush.
@@ -41,7 +41,10 @@ impl Volume {
     /// # Errors
     /// No braidfs volume, a newer format, a device missing or too small, damage that recovery cannot pass.
     pub fn mount(devices: Vec<Arc<dyn Device>>, mut options: MountOptions) -> Result<Volume> {
-        let switches = ablation::check().map_err(|_| Error::Invalid("BRAIDFS_ABLATION names no switch"))?;
+        let switches = ablation::check().map_err(|e| {
+            tracing::error!("{e}");
+            Error::Invalid("BRAIDFS_ABLATION has a name that is no switch: there are gate, slots, cells, arcs, all")
+        })?;
         if !switches.is_empty() {
             tracing::warn!("switches for experiments are on (BRAIDFS_ABLATION): threads share more than they need");
         }
@@ -50,7 +53,9 @@ impl Volume {
         }
         let (sb, mut devices) = read_super(&devices)?;
         let mut overlays = Overlays::default();
-        if options.read_only {
+        if !options.read_only {
+            sb.may_change()?;
+        } else {
             overlays = Overlays::new(devices);
             devices = overlays.devices();
         }
@@ -107,7 +112,6 @@ fn open(sb: SuperBlock, devices: Vec<Arc<dyn Device>>, options: MountOptions) ->
         traces,
         zombies: Mutex::default(),
         maybe_stale: AtomicBool::new(false),
-        unclaimed: AtomicU64::new(0),
         evicting: Mutex::new(()),
         emptying: Mutex::new(()),
         pool: RwLock::new(None),

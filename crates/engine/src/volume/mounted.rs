@@ -16,7 +16,7 @@ use crate::store::Store;
 use crate::types::*;
 use braidfs_format::super_block::SuperBlock;
 use braidfs_sync::{Mutex, RwLock, rank};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, OnceLock};
 
 /// What operations, background threads and handles share.
@@ -47,8 +47,6 @@ pub(crate) struct MountedVolume {
     pub traces: Vec<String>,
     /// Entries may be stale after a crash until the GC has run.
     pub maybe_stale: AtomicBool,
-    /// Free blocks of groups that no domain owns, kept for `statfs`.
-    pub unclaimed: AtomicU64,
     /// Held by the one that gives memory back. Lock rank: outside all gates.
     pub evicting: Mutex<(), rank::Evicting>,
     /// Held by the one that empties groups ([`Self::empty_sparse`]). Lock rank: outside all gates; not waited for by who
@@ -68,7 +66,7 @@ pub(crate) struct MountedVolume {
 
 impl MountedVolume {
     /// The domain that a node is in by its number; `None` where no domain owns such a number.
-    pub fn domain_of(&self, node: NodeId) -> Option<&Arc<Domain>> {
+    pub fn domain_of(&self, node: InodeNo) -> Option<&Arc<Domain>> {
         let owner = self.store.geometry.node_place(node).and_then(|(g, _)| self.siblings.owner(g));
         owner.and_then(|d| self.domains.get(usize::from(d.0)))
     }
@@ -77,7 +75,7 @@ impl MountedVolume {
     ///
     /// # Errors
     /// [`Error::NotFound`] where no domain owns such a number.
-    pub fn domain(&self, node: NodeId) -> Result<&Arc<Domain>> {
+    pub fn domain(&self, node: InodeNo) -> Result<&Arc<Domain>> {
         // an error made before it is needed would have to be dropped again each time
         match self.domain_of(node) {
             Some(d) => Ok(d),
@@ -89,7 +87,7 @@ impl MountedVolume {
     ///
     /// # Errors
     /// Of loading it.
-    pub fn find(&self, ino: NodeId) -> Result<Option<Arc<Cell>>> {
+    pub fn find(&self, ino: InodeNo) -> Result<Option<Arc<Cell>>> {
         let Some(d) = self.domain_of(ino) else { return Ok(None) };
         d.find(ino).or_else(|e| match e {
             // its group has left the domain meanwhile, in which there was no inode then
@@ -105,7 +103,7 @@ impl MountedVolume {
 
     /// The cell of an inode that is in memory, to be looked at without a write to a line that threads share.
     #[inline]
-    pub fn look(&self, ino: NodeId) -> Option<HazardRef<'_>> {
+    pub fn look(&self, ino: InodeNo) -> Option<HazardRef<'_>> {
         self.domain_of(ino)?.cells.look(ino)
     }
 
@@ -114,7 +112,7 @@ impl MountedVolume {
     /// # Errors
     /// As [`Self::cell`].
     #[inline]
-    pub fn see(&self, ino: NodeId) -> Result<CellRef<'_>> {
+    pub fn see(&self, ino: InodeNo) -> Result<CellRef<'_>> {
         match self.look(ino) {
             Some(c) => Ok(CellRef::Published(c)),
             None => self.cell(ino).map(CellRef::Loaded),
@@ -125,7 +123,7 @@ impl MountedVolume {
     ///
     /// # Errors
     /// [`Error::NotFound`] where it does not exist (any more), or of loading it.
-    pub fn cell(&self, ino: NodeId) -> Result<Arc<Cell>> {
+    pub fn cell(&self, ino: InodeNo) -> Result<Arc<Cell>> {
         match self.find(ino)? {
             Some(c) => Ok(c),
             None => Err(Error::NotFound),
@@ -201,7 +199,7 @@ impl MountedVolume {
     }
 
     /// A directory's cell.
-    pub fn dir_cell(&self, ino: NodeId) -> Result<Arc<Cell>> {
+    pub fn dir_cell(&self, ino: InodeNo) -> Result<Arc<Cell>> {
         let c = self.cell(ino)?;
         if c.kind != FileKind::Dir {
             return Err(Error::NotDir);

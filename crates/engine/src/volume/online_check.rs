@@ -7,7 +7,7 @@ use super::Volume;
 use crate::domain::Domain;
 use crate::domain::peers::Peers;
 use crate::error::Error;
-use crate::types::{DomainId, NodeId};
+use crate::types::{DomainId, InodeNo, NodeId};
 use braidfs_format::Corrupt;
 use braidfs_format::inode::Link;
 use braidfs_format::node::NodeEntry;
@@ -80,7 +80,7 @@ impl LiveVolume for Volume {
         })
     }
 
-    fn first_link(&self, node: NodeId) -> Option<Link> {
+    fn first_link(&self, node: InodeNo) -> Option<Link> {
         let cell = self.mounted().domain_of(node)?.find(node).ok()??;
         let state = cell.state.read();
         state.links.first().cloned()

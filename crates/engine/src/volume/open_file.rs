@@ -23,7 +23,7 @@ impl std::fmt::Debug for OpenFile {
 
 impl OpenFile {
     /// The inode.
-    pub fn ino(&self) -> NodeId {
+    pub fn ino(&self) -> InodeNo {
         self.cell.ino
     }
     /// Generation of the inode's number.

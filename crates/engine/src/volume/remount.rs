@@ -67,6 +67,7 @@ impl Volume {
         if !self.read_only() {
             return Ok(());
         }
+        mounted.sb.may_change()?;
         for d in &mounted.domains {
             d.check_failed()?;
         }

@@ -41,7 +41,7 @@ impl MountedVolume {
             .filter(|(_, o)| o.is_none())
             .map(|(g, _)| u64::from(self.store.group_blocks(g as u32)).saturating_sub(meta))
             .sum();
-        self.unclaimed.store(n, Ordering::Relaxed);
+        self.shared.unclaimed.store(n, Ordering::Relaxed);
     }
 
     /// Gives the domain another group: one of nobody's, else one that holds nothing of a domain that can spare it. False
@@ -218,7 +218,7 @@ impl MountedVolume {
 
     /// Blocks that files of a domain can still take: its own, and those of groups that it can get. Exact below `enough`.
     pub(crate) fn room(&self, d: &Domain, enough: u64) -> u64 {
-        let mut more = self.unclaimed.load(Ordering::Relaxed);
+        let mut more = self.shared.unclaimed.load(Ordering::Relaxed);
         let sure = d.space.available_with(more);
         if sure >= enough {
             return sure;
@@ -258,7 +258,7 @@ impl Volume {
         }
         let g = i.store.geometry;
         let free_groups = u64::from(i.bat.lock().free_groups());
-        let unclaimed = i.unclaimed.load(Ordering::Relaxed);
+        let unclaimed = i.shared.unclaimed.load(Ordering::Relaxed);
         s.blocks += unclaimed;
         s.free += unclaimed;
         // whoever takes them keeps some back
@@ -273,7 +273,7 @@ impl Volume {
     ///
     /// # Errors
     /// [`Error::NotFound`] where no domain has such a number.
-    pub fn statfs_of(&self, ino: NodeId) -> Result<StatFs> {
+    pub fn statfs_of(&self, ino: InodeNo) -> Result<StatFs> {
         let i = self.mounted();
         let available = i.room_below(ino)?;
         Ok(StatFs { available, ..self.statfs() })
@@ -281,7 +281,7 @@ impl Volume {
 
     /// Blocks that writes to `ino` could still take right now, less what is reserved: those of its domain and of groups
     /// that it can get. Exact where it is short. A front end with a writeback cache goes write-through near 0.
-    pub fn write_room(&self, ino: NodeId) -> u64 {
+    pub fn write_room(&self, ino: InodeNo) -> u64 {
         let i = self.mounted();
         i.domain_of(ino).map_or(0, |d| i.room(d, PLENTY))
     }
@@ -297,7 +297,7 @@ impl Volume {
     ///
     /// # Errors
     /// [`Error::NotFound`] where no domain has such a number; of a commit.
-    pub fn find_room(&self, ino: NodeId, want: u64) -> Result<u64> {
+    pub fn find_room(&self, ino: InodeNo, want: u64) -> Result<u64> {
         let i = self.mounted();
         let d = i.domain(ino)?;
         if i.room(d, want) < want {
@@ -317,7 +317,7 @@ impl Volume {
 
 impl MountedVolume {
     /// What a file below a directory can have, or a file: the least of the domains that placement may choose.
-    fn room_below(&self, ino: NodeId) -> Result<u64> {
+    fn room_below(&self, ino: InodeNo) -> Result<u64> {
         let d = self.domain(ino)?;
         let spread = match self.find(ino) {
             Ok(Some(c)) if c.kind == FileKind::Dir => match c.state.read().placement {
@@ -333,7 +333,7 @@ impl MountedVolume {
 
 #[cfg(test)]
 mod tests {
-    use crate::{Cred, FileKind, MkfsOptions, MountOptions, NewNode, NodeId, Volume, mkfs};
+    use crate::{Cred, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, Volume, mkfs};
     use braidfs_device::{Device, MemDevice};
     use std::sync::{Arc, mpsc};
     use std::time::Duration;
@@ -348,7 +348,7 @@ mod tests {
         let options = MountOptions { background: false, ..MountOptions::default() };
         let v = Volume::mount(vec![device], options).unwrap();
         let new = NewNode { kind: FileKind::File, mode: 0o644, umask: 0, rdev: 0, target: b"" };
-        let ino = v.create(NodeId::ROOT, b"f", &new, &Cred::root()).unwrap().ino;
+        let ino = v.create(InodeNo::ROOT, b"f", &new, &Cred::root()).unwrap().ino;
         let f = v.open(ino).unwrap();
         let i = v.mounted();
         let d = i.domain(ino).unwrap();

@@ -10,7 +10,7 @@ use crate::opened::Opened;
 use crate::request::{Answer, Handled, Outcome, Request};
 use crate::requester;
 use braidfs::format::inode::{APPEND, IMMUTABLE};
-use braidfs::{Attr, Error, FileKind, NodeId, SetAttr, SetTime, Timestamp};
+use braidfs::{Attr, Error, FileKind, InodeNo, SetAttr, SetTime, Timestamp};
 use rustix::io::Errno;
 use std::sync::atomic::Ordering;
 use zerocopy::FromZeros;
@@ -93,7 +93,7 @@ impl BraidFs {
 
     /// What is special about a change of times alone: some the kernel has accepted before, some are allowed where others
     /// are not.
-    fn accept_times(&self, arg: &abi::SetattrIn, node: NodeId, set: &mut SetAttr) -> Result<(), Errno> {
+    fn accept_times(&self, arg: &abi::SetattrIn, node: InodeNo, set: &mut SetAttr) -> Result<(), Errno> {
         let cached = only_cached_times(arg.valid);
         if let (true, Some(SetTime::At(ctime))) = (cached, set.ctime) {
             set.ctime = Some(SetTime::At(self.flagged.not_before(node, ctime)));
@@ -138,7 +138,7 @@ impl BraidFs {
     }
 
     /// Clears setuid and setgid as a write by an ordinary user does; whether there was anything to clear.
-    pub(crate) fn kill_suid(&self, req: &Request<'_>, node: NodeId) -> Result<bool, Errno> {
+    pub(crate) fn kill_suid(&self, req: &Request<'_>, node: InodeNo) -> Result<bool, Errno> {
         let set = SetAttr { kill_suid: true, ..SetAttr::default() };
         let Some(set) = self.stripping(req, node, set)? else { return Ok(false) };
         self.vol.setattr(node, &set).map_err(errno)?;
@@ -150,7 +150,7 @@ impl BraidFs {
     pub(crate) fn stripping(
         &self,
         req: &Request<'_>,
-        node: NodeId,
+        node: InodeNo,
         mut set: SetAttr,
     ) -> Result<Option<SetAttr>, Errno> {
         let attr = self.vol.getattr(node).map_err(errno)?;
@@ -164,7 +164,7 @@ impl BraidFs {
     }
 
     /// Removes file capabilities, if there are any.
-    pub(crate) fn drop_caps(&self, node: NodeId) -> Result<(), Errno> {
+    pub(crate) fn drop_caps(&self, node: InodeNo) -> Result<(), Errno> {
         match self.vol.remove_capabilities(node) {
             // A volume or file that takes no change: what comes next says so where it matters.
             Ok(()) | Err(Error::NoAttr | Error::ReadOnly | Error::Perm) => Ok(()),
@@ -187,7 +187,7 @@ impl BraidFs {
 
     /// What opening for writing must refuse at once: with a writeback cache the write itself would fail unseen. Whether the
     /// file is append-only.
-    pub(crate) fn may_write(&self, node: NodeId, flags: u32) -> Result<bool, Errno> {
+    pub(crate) fn may_write(&self, node: InodeNo, flags: u32) -> Result<bool, Errno> {
         let attr = self.vol.getattr(node).map_err(errno)?;
         let append_only = flags & libc::O_APPEND as u32 != 0 && flags & libc::O_TRUNC as u32 == 0;
         if attr.flags & IMMUTABLE != 0 || (attr.flags & APPEND != 0 && !append_only) {
@@ -330,7 +330,7 @@ mod tests {
         let t = Timestamp::default();
         let rdev = u64::from(8u32 << 8 | 0x1234 & 0xff | (0x1234 & !0xff) << 12); // major 8, minor 0x1234
         let a = Attr {
-            ino: NodeId(3),
+            ino: InodeNo(3),
             generation: 4,
             mode: 0o060_600,
             nlink: 1,

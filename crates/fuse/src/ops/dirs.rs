@@ -5,7 +5,7 @@ use crate::abi::{self, fopen};
 use crate::fs::{BraidFs, MAX_IO_BYTES, errno};
 use crate::handles::Handle;
 use crate::request::{Answer, Handled, Outcome, Request};
-use braidfs::{DirEntry, NodeId};
+use braidfs::{DirEntry, InodeNo};
 use rustix::io::Errno;
 use std::sync::atomic::AtomicU64;
 use zerocopy::FromZeros;
@@ -29,7 +29,7 @@ impl BraidFs {
     /// A part of a listing without attributes, each entry in the form that `plus` says ([`put_dirent`]).
     fn list_names(
         &self,
-        dir: NodeId,
+        dir: InodeNo,
         arg: &abi::ReadIn,
         plus: Option<Option<abi::EntryOut>>,
         out: &mut Answer,
@@ -91,11 +91,11 @@ fn put_dirent(out: &mut Answer, limit: usize, plus: Option<Option<abi::EntryOut>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use braidfs::{FileKind, NodeId};
+    use braidfs::{FileKind, InodeNo};
     use zerocopy::FromBytes;
 
     fn entry(name: &[u8]) -> DirEntry<'_> {
-        DirEntry { ino: NodeId(77), generation: 1, kind: FileKind::Dir, name, next: 5 }
+        DirEntry { ino: InodeNo(77), generation: 1, kind: FileKind::Dir, name, next: 5 }
     }
 
     #[test]

@@ -9,14 +9,14 @@ use crate::fs::{BraidFs, errno};
 use crate::node::WireId;
 use crate::ops::flags::sets_flags;
 use crate::request::{Handled, Outcome, Request};
-use braidfs::{Error, NodeId};
+use braidfs::{Error, InodeNo};
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// What the mount wants durable at once.
 #[derive(Debug, Default)]
 pub(crate) struct Durable {
-    /// Everything.
+    /// All operations are durable when they return (`sync`).
     sync: AtomicBool,
     /// Changes of directories.
     dirsync: AtomicBool,
@@ -52,7 +52,7 @@ impl BraidFs {
 }
 
 /// At most two inodes to sync, each with whether its data is enough.
-type ToSync = [Option<(NodeId, bool)>; 2];
+type ToSync = [Option<(InodeNo, bool)>; 2];
 
 /// What `req` has changed: `all` of it counts, or only `names`, or neither.
 fn changed(req: &Request<'_>, all: bool, names: bool) -> Result<ToSync, Errno> {

@@ -2,7 +2,10 @@
 //!
 //! The kernel has checked the owner, and CAP_LINUX_IMMUTABLE for the flags that need it, before it asks.
 
+use super::trim::FITRIM;
+use super::volume::{FS_IOC_GETFSLABEL, FS_IOC_SETFSLABEL};
 use crate::abi;
+use crate::control::{REMOUNT, SCRUB_START, SCRUB_STATUS, SCRUB_TEXT, STATS};
 use crate::fs::{BraidFs, Context, errno};
 use crate::node::WireId;
 use crate::request::{Answer, Handled, Outcome, Request};
@@ -29,15 +32,6 @@ impl BraidFs {
         let room = arg.out_size as usize;
         let id = req.node();
         let node = self.opened_node(id, arg.fh)?;
-        let of_the_volume = self
-            .scrub_ioctl(req, &arg, input, out)
-            .or_else(|| self.remount_ioctl(req, &arg, input, out))
-            .or_else(|| self.label_ioctl(req, &arg, input, out))
-            .or_else(|| self.trim_ioctl(req, &arg, input, cx))
-            .or_else(|| self.stats_ioctl(&arg, out));
-        if let Some(handled) = of_the_volume {
-            return handled;
-        }
         let now = || self.vol.getattr(node).map(|a| a.flags).map_err(errno);
         match arg.cmd {
             FS_IOC_GETFLAGS | FS_IOC32_GETFLAGS => ioctl_out(out, room, &to_fl(now()?))?,
@@ -60,6 +54,13 @@ impl BraidFs {
                 self.set_flags(id, from_xflags(x.xflags)? | keep, cx)?;
                 ioctl_out(out, room, &())?;
             }
+            // of the volume, asked on any of its files
+            SCRUB_START | SCRUB_STATUS | SCRUB_TEXT => return self.scrub_ioctl(req, &arg, input, out),
+            REMOUNT => return self.remount_ioctl(req, &arg, input, out),
+            FS_IOC_GETFSLABEL => return self.get_label(&arg, out),
+            FS_IOC_SETFSLABEL => return self.set_label(req, &arg, input, out),
+            FITRIM => return self.trim_ioctl(req, &arg, input, cx),
+            STATS => return self.stats_ioctl(&arg, out),
             _ => return Err(Errno::NOTTY),
         }
         Ok(Outcome::Reply)

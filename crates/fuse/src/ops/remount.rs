@@ -1,7 +1,7 @@
 //! Options that change while the volume is mounted, see [`crate::control::remount`].
 
 use crate::abi;
-use crate::control::{ATIME_MODES, DATA_MODES, NO, REMOUNT, RemountArg, YES};
+use crate::control::{ATIME_MODES, DATA_MODES, NO, RemountArg, YES};
 use crate::fs::{BraidFs, errno};
 use crate::ops::flags::ioctl_out;
 use crate::request::{Answer, Handled, Outcome, Request};
@@ -12,18 +12,13 @@ use std::time::Duration;
 use zerocopy::FromBytes;
 
 impl BraidFs {
-    /// The ioctl; `None` for others.
-    pub(crate) fn remount_ioctl(
+    pub(super) fn remount_ioctl(
         &self,
         req: &Request<'_>,
         arg: &abi::IoctlIn,
         input: &[u8],
         out: &mut Answer,
-    ) -> Option<Handled> {
-        (arg.cmd == REMOUNT).then(|| self.remount_asked(req, arg, input, out))
-    }
-
-    fn remount_asked(&self, req: &Request<'_>, arg: &abi::IoctlIn, input: &[u8], out: &mut Answer) -> Handled {
+    ) -> Handled {
         if requester::uid(req) != Some(0) {
             return Err(Errno::PERM);
         }

@@ -3,14 +3,14 @@
 //! that did.
 
 use crate::abi;
-use crate::control::{NO_DATA, SCRUB_START, SCRUB_STATUS, SCRUB_TEXT, ScrubStart, ScrubStatus, ScrubText, TEXT_BYTES};
+use crate::control::{NO_DATA, SCRUB_START, SCRUB_STATUS, ScrubStart, ScrubStatus, ScrubText, TEXT_BYTES};
 use crate::fs::BraidFs;
 use crate::ops::flags::ioctl_out;
 use crate::request::{Answer, Handled, Outcome, Request};
 use crate::session::run_aside;
-use braidfs::{NodeId, Volume};
+use braidfs::{InodeNo, Volume};
 use braidfs_check::online::{ScrubOptions, scrub_mounted};
-use parking_lot::Mutex;
+use braidfs_sync::{Mutex, rank};
 use rustix::io::Errno;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -46,7 +46,7 @@ impl Owner {
 pub(crate) struct Scrubbing {
     owner: Owner,
     stop: Arc<AtomicBool>,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<State, rank::ScrubState>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -112,22 +112,9 @@ impl Drop for Scrubbing {
 }
 
 impl BraidFs {
-    /// The ioctls of [`crate::control`]; `None` for others.
-    pub(crate) fn scrub_ioctl(
-        &self,
-        req: &Request<'_>,
-        arg: &abi::IoctlIn,
-        input: &[u8],
-        out: &mut Answer,
-    ) -> Option<Handled> {
-        if !matches!(arg.cmd, SCRUB_START | SCRUB_STATUS | SCRUB_TEXT) {
-            return None;
-        }
-        Some(self.scrub_asked(req, arg, input, out))
-    }
-
-    fn scrub_asked(&self, req: &Request<'_>, arg: &abi::IoctlIn, input: &[u8], out: &mut Answer) -> Handled {
-        if req.node().ino() != NodeId::ROOT {
+    /// The three of [`crate::control`].
+    pub(super) fn scrub_ioctl(&self, req: &Request<'_>, arg: &abi::IoctlIn, input: &[u8], out: &mut Answer) -> Handled {
+        if req.node().ino() != InodeNo::ROOT {
             return Err(Errno::NOTTY);
         }
         let room = arg.out_size as usize;

@@ -98,7 +98,7 @@ impl Served {
     fn give_back(&self, gone: &abi::EntryOut) {
         let vol = &self.fs.vol;
         vol.sync().unwrap();
-        vol.commit_domain(vol.domain_of(braidfs::NodeId(gone.attr.ino)).unwrap(), true).unwrap();
+        vol.commit_domain(vol.domain_of(braidfs::InodeNo(gone.attr.ino)).unwrap(), true).unwrap();
     }
 
     /// Makes files until one has the number of `gone`, which has been deleted.
@@ -182,7 +182,7 @@ fn late_requests_in_a_removed_directory_do_not_reach_the_next() {
     // Out of the way, and once more: by a directory.
     let mut name = Vec::new();
     s.fs.vol
-        .readdir(braidfs::NodeId::ROOT, 0, &mut |e| {
+        .readdir(braidfs::InodeNo::ROOT, 0, &mut |e| {
             if e.ino.0 == taken.attr.ino && e.name != b"." && e.name != b".." {
                 name = e.name.to_vec();
             }

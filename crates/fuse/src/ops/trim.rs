@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// `_IOWR('X', 121, struct fstrim_range)` of linux/fs.h.
-const FITRIM: u32 = 0xc018_5879;
+pub(super) const FITRIM: u32 = 0xc018_5879;
 
 /// `struct fstrim_range`: bytes. `len` comes back as what was discarded.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable)]
@@ -25,18 +25,8 @@ struct TrimRange {
 }
 
 impl BraidFs {
-    /// FITRIM; `None` for other ioctls. Only root may, as the kernel does not check CAP_SYS_ADMIN for us.
-    pub(crate) fn trim_ioctl(
-        &self,
-        req: &Request<'_>,
-        arg: &abi::IoctlIn,
-        input: &[u8],
-        cx: &Context<'_>,
-    ) -> Option<Handled> {
-        (arg.cmd == FITRIM).then(|| self.trim_asked(req, arg, input, cx))
-    }
-
-    fn trim_asked(&self, req: &Request<'_>, arg: &abi::IoctlIn, input: &[u8], cx: &Context<'_>) -> Handled {
+    /// Only root may, as the kernel does not check CAP_SYS_ADMIN for us.
+    pub(super) fn trim_ioctl(&self, req: &Request<'_>, arg: &abi::IoctlIn, input: &[u8], cx: &Context<'_>) -> Handled {
         if requester::uid(req) != Some(0) {
             return Err(Errno::PERM);
         }

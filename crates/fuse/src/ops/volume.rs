@@ -8,31 +8,16 @@ use crate::abi;
 use crate::fs::{BraidFs, errno};
 use crate::request::{Answer, Handled, Outcome, Request};
 use crate::requester;
-use braidfs::NodeId;
+use braidfs::InodeNo;
 use rustix::io::Errno;
 
-const FS_IOC_GETFSLABEL: u32 = 0x8100_9431;
-const FS_IOC_SETFSLABEL: u32 = 0x4100_9432;
-/// FSLABEL_MAX.
+pub(super) const FS_IOC_GETFSLABEL: u32 = 0x8100_9431;
+pub(super) const FS_IOC_SETFSLABEL: u32 = 0x4100_9432;
+/// FSLABEL_MAX of linux/fs.h, the closing 0 included.
 const LABEL_BYTES: usize = 256;
 
 impl BraidFs {
-    /// `None`: another ioctl.
-    pub(super) fn label_ioctl(
-        &self,
-        req: &Request<'_>,
-        arg: &abi::IoctlIn,
-        input: &[u8],
-        out: &mut Answer,
-    ) -> Option<Handled> {
-        match arg.cmd {
-            FS_IOC_GETFSLABEL => Some(self.get_label(arg, out)),
-            FS_IOC_SETFSLABEL => Some(self.set_label(req, arg, input, out)),
-            _ => None,
-        }
-    }
-
-    fn get_label(&self, arg: &abi::IoctlIn, out: &mut Answer) -> Handled {
+    pub(super) fn get_label(&self, arg: &abi::IoctlIn, out: &mut Answer) -> Handled {
         let mut text = [0; LABEL_BYTES];
         for (to, from) in text.iter_mut().zip(self.vol.label().bytes().take(LABEL_BYTES - 1)) {
             *to = from;
@@ -41,7 +26,7 @@ impl BraidFs {
         Ok(Outcome::Reply)
     }
 
-    fn set_label(&self, req: &Request<'_>, arg: &abi::IoctlIn, input: &[u8], out: &mut Answer) -> Handled {
+    pub(super) fn set_label(&self, req: &Request<'_>, arg: &abi::IoctlIn, input: &[u8], out: &mut Answer) -> Handled {
         self.may_administer(req)?;
         let end = input.iter().position(|b| *b == 0).ok_or(Errno::INVAL)?;
         let text = std::str::from_utf8(&input[..end]).map_err(|_| Errno::INVAL)?;
@@ -52,7 +37,7 @@ impl BraidFs {
 
     /// Only root and who owns the mount's root directory may ask for what changes or loads the whole volume.
     pub(super) fn may_administer(&self, req: &Request<'_>) -> Result<(), Errno> {
-        let owner = self.vol.getattr(NodeId::ROOT).map_err(errno)?.uid;
+        let owner = self.vol.getattr(InodeNo::ROOT).map_err(errno)?.uid;
         if requester::uid(req).is_some_and(|uid| uid == 0 || uid == owner) { Ok(()) } else { Err(Errno::PERM) }
     }
 }

@@ -45,7 +45,7 @@ pub(super) struct Part {
 }
 const _: () = assert!(size_of::<Part>() == size_of::<libc::iovec>());
 
-/// An entry.
+/// One request of a ring: memory that the kernel fills, and the answer to it.
 #[derive(Debug)]
 pub(super) struct Entry {
     header: Box<[u8; HEADER_BYTES]>,

@@ -5,7 +5,7 @@
 //! on them fetches them itself ([`crate::lookups`]).
 
 use crate::channel::{Channel, Received};
-use parking_lot::Mutex;
+use braidfs_sync::{Mutex, rank};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use std::io;
@@ -23,7 +23,7 @@ pub(crate) struct Forgets<C> {
     channel: Arc<Channel>,
     /// Locked from the fetching of a frame until it has been served: who has it knows that nothing is under way. What a
     /// frame is read into, and what it is counted in.
-    state: Mutex<(Box<[u8]>, C)>,
+    state: Mutex<(Box<[u8]>, C), rank::Forgets>,
 }
 
 impl<C> Forgets<C> {
@@ -36,7 +36,6 @@ impl<C> Forgets<C> {
         Ok(Self { channel, state: Mutex::new((vec![0; bytes].into_boxed_slice(), counts)) })
     }
 
-    /// The device.
     pub fn channel(&self) -> &Arc<Channel> {
         &self.channel
     }

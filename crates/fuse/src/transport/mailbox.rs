@@ -1,7 +1,7 @@
 //! The way back to a ring for answers that come from other threads: only the thread of a ring may submit to it.
 
 use crate::request::Answer;
-use parking_lot::Mutex;
+use braidfs_sync::{Mutex, rank};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use std::io;
@@ -30,7 +30,7 @@ pub(super) enum Content {
 /// Answers that the thread of a ring is to commit.
 #[derive(Debug)]
 pub(crate) struct Mailbox {
-    letters: Mutex<Vec<Letter>>,
+    letters: Mutex<Vec<Letter>, rank::Mailbox>,
     /// There are some, and the thread has been told.
     told: AtomicBool,
     /// Readable when it has been told while it slept.

@@ -40,23 +40,22 @@ pub fn report(args: &ReportArgs) -> Result<()> {
         return crate::cli::say(markdown::markdown(&results).trim_end());
     }
     if let Some(path) = &args.into {
-        return put(path, &markdown::markdown(&results));
+        return put(path, "fxmark", &markdown::markdown(&results));
     }
     let path = args.output.clone().unwrap_or_else(|| args.file.with_extension("html"));
     std::fs::write(&path, page::page(&results)).map_err(|e| Error::io(format!("writing {}", path.display()), e))?;
     crate::cli::say(&format!("{}", path.display()))
 }
 
-/// Replaces what is between the marks of a Markdown file.
-fn put(path: &Path, tables: &str) -> Result<()> {
-    const BEGIN: &str = "<!-- fxmark:begin -->";
-    const END: &str = "<!-- fxmark:end -->";
+/// Replaces what is between `<!-- MARK:begin -->` and `<!-- MARK:end -->` of a Markdown file.
+pub(crate) fn put(path: &Path, mark: &str, tables: &str) -> Result<()> {
+    let (begin, end) = (format!("<!-- {mark}:begin -->"), format!("<!-- {mark}:end -->"));
     let text = std::fs::read_to_string(path).map_err(|e| Error::io(format!("reading {}", path.display()), e))?;
-    let marked = text.split_once(BEGIN).and_then(|(before, rest)| Some((before, rest.split_once(END)?.1)));
+    let marked = text.split_once(&begin).and_then(|(before, rest)| Some((before, rest.split_once(&end)?.1)));
     let Some((before, after)) = marked else {
-        return Err(Error::Usage(format!("{}: no `{BEGIN}` with `{END}` after it: add them", path.display())));
+        return Err(Error::Usage(format!("{}: no `{begin}` with `{end}` after it: add them", path.display())));
     };
-    let text = format!("{before}{BEGIN}\n{}\n{END}{after}", tables.trim_end());
+    let text = format!("{before}{begin}\n{}\n{end}{after}", tables.trim_end());
     std::fs::write(path, text).map_err(|e| Error::io(format!("writing {}", path.display()), e))
 }
 

@@ -12,7 +12,7 @@ pub struct CpuTimes {
     pub user: u64,
     /// In the kernel, interrupts included.
     pub system: u64,
-    /// Doing nothing.
+    /// Doing nothing, with no process that waits for a device.
     pub idle: u64,
     /// Doing nothing while a process waits for a device.
     pub iowait: u64,
@@ -97,15 +97,15 @@ pub fn switches() -> u64 {
 /// What a block device has done.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskCounters {
-    /// Reads.
+    /// Read requests that it has completed.
     pub reads: u64,
-    /// Bytes read.
+    /// Bytes that these read.
     pub read_bytes: u64,
-    /// Writes.
+    /// Write requests that it has completed.
     pub writes: u64,
-    /// Bytes written.
+    /// Bytes that these wrote.
     pub written_bytes: u64,
-    /// Cache flushes.
+    /// Flush requests that it has completed.
     pub flushes: u64,
 }
 

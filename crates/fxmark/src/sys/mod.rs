@@ -3,9 +3,11 @@
 mod accounts;
 mod cpus;
 mod dir;
+mod fiemap;
 mod machine;
 
 pub use accounts::{CpuTimes, DiskCounters, Usage, cpu_times, disk_counters, process_cpu, switches};
 pub use cpus::{allowed, die_with_parent, parse_list, pin, private_mounts};
 pub use dir::DirStream;
+pub use fiemap::{Extent, extents};
 pub use machine::{Machine, drop_caches};

@@ -19,6 +19,8 @@ pub enum MediaKind {
     Ram,
     /// A compressed RAM disk of its own.
     Zram,
+    /// An image file in this directory, as it is: for the library without root.
+    File(PathBuf),
     /// A block device, whose content goes.
     Device(PathBuf),
 }
@@ -46,6 +48,7 @@ impl Media {
     pub fn make(kind: &MediaKind, size: u64, fill: bool, dir: &Path) -> Result<Self> {
         match kind {
             MediaKind::Loop(dir) => Self::on_file(dir, size, fill),
+            MediaKind::File(dir) => Self::plain_file(dir, size),
             MediaKind::Ram => Self::in_memory(size, dir),
             MediaKind::Zram => Self::zram(size),
             MediaKind::Device(path) => Self::given(path),
@@ -64,6 +67,15 @@ impl Media {
         let how = if device.is_direct() { "direct I/O" } else { "through the page cache" };
         let what = format!("loop device over a file of {} MiB in {}, {how}", size >> 20, dir.display());
         Ok(Self { device: device.path().into(), what, _loop: Some(device), zram: None, ram: None, _dir: Some(made) })
+    }
+
+    fn plain_file(dir: &Path, size: u64) -> Result<Self> {
+        let failed = |e| Error::io(format!("making an image of {size} bytes in {}", dir.display()), e);
+        let made = tempfile::Builder::new().prefix("fxmark-").tempdir_in(dir).map_err(failed)?;
+        let device = made.path().join("image");
+        image(&device, size, false).map_err(failed)?;
+        let what = format!("a file of {} MiB in {}", size >> 20, dir.display());
+        Ok(Self { device, what, _loop: None, zram: None, ram: None, _dir: Some(made) })
     }
 
     fn in_memory(size: u64, dir: &Path) -> Result<Self> {

@@ -88,10 +88,33 @@ impl Lab {
                 site.scratch = Some(made);
             }
             Target::Library => self.format_library(&mut site)?,
-            Target::Braidfs => self.mount_braidfs(&mut site)?,
-            kernel => self.mount_kernel(kernel, &mut site)?,
+            made => {
+                self.format(made, &mut site)?;
+                let command = self.mount(made, &mut site)?;
+                site.setup.push(command);
+            }
         }
         Ok(site)
+    }
+
+    /// Mounts a site that was unmounted by [`Site::unmount`] again, with the same options. A directory, or a device for
+    /// the library, is there as it was.
+    ///
+    /// # Errors
+    /// As of [`Lab::make`].
+    pub fn mount_again(&self, target: &Target, site: &mut Site) -> Result<()> {
+        match target {
+            Target::Dir(_) | Target::Library => Ok(()),
+            made => self.mount(made, site).map(drop),
+        }
+    }
+
+    /// The command that mounted it, for people.
+    fn mount(&self, target: &Target, site: &mut Site) -> Result<String> {
+        match target {
+            Target::Braidfs => self.mount_braidfs(site),
+            kernel => self.mount_kernel(kernel, site),
+        }
     }
 
     fn mkfs(&self, site: &mut Site, target: &str, command: &str, args: &[&str]) -> Result<()> {
@@ -103,7 +126,7 @@ impl Lab {
         Ok(())
     }
 
-    fn mount_kernel(&self, target: &Target, site: &mut Site) -> Result<()> {
+    fn format(&self, target: &Target, site: &mut Site) -> Result<()> {
         let name = target.to_string();
         // no discard: the device below stays as it is for whoever comes next. Nothing is laid out lazily.
         match target {
@@ -118,8 +141,21 @@ impl Lab {
             Target::Xfs => self.mkfs(site, &name, "mkfs.xfs", &["-q", "-f", "-K"])?,
             Target::Btrfs => self.mkfs(site, &name, "mkfs.btrfs", &["-q", "-f", "-K"])?,
             Target::F2fs => self.mkfs(site, &name, "mkfs.f2fs", &["-q", "-f", "-t", "0"])?,
+            Target::Braidfs => {
+                let braidfs = text(self.braidfs()?)?;
+                let device = text(self.device()?)?;
+                let more = Self::more(&self.mkfs_options, &name).flat_map(str::split_whitespace);
+                let mkfs: Vec<&str> = ["mkfs", "--force", "--quiet"].into_iter().chain(more).chain([device]).collect();
+                run(braidfs, &mkfs)?;
+                site.setup.push(format!("braidfs {}", mkfs.join(" ")));
+            }
             _ => {}
         }
+        Ok(())
+    }
+
+    fn mount_kernel(&self, target: &Target, site: &mut Site) -> Result<String> {
+        let name = target.to_string();
         let kind = target.kernel_type().unwrap_or_default();
         let at = self.mount_point()?;
         let mut options = vec!["noatime".to_owned()];
@@ -131,9 +167,8 @@ impl Lab {
         let source = if *target == Target::Tmpfs { "tmpfs" } else { text(self.device()?)? };
         let args = ["-t", kind, "-o", &options, source, text(&at)?];
         run("mount", &args)?;
-        site.setup.push(format!("mount -t {kind} -o {options} {source} DIR"));
         site.mounted = Some(at);
-        Ok(())
+        Ok(format!("mount -t {kind} -o {options} {source} DIR"))
     }
 
     fn mount_point(&self) -> Result<PathBuf> {
@@ -142,16 +177,14 @@ impl Lab {
         Ok(at)
     }
 
-    fn mount_braidfs(&self, site: &mut Site) -> Result<()> {
-        let Some(braidfs) = &self.braidfs else {
-            return Err(Error::Usage("the program braidfs was not found: name it with --braidfs".into()));
-        };
-        let braidfs = text(braidfs)?;
+    fn braidfs(&self) -> Result<&Path> {
+        let missing = || Error::Usage("the program braidfs was not found: name it with --braidfs".into());
+        self.braidfs.as_deref().ok_or_else(missing)
+    }
+
+    fn mount_braidfs(&self, site: &mut Site) -> Result<String> {
+        let braidfs = text(self.braidfs()?)?;
         let device = text(self.device()?)?;
-        let more: Vec<&str> = Self::more(&self.mkfs_options, "braidfs").flat_map(str::split_whitespace).collect();
-        let mkfs: Vec<&str> = ["mkfs", "--force", "--quiet"].into_iter().chain(more).chain([device]).collect();
-        run(braidfs, &mkfs)?;
-        site.setup.push(format!("braidfs {}", mkfs.join(" ")));
         let at = self.mount_point()?;
         let options: Vec<&str> = ["noatime"].into_iter().chain(Self::more(&self.mount_options, "braidfs")).collect();
         let options = options.join(",");
@@ -159,10 +192,10 @@ impl Lab {
         let mut command = Command::new(exe);
         command.args(&self.hold_args).args([braidfs, "--log", "warn", "mount", "--foreground", "-o", &options, device]);
         command.arg(&at).process_group(0).stdin(Stdio::null()).stdout(Stdio::null());
-        site.setup.push(format!("braidfs mount -o {options} {device} DIR"));
         site.daemon = Some(command.spawn().map_err(|e| Error::io("starting the daemon of braidfs", e))?);
         site.mounted = Some(at.clone());
-        wait_mounted(&at, site.daemon.as_mut())
+        wait_mounted(&at, site.daemon.as_mut())?;
+        Ok(format!("braidfs mount -o {options} {device} DIR"))
     }
 
     #[cfg(feature = "braidfs")]
@@ -216,6 +249,14 @@ impl Site {
             Some(dir) => dir.close().map_err(|e| Error::io("removing the test's directory", e)),
             None => Ok(()),
         }
+    }
+
+    /// Unmounts it, waits until it is closed, and keeps what is on the device for [`Lab::mount_again`].
+    ///
+    /// # Errors
+    /// It cannot be unmounted.
+    pub fn unmount(&mut self) -> Result<()> {
+        self.take_down()
     }
 
     fn take_down(&mut self) -> Result<()> {

@@ -79,11 +79,11 @@ pub enum Place {
 pub struct Spec {
     /// The test, by its name.
     pub test: String,
-    /// Where.
+    /// Which file system, and where in it.
     pub place: Place,
-    /// How.
+    /// How the tests are set up.
     pub mode: Mode,
-    /// Sizes.
+    /// How large the files and trees are.
     pub scale: Scale,
     /// Of random numbers.
     pub seed: u64,
@@ -106,7 +106,7 @@ pub struct Report {
     pub id: usize,
     /// Is it in the background?
     pub background: bool,
-    /// Operations.
+    /// Operations that were completed.
     pub ops: u64,
     /// In this time.
     pub secs: f64,
@@ -141,17 +141,17 @@ pub struct Ctx<F: Fs> {
     pub fs: Arc<F>,
     /// This worker, from 0.
     pub id: usize,
-    /// Foreground workers.
+    /// Foreground workers of the whole cell.
     pub foreground: usize,
-    /// All workers.
+    /// All workers of the whole cell.
     pub workers: usize,
     /// Is this one in the background?
     pub background: bool,
-    /// How.
+    /// How the tests are set up.
     pub mode: Mode,
     /// Open files with O_DIRECT?
     pub direct: bool,
-    /// Sizes.
+    /// How large the files and trees are.
     pub scale: Scale,
     /// Before every path: empty, or the directory with a `/`.
     pub prefix: String,

@@ -6,8 +6,13 @@ use std::time::Duration;
 
 type Lock<T> = BiasedRwLock<T, Unranked>;
 
+impl Guarded for i32 {}
+impl Guarded for u8 {}
+impl Guarded for usize {}
+impl Guarded for [u64; 2] {}
+
 /// Reads by threads in turn until the lock is biased; how many reads that took.
-fn share<T: Send + Sync>(lock: &Lock<T>) -> u32 {
+fn share<T: Guarded + Send + Sync>(lock: &Lock<T>) -> u32 {
     let mut reads = 0;
     // two threads that live at once, or one would get the other's number
     let (here, there) = (Barrier::new(2), Barrier::new(2));

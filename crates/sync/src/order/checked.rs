@@ -14,6 +14,8 @@ struct Entry {
     /// Of the lock: which one of its class it is.
     address: usize,
     at: &'static Location<'static>,
+    /// Whether the thread would have waited for it, where it was taken.
+    waited: bool,
     /// Of the guard.
     id: u64,
 }
@@ -82,7 +84,7 @@ impl<R: Rank> Who<R> {
     #[track_caller]
     fn entry(&self, class: &'static Class) -> Entry {
         let address = std::ptr::from_ref(self).addr();
-        Entry { class, key: self.key.number(), address, at: Location::caller(), id: 0 }
+        Entry { class, key: self.key.number(), address, at: Location::caller(), waited: false, id: 0 }
     }
     /// Before this thread waits for the lock.
     ///
@@ -120,6 +122,17 @@ impl<R: Rank> Who<R> {
     }
 }
 
+/// Whether this thread has not waited for the lock `above` of rank `R` while it had `below`, of the two that it holds now. True
+/// where it does not hold both.
+pub fn taken_downwards<R: Rank>(above: R::Key, below: R::Key) -> bool {
+    let (above, below) = (above.number(), below.number());
+    THREAD.with_borrow(|t| {
+        let of = |key| t.held.iter().position(|e| Some(e.class) == R::CLASS && e.key == key);
+        let (Some(a), Some(b)) = (of(above), of(below)) else { return true };
+        a <= b || !t.held[a].waited
+    })
+}
+
 /// A lock is held, or waited for, by this thread for as long as this lives.
 #[derive(Debug)]
 pub struct Held {
@@ -143,6 +156,7 @@ impl Held {
             }
             t.last_id += 1;
             entry.id = t.last_id;
+            entry.waited = waits;
             t.held.push(entry);
             entry.id
         });

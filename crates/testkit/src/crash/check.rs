@@ -11,7 +11,7 @@ use crate::oracle::Oracle;
 use crate::run::{Setup, guarded, mount, set_clock};
 use crate::states::{Budget, CrashState, Log, each};
 use crate::walk::{Seen, fsck, walk};
-use braidfs::{Cred, FileKind, NewNode, NodeId, Volume};
+use braidfs::{Cred, FileKind, InodeNo, NewNode, Volume};
 use braidfs_device::{Device, TraceDevice};
 use foldhash::HashSet;
 use std::hash::BuildHasher;
@@ -69,6 +69,12 @@ pub struct Counts {
     pub strays: u64,
     /// Images that are not as they must be.
     pub failing: u64,
+    /// Names that workloads changed with the directory locked for reading ([`braidfs::Volume::changed_beside`]).
+    #[serde(default)]
+    pub changed_beside: u64,
+    /// Crash states of workloads that did so.
+    #[serde(default)]
+    pub states_beside: u64,
 }
 
 impl Counts {
@@ -84,6 +90,14 @@ impl Counts {
         self.second_recoveries += o.second_recoveries;
         self.strays += o.strays;
         self.failing += o.failing;
+        self.changed_beside += o.changed_beside;
+        self.states_beside += o.states_beside;
+    }
+
+    /// These are of a workload that changed so many names with their directory locked for reading.
+    pub fn of_beside(&mut self, changed: u64) {
+        self.changed_beside = changed;
+        self.states_beside = if changed > 0 { self.states() } else { 0 };
     }
 
     /// All crash states decided: of workloads and of recoveries.
@@ -151,11 +165,11 @@ pub fn same_tree(a: &Seen, b: &Seen) -> Result<(), String> {
 /// A recovered volume must do work like any other.
 fn use_it(vol: &Volume) -> braidfs::Result<()> {
     let new = NewNode { kind: FileKind::File, mode: 0o600, umask: 0, rdev: 0, target: b"" };
-    let a = vol.create(NodeId::ROOT, b"after-the-crash", &new, &Cred::root())?;
+    let a = vol.create(InodeNo::ROOT, b"after-the-crash", &new, &Cred::root())?;
     let f = vol.open(a.ino)?;
     vol.write(&f, 0, &[7; 5000])?;
     vol.fsync(a.ino, false)?;
-    vol.unlink(NodeId::ROOT, b"after-the-crash")
+    vol.unlink(InodeNo::ROOT, b"after-the-crash")
 }
 
 /// Uses, unmounts, checks and mounts again a volume that recovery gave.

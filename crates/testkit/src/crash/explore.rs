@@ -2,7 +2,7 @@
 
 use super::check::{Checker, Counts, Depth, Failure, Level, times};
 use super::plan::{End, Pairs, Part, Plan, Workload};
-use super::workload::Base;
+use super::workload::{Base, prelude};
 use crate::generate::{Generator, Profile};
 use crate::history::History;
 use crate::model::{self, Model};
@@ -36,7 +36,7 @@ pub struct Limits {
     pub states: u64,
     /// Stop after this many failing workloads.
     pub failures: usize,
-    /// Threads.
+    /// How many threads explore.
     pub threads: usize,
 }
 
@@ -102,7 +102,7 @@ pub struct Failed {
 /// What was done.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// Workloads run.
+    /// How many workloads ran.
     pub workloads: u64,
     /// Not run to the end, as an operation of theirs cannot be done there: they are shorter sequences.
     pub void: u64,
@@ -115,7 +115,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Nothing yet.
+    /// With nothing run yet.
     pub fn new(plan: &Plan) -> Self {
         let pairs = Pairs::new(plan.names.len());
         Self { workloads: 0, void: 0, counts: Counts::default(), pairs, failures: Vec::new() }
@@ -133,6 +133,7 @@ impl Report {
          {run} recoveries run and judged ({:.0} a second), the other images hold the same bytes wherever one of these \
          looked; {} of them run all the same; {} deviations\n\
          {} recoveries followed by use, unmount, fsck and a second mount; {} crashes left an image that there was before\n\
+         {} states of workloads that changed {} names with the directory locked for reading\n\
          {} failing states",
             self.workloads,
             self.void,
@@ -146,6 +147,8 @@ impl Report {
             c.strays,
             c.deep,
             c.duplicates,
+            c.states_beside,
+            c.changed_beside,
             c.failing
         )
     }
@@ -163,9 +166,11 @@ pub fn sequence(
     end: End,
 ) -> Result<Option<()>, Failure> {
     let run = recorded(base, ops, end, true).map_err(|why| Failure { crash: None, why })?;
-    let Some(Recorded { log, history, marks }) = run else { return Ok(None) };
+    let Some(Recorded { log, history, marks, beside }) = run else { return Ok(None) };
     let from = if before == 0 { 0 } else { marks[before - 1] };
-    judge_log(checker, &log, &history, from, usize::MAX, &mut fastrand::Rng::with_seed(0)).map(Some)
+    let result = judge_log(checker, &log, &history, from, usize::MAX, &mut fastrand::Rng::with_seed(0));
+    checker.counts.of_beside(beside);
+    result.map(Some)
 }
 
 /// A sequence that was run.
@@ -177,6 +182,8 @@ pub struct Recorded {
     pub history: History,
     /// The length of the log after each operation.
     pub marks: Vec<usize>,
+    /// Names changed with the directory locked for reading.
+    pub beside: u64,
 }
 
 /// Runs a sequence. With `strict`, `None` where an operation cannot be done.
@@ -187,6 +194,10 @@ pub fn recorded(base: &Base, ops: &[Op], end: End, strict: bool) -> Result<Optio
     set_clock(times::WORKLOAD);
     let mut r = Runner::new(&base.setup, base.image.clone(), base.model.clone(), base.keys.clone())?;
     let mut marks = Vec::new();
+    if base.kind.shared {
+        prelude().iter().try_for_each(|op| r.apply(op))?;
+    }
+    let before = r.volume()?.changed_beside();
     for op in ops {
         r.apply(op)?;
         marks.push(r.device().log_len());
@@ -198,6 +209,7 @@ pub fn recorded(base: &Base, ops: &[Op], end: End, strict: bool) -> Result<Optio
             return Ok(None);
         }
     }
+    let beside = r.volume()?.changed_beside() - before;
     let device = r.device().clone();
     let mut history = r.history.clone();
     match end {
@@ -208,7 +220,7 @@ pub fn recorded(base: &Base, ops: &[Op], end: End, strict: bool) -> Result<Optio
         }
     }
     let log = Log::of(&device);
-    Ok(Some(Recorded { log, history, marks }))
+    Ok(Some(Recorded { log, history, marks, beside }))
 }
 
 /// The operations of a random run.

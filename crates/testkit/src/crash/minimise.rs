@@ -70,7 +70,7 @@ pub fn every_crash_on(base: &Base, ops: &[Op], end: End) -> Result<(), String> {
 /// Crashes from operation `before` on.
 fn try_all(base: &Base, ops: &[Op], before: usize, end: End, depth: Depth) -> Option<Failure> {
     let run = || {
-        let Recorded { log, history, marks } = match recorded(base, ops, end, false) {
+        let Recorded { log, history, marks, .. } = match recorded(base, ops, end, false) {
             Ok(Some(done)) => done,
             Ok(None) => return None,
             Err(why) => return Some(Failure { crash: None, why }),

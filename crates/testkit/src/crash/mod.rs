@@ -3,7 +3,7 @@
 //!
 //! - [`workload`]: what was being done: basic operations with every kind of sync behind each, and the volumes to begin
 //!   with. [`plan`]: all sequences of one, two and three of them, and random runs, by number.
-//! - `threads`: random runs of several threads, with the feature `schedule`.
+//! - `threads`: random runs of several threads, with the feature `schedule`; `shared`: of threads that overwrite one file.
 //! - [`check`]: recovers the images of a log and judges them; crashes recoveries too. [`tree`]: which images are one to
 //!   recovery.
 //! - [`explore`]: runs the plan on several threads. [`minimise`] (and `minimise_threads`): makes a failure short.
@@ -22,6 +22,8 @@ pub mod plan;
 #[cfg(feature = "planted-bugs")]
 pub mod planted;
 pub mod run;
+#[cfg(feature = "schedule")]
+pub mod shared;
 #[cfg(feature = "schedule")]
 pub mod threads;
 pub mod tree;

@@ -4,14 +4,14 @@
 //! random runs. Within a part the order is a fixed permutation, so that any stretch of it is a fair sample.
 
 use super::groups::groups;
-use super::workload::{Single, alone, basics, hard, singles};
+use super::workload::{Kind, Single, alone, basics, hard, names_met, singles};
 use crate::ops::Op;
 use std::sync::Arc;
 
 /// How a workload ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// Power fails.
+    /// Power fails after its last operation, or in the midst of one.
     Crash,
     /// It is unmounted; power may fail during that.
     Unmount,
@@ -67,11 +67,21 @@ pub enum Part {
     Alone,
     /// Groups that change their owner.
     Groups,
+    /// Names of shared directories that several operations meet in.
+    NamesMet,
+    /// One operation, in shared directories.
+    OneBeside,
+    /// Two operations, in shared directories.
+    TwoBeside,
+    /// Two operations of metadata in shared directories, domains commit alone.
+    AloneBeside,
+    /// Random runs of several threads, in shared directories. Empty without the feature `schedule`.
+    ThreadsBeside,
 }
 
 impl Part {
     /// By number.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 14] = [
         Self::Hard,
         Self::One,
         Self::Two,
@@ -81,21 +91,31 @@ impl Part {
         Self::Pressed,
         Self::Alone,
         Self::Groups,
+        Self::NamesMet,
+        Self::OneBeside,
+        Self::TwoBeside,
+        Self::AloneBeside,
+        Self::ThreadsBeside,
     ];
     /// Those first that say most about all.
-    pub const ORDER: [Self; 9] = [
+    pub const ORDER: [Self; 14] = [
         Self::Hard,
         Self::Groups,
+        Self::NamesMet,
         Self::One,
+        Self::OneBeside,
         Self::Two,
+        Self::TwoBeside,
         Self::Pressed,
         Self::Random,
         Self::Threads,
+        Self::ThreadsBeside,
+        Self::AloneBeside,
         Self::Alone,
         Self::Three,
     ];
 
-    /// Its number.
+    /// Its place in [`Self::ALL`].
     pub const fn number(self) -> usize {
         self as usize
     }
@@ -130,8 +150,9 @@ enum Family {
         on: On,
         from: Arc<[Single]>,
     },
-    /// These, on each volume, ended in each way.
+    /// These, on each of some volumes, ended in each way.
     List {
+        on: On,
         from: Arc<[Vec<Op>]>,
     },
     Random {
@@ -152,8 +173,26 @@ enum On {
     Turns,
     /// On the one with no room in its cache.
     Pressed,
-    /// On one of all, by turns.
+    /// On one of those without shared directories, by turns.
     AllByTurns,
+    /// On each with shared directories.
+    Shared,
+}
+
+impl On {
+    /// The volumes, of which `bases` are ordinary, in the order of [`Kind::ALL`].
+    fn volumes(self, bases: usize) -> std::ops::Range<usize> {
+        match self {
+            Self::Each | Self::Turns => 0..bases,
+            Self::Pressed => bases..bases + 1,
+            Self::AllByTurns => 0..bases + 1,
+            Self::Shared => bases + 1..bases + 1 + Kind::SHARED,
+        }
+    }
+    /// Whether each workload is run on one of them alone.
+    fn by_turns(self) -> bool {
+        matches!(self, Self::Turns | Self::AllByTurns)
+    }
 }
 
 /// All parts.
@@ -161,7 +200,7 @@ enum On {
 pub struct Plan {
     /// By number.
     parts: [Workloads; Part::ALL.len()],
-    /// Volumes that are not pressed; the one that is comes after them.
+    /// Volumes that are ordinary; the pressed one comes after them, then those with shared directories.
     pub bases: usize,
     /// Names of the basic operations.
     pub names: Vec<&'static str>,
@@ -171,26 +210,28 @@ pub struct Plan {
 const RANDOM_RUNS: u64 = 20_000;
 
 impl Plan {
-    /// For so many volumes, and a pressed one.
+    /// For so many ordinary volumes, and the others of [`Kind::ALL`].
     pub fn new(bases: usize, seed: u64) -> Self {
         let (all, list) = (basics(), singles());
         let names = all.iter().map(|b| b.name).collect();
         let metadata: Vec<Single> = list.iter().filter(|s| all[s.basic].metadata && !s.of_other).cloned().collect();
-        let sequences = |name, length: u32, on, from: Vec<Single>| {
-            let len = (from.len() as u64).pow(length) * if on == On::Each { bases as u64 } else { 1 };
+        let sequences = |name, length: u32, on: On, from: Vec<Single>| {
+            let len = (from.len() as u64).pow(length) * if on.by_turns() { 1 } else { on.volumes(bases).len() as u64 };
             Workloads { name, len, family: Family::Sequences { length, on, from: from.into() } }
         };
         #[cfg(feature = "schedule")]
-        let (threads, family) = (RANDOM_RUNS, Family::Threads { seed });
+        let (threads, family, beside) =
+            (RANDOM_RUNS, Family::Threads { seed }, Family::Threads { seed: seed | super::threads::BESIDE });
         #[cfg(not(feature = "schedule"))]
-        let (threads, family) = (0, Family::Random { seed });
-        let list_of = |name, from: Vec<(&'static str, Vec<Op>)>| {
+        let (threads, family, beside) = (0, Family::Random { seed }, Family::Random { seed });
+        let list_of = |name, on: On, from: Vec<(&'static str, Vec<Op>)>| {
             let from: Arc<[Vec<Op>]> = from.into_iter().map(|(_, ops)| ops).collect();
-            Workloads { name, len: from.len() as u64 * bases as u64 * 2, family: Family::List { from } }
+            let len = from.len() as u64 * on.volumes(bases).len() as u64 * 2;
+            Workloads { name, len, family: Family::List { on, from } }
         };
         let random = || Family::Random { seed };
         let parts = Part::ALL.map(|part| match part {
-            Part::Hard => list_of("known to be hard", hard()),
+            Part::Hard => list_of("known to be hard", On::Each, hard()),
             Part::One => sequences("one operation", 1, On::Each, list.clone()),
             Part::Two => sequences("two operations", 2, On::Each, list.clone()),
             Part::Three => sequences("three of metadata", 3, On::Turns, metadata.clone()),
@@ -198,7 +239,17 @@ impl Plan {
             Part::Threads => Workloads { name: "random runs of several threads", len: threads, family: family.clone() },
             Part::Pressed => sequences("two operations, no room in the cache", 2, On::Pressed, list.clone()),
             Part::Alone => sequences("three of metadata, domains commit alone", 3, On::AllByTurns, alone()),
-            Part::Groups => list_of("groups that change their owner", groups()),
+            Part::Groups => list_of("groups that change their owner", On::Each, groups()),
+            Part::NamesMet => list_of("names met in shared directories", On::Shared, names_met()),
+            Part::OneBeside => sequences("one operation, shared directories", 1, On::Shared, list.clone()),
+            Part::TwoBeside => sequences("two operations, shared directories", 2, On::Shared, list.clone()),
+            Part::AloneBeside => {
+                sequences("two of metadata, shared directories, domains commit alone", 2, On::Shared, alone())
+            }
+            Part::ThreadsBeside => {
+                let name = "random runs of several threads, shared directories";
+                Workloads { name, len: threads, family: beside.clone() }
+            }
         });
         Self { parts, bases, names }
     }
@@ -212,9 +263,10 @@ impl Plan {
     pub fn workload(&self, part: Part, i: u64) -> Workload {
         let p = self.part(part);
         match &p.family {
-            Family::List { from } => {
+            Family::List { on, from } => {
                 let end = if i.is_multiple_of(2) { End::Crash } else { End::Unmount };
-                let (base, n) = ((i / 2) as usize % self.bases, i / 2 / self.bases as u64);
+                let volumes = on.volumes(self.bases);
+                let (base, n) = (volumes.start + (i / 2) as usize % volumes.len(), i / 2 / volumes.len() as u64);
                 let ops = from[n as usize % from.len()].clone();
                 Workload::Sequence { base, ops, before: 0, end, basics: Vec::new() }
             }
@@ -222,17 +274,12 @@ impl Plan {
             #[cfg(feature = "schedule")]
             Family::Threads { seed } => Workload::Threads { seed: seed.wrapping_add(i) },
             Family::Sequences { length, on, from } => {
-                let (mut n, bases) = (permuted(i, p.len), self.bases as u64);
-                let base = match on {
-                    On::Each => {
-                        let base = n % bases;
-                        n /= bases;
-                        base
-                    }
-                    On::Turns => i % bases,
-                    On::Pressed => bases,
-                    On::AllByTurns => i % (bases + 1),
-                };
+                let (mut n, volumes) = (permuted(i, p.len), on.volumes(self.bases));
+                let count = volumes.len() as u64;
+                let base = volumes.start as u64 + if on.by_turns() { i } else { n } % count;
+                if !on.by_turns() {
+                    n /= count;
+                }
                 let (mut ops, mut basics, mut before, mut synced) = (Vec::new(), Vec::new(), 0, false);
                 for _ in 0..*length {
                     let s = &from[(n % from.len() as u64) as usize];

@@ -17,7 +17,7 @@ pub struct Found {
     pub what: &'static str,
     /// Workloads run, and how many of them failed.
     pub workloads: (u64, usize),
-    /// Crash states.
+    /// Crash states that were looked at.
     pub counts: Counts,
     /// The first failure.
     pub first: Option<String>,
@@ -26,7 +26,7 @@ pub struct Found {
 }
 
 /// How many workloads of which part: a beginning of what the brief run does, the same each time.
-const WORKLOADS: [(Part, u64); 8] = [
+const WORKLOADS: [(Part, u64); 10] = [
     (Part::Hard, u64::MAX / 2),
     (Part::Groups, 24),
     (Part::One, 360),
@@ -36,18 +36,23 @@ const WORKLOADS: [(Part, u64); 8] = [
     (Part::Random, 4),
     // what only threads see is rare
     (Part::Threads, 24),
+    (Part::NamesMet, 360),
+    (Part::OneBeside, 360),
 ];
 
 /// Where bugs are seen that most workloads do not see: these are run first. Where they moved, the others come after them.
-const SEEN_BY: [(Bug, Part, std::ops::Range<u64>); 8] = [
+const SEEN_BY: [(Bug, Part, std::ops::Range<u64>); 11] = [
     (Bug::CommitUnderWayForgotten, Part::Threads, 0..24),
-    (Bug::SlotMissed, Part::Threads, 0..24),
+    (Bug::SlotMissed, Part::Threads, 0..1000),
     (Bug::OwnedTwice, Part::Groups, 0..24),
     (Bug::GivenEarly, Part::Groups, 0..24),
     (Bug::EarlyDataForgotten, Part::Pressed, 0..60),
     (Bug::TruncateForgotten, Part::Hard, 200..300),
     (Bug::TimesForgotten, Part::Hard, 200..300),
     (Bug::SumsForgotten, Part::Hard, 200..300),
+    (Bug::BucketLeftOut, Part::OneBeside, 0..360),
+    (Bug::InodeLeftOut, Part::OneBeside, 0..360),
+    (Bug::VacatedUntold, Part::NamesMet, 0..720),
 ];
 
 /// Removes the bug also after a panic.

@@ -17,9 +17,13 @@ pub const TURNS: &[(Part, u64)] = &[
     (Part::Three, 96),
     (Part::Pressed, 48),
     (Part::Alone, 48),
+    (Part::TwoBeside, 96),
+    (Part::AloneBeside, 48),
     (Part::Random, 6),
     #[cfg(feature = "schedule")]
     (Part::Threads, 6),
+    #[cfg(feature = "schedule")]
+    (Part::ThreadsBeside, 6),
 ];
 
 /// Every sequence of one operation and the hard ones, then samples of all the others in turns, until a limit is reached.
@@ -37,7 +41,8 @@ pub fn brief(plan: &Plan, bases: &[Base], limits: &Limits, turns: &[(Part, u64)]
         let over = limits.until.is_some_and(|t| Instant::now() >= t);
         ran == wanted && !over && report.counts.states() < limits.states && report.failures.len() < limits.failures
     };
-    if !run(Part::Hard, u64::MAX / 2, &mut report) || !run(Part::One, u64::MAX / 2, &mut report) {
+    let whole = [Part::Hard, Part::NamesMet, Part::One, Part::OneBeside];
+    if !whole.iter().all(|part| run(*part, u64::MAX / 2, &mut report)) {
         return report;
     }
     while turns.iter().all(|(part, count)| run(*part, *count, &mut report)) {}

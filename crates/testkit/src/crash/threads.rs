@@ -14,7 +14,7 @@
 
 use super::check::{Checker, Failure, Level, times};
 use super::explore::{Limits, at_most};
-use super::workload::{Base, Kind};
+use super::workload::{Base, Kind, many_names};
 use crate::generate::{Generator, Profile};
 use crate::history::{History, Synced};
 use crate::model::{Ino, Model};
@@ -37,6 +37,10 @@ pub const THREADS: usize = 4;
 const SHARED: P = P("shared");
 /// Names of a thread in it.
 const NAMES: usize = 3;
+/// In a seed of a volume: the shared directory has several buckets, and threads change it beside each other.
+pub const BESIDE: u64 = 1 << 63;
+/// Names of a thread in such a directory.
+const NAMES_BESIDE: usize = 8;
 
 /// A recording device at which another thread may go on.
 #[derive(Debug)]
@@ -109,22 +113,36 @@ impl Threads {
 /// Of any operation.
 pub fn base(seed: u64) -> Result<Base, String> {
     set_clock(0);
-    let setup = Setup::vary(seed);
+    let mut setup = Setup::vary(seed);
+    if seed & BESIDE != 0 {
+        setup.share_dirs = true;
+        setup.mkfs.domains = Some(2 + (seed % 3) as u16);
+        // domains commit inside operations now and then
+        setup.mkfs.journal_bytes = Some(if seed.is_multiple_of(2) { 128 << 10 } else { 512 << 10 });
+    }
     let mut r = Runner::empty(&setup)?;
     for path in (0..THREADS).map(own).chain([SHARED]) {
         r.apply(&Op::Create { path, kind: FileKind::Dir, mode: 0o755 })?;
     }
+    if setup.share_dirs {
+        many_names(SHARED).iter().try_for_each(|op| r.apply(op))?;
+    }
     r.apply(&Op::Sync)?;
+    if setup.share_dirs {
+        // as long as entries may be stale all changes have the directory for themselves
+        r.close()?;
+    }
     let base = Base::of(&r, Kind::ALL[0])?;
     r.abandon();
     Ok(base)
 }
 
 /// What a thread does in the shared directory, and between it and its own.
-fn shared_op(rng: &mut fastrand::Rng, model: &Model, thread: usize, seed: u32) -> Op {
-    let name = |n: usize| SHARED.join(&format!("{thread}-{n}"));
+fn shared_op(rng: &mut fastrand::Rng, model: &Model, (thread, names): (usize, usize), seed: u32) -> Op {
+    let beside = |n: usize| SHARED.join(&format!("{thread}-{n}-{}", "y".repeat(190)));
+    let name = |n: usize| if names > NAMES { beside(n) } else { SHARED.join(&format!("{thread}-{n}")) };
     let home = |n: usize| own(thread).join(&format!("m{n}"));
-    let (path, kept) = (name(rng.usize(..NAMES)), home(rng.usize(..NAMES)));
+    let (path, kept) = (name(rng.usize(..names)), home(rng.usize(..names)));
     let dir = |p: P| walk_path(&mut model.clone(), p).ok().and_then(|i| model.node(i)).map(|n| n.kind);
     let is_dir = dir(kept) == Some(FileKind::Dir);
     match rng.u8(..12) {
@@ -144,14 +162,19 @@ fn shared_op(rng: &mut fastrand::Rng, model: &Model, thread: usize, seed: u32) -
 fn ops_of(base: &Base, seed: u64, thread: usize, count: usize) -> Vec<Op> {
     let seed = seed.wrapping_mul(31).wrapping_add(thread as u64);
     let profile = Profile { objects: 25, file_bytes: 60_000, syncs: 80, ..Profile::default() };
+    let beside = base.setup.share_dirs;
+    let (names, one_in) = if beside { (NAMES_BESIDE, 2) } else { (NAMES, 5) };
     let mut generator = Generator::new(seed, profile);
     generator.top = own(thread);
     let mut rng = fastrand::Rng::with_seed(!seed);
     let (mut model, mut slots): (_, Slots<Model>) = (base.model.clone(), Default::default());
     let mut ops = Vec::new();
     while ops.len() < count {
-        let op = if rng.u8(..5) == 0 {
-            shared_op(&mut rng, &model, thread, (seed as u32) << 20 | ops.len() as u32 | 1 << 19)
+        let op = if beside && rng.u8(..20) == 0 {
+            let path = [own(thread), SHARED][rng.usize(..2)];
+            Op::Commit { path, checkpoint: rng.bool() }
+        } else if rng.u8(..one_in) == 0 {
+            shared_op(&mut rng, &model, (thread, names), (seed as u32) << 20 | ops.len() as u32 | 1 << 19)
         } else {
             generator.next(&model)
         };
@@ -217,6 +240,8 @@ pub struct Run {
     placed: Vec<Placed>,
     /// The length of the log when each operation began, by thread.
     pub begun: Vec<Vec<usize>>,
+    /// Names changed with their directory locked for reading.
+    pub beside: u64,
 }
 
 /// Runs the threads; what was done, in the order of returns.
@@ -291,8 +316,9 @@ pub fn recorded(base: &Base, workload: &Threads) -> Result<Run, String> {
     let seen = guarded(|| walk(&vol))??;
     seen.compare(&model, &history.keys).map_err(|e| format!("at the end: {e}"))?;
     let log = Log::of(&device);
+    let beside = vol.changed_beside();
     vol.crash();
-    Ok(Run { log, history, placed, begun })
+    Ok(Run { log, history, placed, begun, beside })
 }
 
 impl Run {
@@ -376,6 +402,7 @@ pub fn run(
     let points = at_most(run.points(), limits.random_points, &mut fastrand::Rng::with_seed(!seed));
     let result = run.check(&base, &mut checker, &points);
     *counts = checker.counts;
+    counts.of_beside(run.beside);
     result
 }
 

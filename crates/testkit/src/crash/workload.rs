@@ -68,20 +68,39 @@ pub struct Kind {
     /// Without room for a page in the cache: what is written goes to the device at once, before its transaction. Its
     /// domains commit from the last to the first.
     pub pressed: bool,
+    /// `A` and `B` have several buckets each, and are changed as by several threads.
+    pub shared: bool,
 }
 
+/// What most kinds have in common.
+const PLAIN: Kind = Kind {
+    placement: Placement::Dirs,
+    dirty: false,
+    sums: false,
+    journal: false,
+    log: false,
+    pressed: false,
+    shared: false,
+};
+
 impl Kind {
-    /// All that the workloads are run on, a pressed one last.
-    pub const ALL: [Kind; Self::ORDINARY + 1] = [
-        Kind { placement: Placement::Dirs, dirty: false, sums: false, journal: false, log: false, pressed: false },
-        Kind { placement: Placement::Dirs, dirty: true, sums: false, journal: false, log: false, pressed: false },
-        Kind { placement: Placement::Spread, dirty: false, sums: false, journal: false, log: false, pressed: false },
-        Kind { placement: Placement::Spread, dirty: true, sums: false, journal: false, log: true, pressed: false },
-        Kind { placement: Placement::Dirs, dirty: true, sums: true, journal: false, log: false, pressed: false },
-        Kind { placement: Placement::Spread, dirty: false, sums: false, journal: true, log: false, pressed: false },
-        Kind { placement: Placement::Dirs, dirty: false, sums: false, journal: false, log: false, pressed: true },
+    /// All that the workloads are run on: ordinary ones, a pressed one, those with shared directories.
+    pub const ALL: [Kind; Self::ORDINARY + 1 + Self::SHARED] = [
+        PLAIN,
+        Kind { dirty: true, ..PLAIN },
+        Kind { placement: Placement::Spread, ..PLAIN },
+        Kind { placement: Placement::Spread, dirty: true, log: true, ..PLAIN },
+        Kind { dirty: true, sums: true, ..PLAIN },
+        Kind { placement: Placement::Spread, journal: true, ..PLAIN },
+        Kind { pressed: true, ..PLAIN },
+        // not dirty ones: as long as entries may be stale all changes have the directory for themselves
+        Kind { placement: Placement::Spread, shared: true, ..PLAIN },
+        Kind { shared: true, ..PLAIN },
+        Kind { placement: Placement::Spread, pressed: true, shared: true, ..PLAIN },
     ];
-    /// How many of them are not pressed.
+    /// How many of them have shared directories.
+    pub const SHARED: usize = 3;
+    /// How many of them are neither pressed nor have shared directories.
     pub const ORDINARY: usize = 6;
 }
 
@@ -115,6 +134,7 @@ pub fn base(kind: Kind) -> Result<Base, String> {
     if kind.log {
         setup.overwrite = Overwrite::Log;
     }
+    setup.share_dirs = kind.shared;
     if kind.pressed {
         setup.cache = 1;
         setup.falling = true;
@@ -149,15 +169,73 @@ pub fn base(kind: Kind) -> Result<Base, String> {
         Op::Sync,
     ];
     content.iter().try_for_each(|op| r.apply(op))?;
-    if !kind.dirty {
+    if kind.shared {
+        ["A", "B"].iter().flat_map(|d| many_names(P(d))).chain([Op::Sync]).try_for_each(|op| r.apply(&op))?;
+    }
+    if kind.shared {
+        // as long as entries may be stale all changes have the directory for themselves
+        r.close()?;
+    } else if !kind.dirty {
         r.remount()?;
     }
     Base::of(&r, kind)
 }
 
+/// Names of a directory that take three buckets: they are long, and few inodes have them all.
+pub fn many_names(dir: P) -> Vec<Op> {
+    let name = |i: usize| dir.join(&format!("{i:02}-{}", "x".repeat(240)));
+    let make = |i| if i % 8 == 0 { file(name(i)) } else { Op::Link { from: name(i / 8 * 8), to: name(i) } };
+    (0..32).map(make).collect()
+}
+
+/// Before the workload on a volume with shared directories, in the same transaction: its first change has a directory for
+/// itself.
+pub fn prelude() -> Vec<Op> {
+    [P("A/p"), P("B/p")].into_iter().flat_map(|path| [file(path), Op::Unlink { path }]).collect()
+}
+
+/// Sequences whose operations meet in names of shared directories.
+pub fn names_met() -> Vec<(&'static str, Vec<Op>)> {
+    let mv = |a: &'static str, b: &'static str| Op::Rename { from: P(a), to: P(b), mode: RenameMode::Replace };
+    let link = |a: &'static str, b: &'static str| Op::Link { from: P(a), to: P(b) };
+    let unlink = |p: &'static str| Op::Unlink { path: P(p) };
+    let fsync = |p: &'static str| Op::Fsync { at: Path(P(p)), data_only: false };
+    let commit = |p: &'static str| Op::Commit { path: P(p), checkpoint: false };
+    let leave: [(&str, Vec<Op>); 4] = [
+        ("moved away", vec![mv("A/f", "B/n")]),
+        ("unlinked, with another name", vec![link("A/f", "B/l"), unlink("A/f")]),
+        ("unlinked", vec![unlink("A/f")]),
+        ("moved away and unlinked", vec![mv("A/f", "B/n"), unlink("B/n")]),
+    ];
+    let take: [(&str, Vec<Op>); 5] = [
+        ("made again", vec![file(P("A/f"))]),
+        ("made again twice", vec![file(P("A/f")), unlink("A/f"), file(P("A/f"))]),
+        ("taken by a rename", vec![mv("B/h", "A/f")]),
+        ("taken by another file", vec![mv("B/h", "B/i"), mv("B/i", "A/f")]),
+        ("taken, left and taken", vec![mv("B/h", "A/f"), mv("A/f", "B/h"), file(P("A/f"))]),
+    ];
+    let ends: [(&str, Vec<Op>); 6] = [
+        ("sync of the file", vec![fsync("A/f")]),
+        ("sync of the directory", vec![fsync("A")]),
+        ("sync of the other directory", vec![fsync("B")]),
+        ("its domain commits", vec![commit("A/f"), fsync("A/g")]),
+        ("the first directory's domain commits", vec![commit("A"), fsync("A/g")]),
+        ("the other directory's domain commits", vec![commit("B"), fsync("A/g")]),
+    ];
+    let mut all = Vec::new();
+    for (l, leave) in &leave {
+        for (_, take) in &take {
+            for (_, end) in &ends {
+                all.push((*l, [leave.clone(), take.clone(), end.clone()].concat()));
+            }
+        }
+    }
+    all
+}
+
 fn domain(r: &Runner, name: &str) -> Result<u16, String> {
     let v = r.volume()?;
-    let a = v.lookup(braidfs::NodeId::ROOT, name.as_bytes()).map_err(|e| e.to_string())?;
+    let a = v.lookup(braidfs::InodeNo::ROOT, name.as_bytes()).map_err(|e| e.to_string())?;
     v.domain_of(a.ino).map(|d| d.0).map_err(|e| e.to_string())
 }
 
@@ -521,6 +599,48 @@ pub fn hard() -> Vec<(&'static str, Vec<Op>)> {
                 fsync("A/f"),
                 falloc(FallocMode::Allocate { keep_size: true }, 0, 4096),
                 write(P("A/f"), 12_288, 4096, 85),
+                fsync("A/f"),
+            ],
+        ),
+        (
+            "lives by overwrites",
+            vec![
+                append("A/f", 36_000, 86),
+                commit(),
+                write(P("A/f"), 4096, 4096, 87),
+                fsync("A/f"),
+                write(P("A/f"), 0, 45_000, 88),
+                commit(),
+                write(P("A/f"), 4000, 20_000, 89),
+                write(P("B/h"), 0, 5000, 90),
+                commit(),
+                write(P("A/f"), 0, 45_000, 91),
+                fsync("A/f"),
+                write(P("A/f"), 0, 9000, 92),
+                cut(5000),
+                write(P("A/f"), 100, 4500, 93),
+                commit(),
+                write(P("A/f"), 0, 5000, 94),
+                commit(),
+                cut(9000),
+                fsync("A/f"),
+            ],
+        ),
+        (
+            "lives by overwrites and is cleaned",
+            vec![
+                append("B/h", 30_000, 95),
+                cut(0),
+                append("A/f", 9000, 96),
+                Op::Sync,
+                write(P("A/f"), 0, 4096, 97),
+                fsync("A/f"),
+                write(P("A/f"), 4096, 4096, 98),
+                Op::Clean,
+                write(P("A/f"), 0, 8192, 99),
+                commit(),
+                write(P("A/f"), 100, 9000, 100),
+                Op::Clean,
                 fsync("A/f"),
             ],
         ),

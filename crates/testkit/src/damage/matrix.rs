@@ -84,7 +84,7 @@ pub struct Totals {
     pub silent: usize,
     /// Repairs that did not end clean.
     pub not_repaired: usize,
-    /// Panics.
+    /// Trials in which something panicked.
     pub panics: usize,
 }
 
@@ -137,7 +137,7 @@ pub struct Report {
     pub codes: BTreeMap<u32, usize>,
     /// Cases that were not done for want of time.
     pub left: usize,
-    /// It took.
+    /// How long all of it took.
     pub time: Duration,
 }
 

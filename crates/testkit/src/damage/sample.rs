@@ -4,7 +4,7 @@ use crate::damage::truth::{Truth, read_all};
 use crate::ops::fill;
 use braidfs::OpenHow;
 use braidfs::{
-    Cred, FallocMode, FileKind, MkfsOptions, MountOptions, NewNode, NodeId, Placement, RenameMode, Result, SetAttr,
+    Cred, FallocMode, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, Placement, RenameMode, Result, SetAttr,
     SetTime, Timestamp, Volume, XattrMode, mkfs,
 };
 use braidfs_device::{Device, Image, MemDevice};
@@ -48,7 +48,7 @@ pub fn mount(device: &Arc<MemDevice>) -> Result<Volume> {
 }
 
 /// Writes a whole file, made where it is not there.
-fn put(v: &Volume, path: &str, seed: u32, len: usize) -> Result<NodeId> {
+fn put(v: &Volume, path: &str, seed: u32, len: usize) -> Result<InodeNo> {
     let how = OpenHow { read: true, write: true, create: true, truncate: true, mode: 0o640, ..OpenHow::default() };
     let f = v.open_path(path.as_bytes(), how, &Cred::root())?;
     v.write(&f, 0, &fill(seed, 0, len))?;
@@ -57,12 +57,12 @@ fn put(v: &Volume, path: &str, seed: u32, len: usize) -> Result<NodeId> {
     Ok(f.ino())
 }
 
-fn make(v: &Volume, dir: NodeId, name: &str, kind: FileKind, target: &[u8]) -> Result<NodeId> {
+fn make(v: &Volume, dir: InodeNo, name: &str, kind: FileKind, target: &[u8]) -> Result<InodeNo> {
     let new = NewNode { kind, mode: 0o755, umask: 0, rdev: 0x0102, target };
     v.create(dir, name.as_bytes(), &new, &Cred::root()).map(|a| a.ino)
 }
 
-fn dir_of(v: &Volume, path: &str) -> Result<NodeId> {
+fn dir_of(v: &Volume, path: &str) -> Result<InodeNo> {
     Ok(v.resolve(path.as_bytes(), true, &Cred::root())?.ino)
 }
 

@@ -58,7 +58,7 @@ pub struct Target {
     pub kind: Kind,
     /// Whose, where it is one domain's.
     pub domain: Option<u16>,
-    /// In words.
+    /// What the damaged block is, in words.
     pub what: String,
     /// Whether recovery or a reader takes it, or only its shadow.
     pub current: bool,

@@ -192,7 +192,7 @@ pub fn abuse(device: &Arc<MemDevice>, truth: &Truth) {
     visit(device, truth, true, &mut out);
     visit(device, truth, false, &mut out);
     let Ok(v) = mount(device) else { return };
-    let mut dirs = vec![braidfs::NodeId::ROOT];
+    let mut dirs = vec![braidfs::InodeNo::ROOT];
     let mut seen = BTreeSet::new();
     while let Some(dir) = dirs.pop() {
         if !seen.insert(dir) {

@@ -1,7 +1,7 @@
 //! What the files of a volume hold, by path, and how a damaged volume compares.
 
 use crate::subject::{names, stat_of, xattrs};
-use braidfs::{Error, FileKind, NodeId, Result, Timestamp, Volume};
+use braidfs::{Error, FileKind, InodeNo, Result, Timestamp, Volume};
 use std::collections::BTreeMap;
 
 /// One name, and what is behind it.
@@ -58,7 +58,7 @@ pub fn split(path: &[u8]) -> (&[u8], &[u8]) {
     }
 }
 
-fn read_entry(v: &Volume, ino: NodeId) -> Result<Entry> {
+fn read_entry(v: &Volume, ino: InodeNo) -> Result<Entry> {
     let (mut stat, mtime) = stat_of(&v.getattr(ino)?);
     let xattrs = xattrs(v, ino)?;
     let data = match stat.kind {
@@ -87,8 +87,8 @@ fn read_entry(v: &Volume, ino: NodeId) -> Result<Entry> {
 /// # Errors
 /// The first of the volume.
 pub fn read_all(v: &Volume) -> Result<Truth> {
-    let mut out = BTreeMap::from([(Vec::new(), read_entry(v, NodeId::ROOT)?)]);
-    let mut dirs = vec![(Vec::new(), NodeId::ROOT)];
+    let mut out = BTreeMap::from([(Vec::new(), read_entry(v, InodeNo::ROOT)?)]);
+    let mut dirs = vec![(Vec::new(), InodeNo::ROOT)];
     while let Some((path, dir)) = dirs.pop() {
         for name in names(v, dir)? {
             let a = v.lookup(dir, &name)?;
@@ -129,11 +129,11 @@ fn differs(got: &Entry, want: &Entry, links: bool) -> Option<String> {
 /// counts of links must be right too (a repair changes them where names are lost).
 pub fn compare(v: &Volume, truth: &Truth, links: bool) -> BTreeMap<Vec<u8>, Verdict> {
     let mut out: BTreeMap<Vec<u8>, Verdict> = BTreeMap::new();
-    let mut dirs: BTreeMap<&[u8], NodeId> = BTreeMap::from([(&b""[..], NodeId::ROOT)]);
+    let mut dirs: BTreeMap<&[u8], InodeNo> = BTreeMap::from([(&b""[..], InodeNo::ROOT)]);
     for (path, want) in truth {
         let (dir, name) = split(path);
         let found = if path.is_empty() {
-            Ok(NodeId::ROOT)
+            Ok(InodeNo::ROOT)
         } else {
             match (dirs.get(dir), out.get(dir)) {
                 (Some(d), _) => v.lookup(*d, name).map(|a| a.ino),
@@ -148,7 +148,7 @@ pub fn compare(v: &Volume, truth: &Truth, links: bool) -> BTreeMap<Vec<u8>, Verd
         let verdict = match found.and_then(|ino| read_entry(v, ino)) {
             Ok(got) => {
                 if got.stat.kind == FileKind::Dir && want.stat.kind == FileKind::Dir {
-                    dirs.insert(path, NodeId(got.ino));
+                    dirs.insert(path, InodeNo(got.ino));
                 }
                 differs(&got, want, links).map_or(Verdict::Right, Verdict::Wrong)
             }
@@ -163,7 +163,7 @@ pub fn compare(v: &Volume, truth: &Truth, links: bool) -> BTreeMap<Vec<u8>, Verd
 }
 
 /// Names in a directory that the truth does not have, and what they name (0 where that cannot be told).
-fn surplus(v: &Volume, path: &[u8], dir: NodeId, truth: &Truth) -> Vec<(Vec<u8>, u64)> {
+fn surplus(v: &Volume, path: &[u8], dir: InodeNo, truth: &Truth) -> Vec<(Vec<u8>, u64)> {
     let Ok(names) = names(v, dir) else { return Vec::new() };
     names
         .into_iter()

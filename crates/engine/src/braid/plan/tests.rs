@@ -10,7 +10,7 @@ fn vacated(domain: DomainId, tx: u64, alive: bool) -> Vacated {
 }
 
 fn subject(domain: DomainId, tx: u64, is_dir: bool, nlink: u32) -> Subject {
-    let ino = NodeId(u64::from(domain.0) * 100 + tx);
+    let ino = InodeNo(u64::from(domain.0) * 100 + tx);
     let changed = InodeVersion { inode: InodeRef { ino, generation: 1 }, version: tx + 10 };
     Subject { changed, domain, tx: TxId(tx), is_dir, nlink }
 }
@@ -75,7 +75,7 @@ fn waits_are_forgotten_when_they_are_durable() {
     let (m, o) = (subject(A, 4, false, 1), subject(B, 6, false, 1));
     let p = plan(&Rename { moved: m, other: Some(o), exchange: true, two_dirs: true, left_other: false });
     let mut d = Durability::new();
-    p.moved.note(&mut d, NodeId(1), b"old");
+    p.moved.note(&mut d, InodeNo(1), b"old");
     assert_eq!((d.tombstones().len(), d.exchange()), (1, Some(o.changed)));
     assert!(d.is_judged() && d.waits(|domain, tx| (domain, tx) == (B, TxId(6))));
     d.forget_durable(|_, tx| tx > TxId(5), false);
@@ -85,9 +85,9 @@ fn waits_are_forgotten_when_they_are_durable() {
     d.forget_durable(|_, tx| tx > TxId(6), false);
     assert!(!d.is_judged());
     // who took the name loses it again: it decides about nothing
-    p.moved.note(&mut d, NodeId(1), b"old");
-    d.inode_regains_name(NodeId(1), b"other");
+    p.moved.note(&mut d, InodeNo(1), b"old");
+    d.inode_regains_name(InodeNo(1), b"other");
     assert_eq!(d.tombstones().len(), 1);
-    d.inode_regains_name(NodeId(1), b"old");
+    d.inode_regains_name(InodeNo(1), b"old");
     assert_eq!(d.tombstones().len(), 0);
 }

@@ -12,7 +12,7 @@
 //! by side, and 290 for a cell that has no neighbours.
 
 use crate::cell::Cell;
-use crate::types::{NodeId, hashed_place};
+use crate::types::{InodeNo, hashed_place};
 use braidfs_sync::ablation::{self, Switch};
 use braidfs_sync::pins;
 use braidfs_sync::published::{self, Place};
@@ -146,14 +146,14 @@ impl CellIndex {
 
     /// Where the cell of this number stands, if it does.
     #[inline]
-    fn place(&self, ino: NodeId) -> Option<&AtomicPtr<Cell>> {
+    fn place(&self, ino: InodeNo) -> Option<&AtomicPtr<Cell>> {
         Some(&self.find_run(ino.0 / RUN)?.cells[(ino.0 % RUN) as usize])
     }
 
     /// The cell of this number, if there is one, and something to look at it with. `Err` where this thread looks at too many
     /// already, or none does.
     #[inline]
-    pub(super) fn look(&self, ino: NodeId) -> Result<Option<HazardRef<'_>>, ()> {
+    pub(super) fn look(&self, ino: InodeNo) -> Result<Option<HazardRef<'_>>, ()> {
         if self.counted {
             return Err(());
         }
@@ -173,7 +173,7 @@ impl CellIndex {
     }
 
     /// The cell of this number. The shard is locked.
-    pub(super) fn get(&self, ino: NodeId) -> Option<Arc<Cell>> {
+    pub(super) fn get(&self, ino: InodeNo) -> Option<Arc<Cell>> {
         let found = self.place(ino)?.load(Acquire);
         // SAFETY: null, or a cell to which the index has a reference, which nobody takes out while the shard is locked.
         (!found.is_null()).then(|| unsafe {
@@ -211,14 +211,14 @@ impl CellIndex {
     }
 
     /// Takes a cell out. Readers may look at it: it must stay while it is not [`unused`]. The shard is locked for writing.
-    pub(super) fn take(&self, ino: NodeId) -> Option<Arc<Cell>> {
+    pub(super) fn take(&self, ino: InodeNo) -> Option<Arc<Cell>> {
         let old = self.place(ino)?.swap(std::ptr::null_mut(), SeqCst);
         // SAFETY: as in `put`.
         (!old.is_null()).then(|| unsafe { Arc::from_raw(old) })
     }
 
     /// After cells were taken out: the run may serve other numbers. The shard is locked for writing.
-    pub(super) fn vacate(&self, ino: NodeId) {
+    pub(super) fn vacate(&self, ino: InodeNo) {
         if let Some(run) = self.find_run(ino.0 / RUN).filter(|r| r.is_empty()) {
             run.number.store(NONE, Release);
         }

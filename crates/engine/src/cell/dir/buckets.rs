@@ -4,13 +4,42 @@
 //! directory of millions of names by three or four cache lines, where a balanced tree takes one or two for each of its
 //! levels.
 //!
+//! This is a low-level module with unsafe code: who knows that no bucket is changed beside it looks at one without its lock.
+//!
 //! Invariants: positions rise; no chunk is empty; `starts[i]` is the first position of `chunks[i]`.
 
 use super::entries::Entries;
+use braidfs_sync::{BiasedReadGuard, BiasedRwLock, BiasedWriteGuard, Guarded, rank};
+use std::collections::BTreeSet;
 
-/// Entries whose hashes have a prefix in common.
+/// Entries whose hashes have a prefix in common. On cache lines of its own, with its lock: threads that have the directory
+/// locked for reading change different ones at the same time.
 #[derive(Debug)]
-pub(super) struct Bucket {
+#[repr(align(128))]
+pub(super) struct Bucket(BiasedRwLock<Content, rank::Bucket>);
+
+/// A bucket that stays as it is.
+pub(super) enum Look<'b> {
+    /// Others may change the directory at the same time.
+    Locked(BiasedReadGuard<'b, Content>),
+    /// Nobody does.
+    Free(&'b Content),
+}
+
+impl std::ops::Deref for Look<'_> {
+    type Target = Content;
+    #[inline]
+    fn deref(&self) -> &Content {
+        match self {
+            Self::Locked(guard) => guard,
+            Self::Free(content) => content,
+        }
+    }
+}
+
+/// What a bucket holds.
+#[derive(Debug)]
+pub(super) struct Content {
     /// `None`: on disk, not loaded.
     pub entries: Option<Entries>,
     /// Encoded length of the entries, where they are loaded.
@@ -18,6 +47,39 @@ pub(super) struct Bucket {
     pub on_disk: bool,
     /// It is one of those to write.
     pub dirty: bool,
+    /// When names of it were taken or left last by those who have the directory locked for reading, in logical time, unless
+    /// the directory knows a later one.
+    pub name_time: u64,
+}
+
+impl Guarded for Content {}
+
+impl Bucket {
+    /// The bucket that begins at `first`.
+    pub fn new(first: u64, entries: Option<Entries>, bytes: usize) -> Self {
+        let content = Content { on_disk: entries.is_none(), entries, bytes, dirty: false, name_time: 0 };
+        Self(BiasedRwLock::keyed(content, first))
+    }
+    /// For whoever has the directory locked for writing.
+    pub fn own(&mut self) -> &mut Content {
+        self.0.get_mut()
+    }
+    /// For whoever has the directory locked.
+    ///
+    /// # Safety
+    /// Without `shared`: as long as it lives nobody takes the bucket for writing ([`Self::write`]).
+    #[inline]
+    pub unsafe fn read(&self, shared: bool) -> Look<'_> {
+        if shared {
+            return Look::Locked(self.0.read());
+        }
+        // SAFETY: the caller's
+        Look::Free(unsafe { self.0.unlocked() })
+    }
+    /// For whoever has a directory locked that several threads change.
+    pub fn write(&self) -> BiasedWriteGuard<'_, Content> {
+        self.0.write()
+    }
 }
 
 /// A chunk of more buckets is cut in two.
@@ -93,10 +155,10 @@ impl Buckets {
     }
 
     /// [`Self::floor`], to change.
-    pub fn floor_mut(&mut self, pos: u64) -> Option<(u64, &mut Bucket)> {
+    pub fn floor_mut(&mut self, pos: u64) -> Option<(u64, &mut Content)> {
         let (c, i) = self.at_or_before(pos)?;
         let chunk = &mut self.chunks[c];
-        Some((chunk.firsts[i], &mut chunk.buckets[i]))
+        Some((chunk.firsts[i], chunk.buckets[i].own()))
     }
 
     /// Where the first bucket begins that does so behind `pos`.
@@ -107,28 +169,28 @@ impl Buckets {
         }
     }
 
-    /// The bucket that begins at `first`.
-    pub fn get(&self, first: u64) -> Option<&Bucket> {
-        let (c, i) = self.place(first)?;
-        Some(&self.chunks[c].buckets[i])
+    /// Whether a bucket begins at `first`.
+    pub fn has(&self, first: u64) -> bool {
+        self.place(first).is_some()
     }
 
-    /// [`Self::get`], to change.
-    pub fn get_mut(&mut self, first: u64) -> Option<&mut Bucket> {
+    /// The bucket that begins at `first`.
+    pub fn get_mut(&mut self, first: u64) -> Option<&mut Content> {
         let (c, i) = self.place(first)?;
-        Some(&mut self.chunks[c].buckets[i])
+        Some(self.chunks[c].buckets[i].own())
     }
 
     /// Puts a bucket; one that begins there already is replaced.
     pub fn insert(&mut self, first: u64, bucket: Bucket) {
-        if let Some(old) = self.get_mut(first) {
-            *old = bucket;
+        if let Some((c, i)) = self.place(first) {
+            self.chunks[c].buckets[i] = bucket;
             return;
         }
         self.len += 1;
         if self.chunks.is_empty() {
             self.starts.push(first);
-            self.chunks.push(Chunk::default());
+            // most directories have one bucket
+            self.chunks.push(Chunk { firsts: Vec::with_capacity(1), buckets: Vec::with_capacity(1) });
         }
         let c = lower_bound(&self.starts, first).saturating_sub(1);
         let chunk = &mut self.chunks[c];
@@ -145,7 +207,7 @@ impl Buckets {
     }
 
     /// Takes the bucket out that begins at `first`.
-    pub fn remove(&mut self, first: u64) -> Option<Bucket> {
+    pub fn remove(&mut self, first: u64) -> Option<Content> {
         let (c, i) = self.place(first)?;
         self.len -= 1;
         let chunk = &mut self.chunks[c];
@@ -158,10 +220,11 @@ impl Buckets {
                 self.starts.remove(c);
             }
         }
-        Some(bucket)
+        Some(bucket.0.into_inner())
     }
 
     /// All in order.
+    #[cfg(test)]
     pub fn iter(&self) -> impl Iterator<Item = (u64, &Bucket)> {
         self.chunks.iter().flat_map(|c| c.firsts.iter().copied().zip(&c.buckets))
     }
@@ -175,8 +238,17 @@ impl Buckets {
     }
 
     /// All in order, to change.
-    pub fn iter_mut(&mut self) -> impl Iterator<Item = (u64, &mut Bucket)> {
-        self.chunks.iter_mut().flat_map(|c| c.firsts.iter().copied().zip(&mut c.buckets))
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (u64, &mut Content)> {
+        self.chunks.iter_mut().flat_map(|c| c.firsts.iter().copied().zip(c.buckets.iter_mut().map(Bucket::own)))
+    }
+
+    /// Those that begin at `firsts`, to change. Others are not touched.
+    pub fn these_mut<'b>(&'b mut self, firsts: &BTreeSet<u64>) -> impl Iterator<Item = (u64, &'b mut Content)> {
+        let ends = self.starts.iter().skip(1).copied().chain([u64::MAX]);
+        let chunks = self.chunks.iter_mut().zip(self.starts.iter().copied().zip(ends));
+        let some = chunks.filter(|(_, (from, to))| firsts.range(*from..*to).next().is_some());
+        let all = some.flat_map(|(c, _)| c.firsts.iter().copied().zip(&mut c.buckets));
+        all.filter(|(first, _)| firsts.contains(first)).map(|(first, b)| (first, b.own()))
     }
 }
 
@@ -186,7 +258,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     fn bucket(bytes: usize) -> Bucket {
-        Bucket { entries: None, bytes, on_disk: false, dirty: false }
+        Bucket::new(0, None, bytes)
     }
 
     /// Against a tree, in the order of a small generator; keys in clusters, so that guesses miss.
@@ -208,10 +280,12 @@ mod tests {
             assert_eq!(mine.floor(key).map(|b| b.0), tree.range(..=key).next_back().map(|b| *b.0));
             assert_eq!(mine.floor_mut(key).map(|b| b.1.bytes), tree.range(..=key).next_back().map(|b| *b.1));
             assert_eq!(mine.next_first(key), tree.range(key + 1..).next().map(|b| *b.0));
-            assert_eq!(mine.get(key).map(|b| b.bytes), tree.get(&key).copied());
+            assert_eq!(mine.get_mut(key).map(|b| b.bytes), tree.get(&key).copied());
             if round % 1000 == 0 {
-                assert!(mine.iter().map(|b| (b.0, b.1.bytes)).eq(tree.iter().map(|b| (*b.0, *b.1))));
+                assert!(mine.iter().map(|b| (b.0, b.1.0.read().bytes)).eq(tree.iter().map(|b| (*b.0, *b.1))));
                 assert!(mine.iter_mut().map(|b| b.0).eq(tree.keys().copied()));
+                let some: BTreeSet<u64> = tree.keys().copied().filter(|k| k % 7 < 2).chain([key]).collect();
+                assert!(mine.these_mut(&some).map(|b| b.0).eq(some.iter().copied().filter(|k| tree.contains_key(k))));
                 let from = tree.range(..=key).next_back().map_or(0, |b| *b.0);
                 assert!(mine.iter_from(key).map(|b| b.0).eq(tree.range(from..).map(|b| *b.0)));
                 if round == 20_000 {

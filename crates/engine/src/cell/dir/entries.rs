@@ -9,7 +9,7 @@
 //! Invariants: the heads of `keys` rise, of keys with the same head the positions; there are at most [`MOST`]. Slots that no
 //! key names are the list that begins at `free`. All heads lie between `lo` and `hi`.
 
-use braidfs_format::NodeId;
+use braidfs_format::InodeNo;
 use braidfs_format::dentry::{BUCKET_BYTES, Dentry, ENTRY_FIXED_BYTES, HASH_MAX};
 use std::ops::Range;
 
@@ -240,7 +240,7 @@ impl Entries {
 
     /// Takes the entry out of a slot, which is free then.
     fn vacate(&mut self, slot: usize) -> Option<Dentry> {
-        let free = Dentry { hash: self.free.into(), node: NodeId(0), generation: 0, kind: 0, name: [].into() };
+        let free = Dentry { hash: self.free.into(), node: InodeNo(0), generation: 0, kind: 0, name: [].into() };
         let entry = std::mem::replace(self.slots.get_mut(slot)?, free);
         self.free = slot as u16;
         Some(entry)

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use std::collections::BTreeMap;
 
 fn dentry(name: &[u8], node: u64) -> Dentry {
-    Dentry { hash: 0, node: NodeId(node), generation: 1, kind: 8, name: name.into() }
+    Dentry { hash: 0, node: InodeNo(node), generation: 1, kind: 8, name: name.into() }
 }
 
 /// What the device holds.
@@ -82,6 +82,9 @@ enum Op {
     Insert(u16),
     Many(u16),
     Remove(u16),
+    /// By who has the directory locked for reading, where that can be.
+    InsertOpen(u16),
+    RemoveOpen(u16),
     RemoveFrom(u16),
     Replace(u16, u64),
     Commit,
@@ -94,6 +97,8 @@ fn op() -> impl Strategy<Value = Op> {
         6 => (0..800u16).prop_map(Op::Insert),
         2 => (0..800u16).prop_map(Op::Many),
         5 => (0..800u16).prop_map(Op::Remove),
+        6 => (0..800u16).prop_map(Op::InsertOpen),
+        5 => (0..800u16).prop_map(Op::RemoveOpen),
         1 => (0..800u16).prop_map(Op::RemoveFrom),
         2 => (0..800u16, 1..99u64).prop_map(|(n, v)| Op::Replace(n, v)),
         3 => Just(Op::Commit),
@@ -128,6 +133,29 @@ proptest! {
                     let got = d.remove(hash_of(n), &name_of(n), load).unwrap();
                     prop_assert_eq!(got.map(|g| g.node.0), model.remove(&n));
                 }
+                Op::InsertOpen(n) => {
+                    d.set_shared(true);
+                    let Some(mut b) = d.open(hash_of(n)) else { continue };
+                    prop_assert_eq!(b.find(&name_of(n)).map(|e| e.node.0), model.get(&n).copied());
+                    if model.contains_key(&n) {
+                        continue;
+                    }
+                    let Some(room) = b.room(&name_of(n)) else { continue };
+                    let by = b.insert(room, dentry(&name_of(n), u64::from(n) + 1));
+                    drop(b);
+                    d.opened_changed(by.entries, by.memory, by.first.as_slice());
+                    model.insert(n, u64::from(n) + 1);
+                }
+                Op::RemoveOpen(n) => {
+                    d.set_shared(true);
+                    let Some(mut b) = d.open(hash_of(n)) else { continue };
+                    let changed = if b.can_remove() { b.remove(&name_of(n)) } else { continue };
+                    drop(b);
+                    prop_assert_eq!(changed.is_some(), model.remove(&n).is_some());
+                    if let Some(by) = changed {
+                        d.opened_changed(by.entries, by.memory, by.first.as_slice());
+                    }
+                }
                 Op::RemoveFrom(from) => {
                     for n in from..1000 {
                         let got = d.remove(hash_of(n), &name_of(n), load).unwrap();
@@ -137,7 +165,7 @@ proptest! {
                 }
                 Op::Replace(n, v) => {
                     let before = d.find(hash_of(n), &name_of(n), load).unwrap().cloned();
-                    let old = d.replace(hash_of(n), &name_of(n), NodeId(v), 3, 4, load).unwrap();
+                    let old = d.replace(hash_of(n), &name_of(n), InodeNo(v), 3, 4, load).unwrap();
                     prop_assert_eq!(&old, &before);
                     let new = d.find(hash_of(n), &name_of(n), load).unwrap();
                     prop_assert_eq!(new.map(|d| d.hash), old.map(|d| d.hash));
@@ -156,18 +184,22 @@ proptest! {
             if let Some(n) = d.count() {
                 prop_assert_eq!(n, model.len() as u64);
             }
-            prop_assert!(d.dirty.iter().all(|f| d.buckets.get(*f).unwrap().entries.is_some()));
-            prop_assert!(d.buckets.iter().all(|(f, b)| f == 0 || b.entries.as_ref().is_none_or(|e| !e.is_empty())));
-            prop_assert_eq!(d.unloaded, d.buckets.iter().filter(|b| b.1.entries.is_none()).count());
-            let loaded = || d.buckets.iter().filter_map(|b| b.1.entries.as_ref());
+            let dirty = d.dirty.clone();
+            let all: Vec<_> = d.buckets.iter_mut().collect();
+            prop_assert!(dirty.iter().all(|f| all.iter().any(|(first, b)| first == f && b.entries.is_some())));
+            prop_assert!(all.iter().all(|(f, b)| *f == 0 || b.entries.as_ref().is_none_or(|e| !e.is_empty())));
+            prop_assert_eq!(d.unloaded, all.iter().filter(|b| b.1.entries.is_none()).count());
+            let loaded = || all.iter().filter_map(|b| b.1.entries.as_ref());
             prop_assert_eq!(d.memory, loaded().flat_map(Entries::iter).map(memory_of).sum::<usize>());
             prop_assert!(loaded().all(|e| e.iter().is_sorted_by(|a, b| a.hash < b.hash)));
-            prop_assert!(d.buckets.iter().all(|(first, b)| b.dirty == d.dirty.contains(&first)));
+            prop_assert!(all.iter().all(|(first, b)| b.dirty == dirty.contains(first)));
+            let bytes = |b: &Content| b.entries.as_ref().map_or(0, |e| encoded(e.iter()));
+            prop_assert!(all.iter().all(|(_, b)| b.bytes == bytes(b)));
         }
         let load: Load<'_> = &mut |l| disk.load(l);
         for n in 0..1000u16 {
-            let before = match d.find_loaded(hash_of(n), &name_of(n)) {
-                Lookup::Found(e) => Some(Some(e.node.0)),
+            let before = match d.find_loaded(hash_of(n), &name_of(n), |e| e.node.0) {
+                Lookup::Found(node) => Some(Some(node)),
                 Lookup::Absent => Some(None),
                 Lookup::NotLoaded => None,
             };
@@ -175,14 +207,26 @@ proptest! {
             prop_assert_eq!(got, model.get(&n).copied());
             prop_assert!(before.is_none_or(|b| b == got));
         }
-        let (mut pos, mut seen) = (0, 0);
+        let (mut pos, mut seen, mut names) = (0, 0, Vec::new());
         while let Some(e) = d.next_after(pos, load).unwrap() {
             prop_assert!(e.hash > pos.max(2));
             pos = e.hash;
             seen += 1;
+            names.push(e.clone());
         }
         prop_assert_eq!(seen, model.len());
-        prop_assert_eq!(d.next_loaded(pos), Lookup::Absent);
+        // the same by pieces, all being loaded now
+        let (mut pos, mut listed) = (0, Vec::new());
+        loop {
+            let from = listed.len();
+            prop_assert!(d.list_loaded(pos, 7, &mut |e| listed.push(e.clone())));
+            prop_assert!(listed.len() <= from + 7);
+            if listed.len() == from {
+                break;
+            }
+            pos = listed[listed.len() - 1].hash;
+        }
+        prop_assert_eq!(listed, names);
     }
 }
 
@@ -195,19 +239,19 @@ fn a_directory_grows_to_buckets_and_goes_back_when_empty() {
     for i in 1..=20_000u64 {
         d.insert(hash(i), dentry(format!("file{i}").as_bytes(), i), none).unwrap();
     }
-    assert_eq!((d.count(), d.inline_entries().is_some()), (Some(20_000), false));
+    assert_eq!((d.count(), d.is_inline()), (Some(20_000), false));
     disk.apply(d.take_dirty());
     let used = 20_000 * 31;
     assert!(d.buckets.len() < 2 * used / BUCKET_BYTES + 2, "{} buckets", d.buckets.len());
     let mut d = disk.open();
-    assert_eq!(d.find_loaded(hash(7), b"file7"), Lookup::NotLoaded);
+    assert_eq!(d.find_loaded(hash(7), b"file7", |_| ()), Lookup::NotLoaded);
     let on_disk = disk.clone();
     let load: Load<'_> = &mut |l| on_disk.load(l);
     assert!(!d.is_empty(load).unwrap());
     for i in 1..=20_000u64 {
         assert!(d.remove(hash(i), format!("file{i}").as_bytes(), load).unwrap().is_some());
     }
-    assert!(d.is_empty(load).unwrap() && d.inline_entries().is_some());
+    assert!(d.is_empty(load).unwrap() && d.is_inline());
     disk.apply(d.take_dirty());
     assert_eq!(disk, Disk::Inline(vec![]));
 }

@@ -20,6 +20,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// A view of more pages takes the file's lock alone rather than so many: a mebibyte, and what it begins and ends in.
 const VIEW_PAGES: u64 = 257;
+
 impl Group {
     /// The lock of a page that may be overwritten by who has the map for reading.
     fn lock(&self, i: usize) -> Option<&Lock> {

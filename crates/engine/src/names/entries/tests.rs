@@ -16,12 +16,12 @@ fn volume() -> Volume {
     Volume::mount(vec![device], MountOptions { background: false, ..MountOptions::default() }).unwrap()
 }
 
-fn mkdir(v: &Volume, dir: NodeId, name: &[u8]) -> Arc<Cell> {
+fn mkdir(v: &Volume, dir: InodeNo, name: &[u8]) -> Arc<Cell> {
     let new = NewNode { kind: FileKind::Dir, mode: 0o755, umask: 0, rdev: 0, target: b"" };
     v.mounted().create(dir, name, &new, &Cred::root()).unwrap().0
 }
 
-fn make(v: &Volume, dir: NodeId, name: &[u8]) -> Result<Attr> {
+fn make(v: &Volume, dir: InodeNo, name: &[u8]) -> Result<Attr> {
     v.create(dir, name, &NewNode { kind: FileKind::File, mode: 0o644, umask: 0, rdev: 0, target: b"" }, &Cred::root())
 }
 
@@ -35,7 +35,7 @@ fn plant(v: &Volume, dir: &Arc<Cell>, name: &[u8], child: &Cell) {
     i.forget_name(dir, name);
 }
 
-fn has(v: &Volume, dir: NodeId, name: &[u8]) -> bool {
+fn has(v: &Volume, dir: InodeNo, name: &[u8]) -> bool {
     let mut found = false;
     v.readdir(dir, 0, &mut |e| {
         found |= e.name == name;
@@ -57,14 +57,14 @@ fn within<T: Send + 'static>(v: &Arc<Volume>, f: impl FnOnce(&Volume) -> T + Sen
 fn an_entry_that_names_its_own_directory_is_damage() {
     for ask_first in [false, true] {
         let v = Arc::new(volume());
-        let d = mkdir(&v, NodeId::ROOT, b"d");
+        let d = mkdir(&v, InodeNo::ROOT, b"d");
         let (dir, mode) = (d.ino, RenameMode::Replace);
         plant(&v, &d, b"me", &d);
         if ask_first {
             within(&v, move |v| v.lookup(dir, b"me").unwrap_err());
         }
         within(&v, move |v| v.rename(dir, b"me", dir, b"you", mode).unwrap_err());
-        within(&v, move |v| v.rename(dir, b"me", NodeId::ROOT, b"me", mode).unwrap_err());
+        within(&v, move |v| v.rename(dir, b"me", InodeNo::ROOT, b"me", mode).unwrap_err());
         within(&v, move |v| v.rmdir(dir, b"me").unwrap_err());
         within(&v, move |v| v.unlink(dir, b"me").unwrap_err());
         within(&v, move |v| v.readdir(dir, 0, &mut |_| true).unwrap());
@@ -75,20 +75,20 @@ fn an_entry_that_names_its_own_directory_is_damage() {
 #[test]
 fn after_a_crash_an_entry_that_names_its_own_directory_is_no_more_than_stale() {
     let v = Arc::new(volume());
-    let d = mkdir(&v, NodeId::ROOT, b"d");
+    let d = mkdir(&v, InodeNo::ROOT, b"d");
     let dir = d.ino;
     v.mounted().maybe_stale.store(true, Ordering::Relaxed);
     for name in [b"a", b"b", b"c", b"e"] {
         plant(&v, &d, name, &d);
     }
-    let root = mkdir(&v, NodeId::ROOT, b"other");
-    plant(&v, &root, b"root", &v.mounted().cell(NodeId::ROOT).unwrap());
+    let root = mkdir(&v, InodeNo::ROOT, b"other");
+    plant(&v, &root, b"root", &v.mounted().cell(InodeNo::ROOT).unwrap());
     assert!(matches!(within(&v, move |v| v.rmdir(dir, b"a")), Err(Error::NotFound)));
     within(&v, move |v| make(v, dir, b"b").unwrap());
     assert!(v.lookup(dir, b"b").is_ok(), "a new file has taken the name");
     within(&v, move |v| v.rename(dir, b"b", dir, b"c", RenameMode::Replace).unwrap());
     within(&v, move |v| {
-        v.rmdir(NodeId::ROOT, b"d").map_or_else(|e| assert!(matches!(e, Error::NotEmpty)), |()| panic!())
+        v.rmdir(InodeNo::ROOT, b"d").map_or_else(|e| assert!(matches!(e, Error::NotEmpty)), |()| panic!())
     });
     // the GC looks at what is committed, and drops what is left
     v.sync().unwrap();
@@ -101,7 +101,7 @@ fn after_a_crash_an_entry_that_names_its_own_directory_is_no_more_than_stale() {
 #[test]
 fn a_directory_with_a_stale_entry_that_names_the_one_above_it_is_empty() {
     let v = Arc::new(volume());
-    let above = mkdir(&v, NodeId::ROOT, b"above");
+    let above = mkdir(&v, InodeNo::ROOT, b"above");
     let ino = above.ino;
     let one = mkdir(&v, ino, b"one");
     let two = mkdir(&v, ino, b"two");
@@ -120,9 +120,9 @@ fn a_directory_with_a_stale_entry_that_names_the_one_above_it_is_empty() {
 #[test]
 fn who_has_a_directory_locked_waits_for_nothing_that_a_stale_entry_names() {
     let v = Arc::new(volume());
-    let above = mkdir(&v, NodeId::ROOT, b"above");
+    let above = mkdir(&v, InodeNo::ROOT, b"above");
     let d = mkdir(&v, above.ino, b"d");
-    let from = make(&v, NodeId::ROOT, b"f").unwrap().ino;
+    let from = make(&v, InodeNo::ROOT, b"f").unwrap().ino;
     v.mounted().maybe_stale.store(true, Ordering::Relaxed);
     plant(&v, &d, b"up", &above);
     let (tell, told) = mpsc::channel();
@@ -148,8 +148,8 @@ fn who_has_a_directory_locked_waits_for_nothing_that_a_stale_entry_names() {
 #[test]
 fn who_ends_a_directory_waits_for_nothing_that_its_stale_entries_name() {
     let v = Arc::new(volume());
-    let above = mkdir(&v, NodeId::ROOT, b"above");
-    let other = mkdir(&v, NodeId::ROOT, b"other");
+    let above = mkdir(&v, InodeNo::ROOT, b"above");
+    let other = mkdir(&v, InodeNo::ROOT, b"other");
     let ino = above.ino;
     let (one, two) = (mkdir(&v, ino, b"one"), mkdir(&v, ino, b"two"));
     mkdir(&v, ino, b"new");
@@ -158,7 +158,7 @@ fn who_ends_a_directory_waits_for_nothing_that_its_stale_entries_name() {
     plant(&v, &two, b"x", &other);
     let remove = |v: &Volume, dir| v.rmdir(dir, b"one");
     let replace = |v: &Volume, dir| v.rename(dir, b"new", dir, b"two", RenameMode::Replace);
-    let ends: [fn(&Volume, NodeId) -> Result<()>; 2] = [remove, replace];
+    let ends: [fn(&Volume, InodeNo) -> Result<()>; 2] = [remove, replace];
     for end in ends {
         let (tell, told) = mpsc::channel();
         let locked = other.state.write();
@@ -188,7 +188,7 @@ fn the_journal_has_room_for_what_was_admitted() {
     let d = v.mounted().domains[0].clone();
     let pieces = d.pieces_max() as u64;
     let files: Vec<_> =
-        (0..FILES).map(|n| v.open(make(&v, NodeId::ROOT, format!("f{n}").as_bytes()).unwrap().ino).unwrap()).collect();
+        (0..FILES).map(|n| v.open(make(&v, InodeNo::ROOT, format!("f{n}").as_bytes()).unwrap().ino).unwrap()).collect();
     // every other page, and each beside one of another file, so that no two can be freed as one
     for page in 0..pieces {
         for f in &files {
@@ -236,7 +236,7 @@ fn the_journal_has_room_for_what_was_admitted() {
 #[test]
 fn a_path_leads_to_the_directory_that_had_the_name() {
     let v = volume();
-    let (i, root) = (v.mounted(), NodeId::ROOT);
+    let (i, root) = (v.mounted(), InodeNo::ROOT);
     let file = make(&v, root, b"f").unwrap().ino;
     let old = mkdir(&v, root, b"d").ino;
     let (dir, name) = v.parent_cell(b"d/x", &Cred::root()).unwrap();
@@ -263,10 +263,10 @@ fn a_path_leads_to_the_directory_that_had_the_name() {
 #[test]
 fn after_a_crash_names_are_noted_that_are_no_stale_ones() {
     let v = volume();
-    let d = mkdir(&v, NodeId::ROOT, b"d");
+    let d = mkdir(&v, InodeNo::ROOT, b"d");
     v.mounted().maybe_stale.store(true, Ordering::Relaxed);
     let f = make(&v, d.ino, b"f").unwrap().ino;
-    let other = mkdir(&v, NodeId::ROOT, b"other");
+    let other = mkdir(&v, InodeNo::ROOT, b"other");
     plant(&v, &d, b"stale", &other);
     let noted = |name: &[u8]| v.mounted().dentries.get(&Key::of(d.ino, d.generation, name)).map(|t| t.node);
     assert_eq!(noted(b"f"), None, "nobody has looked");
@@ -278,4 +278,30 @@ fn after_a_crash_names_are_noted_that_are_no_stale_ones() {
     v.unlink(d.ino, b"f").unwrap();
     assert_eq!(noted(b"f"), None);
     assert!(matches!(v.resolve(b"d/f", true, &Cred::root()), Err(Error::NotFound)));
+}
+
+/// Locks the two cells in this order, and makes an entry of the first directory for the second.
+fn lock_and_plant(v: &Volume, dir: &Arc<Cell>, child: &Arc<Cell>, child_first: bool) {
+    let i = v.mounted();
+    let mut op = Op::begin(i, &[dir.domain], 4, true).unwrap();
+    let above = child_first.then(|| child.state.write());
+    let mut st = dir.state.write();
+    let _child = above.unwrap_or_else(|| child.state.write());
+    op.touch(dir, &mut st).unwrap();
+    i.edit_entry(By::Operation(&mut op), dir, &mut st, b"x", Edit::Add(child)).unwrap();
+}
+
+#[test]
+fn parents_are_locked_before_children() {
+    let v = volume();
+    let (a, b) = (mkdir(&v, InodeNo::ROOT, b"a"), mkdir(&v, InodeNo::ROOT, b"b"));
+    lock_and_plant(&v, &a, &b, false);
+    let wrong = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| lock_and_plant(&v, &b, &a, true)));
+    let said = wrong.err().and_then(|e| e.downcast::<String>().ok());
+    let right = if braidfs_sync::CHECKED {
+        said.is_some_and(|s| s.contains("parents before children"))
+    } else {
+        said.is_none()
+    };
+    assert!(right);
 }

@@ -41,7 +41,8 @@ fn a_block_that_moves_is_not_overwritten_where_it_was() {
     rewrite(4);
     assert_eq!(places(&c), second, "and stays there");
     // all of it at once: nothing is left where it was
-    let all: Vec<_> = (0..).zip(&second).map(|(lblk, at)| (*at, Owner { node: c.ino, lblk, live: 0 })).collect();
+    let all: Vec<_> =
+        (0..).zip(&second).map(|(lblk, at)| (*at, Owner { node: c.ino, lblk, ..Owner::default() })).collect();
     assert_eq!(i.move_blocks(d, &all).unwrap(), 4);
     assert!(places(&c).iter().all(|p| !second.contains(p)));
     let mut have = [0; 4 * 4096];

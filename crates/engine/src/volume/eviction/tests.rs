@@ -1,7 +1,7 @@
 //! What left memory and is read again, on a volume so small that blocks are used again all the time.
 
 use crate::cell::cache::Memory;
-use crate::{Cred, FileKind, MkfsOptions, MountOptions, NewNode, NodeId, Volume};
+use crate::{Cred, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, Volume};
 use braidfs_device::{Device, MemDevice};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ fn forget_all(v: &Volume) {
     }
 }
 
-fn names(v: &Volume, dir: NodeId) -> BTreeSet<String> {
+fn names(v: &Volume, dir: InodeNo) -> BTreeSet<String> {
     let mut all = BTreeSet::new();
     v.readdir(dir, 0, &mut |e| {
         all.insert(String::from_utf8_lossy(e.name).into_owned());
@@ -37,8 +37,8 @@ fn buckets_come_back_as_they_were_written_last() {
     let v = Volume::mount(vec![device.clone()], MountOptions { background: false, ..MountOptions::default() }).unwrap();
     let me = Cred::root();
     let node = |kind| NewNode { kind, mode: 0o755, umask: 0, rdev: 0, target: b"" };
-    let dirs: Vec<NodeId> = (0..3)
-        .map(|d| v.create(NodeId::ROOT, format!("d{d}").as_bytes(), &node(FileKind::Dir), &me).unwrap().ino)
+    let dirs: Vec<InodeNo> = (0..3)
+        .map(|d| v.create(InodeNo::ROOT, format!("d{d}").as_bytes(), &node(FileKind::Dir), &me).unwrap().ino)
         .collect();
     let mut model = vec![BTreeSet::new(); dirs.len()];
     let (mut random, mut next) = (1u64, 0);

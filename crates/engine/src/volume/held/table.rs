@@ -78,13 +78,13 @@ impl Default for Held {
 }
 
 impl Held {
-    pub(super) fn shard(&self, ino: NodeId) -> &Mutex<Shard, rank::HeldShard> {
+    pub(super) fn shard(&self, ino: InodeNo) -> &Mutex<Shard, rank::HeldShard> {
         // numbers given one after another go to different shards
         &self.shards[hashed_place(ino.0, SHARDS)]
     }
 
     /// Counts; false where a later inode of the number is held: this one is gone.
-    pub(super) fn add(&self, ino: NodeId, generation: u32, kind: FileKind) -> bool {
+    pub(super) fn add(&self, ino: InodeNo, generation: u32, kind: FileKind) -> bool {
         let first = 1 | if kind == FileKind::File { FILE } else { 0 };
         let mut guard = self.shard(ino).lock();
         let s = &mut *guard;
@@ -108,7 +108,7 @@ impl Held {
         true
     }
 
-    pub(super) fn give_back(&self, ino: NodeId, is_it: impl Fn(u32) -> bool, times: u64) -> GivenBack {
+    pub(super) fn give_back(&self, ino: InodeNo, is_it: impl Fn(u32) -> bool, times: u64) -> GivenBack {
         let mut s = self.shard(ino).lock();
         let Entry::Occupied(mut e) = s.counts.entry(ino.0) else {
             return GivenBack::TooMuch { orphan: false };
@@ -178,7 +178,7 @@ impl Held {
     }
 
     /// An orphan whose last count was given back has been dealt with.
-    pub(super) fn reaped(&self, ino: NodeId) {
+    pub(super) fn reaped(&self, ino: InodeNo) {
         let mut s = self.shard(ino).lock();
         s.orphans -= 1;
         s.ending -= 1;

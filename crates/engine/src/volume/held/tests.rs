@@ -13,7 +13,7 @@ fn volume() -> Volume {
     Volume::mount(vec![device], MountOptions::default()).unwrap()
 }
 
-fn make(v: &Volume, dir: NodeId, name: &str, kind: FileKind) -> Attr {
+fn make(v: &Volume, dir: InodeNo, name: &str, kind: FileKind) -> Attr {
     let new = NewNode { kind, mode: 0o755, umask: 0, rdev: 0, target: &[] };
     v.create(dir, name.as_bytes(), &new, &Cred::root()).unwrap()
 }
@@ -31,13 +31,13 @@ fn gone(v: &Volume, a: &Attr) -> bool {
     }
 }
 
-const ROOT: NodeId = NodeId::ROOT;
+const ROOT: InodeNo = InodeNo::ROOT;
 const K: FileKind = FileKind::File;
 
 #[test]
 fn counts_add_up_and_are_clamped() {
     let t = Held::default();
-    let (n, is) = (NodeId(77), |g: u32| g == 3);
+    let (n, is) = (InodeNo(77), |g: u32| g == 3);
     assert_eq!(t.give_back(n, is, 1), GivenBack::TooMuch { orphan: false });
     for _ in 0..5 {
         assert!(t.add(n, 3, K));
@@ -58,7 +58,7 @@ fn counts_add_up_and_are_clamped() {
 #[test]
 fn an_end_under_way_is_due_however_long_ago_the_removal_was() {
     let t = Held::default();
-    let n = NodeId(77);
+    let n = InodeNo(77);
     assert!(t.add(n, 3, K));
     {
         let mut s = t.shard(n).lock();
@@ -78,10 +78,10 @@ fn an_end_under_way_is_due_however_long_ago_the_removal_was() {
 fn the_table_shrinks() {
     let t = Held::default();
     let room = || t.shards.iter().map(|s| s.lock().counts.capacity()).sum::<usize>();
-    (2..200_000).for_each(|n| assert!(t.add(NodeId(n), 1, K)));
+    (2..200_000).for_each(|n| assert!(t.add(InodeNo(n), 1, K)));
     assert!((200_000..500_000).contains(&room()), "room for {} of 200,000", room());
     for n in 2..199_000 {
-        assert_eq!(t.give_back(NodeId(n), |g| g == 1, 1), GivenBack::Last { orphan: false });
+        assert_eq!(t.give_back(InodeNo(n), |g| g == 1, 1), GivenBack::Last { orphan: false });
     }
     assert!(room() < 200_000, "room for {} of 1,000", room());
 }
@@ -238,7 +238,7 @@ fn a_temporary_file_may_get_a_name_while_it_is_held() {
 #[test]
 fn look_ups_race_with_removals() {
     let v = volume();
-    let dirs: Vec<NodeId> = (0..3).map(|n| make(&v, ROOT, &format!("dir{n}"), FileKind::Dir).ino).collect();
+    let dirs: Vec<InodeNo> = (0..3).map(|n| make(&v, ROOT, &format!("dir{n}"), FileKind::Dir).ino).collect();
     let (held_and_removed, turns) = (AtomicUsize::new(0), 4000);
     std::thread::scope(|s| {
         for t in 0..2 {

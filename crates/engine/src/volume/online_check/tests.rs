@@ -1,7 +1,7 @@
 //! A scrub of a volume in use finds every flipped bit, and nothing where there is none, whatever goes on.
 
 use crate::names::path::OpenHow;
-use crate::types::{Cred, MkfsOptions, MountOptions, NodeId, RenameMode};
+use crate::types::{Cred, InodeNo, MkfsOptions, MountOptions, RenameMode};
 use crate::volume::Volume;
 use crate::volume::journal_replay::JournalReplay;
 use braidfs_check::ScrubReport;
@@ -28,7 +28,7 @@ fn volume(mib: u64, domains: u16) -> (Arc<MemDevice>, Volume) {
     (device, Volume::mount(all, options).unwrap())
 }
 
-fn put(v: &Volume, path: &str, data: &[u8]) -> NodeId {
+fn put(v: &Volume, path: &str, data: &[u8]) -> InodeNo {
     let how = OpenHow { read: true, write: true, create: true, mode: 0o644, ..OpenHow::default() };
     let f = v.open_path(path.as_bytes(), how, &Cred::root()).unwrap();
     assert_eq!(v.write(&f, 0, data).unwrap(), data.len());
@@ -69,7 +69,7 @@ fn targets(v: &Volume) -> Vec<(u64, u32)> {
         d.nodes
             .for_each_used(&mut |node, e| {
                 out.push((place(v, e.addr), codes::NODE_BLOCK));
-                let Ok(Some(cell)) = d.find(node) else { return Ok(()) };
+                let Ok(Some(cell)) = d.find(node.inode()) else { return Ok(()) };
                 let st = cell.state.read();
                 let (map, code) = match &st.body {
                     crate::cell::Body::File(f) => (&*f.map, codes::DATA_SUM),

@@ -1,0 +1,287 @@
+//! Names of a directory that several threads change at the same time (`cell::changers`): made and taken away with the
+//! directory locked for reading, and the bucket of the name for writing.
+//!
+//! So is done what is plain. What is not (a directory is made or removed, a bucket has to be read, split or given up, something
+//! must be durable first, or fails) is left to the operation that has the directory for itself: `None`, and nothing
+//! has changed. What can fail (a domain, as it writes out an older state) is done before the first entry changes.
+//!
+//! Locks: the directory, then the inode, then the bucket. All that is said of a name is said with its bucket locked: the
+//! entry, the inode's link, who left it, and what is known of names looked up lately.
+
+use super::checks::{check_alive, check_changeable, check_name, check_takes_names};
+use super::create::Made;
+use super::entries::ENTRY_BLOCKS;
+use super::lookup::is_named;
+use super::placement::NewInode;
+use super::remove::REMOVE_BLOCKS;
+use super::rename::{LOCK_ATTEMPTS, RENAME_BLOCKS};
+use crate::braid::entry::{By, Edit};
+use crate::braid::vacated::Vacated;
+use crate::cell::dentries::{Key, Target};
+use crate::cell::dir::{Lookup, OpenBucket};
+use crate::cell::{Body, Cell, State};
+use crate::error::Result;
+use crate::planted::{Bug, planted, step};
+use crate::types::*;
+use crate::volume::MountedVolume;
+use crate::volume::operation::Op;
+use braidfs_format::dentry::{Dentry, ENTRY_FIXED_BYTES};
+use braidfs_sync::{BiasedReadGuard, BiasedWriteGuard};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+impl MountedVolume {
+    /// Whether names of a directory are to be changed so, if they can.
+    pub(super) fn is_shared(&self, d: &Cell) -> bool {
+        d.kind == FileKind::Dir && d.state.read().is_shared_dir()
+    }
+
+    /// Makes an inode with its first name.
+    ///
+    /// # Errors
+    /// As [`Self::create_in`], but those that its other way would tell, too.
+    pub(super) fn create_beside(&self, d: &Cell, name: &[u8], new: &NewNode<'_>, cred: &Cred) -> Result<Option<Made>> {
+        if new.kind == FileKind::Dir || self.maybe_stale.load(Ordering::Relaxed) || check_name(name).is_err() {
+            return Ok(None);
+        }
+        let key = Key::of(d.ino, d.generation, name);
+        // who finds that a name is taken, or has no room, needs no number and no blocks
+        if self.dentries.get(&key).is_some() {
+            return Ok(None);
+        }
+        let hash = self.hash(name);
+        let target = {
+            let st = d.state.read();
+            let Some(dir) = st.shared_in(self.dom(d.domain).running()) else { return Ok(None) };
+            let free = dir.index.open(hash).is_some_and(|b| b.find(name).is_none() && b.room(name).is_some());
+            if !free || check_alive(&st).is_err() {
+                return Ok(None);
+            }
+            self.place(d, &st, new.kind)
+        };
+        let inode = self.new_inode_anywhere(target, d.ino)?;
+        let r = self.create_beside_at(d, (name, &key, hash), new, cred, inode);
+        if !matches!(r, Ok(Some(_))) {
+            self.dom(inode.domain).nodes.release(inode.inode.ino.node());
+        }
+        r
+    }
+
+    fn create_beside_at(
+        &self,
+        d: &Cell,
+        (name, key, hash): (&[u8], &Key, u64),
+        new: &NewNode<'_>,
+        cred: &Cred,
+        NewInode { inode, domain: target }: NewInode,
+    ) -> Result<Option<Made>> {
+        let lender = (target != d.domain).then_some(d.domain);
+        let mut op = Op::begin_lending(self, &[d.domain, target], ENTRY_BLOCKS, false, lender)?;
+        let dst = d.state.read();
+        let Some(dir) = dst.shared_in(op.tx(d.domain).id) else { return Ok(None) };
+        if check_alive(&dst).and_then(|()| check_takes_names(&dst)).is_err() {
+            return Ok(None);
+        }
+        let Ok(mut st) = self.fresh(&dst, new, cred) else { return Ok(None) };
+        st.nlink = 1;
+        let cell = Arc::new(Cell::new(inode, target, new.kind, st));
+        let mut st = cell.state.write();
+        let Some(mut bucket) = dir.index.open(hash) else { return Ok(None) };
+        if bucket.find(name).is_some() {
+            return Ok(None);
+        }
+        let Some(room) = bucket.room(name) else { return Ok(None) };
+        let Some(before) = op.may_take(d, name, target) else { return Ok(None) };
+        let kind = new.kind.d_type();
+        let entry = Dentry { hash: 0, node: inode.ino, generation: inode.generation, kind, name: name.into() };
+        let time = self.shared.name_time_beside(dir, &mut bucket, 0);
+        st.durability.inode_takes_name(&before);
+        st.gain_link(d.ino, name, time);
+        op.touch(&cell, &mut st)?;
+        // nothing fails from here on
+        st.durability.operation_changes_names();
+        let counts = bucket.insert(room, entry);
+        dir.note_change(counts, self.shared.now(), time);
+        self.shared.count_beside();
+        if counts.first.is_some() {
+            op.credit(d.domain, 1);
+        }
+        op.grows(d.domain, ENTRY_FIXED_BYTES + name.len());
+        self.dentries.put(key, Target { node: inode.ino, generation: inode.generation, kind: new.kind });
+        op.hint(d, name, &cell);
+        let attr = cell.attr(&st);
+        drop(st);
+        // before anybody can find its entry
+        self.dom(target).cells.insert_new(cell.clone());
+        drop(bucket);
+        Ok(Some((cell, attr)))
+    }
+
+    /// What a name of a shared directory names, if that can be told from memory, and is no directory.
+    fn find_beside(&self, d: &Cell, name: &[u8], key: &Key) -> Result<Option<Arc<Cell>>> {
+        let inode: InodeRef = match self.dentries.get(key) {
+            Some(t) => t.inode(),
+            None => {
+                let st = d.state.read();
+                let Body::Dir(b) = &st.body else { return Ok(None) };
+                match b.index.find_loaded(self.hash(name), name, |e| e.into()) {
+                    Lookup::Found(inode) => inode,
+                    _ => return Ok(None),
+                }
+            }
+        };
+        let c = self.find(inode.ino)?;
+        Ok(c.filter(|c| c.is(inode) && c.kind != FileKind::Dir && is_named(c, key, d.ino, name)))
+    }
+
+    /// Takes a name of something away that is no directory.
+    ///
+    /// # Errors
+    /// Of the domain.
+    pub(super) fn remove_beside(&self, d: &Cell, name: &[u8]) -> Result<Option<()>> {
+        if self.maybe_stale.load(Ordering::Relaxed) || check_name(name).is_err() {
+            return Ok(None);
+        }
+        let key = Key::of(d.ino, d.generation, name);
+        let Some(c) = self.find_beside(d, name, &key)? else { return Ok(None) };
+        let mut op = Op::begin(self, &[d.domain, c.domain], REMOVE_BLOCKS, true)?;
+        let dst = d.state.read();
+        let Some(dir) = dst.shared_in(op.tx(d.domain).id) else { return Ok(None) };
+        if check_alive(&dst).and_then(|()| check_changeable(&dst)).is_err() {
+            return Ok(None);
+        }
+        let mut st = c.state.write();
+        if !self.may_leave(&st) {
+            return Ok(None);
+        }
+        let Some(mut bucket) = dir.index.open(self.hash(name)) else { return Ok(None) };
+        if !names(&bucket, name, &c) || !st.has_link(d.ino, name) || !bucket.can_remove() {
+            return Ok(None);
+        }
+        // what is durable by now must not keep the inode when this was its last name
+        self.dom(c.domain).forget_durable(&mut st);
+        step(Bug::InodeLeftOut, || op.touch(&c, &mut st))?;
+        // nothing fails from here on
+        self.dentries.forget(&key);
+        let Some(counts) = bucket.remove(name) else { return Ok(None) };
+        let now = self.shared.now();
+        let time = self.shared.name_time_beside(dir, &mut bucket, st.link_seq);
+        dir.note_change(counts, now, time);
+        self.shared.count_beside();
+        if counts.first.is_some() {
+            op.credit(d.domain, 1);
+        }
+        st.ctime = now;
+        st.remove_link(d.ino, name, time);
+        st.durability.operation_changes_names();
+        op.hint(d, name, &c);
+        self.name_gone(&op, &c, &mut st);
+        let left = Vacated { domain: c.domain, tx: op.tx(c.domain).id, alive: st.nlink > 0 };
+        self.left_beside(d, name, left);
+        Ok(Some(()))
+    }
+
+    /// Renames something that is no directory to a free name of a shared directory, from another one, which is locked for
+    /// writing.
+    ///
+    /// # Errors
+    /// Of the domains.
+    pub(super) fn rename_beside(&self, from: &Arc<Cell>, name: &[u8], to: &Cell, new: &[u8]) -> Result<Option<()>> {
+        if from.ino == to.ino
+            || self.maybe_stale.load(Ordering::Relaxed)
+            || check_name(name).and_then(|()| check_name(new)).is_err()
+        {
+            return Ok(None);
+        }
+        let (key, new_key) = (Key::of(from.ino, from.generation, name), Key::of(to.ino, to.generation, new));
+        let Some(c) = self.find_beside(from, name, &key)? else { return Ok(None) };
+        let unwritten = self.commit_new_parents(to, &c, c.domain)?;
+        let mut op = Op::begin(self, &[from.domain, to.domain, c.domain], RENAME_BLOCKS, false)?;
+        let Some((mut fst, tst)) = lock_two(from, to) else { return Ok(None) };
+        let Some(dir) = tst.shared_in(op.tx(to.domain).id) else { return Ok(None) };
+        if check_alive(&fst).and_then(|()| check_changeable(&fst)).is_err()
+            || check_alive(&tst).and_then(|()| check_takes_names(&tst)).is_err()
+            || !self.find_entry(from, &mut fst, name)?.is_some_and(|e| c.is(e.inode))
+        {
+            return Ok(None);
+        }
+        let mut st = c.state.write();
+        if !self.may_leave(&st) || !st.has_link(from.ino, name) || !unwritten.holds(op.tx(c.domain), &c, &st) {
+            return Ok(None);
+        }
+        let Some(mut bucket) = dir.index.open(self.hash(new)) else { return Ok(None) };
+        if bucket.find(new).is_some() {
+            return Ok(None);
+        }
+        let Some(room) = bucket.room(new) else { return Ok(None) };
+        let Some(before) = op.may_take(to, new, c.domain) else { return Ok(None) };
+        self.dom(c.domain).forget_durable(&mut st);
+        op.touch(from, &mut fst)?;
+        step(Bug::InodeLeftOut, || op.touch(&c, &mut st))?;
+        // nobody who walks by names looked up lately finds the inode under the new name and then under the old one, too
+        self.dentries.forget(&key);
+        self.edit_entry(By::Operation(&mut op), from, &mut fst, name, Edit::Remove)?;
+        // nothing fails from here on
+        let kind = c.kind.d_type();
+        let entry = Dentry { hash: 0, node: c.ino, generation: c.generation, kind, name: new.into() };
+        let counts = bucket.insert(room, entry);
+        let now = self.shared.now();
+        let than = st.link_seq.max(fst.dir().map_or(0, |d| d.name_time));
+        let time = self.shared.name_time_beside(dir, &mut bucket, than);
+        self.shared.raise_name_time(&mut fst, time);
+        dir.note_change(counts, now, time);
+        self.shared.count_beside();
+        if counts.first.is_some() {
+            op.credit(to.domain, 1);
+        }
+        op.grows(to.domain, ENTRY_FIXED_BYTES + new.len());
+        self.dentries.put(&new_key, Target { node: c.ino, generation: c.generation, kind: c.kind });
+        st.remove_link(from.ino, name, time);
+        st.gain_link(to.ino, new, time);
+        st.ctime = now;
+        st.durability.operation_changes_names();
+        st.durability.inode_takes_name(&before);
+        // as `plan` has it of one that takes a free name
+        let left = Vacated { domain: c.domain, tx: op.tx(c.domain).id, alive: true };
+        if !planted(Bug::VacatedUntold) {
+            self.left(from, &fst, name, left);
+        }
+        op.hint(from, name, &c);
+        op.hint(to, new, &c);
+        Ok(Some(()))
+    }
+
+    /// An inode left a name, whose bucket the caller has locked.
+    fn left_beside(&self, dir: &Cell, name: &[u8], left: Vacated) {
+        if !planted(Bug::VacatedUntold) {
+            self.dom(dir.domain).vacated.add_shared(dir.ino, name, left);
+        }
+    }
+
+    /// Whether an inode may lose a name without anything being made durable first, or an error.
+    fn may_leave(&self, st: &State) -> bool {
+        !st.deleted && !self.exchanging(st) && check_changeable(st).is_ok()
+    }
+}
+
+/// Locks two directories of which nobody knows whether one is above the other, the first for writing, the second for reading:
+/// none is waited for with the other one locked. `None` where others keep them locked.
+fn lock_two<'c>(one: &'c Cell, other: &'c Cell) -> Option<(BiasedWriteGuard<'c, State>, BiasedReadGuard<'c, State>)> {
+    for _ in 0..LOCK_ATTEMPTS / 2 {
+        let first = one.state.write();
+        if let Some(second) = other.state.try_read() {
+            return Some((first, second));
+        }
+        drop(first);
+        let second = other.state.read();
+        if let Some(first) = one.state.try_write() {
+            return Some((first, second));
+        }
+    }
+    None
+}
+
+/// Whether the entry of the name is that of this inode.
+fn names(bucket: &OpenBucket<'_>, name: &[u8], c: &Cell) -> bool {
+    bucket.find(name).is_some_and(|e| c.is(e.into()))
+}
