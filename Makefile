@@ -19,7 +19,7 @@ PAGES := $(addprefix $(MAN)/man8/,$(NAMES))
 OLD_PAGES := $(addprefix $(MAN)/man1/,$(NAMES))
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo bench test fmt clippy unit heavy crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million xfstests soak fuzz fuzz-coverage layers models deny peers $(PEERS) deps install uninstall clean
+.PHONY: help build demo bench test fmt clippy unit heavy heavy-long crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million xfstests soak fuzz fuzz-coverage layers models deny peers $(PEERS) deps install uninstall clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z$$()A-Z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -39,7 +39,7 @@ aging: deps ## file systems that age: filled to 70 to 95 %, overwritten and chur
 	@command -v mkfs.xfs mkfs.btrfs | grep -q btrfs || scripts/deps.sh xfsprogs btrfs-progs
 	$(CARGO) run --release -p braidfs-cli -- bench aging -o $(or $(JSON),$(TARGET)/aging.json) $(if $(DOCS),--docs docs) $(AGING)
 
-test: layers fmt clippy unit heavy planted mount conflicts-part ## everything that must pass before a change goes in (some 20 minutes on two cores, compiling included)
+test: layers fmt clippy unit heavy planted mount conflicts-part ## everything that must pass before a change goes in (some 15 minutes on two cores, compiling included)
 
 fmt: ## is everything formatted
 	$(CARGO) fmt --all --check
@@ -51,15 +51,18 @@ clippy: ## lints, warnings are errors
 unit: ## tests of all crates but the heavy ones
 	$(CARGO) test --workspace --exclude braidfs-testkit
 
-heavy: ## model, crash and thread tests, optimised
-	$(CARGO) test --release -p braidfs-testkit --features schedule
+heavy: ## model, crash and thread tests, optimised; among them bugs on purpose that they must find
+	$(CARGO) test --release -p braidfs-testkit --features planted-bugs
+
+heavy-long: ## the same with ten times the work (an hour)
+	BRAIDFS_CRASH_STATES=3000000 BRAIDFS_CRASH_SECONDS=3000 BRAIDFS_MODEL_OPS=400000 BRAIDFS_DAMAGE_SECONDS=120 BRAIDFS_HARD_STEP=1 \
+		$(MAKE) --no-print-directory heavy
 
 crash: ## every crash workload, for hours; interrupt it, the same command goes on
 	$(CARGO) run --profile crash -p braidfs-testkit --features schedule --bin crash -- full
 
-planted: ## do the crash tests see bugs on purpose
+planted: ## does the crash explorer see bugs on purpose
 	$(CARGO) run --release -p braidfs-testkit --features planted-bugs --bin crash -- planted
-	$(CARGO) test --release -p braidfs-testkit --features planted-bugs --test planted --test planted_clock --test planted_shared --test shared_dir
 
 mount: ## tests on a mounted volume (needs /dev/fuse, else it says so and skips)
 	@python3 scripts/test-mount.py

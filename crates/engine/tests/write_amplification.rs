@@ -85,10 +85,19 @@ fn tenths(percent: u64, overwrite: Overwrite) -> Vec<f64> {
 #[test]
 fn overwrites_cost_what_they_write() {
     for percent in [50, 80, 90] {
-        for overwrite in [Overwrite::Log, Overwrite::Auto] {
-            let t = tenths(percent, overwrite);
-            println!("{percent} % full, {overwrite:?}: {t:.2?}");
-            assert!(overwrite == Overwrite::Log || t.iter().all(|t| *t < 1.1), "{percent} % full: {t:.2?}");
-        }
+        let t = tenths(percent, Overwrite::Auto);
+        println!("{percent} % full: {t:.2?}");
+        assert!(t.iter().all(|t| *t < 1.1), "{percent} % full: {t:.2?}");
+    }
+}
+
+/// What the rule above saves: everything goes to the log.
+#[test]
+#[ignore = "slow; for the figures of docs/testing.md"]
+fn overwrites_that_go_to_the_log_cost_more() {
+    for percent in [50, 80, 90] {
+        let t = tenths(percent, Overwrite::Log);
+        println!("{percent} % full, overwrite=log: {t:.2?}");
+        assert!(t.last().is_some_and(|t| *t > 1.3), "{percent} % full: {t:.2?}");
     }
 }

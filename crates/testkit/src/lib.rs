@@ -4,7 +4,7 @@
 //! - [`ops`]: operations as data, their generator, and how one is done on any [`ops::Subject`].
 //! - [`subject`]: the volume and the model as subjects. [`generate`]: random operations.
 //! - [`run`]: the same operations on a volume and on the model, compared one by one.
-//! - [`shared_file`]: a file that several threads overwrite.
+//! - [`shared_dir`], [`shared_file`]: a directory in which several threads change names; a file that they overwrite.
 //! - [`walk`]: reads a whole volume into memory, checking what a tree must be; comparison with the model; fsck.
 //! - [`shrink`]: makes a failing sequence short.
 //! - [`states`]: what a device may hold after a crash; [`late`]: the same by numbers, for many crashes of one point.
@@ -24,6 +24,7 @@ pub mod model;
 pub mod ops;
 pub mod oracle;
 pub mod run;
+pub mod shared_dir;
 pub mod shared_file;
 pub mod shrink;
 pub mod sparse;

@@ -1,7 +1,7 @@
 //! Crashes in all sequences of one operation and in those known to be hard, and in as many of the others as there is
 //! time for, in an order that is always the same.
 //!
-//! `BRAIDFS_CRASH_SECONDS` (default 300) and `BRAIDFS_CRASH_STATES` (default 500000) bound it. All of them, by hours:
+//! `BRAIDFS_CRASH_SECONDS` (default 300) and `BRAIDFS_CRASH_STATES` (default 150000) bound it. All of them, by hours:
 //! `make crash`. A failure is made short for `BRAIDFS_SHRINK_SECONDS` (60) and printed as a test to be kept.
 
 use braidfs_testkit::crash::explore::{Limits, in_seconds};
@@ -18,7 +18,7 @@ fn crashes_in_short_sequences() {
     let plan = Plan::new(Kind::ORDINARY, 1);
     let mut limits = Limits::brief();
     limits.until = in_seconds(env_number("BRAIDFS_CRASH_SECONDS", 300));
-    limits.states = env_number("BRAIDFS_CRASH_STATES", 400_000);
+    limits.states = env_number("BRAIDFS_CRASH_STATES", 150_000);
     limits.failures = 3;
     let start = Instant::now();
     let report = brief(&plan, &bases, &limits, TURNS, &|_, _, _, _| {});

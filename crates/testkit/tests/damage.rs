@@ -1,6 +1,6 @@
 //! The damage matrix, as much of it as there is time for, in an order by the seed.
 //!
-//! `BRAIDFS_DAMAGE_SECONDS` (default 25), `BRAIDFS_SEED`. All of it: the program `damage` of this crate.
+//! `BRAIDFS_DAMAGE_SECONDS` (default 12), `BRAIDFS_SEED`. All of it: the program `damage` of this crate.
 
 use braidfs_testkit::damage::inflict::Damage;
 use braidfs_testkit::damage::matrix::{Limits, run};
@@ -21,7 +21,7 @@ fn damage_is_noticed_repaired_and_told() {
     println!("BRAIDFS_SEED={seed}");
     let samples = [clean(false).unwrap(), crashed().unwrap(), clean(true).unwrap()];
     let limits =
-        Limits { seed, time: Duration::from_secs(env_number("BRAIDFS_DAMAGE_SECONDS", 25)), ..Limits::default() };
+        Limits { seed, time: Duration::from_secs(env_number("BRAIDFS_DAMAGE_SECONDS", 12)), ..Limits::default() };
     let report = run(&samples, &limits, &|_, _, _| {});
     println!("{report}{} cases left", report.left);
     let failures: Vec<String> = report.failures.iter().take(10).map(ToString::to_string).collect();

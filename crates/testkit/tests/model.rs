@@ -1,7 +1,7 @@
 //! Random operations on a volume and on the model, with remounts and crashes in between.
 //!
 //! Runs begin at a fixed seed; `BRAIDFS_SEED` replays one (`random`: a new one), `BRAIDFS_MODEL_OPS` says how many
-//! operations (default 100 000). A failing run is made short for `BRAIDFS_SHRINK_SECONDS` (90) and printed as Rust code
+//! operations (default 40 000; `make heavy-long` 400 000). A failing run is made short for `BRAIDFS_SHRINK_SECONDS` (90) and printed as Rust code
 //! for `regressions.rs`.
 
 use braidfs::DataMode;
@@ -81,7 +81,7 @@ fn run_all(first: u64, runs: u64, profile: Profile, crashes: bool) -> Stats {
 }
 
 fn runs_of(share: u64) -> (u64, u64) {
-    let ops = env_number("BRAIDFS_MODEL_OPS", 100_000);
+    let ops = env_number("BRAIDFS_MODEL_OPS", 40_000);
     let runs =
         if std::env::var_os("BRAIDFS_SEED").is_some() { 1 } else { (ops * share / 100).div_ceil(OPS_PER_RUN as u64) };
     let seed = braidfs_testkit::seed();

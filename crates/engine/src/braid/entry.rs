@@ -113,6 +113,10 @@ impl MountedVolume {
             if let Some(d) = st.dir() {
                 d.note_changer(self.shared.options.share_dirs);
             }
+            // seldom: it lies in a line that look-ups read
+            if st.is_shared_dir() && !dir.wide.load(Ordering::Relaxed) {
+                dir.wide.store(true, Ordering::Relaxed);
+            }
             let now = self.shared.now();
             (st.mtime, st.ctime) = (now, now);
             st.durability.operation_changes_data();

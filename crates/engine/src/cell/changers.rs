@@ -44,6 +44,11 @@ impl DirBody {
         }
     }
 
+    /// Whether threads may change names of it with it locked for reading.
+    pub fn is_shared(&self) -> bool {
+        self.sharing.is_some()
+    }
+
     /// When names of it were taken or left last, in logical time.
     pub fn last_name_time(&self) -> u64 {
         let parts = self.sharing.as_ref().and_then(|s| s.sums()).map_or(0, |s| s.name_time);
@@ -62,7 +67,7 @@ impl Guarded for State {
     }
     #[inline(always)]
     fn is_shared(&self) -> bool {
-        matches!(&self.body, Body::Dir(d) if d.sharing.is_some())
+        matches!(&self.body, Body::Dir(d) if d.is_shared())
     }
 }
 

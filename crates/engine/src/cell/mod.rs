@@ -53,7 +53,8 @@ pub struct Cell {
     /// It has, or once had, no name: whoever opens or closes it looks into the state. Set before `opens` is looked at,
     /// read after `opens` was changed.
     pub nameless: AtomicBool,
-    /// Several threads overwrite it: they try with `state` locked for reading first ([`pages::shared`]).
+    /// Several threads overwrite it ([`pages::shared`]), or change names of it ([`changers`]): they try with `state` locked
+    /// for reading first. A hint for who has no lock; written with `state` locked for writing.
     pub wide: AtomicBool,
     /// The thread that was the last to count itself in `opens`.
     pub opener: AtomicU16,

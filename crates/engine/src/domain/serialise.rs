@@ -333,6 +333,9 @@ impl Domain {
     fn flush_dir(&self, tx: &Tx, cell: &Arc<Cell>, st: &mut State, out: &mut Out, mlog: usize) -> Result<()> {
         let Body::Dir(d) = &mut st.body else { return Ok(()) };
         d.committed(self.shared.options.share_dirs);
+        if !d.is_shared() && cell.wide.load(Ordering::Relaxed) {
+            cell.wide.store(false, Ordering::Relaxed);
+        }
         let crate::cell::DirBody { index, map, .. } = &mut **d;
         let (write, dropped) = match index.take_dirty() {
             dir::DirWrite::Inline(_, dropped) => (Vec::new(), dropped),

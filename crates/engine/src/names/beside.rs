@@ -32,8 +32,8 @@ use std::sync::atomic::Ordering;
 
 impl MountedVolume {
     /// Whether names of a directory are to be changed so, if they can.
-    pub(super) fn is_shared(&self, d: &Cell) -> bool {
-        d.kind == FileKind::Dir && d.state.read().is_shared_dir()
+    pub(super) fn is_shared(d: &Cell) -> bool {
+        d.kind == FileKind::Dir && d.wide.load(Ordering::Relaxed)
     }
 
     /// Makes an inode with its first name.

@@ -75,7 +75,7 @@ impl MountedVolume {
         new: &NewNode<'_>,
         cred: &Cred,
     ) -> Result<Made> {
-        if self.is_shared(d)
+        if Self::is_shared(d)
             && let Some(made) = self.create_beside(d, name, new, cred)?
         {
             return Ok(made);

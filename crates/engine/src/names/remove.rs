@@ -48,7 +48,7 @@ impl MountedVolume {
         name: &[u8],
         want_dir: bool,
     ) -> Result<()> {
-        if !want_dir && self.is_shared(d) && self.remove_beside(d, name)?.is_some() {
+        if !want_dir && Self::is_shared(d) && self.remove_beside(d, name)?.is_some() {
             return Ok(());
         }
         self.remove_alone(&whole(), name, want_dir)

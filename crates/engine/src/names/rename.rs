@@ -535,7 +535,7 @@ impl MountedVolume {
         new_name: &[u8],
         mode: RenameMode,
     ) -> Result<()> {
-        let plain = mode != RenameMode::Exchange && self.is_shared(new_dir);
+        let plain = mode != RenameMode::Exchange && Self::is_shared(new_dir);
         if plain && self.rename_beside(&dir, name, new_dir, new_name)?.is_some() {
             return Ok(());
         }

@@ -19,7 +19,7 @@ const SCHEDULES: (u64, u64) = (16, 64);
 /// Points of each run at which it is crashed, where there are more.
 const POINTS: usize = 24;
 /// Schedules beside its own that a kept run is tried with ([`every_crash_of`]).
-pub const OTHER_SCHEDULES: u64 = 31;
+pub const OTHER_SCHEDULES: u64 = 15;
 
 /// A run made short.
 #[derive(Clone, Debug)]
