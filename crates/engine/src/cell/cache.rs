@@ -207,8 +207,8 @@ impl CellCache {
             }
             let list = s.all();
             for c in list {
-                let cold = (want.cells > 0 || want.dir_bytes > 0) && !c.hot.swap(false, Relaxed);
-                if (want.pages > 0 || want.dir_bytes > 0 && cold)
+                let cold = (want.cells > 0 || want.index_bytes > 0) && !c.hot.swap(false, Relaxed);
+                if (want.pages > 0 || want.index_bytes > 0 && cold)
                     && let Some(mut st) = c.state.try_write()
                     // under the lock: a flush raises it there
                     && c.inflight.load(Acquire) == 0
@@ -218,14 +218,18 @@ impl CellCache {
                             let n = f.pages.evict_clean(want.pages);
                             gone.pages += n;
                             want.pages = want.pages.saturating_sub(n);
+                            // with the last page of a group its index goes
+                            let n = f.counted.saturating_sub(u32::try_from(f.index_bytes()).unwrap_or(u32::MAX));
+                            f.counted -= n;
+                            gone.index_bytes += n as usize;
                         }
                         // held by no transaction: its buckets are on the device
                         Body::Dir(d) if cold && Arc::strong_count(&c) == 2 => {
                             d.index.evict_clean();
                             let n = d.counted.saturating_sub(d.index.loaded_bytes());
                             d.counted -= n;
-                            gone.dir_bytes += n;
-                            want.dir_bytes = want.dir_bytes.saturating_sub(n);
+                            gone.index_bytes += n;
+                            want.index_bytes = want.index_bytes.saturating_sub(n);
                         }
                         _ => {}
                     }
@@ -263,7 +267,7 @@ impl CellCache {
                         drop(t);
                         let own = Memory::of(&c);
                         gone.pages += own.pages;
-                        gone.dir_bytes += own.dir_bytes;
+                        gone.index_bytes += own.index_bytes;
                         gone.cells += 1;
                         want.cells -= 1;
                     }
@@ -285,16 +289,16 @@ pub struct Memory {
     pub pages: usize,
     /// Cells themselves.
     pub cells: usize,
-    /// Names of directories, bytes.
-    pub dir_bytes: usize,
+    /// Names of directories, indexes of extents and pages: bytes.
+    pub index_bytes: usize,
 }
 
 impl Memory {
     /// What goes with a cell, as far as the volume counts it.
     pub fn of(c: &Cell) -> Self {
         match &c.state.read().body {
-            Body::File(f) => Self { pages: f.pages.len(), ..Self::default() },
-            Body::Dir(d) => Self { dir_bytes: d.counted, ..Self::default() },
+            Body::File(f) => Self { pages: f.pages.len(), index_bytes: f.counted as usize, ..Self::default() },
+            Body::Dir(d) => Self { index_bytes: d.counted, ..Self::default() },
             Body::Special => Self::default(),
         }
     }

@@ -84,8 +84,17 @@ pub struct FileBody {
     /// An fsync found that it costs less to overwrite the file's blocks, and none since that it does not: the file lives by
     /// that, and commits overwrite, too.
     pub overwritten: bool,
+    /// Bytes of the indexes ([`FileBody::index_bytes`]) that the volume's count of memory has.
+    pub counted: u32,
     /// Who overwrites it.
     pub writers: Writers,
+}
+
+impl FileBody {
+    /// Memory of the indexes of extents and of pages, about.
+    pub fn index_bytes(&self) -> usize {
+        self.map.memory_bytes() + self.pages.index_bytes()
+    }
 }
 
 /// Content of a directory.

@@ -256,6 +256,14 @@ impl PageMap {
         self.pages
     }
 
+    /// Memory of the groups, about: what finds the pages.
+    pub fn index_bytes(&self) -> usize {
+        let g = &self.groups;
+        g.count as usize * size_of::<Group>()
+            + g.shared as usize * size_of::<Locks>()
+            + g.low.capacity() * size_of::<usize>()
+    }
+
     /// Whether no page is cached.
     pub fn is_empty(&self) -> bool {
         self.pages == 0

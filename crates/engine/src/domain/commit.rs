@@ -290,7 +290,7 @@ impl Domain {
             }
             self.cells.remove(c);
             let own = Memory::of(c);
-            self.shared.memory.add_dir_bytes(-(own.dir_bytes as i64));
+            self.shared.memory.add_index_bytes(-(own.index_bytes as i64));
         }
         self.space.unreserve(tx.take_credits());
         Ok(())

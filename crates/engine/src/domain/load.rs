@@ -113,7 +113,7 @@ impl Domain {
         // in steps: the count is the whole volume's
         let bytes = d.index.loaded_bytes();
         if bytes.abs_diff(d.counted) >= COUNT_STEP {
-            self.shared.memory.add_dir_bytes(bytes as i64 - d.counted as i64);
+            self.shared.memory.add_index_bytes(bytes as i64 - d.counted as i64);
             d.counted = bytes;
         }
         r
@@ -193,6 +193,16 @@ impl Domain {
             }
         }
         self.shared.memory.add(added, 0);
+        self.count_index(f);
         Ok(())
+    }
+
+    /// What the indexes of a file have grown or shrunk by comes into the volume's count of memory.
+    pub fn count_index(&self, f: &mut FileBody) {
+        let bytes = u32::try_from(f.index_bytes()).unwrap_or(u32::MAX);
+        if bytes.abs_diff(f.counted) as usize >= COUNT_STEP {
+            self.shared.memory.add_index_bytes(i64::from(bytes) - i64::from(f.counted));
+            f.counted = bytes;
+        }
     }
 }

@@ -13,12 +13,12 @@ const LOOK_PART: i64 = 32;
 struct Part {
     pages: AtomicI64,
     dirty: AtomicI64,
-    dir_bytes: AtomicI64,
+    index_bytes: AtomicI64,
     /// Pages added since a thread of the slot looked at the sums.
     since: AtomicI64,
 }
 
-/// Pages and names of directories in memory. Sums are exact while nobody adds.
+/// Pages, names of directories, and indexes of extents and pages in memory. Sums are exact while nobody adds.
 #[derive(Debug)]
 pub struct MemoryUse {
     parts: PerSlot<Part>,
@@ -55,10 +55,10 @@ impl MemoryUse {
             }
         }
     }
-    /// Names of directories take so many bytes more.
-    pub fn add_dir_bytes(&self, bytes: i64) {
+    /// Names of directories, or indexes of extents and pages, take so many bytes more.
+    pub fn add_index_bytes(&self, bytes: i64) {
         if bytes != 0 {
-            self.parts.mine().dir_bytes.fetch_add(bytes, Relaxed);
+            self.parts.mine().index_bytes.fetch_add(bytes, Relaxed);
         }
     }
     /// Whether this thread's slot has added so many pages that somebody must look at the sums: the caller does.
@@ -83,9 +83,9 @@ impl MemoryUse {
     pub fn dirty_lately(&self) -> u64 {
         self.lately.load(Relaxed).max(0) as u64
     }
-    /// Bytes of directories' names.
-    pub fn dir_bytes(&self) -> u64 {
-        self.sum(|p| &p.dir_bytes)
+    /// Bytes of directories' names and of indexes of extents and pages.
+    pub fn index_bytes(&self) -> u64 {
+        self.sum(|p| &p.index_bytes)
     }
     fn sum(&self, of: impl Fn(&Part) -> &AtomicI64) -> u64 {
         self.parts.iter().map(|p| of(p).load(Relaxed)).sum::<i64>().max(0) as u64
@@ -107,7 +107,7 @@ mod tests {
                     for _ in 0..1000 {
                         memory.add(2, 1);
                         memory.left(1, 1);
-                        memory.add_dir_bytes(10);
+                        memory.add_index_bytes(10);
                         if memory.is_to_look() {
                             looked.fetch_add(1, Relaxed);
                         }
@@ -115,7 +115,7 @@ mod tests {
                 });
             }
         });
-        assert_eq!((memory.pages(), memory.dirty(), memory.dir_bytes()), (20_000, 0, 200_000));
+        assert_eq!((memory.pages(), memory.dirty(), memory.index_bytes()), (20_000, 0, 200_000));
         // 40,000 pages came
         let part = 40_000 / LOOK_PAGES;
         assert!(looked.into_inner() >= part.min(40_000 / memory.look) / 2);

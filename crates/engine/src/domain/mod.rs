@@ -222,7 +222,9 @@ impl Domain {
         header: HeaderPair,
         mlogs: u16,
     ) -> Self {
-        let Layers { space, nodes, journal } = layers;
+        let Layers { mut space, mut nodes, journal } = layers;
+        space.limit(shared.table_bytes);
+        nodes.limit(shared.table_bytes);
         let last = header.header.last_tx.get();
         if shared.options.discard {
             space.note_freed();
@@ -364,7 +366,7 @@ impl Domain {
         };
         let gone = self.cells.evict(want, &|d, t| self.committed_tx_of(d) < t, &leaves);
         self.shared.memory.left(gone.pages, 0);
-        self.shared.memory.add_dir_bytes(-(gone.dir_bytes as i64));
+        self.shared.memory.add_index_bytes(-(gone.index_bytes as i64));
     }
 
     /// Blocks or extents that one operation may free or allocate: their records must fit what [`Self::enter`] leaves of the

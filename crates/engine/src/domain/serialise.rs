@@ -315,6 +315,7 @@ impl Domain {
         clean.into_iter().for_each(|r| f.pages.mark_clean(r.start, r.end));
         f.cold = false;
         self.shared.memory.left(0, dirty);
+        self.count_index(f);
         if f.reserved > 0 && f.pages.dirty_count() == 0 {
             self.space.unreserve(f.reserved);
             f.reserved = 0;

@@ -13,6 +13,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 /// No logical time that an operation gave is this late: what says so was written by nobody of us, and must not stop the clock.
 const LATEST: u64 = 1 << 63;
 
+/// Each kind of the domains' tables (entries of nodes, owners of segments, blocks of nodes and buckets) takes this part of the
+/// cache's memory at most.
+const TABLES_PART: u64 = 16;
+
 /// What all domains of a volume share, and its operations with them: the logical clock, limits, counters. It says nothing of
 /// any domain: what one must know of others it asks through [`Peers`](super::peers::Peers). Read-mostly: what many write has
 /// cache lines of its own.
@@ -38,6 +42,8 @@ pub struct Shared {
     pub dead: AtomicBool,
     /// A forced read-only volume.
     pub read_only: AtomicBool,
+    /// What a domain keeps in memory at most of each kind of its tables, bytes.
+    pub table_bytes: u64,
     /// The volume is about to become read-only: operations are refused, what they changed so far is still committed. Set
     /// before the last commit's flip: who enters a domain after that sees it.
     pub closing: AtomicBool,
@@ -57,6 +63,7 @@ impl Shared {
             data_sums: sb.incompat.get() & INCOMPAT_DATA_SUMS != 0,
             inline_max: usize::from(sb.inline_max.get()),
             memory: MemoryUse::new(options.cache_bytes),
+            table_bytes: options.cache_bytes / TABLES_PART / u64::from(sb.domains.get().max(1)),
             unclaimed: AtomicU64::new(0),
             dead: AtomicBool::new(false),
             read_only: AtomicBool::new(false),

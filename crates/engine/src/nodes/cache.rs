@@ -24,8 +24,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 const SHARDS: usize = 16;
-/// Blocks of a shard, 8 MiB of a domain: a tree of some ten thousand files is read once, in whatever order.
+/// Blocks of a shard at most, 8 MiB of a domain: a tree of some ten thousand files is read once, in whatever order.
 const SHARD_BLOCKS: usize = 128;
+/// At least: a run enters all shards.
+const SHARD_BLOCKS_MIN: usize = 8;
 /// Blocks read at once where misses lie close together. One for each shard.
 const RUN: u64 = SHARDS as u64;
 /// Blocks of a region: two misses within one are close together.
@@ -34,8 +36,10 @@ const REGION: u64 = 64;
 /// blocks which are used again and again do not push each other out by their neighbours.
 const REGIONS: usize = 16;
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct BlockCache {
+    /// Blocks of each shard at most.
+    shard_blocks: usize,
     shards: [CachePadded<Mutex<Shard, rank::NodeCache>>; SHARDS],
     /// Regions of the latest misses, each plus one, in the place that a hash of its number gives it. A guess, so that threads
     /// may overwrite each other's. On a line of its own: what lies beside it is read without a miss.
@@ -77,17 +81,34 @@ impl Kind {
 
 impl Shard {
     /// Where it is full, forgets the half that was used least lately.
-    fn make_room(&mut self) {
-        if self.blocks.len() < SHARD_BLOCKS {
+    fn make_room(&mut self, most: usize) {
+        if self.blocks.len() < most {
             return;
         }
         let mut used: Vec<u64> = self.blocks.values().map(|c| c.used).collect();
-        let (_, &mut median, _) = used.select_nth_unstable(SHARD_BLOCKS / 2);
+        let (_, &mut median, _) = used.select_nth_unstable(most / 2);
         self.blocks.retain(|_, c| c.used > median);
     }
 }
 
+impl Default for BlockCache {
+    fn default() -> Self {
+        Self { shard_blocks: SHARD_BLOCKS, shards: Default::default(), missed: CachePadded::default() }
+    }
+}
+
 impl BlockCache {
+    /// Keeps about so many bytes at most.
+    pub fn limit(&mut self, bytes: u64) {
+        let blocks = bytes / (SHARDS * BLOCK_BYTES) as u64;
+        self.shard_blocks = (blocks as usize).clamp(SHARD_BLOCKS_MIN, SHARD_BLOCKS);
+    }
+
+    /// Bytes kept.
+    pub fn bytes(&self) -> u64 {
+        self.shards.iter().map(|s| s.lock().blocks.len() as u64).sum::<u64>() * BLOCK_BYTES as u64
+    }
+
     fn shard(&self, addr: BlockAddr) -> &Mutex<Shard, rank::NodeCache> {
         &self.shards[addr.0 as usize % SHARDS]
     }
@@ -160,7 +181,7 @@ impl BlockCache {
         if shard.invalidations != invalidations {
             return;
         }
-        shard.make_room();
+        shard.make_room(self.shard_blocks);
         // each at a time of its own: of those that were read ahead together some are the oldest
         shard.tick += 1;
         let used = shard.tick;

@@ -24,7 +24,7 @@ mod tests;
 
 use crate::error::{Error, Result};
 use crate::space::Space;
-use crate::space::paired::Residency;
+use crate::space::paired::{Residency, TABLE_BLOCKS_MAX, table_blocks};
 use crate::store::Store;
 use braidfs_format::geometry::NODES_PER_BLOCK;
 use braidfs_format::journal::Record;
@@ -37,9 +37,6 @@ use slots::{Cursor, NodeGroup};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-
-/// Clean table blocks kept in memory (6 KiB each).
-const TABLE_BLOCKS_MAX: usize = 4096;
 
 type Groups = BTreeMap<u32, Arc<NodeGroup>>;
 /// A group that stays the domain's for as long as this lives: not to be held where the list of groups is read again.
@@ -87,6 +84,17 @@ impl NodeTable {
         };
         groups.iter().try_for_each(|&g| table.add_group(g, space))?;
         Ok(table)
+    }
+
+    /// Bounds what is kept of the tables and of node blocks and buckets to about so many bytes each.
+    pub fn limit(&mut self, bytes: u64) {
+        self.resident.limit(table_blocks(bytes));
+        self.cache.limit(bytes);
+    }
+
+    /// Memory of the tables, node blocks and buckets that are kept: bytes.
+    pub fn memory_bytes(&self) -> u64 {
+        self.resident.bytes() + self.cache.bytes()
     }
 
     /// Takes a group into use that the domain claimed (initialised by `Space::init_group`) or owned before, and that

@@ -49,15 +49,12 @@ use braidfs_sync::{Mutex, RwLock, rank};
 use crossbeam::utils::CachePadded;
 use group::Group;
 pub(crate) use home_batch::HomeBatch;
-use paired::{Counts, Residency};
+use paired::{Counts, Residency, TABLE_BLOCKS_MAX, table_blocks};
 use pool::{Mlog, Pool};
 pub use run::{Class, Run};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-
-/// Clean halves of owner tables kept in memory (6 KiB each).
-const OWNER_HALVES_MAX: usize = 4096;
 
 /// Counts of blocks of a domain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -162,7 +159,7 @@ impl Space {
             pending: Counter::default(),
             total: AtomicU64::new(0),
             cleaning: AtomicU64::new(u64::MAX),
-            owners: Residency::new(OWNER_HALVES_MAX),
+            owners: Residency::new(TABLE_BLOCKS_MAX),
             upto: last.map_or(u64::MAX, |l| l.checkpoint),
             table_sum: AtomicU64::new(0),
             home: Mutex::default(),
@@ -212,6 +209,16 @@ impl Space {
     /// The sum of the segment tables' marks, for the domain header.
     pub fn table_sum(&self) -> u64 {
         self.table_sum.load(Relaxed)
+    }
+
+    /// Bounds what is kept of the owner tables to about so many bytes.
+    pub(crate) fn limit(&mut self, bytes: u64) {
+        self.owners.limit(table_blocks(bytes));
+    }
+
+    /// Memory of the owner tables that are kept: bytes.
+    pub(crate) fn table_bytes(&self) -> u64 {
+        self.owners.bytes()
     }
 
     /// How often the tables of group `number` were written.

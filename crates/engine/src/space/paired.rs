@@ -210,6 +210,16 @@ impl<T: TableEntry> Paired<T> {
     }
 }
 
+/// Memory of a table block, with its entries decoded.
+pub(crate) const TABLE_BLOCK_BYTES: u64 = 6 << 10;
+/// Clean blocks of one kind of table that a domain keeps in memory at most: 24 MiB.
+pub(crate) const TABLE_BLOCKS_MAX: usize = 4096;
+
+/// As many table blocks as take so many bytes; at least a few, at most those of a large domain.
+pub(crate) fn table_blocks(bytes: u64) -> usize {
+    (bytes / TABLE_BLOCK_BYTES).clamp(16, TABLE_BLOCKS_MAX as u64) as usize
+}
+
 /// How many table blocks are in memory, and when to look for some to forget.
 #[derive(Debug)]
 pub(crate) struct Residency {
@@ -225,6 +235,14 @@ impl Residency {
     }
     fn add(&self, n: isize) {
         self.count.fetch_add(n as usize, Relaxed);
+    }
+    /// From now on at most about `max` clean blocks.
+    pub fn limit(&mut self, max: usize) {
+        *self = Self { count: AtomicUsize::new(self.count()), ..Self::new(max) };
+    }
+    /// Memory of the blocks, bytes.
+    pub fn bytes(&self) -> u64 {
+        self.count() as u64 * TABLE_BLOCK_BYTES
     }
     /// Blocks in memory.
     pub fn count(&self) -> usize {

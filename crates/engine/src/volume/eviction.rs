@@ -15,7 +15,7 @@ impl MountedVolume {
     pub(crate) fn maybe_evict(&self) {
         let memory = &self.shared.memory;
         if memory.is_to_look()
-            && memory.pages() * 4096 > self.cache_budget()
+            && memory.pages() * 4096 + memory.index_bytes() > self.cache_budget()
             && let Some(_one) = self.evicting.try_lock()
         {
             self.evict();
@@ -32,8 +32,10 @@ impl MountedVolume {
         let budget = self.cache_budget();
         let pages = self.shared.memory.pages();
         let cells: u64 = self.domains.iter().map(|d| d.cells.len() as u64).sum();
-        let dir_bytes = self.shared.memory.dir_bytes();
-        let used = pages * 4096 + cells * CELL_BYTES + dir_bytes;
+        let index_bytes = self.shared.memory.index_bytes();
+        // tables have limits of their own, and nothing here makes them smaller
+        let tables: u64 = self.domains.iter().map(|d| d.space.table_bytes() + d.nodes.memory_bytes()).sum();
+        let used = pages * 4096 + cells * CELL_BYTES + index_bytes + tables.min(budget / 4);
         if used <= budget {
             return;
         }
@@ -59,7 +61,7 @@ impl MountedVolume {
             d.evict(Memory {
                 pages: ((over / 4096).min(pages) / n + 1) as usize,
                 cells: want_cells as usize,
-                dir_bytes: (over.min(dir_bytes) / n) as usize,
+                index_bytes: (over.min(index_bytes) / n) as usize,
             });
         }
     }
