@@ -31,7 +31,7 @@ UDEV_RULE := $(DESTDIR)$(LIBDIR)/udev/rules.d/60-braidfs.rules
 UNITS := $(addprefix $(DESTDIR)$(LIBDIR)/systemd/system/,braidfs-scrub@.service braidfs-scrub@.timer braidfs-fsck@.service)
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo bench test fmt clippy unit heavy crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million xfstests soak fuzz fuzz-coverage layers models deny peers $(PEERS) deps install uninstall clean
+.PHONY: help build demo bench test fmt clippy unit heavy crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million xfstests soak fuzz fuzz-coverage layers models deny peers $(PEERS) deps install uninstall deb deb-test dist blkid-test clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z$$()A-Z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -171,6 +171,20 @@ uninstall: ## what install did
 	rm -f $(DESTDIR)$(PREFIX)/bin/braidfs $(PAGES) $(OLD_PAGES) $(COMPLETIONS) $(UDEV_RULE) $(UNITS) $(SHARE)/braidfs/magic
 	rmdir $(SHARE)/braidfs 2>/dev/null || true
 	for name in $(HELPERS); do rm -f $(DESTDIR)$(SBINDIR)/$$name; done
+
+deb: build ## the Debian package, target/deb/braidfs_VERSION_ARCH.deb
+	@scripts/deb.sh
+
+deb-test: build ## the package in a fresh Debian: install, mkfs, fstab, reboot, upgrade, purge (root, network; 3 minutes)
+	@scripts/deb-test.sh
+
+dist: ## the release tarball of what is committed, target/braidfs-VERSION.tar.gz
+	@version=$$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1); mkdir -p $(TARGET) && \
+		git archive --format=tar.gz --prefix=braidfs-$$version/ -o $(TARGET)/braidfs-$$version.tar.gz HEAD && \
+		echo $(TARGET)/braidfs-$$version.tar.gz
+
+blkid-test: build ## util-linux built with our prober for libblkid: blkid, wipefs, lsblk on volumes (network; a minute)
+	@scripts/blkid-test.sh
 
 clean: ## removes target/
 	$(CARGO) clean

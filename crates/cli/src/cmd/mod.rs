@@ -6,6 +6,7 @@ pub mod completions;
 pub mod cp;
 pub mod dump;
 pub mod fsck;
+pub mod image;
 pub mod info;
 pub mod ls;
 pub mod man;
