@@ -100,3 +100,21 @@ def fstab_line_survives_reboots(volume, _top):
                     f"umount {v.mnt}", "fsck -A -T -f")
         must("two\n" in text, f"what was synced is lost: {text!r}")
         same(v.fsck("-f", "-n")[0], 0, "exit code of fsck")
+
+
+@check
+def systemd_checks_before_it_mounts(volume, _top):
+    """Of a device in fstab; systemd asks for a check only where it finds fsck.braidfs."""
+    daemon_only(volume)
+    root_only()
+    generator = pathlib.Path("/usr/lib/systemd/system-generators/systemd-fstab-generator")
+    if not generator.exists():
+        raise Skipped(f"no {generator} here")
+    with small_volume(volume) as v:
+        units = v.image.with_suffix(".units")
+        units.mkdir()
+        fstab = units / "fstab"
+        fstab.write_text("/dev/sdb  /b  braidfs  noatime  0 2\n")
+        code, text = as_installed(v, f"cd {units}", f"SYSTEMD_FSTAB={fstab} {generator} . . .", "cat b.mount")
+        same(code, 0, f"exit code; said {text!r}")
+        must("Type=braidfs" in text and "Requires=systemd-fsck@dev-sdb.service" in text, f"the unit: {text!r}")

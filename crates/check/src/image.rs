@@ -146,6 +146,10 @@ fn stub(block: &[u8]) -> Vec<u8> {
     if keep == 1 {
         out[0] = 0xff;
     }
+    // a table without entries is zeros, and the damage may have been in them
+    if keep == HEADER_BYTES && out[4..8] == block::checksum(&out).to_le_bytes() {
+        out[4] ^= 1;
+    }
     out
 }
 
@@ -166,7 +170,8 @@ fn for_each_block(store: &Store, group: u32, f: &mut Visit<'_>) -> Result<()> {
     for segment in 0..g.segments {
         let first = segment * SEGMENT_BLOCKS;
         let kind = table.as_ref().and_then(|(.., entries)| entries.get(segment as usize)).map(|e| e.kind);
-        let data = kind.is_some_and(|k| matches!(k, SegmentKind::Data | SegmentKind::Free | SegmentKind::Journal));
+        // behind a journal, in its last segment, there are nodes
+        let data = kind.is_some_and(|k| matches!(k, SegmentKind::Data | SegmentKind::Free));
         let end = if data { g.meta_blocks().min(first + SEGMENT_BLOCKS) } else { first + SEGMENT_BLOCKS };
         let end = end.min(blocks);
         if end <= first {

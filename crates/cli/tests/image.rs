@@ -26,7 +26,7 @@ fn filled(images: &[&str]) -> Bench {
     b.run(&make.iter().chain(images).copied().collect::<Vec<_>>()).ok();
     b.write("tree/small", SECRET);
     b.write("tree/large", SECRET.repeat(40_000));
-    for n in 0..600 {
+    for n in 0..300 {
         b.write(&format!("tree/many/name-{n}"), format!("{n}"));
     }
     std::os::unix::fs::symlink("../target", b.path("tree/link")).unwrap();
