@@ -183,7 +183,7 @@ dist: ## the release tarball of what is committed, target/braidfs-VERSION.tar.gz
 		git archive --format=tar.gz --prefix=braidfs-$$version/ -o $(TARGET)/braidfs-$$version.tar.gz HEAD && \
 		echo $(TARGET)/braidfs-$$version.tar.gz
 
-blkid-test: build ## util-linux built with our prober for libblkid: blkid, wipefs, lsblk on volumes (network; a minute)
+blkid-test: build ## util-linux built with our prober for libblkid: blkid, findfs, wipefs on volumes (network; a minute)
 	@scripts/blkid-test.sh
 
 clean: ## removes target/
