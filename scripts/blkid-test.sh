@@ -19,8 +19,12 @@ done
 fetch() { # the newest release tarball of Debian's archive
     local apt=$work/apt
     mkdir -p "$apt/lists/partial" "$apt/cache/archives/partial"
-    local keyring=/usr/share/keyrings/debian-archive-keyring.gpg
-    printf 'deb-src [signed-by=%s] http://deb.debian.org/debian sid main\n' $keyring >"$apt/sources.list"
+    local keyring=/usr/share/keyrings/debian-archive-keyring.gpg mirror
+    # the one that the host uses
+    mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Component: main' 'Created-By: Packages' 'Origin: Debian' |
+        grep -v security | head -1)
+    [ -n "$mirror" ] || die "apt-get knows no mirror of Debian: give the source as UTIL_LINUX=DIR or TARBALL"
+    printf 'deb-src [signed-by=%s] %s sid main\n' $keyring "$mirror" >"$apt/sources.list"
     local options=(-o Dir::Etc::SourceList="$apt/sources.list" -o Dir::Etc::SourceParts=- -o Dir::State::Lists="$apt/lists"
         -o Dir::Cache="$apt/cache" -o APT::Sandbox::User=root -qq)
     apt-get "${options[@]}" update >&2

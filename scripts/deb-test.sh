@@ -31,7 +31,7 @@ fi
 base=$work/base-$suite.tar
 if [ ! -e "$base" ]; then
     rm -rf "$root"
-    debootstrap --variant=minbase --include=fuse3,udev "$suite" "$root" http://deb.debian.org/debian >"$work/debootstrap.log" 2>&1 ||
+    debootstrap --variant=minbase --include=fuse3,udev "$suite" "$root" >"$work/debootstrap.log" 2>&1 ||
         { tail -5 "$work/debootstrap.log" >&2; die "debootstrap"; }
     tar -C "$root" -cf "$base.part" . && mv "$base.part" "$base"
 fi
