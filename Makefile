@@ -2,6 +2,9 @@
 CARGO ?= cargo
 PREFIX ?= /usr/local
 DESTDIR ?=
+# where mount(8) and fsck(8) look for helpers, and systemd and udev for what is theirs
+SBINDIR ?= /sbin
+LIBDIR ?= /lib
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 PEERS := pjdfstest fsx postgres rocksdb dbench big
 # What mkfs(8), mount(8), umount(8) and fsck(8) look for. The last ones by the type that the kernel shows, at a remount
@@ -11,15 +14,24 @@ HELPERS := mkfs.braidfs mount.braidfs umount.braidfs fsck.braidfs \
 # Built together with the command, what both use is built once, as the command has it.
 CONFLICTS_TOOL := $(CARGO) build --release -p braidfs-cli -p braidfs-conflicts && $(TARGET)/release/braidfs-conflicts
 CONFLICTS := $(CONFLICTS_TOOL) run
-MAN := $(DESTDIR)$(PREFIX)/share/man
+SHARE := $(DESTDIR)$(PREFIX)/share
+MAN := $(SHARE)/man
 # Patterns are the shell's: the pages are there only after the first line of the recipe.
 NAMES := braidfs.8 braidfs-*.8 mkfs.braidfs.8 mount.braidfs.8 umount.braidfs.8 fsck.braidfs.8
-PAGES := $(addprefix $(MAN)/man8/,$(NAMES))
+PAGES := $(addprefix $(MAN)/man8/,$(NAMES)) $(MAN)/man5/braidfs.5
 # Where earlier versions put them.
 OLD_PAGES := $(addprefix $(MAN)/man1/,$(NAMES))
+# What people type, and the helper that `braidfs completions SHELL` wants to know, if it is one.
+TYPED := mkfs.braidfs umount.braidfs fsck.braidfs
+BASH_COMPLETIONS := $(SHARE)/bash-completion/completions
+ZSH_COMPLETIONS := $(SHARE)/zsh/site-functions
+FISH_COMPLETIONS := $(SHARE)/fish/vendor_completions.d
+COMPLETIONS := $(foreach c,braidfs $(TYPED),$(BASH_COMPLETIONS)/$(c) $(ZSH_COMPLETIONS)/_$(c) $(FISH_COMPLETIONS)/$(c).fish)
+UDEV_RULE := $(DESTDIR)$(LIBDIR)/udev/rules.d/60-braidfs.rules
+UNITS := $(addprefix $(DESTDIR)$(LIBDIR)/systemd/system/,braidfs-scrub@.service braidfs-scrub@.timer braidfs-fsck@.service)
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo bench test fmt clippy unit heavy heavy-long crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million xfstests soak fuzz fuzz-coverage layers models deny peers $(PEERS) deps install uninstall clean
+.PHONY: help build demo bench test fmt clippy unit heavy heavy-long crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million xfstests soak fuzz fuzz-coverage layers models deny peers $(PEERS) deps install uninstall deb deb-test dist blkid-test clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z$$()A-Z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -142,17 +154,40 @@ xfstests: ## generic tests of the built checkout XFSTESTS=PATH, TESTS="-g quick"
 deps: ## checks for needed commands, installs them when root
 	@scripts/deps.sh
 
-install: build ## the binary, its helpers for mount(8) and fsck(8), the man pages
+install: build ## the binary, helpers for mount(8) and fsck(8), man pages, completions, udev rule, systemd units
 	install -D -m 755 $(TARGET)/release/braidfs $(DESTDIR)$(PREFIX)/bin/braidfs
-	install -d $(DESTDIR)/sbin
-	for name in $(HELPERS); do ln -sf $(PREFIX)/bin/braidfs $(DESTDIR)/sbin/$$name; done
+	install -d $(DESTDIR)$(SBINDIR) $(BASH_COMPLETIONS) $(ZSH_COMPLETIONS) $(FISH_COMPLETIONS) $(dir $(UDEV_RULE) $(UNITS))
+	for name in $(HELPERS); do ln -sf $(PREFIX)/bin/braidfs $(DESTDIR)$(SBINDIR)/$$name; done
 	rm -f $(OLD_PAGES)
-	$(TARGET)/release/braidfs man $(DESTDIR)$(PREFIX)/share/man/man8
+	$(TARGET)/release/braidfs man $(MAN)
 	chmod 644 $(PAGES)
+	for name in "" $(TYPED); do c=$${name:-braidfs}; b="$(TARGET)/release/braidfs completions"; \
+		$$b bash $$name >$(BASH_COMPLETIONS)/$$c && $$b zsh $$name >$(ZSH_COMPLETIONS)/_$$c && \
+		$$b fish $$name >$(FISH_COMPLETIONS)/$$c.fish || exit 1; done
+	sed 's|@BINDIR@|$(PREFIX)/bin|' dist/udev/60-braidfs.rules.in >$(UDEV_RULE)
+	for unit in $(UNITS); do in=dist/systemd/$${unit##*/}; [ -e $$in ] || in=$$in.in; \
+		sed 's|@BINDIR@|$(PREFIX)/bin|' $$in >$$unit || exit 1; done
+	chmod 644 $(COMPLETIONS) $(UDEV_RULE) $(UNITS)
+	install -D -m 644 dist/magic $(SHARE)/braidfs/magic
 
 uninstall: ## what install did
-	rm -f $(DESTDIR)$(PREFIX)/bin/braidfs $(PAGES) $(OLD_PAGES)
-	for name in $(HELPERS); do rm -f $(DESTDIR)/sbin/$$name; done
+	rm -f $(DESTDIR)$(PREFIX)/bin/braidfs $(PAGES) $(OLD_PAGES) $(COMPLETIONS) $(UDEV_RULE) $(UNITS) $(SHARE)/braidfs/magic
+	rmdir $(SHARE)/braidfs 2>/dev/null || true
+	for name in $(HELPERS); do rm -f $(DESTDIR)$(SBINDIR)/$$name; done
+
+deb: build ## the Debian package, target/deb/braidfs_VERSION_ARCH.deb
+	@scripts/deb.sh
+
+deb-test: build ## the package in a fresh Debian: install, mkfs, fstab, reboot, upgrade, purge (root, network; 3 minutes)
+	@scripts/deb-test.sh
+
+dist: ## the release tarball of what is committed, target/braidfs-VERSION.tar.gz
+	@version=$$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1); mkdir -p $(TARGET) && \
+		git archive --format=tar.gz --prefix=braidfs-$$version/ -o $(TARGET)/braidfs-$$version.tar.gz HEAD && \
+		echo $(TARGET)/braidfs-$$version.tar.gz
+
+blkid-test: build ## util-linux built with our prober for libblkid: blkid, findfs, wipefs on volumes (network; a minute)
+	@scripts/blkid-test.sh
 
 clean: ## removes target/
 	$(CARGO) clean

@@ -18,6 +18,8 @@ else
     want fusermount3 fuse3
     want losetup mount
     want setfacl acl
+    want udevadm udev
+    want file file
     want valgrind valgrind
     want find findutils
     [ -x /usr/bin/time ] || packages+=(time) # not the shell's

@@ -1,11 +1,11 @@
-//! Check and repair of a volume, scrub, and readable dumps of its structures.
+//! Check and repair of a volume, scrub, readable dumps of its structures, and images of all of its metadata.
 //!
 //! [`check()`] is for unmounted volumes, which nobody else may use meanwhile; [`online`] for volumes in use. What must
 //! hold is stated once, in `rules`, and visited by three passes: the *quick* one, which says only that all holds; the
 //! *full* one, which finds out what does not and corrects it in a model of the volume; and the *online* one. The crate
 //! cannot use the engine, which it checks, but for what it is handed through `braidfs_store::interface`.
 //!
-//! Imports go down this list (`make layers`): `check`; `repair`, `quick`, `online`, `dump`; `scan` (the full pass),
+//! Imports go down this list (`make layers`): `check`, `image`; `repair`, `quick`, `online`, `dump`; `scan` (the full pass),
 //! `data`; `model`; `collect` (the full pass's visitor), `home`; `rules`; `parts` (domains and inodes as they should
 //! be); `pair`, `read`; `report`; `codes`, `error`, `threads`.
 //!
@@ -19,6 +19,7 @@ mod data;
 pub mod dump;
 mod error;
 mod home;
+pub mod image;
 mod model;
 pub mod online;
 mod pair;

@@ -56,7 +56,9 @@ enum Command {
     Umount(cmd::umount::Args),
     Fsck(cmd::fsck::Args),
     Info(cmd::info::Args),
+    Probe(cmd::probe::Args),
     Dump(cmd::dump::Args),
+    Image(cmd::image::Args),
     Ls(cmd::ls::Args),
     Cat(cmd::cat::Args),
     Cp(cmd::cp::Args),
@@ -68,6 +70,8 @@ enum Command {
     Bench(Box<fxmark::cli::Args>),
     #[command(hide = true)]
     Man(cmd::man::Args),
+    #[command(hide = true)]
+    Completions(cmd::completions::Args),
 }
 
 fn main() -> ExitCode {
@@ -109,7 +113,9 @@ fn run(command: Command) -> Outcome {
         Command::Umount(a) => cmd::umount::run(&a),
         Command::Fsck(a) => cmd::fsck::run(&a),
         Command::Info(a) => cmd::info::run(&a),
+        Command::Probe(a) => cmd::probe::run(&a),
         Command::Dump(a) => cmd::dump::run(&a),
+        Command::Image(a) => cmd::image::run(&a),
         Command::Ls(a) => cmd::ls::run(&a),
         Command::Cat(a) => cmd::cat::run(&a),
         Command::Cp(a) => cmd::cp::run(&a),
@@ -119,6 +125,7 @@ fn run(command: Command) -> Outcome {
         Command::Stats(a) => cmd::stats::run(&a),
         Command::Bench(a) => cmd::bench::run(a),
         Command::Man(a) => cmd::man::run(&a, Cli::command()),
+        Command::Completions(a) => cmd::completions::run(&a, Cli::command()),
     }
 }
 

@@ -3,6 +3,10 @@
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
+/// Names that people call by hand, and the commands that they are. `mount.braidfs` takes other arguments, from mount(8).
+pub const HELPERS: [(&str, &str); 3] =
+    [("mkfs.braidfs", "mkfs"), ("umount.braidfs", "umount"), ("fsck.braidfs", "fsck")];
+
 /// Turns `fsck.braidfs -C0 x` into `braidfs fsck -C x` and so on; an ordinary call stays as it is.
 pub fn rewrite(mut args: Vec<OsString>) -> Vec<OsString> {
     let Some(own) = args.first() else { return vec!["braidfs".into()] };

@@ -2,7 +2,7 @@
 
 mod common;
 use common::{Bench, run};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const PAGES: [&str; 9] = [
@@ -15,6 +15,19 @@ const PAGES: [&str; 9] = [
     "braidfs-mount",
     "braidfs-info",
     "braidfs-scrub",
+];
+/// Below the root, where systemd, udev and the shells look.
+const BESIDE: [&str; 10] = [
+    "lib/udev/rules.d/60-braidfs.rules",
+    "lib/systemd/system/braidfs-scrub@.service",
+    "lib/systemd/system/braidfs-scrub@.timer",
+    "lib/systemd/system/braidfs-fsck@.service",
+    "usr/share/bash-completion/completions/braidfs",
+    "usr/share/bash-completion/completions/fsck.braidfs",
+    "usr/share/zsh/site-functions/_mkfs.braidfs",
+    "usr/share/fish/vendor_completions.d/braidfs.fish",
+    "usr/share/braidfs/magic",
+    "usr/share/man/man5/braidfs.5",
 ];
 
 fn missing(program: &str) -> bool {
@@ -40,6 +53,12 @@ fn make(bench: &Bench, target: &str) {
     run(&mut command).ok();
 }
 
+/// All files and links below `dir`.
+fn files(dir: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(dir).unwrap().map(|e| e.unwrap());
+    entries.flat_map(|e| if e.file_type().unwrap().is_dir() { files(&e.path()) } else { vec![e.path()] }).collect()
+}
+
 #[test]
 fn pages_are_installed_found_and_removed() {
     if missing("make") {
@@ -60,6 +79,10 @@ fn pages_are_installed_found_and_removed() {
     for page in PAGES {
         assert!(man.join(format!("man8/{page}.8")).exists(), "{page}");
     }
+    for name in BESIDE {
+        let text = std::fs::read_to_string(b.path(&format!("root/{name}"))).unwrap();
+        assert!(text.contains("braidfs") && !text.contains("@BINDIR@"), "{name}: {text}");
+    }
     if !missing("man") {
         for page in PAGES {
             let found = run(Command::new("man").arg("-M").arg(&man).args(["-w", page])).ok().out;
@@ -75,15 +98,29 @@ fn pages_are_installed_found_and_removed() {
     }
     make(&b, "uninstall");
     assert!(!b.path("root/usr/bin/braidfs").exists() && !b.path("root/sbin/mount.braidfs").exists());
-    let left: Vec<_> = std::fs::read_dir(man.join("man8")).unwrap().map(|e| e.unwrap().file_name()).collect();
-    assert_eq!(left, ["other.8"]);
+    let root = b.path("root");
+    let left: Vec<_> = files(&root).into_iter().map(|p| p.strip_prefix(&root).unwrap().to_path_buf()).collect();
+    assert_eq!(left, [Path::new("usr/share/man/man8/other.8")]);
 }
 
 #[test]
 fn pages_have_no_warnings() {
     let b = Bench::new();
-    b.run(&["man", "man8"]).ok();
-    let pages: Vec<_> = std::fs::read_dir(b.path("man8")).unwrap().map(|e| e.unwrap().path()).collect();
+    b.run(&["man", "man"]).ok();
+    let pages = files(&b.path("man"));
+    for page in &pages {
+        let text = std::fs::read_to_string(page).unwrap();
+        for section in ["NAME", "EXAMPLES", "SEE ALSO"] {
+            assert!(
+                text.contains(&format!(".SH {section}")) || text.contains(&format!(".SH \"{section}\"")),
+                "{}: no {section}",
+                page.display()
+            );
+        }
+        let command = page.extension().is_some_and(|e| e == "8");
+        assert!(!command || text.contains("EXIT STATUS"), "{}: no EXIT STATUS", page.display());
+        assert!(!text.contains(".SH EXTRA"), "{}", page.display());
+    }
     assert!(pages.len() >= PAGES.len());
     if !missing("groff") {
         for page in &pages {

@@ -155,7 +155,7 @@ fn paths_of_cp_are_checked() {
 fn manual_pages_are_written() {
     let b = Bench::new();
     b.run(&["man", "pages"]).ok();
-    let page = String::from_utf8(b.read("pages/braidfs-mkfs.8")).unwrap();
+    let page = String::from_utf8(b.read("pages/man8/braidfs-mkfs.8")).unwrap();
     assert!(page.contains(".TH") && page.contains("domains"), "{page}");
-    assert!(b.path("pages/braidfs.8").exists() && !b.path("pages/braidfs-man.8").exists());
+    assert!(b.path("pages/man8/braidfs.8").exists() && !b.path("pages/braidfs-man.8").exists());
 }

@@ -1,47 +1,83 @@
 //! `braidfs man`: writes the manual pages, for packagers.
 
+use crate::cmd::man_text;
 use crate::cmd::option_table::{Again, How, Row, TABLE};
 use crate::failure::{Failure, Outcome, host_error};
+use crate::personality::HELPERS;
 use std::fmt::Write;
 use std::path::PathBuf;
 
-/// Write the manual pages into a directory
+/// Write the manual pages, each into the directory of its section
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  braidfs man /usr/share/man/man8")]
+#[command(after_help = "Example:\n  braidfs man /usr/share/man")]
 pub struct Args {
-    /// Where to (made if it is missing)
+    /// Where to: man5 and man8 are made in it
     dir: PathBuf,
 }
 
-/// Commands that mkfs(8) and so on call by a name of their own. mount.braidfs has a page of its own.
-const HELPERS: [&str; 3] = ["mkfs", "umount", "fsck"];
 /// Of the pages.
-const DATE: &str = "2026-11-22";
+const DATE: &str = "2026-11-23";
+/// What they say they belong to.
+const SOURCE: &str = concat!("braidfs ", env!("CARGO_PKG_VERSION"));
 
-/// Writes `braidfs.8`, a page per command, and those of the helpers.
+/// Writes `braidfs.8`, a page per command, those of the helpers, and `braidfs.5`.
 pub fn run(args: &Args, root: clap::Command) -> Outcome {
     let fail = |e: std::io::Error| Failure::at("cannot write manual pages to", args.dir.display(), host_error(&e));
-    std::fs::create_dir_all(&args.dir).map_err(fail)?;
+    let write = |title: &str, section: &str, page: &str| {
+        let dir = args.dir.join(format!("man{section}"));
+        std::fs::create_dir_all(&dir)?;
+        std::fs::write(dir.join(format!("{title}.{section}")), page)
+    };
     let mut root = root;
     root.build();
-    let mut pages: Vec<(String, clap::Command)> = vec![("braidfs".into(), root.clone())];
-    for sub in root.get_subcommands().filter(|s| !s.is_hide_set() && s.get_name() != "help") {
-        let title = format!("braidfs-{}", sub.get_name());
-        if HELPERS.contains(&sub.get_name()) {
-            let helper = format!("{}.braidfs", sub.get_name());
-            pages
-                .push((helper.clone(), sub.clone().name(helper.clone()).display_name(helper.clone()).bin_name(helper)));
-        }
-        pages.push((title.clone(), sub.clone().name(title)));
+    for page in pages(&root) {
+        write(&page.title, "8", &page.text().map_err(fail)?).map_err(fail)?;
     }
-    for (title, command) in pages {
-        let mut page = Vec::new();
-        let man = clap_mangen::Man::new(command).title(title.to_uppercase()).section("8").date(DATE);
-        man.manual("braidfs").render(&mut page).map_err(fail)?;
-        std::fs::write(args.dir.join(format!("{title}.8")), tidy(&String::from_utf8_lossy(&page))).map_err(fail)?;
-    }
-    std::fs::write(args.dir.join("mount.braidfs.8"), mount_page()).map_err(fail)?;
+    write("mount.braidfs", "8", &mount_page()).map_err(fail)?;
+    write("braidfs", "5", &format!(".TH BRAIDFS 5 {DATE} \"{SOURCE}\"\n{}", man_text::FORMAT_PAGE)).map_err(fail)?;
     Ok(0)
+}
+
+/// A page that is made from the command line's own help.
+struct Page {
+    title: String,
+    /// The command's name; none for that of all.
+    sub: String,
+    command: clap::Command,
+}
+
+fn pages(root: &clap::Command) -> Vec<Page> {
+    let mut pages = vec![Page { title: "braidfs".into(), sub: String::new(), command: root.clone() }];
+    for command in root.get_subcommands().filter(|s| !s.is_hide_set() && s.get_name() != "help") {
+        let sub = command.get_name().to_string();
+        // mount.braidfs has a page of its own
+        if let Some(&(helper, _)) = HELPERS.iter().find(|h| h.1 == sub) {
+            let command = command.clone().name(helper).display_name(helper).bin_name(helper);
+            pages.push(Page { title: helper.into(), sub: sub.clone(), command });
+        }
+        let title = format!("braidfs-{sub}");
+        pages.push(Page { command: command.clone().name(title.clone()), title, sub });
+    }
+    pages
+}
+
+impl Page {
+    fn text(&self) -> std::io::Result<String> {
+        let title = self.title.to_uppercase();
+        let man = clap_mangen::Man::new(self.command.clone()).title(title).section("8").date(DATE).source(SOURCE);
+        let man = man.manual("braidfs");
+        let mut out = Vec::new();
+        man.render_title(&mut out)?;
+        man.render_name_section(&mut out)?;
+        man.render_synopsis_section(&mut out)?;
+        man.render_description_section(&mut out)?;
+        man.render_options_section(&mut out)?;
+        if self.sub.is_empty() {
+            man.render_subcommands_section(&mut out)?;
+        }
+        let help = self.command.get_after_help().map(ToString::to_string).unwrap_or_default();
+        Ok(tidy(&String::from_utf8_lossy(&out)) + &man_text::sections(&self.sub, &self.title, &help))
+    }
 }
 
 /// Leaves out line breaks beside empty lines, which say the same.
@@ -53,7 +89,7 @@ fn tidy(page: &str) -> String {
 }
 
 /// Text for roff: no character of it is a command.
-fn plain(text: &str) -> String {
+pub fn plain(text: &str) -> String {
     let text = text.replace('\\', "\\e").replace('-', "\\-");
     if text.starts_with(['.', '\'']) { format!("\\&{text}") } else { text }
 }
@@ -72,10 +108,7 @@ fn mount_page() -> String {
             plain(row.what)
         );
     }
-    format!(
-        "'\\\" t\n.TH MOUNT.BRAIDFS 8 {DATE} \"braidfs {}\"\n{MOUNT_HEAD}{rows}{MOUNT_TAIL}",
-        env!("CARGO_PKG_VERSION")
-    )
+    format!("'\\\" t\n.TH MOUNT.BRAIDFS 8 {DATE} \"{SOURCE}\"\n{MOUNT_HEAD}{rows}{MOUNT_TAIL}")
 }
 
 fn names(row: &Row) -> String {
@@ -177,6 +210,22 @@ A line for an image file:
 .RE
 .SH EXIT STATUS
 0: it is mounted. 1: wrong usage, an option that is unknown or refused. 2: a system error. 32: the mount failed.
+.SH EXAMPLES
+A volume in an image file, with changes durable after ten seconds at the latest:
+.PP
+.RS
+.EX
+mount \-t braidfs \-o noatime,commit=10 /srv/disk.img /mnt
+.EE
+.RE
+.PP
+A volume of two devices:
+.PP
+.RS
+.EX
+mount \-t braidfs /dev/sdb,/dev/sdc /mnt
+.EE
+.RE
 .SH SEE ALSO
-braidfs(8), braidfs\-mount(8), umount.braidfs(8), mkfs.braidfs(8), fsck.braidfs(8), mount(8), fstab(5)
+braidfs(8), braidfs(5), braidfs\-mount(8), umount.braidfs(8), mkfs.braidfs(8), fsck.braidfs(8), mount(8), fstab(5)
 ";

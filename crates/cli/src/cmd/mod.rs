@@ -2,17 +2,21 @@
 
 pub mod bench;
 pub mod cat;
+pub mod completions;
 pub mod cp;
 pub mod dump;
 pub mod fsck;
+pub mod image;
 pub mod info;
 pub mod ls;
 pub mod man;
+pub mod man_text;
 pub mod mkdir;
 pub mod mkfs;
 pub mod mount;
 pub mod mount_options;
 pub mod option_table;
+pub mod probe;
 pub mod remount;
 pub mod rm;
 pub mod scrub;

@@ -1,0 +1,244 @@
+//! `braidfs image`: all metadata of a volume in one file, without its data, to be sent with a bug report; and volumes
+//! made of such a file.
+//!
+//! The file: a gzip stream of [`MAGIC`], the number of devices (4 bytes), the blocks of each (8 bytes); then runs of blocks:
+//! device (4 bytes), first block (8), count (4), the blocks; at the end a device of `0xffff_ffff`. Little-endian. gzip's
+//! checksum covers all of it. Nothing in a file that is read is trusted.
+
+use crate::cmd::fsck::{Bar, line};
+use crate::failure::{Failure, Outcome, host_error};
+use crate::{open, text};
+use braidfs::JournalReplay;
+use braidfs_check::image;
+use braidfs_device::BLOCK_BYTES;
+use braidfs_format::super_block::MAX_DEVICES;
+use flate2::read::GzDecoder;
+use flate2::{Compression, write::GzEncoder};
+use std::fs::File;
+use std::io::{self, BufReader, BufWriter, IsTerminal, Read, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+/// Opens the stream; the last character is its version.
+const MAGIC: &[u8; 8] = b"BRFSIMG1";
+const END: u32 = u32::MAX;
+/// Longest run of blocks that is written.
+const RUN_BLOCKS: u32 = 256;
+/// Largest device: 16 TiB.
+const DEVICE_BLOCKS: u64 = 1 << 32;
+
+/// Write a volume's metadata into one file, without data, for a bug report; make volumes of such files
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  \
+    braidfs image export disk.img report.brfs         all metadata, no data, compressed\n  \
+    braidfs image import report.brfs copy.img         a sparse image of it\n  \
+    braidfs fsck -fn copy.img                         finds there what it finds on the volume\n\n\
+    File data, also of small files, and the values of extended attributes become zeros. Names of files, targets of\n\
+    symbolic links, sizes, owners and times stay: whoever gets the file sees them. The volume is not mounted meanwhile,\n\
+    and not changed: a journal that was not replayed is replayed in memory, and the file has the result.")]
+pub struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum What {
+    /// Write the metadata of a volume into a file
+    Export {
+        /// All devices of the volume, then the file, which must not exist
+        #[arg(required = true, num_args = 2.., value_names = ["DEVICE", "FILE"])]
+        paths: Vec<PathBuf>,
+    },
+    /// Make sparse image files of such a file
+    Import {
+        /// The file
+        file: PathBuf,
+        /// An image file for each device of the volume; they must not exist
+        #[arg(required = true, value_name = "IMAGE")]
+        images: Vec<PathBuf>,
+    },
+}
+
+pub fn run(args: &Args) -> Outcome {
+    match &args.what {
+        What::Export { paths } => match paths.split_last() {
+            Some((file, devices)) => export(devices, file),
+            None => Err(Failure::new("image: name the devices and a file")),
+        },
+        What::Import { file, images } => import(file, images),
+    }
+}
+
+fn export(devices: &[PathBuf], file: &Path) -> Outcome {
+    let paths = open::expand(devices);
+    let explain = |e| open::explain_check("cannot export", &paths, e);
+    let opened = open::devices(&paths, false)?;
+    let volume = image::open(&opened, &JournalReplay).map_err(explain)?;
+    let created = File::create_new(file).map_err(|e| Failure::at("cannot make", file.display(), host_error(&e)))?;
+    let done = (|| {
+        let mut out = Writer::new(BufWriter::new(created), &volume.device_blocks())?;
+        let bar = Bar::new(io::stderr().is_terminal());
+        volume.metadata(&mut |device, at, block| out.put(device, at, block), &|done, total| {
+            bar.show("metadata", done, total)
+        })?;
+        bar.finish();
+        Ok(out.finish()?)
+    })();
+    let (blocks, bytes) = done.map_err(|e| {
+        // The first error is the one to tell.
+        let _ = std::fs::remove_file(file);
+        explain(e)
+    })?;
+    let place = open::show(&paths);
+    for f in &volume.findings {
+        crate::say(format_args!("{}", line(&place, f).trim_end()))?;
+    }
+    for note in &volume.notes {
+        crate::say(format_args!("{place}: note: {note}"))?;
+    }
+    let size = text::size(bytes);
+    crate::say(format_args!("{}: {} of metadata in {size}, no data", file.display(), text::size(blocks << 12)))?;
+    Ok(0)
+}
+
+fn import(file: &Path, images: &[PathBuf]) -> Outcome {
+    let fail = |e: &io::Error| Failure::at("cannot import", file.display(), host_error(e));
+    let opened = File::open(file).map_err(|e| fail(&e))?;
+    let mut from = Reader::new(opened).map_err(|e| fail(&e))?;
+    if from.devices.len() != images.len() {
+        let why =
+            format!("it has {} devices, {} images were named: name one for each", from.devices.len(), images.len());
+        return Err(Failure::at("cannot import", file.display(), why));
+    }
+    let mut made: Vec<&PathBuf> = Vec::new();
+    let done = (|| {
+        let mut files = Vec::new();
+        for (path, blocks) in images.iter().zip(&from.devices) {
+            let fail = |e: io::Error| Failure::at("cannot make", path.display(), host_error(&e));
+            let image = File::create_new(path).map_err(fail)?;
+            made.push(path);
+            image.set_len(blocks * BLOCK_BYTES as u64).map_err(fail)?;
+            files.push(image);
+        }
+        while let Some((device, at, run)) = from.next().map_err(|e| fail(&e))? {
+            let path = images[device].display();
+            files[device].write_all_at(&run, at).map_err(|e| Failure::at("cannot write", path, host_error(&e)))?;
+        }
+        Ok(())
+    })();
+    if done.is_err() {
+        for path in made {
+            // The first error is the one to tell.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+    done.map(|()| 0)
+}
+
+/// Writes the stream; neighbouring blocks become one run.
+struct Writer {
+    out: GzEncoder<BufWriter<File>>,
+    device: u32,
+    first: u64,
+    run: Vec<u8>,
+    blocks: u64,
+}
+
+impl Writer {
+    fn new(out: BufWriter<File>, devices: &[u64]) -> io::Result<Self> {
+        let mut out = GzEncoder::new(out, Compression::default());
+        out.write_all(MAGIC)?;
+        out.write_all(&(devices.len() as u32).to_le_bytes())?;
+        devices.iter().try_for_each(|blocks| out.write_all(&blocks.to_le_bytes()))?;
+        Ok(Self { out, device: 0, first: 0, run: Vec::new(), blocks: 0 })
+    }
+
+    fn put(&mut self, device: usize, at: u64, block: &[u8]) -> io::Result<()> {
+        let held = (self.run.len() / BLOCK_BYTES) as u64;
+        if device as u32 != self.device || at != self.first + held || held >= u64::from(RUN_BLOCKS) {
+            self.flush()?;
+            (self.device, self.first) = (device as u32, at);
+        }
+        self.run.extend_from_slice(block);
+        self.blocks += 1;
+        Ok(())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        if !self.run.is_empty() {
+            self.out.write_all(&self.device.to_le_bytes())?;
+            self.out.write_all(&self.first.to_le_bytes())?;
+            self.out.write_all(&((self.run.len() / BLOCK_BYTES) as u32).to_le_bytes())?;
+            self.out.write_all(&self.run)?;
+            self.run.clear();
+        }
+        Ok(())
+    }
+
+    /// Ends it: blocks written, and bytes of the file.
+    fn finish(mut self) -> io::Result<(u64, u64)> {
+        self.flush()?;
+        self.out.write_all(&END.to_le_bytes())?;
+        let file = self.out.finish()?.into_inner().map_err(io::IntoInnerError::into_error)?;
+        file.sync_all()?;
+        Ok((self.blocks, file.metadata()?.len()))
+    }
+}
+
+/// Reads the stream.
+struct Reader {
+    from: BufReader<GzDecoder<File>>,
+    /// Blocks of each device.
+    devices: Vec<u64>,
+}
+
+impl Reader {
+    fn new(file: File) -> io::Result<Self> {
+        let mut from = BufReader::new(GzDecoder::new(file));
+        let mut magic = [0; 8];
+        match from.read_exact(&mut magic) {
+            Ok(()) if magic == *MAGIC => {}
+            _ => return Err(io::Error::other("no metadata of a braidfs volume, or that of another version")),
+        }
+        let n = u32_of(&mut from)? as usize;
+        if n == 0 || n > MAX_DEVICES {
+            return Err(io::Error::other(format!("{n} devices")));
+        }
+        let devices = (0..n).map(|_| u64_of(&mut from)).collect::<io::Result<Vec<_>>>()?;
+        if let Some(blocks) = devices.iter().find(|blocks| **blocks > DEVICE_BLOCKS) {
+            return Err(io::Error::other(format!("a device of {blocks} blocks")));
+        }
+        Ok(Self { from, devices })
+    }
+
+    /// Device, byte there, and bytes; `None` at the end.
+    fn next(&mut self) -> io::Result<Option<(usize, u64, Vec<u8>)>> {
+        let device = u32_of(&mut self.from)?;
+        if device == END {
+            // gzip checks its sum where the stream ends
+            return match self.from.read(&mut [0])? {
+                0 => Ok(None),
+                _ => Err(io::Error::other("it goes on behind its end")),
+            };
+        }
+        let (first, count) = (u64_of(&mut self.from)?, u32_of(&mut self.from)?);
+        let fits =
+            |blocks: &u64| count <= RUN_BLOCKS && first.checked_add(count.into()).is_some_and(|end| end <= *blocks);
+        if !self.devices.get(device as usize).is_some_and(fits) {
+            return Err(io::Error::other(format!("blocks {first} + {count} of device {device}")));
+        }
+        let mut run = vec![0; count as usize * BLOCK_BYTES];
+        self.from.read_exact(&mut run)?;
+        Ok(Some((device as usize, first * BLOCK_BYTES as u64, run)))
+    }
+}
+
+fn u32_of(from: &mut impl Read) -> io::Result<u32> {
+    let mut bytes = [0; 4];
+    from.read_exact(&mut bytes).map(|()| u32::from_le_bytes(bytes))
+}
+
+fn u64_of(from: &mut impl Read) -> io::Result<u64> {
+    let mut bytes = [0; 8];
+    from.read_exact(&mut bytes).map(|()| u64::from_le_bytes(bytes))
+}

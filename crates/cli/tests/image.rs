@@ -1,0 +1,135 @@
+//! `braidfs image`: a volume's metadata without its data, and volumes made of it.
+
+mod common;
+use common::Bench;
+use std::os::unix::fs::FileExt;
+
+const SECRET: &[u8] = b"nobody else may see this";
+
+fn holds(bytes: &[u8], what: &[u8]) -> bool {
+    bytes.windows(what.len()).any(|w| w == what)
+}
+
+/// Findings of a check, without the place.
+fn findings(b: &Bench, images: &[&str]) -> Vec<String> {
+    let args: Vec<&str> = ["fsck", "-n", "-f", "--json"].into_iter().chain(images.iter().copied()).collect();
+    let said = b.run(&args);
+    let report: serde_json::Value = serde_json::from_str(&said.out).unwrap_or_else(|e| panic!("{e}: {said:?}"));
+    let list = report["findings"].as_array().unwrap();
+    list.iter().map(|f| format!("{} {} {}", f["code"], f["domain"], f["node"])).collect()
+}
+
+/// A volume on `images` with a tree of all kinds of content.
+fn filled(images: &[&str]) -> Bench {
+    let b = Bench::new();
+    let make = ["mkfs", "-q", "--size", "64M", "--domains", "2", "--data-checksums"];
+    b.run(&make.iter().chain(images).copied().collect::<Vec<_>>()).ok();
+    b.write("tree/small", SECRET);
+    b.write("tree/large", SECRET.repeat(40_000));
+    for n in 0..300 {
+        b.write(&format!("tree/many/name-{n}"), format!("{n}"));
+    }
+    std::os::unix::fs::symlink("../target", b.path("tree/link")).unwrap();
+    b.run(&["cp", "-r", "tree", &format!("{}:/tree", images.join(","))]).ok();
+    b
+}
+
+#[test]
+fn an_image_has_the_tree_and_no_data() {
+    let images = ["a.img", "b.img"];
+    let b = filled(&images);
+    let whole = |names: &[&str]| names.iter().flat_map(|n| b.read(n)).collect::<Vec<u8>>();
+    assert!(holds(&whole(&images), SECRET), "the test looks for what is not there");
+    b.run(&["image", "export", "a.img", "b.img", "out.brfs"]).ok();
+    b.run(&["image", "import", "out.brfs", "c.img", "d.img"]).ok();
+    let copies = ["c.img", "d.img"];
+    assert!(!holds(&whole(&copies), &SECRET[..8]), "data in the image");
+    assert!(b.read("out.brfs").len() < 200_000, "{} bytes", b.read("out.brfs").len());
+    for (from, to) in images.iter().zip(copies) {
+        assert_eq!(b.path(from).metadata().unwrap().len(), b.path(to).metadata().unwrap().len());
+    }
+    assert_eq!(findings(&b, &copies), Vec::<String>::new());
+    let list = |names: [&str; 2]| b.run(&["ls", "-lR", &names.join(",")]).ok().out;
+    assert_eq!(list(images), list(copies));
+    assert!(list(copies).contains("../target"), "{}", list(copies));
+    // of the right size and zero, also where data has checksums
+    b.run(&["cp", "c.img,d.img:/tree/large", "back"]).ok();
+    assert_eq!(b.read("back"), vec![0; 40_000 * SECRET.len()]);
+    b.run(&["cp", "c.img,d.img:/tree/small", "small"]).ok();
+    assert_eq!(b.read("small"), vec![0; SECRET.len()]);
+    b.run(&["scrub", "-q", "c.img", "d.img"]).ok();
+}
+
+#[test]
+fn a_damaged_volume_has_the_same_findings() {
+    let b = filled(&["a.img"]);
+    let image = b.read("a.img");
+    let file = std::fs::File::options().write(true).open(b.path("a.img")).unwrap();
+    // node blocks and buckets, of which each is damaged in the middle
+    let kinds = [8u8, 9, 5, 6];
+    let mut seen = 0;
+    for kind in kinds {
+        let found = image.chunks(4096).enumerate().filter(|(_, c)| c.starts_with(b"BRFS") && c[8] == kind);
+        for (at, _) in found.take(3) {
+            file.write_all_at(b"damage", at as u64 * 4096 + 300).unwrap();
+            seen += 1;
+        }
+    }
+    assert_eq!(seen, 3 * kinds.len());
+    b.run(&["image", "export", "a.img", "out.brfs"]).ok();
+    b.run(&["image", "import", "out.brfs", "c.img"]).ok();
+    let wanted = findings(&b, &["a.img"]);
+    assert!(wanted.len() > 5, "{wanted:?}");
+    assert_eq!(findings(&b, &["c.img"]), wanted);
+}
+
+#[test]
+fn a_bad_file_makes_nothing() {
+    let b = Bench::with_volume();
+    b.run(&["image", "export", "vol.img", "out.brfs"]).ok();
+    b.run(&["image", "export", "vol.img", "out.brfs"]).fails(1, &["out.brfs", "exists"]);
+    b.run(&["image", "import", "out.brfs", "vol.img"]).fails(1, &["vol.img", "exists"]);
+    b.run(&["image", "import", "out.brfs", "x", "y"]).fails(1, &["1 devices, 2 images"]);
+    b.run(&["image", "import", "vol.img", "x"]).fails(1, &["no metadata of a braidfs volume"]);
+    let good = b.read("out.brfs");
+    let mut rng = fastrand::Rng::with_seed(3);
+    for round in 0..40 {
+        let mut bad = good.clone();
+        if round % 4 == 0 {
+            bad.truncate(rng.usize(..good.len()));
+        } else {
+            // not of gzip's own header, where a time and the like mean nothing
+            bad[rng.usize(10..good.len())] ^= 1 << rng.u8(..8);
+        }
+        b.write("bad", bad);
+        let said = b.run(&["image", "import", "bad", "x"]);
+        assert!(said.code == 1 && !b.path("x").exists(), "round {round}: {said:?}");
+    }
+}
+
+#[test]
+fn runs_outside_of_a_device_are_refused() {
+    use std::io::Write;
+    let b = Bench::new();
+    for (devices, blocks, device, first, count) in [
+        (1u32, 100u64, 0u32, 100u64, 1u32),
+        (1, 100, 1, 0, 1),
+        (1, 100, 0, u64::MAX, 2),
+        (1, 100, 0, 0, u32::MAX),
+        (1, u64::MAX, 0, 0, 1),
+        (0, 100, 0, 0, 1),
+        (u32::MAX, 100, 0, 0, 1),
+    ] {
+        let mut out = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        out.write_all(b"BRFSIMG1").unwrap();
+        out.write_all(&devices.to_le_bytes()).unwrap();
+        out.write_all(&blocks.to_le_bytes()).unwrap();
+        out.write_all(&device.to_le_bytes()).unwrap();
+        out.write_all(&first.to_le_bytes()).unwrap();
+        out.write_all(&count.to_le_bytes()).unwrap();
+        out.write_all(&[1; 4096]).unwrap();
+        b.write("bad", out.finish().unwrap());
+        let said = b.run(&["image", "import", "bad", "x"]);
+        assert!(said.code == 1 && !b.path("x").exists(), "{devices} {blocks} {device} {first} {count}: {said:?}");
+    }
+}

@@ -1,0 +1,121 @@
+#!/usr/bin/env bash
+# The Debian package in a fresh Debian: lintian, then in a debootstrap chroot install, mkfs, fstab, mount -a, use, a
+# reboot, fsck -A, upgrade, remove, purge; nothing of it may be left. Needs root and /dev/fuse; three minutes.
+#
+# A boot is a mount and a PID namespace of its own: when it ends, so do its daemons. SUITE=bookworm|trixie (the host's).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+PATH=$PATH:/usr/sbin:/sbin
+[ "$(id -u)" = 0 ] || { echo "deb-test: needs root" >&2; exit 1; }
+command -v debootstrap >/dev/null || scripts/deps.sh debootstrap
+suite=${SUITE:-$(. /etc/os-release && echo "$VERSION_CODENAME")}
+mkdir -p "${CARGO_TARGET_DIR:-target}/deb-test"
+work=$(realpath "${CARGO_TARGET_DIR:-target}")/deb-test
+root=$work/root
+die() { echo "deb-test: FAILED: $*" >&2; exit 1; }
+ok() { passed=$((passed + 1)); echo "ok      $1"; }
+passed=0
+
+first=$(scripts/deb.sh)
+version=$(dpkg-deb -f "$first" Version)
+cp "$first" "$work/first.deb"
+second=$(DEB_VERSION="$version+next1" scripts/deb.sh)
+cp "$second" "$work/second.deb"
+
+if command -v lintian >/dev/null || scripts/deps.sh lintian; then
+    lintian --fail-on error --allow-root "$work/first.deb" || die "lintian"
+    ok "lintian has no errors"
+fi
+
+# what it takes from the package's dependencies, but not the package: kept for the next run
+base=$work/base-$suite.tar
+if [ ! -e "$base" ]; then
+    rm -rf "$root"
+    debootstrap --variant=minbase --include=fuse3,udev "$suite" "$root" >"$work/debootstrap.log" 2>&1 ||
+        { tail -5 "$work/debootstrap.log" >&2; die "debootstrap"; }
+    tar -C "$root" -cf "$base.part" . && mv "$base.part" "$base"
+fi
+rm -rf "$root"
+mkdir "$root"
+tar -C "$root" -xf "$base"
+cp "$work"/first.deb "$work"/second.deb "$root/"
+
+# Runs the script on standard input as root of a machine that has just been started. Its /dev is the host's, since loop
+# devices are the kernel's; /dev/disk and /run are its own.
+boot() {
+    unshare --mount --pid --fork --kill-child --propagation=private sh -euc '
+        mount --bind "$1" "$1"
+        mount --rbind /dev "$1/dev"
+        mount -t proc proc "$1/proc"
+        mount -t sysfs sysfs "$1/sys"
+        mount -t tmpfs tmpfs "$1/run"
+        # not exec: the first process of the namespace has to take the place of the daemons parents
+        chroot "$1" /bin/sh -eu
+    ' sh "$root"
+}
+
+snapshot() { (cd "$root" && find etc usr var/lib sbin lib bin -xdev ! -path 'var/lib/dpkg/*' ! -path 'usr/share/doc/*' | sort); }
+snapshot >"$work/before"
+
+boot <<'S' || die "install"
+dpkg -i /first.deb >/dev/null
+braidfs --version
+for name in mkfs mount umount fsck; do test -x /sbin/$name.braidfs; done
+test -s /usr/lib/udev/rules.d/60-braidfs.rules -a -s /usr/share/bash-completion/completions/braidfs
+mkfs -t braidfs -q --size 128M -L data /srv/disk.img
+echo '/srv/disk.img  /mnt  braidfs  noatime  0 2' >/etc/fstab
+fsck -A -T -a
+mount -a
+grep -q ' /mnt fuseblk.braidfs \| /mnt fuse.braidfs ' /proc/mounts
+cp -a /usr/share/doc /mnt/doc
+echo kept >/mnt/file
+umount /mnt
+S
+ok "installed; mkfs, fstab, fsck -A, mount -a, use, umount"
+
+boot <<'S' || die "second boot"
+fsck -A -T -a
+mount -a
+grep -qx kept /mnt/file
+diff -r /usr/share/doc /mnt/doc
+echo 'synced before the power failed' >/mnt/file
+sync /mnt/file
+# power off, for the volume: its server is gone without a word
+for p in /proc/[0-9]*; do
+    if [ "$(readlink "$p/exe")" = /usr/bin/braidfs ]; then kill -9 "${p#/proc/}"; fi
+done
+umount -l /mnt
+S
+ok "rebooted: the same tree; then the power fails"
+
+boot <<'S' || die "third boot, upgrade"
+fsck -A -T -a
+mount -a
+grep -qx 'synced before the power failed' /mnt/file
+dpkg -i /second.deb >/dev/null
+dpkg -s braidfs | grep -q '^Version: .*+next1'
+# mounted all the while, by the program of the version before
+grep -qx 'synced before the power failed' /mnt/file
+echo upgraded >/mnt/file
+umount /mnt
+mount -a
+grep -qx upgraded /mnt/file
+umount /mnt
+fsck -A -T -f
+S
+ok "rebooted: what was synced is there; upgraded while mounted, mounted by the new version"
+
+boot <<'S' || die "remove"
+dpkg --remove braidfs >/dev/null
+! command -v braidfs
+! fsck -t braidfs /srv/disk.img 2>/dev/null
+dpkg --purge braidfs >/dev/null 2>&1
+rm /etc/fstab /srv/disk.img
+S
+snapshot >"$work/after"
+diff "$work/before" "$work/after" | grep -v '^[0-9,]*[acd][0-9,]*$' | grep -v 'etc/fstab$' >"$work/left" || true
+[ ! -s "$work/left" ] || die "left behind, or taken away: $(head -5 "$work/left")"
+[ ! -e "$root/usr/share/doc/braidfs" ] || die "left behind: /usr/share/doc/braidfs"
+ok "removed and purged: nothing is left"
+rm -rf "$root"
+echo "$passed passed, 0 failed"
