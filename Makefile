@@ -12,6 +12,10 @@ HELPERS := mkfs.braidfs mount.braidfs umount.braidfs fsck.braidfs \
 CONFLICTS_TOOL := $(CARGO) build --release -p braidfs-cli -p braidfs-conflicts && $(TARGET)/release/braidfs-conflicts
 CONFLICTS := $(CONFLICTS_TOOL) run
 MAN := $(DESTDIR)$(PREFIX)/share/man
+# The C library: its name in the file system is what crates/capi/build.rs tells the linker.
+LIB := $(DESTDIR)$(PREFIX)/lib
+SONAME := libbraidfs.so.0
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
 # Patterns are the shell's: the pages are there only after the first line of the recipe.
 NAMES := braidfs.8 braidfs-*.8 mkfs.braidfs.8 mount.braidfs.8 umount.braidfs.8 fsck.braidfs.8
 PAGES := $(addprefix $(MAN)/man8/,$(NAMES))
@@ -19,7 +23,7 @@ PAGES := $(addprefix $(MAN)/man8/,$(NAMES))
 OLD_PAGES := $(addprefix $(MAN)/man1/,$(NAMES))
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo bench test fmt clippy unit heavy crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million xfstests soak fuzz fuzz-coverage layers models deny peers $(PEERS) deps install uninstall clean
+.PHONY: help build lib demo bench test fmt clippy unit heavy crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million xfstests soak fuzz fuzz-coverage layers models deny peers $(PEERS) deps install uninstall clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z$$()A-Z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -27,6 +31,9 @@ help: ## this list
 
 build: ## the release binary, target/release/braidfs
 	$(CARGO) build --release -p braidfs-cli
+
+lib: ## the C library, target/release/libbraidfs_c.so and .a (docs/embedding.md)
+	$(CARGO) build --release -p braidfs-capi
 
 demo: deps ## real work on a braidfs beside an ext4, a killed daemon, a table (under 3 minutes)
 	@python3 scripts/demo.py
@@ -139,17 +146,24 @@ xfstests: ## generic tests of the built checkout XFSTESTS=PATH, TESTS="-g quick"
 deps: ## checks for needed commands, installs them when root
 	@scripts/deps.sh
 
-install: build ## the binary, its helpers for mount(8) and fsck(8), the man pages
+install: build lib ## the binary, its helpers for mount(8) and fsck(8), the man pages; the C library
 	install -D -m 755 $(TARGET)/release/braidfs $(DESTDIR)$(PREFIX)/bin/braidfs
 	install -d $(DESTDIR)/sbin
 	for name in $(HELPERS); do ln -sf $(PREFIX)/bin/braidfs $(DESTDIR)/sbin/$$name; done
 	rm -f $(OLD_PAGES)
 	$(TARGET)/release/braidfs man $(DESTDIR)$(PREFIX)/share/man/man8
 	chmod 644 $(PAGES)
+	install -D -m 755 $(TARGET)/release/libbraidfs_c.so $(LIB)/$(SONAME)
+	ln -sf $(SONAME) $(LIB)/libbraidfs.so
+	install -m 644 $(TARGET)/release/libbraidfs_c.a $(LIB)/libbraidfs.a
+	install -D -m 644 include/braidfs.h $(DESTDIR)$(PREFIX)/include/braidfs.h
+	install -d $(LIB)/pkgconfig
+	sed 's,@PREFIX@,$(PREFIX),; s,@VERSION@,$(VERSION),' crates/capi/braidfs.pc.in > $(LIB)/pkgconfig/braidfs.pc
 
 uninstall: ## what install did
 	rm -f $(DESTDIR)$(PREFIX)/bin/braidfs $(PAGES) $(OLD_PAGES)
 	for name in $(HELPERS); do rm -f $(DESTDIR)/sbin/$$name; done
+	rm -f $(addprefix $(LIB)/,$(SONAME) libbraidfs.so libbraidfs.a pkgconfig/braidfs.pc) $(DESTDIR)$(PREFIX)/include/braidfs.h
 
 clean: ## removes target/
 	$(CARGO) clean
