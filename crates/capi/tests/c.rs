@@ -63,7 +63,6 @@ fn every_call_answers_as_the_header_says() {
         eprintln!("valgrind is not installed: the calls are not run by it");
         return;
     }
-    // what a child of a fork still has of its parent counts as reachable
     let mut valgrind = Command::new("valgrind");
     valgrind.args(["-q", "--error-exitcode=99", "--leak-check=full", "--errors-for-leak-kinds=definite"]);
     run(valgrind.arg(&program).arg(dir.path().join("b.img")));
