@@ -39,6 +39,14 @@ def _address(data: Any) -> tuple[Any, int]:
     return ctypes.byref(ctypes.c_char.from_buffer(view)), view.nbytes
 
 
+def _room(buffer: Any) -> tuple[Any, int]:
+    """What a call takes for writable memory, and its bytes."""
+    view = memoryview(buffer).cast("B")
+    if view.readonly:
+        raise TypeError("a read-only buffer")
+    return _address(view)
+
+
 class RawFile(io.RawIOBase):
     """A file of a volume, unbuffered: :meth:`Volume.open` gives it with `buffering=0`, and below what it gives else.
 
@@ -76,7 +84,7 @@ class RawFile(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         if not self.readable():
             raise io.UnsupportedOperation("read")
-        where, size = _address(buffer)
+        where, size = _room(buffer)
         with self._handle as pointer:
             return check(lib.read(pointer, where, size), self.name)
 
@@ -89,7 +97,7 @@ class RawFile(io.RawIOBase):
 
     def preadinto(self, buffer: Any, offset: int) -> int:
         """Reads at an offset into writable memory; the position stays."""
-        where, size = _address(buffer)
+        where, size = _room(buffer)
         with self._handle as pointer:
             return check(lib.pread(pointer, where, size, offset), self.name)
 

@@ -89,7 +89,7 @@ static void names(braidfs_volume *v)
 	IS(0, braidfs_rmdir(v, name));
 	free(name);
 	IS(0, braidfs_mkdir(v, "many", 0777));
-	for (int i = 0; i < 600; i++) {
+	for (int i = 0; i < 300; i++) {
 		snprintf(buffer, sizeof buffer, "many/%d", i);
 		IS(0, braidfs_mkdir(v, buffer, 0777));
 	}
@@ -97,7 +97,7 @@ static void names(braidfs_volume *v)
 	int count = 0;
 	while (braidfs_readdir(dir, &e) == 1)
 		count++;
-	IS(600, count);
+	IS(300, count);
 	IS(0, braidfs_closedir(dir));
 	IS(0, braidfs_remove_all(v, "many"));
 }
