@@ -23,7 +23,7 @@ PAGES := $(addprefix $(MAN)/man8/,$(NAMES))
 OLD_PAGES := $(addprefix $(MAN)/man1/,$(NAMES))
 
 .DEFAULT_GOAL := help
-.PHONY: help build lib demo bench test fmt clippy unit heavy crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million xfstests soak fuzz fuzz-coverage layers models deny peers $(PEERS) deps install uninstall clean
+.PHONY: help build lib wheel python python-unit demo bench test fmt clippy unit heavy crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million xfstests soak fuzz fuzz-coverage layers models deny peers $(PEERS) deps install uninstall clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z$$()A-Z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -34,6 +34,25 @@ build: ## the release binary, target/release/braidfs
 
 lib: ## the C library, target/release/libbraidfs_c.so and .a (docs/embedding.md)
 	$(CARGO) build --release -p braidfs-capi
+
+# The wheel's library is that of the system that it is built on.
+wheel: lib ## the Python package with the C library in it, target/wheel/braidfs-*.whl (pip fetches setuptools)
+	rm -rf $(TARGET)/wheel && mkdir -p $(TARGET)/wheel
+	cp -r python $(TARGET)/wheel/source
+	install -m 755 -s $(TARGET)/release/libbraidfs_c.so $(TARGET)/wheel/source/braidfs/libbraidfs.so
+	python3 -m pip wheel -q --no-deps -w $(TARGET)/wheel $(TARGET)/wheel/source
+
+python: wheel ## tests of the wheel with fsspec, pandas and pyarrow, in target/venv (pip fetches them; two minutes)
+	[ -x $(TARGET)/venv/bin/pip ] || python3 -m venv $(TARGET)/venv
+	$(TARGET)/venv/bin/pip install -q pytest fsspec pandas pyarrow mypy
+	$(TARGET)/venv/bin/pip install -q --force-reinstall --no-deps $(TARGET)/wheel/braidfs-*.whl
+	cd $(TARGET) && venv/bin/python -m pytest -q -p no:cacheprovider $(CURDIR)/python/tests
+	cd $(TARGET) && venv/bin/mypy --strict --allow-untyped-calls --ignore-missing-imports -p braidfs
+
+python-unit: ## tests of the Python package that need no other package
+	$(CARGO) build -p braidfs-capi
+	BRAIDFS_LIBRARY=$(abspath $(TARGET))/debug/libbraidfs_c.so PYTHONPATH=python PYTHONDONTWRITEBYTECODE=1 \
+		python3 -m unittest discover -s python/tests -p test_braidfs.py
 
 demo: deps ## real work on a braidfs beside an ext4, a killed daemon, a table (under 3 minutes)
 	@python3 scripts/demo.py
@@ -57,6 +76,7 @@ clippy: ## lints, warnings are errors
 
 unit: ## tests of all crates but the heavy ones
 	$(CARGO) test --workspace --exclude braidfs-testkit
+	@$(MAKE) --no-print-directory python-unit
 
 heavy: ## model, crash and thread tests, optimised
 	$(CARGO) test --release -p braidfs-testkit --features schedule

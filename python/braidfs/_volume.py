@@ -83,7 +83,8 @@ class Volume:
         _open_volumes.add(self)
 
     def __repr__(self) -> str:
-        return f"<braidfs.Volume {self.name!r}{' closed' if self.closed else ''}>"
+        # with its place: fsspec tells file systems apart by the text of what they are made of
+        return f"<braidfs.Volume {self.name!r}{' closed' if self.closed else ''} at {id(self):#x}>"
 
     def __enter__(self) -> Volume:
         return self

@@ -5,7 +5,7 @@
     pandas.read_parquet("braidfs://data/table.parquet", storage_options={"volume": "vol.img"})
 
 A volume is opened once in a process, with the options of the first who asks, and closed at the process's end, or by
-:meth:`BraidFileSystem.close`.
+:meth:`BraidFileSystem.close`; other processes cannot open it meanwhile, but where all have the option `ro`.
 """
 
 from __future__ import annotations
@@ -81,13 +81,20 @@ class BraidFileSystem(AbstractFileSystem):
         super().__init__(volume=volume, options=options, auto_mkdir=auto_mkdir, **storage_options)
         if volume is None:
             raise ValueError("braidfs: name the volume: storage_options={'volume': 'vol.img'}")
-        self.volume: Volume = volume if isinstance(volume, Volume) else _opened(volume, options)
+        self._devices, self._options = volume, options
+        self._volume: Volume = volume if isinstance(volume, Volume) else _opened(volume, options)
         self.auto_mkdir = auto_mkdir
 
+    @property
+    def volume(self) -> Volume:
+        """The volume, opened again where somebody has closed it."""
+        if self._volume.closed and not isinstance(self._devices, Volume):
+            self._volume = _opened(self._devices, self._options)
+        return self._volume
+
     def close(self) -> None:
-        """Closes the volume, for all who use it; the next file system of it opens it again."""
-        self.volume.close()
-        self._cache.pop(self._fs_token_, None)
+        """Closes the volume, for all who use it; the next call opens it again."""
+        self._volume.close()
 
     @property
     def fsid(self) -> str:
