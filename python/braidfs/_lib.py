@@ -144,7 +144,7 @@ lib = _Library()
 
 def library_version() -> str:
     """Version of the C library that is loaded."""
-    return lib.version().decode()
+    return str(lib.version().decode())
 
 
 def check(result: int, *paths: Any) -> int:

@@ -59,7 +59,7 @@ class Volume:
 
     def __init__(self, devices: Union[Path, Iterable[Path]], options: str = "") -> None:
         one = isinstance(devices, (str, bytes, os.PathLike))
-        names = [encoded(d) for d in ([devices] if one else devices)]  # type: ignore[list-item, union-attr]
+        names = [encoded(d) for d in ([devices] if one else devices)]  # type: ignore[union-attr]
         pointer = ctypes.c_void_p()
         array = (ctypes.c_char_p * len(names))(*names)
         check(lib.open(array, len(names), options.encode(), ctypes.byref(pointer)), *map(os.fsdecode, names[:1]))
@@ -167,12 +167,12 @@ class Volume:
     def read_bytes(self, path: Path) -> bytes:
         """All of a file."""
         with self.open(path, "rb", 0) as f:
-            return f.readall()
+            return bytes(f.readall())
 
     def write_bytes(self, path: Path, data: Any) -> int:
         """Makes a file with this content, or replaces that of the one that is there."""
         with self.open(path, "wb") as f:
-            return f.write(data)
+            return int(f.write(data))
 
     def fsync(self, path: Path, *, data_only: bool = False) -> None:
         """Makes a file durable, or the entries of a directory."""

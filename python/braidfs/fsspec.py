@@ -65,7 +65,7 @@ class _InTransaction(io.BufferedWriter):
         self._of.remove(self._temporary)
 
 
-class BraidFileSystem(AbstractFileSystem):
+class BraidFileSystem(AbstractFileSystem):  # type: ignore[misc] # fsspec has no types
     """The files of a volume.
 
     `volume`: path of its image or block device, or a list of them, or a :class:`braidfs.Volume`. `options`: as of it.

@@ -172,7 +172,15 @@ impl Fs {
         }
         how.create |= how.exclusive;
         how.mode = self.masked(how.mode);
-        let open = self.volume().open_path(bytes(path)?, how, self.cred())?;
+        let path = bytes(path)?;
+        if path.ends_with(b"/") {
+            // a directory, or nothing
+            if how.create {
+                return Err(Why::IsDir.into());
+            }
+            self.volume().resolve(path, true, self.cred())?;
+        }
+        let open = self.volume().open_path(path, how, self.cred())?;
         Ok(self.handle(open, options))
     }
 

@@ -70,6 +70,9 @@ fn a_handle_does_what_it_was_opened_for() {
     assert_eq!(kind(fs.open_read("")), ErrorKind::NotFound);
     assert_eq!(kind(fs.open_read("a\0b")), ErrorKind::InvalidInput);
     assert_eq!(kind(fs.open_read("f/")), ErrorKind::NotADirectory);
+    assert_eq!(kind(fs.create("f/")), ErrorKind::IsADirectory);
+    assert_eq!(kind(fs.create("new/")), ErrorKind::IsADirectory);
+    assert!(!fs.exists("new").unwrap());
     assert_eq!(kind(fs.create("no/f")), ErrorKind::NotFound);
 }
 
