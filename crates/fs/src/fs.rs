@@ -94,7 +94,8 @@ impl Fs {
     /// The size does not fit.
     pub fn in_memory(size: u64, options: &Options) -> Result<Self> {
         let device: Arc<dyn Device> = Arc::new(MemDevice::new(size / BLOCK_BYTES as u64));
-        braidfs::mkfs::format(&[device.clone()], &MkfsOptions { root_owner: options.owner, ..Default::default() })?;
+        let made = MkfsOptions { root_owner: options.owner, ..MkfsOptions::default() };
+        braidfs::mkfs::format(std::slice::from_ref(&device), &made)?;
         Self::on(vec![device], options)
     }
 
@@ -167,7 +168,8 @@ impl Fs {
         let mut how = options.how;
         how.write |= options.append;
         // as std::fs: open(2) leaves it open what becomes of these
-        if !(how.read || how.write) || (how.create || how.exclusive || how.truncate) && !how.write {
+        let changes = how.create || how.exclusive || how.truncate;
+        if !how.write && (changes || !how.read) {
             return Err(Why::Invalid("open: neither read nor write, or create or truncate without write").into());
         }
         how.create |= how.exclusive;
