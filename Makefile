@@ -173,9 +173,9 @@ install: build lib ## the binary, its helpers for mount(8) and fsck(8), the man 
 	rm -f $(OLD_PAGES)
 	$(TARGET)/release/braidfs man $(DESTDIR)$(PREFIX)/share/man/man8
 	chmod 644 $(PAGES)
-	install -D -m 755 $(TARGET)/release/libbraidfs_c.so $(LIB)/$(SONAME)
+	install -D -m 755 -s $(TARGET)/release/libbraidfs_c.so $(LIB)/$(SONAME)
 	ln -sf $(SONAME) $(LIB)/libbraidfs.so
-	install -m 644 $(TARGET)/release/libbraidfs_c.a $(LIB)/libbraidfs.a
+	install -m 644 $(TARGET)/release/libbraidfs_c.a $(LIB)/libbraidfs.a && strip -g $(LIB)/libbraidfs.a
 	install -D -m 644 include/braidfs.h $(DESTDIR)$(PREFIX)/include/braidfs.h
 	install -d $(LIB)/pkgconfig
 	sed 's,@PREFIX@,$(PREFIX),; s,@VERSION@,$(VERSION),' crates/capi/braidfs.pc.in > $(LIB)/pkgconfig/braidfs.pc

@@ -110,3 +110,26 @@ pub extern "C" fn braidfs_version() -> *const c_char {
     };
     VERSION.as_ptr()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The only test here that runs calls: it stops the library in this process.
+    #[test]
+    fn a_panic_is_an_answer_and_the_last_one() {
+        let text = || {
+            // SAFETY: the text of this thread, until the next failure
+            unsafe { CStr::from_ptr(braidfs_error()) }.to_str().unwrap().to_owned()
+        };
+        assert_eq!(status(|| Err(Fail::invalid("a zero\0byte"))), -libc::EINVAL);
+        assert_eq!(text(), "a zerobyte");
+        let mut fs = Some(braidfs_fs::Fs::in_memory(16 << 20, &Default::default()).unwrap());
+        assert_eq!(count(|| panic!("on {}", "purpose")), -i64::from(libc::ENOTRECOVERABLE));
+        assert!(text().ends_with("on purpose"), "{}", text());
+        assert_eq!(status(|| Ok(())), -libc::ENOTRECOVERABLE);
+        // a close goes on, and writes nothing
+        assert_eq!(closing(|| fs.take().map(braidfs_fs::Fs::abandon).ok_or_else(|| Fail::invalid("twice"))), 0);
+        assert!(broken());
+    }
+}

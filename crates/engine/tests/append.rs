@@ -19,14 +19,16 @@ fn volume(mib: u64) -> (Volume, OpenFile) {
 #[test]
 fn appends_of_several_pieces_overwrite_nobody() {
     const THREADS: usize = 3;
-    const ROUNDS: usize = 6;
+    const ROUNDS: usize = 2;
+    // long enough for the others to come in between
+    const LENGTH: usize = 16 * PIECE;
     let (v, f) = volume(256);
     let start = Barrier::new(THREADS);
     std::thread::scope(|s| {
         for t in 0..THREADS {
             let (v, f, start) = (&v, &f, &start);
             s.spawn(move || {
-                let data = vec![t as u8 + 1; 3 * PIECE];
+                let data = vec![t as u8 + 1; LENGTH];
                 for _ in 0..ROUNDS {
                     start.wait();
                     v.append(f, &data).unwrap();
@@ -35,11 +37,11 @@ fn appends_of_several_pieces_overwrite_nobody() {
         }
     });
     let size = v.getattr(f.ino()).unwrap().size as usize;
-    assert_eq!(size, THREADS * ROUNDS * 3 * PIECE);
+    assert_eq!(size, THREADS * ROUNDS * LENGTH);
     let mut all = vec![0; size];
     assert_eq!(v.read(&f, 0, &mut all).unwrap(), size);
     for t in 0..THREADS {
-        assert_eq!(all.iter().filter(|b| usize::from(**b) == t + 1).count(), ROUNDS * 3 * PIECE, "of thread {t}");
+        assert_eq!(all.iter().filter(|b| usize::from(**b) == t + 1).count(), ROUNDS * LENGTH, "of thread {t}");
     }
 }
 
