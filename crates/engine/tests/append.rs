@@ -8,7 +8,7 @@ const PIECE: usize = 1 << 20;
 
 fn volume(mib: u64) -> (Volume, OpenFile) {
     let device: Arc<dyn Device> = Arc::new(MemDevice::new(mib * 256));
-    mkfs::format(&[device.clone()], &MkfsOptions { domains: Some(1), ..MkfsOptions::default() }).unwrap();
+    mkfs::format(std::slice::from_ref(&device), &MkfsOptions { domains: Some(1), ..MkfsOptions::default() }).unwrap();
     let v = Volume::mount(vec![device], MountOptions::default()).unwrap();
     let how = OpenHow { read: true, write: true, create: true, mode: 0o600, ..OpenHow::default() };
     let f = v.open_path(b"log", how, &Cred::root()).unwrap();
