@@ -16,6 +16,10 @@ CONFLICTS_TOOL := $(CARGO) build --release -p braidfs-cli -p braidfs-conflicts &
 CONFLICTS := $(CONFLICTS_TOOL) run
 SHARE := $(DESTDIR)$(PREFIX)/share
 MAN := $(SHARE)/man
+# The C library: its name in the file system is what crates/capi/build.rs tells the linker.
+LIB := $(DESTDIR)$(PREFIX)/lib
+SONAME := libbraidfs.so.0
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
 # Patterns are the shell's: the pages are there only after the first line of the recipe.
 NAMES := braidfs.8 braidfs-*.8 mkfs.braidfs.8 mount.braidfs.8 umount.braidfs.8 fsck.braidfs.8
 PAGES := $(addprefix $(MAN)/man8/,$(NAMES)) $(MAN)/man5/braidfs.5
@@ -31,7 +35,7 @@ UDEV_RULE := $(DESTDIR)$(LIBDIR)/udev/rules.d/60-braidfs.rules
 UNITS := $(addprefix $(DESTDIR)$(LIBDIR)/systemd/system/,braidfs-scrub@.service braidfs-scrub@.timer braidfs-fsck@.service)
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo bench test fmt clippy unit heavy heavy-long crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million xfstests soak fuzz fuzz-coverage layers models deny peers $(PEERS) deps install uninstall deb deb-test dist blkid-test clean
+.PHONY: help build demo bench test fmt clippy unit heavy heavy-long crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million xfstests soak fuzz fuzz-coverage layers models deny peers $(PEERS) deps lib wheel python python-unit install install-lib uninstall deb deb-test dist blkid-test clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z$$()A-Z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -39,6 +43,28 @@ help: ## this list
 
 build: ## the release binary, target/release/braidfs
 	$(CARGO) build --release -p braidfs-cli
+
+lib: ## the C library, target/release/libbraidfs_c.so and .a (docs/embedding.md)
+	$(CARGO) build --release -p braidfs-capi
+
+# The wheel's library is that of the system that it is built on.
+wheel: lib ## the Python package with the C library in it, target/wheel/braidfs-*.whl (pip fetches setuptools)
+	rm -rf $(TARGET)/wheel && mkdir -p $(TARGET)/wheel
+	cp -r python $(TARGET)/wheel/source
+	install -m 755 -s $(TARGET)/release/libbraidfs_c.so $(TARGET)/wheel/source/braidfs/libbraidfs.so
+	python3 -m pip wheel -q --no-deps -w $(TARGET)/wheel $(TARGET)/wheel/source
+
+python: wheel ## tests of the wheel with fsspec, pandas and pyarrow, in target/venv (pip fetches them; two minutes)
+	[ -x $(TARGET)/venv/bin/pip ] || python3 -m venv $(TARGET)/venv
+	$(TARGET)/venv/bin/pip install -q pytest fsspec pandas pyarrow mypy
+	$(TARGET)/venv/bin/pip install -q --force-reinstall --no-deps $(TARGET)/wheel/braidfs-*.whl
+	cd $(TARGET) && venv/bin/python -m pytest -q -p no:cacheprovider $(CURDIR)/python/tests
+	cd $(TARGET) && venv/bin/mypy --strict --allow-untyped-calls --ignore-missing-imports -p braidfs
+
+python-unit: ## tests of the Python package that need no other package
+	$(CARGO) build -p braidfs-capi
+	BRAIDFS_LIBRARY=$(abspath $(TARGET))/debug/libbraidfs_c.so PYTHONPATH=python PYTHONDONTWRITEBYTECODE=1 \
+		python3 -m unittest discover -s python/tests -p test_braidfs.py
 
 demo: deps ## real work on a braidfs beside an ext4, a killed daemon, a table (under 3 minutes)
 	@python3 scripts/demo.py
@@ -62,6 +88,7 @@ clippy: ## lints, warnings are errors
 
 unit: ## tests of all crates but the heavy ones
 	$(CARGO) test --workspace --exclude braidfs-testkit
+	@$(MAKE) --no-print-directory python-unit
 
 heavy: ## model, crash and thread tests, optimised; among them bugs on purpose that they must find
 	$(CARGO) test --release -p braidfs-testkit --features planted-bugs
@@ -170,8 +197,17 @@ install: build ## the binary, helpers for mount(8) and fsck(8), man pages, compl
 	chmod 644 $(COMPLETIONS) $(UDEV_RULE) $(UNITS)
 	install -D -m 644 dist/magic $(SHARE)/braidfs/magic
 
+install-lib: lib ## the C library, its header, and what pkg-config says of it
+	install -D -m 755 -s $(TARGET)/release/libbraidfs_c.so $(LIB)/$(SONAME)
+	ln -sf $(SONAME) $(LIB)/libbraidfs.so
+	install -m 644 $(TARGET)/release/libbraidfs_c.a $(LIB)/libbraidfs.a && strip -g $(LIB)/libbraidfs.a
+	install -D -m 644 include/braidfs.h $(DESTDIR)$(PREFIX)/include/braidfs.h
+	install -d $(LIB)/pkgconfig
+	sed 's,@PREFIX@,$(PREFIX),; s,@VERSION@,$(VERSION),' crates/capi/braidfs.pc.in > $(LIB)/pkgconfig/braidfs.pc
+
 uninstall: ## what install did
 	rm -f $(DESTDIR)$(PREFIX)/bin/braidfs $(PAGES) $(OLD_PAGES) $(COMPLETIONS) $(UDEV_RULE) $(UNITS) $(SHARE)/braidfs/magic
+	rm -f $(addprefix $(LIB)/,$(SONAME) libbraidfs.so libbraidfs.a pkgconfig/braidfs.pc) $(DESTDIR)$(PREFIX)/include/braidfs.h
 	rmdir $(SHARE)/braidfs 2>/dev/null || true
 	for name in $(HELPERS); do rm -f $(DESTDIR)$(SBINDIR)/$$name; done
 

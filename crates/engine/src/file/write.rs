@@ -306,7 +306,12 @@ impl MountedVolume {
             }
             done += n;
             let next = offset + n as u64;
-            at = if matches!(at, At::Accepted(_)) { At::Accepted(next) } else { At::Offset(next) };
+            at = match at {
+                At::Offset(_) => At::Offset(next),
+                At::Accepted(_) => At::Accepted(next),
+                // somebody else may have appended since
+                At::End => At::End,
+            };
             if n < piece.len() {
                 break;
             }
@@ -357,15 +362,29 @@ impl Volume {
         Ok(self.mounted().write_at(&file.cell, At::Accepted(offset), data)?.1)
     }
 
-    /// Writes at the end of the file; the offset where it went.
+    /// Writes all of `data` at the end of the file; the offset where it starts. What is longer than 1 MiB goes there in
+    /// pieces, between which those of others may come; none overwrites another.
+    ///
+    /// # Errors
+    /// As [`Self::write`]; a part may have been written then.
+    pub fn append(&self, file: &OpenFile, data: &[u8]) -> Result<u64> {
+        let (start, mut done) = self.append_some(file, data)?;
+        while done < data.len() {
+            done += self.append_some(file, &data[done..])?.1;
+        }
+        Ok(start)
+    }
+
+    /// Writes at the end of the file: the offset where it went, and how many bytes, in one piece. Fewer than given where
+    /// there are more than 1 MiB, or where space ran out in the middle.
     ///
     /// # Errors
     /// As [`Self::write`].
-    pub fn append(&self, file: &OpenFile, data: &[u8]) -> Result<u64> {
+    pub fn append_some(&self, file: &OpenFile, data: &[u8]) -> Result<(u64, usize)> {
         share(Place::Append);
         if data.is_empty() {
-            return Ok(file.cell.state.read().size);
+            return Ok((file.cell.state.read().size, 0));
         }
-        Ok(self.mounted().write_at(&file.cell, At::End, data)?.0)
+        self.mounted().write_at(&file.cell, At::End, &data[..data.len().min(PIECE)])
     }
 }

@@ -1,0 +1,144 @@
+//! Volumes: making, opening, closing.
+
+use crate::arguments::{needed, one, options, path, put, slice};
+use crate::error::{Fail, broken, closing, status};
+use crate::fork::Process;
+use braidfs_fs::{Fs, Options, StatFs, parse_mkfs};
+use std::ffi::{c_char, c_int};
+
+/// `braidfs_volume`.
+pub struct Volume {
+    fs: Fs,
+    process: Process,
+}
+
+/// A handle of another process.
+pub fn foreign() -> Fail {
+    Fail::new(
+        libc::EBADF,
+        "the handle was opened by the parent, before a fork: open the volume in the process that uses it",
+    )
+}
+
+/// The volume behind a handle.
+///
+/// # Safety
+/// It is null, or of an open volume.
+pub unsafe fn fs<'a>(v: *const Volume) -> Result<&'a Fs, Fail> {
+    // SAFETY: as of the caller
+    let v = unsafe { one(v) }?;
+    if v.process.is_this() { Ok(&v.fs) } else { Err(foreign()) }
+}
+
+fn handle(fs: Fs) -> *mut Volume {
+    Box::into_raw(Box::new(Volume { fs, process: Process::this() }))
+}
+
+/// Makes an image file and a volume in it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn braidfs_format(image: *const c_char, size: u64, opts: *const c_char) -> c_int {
+    status(|| {
+        // SAFETY: a C string each
+        let (image, opts) = unsafe { (path(image)?, options(opts)?) };
+        Ok(Fs::format(image, size, &parse_mkfs(opts)?)?)
+    })
+}
+
+/// Opens a volume.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn braidfs_open(
+    devices: *const *const c_char,
+    count: usize,
+    opts: *const c_char,
+    volume: *mut *mut Volume,
+) -> c_int {
+    status(|| {
+        needed(volume)?;
+        // SAFETY: so many C strings, and one
+        let (names, opts) = unsafe { (slice(devices, count)?, options(opts)?) };
+        // SAFETY: C strings
+        let paths = names.iter().map(|p| unsafe { path(*p) }).collect::<Result<Vec<_>, Fail>>()?;
+        let fs = Fs::open(&paths, &Options::parse(opts)?)?;
+        // SAFETY: room for a pointer
+        unsafe { put(volume, handle(fs)) }
+    })
+}
+
+/// A new volume in memory.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn braidfs_open_memory(size: u64, opts: *const c_char, volume: *mut *mut Volume) -> c_int {
+    status(|| {
+        needed(volume)?;
+        // SAFETY: a C string
+        let opts = unsafe { options(opts)? };
+        let fs = Fs::in_memory(size, &Options::parse(opts)?)?;
+        // SAFETY: room for a pointer
+        unsafe { put(volume, handle(fs)) }
+    })
+}
+
+/// Makes all durable and closes the volume.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn braidfs_close(volume: *mut Volume) -> c_int {
+    closing(|| {
+        if volume.is_null() {
+            return Ok(());
+        }
+        // SAFETY: of an open volume
+        let open = unsafe { &*volume };
+        if !open.process.is_this() {
+            // its memory is a copy, whose threads stayed with the parent: nothing of it may run
+            return Err(foreign());
+        }
+        if open.fs.open_handles() > 0 && !broken() {
+            return Err(Fail::new(libc::EBUSY, "files or listings of the volume are still open: close them first"));
+        }
+        // SAFETY: of an open volume, which the caller gives up
+        let owned = unsafe { Box::from_raw(volume) };
+        if broken() {
+            owned.fs.abandon();
+            return Ok(());
+        }
+        Ok(owned.fs.close().map_err(braidfs_fs::Error::from)?)
+    })
+}
+
+/// syncfs.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn braidfs_sync(volume: *const Volume) -> c_int {
+    // SAFETY: an open volume
+    status(|| Ok(unsafe { fs(volume) }?.sync()?))
+}
+
+/// `struct braidfs_statvfs`.
+#[repr(C)]
+pub struct StatVfs {
+    block_size: u64,
+    blocks: u64,
+    free: u64,
+    available: u64,
+    inodes: u64,
+    inodes_free: u64,
+    reserved: [u64; 4],
+}
+
+impl From<StatFs> for StatVfs {
+    fn from(s: StatFs) -> Self {
+        Self {
+            block_size: 4096,
+            blocks: s.blocks,
+            free: s.free,
+            available: s.available,
+            inodes: s.inodes,
+            inodes_free: s.inodes_free,
+            reserved: [0; 4],
+        }
+    }
+}
+
+/// statvfs of the volume.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn braidfs_statvfs(volume: *const Volume, out: *mut StatVfs) -> c_int {
+    // SAFETY: an open volume, room for the result
+    status(|| unsafe { put(out, fs(volume)?.statvfs().into()) })
+}

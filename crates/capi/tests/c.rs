@@ -1,0 +1,148 @@
+//! The library from C: examples and tests, compiled by `cc` against the checked-in header, also as C++, run and, where it is
+//! installed, run by valgrind.
+
+use std::io::ErrorKind;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn here() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Where cargo has put the libraries that belong to this test.
+fn built() -> PathBuf {
+    let deps = std::env::current_exe().unwrap().parent().unwrap().to_path_buf();
+    let places = [deps.clone(), deps.parent().unwrap().to_path_buf()];
+    let found = places.into_iter().find(|d| d.join("libbraidfs_c.so").exists());
+    found.expect("cargo builds the library before its tests")
+}
+
+fn run(command: &mut Command) -> String {
+    let out = command.output().unwrap_or_else(|e| panic!("{command:?}: {e}"));
+    let err = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success(), "{command:?}: {}\n{err}", out.status);
+    String::from_utf8_lossy(&out.stdout).into_owned()
+}
+
+/// Compiles with all warnings as errors, for the library as `make install-lib` lays it out.
+fn compile(compiler: &str, source: &Path, out: &Path) {
+    let lib = out.parent().unwrap();
+    for name in ["libbraidfs.so", "libbraidfs.so.0"] {
+        match symlink(built().join("libbraidfs_c.so"), lib.join(name)) {
+            Err(e) if e.kind() != ErrorKind::AlreadyExists => panic!("{e}"),
+            _ => {}
+        }
+    }
+    let mut c = Command::new(compiler);
+    c.args(["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-O1", "-g", "-pthread", "-D_GNU_SOURCE"]);
+    c.arg(format!("-I{}", here().join("../../include").display())).arg(source);
+    c.arg(format!("-L{}", lib.display())).arg("-lbraidfs").arg(format!("-Wl,-rpath,{}", lib.display()));
+    run(c.arg("-o").arg(out));
+}
+
+#[test]
+fn examples_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = dir.path().join("program");
+    compile("cc", &here().join("examples/first.c"), &program);
+    let out = run(Command::new(&program).arg(dir.path().join("first.img")));
+    assert!(out.starts_with("read: hello\nentry: 1, inode "), "{out}");
+    compile("cc", &here().join("examples/log.c"), &program);
+    let out = run(Command::new(&program).arg(dir.path().join("log.img")));
+    assert_eq!(out, "200 records, 20 syncs without waiting, 0 failed\n");
+}
+
+#[test]
+fn every_call_answers_as_the_header_says() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = dir.path().join("program");
+    compile("cc", &here().join("tests/calls.c"), &program);
+    run(Command::new(&program).arg(dir.path().join("a.img")));
+    if Command::new("valgrind").arg("--version").output().is_err() {
+        eprintln!("valgrind is not installed: the calls are not run by it");
+        return;
+    }
+    let mut valgrind = Command::new("valgrind");
+    valgrind.args(["-q", "--error-exitcode=99", "--leak-check=full", "--errors-for-leak-kinds=definite"]);
+    run(valgrind.arg(&program).arg(dir.path().join("b.img")));
+}
+
+#[test]
+fn the_header_is_also_of_cpp() {
+    if Command::new("c++").arg("--version").output().is_err() {
+        eprintln!("c++ is not installed");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let source = dir.path().join("a.cpp");
+    std::fs::write(&source, "#include <braidfs.h>\nint main() { return *braidfs_error(); }\n").unwrap();
+    compile("c++", &source, &dir.path().join("program"));
+    run(&mut Command::new(dir.path().join("program")));
+}
+
+/// The C prototype of a function of the sources.
+fn prototype(function: &str) -> String {
+    let (name, rest) = function.split_once('(').unwrap();
+    let (arguments, answer) = rest.rsplit_once(')').unwrap();
+    // a function type has parentheses and commas of its own
+    let arguments = arguments.replace("done: Done", "done: Callback");
+    let c = |rust: &str| -> String {
+        let (base, stars) = match rust.trim() {
+            "*const *const c_char" => ("const char *const", "*"),
+            "*mut *mut Volume" => ("braidfs_volume", "**"),
+            "*mut *mut File" => ("braidfs_file", "**"),
+            "*mut *mut Dir" => ("braidfs_dir", "**"),
+            "*const c_char" => ("const char", "*"),
+            "*const c_void" => ("const void", "*"),
+            "*mut c_void" => ("void", "*"),
+            "*const Volume" => ("const braidfs_volume", "*"),
+            "*mut Volume" => ("braidfs_volume", "*"),
+            "*const File" => ("const braidfs_file", "*"),
+            "*mut File" => ("braidfs_file", "*"),
+            "*const Dir" => ("const braidfs_dir", "*"),
+            "*mut Dir" => ("braidfs_dir", "*"),
+            "*mut Stat" => ("struct braidfs_stat", "*"),
+            "*mut StatVfs" => ("struct braidfs_statvfs", "*"),
+            "*mut Dirent" => ("struct braidfs_dirent", "*"),
+            "*const Time" => ("const struct braidfs_time", "*"),
+            "*mut u64" => ("uint64_t", "*"),
+            "u64" => ("uint64_t", ""),
+            "u32" => ("uint32_t", ""),
+            "i64" => ("int64_t", ""),
+            "usize" => ("size_t", ""),
+            "c_int" => ("int", ""),
+            "Callback" => return "void (*)(void *, int)".into(),
+            other => panic!("{name}: no type of C is known for {other}"),
+        };
+        if stars.is_empty() { base.into() } else { format!("{base} {stars}") }
+    };
+    let arguments: Vec<String> =
+        arguments.split(',').filter(|a| !a.trim().is_empty()).map(|a| c(a.split_once(':').unwrap().1)).collect();
+    let arguments = if arguments.is_empty() { "void".into() } else { arguments.join(", ") };
+    let answer = c(answer.trim().trim_start_matches("->"));
+    let space = if answer.ends_with('*') { "" } else { " " };
+    format!("{answer}{space}{name}({arguments});")
+}
+
+/// Declared again with the types of the sources, every function must be the same one to the compiler.
+#[test]
+fn the_header_declares_what_the_library_has() {
+    let mut prototypes = Vec::new();
+    for file in std::fs::read_dir(here().join("src")).unwrap() {
+        let text = std::fs::read_to_string(file.unwrap().path()).unwrap();
+        for part in text.split("#[unsafe(no_mangle)]\n").skip(1) {
+            let (head, _) = part.split_once(" {\n").unwrap();
+            let head = head.split_once("extern \"C\" fn ").unwrap().1.replace('\n', " ");
+            prototypes.push(prototype(&head));
+        }
+    }
+    let header = std::fs::read_to_string(here().join("../../include/braidfs.h")).unwrap();
+    let declared = header.lines().filter(|l| l.ends_with(");") && l.contains("braidfs_")).count();
+    assert_eq!(declared, prototypes.len(), "functions declared and defined: {prototypes:#?}");
+    let dir = tempfile::tempdir().unwrap();
+    let source = dir.path().join("a.c");
+    let text = format!("#include <braidfs.h>\n{}\nint main(void) {{ return 0; }}\n", prototypes.join("\n"));
+    std::fs::write(&source, text).unwrap();
+    compile("cc", &source, &dir.path().join("program"));
+}

@@ -1,0 +1,308 @@
+//! Open files.
+
+use crate::fs::SharedRef;
+use crate::metadata::timestamp;
+use crate::{Error, FallocMode, Metadata, Result, StatFs, Ticket};
+use braidfs::{Error as Why, OpenFile, SetAttr, SetTime, XattrMode};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
+
+/// An open file or directory. Dropped, it is closed; what was written is kept, and durable as after close(2): with the
+/// next commit or sync.
+///
+/// [`Read`], [`Write`] and [`Seek`] move a position, which threads share as that of a descriptor; [`Self::read_at`] and
+/// [`Self::write_at`] have none, and threads that use them do not wait for each other.
+pub struct File {
+    pub(crate) open: OpenFile,
+    pub(crate) shared: SharedRef,
+    pub(crate) readable: bool,
+    pub(crate) writable: bool,
+    pub(crate) append: bool,
+    pub(crate) position: Mutex<u64>,
+}
+
+impl std::fmt::Debug for File {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("File")
+            .field("ino", &self.open.ino().0)
+            .field("read", &self.readable)
+            .field("write", &self.writable)
+            .field("append", &self.append)
+            .finish_non_exhaustive()
+    }
+}
+
+impl File {
+    fn position(&self) -> MutexGuard<'_, u64> {
+        // nobody panics with it locked but in the engine, which leaves the number as it was
+        self.position.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    fn check(may: bool) -> Result<()> {
+        if may { Ok(()) } else { Err(Why::BadHandle.into()) }
+    }
+
+    /// Reads at `offset`: the number of bytes, fewer than wanted only at the end.
+    ///
+    /// # Errors
+    /// EBADF where it is not open for reading; EISDIR; of the device.
+    pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
+        Self::check(self.readable)?;
+        Ok(self.shared.volume.read(&self.open, offset, buf)?)
+    }
+
+    /// Writes at `offset`: the number of bytes, fewer than wanted where space ran out in the middle. Of a file opened with
+    /// `append` it is the offset that counts, unlike in Linux, where pwrite(2) then appends.
+    ///
+    /// # Errors
+    /// EBADF where it is not open for writing; ENOSPC; EFBIG.
+    pub fn write_at(&self, buf: &[u8], offset: u64) -> Result<usize> {
+        Self::check(self.writable)?;
+        Ok(self.shared.volume.write(&self.open, offset, buf)?)
+    }
+
+    /// Fills `buf` from `offset` on.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::UnexpectedEof`] where the file ends before; as [`Self::read_at`].
+    pub fn read_exact_at(&self, mut buf: &mut [u8], mut offset: u64) -> io::Result<()> {
+        while !buf.is_empty() {
+            match self.read_at(buf, offset)? {
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                n => (buf, offset) = (&mut buf[n..], offset + n as u64),
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes all of `buf` at `offset`.
+    ///
+    /// # Errors
+    /// As [`Self::write_at`]; a part may have been written.
+    pub fn write_all_at(&self, mut buf: &[u8], mut offset: u64) -> Result<()> {
+        while !buf.is_empty() {
+            match self.write_at(buf, offset)? {
+                0 => return Err(Why::NoSpace.into()),
+                n => (buf, offset) = (&buf[n..], offset + n as u64),
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes at the end: where, and how many bytes, which lie there in one piece whoever else appends. Fewer than given
+    /// where there are more than 1 MiB, or where space ran out.
+    ///
+    /// # Errors
+    /// As [`Self::write_at`].
+    pub fn append(&self, buf: &[u8]) -> Result<(u64, usize)> {
+        Self::check(self.writable)?;
+        Ok(self.shared.volume.append_some(&self.open, buf)?)
+    }
+
+    /// When it returns, data, attributes and every name on the path survive a crash; of a directory, its entries.
+    ///
+    /// # Errors
+    /// Of the device: what was synced is then in doubt, and the domain refuses writes.
+    pub fn sync_all(&self) -> Result<()> {
+        Ok(self.shared.volume.fsync(self.open.ino(), false)?)
+    }
+
+    /// When it returns, data, size and names survive a crash; times may be older.
+    ///
+    /// # Errors
+    /// As [`Self::sync_all`].
+    pub fn sync_data(&self) -> Result<()> {
+        Ok(self.shared.volume.fsync(self.open.ino(), true)?)
+    }
+
+    /// [`Self::sync_all`], or where `data_only` [`Self::sync_data`], that returns at once: wait by the ticket, or have it
+    /// call a function. Those who wait at the same time share a flush. The file stays open until then.
+    pub fn sync_start(&self, data_only: bool) -> Ticket {
+        self.shared.volume.fsync_start(self.open.ino(), data_only)
+    }
+
+    /// Cuts it off or makes it longer, with zeros.
+    ///
+    /// # Errors
+    /// As ftruncate(2).
+    pub fn set_len(&self, len: u64) -> Result<()> {
+        Self::check(self.writable)?;
+        self.set(SetAttr { size: Some(len), ..SetAttr::default() })
+    }
+
+    /// fallocate(2): reserves blocks, makes a hole, moves what follows.
+    ///
+    /// # Errors
+    /// As fallocate(2).
+    pub fn allocate(&self, mode: FallocMode, offset: u64, len: u64) -> Result<()> {
+        Self::check(self.writable)?;
+        Ok(self.shared.volume.fallocate(&self.open, mode, offset, len)?)
+    }
+
+    /// What stat tells.
+    ///
+    /// # Errors
+    /// Of the device.
+    pub fn metadata(&self) -> Result<Metadata> {
+        Ok(Metadata { attr: self.shared.volume.getattr(self.open.ino())? })
+    }
+
+    /// Sets the permissions, 12 bits.
+    ///
+    /// # Errors
+    /// EPERM where it is immutable; EROFS.
+    pub fn set_permissions(&self, mode: u32) -> Result<()> {
+        self.set(SetAttr { mode: Some(mode & 0o7777), ..SetAttr::default() })
+    }
+
+    /// Sets owner and group; `None` leaves one. As chown(2) of root does, it leaves set-user-ID bits.
+    ///
+    /// # Errors
+    /// As [`Self::set_permissions`].
+    pub fn set_owner(&self, uid: Option<u32>, gid: Option<u32>) -> Result<()> {
+        self.set(SetAttr { uid, gid, ..SetAttr::default() })
+    }
+
+    /// Sets the times of the last access and of the last change of the content; `None` leaves one.
+    ///
+    /// # Errors
+    /// As [`Self::set_permissions`].
+    pub fn set_times(&self, accessed: Option<SystemTime>, modified: Option<SystemTime>) -> Result<()> {
+        let at = |t: SystemTime| SetTime::At(timestamp(t));
+        self.set(SetAttr { atime: accessed.map(at), mtime: modified.map(at), ..SetAttr::default() })
+    }
+
+    /// [`Self::set_times`] and all else that can be set at once.
+    ///
+    /// # Errors
+    /// As [`Self::set_permissions`].
+    pub fn set_attributes(&self, set: &SetAttr) -> Result<()> {
+        self.set(*set)
+    }
+
+    fn set(&self, set: SetAttr) -> Result<()> {
+        self.shared.volume.setattr(self.open.ino(), &set)?;
+        Ok(())
+    }
+
+    /// The first data at or after `offset`, or where `hole` the first hole (the end of the file is one); `None` where there
+    /// is none.
+    ///
+    /// # Errors
+    /// Of the device.
+    pub fn seek_data(&self, offset: u64, hole: bool) -> Result<Option<u64>> {
+        match self.shared.volume.seek(&self.open, offset, hole) {
+            Ok(at) => Ok(Some(at)),
+            Err(Why::NoData) => Ok(None),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    /// Value of an extended attribute.
+    ///
+    /// # Errors
+    /// ENODATA where there is none of the name.
+    pub fn xattr(&self, name: &[u8]) -> Result<Vec<u8>> {
+        Ok(self.shared.volume.getxattr(self.open.ino(), name)?)
+    }
+
+    /// Sets an extended attribute.
+    ///
+    /// # Errors
+    /// As setxattr(2).
+    pub fn set_xattr(&self, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
+        Ok(self.shared.volume.setxattr(self.open.ino(), name, value, mode)?)
+    }
+
+    /// Names of all extended attributes.
+    ///
+    /// # Errors
+    /// Of the device.
+    pub fn xattrs(&self) -> Result<Vec<Vec<u8>>> {
+        Ok(self.shared.volume.listxattr(self.open.ino())?)
+    }
+
+    /// Removes an extended attribute.
+    ///
+    /// # Errors
+    /// ENODATA where there is none of the name.
+    pub fn remove_xattr(&self, name: &[u8]) -> Result<()> {
+        Ok(self.shared.volume.removexattr(self.open.ino(), name)?)
+    }
+
+    /// Space that this file can have.
+    ///
+    /// # Errors
+    /// Of the device.
+    pub fn statvfs(&self) -> Result<StatFs> {
+        Ok(self.shared.volume.statfs_of(self.open.ino())?)
+    }
+
+    pub(crate) fn read_link(&self) -> Result<Vec<u8>> {
+        Ok(self.shared.volume.readlink(self.open.ino())?)
+    }
+}
+
+impl Read for &File {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let mut at = self.position();
+        let n = self.read_at(buf, *at)?;
+        *at += n as u64;
+        Ok(n)
+    }
+}
+
+impl Write for &File {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        let mut at = self.position();
+        let n = if self.append {
+            let (start, n) = self.append(buf)?;
+            *at = start + n as u64;
+            n
+        } else {
+            let n = self.write_at(buf, *at)?;
+            *at += n as u64;
+            n
+        };
+        Ok(n)
+    }
+    /// Nothing is held back.
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Seek for &File {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        let mut at = self.position();
+        let new = match to {
+            SeekFrom::Start(n) => Some(n),
+            SeekFrom::Current(by) => at.checked_add_signed(by),
+            SeekFrom::End(by) => self.metadata()?.len().checked_add_signed(by),
+        };
+        let new = new.filter(|n| i64::try_from(*n).is_ok());
+        *at = new.ok_or(Error::Volume(Why::Invalid("a position before the start or beyond every file")))?;
+        Ok(*at)
+    }
+}
+
+impl Read for File {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        (&*self).read(buf)
+    }
+}
+
+impl Write for File {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        (&*self).write(buf)
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Seek for File {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        (&*self).seek(to)
+    }
+}

@@ -1,0 +1,555 @@
+//! An open volume, and what is done by path.
+
+use crate::metadata::timestamp;
+use crate::{CloseError, Error, File, FileKind, Metadata, MkfsOptions, OpenOptions, Options, ReadDir, Result};
+use braidfs::{Attr, Cred, Error as Why, OpenFile, RenameMode, SetAttr, StatFs, Ticket, Volume, XattrMode};
+use braidfs_device::{BLOCK_BYTES, Device, FileDevice, MemDevice, open_volume_devices};
+use crossbeam::utils::CachePadded;
+use std::io::{Read, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::SystemTime;
+
+/// What handles need of a volume.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) volume: Volume,
+    cred: Cred,
+    umask: u32,
+}
+
+/// What a handle holds of it, on a cache line of its own.
+pub(crate) type SharedRef = Arc<CachePadded<Arc<Shared>>>;
+
+/// References that threads share out among them, so that opens and closes of different threads write no common line.
+const REFERENCES: usize = 64;
+
+/// An open volume. See the [crate].
+pub struct Fs {
+    references: Vec<SharedRef>,
+}
+
+impl std::fmt::Debug for Fs {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Fs").field(&self.volume()).finish()
+    }
+}
+
+/// The bytes of a path. The engine skips slashes at its start.
+fn bytes(path: &Path) -> Result<&[u8]> {
+    let bytes = path.as_os_str().as_bytes();
+    match bytes {
+        [] => Err(Why::NotFound.into()),
+        _ if bytes.contains(&0) => Err(Why::Invalid("a path with a zero byte").into()),
+        _ => Ok(bytes),
+    }
+}
+
+impl Fs {
+    /// Makes an image file of `size` bytes and a volume in it.
+    ///
+    /// What exists is not overwritten: `braidfs mkfs`, which looks at what a device holds, and [`braidfs::mkfs::format`],
+    /// which does not, are for that.
+    ///
+    /// # Errors
+    /// EEXIST; sizes that do not fit; of the file system that the image is in. No image is left then.
+    pub fn format(image: impl AsRef<Path>, size: u64, options: &MkfsOptions) -> Result<()> {
+        let image = image.as_ref();
+        let device: Arc<dyn Device> = Arc::new(FileDevice::create(image, size)?);
+        let made = braidfs::mkfs::format(&[device], options);
+        if made.is_err() {
+            // it was made here; the error that counts is the first one
+            let _ = std::fs::remove_file(image);
+        }
+        made?;
+        Ok(())
+    }
+
+    /// Opens the volume on these image files or block devices, all that it has.
+    ///
+    /// # Errors
+    /// A device cannot be opened or is in use; no volume, not all of its devices, damage.
+    pub fn open(devices: &[impl AsRef<Path>], options: &Options) -> Result<Self> {
+        let paths: Vec<PathBuf> = devices.iter().map(|p| p.as_ref().to_path_buf()).collect();
+        Self::on(open_volume_devices(&paths, !options.mount.read_only)?, options)
+    }
+
+    /// Opens the volume on devices of whatever kind.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn on(devices: Vec<Arc<dyn Device>>, options: &Options) -> Result<Self> {
+        let volume = Volume::mount(devices, options.mount.clone())?;
+        let (uid, gid) = options.owner;
+        let cred = Cred { uid, gid, privileged: true, ..Cred::root() };
+        let shared = Arc::new(Shared { volume, cred, umask: options.umask });
+        let references = (0..REFERENCES).map(|_| Arc::new(CachePadded::new(shared.clone()))).collect();
+        Ok(Self { references })
+    }
+
+    /// A new volume of `size` bytes in memory, for tests: it is gone when it is closed.
+    ///
+    /// # Errors
+    /// The size does not fit.
+    pub fn in_memory(size: u64, options: &Options) -> Result<Self> {
+        let device: Arc<dyn Device> = Arc::new(MemDevice::new(size / BLOCK_BYTES as u64));
+        let made = MkfsOptions { root_owner: options.owner, ..MkfsOptions::default() };
+        braidfs::mkfs::format(std::slice::from_ref(&device), &made)?;
+        Self::on(vec![device], options)
+    }
+
+    /// Makes everything durable and closes the volume.
+    ///
+    /// # Errors
+    /// EBUSY while files or listings are open, with the volume to go on with; else of a device, and it is closed.
+    pub fn close(mut self) -> Result<(), CloseError> {
+        if self.open_handles() > 0 {
+            let error = Why::Busy("files of the volume are still open: close them first".into());
+            return Err(CloseError { error: error.into(), fs: Some(self) });
+        }
+        let mut last = None;
+        for r in self.references.drain(..) {
+            // no handle has it, and nobody can make one
+            last = Arc::into_inner(r).map(CachePadded::into_inner);
+            if let Some(shared) = last.take().and_then(Arc::into_inner) {
+                return shared.volume.unmount().map_err(|e| CloseError { error: e.into(), fs: None });
+            }
+        }
+        drop(last);
+        Ok(())
+    }
+
+    /// Ends it as a crash would: nothing more is written, and the next open recovers what was durable. For a process that
+    /// has found its memory to be wrong. Files that are still open answer errors.
+    pub fn abandon(mut self) {
+        for r in self.references.drain(..) {
+            if let Some(shared) = Arc::into_inner(r).map(CachePadded::into_inner).and_then(Arc::into_inner) {
+                shared.volume.crash();
+                return;
+            }
+        }
+    }
+
+    /// Files and listings that are open.
+    pub fn open_handles(&self) -> usize {
+        self.references.iter().map(|r| Arc::strong_count(r) - 1).sum()
+    }
+
+    fn shared(&self) -> &SharedRef {
+        &self.references[braidfs_sync::slots::mine() % REFERENCES]
+    }
+
+    /// The volume below, for what has no call here.
+    pub fn volume(&self) -> &Volume {
+        &self.shared().volume
+    }
+
+    fn cred(&self) -> &Cred {
+        &self.shared().cred
+    }
+
+    fn masked(&self, mode: u32) -> u32 {
+        mode & 0o7777 & !self.shared().umask
+    }
+
+    fn handle(&self, open: OpenFile, how: &OpenOptions) -> File {
+        File {
+            open,
+            shared: self.shared().clone(),
+            readable: how.how.read,
+            writable: how.how.write || how.append,
+            append: how.append,
+            position: Mutex::new(0),
+        }
+    }
+
+    pub(crate) fn open_file(&self, path: &Path, options: &OpenOptions) -> Result<File> {
+        let mut how = options.how;
+        how.write |= options.append;
+        // as std::fs: open(2) leaves it open what becomes of these
+        let changes = how.create || how.exclusive || how.truncate;
+        if !how.write && (changes || !how.read) {
+            return Err(Why::Invalid("open: neither read nor write, or create or truncate without write").into());
+        }
+        how.create |= how.exclusive;
+        how.mode = self.masked(how.mode);
+        let path = bytes(path)?;
+        if path.ends_with(b"/") {
+            // a directory, or nothing
+            if how.create {
+                return Err(Why::IsDir.into());
+            }
+            self.volume().resolve(path, true, self.cred())?;
+        }
+        let open = self.volume().open_path(path, how, self.cred())?;
+        Ok(self.handle(open, options))
+    }
+
+    /// The inode of a path, of whatever kind, held: its number stays its own for as long.
+    fn inode(&self, path: &Path, follow: bool) -> Result<File> {
+        let path = bytes(path)?;
+        loop {
+            let attr = self.volume().resolve(path, follow, self.cred())?;
+            match self.volume().open(attr.ino) {
+                Ok(open) if open.generation() == attr.generation => {
+                    return Ok(self.handle(open, OpenOptions::new().write(true)));
+                }
+                // it was removed in between: another one may have the name
+                Ok(_) | Err(Why::NotFound) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
+
+    /// Opens a file or directory for reading.
+    ///
+    /// # Errors
+    /// As open(2).
+    pub fn open_read(&self, path: impl AsRef<Path>) -> Result<File> {
+        self.open_file(path.as_ref(), OpenOptions::new().read(true))
+    }
+
+    /// Opens a file for reading and writing, made where it is not there and else emptied.
+    ///
+    /// # Errors
+    /// As open(2).
+    pub fn create(&self, path: impl AsRef<Path>) -> Result<File> {
+        self.open_file(path.as_ref(), OpenOptions::new().read(true).write(true).create(true).truncate(true))
+    }
+
+    /// All of a file.
+    ///
+    /// # Errors
+    /// As open(2) and read(2).
+    pub fn read(&self, path: impl AsRef<Path>) -> Result<Vec<u8>> {
+        let mut file = self.open_read(path)?;
+        let mut all = Vec::with_capacity(usize::try_from(file.metadata()?.len()).unwrap_or(0).min(1 << 30));
+        file.read_to_end(&mut all).map_err(inner)?;
+        Ok(all)
+    }
+
+    /// All of a file, which is text.
+    ///
+    /// # Errors
+    /// As [`Self::read`]; EINVAL where it is not UTF-8.
+    pub fn read_to_string(&self, path: impl AsRef<Path>) -> Result<String> {
+        String::from_utf8(self.read(path)?).map_err(|_| Why::Invalid("the file is not UTF-8").into())
+    }
+
+    /// Makes a file with this content, or replaces the content of the one that is there. Not atomic: for that write another
+    /// one, sync it, and rename it.
+    ///
+    /// # Errors
+    /// As open(2) and write(2).
+    pub fn write(&self, path: impl AsRef<Path>, content: impl AsRef<[u8]>) -> Result<()> {
+        self.create(path)?.write_all(content.as_ref()).map_err(inner)
+    }
+
+    /// Copies content and permissions of a file; the bytes.
+    ///
+    /// # Errors
+    /// As open(2), read(2) and write(2); EINVAL where both are one file.
+    pub fn copy(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<u64> {
+        let from = self.open_read(from)?;
+        let attr = from.metadata()?;
+        if !attr.is_file() {
+            return Err(Why::Invalid("the source is not a regular file").into());
+        }
+        let to = self.open_file(to.as_ref(), OpenOptions::new().write(true).create(true).mode(attr.permissions()))?;
+        if to.open.ino() == from.open.ino() {
+            return Err(Why::Invalid("source and target are the same file").into());
+        }
+        to.set_len(0)?;
+        let mut done = 0;
+        loop {
+            match self.volume().copy_range(&from.open, done, &to.open, done, u64::MAX - done)? {
+                0 => break,
+                n => done += n,
+            }
+        }
+        to.set_permissions(attr.permissions())?;
+        Ok(done)
+    }
+
+    /// What stat tells, symlinks followed.
+    ///
+    /// # Errors
+    /// As stat(2).
+    pub fn metadata(&self, path: impl AsRef<Path>) -> Result<Metadata> {
+        self.stat(path.as_ref(), true)
+    }
+
+    /// What stat tells, of a symlink itself.
+    ///
+    /// # Errors
+    /// As lstat(2).
+    pub fn symlink_metadata(&self, path: impl AsRef<Path>) -> Result<Metadata> {
+        self.stat(path.as_ref(), false)
+    }
+
+    fn stat(&self, path: &Path, follow: bool) -> Result<Metadata> {
+        let attr: Attr = self.volume().resolve(bytes(path)?, follow, self.cred())?;
+        Ok(Metadata { attr })
+    }
+
+    /// Whether the path leads to something.
+    ///
+    /// # Errors
+    /// It cannot be told.
+    pub fn exists(&self, path: impl AsRef<Path>) -> Result<bool> {
+        match self.metadata(path) {
+            Ok(_) => Ok(true),
+            Err(Error::Volume(Why::NotFound | Why::NotDir)) => Ok(false),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Makes a directory with the permissions 777 less the umask.
+    ///
+    /// # Errors
+    /// As mkdir(2).
+    pub fn create_dir(&self, path: impl AsRef<Path>) -> Result<()> {
+        self.create_dir_with(path, 0o777)
+    }
+
+    /// Makes a directory.
+    ///
+    /// # Errors
+    /// As mkdir(2).
+    pub fn create_dir_with(&self, path: impl AsRef<Path>, mode: u32) -> Result<()> {
+        self.volume().mkdir_path(bytes(path.as_ref())?, self.masked(mode), self.cred())?;
+        Ok(())
+    }
+
+    /// Makes a directory and those above it that are not there; one that is there is as good.
+    ///
+    /// # Errors
+    /// As mkdir(2).
+    pub fn create_dir_all(&self, path: impl AsRef<Path>) -> Result<()> {
+        let path = path.as_ref();
+        let mut missing = Vec::new();
+        for dir in path.ancestors().filter(|d| !d.as_os_str().is_empty()) {
+            match self.create_dir(dir) {
+                Ok(()) => break,
+                Err(Error::Volume(Why::NotFound)) => missing.push(dir),
+                Err(e) => return self.is_dir_or(dir, e).and_then(|()| self.create_dirs(&missing)),
+            }
+        }
+        self.create_dirs(&missing)
+    }
+
+    fn create_dirs(&self, missing: &[&Path]) -> Result<()> {
+        missing.iter().rev().try_for_each(|dir| self.create_dir(dir).or_else(|e| self.is_dir_or(dir, e)))
+    }
+
+    /// # Errors
+    /// `e` where the path leads to no directory.
+    fn is_dir_or(&self, path: &Path, e: Error) -> Result<()> {
+        if self.metadata(path).is_ok_and(|m| m.is_dir()) { Ok(()) } else { Err(e) }
+    }
+
+    /// Lists a directory.
+    ///
+    /// # Errors
+    /// As opendir(3).
+    pub fn read_dir(&self, path: impl AsRef<Path>) -> Result<ReadDir> {
+        let dir = self.inode(path.as_ref(), true)?;
+        if !dir.metadata()?.is_dir() {
+            return Err(Why::NotDir.into());
+        }
+        Ok(ReadDir::new(dir, path.as_ref()))
+    }
+
+    /// Removes a name of a file that is no directory.
+    ///
+    /// # Errors
+    /// As unlink(2).
+    pub fn remove_file(&self, path: impl AsRef<Path>) -> Result<()> {
+        Ok(self.volume().unlink_path(bytes(path.as_ref())?, self.cred())?)
+    }
+
+    /// Removes an empty directory.
+    ///
+    /// # Errors
+    /// As rmdir(2).
+    pub fn remove_dir(&self, path: impl AsRef<Path>) -> Result<()> {
+        Ok(self.volume().rmdir_path(bytes(path.as_ref())?, self.cred())?)
+    }
+
+    /// Removes a directory with all below it; of a symlink only itself, and none is followed below. What others put there
+    /// meanwhile may make it fail with ENOTEMPTY.
+    ///
+    /// # Errors
+    /// As unlink(2) and rmdir(2).
+    pub fn remove_dir_all(&self, path: impl AsRef<Path>) -> Result<()> {
+        let path = path.as_ref();
+        match self.symlink_metadata(path)?.kind() {
+            FileKind::Dir => {}
+            FileKind::Symlink => return self.remove_file(path),
+            _ => return Err(Why::NotDir.into()),
+        }
+        // directories to remove, each after those behind it
+        let mut dirs = vec![path.to_path_buf()];
+        let mut listed = 0;
+        while let Some(dir) = dirs.get(listed).cloned() {
+            listed += 1;
+            for entry in self.read_dir(dir)? {
+                let entry = entry?;
+                match entry.kind() {
+                    FileKind::Dir => dirs.push(entry.path().to_path_buf()),
+                    _ => gone(self.remove_file(entry.path()))?,
+                }
+            }
+        }
+        dirs.iter().rev().try_for_each(|dir| gone(self.remove_dir(dir)))
+    }
+
+    /// Gives a file another name; what `to` names is replaced. Atomic, also across a crash.
+    ///
+    /// # Errors
+    /// As rename(2).
+    pub fn rename(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()> {
+        self.rename_with(from, to, RenameMode::Replace)
+    }
+
+    /// renameat2(2): replaces, refuses to, or exchanges the two.
+    ///
+    /// # Errors
+    /// As renameat2(2).
+    pub fn rename_with(&self, from: impl AsRef<Path>, to: impl AsRef<Path>, mode: RenameMode) -> Result<()> {
+        Ok(self.volume().rename_path(bytes(from.as_ref())?, bytes(to.as_ref())?, mode, self.cred())?)
+    }
+
+    /// Gives a file one more name.
+    ///
+    /// # Errors
+    /// As link(2).
+    pub fn hard_link(&self, original: impl AsRef<Path>, link: impl AsRef<Path>) -> Result<()> {
+        Ok(self.volume().link_path(bytes(original.as_ref())?, bytes(link.as_ref())?, self.cred())?)
+    }
+
+    /// Makes a symlink at `link`.
+    ///
+    /// # Errors
+    /// As symlink(2).
+    pub fn symlink(&self, target: impl AsRef<Path>, link: impl AsRef<Path>) -> Result<()> {
+        self.volume().symlink_path(bytes(target.as_ref())?, bytes(link.as_ref())?, self.cred())?;
+        Ok(())
+    }
+
+    /// Where a symlink leads.
+    ///
+    /// # Errors
+    /// As readlink(2).
+    pub fn read_link(&self, path: impl AsRef<Path>) -> Result<PathBuf> {
+        use std::os::unix::ffi::OsStringExt;
+        let target = self.inode(path.as_ref(), false)?.read_link()?;
+        Ok(PathBuf::from(std::ffi::OsString::from_vec(target)))
+    }
+
+    /// Changes attributes of what a path names, or where `follow` of what a symlink at its end leads to.
+    ///
+    /// # Errors
+    /// As chmod(2), chown(2), utimensat(2), truncate(2).
+    pub fn set_attributes(&self, path: impl AsRef<Path>, follow: bool, set: &SetAttr) -> Result<()> {
+        self.inode(path.as_ref(), follow)?.set_attributes(set)
+    }
+
+    /// Sets the permissions, 12 bits.
+    ///
+    /// # Errors
+    /// As chmod(2).
+    pub fn set_permissions(&self, path: impl AsRef<Path>, mode: u32) -> Result<()> {
+        self.inode(path.as_ref(), true)?.set_permissions(mode)
+    }
+
+    /// Sets the times of the last access and of the last change of the content; `None` leaves one.
+    ///
+    /// # Errors
+    /// As utimensat(2).
+    pub fn set_times(
+        &self,
+        path: impl AsRef<Path>,
+        accessed: Option<SystemTime>,
+        modified: Option<SystemTime>,
+    ) -> Result<()> {
+        let at = |t| braidfs::SetTime::At(timestamp(t));
+        let set = SetAttr { atime: accessed.map(at), mtime: modified.map(at), ..SetAttr::default() };
+        self.set_attributes(path, true, &set)
+    }
+
+    /// Value of an extended attribute.
+    ///
+    /// # Errors
+    /// ENODATA where there is none of the name.
+    pub fn xattr(&self, path: impl AsRef<Path>, follow: bool, name: &[u8]) -> Result<Vec<u8>> {
+        self.inode(path.as_ref(), follow)?.xattr(name)
+    }
+
+    /// Sets an extended attribute.
+    ///
+    /// # Errors
+    /// As setxattr(2).
+    pub fn set_xattr(
+        &self,
+        path: impl AsRef<Path>,
+        follow: bool,
+        name: &[u8],
+        value: &[u8],
+        mode: XattrMode,
+    ) -> Result<()> {
+        self.inode(path.as_ref(), follow)?.set_xattr(name, value, mode)
+    }
+
+    /// Names of all extended attributes.
+    ///
+    /// # Errors
+    /// As listxattr(2).
+    pub fn xattrs(&self, path: impl AsRef<Path>, follow: bool) -> Result<Vec<Vec<u8>>> {
+        self.inode(path.as_ref(), follow)?.xattrs()
+    }
+
+    /// Removes an extended attribute.
+    ///
+    /// # Errors
+    /// ENODATA where there is none of the name.
+    pub fn remove_xattr(&self, path: impl AsRef<Path>, follow: bool, name: &[u8]) -> Result<()> {
+        self.inode(path.as_ref(), follow)?.remove_xattr(name)
+    }
+
+    /// Space of the whole volume ([`File::statvfs`]: of what a file can have).
+    pub fn statvfs(&self) -> StatFs {
+        self.volume().statfs()
+    }
+
+    /// When it returns, everything survives a crash.
+    ///
+    /// # Errors
+    /// Of a device.
+    pub fn sync(&self) -> Result<()> {
+        Ok(self.volume().sync()?)
+    }
+
+    /// [`Self::sync`] that returns at once.
+    pub fn sync_start(&self) -> Ticket {
+        self.volume().sync_start()
+    }
+}
+
+/// What somebody else has removed is removed.
+fn gone(done: Result<()>) -> Result<()> {
+    match done {
+        Err(Error::Volume(Why::NotFound)) => Ok(()),
+        done => done,
+    }
+}
+
+/// The error of a call of [`std::io`]'s traits on a [`File`].
+fn inner(e: std::io::Error) -> Error {
+    match e.downcast::<Error>() {
+        Ok(e) => e,
+        Err(e) if e.kind() == std::io::ErrorKind::WriteZero => Why::NoSpace.into(),
+        Err(e) => Why::Io(e).into(),
+    }
+}

@@ -1,0 +1,249 @@
+//! The calls by path and by handle, what they answer and refuse.
+
+use braidfs_fs::{Error, FileKind, Fs, OpenOptions, Options, RenameMode, XattrMode};
+use std::io::{BufRead, BufReader, BufWriter, ErrorKind, Read, Seek, SeekFrom, Write};
+use std::path::Path;
+use std::time::{Duration, UNIX_EPOCH};
+
+fn memory() -> Fs {
+    Fs::in_memory(64 << 20, &Options::default()).unwrap()
+}
+
+fn kind<T: std::fmt::Debug>(r: Result<T, Error>) -> ErrorKind {
+    r.unwrap_err().kind()
+}
+
+fn names(fs: &Fs, dir: &str) -> Vec<String> {
+    let all = fs.read_dir(dir).unwrap().map(|e| e.unwrap().file_name().to_str().unwrap().to_owned());
+    let mut all: Vec<_> = all.collect();
+    all.sort();
+    all
+}
+
+#[test]
+fn a_file_reads_writes_and_seeks() {
+    let fs = memory();
+    let mut out = BufWriter::new(fs.create("lines").unwrap());
+    for i in 0..10_000 {
+        writeln!(out, "line {i}").unwrap();
+    }
+    let mut file = out.into_inner().unwrap();
+    file.rewind().unwrap();
+    let lines: Vec<_> = BufReader::new(&file).lines().map(Result::unwrap).collect();
+    assert_eq!((lines.len(), lines[9_999].as_str()), (10_000, "line 9999"));
+    let end = file.seek(SeekFrom::End(-5)).unwrap();
+    let mut last = String::new();
+    file.read_to_string(&mut last).unwrap();
+    assert_eq!(last, "9999\n");
+    assert_eq!(file.stream_position().unwrap(), end + 5);
+    assert_eq!(file.seek(SeekFrom::Current(i64::MIN)).unwrap_err().kind(), ErrorKind::InvalidInput);
+    assert_eq!(file.stream_position().unwrap(), end + 5);
+    file.write_all_at(b"LINE", 0).unwrap();
+    let mut four = [0; 4];
+    file.read_exact_at(&mut four, 0).unwrap();
+    assert_eq!(&four, b"LINE");
+    assert_eq!(file.read_exact_at(&mut four, end + 3).unwrap_err().kind(), ErrorKind::UnexpectedEof);
+    file.set_len(4).unwrap();
+    assert_eq!(fs.read("lines").unwrap(), b"LINE");
+    assert_eq!(file.seek_data(0, false).unwrap(), Some(0));
+    assert_eq!(file.seek_data(4, false).unwrap(), None);
+}
+
+#[test]
+fn a_handle_does_what_it_was_opened_for() {
+    let fs = memory();
+    fs.write("f", "text").unwrap();
+    let mut reads = fs.open_read("f").unwrap();
+    // EBADF has no kind of its own
+    assert!(matches!(reads.write_at(b"x", 0), Err(Error::Volume(braidfs::Error::BadHandle))));
+    assert!(matches!(reads.set_len(0), Err(Error::Volume(braidfs::Error::BadHandle))));
+    assert!(reads.write(b"x").is_err());
+    let mut writes = OpenOptions::new().append(true).open(&fs, "f").unwrap();
+    assert!(writes.read(&mut [0]).is_err());
+    writes.write_all(b" and more").unwrap();
+    assert_eq!(fs.read_to_string("f").unwrap(), "text and more");
+    assert_eq!(kind(OpenOptions::new().open(&fs, "f")), ErrorKind::InvalidInput);
+    assert_eq!(kind(OpenOptions::new().read(true).truncate(true).open(&fs, "f")), ErrorKind::InvalidInput);
+    let fresh = OpenOptions::new().write(true).create_new(true).open(&fs, "f");
+    assert_eq!(kind(fresh), ErrorKind::AlreadyExists);
+    assert_eq!(kind(fs.open_read("no")), ErrorKind::NotFound);
+    assert_eq!(kind(fs.open_read("")), ErrorKind::NotFound);
+    assert_eq!(kind(fs.open_read("a\0b")), ErrorKind::InvalidInput);
+    assert_eq!(kind(fs.open_read("f/")), ErrorKind::NotADirectory);
+    assert_eq!(kind(fs.create("f/")), ErrorKind::IsADirectory);
+    assert_eq!(kind(fs.create("new/")), ErrorKind::IsADirectory);
+    assert!(!fs.exists("new").unwrap());
+    assert_eq!(kind(fs.create("no/f")), ErrorKind::NotFound);
+}
+
+#[test]
+fn directories_and_names() {
+    let fs = memory();
+    fs.create_dir_all("a/b/c").unwrap();
+    fs.create_dir_all("/a/b/c").unwrap();
+    fs.write("a/b/file", b"1").unwrap();
+    assert_eq!(kind(fs.create_dir_all("a/b/file")), ErrorKind::AlreadyExists);
+    assert_eq!(kind(fs.create_dir_all("a/b/file/below")), ErrorKind::NotADirectory);
+    assert_eq!(kind(fs.create_dir("a")), ErrorKind::AlreadyExists);
+    assert_eq!(kind(fs.remove_dir("a")), ErrorKind::DirectoryNotEmpty);
+    assert_eq!(kind(fs.remove_file("a")), ErrorKind::IsADirectory);
+    assert_eq!(kind(fs.read_dir("a/b/file")), ErrorKind::NotADirectory);
+    fs.symlink("b/file", "a/link").unwrap();
+    assert_eq!(fs.read_link("a/link").unwrap(), Path::new("b/file"));
+    assert_eq!(kind(fs.read_link("a/b")), ErrorKind::InvalidInput);
+    assert_eq!(fs.read("a/link").unwrap(), b"1");
+    assert!(fs.symlink_metadata("a/link").unwrap().is_symlink());
+    fs.hard_link("a/b/file", "hard").unwrap();
+    assert_eq!(fs.metadata("hard").unwrap().attr().nlink, 2);
+    assert_eq!(names(&fs, "a"), ["b", "link"]);
+    let entry = fs.read_dir("a").unwrap().map(Result::unwrap).find(|e| e.kind() == FileKind::Symlink).unwrap();
+    assert_eq!(entry.path(), Path::new("a/link"));
+    fs.rename("hard", "a/b/other").unwrap();
+    assert_eq!(kind(fs.rename_with("a/link", "a/b", RenameMode::NoReplace)), ErrorKind::AlreadyExists);
+    fs.rename_with("a/link", "a/b", RenameMode::Exchange).unwrap();
+    assert!(fs.metadata("a/link").unwrap().is_dir());
+    assert!(!fs.exists("hard").unwrap() && !fs.exists("a/link/file/x").unwrap() && fs.exists("a").unwrap());
+}
+
+/// Nothing below a symlink goes, however deep the tree is.
+#[test]
+fn a_tree_is_removed_and_nothing_else() {
+    let fs = memory();
+    fs.write("kept", b"").unwrap();
+    fs.create_dir_all("keep/dir").unwrap();
+    let deep = vec!["d"; 600].join("/");
+    fs.create_dir_all(format!("tree/{deep}")).unwrap();
+    for i in 0..700 {
+        fs.write(format!("tree/{i}"), b"").unwrap();
+    }
+    fs.symlink("/keep", "tree/link").unwrap();
+    fs.symlink("tree", "to-tree").unwrap();
+    fs.remove_dir_all("to-tree").unwrap();
+    assert!(fs.exists("tree/0").unwrap());
+    fs.remove_dir_all("tree").unwrap();
+    assert_eq!(names(&fs, "/"), ["keep", "kept"]);
+    assert!(fs.exists("keep/dir").unwrap());
+    assert_eq!(kind(fs.remove_dir_all("kept")), ErrorKind::NotADirectory);
+    assert_eq!(kind(fs.remove_dir_all("tree")), ErrorKind::NotFound);
+}
+
+/// What is there all the time is listed once, while others come and go.
+#[test]
+fn a_listing_goes_on_while_names_change() {
+    let fs = memory();
+    fs.create_dir("d").unwrap();
+    for i in 0..1_000 {
+        fs.write(format!("d/{i}"), b"").unwrap();
+    }
+    let mut listing = fs.read_dir("d").unwrap();
+    let mut seen: Vec<String> = Vec::new();
+    for n in 0.. {
+        let Some(entry) = listing.next() else { break };
+        seen.push(entry.unwrap().file_name().to_str().unwrap().to_owned());
+        if n < 400 {
+            // odd ones go and new ones come
+            let _ = fs.remove_file(format!("d/{}", n * 2 + 1));
+            fs.write(format!("d/new{n}"), b"").unwrap();
+        }
+    }
+    for i in (0..1_000).step_by(2) {
+        assert_eq!(seen.iter().filter(|s| **s == i.to_string()).count(), 1, "{i}");
+    }
+    fs.remove_dir_all("d").unwrap();
+    assert!(listing.next().is_none());
+}
+
+#[test]
+fn attributes_and_copies() {
+    let options = Options { owner: (7, 8), umask: 0o027, ..Options::default() };
+    let fs = Fs::in_memory(64 << 20, &options).unwrap();
+    fs.write("f", vec![5; 3 << 20]).unwrap();
+    let m = fs.metadata("f").unwrap();
+    assert_eq!((m.attr().uid, m.attr().gid, m.permissions(), m.len()), (7, 8, 0o640, 3 << 20));
+    let long_ago = UNIX_EPOCH - Duration::from_nanos(1_500_000_000);
+    fs.set_times("f", None, Some(long_ago)).unwrap();
+    fs.set_permissions("f", 0o4755).unwrap();
+    let m = fs.metadata("f").unwrap();
+    assert_eq!((m.modified(), m.permissions()), (long_ago, 0o4755));
+    assert!(m.accessed() > UNIX_EPOCH && m.created() <= m.changed());
+    fs.set_xattr("f", true, b"user.k", b"v", XattrMode::Create).unwrap();
+    assert_eq!(fs.xattr("f", true, b"user.k").unwrap(), b"v");
+    assert_eq!(fs.xattrs("f", true).unwrap(), [b"user.k"]);
+    fs.remove_xattr("f", true, b"user.k").unwrap();
+    assert_eq!(fs.xattr("f", true, b"user.k").unwrap_err().errno(), 61);
+    assert_eq!(fs.copy("f", "g").unwrap(), 3 << 20);
+    assert_eq!(fs.metadata("g").unwrap().permissions(), 0o4755);
+    assert!(fs.read("g").unwrap() == fs.read("f").unwrap());
+    fs.hard_link("g", "h").unwrap();
+    assert_eq!(kind(fs.copy("g", "h")), ErrorKind::InvalidInput);
+    assert_eq!(fs.metadata("g").unwrap().len(), 3 << 20);
+    let space = fs.statvfs();
+    assert!(space.available > 0 && space.available < space.blocks);
+    fs.symlink("f", "l").unwrap();
+    fs.set_permissions("l", 0o600).unwrap();
+    assert_eq!(fs.metadata("f").unwrap().permissions(), 0o600);
+}
+
+#[test]
+fn what_was_written_is_there_after_a_close() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("vol.img");
+    assert_eq!(kind(Fs::open(&[&image], &Options::default())), ErrorKind::NotFound);
+    assert_eq!(kind(Fs::format(&image, 1 << 20, &Default::default())), ErrorKind::InvalidInput);
+    assert!(!image.exists(), "an image is left of a volume that could not be made");
+    Fs::format(&image, 64 << 20, &Default::default()).unwrap();
+    assert_eq!(kind(Fs::format(&image, 64 << 20, &Default::default())), ErrorKind::AlreadyExists);
+    let fs = Fs::open(&[&image], &Options::default()).unwrap();
+    assert_eq!(kind(Fs::open(&[&image], &Options::default())), ErrorKind::ResourceBusy);
+    let file = fs.create("f").unwrap();
+    (&file).write_all(b"kept").unwrap();
+    file.sync_start(false).wait().unwrap();
+    fs.sync_start().wait().unwrap();
+    // closes only without open files, and goes on as before
+    let fs = fs.close().unwrap_err().fs.unwrap();
+    let listing = fs.read_dir("/").unwrap();
+    drop(file);
+    let fs = fs.close().unwrap_err().fs.unwrap();
+    assert_eq!(fs.open_handles(), 1);
+    drop(listing);
+    fs.close().unwrap();
+    let fs = Fs::open(&[&image], &Options::read_only()).unwrap();
+    assert_eq!(fs.read("f").unwrap(), b"kept");
+    assert_eq!(kind(fs.create("g")), ErrorKind::ReadOnlyFilesystem);
+    let file = fs.open_read("f").unwrap();
+    // dropped, it ends with its last file
+    drop(fs);
+    assert_eq!(file.metadata().unwrap().len(), 4);
+    drop(file);
+    Fs::open(&[&image], &Options::default()).unwrap().close().unwrap();
+}
+
+/// As after a crash: what was synced is there.
+#[test]
+fn an_abandoned_volume_has_what_was_synced() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("vol.img");
+    Fs::format(&image, 64 << 20, &Default::default()).unwrap();
+    let fs = Fs::open(&[&image], &Options::parse("commit=3600").unwrap()).unwrap();
+    let mut file = fs.create("synced").unwrap();
+    file.write_all(b"1").unwrap();
+    file.sync_all().unwrap();
+    drop(file);
+    fs.write("late", b"2").unwrap();
+    fs.abandon();
+    let fs = Fs::open(&[&image], &Options::default()).unwrap();
+    assert_eq!((fs.read("synced").unwrap().as_slice(), fs.exists("late").unwrap()), (&b"1"[..], false));
+    fs.close().unwrap();
+}
+
+#[test]
+fn options_are_text() {
+    for bad in ["x", "ro=1", "commit", "commit=-1", "data=x", "umask=8", "umask=1000", "cache=99999999999T", "cache=é"]
+    {
+        assert_eq!(kind(Options::parse(bad)), ErrorKind::InvalidInput, "{bad}");
+    }
+    let o = Options::parse("ro,,rw,uid=3,gid=4,data=journal,overwrite=log,cache=1G").unwrap();
+    assert_eq!((o.mount.read_only, o.owner, o.mount.cache_bytes), (false, (3, 4), 1 << 30));
+    assert!(braidfs_fs::parse_mkfs("label=a,domains=2,group-size=4M,inline=0,data-checksums").is_ok());
+    assert_eq!(kind(braidfs_fs::parse_mkfs("inline=1M")), ErrorKind::InvalidInput);
+}

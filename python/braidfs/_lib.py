@@ -1,0 +1,235 @@
+"""The C library: where it is, what its functions take, what they answer.
+
+Calls through :mod:`ctypes` release the GIL.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import os
+import pathlib
+import threading
+from ctypes import c_char, c_char_p, c_int, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
+from typing import Any, Callable, Optional
+
+O_RDONLY, O_WRONLY, O_RDWR = 0, 1, 2
+O_CREAT, O_EXCL, O_TRUNC, O_APPEND, O_NOFOLLOW = 0x40, 0x80, 0x200, 0x400, 0x20000
+NOFOLLOW = 1
+RENAME_NOREPLACE, RENAME_EXCHANGE = 1, 2
+TIME_NOW, TIME_OMIT = 0x3FFFFFFF, 0x3FFFFFFE
+
+
+class TimeT(ctypes.Structure):
+    """struct braidfs_time"""
+
+    _fields_ = [("sec", c_int64), ("nsec", c_uint32), ("reserved", c_uint32)]
+
+
+class StatT(ctypes.Structure):
+    """struct braidfs_stat"""
+
+    _fields_ = [
+        ("ino", c_uint64),
+        ("size", c_uint64),
+        ("blocks", c_uint64),
+        ("rdev", c_uint64),
+        ("mode", c_uint32),
+        ("nlink", c_uint32),
+        ("uid", c_uint32),
+        ("gid", c_uint32),
+        ("atime", TimeT),
+        ("mtime", TimeT),
+        ("ctime", TimeT),
+        ("btime", TimeT),
+        ("reserved", c_uint64 * 4),
+    ]
+
+
+class StatVfsT(ctypes.Structure):
+    """struct braidfs_statvfs"""
+
+    _fields_ = [
+        ("block_size", c_uint64),
+        ("blocks", c_uint64),
+        ("free", c_uint64),
+        ("available", c_uint64),
+        ("inodes", c_uint64),
+        ("inodes_free", c_uint64),
+        ("reserved", c_uint64 * 4),
+    ]
+
+
+class DirentT(ctypes.Structure):
+    """struct braidfs_dirent"""
+
+    _fields_ = [("ino", c_uint64), ("type", c_uint32), ("name_length", c_uint32), ("name", c_char * 256)]
+
+
+_P = ctypes.POINTER
+# name: what it answers, what it takes
+_FUNCTIONS: dict[str, tuple[Any, ...]] = {
+    "error": (c_char_p,),
+    "version": (c_char_p,),
+    "format": (c_int, c_char_p, c_uint64, c_char_p),
+    "open": (c_int, _P(c_char_p), c_size_t, c_char_p, _P(c_void_p)),
+    "open_memory": (c_int, c_uint64, c_char_p, _P(c_void_p)),
+    "close": (c_int, c_void_p),
+    "sync": (c_int, c_void_p),
+    "statvfs": (c_int, c_void_p, _P(StatVfsT)),
+    "mkdir": (c_int, c_void_p, c_char_p, c_uint32),
+    "mkdir_all": (c_int, c_void_p, c_char_p),
+    "rmdir": (c_int, c_void_p, c_char_p),
+    "unlink": (c_int, c_void_p, c_char_p),
+    "remove_all": (c_int, c_void_p, c_char_p),
+    "rename": (c_int, c_void_p, c_char_p, c_char_p, c_uint32),
+    "link": (c_int, c_void_p, c_char_p, c_char_p),
+    "symlink": (c_int, c_void_p, c_char_p, c_char_p),
+    "readlink": (c_int64, c_void_p, c_char_p, c_void_p, c_size_t),
+    "stat": (c_int, c_void_p, c_char_p, c_uint32, _P(StatT)),
+    "chmod": (c_int, c_void_p, c_char_p, c_uint32),
+    "chown": (c_int, c_void_p, c_char_p, c_uint32, c_uint32, c_uint32),
+    "utimens": (c_int, c_void_p, c_char_p, _P(TimeT), _P(TimeT), c_uint32),
+    "truncate": (c_int, c_void_p, c_char_p, c_int64),
+    "getxattr": (c_int64, c_void_p, c_char_p, c_char_p, c_void_p, c_size_t, c_uint32),
+    "setxattr": (c_int, c_void_p, c_char_p, c_char_p, c_char_p, c_size_t, c_uint32, c_uint32),
+    "listxattr": (c_int64, c_void_p, c_char_p, c_void_p, c_size_t, c_uint32),
+    "removexattr": (c_int, c_void_p, c_char_p, c_char_p, c_uint32),
+    "file_open": (c_int, c_void_p, c_char_p, c_uint32, c_uint32, _P(c_void_p)),
+    "file_close": (c_int, c_void_p),
+    "pread": (c_int64, c_void_p, c_void_p, c_size_t, c_int64),
+    "pwrite": (c_int64, c_void_p, c_void_p, c_size_t, c_int64),
+    "read": (c_int64, c_void_p, c_void_p, c_size_t),
+    "write": (c_int64, c_void_p, c_void_p, c_size_t),
+    "lseek": (c_int64, c_void_p, c_int64, c_uint32),
+    "fsync": (c_int, c_void_p, c_int),
+    "ftruncate": (c_int, c_void_p, c_int64),
+    "fstat": (c_int, c_void_p, _P(StatT)),
+    "opendir": (c_int, c_void_p, c_char_p, _P(c_void_p)),
+    "readdir": (c_int, c_void_p, _P(DirentT)),
+    "closedir": (c_int, c_void_p),
+}
+
+
+def _load() -> ctypes.CDLL:
+    """The library that BRAIDFS_LIBRARY names, else the one in the wheel, else the one that is installed."""
+    named = os.environ.get("BRAIDFS_LIBRARY")
+    bundled = pathlib.Path(__file__).with_name("libbraidfs.so")
+    name = named or (str(bundled) if bundled.exists() else ctypes.util.find_library("braidfs") or "libbraidfs.so.0")
+    try:
+        return ctypes.CDLL(name)
+    except OSError as e:
+        raise ImportError(
+            f"the C library of braidfs cannot be loaded ({e}): install the wheel or the library (`make install-lib`), or set"
+            " BRAIDFS_LIBRARY to its path"
+        ) from e
+
+
+class _Library:
+    """The functions, by their names without the prefix."""
+
+    def __init__(self) -> None:
+        library = _load()
+        for name, (answer, *arguments) in _FUNCTIONS.items():
+            function = getattr(library, "braidfs_" + name)
+            function.restype, function.argtypes = answer, arguments
+            setattr(self, name, function)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        raise AttributeError(name)
+
+
+lib = _Library()
+
+
+def library_version() -> str:
+    """Version of the C library that is loaded."""
+    return str(lib.version().decode())
+
+
+def check(result: int, *paths: Any) -> int:
+    """The result of a call; raises the :class:`OSError` of a negative one, about `paths`."""
+    if result >= 0:
+        return result
+    text = lib.error().decode("utf-8", "replace")
+    if not paths:
+        raise OSError(-result, text)
+    raise OSError(-result, text, paths[0], None, *paths[1:2])
+
+
+def encoded(path: Any) -> bytes:
+    """A path as the library takes it."""
+    name = os.fsencode(path)
+    if b"\0" in name:
+        raise ValueError("embedded null byte")
+    return name
+
+
+_forks = 0
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
+
+
+class Handle:
+    """A pointer of the library that is closed once, and not while another thread uses it.
+
+    In a `with` it gives the pointer. A close waits for those who use it.
+    """
+
+    __slots__ = ("__weakref__", "_close", "_forks", "_idle", "_lock", "_pointer", "_users")
+
+    def __init__(self, pointer: int, close: Callable[[int], int]) -> None:
+        self._pointer: Optional[int] = pointer
+        self._close = close
+        self._users = 0
+        # reentrant: a signal's handler may use the handle that it interrupts the use of
+        self._lock = threading.RLock()
+        self._idle: Optional[threading.Event] = None
+        self._forks = _forks
+
+    def __enter__(self) -> int:
+        if self._forks != _forks:
+            raise OSError(9, "opened before a fork: open the volume in the process that uses it")
+        with self._lock:
+            if self._pointer is None or self._idle is not None:
+                raise ValueError("I/O operation on what is closed")
+            self._users += 1
+            return self._pointer
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users == 0 and self._idle is not None:
+                self._idle.set()
+
+    @property
+    def closed(self) -> bool:
+        return self._pointer is None or self._idle is not None
+
+    def close(self) -> int:
+        """What the library's close answers; 0 where it was closed before."""
+        if self._forks != _forks:
+            # the parent's; its lock may be held by a thread that is not here
+            self._pointer = None
+            return 0
+        with self._lock:
+            if self._pointer is None or self._idle is not None:
+                return 0
+            idle = self._idle = threading.Event()
+            if self._users == 0:
+                idle.set()
+        idle.wait()
+        with self._lock:
+            result = self._close(self._pointer)
+            if result == -16:
+                # in use: it is as it was
+                self._idle = None
+            else:
+                self._pointer = None
+            return result

@@ -1,0 +1,429 @@
+"""Volumes, and what is done by path."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import io
+import os
+import stat as modes
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any, Callable, Optional, Union
+
+from ._file import RawFile, flags_of
+from ._lib import (
+    NOFOLLOW,
+    RENAME_EXCHANGE,
+    RENAME_NOREPLACE,
+    TIME_NOW,
+    TIME_OMIT,
+    DirentT,
+    Handle,
+    StatT,
+    StatVfsT,
+    TimeT,
+    check,
+    encoded,
+    lib,
+)
+from ._stat import DirEntry, Stat, StatVfs
+
+Path = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]"]
+
+
+def format(image: Path, size: int, options: str = "") -> None:
+    """Makes an image file of `size` bytes (16 MiB at least) and a volume in it. `options`: as of `braidfs_format` in
+    braidfs.h, for example `label=data,data-checksums`. What exists is not overwritten."""
+    check(lib.format(encoded(image), size, options.encode()), image)
+
+
+def _flags(follow_symlinks: bool) -> int:
+    return 0 if follow_symlinks else NOFOLLOW
+
+
+def _time(ns: Optional[int]) -> Any:
+    if ns is None:
+        return ctypes.byref(TimeT(0, TIME_OMIT, 0))
+    return ctypes.byref(TimeT(ns // 1_000_000_000, ns % 1_000_000_000, 0))
+
+
+class Volume:
+    """The volume on an image file or block device, or on several, open in this process.
+
+    `options`: as of mount(8), see `braidfs_open` in braidfs.h; for example `ro` or `noatime,commit=1,cache=256M`. Paths start
+    at the root of the volume, with or without a slash. Any number of threads may use it. It is a context manager: its end
+    closes the volume.
+    """
+
+    def __init__(self, devices: Union[Path, Iterable[Path]], options: str = "") -> None:
+        one = isinstance(devices, (str, bytes, os.PathLike))
+        names = [encoded(d) for d in ([devices] if one else devices)]  # type: ignore[union-attr]
+        pointer = ctypes.c_void_p()
+        array = (ctypes.c_char_p * len(names))(*names)
+        check(lib.open(array, len(names), options.encode(), ctypes.byref(pointer)), *map(os.fsdecode, names[:1]))
+        self._begin(pointer, ", ".join(os.fsdecode(n) for n in names))
+
+    @classmethod
+    def in_memory(cls, size: int = 64 << 20, options: str = "") -> Volume:
+        """A new volume in memory, for tests: it is gone when it is closed."""
+        pointer = ctypes.c_void_p()
+        check(lib.open_memory(size, options.encode(), ctypes.byref(pointer)))
+        volume = cls.__new__(cls)
+        volume._begin(pointer, "memory")
+        return volume
+
+    def _begin(self, pointer: ctypes.c_void_p, name: str) -> None:
+        assert pointer.value is not None
+        self._handle = Handle(pointer.value, lib.close)
+        self._handles: weakref.WeakSet[Handle] = weakref.WeakSet()
+        self._files: weakref.WeakSet[io.IOBase] = weakref.WeakSet()
+        self.name = name
+        _open_volumes.add(self)
+
+    def __repr__(self) -> str:
+        # with its place: fsspec tells file systems apart by the text of what they are made of
+        return f"<braidfs.Volume {self.name!r}{' closed' if self.closed else ''} at {id(self):#x}>"
+
+    def __enter__(self) -> Volume:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        handle = getattr(self, "_handle", None)
+        if handle is not None and not handle.closed:
+            # files keep their volume: none is open
+            handle.close()
+
+    @property
+    def closed(self) -> bool:
+        return self._handle.closed
+
+    def close(self) -> None:
+        """Closes all files, with what their buffers hold, makes everything durable and closes the volume."""
+        first: Optional[Exception] = None
+        for file in list(self._files):
+            try:
+                file.close()
+            except Exception as e:  # the others are closed all the same
+                first = first or e
+        for handle in list(self._handles):
+            handle.close()
+        check(self._handle.close())
+        if first is not None:
+            raise first
+
+    # --- files ---
+
+    def open(
+        self,
+        path: Path,
+        mode: str = "r",
+        buffering: int = -1,
+        encoding: Optional[str] = None,
+        errors: Optional[str] = None,
+        newline: Optional[str] = None,
+        *,
+        permissions: int = 0o666,
+    ) -> Any:
+        """As the builtin :func:`open`: a text file, with `b` in the mode a buffered one, and with `buffering=0` a
+        :class:`RawFile`."""
+        flags = flags_of(mode)
+        text = "b" not in mode
+        if text and buffering == 0:
+            raise ValueError("can't have unbuffered text I/O")
+        if not text and (encoding is not None or errors is not None or newline is not None):
+            raise ValueError("binary mode doesn't take encoding, errors or newline")
+        pointer = ctypes.c_void_p()
+        name = encoded(path)
+        with self._handle as volume:
+            check(lib.file_open(volume, name, flags, permissions, ctypes.byref(pointer)), path)
+            assert pointer.value is not None
+            handle = Handle(pointer.value, lib.file_close)
+            self._handles.add(handle)
+        raw = RawFile(self, os.fsdecode(path), mode.replace("t", ""), flags, handle)
+        try:
+            if modes.S_ISDIR(raw.stat().st_mode):
+                raise IsADirectoryError(21, "Is a directory", path)
+            file: Any = raw
+            if buffering != 0:
+                size = buffering if buffering > 1 else max(io.DEFAULT_BUFFER_SIZE, 1 << 17)
+                kind: Callable[..., Any] = io.BufferedRandom if "+" in mode else io.BufferedWriter
+                file = (io.BufferedReader if raw.readable() and not raw.writable() else kind)(raw, size)
+            if "a" in mode:
+                file.seek(0, io.SEEK_END)
+            if text:
+                file = io.TextIOWrapper(file, encoding, errors, newline, line_buffering=buffering == 1)
+                file.mode = mode
+        except BaseException:
+            raw.close()
+            raise
+        self._files.add(file)
+        return file
+
+    def read_bytes(self, path: Path) -> bytes:
+        """All of a file."""
+        with self.open(path, "rb", 0) as f:
+            return bytes(f.readall())
+
+    def write_bytes(self, path: Path, data: Any) -> int:
+        """Makes a file with this content, or replaces that of the one that is there."""
+        with self.open(path, "wb") as f:
+            return int(f.write(data))
+
+    def fsync(self, path: Path, *, data_only: bool = False) -> None:
+        """Makes a file durable, or the entries of a directory."""
+        pointer = ctypes.c_void_p()
+        with self._handle as volume:
+            check(lib.file_open(volume, encoded(path), 0, 0, ctypes.byref(pointer)), path)
+            try:
+                check(lib.fsync(pointer, data_only), path)
+            finally:
+                lib.file_close(pointer)
+
+    # --- names ---
+
+    def mkdir(self, path: Path, mode: int = 0o777) -> None:
+        with self._handle as volume:
+            check(lib.mkdir(volume, encoded(path), mode), path)
+
+    def makedirs(self, path: Path, exist_ok: bool = False) -> None:
+        """A directory and those above it that are not there."""
+        with self._handle as volume:
+            if exist_ok:
+                check(lib.mkdir_all(volume, encoded(path)), path)
+                return
+            name = encoded(path).rstrip(b"/")
+            above = name.rpartition(b"/")[0]
+            if above.strip(b"/"):
+                check(lib.mkdir_all(volume, above), os.fsdecode(above))
+            check(lib.mkdir(volume, name or b"/", 0o777), path)
+
+    def rmdir(self, path: Path) -> None:
+        with self._handle as volume:
+            check(lib.rmdir(volume, encoded(path)), path)
+
+    def remove(self, path: Path) -> None:
+        with self._handle as volume:
+            check(lib.unlink(volume, encoded(path)), path)
+
+    unlink = remove
+
+    def rmtree(self, path: Path) -> None:
+        """A directory and all below it, following no symlink."""
+        with self._handle as volume:
+            check(lib.remove_all(volume, encoded(path)), path)
+
+    def rename(self, src: Path, dst: Path) -> None:
+        """Gives a file another name; what has it is replaced. Atomic, also across a crash."""
+        self._rename(src, dst, 0)
+
+    replace = rename
+
+    def rename_noreplace(self, src: Path, dst: Path) -> None:
+        self._rename(src, dst, RENAME_NOREPLACE)
+
+    def exchange(self, first: Path, second: Path) -> None:
+        """Each gets the other's name, at once."""
+        self._rename(first, second, RENAME_EXCHANGE)
+
+    def _rename(self, src: Path, dst: Path, flags: int) -> None:
+        with self._handle as volume:
+            check(lib.rename(volume, encoded(src), encoded(dst), flags), src, dst)
+
+    def link(self, src: Path, dst: Path) -> None:
+        with self._handle as volume:
+            check(lib.link(volume, encoded(src), encoded(dst)), src, dst)
+
+    def symlink(self, src: Path, dst: Path) -> None:
+        with self._handle as volume:
+            check(lib.symlink(volume, encoded(src), encoded(dst)), src, dst)
+
+    def readlink(self, path: Path) -> str:
+        # no target is longer
+        buffer = ctypes.create_string_buffer(4096)
+        with self._handle as volume:
+            size = check(lib.readlink(volume, encoded(path), buffer, len(buffer)), path)
+        return os.fsdecode(buffer.raw[:size])
+
+    def scandir(self, path: Path = "/") -> Scan:
+        """As :func:`os.scandir`: an iterator of :class:`DirEntry`, and a context manager."""
+        pointer = ctypes.c_void_p()
+        with self._handle as volume:
+            check(lib.opendir(volume, encoded(path), ctypes.byref(pointer)), path)
+            assert pointer.value is not None
+            handle = Handle(pointer.value, lib.closedir)
+            self._handles.add(handle)
+        return Scan(self, os.fsdecode(path), handle)
+
+    def listdir(self, path: Path = "/") -> list[str]:
+        with self.scandir(path) as entries:
+            return [e.name for e in entries]
+
+    def walk(self, top: Path = "/") -> Iterator[tuple[str, list[str], list[str]]]:
+        """As :func:`os.walk`, from the top down; symlinks are not followed."""
+        todo = [os.fsdecode(top)]
+        while todo:
+            path = todo.pop()
+            dirs: list[str] = []
+            files: list[str] = []
+            with self.scandir(path) as entries:
+                for e in entries:
+                    (dirs if e.is_dir() else files).append(e.name)
+            yield path, dirs, files
+            for name in reversed(dirs):
+                below = f"{path.rstrip('/')}/{name}" if path else name
+                if not modes.S_ISLNK(self.lstat(below).st_mode):
+                    todo.append(below)
+
+    # --- attributes ---
+
+    def stat(self, path: Path, *, follow_symlinks: bool = True) -> Stat:
+        out = StatT()
+        with self._handle as volume:
+            check(lib.stat(volume, encoded(path), _flags(follow_symlinks), ctypes.byref(out)), path)
+        return Stat._of(out)
+
+    def lstat(self, path: Path) -> Stat:
+        return self.stat(path, follow_symlinks=False)
+
+    def _kind(self, path: Path, follow_symlinks: bool = True) -> int:
+        try:
+            return modes.S_IFMT(self.stat(path, follow_symlinks=follow_symlinks).st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            return 0
+
+    def exists(self, path: Path) -> bool:
+        return self._kind(path) != 0
+
+    def isdir(self, path: Path) -> bool:
+        return self._kind(path) == modes.S_IFDIR
+
+    def isfile(self, path: Path) -> bool:
+        return self._kind(path) == modes.S_IFREG
+
+    def islink(self, path: Path) -> bool:
+        return self._kind(path, False) == modes.S_IFLNK
+
+    def chmod(self, path: Path, mode: int) -> None:
+        with self._handle as volume:
+            check(lib.chmod(volume, encoded(path), mode), path)
+
+    def chown(self, path: Path, uid: int, gid: int, *, follow_symlinks: bool = True) -> None:
+        """-1 leaves one."""
+        with self._handle as volume:
+            ids = uid & 0xFFFFFFFF, gid & 0xFFFFFFFF
+            check(lib.chown(volume, encoded(path), *ids, _flags(follow_symlinks)), path)
+
+    def utime(
+        self,
+        path: Path,
+        times: Optional[tuple[float, float]] = None,
+        *,
+        ns: Optional[tuple[Optional[int], Optional[int]]] = None,
+        follow_symlinks: bool = True,
+    ) -> None:
+        """As :func:`os.utime`; a `None` in `ns` leaves that time."""
+        if times is not None and ns is not None:
+            raise ValueError("utime: you may specify either 'times' or 'ns' but not both")
+        if times is not None:
+            ns = (round(times[0] * 1e9), round(times[1] * 1e9))
+        now = ctypes.byref(TimeT(0, TIME_NOW, 0))
+        both = (now, now) if ns is None else (_time(ns[0]), _time(ns[1]))
+        with self._handle as volume:
+            check(lib.utimens(volume, encoded(path), *both, _flags(follow_symlinks)), path)
+
+    def truncate(self, path: Path, length: int) -> None:
+        with self._handle as volume:
+            check(lib.truncate(volume, encoded(path), length), path)
+
+    def getxattr(self, path: Path, attribute: str, *, follow_symlinks: bool = True) -> bytes:
+        # all of an inode's have no more
+        buffer = ctypes.create_string_buffer(1 << 16)
+        with self._handle as volume:
+            name = encoded(attribute)
+            found = lib.getxattr(volume, encoded(path), name, buffer, len(buffer), _flags(follow_symlinks))
+            return buffer.raw[: check(found, path)]
+
+    def setxattr(
+        self, path: Path, attribute: str, value: bytes, flags: int = 0, *, follow_symlinks: bool = True
+    ) -> None:
+        """`flags`: 0, :data:`os.XATTR_CREATE` or :data:`os.XATTR_REPLACE`."""
+        with self._handle as volume:
+            name = encoded(attribute)
+            done = lib.setxattr(
+                volume, encoded(path), name, bytes(value), len(value), flags, _flags(follow_symlinks)
+            )
+            check(done, path)
+
+    def listxattr(self, path: Path, *, follow_symlinks: bool = True) -> list[str]:
+        flags = _flags(follow_symlinks)
+        with self._handle as volume:
+            # others may add some in between
+            size = check(lib.listxattr(volume, encoded(path), None, 0, flags), path) + 4096
+            buffer = ctypes.create_string_buffer(size)
+            size = check(lib.listxattr(volume, encoded(path), buffer, size, flags), path)
+        return [os.fsdecode(n) for n in buffer.raw[:size].split(b"\0")[:-1]]
+
+    def removexattr(self, path: Path, attribute: str, *, follow_symlinks: bool = True) -> None:
+        with self._handle as volume:
+            check(lib.removexattr(volume, encoded(path), encoded(attribute), _flags(follow_symlinks)), path)
+
+    def statvfs(self) -> StatVfs:
+        out = StatVfsT()
+        with self._handle as volume:
+            check(lib.statvfs(volume, ctypes.byref(out)))
+        return StatVfs._of(out)
+
+    def sync(self) -> None:
+        """When it returns, everything that was written survives a crash (but for what buffers of files hold)."""
+        with self._handle as volume:
+            check(lib.sync(volume))
+
+
+_open_volumes: weakref.WeakSet[Volume] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """What a program leaves open at its end is closed, as the files of a process are."""
+    for volume in list(_open_volumes):
+        # nobody is left to be told
+        with contextlib.suppress(Exception):
+            volume.close()
+
+
+class Scan:
+    """What :meth:`Volume.scandir` gives."""
+
+    def __init__(self, volume: Volume, path: str, handle: Handle) -> None:
+        self._volume, self._path, self._handle = volume, path, handle
+
+    def __iter__(self) -> Scan:
+        return self
+
+    def __enter__(self) -> Scan:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self._handle.close()
+
+    def close(self) -> None:
+        check(self._handle.close())
+
+    def __next__(self) -> DirEntry:
+        if self._handle.closed:
+            raise StopIteration
+        out = DirentT()
+        with self._handle as pointer:
+            more = check(lib.readdir(pointer, ctypes.byref(out)), self._path)
+        if not more:
+            self.close()
+            raise StopIteration
+        return DirEntry(self._volume, self._path, os.fsdecode(out.name[: out.name_length]), out.ino, out.type)

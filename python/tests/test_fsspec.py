@@ -1,0 +1,210 @@
+"""The fsspec file system: its own calls, fsspec's abstract tests, and Parquet by pandas and pyarrow (`make python`)."""
+
+import datetime
+import os
+import pickle
+
+import fsspec
+import pytest
+from fsspec.tests import abstract
+
+import braidfs
+from braidfs.fsspec import BraidFileSystem
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory):
+    path = tmp_path_factory.mktemp("volume") / "vol.img"
+    braidfs.format(path, 256 << 20)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def fs(image):
+    fs = fsspec.filesystem("braidfs", volume=image)
+    yield fs
+    fs.close()
+
+
+class Fixtures(abstract.AbstractFixtures):
+    @pytest.fixture(scope="class")
+    def fs(self):
+        with braidfs.Volume.in_memory(256 << 20) as volume:
+            yield BraidFileSystem(volume)
+
+    @pytest.fixture
+    def fs_path(self, fs):
+        fs.makedirs("/top", exist_ok=True)
+        yield "/top"
+        fs.rm("/top", recursive=True)
+
+    @pytest.fixture
+    def supports_empty_directories(self):
+        return True
+
+
+class TestCopy(Fixtures, abstract.AbstractCopyTests):
+    pass
+
+
+class TestGet(Fixtures, abstract.AbstractGetTests):
+    pass
+
+
+class TestPut(Fixtures, abstract.AbstractPutTests):
+    pass
+
+
+class TestOpen(Fixtures, abstract.AbstractOpenTests):
+    pass
+
+
+class TestPipe(Fixtures, abstract.AbstractPipeTests):
+    pass
+
+
+def test_it_is_registered_and_one_per_volume(fs, image):
+    assert isinstance(fs, BraidFileSystem)
+    assert fsspec.filesystem("braidfs", volume=image) is fs
+    again = BraidFileSystem(volume=image, auto_mkdir=False, skip_instance_cache=True)
+    assert again is not fs and again.volume is fs.volume
+    assert pickle.loads(pickle.dumps(fs)).volume is fs.volume
+    with pytest.raises(ValueError):
+        fsspec.filesystem("braidfs")
+
+
+def test_paths():
+    strip = BraidFileSystem._strip_protocol
+    for path in ("braidfs://a/b", "braidfs:///a/b/", "a/b", "/a/b/"):
+        assert strip(path) == "/a/b"
+    assert strip("braidfs://") == "/" == strip("")
+    assert BraidFileSystem._parent("/a") == "/" and BraidFileSystem._parent("a/b") == "/a"
+
+
+def test_calls(fs):
+    fs.pipe("/calls/deep/er/f", b"0123456789")
+    assert fs.cat_file("/calls/deep/er/f", 2, 5) == b"234"
+    assert fs.cat("braidfs://calls/deep/er/f") == b"0123456789"
+    info = fs.info("/calls/deep/er/f")
+    assert (info["name"], info["size"], info["type"]) == ("/calls/deep/er/f", 10, "file")
+    assert fs.ls("/calls", detail=False) == ["/calls/deep"]
+    assert fs.ls("/calls/deep/er/f", detail=False) == ["/calls/deep/er/f"]
+    assert fs.find("/calls") == ["/calls/deep/er/f"]
+    assert fs.glob("/calls/**/f") == ["/calls/deep/er/f"]
+    assert fs.du("/calls") == 10
+    now = datetime.datetime.now(datetime.timezone.utc)
+    for time in (fs.created("/calls/deep/er/f"), fs.modified("/calls/deep/er/f")):
+        assert abs((now - time).total_seconds()) < 3600
+    fs.mv("/calls/deep", "/calls/moved", recursive=True)
+    assert not fs.exists("/calls/deep") and fs.isfile("/calls/moved/er/f")
+    with fs.open("/calls/moved/er/f", "ab") as f:
+        f.write(b"ab")
+    assert fs.tail("/calls/moved/er/f", 4) == b"89ab"
+    fs.touch("/calls/moved/er/f", truncate=False)
+    assert fs.size("/calls/moved/er/f") == 12
+    fs.touch("/calls/moved/er/f")
+    assert fs.size("/calls/moved/er/f") == 0
+    fs.volume.symlink("er", "/calls/moved/link")
+    fs.volume.symlink("nowhere", "/calls/moved/broken")
+    assert fs.info("/calls/moved/link")["type"] == "directory" and fs.info("/calls/moved/broken")["type"] == "link"
+    with pytest.raises(FileExistsError):
+        fs.mkdir("/calls/moved")
+    with pytest.raises(FileNotFoundError):
+        fs.ls("/no")
+    with pytest.raises(FileNotFoundError):
+        fs.rm("/no")
+    with pytest.raises(OSError):
+        fs.rmdir("/calls")
+    fs.rm("/calls/moved/link")
+    assert fs.isdir("/calls/moved/er")
+    fs.rm("/calls", recursive=True)
+    assert not fs.exists("/calls")
+    with pytest.raises(OSError):
+        fs.rm("/", recursive=True)
+
+
+def test_text_and_compression(image, fs):
+    with fsspec.open("braidfs://t.gz", "wt", compression="infer", encoding="utf-8", volume=image) as f:
+        f.write("grüße\n" * 1000)
+    with fsspec.open("braidfs://t.gz", "rt", compression="gzip", encoding="utf-8", volume=image) as f:
+        assert f.read() == "grüße\n" * 1000
+    assert fs.cat("/t.gz")[:2] == b"\x1f\x8b"
+
+
+def test_a_transaction_is_all_or_nothing(fs):
+    fs.pipe("/tx/old", b"old")
+    with fs.transaction:
+        with fs.open("/tx/old", "wb") as f:
+            f.write(b"new")
+        with fs.open("/tx/other", "wb") as f:
+            f.write(b"other")
+        assert fs.cat("/tx/old") == b"old" and not fs.exists("/tx/other")
+    assert fs.cat("/tx/old") == b"new" and fs.cat("/tx/other") == b"other"
+    with pytest.raises(RuntimeError), fs.transaction:
+        with fs.open("/tx/old", "wb") as f:
+            f.write(b"never")
+        raise RuntimeError
+    assert fs.cat("/tx/old") == b"new"
+    assert sorted(fs.ls("/tx", detail=False)) == ["/tx/old", "/tx/other"]
+
+
+def test_parquet_by_pandas(image):
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    there = {"storage_options": {"volume": image}}
+    rows = 200_000
+    table = pandas.DataFrame(
+        {
+            "n": range(rows),
+            "text": [f"row {i % 1000}" for i in range(rows)],
+            "x": [i / 7 for i in range(rows)],
+            "part": [i % 3 for i in range(rows)],
+        }
+    )
+    table.to_parquet("braidfs://data/one.parquet", **there)
+    pandas.testing.assert_frame_equal(pandas.read_parquet("braidfs://data/one.parquet", **there), table)
+    some = pandas.read_parquet("braidfs://data/one.parquet", columns=["x"], filters=[("n", "<", 10)], **there)
+    assert list(some["x"]) == list(table["x"][:10])
+    table.to_parquet("braidfs://data/parts", partition_cols=["part"], **there)
+    back = pandas.read_parquet("braidfs://data/parts", **there).sort_values("n", ignore_index=True)
+    assert list(back["text"]) == list(table["text"])
+    table.head(1000).to_csv("braidfs://data/t.csv.gz", index=False, **there)
+    pandas.testing.assert_frame_equal(pandas.read_csv("braidfs://data/t.csv.gz", **there), table.head(1000))
+
+
+def test_parquet_by_pyarrow_survives_a_close(image, fs):
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.dataset as dataset
+    import pyarrow.parquet as parquet
+
+    table = pa.table({"n": pa.array(range(100_000)), "s": pa.array([str(i) for i in range(100_000)])})
+    # absolute: pyarrow compares names with what it gave
+    parquet.write_table(table, "/arrow/one.parquet", filesystem=fs)
+    write = {"max_rows_per_file": 20_000, "max_rows_per_group": 20_000}
+    dataset.write_dataset(table, "/arrow/many", format="parquet", filesystem=fs, **write)
+    fs.close()
+    with braidfs.Volume(image, "ro") as v:
+        assert len(v.listdir("arrow/many")) == 5
+        with v.open("arrow/one.parquet", "rb") as f:
+            assert parquet.read_table(f).equals(table)
+    back = dataset.dataset("/arrow/many", format="parquet", filesystem=fs).to_table().sort_by("n")
+    assert back.equals(table)
+
+
+def test_a_closed_volume_opens_again(tmp_path):
+    image = os.fspath(tmp_path / "vol.img")
+    braidfs.format(image, 64 << 20)
+    first = fsspec.filesystem("braidfs", volume=image)
+    first.pipe("/f", b"1")
+    first.close()
+    # by another, and by the one that fsspec keeps
+    with braidfs.Volume(image) as v:
+        assert v.read_bytes("f") == b"1"
+    assert fsspec.filesystem("braidfs", volume=image).cat("/f") == b"1"
+    first.close()
+
+
+def test_volumes_in_memory_are_not_mixed_up():
+    with braidfs.Volume.in_memory() as a, braidfs.Volume.in_memory() as b:
+        BraidFileSystem(a).pipe("/f", b"a")
+        assert not BraidFileSystem(b).exists("/f")
