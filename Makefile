@@ -59,7 +59,7 @@ crash: ## every crash workload, for hours; interrupt it, the same command goes o
 
 planted: ## do the crash tests see bugs on purpose
 	$(CARGO) run --release -p braidfs-testkit --features planted-bugs --bin crash -- planted
-	$(CARGO) test --release -p braidfs-testkit --features planted-bugs --test planted --test planted_clock --test planted_shared --test shared_dir
+	$(CARGO) test --release -p braidfs-testkit --features planted-bugs --test planted --test planted_clock --test planted_shared --test shared_dir --test recovery_threads
 
 mount: ## tests on a mounted volume (needs /dev/fuse, else it says so and skips)
 	@python3 scripts/test-mount.py

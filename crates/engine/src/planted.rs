@@ -88,6 +88,13 @@ pub enum Bug {
     InodeLeftOut,
     /// Who left a name of a directory that several threads change is forgotten.
     VacatedUntold,
+    /// Of a group recovery replays newer transactions before older ones.
+    ReplayUnordered,
+    /// A checkpoint of all domains tells of home tables before they are durable.
+    HomesUnflushed,
+    /// A part of the journal that cannot be read counts as blank. Not in [`Bug::ALL`]: only a device that fails shows it
+    /// (the test kit's `recovery_threads`).
+    UnreadableBlank,
 }
 
 impl Bug {
@@ -127,6 +134,8 @@ impl Bug {
         (Bug::BucketLeftOut, "bucket", "a bucket of a directory that several change is left out of the commit"),
         (Bug::InodeLeftOut, "inode", "an inode that lost a name in such a directory is left out of the commit"),
         (Bug::VacatedUntold, "vacated", "who left a name of such a directory is forgotten"),
+        (Bug::ReplayUnordered, "replay-order", "recovery replays newer transactions of a group first"),
+        (Bug::HomesUnflushed, "homes", "checkpoint of all domains told of before its tables are durable"),
     ];
 }
 
