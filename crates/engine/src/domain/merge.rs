@@ -3,7 +3,7 @@
 //! Decoding, and the comparison of data with its checksums, is done by several threads, chunk by chunk; which record is the
 //! newest is decided in the order of the chunks.
 
-use super::recover::{Claim, Forward};
+use super::recovered::{Claim, Forward};
 use crate::error::Result;
 use crate::planted::{Bug, planted};
 use crate::store::Store;

@@ -26,6 +26,7 @@ mod out;
 pub mod peers;
 pub mod quiesce;
 pub mod recover;
+pub mod recovered;
 pub(crate) mod replay;
 pub mod serialise;
 mod shared;

@@ -5,7 +5,7 @@
 //! their numbers: the tables of a group see the records that they would see from one thread, in the same order. What is not of
 //! a group is gathered in that order beside them.
 
-use super::recover::{Hint, Recovered};
+use super::recovered::{Hint, Recovered};
 use crate::error::{Error, Result};
 use crate::nodes::NodeTable;
 use crate::planted::{Bug, planted};
