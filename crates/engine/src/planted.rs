@@ -48,7 +48,7 @@ pub enum Bug {
     JudgedEarly,
     /// A checkpoint does not wait for the domains that it shares operations with.
     PeersForgotten,
-    /// An unmount marks a domain as clean before the last commit.
+    /// An unmount marks a domain as clean before its last commit and checkpoint.
     CleanEarly,
     /// A synced directory's children in other domains are not committed.
     ChildrenForgotten,
@@ -118,7 +118,7 @@ impl Bug {
         (Bug::ExchangeHalf, "exchange", "half an exchange not completed"),
         (Bug::JudgedEarly, "settled", "recovery forgets tombstones before they are carried out everywhere"),
         (Bug::PeersForgotten, "peers", "checkpoint without the other domains' commits"),
-        (Bug::CleanEarly, "clean", "marked clean before the last commit"),
+        (Bug::CleanEarly, "clean", "marked clean before the last commit and checkpoint"),
         (Bug::ChildrenForgotten, "children", "fsync of a directory forgets children in other domains"),
         (Bug::CommitUnderWayForgotten, "under-way", "sync does not wait for a commit that another thread is doing"),
         (Bug::EarlyDataForgotten, "early-data", "fsync forgets data that left the full cache before it"),

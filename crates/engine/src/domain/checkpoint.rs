@@ -311,7 +311,13 @@ impl Domain {
 
     /// The header before its time: a planted bug.
     pub(crate) fn clean_early(&self) -> Result<()> {
-        planted::too_early(Bug::CleanEarly, || self.write_header(|h| h.flags = (h.flags.get() | CLEAN).into()))
+        planted::too_early(Bug::CleanEarly, || {
+            self.write_header(|h| {
+                h.head_pos = self.journal.head().into();
+                h.tail_pos = h.head_pos;
+                h.flags = (h.flags.get() | CLEAN).into();
+            })
+        })
     }
 
     /// Keeps others from checkpointing this domain; `None`: one does.
