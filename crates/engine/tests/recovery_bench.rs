@@ -81,7 +81,7 @@ fn fill(path: &Path) {
         placement: Placement::Inherit,
         ..MkfsOptions::default()
     };
-    mkfs::format(&[device.clone()], &mkfs).unwrap();
+    mkfs::format(std::slice::from_ref(&device), &mkfs).unwrap();
     let v = Volume::mount(vec![device], options(0)).unwrap();
     let new = |kind| NewNode { kind, mode: 0o755, umask: 0, rdev: 0, target: b"" };
     let cred = Cred::root();

@@ -79,7 +79,7 @@ fn crashed(seed: u64) -> Image {
 fn recovered(image: &Image, threads: usize) -> (Seen, Vec<u64>) {
     let d = device(image);
     let setup = setup(threads);
-    let v = mount(&[d.clone()], &setup).unwrap();
+    let v = mount(std::slice::from_ref(&d), &setup).unwrap();
     let mut seen = walk(&v).unwrap();
     // a link that is mended touches its directory, by the clock of whoever mends
     seen.nodes.values_mut().filter(|n| n.stat.kind == FileKind::Dir).for_each(|n| n.mtime = None);
@@ -87,8 +87,8 @@ fn recovered(image: &Image, threads: usize) -> (Seen, Vec<u64>) {
     let mut used = vec![s.blocks, s.inodes, s.inodes_free];
     used.extend(v.domains().iter().flat_map(|d| [u64::from(d.groups), d.free, d.inodes_free]));
     v.unmount().unwrap();
-    fsck(&[d.clone()]).unwrap();
-    let again = mount(&[d], &setup).unwrap();
+    fsck(std::slice::from_ref(&d)).unwrap();
+    let again = mount(std::slice::from_ref(&d), &setup).unwrap();
     assert_eq!(again.statfs().inodes_free, s.inodes_free);
     again.crash();
     (seen, used)
