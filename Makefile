@@ -35,7 +35,7 @@ UDEV_RULE := $(DESTDIR)$(LIBDIR)/udev/rules.d/60-braidfs.rules
 UNITS := $(addprefix $(DESTDIR)$(LIBDIR)/systemd/system/,braidfs-scrub@.service braidfs-scrub@.timer braidfs-fsck@.service)
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo bench test fmt clippy unit heavy heavy-long crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million xfstests soak fuzz fuzz-coverage layers models deny peers $(PEERS) deps lib wheel python python-unit install install-lib uninstall deb deb-test dist blkid-test clean
+.PHONY: help build demo bench test fmt clippy unit heavy heavy-long crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million xfstests soak fuzz fuzz-coverage layers models deny peers $(PEERS) deps lib wheel python python-unit install install-lib uninstall deb deb-test dist blkid-test recovery-bench clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z$$()A-Z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -130,6 +130,9 @@ ablations-test: ## the engine's unit tests and those of several threads with eac
 	@for s in gate slots cells arcs all; do echo "== BRAIDFS_ABLATION=$$s"; export BRAIDFS_ABLATION=$$s; \
 		$(CARGO) test --release -p braidfs --lib && \
 		$(CARGO) test --release -p braidfs-testkit --features schedule --test threads || exit 1; done
+
+recovery-bench: ## 32 domains with full journals of 32 MiB after a crash: the mount by one and by two threads; RECOVERY_IMAGE=FILE (some minutes; an idle machine)
+	RECOVERY_IMAGE=$(abspath $(or $(RECOVERY_IMAGE),$(TARGET)/recovery.img)) $(CARGO) test --release -p braidfs --test recovery_bench -- --ignored --nocapture
 
 conflicts-bless: ## new baseline, tables and pictures of the conflict checker, the projection and the ablations (20 minutes)
 	$(MAKE) --no-print-directory conflicts BLESS=1 DOCS=1

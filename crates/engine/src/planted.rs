@@ -48,7 +48,7 @@ pub enum Bug {
     JudgedEarly,
     /// A checkpoint does not wait for the domains that it shares operations with.
     PeersForgotten,
-    /// An unmount marks a domain as clean before the last commit.
+    /// An unmount marks a domain as clean before its last commit and checkpoint.
     CleanEarly,
     /// A synced directory's children in other domains are not committed.
     ChildrenForgotten,
@@ -88,6 +88,13 @@ pub enum Bug {
     InodeLeftOut,
     /// Who left a name of a directory that several threads change is forgotten.
     VacatedUntold,
+    /// Of a group recovery replays newer transactions before older ones.
+    ReplayUnordered,
+    /// A checkpoint of all domains tells of home tables before they are durable.
+    HomesUnflushed,
+    /// A part of the journal that cannot be read counts as blank. Not in [`Bug::ALL`]: only a device that fails shows it
+    /// (the test kit's `recovery_threads`).
+    UnreadableBlank,
 }
 
 impl Bug {
@@ -111,7 +118,7 @@ impl Bug {
         (Bug::ExchangeHalf, "exchange", "half an exchange not completed"),
         (Bug::JudgedEarly, "settled", "recovery forgets tombstones before they are carried out everywhere"),
         (Bug::PeersForgotten, "peers", "checkpoint without the other domains' commits"),
-        (Bug::CleanEarly, "clean", "marked clean before the last commit"),
+        (Bug::CleanEarly, "clean", "marked clean before the last commit and checkpoint"),
         (Bug::ChildrenForgotten, "children", "fsync of a directory forgets children in other domains"),
         (Bug::CommitUnderWayForgotten, "under-way", "sync does not wait for a commit that another thread is doing"),
         (Bug::EarlyDataForgotten, "early-data", "fsync forgets data that left the full cache before it"),
@@ -127,6 +134,8 @@ impl Bug {
         (Bug::BucketLeftOut, "bucket", "a bucket of a directory that several change is left out of the commit"),
         (Bug::InodeLeftOut, "inode", "an inode that lost a name in such a directory is left out of the commit"),
         (Bug::VacatedUntold, "vacated", "who left a name of such a directory is forgotten"),
+        (Bug::ReplayUnordered, "replay-order", "recovery replays newer transactions of a group first"),
+        (Bug::HomesUnflushed, "homes", "checkpoint of all domains told of before its tables are durable"),
     ];
 }
 

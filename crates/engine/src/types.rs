@@ -317,6 +317,10 @@ pub struct MountOptions {
     pub background: bool,
     /// Domains are opened and commit one after the other, so that a seed replays a run; for tests.
     pub serial: bool,
+    /// Threads of a mount and of an unmount, the caller's included; 0: one for each CPU, with `serial` one, and one where the
+    /// volume is small. For tests and experiments.
+    #[doc(hidden)]
+    pub recovery_threads: usize,
     /// With `serial`: they commit from the last to the first.
     pub falling: bool,
     /// Directories that do not lie in their inode record count as changed by several threads, from the first change of a
@@ -342,6 +346,7 @@ impl Default for MountOptions {
             discard: false,
             background: true,
             serial: false,
+            recovery_threads: 0,
             falling: false,
             share_dirs: false,
             clock: None,

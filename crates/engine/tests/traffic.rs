@@ -112,6 +112,48 @@ fn small_fsyncs(files: u64) -> bool {
     old & new & fsyncs(&c, "three new directories deep", "new/a/b", files)
 }
 
+/// Flushes of an unmount, and of the mount that recovers the same from a crash, of a volume of so many domains; each of them
+/// has changed.
+fn flushes_of_all(domains: u16) -> [u64; 2] {
+    let device = Arc::new(CountDevice::new(Arc::new(MemDevice::new((512 << 20) / BLOCK))));
+    let devices: Vec<Arc<dyn Device>> = vec![device.clone()];
+    let format = MkfsOptions { domains: Some(domains), group_bytes: Some(8 << 20), ..MkfsOptions::default() };
+    mkfs::format(&devices, &format).unwrap();
+    let options = MountOptions { background: false, serial: true, ..MountOptions::default() };
+    let mount = || Volume::mount(devices.clone(), options.clone()).unwrap();
+    let change = |v: &Volume, mode| {
+        for d in 0..4 * domains {
+            let name = format!("{mode:o}.{d}");
+            v.mkdir_path(name.as_bytes(), mode, &Cred::root()).unwrap();
+        }
+        v.sync().unwrap();
+        assert!(v.domains().iter().all(|d| d.commits > 0), "a domain has nothing to tell");
+    };
+    let v = mount();
+    change(&v, 0o755);
+    let before = device.counters();
+    v.unmount().unwrap();
+    let unmount = (device.counters() - before).flushes;
+    let v = mount();
+    change(&v, 0o700);
+    v.crash();
+    let before = device.counters();
+    let v = mount();
+    let recovery = (device.counters() - before).flushes;
+    v.crash();
+    [unmount, recovery]
+}
+
+/// What all domains do together is flushed once for all of them.
+#[test]
+fn more_domains_need_no_more_flushes_to_mount_and_unmount() {
+    let [few, many] = [2, 16].map(flushes_of_all);
+    println!("flushes of an unmount and of a recovery: {few:?} with 2 domains, {many:?} with 16");
+    // home tables, headers that tell of them, headers that say clean
+    assert_eq!((few[0], many[0]), (3, 3));
+    assert_eq!(few[1], many[1]);
+}
+
 #[test]
 fn an_empty_file_costs_at_most_512_bytes_on_the_device() {
     assert!(creates(20_000, 2) <= GOAL_CREATE_BYTES);

@@ -145,6 +145,11 @@ impl Store {
         if self.devices.len() == 1 {
             return self.flush();
         }
+        self.devices_of(groups).into_iter().try_for_each(|d| self.devices[d].flush().map_err(Error::Io))
+    }
+
+    /// The devices that `groups` lie on, rising.
+    pub fn devices_of(&self, groups: impl IntoIterator<Item = u32>) -> Vec<usize> {
         let mut wanted = vec![false; self.devices.len()];
         for g in groups {
             let start = self.geometry.group_start(g).0;
@@ -152,8 +157,7 @@ impl Store {
                 *w = true;
             }
         }
-        let wanted = self.devices.iter().zip(&wanted).filter(|(_, w)| **w);
-        wanted.map(|(d, _)| d).try_for_each(|d| d.flush().map_err(Error::Io))
+        (0..wanted.len()).filter(|d| wanted[*d]).collect()
     }
 
     /// Number of devices.

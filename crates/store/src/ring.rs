@@ -3,11 +3,14 @@
 //! Positions count blocks and never wrap (`braidfs_format::journal`). Nothing here is changed or remembered: who writes
 //! the journal owns its head and tail.
 
+mod scan;
+
 use crate::{Result, Store};
 use braidfs_format::domain::DomainHeader;
-use braidfs_format::journal::{CHUNK_MAX_BLOCKS, Chunk, ChunkKind, decode_chunk, peek_chunk};
-use braidfs_format::{BLOCK_BYTES, BlockAddr, Corrupt, DomainId};
-use std::borrow::Cow;
+use braidfs_format::journal::{Chunk, ChunkKind, peek_chunk};
+use braidfs_format::{BLOCK_BYTES, BlockAddr, DomainId};
+use braidfs_sync::workers::Workers;
+pub use scan::{AsItIs, Reading};
 use std::sync::Arc;
 
 /// The blocks of a journal.
@@ -57,18 +60,6 @@ impl Ring {
         Ok(false)
     }
 
-    /// The position of the whole chunk at `at` in the ring, where that is a lap or more ahead of what the tail allows.
-    fn ahead(&self, window: &mut Window<'_>, at: u64, tail: u64) -> Result<Option<u64>> {
-        let block = window.from(at, 1)?;
-        let pos = block.get(16..24).and_then(|b| b.try_into().ok()).map_or(0, u64::from_le_bytes);
-        if pos < tail.saturating_add(self.blocks) || pos % self.blocks != at {
-            return Ok(None);
-        }
-        let Some(n) = peek_chunk(block, self.store.volume, self.domain, pos) else { return Ok(None) };
-        let whole = decode_chunk(window.from(at, u64::from(n))?, self.store.volume, self.domain, pos).is_ok();
-        Ok(whole.then_some(pos))
-    }
-
     /// What lies behind `tail` and is no whole chunk, where a writer may have left one: cut off by a crash, or damaged.
     /// `chunks` and `end` are what [`Self::scan`] found, `last` is the newest transaction known before them.
     ///
@@ -103,70 +94,12 @@ impl Ring {
     }
 
     /// Every whole chunk from `tail` on, in the order of positions, and the position behind the last one. Torn and
-    /// missing chunks are passed over: the time is bounded by the journal's size. `image` may change the bytes of a
-    /// chunk of so many blocks before it is decoded, for tests that plant a bug there.
+    /// missing chunks are passed over, so that all of the ring is read: the time is bounded by the journal's size.
     ///
     /// # Errors
-    /// Of the device; `Corrupt` where the tail is one of an older header: the chunks from there on were overwritten.
-    pub fn scan(&self, tail: u64, image: impl Fn(&[u8], u32) -> Cow<'_, [u8]>) -> Result<(Vec<Chunk>, u64)> {
-        let mut window = Window { ring: self, first: 0, buf: Vec::new() };
-        let (mut pos, mut out, mut end) = (tail, Vec::new(), tail);
-        while pos < tail + self.blocks {
-            let at = pos % self.blocks;
-            let peeked = peek_chunk(window.from(at, 1)?, self.store.volume, self.domain, pos);
-            let step = match peeked {
-                // what lies past the lap is older
-                Some(n) if pos + u64::from(n) <= tail + self.blocks => {
-                    let whole = image(window.from(at, u64::from(n))?, n);
-                    match decode_chunk(&whole, self.store.volume, self.domain, pos) {
-                        Ok(c) => {
-                            out.push(c);
-                            end = pos + u64::from(n);
-                            u64::from(n)
-                        }
-                        Err(_) => {
-                            // torn: its blocks were taken, so the head lies behind its first one at least
-                            end = pos + 1;
-                            1
-                        }
-                    }
-                }
-                _ => {
-                    if let Some(ahead) = self.ahead(&mut window, at, tail)? {
-                        let why = format!("{}: the journal has position {ahead}, the header {tail}", self.domain);
-                        return Err(Corrupt::new("domain header", why).into());
-                    }
-                    1
-                }
-            };
-            pos += step;
-        }
-        Ok((out, end))
-    }
-}
-
-/// The part of the ring that [`Ring::scan`] has in memory.
-struct Window<'r> {
-    ring: &'r Ring,
-    /// Its first block in the ring.
-    first: u64,
-    buf: Vec<u8>,
-}
-
-impl Window<'_> {
-    /// The ring from block `at` on: at least `blocks`, fewer only where the ring ends.
-    fn from(&mut self, at: u64, blocks: u64) -> Result<&[u8]> {
-        // several of the longest chunks, so that blocks are not read over and over whatever chunks say of their length
-        const PIECE_MAX: u64 = 4 * CHUNK_MAX_BLOCKS as u64;
-        let r = self.ring;
-        let piece = (r.blocks / 4).min(PIECE_MAX);
-        let end = self.first + (self.buf.len() / BLOCK_BYTES) as u64;
-        if at < self.first || (at + blocks).min(r.blocks) > end {
-            let n = blocks.max(piece).min(r.blocks - at);
-            self.buf.resize(n as usize * BLOCK_BYTES, 0);
-            r.store.read(BlockAddr(r.start.0 + at), &mut self.buf)?;
-            self.first = at;
-        }
-        Ok(&self.buf[(at - self.first) as usize * BLOCK_BYTES..])
+    /// Of the device, wherever in the ring: what cannot be read is neither blank nor the end. `Corrupt` where the tail is one
+    /// of an older header: the chunks from there on were overwritten.
+    pub fn scan(&self, tail: u64, workers: &Workers, reading: &impl Reading) -> Result<(Vec<Chunk>, u64)> {
+        scan::Scan { ring: self, tail, reading }.run(workers)
     }
 }

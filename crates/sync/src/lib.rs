@@ -29,6 +29,7 @@ pub mod sections;
 pub mod slots;
 #[cfg(test)]
 mod tests;
+pub mod workers;
 
 pub use biased::{BiasedReadGuard, BiasedRwLock, BiasedWriteGuard, Guarded};
 pub use locks::{Condvar, Mutex, MutexGuard, ProcessMutex, RwLock, RwLockReadGuard, RwLockWriteGuard, device};

@@ -55,7 +55,9 @@ pub fn quiet_mount(setup: &Setup) -> MountOptions {
         cache_bytes: setup.cache,
         cached_above: setup.cached_above,
         background: false,
-        serial: true,
+        // several threads of a recovery: its commits, too
+        serial: setup.recovery_threads == 0,
+        recovery_threads: setup.recovery_threads,
         falling: setup.falling,
         share_dirs: setup.share_dirs,
         clock: Some(coarse_clock),
@@ -97,6 +99,8 @@ pub struct Setup {
     pub falling: bool,
     /// Directories of more than one bucket are changed as by several threads ([`MountOptions::share_dirs`]).
     pub share_dirs: bool,
+    /// So many threads mount and unmount; 0: one, which does everything in the same order each time.
+    pub recovery_threads: usize,
 }
 
 impl Default for Setup {
@@ -118,6 +122,7 @@ impl Default for Setup {
             cached_above: false,
             falling: false,
             share_dirs: false,
+            recovery_threads: 0,
         }
     }
 }

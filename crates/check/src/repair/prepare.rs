@@ -22,8 +22,8 @@ use braidfs_format::node::NodeEntry;
 use braidfs_format::{BlockAddr, DomainId, NodeId};
 use braidfs_store::Store;
 use braidfs_store::interface::{Replay, ReplayError};
-use braidfs_store::ring::Ring;
-use std::borrow::Cow;
+use braidfs_store::ring::{AsItIs, Ring};
+use braidfs_sync::workers::Workers;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
@@ -165,7 +165,7 @@ fn journal_of(store: &Arc<Store>, d: &Domain) -> Option<(Ring, DomainHeader)> {
 
 /// The chunks in a journal, as [`Ring::scan`] finds them.
 fn scan(ring: &Ring, h: &DomainHeader) -> Result<(Vec<Chunk>, u64)> {
-    Ok(ring.scan(h.tail_pos.get(), |chunk, _| Cow::Borrowed(chunk))?)
+    Ok(ring.scan(h.tail_pos.get(), &Workers::available(), &AsItIs)?)
 }
 
 /// The nodes that a chunk is about.

@@ -19,9 +19,13 @@ use braidfs_format::dentry::Dentry;
 use braidfs_format::inode::Link;
 use braidfs_format::journal::Record;
 use braidfs_format::name::FileName;
+use braidfs_sync::plain::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+
+/// Inodes that one thread has loaded before another has started.
+const FEW_INODES: usize = 64;
 
 /// By directory and name: the inodes that had it by a roll-forward record, and when ([`Claim`]).
 type Claims = HashMap<InodeNo, HashMap<FileName, Vec<(InodeNo, u64)>>>;
@@ -58,6 +62,9 @@ impl MountedVolume {
     /// are judged again, with the same result.
     pub(crate) fn reconcile(&self, mut recovered: Vec<Recovered>) -> Result<Vec<Arc<Cell>>> {
         assert!(self.shared.recovering.load(Ordering::Relaxed), "reconciled beside operations");
+        // blocks and nodes of roll-forward records first, before anything is allocated; and before this thread is in any gate,
+        // which it does for a domain as each of the others
+        let mut forwarded = self.roll_forward_all(&mut recovered)?;
         let enters = self
             .domains
             .iter()
@@ -81,18 +88,12 @@ impl MountedVolume {
             failed: Vec::new(),
             mended: 0,
         };
-        // blocks and nodes of roll-forward records first, before anything is allocated
-        let mut forwarded = Vec::new();
-        for (d, rec) in self.domains.iter().zip(&mut recovered) {
-            if let Some(e) = &p.enters[usize::from(d.id.0)] {
-                forwarded.extend(d.roll_forward(e, rec)?);
-            }
-        }
         let top = forwarded.iter().map(|f| f.cell.state.read().link_seq).max().unwrap_or(0);
         self.shared.forget_name_time(top);
         // directories before what lies in them
         forwarded.sort_by_key(|f| f.cell.kind != FileKind::Dir);
         let hints: Vec<Hint> = recovered.iter_mut().flat_map(|r| std::mem::take(&mut r.hints)).collect();
+        self.load_ahead(&recovered, &hints);
         // all verdicts first: changes make versions newer
         let verdicts = hints.iter().map(|h| p.judge(h)).collect::<Result<Vec<_>>>()?;
         for v in verdicts.into_iter().flatten() {
@@ -131,6 +132,44 @@ impl MountedVolume {
         // those that lost their last name are deleted with the notes
         p.judged.extend(p.failed.into_iter().filter(|c| c.state.read().nlink == 0));
         Ok(p.judged)
+    }
+
+    /// The roll-forward records of all domains, which know nothing of each other, become cells.
+    fn roll_forward_all(&self, recovered: &mut [Recovered]) -> Result<Vec<Forwarded>> {
+        let grain = if recovered.iter().any(Recovered::has_much) { 1 } else { self.domains.len() };
+        let records: Vec<Mutex<_>> = recovered.iter_mut().map(|r| Mutex::new(r.take_forward())).collect();
+        let one = |i: usize| {
+            let records = std::mem::take(&mut *records[i].lock());
+            match self.domains[i].enter_unthrottled() {
+                Ok(e) => self.domains[i].roll_forward(&e, records),
+                Err(Error::DomainFailed { .. }) => Ok(Vec::new()),
+                Err(e) => Err(e),
+            }
+        };
+        let all = self.shared.workers.each(self.domains.len(), grain, one)?;
+        Ok(all.into_iter().flatten().collect())
+    }
+
+    /// Loads by several threads what one is about to compare. Errors are met again there.
+    fn load_ahead(&self, recovered: &[Recovered], hints: &[Hint]) {
+        let workers = &self.shared.workers;
+        let mut wanted: Vec<InodeNo> = recovered.iter().flat_map(|r| r.remote.iter().copied()).collect();
+        wanted.extend(hints.iter().flat_map(|h| [h.child.ino, h.dir]));
+        wanted.sort_unstable();
+        wanted.dedup();
+        if workers.threads_for(wanted.len(), FEW_INODES) == 1 {
+            return;
+        }
+        let parts = wanted.len().div_ceil(FEW_INODES);
+        let part = |i: usize| {
+            for ino in wanted.iter().skip(i * FEW_INODES).take(FEW_INODES) {
+                if let Some(d) = self.domain_of(*ino) {
+                    let _ = d.find(*ino);
+                }
+            }
+            Ok::<_, Error>(())
+        };
+        let _ = workers.each(parts, 1, part);
     }
 
     /// Takes away the tombstones and exchanges that recovery has carried out, durably.

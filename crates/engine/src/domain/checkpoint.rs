@@ -5,10 +5,34 @@
 //! on their own and in parallel, and nobody stops writing meanwhile.
 
 use super::Domain;
+use crate::braid::frontier::Frontier;
 use crate::error::{Error, Result};
 use crate::planted::{self, Bug, planted};
+use crate::types::{InodeNo, TxId};
 use braidfs_format::domain::{CLEAN, DomainHeader, NEEDS_GC};
+use braidfs_sync::MutexGuard;
 use std::sync::atomic::Ordering;
+
+/// A checkpoint that was begun ([`Domain::begin_checkpoint`]).
+pub(crate) struct Begun {
+    number_of_this: u64,
+    /// The newest transaction that it covers.
+    upto: TxId,
+    quarantined: Vec<InodeNo>,
+    /// Transactions of other domains, which are durable.
+    peers: Frontier,
+    /// As the header counts.
+    number: u64,
+}
+
+/// What the header tells of a checkpoint.
+pub(crate) struct Told {
+    /// The first transaction that is kept, and where the journal begins from now on.
+    keep: u64,
+    tail: u64,
+    /// Number of the header.
+    seq: u64,
+}
 
 impl Domain {
     /// Numbers of removed directories that stay taken until the next checkpoint.
@@ -86,6 +110,18 @@ impl Domain {
     }
 
     fn checkpoint_locked(&self, leaving: &[u32]) -> Result<()> {
+        let begun = self.begin_checkpoint()?;
+        self.write_home(&begun, leaving)?;
+        self.flush_devices()?;
+        let told = self.tell_checkpoint(&begun)?;
+        self.store.device(0).flush()?;
+        self.end_checkpoint(&begun, &told);
+        Ok(())
+    }
+
+    /// The first step of a checkpoint, under `checkpoint_lock` as the others: what it covers, and that the other domains'
+    /// sides of that are durable.
+    pub(crate) fn begin_checkpoint(&self) -> Result<Begun> {
         if let Some(why) = self.failed() {
             return Err(Error::DomainFailed { domain: self.id, why: why.to_owned() });
         }
@@ -102,48 +138,65 @@ impl Domain {
             }
         }
         let number = self.header.lock().header.checkpoint.get().saturating_add(1);
-        let write_home = || -> Result<()> {
-            // the segment tables last: they count what is written
-            self.nodes.write_home()?;
-            self.space.write_home_without(number, leaving)?;
-            self.flush_devices()
-        };
-        let newest_tail = || {
-            // orphans are listed in the newest commit only: it stays
-            let listed = self.orphans_listed.load(Ordering::Acquire) || !self.orphans.is_empty();
-            let keep = if listed { upto.0 } else { upto.0 + 1 };
-            let first_pos = self.first_pos.lock();
-            let tail = first_pos.range(keep..).map(|(_, p)| *p).min().unwrap_or_else(|| self.journal.head());
-            // before a header says so
-            let (old, head) = (self.journal.tail(), self.journal.head());
-            assert!(old <= tail && tail <= head, "{}: journal tail {old} to {tail}, head {head}", self.id);
-            (keep, tail)
-        };
-        let move_tail = |h: &mut DomainHeader, tail: u64| {
-            h.tail_pos = tail.into();
-            h.head_pos = self.journal.head().into();
-            h.checkpointed_tx = upto.0.into();
-            h.last_tx = upto.0.into();
-        };
-        planted::too_early(Bug::TailEarly, || self.write_header(|h| move_tail(h, newest_tail().1)))?;
-        write_home()?;
-        let (keep, tail) = newest_tail();
-        self.write_header(|h| {
-            move_tail(h, tail);
-            h.checkpoint = number.into();
+        Ok(Begun { number_of_this, upto, quarantined, peers, number })
+    }
+
+    /// The second step: the home tables, but for a flush of the domain's devices, which must follow.
+    pub(crate) fn write_home(&self, begun: &Begun, leaving: &[u32]) -> Result<()> {
+        planted::too_early(Bug::TailEarly, || {
+            let (_, tail) = self.newest_tail(begun);
+            self.write_header(|h| self.move_tail(begun, h, tail))
+        })?;
+        // the segment tables last: they count what is written
+        self.nodes.write_home()?;
+        self.space.write_home_without(begun.number, leaving)?;
+        Ok(())
+    }
+
+    /// Transactions from the first one on are kept, and the journal from the second one on.
+    fn newest_tail(&self, begun: &Begun) -> (u64, u64) {
+        // orphans are listed in the newest commit only: it stays
+        let listed = self.orphans_listed.load(Ordering::Acquire) || !self.orphans.is_empty();
+        let keep = if listed { begun.upto.0 } else { begun.upto.0 + 1 };
+        let first_pos = self.first_pos.lock();
+        let tail = first_pos.range(keep..).map(|(_, p)| *p).min().unwrap_or_else(|| self.journal.head());
+        // before a header says so
+        let (old, head) = (self.journal.tail(), self.journal.head());
+        assert!(old <= tail && tail <= head, "{}: journal tail {old} to {tail}, head {head}", self.id);
+        (keep, tail)
+    }
+
+    fn move_tail(&self, begun: &Begun, h: &mut DomainHeader, tail: u64) {
+        h.tail_pos = tail.into();
+        h.head_pos = self.journal.head().into();
+        h.checkpointed_tx = begun.upto.0.into();
+        h.last_tx = begun.upto.0.into();
+    }
+
+    /// The third step: the header tells of the home tables, which are durable. A flush of it must follow.
+    pub(crate) fn tell_checkpoint(&self, begun: &Begun) -> Result<Told> {
+        let (keep, tail) = self.newest_tail(begun);
+        let seq = self.change_header(|h| {
+            self.move_tail(begun, h, tail);
+            h.checkpoint = begun.number.into();
             h.tables = self.space.table_sum().into();
         })?;
-        self.journal.release(tail);
+        Ok(Told { keep, tail, seq })
+    }
+
+    /// The last step: the header is durable.
+    pub(crate) fn end_checkpoint(&self, begun: &Begun, told: &Told) {
+        self.header_is_durable(told.seq);
+        self.journal.release(told.tail);
         let mut f = self.first_pos.lock();
-        *f = f.split_off(&keep);
+        *f = f.split_off(&told.keep);
         drop(f);
-        for n in quarantined {
+        for n in &begun.quarantined {
             self.nodes.release(n.node());
         }
-        self.peer_txs.lock().drop_covered(&peers);
-        self.checkpointing.end(number_of_this);
+        self.peer_txs.lock().drop_covered(&begun.peers);
+        self.checkpointing.end(begun.number_of_this);
         self.counters.checkpoints.fetch_add(1, Ordering::Relaxed);
-        Ok(())
     }
 
     /// Changes the domain header and makes it durable.
@@ -151,21 +204,40 @@ impl Domain {
     /// # Errors
     /// Of the device.
     pub fn write_header(&self, change: impl FnOnce(&mut DomainHeader)) -> Result<()> {
+        let seq = self.change_header(change)?;
+        self.store.device(0).flush()?;
+        self.header_is_durable(seq);
+        Ok(())
+    }
+
+    /// Changes the domain header; its number. A flush of the volume's first device must follow, and then
+    /// [`Self::header_is_durable`].
+    pub(crate) fn change_header(&self, change: impl FnOnce(&mut DomainHeader)) -> Result<u64> {
         if self.shared.dead.load(Ordering::Relaxed) {
             return Err(Error::Io(std::io::Error::other("the volume was killed")));
         }
         let mut h = self.header.lock();
         let mut new = h.header;
         change(&mut new);
+        let dev = self.store.device(0);
+        if h.durable < h.seq {
+            // the copy that is about to be overwritten may be the only one on the device that holds
+            dev.flush()?;
+            h.durable = h.seq;
+        }
         let (copy, seq) = (1 - h.copy, h.seq + 1);
         let block = new.to_block(self.store.volume, h.pair, copy, seq);
-        let dev = self.store.device(0);
         dev.write(h.pair + copy as u64, &block)?;
-        dev.flush()?;
         h.copy = copy;
         h.seq = seq;
         h.header = new;
-        Ok(())
+        Ok(seq)
+    }
+
+    /// A flush has succeeded that began after [`Self::change_header`] gave `seq`.
+    pub(crate) fn header_is_durable(&self, seq: u64) {
+        let mut h = self.header.lock();
+        h.durable = h.durable.max(seq);
     }
 
     /// The header says that the domain is in use from now on, and after a crash that links across domains are to be
@@ -174,15 +246,18 @@ impl Domain {
     /// # Errors
     /// Of the device.
     pub fn mark_used(&self, after_crash: bool) -> Result<()> {
-        self.write_header(|h| {
-            let mut f = h.flags.get() & !CLEAN;
-            if after_crash {
-                f |= NEEDS_GC;
-            }
-            h.flags = f.into();
-            h.mounts = (h.mounts.get().wrapping_add(1)).into();
-            h.head_pos = self.journal.head().into();
-        })
+        self.write_header(|h| self.in_use(h, after_crash))
+    }
+
+    /// What [`Self::mark_used`] changes.
+    pub(crate) fn in_use(&self, h: &mut DomainHeader, after_crash: bool) {
+        let mut f = h.flags.get() & !CLEAN;
+        if after_crash {
+            f |= NEEDS_GC;
+        }
+        h.flags = f.into();
+        h.mounts = (h.mounts.get().wrapping_add(1)).into();
+        h.head_pos = self.journal.head().into();
     }
 
     /// Whether the background GC after a crash has not finished.
@@ -226,21 +301,27 @@ impl Domain {
         self.commit()
     }
 
-    /// Last act of a proper unmount: everything is committed; the header says clean.
-    ///
-    /// # Errors
-    /// Of the device.
-    pub fn close(&self) -> Result<()> {
-        let mark_clean = |h: &mut DomainHeader| h.flags = (h.flags.get() | CLEAN).into();
-        planted::too_early(Bug::CleanEarly, || self.write_header(mark_clean))?;
-        self.commit()?;
-        self.checkpoint()?;
-        let empty = self.orphans.is_empty();
-        self.write_header(|h| {
-            if empty {
+    /// The header as a proper unmount leaves it, where all is checkpointed and no inode is unlinked and open.
+    pub(crate) fn is_clean(&self, h: &mut DomainHeader) {
+        if self.orphans.is_empty() {
+            h.tail_pos = h.head_pos;
+            h.flags = (h.flags.get() | CLEAN).into();
+        }
+    }
+
+    /// The header before its time: a planted bug.
+    pub(crate) fn clean_early(&self) -> Result<()> {
+        planted::too_early(Bug::CleanEarly, || {
+            self.write_header(|h| {
+                h.head_pos = self.journal.head().into();
                 h.tail_pos = h.head_pos;
-                mark_clean(h);
-            }
+                h.flags = (h.flags.get() | CLEAN).into();
+            })
         })
+    }
+
+    /// Keeps others from checkpointing this domain; `None`: one does.
+    pub(crate) fn try_checkpoint_alone(&self) -> Option<MutexGuard<'_, ()>> {
+        self.checkpoint_lock.try_lock()
     }
 }

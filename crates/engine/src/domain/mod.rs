@@ -20,11 +20,14 @@ pub mod flush;
 pub mod in_place;
 pub mod load;
 pub mod memory;
+mod merge;
 mod orphans;
 mod out;
 pub mod peers;
 pub mod quiesce;
 pub mod recover;
+pub mod recovered;
+pub(crate) mod replay;
 pub mod serialise;
 mod shared;
 pub mod sync;
@@ -64,6 +67,8 @@ pub struct HeaderPair {
     pub copy: usize,
     /// Its sequence number.
     pub seq: u64,
+    /// The newest one that is known to be durable.
+    pub durable: u64,
     /// Its content.
     pub header: DomainHeader,
 }

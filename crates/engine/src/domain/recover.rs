@@ -6,78 +6,25 @@
 //! `braid/reconcile.rs` completes (links across domains) and `volume/mount.rs` commits. Until that commit the journal's
 //! tail stays: a crash during recovery starts it again from the same state.
 
+use super::merge::merge;
 use super::peers::Peers;
+pub use super::recovered::{Claim, Forward, Forwarded, Hint, Recovered};
+use super::replay::{Tables, replay};
 use super::{Domain, Enter, HeaderPair, Layers, Shared};
+use crate::cell::Body;
 use crate::cell::record::decode_cell;
-use crate::cell::{Body, Cell};
 use crate::error::Result;
 use crate::journal::Journal;
 use crate::nodes::NodeTable;
-use crate::planted::{Bug, planted};
 use crate::space::{Checkpointed, Run, Space};
 use crate::store::Store;
 use crate::types::*;
 use braidfs_format::domain::CLEAN;
 use braidfs_format::group::{SegmentKind, Temperature};
-use braidfs_format::inode::Link;
-use braidfs_format::journal::{Chunk, ChunkKind, Record};
-use braidfs_format::node::{DIR, NodeKind, NodeRecord, OVERFLOW, REMOTE};
-use braidfs_format::{BLOCK_BYTES, Corrupt};
+use braidfs_format::journal::Record;
+use braidfs_format::node::{DIR, NodeRecord};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
-
-/// A cross-domain directory entry that a replayed transaction changed.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Hint {
-    /// The directory.
-    pub dir: InodeNo,
-    /// The name.
-    pub name: Box<[u8]>,
-    /// The inode that it names or named.
-    pub child: InodeRef,
-}
-
-/// A name that an inode had by a roll-forward record.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Claim {
-    /// The inode.
-    pub ino: InodeNo,
-    /// The name.
-    pub link: Link,
-    /// When it got its names, in logical time.
-    pub seq: u64,
-}
-
-/// An inode that was rolled forward: its links before and after are to be compared.
-#[derive(Debug)]
-pub struct Forwarded {
-    /// The cell, already in the recovery transaction.
-    pub cell: Arc<Cell>,
-    /// Its committed links.
-    pub old_links: Vec<Link>,
-}
-
-/// What replay leaves for the volume to do.
-#[derive(Debug, Default)]
-pub struct Recovered {
-    /// The domain was not unmounted properly.
-    pub dirty: bool,
-    /// Transactions replayed.
-    pub transactions: usize,
-    /// Traces of the crash in the journal that might be damage.
-    pub traces: Vec<String>,
-    /// Entries and inodes of other domains to compare.
-    pub hints: Vec<Hint>,
-    /// Inodes replayed with a parent in another domain.
-    pub remote: Vec<InodeNo>,
-    /// Unlinked but open when it stopped.
-    pub orphans: Vec<InodeNo>,
-    /// Names that rolled-forward inodes once had durably, also where a later record moved them on: whoever claims such a
-    /// name by an older record lost it.
-    pub claims: Vec<Claim>,
-    /// Roll-forward records, by inode: the inode's own and its overflow nodes'.
-    forward: Vec<(NodeRecord, Vec<NodeRecord>)>,
-}
 
 impl Domain {
     /// Opens a domain and replays its journal.
@@ -110,10 +57,12 @@ impl Domain {
         let mut durable = header.header.last_tx.get();
         if header.header.flags.get() & CLEAN == 0 && replay_it {
             rec.dirty = true;
-            let (chunks, end) = journal.scan()?;
+            let workers = &shared.workers;
+            let (chunks, end) = journal.scan(workers)?;
             rec.traces = journal.traces(&chunks, end, header.header.last_tx.get())?;
-            let last = replay(id, &chunks, &space, &nodes, header.header.last_tx.get(), &mut rec)?;
-            rec.forward = merge_roll_forward(&store, &chunks, last, &mut rec.claims)?;
+            let tables = Tables { geometry: store.geometry, space: &space, nodes: &nodes };
+            let last = replay(id, &chunks, &tables, &header.header, workers, &mut rec)?;
+            rec.forward = merge(&store, &chunks, last, workers, &mut rec.claims)?;
             durable = last;
             // the recovery transaction is newer than everything seen
             let newest = chunks.iter().map(|c| c.tx.0).max().unwrap_or(0).max(last);
@@ -143,9 +92,9 @@ impl Domain {
     ///
     /// # Errors
     /// [`crate::Error::Corrupt`] where a record cannot be.
-    pub fn roll_forward(&self, e: &Enter<'_>, rec: &mut Recovered) -> Result<Vec<Forwarded>> {
+    pub fn roll_forward(&self, e: &Enter<'_>, records: Vec<Forward>) -> Result<Vec<Forwarded>> {
         let mut out = Vec::new();
-        for (inode, overflow) in std::mem::take(&mut rec.forward) {
+        for (inode, overflow) in records {
             if let Some(f) = self.roll_forward_one(e, &inode, overflow)? {
                 out.push(f);
             }
@@ -249,150 +198,4 @@ impl Domain {
         self.cells.insert_new(cell.clone());
         Ok(Some(Forwarded { cell, old_links }))
     }
-}
-
-/// Applies the committed transactions; the newest one's number.
-///
-/// # Errors
-/// `Corrupt` where one is missing or does not hold; of the device.
-pub(crate) fn replay(
-    id: DomainId,
-    chunks: &[Chunk],
-    space: &Space,
-    nodes: &NodeTable,
-    last: u64,
-    rec: &mut Recovered,
-) -> Result<u64> {
-    let by_pos: HashMap<u64, &Chunk> = chunks.iter().map(|c| (c.pos, c)).collect();
-    let mut commits: Vec<&Chunk> = chunks.iter().filter(|c| c.kind == ChunkKind::Commit).collect();
-    commits.sort_by_key(|c| c.tx);
-    let mut newest = last;
-    for c in commits {
-        let mut records = Vec::new();
-        for part in &c.records {
-            if let Record::After(tx) = part {
-                if tx.0 > newest {
-                    let why = format!("{id}: {} follows {tx}, which is missing", c.tx);
-                    return Err(Corrupt::new("journal", why).into());
-                }
-                continue;
-            }
-            let Record::Part { pos, crc } = part else {
-                return Err(Corrupt::new("commit record", format!("{id} {}: holds {part:?}", c.tx)).into());
-            };
-            match by_pos.get(pos) {
-                Some(p) if p.crc == *crc && p.tx == c.tx && p.kind == ChunkKind::Stream => {
-                    records.extend(p.records.iter().cloned())
-                }
-                // checkpointed long ago, its chunks partly overwritten
-                _ if c.tx.0 <= last => {
-                    records.clear();
-                    break;
-                }
-                _ => {
-                    let why = format!("{id} {}: the chunk at {pos} that its commit record names does not hold", c.tx);
-                    return Err(Corrupt::new("journal", why).into());
-                }
-            }
-        }
-        if !planted(Bug::BitmapNotReplayed) {
-            space.replay(&records, c.tx)?;
-        }
-        nodes.replay(&records)?;
-        newest = newest.max(c.tx.0);
-        rec.transactions += 1;
-        rec.orphans.clear();
-        for r in records {
-            match r {
-                Record::Remote { dir, child, generation, name } => {
-                    rec.hints.push(Hint { dir, name, child: InodeRef { ino: child, generation } })
-                }
-                Record::Node { node, entry } if entry.used() && entry.flags & (REMOTE | OVERFLOW) == REMOTE => {
-                    rec.remote.push(node.inode());
-                }
-                Record::Orphans(o) => rec.orphans.extend(o),
-                _ => {}
-            }
-        }
-    }
-    rec.hints.sort();
-    rec.hints.dedup();
-    rec.remote.sort();
-    rec.remote.dedup();
-    Ok(newest)
-}
-
-/// Merges the roll-forward chunks of transactions after `last`: per inode, its newest records.
-fn merge_roll_forward(
-    store: &Store,
-    chunks: &[Chunk],
-    last: u64,
-    claims: &mut Vec<Claim>,
-) -> Result<Vec<(NodeRecord, Vec<NodeRecord>)>> {
-    let mut forward: Vec<&Chunk> =
-        chunks.iter().filter(|c| c.kind == ChunkKind::RollForward && c.tx.0 > last).collect();
-    forward.sort_by_key(|c| c.pos);
-    // a file syncs one at a time, so only its last chunk can be torn; its data is then compared with the checksums
-    let about = |c: &Chunk| match c.records.first() {
-        Some(Record::Full(r)) if r.flags & DIR == 0 => Some(r.node),
-        _ => None,
-    };
-    let mut latest: HashMap<NodeId, u64> = HashMap::new();
-    for c in &forward {
-        if let Some(n) = about(c) {
-            latest.insert(n, c.pos);
-        }
-    }
-    let mut merged: BTreeMap<NodeId, NodeRecord> = BTreeMap::new();
-    for c in forward {
-        if about(c).is_some_and(|n| latest[&n] == c.pos) && !data_holds(store, c)? {
-            continue;
-        }
-        for r in &c.records {
-            if let Record::Full(r) = r {
-                if r.kind == NodeKind::Inode {
-                    let i = braidfs_format::inode::Inode::decode(&r.payload)?;
-                    claims.extend(i.links.into_iter().map(|link| Claim { ino: r.node.inode(), link, seq: i.link_seq }));
-                }
-                let newer = merged.get(&r.node).is_none_or(|o| {
-                    r.generation != o.generation || (r.version >= o.version) != planted(Bug::VersionInverted)
-                });
-                if newer {
-                    merged.insert(r.node, r.clone());
-                }
-            }
-        }
-    }
-    let (inodes, overflow): (Vec<_>, Vec<_>) = merged.into_values().partition(|r| r.kind == NodeKind::Inode);
-    let mut by_owner: HashMap<InodeNo, Vec<NodeRecord>> = HashMap::new();
-    for r in overflow {
-        by_owner.entry(r.owner).or_default().push(r);
-    }
-    Ok(inodes
-        .into_iter()
-        .map(|i| {
-            let o = by_owner.remove(&i.node.inode()).unwrap_or_default();
-            (i, o)
-        })
-        .collect())
-}
-
-/// Whether the data blocks that came with a roll-forward chunk reached the device.
-fn data_holds(store: &Store, c: &Chunk) -> Result<bool> {
-    if planted(Bug::DataUnchecked) {
-        return Ok(true);
-    }
-    for r in &c.records {
-        if let Record::Sums { addr, sums } = r {
-            if !store.geometry.contains(*addr, sums.len() as u64) {
-                return Ok(false);
-            }
-            let mut b = vec![0u8; sums.len() * BLOCK_BYTES];
-            store.read(*addr, &mut b)?;
-            if b.chunks(BLOCK_BYTES).zip(sums).any(|(b, s)| crc32c::crc32c(b) != *s) {
-                return Ok(false);
-            }
-        }
-    }
-    Ok(true)
 }

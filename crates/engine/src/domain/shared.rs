@@ -8,6 +8,7 @@ use crate::runtime_options::RuntimeOptions;
 use crate::types::*;
 use braidfs_format::super_block::{INCOMPAT_DATA_SUMS, SuperBlock};
 use braidfs_sync::slots::Line;
+use braidfs_sync::workers::Workers;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// No logical time that an operation gave is this late: what says so was written by nobody of us, and must not stop the clock.
@@ -49,6 +50,8 @@ pub struct Shared {
     pub closing: AtomicBool,
     /// Those of `options` that a remount changes.
     pub runtime: RuntimeOptions,
+    /// Threads of the mount and of the unmount.
+    pub workers: Workers,
     /// Recovery has not made the domains agree yet: tombstones and exchanges in records count.
     pub recovering: AtomicBool,
 }
@@ -69,6 +72,11 @@ impl Shared {
             read_only: AtomicBool::new(false),
             closing: AtomicBool::new(false),
             runtime: RuntimeOptions::new(&options),
+            workers: match options.recovery_threads {
+                0 if options.serial => Workers::alone(),
+                0 => Workers::available(),
+                n => Workers::always(n),
+            },
             recovering: AtomicBool::new(true),
             options,
         }

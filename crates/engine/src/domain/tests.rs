@@ -50,7 +50,10 @@ impl Peers for Double {
 
 /// The first of two domains; the other one is not opened.
 fn alone() -> (Arc<Domain>, Arc<Double>) {
-    let device: Arc<dyn Device> = Arc::new(MemDevice::new(16384));
+    alone_on(Arc::new(MemDevice::new(16384)))
+}
+
+fn alone_on(device: Arc<dyn Device>) -> (Arc<Domain>, Arc<Double>) {
     let o = MkfsOptions { domains: Some(2), ..MkfsOptions::default() };
     crate::mkfs::format(std::slice::from_ref(&device), &o).unwrap();
     let (sb, devices) = read_super(&[device]).unwrap();
@@ -103,6 +106,27 @@ fn a_checkpoint_has_the_other_side_committed_before_the_tail_moves() {
     assert!(d.journal.tail() > tail);
     d.checkpoint().unwrap();
     assert_eq!(double.commits.lock().unwrap().len(), 1, "nothing new was shared since");
+}
+
+#[test]
+fn a_header_is_not_overwritten_before_the_other_one_is_durable() {
+    let device = Arc::new(MemDevice::new(16384));
+    let (d, _) = alone_on(device.clone());
+    let begin = device.flushes();
+    let change = || d.change_header(|h| h.mounts = (h.mounts.get() + 1).into()).unwrap();
+    let first = change();
+    assert_eq!(device.flushes(), begin, "the copy before it is durable, and stays");
+    let second = change();
+    assert_eq!(device.flushes(), begin + 1, "the first one is the only copy that stays");
+    // that is known already, and says nothing of the second
+    d.header_is_durable(first);
+    let third = change();
+    assert_eq!(device.flushes(), begin + 2);
+    device.flush().unwrap();
+    d.header_is_durable(third);
+    change();
+    assert_eq!(device.flushes(), begin + 3);
+    assert!(first < second && second < third);
 }
 
 #[test]

@@ -10,7 +10,8 @@ use crate::store::Store;
 use braidfs_format::domain::DomainHeader;
 use braidfs_format::journal::Chunk;
 use braidfs_format::{BLOCK_BYTES, BlockAddr, DomainId};
-use braidfs_store::ring::Ring;
+use braidfs_store::ring::{Reading, Ring};
+use braidfs_sync::workers::Workers;
 use braidfs_sync::{Mutex, rank};
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -109,8 +110,8 @@ impl Journal {
     ///
     /// # Errors
     /// Of the device; `Corrupt` where the tail is one of an older header: the chunks from there on were overwritten.
-    pub fn scan(&self) -> Result<(Vec<Chunk>, u64)> {
-        Ok(self.ring.scan(self.tail(), forged)?)
+    pub fn scan(&self, workers: &Workers) -> Result<(Vec<Chunk>, u64)> {
+        Ok(self.ring.scan(self.tail(), workers, &Planted)?)
     }
 
     /// Traces of chunks that a crash cut off, or damage ([`Ring::traces`]).
@@ -122,15 +123,24 @@ impl Journal {
     }
 }
 
-/// As it is; with the planted bug [`Bug::TornAccepted`] a checksum that holds.
-fn forged(chunk: &[u8], blocks: u32) -> Cow<'_, [u8]> {
-    match chunk.get(..blocks as usize * BLOCK_BYTES) {
-        Some(whole) if planted(Bug::TornAccepted) => {
-            let mut v = whole.to_vec();
-            let crc = braidfs_format::block::checksum(&v);
-            v[4..8].copy_from_slice(&crc.to_le_bytes());
-            v.into()
+/// As it is, but for the planted bugs.
+struct Planted;
+
+impl Reading for Planted {
+    /// With [`Bug::TornAccepted`] every checksum holds.
+    fn image<'b>(&self, chunk: &'b [u8], blocks: u32) -> Cow<'b, [u8]> {
+        match chunk.get(..blocks as usize * BLOCK_BYTES) {
+            Some(whole) if planted(Bug::TornAccepted) => {
+                let mut v = whole.to_vec();
+                let crc = braidfs_format::block::checksum(&v);
+                v[4..8].copy_from_slice(&crc.to_le_bytes());
+                v.into()
+            }
+            _ => chunk.into(),
         }
-        _ => chunk.into(),
+    }
+
+    fn unreadable(&self, why: braidfs_store::Error) -> braidfs_store::Result<()> {
+        if planted(Bug::UnreadableBlank) { Ok(()) } else { Err(why) }
     }
 }

@@ -148,7 +148,11 @@ impl NodeTable {
     /// `Corrupt` where a node, or the block it is said to lie in, is not of this domain; of the device. The records
     /// before the one that failed are then applied.
     pub fn apply(&self, records: &[Record]) -> Result<()> {
-        let done = records.iter().try_for_each(|record| match *record {
+        self.apply_all(records.iter())
+    }
+
+    fn apply_all<'r>(&self, mut records: impl Iterator<Item = &'r Record>) -> Result<()> {
+        let done = records.try_for_each(|record| match *record {
             Record::Node { node, entry } => self.set(node, entry),
             _ => Ok(()),
         });
@@ -157,12 +161,12 @@ impl NodeTable {
     }
 
     /// As [`NodeTable::apply`], for recovery. Records set states, so replaying what is in the home tables already
-    /// changes nothing.
+    /// changes nothing. Several threads may replay at a time, each records of groups of its own.
     ///
     /// # Errors
     /// As [`NodeTable::apply`].
-    pub fn replay(&self, records: &[Record]) -> Result<()> {
-        self.apply(records)
+    pub fn replay<'r>(&self, records: impl Iterator<Item = &'r Record>) -> Result<()> {
+        self.apply_all(records)
     }
 
     fn set(&self, node: NodeId, entry: NodeEntry) -> Result<()> {

@@ -28,12 +28,12 @@ impl Space {
     /// `Corrupt` where a run is not of this domain or touches metadata or journal; of the device (owner tables are
     /// loaded on first need). The records before the one that failed are then applied.
     pub fn apply(&self, records: &[Record], tx: TxId) -> Result<()> {
-        self.apply_all(records, tx, true)
+        self.apply_all(records.iter(), tx, true)
     }
 
     /// `live`: [`Space::pending_free`] has counted what they free.
-    fn apply_all(&self, records: &[Record], tx: TxId, live: bool) -> Result<()> {
-        let done = records.iter().try_for_each(|record| match *record {
+    fn apply_all<'r>(&self, mut records: impl Iterator<Item = &'r Record>, tx: TxId, live: bool) -> Result<()> {
+        let done = records.try_for_each(|record| match *record {
             Record::Alloc { addr, len, kind, temperature, owner, lblk } => {
                 self.apply_alloc(Run { addr, len }, kind, temperature, (owner, lblk), tx)
             }
@@ -48,11 +48,12 @@ impl Space {
         done
     }
 
-    /// As [`Space::apply`], for recovery: blocks that the journal says are valid are also marked used.
+    /// As [`Space::apply`], for recovery: blocks that the journal says are valid are also marked used. Several threads may
+    /// replay at a time, each records of groups of its own.
     ///
     /// # Errors
     /// As [`Space::apply`].
-    pub fn replay(&self, records: &[Record], tx: TxId) -> Result<()> {
+    pub fn replay<'r>(&self, records: impl Iterator<Item = &'r Record>, tx: TxId) -> Result<()> {
         self.apply_all(records, tx, false)
     }
 

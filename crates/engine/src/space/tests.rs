@@ -174,7 +174,7 @@ fn run_model(seed: u64, steps: usize) {
                 space = open(last);
                 assert_eq!(space.doubt(last.sum), None, "a crash costs no segment table of an earlier checkpoint");
                 for (tx, records) in &log {
-                    space.replay(records, *tx).unwrap();
+                    space.replay(records.iter(), *tx).unwrap();
                 }
                 assert_eq!(committed(&space), before);
                 space.write_home(last.checkpoint + 1).unwrap();
@@ -341,13 +341,13 @@ fn foreign_runs_are_corrupt() {
         let run = Run { addr: BlockAddr(addr), len };
         let records = [alloc_record(run, DATA, 9, 0), Record::Free { addr: run.addr, len }];
         for record in records {
-            assert!(matches!(space.replay(&[record], TxId(1)), Err(Error::Corrupt(_))), "{run:?}");
+            assert!(matches!(space.replay([record].iter(), TxId(1)), Err(Error::Corrupt(_))), "{run:?}");
         }
         assert!(matches!(space.take(run), Err(Error::Corrupt(_))));
     }
     let bad_kind = Class { kind: SegmentKind::Absent, temperature: Temperature::Warm };
     let run = Run { addr: BlockAddr(400), len: 1 };
-    assert!(matches!(space.replay(&[alloc_record(run, bad_kind, 9, 0)], TxId(1)), Err(Error::Corrupt(_))));
+    assert!(matches!(space.replay([alloc_record(run, bad_kind, 9, 0)].iter(), TxId(1)), Err(Error::Corrupt(_))));
     assert_eq!(space.stats().free, USABLE);
     space.take(run).unwrap();
     assert_eq!(space.stats().free, USABLE - 1);

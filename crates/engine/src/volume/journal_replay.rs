@@ -1,7 +1,8 @@
 //! Replay of journals for a check of an unmounted volume, which cannot use the engine but through this.
 
 use super::Volume;
-use crate::domain::recover::{self, Recovered};
+use crate::domain::recover::Recovered;
+use crate::domain::replay::{self, Tables};
 use crate::error::Result;
 use crate::nodes::NodeTable;
 use crate::space::{Checkpointed, Run, Space};
@@ -11,6 +12,7 @@ use braidfs_format::domain::DomainHeader;
 use braidfs_format::journal::Chunk;
 use braidfs_store::Store;
 use braidfs_store::interface::{Replay, ReplayError};
+use braidfs_sync::workers::Workers;
 use std::sync::Arc;
 
 /// The engine's own recovery.
@@ -40,8 +42,9 @@ impl Replay for JournalReplay {
         let checkpointed = Checkpointed::of(header);
         let space = Space::open(Arc::clone(store), domain, 1, groups, Some(journal), Some(checkpointed))?;
         let table = NodeTable::open(Arc::clone(store), domain, &space.groups(), &space)?;
-        let last = header.last_tx.get();
-        let newest = recover::replay(domain, chunks, &space, &table, last, &mut Recovered::default())?;
+        let tables = Tables { geometry: store.geometry, space: &space, nodes: &table };
+        let workers = Workers::available();
+        let newest = replay::replay(domain, chunks, &tables, header, &workers, &mut Recovered::default())?;
         header.checkpoint = header.checkpoint.get().saturating_add(1).into();
         table.write_home()?;
         space.write_home(header.checkpoint.get())?;

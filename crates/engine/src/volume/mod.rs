@@ -20,6 +20,7 @@ pub(crate) mod operation;
 pub mod remount;
 pub mod room;
 mod siblings;
+mod side_by_side;
 pub mod trim;
 
 use crate::error::{Error, Result};

@@ -157,7 +157,7 @@ pub(crate) fn open_domain(
         )
         .into());
     }
-    let h = HeaderPair { pair, copy, seq, header };
+    let h = HeaderPair { pair, copy, seq, durable: seq, header };
     let (d, rec) = Domain::open(id, store.clone(), shared.clone(), peers.clone(), h, &groups, sb.mlogs.get())?;
     if header.flags.get() & FAILED != 0 {
         d.fail(&Error::Busy("it failed before; run fsck.braidfs".into()));
@@ -174,29 +174,10 @@ fn open_domains(
     bat: &Bat,
 ) -> Result<Vec<(Arc<Domain>, Recovered)>> {
     let peers: Arc<dyn Peers> = siblings.clone();
-    let one = |i| open_domain(sb, store, shared, &peers, bat, DomainId(i));
-    let n = sb.domains.get();
+    let n = usize::from(sb.domains.get());
     // a small volume is open sooner than threads start
-    if shared.options.serial || n == 1 || store.geometry.groups < SMALL_GROUPS {
-        return (0..n).map(one).collect();
-    }
-    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(usize::from(n)).max(1) as u16;
-    std::thread::scope(|s| {
-        let one = &one;
-        let workers: Vec<_> = (0..threads)
-            .map(|t| {
-                s.spawn(move || {
-                    (t..n).step_by(usize::from(threads)).map(|i| one(i).map(|d| (i, d))).collect::<Result<Vec<_>>>()
-                })
-            })
-            .collect();
-        let mut all = Vec::new();
-        for w in workers {
-            all.extend(w.join().unwrap_or_else(|p| std::panic::resume_unwind(p))?);
-        }
-        all.sort_by_key(|(i, _)| *i);
-        Ok(all.into_iter().map(|(_, d)| d).collect())
-    })
+    let grain = if store.geometry.groups < SMALL_GROUPS { n } else { 1 };
+    shared.workers.each(n, grain, |i| open_domain(sb, store, shared, &peers, bat, DomainId(i as u16)))
 }
 
 impl MountedVolume {
@@ -217,19 +198,11 @@ impl MountedVolume {
         if self.domains.iter().any(|d| d.needs_gc()) {
             self.maybe_stale.store(true, Ordering::Relaxed);
         }
-        for d in &self.domains {
-            if d.failed().is_some() {
-                continue;
-            }
-            d.mark_used(dirty)?;
+        if !dirty {
+            // only the daemon may have died, right after it wrote a header: none is written over the other one before
+            self.store.device(0).flush()?;
         }
-        if dirty {
-            for d in &self.domains {
-                if d.failed().is_none() {
-                    d.checkpoint()?;
-                }
-            }
-        }
-        Ok(())
+        self.mark_all_used(dirty)?;
+        if dirty { self.checkpoint_all() } else { Ok(()) }
     }
 }

@@ -81,9 +81,7 @@ impl Volume {
         })?;
         if !first {
             // a volume that was mounted read-only has done this already
-            for d in &mounted.domains {
-                d.mark_used(false)?;
-            }
+            mounted.mark_all_used(false)?;
         }
         mounted.shared.closing.store(false, Ordering::SeqCst);
         mounted.shared.read_only.store(false, Ordering::SeqCst);
@@ -106,9 +104,7 @@ impl MountedVolume {
         self.shared.closing.store(true, Ordering::SeqCst);
         // operations that entered before are committed by this; those that enter later are refused
         r = r.and(self.commit_everything());
-        for d in self.domains.iter().filter(|d| d.failed().is_none()) {
-            r = r.and(d.close());
-        }
+        r = r.and(self.close_all());
         self.shared.read_only.store(true, Ordering::SeqCst);
         match r {
             Err(Error::DomainFailed { .. }) if failed() == before => Ok(()),

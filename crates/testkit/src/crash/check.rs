@@ -39,12 +39,18 @@ pub struct Depth {
     pub deep_every: u64,
     /// Of the kinds of recovery found, every so manieth is crashed itself (0: none).
     pub second_every: u64,
+    /// Of the kinds of recovery found, every so manieth is run again by several threads, deeply, compared, and crashed itself
+    /// where `second_every` is not 0 (0: none).
+    pub threads_every: u64,
     /// Of the images that only agree with one that was recovered, every so manieth is recovered all the same, deeply,
     /// and compared (0: none).
     pub recheck_every: u64,
     /// Go on after a failure, and count the images that fail.
     pub count_failures: bool,
 }
+
+/// Threads of a recovery that is run again by several.
+const THREADS: usize = 3;
 
 /// What was done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -65,6 +71,12 @@ pub struct Counts {
     pub second_images: u64,
     /// Recoveries run and judged for them.
     pub second_recoveries: u64,
+    /// Recoveries run again by several threads, and compared.
+    #[serde(default)]
+    pub threaded: u64,
+    /// Different images that crashes of these left, each decided; in `second_images`, too.
+    #[serde(default)]
+    pub threaded_images: u64,
     /// Recoveries that did not depend on what they read alone. Always 0, else the figures mean less.
     pub strays: u64,
     /// Images that are not as they must be.
@@ -88,6 +100,8 @@ impl Counts {
         self.crashed += o.crashed;
         self.second_images += o.second_images;
         self.second_recoveries += o.second_recoveries;
+        self.threaded += o.threaded;
+        self.threaded_images += o.threaded_images;
         self.strays += o.strays;
         self.failing += o.failing;
         self.changed_beside += o.changed_beside;
@@ -333,6 +347,7 @@ impl<'a> Checker<'a> {
         let due = |every: u64| every > 0 && self.kinds.is_multiple_of(every);
         let deep_every = if first { self.depth.deep_every } else { 4 * self.depth.deep_every };
         let (deep, second) = (due(deep_every), first && due(self.depth.second_every));
+        let threaded = first && due(self.depth.threads_every);
         let run = self.recover(late, state, judge, level, allowed, deep);
         let value = match &run.seen {
             Ok((_, digest)) => Ok(*digest),
@@ -342,6 +357,10 @@ impl<'a> Checker<'a> {
             self.counts.strays += 1;
         }
         let (seen, _) = run.seen.map_err(|e| (None, e))?;
+        if threaded {
+            // another run of these threads makes other writes: the crash cannot be named by them
+            self.threaded(late, state, judge, &seen).map_err(|why| (None, format!("by {THREADS} threads: {why}")))?;
+        }
         if !second {
             return Ok(());
         }
@@ -352,6 +371,35 @@ impl<'a> Checker<'a> {
         let points = log.points(0, []);
         let level = Level { judge: &|_| judge, expect: Some(&seen) };
         self.check(&log, &points, &level).map_err(|f| (f.crash.map(|c| c.first), f.why))
+    }
+
+    /// Runs the recovery of a state that showed `seen` again, by several threads, and crashes it.
+    fn threaded(&mut self, late: &Late, state: &[u32], judge: &Oracle<'_>, seen: &Seen) -> Result<(), String> {
+        self.counts.threaded += 1;
+        set_clock(times::RECOVERY);
+        let setup = Setup { recovery_threads: THREADS, ..self.setup.clone() };
+        let trace = Arc::new(late.device(state));
+        let device: Arc<dyn Device> = trace.clone();
+        let mounted = guarded(|| {
+            let vol = mount(std::slice::from_ref(&device), &setup).map_err(|e| format!("recovery: {e}"))?;
+            let mounted = trace.log_len();
+            let again = walk(&vol).map_err(|e| format!("after recovery: {e}"))?;
+            same_tree(seen, &again).map_err(|e| format!("it shows something else: {e}"))?;
+            deep(vol, &device, &setup, &again, false)?;
+            Ok(mounted)
+        })
+        .and_then(|r| r)?;
+        if self.depth.second_every == 0 {
+            return Ok(());
+        }
+        let mut events = trace.log();
+        events.truncate(mounted);
+        let log = Log { initial: late.image(state), events };
+        let level = Level { judge: &|_| judge, expect: Some(seen) };
+        let before = self.counts.second_images;
+        let result = self.check(&log, &log.points(0, []), &level);
+        self.counts.threaded_images += self.counts.second_images - before;
+        result.map_err(|f| f.to_string())
     }
 
     /// Recovers a state and judges what there is.

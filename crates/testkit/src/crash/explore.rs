@@ -48,6 +48,7 @@ impl Limits {
             second: Budget { subsets: 4, samples: 4 },
             deep_every: 8,
             second_every: 16,
+            threads_every: 48,
             recheck_every: 256,
             count_failures: false,
         };
@@ -73,6 +74,7 @@ impl Limits {
             second: Budget { subsets: 8, samples: 8 },
             deep_every: 4,
             second_every: 8,
+            threads_every: 32,
             ..brief.depth
         };
         let three =
@@ -130,6 +132,7 @@ impl Report {
             "{} workloads ({} more cannot be done), {pairs} of {of} pairs of operations\n\
          {} crash states in {seconds:.1} s, {:.0} a second: {} images that a crash of a workload left, {} that a crash of \
          one of {} recoveries left\n\
+         {} recoveries run again by several threads, with the same result; crashes of these left {} of the images\n\
          {run} recoveries run and judged ({:.0} a second), the other images hold the same bytes wherever one of these \
          looked; {} of them run all the same; {} deviations\n\
          {} recoveries followed by use, unmount, fsck and a second mount; {} crashes left an image that there was before\n\
@@ -142,6 +145,8 @@ impl Report {
             c.images,
             c.second_images,
             c.crashed,
+            c.threaded,
+            c.threaded_images,
             run as f64 / seconds,
             c.rechecked,
             c.strays,

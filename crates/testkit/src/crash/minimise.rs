@@ -41,6 +41,7 @@ pub(super) fn thorough(second: bool) -> Depth {
         second: Budget { subsets: 6, samples: 4 },
         deep_every: 1,
         second_every: u64::from(second),
+        threads_every: 64 * u64::from(second),
         recheck_every: 1,
         count_failures: false,
     }

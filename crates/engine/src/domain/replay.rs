@@ -1,0 +1,181 @@
+//! Committed transactions of a journal become the committed view again, by several threads.
+//!
+//! What a record sets belongs to one group: validity and owners to the group of its block, the entry of a node to the group of
+//! the node's number. So each thread takes the groups that fall to it, and goes through all transactions in the order of
+//! their numbers: the tables of a group see the records that they would see from one thread, in the same order. What is not of
+//! a group is gathered in that order beside them.
+
+use super::recovered::{Hint, Recovered};
+use crate::error::{Error, Result};
+use crate::nodes::NodeTable;
+use crate::planted::{Bug, planted};
+use crate::space::Space;
+use crate::types::*;
+use braidfs_format::domain::DomainHeader;
+use braidfs_format::journal::{Chunk, ChunkKind, Record};
+use braidfs_format::node::{OVERFLOW, REMOTE};
+use braidfs_format::{Corrupt, Geometry};
+use braidfs_sync::workers::Workers;
+use std::collections::HashMap;
+
+/// Records that one thread has replayed before another has started.
+const FEW_RECORDS: usize = 2048;
+
+/// What records change.
+pub(crate) struct Tables<'t> {
+    pub geometry: Geometry,
+    pub space: &'t Space,
+    pub nodes: &'t NodeTable,
+}
+
+/// A committed transaction.
+struct Committed<'c> {
+    tx: TxId,
+    /// Records of its chunks, in the order in which its commit record names these.
+    parts: Vec<&'c [Record]>,
+}
+
+/// Applies the committed transactions of the journal of which `header` tells; the newest one's number.
+///
+/// # Errors
+/// `Corrupt` where one is missing or does not hold; of the device.
+pub(crate) fn replay(
+    id: DomainId,
+    chunks: &[Chunk],
+    tables: &Tables<'_>,
+    header: &DomainHeader,
+    workers: &Workers,
+    rec: &mut Recovered,
+) -> Result<u64> {
+    let last = header.last_tx.get();
+    let committed = committed(id, chunks, last)?;
+    let records = committed.iter().flat_map(|c| &c.parts).map(|p| p.len()).sum();
+    let threads = workers.threads_for(records, FEW_RECORDS);
+    let grain = if threads == 1 { 2 } else { 1 };
+    let gathered = workers.each(1 + threads, grain, |i| match i {
+        0 => Ok::<_, Error>((None, Some(gather(&committed)))),
+        i => Ok((tables.apply(&committed, i - 1, threads), None)),
+    })?;
+    let (failed, mut found): (Vec<_>, Vec<_>) = gathered.into_iter().unzip();
+    // what one thread would have met first
+    if let Some((_, why)) = failed.into_iter().flatten().min_by_key(|(at, _)| *at) {
+        return Err(why);
+    }
+    if let Some(found) = found.swap_remove(0) {
+        rec.transactions += committed.len();
+        rec.hints = found.hints;
+        rec.remote = found.remote;
+        rec.orphans = found.orphans;
+    }
+    Ok(committed.last().map_or(last, |c| c.tx.0.max(last)))
+}
+
+/// The committed transactions, in the order of their numbers.
+fn committed(id: DomainId, chunks: &[Chunk], last: u64) -> Result<Vec<Committed<'_>>> {
+    let by_pos: HashMap<u64, &Chunk> = chunks.iter().map(|c| (c.pos, c)).collect();
+    let mut commits: Vec<&Chunk> = chunks.iter().filter(|c| c.kind == ChunkKind::Commit).collect();
+    commits.sort_by_key(|c| c.tx);
+    let mut newest = last;
+    let mut all = Vec::with_capacity(commits.len());
+    for c in commits {
+        let mut parts = Vec::new();
+        for part in &c.records {
+            if let Record::After(tx) = part {
+                if tx.0 > newest {
+                    let why = format!("{id}: {} follows {tx}, which is missing", c.tx);
+                    return Err(Corrupt::new("journal", why).into());
+                }
+                continue;
+            }
+            let Record::Part { pos, crc } = part else {
+                return Err(Corrupt::new("commit record", format!("{id} {}: holds {part:?}", c.tx)).into());
+            };
+            match by_pos.get(pos) {
+                Some(p) if p.crc == *crc && p.tx == c.tx && p.kind == ChunkKind::Stream => {
+                    parts.push(p.records.as_slice());
+                }
+                // checkpointed long ago, its chunks partly overwritten
+                _ if c.tx.0 <= last => {
+                    parts.clear();
+                    break;
+                }
+                _ => {
+                    let why = format!("{id} {}: the chunk at {pos} that its commit record names does not hold", c.tx);
+                    return Err(Corrupt::new("journal", why).into());
+                }
+            }
+        }
+        newest = newest.max(c.tx.0);
+        all.push(Committed { tx: c.tx, parts });
+    }
+    Ok(all)
+}
+
+impl Tables<'_> {
+    /// Applies what is of the groups of share `share` of so many. The first error, and the transaction in which it was: in it
+    /// blocks come before nodes.
+    fn apply(&self, committed: &[Committed<'_>], share: usize, shares: usize) -> Option<((usize, bool), Error)> {
+        let mine =
+            |r: &&Record| shares == 1 || group_of(self.geometry, r).is_some_and(|g| g as usize % shares == share);
+        let one = |at: usize| {
+            let c = &committed[at];
+            let records = || c.parts.iter().flat_map(|p| p.iter()).filter(mine);
+            if !planted(Bug::BitmapNotReplayed)
+                && let Err(why) = self.space.replay(records(), c.tx)
+            {
+                return Some(((at, false), why));
+            }
+            self.nodes.replay(records()).err().map(|why| ((at, true), why))
+        };
+        if planted(Bug::ReplayUnordered) {
+            return (0..committed.len()).rev().find_map(one);
+        }
+        (0..committed.len()).find_map(one)
+    }
+}
+
+/// The group whose tables a record changes; `None` where it changes none. What is of no group is refused by whoever gets it.
+fn group_of(geometry: Geometry, r: &Record) -> Option<u32> {
+    match r {
+        Record::Alloc { addr, .. } | Record::Free { addr, .. } | Record::Live { addr, .. } => {
+            Some(geometry.group_of(*addr))
+        }
+        Record::Node { node, .. } => Some(geometry.node_place(*node).map_or(0, |(group, _)| group)),
+        _ => None,
+    }
+}
+
+/// What the transactions say beside their tables.
+#[derive(Default)]
+struct Found {
+    hints: Vec<Hint>,
+    remote: Vec<InodeNo>,
+    /// Of the newest one.
+    orphans: Vec<InodeNo>,
+}
+
+fn gather(committed: &[Committed<'_>]) -> Found {
+    let mut found = Found::default();
+    for c in committed {
+        found.orphans.clear();
+        for r in c.parts.iter().flat_map(|p| p.iter()) {
+            match r {
+                Record::Remote { dir, child, generation, name } => found.hints.push(Hint {
+                    dir: *dir,
+                    name: name.clone(),
+                    child: InodeRef { ino: *child, generation: *generation },
+                }),
+                Record::Node { node, entry } if entry.used() && entry.flags & (REMOTE | OVERFLOW) == REMOTE => {
+                    found.remote.push(node.inode());
+                }
+                Record::Orphans(o) => found.orphans.extend(o),
+                _ => {}
+            }
+        }
+    }
+    found.hints.sort();
+    found.hints.dedup();
+    found.remote.sort();
+    found.remote.dedup();
+    found
+}

@@ -1,0 +1,172 @@
+//! What a mount and an unmount do with all domains: each step for all of them side by side, and one flush for all where one
+//! domain alone would need one.
+//!
+//! The order of the steps is that of one domain: nothing is told of before it is durable. A domain that fails in a step leaves,
+//! the others go on. A flush that fails takes along those that have blocks on its device.
+
+use super::MountedVolume;
+use crate::domain::Domain;
+use crate::domain::checkpoint::Begun;
+use crate::error::{Error, Result};
+use crate::planted::{Bug, planted};
+use braidfs_sync::plain::Mutex;
+use std::io;
+
+/// Domains on their way through the steps, with what the last one left.
+type Going<'d, T> = Vec<(&'d Domain, T)>;
+
+impl MountedVolume {
+    /// The headers of all domains that work say that these are in use ([`Domain::mark_used`]).
+    ///
+    /// # Errors
+    /// Of a device.
+    pub(super) fn mark_all_used(&self, after_crash: bool) -> Result<()> {
+        let mut all = Steps::of(self);
+        let marked = all.step(all.working(), |d, ()| d.change_header(|h| d.in_use(h, after_crash)));
+        let durable = all.flush(marked, |_| vec![0]);
+        durable.into_iter().for_each(|(d, seq)| d.header_is_durable(seq));
+        all.outcome
+    }
+
+    /// Checkpoints all domains that work.
+    ///
+    /// # Errors
+    /// The first one; domains that had one are read-only.
+    pub(super) fn checkpoint_all(&self) -> Result<()> {
+        let mut all = Steps::of(self);
+        all.checkpoint(all.working());
+        all.outcome
+    }
+
+    /// The last act of a proper unmount: everything is committed, checkpointed, and the headers of all domains that work say
+    /// clean.
+    ///
+    /// # Errors
+    /// The first one; the other domains are clean all the same.
+    pub(super) fn close_all(&self) -> Result<()> {
+        let mut all = Steps::of(self);
+        let committed = all.step(all.working(), |d, ()| d.clean_early().and_then(|()| d.commit()));
+        let checkpointed = all.checkpoint(committed);
+        let marked = all.step(checkpointed, |d, ()| d.change_header(|h| d.is_clean(h)));
+        let durable = all.flush(marked, |_| vec![0]);
+        durable.into_iter().for_each(|(d, seq)| d.header_is_durable(seq));
+        all.outcome
+    }
+}
+
+/// Steps of all domains.
+struct Steps<'m> {
+    mounted: &'m MountedVolume,
+    /// The first error.
+    outcome: Result<()>,
+}
+
+impl<'m> Steps<'m> {
+    fn of(mounted: &'m MountedVolume) -> Self {
+        Self { mounted, outcome: Ok(()) }
+    }
+
+    fn working(&self) -> Going<'m, ()> {
+        self.mounted.domains.iter().filter(|d| d.failed().is_none()).map(|d| (&**d, ())).collect()
+    }
+
+    fn note(&mut self, e: Error) {
+        if self.outcome.is_ok() {
+            self.outcome = Err(e);
+        }
+    }
+
+    /// One step of each; those that go on.
+    fn step<A: Send, B: Send>(
+        &mut self,
+        going: Going<'m, A>,
+        f: impl Fn(&'m Domain, A) -> Result<B> + Sync,
+    ) -> Going<'m, B> {
+        let going: Vec<Mutex<Option<(&'m Domain, A)>>> = going.into_iter().map(|g| Mutex::new(Some(g))).collect();
+        let one = |i: usize| {
+            // each is taken once
+            let taken: Option<(&'m Domain, A)> = going[i].lock().take();
+            Ok::<_, Error>(taken.map(|(d, a)| f(d, a).map(|b| (d, b))))
+        };
+        let mut on = Vec::with_capacity(going.len());
+        match self.mounted.shared.workers.each(going.len(), 1, one) {
+            Ok(done) => {
+                for r in done.into_iter().flatten() {
+                    match r {
+                        Ok(g) => on.push(g),
+                        Err(e) => self.note(e),
+                    }
+                }
+            }
+            Err(e) => self.note(e),
+        }
+        on
+    }
+
+    /// Flushes each device once that `devices` names of a domain; those that go on.
+    fn flush<A>(&mut self, going: Going<'m, A>, devices: impl Fn(&Domain) -> Vec<usize>) -> Going<'m, A> {
+        let store = &self.mounted.store;
+        let of: Vec<Vec<usize>> = going.iter().map(|(d, _)| devices(d)).collect();
+        let wanted = |i: usize| of.iter().any(|d| d.contains(&i));
+        let flush = |i: usize| Ok::<_, Error>(if wanted(i) { store.device(i).flush().err() } else { None });
+        let failed = match self.mounted.shared.workers.each(store.devices(), 1, flush) {
+            Ok(failed) => failed,
+            Err(e) => {
+                self.note(e);
+                return Vec::new();
+            }
+        };
+        let mut on = Vec::with_capacity(going.len());
+        for ((d, a), devices) in going.into_iter().zip(of) {
+            match devices.iter().find_map(|i| failed[*i].as_ref()) {
+                Some(e) => {
+                    let e = Error::Io(copy(e));
+                    d.fail(&e);
+                    self.note(e);
+                }
+                None => on.push((d, a)),
+            }
+        }
+        on
+    }
+
+    /// Checkpoints each, as [`Domain::checkpoint`] does one; those that go on.
+    fn checkpoint(&mut self, going: Going<'m, ()>) -> Going<'m, ()> {
+        // A thread may hold many of these locks as long as it waits for none: who holds one may wait for another domain.
+        let mut locks = Vec::with_capacity(going.len());
+        let (mine, busy): (Going<'m, ()>, Going<'m, ()>) = going.into_iter().partition(|(d, ())| {
+            let lock = d.try_checkpoint_alone();
+            let got = lock.is_some();
+            locks.extend(lock);
+            got
+        });
+        let begun = self.step(mine, |d, ()| d.begin_checkpoint().inspect_err(|e| d.fail(e)));
+        let homes = self.step(begun, |d, begun: Begun| {
+            d.write_home(&begun, &[]).inspect_err(|e| d.fail(e))?;
+            Ok(begun)
+        });
+        let durable = if planted(Bug::HomesUnflushed) {
+            homes
+        } else {
+            self.flush(homes, |d| d.store.devices_of(d.space.groups()))
+        };
+        let told = self.step(durable, |d, begun| {
+            let told = d.tell_checkpoint(&begun).inspect_err(|e| d.fail(e))?;
+            Ok((begun, told))
+        });
+        let told = self.flush(told, |_| vec![0]);
+        let mut done: Going<'m, ()> = Vec::with_capacity(told.len());
+        for (d, (begun, told)) in told {
+            d.end_checkpoint(&begun, &told);
+            done.push((d, ()));
+        }
+        drop(locks);
+        done.extend(self.step(busy, |d, ()| d.checkpoint()));
+        done
+    }
+}
+
+/// The same error again, for another domain.
+fn copy(e: &io::Error) -> io::Error {
+    e.raw_os_error().map_or_else(|| io::Error::new(e.kind(), e.to_string()), io::Error::from_raw_os_error)
+}

@@ -1,0 +1,181 @@
+//! How long a mount takes after a crash that left 32 domains with full journals of 32 MiB: by one thread and by two, in turns.
+//! `make recovery-bench`, on a machine that does nothing else. The image is made once where `RECOVERY_IMAGE` says, and stays
+//! there; every mount begins with the same bytes, and writes to that file.
+
+use braidfs::device::{Device, FileDevice, OpenHow, WriteOp};
+use braidfs::{Cred, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, Placement, SetAttr, Volume, mkfs};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+const DOMAINS: u16 = 32;
+const JOURNAL: u64 = 32 << 20;
+const VOLUME: u64 = 48 << 30;
+/// Part of a journal that may be in use before a checkpoint begins.
+const FULL: f64 = 0.61;
+/// Of it, what commits write; the rest is of fsyncs.
+const BY_COMMITS: f64 = 0.45;
+const FILES: usize = 24_000;
+const ROUNDS: usize = 7;
+
+/// A device that can be set back to what it was.
+#[derive(Debug)]
+struct Undo {
+    inner: FileDevice,
+    old: Mutex<Vec<(u64, Vec<u8>)>>,
+}
+
+impl Undo {
+    fn set_back(&self) {
+        for (block, old) in std::mem::take(&mut *self.old.lock().unwrap()).into_iter().rev() {
+            self.inner.write(block, &old).unwrap();
+        }
+        self.inner.flush().unwrap();
+    }
+}
+
+impl Device for Undo {
+    fn blocks(&self) -> u64 {
+        self.inner.blocks()
+    }
+    fn read(&self, block: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.inner.read(block, buf)
+    }
+    fn write_batch(&self, ops: &[WriteOp<'_>]) -> io::Result<()> {
+        for op in ops {
+            let mut old = vec![0; op.bufs.iter().map(|b| b.len()).sum()];
+            self.inner.read(op.block, &mut old)?;
+            self.old.lock().unwrap().push((op.block, old));
+        }
+        self.inner.write_batch(ops)
+    }
+    fn flush(&self) -> io::Result<()> {
+        self.inner.flush()
+    }
+    fn discard(&self, _: u64, _: u64) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+    fn name(&self) -> String {
+        self.inner.name()
+    }
+}
+
+fn options(threads: usize) -> MountOptions {
+    MountOptions {
+        background: false,
+        commit_interval: Duration::from_secs(100_000),
+        serial: threads == 1,
+        recovery_threads: threads,
+        ..MountOptions::default()
+    }
+}
+
+/// Fills the journals: the modes of all files change again and again, then small files are written and synced.
+fn fill(path: &Path) {
+    let begin = Instant::now();
+    let device: Arc<dyn Device> = Arc::new(FileDevice::create(path, VOLUME).unwrap());
+    let mkfs = MkfsOptions {
+        domains: Some(DOMAINS),
+        journal_bytes: Some(JOURNAL),
+        placement: Placement::Inherit,
+        ..MkfsOptions::default()
+    };
+    mkfs::format(std::slice::from_ref(&device), &mkfs).unwrap();
+    let v = Volume::mount(vec![device], options(0)).unwrap();
+    let new = |kind| NewNode { kind, mode: 0o755, umask: 0, rdev: 0, target: b"" };
+    let cred = Cred::root();
+    // top-level directories go round: one in each domain, with all below it
+    let dirs: Vec<InodeNo> = (0..DOMAINS)
+        .map(|d| v.create(InodeNo::ROOT, format!("dir{d}").as_bytes(), &new(FileKind::Dir), &cred).unwrap().ino)
+        .collect();
+    let make = |i: usize| -> Vec<InodeNo> {
+        let name = |f: usize| format!("file-{f:06}");
+        (0..FILES).map(|f| v.create(dirs[i], name(f).as_bytes(), &new(FileKind::File), &cred).unwrap().ino).collect()
+    };
+    let files: Vec<Vec<InodeNo>> = (0..dirs.len()).map(make).collect();
+    v.sync().unwrap();
+    let domain = |i: usize| v.domain_of(files[i][0]).unwrap().0;
+    let used = |i: usize| {
+        let d = v.domains().into_iter().find(|d| d.domain == domain(i)).unwrap();
+        d.journal_used as f64 / d.journal_blocks as f64
+    };
+    std::thread::scope(|s| {
+        for half in 0..2 {
+            let (files, used, v) = (&files, &used, &v);
+            s.spawn(move || {
+                for i in (half..files.len()).step_by(2) {
+                    let mut mode = 0;
+                    while used(i) < BY_COMMITS {
+                        mode = (mode + 1) % 0o777;
+                        for f in &files[i] {
+                            let change = SetAttr { mode: Some(mode), ..SetAttr::default() };
+                            v.setattr(*f, &change).unwrap();
+                        }
+                        v.commit_domain(v.domain_of(files[i][0]).unwrap(), false).unwrap();
+                    }
+                    let mut n = 0;
+                    while used(i) < FULL {
+                        let f = v.open(files[i][n % 3000]).unwrap();
+                        v.write(&f, 0, &[n as u8; 3000]).unwrap();
+                        v.fsync(f.ino(), false).unwrap();
+                        n += 1;
+                    }
+                }
+            });
+        }
+    });
+    let bytes: u64 = v.domains().iter().map(|d| d.journal_used * 4096).sum();
+    let commits: u64 = v.domains().iter().map(|d| d.commits).sum();
+    let checkpoints: u64 = v.domains().iter().map(|d| d.checkpoints).sum();
+    eprintln!(
+        "{} MiB in the journals, {commits} commits, {checkpoints} checkpoints, made in {:?}",
+        bytes >> 20,
+        begin.elapsed()
+    );
+    v.crash();
+}
+
+/// A mount after the crash, and what was recovered; the file is then as before.
+fn recover(path: &Path, threads: usize) -> (Duration, u64) {
+    let inner = FileDevice::open(path, OpenHow { write: true, direct: true }).unwrap();
+    let device = Arc::new(Undo { inner, old: Mutex::default() });
+    let begin = Instant::now();
+    let v = Volume::mount(vec![device.clone() as Arc<dyn Device>], options(threads)).unwrap();
+    let time = begin.elapsed();
+    let inodes = v.statfs().inodes - v.statfs().inodes_free;
+    v.crash();
+    device.set_back();
+    (time, inodes)
+}
+
+#[test]
+#[ignore = "minutes, and a disk of some GiB; make recovery-bench"]
+fn time_against_threads() {
+    let path = std::env::var_os("RECOVERY_IMAGE").map_or_else(|| PathBuf::from("recovery.img"), PathBuf::from);
+    if !path.exists() {
+        fill(&path);
+    }
+    let gib = f64::from(DOMAINS) * JOURNAL as f64 / (1u64 << 30) as f64;
+    let mut times: [Vec<f64>; 2] = Default::default();
+    let mut found = Vec::new();
+    for round in 0..ROUNDS {
+        for threads in [1, 2] {
+            let (time, inodes) = recover(&path, threads);
+            eprintln!("round {round}, {threads} threads: {time:?}");
+            times[threads - 1].push(time.as_secs_f64());
+            found.push(inodes);
+        }
+    }
+    assert!(found.windows(2).all(|w| w[0] == w[1]), "not all recovered the same: {found:?}");
+    let median = |times: &mut Vec<f64>| {
+        times.sort_by(f64::total_cmp);
+        times[times.len() / 2]
+    };
+    let [one, two] = times.each_mut().map(median);
+    eprintln!(
+        "{gib} GiB of journals: {one:.3} s by one thread, {two:.3} s by two ({:.2} times faster), {:.3} s per GiB",
+        one / two,
+        two / gib
+    );
+}
