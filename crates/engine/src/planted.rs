@@ -88,6 +88,10 @@ pub enum Bug {
     InodeLeftOut,
     /// Who left a name of a directory that several threads change is forgotten.
     VacatedUntold,
+    /// A commit does not wait for a thread that joined it.
+    HelperForgotten,
+    /// Who flushes a device takes a flush for its own that others began before it came.
+    FlushUnderWayTaken,
 }
 
 impl Bug {
@@ -127,6 +131,8 @@ impl Bug {
         (Bug::BucketLeftOut, "bucket", "a bucket of a directory that several change is left out of the commit"),
         (Bug::InodeLeftOut, "inode", "an inode that lost a name in such a directory is left out of the commit"),
         (Bug::VacatedUntold, "vacated", "who left a name of such a directory is forgotten"),
+        (Bug::HelperForgotten, "joined", "a commit does not wait for a thread that joined it"),
+        (Bug::FlushUnderWayTaken, "flush-under-way", "a flush that began before the write is taken for its own"),
     ];
 }
 
@@ -137,6 +143,8 @@ static PLANTED: std::sync::atomic::AtomicU8 = std::sync::atomic::AtomicU8::new(0
 #[cfg(feature = "planted-bugs")]
 pub fn plant(bug: Option<Bug>) {
     PLANTED.store(bug.map_or(0, |b| b as u8), std::sync::atomic::Ordering::SeqCst);
+    // the device knows of no other
+    braidfs_device::planted::take_flush_under_way(bug == Some(Bug::FlushUnderWayTaken));
 }
 
 /// Whether the build can have bugs planted.
