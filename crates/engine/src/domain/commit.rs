@@ -3,7 +3,7 @@
 //! 1. The flip, under the gate's writer side: a new transaction runs from here on.
 //! 2. Fetch and serialise: the committer and threads that wait for this commit, or came while it goes on, take cells from the
 //!    list and write their share of data, buckets and node blocks themselves (journaling-fast18 section 4.3: application
-//!    threads join; `work`). Who waits sleeps else, and is woken for work, to lead, or at the end ([`braidfs_sync::rounds`]).
+//!    threads join; `help`). Who waits sleeps else, and is woken for work, to lead, or at the end ([`braidfs_sync::rounds`]).
 //! 3. The records go to the journal in chunks, then a flush, then the commit record that names the chunks, then a flush.
 //! 4. `space` and `nodes` take over the new state; freed blocks and nodes can be used again.
 //!

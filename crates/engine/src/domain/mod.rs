@@ -17,6 +17,7 @@ pub mod checkpoint;
 mod checkpointing;
 pub mod commit;
 pub mod flush;
+mod help;
 pub mod in_place;
 pub mod load;
 pub mod memory;

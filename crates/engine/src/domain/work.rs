@@ -1,21 +1,15 @@
-//! What the helpers of a commit share, and what each of them does.
+//! What the helpers of a commit share: cells to take, what each made of them, who is still at it.
 
-use super::Domain;
-use super::out::{Out, Payload};
 use super::tx::Tx;
 use crate::cell::Cell;
 use crate::error::{Error, Result};
 use crate::planted::{Bug, planted};
 use crate::types::*;
-use braidfs_format::group::{SegmentKind, Temperature};
 use braidfs_format::journal::Record;
-use braidfs_format::node::{NodeBlockBuilder, NodeEntry, NodeRecord, RECORDS_MAX};
+use braidfs_format::node::NodeRecord;
 use braidfs_sync::{Condvar, Mutex, MutexGuard, rank};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
-
-/// Bytes of data that a helper gathers before it writes them.
-const BATCH_BYTES: usize = 4 << 20;
 
 /// A commit that is under way, as far as others can help.
 #[derive(Debug)]
@@ -36,7 +30,7 @@ pub(super) struct Share {
     pub(super) free: Vec<(NodeId, u32)>,
     pub(super) dead: Vec<Arc<Cell>>,
     /// Node records that fill no block: the last helper packs those of all.
-    nodes: Vec<NodeRecord>,
+    pub(super) nodes: Vec<NodeRecord>,
     error: Option<Error>,
     /// Who helps.
     active: usize,
@@ -61,6 +55,7 @@ impl Work {
         self.next.load(Relaxed)
     }
 
+    /// A thread helps, where there is something left.
     pub(super) fn begin(&self) -> Option<Helper<'_>> {
         let mut share = self.result.lock();
         if self.next.load(Relaxed) >= self.cells.len() || self.stop.load(Relaxed) {
@@ -77,14 +72,16 @@ impl Work {
         }
     }
 
-    fn take(&self) -> Option<&Arc<Cell>> {
+    /// The next cell; `None` where there is none left, or a helper has failed.
+    pub(super) fn take(&self) -> Option<&Arc<Cell>> {
         if self.stop.load(Relaxed) {
             return None;
         }
         self.cells.get(self.next.fetch_add(1, Relaxed))
     }
 
-    fn fail(&self, e: Error) {
+    /// The commit fails.
+    pub(super) fn fail(&self, e: Error) {
         self.stop.store(true, Relaxed);
         self.result.lock().error.get_or_insert(e);
     }
@@ -109,13 +106,13 @@ impl Work {
 
 /// A thread that helps. Where it panics the commit fails, and nobody waits for it.
 pub(super) struct Helper<'a> {
-    work: &'a Work,
+    pub(super) work: &'a Work,
     left: bool,
 }
 
 impl Helper<'_> {
     /// Takes what the others have left over, where it is the last one: nobody begins any more once there are no cells left.
-    fn takes_rest(&self, nodes: &mut Vec<NodeRecord>) -> bool {
+    pub(super) fn takes_rest(&self, nodes: &mut Vec<NodeRecord>) -> bool {
         let mut share = self.work.result.lock();
         let last = share.active == 1;
         if last {
@@ -124,7 +121,7 @@ impl Helper<'_> {
         last
     }
     /// Hands over what it made, and leaves; or stays, as the last one, with what is still to be packed.
-    fn leave(&mut self, made: &mut Share) -> Option<Vec<NodeRecord>> {
+    pub(super) fn leave(&mut self, made: &mut Share) -> Option<Vec<NodeRecord>> {
         let mut share = self.work.result.lock();
         share.nodes.append(&mut made.nodes);
         if share.active == 1 && !share.nodes.is_empty() {
@@ -147,92 +144,5 @@ impl Drop for Helper<'_> {
         if !self.left {
             self.work.leave(self.work.result.lock());
         }
-    }
-}
-
-impl Domain {
-    /// Takes cells from the list and writes them out, until there is none left. How many it took.
-    pub(super) fn help(&self, w: &Work) -> usize {
-        let Some(mut helper) = w.begin() else { return 0 };
-        let mut took = 0;
-        if let Err(e) = self.write_cells(&mut helper, &mut took) {
-            w.fail(e);
-        }
-        took
-    }
-
-    fn write_cells(&self, helper: &mut Helper<'_>, took: &mut usize) -> Result<()> {
-        let w = helper.work;
-        let mlog = self.pick_mlog();
-        let mut out = Out::default();
-        while let Some(cell) = w.take() {
-            *took += 1;
-            let mut st = cell.state.write();
-            self.serialise(&w.tx, cell, &mut st, &mut out, mlog)?;
-            drop(st);
-            if out.bytes >= BATCH_BYTES {
-                out.bytes = 0;
-                self.submit(std::mem::take(&mut out.writes))?;
-            }
-        }
-        let mut made = Share::default();
-        let mut nodes = std::mem::take(&mut out.nodes);
-        loop {
-            let all = helper.takes_rest(&mut nodes);
-            made.nodes = self.pack(&w.tx, nodes, all, &mut out, &mut made.records, mlog)?;
-            self.submit(std::mem::take(&mut out.writes))?;
-            made.free.append(&mut out.free);
-            made.dead.append(&mut out.dead);
-            match helper.leave(&mut made) {
-                Some(rest) => nodes = rest,
-                None => return Ok(()),
-            }
-        }
-    }
-
-    /// Packs node records into node blocks of the node log; their facts go to `records`, the blocks to `out`. Records that
-    /// fill no block are returned, but with `all`.
-    pub(super) fn pack(
-        &self,
-        tx: &Tx,
-        nodes: Vec<NodeRecord>,
-        all: bool,
-        out: &mut Out,
-        records: &mut Vec<Record>,
-        mlog: usize,
-    ) -> Result<Vec<NodeRecord>> {
-        let mut b = NodeBlockBuilder::default();
-        let mut in_block: Vec<(NodeRecord, u8)> = Vec::new();
-        let mut nodes = nodes.into_iter().peekable();
-        while nodes.peek().is_some() || !b.is_empty() {
-            if let Some(n) = nodes.peek() {
-                if let Some(index) = b.push(&n.encode()) {
-                    in_block.extend(nodes.next().map(|n| (n, index)));
-                    continue;
-                }
-            } else if !all {
-                break;
-            }
-            // else this would write empty blocks for ever
-            assert!(!in_block.is_empty() && in_block.len() <= RECORDS_MAX, "{} records in a block", in_block.len());
-            let addr = self.alloc_meta(tx, mlog)?;
-            let block = b.finish(self.id.0, self.store.volume, addr, tx.id.0);
-            records.push(Record::Alloc {
-                addr,
-                len: 1,
-                kind: SegmentKind::Node,
-                temperature: Temperature::Hot,
-                owner: InodeNo(0),
-                lblk: 0,
-            });
-            records.push(Record::Live { addr, live: in_block.len() as u8 });
-            for (n, index) in in_block.drain(..) {
-                let entry = NodeEntry { addr, index, flags: n.flags, generation: n.generation };
-                records.push(Record::Node { node: n.node, entry });
-            }
-            out.bytes += block.len();
-            out.writes.push((addr, Payload::Raw(block)));
-        }
-        Ok(in_block.into_iter().map(|(n, _)| n).collect())
     }
 }
