@@ -35,7 +35,7 @@ UDEV_RULE := $(DESTDIR)$(LIBDIR)/udev/rules.d/60-braidfs.rules
 UNITS := $(addprefix $(DESTDIR)$(LIBDIR)/systemd/system/,braidfs-scrub@.service braidfs-scrub@.timer braidfs-fsck@.service)
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo bench test fmt clippy unit heavy heavy-long crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million xfstests soak fuzz fuzz-coverage layers models deny peers $(PEERS) deps lib wheel python python-unit install install-lib uninstall deb deb-test dist blkid-test recovery-bench clean
+.PHONY: help build demo bench test fmt clippy unit heavy heavy-long crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million xfstests soak fuzz fuzz-coverage layers models deny peers $(PEERS) deps lib wheel python python-unit install install-lib uninstall deb deb-test dist blkid-test recovery-bench sync-bench clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z$$()A-Z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -127,12 +127,16 @@ ablations: deps ## what each switch for experiments costs, by transfers and by t
 	$(CONFLICTS_TOOL) ablations $(if $(JSON),--json $(JSON)) $(if $(DOCS),--docs docs)
 
 ablations-test: ## the engine's unit tests and those of several threads with each switch for experiments (5 minutes with compiling)
-	@for s in gate slots cells arcs all; do echo "== BRAIDFS_ABLATION=$$s"; export BRAIDFS_ABLATION=$$s; \
+	@for s in gate slots cells arcs leader all; do echo "== BRAIDFS_ABLATION=$$s"; export BRAIDFS_ABLATION=$$s; \
 		$(CARGO) test --release -p braidfs --lib && \
 		$(CARGO) test --release -p braidfs-testkit --features schedule --test threads || exit 1; done
 
 recovery-bench: ## 32 domains with full journals of 32 MiB after a crash: the mount by one and by two threads; RECOVERY_IMAGE=FILE (some minutes; an idle machine)
 	RECOVERY_IMAGE=$(abspath $(or $(RECOVERY_IMAGE),$(TARGET)/recovery.img)) $(CARGO) test --release -p braidfs --test recovery_bench -- --ignored --nocapture
+
+sync-bench: ## syncs of 1 to 64 threads on a device whose flush takes 200 µs, with helpers of commits and without (2 minutes; wants an idle machine)
+	@$(CARGO) test --release -p braidfs --test sync_speed -- --ignored --nocapture
+	@BRAIDFS_ABLATION=leader $(CARGO) test --release -p braidfs --test sync_speed -- --ignored --nocapture
 
 conflicts-bless: ## new baseline, tables and pictures of the conflict checker, the projection and the ablations (20 minutes)
 	$(MAKE) --no-print-directory conflicts BLESS=1 DOCS=1

@@ -135,6 +135,10 @@ impl Device for CountDevice {
         self.inner.flush()
     }
 
+    fn shares_flushes(&self) -> bool {
+        self.inner.shares_flushes()
+    }
+
     fn discard(&self, block: u64, blocks: u64) -> io::Result<()> {
         self.tally.discard(blocks);
         self.inner.discard(block, blocks)

@@ -38,6 +38,10 @@ impl Device for CutDevice {
         self.below.flush()
     }
 
+    fn shares_flushes(&self) -> bool {
+        self.below.shares_flushes()
+    }
+
     fn discard(&self, block: u64, blocks: u64) -> io::Result<()> {
         check_discard(self.blocks, block, blocks)?;
         self.below.discard(block, blocks)

@@ -371,6 +371,10 @@ impl Device for FileDevice {
         })
     }
 
+    fn shares_flushes(&self) -> bool {
+        true
+    }
+
     fn discard(&self, block: u64, blocks: u64) -> io::Result<()> {
         if !self.write {
             return Err(io::Error::from_raw_os_error(libc::EROFS));

@@ -5,11 +5,12 @@
 //! succeeded before it. Who waits for a flush that others run is woken once, when it has ended; one of those whose flush
 //! comes next is woken to run it.
 
+use crate::{Device, WriteOp};
 use braidfs_sync::device::Mutex;
 use braidfs_sync::{Condvar, rank};
 use std::io;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
+use std::sync::{Arc, OnceLock};
 
 #[derive(Debug, Default)]
 struct State {
@@ -98,7 +99,7 @@ impl FlushGate {
         }
         let mut state = self.state.lock();
         // A flush that runs already may have passed our writes by: the next one is ours.
-        let wanted = state.started + 1;
+        let wanted = state.started + u64::from(!takes_one_under_way(&state));
         while state.done < wanted {
             if let Some(failed) = self.failed.get() {
                 return Err(failed.error());
@@ -141,6 +142,77 @@ impl FlushGate {
 
     fn ended(&self, flush: u64) -> &Condvar {
         &self.ended[(flush % 2) as usize]
+    }
+}
+
+/// With the planted bug: whether a caller takes a flush for its own that began before it came.
+#[inline(always)]
+fn takes_one_under_way(state: &State) -> bool {
+    #[cfg(feature = "planted-bugs")]
+    return state.running && planted::UNDER_WAY.load(SeqCst);
+    #[cfg(not(feature = "planted-bugs"))]
+    {
+        let _ = state;
+        false
+    }
+}
+
+/// A bug on purpose, for the crash tests to find.
+#[cfg(feature = "planted-bugs")]
+pub mod planted {
+    use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+    pub(super) static UNDER_WAY: AtomicBool = AtomicBool::new(false);
+
+    /// From now on who flushes takes a flush that others began before for its own, or not any more.
+    pub fn take_flush_under_way(on: bool) {
+        UNDER_WAY.store(on, SeqCst);
+    }
+}
+
+/// A device whose concurrent flushes share the work, before one that runs each of them.
+#[derive(Debug)]
+pub struct SharedFlushes {
+    inner: Arc<dyn Device>,
+    gate: FlushGate,
+}
+
+impl SharedFlushes {
+    /// `device`, or one before it that shares its flushes.
+    pub fn of(device: Arc<dyn Device>) -> Arc<dyn Device> {
+        if device.shares_flushes() { device } else { Arc::new(Self { inner: device, gate: FlushGate::default() }) }
+    }
+}
+
+impl Device for SharedFlushes {
+    fn blocks(&self) -> u64 {
+        self.inner.blocks()
+    }
+    fn read(&self, block: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.inner.read(block, buf)
+    }
+    fn write_batch(&self, ops: &[WriteOp<'_>]) -> io::Result<()> {
+        self.inner.write_batch(ops)
+    }
+    fn write_batch_through(&self, ops: &[WriteOp<'_>]) -> io::Result<()> {
+        self.inner.write_batch_through(ops)
+    }
+    fn flush(&self) -> io::Result<()> {
+        // whether there is anything to be flushed the device knows
+        self.gate.wrote();
+        self.gate.flush(|| self.inner.flush())
+    }
+    fn shares_flushes(&self) -> bool {
+        true
+    }
+    fn discard(&self, block: u64, blocks: u64) -> io::Result<()> {
+        self.inner.discard(block, blocks)
+    }
+    fn writable(&self) -> io::Result<Option<Arc<dyn Device>>> {
+        self.inner.writable()
+    }
+    fn name(&self) -> String {
+        self.inner.name()
     }
 }
 
@@ -191,6 +263,28 @@ mod tests {
         });
         assert_eq!(runs.load(SeqCst), 2);
         gate.flush(|| unreachable!("all is durable")).unwrap();
+    }
+
+    #[test]
+    fn flushes_of_any_device_are_shared() {
+        use crate::{Effect, FaultDevice, MemDevice, Op, Rule};
+        let fault = Arc::new(FaultDevice::new(Arc::new(MemDevice::new(8)), 1));
+        let device = SharedFlushes::of(fault.clone());
+        assert!(!fault.shares_flushes() && Arc::ptr_eq(&device, &SharedFlushes::of(device.clone())));
+        fault.add(Rule::new(Op::Flush, Effect::Stall));
+        thread::scope(|s| {
+            s.spawn(|| device.flush().unwrap());
+            while fault.stalled() == 0 {
+                thread::yield_now();
+            }
+            (0..8).for_each(|_| drop(s.spawn(|| device.flush().unwrap())));
+            thread::sleep(Duration::from_millis(200));
+            assert_eq!(fault.counters().flushes, 1, "the others wait");
+            fault.clear();
+        });
+        assert_eq!(fault.counters().flushes, 2, "one for eight");
+        device.flush().unwrap();
+        assert_eq!(fault.counters().flushes, 3, "it may have something to flush");
     }
 
     #[test]

@@ -22,6 +22,9 @@ pub use count::{CountDevice, Counters};
 pub use cut::CutDevice;
 pub use fault::{Effect, FaultDevice, Op, Rule};
 pub use file::{FileDevice, OpenHow};
+pub use flush::SharedFlushes;
+#[cfg(feature = "planted-bugs")]
+pub use flush::planted;
 pub use loopdev::LoopDevice;
 pub use mem::{Image, MemDevice};
 pub use open::{OpenError, look_at_devices, open_volume_devices, open_volume_files};
@@ -84,6 +87,12 @@ pub trait Device: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// Of the device: what was written since the last good flush is then in an unknown state, for good.
     fn flush(&self) -> io::Result<()>;
+
+    /// Whether calls of [`Self::flush`] that come at the same time share the work: those that wait while one runs are all
+    /// served by the next. Else [`SharedFlushes`] is put before it.
+    fn shares_flushes(&self) -> bool {
+        false
+    }
 
     /// Says that the blocks hold nothing of use (TRIM, hole punch): they read as zeros or as anything until they are
     /// written. As a write, it is durable, or certainly not undone by a crash, only after a later `flush`.

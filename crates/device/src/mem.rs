@@ -317,6 +317,11 @@ impl Device for MemDevice {
         Ok(())
     }
 
+    /// One does nothing: there is no work to share.
+    fn shares_flushes(&self) -> bool {
+        true
+    }
+
     fn discard(&self, block: u64, blocks: u64) -> io::Result<()> {
         check_discard(self.blocks, block, blocks)?;
         self.clear(block, blocks);

@@ -95,6 +95,10 @@ pub enum Bug {
     /// A part of the journal that cannot be read counts as blank. Not in [`Bug::ALL`]: only a device that fails shows it
     /// (the test kit's `recovery_threads`).
     UnreadableBlank,
+    /// A commit does not wait for a thread that joined it.
+    HelperForgotten,
+    /// Who flushes a device takes a flush for its own that others began before it came.
+    FlushUnderWayTaken,
 }
 
 impl Bug {
@@ -136,6 +140,8 @@ impl Bug {
         (Bug::VacatedUntold, "vacated", "who left a name of such a directory is forgotten"),
         (Bug::ReplayUnordered, "replay-order", "recovery replays newer transactions of a group first"),
         (Bug::HomesUnflushed, "homes", "checkpoint of all domains told of before its tables are durable"),
+        (Bug::HelperForgotten, "joined", "a commit does not wait for a thread that joined it"),
+        (Bug::FlushUnderWayTaken, "flush-under-way", "a flush that began before the write is taken for its own"),
     ];
 }
 
@@ -146,6 +152,8 @@ static PLANTED: std::sync::atomic::AtomicU8 = std::sync::atomic::AtomicU8::new(0
 #[cfg(feature = "planted-bugs")]
 pub fn plant(bug: Option<Bug>) {
     PLANTED.store(bug.map_or(0, |b| b as u8), std::sync::atomic::Ordering::SeqCst);
+    // the device knows of no other
+    braidfs_device::planted::take_flush_under_way(bug == Some(Bug::FlushUnderWayTaken));
 }
 
 /// Whether the build can have bugs planted.

@@ -443,6 +443,8 @@ pub struct DomainInfo {
     pub committed_tx: u64,
     /// Commits since mount.
     pub commits: u64,
+    /// Threads that helped commits which others led, since mount.
+    pub joiners: u64,
     /// Checkpoints since mount.
     pub checkpoints: u64,
     /// fsync fast path batches since mount.

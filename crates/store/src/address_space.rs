@@ -1,7 +1,7 @@
 //! Which block of the group space lies where on which device.
 
 use crate::{Error, Result};
-use braidfs_device::{BLOCK_BYTES, Device, WriteOp};
+use braidfs_device::{BLOCK_BYTES, Device, SharedFlushes, WriteOp};
 use braidfs_format::super_block::SuperBlock;
 use braidfs_format::{BlockAddr, Corrupt, Geometry};
 use std::sync::Arc;
@@ -49,6 +49,8 @@ impl Store {
                 + u64::from(d.last_group_blocks.get());
             map.push((first, first + usable, d.data_start.get()));
         }
+        // one flush for all domains that wait at the same time
+        let devices = devices.into_iter().map(SharedFlushes::of).collect();
         Ok(Self { devices, map, geometry, volume: sb.volume_id() })
     }
 

@@ -25,12 +25,19 @@ pub enum Switch {
     /// A look-up takes an `Arc` under the lock of its shard, where it else publishes what it looks at, and an open file is
     /// counted in its cell, where it else is a pin of its thread.
     Arcs = 8,
+    /// A commit is done by one thread; who waits for it only waits.
+    Leader = 16,
 }
 
 impl Switch {
     /// All of them, with their names.
-    pub const ALL: [(Self, &'static str); 4] =
-        [(Self::Gate, "gate"), (Self::Slots, "slots"), (Self::Cells, "cells"), (Self::Arcs, "arcs")];
+    pub const ALL: [(Self, &'static str); 5] = [
+        (Self::Gate, "gate"),
+        (Self::Slots, "slots"),
+        (Self::Cells, "cells"),
+        (Self::Arcs, "arcs"),
+        (Self::Leader, "leader"),
+    ];
 }
 
 /// Which switches are on.
@@ -120,7 +127,10 @@ mod tests {
         let all = Switches::named("all").unwrap();
         assert!(Switch::ALL.iter().all(|s| all.has(s.0)));
         assert!(
-            Switches::named("gate,door").unwrap_err().to_string().contains("`door`: gate, slots, cells, arcs, all")
+            Switches::named("gate,door")
+                .unwrap_err()
+                .to_string()
+                .contains("`door`: gate, slots, cells, arcs, leader, all")
         );
     }
 }

@@ -23,6 +23,7 @@ mod pass;
 pub mod pins;
 pub mod published;
 pub mod rank;
+pub mod rounds;
 #[cfg(feature = "schedule")]
 pub mod schedule;
 pub mod sections;

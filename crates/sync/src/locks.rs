@@ -106,6 +106,15 @@ impl<T: ?Sized, R: Rank, const S: bool> Mutex<T, R, S> {
         let guard = take(S, || self.lock.try_lock(), || self.lock.lock());
         MutexGuard { guard, held, section: Section::of(&self.lock) }
     }
+    /// Checks that this thread may wait for the lock: for who waits for another one that takes it.
+    ///
+    /// # Panics
+    /// Against the order of ranks, where that is checked.
+    #[inline(always)]
+    #[track_caller]
+    pub fn may_wait(&self) {
+        drop(self.who.wait());
+    }
     /// Takes the lock where it is free.
     #[inline(always)]
     #[track_caller]

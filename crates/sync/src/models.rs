@@ -8,9 +8,11 @@
 use crate::bias::Bias;
 use crate::pins::{Table, leave, leave_marked, set_mark};
 use crate::published::{Line, before_looking};
+use crate::rank;
+use crate::rounds::{Lead, Rounds, Seen, Turn};
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::*, fence};
-use loom::sync::{Arc, Mutex};
+use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 
 const LOCK: usize = 64;
@@ -416,4 +418,149 @@ fn a_commit_takes_whole_writes() {
 #[should_panic(expected = "Causality violation")]
 fn a_reader_that_takes_no_lock_of_a_dirty_page_is_seen() {
     overwrite(b"w", b"c");
+}
+
+/// Commits as of a domain: a change goes into the running round, who waits for a round leads it, helps or sleeps.
+struct Commits {
+    rounds: Rounds<Arc<Shared>, rank::Work>,
+    /// The running round, and what changed in it.
+    running: Mutex<(u64, u32)>,
+    /// Rounds that are over, and what they made durable.
+    committed: AtomicUsize,
+    durable: AtomicUsize,
+    failed: AtomicBool,
+    /// Rounds with this number and later ones fail.
+    fails_from: u64,
+    /// The leader lets go of the lead before the round counts as over.
+    careless: bool,
+}
+
+/// What helpers share of a round.
+struct Shared {
+    /// Changes left, and who is at one.
+    left: Mutex<(u32, u32)>,
+    idle: Condvar,
+    done: AtomicUsize,
+}
+
+impl Shared {
+    /// As `Domain::help`.
+    fn help(&self) {
+        loop {
+            {
+                let mut left = self.left.lock().unwrap();
+                if left.0 == 0 {
+                    return;
+                }
+                *left = (left.0 - 1, left.1 + 1);
+            }
+            self.done.fetch_add(1, Relaxed);
+            self.left.lock().unwrap().1 -= 1;
+            self.idle.notify_one();
+        }
+    }
+}
+
+impl Commits {
+    fn over(&self, round: u64) -> bool {
+        self.committed.load(Acquire) as u64 >= round || self.failed.load(Acquire)
+    }
+    /// Changes something and waits until that is durable; false where it failed.
+    fn change_and_commit(&self) -> bool {
+        let round = {
+            let mut running = self.running.lock().unwrap();
+            running.1 += 1;
+            running.0
+        };
+        let mut seen = Seen::default();
+        loop {
+            match self.rounds.turn(round, &mut seen, || self.over(round)) {
+                Turn::Over => return self.committed.load(Acquire) as u64 >= round,
+                Turn::Help(work) => work.help(),
+                Turn::Lead(lead) => self.lead(lead),
+            }
+        }
+    }
+    fn lead(&self, lead: Lead<'_, Arc<Shared>, rank::Work>) {
+        let (round, changes) = {
+            let mut running = self.running.lock().unwrap();
+            let (round, changes) = *running;
+            if changes == 0 {
+                drop(running);
+                assert!(self.over(round - 1), "a round was begun before the one before it was over");
+                return lead.nothing_to_do();
+            }
+            *running = (round + 1, 0);
+            (round, changes)
+        };
+        let work = Arc::new(Shared { left: Mutex::new((changes, 0)), idle: Condvar::new(), done: AtomicUsize::new(0) });
+        lead.share(round, work.clone(), 1);
+        work.help();
+        lead.take_back();
+        let mut left = work.left.lock().unwrap();
+        while left.1 > 0 {
+            left = work.idle.wait(left).unwrap();
+        }
+        drop(left);
+        if round >= self.fails_from {
+            self.failed.store(true, Release);
+            return;
+        }
+        if self.careless {
+            lead.finish(round);
+            self.committed.store(round as usize, Release);
+            return;
+        }
+        self.durable.fetch_add(work.done.load(Relaxed), Relaxed);
+        self.committed.store(round as usize, Release);
+        lead.finish(round);
+    }
+}
+
+/// Threads that each change something and wait until it is durable, so many times.
+fn commits(threads: usize, times: usize, fails_from: u64, careless: bool) {
+    let mut b = loom::model::Builder::new();
+    b.preemption_bound = Some(2);
+    b.check(move || {
+        let c = Arc::new(Commits {
+            rounds: Rounds::default(),
+            running: Mutex::new((1, 0)),
+            committed: AtomicUsize::new(0),
+            durable: AtomicUsize::new(0),
+            failed: AtomicBool::new(false),
+            fails_from,
+            careless,
+        });
+        let act = move |c: &Commits| (0..times).filter(|_| c.change_and_commit()).count();
+        let start = |_| {
+            let c = c.clone();
+            thread::spawn(move || act(&c))
+        };
+        let others: Vec<_> = (1..threads).map(start).collect();
+        let durable = act(&c) + others.into_iter().map(|t| t.join().unwrap()).sum::<usize>();
+        if fails_from < u64::MAX {
+            assert!(durable < threads * times);
+        } else if !careless {
+            assert_eq!((durable, c.durable.load(Relaxed)), (threads * times, threads * times));
+        }
+    });
+}
+
+/// loom tells of threads of which none can go on.
+#[test]
+fn who_waits_for_a_round_is_woken() {
+    commits(2, 2, u64::MAX, false);
+    commits(3, 1, u64::MAX, false);
+}
+
+#[test]
+fn a_round_that_fails_wakes_all() {
+    commits(3, 1, 1, false);
+    commits(2, 2, 2, false);
+}
+
+#[test]
+#[should_panic(expected = "before the one before it was over")]
+fn a_leader_that_lets_go_too_early_is_seen() {
+    commits(3, 1, u64::MAX, true);
 }

@@ -149,6 +149,8 @@ ranks! {
     Ticket = 8, "tickets" 3, One, (): "state of a ticket";
     /// A shard of the inodes that the front end holds.
     HeldShard = 8, "tickets" 4, One, (): "shard of held";
+    /// Parts that threads do side by side.
+    SideBySide = 8, "side by side" 0, One, (): "parts done side by side";
     /// The label, with superblock I/O.
     Label = 8, "label" 0, One, (): "label";
     /// Whether the background is to stop.

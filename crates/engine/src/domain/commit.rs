@@ -1,14 +1,14 @@
 //! Commit: running → committing → committed.
 //!
 //! 1. The flip, under the gate's writer side: a new transaction runs from here on.
-//! 2. Fetch and serialise: the committer and every thread that waits for this commit take cells from the list and write
-//!    their share of data, buckets and node blocks themselves (journaling-fast18 section 4.3: application threads join).
+//! 2. Fetch and serialise: the committer and threads that wait for this commit, or came while it goes on, take cells from the
+//!    list and write their share of data, buckets and node blocks themselves (journaling-fast18 section 4.3: application
+//!    threads join; `help`). Who waits sleeps else, and is woken for work, to lead, or at the end ([`braidfs_sync::rounds`]).
 //! 3. The records go to the journal in chunks, then a flush, then the commit record that names the chunks, then a flush.
 //! 4. `space` and `nodes` take over the new state; freed blocks and nodes can be used again.
 //!
 //! A failure on the way fails the domain: nothing of the transaction was acknowledged.
 
-use super::out::{Out, Payload};
 use super::tx::Tx;
 use super::work::{Share, Work};
 use super::{Domain, Enter};
@@ -19,18 +19,15 @@ use crate::planted::sharing::{Place, share};
 use crate::planted::{self, Bug, planted};
 use crate::store::Store;
 use crate::types::*;
-use braidfs_format::group::{SegmentKind, Temperature};
 use braidfs_format::journal::{
     CHUNK_HEADER_BYTES, CHUNK_MAX_BLOCKS, ChunkId, ChunkKind, Record, chunk_blocks, encode_chunk,
 };
-use braidfs_format::node::{NodeBlockBuilder, NodeEntry, NodeRecord, RECORDS_MAX};
-use braidfs_sync::{Condvar, Mutex, PassWriteGuard, rank};
+use braidfs_format::node::NodeEntry;
+use braidfs_sync::rounds::{Lead, Seen, Turn};
+use braidfs_sync::{PassWriteGuard, rank};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-
-/// Bytes of data that a helper gathers before it writes them.
-const BATCH_BYTES: usize = 4 << 20;
+use std::sync::atomic::Ordering;
 
 impl Domain {
     /// Makes everything durable that changed before the call, but for data that `data=writeback` leaves alone
@@ -43,49 +40,52 @@ impl Domain {
         self.commit_upto(running)
     }
 
-    /// Returns when transaction `id` is durable, helping its commit or doing it. The caller is inside no gate and holds
-    /// no cell lock.
+    /// Returns when transaction `id` is durable: helps its commit, or the one before, whenever there is something to do, does
+    /// it where nobody does, and sleeps else. The caller is inside no gate and holds no cell lock.
     ///
     /// # Errors
     /// Of the device: the domain is then read-only.
     pub fn commit_upto(&self, id: TxId) -> Result<()> {
+        if self.committed_tx() >= id {
+            return Ok(());
+        }
+        // it waits for who has it
+        self.commit_lock.may_wait();
+        // of one that does not run yet nothing has changed
+        let id = id.min(self.running());
+        let over = || self.committed_tx() >= id || self.failed().is_some();
+        let mut seen = Seen::default();
         loop {
-            if self.committed_tx() >= id {
-                return Ok(());
-            }
-            if let Some(why) = self.failed() {
-                return Err(Error::DomainFailed { domain: self.id, why: why.to_owned() });
-            }
-            let work = self.work.lock().clone();
-            if let Some(w) = work
-                && w.tx.id <= id
-            {
-                self.help(&w);
-            }
-            let _leader = self.commit_lock.lock();
-            if self.committed_tx() >= id {
-                return Ok(());
-            }
-            if self.failed().is_some() {
-                continue;
-            }
-            match self.commit_running() {
-                Ok(true) => {}
-                Ok(false) => return Ok(()), // nothing had changed
-                Err(e) => {
-                    self.fail(&e);
-                    return Err(e);
+            match self.rounds.turn(id.0, &mut seen, over) {
+                Turn::Over if self.committed_tx() >= id => return Ok(()),
+                Turn::Over => return self.check_failed(),
+                Turn::Help(work) => {
+                    if self.help(&work) > 0 {
+                        self.counters.joiners.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+                Turn::Lead(lead) => {
+                    let one = self.commit_lock.lock();
+                    let done = self.commit_running(&lead).inspect_err(|e| self.fail(e));
+                    drop(one);
+                    match done? {
+                        Some(committed) => lead.finish(committed.0),
+                        None => {
+                            lead.nothing_to_do();
+                            return Ok(());
+                        }
+                    }
                 }
             }
         }
     }
 
-    /// Commits the running transaction; false where it is empty. Under `commit_lock`.
-    fn commit_running(&self) -> Result<bool> {
+    /// Commits the running transaction, which is returned; `None` where it is empty. Under `commit_lock`.
+    fn commit_running(&self, lead: &Lead<'_, Arc<Work>, rank::Work>) -> Result<Option<TxId>> {
         let (tx, mut orphans) = {
             let mut gate = self.close_gate();
             if gate.is_empty() {
-                return Ok(false);
+                return Ok(None);
             }
             share(Place::Commit);
             let next = Arc::new(Tx::new(TxId(gate.id.0 + 1), self.short));
@@ -99,30 +99,20 @@ impl Domain {
             (old, self.orphans.list())
         };
         orphans.sort(); // the same operations write the same
-        let work = Arc::new(Work {
-            cells: tx.take_cells(),
-            tx: tx.clone(),
-            next: AtomicUsize::new(0),
-            active: AtomicUsize::new(0),
-            stop: AtomicBool::new(false),
-            result: Mutex::default(),
-            idle: Condvar::new(),
-        });
-        *self.work.lock() = Some(work.clone());
-        self.help(&work);
-        *self.work.lock() = None;
-        let share = {
-            let mut r = work.result.lock();
-            while work.active.load(Ordering::Acquire) > 0 {
-                work.idle.wait(&mut r);
-            }
-            std::mem::take(&mut *r)
-        };
-        if let Some(e) = share.error {
-            return Err(e);
+        let work = Arc::new(Work::new(tx.clone()));
+        let helpers = self.helpers_max.min(work.cells.len().saturating_sub(1));
+        if helpers > 0 {
+            lead.share(tx.id.0, work.clone(), helpers);
         }
+        self.help(&work);
+        lead.take_back();
+        let share = work.end()?;
         let left_out = |c: &Arc<Cell>| c.state.read().durability.dirty_tx() == Some(tx.id);
-        debug_assert!(!work.cells.iter().any(left_out), "{}: a cell on its list was not written", tx.id);
+        debug_assert!(
+            planted(Bug::HelperForgotten) || !work.cells.iter().any(left_out),
+            "{}: a cell on its list was not written",
+            tx.id
+        );
         tx.wait_io();
         self.check_writable()?;
         assert!(self.committed_tx() < tx.id, "{} commits after {}", tx.id, self.committed_tx());
@@ -133,7 +123,7 @@ impl Domain {
         self.committed.store(tx.id.0, Ordering::Release);
         self.counters.commits.fetch_add(1, Ordering::Relaxed);
         self.vacated.prune(|d, t| self.committed_tx_of(d) >= t);
-        Ok(true)
+        Ok(Some(tx.id))
     }
 
     /// Lets no operation into the gate, and waits for those that are inside.
@@ -145,101 +135,13 @@ impl Domain {
         self.gate.write()
     }
 
-    /// Takes cells from the list and writes them out, until there is none left.
-    fn help(&self, w: &Work) {
-        {
-            // under the lock: the committer looks at `active` under it
-            let _r = w.result.lock();
-            if w.next.load(Ordering::Relaxed) >= w.cells.len() || w.stop.load(Ordering::Relaxed) {
-                return;
-            }
-            w.active.fetch_add(1, Ordering::AcqRel);
-        }
-        let mlog = self.pick_mlog();
-        let mut out = Out::default();
-        let r = (|| {
-            while !w.stop.load(Ordering::Relaxed) {
-                let i = w.next.fetch_add(1, Ordering::Relaxed);
-                let Some(cell) = w.cells.get(i) else { break };
-                let mut st = cell.state.write();
-                self.serialise(&w.tx, cell, &mut st, &mut out, mlog)?;
-                drop(st);
-                if out.bytes >= BATCH_BYTES {
-                    out.bytes = 0;
-                    self.submit(std::mem::take(&mut out.writes))?;
-                }
-            }
-            let mut records = Vec::new();
-            self.pack(&w.tx, std::mem::take(&mut out.nodes), &mut out, &mut records, mlog)?;
-            self.submit(std::mem::take(&mut out.writes))?;
-            Ok(records)
-        })();
-        let mut share = w.result.lock();
-        match r {
-            Ok(records) => {
-                share.records.extend(records);
-                share.free.append(&mut out.free);
-                share.dead.append(&mut out.dead);
-            }
-            Err(e) => {
-                w.stop.store(true, Ordering::Relaxed);
-                share.error.get_or_insert(e);
-            }
-        }
-        w.active.fetch_sub(1, Ordering::AcqRel);
-        w.idle.notify_all();
-    }
-
-    /// Packs node records into node blocks of the node log; their facts go to `records`, the blocks to `out`.
-    fn pack(
-        &self,
-        tx: &Tx,
-        nodes: Vec<NodeRecord>,
-        out: &mut Out,
-        records: &mut Vec<Record>,
-        mlog: usize,
-    ) -> Result<()> {
-        let mut b = NodeBlockBuilder::default();
-        let mut in_block: Vec<(NodeId, NodeEntry)> = Vec::new();
-        let mut nodes = nodes.into_iter().peekable();
-        while nodes.peek().is_some() || !b.is_empty() {
-            if let Some(n) = nodes.peek()
-                && let Some(index) = b.push(&n.encode())
-            {
-                in_block
-                    .push((n.node, NodeEntry { addr: BlockAddr(0), index, flags: n.flags, generation: n.generation }));
-                nodes.next();
-                continue;
-            }
-            // else this would write empty blocks for ever
-            assert!(!in_block.is_empty() && in_block.len() <= RECORDS_MAX, "{} records in a block", in_block.len());
-            let addr = self.alloc_meta(tx, mlog)?;
-            let block = b.finish(self.id.0, self.store.volume, addr, tx.id.0);
-            records.push(Record::Alloc {
-                addr,
-                len: 1,
-                kind: SegmentKind::Node,
-                temperature: Temperature::Hot,
-                owner: InodeNo(0),
-                lblk: 0,
-            });
-            records.push(Record::Live { addr, live: in_block.len() as u8 });
-            for (node, mut entry) in in_block.drain(..) {
-                entry.addr = addr;
-                records.push(Record::Node { node, entry });
-            }
-            out.bytes += block.len();
-            out.writes.push((addr, Payload::Raw(block)));
-        }
-        Ok(())
-    }
-
     /// Steps 3 and 4 of the module's list.
     fn finish(&self, tx: &Tx, mut share: Share, orphans: Vec<InodeNo>) -> Result<()> {
         // cells that operations of the next transaction serialised before they changed them
         let mut stray = tx.take_out();
         let mut node_facts = std::mem::take(&mut share.records);
-        self.pack(tx, std::mem::take(&mut stray.nodes), &mut stray, &mut node_facts, 0)?;
+        let nodes = std::mem::take(&mut stray.nodes);
+        self.pack(tx, nodes, true, &mut stray, &mut node_facts, 0)?;
         self.submit(std::mem::take(&mut stray.writes))?;
         share.free.append(&mut stray.free);
         share.dead.append(&mut stray.dead);

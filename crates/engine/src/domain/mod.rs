@@ -17,6 +17,7 @@ pub mod checkpoint;
 mod checkpointing;
 pub mod commit;
 pub mod flush;
+mod help;
 pub mod in_place;
 pub mod load;
 pub mod memory;
@@ -45,6 +46,8 @@ use crate::space::Space;
 use crate::store::Store;
 use crate::types::*;
 use braidfs_format::domain::DomainHeader;
+use braidfs_sync::ablation::{self, Switch};
+use braidfs_sync::rounds::Rounds;
 use braidfs_sync::slots::Line;
 use braidfs_sync::{Mutex, PassLock, PassReadGuard, rank};
 use crossbeam::utils::CachePadded;
@@ -78,6 +81,8 @@ pub struct HeaderPair {
 pub struct Counters {
     /// Transactions committed.
     pub commits: AtomicU64,
+    /// Threads that helped commits which others led.
+    pub joiners: AtomicU64,
     /// Checkpoints.
     pub checkpoints: AtomicU64,
     /// Roll-forward batches.
@@ -119,7 +124,10 @@ pub struct Domain {
     commit_lock: Mutex<(), rank::Commit>,
     checkpoint_lock: Mutex<(), rank::Checkpoint>,
     checkpointing: checkpointing::Checkpointing,
-    work: Mutex<Option<Arc<Work>>, rank::Work>,
+    /// Who commits, and who waits for it.
+    rounds: Rounds<Arc<Work>, rank::Work>,
+    /// Threads that are woken to help a commit at most: as many as there are CPUs, none with the switch for experiments.
+    helpers_max: usize,
     failed: OnceLock<String>,
     header: Mutex<HeaderPair, rank::Header>,
     /// Inodes unlinked but open (or waiting for another domain).
@@ -236,6 +244,7 @@ impl Domain {
         }
         let pinned_max = (shared.options.cache_bytes / 8 / CELL_BYTES).clamp(2048, 1 << 40) as usize * CELL_COST;
         let short = (journal.blocks() as usize * 4096 / SHORT_PART).min(pinned_max / 4);
+        let helpers_max = if ablation::is_on(Switch::Leader) { 0 } else { shared.cpus };
         let tx = Arc::new(Tx::new(TxId(last + 1), short));
         Self {
             id,
@@ -255,7 +264,8 @@ impl Domain {
             commit_lock: Mutex::new(()),
             checkpoint_lock: Mutex::new(()),
             checkpointing: checkpointing::Checkpointing::default(),
-            work: Mutex::new(None),
+            rounds: Rounds::default(),
+            helpers_max,
             failed: OnceLock::new(),
             header: Mutex::new(header),
             orphans: Orphans::default(),
@@ -459,6 +469,7 @@ impl Domain {
             running_tx: self.running().0,
             committed_tx: self.committed_tx().0,
             commits: self.counters.commits.load(Ordering::Relaxed),
+            joiners: self.counters.joiners.load(Ordering::Relaxed),
             checkpoints: self.counters.checkpoints.load(Ordering::Relaxed),
             fast_syncs: self.counters.fast_syncs.load(Ordering::Relaxed),
             cleaned_blocks: self.counters.cleaned.load(Ordering::Relaxed),

@@ -18,6 +18,9 @@ pub enum Payload {
     Bucket(Vec<u8>),
 }
 
+/// Runs of blocks to write, with their places.
+pub type Writes = Vec<(BlockAddr, Payload)>;
+
 /// What serialising cells produced and nobody has written yet.
 #[derive(Debug, Default)]
 pub struct Out {
@@ -26,7 +29,7 @@ pub struct Out {
     /// Nodes to free, with their generation.
     pub free: Vec<(NodeId, u32)>,
     /// Blocks to write.
-    pub writes: Vec<(BlockAddr, Payload)>,
+    pub writes: Writes,
     /// Bytes in `writes`.
     pub bytes: usize,
     /// Data was written in place on the way.

@@ -3,7 +3,7 @@
 //! idea of roll-forward is F2FS's and Max's.)
 
 use super::in_place::{InPlace, InPlaceWrites};
-use super::out::{Out, Payload};
+use super::out::{Out, Payload, Writes};
 use super::tx::PendingIo;
 use super::{Domain, Enter};
 use crate::braid::durability::Reach;
@@ -263,16 +263,22 @@ impl Domain {
     /// # Errors
     /// Of the device; the domain fails then.
     pub fn write_batches(&self, mut batches: SmallVec<[Batch; 1]>) -> Result<SmallVec<[bool; 1]>> {
-        let r = self.write_them(&mut batches);
-        if let Err(e) = &r {
-            self.fail(e);
-        }
-        // their transactions may be committed from here on
-        drop(batches);
-        r
+        let mut write = || {
+            let (writes, fit) = self.begin_batches(&mut batches)?;
+            self.submit_through(writes)?;
+            Ok(fit)
+        };
+        let fit = write().inspect_err(|e| self.fail(e))?;
+        self.end_batches(batches, &fit);
+        Ok(fit)
     }
 
-    fn write_them(&self, batches: &mut [Batch]) -> Result<SmallVec<[bool; 1]>> {
+    /// What of the batches is to be written at once, and of each whether it is among that: else the journal has no room. Data
+    /// that must be durable before the records has been written.
+    ///
+    /// # Errors
+    /// Of the device.
+    pub(crate) fn begin_batches(&self, batches: &mut [Batch]) -> Result<(Writes, SmallVec<[bool; 1]>)> {
         let mut writes = Vec::new();
         for b in batches.iter_mut().filter(|b| b.data_first) {
             writes.append(&mut b.out.writes);
@@ -302,9 +308,13 @@ impl Domain {
                 Err(e) => return Err(e),
             }
         }
-        self.submit_through(writes)?;
+        Ok((writes, fit))
+    }
+
+    /// They are written: their transactions may be committed from here on.
+    pub(crate) fn end_batches(&self, batches: SmallVec<[Batch; 1]>, fit: &[bool]) {
+        drop(batches);
         self.counters.fast_syncs.fetch_add(fit.iter().filter(|f| **f).count() as u64, Ordering::Relaxed);
-        Ok(fit)
     }
 }
 

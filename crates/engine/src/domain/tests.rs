@@ -2,11 +2,13 @@
 
 use super::peers::Peers;
 use super::sync::Prepared;
+use super::work::Work;
 use super::*;
 use crate::volume::groups::Bat;
 use crate::volume::mount::open_domain;
 use braidfs_device::{Device, MemDevice};
 use braidfs_format::inode::{Link, Tombstone};
+use braidfs_format::journal::Record;
 use braidfs_store::super_io::read_super;
 use std::sync::Weak;
 
@@ -183,4 +185,53 @@ fn a_tombstone_is_forgotten_when_its_newcomer_is_durable() {
         drop((st, e));
         d.commit().unwrap();
     }
+}
+
+/// The running transaction, flipped as a commit does it.
+fn flip(d: &Domain) -> Arc<Tx> {
+    let mut gate = d.gate.write();
+    let next = Arc::new(Tx::new(TxId(gate.id.0 + 1), d.short));
+    let old = std::mem::replace(&mut *gate, next);
+    *d.committing.lock() = Some(old.clone());
+    old.end_of_operations();
+    d.running.store(gate.id.0, Ordering::Release);
+    old
+}
+
+/// Helpers leave what fills no node block to the last of them, who is whoever ends last, and not who began it.
+#[test]
+fn helpers_of_a_commit_pack_what_is_left_over_together() {
+    const CELLS: usize = 12;
+    let (d, _double) = alone();
+    let cells: Vec<_> = (0..CELLS).map(|_| make(&d, |_| ())).collect();
+    let work = Work::new(flip(&d));
+    let held = cells[0].state.read();
+    std::thread::scope(|s| {
+        let first = s.spawn(|| d.help(&work));
+        while work.taken() == 0 {
+            std::thread::yield_now();
+        }
+        assert_eq!(d.help(&work), CELLS - 1, "all but the one that the other thread has");
+        assert_eq!(d.help(&work), 0, "nothing is left");
+        drop(held);
+        assert_eq!(first.join().unwrap(), 1);
+    });
+    let share = work.end().unwrap();
+    let of = |kind: fn(&Record) -> bool| share.records.iter().filter(|r| kind(r)).count();
+    assert_eq!(of(|r| matches!(r, Record::Node { .. })), CELLS);
+    assert_eq!(of(|r| matches!(r, Record::Alloc { .. })), 1, "one node block for {CELLS} small records");
+}
+
+#[test]
+fn a_helper_that_panics_fails_the_commit() {
+    let (d, _double) = alone();
+    make(&d, |_| ());
+    let work = Work::new(flip(&d));
+    let panics = || {
+        let _helper = work.begin();
+        panic!("on purpose");
+    };
+    std::thread::scope(|s| s.spawn(panics).join().unwrap_err());
+    assert!(work.end().is_err());
+    assert_eq!(d.help(&work), 0, "nobody goes on with it");
 }

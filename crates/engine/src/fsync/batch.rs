@@ -17,6 +17,9 @@ use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+/// Of each batch, whether the journal had room for it.
+type Fits = SmallVec<[bool; 1]>;
+
 /// What an fsync of a file has to do.
 pub(super) enum Gathered {
     /// Everything is durable already.
@@ -89,12 +92,17 @@ impl MountedVolume {
             files.push((w.cell, w.reach, w.linked));
         }
         let mut results: SmallVec<[Result<bool>; 1]> = files.iter().map(|_| Ok(true)).collect();
-        let mut wrote: SmallVec<[DomainId; 2]> = SmallVec::new();
-        for (d, batches) in by_domain {
-            // all domains, also where one fails: the next commit of another one counts on its data
-            wrote.push(d);
-            let (which, batches): (SmallVec<[usize; 1]>, SmallVec<[Batch; 1]>) = batches.into_iter().unzip();
-            match self.dom(d).write_batches(batches) {
+        let mut wrote: SmallVec<[DomainId; 2]> = by_domain.keys().copied().collect();
+        let (which, parts): (Vec<_>, Vec<_>) = by_domain
+            .into_iter()
+            .map(|(d, batches)| {
+                let (which, batches): (SmallVec<[usize; 1]>, SmallVec<[Batch; 1]>) = batches.into_iter().unzip();
+                (which, (d, batches))
+            })
+            .unzip();
+        // all domains, also where one fails: the next commit of another one counts on its data
+        for ((d, which), written) in wrote.iter().zip(which).zip(self.write_domains(parts)) {
+            match written {
                 Ok(fits) => {
                     for (i, fits) in which.into_iter().zip(fits) {
                         if !fits && results[i].is_ok() {
@@ -102,7 +110,7 @@ impl MountedVolume {
                         }
                     }
                 }
-                Err(e) => self.give_error(e, d, which.into_iter(), &mut results),
+                Err(e) => self.give_error(e, *d, which.into_iter(), &mut results),
             }
         }
         // the device of one that failed may be gone
@@ -110,10 +118,7 @@ impl MountedVolume {
         if wrote.is_empty() || !results.iter().any(|r| matches!(r, Ok(true))) {
             return results;
         }
-        // one flush is enough where all of them lie on one device
-        let flushed = if self.store.devices() == 1 { &wrote[..1] } else { &wrote[..] };
-        let flush = |d: &DomainId| planted::step(Bug::NoFlushAfterSync, || self.dom(*d).flush_devices());
-        if let Err(e) = flushed.iter().try_for_each(flush) {
+        if let Err(e) = self.flush_domains(&wrote) {
             // what reached the device is unknown: no later fsync may claim it
             wrote.iter().for_each(|d| self.dom(*d).fail(&e));
             self.give_error(e, wrote[0], 0..results.len(), &mut results);
@@ -126,6 +131,58 @@ impl MountedVolume {
             }
         }
         results
+    }
+
+    /// Writes batches of domains: where they lie on one device in one submission, else side by side. Of each whether it fits
+    /// the journal.
+    fn write_domains(&self, mut parts: Vec<(DomainId, SmallVec<[Batch; 1]>)>) -> Vec<Result<Fits>> {
+        if parts.len() == 1 || self.shared.options.serial {
+            return parts.into_iter().map(|(d, batches)| self.dom(d).write_batches(batches)).collect();
+        }
+        if self.store.devices() > 1 {
+            let write = |(d, batches): (DomainId, _)| -> Box<dyn FnOnce() -> Result<Fits> + Send> {
+                let d = self.dom(d).clone();
+                Box::new(move || d.write_batches(batches))
+            };
+            return self.committers.side_by_side(parts.into_iter().map(write).collect());
+        }
+        let mut writes = Vec::new();
+        let mut results: Vec<Result<Fits>> = Vec::new();
+        for (d, batches) in &mut parts {
+            results.push(self.dom(*d).begin_batches(batches).map(|(mut w, fits)| {
+                writes.append(&mut w);
+                fits
+            }));
+        }
+        let mut failed = self.dom(parts[0].0).submit_through(writes).err();
+        let why = failed.as_ref().map(ToString::to_string);
+        for ((domain, batches), result) in parts.into_iter().zip(&mut results) {
+            if let (Some(why), Ok(_)) = (&why, &*result) {
+                // what of it reached the device nobody knows: it is the error of each
+                *result = Err(failed.take().unwrap_or(Error::DomainFailed { domain, why: why.clone() }));
+            }
+            let d = self.dom(domain);
+            match result {
+                Ok(fits) => d.end_batches(batches, fits),
+                Err(e) => d.fail(e),
+            }
+        }
+        results
+    }
+
+    /// Makes what these domains wrote durable: all their devices at once.
+    fn flush_domains(&self, wrote: &[DomainId]) -> Result<()> {
+        let flush = |d: &Domain| planted::step(Bug::NoFlushAfterSync, || d.flush_devices());
+        // one flush is enough where all of them lie on one device
+        let wrote = if self.store.devices() == 1 { &wrote[..1] } else { wrote };
+        if wrote.len() == 1 || self.shared.options.serial {
+            return wrote.iter().try_for_each(|d| flush(self.dom(*d)));
+        }
+        let part = |d: &DomainId| -> Box<dyn FnOnce() -> Result<()> + Send> {
+            let d = self.dom(*d).clone();
+            Box::new(move || flush(&d))
+        };
+        self.committers.side_by_side(wrote.iter().map(part).collect()).into_iter().fold(Ok(()), Result::and)
     }
 
     /// Gives the error of domain `d` to these results: itself to the first, to the others that the domain failed.

@@ -96,6 +96,7 @@ type Job = Box<dyn FnOnce() + Send>;
 /// A few threads that wait for devices, started as they are needed: most mounts of tools and tests need none.
 #[derive(Debug)]
 pub(crate) struct Pool {
+    name: &'static str,
     jobs: Option<Sender<Job>>,
     queue: Receiver<Job>,
     most: usize,
@@ -106,9 +107,9 @@ pub(crate) struct Pool {
 
 impl Pool {
     /// Up to `most` threads; each waits for one sync, or one group of fsyncs, at a time.
-    pub fn new(most: usize) -> Self {
+    pub fn new(name: &'static str, most: usize) -> Self {
         let (jobs, queue) = unbounded::<Job>();
-        Self { jobs: Some(jobs), queue, most, pending: Arc::default(), threads: Mutex::default() }
+        Self { name, jobs: Some(jobs), queue, most, pending: Arc::default(), threads: Mutex::default() }
     }
 
     /// Runs `f` on one of the threads.
@@ -137,7 +138,7 @@ impl Pool {
             return;
         }
         let (queue, pending) = (self.queue.clone(), self.pending.clone());
-        let name = format!("braidfs-sync-{}", threads.len());
+        let name = format!("{}-{}", self.name, threads.len());
         let spawned = std::thread::Builder::new().name(name).spawn(move || {
             run_anywhere();
             for job in queue {

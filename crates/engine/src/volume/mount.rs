@@ -9,6 +9,7 @@ use crate::domain::peers::Peers;
 use crate::domain::recover::Recovered;
 use crate::domain::{Domain, HeaderPair, Shared};
 use crate::error::{Error, Result};
+use crate::fsync::committers::Committers;
 use crate::fsync::queue::Syncing;
 use crate::fsync::ticket;
 use crate::planted::{self, Bug};
@@ -64,7 +65,7 @@ impl Volume {
         if read_only {
             mounted.shared.read_only.store(true, Ordering::Relaxed);
         }
-        *mounted.pool.write() = Some(ticket::Pool::new(SYNC_THREADS));
+        *mounted.pool.write() = Some(ticket::Pool::new("braidfs-sync", SYNC_THREADS));
         let volume = Volume::new(mounted, overlays);
         if !read_only {
             volume.start_background()?;
@@ -97,6 +98,7 @@ fn open(sb: SuperBlock, devices: Vec<Arc<dyn Device>>, options: MountOptions) ->
     traces.iter().for_each(|t| tracing::warn!("{t}"));
     siblings.meet(&domains);
     let syncing = Syncing::new(domains.len(), store.devices());
+    let committers = Committers::new(domains.len());
     let mounted = Arc::new(MountedVolume {
         label: Mutex::new(sb.label),
         compat: AtomicU32::new(sb.compat.get()),
@@ -115,6 +117,7 @@ fn open(sb: SuperBlock, devices: Vec<Arc<dyn Device>>, options: MountOptions) ->
         evicting: Mutex::new(()),
         emptying: Mutex::new(()),
         pool: RwLock::new(None),
+        committers,
         syncing,
         dentries: DentryCache::new(names),
         root_generation: OnceLock::new(),

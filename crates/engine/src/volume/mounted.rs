@@ -10,6 +10,7 @@ use crate::cell::dentries::DentryCache;
 use crate::domain::peers::Peers;
 use crate::domain::{Domain, Shared};
 use crate::error::{Error, Result};
+use crate::fsync::committers::Committers;
 use crate::fsync::queue::Syncing;
 use crate::fsync::ticket::Pool;
 use crate::store::Store;
@@ -54,6 +55,8 @@ pub(crate) struct MountedVolume {
     pub emptying: Mutex<(), rank::Emptying>,
     /// fsync and sync that go on behind a [`Ticket`](crate::Ticket).
     pub pool: RwLock<Option<Pool>, rank::SyncPool>,
+    /// What is synced in several domains at once.
+    pub committers: Committers,
     /// fsyncs of a front end.
     pub syncing: Syncing,
     /// Names looked up lately.
@@ -161,16 +164,14 @@ impl MountedVolume {
                     all.iter().fold(Ok(()), commit)
                 }
             }
-            _ => std::thread::scope(|s| {
-                let (first, rest) = (todo[0], &todo[1..]);
-                let threads: Vec<_> = rest.iter().map(|(d, t)| s.spawn(move || self.dom(*d).commit_upto(*t))).collect();
-                let mut r = self.dom(first.0).commit_upto(first.1);
-                for t in threads {
-                    let other = t.join().unwrap_or_else(|p| std::panic::resume_unwind(p));
-                    r = r.and(other);
-                }
-                r
-            }),
+            _ => {
+                let commit = |(d, t): (DomainId, TxId)| -> Box<dyn FnOnce() -> Result<()> + Send> {
+                    let d = self.dom(d).clone();
+                    Box::new(move || d.commit_upto(t))
+                };
+                let parts = todo.into_iter().copied().map(commit).collect();
+                self.committers.side_by_side(parts).into_iter().fold(Ok(()), Result::and)
+            }
         }
     }
 

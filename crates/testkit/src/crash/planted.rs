@@ -41,7 +41,9 @@ const WORKLOADS: [(Part, u64); 10] = [
 ];
 
 /// Where bugs are seen that most workloads do not see: these are run first. Where they moved, the others come after them.
-const SEEN_BY: [(Bug, Part, std::ops::Range<u64>); 11] = [
+const SEEN_BY: [(Bug, Part, std::ops::Range<u64>); 13] = [
+    (Bug::FlushUnderWayTaken, Part::Threads, 0..1000),
+    (Bug::HelperForgotten, Part::Threads, 0..1000),
     (Bug::CommitUnderWayForgotten, Part::Threads, 0..24),
     (Bug::SlotMissed, Part::Threads, 0..1000),
     (Bug::OwnedTwice, Part::Groups, 0..24),

@@ -1,0 +1,101 @@
+//! What a helper of a commit does: takes cells, writes them out, packs their node records.
+
+use super::Domain;
+use super::out::{Out, Payload};
+use super::tx::Tx;
+use super::work::{Helper, Share, Work};
+use crate::error::Result;
+use crate::types::*;
+use braidfs_format::group::{SegmentKind, Temperature};
+use braidfs_format::journal::Record;
+use braidfs_format::node::{NodeBlockBuilder, NodeEntry, NodeRecord, RECORDS_MAX};
+
+/// Bytes of data that a helper gathers before it writes them.
+const BATCH_BYTES: usize = 4 << 20;
+
+impl Domain {
+    /// Takes cells from the list and writes them out, until there is none left. How many it took.
+    pub(super) fn help(&self, w: &Work) -> usize {
+        let Some(mut helper) = w.begin() else { return 0 };
+        let mut took = 0;
+        if let Err(e) = self.write_cells(&mut helper, &mut took) {
+            w.fail(e);
+        }
+        took
+    }
+
+    fn write_cells(&self, helper: &mut Helper<'_>, took: &mut usize) -> Result<()> {
+        let w = helper.work;
+        let mlog = self.pick_mlog();
+        let mut out = Out::default();
+        while let Some(cell) = w.take() {
+            *took += 1;
+            let mut st = cell.state.write();
+            self.serialise(&w.tx, cell, &mut st, &mut out, mlog)?;
+            drop(st);
+            if out.bytes >= BATCH_BYTES {
+                out.bytes = 0;
+                self.submit(std::mem::take(&mut out.writes))?;
+            }
+        }
+        let mut made = Share::default();
+        let mut nodes = std::mem::take(&mut out.nodes);
+        loop {
+            let all = helper.takes_rest(&mut nodes);
+            made.nodes = self.pack(&w.tx, nodes, all, &mut out, &mut made.records, mlog)?;
+            self.submit(std::mem::take(&mut out.writes))?;
+            made.free.append(&mut out.free);
+            made.dead.append(&mut out.dead);
+            match helper.leave(&mut made) {
+                Some(rest) => nodes = rest,
+                None => return Ok(()),
+            }
+        }
+    }
+
+    /// Packs node records into node blocks of the node log; their facts go to `records`, the blocks to `out`. Records that
+    /// fill no block are returned, but with `all`.
+    pub(super) fn pack(
+        &self,
+        tx: &Tx,
+        nodes: Vec<NodeRecord>,
+        all: bool,
+        out: &mut Out,
+        records: &mut Vec<Record>,
+        mlog: usize,
+    ) -> Result<Vec<NodeRecord>> {
+        let mut b = NodeBlockBuilder::default();
+        let mut in_block: Vec<(NodeRecord, u8)> = Vec::new();
+        let mut nodes = nodes.into_iter().peekable();
+        while nodes.peek().is_some() || !b.is_empty() {
+            if let Some(n) = nodes.peek() {
+                if let Some(index) = b.push(&n.encode()) {
+                    in_block.extend(nodes.next().map(|n| (n, index)));
+                    continue;
+                }
+            } else if !all {
+                break;
+            }
+            // else this would write empty blocks for ever
+            assert!(!in_block.is_empty() && in_block.len() <= RECORDS_MAX, "{} records in a block", in_block.len());
+            let addr = self.alloc_meta(tx, mlog)?;
+            let block = b.finish(self.id.0, self.store.volume, addr, tx.id.0);
+            records.push(Record::Alloc {
+                addr,
+                len: 1,
+                kind: SegmentKind::Node,
+                temperature: Temperature::Hot,
+                owner: InodeNo(0),
+                lblk: 0,
+            });
+            records.push(Record::Live { addr, live: in_block.len() as u8 });
+            for (n, index) in in_block.drain(..) {
+                let entry = NodeEntry { addr, index, flags: n.flags, generation: n.generation };
+                records.push(Record::Node { node: n.node, entry });
+            }
+            out.bytes += block.len();
+            out.writes.push((addr, Payload::Raw(block)));
+        }
+        Ok(in_block.into_iter().map(|(n, _)| n).collect())
+    }
+}
