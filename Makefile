@@ -19,7 +19,7 @@ PAGES := $(addprefix $(MAN)/man8/,$(NAMES))
 OLD_PAGES := $(addprefix $(MAN)/man1/,$(NAMES))
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo bench test fmt clippy unit heavy crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million xfstests soak fuzz fuzz-coverage layers models deny peers $(PEERS) deps install uninstall clean
+.PHONY: help build demo bench test fmt clippy unit heavy crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens resize-kill million xfstests soak fuzz fuzz-coverage layers models deny peers $(PEERS) deps install uninstall clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z$$()A-Z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -59,7 +59,7 @@ crash: ## every crash workload, for hours; interrupt it, the same command goes o
 
 planted: ## do the crash tests see bugs on purpose
 	$(CARGO) run --release -p braidfs-testkit --features planted-bugs --bin crash -- planted
-	$(CARGO) test --release -p braidfs-testkit --features planted-bugs --test planted --test planted_clock --test planted_shared --test shared_dir
+	$(CARGO) test --release -p braidfs-testkit --features planted-bugs --test planted --test planted_clock --test planted_resize --test planted_shared --test shared_dir
 
 mount: ## tests on a mounted volume (needs /dev/fuse, else it says so and skips)
 	@python3 scripts/test-mount.py
@@ -102,6 +102,9 @@ coherence: ## on a mounted volume: every way of writing against every way of rea
 
 opens: ## on a mounted volume: a million random creates, opens, unlinks, reads, closes; ENOSPC with 100,000 known files
 	@OPENS_STEPS=$(or $(OPENS_STEPS),330000) OPENS_FILES=$(or $(OPENS_FILES),100000) python3 scripts/test-mount.py random_opens what_was_accepted
+
+resize-kill: ## kill -9 at random moments while volumes grow, ROUNDS (default 200)
+	@python3 scripts/resizing.py $(or $(ROUNDS),200)
 
 soak: ## random load with kill -9 and remount every few seconds (SOAK_SECONDS, default 60)
 	@python3 scripts/soak.py

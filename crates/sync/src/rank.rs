@@ -151,6 +151,8 @@ ranks! {
     HeldShard = 8, "tickets" 4, One, (): "shard of held";
     /// The label, with superblock I/O.
     Label = 8, "label" 0, One, (): "label";
+    /// What superblocks say of the volume's size.
+    SuperBlock = 8, "label" 1, One, (): "superblock";
     /// Whether the background is to stop.
     StopFlag = 8, "stop" 0, One, (): "stop flag";
 

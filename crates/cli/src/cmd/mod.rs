@@ -14,6 +14,7 @@ pub mod mount;
 pub mod mount_options;
 pub mod option_table;
 pub mod remount;
+pub mod resize;
 pub mod rm;
 pub mod scrub;
 pub mod stats;

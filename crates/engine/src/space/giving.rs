@@ -117,19 +117,48 @@ impl Space {
             return Ok(None);
         }
         e.reserved = reserved;
+        if let Err(why) = self.look_again(&mut e) {
+            self.end_emptying(e);
+            return Err(why);
+        }
+        Ok(Some(e))
+    }
+
+    /// Says anew what is valid in a group that is being emptied. Its blocks that have become unused are no more to be had
+    /// than the others.
+    ///
+    /// # Errors
+    /// As [`Self::begin_emptying`].
+    pub(crate) fn look_again(&self, e: &mut Emptying) -> Result<()> {
+        self.hold_unused(e);
+        e.blocks.clear();
         for (index, segment) in (0u32..).zip(&e.group.segments) {
             let valid = bitmap::and_not(&segment.state.lock().entry.valid, &segment.fixed);
             for block in (0..SEGMENT_BLOCKS).filter(|&b| bitmap::get(&valid, b)) {
-                match e.group.owner(&self.store, &self.owners, index, block) {
-                    Ok(owner) => e.blocks.push((BlockAddr(segment.start.0 + u64::from(block)), owner)),
-                    Err(why) => {
-                        self.end_emptying(e);
-                        return Err(why);
-                    }
-                }
+                let owner = e.group.owner(&self.store, &self.owners, index, block)?;
+                e.blocks.push((BlockAddr(segment.start.0 + u64::from(block)), owner));
             }
         }
-        Ok(Some(e))
+        Ok(())
+    }
+
+    /// Has nobody reserve blocks of the group that have become unused.
+    pub(crate) fn hold_unused(&self, e: &mut Emptying) {
+        let free = i64::from(e.group.free());
+        self.account.force((free - e.reserved).max(0) as u32);
+        e.reserved = e.reserved.max(free);
+    }
+
+    /// Leaves an emptied group closed, for [`Self::drop_group`]; its number. `None` where it holds something: then it is one
+    /// like any other again.
+    pub(crate) fn close_emptied(&self, e: Emptying) -> Option<u32> {
+        let all = i64::from(e.group.total());
+        if !e.group.close() {
+            self.end_emptying(e);
+            return None;
+        }
+        self.account.force((all - e.reserved).max(0) as u32);
+        Some(e.group.number)
     }
 
     /// The group is one like any other again.

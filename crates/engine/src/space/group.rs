@@ -73,7 +73,7 @@ impl Group {
     /// Reads header and segment table: its newest copy that is not of a checkpoint after `upto`. `None` where that says
     /// that the domain has given the group back.
     pub fn open(store: &Store, domain: DomainId, number: u32, journal: Option<Run>, upto: u64) -> Result<Option<Self>> {
-        let geometry = store.geometry;
+        let geometry = store.geometry();
         let bad = |why: String| Corrupt::new("group header", format!("of group {number}: {why}"));
         if number >= geometry.groups {
             return Err(bad(format!("the volume has {} groups", geometry.groups)).into());
@@ -267,7 +267,7 @@ impl Group {
 
     /// Where half `half` of the owner table of segment `index` lies.
     fn owners_place(&self, store: &Store, index: u32, half: u32) -> Place<'_> {
-        let g = store.geometry;
+        let g = store.geometry();
         Place {
             pair: g.owners_addr(self.number, index, half),
             counts: &self.counts,

@@ -18,6 +18,7 @@ use crate::store::super_io::read_super;
 use crate::types::*;
 use braidfs_device::Device;
 use braidfs_format::BLOCK_BYTES;
+use braidfs_format::bat::ENTRIES_PER_BLOCK;
 use braidfs_format::block::{BlockKind, other_copy_lost};
 use braidfs_format::domain::{CLEAN, DomainHeader, FAILED};
 use braidfs_format::super_block::SuperBlock;
@@ -76,11 +77,12 @@ impl Volume {
 fn open(sb: SuperBlock, devices: Vec<Arc<dyn Device>>, options: MountOptions) -> Result<Arc<MountedVolume>> {
     let store = Arc::new(Store::new(devices, &sb)?);
     let bat = Bat::read(&store, &sb)?;
-    let g = store.geometry;
+    let g = store.geometry();
     let volume = u64::from(g.groups) * u64::from(g.group_blocks()) * BLOCK_BYTES as u64;
     let names = (options.cache_bytes / 64).min(volume / 256).clamp(NAMES_MIN, NAMES_MAX);
     let shared = Arc::new(Shared::new(options, &sb));
-    let siblings = Arc::new(Siblings::new(bat.owners()));
+    let room = sb.bat_pairs.get() as usize * ENTRIES_PER_BLOCK as usize;
+    let siblings = Arc::new(Siblings::new(bat.owners(), room));
     let opened = open_domains(&sb, &store, &shared, &siblings, &bat)?;
     let (domains, mut recovered): (Vec<_>, Vec<_>) = opened.into_iter().unzip();
     let mut bat = bat;
@@ -100,7 +102,8 @@ fn open(sb: SuperBlock, devices: Vec<Arc<dyn Device>>, options: MountOptions) ->
     let mounted = Arc::new(MountedVolume {
         label: Mutex::new(sb.label),
         compat: AtomicU32::new(sb.compat.get()),
-        sb,
+        placement: Placement::from_u8(sb.placement).unwrap_or_default(),
+        sb: RwLock::new(sb),
         store,
         shared,
         siblings,
@@ -148,8 +151,8 @@ pub(crate) fn open_domain(
     }
     let groups = bat.groups_of(id);
     let start = BlockAddr(header.journal_start.get());
-    if !store.geometry.contains(start, u64::from(header.journal_blocks.get()))
-        || !groups.contains(&store.geometry.group_of(start))
+    if !store.geometry().contains(start, u64::from(header.journal_blocks.get()))
+        || !groups.contains(&store.geometry().group_of(start))
     {
         return Err(braidfs_format::Corrupt::new(
             "domain header",
@@ -177,7 +180,7 @@ fn open_domains(
     let one = |i| open_domain(sb, store, shared, &peers, bat, DomainId(i));
     let n = sb.domains.get();
     // a small volume is open sooner than threads start
-    if shared.options.serial || n == 1 || store.geometry.groups < SMALL_GROUPS {
+    if shared.options.serial || n == 1 || store.geometry().groups < SMALL_GROUPS {
         return (0..n).map(one).collect();
     }
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(usize::from(n)).max(1) as u16;

@@ -1,0 +1,180 @@
+//! A crash at every write and every flush of a growing volume.
+//!
+//! What was synced before must be there, the volume has its old size or the new one, fsck finds nothing, and the same
+//! growth goes on to its end. The growth needs more pairs of the group table than the volume had.
+
+use crate::states::{Budget, CrashState, Log, each};
+use crate::walk::fsck;
+use braidfs::{Cred, MkfsOptions, MountOptions, NewSize, OpenHow, Volume, mkfs};
+use braidfs_device::{CutDevice, Device, Event, MemDevice, RecordDevice, SECTOR_BYTES};
+use std::sync::Arc;
+
+const MIB: u64 = 1 << 20;
+const BLOCK: u64 = 4096;
+/// The volume before, in groups of 4 MiB, and afterwards: more than 500 groups.
+const SMALL: u64 = 32 * MIB;
+const LARGE: u64 = 2304 * MIB;
+
+fn options() -> MountOptions {
+    MountOptions { cache_bytes: 8 * MIB, background: false, serial: true, ..MountOptions::default() }
+}
+
+fn content(n: u8) -> Vec<u8> {
+    (0..50_000u32).map(|i| (i / 7) as u8 ^ n).collect()
+}
+
+fn write(v: &Volume, name: &str, n: u8) -> Result<(), String> {
+    let how = OpenHow { read: true, write: true, create: true, mode: 0o644, ..OpenHow::default() };
+    let text = |e: braidfs::Error| format!("{name}: {e}");
+    let f = v.open_path(name.as_bytes(), how, &Cred::root()).map_err(text)?;
+    v.write(&f, 0, &content(n)).map_err(text)?;
+    v.fsync(f.ino(), false).map_err(text)
+}
+
+fn holds(v: &Volume, name: &str, n: u8) -> Result<(), String> {
+    let how = OpenHow { read: true, ..OpenHow::default() };
+    let f = v.open_path(name.as_bytes(), how, &Cred::root()).map_err(|e| format!("{name}: {e}"))?;
+    let (wanted, mut got) = (content(n), vec![0; 60_000]);
+    let len = v.read(&f, 0, &mut got).map_err(|e| format!("{name}: {e}"))?;
+    if got[..len] == wanted { Ok(()) } else { Err(format!("{name}: other content")) }
+}
+
+fn used(v: &Volume) -> u64 {
+    v.super_block().device_table().iter().map(|d| d.blocks.get() * BLOCK).sum()
+}
+
+/// A volume on `devices` devices that is about to grow on the last one, and has been used.
+fn made(devices: usize) -> Result<Vec<RecordDevice>, String> {
+    let small: Vec<_> = (0..devices).map(|_| Arc::new(MemDevice::new(LARGE / BLOCK))).collect();
+    let last = devices - 1;
+    let cut = |(i, d): (usize, &Arc<MemDevice>)| {
+        let whole: Arc<dyn Device> = d.clone();
+        Arc::new(CutDevice::new(whole, (if i == last { SMALL } else { 2 * SMALL }) / BLOCK)) as Arc<dyn Device>
+    };
+    let all: Vec<_> = small.iter().enumerate().map(cut).collect();
+    let how = MkfsOptions { domains: Some(2), group_bytes: Some(4 * MIB), ..MkfsOptions::default() };
+    mkfs::format(&all, &how).map_err(|e| e.to_string())?;
+    let v = Volume::mount(all, options()).map_err(|e| e.to_string())?;
+    write(&v, "before", 1)?;
+    v.unmount().map_err(|e| e.to_string())?;
+    Ok(small.iter().map(|d| RecordDevice::new(d.snapshot())).collect())
+}
+
+/// What a state must have.
+#[derive(Clone, Copy)]
+struct Promised {
+    /// The call has returned.
+    grown: bool,
+    /// So has the fsync behind it.
+    behind: bool,
+}
+
+/// Looks at one state that a crash leaves; whether the volume has its old size there.
+fn look(images: Vec<MemDevice>, old: u64, promised: Promised) -> Result<bool, String> {
+    let devices: Vec<Arc<dyn Device>> = images.into_iter().map(|i| Arc::new(i) as Arc<dyn Device>).collect();
+    let text = |e: braidfs::Error| e.to_string();
+    fsck(&devices)?;
+    let v = Volume::mount(devices.clone(), options()).map_err(text)?;
+    holds(&v, "before", 1)?;
+    holds(&v, "meanwhile", 2)?;
+    let (is_old, new) = (used(&v) == old, old + LARGE - SMALL);
+    if !is_old && used(&v) != new {
+        return Err(format!("{} bytes, which is neither {old} nor {new}", used(&v)));
+    }
+    if is_old && promised.grown {
+        return Err("the size is the old one after the call returned".into());
+    }
+    if promised.behind {
+        holds(&v, "behind", 3)?;
+    }
+    v.grow(NewSize::Bytes(LARGE)).map_err(text)?;
+    // room that only the larger volume has
+    let f =
+        v.open_path(b"large", OpenHow { write: true, create: true, mode: 0o644, ..OpenHow::default() }, &Cred::root());
+    let f = f.map_err(text)?;
+    for at in 0..2 * SMALL / MIB {
+        v.write(&f, at * MIB, &vec![5; MIB as usize]).map_err(text)?;
+    }
+    drop(f);
+    holds(&v, "before", 1)?;
+    v.unmount().map_err(text)?;
+    fsck(&devices).map_err(|e| format!("after the second growth: {e}"))?;
+    Ok(is_old)
+}
+
+/// Crashes a growth at every point; how many states there were, and in how many the size was still the old one.
+///
+/// # Errors
+/// The first state that is none of those that may be.
+pub fn every_crash_of_a_growth(devices: usize) -> Result<(usize, usize), String> {
+    let logs = made(devices)?;
+    let logs: Vec<Arc<RecordDevice>> = logs.into_iter().map(Arc::new).collect();
+    let all: Vec<Arc<dyn Device>> = logs.iter().map(|d| Arc::clone(d) as Arc<dyn Device>).collect();
+    let text = |e: braidfs::Error| e.to_string();
+    let v = Volume::mount(all, options()).map_err(text)?;
+    write(&v, "meanwhile", 2)?;
+    let old = used(&v);
+    let marks = |logs: &[Arc<RecordDevice>]| logs.iter().map(|d| d.log_len()).collect::<Vec<_>>();
+    let begin = marks(&logs);
+    v.grow(NewSize::Bytes(LARGE)).map_err(text)?;
+    let end = marks(&logs);
+    write(&v, "behind", 3)?;
+    v.crash();
+    let (mut states, mut olds) = (0, 0);
+    let mut one = |images, promised, what: String| {
+        states += 1;
+        olds += usize::from(look(images, old, promised).map_err(|e| format!("{what}: {e}"))?);
+        Ok::<(), String>(())
+    };
+    // One device crashes in the middle of its writes; how far the others were is tried at both ends, since a device waits for
+    // the flush of another one only where the superblock that counts is to come.
+    let records: Vec<Log> = logs.iter().map(|d| Log::of(d)).collect();
+    let last = devices - 1;
+    let budget = Budget { subsets: 3, samples: 12 };
+    let mut rng = fastrand::Rng::with_seed(7);
+    for upto in records[last].points(begin[last], [begin[last], end[last]]) {
+        let log = &records[last];
+        let sectors: Vec<usize> = log
+            .unflushed(upto)
+            .map(|e| if let Event::Write { data, .. } = e { data.len() / SECTOR_BYTES } else { 1 })
+            .collect();
+        // with several devices the order among them is that of the calls: device 0 is last
+        let others = if upto < end[last] { &begin } else { &end };
+        let mut keeps = Vec::new();
+        each(&sectors, &budget, &mut rng, &mut |k| {
+            keeps.push(k.to_vec());
+            true
+        });
+        for keep in keeps {
+            let images = (0..devices).map(|i| {
+                if i == last {
+                    MemDevice::from_image(log.image(&CrashState { upto, keep: keep.clone() }))
+                } else {
+                    logs[i].crash_image(others[i], &mut |_| braidfs_device::Keep::Whole)
+                }
+            });
+            let promised = Promised { grown: upto >= end[last], behind: devices == 1 && upto == log.events.len() };
+            let what = format!("device {last} of {devices}, {}", CrashState { upto, keep: keep.clone() });
+            one(images.collect(), promised, what)?;
+        }
+    }
+    // the device of the group table and of the superblock that counts
+    for upto in (begin[0]..=end[0]).filter(|_| devices > 1) {
+        let sectors = vec![8; records[0].unflushed(upto).count()];
+        let mut keeps = Vec::new();
+        each(&sectors, &budget, &mut rng, &mut |k| {
+            keeps.push(k.to_vec());
+            true
+        });
+        for keep in keeps {
+            let state = CrashState { upto, keep };
+            let images = (0..devices).map(|i| match i {
+                0 => MemDevice::from_image(records[0].image(&state)),
+                i => logs[i].crash_image(end[i], &mut |_| braidfs_device::Keep::Whole),
+            });
+            let promised = Promised { grown: upto == end[0], behind: false };
+            one(images.collect(), promised, format!("device 0 of {devices}, {state}"))?;
+        }
+    }
+    Ok((states, olds))
+}
