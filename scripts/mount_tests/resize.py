@@ -50,9 +50,10 @@ def resize_of_an_unmounted_volume(volume, _top):
         own.umount()
         resize(own, own.image, "+32M")
         same(own.image.stat().st_size, 96 * MIB, "size of the image")
-        for size, said in (("64M", "cannot become smaller"), ("2T", "at most")):
+        for size, said in (("1M", "least size"), ("2T", "at most")):
             code, text = resize(own, own.image, size, ok=None)
             must(code == 1 and said in text, f"{size}: exit code {code}: {text}")
+            same(own.image.stat().st_size, 96 * MIB, "size of the image")
         same(resize(own, own.image, "much", ok=None)[0], 1, "exit code of a size that is none")
         code, text = resize(own, "/dev/null", ok=None)
         must(code == 1 and text.strip(), f"of no volume: exit code {code}: {text}")
@@ -60,6 +61,27 @@ def resize_of_an_unmounted_volume(volume, _top):
         same((own.mnt / "f").stat().st_size, 10_000, "size of a file")
         told = os.statvfs(own.mnt)
         must(told.f_blocks * told.f_frsize > 88 * MIB, f"{told.f_blocks} blocks")
+
+
+@check
+def resize_to_a_smaller_size(volume, _top):
+    """What lies behind the new end moves while the volume is mounted; the image is cut off there."""
+    with small(volume, 2, 64 * MIB) as own:
+        first = fill_file(own.mnt / "first")
+        resize(own, own.mnt, "200M")
+        (own.mnt / "second").write_bytes(os.urandom(20 * MIB))
+        own.settle()
+        code, text = resize(own, own.mnt, "64M", ok=None)
+        must(code == 1 and "no room" in text, f"with {first} bytes more than it takes: exit code {code}: {text}")
+        (own.mnt / "first").unlink()
+        own.settle()
+        before = hashlib.sha256((own.mnt / "second").read_bytes()).digest()
+        resize(own, own.mnt, "64M")
+        same(own.image.stat().st_size, 64 * MIB, "size of the image")
+        told = os.statvfs(own.mnt)
+        must(told.f_blocks * told.f_frsize < 64 * MIB, f"{told.f_blocks} blocks")
+        own.cold()
+        same(hashlib.sha256((own.mnt / "second").read_bytes()).digest(), before, "content after a remount")
 
 
 @check

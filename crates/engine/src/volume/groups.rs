@@ -100,18 +100,26 @@ impl Bat {
         let pair = self.start + 2 * self.pairs.len() as u64;
         let mut buf = vec![0u8; 2 * BLOCK_BYTES];
         device.read(pair, &mut buf)?;
-        let old = bat::decode(&buf, self.volume, pair, per, self.domains).ok();
-        let (copy, seq, mut entries) = old.unwrap_or((1, FIRST_SEQ - 1, vec![BatEntry::default(); per]));
-        for e in entries.iter_mut().filter(|e| e.domain.is_some()) {
-            *e = BatEntry { domain: None, epoch: e.epoch.wrapping_add(1) };
-        }
-        // the other copy may be of another volume of the same name, with a higher number: it goes
-        let block = bat::encode(&entries, self.volume, pair, 1 - copy, seq + 1);
-        buf.fill(0);
-        buf[(1 - copy) * BLOCK_BYTES..][..BLOCK_BYTES].copy_from_slice(&block);
-        device.write(pair, &buf)?;
+        let (copy, seq, entries) = match bat::decode(&buf, self.volume, pair, per, self.domains) {
+            Ok((copy, seq, entries)) if entries.iter().all(|e| e.domain.is_none()) => (copy, seq, entries),
+            Ok((copy, seq, mut entries)) => {
+                for e in entries.iter_mut().filter(|e| e.domain.is_some()) {
+                    *e = BatEntry { domain: None, epoch: e.epoch.wrapping_add(1) };
+                }
+                let block = bat::encode(&entries, self.volume, pair, 1 - copy, seq + 1);
+                device.write(pair + 1 - copy as u64, &block)?;
+                (1 - copy, seq + 1, entries)
+            }
+            Err(_) => {
+                let entries = vec![BatEntry::default(); per];
+                buf.fill(0);
+                buf[..BLOCK_BYTES].copy_from_slice(&bat::encode(&entries, self.volume, pair, 0, FIRST_SEQ));
+                device.write(pair, &buf)?;
+                (0, FIRST_SEQ, entries)
+            }
+        };
         self.entries.extend(entries);
-        self.pairs.push((1 - copy, seq + 1));
+        self.pairs.push((copy, seq));
         Ok(())
     }
     /// Groups of `domain`.

@@ -131,17 +131,22 @@ impl<'a> End<'a> {
     fn empty_one(&self, d: &Arc<Domain>, group: u32) -> Result<()> {
         let v = self.volume;
         for _ in 0..PASSES {
-            let Some(mut e) = d.space.begin_emptying(group)? else {
-                return Err(Error::Size(format!("{} has no room for what lies in block group {group}", d.id)));
-            };
-            let moved = self.move_all(d, &mut e);
-            if !matches!(moved, Ok(true)) {
+            let no_room = || Error::Size(format!("{} has no room for what lies in block group {group}", d.id));
+            let mut e = d.space.begin_emptying(group)?.ok_or_else(no_room)?;
+            let left = self.move_all(d, &mut e);
+            if !matches!(left, Ok(0)) {
+                let room = d.space.available();
                 d.space.end_emptying(e);
-                return moved.and(Err(Error::Size(format!(
-                    "block group {group} cannot leave: blocks with a fixed place lie there, of files that are overwritten \
-                     in place or allocated; the least size is {} bytes",
-                    v.least_with(group)
-                ))));
+                return Err(match left {
+                    Err(Error::NoSpace) => no_room(),
+                    Ok(n) if n > room => no_room(),
+                    Err(e) => e,
+                    Ok(_) => Error::Size(format!(
+                        "block group {group} cannot leave: blocks with a fixed place lie there, of files that are \
+                         overwritten in place or allocated; the least size is {} bytes",
+                        v.least_with(group)
+                    )),
+                });
             }
             let mut bat = v.bat.lock();
             let gone = d.give_up_emptied(e, |given| {
@@ -159,27 +164,26 @@ impl<'a> End<'a> {
         Err(Error::Busy(format!("block group {group} is written to all the time")))
     }
 
-    /// Has what is valid in a group written elsewhere; whether all of it could be.
-    fn move_all(&self, d: &Arc<Domain>, e: &mut Emptying) -> Result<bool> {
+    /// Has what is valid in a group written elsewhere; how many blocks could not be.
+    fn move_all(&self, d: &Arc<Domain>, e: &mut Emptying) -> Result<u64> {
+        let mut left = 0;
         for _ in 0..PASSES {
             // what an open transaction wrote there, or freed, is seen now
             d.flush_all()?;
             d.commit()?;
             d.space.look_again(e)?;
             let blocks = std::mem::take(&mut e.blocks);
-            if blocks.is_empty() {
-                return Ok(true);
-            }
+            left = blocks.len() as u64;
             let mut moved = 0;
             for some in blocks.chunks(MOVED_TOGETHER) {
                 moved += self.volume.move_blocks(d, some)?;
                 d.space.hold_unused(e);
             }
             if moved == 0 {
-                return Ok(false);
+                break;
             }
         }
-        Ok(false)
+        Ok(left)
     }
 }
 

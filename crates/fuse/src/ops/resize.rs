@@ -25,7 +25,7 @@ impl BraidFs {
         }
         let (mut said, _) = ResizeArg::read_from_prefix(input).map_err(|_| Errno::INVAL)?;
         let size = understand(&said)?;
-        match self.vol.grow(size) {
+        match self.vol.resize(size, &|_, _| {}) {
             Ok(r) => {
                 (said.before, said.after, said.volume, said.groups) = (r.before, r.after, r.volume, r.groups);
                 said.errno = 0;
