@@ -1,12 +1,12 @@
-//! A crash at every write and every flush of a growing volume.
+//! A crash at every write and every flush of a volume that becomes larger or smaller.
 //!
 //! What was synced before must be there, the volume has its old size or the new one, fsck finds nothing, and the same
-//! growth goes on to its end. The growth needs more pairs of the group table than the volume had.
+//! change goes on to its end. The growth needs more pairs of the group table than the volume had.
 
 use crate::states::{Budget, CrashState, Log, each};
 use crate::walk::fsck;
 use braidfs::{Cred, MkfsOptions, MountOptions, NewSize, OpenHow, Volume, mkfs};
-use braidfs_device::{CutDevice, Device, Event, MemDevice, RecordDevice, SECTOR_BYTES};
+use braidfs_device::{CutDevice, Device, Event, Keep, MemDevice, RecordDevice, SECTOR_BYTES};
 use std::sync::Arc;
 
 const MIB: u64 = 1 << 20;
@@ -64,42 +64,120 @@ fn made(devices: usize) -> Result<Vec<RecordDevice>, String> {
 #[derive(Clone, Copy)]
 struct Promised {
     /// The call has returned.
-    grown: bool,
+    done: bool,
     /// So has the fsync behind it.
     behind: bool,
 }
 
+/// Bytes of the volume before and afterwards, and of its last device afterwards.
+#[derive(Clone, Copy)]
+struct Sizes {
+    old: u64,
+    new: u64,
+    device: u64,
+}
+
 /// Looks at one state that a crash leaves; whether the volume has its old size there.
-fn look(images: Vec<MemDevice>, old: u64, promised: Promised) -> Result<bool, String> {
+fn look(images: Vec<MemDevice>, sizes: Sizes, promised: Promised) -> Result<bool, String> {
     let devices: Vec<Arc<dyn Device>> = images.into_iter().map(|i| Arc::new(i) as Arc<dyn Device>).collect();
     let text = |e: braidfs::Error| e.to_string();
     fsck(&devices)?;
     let v = Volume::mount(devices.clone(), options()).map_err(text)?;
     holds(&v, "before", 1)?;
     holds(&v, "meanwhile", 2)?;
-    let (is_old, new) = (used(&v) == old, old + LARGE - SMALL);
-    if !is_old && used(&v) != new {
-        return Err(format!("{} bytes, which is neither {old} nor {new}", used(&v)));
+    let is_old = used(&v) == sizes.old;
+    if !is_old && used(&v) != sizes.new {
+        return Err(format!("{} bytes, which is neither {} nor {}", used(&v), sizes.old, sizes.new));
     }
-    if is_old && promised.grown {
+    if is_old && promised.done {
         return Err("the size is the old one after the call returned".into());
     }
     if promised.behind {
         holds(&v, "behind", 3)?;
     }
-    v.grow(NewSize::Bytes(LARGE)).map_err(text)?;
-    // room that only the larger volume has
-    let f =
-        v.open_path(b"large", OpenHow { write: true, create: true, mode: 0o644, ..OpenHow::default() }, &Cred::root());
-    let f = f.map_err(text)?;
-    for at in 0..2 * SMALL / MIB {
-        v.write(&f, at * MIB, &vec![5; MIB as usize]).map_err(text)?;
+    v.resize(NewSize::Bytes(sizes.device), &|_, _| {}).map_err(|e| format!("again: {e}"))?;
+    if used(&v) != sizes.new {
+        return Err(format!("{} bytes after the second attempt", used(&v)));
     }
-    drop(f);
+    if sizes.new > sizes.old {
+        // room that only the larger volume has
+        let how = OpenHow { write: true, create: true, mode: 0o644, ..OpenHow::default() };
+        let f = v.open_path(b"large", how, &Cred::root()).map_err(text)?;
+        for at in 0..2 * SMALL / MIB {
+            v.write(&f, at * MIB, &vec![5; MIB as usize]).map_err(text)?;
+        }
+    }
     holds(&v, "before", 1)?;
+    holds(&v, "meanwhile", 2)?;
     v.unmount().map_err(text)?;
-    fsck(&devices).map_err(|e| format!("after the second growth: {e}"))?;
+    fsck(&devices).map_err(|e| format!("after the second attempt: {e}"))?;
     Ok(is_old)
+}
+
+/// Crashes a volume that becomes smaller, and so moves what lies at its end, at every point; how many states there were,
+/// and in how many the size was still the old one.
+///
+/// # Errors
+/// The first state that is none of those that may be.
+pub fn every_crash_of_a_shrink() -> Result<(usize, usize), String> {
+    const BEFORE: u64 = 48 * MIB;
+    const AFTER: u64 = 32 * MIB;
+    let text = |e: braidfs::Error| e.to_string();
+    let small = Arc::new(MemDevice::new(BEFORE / BLOCK));
+    let device: Arc<dyn Device> = small.clone();
+    let how = MkfsOptions { domains: Some(2), group_bytes: Some(4 * MIB), ..MkfsOptions::default() };
+    mkfs::format(std::slice::from_ref(&device), &how).map_err(text)?;
+    let v = Volume::mount(vec![device], options()).map_err(text)?;
+    let create = OpenHow { write: true, create: true, mode: 0o644, ..OpenHow::default() };
+    let big = v.open_path(b"big", create, &Cred::root()).map_err(text)?;
+    for at in 0..22 {
+        v.write(&big, at * MIB, &vec![5; MIB as usize]).map_err(text)?;
+    }
+    v.sync().map_err(text)?;
+    write(&v, "before", 1)?;
+    write(&v, "meanwhile", 2)?;
+    drop(big);
+    v.unlink_path(b"big", &Cred::root()).map_err(text)?;
+    v.unmount().map_err(text)?;
+    let log = Arc::new(RecordDevice::new(small.snapshot()));
+    let v = Volume::mount(vec![Arc::clone(&log) as Arc<dyn Device>], options()).map_err(text)?;
+    let behind_end = (AFTER / (4 * MIB)) as u32;
+    let begin = log.log_len();
+    let moved = std::cell::Cell::new(0);
+    v.shrink(AFTER, &|_, all| moved.set(all)).map_err(text)?;
+    let end = log.log_len();
+    if moved.get() == 0 {
+        return Err(format!("no group from {behind_end} on was a domain's: nothing is shown"));
+    }
+    write(&v, "behind", 3)?;
+    v.crash();
+    let record = Log::of(&log);
+    let sizes = Sizes { old: BEFORE, new: AFTER, device: AFTER };
+    let budget = Budget { subsets: 2, samples: 6 };
+    let mut rng = fastrand::Rng::with_seed(7);
+    let (mut states, mut olds) = (0, 0);
+    for upto in record.points(begin, [begin, end]) {
+        for keep in keeps(&record, upto, &budget, &mut rng) {
+            let state = CrashState { upto, keep };
+            let promised = Promised { done: upto >= end, behind: upto == record.events.len() };
+            let image = MemDevice::from_image(record.image(&state));
+            states += 1;
+            olds += usize::from(look(vec![image], sizes, promised).map_err(|e| format!("{state}: {e}"))?);
+        }
+    }
+    Ok((states, olds))
+}
+
+/// What may become of the writes that a crash at one point may lose.
+fn keeps(log: &Log, upto: usize, budget: &Budget, rng: &mut fastrand::Rng) -> Vec<Vec<Keep>> {
+    let size = |e: &Event| if let Event::Write { data, .. } = e { data.len() / SECTOR_BYTES } else { 1 };
+    let sectors: Vec<usize> = log.unflushed(upto).map(size).collect();
+    let mut all = Vec::new();
+    each(&sectors, budget, rng, &mut |k| {
+        all.push(k.to_vec());
+        true
+    });
+    all
 }
 
 /// Crashes a growth at every point; how many states there were, and in how many the size was still the old one.
@@ -121,9 +199,10 @@ pub fn every_crash_of_a_growth(devices: usize) -> Result<(usize, usize), String>
     write(&v, "behind", 3)?;
     v.crash();
     let (mut states, mut olds) = (0, 0);
+    let sizes = Sizes { old, new: old + LARGE - SMALL, device: LARGE };
     let mut one = |images, promised, what: String| {
         states += 1;
-        olds += usize::from(look(images, old, promised).map_err(|e| format!("{what}: {e}"))?);
+        olds += usize::from(look(images, sizes, promised).map_err(|e| format!("{what}: {e}"))?);
         Ok::<(), String>(())
     };
     // One device crashes in the middle of its writes; how far the others were is tried at both ends, since a device waits for
@@ -133,46 +212,28 @@ pub fn every_crash_of_a_growth(devices: usize) -> Result<(usize, usize), String>
     let budget = Budget { subsets: 3, samples: 12 };
     let mut rng = fastrand::Rng::with_seed(7);
     for upto in records[last].points(begin[last], [begin[last], end[last]]) {
-        let log = &records[last];
-        let sectors: Vec<usize> = log
-            .unflushed(upto)
-            .map(|e| if let Event::Write { data, .. } = e { data.len() / SECTOR_BYTES } else { 1 })
-            .collect();
         // with several devices the order among them is that of the calls: device 0 is last
         let others = if upto < end[last] { &begin } else { &end };
-        let mut keeps = Vec::new();
-        each(&sectors, &budget, &mut rng, &mut |k| {
-            keeps.push(k.to_vec());
-            true
-        });
-        for keep in keeps {
-            let images = (0..devices).map(|i| {
-                if i == last {
-                    MemDevice::from_image(log.image(&CrashState { upto, keep: keep.clone() }))
-                } else {
-                    logs[i].crash_image(others[i], &mut |_| braidfs_device::Keep::Whole)
-                }
+        for keep in keeps(&records[last], upto, &budget, &mut rng) {
+            let state = CrashState { upto, keep };
+            let images = (0..devices).map(|i| match i == last {
+                true => MemDevice::from_image(records[last].image(&state)),
+                false => logs[i].crash_image(others[i], &mut |_| Keep::Whole),
             });
-            let promised = Promised { grown: upto >= end[last], behind: devices == 1 && upto == log.events.len() };
-            let what = format!("device {last} of {devices}, {}", CrashState { upto, keep: keep.clone() });
-            one(images.collect(), promised, what)?;
+            let behind = devices == 1 && upto == records[last].events.len();
+            let promised = Promised { done: upto >= end[last], behind };
+            one(images.collect(), promised, format!("device {last} of {devices}, {state}"))?;
         }
     }
     // the device of the group table and of the superblock that counts
     for upto in (begin[0]..=end[0]).filter(|_| devices > 1) {
-        let sectors = vec![8; records[0].unflushed(upto).count()];
-        let mut keeps = Vec::new();
-        each(&sectors, &budget, &mut rng, &mut |k| {
-            keeps.push(k.to_vec());
-            true
-        });
-        for keep in keeps {
+        for keep in keeps(&records[0], upto, &budget, &mut rng) {
             let state = CrashState { upto, keep };
             let images = (0..devices).map(|i| match i {
                 0 => MemDevice::from_image(records[0].image(&state)),
-                i => logs[i].crash_image(end[i], &mut |_| braidfs_device::Keep::Whole),
+                i => logs[i].crash_image(end[i], &mut |_| Keep::Whole),
             });
-            let promised = Promised { grown: upto == end[0], behind: false };
+            let promised = Promised { done: upto == end[0], behind: false };
             one(images.collect(), promised, format!("device 0 of {devices}, {state}"))?;
         }
     }

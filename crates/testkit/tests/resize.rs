@@ -2,7 +2,7 @@
 
 use braidfs::{Cred, Error, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, NewSize, OpenFile, Volume, mkfs};
 use braidfs_device::{CutDevice, Device, Effect, FaultDevice, FileDevice, MemDevice, Op, Rule, SparseDevice};
-use braidfs_testkit::resize::every_crash_of_a_growth;
+use braidfs_testkit::resize::{every_crash_of_a_growth, every_crash_of_a_shrink};
 use braidfs_testkit::walk::fsck;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -358,4 +358,11 @@ fn inodes_and_fixed_blocks_keep_their_groups() {
     create(&v, ROOT, "after", FileKind::File);
     assert_eq!(v.shrink(least, &|_, _| {}).unwrap().after, least);
     close(v, &all);
+}
+
+#[test]
+fn every_crash_of_a_smaller_volume_leaves_one_of_both_sizes() {
+    let (states, old) = every_crash_of_a_shrink().unwrap();
+    assert!(old > 3 && states > old + 3, "{states} states, {old} of the old size");
+    println!("{states} states, {old} of the old size");
 }

@@ -67,9 +67,7 @@ impl Volume {
 /// The groups at the end, while they are being given up. Dropped, those that are there still are like any others.
 struct End<'a> {
     volume: &'a MountedVolume,
-    /// The first of them.
-    first: u32,
-    /// Those of domains, and whose.
+    /// Those of them that are domains', and whose.
     owned: Vec<(u32, &'a Arc<Domain>)>,
 }
 
@@ -90,7 +88,7 @@ impl<'a> End<'a> {
             bat.claim_below(Some(first as usize));
             volume.count_unclaimed_in(&bat);
         }
-        let mut end = Self { volume, first, owned: Vec::new() };
+        let mut end = Self { volume, owned: Vec::new() };
         // what was removed is gone then
         volume.reap_for_room();
         volume.commit_everything()?;
