@@ -59,7 +59,7 @@ def start_writer(top):
 
 def size_of(own):
     """Bytes of its device that the volume uses."""
-    _, text = run(own.binary, "info", "--json", own.image)
+    _, text = run(own.binary, "--log", "error", "info", "--json", own.image)
     return json.loads(text)["devices"][0]["bytes"]
 
 
