@@ -23,8 +23,6 @@ const SPARSE_BLOCKS: u32 = 32;
 #[derive(Debug)]
 pub(crate) struct Emptying {
     group: Arc<Group>,
-    /// Blocks taken from the account.
-    reserved: i64,
     /// What is valid in it, and whose that is.
     pub blocks: Vec<(BlockAddr, Owner)>,
 }
@@ -107,16 +105,16 @@ impl Space {
     /// Of the device, or `Corrupt`: owner tables are read.
     pub(crate) fn begin_emptying(&self, number: u32) -> Result<Option<Emptying>> {
         let Some(group) = self.groups.read().get(&number).cloned().filter(|g| !g.is_closed()) else { return Ok(None) };
-        group.stop();
+        let unused = group.stop();
         self.pool.lock().remove_group(&group);
-        let reserved = i64::from(group.free());
-        let floor = self.hidden() as i64;
-        let mut e = Emptying { group, reserved: 0, blocks: Vec::new() };
-        if !self.account.take(reserved, floor) {
-            self.end_emptying(e);
+        if !self.account.take(unused, self.hidden() as i64) {
+            let now = group.go_on();
+            self.pool.lock().add_group(&group);
+            // what became unused meanwhile
+            self.account.add(now - unused);
             return Ok(None);
         }
-        e.reserved = reserved;
+        let mut e = Emptying { group, blocks: Vec::new() };
         if let Err(why) = self.look_again(&mut e) {
             self.end_emptying(e);
             return Err(why);
@@ -124,13 +122,11 @@ impl Space {
         Ok(Some(e))
     }
 
-    /// Says anew what is valid in a group that is being emptied. Its blocks that have become unused are no more to be had
-    /// than the others.
+    /// Says anew what is valid in a group that is being emptied.
     ///
     /// # Errors
     /// As [`Self::begin_emptying`].
     pub(crate) fn look_again(&self, e: &mut Emptying) -> Result<()> {
-        self.hold_unused(e);
         e.blocks.clear();
         for (index, segment) in (0u32..).zip(&e.group.segments) {
             let valid = bitmap::and_not(&segment.state.lock().entry.valid, &segment.fixed);
@@ -142,30 +138,21 @@ impl Space {
         Ok(())
     }
 
-    /// Has nobody reserve blocks of the group that have become unused.
-    pub(crate) fn hold_unused(&self, e: &mut Emptying) {
-        let free = i64::from(e.group.free());
-        self.account.force((free - e.reserved).max(0) as u32);
-        e.reserved = e.reserved.max(free);
-    }
-
     /// Leaves an emptied group closed, for [`Self::drop_group`]; its number. `None` where it holds something: then it is one
     /// like any other again.
     pub(crate) fn close_emptied(&self, e: Emptying) -> Option<u32> {
-        let all = i64::from(e.group.total());
-        if !e.group.close() {
-            self.end_emptying(e);
-            return None;
+        if e.group.is_emptied() {
+            return Some(e.group.number);
         }
-        self.account.force((all - e.reserved).max(0) as u32);
-        Some(e.group.number)
+        self.end_emptying(e);
+        None
     }
 
     /// The group is one like any other again.
     pub(crate) fn end_emptying(&self, e: Emptying) {
-        e.group.reopen();
+        let unused = e.group.go_on();
         self.pool.lock().add_group(&e.group);
-        self.account.add(e.reserved);
+        self.account.add(unused);
     }
 
     /// Whether ordinary reservations would find as much as before where `blocks` unused blocks were gone: enough.

@@ -175,7 +175,6 @@ impl<'a> End<'a> {
             let mut moved = 0;
             for some in blocks.chunks(MOVED_TOGETHER) {
                 moved += self.volume.move_blocks(d, some)?;
-                d.space.hold_unused(e);
             }
             if moved == 0 {
                 break;
