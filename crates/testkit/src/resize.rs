@@ -70,21 +70,41 @@ struct Promised {
 }
 
 /// Bytes of the volume before and afterwards, and of its last device afterwards.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct Sizes {
     old: u64,
     new: u64,
     device: u64,
+    /// Files that lay at the end.
+    kept: std::ops::Range<u64>,
+}
+
+/// Files of a MiB before a volume becomes smaller, of which the last ones stay.
+const PIECES: u64 = 36;
+const KEPT: u64 = 3;
+
+fn pieces_hold(v: &Volume, kept: std::ops::Range<u64>) -> Result<(), String> {
+    for n in kept {
+        let how = OpenHow { read: true, ..OpenHow::default() };
+        let f = v.open_path(format!("p{n}").as_bytes(), how, &Cred::root()).map_err(|e| format!("p{n}: {e}"))?;
+        let mut got = vec![0; MIB as usize + 1];
+        let len = v.read(&f, 0, &mut got).map_err(|e| format!("p{n}: {e}"))?;
+        if len as u64 != MIB || got[..len].iter().any(|b| *b != n as u8) {
+            return Err(format!("p{n}: other content, {len} bytes"));
+        }
+    }
+    Ok(())
 }
 
 /// Looks at one state that a crash leaves; whether the volume has its old size there.
-fn look(images: Vec<MemDevice>, sizes: Sizes, promised: Promised) -> Result<bool, String> {
+fn look(images: Vec<MemDevice>, sizes: &Sizes, promised: Promised) -> Result<bool, String> {
     let devices: Vec<Arc<dyn Device>> = images.into_iter().map(|i| Arc::new(i) as Arc<dyn Device>).collect();
     let text = |e: braidfs::Error| e.to_string();
     fsck(&devices)?;
     let v = Volume::mount(devices.clone(), options()).map_err(text)?;
     holds(&v, "before", 1)?;
     holds(&v, "meanwhile", 2)?;
+    pieces_hold(&v, sizes.kept.clone())?;
     let is_old = used(&v) == sizes.old;
     if !is_old && used(&v) != sizes.new {
         return Err(format!("{} bytes, which is neither {} nor {}", used(&v), sizes.old, sizes.new));
@@ -109,6 +129,7 @@ fn look(images: Vec<MemDevice>, sizes: Sizes, promised: Promised) -> Result<bool
     }
     holds(&v, "before", 1)?;
     holds(&v, "meanwhile", 2)?;
+    pieces_hold(&v, sizes.kept.clone())?;
     v.unmount().map_err(text)?;
     fsck(&devices).map_err(|e| format!("after the second attempt: {e}"))?;
     Ok(is_old)
@@ -129,30 +150,32 @@ pub fn every_crash_of_a_shrink() -> Result<(usize, usize), String> {
     mkfs::format(std::slice::from_ref(&device), &how).map_err(text)?;
     let v = Volume::mount(vec![device], options()).map_err(text)?;
     let create = OpenHow { write: true, create: true, mode: 0o644, ..OpenHow::default() };
-    let big = v.open_path(b"big", create, &Cred::root()).map_err(text)?;
-    for at in 0..22 {
-        v.write(&big, at * MIB, &vec![5; MIB as usize]).map_err(text)?;
+    // a MiB each: the last ones lie in the groups at the end
+    let name = |n: u64| format!("p{n}");
+    for n in 0..PIECES {
+        let f = v.open_path(name(n).as_bytes(), create, &Cred::root()).map_err(text)?;
+        v.write(&f, 0, &vec![n as u8; MIB as usize]).map_err(text)?;
+        v.fsync(f.ino(), false).map_err(text)?;
     }
-    v.sync().map_err(text)?;
     write(&v, "before", 1)?;
     write(&v, "meanwhile", 2)?;
-    drop(big);
-    v.unlink_path(b"big", &Cred::root()).map_err(text)?;
+    for n in 0..PIECES - KEPT {
+        v.unlink_path(name(n).as_bytes(), &Cred::root()).map_err(text)?;
+    }
     v.unmount().map_err(text)?;
     let log = Arc::new(RecordDevice::new(small.snapshot()));
     let v = Volume::mount(vec![Arc::clone(&log) as Arc<dyn Device>], options()).map_err(text)?;
-    let behind_end = (AFTER / (4 * MIB)) as u32;
     let begin = log.log_len();
     let moved = std::cell::Cell::new(0);
     v.shrink(AFTER, &|_, all| moved.set(all)).map_err(text)?;
     let end = log.log_len();
     if moved.get() == 0 {
-        return Err(format!("no group from {behind_end} on was a domain's: nothing is shown"));
+        return Err("no group at the end was a domain's: nothing is shown".into());
     }
     write(&v, "behind", 3)?;
     v.crash();
     let record = Log::of(&log);
-    let sizes = Sizes { old: BEFORE, new: AFTER, device: AFTER };
+    let sizes = Sizes { old: BEFORE, new: AFTER, device: AFTER, kept: PIECES - KEPT..PIECES };
     let budget = Budget { subsets: 2, samples: 6 };
     let mut rng = fastrand::Rng::with_seed(7);
     let (mut states, mut olds) = (0, 0);
@@ -162,7 +185,7 @@ pub fn every_crash_of_a_shrink() -> Result<(usize, usize), String> {
             let promised = Promised { done: upto >= end, behind: upto == record.events.len() };
             let image = MemDevice::from_image(record.image(&state));
             states += 1;
-            olds += usize::from(look(vec![image], sizes, promised).map_err(|e| format!("{state}: {e}"))?);
+            olds += usize::from(look(vec![image], &sizes, promised).map_err(|e| format!("{state}: {e}"))?);
         }
     }
     Ok((states, olds))
@@ -199,10 +222,10 @@ pub fn every_crash_of_a_growth(devices: usize) -> Result<(usize, usize), String>
     write(&v, "behind", 3)?;
     v.crash();
     let (mut states, mut olds) = (0, 0);
-    let sizes = Sizes { old, new: old + LARGE - SMALL, device: LARGE };
+    let sizes = Sizes { old, new: old + LARGE - SMALL, device: LARGE, kept: 0..0 };
     let mut one = |images, promised, what: String| {
         states += 1;
-        olds += usize::from(look(images, sizes, promised).map_err(|e| format!("{what}: {e}"))?);
+        olds += usize::from(look(images, &sizes, promised).map_err(|e| format!("{what}: {e}"))?);
         Ok::<(), String>(())
     };
     // One device crashes in the middle of its writes; how far the others were is tried at both ends, since a device waits for

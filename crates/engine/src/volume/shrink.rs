@@ -141,7 +141,7 @@ impl<'a> End<'a> {
                     Err(e) => e,
                     Ok(_) => Error::Size(format!(
                         "block group {group} cannot leave: blocks with a fixed place lie there, of files that are \
-                         overwritten in place or allocated; the least size is {} bytes",
+                         overwritten in place or allocated, or removed and open; the least size is {} bytes",
                         v.least_with(group)
                     )),
                 });
