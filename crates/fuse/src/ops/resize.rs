@@ -53,7 +53,7 @@ fn understand(arg: &ResizeArg) -> Result<NewSize, Errno> {
 /// As much of a text as there is room for, cut between characters.
 fn short(text: &str) -> [u8; RESIZE_TEXT] {
     let mut room = [0; RESIZE_TEXT];
-    let end = text.floor_char_boundary(RESIZE_TEXT);
+    let end = (0..=RESIZE_TEXT.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
     room[..end].copy_from_slice(&text.as_bytes()[..end]);
     room
 }
