@@ -171,7 +171,7 @@ fn holds(
 
 /// Blocks of all groups without their metadata and the journals.
 fn blocks_total(m: &Model) -> u64 {
-    let g = m.store.geometry;
+    let g = m.store.geometry();
     let groups: u64 = (0..g.groups).map(|n| u64::from(m.store.group_blocks(n).saturating_sub(g.meta_blocks()))).sum();
     groups.saturating_sub(m.domains.iter().map(|d| d.journal().map_or(0, |j| j.1)).sum())
 }

@@ -120,11 +120,11 @@ impl Dump {
     }
 
     fn check_group(&self, group: u32) -> Result<()> {
-        if group < self.store.geometry.groups { Ok(()) } else { Err(Error::NotFound) }
+        if group < self.store.geometry().groups { Ok(()) } else { Err(Error::NotFound) }
     }
 
     fn super_block(&self) -> String {
-        let (s, g) = (&self.sb, self.store.geometry);
+        let (s, g) = (&self.sb, self.store.geometry());
         let mut o = String::new();
         line!(o, "format version   {}", s.version);
         line!(o, "features         incompatible {:#x}, compatible {:#x}", s.incompat, s.compat);
@@ -207,7 +207,7 @@ impl Dump {
 
     fn group(&self, group: u32) -> Result<String> {
         self.check_group(group)?;
-        let g = self.store.geometry;
+        let g = self.store.geometry();
         let addr = g.header_addr(group);
         let (copy, seq, h) = GroupHeader::from_pair(&self.pair(addr)?, self.store.volume, addr)?;
         let mut o = String::new();
@@ -220,7 +220,7 @@ impl Dump {
 
     fn segments(&self, group: u32) -> Result<String> {
         self.check_group(group)?;
-        let g = self.store.geometry;
+        let g = self.store.geometry();
         let addr = g.segment_table_addr(group);
         let (copy, seq, segments) = SegmentTable::decode(&self.pair(addr)?, g.segments, self.store.volume, addr)?;
         let mut o = String::new();
@@ -235,7 +235,7 @@ impl Dump {
 
     fn nodes(&self, group: u32) -> Result<String> {
         self.check_group(group)?;
-        let g = self.store.geometry;
+        let g = self.store.geometry();
         let mut o = String::new();
         for index in 0..g.node_blocks() {
             let addr = g.node_table_addr(group, index);
@@ -391,7 +391,7 @@ impl Dump {
     fn block(&self, addr: BlockAddr) -> Result<String> {
         let mut block = vec![0u8; BLOCK_BYTES];
         self.store.read(addr, &mut block)?;
-        let g = self.store.geometry;
+        let g = self.store.geometry();
         let (group, segment, at) = g.split(addr);
         let mut o = String::new();
         line!(o, "{addr}: block {at} of segment {segment} of group {group}");

@@ -17,7 +17,7 @@ const DEPTH_MAX: usize = 4096;
 /// # Errors
 /// [`Error::NotFound`] for a number that the volume has not; a table block that does not hold; of the device.
 pub fn entry(store: &Store, node: NodeId) -> Result<NodeEntry> {
-    let g = store.geometry;
+    let g = store.geometry();
     let (group, slot) = g.node_place(node).ok_or(Error::NotFound)?;
     let addr = g.node_table_addr(group, slot / NODES_PER_BLOCK);
     let mut pair = AlignedBuf::zeroed(2 * BLOCK_BYTES);

@@ -86,9 +86,9 @@ impl Volume {
             copy(self.devices[i].as_ref(), i, 0..first, sink)?;
             copy(self.devices[i].as_ref(), i, d.blocks.get() - 1..d.blocks.get(), sink)?;
         }
-        let groups = u64::from(store.geometry.groups);
+        let groups = u64::from(store.geometry().groups);
         let values = Values::find(&store, &|done| progress(done, 2 * groups));
-        for group in 0..store.geometry.groups {
+        for group in 0..store.geometry().groups {
             progress(groups + u64::from(group), 2 * groups);
             let mut put = |addr: BlockAddr, block: &[u8]| -> Result<()> {
                 let (device, at) = store.place(addr, 1)?;
@@ -158,7 +158,7 @@ type Visit<'a> = dyn FnMut(BlockAddr, &[u8], bool) -> Result<()> + 'a;
 
 /// Calls `f` with the blocks of a group that may hold metadata.
 fn for_each_block(store: &Store, group: u32, f: &mut Visit<'_>) -> Result<()> {
-    let g = store.geometry;
+    let g = store.geometry();
     let mut pair = AlignedBuf::zeroed(2 * BLOCK_BYTES);
     let addr = g.segment_table_addr(group);
     let table = store
@@ -279,7 +279,7 @@ impl Values {
     fn find(store: &Store, progress: &dyn Fn(u64)) -> Self {
         let mut lists: HashMap<NodeId, (u64, Vec<NodeId>)> = HashMap::new();
         let mut parts: HashMap<NodeId, (u64, Vec<u8>)> = HashMap::new();
-        for group in 0..store.geometry.groups {
+        for group in 0..store.geometry().groups {
             progress(group.into());
             // the closure does not fail
             let _ = for_each_block(store, group, &mut |addr, block, table| {

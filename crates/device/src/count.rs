@@ -120,6 +120,18 @@ impl Device for CountDevice {
         self.inner.blocks()
     }
 
+    fn grown(&self) -> io::Result<u64> {
+        self.inner.grown()
+    }
+
+    fn extend(&self, blocks: u64) -> io::Result<()> {
+        self.inner.extend(blocks)
+    }
+
+    fn cut_off(&self, blocks: u64) -> io::Result<()> {
+        self.inner.cut_off(blocks)
+    }
+
     fn read(&self, block: u64, buf: &mut [u8]) -> io::Result<()> {
         self.tally.read(buf.len());
         self.inner.read(block, buf)

@@ -1,8 +1,8 @@
 //! Image files and block devices.
 //!
 //! Owns the descriptor, its locks and the rings of its batches. Invariants: no access lies outside the size
-//! that the device had when it was opened; with `O_DIRECT` on, the kernel sees only memory at block
-//! boundaries. Does not promise an order between writes, and does not notice that the file grows.
+//! that the device had when it was opened, or when it was last asked whether it has grown; with `O_DIRECT` on, the kernel
+//! sees only memory at block boundaries. Does not promise an order between writes.
 
 use crate::aligned::AlignedBuf;
 use crate::flush::FlushGate;
@@ -21,6 +21,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, IoSlice};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Most bytes that a read bounces at a time.
 const BOUNCE_BYTES: usize = 1 << 20;
@@ -46,7 +47,7 @@ pub struct FileDevice {
     range: Mutex<Option<RangeLock>, rank::DeviceRange>,
     /// The lock, where it is not that of `file`.
     _lock: Option<open::UpgradedLock>,
-    blocks: u64,
+    blocks: AtomicU64,
     write: bool,
     direct: bool,
     is_block_device: bool,
@@ -88,7 +89,7 @@ impl FileDevice {
             claim: Mutex::new(opened.claim.map_or(Claim::None, Claim::Held)),
             range: Mutex::new(opened.range),
             _lock: None,
-            blocks: opened.bytes / BLOCK_BYTES as u64,
+            blocks: AtomicU64::new(opened.bytes / BLOCK_BYTES as u64),
             write: how.write,
             direct,
             is_block_device: opened.is_block_device,
@@ -130,7 +131,7 @@ impl FileDevice {
             claim: Mutex::new(Claim::None),
             range: Mutex::new(range),
             _lock: None,
-            blocks: bytes / BLOCK_BYTES as u64,
+            blocks: AtomicU64::new(bytes / BLOCK_BYTES as u64),
             write: true,
             direct: false,
             is_block_device: false,
@@ -202,7 +203,7 @@ impl FileDevice {
             claim: Mutex::new(claim),
             range: Mutex::new(new),
             _lock: Some(lock),
-            blocks: self.blocks,
+            blocks: AtomicU64::new(self.blocks()),
             write: true,
             direct,
             is_block_device: self.is_block_device,
@@ -222,7 +223,7 @@ impl FileDevice {
         if !self.write {
             return Err(io::Error::from_raw_os_error(libc::EROFS));
         }
-        check_ops(self.blocks, ops)?;
+        check_ops(self.blocks(), ops)?;
         let bounced: Vec<Option<AlignedBuf>> = ops
             .iter()
             .map(|op| {
@@ -304,11 +305,11 @@ fn set_direct(file: &File) -> io::Result<bool> {
 
 impl Device for FileDevice {
     fn blocks(&self) -> u64 {
-        self.blocks
+        self.blocks.load(Ordering::Acquire)
     }
 
     fn read(&self, block: u64, buf: &mut [u8]) -> io::Result<()> {
-        check_range(self.blocks, block, buf.len(), io::ErrorKind::UnexpectedEof)?;
+        check_range(self.blocks(), block, buf.len(), io::ErrorKind::UnexpectedEof)?;
         let offset = block * BLOCK_BYTES as u64;
         if !self.direct || AlignedBuf::is_aligned(buf) {
             return read_exact_at(&self.file, buf, offset);
@@ -379,7 +380,7 @@ impl Device for FileDevice {
         if !self.write {
             return Err(io::Error::from_raw_os_error(libc::EROFS));
         }
-        check_discard(self.blocks, block, blocks)?;
+        check_discard(self.blocks(), block, blocks)?;
         if blocks == 0 {
             return Ok(());
         }
@@ -399,6 +400,37 @@ impl Device for FileDevice {
         }
     }
 
+    fn grown(&self) -> io::Result<u64> {
+        let bytes = if self.is_block_device { blkdev::size_bytes(&self.file)? } else { self.file.metadata()?.len() };
+        let blocks = bytes / BLOCK_BYTES as u64;
+        self.blocks.fetch_max(blocks, Ordering::AcqRel);
+        Ok(blocks)
+    }
+
+    fn extend(&self, blocks: u64) -> io::Result<()> {
+        if self.grown()? >= blocks {
+            return Ok(());
+        }
+        if self.is_block_device {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        if !self.write {
+            return Err(io::Error::from_raw_os_error(libc::EROFS));
+        }
+        let bytes = blocks.checked_mul(BLOCK_BYTES as u64).ok_or(io::ErrorKind::FileTooLarge)?;
+        self.file.set_len(bytes)?;
+        self.file.sync_all()?;
+        self.grown().map(drop)
+    }
+
+    fn cut_off(&self, blocks: u64) -> io::Result<()> {
+        if self.is_block_device || !self.write || blocks >= self.blocks() {
+            return Ok(());
+        }
+        self.blocks.fetch_min(blocks, Ordering::AcqRel);
+        self.file.set_len(blocks * BLOCK_BYTES as u64)
+    }
+
     fn writable(&self) -> io::Result<Option<Arc<dyn Device>>> {
         if self.write { Ok(None) } else { Ok(Some(Arc::new(self.reopen()?))) }
     }
@@ -412,7 +444,7 @@ impl std::fmt::Debug for FileDevice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("FileDevice")
             .field("path", &self.path)
-            .field("blocks", &self.blocks)
+            .field("blocks", &self.blocks())
             .field("write", &self.write)
             .field("direct", &self.direct)
             .field("engine", &self.engine())

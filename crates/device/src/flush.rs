@@ -208,6 +208,15 @@ impl Device for SharedFlushes {
     fn discard(&self, block: u64, blocks: u64) -> io::Result<()> {
         self.inner.discard(block, blocks)
     }
+    fn grown(&self) -> io::Result<u64> {
+        self.inner.grown()
+    }
+    fn extend(&self, blocks: u64) -> io::Result<()> {
+        self.inner.extend(blocks)
+    }
+    fn cut_off(&self, blocks: u64) -> io::Result<()> {
+        self.inner.cut_off(blocks)
+    }
     fn writable(&self) -> io::Result<Option<Arc<dyn Device>>> {
         self.inner.writable()
     }

@@ -101,6 +101,31 @@ pub trait Device: Send + Sync + std::fmt::Debug {
     /// Of the device; [`io::ErrorKind::Unsupported`] where it cannot.
     fn discard(&self, block: u64, blocks: u64) -> io::Result<()>;
 
+    /// Looks how large the device is by now. Where it has grown, [`Self::blocks`] tells so from then on; where it has shrunk
+    /// only this tells.
+    ///
+    /// # Errors
+    /// Of the device.
+    fn grown(&self) -> io::Result<u64> {
+        Ok(self.blocks())
+    }
+
+    /// Makes an image file so long where it is shorter, durably; [`Self::blocks`] tells so from then on.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::Unsupported`]: it is none; of the file system that it lies in.
+    fn extend(&self, blocks: u64) -> io::Result<()> {
+        if blocks <= self.blocks() { Ok(()) } else { Err(io::ErrorKind::Unsupported.into()) }
+    }
+
+    /// Nobody needs what lies behind the first `blocks` blocks any more: an image file is cut off there.
+    ///
+    /// # Errors
+    /// Of the file system that it lies in.
+    fn cut_off(&self, _blocks: u64) -> io::Result<()> {
+        Ok(())
+    }
+
     /// The device opened for writing, where this one was opened for reading only; `None`: this one can be written. As long
     /// as the new one lives nobody else can open the device.
     ///

@@ -73,6 +73,9 @@ pub enum Error {
     /// EOPNOTSUPP.
     #[error("not supported: {0}")]
     Unsupported(&'static str),
+    /// EINVAL: a volume cannot have the size that was asked for, and why.
+    #[error("{0}")]
+    Size(String),
     /// No data, or no hole, from there on (seek).
     #[error("no data there")]
     NoData,
@@ -117,7 +120,7 @@ impl Error {
             Self::NotEmpty => E::NOTEMPTY,
             Self::NoSpace | Self::JournalFull => E::NOSPC,
             Self::NameTooLong => E::NAMETOOLONG,
-            Self::Invalid(_) => E::INVAL,
+            Self::Invalid(_) | Self::Size(_) => E::INVAL,
             Self::Access => E::ACCESS,
             Self::Perm => E::PERM,
             Self::ReadOnly | Self::DomainFailed { .. } => E::ROFS,

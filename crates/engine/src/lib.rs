@@ -31,4 +31,5 @@ pub use error::{Error, Result};
 pub use names::path::OpenHow;
 pub use types::*;
 pub use volume::journal_replay::JournalReplay;
+pub use volume::resize::{NewSize, Resized};
 pub use volume::{OpenFile, Ticket, Volume};

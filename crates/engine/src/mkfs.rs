@@ -37,7 +37,12 @@ const JOURNAL_MAX_BYTES: u64 = 32 * MIB;
 const FIRST_EPOCH: u32 = 1;
 /// `seq` of everything written first.
 const FIRST_SEQ: u64 = 1;
-/// Devices from this size on have groups aligned to segments (2 MiB), and volumes room for much growth.
+/// A volume has room in its tables to grow by so much, but for no more groups than these (64 TiB in groups of 64 MiB), which
+/// take 16 MiB; a very large one to grow by the least.
+const GROWTH: u64 = 1024;
+const GROUPS_ROOM: u64 = 1 << 20;
+const GROWTH_LEAST: u64 = 4;
+/// Devices from this size on have groups aligned to segments (2 MiB).
 const ALIGN_FROM_BLOCKS: u64 = (1 << 30) / BLOCK_BYTES as u64;
 
 /// Makes an empty volume on `devices` (device 0 gets the volume's tables). Nothing is checked for old content: the
@@ -68,7 +73,7 @@ pub fn format(devices: &[Arc<dyn Device>], options: &MkfsOptions) -> Result<Supe
         if options.uuid.is_some() {
             // Chunks of a volume with the same UUID would look valid.
             let zeros = vec![0u8; 256 * BLOCK_BYTES];
-            let start = store.geometry.group_start(p.group).0 + u64::from(p.journal_at);
+            let start = store.geometry().group_start(p.group).0 + u64::from(p.journal_at);
             let mut at = 0;
             while at < p.journal_blocks {
                 let n = (p.journal_blocks - at).min(256);
@@ -182,9 +187,8 @@ fn plan(devices: &[Arc<dyn Device>], o: &MkfsOptions) -> Result<(SuperBlock, Vec
         None => cpus().clamp(2, 64).min((groups_max / 3).max(1)) as u16,
     };
     let max_domains = (domains * 2).clamp(16, MAX_DOMAINS);
-    let needed = groups_max.div_ceil(u64::from(ENTRIES_PER_BLOCK));
-    let big = total_bytes >= 256 * MIB;
-    let bat_pairs = if big { (4 * needed).max(4) } else { needed + 1 };
+    let room = (GROWTH * groups_max).min(GROUPS_ROOM).max(GROWTH_LEAST * groups_max);
+    let bat_pairs = room.div_ceil(u64::from(ENTRIES_PER_BLOCK));
 
     let mut sb = SuperBlock::empty();
     sb.uuid = o.uuid.unwrap_or_else(|| *uuid::Uuid::new_v4().as_bytes());
@@ -226,13 +230,7 @@ fn lay_out_device(blocks: u64, data_start: u64, first_group: u32, g: Geometry) -
     let Some(usable) = blocks.checked_sub(data_start + 1) else {
         return Err(too_small);
     };
-    let size = u64::from(g.group_blocks());
-    let (mut groups, rest) = (usable / size, (usable % size) as u32);
-    let mut last = g.group_blocks();
-    if rest >= SEGMENT_BLOCKS && rest > g.meta_blocks() + 64 {
-        groups += 1;
-        last = rest;
-    }
+    let (groups, last) = g.groups_on(usable);
     if groups == 0 {
         return Err(too_small);
     }
@@ -316,7 +314,7 @@ fn now() -> Timestamp {
 
 /// The root directory, node 1, in the block behind the journal in group 0. The sum of the segment tables for the header.
 fn write_root(store: &Store, first: &FirstGroup, o: &MkfsOptions) -> Result<u64> {
-    let (g, volume) = (store.geometry, store.volume);
+    let (g, volume) = (store.geometry(), store.volume);
     let placement = if o.placement == Placement::Unset { Placement::Dirs } else { o.placement };
     let (uid, gid) = o.root_owner;
     let inode = Inode { uid, gid, placement, ..Inode::empty_dir(0o755, now()) };
@@ -379,7 +377,7 @@ fn write_domain_table(sb: &SuperBlock, store: &Store, plan: &[FirstGroup], table
         let mut h = DomainHeader::empty();
         h.domain = (d as u16).into();
         h.flags = CLEAN.into();
-        h.journal_start = (store.geometry.group_start(p.group).0 + u64::from(p.journal_at)).into();
+        h.journal_start = (store.geometry().group_start(p.group).0 + u64::from(p.journal_at)).into();
         h.journal_blocks = p.journal_blocks.into();
         h.tables = if d == 0 { tables } else { 0 }.into();
         let pair = sb.domain_table.get() + 2 * d as u64;

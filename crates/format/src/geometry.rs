@@ -61,6 +61,17 @@ impl Geometry {
     pub fn nodes(&self) -> u32 {
         self.node_blocks() * NODES_PER_BLOCK
     }
+    /// How many groups lie on `blocks` blocks, and how many blocks the last of them has. A rest that is too short for a
+    /// group's metadata and some data is no group.
+    pub fn groups_on(&self, blocks: u64) -> (u64, u32) {
+        let size = u64::from(self.group_blocks());
+        let (whole, rest) = (blocks / size, (blocks % size) as u32);
+        if rest >= SEGMENT_BLOCKS && rest > self.meta_blocks() + 64 {
+            (whole + 1, rest)
+        } else {
+            (whole, self.group_blocks())
+        }
+    }
     /// First block of `group`.
     pub fn group_start(&self, group: u32) -> BlockAddr {
         BlockAddr(u64::from(group) * u64::from(self.group_blocks()))

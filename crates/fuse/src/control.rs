@@ -1,12 +1,13 @@
 //! What administrators ask of a mount beyond files: ioctls on its root directory. Low-level module.
 //!
-//! Owns the numbers and structures, for the server (`ops/scrub.rs`, `ops/remount.rs`, `ops/stats.rs`) and for the client,
-//! which is here. A scrub belongs to the open directory that started it: when that is closed, also because the program died, the scrub stops. Where the kernel
-//! does not tell of closes, it belongs to the thread that started it, and stops within seconds of its end.
+//! Owns the numbers and structures, for the server (`ops/scrub.rs`, `ops/remount.rs`, `ops/stats.rs`, `ops/resize.rs`) and for
+//! the client, which is here. A scrub belongs to the open directory that started it: when that is closed, also because the
+//! program died, the scrub stops. Where the kernel does not tell of closes, it belongs to the thread that started it, and
+//! stops within seconds of its end.
 
 use crate::abi::op;
 use crate::counters::CODES;
-use braidfs::{AtimeMode, DataMode, Remount};
+use braidfs::{AtimeMode, DataMode, NewSize, Remount, Resized};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -25,6 +26,10 @@ pub(crate) const REMOUNT: u32 = 0x4020_bf04;
 
 /// `_IOR(0xbf, 5, StatsOut)`: what was asked since the mount; on any directory, by anybody who may open it.
 pub(crate) const STATS: u32 = 0x8818_bf05;
+
+/// `_IOWR(0xbf, 6, ResizeArg)`: another size for the volume; on any directory. EPERM but for root and the server's user. What
+/// the volume says to it stands in the answer, also where it refuses.
+pub(crate) const RESIZE: u32 = 0xc200_bf06;
 
 /// [`ScrubStart::flags`]: leave file data alone.
 pub(crate) const NO_DATA: u32 = 1;
@@ -85,6 +90,37 @@ pub(crate) struct RemountArg {
 }
 const _: () = assert!(size_of::<RemountArg>() == 32);
 
+/// Bytes of the reason why a volume does not change its size.
+pub(crate) const RESIZE_TEXT: usize = 464;
+
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct ResizeArg {
+    /// [`ResizeTo`].
+    pub to: u32,
+    /// Of the answer: 0, or why not.
+    pub errno: u32,
+    pub bytes: u64,
+    /// Of the answer, as [`Resized`] has them.
+    pub before: u64,
+    pub after: u64,
+    pub volume: u64,
+    pub groups: u32,
+    pub reserved: u32,
+    /// UTF-8, zeros behind it.
+    pub text: [u8; RESIZE_TEXT],
+}
+const _: () = assert!(size_of::<ResizeArg>() == 512);
+
+/// [`ResizeArg::to`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum ResizeTo {
+    Device = 1,
+    Bytes,
+    More,
+}
+
 /// By operation code, see [`crate::counters`].
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
@@ -140,6 +176,29 @@ pub fn remount(mountpoint: &Path, how: &Remount, sync: Option<bool>) -> io::Resu
         reserved: 0,
     };
     ask(&File::open(mountpoint)?, REMOUNT, &mut arg)
+}
+
+/// Has the server of the volume mounted on `mountpoint` change the volume's size.
+///
+/// # Errors
+/// EPERM: only root may, and the user of the server. ENOTTY: the server is too old. EROFS. Where the volume refuses, what it
+/// says to it, as the error's text.
+pub fn resize(mountpoint: &Path, size: NewSize) -> io::Result<Resized> {
+    let (to, bytes) = match size {
+        NewSize::Device => (ResizeTo::Device, 0),
+        NewSize::Bytes(n) => (ResizeTo::Bytes, n),
+        NewSize::More(n) => (ResizeTo::More, n),
+    };
+    let mut arg = ResizeArg { to: to as u32, bytes, ..ResizeArg::new_zeroed() };
+    ask(&File::open(mountpoint)?, RESIZE, &mut arg)?;
+    match arg.errno as i32 {
+        0 => Ok(Resized { before: arg.before, after: arg.after, volume: arg.volume, groups: arg.groups }),
+        libc::EROFS => Err(io::Error::from_raw_os_error(libc::EROFS)),
+        _ => {
+            let text = arg.text.split(|b| *b == 0).next().unwrap_or_default();
+            Err(io::Error::other(String::from_utf8_lossy(text).into_owned()))
+        }
+    }
 }
 
 /// What a mount was asked since it was made.

@@ -2,20 +2,45 @@
 
 use crate::{Error, Result};
 use braidfs_device::{BLOCK_BYTES, Device, SharedFlushes, WriteOp};
-use braidfs_format::super_block::SuperBlock;
+use braidfs_format::super_block::{DeviceEntry, SuperBlock};
 use braidfs_format::{BlockAddr, Corrupt, Geometry};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// The devices of a volume behind one address space. Cheap to share; holds no state of its own.
+/// The devices of a volume behind one address space. Cheap to share; its only state is how large the volume is.
 #[derive(Debug)]
 pub struct Store {
     devices: Vec<Arc<dyn Device>>,
-    /// (first block in the group space, one past the last usable, device block of the first) per device.
-    map: Vec<(u64, u64, u64)>,
-    /// Sizes of the volume.
-    pub geometry: Geometry,
+    map: Vec<Span>,
+    /// As the volume was when it was opened.
+    opened: Geometry,
+    /// Groups that it has now. Written after the end of the last device, and read before it.
+    groups: AtomicU32,
     /// Low half of the UUID.
     pub volume: u32,
+}
+
+/// The groups of a device.
+#[derive(Debug)]
+struct Span {
+    /// First block in the group space.
+    first: u64,
+    /// One past the last usable block. Changes of the last device only.
+    end: AtomicU64,
+    /// Device block of the first one.
+    start: u64,
+}
+
+impl Span {
+    fn end(&self) -> u64 {
+        self.end.load(Ordering::Acquire)
+    }
+}
+
+/// One past the last usable block of a device, in the group space.
+fn end_of(d: &DeviceEntry, g: Geometry) -> u64 {
+    let first = u64::from(d.first_group.get()) * u64::from(g.group_blocks());
+    first + u64::from(d.groups.get() - 1) * u64::from(g.group_blocks()) + u64::from(d.last_group_blocks.get())
 }
 
 impl Store {
@@ -45,13 +70,27 @@ impl Store {
                 return Err(Corrupt::new("volume", why).into());
             }
             let first = u64::from(d.first_group.get()) * u64::from(geometry.group_blocks());
-            let usable = u64::from(d.groups.get() - 1) * u64::from(geometry.group_blocks())
-                + u64::from(d.last_group_blocks.get());
-            map.push((first, first + usable, d.data_start.get()));
+            map.push(Span { first, end: AtomicU64::new(end_of(d, geometry)), start: d.data_start.get() });
         }
         // one flush for all domains that wait at the same time
         let devices = devices.into_iter().map(SharedFlushes::of).collect();
-        Ok(Self { devices, map, geometry, volume: sb.volume_id() })
+        let groups = AtomicU32::new(geometry.groups);
+        Ok(Self { devices, map, opened: geometry, groups, volume: sb.volume_id() })
+    }
+
+    /// Sizes of the volume, as they are now: of two calls the later one may tell of more groups.
+    #[inline]
+    pub fn geometry(&self) -> Geometry {
+        Geometry { groups: self.groups.load(Ordering::Acquire), ..self.opened }
+    }
+
+    /// The volume has changed its size: its last device is as `sb` says from now on. Nobody uses a group that is not there
+    /// before and afterwards.
+    pub fn resize(&self, sb: &SuperBlock) {
+        if let (Some(span), Some(d)) = (self.map.last(), sb.device_table().last()) {
+            span.end.store(end_of(d, self.opened), Ordering::Release);
+            self.groups.store(sb.groups.get(), Ordering::Release);
+        }
     }
 
     /// The device that holds `addr .. addr + blocks` and the block there.
@@ -59,11 +98,11 @@ impl Store {
     /// # Errors
     /// [`Error::Corrupt`] where no device holds them.
     pub fn place(&self, addr: BlockAddr, blocks: u64) -> Result<(usize, u64)> {
-        let i = self.map.partition_point(|m| m.0 <= addr.0);
+        let i = self.map.partition_point(|m| m.first <= addr.0);
         if i > 0 {
-            let (first, end, start) = self.map[i - 1];
-            if addr.0.checked_add(blocks).is_some_and(|e| e <= end) {
-                return Ok((i - 1, addr.0 - first + start));
+            let m = &self.map[i - 1];
+            if addr.0.checked_add(blocks).is_some_and(|e| e <= m.end()) {
+                return Ok((i - 1, addr.0 - m.first + m.start));
             }
         }
         Err(Corrupt::new("block address", format!("{addr} + {blocks} lies outside the volume")).into())
@@ -71,10 +110,10 @@ impl Store {
 
     /// Blocks of `group` (the last of a device may be short).
     pub fn group_blocks(&self, group: u32) -> u32 {
-        let start = self.geometry.group_start(group).0;
-        let i = self.map.partition_point(|m| m.0 <= start);
-        let end = if i > 0 { self.map[i - 1].1 } else { start };
-        (end - start).min(u64::from(self.geometry.group_blocks())) as u32
+        let start = self.opened.group_start(group).0;
+        let i = self.map.partition_point(|m| m.first <= start);
+        let end = if i > 0 { self.map[i - 1].end() } else { start };
+        end.saturating_sub(start).min(u64::from(self.opened.group_blocks())) as u32
     }
 
     /// Reads whole blocks; `buf` is a multiple of 4096 bytes.
@@ -154,8 +193,8 @@ impl Store {
     pub fn devices_of(&self, groups: impl IntoIterator<Item = u32>) -> Vec<usize> {
         let mut wanted = vec![false; self.devices.len()];
         for g in groups {
-            let start = self.geometry.group_start(g).0;
-            if let Some(w) = wanted.get_mut(self.map.partition_point(|m| m.0 <= start).saturating_sub(1)) {
+            let start = self.opened.group_start(g).0;
+            if let Some(w) = wanted.get_mut(self.map.partition_point(|m| m.first <= start).saturating_sub(1)) {
                 *w = true;
             }
         }

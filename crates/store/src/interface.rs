@@ -56,8 +56,8 @@ pub enum Quiesced {
 /// A volume in use, as the online check sees it: what its tables in memory say is committed, and moments at which the
 /// device cannot change. A domain that the volume does not have owns nothing.
 pub trait LiveVolume {
-    /// The superblock as it was at the mount.
-    fn super_block(&self) -> &SuperBlock;
+    /// The superblock; its label may be older. A volume in use may grow: then the next call tells the new size.
+    fn super_block(&self) -> SuperBlock;
 
     /// Where the blocks lie.
     fn store(&self) -> &Arc<Store>;

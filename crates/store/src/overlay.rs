@@ -56,7 +56,22 @@ impl OverlayDevice {
 
 impl Device for OverlayDevice {
     fn blocks(&self) -> u64 {
-        self.base.blocks()
+        self.through.get().unwrap_or(&self.base).blocks()
+    }
+
+    fn grown(&self) -> io::Result<u64> {
+        self.through.get().unwrap_or(&self.base).grown()
+    }
+
+    fn extend(&self, blocks: u64) -> io::Result<()> {
+        match self.through.get() {
+            Some(device) => device.extend(blocks),
+            None => Err(io::ErrorKind::ReadOnlyFilesystem.into()),
+        }
+    }
+
+    fn cut_off(&self, blocks: u64) -> io::Result<()> {
+        self.through.get().map_or(Ok(()), |device| device.cut_off(blocks))
     }
 
     fn read(&self, block: u64, buf: &mut [u8]) -> io::Result<()> {

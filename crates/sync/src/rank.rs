@@ -153,6 +153,8 @@ ranks! {
     SideBySide = 8, "side by side" 0, One, (): "parts done side by side";
     /// The label, with superblock I/O.
     Label = 8, "label" 0, One, (): "label";
+    /// What superblocks say of the volume's size.
+    SuperBlock = 8, "label" 1, One, (): "superblock";
     /// Whether the background is to stop.
     StopFlag = 8, "stop" 0, One, (): "stop flag";
 

@@ -23,6 +23,7 @@ pub mod late;
 pub mod model;
 pub mod ops;
 pub mod oracle;
+pub mod resize;
 pub mod run;
 pub mod shared_dir;
 pub mod shared_file;

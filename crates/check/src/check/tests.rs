@@ -89,7 +89,7 @@ fn add(m: &mut Model, domain: u16, mode: u32, links: &[(InodeNo, &str)], content
 fn add_extents(m: &mut Model, node: InodeNo, count: u64) {
     let domain = m.domain_of(node).unwrap();
     let group = *m.domains[usize::from(domain)].groups.keys().next().unwrap();
-    let start = m.store.geometry.group_start(group).0 + 1024;
+    let start = m.store.geometry().group_start(group).0 + 1024;
     let ino = m.body(node).unwrap();
     ino.inode.content = Content::Extents(vec![]);
     ino.inode.size = count * 2 * BLOCK_BYTES as u64;
@@ -259,7 +259,7 @@ fn several_devices() {
 fn lost_pairs_are_made_again() {
     let base = populated();
     let m = model(&base);
-    let (g, start) = (m.store.geometry, m.sb.device[0].data_start.get());
+    let (g, start) = (m.store.geometry(), m.sb.device[0].data_start.get());
     let mut pairs = vec![m.sb.bat.get()];
     pairs.extend((0..3).map(|d| m.sb.domain_table.get() + 2 * d));
     for group in m.domains.iter().flat_map(|d| d.groups.keys()) {
@@ -464,7 +464,7 @@ fn dumps_do_not_fail() {
     let devices = [Arc::clone(&dev) as Arc<dyn Device>];
     let group = *m.domains[1].groups.keys().next().unwrap();
     let node = find(&mut m, "a/big");
-    let block = m.store.geometry.group_start(group).0 + 200;
+    let block = m.store.geometry().group_start(group).0 + 200;
     use crate::dump::DumpWhat as W;
     for what in [
         W::Super,

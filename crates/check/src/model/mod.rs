@@ -47,7 +47,7 @@ pub struct Model {
 impl Model {
     /// Domain that owns a node.
     pub fn domain_of(&self, node: impl Into<NodeId>) -> Option<u16> {
-        let (group, _) = self.store.geometry.node_place(node)?;
+        let (group, _) = self.store.geometry().node_place(node)?;
         self.bat.get(group as usize)?.domain.map(|d| d.0)
     }
 

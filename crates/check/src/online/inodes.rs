@@ -27,7 +27,7 @@ const FREE_LOOKS: u32 = 2;
 
 /// Looks at all nodes whose entries stand in group `number`.
 pub fn of_group(s: &mut Scrub<'_>, d: DomainId, number: u32) {
-    let g = s.volume.store().geometry;
+    let g = s.volume.store().geometry();
     let mut used: Vec<(NodeId, NodeEntry)> = Vec::new();
     for index in 0..g.node_blocks() {
         for slot in index * NODES_PER_BLOCK..(index + 1) * NODES_PER_BLOCK {
@@ -240,7 +240,7 @@ impl Visitor for Live<'_, '_> {
 
     fn holds(&self, addr: BlockAddr, len: u64) -> bool {
         let volume = self.s.volume;
-        let g = volume.store().geometry;
+        let g = volume.store().geometry();
         if !g.contains(addr, len) {
             return false;
         }

@@ -38,7 +38,7 @@ pub fn scrub_mounted(
 impl Scrub<'_> {
     fn run(&mut self) {
         let volume = self.volume;
-        let per_group = u64::from(volume.store().geometry.meta_blocks());
+        let per_group = u64::from(volume.store().geometry().meta_blocks());
         let domains = || (0..volume.super_block().domains.get()).map(DomainId);
         for d in domains() {
             self.total += volume.used_blocks(d) + per_group * volume.groups(d).len() as u64;
@@ -64,11 +64,14 @@ impl Scrub<'_> {
 
     /// Superblocks, which are only written where the label or `compat` changes.
     fn supers(&mut self) {
-        let (sb, store) = (self.volume.super_block(), self.volume.store());
-        for (i, d) in sb.device_table().iter().enumerate() {
-            for addr in [0, d.blocks.get().saturating_sub(1)] {
+        let (volume, store) = (self.volume, self.volume.store());
+        for i in 0..volume.super_block().device_table().len() {
+            for replica in [false, true] {
                 self.look(Quiesced::Superblocks, None, 1, |log| {
-                    superblock(store, log, sb, i, addr);
+                    // the volume may have grown since: then its replica lies elsewhere
+                    let sb = volume.super_block();
+                    let addr = if replica { sb.device[i].blocks.get().saturating_sub(1) } else { 0 };
+                    superblock(store, log, &sb, i, addr);
                 });
             }
         }
@@ -77,10 +80,10 @@ impl Scrub<'_> {
     /// The group table, while nobody claims a group: it is small.
     fn group_table(&mut self) {
         let (sb, store) = (self.volume.super_block(), self.volume.store());
-        for index in 0..bat_pairs(sb) {
+        for index in 0..bat_pairs(&sb) {
             self.look(Quiesced::Bat, None, 2, |log| {
-                let pair = log.read_pair(store, bat_place(sb, index).0);
-                bat_pair(log, sb, index, &pair);
+                let pair = log.read_pair(store, bat_place(&sb, index).0);
+                bat_pair(log, &sb, index, &pair);
             });
         }
     }
@@ -88,15 +91,15 @@ impl Scrub<'_> {
     fn header(&mut self, d: DomainId) {
         let (sb, store) = (self.volume.super_block(), self.volume.store());
         self.look(Quiesced::Header(d), Some(d), 2, |log| {
-            let pair = log.read_pair(store, header_place(sb, d.0));
-            domain_header(log, sb, d.0, &pair);
+            let pair = log.read_pair(store, header_place(&sb, d.0));
+            domain_header(log, &sb, d.0, &pair);
         });
     }
 
     /// The tables of a group, both copies of each.
     fn group(&mut self, d: DomainId, number: u32) {
         let volume = self.volume;
-        let blocks = u64::from(volume.store().geometry.meta_blocks());
+        let blocks = u64::from(volume.store().geometry().meta_blocks());
         self.look(Quiesced::Tables(d), Some(d), blocks, |log| {
             // a group may leave its domain, with a checkpoint; then it is looked at where it comes, or not at all
             if let Some(epoch) = volume.epoch(d, number) {
@@ -109,7 +112,7 @@ impl Scrub<'_> {
 
 /// The tables of group `number`, which `d` owns by the claim of `epoch`.
 fn look_at_group(store: &Store, log: &mut Log, d: DomainId, (number, epoch): (u32, u32)) {
-    let g = store.geometry;
+    let g = store.geometry();
     let start = g.group_start(number);
     let image = log.read(store, start, g.meta_blocks().min(store.group_blocks(number)) as usize);
     let group = parse_group(store, log, d.0, (number, epoch), u64::MAX, &image);

@@ -121,6 +121,6 @@ impl<'a> Scrub<'a> {
 
     /// What the volume asks of every inode.
     pub fn rules(&self) -> Rules {
-        Rules::of(self.volume.super_block())
+        Rules::of(&self.volume.super_block())
     }
 }

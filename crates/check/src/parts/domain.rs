@@ -161,20 +161,20 @@ impl Domain {
 
     /// Whether `len` blocks from `addr` are data blocks of one group of this domain (no metadata, no journal).
     pub fn holds(&self, store: &Store, addr: BlockAddr, len: u64) -> bool {
-        let g = store.geometry;
+        let g = store.geometry();
         let Some(group) = self.groups.get(&g.group_of(addr)) else { return false };
         is_data(g, addr, len, group.blocks, self.journal())
     }
 
     /// The table entry of a node of this domain.
     pub fn entry(&self, store: &Store, node: NodeId) -> Option<NodeEntry> {
-        let (group, slot) = store.geometry.node_place(node)?;
+        let (group, slot) = store.geometry().node_place(node)?;
         self.groups.get(&group)?.entries.get(slot)
     }
 
     /// Sets the table entry of a node of this domain.
     pub fn set_entry(&mut self, store: &Store, node: NodeId, entry: NodeEntry) {
-        let Some((group, slot)) = store.geometry.node_place(node) else { return };
+        let Some((group, slot)) = store.geometry().node_place(node) else { return };
         let Some(g) = self.groups.get_mut(&group) else { return };
         if let Some(e) = g.entries.get_mut(slot) {
             *e = entry;

@@ -81,7 +81,7 @@ fn run(m: &Model, o: &Options, progress: &dyn Fn(&str, u64, u64)) -> Result<Outc
     let nodes_in: Vec<AtomicU32> = m.bat.iter().map(|_| AtomicU32::new(0)).collect();
     let most = (o.memory / size_of::<Slot>() as u64).max(1);
     let (kept, full) = (AtomicU64::new(0), AtomicBool::new(false));
-    let nodes = u64::from(m.store.geometry.nodes());
+    let nodes = u64::from(m.store.geometry().nodes());
     let lists = state::lists(&cx, |_| nodes, most);
     let totals = each(
         threads,

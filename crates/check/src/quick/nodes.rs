@@ -215,7 +215,7 @@ impl Side<'_> {
         let Some(bitmap) = self.cx.bitmap(self.domain, addr, len) else {
             return Err(Bad::new(codes::ENTRY_PLACE, format!("{addr} is no data block of domain {}", self.domain)));
         };
-        let start = addr.0 - self.cx.store.geometry.group_start(bitmap.number).0;
+        let start = addr.0 - self.cx.store.geometry().group_start(bitmap.number).0;
         let mut at = start;
         while at < start + len {
             let n = (64 - at % 64).min(start + len - at);

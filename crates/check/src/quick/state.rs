@@ -122,7 +122,7 @@ pub struct Ctx<'a> {
 impl Ctx<'_> {
     /// The group of `addr`, where `len` blocks from there are data blocks of `domain`.
     pub fn bitmap(&self, domain: u16, addr: BlockAddr, len: u64) -> Option<&GroupBitmap> {
-        let g = self.store.geometry;
+        let g = self.store.geometry();
         let bitmap = self.bitmaps.get(g.group_of(addr) as usize)?.get()?;
         let journal = self.journals.get(usize::from(domain)).copied()?;
         (bitmap.domain == domain && is_data(g, addr, len, bitmap.blocks, Some(journal))).then_some(bitmap)
@@ -130,7 +130,7 @@ impl Ctx<'_> {
 
     /// Domain that owns a node.
     pub fn domain_of(&self, node: impl Into<NodeId>) -> Option<u16> {
-        let (group, _) = self.store.geometry.node_place(node)?;
+        let (group, _) = self.store.geometry().node_place(node)?;
         self.m.bat.get(group as usize)?.domain.map(|d| d.0)
     }
 }

@@ -25,7 +25,7 @@ pub struct Reader<'a> {
 
 impl<'a> Reader<'a> {
     pub fn new(cx: &'a Ctx<'a>) -> Self {
-        let bytes = if cx.claimed.is_empty() { 0 } else { cx.store.geometry.meta_blocks() as usize * BLOCK_BYTES };
+        let bytes = if cx.claimed.is_empty() { 0 } else { cx.store.geometry().meta_blocks() as usize * BLOCK_BYTES };
         Self { cx, image: AlignedBuf::zeroed(bytes), slots: Vec::new() }
     }
 
@@ -37,7 +37,7 @@ impl<'a> Reader<'a> {
         number: u32,
         nodes_in: &[AtomicU32],
     ) -> Result<(u16, &[Slot]), Doubt> {
-        let (store, g) = (self.cx.store, self.cx.store.geometry);
+        let (store, g) = (self.cx.store, self.cx.store.geometry());
         let entry = self.cx.m.bat.get(number as usize).copied().unwrap_or_default();
         let Some(domain) = entry.domain.map(|d| d.0) else { return doubt("a group lost its owner") };
         if self.cx.m.tables_old {
@@ -81,7 +81,7 @@ impl<'a> Reader<'a> {
 
 /// The valid blocks of a group without those that belong to nobody: metadata, journal, what lies past the end.
 fn valid(cx: &Ctx<'_>, group: &Group, domain: u16) -> Result<Vec<u64>, Doubt> {
-    let g = cx.store.geometry;
+    let g = cx.store.geometry();
     let Some(segments) = &group.segments else { return doubt("a segment table is lost") };
     let mut words: Vec<u64> = segments.iter().flat_map(|s| s.valid).collect();
     let journal = cx.journals.get(usize::from(domain)).copied();
@@ -106,7 +106,7 @@ fn valid(cx: &Ctx<'_>, group: &Group, domain: u16) -> Result<Vec<u64>, Doubt> {
 
 /// Checks the owner tables in `image`; the sum of what they say of the valid blocks.
 fn owners(cx: &Ctx<'_>, group: &Group, image: &[u8], valid: &[u64]) -> Result<MultisetHash, Doubt> {
-    let g = cx.store.geometry;
+    let g = cx.store.geometry();
     let start = g.group_start(group.number);
     let mut sum = MultisetHash::default();
     for half in (0..2 * g.segments).filter(|h| has_owners(group, *h)) {
@@ -132,7 +132,7 @@ fn owners(cx: &Ctx<'_>, group: &Group, image: &[u8], valid: &[u64]) -> Result<Mu
 
 /// Adds the slots in use whose records lie in the groups of `window` to `lists`, from the node tables once more.
 pub fn slots_of(cx: &Ctx<'_>, window: &Range<u32>, lists: &Lists) -> Result<(), Doubt> {
-    let g = cx.store.geometry;
+    let g = cx.store.geometry();
     let bytes = 2 * g.node_blocks() as usize * BLOCK_BYTES;
     each(
         cx.threads,

@@ -101,7 +101,7 @@ impl Writer<'_> {
             }
             let (number, careful) = self.free.groups.pop().ok_or(Error::NoSpace)?;
             let (Some(group), Some(e)) = (self.domain.groups.get(&number), self.before.get(&number)) else { continue };
-            let start = self.store.geometry.group_start(number).0;
+            let start = self.store.geometry().group_start(number).0;
             for at in (0..group.blocks).rev() {
                 let (s, i) = ((at / SEGMENT_BLOCKS) as usize, at % SEGMENT_BLOCKS);
                 let used = e.valid[s][(i / 64) as usize] >> (i % 64) & 1 == 1;

@@ -94,7 +94,7 @@ fn seq_of(pair: &[u8], kind: BlockKind, volume: u32, addr: BlockAddr) -> u64 {
 
 /// How often the tables of `group` were written, as it is on the device, for a segment table of `checkpoint`.
 fn count_tables(store: &Store, group: u32, checkpoint: u64) -> Written {
-    let g = store.geometry;
+    let g = store.geometry();
     let first = g.owners_addr(group, 0, 0);
     let mut written = Written { checkpoint, ..Written::blank(g.segments) };
     let image = Log::default().read(store, first, 2 * written.counts.len());
@@ -107,7 +107,7 @@ fn count_tables(store: &Store, group: u32, checkpoint: u64) -> Written {
 
 /// Writes the segment table of `group`, after all its other tables.
 fn write_segments(store: &Store, domain: u16, group: &Group, segments: &[SegmentEntry], checkpoint: u64) -> Result<()> {
-    let addr = store.geometry.segment_table_addr(group.number);
+    let addr = store.geometry().segment_table_addr(group.number);
     let written = count_tables(store, group.number, checkpoint);
     write_pair(store, addr, BlockKind::SegmentTable, claim_seq(group.epoch), &|copy, seq| {
         SegmentTable::encode(segments, &written, domain, store.volume, addr, copy, seq)
@@ -118,9 +118,9 @@ fn write_segments(store: &Store, domain: u16, group: &Group, segments: &[Segment
 fn set_sum(store: &Store, d: &mut Domain) -> bool {
     let sums = |d: &Domain, upto: u64| {
         let tables = d.groups.keys().map(|&group| {
-            let addr = store.geometry.segment_table_addr(group);
+            let addr = store.geometry().segment_table_addr(group);
             let pair = Log::default().read(store, addr, 2);
-            let table = SegmentTable::decode_upto(&pair, store.geometry.segments, store.volume, addr, upto);
+            let table = SegmentTable::decode_upto(&pair, store.geometry().segments, store.volume, addr, upto);
             (group, table.map_or(0, |t| t.seq))
         });
         table_sum(&tables.collect::<Vec<_>>())
@@ -169,7 +169,7 @@ fn write_group_header(store: &Store, domain: u16, group: &Group) -> Result<()> {
     if !group.header_bad {
         return Ok(());
     }
-    let addr = store.geometry.header_addr(group.number);
+    let addr = store.geometry().header_addr(group.number);
     let h = GroupHeader::new(group.number, group.blocks, group.epoch, domain);
     let block = |copy, seq| h.to_block(store.volume, addr, copy, seq);
     write_pair(store, addr, BlockKind::Group, claim_seq(group.epoch), &block)
@@ -177,7 +177,7 @@ fn write_group_header(store: &Store, domain: u16, group: &Group) -> Result<()> {
 
 /// Writes half a segment's owner table; not below what the segment table says of it.
 fn write_owners(store: &Store, domain: u16, group: &Group, half: u32, owners: &[Owner]) -> Result<()> {
-    let addr = store.geometry.owners_addr(group.number, half / 2, half % 2);
+    let addr = store.geometry().owners_addr(group.number, half / 2, half % 2);
     let floor = claim_seq(group.epoch).max(group.floor(half as usize));
     let block = |copy, seq| encode_owners(owners, domain, store.volume, addr, copy, seq);
     write_pair(store, addr, BlockKind::Owners, floor, &block)
@@ -188,7 +188,7 @@ fn write_owners(store: &Store, domain: u16, group: &Group, half: u32, owners: &[
 /// # Errors
 /// Of the device.
 fn write_entries(store: &Store, domain: u16, group: &Group) -> Result<()> {
-    let (g, volume, number) = (store.geometry, store.volume, group.number);
+    let (g, volume, number) = (store.geometry(), store.volume, group.number);
     let floor = claim_seq(group.epoch);
     for index in (0..g.node_blocks()).filter(|&i| group.entries_dirty[i as usize]) {
         let addr = g.node_table_addr(number, index);
@@ -230,7 +230,7 @@ pub fn close_journal(m: &Model, d: &Domain, h: DomainHeader) -> Result<()> {
 }
 
 fn write_group(store: &Store, domain: &Domain, group: &Group, claims: &[Claim]) -> Result<()> {
-    let (g, volume, number) = (store.geometry, store.volume, group.number);
+    let (g, volume, number) = (store.geometry(), store.volume, group.number);
     write_group_header(store, domain.number, group)?;
     let e = expected(store, domain, group, claims);
     let old = group.segments.as_deref();
@@ -340,7 +340,7 @@ fn reset_journal(store: &Store, domain: u16, h: &mut DomainHeader, age: u64) {
 /// Makes a lost domain header again: the journal is the run of valid blocks without owner behind the metadata of one of
 /// the domain's groups.
 pub fn rebuild_header(store: &Store, domain: &mut Domain) {
-    let g = store.geometry;
+    let g = store.geometry();
     let mut best: Option<(u64, u32)> = None;
     for group in domain.groups.values() {
         let Some(segments) = &group.segments else { continue };

@@ -92,7 +92,7 @@ fn tables_first(devices: &[Arc<dyn Device>], p: &mut Prepared) -> Result<()> {
 
 /// Where a segment table or owner table of `group` is lost or may be old, all its blocks are taken for valid.
 fn doubt_space(store: &Store, log: &mut Log, journal: Option<(u64, u64)>, group: &mut Group) {
-    let g = store.geometry;
+    let g = store.geometry();
     let mut doubt = group.segments.is_none() || group.segments_doubtful;
     for half in 0..2 * g.segments {
         let addr = g.owners_addr(group.number, half / 2, half % 2);

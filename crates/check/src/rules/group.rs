@@ -53,7 +53,7 @@ pub fn parse_group(
     upto: u64,
     image: &[u8],
 ) -> Group {
-    let (g, volume) = (store.geometry, store.volume);
+    let (g, volume) = (store.geometry(), store.volume);
     let start = g.group_start(number);
     let blocks = store.group_blocks(number);
     let pair_at = |addr: BlockAddr| &image[(addr.0 - start.0) as usize * BLOCK_BYTES..][..2 * BLOCK_BYTES];
@@ -81,6 +81,11 @@ pub fn parse_group(
     check_pair(log, &mut group.mend, pair, BlockKind::Group, volume, g.header_addr(number), what);
     match GroupHeader::from_pair(pair, volume, g.header_addr(number)) {
         Ok((_, _, h)) => {
+            // the last group of a device is as long as it was when it was claimed, also where the volume has grown since
+            if h.blocks.get() > g.meta_blocks() && h.blocks.get() < group.blocks {
+                group.blocks = h.blocks.get();
+            }
+            let blocks = group.blocks;
             let is = (h.group.get(), h.blocks.get(), h.epoch.get(), h.domain.get());
             if is != (number, blocks, epoch, domain) {
                 let why = format!(
@@ -157,7 +162,7 @@ pub fn has_owners(group: &Group, half: u32) -> bool {
 
 /// Half a segment's owner table of `group`, whose two copies are `pair`; `half` counts the halves of all segments.
 pub fn owners(store: &Store, log: &mut Log, mend: &mut Vec<Mend>, group: &Group, half: u32, pair: &[u8]) -> OwnerTable {
-    let addr = store.geometry.owners_addr(group.number, half / 2, half % 2);
+    let addr = store.geometry().owners_addr(group.number, half / 2, half % 2);
     let what = format!("owner table of segment {} (half {}) of group {}", half / 2, half % 2, group.number);
     let shown = format_args!("{what}");
     let state = check_pair(log, mend, pair, BlockKind::Owners, store.volume, addr, shown);

@@ -21,11 +21,18 @@ pub fn superblock(store: &Store, log: &mut Log, sb: &SuperBlock, device: usize, 
     false
 }
 
-/// Whether two superblocks say the same, but for the header, the device that they stand on, and what a crash may have
-/// changed in some of them: the label and `compat`.
+/// Whether superblock `a` says the same as `b`, which counts, but for the header, the device that they stand on, and what a
+/// crash may have changed in some of them: the label and `compat`; and the size, of a volume that was about to grow: all
+/// that a larger one needs was there before.
 fn same(a: &SuperBlock, b: &SuperBlock, device: u16) -> bool {
-    let plain = |s: &SuperBlock| SuperBlock { label: [0; 64], compat: 0.into(), ..*s }.to_block(0, 0, 0);
-    a.this_device.get() == device && plain(a) == plain(b)
+    let last = b.device_table().len().saturating_sub(1);
+    let plain = |s: &SuperBlock| {
+        let mut s = SuperBlock { label: [0; 64], compat: 0.into(), groups: 0.into(), ..*s };
+        let d = &mut s.device[last];
+        (d.blocks, d.groups, d.last_group_blocks) = (0.into(), 0.into(), 0.into());
+        s.to_block(0, 0, 0)
+    };
+    a.this_device.get() == device && a.device[last].blocks >= b.device[last].blocks && plain(a) == plain(b)
 }
 
 /// What a pair of the volume's tables holds: the content, `None` where neither copy holds, and which copy does not.

@@ -394,7 +394,7 @@ fn lost_found(m: &mut Model) -> Option<InodeNo> {
 
 /// A free node of `domain` with its new generation, marked used.
 pub fn take_node(store: &Store, domain: &mut Domain) -> Option<(NodeId, u32)> {
-    let g = store.geometry;
+    let g = store.geometry();
     let (node, generation) = domain.groups.values().find_map(|group| {
         // the first numbers of the volume are not given out
         let from = if group.number == 0 { InodeNo::ROOT.0 as u32 + 1 } else { 0 };

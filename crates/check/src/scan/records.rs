@@ -28,7 +28,7 @@ pub fn each(
     domain: &mut Domain,
     f: &mut dyn FnMut(&mut Log, &mut Domain, NodeEntry, NodeRecord),
 ) {
-    let g = store.geometry;
+    let g = store.geometry();
     let mut used: Vec<Place> = Vec::with_capacity(domain.groups.values().map(|g| g.entries.used().count()).sum());
     for group in domain.groups.values() {
         let place = |e: &NodeEntry| e.addr.0 << 8 | u64::from(e.index);

@@ -53,7 +53,7 @@ impl<'a> Used<'a> {
 
     /// What lies in `group`, by address.
     pub fn group(&self, store: &Store, group: u32) -> Vec<Claim> {
-        let g = store.geometry;
+        let g = store.geometry();
         let (start, end) = (g.group_start(group), BlockAddr(g.group_start(group).0 + u64::from(g.group_blocks())));
         let nodes = &self.nodes[self.nodes.partition_point(|n| n.0 < start)..];
         let mut out: Vec<Claim> = nodes
@@ -77,8 +77,8 @@ impl<'a> Used<'a> {
 
 /// What the owner table of the device says of a block; `None` where it cannot be read.
 fn owner_on_device(store: &Store, addr: BlockAddr) -> Option<Owner> {
-    let (group, segment, block) = store.geometry.split(addr);
-    let pair = store.geometry.owners_addr(group, segment, block / OWNERS_PER_BLOCK);
+    let (group, segment, block) = store.geometry().split(addr);
+    let pair = store.geometry().owners_addr(group, segment, block / OWNERS_PER_BLOCK);
     let mut buf = vec![0u8; 2 * BLOCK_BYTES];
     store.read(pair, &mut buf).ok()?;
     let (_, _, owners) = decode_owners(&buf, store.volume, pair).ok()?;
@@ -142,7 +142,7 @@ pub fn drop_old_blocks(store: &Store, log: &mut Log, domain: &Domain, inodes: &m
     let mut extents: Vec<(InodeNo, u64, u64, u32)> = Vec::new();
     for group in domain.groups.keys() {
         let found = inodes.extents_in(*group).filter(|h| domain.recovered.contains(&h.node.node()));
-        extents.extend(found.map(|h| (h.node, h.lblk, addr_of(&store.geometry, *group, h).0, h.len)));
+        extents.extend(found.map(|h| (h.node, h.lblk, addr_of(&store.geometry(), *group, h).0, h.len)));
     }
     for (node, ino) in inodes.wholes().filter(|(n, _)| domain.recovered.contains(&n.node())) {
         extents.extend(ino.extents.iter().map(|e| (node, e.lblk, e.addr.0, e.len)));
@@ -152,7 +152,7 @@ pub fn drop_old_blocks(store: &Store, log: &mut Log, domain: &Domain, inodes: &m
         let node = of_one[0].0;
         let mut gone: Vec<u64> = Vec::new();
         for (lblk, addr) in of_one.iter().flat_map(|e| (0..u64::from(e.3)).map(move |i| (e.1 + i, e.2 + i))) {
-            let (group, segment, block) = store.geometry.split(BlockAddr(addr));
+            let (group, segment, block) = store.geometry().split(BlockAddr(addr));
             let valid = domain.groups.get(&group).and_then(|g| {
                 let table = g.segments.as_ref().filter(|_| !g.segments_doubtful)?;
                 table.get(segment as usize).map(|s| s.is_valid(block))
@@ -189,7 +189,7 @@ pub struct Expected {
 
 /// The expected state of `group`; `claims` are what lies in it, by address.
 pub fn expected(store: &Store, domain: &Domain, group: &Group, claims: &[Claim]) -> Expected {
-    let g = store.geometry;
+    let g = store.geometry();
     let start = g.group_start(group.number).0;
     let total = g.group_blocks();
     let mut e = Expected {
@@ -247,7 +247,7 @@ pub fn check(store: &Store, log: &mut Log, domain: &mut Domain, inodes: &Inodes)
             }
         }
         let mut mend = Vec::new();
-        for half in 0..2 * store.geometry.segments {
+        for half in 0..2 * store.geometry().segments {
             check_owners(store, log, &mut mend, group, &e, half);
         }
         mends.push((group.number, mend));
@@ -280,7 +280,7 @@ fn check_segment(log: &mut Log, group: &Group, e: &Expected, segment: u32, s: &S
 }
 
 fn check_owners(store: &Store, log: &mut Log, mend: &mut Vec<Mend>, group: &Group, e: &Expected, half: u32) {
-    let g = store.geometry;
+    let g = store.geometry();
     if !has_owners(group, half) {
         return;
     }

@@ -44,14 +44,14 @@ pub fn read_groups(store: &Store, log: &mut Log, domain: &mut Domain, bat: &[Bat
     }
     for group in domain.groups.values_mut().filter(|g| which.is_none_or(|w| w == g.number)) {
         // what was lost with it is not counted either
-        group.doubtful = (0..store.geometry.node_blocks()).collect();
+        group.doubtful = (0..store.geometry().node_blocks()).collect();
         (group.segments_doubtful, group.counts_wrong) = (true, true);
     }
 }
 
 /// Reads the tables of group `number` (with the epoch of its claim), which the BAT gives to `domain`.
 fn read_group(store: &Store, log: &mut Log, domain: u16, (number, epoch): (u32, u32), upto: u64) -> Group {
-    let g = store.geometry;
+    let g = store.geometry();
     let blocks = g.meta_blocks().min(store.group_blocks(number));
     let image = log.read(store, g.group_start(number), blocks as usize);
     parse_group(store, log, domain, (number, epoch), upto, &image)
@@ -61,7 +61,7 @@ fn read_group(store: &Store, log: &mut Log, domain: u16, (number, epoch): (u32, 
 /// `doubt_all`): of all records of a node in valid node blocks of the domain, the newest counts. What was deleted may
 /// come back this way; the check of the namespace drops what nothing names.
 pub fn recover_entries(store: &Store, log: &mut Log, domain: &mut Domain, doubt_all: bool) {
-    let g = store.geometry;
+    let g = store.geometry();
     if !doubt_all && domain.groups.values().all(|g| g.lost.is_empty() && g.doubtful.is_empty()) {
         return;
     }

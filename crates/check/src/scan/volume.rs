@@ -30,7 +30,7 @@ const SUPER_SEQ: u64 = 2;
 pub fn read(devices: &[Arc<dyn Device>]) -> Result<Model> {
     let (sb, order) = super_io::read_super(devices)?;
     let store = Arc::new(Store::new(order, &sb)?);
-    let inodes = Inodes::new(store.geometry, Rules::of(&sb), NameKey::random()?);
+    let inodes = Inodes::new(store.geometry(), Rules::of(&sb), NameKey::random()?);
     let mut m = Model {
         sb,
         store,
@@ -52,7 +52,7 @@ pub fn read(devices: &[Arc<dyn Device>]) -> Result<Model> {
 /// Where the segment tables of a domain are not those that its header tells of, the newest BAT may be lost, with the
 /// claims in it: then those are taken that make the sum right.
 fn find_claims(m: &mut Model) {
-    let g = m.store.geometry;
+    let g = m.store.geometry();
     let mark = |m: &Model, group: u32, upto: u64| {
         let addr = g.segment_table_addr(group);
         let pair = Log::default().read(&m.store, addr, 2);
@@ -157,7 +157,7 @@ fn newer_claims(m: &mut Model, index: usize, first: usize) {
 
 /// Owner of a group as its header says; free where there is none.
 fn claim_of(m: &Model, group: u32) -> BatEntry {
-    let pair = m.store.geometry.header_addr(group);
+    let pair = m.store.geometry().header_addr(group);
     let mut buf = vec![0u8; 2 * BLOCK_BYTES];
     if m.store.read(pair, &mut buf).is_err() {
         return BatEntry::default();
@@ -220,7 +220,7 @@ fn read_domains(m: &mut Model) {
 
 /// Whether the journal lies in the data blocks of one group of its domain.
 fn journal_fits(m: &Model, h: &DomainHeader, domain: u16) -> bool {
-    let g = m.store.geometry;
+    let g = m.store.geometry();
     let (start, n) = (braidfs_format::BlockAddr(h.journal_start.get()), u64::from(h.journal_blocks.get()));
     if !g.contains(start, n) {
         return false;

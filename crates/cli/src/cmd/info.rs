@@ -166,7 +166,7 @@ fn report(volume: &Volume, in_use: bool, mounted_on: Option<PathBuf>) -> Report 
     Report {
         in_use,
         mounted_on,
-        volume: volume_report(volume.super_block()),
+        volume: volume_report(&volume.super_block()),
         space: volume.statfs(),
         domain: volume.domains(),
     }

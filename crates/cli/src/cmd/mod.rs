@@ -18,6 +18,7 @@ pub mod mount_options;
 pub mod option_table;
 pub mod probe;
 pub mod remount;
+pub mod resize;
 pub mod rm;
 pub mod scrub;
 pub mod stats;

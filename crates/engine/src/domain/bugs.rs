@@ -25,7 +25,7 @@ impl Domain {
             // only what empties groups that can be given away
             let own = self.space.groups().first().copied();
             let mut others = runs.to_vec();
-            others.retain(|(addr, _)| Some(self.store.geometry.group_of(*addr)) != own);
+            others.retain(|(addr, _)| Some(self.store.geometry().group_of(*addr)) != own);
             self.space.free_early(&others);
         }
         if planted(Bug::DiscardEarly) {

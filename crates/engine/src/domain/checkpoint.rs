@@ -8,6 +8,7 @@ use super::Domain;
 use crate::braid::frontier::Frontier;
 use crate::error::{Error, Result};
 use crate::planted::{self, Bug, planted};
+use crate::space::Emptying;
 use crate::types::{InodeNo, TxId};
 use braidfs_format::domain::{CLEAN, DomainHeader, NEEDS_GC};
 use braidfs_sync::MutexGuard;
@@ -84,9 +85,22 @@ impl Domain {
             closed
         };
         let leaving: Vec<u32> = groups.iter().copied().filter(close).collect();
-        if leaving.is_empty() {
-            return Ok(());
-        }
+        if leaving.is_empty() { Ok(()) } else { self.let_go_of(&leaving, given) }
+    }
+
+    /// As [`Self::give_up_groups`], of a group that was emptied for it, and of which no inode is given out any more. Where it
+    /// holds something still, or again, it is one like any other afterwards, and the answer is false.
+    ///
+    /// # Errors
+    /// As [`Self::give_up_groups`].
+    pub(crate) fn give_up_emptied(&self, e: Emptying, given: impl FnOnce(&[u32]) -> Result<()>) -> Result<bool> {
+        let _one = self.checkpoint_lock.lock();
+        let Some(group) = self.space.close_emptied(e) else { return Ok(false) };
+        self.let_go_of(&[group], given).map(|()| true)
+    }
+
+    /// The part of [`Self::give_up_groups`] behind the closing of the groups; under the lock of the checkpoint.
+    fn let_go_of(&self, leaving: &[u32], given: impl FnOnce(&[u32]) -> Result<()>) -> Result<()> {
         let let_go = || -> Result<()> {
             // The newest transaction is kept for its list of orphans, and may be the one that freed what was there.
             if self.orphans_listed.load(Ordering::Acquire) || !self.orphans.is_empty() {
@@ -94,10 +108,10 @@ impl Domain {
             }
             // with the bug the transaction that freed what was there has not been committed
             planted::too_early(Bug::GivenEarly, || self.commit())?;
-            self.checkpoint_locked(&leaving)
+            self.checkpoint_locked(leaving)
         };
-        planted::in_order(Bug::GivenEarly, let_go, || given(&leaving)).inspect_err(|e| self.fail(e))?;
-        for g in &leaving {
+        planted::in_order(Bug::GivenEarly, let_go, || given(leaving)).inspect_err(|e| self.fail(e))?;
+        for g in leaving {
             if planted(Bug::OwnedTwice) {
                 self.nodes.reopen_group(*g);
                 self.space.reopen_group(*g);

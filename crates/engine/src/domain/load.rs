@@ -76,7 +76,7 @@ impl Domain {
         let cell = decode_cell(&self.nodes.load(ino.node(), entry)?, self.id, &mut fetch)?;
         debug_assert!(cell.ino == ino && cell.generation == entry.generation, "{} read for {ino}", cell.ino);
         if let Body::File(f) = &cell.state.read().body
-            && let Some(e) = f.map.iter().find(|e| !self.store.geometry.holds_data(e.addr, u64::from(e.len)))
+            && let Some(e) = f.map.iter().find(|e| !self.store.geometry().holds_data(e.addr, u64::from(e.len)))
         {
             return Err(Corrupt::new("inode", format!("{ino} has blocks at {}, where no data can be", e.addr)).into());
         }

@@ -93,7 +93,7 @@ fn data_holds(store: &Store, c: &Chunk) -> Result<bool> {
     }
     for r in &c.records {
         if let Record::Sums { addr, sums } = r {
-            if !store.geometry.contains(*addr, sums.len() as u64) {
+            if !store.geometry().contains(*addr, sums.len() as u64) {
                 return Ok(false);
             }
             let mut b = vec![0u8; sums.len() * BLOCK_BYTES];

@@ -334,7 +334,7 @@ impl Domain {
     }
     /// Domain of a node, by its number.
     pub fn domain_of(&self, node: impl Into<NodeId>) -> Option<DomainId> {
-        let (g, _) = self.store.geometry.node_place(node)?;
+        let (g, _) = self.store.geometry().node_place(node)?;
         self.peers.owner(g)
     }
     /// An mlog for the next flush.

@@ -4,6 +4,7 @@
 //! checkpoint (tables) and when its header is written. What does not hold in such a moment is damage.
 
 use super::Domain;
+use braidfs_format::BlockAddr;
 
 impl Domain {
     /// Calls `f` while no commit runs: node table entries, and the blocks that they lead to, stay as they are. Lock rank
@@ -26,7 +27,12 @@ impl Domain {
         f()
     }
 
-    /// First block and blocks of the journal.
+    /// The group in which the journal lies.
+    pub(crate) fn journal_group(&self) -> u32 {
+        self.store.geometry().group_of(BlockAddr(self.journal_place().0))
+    }
+
+    /// First block of the journal, and how many it has.
     pub fn journal_place(&self) -> (u64, u64) {
         let h = self.header.lock();
         (h.header.journal_start.get(), u64::from(h.header.journal_blocks.get()))

@@ -60,7 +60,7 @@ impl Domain {
             let workers = &shared.workers;
             let (chunks, end) = journal.scan(workers)?;
             rec.traces = journal.traces(&chunks, end, header.header.last_tx.get())?;
-            let tables = Tables { geometry: store.geometry, space: &space, nodes: &nodes };
+            let tables = Tables { geometry: store.geometry(), space: &space, nodes: &nodes };
             let last = replay(id, &chunks, &tables, &header.header, workers, &mut rec)?;
             rec.forward = merge(&store, &chunks, last, workers, &mut rec.claims)?;
             durable = last;

@@ -41,7 +41,7 @@ impl MountedVolume {
     }
 
     pub(crate) fn default_placement(&self) -> Placement {
-        Placement::from_u8(self.sb.placement).unwrap_or_default()
+        self.placement
     }
 
     /// A new inode's number in domain `target`, or in another one where that has none; and the domain. Not inside a gate.

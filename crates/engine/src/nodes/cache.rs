@@ -154,7 +154,7 @@ impl BlockCache {
     /// block cannot be read, or does not lie within the volume: reading the block by itself tells why.
     fn read_run(&self, store: &Store, addr: BlockAddr, kind: Kind) -> Option<Arc<[u8]>> {
         let first = addr.0 / RUN * RUN;
-        if !store.geometry.contains(BlockAddr(first), RUN) {
+        if !store.geometry().contains(BlockAddr(first), RUN) {
             return None;
         }
         let run = (first..first + RUN).map(BlockAddr);

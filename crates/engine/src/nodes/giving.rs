@@ -44,7 +44,7 @@ impl NodeTable {
             state.table.forget(&self.resident);
         }
         self.free.add(-free);
-        self.total.fetch_sub(u64::from(self.store.geometry.nodes()), Relaxed);
+        self.total.fetch_sub(u64::from(self.store.geometry().nodes()), Relaxed);
     }
 
     fn group(&self, number: u32) -> Option<Arc<NodeGroup>> {

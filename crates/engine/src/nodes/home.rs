@@ -22,7 +22,7 @@ impl NodeTable {
         let mut end_write = |(group, index): (Arc<super::slots::NodeGroup>, u32), written: Option<PairCopy>| {
             group.blocks[index as usize].state.lock().table.end_write(written);
             match written {
-                Some(copy) => group.counts.wrote(store.geometry.node_table_index(index), copy.seq),
+                Some(copy) => group.counts.wrote(store.geometry().node_table_index(index), copy.seq),
                 None => group.dirty.store(true, Relaxed),
             }
         };
@@ -32,7 +32,7 @@ impl NodeTable {
                 continue;
             }
             for (index, block) in (0u32..).zip(&group.blocks) {
-                let pair = store.geometry.node_table_addr(group.number, index);
+                let pair = store.geometry().node_table_addr(group.number, index);
                 let next = block.state.lock().table.begin_write(self.domain, store.volume, pair);
                 if let Some((next, bytes)) = next {
                     batch.push(pair, next, bytes, (group.clone(), index));

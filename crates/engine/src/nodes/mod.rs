@@ -103,7 +103,7 @@ impl NodeTable {
     /// # Errors
     /// As [`NodeTable::open`].
     pub fn add_group(&self, number: u32, space: &Space) -> Result<()> {
-        let geometry = self.store.geometry;
+        let geometry = self.store.geometry();
         let Some(counts) = space.counts(number) else {
             let why = format!("group {number} of {} is not of {}", geometry.groups, self.domain);
             return Err(Corrupt::new("node table", why).into());
@@ -137,7 +137,7 @@ impl NodeTable {
     /// # Errors
     /// Of the device.
     pub fn look(&self, node: NodeId) -> Result<Option<NodeEntry>> {
-        let known = self.store.geometry.node_place(node).is_some_and(|(g, _)| self.groups.read().contains_key(&g));
+        let known = self.store.geometry().node_place(node).is_some_and(|(g, _)| self.groups.read().contains_key(&g));
         if known { self.get(node).map(Some) } else { Ok(None) }
     }
 
@@ -171,8 +171,8 @@ impl NodeTable {
 
     fn set(&self, node: NodeId, entry: NodeEntry) -> Result<()> {
         if entry.used() {
-            let group = self.store.geometry.group_of(entry.addr);
-            let ours = self.store.geometry.contains(entry.addr, 1) && self.groups.read().contains_key(&group);
+            let group = self.store.geometry().group_of(entry.addr);
+            let ours = self.store.geometry().contains(entry.addr, 1) && self.groups.read().contains_key(&group);
             if !ours || usize::from(entry.index) >= RECORDS_MAX {
                 let why = format!("{node}: record {} of {} is not of {}", entry.index, entry.addr, self.domain);
                 return Err(Corrupt::new("node table entry", why).into());
@@ -243,7 +243,7 @@ impl NodeTable {
                 let entries: Vec<NodeEntry> = entries?;
                 self.evict_entries();
                 for (slot, entry) in (0u32..).zip(entries).filter(|(_, e)| e.used()) {
-                    f(self.store.geometry.node(group.number, index * NODES_PER_BLOCK + slot), entry)?;
+                    f(self.store.geometry().node(group.number, index * NODES_PER_BLOCK + slot), entry)?;
                 }
             }
         }
@@ -253,7 +253,7 @@ impl NodeTable {
     /// Group, table block and slot in the block of `node`.
     fn locate(&self, node: NodeId) -> Result<(GroupRef<'_>, u32, u32)> {
         let outside = || Corrupt::new("node number", format!("{node} is not of {}", self.domain));
-        let (number, slot) = self.store.geometry.node_place(node).ok_or_else(outside)?;
+        let (number, slot) = self.store.geometry().node_place(node).ok_or_else(outside)?;
         let group = self.groups.read().find(|groups| groups.get(&number).map(|g| &**g)).ok_or_else(outside)?;
         Ok((group, slot / NODES_PER_BLOCK, slot % NODES_PER_BLOCK))
     }

@@ -66,7 +66,7 @@ impl NodeGroup {
     }
     /// Where block `index` lies.
     fn place(&self, table: &NodeTable, index: u32) -> Place<'_> {
-        let g = table.store.geometry;
+        let g = table.store.geometry();
         Place { pair: g.node_table_addr(self.number, index), counts: &self.counts, index: g.node_table_index(index) }
     }
 }
@@ -177,7 +177,7 @@ impl NodeTable {
         if group.blocks.iter().all(|b| b.free.load(Relaxed) != UNKNOWN) {
             return;
         }
-        let (store, first) = (&self.store, self.store.geometry.node_table_addr(group.number, 0));
+        let (store, first) = (&self.store, self.store.geometry().node_table_addr(group.number, 0));
         let mut buf = vec![0u8; 2 * BLOCK_BYTES * group.blocks.len()];
         if let Err(error) = store.read(first, &mut buf) {
             tracing::warn!(group = group.number, %error, "node table not counted");
@@ -263,7 +263,7 @@ impl NodeTable {
     /// Has the cursor go to the table block of `near`, unless that is full or another cursor is in it: so what hangs in one
     /// directory shares table blocks, but not with other threads. Where it is in that block, the slot behind `near`.
     fn go_near(&self, cursor: &mut Cursor, near: NodeId) -> Option<u32> {
-        let (number, slot) = self.store.geometry.node_place(near)?;
+        let (number, slot) = self.store.geometry().node_place(near)?;
         let (index, slot) = (slot / NODES_PER_BLOCK, slot % NODES_PER_BLOCK);
         if cursor.at.as_ref().is_some_and(|(group, at)| (group.number, *at) == (number, index)) {
             return Some(slot + 1);
@@ -294,7 +294,7 @@ impl NodeTable {
             let old = block.entries(self, group, index)?[slot as usize].generation;
             block.set_taken(slot, true);
             block.next = slot + 1;
-            let node = self.store.geometry.node(group.number, index * NODES_PER_BLOCK + slot);
+            let node = self.store.geometry().node(group.number, index * NODES_PER_BLOCK + slot);
             Ok(Some((node, old.wrapping_add(1).max(1))))
         })
     }

@@ -345,15 +345,15 @@ fn entries_are_evicted() {
 fn a_cursor_in_a_group_that_left() {
     let (_device, store) = fixture();
     let table = open_table(&store, &GROUPS).unwrap();
-    let (node, _) = table.alloc(Some(store.geometry.node(2, 5))).unwrap().unwrap();
-    assert_eq!(store.geometry.node_place(node).unwrap().0, 2);
+    let (node, _) = table.alloc(Some(store.geometry().node(2, 5))).unwrap().unwrap();
+    assert_eq!(store.geometry().node_place(node).unwrap().0, 2);
     table.release(node);
     assert!(table.close_group(2));
     table.drop_group(2);
     let resident = table.resident.count();
     // another domain makes it its own, and is writing this block
-    store.write(store.geometry.node_table_addr(2, 0), &[0; 2 * braidfs_format::BLOCK_BYTES]).unwrap();
+    store.write(store.geometry().node_table_addr(2, 0), &[0; 2 * braidfs_format::BLOCK_BYTES]).unwrap();
     let (node, _) = table.alloc(None).unwrap().unwrap();
-    assert_eq!(store.geometry.node_place(node).unwrap().0, 0);
+    assert_eq!(store.geometry().node_place(node).unwrap().0, 0);
     assert_eq!(table.resident.count(), resident + 1);
 }

@@ -130,9 +130,9 @@ impl Space {
             let bits = bitmap::and_not(&bitmap::mask(block, len), &state.entry.valid);
             let freed = group.clear_used(segment, &mut state, &bits);
             debug_assert_eq!(freed, len, "{run:?} was not allocated, or is committed");
-            let idle = !state.active;
+            let (idle, withheld) = (!state.active, state.withheld);
             drop(state);
-            self.account.add(i64::from(freed));
+            self.account.add(if withheld { 0 } else { freed.into() });
             if idle && segment.is_fresh() {
                 self.offer(&SegmentRef { group, index });
             }

@@ -107,9 +107,9 @@ impl Space {
                 state.entry = SegmentEntry::default();
             }
             group.table_dirty.store(true, Relaxed);
-            let idle = !state.active;
+            let (idle, withheld) = (!state.active, state.withheld);
             drop(state);
-            self.account.add(i64::from(freed));
+            self.account.add(if withheld { 0 } else { freed.into() });
             if announced {
                 self.pending.add(-i64::from(freed));
             }

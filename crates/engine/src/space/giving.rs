@@ -23,8 +23,6 @@ const SPARSE_BLOCKS: u32 = 32;
 #[derive(Debug)]
 pub(crate) struct Emptying {
     group: Arc<Group>,
-    /// Blocks taken from the account.
-    reserved: i64,
     /// What is valid in it, and whose that is.
     pub blocks: Vec<(BlockAddr, Owner)>,
 }
@@ -107,36 +105,54 @@ impl Space {
     /// Of the device, or `Corrupt`: owner tables are read.
     pub(crate) fn begin_emptying(&self, number: u32) -> Result<Option<Emptying>> {
         let Some(group) = self.groups.read().get(&number).cloned().filter(|g| !g.is_closed()) else { return Ok(None) };
-        group.stop();
+        let unused = group.stop();
         self.pool.lock().remove_group(&group);
-        let reserved = i64::from(group.free());
-        let floor = self.hidden() as i64;
-        let mut e = Emptying { group, reserved: 0, blocks: Vec::new() };
-        if !self.account.take(reserved, floor) {
-            self.end_emptying(e);
+        if !self.account.take(unused, self.hidden() as i64) {
+            let now = group.go_on();
+            self.pool.lock().add_group(&group);
+            // what became unused meanwhile
+            self.account.add(now - unused);
             return Ok(None);
         }
-        e.reserved = reserved;
-        for (index, segment) in (0u32..).zip(&e.group.segments) {
-            let valid = bitmap::and_not(&segment.state.lock().entry.valid, &segment.fixed);
-            for block in (0..SEGMENT_BLOCKS).filter(|&b| bitmap::get(&valid, b)) {
-                match e.group.owner(&self.store, &self.owners, index, block) {
-                    Ok(owner) => e.blocks.push((BlockAddr(segment.start.0 + u64::from(block)), owner)),
-                    Err(why) => {
-                        self.end_emptying(e);
-                        return Err(why);
-                    }
-                }
-            }
+        let mut e = Emptying { group, blocks: Vec::new() };
+        if let Err(why) = self.look_again(&mut e) {
+            self.end_emptying(e);
+            return Err(why);
         }
         Ok(Some(e))
     }
 
+    /// Says anew what is valid in a group that is being emptied.
+    ///
+    /// # Errors
+    /// As [`Self::begin_emptying`].
+    pub(crate) fn look_again(&self, e: &mut Emptying) -> Result<()> {
+        e.blocks.clear();
+        for (index, segment) in (0u32..).zip(&e.group.segments) {
+            let valid = bitmap::and_not(&segment.state.lock().entry.valid, &segment.fixed);
+            for block in (0..SEGMENT_BLOCKS).filter(|&b| bitmap::get(&valid, b)) {
+                let owner = e.group.owner(&self.store, &self.owners, index, block)?;
+                e.blocks.push((BlockAddr(segment.start.0 + u64::from(block)), owner));
+            }
+        }
+        Ok(())
+    }
+
+    /// Leaves an emptied group closed, for [`Self::drop_group`]; its number. `None` where it holds something: then it is one
+    /// like any other again.
+    pub(crate) fn close_emptied(&self, e: Emptying) -> Option<u32> {
+        if e.group.is_emptied() {
+            return Some(e.group.number);
+        }
+        self.end_emptying(e);
+        None
+    }
+
     /// The group is one like any other again.
     pub(crate) fn end_emptying(&self, e: Emptying) {
-        e.group.reopen();
+        let unused = e.group.go_on();
         self.pool.lock().add_group(&e.group);
-        self.account.add(e.reserved);
+        self.account.add(unused);
     }
 
     /// Whether ordinary reservations would find as much as before where `blocks` unused blocks were gone: enough.

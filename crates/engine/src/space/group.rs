@@ -65,6 +65,8 @@ pub(super) struct SegmentState {
     pub active: bool,
     /// Its unused blocks are being discarded: none may be taken.
     pub discarding: bool,
+    /// Its group is being emptied: unused blocks are none of the account's.
+    pub withheld: bool,
     /// Where its log goes on.
     cursor: u32,
 }
@@ -73,7 +75,7 @@ impl Group {
     /// Reads header and segment table: its newest copy that is not of a checkpoint after `upto`. `None` where that says
     /// that the domain has given the group back.
     pub fn open(store: &Store, domain: DomainId, number: u32, journal: Option<Run>, upto: u64) -> Result<Option<Self>> {
-        let geometry = store.geometry;
+        let geometry = store.geometry();
         let bad = |why: String| Corrupt::new("group header", format!("of group {number}: {why}"));
         if number >= geometry.groups {
             return Err(bad(format!("the volume has {} groups", geometry.groups)).into());
@@ -162,11 +164,30 @@ impl Group {
         self.reopen();
         false
     }
-    /// Nothing is allocated in it from now on, whatever it holds.
-    pub fn stop(&self) {
+    /// Nothing is allocated in it from now on, whatever it holds, and what becomes unused is withheld from the account. Blocks
+    /// that were unused before, which the account has still.
+    pub fn stop(&self) -> i64 {
         self.closed.store(true, Relaxed);
         // who is about to take a block has done so when its segment's lock is free
-        self.segments.iter().for_each(|s| drop(s.state.lock()));
+        self.withhold(true)
+    }
+    /// Undoes [`Self::stop`]; blocks that are unused now, which the account has not.
+    pub fn go_on(&self) -> i64 {
+        let unused = self.withhold(false);
+        self.reopen();
+        unused
+    }
+    fn withhold(&self, withheld: bool) -> i64 {
+        let one = |s: &Segment| {
+            let mut state = s.state.lock();
+            state.withheld = withheld;
+            i64::from(s.free())
+        };
+        self.segments.iter().map(one).sum()
+    }
+    /// Whether a stopped group holds nothing.
+    pub fn is_emptied(&self) -> bool {
+        self.is_closed() && self.is_empty() && self.segments.iter().all(|s| s.state.lock().used == s.fixed)
     }
     /// Whether what it holds are `max` blocks at most, all of them node blocks and directory buckets.
     pub fn is_sparse(&self, max: u32) -> bool {
@@ -224,7 +245,7 @@ impl Group {
         new
     }
 
-    /// Marks blocks unused; how many were used.
+    /// Marks blocks unused; how many were used, which are the account's where they are not `withheld`.
     pub fn clear_used(&self, segment: &Segment, state: &mut SegmentState, bits: &Bits) -> u32 {
         let old = bitmap::count(&bitmap::and(bits, &state.used));
         bitmap::clear(&mut state.used, bits);
@@ -267,7 +288,7 @@ impl Group {
 
     /// Where half `half` of the owner table of segment `index` lies.
     fn owners_place(&self, store: &Store, index: u32, half: u32) -> Place<'_> {
-        let g = store.geometry;
+        let g = store.geometry();
         Place {
             pair: g.owners_addr(self.number, index, half),
             counts: &self.counts,
@@ -290,8 +311,15 @@ impl Segment {
     fn new(start: BlockAddr, mut entry: SegmentEntry, fixed: Bits, journal: bool) -> Self {
         bitmap::or(&mut entry.valid, &fixed);
         let free = SEGMENT_BLOCKS - bitmap::count(&entry.valid);
-        let state =
-            SegmentState { used: entry.valid, kind: entry.kind, active: false, discarding: false, cursor: 0, entry };
+        let state = SegmentState {
+            used: entry.valid,
+            kind: entry.kind,
+            active: false,
+            discarding: false,
+            withheld: false,
+            cursor: 0,
+            entry,
+        };
         Self {
             start,
             fixed_count: bitmap::count(&fixed),

@@ -34,7 +34,7 @@ impl Space {
     pub fn write_home_without(&self, checkpoint: u64, leaving: &[u32]) -> Result<u64> {
         let _one = self.home.lock();
         let groups: Vec<_> = self.groups.read().values().cloned().collect();
-        let (store, geometry) = (&*self.store, self.store.geometry);
+        let (store, geometry) = (&*self.store, self.store.geometry());
         let mut batch = HomeBatch::new();
         let mut end_write = |key, written| self.end_write(key, written);
         for group in &groups {
@@ -111,7 +111,7 @@ impl Space {
                 group.end_owner_write(segment, half, written);
                 match written {
                     Some(copy) => {
-                        group.counts.wrote(self.store.geometry.owners_index(segment, half), copy.seq);
+                        group.counts.wrote(self.store.geometry().owners_index(segment, half), copy.seq);
                     }
                     None => group.owners_dirty.store(true, Relaxed),
                 }

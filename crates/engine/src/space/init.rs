@@ -32,7 +32,7 @@ impl Space {
         epoch: u32,
         journal: Option<(u32, u32)>,
     ) -> Result<()> {
-        let geometry = store.geometry;
+        let geometry = store.geometry();
         let meta = geometry.meta_blocks();
         let blocks = store.group_blocks(group);
         if group >= geometry.groups || blocks <= meta {
@@ -99,7 +99,7 @@ impl Space {
 /// The highest generation in the node table of a group that was somebody's, and which copy of each of its pairs says so.
 /// Where one does not hold, there may have been a higher one: then by the number of claims.
 fn generations(store: &Store, group: u32, epoch: u32) -> Result<(u32, Vec<usize>)> {
-    let geometry = store.geometry;
+    let geometry = store.geometry();
     let mut buf = vec![0u8; 2 * BLOCK_BYTES * geometry.node_blocks() as usize];
     store.read(geometry.node_table_addr(group, 0), &mut buf)?;
     let (mut highest, mut current) = (0, Vec::new());

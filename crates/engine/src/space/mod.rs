@@ -47,6 +47,7 @@ use braidfs_format::{BlockAddr, Corrupt, DomainId};
 use braidfs_sync::slots::Counter;
 use braidfs_sync::{Mutex, RwLock, rank};
 use crossbeam::utils::CachePadded;
+pub(crate) use giving::Emptying;
 use group::Group;
 pub(crate) use home_batch::HomeBatch;
 use paired::{Counts, Residency, TABLE_BLOCKS_MAX, table_blocks};
@@ -172,7 +173,7 @@ impl Space {
             if space.add_group(g)? {
                 continue;
             }
-            let holds_journal = journal.is_some_and(|j| space.store.geometry.group_of(j.addr) == g);
+            let holds_journal = journal.is_some_and(|j| space.store.geometry().group_of(j.addr) == g);
             if g == 0 || holds_journal {
                 let why =
                     format!("of group {g} says that {domain} gave it back, which has the journal or the root in it");
@@ -277,10 +278,10 @@ impl Space {
     /// The group of the domain that holds `addr`, and the place there: segment, block in the segment.
     fn locate(&self, addr: BlockAddr) -> Result<(Arc<Group>, u32, u32)> {
         let outside = || Corrupt::new("block address", format!("{addr} lies outside {}", self.domain));
-        if !self.store.geometry.contains(addr, 1) {
+        if !self.store.geometry().contains(addr, 1) {
             return Err(outside().into());
         }
-        let (number, segment, block) = self.store.geometry.split(addr);
+        let (number, segment, block) = self.store.geometry().split(addr);
         let group = self.groups.read().get(&number).cloned().ok_or_else(outside)?;
         Ok((group, segment, block))
     }

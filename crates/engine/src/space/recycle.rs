@@ -30,7 +30,7 @@ impl Space {
     /// writes to cold logs), or it could not move anything; with `last`, they take that too.
     pub(super) fn take_free(&self, class: Class, near: Option<BlockAddr>, last: bool) -> Option<SegmentRef> {
         let from = near.map_or((0, 0), |near| {
-            let (group, segment, _) = self.store.geometry.split(near);
+            let (group, segment, _) = self.store.geometry().split(near);
             (group, segment)
         });
         let mut pool = self.pool.lock();

@@ -95,7 +95,7 @@ fn run_model(seed: u64, steps: usize) {
                 space.unreserve(u64::from(want - run.len));
                 for b in blocks(run) {
                     assert!(model.used.insert(b), "block {b} twice");
-                    let (group, segment, block) = store.geometry.split(BlockAddr(b));
+                    let (group, segment, block) = store.geometry().split(BlockAddr(b));
                     let group = space.groups.read()[&group].clone();
                     assert!(!bitmap::get(&group.segments[segment as usize].fixed, block));
                 }
@@ -190,7 +190,7 @@ fn run_model(seed: u64, steps: usize) {
                     assert_eq!(model.committed[&addr.0], *owner);
                 }
                 let in_segment = |b: &u64| {
-                    let (group, segment, _) = store.geometry.split(BlockAddr(*b));
+                    let (group, segment, _) = store.geometry().split(BlockAddr(*b));
                     (group, segment) == (victim.group, victim.segment)
                 };
                 assert_eq!(victim.blocks.len(), model.committed.keys().filter(|b| in_segment(b)).count());
@@ -307,7 +307,7 @@ fn long_runs_and_separate_logs() {
     let n = space.alloc(0, NODE, 1, None).unwrap();
     let a2 = space.alloc(0, DATA, 500, Some(BlockAddr(a.addr.0 + 100))).unwrap();
     assert_eq!((a.len, b.len, a2.len, a2.addr.0), (100, 100, 412, a.addr.0 + 100));
-    let place = |r: Run| store.geometry.split(r.addr).1;
+    let place = |r: Run| store.geometry().split(r.addr).1;
     assert!(place(a) != place(b) && place(n) == 0);
     // A segment with only short holes is left for a free one.
     (0..10).for_each(|i| space.unalloc(Run { addr: BlockAddr(a.addr.0 + 20 * i), len: 10 }));

@@ -9,10 +9,19 @@ use braidfs_format::block::{BlockKind, other_copy_lost};
 use braidfs_format::group::GroupHeader;
 use braidfs_format::super_block::SuperBlock;
 
+/// `seq` of a pair that is written for the first time.
+const FIRST_SEQ: u64 = 1;
+
 /// See the module. On-disk state of each block's pair, and the entries.
 #[derive(Debug)]
 pub struct Bat {
+    /// Of all groups that the pairs have room for: behind those of the volume what is left of a larger one.
     entries: Vec<BatEntry>,
+    /// Groups of the volume.
+    groups: usize,
+    domains: u16,
+    /// Groups from this one on are not claimed: the volume is being made smaller.
+    end: Option<usize>,
     /// (current copy, sequence number) per block.
     pairs: Vec<(usize, u64)>,
     start: u64,
@@ -30,7 +39,10 @@ impl Bat {
         let groups = sb.groups.get() as usize;
         let per = ENTRIES_PER_BLOCK as usize;
         let mut b = Self {
-            entries: Vec::with_capacity(groups),
+            entries: Vec::with_capacity(groups.next_multiple_of(per)),
+            groups,
+            domains: sb.domains.get(),
+            end: None,
             pairs: Vec::new(),
             start: sb.bat.get(),
             volume: sb.volume_id(),
@@ -41,11 +53,11 @@ impl Bat {
             let pair = b.start + 2 * b.pairs.len() as u64;
             device.read(pair, &mut buf)?;
             let n = (groups - b.entries.len()).min(per);
-            let (copy, seq, mut e) = bat::decode(&buf, b.volume, pair, n, sb.domains.get())?;
+            let (copy, seq, mut e) = bat::decode(&buf, b.volume, pair, per, sb.domains.get())?;
             if let Some(lost) = other_copy_lost(&buf, BlockKind::Bat, b.volume, pair, (copy, seq)) {
                 tracing::warn!("{lost}; claims are taken from the group headers");
                 let first = b.entries.len() as u32;
-                for (group, entry) in (first..).zip(&mut e) {
+                for (group, entry) in (first..).zip(&mut e[..n]) {
                     claim_in_header(store, sb, group, entry)?;
                 }
             }
@@ -54,26 +66,82 @@ impl Bat {
         }
         Ok(b)
     }
+    /// Of the groups that the volume has.
+    fn all(&self) -> &[BatEntry] {
+        &self.entries[..self.groups]
+    }
+    /// Has no group claimed from `end` on, or all again.
+    pub(super) fn claim_below(&mut self, end: Option<usize>) {
+        self.end = end;
+    }
+    /// Whether some groups must not be claimed.
+    pub(super) fn is_shrinking(&self) -> bool {
+        self.end.is_some()
+    }
+    /// Owners of the groups that can be claimed where they are nobody's.
+    pub fn claimable(&self) -> impl Iterator<Item = Option<DomainId>> + '_ {
+        self.owners().take(self.end.unwrap_or(usize::MAX))
+    }
+    /// Groups that the pairs on the device have room for.
+    pub(super) fn room(&self) -> usize {
+        self.entries.len()
+    }
+    /// The volume has so many groups from now on, for which there is room.
+    pub(super) fn resize(&mut self, groups: usize) {
+        self.groups = groups.min(self.entries.len());
+    }
+    /// One more pair. Where the device has it already it stays, so that the epochs of its groups go on; a group in it that
+    /// the volume has not can be nobody's. Does not flush.
+    ///
+    /// # Errors
+    /// Of the device: there is no pair more.
+    pub(super) fn add_pair(&mut self, device: &dyn braidfs_device::Device) -> Result<()> {
+        let per = ENTRIES_PER_BLOCK as usize;
+        let pair = self.start + 2 * self.pairs.len() as u64;
+        let mut buf = vec![0u8; 2 * BLOCK_BYTES];
+        device.read(pair, &mut buf)?;
+        let (copy, seq, entries) = match bat::decode(&buf, self.volume, pair, per, self.domains) {
+            Ok((copy, seq, entries)) if entries.iter().all(|e| e.domain.is_none()) => (copy, seq, entries),
+            Ok((copy, seq, mut entries)) => {
+                for e in entries.iter_mut().filter(|e| e.domain.is_some()) {
+                    *e = BatEntry { domain: None, epoch: e.epoch.wrapping_add(1) };
+                }
+                let block = bat::encode(&entries, self.volume, pair, 1 - copy, seq + 1);
+                device.write(pair + 1 - copy as u64, &block)?;
+                (1 - copy, seq + 1, entries)
+            }
+            Err(_) => {
+                let entries = vec![BatEntry::default(); per];
+                buf.fill(0);
+                buf[..BLOCK_BYTES].copy_from_slice(&bat::encode(&entries, self.volume, pair, 0, FIRST_SEQ));
+                device.write(pair, &buf)?;
+                (0, FIRST_SEQ, entries)
+            }
+        };
+        self.entries.extend(entries);
+        self.pairs.push((copy, seq));
+        Ok(())
+    }
     /// Groups of `domain`.
     pub fn groups_of(&self, domain: DomainId) -> Vec<u32> {
-        self.entries.iter().enumerate().filter(|(_, e)| e.domain == Some(domain)).map(|(i, _)| i as u32).collect()
+        self.all().iter().enumerate().filter(|(_, e)| e.domain == Some(domain)).map(|(i, _)| i as u32).collect()
     }
     /// Owner of each group.
     pub fn owners(&self) -> impl Iterator<Item = Option<DomainId>> + '_ {
-        self.entries.iter().map(|e| e.domain)
+        self.all().iter().map(|e| e.domain)
     }
     /// Owner and epoch of `group`.
     pub fn entry(&self, group: u32) -> BatEntry {
-        self.entries.get(group as usize).copied().unwrap_or_default()
+        self.all().get(group as usize).copied().unwrap_or_default()
     }
     /// Groups without an owner.
     pub fn free_groups(&self) -> u32 {
-        self.entries.iter().filter(|e| e.domain.is_none()).count() as u32
+        self.claimable().filter(Option::is_none).count() as u32
     }
     /// A free group, the next one round.
     pub fn find_free(&mut self) -> Option<usize> {
-        let n = self.entries.len();
-        let i = (0..n).map(|k| (self.next + k) % n).find(|&i| self.entries[i].domain.is_none())?;
+        let n = self.end.unwrap_or(self.groups).min(self.groups);
+        let i = (0..n).map(|k| (self.next + k) % n.max(1)).find(|&i| self.entries[i].domain.is_none())?;
         self.next = i;
         Some(i)
     }
@@ -87,9 +155,7 @@ impl Bat {
         let old = std::mem::replace(&mut self.entries[group], e);
         let (copy, seq) = self.pairs[block];
         let pair = self.start + 2 * block as u64;
-        let to = (block + 1) * per;
-        let b =
-            bat::encode(&self.entries[block * per..to.min(self.entries.len())], self.volume, pair, 1 - copy, seq + 1);
+        let b = bat::encode(&self.entries[block * per..][..per], self.volume, pair, 1 - copy, seq + 1);
         let r = device.write(pair + (1 - copy) as u64, &b).and_then(|()| device.flush());
         if let Err(e) = r {
             self.entries[group] = old;
@@ -111,7 +177,7 @@ impl Bat {
 /// Takes over a claim that the header of a group tells and the table does not know: metadata of a group is whole before
 /// the table is written.
 fn claim_in_header(store: &Store, sb: &SuperBlock, group: u32, entry: &mut BatEntry) -> Result<()> {
-    let pair = store.geometry.header_addr(group);
+    let pair = store.geometry().header_addr(group);
     let mut buf = vec![0u8; 2 * BLOCK_BYTES];
     store.read(pair, &mut buf)?;
     if let Ok((_, _, h)) = GroupHeader::from_pair(&buf, store.volume, pair)

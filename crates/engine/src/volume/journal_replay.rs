@@ -42,7 +42,7 @@ impl Replay for JournalReplay {
         let checkpointed = Checkpointed::of(header);
         let space = Space::open(Arc::clone(store), domain, 1, groups, Some(journal), Some(checkpointed))?;
         let table = NodeTable::open(Arc::clone(store), domain, &space.groups(), &space)?;
-        let tables = Tables { geometry: store.geometry, space: &space, nodes: &table };
+        let tables = Tables { geometry: store.geometry(), space: &space, nodes: &table };
         let workers = Workers::available();
         let newest = replay::replay(domain, chunks, &tables, header, &workers, &mut Recovered::default())?;
         header.checkpoint = header.checkpoint.get().saturating_add(1).into();

@@ -14,7 +14,7 @@ const SEQ: u64 = 2;
 impl Volume {
     /// The label, UTF-8 but for damage.
     pub fn label(&self) -> String {
-        let mut sb = self.mounted().sb;
+        let mut sb = self.super_block();
         sb.label = *self.mounted().label.lock();
         sb.label_str()
     }
@@ -73,7 +73,7 @@ impl Volume {
 impl MountedVolume {
     /// Writes all superblocks, durably. The caller holds the lock of the label.
     fn write_supers(&self, label: &[u8; 64], compat: u32) -> Result<()> {
-        let mut sb = self.sb;
+        let mut sb = *self.sb.read();
         (sb.label, sb.compat) = (*label, compat.into());
         for (n, entry) in sb.device_table().iter().enumerate() {
             let device = self.store.device(n);

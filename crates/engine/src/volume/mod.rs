@@ -18,7 +18,9 @@ mod online_check;
 pub mod open_file;
 pub(crate) mod operation;
 pub mod remount;
+pub mod resize;
 pub mod room;
+pub mod shrink;
 mod siblings;
 mod side_by_side;
 pub mod trim;
@@ -77,7 +79,7 @@ const REFERENCES: usize = 128;
 
 impl std::fmt::Debug for Volume {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Volume").field("label", &self.mounted().sb.label_str()).finish_non_exhaustive()
+        f.debug_struct("Volume").field("label", &self.label()).finish_non_exhaustive()
     }
 }
 
@@ -134,9 +136,9 @@ impl Volume {
         }
     }
 
-    /// The superblock as it was at the mount ([`Self::label`] may have changed).
-    pub fn super_block(&self) -> &SuperBlock {
-        &self.mounted().sb
+    /// The superblock as it is now, but for what [`Self::label`] and [`Self::guarded`] tell.
+    pub fn super_block(&self) -> SuperBlock {
+        *self.mounted().sb.read()
     }
 
     /// Whether somebody has the inode open, if there is such an inode.

@@ -19,6 +19,7 @@ use crate::store::super_io::read_super;
 use crate::types::*;
 use braidfs_device::Device;
 use braidfs_format::BLOCK_BYTES;
+use braidfs_format::bat::ENTRIES_PER_BLOCK;
 use braidfs_format::block::{BlockKind, other_copy_lost};
 use braidfs_format::domain::{CLEAN, DomainHeader, FAILED};
 use braidfs_format::super_block::SuperBlock;
@@ -77,11 +78,12 @@ impl Volume {
 fn open(sb: SuperBlock, devices: Vec<Arc<dyn Device>>, options: MountOptions) -> Result<Arc<MountedVolume>> {
     let store = Arc::new(Store::new(devices, &sb)?);
     let bat = Bat::read(&store, &sb)?;
-    let g = store.geometry;
+    let g = store.geometry();
     let volume = u64::from(g.groups) * u64::from(g.group_blocks()) * BLOCK_BYTES as u64;
     let names = (options.cache_bytes / 64).min(volume / 256).clamp(NAMES_MIN, NAMES_MAX);
     let shared = Arc::new(Shared::new(options, &sb));
-    let siblings = Arc::new(Siblings::new(bat.owners()));
+    let room = sb.bat_pairs.get() as usize * ENTRIES_PER_BLOCK as usize;
+    let siblings = Arc::new(Siblings::new(bat.owners(), room));
     let opened = open_domains(&sb, &store, &shared, &siblings, &bat)?;
     let (domains, mut recovered): (Vec<_>, Vec<_>) = opened.into_iter().unzip();
     let mut bat = bat;
@@ -102,7 +104,8 @@ fn open(sb: SuperBlock, devices: Vec<Arc<dyn Device>>, options: MountOptions) ->
     let mounted = Arc::new(MountedVolume {
         label: Mutex::new(sb.label),
         compat: AtomicU32::new(sb.compat.get()),
-        sb,
+        placement: Placement::from_u8(sb.placement).unwrap_or_default(),
+        sb: RwLock::new(sb),
         store,
         shared,
         siblings,
@@ -151,8 +154,8 @@ pub(crate) fn open_domain(
     }
     let groups = bat.groups_of(id);
     let start = BlockAddr(header.journal_start.get());
-    if !store.geometry.contains(start, u64::from(header.journal_blocks.get()))
-        || !groups.contains(&store.geometry.group_of(start))
+    if !store.geometry().contains(start, u64::from(header.journal_blocks.get()))
+        || !groups.contains(&store.geometry().group_of(start))
     {
         return Err(braidfs_format::Corrupt::new(
             "domain header",
@@ -179,7 +182,7 @@ fn open_domains(
     let peers: Arc<dyn Peers> = siblings.clone();
     let n = usize::from(sb.domains.get());
     // a small volume is open sooner than threads start
-    let grain = if store.geometry.groups < SMALL_GROUPS { n } else { 1 };
+    let grain = if store.geometry().groups < SMALL_GROUPS { n } else { 1 };
     shared.workers.each(n, grain, |i| open_domain(sb, store, shared, &peers, bat, DomainId(i as u16)))
 }
 

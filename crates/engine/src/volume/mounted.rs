@@ -23,8 +23,10 @@ use std::sync::{Arc, OnceLock};
 /// What operations, background threads and handles share.
 #[derive(Debug)]
 pub(crate) struct MountedVolume {
-    /// As it was at the mount; of the label `label` tells.
-    pub sb: SuperBlock,
+    /// With the size that the volume has; of the label `label` tells, of `compat` that. Written under the lock of `label`.
+    pub sb: RwLock<SuperBlock, rank::SuperBlock>,
+    /// Where new objects go, of directories that do not say otherwise.
+    pub placement: Placement,
     /// What the label is now. Lock rank: leaf, with superblock I/O.
     pub label: Mutex<[u8; 64], rank::Label>,
     /// What the superblocks' `compat` is now. Written under the lock of `label`.
@@ -70,7 +72,7 @@ pub(crate) struct MountedVolume {
 impl MountedVolume {
     /// The domain that a node is in by its number; `None` where no domain owns such a number.
     pub fn domain_of(&self, node: InodeNo) -> Option<&Arc<Domain>> {
-        let owner = self.store.geometry.node_place(node).and_then(|(g, _)| self.siblings.owner(g));
+        let owner = self.store.geometry().node_place(node).and_then(|(g, _)| self.siblings.owner(g));
         owner.and_then(|d| self.domains.get(usize::from(d.0)))
     }
 

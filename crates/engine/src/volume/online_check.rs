@@ -23,7 +23,7 @@ impl Volume {
 }
 
 impl LiveVolume for Volume {
-    fn super_block(&self) -> &SuperBlock {
+    fn super_block(&self) -> SuperBlock {
         Volume::super_block(self)
     }
 

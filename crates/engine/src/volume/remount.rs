@@ -67,7 +67,7 @@ impl Volume {
         if !self.read_only() {
             return Ok(());
         }
-        mounted.sb.may_change()?;
+        mounted.sb.read().may_change()?;
         for d in &mounted.domains {
             d.check_failed()?;
         }

@@ -33,10 +33,11 @@ impl MountedVolume {
         self.count_unclaimed_in(&bat);
     }
 
-    fn count_unclaimed_in(&self, bat: &super::groups::Bat) {
-        let meta = u64::from(self.store.geometry.meta_blocks());
+    /// [`Self::count_unclaimed`] by the one that holds the table.
+    pub(super) fn count_unclaimed_in(&self, bat: &super::groups::Bat) {
+        let meta = u64::from(self.store.geometry().meta_blocks());
         let n = bat
-            .owners()
+            .claimable()
             .enumerate()
             .filter(|(_, o)| o.is_none())
             .map(|(g, _)| u64::from(self.store.group_blocks(g as u32)).saturating_sub(meta))
@@ -167,8 +168,13 @@ impl MountedVolume {
 
     /// [`Self::empty_sparse`] by the one that holds `emptying`.
     fn empty_sparse_of(&self, d: &Arc<Domain>) -> Result<bool> {
+        self.while_emptying(|| self.empty_groups(d))
+    }
+
+    /// Does something that empties groups, as the one that holds `emptying`: it does not wait for itself.
+    pub(super) fn while_emptying<R>(&self, empty: impl FnOnce() -> R) -> R {
         EMPTYING.set(true);
-        let done = self.empty_groups(d);
+        let done = empty();
         EMPTYING.set(false);
         done
     }
@@ -256,7 +262,7 @@ impl Volume {
             s.inodes += d.nodes.total();
             s.inodes_free += d.nodes.free();
         }
-        let g = i.store.geometry;
+        let g = i.store.geometry();
         let free_groups = u64::from(i.bat.lock().free_groups());
         let unclaimed = i.shared.unclaimed.load(Ordering::Relaxed);
         s.blocks += unclaimed;

@@ -7,22 +7,27 @@ use crate::types::*;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
-/// Owner of a group that is free.
-const FREE: u16 = u16::MAX;
+/// A domain as [`Siblings`] has it.
+fn number(owner: Option<DomainId>) -> u16 {
+    owner.map_or(0, |d| d.0 + 1)
+}
 
 /// The domains of a volume, for each other.
 #[derive(Debug)]
 pub(crate) struct Siblings {
-    /// Owner of each group, or [`FREE`].
+    /// Number of each group's owner plus 1, 0: nobody. As many as the volume can grow to have.
     owner: Box<[AtomicU16]>,
     /// Set once, when all are open. They have this in turn.
     domains: OnceLock<Box<[Weak<Domain>]>>,
 }
 
 impl Siblings {
-    /// With the owners of all groups, and no domain yet.
-    pub fn new(owners: impl Iterator<Item = Option<DomainId>>) -> Self {
-        let owner = owners.map(|d| AtomicU16::new(d.map_or(FREE, |d| d.0))).collect();
+    /// With the owners of all groups, room for `room` groups, and no domain yet.
+    pub fn new(owners: impl Iterator<Item = Option<DomainId>>, room: usize) -> Self {
+        let owner: Box<[AtomicU16]> = std::iter::repeat_with(AtomicU16::default).take(room).collect();
+        for (place, d) in owner.iter().zip(owners) {
+            place.store(number(d), Ordering::Relaxed);
+        }
         Self { owner, domains: OnceLock::new() }
     }
 
@@ -34,7 +39,12 @@ impl Siblings {
 
     /// A group has another owner.
     pub fn set_owner(&self, group: u32, owner: Option<DomainId>) {
-        self.owner[group as usize].store(owner.map_or(FREE, |d| d.0), Ordering::Release);
+        self.owner[group as usize].store(number(owner), Ordering::Release);
+    }
+
+    /// The domain that owns a group.
+    pub fn owner_of(&self, group: u32) -> Option<DomainId> {
+        self.owner(group)
     }
 
     fn domain(&self, id: DomainId) -> Option<Arc<Domain>> {
@@ -53,6 +63,6 @@ impl Peers for Siblings {
 
     fn owner(&self, group: u32) -> Option<DomainId> {
         let d = self.owner.get(group as usize)?.load(Ordering::Relaxed);
-        (d != FREE).then_some(DomainId(d))
+        d.checked_sub(1).map(DomainId)
     }
 }

@@ -19,7 +19,7 @@ impl MountedVolume {
         // no domain gets or gives up the group meanwhile
         let bat = self.bat.lock();
         let Some(owner) = bat.entry(group).domain else {
-            let g = self.store.geometry;
+            let g = self.store.geometry();
             // not the metadata: a header may tell of a claim that the table has lost
             let first = g.group_start(group).0 + u64::from((index * SEGMENT_BLOCKS).max(g.meta_blocks()));
             let end =
@@ -81,7 +81,7 @@ impl Volume {
         if self.read_only() {
             return Err(Error::ReadOnly);
         }
-        let g = i.store.geometry;
+        let g = i.store.geometry();
         let blocks = u64::from(g.groups) * u64::from(g.group_blocks());
         if min > TRIM_MIN_MAX {
             return Err(Error::Invalid("no free run is longer than 2 MiB"));

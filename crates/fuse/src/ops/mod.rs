@@ -9,6 +9,7 @@ mod durable;
 mod flags;
 mod names;
 mod remount;
+mod resize;
 mod scrub;
 mod stats;
 mod syncs;

@@ -58,7 +58,7 @@ fn targets(v: &Volume) -> Vec<(u64, u32)> {
     out.extend([(0, codes::SUPER_COPY), (sb.device_table()[0].blocks.get() - 1, codes::SUPER_COPY)]);
     out.extend([0, 1].map(|c| (sb.bat.get() + c, codes::BAT_COPY)));
     out.push((sb.domain_table.get(), codes::DOMAIN_COPY));
-    let g = mounted.store.geometry;
+    let g = mounted.store.geometry();
     for d in &mounted.domains {
         for group in d.space.groups() {
             out.push((place(v, g.header_addr(group)), codes::GROUP_COPY));
@@ -153,7 +153,7 @@ fn lost_tables_are_found_while_memory_still_has_them() {
     put(&v, "f", b"x");
     v.sync().unwrap();
     v.mounted().domains.iter().for_each(|d| d.checkpoint().unwrap());
-    let g = v.mounted().store.geometry;
+    let g = v.mounted().store.geometry();
     let pair = g.node_table_addr(0, 0);
     let mut b = vec![0; 2 * BLOCK_BYTES];
     device.read(place(&v, pair), &mut b).unwrap();

@@ -1,0 +1,135 @@
+//! `braidfs resize`: makes a volume larger or smaller, mounted or not.
+
+use crate::cmd::fsck::Bar;
+use crate::cmd::umount::is_braidfs;
+use crate::failure::{Failure, Outcome, host_error};
+use crate::{mounted, mountinfo, open, text};
+use braidfs::{Error, NewSize, Resized};
+use braidfs_fuse::control;
+use rustix::io::Errno;
+use serde::Serialize;
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+
+/// Make a volume larger or smaller, while it is mounted or not
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Exit codes: 0 the volume has that size, 1 it has the size that it had, 2 wrong usage.\n\n\
+    Examples:\n  braidfs resize disk.img 20G       an image file, which is extended\n  \
+    braidfs resize disk.img +512M     by so much\n  \
+    braidfs resize /dev/sdb           a block device that has grown: all of it\n  \
+    braidfs resize /mnt 20G           the volume that is mounted there, while it is in use\n  \
+    braidfs resize a.img,b.img 20G    a volume on two devices: the last one grows\n\n\
+    SIZE is what the volume uses of its last device: 4096, 64M or 10G (powers of 1024), with + so much more than now.\n\
+    Without it the volume takes all that the device has. What is larger at once stays: killed or without power at any\n\
+    moment, the volume has its old size or the new one, and the same command again goes on. A volume made by this\n\
+    version can grow to 1024 times its size, up to 64 TiB with block groups of 64 MiB; it cannot become smaller.")]
+pub struct Args {
+    /// The result as JSON
+    #[arg(long)]
+    json: bool,
+    /// Print nothing
+    #[arg(short, long)]
+    quiet: bool,
+    /// The mount point of a mounted volume, or all devices of one, joined by commas
+    #[arg(value_name = "MOUNTPOINT|DEVICE")]
+    place: PathBuf,
+    /// How large [default: as the device is]
+    #[arg(value_parser = parse, value_name = "SIZE")]
+    size: Option<NewSize>,
+}
+
+fn parse(text: &str) -> Result<NewSize, String> {
+    match text.strip_prefix('+') {
+        Some(more) => text::parse_size(more).map(NewSize::More),
+        None => text::parse_size(text).map(NewSize::Bytes),
+    }
+}
+
+#[derive(Serialize)]
+struct Report {
+    /// As it was named.
+    place: PathBuf,
+    /// Whether it was mounted meanwhile.
+    mounted: bool,
+    /// Bytes of the device that changes.
+    before: u64,
+    after: u64,
+    /// Bytes of all devices.
+    volume: u64,
+    groups: u32,
+}
+
+pub fn run(args: &Args) -> Outcome {
+    let size = args.size.unwrap_or(NewSize::Device);
+    let paths = open::expand(std::slice::from_ref(&args.place));
+    let mount = mount_point(&args.place).or_else(|| mounted::at(&paths).map(|m| m.target));
+    let resized = match &mount {
+        Some(point) => online(point, size)?,
+        None => offline(args, &paths, size)?,
+    };
+    tell(args, &resized, mount.is_some())
+}
+
+/// `place`, where a braidfs is mounted on it.
+fn mount_point(place: &Path) -> Option<PathBuf> {
+    let place = mountinfo::absolute(place);
+    mountinfo::at(&place).filter(is_braidfs).map(|_| place)
+}
+
+fn online(point: &Path, size: NewSize) -> Result<Resized, Failure> {
+    control::resize(point, size).map_err(|e| {
+        let why = match Errno::from_io_error(&e) {
+            Some(Errno::PERM) => "only root may, and who mounted it".into(),
+            Some(Errno::NOTTY) => "its server is of an older version: mount it again".into(),
+            Some(Errno::ROFS) => "it is mounted read-only: remount it writable first (mount -o remount,rw)".into(),
+            Some(Errno::NOTCONN | Errno::CONNABORTED | Errno::NODEV) => {
+                "the volume was unmounted, or its server died".into()
+            }
+            _ => host_error(&e),
+        };
+        Failure::at("cannot resize", point.display(), why)
+    })
+}
+
+fn offline(args: &Args, paths: &[PathBuf], size: NewSize) -> Result<Resized, Failure> {
+    let volume = open::mount(open::devices(paths, true)?, paths, true)?;
+    let bar = Bar::new(std::io::stderr().is_terminal() && !args.json && !args.quiet);
+    let resized = volume.resize(size, &|done, all| bar.show("block groups", done, all)).map_err(|e| match e {
+        Error::Size(why) => Failure::at("cannot resize", open::show(paths), why),
+        e => open::explain("cannot resize", paths, &e),
+    });
+    bar.finish();
+    let closed = open::close(volume);
+    resized.and_then(|r| closed.map(|()| r))
+}
+
+fn tell(args: &Args, r: &Resized, mounted: bool) -> Outcome {
+    if args.json {
+        let place = args.place.clone();
+        let (before, after, volume, groups) = (r.before, r.after, r.volume, r.groups);
+        let report = Report { place, mounted, before, after, volume, groups };
+        let json = serde_json::to_string_pretty(&report).map_err(|e| Failure::new(format!("resize: {e}")))?;
+        crate::say(format_args!("{json}"))?;
+    } else if !args.quiet {
+        let (place, after) = (args.place.display(), text::size(r.after));
+        if r.before == r.after {
+            crate::say(format_args!("{place}: has {after} already: nothing to do"))?;
+        } else {
+            let (before, how) = (text::size(r.before), if r.after > r.before { "grown" } else { "made smaller" });
+            crate::say(format_args!("{place}: {how} from {before} to {after}, {} block groups", r.groups))?;
+        }
+    }
+    Ok(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_exact_or_more() {
+        assert_eq!(parse("64M"), Ok(NewSize::Bytes(64 << 20)));
+        assert_eq!(parse("+1G"), Ok(NewSize::More(1 << 30)));
+        assert!(parse("++1G").is_err() && parse("-1G").is_err() && parse("+").is_err() && parse("much").is_err());
+    }
+}

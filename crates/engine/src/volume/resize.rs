@@ -1,0 +1,187 @@
+//! Another size for a volume in use.
+//!
+//! A volume grows on its last device: the group space goes on there, and every other device keeps the numbers of its
+//! groups. What is told by superblocks is true at any moment of a growth: first the group table has pairs for the new
+//! groups, durably, then come the replicas, and the superblock of device 0, which counts, is the last. So a crash leaves
+//! the old size or the new one, and the same call again goes on. Nobody uses a new group before the call is through.
+
+use super::groups::Bat;
+use super::{MountedVolume, Volume};
+use crate::error::{Error, Result};
+use crate::planted::{self, Bug};
+use braidfs_device::{BLOCK_BYTES, Device};
+use braidfs_format::bat::ENTRIES_PER_BLOCK;
+use braidfs_format::super_block::SuperBlock;
+use std::sync::atomic::Ordering;
+
+/// Of superblocks: mkfs writes 1.
+pub(super) const SEQ: u64 = 2;
+
+/// How much of its last device a volume shall use, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NewSize {
+    /// All that there is.
+    Device,
+    /// So much. An image file is extended, where it is shorter.
+    Bytes(u64),
+    /// So much more than now, likewise.
+    More(u64),
+}
+
+/// What has become of a volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Resized {
+    /// Bytes of the device that were used before.
+    pub before: u64,
+    /// And are now.
+    pub after: u64,
+    /// Bytes of all devices of the volume.
+    pub volume: u64,
+    /// Block groups that the volume has now.
+    pub groups: u32,
+}
+
+impl Volume {
+    /// Makes a volume larger while it is in use: durable, and there for everybody, when this returns.
+    ///
+    /// # Errors
+    /// [`Error::ReadOnly`]; [`Error::Size`] where the volume is larger than that already, the device is smaller, or the
+    /// volume's tables have no room for it; of a device: the volume has its old size then.
+    pub fn grow(&self, size: NewSize) -> Result<Resized> {
+        let i = self.mounted();
+        if self.read_only() {
+            return Err(Error::ReadOnly);
+        }
+        if i.shared.dead.load(Ordering::Relaxed) {
+            return Err(Error::Io(std::io::Error::other("the volume was killed")));
+        }
+        // no group is claimed, given back or trimmed meanwhile
+        let mut bat = i.bat.lock();
+        let old = *i.sb.read();
+        let last = old.device_table().len() - 1;
+        let before = old.device[last].blocks.get();
+        let device = &**i.store.device(last);
+        let blocks = wanted(device, before, size)?;
+        if blocks < before {
+            return Err(Error::Size(format!("the volume uses {} bytes of {}", bytes(before), device.name())));
+        }
+        if bat.is_shrinking() {
+            return Err(Error::Busy("the volume is being made smaller".into()));
+        }
+        let mut sb = with_blocks(&old, last, blocks, false)?;
+        if blocks > before {
+            extend(device, blocks)?;
+            let supers = i.label.lock();
+            (sb.label, sb.compat) = (*supers, i.compat.load(Ordering::Relaxed).into());
+            planted::in_order(
+                Bug::SizeEarly,
+                || bat.extend(&**i.store.device(0), sb.groups.get() as usize),
+                || i.write_new_size(&sb),
+            )?;
+            *i.sb.write() = sb;
+            drop(supers);
+            i.store.resize(&sb);
+            bat.resize(sb.groups.get() as usize);
+            i.count_unclaimed_in(&bat);
+            tracing::info!(from = bytes(before), to = bytes(blocks), groups = sb.groups.get(), "the volume has grown");
+        }
+        Ok(resized(&old, &sb, last))
+    }
+}
+
+/// What has become of `old`, of which device `last` has changed.
+pub(super) fn resized(old: &SuperBlock, new: &SuperBlock, last: usize) -> Resized {
+    let of = |sb: &SuperBlock| bytes(sb.device[last].blocks.get());
+    let volume = new.device_table().iter().map(|d| bytes(d.blocks.get())).sum();
+    Resized { before: of(old), after: of(new), volume, groups: new.groups.get() }
+}
+
+pub(super) fn bytes(blocks: u64) -> u64 {
+    blocks.saturating_mul(BLOCK_BYTES as u64)
+}
+
+/// Blocks of `device` that the volume shall use, of which it uses `now`.
+fn wanted(device: &dyn Device, now: u64, size: NewSize) -> Result<u64> {
+    let block = BLOCK_BYTES as u64;
+    match size {
+        NewSize::Device => Ok(device.grown()?),
+        NewSize::Bytes(n) => Ok(n / block),
+        NewSize::More(n) => now.checked_add(n / block).ok_or(Error::Size("that is too much".into())),
+    }
+}
+
+/// `old` with `blocks` blocks of device `last`; of a volume that becomes smaller whole groups only.
+pub(super) fn with_blocks(old: &SuperBlock, last: usize, blocks: u64, smaller: bool) -> Result<SuperBlock> {
+    let mut sb = *old;
+    let (geometry, entry) = (old.geometry()?, &mut sb.device[last]);
+    if blocks >= 1 << 48 {
+        return Err(Error::Size("a device must be smaller than 1 EiB".into()));
+    }
+    // the last block is the superblock's replica
+    let usable = blocks.saturating_sub(entry.data_start.get() + 1);
+    let (groups, last_blocks) = match smaller {
+        true => (usable / u64::from(geometry.group_blocks()), geometry.group_blocks()),
+        false => geometry.groups_on(usable),
+    };
+    if groups == 0 {
+        let least = bytes(entry.data_start.get() + u64::from(geometry.group_blocks()) + 1);
+        return Err(Error::Size(format!("too small for a block group: the least size is {least} bytes")));
+    }
+    let room = u64::from(old.bat_pairs.get()) * u64::from(ENTRIES_PER_BLOCK);
+    let all = u64::from(entry.first_group.get()) + groups;
+    let all = u32::try_from(all).ok().filter(|n| u64::from(*n) <= room).ok_or_else(|| {
+        let here = (room - u64::from(entry.first_group.get())) * u64::from(geometry.group_blocks());
+        let most = bytes(entry.data_start.get() + here + 1);
+        Error::Size(format!("its group table has room for {room} groups: this device can have {most} bytes at most"))
+    })?;
+    entry.blocks = blocks.into();
+    entry.groups = (all - entry.first_group.get()).into();
+    entry.last_group_blocks = last_blocks.into();
+    sb.groups = all.into();
+    // what is about to be written must be accepted when it is read (a bug of ours otherwise)
+    SuperBlock::from_block(&sb.to_block(last as u16, 0, SEQ), 0)?;
+    Ok(sb)
+}
+
+/// Sees to it that the device has so many blocks.
+fn extend(device: &dyn Device, blocks: u64) -> Result<()> {
+    device.extend(blocks).map_err(|e| match e.kind() {
+        std::io::ErrorKind::Unsupported => {
+            Error::Size(format!("{} has {} bytes only", device.name(), bytes(device.blocks())))
+        }
+        _ => Error::Io(e),
+    })
+}
+
+impl MountedVolume {
+    /// Writes the superblocks of a volume that has grown, durably: the one that counts last. The caller holds the lock of
+    /// the label.
+    fn write_new_size(&self, sb: &SuperBlock) -> Result<()> {
+        let devices = || sb.device_table().iter().enumerate().rev();
+        for (n, entry) in devices() {
+            let addr = entry.blocks.get() - 1;
+            self.store.device(n).write(addr, &sb.to_block(n as u16, addr, SEQ)).map_err(Error::Io)?;
+        }
+        self.store.flush()?;
+        for (n, _) in devices() {
+            self.store.device(n).write(0, &sb.to_block(n as u16, 0, SEQ)).map_err(Error::Io)?;
+            self.store.device(n).flush().map_err(Error::Io)?;
+        }
+        Ok(())
+    }
+}
+
+/// The group table of a volume that changes its size.
+impl Bat {
+    /// Has pairs for `groups` groups on the device, durably: what a pair says that is there already stays, so that the
+    /// epochs of groups go on which the volume had once before.
+    ///
+    /// # Errors
+    /// Of the device.
+    fn extend(&mut self, device: &dyn Device, groups: usize) -> Result<()> {
+        while self.room() < groups {
+            self.add_pair(device)?;
+        }
+        Ok(device.flush()?)
+    }
+}

@@ -1,0 +1,83 @@
+//! Another size for the mounted volume, see [`crate::control::resize`].
+
+use crate::abi;
+use crate::control::{RESIZE_TEXT, ResizeArg, ResizeTo};
+use crate::fs::BraidFs;
+use crate::ops::flags::ioctl_out;
+use crate::request::{Answer, Handled, Outcome, Request};
+use crate::requester;
+use braidfs::NewSize;
+use rustix::io::Errno;
+use zerocopy::FromBytes;
+
+impl BraidFs {
+    /// Only root may, and whose the server is: it extends files that others need not be allowed to write.
+    pub(super) fn resize_ioctl(
+        &self,
+        req: &Request<'_>,
+        arg: &abi::IoctlIn,
+        input: &[u8],
+        out: &mut Answer,
+    ) -> Handled {
+        let own = rustix::process::geteuid().as_raw();
+        if !requester::uid(req).is_some_and(|uid| uid == 0 || uid == own) {
+            return Err(Errno::PERM);
+        }
+        let (mut said, _) = ResizeArg::read_from_prefix(input).map_err(|_| Errno::INVAL)?;
+        let size = understand(&said)?;
+        match self.vol.resize(size, &|_, _| {}) {
+            Ok(r) => {
+                (said.before, said.after, said.volume, said.groups) = (r.before, r.after, r.volume, r.groups);
+                said.errno = 0;
+            }
+            // the reason goes along: a number would not tell how much there could be
+            Err(e) => {
+                said.errno = e.errno().unsigned_abs();
+                said.text = short(&e.to_string());
+            }
+        }
+        ioctl_out(out, arg.out_size as usize, &said)?;
+        Ok(Outcome::Reply)
+    }
+}
+
+fn understand(arg: &ResizeArg) -> Result<NewSize, Errno> {
+    match arg.to {
+        t if t == ResizeTo::Device as u32 => Ok(NewSize::Device),
+        t if t == ResizeTo::Bytes as u32 => Ok(NewSize::Bytes(arg.bytes)),
+        t if t == ResizeTo::More as u32 => Ok(NewSize::More(arg.bytes)),
+        _ => Err(Errno::INVAL),
+    }
+}
+
+/// As much of a text as there is room for, cut between characters.
+fn short(text: &str) -> [u8; RESIZE_TEXT] {
+    let mut room = [0; RESIZE_TEXT];
+    let end = (0..=RESIZE_TEXT.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+    room[..end].copy_from_slice(&text.as_bytes()[..end]);
+    room
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zerocopy::FromZeros;
+
+    #[test]
+    fn all_is_understood_or_refused() {
+        let ask = |to, bytes| understand(&ResizeArg { to, bytes, ..ResizeArg::new_zeroed() });
+        assert_eq!(ask(1, 7), Ok(NewSize::Device));
+        assert_eq!(ask(2, 7), Ok(NewSize::Bytes(7)));
+        assert_eq!(ask(3, 7), Ok(NewSize::More(7)));
+        assert_eq!((ask(0, 7), ask(4, 7)), (Err(Errno::INVAL), Err(Errno::INVAL)));
+    }
+
+    #[test]
+    fn a_long_reason_is_cut_between_characters() {
+        let long = "é".repeat(RESIZE_TEXT);
+        let cut = short(&format!("x{long}"));
+        let end = cut.iter().position(|b| *b == 0).unwrap_or(cut.len());
+        assert!(std::str::from_utf8(&cut[..end]).is_ok() && end >= RESIZE_TEXT - 1);
+        assert_eq!(&short("why")[..4], b"why\0");
+    }
+}

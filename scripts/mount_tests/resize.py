@@ -1,0 +1,108 @@
+"""A volume that grows while it is mounted."""
+
+import hashlib
+import json
+import os
+
+import resizing
+from filling import fill_file, offered
+from fslib import run
+from mount_tests.common import as_nobody, check, daemon_only, must, root_only, same
+from mount_tests.space import small
+
+MIB = 1 << 20
+
+
+def resize(own, place, *size, ok=(0,)):
+    return run(own.binary, "resize", place, *size, ok=ok)
+
+
+@check(seconds=120)
+def resize_of_a_full_volume(volume, _top):
+    """Filled to ENOSPC, grown while it is mounted, written on; all of it is there afterwards."""
+    with small(volume, 2, 64 * MIB) as own:
+        first, second = own.mnt / "first", own.mnt / "second"
+        before = fill_file(first)
+        must(offered(own.mnt) < 4 * MIB, f"df offers {offered(own.mnt)} bytes of a full volume")
+        resize(own, own.mnt, "256M")
+        same(own.image.stat().st_size, 256 * MIB, "size of the image")
+        room = offered(own.mnt)
+        must(room > 170 * MIB, f"df offers {room} bytes after growing by 192 MiB")
+        more = fill_file(second)
+        must(abs(more - room) < 8 * MIB, f"{more} bytes written, {room} offered")
+        sums = [hashlib.sha256(f.read_bytes()).digest() for f in (first, second)]
+        # by the name of the device, and with all that the file has
+        with open(own.image, "r+b") as file:
+            file.truncate(300 * MIB)
+        _, text = run(own.binary, "resize", "--json", own.image)
+        same([json.loads(text)[k] for k in ("mounted", "before", "after")], [True, 256 * MIB, 300 * MIB], "report")
+        must(fill_file(own.mnt / "third") > 20 * MIB, "no room after growing to the end of the file")
+        own.cold()
+        same([hashlib.sha256(f.read_bytes()).digest() for f in (first, second)], sums, "content after a remount")
+        same((first.stat().st_size, second.stat().st_size), (before, more), "sizes")
+
+
+@check
+def resize_of_an_unmounted_volume(volume, _top):
+    """The same command grows an image that is not mounted; what cannot be is refused, and says why."""
+    with small(volume, 2, 64 * MIB) as own:
+        (own.mnt / "f").write_bytes(b"x" * 10_000)
+        own.umount()
+        resize(own, own.image, "+32M")
+        same(own.image.stat().st_size, 96 * MIB, "size of the image")
+        for size, said in (("1M", "least size"), ("2T", "at most")):
+            code, text = resize(own, own.image, size, ok=None)
+            must(code == 1 and said in text, f"{size}: exit code {code}: {text}")
+            same(own.image.stat().st_size, 96 * MIB, "size of the image")
+        same(resize(own, own.image, "much", ok=None)[0], 1, "exit code of a size that is none")
+        code, text = resize(own, "/dev/null", ok=None)
+        must(code == 1 and text.strip(), f"of no volume: exit code {code}: {text}")
+        own.mount()
+        same((own.mnt / "f").stat().st_size, 10_000, "size of a file")
+        told = os.statvfs(own.mnt)
+        must(told.f_blocks * told.f_frsize > 88 * MIB, f"{told.f_blocks} blocks")
+
+
+@check
+def resize_to_a_smaller_size(volume, _top):
+    """What lies behind the new end moves while the volume is mounted; the image is cut off there."""
+    with small(volume, 2, 64 * MIB) as own:
+        first = fill_file(own.mnt / "first")
+        resize(own, own.mnt, "200M")
+        (own.mnt / "second").write_bytes(os.urandom(20 * MIB))
+        own.settle()
+        code, text = resize(own, own.mnt, "64M", ok=None)
+        must(code == 1 and "no room" in text, f"with {first} bytes more than it takes: exit code {code}: {text}")
+        (own.mnt / "first").unlink()
+        own.settle()
+        before = hashlib.sha256((own.mnt / "second").read_bytes()).digest()
+        resize(own, own.mnt, "64M")
+        same(own.image.stat().st_size, 64 * MIB, "size of the image")
+        told = os.statvfs(own.mnt)
+        must(told.f_blocks * told.f_frsize < 64 * MIB, f"{told.f_blocks} blocks")
+        own.cold()
+        same(hashlib.sha256((own.mnt / "second").read_bytes()).digest(), before, "content after a remount")
+
+
+@check
+def resize_needs_a_writable_mount_and_root(volume, _top):
+    daemon_only(volume)
+    root_only()
+    with small(volume, 1, 64 * MIB) as own:
+        code, text = as_nobody(lambda: resize(own, own.mnt, "96M", ok=None))
+        must(code == 1, f"nobody may: {text}")
+        same(own.image.stat().st_size, 64 * MIB, "size of the image")
+        own.umount()
+        own.mount("ro")
+        code, text = resize(own, own.mnt, "96M", ok=None)
+        must(code == 1 and "read-only" in text, f"read-only: exit code {code}: {text}")
+        same(own.image.stat().st_size, 64 * MIB, "size of the image")
+
+
+@check(seconds=120)
+def resize_killed(volume, _top):
+    """A few rounds of `make resize-kill`."""
+    with small(volume, 2, 64 * MIB) as own:
+        own.umount()
+        resizing.rounds(own, 6, 1)
+        own.mount()
