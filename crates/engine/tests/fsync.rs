@@ -2,7 +2,8 @@
 
 use braidfs::OpenHow;
 use braidfs::device::{CountDevice, Device, Effect, Event, FaultDevice, Keep, MemDevice, Op, RecordDevice, Rule};
-use braidfs::{Cred, FallocMode, InodeNo, MkfsOptions, MountOptions, OpenFile, Overwrite, Volume, mkfs};
+use braidfs::{Cred, DomainId, FallocMode, InodeNo, MkfsOptions, MountOptions, OpenFile, Overwrite, Placement};
+use braidfs::{Volume, mkfs};
 use braidfs_check::{FsckOptions, check};
 use std::sync::Arc;
 use std::time::Duration;
@@ -162,6 +163,57 @@ fn a_flush_that_fails_is_told_to_all_of_a_group() {
     let which: Vec<_> = all.iter().map(|f| (f.ino(), false)).collect();
     assert!(v.fsync_files(&which).iter().all(|r| r.is_err()));
     assert!(v.fsync_files(&which).iter().all(|r| r.is_err()), "nor later");
+}
+
+/// Two devices with faults, a domain on each.
+fn two_devices() -> ([Arc<FaultDevice>; 2], Volume) {
+    let faulty = [0, 1].map(|_| Arc::new(FaultDevice::new(Arc::new(MemDevice::new(8192)), 1)));
+    let all: Vec<Arc<dyn Device>> = faulty.iter().map(|d| d.clone() as Arc<dyn Device>).collect();
+    let o = MkfsOptions { domains: Some(2), placement: Placement::Spread, ..MkfsOptions::default() };
+    mkfs::format(&all, &o).unwrap();
+    let v = Volume::mount(all, options()).unwrap();
+    (faulty, v)
+}
+
+/// A durable file in this domain.
+fn file_in(v: &Volume, domain: u16, name: &str) -> OpenFile {
+    let mut all = (0..64).map(|i| open(v, &format!("{name}.{i}")));
+    let f = all.find(|f| v.domain_of(f.ino()).unwrap() == DomainId(domain)).expect("a file of each domain");
+    v.write(&f, 0, &[1; 2 * PAGE]).unwrap();
+    v.sync().unwrap();
+    f
+}
+
+fn failed(v: &Volume) -> [bool; 2] {
+    [0, 1].map(|d| v.domains()[d].failed.is_some())
+}
+
+/// What the first domain wrote has no flush of its own any more when its turn comes: a commit of it failed while the write to
+/// the second device went on.
+#[test]
+fn a_domain_that_fails_while_another_is_written_is_told_to_its_files() {
+    let (faulty, v) = two_devices();
+    let (a, b, other) = (file_in(&v, 0, "a"), file_in(&v, 1, "b"), file_in(&v, 0, "other"));
+    for f in [&a, &b, &other] {
+        v.write(f, 0, &[2; PAGE]).unwrap();
+    }
+    faulty[1].add(Rule::new(Op::Write, Effect::Stall).times(1));
+    let results = std::thread::scope(|s| {
+        let both = s.spawn(|| v.fsync_files(&[(a.ino(), false), (b.ino(), false)]));
+        while faulty[1].stalled() == 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        faulty[0].add(Rule::new(Op::Flush, Effect::Fail(5)));
+        // it waits for what the fsync writes to its device, and then flushes
+        let commit = v.commit_domain(DomainId(0), false);
+        faulty[1].clear();
+        assert!(commit.is_err());
+        both.join().unwrap()
+    });
+    assert_eq!(failed(&v), [true, false]);
+    assert!(results[0].is_err(), "nothing flushed it");
+    assert!(results[1].is_ok(), "{:?}", results[1]);
+    v.crash();
 }
 
 fn content(v: &Volume, path: &str) -> Option<Vec<u8>> {
