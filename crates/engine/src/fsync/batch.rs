@@ -140,13 +140,14 @@ impl MountedVolume {
         results
     }
 
-    /// Writes batches of domains: where they lie on one device in one submission, else side by side. Of each whether it fits
-    /// the journal.
+    /// Writes batches of domains: where they lie on one device in one submission, else side by side (with `serial`: in their
+    /// order). Of each whether it fits the journal.
     fn write_domains(&self, mut parts: Vec<(DomainId, SmallVec<[Batch; 1]>)>) -> Vec<Result<Fits>> {
-        if parts.len() == 1 || self.shared.options.serial {
+        let one_device = self.store.devices() == 1;
+        if parts.len() == 1 || (self.shared.options.serial && !one_device) {
             return parts.into_iter().map(|(d, batches)| self.dom(d).write_batches(batches)).collect();
         }
-        if self.store.devices() > 1 {
+        if !one_device {
             let write = |(d, batches): (DomainId, _)| -> Box<dyn FnOnce() -> Result<Fits> + Send> {
                 let d = self.dom(d).clone();
                 Box::new(move || d.write_batches(batches))
