@@ -2,7 +2,8 @@
 
 use braidfs::OpenHow;
 use braidfs::device::{CountDevice, Device, Effect, Event, FaultDevice, Keep, MemDevice, Op, RecordDevice, Rule};
-use braidfs::{Cred, FallocMode, InodeNo, MkfsOptions, MountOptions, OpenFile, Overwrite, Volume, mkfs};
+use braidfs::{Cred, DomainId, FallocMode, InodeNo, MkfsOptions, MountOptions, OpenFile, Overwrite, Placement};
+use braidfs::{Volume, mkfs};
 use braidfs_check::{FsckOptions, check};
 use std::sync::Arc;
 use std::time::Duration;
@@ -162,6 +163,140 @@ fn a_flush_that_fails_is_told_to_all_of_a_group() {
     let which: Vec<_> = all.iter().map(|f| (f.ino(), false)).collect();
     assert!(v.fsync_files(&which).iter().all(|r| r.is_err()));
     assert!(v.fsync_files(&which).iter().all(|r| r.is_err()), "nor later");
+}
+
+/// Two devices with faults, a domain on each.
+fn two_devices() -> ([Arc<FaultDevice>; 2], Volume) {
+    let faulty = [0, 1].map(|_| Arc::new(FaultDevice::new(Arc::new(MemDevice::new(8192)), 1)));
+    let all: Vec<Arc<dyn Device>> = faulty.iter().map(|d| d.clone() as Arc<dyn Device>).collect();
+    let o = MkfsOptions { domains: Some(2), placement: Placement::Spread, ..MkfsOptions::default() };
+    mkfs::format(&all, &o).unwrap();
+    let v = Volume::mount(all, options()).unwrap();
+    (faulty, v)
+}
+
+/// A durable file in this domain.
+fn file_in(v: &Volume, domain: u16, name: &str) -> OpenFile {
+    let mut all = (0..64).map(|i| open(v, &format!("{name}.{i}")));
+    let f = all.find(|f| v.domain_of(f.ino()).unwrap() == DomainId(domain)).expect("a file of each domain");
+    v.write(&f, 0, &[1; 2 * PAGE]).unwrap();
+    v.sync().unwrap();
+    f
+}
+
+/// A new file in this domain, below a new directory of the other one.
+fn file_below_the_other(v: &Volume, domain: u16, name: &str) -> OpenFile {
+    for i in 0..64 {
+        let dir = format!("{name}.{i}");
+        let d = v.mkdir_path(dir.as_bytes(), 0o755, &Cred::root()).unwrap();
+        if v.domain_of(d.ino).unwrap() == DomainId(domain) {
+            continue;
+        }
+        for k in 0..8 {
+            let f = open(v, &format!("{dir}/{k}"));
+            if v.domain_of(f.ino()).unwrap() == DomainId(domain) {
+                v.write(&f, 0, &[3; 2 * PAGE]).unwrap();
+                return f;
+            }
+        }
+    }
+    panic!("no file came into domain {domain}");
+}
+
+fn failed(v: &Volume) -> [bool; 2] {
+    [0, 1].map(|d| v.domains()[d].failed.is_some())
+}
+
+/// What the first domain wrote has no flush of its own any more when its turn comes: a commit of it failed while the write to
+/// the second device went on.
+#[test]
+fn a_domain_that_fails_while_another_is_written_is_told_to_its_files() {
+    let (faulty, v) = two_devices();
+    let (a, b, other) = (file_in(&v, 0, "a"), file_in(&v, 1, "b"), file_in(&v, 0, "other"));
+    for f in [&a, &b, &other] {
+        v.write(f, 0, &[2; PAGE]).unwrap();
+    }
+    faulty[1].add(Rule::new(Op::Write, Effect::Stall).times(1));
+    let results = std::thread::scope(|s| {
+        let both = s.spawn(|| v.fsync_files(&[(a.ino(), false), (b.ino(), false)]));
+        while faulty[1].stalled() == 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        faulty[0].add(Rule::new(Op::Flush, Effect::Fail(5)));
+        // it waits for what the fsync writes to its device, and then flushes
+        let commit = v.commit_domain(DomainId(0), false);
+        faulty[1].clear();
+        assert!(commit.is_err());
+        both.join().unwrap()
+    });
+    assert_eq!(failed(&v), [true, false]);
+    assert!(results[0].is_err(), "nothing flushed it");
+    assert!(results[1].is_ok(), "{:?}", results[1]);
+    v.crash();
+}
+
+/// The file and its directory are written at once: nobody knows what of them is on the device.
+#[test]
+fn a_write_for_two_domains_that_fails_is_told_to_both() {
+    for serial in [false, true] {
+        let device = Arc::new(FaultDevice::new(Arc::new(MemDevice::new(16384)), 1));
+        let all: Vec<Arc<dyn Device>> = vec![device.clone()];
+        let o = MkfsOptions { domains: Some(2), placement: Placement::Spread, ..MkfsOptions::default() };
+        mkfs::format(&all, &o).unwrap();
+        let v = Volume::mount(all, MountOptions { serial, ..options() }).unwrap();
+        let sound = file_below_the_other(&v, 1, "sound");
+        let before = device.counters();
+        v.fsync(sound.ino(), false).unwrap();
+        let did = device.counters() - before;
+        assert_eq!((did.batches, did.flushes), (1, 1), "the file and its directory at once");
+        let hurt = file_below_the_other(&v, 1, "hurt");
+        device.add(Rule::new(Op::Write, Effect::Fail(5)).times(1));
+        v.fsync(hurt.ino(), false).unwrap_err();
+        assert_eq!((failed(&v), device.fired()), ([true, true], 1));
+        v.fsync(hurt.ino(), false).unwrap_err();
+        v.crash();
+        let image: Arc<dyn Device> = device.inner().clone();
+        let v = mount(image.clone());
+        assert_eq!(content_of(&v, sound.ino()), [3; 2 * PAGE]);
+        v.unmount().unwrap();
+        clean(image, 0);
+    }
+}
+
+/// One device of two fails, with the file or with the directory above it, on the write or on the flush.
+#[test]
+fn a_device_of_two_that_fails_in_an_fsync_is_told() {
+    for (op, bad) in [(Op::Write, 0), (Op::Write, 1), (Op::Flush, 0), (Op::Flush, 1)] {
+        let (faulty, v) = two_devices();
+        let old = file_in(&v, 1 - bad as u16, "old");
+        let hurt = file_below_the_other(&v, 1, "hurt");
+        faulty[bad].add(Rule::new(op, Effect::Fail(5)).times(1));
+        v.fsync(hurt.ino(), false).unwrap_err();
+        assert_eq!(faulty[bad].fired(), 1);
+        assert!(failed(&v)[bad], "{op:?} {bad}");
+        v.fsync(hurt.ino(), false).unwrap_err();
+        if op == Op::Write {
+            assert!(!failed(&v)[1 - bad], "{op:?} {bad}: the other one");
+            v.write(&old, 0, &[4; 2 * PAGE]).unwrap();
+            v.fsync(old.ino(), false).unwrap();
+        }
+        v.crash();
+        let images: Vec<Arc<dyn Device>> = faulty.iter().map(|d| d.inner().clone()).collect();
+        let v = Volume::mount(images.clone(), options()).unwrap();
+        assert_eq!(content_of(&v, old.ino()), [if op == Op::Write { 4 } else { 1 }; 2 * PAGE]);
+        v.unmount().unwrap();
+        let force = FsckOptions { repair: false, force: true };
+        let found = check(&images, &force, &braidfs::JournalReplay, &|_, _, _| {}).unwrap();
+        assert!(found.findings.is_empty(), "{op:?} {bad}: {:#?}", found.findings);
+    }
+}
+
+fn content_of(v: &Volume, ino: InodeNo) -> Vec<u8> {
+    let f = v.open(ino).unwrap();
+    let mut all = vec![0; 4 * PAGE];
+    let n = v.read(&f, 0, &mut all).unwrap();
+    all.truncate(n);
+    all
 }
 
 fn content(v: &Volume, path: &str) -> Option<Vec<u8>> {

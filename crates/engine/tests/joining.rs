@@ -1,7 +1,7 @@
 //! Threads that wait for a commit: they do it together, are woken together, and are told together where it fails.
 
 use braidfs::device::{Device, MemDevice, WriteOp};
-use braidfs::{Cred, InodeNo, MkfsOptions, MountOptions, OpenHow, Volume, mkfs};
+use braidfs::{Cred, DomainId, InodeNo, MkfsOptions, MountOptions, OpenHow, Volume, mkfs};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex};
@@ -49,6 +49,8 @@ struct Held {
     /// Blocks of data that were written.
     written: AtomicUsize,
     broken: AtomicBool,
+    /// The next write panics.
+    panics: AtomicBool,
 }
 
 const MIB_BLOCKS: usize = 256;
@@ -61,6 +63,7 @@ impl Device for Held {
         self.memory.read(block, buf)
     }
     fn write_batch(&self, ops: &[WriteOp<'_>]) -> io::Result<()> {
+        assert!(!self.panics.swap(false, SeqCst), "on purpose");
         let blocks = ops.iter().flat_map(|op| &op.bufs).map(|b| b.len() / 4096).sum::<usize>();
         let of_data = blocks >= MIB_BLOCKS;
         if of_data {
@@ -95,6 +98,7 @@ fn made(domains: u16) -> (Arc<Held>, Volume) {
         data: Barrier::default(),
         written: AtomicUsize::new(0),
         broken: AtomicBool::new(false),
+        panics: AtomicBool::new(false),
     });
     let all: Vec<Arc<dyn Device>> = vec![device.clone()];
     mkfs::format(&all, &MkfsOptions { domains: Some(domains), ..MkfsOptions::default() }).unwrap();
@@ -207,6 +211,20 @@ fn a_commit_that_fails_is_told_to_all_who_wait() {
             assert!(t.join().unwrap().is_err());
         }
     });
+    assert!(v.domains()[0].failed.is_some());
+    v.crash();
+}
+
+/// What it was to commit is nowhere: the transaction behind it is empty, and no sync may take that for an answer.
+#[test]
+fn a_commit_whose_leader_panics_has_failed() {
+    let (device, v) = made(1);
+    write(&v, "first", b"1");
+    device.panics.store(true, SeqCst);
+    let panicked = std::thread::scope(|s| s.spawn(|| v.commit_domain(DomainId(0), false)).join());
+    assert!(panicked.is_err() && !device.panics.load(SeqCst));
+    assert!(v.commit_domain(DomainId(0), false).is_err());
+    assert!(v.sync().is_err());
     assert!(v.domains()[0].failed.is_some());
     v.crash();
 }

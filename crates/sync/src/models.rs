@@ -431,6 +431,8 @@ struct Commits {
     failed: AtomicBool,
     /// Rounds with this number and later ones fail.
     fails_from: u64,
+    /// Something else fails while this round ends, which is over all the same.
+    fails_beside: u64,
     /// The leader lets go of the lead before the round counts as over.
     careless: bool,
 }
@@ -472,23 +474,37 @@ impl Commits {
             running.1 += 1;
             running.0
         };
+        self.commit(round)
+    }
+    /// Waits for the running round, with no change of its own in it: there may be none at all.
+    fn only_commit(&self) -> bool {
+        let round = self.running.lock().unwrap().0;
+        self.commit(round)
+    }
+    fn commit(&self, round: u64) -> bool {
         let mut seen = Seen::default();
         loop {
             match self.rounds.turn(round, &mut seen, || self.over(round)) {
                 Turn::Over => return self.committed.load(Acquire) as u64 >= round,
                 Turn::Help(work) => work.help(),
-                Turn::Lead(lead) => self.lead(lead),
+                Turn::Lead(lead) => {
+                    if self.lead(lead) {
+                        return true;
+                    }
+                }
             }
         }
     }
-    fn lead(&self, lead: Lead<'_, Arc<Shared>, rank::Work>) {
+    /// Whether there was nothing to do.
+    fn lead(&self, lead: Lead<'_, Arc<Shared>, rank::Work>) -> bool {
         let (round, changes) = {
             let mut running = self.running.lock().unwrap();
             let (round, changes) = *running;
             if changes == 0 {
                 drop(running);
                 assert!(self.over(round - 1), "a round was begun before the one before it was over");
-                return lead.nothing_to_do();
+                lead.nothing_to_do();
+                return true;
             }
             *running = (round + 1, 0);
             (round, changes)
@@ -504,16 +520,32 @@ impl Commits {
         drop(left);
         if round >= self.fails_from {
             self.failed.store(true, Release);
-            return;
+            return false;
         }
         if self.careless {
             lead.finish(round);
             self.committed.store(round as usize, Release);
-            return;
+            return false;
         }
         self.durable.fetch_add(work.done.load(Relaxed), Relaxed);
         self.committed.store(round as usize, Release);
+        if round == self.fails_beside {
+            self.failed.store(true, Release);
+        }
         lead.finish(round);
+        false
+    }
+    fn new(fails_from: u64, fails_beside: u64, careless: bool) -> Self {
+        Self {
+            rounds: Rounds::default(),
+            running: Mutex::new((1, 0)),
+            committed: AtomicUsize::new(0),
+            durable: AtomicUsize::new(0),
+            failed: AtomicBool::new(false),
+            fails_from,
+            fails_beside,
+            careless,
+        }
     }
 }
 
@@ -522,15 +554,7 @@ fn commits(threads: usize, times: usize, fails_from: u64, careless: bool) {
     let mut b = loom::model::Builder::new();
     b.preemption_bound = Some(2);
     b.check(move || {
-        let c = Arc::new(Commits {
-            rounds: Rounds::default(),
-            running: Mutex::new((1, 0)),
-            committed: AtomicUsize::new(0),
-            durable: AtomicUsize::new(0),
-            failed: AtomicBool::new(false),
-            fails_from,
-            careless,
-        });
+        let c = Arc::new(Commits::new(fails_from, u64::MAX, careless));
         let act = move |c: &Commits| (0..times).filter(|_| c.change_and_commit()).count();
         let start = |_| {
             let c = c.clone();
@@ -557,6 +581,38 @@ fn who_waits_for_a_round_is_woken() {
 fn a_round_that_fails_wakes_all() {
     commits(3, 1, 1, false);
     commits(2, 2, 2, false);
+}
+
+/// So many threads that change something, and so many that only wait for the running round; while the first round ends
+/// something fails, or not.
+fn waits(changing: usize, only: usize, fails_beside: u64) {
+    let mut b = loom::model::Builder::new();
+    b.preemption_bound = Some(2);
+    b.check(move || {
+        let c = Arc::new(Commits::new(u64::MAX, fails_beside, false));
+        let start = |i| {
+            let c = c.clone();
+            thread::spawn(move || if i < changing { c.change_and_commit() } else { c.only_commit() })
+        };
+        let others: Vec<_> = (1..changing + only).map(start).collect();
+        let first = c.change_and_commit();
+        let done = others.into_iter().fold(first, |done, t| t.join().unwrap() & done);
+        assert!(done || fails_beside < u64::MAX);
+    });
+}
+
+/// Whoever finds that there was nothing to do lets the next one look.
+#[test]
+fn who_only_waits_for_the_running_round_is_woken() {
+    waits(1, 2, u64::MAX);
+    waits(2, 1, u64::MAX);
+}
+
+/// The one that the end of a round wakes to lead the next has nothing more to do then: the others must hear of it.
+#[test]
+fn what_fails_beside_a_round_wakes_all() {
+    waits(3, 0, 1);
+    waits(1, 2, 1);
 }
 
 #[test]

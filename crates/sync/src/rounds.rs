@@ -7,7 +7,8 @@
 //!
 //! No wake-up is lost: who sleeps has looked, under the lock, at whether its round is over, somebody leads and there is work
 //! that it has not seen; and each of these changes under the lock, with a wake-up behind it. So as long as somebody sleeps,
-//! somebody leads, or one who was woken is about to look. The module `models` goes through all orders of it.
+//! somebody leads, or one who was woken is about to look. That rounds fail may come true without the lock and unannounced:
+//! the leader's end wakes one, who tells the others. The module `models` goes through all orders of it.
 
 use crate::rank::Rank;
 #[cfg(loom)]
@@ -83,6 +84,12 @@ impl<W: Clone, R: Rank<Key = ()>> Rounds<W, R> {
         let mut s = self.state.lock();
         loop {
             if over() {
+                // perhaps it was the only one that was woken, to lead: those who sleep for the same must hear of it
+                let led = s.led;
+                drop(s);
+                if !led {
+                    self.waiting(round).notify_all();
+                }
                 return Turn::Over;
             }
             if !s.led {

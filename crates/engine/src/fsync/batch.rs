@@ -92,36 +92,43 @@ impl MountedVolume {
             files.push((w.cell, w.reach, w.linked));
         }
         let mut results: SmallVec<[Result<bool>; 1]> = files.iter().map(|_| Ok(true)).collect();
-        let mut wrote: SmallVec<[DomainId; 2]> = by_domain.keys().copied().collect();
-        let (which, parts): (Vec<_>, Vec<_>) = by_domain
+        // of each domain the files that have a batch in it
+        let (wrote, parts): (SmallVec<[_; 2]>, Vec<_>) = by_domain
             .into_iter()
             .map(|(d, batches)| {
                 let (which, batches): (SmallVec<[usize; 1]>, SmallVec<[Batch; 1]>) = batches.into_iter().unzip();
-                (which, (d, batches))
+                ((d, which), (d, batches))
             })
             .unzip();
         // all domains, also where one fails: the next commit of another one counts on its data
-        for ((d, which), written) in wrote.iter().zip(which).zip(self.write_domains(parts)) {
+        for ((d, which), written) in wrote.iter().zip(self.write_domains(parts)) {
             match written {
                 Ok(fits) => {
-                    for (i, fits) in which.into_iter().zip(fits) {
-                        if !fits && results[i].is_ok() {
-                            results[i] = Ok(false);
+                    for (i, fits) in which.iter().zip(fits) {
+                        if !fits && results[*i].is_ok() {
+                            results[*i] = Ok(false);
                         }
                     }
                 }
-                Err(e) => self.give_error(e, *d, which.into_iter(), &mut results),
+                Err(e) => self.give_error(e, *d, which.iter().copied(), &mut results),
             }
         }
-        // the device of one that failed may be gone
-        wrote.retain(|d| self.dom(*d).failed().is_none());
-        if wrote.is_empty() || !results.iter().any(|r| matches!(r, Ok(true))) {
+        // The device of one that failed may be gone: it is not flushed. It may have failed after this wrote to it, by what
+        // another thread did: its files are not durable then.
+        let mut flushed: SmallVec<[DomainId; 2]> = SmallVec::new();
+        for (d, which) in wrote {
+            match self.dom(d).check_failed() {
+                Ok(()) => flushed.push(d),
+                Err(e) => self.give_error(e, d, which.into_iter(), &mut results),
+            }
+        }
+        if !results.iter().any(|r| matches!(r, Ok(true))) {
             return results;
         }
-        if let Err(e) = self.flush_domains(&wrote) {
+        if let Err(e) = self.flush_domains(&flushed) {
             // what reached the device is unknown: no later fsync may claim it
-            wrote.iter().for_each(|d| self.dom(*d).fail(&e));
-            self.give_error(e, wrote[0], 0..results.len(), &mut results);
+            flushed.iter().for_each(|d| self.dom(*d).fail(&e));
+            self.give_error(e, flushed[0], 0..results.len(), &mut results);
             return results;
         }
         for ((cell, reach, linked), _) in files.iter().zip(&results).filter(|(_, r)| matches!(r, Ok(true))) {
@@ -133,13 +140,14 @@ impl MountedVolume {
         results
     }
 
-    /// Writes batches of domains: where they lie on one device in one submission, else side by side. Of each whether it fits
-    /// the journal.
+    /// Writes batches of domains: where they lie on one device in one submission, else side by side (with `serial`: in their
+    /// order). Of each whether it fits the journal.
     fn write_domains(&self, mut parts: Vec<(DomainId, SmallVec<[Batch; 1]>)>) -> Vec<Result<Fits>> {
-        if parts.len() == 1 || self.shared.options.serial {
+        let one_device = self.store.devices() == 1;
+        if parts.len() == 1 || (self.shared.options.serial && !one_device) {
             return parts.into_iter().map(|(d, batches)| self.dom(d).write_batches(batches)).collect();
         }
-        if self.store.devices() > 1 {
+        if !one_device {
             let write = |(d, batches): (DomainId, _)| -> Box<dyn FnOnce() -> Result<Fits> + Send> {
                 let d = self.dom(d).clone();
                 Box::new(move || d.write_batches(batches))

@@ -63,7 +63,7 @@ impl Committers {
         let parts = Arc::new(Parts { state: Mutex::new(state), all_done: Condvar::new() });
         for i in 1..n {
             let parts = parts.clone();
-            self.0.run(move || parts.work_on(i));
+            self.0.offer(move || parts.work_on(i));
         }
         parts.work_on(0);
         // from the end: the threads begin at the front
@@ -133,6 +133,22 @@ mod tests {
             }
         });
         assert_eq!(ran.load(SeqCst), 6 * 9);
+    }
+
+    /// A part of another call may wait for what the caller of this one holds.
+    #[test]
+    fn where_no_thread_can_be_started_each_does_its_own_parts() {
+        let mut pool = Pool::new("none", 3);
+        pool.spawn = |_, _| Err(std::io::Error::other("no more threads"));
+        let ran = Arc::new(AtomicUsize::new(0));
+        let other = ran.clone();
+        pool.offer(move || _ = other.fetch_add(1, SeqCst));
+        assert_eq!(ran.load(SeqCst), 0, "not by who offers it");
+        let c = Committers(pool);
+        let here = thread::current().id();
+        let parts = (0..5).map(|i| part(move || (i, thread::current().id())));
+        assert!(c.side_by_side(parts.collect()).into_iter().eq((0..5).map(|i| (i, here))));
+        assert_eq!(ran.load(SeqCst), 0, "nor by who comes later");
     }
 
     #[test]

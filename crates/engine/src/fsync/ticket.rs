@@ -4,9 +4,10 @@
 use crate::error::Result;
 use braidfs_sync::{Condvar, Mutex, rank};
 use crossbeam::channel::{Receiver, Sender, unbounded};
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread::JoinHandle;
+use std::thread::{Builder, JoinHandle};
 
 type Callback = Box<dyn FnOnce(Result<()>) + Send>;
 
@@ -92,6 +93,8 @@ impl Pending {
 }
 
 type Job = Box<dyn FnOnce() + Send>;
+/// Starts a thread.
+type Spawn = fn(Builder, Job) -> io::Result<JoinHandle<()>>;
 
 /// A few threads that wait for devices, started as they are needed: most mounts of tools and tests need none.
 #[derive(Debug)]
@@ -103,13 +106,16 @@ pub(crate) struct Pool {
     /// Jobs that wait or run.
     pending: Arc<AtomicUsize>,
     threads: Mutex<Vec<JoinHandle<()>>, rank::SyncThreads>,
+    /// Tests have one that fails.
+    pub(super) spawn: Spawn,
 }
 
 impl Pool {
     /// Up to `most` threads; each waits for one sync, or one group of fsyncs, at a time.
     pub fn new(name: &'static str, most: usize) -> Self {
         let (jobs, queue) = unbounded::<Job>();
-        Self { name, jobs: Some(jobs), queue, most, pending: Arc::default(), threads: Mutex::default() }
+        let spawn: Spawn = |b, f| b.spawn(f);
+        Self { name, jobs: Some(jobs), queue, most, pending: Arc::default(), threads: Mutex::default(), spawn }
     }
 
     /// Runs `f` on one of the threads.
@@ -119,45 +125,62 @@ impl Pool {
         t
     }
 
-    /// As [`Self::start`], for work that tells its result by itself.
+    /// As [`Self::start`], for work that tells its result by itself. Where no thread can be started and there is none, it is
+    /// done here, with all that wait.
     pub fn run(&self, f: impl FnOnce() + Send + 'static) {
-        let job: Job = Box::new(f);
         let waiting = self.pending.fetch_add(1, Ordering::Relaxed) + 1;
+        self.send(Box::new(f));
+        if let Err(e) = self.grow(waiting) {
+            tracing::warn!("no thread for a sync: {e}");
+            while let Ok(job) = self.queue.try_recv() {
+                job();
+                self.pending.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Runs `f` on one of the threads where there are any, and else not at all: who offers it may hold what other jobs wait
+    /// for, so none is done here.
+    pub fn offer(&self, f: impl FnOnce() + Send + 'static) {
+        let waiting = self.pending.fetch_add(1, Ordering::Relaxed) + 1;
+        match self.grow(waiting) {
+            Ok(()) => self.send(Box::new(f)),
+            Err(e) => {
+                tracing::debug!(error = %e, "no thread to do it beside this one");
+                self.pending.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn send(&self, job: Job) {
         if let Some(jobs) = &self.jobs
             && let Err(e) = jobs.send(job)
         {
             (e.0)();
         }
-        self.grow(waiting);
     }
 
-    /// Starts another thread where all are busy. Where none can be started and there is none, does the job here.
-    fn grow(&self, waiting: usize) {
+    /// Starts another thread where all are busy. An error where none can be started and there is none.
+    fn grow(&self, waiting: usize) -> io::Result<()> {
         let mut threads = self.threads.lock();
         if threads.len() >= self.most.min(waiting) {
-            return;
+            return Ok(());
         }
         let (queue, pending) = (self.queue.clone(), self.pending.clone());
         let name = format!("{}-{}", self.name, threads.len());
-        let spawned = std::thread::Builder::new().name(name).spawn(move || {
+        let work = move || {
             run_anywhere();
             for job in queue {
                 job();
                 pending.fetch_sub(1, Ordering::Relaxed);
             }
-        });
-        match spawned {
+        };
+        match (self.spawn)(Builder::new().name(name), Box::new(work)) {
             Ok(t) => threads.push(t),
-            Err(e) if threads.is_empty() => {
-                drop(threads);
-                tracing::warn!("no thread for a sync: {e}");
-                while let Ok(job) = self.queue.try_recv() {
-                    job();
-                    self.pending.fetch_sub(1, Ordering::Relaxed);
-                }
-            }
+            Err(e) if threads.is_empty() => return Err(e),
             Err(_) => {}
         }
+        Ok(())
     }
 }
 
