@@ -2,7 +2,7 @@
 //! compared with a walk of one thread, block by block, over a copy in memory.
 
 use braidfs::{MkfsOptions, mkfs};
-use braidfs_device::{Device, Effect, FaultDevice, MemDevice, Op, Rule};
+use braidfs_device::{CountDevice, Device, Effect, FaultDevice, MemDevice, Op, Rule};
 use braidfs_format::domain::DomainHeader;
 use braidfs_format::journal::{
     CHUNK_MAX_BLOCKS, Chunk, ChunkId, ChunkKind, Record, decode_chunk, encode_chunk, peek_chunk,
@@ -240,4 +240,38 @@ fn threads_find_in_a_journal_what_one_finds() {
         "{found} chunks, {hidden} over two pieces, {wrapped} journals wrapped, {ahead} ahead, {unreadable} unreadable"
     );
     assert!(found > 1000 && hidden > 100 && wrapped > 20 && ahead > 5 && unreadable > 20);
+}
+
+/// A ring in which each block claims to begin a chunk of the greatest length: that is not read anew for each of them.
+#[test]
+fn torn_heads_cost_no_read_each() {
+    const RING: u64 = 4096;
+    let mem = Arc::new(MemDevice::new(64 << 8));
+    mkfs::format(&[mem.clone() as Arc<dyn Device>], &MkfsOptions::default()).unwrap();
+    let counted = Arc::new(CountDevice::new(mem.clone() as Arc<dyn Device>));
+    let (sb, devices) = read_super(&[counted.clone() as Arc<dyn Device>]).unwrap();
+    let store = Arc::new(Store::new(devices, &sb).unwrap());
+    let (_, start) = store.place(BlockAddr(START), 1).unwrap();
+    let mut body = Vec::new();
+    let n = (CHUNK_MAX_BLOCKS as usize - 1) * BLOCK_BYTES / 8;
+    Record::Orphans(vec![InodeNo(1); n]).encode(&mut body);
+    let (kind, volume) = (ChunkKind::Stream, store.volume);
+    let chunk = encode_chunk(ChunkId { kind, domain: DOMAIN, volume, pos: 0, tx: TxId(1), stream: 0 }, &body).0;
+    let mut head = chunk[..BLOCK_BYTES].to_vec();
+    for pos in 0..RING {
+        head[16..24].copy_from_slice(&pos.to_le_bytes());
+        assert_eq!(peek_chunk(&head, volume, DOMAIN, pos), Some(CHUNK_MAX_BLOCKS));
+        mem.write(start + pos, &head).unwrap();
+    }
+    let mut header = DomainHeader::new_zeroed();
+    header.journal_start = START.into();
+    header.journal_blocks = (RING as u32).into();
+    let ring = Ring::new(store, DOMAIN, &header);
+    for w in [Workers::alone(), Workers::always(3)] {
+        let before = counted.counters();
+        let (chunks, end) = ring.scan(0, &w, &AsItIs).unwrap();
+        let read = (counted.counters() - before).read_blocks;
+        assert!(chunks.is_empty() && end > 0);
+        assert!(read <= 2 * RING, "{read} blocks were read of a ring of {RING}");
+    }
 }

@@ -7,6 +7,7 @@
 //! been done one after the other.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::Builder;
 
 /// So many threads, the caller's included.
 #[derive(Debug)]
@@ -65,6 +66,19 @@ impl Workers {
         init: impl Fn() -> S + Sync,
         f: impl Fn(&mut S, usize) -> Result<T, E> + Sync,
     ) -> Result<Vec<T>, E> {
+        self.each_on(Builder::new, items, grain, init, f)
+    }
+
+    /// [`Self::each_with`] on threads that `thread` describes. Where the system starts no more of them, those that there are do
+    /// it all.
+    fn each_on<S, T: Send, E: Send>(
+        &self,
+        thread: impl Fn() -> Builder,
+        items: usize,
+        grain: usize,
+        init: impl Fn() -> S + Sync,
+        f: impl Fn(&mut S, usize) -> Result<T, E> + Sync,
+    ) -> Result<Vec<T>, E> {
         let places = self.take(self.threads_for(items, grain) - 1);
         if places.is_empty() {
             let mut state = init();
@@ -93,11 +107,12 @@ impl Workers {
             let work = &work;
             let others: Vec<_> = places
                 .into_iter()
-                .map(|place| {
-                    s.spawn(move || {
+                .map_while(|place| {
+                    let run = move || {
                         let _place = place;
                         work()
-                    })
+                    };
+                    thread().spawn_scoped(s, run).ok()
                 })
                 .collect();
             let (mut done, error) = work();
@@ -195,6 +210,17 @@ mod tests {
         let w = Workers { spare: AtomicUsize::new(3), always: false };
         assert_eq!([0, 7, 8, 15, 16, 1000].map(|items| w.threads_for(items, 8)), [1, 1, 1, 1, 2, 4]);
         assert_eq!(Workers::always(3).threads_for(2, 8), 2);
+    }
+
+    /// No system has room for such a stack.
+    #[test]
+    fn without_a_thread_the_caller_does_it() {
+        let w = Workers::always(4);
+        let none = || Builder::new().stack_size(1 << 56);
+        assert!(none().spawn(|| ()).is_err());
+        let made = w.each_on(none, 20, 1, || (), |(), i| Ok::<_, ()>(i));
+        assert_eq!(made, Ok((0..20).collect()));
+        assert_eq!(w.threads_for(8, 1), 4, "the places are back");
     }
 
     /// A panic of an item is the caller's, and takes no place along.

@@ -173,7 +173,7 @@ impl Domain {
         let listed = self.orphans_listed.load(Ordering::Acquire) || !self.orphans.is_empty();
         let keep = if listed { begun.upto.0 } else { begun.upto.0 + 1 };
         let first_pos = self.first_pos.lock();
-        let tail = first_pos.range(keep..).map(|(_, p)| *p).min().unwrap_or_else(|| self.journal.head());
+        let tail = first_pos.tail(keep).unwrap_or_else(|| self.journal.head());
         // before a header says so
         let (old, head) = (self.journal.tail(), self.journal.head());
         assert!(old <= tail && tail <= head, "{}: journal tail {old} to {tail}, head {head}", self.id);
@@ -202,9 +202,7 @@ impl Domain {
     pub(crate) fn end_checkpoint(&self, begun: &Begun, told: &Told) {
         self.header_is_durable(told.seq);
         self.journal.release(told.tail);
-        let mut f = self.first_pos.lock();
-        *f = f.split_off(&told.keep);
-        drop(f);
+        self.first_pos.lock().forget_before(told.keep);
         for n in &begun.quarantined {
             self.nodes.release(n.node());
         }
@@ -315,9 +313,10 @@ impl Domain {
         self.commit()
     }
 
-    /// The header as a proper unmount leaves it, where all is checkpointed and no inode is unlinked and open.
+    /// The header as a proper unmount leaves it, where all is checkpointed and no inode is unlinked and open. What came into
+    /// the journal after the checkpoint began is in no home table: where there is such, the next mount replays it.
     pub(crate) fn is_clean(&self, h: &mut DomainHeader) {
-        if self.orphans.is_empty() {
+        if self.orphans.is_empty() && !self.first_pos.lock().has_newer(h.checkpointed_tx.get()) {
             h.tail_pos = h.head_pos;
             h.flags = (h.flags.get() | CLEAN).into();
         }

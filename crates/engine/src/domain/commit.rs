@@ -300,7 +300,7 @@ impl Domain {
             // in one step with the checkpoint's choice of the tail
             let mut first = self.first_pos.lock();
             let pos = self.journal.take(chunk_blocks(body.len())).ok_or(Error::JournalFull)?;
-            first.entry(tx.0).or_insert(pos);
+            first.take(tx.0, pos);
             pos
         };
         let id = ChunkId { kind, domain: self.id, volume: self.store.volume, pos, tx, stream };

@@ -17,6 +17,8 @@ use std::collections::{BTreeMap, HashMap};
 
 /// Chunks that one thread has decoded before another has started.
 const FEW_CHUNKS: usize = 32;
+/// Blocks of data that a thread has in memory: a record may name a GiB of them.
+const PIECE_BLOCKS: usize = 256;
 
 /// Merges the roll-forward chunks of transactions after `last`: per inode, its newest records.
 ///
@@ -92,16 +94,56 @@ fn data_holds(store: &Store, c: &Chunk) -> Result<bool> {
         return Ok(true);
     }
     for r in &c.records {
-        if let Record::Sums { addr, sums } = r {
-            if !store.geometry().contains(*addr, sums.len() as u64) {
-                return Ok(false);
-            }
-            let mut b = vec![0u8; sums.len() * BLOCK_BYTES];
-            store.read(*addr, &mut b)?;
-            if b.chunks(BLOCK_BYTES).zip(sums).any(|(b, s)| crc32c::crc32c(b) != *s) {
-                return Ok(false);
-            }
+        if let Record::Sums { addr, sums } = r
+            && !sums_hold(store, *addr, sums)?
+        {
+            return Ok(false);
         }
     }
     Ok(true)
+}
+
+/// Whether the blocks from `addr` on have these checksums.
+fn sums_hold(store: &Store, addr: BlockAddr, sums: &[u32]) -> Result<bool> {
+    if !store.geometry().contains(addr, sums.len() as u64) {
+        return Ok(false);
+    }
+    let mut buf = vec![0u8; sums.len().min(PIECE_BLOCKS) * BLOCK_BYTES];
+    let mut at = addr;
+    for piece in sums.chunks(PIECE_BLOCKS) {
+        let blocks = &mut buf[..piece.len() * BLOCK_BYTES];
+        store.read(at, blocks)?;
+        if blocks.chunks(BLOCK_BYTES).zip(piece).any(|(b, s)| crc32c::crc32c(b) != *s) {
+            return Ok(false);
+        }
+        at.0 += piece.len() as u64;
+    }
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::space::testdev::store;
+    use std::sync::atomic::Ordering::Relaxed;
+
+    #[test]
+    fn data_is_compared_piece_by_piece() {
+        let (device, store) = store(2, 1, 1024);
+        let addr = BlockAddr(100);
+        let (n, piece) = (2 * PIECE_BLOCKS + 88, PIECE_BLOCKS);
+        let data: Vec<u8> = (0..n * BLOCK_BYTES).map(|i| (i / 7 + i / BLOCK_BYTES) as u8).collect();
+        store.write(addr, &data).unwrap();
+        let mut sums: Vec<u32> = data.chunks(BLOCK_BYTES).map(crc32c::crc32c).collect();
+        let before = device.reads.load(Relaxed);
+        assert!(sums_hold(&store, addr, &sums).unwrap());
+        assert_eq!(device.reads.load(Relaxed) - before, 3, "no more than a piece at a time is in memory");
+        for torn in [0, piece - 1, piece, 2 * piece - 1, 2 * piece, n - 1] {
+            sums[torn] ^= 1;
+            assert!(!sums_hold(&store, addr, &sums).unwrap(), "block {torn}");
+            sums[torn] ^= 1;
+        }
+        assert!(sums_hold(&store, addr, &[]).unwrap());
+        assert!(!sums_hold(&store, BlockAddr(u64::MAX), &sums).unwrap());
+    }
 }

@@ -16,6 +16,7 @@ mod bugs;
 pub mod checkpoint;
 mod checkpointing;
 pub mod commit;
+mod first_pos;
 pub mod flush;
 mod help;
 pub mod in_place;
@@ -55,7 +56,7 @@ pub use orphans::Orphans;
 use out::Out;
 use peers::Peers;
 pub use shared::Shared;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use tx::{CELL_COST, Tx};
@@ -136,8 +137,7 @@ pub struct Domain {
     orphans_listed: AtomicBool,
     /// Transactions of other domains that committed transactions of this one touched: durable before our tail moves.
     peer_txs: Mutex<Frontier, rank::PeerTxs>,
-    /// Position of the first chunk of each transaction since the last checkpoint.
-    first_pos: Mutex<BTreeMap<u64, u64>, rank::FirstPos>,
+    first_pos: Mutex<first_pos::FirstPositions, rank::FirstPos>,
     /// Generation of overflow nodes allocated and not yet committed.
     new_generations: Mutex<HashMap<NodeId, u32>, rank::NewGenerations>,
     /// Directory nodes freed, held back until the next checkpoint: no stale link may find another directory there.

@@ -79,7 +79,7 @@ impl Domain {
         d.durable.store(durable, std::sync::atomic::Ordering::Relaxed);
         if let Some((newest, tail)) = keep {
             // nothing is given up before the recovery transaction is durable
-            d.first_pos.lock().insert(newest + 1, tail);
+            d.first_pos.lock().keep_for_recovery(newest + 1, tail);
         }
         if let Some(why) = doubt {
             d.fail(&why.into());

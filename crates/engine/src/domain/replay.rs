@@ -49,12 +49,13 @@ pub(crate) fn replay(
 ) -> Result<u64> {
     let last = header.last_tx.get();
     let committed = committed(id, chunks, last)?;
+    let groups = tables.space.groups();
     let records = committed.iter().flat_map(|c| &c.parts).map(|p| p.len()).sum();
     let threads = workers.threads_for(records, FEW_RECORDS);
     let grain = if threads == 1 { 2 } else { 1 };
     let gathered = workers.each(1 + threads, grain, |i| match i {
         0 => Ok::<_, Error>((None, Some(gather(&committed)))),
-        i => Ok((tables.apply(&committed, i - 1, threads), None)),
+        i => Ok((tables.apply(&committed, &Share { index: i - 1, of: threads, groups: &groups }), None)),
     })?;
     let (failed, mut found): (Vec<_>, Vec<_>) = gathered.into_iter().unzip();
     // what one thread would have met first
@@ -111,12 +112,28 @@ fn committed(id: DomainId, chunks: &[Chunk], last: u64) -> Result<Vec<Committed<
     Ok(all)
 }
 
+/// Some of a domain's groups.
+struct Share<'g> {
+    index: usize,
+    /// So many shares.
+    of: usize,
+    /// All groups of the domain, by rising numbers.
+    groups: &'g [u32],
+}
+
+impl Share<'_> {
+    /// Groups are dealt out by their place among those of the domain: their numbers often have a step in common, the number
+    /// of domains. Of a group that is not the domain's the first share tells.
+    fn has(&self, group: u32) -> bool {
+        self.groups.binary_search(&group).unwrap_or(0) % self.of == self.index
+    }
+}
+
 impl Tables<'_> {
-    /// Applies what is of the groups of share `share` of so many. The first error, and the transaction in which it was: in it
-    /// blocks come before nodes.
-    fn apply(&self, committed: &[Committed<'_>], share: usize, shares: usize) -> Option<((usize, bool), Error)> {
-        let mine =
-            |r: &&Record| shares == 1 || group_of(self.geometry, r).is_some_and(|g| g as usize % shares == share);
+    /// Applies what is of the groups of a share. The first error, and the transaction in which it was: in it blocks come
+    /// before nodes.
+    fn apply(&self, committed: &[Committed<'_>], share: &Share<'_>) -> Option<((usize, bool), Error)> {
+        let mine = |r: &&Record| share.of == 1 || group_of(self.geometry, r).is_some_and(|g| share.has(g));
         let one = |at: usize| {
             let c = &committed[at];
             let records = || c.parts.iter().flat_map(|p| p.iter()).filter(mine);
@@ -178,4 +195,69 @@ fn gather(committed: &[Committed<'_>]) -> Found {
     found.remote.sort();
     found.remote.dedup();
     found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::space::testdev::store;
+    use braidfs_format::group::{Owner, SegmentKind, Temperature};
+    use braidfs_format::node::{NodeEntry, USED};
+
+    const D: DomainId = DomainId(0);
+    /// As the first of three domains has them.
+    const GROUPS: [u32; 3] = [0, 3, 6];
+
+    /// Blocks and nodes of all groups that are taken and freed again, in many transactions.
+    fn history(geometry: Geometry, rng: &mut fastrand::Rng) -> Vec<Vec<Record>> {
+        let one = |tx: u32, rng: &mut fastrand::Rng| {
+            let group = rng.choice(GROUPS).unwrap_or(0);
+            let k = rng.u64(..20);
+            let addr = BlockAddr(geometry.group_start(group).0 + u64::from(geometry.meta_blocks()) + 2 * k);
+            let node = NodeId(u64::from(group) * u64::from(geometry.nodes()) + 5 + k);
+            if rng.bool() {
+                let entry = NodeEntry { generation: tx, ..NodeEntry::default() };
+                return [Record::Free { addr, len: 2 }, Record::Node { node, entry }];
+            }
+            let (kind, temperature) = (SegmentKind::Data, Temperature::Warm);
+            let alloc = Record::Alloc { addr, len: 2, kind, temperature, owner: node.inode(), lblk: u64::from(tx) };
+            [alloc, Record::Node { node, entry: NodeEntry { addr, index: 1, flags: USED, generation: tx } }]
+        };
+        (1..300).map(|tx| (0..4).flat_map(|_| one(tx, rng)).collect()).collect()
+    }
+
+    #[test]
+    fn shares_of_one_domain_make_what_one_thread_makes() {
+        let (_, store) = store(2, 7, 1024);
+        GROUPS.iter().for_each(|g| Space::init_group(&store, D, *g, 1, None).unwrap());
+        let geometry = store.geometry;
+        let history = history(geometry, &mut fastrand::Rng::with_seed(3));
+        let committed: Vec<Committed<'_>> =
+            (1..).zip(&history).map(|(tx, r)| Committed { tx: TxId(tx), parts: vec![r.as_slice()] }).collect();
+        let replayed = |of: usize| -> (Vec<Owner>, Vec<NodeEntry>, u64) {
+            let space = Space::open(store.clone(), D, 1, &GROUPS, None, None).unwrap();
+            let nodes = NodeTable::open(store.clone(), D, &GROUPS, &space).unwrap();
+            let tables = Tables { geometry, space: &space, nodes: &nodes };
+            let shares: Vec<Share<'_>> = (0..of).map(|index| Share { index, of, groups: &GROUPS }).collect();
+            for r in history.iter().flatten() {
+                let takers = shares.iter().filter(|s| group_of(geometry, r).is_some_and(|g| s.has(g)));
+                assert_eq!(takers.count(), 1, "{r:?}");
+            }
+            let busy =
+                |s: &&Share<'_>| history.iter().flatten().any(|r| group_of(geometry, r).is_some_and(|g| s.has(g)));
+            assert_eq!(shares.iter().filter(busy).count(), of, "a thread of {of} has nothing to do");
+            // the last one first: no order of the threads counts
+            assert!(shares.iter().rev().all(|s| tables.apply(&committed, s).is_none()));
+            let blocks = |g: &u32| geometry.group_start(*g).0 + u64::from(geometry.meta_blocks())..;
+            let owners = GROUPS.iter().flat_map(|g| blocks(g).take(40)).map(|b| space.owner(BlockAddr(b)).unwrap());
+            let numbers = |g: &u32| u64::from(*g) * u64::from(geometry.nodes()) + 5..;
+            let entries = GROUPS.iter().flat_map(|g| numbers(g).take(20)).map(|n| nodes.get(NodeId(n)).unwrap());
+            (owners.collect(), entries.collect(), space.stats().free)
+        };
+        let one = replayed(1);
+        assert!(one.1.iter().any(|e| e.used()) && one.1.iter().any(|e| !e.used()));
+        for of in [2, 3] {
+            assert_eq!(replayed(of), one, "{of} shares");
+        }
+    }
 }

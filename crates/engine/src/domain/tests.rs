@@ -58,17 +58,23 @@ fn alone() -> (Arc<Domain>, Arc<Double>) {
 fn alone_on(device: Arc<dyn Device>) -> (Arc<Domain>, Arc<Double>) {
     let o = MkfsOptions { domains: Some(2), ..MkfsOptions::default() };
     crate::mkfs::format(std::slice::from_ref(&device), &o).unwrap();
+    let (d, double, _) = open_on(device);
+    (d, double)
+}
+
+/// As the device has it, and whether its journal was replayed.
+fn open_on(device: Arc<dyn Device>) -> (Arc<Domain>, Arc<Double>, bool) {
     let (sb, devices) = read_super(&[device]).unwrap();
     let store = Arc::new(Store::new(devices, &sb).unwrap());
     let bat = Bat::read(&store, &sb).unwrap();
     let double = Arc::new(Double { owners: bat.owners().collect(), ..Double::default() });
     let shared = Arc::new(Shared::new(MountOptions { cache_bytes: 64 << 20, ..MountOptions::default() }, &sb));
     let peers: Arc<dyn Peers> = double.clone();
-    let (d, _) = open_domain(&sb, &store, &shared, &peers, &bat, DomainId(0)).unwrap();
+    let (d, recovered) = open_domain(&sb, &store, &shared, &peers, &bat, DomainId(0)).unwrap();
     shared.recovering.store(false, Ordering::Relaxed);
     d.mark_used(false).unwrap();
     double.domain.set(Arc::downgrade(&d)).unwrap();
-    (d, double)
+    (d, double, recovered.dirty)
 }
 
 /// An operation makes a file, which `change` has wait for something of the other domain.
@@ -129,6 +135,41 @@ fn a_header_is_not_overwritten_before_the_other_one_is_durable() {
     change();
     assert_eq!(device.flushes(), begin + 3);
     assert!(first < second && second < third);
+}
+
+/// The steps of an unmount, after whose home tables something comes that it does not know of: that must not be lost.
+fn close_and_meanwhile(d: &Domain, meanwhile: impl FnOnce(&Domain)) {
+    let begun = d.begin_checkpoint().unwrap();
+    d.write_home(&begun, &[]).unwrap();
+    d.flush_devices().unwrap();
+    meanwhile(d);
+    let told = d.tell_checkpoint(&begun).unwrap();
+    d.end_checkpoint(&begun, &told);
+    d.write_header(|h| d.is_clean(h)).unwrap();
+}
+
+#[test]
+fn a_domain_that_commits_during_its_last_checkpoint_is_not_clean() {
+    let device: Arc<dyn Device> = Arc::new(MemDevice::new(16384));
+    let (d, _) = alone_on(device.clone());
+    let first = make(&d, |_| ()).ino;
+    d.commit().unwrap();
+    let mut second = InodeNo(0);
+    close_and_meanwhile(&d, |d| {
+        second = make(d, |_| ()).ino;
+        d.commit().unwrap();
+    });
+    drop(d);
+    let (d, _, replayed) = open_on(device.clone());
+    assert!(d.nodes.get(first.node()).unwrap().used());
+    assert!(d.nodes.get(second.node()).unwrap().used(), "what was committed is lost");
+    assert!(replayed);
+    // nothing was committed since the recovery, whose journal is kept all the same
+    close_and_meanwhile(&d, |_| ());
+    drop(d);
+    let (d, _, replayed) = open_on(device);
+    assert!(!replayed, "all is in its home");
+    assert!(d.nodes.get(second.node()).unwrap().used());
 }
 
 #[test]

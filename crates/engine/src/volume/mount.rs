@@ -29,7 +29,7 @@ use std::sync::{Arc, OnceLock};
 
 /// Threads behind tickets: syncs that may share a flush.
 const SYNC_THREADS: usize = 8;
-/// Groups of a volume that one thread opens.
+/// Groups of a volume that one thread opens and closes.
 const SMALL_GROUPS: u32 = 16;
 /// Bytes of the names looked up lately, at least and at most; between them by the cache's memory and the volume's size: a
 /// small volume has few names, and is mounted sooner.
@@ -171,6 +171,11 @@ pub(crate) fn open_domain(
     Ok((Arc::new(d), rec))
 }
 
+/// So few of `domains` domains are not worth a thread: those of a small volume are done sooner than threads start.
+pub(super) fn grain(store: &Store, domains: usize) -> usize {
+    if store.geometry().groups < SMALL_GROUPS { domains } else { 1 }
+}
+
 /// Opens and replays all domains side by side.
 fn open_domains(
     sb: &SuperBlock,
@@ -181,9 +186,7 @@ fn open_domains(
 ) -> Result<Vec<(Arc<Domain>, Recovered)>> {
     let peers: Arc<dyn Peers> = siblings.clone();
     let n = usize::from(sb.domains.get());
-    // a small volume is open sooner than threads start
-    let grain = if store.geometry().groups < SMALL_GROUPS { n } else { 1 };
-    shared.workers.each(n, grain, |i| open_domain(sb, store, shared, &peers, bat, DomainId(i as u16)))
+    shared.workers.each(n, grain(store, n), |i| open_domain(sb, store, shared, &peers, bat, DomainId(i as u16)))
 }
 
 impl MountedVolume {

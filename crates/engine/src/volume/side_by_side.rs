@@ -5,6 +5,7 @@
 //! the others go on. A flush that fails takes along those that have blocks on its device.
 
 use super::MountedVolume;
+use super::mount::grain;
 use crate::domain::Domain;
 use crate::domain::checkpoint::Begun;
 use crate::error::{Error, Result};
@@ -89,7 +90,7 @@ impl<'m> Steps<'m> {
             Ok::<_, Error>(taken.map(|(d, a)| f(d, a).map(|b| (d, b))))
         };
         let mut on = Vec::with_capacity(going.len());
-        match self.mounted.shared.workers.each(going.len(), 1, one) {
+        match self.mounted.shared.workers.each(going.len(), grain(&self.mounted.store, going.len()), one) {
             Ok(done) => {
                 for r in done.into_iter().flatten() {
                     match r {

@@ -205,12 +205,15 @@ struct Window {
 
 impl Window {
     /// The ring from block `at` on: at least `blocks`, fewer only where the ring ends. Where they are not in memory, all of
-    /// `ahead` are read, which are wanted next.
+    /// `ahead` are read, which are wanted next. Whoever goes beyond these twice has met a torn chunk, and may meet one in each
+    /// block up to there: then all that they can claim is read at once, and not anew for each.
     fn from<R: Reading>(&mut self, scan: &Scan<'_, R>, at: u64, blocks: u64, ahead: u64) -> Result<&[u8]> {
         let ring = scan.ring;
         let in_memory = self.first..self.first + self.blocks;
         if at < in_memory.start || (at + blocks).min(ring.blocks) > in_memory.end {
-            let n = blocks.max(ahead).min(ring.blocks - at);
+            let again = in_memory.contains(&at) && in_memory.end > at + ahead;
+            let wanted = if again { ahead + u64::from(CHUNK_MAX_BLOCKS) } else { ahead };
+            let n = blocks.max(wanted).min(ring.blocks - at);
             let bytes = n as usize * BLOCK_BYTES;
             if self.buf.len() < bytes {
                 self.buf.resize(bytes, 0);

@@ -1,0 +1,41 @@
+//! From where on a domain's journal is needed.
+
+use std::collections::BTreeMap;
+
+/// Which position transactions need the journal from.
+#[derive(Debug, Default)]
+pub(super) struct FirstPositions {
+    /// Position of the first chunk of each transaction since the last checkpoint.
+    taken: BTreeMap<u64, u64>,
+    /// The recovery transaction, and the tail that stays until it is committed and checkpointed.
+    recovery: Option<(u64, u64)>,
+}
+
+impl FirstPositions {
+    /// A chunk of `tx` was taken at `pos`.
+    pub fn take(&mut self, tx: u64, pos: u64) {
+        self.taken.entry(tx).or_insert(pos);
+    }
+
+    /// The journal that recovery found stays from `tail` on as long as `tx` is not given up.
+    pub fn keep_for_recovery(&mut self, tx: u64, tail: u64) {
+        self.recovery = Some((tx, tail));
+    }
+
+    /// Where the journal begins of which transactions from `keep` on are kept; `None`: at its head.
+    pub fn tail(&self, keep: u64) -> Option<u64> {
+        let recovery = self.recovery.filter(|(tx, _)| *tx >= keep).map(|(_, tail)| tail);
+        self.taken.range(keep..).map(|(_, pos)| *pos).chain(recovery).min()
+    }
+
+    /// Whether the journal has a chunk of a transaction newer than `tx`. What recovery keeps is none.
+    pub fn has_newer(&self, tx: u64) -> bool {
+        tx.checked_add(1).is_some_and(|next| self.taken.range(next..).next().is_some())
+    }
+
+    /// Transactions before `keep` are given up.
+    pub fn forget_before(&mut self, keep: u64) {
+        self.taken = self.taken.split_off(&keep);
+        self.recovery = self.recovery.filter(|(tx, _)| *tx >= keep);
+    }
+}
