@@ -109,7 +109,10 @@ impl MountedVolume {
         for d in self.domains.iter().filter(|d| d.failed().is_none()) {
             r = r.and(d.close());
         }
+        // a change of the size that has begun ends first, and the next one sees it
+        let bat = self.bat.lock();
         self.shared.read_only.store(true, Ordering::SeqCst);
+        drop(bat);
         match r {
             Err(Error::DomainFailed { .. }) if failed() == before => Ok(()),
             r => r,
