@@ -66,7 +66,11 @@ impl Volume {
         let device = &**i.store.device(last);
         let blocks = wanted(device, before, size)?;
         if blocks < before {
-            return Err(Error::Size(format!("the volume uses {} bytes of {}", bytes(before), device.name())));
+            return Err(Error::Size(format!(
+                "volumes grow, they do not shrink yet: the volume uses {} bytes of {}",
+                bytes(before),
+                device.name()
+            )));
         }
         if bat.is_shrinking() {
             return Err(Error::Busy("the volume is being made smaller".into()));

@@ -1,5 +1,8 @@
 //! A smaller size for a volume in use: the groups at its end are emptied and given up.
 //!
+//! No front end offers it yet: a writeback cache may hold what was accepted for room that goes, and not every state that a
+//! crash leaves has been found to be sound.
+//!
 //! Nobody claims them from the beginning on, and no inode is given out in them. What is valid in them is written elsewhere,
 //! as the cleaner does it, by ordinary commits; each group that is empty goes back to nobody by itself. Last come the
 //! superblocks, when all these groups are nobody's: so a crash at any moment leaves a volume of the old size, some of whose
@@ -25,10 +28,11 @@ const MOVED_TOGETHER: usize = 512;
 const PASSES: usize = 6;
 
 impl Volume {
-    /// Makes a volume larger ([`Self::grow`]) or smaller ([`Self::shrink`]).
+    /// Makes a volume larger ([`Self::grow`]) or smaller ([`Self::shrink`]). For tests, as that is.
     ///
     /// # Errors
     /// As these.
+    #[doc(hidden)]
     pub fn resize(&self, size: NewSize, progress: &dyn Fn(u64, u64)) -> Result<Resized> {
         let now = self.super_block().device_table().last().map_or(0, |d| d.blocks.get());
         match size {
@@ -38,11 +42,12 @@ impl Volume {
     }
 
     /// Has a volume use `size` bytes of its last device, fewer than now, while it is in use. `progress` is told how many
-    /// groups have been given up, and of how many. An image file is cut off.
+    /// groups have been given up, and of how many. An image file is cut off. For tests: see the module.
     ///
     /// # Errors
     /// [`Error::ReadOnly`]; [`Error::Size`] where something cannot leave, with the least size that can be had;
     /// [`Error::Busy`]; of a device.
+    #[doc(hidden)]
     pub fn shrink(&self, size: u64, progress: &dyn Fn(u64, u64)) -> Result<Resized> {
         let i = self.mounted();
         if self.read_only() {
