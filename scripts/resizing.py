@@ -3,10 +3,9 @@
 
 usage: resizing.py [ROUNDS]    default 200; RESIZE_SEED=N replays the choices of a run
 
-Each round grows a mounted volume while a writer syncs files, or, every fifth time, makes it smaller, and kills the daemon
+Each round grows a mounted volume while a writer syncs files, and kills the daemon
 with -9 at a random moment, or, every fourth time, `braidfs resize` of the unmounted image. Then: fsck finds nothing, the volume mounts with one of the two
-sizes, every synced file is as it was, the same change goes on to its end
-(to a smaller size it may be refused), fsck finds nothing again. The group table
+sizes, every synced file is as it was, the same change goes on to its end, fsck finds nothing again. The group table
 needs more blocks for some of the growths. Exit code 1 after a failure; the commands stand in target/resize-kill.log.
 """
 
@@ -79,9 +78,6 @@ def one_round(own, rng, number, synced):
     """Grows by a random piece, and kills it. `synced`: names of files and what they hold. Whether the size was new."""
     before = size_of(own)
     size = min(before + rng.choice((4, 40, 300, 2100)) * MIB + rng.randrange(1000) * 4096, LAST)
-    smaller = number % 5 == 4 and before > 2 * FIRST
-    if smaller:
-        size = rng.randrange(FIRST, before - 4 * MIB, 4096)
     online = number % 4 != 3
     place = own.mnt if online else own.image
     top = own.mnt / f"d{number}"
@@ -94,7 +90,7 @@ def one_round(own, rng, number, synced):
     growing = subprocess.Popen(
         [own.binary, "resize", "--quiet", place, str(size)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    time.sleep(rng.uniform(0, 0.15 if smaller else 0.03))
+    time.sleep(rng.uniform(0, 0.03))
     returned = growing.poll() == 0
     if online:
         own.kill9()
@@ -111,13 +107,9 @@ def one_round(own, rng, number, synced):
     now = size_of(own)
     if now not in (before, size) or returned and now != size:
         raise Failed(f"{now} bytes: neither {before} nor {size}, or the command had ended (it had: {returned})")
-    # what is smaller may be refused: files have got their numbers in the groups behind it
-    code, text = run(own.binary, "resize", own.image, size, ok=(0, 1) if smaller else (0,))
-    if code and not ("least size" in text or "no room" in text):
-        raise Failed(f"resize to {size}: {text.strip()}")
-    if size_of(own) != (now if code else size):
-        raise Failed(f"{size_of(own)} bytes after exit code {code} of resize to {size}, {now} before")
-    size = size_of(own)
+    run(own.binary, "resize", own.image, size)
+    if size_of(own) != size:
+        raise Failed(f"{size_of(own)} bytes after resize to {size}, {now} before")
     own.mount()
     for name, what in synced.items():
         if (own.mnt / name).read_bytes() != content(what):

@@ -361,9 +361,94 @@ fn inodes_and_fixed_blocks_keep_their_groups() {
 }
 
 #[test]
-#[ignore = "not seen green yet: run it with --ignored"]
+#[ignore = "no front end offers a smaller size yet: fsck finds one state of a crash in a checkpoint unsound"]
 fn every_crash_of_a_smaller_volume_leaves_one_of_both_sizes() {
     let (states, old) = every_crash_of_a_shrink().unwrap();
     assert!(old > 3 && states > old + 3, "{states} states, {old} of the old size");
     println!("{states} states, {old} of the old size");
+}
+
+/// A device that fails at what comes behind the superblock that counts: the volume is smaller, and stays so.
+#[test]
+fn an_error_behind_the_superblock_that_counts_keeps_the_smaller_size() {
+    let faulty = Arc::new(FaultDevice::new(memory(128), 1));
+    let all: [Arc<dyn Device>; 1] = [faulty.clone()];
+    format(&all, &[128], 2);
+    let v = mount(&all);
+    v.sync().unwrap();
+    let old_last = 128 * MIB / BLOCK - 1;
+    faulty.add(Rule::new(Op::Write, Effect::Fail(5)).blocks(old_last..old_last + 1));
+    assert_eq!(v.shrink(64 * MIB, &|_, _| {}).unwrap().after, 64 * MIB);
+    assert_eq!(v.super_block().device[0].blocks.get(), 64 * MIB / BLOCK);
+    faulty.clear();
+    // nothing of it lies behind the end
+    let f = file(&v, ROOT, "f");
+    let size = fill(&v, &f);
+    assert!(size < 64 * MIB, "{size}");
+    v.sync().unwrap();
+    drop(f);
+    close(v, &all);
+    let v = mount(&all);
+    let f = v.open(v.lookup(ROOT, b"f").unwrap().ino).unwrap();
+    for n in 0..size / MIB {
+        let mut got = vec![0; MIB as usize];
+        v.read(&f, n * MIB, &mut got).unwrap();
+        assert!(got == piece(n), "MiB {n} is another");
+    }
+    drop(f);
+    close(v, &all);
+}
+
+/// Where it is not known whether the superblock that counts is the new one, nothing is claimed behind the smaller end.
+#[test]
+fn after_an_error_at_the_superblock_that_counts_neither_size_is_wrong() {
+    let faulty = Arc::new(FaultDevice::new(memory(128), 1));
+    let all: [Arc<dyn Device>; 1] = [faulty.clone()];
+    format(&all, &[128], 2);
+    let v = mount(&all);
+    v.sync().unwrap();
+    faulty.add(Rule::new(Op::Write, Effect::Fail(5)).blocks(0..1));
+    assert!(matches!(v.shrink(64 * MIB, &|_, _| {}), Err(Error::Io(_))));
+    faulty.clear();
+    assert_eq!(v.super_block().device[0].blocks.get(), 128 * MIB / BLOCK);
+    assert!(matches!(v.grow(NewSize::Bytes(256 * MIB)), Err(Error::Busy(_))));
+    let f = file(&v, ROOT, "f");
+    let size = fill(&v, &f);
+    assert!(size < 64 * MIB, "{size}");
+    drop(f);
+    v.unlink(ROOT, b"f").unwrap();
+    v.sync().unwrap();
+    // the same again goes on
+    assert_eq!(v.shrink(64 * MIB, &|_, _| {}).unwrap().after, 64 * MIB);
+    assert!(v.grow(NewSize::Device).is_ok());
+    close(v, &all);
+}
+
+/// What the group table says of groups that the volume has not is believed by nobody when it grows.
+#[test]
+fn owners_of_groups_that_are_not_there_are_forgotten() {
+    use braidfs::format::bat::{self, BatEntry, ENTRIES_PER_BLOCK};
+    let all = [memory(256)];
+    format(&all, &[64], 1);
+    let v = mount(&all);
+    let sb = v.super_block();
+    v.unmount().unwrap();
+    let (pair, groups) = (sb.bat.get(), sb.groups.get() as usize);
+    let mut buf = vec![0; 2 * BLOCK as usize];
+    all[0].read(pair, &mut buf).unwrap();
+    let per = ENTRIES_PER_BLOCK as usize;
+    let (copy, seq, mut entries) = bat::decode(&buf, sb.volume_id(), pair, per, 1).unwrap();
+    for e in &mut entries[groups + 1..groups + 4] {
+        *e = BatEntry { domain: Some(braidfs::format::DomainId(0)), epoch: 3 };
+    }
+    all[0].write(pair + 1 - copy as u64, &bat::encode(&entries, sb.volume_id(), pair, 1 - copy, seq + 1)).unwrap();
+    let v = mount(&all);
+    v.grow(NewSize::Device).unwrap();
+    v.unmount().unwrap();
+    fsck(&all).unwrap();
+    let v = mount(&all);
+    let f = file(&v, ROOT, "f");
+    assert!(fill(&v, &f) > 230 * MIB);
+    drop(f);
+    close(v, &all);
 }

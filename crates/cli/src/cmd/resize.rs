@@ -1,6 +1,5 @@
-//! `braidfs resize`: makes a volume larger or smaller, mounted or not.
+//! `braidfs resize`: makes a volume larger, mounted or not.
 
-use crate::cmd::fsck::Bar;
 use crate::cmd::umount::is_braidfs;
 use crate::failure::{Failure, Outcome, host_error};
 use crate::{mounted, mountinfo, open, text};
@@ -8,10 +7,9 @@ use braidfs::{Error, NewSize, Resized};
 use braidfs_fuse::control;
 use rustix::io::Errno;
 use serde::Serialize;
-use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
-/// Make a volume larger or smaller, while it is mounted or not
+/// Make a volume larger, while it is mounted or not
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Exit codes: 0 the volume has that size, 1 it has the size that it had, 2 wrong usage.\n\n\
     Examples:\n  braidfs resize disk.img 20G       an image file, which is extended\n  \
@@ -22,7 +20,8 @@ use std::path::{Path, PathBuf};
     SIZE is what the volume uses of its last device: 4096, 64M or 10G (powers of 1024), with + so much more than now.\n\
     Without it the volume takes all that the device has. What is larger at once stays: killed or without power at any\n\
     moment, the volume has its old size or the new one, and the same command again goes on. A volume made by this\n\
-    version can grow to 1024 times its size, up to 64 TiB with block groups of 64 MiB; it cannot become smaller.")]
+    version can grow to 1024 times its size, up to 64 TiB with block groups of 64 MiB; volumes grow, they do not\n\
+    shrink yet.")]
 pub struct Args {
     /// The result as JSON
     #[arg(long)]
@@ -65,7 +64,7 @@ pub fn run(args: &Args) -> Outcome {
     let mount = mount_point(&args.place).or_else(|| mounted::at(&paths).map(|m| m.target));
     let resized = match &mount {
         Some(point) => online(point, size)?,
-        None => offline(args, &paths, size)?,
+        None => offline(&paths, size)?,
     };
     tell(args, &resized, mount.is_some())
 }
@@ -91,14 +90,12 @@ fn online(point: &Path, size: NewSize) -> Result<Resized, Failure> {
     })
 }
 
-fn offline(args: &Args, paths: &[PathBuf], size: NewSize) -> Result<Resized, Failure> {
+fn offline(paths: &[PathBuf], size: NewSize) -> Result<Resized, Failure> {
     let volume = open::mount(open::devices(paths, true)?, paths, true)?;
-    let bar = Bar::new(std::io::stderr().is_terminal() && !args.json && !args.quiet);
-    let resized = volume.resize(size, &|done, all| bar.show("block groups", done, all)).map_err(|e| match e {
+    let resized = volume.grow(size).map_err(|e| match e {
         Error::Size(why) => Failure::at("cannot resize", open::show(paths), why),
         e => open::explain("cannot resize", paths, &e),
     });
-    bar.finish();
     let closed = open::close(volume);
     resized.and_then(|r| closed.map(|()| r))
 }
@@ -115,8 +112,8 @@ fn tell(args: &Args, r: &Resized, mounted: bool) -> Outcome {
         if r.before == r.after {
             crate::say(format_args!("{place}: has {after} already: nothing to do"))?;
         } else {
-            let (before, how) = (text::size(r.before), if r.after > r.before { "grown" } else { "made smaller" });
-            crate::say(format_args!("{place}: {how} from {before} to {after}, {} block groups", r.groups))?;
+            let before = text::size(r.before);
+            crate::say(format_args!("{place}: grown from {before} to {after}, {} block groups", r.groups))?;
         }
     }
     Ok(0)

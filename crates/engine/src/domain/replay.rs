@@ -230,7 +230,7 @@ mod tests {
     fn shares_of_one_domain_make_what_one_thread_makes() {
         let (_, store) = store(2, 7, 1024);
         GROUPS.iter().for_each(|g| Space::init_group(&store, D, *g, 1, None).unwrap());
-        let geometry = store.geometry;
+        let geometry = store.geometry();
         let history = history(geometry, &mut fastrand::Rng::with_seed(3));
         let committed: Vec<Committed<'_>> =
             (1..).zip(&history).map(|(tx, r)| Committed { tx: TxId(tx), parts: vec![r.as_slice()] }).collect();

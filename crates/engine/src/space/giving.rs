@@ -104,8 +104,8 @@ impl Space {
     /// # Errors
     /// Of the device, or `Corrupt`: owner tables are read.
     pub(crate) fn begin_emptying(&self, number: u32) -> Result<Option<Emptying>> {
-        let Some(group) = self.groups.read().get(&number).cloned().filter(|g| !g.is_closed()) else { return Ok(None) };
-        let unused = group.stop();
+        let Some(group) = self.groups.read().get(&number).cloned() else { return Ok(None) };
+        let Some(unused) = group.stop() else { return Ok(None) };
         self.pool.lock().remove_group(&group);
         if !self.account.take(unused, self.hidden() as i64) {
             let now = group.go_on();

@@ -154,9 +154,11 @@ impl Group {
     pub fn is_closed(&self) -> bool {
         self.closed.load(Relaxed)
     }
-    /// Nothing is allocated in it from now on (`true`), where it is empty; whether it was.
+    /// Nothing is allocated in it from now on (`true`), where it is empty; whether it was, and nobody else had done so.
     pub fn close(&self) -> bool {
-        self.closed.store(true, Relaxed);
+        if self.closed.swap(true, Relaxed) {
+            return false;
+        }
         let unused = |s: &Segment| s.state.lock().used == s.fixed;
         if self.is_empty() && self.segments.iter().all(unused) {
             return true;
@@ -165,11 +167,13 @@ impl Group {
         false
     }
     /// Nothing is allocated in it from now on, whatever it holds, and what becomes unused is withheld from the account. Blocks
-    /// that were unused before, which the account has still.
-    pub fn stop(&self) -> i64 {
-        self.closed.store(true, Relaxed);
+    /// that were unused before, which the account has still. `None` where somebody else has stopped or closed it.
+    pub fn stop(&self) -> Option<i64> {
+        if self.closed.swap(true, Relaxed) {
+            return None;
+        }
         // who is about to take a block has done so when its segment's lock is free
-        self.withhold(true)
+        Some(self.withhold(true))
     }
     /// Undoes [`Self::stop`]; blocks that are unused now, which the account has not.
     pub fn go_on(&self) -> i64 {

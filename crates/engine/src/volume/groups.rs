@@ -22,6 +22,8 @@ pub struct Bat {
     domains: u16,
     /// Groups from this one on are not claimed: the volume is being made smaller.
     end: Option<usize>,
+    /// Nor are those from this one on, since a superblock may say that the volume ends there.
+    doubtful: Option<usize>,
     /// (current copy, sequence number) per block.
     pairs: Vec<(usize, u64)>,
     start: u64,
@@ -43,6 +45,7 @@ impl Bat {
             groups,
             domains: sb.domains.get(),
             end: None,
+            doubtful: None,
             pairs: Vec::new(),
             start: sb.bat.get(),
             volume: sb.volume_id(),
@@ -74,20 +77,34 @@ impl Bat {
     pub(super) fn claim_below(&mut self, end: Option<usize>) {
         self.end = end;
     }
-    /// Whether some groups must not be claimed.
+    /// Whether the volume is being made smaller.
     pub(super) fn is_shrinking(&self) -> bool {
         self.end.is_some()
     }
+    /// It is not known whether the volume ends at `end` on the device: nothing is claimed behind that until it is.
+    pub(super) fn doubt(&mut self, end: usize) {
+        self.doubtful = Some(self.doubtful.map_or(end, |e| e.min(end)));
+    }
+    /// Whether it is not known where the volume ends on the device.
+    pub(super) fn is_doubtful(&self) -> bool {
+        self.doubtful.is_some()
+    }
+    /// The first group that must not be claimed.
+    pub(super) fn claim_end(&self) -> usize {
+        let all = usize::MAX;
+        self.end.unwrap_or(all).min(self.doubtful.unwrap_or(all)).min(self.groups)
+    }
     /// Owners of the groups that can be claimed where they are nobody's.
     pub fn claimable(&self) -> impl Iterator<Item = Option<DomainId>> + '_ {
-        self.owners().take(self.end.unwrap_or(usize::MAX))
+        self.owners().take(self.claim_end())
     }
     /// Groups that the pairs on the device have room for.
     pub(super) fn room(&self) -> usize {
         self.entries.len()
     }
-    /// The volume has so many groups from now on, for which there is room.
+    /// The volume has so many groups from now on, for which there is room, and that is what the device says.
     pub(super) fn resize(&mut self, groups: usize) {
+        self.doubtful = None;
         self.groups = groups.min(self.entries.len());
     }
     /// One more pair. Where the device has it already it stays, so that the epochs of its groups go on; a group in it that
@@ -122,6 +139,25 @@ impl Bat {
         self.pairs.push((copy, seq));
         Ok(())
     }
+    /// Forgets the pairs behind the first `room` groups.
+    pub(super) fn forget_pairs(&mut self, room: usize) {
+        self.entries.truncate(room);
+        self.pairs.truncate(room / ENTRIES_PER_BLOCK as usize);
+    }
+    /// What the pairs say of groups that the volume has not is nothing that a larger one may believe: durably, they are
+    /// nobody's.
+    ///
+    /// # Errors
+    /// As [`Self::set`].
+    pub(super) fn free_behind_end(&mut self, device: &dyn braidfs_device::Device) -> Result<()> {
+        for group in self.groups..self.entries.len() {
+            let BatEntry { domain, epoch } = self.entries[group];
+            if domain.is_some() {
+                self.set(device, group, BatEntry { domain: None, epoch: epoch.wrapping_add(1) })?;
+            }
+        }
+        Ok(())
+    }
     /// Groups of `domain`.
     pub fn groups_of(&self, domain: DomainId) -> Vec<u32> {
         self.all().iter().enumerate().filter(|(_, e)| e.domain == Some(domain)).map(|(i, _)| i as u32).collect()
@@ -140,7 +176,7 @@ impl Bat {
     }
     /// A free group, the next one round.
     pub fn find_free(&mut self) -> Option<usize> {
-        let n = self.end.unwrap_or(self.groups).min(self.groups);
+        let n = self.claim_end();
         let i = (0..n).map(|k| (self.next + k) % n.max(1)).find(|&i| self.entries[i].domain.is_none())?;
         self.next = i;
         Some(i)

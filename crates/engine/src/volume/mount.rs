@@ -19,7 +19,6 @@ use crate::store::super_io::read_super;
 use crate::types::*;
 use braidfs_device::Device;
 use braidfs_format::BLOCK_BYTES;
-use braidfs_format::bat::ENTRIES_PER_BLOCK;
 use braidfs_format::block::{BlockKind, other_copy_lost};
 use braidfs_format::domain::{CLEAN, DomainHeader, FAILED};
 use braidfs_format::super_block::SuperBlock;
@@ -82,7 +81,7 @@ fn open(sb: SuperBlock, devices: Vec<Arc<dyn Device>>, options: MountOptions) ->
     let volume = u64::from(g.groups) * u64::from(g.group_blocks()) * BLOCK_BYTES as u64;
     let names = (options.cache_bytes / 64).min(volume / 256).clamp(NAMES_MIN, NAMES_MAX);
     let shared = Arc::new(Shared::new(options, &sb));
-    let room = sb.bat_pairs.get() as usize * ENTRIES_PER_BLOCK as usize;
+    let room = super::resize::most_groups(&sb) as usize;
     let siblings = Arc::new(Siblings::new(bat.owners(), room));
     let opened = open_domains(&sb, &store, &shared, &siblings, &bat)?;
     let (domains, mut recovered): (Vec<_>, Vec<_>) = opened.into_iter().unzip();
@@ -119,6 +118,7 @@ fn open(sb: SuperBlock, devices: Vec<Arc<dyn Device>>, options: MountOptions) ->
         maybe_stale: AtomicBool::new(false),
         evicting: Mutex::new(()),
         emptying: Mutex::new(()),
+        claim_end: AtomicU32::new(u32::MAX),
         pool: RwLock::new(None),
         committers,
         syncing,

@@ -55,6 +55,8 @@ pub(crate) struct MountedVolume {
     /// Held by the one that empties groups ([`Self::empty_sparse`]). Lock rank: outside all gates; not waited for by who
     /// holds it.
     pub emptying: Mutex<(), rank::Emptying>,
+    /// The first group that must not be claimed, as the table of owners has it.
+    pub claim_end: AtomicU32,
     /// fsync and sync that go on behind a [`Ticket`](crate::Ticket).
     pub pool: RwLock<Option<Pool>, rank::SyncPool>,
     /// What is synced in several domains at once.

@@ -105,7 +105,10 @@ impl MountedVolume {
         // operations that entered before are committed by this; those that enter later are refused
         r = r.and(self.commit_everything());
         r = r.and(self.close_all());
+        // a change of the size that has begun ends first, and the next one sees it
+        let bat = self.bat.lock();
         self.shared.read_only.store(true, Ordering::SeqCst);
+        drop(bat);
         match r {
             Err(Error::DomainFailed { .. }) if failed() == before => Ok(()),
             r => r,

@@ -57,18 +57,31 @@ impl Volume {
         }
         // no group is claimed, given back or trimmed meanwhile
         let mut bat = i.bat.lock();
+        if self.read_only() {
+            return Err(Error::ReadOnly); // a remount was faster
+        }
         let old = *i.sb.read();
         let last = old.device_table().len() - 1;
         let before = old.device[last].blocks.get();
         let device = &**i.store.device(last);
         let blocks = wanted(device, before, size)?;
         if blocks < before {
-            return Err(Error::Size(format!("the volume uses {} bytes of {}", bytes(before), device.name())));
+            return Err(Error::Size(format!(
+                "volumes grow, they do not shrink yet: the volume uses {} bytes of {}",
+                bytes(before),
+                device.name()
+            )));
         }
         if bat.is_shrinking() {
             return Err(Error::Busy("the volume is being made smaller".into()));
         }
+        if bat.is_doubtful() {
+            return Err(Error::Busy("a device failed while the volume was made smaller: unmount it first".into()));
+        }
         let mut sb = with_blocks(&old, last, blocks, false)?;
+        if sb.groups.get() as usize > i.siblings.room() {
+            return Err(Error::Size("that is too much for one mount: mount it again between two sizes".into()));
+        }
         if blocks > before {
             extend(device, blocks)?;
             let supers = i.label.lock();
@@ -94,6 +107,13 @@ pub(super) fn resized(old: &SuperBlock, new: &SuperBlock, last: usize) -> Resize
     let of = |sb: &SuperBlock| bytes(sb.device[last].blocks.get());
     let volume = new.device_table().iter().map(|d| bytes(d.blocks.get())).sum();
     Resized { before: of(old), after: of(new), volume, groups: new.groups.get() }
+}
+
+/// So many groups a volume can have: its group table has room for them, and no more than mkfs leaves room for is believed of
+/// what an image says, since memory is taken for them.
+pub(super) fn most_groups(sb: &SuperBlock) -> u64 {
+    let room = u64::from(sb.bat_pairs.get()) * u64::from(ENTRIES_PER_BLOCK);
+    room.min(u64::from(sb.groups.get()).saturating_mul(4).max(1 << 20))
 }
 
 pub(super) fn bytes(blocks: u64) -> u64 {
@@ -127,7 +147,7 @@ pub(super) fn with_blocks(old: &SuperBlock, last: usize, blocks: u64, smaller: b
         let least = bytes(entry.data_start.get() + u64::from(geometry.group_blocks()) + 1);
         return Err(Error::Size(format!("too small for a block group: the least size is {least} bytes")));
     }
-    let room = u64::from(old.bat_pairs.get()) * u64::from(ENTRIES_PER_BLOCK);
+    let room = most_groups(old);
     let all = u64::from(entry.first_group.get()) + groups;
     let all = u32::try_from(all).ok().filter(|n| u64::from(*n) <= room).ok_or_else(|| {
         let here = (room - u64::from(entry.first_group.get())) * u64::from(geometry.group_blocks());
@@ -179,9 +199,15 @@ impl Bat {
     /// # Errors
     /// Of the device.
     fn extend(&mut self, device: &dyn Device, groups: usize) -> Result<()> {
-        while self.room() < groups {
-            self.add_pair(device)?;
-        }
-        Ok(device.flush()?)
+        self.free_behind_end(device)?;
+        let before = self.room();
+        let mut add = || -> Result<()> {
+            while self.room() < groups {
+                self.add_pair(device)?;
+            }
+            Ok(device.flush()?)
+        };
+        // pairs that may not be there are written again by the next attempt
+        add().inspect_err(|_| self.forget_pairs(before))
     }
 }

@@ -43,6 +43,7 @@ impl MountedVolume {
             .map(|(g, _)| u64::from(self.store.group_blocks(g as u32)).saturating_sub(meta))
             .sum();
         self.shared.unclaimed.store(n, Ordering::Relaxed);
+        self.claim_end.store(bat.claim_end() as u32, Ordering::Relaxed);
     }
 
     /// Gives the domain another group: one of nobody's, else one that holds nothing of a domain that can spare it. False
@@ -124,7 +125,9 @@ impl MountedVolume {
             blocks += if can { n } else { 0 };
             can
         };
-        let unused = |(g, _): &(u32, u64)| d.nodes.is_empty(*g);
+        // nobody could claim them
+        let end = self.claim_end.load(Ordering::Relaxed);
+        let unused = |(g, _): &(u32, u64)| *g < end && d.nodes.is_empty(*g);
         let empty = d.space.empty_groups().into_iter().filter(unused);
         let empty = empty.filter(|(_, n)| fits(*n, 0)).map(|(g, _)| g).collect();
         let sparse = d.space.sparse_groups().into_iter().filter(unused);
@@ -173,9 +176,9 @@ impl MountedVolume {
 
     /// Does something that empties groups, as the one that holds `emptying`: it does not wait for itself.
     pub(super) fn while_emptying<R>(&self, empty: impl FnOnce() -> R) -> R {
-        EMPTYING.set(true);
+        let outer = EMPTYING.replace(true);
         let done = empty();
-        EMPTYING.set(false);
+        EMPTYING.set(outer);
         done
     }
 

@@ -1,5 +1,8 @@
 //! A smaller size for a volume in use: the groups at its end are emptied and given up.
 //!
+//! No front end offers it yet: a writeback cache may hold what was accepted for room that goes, and not every state that a
+//! crash leaves has been found to be sound.
+//!
 //! Nobody claims them from the beginning on, and no inode is given out in them. What is valid in them is written elsewhere,
 //! as the cleaner does it, by ordinary commits; each group that is empty goes back to nobody by itself. Last come the
 //! superblocks, when all these groups are nobody's: so a crash at any moment leaves a volume of the old size, some of whose
@@ -25,10 +28,11 @@ const MOVED_TOGETHER: usize = 512;
 const PASSES: usize = 6;
 
 impl Volume {
-    /// Makes a volume larger ([`Self::grow`]) or smaller ([`Self::shrink`]).
+    /// Makes a volume larger ([`Self::grow`]) or smaller ([`Self::shrink`]). For tests, as that is.
     ///
     /// # Errors
     /// As these.
+    #[doc(hidden)]
     pub fn resize(&self, size: NewSize, progress: &dyn Fn(u64, u64)) -> Result<Resized> {
         let now = self.super_block().device_table().last().map_or(0, |d| d.blocks.get());
         match size {
@@ -38,35 +42,34 @@ impl Volume {
     }
 
     /// Has a volume use `size` bytes of its last device, fewer than now, while it is in use. `progress` is told how many
-    /// groups have been given up, and of how many. An image file is cut off.
+    /// groups have been given up, and of how many. An image file is cut off. For tests: see the module.
     ///
     /// # Errors
     /// [`Error::ReadOnly`]; [`Error::Size`] where something cannot leave, with the least size that can be had;
     /// [`Error::Busy`]; of a device.
+    #[doc(hidden)]
     pub fn shrink(&self, size: u64, progress: &dyn Fn(u64, u64)) -> Result<Resized> {
         let i = self.mounted();
         if self.read_only() {
             return Err(Error::ReadOnly);
         }
-        let old = self.super_block();
-        let last = old.device_table().len() - 1;
-        let blocks = size / BLOCK_BYTES as u64;
-        if blocks >= old.device[last].blocks.get() {
-            return Err(Error::Size("the volume is no larger than that".into()));
-        }
-        let sb = with_blocks(&old, last, blocks, true)?;
-        let _one = i.emptying.try_lock().ok_or_else(|| Error::Busy("groups are being emptied".into()))?;
-        let end = End::begin(i, sb.groups.get())?;
-        i.while_emptying(|| end.empty(progress))?;
-        i.end_here(&old, sb, last)?;
-        drop(end);
-        Ok(resized(&old, &sb, last))
+        let _one = i.emptying.lock();
+        // what it makes room for must not wait for what this thread holds
+        i.while_emptying(|| {
+            let (mut end, old, sb) = End::begin(i, size / BLOCK_BYTES as u64)?;
+            end.close()?;
+            end.empty(progress)?;
+            let last = old.device_table().len() - 1;
+            i.end_here(&old, sb, last)?;
+            Ok(resized(&old, &sb, last))
+        })
     }
 }
 
 /// The groups at the end, while they are being given up. Dropped, those that are there still are like any others.
 struct End<'a> {
     volume: &'a MountedVolume,
+    first: u32,
     /// Those of them that are domains', and whose.
     owned: Vec<(u32, &'a Arc<Domain>)>,
 }
@@ -81,33 +84,44 @@ impl Drop for End<'_> {
 }
 
 impl<'a> End<'a> {
-    /// The groups from `first` on, where all of them can leave.
-    fn begin(volume: &'a MountedVolume, first: u32) -> Result<Self> {
-        {
-            let mut bat = volume.bat.lock();
-            bat.claim_below(Some(first as usize));
-            volume.count_unclaimed_in(&bat);
+    /// Has nobody claim what lies behind `blocks` blocks of the last device; with the superblock of now and the one to come.
+    /// The size stays until this is dropped.
+    fn begin(volume: &'a MountedVolume, blocks: u64) -> Result<(Self, SuperBlock, SuperBlock)> {
+        let mut bat = volume.bat.lock();
+        let old = *volume.sb.read();
+        let last = old.device_table().len() - 1;
+        if blocks >= old.device[last].blocks.get() {
+            return Err(Error::Size("the volume is no larger than that".into()));
         }
-        let mut end = Self { volume, owned: Vec::new() };
+        let sb = with_blocks(&old, last, blocks, true)?;
+        bat.claim_below(Some(sb.groups.get() as usize));
+        volume.count_unclaimed_in(&bat);
+        drop(bat);
+        Ok((Self { volume, first: sb.groups.get(), owned: Vec::new() }, old, sb))
+    }
+
+    /// No inode is given out behind the end any more, where all that is there can leave.
+    fn close(&mut self) -> Result<()> {
+        let volume = self.volume;
         // what was removed is gone then
         volume.reap_for_room();
         volume.commit_everything()?;
         let all = volume.store.geometry().groups;
         let mut stays = None;
-        for g in first..all {
+        for g in self.first..all {
             let Some(d) = volume.siblings.owner_of(g).map(|id| volume.dom(id)) else { continue };
             if d.failed().is_some() {
                 stays = Some((g, format!("{} is read-only after an error", d.id)));
             } else if d.journal_group() == g {
                 stays = Some((g, format!("the journal of {} lies there", d.id)));
             } else if d.nodes.close_group(g) {
-                end.owned.push((g, d));
+                self.owned.push((g, d));
             } else {
                 stays = Some((g, "files and directories have their inode numbers there".to_string()));
             }
         }
         match stays {
-            None => Ok(end),
+            None => Ok(()),
             Some((g, why)) => Err(Error::Size(format!(
                 "block group {g} cannot leave: {why}; the least size is {} bytes",
                 volume.least_with(g)
@@ -128,16 +142,21 @@ impl<'a> End<'a> {
 
     fn empty_one(&self, d: &Arc<Domain>, group: u32) -> Result<()> {
         let v = self.volume;
+        let busy = || Error::Busy(format!("block group {group} is written to all the time"));
         for _ in 0..PASSES {
+            if v.siblings.owner_of(group) != Some(d.id) {
+                return Ok(()); // given back meanwhile
+            }
             let no_room = || Error::Size(format!("{} has no room for what lies in block group {group}", d.id));
             let mut e = d.space.begin_emptying(group)?.ok_or_else(no_room)?;
             let left = self.move_all(d, &mut e);
-            if !matches!(left, Ok(0)) {
+            if !matches!(left, Ok(Left { blocks: 0, .. })) {
                 let room = d.space.available();
                 d.space.end_emptying(e);
                 return Err(match left {
                     Err(Error::NoSpace) => no_room(),
-                    Ok(n) if n > room => no_room(),
+                    Ok(left) if left.blocks > room => no_room(),
+                    Ok(left) if left.fewer => busy(),
                     Err(e) => e,
                     Ok(_) => Error::Size(format!(
                         "block group {group} cannot leave: blocks with a fixed place lie there, of files that are \
@@ -159,29 +178,39 @@ impl<'a> End<'a> {
                 return Ok(());
             }
         }
-        Err(Error::Busy(format!("block group {group} is written to all the time")))
+        Err(busy())
     }
 
-    /// Has what is valid in a group written elsewhere; how many blocks could not be.
-    fn move_all(&self, d: &Arc<Domain>, e: &mut Emptying) -> Result<u64> {
-        let mut left = 0;
-        for _ in 0..PASSES {
+    /// Has what is valid in a group written elsewhere; what could not be.
+    fn move_all(&self, d: &Arc<Domain>, e: &mut Emptying) -> Result<Left> {
+        let (mut fewer, mut pass) = (false, 0);
+        loop {
             // what an open transaction wrote there, or freed, is seen now
             d.flush_all()?;
             d.commit()?;
             d.space.look_again(e)?;
             let blocks = std::mem::take(&mut e.blocks);
-            left = blocks.len() as u64;
+            let left = blocks.len() as u64;
+            if left == 0 || pass == PASSES {
+                return Ok(Left { blocks: left, fewer });
+            }
             let mut moved = 0;
             for some in blocks.chunks(MOVED_TOGETHER) {
                 moved += self.volume.move_blocks(d, some)?;
             }
-            if moved == 0 {
-                break;
+            (fewer, pass) = (moved > 0, pass + 1);
+            if !fewer {
+                return Ok(Left { blocks: left, fewer });
             }
         }
-        Ok(left)
     }
+}
+
+/// What a group holds that could not be moved.
+struct Left {
+    blocks: u64,
+    /// The last pass moved some.
+    fewer: bool,
 }
 
 impl MountedVolume {
@@ -199,12 +228,21 @@ impl MountedVolume {
             return Err(Error::Io(std::io::Error::other("the volume was killed")));
         }
         let mut bat = self.bat.lock();
+        if self.shared.read_only.load(Ordering::SeqCst) {
+            return Err(Error::ReadOnly); // a remount was faster
+        }
         if let Some(g) = (sb.groups.get()..old.groups.get()).find(|g| bat.entry(*g).domain.is_some()) {
             return Err(Error::Busy(format!("block group {g} was taken meanwhile")));
         }
         let supers = self.label.lock();
         (sb.label, sb.compat) = (*supers, self.compat.load(Ordering::Relaxed).into());
-        self.write_smaller_size(old, &sb, last)?;
+        // from here on an error does not tell which size a mount would find
+        bat.doubt(sb.groups.get() as usize);
+        self.write_counting_super(&sb, last)?;
+        // This is the size now, whatever happens.
+        if let Err(e) = self.write_other_supers(old, &sb, last) {
+            tracing::warn!("a superblock besides the one that counts tells of the larger volume: {e}");
+        }
         *self.sb.write() = sb;
         drop(supers);
         self.store.resize(&sb);
@@ -219,20 +257,25 @@ impl MountedVolume {
         Ok(())
     }
 
-    /// Writes the superblocks of a volume that is smaller, durably: the one that counts first, once there is a replica for
-    /// it. Those that tell of the larger volume until they are written tell of nothing that would not be there.
-    fn write_smaller_size(&self, old: &SuperBlock, sb: &SuperBlock, last: usize) -> Result<()> {
-        let write = |n: usize, addr: u64| -> Result<()> {
-            let device = self.store.device(n);
-            device.write(addr, &sb.to_block(n as u16, addr, super::resize::SEQ)).map_err(Error::Io)?;
-            Ok(device.flush()?)
-        };
-        write(last, sb.device[last].blocks.get() - 1)?;
-        for n in 0..=last {
-            write(n, 0)?;
+    fn write_super(&self, sb: &SuperBlock, n: usize, addr: u64) -> Result<()> {
+        let device = self.store.device(n);
+        device.write(addr, &sb.to_block(n as u16, addr, super::resize::SEQ)).map_err(Error::Io)?;
+        Ok(device.flush()?)
+    }
+
+    /// Writes the superblock of a volume that is smaller that counts, durably, once there is a replica for it.
+    fn write_counting_super(&self, sb: &SuperBlock, last: usize) -> Result<()> {
+        self.write_super(sb, last, sb.device[last].blocks.get() - 1)?;
+        self.write_super(sb, 0, 0)
+    }
+
+    /// And the others. Those that tell of the larger volume until they are written tell of nothing that would not be there.
+    fn write_other_supers(&self, old: &SuperBlock, sb: &SuperBlock, last: usize) -> Result<()> {
+        for n in 1..=last {
+            self.write_super(sb, n, 0)?;
         }
         for n in 0..last {
-            write(n, sb.device[n].blocks.get() - 1)?;
+            self.write_super(sb, n, sb.device[n].blocks.get() - 1)?;
         }
         // nobody must find the old size by it
         let device = self.store.device(last);

@@ -31,6 +31,11 @@ impl Siblings {
         Self { owner, domains: OnceLock::new() }
     }
 
+    /// Groups that there is room for.
+    pub fn room(&self) -> usize {
+        self.owner.len()
+    }
+
     /// The domains are open.
     pub fn meet(&self, domains: &[Arc<Domain>]) {
         // set once: at the mount

@@ -1,11 +1,15 @@
-//! Another size for the mounted volume, see [`crate::control::resize`].
+//! A larger size for the mounted volume, see [`crate::control::resize`].
+//!
+//! It waits for whoever takes or empties groups, and for the device, so that a thread of its own does it: a serving thread
+//! may be the only one for its queue.
 
 use crate::abi;
 use crate::control::{RESIZE_TEXT, ResizeArg, ResizeTo};
-use crate::fs::BraidFs;
+use crate::fs::{BraidFs, Context};
 use crate::ops::flags::ioctl_out;
 use crate::request::{Answer, Handled, Outcome, Request};
 use crate::requester;
+use crate::session::run_aside;
 use braidfs::NewSize;
 use rustix::io::Errno;
 use zerocopy::FromBytes;
@@ -17,7 +21,7 @@ impl BraidFs {
         req: &Request<'_>,
         arg: &abi::IoctlIn,
         input: &[u8],
-        out: &mut Answer,
+        cx: &Context<'_>,
     ) -> Handled {
         let own = rustix::process::geteuid().as_raw();
         if !requester::uid(req).is_some_and(|uid| uid == 0 || uid == own) {
@@ -25,19 +29,33 @@ impl BraidFs {
         }
         let (mut said, _) = ResizeArg::read_from_prefix(input).map_err(|_| Errno::INVAL)?;
         let size = understand(&said)?;
-        match self.vol.resize(size, &|_, _| {}) {
-            Ok(r) => {
-                (said.before, said.after, said.volume, said.groups) = (r.before, r.after, r.volume, r.groups);
-                said.errno = 0;
+        let (vol, later, room) = (self.vol.clone(), cx.later(), arg.out_size as usize);
+        let work = move || {
+            match vol.grow(size) {
+                Ok(r) => {
+                    (said.before, said.after, said.volume, said.groups) = (r.before, r.after, r.volume, r.groups);
+                    said.errno = 0;
+                }
+                // the reason goes along: a number would not tell how much there could be
+                Err(e) => {
+                    said.errno = e.errno().unsigned_abs();
+                    said.text = short(&e.to_string());
+                }
             }
-            // the reason goes along: a number would not tell how much there could be
-            Err(e) => {
-                said.errno = e.errno().unsigned_abs();
-                said.text = short(&e.to_string());
+            drop(vol);
+            let mut out = Answer::new(size_of::<ResizeArg>());
+            match ioctl_out(&mut out, room, &said) {
+                Ok(()) => later.answer(&mut out),
+                Err(e) => later.done(Err(e)),
             }
+        };
+        let mut asides = self.trims.lock();
+        asides.retain(|t| !t.is_finished());
+        // Where there is no thread, what was to be its work is dropped, and answers EIO.
+        if let Ok(thread) = run_aside("fuse-resize", work) {
+            asides.push(thread);
         }
-        ioctl_out(out, arg.out_size as usize, &said)?;
-        Ok(Outcome::Reply)
+        Ok(Outcome::Deferred)
     }
 }
 

@@ -455,6 +455,24 @@ fn trimming_is_answered_by_a_thread_of_its_own() {
     assert_eq!(Arc::strong_count(&vol), 1, "it is waited for");
 }
 
+/// Nor while the volume grows.
+#[test]
+fn another_size_is_answered_by_a_thread_of_its_own() {
+    use crate::control::{RESIZE, ResizeArg, ResizeTo};
+    let s = Served::new();
+    let bytes = size_of::<ResizeArg>() as u32;
+    let ioctl = abi::IoctlIn { cmd: RESIZE, in_size: bytes, out_size: bytes, ..abi::IoctlIn::new_zeroed() };
+    let arg = ResizeArg { to: ResizeTo::Device as u32, ..ResizeArg::new_zeroed() };
+    let fh = s.open(op::OPENDIR, ROOT).unwrap();
+    let mut frame = request(op::IOCTL, ROOT, &[ioctl.as_bytes(), arg.as_bytes()].concat());
+    frame[40..48].copy_from_slice(&fh.to_ne_bytes());
+    let cx = Context::new(&s.channel, 1, None);
+    let asked = s.fs.handle(&Request::parse(&frame).unwrap(), &mut Answer::new(0), &cx);
+    assert_eq!(asked, Ok(Outcome::Deferred));
+    let vol = s.fs.into_volume();
+    assert_eq!(Arc::strong_count(&vol), 1, "it is waited for");
+}
+
 /// Of pages of its cache the kernel does not look at how much was written: all of them, or an error.
 #[test]
 fn pages_of_the_cache_are_written_whole_or_refused() {
