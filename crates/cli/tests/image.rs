@@ -2,7 +2,7 @@
 
 mod common;
 use common::Bench;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 
 const SECRET: &[u8] = b"nobody else may see this";
 
@@ -43,6 +43,10 @@ fn an_image_has_the_tree_and_no_data() {
     b.run(&["image", "export", "a.img", "b.img", "out.brfs"]).ok();
     b.run(&["image", "import", "out.brfs", "c.img", "d.img"]).ok();
     let copies = ["c.img", "d.img"];
+    for made in ["out.brfs", "c.img", "d.img"] {
+        let mode = b.path(made).metadata().unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "{made} has names that others may not be allowed to list");
+    }
     assert!(!holds(&whole(&copies), &SECRET[..8]), "data in the image");
     assert!(b.read("out.brfs").len() < 200_000, "{} bytes", b.read("out.brfs").len());
     for (from, to) in images.iter().zip(copies) {
