@@ -349,11 +349,10 @@ class Volume:
         self, path: Path, attribute: str, value: bytes, flags: int = 0, *, follow_symlinks: bool = True
     ) -> None:
         """`flags`: 0, :data:`os.XATTR_CREATE` or :data:`os.XATTR_REPLACE`."""
+        data = bytes(memoryview(value))
         with self._handle as volume:
             name = encoded(attribute)
-            done = lib.setxattr(
-                volume, encoded(path), name, bytes(value), len(value), flags, _flags(follow_symlinks)
-            )
+            done = lib.setxattr(volume, encoded(path), name, data, len(data), flags, _flags(follow_symlinks))
             check(done, path)
 
     def listxattr(self, path: Path, *, follow_symlinks: bool = True) -> list[str]:

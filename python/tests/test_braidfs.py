@@ -1,5 +1,6 @@
 """The package without any other: `python3 -m unittest discover -s python/tests -p 'test_braidfs.py'`."""
 
+import array
 import errno
 import gc
 import io
@@ -283,6 +284,11 @@ class InMemory(unittest.TestCase):
         self.assertTrue(0 < s.f_bavail <= s.f_bfree <= s.f_blocks)
         v.sync()
         v.fsync("/")
+
+    def test_values_of_attributes_are_bytes_of_any_buffer(self):
+        self.v.write_bytes("f", b"")
+        self.v.setxattr("f", "user.n", array.array("I", [1, 2]))
+        self.assertEqual(self.v.getxattr("f", "user.n"), array.array("I", [1, 2]).tobytes())
 
     def test_an_interrupt_after_a_call_loses_no_pointer(self):
         for name, call in (
