@@ -228,8 +228,9 @@ impl Reader {
             };
         }
         let (first, count) = (u64_of(&mut self.from)?, u32_of(&mut self.from)?);
-        let fits =
-            |blocks: &u64| count <= RUN_BLOCKS && first.checked_add(count.into()).is_some_and(|end| end <= *blocks);
+        let fits = |blocks: &u64| {
+            (1..=RUN_BLOCKS).contains(&count) && first.checked_add(count.into()).is_some_and(|end| end <= *blocks)
+        };
         if !self.devices.get(device as usize).is_some_and(fits) {
             return Err(io::Error::other(format!("blocks {first} + {count} of device {device}")));
         }
