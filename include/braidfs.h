@@ -19,8 +19,9 @@
  * Pointers   that are null where something is needed are refused with -EFAULT, lengths beyond the address space with
  *            -EINVAL. A handle that was closed, or never opened, cannot be told from a good one.
  * Durability is that of a mount: what was synced survives a crash, names included; else the last commit (5 s).
- * Panics     of the library do not leave it: the call answers -ENOTRECOVERABLE, and so does each later one. What was not
- *            durable is lost then, as in a crash; a new process recovers the volume when it opens it.
+ * Panics     of the library do not leave it: the call answers -ENOTRECOVERABLE, and so does each later one. Closing
+ *            writes nothing more, but commits in the background go on until then (every 5 s): end the process at once. What
+ *            was not durable is lost then, as in a crash; a new process recovers the volume when it opens it.
  *
  * The interface is the library's soname: functions and constants may be added to it, nothing else changes.
  */
