@@ -10,7 +10,8 @@
  *            has one position, which braidfs_read, _write and _lseek share and lock; braidfs_pread and _pwrite use none.
  * Processes. A volume is locked: one process has it open for writing, or several have it open with `ro`. After fork() the
  *            child's copies of handles answer -EBADF, closes included; it may open volumes of its own, once the parent
- *            has closed them. Nothing is to be called in a signal handler.
+ *            has closed them. Locks of the devices live on in the descriptors that the child has copies of: after the
+ *            parent has ended they are held until the child calls exec or ends. Nothing is to be called in a signal handler.
  * Users.     There are no permission checks: who may write the devices may do everything. What is made belongs to the
  *            options uid= and gid=, by default to the process.
  * Paths      start at the root of the volume, with or without a slash, and are any bytes but zero; at most 4096 of them,
@@ -18,8 +19,9 @@
  * Pointers   that are null where something is needed are refused with -EFAULT, lengths beyond the address space with
  *            -EINVAL. A handle that was closed, or never opened, cannot be told from a good one.
  * Durability is that of a mount: what was synced survives a crash, names included; else the last commit (5 s).
- * Panics     of the library do not leave it: the call answers -ENOTRECOVERABLE, and so does each later one. What was not
- *            durable is lost then, as in a crash; a new process recovers the volume when it opens it.
+ * Panics     of the library do not leave it: the call answers -ENOTRECOVERABLE, and so does each later one. Closing
+ *            writes nothing more, but commits in the background go on until then (every 5 s): end the process at once. What
+ *            was not durable is lost then, as in a crash; a new process recovers the volume when it opens it.
  *
  * The interface is the library's soname: functions and constants may be added to it, nothing else changes.
  */
@@ -186,7 +188,7 @@ int64_t braidfs_lseek(const braidfs_file *file, int64_t offset, uint32_t whence)
 int braidfs_fsync(const braidfs_file *file, int data_only);
 
 /* The same without waiting: `done` is called once, from another thread or before this returns, with 0 or a negative errno. Those
- * who wait at the same time share a flush. Keep the file open until then; `done` must not close the volume. */
+ * who wait at the same time share a flush. Where it returns an error itself, `done` is not called. Keep the file open until then; `done` must not close the volume. */
 int braidfs_fsync_start(const braidfs_file *file, int data_only, void (*done)(void *context, int result), void *context);
 int braidfs_ftruncate(const braidfs_file *file, int64_t size);
 int braidfs_fallocate(const braidfs_file *file, uint32_t mode, int64_t offset, int64_t size);

@@ -56,6 +56,13 @@ class RawFile(io.RawIOBase):
     def __init__(self, volume: Volume, path: str, mode: str, flags: int, handle: Handle) -> None:
         self._volume, self._handle, self._flags = volume, handle, flags
         self.name, self.mode = path, mode
+        # whether a buffer above it closes it
+        self._buffered = False
+
+    def __del__(self) -> None:
+        # in garbage it may be found before its buffer, which writes then what it holds, and closes it
+        if not self._buffered:
+            self.close()
 
     def __repr__(self) -> str:
         return f"<braidfs.RawFile name={self.name!r} mode={self.mode!r}>"

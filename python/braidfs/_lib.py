@@ -9,6 +9,7 @@ import ctypes
 import ctypes.util
 import os
 import pathlib
+import sys
 import threading
 from ctypes import c_char, c_char_p, c_int, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 from typing import Any, Callable, Optional
@@ -176,60 +177,149 @@ def _count_fork() -> None:
 os.register_at_fork(after_in_child=_count_fork)
 
 
+EBUSY = 16
+
+
 class Handle:
     """A pointer of the library that is closed once, and not while another thread uses it.
 
-    In a `with` it gives the pointer. A close waits for those who use it.
+    The library puts the pointer into `place`: the handle is there before it, so that no interrupt loses it. In a `with` it
+    gives the pointer. A close waits for those who use it. `above` is the volume's handle, which lives as long, and has in
+    `below` what is open.
     """
 
-    __slots__ = ("__weakref__", "_close", "_forks", "_idle", "_lock", "_pointer", "_users")
+    __slots__ = ("__weakref__", "_close", "_deferred", "_forks", "_idle", "_lock", "_users", "above", "below", "place")
 
-    def __init__(self, pointer: int, close: Callable[[int], int]) -> None:
-        self._pointer: Optional[int] = pointer
+    def __init__(self, close: Callable[[int], int], above: Optional[Handle] = None) -> None:
+        self.place = c_void_p()
+        self.above = above
+        self.below: set[Handle] = set()
         self._close = close
-        self._users = 0
+        # the frame of each `with`, and its thread
+        self._users: dict[Any, int] = {}
         # reentrant: a signal's handler may use the handle that it interrupts the use of
         self._lock = threading.RLock()
         self._idle: Optional[threading.Event] = None
+        self._deferred = False
         self._forks = _forks
+        if above is not None:
+            above.below.add(self)
 
     def __enter__(self) -> int:
         if self._forks != _forks:
             raise OSError(9, "opened before a fork: open the volume in the process that uses it")
-        with self._lock:
-            if self._pointer is None or self._idle is not None:
-                raise ValueError("I/O operation on what is closed")
-            self._users += 1
-            return self._pointer
+        frame, thread = sys._getframe(1), threading.get_ident()
+        try:
+            with self._lock:
+                pointer = self.place.value
+                if pointer is None or self._idle is not None:
+                    raise ValueError("I/O operation on what is closed")
+                self._users[frame] = thread
+                return pointer
+        except BaseException:
+            # an interrupt, and nobody calls __exit__
+            self._leave(frame)
+            raise
 
     def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._users -= 1
-            if self._users == 0 and self._idle is not None:
-                self._idle.set()
+        self._leave(sys._getframe(1))
+
+    def _leave(self, frame: Any) -> None:
+        self._users.pop(frame, None)
+        idle = self._idle
+        if idle is None or self._users:
+            return
+        if self._deferred:
+            # who asked for it is no more there to be told
+            check(self._end())
+        else:
+            idle.set()
+
+    def _threads(self) -> set[int]:
+        """Threads that use it. Those that have ended do not, nor does this one where an interrupt has thrown it out of its
+        `with` before the end."""
+        if self._users:
+            me, stack, frame = threading.get_ident(), set(), sys._getframe(1)
+            while frame is not None:
+                stack.add(frame)
+                frame = frame.f_back  # type: ignore[assignment]
+            alive = sys._current_frames()
+            for user, thread in list(self._users.items()):
+                if thread not in alive or (thread == me and user not in stack):
+                    self._users.pop(user, None)
+        return set(self._users.values())
 
     @property
     def closed(self) -> bool:
-        return self._pointer is None or self._idle is not None
+        return self.place.value is None or self._idle is not None
 
     def close(self) -> int:
-        """What the library's close answers; 0 where it was closed before."""
+        """What the library's close answers; 0 where it was closed before. In a signal's handler that has interrupted a use of
+        it, it is closed when that has ended."""
         if self._forks != _forks:
             # the parent's; its lock may be held by a thread that is not here
-            self._pointer = None
+            self.place.value = None
             return 0
-        with self._lock:
-            if self._pointer is None or self._idle is not None:
-                return 0
-            idle = self._idle = threading.Event()
-            if self._users == 0:
-                idle.set()
-        idle.wait()
-        with self._lock:
-            result = self._close(self._pointer)
-            if result == -16:
-                # in use: it is as it was
+        idle = threading.Event()
+        try:
+            with self._lock:
+                # one that was put off may have been forgotten: its `with` was interrupted, too
+                if self._idle is not None and not (self._deferred and not self._threads()):
+                    return 0
+                self._idle = idle
+            while threads := self._threads():
+                if threading.get_ident() in threads:
+                    self._deferred = True
+                    return 0
+                # not for ever: a thread may end without leaving
+                idle.wait(1)
+                idle.clear()
+            return self._end()
+        except BaseException:
+            if self._idle is idle:
                 self._idle = None
-            else:
-                self._pointer = None
-            return result
+            raise
+
+    def _end(self) -> int:
+        with self._lock:
+            pointer, answers = self.place.value, [0]
+            try:
+                if pointer is not None:
+                    # one call of C for the call and its answer: no interrupt comes in between
+                    answers.extend(map(self._close, (pointer,)))
+            finally:
+                if answers[-1] != -EBUSY and (pointer is None or len(answers) > 1):
+                    self.place.value = None
+                    if self.above is not None:
+                        self.above.below.discard(self)
+                # where it is in use it is as it was
+                self._idle, self._deferred = None, False
+        if self.above in _refused:
+            self.above.end()
+        return answers[-1]
+
+    def end(self) -> None:
+        """A close without anybody to be told. A volume of which files are open is closed after the last of them: in garbage
+        it may be found before them, and they write then what their buffers hold."""
+        if self.close() == -EBUSY:
+            _refused.add(self)
+        else:
+            _refused.discard(self)
+
+    def end_all(self) -> None:
+        """At the end of the program: closes what is open of a volume, and it. Where it cannot be, it is synced."""
+        for handle in list(self.below):
+            handle.close()
+        self.end()
+        if self in _refused:
+            with self as pointer:
+                lib.sync(pointer)
+
+
+# Volumes that are garbage, with files that are still open.
+_refused: set[Handle] = set()
+
+
+def refused() -> list[Handle]:
+    """Handles of volumes that nobody has any more, and that could not be closed yet."""
+    return list(_refused)

@@ -27,6 +27,7 @@ from ._lib import (
     check,
     encoded,
     lib,
+    refused,
 )
 from ._stat import DirEntry, Stat, StatVfs
 
@@ -60,24 +61,21 @@ class Volume:
     def __init__(self, devices: Union[Path, Iterable[Path]], options: str = "") -> None:
         one = isinstance(devices, (str, bytes, os.PathLike))
         names = [encoded(d) for d in ([devices] if one else devices)]  # type: ignore[union-attr]
-        pointer = ctypes.c_void_p()
+        self._begin(", ".join(os.fsdecode(n) for n in names))
         array = (ctypes.c_char_p * len(names))(*names)
-        check(lib.open(array, len(names), options.encode(), ctypes.byref(pointer)), *map(os.fsdecode, names[:1]))
-        self._begin(pointer, ", ".join(os.fsdecode(n) for n in names))
+        place = ctypes.byref(self._handle.place)
+        check(lib.open(array, len(names), options.encode(), place), *map(os.fsdecode, names[:1]))
 
     @classmethod
     def in_memory(cls, size: int = 64 << 20, options: str = "") -> Volume:
         """A new volume in memory, for tests: it is gone when it is closed."""
-        pointer = ctypes.c_void_p()
-        check(lib.open_memory(size, options.encode(), ctypes.byref(pointer)))
         volume = cls.__new__(cls)
-        volume._begin(pointer, "memory")
+        volume._begin("memory")
+        check(lib.open_memory(size, options.encode(), ctypes.byref(volume._handle.place)))
         return volume
 
-    def _begin(self, pointer: ctypes.c_void_p, name: str) -> None:
-        assert pointer.value is not None
-        self._handle = Handle(pointer.value, lib.close)
-        self._handles: weakref.WeakSet[Handle] = weakref.WeakSet()
+    def _begin(self, name: str) -> None:
+        self._handle = Handle(lib.close)
         self._files: weakref.WeakSet[io.IOBase] = weakref.WeakSet()
         self.name = name
         _open_volumes.add(self)
@@ -95,8 +93,7 @@ class Volume:
     def __del__(self) -> None:
         handle = getattr(self, "_handle", None)
         if handle is not None and not handle.closed:
-            # files keep their volume: none is open
-            handle.close()
+            handle.end()
 
     @property
     def closed(self) -> bool:
@@ -110,7 +107,7 @@ class Volume:
                 file.close()
             except Exception as e:  # the others are closed all the same
                 first = first or e
-        for handle in list(self._handles):
+        for handle in list(self._handle.below):
             handle.close()
         check(self._handle.close())
         if first is not None:
@@ -137,15 +134,12 @@ class Volume:
             raise ValueError("can't have unbuffered text I/O")
         if not text and (encoding is not None or errors is not None or newline is not None):
             raise ValueError("binary mode doesn't take encoding, errors or newline")
-        pointer = ctypes.c_void_p()
         name = encoded(path)
-        with self._handle as volume:
-            check(lib.file_open(volume, name, flags, permissions, ctypes.byref(pointer)), path)
-            assert pointer.value is not None
-            handle = Handle(pointer.value, lib.file_close)
-            self._handles.add(handle)
+        handle = Handle(lib.file_close, self._handle)
         raw = RawFile(self, os.fsdecode(path), mode.replace("t", ""), flags, handle)
         try:
+            with self._handle as volume:
+                check(lib.file_open(volume, name, flags, permissions, ctypes.byref(handle.place)), path)
             if modes.S_ISDIR(raw.stat().st_mode):
                 raise IsADirectoryError(21, "Is a directory", path)
             file: Any = raw
@@ -153,6 +147,7 @@ class Volume:
                 size = buffering if buffering > 1 else max(io.DEFAULT_BUFFER_SIZE, 1 << 17)
                 kind: Callable[..., Any] = io.BufferedRandom if "+" in mode else io.BufferedWriter
                 file = (io.BufferedReader if raw.readable() and not raw.writable() else kind)(raw, size)
+                raw._buffered = True
             if "a" in mode:
                 file.seek(0, io.SEEK_END)
             if text:
@@ -176,13 +171,14 @@ class Volume:
 
     def fsync(self, path: Path, *, data_only: bool = False) -> None:
         """Makes a file durable, or the entries of a directory."""
-        pointer = ctypes.c_void_p()
-        with self._handle as volume:
-            check(lib.file_open(volume, encoded(path), 0, 0, ctypes.byref(pointer)), path)
-            try:
+        handle = Handle(lib.file_close, self._handle)
+        try:
+            with self._handle as volume:
+                check(lib.file_open(volume, encoded(path), 0, 0, ctypes.byref(handle.place)), path)
+            with handle as pointer:
                 check(lib.fsync(pointer, data_only), path)
-            finally:
-                lib.file_close(pointer)
+        finally:
+            handle.close()
 
     # --- names ---
 
@@ -251,13 +247,14 @@ class Volume:
 
     def scandir(self, path: Path = "/") -> Scan:
         """As :func:`os.scandir`: an iterator of :class:`DirEntry`, and a context manager."""
-        pointer = ctypes.c_void_p()
-        with self._handle as volume:
-            check(lib.opendir(volume, encoded(path), ctypes.byref(pointer)), path)
-            assert pointer.value is not None
-            handle = Handle(pointer.value, lib.closedir)
-            self._handles.add(handle)
-        return Scan(self, os.fsdecode(path), handle)
+        scan = Scan(self, os.fsdecode(path), Handle(lib.closedir, self._handle))
+        try:
+            with self._handle as volume:
+                check(lib.opendir(volume, encoded(path), ctypes.byref(scan._handle.place)), path)
+        except BaseException:
+            scan.close()
+            raise
+        return scan
 
     def listdir(self, path: Path = "/") -> list[str]:
         with self.scandir(path) as entries:
@@ -352,11 +349,10 @@ class Volume:
         self, path: Path, attribute: str, value: bytes, flags: int = 0, *, follow_symlinks: bool = True
     ) -> None:
         """`flags`: 0, :data:`os.XATTR_CREATE` or :data:`os.XATTR_REPLACE`."""
+        data = bytes(memoryview(value))
         with self._handle as volume:
             name = encoded(attribute)
-            done = lib.setxattr(
-                volume, encoded(path), name, bytes(value), len(value), flags, _flags(follow_symlinks)
-            )
+            done = lib.setxattr(volume, encoded(path), name, data, len(data), flags, _flags(follow_symlinks))
             check(done, path)
 
     def listxattr(self, path: Path, *, follow_symlinks: bool = True) -> list[str]:
@@ -394,6 +390,11 @@ def _close_all() -> None:
         # nobody is left to be told
         with contextlib.suppress(Exception):
             volume.close()
+        with contextlib.suppress(Exception):
+            volume._handle.end_all()
+    for handle in refused():
+        with contextlib.suppress(Exception):
+            handle.end_all()
 
 
 class Scan:

@@ -1,6 +1,8 @@
 """The package without any other: `python3 -m unittest discover -s python/tests -p 'test_braidfs.py'`."""
 
+import array
 import errno
+import gc
 import io
 import os
 import shutil
@@ -11,6 +13,7 @@ import tempfile
 import threading
 import time
 import unittest
+from unittest import mock
 
 import braidfs
 from braidfs._file import flags_of
@@ -52,6 +55,64 @@ class OnAnImage(unittest.TestCase):
         subprocess.run([sys.executable, "-c", code, self.image], check=True)
         with braidfs.Volume(self.image) as v:
             self.assertEqual(v.read_bytes("f"), b"kept")
+
+    def test_a_volume_that_becomes_garbage_before_its_file_is_closed_after_it(self):
+        v = braidfs.Volume(self.image, "commit=3600")
+        f = v.open("f", "wb")
+        f.write(b"in a buffer")
+        v.ring = [f]
+        del v, f
+        gc.collect()
+        with braidfs.Volume(self.image) as v:
+            self.assertEqual(v.read_bytes("f"), b"in a buffer")
+
+    def test_a_signals_handler_may_close_what_it_interrupts(self):
+        code = (
+            "import braidfs, signal, sys\n"
+            "from braidfs._file import lib\n"
+            "v = braidfs.Volume(sys.argv[1], 'commit=3600')\n"
+            "f = v.open('f', 'wb', 0)\n"
+            "write = lib.write\n"
+            "def interrupted(*a):\n"
+            "    n = write(*a)\n"
+            "    signal.raise_signal(signal.SIGUSR1)\n"
+            "    assert f.closed\n"
+            "    return n\n"
+            "lib.write = interrupted\n"
+            "signal.signal(signal.SIGUSR1, lambda *_: f.close())\n"
+            "assert f.write(b'kept') == 4\n"
+            "v.close()\n"
+        )
+        # it waited for itself once
+        subprocess.run([sys.executable, "-c", code, self.image], check=True, timeout=60)
+        with braidfs.Volume(self.image) as v:
+            self.assertEqual(v.read_bytes("f"), b"kept")
+
+    def test_interrupts_anywhere_leave_a_volume_that_can_be_closed(self):
+        code = (
+            "import braidfs, random, signal, sys\n"
+            "signal.signal(signal.SIGALRM, signal.default_int_handler)\n"
+            "v = braidfs.Volume(sys.argv[1], 'commit=3600')\n"
+            "random.seed(7)\n"
+            "sys.unraisablehook = lambda _: None\n"
+            "for n in range(500):\n"
+            "    try:\n"
+            "        signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, 3e-4))\n"
+            # not for ever: an interrupt in a finalizer is not seen
+            "        for _ in range(20):\n"
+            "            with v.open('f', 'wb', 0) as f:\n"
+            "                f.write(b'x')\n"
+            "            v.listdir()\n"
+            "            v.fsync('/')\n"
+            "    except KeyboardInterrupt:\n"
+            "        pass\n"
+            "signal.setitimer(signal.ITIMER_REAL, 0)\n"
+            "v.write_bytes('g', b'kept')\n"
+            "v.close()\n"
+        )
+        subprocess.run([sys.executable, "-c", code, self.image], check=True, timeout=30)
+        with braidfs.Volume(self.image) as v:
+            self.assertEqual(v.read_bytes("g"), b"kept")
 
     def test_what_was_synced_survives_a_kill(self):
         code = (
@@ -223,6 +284,28 @@ class InMemory(unittest.TestCase):
         self.assertTrue(0 < s.f_bavail <= s.f_bfree <= s.f_blocks)
         v.sync()
         v.fsync("/")
+
+    def test_values_of_attributes_are_bytes_of_any_buffer(self):
+        self.v.write_bytes("f", b"")
+        self.v.setxattr("f", "user.n", array.array("I", [1, 2]))
+        self.assertEqual(self.v.getxattr("f", "user.n"), array.array("I", [1, 2]).tobytes())
+
+    def test_an_interrupt_after_a_call_loses_no_pointer(self):
+        for name, call in (
+            ("file_open", lambda: self.v.open("f", "wb")),
+            ("opendir", lambda: self.v.scandir("/")),
+            ("file_open", lambda: self.v.fsync("/")),
+        ):
+            real = getattr(braidfs._volume.lib, name)
+
+            def interrupted(*arguments, real=real):
+                real(*arguments)
+                raise KeyboardInterrupt
+
+            with mock.patch.object(braidfs._volume.lib, name, interrupted):
+                self.assertRaises(KeyboardInterrupt, call)
+        # EBUSY once
+        self.v.close()
 
     def test_threads_share_a_file_and_a_close_waits_for_them(self):
         f = self.v.open("f", "w+b", 0)

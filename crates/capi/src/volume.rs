@@ -99,7 +99,12 @@ pub unsafe extern "C" fn braidfs_close(volume: *mut Volume) -> c_int {
             owned.fs.abandon();
             return Ok(());
         }
-        Ok(owned.fs.close().map_err(braidfs_fs::Error::from)?)
+        owned.fs.close().map_err(|e| {
+            let e = braidfs_fs::Error::from(e);
+            // of a device: the volume is gone, and EBUSY would say that it is there
+            let errno = if e.errno() == libc::EBUSY { libc::EIO } else { e.errno() };
+            Fail::new(errno, e.to_string())
+        })
     })
 }
 

@@ -29,6 +29,9 @@ use std::sync::Arc;
 /// Takes whole blocks that are not all zero: device in the order of the volume, block, bytes.
 pub type Sink<'a> = dyn FnMut(usize, u64, &[u8]) -> io::Result<()> + 'a;
 
+/// Tables of a group.
+const TABLES: [BlockKind; 4] = [BlockKind::Group, BlockKind::SegmentTable, BlockKind::Owners, BlockKind::NodeTable];
+
 /// What is known of the volume before its blocks come.
 #[derive(Debug, Clone)]
 pub struct Volume {
@@ -83,8 +86,8 @@ impl Volume {
         for (i, d) in self.sb.device_table().iter().enumerate() {
             // the tables of the volume lie before the groups of device 0
             let first = if i == 0 { d.data_start.get() } else { 1 };
-            copy(self.devices[i].as_ref(), i, 0..first, sink)?;
-            copy(self.devices[i].as_ref(), i, d.blocks.get() - 1..d.blocks.get(), sink)?;
+            copy(self.devices[i].as_ref(), i, self.sb.volume_id(), 0..first, sink)?;
+            copy(self.devices[i].as_ref(), i, self.sb.volume_id(), d.blocks.get() - 1..d.blocks.get(), sink)?;
         }
         let groups = u64::from(store.geometry().groups);
         let values = Values::find(&store, &|done| progress(done, 2 * groups));
@@ -99,7 +102,7 @@ impl Volume {
             };
             for_each_block(&store, group, &mut |addr, block, table| {
                 if table {
-                    return put(addr, &known_table(block, store.volume, addr));
+                    return put(addr, &known(block, &TABLES, store.volume, addr.0));
                 }
                 match blank(block, store.volume, addr, &values) {
                     Some(blanked) => put(addr, &blanked),
@@ -111,12 +114,20 @@ impl Volume {
     }
 }
 
-/// Copies blocks of one device that hold something of ours.
-fn copy(device: &dyn Device, number: usize, blocks: std::ops::Range<u64>, sink: &mut Sink<'_>) -> Result<()> {
+/// Copies the volume's own tables on one device. Between and behind them are blocks that nobody has written: what lies
+/// there may be the content of a file of an earlier volume.
+fn copy(
+    device: &dyn Device,
+    number: usize,
+    volume: u32,
+    blocks: std::ops::Range<u64>,
+    sink: &mut Sink<'_>,
+) -> Result<()> {
+    const KINDS: [BlockKind; 3] = [BlockKind::Super, BlockKind::Domain, BlockKind::Bat];
     let mut buf = AlignedBuf::zeroed(BLOCK_BYTES);
     for at in blocks {
-        if device.read(at, &mut buf).is_ok() && has_magic(&buf) {
-            sink(number, at, &buf)?;
+        if device.read(at, &mut buf).is_ok() && buf.iter().any(|b| *b != 0) {
+            sink(number, at, &known(&buf, &KINDS, volume, at))?;
         }
     }
     Ok(())
@@ -126,15 +137,10 @@ fn has_magic(block: &[u8]) -> bool {
     block.starts_with(&block::MAGIC.to_le_bytes())
 }
 
-/// A block of a group's tables. One that does not hold may be anything, on a device that was used before: its header alone
-/// is kept, so that it does not hold in the image either.
-fn known_table(block: &[u8], volume: u32, addr: BlockAddr) -> Vec<u8> {
-    let kinds = [BlockKind::Group, BlockKind::SegmentTable, BlockKind::Owners, BlockKind::NodeTable];
-    if kinds.iter().any(|kind| block::open(block, *kind, volume, addr.0).is_ok()) {
-        block.to_vec()
-    } else {
-        stub(block)
-    }
+/// A block of a table. One that is none of `kinds` may be anything, on a device that was used before: its header alone is
+/// kept, so that it does not hold in the image either.
+fn known(block: &[u8], kinds: &[BlockKind], volume: u32, addr: u64) -> Vec<u8> {
+    if kinds.iter().any(|kind| block::open(block, *kind, volume, addr).is_ok()) { block.to_vec() } else { stub(block) }
 }
 
 /// The header of a block that does not hold, and no more of it.

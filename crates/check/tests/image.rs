@@ -104,3 +104,31 @@ fn of_a_crashed_volume_with_everything() {
     }
     v.unmount().unwrap();
 }
+
+#[test]
+fn nothing_of_what_the_device_held_before() {
+    let mem = Arc::new(MemDevice::new(BLOCKS));
+    let dev: Arc<dyn Device> = mem.clone();
+    // blocks of an earlier volume, on all of the device: with a header, and content of files behind it
+    let mut old = vec![0xa5; BLOCK_BYTES];
+    old[..4].copy_from_slice(b"BRFS");
+    for (at, bytes) in old.chunks_mut(64).enumerate() {
+        bytes[32..32 + SECRET.len()].copy_from_slice(SECRET);
+        bytes[60] = at as u8;
+    }
+    for at in 0..BLOCKS {
+        dev.write(at, &old).unwrap();
+    }
+    let o = MkfsOptions { domains: Some(3), group_bytes: Some(4 << 20), ..MkfsOptions::default() };
+    mkfs::format(std::slice::from_ref(&dev), &o).unwrap();
+    let v = Volume::mount(vec![Arc::clone(&dev)], options()).unwrap();
+    put(&v, "file", SECRET);
+    v.unmount().unwrap();
+    let wanted = findings(&dev);
+
+    let opened = image::open(std::slice::from_ref(&dev), &JournalReplay).unwrap();
+    let copy: Arc<dyn Device> = Arc::new(MemDevice::new(BLOCKS));
+    opened.metadata(&mut |_, at, block| copy.write(at, block), &|_, _| {}).unwrap();
+    assert_eq!(leaks(copy.as_ref()), 0);
+    assert_eq!(findings(&copy), wanted);
+}

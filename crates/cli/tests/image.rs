@@ -2,7 +2,7 @@
 
 mod common;
 use common::Bench;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 
 const SECRET: &[u8] = b"nobody else may see this";
 
@@ -43,6 +43,10 @@ fn an_image_has_the_tree_and_no_data() {
     b.run(&["image", "export", "a.img", "b.img", "out.brfs"]).ok();
     b.run(&["image", "import", "out.brfs", "c.img", "d.img"]).ok();
     let copies = ["c.img", "d.img"];
+    for made in ["out.brfs", "c.img", "d.img"] {
+        let mode = b.path(made).metadata().unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "{made} has names that others may not be allowed to list");
+    }
     assert!(!holds(&whole(&copies), &SECRET[..8]), "data in the image");
     assert!(b.read("out.brfs").len() < 200_000, "{} bytes", b.read("out.brfs").len());
     for (from, to) in images.iter().zip(copies) {
@@ -116,6 +120,7 @@ fn runs_outside_of_a_device_are_refused() {
         (1, 100, 1, 0, 1),
         (1, 100, 0, u64::MAX, 2),
         (1, 100, 0, 0, u32::MAX),
+        (1, 100, 0, 0, 0),
         (1, u64::MAX, 0, 0, 1),
         (0, 100, 0, 0, 1),
         (u32::MAX, 100, 0, 0, 1),

@@ -68,3 +68,31 @@ fn an_append_that_does_not_fit_says_so() {
         assert_eq!((at, at + n as u64), (before, v.getattr(f.ino()).unwrap().size));
     }
 }
+
+/// Once an append went on behind what another one had put there meanwhile, where the last blocks are given out in parts,
+/// and answered one run of bytes.
+#[test]
+fn what_fits_of_an_append_is_one_run() {
+    const THREADS: usize = 4;
+    for round in 0..20 {
+        let (v, f) = volume(16);
+        let start = Barrier::new(THREADS);
+        let runs = std::thread::scope(|s| {
+            let append = |t: usize| {
+                let (v, f, start) = (&v, &f, &start);
+                s.spawn(move || {
+                    let data = vec![t as u8 + 1; PIECE];
+                    start.wait();
+                    std::iter::from_fn(|| v.append_some(f, &data).ok()).map(|(at, n)| (t, at, n)).collect::<Vec<_>>()
+                })
+            };
+            let threads: Vec<_> = (0..THREADS).map(append).collect();
+            threads.into_iter().flat_map(|t| t.join().unwrap()).collect::<Vec<_>>()
+        });
+        for (t, at, n) in runs {
+            let mut back = vec![0; n];
+            assert_eq!(v.read(&f, at, &mut back).unwrap(), n);
+            assert!(back.iter().all(|b| usize::from(*b) == t + 1), "round {round}: {n} bytes of thread {t} at {at}");
+        }
+    }
+}

@@ -16,7 +16,7 @@ use flate2::read::GzDecoder;
 use flate2::{Compression, write::GzEncoder};
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, IsTerminal, Read, Write};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// Opens the stream; the last character is its version.
@@ -33,9 +33,10 @@ const DEVICE_BLOCKS: u64 = 1 << 32;
     braidfs image export disk.img report.brfs         all metadata, no data, compressed\n  \
     braidfs image import report.brfs copy.img         a sparse image of it\n  \
     braidfs fsck -fn copy.img                         finds there what it finds on the volume\n\n\
-    File data, also of small files, and the values of extended attributes become zeros. Names of files, targets of\n\
-    symbolic links, sizes, owners and times stay: whoever gets the file sees them. The volume is not mounted meanwhile,\n\
-    and not changed: a journal that was not replayed is replayed in memory, and the file has the result.")]
+    File data, also of small files, and the values of extended attributes become zeros. Names of files and of extended\n\
+    attributes, targets of symbolic links, sizes, owners and times stay: whoever gets the file sees them. Other users\n\
+    cannot read what either command makes (mode 0600). The volume is not mounted meanwhile, and not changed: a journal\n\
+    that was not replayed is replayed in memory, and the file has the result.")]
 pub struct Args {
     #[command(subcommand)]
     what: What,
@@ -69,12 +70,17 @@ pub fn run(args: &Args) -> Outcome {
     }
 }
 
+/// A new file that other users cannot read: whoever lists the volume's names needs its device.
+fn create(path: &Path) -> io::Result<File> {
+    File::options().write(true).create_new(true).mode(0o600).open(path)
+}
+
 fn export(devices: &[PathBuf], file: &Path) -> Outcome {
     let paths = open::expand(devices);
     let explain = |e| open::explain_check("cannot export", &paths, e);
     let opened = open::devices(&paths, false)?;
     let volume = image::open(&opened, &JournalReplay).map_err(explain)?;
-    let created = File::create_new(file).map_err(|e| Failure::at("cannot make", file.display(), host_error(&e)))?;
+    let created = create(file).map_err(|e| Failure::at("cannot make", file.display(), host_error(&e)))?;
     let done = (|| {
         let mut out = Writer::new(BufWriter::new(created), &volume.device_blocks())?;
         let bar = Bar::new(io::stderr().is_terminal());
@@ -115,7 +121,7 @@ fn import(file: &Path, images: &[PathBuf]) -> Outcome {
         let mut files = Vec::new();
         for (path, blocks) in images.iter().zip(&from.devices) {
             let fail = |e: io::Error| Failure::at("cannot make", path.display(), host_error(&e));
-            let image = File::create_new(path).map_err(fail)?;
+            let image = create(path).map_err(fail)?;
             made.push(path);
             image.set_len(blocks * BLOCK_BYTES as u64).map_err(fail)?;
             files.push(image);
@@ -222,8 +228,9 @@ impl Reader {
             };
         }
         let (first, count) = (u64_of(&mut self.from)?, u32_of(&mut self.from)?);
-        let fits =
-            |blocks: &u64| count <= RUN_BLOCKS && first.checked_add(count.into()).is_some_and(|end| end <= *blocks);
+        let fits = |blocks: &u64| {
+            (1..=RUN_BLOCKS).contains(&count) && first.checked_add(count.into()).is_some_and(|end| end <= *blocks)
+        };
         if !self.devices.get(device as usize).is_some_and(fits) {
             return Err(io::Error::other(format!("blocks {first} + {count} of device {device}")));
         }

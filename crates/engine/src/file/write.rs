@@ -309,10 +309,10 @@ impl MountedVolume {
             at = match at {
                 At::Offset(_) => At::Offset(next),
                 At::Accepted(_) => At::Accepted(next),
-                // somebody else may have appended since
                 At::End => At::End,
             };
-            if n < piece.len() {
+            // where somebody else may have appended since it would not be one piece
+            if n < piece.len() || matches!(at, At::End) {
                 break;
             }
         }
