@@ -6,8 +6,16 @@
 //! item decides nothing: results come in the order of items, and of several errors the first one counts, as if the items had
 //! been done one after the other.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::Builder;
+
+/// CPUs that the program might use when it asked first: the system reads some files for the answer, which a mount in memory
+/// would notice.
+pub fn cpus() -> usize {
+    static CPUS: OnceLock<usize> = OnceLock::new();
+    *CPUS.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
+}
 
 /// So many threads, the caller's included.
 #[derive(Debug)]
@@ -26,8 +34,7 @@ impl Workers {
 
     /// One for each CPU that the program may use; what is little work the caller does alone.
     pub fn available() -> Self {
-        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        Self { spare: AtomicUsize::new(cpus - 1), always: false }
+        Self { spare: AtomicUsize::new(cpus() - 1), always: false }
     }
 
     /// So many, however little the work is; for tests and experiments.

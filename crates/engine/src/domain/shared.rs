@@ -67,7 +67,7 @@ impl Shared {
             hash_key: sb.hash_key,
             data_sums: sb.incompat.get() & INCOMPAT_DATA_SUMS != 0,
             inline_max: usize::from(sb.inline_max.get()),
-            cpus: std::thread::available_parallelism().map_or(1, usize::from),
+            cpus: braidfs_sync::workers::cpus(),
             memory: MemoryUse::new(options.cache_bytes),
             table_bytes: options.cache_bytes / TABLES_PART / u64::from(sb.domains.get().max(1)),
             unclaimed: AtomicU64::new(0),
