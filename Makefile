@@ -77,7 +77,7 @@ aging: deps ## file systems that age: filled to 70 to 95 %, overwritten and chur
 	@command -v mkfs.xfs mkfs.btrfs | grep -q btrfs || scripts/deps.sh xfsprogs btrfs-progs
 	$(CARGO) run --release -p braidfs-cli -- bench aging -o $(or $(JSON),$(TARGET)/aging.json) $(if $(DOCS),--docs docs) $(AGING)
 
-test: layers fmt clippy unit heavy planted mount conflicts-part ## everything that must pass before a change goes in (some 15 minutes on two cores, compiling included)
+test: layers fmt clippy unit heavy mount conflicts-part ## everything that must pass before a change goes in (some 17 minutes on two cores, compiling included)
 
 fmt: ## is everything formatted
 	$(CARGO) fmt --all --check
@@ -95,6 +95,7 @@ heavy: ## model, crash and thread tests, optimised; among them bugs on purpose t
 
 heavy-long: ## the same with ten times the work (an hour)
 	BRAIDFS_CRASH_STATES=3000000 BRAIDFS_CRASH_SECONDS=3000 BRAIDFS_MODEL_OPS=400000 BRAIDFS_DAMAGE_SECONDS=120 BRAIDFS_HARD_STEP=1 \
+		BRAIDFS_CRASH_DEEP=1 BRAIDFS_CRASH_SECOND=1 \
 		$(MAKE) --no-print-directory heavy
 
 crash: ## every crash workload, for hours; interrupt it, the same command goes on

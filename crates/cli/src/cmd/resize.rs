@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 
 /// Make a volume larger, while it is mounted or not
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Exit codes: 0 the volume has that size, 1 it has the size that it had, 2 wrong usage.\n\n\
+#[command(
+    after_help = "Exit codes: 0 the volume has that size, 1 it failed (the size is the old one, or the new one), 2 wrong usage.\n\n\
     Examples:\n  braidfs resize disk.img 20G       an image file, which is extended\n  \
     braidfs resize disk.img +512M     by so much\n  \
     braidfs resize /dev/sdb           a block device that has grown: all of it\n  \
@@ -19,9 +20,10 @@ use std::path::{Path, PathBuf};
     braidfs resize a.img,b.img 20G    a volume on two devices: the last one grows\n\n\
     SIZE is what the volume uses of its last device: 4096, 64M or 10G (powers of 1024), with + so much more than now.\n\
     Without it the volume takes all that the device has. What is larger at once stays: killed or without power at any\n\
-    moment, the volume has its old size or the new one, and the same command again goes on. A volume made by this\n\
+    moment, the volume has its old size or the new one, and the same command again goes on (not one\n    with `+`). A volume made by this\n\
     version can grow to 1024 times its size, up to 64 TiB with block groups of 64 MiB; volumes grow, they do not\n\
-    shrink yet.")]
+    shrink yet."
+)]
 pub struct Args {
     /// The result as JSON
     #[arg(long)]

@@ -118,7 +118,7 @@ impl Bat {
         let mut buf = vec![0u8; 2 * BLOCK_BYTES];
         device.read(pair, &mut buf)?;
         let (copy, seq, entries) = match bat::decode(&buf, self.volume, pair, per, self.domains) {
-            Ok((copy, seq, entries)) if entries.iter().all(|e| e.domain.is_none()) => (copy, seq, entries),
+            // also where it says what it should: perhaps an attempt before this one wrote it, and could not flush it
             Ok((copy, seq, mut entries)) => {
                 for e in entries.iter_mut().filter(|e| e.domain.is_some()) {
                     *e = BatEntry { domain: None, epoch: e.epoch.wrapping_add(1) };

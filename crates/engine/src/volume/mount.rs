@@ -44,7 +44,9 @@ impl Volume {
     pub fn mount(devices: Vec<Arc<dyn Device>>, mut options: MountOptions) -> Result<Volume> {
         let switches = ablation::check().map_err(|e| {
             tracing::error!("{e}");
-            Error::Invalid("BRAIDFS_ABLATION has a name that is no switch: there are gate, slots, cells, arcs, all")
+            Error::Invalid(
+                "BRAIDFS_ABLATION has a name that is no switch: there are gate, slots, cells, arcs, leader, all",
+            )
         })?;
         if !switches.is_empty() {
             tracing::warn!("switches for experiments are on (BRAIDFS_ABLATION): threads share more than they need");

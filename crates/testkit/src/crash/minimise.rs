@@ -4,6 +4,7 @@ use super::check::{Checker, Crash, Depth, Failure};
 use super::explore::{Recorded, judge_log, random_base, random_ops, recorded};
 use super::plan::{End, Workload};
 use super::workload::{Base, Kind, base};
+use crate::env_number;
 use crate::ops::{Op, to_rust};
 use crate::oracle::Oracle;
 use crate::run::{Setup, guarded};
@@ -34,13 +35,14 @@ impl On {
     }
 }
 
-/// Every crash of a sequence, and every crash of each recovery.
+/// Every crash of a sequence, and of each kind of recovery; each `BRAIDFS_CRASH_DEEP`th is used, checked and mounted again
+/// afterwards (default 8), each `BRAIDFS_CRASH_SECOND`th crashed itself (default 16; 1: every one).
 pub(super) fn thorough(second: bool) -> Depth {
     Depth {
         budget: Budget { subsets: 10, samples: 24 },
         second: Budget { subsets: 6, samples: 4 },
-        deep_every: 1,
-        second_every: u64::from(second),
+        deep_every: env_number("BRAIDFS_CRASH_DEEP", 8),
+        second_every: env_number("BRAIDFS_CRASH_SECOND", 16) * u64::from(second),
         threads_every: 64 * u64::from(second),
         recheck_every: 1,
         count_failures: false,
