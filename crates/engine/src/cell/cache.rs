@@ -5,7 +5,7 @@
 
 mod index;
 
-use super::{Body, Cell, State};
+use super::{Body, Cell, FileBody, State};
 use crate::types::{DomainId, InodeNo, TxId};
 use braidfs_format::geometry::NODES_PER_BLOCK;
 use braidfs_sync::slots::Line;
@@ -219,9 +219,9 @@ impl CellCache {
                             gone.pages += n;
                             want.pages = want.pages.saturating_sub(n);
                             // with the last page of a group its index goes
-                            let n = f.counted.saturating_sub(u32::try_from(f.index_bytes()).unwrap_or(u32::MAX));
+                            let n = f.counted.saturating_sub(f.index_steps());
                             f.counted -= n;
-                            gone.index_bytes += n as usize;
+                            gone.index_bytes += usize::from(n) * FileBody::INDEX_STEP;
                         }
                         // held by no transaction: its buckets are on the device
                         Body::Dir(d) if cold && Arc::strong_count(&c) == 2 => {
@@ -297,7 +297,7 @@ impl Memory {
     /// What goes with a cell, as far as the volume counts it.
     pub fn of(c: &Cell) -> Self {
         match &c.state.read().body {
-            Body::File(f) => Self { pages: f.pages.len(), index_bytes: f.counted as usize, ..Self::default() },
+            Body::File(f) => Self { pages: f.pages.len(), index_bytes: f.counted_bytes(), ..Self::default() },
             Body::Dir(d) => Self { index_bytes: d.counted, ..Self::default() },
             Body::Special => Self::default(),
         }

@@ -84,16 +84,25 @@ pub struct FileBody {
     /// An fsync found that it costs less to overwrite the file's blocks, and none since that it does not: the file lives by
     /// that, and commits overwrite, too.
     pub overwritten: bool,
-    /// Bytes of the indexes ([`FileBody::index_bytes`]) that the volume's count of memory has.
-    pub counted: u32,
+    /// Steps of the indexes' memory ([`FileBody::index_steps`]) that the volume's count has.
+    pub counted: u16,
     /// Who overwrites it.
     pub writers: Writers,
 }
 
 impl FileBody {
-    /// Memory of the indexes of extents and of pages, about.
-    pub fn index_bytes(&self) -> usize {
-        self.map.memory_bytes() + self.pages.index_bytes()
+    /// Bytes of memory of which the indexes are counted by: the count is the whole volume's.
+    pub const INDEX_STEP: usize = 16 << 10;
+
+    /// Memory of the indexes of extents and of pages, about, in whole steps.
+    pub fn index_steps(&self) -> u16 {
+        let bytes = self.map.memory_bytes() + self.pages.index_bytes();
+        u16::try_from(bytes / Self::INDEX_STEP).unwrap_or(u16::MAX)
+    }
+
+    /// Bytes that the volume's count has of it.
+    pub fn counted_bytes(&self) -> usize {
+        usize::from(self.counted) * Self::INDEX_STEP
     }
 }
 

@@ -199,10 +199,11 @@ impl Domain {
 
     /// What the indexes of a file have grown or shrunk by comes into the volume's count of memory.
     pub fn count_index(&self, f: &mut FileBody) {
-        let bytes = u32::try_from(f.index_bytes()).unwrap_or(u32::MAX);
-        if bytes.abs_diff(f.counted) as usize >= COUNT_STEP {
-            self.shared.memory.add_index_bytes(i64::from(bytes) - i64::from(f.counted));
-            f.counted = bytes;
+        let steps = f.index_steps();
+        if steps != f.counted {
+            let more = i64::from(steps) - i64::from(f.counted);
+            self.shared.memory.add_index_bytes(more * FileBody::INDEX_STEP as i64);
+            f.counted = steps;
         }
     }
 }
