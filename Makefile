@@ -77,7 +77,7 @@ aging: deps ## file systems that age: filled to 70 to 95 %, overwritten and chur
 	@command -v mkfs.xfs mkfs.btrfs | grep -q btrfs || scripts/deps.sh xfsprogs btrfs-progs
 	$(CARGO) run --release -p braidfs-cli -- bench aging -o $(or $(JSON),$(TARGET)/aging.json) $(if $(DOCS),--docs docs) $(AGING)
 
-test: layers fmt clippy unit heavy mount conflicts-part ## everything that must pass before a change goes in (some 17 minutes on two cores, compiling included)
+test: layers fmt clippy unit heavy mount ## everything that must pass before a change goes in (some 17 minutes on two cores, compiling included)
 
 fmt: ## is everything formatted
 	$(CARGO) fmt --all --check
@@ -113,7 +113,7 @@ mount-ring: ## the same through io_uring (turns the kernel's switch on for that 
 conflicts: deps ## cache lines that threads share: 19 tests x 2 to 32 workers, JSON=FILE, BLESS=1, DOCS=1 (4 minutes)
 	$(CONFLICTS) $(if $(JSON),--json $(JSON)) $(if $(BLESS),--bless) $(if $(DOCS),--docs docs)
 
-conflicts-part: ## the part of it that `make test` runs, 7 tests with 2 and 8 workers
+conflicts-part: ## a part of it, 7 tests with 2 and 8 workers (two minutes)
 	$(CONFLICTS) --skip --slack 20 --tests DRBL,DWOL,DWSL,MRPL,MRPH,MWCL,MWRM --workers 2,8
 
 conflicts-planted: deps ## does it see ten shared writes on purpose
