@@ -123,7 +123,7 @@ struct FirstGroup {
 }
 
 fn cpus() -> u64 {
-    std::thread::available_parallelism().map_or(1, |n| n.get() as u64)
+    braidfs_sync::workers::cpus() as u64
 }
 
 /// Group size in blocks: as asked for, else so that there are about 16 groups, and about 8 for each domain: a file can have

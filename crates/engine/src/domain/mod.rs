@@ -49,7 +49,7 @@ use crate::types::*;
 use braidfs_format::domain::DomainHeader;
 use braidfs_sync::ablation::{self, Switch};
 use braidfs_sync::rounds::Rounds;
-use braidfs_sync::slots::Line;
+use braidfs_sync::slots::{Counter, Line};
 use braidfs_sync::{Mutex, PassLock, PassReadGuard, rank};
 use crossbeam::utils::CachePadded;
 pub use orphans::Orphans;
@@ -86,8 +86,8 @@ pub struct Counters {
     pub joiners: AtomicU64,
     /// Checkpoints.
     pub checkpoints: AtomicU64,
-    /// Roll-forward batches.
-    pub fast_syncs: AtomicU64,
+    /// Roll-forward batches: by slots, as every fsync counts, and who enters reads what lies beside these counters.
+    pub fast_syncs: Counter,
     /// Blocks moved by the cleaner.
     pub cleaned: AtomicU64,
 }
@@ -471,7 +471,7 @@ impl Domain {
             commits: self.counters.commits.load(Ordering::Relaxed),
             joiners: self.counters.joiners.load(Ordering::Relaxed),
             checkpoints: self.counters.checkpoints.load(Ordering::Relaxed),
-            fast_syncs: self.counters.fast_syncs.load(Ordering::Relaxed),
+            fast_syncs: self.counters.fast_syncs.sum().max(0) as u64,
             cleaned_blocks: self.counters.cleaned.load(Ordering::Relaxed),
             failed: self.failed().map(str::to_owned),
         }

@@ -314,7 +314,7 @@ impl Domain {
     /// They are written: their transactions may be committed from here on.
     pub(crate) fn end_batches(&self, batches: SmallVec<[Batch; 1]>, fit: &[bool]) {
         drop(batches);
-        self.counters.fast_syncs.fetch_add(fit.iter().filter(|f| **f).count() as u64, Ordering::Relaxed);
+        self.counters.fast_syncs.add(fit.iter().filter(|f| **f).count() as i64);
     }
 }
 

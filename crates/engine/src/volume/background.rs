@@ -43,7 +43,7 @@ impl Background {
         let mut b = Self { stop: stop.clone(), threads: Vec::new() };
         // a thread per domain up to the CPUs, so that domains commit and checkpoint side by side; where they may be on
         // different devices one each, so that none waits for another's
-        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        let cpus = braidfs_sync::workers::cpus();
         let n = if mounted.store.devices() > 1 { usize::MAX } else { cpus }.clamp(1, mounted.domains.len());
         for t in 0..n {
             let (mounted, stop) = (mounted.clone(), stop.clone());
