@@ -9,6 +9,7 @@ mod failure;
 mod log;
 mod mounted;
 mod mountinfo;
+mod notify;
 mod open;
 mod personality;
 mod probe;

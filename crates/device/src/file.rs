@@ -72,6 +72,17 @@ impl FileDevice {
         Self::of(path, how, open::open(path, how.write, true)?)
     }
 
+    /// As [`Self::open`], for writing; with `elsewhere` the claim on a block device is somebody else's, as after
+    /// [`Self::release_claim`].
+    pub(crate) fn open_claimed(path: &Path, elsewhere: bool) -> Result<FileDevice, OpenError> {
+        let opened = open::open_as(path, true, true, !elsewhere)?;
+        let device = Self::of(path, OpenHow { write: true, direct: true }, opened)?;
+        if elsewhere {
+            device.release_claim();
+        }
+        Ok(device)
+    }
+
     /// Opens `path` for reading without a lock: others may write it meanwhile.
     ///
     /// # Errors
