@@ -67,6 +67,7 @@ enum Command {
     Mkdir(cmd::mkdir::Args),
     Scrub(cmd::scrub::Args),
     Stats(cmd::stats::Args),
+    Top(cmd::top::Args),
     Resize(cmd::resize::Args),
     // boxed: its arguments are many
     Bench(Box<fxmark::cli::Args>),
@@ -125,6 +126,7 @@ fn run(command: Command) -> Outcome {
         Command::Mkdir(a) => cmd::mkdir::run(&a),
         Command::Scrub(a) => cmd::scrub::run(&a),
         Command::Stats(a) => cmd::stats::run(&a),
+        Command::Top(a) => cmd::top::run(&a),
         Command::Resize(a) => cmd::resize::run(&a),
         Command::Bench(a) => cmd::bench::run(a),
         Command::Man(a) => cmd::man::run(&a, Cli::command()),

@@ -5,8 +5,8 @@
 //! handlers, over the engine's API) → `node` (which inode is meant), `lookups` (what the kernel was told of) → `opened`
 //! (its file), `handles` (files that the kernel asked to open), `room` and `dirty` (ENOSPC in time), `direct_writes` (no stale pages behind
 //! direct writes). `serve` runs the whole from mount to unmount,
-//! `latency` looks after the serving threads meanwhile, `counters` counts what they are asked; `profile` says what a mount
-//! gives up to be asked less; `daemon` and `supervise` help the command line.
+//! `latency` looks after the serving threads meanwhile, `counters` counts what they are asked, `watch` tells it; `profile` says
+//! what a mount gives up to be asked less; `daemon` and `supervise` help the command line.
 //!
 //! The protocol is spoken directly, not through a crate: `sync` (SYNCFS), unnamed files (TMPFILE), birth times (STATX)
 //! and an `umount` that waits until the volume is closed (DESTROY) need operations that the crates do not pass on.
@@ -40,6 +40,7 @@ mod serve;
 mod session;
 mod supervise;
 mod transport;
+pub mod watch;
 
 pub use daemon::{DaemonError, Ready, daemonize};
 pub use latency::Latency;

@@ -9,7 +9,7 @@
 //! With rings no request is served before the kernel has taken all of them: a session whose rings are refused ends
 //! without having touched the volume.
 
-use crate::abi::op;
+use crate::abi::{WriteIn, op};
 use crate::channel::Channel;
 use crate::counters::Line;
 use crate::dirty::DirtyLimit;
@@ -392,7 +392,7 @@ impl Server<'_> {
         let handled = match &*slot {
             // A panic is our bug; the request that ran into it fails, the mount lives on.
             Some(fs) => {
-                let cx = Context::new(channel, unique, ticket);
+                let cx = Context::new(channel, unique, ticket).timed(begun.timing(&self.counts));
                 catch_unwind(AssertUnwindSafe(|| fs.serve(req, out, &cx))).unwrap_or_else(|_| {
                     tracing::error!(op = op::name(opcode), node = %req.node(), "panic in a FUSE operation");
                     Err(Errno::IO)
@@ -401,7 +401,14 @@ impl Server<'_> {
             None if matches!(opcode, op::FORGET | op::BATCH_FORGET) => Ok(Outcome::Silent),
             None => Err(Errno::NODEV),
         };
-        self.counts.end(begun, &handled);
+        self.counts.end(begun, &handled, req.head.pid);
+        if let Ok(Outcome::Reply) = handled {
+            match opcode {
+                op::READ => self.counts.moved(op::READ, out.body().len() as u64),
+                op::WRITE => self.counts.moved(op::WRITE, req.arg::<WriteIn>().map_or(0, |w| w.size.into())),
+                _ => {}
+            }
+        }
         match handled {
             Ok(Outcome::Reply) => Reply::Body,
             Ok(Outcome::Deferred) => Reply::Deferred,
