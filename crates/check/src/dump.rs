@@ -166,7 +166,7 @@ impl Dump {
             let pair = self.sb.bat.get() + 2 * u64::from(index);
             let count = (groups - first).min(ENTRIES_PER_BLOCK) as usize;
             let buf = self.volume_pair(pair)?;
-            let (_, _, entries) = bat::decode(&buf, self.sb.volume_id(), pair, count, self.sb.domains.get())?;
+            let (_, _, entries) = bat::decode(&buf, self.sb.volume_id(), pair, count, self.sb.max_domains.get())?;
             for (group, e) in (first..).zip(entries) {
                 match run {
                     Some((_, last)) if last == e => {}

@@ -15,6 +15,7 @@
 //!
 //! Nothing here is part of the product; no test of it depends on time or on the order of threads, unless it says so.
 
+pub mod add_domain;
 pub mod crash;
 pub mod damage;
 pub mod generate;

@@ -1,5 +1,6 @@
 //! What is mounted: the domains and what they have in common. Operations, background threads and handles share it.
 
+use super::domains::Domains;
 use super::groups::Bat;
 use super::held::table::Held;
 use super::siblings::Siblings;
@@ -35,7 +36,7 @@ pub(crate) struct MountedVolume {
     pub shared: Arc<Shared>,
     /// The domains as they see each other.
     pub siblings: Arc<Siblings>,
-    pub domains: Vec<Arc<Domain>>,
+    pub domains: Domains,
     /// The group table; the lock also serialises claims.
     pub bat: Mutex<Bat, rank::GroupTable>,
     /// Renames between two directories, one at a time. Outermost lock rank (docs/locking.md).

@@ -61,7 +61,7 @@ impl MountedVolume {
             return Ok(true); // somebody else did it meanwhile
         }
         let free = match bat.find_free() {
-            None if self.give_back(&mut bat, d)? => bat.find_free(),
+            None if self.give_back(&mut bat, Some(d.id))? => bat.find_free(),
             found => found,
         };
         let Some(g) = free else { return Ok(false) };
@@ -79,12 +79,12 @@ impl MountedVolume {
         Ok(true)
     }
 
-    /// Has the domain that can spare most groups give some back, for `to`; false where none can.
-    fn give_back(&self, bat: &mut super::groups::Bat, to: &Domain) -> Result<bool> {
+    /// Has the domain that can spare most groups give some back, for `to`, or for a domain to be; false where none can.
+    pub(super) fn give_back(&self, bat: &mut super::groups::Bat, to: Option<DomainId>) -> Result<bool> {
         let mut all: Vec<(&Arc<Domain>, Vec<u32>)> = self
             .domains
             .iter()
-            .filter(|d| d.id != to.id && d.failed().is_none())
+            .filter(|d| Some(d.id) != to && d.failed().is_none())
             .map(|d| (d, self.spare(d).0))
             .collect();
         all.sort_by_key(|(_, groups)| groups.len());
