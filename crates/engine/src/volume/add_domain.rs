@@ -33,13 +33,13 @@ impl Volume {
     /// [`Error::ReadOnly`]; [`Error::Busy`] where the volume's tables have no room for one more; [`Error::NoSpace`] where no
     /// domain can spare a whole group; of a device.
     pub fn add_domain(&self) -> Result<DomainId> {
-        self.mounted().add_domain()
+        self.mounted().add_domain(0)
     }
 }
 
 impl MountedVolume {
-    /// [`Volume::add_domain`]. The caller is inside no gate and holds no lock.
-    pub(crate) fn add_domain(&self) -> Result<DomainId> {
+    /// [`Volume::add_domain`], with these `tenant_flags` in its header. The caller is inside no gate and holds no lock.
+    pub(crate) fn add_domain(&self, tenant_flags: u32) -> Result<DomainId> {
         // no group is claimed, given back or trimmed meanwhile, and no other domain is added
         let mut bat = self.bat.lock();
         if self.shared.read_only.load(Ordering::Relaxed) || self.shared.closing.load(Ordering::Relaxed) {
@@ -55,7 +55,7 @@ impl MountedVolume {
         let id = DomainId(number as u16);
         // an attempt before this one may have come so far, and have failed behind it
         if bat.groups_of(id).is_empty() {
-            self.make_domain(&mut bat, id)?;
+            self.make_domain(&mut bat, id, tenant_flags)?;
         }
         let sb = *self.sb.read();
         let peers: Arc<dyn Peers> = self.siblings.clone();
@@ -81,7 +81,7 @@ impl MountedVolume {
     }
 
     /// All that a mount reads of a domain, durably.
-    fn make_domain(&self, bat: &mut Bat, id: DomainId) -> Result<()> {
+    fn make_domain(&self, bat: &mut Bat, id: DomainId, tenant_flags: u32) -> Result<()> {
         let (store, sb) = (&self.store, *self.sb.read());
         let geometry = store.geometry();
         let Some(group) = self.whole_group(bat)? else { return Err(Error::NoSpace) };
@@ -100,6 +100,7 @@ impl MountedVolume {
             let mut h = DomainHeader::empty();
             h.domain = id.0.into();
             h.flags = CLEAN.into();
+            h.tenant_flags = tenant_flags.into();
             h.journal_start = start.into();
             h.journal_blocks = blocks.into();
             let pair = sb.domain_table.get() + 2 * u64::from(id.0);

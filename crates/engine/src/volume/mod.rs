@@ -25,6 +25,7 @@ pub mod room;
 pub mod shrink;
 mod siblings;
 mod side_by_side;
+pub mod tenants;
 pub mod trim;
 
 use crate::error::{Error, Result};

@@ -116,6 +116,7 @@ fn open(mut sb: SuperBlock, devices: Vec<Arc<dyn Device>>, options: MountOptions
         siblings,
         domains: Domains::new(domains, most),
         bat: Mutex::new(bat),
+        tenants: Mutex::new(()),
         rename: Mutex::new(()),
         last_move: Mutex::new(None),
         next_domain: AtomicU32::new(0),
@@ -137,6 +138,7 @@ fn open(mut sb: SuperBlock, devices: Vec<Arc<dyn Device>>, options: MountOptions
     if told != mounted.sb.read().domains {
         mounted.tell_domains()?;
     }
+    mounted.check_tenants()?;
     Ok(mounted)
 }
 

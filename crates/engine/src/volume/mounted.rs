@@ -39,6 +39,8 @@ pub(crate) struct MountedVolume {
     pub domains: Domains,
     /// The group table; the lock also serialises claims.
     pub bat: Mutex<Bat, rank::GroupTable>,
+    /// Held by who makes, changes or removes a tenant.
+    pub tenants: Mutex<(), rank::Tenants>,
     /// Renames between two directories, one at a time. Outermost lock rank (docs/locking.md).
     pub rename: Mutex<(), rank::Rename>,
     /// The latest move of a directory to another parent: its domain and transaction. Lock rank: leaf.
