@@ -166,7 +166,7 @@ impl Dump {
             let pair = self.sb.bat.get() + 2 * u64::from(index);
             let count = (groups - first).min(ENTRIES_PER_BLOCK) as usize;
             let buf = self.volume_pair(pair)?;
-            let (_, _, entries) = bat::decode(&buf, self.sb.volume_id(), pair, count, self.sb.domains.get())?;
+            let (_, _, entries) = bat::decode(&buf, self.sb.volume_id(), pair, count, self.sb.max_domains.get())?;
             for (group, e) in (first..).zip(entries) {
                 match run {
                     Some((_, last)) if last == e => {}
@@ -198,6 +198,13 @@ impl Dump {
         let flags = names(h.flags.get(), &[(CLEAN, "clean"), (FAILED, "failed"), (NEEDS_GC, "needs collection")]);
         line!(o, "domain           {domain} (copy {copy}, sequence {seq})");
         line!(o, "flags            {flags}");
+        if h.tenant_root.get() > 0 {
+            let most = match h.tenant_blocks.get() {
+                0 => "no limit".into(),
+                n => format!("{n} blocks at most"),
+            };
+            line!(o, "tenant           {:?}, root {}, {most}", h.tenant_name_str(), h.tenant_root);
+        }
         line!(o, "journal          {} blocks from block {}", h.journal_blocks, h.journal_start);
         line!(o, "journal in use   positions {} to {}", h.tail_pos, h.head_pos);
         line!(o, "transactions     last {}, checkpointed {}", h.last_tx, h.checkpointed_tx);

@@ -273,7 +273,7 @@ fn first_groups(sb: &SuperBlock, g: Geometry, total_bytes: u64, o: &MkfsOptions)
         };
         device = (found + 1) % left.len();
         let Some((group, blocks)) = left[found].pop_front() else { continue };
-        let most = journal_max(blocks, g);
+        let most = g.journal_max(blocks);
         let journal_blocks = u32::try_from(wanted).unwrap_or(u32::MAX);
         if o.journal_bytes.is_some() && journal_blocks > most {
             return Err(Error::Invalid("the journal must fit into half a group"));
@@ -285,16 +285,6 @@ fn first_groups(sb: &SuperBlock, g: Geometry, total_bytes: u64, o: &MkfsOptions)
         out.push(FirstGroup { group, journal_at: g.meta_blocks(), journal_blocks });
     }
     Ok(out)
-}
-
-/// Longest journal in a first group of `blocks`: half of it, and where possible one whole segment stays free of it.
-fn journal_max(blocks: u32, g: Geometry) -> u32 {
-    let whole = blocks / SEGMENT_BLOCKS;
-    if whole >= 2 {
-        (blocks / 2).min((whole - 1) * SEGMENT_BLOCKS - g.meta_blocks())
-    } else {
-        (blocks / 2).min(blocks - g.meta_blocks() - 64)
-    }
 }
 
 /// What is about to be written must be accepted when it is read (a bug of ours otherwise).

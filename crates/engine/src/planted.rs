@@ -102,6 +102,9 @@ pub enum Bug {
     /// Superblocks tell of a larger volume before its group table is durable. Not in [`Bug::ALL`]: the test kit's
     /// `planted_resize` shows it.
     SizeEarly,
+    /// A domain that is added is counted before its header is durable. Not in [`Bug::ALL`]: the test kit's `planted_domain`
+    /// shows it.
+    DomainEarly,
 }
 
 impl Bug {

@@ -12,6 +12,9 @@ pub const FAILED: u32 = 2;
 /// `flags`: after a crash, the background GC has not finished: entries may be stale.
 pub const NEEDS_GC: u32 = 4;
 
+/// `tenant_flags`: the domain was made for tenants: what is of none is not placed there.
+pub const KEPT_FOR_TENANTS: u32 = 1;
+
 /// One block, in a shadow pair: what a domain must know before it can read its journal.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
@@ -46,12 +49,27 @@ pub struct DomainHeader {
     pub checkpoint: U64,
     /// Sum of [`crate::group::table_mark`] over the segment tables as that checkpoint left them.
     pub tables: U64,
+    /// Root directory of the tenant that the domain is bound to; 0: it is of the common pool.
+    pub tenant_root: U64,
+    /// Generation of that inode.
+    pub tenant_generation: U32,
+    /// [`KEPT_FOR_TENANTS`].
+    pub tenant_flags: U32,
+    /// Most blocks that the tenant may use; 0: as many as there are.
+    pub tenant_blocks: U64,
+    /// Name of the tenant, zero-padded UTF-8.
+    pub tenant_name: [u8; 64],
     /// Unused, 0.
-    pub reserved: [u8; 3984],
+    pub reserved: [u8; 3896],
 }
 const _: () = assert!(size_of::<DomainHeader>() == BLOCK_BYTES);
 
 impl DomainHeader {
+    /// Name of the tenant that the domain is bound to, as text.
+    pub fn tenant_name_str(&self) -> String {
+        let n = self.tenant_name.iter().position(|&b| b == 0).unwrap_or(self.tenant_name.len());
+        String::from_utf8_lossy(&self.tenant_name[..n]).into_owned()
+    }
     /// All fields 0, the block header too.
     pub fn empty() -> Self {
         Self::new_zeroed()

@@ -61,6 +61,16 @@ impl Geometry {
     pub fn nodes(&self) -> u32 {
         self.node_blocks() * NODES_PER_BLOCK
     }
+    /// Longest journal in a domain's first group, of `blocks` blocks: half of it, and where possible one whole segment stays
+    /// free of it.
+    pub fn journal_max(&self, blocks: u32) -> u32 {
+        let whole = blocks / SEGMENT_BLOCKS;
+        if whole >= 2 {
+            (blocks / 2).min((whole - 1) * SEGMENT_BLOCKS - self.meta_blocks())
+        } else {
+            (blocks / 2).min(blocks - self.meta_blocks() - 64)
+        }
+    }
     /// How many groups lie on `blocks` blocks, and how many blocks the last of them has. A rest that is too short for a
     /// group's metadata and some data is no group.
     pub fn groups_on(&self, blocks: u64) -> (u64, u32) {

@@ -224,7 +224,7 @@ impl<'c> Context<'c> {
 
 impl BraidFs {
     pub(crate) fn new(vol: Arc<Volume>, negotiated: Negotiated, jobs: mpsc::Sender<Job>) -> Self {
-        let tight = Tight::new(vol.domains().len());
+        let tight = Tight::new(vol.super_block().max_domains.get().into());
         let fs = Self {
             vol,
             handles: Handles::default(),

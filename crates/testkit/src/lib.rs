@@ -15,6 +15,7 @@
 //!
 //! Nothing here is part of the product; no test of it depends on time or on the order of threads, unless it says so.
 
+pub mod add_domain;
 pub mod crash;
 pub mod damage;
 pub mod generate;
@@ -31,6 +32,7 @@ pub mod shrink;
 pub mod sparse;
 pub mod states;
 pub mod subject;
+pub mod tenant;
 pub mod walk;
 
 /// A number from the environment, or `default`; the name of a test's knob is part of its documentation.

@@ -15,7 +15,7 @@ const BLOCK: u64 = 4096;
 const SMALL: u64 = 32 * MIB;
 const LARGE: u64 = 2304 * MIB;
 
-fn options() -> MountOptions {
+pub(crate) fn options() -> MountOptions {
     MountOptions { cache_bytes: 8 * MIB, background: false, serial: true, ..MountOptions::default() }
 }
 
@@ -23,7 +23,7 @@ fn content(n: u8) -> Vec<u8> {
     (0..50_000u32).map(|i| (i / 7) as u8 ^ n).collect()
 }
 
-fn write(v: &Volume, name: &str, n: u8) -> Result<(), String> {
+pub(crate) fn write(v: &Volume, name: &str, n: u8) -> Result<(), String> {
     let how = OpenHow { read: true, write: true, create: true, mode: 0o644, ..OpenHow::default() };
     let text = |e: braidfs::Error| format!("{name}: {e}");
     let f = v.open_path(name.as_bytes(), how, &Cred::root()).map_err(text)?;
@@ -31,7 +31,7 @@ fn write(v: &Volume, name: &str, n: u8) -> Result<(), String> {
     v.fsync(f.ino(), false).map_err(text)
 }
 
-fn holds(v: &Volume, name: &str, n: u8) -> Result<(), String> {
+pub(crate) fn holds(v: &Volume, name: &str, n: u8) -> Result<(), String> {
     let how = OpenHow { read: true, ..OpenHow::default() };
     let f = v.open_path(name.as_bytes(), how, &Cred::root()).map_err(|e| format!("{name}: {e}"))?;
     let (wanted, mut got) = (content(n), vec![0; 60_000]);
@@ -209,7 +209,7 @@ pub fn every_crash_of_a_shrink() -> Result<(usize, usize), String> {
 }
 
 /// What may become of the writes that a crash at one point may lose.
-fn keeps(log: &Log, upto: usize, budget: &Budget, rng: &mut fastrand::Rng) -> Vec<Vec<Keep>> {
+pub(crate) fn keeps(log: &Log, upto: usize, budget: &Budget, rng: &mut fastrand::Rng) -> Vec<Vec<Keep>> {
     let size = |e: &Event| if let Event::Write { data, .. } = e { data.len() / SECTOR_BYTES } else { 1 };
     let sectors: Vec<usize> = log.unflushed(upto).map(size).collect();
     let mut all = Vec::new();

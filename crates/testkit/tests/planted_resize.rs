@@ -1,7 +1,8 @@
-//! A bug on purpose in the growth of a volume, which the explorer's operations do not have.
+//! Bugs on purpose in what changes a volume, which the explorer's operations do not have: its growth, one more domain.
 #![cfg(feature = "planted-bugs")]
 
 use braidfs::planted::{Bug, plant};
+use braidfs_testkit::add_domain::every_crash_of_an_addition;
 use braidfs_testkit::resize::every_crash_of_a_growth;
 
 // one test: a planted bug is one of the whole process
@@ -10,6 +11,16 @@ fn a_size_told_before_the_group_table_is_durable_is_seen() {
     assert!(every_crash_of_a_growth(1).is_ok());
     plant(Some(Bug::SizeEarly));
     let seen = every_crash_of_a_growth(1);
+    plant(None);
+    let why = seen.expect_err("the bug was not seen");
+    println!("{why}");
+    domain_counted_early();
+}
+
+/// A domain is counted before its header is durable.
+fn domain_counted_early() {
+    plant(Some(Bug::DomainEarly));
+    let seen = every_crash_of_an_addition();
     plant(None);
     let why = seen.expect_err("the bug was not seen");
     println!("{why}");

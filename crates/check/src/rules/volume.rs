@@ -22,12 +22,12 @@ pub fn superblock(store: &Store, log: &mut Log, sb: &SuperBlock, device: usize, 
 }
 
 /// Whether superblock `a` says the same as `b`, which counts, but for the header, the device that they stand on, and what a
-/// crash may have changed in some of them: the label and `compat`; and the size, of a volume that was about to grow: all
+/// crash may have changed in some of them: the label, `compat` and the number of domains, which the BAT tells; and the size, of a volume that was about to grow: all
 /// that a larger one needs was there before.
 fn same(a: &SuperBlock, b: &SuperBlock, device: u16) -> bool {
     let last = b.device_table().len().saturating_sub(1);
     let plain = |s: &SuperBlock| {
-        let mut s = SuperBlock { label: [0; 64], compat: 0.into(), groups: 0.into(), ..*s };
+        let mut s = SuperBlock { label: [0; 64], compat: 0.into(), groups: 0.into(), domains: 1.into(), ..*s };
         let d = &mut s.device[last];
         (d.blocks, d.groups, d.last_group_blocks) = (0.into(), 0.into(), 0.into());
         s.to_block(0, 0, 0)
@@ -62,7 +62,7 @@ pub fn bat_pair(log: &mut Log, sb: &SuperBlock, index: usize, buf: &[u8]) -> Pai
     if let Some((copy, why)) = state.damaged() {
         log.add(codes::BAT_COPY, None, format!("BAT pair {index}, copy {copy}: {why}"));
     }
-    let content = match bat::decode(buf, volume, pair, count, sb.domains.get()) {
+    let content = match bat::decode(buf, volume, pair, count, sb.max_domains.get()) {
         Ok((_, _, entries)) => Some(entries),
         Err(e) => {
             log.add(codes::BAT_LOST, None, format!("BAT pair {index}: {e}; the group headers tell the owners"));

@@ -44,6 +44,7 @@ pub fn read(devices: &[Arc<dyn Device>]) -> Result<Model> {
     };
     check_supers(&mut m);
     read_bat(&mut m);
+    count_domains(&mut m);
     read_domains(&mut m);
     find_claims(&mut m);
     Ok(m)
@@ -163,11 +164,29 @@ fn claim_of(m: &Model, group: u32) -> BatEntry {
         return BatEntry::default();
     }
     match GroupHeader::from_pair(&buf, m.sb.volume_id(), pair) {
-        Ok((_, _, h)) if h.group.get() == group && h.domain < m.sb.domains => {
+        Ok((_, _, h)) if h.group.get() == group && is_domain(m, h.domain.get()) => {
             BatEntry { domain: Some(DomainId(h.domain.get())), epoch: h.epoch.get() }
         }
         _ => BatEntry::default(),
     }
+}
+
+/// Whether the volume has such a domain, or one may have been added that the superblock does not tell of yet: its header is
+/// durable before its first group's.
+fn is_domain(m: &Model, number: u16) -> bool {
+    let mut log = Log::default();
+    let mut header = || {
+        let pair = header_place(&m.sb, number);
+        let buf = log.read_pair(&m.store, pair);
+        DomainHeader::from_pair(&buf, m.sb.volume_id(), pair, number).is_ok()
+    };
+    number < m.sb.domains.get() || (number < m.sb.max_domains.get() && header())
+}
+
+/// A domain is there once it owns a group: the superblocks tell of it later.
+fn count_domains(m: &mut Model) {
+    let named = m.bat.iter().filter_map(|e| e.domain).map(|d| d.0 + 1).max();
+    m.sb.domains = named.map_or(m.sb.domains.get(), |n| n.max(m.sb.domains.get())).into();
 }
 
 fn read_domains(m: &mut Model) {

@@ -34,6 +34,7 @@ pub(crate) mod replay;
 pub mod serialise;
 mod shared;
 pub mod sync;
+pub(crate) mod tenant;
 pub mod tx;
 mod work;
 
@@ -47,7 +48,7 @@ use crate::nodes::NodeTable;
 use crate::space::Space;
 use crate::store::Store;
 use crate::types::*;
-use braidfs_format::domain::DomainHeader;
+use braidfs_format::domain::{DomainHeader, KEPT_FOR_TENANTS};
 use braidfs_sync::ablation::{self, Switch};
 use braidfs_sync::rounds::Rounds;
 use braidfs_sync::slots::{Counter, Line};
@@ -148,6 +149,10 @@ pub struct Domain {
     lazy: Mutex<Vec<Arc<Cell>>, rank::LazyFiles>,
     /// Names of this domain's directories that inodes left by renames that may not be durable yet.
     pub vacated: VacatedNames,
+    /// Root directory of the tenant that the domain is bound to, 0: none.
+    tenant_root: AtomicU64,
+    /// What is of no tenant is not placed here.
+    kept: AtomicBool,
     /// The other domains.
     peers: Arc<dyn Peers>,
     /// Counters.
@@ -238,6 +243,9 @@ impl Domain {
         mlogs: u16,
     ) -> Self {
         let Layers { mut space, mut nodes, journal } = layers;
+        let kept = header.header.tenant_flags.get() & KEPT_FOR_TENANTS != 0;
+        let tenant_root = header.header.tenant_root.get();
+        space.set_hard_limit(Some(header.header.tenant_blocks.get()).filter(|n| *n > 0));
         space.limit(shared.table_bytes);
         nodes.limit(shared.table_bytes);
         let last = header.header.last_tx.get();
@@ -277,6 +285,8 @@ impl Domain {
             quarantined: Mutex::default(),
             lazy: Mutex::default(),
             vacated: VacatedNames::default(),
+            tenant_root: AtomicU64::new(tenant_root),
+            kept: AtomicBool::new(kept),
             peers,
             counters: Counters::default(),
             missed: CachePadded::default(),

@@ -106,7 +106,19 @@ impl MountedVolume {
                 self.place(d, &st, new.kind)
             }
         };
-        let NewInode { inode, domain: target } = self.new_inode_anywhere(target, d.ino)?;
+        let inode = self.new_inode_anywhere(target, d.ino)?;
+        self.create_with(d, name, new, cred, inode)
+    }
+
+    /// [`Self::create_alone`] with the number at hand, which is given back where the inode is not made.
+    fn create_with(
+        &self,
+        d: &Arc<Cell>,
+        name: &[u8],
+        new: &NewNode<'_>,
+        cred: &Cred,
+        NewInode { inode, domain: target }: NewInode,
+    ) -> Result<Made> {
         let r = loop {
             match self
                 .commit_vacating_rename(d, name, target)
@@ -121,6 +133,31 @@ impl MountedVolume {
             self.dom(target).nodes.release(inode.ino.node());
         }
         r
+    }
+
+    /// Makes the root directory of a tenant in a domain, which is bound to it before anybody can see it; where it is not made,
+    /// it is bound no longer.
+    ///
+    /// # Errors
+    /// As [`Volume::create`].
+    pub(crate) fn make_tenant_root(
+        &self,
+        d: &Arc<Cell>,
+        name: &[u8],
+        mode: u32,
+        cred: &Cred,
+        target: DomainId,
+    ) -> Result<Made> {
+        check_name(name)?;
+        if d.kind != FileKind::Dir {
+            return Err(Error::NotDir);
+        }
+        let new = NewNode { kind: FileKind::Dir, mode, umask: 0, rdev: 0, target: b"" };
+        let inode = self.new_inode(target, d.ino)?.ok_or(Error::NoSpace)?;
+        let bound = self.dom(target);
+        bound.set_tenant_root(Some(inode.ino));
+        let made = self.create_with(d, name, &new, cred, NewInode { inode, domain: target });
+        made.inspect_err(|_| bound.set_tenant_root(None))
     }
 
     /// `None` where who left the name must be durable first, or what it names was locked.

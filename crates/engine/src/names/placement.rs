@@ -17,6 +17,10 @@ pub(super) struct NewInode {
 impl MountedVolume {
     /// Where a new object of `dir` goes ([`Placement`]).
     pub(super) fn place(&self, dir: &Cell, st: &State, kind: FileKind) -> DomainId {
+        if self.dom(dir.domain).tenant_root().is_some() {
+            // a tenant has nothing elsewhere, also where it has no room
+            return dir.domain;
+        }
         let policy = match st.placement {
             Placement::Unset => self.default_placement(),
             p => p,
@@ -30,7 +34,7 @@ impl MountedVolume {
         // the next domain that can take it
         for _ in 0..if spread { n } else { 0 } {
             let d = &self.domains[(self.next_domain.fetch_add(1, Ordering::Relaxed) % n) as usize];
-            if d.failed().is_none() && self.has_room(d) {
+            if d.failed().is_none() && !d.is_kept() && self.has_room(d) {
                 return d.id;
             }
         }
@@ -52,7 +56,10 @@ impl MountedVolume {
         if let Some(inode) = self.new_inode(target, near)? {
             return Ok(NewInode { inode, domain: target });
         }
-        for d in self.domains.iter().filter(|d| d.id != target && d.failed().is_none()) {
+        if self.dom(target).tenant_root().is_some() {
+            return Err(Error::NoSpace);
+        }
+        for d in self.domains.iter().filter(|d| d.id != target && d.failed().is_none() && !d.is_kept()) {
             if let Some((node, generation)) = d.nodes.alloc(None)? {
                 return Ok(NewInode { inode: InodeRef { ino: node.inode(), generation }, domain: d.id });
             }

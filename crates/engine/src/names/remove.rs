@@ -89,6 +89,7 @@ impl MountedVolume {
             }
             check_changeable(&st)?;
             check_changeable(&dst)?;
+            i.check_no_tenant(&c)?;
             if want_dir && !i.dom(c.domain).with_index(c.ino, &mut st, |ix, load| ix.is_empty(load))? {
                 match i.only_stale(&c, &mut st, &[(d, &dst)])? {
                     Child::Stale => {}

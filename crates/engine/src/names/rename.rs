@@ -367,6 +367,7 @@ impl MountedVolume {
         if d.kind != FileKind::Dir || r.partner().is_some() {
             return Ok(Ok(()));
         }
+        self.check_no_tenant(d)?;
         if !self.dom(d.domain).with_index(d.ino, v, |ix, load| ix.is_empty(load))? {
             let also: &[(&Cell, &State)] =
                 &[(&r.from.dir, &l.dirs[l.old]), (&r.to.dir, &l.dirs[l.new]), (&r.src, &l.src)];

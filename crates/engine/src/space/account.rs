@@ -85,6 +85,13 @@ impl Account {
         true
     }
 
+    /// Takes `blocks` whether they are there or not, from slots, too: nobody may have them from now on.
+    pub fn withhold(&self, blocks: i64) {
+        self.limits.few.store(true, Relaxed);
+        let _one = self.merge_slots();
+        self.common.fetch_sub(blocks, Relaxed);
+    }
+
     /// Takes `blocks` whether they are there or not: they are in use.
     pub fn force(&self, blocks: u32) {
         if blocks > 0 {

@@ -9,6 +9,7 @@
 use super::Space;
 use super::bitmap;
 use super::group::Group;
+use super::limit::kept_back;
 use crate::error::Result;
 use braidfs_format::BlockAddr;
 use braidfs_format::geometry::SEGMENT_BLOCKS;
@@ -25,11 +26,6 @@ pub(crate) struct Emptying {
     group: Arc<Group>,
     /// What is valid in it, and whose that is.
     pub blocks: Vec<(BlockAddr, Owner)>,
-}
-
-/// Blocks kept back from ordinary reservations, of `total`.
-fn kept_back(total: u64) -> u64 {
-    (total / 64).clamp(32, 8192)
 }
 
 /// Of what is not kept back, blocks that are not offered.
@@ -62,7 +58,7 @@ impl Space {
     pub fn available_with(&self, more: u64) -> u64 {
         let hidden = kept_back(self.total.load(Relaxed) + more);
         let margin = margin_of(hidden);
-        let n = self.account.sum() + self.pending.sum() + more as i64;
+        let n = self.account.sum() + self.pending.sum() + more as i64 - self.withheld_more(more);
         (n - (hidden + margin) as i64).max(0) as u64
     }
 
@@ -142,6 +138,7 @@ impl Space {
     /// like any other again.
     pub(crate) fn close_emptied(&self, e: Emptying) -> Option<u32> {
         if e.group.is_emptied() {
+            self.leave_taken(u64::from(e.group.total()));
             return Some(e.group.number);
         }
         self.end_emptying(e);
@@ -157,20 +154,19 @@ impl Space {
 
     /// Whether ordinary reservations would find as much as before where `blocks` unused blocks were gone: enough.
     pub(crate) fn can_spare(&self, blocks: u64) -> bool {
-        let left = self.account.sum() - blocks as i64;
+        let left = self.account.sum() - blocks as i64 + self.withheld_less(blocks);
         left >= kept_back(self.total.load(Relaxed).saturating_sub(blocks)) as i64
     }
 
     /// Takes a group out of use where it holds nothing and its blocks can be spared. False where it is in use.
     pub(crate) fn close_group(&self, number: u32) -> bool {
         let Some(group) = self.groups.read().get(&number).cloned().filter(|g| g.is_empty()) else { return false };
-        let blocks = i64::from(group.total());
-        let floor = kept_back(self.total.load(Relaxed).saturating_sub(blocks as u64)) as i64;
-        if !self.account.take(blocks, floor) {
+        let blocks = u64::from(group.total());
+        if !self.leave_account(blocks) {
             return false;
         }
         if !group.close() {
-            self.account.add(blocks);
+            self.stay_in_account(blocks);
             return false;
         }
         self.pool.lock().remove_group(&group);
@@ -182,7 +178,7 @@ impl Space {
         let Some(group) = self.groups.read().get(&number).cloned().filter(|g| g.is_closed()) else { return };
         group.reopen();
         self.pool.lock().add_group(&group);
-        self.account.add(i64::from(group.total()));
+        self.stay_in_account(u64::from(group.total()));
     }
 
     /// Forgets a closed group that is the domain's no longer.
@@ -192,6 +188,7 @@ impl Space {
             table.lock().forget(&self.owners);
         }
         self.resize(|total| total - u64::from(group.total()));
+        self.have_left(u64::from(group.total()));
         let cleaning = self.cleaning.load(Relaxed);
         if cleaning >> 32 == u64::from(number) {
             let _ = self.cleaning.compare_exchange(cleaning, u64::MAX, Relaxed, Relaxed);

@@ -28,6 +28,8 @@ mod group;
 mod home;
 mod home_batch;
 mod init;
+mod limit;
+mod limited;
 pub(crate) mod paired;
 mod pool;
 mod recycle;
@@ -50,6 +52,7 @@ use crossbeam::utils::CachePadded;
 pub(crate) use giving::Emptying;
 use group::Group;
 pub(crate) use home_batch::HomeBatch;
+use limit::Limit;
 use paired::{Counts, Residency, TABLE_BLOCKS_MAX, table_blocks};
 use pool::{Mlog, Pool};
 pub use run::{Class, Run};
@@ -96,6 +99,8 @@ pub struct Space {
     pool: Mutex<Pool, rank::SegmentPool>,
     /// Unused − reserved.
     account: Account,
+    /// Part of what the domain has that it may not use.
+    limit: Limit,
     /// Freed by transactions that are not yet durable.
     pending: Counter,
     /// Blocks that are not metadata or journal.
@@ -157,6 +162,7 @@ impl Space {
             mlogs: (0..mlogs.max(1)).map(|_| CachePadded::default()).collect(),
             pool: Mutex::default(),
             account: Account::default(),
+            limit: Limit::default(),
             pending: Counter::default(),
             total: AtomicU64::new(0),
             cleaning: AtomicU64::new(u64::MAX),
@@ -202,6 +208,8 @@ impl Space {
         }
         self.table_sum.fetch_add(table_mark(number, group.table.lock().seq), Relaxed);
         self.resize(|total| total + u64::from(group.total()));
+        // before what is new can be had
+        self.withhold();
         self.pool.lock().add_group(&group);
         self.account.add(i64::from(group.free()));
         Ok(true)
@@ -268,7 +276,7 @@ impl Space {
         SpaceStats {
             blocks: self.total.load(Relaxed),
             free,
-            reserved: (free as i64 - self.account.sum()).max(0) as u64,
+            reserved: (free as i64 - self.withheld() - self.account.sum()).max(0) as u64,
             pending: self.pending.sum().max(0) as u64,
             hidden: self.hidden(),
             free_segments: self.pool.lock().len() as u64,

@@ -13,7 +13,7 @@ impl Space {
         if blocks == 0 {
             return Ok(()); // also below the floor
         }
-        let floor = if essential { 0 } else { self.hidden() as i64 };
+        let floor = if essential { -self.withheld() } else { self.hidden() as i64 };
         self.take_from_account(blocks, floor)
     }
 

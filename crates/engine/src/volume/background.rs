@@ -85,7 +85,6 @@ impl Drop for Background {
 
 /// The work of thread `t` of `n`: domains `t`, `t + n`, …
 fn run(mounted: &MountedVolume, stop: &Stop, t: usize, n: usize) {
-    let mine: Vec<_> = mounted.domains.iter().skip(t).step_by(n).collect();
     let mut last_commit = Instant::now();
     loop {
         {
@@ -102,7 +101,8 @@ fn run(mounted: &MountedVolume, stop: &Stop, t: usize, n: usize) {
         if due {
             last_commit = Instant::now();
         }
-        for d in &mine {
+        // domains may be added
+        for d in mounted.domains.iter().skip(t).step_by(n) {
             if d.failed().is_some() {
                 continue;
             }

@@ -6,6 +6,7 @@ use crate::types::*;
 use braidfs_format::BLOCK_BYTES;
 use braidfs_format::bat::{self, BatEntry, ENTRIES_PER_BLOCK};
 use braidfs_format::block::{BlockKind, other_copy_lost};
+use braidfs_format::domain::DomainHeader;
 use braidfs_format::group::GroupHeader;
 use braidfs_format::super_block::SuperBlock;
 
@@ -20,6 +21,8 @@ pub struct Bat {
     /// Groups of the volume.
     groups: usize,
     domains: u16,
+    /// As many domains as the volume's tables have room for: no group can be another's.
+    most: u16,
     /// Groups from this one on are not claimed: the volume is being made smaller.
     end: Option<usize>,
     /// Nor are those from this one on, since a superblock may say that the volume ends there.
@@ -44,6 +47,7 @@ impl Bat {
             entries: Vec::with_capacity(groups.next_multiple_of(per)),
             groups,
             domains: sb.domains.get(),
+            most: sb.max_domains.get(),
             end: None,
             doubtful: None,
             pairs: Vec::new(),
@@ -56,7 +60,7 @@ impl Bat {
             let pair = b.start + 2 * b.pairs.len() as u64;
             device.read(pair, &mut buf)?;
             let n = (groups - b.entries.len()).min(per);
-            let (copy, seq, mut e) = bat::decode(&buf, b.volume, pair, per, sb.domains.get())?;
+            let (copy, seq, mut e) = bat::decode(&buf, b.volume, pair, per, b.most)?;
             if let Some(lost) = other_copy_lost(&buf, BlockKind::Bat, b.volume, pair, (copy, seq)) {
                 tracing::warn!("{lost}; claims are taken from the group headers");
                 let first = b.entries.len() as u32;
@@ -67,7 +71,13 @@ impl Bat {
             b.entries.extend(e);
             b.pairs.push((copy, seq));
         }
+        let named = b.owners().flatten().map(|d| d.0 + 1).max();
+        b.domains = named.map_or(b.domains, |n| n.max(b.domains));
         Ok(b)
+    }
+    /// How many domains the volume had when this was read: those that the superblock tells of, and those that groups are of.
+    pub fn domains(&self) -> u16 {
+        self.domains
     }
     /// Of the groups that the volume has.
     fn all(&self) -> &[BatEntry] {
@@ -117,7 +127,7 @@ impl Bat {
         let pair = self.start + 2 * self.pairs.len() as u64;
         let mut buf = vec![0u8; 2 * BLOCK_BYTES];
         device.read(pair, &mut buf)?;
-        let (copy, seq, entries) = match bat::decode(&buf, self.volume, pair, per, self.domains) {
+        let (copy, seq, entries) = match bat::decode(&buf, self.volume, pair, per, self.most) {
             // also where it says what it should: perhaps an attempt before this one wrote it, and could not flush it
             Ok((copy, seq, mut entries)) => {
                 for e in entries.iter_mut().filter(|e| e.domain.is_some()) {
@@ -219,9 +229,20 @@ fn claim_in_header(store: &Store, sb: &SuperBlock, group: u32, entry: &mut BatEn
     if let Ok((_, _, h)) = GroupHeader::from_pair(&buf, store.volume, pair)
         && h.group.get() == group
         && h.epoch.get() > entry.epoch
-        && h.domain < sb.domains
+        && (h.domain < sb.domains || has_header(store, sb, h.domain.get())?)
     {
         *entry = BatEntry { domain: Some(DomainId(h.domain.get())), epoch: h.epoch.get() };
     }
     Ok(())
+}
+
+/// Whether a domain that the superblock does not tell of was being added: its header is durable before its first group's.
+fn has_header(store: &Store, sb: &SuperBlock, domain: u16) -> Result<bool> {
+    if domain >= sb.max_domains.get() {
+        return Ok(false);
+    }
+    let pair = sb.domain_table.get() + 2 * u64::from(domain);
+    let mut buf = vec![0u8; 2 * BLOCK_BYTES];
+    store.device(0).read(pair, &mut buf)?;
+    Ok(DomainHeader::from_pair(&buf, store.volume, pair, domain).is_ok())
 }

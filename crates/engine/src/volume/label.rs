@@ -72,7 +72,7 @@ impl Volume {
 
 impl MountedVolume {
     /// Writes all superblocks, durably. The caller holds the lock of the label.
-    fn write_supers(&self, label: &[u8; 64], compat: u32) -> Result<()> {
+    pub(super) fn write_supers(&self, label: &[u8; 64], compat: u32) -> Result<()> {
         let mut sb = *self.sb.read();
         (sb.label, sb.compat) = (*label, compat.into());
         for (n, entry) in sb.device_table().iter().enumerate() {

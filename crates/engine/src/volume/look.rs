@@ -51,7 +51,7 @@ fn stamp(devices: &[Arc<dyn Device>]) -> Result<Vec<u8>> {
     let (sb, order) = read_super(devices)?;
     let mut all = Vec::new();
     let tables = u64::from(sb.groups.get()).div_ceil(u64::from(ENTRIES_PER_BLOCK));
-    for (start, pairs) in [(sb.bat.get(), tables), (sb.domain_table.get(), u64::from(sb.domains.get()))] {
+    for (start, pairs) in [(sb.bat.get(), tables), (sb.domain_table.get(), u64::from(sb.max_domains.get()))] {
         let mut buf = vec![0; 2 * pairs as usize * BLOCK_BYTES];
         order[0].read(start, &mut buf).map_err(Error::Io)?;
         all.append(&mut buf);

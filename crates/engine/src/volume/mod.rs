@@ -3,9 +3,11 @@
 //! Owns the superblock, the group table and the domains. [`Volume`]'s operations on names and files are in
 //! `crate::names`, `crate::file`, `crate::attributes` and `crate::fsync`, one file per family of verbs.
 
+pub mod add_domain;
 pub mod background;
 mod cleaner;
 mod compaction;
+mod domains;
 mod eviction;
 pub mod groups;
 pub(crate) mod held;
@@ -23,6 +25,7 @@ pub mod room;
 pub mod shrink;
 mod siblings;
 mod side_by_side;
+pub mod tenants;
 pub mod trim;
 
 use crate::error::{Error, Result};

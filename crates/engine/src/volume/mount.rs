@@ -1,5 +1,6 @@
 //! Mounting: superblock, group table, all domains in parallel, recovery across them.
 
+use super::domains::Domains;
 use super::groups::Bat;
 use super::held::table::Held;
 use super::siblings::Siblings;
@@ -76,15 +77,18 @@ impl Volume {
     }
 }
 
-fn open(sb: SuperBlock, devices: Vec<Arc<dyn Device>>, options: MountOptions) -> Result<Arc<MountedVolume>> {
+fn open(mut sb: SuperBlock, devices: Vec<Arc<dyn Device>>, options: MountOptions) -> Result<Arc<MountedVolume>> {
     let store = Arc::new(Store::new(devices, &sb)?);
     let bat = Bat::read(&store, &sb)?;
+    // a domain may have been added, and the superblocks not told of it
+    let told = std::mem::replace(&mut sb.domains, bat.domains().into());
     let g = store.geometry();
     let volume = u64::from(g.groups) * u64::from(g.group_blocks()) * BLOCK_BYTES as u64;
     let names = (options.cache_bytes / 64).min(volume / 256).clamp(NAMES_MIN, NAMES_MAX);
     let shared = Arc::new(Shared::new(options, &sb));
     let room = super::resize::most_groups(&sb) as usize;
-    let siblings = Arc::new(Siblings::new(bat.owners(), room));
+    let most = usize::from(sb.max_domains.get());
+    let siblings = Arc::new(Siblings::new(bat.owners(), room, most));
     let opened = open_domains(&sb, &store, &shared, &siblings, &bat)?;
     let (domains, mut recovered): (Vec<_>, Vec<_>) = opened.into_iter().unzip();
     let mut bat = bat;
@@ -99,8 +103,8 @@ fn open(sb: SuperBlock, devices: Vec<Arc<dyn Device>>, options: MountOptions) ->
     }
     let traces: Vec<String> = recovered.iter_mut().flat_map(|r| std::mem::take(&mut r.traces)).collect();
     traces.iter().for_each(|t| tracing::warn!("{t}"));
-    siblings.meet(&domains);
-    let syncing = Syncing::new(domains.len(), store.devices());
+    domains.iter().for_each(|d| siblings.add(d));
+    let syncing = Syncing::new(most, store.devices());
     let committers = Committers::new(domains.len());
     let mounted = Arc::new(MountedVolume {
         label: Mutex::new(sb.label),
@@ -110,8 +114,9 @@ fn open(sb: SuperBlock, devices: Vec<Arc<dyn Device>>, options: MountOptions) ->
         store,
         shared,
         siblings,
-        domains,
+        domains: Domains::new(domains, most),
         bat: Mutex::new(bat),
+        tenants: Mutex::new(()),
         rename: Mutex::new(()),
         last_move: Mutex::new(None),
         next_domain: AtomicU32::new(0),
@@ -130,6 +135,10 @@ fn open(sb: SuperBlock, devices: Vec<Arc<dyn Device>>, options: MountOptions) ->
     });
     mounted.count_unclaimed();
     mounted.start(recovered)?;
+    if told != mounted.sb.read().domains {
+        mounted.tell_domains()?;
+    }
+    mounted.check_tenants()?;
     Ok(mounted)
 }
 

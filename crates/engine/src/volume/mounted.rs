@@ -1,5 +1,6 @@
 //! What is mounted: the domains and what they have in common. Operations, background threads and handles share it.
 
+use super::domains::Domains;
 use super::groups::Bat;
 use super::held::table::Held;
 use super::siblings::Siblings;
@@ -35,9 +36,11 @@ pub(crate) struct MountedVolume {
     pub shared: Arc<Shared>,
     /// The domains as they see each other.
     pub siblings: Arc<Siblings>,
-    pub domains: Vec<Arc<Domain>>,
+    pub domains: Domains,
     /// The group table; the lock also serialises claims.
     pub bat: Mutex<Bat, rank::GroupTable>,
+    /// Held by who makes, changes or removes a tenant.
+    pub tenants: Mutex<(), rank::Tenants>,
     /// Renames between two directories, one at a time. Outermost lock rank (docs/locking.md).
     pub rename: Mutex<(), rank::Rename>,
     /// The latest move of a directory to another parent: its domain and transaction. Lock rank: leaf.

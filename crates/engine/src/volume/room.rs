@@ -55,13 +55,16 @@ impl MountedVolume {
         if self.shared.dead.load(Ordering::Relaxed) {
             return Err(Error::Io(std::io::Error::other("the volume was killed")));
         }
+        if d.space.at_limit() {
+            return Ok(false);
+        }
         let before = d.space.groups().len();
         let mut bat = self.bat.lock();
         if d.space.groups().len() > before {
             return Ok(true); // somebody else did it meanwhile
         }
         let free = match bat.find_free() {
-            None if self.give_back(&mut bat, d)? => bat.find_free(),
+            None if self.give_back(&mut bat, Some(d.id))? => bat.find_free(),
             found => found,
         };
         let Some(g) = free else { return Ok(false) };
@@ -79,12 +82,12 @@ impl MountedVolume {
         Ok(true)
     }
 
-    /// Has the domain that can spare most groups give some back, for `to`; false where none can.
-    fn give_back(&self, bat: &mut super::groups::Bat, to: &Domain) -> Result<bool> {
+    /// Has the domain that can spare most groups give some back, for `to`, or for a domain to be; false where none can.
+    pub(super) fn give_back(&self, bat: &mut super::groups::Bat, to: Option<DomainId>) -> Result<bool> {
         let mut all: Vec<(&Arc<Domain>, Vec<u32>)> = self
             .domains
             .iter()
-            .filter(|d| d.id != to.id && d.failed().is_none())
+            .filter(|d| Some(d.id) != to && d.failed().is_none())
             .map(|d| (d, self.spare(d).0))
             .collect();
         all.sort_by_key(|(_, groups)| groups.len());
@@ -209,7 +212,9 @@ impl MountedVolume {
         if n >= 3 {
             return none();
         }
-        if n == 1 && self.empty_sparse_for(d)? && self.claim_group(d)? {
+        // who is at a limit of its own gains nothing by what others do
+        let others = !d.space.at_limit();
+        if n == 1 && others && self.empty_sparse_for(d)? && self.claim_group(d)? {
             return Ok(());
         }
         if n > 0 && self.compact_nodes(d)? == 0 && s.pending == 0 && s.reserved == 0 {
@@ -219,7 +224,7 @@ impl MountedVolume {
         self.reap_for_room();
         d.flush_all()?;
         d.commit()?;
-        if n > 0 {
+        if n > 0 && others {
             self.commit_all()?;
         }
         Ok(())
@@ -248,7 +253,7 @@ impl MountedVolume {
 
     /// The domain that has most room.
     pub(crate) fn roomiest(&self) -> Option<&Arc<Domain>> {
-        self.domains.iter().filter(|d| d.failed().is_none()).max_by_key(|d| self.room(d, u64::MAX))
+        self.domains.iter().filter(|d| d.failed().is_none() && !d.is_kept()).max_by_key(|d| self.room(d, u64::MAX))
     }
 }
 
@@ -284,6 +289,10 @@ impl Volume {
     /// [`Error::NotFound`] where no domain has such a number.
     pub fn statfs_of(&self, ino: InodeNo) -> Result<StatFs> {
         let i = self.mounted();
+        let d = i.domain(ino)?;
+        if d.tenant_root().is_some() && d.space.hard_limit().is_some() {
+            return Ok(i.statfs_of_tenant(d));
+        }
         let available = i.room_below(ino)?;
         Ok(StatFs { available, ..self.statfs() })
     }
@@ -314,7 +323,7 @@ impl Volume {
             d.flush_all()?;
             d.commit()?;
         }
-        if i.room(d, want) < want {
+        if i.room(d, want) < want && !d.space.at_limit() {
             i.commit_all()?;
         }
         if i.room(d, want) < want {
@@ -335,7 +344,8 @@ impl MountedVolume {
             },
             _ => false,
         };
-        let all = self.domains.iter().filter(|o| spread && o.failed().is_none());
+        let spread = spread && d.tenant_root().is_none();
+        let all = self.domains.iter().filter(|o| spread && o.failed().is_none() && !o.is_kept());
         Ok(all.map(|o| self.room(o, u64::MAX)).min().unwrap_or_else(|| self.room(d, u64::MAX)))
     }
 }

@@ -17,18 +17,18 @@ fn number(owner: Option<DomainId>) -> u16 {
 pub(crate) struct Siblings {
     /// Number of each group's owner plus 1, 0: nobody. As many as the volume can grow to have.
     owner: Box<[AtomicU16]>,
-    /// Set once, when all are open. They have this in turn.
-    domains: OnceLock<Box<[Weak<Domain>]>>,
+    /// By number, each set once, when it is open. They have this in turn.
+    domains: Box<[OnceLock<Weak<Domain>>]>,
 }
 
 impl Siblings {
-    /// With the owners of all groups, room for `room` groups, and no domain yet.
-    pub fn new(owners: impl Iterator<Item = Option<DomainId>>, room: usize) -> Self {
+    /// With the owners of all groups, room for `room` groups and `domains` domains, and no domain yet.
+    pub fn new(owners: impl Iterator<Item = Option<DomainId>>, room: usize, domains: usize) -> Self {
         let owner: Box<[AtomicU16]> = std::iter::repeat_with(AtomicU16::default).take(room).collect();
         for (place, d) in owner.iter().zip(owners) {
             place.store(number(d), Ordering::Relaxed);
         }
-        Self { owner, domains: OnceLock::new() }
+        Self { owner, domains: std::iter::repeat_with(OnceLock::new).take(domains).collect() }
     }
 
     /// Groups that there is room for.
@@ -36,10 +36,12 @@ impl Siblings {
         self.owner.len()
     }
 
-    /// The domains are open.
-    pub fn meet(&self, domains: &[Arc<Domain>]) {
-        // set once: at the mount
-        let _ = self.domains.set(domains.iter().map(Arc::downgrade).collect());
+    /// A domain is open.
+    pub fn add(&self, domain: &Arc<Domain>) {
+        if let Some(place) = self.domains.get(usize::from(domain.id.0)) {
+            // once for each
+            let _ = place.set(Arc::downgrade(domain));
+        }
     }
 
     /// A group has another owner.
@@ -53,7 +55,7 @@ impl Siblings {
     }
 
     fn domain(&self, id: DomainId) -> Option<Arc<Domain>> {
-        self.domains.get()?.get(usize::from(id.0))?.upgrade()
+        self.domains.get(usize::from(id.0))?.get()?.upgrade()
     }
 }
 

@@ -1,0 +1,70 @@
+//! The tenant that a domain is bound to: kept in the domain's header, which one write of a shadow pair changes.
+
+use super::Domain;
+use crate::error::Result;
+use crate::types::*;
+use braidfs_format::domain::DomainHeader;
+use std::sync::atomic::Ordering;
+
+/// What a domain's header says of its tenant.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Binding {
+    /// The tenant's root directory.
+    pub root: InodeRef,
+    /// Its name.
+    pub name: String,
+    /// Most blocks that it may use.
+    pub blocks: Option<u64>,
+}
+
+impl Domain {
+    /// Root directory of the tenant that the domain is bound to.
+    pub fn tenant_root(&self) -> Option<InodeNo> {
+        match self.tenant_root.load(Ordering::Acquire) {
+            0 => None,
+            n => Some(InodeNo(n)),
+        }
+    }
+
+    /// Whether this is the root directory of a tenant.
+    pub fn is_tenant_root(&self, ino: InodeNo) -> bool {
+        self.tenant_root.load(Ordering::Acquire) == ino.0
+    }
+
+    /// Has [`Self::tenant_root`] say so from now on.
+    pub(crate) fn set_tenant_root(&self, root: Option<InodeNo>) {
+        self.tenant_root.store(root.map_or(0, |r| r.0), Ordering::Release);
+    }
+
+    /// Whether nothing is placed here that is of no tenant.
+    pub fn is_kept(&self) -> bool {
+        self.kept.load(Ordering::Relaxed)
+    }
+
+    /// What the header says of a tenant.
+    pub(crate) fn binding(&self) -> Option<Binding> {
+        let h = self.header.lock().header;
+        let root = InodeRef { ino: InodeNo(h.tenant_root.get()), generation: h.tenant_generation.get() };
+        let blocks = Some(h.tenant_blocks.get()).filter(|n| *n > 0);
+        (root.ino.0 > 0).then(|| Binding { root, name: h.tenant_name_str(), blocks })
+    }
+
+    /// Has the header say so, durably. It is written twice: the loss of a copy must not bring an older limit back.
+    ///
+    /// # Errors
+    /// Of the device: the header says the one or the other.
+    pub(crate) fn bind(&self, to: Option<&Binding>) -> Result<()> {
+        let change = |h: &mut DomainHeader| {
+            h.tenant_root = to.map_or(0, |b| b.root.ino.0).into();
+            h.tenant_generation = to.map_or(0, |b| b.root.generation).into();
+            h.tenant_blocks = to.and_then(|b| b.blocks).unwrap_or(0).into();
+            h.tenant_name = [0; 64];
+            if let Some(b) = to {
+                let n = b.name.len().min(h.tenant_name.len());
+                h.tenant_name[..n].copy_from_slice(&b.name.as_bytes()[..n]);
+            }
+        };
+        self.write_header(change)?;
+        self.write_header(change)
+    }
+}

@@ -1,0 +1,40 @@
+//! The most blocks that a domain may use, of those that it has.
+//!
+//! What the domain has beyond its limit is withheld from the account, so that ordinary reservations end at the limit as
+//! they would at the domain's last block: at the same one with any number of threads. Deletions may use what is withheld,
+//! as they may use what is kept back. The limit counts blocks in use and reserved ones, data and metadata; the group's own
+//! tables and the journal are none of them.
+//!
+//! The limit, the number of blocks and what is withheld change under the lock of the group table, or while the domain is
+//! opened. Others read them.
+
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Limit {
+    pub hard: AtomicU64,
+    /// Blocks that the account does not tell of.
+    pub withheld: AtomicI64,
+    /// Blocks of groups that were closed, and are counted still.
+    pub leaving: AtomicU64,
+}
+
+impl Default for Limit {
+    fn default() -> Self {
+        Self { hard: AtomicU64::new(u64::MAX), withheld: AtomicI64::new(0), leaving: AtomicU64::new(0) }
+    }
+}
+
+impl Limit {
+    /// Of so many blocks.
+    pub fn withheld_of(&self, total: u64) -> i64 {
+        let usable = total.saturating_sub(kept_back(total));
+        usable.saturating_sub(self.hard.load(Relaxed)) as i64
+    }
+}
+
+/// Blocks kept back from ordinary reservations, of `total`.
+pub(super) fn kept_back(total: u64) -> u64 {
+    (total / 64).clamp(32, 8192)
+}

@@ -1,0 +1,92 @@
+//! A domain's account under a limit ([`super::limit`]).
+
+use super::Space;
+use super::limit::kept_back;
+use std::sync::atomic::Ordering::Relaxed;
+
+impl Space {
+    /// The most blocks that may be in use or reserved.
+    pub(crate) fn hard_limit(&self) -> Option<u64> {
+        Some(self.limit.hard.load(Relaxed)).filter(|n| *n < u64::MAX)
+    }
+
+    /// Changes it. Where more is in use already nothing more is to be had until enough is deleted.
+    pub(crate) fn set_hard_limit(&self, blocks: Option<u64>) {
+        self.limit.hard.store(blocks.unwrap_or(u64::MAX), Relaxed);
+        self.withhold();
+    }
+
+    /// Blocks that are withheld.
+    pub(super) fn withheld(&self) -> i64 {
+        self.limit.withheld.load(Relaxed)
+    }
+
+    /// Blocks that would be withheld less, were the domain without `blocks` of its own.
+    pub(super) fn withheld_less(&self, blocks: u64) -> i64 {
+        let total = self.staying();
+        self.limit.withheld_of(total) - self.limit.withheld_of(total.saturating_sub(blocks))
+    }
+
+    /// Blocks that would be withheld more, had the domain so many more.
+    pub(super) fn withheld_more(&self, blocks: u64) -> i64 {
+        let total = self.staying();
+        self.limit.withheld_of(total + blocks) - self.limit.withheld_of(total)
+    }
+
+    /// Whether another group would give the domain nothing.
+    pub(crate) fn at_limit(&self) -> bool {
+        let total = self.staying();
+        total.saturating_sub(kept_back(total)) >= self.limit.hard.load(Relaxed)
+    }
+
+    fn staying(&self) -> u64 {
+        self.total.load(Relaxed).saturating_sub(self.limit.leaving.load(Relaxed))
+    }
+
+    /// Withholds as much as must be, by the number of blocks and the limit.
+    pub(super) fn withhold(&self) {
+        let wanted = self.limit.withheld_of(self.staying());
+        match wanted - self.limit.withheld.swap(wanted, Relaxed) {
+            more @ 1.. => self.account.withhold(more),
+            less => self.account.add(-less),
+        }
+    }
+
+    /// `blocks` unused blocks leave: taken from the account, but for what of them was withheld. False where there is too
+    /// little.
+    pub(super) fn leave_account(&self, blocks: u64) -> bool {
+        let floor = kept_back(self.total.load(Relaxed).saturating_sub(blocks)) as i64;
+        let less = self.withheld_less(blocks);
+        if !self.account.take(blocks as i64 - less, floor) {
+            return false;
+        }
+        self.limit.leaving.fetch_add(blocks, Relaxed);
+        self.limit.withheld.fetch_sub(less, Relaxed);
+        true
+    }
+
+    /// Likewise, of blocks that were taken from the account before.
+    pub(super) fn leave_taken(&self, blocks: u64) {
+        let less = self.withheld_less(blocks);
+        self.limit.leaving.fetch_add(blocks, Relaxed);
+        self.limit.withheld.fetch_sub(less, Relaxed);
+        self.account.add(less);
+    }
+
+    /// They stay.
+    pub(super) fn stay_in_account(&self, blocks: u64) {
+        self.limit.leaving.fetch_sub(blocks, Relaxed);
+        let more = self.withheld_more_than_now();
+        self.limit.withheld.fetch_add(more, Relaxed);
+        self.account.add(blocks as i64 - more);
+    }
+
+    /// They have left.
+    pub(super) fn have_left(&self, blocks: u64) {
+        self.limit.leaving.fetch_sub(blocks, Relaxed);
+    }
+
+    fn withheld_more_than_now(&self) -> i64 {
+        self.limit.withheld_of(self.staying()) - self.withheld()
+    }
+}

@@ -1,0 +1,138 @@
+//! One more domain for a volume in use.
+//!
+//! The block group allocation table counts: a domain is there once its first group is its own, and that is one write of a
+//! shadow pair. Before it comes all that a mount would read: the domain's header, a blank journal, the group's tables. So a
+//! crash leaves a group that is nobody's and a header that nobody reads, or the domain. The superblocks tell the number of
+//! domains afterwards: who finds the table short of a domain that they tell of knows that a claim was lost.
+
+use super::groups::Bat;
+use super::mount::open_domain;
+use super::{MountedVolume, Volume};
+use crate::domain::peers::Peers;
+use crate::error::{Error, Result};
+use crate::planted::{self, Bug};
+use crate::space::Space;
+use crate::types::DomainId;
+use braidfs_device::BLOCK_BYTES;
+use braidfs_format::BlockAddr;
+use braidfs_format::bat::BatEntry;
+use braidfs_format::domain::{CLEAN, DomainHeader};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// `seq` of a header that is written for the first time.
+const FIRST_SEQ: u64 = 1;
+/// Blocks of a journal that are zeroed at a time.
+const ZERO_BLOCKS: u32 = 256;
+
+impl Volume {
+    /// Adds a domain while the volume is in use; durable, and there for everybody, when this returns. It has a group of its
+    /// own and a journal as long as the first domain's, and placement gives it new inodes as any other.
+    ///
+    /// # Errors
+    /// [`Error::ReadOnly`]; [`Error::Busy`] where the volume's tables have no room for one more; [`Error::NoSpace`] where no
+    /// domain can spare a whole group; of a device.
+    pub fn add_domain(&self) -> Result<DomainId> {
+        self.mounted().add_domain(0)
+    }
+}
+
+impl MountedVolume {
+    /// [`Volume::add_domain`], with these `tenant_flags` in its header. The caller is inside no gate and holds no lock.
+    pub(crate) fn add_domain(&self, tenant_flags: u32) -> Result<DomainId> {
+        // no group is claimed, given back or trimmed meanwhile, and no other domain is added
+        let mut bat = self.bat.lock();
+        if self.shared.read_only.load(Ordering::Relaxed) || self.shared.closing.load(Ordering::Relaxed) {
+            return Err(Error::ReadOnly);
+        }
+        if self.shared.dead.load(Ordering::Relaxed) {
+            return Err(Error::Io(std::io::Error::other("the volume was killed")));
+        }
+        let number = self.domains.len();
+        if number >= self.domains.room() {
+            return Err(Error::Busy(format!("the volume has {number} domains: its tables have room for no more")));
+        }
+        let id = DomainId(number as u16);
+        // an attempt before this one may have come so far, and have failed behind it
+        if bat.groups_of(id).is_empty() {
+            self.make_domain(&mut bat, id, tenant_flags)?;
+        }
+        let sb = *self.sb.read();
+        let peers: Arc<dyn Peers> = self.siblings.clone();
+        let (d, _) = open_domain(&sb, &self.store, &self.shared, &peers, &bat, id)?;
+        d.mark_used(false)?;
+        self.siblings.add(&d);
+        let groups = d.space.groups();
+        if !self.domains.push(d) {
+            unreachable!("{id} is not the next one"); // the table is locked
+        }
+        groups.into_iter().for_each(|g| self.siblings.set_owner(g, Some(id)));
+        self.count_unclaimed_in(&bat);
+        self.tell_domains()?;
+        tracing::info!("{id} was added");
+        Ok(id)
+    }
+
+    /// The superblocks tell how many domains there are, durably.
+    pub(super) fn tell_domains(&self) -> Result<()> {
+        let label = self.label.lock();
+        self.sb.write().domains = (self.domains.len() as u16).into();
+        self.write_supers(&label, self.compat.load(Ordering::Relaxed))
+    }
+
+    /// All that a mount reads of a domain, durably.
+    fn make_domain(&self, bat: &mut Bat, id: DomainId, tenant_flags: u32) -> Result<()> {
+        let (store, sb) = (&self.store, *self.sb.read());
+        let geometry = store.geometry();
+        let Some(group) = self.whole_group(bat)? else { return Err(Error::NoSpace) };
+        let epoch = bat.entry(group).epoch.wrapping_add(1);
+        let first = self.domains.iter().next().map_or(0, |d| d.journal.blocks() as u32);
+        let (at, blocks) = (geometry.meta_blocks(), first.min(geometry.journal_max(store.group_blocks(group))));
+        let start = geometry.group_start(group).0 + u64::from(at);
+
+        let header = || -> Result<()> {
+            // what a file had there must not look like a chunk
+            let zeros = vec![0; ZERO_BLOCKS as usize * BLOCK_BYTES];
+            for done in (0..blocks).step_by(ZERO_BLOCKS as usize) {
+                let n = (blocks - done).min(ZERO_BLOCKS) as usize;
+                store.write(BlockAddr(start + u64::from(done)), &zeros[..n * BLOCK_BYTES])?;
+            }
+            let mut h = DomainHeader::empty();
+            h.domain = id.0.into();
+            h.flags = CLEAN.into();
+            h.tenant_flags = tenant_flags.into();
+            h.journal_start = start.into();
+            h.journal_blocks = blocks.into();
+            let pair = sb.domain_table.get() + 2 * u64::from(id.0);
+            let mut both = h.to_block(store.volume, pair, 0, FIRST_SEQ);
+            // nothing that an attempt before this one wrote is the newer copy
+            both.resize(2 * BLOCK_BYTES, 0);
+            store.device(0).write(pair, &both)?;
+            Ok(store.flush()?)
+        };
+        let claim = || -> Result<()> {
+            // behind the header, so that whoever finds the group's header only may believe it
+            Space::init_group(store, id, group, epoch, Some((at, blocks)))?;
+            store.flush()?;
+            bat.set(&**store.device(0), group as usize, BatEntry { domain: Some(id), epoch })
+        };
+        planted::in_order(Bug::DomainEarly, header, claim)
+    }
+
+    /// A group that is nobody's and as long as groups are; where there is none, one that a domain gives back.
+    fn whole_group(&self, bat: &mut Bat) -> Result<Option<u32>> {
+        let all = self.store.geometry().group_blocks();
+        let whole = |bat: &Bat| {
+            let free = (0u32..).zip(bat.claimable()).filter(|(_, owner)| owner.is_none());
+            free.map(|(g, _)| g).find(|g| self.store.group_blocks(*g) == all)
+        };
+        loop {
+            if let Some(g) = whole(bat) {
+                return Ok(Some(g));
+            }
+            if !self.give_back(bat, None)? {
+                return Ok(None);
+            }
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! A crash at every write and every flush while a tenant is made, used, given another limit and removed.
+//!
+//! After each the tenant is there as one of the calls left it that had returned or were under way, or not; fsck finds nothing,
+//! and what was synced is there.
+
+use crate::resize::{holds, keeps, options, write};
+use crate::states::{Budget, CrashState, Log};
+use crate::walk::fsck;
+use braidfs::{Cred, InodeNo, MkfsOptions, Tenant, TenantBudget, Volume, mkfs};
+use braidfs_device::{Device, MemDevice, RecordDevice};
+use std::sync::Arc;
+
+const MIB: u64 = 1 << 20;
+
+/// Hard limits of the tenant after each call, `None`: there is none. The file lies in it from the second on.
+const STEPS: [Option<u64>; 5] = [None, Some(8 * MIB), Some(8 * MIB), Some(4 * MIB), None];
+const FILE_FROM: usize = 2;
+
+fn budget(bytes: u64) -> TenantBudget {
+    TenantBudget { space: Some(bytes) }
+}
+
+fn create(v: &Volume) -> braidfs::Result<Tenant> {
+    v.tenant_create(InodeNo::ROOT, b"d", 0o755, "t", budget(8 * MIB), &Cred::root())
+}
+
+fn look(image: MemDevice, done: usize) -> Result<usize, String> {
+    let devices: [Arc<dyn Device>; 1] = [Arc::new(image)];
+    let text = |e: braidfs::Error| e.to_string();
+    fsck(&devices)?;
+    let v = Volume::mount(devices.to_vec(), options()).map_err(text)?;
+    holds(&v, "before", 1)?;
+    if done >= FILE_FROM {
+        holds(&v, "d/f", 2)?;
+    }
+    let is = v.tenants().first().map(|t| t.budget.space.unwrap_or(0));
+    let may = &STEPS[done..(done + 2).min(STEPS.len())];
+    if !may.contains(&is) || v.tenants().len() > 1 {
+        return Err(format!("{:?} after {done} calls", v.tenants()));
+    }
+    // and it goes on: under the same name, or as it is
+    if is.is_none() {
+        v.tenant_create(InodeNo::ROOT, b"again", 0o755, "t", budget(6 * MIB), &Cred::root()).map_err(text)?;
+    } else {
+        v.tenant_set("t", budget(6 * MIB)).map_err(text)?;
+    }
+    v.unmount().map_err(text)?;
+    fsck(&devices).map_err(|e| format!("afterwards: {e}"))?;
+    let v = Volume::mount(devices.to_vec(), options()).map_err(text)?;
+    if v.tenant("t").map_err(text)?.budget != budget(6 * MIB) {
+        return Err("the limit is another one after an unmount".into());
+    }
+    v.unmount().map_err(text)?;
+    Ok(usize::from(is.is_some()))
+}
+
+/// Crashes that at every point; how many states there were, and in how many there was the tenant.
+///
+/// # Errors
+/// The first state that is none of those that may be.
+pub fn every_crash_of_a_tenant() -> Result<(usize, usize), String> {
+    let text = |e: braidfs::Error| e.to_string();
+    let small = Arc::new(MemDevice::new(48 * MIB / 4096));
+    let device: Arc<dyn Device> = small.clone();
+    let how = MkfsOptions { domains: Some(2), group_bytes: Some(4 * MIB), ..MkfsOptions::default() };
+    mkfs::format(std::slice::from_ref(&device), &how).map_err(text)?;
+    let v = Volume::mount(vec![device], options()).map_err(text)?;
+    write(&v, "before", 1)?;
+    v.unmount().map_err(text)?;
+    let log = Arc::new(RecordDevice::new(small.snapshot()));
+    let v = Volume::mount(vec![Arc::clone(&log) as Arc<dyn Device>], options()).map_err(text)?;
+    let mut ends = vec![log.log_len()];
+    create(&v).map_err(text)?;
+    ends.push(log.log_len());
+    write(&v, "d/f", 2)?;
+    ends.push(log.log_len());
+    v.tenant_set("t", budget(4 * MIB)).map_err(text)?;
+    ends.push(log.log_len());
+    v.tenant_remove("t").map_err(text)?;
+    ends.push(log.log_len());
+    v.crash();
+    let record = Log::of(&log);
+    let few = Budget { subsets: 3, samples: 6 };
+    let mut rng = fastrand::Rng::with_seed(7);
+    let (mut states, mut there) = (0, 0);
+    for upto in record.points(ends[0], ends.iter().copied()) {
+        let done = ends.iter().rposition(|e| *e <= upto).unwrap_or(0);
+        for keep in keeps(&record, upto, &few, &mut rng) {
+            let state = CrashState { upto, keep };
+            let image = MemDevice::from_image(record.image(&state));
+            states += 1;
+            there += look(image, done).map_err(|e| format!("{state}: {e}"))?;
+        }
+    }
+    Ok((states, there))
+}

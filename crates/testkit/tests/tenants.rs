@@ -1,0 +1,329 @@
+//! Tenants: directory trees with a domain and a limit of their own.
+
+use braidfs::{
+    Cred, Error, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, OpenFile, RenameMode, StatFs, TenantBudget,
+    Volume, mkfs,
+};
+use braidfs_device::{Device, Effect, FaultDevice, MemDevice, Op, Rule};
+use braidfs_testkit::tenant::every_crash_of_a_tenant;
+use braidfs_testkit::walk::fsck;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+const ROOT: InodeNo = InodeNo::ROOT;
+const MIB: u64 = 1 << 20;
+const BLOCK: u64 = 4096;
+
+fn memory(mib: u64) -> Arc<dyn Device> {
+    Arc::new(MemDevice::new(mib * MIB / BLOCK))
+}
+
+fn format(device: &Arc<dyn Device>) {
+    let how = MkfsOptions { domains: Some(2), group_bytes: Some(4 * MIB), ..MkfsOptions::default() };
+    mkfs::format(std::slice::from_ref(device), &how).unwrap();
+}
+
+fn mount(device: &Arc<dyn Device>) -> Volume {
+    let options = MountOptions { cache_bytes: 64 * MIB, ..MountOptions::default() };
+    Volume::mount(vec![Arc::clone(device)], options).unwrap()
+}
+
+fn close(v: Volume, device: &Arc<dyn Device>) {
+    v.unmount().unwrap();
+    fsck(std::slice::from_ref(device)).unwrap();
+}
+
+fn budget(bytes: u64) -> TenantBudget {
+    TenantBudget { space: Some(bytes) }
+}
+
+fn tenant(v: &Volume, name: &str, bytes: u64) -> InodeNo {
+    v.tenant_create(ROOT, name.as_bytes(), 0o755, name, budget(bytes), &Cred::root()).unwrap().root
+}
+
+fn make(v: &Volume, dir: InodeNo, name: &str, kind: FileKind) -> InodeNo {
+    let new = NewNode { kind, mode: 0o755, umask: 0, rdev: 0, target: b"" };
+    v.create(dir, name.as_bytes(), &new, &Cred::root()).unwrap().ino
+}
+
+fn file(v: &Volume, dir: InodeNo, name: &str) -> OpenFile {
+    v.open(make(v, dir, name, FileKind::File)).unwrap()
+}
+
+/// Appends blocks until there is no room; how many.
+fn fill(v: &Volume, f: &OpenFile) -> u64 {
+    let mut at = v.getattr(f.ino()).unwrap().size;
+    let begin = at;
+    for step in [64, 1] {
+        let bytes = vec![at as u8; (step * BLOCK) as usize];
+        loop {
+            match v.write(f, at, &bytes) {
+                Ok(n) => at += n as u64,
+                Err(Error::NoSpace) => break,
+                Err(e) => panic!("at {at}: {e}"),
+            }
+        }
+    }
+    (at - begin) / BLOCK
+}
+
+fn used(v: &Volume, name: &str) -> u64 {
+    v.tenant(name).unwrap().used / BLOCK
+}
+
+#[test]
+fn a_crash_leaves_the_tenant_or_none() {
+    let (states, there) = every_crash_of_a_tenant().unwrap();
+    assert!(there > 10 && states > there + 10, "{states} states, {there} with it");
+    println!("{states} states, {there} with it");
+}
+
+/// What lies below a tenant's root lies in its domain, whatever placement says, and nothing else does; also after a mount.
+#[test]
+fn a_tenant_has_a_domain_of_its_own() {
+    let device = memory(64);
+    format(&device);
+    let v = mount(&device);
+    let t = tenant(&v, "t", 16 * MIB);
+    let mine = v.domain_of(t).unwrap();
+    v.setxattr(t, b"braidfs.placement", b"spread", braidfs::XattrMode::Set).unwrap();
+    let check = |v: &Volume, prefix: &str| {
+        let t = v.tenant("t").unwrap().root;
+        for n in 0..20 {
+            let below = make(v, t, &format!("{prefix}{n}"), FileKind::Dir);
+            assert_eq!(v.domain_of(below).unwrap(), mine);
+            assert_eq!(v.domain_of(make(v, below, "f", FileKind::File)).unwrap(), mine);
+            assert_ne!(v.domain_of(make(v, ROOT, &format!("{prefix}{n}"), FileKind::Dir)).unwrap(), mine);
+        }
+    };
+    check(&v, "a");
+    close(v, &device);
+    let v = mount(&device);
+    assert_eq!(v.tenants().len(), 1);
+    assert_eq!(v.tenant("t").unwrap().budget, budget(16 * MIB));
+    check(&v, "b");
+    close(v, &device);
+}
+
+#[test]
+fn what_is_refused() {
+    let device = memory(64);
+    format(&device);
+    let v = mount(&device);
+    let t = tenant(&v, "t", 8 * MIB);
+    let create = |entry: &str, name: &str, b| v.tenant_create(ROOT, entry.as_bytes(), 0o755, name, b, &Cred::root());
+    make(&v, ROOT, "dir", FileKind::Dir);
+    assert!(matches!(create("u", "t", budget(8 * MIB)), Err(Error::Busy(_))));
+    assert!(matches!(create("dir", "u", budget(8 * MIB)), Err(Error::Exists)));
+    assert!(matches!(create("u", "u", budget(1)), Err(Error::Invalid(_))));
+    assert!(matches!(create("u", "a/b", budget(8 * MIB)), Err(Error::Invalid(_))));
+    assert!(matches!(create("u", "", budget(8 * MIB)), Err(Error::Invalid(_))));
+    assert!(matches!(v.tenant_set("u", budget(8 * MIB)), Err(Error::NotFound)));
+    assert!(matches!(v.tenant_remove("u"), Err(Error::NotFound)));
+    // the root stays as long as the tenant does
+    assert!(matches!(v.rmdir(ROOT, b"t"), Err(Error::Busy(_))));
+    assert!(matches!(v.rename(ROOT, b"dir", ROOT, b"t", RenameMode::Replace), Err(Error::Busy(_))));
+    // it may have another name, and files cross the border both ways, with their blocks where they are
+    v.rename(ROOT, b"t", ROOT, b"moved", RenameMode::Replace).unwrap();
+    let f = file(&v, ROOT, "f");
+    v.write(&f, 0, &[1; 100_000]).unwrap();
+    v.sync().unwrap();
+    let before = used(&v, "t");
+    v.rename(ROOT, b"f", t, b"f", RenameMode::Replace).unwrap();
+    v.link(f.ino(), ROOT, b"g").unwrap();
+    v.sync().unwrap();
+    assert!(used(&v, "t") < before + 20, "{} blocks, {before} before", used(&v, "t"));
+    drop(f);
+    v.tenant_remove("t").unwrap();
+    assert!(v.tenants().is_empty());
+    v.unlink(t, b"f").unwrap();
+    v.rmdir(ROOT, b"moved").unwrap();
+    close(v, &device);
+}
+
+/// The same blocks are had, to the last one, by one thread and by 64; and never more than the limit.
+#[test]
+fn the_limit_is_exact_with_many_threads_as_with_one() {
+    const FILES: usize = 64;
+    let limit = 12 * MIB / BLOCK;
+    let mut all = Vec::new();
+    for threads in [1, FILES] {
+        let device = memory(96);
+        format(&device);
+        let v = mount(&device);
+        let t = tenant(&v, "t", limit * BLOCK);
+        let files: Vec<OpenFile> = (0..FILES).map(|n| file(&v, t, &format!("f{n}"))).collect();
+        v.sync().unwrap();
+        let done = AtomicUsize::new(0);
+        let (done, v) = (&done, v);
+        std::thread::scope(|s| {
+            for part in files.chunks(FILES / threads) {
+                let v = &v;
+                s.spawn(move || {
+                    part.iter().for_each(|f| {
+                        fill(v, f);
+                    });
+                    done.fetch_add(1, Ordering::Relaxed);
+                });
+            }
+            while done.load(Ordering::Relaxed) < threads {
+                // the count of what is in use is no picture of one moment while it changes: of data there is never more
+                let data: u64 = files.iter().map(|f| v.getattr(f.ino()).unwrap().size / BLOCK).sum();
+                assert!(data <= limit, "{data} blocks of {limit}");
+                std::thread::yield_now();
+            }
+        });
+        // what reservations for metadata held back
+        loop {
+            v.sync().unwrap();
+            if files.iter().map(|f| fill(&v, f)).sum::<u64>() == 0 {
+                break;
+            }
+        }
+        v.sync().unwrap();
+        let now = used(&v, "t");
+        println!("{threads} threads: {now} blocks in use of {limit}");
+        assert!(now <= limit, "{now} blocks of {limit} with {threads} threads");
+        all.push(now);
+        let StatFs { blocks, free, available, .. } = v.statfs_of(t).unwrap();
+        assert_eq!((blocks, free), (limit, limit - now));
+        assert!(available <= free);
+        // others have room
+        assert!(fill(&v, &file(&v, ROOT, "other")) > 8 * MIB / BLOCK);
+        close(v, &device);
+    }
+    let left = |n: &u64| limit - n;
+    assert!(all.iter().map(left).all(|n| n < 64), "{all:?} of {limit}");
+}
+
+/// Limits change while files are written: no write fails as long as there is room, and what is deleted may be written again.
+#[test]
+fn a_limit_changes_under_load() {
+    let device = memory(96);
+    format(&device);
+    let v = mount(&device);
+    let t = tenant(&v, "t", 32 * MIB);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|s| {
+        for n in 0..4 {
+            let (v, stop) = (&v, &stop);
+            s.spawn(move || {
+                let mut round = 0;
+                while !stop.load(Ordering::Relaxed) || round < 3 {
+                    let name = format!("f{n}.{round}");
+                    let f = file(v, t, &name);
+                    v.write(&f, 0, &vec![n; 1 << 20]).unwrap();
+                    if round % 2 == 0 {
+                        v.fsync(f.ino(), false).unwrap();
+                    }
+                    v.unlink(t, name.as_bytes()).unwrap();
+                    round += 1;
+                }
+            });
+        }
+        for n in 0..40 {
+            v.tenant_set("t", budget((24 + n % 7 * 3) * MIB)).unwrap();
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    v.sync().unwrap();
+    // below what is in use: nothing more is had, deletions are, and then there is room again
+    let f = file(&v, t, "f");
+    v.write(&f, 0, &vec![1; 8 << 20]).unwrap();
+    v.sync().unwrap();
+    v.tenant_set("t", budget(2 * MIB)).unwrap();
+    assert!(used(&v, "t") > 2 * MIB / BLOCK);
+    assert!(matches!(v.write(&f, 8 << 20, &[1; 4096]), Err(Error::NoSpace)));
+    let s = v.statfs_of(t).unwrap();
+    assert_eq!((s.free, s.available), (0, 0));
+    drop(f);
+    v.unlink(t, b"f").unwrap();
+    v.sync().unwrap();
+    let f = file(&v, t, "g");
+    let got = fill(&v, &f);
+    assert!((MIB / BLOCK..=2 * MIB / BLOCK).contains(&got), "{got} blocks of 2 MiB");
+    v.tenant_set("t", TenantBudget { space: None }).unwrap();
+    assert!(fill(&v, &f) > 16 * MIB / BLOCK);
+    close(v, &device);
+}
+
+/// Fill one tenant, empty it, fill another, ten rounds: all space comes back, and both get the same each time.
+#[test]
+fn ten_rounds_lose_nothing() {
+    let device = memory(64);
+    format(&device);
+    let v = mount(&device);
+    let both = [tenant(&v, "a", 36 * MIB), tenant(&v, "b", 36 * MIB)];
+    let mut got = Vec::new();
+    for round in 0..10 {
+        let t = both[round % 2];
+        let f = file(&v, t, "f");
+        got.push(fill(&v, &f));
+        drop(f);
+        v.unlink(t, b"f").unwrap();
+        v.sync().unwrap();
+    }
+    let least = *got.iter().min().unwrap();
+    println!("{got:?}");
+    assert!(least > 33 * MIB / BLOCK && got.iter().all(|n| n - least < 64), "{got:?}");
+    // the domain of a tenant that has gone is the next one's
+    let n = v.domains().len();
+    for round in 0..10 {
+        v.tenant_remove("b").unwrap();
+        v.rmdir(ROOT, b"b").unwrap();
+        v.sync().unwrap();
+        let t = tenant(&v, "b", 8 * MIB);
+        let f = file(&v, t, "f");
+        let blocks = fill(&v, &f);
+        assert!((7 * MIB / BLOCK..=8 * MIB / BLOCK).contains(&blocks), "{blocks} in round {round}");
+        drop(f);
+        v.unlink(t, b"f").unwrap();
+    }
+    assert_eq!(v.domains().len(), n);
+    close(v, &device);
+}
+
+/// A tenant whose domain fails takes nothing of another's along, nor of what is nobody's.
+#[test]
+fn a_tenant_that_fails_fails_alone() {
+    let device = memory(64);
+    format(&device);
+    let v = mount(&device);
+    let (a, b) = (tenant(&v, "a", 12 * MIB), tenant(&v, "b", 12 * MIB));
+    let f = file(&v, a, "f");
+    v.write(&f, 0, &vec![1; 1 << 20]).unwrap();
+    v.sync().unwrap();
+    drop(f);
+    v.unmount().unwrap();
+    let faulty = Arc::new(FaultDevice::new(device.clone(), 1));
+    let v = mount(&(faulty.clone() as Arc<dyn Device>));
+    // its journal: where the next commit of `a` goes
+    let sb = v.super_block();
+    let group = v.domain_of(a).unwrap();
+    let mut pair = vec![0; 2 * BLOCK as usize];
+    let at = sb.domain_table.get() + 2 * u64::from(group.0);
+    device.read(at, &mut pair).unwrap();
+    let (_, _, h) = braidfs::format::domain::DomainHeader::from_pair(&pair, sb.volume_id(), at, group.0).unwrap();
+    let first = sb.device[0].data_start.get() + h.journal_start.get();
+    let journal = first..first + u64::from(h.journal_blocks.get());
+    faulty.add(Rule::new(Op::Write, Effect::Fail(5)).blocks(journal));
+    make(&v, a, "lost", FileKind::File);
+    assert!(v.sync().is_err());
+    assert!(v.tenant("a").unwrap().failed.is_some() && v.tenant("b").unwrap().failed.is_none());
+    for (dir, name) in [(b, "g"), (ROOT, "h")] {
+        let g = file(&v, dir, name);
+        v.write(&g, 0, &[2; 50_000]).unwrap();
+        v.fsync(g.ino(), false).unwrap();
+    }
+    let f = v.open(v.lookup(a, b"f").unwrap().ino).unwrap();
+    let mut bytes = [0; 4096];
+    assert_eq!(v.read(&f, 0, &mut bytes).unwrap(), 4096);
+    assert!(bytes.iter().all(|b| *b == 1));
+    v.tenant_set("b", budget(10 * MIB)).unwrap();
+    drop(f);
+    drop(v.unmount());
+    let v = mount(&device);
+    assert_eq!(v.tenants().len(), 2);
+    assert_eq!(v.tenant("b").unwrap().budget, budget(10 * MIB));
+    assert_eq!(v.getattr(v.lookup(b, b"g").unwrap().ino).unwrap().size, 50_000);
+}
