@@ -107,7 +107,8 @@ def killed_under_load_and_mounted_again(volume, _top):
             w.start()
         try:
             for _ in range(KILLS):
-                time.sleep(0.6)
+                # one that has served for a second is replaced at once
+                time.sleep(0.4 if KILLS <= 3 else 1.1)
                 parent = kill_serving(v)
                 (v.mnt / "a later program").write_text("works")
         finally:
