@@ -4,6 +4,7 @@
 
 use crate::text::parse_size;
 use braidfs::{AtimeMode, DataMode, Overwrite, Remount};
+use braidfs_fuse::watch::MetricsAt;
 use braidfs_fuse::{Cache, Latency, MountConfig, Profile, Transport};
 use std::time::Duration;
 
@@ -65,6 +66,8 @@ pub struct MountSpec {
     pub latency: Latency,
     /// `transport=`.
     pub transport: Transport,
+    /// `metrics=`.
+    pub metrics: Option<MetricsAt>,
     /// `discard` or `nodiscard`.
     pub discard: bool,
     /// `fileflags` or `opens`.
@@ -148,6 +151,7 @@ impl MountSpec {
             "fuseblk" => {
                 self.fuseblk = clap::ValueEnum::from_str(need()?, true).map_err(|_| "use auto, always or never")?;
             }
+            "metrics" => self.metrics = Some(need()?.parse()?),
             "transport" => self.transport = need()?.parse()?,
             "latency" => {
                 self.latency = match need()? {
@@ -248,6 +252,7 @@ impl MountSpec {
         }
         cfg.latency = self.latency;
         cfg.transport = self.transport;
+        cfg.metrics.clone_from(&self.metrics);
     }
 
     /// What of it a remount changes in the volume, but for whether it is read-only.
@@ -421,6 +426,7 @@ mod tests {
             "fuseblk=maybe",
             "latency=high",
             "transport=uring",
+            "metrics=unix:here",
         ] {
             let why = spec(list).unwrap_err();
             assert!(why.starts_with("option `") && why.contains(": "), "{list}: {why}");

@@ -175,6 +175,12 @@ impl Latency {
         of_rank.map(|(b, _)| lower(usize::from(*b) + 1))
     }
 
+    /// Nanoseconds of all together, as far as buckets tell.
+    pub fn about_sum(&self) -> u64 {
+        let middle = |b: u16| u64::midpoint(lower(usize::from(b)), lower(usize::from(b) + 1));
+        self.buckets.iter().fold(0, |sum, (b, n)| sum.saturating_add(middle(*b).saturating_mul(*n)))
+    }
+
     /// How many took no longer than so many nanoseconds, where that is the end of a bucket; else those of whole buckets.
     pub fn up_to(&self, nanos: u64) -> u64 {
         self.buckets.iter().filter(|(b, _)| lower(usize::from(*b) + 1) <= nanos).map(|(_, n)| n).sum()
