@@ -42,7 +42,7 @@ pub(crate) fn text(s: &Sample) -> String {
     s.operations.iter().for_each(|o| t.line("braidfs_requests_total", &[("operation", &o.name)], o.requests));
     t.family("braidfs_deferred_requests", "counter", "Requests that another thread answered.");
     s.operations.iter().for_each(|o| t.line("braidfs_deferred_requests_total", &[("operation", &o.name)], o.deferred));
-    t.family("braidfs_request_errors", "counter", "Requests answered with an error, a missing name included.");
+    t.family("braidfs_request_errors", "counter", "Requests answered with an error.");
     s.operations.iter().for_each(|o| t.line("braidfs_request_errors_total", &[("operation", &o.name)], o.errors));
     t.family("braidfs_data_bytes", "counter", "Data read and written.");
     for o in s.operations.iter().filter(|o| o.bytes > 0) {

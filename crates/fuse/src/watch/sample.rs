@@ -54,7 +54,7 @@ pub struct Operation {
     pub requests: u64,
     /// Those that another thread answered.
     pub deferred: u64,
-    /// Those that were answered with an error, also ones that are none for the user, as of a name that is not there.
+    /// Those that were answered with an error, also ones that are none for the user; a LOOKUP of a name that is not there is none.
     pub errors: u64,
     /// Of data: read, or taken to be written.
     pub bytes: u64,
