@@ -9,6 +9,7 @@ use crate::fs::MAX_IO_BYTES;
 use crate::latency::Latency;
 use crate::profile::Profile;
 use crate::transport::Transport;
+use crate::watch::MetricsAt;
 use braidfs::AtimeMode;
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
@@ -69,6 +70,8 @@ pub struct MountConfig {
     /// Mount as `fuseblk` on this block device (root only): `sync` reaches the volume, and `umount` returns when it is
     /// closed. The device is only claimed, not used; a loop device of the image does (`braidfs_device::LoopDevice`).
     pub fuseblk: Option<PathBuf>,
+    /// Where metrics can be fetched.
+    pub metrics: Option<MetricsAt>,
 }
 
 impl MountConfig {
@@ -95,6 +98,7 @@ impl MountConfig {
             transport: Transport::Auto,
             profile: Profile::default(),
             fuseblk: None,
+            metrics: None,
         }
     }
 

@@ -4,6 +4,7 @@
 
 use crate::text::parse_size;
 use braidfs::{AtimeMode, DataMode, Overwrite, Remount};
+use braidfs_fuse::watch::MetricsAt;
 use braidfs_fuse::{Cache, Latency, Limit, MountConfig, Profile, Transport};
 use std::time::Duration;
 
@@ -65,6 +66,8 @@ pub struct MountSpec {
     pub latency: Latency,
     /// `transport=`.
     pub transport: Transport,
+    /// `metrics=`.
+    pub metrics: Option<MetricsAt>,
     /// `discard` or `nodiscard`.
     pub discard: bool,
     /// `fileflags` or `opens`.
@@ -151,6 +154,7 @@ impl MountSpec {
             "fuseblk" => {
                 self.fuseblk = clap::ValueEnum::from_str(need()?, true).map_err(|_| "use auto, always or never")?;
             }
+            "metrics" => self.metrics = Some(need()?.parse()?),
             "transport" => self.transport = need()?.parse()?,
             "latency" => {
                 self.latency = match need()? {
@@ -253,6 +257,7 @@ impl MountSpec {
         }
         cfg.latency = self.latency;
         cfg.transport = self.transport;
+        cfg.metrics.clone_from(&self.metrics);
     }
 
     /// What of it a remount changes in the volume, but for whether it is read-only.
@@ -447,6 +452,7 @@ mod tests {
             "supervise=5",
             "supervise=0/600",
             "supervise=5/0",
+            "metrics=unix:here",
         ] {
             let why = spec(list).unwrap_err();
             assert!(why.starts_with("option `") && why.contains(": "), "{list}: {why}");

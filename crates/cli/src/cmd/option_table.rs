@@ -183,6 +183,13 @@ pub const TABLE: &[Row] = &[
          often within so many seconds (5 and 600 without a value). Files that are open then stay dead.",
     ),
     row(
+        &["metrics=9100", "metrics=0.0.0.0:9100", "metrics=unix:/run/braidfs.sock"],
+        How::Taken,
+        Again::Ignored,
+        "Where metrics can be fetched as OpenMetrics text (GET /metrics), by anybody who reaches it: a port of this machine \
+         alone, an address and a port, or a socket in the file system.",
+    ),
+    row(
         &["user", "users", "owner", "group"],
         How::Taken,
         Again::Changes,

@@ -54,7 +54,7 @@ pub struct Operation {
     pub requests: u64,
     /// Those that another thread answered.
     pub deferred: u64,
-    /// Those that were answered with an error, also ones that are none for the user, as of a name that is not there.
+    /// Those that were answered with an error, also ones that are none for the user; a LOOKUP of a name that is not there is none.
     pub errors: u64,
     /// Of data: read, or taken to be written.
     pub bytes: u64,
@@ -173,6 +173,12 @@ impl Latency {
             below >= rank
         });
         of_rank.map(|(b, _)| lower(usize::from(*b) + 1))
+    }
+
+    /// Nanoseconds of all together, as far as buckets tell.
+    pub fn about_sum(&self) -> u64 {
+        let middle = |b: u16| u64::midpoint(lower(usize::from(b)), lower(usize::from(b) + 1));
+        self.buckets.iter().fold(0, |sum, (b, n)| sum.saturating_add(middle(*b).saturating_mul(*n)))
     }
 
     /// How many took no longer than so many nanoseconds, where that is the end of a bucket; else those of whole buckets.
