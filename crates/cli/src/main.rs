@@ -67,6 +67,7 @@ enum Command {
     Scrub(cmd::scrub::Args),
     Stats(cmd::stats::Args),
     Resize(cmd::resize::Args),
+    Tenant(cmd::tenant::Args),
     // boxed: its arguments are many
     Bench(Box<fxmark::cli::Args>),
     #[command(hide = true)]
@@ -125,6 +126,7 @@ fn run(command: Command) -> Outcome {
         Command::Scrub(a) => cmd::scrub::run(&a),
         Command::Stats(a) => cmd::stats::run(&a),
         Command::Resize(a) => cmd::resize::run(&a),
+        Command::Tenant(a) => cmd::tenant::run(&a),
         Command::Bench(a) => cmd::bench::run(a),
         Command::Man(a) => cmd::man::run(&a, Cli::command()),
         Command::Completions(a) => cmd::completions::run(&a, Cli::command()),

@@ -22,4 +22,5 @@ pub mod resize;
 pub mod rm;
 pub mod scrub;
 pub mod stats;
+pub mod tenant;
 pub mod umount;
