@@ -34,6 +34,7 @@ impl BraidFs {
         let cred = Cred { uid, gid, ..Cred::root() };
         let (vol, later, room, channel) = (self.vol.clone(), cx.later(), arg.out_size as usize, cx.channel.clone());
         let work = move || {
+            let entry = said.text;
             match carry_out(&vol, dir, &said, &cred) {
                 Ok(t) => tell(&mut said, t),
                 Err(e) => {
@@ -43,6 +44,10 @@ impl BraidFs {
             }
             drop(vol);
             // the kernel has not made the entry itself
+            if said.call == TenantCall::Create as u32 && said.errno == 0 {
+                let name = entry.split(|b| *b == 0).next().unwrap_or_default();
+                channel.invalidate_entry(id, name);
+            }
             channel.invalidate(id, false);
             let mut out = Answer::new(size_of::<TenantArg>());
             match ioctl_out(&mut out, room, &said) {
