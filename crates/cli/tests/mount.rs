@@ -134,7 +134,7 @@ fn a_tenant_of_a_mounted_volume() {
     let made = m.bench.run(&["tenant", "create", "--json", "--space", "2M", "mnt/t"]).ok();
     assert_eq!(of(&made.out)["space"], 2 << 20);
     assert!(root.is_dir() && std::fs::read_dir(&m.point).unwrap().count() == 1);
-    m.bench.run(&["tenant", "create", "--space", "2M", "mnt/t"]).fails(1, &["there already"]);
+    m.bench.run(&["tenant", "create", "--space", "2M", "--name", "v", "mnt/t"]).fails(1, &["there already"]);
     m.bench
         .run(&["tenant", "create", "--space", "2M", "--name", "t", "mnt/u"])
         .fails(1, &["there is a tenant t already"]);
