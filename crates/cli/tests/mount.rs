@@ -121,3 +121,44 @@ fn a_dead_mount_point_is_taken_over() {
     m.bench.run(&["umount", "mnt"]).ok();
     m.bench.run(&["fsck", "-f", "vol.img"]).ok();
 }
+
+/// A tenant is made where the kernel has looked for its directory before; `df` there shows its limit, and the writer who
+/// reaches it gets ENOSPC while others go on.
+#[test]
+fn a_tenant_of_a_mounted_volume() {
+    let Some(m) = Mounted::new(&[]) else { return };
+    let root = m.point.join("t");
+    assert!(!root.exists());
+    assert_eq!(std::fs::read_dir(&m.point).unwrap().count(), 0);
+    let of = |out: &str| serde_json::from_str::<serde_json::Value>(out).unwrap();
+    let made = m.bench.run(&["tenant", "create", "--json", "--space", "2M", "mnt/t"]).ok();
+    assert_eq!(of(&made.out)["space"], 2 << 20);
+    assert!(root.is_dir() && std::fs::read_dir(&m.point).unwrap().count() == 1);
+    m.bench.run(&["tenant", "create", "--space", "2M", "--name", "v", "mnt/t"]).fails(1, &["there already"]);
+    m.bench
+        .run(&["tenant", "create", "--space", "2M", "--name", "t", "mnt/u"])
+        .fails(1, &["there is a tenant t already"]);
+    m.bench.run(&["tenant", "set", "--space", "2M", "mnt", "u"]).fails(1, &["there is no tenant u"]);
+    m.bench.run(&["tenant", "set", "--space", "4K", "mnt", "t"]).fails(1, &["1 MiB at least"]);
+    assert_eq!(rustix::fs::statvfs(&root).unwrap().f_blocks, 512);
+    let mut f = std::fs::File::create(root.join("f")).unwrap();
+    let full = (0..64).find_map(|_| f.write_all(&[1; 1 << 16]).and_then(|()| f.sync_all()).err()).unwrap();
+    assert_eq!(full.raw_os_error(), Some(rustix::io::Errno::NOSPC.raw_os_error()));
+    let mut other = std::fs::File::create(m.point.join("other")).unwrap();
+    other.write_all(&[2; 4 << 20]).unwrap();
+    other.sync_all().unwrap();
+    m.bench.run(&["tenant", "set", "--space", "4M", "mnt", "t"]).ok();
+    f.write_all(&[1; 1 << 20]).unwrap();
+    f.sync_all().unwrap();
+    drop((f, other));
+    assert_eq!(std::fs::remove_dir(&root).unwrap_err().raw_os_error(), Some(rustix::io::Errno::BUSY.raw_os_error()));
+    let listed = of(&m.bench.run(&["tenant", "list", "--json", "mnt"]).ok().out);
+    assert_eq!((listed[0]["name"].as_str(), listed[0]["space"].as_u64()), (Some("t"), Some(4 << 20)));
+    assert!(listed[0]["used"].as_u64().unwrap() > 2 << 20 && listed.as_array().unwrap().len() == 1);
+    m.bench.run(&["tenant", "show", "mnt", "t"]).ok();
+    m.bench.run(&["tenant", "remove", "mnt", "t"]).ok();
+    assert_eq!(m.bench.run(&["tenant", "list", "mnt"]).ok().out, "");
+    std::fs::remove_dir_all(&root).unwrap();
+    m.bench.run(&["umount", "mnt"]).ok();
+    m.bench.run(&["fsck", "-f", "vol.img"]).ok();
+}

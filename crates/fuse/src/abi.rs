@@ -108,6 +108,7 @@ pub const FSYNC_FDATASYNC: u32 = 1;
 pub const EXT_GROUPS: u32 = 32;
 /// Notification: forget attributes and, from `off`, pages of an inode.
 pub const NOTIFY_INVAL_INODE: i32 = 2;
+pub const NOTIFY_INVAL_ENTRY: i32 = 3;
 /// Notification: drop inodes that nobody uses; from [`MINOR_PRUNE`] on.
 pub const NOTIFY_PRUNE: i32 = 9;
 /// Linux 6.18.

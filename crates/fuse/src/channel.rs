@@ -114,6 +114,15 @@ impl Channel {
         self.notify(abi::InvalInodeOut { ino: node.0, off: signed(offset), len });
     }
 
+    /// Has the kernel forget what it knows of a name, also that there was none. It locks the directory: never from a serving
+    /// thread.
+    pub fn invalidate_entry(&self, dir: WireId, name: &[u8]) {
+        let len = 16 + 16 + name.len() as u32 + 1;
+        let head = abi::OutHeader { len, error: abi::NOTIFY_INVAL_ENTRY, unique: 0 };
+        let body = [&dir.0.to_ne_bytes()[..], &(name.len() as u32).to_ne_bytes(), &[0; 4], name, &[0]].concat();
+        self.send(&[head.as_bytes(), &body].concat());
+    }
+
     fn notify(&self, body: abi::InvalInodeOut) {
         let head = abi::OutHeader { len: 16 + size_of_val(&body) as u32, error: abi::NOTIFY_INVAL_INODE, unique: 0 };
         self.send(&[head.as_bytes(), body.as_bytes()].concat());

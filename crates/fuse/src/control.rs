@@ -1,7 +1,7 @@
 //! What administrators ask of a mount beyond files: ioctls on its root directory. Low-level module.
 //!
 //! Owns the numbers and structures, for the server (`ops/scrub.rs`, `ops/remount.rs`, `ops/stats.rs`, `ops/watch.rs`,
-//! `ops/resize.rs`) and for
+//! `ops/resize.rs`, `ops/tenant.rs`) and for
 //! the client, which is here. A scrub belongs to the open directory that started it: when that is closed, also because the
 //! program died, the scrub stops. Where the kernel does not tell of closes, it belongs to the thread that started it, and
 //! stops within seconds of its end.
@@ -35,6 +35,10 @@ pub(crate) const RESIZE: u32 = 0xc200_bf06;
 
 /// `_IOWR(0xbf, 7, SamplePart)`: a part of a sample ([`crate::watch::sample`]); on any directory, by anybody who may open it.
 pub(crate) const SAMPLE: u32 = 0xe000_bf07;
+
+/// `_IOWR(0xbf, 8, TenantArg)`: a tenant is made, changed, looked at or removed; on any directory, [`TenantCall::Create`] on the
+/// one that the root is to lie in. EPERM but for root and the server's user. What the volume says to it stands in the answer.
+pub(crate) const TENANT: u32 = 0xc400_bf08;
 
 /// [`ScrubStart::flags`]: leave file data alone.
 pub(crate) const NO_DATA: u32 = 1;
@@ -124,6 +128,46 @@ pub(crate) enum ResizeTo {
     Device = 1,
     Bytes,
     More,
+}
+
+/// Bytes of a file name, or of the reason why not.
+pub(crate) const TENANT_TEXT: usize = 880;
+
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct TenantArg {
+    /// [`TenantCall`].
+    pub call: u32,
+    /// Of the answer: 0, or why not.
+    pub errno: u32,
+    /// Of [`TenantCall::Next`]: how many there are before it.
+    pub index: u32,
+    pub domain: u32,
+    /// Most bytes of space, 0: no limit.
+    pub space: u64,
+    pub used: u64,
+    pub inodes: u64,
+    pub root: u64,
+    /// 1: its domain is read-only.
+    pub failed: u32,
+    pub mode: u32,
+    pub reserved: u64,
+    /// UTF-8, zeros behind it.
+    pub name: [u8; 80],
+    /// Name of the directory; of the answer why not.
+    pub text: [u8; TENANT_TEXT],
+}
+const _: () = assert!(size_of::<TenantArg>() == 1024);
+
+/// [`TenantArg::call`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum TenantCall {
+    Create = 1,
+    Set,
+    Show,
+    Next,
+    Remove,
 }
 
 /// By operation code, see [`crate::counters`].
@@ -226,6 +270,113 @@ pub fn resize(mountpoint: &Path, size: NewSize) -> io::Result<Resized> {
             let text = arg.text.split(|b| *b == 0).next().unwrap_or_default();
             Err(io::Error::other(String::from_utf8_lossy(text).into_owned()))
         }
+    }
+}
+
+/// A tenant of a mounted volume.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TenantInfo {
+    /// Its name.
+    pub name: String,
+    /// Number of its root directory.
+    pub root: u64,
+    /// Number of its domain.
+    pub domain: u32,
+    /// Most bytes that it may use, if there is a limit.
+    pub space: Option<u64>,
+    /// Bytes that it uses.
+    pub used: u64,
+    /// Inodes, with what they need beside.
+    pub inodes: u64,
+    /// Its domain is read-only.
+    pub failed: bool,
+}
+
+/// Makes directory `entry` in the open directory `parent` of a mounted volume the root of a tenant.
+///
+/// # Errors
+/// EPERM: only root may, and the user of the server. ENOTTY: the server is too old. EROFS, EEXIST. Where the volume refuses,
+/// what it says to it, as the error's text.
+pub fn tenant_create(parent: &File, entry: &[u8], name: &str, space: Option<u64>) -> io::Result<TenantInfo> {
+    let arg = tenant_arg(TenantCall::Create, name, space)?;
+    let mut arg = TenantArg { mode: 0o755, ..arg };
+    put(&mut arg.text, entry)?;
+    tenant(parent, arg)
+}
+
+/// Changes the limit of a tenant of the volume that `dir` lies in.
+///
+/// # Errors
+/// As [`tenant_create`]; ENOENT.
+pub fn tenant_set(dir: &File, name: &str, space: Option<u64>) -> io::Result<TenantInfo> {
+    tenant(dir, tenant_arg(TenantCall::Set, name, space)?)
+}
+
+/// One tenant of it.
+///
+/// # Errors
+/// As [`tenant_set`].
+pub fn tenant_show(dir: &File, name: &str) -> io::Result<TenantInfo> {
+    tenant(dir, tenant_arg(TenantCall::Show, name, None)?)
+}
+
+/// All of them.
+///
+/// # Errors
+/// As [`tenant_create`].
+pub fn tenants(dir: &File) -> io::Result<Vec<TenantInfo>> {
+    let mut all = Vec::new();
+    loop {
+        let arg = TenantArg { index: all.len() as u32, ..tenant_arg(TenantCall::Next, "", None)? };
+        match tenant(dir, arg) {
+            Ok(one) => all.push(one),
+            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => return Ok(all),
+            Err(e) => return Err(e),
+        }
+    }
+}
+
+/// Makes a tenant's root an ordinary directory.
+///
+/// # Errors
+/// As [`tenant_set`].
+pub fn tenant_remove(dir: &File, name: &str) -> io::Result<()> {
+    tenant(dir, tenant_arg(TenantCall::Remove, name, None)?).map(drop)
+}
+
+fn tenant_arg(call: TenantCall, name: &str, space: Option<u64>) -> io::Result<TenantArg> {
+    let mut arg = TenantArg { call: call as u32, space: space.unwrap_or(0), ..TenantArg::new_zeroed() };
+    put(&mut arg.name, name.as_bytes())?;
+    Ok(arg)
+}
+
+/// Text that leaves room for a zero behind it.
+fn put(room: &mut [u8], text: &[u8]) -> io::Result<()> {
+    if text.len() >= room.len() || text.contains(&0) {
+        return Err(io::Error::from_raw_os_error(libc::EINVAL));
+    }
+    room[..text.len()].copy_from_slice(text);
+    Ok(())
+}
+
+fn tenant(dir: &File, mut arg: TenantArg) -> io::Result<TenantInfo> {
+    ask(dir, TENANT, &mut arg)?;
+    let text = |bytes: &[u8]| {
+        let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
+        String::from_utf8_lossy(&bytes[..end]).into_owned()
+    };
+    match arg.errno as i32 {
+        0 => Ok(TenantInfo {
+            name: text(&arg.name),
+            root: arg.root,
+            domain: arg.domain,
+            space: Some(arg.space).filter(|n| *n > 0),
+            used: arg.used,
+            inodes: arg.inodes,
+            failed: arg.failed == 1,
+        }),
+        n @ (libc::EROFS | libc::EEXIST | libc::ENOENT) => Err(io::Error::from_raw_os_error(n)),
+        _ => Err(io::Error::other(text(&arg.text))),
     }
 }
 

@@ -22,5 +22,6 @@ pub mod resize;
 pub mod rm;
 pub mod scrub;
 pub mod stats;
+pub mod tenant;
 pub mod top;
 pub mod umount;

@@ -13,6 +13,7 @@ mod resize;
 mod scrub;
 mod stats;
 mod syncs;
+mod tenant;
 #[cfg(test)]
 mod tests;
 mod trim;

@@ -1,0 +1,104 @@
+//! Tenants of the mounted volume, see [`crate::control::tenant_create`].
+//!
+//! A call claims groups, waits for syncs and for the device, so that a thread of its own does it: a serving thread may be the
+//! only one for its queue.
+
+use crate::abi;
+use crate::control::{TENANT_TEXT, TenantArg, TenantCall};
+use crate::fs::{BraidFs, Context};
+use crate::node::WireId;
+use crate::ops::flags::ioctl_out;
+use crate::request::{Answer, Handled, Outcome, Request};
+use crate::requester;
+use crate::session::run_aside;
+use braidfs::{Cred, Error, InodeNo, Tenant, TenantBudget, Volume};
+use rustix::io::Errno;
+use zerocopy::FromBytes;
+
+impl BraidFs {
+    /// Only root may, and whose the server is: limits are no matter of those that they are for.
+    pub(super) fn tenant_ioctl(
+        &self,
+        req: &Request<'_>,
+        (id, dir): (WireId, InodeNo),
+        arg: &abi::IoctlIn,
+        input: &[u8],
+        cx: &Context<'_>,
+    ) -> Handled {
+        let own = rustix::process::geteuid().as_raw();
+        let Some(uid) = requester::uid(req).filter(|&uid| uid == 0 || uid == own) else {
+            return Err(Errno::PERM);
+        };
+        let (mut said, _) = TenantArg::read_from_prefix(input).map_err(|_| Errno::INVAL)?;
+        let gid = if uid == 0 { 0 } else { rustix::process::getegid().as_raw() };
+        let cred = Cred { uid, gid, ..Cred::root() };
+        let (vol, later, room, channel) = (self.vol.clone(), cx.later(), arg.out_size as usize, cx.channel.clone());
+        let work = move || {
+            let entry = said.text;
+            match carry_out(&vol, dir, &said, &cred) {
+                Ok(t) => tell(&mut said, t),
+                Err(e) => {
+                    said.errno = e.errno().unsigned_abs();
+                    said.text = short(&e.to_string());
+                }
+            }
+            drop(vol);
+            // the kernel has not made the entry itself
+            if said.call == TenantCall::Create as u32 && said.errno == 0 {
+                let name = entry.split(|b| *b == 0).next().unwrap_or_default();
+                channel.invalidate_entry(id, name);
+            }
+            channel.invalidate(id, false);
+            let mut out = Answer::new(size_of::<TenantArg>());
+            match ioctl_out(&mut out, room, &said) {
+                Ok(()) => later.answer(&mut out),
+                Err(e) => later.done(Err(e)),
+            }
+        };
+        let mut asides = self.trims.lock();
+        asides.retain(|t| !t.is_finished());
+        // Where there is no thread, what was to be its work is dropped, and answers EIO.
+        if let Ok(thread) = run_aside("fuse-tenant", work) {
+            asides.push(thread);
+        }
+        Ok(Outcome::Deferred)
+    }
+}
+
+fn carry_out(vol: &Volume, dir: InodeNo, said: &TenantArg, cred: &Cred) -> braidfs::Result<Option<Tenant>> {
+    let text = |bytes: &[u8]| bytes.split(|b| *b == 0).next().unwrap_or_default().to_vec();
+    let name = String::from_utf8(text(&said.name)).map_err(|_| Error::Invalid("a tenant's name is UTF-8"))?;
+    let budget = TenantBudget { space: Some(said.space).filter(|n| *n > 0) };
+    match said.call {
+        c if c == TenantCall::Create as u32 => {
+            let mode = said.mode & 0o7777;
+            vol.tenant_create(dir, &text(&said.text), mode, &name, budget, cred).map(Some)
+        }
+        c if c == TenantCall::Set as u32 => vol.tenant_set(&name, budget).map(Some),
+        c if c == TenantCall::Show as u32 => vol.tenant(&name).map(Some),
+        c if c == TenantCall::Next as u32 => {
+            vol.tenants().into_iter().nth(said.index as usize).map(Some).ok_or(Error::NotFound)
+        }
+        c if c == TenantCall::Remove as u32 => vol.tenant_remove(&name).map(|()| None),
+        _ => Err(Error::Invalid("an unknown call")),
+    }
+}
+
+fn tell(said: &mut TenantArg, t: Option<Tenant>) {
+    said.errno = 0;
+    let Some(t) = t else { return };
+    (said.domain, said.root) = (t.domain.0.into(), t.root.0);
+    (said.space, said.used, said.inodes) = (t.budget.space.unwrap_or(0), t.used, t.inodes);
+    said.failed = t.failed.is_some().into();
+    let n = t.name.len().min(said.name.len() - 1);
+    said.name.fill(0);
+    said.name[..n].copy_from_slice(&t.name.as_bytes()[..n]);
+}
+
+/// As much of a text as there is room for, cut between characters.
+fn short(text: &str) -> [u8; TENANT_TEXT] {
+    let mut room = [0; TENANT_TEXT];
+    let end = (0..=TENANT_TEXT.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+    room[..end].copy_from_slice(&text.as_bytes()[..end]);
+    room
+}
