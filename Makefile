@@ -35,7 +35,7 @@ UDEV_RULE := $(DESTDIR)$(LIBDIR)/udev/rules.d/60-braidfs.rules
 UNITS := $(addprefix $(DESTDIR)$(LIBDIR)/systemd/system/,braidfs-scrub@.service braidfs-scrub@.timer braidfs-fsck@.service braidfs@.service)
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo bench test fmt clippy unit heavy heavy-long crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million xfstests soak fuzz fuzz-coverage layers models deny peers $(PEERS) deps lib wheel python python-unit install install-lib uninstall deb deb-test dist blkid-test recovery-bench sync-bench resize-kill supervise-kills clean
+.PHONY: help build demo bench test fmt clippy unit heavy heavy-long crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million xfstests soak fuzz fuzz-coverage layers site models deny peers $(PEERS) deps lib wheel python python-unit install install-lib uninstall deb deb-test dist blkid-test recovery-bench sync-bench resize-kill supervise-kills clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z$$()A-Z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -176,9 +176,14 @@ fuzz-coverage: ## the same under libFuzzer, which looks for new code (cargo inst
 models: ## locks, look-ups and opens that write no common line, under loom: every order of threads and of their stores (a minute)
 	CARGO_TARGET_DIR=target/loom RUSTFLAGS="--cfg loom" $(CARGO) test --release -p braidfs-sync --lib models
 
-layers: ## imports of the engine and of the checker point one way, and in no circle
+layers: ## imports of the engine and of the checker point one way, and in no circle; links between pages lead somewhere
 	@scripts/check-layers.sh
 	@scripts/check-circles.py
+	@scripts/check-links.py
+
+site: ## the documentation as a site, target/site (needs mdbook: cargo install mdbook)
+	@command -v mdbook >/dev/null || { echo "mdbook is missing: cargo install mdbook" >&2; exit 1; }
+	@scripts/check-links.py && mdbook build
 
 deny: ## licences and advisories of the dependencies (cargo install cargo-deny)
 	$(CARGO) deny check
