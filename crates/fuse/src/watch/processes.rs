@@ -64,7 +64,13 @@ impl Place {
     }
 
     fn read(&self) -> Option<(u32, Asked)> {
+        self.read_while(|| ())
+    }
+
+    /// [`Self::read`]; `meanwhile` is for tests: what the writer does.
+    fn read_while(&self, meanwhile: impl FnOnce()) -> Option<(u32, Asked)> {
         let thread = self.thread.load(Ordering::Acquire);
+        meanwhile();
         let asked = Asked {
             requests: self.requests.load(Relaxed),
             timed: self.timed.load(Relaxed),
@@ -136,20 +142,14 @@ mod tests {
     #[test]
     fn who_reads_takes_no_others_counts_for_a_threads() {
         let p = Processes::default();
-        let ended = std::sync::atomic::AtomicBool::new(false);
-        std::thread::scope(|s| {
-            s.spawn(|| {
-                // each asks once with a time that tells who it is, but for one, in the places of all
-                for n in 0..400_000u32 {
-                    p.count(1, n, Some(n.into()));
-                }
-                ended.store(true, Relaxed);
-            });
-            while !ended.load(Relaxed) {
-                for (thread, asked) in p.of(1) {
-                    assert!(asked.nanos == u64::from(thread) || asked.nanos == 0, "{thread}: {asked:?}");
-                }
-            }
-        });
+        p.count(1, 7, Some(10));
+        let place = p.place(7);
+        assert_eq!(place.read().map(|x| x.0), Some(7));
+        let given_away = || {
+            place.give_to(8);
+            place.requests.store(5, Relaxed);
+        };
+        assert_eq!(place.read_while(given_away), None);
+        assert_eq!(place.read(), Some((8, Asked { requests: 5, ..Asked::default() })));
     }
 }
