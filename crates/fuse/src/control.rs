@@ -198,6 +198,8 @@ pub(crate) struct StatsOp {
 /// [`StatsOut::how`]: the daemon's user alone may enter, nothing is checked.
 pub(crate) const PRIVATE: u64 = 1;
 
+/// Bytes of a sample that are taken: each domain has some 300.
+const SAMPLE_MAX: usize = 16 << 20;
 /// Bytes of a sample per call.
 pub(crate) const SAMPLE_BYTES: usize = 8192 - 40;
 
@@ -456,13 +458,17 @@ pub enum SampleError {
     /// What it told is no sample.
     #[error("its server told nonsense: {0}")]
     Nonsense(#[from] serde_json::Error),
+    /// No sample is so long.
+    #[error("its server tells more than {SAMPLE_MAX} bytes")]
+    TooLong,
     /// Others ask so often that the server has given up this one's sample each time.
     #[error("too many ask at once: try again")]
     Crowded,
 }
 
 /// Asks the server of the volume mounted on `mountpoint` what it does ([`crate::watch::sample`]). `watch_seconds`: for so
-/// long every request is timed, and counted for the thread that asks; 0: as it is.
+/// long every request is timed, and counted for the thread that asks; 0: as it is. Who is neither root nor the user of the
+/// server gets a [restricted](Sample::restricted) one.
 ///
 /// # Errors
 /// See [`SampleError`].
@@ -505,6 +511,7 @@ fn fetch(
             return Err(SampleError::NewServer { server: part.layout });
         }
         match part.text.get(..part.bytes as usize) {
+            Some(more) if text.len() + more.len() > SAMPLE_MAX => return Err(SampleError::TooLong),
             Some(more) if !more.is_empty() => text.extend_from_slice(more),
             _ => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the sample ends early").into()),
         }
@@ -604,6 +611,7 @@ mod tests {
     /// A server that tells `text`, at most five bytes a call, and of a layout.
     fn server(text: &[u8], layout: u32) -> impl FnMut(&mut SamplePart) -> Result<(), SampleError> {
         move |part| {
+            assert_eq!(part.token, if part.offset == 0 { 0 } else { 3 }, "only the first call asks for a new sample");
             let rest = &text[part.offset as usize..];
             let n = rest.len().min(5);
             part.text[..n].copy_from_slice(&rest[..n]);
@@ -620,6 +628,16 @@ mod tests {
         assert!(fetch(given_up, 0).unwrap().is_none());
         // one that says it has more than it tells
         assert!(fetch(server(b"", LAYOUT), 0).is_err());
+    }
+
+    #[test]
+    fn a_server_that_tells_without_end_is_left() {
+        let endless = |part: &mut SamplePart| {
+            (part.layout, part.total, part.bytes) = (LAYOUT, u64::MAX, SAMPLE_BYTES as u32);
+            part.text.fill(b' ');
+            Ok(())
+        };
+        assert!(matches!(fetch(endless, 0), Err(SampleError::TooLong)));
     }
 
     #[test]

@@ -11,17 +11,17 @@
 //! request is timed, and counted for the thread that asks; not where the clock is a slow one.
 //!
 //! The time of a request that is answered later, by another thread ([`Outcome::Deferred`]), ends with that answer
-//! ([`Timing::answered`]).
+//! ([`Timing::answered`]), which also tells whether it is an error.
 //!
 //! Does not promise: the time a request waited in the kernel's queue, of which FUSE tells nothing.
 
 use crate::request::{Handled, Outcome};
 use crate::watch::histogram::{BUCKETS, Histogram};
-use crate::watch::processes::Processes;
+use crate::watch::processes::{Asked, Processes};
 use braidfs_sync::{Mutex, rank};
 use crossbeam::utils::CachePadded;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -46,8 +46,15 @@ struct Op {
     nanos: AtomicU64,
     /// Until they were answered: by the thread of the line.
     at_once: OnceLock<Box<Histogram>>,
-    /// By other threads, which share this.
-    later: OnceLock<Box<Histogram>>,
+    later: OnceLock<Box<Later>>,
+}
+
+/// What other threads count, which share it.
+#[derive(Debug, Default)]
+struct Later {
+    times: Histogram,
+    errors: AtomicU64,
+    bytes: AtomicU64,
 }
 
 /// What one thread counts. Only that thread writes it, but for `later`.
@@ -67,7 +74,8 @@ pub(crate) struct Line {
 /// What is to be counted: read with every request, written when somebody begins or ends to watch.
 #[derive(Debug)]
 struct Mode {
-    watched: CachePadded<AtomicBool>,
+    /// Rises by one when somebody begins to watch, and when the time for that is over: while it is odd, somebody does.
+    watched: CachePadded<AtomicU64>,
     /// Until when, milliseconds since `start`.
     until: AtomicU64,
     start: Instant,
@@ -79,8 +87,20 @@ struct Mode {
 pub(crate) struct Begun {
     code: usize,
     at: Option<Instant>,
-    /// It is counted for who asks.
-    watched: bool,
+    /// How long it had been here before.
+    waited: Duration,
+    /// [`Mode::watched`].
+    watched: u64,
+}
+
+/// Where the request at hand is counted.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Counted<'l> {
+    line: &'l Arc<CachePadded<Line>>,
+    code: usize,
+    at: Option<Instant>,
+    /// It is handled by another thread than that of the line.
+    aside: bool,
 }
 
 /// The lines of all threads of a mount.
@@ -101,19 +121,47 @@ pub(crate) struct Sum {
     pub nanos: u64,
 }
 
-/// Where the time of a request that another thread answers is to be counted.
+/// Where a request that another thread answers is to be counted.
 #[derive(Debug, Clone)]
 pub(crate) struct Timing {
     line: Arc<CachePadded<Line>>,
     code: usize,
-    at: Instant,
+    /// Where it is timed.
+    at: Option<Instant>,
+}
+
+impl Counted<'_> {
+    /// It moved so many bytes of data.
+    pub fn moved(&self, bytes: u64) {
+        let op = &self.line.ops[self.code];
+        if self.aside {
+            op.later.get_or_init(Box::default).bytes.fetch_add(bytes, Relaxed);
+        } else {
+            rise(&op.bytes, bytes);
+        }
+    }
+
+    /// For the case that another thread answers.
+    pub fn timing(&self) -> Timing {
+        Timing { line: self.line.clone(), code: self.code, at: self.at }
+    }
 }
 
 impl Timing {
-    /// It was answered.
-    pub fn answered(&self) {
-        let histogram = self.line.ops[self.code].later.get_or_init(Box::default);
-        histogram.record_shared(nanos(self.at));
+    /// It was answered, maybe with an error.
+    pub fn answered(&self, failed: bool) {
+        let op = &self.line.ops[self.code];
+        if let Some(at) = self.at {
+            op.later.get_or_init(Box::default).times.record_shared(nanos(at));
+        }
+        if failed {
+            op.later.get_or_init(Box::default).errors.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// For a handler, in another thread.
+    pub fn counted(&self) -> Counted<'_> {
+        Counted { line: &self.line, code: self.code, at: self.at, aside: true }
     }
 }
 
@@ -136,12 +184,44 @@ impl Mode {
 
     /// Nobody watches any more, where the time is over.
     fn look(&self, now: Instant) {
-        if self.watched.load(Relaxed)
-            && now.duration_since(self.start).as_millis() >= u128::from(self.until.load(Relaxed))
-        {
-            self.watched.store(false, Relaxed);
+        self.look_while(now, || ());
+    }
+
+    /// [`Self::look`]; `meanwhile` is for tests: what others do before this says that the time is over.
+    fn look_while(&self, now: Instant, meanwhile: impl FnOnce()) {
+        let watched = self.watched.load(SeqCst);
+        let now = now.saturating_duration_since(self.start).as_millis();
+        let over = || now >= u128::from(self.until.load(SeqCst));
+        if !is_watched(watched) || !over() {
+            return;
+        }
+        meanwhile();
+        if self.watched.compare_exchange(watched, watched + 1, SeqCst, SeqCst).is_ok() && !over() {
+            // Somebody asked between the two, and may have seen that all is counted: it is the same watch. Where this
+            // fails another one has begun.
+            let _ = self.watched.compare_exchange(watched + 1, watched, SeqCst, SeqCst);
         }
     }
+
+    /// Somebody watches until then. First until when, then that it is so: [`Self::look`] does it the other way round.
+    fn watch(&self, until: u64) {
+        self.until.fetch_max(until, SeqCst);
+        let watched = self.watched.load(SeqCst);
+        if !is_watched(watched) {
+            // Else somebody else did.
+            let _ = self.watched.compare_exchange(watched, watched + 1, SeqCst, SeqCst);
+        }
+    }
+}
+
+/// Of [`Mode::watched`].
+fn is_watched(watched: u64) -> bool {
+    watched % 2 == 1
+}
+
+/// The number of the watch that goes on, or was the last one.
+fn generation(watched: u64) -> u64 {
+    watched.div_ceil(2)
 }
 
 /// No locked instruction is needed where one thread writes.
@@ -162,6 +242,11 @@ impl Line {
 
     /// A request was received.
     pub fn begin(&self, opcode: u32) -> Begun {
+        self.begin_waited(opcode, None)
+    }
+
+    /// [`Self::begin`] of one that was received by another thread at that moment.
+    pub fn begin_waited(&self, opcode: u32, received: Option<Instant>) -> Begun {
         let code = if (opcode as usize) < CODES { opcode as usize } else { 0 };
         rise(&self.ops[code].requests, 1);
         let watched = self.mode.watched.load(Relaxed);
@@ -174,10 +259,11 @@ impl Line {
             }
             left => {
                 self.wait.store(left - 1, Relaxed);
-                (watched && self.mode.clock_is_quick).then(Instant::now)
+                (is_watched(watched) && self.mode.clock_is_quick).then(Instant::now)
             }
         };
-        Begun { code, at, watched }
+        let waited = at.zip(received).map(|(now, received)| now.saturating_duration_since(received));
+        Begun { code, at, waited: waited.unwrap_or_default(), watched }
     }
 
     /// Its handler returned; the answer need not be sent yet. `client`: the thread that asks.
@@ -189,7 +275,7 @@ impl Line {
             rise(&op.timed, 1);
             rise(&op.nanos, took);
             if !deferred {
-                op.at_once.get_or_init(Box::default).record(took);
+                op.at_once.get_or_init(Box::default).record(took.saturating_add(begun.waited.as_nanos() as u64));
             }
         }
         if deferred {
@@ -198,15 +284,8 @@ impl Line {
         if handled.is_err() {
             rise(&op.errors, 1);
         }
-        if begun.watched {
-            self.processes.get_or_init(Box::default).count(client, took.unwrap_or(0));
-        }
-    }
-
-    /// A request moved so many bytes of data.
-    pub fn moved(&self, opcode: u32, bytes: u64) {
-        if let Some(op) = self.ops.get(opcode as usize) {
-            rise(&op.bytes, bytes);
+        if is_watched(begun.watched) {
+            self.processes.get_or_init(Box::default).count(generation(begun.watched), client, took);
         }
     }
 
@@ -221,9 +300,10 @@ impl Line {
 }
 
 impl Begun {
-    /// For the case that another thread answers, where the request is timed; `line` began it.
-    pub fn timing(&self, line: &Arc<CachePadded<Line>>) -> Option<Timing> {
-        self.at.map(|at| Timing { line: line.clone(), code: self.code, at })
+    /// For the handler; `line` began it.
+    pub fn counted<'l>(&self, line: &'l Arc<CachePadded<Line>>) -> Counted<'l> {
+        let at = self.at.map(|at| at.checked_sub(self.waited).unwrap_or(at));
+        Counted { line, code: self.code, at, aside: false }
     }
 }
 
@@ -239,9 +319,14 @@ impl Counters {
         if seconds > 0 {
             let for_ms = u128::from(seconds.min(WATCH_SECONDS_MAX)) * 1000;
             let until = u64::try_from(self.uptime().as_millis() + for_ms).unwrap_or(u64::MAX);
-            self.mode.until.fetch_max(until, Relaxed);
-            self.mode.watched.store(true, Relaxed);
+            self.mode.watch(until);
         }
+    }
+
+    /// Whether somebody watches.
+    #[cfg(test)]
+    pub fn is_watched(&self) -> bool {
+        is_watched(self.mode.watched.load(SeqCst))
     }
 
     /// Since the mount.
@@ -251,7 +336,7 @@ impl Counters {
 
     /// One request of so many is timed.
     pub fn sampled(&self) -> u32 {
-        if self.mode.watched.load(Relaxed) && self.mode.clock_is_quick { 1 } else { SAMPLED }
+        if is_watched(self.mode.watched.load(Relaxed)) && self.mode.clock_is_quick { 1 } else { SAMPLED }
     }
 
     /// A line for the calling thread.
@@ -278,6 +363,10 @@ impl Counters {
                 sum.bytes += op.bytes.load(Relaxed);
                 sum.timed += op.timed.load(Relaxed);
                 sum.nanos += op.nanos.load(Relaxed);
+                if let Some(later) = op.later.get() {
+                    sum.errors += later.errors.load(Relaxed);
+                    sum.bytes += later.bytes.load(Relaxed);
+                }
             }
         }
         all
@@ -288,19 +377,23 @@ impl Counters {
         let mut all = [0; BUCKETS];
         for line in self.lines.lock().iter() {
             if let Some(op) = line.ops.get(code) {
-                [&op.at_once, &op.later].into_iter().filter_map(|h| h.get()).for_each(|h| h.add_to(&mut all));
+                let both = [op.at_once.get().map(Box::as_ref), op.later.get().map(|l| &l.times)];
+                both.into_iter().flatten().for_each(|h| h.add_to(&mut all));
             }
         }
         all
     }
 
-    /// (requests, nanoseconds) of the threads that asked while somebody watched.
-    pub fn processes(&self) -> HashMap<u32, (u64, u64)> {
-        let mut all = HashMap::<u32, (u64, u64)>::new();
+    /// What the threads asked that did while somebody watched, this time or, where nobody does, the last time.
+    pub fn processes(&self) -> HashMap<u32, Asked> {
+        let generation = generation(self.mode.watched.load(SeqCst));
+        let mut all = HashMap::<u32, Asked>::new();
         for processes in self.lines.lock().iter().filter_map(|l| l.processes.get()) {
-            for (thread, requests, nanos) in processes.iter() {
+            for (thread, asked) in processes.of(generation) {
                 let sum = all.entry(thread).or_default();
-                (sum.0, sum.1) = (sum.0 + requests, sum.1 + nanos);
+                sum.requests += asked.requests;
+                sum.timed += asked.timed;
+                sum.nanos += asked.nanos;
             }
         }
         all
@@ -324,13 +417,16 @@ mod tests {
         a.end(a.begin(op::GETATTR), &Ok(Outcome::Reply), 1);
         a.end(a.begin(4096), &Ok(Outcome::Reply), 1);
         a.end(a.begin(u32::MAX), &Ok(Outcome::Reply), 1);
-        a.moved(op::READ, 4096);
-        a.moved(u32::MAX, 1);
+        let begun = a.begin(op::READ);
+        begun.counted(&a).moved(4096);
+        let timing = begun.counted(&a).timing();
+        a.end(begun, &Ok(Outcome::Deferred), 1);
+        timing.counted().moved(100);
         let sum = counters.sum();
         let of = |code: u32| (sum[code as usize].requests, sum[code as usize].deferred);
         assert_eq!((of(op::FSYNC), of(op::GETATTR), of(0), of(op::LOOKUP)), ((2, 2), (3, 0), (2, 0), (0, 0)));
         assert_eq!(counters.threads(), 2);
-        assert_eq!((sum[op::GETATTR as usize].errors, sum[op::READ as usize].bytes, sum[0].bytes), (2, 4096, 0));
+        assert_eq!((sum[op::GETATTR as usize].errors, sum[op::READ as usize].bytes, sum[0].bytes), (2, 4196, 0));
     }
 
     #[test]
@@ -372,7 +468,7 @@ mod tests {
         counters.watch(3600);
         assert_eq!((ask(1000) - before, counters.sampled()), (1000, 1));
         let processes = counters.processes();
-        assert_eq!((processes[&0].0, processes[&1].0, processes.len()), (500, 500, 2));
+        assert_eq!((processes[&0].requests, processes[&1].timed, processes.len()), (500, 500, 2));
         // the hour is over
         counters.mode.until.store(0, Relaxed);
         let (watched, after) = (before + 1000, ask(10_000));
@@ -384,14 +480,80 @@ mod tests {
     fn what_is_answered_later_is_timed_until_then() {
         let counters = Counters::default();
         let line = counters.line();
+        // the first one is timed
         let begun = line.begin(op::FSYNC);
-        let timing = begun.timing(&line).expect("the first one is timed");
+        let timing = begun.counted(&line).timing();
         line.end(begun, &Ok(Outcome::Deferred), 1);
         assert_eq!(counters.times(op::FSYNC as usize), [0; BUCKETS]);
         std::thread::sleep(Duration::from_millis(2));
-        timing.answered();
+        timing.answered(false);
         let times = crate::watch::sample::Latency::new(&counters.times(op::FSYNC as usize));
         assert_eq!(times.count(), 1);
         assert!(times.quantile(1.0).unwrap() >= 2_000_000);
+    }
+
+    #[test]
+    fn errors_of_what_is_answered_later_are_counted_also_where_it_is_not_timed() {
+        let counters = Counters::default();
+        let line = counters.line();
+        for n in 0..100 {
+            let begun = line.begin(op::FSYNC);
+            let timing = begun.counted(&line).timing();
+            line.end(begun, &Ok(Outcome::Deferred), 1);
+            timing.answered(n % 2 == 0);
+        }
+        let sum = counters.sum()[op::FSYNC as usize];
+        assert_eq!((sum.requests, sum.errors), (100, 50));
+        assert!(sum.timed < 100);
+    }
+
+    #[test]
+    fn the_wait_for_another_thread_is_part_of_the_latency_and_not_of_the_handler() {
+        let counters = Counters::default();
+        let line = counters.line();
+        let received = Instant::now().checked_sub(Duration::from_secs(100)).unwrap();
+        let begun = line.begin_waited(op::READ, Some(received));
+        let timing = begun.counted(&line).timing();
+        line.end(begun, &Ok(Outcome::Reply), 1);
+        timing.answered(false);
+        let times = crate::watch::sample::Latency::new(&counters.times(op::READ as usize));
+        assert_eq!((times.count(), times.up_to(50_000_000_000)), (2, 0));
+        assert!(counters.sum()[op::READ as usize].nanos < 50_000_000_000);
+    }
+
+    #[test]
+    fn who_begins_to_watch_meets_no_counts_of_an_earlier_watch() {
+        let counters = Counters::default();
+        let (line, idle) = (counters.line(), counters.line());
+        let ask =
+            |line: &Line, client| (0..40).for_each(|_| line.end(line.begin(op::GETATTR), &Ok(Outcome::Reply), client));
+        counters.watch(3600);
+        ask(&line, 1);
+        ask(&idle, 1);
+        // who goes on to watch goes on with the counts
+        counters.watch(3600);
+        assert_eq!(counters.processes()[&1].requests, 80);
+        counters.mode.until.store(0, Relaxed);
+        ask(&line, 7);
+        assert!(!is_watched(counters.mode.watched.load(Relaxed)));
+        assert_eq!(counters.processes()[&1].requests, 80, "they can be read afterwards");
+        counters.watch(3600);
+        ask(&line, 2);
+        let processes = counters.processes();
+        assert_eq!((processes.len(), processes[&2].requests), (1, 40));
+    }
+
+    #[test]
+    fn a_watch_that_is_asked_for_while_one_ends_is_not_lost() {
+        let mode = Mode::new();
+        let later = mode.start + Duration::from_millis(500);
+        mode.watch(100);
+        let watched = mode.watched.load(SeqCst);
+        mode.look_while(later, || mode.watch(1000));
+        assert_eq!(mode.watched.load(SeqCst), watched, "it goes on");
+        mode.look(later);
+        assert!(is_watched(mode.watched.load(SeqCst)));
+        mode.look(mode.start + Duration::from_secs(1));
+        assert!(!is_watched(mode.watched.load(SeqCst)));
     }
 }

@@ -9,7 +9,7 @@
 
 use crate::abi::{self, init, op};
 use crate::channel::Channel;
-use crate::counters::{Counters, Line, Timing};
+use crate::counters::{Counted, Counters, Line};
 use crate::direct_writes::DirectWrites;
 use crate::dirty::DirtyLimit;
 use crate::dirty_grants::DirtyGrants;
@@ -196,19 +196,26 @@ pub(crate) struct Context<'c> {
     unique: u64,
     /// The entry of a ring that the request came in.
     ticket: Option<&'c Ticket>,
-    /// Where the time is counted, should it be answered later.
-    timing: Option<Timing>,
+    /// Where it is counted.
+    counted: Option<Counted<'c>>,
 }
 
 impl<'c> Context<'c> {
     /// The answer goes to the device, or into the entry of a ring.
     pub fn new(channel: &'c Arc<Channel>, unique: u64, ticket: Option<&'c Ticket>) -> Self {
-        Self { channel, unique, ticket, timing: None }
+        Self { channel, unique, ticket, counted: None }
     }
 
-    /// With the request's time.
-    pub fn timed(self, timing: Option<Timing>) -> Self {
-        Self { timing, ..self }
+    /// It is counted there.
+    pub fn counted(self, counted: Option<Counted<'c>>) -> Self {
+        Self { counted, ..self }
+    }
+
+    /// The request moved so many bytes of data.
+    pub fn moved(&self, bytes: usize) {
+        if let Some(counted) = &self.counted {
+            counted.moved(bytes as u64);
+        }
     }
 
     /// Whether nobody but this thread serves the queue that the request came in.
@@ -218,7 +225,7 @@ impl<'c> Context<'c> {
 
     /// Takes the duty to reply away from the serving thread; the handler then returns [`Outcome::Deferred`].
     pub fn later(&self) -> Later {
-        Later::new(self.channel, self.unique, self.ticket.cloned()).timed(self.timing.clone())
+        Later::new(self.channel, self.unique, self.ticket.cloned()).counted(self.counted.map(|c| c.timing()))
     }
 }
 
@@ -318,7 +325,7 @@ impl BraidFs {
             // the kernel asks once, and then creates by MKNOD
             op::OPEN | op::OPENDIR | op::CREATE if !self.negotiated.opens() => Err(Errno::NOSYS),
             op::OPEN => self.open(req, out, cx),
-            op::READ => self.read(req, out),
+            op::READ => self.read(req, out, cx),
             op::WRITE => self.write(req, out, cx),
             op::STATFS => self.statfs(req, out),
             op::RELEASE => self.release(req, cx),

@@ -163,9 +163,14 @@ impl BraidFs {
         self.allow_by_room();
     }
 
+    /// Domains that there are now: one that may be added has no room, which says nothing of the volume.
+    fn looked_at(&self) -> usize {
+        self.vol.domain_count().min(self.tight.domains.len())
+    }
+
     /// Sets the kernel's bound by the room that there is; before, it counts as set.
     fn allow_by_room(&self) {
-        let rooms = (0..self.tight.domains.len()).map(|d| self.vol.domain_room(DomainId(d as u16)));
+        let rooms = (0..self.looked_at()).map(|d| self.vol.domain_room(DomainId(d as u16)));
         let (Some(limit), Some(least)) = (&self.dirty, rooms.min()) else { return };
         let wanted = dirty::wanted(least * 4096);
         self.tight.bound.store(wanted, Ordering::SeqCst);
@@ -194,7 +199,7 @@ impl BraidFs {
 
     /// Looks how much room each domain has before the first request comes: on a mount without OPEN.
     pub(crate) fn first_look_at_room(&self) {
-        for (d, domain) in self.tight.domains.iter().enumerate() {
+        for (d, domain) in self.tight.domains.iter().enumerate().take(self.looked_at()) {
             let room = self.vol.domain_room(DomainId(d as u16));
             let tight = room < TIGHT * domain.held.load(Ordering::Relaxed);
             domain.unknown.store(!tight, Ordering::SeqCst);
@@ -219,7 +224,7 @@ impl BraidFs {
             && self.tight.look.compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed).is_ok()
         {
             let mut least = u64::MAX;
-            for d in 0..self.tight.domains.len() {
+            for d in 0..self.looked_at() {
                 let room = self.vol.domain_room(DomainId(d as u16));
                 least = least.min(room);
                 self.watch_domain(d, room, channel);

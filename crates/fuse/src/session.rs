@@ -9,7 +9,7 @@
 //! With rings no request is served before the kernel has taken all of them: a session whose rings are refused ends
 //! without having touched the volume.
 
-use crate::abi::{WriteIn, op};
+use crate::abi::op;
 use crate::channel::Channel;
 use crate::counters::Line;
 use crate::dirty::DirtyLimit;
@@ -31,6 +31,7 @@ use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, mpsc};
 use std::thread::{self, Scope, ScopedJoinHandle};
+use std::time::Instant;
 
 /// A request and its header; the kernel wants room for 4 KiB besides the largest WRITE.
 const RECEIVE_BYTES: usize = MAX_IO_BYTES as usize + 4096;
@@ -154,7 +155,7 @@ pub(crate) fn run(vol: Arc<Volume>, service: Service<'_>, ready: impl FnOnce()) 
             }
             if let Some(listener) = metrics {
                 let slot = &slots[threads + 1 + for_large];
-                let text = move || slot.lock().as_ref().map(|fs| openmetrics::text(&fs.sample()));
+                let text = move || slot.lock().as_ref().map(|fs| openmetrics::text(&fs.sample(false)));
                 spawn_thread(scope, "fuse-metrics".into(), move || listener.serve(&metrics_end, text))?;
             }
             spawn_thread(scope, "fuse-latency".into(), move || latency::watch(latency, at_device, served, &end))?;
@@ -334,7 +335,8 @@ impl Server<'_> {
     fn serve_large(&self, lent: &crossbeam::channel::Receiver<Loan>) {
         let mut scratch = Answer::new(4096);
         for loan in lent {
-            loan.serve(&mut scratch, |req, out, ticket| self.handle(req, out, Some(ticket)));
+            let received = loan.received();
+            loan.serve(&mut scratch, |req, out, ticket| self.handle(req, out, Some(ticket), Some(received)));
         }
     }
 
@@ -394,18 +396,18 @@ impl Server<'_> {
             }
             return Reply::Empty;
         }
-        self.handle(req, out, ticket)
+        self.handle(req, out, ticket, None)
     }
 
-    /// Handles a request that the volume is still there for.
-    fn handle(&self, req: &Request<'_>, out: &mut Answer, ticket: Option<&Ticket>) -> Reply {
+    /// Handles a request that the volume is still there for. `received`: when another thread got it.
+    fn handle(&self, req: &Request<'_>, out: &mut Answer, ticket: Option<&Ticket>, received: Option<Instant>) -> Reply {
         let (channel, unique, opcode) = (&self.channel, req.head.unique, req.head.opcode);
         let slot = self.slot.lock();
-        let begun = self.counts.begin(opcode);
+        let begun = self.counts.begin_waited(opcode, received);
         let handled = match &*slot {
             // A panic is our bug; the request that ran into it fails, the mount lives on.
             Some(fs) => {
-                let cx = Context::new(channel, unique, ticket).timed(begun.timing(&self.counts));
+                let cx = Context::new(channel, unique, ticket).counted(Some(begun.counted(&self.counts)));
                 catch_unwind(AssertUnwindSafe(|| fs.serve(req, out, &cx))).unwrap_or_else(|_| {
                     tracing::error!(op = op::name(opcode), node = %req.node(), "panic in a FUSE operation");
                     Err(Errno::IO)
@@ -415,13 +417,6 @@ impl Server<'_> {
             None => Err(Errno::NODEV),
         };
         self.counts.end(begun, &handled, req.head.pid);
-        if let Ok(Outcome::Reply) = handled {
-            match opcode {
-                op::READ => self.counts.moved(op::READ, out.body().len() as u64),
-                op::WRITE => self.counts.moved(op::WRITE, req.arg::<WriteIn>().map_or(0, |w| w.size.into())),
-                _ => {}
-            }
-        }
         match handled {
             Ok(Outcome::Reply) => Reply::Body,
             Ok(Outcome::Deferred) => Reply::Deferred,

@@ -63,8 +63,12 @@ struct More {
     label: String,
     domains: Vec<Domain>,
     cache: Cache,
-    /// Threads that asked while somebody watched.
+    /// Threads that asked while somebody watched: from when that began.
     processes: Vec<Process>,
+    /// In which they have these numbers.
+    pid_namespace: u64,
+    /// Who asks may not know of the processes of others, nor why a domain failed.
+    restricted: bool,
     tenants: Vec<Tenant>,
 }
 
@@ -110,9 +114,9 @@ pub fn run(args: &Args) -> Outcome {
     let (before, sample_before) = match args.interval {
         Some(seconds) => {
             // who asks meanwhile is told, too
-            let sampled = ask_sample(&place, u32::try_from(seconds).unwrap_or(u32::MAX).saturating_add(5))?;
+            let sampled = ask_sample(&place, watch_seconds(seconds))?;
             let before = ask(&place)?;
-            std::thread::sleep(Duration::from_secs(seconds));
+            sleep_watching(seconds, Duration::from_secs, |left| ask_sample(&place, watch_seconds(left)).map(drop))?;
             (before.ops, sampled)
         }
         None => (Vec::new(), None),
@@ -129,6 +133,32 @@ pub fn run(args: &Args) -> Outcome {
         crate::say(format_args!("{}", lines(&report).trim_end()))?;
     }
     Ok(0)
+}
+
+/// A server that is asked to watch does so for an hour at most: it is asked again in time.
+const RENEWED_AFTER: u64 = 1800;
+
+/// For so many seconds that are left, until it is asked again.
+fn watch_seconds(left: u64) -> u32 {
+    // A look that comes late must not be taken for the end.
+    left.min(RENEWED_AFTER) as u32 + 60.min(left as u32 + 5)
+}
+
+/// Sleeps, and has the server watch meanwhile. `seconds` makes the time for a sleep.
+fn sleep_watching(
+    mut left: u64,
+    seconds: impl Fn(u64) -> Duration,
+    mut renew: impl FnMut(u64) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    loop {
+        let now = left.min(RENEWED_AFTER);
+        std::thread::sleep(seconds(now));
+        left -= now;
+        if left == 0 {
+            return Ok(());
+        }
+        renew(left)?;
+    }
 }
 
 /// `None`: the server is too old to tell.
@@ -157,8 +187,21 @@ impl Report {
                 p999_ns: times.quantile(0.999).unwrap_or(p50_ns),
             });
         }
-        let Sample { layout, version, uptime_ns, uuid, label, domains, cache, processes, tenants, .. } = now;
-        self.more = Some(More { layout, version, uptime_ns, uuid, label, domains, cache, processes, tenants });
+        let Sample { layout, version, uptime_ns, uuid, label, domains, cache, tenants, .. } = now;
+        let Sample { processes, pid_namespace, restricted, .. } = now;
+        self.more = Some(More {
+            layout,
+            version,
+            uptime_ns,
+            uuid,
+            label,
+            domains,
+            cache,
+            processes,
+            pid_namespace,
+            restricted,
+            tenants,
+        });
     }
 }
 
@@ -242,6 +285,23 @@ mod tests {
 
     fn stats_of(ops: Vec<OpStats>) -> Stats {
         Stats { threads: 2, sampled: 16, init_flags: 1 << 16, private: false, ops }
+    }
+
+    #[test]
+    fn a_long_interval_is_watched_to_its_end() {
+        let none = |_| Duration::ZERO;
+        // second at which the server would cease, of when it is asked
+        let (mut now, mut until) = (0, u64::from(watch_seconds(86_400)).min(3600));
+        let renew = |left: u64| {
+            now = 86_400 - left;
+            assert!(now < until, "it ceased at {until}");
+            assert!(watch_seconds(left) <= 3600);
+            until = now + u64::from(watch_seconds(left));
+            Ok(())
+        };
+        sleep_watching(86_400, none, renew).unwrap();
+        assert!(until > 86_400);
+        sleep_watching(5, none, |_| panic!("it was asked for long enough")).unwrap();
     }
 
     #[test]

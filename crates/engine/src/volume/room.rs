@@ -304,6 +304,11 @@ impl Volume {
         i.domain_of(ino).map_or(0, |d| i.room(d, PLENTY))
     }
 
+    /// How many domains there are: their numbers are below it. It may rise.
+    pub fn domain_count(&self) -> usize {
+        self.mounted().domains.len()
+    }
+
     /// [`Self::write_room`] of the files of a domain; 0 where there is no such domain.
     pub fn domain_room(&self, domain: DomainId) -> u64 {
         let i = self.mounted();

@@ -64,7 +64,7 @@ impl BraidFs {
         Ok(abi::OpenOut { fh, open_flags: cache | fopen::NOFLUSH, padding: 0 })
     }
 
-    pub(crate) fn read(&self, req: &Request<'_>, out: &mut Answer) -> Handled {
+    pub(crate) fn read(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
         let arg: abi::ReadIn = req.arg()?;
         if arg.size > MAX_IO_BYTES {
             return Err(Errno::INVAL);
@@ -77,6 +77,7 @@ impl BraidFs {
         let quiet = arg.flags & libc::O_NOATIME as u32 != 0;
         let read = if quiet { Volume::read_unnoted } else { Volume::read };
         out.fill(arg.size as usize, |buf| read(&self.vol, opened.file(), arg.offset, buf)).map_err(errno)?;
+        cx.moved(out.body().len());
         Ok(Outcome::Reply)
     }
 
@@ -100,6 +101,7 @@ impl BraidFs {
             self.takes_write(&opened, arg.offset)?;
             self.vol.write(opened.file(), arg.offset, data).map_err(errno)? as u32
         };
+        cx.moved(size as usize);
         self.watch_room(opened.ino(), cx.channel);
         out.put(&abi::WriteOut { size, padding: 0 });
         if direct && size > 0 {

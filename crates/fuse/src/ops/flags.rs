@@ -61,7 +61,7 @@ impl BraidFs {
             FS_IOC_SETFSLABEL => return self.set_label(req, &arg, input, out),
             FITRIM => return self.trim_ioctl(req, &arg, input, cx),
             STATS => return self.stats_ioctl(&arg, out),
-            SAMPLE => return self.sample_ioctl(&arg, input, out),
+            SAMPLE => return self.sample_ioctl(req, &arg, input, out),
             TENANT => return self.tenant_ioctl(req, (id, node), &arg, input, cx),
             RESIZE => return self.resize_ioctl(req, &arg, input, cx),
             _ => return Err(Errno::NOTTY),

@@ -473,6 +473,94 @@ fn another_size_is_answered_by_a_thread_of_its_own() {
     assert_eq!(Arc::strong_count(&vol), 1, "it is waited for");
 }
 
+impl Served {
+    /// Asks for (a part of) a sample.
+    fn sample(&self, uid: u32, part: &crate::control::SamplePart) -> Result<crate::control::SamplePart, Errno> {
+        self.sample_of_bytes(uid, part.as_bytes())
+    }
+
+    fn sample_of_bytes(&self, uid: u32, arg: &[u8]) -> Result<crate::control::SamplePart, Errno> {
+        use crate::control::{SAMPLE, SamplePart};
+        let mut ioctl = abi::IoctlIn { cmd: SAMPLE, in_size: arg.len() as u32, ..abi::IoctlIn::new_zeroed() };
+        (ioctl.fh, ioctl.out_size) = (self.open(op::OPENDIR, ROOT).unwrap(), size_of::<SamplePart>() as u32);
+        let mut frame = request(op::IOCTL, ROOT, &[ioctl.as_bytes(), arg].concat());
+        let mut head = abi::InHeader::read_from_bytes(&frame[..size_of::<abi::InHeader>()]).unwrap();
+        head.uid = uid;
+        frame[..size_of::<abi::InHeader>()].copy_from_slice(head.as_bytes());
+        let mut out = Answer::new(16384);
+        let cx = Context::new(&self.channel, 1, None);
+        assert_eq!(self.fs.handle(&Request::parse(&frame).unwrap(), &mut out, &cx)?, Outcome::Reply);
+        Ok(SamplePart::read_from_prefix(&out.body()[size_of::<abi::IoctlOut>()..]).unwrap().0)
+    }
+}
+
+/// What others do is told to root and to the user of the server; nobody else has requests timed.
+#[test]
+fn a_sample_for_others_has_no_processes_and_watches_nothing() {
+    use crate::control::SamplePart;
+    use crate::watch::sample::Sample;
+    let s = Served::new();
+    let own = rustix::process::geteuid().as_raw();
+    let stranger = own.max(1) + 1;
+    let json = |p: &SamplePart| serde_json::from_slice::<Sample>(&p.text[..p.bytes as usize]).unwrap();
+    let ask = SamplePart { watch_seconds: 60, ..SamplePart::new_zeroed() };
+    let told = s.sample(stranger, &ask).unwrap();
+    assert!(!s.fs.counters.is_watched() && json(&told).restricted);
+    let again = s.sample(stranger, &ask).unwrap();
+    assert_eq!(again.token, told.token, "it is the same one, or it took 100 ms");
+
+    for may in [0, own] {
+        assert!(!json(&s.sample(may, &ask).unwrap()).restricted);
+    }
+    assert!(s.fs.counters.is_watched());
+    let line = s.fs.counters.line();
+    line.end(line.begin(op::GETATTR), &Ok(Outcome::Reply), 4711);
+    let all = s.sample(own, &ask).unwrap();
+    assert_eq!(json(&all).processes.iter().map(|p| p.thread).collect::<Vec<_>>(), [4711]);
+    assert!(json(&all).pid_namespace > 0);
+    assert_eq!(s.sample(stranger, &SamplePart { token: all.token, ..ask }).unwrap_err(), Errno::STALE);
+    assert!(json(&s.sample(stranger, &ask).unwrap()).processes.is_empty());
+}
+
+#[test]
+fn a_sample_is_fetched_in_parts_and_nothing_else_by_its_token() {
+    use crate::control::SamplePart;
+    let s = Served::new();
+    let own = rustix::process::geteuid().as_raw();
+    let first = s.sample(own, &SamplePart::new_zeroed()).unwrap();
+    let at = |token, offset| s.sample(own, &SamplePart { token, offset, ..SamplePart::new_zeroed() });
+    let rest = at(first.token, 5).unwrap();
+    assert_eq!((rest.token, rest.total, rest.text[0]), (first.token, first.total, first.text[5]));
+    assert_eq!(at(first.token, first.total).map(|p| p.bytes), Ok(0));
+    assert_eq!(at(first.token, first.total + 1).unwrap_err(), Errno::INVAL);
+    assert_eq!(at(first.token, u64::MAX).unwrap_err(), Errno::INVAL);
+    assert_eq!(at(first.token + 1, 0).unwrap_err(), Errno::STALE);
+    assert_eq!(s.sample_of_bytes(own, &[0; 100]).unwrap_err(), Errno::INVAL);
+    // others have come for 16 of them meanwhile
+    (0..16).for_each(|_| _ = at(0, 0).unwrap());
+    assert_eq!(at(first.token, 0).unwrap_err(), Errno::STALE);
+}
+
+/// The first direct WRITE of a file is answered by the helper thread.
+#[test]
+fn bytes_of_a_write_that_another_thread_answers_are_counted() {
+    let s = Served::new();
+    let node = WireId(s.mknod(ROOT, "f").nodeid);
+    let mut arg = abi::WriteIn::new_zeroed();
+    (arg.fh, arg.size, arg.write_flags) = (s.open(op::OPEN, node).unwrap(), 5000, abi::WRITE_LOCKOWNER);
+    let frame = request(op::WRITE, node, &[arg.as_bytes(), &[7; 5000]].concat());
+    let line = s.fs.counters.line();
+    let begun = line.begin(op::WRITE);
+    let cx = Context::new(&s.channel, 1, None).counted(Some(begun.counted(&line)));
+    let handled = s.fs.handle(&Request::parse(&frame).unwrap(), &mut Answer::new(64), &cx);
+    assert_eq!(handled, Ok(Outcome::Deferred));
+    line.end(begun, &handled, 1);
+    // the duty to reply is dropped with the job: EIO
+    drop(s.jobs);
+    let sum = s.fs.counters.sum()[op::WRITE as usize];
+    assert_eq!((sum.bytes, sum.deferred, sum.errors), (5000, 1, 1));
+}
+
 /// Of pages of its cache the kernel does not look at how much was written: all of them, or an error.
 #[test]
 fn pages_of_the_cache_are_written_whole_or_refused() {

@@ -5,12 +5,16 @@ use crate::control::{SAMPLE_BYTES, SamplePart};
 use crate::counters::CODES;
 use crate::fs::BraidFs;
 use crate::ops::flags::ioctl_out;
-use crate::request::{Answer, Handled, Outcome};
+use crate::request::{Answer, Handled, Outcome, Request};
+use crate::requester;
+use crate::watch::processes::Asked;
 use crate::watch::sample::{Cache, Domain, LAYOUT, Latency, Operation, Process, Sample};
 use braidfs::volume::DomainInfo;
 use rustix::io::Errno;
-use std::collections::VecDeque;
-use std::sync::Arc;
+use std::collections::{HashMap, VecDeque};
+use std::os::unix::fs::MetadataExt;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, FromZeros};
 
 /// Samples that are kept for those who fetch them in parts.
@@ -18,36 +22,80 @@ const KEPT: usize = 16;
 /// Threads that are told of.
 const PROCESSES: usize = 256;
 
-/// Samples that were told in part.
+/// One of those that are shared by all who may not know everything is so long good.
+const SHARED_FOR: Duration = Duration::from_millis(100);
+
+/// Samples that are kept for those who fetch them in parts.
 #[derive(Debug, Default)]
 pub(crate) struct Samples {
-    kept: VecDeque<(u64, Arc<[u8]>)>,
+    /// By who they are for.
+    all: Kept,
+    restricted: Kept,
     last: u64,
+    /// When the last one was begun that is shared.
+    shared: Option<Instant>,
 }
 
+type Kept = VecDeque<(u64, Arc<[u8]>)>;
+
 impl Samples {
-    fn keep(&mut self, text: &Arc<[u8]>) -> u64 {
-        self.last += 1;
-        self.kept.truncate(KEPT - 1);
-        self.kept.push_front((self.last, text.clone()));
-        self.last
+    fn of(&mut self, restricted: bool) -> &mut Kept {
+        if restricted { &mut self.restricted } else { &mut self.all }
     }
 
-    fn get(&self, token: u64) -> Option<Arc<[u8]>> {
-        self.kept.iter().find(|(t, _)| *t == token).map(|(_, text)| text.clone())
+    fn keep(&mut self, restricted: bool, text: &Arc<[u8]>) -> u64 {
+        self.last += 1;
+        let token = self.last;
+        let kept = self.of(restricted);
+        kept.truncate(KEPT - 1);
+        kept.push_front((token, text.clone()));
+        token
+    }
+
+    /// One token of those who know everything is no use to others.
+    fn get(&mut self, restricted: bool, token: u64) -> Option<Arc<[u8]>> {
+        self.of(restricted).iter().find(|(t, _)| *t == token).map(|(_, text)| text.clone())
+    }
+
+    /// The sample that is shared now; `None`: who asks has to make one, which others need not wait for if there is an older one.
+    fn shared(&mut self, now: Instant) -> Option<(u64, Arc<[u8]>)> {
+        if self.shared.is_none_or(|at| now.saturating_duration_since(at) >= SHARED_FOR) {
+            self.shared = Some(now);
+            return None;
+        }
+        self.restricted.front().cloned()
     }
 }
 
 impl BraidFs {
-    pub(super) fn sample_ioctl(&self, arg: &abi::IoctlIn, input: &[u8], out: &mut Answer) -> Handled {
+    /// Root, and whose the server is, know everything, and may watch. All others share samples without what
+    /// others do.
+    pub(super) fn sample_ioctl(
+        &self,
+        req: &Request<'_>,
+        arg: &abi::IoctlIn,
+        input: &[u8],
+        out: &mut Answer,
+    ) -> Handled {
         let (asked, _) = SamplePart::read_from_prefix(input).map_err(|_| Errno::INVAL)?;
+        let own = rustix::process::geteuid().as_raw();
+        let restricted = !requester::uid(req).is_some_and(|uid| uid == 0 || uid == own);
         let (token, text) = match asked.token {
             0 => {
-                self.counters.watch(asked.watch_seconds);
-                let text: Arc<[u8]> = serde_json::to_vec(&self.sample()).map_err(|_| Errno::IO)?.into();
-                (self.samples.lock().keep(&text), text)
+                if !restricted {
+                    self.counters.watch(asked.watch_seconds);
+                }
+                let shared = if restricted { self.samples.lock().shared(Instant::now()) } else { None };
+                match shared {
+                    Some(shared) => shared,
+                    None => {
+                        let text: Arc<[u8]> =
+                            serde_json::to_vec(&self.sample(restricted)).map_err(|_| Errno::IO)?.into();
+                        (self.samples.lock().keep(restricted, &text), text)
+                    }
+                }
             }
-            token => (token, self.samples.lock().get(token).ok_or(Errno::STALE)?),
+            token => (token, self.samples.lock().get(restricted, token).ok_or(Errno::STALE)?),
         };
         let rest = usize::try_from(asked.offset).ok().and_then(|at| text.get(at..)).ok_or(Errno::INVAL)?;
         let part = &rest[..rest.len().min(SAMPLE_BYTES)];
@@ -59,8 +107,8 @@ impl BraidFs {
         Ok(Outcome::Reply)
     }
 
-    /// As of now.
-    pub(crate) fn sample(&self) -> Sample {
+    /// As of now; `restricted`: without what others do ([`Sample::restricted`]).
+    pub(crate) fn sample(&self, restricted: bool) -> Sample {
         let sums = self.counters.sum();
         let operation = |code: usize| Operation {
             opcode: code as u32,
@@ -77,8 +125,9 @@ impl BraidFs {
             timed_ns: sums[code].nanos,
             latency: Latency::new(&self.counters.times(code)),
         };
-        let by_thread = self.counters.processes();
-        let process = |(thread, (requests, timed_ns))| Process { thread, requests, timed_ns };
+        let by_thread = if restricted { HashMap::new() } else { self.counters.processes() };
+        let process =
+            |(thread, a): (u32, Asked)| Process { thread, requests: a.requests, timed: a.timed, timed_ns: a.nanos };
         let mut processes: Vec<Process> = by_thread.into_iter().map(process).collect();
         processes.sort_by_key(|p| (std::cmp::Reverse(p.requests), p.thread));
         processes.truncate(PROCESSES);
@@ -94,7 +143,7 @@ impl BraidFs {
             sampled: self.counters.sampled(),
             waiting: self.waiting() as u64,
             operations: (0..CODES).filter(|c| sums[*c].requests > 0).map(operation).collect(),
-            domains: self.vol.domains().into_iter().map(domain).collect(),
+            domains: self.vol.domains().into_iter().map(|d| domain(d, restricted)).collect(),
             cache: Cache {
                 budget: memory.budget,
                 data: memory.data,
@@ -104,12 +153,14 @@ impl BraidFs {
                 misses: memory.misses,
             },
             processes,
+            pid_namespace: pid_namespace(),
+            restricted,
             tenants: Vec::new(),
         }
     }
 }
 
-fn domain(d: DomainInfo) -> Domain {
+fn domain(d: DomainInfo, restricted: bool) -> Domain {
     Domain {
         domain: d.domain,
         blocks: d.blocks,
@@ -123,8 +174,14 @@ fn domain(d: DomainInfo) -> Domain {
         checkpoints: d.checkpoints,
         fast_syncs: d.fast_syncs,
         cleaned_blocks: d.cleaned_blocks,
-        failed: d.failed,
+        failed: d.failed.map(|why| if restricted { String::new() } else { why }),
     }
+}
+
+/// The number of this process' pid namespace; 0: not known.
+fn pid_namespace() -> u64 {
+    static NUMBER: OnceLock<u64> = OnceLock::new();
+    *NUMBER.get_or_init(|| std::fs::metadata("/proc/self/ns/pid").map_or(0, |m| m.ino()))
 }
 
 #[cfg(test)]
@@ -132,11 +189,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_samples_are_kept() {
+    fn the_last_samples_are_kept_each_for_those_it_was_made_for() {
         let mut samples = Samples::default();
-        let tokens: Vec<u64> = (0..40u8).map(|n| samples.keep(&Arc::from([n]))).collect();
-        assert_eq!(samples.get(tokens[39]).as_deref(), Some(&[39][..]));
-        assert_eq!(samples.get(tokens[24]).as_deref(), Some(&[24][..]));
-        assert!(samples.get(tokens[23]).is_none() && samples.get(0).is_none() && samples.get(u64::MAX).is_none());
+        let tokens: Vec<u64> = (0..40u8).map(|n| samples.keep(false, &Arc::from([n]))).collect();
+        let other = samples.keep(true, &Arc::from([99]));
+        assert_eq!(samples.get(false, tokens[39]).as_deref(), Some(&[39][..]));
+        assert_eq!(samples.get(false, tokens[24]).as_deref(), Some(&[24][..]));
+        for token in [tokens[23], 0, u64::MAX, other] {
+            assert!(samples.get(false, token).is_none());
+        }
+        assert_eq!(samples.get(true, other).as_deref(), Some(&[99][..]));
+        assert!(samples.get(true, tokens[39]).is_none());
+        (0..40u8).for_each(|n| _ = samples.keep(true, &Arc::from([n])));
+        assert!(samples.get(false, tokens[39]).is_some(), "who may not know everything pushes nothing out");
+    }
+
+    #[test]
+    fn a_shared_sample_is_made_once_in_a_while() {
+        let mut samples = Samples::default();
+        let now = Instant::now();
+        assert!(samples.shared(now).is_none());
+        assert!(samples.shared(now).is_none(), "there is none yet");
+        let token = samples.keep(true, &Arc::from([1]));
+        assert_eq!(samples.shared(now).map(|s| s.0), Some(token));
+        assert!(samples.shared(now + SHARED_FOR).is_none(), "it is old");
+        assert_eq!(samples.shared(now + SHARED_FOR).map(|s| s.0), Some(token), "one makes the next");
     }
 }

@@ -16,7 +16,7 @@ pub(crate) struct Later {
     unique: u64,
     /// Of a request that came through a ring.
     ticket: Option<Ticket>,
-    /// Where its time is counted.
+    /// Where its answer is counted.
     timing: Option<Timing>,
     /// Nothing left to do.
     done: bool,
@@ -28,25 +28,25 @@ impl Later {
         Self { channel: channel.clone(), unique, ticket, timing: None, done: false }
     }
 
-    /// Its time is counted there, when it is answered.
-    pub fn timed(self, timing: Option<Timing>) -> Self {
+    /// It is counted there, when it is answered.
+    pub fn counted(self, timing: Option<Timing>) -> Self {
         // A value that has a `drop` cannot be taken apart.
-        let mut timed = self;
-        timed.timing = timing;
-        timed
+        let mut counted = self;
+        counted.timing = timing;
+        counted
     }
 
-    /// It is answered, or about to be.
-    fn answered(&mut self) {
+    /// It is answered, or about to be, maybe with an error.
+    fn answered(&mut self, failed: bool) {
         self.done = true;
         if let Some(timing) = self.timing.take() {
-            timing.answered();
+            timing.answered(failed);
         }
     }
 
     /// Replies success without a body, or an error.
     pub fn done(mut self, result: Result<(), Errno>) {
-        self.answered();
+        self.answered(result.is_err());
         match (&self.ticket, result) {
             (Some(ticket), result) => ticket.post(result.map(|()| Vec::new())),
             (None, Ok(())) => self.channel.reply_empty(self.unique),
@@ -61,7 +61,7 @@ impl Later {
 
     /// [`Self::answer`]; whether the kernel took it. (Through a ring it takes all but when the mount ends.)
     pub fn try_answer(mut self, answer: &mut Answer) -> bool {
-        self.answered();
+        self.answered(false);
         match &self.ticket {
             Some(ticket) => ticket.post(Ok(answer.body().to_vec())),
             None => return self.channel.reply(self.unique, answer),
@@ -76,7 +76,8 @@ impl Later {
 
     /// For a handler that answers the request after all.
     pub fn context(&self) -> Context<'_> {
-        Context::new(&self.channel, self.unique, self.ticket.as_ref()).timed(self.timing.clone())
+        Context::new(&self.channel, self.unique, self.ticket.as_ref())
+            .counted(self.timing.as_ref().map(Timing::counted))
     }
 
     /// The channel, for notifications.
@@ -88,7 +89,7 @@ impl Later {
 impl Drop for Later {
     fn drop(&mut self) {
         if !self.done {
-            self.answered();
+            self.answered(true);
             match &self.ticket {
                 Some(ticket) => ticket.post(Err(Errno::IO)),
                 None => self.channel.reply_error(self.unique, Errno::IO),

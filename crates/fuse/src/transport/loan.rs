@@ -10,6 +10,7 @@ use super::mailbox::{Content, Ticket};
 use crate::abi::{InHeader, ReadIn, op};
 use crate::request::{Answer, Request};
 use rustix::io::Errno;
+use std::time::Instant;
 use zerocopy::FromBytes;
 
 /// From so many bytes on a request is large: to wake another thread costs what it takes to copy some ten KiB.
@@ -21,6 +22,8 @@ pub(crate) struct Loan {
     head: InHeader,
     args: [u8; 128],
     size: usize,
+    /// When it came.
+    received: Instant,
     /// There until it goes back.
     memory: Option<Answer>,
     ticket: Ticket,
@@ -29,7 +32,12 @@ pub(crate) struct Loan {
 impl Loan {
     /// Of the entry that `ticket` names.
     pub(super) fn new(head: InHeader, args: [u8; 128], size: usize, memory: Answer, ticket: Ticket) -> Self {
-        Self { head, args, size, memory: Some(memory), ticket }
+        Self { head, args, size, received: Instant::now(), memory: Some(memory), ticket }
+    }
+
+    /// When the thread of its ring had it.
+    pub fn received(&self) -> Instant {
+        self.received
     }
 
     /// The request, without its data.

@@ -1,9 +1,10 @@
 //! Who asks most: a table of fixed size for each serving thread, filled only while somebody watches.
 //!
 //! FUSE tells the number of the asking thread (0: the kernel itself, which writes back and reads ahead, or a thread of another
-//! namespace). A thread that finds no place takes that of the one that asked least among a few; what that had is lost.
+//! namespace). A thread that finds no place takes that of the one that asked least among a few; what that had is lost. Each
+//! watch (its number: a generation) begins with an empty table.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, Ordering::Relaxed, fence};
 
 /// Threads that one table knows.
 const PLACES: usize = 128;
@@ -17,37 +18,90 @@ const NOBODY: u32 = u32::MAX;
 struct Place {
     thread: AtomicU32,
     requests: AtomicU64,
+    timed: AtomicU64,
     nanos: AtomicU64,
 }
 
 /// See the module. One thread writes it.
 #[derive(Debug)]
-pub(crate) struct Processes([Place; PLACES]);
+pub(crate) struct Processes {
+    places: [Place; PLACES],
+    /// Of which watch the counts are.
+    generation: AtomicU64,
+}
+
+/// What a thread asked.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Asked {
+    pub requests: u64,
+    /// Those that were timed, and how long their handlers took.
+    pub timed: u64,
+    pub nanos: u64,
+}
 
 impl Default for Processes {
     fn default() -> Self {
-        Self(std::array::from_fn(|_| Place {
+        let place = |_| Place {
             thread: AtomicU32::new(NOBODY),
             requests: AtomicU64::new(0),
+            timed: AtomicU64::new(0),
             nanos: AtomicU64::new(0),
-        }))
+        };
+        Self { places: std::array::from_fn(place), generation: AtomicU64::new(0) }
+    }
+}
+
+impl Place {
+    /// It belongs to that thread from now on. Who reads meanwhile takes no other's counts for this thread's.
+    fn give_to(&self, thread: u32) {
+        self.thread.store(NOBODY, Relaxed);
+        // Who sees one of these stores sees the one above, too.
+        fence(Ordering::Release);
+        self.requests.store(0, Relaxed);
+        self.timed.store(0, Relaxed);
+        self.nanos.store(0, Relaxed);
+        self.thread.store(thread, Ordering::Release);
+    }
+
+    fn read(&self) -> Option<(u32, Asked)> {
+        self.read_while(|| ())
+    }
+
+    /// [`Self::read`]; `meanwhile` is for tests: what the writer does.
+    fn read_while(&self, meanwhile: impl FnOnce()) -> Option<(u32, Asked)> {
+        let thread = self.thread.load(Ordering::Acquire);
+        meanwhile();
+        let asked = Asked {
+            requests: self.requests.load(Relaxed),
+            timed: self.timed.load(Relaxed),
+            nanos: self.nanos.load(Relaxed),
+        };
+        fence(Ordering::Acquire);
+        (thread != NOBODY && thread == self.thread.load(Relaxed)).then_some((thread, asked))
     }
 }
 
 impl Processes {
-    /// A request of a thread was handled, in so much time.
-    pub fn count(&self, thread: u32, nanos: u64) {
+    /// A request of a thread was handled, in so much time where it is timed.
+    pub fn count(&self, generation: u64, thread: u32, nanos: Option<u64>) {
+        if self.generation.load(Relaxed) != generation {
+            self.places.iter().for_each(|p| p.give_to(NOBODY));
+            self.generation.store(generation, Ordering::Release);
+        }
         let place = self.place(thread);
         let rise = |n: &AtomicU64, by: u64| n.store(n.load(Relaxed).wrapping_add(by), Relaxed);
         rise(&place.requests, 1);
-        rise(&place.nanos, nanos);
+        if let Some(nanos) = nanos {
+            rise(&place.timed, 1);
+            rise(&place.nanos, nanos);
+        }
     }
 
     fn place(&self, thread: u32) -> &Place {
         let first = (thread.wrapping_mul(0x9e37_79b9) >> (32 - PLACES.trailing_zeros())) as usize;
-        let mut least = &self.0[first];
+        let mut least = &self.places[first];
         for i in 0..PROBES {
-            let place = &self.0[(first + i) % PLACES];
+            let place = &self.places[(first + i) % PLACES];
             if place.thread.load(Relaxed) == thread {
                 return place;
             }
@@ -55,21 +109,14 @@ impl Processes {
                 least = place;
             }
         }
-        // Who reads meanwhile takes no other's counts for this thread's.
-        least.thread.store(NOBODY, Relaxed);
-        least.requests.store(0, Relaxed);
-        least.nanos.store(0, Relaxed);
-        least.thread.store(thread, Relaxed);
+        least.give_to(thread);
         least
     }
 
-    /// (thread, requests, nanoseconds) of all that it knows.
-    pub fn iter(&self) -> impl Iterator<Item = (u32, u64, u64)> {
-        let known = |p: &Place| {
-            let thread = p.thread.load(Relaxed);
-            (thread != NOBODY).then(|| (thread, p.requests.load(Relaxed), p.nanos.load(Relaxed)))
-        };
-        self.0.iter().filter_map(known)
+    /// All threads that it knows of that watch.
+    pub fn of(&self, generation: u64) -> impl Iterator<Item = (u32, Asked)> {
+        let is_of = self.generation.load(Ordering::Acquire) == generation;
+        self.places.iter().filter(move |_| is_of).filter_map(Place::read)
     }
 }
 
@@ -81,13 +128,28 @@ mod tests {
     fn who_asks_most_stays_among_many_who_ask_once() {
         let p = Processes::default();
         for n in 0..50_000u32 {
-            p.count(7, 10);
-            p.count(0, 3);
+            p.count(1, 7, Some(10));
+            p.count(1, 0, (n % 16 == 0).then_some(3));
             // threads that come and go
-            p.count(1000 + n, 1);
+            p.count(1, 1000 + n, Some(1));
         }
-        let of = |thread| p.iter().find(|x| x.0 == thread);
-        assert_eq!((of(7), of(0)), (Some((7, 50_000, 500_000)), Some((0, 50_000, 150_000))));
-        assert!(p.iter().count() <= PLACES);
+        let of = |thread| p.of(1).find(|x| x.0 == thread).unwrap().1;
+        assert_eq!(of(7), Asked { requests: 50_000, timed: 50_000, nanos: 500_000 });
+        assert_eq!(of(0), Asked { requests: 50_000, timed: 3125, nanos: 9375 });
+        assert!(p.of(1).count() <= PLACES && p.of(2).count() == 0);
+    }
+
+    #[test]
+    fn who_reads_takes_no_others_counts_for_a_threads() {
+        let p = Processes::default();
+        p.count(1, 7, Some(10));
+        let place = p.place(7);
+        assert_eq!(place.read().map(|x| x.0), Some(7));
+        let given_away = || {
+            place.give_to(8);
+            place.requests.store(5, Relaxed);
+        };
+        assert_eq!(place.read_while(given_away), None);
+        assert_eq!(place.read(), Some((8, Asked { requests: 5, ..Asked::default() })));
     }
 }

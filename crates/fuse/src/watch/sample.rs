@@ -1,11 +1,12 @@
 //! What a mount tells of itself at one moment, as JSON of a layout with a number.
 //!
-//! All counters rise from the mount on, so that two samples tell what came between ([`Latency::since`]). Fields may be
+//! All counters rise from the mount on, so that two samples tell what came between ([`Latency::since`]); those of processes
+//! from when somebody began to watch. Fields may be
 //! added without a new [`LAYOUT`]: who does not know them skips them, and who misses them takes 0. What is there keeps its
 //! meaning, or the number rises.
 
 use super::histogram::{BUCKETS, lower};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// The layout that this program tells and understands.
 pub const LAYOUT: u32 = 1;
@@ -38,6 +39,11 @@ pub struct Sample {
     pub cache: Cache,
     /// Threads that asked while somebody watched, those of most requests first.
     pub processes: Vec<Process>,
+    /// The number (inode) of the pid namespace in which threads have these numbers; 0: not known.
+    pub pid_namespace: u64,
+    /// Told to who is neither root nor the user of the server: without processes, and without why a domain failed; a moment
+    /// old, and who asked for it does not watch by that.
+    pub restricted: bool,
     /// Shares of the volume. None yet.
     pub tenants: Vec<Tenant>,
 }
@@ -71,7 +77,15 @@ pub struct Operation {
 #[serde(transparent)]
 pub struct Latency {
     /// (bucket, count), those that are not empty, in rising order.
+    #[serde(deserialize_with = "known_buckets")]
     buckets: Vec<(u16, u64)>,
+}
+
+/// Those that there are: a server can tell anything.
+fn known_buckets<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<(u16, u64)>, D::Error> {
+    let mut buckets = Vec::<(u16, u64)>::deserialize(from)?;
+    buckets.retain(|(b, _)| usize::from(*b) < BUCKETS);
+    Ok(buckets)
 }
 
 /// Of one domain.
@@ -102,7 +116,7 @@ pub struct Domain {
     pub fast_syncs: u64,
     /// Blocks that the cleaner moved.
     pub cleaned_blocks: u64,
-    /// Why it is read-only, if it is.
+    /// Why it is read-only, if it is; empty where the sample is [restricted](Sample::restricted).
     pub failed: Option<String>,
 }
 
@@ -132,7 +146,9 @@ pub struct Process {
     pub thread: u32,
     /// How many requests.
     pub requests: u64,
-    /// How long their handlers took.
+    /// Those that were timed, and how long their handlers took.
+    pub timed: u64,
+    /// Nanoseconds.
     pub timed_ns: u64,
 }
 
@@ -152,7 +168,7 @@ impl Latency {
 
     /// How many times there are.
     pub fn count(&self) -> u64 {
-        self.buckets.iter().map(|(_, n)| n).sum()
+        self.buckets.iter().fold(0, |sum, (_, n)| sum.saturating_add(*n))
     }
 
     /// What came since `before`.
@@ -169,7 +185,7 @@ impl Latency {
         let rank = ((self.count() as f64 * q).ceil() as u64).max(1);
         let mut below = 0;
         let of_rank = self.buckets.iter().find(|(_, n)| {
-            below += n;
+            below = u64::saturating_add(below, *n);
             below >= rank
         });
         of_rank.map(|(b, _)| lower(usize::from(*b) + 1))
@@ -183,7 +199,8 @@ impl Latency {
 
     /// How many took no longer than so many nanoseconds, where that is the end of a bucket; else those of whole buckets.
     pub fn up_to(&self, nanos: u64) -> u64 {
-        self.buckets.iter().filter(|(b, _)| lower(usize::from(*b) + 1) <= nanos).map(|(_, n)| n).sum()
+        let whole = self.buckets.iter().filter(|(b, _)| lower(usize::from(*b) + 1) <= nanos);
+        whole.fold(0, |sum, (_, n)| sum.saturating_add(*n))
     }
 }
 
@@ -220,6 +237,15 @@ mod tests {
         assert_eq!((between.count(), between.up_to(1 << 17)), (2, 1));
         assert_eq!(now.up_to(lower(bucket(70_000) + 1)), 3);
         assert_eq!(before.since(&now), Latency::default());
+    }
+
+    #[test]
+    fn buckets_that_there_are_not_are_skipped() {
+        let all = format!("[[3, {max}], [239, {max}], [240, 1], [65535, 7]]", max = u64::MAX);
+        let l: Latency = serde_json::from_str(&all).unwrap();
+        assert_eq!(l.buckets, [(3, u64::MAX), (239, u64::MAX)]);
+        assert_eq!((l.count(), l.quantile(1.0), l.up_to(u64::MAX)), (u64::MAX, Some(512), u64::MAX));
+        assert_eq!(l.about_sum(), u64::MAX);
     }
 
     #[test]

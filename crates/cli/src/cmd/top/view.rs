@@ -5,6 +5,7 @@ use braidfs_fuse::watch::sample::{Operation, Process, Sample};
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::fmt::Write;
+use std::os::unix::fs::MetadataExt;
 
 /// What is shown on a screen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,8 +49,28 @@ pub struct View {
     pub processes: Table,
 }
 
+/// How threads of a sample are named: where this process sees other numbers than the server, by their numbers there.
+pub fn names_for(sample: &Sample) -> Names<'static> {
+    if shares_numbers(sample.pid_namespace) { &name_of } else { &number_of }
+}
+
+pub type Names<'n> = &'n dyn Fn(u32) -> Option<(u32, String)>;
+
+/// Whether `/proc` has the numbers of that pid namespace. A server that tells none is believed to share ours.
+fn shares_numbers(namespace: u64) -> bool {
+    let ours = std::fs::metadata("/proc/self/ns/pid").map_or(0, |m| m.ino());
+    // `/proc` may be that of yet another namespace.
+    let me = std::fs::read_link("/proc/self");
+    let is_proc_ours = me.is_ok_and(|me| me.as_os_str() == std::process::id().to_string().as_str());
+    is_proc_ours && (namespace == 0 || namespace == ours)
+}
+
+fn number_of(thread: u32) -> Option<(u32, String)> {
+    Some((thread, "thread".into()))
+}
+
 /// A thread's process and its name; `None`: it has ended.
-pub fn name_of(thread: u32) -> Option<(u32, String)> {
+fn name_of(thread: u32) -> Option<(u32, String)> {
     let status = std::fs::read_to_string(format!("/proc/{thread}/status")).ok()?;
     let field = |name: &str| status.lines().find_map(|l| l.strip_prefix(name)).map(str::trim);
     let process = field("Tgid:")?.parse().ok()?;
@@ -59,11 +80,11 @@ pub fn name_of(thread: u32) -> Option<(u32, String)> {
 
 impl View {
     /// `name_of` tells a thread's process and its name.
-    pub fn new(before: &Sample, now: &Sample, sort: Sort, name_of: &dyn Fn(u32) -> Option<(u32, String)>) -> Self {
+    pub fn new(before: &Sample, now: &Sample, sort: Sort, name_of: Names<'_>) -> Self {
         let seconds = (now.uptime_ns.saturating_sub(before.uptime_ns) as f64 / 1e9).max(1e-3);
         let per_second = |now: u64, before: u64| now.saturating_sub(before) as f64 / seconds;
         let operations: Vec<Operation> = now.operations.iter().map(|o| since(o, before)).collect();
-        let sum = |of: fn(&Operation) -> u64| operations.iter().map(of).sum::<u64>() as f64 / seconds;
+        let sum = |of: fn(&Operation) -> u64| operations.iter().map(|o| of(o) as f64).sum::<f64>() / seconds;
         let bytes = |name: &str| {
             let of = operations.iter().find(|o| o.name == name).map_or(0, |o| o.bytes);
             text::size((of as f64 / seconds) as u64)
@@ -71,7 +92,7 @@ impl View {
         let (cache, was) = (now.cache, before.cache);
         let (hits, misses) = (per_second(cache.hits, was.hits), per_second(cache.misses, was.misses));
         let part = if hits + misses > 0.0 { format!("{:.1} %", 100.0 * hits / (hits + misses)) } else { "-".into() };
-        let head = vec![
+        let mut head = vec![
             format!(
                 "{} requests/s, {} answered by other threads, {} errors; {} read, {} written a second",
                 rate(sum(|o| o.requests)),
@@ -82,12 +103,15 @@ impl View {
             ),
             format!(
                 "cache {} of {}, {} dirty; reads from it {part}, {}/s from the device",
-                text::size(cache.data + cache.index),
+                text::size(cache.data.saturating_add(cache.index)),
                 text::size(cache.budget),
                 text::size(cache.dirty),
                 rate(misses),
             ),
         ];
+        if now.restricted {
+            head.push("processes: only root and the user of the server see them".into());
+        }
         Self {
             head,
             operations: operation_table(operations, seconds, sort),
@@ -177,7 +201,8 @@ fn operation_table(mut operations: Vec<Operation>, seconds: f64, sort: Sort) -> 
         let at = |q| o.latency.quantile(q).map_or_else(|| "-".into(), duration);
         let part = if all > 0.0 { format!("{:.0} %", 100.0 * time(o) / all) } else { "-".into() };
         let per_second = |n: u64| rate(n as f64 / seconds);
-        let name = o.name.clone();
+        // What a server calls it must not move the cursor.
+        let name = text::name(o.name.as_bytes());
         vec![name, per_second(o.requests), per_second(o.errors), at(0.5), at(0.9), at(0.99), at(0.999), part]
     };
     Table {
@@ -221,25 +246,22 @@ fn domain_table(before: &Sample, now: &Sample, per_second: &dyn Fn(u64, u64) -> 
 }
 
 /// Threads of one process are one row.
-fn process_table(
-    before: &Sample,
-    now: &Sample,
-    seconds: f64,
-    sort: Sort,
-    name_of: &dyn Fn(u32) -> Option<(u32, String)>,
-) -> Table {
+fn process_table(before: &Sample, now: &Sample, seconds: f64, sort: Sort, name_of: Names<'_>) -> Table {
     let was: HashMap<u32, &Process> = before.processes.iter().map(|p| (p.thread, p)).collect();
     let mut by_process = HashMap::<(u32, String), (u64, u64)>::new();
     for p in &now.processes {
-        let then = was.get(&p.thread).map_or((0, 0), |t| (t.requests, t.timed_ns));
-        let requests = p.requests.saturating_sub(then.0);
+        let was = was.get(&p.thread).map(|was| **was).unwrap_or_default();
+        let requests = p.requests.saturating_sub(was.requests);
         if requests > 0 {
             let key = match p.thread {
                 0 => (0, "kernel".into()),
                 thread => name_of(thread).unwrap_or((thread, "?".into())),
             };
             let sum = by_process.entry(key).or_default();
-            (sum.0, sum.1) = (sum.0 + requests, sum.1 + p.timed_ns.saturating_sub(then.1));
+            let (timed, ns) = (p.timed.saturating_sub(was.timed), p.timed_ns.saturating_sub(was.timed_ns));
+            // Those that were timed stand for all.
+            let all_ns = if timed > 0 { ns as f64 / timed as f64 * requests as f64 } else { 0.0 };
+            (sum.0, sum.1) = (sum.0.saturating_add(requests), sum.1.saturating_add(all_ns as u64));
         }
     }
     let mut all: Vec<_> = by_process.into_iter().collect();
@@ -266,7 +288,7 @@ fn process_table(
 
 fn rate(n: f64) -> String {
     match n {
-        n if n == 0.0 => "0".into(),
+        0.0 => "0".into(),
         n if n < 10.0 => format!("{n:.1}"),
         n => format!("{n:.0}"),
     }
@@ -292,7 +314,7 @@ pub mod tests {
         let before = json!({"layout": 1, "uptime_ns": 5_000_000_000u64,
             "operations": [{"opcode": 3, "name": "GETATTR", "requests": 100, "timed": 100, "timed_ns": 1000, "latency": [[9, 100]]}],
             "domains": [{"domain": 0, "commits": 4}], "cache": {"hits": 5},
-            "processes": [{"thread": 11, "requests": 7, "timed_ns": 70}]});
+            "processes": [{"thread": 11, "requests": 7, "timed": 7, "timed_ns": 70}]});
         let now = json!({"layout": 1, "uptime_ns": 6_000_000_000u64,
             "operations": [
                 {"opcode": 3, "name": "GETATTR", "requests": 1100, "errors": 2, "timed": 1100, "timed_ns": 3_001_000,
@@ -302,7 +324,7 @@ pub mod tests {
             "domains": [{"domain": 0, "blocks": 100, "free_blocks": 25, "journal_blocks": 50, "journal_used": 10, "commits": 6},
                         {"domain": 1, "blocks": 100, "failed": "broken"}],
             "cache": {"budget": 1 << 30, "data": 1 << 20, "dirty": 4096, "hits": 14, "misses": 1},
-            "processes": [{"thread": 11, "requests": 507, "timed_ns": 1_500_070}, {"thread": 12, "requests": 500, "timed_ns": 500_000},
+            "processes": [{"thread": 11, "requests": 507, "timed": 507, "timed_ns": 1_500_070}, {"thread": 12, "requests": 500, "timed": 50, "timed_ns": 500_000},
                           {"thread": 0, "requests": 2, "timed_ns": 0}, {"thread": 99, "requests": 1, "timed_ns": 9}]});
         (serde_json::from_value(before).unwrap(), serde_json::from_value(now).unwrap())
     }
@@ -328,7 +350,9 @@ pub mod tests {
         assert!(text.contains("reads from it 90.0 %"), "{text}");
         let processes: Vec<_> = text.lines().skip_while(|l| !l.starts_with("process")).skip(1).collect();
         assert!(
-            processes[0].contains("git") && processes[0].contains(" 11 ") && processes[0].contains("1000"),
+            processes[0].contains("git")
+                && processes[0].contains(" 11 ")
+                && processes[0].contains("1000  6.5 µs     0.7 %"),
             "{text}"
         );
         assert!(processes[1].starts_with("kernel") && processes[2].starts_with('?'), "{text}");
@@ -343,6 +367,22 @@ pub mod tests {
             [Sort::Rate, Sort::Latency, Sort::Time, Sort::Name].map(first),
             ["GETATTR", "READ", "READ", "GETATTR"]
         );
+    }
+
+    #[test]
+    fn numbers_of_another_namespace_are_not_looked_up() {
+        let ours = std::fs::metadata("/proc/self/ns/pid").unwrap().ino();
+        let me = std::process::id();
+        let name_in = |pid_namespace| names_for(&Sample { pid_namespace, ..Sample::default() })(me);
+        assert_eq!(name_in(ours), name_of(me));
+        assert_eq!(name_in(ours + 1), Some((me, "thread".into())));
+    }
+
+    #[test]
+    fn who_may_not_see_processes_is_told() {
+        let (before, now) = samples();
+        let now = Sample { restricted: true, processes: Vec::new(), ..now };
+        assert!(View::new(&before, &now, Sort::Rate, &names).text("/mnt").contains("only root"));
     }
 
     #[test]
