@@ -266,7 +266,7 @@ fn process_table(
 
 fn rate(n: f64) -> String {
     match n {
-        n if n == 0.0 => "0".into(),
+        0.0 => "0".into(),
         n if n < 10.0 => format!("{n:.1}"),
         n => format!("{n:.0}"),
     }
