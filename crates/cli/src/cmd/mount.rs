@@ -212,15 +212,18 @@ impl Job<'_> {
     /// Opens the devices. With `dead` a daemon that died was found at the mount point: the kernel lets go of its locks a moment
     /// after the mount looks dead, later where it was killed with much to write; the claim on a block device stays with
     /// the mount.
-    fn open_files(&self, dead: Option<&DeadMount>) -> Result<Vec<FileDevice>, OpenError> {
+    fn open_files(&self, dead: Option<&DeadMount>, again: bool) -> Result<Vec<FileDevice>, OpenError> {
         let end = Instant::now() + if dead.is_some() { LOCKS_WAIT } else { Duration::ZERO };
         let mut told = false;
+        // `again`: an earlier dead mount, which is no more in the table, may have the claim
+        let may_pass =
+            |e: &OpenError| matches!(e, OpenError::InUse { .. }) || again && matches!(e, OpenError::Busy { .. });
         loop {
             match open_volume_files(&self.devices, !self.spec.read_only) {
                 Err(OpenError::Busy { path }) if self.devices.first() == Some(&path) && self.is_claimed_by(dead) => {
                     return open_claimed_files(&self.devices);
                 }
-                Err(e @ (OpenError::InUse { .. } | OpenError::Busy { .. })) if Instant::now() < end => {
+                Err(e) if Instant::now() < end && may_pass(&e) => {
                     if !std::mem::replace(&mut told, true) {
                         tracing::info!(error = %e, "waiting for what the dead process held");
                     }
@@ -246,7 +249,7 @@ impl Job<'_> {
         let found = if restart.is_some() { None } else { dead_at(&self.mountpoint) };
         let dead = restart.or(found.as_ref());
         let files: Vec<Arc<FileDevice>> = self
-            .open_files(dead)
+            .open_files(dead, restart.is_some())
             .map_err(|e| mounted::explain(&e, &self.devices, Some(&self.mountpoint)))?
             .into_iter()
             .map(Arc::new)
