@@ -192,6 +192,16 @@ class Volume:
     def daemons(self):
         return []
 
+    def end_parents(self):
+        """SIGTERM to those who would mount it again: they unmount."""
+        for pid in self.daemons():
+            try:
+                if pathlib.Path(f"/proc/{pid}/comm").read_text().strip() == "braidfs-superv":
+                    os.kill(pid, signal.SIGTERM)
+                    os.kill(pid, signal.SIGCONT)
+            except OSError:
+                pass
+
     def settle(self):
         """Makes everything so far durable."""
         run("sync", "-f", self.mnt)
@@ -212,6 +222,7 @@ class Volume:
 
     def force_down(self):
         """Unmounts in any case; for cleaning up, so it raises nothing."""
+        self.end_parents()
         pids = self.daemons()
         # Processes that were killed a moment ago may still be leaving; only then is the mount point cut off.
         for _ in range(20):

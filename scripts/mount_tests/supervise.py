@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import os
 import pathlib
 import signal
@@ -54,10 +55,6 @@ def supervised(volume, *options, size=64 << 20):
             yield v, log
         finally:
             del os.environ["BRAIDFS_LOG_FILE"]
-            for pid in v.daemons():
-                with contextlib.suppress(ProcessLookupError):
-                    if pathlib.Path(f"/proc/{pid}/comm").read_text().strip() == "braidfs-superv":
-                        os.kill(pid, signal.SIGTERM)
             v.force_down()
             if log.exists():
                 fslib.log(log.read_text())
@@ -217,13 +214,156 @@ def a_mount_over_it_is_left_alone(volume, _top):
 
 
 @check
+def a_mount_of_somebody_else_in_its_place_is_left_alone(volume, _top):
+    """The kernel gives it the same numbers: even where its server dies, too, it is not ours."""
+    root_only()
+    with supervised(volume, "supervise") as (v, _), small_volume(volume, name="other") as other:
+        parent, _ = both(v)
+        os.kill(parent, signal.SIGSTOP)
+        try:
+            run("umount", v.mnt)
+            run(v.binary, "mount", other.image, v.mnt)
+            theirs = next(pid for pid in v.daemons() if os.fsencode(str(other.image)) in
+                          pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"))
+            kill_and_wait(theirs, signal.SIGKILL)
+            os.kill(parent, signal.SIGCONT)
+            wait_for("the end of the parent", lambda: not is_running(parent), 10)
+            with refused(*DEAD):
+                os.statvfs(v.mnt)
+        finally:
+            os.kill(parent, signal.SIGCONT) if is_running(parent) else None
+            quiet("umount", "-l", v.mnt)
+
+
+@contextlib.contextmanager
+def locked(v):
+    """Somebody has the image: who would mount it waits."""
+    with open(v.image, "rb") as image:
+        wait_for("the lock", lambda: took(image), 10)
+        yield
+
+
+def took(image):
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(image, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
+
+
+@check
+def an_unmount_while_it_is_recovered_is_meant(volume, _top):
+    root_only()
+    for then in "nothing", "tmpfs":
+        with supervised(volume, "supervise") as (v, _):
+            parent, serving = both(v)
+            os.kill(parent, signal.SIGSTOP)
+            kill_and_wait(serving, signal.SIGKILL)
+            with locked(v):
+                os.kill(parent, signal.SIGCONT)
+                wait_for("another process", lambda: both(v)[1], 10)
+                run("umount", "-l", v.mnt)
+                if then == "tmpfs":
+                    run("mount", "-t", "tmpfs", "tmpfs", v.mnt)
+            wait_for("the end of both", lambda: not v.daemons(), 20)
+            entry = v.mount_entry()
+            if then == "tmpfs":
+                run("umount", v.mnt)
+                same(entry[2], "tmpfs", "what is on top")
+            must(not v.mount_entry(), "mounted again after an unmount")
+
+
+@check
+def what_a_remount_changed_is_kept(volume, _top):
+    root_only()
+    with supervised(volume, "supervise", "noexec") as (v, _):
+        write_synced(v.mnt / "f", b"x")
+        run(v.binary, "mount", "-o", "remount,ro,nosuid", v.mnt)
+        before = v.mount_entry()
+        kill_serving(v)
+        same(v.mount_entry()[3], before[3], "options")
+        with refused(errno.EROFS):
+            (v.mnt / "f").write_bytes(b"y")
+        run(v.binary, "mount", "-o", "remount,rw", v.mnt)
+        kill_serving(v)
+        write_synced(v.mnt / "f", b"z")
+        must("nosuid" in v.mount_entry()[3], "nosuid is lost")
+
+
+@check
+def metrics_are_told_by_the_next_process(volume, _top):
+    daemon_only(volume)
+    path = volume.image.with_suffix(".metrics")
+    with supervised(volume, "supervise", f"metrics=unix:{path}") as (v, _):
+        for _ in range(2):
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect(str(path))
+                client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+                must(client.recv(100).startswith(b"HTTP/1.1 200"), "no metrics")
+            kill_serving(v)
+
+
+@check
+def ends_that_are_none_have_no_good_exit_code(volume, _top):
+    """And a parent that is killed early leaves nobody waiting; and a starting program may ignore SIGCHLD."""
+    daemon_only(volume)
+    with small_volume(volume) as v:
+        for what in signal.SIGTERM, signal.SIGKILL:
+            v.mount()
+            v.kill9()
+            with locked(v):
+                start = subprocess.Popen([v.binary, "mount", "-o", "supervise", v.image, v.mnt],
+                                         stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                wait_for("the serving process", lambda: len(v.daemons()) == 3 and both(v)[1], 10)
+                parent, serving = both(v)
+                os.kill(parent, what)
+                try:
+                    same(start.wait(5), 32, f"exit code after {what.name} to the parent")
+                finally:
+                    kill_and_wait(serving, signal.SIGKILL)
+                    start.kill()
+                    start.wait()
+        start = subprocess.Popen([v.binary, "mount", "-f", "-o", "supervise", v.image, v.mnt],
+                                 stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                                 preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN))
+        try:
+            wait_for("the mount", v.alive, 10)
+            kill_serving(v)
+            parent, serving = both(v)
+            os.kill(serving, signal.SIGSTOP)
+            os.kill(parent, signal.SIGTERM)
+            # handed on, or not yet: both are killed processes
+            time.sleep(0.1)
+            kill_and_wait(serving, signal.SIGKILL)
+            same(start.wait(20), 32, "exit code of a process that was killed while it ended")
+        finally:
+            start.kill()
+            start.wait()
+
+
+@check
+def a_block_device_of_somebody_else_is_refused(volume, _top):
+    """A dead mount at the place says nothing about who has the device."""
+    root_only()
+    daemon_only(volume)
+    with small_volume(volume) as v, small_volume(volume, name="other") as other, loop_device(other.image) as device:
+        v.mount()
+        v.kill9()
+        fd = os.open(device, os.O_RDONLY | os.O_EXCL)
+        try:
+            same(run(v.binary, "mount", device, v.mnt, ok=None)[0], 32, "exit code")
+        finally:
+            os.close(fd)
+
+
+@check
 def a_block_device_that_open_files_keep(volume, _top):
     """The dead mount of a block device keeps its claim as long as somebody has a file open on it."""
     root_only()
     daemon_only(volume)
     with small_volume(volume) as v, loop_device(v.image) as device:
+        log = v.image.with_suffix(".log")
         for option in "rw", "ro":
-            run(v.binary, "mount", "-o", f"{option},supervise,transport=dev", device, v.mnt)
+            run(v.binary, "--log-file", log, "mount", "-o", f"{option},supervise,transport=dev", device, v.mnt)
             try:
                 if option == "rw":
                     write_synced(v.mnt / "f", b"synced")
@@ -232,6 +372,7 @@ def a_block_device_that_open_files_keep(volume, _top):
                 with refused(*DEAD):
                     os.fsync(held.fileno())
                 same((v.mnt / "f").read_bytes(), b"synced", "what was synced")
+                must(v.mount_entry()[0] != str(device), "two mounts have the device")
                 if option == "rw":
                     write_synced(v.mnt / "g", b"later")
                 else:
@@ -240,10 +381,17 @@ def a_block_device_that_open_files_keep(volume, _top):
                 # close asks the dead mount, too
                 with contextlib.suppress(OSError):
                     held.close()
+                if option == "rw":
+                    wait_for("the claim", lambda: "claimed again" in log.read_text(), 10)
+                    with refused(errno.EBUSY):
+                        os.open(device, os.O_RDONLY | os.O_EXCL)
                 kill_serving(v)
                 same((v.mnt / "g").read_bytes(), b"later", "what was written after the first kill")
+                same(v.mount_entry()[0], str(device), "what is mounted when nobody else has the device")
             finally:
-                v.umount()
+                v.end_parents()
+                wait_for("the end of both", lambda: not v.daemons(), 20)
+        log.unlink()
         same(run(v.binary, "fsck", "-f", "-n", device, ok=None)[0], 0, "exit code of fsck")
 
 

@@ -30,6 +30,9 @@ const BOUNCE_BYTES: usize = 1 << 20;
 const THROUGH_WRITES: usize = 4;
 const THROUGH_BYTES: usize = 64 << 10;
 
+/// How often a claim is tried that somebody else has.
+const CLAIM_PAUSE: std::time::Duration = std::time::Duration::from_millis(100);
+
 /// How to open a [`FileDevice`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OpenHow {
@@ -188,6 +191,38 @@ impl FileDevice {
     /// For a `fuseblk` mount, whose own claim takes its place: the kernel refuses the mount otherwise.
     pub fn release_claim(&self) {
         *self.claim.lock() = Claim::Elsewhere;
+    }
+
+    /// Whether it holds the `O_EXCL` claim on a block device.
+    pub fn has_claim(&self) -> bool {
+        matches!(*self.claim.lock(), Claim::Held(_))
+    }
+
+    /// Takes the `O_EXCL` claim on a block device as soon as nobody else has it, in the background, unless it was opened for
+    /// reading. For a device that the kernel keeps for a mount whose server died, as long as files are open on that.
+    pub fn claim_later(self: &Arc<Self>) {
+        if !self.is_block_device || !self.write {
+            return;
+        }
+        let (weak, path) = (Arc::downgrade(self), self.path.clone());
+        let wait = move || {
+            while let Some(device) = weak.upgrade() {
+                // not by the path, which may name another device by now
+                match open::claim(Path::new(&format!("/proc/self/fd/{}", device.file.as_raw_fd()))) {
+                    Ok(file) => {
+                        *device.claim.lock() = Claim::Held(file);
+                        tracing::info!(path = %device.path.display(), "the block device is claimed again");
+                        return;
+                    }
+                    Err(e) => tracing::trace!(error = %e, "not claimed yet"),
+                }
+                drop(device);
+                std::thread::sleep(CLAIM_PAUSE);
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().name("claim".into()).spawn(wait) {
+            tracing::warn!(path = %path.display(), %error, "not claimed again: nothing keeps other programs off");
+        }
     }
 
     /// Opens the same file or device again, for writing, and turns the lock of this one into a writer's.

@@ -2,13 +2,21 @@
 //!
 //! Must run before the process has threads: only the calling thread survives a fork.
 
+use crate::mount_table::MountId;
 use std::fmt::Display;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 
+// What a forked process says: any of the first two, then at most one of the others. They stay in the pipe when it is killed.
+/// It is about to unmount what a dead server left.
+const DETACHING: u8 = b'!';
+/// It has mounted; a [`MountId`] and the end of the line follow.
+const MOUNTED: u8 = b'*';
 const READY: u8 = b'+';
+/// The reason follows, as behind the next.
 const FAILED: u8 = b'-';
+const ENDED: u8 = b'=';
 
 /// Why there is no daemon.
 #[derive(Debug, thiserror::Error)]
@@ -28,13 +36,23 @@ pub enum DaemonError {
 #[derive(Debug)]
 pub struct Ready {
     pipe: Option<File>,
+    /// Nobody waits at a pipe: this is called.
+    call: Option<fn()>,
     /// The process goes on without the terminal then.
     leaves: bool,
 }
 
 impl Ready {
+    /// For a process in the foreground.
+    pub fn calling(call: fn()) -> Self {
+        Self { pipe: None, call: Some(call), leaves: false }
+    }
+
     /// Lets the parent exit with success, and leaves terminal and working directory: relative paths end here.
     pub fn ready(&mut self) {
+        if let Some(call) = self.call.take() {
+            call();
+        }
         if let Some(mut pipe) = self.pipe.take() {
             // A parent that is gone no longer cares.
             let _ = pipe.write_all(&[READY]);
@@ -43,6 +61,35 @@ impl Ready {
             {
                 tracing::warn!(error = %e, "standard streams stay as they are");
             }
+        }
+    }
+
+    /// Tells the parent that the mount of a dead server goes now, by this process.
+    pub fn detaching(&mut self) {
+        self.say(&[DETACHING]);
+    }
+
+    /// Tells the parent which mount it has made.
+    pub fn mounted(&mut self, id: MountId) {
+        self.say(format!("{}{id}\n", MOUNTED as char).as_bytes());
+    }
+
+    /// Tells the parent that there is nothing to serve any more, as somebody else has unmounted it or mounted over it.
+    pub fn ended(&mut self, why: &dyn Display) {
+        tracing::info!(reason = %why, "not served again");
+        self.say(format!("{}{why}", ENDED as char).as_bytes());
+        self.pipe = None;
+    }
+
+    /// In a process that another one is forked from, whose own this is not: who waits at the pipe shall not wait for both.
+    pub(crate) fn forget(&mut self) {
+        (self.pipe, self.call) = (None, None);
+    }
+
+    fn say(&mut self, what: &[u8]) {
+        if let Some(pipe) = &mut self.pipe {
+            // A parent that is gone no longer cares.
+            let _ = pipe.write_all(what);
         }
     }
 
@@ -92,15 +139,17 @@ pub(crate) fn fork_child<E: Display>(
 }
 
 fn child<E: Display>(pipe: OwnedFd, leaves: bool, work: impl FnOnce(&mut Ready) -> Result<(), E>) -> i32 {
-    let mut ready = Ready { pipe: Some(pipe.into()), leaves };
+    let mut ready = Ready { pipe: Some(pipe.into()), call: None, leaves };
     // A session of its own: signals of the terminal no longer come. Cannot fail in a fresh child.
     let _ = rustix::process::setsid();
-    match work(&mut ready) {
-        Ok(()) => {
-            // Work that ended well without being ready has nothing more to wait for.
-            ready.ready();
-            0
-        }
+    let done = work(&mut ready);
+    exit_code(done, &mut ready)
+}
+
+fn exit_code<E: Display>(done: Result<(), E>, ready: &mut Ready) -> i32 {
+    match done {
+        // Where it never was ready, nothing is mounted: the parent finds that out by the end of the pipe.
+        Ok(()) => 0,
         Err(e) => {
             if !ready.failed(&e) {
                 tracing::error!(error = %e, "ended with an error");
@@ -115,16 +164,16 @@ fn parent(pipe: OwnedFd, pid: libc::pid_t) -> Result<(), DaemonError> {
     let mut pipe = File::from(pipe);
     // A message ends when the daemon has ended or closed its end; READY is all at once, as a process that the daemon forked
     // may have that end open for as long as it lives.
-    while said.first() != Some(&READY) {
+    while !matches!(understand(&said).told, Some(Told::Ready)) {
         let mut buf = [0; 512];
         match pipe.read(&mut buf)? {
             0 => break,
             n => said.extend_from_slice(&buf[..n]),
         }
     }
-    match understand(&said) {
-        Some(Ok(())) => Ok(()),
-        Some(Err(message)) => {
+    match understand(&said).told {
+        Some(Told::Ready) => Ok(()),
+        Some(Told::Failed(message) | Told::Ended(message)) => {
             reap(pid);
             Err(DaemonError::Failed(message))
         }
@@ -135,10 +184,45 @@ fn parent(pipe: OwnedFd, pid: libc::pid_t) -> Result<(), DaemonError> {
     }
 }
 
-/// What a forked process said before it closed its pipe: that it is ready, why it is not, or nothing.
-pub(crate) fn understand(said: &[u8]) -> Option<Result<(), String>> {
-    let (first, message) = said.split_first()?;
-    Some(if *first == READY { Ok(()) } else { Err(String::from_utf8_lossy(message).into_owned()) })
+/// What a forked process said before it closed its pipe.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Said {
+    /// It went about to unmount what a dead server left.
+    pub detaching: bool,
+    /// The mount that it made last.
+    pub mounted: Option<MountId>,
+    /// Nothing: it died.
+    pub told: Option<Told>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Told {
+    Ready,
+    /// Why it cannot serve.
+    Failed(String),
+    /// Why there is nothing to serve.
+    Ended(String),
+}
+
+pub(crate) fn understand(mut said: &[u8]) -> Said {
+    let mut all = Said::default();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    while let Some((first, rest)) = said.split_first() {
+        said = rest;
+        match *first {
+            DETACHING => all.detaching = true,
+            MOUNTED => {
+                let end = rest.iter().position(|b| *b == b'\n').unwrap_or(rest.len());
+                all.mounted = text(&rest[..end]).parse().ok();
+                said = rest.get(end + 1..).unwrap_or_default();
+            }
+            READY => all.told = Some(Told::Ready),
+            FAILED => (all.told, said) = (Some(Told::Failed(text(rest))), &[]),
+            ENDED => (all.told, said) = (Some(Told::Ended(text(rest))), &[]),
+            _ => return all,
+        }
+    }
+    all
 }
 
 /// Waits for a child that is about to end: what it holds (locks, devices) is free when the error is reported.
@@ -185,5 +269,30 @@ mod tests {
         assert!(told(b"+").is_ok());
         assert!(matches!(told(b"-no room"), Err(DaemonError::Failed(m)) if m == "no room"));
         assert!(matches!(told(b""), Err(DaemonError::Died)));
+        assert!(told(b"*7 30 0 40\n+").is_ok());
+    }
+
+    #[test]
+    fn what_a_process_said_before_it_was_killed_is_kept() {
+        let id: MountId = "7 30 0 40".parse().unwrap();
+        let said = |bytes: &[u8]| understand(bytes);
+        assert_eq!(said(b"!"), Said { detaching: true, ..Said::default() });
+        assert_eq!(said(b"!*7 30 0 40\n"), Said { detaching: true, mounted: Some(id), told: None });
+        assert_eq!(said(b"!-no room!").told, Some(Told::Failed("no room!".into())));
+        assert_eq!(said(b"=gone"), Said { told: Some(Told::Ended("gone".into())), ..Said::default() });
+        // cut off, or not ours
+        for bytes in [&b"*7 3"[..], b"*", b"?", b"\xff+"] {
+            assert_eq!(said(bytes), Said::default());
+        }
+    }
+
+    #[test]
+    fn work_that_ends_before_it_is_ready_is_no_success() {
+        let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
+        // as the forked process does, whose session is not to be ours
+        let mut ready = Ready { pipe: Some(write.into()), call: None, leaves: false };
+        assert_eq!(exit_code(Ok::<(), String>(()), &mut ready), 0);
+        drop(ready);
+        assert!(matches!(parent(read, libc::pid_t::MAX), Err(DaemonError::Died)));
     }
 }

@@ -1,6 +1,6 @@
 //! The FUSE front end of braidfs: mounts a [`braidfs::Volume`] and answers the kernel.
 //!
-//! The modules, in the order in which a request passes: `mount` (gets the connection) → `session` (serving threads)
+//! The modules, in the order in which a request passes: `mount` (gets the connection; `mount_table` tells which mount is where) → `session` (serving threads)
 //! → `transport`, `channel` and `request` (how it comes; `abi` declares the frames) → `fs` (which handler) → `ops` (the
 //! handlers, over the engine's API) → `node` (which inode is meant), `lookups` (what the kernel was told of) → `opened`
 //! (its file), `handles` (files that the kernel asked to open), `room` and `dirty` (ENOSPC in time), `direct_writes` (no stale pages behind
@@ -29,6 +29,7 @@ mod latency;
 mod listing;
 mod lookups;
 mod mount;
+mod mount_table;
 mod node;
 mod opened;
 mod ops;
@@ -44,8 +45,9 @@ pub mod watch;
 
 pub use daemon::{DaemonError, Ready, daemonize};
 pub use latency::Latency;
-pub use mount::{MountConfig, is_dead, remount, take_over};
+pub use mount::{MountConfig, remount};
+pub use mount_table::{DeadMount, MountId, dead_at};
 pub use profile::{Cache, Profile};
-pub use serve::{ServeError, serve};
+pub use serve::{Progress, ServeError, serve};
 pub use supervise::{Limit, SuperviseError, supervise};
 pub use transport::Transport;

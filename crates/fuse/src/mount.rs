@@ -7,6 +7,7 @@ use crate::channel::open_device;
 use crate::dirty::DirtyLimit;
 use crate::fs::MAX_IO_BYTES;
 use crate::latency::Latency;
+use crate::mount_table::{MountId, top_at};
 use crate::profile::Profile;
 use crate::transport::Transport;
 use crate::watch::MetricsAt;
@@ -20,7 +21,6 @@ use std::ffi::CString;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -162,8 +162,8 @@ impl MountConfig {
 #[derive(Debug)]
 pub(crate) struct Mount {
     point: PathBuf,
-    /// Device number, to tell this mount from a later one at the same place.
-    dev: Option<(u32, u32)>,
+    /// To tell this mount from a later one at the same place.
+    id: Option<MountId>,
 }
 
 impl Mount {
@@ -176,8 +176,8 @@ impl Mount {
         }
         let fd =
             if rustix::process::geteuid().is_root() { mount_direct(cfg, &point)? } else { mount_helped(cfg, &point)? };
-        let dev = device_of(&point)?;
-        Ok((Self { point, dev }, fd))
+        let id = top_at(&point)?.map(|top| top.id);
+        Ok((Self { point, id }, fd))
     }
 
     /// Where.
@@ -185,25 +185,25 @@ impl Mount {
         &self.point
     }
 
+    /// Which it is; `None` where there is no table of mounts.
+    pub fn id(&self) -> Option<MountId> {
+        self.id
+    }
+
     /// Whether it is still there (and on top).
     pub fn exists(&self) -> bool {
-        self.dev.is_some() && device_of(&self.point).is_ok_and(|dev| dev == self.dev)
+        let top = || top_at(&self.point).ok().flatten();
+        self.id.is_some_and(|id| top().is_some_and(|top| top.id.is(&id)))
     }
 
     /// Unmounts; with `lazy` also where it is busy: it then lives on for those who use it.
     pub fn unmount(&self, lazy: bool) -> io::Result<()> {
-        if rustix::process::geteuid().is_root() {
-            let flags = if lazy { UnmountFlags::DETACH } else { UnmountFlags::NOFOLLOW };
-            return Ok(rustix::mount::unmount(&self.point, flags)?);
-        }
-        let mode = if lazy { "-uqz" } else { "-uq" };
-        let status = Command::new(HELPER).arg(mode).arg("--").arg(&self.point).status()?;
-        if status.success() { Ok(()) } else { Err(Errno::BUSY.into()) }
+        unmount(&self.point, lazy)
     }
 
     /// Ends the connection: every operation under way and to come fails. Root only.
     pub fn abort(&self) -> io::Result<()> {
-        let (major, minor) = self.dev.ok_or(Errno::NODEV)?;
+        let (major, minor) = self.id.ok_or(Errno::NODEV)?.dev;
         if !Path::new(CONNECTIONS).read_dir()?.any(|_| true) {
             // Control of connections is a file system of its own, which not every system mounts by itself.
             rustix::mount::mount("fusectl", CONNECTIONS, "fusectl", MountFlags::empty(), None)?;
@@ -228,7 +228,7 @@ impl Mount {
 
     /// A setting of the kernel for the mount.
     fn bdi(&self, name: &str) -> Option<String> {
-        let (major, minor) = self.dev?;
+        let (major, minor) = self.id?.dev;
         Some(format!("/sys/class/bdi/{major}:{minor}{}/{name}", if major == 0 { "" } else { "-fuseblk" }))
     }
 }
@@ -259,51 +259,25 @@ pub fn remount(cfg: &MountConfig, bind: bool, keep_atime: bool) -> io::Result<()
     Ok(rustix::mount::mount_remount(&cfg.mountpoint, flags, c"")?)
 }
 
-/// Makes a mount point usable whose server died (`ENOTCONN`), by unmounting what is left there. Whether there was
-/// such a thing.
-///
-/// # Errors
-/// Of `umount`, for want of permission for instance.
-pub fn take_over(mountpoint: &Path) -> io::Result<bool> {
-    let mut found = false;
-    while is_dead(mountpoint) {
-        tracing::warn!(point = %mountpoint.display(), "unmounting what a dead server left");
-        Mount { point: mountpoint.to_owned(), dev: None }.unmount(true)?;
-        found = true;
+fn unmount(point: &Path, lazy: bool) -> io::Result<()> {
+    if rustix::process::geteuid().is_root() {
+        let flags = if lazy { UnmountFlags::DETACH } else { UnmountFlags::NOFOLLOW };
+        return Ok(rustix::mount::unmount(point, flags)?);
     }
-    Ok(found)
+    let mode = if lazy { "-uqz" } else { "-uq" };
+    let status = Command::new(HELPER).arg(mode).arg("--").arg(point).status()?;
+    if status.success() { Ok(()) } else { Err(Errno::BUSY.into()) }
 }
 
-/// Whether the server of what is mounted there has died.
-pub fn is_dead(mountpoint: &Path) -> bool {
-    match std::fs::metadata(mountpoint) {
-        Err(e) => e.raw_os_error() == Some(libc::ENOTCONN),
-        // The kernel may know the attributes of the root, and ask nobody; these it always asks for.
-        Ok(_) => top_is_ours(mountpoint) && rustix::fs::statvfs(mountpoint).err() == Some(Errno::NOTCONN),
-    }
+/// Unmounts what is on top at `point`, for those who do not use it yet.
+pub(crate) fn detach_top(point: &Path) -> io::Result<()> {
+    unmount(point, true)
 }
 
-/// Where a mount that a process made is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Found {
-    /// On top, and nobody serves it.
-    Dead,
-    /// Somebody has mounted over it.
-    Covered,
-    /// Not in the table of mounts, or somebody else's is in its place.
-    Gone,
-}
-
-/// Looks for the mount with the device number `ours` at `point`.
-pub(crate) fn look_at(point: &Path, ours: Option<(u32, u32)>) -> Found {
-    if is_dead(point) {
-        return Found::Dead;
-    }
-    let table = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
-    match ours {
-        Some(ours) if devices_at(&table, point).any(|d| d == ours) => Found::Covered,
-        _ => Found::Gone,
-    }
+/// Whether the server of the braidfs on `point` has died.
+pub(crate) fn is_unserved(point: &Path) -> bool {
+    // The kernel may know the attributes of the root, and ask nobody; these it always asks for.
+    rustix::fs::statvfs(point).err() == Some(Errno::NOTCONN)
 }
 
 fn mount_direct(cfg: &MountConfig, point: &Path) -> io::Result<OwnedFd> {
@@ -353,63 +327,10 @@ fn receive_fd(socket: &OwnedFd) -> io::Result<Option<OwnedFd>> {
     Ok(None)
 }
 
-/// Device number of the topmost mount at `point`. Does not touch the mount itself, which may not be served yet.
-pub(crate) fn device_of(point: &Path) -> io::Result<Option<(u32, u32)>> {
-    Ok(find_device(&std::fs::read("/proc/self/mountinfo")?, point))
-}
-
-fn find_device(mountinfo: &[u8], point: &Path) -> Option<(u32, u32)> {
-    devices_at(mountinfo, point).last()
-}
-
-/// Device numbers of the mounts at `point`, oldest first.
-fn devices_at<'a>(mountinfo: &'a [u8], point: &Path) -> impl Iterator<Item = (u32, u32)> + use<'a> {
-    lines_at(mountinfo, point).filter_map(|line| {
-        let dev = std::str::from_utf8(line.split(|&b| b == b' ').nth(2)?).ok()?;
-        let (major, minor) = dev.split_once(':')?;
-        Some((major.parse().ok()?, minor.parse().ok()?))
-    })
-}
-
-/// Lines of the table of mounts about `point`, oldest first.
-fn lines_at<'a>(mountinfo: &'a [u8], point: &Path) -> impl Iterator<Item = &'a [u8]> + use<'a> {
-    let wanted = escape(point.as_os_str().as_bytes());
-    mountinfo.split(|&b| b == b'\n').filter(move |line| line.split(|&b| b == b' ').nth(4) == Some(&wanted[..]))
-}
-
-/// Whether the topmost mount at `point` is a braidfs.
-fn top_is_ours(point: &Path) -> bool {
-    let table = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
-    lines_at(&table, point).last().is_some_and(|line| {
-        let kind = line.split(|&b| b == b' ').skip_while(|field| *field != b"-").nth(1);
-        kind.is_some_and(|kind| matches!(kind, b"fuse.braidfs" | b"fuseblk.braidfs"))
-    })
-}
-
-/// As the kernel writes paths in `/proc`.
-fn escape(path: &[u8]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(path.len());
-    for &b in path {
-        match b {
-            b' ' | b'\t' | b'\n' | b'\\' => out.extend_from_slice(format!("\\{b:03o}").as_bytes()),
-            _ => out.push(b),
-        }
-    }
-    out
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn topmost_mount_is_found() {
-        let info = b"22 1 8:1 / / rw - ext4 /dev/sda1 rw\n30 22 0:40 / /mnt/a\\040b rw - fuse.braidfs x rw\n\
-                     31 30 0:41 / /mnt/a\\040b rw - fuse.braidfs y rw\n";
-        assert_eq!(find_device(info, Path::new("/mnt/a b")), Some((0, 41)));
-        assert_eq!(find_device(info, Path::new("/")), Some((8, 1)));
-        assert_eq!(find_device(info, Path::new("/mnt")), None);
-    }
+    use crate::mount_table::dead_at;
 
     #[test]
     fn options_are_spelt_for_kernel_and_helper() {
@@ -434,7 +355,7 @@ mod tests {
     #[test]
     fn a_healthy_mount_point_is_left_alone() {
         let dir = tempfile::tempdir().unwrap();
-        assert!(!take_over(dir.path()).unwrap());
-        assert!(!take_over(&dir.path().join("missing")).unwrap());
+        assert!(dead_at(dir.path()).is_none());
+        assert!(dead_at(&dir.path().join("missing")).is_none());
     }
 }

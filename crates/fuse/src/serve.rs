@@ -2,7 +2,8 @@
 
 use crate::abi::init;
 use crate::channel::Channel;
-use crate::mount::{Mount, MountConfig, take_over};
+use crate::mount::{Mount, MountConfig};
+use crate::mount_table::MountId;
 use crate::node;
 use crate::session::{self, RunError, Service};
 use crate::transport::{self, Ring, Transport};
@@ -45,15 +46,24 @@ pub enum ServeError {
     Close(braidfs::Error),
 }
 
+/// How far a mount is.
+#[derive(Debug, Clone, Copy)]
+pub enum Progress {
+    /// It is in the table of mounts; not known which it is where that cannot be read.
+    Mounted(Option<MountId>),
+    /// It can be used.
+    Ready,
+}
+
 /// Mounts `vol` and serves it until it is unmounted; then closes it, before returning.
 ///
-/// `ready` is called when the mount can be used. SIGTERM, SIGINT and SIGHUP unmount: at once, or, where the mount is
+/// `tell` is called when the mount is made, which may be more than once, and when it can be used. SIGTERM, SIGINT and SIGHUP unmount: at once, or, where the mount is
 /// busy, after a sync and lazily; a second signal cuts the users off. The volume is closed in every case, also where
 /// mounting fails. A caller who keeps a reference to `vol` closes it themselves; it is then only synced here.
 ///
 /// # Errors
 /// See [`ServeError`].
-pub fn serve(vol: Arc<Volume>, cfg: &MountConfig, ready: impl FnOnce()) -> Result<(), ServeError> {
+pub fn serve(vol: Arc<Volume>, cfg: &MountConfig, mut tell: impl FnMut(Progress)) -> Result<(), ServeError> {
     let closing = |vol, e| {
         if let Err(e) = session::close(vol) {
             tracing::error!(error = %e, "closing the volume");
@@ -68,15 +78,16 @@ pub fn serve(vol: Arc<Volume>, cfg: &MountConfig, ready: impl FnOnce()) -> Resul
         Ok(metrics) => metrics,
         Err(e) => return closing(vol, ServeError::Start(io::Error::new(e.kind(), format!("metrics: {e}")))),
     };
-    let (mut vol, mut ready) = (vol, Some(ready));
+    let (mut vol, mut told) = (vol, false);
     loop {
         let attached = match attach(cfg) {
             Ok(attached) => attached,
             Err(e) => return closing(vol, e),
         };
+        tell(Progress::Mounted(attached.mount.id()));
         let ready = || {
-            if let Some(ready) = ready.take() {
-                ready();
+            if !std::mem::replace(&mut told, true) {
+                tell(Progress::Ready);
             }
         };
         match attached.run(vol, (cfg, metrics.as_ref()), std::mem::take(&mut rings), ready) {
@@ -140,7 +151,6 @@ fn attach(cfg: &MountConfig) -> Result<Attached, ServeError> {
     crate::latency::check(cfg.latency).map_err(ServeError::Start)?;
     // Before the mount exists, so that no signal leaves it behind.
     let signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(ServeError::Start)?;
-    take_over(&cfg.mountpoint).map_err(failed)?;
     let (mount, fd) = Mount::new(cfg).map_err(failed)?;
     Ok(Attached { mount: Arc::new(mount), channel: Channel::new(fd), signals })
 }

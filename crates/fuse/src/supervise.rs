@@ -1,14 +1,15 @@
 //! A parent that starts the serving process anew when it dies, so that programs that come later find the files.
 //!
-//! The parent has one thread, no volume and no connection: it forks the serving process, waits for its end, and unless the
-//! mount is gone by then (somebody unmounted it) forks another one, which recovers the volume, detaches the dead mount and
-//! mounts at the same place, in this order: the directory below the mount is seen for a moment only. What is held open on
+//! The parent has one thread, no volume and no connection: it forks the serving process, waits for its end, and unless that was
+//! clean or the mount is gone by then (somebody unmounted it) forks another one, which recovers the volume, sees that the dead
+//! mount is still on top, detaches it and mounts at the same place, in this order: the directory below the mount is seen for a
+//! moment only. Mounts of others are never touched ([`crate::mount_table`] tells them apart). What is held open on
 //! the dead mount stays dead: no connection outlives its process, as what was acknowledged and not synced is lost.
 //!
 //! [`History`] decides when it is tried again, and when no more. Low-level module: fork, signals.
 
-use crate::daemon::{Ready, fork_child};
-use crate::mount::{Found, device_of, look_at, take_over};
+use crate::daemon::{Ready, Said, Told, fork_child, understand};
+use crate::mount_table::{DeadMount, Found, MountId, look_at, top_at};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, waitpid};
 use std::collections::VecDeque;
@@ -103,9 +104,10 @@ impl History {
 /// Runs `work` in a process of its own, and in another one each time that it dies while the mount on `point` stands. Returns
 /// when the mount has been ended: by umount(8), or by SIGTERM, SIGINT or SIGHUP to this process, which are handed on.
 ///
-/// `ready` is called when the first process can be used. In a serving process `work` calls [`Ready::ready`] then, and
-/// finds a dead mount on `point` where it is not the first one; it never returns there. `in_background`: the serving process
-/// leaves the terminal when it is ready.
+/// `outer` is told when the first process can be used. A serving process tells [`Ready::mounted`] and [`Ready::ready`], and never
+/// returns from `work`. Where it is not the first one it gets the dead mount, which it detaches ([`DeadMount::detach`], with
+/// [`Ready::detaching`] before) and mounts in its place, or says [`Ready::ended`]. `in_background`: the serving process leaves
+/// the terminal when it is ready.
 ///
 /// Must run before the process has threads.
 ///
@@ -115,109 +117,203 @@ pub fn supervise<E: Display>(
     point: &Path,
     limit: Limit,
     in_background: bool,
-    ready: impl FnOnce(),
-    mut work: impl FnMut(&mut Ready) -> Result<(), E>,
+    outer: &mut Ready,
+    mut work: impl FnMut(&mut Ready, Option<&DeadMount>) -> Result<(), E>,
 ) -> Result<(), SuperviseError> {
     let signals = HeldSignals::hold()?;
     // For who looks at processes; the one that serves has the program's name.
     let (own, watcher) = (rustix::thread::name().map_err(io::Error::from)?, c"braidfs-superv");
     let begun = Instant::now();
-    let (mut history, mut ready, mut stopping) = (History::new(limit), Some(ready), false);
-    // The mount of the last process that could be used.
-    let mut ours = None;
+    let mut history = History::new(limit);
+    // The mount of the last process that could be used, once it is dead.
+    let mut dead: Option<DeadMount> = None;
     loop {
         rustix::thread::set_name(&own).map_err(io::Error::from)?;
-        let mut child = Child::start(&signals, in_background, &mut work)?;
+        let started = Child::start(&signals, in_background, |ready| {
+            outer.forget();
+            work(ready, dead.as_ref())
+        });
         rustix::thread::set_name(watcher).map_err(io::Error::from)?;
-        let since = Instant::now();
-        let told = child.wait_ready(&signals, &mut stopping)?;
-        let served = match told {
-            Told::Ready => {
-                ours = device_of(point)?;
-                if let Some(ready) = ready.take() {
-                    ready();
-                } else {
-                    tracing::info!(point = %point.display(), pid = child.pid.as_raw_pid(), "mounted again");
+        let (end, mounted) = match started {
+            Ok(child) => run(child, &signals, |pid| match &dead {
+                None => outer.ready(),
+                Some(_) => tracing::info!(point = %point.display(), pid, "mounted again"),
+            })?,
+            Err(e) if dead.is_none() => return Err(e.into()),
+            Err(e) => (End::Failed { why: e.to_string(), detaching: false, status: String::new() }, None),
+        };
+        let (served, pause) = match (end, &mut dead) {
+            (End::Served { clean: true, .. }, _) => return Ok(()),
+            // It unmounts where it can, as asked, and what it does not can be seen by all.
+            (End::Served { stopped: true, status, .. }, _) => {
+                if let Some(id) = mounted
+                    && let Found::Dead(top) = settled(point, &id)
+                {
+                    DeadMount::new(top).detach(point)?;
                 }
-                Some(since)
+                return Err(SuperviseError::Ended(status));
             }
-            Told::Failed(why) => {
-                let status = child.wait_end(&signals, &mut stopping)?;
-                match () {
-                    () if stopping => {}
-                    () if ready.is_some() && why.is_empty() => return Err(SuperviseError::Died(show(status))),
-                    () if ready.is_some() => return Err(SuperviseError::Failed(why)),
-                    () => tracing::error!(point = %point.display(), error = %why, "cannot be mounted again"),
+            (End::Served { served, status, .. }, _) => match mounted.map(|id| settled(point, &id)) {
+                Some(Found::Dead(top)) => {
+                    tracing::error!(point = %point.display(), status, "the serving process died: mounting again");
+                    dead = Some(DeadMount::new(top));
+                    (Some(served), None)
                 }
-                None
+                Some(Found::Covered) => {
+                    tracing::error!(point = %point.display(), status, "the serving process died");
+                    let id = mounted.expect("looked for");
+                    match uncovered(point, &id, &signals)? {
+                        Some(found) => dead = Some(found),
+                        None => return Ok(()),
+                    }
+                    (Some(served), None)
+                }
+                Some(Found::Gone | Found::Alive) | None => return Err(SuperviseError::Ended(status)),
+            },
+            (End::Failed { why, status, .. }, None) if why.is_empty() => return Err(SuperviseError::Died(status)),
+            (End::Failed { why, .. }, None) => return Err(SuperviseError::Failed(why)),
+            (End::Stopped, None) => return Err(SuperviseError::Died("asked to end".into())),
+            (End::Stopped, Some(dead)) => {
+                dead.detach_if_there(point)?;
+                return Ok(());
+            }
+            (End::Failed { why, detaching, status }, Some(dead)) => {
+                let why = if why.is_empty() { &status } else { &why };
+                tracing::error!(point = %point.display(), error = %why, "cannot be mounted again");
+                dead.note_failure(point, detaching, mounted);
+                (None, None)
+            }
+            (End::Over(_), None) => return Err(SuperviseError::Died("nothing to serve".into())),
+            (End::Over(why), Some(_)) => {
+                tracing::warn!(point = %point.display(), reason = why, "not mounted again now");
+                (None, Some(COVERED_WAIT))
             }
         };
-        let mut status = child.status;
-        if served.is_some() {
-            status = Some(child.wait_end(&signals, &mut stopping)?);
-        }
-        let status = status.map_or_else(String::new, show);
-        let served = served.map(|since| since.elapsed());
-        let found = look_at(point, ours);
-        if stopping {
-            if found == Found::Dead {
-                take_over(point)?;
+        let wait = match pause {
+            Some(pause) => pause,
+            None => {
+                history.ended(begun.elapsed(), served).map_err(|why| SuperviseError::GaveUp(point.to_owned(), why))?
             }
-            return Ok(());
-        }
-        // A process that failed to start may have detached the dead mount already.
-        if served.is_some() && found == Found::Gone {
-            return if child.succeeded() { Ok(()) } else { Err(SuperviseError::Ended(status)) };
-        }
-        if served.is_some() {
-            tracing::error!(point = %point.display(), %status, "the serving process died: mounting again");
-        }
-        let wait =
-            history.ended(begun.elapsed(), served).map_err(|why| SuperviseError::GaveUp(point.to_owned(), why))?;
-        if !until_free(point, ours, served.is_some(), wait, &signals)? {
+        };
+        if let Some(dead) = &mut dead
+            && !until_free(point, dead, wait, &signals)?
+        {
             return Ok(());
         }
     }
 }
 
-/// Waits for `wait`, and until nobody else has mounted over the dead mount. False: the mount is to end.
-fn until_free(
-    point: &Path,
-    ours: Option<(u32, u32)>,
-    stood: bool,
-    wait: Duration,
-    signals: &HeldSignals,
-) -> io::Result<bool> {
-    let (mut wait, mut told) = (wait, false);
+/// How a serving process ended.
+enum End {
+    /// It could be used before.
+    Served { served: Duration, clean: bool, stopped: bool, status: String },
+    /// Before it could be used; `why` is empty where it died without a word.
+    Failed { why: String, detaching: bool, status: String },
+    /// As `Failed`, and we were asked to end.
+    Stopped,
+    /// It found nothing to serve.
+    Over(String),
+}
+
+/// From the start of a serving process to its end; and the mount that it made last.
+fn run(mut child: Child, signals: &HeldSignals, ready: impl FnOnce(i32)) -> io::Result<(End, Option<MountId>)> {
+    let (since, mut stopping) = (Instant::now(), false);
+    let said = child.wait_ready(signals, &mut stopping)?;
+    let is_ready = said.told == Some(Told::Ready);
+    if is_ready {
+        ready(child.pid.as_raw_pid());
+    }
+    let status = child.wait_end(signals, &mut stopping)?;
+    let (served, clean, status) = (since.elapsed(), status.exit_status() == Some(0), show(status));
+    let end = match said.told {
+        Some(Told::Ready) => End::Served { served, clean, stopped: stopping, status },
+        _ if stopping => End::Stopped,
+        Some(Told::Ended(why)) => End::Over(why),
+        Some(Told::Failed(why)) => End::Failed { why, detaching: said.detaching, status },
+        None => End::Failed { why: String::new(), detaching: said.detaching, status },
+    };
+    Ok((end, said.mounted))
+}
+
+/// [`look_at`] a mount whose process has ended: the kernel may close its connection a moment later.
+fn settled(point: &Path, ours: &MountId) -> Found {
+    let end = Instant::now() + LONGEST_WAIT;
     loop {
-        if signals.next(wait)? == Some(Event::Stop) {
-            if look_at(point, ours) == Found::Dead {
-                take_over(point)?;
-            }
-            return Ok(false);
-        }
         match look_at(point, ours) {
-            Found::Dead => return Ok(true),
-            Found::Gone if stood => {
+            Found::Alive if Instant::now() < end => std::thread::sleep(Duration::from_millis(20)),
+            found => return found,
+        }
+    }
+}
+
+/// Waits until nobody else's mount lies over ours, which is dead then; `None`: the mount is to end.
+fn uncovered(point: &Path, ours: &MountId, signals: &HeldSignals) -> io::Result<Option<DeadMount>> {
+    tracing::warn!(point = %point.display(), "somebody has mounted over the dead mount: waiting for its end");
+    loop {
+        if signals.stop_within(COVERED_WAIT)? {
+            return Ok(None);
+        }
+        match settled(point, ours) {
+            Found::Dead(top) => return Ok(Some(DeadMount::new(top))),
+            Found::Covered => {}
+            Found::Gone | Found::Alive => {
                 tracing::info!(point = %point.display(), "unmounted meanwhile");
+                return Ok(None);
+            }
+        }
+    }
+}
+
+/// Waits for `wait`, and until nobody else has mounted over the dead mount, or, where it was detached, in its place. False: the
+/// mount is to end.
+fn until_free(point: &Path, dead: &mut DeadMount, wait: Duration, signals: &HeldSignals) -> io::Result<bool> {
+    if signals.stop_within(wait)? {
+        dead.detach_if_there(point)?;
+        return Ok(false);
+    }
+    if dead.detached {
+        let mut told = false;
+        while !top_at(point).is_ok_and(|top| dead.leaves_free(top.as_ref())) {
+            if !std::mem::replace(&mut told, true) {
+                tracing::warn!(point = %point.display(), "somebody has mounted there meanwhile: waiting for its end");
+            }
+            if signals.stop_within(COVERED_WAIT)? {
                 return Ok(false);
             }
-            Found::Gone => return Ok(true),
-            Found::Covered => {}
         }
-        if !told {
-            tracing::warn!(point = %point.display(), "somebody has mounted over the dead mount: waiting for its end");
-            told = true;
-        }
-        wait = COVERED_WAIT;
+        return Ok(true);
     }
+    let found = match settled(point, &dead.id()) {
+        // with the options that it has now
+        Found::Dead(top) => Some(DeadMount::new(top)),
+        Found::Covered => uncovered(point, &dead.id(), signals)?,
+        Found::Gone | Found::Alive => {
+            tracing::info!(point = %point.display(), "unmounted meanwhile");
+            None
+        }
+    };
+    Ok(found.map(|found| *dead = found).is_some())
 }
 
-/// What a serving process says first.
-enum Told {
-    Ready,
-    /// Why not; empty: it died without a word.
-    Failed(String),
+impl DeadMount {
+    /// Unmounts it where it is on top yet.
+    fn detach_if_there(&self, point: &Path) -> io::Result<()> {
+        match look_at(point, &self.id()) {
+            Found::Dead(top) if !self.detached => DeadMount::new(top).detach(point).map(|_| ()),
+            _ => Ok(()),
+        }
+    }
+
+    /// A process that was to take its place failed: what it has left.
+    fn note_failure(&mut self, point: &Path, detaching: bool, mounted: Option<MountId>) {
+        if let Some(id) = mounted
+            && let Found::Dead(top) = settled(point, &id)
+        {
+            *self = DeadMount::new(top);
+        } else if detaching && look_at(point, &self.id()) == Found::Gone {
+            self.detached = true;
+        }
+    }
 }
 
 /// A serving process.
@@ -231,7 +327,7 @@ impl Child {
     fn start<E: Display>(
         signals: &HeldSignals,
         in_background: bool,
-        work: &mut impl FnMut(&mut Ready) -> Result<(), E>,
+        work: impl FnOnce(&mut Ready) -> Result<(), E>,
     ) -> io::Result<Self> {
         let (pid, pipe) = fork_child(in_background, |ready| {
             signals.release();
@@ -242,7 +338,7 @@ impl Child {
     }
 
     /// Waits until the process can be used, or has ended.
-    fn wait_ready(&mut self, signals: &HeldSignals, stopping: &mut bool) -> io::Result<Told> {
+    fn wait_ready(&mut self, signals: &HeldSignals, stopping: &mut bool) -> io::Result<Said> {
         let mut said = Vec::new();
         let mut buf = [0; 4096];
         loop {
@@ -260,11 +356,7 @@ impl Child {
                 n => said.extend_from_slice(&buf[..n]),
             }
         }
-        Ok(match crate::daemon::understand(&said) {
-            None => Told::Failed(String::new()),
-            Some(Ok(())) => Told::Ready,
-            Some(Err(why)) => Told::Failed(why),
-        })
+        Ok(understand(&said))
     }
 
     fn wait_end(&mut self, signals: &HeldSignals, stopping: &mut bool) -> io::Result<WaitStatus> {
@@ -292,10 +384,6 @@ impl Child {
             }
         }
         Ok(())
-    }
-
-    fn succeeded(&self) -> bool {
-        self.status.is_some_and(|s| s.exit_status() == Some(0))
     }
 }
 
@@ -336,6 +424,9 @@ impl HeldSignals {
             (rc, held.assume_init(), before.assume_init())
         };
         debug_assert_eq!(rc, 0);
+        // Ignored, as a starting program may have left it, children are not waited for by waitpid.
+        // SAFETY: no handler is set; the default action of SIGCHLD is none.
+        unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
         Ok(Self { held, before })
     }
 
@@ -343,6 +434,19 @@ impl HeldSignals {
     fn release(&self) {
         // SAFETY: `before` is a set that the system made.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before, std::ptr::null_mut()) };
+    }
+
+    /// Waits for so long; true, and at once: we are asked to end.
+    fn stop_within(&self, wait: Duration) -> io::Result<bool> {
+        let end = Instant::now() + wait;
+        loop {
+            match self.next(end.saturating_duration_since(Instant::now()))? {
+                Some(Event::Stop) => return Ok(true),
+                // of a process that was waited for
+                Some(Event::ChildEnded) => {}
+                None => return Ok(false),
+            }
+        }
     }
 
     /// The next signal, waited for at most so long.

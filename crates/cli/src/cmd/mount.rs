@@ -9,13 +9,16 @@ use crate::failure::{Failure, Outcome, host_error, mount_code};
 use crate::{mounted, mountinfo, notify, open};
 use braidfs::{MountOptions, Volume};
 use braidfs_device::{Device, FileDevice, LoopDevice, OpenError, is_unclaimed, open_claimed_files, open_volume_files};
-use braidfs_fuse::{DaemonError, MountConfig, daemonize, is_dead, serve, supervise, take_over};
+use braidfs_fuse::{DaemonError, DeadMount, MountConfig, Progress, Ready, daemonize, dead_at, serve, supervise};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How often a plain FUSE mount commits: sync(2) does not reach us there.
 const PLAIN_FUSE_COMMIT: Duration = Duration::from_secs(1);
+/// How long what a dead process held is waited for.
+const LOCKS_WAIT: Duration = Duration::from_secs(10);
 
 /// Mount a volume
 #[derive(Debug, clap::Args)]
@@ -150,7 +153,7 @@ fn mount(devices: &[PathBuf], mountpoint: &Path, spec: &MountSpec, foreground: b
     let place = job.mountpoint.display();
     match std::fs::metadata(&job.mountpoint) {
         // Its place is taken when the volume is open.
-        _ if is_dead(&job.mountpoint) => {}
+        _ if dead_at(&job.mountpoint).is_some() => {}
         Ok(meta) if meta.is_dir() => {}
         Ok(_) => {
             return Err(failed(Failure::at("cannot mount on", place, "not a directory: give an existing directory")));
@@ -158,10 +161,10 @@ fn mount(devices: &[PathBuf], mountpoint: &Path, spec: &MountSpec, foreground: b
         Err(e) => return Err(failed(Failure::at("cannot mount on", place, host_error(&e)))),
     }
     if foreground {
-        job.run(false, notify::ready).map_err(failed)?;
+        job.run(false, &mut Ready::calling(notify::ready)).map_err(failed)?;
         return Ok(0);
     }
-    match daemonize(|ready| job.run(true, || ready.ready())) {
+    match daemonize(|ready| job.run(true, ready)) {
         Ok(()) => Ok(0),
         Err(e @ DaemonError::Fork(_)) => Err(Failure::new(e.to_string()).with_code(mount_code::SYSTEM)),
         Err(e) => Err(failed(Failure::new(e.to_string()))),
@@ -192,34 +195,61 @@ enum Claim {
 
 impl Job<'_> {
     /// Serves until it is unmounted, with a parent that looks after the process where that is wanted.
-    fn run(&self, in_background: bool, ready: impl FnOnce()) -> Result<(), Failure> {
-        let Some(limit) = self.spec.supervise else { return self.serve(ready) };
-        let serve = |ready: &mut braidfs_fuse::Ready| self.serve(|| ready.ready());
+    fn run(&self, in_background: bool, ready: &mut Ready) -> Result<(), Failure> {
+        let Some(limit) = self.spec.supervise else { return self.serve(ready, None) };
+        let serve = |ready: &mut Ready, dead: Option<&DeadMount>| match dead {
+            None => self.serve(ready, None),
+            // a remount may have changed it meanwhile
+            Some(dead) => {
+                let spec = self.spec.with_flags_of(&dead.options());
+                Job { devices: self.devices.clone(), mountpoint: self.mountpoint.clone(), spec: &spec }
+                    .serve(ready, Some(dead))
+            }
+        };
         supervise(&self.mountpoint, limit, in_background, ready, serve).map_err(|e| Failure::new(e.to_string()))
     }
 
     /// Opens the devices. With `dead` a daemon that died was found at the mount point: the kernel lets go of its locks a moment
     /// after the mount looks dead, later where it was killed with much to write; the claim on a block device stays with
     /// the mount.
-    fn open_files(&self, dead: bool) -> Result<Vec<FileDevice>, OpenError> {
-        let mut tries = if dead { 200 } else { 1 };
+    fn open_files(&self, dead: Option<&DeadMount>, again: bool) -> Result<Vec<FileDevice>, OpenError> {
+        let end = Instant::now() + if dead.is_some() { LOCKS_WAIT } else { Duration::ZERO };
+        let mut told = false;
+        // `again`: an earlier dead mount, which is no more in the table, may have the claim
+        let may_pass =
+            |e: &OpenError| matches!(e, OpenError::InUse { .. }) || again && matches!(e, OpenError::Busy { .. });
         loop {
-            tries -= 1;
             match open_volume_files(&self.devices, !self.spec.read_only) {
-                Err(OpenError::Busy { path }) if dead && self.devices.first() == Some(&path) => {
+                Err(OpenError::Busy { path }) if self.devices.first() == Some(&path) && self.is_claimed_by(dead) => {
                     return open_claimed_files(&self.devices);
                 }
-                Err(OpenError::InUse { .. }) if tries > 0 => std::thread::sleep(Duration::from_millis(50)),
+                Err(e) if Instant::now() < end && may_pass(&e) => {
+                    if !std::mem::replace(&mut told, true) {
+                        tracing::info!(error = %e, "waiting for what the dead process held");
+                    }
+                    std::thread::sleep(Duration::from_millis(50));
+                }
                 result => return result,
             }
         }
     }
 
-    fn serve(&self, ready: impl FnOnce()) -> Result<(), Failure> {
+    /// Whether the kernel keeps the first device for the dead mount, and not for anybody else.
+    fn is_claimed_by(&self, dead: Option<&DeadMount>) -> bool {
+        let Some(dead) = dead else { return false };
+        std::fs::metadata(&self.devices[0]).is_ok_and(|m| {
+            m.file_type().is_block_device()
+                && dead.has_claim_on(rustix::fs::major(m.rdev()), rustix::fs::minor(m.rdev()))
+        })
+    }
+
+    /// `restart`: the mount that a parent found dead, in whose place this one goes.
+    fn serve(&self, told: &mut Ready, restart: Option<&DeadMount>) -> Result<(), Failure> {
         let spec = self.spec;
-        let dead = is_dead(&self.mountpoint);
+        let found = if restart.is_some() { None } else { dead_at(&self.mountpoint) };
+        let dead = restart.or(found.as_ref());
         let files: Vec<Arc<FileDevice>> = self
-            .open_files(dead)
+            .open_files(dead, restart.is_some())
             .map_err(|e| mounted::explain(&e, &self.devices, Some(&self.mountpoint)))?
             .into_iter()
             .map(Arc::new)
@@ -244,14 +274,28 @@ impl Job<'_> {
         let commit = options.commit_interval;
         let devices = files.iter().map(|f| Arc::clone(f) as Arc<dyn Device>).collect();
         let volume = Volume::mount(devices, options).map_err(|e| open::explain("cannot mount", &self.devices, &e))?;
-        if dead {
+        if let Some(dead) = dead {
+            // Nobody can say yet who has the device when the dead mount is detached. Before that, so that what can fail does.
+            let spare = match claim {
+                Some(Claim::Own) if !first.has_claim() => Some(self.attach_loop()?),
+                _ => None,
+            };
             // Not before: until the new mount is there, programs see the directory below.
-            self.detach_dead()?;
-            if let Some(Claim::Own) = claim
+            told.detaching();
+            if !dead.detach(&self.mountpoint).map_err(|e| self.cannot_detach(&e))? {
+                let why = "the dead mount there has gone or changed, or somebody has mounted over it";
+                if restart.is_some() {
+                    told.ended(&why);
+                    return Ok(());
+                }
+                return Err(Failure::at("cannot mount on", self.mountpoint.display(), why));
+            }
+            if let Some(spare) = spare
                 && !is_unclaimed(&self.devices[0]).map_err(|e| Failure::new(e.to_string()))?
             {
                 tracing::info!("the dead mount is in use and keeps the block device: mounting by a loop device of it");
-                claim = Some(Claim::Loop(self.attach_loop()?));
+                first.claim_later();
+                claim = Some(Claim::Loop(spare));
             }
         }
         let mut cfg = MountConfig::new(open::show(&self.devices), &self.mountpoint);
@@ -274,15 +318,17 @@ impl Job<'_> {
         );
         // The locks go with the volume, which is closed before umount(8) returns, and not with this process.
         drop(files);
-        serve(Arc::new(volume), &cfg, ready).map_err(|e| Failure::new(e.to_string()))
+        let tell = |progress| match progress {
+            Progress::Mounted(Some(id)) => told.mounted(id),
+            Progress::Mounted(None) => {}
+            Progress::Ready => told.ready(),
+        };
+        serve(Arc::new(volume), &cfg, tell).map_err(|e| Failure::new(e.to_string()))
     }
 
-    /// Unmounts what a dead daemon left.
-    fn detach_dead(&self) -> Result<(), Failure> {
-        take_over(&self.mountpoint).map(|_| ()).map_err(|e| {
-            let why = format!("a dead file system is mounted there and cannot be unmounted: {}", host_error(&e));
-            Failure::at("cannot mount on", self.mountpoint.display(), why)
-        })
+    fn cannot_detach(&self, e: &std::io::Error) -> Failure {
+        let why = format!("a dead file system is mounted there and cannot be unmounted: {}", host_error(e));
+        Failure::at("cannot mount on", self.mountpoint.display(), why)
     }
 
     /// A loop device of the first device. Writable also for a read-only mount, where it can be: nobody writes through it,
@@ -295,13 +341,13 @@ impl Job<'_> {
 
     /// Decides between fuseblk and plain FUSE, and gets the block device for the former; with `dead` a block device that a
     /// dead mount may have yet.
-    fn claim(&self, first: &FileDevice, dead: bool) -> Result<Option<Claim>, Failure> {
+    fn claim(&self, first: &FileDevice, dead: Option<&DeadMount>) -> Result<Option<Claim>, Failure> {
         let missing = match self.spec.fuseblk {
             FuseBlk::Never => return Ok(None),
             _ if !rustix::process::geteuid().is_root() => "only root can: leave fuseblk out".to_string(),
             _ if !knows_fuseblk() => "the kernel has no fuseblk: leave it out, or load the module `fuse`".to_string(),
             _ if first.is_block_device() => {
-                if !dead {
+                if !self.is_claimed_by(dead) {
                     mounted::not_by_the_kernel(&self.devices[0], self.spec.read_only)?;
                 }
                 return Ok(Some(Claim::Own));

@@ -116,6 +116,27 @@ impl MountSpec {
         }
     }
 
+    /// With the flags that the table of mounts shows, for a mount in place of another one.
+    pub fn with_flags_of(&self, shown: &str) -> Self {
+        let mut spec = Self {
+            read_only: false,
+            atime: None,
+            nodiratime: None,
+            lazytime: false,
+            sync: false,
+            dirsync: false,
+            suid: Some(true),
+            dev: Some(true),
+            noexec: false,
+            nosymfollow: false,
+            ..self.clone()
+        };
+        if let Err(why) = spec.apply(shown, true) {
+            tracing::warn!(why, "a flag of the dead mount is left out");
+        }
+        spec
+    }
+
     fn apply(&mut self, list: &str, sloppy: bool) -> Result<(), String> {
         for option in list.split(',').filter(|o| !o.is_empty()) {
             match self.one(option) {

@@ -1,0 +1,310 @@
+//! Which mount is at a place. Nothing here asks the mount itself, which may be dead, or not served yet.
+//!
+//! Device numbers and the numbers in `/proc/self/mountinfo` are used again at once when a mount has gone. So a mount is known by
+//! the number that statx(2) gives, which is never used again (Linux 6.8); before, by the other two together.
+
+use crate::mount::{detach_top, is_unserved};
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::str::FromStr;
+
+const UNIQUE: StatxFlags = StatxFlags::from_bits_retain(0x4000);
+/// Somebody mounts or unmounts there while it is looked at.
+const TRIES: u32 = 20;
+
+/// Which mount.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MountId {
+    /// Never used again; `None` before Linux 6.8.
+    unique: Option<u64>,
+    /// As the table of mounts has it.
+    number: u64,
+    pub(crate) dev: (u32, u32),
+}
+
+impl MountId {
+    /// Whether both are the same mount.
+    pub fn is(&self, other: &Self) -> bool {
+        match (self.unique, other.unique) {
+            (Some(ours), Some(theirs)) => ours == theirs,
+            _ => (self.number, self.dev) == (other.number, other.dev),
+        }
+    }
+}
+
+/// For another process.
+impl std::fmt::Display for MountId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {} {} {}", self.unique.unwrap_or(0), self.number, self.dev.0, self.dev.1)
+    }
+}
+
+impl FromStr for MountId {
+    type Err = ();
+
+    fn from_str(s: &str) -> Result<Self, ()> {
+        let mut numbers = s.split(' ').map(|n| n.parse::<u64>().map_err(|_| ()));
+        let mut next = || numbers.next().ok_or(())?;
+        let (unique, number) = (next()?, next()?);
+        let mut part = || next().and_then(|n| u32::try_from(n).map_err(|_| ()));
+        Ok(Self { unique: (unique > 0).then_some(unique), number, dev: (part()?, part()?) })
+    }
+}
+
+/// What is on top at a place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Top {
+    pub id: MountId,
+    /// Type, with the subtype.
+    pub kind: String,
+    /// Of the mount, as `rw,noatime`.
+    pub options: String,
+    /// Of the file system.
+    pub super_options: String,
+    /// The number and device of the one below it at the same place.
+    below: Option<(u64, (u32, u32))>,
+}
+
+impl Top {
+    pub fn is_braidfs(&self) -> bool {
+        matches!(&*self.kind, "fuse.braidfs" | "fuseblk.braidfs")
+    }
+}
+
+/// A mount whose server died.
+#[derive(Debug, Clone)]
+pub struct DeadMount {
+    top: Top,
+    /// It was detached already, by a process that died then.
+    pub(crate) detached: bool,
+}
+
+impl DeadMount {
+    pub(crate) fn new(top: Top) -> Self {
+        Self { top, detached: false }
+    }
+
+    pub(crate) fn id(&self) -> MountId {
+        self.top.id
+    }
+
+    /// Its options as the kernel has them, remounts included: of the mount, and what of the file system's (`ro`, `sync`,
+    /// `lazytime`, `dirsync`) are no words of FUSE.
+    pub fn options(&self) -> String {
+        let shown = ["ro", "sync", "dirsync", "lazytime"];
+        let of_fs = self.top.super_options.split(',').filter(|o| shown.contains(o));
+        // a mount without either word has strict access times
+        let times = ["relatime", "noatime"];
+        let strict = (!self.top.options.split(',').any(|o| times.contains(&o))).then_some("strictatime");
+        std::iter::once(&*self.top.options).chain(of_fs).chain(strict).collect::<Vec<_>>().join(",")
+    }
+
+    /// Whether the kernel keeps the block device with this number for it.
+    pub fn has_claim_on(&self, major: u32, minor: u32) -> bool {
+        !self.detached && self.top.kind == "fuseblk.braidfs" && self.top.id.dev == (major, minor)
+    }
+
+    /// Unmounts it, so that another one can be mounted in its place. False, and nothing is done: it is gone, or somebody has
+    /// mounted over it, or has changed its options.
+    ///
+    /// # Errors
+    /// Of `umount`, for want of permission for instance.
+    pub fn detach(&self, point: &Path) -> io::Result<bool> {
+        let top = top_at(point)?;
+        if self.detached {
+            return Ok(self.leaves_free(top.as_ref()));
+        }
+        if top.as_ref() != Some(&self.top) || !is_unserved(point) {
+            return Ok(false);
+        }
+        tracing::warn!(point = %point.display(), "unmounting what a dead server left");
+        detach_top(point)?;
+        Ok(true)
+    }
+
+    /// Whether `top` is what it lay on.
+    pub(crate) fn leaves_free(&self, top: Option<&Top>) -> bool {
+        top.map(|t| (t.id.number, t.id.dev)) == self.top.below
+    }
+}
+
+/// The mount on top at `point`, where its server died and it is a braidfs.
+pub fn dead_at(point: &Path) -> Option<DeadMount> {
+    let top = top_at(point).ok()??;
+    (top.is_braidfs() && is_unserved(point)).then(|| DeadMount::new(top))
+}
+
+/// Where a mount that a process made is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Found {
+    /// On top, and nobody serves it.
+    Dead(Top),
+    /// On top, and its connection goes on.
+    Alive,
+    /// Somebody has mounted over it.
+    Covered,
+    /// Not in the table of mounts.
+    Gone,
+}
+
+/// Looks for the mount `ours` at `point`. Asks nobody else's.
+pub(crate) fn look_at(point: &Path, ours: &MountId) -> Found {
+    match top_at(point) {
+        Ok(Some(top)) if top.id.is(ours) => {
+            if is_unserved(point) {
+                Found::Dead(top)
+            } else {
+                Found::Alive
+            }
+        }
+        Ok(_) => {
+            let table = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
+            let listed = lines_at(&table, point).any(|l| (l.number, l.dev) == (ours.number, ours.dev));
+            if listed { Found::Covered } else { Found::Gone }
+        }
+        // not known: nothing is touched
+        Err(e) => {
+            tracing::debug!(error = %e, "cannot read the table of mounts");
+            Found::Covered
+        }
+    }
+}
+
+/// What is on top at `point`; `None`: nothing is mounted there.
+///
+/// # Errors
+/// The table of mounts cannot be read, or changes all the time.
+pub(crate) fn top_at(point: &Path) -> io::Result<Option<Top>> {
+    let point = &std::path::absolute(point)?;
+    for _ in 0..TRIES {
+        let before = numbers(point);
+        let table = std::fs::read("/proc/self/mountinfo")?;
+        if numbers(point) == before {
+            return Ok(find(&table, point, before));
+        }
+    }
+    Err(io::ErrorKind::WouldBlock.into())
+}
+
+/// `unique` number and number of what a path leads to.
+type Numbers = (Option<u64>, Option<u64>);
+
+fn numbers(point: &Path) -> Numbers {
+    let ask = |what: StatxFlags| {
+        let flags = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT;
+        let told = statx(CWD, point, flags, what).ok()?;
+        (told.stx_mask & what.bits() != 0).then_some(told.stx_mnt_id)
+    };
+    (ask(UNIQUE), ask(StatxFlags::MNT_ID))
+}
+
+fn find(table: &[u8], point: &Path, (unique, number): Numbers) -> Option<Top> {
+    let lines: Vec<Line<'_>> = lines_at(table, point).collect();
+    let at = match number {
+        // of another mount: `point` is an ordinary directory of it
+        Some(number) => lines.iter().rposition(|l| l.number == number)?,
+        None => lines.len().checked_sub(1)?,
+    };
+    let line = &lines[at];
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let below = lines.iter().enumerate().rev().find(|(i, _)| *i != at).map(|(_, l)| (l.number, l.dev));
+    Some(Top {
+        id: MountId { unique, number: line.number, dev: line.dev },
+        kind: text(line.kind),
+        options: text(line.options),
+        super_options: text(line.super_options),
+        below,
+    })
+}
+
+struct Line<'a> {
+    number: u64,
+    dev: (u32, u32),
+    options: &'a [u8],
+    kind: &'a [u8],
+    super_options: &'a [u8],
+}
+
+/// Lines of the table of mounts about `point`, oldest first.
+fn lines_at<'a>(mountinfo: &'a [u8], point: &Path) -> impl Iterator<Item = Line<'a>> + use<'a> {
+    let wanted = escape(point.as_os_str().as_bytes());
+    mountinfo.split(|&b| b == b'\n').filter_map(move |line| {
+        let mut fields = line.split(|&b| b == b' ');
+        let number = std::str::from_utf8(fields.next()?).ok()?.parse().ok()?;
+        let (major, minor) = std::str::from_utf8(fields.nth(1)?).ok()?.split_once(':')?;
+        let dev = (major.parse().ok()?, minor.parse().ok()?);
+        if fields.nth(1)? != wanted {
+            return None;
+        }
+        let options = fields.next()?;
+        // optional fields end with a lone "-"; type, source and the file system's options follow
+        let mut rest = fields.skip_while(|f| *f != b"-").skip(1);
+        let kind = rest.next()?;
+        Some(Line { number, dev, options, kind, super_options: rest.nth(1).unwrap_or_default() })
+    })
+}
+
+/// As the kernel writes paths in `/proc`.
+fn escape(path: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(path.len());
+    for &b in path {
+        match b {
+            b' ' | b'\t' | b'\n' | b'\\' => out.extend_from_slice(format!("\\{b:03o}").as_bytes()),
+            _ => out.push(b),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const INFO: &[u8] = b"22 1 8:1 / / rw - ext4 /dev/sda1 rw\n30 22 0:40 / /mnt/a\\040b ro,nosuid shared:1 - fuse.braidfs x rw,sync,user_id=0\n\
+                          31 30 0:41 / /mnt/a\\040b rw,relatime - fuse.sshfs y rw\n";
+
+    #[test]
+    fn the_topmost_mount_is_found() {
+        let top = |point: &str, number| find(INFO, Path::new(point), (None, number));
+        let theirs = top("/mnt/a b", None).unwrap();
+        assert_eq!((theirs.id.dev, &*theirs.kind, theirs.below), ((0, 41), "fuse.sshfs", Some((30, (0, 40)))));
+        assert!(!theirs.is_braidfs());
+        // what the system calls the topmost one counts, not the order
+        let ours = top("/mnt/a b", Some(30)).unwrap();
+        assert!(ours.is_braidfs() && ours.id.dev == (0, 40));
+        assert_eq!(top("/", None).unwrap().id.dev, (8, 1));
+        assert_eq!((top("/mnt", None), top("/mnt", Some(22))), (None, None));
+    }
+
+    #[test]
+    fn numbers_that_are_used_again_do_not_deceive() {
+        let first = MountId { unique: Some(7), number: 30, dev: (0, 40) };
+        let later = MountId { unique: Some(8), ..first };
+        assert!(!first.is(&later) && first.is(&first));
+        let old_kernel = MountId { unique: None, ..first };
+        assert!(first.is(&old_kernel) && !old_kernel.is(&MountId { number: 31, ..old_kernel }));
+        for id in [first, old_kernel] {
+            assert_eq!(id.to_string().parse(), Ok(id));
+        }
+        assert!("1 2 3".parse::<MountId>().is_err() && "".parse::<MountId>().is_err());
+    }
+
+    #[test]
+    fn options_are_those_of_the_table() {
+        let dead = DeadMount::new(find(INFO, Path::new("/mnt/a b"), (None, Some(30))).unwrap());
+        assert_eq!(dead.options(), "ro,nosuid,sync,strictatime");
+        assert!(!dead.has_claim_on(0, 40), "not a block device's");
+    }
+
+    #[test]
+    fn the_system_numbers_mounts() {
+        let root = top_at(Path::new("/")).unwrap().unwrap();
+        assert!(root.id.is(&top_at(Path::new("/")).unwrap().unwrap().id));
+        assert_eq!(look_at(Path::new("/"), &root.id), Found::Alive);
+        let other = MountId { unique: root.id.unique.map(|u| u + 1), number: u64::MAX, dev: (0, 0) };
+        assert_eq!(look_at(Path::new("/"), &other), Found::Gone);
+        assert_eq!(top_at(tempfile::tempdir().unwrap().path()).unwrap(), None);
+    }
+}
