@@ -32,10 +32,10 @@ ZSH_COMPLETIONS := $(SHARE)/zsh/site-functions
 FISH_COMPLETIONS := $(SHARE)/fish/vendor_completions.d
 COMPLETIONS := $(foreach c,braidfs $(TYPED),$(BASH_COMPLETIONS)/$(c) $(ZSH_COMPLETIONS)/_$(c) $(FISH_COMPLETIONS)/$(c).fish)
 UDEV_RULE := $(DESTDIR)$(LIBDIR)/udev/rules.d/60-braidfs.rules
-UNITS := $(addprefix $(DESTDIR)$(LIBDIR)/systemd/system/,braidfs-scrub@.service braidfs-scrub@.timer braidfs-fsck@.service)
+UNITS := $(addprefix $(DESTDIR)$(LIBDIR)/systemd/system/,braidfs-scrub@.service braidfs-scrub@.timer braidfs-fsck@.service braidfs@.service)
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo bench test fmt clippy unit heavy heavy-long crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million xfstests soak fuzz fuzz-coverage layers models deny peers $(PEERS) deps lib wheel python python-unit install install-lib uninstall deb deb-test dist blkid-test recovery-bench sync-bench resize-kill clean
+.PHONY: help build demo bench test fmt clippy unit heavy heavy-long crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million xfstests soak fuzz fuzz-coverage layers models deny peers $(PEERS) deps lib wheel python python-unit install install-lib uninstall deb deb-test dist blkid-test recovery-bench sync-bench resize-kill supervise-kills clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z$$()A-Z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -103,7 +103,7 @@ crash: ## every crash workload, for hours; interrupt it, the same command goes o
 
 planted: ## does the crash explorer see bugs on purpose
 	$(CARGO) run --release -p braidfs-testkit --features planted-bugs --bin crash -- planted
-	$(CARGO) test --release -p braidfs-testkit --features planted-bugs --test planted --test planted_shared -- --ignored
+	$(CARGO) test --release -p braidfs-testkit --features planted-bugs --test planted --test planted_shared --test planted_bucket --test planted_clock --test planted_resize
 
 mount: ## tests on a mounted volume (needs /dev/fuse, else it says so and skips)
 	@python3 scripts/test-mount.py
@@ -156,6 +156,9 @@ opens: ## on a mounted volume: a million random creates, opens, unlinks, reads, 
 
 resize-kill: ## kill -9 at random moments while volumes become larger, ROUNDS (default 200; 5 minutes)
 	@python3 scripts/resizing.py $(or $(ROUNDS),200)
+
+supervise-kills: ## kill -9 of a supervised mount's process under load, KILLS times (default 100; 2 minutes)
+	@SUPERVISE_KILLS=$(or $(KILLS),100) python3 scripts/test-mount.py killed_under_load_and_mounted_again
 
 soak: ## random load with kill -9 and remount every few seconds (SOAK_SECONDS, default 60)
 	@python3 scripts/soak.py

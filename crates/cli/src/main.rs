@@ -9,6 +9,7 @@ mod failure;
 mod log;
 mod mounted;
 mod mountinfo;
+mod notify;
 mod open;
 mod personality;
 mod probe;
@@ -66,6 +67,7 @@ enum Command {
     Mkdir(cmd::mkdir::Args),
     Scrub(cmd::scrub::Args),
     Stats(cmd::stats::Args),
+    Top(cmd::top::Args),
     Resize(cmd::resize::Args),
     Tenant(cmd::tenant::Args),
     // boxed: its arguments are many
@@ -125,6 +127,7 @@ fn run(command: Command) -> Outcome {
         Command::Mkdir(a) => cmd::mkdir::run(&a),
         Command::Scrub(a) => cmd::scrub::run(&a),
         Command::Stats(a) => cmd::stats::run(&a),
+        Command::Top(a) => cmd::top::run(&a),
         Command::Resize(a) => cmd::resize::run(&a),
         Command::Tenant(a) => cmd::tenant::run(&a),
         Command::Bench(a) => cmd::bench::run(a),

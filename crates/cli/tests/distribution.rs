@@ -160,7 +160,7 @@ fn units(b: &Bench) -> Vec<PathBuf> {
 fn units_are_what_systemd_takes() {
     let b = Bench::new();
     let units = units(&b);
-    assert_eq!(units.len(), 3);
+    assert_eq!(units.len(), 4);
     if missing("systemd-analyze") {
         return;
     }

@@ -17,11 +17,12 @@ const PAGES: [&str; 9] = [
     "braidfs-scrub",
 ];
 /// Below the root, where systemd, udev and the shells look.
-const BESIDE: [&str; 10] = [
+const BESIDE: [&str; 11] = [
     "lib/udev/rules.d/60-braidfs.rules",
     "lib/systemd/system/braidfs-scrub@.service",
     "lib/systemd/system/braidfs-scrub@.timer",
     "lib/systemd/system/braidfs-fsck@.service",
+    "lib/systemd/system/braidfs@.service",
     "usr/share/bash-completion/completions/braidfs",
     "usr/share/bash-completion/completions/fsck.braidfs",
     "usr/share/zsh/site-functions/_mkfs.braidfs",

@@ -13,6 +13,7 @@ use crate::uring::{self, RingPool};
 use crate::{BLOCK_BYTES, Device, WriteOp, blkdev, check_discard, check_ops, check_range};
 use braidfs_sync::device::Mutex;
 use braidfs_sync::rank;
+use braidfs_sync::slots::Line;
 use rustix::fd::{AsFd, AsRawFd};
 use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_getfl, fcntl_setfl, fdatasync};
 use rustix::io::Errno;
@@ -56,7 +57,8 @@ pub struct FileDevice {
     /// A write does not wait for a device: the kernel copies it, into its page cache or a file in memory. In a ring it would
     /// go to a worker thread.
     copies: bool,
-    gate: FlushGate,
+    /// On lines of its own: all who write beside it read what lies around it.
+    gate: Line<FlushGate>,
     /// Who opened it.
     process: u32,
 }
@@ -68,6 +70,17 @@ impl FileDevice {
     /// [`OpenError`], which says what is in the way and what to do.
     pub fn open(path: &Path, how: OpenHow) -> Result<FileDevice, OpenError> {
         Self::of(path, how, open::open(path, how.write, true)?)
+    }
+
+    /// As [`Self::open`], for writing; with `elsewhere` the claim on a block device is somebody else's, as after
+    /// [`Self::release_claim`].
+    pub(crate) fn open_claimed(path: &Path, elsewhere: bool) -> Result<FileDevice, OpenError> {
+        let opened = open::open_as(path, true, true, !elsewhere)?;
+        let device = Self::of(path, OpenHow { write: true, direct: true }, opened)?;
+        if elsewhere {
+            device.release_claim();
+        }
+        Ok(device)
     }
 
     /// Opens `path` for reading without a lock: others may write it meanwhile.
@@ -95,7 +108,7 @@ impl FileDevice {
             is_block_device: opened.is_block_device,
             rings: uring::available().then(RingPool::default),
             copies,
-            gate: FlushGate::default(),
+            gate: Line::default(),
             process: std::process::id(),
         })
     }
@@ -137,7 +150,7 @@ impl FileDevice {
             is_block_device: false,
             rings: uring::available().then(RingPool::default),
             copies: true,
-            gate: FlushGate::default(),
+            gate: Line::default(),
             process: std::process::id(),
         })
     }
@@ -209,7 +222,7 @@ impl FileDevice {
             is_block_device: self.is_block_device,
             rings: self.rings.is_some().then(RingPool::default),
             copies: self.copies,
-            gate: FlushGate::default(),
+            gate: Line::default(),
             process: std::process::id(),
         })
     }

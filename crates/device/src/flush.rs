@@ -53,7 +53,8 @@ impl Failure {
 #[derive(Debug)]
 pub(crate) struct FlushGate {
     state: Mutex<State, rank::Flush>,
-    failed: OnceLock<Failure>,
+    /// Boxed, so that all that a flush writes lies on one cache line.
+    failed: OnceLock<Box<Failure>>,
     /// Waiting for flush `n`, at `n % 2`: at most two have waiters, the one that runs and the next.
     ended: [Condvar; 2],
     /// Of the device's cache: [`CLEAN`], [`WRITTEN`] or [`FLUSHING`]. Who writes, or flushes what is durable, mostly reads it
@@ -89,7 +90,7 @@ impl FlushGate {
 
     /// A flush failed, or a write past the device's cache by its flush.
     pub(crate) fn fail(&self, e: &io::Error) {
-        self.failed.get_or_init(|| Failure::of(e));
+        self.failed.get_or_init(|| Box::new(Failure::of(e)));
     }
 
     /// Makes all writes that returned before this call durable by `sync`, run here or by another caller.

@@ -27,7 +27,7 @@ pub use flush::SharedFlushes;
 pub use flush::planted;
 pub use loopdev::LoopDevice;
 pub use mem::{Image, MemDevice};
-pub use open::{OpenError, look_at_devices, open_volume_devices, open_volume_files};
+pub use open::{OpenError, is_unclaimed, look_at_devices, open_claimed_files, open_volume_devices, open_volume_files};
 pub use record::{Event, Keep, RecordDevice, SECTOR_BYTES};
 pub use sparse::SparseDevice;
 pub use trace::{BlockContent, TraceDevice};

@@ -145,6 +145,27 @@ pub fn open_volume_files(paths: &[PathBuf], write: bool) -> Result<Vec<FileDevic
     all_of(paths, |path| FileDevice::open(path, OpenHow { write, direct: true }))
 }
 
+/// As [`open_volume_files`], for writing, where the dead mount of a server that was killed still has the claim on the first
+/// device: a mount that nobody serves writes nothing.
+///
+/// # Errors
+/// As [`open_volume_devices`].
+pub fn open_claimed_files(paths: &[PathBuf]) -> Result<Vec<FileDevice>, OpenError> {
+    all_of(paths, |path| FileDevice::open_claimed(path, Some(path) == paths.first().map(PathBuf::as_path)))
+}
+
+/// Whether nobody has a claim on a block device.
+///
+/// # Errors
+/// It cannot be opened.
+pub fn is_unclaimed(path: &Path) -> Result<bool, OpenError> {
+    match claim(path) {
+        Ok(_) => Ok(true),
+        Err(e) if e.raw_os_error() == Some(libc::EBUSY) => Ok(false),
+        Err(e) => Err(OpenError::of(path, "claim", e)),
+    }
+}
+
 /// Opens each, and refuses one that is named twice.
 fn all_of(
     paths: &[PathBuf],
@@ -179,6 +200,11 @@ pub(crate) struct Opened {
 
 /// Opens `path`, without a lock where it shall only be looked at.
 pub(crate) fn open(path: &Path, write: bool, locked: bool) -> Result<Opened, OpenError> {
+    open_as(path, write, locked, write)
+}
+
+/// As [`open`]; `claimed`: a block device is claimed.
+pub(crate) fn open_as(path: &Path, write: bool, locked: bool, claimed: bool) -> Result<Opened, OpenError> {
     let kind = std::fs::metadata(path).map_err(|e| OpenError::of(path, "look at", e))?.file_type();
     if !kind.is_file() && !kind.is_block_device() {
         let kind = match () {
@@ -199,7 +225,7 @@ pub(crate) fn open(path: &Path, write: bool, locked: bool) -> Result<Opened, Ope
         range = RangeLock::take(&file, write).map_err(|e| in_use(path, e))?;
     }
     let (claim, bytes) = if is_block_device {
-        let claim = match write {
+        let claim = match claimed {
             true => Some(claim(path).map_err(|e| OpenError::of(path, "claim", e))?),
             false => None,
         };

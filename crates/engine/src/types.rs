@@ -416,6 +416,23 @@ impl Default for MkfsOptions {
     }
 }
 
+/// What the cache of a mounted volume holds, in bytes, and how many reads it answered since the mount.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CacheUse {
+    /// What it may hold.
+    pub budget: u64,
+    /// Data of files and directories.
+    pub data: u64,
+    /// Of these, what is not written yet.
+    pub dirty: u64,
+    /// Names of directories, and indexes of extents and pages.
+    pub index: u64,
+    /// Reads that it answered alone; about, where more threads read than there are slots for.
+    pub hits: u64,
+    /// Reads that waited for the device.
+    pub misses: u64,
+}
+
 /// State of a domain, for `info` and tests.
 #[derive(Debug, Clone, serde::Serialize)]
 pub struct DomainInfo {

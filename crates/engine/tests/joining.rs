@@ -229,6 +229,26 @@ fn a_commit_whose_leader_panics_has_failed() {
     v.crash();
 }
 
+/// What an fsync had taken on itself is marked as changed no more: no later one may take that for durable.
+#[test]
+fn a_domain_fails_whose_fsync_panics() {
+    for domains in [1, 2] {
+        let (device, v) = made(domains);
+        // with two domains the name lies in another one than the file: both are in one submission
+        v.mkdir_path(b"d", 0o755, &Cred::root()).unwrap();
+        v.sync().unwrap();
+        v.mkdir_path(b"d/new", 0o755, &Cred::root()).unwrap();
+        let ino = write(&v, "d/new/file", &[1; 20_000]);
+        device.panics.store(true, SeqCst);
+        let panicked = std::thread::scope(|s| s.spawn(|| v.fsync(ino, false)).join());
+        assert!(panicked.is_err() && !device.panics.load(SeqCst));
+        assert!(v.fsync(ino, false).is_err(), "{domains} domains");
+        assert!(v.sync().is_err());
+        assert!(v.domains()[v.domain_of(ino).unwrap().0 as usize].failed.is_some());
+        v.crash();
+    }
+}
+
 /// Many threads that each wait for their own change, again and again.
 #[test]
 fn nobody_sleeps_for_ever() {

@@ -1,12 +1,14 @@
 //! What administrators ask of a mount beyond files: ioctls on its root directory. Low-level module.
 //!
-//! Owns the numbers and structures, for the server (`ops/scrub.rs`, `ops/remount.rs`, `ops/stats.rs`, `ops/resize.rs`, `ops/tenant.rs`) and for
+//! Owns the numbers and structures, for the server (`ops/scrub.rs`, `ops/remount.rs`, `ops/stats.rs`, `ops/watch.rs`,
+//! `ops/resize.rs`, `ops/tenant.rs`) and for
 //! the client, which is here. A scrub belongs to the open directory that started it: when that is closed, also because the
 //! program died, the scrub stops. Where the kernel does not tell of closes, it belongs to the thread that started it, and
 //! stops within seconds of its end.
 
 use crate::abi::op;
 use crate::counters::CODES;
+use crate::watch::sample::{LAYOUT, Sample};
 use braidfs::{AtimeMode, DataMode, NewSize, Remount, Resized};
 use std::fs::File;
 use std::io;
@@ -31,9 +33,12 @@ pub(crate) const STATS: u32 = 0x8818_bf05;
 /// the volume says to it stands in the answer, also where it refuses.
 pub(crate) const RESIZE: u32 = 0xc200_bf06;
 
-/// `_IOWR(0xbf, 7, TenantArg)`: a tenant is made, changed, looked at or removed; on any directory, [`TenantCall::Create`] on the
+/// `_IOWR(0xbf, 8, TenantArg)`: a tenant is made, changed, looked at or removed; on any directory, [`TenantCall::Create`] on the
 /// one that the root is to lie in. EPERM but for root and the server's user. What the volume says to it stands in the answer.
-pub(crate) const TENANT: u32 = 0xc400_bf07;
+pub(crate) const TENANT: u32 = 0xc400_bf08;
+
+/// `_IOWR(0xbf, 7, SamplePart)`: a part of a sample ([`crate::watch::sample`]); on any directory, by anybody who may open it.
+pub(crate) const SAMPLE: u32 = 0xe000_bf07;
 
 /// [`ScrubStart::flags`]: leave file data alone.
 pub(crate) const NO_DATA: u32 = 1;
@@ -192,6 +197,29 @@ pub(crate) struct StatsOp {
 
 /// [`StatsOut::how`]: the daemon's user alone may enter, nothing is checked.
 pub(crate) const PRIVATE: u64 = 1;
+
+/// Bytes of a sample per call.
+pub(crate) const SAMPLE_BYTES: usize = 8192 - 40;
+
+/// The first call, with `token` 0, has the server take a sample, which it keeps for the calls that fetch the rest.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct SamplePart {
+    /// [`LAYOUT`] of who asks, of the answer that of the server.
+    pub layout: u32,
+    /// So long who asks goes on to watch; 0: does not.
+    pub watch_seconds: u32,
+    /// Which sample.
+    pub token: u64,
+    pub offset: u64,
+    /// Of the answer: bytes of all of it, and of this part.
+    pub total: u64,
+    pub bytes: u32,
+    pub reserved: u32,
+    /// JSON.
+    pub text: [u8; SAMPLE_BYTES],
+}
+const _: () = assert!(size_of::<SamplePart>() == 8192);
 
 pub(crate) const NO: u32 = 1;
 pub(crate) const YES: u32 = 2;
@@ -408,6 +436,85 @@ pub fn stats(mountpoint: &Path) -> io::Result<Stats> {
     })
 }
 
+/// Why there is no sample.
+#[derive(Debug, thiserror::Error)]
+pub enum SampleError {
+    /// EACCES: the mount is another user's. ENOTTY: the server is none of ours.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// Of before there were any.
+    #[error("its server is of an older version, which tells no latencies: mount it again")]
+    OldServer,
+    /// It tells what this program does not understand.
+    #[error(
+        "its server is of a newer version (layout {server}, this program understands {LAYOUT}): use the braidfs that mounted it"
+    )]
+    NewServer {
+        /// What it tells.
+        server: u32,
+    },
+    /// What it told is no sample.
+    #[error("its server told nonsense: {0}")]
+    Nonsense(#[from] serde_json::Error),
+    /// Others ask so often that the server has given up this one's sample each time.
+    #[error("too many ask at once: try again")]
+    Crowded,
+}
+
+/// Asks the server of the volume mounted on `mountpoint` what it does ([`crate::watch::sample`]). `watch_seconds`: for so
+/// long every request is timed, and counted for the thread that asks; 0: as it is.
+///
+/// # Errors
+/// See [`SampleError`].
+pub fn sample(mountpoint: &Path, watch_seconds: u32) -> Result<Sample, SampleError> {
+    let root = File::open(mountpoint)?;
+    for _ in 0..8 {
+        if let Some(text) = fetch(|part| ask_sample(&root, part), watch_seconds)? {
+            return Ok(serde_json::from_slice(&text)?);
+        }
+    }
+    Err(SampleError::Crowded)
+}
+
+fn ask_sample(root: &File, part: &mut SamplePart) -> Result<(), SampleError> {
+    match ask(root, SAMPLE, part) {
+        Err(e) if e.raw_os_error() == Some(libc::ENOTTY) && stats_known(root) => Err(SampleError::OldServer),
+        other => Ok(other?),
+    }
+}
+
+/// Whether it is one of ours at all.
+fn stats_known(root: &File) -> bool {
+    ask(root, STATS, &mut StatsOut::new_zeroed()).is_ok()
+}
+
+/// All parts of a sample; `None`: the server has given it up meanwhile.
+fn fetch(
+    mut ask: impl FnMut(&mut SamplePart) -> Result<(), SampleError>,
+    watch_seconds: u32,
+) -> Result<Option<Vec<u8>>, SampleError> {
+    let (mut text, mut token) = (Vec::new(), 0);
+    loop {
+        let offset = text.len() as u64;
+        let mut part = SamplePart { layout: LAYOUT, watch_seconds, token, offset, ..SamplePart::new_zeroed() };
+        match ask(&mut part) {
+            Err(SampleError::Io(e)) if e.raw_os_error() == Some(libc::ESTALE) => return Ok(None),
+            other => other?,
+        }
+        if part.layout > LAYOUT {
+            return Err(SampleError::NewServer { server: part.layout });
+        }
+        match part.text.get(..part.bytes as usize) {
+            Some(more) if !more.is_empty() => text.extend_from_slice(more),
+            _ => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the sample ends early").into()),
+        }
+        token = part.token;
+        if text.len() as u64 >= part.total {
+            return Ok(Some(text));
+        }
+    }
+}
+
 /// A scrub of a mounted volume, as the program sees it that asked for it. Dropping it stops the scrub.
 #[derive(Debug)]
 pub struct Scrub {
@@ -487,5 +594,38 @@ fn ask<T: FromBytes + IntoBytes>(dir: &File, number: u32, arg: &mut T) -> io::Re
     match unsafe { libc::ioctl(dir.as_raw_fd(), number.into(), std::ptr::from_mut(arg)) } {
         -1 => Err(io::Error::last_os_error()),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A server that tells `text`, at most five bytes a call, and of a layout.
+    fn server(text: &[u8], layout: u32) -> impl FnMut(&mut SamplePart) -> Result<(), SampleError> {
+        move |part| {
+            let rest = &text[part.offset as usize..];
+            let n = rest.len().min(5);
+            part.text[..n].copy_from_slice(&rest[..n]);
+            (part.layout, part.token, part.total, part.bytes) = (layout, 3, text.len() as u64, n as u32);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_sample_comes_in_parts() {
+        let text = b"{\"layout\": 1, \"threads\": 7}";
+        assert_eq!(fetch(server(text, LAYOUT), 0).unwrap().as_deref(), Some(&text[..]));
+        let given_up = |_: &mut SamplePart| Err(io::Error::from_raw_os_error(libc::ESTALE).into());
+        assert!(fetch(given_up, 0).unwrap().is_none());
+        // one that says it has more than it tells
+        assert!(fetch(server(b"", LAYOUT), 0).is_err());
+    }
+
+    #[test]
+    fn a_newer_server_is_named() {
+        let why = fetch(server(b"{}", LAYOUT + 1), 0).unwrap_err().to_string();
+        assert!(why.contains("newer version (layout 2, this program understands 1)"), "{why}");
+        assert!(why.contains("use the braidfs that mounted it"), "{why}");
     }
 }

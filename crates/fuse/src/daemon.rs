@@ -28,6 +28,8 @@ pub enum DaemonError {
 #[derive(Debug)]
 pub struct Ready {
     pipe: Option<File>,
+    /// The process goes on without the terminal then.
+    leaves: bool,
 }
 
 impl Ready {
@@ -36,7 +38,9 @@ impl Ready {
         if let Some(mut pipe) = self.pipe.take() {
             // A parent that is gone no longer cares.
             let _ = pipe.write_all(&[READY]);
-            if let Err(e) = leave_terminal() {
+            if self.leaves
+                && let Err(e) = leave_terminal()
+            {
                 tracing::warn!(error = %e, "standard streams stay as they are");
             }
         }
@@ -58,27 +62,37 @@ impl Ready {
 /// # Errors
 /// See [`DaemonError`]; the caller reports it and exits.
 pub fn daemonize<E: Display>(work: impl FnOnce(&mut Ready) -> Result<(), E>) -> Result<(), DaemonError> {
+    let (pid, pipe) = fork_child(true, work)?;
+    parent(pipe, pid)
+}
+
+/// Runs `work` in a forked process, which never returns: it exits when `work` is done, with status 0 or 1. In the calling one:
+/// its number, and the pipe that it tells by when it is ready ([`understand`]).
+pub(crate) fn fork_child<E: Display>(
+    leaves: bool,
+    work: impl FnOnce(&mut Ready) -> Result<(), E>,
+) -> io::Result<(libc::pid_t, OwnedFd)> {
     if threads()? != 1 {
-        return Err(DaemonError::Fork(io::Error::other("the process has threads already")));
+        return Err(io::Error::other("the process has threads already"));
     }
     let (theirs, ours) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(io::Error::from)?;
     // SAFETY: the process has just one thread (checked above), so that no lock or half-made state of another thread
     // is copied; parent and child may go on to use all of the library.
     match unsafe { libc::fork() } {
-        -1 => Err(DaemonError::Fork(io::Error::last_os_error())),
+        -1 => Err(io::Error::last_os_error()),
         0 => {
             drop(theirs);
-            std::process::exit(child(ours, work))
+            std::process::exit(child(ours, leaves, work))
         }
         pid => {
             drop(ours);
-            parent(theirs, pid)
+            Ok((pid, theirs))
         }
     }
 }
 
-fn child<E: Display>(pipe: OwnedFd, work: impl FnOnce(&mut Ready) -> Result<(), E>) -> i32 {
-    let mut ready = Ready { pipe: Some(pipe.into()) };
+fn child<E: Display>(pipe: OwnedFd, leaves: bool, work: impl FnOnce(&mut Ready) -> Result<(), E>) -> i32 {
+    let mut ready = Ready { pipe: Some(pipe.into()), leaves };
     // A session of its own: signals of the terminal no longer come. Cannot fail in a fresh child.
     let _ = rustix::process::setsid();
     match work(&mut ready) {
@@ -99,19 +113,32 @@ fn child<E: Display>(pipe: OwnedFd, work: impl FnOnce(&mut Ready) -> Result<(), 
 fn parent(pipe: OwnedFd, pid: libc::pid_t) -> Result<(), DaemonError> {
     let mut said = Vec::new();
     let mut pipe = File::from(pipe);
-    // The daemon closes its end after READY or a message, or dies.
-    pipe.read_to_end(&mut said)?;
-    match said.split_first() {
-        Some((&READY, _)) => Ok(()),
-        Some((_, message)) => {
+    // A message ends when the daemon has ended or closed its end; READY is all at once, as a process that the daemon forked
+    // may have that end open for as long as it lives.
+    while said.first() != Some(&READY) {
+        let mut buf = [0; 512];
+        match pipe.read(&mut buf)? {
+            0 => break,
+            n => said.extend_from_slice(&buf[..n]),
+        }
+    }
+    match understand(&said) {
+        Some(Ok(())) => Ok(()),
+        Some(Err(message)) => {
             reap(pid);
-            Err(DaemonError::Failed(String::from_utf8_lossy(message).into_owned()))
+            Err(DaemonError::Failed(message))
         }
         None => {
             reap(pid);
             Err(DaemonError::Died)
         }
     }
+}
+
+/// What a forked process said before it closed its pipe: that it is ready, why it is not, or nothing.
+pub(crate) fn understand(said: &[u8]) -> Option<Result<(), String>> {
+    let (first, message) = said.split_first()?;
+    Some(if *first == READY { Ok(()) } else { Err(String::from_utf8_lossy(message).into_owned()) })
 }
 
 /// Waits for a child that is about to end: what it holds (locks, devices) is free when the error is reported.

@@ -9,14 +9,14 @@
 
 use crate::abi::{self, init, op};
 use crate::channel::Channel;
-use crate::counters::{Counters, Line};
+use crate::counters::{Counters, Line, Timing};
 use crate::direct_writes::DirectWrites;
 use crate::dirty::DirtyLimit;
 use crate::dirty_grants::DirtyGrants;
 use crate::flagged::Flagged;
 use crate::handles::Handles;
 use crate::listing::Listings;
-use crate::ops::{Durable, Scrubbing, Syncs};
+use crate::ops::{Durable, Samples, Scrubbing, Syncs};
 use crate::profile::{Profile, Xattr};
 use crate::request::{Answer, Handled, Outcome, Request};
 use crate::room::Tight;
@@ -169,6 +169,8 @@ pub(crate) struct BraidFs {
     pub(crate) dirty: Option<DirtyLimit>,
     /// What was asked.
     pub(crate) counters: Arc<Counters>,
+    /// What those who watch fetch in parts.
+    pub(crate) samples: Mutex<Samples, rank::Samples>,
     /// Requests that the helper thread is to answer when the kernel has answered it.
     waiting: Arc<AtomicUsize>,
     /// Where FORGETs are fetched, where they do not come by themselves.
@@ -194,12 +196,19 @@ pub(crate) struct Context<'c> {
     unique: u64,
     /// The entry of a ring that the request came in.
     ticket: Option<&'c Ticket>,
+    /// Where the time is counted, should it be answered later.
+    timing: Option<Timing>,
 }
 
 impl<'c> Context<'c> {
     /// The answer goes to the device, or into the entry of a ring.
     pub fn new(channel: &'c Arc<Channel>, unique: u64, ticket: Option<&'c Ticket>) -> Self {
-        Self { channel, unique, ticket }
+        Self { channel, unique, ticket, timing: None }
+    }
+
+    /// With the request's time.
+    pub fn timed(self, timing: Option<Timing>) -> Self {
+        Self { timing, ..self }
     }
 
     /// Whether nobody but this thread serves the queue that the request came in.
@@ -209,7 +218,7 @@ impl<'c> Context<'c> {
 
     /// Takes the duty to reply away from the serving thread; the handler then returns [`Outcome::Deferred`].
     pub fn later(&self) -> Later {
-        Later::new(self.channel, self.unique, self.ticket.cloned())
+        Later::new(self.channel, self.unique, self.ticket.cloned()).timed(self.timing.clone())
     }
 }
 
@@ -238,6 +247,7 @@ impl BraidFs {
             profile: Profile::default(),
             dirty: None,
             counters: Arc::default(),
+            samples: Mutex::default(),
         };
         if !negotiated.opens() {
             fs.first_look_at_room();
@@ -256,6 +266,11 @@ impl BraidFs {
         };
         let waiting = Waiting(self.waiting.clone());
         (self.waiting.fetch_add(1, Ordering::Relaxed) < most).then_some(waiting)
+    }
+
+    /// Requests that wait so.
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::Relaxed)
     }
 
     /// Closes all files and forgets all look-ups; the volume.

@@ -5,13 +5,13 @@
 //! handlers, over the engine's API) → `node` (which inode is meant), `lookups` (what the kernel was told of) → `opened`
 //! (its file), `handles` (files that the kernel asked to open), `room` and `dirty` (ENOSPC in time), `direct_writes` (no stale pages behind
 //! direct writes). `serve` runs the whole from mount to unmount,
-//! `latency` looks after the serving threads meanwhile, `counters` counts what they are asked; `profile` says what a mount
-//! gives up to be asked less; `daemon` helps the command line.
+//! `latency` looks after the serving threads meanwhile, `counters` counts what they are asked, `watch` tells it; `profile` says
+//! what a mount gives up to be asked less; `daemon` and `supervise` help the command line.
 //!
 //! The protocol is spoken directly, not through a crate: `sync` (SYNCFS), unnamed files (TMPFILE), birth times (STATX)
 //! and an `umount` that waits until the volume is closed (DESTROY) need operations that the crates do not pass on.
 //!
-//! `unsafe` is confined to `daemon` (fork), `channel` and `control` (one ioctl each), `latency::follow`
+//! `unsafe` is confined to `daemon` (fork), `supervise` (signals), `channel` and `control` (one ioctl each), `latency::follow`
 //! (scheduling policy), `transport::ring` (submissions) and `transport::entry` (memory given back).
 
 mod abi;
@@ -38,11 +38,14 @@ mod requester;
 mod room;
 mod serve;
 mod session;
+mod supervise;
 mod transport;
+pub mod watch;
 
 pub use daemon::{DaemonError, Ready, daemonize};
 pub use latency::Latency;
-pub use mount::{MountConfig, remount, take_over};
+pub use mount::{MountConfig, is_dead, remount, take_over};
 pub use profile::{Cache, Profile};
 pub use serve::{ServeError, serve};
+pub use supervise::{Limit, SuperviseError, supervise};
 pub use transport::Transport;

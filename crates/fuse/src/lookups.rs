@@ -217,7 +217,7 @@ impl BraidFs {
             tracing::error!(op = op::name(opcode), node = %req.node(), "panic in a FUSE operation");
             Ok(Outcome::Silent)
         });
-        counts.end(begun, &handled);
+        counts.end(begun, &handled, 0);
         if let Err(e) = handled {
             channel.reply_error(unique, e);
         }

@@ -9,6 +9,7 @@ use crate::fs::MAX_IO_BYTES;
 use crate::latency::Latency;
 use crate::profile::Profile;
 use crate::transport::Transport;
+use crate::watch::MetricsAt;
 use braidfs::AtimeMode;
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
@@ -69,6 +70,8 @@ pub struct MountConfig {
     /// Mount as `fuseblk` on this block device (root only): `sync` reaches the volume, and `umount` returns when it is
     /// closed. The device is only claimed, not used; a loop device of the image does (`braidfs_device::LoopDevice`).
     pub fuseblk: Option<PathBuf>,
+    /// Where metrics can be fetched.
+    pub metrics: Option<MetricsAt>,
 }
 
 impl MountConfig {
@@ -95,6 +98,7 @@ impl MountConfig {
             transport: Transport::Auto,
             profile: Profile::default(),
             fuseblk: None,
+            metrics: None,
         }
     }
 
@@ -262,16 +266,44 @@ pub fn remount(cfg: &MountConfig, bind: bool, keep_atime: bool) -> io::Result<()
 /// Of `umount`, for want of permission for instance.
 pub fn take_over(mountpoint: &Path) -> io::Result<bool> {
     let mut found = false;
-    while let Err(e) = std::fs::metadata(mountpoint) {
-        if e.raw_os_error() != Some(libc::ENOTCONN) {
-            // Not ours to judge; mounting will tell.
-            break;
-        }
+    while is_dead(mountpoint) {
         tracing::warn!(point = %mountpoint.display(), "unmounting what a dead server left");
         Mount { point: mountpoint.to_owned(), dev: None }.unmount(true)?;
         found = true;
     }
     Ok(found)
+}
+
+/// Whether the server of what is mounted there has died.
+pub fn is_dead(mountpoint: &Path) -> bool {
+    match std::fs::metadata(mountpoint) {
+        Err(e) => e.raw_os_error() == Some(libc::ENOTCONN),
+        // The kernel may know the attributes of the root, and ask nobody; these it always asks for.
+        Ok(_) => top_is_ours(mountpoint) && rustix::fs::statvfs(mountpoint).err() == Some(Errno::NOTCONN),
+    }
+}
+
+/// Where a mount that a process made is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Found {
+    /// On top, and nobody serves it.
+    Dead,
+    /// Somebody has mounted over it.
+    Covered,
+    /// Not in the table of mounts, or somebody else's is in its place.
+    Gone,
+}
+
+/// Looks for the mount with the device number `ours` at `point`.
+pub(crate) fn look_at(point: &Path, ours: Option<(u32, u32)>) -> Found {
+    if is_dead(point) {
+        return Found::Dead;
+    }
+    let table = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
+    match ours {
+        Some(ours) if devices_at(&table, point).any(|d| d == ours) => Found::Covered,
+        _ => Found::Gone,
+    }
 }
 
 fn mount_direct(cfg: &MountConfig, point: &Path) -> io::Result<OwnedFd> {
@@ -322,16 +354,36 @@ fn receive_fd(socket: &OwnedFd) -> io::Result<Option<OwnedFd>> {
 }
 
 /// Device number of the topmost mount at `point`. Does not touch the mount itself, which may not be served yet.
-fn device_of(point: &Path) -> io::Result<Option<(u32, u32)>> {
+pub(crate) fn device_of(point: &Path) -> io::Result<Option<(u32, u32)>> {
     Ok(find_device(&std::fs::read("/proc/self/mountinfo")?, point))
 }
 
 fn find_device(mountinfo: &[u8], point: &Path) -> Option<(u32, u32)> {
+    devices_at(mountinfo, point).last()
+}
+
+/// Device numbers of the mounts at `point`, oldest first.
+fn devices_at<'a>(mountinfo: &'a [u8], point: &Path) -> impl Iterator<Item = (u32, u32)> + use<'a> {
+    lines_at(mountinfo, point).filter_map(|line| {
+        let dev = std::str::from_utf8(line.split(|&b| b == b' ').nth(2)?).ok()?;
+        let (major, minor) = dev.split_once(':')?;
+        Some((major.parse().ok()?, minor.parse().ok()?))
+    })
+}
+
+/// Lines of the table of mounts about `point`, oldest first.
+fn lines_at<'a>(mountinfo: &'a [u8], point: &Path) -> impl Iterator<Item = &'a [u8]> + use<'a> {
     let wanted = escape(point.as_os_str().as_bytes());
-    let line = mountinfo.split(|&b| b == b'\n').rfind(|line| line.split(|&b| b == b' ').nth(4) == Some(&wanted[..]))?;
-    let dev = std::str::from_utf8(line.split(|&b| b == b' ').nth(2)?).ok()?;
-    let (major, minor) = dev.split_once(':')?;
-    Some((major.parse().ok()?, minor.parse().ok()?))
+    mountinfo.split(|&b| b == b'\n').filter(move |line| line.split(|&b| b == b' ').nth(4) == Some(&wanted[..]))
+}
+
+/// Whether the topmost mount at `point` is a braidfs.
+fn top_is_ours(point: &Path) -> bool {
+    let table = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
+    lines_at(&table, point).last().is_some_and(|line| {
+        let kind = line.split(|&b| b == b' ').skip_while(|field| *field != b"-").nth(1);
+        kind.is_some_and(|kind| matches!(kind, b"fuse.braidfs" | b"fuseblk.braidfs"))
+    })
 }
 
 /// As the kernel writes paths in `/proc`.

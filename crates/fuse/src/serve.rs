@@ -6,6 +6,7 @@ use crate::mount::{Mount, MountConfig, take_over};
 use crate::node;
 use crate::session::{self, RunError, Service};
 use crate::transport::{self, Ring, Transport};
+use crate::watch::listen::Listener;
 use braidfs::Volume;
 use rustix::fs::{Mode, OFlags};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -63,6 +64,10 @@ pub fn serve(vol: Arc<Volume>, cfg: &MountConfig, ready: impl FnOnce()) -> Resul
         Ok(rings) => rings,
         Err(e) => return closing(vol, e),
     };
+    let metrics = match cfg.metrics.as_ref().map(Listener::bind).transpose() {
+        Ok(metrics) => metrics,
+        Err(e) => return closing(vol, ServeError::Start(io::Error::new(e.kind(), format!("metrics: {e}")))),
+    };
     let (mut vol, mut ready) = (vol, Some(ready));
     loop {
         let attached = match attach(cfg) {
@@ -74,7 +79,7 @@ pub fn serve(vol: Arc<Volume>, cfg: &MountConfig, ready: impl FnOnce()) -> Resul
                 ready();
             }
         };
-        match attached.run(vol, cfg, std::mem::take(&mut rings), ready) {
+        match attached.run(vol, (cfg, metrics.as_ref()), std::mem::take(&mut rings), ready) {
             Ok(()) => return Ok(()),
             Err(Ended::Badly(e)) => return Err(e),
             // A connection that knew rings cannot go on without them: another one, at the device.
@@ -141,7 +146,13 @@ fn attach(cfg: &MountConfig) -> Result<Attached, ServeError> {
 }
 
 impl Attached {
-    fn run(self, vol: Arc<Volume>, cfg: &MountConfig, mut rings: Vec<Ring>, ready: impl FnOnce()) -> Result<(), Ended> {
+    fn run(
+        self,
+        vol: Arc<Volume>,
+        (cfg, metrics): (&MountConfig, Option<&Listener>),
+        mut rings: Vec<Ring>,
+        ready: impl FnOnce(),
+    ) -> Result<(), Ended> {
         let Self { mount, channel, mut signals } = self;
         let opens = cfg.opens || vol.guarded();
         let negotiated = match session::handshake(&channel, !rings.is_empty(), opens, cfg.profile) {
@@ -174,7 +185,8 @@ impl Attached {
                 tracing::error!(error = %e, "cannot end the FUSE connection");
             }
         };
-        let service = Service { negotiated, channel, rings, cfg, dirty: mount.dirty_limit(), abandon: &abandon };
+        let dirty = mount.dirty_limit();
+        let service = Service { negotiated, channel, rings, cfg, metrics, dirty, abandon: &abandon };
         let result = session::run(vol, service, ready);
         handle.close();
         match watcher {

@@ -9,7 +9,7 @@
 //! With rings no request is served before the kernel has taken all of them: a session whose rings are refused ends
 //! without having touched the volume.
 
-use crate::abi::op;
+use crate::abi::{WriteIn, op};
 use crate::channel::Channel;
 use crate::counters::Line;
 use crate::dirty::DirtyLimit;
@@ -19,6 +19,8 @@ use crate::mount::MountConfig;
 use crate::profile::Profile;
 use crate::request::{Answer, Outcome, Request};
 use crate::transport::{Forgets, Later, Loan, Reply, Ring, Ticket};
+use crate::watch::listen::Listener;
+use crate::watch::openmetrics;
 use braidfs::Volume;
 use braidfs_sync::{Mutex, rank};
 use crossbeam::utils::CachePadded;
@@ -74,6 +76,8 @@ pub(crate) struct Service<'a> {
     /// A thread for each; where there are none, threads at the device.
     pub rings: Vec<Ring>,
     pub cfg: &'a MountConfig,
+    /// Who wants metrics asks there.
+    pub metrics: Option<&'a Listener>,
     pub dirty: Option<DirtyLimit>,
     /// Ends the connection by force, where it cannot be served.
     pub abandon: &'a (dyn Fn() + Sync),
@@ -84,7 +88,7 @@ pub(crate) struct Service<'a> {
 /// # Errors
 /// Of starting threads (the volume is closed then, too), of rings that the kernel refused, or of closing the volume.
 pub(crate) fn run(vol: Arc<Volume>, service: Service<'_>, ready: impl FnOnce()) -> Result<(), RunError> {
-    let Service { negotiated, channel, rings, cfg, dirty, abandon } = service;
+    let Service { negotiated, channel, rings, cfg, metrics, dirty, abandon } = service;
     let (jobs, work) = mpsc::channel();
     let at_device = rings.is_empty();
     // With rings one more, which reads what stays at the device.
@@ -98,8 +102,9 @@ pub(crate) fn run(vol: Arc<Volume>, service: Service<'_>, ready: impl FnOnce()) 
     fs.durable.set(Some(cfg.sync), Some(cfg.dirsync));
     // By one CPU alone nothing is gained.
     let for_large = if rings.len() > 1 { rings.len().min(LARGE_THREADS) } else { 0 };
-    // One slot per serving thread, one for the helper, and those for large requests.
-    let slots: Vec<Slot> = (0..=threads + for_large).map(|_| CachePadded::new(Mutex::new(Some(fs.clone())))).collect();
+    // One slot per serving thread, one for the helper, those for large requests, one for metrics.
+    let slots: Vec<Slot> =
+        (0..=threads + for_large + 1).map(|_| CachePadded::new(Mutex::new(Some(fs.clone())))).collect();
     drop(fs);
     let served = Served::new(threads);
     let (closed, kept) = (Mutex::<_, rank::Closing>::new(None), Mutex::<_, rank::Closing>::new(None));
@@ -112,6 +117,9 @@ pub(crate) fn run(vol: Arc<Volume>, service: Service<'_>, ready: impl FnOnce()) 
     let started = thread::scope(|scope| -> Result<(), Refused> {
         let (slots, served, close) = (&slots, &served, &close);
         let (awake, end) = mpsc::channel::<()>();
+        // Closed when all is over.
+        let (metrics_end, _metrics_go_on) =
+            rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(io::Error::from)?;
         let mut serving = Vec::with_capacity(threads);
         let spawn = || -> Result<(), Refused> {
             let channel = Arc::new(channel);
@@ -143,6 +151,11 @@ pub(crate) fn run(vol: Arc<Volume>, service: Service<'_>, ready: impl FnOnce()) 
                 start_rings(scope, with_server, &mut serving, abandon)?;
                 let server = server(threads - 1, channel);
                 serving.push(spawn_thread(scope, "fuse-forgets".into(), move || server.read_forgets())?);
+            }
+            if let Some(listener) = metrics {
+                let slot = &slots[threads + 1 + for_large];
+                let text = move || slot.lock().as_ref().map(|fs| openmetrics::text(&fs.sample()));
+                spawn_thread(scope, "fuse-metrics".into(), move || listener.serve(&metrics_end, text))?;
             }
             spawn_thread(scope, "fuse-latency".into(), move || latency::watch(latency, at_device, served, &end))?;
             Ok(())
@@ -392,7 +405,7 @@ impl Server<'_> {
         let handled = match &*slot {
             // A panic is our bug; the request that ran into it fails, the mount lives on.
             Some(fs) => {
-                let cx = Context::new(channel, unique, ticket);
+                let cx = Context::new(channel, unique, ticket).timed(begun.timing(&self.counts));
                 catch_unwind(AssertUnwindSafe(|| fs.serve(req, out, &cx))).unwrap_or_else(|_| {
                     tracing::error!(op = op::name(opcode), node = %req.node(), "panic in a FUSE operation");
                     Err(Errno::IO)
@@ -401,7 +414,14 @@ impl Server<'_> {
             None if matches!(opcode, op::FORGET | op::BATCH_FORGET) => Ok(Outcome::Silent),
             None => Err(Errno::NODEV),
         };
-        self.counts.end(begun, &handled);
+        self.counts.end(begun, &handled, req.head.pid);
+        if let Ok(Outcome::Reply) = handled {
+            match opcode {
+                op::READ => self.counts.moved(op::READ, out.body().len() as u64),
+                op::WRITE => self.counts.moved(op::WRITE, req.arg::<WriteIn>().map_or(0, |w| w.size.into())),
+                _ => {}
+            }
+        }
         match handled {
             Ok(Outcome::Reply) => Reply::Body,
             Ok(Outcome::Deferred) => Reply::Deferred,

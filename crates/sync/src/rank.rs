@@ -264,6 +264,8 @@ ranks! {
     ScrubState = 11, "scrub state" 0, One, (): "state of a scrub";
     /// Lines of counters.
     CounterLines = 11, "counters" 0, One, (): "counters";
+    /// Samples that are fetched in parts.
+    Samples = 11, "samples" 0, One, (): "kept samples";
     /// Answers for a ring: any thread may give one.
     Mailbox = 11, "mailbox" 0, One, (): "mailbox of a ring";
 }

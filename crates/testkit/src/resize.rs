@@ -108,8 +108,11 @@ fn look(images: Vec<MemDevice>, sizes: &Sizes, promised: Promised) -> Result<boo
     let devices: Vec<Arc<dyn Device>> = images.into_iter().map(|i| Arc::new(i) as Arc<dyn Device>).collect();
     let text = |e: braidfs::Error| e.to_string();
     // A checkpoint that was cut off may leave torn copies of tables, which the mount writes anew; a growth writes no tables.
-    if sizes.new > sizes.old {
-        fsck(&devices)?;
+    let torn = |found: &String| found.lines().skip(1).all(|line| line.contains("checksum does not match"));
+    if let Err(found) = fsck(&devices)
+        && (sizes.new > sizes.old || !torn(&found))
+    {
+        return Err(found);
     }
     let v = Volume::mount(devices.clone(), options()).map_err(text)?;
     holds(&v, "before", 1)?;

@@ -39,6 +39,11 @@ impl Log {
         image
     }
 
+    /// A crash after `upto` events that loses all it can.
+    pub fn without_unflushed(&self, upto: usize) -> CrashState {
+        CrashState { upto, keep: self.unflushed(upto).map(|_| Keep::None).collect() }
+    }
+
     /// The lengths of the log from `from` on at which a crash makes a difference: before and after each flush, at each
     /// of `marks` (something was promised there), and the end. A crash between two of them is the later one with some
     /// writes lost.

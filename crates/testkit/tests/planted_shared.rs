@@ -7,7 +7,6 @@ use braidfs_testkit::env_number;
 
 // one test: a planted bug is one of the whole process
 #[test]
-#[ignore = "a hunt of a minute, for `make planted`; of one bug no seed is known since commits are joined"]
 fn a_crash_shows_what_was_overwritten_too_early() {
     let most = env_number("BRAIDFS_SHARED_RUNS", 1000);
     for bug in [Bug::PlaceForgotten, Bug::InFlightForgotten, Bug::MoveForgotten] {

@@ -34,6 +34,8 @@ pub struct Prepared {
     pub log: Log,
     /// Nodes found again, per domain.
     pub recovered: HashMap<u16, HashSet<NodeId>>,
+    /// Groups all of whose blocks were taken for valid: the check counts them.
+    pub doubted: HashSet<u32>,
     /// Traces of the crash that might be damage.
     pub notes: Vec<String>,
 }
@@ -73,7 +75,9 @@ fn tables_first(devices: &[Arc<dyn Device>], p: &mut Prepared) -> Result<()> {
         tables::recover_entries(&store, &mut log, domain, false);
         let journal = domain.journal();
         for group in domain.groups.values_mut() {
-            doubt_space(&store, &mut log, journal, group);
+            if doubt_space(&store, &mut log, journal, group) {
+                p.doubted.insert(group.number);
+            }
         }
         let upto = domain.header.map_or(0, |h| h.checkpoint.get());
         for group in domain.groups.values() {
@@ -90,8 +94,9 @@ fn tables_first(devices: &[Arc<dyn Device>], p: &mut Prepared) -> Result<()> {
     Ok(store.flush()?)
 }
 
-/// Where a segment table or owner table of `group` is lost or may be old, all its blocks are taken for valid.
-fn doubt_space(store: &Store, log: &mut Log, journal: Option<(u64, u64)>, group: &mut Group) {
+/// Where a segment table or owner table of `group` is lost or may be old, all its blocks are taken for valid;
+/// whether it is so.
+fn doubt_space(store: &Store, log: &mut Log, journal: Option<(u64, u64)>, group: &mut Group) -> bool {
     let g = store.geometry();
     let mut doubt = group.segments.is_none() || group.segments_doubtful;
     for half in 0..2 * g.segments {
@@ -108,7 +113,7 @@ fn doubt_space(store: &Store, log: &mut Log, journal: Option<(u64, u64)>, group:
         }
     }
     if !doubt {
-        return;
+        return false;
     }
     let mut segments = group.segments.take().unwrap_or_default();
     segments.resize(g.segments as usize, SegmentEntry { temperature: Temperature::Warm, ..SegmentEntry::default() });
@@ -125,6 +130,7 @@ fn doubt_space(store: &Store, log: &mut Log, journal: Option<(u64, u64)>, group:
     }
     group.segments = Some(segments);
     group.segments_dirty = true;
+    true
 }
 
 /// Replays the committed transactions of each domain by itself, into its tables only: what was synced since the last of
@@ -301,5 +307,6 @@ fn note_chunks(devices: &[Arc<dyn Device>], p: &mut Prepared) -> Result<()> {
 pub fn hand_over(p: &mut Prepared, m: &mut Model) {
     for d in &mut m.domains {
         d.recovered.extend(p.recovered.remove(&d.number).unwrap_or_default());
+        d.doubted.clone_from(&p.doubted);
     }
 }

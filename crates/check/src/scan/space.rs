@@ -243,7 +243,7 @@ pub fn check(store: &Store, log: &mut Log, domain: &mut Domain, inodes: &Inodes)
         let e = expected(store, domain, group, &used.group(store, group.number));
         if let Some(segments) = &group.segments {
             for (i, s) in segments.iter().enumerate() {
-                check_segment(log, group, &e, i as u32, s);
+                check_segment(log, group, &e, (i as u32, s), domain.doubted.contains(&group.number));
             }
         }
         let mut mend = Vec::new();
@@ -259,14 +259,15 @@ pub fn check(store: &Store, log: &mut Log, domain: &mut Domain, inodes: &Inodes)
     }
 }
 
-fn check_segment(log: &mut Log, group: &Group, e: &Expected, segment: u32, s: &SegmentEntry) {
+/// `doubted`: blocks that are not used are valid since we took them for valid.
+fn check_segment(log: &mut Log, group: &Group, e: &Expected, (segment, s): (u32, &SegmentEntry), doubted: bool) {
     let at = format!("segment {segment} of group {}", group.number);
     let (mut leaked, mut missing) = (0, 0);
     for (is, should) in s.valid.iter().zip(&e.valid[segment as usize]) {
         leaked += (is & !should).count_ones();
         missing += (should & !is).count_ones();
     }
-    if leaked > 0 {
+    if leaked > 0 && !doubted {
         log.add(codes::LEAKED, None, format!("{at}: {leaked} blocks are marked valid and not used"));
     }
     if missing > 0 {

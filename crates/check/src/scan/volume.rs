@@ -233,6 +233,7 @@ fn read_domains(m: &mut Model) {
             reset_journal: false,
             groups: BTreeMap::new(),
             recovered: Default::default(),
+            doubted: Default::default(),
         });
     }
 }

@@ -90,7 +90,8 @@ fn see_also(sub: &str, called: &str) -> String {
         "image" => &["braidfs-dump(8)", "fsck.braidfs(8)"],
         "dump" => &["braidfs-image(8)", "braidfs-info(8)", "fsck.braidfs(8)"],
         "scrub" => &["fsck.braidfs(8)", "systemd.timer(5)"],
-        "stats" => &["mount.braidfs(8)", "braidfs-bench(8)"],
+        "stats" => &["braidfs-top(8)", "mount.braidfs(8)", "braidfs-bench(8)"],
+        "top" => &["braidfs-stats(8)", "mount.braidfs(8)"],
         "bench" => &["braidfs-stats(8)"],
         _ => &["braidfs-ls(8)", "braidfs-cat(8)", "braidfs-cp(8)", "braidfs-rm(8)", "braidfs-mkdir(8)"],
     };

@@ -23,4 +23,5 @@ pub mod rm;
 pub mod scrub;
 pub mod stats;
 pub mod tenant;
+pub mod top;
 pub mod umount;

@@ -6,10 +6,10 @@
 use crate::cmd::mount_options::{self, FuseBlk, MountSpec};
 use crate::cmd::remount;
 use crate::failure::{Failure, Outcome, host_error, mount_code};
-use crate::{mounted, mountinfo, open};
+use crate::{mounted, mountinfo, notify, open};
 use braidfs::{MountOptions, Volume};
-use braidfs_device::{Device, FileDevice, LoopDevice, OpenError, open_volume_files};
-use braidfs_fuse::{DaemonError, MountConfig, daemonize, serve, take_over};
+use braidfs_device::{Device, FileDevice, LoopDevice, OpenError, is_unclaimed, open_claimed_files, open_volume_files};
+use braidfs_fuse::{DaemonError, MountConfig, daemonize, is_dead, serve, supervise, take_over};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +22,8 @@ const PLAIN_FUSE_COMMIT: Duration = Duration::from_secs(1);
 #[command(after_help = "Options of -o, as in mount(8):\n  \
     ro rw remount relatime noatime strictatime nodiratime lazytime sync dirsync suid nosuid dev nodev exec noexec\n  \
     nosymfollow allow_other commit=SECONDS data=MODE overwrite=HOW cache=SIZE threads=N fuseblk=WHEN latency=WHAT\n  \
-    transport=HOW discard nodiscard private user_xattr cache=back cache=through\n\
+     transport=HOW metrics=WHERE discard nodiscard private user_xattr cache=back cache=through\n  \
+     supervise[=TIMES/SECONDS]\n\
     mount.braidfs(8) has the table of all, and what a remount does with each.\n\n\
     discard: free space of 2 MiB and more is discarded (TRIM, hole punch) as it becomes free; without it, fstrim does\n\
     that when it is called.\n\n\
@@ -38,6 +39,9 @@ const PLAIN_FUSE_COMMIT: Duration = Duration::from_secs(1);
     takes that (Linux 6.14; `echo Y > /sys/module/fuse/parameters/enable_uring` turns it on, a line\n\
     `options fuse enable_uring=Y` in /etc/modprobe.d for good), else through /dev/fuse; ring: that or\n\
     nothing; dev: /dev/fuse. The log says which and why.\n\n\
+    supervise: a parent waits for the process that serves, and where that dies (a crash, kill -9) mounts anew at the same\n\
+    place, unless it has died more than TIMES times within SECONDS (5/600). umount ends both, SIGTERM to either, too.\n\
+    Files that are open then stay dead (ENOTCONN): docs/mounted.md. The log tells of it, so use --log-file.\n\n\
     Examples:\n  braidfs mount disk.img /mnt\n  braidfs mount -o ro,noatime /dev/sdb /dev/sdc /mnt\n  \
     braidfs mount -f --log debug disk.img /mnt      in the foreground\n  \
     braidfs mount -o remount,ro /mnt                read-only from now on\n\n\
@@ -142,14 +146,11 @@ fn mount(devices: &[PathBuf], mountpoint: &Path, spec: &MountSpec, foreground: b
     let failed = |f: Failure| f.with_code(mount_code::FAILED);
     // The server works in `/`: its paths must not depend on where we were started.
     let mountpoint = mountinfo::absolute(mountpoint);
-    let mut job = Job { devices: real_paths(devices).map_err(failed)?, mountpoint, spec, taken_over: false };
-    let taken_over = take_over(&job.mountpoint);
+    let job = Job { devices: real_paths(devices).map_err(failed)?, mountpoint, spec };
     let place = job.mountpoint.display();
-    job.taken_over = taken_over.map_err(|e| {
-        let why = format!("a dead file system is mounted there and cannot be unmounted: {}", host_error(&e));
-        failed(Failure::at("cannot mount on", &place, why))
-    })?;
     match std::fs::metadata(&job.mountpoint) {
+        // Its place is taken when the volume is open.
+        _ if is_dead(&job.mountpoint) => {}
         Ok(meta) if meta.is_dir() => {}
         Ok(_) => {
             return Err(failed(Failure::at("cannot mount on", place, "not a directory: give an existing directory")));
@@ -157,10 +158,10 @@ fn mount(devices: &[PathBuf], mountpoint: &Path, spec: &MountSpec, foreground: b
         Err(e) => return Err(failed(Failure::at("cannot mount on", place, host_error(&e)))),
     }
     if foreground {
-        job.serve(|| {}).map_err(failed)?;
+        job.run(false, notify::ready).map_err(failed)?;
         return Ok(0);
     }
-    match daemonize(|ready| job.serve(|| ready.ready())) {
+    match daemonize(|ready| job.run(true, || ready.ready())) {
         Ok(()) => Ok(0),
         Err(e @ DaemonError::Fork(_)) => Err(Failure::new(e.to_string()).with_code(mount_code::SYSTEM)),
         Err(e) => Err(failed(Failure::new(e.to_string()))),
@@ -179,8 +180,6 @@ struct Job<'a> {
     devices: Vec<PathBuf>,
     mountpoint: PathBuf,
     spec: &'a MountSpec,
-    /// A daemon that died was found at the mount point.
-    taken_over: bool,
 }
 
 /// The block device that a fuseblk mount claims.
@@ -192,12 +191,24 @@ enum Claim {
 }
 
 impl Job<'_> {
-    /// Opens the devices. The kernel lets go of the locks of a daemon that was killed a moment after the mount looks dead.
-    fn open_files(&self) -> Result<Vec<FileDevice>, OpenError> {
-        let mut tries = if self.taken_over { 40 } else { 1 };
+    /// Serves until it is unmounted, with a parent that looks after the process where that is wanted.
+    fn run(&self, in_background: bool, ready: impl FnOnce()) -> Result<(), Failure> {
+        let Some(limit) = self.spec.supervise else { return self.serve(ready) };
+        let serve = |ready: &mut braidfs_fuse::Ready| self.serve(|| ready.ready());
+        supervise(&self.mountpoint, limit, in_background, ready, serve).map_err(|e| Failure::new(e.to_string()))
+    }
+
+    /// Opens the devices. With `dead` a daemon that died was found at the mount point: the kernel lets go of its locks a moment
+    /// after the mount looks dead, later where it was killed with much to write; the claim on a block device stays with
+    /// the mount.
+    fn open_files(&self, dead: bool) -> Result<Vec<FileDevice>, OpenError> {
+        let mut tries = if dead { 200 } else { 1 };
         loop {
             tries -= 1;
             match open_volume_files(&self.devices, !self.spec.read_only) {
+                Err(OpenError::Busy { path }) if dead && self.devices.first() == Some(&path) => {
+                    return open_claimed_files(&self.devices);
+                }
                 Err(OpenError::InUse { .. }) if tries > 0 => std::thread::sleep(Duration::from_millis(50)),
                 result => return result,
             }
@@ -206,15 +217,16 @@ impl Job<'_> {
 
     fn serve(&self, ready: impl FnOnce()) -> Result<(), Failure> {
         let spec = self.spec;
+        let dead = is_dead(&self.mountpoint);
         let files: Vec<Arc<FileDevice>> = self
-            .open_files()
+            .open_files(dead)
             .map_err(|e| mounted::explain(&e, &self.devices, Some(&self.mountpoint)))?
             .into_iter()
             .map(Arc::new)
             .collect();
         let first =
             files.first().ok_or_else(|| Failure::new("mount: no device given: name all devices of the volume"))?;
-        let claim = self.claim(first)?;
+        let mut claim = self.claim(first, dead)?;
         let default_commit = if claim.is_some() { MountOptions::default().commit_interval } else { PLAIN_FUSE_COMMIT };
         let options = MountOptions {
             read_only: spec.read_only,
@@ -232,6 +244,16 @@ impl Job<'_> {
         let commit = options.commit_interval;
         let devices = files.iter().map(|f| Arc::clone(f) as Arc<dyn Device>).collect();
         let volume = Volume::mount(devices, options).map_err(|e| open::explain("cannot mount", &self.devices, &e))?;
+        if dead {
+            // Not before: until the new mount is there, programs see the directory below.
+            self.detach_dead()?;
+            if let Some(Claim::Own) = claim
+                && !is_unclaimed(&self.devices[0]).map_err(|e| Failure::new(e.to_string()))?
+            {
+                tracing::info!("the dead mount is in use and keeps the block device: mounting by a loop device of it");
+                claim = Some(Claim::Loop(self.attach_loop()?));
+            }
+        }
         let mut cfg = MountConfig::new(open::show(&self.devices), &self.mountpoint);
         spec.configure(&mut cfg);
         cfg.fuseblk = claim.as_ref().map(|claim| match claim {
@@ -255,23 +277,38 @@ impl Job<'_> {
         serve(Arc::new(volume), &cfg, ready).map_err(|e| Failure::new(e.to_string()))
     }
 
-    /// Decides between fuseblk and plain FUSE, and gets the block device for the former.
-    fn claim(&self, first: &FileDevice) -> Result<Option<Claim>, Failure> {
+    /// Unmounts what a dead daemon left.
+    fn detach_dead(&self) -> Result<(), Failure> {
+        take_over(&self.mountpoint).map(|_| ()).map_err(|e| {
+            let why = format!("a dead file system is mounted there and cannot be unmounted: {}", host_error(&e));
+            Failure::at("cannot mount on", self.mountpoint.display(), why)
+        })
+    }
+
+    /// A loop device of the first device. Writable also for a read-only mount, where it can be: nobody writes through it,
+    /// but a mount on a read-only device could not become writable.
+    fn attach_loop(&self) -> Result<LoopDevice, Failure> {
+        LoopDevice::attach(&self.devices[0], false)
+            .or_else(|e| if self.spec.read_only { LoopDevice::attach(&self.devices[0], true) } else { Err(e) })
+            .map_err(|e| Failure::new(format!("no loop device: {}", host_error(&e))))
+    }
+
+    /// Decides between fuseblk and plain FUSE, and gets the block device for the former; with `dead` a block device that a
+    /// dead mount may have yet.
+    fn claim(&self, first: &FileDevice, dead: bool) -> Result<Option<Claim>, Failure> {
         let missing = match self.spec.fuseblk {
             FuseBlk::Never => return Ok(None),
             _ if !rustix::process::geteuid().is_root() => "only root can: leave fuseblk out".to_string(),
             _ if !knows_fuseblk() => "the kernel has no fuseblk: leave it out, or load the module `fuse`".to_string(),
             _ if first.is_block_device() => {
-                mounted::not_by_the_kernel(&self.devices[0], self.spec.read_only)?;
+                if !dead {
+                    mounted::not_by_the_kernel(&self.devices[0], self.spec.read_only)?;
+                }
                 return Ok(Some(Claim::Own));
             }
-            // Writable also for a read-only mount, where it can be: nobody writes through it, but a mount on a read-only
-            // device could not become writable.
-            _ => match LoopDevice::attach(&self.devices[0], false)
-                .or_else(|e| if self.spec.read_only { LoopDevice::attach(&self.devices[0], true) } else { Err(e) })
-            {
+            _ => match self.attach_loop() {
                 Ok(device) => return Ok(Some(Claim::Loop(device))),
-                Err(e) => format!("no loop device for the image: {}", host_error(&e)),
+                Err(e) => e.message,
             },
         };
         if self.spec.fuseblk == FuseBlk::Always {

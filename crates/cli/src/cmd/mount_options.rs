@@ -4,7 +4,8 @@
 
 use crate::text::parse_size;
 use braidfs::{AtimeMode, DataMode, Overwrite, Remount};
-use braidfs_fuse::{Cache, Latency, MountConfig, Profile, Transport};
+use braidfs_fuse::watch::MetricsAt;
+use braidfs_fuse::{Cache, Latency, Limit, MountConfig, Profile, Transport};
 use std::time::Duration;
 
 /// When to mount through a block device (`fuseblk`), which makes `umount` wait and `sync` work as in a kernel file
@@ -65,6 +66,8 @@ pub struct MountSpec {
     pub latency: Latency,
     /// `transport=`.
     pub transport: Transport,
+    /// `metrics=`.
+    pub metrics: Option<MetricsAt>,
     /// `discard` or `nodiscard`.
     pub discard: bool,
     /// `fileflags` or `opens`.
@@ -75,6 +78,8 @@ pub struct MountSpec {
     pub user_xattr: bool,
     /// `cache=back` or `cache=through`.
     pub write_cache: Cache,
+    /// `supervise`: how often the process is replaced.
+    pub supervise: Option<Limit>,
     /// The first option that a private mount cannot have.
     shared: Option<String>,
     /// The first option that only the kernel's FUSE gives, and only a remount is told of.
@@ -141,6 +146,7 @@ impl MountSpec {
                         parse_cache(size).map_err(|why| format!("cache= is back, through, or a size: {why}"))?;
                 }
             },
+            "supervise" if value.is_some() => self.supervise = Some(parse_limit(need()?)?),
             "X-mount.idmap" => {
                 self.shared.get_or_insert_with(|| name.into());
             }
@@ -148,6 +154,7 @@ impl MountSpec {
             "fuseblk" => {
                 self.fuseblk = clap::ValueEnum::from_str(need()?, true).map_err(|_| "use auto, always or never")?;
             }
+            "metrics" => self.metrics = Some(need()?.parse()?),
             "transport" => self.transport = need()?.parse()?,
             "latency" => {
                 self.latency = match need()? {
@@ -207,6 +214,8 @@ impl MountSpec {
             "noexec" => self.noexec = true,
             "symfollow" => self.nosymfollow = false,
             "nosymfollow" => self.nosymfollow = true,
+            "supervise" => self.supervise = Some(Limit::default()),
+            "nosupervise" => self.supervise = None,
             "private" => self.private = true,
             "noprivate" => self.private = false,
             "user_xattr" => self.user_xattr = true,
@@ -248,6 +257,7 @@ impl MountSpec {
         }
         cfg.latency = self.latency;
         cfg.transport = self.transport;
+        cfg.metrics.clone_from(&self.metrics);
     }
 
     /// What of it a remount changes in the volume, but for whether it is read-only.
@@ -291,6 +301,15 @@ pub fn parse_data(text: &str) -> Result<DataMode, String> {
         "writeback" => Ok(DataMode::Writeback),
         _ => Err("use ordered, journal or writeback".into()),
     }
+}
+
+/// `TIMES/SECONDS`, both at least 1.
+fn parse_limit(text: &str) -> Result<Limit, String> {
+    let limit = text.split_once('/').and_then(|(times, seconds)| {
+        let (times, within) = (times.parse().ok()?, Duration::from_secs(seconds.parse::<u32>().ok()?.into()));
+        (times > 0 && within > Duration::ZERO).then_some(Limit { times, within })
+    });
+    limit.ok_or_else(|| "write it as supervise=TIMES/SECONDS: so many restarts within so long".into())
 }
 
 /// Bytes; 0: by the machine.
@@ -387,6 +406,15 @@ mod tests {
     }
 
     #[test]
+    fn how_often_a_process_is_replaced() {
+        assert_eq!(spec("").unwrap().supervise, None);
+        assert_eq!(spec("supervise").unwrap().supervise, Some(Limit { times: 5, within: Duration::from_secs(600) }));
+        let s = spec("supervise=20/60").unwrap();
+        assert_eq!(s.supervise, Some(Limit { times: 20, within: Duration::from_secs(60) }));
+        assert_eq!(spec("supervise,nosupervise").unwrap(), MountSpec::default());
+    }
+
+    #[test]
     fn the_two_caches_are_told_apart() {
         let s = spec("cache=64M,cache=through").unwrap();
         assert_eq!((s.cache_bytes, s.write_cache), (64 << 20, Cache::Through));
@@ -421,6 +449,10 @@ mod tests {
             "fuseblk=maybe",
             "latency=high",
             "transport=uring",
+            "supervise=5",
+            "supervise=0/600",
+            "supervise=5/0",
+            "metrics=unix:here",
         ] {
             let why = spec(list).unwrap_err();
             assert!(why.starts_with("option `") && why.contains(": "), "{list}: {why}");

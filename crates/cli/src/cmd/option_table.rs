@@ -176,6 +176,20 @@ pub const TABLE: &[Row] = &[
         "How requests come from the kernel: through io_uring or /dev/fuse, see braidfs-mount(8).",
     ),
     row(
+        &["supervise", "supervise=5/600", "nosupervise"],
+        How::Taken,
+        Again::Ignored,
+        "A parent waits for the process that serves the mount and, where it dies, mounts anew at the same place: at most so \
+         often within so many seconds (5 and 600 without a value). Files that are open then stay dead.",
+    ),
+    row(
+        &["metrics=9100", "metrics=0.0.0.0:9100", "metrics=unix:/run/braidfs.sock"],
+        How::Taken,
+        Again::Ignored,
+        "Where metrics can be fetched as OpenMetrics text (GET /metrics), by anybody who reaches it: a port of this machine \
+         alone, an address and a port, or a socket in the file system.",
+    ),
+    row(
         &["user", "users", "owner", "group"],
         How::Taken,
         Again::Changes,

@@ -3,7 +3,8 @@
 use crate::cmd::umount::is_braidfs;
 use crate::failure::{Failure, Outcome, host_error};
 use crate::{mountinfo, text};
-use braidfs_fuse::control::{OpStats, Stats, stats};
+use braidfs_fuse::control::{OpStats, SampleError, Stats, sample, stats};
+use braidfs_fuse::watch::sample::{Cache, Domain, Process, Sample, Tenant};
 use rustix::io::Errno;
 use serde::Serialize;
 use std::collections::HashMap;
@@ -47,6 +48,24 @@ struct Report {
     private: bool,
     requests: u64,
     operations: Vec<Operation>,
+    /// What an older server does not tell.
+    #[serde(flatten)]
+    more: Option<More>,
+}
+
+/// Numbers rise from the mount on, also where `seconds` says how long was counted; but for latencies.
+#[derive(Debug, Serialize)]
+struct More {
+    layout: u32,
+    version: String,
+    uptime_ns: u64,
+    uuid: String,
+    label: String,
+    domains: Vec<Domain>,
+    cache: Cache,
+    /// Threads that asked while somebody watched.
+    processes: Vec<Process>,
+    tenants: Vec<Tenant>,
 }
 
 #[derive(Debug, Serialize)]
@@ -59,6 +78,21 @@ struct Operation {
     /// Those that were timed, and how long their handlers took together.
     timed: u64,
     timed_ns: u64,
+    /// Those answered with an error, and bytes of data; of a server that tells them, as the latencies: until the answer,
+    /// as the ends of buckets that are up to an eighth too long.
+    errors: u64,
+    bytes: u64,
+    latency: Option<Quantiles>,
+}
+
+/// Nanoseconds.
+#[derive(Debug, Serialize)]
+struct Quantiles {
+    count: u64,
+    p50_ns: u64,
+    p90_ns: u64,
+    p99_ns: u64,
+    p999_ns: u64,
 }
 
 impl Operation {
@@ -73,15 +107,21 @@ pub fn run(args: &Args) -> Outcome {
     if !mountinfo::at(&place).is_some_and(|m| is_braidfs(&m)) {
         return Err(Failure::at("cannot show", place.display(), "no braidfs is mounted there: give a mount point"));
     }
-    let before = match args.interval {
+    let (before, sample_before) = match args.interval {
         Some(seconds) => {
+            // who asks meanwhile is told, too
+            let sampled = ask_sample(&place, u32::try_from(seconds).unwrap_or(u32::MAX).saturating_add(5))?;
             let before = ask(&place)?;
             std::thread::sleep(Duration::from_secs(seconds));
-            before.ops
+            (before.ops, sampled)
         }
-        None => Vec::new(),
+        None => (Vec::new(), None),
     };
-    let report = report(place.clone(), args.interval, &before, &ask(&place)?);
+    let now = ask(&place)?;
+    let mut report = report(place.clone(), args.interval, &before, &now);
+    if let Some(now) = ask_sample(&place, 0)? {
+        report.add(sample_before.unwrap_or_default(), now);
+    }
     if args.json {
         let json = serde_json::to_string_pretty(&report).map_err(|e| Failure::new(format!("stats: {e}")))?;
         crate::say(format_args!("{json}"))?;
@@ -89,6 +129,37 @@ pub fn run(args: &Args) -> Outcome {
         crate::say(format_args!("{}", lines(&report).trim_end()))?;
     }
     Ok(0)
+}
+
+/// `None`: the server is too old to tell.
+fn ask_sample(place: &Path, watch_seconds: u32) -> Result<Option<Sample>, Failure> {
+    match sample(place, watch_seconds) {
+        Ok(sample) => Ok(Some(sample)),
+        Err(SampleError::OldServer) => Ok(None),
+        Err(e) => Err(Failure::at("cannot show", place.display(), e)),
+    }
+}
+
+impl Report {
+    fn add(&mut self, before: Sample, now: Sample) {
+        let before: HashMap<u32, _> = before.operations.into_iter().map(|o| (o.opcode, o)).collect();
+        let now_by_code: HashMap<u32, _> = now.operations.iter().map(|o| (o.opcode, o)).collect();
+        for o in &mut self.operations {
+            let Some(now) = now_by_code.get(&o.opcode) else { continue };
+            let was = before.get(&o.opcode).cloned().unwrap_or_default();
+            (o.errors, o.bytes) = (now.errors.saturating_sub(was.errors), now.bytes.saturating_sub(was.bytes));
+            let times = now.latency.since(&was.latency);
+            o.latency = times.quantile(0.5).map(|p50_ns| Quantiles {
+                count: times.count(),
+                p50_ns,
+                p90_ns: times.quantile(0.9).unwrap_or(p50_ns),
+                p99_ns: times.quantile(0.99).unwrap_or(p50_ns),
+                p999_ns: times.quantile(0.999).unwrap_or(p50_ns),
+            });
+        }
+        let Sample { layout, version, uptime_ns, uuid, label, domains, cache, processes, tenants, .. } = now;
+        self.more = Some(More { layout, version, uptime_ns, uuid, label, domains, cache, processes, tenants });
+    }
 }
 
 fn ask(place: &Path) -> Result<Stats, Failure> {
@@ -120,6 +191,9 @@ fn report(mountpoint: PathBuf, seconds: Option<u64>, before: &[OpStats], now: &S
             deferred: less(now.deferred, then.map(|t| t.deferred)),
             timed: less(now.timed, then.map(|t| t.timed)),
             timed_ns: less(now.nanos, then.map(|t| t.nanos)),
+            errors: 0,
+            bytes: 0,
+            latency: None,
         }
     };
     let operations: Vec<Operation> = now.ops.iter().map(since).filter(|o| o.requests > 0).collect();
@@ -132,6 +206,7 @@ fn report(mountpoint: PathBuf, seconds: Option<u64>, before: &[OpStats], now: &S
         private: now.private,
         requests: operations.iter().map(|o| o.requests).sum(),
         operations,
+        more: None,
     }
 }
 

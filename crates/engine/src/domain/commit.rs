@@ -29,16 +29,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Dropped only where the thread that leads a commit panics: its transaction runs no more and never becomes durable, so the
-/// domain fails.
-struct FailOnPanic<'a>(&'a Domain);
-
-impl Drop for FailOnPanic<'_> {
-    fn drop(&mut self) {
-        self.0.fail(&Error::Io(std::io::Error::other("a thread panicked in a commit")));
-    }
-}
-
 impl Domain {
     /// Makes everything durable that changed before the call, but for data that `data=writeback` leaves alone
     /// ([`Self::flush_all`]).
@@ -75,12 +65,13 @@ impl Domain {
                     }
                 }
                 Turn::Lead(lead) => {
-                    // gone before `lead`: who leads next must see that this one failed
-                    let panics = FailOnPanic(self);
+                    // Its transaction runs no more and would never become durable. Gone before `lead`: who leads next must
+                    // see that this one failed.
+                    let panics = self.fail_on_panic("a commit");
                     let one = self.commit_lock.lock();
                     let done = self.commit_running(&lead).inspect_err(|e| self.fail(e));
                     drop(one);
-                    std::mem::forget(panics);
+                    panics.disarm();
                     match done? {
                         Some(committed) => lead.finish(committed.0),
                         None => {

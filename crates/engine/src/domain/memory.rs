@@ -1,7 +1,7 @@
 //! Memory that the caches of all domains take, counted so that threads share no line.
 
 use braidfs_sync::slots::{Line, PerSlot};
-use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 
 /// Pages that a thread adds, where there is memory enough, until it looks at the sum.
 const LOOK_PAGES: i64 = 256;
@@ -16,6 +16,9 @@ struct Part {
     index_bytes: AtomicI64,
     /// Pages added since a thread of the slot looked at the sums.
     since: AtomicI64,
+    /// Reads that memory answered alone, and those that waited for the device.
+    hits: AtomicU64,
+    misses: AtomicU64,
 }
 
 /// Pages, names of directories, and indexes of extents and pages in memory. Sums are exact while nobody adds.
@@ -70,6 +73,21 @@ impl MemoryUse {
         since.store(0, Relaxed);
         self.lately.store(self.dirty() as i64, Relaxed);
         true
+    }
+    /// Memory answered a read alone. Without a locked instruction: of threads that share a slot, where they are more than
+    /// slots, one may be lost.
+    pub fn hit(&self) {
+        let hits = &self.parts.mine().hits;
+        hits.store(hits.load(Relaxed).wrapping_add(1), Relaxed);
+    }
+    /// A read waited for the device.
+    pub fn miss(&self) {
+        self.parts.mine().misses.fetch_add(1, Relaxed);
+    }
+    /// [`Self::hit`] and [`Self::miss`] so far.
+    pub fn hits_and_misses(&self) -> (u64, u64) {
+        let sum = |of: fn(&Part) -> &AtomicU64| self.parts.iter().map(|p| of(p).load(Relaxed)).sum();
+        (sum(|p| &p.hits), sum(|p| &p.misses))
     }
     /// Pages in memory.
     pub fn pages(&self) -> u64 {

@@ -129,7 +129,7 @@ impl Domain {
             // A commit that has taken the file carries the same blocks: nothing to wait for. One that has not counts on the
             // pages, and would not wait for them.
             InPlace::Yes(all) if !times && older.is_none() => {
-                return self.fail_on_error(self.make_batch(e, cell, &mut st, How::InPlace(all, false), data_only));
+                return self.made(e, cell, &mut st, How::InPlace(all, false), data_only);
             }
             InPlace::Yes(all) => How::InPlace(all, true),
             InPlace::NotYet => {
@@ -144,14 +144,13 @@ impl Domain {
         if commits {
             return Ok(Prepared::Commit);
         }
-        self.fail_on_error(self.make_batch(e, cell, &mut st, how, data_only))
+        self.made(e, cell, &mut st, how, data_only)
     }
 
-    fn fail_on_error(&self, r: Result<Prepared>) -> Result<Prepared> {
-        if let Err(err) = &r {
-            self.fail(err);
-        }
-        r
+    /// [`Self::make_batch`]. Pages that are in a batch are not marked any more: the domain fails where it is not finished.
+    fn made(&self, e: &Enter<'_>, cell: &Arc<Cell>, st: &mut State, how: How, data_only: bool) -> Result<Prepared> {
+        let make = || self.make_batch(e, cell, st, how, data_only);
+        self.failing_on_panic("an fsync", make).inspect_err(|err| self.fail(err))
     }
 
     fn make_batch(
@@ -263,12 +262,12 @@ impl Domain {
     /// # Errors
     /// Of the device; the domain fails then.
     pub fn write_batches(&self, mut batches: SmallVec<[Batch; 1]>) -> Result<SmallVec<[bool; 1]>> {
-        let mut write = || {
+        let write = || {
             let (writes, fit) = self.begin_batches(&mut batches)?;
             self.submit_through(writes)?;
             Ok(fit)
         };
-        let fit = write().inspect_err(|e| self.fail(e))?;
+        let fit = self.failing_on_panic("an fsync", write).inspect_err(|e| self.fail(e))?;
         self.end_batches(batches, &fit);
         Ok(fit)
     }

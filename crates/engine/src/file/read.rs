@@ -73,6 +73,7 @@ impl MountedVolume {
         buf: &mut [u8],
         f: impl Fn(&State) -> R,
     ) -> Result<(usize, R)> {
+        let memory = &self.shared.memory;
         loop {
             let (first, end) = {
                 let st = c.state.read();
@@ -80,6 +81,7 @@ impl MountedVolume {
                 let Body::File(file) = &st.body else { return Ok((n, f(&st))) };
                 if let Some(b) = &file.inline {
                     copy_inline(b, offset, &mut buf[..n]);
+                    memory.hit();
                     return Ok((n, f(&st)));
                 }
                 if n == 0 {
@@ -88,8 +90,12 @@ impl MountedVolume {
                 let (first, last) = (offset / PAGE, (offset + n as u64 - 1) / PAGE);
                 let missing = match file.pages.view(first, last) {
                     Some(pages) => match copy_pages(&file.map, &pages, offset, 0, &mut buf[..n]) {
-                        None => return Ok((n, f(&st))),
+                        None => {
+                            memory.hit();
+                            return Ok((n, f(&st)));
+                        }
                         Some(lblk) if self.read_around_pages(c, (&st, &pages), offset, (n, buf), lblk)? => {
+                            memory.miss();
                             return Ok((n, f(&st)));
                         }
                         Some(lblk) => lblk,
@@ -113,6 +119,7 @@ impl MountedVolume {
                 _ => None,
             };
             if missing.is_none() {
+                memory.miss();
                 return Ok((n, f(&st)));
             }
         }

@@ -6,6 +6,7 @@
 use crate::braid::durability::Reach;
 use crate::cell::Cell;
 use crate::domain::Domain;
+use crate::domain::FailOnPanic;
 use crate::domain::commit::{Enters, enter_all, try_enter_all};
 use crate::domain::sync::{Ancestor, Batch, Prepared};
 use crate::error::{Error, Result};
@@ -154,6 +155,7 @@ impl MountedVolume {
             };
             return self.committers.side_by_side(parts.into_iter().map(write).collect());
         }
+        let panics: SmallVec<[_; 2]> = parts.iter().map(|(d, _)| self.dom(*d).fail_on_panic("an fsync")).collect();
         let mut writes = Vec::new();
         let mut results: Vec<Result<Fits>> = Vec::new();
         for (d, batches) in &mut parts {
@@ -163,6 +165,7 @@ impl MountedVolume {
             }));
         }
         let mut failed = self.dom(parts[0].0).submit_through(writes).err();
+        panics.into_iter().for_each(FailOnPanic::disarm);
         let why = failed.as_ref().map(ToString::to_string);
         for ((domain, batches), result) in parts.into_iter().zip(&mut results) {
             if let (Some(why), Ok(_)) = (&why, &*result) {

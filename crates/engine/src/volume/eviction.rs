@@ -5,6 +5,25 @@
 use super::MountedVolume;
 use crate::cell::Body;
 use crate::cell::cache::{CELL_BYTES, Memory};
+use crate::types::CacheUse;
+use crate::volume::Volume;
+
+impl Volume {
+    /// What the cache holds, and what it was good for.
+    pub fn cache_use(&self) -> CacheUse {
+        let i = self.mounted();
+        let memory = &i.shared.memory;
+        let (hits, misses) = memory.hits_and_misses();
+        CacheUse {
+            budget: i.cache_budget(),
+            data: memory.pages() * 4096,
+            dirty: memory.dirty() * 4096,
+            index: memory.index_bytes(),
+            hits,
+            misses,
+        }
+    }
+}
 
 impl MountedVolume {
     pub(crate) fn cache_budget(&self) -> u64 {

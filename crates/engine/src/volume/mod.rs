@@ -38,7 +38,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 pub use crate::fsync::ticket::Ticket;
-pub use crate::types::DomainInfo;
+pub use crate::types::{CacheUse, DomainInfo};
 pub(crate) use mounted::MountedVolume;
 pub use open_file::OpenFile;
 use open_file::VolumeRef;

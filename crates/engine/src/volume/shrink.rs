@@ -1,7 +1,6 @@
 //! A smaller size for a volume in use: the groups at its end are emptied and given up.
 //!
-//! No front end offers it yet: a writeback cache may hold what was accepted for room that goes, and not every state that a
-//! crash leaves has been found to be sound.
+//! No front end offers it yet: a writeback cache may hold what was accepted for room that goes.
 //!
 //! Nobody claims them from the beginning on, and no inode is given out in them. What is valid in them is written elsewhere,
 //! as the cleaner does it, by ordinary commits; each group that is empty goes back to nobody by itself. Last come the

@@ -5,7 +5,7 @@
 use super::trim::FITRIM;
 use super::volume::{FS_IOC_GETFSLABEL, FS_IOC_SETFSLABEL};
 use crate::abi;
-use crate::control::{REMOUNT, RESIZE, SCRUB_START, SCRUB_STATUS, SCRUB_TEXT, STATS, TENANT};
+use crate::control::{REMOUNT, RESIZE, SAMPLE, SCRUB_START, SCRUB_STATUS, SCRUB_TEXT, STATS, TENANT};
 use crate::fs::{BraidFs, Context, errno};
 use crate::node::WireId;
 use crate::request::{Answer, Handled, Outcome, Request};
@@ -62,6 +62,7 @@ impl BraidFs {
             FITRIM => return self.trim_ioctl(req, &arg, input, cx),
             STATS => return self.stats_ioctl(&arg, out),
             TENANT => return self.tenant_ioctl(req, (id, node), &arg, input, cx),
+            SAMPLE => return self.sample_ioctl(&arg, input, out),
             RESIZE => return self.resize_ioctl(req, &arg, input, cx),
             _ => return Err(Errno::NOTTY),
         }

@@ -2,6 +2,7 @@
 
 use super::mailbox::Ticket;
 use crate::channel::Channel;
+use crate::counters::Timing;
 use crate::fs::Context;
 use crate::request::Answer;
 use rustix::io::Errno;
@@ -15,6 +16,8 @@ pub(crate) struct Later {
     unique: u64,
     /// Of a request that came through a ring.
     ticket: Option<Ticket>,
+    /// Where its time is counted.
+    timing: Option<Timing>,
     /// Nothing left to do.
     done: bool,
 }
@@ -22,12 +25,28 @@ pub(crate) struct Later {
 impl Later {
     /// For the request `unique`, which came from the device or in the entry that `ticket` names.
     pub fn new(channel: &Arc<Channel>, unique: u64, ticket: Option<Ticket>) -> Self {
-        Self { channel: channel.clone(), unique, ticket, done: false }
+        Self { channel: channel.clone(), unique, ticket, timing: None, done: false }
+    }
+
+    /// Its time is counted there, when it is answered.
+    pub fn timed(self, timing: Option<Timing>) -> Self {
+        // A value that has a `drop` cannot be taken apart.
+        let mut timed = self;
+        timed.timing = timing;
+        timed
+    }
+
+    /// It is answered, or about to be.
+    fn answered(&mut self) {
+        self.done = true;
+        if let Some(timing) = self.timing.take() {
+            timing.answered();
+        }
     }
 
     /// Replies success without a body, or an error.
     pub fn done(mut self, result: Result<(), Errno>) {
-        self.done = true;
+        self.answered();
         match (&self.ticket, result) {
             (Some(ticket), result) => ticket.post(result.map(|()| Vec::new())),
             (None, Ok(())) => self.channel.reply_empty(self.unique),
@@ -42,7 +61,7 @@ impl Later {
 
     /// [`Self::answer`]; whether the kernel took it. (Through a ring it takes all but when the mount ends.)
     pub fn try_answer(mut self, answer: &mut Answer) -> bool {
-        self.done = true;
+        self.answered();
         match &self.ticket {
             Some(ticket) => ticket.post(Ok(answer.body().to_vec())),
             None => return self.channel.reply(self.unique, answer),
@@ -57,7 +76,7 @@ impl Later {
 
     /// For a handler that answers the request after all.
     pub fn context(&self) -> Context<'_> {
-        Context::new(&self.channel, self.unique, self.ticket.as_ref())
+        Context::new(&self.channel, self.unique, self.ticket.as_ref()).timed(self.timing.clone())
     }
 
     /// The channel, for notifications.
@@ -69,6 +88,7 @@ impl Later {
 impl Drop for Later {
     fn drop(&mut self) {
         if !self.done {
+            self.answered();
             match &self.ticket {
                 Some(ticket) => ticket.post(Err(Errno::IO)),
                 None => self.channel.reply_error(self.unique, Errno::IO),

@@ -83,6 +83,13 @@ fn in_order(w: &Threads, begun: &[Vec<usize>], upto: usize) -> Vec<OfThread> {
     all.into_iter().map(|(_, thread, op)| (thread, op)).collect()
 }
 
+/// The operations with those of two threads done by one of them, for the pair of this number; `None` after the last.
+fn with_merged(ops: &[OfThread], pair: usize) -> Option<Vec<OfThread>> {
+    let threads = ops.iter().map(|o| o.0 + 1).max()?;
+    let (one, other) = (0..threads).flat_map(|a| (a + 1..threads).map(move |b| (a, b))).nth(pair)?;
+    Some(ops.iter().map(|(t, op)| (if *t == other { one } else { *t }, op.clone())).collect())
+}
+
 /// Looks for failures of candidates, and keeps the last that was found.
 struct Search<'a> {
     base: &'a Base,
@@ -163,6 +170,14 @@ pub fn minimise_threads(w: &Threads, failure: &Failure, limit: Duration) -> Resu
         match search.failing(&without) {
             Some(less) => (ops, thread) = (less, 0),
             None => thread += 1,
+        }
+    }
+    // what several threads have to do may as well be done by one after the other
+    let mut pair = 0;
+    while let Some(merged) = with_merged(&ops, pair) {
+        match search.failing(&merged) {
+            Some(less) => (ops, pair) = (less, 0),
+            None => pair += 1,
         }
     }
     let changing: Vec<OfThread> = ops.iter().filter(|o| !reads(&o.1)).cloned().collect();

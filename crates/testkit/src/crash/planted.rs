@@ -52,7 +52,7 @@ const SEEN_BY: [(Bug, Part, std::ops::Range<u64>); 13] = [
     (Bug::TruncateForgotten, Part::Hard, 200..300),
     (Bug::TimesForgotten, Part::Hard, 200..300),
     (Bug::SumsForgotten, Part::Hard, 200..300),
-    (Bug::BucketLeftOut, Part::OneBeside, 0..360),
+    (Bug::BucketLeftOut, Part::ThreadsBeside, 0..24),
     (Bug::InodeLeftOut, Part::OneBeside, 0..360),
     (Bug::VacatedUntold, Part::NamesMet, 0..720),
 ];

@@ -4,21 +4,22 @@
 use super::threads::Switching;
 use crate::run::{Setup, quiet_mount};
 use crate::shared_file::{COMMON, PAGE, PAGES, THREADS, common, create, stamped, stamps};
-use crate::states::{self, Log};
+use crate::states::{self, CrashState, Log};
 use braidfs::{
-    Cred, FallocMode, FileKind, InodeNo, MountOptions, NewNode, Overwrite, Result as FsResult, SetAttr, Timestamp,
-    Volume, mkfs,
+    Cred, DataMode, FallocMode, FileKind, InodeNo, MountOptions, NewNode, Overwrite, Result as FsResult, SetAttr,
+    Timestamp, Volume, mkfs,
 };
 use braidfs_device::{Device, MemDevice, RecordDevice, WriteOp};
 use braidfs_sync::schedule;
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Operations of each thread.
 const OPS: usize = 40;
-/// Crashes of each run.
-const CRASHES: usize = 40;
+/// Crashes of each run at random, and as many at most as soon as a sync has returned.
+const CRASHES: usize = 20;
 
 /// A clock whose ticks are longer than a run: nearly all overwrites change nothing but bytes.
 fn still() -> Timestamp {
@@ -67,14 +68,22 @@ impl Notes {
     }
 }
 
-/// A device at which every few batches the thread waits long: others write, sync and commit meanwhile.
+/// A device at which every few batches and flushes the thread waits long: others write, sync and commit meanwhile.
 #[derive(Debug)]
 struct Slow {
     device: Switching,
-    batches: AtomicUsize,
+    calls: AtomicUsize,
 }
 
-/// One of so many batches waits, for so many turns.
+impl Slow {
+    fn wait(&self) {
+        if self.calls.fetch_add(1, SeqCst).is_multiple_of(WAITS) {
+            (0..TURNS).for_each(|_| schedule::point());
+        }
+    }
+}
+
+/// One of so many batches and flushes waits, for so many turns.
 const WAITS: usize = 3;
 const TURNS: usize = 60;
 
@@ -86,12 +95,11 @@ impl Device for Slow {
         self.device.read(block, buf)
     }
     fn write_batch(&self, ops: &[WriteOp<'_>]) -> io::Result<()> {
-        if self.batches.fetch_add(1, SeqCst).is_multiple_of(WAITS) {
-            (0..TURNS).for_each(|_| schedule::point());
-        }
+        self.wait();
         self.device.write_batch(ops)
     }
     fn flush(&self) -> io::Result<()> {
+        self.wait();
         self.device.flush()
     }
     fn discard(&self, block: u64, blocks: u64) -> io::Result<()> {
@@ -173,10 +181,13 @@ pub fn run(seed: u64) -> Result<(usize, u64), String> {
     let mut setup = Setup { cache: 16 << 20, ..Setup::vary(seed) };
     setup.mkfs.domains = Some(1 + (seed % 2) as u16);
     setup.mkfs.group_bytes = Some(16 << 20);
+    if !seed.is_multiple_of(4) {
+        (setup.overwrite, setup.data, setup.mkfs.data_checksums) = (Overwrite::Auto, DataMode::Ordered, false);
+    }
     let blank = Arc::new(MemDevice::new(setup.bytes / PAGE as u64));
     mkfs::format(&[blank.clone() as Arc<dyn Device>], &setup.mkfs).map_err(err)?;
     let device = Arc::new(RecordDevice::new(blank.snapshot()));
-    let slow: Arc<dyn Device> = Arc::new(Slow { device: Switching(device.clone()), batches: AtomicUsize::new(0) });
+    let slow: Arc<dyn Device> = Arc::new(Slow { device: Switching(device.clone()), calls: AtomicUsize::new(0) });
     let v = Volume::mount(vec![slow], options(&setup)).map_err(err)?;
     let ino = create(&v).map_err(err)?;
     fill(&v).map_err(err)?;
@@ -193,16 +204,16 @@ pub fn run(seed: u64) -> Result<(usize, u64), String> {
     let log = Log::of(&device);
     v.crash();
     // blocks that are overwritten where they lie may be found in part
-    let in_place = setup.overwrite == Overwrite::Auto;
+    let in_place = setup.overwrites();
     let mut rng = fastrand::Rng::with_seed(!seed);
-    let mut crashes = 0;
-    while crashes < CRASHES {
-        let crash = states::random(&log, &mut rng);
-        if crash.upto < begun {
-            continue;
-        }
-        crashes += 1;
-        let device: Arc<dyn Device> = Arc::new(MemDevice::from_image(log.image(&crash)));
+    let mut crashes: Vec<CrashState> =
+        std::iter::repeat_with(|| states::random(&log, &mut rng)).filter(|c| c.upto >= begun).take(CRASHES).collect();
+    // with nothing but what each sync could count on
+    let returned = all.iter().filter(|d| d.what == What::Sync && d.log.1 <= log.events.len()).map(|d| d.log.1);
+    let returned: BTreeSet<usize> = returned.collect();
+    crashes.extend(rng.choose_multiple(returned, CRASHES).into_iter().map(|upto| log.without_unflushed(upto)));
+    for crash in &crashes {
+        let device: Arc<dyn Device> = Arc::new(MemDevice::from_image(log.image(crash)));
         let found = (|| {
             let v = Volume::mount(vec![device], options(&setup))?;
             let mut buf = vec![0; PAGES * PAGE];
@@ -214,7 +225,7 @@ pub fn run(seed: u64) -> Result<(usize, u64), String> {
         let buf = found.map_err(err)?;
         judge(&all, &buf, crash.upto, in_place).map_err(|e| format!("seed {seed}, {crash}: {e}"))?;
     }
-    Ok((crashes, cleaned))
+    Ok((crashes.len(), cleaned))
 }
 
 /// Whether the file may be so after a crash with `upto` events.

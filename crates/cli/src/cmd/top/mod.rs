@@ -1,0 +1,171 @@
+//! `braidfs top`: what a mount does, again and again: on a terminal as a screen, elsewhere as text.
+//!
+//! `view` makes tables of two samples, `screen` draws them, this file asks and reads keys.
+
+mod screen;
+mod view;
+
+use crate::cmd::umount::is_braidfs;
+use crate::failure::{Failure, Outcome};
+use crate::mountinfo;
+use braidfs_fuse::control::sample;
+use braidfs_fuse::watch::sample::Sample;
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use std::io::{self, IsTerminal};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use view::{Sort, Tab, View};
+
+/// Watch a mounted volume: rates and latencies by operation, domains, processes
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Keys: q ends; o, d and p (or Tab) show operations, domains, processes; r, l, t and n sort by rate, by\n\
+    latency (p99), by time and by name; space asks at once.\n\n\
+    Latencies are from the moment the server has a request until it has answered it: without the way to the server and\n\
+    back. While this runs the server times every request. Times end with a bucket of a histogram and are up to an eighth\n\
+    too long. Processes are those that asked meanwhile: `kernel` writes back and reads ahead; `?` has ended.\n\n\
+    Examples:\n  braidfs top /mnt\n  braidfs top -d 5 /mnt              every five seconds\n  \
+    braidfs top --batch -n 3 /mnt      three times as text, as `top -b` does"
+)]
+pub struct Args {
+    /// Seconds between two looks
+    #[arg(short, long, value_name = "SECONDS", default_value_t = 1.0, value_parser = parse_delay)]
+    delay: f64,
+    /// End after so many looks
+    #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    rounds: Option<u64>,
+    /// As text, all tables; also where standard output is no terminal
+    #[arg(short, long)]
+    batch: bool,
+    /// The mount point
+    #[arg(required = true, value_name = "MOUNTPOINT")]
+    mountpoint: PathBuf,
+}
+
+fn parse_delay(text: &str) -> Result<f64, String> {
+    let seconds = text.parse::<f64>().ok().filter(|s| (0.1..=3600.0).contains(s));
+    seconds.ok_or_else(|| "use 0.1 to 3600 seconds".into())
+}
+
+pub fn run(args: &Args) -> Outcome {
+    let place = mountinfo::absolute(&args.mountpoint);
+    if !mountinfo::at(&place).is_some_and(|m| is_braidfs(&m)) {
+        return Err(Failure::at("cannot watch", place.display(), "no braidfs is mounted there: give a mount point"));
+    }
+    // The first look is what the next ones are compared with.
+    let first = ask(&place, args.delay)?;
+    if args.batch || !io::stdout().is_terminal() { batch(args, &place, first) } else { on_screen(args, &place, first) }
+}
+
+fn ask(place: &Path, delay: f64) -> Result<Sample, Failure> {
+    // A look that comes late must not be taken for the end.
+    let watch_seconds = (delay * 3.0) as u32 + 10;
+    sample(place, watch_seconds).map_err(|e| Failure::at("cannot watch", place.display(), e))
+}
+
+fn batch(args: &Args, place: &Path, mut before: Sample) -> Outcome {
+    for round in 0.. {
+        if args.rounds.is_some_and(|n| round >= n) {
+            break;
+        }
+        std::thread::sleep(Duration::from_secs_f64(args.delay));
+        let now = ask(place, args.delay)?;
+        let view = View::new(&before, &now, Sort::Rate, &view::name_of);
+        crate::say(format_args!("{}", view.text(&place.to_string_lossy())))?;
+        before = now;
+    }
+    Ok(0)
+}
+
+fn on_screen(args: &Args, place: &Path, first: Sample) -> Outcome {
+    let failed = |e: io::Error| Failure::new(format!("top: the terminal: {e}"));
+    let mut terminal = ratatui::try_init().map_err(failed)?;
+    let ended = watch(args, place, first, &mut terminal);
+    ratatui::restore();
+    ended
+}
+
+fn watch(args: &Args, place: &Path, first: Sample, terminal: &mut ratatui::DefaultTerminal) -> Outcome {
+    let failed = |e: io::Error| Failure::new(format!("top: the terminal: {e}"));
+    let title = place.to_string_lossy();
+    let (mut before, mut now) = (first.clone(), first);
+    let (mut tab, mut sort, mut round) = (Tab::Operations, Sort::Rate, 0);
+    let mut next = Instant::now() + Duration::from_secs_f64(args.delay);
+    loop {
+        let view = View::new(&before, &now, sort, &view::name_of);
+        terminal.draw(|frame| screen::draw(frame, &view, tab, &title)).map_err(failed)?;
+        if args.rounds.is_some_and(|n| round >= n) {
+            return Ok(0);
+        }
+        if event::poll(next.saturating_duration_since(Instant::now())).map_err(failed)? {
+            match event::read().map_err(failed)? {
+                Event::Key(key) if key.kind != KeyEventKind::Release => match pressed(key, &mut tab, &mut sort) {
+                    Pressed::End => return Ok(0),
+                    Pressed::Ask => {}
+                    Pressed::Other => continue,
+                },
+                _ => continue,
+            }
+        }
+        (before, now) = (now, ask(place, args.delay)?);
+        next = Instant::now() + Duration::from_secs_f64(args.delay);
+        round += 1;
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Pressed {
+    End,
+    Ask,
+    Other,
+}
+
+fn pressed(key: KeyEvent, tab: &mut Tab, sort: &mut Sort) -> Pressed {
+    match key.code {
+        KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => return Pressed::End,
+        KeyCode::Char('q') | KeyCode::Esc => return Pressed::End,
+        KeyCode::Char(' ') => return Pressed::Ask,
+        KeyCode::Char('o') => *tab = Tab::Operations,
+        KeyCode::Char('d') => *tab = Tab::Domains,
+        KeyCode::Char('p') => *tab = Tab::Processes,
+        KeyCode::Tab | KeyCode::Right => *tab = tab.next(),
+        KeyCode::Char('r') => *sort = Sort::Rate,
+        KeyCode::Char('l') => *sort = Sort::Latency,
+        KeyCode::Char('t') => *sort = Sort::Time,
+        KeyCode::Char('n') => *sort = Sort::Name,
+        _ => {}
+    }
+    Pressed::Other
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_do_what_the_help_says() {
+        let (mut tab, mut sort) = (Tab::Operations, Sort::Rate);
+        let mut press = |c| {
+            let ended = pressed(KeyEvent::new(c, KeyModifiers::NONE), &mut tab, &mut sort);
+            (ended, tab, sort)
+        };
+        assert_eq!(press(KeyCode::Char('d')), (Pressed::Other, Tab::Domains, Sort::Rate));
+        assert_eq!(press(KeyCode::Tab), (Pressed::Other, Tab::Processes, Sort::Rate));
+        assert_eq!(press(KeyCode::Tab), (Pressed::Other, Tab::Operations, Sort::Rate));
+        assert_eq!(press(KeyCode::Char('l')), (Pressed::Other, Tab::Operations, Sort::Latency));
+        assert_eq!(press(KeyCode::Char(' ')).0, Pressed::Ask);
+        assert_eq!(press(KeyCode::Char('q')).0, Pressed::End);
+        let mut c = KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL);
+        assert_eq!(pressed(c, &mut tab, &mut sort), Pressed::End);
+        c.modifiers = KeyModifiers::NONE;
+        assert_eq!(pressed(c, &mut tab, &mut sort), Pressed::Other);
+    }
+
+    #[test]
+    fn delays_have_bounds() {
+        assert_eq!(parse_delay("0.5"), Ok(0.5));
+        for text in ["0", "nan", "-1", "3601", "inf", "x"] {
+            assert!(parse_delay(text).is_err(), "{text}");
+        }
+    }
+}

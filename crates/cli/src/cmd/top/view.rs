@@ -1,0 +1,353 @@
+//! Tables of what came between two samples.
+
+use crate::text;
+use braidfs_fuse::watch::sample::{Operation, Process, Sample};
+use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::fmt::Write;
+
+/// What is shown on a screen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tab {
+    Operations,
+    Domains,
+    Processes,
+}
+
+impl Tab {
+    pub const ALL: [Self; 3] = [Self::Operations, Self::Domains, Self::Processes];
+
+    pub fn next(self) -> Self {
+        Self::ALL[(self as usize + 1) % Self::ALL.len()]
+    }
+}
+
+/// In which order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sort {
+    Rate,
+    Latency,
+    Time,
+    Name,
+}
+
+/// The first column is a name, the others are numbers.
+#[derive(Debug)]
+pub struct Table {
+    pub columns: &'static [&'static str],
+    pub rows: Vec<Vec<String>>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct View {
+    /// Lines above the tables.
+    pub head: Vec<String>,
+    pub operations: Table,
+    pub domains: Table,
+    pub processes: Table,
+}
+
+/// A thread's process and its name; `None`: it has ended.
+pub fn name_of(thread: u32) -> Option<(u32, String)> {
+    let status = std::fs::read_to_string(format!("/proc/{thread}/status")).ok()?;
+    let field = |name: &str| status.lines().find_map(|l| l.strip_prefix(name)).map(str::trim);
+    let process = field("Tgid:")?.parse().ok()?;
+    let name = std::fs::read_to_string(format!("/proc/{process}/comm")).ok();
+    Some((process, name.as_deref().or(field("Name:"))?.trim_end().to_owned()))
+}
+
+impl View {
+    /// `name_of` tells a thread's process and its name.
+    pub fn new(before: &Sample, now: &Sample, sort: Sort, name_of: &dyn Fn(u32) -> Option<(u32, String)>) -> Self {
+        let seconds = (now.uptime_ns.saturating_sub(before.uptime_ns) as f64 / 1e9).max(1e-3);
+        let per_second = |now: u64, before: u64| now.saturating_sub(before) as f64 / seconds;
+        let operations: Vec<Operation> = now.operations.iter().map(|o| since(o, before)).collect();
+        let sum = |of: fn(&Operation) -> u64| operations.iter().map(of).sum::<u64>() as f64 / seconds;
+        let bytes = |name: &str| {
+            let of = operations.iter().find(|o| o.name == name).map_or(0, |o| o.bytes);
+            text::size((of as f64 / seconds) as u64)
+        };
+        let (cache, was) = (now.cache, before.cache);
+        let (hits, misses) = (per_second(cache.hits, was.hits), per_second(cache.misses, was.misses));
+        let part = if hits + misses > 0.0 { format!("{:.1} %", 100.0 * hits / (hits + misses)) } else { "-".into() };
+        let head = vec![
+            format!(
+                "{} requests/s, {} answered by other threads, {} errors; {} read, {} written a second",
+                rate(sum(|o| o.requests)),
+                rate(sum(|o| o.deferred)),
+                rate(sum(|o| o.errors)),
+                bytes("READ"),
+                bytes("WRITE"),
+            ),
+            format!(
+                "cache {} of {}, {} dirty; reads from it {part}, {}/s from the device",
+                text::size(cache.data + cache.index),
+                text::size(cache.budget),
+                text::size(cache.dirty),
+                rate(misses),
+            ),
+        ];
+        Self {
+            head,
+            operations: operation_table(operations, seconds, sort),
+            domains: domain_table(before, now, &per_second),
+            processes: process_table(before, now, seconds, sort, name_of),
+        }
+    }
+
+    pub fn table(&self, tab: Tab) -> &Table {
+        match tab {
+            Tab::Operations => &self.operations,
+            Tab::Domains => &self.domains,
+            Tab::Processes => &self.processes,
+        }
+    }
+
+    /// All tables, for who reads no screen.
+    pub fn text(&self, title: &str) -> String {
+        let mut out = format!("braidfs top: {title}\n{}\n", self.head.join("\n"));
+        for tab in Tab::ALL {
+            let table = self.table(tab);
+            if !table.rows.is_empty() {
+                out.push('\n');
+                table.write(&mut out);
+            }
+        }
+        out
+    }
+}
+
+impl Table {
+    /// How wide each column must be.
+    pub fn widths(&self) -> Vec<usize> {
+        let of = |c: usize, name: &&str| {
+            let cells = self.rows.iter().filter_map(|r| r.get(c)).map(|t| t.chars().count());
+            cells.chain([name.chars().count()]).max().unwrap_or(0)
+        };
+        self.columns.iter().enumerate().map(|(c, name)| of(c, name)).collect()
+    }
+
+    fn write(&self, out: &mut String) {
+        let widths = self.widths();
+        let mut line = |cells: &mut dyn Iterator<Item = &str>| {
+            for (c, (cell, width)) in cells.zip(&widths).enumerate() {
+                // Writing to a String cannot fail.
+                let _ = if c == 0 { write!(out, "{cell:<width$}") } else { write!(out, "  {cell:>width$}") };
+            }
+            out.truncate(out.trim_end().len());
+            out.push('\n');
+        };
+        line(&mut self.columns.iter().copied());
+        for row in &self.rows {
+            line(&mut row.iter().map(String::as_str));
+        }
+    }
+}
+
+/// What came of an operation since the other sample.
+fn since(now: &Operation, before: &Sample) -> Operation {
+    let Some(was) = before.operations.iter().find(|o| o.opcode == now.opcode) else { return now.clone() };
+    Operation {
+        opcode: now.opcode,
+        name: now.name.clone(),
+        requests: now.requests.saturating_sub(was.requests),
+        deferred: now.deferred.saturating_sub(was.deferred),
+        errors: now.errors.saturating_sub(was.errors),
+        bytes: now.bytes.saturating_sub(was.bytes),
+        timed: now.timed.saturating_sub(was.timed),
+        timed_ns: now.timed_ns.saturating_sub(was.timed_ns),
+        latency: now.latency.since(&was.latency),
+    }
+}
+
+fn operation_table(mut operations: Vec<Operation>, seconds: f64, sort: Sort) -> Table {
+    operations.retain(|o| o.requests > 0);
+    // Handlers that were timed stand for all.
+    let time = |o: &Operation| o.timed_ns as f64 / o.timed.max(1) as f64 * o.requests as f64;
+    operations.sort_by(|a, b| a.name.cmp(&b.name));
+    match sort {
+        Sort::Rate => operations.sort_by_key(|o| Reverse(o.requests)),
+        Sort::Latency => operations.sort_by_key(|o| Reverse(o.latency.quantile(0.99))),
+        Sort::Time => operations.sort_by_key(|o| Reverse(time(o) as u64)),
+        Sort::Name => {}
+    }
+    let all: f64 = operations.iter().map(time).sum();
+    let row = |o: &Operation| {
+        let at = |q| o.latency.quantile(q).map_or_else(|| "-".into(), duration);
+        let part = if all > 0.0 { format!("{:.0} %", 100.0 * time(o) / all) } else { "-".into() };
+        let per_second = |n: u64| rate(n as f64 / seconds);
+        let name = o.name.clone();
+        vec![name, per_second(o.requests), per_second(o.errors), at(0.5), at(0.9), at(0.99), at(0.999), part]
+    };
+    Table {
+        columns: &["operation", "per s", "errors", "p50", "p90", "p99", "p99.9", "of time"],
+        rows: operations.iter().map(row).collect(),
+    }
+}
+
+fn domain_table(before: &Sample, now: &Sample, per_second: &dyn Fn(u64, u64) -> f64) -> Table {
+    let rows = now.domains.iter().map(|d| {
+        let was = before.domains.iter().find(|b| b.domain == d.domain).cloned().unwrap_or_default();
+        let part = |n: u64, of: u64| if of > 0 { format!("{:.0} %", 100.0 * n as f64 / of as f64) } else { "-".into() };
+        vec![
+            d.domain.to_string(),
+            part(d.journal_used, d.journal_blocks),
+            rate(per_second(d.commits, was.commits)),
+            rate(per_second(d.joiners, was.joiners)),
+            rate(per_second(d.fast_syncs, was.fast_syncs)),
+            rate(per_second(d.checkpoints, was.checkpoints)),
+            rate(per_second(d.cleaned_blocks, was.cleaned_blocks)),
+            text::size(d.free_blocks << 12),
+            part(d.free_blocks, d.blocks),
+            if d.failed.is_some() { "FAILED".into() } else { "ok".into() },
+        ]
+    });
+    Table {
+        columns: &[
+            "domain",
+            "journal",
+            "commits/s",
+            "joiners/s",
+            "fsyncs/s",
+            "checkp./s",
+            "cleaned/s",
+            "free",
+            "of it",
+            "state",
+        ],
+        rows: rows.collect(),
+    }
+}
+
+/// Threads of one process are one row.
+fn process_table(
+    before: &Sample,
+    now: &Sample,
+    seconds: f64,
+    sort: Sort,
+    name_of: &dyn Fn(u32) -> Option<(u32, String)>,
+) -> Table {
+    let was: HashMap<u32, &Process> = before.processes.iter().map(|p| (p.thread, p)).collect();
+    let mut by_process = HashMap::<(u32, String), (u64, u64)>::new();
+    for p in &now.processes {
+        let then = was.get(&p.thread).map_or((0, 0), |t| (t.requests, t.timed_ns));
+        let requests = p.requests.saturating_sub(then.0);
+        if requests > 0 {
+            let key = match p.thread {
+                0 => (0, "kernel".into()),
+                thread => name_of(thread).unwrap_or((thread, "?".into())),
+            };
+            let sum = by_process.entry(key).or_default();
+            (sum.0, sum.1) = (sum.0 + requests, sum.1 + p.timed_ns.saturating_sub(then.1));
+        }
+    }
+    let mut all: Vec<_> = by_process.into_iter().collect();
+    all.sort();
+    match sort {
+        Sort::Rate => all.sort_by_key(|(_, (requests, _))| Reverse(*requests)),
+        Sort::Time | Sort::Latency => all.sort_by_key(|(_, (_, ns))| Reverse(*ns)),
+        Sort::Name => all.sort_by(|a, b| a.0.1.cmp(&b.0.1)),
+    }
+    let row = |((process, name), (requests, ns)): ((u32, String), (u64, u64))| {
+        // What a program calls itself must not move the cursor.
+        let name = text::name(name.as_bytes());
+        let mean = duration(ns / requests.max(1));
+        vec![
+            name,
+            process.to_string(),
+            rate(requests as f64 / seconds),
+            mean,
+            format!("{:.1} %", ns as f64 / seconds / 1e7),
+        ]
+    };
+    Table { columns: &["process", "pid", "per s", "mean", "of a CPU"], rows: all.into_iter().map(row).collect() }
+}
+
+fn rate(n: f64) -> String {
+    match n {
+        n if n == 0.0 => "0".into(),
+        n if n < 10.0 => format!("{n:.1}"),
+        n => format!("{n:.0}"),
+    }
+}
+
+fn duration(nanos: u64) -> String {
+    match nanos as f64 {
+        n if n < 9_950.0 => format!("{:.1} µs", n / 1e3),
+        n if n < 999_500.0 => format!("{:.0} µs", n / 1e3),
+        n if n < 9.95e6 => format!("{:.1} ms", n / 1e6),
+        n if n < 999.5e6 => format!("{:.0} ms", n / 1e6),
+        n => format!("{:.1} s", n / 1e9),
+    }
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+    use serde_json::json;
+
+    /// Two samples, a second apart.
+    pub fn samples() -> (Sample, Sample) {
+        let before = json!({"layout": 1, "uptime_ns": 5_000_000_000u64,
+            "operations": [{"opcode": 3, "name": "GETATTR", "requests": 100, "timed": 100, "timed_ns": 1000, "latency": [[9, 100]]}],
+            "domains": [{"domain": 0, "commits": 4}], "cache": {"hits": 5},
+            "processes": [{"thread": 11, "requests": 7, "timed_ns": 70}]});
+        let now = json!({"layout": 1, "uptime_ns": 6_000_000_000u64,
+            "operations": [
+                {"opcode": 3, "name": "GETATTR", "requests": 1100, "errors": 2, "timed": 1100, "timed_ns": 3_001_000,
+                 "latency": [[9, 1090], [80, 10]]},
+                {"opcode": 15, "name": "READ", "requests": 3, "bytes": 12288, "timed": 3, "timed_ns": 9_000_000, "latency": [[140, 3]]},
+            ],
+            "domains": [{"domain": 0, "blocks": 100, "free_blocks": 25, "journal_blocks": 50, "journal_used": 10, "commits": 6},
+                        {"domain": 1, "blocks": 100, "failed": "broken"}],
+            "cache": {"budget": 1 << 30, "data": 1 << 20, "dirty": 4096, "hits": 14, "misses": 1},
+            "processes": [{"thread": 11, "requests": 507, "timed_ns": 1_500_070}, {"thread": 12, "requests": 500, "timed_ns": 500_000},
+                          {"thread": 0, "requests": 2, "timed_ns": 0}, {"thread": 99, "requests": 1, "timed_ns": 9}]});
+        (serde_json::from_value(before).unwrap(), serde_json::from_value(now).unwrap())
+    }
+
+    /// Two threads of one process; others have ended.
+    pub fn names(thread: u32) -> Option<(u32, String)> {
+        matches!(thread, 11 | 12).then(|| (11, "git\u{1b}[2J".into()))
+    }
+
+    #[test]
+    fn what_came_between_is_shown_as_text() {
+        let (before, now) = samples();
+        let text = View::new(&before, &now, Sort::Rate, &names).text("/mnt");
+        for line in [
+            "1003 requests/s, 0 answered by other threads, 2.0 errors; 12 KiB read, 0 B written a second",
+            "operation  per s  errors     p50     p90     p99   p99.9  of time",
+            "GETATTR     1000     2.0  1.3 µs  1.3 µs  1.3 µs  590 µs     25 %",
+            "READ         3.0       0  109 ms  109 ms  109 ms  109 ms     75 %",
+        ] {
+            assert!(text.lines().any(|l| l == line), "{line}\n---\n{text}");
+        }
+        assert!(text.contains("FAILED") && text.contains("20 %") && text.contains("25 %"), "{text}");
+        assert!(text.contains("reads from it 90.0 %"), "{text}");
+        let processes: Vec<_> = text.lines().skip_while(|l| !l.starts_with("process")).skip(1).collect();
+        assert!(
+            processes[0].contains("git") && processes[0].contains(" 11 ") && processes[0].contains("1000"),
+            "{text}"
+        );
+        assert!(processes[1].starts_with("kernel") && processes[2].starts_with('?'), "{text}");
+        assert!(!text.contains('\u{1b}'), "a name moves the cursor");
+    }
+
+    #[test]
+    fn rows_are_sorted() {
+        let (before, now) = samples();
+        let first = |sort| View::new(&before, &now, sort, &names).operations.rows[0][0].clone();
+        assert_eq!(
+            [Sort::Rate, Sort::Latency, Sort::Time, Sort::Name].map(first),
+            ["GETATTR", "READ", "READ", "GETATTR"]
+        );
+    }
+
+    #[test]
+    fn this_process_has_a_name() {
+        let (process, name) = name_of(std::process::id()).unwrap();
+        assert!(process == std::process::id() && !name.is_empty() && !name.ends_with('\n'));
+    }
+}

@@ -1,0 +1,203 @@
+//! A sample as text of OpenMetrics 1.0.
+
+use super::sample::{Domain, Sample};
+use std::fmt::{Display, Write};
+
+/// Of the HTTP answer.
+pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+/// Bounds of the histograms: 2 to these powers, nanoseconds (1 µs to 17 s); each is the end of a bucket of ours.
+const BOUNDS: std::ops::RangeInclusive<u32> = 10..=34;
+
+struct Text(String);
+
+impl Text {
+    fn family(&mut self, name: &str, kind: &str, help: &str) {
+        // Writing to a String cannot fail, here and below.
+        let _ = writeln!(self.0, "# TYPE {name} {kind}");
+        if let Some(unit) = ["seconds", "bytes"].into_iter().find(|u| name.ends_with(&format!("_{u}"))) {
+            let _ = writeln!(self.0, "# UNIT {name} {unit}");
+        }
+        let _ = writeln!(self.0, "# HELP {name} {help}");
+    }
+
+    fn line(&mut self, name: &str, labels: &[(&str, &str)], value: impl Display) {
+        let labels: Vec<String> = labels.iter().map(|(k, v)| format!("{k}=\"{}\"", escape(v))).collect();
+        let labels = if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) };
+        let _ = writeln!(self.0, "{name}{labels} {value}");
+    }
+}
+
+fn escape(value: &str) -> String {
+    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+/// See the module.
+pub(crate) fn text(s: &Sample) -> String {
+    let mut t = Text(String::new());
+    t.family("braidfs_volume", "info", "The volume and its server.");
+    t.line("braidfs_volume_info", &[("uuid", &s.uuid), ("label", &s.label), ("version", &s.version)], 1);
+    t.family("braidfs_uptime_seconds", "gauge", "Time since the mount.");
+    t.line("braidfs_uptime_seconds", &[], seconds(s.uptime_ns));
+    t.family("braidfs_requests", "counter", "Requests of the kernel.");
+    s.operations.iter().for_each(|o| t.line("braidfs_requests_total", &[("operation", &o.name)], o.requests));
+    t.family("braidfs_deferred_requests", "counter", "Requests that another thread answered.");
+    s.operations.iter().for_each(|o| t.line("braidfs_deferred_requests_total", &[("operation", &o.name)], o.deferred));
+    t.family("braidfs_request_errors", "counter", "Requests answered with an error.");
+    s.operations.iter().for_each(|o| t.line("braidfs_request_errors_total", &[("operation", &o.name)], o.errors));
+    t.family("braidfs_data_bytes", "counter", "Data read and written.");
+    for o in s.operations.iter().filter(|o| o.bytes > 0) {
+        t.line("braidfs_data_bytes_total", &[("operation", &o.name)], o.bytes);
+    }
+    let name = "braidfs_request_duration_seconds";
+    t.family(
+        name,
+        "histogram",
+        "Time until the answer, of the requests that were timed; the sum is that of the middles of buckets.",
+    );
+    for o in &s.operations {
+        let operation = ("operation", o.name.as_str());
+        for bound in BOUNDS {
+            let (le, n) = (seconds(1 << bound), o.latency.up_to(1 << bound));
+            t.line(&format!("{name}_bucket"), &[operation, ("le", &le)], n);
+        }
+        t.line(&format!("{name}_bucket"), &[operation, ("le", "+Inf")], o.latency.count());
+        t.line(&format!("{name}_count"), &[operation], o.latency.count());
+        t.line(&format!("{name}_sum"), &[operation], seconds(o.latency.about_sum()));
+    }
+    domains(&mut t, &s.domains);
+    let c = s.cache;
+    for (name, value, help) in [
+        ("braidfs_cache_budget_bytes", c.budget, "What the server's cache may take."),
+        ("braidfs_cache_data_bytes", c.data, "Data in it."),
+        ("braidfs_cache_dirty_bytes", c.dirty, "Data in it that is not written yet."),
+        ("braidfs_cache_index_bytes", c.index, "Names and extents in it."),
+    ] {
+        t.family(name, "gauge", help);
+        t.line(name, &[], value);
+    }
+    t.family("braidfs_cache_hits", "counter", "Reads that the server's cache answered alone.");
+    t.line("braidfs_cache_hits_total", &[], c.hits);
+    t.family("braidfs_cache_misses", "counter", "Reads that waited for the device.");
+    t.line("braidfs_cache_misses_total", &[], c.misses);
+    t.0.push_str("# EOF\n");
+    t.0
+}
+
+fn domains(t: &mut Text, domains: &[Domain]) {
+    type Of = fn(&Domain) -> u64;
+    let gauges: [(&str, Of, &str); 5] = [
+        ("braidfs_domain_blocks", |d| d.blocks, "Data blocks of 4 KiB in the groups of a domain."),
+        ("braidfs_domain_free_blocks", |d| d.free_blocks, "Free ones."),
+        ("braidfs_domain_journal_blocks", |d| d.journal_blocks, "Blocks of a domain's journal."),
+        ("braidfs_domain_journal_used_blocks", |d| d.journal_used, "Blocks of it in use."),
+        ("braidfs_domain_failed", |d| u64::from(d.failed.is_some()), "1: the domain failed and is read-only."),
+    ];
+    let counters: [(&str, Of, &str); 5] = [
+        ("braidfs_commits", |d| d.commits, "Commits of a domain."),
+        ("braidfs_commit_joiners", |d| d.joiners, "Threads that joined commits which others led."),
+        ("braidfs_checkpoints", |d| d.checkpoints, "Checkpoints of a domain."),
+        ("braidfs_fast_syncs", |d| d.fast_syncs, "fsyncs that needed no commit."),
+        ("braidfs_cleaned_blocks", |d| d.cleaned_blocks, "Blocks that the cleaner moved."),
+    ];
+    let families = gauges.map(|g| ("gauge", "", g)).into_iter().chain(counters.map(|c| ("counter", "_total", c)));
+    for (kind, suffix, (name, of, help)) in families {
+        t.family(name, kind, help);
+        for d in domains {
+            t.line(&format!("{name}{suffix}"), &[("domain", &d.domain.to_string())], of(d));
+        }
+    }
+}
+
+/// Exact: nanoseconds as a decimal fraction.
+fn seconds(nanos: u64) -> String {
+    let text = format!("{}.{:09}", nanos / 1_000_000_000, nanos % 1_000_000_000);
+    let text = text.trim_end_matches('0');
+    if text.ends_with('.') { format!("{text}0") } else { text.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::{BTreeMap, BTreeSet};
+
+    fn sample() -> Sample {
+        serde_json::from_value(serde_json::json!({"layout": 1, "uptime_ns": 1_500_000_000, "label": "a\"b\\c\nd",
+            "operations": [{"opcode": 15, "name": "READ", "requests": 9, "bytes": 4096, "latency": [[9, 5], [80, 2], [239, 1]]},
+                           {"opcode": 3, "name": "GETATTR", "requests": 1}],
+            "domains": [{"domain": 0, "commits": 4}, {"domain": 1, "failed": "x"}]}))
+        .unwrap()
+    }
+
+    /// {sample name with labels: value}; panics where the text is not as the specification has it.
+    fn parse(text: &str) -> BTreeMap<String, f64> {
+        let (mut family, mut seen, mut values) = (("", ""), BTreeSet::new(), BTreeMap::new());
+        let body = text.strip_suffix("# EOF\n").expect("ends with EOF");
+        for line in body.lines() {
+            if let Some(rest) = line.strip_prefix("# ") {
+                let mut words = rest.splitn(3, ' ');
+                let (what, name, rest) = (words.next().unwrap(), words.next().unwrap(), words.next().unwrap());
+                match what {
+                    "TYPE" => {
+                        assert!(seen.insert(name), "{name} again");
+                        assert!(["counter", "gauge", "histogram", "info"].contains(&rest), "{line}");
+                        family = (name, rest);
+                    }
+                    "UNIT" => assert!(name == family.0 && name.ends_with(&format!("_{rest}")), "{line}"),
+                    "HELP" => assert_eq!(name, family.0),
+                    _ => panic!("{line}"),
+                }
+                continue;
+            }
+            let (name, value) = line.rsplit_once(' ').unwrap();
+            let bare = name.split('{').next().unwrap();
+            let suffix = bare.strip_prefix(family.0).expect(line);
+            let good: &[&str] = match family.1 {
+                "counter" => &["_total"],
+                "histogram" => &["_bucket", "_count", "_sum"],
+                "info" => &["_info"],
+                _ => &[""],
+            };
+            assert!(good.contains(&suffix), "{line}");
+            assert!(values.insert(name.to_owned(), value.parse::<f64>().unwrap()).is_none(), "{line} again");
+        }
+        values
+    }
+
+    #[test]
+    fn the_text_is_as_the_specification_has_it() {
+        let values = parse(&text(&sample()));
+        let of = |name: &str| *values.get(name).unwrap_or_else(|| panic!("{name} in {values:#?}"));
+        assert_eq!(of("braidfs_uptime_seconds"), 1.5);
+        assert_eq!(of("braidfs_requests_total{operation=\"READ\"}"), 9.0);
+        assert_eq!(of("braidfs_domain_failed{domain=\"1\"}"), 1.0);
+        assert_eq!(of("braidfs_volume_info{uuid=\"\",label=\"a\\\"b\\\\c\\nd\",version=\"\"}"), 1.0);
+        let bucket =
+            |le: &str| of(&format!("braidfs_request_duration_seconds_bucket{{operation=\"READ\",le=\"{le}\"}}"));
+        // the buckets 9, 80 and 239 end at 1.3 µs, 0.6 ms and above 17 s
+        let have = ["0.000001024", "0.000002048", "0.000524288", "0.001048576", "17.179869184", "+Inf"].map(bucket);
+        assert_eq!(have, [0.0, 5.0, 5.0, 7.0, 7.0, 8.0]);
+        assert_eq!(of("braidfs_request_duration_seconds_count{operation=\"READ\"}"), 8.0);
+    }
+
+    #[test]
+    fn the_dashboard_asks_for_what_there_is() {
+        let text = text(&sample());
+        let names: BTreeSet<&str> =
+            text.lines().filter(|l| !l.starts_with('#')).map(|l| l.split(['{', ' ']).next().unwrap()).collect();
+        let dashboard: serde_json::Value =
+            serde_json::from_str(include_str!("../../../../contrib/grafana/braidfs.json")).unwrap();
+        let mut asked = 0;
+        for panel in dashboard["panels"].as_array().unwrap() {
+            for target in panel["targets"].as_array().unwrap() {
+                let query = target["expr"].as_str().unwrap();
+                for word in query.split(|c: char| !c.is_ascii_alphanumeric() && c != '_') {
+                    if word.starts_with("braidfs") {
+                        assert!(names.contains(word), "{word} of {query}");
+                        asked += 1;
+                    }
+                }
+            }
+        }
+        assert!(asked > 10, "{asked}");
+    }
+}

@@ -1,0 +1,232 @@
+//! What a mount tells of itself at one moment, as JSON of a layout with a number.
+//!
+//! All counters rise from the mount on, so that two samples tell what came between ([`Latency::since`]). Fields may be
+//! added without a new [`LAYOUT`]: who does not know them skips them, and who misses them takes 0. What is there keeps its
+//! meaning, or the number rises.
+
+use super::histogram::{BUCKETS, lower};
+use serde::{Deserialize, Serialize};
+
+/// The layout that this program tells and understands.
+pub const LAYOUT: u32 = 1;
+
+/// See the module.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Sample {
+    /// [`LAYOUT`] of who told it.
+    pub layout: u32,
+    /// Version of the server.
+    pub version: String,
+    /// Since the mount.
+    pub uptime_ns: u64,
+    /// UUID of the volume, hexadecimal.
+    pub uuid: String,
+    /// Its label.
+    pub label: String,
+    /// Threads that serve.
+    pub threads: u32,
+    /// One request of so many is timed; 1 while somebody watches.
+    pub sampled: u32,
+    /// Requests that wait for another thread to answer them.
+    pub waiting: u64,
+    /// Operations that were asked at least once, in the order of their codes.
+    pub operations: Vec<Operation>,
+    /// In the order of their numbers.
+    pub domains: Vec<Domain>,
+    /// The server's own; what the kernel keeps, it does not know.
+    pub cache: Cache,
+    /// Threads that asked while somebody watched, those of most requests first.
+    pub processes: Vec<Process>,
+    /// Shares of the volume. None yet.
+    pub tenants: Vec<Tenant>,
+}
+
+/// Of one operation of FUSE.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Operation {
+    /// Its code; 0: all that have none below 64.
+    pub opcode: u32,
+    /// As `linux/fuse.h` has it.
+    pub name: String,
+    /// How many there were.
+    pub requests: u64,
+    /// Those that another thread answered.
+    pub deferred: u64,
+    /// Those that were answered with an error, also ones that are none for the user; a LOOKUP of a name that is not there is none.
+    pub errors: u64,
+    /// Of data: read, or taken to be written.
+    pub bytes: u64,
+    /// Those whose handler was timed, and how long these took in it.
+    pub timed: u64,
+    /// Nanoseconds.
+    pub timed_ns: u64,
+    /// From the moment a request was received until it was answered, of those that were timed.
+    pub latency: Latency,
+}
+
+/// A histogram of times.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Latency {
+    /// (bucket, count), those that are not empty, in rising order.
+    buckets: Vec<(u16, u64)>,
+}
+
+/// Of one domain.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Domain {
+    /// Number.
+    pub domain: u16,
+    /// Data blocks, of 4 KiB.
+    pub blocks: u64,
+    /// Free ones.
+    pub free_blocks: u64,
+    /// Inodes that there is room for.
+    pub inodes: u64,
+    /// Of these, free ones.
+    pub free_inodes: u64,
+    /// Blocks of the journal.
+    pub journal_blocks: u64,
+    /// In use.
+    pub journal_used: u64,
+    /// Commits since the mount.
+    pub commits: u64,
+    /// Threads that helped commits of others.
+    pub joiners: u64,
+    /// Checkpoints.
+    pub checkpoints: u64,
+    /// fsyncs that needed no commit.
+    pub fast_syncs: u64,
+    /// Blocks that the cleaner moved.
+    pub cleaned_blocks: u64,
+    /// Why it is read-only, if it is.
+    pub failed: Option<String>,
+}
+
+/// The cache of the server.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Cache {
+    /// Bytes that it may take.
+    pub budget: u64,
+    /// Bytes of data in it.
+    pub data: u64,
+    /// Of these, not yet written.
+    pub dirty: u64,
+    /// Bytes of names and extents.
+    pub index: u64,
+    /// Reads that it answered alone; about, where threads are many.
+    pub hits: u64,
+    /// Reads that waited for the device.
+    pub misses: u64,
+}
+
+/// Of one thread of a process.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Process {
+    /// Its number as the server's namespace has it; 0: the kernel.
+    pub thread: u32,
+    /// How many requests.
+    pub requests: u64,
+    /// How long their handlers took.
+    pub timed_ns: u64,
+}
+
+/// A share of the volume.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Tenant {
+    /// Its name.
+    pub name: String,
+}
+
+impl Latency {
+    pub(crate) fn new(counts: &[u64; BUCKETS]) -> Self {
+        let some = (0u16..).zip(counts).filter(|(_, n)| **n > 0);
+        Self { buckets: some.map(|(b, n)| (b, *n)).collect() }
+    }
+
+    /// How many times there are.
+    pub fn count(&self) -> u64 {
+        self.buckets.iter().map(|(_, n)| n).sum()
+    }
+
+    /// What came since `before`.
+    #[must_use]
+    pub fn since(&self, before: &Self) -> Self {
+        let was = |bucket| before.buckets.iter().find(|(b, _)| *b == bucket).map_or(0, |(_, n)| *n);
+        let more = |&(b, n): &(u16, u64)| Some((b, n.saturating_sub(was(b)))).filter(|(_, n)| *n > 0);
+        Self { buckets: self.buckets.iter().filter_map(more).collect() }
+    }
+
+    /// Nanoseconds that a part `q` of all did not take longer than (the end of a bucket: at most an eighth too much);
+    /// `None` where there are none.
+    pub fn quantile(&self, q: f64) -> Option<u64> {
+        let rank = ((self.count() as f64 * q).ceil() as u64).max(1);
+        let mut below = 0;
+        let of_rank = self.buckets.iter().find(|(_, n)| {
+            below += n;
+            below >= rank
+        });
+        of_rank.map(|(b, _)| lower(usize::from(*b) + 1))
+    }
+
+    /// Nanoseconds of all together, as far as buckets tell.
+    pub fn about_sum(&self) -> u64 {
+        let middle = |b: u16| u64::midpoint(lower(usize::from(b)), lower(usize::from(b) + 1));
+        self.buckets.iter().fold(0, |sum, (b, n)| sum.saturating_add(middle(*b).saturating_mul(*n)))
+    }
+
+    /// How many took no longer than so many nanoseconds, where that is the end of a bucket; else those of whole buckets.
+    pub fn up_to(&self, nanos: u64) -> u64 {
+        self.buckets.iter().filter(|(b, _)| lower(usize::from(*b) + 1) <= nanos).map(|(_, n)| n).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::histogram::{Histogram, bucket};
+    use super::*;
+
+    fn latency(times: impl IntoIterator<Item = u64>) -> Latency {
+        let h = Histogram::default();
+        times.into_iter().for_each(|n| h.record(n));
+        let mut counts = [0; BUCKETS];
+        h.add_to(&mut counts);
+        Latency::new(&counts)
+    }
+
+    #[test]
+    fn quantiles_are_an_eighth_too_much_at_most() {
+        let l = latency((1..=10_000).map(|n| n * 1000));
+        for (q, exact) in [(0.5, 5_000_000), (0.9, 9_000_000), (0.99, 9_900_000), (0.999, 9_990_000), (1.0, 10_000_000)]
+        {
+            let got = l.quantile(q).unwrap();
+            assert!((exact..=exact + exact / 8 + 128).contains(&got), "{q}: {got}");
+        }
+        assert_eq!(Latency::default().quantile(0.5), None);
+        assert_eq!(latency([3]).quantile(0.0), Some(128));
+    }
+
+    #[test]
+    fn two_samples_tell_what_came_between() {
+        let before = latency([500, 70_000]);
+        let now = latency([500, 70_000, 70_001, 2_000_000]);
+        let between = now.since(&before);
+        assert_eq!((between.count(), between.up_to(1 << 17)), (2, 1));
+        assert_eq!(now.up_to(lower(bucket(70_000) + 1)), 3);
+        assert_eq!(before.since(&now), Latency::default());
+    }
+
+    #[test]
+    fn what_is_not_known_is_skipped_and_what_misses_is_nothing() {
+        let s: Sample = serde_json::from_str(r#"{"layout": 1, "new": [1], "cache": {"budget": 7}}"#).unwrap();
+        assert_eq!((s.layout, s.cache.budget, s.cache.dirty, s.operations.len()), (1, 7, 0, 0));
+        let all = Sample { operations: vec![Operation { latency: latency([9, 1 << 40]), ..Default::default() }], ..s };
+        assert_eq!(serde_json::from_str::<Sample>(&serde_json::to_string(&all).unwrap()).unwrap(), all);
+    }
+}

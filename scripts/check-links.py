@@ -1,0 +1,63 @@
+#!/usr/bin/env python3
+"""Do the links between pages lead anywhere? Each relative link of README.md, docs/ and python/README.md names a file that is
+there, and a heading of it; docs/SUMMARY.md, the site's table of contents, lists every page of docs/ once."""
+
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+LINK = re.compile(r"!?\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^()\s]+)\)")
+FENCE = re.compile(r"^(```|~~~).*?^\1", re.M | re.S)
+
+
+def text_of(page):
+    """The page without code."""
+    return re.sub(r"`[^`\n]*`", lambda m: re.sub(r"[\[\]()]", " ", m[0]), FENCE.sub("", page.read_text()))
+
+
+def anchors(page):
+    """Names of its headings, as GitHub and mdBook make them."""
+    seen = {}
+    names = set(re.findall(r'<a (?:id|name)="([^"]+)"', page.read_text()))
+    for heading in re.findall(r"^#{1,6}\s+(.+?)\s*$", FENCE.sub("", page.read_text()), re.M):
+        heading = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "").replace("*", "")
+        name = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        n = seen.get(name, 0)
+        seen[name] = n + 1
+        names.add(f"{name}-{n}" if n else name)
+    return names
+
+
+def broken(page):
+    """What is wrong with the page's links."""
+    for target in LINK.findall(text_of(page)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        there = (page.parent / path).resolve() if path else page
+        if not there.exists():
+            yield f"{target}: no such file"
+        elif anchor and there.suffix == ".md" and anchor not in anchors(there):
+            yield f"{target}: no such heading"
+
+
+def main():
+    pages = sorted(DOCS.rglob("*.md"))
+    found = [
+        f"{page.relative_to(ROOT)}: {what}"
+        for page in [ROOT / "README.md", ROOT / "python/README.md", *pages]
+        for what in broken(page)
+    ]
+    listed = [str(DOCS / link) for link in LINK.findall((DOCS / "SUMMARY.md").read_text())]
+    for page in pages:
+        if page.name != "SUMMARY.md" and listed.count(str(page)) != 1:
+            found.append(f"docs/SUMMARY.md: lists {page.relative_to(DOCS)} {listed.count(str(page))} times")
+    for line in found:
+        print(line, file=sys.stderr)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,273 @@
+"""A supervised mount: its process is killed, and programs that come later find the files again."""
+
+import contextlib
+import errno
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import threading
+import time
+
+import fslib
+from fslib import Failed, is_running, kill_and_wait, quiet, run, wait_for
+from mount_tests.common import check, daemon_only, must, refused, root_only, same, write_synced
+from mount_tests.helpers import loop_device, small_volume
+
+# `make supervise-kills` asks for more.
+KILLS = int(os.environ.get("SUPERVISE_KILLS", "3"))
+DEAD = (errno.ENOTCONN, errno.ECONNABORTED, errno.EIO)
+
+
+def parent_of(pid):
+    return int(pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def both(v):
+    """The process that looks on, and the one that serves (None while there is none)."""
+    pids = v.daemons()
+    parents = [pid for pid in pids if pathlib.Path(f"/proc/{pid}/comm").read_text().strip() == "braidfs-superv"]
+    same(len(parents), 1, f"parents among {pids}")
+    serving = [pid for pid in pids if pid not in parents and parent_of(pid) == parents[0]]
+    return parents[0], serving[0] if serving else None
+
+
+def kill_serving(v):
+    """kill -9 of the serving process; returns when another one serves."""
+    parent, serving = both(v)
+    fslib.log(f"kill -9 {serving}")
+    kill_and_wait(serving, signal.SIGKILL)
+    wait_for("another process that serves", lambda: v.alive() and both(v)[1] not in (None, serving), 20)
+    return parent
+
+
+@contextlib.contextmanager
+def supervised(volume, *options, size=64 << 20):
+    """A small volume, mounted so, and the file with its log."""
+    daemon_only(volume)
+    with small_volume(volume, size=size) as v:
+        log = v.image.with_suffix(".log")
+        os.environ["BRAIDFS_LOG_FILE"] = str(log)
+        try:
+            v.mount(*options)
+            yield v, log
+        finally:
+            del os.environ["BRAIDFS_LOG_FILE"]
+            for pid in v.daemons():
+                with contextlib.suppress(ProcessLookupError):
+                    if pathlib.Path(f"/proc/{pid}/comm").read_text().strip() == "braidfs-superv":
+                        os.kill(pid, signal.SIGTERM)
+            v.force_down()
+            if log.exists():
+                fslib.log(log.read_text())
+            log.unlink(missing_ok=True)
+
+
+class Writer(threading.Thread):
+    """Writes files by their paths and keeps which of them were synced; where the mount is dead it tries again."""
+
+    def __init__(self, top, number):
+        super().__init__()
+        self.top, self.number, self.synced, self.refused, self.failure, self.stop = top, number, {}, 0, None, False
+
+    def one(self, n):
+        path, data = self.top / f"w{self.number}-{n % 200}", f"{self.number} {n} ".encode() * (n % 3000)
+        # until it is synced, it may have either content
+        self.synced.pop(path, None)
+        write_synced(path, data)
+        self.synced[path] = data
+        (self.top / f"x{self.number}-{n % 50}").write_bytes(data)
+
+    def run(self):
+        n = 0
+        while not self.stop:
+            n += 1
+            try:
+                self.one(n)
+            except OSError as error:
+                self.refused += 1
+                # ENOENT: between two mounts the directory below is seen
+                if error.errno not in (*DEAD, errno.ENOENT):
+                    self.failure = error
+                    return
+                time.sleep(0.01)
+
+
+@check(seconds=60 + 5 * KILLS)
+def killed_under_load_and_mounted_again(volume, _top):
+    with supervised(volume, f"supervise={2 * KILLS}/3600", "noatime", size=256 << 20) as (v, log):
+        top = v.mnt / "load"
+        top.mkdir()
+        fd = os.open(top, os.O_RDONLY)
+        os.fsync(fd)
+        before = v.mount_entry()
+        writers = [Writer(top, n) for n in range(3)]
+        for w in writers:
+            w.start()
+        try:
+            for _ in range(KILLS):
+                # one that has served for a second is replaced at once
+                time.sleep(0.4 if KILLS <= 3 else 1.1)
+                parent = kill_serving(v)
+                (v.mnt / "a later program").write_text("works")
+        finally:
+            for w in writers:
+                w.stop = True
+            for w in writers:
+                w.join()
+        for w in writers:
+            must(w.failure is None, f"a writer got {w.failure!r}")
+        must(sum(len(w.synced) for w in writers) > KILLS, "too little was written")
+        for w in writers:
+            for path, data in w.synced.items():
+                must(path.read_bytes() == data, f"{path}: not what was synced")
+        # what was open stays dead
+        with refused(*DEAD):
+            os.listdir(fd)
+        with contextlib.suppress(OSError):
+            os.close(fd)
+        after = v.mount_entry()
+        # a loop device of an image may have another number, as user and group ids have not
+        same((after[1:4]), (before[1:4]), "place, type and options of the mount")
+        text = log.read_text()
+        same(text.count("mounted again"), KILLS, "processes that were replaced, by the log")
+        v.umount()
+        must(not is_running(parent), "the parent outlives an unmount")
+        same(v.fsck("-f", "-n")[0], 0, "exit code of fsck")
+        print(f"  {KILLS} kills, {sum(len(w.synced) for w in writers)} synced files, "
+              f"{sum(w.refused for w in writers)} calls refused meanwhile")
+
+
+@check
+def a_mount_that_dies_too_often_is_given_up(volume, _top):
+    with supervised(volume, "supervise=1/3600") as (v, log):
+        kill_serving(v)
+        parent, serving = both(v)
+        kill_and_wait(serving, signal.SIGKILL)
+        wait_for("the end of the parent", lambda: not is_running(parent), 10)
+        with refused(*DEAD):
+            os.statvfs(v.mnt)
+        must("gives up" in log.read_text() and "more than 1 times within 3600 seconds" in log.read_text(), "the log")
+
+
+@check
+def a_volume_that_cannot_be_mounted_is_given_up(volume, _top):
+    with supervised(volume, "supervise=100/3600") as (v, log):
+        write_synced(v.mnt / "f", b"x")
+        parent, serving = both(v)
+        os.kill(serving, signal.SIGSTOP)
+        size = v.image.stat().st_size
+        with open(v.image, "r+b") as image:
+            image.truncate(0)
+            image.truncate(size)
+        kill_and_wait(serving, signal.SIGKILL)
+        wait_for("the end of the parent", lambda: not is_running(parent), 20)
+        text = log.read_text()
+        same(text.count("cannot be mounted again"), 3, f"tries in the log {text[-500:]}")
+        must("gives up" in text, "the log")
+        # the dead mount stays: nobody writes into the directory below by mistake
+        with refused(*DEAD):
+            os.statvfs(v.mnt)
+
+
+@check
+def sigterm_to_the_parent_unmounts(volume, _top):
+    for what in "serving", "killed":
+        with supervised(volume, "supervise") as (v, _):
+            (v.mnt / "f").write_text("x" * 10000)
+            parent, serving = both(v)
+            if what == "killed":
+                kill_and_wait(serving, signal.SIGKILL)
+            os.kill(parent, signal.SIGTERM)
+            wait_for("the end of both", lambda: not v.daemons(), 20)
+            must(not v.mount_entry(), "still mounted")
+            same(v.fsck("-f", "-n")[0], 0, "exit code of fsck")
+    with supervised(volume, "supervise") as (v, _):
+        kill_and_wait(both(v)[1], signal.SIGTERM)
+        wait_for("the end of both", lambda: not v.daemons(), 20)
+        must(not v.mount_entry(), "still mounted")
+
+
+@check
+def a_mount_over_it_is_left_alone(volume, _top):
+    root_only()
+    with supervised(volume, "supervise") as (v, log):
+        (v.mnt / "f").write_text("below")
+        parent, serving = both(v)
+        run("mount", "-t", "tmpfs", "tmpfs", v.mnt)
+        try:
+            (v.mnt / "theirs").write_text("on top")
+            kill_and_wait(serving, signal.SIGKILL)
+            wait_for("a word in the log", lambda: "mounted over the dead mount" in log.read_text(), 10)
+            same((v.mnt / "theirs").read_text(), "on top", "what is mounted over it")
+            must(is_running(parent), "the parent does not wait")
+        finally:
+            run("umount", v.mnt)
+        wait_for("another process that serves", lambda: v.alive() and both(v)[1], 20)
+        same(v.mount_entry()[2].split(".")[-1], "braidfs", "what is mounted")
+        # unmounted by somebody while nobody serves it: that was meant
+        serving = both(v)[1]
+        os.kill(parent, signal.SIGSTOP)
+        kill_and_wait(serving, signal.SIGKILL)
+        run("umount", "-l", v.mnt)
+        os.kill(parent, signal.SIGCONT)
+        wait_for("the end of the parent", lambda: not is_running(parent), 10)
+        must(not v.mount_entry(), "mounted again after an unmount")
+
+
+@check
+def a_block_device_that_open_files_keep(volume, _top):
+    """The dead mount of a block device keeps its claim as long as somebody has a file open on it."""
+    root_only()
+    daemon_only(volume)
+    with small_volume(volume) as v, loop_device(v.image) as device:
+        for option in "rw", "ro":
+            run(v.binary, "mount", "-o", f"{option},supervise,transport=dev", device, v.mnt)
+            try:
+                if option == "rw":
+                    write_synced(v.mnt / "f", b"synced")
+                held = open(v.mnt / "f", "rb", buffering=0)
+                kill_serving(v)
+                with refused(*DEAD):
+                    os.fsync(held.fileno())
+                same((v.mnt / "f").read_bytes(), b"synced", "what was synced")
+                if option == "rw":
+                    write_synced(v.mnt / "g", b"later")
+                else:
+                    with refused(errno.EROFS):
+                        (v.mnt / "g").write_bytes(b"x")
+                # close asks the dead mount, too
+                with contextlib.suppress(OSError):
+                    held.close()
+                kill_serving(v)
+                same((v.mnt / "g").read_bytes(), b"later", "what was written after the first kill")
+            finally:
+                v.umount()
+        same(run(v.binary, "fsck", "-f", "-n", device, ok=None)[0], 0, "exit code of fsck")
+
+
+@check
+def readiness_is_told(volume, _top):
+    """As systemd starts it: in the foreground, READY=1 when it can be used, status 0 after an unmount."""
+    daemon_only(volume)
+    with small_volume(volume) as v:
+        path = v.image.with_suffix(".socket")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
+            told.bind(str(path))
+            told.settimeout(20)
+            env = dict(os.environ, NOTIFY_SOCKET=str(path))
+            for options in "transport=dev", "transport=dev,supervise":
+                daemon = subprocess.Popen([v.binary, "mount", "-f", "-o", options, v.image, v.mnt], env=env,
+                                          stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                try:
+                    same(told.recv(100), b"READY=1", "what was told")
+                    must(v.alive(), "not mounted when it is told")
+                    quiet("umount", v.mnt)
+                    same(daemon.wait(20), 0, "exit code")
+                finally:
+                    daemon.kill()
+                    daemon.wait()
+        path.unlink()
+        # one that cannot be mounted has the exit code that the unit does not restart
+        same(run(v.binary, "mount", "-f", v.image.with_suffix(".none"), v.mnt, ok=None)[0], 32, "exit code")
