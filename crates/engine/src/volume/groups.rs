@@ -282,7 +282,7 @@ mod tests {
             let epoch = bat.entry(g as u32).epoch + 1;
             bat.set(&**i.store.device(0), g, BatEntry { domain: Some(DomainId(d)), epoch })
         };
-        faulty.add(Rule::new(Op::Flush, Effect::Fail(5)).times(1));
+        faulty.add(Rule::new(Op::Write, Effect::Fail(5)).times(1));
         assert!(claim(&mut bat, g, 0).is_err());
         assert_eq!(bat.free_groups(), all - 1);
         let other = bat.find_free().unwrap();
