@@ -25,6 +25,10 @@
 //! **Who looks.** Whoever takes room looks at that of the domain ([`BraidFs::watch_room`]). A domain may become tight by what
 //! others take, while the volume sees no write to a file of it, so all domains are looked at now and then.
 //!
+//! **Limits.** The room of a domain with a limit of its own (a tenant's) says nothing of its neighbours', and the kernel has one
+//! bound for the whole mount. So such domains are left out when that is set, and a tight one does not restrict it: what
+//! the kernel may hold of each is the whole bound, and it is tight with less room than twice that.
+//!
 //! On a mount without the writeback cache ([`Cache::Through`]) no domain is ever tight: all `write`s are as by rule 1, and
 //! pages stay for reads.
 //!
@@ -160,38 +164,63 @@ impl BraidFs {
     /// Has the kernel hold dirty pages by the room that there is: before the first request comes.
     pub(crate) fn allow_dirty(&mut self, limit: Option<DirtyLimit>) {
         self.dirty = limit;
-        self.allow_by_room();
+        self.allow_by_room(None);
     }
 
-    /// Domains that there are now: one that may be added has no room, which says nothing of the volume.
-    fn looked_at(&self) -> usize {
+    /// Domains that there are. There are places for as many as the volume can have, and nothing in those.
+    fn domain_count(&self) -> usize {
         self.vol.domain_count().min(self.tight.domains.len())
     }
 
-    /// Sets the kernel's bound by the room that there is; before, it counts as set.
-    fn allow_by_room(&self) {
-        let rooms = (0..self.looked_at()).map(|d| self.vol.domain_room(DomainId(d as u16)));
-        let (Some(limit), Some(least)) = (&self.dirty, rooms.min()) else { return };
+    /// Whether a domain has a limit of its own, so that its room is no matter of its neighbours.
+    fn is_limited(&self, domain: usize) -> bool {
+        self.vol.is_limited(DomainId(domain as u16))
+    }
+
+    /// Room of the domain that has least, of those without limits; `None`: all have one.
+    fn least_room(&self) -> Option<u64> {
+        let shared = (0..self.domain_count()).filter(|d| !self.is_limited(*d));
+        shared.map(|d| self.vol.domain_room(DomainId(d as u16))).min()
+    }
+
+    /// Sets the kernel's bound by the room that there is; before, it counts as set, and domains with limits that have too
+    /// little room for it become tight. Where requests come already `channel` tells the kernel so: by the helper thread
+    /// only.
+    fn allow_by_room(&self, channel: Option<&Channel>) {
+        let (Some(limit), Some(least)) = (&self.dirty, self.least_room()) else { return };
         let wanted = dirty::wanted(least * 4096);
         self.tight.bound.store(wanted, Ordering::SeqCst);
         self.tight.domains.iter().for_each(|d| {
             d.held.fetch_max(wanted / 4096, Ordering::SeqCst);
         });
+        for d in (0..self.domain_count()).filter(|d| self.is_limited(*d)) {
+            let domain = &self.tight.domains[d];
+            let little = self.vol.domain_room(DomainId(d as u16)) < TIGHT * domain.held.load(Ordering::SeqCst);
+            if little && !domain.tight.swap(true, Ordering::SeqCst) {
+                match channel {
+                    Some(channel) => self.write_back_first(d, channel),
+                    // it holds nothing
+                    None => domain.unknown.store(false, Ordering::SeqCst),
+                }
+            }
+        }
         let bytes = limit.allow(least * 4096);
         self.tight.domains.iter().for_each(|d| d.held.store(bytes / 4096, Ordering::SeqCst));
     }
 
     /// Has the kernel's bound raised where all domains have much more room than it was set for. `least`: blocks that the
     /// smallest has.
-    fn raise_bound(&self, least: u64) {
+    fn raise_bound(&self, least: u64, channel: &Arc<Channel>) {
         let enough = dirty::wanted(least * 4096) >= 2 * self.tight.bound.load(Ordering::Relaxed);
         if !enough || self.dirty.is_none() || self.tight.raising.swap(true, Ordering::SeqCst) {
             return;
         }
         // In turn with what restricts it.
-        let _ = self.jobs.send(Box::new(|fs: &BraidFs| {
-            if fs.tight.domains.iter().all(|d| !d.tight.load(Ordering::SeqCst)) {
-                fs.allow_by_room();
+        let channel = Arc::clone(channel);
+        let _ = self.jobs.send(Box::new(move |fs: &BraidFs| {
+            let tight = |d: usize| fs.tight.domains[d].tight.load(Ordering::SeqCst) && !fs.is_limited(d);
+            if !(0..fs.domain_count()).any(tight) {
+                fs.allow_by_room(Some(&channel));
             }
             fs.tight.raising.store(false, Ordering::SeqCst);
         }));
@@ -199,7 +228,7 @@ impl BraidFs {
 
     /// Looks how much room each domain has before the first request comes: on a mount without OPEN.
     pub(crate) fn first_look_at_room(&self) {
-        for (d, domain) in self.tight.domains.iter().enumerate().take(self.looked_at()) {
+        for (d, domain) in self.tight.domains.iter().enumerate().take(self.domain_count()) {
             let room = self.vol.domain_room(DomainId(d as u16));
             let tight = room < TIGHT * domain.held.load(Ordering::Relaxed);
             domain.unknown.store(!tight, Ordering::SeqCst);
@@ -223,13 +252,17 @@ impl BraidFs {
             && let next = until(now + LOOK)
             && self.tight.look.compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed).is_ok()
         {
-            let mut least = u64::MAX;
-            for d in 0..self.looked_at() {
+            let mut least = None;
+            for d in 0..self.domain_count() {
                 let room = self.vol.domain_room(DomainId(d as u16));
-                least = least.min(room);
+                if !self.is_limited(d) {
+                    least = Some(least.map_or(room, |l: u64| l.min(room)));
+                }
                 self.watch_domain(d, room, channel);
             }
-            self.raise_bound(least);
+            if let Some(least) = least {
+                self.raise_bound(least, channel);
+            }
             let took = self.tight.begin.elapsed() - now;
             self.tight.look.fetch_max(until(now + 20 * took), Ordering::Relaxed);
         }
@@ -458,21 +491,44 @@ impl BraidFs {
 
     /// Has the kernel write back what it may hold of a domain that has just become tight. By the helper thread only.
     fn write_back_first(&self, domain: usize, channel: &Channel) {
-        let bound = self.dirty.as_ref().map_or(LEAST_BYTES, DirtyLimit::restrict);
-        self.tight.bound.store(LEAST_BYTES, Ordering::SeqCst);
+        let bound = (!self.is_limited(domain)).then(|| {
+            let bound = self.dirty.as_ref().map_or(LEAST_BYTES, DirtyLimit::restrict);
+            self.tight.bound.store(LEAST_BYTES, Ordering::SeqCst);
+            bound
+        });
         if self.negotiated.opens() {
             self.write_back(domain, channel);
         } else {
             self.known_files(domain).iter().for_each(|id| channel.invalidate(*id, true));
             self.tight.domains[domain].unknown.store(false, Ordering::SeqCst);
         }
-        self.tight.domains[domain].held.store(bound / 4096, Ordering::SeqCst);
+        if let Some(bound) = bound {
+            self.tight.domains[domain].held.store(bound / 4096, Ordering::SeqCst);
+        }
+    }
+
+    /// The limit of a domain has changed. Where that leaves it little room the kernel writes back what it took while there was
+    /// more; then nothing that was accepted before is under way. By the helper thread only.
+    pub(crate) fn limit_changed(&self, domain: DomainId, channel: &Channel) {
+        let d = usize::from(domain.0);
+        if self.profile.cache == Cache::Back && d < self.domain_count() && self.is_limited(d) {
+            let place = &self.tight.domains[d];
+            let room = self.vol.domain_room(domain);
+            if room < TIGHT * place.held.load(Ordering::SeqCst) {
+                place.tight.store(true, Ordering::SeqCst);
+            }
+            // also of one that was tight: it may have been granted what was there
+            self.write_back_first(d, channel);
+        }
+        self.vol.promises_are_kept(domain);
     }
 
     /// The kernel's bound has grown where memory has become free. By the helper thread only.
     fn restrict_again(&self, domain: usize) {
+        let limited = self.is_limited(domain);
         let domain = &self.tight.domains[domain];
-        if let Some(limit) = self.dirty.as_ref().filter(|_| domain.tight.load(Ordering::SeqCst)) {
+        let limit = self.dirty.as_ref().filter(|_| !limited && domain.tight.load(Ordering::SeqCst));
+        if let Some(limit) = limit {
             domain.held.store(limit.restrict() / 4096, Ordering::SeqCst);
         }
     }

@@ -327,3 +327,175 @@ fn a_tenant_that_fails_fails_alone() {
     assert_eq!(v.tenant("b").unwrap().budget, budget(10 * MIB));
     assert_eq!(v.getattr(v.lookup(b, b"g").unwrap().ino).unwrap().size, 50_000);
 }
+
+/// A volume on a device that can fail, where nothing goes on by itself.
+fn mount_faulty(device: &Arc<dyn Device>) -> (Arc<FaultDevice>, Volume) {
+    let faulty = Arc::new(FaultDevice::new(Arc::clone(device), 1));
+    let options = MountOptions { background: false, ..MountOptions::default() };
+    let v = Volume::mount(vec![faulty.clone() as Arc<dyn Device>], options).unwrap();
+    (faulty, v)
+}
+
+/// Blocks of a domain's header pair.
+fn header_pair(v: &Volume, domain: u16) -> std::ops::Range<u64> {
+    let at = v.super_block().domain_table.get() + 2 * u64::from(domain);
+    at..at + 2
+}
+
+/// What a front end took from programs while there was room for it is not lost when the limit goes down before it comes:
+/// but it never has more than the limit before.
+#[test]
+fn a_lower_limit_loses_nothing_that_was_accepted() {
+    let device = memory(96);
+    format(&device);
+    let v = mount(&device);
+    let before = 32 * MIB / BLOCK;
+    let t = tenant(&v, "t", before * BLOCK);
+    let f = file(&v, t, "f");
+    v.write(&f, 0, &vec![1; 4 << 20]).unwrap();
+    v.sync().unwrap();
+    // in a file with content in its record, in a new one, and one block after the other
+    let small = file(&v, t, "small");
+    v.write(&small, 0, &[1; 10]).unwrap();
+    v.tenant_set("t", budget(2 * MIB)).unwrap();
+    assert!(matches!(v.write(&f, 4 << 20, &[1; 4096]), Err(Error::NoSpace)));
+    assert_eq!(v.write_accepted(&small, 5, &[2; 100_000]).unwrap(), 100_000);
+    for at in 4..20 {
+        assert_eq!(v.write_accepted(&f, at << 20, &vec![at as u8; 1 << 20]).unwrap(), 1 << 20, "MiB {at}");
+    }
+    v.sync().unwrap();
+    let mut bytes = [0; 4096];
+    v.read(&f, 19 << 20, &mut bytes).unwrap();
+    assert!(bytes.iter().all(|b| *b == 19));
+    let mut at = 20 << 20;
+    while let Ok(n) = v.write_accepted(&f, at, &vec![3; 1 << 18]) {
+        at += n as u64;
+        assert!(at < 64 << 20, "no end");
+    }
+    v.sync().unwrap();
+    assert!(used(&v, "t") <= before + 64, "{} blocks of {before}", used(&v, "t"));
+    close(v, &device);
+}
+
+/// Above a limit that was lowered files can be overwritten and cleaned: their use does not grow.
+#[test]
+fn above_the_limit_files_are_overwritten() {
+    let device = memory(96);
+    format(&device);
+    let v = mount(&device);
+    let t = tenant(&v, "t", 32 * MIB);
+    let f = file(&v, t, "f");
+    v.write(&f, 0, &vec![1; 8 << 20]).unwrap();
+    v.sync().unwrap();
+    v.tenant_set("t", budget(2 * MIB)).unwrap();
+    for round in 0..3 {
+        for at in (0..8 << 20).step_by(1 << 16) {
+            assert_eq!(v.write(&f, at, &[round; 4096]).unwrap(), 4096, "round {round}");
+        }
+        v.sync().unwrap();
+        v.clean(4).unwrap();
+    }
+    assert!(matches!(v.write(&f, 8 << 20, &[1; 4096]), Err(Error::NoSpace)));
+    assert!(used(&v, "t") < 9 * MIB / BLOCK, "{}", used(&v, "t"));
+    close(v, &device);
+}
+
+/// A tenant that has few blocks in use gets more numbers of inodes, also where it has blocks enough.
+#[test]
+fn numbers_of_inodes_do_not_end_at_the_limit_of_space() {
+    let device = memory(96);
+    format(&device);
+    let v = mount(&device);
+    let t = tenant(&v, "t", 2 * MIB);
+    let most = v.statfs_of(t).unwrap().inodes;
+    for n in 0..most + 100 {
+        make(&v, t, &format!("{n}"), FileKind::File);
+    }
+    assert!(used(&v, "t") <= 2 * MIB / BLOCK);
+    close(v, &device);
+}
+
+/// A change of a tenant that the device refused, in its first or its second write or its flush, has not happened.
+#[test]
+fn what_the_device_refused_has_not_happened() {
+    let device = memory(64);
+    format(&device);
+    let (faulty, v) = mount_faulty(&device);
+    let t = tenant(&v, "t", 16 * MIB);
+    let pair = header_pair(&v, v.domain_of(t).unwrap().0);
+    let rules = [
+        Rule::new(Op::Write, Effect::Fail(5)).blocks(pair.clone()),
+        Rule::new(Op::Write, Effect::Fail(5)).blocks(pair.clone()).skip(1),
+    ];
+    for rule in rules.clone() {
+        faulty.add(rule.clone().times(1));
+        assert!(v.tenant_set("t", budget(4 * MIB)).is_err());
+        faulty.clear();
+        assert_eq!(v.tenant("t").unwrap().budget, budget(16 * MIB), "{rule:?}");
+        faulty.add(rule.clone().times(1));
+        assert!(v.tenant_remove("t").is_err());
+        faulty.clear();
+        assert_eq!(v.tenant("t").unwrap().budget, budget(16 * MIB), "{rule:?}");
+        assert!(matches!(v.rmdir(ROOT, b"t"), Err(Error::Busy(_))));
+    }
+    close(v, &device);
+    // the header of a new domain is written, and again when the domain is there, and then twice for the tenant
+    for skip in [2, 3] {
+        let device = memory(64);
+        format(&device);
+        let (faulty, v) = mount_faulty(&device);
+        faulty.add(Rule::new(Op::Write, Effect::Fail(5)).blocks(header_pair(&v, 2)).skip(skip).times(1));
+        assert!(v.tenant_create(ROOT, b"t", 0o755, "t", budget(4 * MIB), &Cred::root()).is_err());
+        assert_eq!((faulty.fired(), v.domains().len()), (1, 3));
+        assert!(v.tenants().is_empty() && matches!(v.lookup(ROOT, b"t"), Err(Error::NotFound)));
+        tenant(&v, "t", 4 * MIB);
+        v.unmount().unwrap();
+        let v = mount(&device);
+        assert_eq!((v.tenants().len(), v.domains().len()), (1, 3));
+        close(v, &device);
+    }
+}
+
+/// Likewise of its flushes; a device whose flush failed is trusted no more.
+#[test]
+fn a_tenant_whose_flush_failed_is_as_before() {
+    for skip in 0..2 {
+        let device = memory(64);
+        format(&device);
+        let (faulty, v) = mount_faulty(&device);
+        tenant(&v, "t", 16 * MIB);
+        faulty.add(Rule::new(Op::Flush, Effect::Fail(5)).skip(skip).times(1));
+        assert!(v.tenant_set("t", budget(4 * MIB)).is_err());
+        assert_eq!(v.tenant("t").unwrap().budget, budget(16 * MIB), "flush {skip}");
+        assert!(v.tenant_remove("t").is_err() && v.tenants().len() == 1);
+        v.crash();
+        let v = mount(&device);
+        let is = v.tenant("t").unwrap().budget;
+        assert!(is == budget(16 * MIB) || is == budget(4 * MIB), "{is:?}");
+        close(v, &device);
+    }
+}
+
+/// A domain that was added for anybody, and failed half-way, is a tenant's only where it is kept for tenants.
+#[test]
+fn a_second_attempt_at_a_domain_keeps_it_for_tenants() {
+    let device = memory(64);
+    format(&device);
+    let (faulty, v) = mount_faulty(&device);
+    // the header is written, the group claimed, and then the header once more
+    faulty.add(Rule::new(Op::Write, Effect::Fail(5)).blocks(header_pair(&v, 2)).skip(1).times(1));
+    assert!(v.add_domain().is_err());
+    assert_eq!((v.domains().len(), faulty.fired()), (2, 1));
+    let t = tenant(&v, "t", 8 * MIB);
+    let mine = v.domain_of(t).unwrap();
+    let elsewhere = |v: &Volume, prefix: &str| {
+        for n in 0..12 {
+            assert_ne!(v.domain_of(make(v, ROOT, &format!("{prefix}{n}"), FileKind::Dir)).unwrap(), mine);
+        }
+    };
+    elsewhere(&v, "a");
+    v.unmount().unwrap();
+    let v = mount(&device);
+    elsewhere(&v, "b");
+    close(v, &device);
+}

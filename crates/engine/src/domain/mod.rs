@@ -245,7 +245,7 @@ impl Domain {
         let Layers { mut space, mut nodes, journal } = layers;
         let kept = header.header.tenant_flags.get() & KEPT_FOR_TENANTS != 0;
         let tenant_root = header.header.tenant_root.get();
-        space.set_hard_limit(Some(header.header.tenant_blocks.get()).filter(|n| *n > 0));
+        space.set_hard_limit(Some(header.header.tenant_blocks.get()).filter(|n| *n > 0), 0);
         space.limit(shared.table_bytes);
         nodes.limit(shared.table_bytes);
         let last = header.header.last_tx.get();

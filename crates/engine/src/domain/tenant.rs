@@ -3,7 +3,7 @@
 use super::Domain;
 use crate::error::Result;
 use crate::types::*;
-use braidfs_format::domain::DomainHeader;
+use braidfs_format::domain::{DomainHeader, KEPT_FOR_TENANTS};
 use std::sync::atomic::Ordering;
 
 /// What a domain's header says of its tenant.
@@ -52,19 +52,40 @@ impl Domain {
     /// Has the header say so, durably. It is written twice: the loss of a copy must not bring an older limit back.
     ///
     /// # Errors
-    /// Of the device: the header says the one or the other.
+    /// Of the device: it is bound as before, but for a crash before the header can be written again.
     pub(crate) fn bind(&self, to: Option<&Binding>) -> Result<()> {
-        let change = |h: &mut DomainHeader| {
-            h.tenant_root = to.map_or(0, |b| b.root.ino.0).into();
-            h.tenant_generation = to.map_or(0, |b| b.root.generation).into();
-            h.tenant_blocks = to.and_then(|b| b.blocks).unwrap_or(0).into();
-            h.tenant_name = [0; 64];
-            if let Some(b) = to {
-                let n = b.name.len().min(h.tenant_name.len());
-                h.tenant_name[..n].copy_from_slice(&b.name.as_bytes()[..n]);
-            }
-        };
-        self.write_header(change)?;
-        self.write_header(change)
+        let old = self.binding();
+        let change = |to| move |h: &mut DomainHeader| tell(h, to);
+        let bound = self.write_header(change(to)).and_then(|()| self.write_header(change(to)));
+        if bound.is_err() {
+            // where the device refuses this, too, the next header that it takes says so
+            let _ = self.write_header(change(old.as_ref()));
+            tell(&mut self.header.lock().header, old.as_ref());
+        }
+        bound
+    }
+
+    /// The header of a domain that has just been added: in use, and kept for tenants or not.
+    ///
+    /// # Errors
+    /// Of the device.
+    pub(crate) fn mark_added(&self, tenant_flags: u32) -> Result<()> {
+        self.write_header(|h| {
+            self.in_use(h, false);
+            h.tenant_flags = tenant_flags.into();
+        })?;
+        self.kept.store(tenant_flags & KEPT_FOR_TENANTS != 0, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+fn tell(h: &mut DomainHeader, to: Option<&Binding>) {
+    h.tenant_root = to.map_or(0, |b| b.root.ino.0).into();
+    h.tenant_generation = to.map_or(0, |b| b.root.generation).into();
+    h.tenant_blocks = to.and_then(|b| b.blocks).unwrap_or(0).into();
+    h.tenant_name = [0; 64];
+    if let Some(b) = to {
+        let n = b.name.len().min(h.tenant_name.len());
+        h.tenant_name[..n].copy_from_slice(&b.name.as_bytes()[..n]);
     }
 }

@@ -4,8 +4,12 @@ use super::PAGE;
 use crate::cell::{Body, Cell, FileBody, State};
 use crate::domain::serialise::writes_in_place;
 use crate::error::Result;
+use crate::space::Space;
 use crate::volume::MountedVolume;
 use braidfs_format::inode::NOCOW;
+
+/// How blocks are reserved that nothing is freed for.
+pub(super) type Reserve = fn(&Space, u64) -> Result<()>;
 
 /// Whether a dirty page at `lblk` will need a new block.
 fn needs_block(f: &FileBody, lblk: u64, in_place: bool) -> bool {
@@ -50,6 +54,11 @@ impl MountedVolume {
     /// domain has too little right now. The caller has called
     /// [`Op::write_out_older`](crate::volume::operation::Op::write_out_older).
     pub(crate) fn reserve_pages(&self, c: &Cell, st: &mut State, first: u64, last: u64) -> bool {
+        self.reserve_pages_as(c, st, first, last, Space::reserve_ordinary)
+    }
+
+    /// [`Self::reserve_pages`], new ones by this function.
+    pub(super) fn reserve_pages_as(&self, c: &Cell, st: &mut State, first: u64, last: u64, reserve: Reserve) -> bool {
         let d = self.dom(c.domain);
         let in_place = d.in_place(st);
         let Body::File(f) = &mut st.body else { return true };
@@ -58,7 +67,7 @@ impl MountedVolume {
             // one that is written anew gives its old block back
             if f.map.get(l).is_some() { again += 1 } else { new += 1 }
         }
-        if new > 0 && d.space.reserve(new, false).is_err() {
+        if new > 0 && reserve(&d.space, new).is_err() {
             return false;
         }
         if again > 0 && d.space.reserve_again(again).is_err() {

@@ -3,12 +3,14 @@
 //! A write changes pages in memory and reserves the blocks that they will need, so that ENOSPC is told here; places are
 //! given when the transaction commits, or under memory pressure (delayed allocation).
 
+use super::reserve::Reserve;
 use super::{PAGE, SIZE_MAX};
 use crate::cell::pages::Page;
 use crate::cell::{Body, Cell, State};
 use crate::domain::Domain;
 use crate::error::{Error, Result};
 use crate::planted::sharing::{Place, share};
+use crate::space::Space;
 use crate::types::*;
 use crate::volume::operation::Op;
 use crate::volume::{MountedVolume, OpenFile, Volume};
@@ -154,6 +156,9 @@ impl MountedVolume {
             return Err(Error::TooBig);
         }
         op.write_out_older(c, &mut st)?;
+        // what was accepted must not be lost where a limit has gone down since
+        let reserve: Reserve =
+            if matches!(at, At::Accepted(_)) { Space::reserve_accepted } else { Space::reserve_ordinary };
         let n = data.len().min((SIZE_MAX - offset) as usize);
         let end = offset + n as u64;
         if !self.load_last_page(c, &mut st, end)? {
@@ -174,7 +179,7 @@ impl MountedVolume {
             let grows = end.saturating_sub(st.size);
             if grows > 0 {
                 // part of a node block, which is counted whole where it begins
-                if d.space.reserve(1, false).is_err() {
+                if reserve(&d.space, 1).is_err() {
                     return Ok(None);
                 }
                 d.space.unreserve(1);
@@ -184,10 +189,10 @@ impl MountedVolume {
             let (first, last) = (offset / PAGE, (end - 1) / PAGE);
             // inline content becomes page 0, which the write itself may not reach
             let extra = u64::from(first > 0 && f.inline.as_ref().is_some_and(|b| !b.is_empty()));
-            if d.space.reserve(extra, false).is_err() {
+            if reserve(&d.space, extra).is_err() {
                 return Ok(None);
             }
-            if !self.reserve_pages(c, &mut st, first, last) {
+            if !self.reserve_pages_as(c, &mut st, first, last, reserve) {
                 d.space.unreserve(extra);
                 return Ok(None);
             }
@@ -289,9 +294,14 @@ impl MountedVolume {
                         break (w.offset, w.bytes);
                     }
                     Ok(None) => {
-                        let Err(e) = self.make_room(self.dom(c.domain), &mut attempt) else { continue };
+                        let (d, accepted) = (self.dom(c.domain), matches!(at, At::Accepted(_)));
+                        if accepted && d.space.lacks_promised() && self.claim_beyond_limit(d)? {
+                            continue;
+                        }
+                        let Err(e) = self.make_room(d, &mut attempt) else { continue };
                         // the last blocks: as much of the piece as there is room for
-                        let rest = self.dom(c.domain).space.available().min(piece.len() as u64 / PAGE / 2);
+                        let promised = if accepted { d.space.promised() } else { 0 };
+                        let rest = d.space.available().max(promised).min(piece.len() as u64 / PAGE / 2);
                         if rest == 0 {
                             return if done > 0 { Ok((start, done)) } else { Err(e) };
                         }

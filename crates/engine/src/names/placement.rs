@@ -79,7 +79,8 @@ impl MountedVolume {
             if let Some((node, generation)) = dom.nodes.alloc(Some(near.node()))? {
                 return Ok(Some(InodeRef { ino: node.inode(), generation }));
             }
-            if self.claim_group(dom)? {
+            // for numbers, of which there is no limit
+            if self.claim_beyond_limit(dom)? {
                 continue;
             }
             if given_back {

@@ -6,7 +6,10 @@
 
 use braidfs_sync::slots::{Line, PerSlot};
 use braidfs_sync::{Mutex, rank};
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicBool, AtomicI64,
+    Ordering::{Relaxed, SeqCst},
+};
 
 /// A slot takes so many blocks at a time, at least and at most: more than an operation on names asks for.
 const BATCH: std::ops::RangeInclusive<i64> = 64..=512;
@@ -87,9 +90,10 @@ impl Account {
 
     /// Takes `blocks` whether they are there or not, from slots, too: nobody may have them from now on.
     pub fn withhold(&self, blocks: i64) {
-        self.limits.few.store(true, Relaxed);
-        let _one = self.merge_slots();
-        self.common.fetch_sub(blocks, Relaxed);
+        // in this order: who sees that there are many blocks again, and says so, looks once more behind that
+        self.common.fetch_sub(blocks, SeqCst);
+        self.limits.few.store(true, SeqCst);
+        drop(self.merge_slots());
     }
 
     /// Takes `blocks` whether they are there or not: they are in use.
@@ -125,7 +129,11 @@ impl Account {
             // some more, so that it does not go to and fro with each operation
             let low = self.limits.low.load(Relaxed);
             if now - low >= low / 2 {
-                self.limits.few.store(false, Relaxed);
+                self.limits.few.store(false, SeqCst);
+                // somebody withheld them meanwhile: what slots got from then on is merged when it is asked for
+                if self.common.load(SeqCst) - low < low / 2 {
+                    self.limits.few.store(true, SeqCst);
+                }
             }
         }
     }

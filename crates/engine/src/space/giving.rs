@@ -103,7 +103,9 @@ impl Space {
         let Some(group) = self.groups.read().get(&number).cloned() else { return Ok(None) };
         let Some(unused) = group.stop() else { return Ok(None) };
         self.pool.lock().remove_group(&group);
-        if !self.account.take(unused, self.hidden() as i64) {
+        // what of it is withheld is nothing that ordinary reservations could have had
+        let floor = self.hidden() as i64 - self.withheld_less(u64::from(group.total())).min(unused);
+        if !self.account.take(unused, floor) {
             let now = group.go_on();
             self.pool.lock().add_group(&group);
             // what became unused meanwhile

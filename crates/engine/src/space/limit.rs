@@ -5,6 +5,10 @@
 //! as they may use what is kept back. The limit counts blocks in use and reserved ones, data and metadata; the group's own
 //! tables and the journal are none of them.
 //!
+//! What internal work writes elsewhere, and what is overwritten, may use what is withheld for as long as the old blocks are
+//! not free. And what a front end accepted before the limit went down is *promised*: it may go beyond the limit, up to
+//! where the limit was, until the front end says that it holds no more of it.
+//!
 //! The limit, the number of blocks and what is withheld change under the lock of the group table, or while the domain is
 //! opened. Others read them.
 
@@ -18,11 +22,18 @@ pub(super) struct Limit {
     pub withheld: AtomicI64,
     /// Blocks of groups that were closed, and are counted still.
     pub leaving: AtomicU64,
+    /// Blocks beyond the limit that may have been promised before it went down.
+    pub promised: AtomicU64,
 }
 
 impl Default for Limit {
     fn default() -> Self {
-        Self { hard: AtomicU64::new(u64::MAX), withheld: AtomicI64::new(0), leaving: AtomicU64::new(0) }
+        Self {
+            hard: AtomicU64::new(u64::MAX),
+            withheld: AtomicI64::new(0),
+            leaving: AtomicU64::new(0),
+            promised: AtomicU64::new(0),
+        }
     }
 }
 

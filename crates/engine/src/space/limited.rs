@@ -2,7 +2,11 @@
 
 use super::Space;
 use super::limit::kept_back;
+use crate::error::{Error, Result};
 use std::sync::atomic::Ordering::Relaxed;
+
+/// With so many blocks more, what is accepted goes on for a while (4 MiB).
+const PROMISED_STEP: u64 = 1024;
 
 impl Space {
     /// The most blocks that may be in use or reserved.
@@ -10,10 +14,48 @@ impl Space {
         Some(self.limit.hard.load(Relaxed)).filter(|n| *n < u64::MAX)
     }
 
-    /// Changes it. Where more is in use already nothing more is to be had until enough is deleted.
-    pub(crate) fn set_hard_limit(&self, blocks: Option<u64>) {
+    /// Changes it. Where more is in use already nothing more is to be had until enough is deleted. `promised`: so many blocks
+    /// beyond it may have been accepted by a front end ([`Self::reserve_accepted`]).
+    pub(crate) fn set_hard_limit(&self, blocks: Option<u64>, promised: u64) {
+        self.limit.promised.store(promised, Relaxed);
         self.limit.hard.store(blocks.unwrap_or(u64::MAX), Relaxed);
         self.withhold();
+    }
+
+    /// Blocks beyond the limit that may still come from what was accepted.
+    pub(crate) fn promised(&self) -> u64 {
+        self.limit.promised.load(Relaxed)
+    }
+
+    /// Nobody holds anything that was accepted before the limit went down.
+    pub(crate) fn end_promises(&self) {
+        self.limit.promised.store(0, Relaxed);
+    }
+
+    /// Whether the domain has too few blocks of its own for what was accepted before its limit went down.
+    pub(crate) fn lacks_promised(&self) -> bool {
+        let want = self.promised().min(PROMISED_STEP) as i64;
+        want > 0 && self.account.sum() + self.withheld() - want < self.hidden() as i64
+    }
+
+    /// Promises blocks for what a front end accepted: as an ordinary reservation, else out of what was promised before the
+    /// limit went down.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`].
+    pub(crate) fn reserve_accepted(&self, blocks: u64) -> Result<()> {
+        if self.reserve(blocks, false).is_ok() {
+            return Ok(());
+        }
+        let enough = |n: u64| n.checked_sub(blocks);
+        if self.limit.promised.fetch_update(Relaxed, Relaxed, enough).is_err() {
+            return Err(Error::NoSpace);
+        }
+        let taken = self.take_from_account(blocks, self.hidden() as i64 - self.withheld());
+        if taken.is_err() {
+            self.limit.promised.fetch_add(blocks, Relaxed);
+        }
+        taken
     }
 
     /// Blocks that are withheld.

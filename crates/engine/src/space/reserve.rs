@@ -17,16 +17,21 @@ impl Space {
         self.take_from_account(blocks, floor)
     }
 
+    /// Promises blocks as to anybody.
+    pub(crate) fn reserve_ordinary(&self, blocks: u64) -> Result<()> {
+        self.reserve(blocks, false)
+    }
+
     /// Promises blocks for data that is written anew: as many become free when the transaction is durable, so that half
-    /// of the hidden reserve may be lent to it.
+    /// of the hidden reserve may be lent to it, and what a limit withholds.
     ///
     /// # Errors
     /// As [`Self::reserve`].
     pub fn reserve_again(&self, blocks: u64) -> Result<()> {
-        self.take_from_account(blocks, self.hidden() as i64 / 2)
+        self.take_from_account(blocks, self.hidden() as i64 / 2 - self.withheld())
     }
 
-    fn take_from_account(&self, blocks: u64, floor: i64) -> Result<()> {
+    pub(super) fn take_from_account(&self, blocks: u64, floor: i64) -> Result<()> {
         let blocks = i64::try_from(blocks).map_err(|_| Error::NoSpace)?;
         if self.account.take(blocks, floor) { Ok(()) } else { Err(Error::NoSpace) }
     }

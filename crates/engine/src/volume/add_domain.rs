@@ -60,13 +60,15 @@ impl MountedVolume {
         let sb = *self.sb.read();
         let peers: Arc<dyn Peers> = self.siblings.clone();
         let (d, _) = open_domain(&sb, &self.store, &self.shared, &peers, &bat, id)?;
-        d.mark_used(false)?;
+        // also where the header is that of an attempt for something else
+        d.mark_added(tenant_flags)?;
         self.siblings.add(&d);
         let groups = d.space.groups();
-        if !self.domains.push(d) {
+        // whoever is given the domain for an inode finds whose its group is
+        let own = || groups.into_iter().for_each(|g| self.siblings.set_owner(g, Some(id)));
+        if !self.domains.push(d, own) {
             unreachable!("{id} is not the next one"); // the table is locked
         }
-        groups.into_iter().for_each(|g| self.siblings.set_owner(g, Some(id)));
         self.count_unclaimed_in(&bat);
         self.tell_domains()?;
         tracing::info!("{id} was added");

@@ -42,11 +42,13 @@ impl Domains {
         self.places[..self.len()].iter().filter_map(OnceLock::get)
     }
 
-    /// One more, with the next number. Only one thread does this at a time; false where there is no room.
-    pub fn push(&self, domain: Arc<Domain>) -> bool {
+    /// One more, with the next number. Only one thread does this at a time; false where there is no room. `before` is called
+    /// when who knows the number finds the domain, and nobody has been told of it.
+    pub fn push(&self, domain: Arc<Domain>, before: impl FnOnce()) -> bool {
         let len = self.len();
         let fits = usize::from(domain.id.0) == len && self.places.get(len).is_some_and(|p| p.set(domain).is_ok());
         if fits {
+            before();
             self.len.store(len + 1, Ordering::Release);
         }
         fits

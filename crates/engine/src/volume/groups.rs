@@ -9,6 +9,7 @@ use braidfs_format::block::{BlockKind, other_copy_lost};
 use braidfs_format::domain::DomainHeader;
 use braidfs_format::group::GroupHeader;
 use braidfs_format::super_block::SuperBlock;
+use std::collections::BTreeSet;
 
 /// `seq` of a pair that is written for the first time.
 const FIRST_SEQ: u64 = 1;
@@ -32,6 +33,9 @@ pub struct Bat {
     start: u64,
     volume: u32,
     next: usize,
+    /// The device may say that these groups were claimed: a write that said so failed. Nobody claims them until the block of
+    /// the table is written again.
+    unsure: BTreeSet<usize>,
 }
 
 impl Bat {
@@ -54,6 +58,7 @@ impl Bat {
             start: sb.bat.get(),
             volume: sb.volume_id(),
             next: 0,
+            unsure: BTreeSet::new(),
         };
         let mut buf = vec![0u8; 2 * BLOCK_BYTES];
         while b.entries.len() < groups {
@@ -104,9 +109,11 @@ impl Bat {
         let all = usize::MAX;
         self.end.unwrap_or(all).min(self.doubtful.unwrap_or(all)).min(self.groups)
     }
-    /// Owners of the groups that can be claimed where they are nobody's.
+    /// Owners of the groups that can be claimed where they are nobody's; of one that the device may say is claimed none that
+    /// there is.
     pub fn claimable(&self) -> impl Iterator<Item = Option<DomainId>> + '_ {
-        self.owners().take(self.claim_end())
+        let unsure = |g| self.unsure.contains(&g).then_some(DomainId(u16::MAX));
+        self.owners().enumerate().map(move |(g, owner)| owner.or_else(|| unsure(g))).take(self.claim_end())
     }
     /// Groups that the pairs on the device have room for.
     pub(super) fn room(&self) -> usize {
@@ -187,14 +194,16 @@ impl Bat {
     /// A free group, the next one round.
     pub fn find_free(&mut self) -> Option<usize> {
         let n = self.claim_end();
-        let i = (0..n).map(|k| (self.next + k) % n.max(1)).find(|&i| self.entries[i].domain.is_none())?;
+        let free = |i: &usize| self.entries[*i].domain.is_none() && !self.unsure.contains(i);
+        let i = (0..n).map(|k| (self.next + k) % n.max(1)).find(free)?;
         self.next = i;
         Some(i)
     }
     /// Changes one entry, durably.
     ///
     /// # Errors
-    /// Of the device: the entry is as before.
+    /// Of the device: the entry is as before in memory. On the device it may be the new one, so that another domain must not
+    /// claim the group: its header would tell of one owner, the table of another.
     pub fn set(&mut self, device: &dyn braidfs_device::Device, group: usize, e: BatEntry) -> Result<()> {
         let per = ENTRIES_PER_BLOCK as usize;
         let block = group / per;
@@ -205,8 +214,12 @@ impl Bat {
         let r = device.write(pair + (1 - copy) as u64, &b).and_then(|()| device.flush());
         if let Err(e) = r {
             self.entries[group] = old;
+            if old.domain.is_none() {
+                self.unsure.insert(group);
+            }
             return Err(e.into());
         }
+        self.unsure.retain(|g| g / per != block);
         self.pairs[block] = (1 - copy, seq + 1);
         Ok(())
     }
@@ -245,4 +258,62 @@ fn has_header(store: &Store, sb: &SuperBlock, domain: u16) -> Result<bool> {
     let mut buf = vec![0u8; 2 * BLOCK_BYTES];
     store.device(0).read(pair, &mut buf)?;
     Ok(DomainHeader::from_pair(&buf, store.volume, pair, domain).is_ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{MkfsOptions, MountOptions, Volume, mkfs};
+    use braidfs_device::{Device, Effect, FaultDevice, MemDevice, Op, Rule};
+    use std::sync::Arc;
+
+    /// The device may say that a group is claimed although the write failed: another domain must not write its header.
+    #[test]
+    fn a_group_whose_claim_may_be_on_the_device_is_not_claimed() {
+        let faulty = Arc::new(FaultDevice::new(Arc::new(MemDevice::new(64 << 8)), 1));
+        let devices: Vec<Arc<dyn Device>> = vec![faulty.clone()];
+        let how = MkfsOptions { domains: Some(2), group_bytes: Some(4 << 20), ..MkfsOptions::default() };
+        mkfs::format(&devices, &how).unwrap();
+        let v = Volume::mount(devices, MountOptions { background: false, ..MountOptions::default() }).unwrap();
+        let i = v.mounted();
+        let mut bat = i.bat.lock();
+        let (all, g) = (bat.free_groups(), bat.find_free().unwrap());
+        let claim = |bat: &mut Bat, g: usize, d| {
+            let epoch = bat.entry(g as u32).epoch + 1;
+            bat.set(&**i.store.device(0), g, BatEntry { domain: Some(DomainId(d)), epoch })
+        };
+        faulty.add(Rule::new(Op::Write, Effect::Fail(5)).times(1));
+        assert!(claim(&mut bat, g, 0).is_err());
+        assert_eq!(bat.free_groups(), all - 1);
+        let other = bat.find_free().unwrap();
+        assert_ne!(other, g);
+        assert!(bat.claimable().nth(g).unwrap().is_some() && bat.groups_of(DomainId(0)).iter().all(|o| *o != g as u32));
+        // now the device says what memory does
+        claim(&mut bat, other, 1).unwrap();
+        assert_eq!(bat.free_groups(), all - 1);
+        assert!(bat.claimable().nth(g).unwrap().is_none());
+        bat.set_free(&**i.store.device(0), other as u32).unwrap();
+        drop(bat);
+        v.unmount().unwrap();
+    }
+
+    /// Who is told that there is a domain more finds it, and whose its group is.
+    #[test]
+    fn a_domain_is_told_of_when_its_group_is_its_own() {
+        let device: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 8));
+        let how = MkfsOptions { domains: Some(2), group_bytes: Some(4 << 20), ..MkfsOptions::default() };
+        mkfs::format(std::slice::from_ref(&device), &how).unwrap();
+        let v = Volume::mount(vec![device], MountOptions { background: false, ..MountOptions::default() }).unwrap();
+        let all = &v.mounted().domains;
+        let list = super::super::domains::Domains::new(vec![all[0].clone()], 2);
+        let mut called = false;
+        assert!(list.push(all[1].clone(), || {
+            called = true;
+            assert_eq!((list.len(), list.iter().count()), (1, 1));
+            assert_eq!(list[1].id, DomainId(1));
+        }));
+        assert!(called && list.len() == 2);
+        assert!(!list.push(all[1].clone(), || unreachable!("there is no room")));
+        v.unmount().unwrap();
+    }
 }

@@ -32,6 +32,14 @@ impl<'a> Op<'a> {
         Self::begin_lending(mounted, domains, blocks, essential, None)
     }
 
+    /// [`Self::begin`] for what is written elsewhere: it is lent blocks as what is overwritten is.
+    ///
+    /// # Errors
+    /// As [`Self::begin`].
+    pub fn begin_again(mounted: &'a MountedVolume, domain: DomainId, blocks: u64) -> Result<Op<'a>> {
+        Self::begin_lending(mounted, &[domain], blocks, false, Some(domain))
+    }
+
     /// [`Self::begin`], with the blocks in domain `lender` out of half its reserve where it has no others: what is made goes
     /// to another one, since this has no room.
     ///

@@ -97,6 +97,8 @@ impl MountedVolume {
     /// Makes all durable, marks the domains clean and refuses changes from then on. Domains that failed before stay as they
     /// are, and are no error.
     fn retire(&self) -> Result<()> {
+        // a change of a tenant that has begun ends first: it writes a header
+        let _tenants = self.tenants.lock();
         let failed = || self.domains.iter().filter(|d| d.failed().is_some()).count();
         let before = failed();
         let mut r = self.commit_everything();

@@ -52,11 +52,20 @@ impl MountedVolume {
     /// # Errors
     /// Of the device.
     pub fn claim_group(&self, d: &Arc<Domain>) -> Result<bool> {
-        if self.shared.dead.load(Ordering::Relaxed) {
-            return Err(Error::Io(std::io::Error::other("the volume was killed")));
-        }
         if d.space.at_limit() {
             return Ok(false);
+        }
+        self.claim_beyond_limit(d)
+    }
+
+    /// [`Self::claim_group`], also where a limit keeps the domain from using more blocks: it needs numbers of inodes, or what
+    /// was promised before the limit went down.
+    ///
+    /// # Errors
+    /// Of the device.
+    pub(crate) fn claim_beyond_limit(&self, d: &Arc<Domain>) -> Result<bool> {
+        if self.shared.dead.load(Ordering::Relaxed) {
+            return Err(Error::Io(std::io::Error::other("the volume was killed")));
         }
         let before = d.space.groups().len();
         let mut bat = self.bat.lock();
@@ -304,15 +313,28 @@ impl Volume {
         i.domain_of(ino).map_or(0, |d| i.room(d, PLENTY))
     }
 
-    /// How many domains there are: their numbers are below it. It may rise.
-    pub fn domain_count(&self) -> usize {
-        self.mounted().domains.len()
-    }
-
     /// [`Self::write_room`] of the files of a domain; 0 where there is no such domain.
     pub fn domain_room(&self, domain: DomainId) -> u64 {
         let i = self.mounted();
         i.domains.get(usize::from(domain.0)).map_or(0, |d| i.room(d, PLENTY))
+    }
+
+    /// How many domains there are; the next one to be added has this number.
+    pub fn domain_count(&self) -> usize {
+        self.mounted().domains.len()
+    }
+
+    /// Whether a domain has a limit of its own: how little room it has says nothing of others'.
+    pub fn is_limited(&self, domain: DomainId) -> bool {
+        self.mounted().domains.get(usize::from(domain.0)).is_some_and(|d| d.space.hard_limit().is_some())
+    }
+
+    /// A front end holds nothing more of what it accepted for files of a domain before [`Self::tenant_set`] returned:
+    /// [`Self::write_accepted`] has no more there than [`Self::write`] from now on.
+    pub fn promises_are_kept(&self, domain: DomainId) {
+        if let Some(d) = self.mounted().domains.get(usize::from(domain.0)) {
+            d.space.end_promises();
+        }
     }
 
     /// [`Self::write_room`], where that is below `want` after a commit: operations reserve more for metadata than they need,

@@ -85,13 +85,14 @@ impl Volume {
             let _ = i.remove_in(&parent, entry, true);
             return Err(e);
         }
-        i.limit(&d, blocks);
+        i.limit(&d, blocks, 0);
         tracing::info!("tenant {name} has {}", d.id);
         self.tenant(name)
     }
 
     /// Changes what a tenant may use, while it is in use; durable when this returns. A limit below what is in use keeps the
-    /// tenant from using more.
+    /// tenant from using more. What a front end accepted before it is had up to the limit that there was
+    /// ([`Self::write_accepted`]), until the front end says that there is no more of it ([`Self::promises_are_kept`]).
     ///
     /// # Errors
     /// [`Error::NotFound`] where there is no such tenant; [`Error::Invalid`], [`Error::ReadOnly`]; of the device: after a
@@ -106,7 +107,7 @@ impl Volume {
         let (d, mut binding) = i.tenant(name).ok_or(Error::NotFound)?;
         binding.blocks = blocks;
         d.bind(Some(&binding))?;
-        i.limit(&d, blocks);
+        i.limit(&d, blocks, i.promised_below(&d, blocks));
         self.tenant(name)
     }
 
@@ -138,7 +139,7 @@ impl Volume {
         let (d, _) = i.tenant(name).ok_or(Error::NotFound)?;
         d.bind(None)?;
         d.set_tenant_root(None);
-        i.limit(&d, None);
+        i.limit(&d, None, 0);
         tracing::info!("tenant {name} was removed; {} has what it left", d.id);
         Ok(())
     }
@@ -209,10 +210,17 @@ impl MountedVolume {
         Ok(())
     }
 
-    fn limit(&self, d: &Domain, blocks: Option<u64>) {
+    fn limit(&self, d: &Domain, blocks: Option<u64>, promised: u64) {
         // no group is claimed or given back meanwhile
         let _bat = self.bat.lock();
-        d.space.set_hard_limit(blocks);
+        d.space.set_hard_limit(blocks, promised);
+    }
+
+    /// Blocks beyond a limit to be that the domain could have had until now.
+    fn promised_below(&self, d: &Domain, blocks: Option<u64>) -> u64 {
+        let room = self.room(d, u64::MAX).max(d.space.promised());
+        let Some(new) = blocks else { return 0 };
+        room.saturating_sub(new.saturating_sub(used(d)))
     }
 
     /// Space and inodes as a tenant with a limit has them.
@@ -248,7 +256,7 @@ impl MountedVolume {
             {
                 tracing::warn!("tenant {} has lost its directory: {} is nobody's", b.name, d.id);
                 d.set_tenant_root(None);
-                self.limit(d, None);
+                self.limit(d, None, 0);
                 if !self.shared.options.read_only {
                     d.bind(None)?;
                 }

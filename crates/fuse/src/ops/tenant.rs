@@ -11,7 +11,7 @@ use crate::ops::flags::ioctl_out;
 use crate::request::{Answer, Handled, Outcome, Request};
 use crate::requester;
 use crate::session::run_aside;
-use braidfs::{Cred, Error, InodeNo, Tenant, TenantBudget, Volume};
+use braidfs::{Cred, DomainId, Error, InodeNo, Tenant, TenantBudget, Volume};
 use rustix::io::Errno;
 use zerocopy::FromBytes;
 
@@ -33,6 +33,7 @@ impl BraidFs {
         let gid = if uid == 0 { 0 } else { rustix::process::getegid().as_raw() };
         let cred = Cred { uid, gid, ..Cred::root() };
         let (vol, later, room, channel) = (self.vol.clone(), cx.later(), arg.out_size as usize, cx.channel.clone());
+        let jobs = self.jobs.clone();
         let work = move || {
             let entry = said.text;
             match carry_out(&vol, dir, &said, &cred) {
@@ -43,6 +44,12 @@ impl BraidFs {
                 }
             }
             drop(vol);
+            let limits = said.call == TenantCall::Create as u32 || said.call == TenantCall::Set as u32;
+            if limits && said.errno == 0 {
+                let (domain, channel) = (DomainId(said.domain as u16), channel.clone());
+                // Not sent only where the mount is ending, which has the kernel write back all.
+                let _ = jobs.send(Box::new(move |fs: &BraidFs| fs.limit_changed(domain, &channel)));
+            }
             // the kernel has not made the entry itself
             if said.call == TenantCall::Create as u32 && said.errno == 0 {
                 let name = entry.split(|b| *b == 0).next().unwrap_or_default();

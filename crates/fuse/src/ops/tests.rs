@@ -754,6 +754,50 @@ mod without_open {
         assert!(now() > 4 * least && s.ttl(b"f") > 0, "{}: there is room again", now());
     }
 
+    /// A tenant with little left of its limit is watched, and what the kernel may hold of its neighbours stays as it was.
+    #[test]
+    fn a_tenant_at_its_limit_leaves_the_bound_to_its_neighbours() {
+        let dir = tempfile::tempdir().unwrap();
+        let bound = dir.path().join("max_bytes");
+        std::fs::write(&bound, "43000000").unwrap();
+        let now = || std::fs::read_to_string(&bound).unwrap().trim().parse::<u64>().unwrap();
+        let mut s = Served::with(WITHOUT_OPEN, 1 << 20);
+        s.fs.allow_dirty(Some(crate::dirty::DirtyLimit::new(dir.path())));
+        let (least, much) = (crate::dirty::LEAST_BYTES, now());
+        assert!(much > 4 * least, "{much}");
+        let limit = |mib: u64| braidfs::TenantBudget { space: Some(mib << 20) };
+        let t = s.fs.vol.tenant_create(ROOT.ino(), b"t", 0o755, "t", limit(200), &braidfs::Cred::root()).unwrap();
+        s.fs.limit_changed(t.domain, &s.channel);
+        let root = WireId(s.lookup(ROOT, b"t").unwrap().nodeid);
+        s.mknod(ROOT, "f");
+        let node = WireId(s.mknod(root, "g").nodeid);
+        let ttl = |name: &[u8]| s.lookup(root, name).unwrap().attr_valid;
+        let work = |s: &Served| s.jobs.try_iter().for_each(|job| job(&s.fs));
+        let look = || {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+            s.fs.watch_room(node.ino(), &s.channel);
+            work(&s);
+        };
+        look();
+        assert_eq!((ttl(b"g"), s.ttl(b"f") > 0), (0, true), "200 MiB are less than the kernel may hold");
+        assert!(now() > much / 2, "{} of {much}", now());
+        let file = s.fs.vol.open(node.ino()).unwrap();
+        let room = s.fs.vol.write_room(node.ino()) * 4096;
+        let allocate = braidfs::FallocMode::Allocate { keep_size: false };
+        s.fs.vol.fallocate(&file, allocate, 0, room).unwrap();
+        look();
+        assert!(now() > much / 2, "{} of {much} at the limit", now());
+        // what came of the cache would have no room beyond it: nothing was accepted before
+        let accepted = |at: u64| s.fs.vol.write_accepted(&file, room + at, &[1; 4096]);
+        let all = (0..2000).find(|n| accepted(n * 4096).is_err());
+        assert!(all.is_some(), "the limit ends what the cache writes, too");
+        s.fs.vol.tenant_set("t", limit(2000)).unwrap();
+        s.fs.limit_changed(t.domain, &s.channel);
+        look();
+        look();
+        assert!(ttl(b"g") > 0 && now() > much / 2, "{}: there is room again", now());
+    }
+
     #[test]
     fn with_little_room_files_lose_their_time_to_live() {
         // 64 MiB: tight from the beginning
