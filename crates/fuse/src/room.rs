@@ -228,6 +228,8 @@ impl BraidFs {
 
     /// Looks how much room each domain has before the first request comes: on a mount without OPEN.
     pub(crate) fn first_look_at_room(&self) {
+        // of one that is added later nobody will have asked
+        self.tight.domains.iter().for_each(|d| d.unknown.store(true, Ordering::SeqCst));
         for (d, domain) in self.tight.domains.iter().enumerate().take(self.domain_count()) {
             let room = self.vol.domain_room(DomainId(d as u16));
             let tight = room < TIGHT * domain.held.load(Ordering::Relaxed);
@@ -509,18 +511,24 @@ impl BraidFs {
 
     /// The limit of a domain has changed. Where that leaves it little room the kernel writes back what it took while there was
     /// more; then nothing that was accepted before is under way. By the helper thread only.
-    pub(crate) fn limit_changed(&self, domain: DomainId, channel: &Channel) {
+    pub(crate) fn limit_changed(&self, domain: DomainId, channel: &Arc<Channel>) {
+        let changes = self.vol.limit_changes(domain);
         let d = usize::from(domain.0);
         if self.profile.cache == Cache::Back && d < self.domain_count() && self.is_limited(d) {
             let place = &self.tight.domains[d];
             let room = self.vol.domain_room(domain);
-            if room < TIGHT * place.held.load(Ordering::SeqCst) {
-                place.tight.store(true, Ordering::SeqCst);
+            let tight = room < TIGHT * place.held.load(Ordering::SeqCst);
+            if tight && !place.tight.swap(true, Ordering::SeqCst) && !self.negotiated.opens() {
+                self.begin_tight(d, channel);
             }
             // also of one that was tight: it may have been granted what was there
             self.write_back_first(d, channel);
+            if !place.tight.load(Ordering::SeqCst) {
+                // with room nobody is asked: what the kernel holds from now on is unknown again
+                place.unknown.store(true, Ordering::SeqCst);
+            }
         }
-        self.vol.promises_are_kept(domain);
+        self.vol.promises_are_kept(domain, changes);
     }
 
     /// The kernel's bound has grown where memory has become free. By the helper thread only.

@@ -112,8 +112,8 @@ ranks! {
 
     /// Starting and stopping the background's thread.
     Background = 0, "background" 0, One, (): "background";
-    /// Making, changing and removing tenants.
-    Tenants = 0, "tenants" 0, One, (): "tenants";
+    /// Making, changing and removing tenants. A remount to read-only waits for it with the background's lock held.
+    Tenants = 0, "background" 1, One, (): "tenants";
     /// A rename between two directories.
     Rename = 1, "rename" 0, One, (): "rename lock";
     /// An fsync of one file.

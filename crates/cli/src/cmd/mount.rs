@@ -219,10 +219,13 @@ impl Job<'_> {
         let may_pass =
             |e: &OpenError| matches!(e, OpenError::InUse { .. }) || again && matches!(e, OpenError::Busy { .. });
         loop {
-            match open_volume_files(&self.devices, !self.spec.read_only) {
+            let opened = match open_volume_files(&self.devices, !self.spec.read_only) {
                 Err(OpenError::Busy { path }) if self.devices.first() == Some(&path) && self.is_claimed_by(dead) => {
-                    return open_claimed_files(&self.devices);
+                    open_claimed_files(&self.devices)
                 }
+                opened => opened,
+            };
+            match opened {
                 Err(e) if Instant::now() < end && may_pass(&e) => {
                     if !std::mem::replace(&mut told, true) {
                         tracing::info!(error = %e, "waiting for what the dead process held");
@@ -277,7 +280,7 @@ impl Job<'_> {
         if let Some(dead) = dead {
             // Nobody can say yet who has the device when the dead mount is detached. Before that, so that what can fail does.
             let spare = match claim {
-                Some(Claim::Own) if !first.has_claim() => Some(self.attach_loop()?),
+                Some(Claim::Own) if !first.has_claim() => Some(self.attach_loop()),
                 _ => None,
             };
             // Not before: until the new mount is there, programs see the directory below.
@@ -295,7 +298,18 @@ impl Job<'_> {
             {
                 tracing::info!("the dead mount is in use and keeps the block device: mounting by a loop device of it");
                 first.claim_later();
-                claim = Some(Claim::Loop(spare));
+                claim = Some(Claim::Loop(spare?));
+            }
+            // several that died one over the other
+            while restart.is_none()
+                && let Some(next) = dead_at(&self.mountpoint)
+            {
+                if !next.detach(&self.mountpoint).map_err(|e| self.cannot_detach(&e))? {
+                    break;
+                }
+            }
+            if claim.is_none() && !first.has_claim() {
+                first.claim_later();
             }
         }
         let mut cfg = MountConfig::new(open::show(&self.devices), &self.mountpoint);

@@ -24,6 +24,8 @@ pub(super) struct Limit {
     pub leaving: AtomicU64,
     /// Blocks beyond the limit that may have been promised before it went down.
     pub promised: AtomicU64,
+    /// How often the limit was changed.
+    pub changes: AtomicU64,
 }
 
 impl Default for Limit {
@@ -33,6 +35,7 @@ impl Default for Limit {
             withheld: AtomicI64::new(0),
             leaving: AtomicU64::new(0),
             promised: AtomicU64::new(0),
+            changes: AtomicU64::new(0),
         }
     }
 }

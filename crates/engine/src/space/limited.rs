@@ -3,7 +3,7 @@
 use super::Space;
 use super::limit::kept_back;
 use crate::error::{Error, Result};
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 /// With so many blocks more, what is accepted goes on for a while (4 MiB).
 const PROMISED_STEP: u64 = 1024;
@@ -17,6 +17,7 @@ impl Space {
     /// Changes it. Where more is in use already nothing more is to be had until enough is deleted. `promised`: so many blocks
     /// beyond it may have been accepted by a front end ([`Self::reserve_accepted`]).
     pub(crate) fn set_hard_limit(&self, blocks: Option<u64>, promised: u64) {
+        self.limit.changes.fetch_add(1, SeqCst);
         self.limit.promised.store(promised, Relaxed);
         self.limit.hard.store(blocks.unwrap_or(u64::MAX), Relaxed);
         self.withhold();
@@ -27,9 +28,17 @@ impl Space {
         self.limit.promised.load(Relaxed)
     }
 
-    /// Nobody holds anything that was accepted before the limit went down.
-    pub(crate) fn end_promises(&self) {
-        self.limit.promised.store(0, Relaxed);
+    /// How often the limit was changed.
+    pub(crate) fn limit_changes(&self) -> u64 {
+        self.limit.changes.load(SeqCst)
+    }
+
+    /// Nobody holds anything that was accepted before the limit was changed for the `changes`th time; if it was changed again,
+    /// what was accepted before that is still promised. Under the lock of the group table, as the changes are.
+    pub(crate) fn end_promises(&self, changes: u64) {
+        if self.limit_changes() == changes {
+            self.limit.promised.store(0, Relaxed);
+        }
     }
 
     /// Whether the domain has too few blocks of its own for what was accepted before its limit went down.

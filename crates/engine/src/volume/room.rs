@@ -81,7 +81,11 @@ impl MountedVolume {
         let group = g as u32;
         Space::init_group(&self.store, d.id, group, epoch, None)?;
         self.store.flush()?;
-        bat.set(&**self.store.device(0), g, BatEntry { domain: Some(d.id), epoch })?;
+        if let Err(e) = bat.set(&**self.store.device(0), g, BatEntry { domain: Some(d.id), epoch }) {
+            // nobody gets it now: it is no room either
+            self.count_unclaimed_in(&bat);
+            return Err(e);
+        }
         d.space.add_group(group)?;
         // first, so that an inode made in it by another thread is found at once
         self.siblings.set_owner(g as u32, Some(d.id));
@@ -329,11 +333,20 @@ impl Volume {
         self.mounted().domains.get(usize::from(domain.0)).is_some_and(|d| d.space.hard_limit().is_some())
     }
 
-    /// A front end holds nothing more of what it accepted for files of a domain before [`Self::tenant_set`] returned:
-    /// [`Self::write_accepted`] has no more there than [`Self::write`] from now on.
-    pub fn promises_are_kept(&self, domain: DomainId) {
-        if let Some(d) = self.mounted().domains.get(usize::from(domain.0)) {
-            d.space.end_promises();
+    /// How often the limit of a domain was changed: asked before the front end has written back, for
+    /// [`Self::promises_are_kept`].
+    pub fn limit_changes(&self, domain: DomainId) -> u64 {
+        self.mounted().domains.get(usize::from(domain.0)).map_or(0, |d| d.space.limit_changes())
+    }
+
+    /// A front end holds nothing more of what it accepted for files of a domain before it asked for `changes`
+    /// ([`Self::limit_changes`]): [`Self::write_accepted`] has no more there than [`Self::write`] from now on, unless the limit
+    /// has been changed again.
+    pub fn promises_are_kept(&self, domain: DomainId, changes: u64) {
+        let i = self.mounted();
+        if let Some(d) = i.domains.get(usize::from(domain.0)) {
+            let _bat = i.bat.lock();
+            d.space.end_promises(changes);
         }
     }
 

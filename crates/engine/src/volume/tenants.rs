@@ -218,7 +218,8 @@ impl MountedVolume {
 
     /// Blocks beyond a limit to be that the domain could have had until now.
     fn promised_below(&self, d: &Domain, blocks: Option<u64>) -> u64 {
-        let room = self.room(d, u64::MAX).max(d.space.promised());
+        // what was promised before may not have come yet
+        let room = self.room(d, u64::MAX).saturating_add(d.space.promised());
         let Some(new) = blocks else { return 0 };
         room.saturating_sub(new.saturating_sub(used(d)))
     }
