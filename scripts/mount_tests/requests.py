@@ -18,7 +18,7 @@ FOLDERS = 50
 NO_OPEN_SUPPORT, NO_OPENDIR_SUPPORT = 1 << 17, 1 << 24
 # The kernel gives inodes back when it likes, others ask for the space of all mounts; FLUSH (25) is asked once and refused.
 NOT_COUNTED = ("FORGET", "BATCH_FORGET", "STATFS", "#25")
-# What the command that asks sends itself.
+# What the command that asks sends itself, some of it more than once.
 ASKING = ("OPENDIR", "IOCTL", "RELEASEDIR")
 
 # operation: by default; private; private,cache=through. `n*` before a request: that many per operation. `?`: at most one,
@@ -96,14 +96,18 @@ class Counter:
 
     def since(self):
         """{request: how many}, but those of asking. Waits until no more come: some of a close come after it."""
-        last = None
+        last, cost = {}, None
         for _ in range(50):
             now = {o["name"]: o["requests"] for o in self.report()["operations"] if o["name"] not in NOT_COUNTED}
-            if last and all(now[k] - last.get(k, 0) <= (k in ASKING) for k in now):
+            came = {k: now[k] - last.get(k, 0) for k in now}
+            # Twice the same and nothing but asking: so much one asking costs, which depends on how long the answer is.
+            if came == cost and all(k in ASKING for k, count in came.items() if count):
                 break
-            last = now
+            last, cost = now, came
             time.sleep(0.02)
-        came = {k: now[k] - self.before.get(k, 0) - self.asked * (k in ASKING) for k in now}
+        else:
+            raise Failed(f"there is no end of requests: {came}")
+        came = {k: now[k] - self.before.get(k, 0) - self.asked * (k in ASKING and cost[k]) for k in now}
         self.before, self.asked = now, 0
         return came
 
