@@ -158,7 +158,7 @@ coherence: ## on a mounted volume: every way of writing against every way of rea
 opens: ## on a mounted volume: a million random creates, opens, unlinks, reads, closes; ENOSPC with 100,000 known files
 	@OPENS_STEPS=$(or $(OPENS_STEPS),330000) OPENS_FILES=$(or $(OPENS_FILES),100000) python3 scripts/test-mount.py random_opens what_was_accepted
 
-resize-kill: ## kill -9 at random moments while volumes become larger, ROUNDS (default 200; 5 minutes)
+resize-kill: ## kill -9 at random moments while volumes become larger or smaller, ROUNDS (default 200; 5 minutes)
 	@python3 scripts/resizing.py $(or $(ROUNDS),200)
 
 supervise-kills: ## kill -9 of a supervised mount's process under load, KILLS times (default 100; 2 minutes)

@@ -3,16 +3,18 @@
 
 usage: resizing.py [ROUNDS]    default 200; RESIZE_SEED=N replays the choices of a run
 
-Each round grows a mounted volume while a writer syncs files, and kills the daemon
-with -9 at a random moment, or, every fourth time, `braidfs resize` of the unmounted image. Then: fsck finds nothing, the volume mounts with one of the two
-sizes, every synced file is as it was, the same change goes on to its end, fsck finds nothing again. The group table
-needs more blocks for some of the growths. Exit code 1 after a failure; the commands stand in target/resize-kill.log.
+Each round grows a mounted volume while a writer syncs files, and kills the daemon with -9 at a random moment; every fourth
+time `braidfs resize` of the unmounted image is killed, and every other of these times it makes the volume smaller. Then:
+fsck finds nothing, the volume mounts with one of the two sizes, every synced file is as it was, the same change goes on to its
+end (a smaller size as far as it can be had), fsck finds nothing again. The group table needs more blocks for some of the
+growths. Exit code 1 after a failure; the commands stand in target/resize-kill.log.
 """
 
 import hashlib
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -74,10 +76,25 @@ def fsck(own, when):
         raise Failed(f"fsck {when}: exit code {code}: {text.strip()[-300:]}")
 
 
+def to_the_end(own, size):
+    """Changes the size; where a smaller one cannot be had, to the least that is named. That size."""
+    for _ in range(8):
+        code, text = run(own.binary, "resize", own.image, size, ok=(0, 1))
+        if code == 0:
+            return size
+        least = re.search(r"the least size is (\d+) bytes", text)
+        if not least or int(least[1]) <= size:
+            raise Failed(f"resize to {size}: {text}")
+        size = int(least[1])
+    raise Failed(f"resize to {size}, the least size by its word, and it names another one: {text}")
+
+
 def one_round(own, rng, number, synced):
-    """Grows by a random piece, and kills it. `synced`: names of files and what they hold. Whether the size was new."""
+    """Changes the size by a random piece, and kills it. `synced`: names of files and what they hold. Whether the size was new."""
     before = size_of(own)
     size = min(before + rng.choice((4, 40, 300, 2100)) * MIB + rng.randrange(1000) * 4096, LAST)
+    if number % 8 == 7:
+        size = rng.randrange(FIRST, before) // 4096 * 4096
     online = number % 4 != 3
     place = own.mnt if online else own.image
     top = own.mnt / f"d{number}"
@@ -90,7 +107,7 @@ def one_round(own, rng, number, synced):
     growing = subprocess.Popen(
         [own.binary, "resize", "--quiet", place, str(size)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    time.sleep(rng.uniform(0, 0.03))
+    time.sleep(rng.uniform(0, 0.03 if size > before else 0.1))
     returned = growing.poll() == 0
     if online:
         own.kill9()
@@ -107,7 +124,7 @@ def one_round(own, rng, number, synced):
     now = size_of(own)
     if now not in (before, size) or returned and now != size:
         raise Failed(f"{now} bytes: neither {before} nor {size}, or the command had ended (it had: {returned})")
-    run(own.binary, "resize", own.image, size)
+    size = to_the_end(own, size)
     if size_of(own) != size:
         raise Failed(f"{size_of(own)} bytes after resize to {size}, {now} before")
     own.mount()

@@ -1,4 +1,4 @@
-"""A volume that grows while it is mounted."""
+"""A volume that changes its size, mounted or not."""
 
 import hashlib
 import json
@@ -50,7 +50,7 @@ def resize_of_an_unmounted_volume(volume, _top):
         own.umount()
         resize(own, own.image, "+32M")
         same(own.image.stat().st_size, 96 * MIB, "size of the image")
-        for size, said in (("1M", "do not shrink yet"), ("2T", "at most")):
+        for size, said in (("1M", "least size"), ("2T", "at most")):
             code, text = resize(own, own.image, size, ok=None)
             must(code == 1 and said in text, f"{size}: exit code {code}: {text}")
             same(own.image.stat().st_size, 96 * MIB, "size of the image")
@@ -65,15 +65,44 @@ def resize_of_an_unmounted_volume(volume, _top):
 
 @check
 def resize_to_a_smaller_size(volume, _top):
-    """Volumes grow: a smaller size is refused, mounted or not, and changes nothing."""
+    """What lies behind the new end moves; a mount that holds writes back refuses, one that does not does it."""
+    daemon_only(volume)
     with small(volume, 2, 64 * MIB) as own:
-        code, text = resize(own, own.mnt, "48M", ok=None)
-        must(code == 1 and "do not shrink yet" in text, f"while it is mounted: exit code {code}: {text}")
+        keep = own.mnt / "keep"
+        keep.write_bytes(os.urandom(4 * MIB))
+        resize(own, own.mnt, "256M")
+        code, text = resize(own, own.mnt, "96M", ok=None)
+        must(code == 1 and "cache=through" in text, f"with a writeback cache: exit code {code}: {text}")
+        same(own.image.stat().st_size, 256 * MIB, "size of the image")
+        first = own.mnt / "first"
+        fill_file(first)
+        late = own.mnt / "late"
+        first.unlink()
+        late.write_bytes(os.urandom(4 * MIB))
+        sums = [hashlib.sha256(f.read_bytes()).digest() for f in (keep, late)]
         own.umount()
-        code, text = resize(own, own.image, "48M", ok=None)
-        must(code == 1 and "do not shrink yet" in text, f"of an image: exit code {code}: {text}")
-        same(own.image.stat().st_size, 64 * MIB, "size of the image")
-        own.mount()
+        code, text = resize(own, own.image, "96M")
+        must("made smaller from 256" in text, text)
+        same(own.image.stat().st_size, 96 * MIB, "size of the image")
+        code, text = own.fsck("-f", "-n")
+        same(code, 0, f"fsck: {text}")
+        own.mount("cache=through")
+        same([hashlib.sha256(f.read_bytes()).digest() for f in (keep, late)], sums, "content")
+        # while it is mounted, with a file that is written to meanwhile
+        with open(own.mnt / "open", "wb", buffering=0) as out:
+            out.write(b"a" * MIB)
+            _, text = resize(own, "--json", own.mnt, "80M")
+            same([json.loads(text)[k] for k in ("mounted", "before", "after")], [True, 96 * MIB, 80 * MIB], "report")
+            out.write(b"b" * MIB)
+        same(own.image.stat().st_size, 80 * MIB, "size of the image")
+        must(offered(own.mnt) < 80 * MIB, f"df offers {offered(own.mnt)} bytes")
+        # full to its end, and nothing of it lies behind that
+        fill_file(own.mnt / "rest")
+        code, text = resize(own, own.mnt, "68M", ok=None)
+        must(code == 1 and text.strip(), f"of a full volume: exit code {code}: {text}")
+        own.cold()
+        same([hashlib.sha256(f.read_bytes()).digest() for f in (keep, late)], sums, "content after a remount")
+        same((own.mnt / "open").read_bytes(), b"a" * MIB + b"b" * MIB, "what was written meanwhile")
 
 
 @check
@@ -96,5 +125,5 @@ def resize_killed(volume, _top):
     """A few rounds of `make resize-kill`."""
     with small(volume, 2, 64 * MIB) as own:
         own.umount()
-        resizing.rounds(own, 6, 1)
+        resizing.rounds(own, 8, 1)
         own.mount()

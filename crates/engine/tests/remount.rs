@@ -184,6 +184,15 @@ fn a_crash_while_it_becomes_writable() {
     }
 }
 
+/// Has writers end where the test fails beside them: they would write on for ever.
+struct Ended<'a>(&'a AtomicBool);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
 /// Operations under way when the volume becomes read-only: what was acknowledged is on the device, clean.
 #[test]
 fn writers_are_cut_off_between_operations() {
@@ -192,14 +201,18 @@ fn writers_are_cut_off_between_operations() {
         let background = MountOptions { data, commit_interval: Duration::from_millis(2), ..MountOptions::default() };
         let v = Volume::mount(vec![rec.clone()], background).unwrap();
         for round in 0..6 {
-            let writable = AtomicBool::new(true);
+            let (writable, ended) = (AtomicBool::new(true), AtomicBool::new(false));
             let done: Vec<Vec<String>> = std::thread::scope(|s| {
-                let (v, writable) = (&v, &writable);
+                let (v, writable, over) = (&v, &writable, &ended);
+                let _ended = Ended(over);
                 let writers: Vec<_> = (0..4)
                     .map(|t| {
                         s.spawn(move || {
                             let mut done = Vec::new();
                             for n in 0.. {
+                                if over.load(Ordering::SeqCst) {
+                                    break;
+                                }
                                 let path = format!("r{round}-t{t}-{n}");
                                 match put(v, &path, path.as_bytes()) {
                                     Ok(_) => done.push(path),

@@ -328,6 +328,104 @@ fn what_lies_behind_a_smaller_end_moves() {
     close(v, &all);
 }
 
+/// Has threads stop, also where the one that they work for fails: the test would not end.
+struct Ended<'a>(&'a AtomicBool);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Overwrites files in turn, makes, syncs and removes others, until `stop`. Which piece each file holds then, `u64::MAX` for none.
+fn busy(v: &Volume, dir: InodeNo, files: &[OpenFile], stop: &AtomicBool, written: &AtomicU64) -> Vec<u64> {
+    let mut last = vec![u64::MAX; files.len()];
+    let mut round = 0;
+    while !stop.load(Ordering::Relaxed) {
+        let at = round as usize % files.len();
+        assert_eq!(v.write(&files[at], 0, &piece(round)).unwrap(), MIB as usize);
+        last[at] = round;
+        let short = format!("s{round}");
+        let f = file(v, dir, &short);
+        v.write(&f, 0, &piece(round)[..5000]).unwrap();
+        match round % 4 {
+            0 => v.fsync(files[at].ino(), false).unwrap(),
+            1 => v.fsync(f.ino(), true).unwrap(),
+            _ => {}
+        }
+        drop(f);
+        v.unlink(dir, short.as_bytes()).unwrap();
+        written.fetch_add(1, Ordering::Relaxed);
+        round += 1;
+    }
+    last
+}
+
+/// Others overwrite, append, remove and sync all the time, in what has to move and elsewhere.
+#[test]
+fn threads_write_while_it_becomes_smaller() {
+    const FILES: u64 = 6;
+    let all = [memory(256)];
+    format(&all, &[64], 3);
+    let v = mount(&all);
+    // all that have a number for long have it in front
+    let dirs: Vec<_> = (0..3).map(|i| create(&v, ROOT, &format!("d{i}"), FileKind::Dir)).collect();
+    let files: Vec<Vec<_>> =
+        dirs.iter().map(|d| (0..FILES).map(|i| file(&v, *d, &format!("f{i}"))).collect()).collect();
+    v.sync().unwrap();
+    let (stop, written) = (AtomicBool::new(false), AtomicU64::new(0));
+    let grown = [200, 256, 180, 256].map(|n| n * MIB);
+    let (smaller, last): (u64, Vec<Vec<u64>>) = std::thread::scope(|s| {
+        let (v, stop, written) = (&v, &stop, &written);
+        let threads: Vec<_> =
+            dirs.iter().zip(&files).map(|(d, f)| s.spawn(move || busy(v, *d, f, stop, written))).collect();
+        let ended = Ended(stop);
+        let mut smaller = 0;
+        for step in 0..12 {
+            let more = written.load(Ordering::Relaxed) + 30;
+            while written.load(Ordering::Relaxed) < more {
+                std::thread::yield_now();
+            }
+            let size = NewSize::Bytes(grown[step % grown.len()]);
+            if !v.is_smaller(size) {
+                v.grow(size).unwrap();
+            }
+            let more = written.load(Ordering::Relaxed) + 30;
+            while written.load(Ordering::Relaxed) < more {
+                std::thread::yield_now();
+            }
+            match v.shrink(100 * MIB, &|_, _| {}) {
+                Ok(r) => smaller += u64::from(r.after == 100 * MIB),
+                // a short file has its number there, or it is written to, just then
+                Err(Error::Size(_) | Error::Busy(_)) => {}
+                Err(e) => panic!("{e}"),
+            }
+        }
+        drop(ended);
+        (smaller, threads.into_iter().map(|t| t.join().unwrap()).collect())
+    });
+    println!("{smaller} times smaller, {} rounds", written.load(Ordering::Relaxed));
+    assert!(smaller > 0);
+    let check = |v: &Volume, f: &OpenFile, n: u64| {
+        let mut got = vec![0; MIB as usize];
+        assert_eq!(v.read(f, 0, &mut got).unwrap(), MIB as usize);
+        assert!(got == piece(n), "a file has another content than piece {n}");
+    };
+    for (f, n) in files.iter().flatten().zip(last.iter().flatten()).filter(|(_, n)| **n < u64::MAX) {
+        check(&v, f, *n);
+    }
+    drop(files);
+    close(v, &all);
+    let v = mount(&all);
+    for (i, last) in last.iter().enumerate() {
+        let dir = v.lookup(ROOT, format!("d{i}").as_bytes()).unwrap().ino;
+        for (k, n) in last.iter().enumerate().filter(|(_, n)| **n < u64::MAX) {
+            check(&v, &v.open(v.lookup(dir, format!("f{k}").as_bytes()).unwrap().ino).unwrap(), *n);
+        }
+    }
+    close(v, &all);
+}
+
 /// What cannot leave is named, with the least size, and that size can be had.
 #[test]
 fn inodes_and_fixed_blocks_keep_their_groups() {

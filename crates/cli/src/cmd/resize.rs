@@ -1,5 +1,6 @@
-//! `braidfs resize`: makes a volume larger, mounted or not.
+//! `braidfs resize`: makes a volume larger or smaller, mounted or not.
 
+use crate::cmd::fsck::Bar;
 use crate::cmd::umount::is_braidfs;
 use crate::failure::{Failure, Outcome, host_error};
 use crate::{mounted, mountinfo, open, text};
@@ -7,22 +8,27 @@ use braidfs::{Error, NewSize, Resized};
 use braidfs_fuse::control;
 use rustix::io::Errno;
 use serde::Serialize;
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
-/// Make a volume larger, while it is mounted or not
+/// Make a volume larger or smaller, while it is mounted or not
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Exit codes: 0 the volume has that size, 1 it failed (the size is the old one, or the new one), 2 wrong usage.\n\n\
     Examples:\n  braidfs resize disk.img 20G       an image file, which is extended\n  \
     braidfs resize disk.img +512M     by so much\n  \
+    braidfs resize disk.img 5G        a smaller one, where what lies behind can move\n  \
     braidfs resize /dev/sdb           a block device that has grown: all of it\n  \
     braidfs resize /mnt 20G           the volume that is mounted there, while it is in use\n  \
     braidfs resize a.img,b.img 20G    a volume on two devices: the last one grows\n\n\
     SIZE is what the volume uses of its last device: 4096, 64M or 10G (powers of 1024), with + so much more than now.\n\
-    Without it the volume takes all that the device has. What is larger at once stays: killed or without power at any\n\
-    moment, the volume has its old size or the new one, and the same command again goes on (not one\n    with `+`). A volume made by this\n\
-    version can grow to 1024 times its size, up to 64 TiB with block groups of 64 MiB; volumes grow, they do not\n\
-    shrink yet."
+    Without it the volume takes all that the device has. Killed or without power at any moment, the volume has its old\n\
+    size or the new one, and the same command again goes on (not one with `+`). A volume made by this version can grow\n\
+    to 1024 times its size, up to 64 TiB with block groups of 64 MiB.\n\n\
+    To a smaller size what lies behind the new end is moved first. What cannot move: block groups in which files have\n\
+    their inode numbers, journals, files that are overwritten in place (chattr +C) or allocated; then the command says\n\
+    what the least size is, and the volume stays as it is. An image file is cut off. A mounted volume becomes smaller\n\
+    where it is mounted with -o cache=through; else unmount it first."
 )]
 pub struct Args {
     /// The result as JSON
@@ -66,7 +72,7 @@ pub fn run(args: &Args) -> Outcome {
     let mount = mount_point(&args.place).or_else(|| mounted::at(&paths).map(|m| m.target));
     let resized = match &mount {
         Some(point) => online(point, size)?,
-        None => offline(&paths, size)?,
+        None => offline(&paths, size, &Bar::new(std::io::stderr().is_terminal() && !args.json && !args.quiet))?,
     };
     tell(args, &resized, mount.is_some())
 }
@@ -92,9 +98,11 @@ fn online(point: &Path, size: NewSize) -> Result<Resized, Failure> {
     })
 }
 
-fn offline(paths: &[PathBuf], size: NewSize) -> Result<Resized, Failure> {
+fn offline(paths: &[PathBuf], size: NewSize, bar: &Bar) -> Result<Resized, Failure> {
     let volume = open::mount(open::devices(paths, true)?, paths, true)?;
-    let resized = volume.grow(size).map_err(|e| match e {
+    let resized = volume.resize(size, &|done, all| bar.show("emptying block groups", done, all));
+    bar.finish();
+    let resized = resized.map_err(|e| match e {
         Error::Size(why) => Failure::at("cannot resize", open::show(paths), why),
         e => open::explain("cannot resize", paths, &e),
     });
@@ -115,7 +123,8 @@ fn tell(args: &Args, r: &Resized, mounted: bool) -> Outcome {
             crate::say(format_args!("{place}: has {after} already: nothing to do"))?;
         } else {
             let before = text::size(r.before);
-            crate::say(format_args!("{place}: grown from {before} to {after}, {} block groups", r.groups))?;
+            let how = if r.before < r.after { "grown" } else { "made smaller" };
+            crate::say(format_args!("{place}: {how} from {before} to {after}, {} block groups", r.groups))?;
         }
     }
     Ok(0)

@@ -67,7 +67,7 @@ impl Volume {
         let blocks = wanted(device, before, size)?;
         if blocks < before {
             return Err(Error::Size(format!(
-                "volumes grow, they do not shrink yet: the volume uses {} bytes of {}",
+                "that is no growth: the volume uses {} bytes of {}",
                 bytes(before),
                 device.name()
             )));

@@ -1,6 +1,7 @@
 //! A smaller size for a volume in use: the groups at its end are emptied and given up.
 //!
-//! No front end offers it yet: a writeback cache may hold what was accepted for room that goes.
+//! A front end that has accepted writes which the volume has not seen, as a kernel's writeback cache, must not ask for it: room
+//! goes that these were accepted for.
 //!
 //! Nobody claims them from the beginning on, and no inode is given out in them. What is valid in them is written elsewhere,
 //! as the cleaner does it, by ordinary commits; each group that is empty goes back to nobody by itself. Last come the
@@ -27,26 +28,30 @@ const MOVED_TOGETHER: usize = 512;
 const PASSES: usize = 6;
 
 impl Volume {
-    /// Makes a volume larger ([`Self::grow`]) or smaller ([`Self::shrink`]). For tests, as that is.
+    /// Makes a volume larger ([`Self::grow`]) or smaller ([`Self::shrink`]), by which `progress` is told how far it is.
     ///
     /// # Errors
     /// As these.
-    #[doc(hidden)]
     pub fn resize(&self, size: NewSize, progress: &dyn Fn(u64, u64)) -> Result<Resized> {
-        let now = self.super_block().device_table().last().map_or(0, |d| d.blocks.get());
         match size {
-            NewSize::Bytes(n) if n / (BLOCK_BYTES as u64) < now => self.shrink(n, progress),
+            NewSize::Bytes(n) if self.is_smaller(size) => self.shrink(n, progress),
             size => self.grow(size),
         }
     }
 
+    /// Whether the volume uses more of its last device now.
+    pub fn is_smaller(&self, size: NewSize) -> bool {
+        let now = self.super_block().device_table().last().map_or(0, |d| d.blocks.get());
+        matches!(size, NewSize::Bytes(n) if n / (BLOCK_BYTES as u64) < now)
+    }
+
     /// Has a volume use `size` bytes of its last device, fewer than now, while it is in use. `progress` is told how many
-    /// groups have been given up, and of how many. An image file is cut off. For tests: see the module.
+    /// groups have been given up, and of how many. An image file is cut off. Not for a front end that holds accepted writes
+    /// back (see the module's text): [`Self::write`] and the like tell at once where there is no room any more.
     ///
     /// # Errors
     /// [`Error::ReadOnly`]; [`Error::Size`] where something cannot leave, with the least size that can be had;
     /// [`Error::Busy`]; of a device.
-    #[doc(hidden)]
     pub fn shrink(&self, size: u64, progress: &dyn Fn(u64, u64)) -> Result<Resized> {
         let i = self.mounted();
         if self.read_only() {

@@ -1,4 +1,6 @@
-//! A larger size for the mounted volume, see [`crate::control::resize`].
+//! Another size for the mounted volume, see [`crate::control::resize`].
+//!
+//! A smaller one only where the kernel holds no writes back that were accepted: they could find no room any more.
 //!
 //! It waits for whoever takes or empties groups, and for the device, so that a thread of its own does it: a serving thread
 //! may be the only one for its queue.
@@ -7,12 +9,17 @@ use crate::abi;
 use crate::control::{RESIZE_TEXT, ResizeArg, ResizeTo};
 use crate::fs::{BraidFs, Context};
 use crate::ops::flags::ioctl_out;
+use crate::profile::Cache;
 use crate::request::{Answer, Handled, Outcome, Request};
 use crate::requester;
 use crate::session::run_aside;
-use braidfs::NewSize;
+use braidfs::{Error, NewSize};
 use rustix::io::Errno;
 use zerocopy::FromBytes;
+
+/// Why a mount with a writeback cache does not become smaller.
+const HELD_BACK: &str = "mounted, a volume becomes smaller only with `-o cache=through`, since the kernel's writeback cache \
+    may hold what was accepted for room that would go: unmount it first";
 
 impl BraidFs {
     /// Only root may, and whose the server is: it extends files that others need not be allowed to write.
@@ -30,8 +37,13 @@ impl BraidFs {
         let (mut said, _) = ResizeArg::read_from_prefix(input).map_err(|_| Errno::INVAL)?;
         let size = understand(&said)?;
         let (vol, later, room) = (self.vol.clone(), cx.later(), arg.out_size as usize);
+        let held_back = self.profile.cache == Cache::Back;
         let work = move || {
-            match vol.grow(size) {
+            let result = match held_back && vol.is_smaller(size) {
+                true => Err(Error::Size(HELD_BACK.into())),
+                false => vol.resize(size, &|_, _| {}),
+            };
+            match result {
                 Ok(r) => {
                     (said.before, said.after, said.volume, said.groups) = (r.before, r.after, r.volume, r.groups);
                     said.errno = 0;
