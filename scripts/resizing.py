@@ -93,7 +93,7 @@ def one_round(own, rng, number, synced):
     """Changes the size by a random piece, and kills it. `synced`: names of files and what they hold. Whether the size was new."""
     before = size_of(own)
     size = min(before + rng.choice((4, 40, 300, 2100)) * MIB + rng.randrange(1000) * 4096, LAST)
-    if number % 8 == 7:
+    if number % 8 == 7 and before > FIRST:
         size = rng.randrange(FIRST, before) // 4096 * 4096
     online = number % 4 != 3
     place = own.mnt if online else own.image

@@ -15,6 +15,19 @@ use smallvec::SmallVec;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+thread_local! {
+    /// This thread makes the volume read-only, and may change it still.
+    static LAST: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+/// Does what is left to do on a volume that takes no more operations, by the one that will commit once more.
+pub(super) fn as_the_last<R>(work: impl FnOnce() -> R) -> R {
+    LAST.set(true);
+    let done = work();
+    LAST.set(false);
+    done
+}
+
 /// The domains that an operation changes, entered.
 pub(crate) struct Op<'a> {
     pub mounted: &'a MountedVolume,
@@ -59,7 +72,7 @@ impl<'a> Op<'a> {
         let mut attempt = 0;
         'again: loop {
             let enters = enter_all(&doms)?;
-            if mounted.shared.closing.load(Ordering::Relaxed) {
+            if mounted.shared.closing.load(Ordering::Relaxed) && !LAST.get() {
                 return Err(Error::ReadOnly);
             }
             for (i, e) in enters.iter().enumerate() {

@@ -1,6 +1,7 @@
 //! Changing the options of a mounted volume: what `mount -o remount` does.
 
 use super::background::Background;
+use super::operation::as_the_last;
 use super::{MountedVolume, Volume};
 use crate::error::{Error, Result};
 use crate::types::Remount;
@@ -101,10 +102,13 @@ impl MountedVolume {
         let _tenants = self.tenants.lock();
         let failed = || self.domains.iter().filter(|d| d.failed().is_some()).count();
         let before = failed();
+        // most of the work while others go on
         let mut r = self.commit_everything();
-        r = r.and(self.reap_zombies());
         self.shared.closing.store(true, Ordering::SeqCst);
         // operations that entered before are committed by this; those that enter later are refused
+        r = r.and(self.commit_everything());
+        // files that lost their last name by one of those waited for it
+        r = r.and(as_the_last(|| self.reap_zombies()));
         r = r.and(self.commit_everything());
         r = r.and(self.close_all());
         // a change of the size that has begun ends first, and the next one sees it

@@ -107,7 +107,8 @@ impl<'a> End<'a> {
     /// No inode is given out behind the end any more, where all that is there can leave.
     fn close(&mut self) -> Result<()> {
         let volume = self.volume;
-        // what was removed is gone then
+        // what was removed is gone then, also what waited for a commit
+        volume.commit_everything()?;
         volume.reap_for_room();
         volume.commit_everything()?;
         let all = volume.store.geometry().groups;
