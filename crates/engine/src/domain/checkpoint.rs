@@ -322,6 +322,11 @@ impl Domain {
         }
     }
 
+    /// Whether a header could be clean ([`Self::is_clean`]), and the newest one is not.
+    pub(crate) fn is_left_unclean(&self) -> bool {
+        self.failed().is_none() && self.orphans.is_empty() && self.header.lock().header.flags.get() & CLEAN == 0
+    }
+
     /// The header before its time: a planted bug.
     pub(crate) fn clean_early(&self) -> Result<()> {
         planted::too_early(Bug::CleanEarly, || {

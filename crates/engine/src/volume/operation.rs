@@ -71,8 +71,13 @@ impl<'a> Op<'a> {
         let doms: SmallVec<[&Domain; 2]> = ids.iter().map(|d| &**mounted.dom(*d)).collect();
         let mut attempt = 0;
         'again: loop {
+            let closed = || mounted.shared.closing.load(Ordering::Relaxed) && !LAST.get();
+            // it would make room for what is refused
+            if closed() {
+                return Err(Error::ReadOnly);
+            }
             let enters = enter_all(&doms)?;
-            if mounted.shared.closing.load(Ordering::Relaxed) && !LAST.get() {
+            if closed() {
                 return Err(Error::ReadOnly);
             }
             for (i, e) in enters.iter().enumerate() {

@@ -8,6 +8,9 @@ use crate::types::Remount;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+/// How often domains are closed until they are clean, on the way to read-only.
+const CLOSED_AGAIN: usize = 4;
+
 impl Volume {
     /// Changes options while the volume is in use. All that can be refused is looked at before anything changes.
     ///
@@ -110,7 +113,14 @@ impl MountedVolume {
         // files that lost their last name by one of those waited for it
         r = r.and(as_the_last(|| self.reap_zombies()));
         r = r.and(self.commit_everything());
-        r = r.and(self.close_all());
+        // An operation that was about to enter may have made room in a journal meanwhile, by a commit behind the
+        // checkpoint; it is refused then, and does so once.
+        for _ in 0..CLOSED_AGAIN {
+            r = r.and(self.close_all());
+            if r.is_err() || !self.domains.iter().any(|d| d.is_left_unclean()) {
+                break;
+            }
+        }
         // a change of the size that has begun ends first, and the next one sees it
         let bat = self.bat.lock();
         self.shared.read_only.store(true, Ordering::SeqCst);
