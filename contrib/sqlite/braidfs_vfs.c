@@ -4,7 +4,8 @@
  * volume's devices in BRAIDFS_VOLUME (colons between them) and its options in BRAIDFS_OPTIONS.
  *
  * Durability. xSync is an fsync of the library, after which the data, the size and every name on the path survive: the
- *   directory of a new journal needs no sync of its own. A transaction with a rollback journal is there when the journal
+ *   directory of a new rollback journal needs no sync of its own. That of a new WAL does: a rollback journal that had been
+ *   removed there, and came back, would undo the database below the log. A transaction with a rollback journal is there when the journal
  *   has gone. For journal_mode=DELETE SQLite asks to sync that with synchronous=EXTRA only, because in the kernel a removed
  *   name outlives the process. Here the end of the process is like a loss of power, so that xDelete syncs the directory
  *   whenever the journal had been synced: with all but synchronous=OFF.
@@ -66,6 +67,7 @@ struct open_file {
 	int shm;
 	unsigned shm_shared, shm_exclusive; /* slots that it has */
 	int persist_wal, powersafe;
+	int sync_directory; /* with its first sync */
 };
 
 /* For the lists of nodes, which change when databases are opened and closed. */
@@ -141,13 +143,39 @@ static int journal_synced(volume_vfs *on, uint64_t ino, int synced)
 	return before;
 }
 
+static int sync_parent(volume_vfs *on, const char *name)
+{
+	char parent[PATH_ROOM];
+	const char *slash = strrchr(name, '/');
+	size_t length = slash ? (size_t)(slash - name) : 0;
+	braidfs_file *dir;
+	if (length + 2 > sizeof parent)
+		return -ENAMETOOLONG;
+	memcpy(parent, name, length);
+	memcpy(parent + length, length ? "" : "/", length ? 1 : 2);
+	int r = braidfs_file_open(on->volume, parent, BRAIDFS_O_RDONLY, 0, &dir);
+	if (r)
+		return r;
+	r = braidfs_fsync(dir, 0);
+	int closed = braidfs_file_close(dir);
+	return r ? r : closed;
+}
+
 static int vfs_sync(sqlite3_file *f, int flags)
 {
 	open_file *file = (open_file *)f;
 	int r = braidfs_fsync(file->handle, (flags & SQLITE_SYNC_DATAONLY) != 0);
 	if (file->journal_of)
 		journal_synced(file->on, file->journal_of, 1);
-	return r ? failed(r, SQLITE_IOERR_FSYNC) : SQLITE_OK;
+	if (r)
+		return failed(r, SQLITE_IOERR_FSYNC);
+	if (file->sync_directory) {
+		r = sync_parent(file->on, file->path);
+		if (r)
+			return failed(r, SQLITE_IOERR_DIR_FSYNC);
+		file->sync_directory = 0;
+	}
+	return SQLITE_OK;
 }
 
 static int vfs_file_size(sqlite3_file *f, sqlite3_int64 *size)
@@ -506,6 +534,7 @@ static int vfs_open(sqlite3_vfs *vfs, const char *name, sqlite3_file *f, int fla
 		r = braidfs_unlink(on->volume, name);
 	else if (r == 0 && name && !(file->path = strdup(name)))
 		r = -ENOMEM;
+	file->sync_directory = file->path && (flags & SQLITE_OPEN_WAL) && (flags & SQLITE_OPEN_CREATE);
 	if (r == 0 && (flags & SQLITE_OPEN_MAIN_DB) && !(file->node = node_of(on, st.ino)))
 		r = -ENOMEM;
 	if (r) {
@@ -517,24 +546,6 @@ static int vfs_open(sqlite3_vfs *vfs, const char *name, sqlite3_file *f, int fla
 		*told = flags;
 	file->file.pMethods = &methods;
 	return SQLITE_OK;
-}
-
-static int sync_parent(volume_vfs *on, const char *name)
-{
-	char parent[PATH_ROOM];
-	const char *slash = strrchr(name, '/');
-	size_t length = slash ? (size_t)(slash - name) : 0;
-	braidfs_file *dir;
-	if (length + 2 > sizeof parent)
-		return -ENAMETOOLONG;
-	memcpy(parent, name, length);
-	memcpy(parent + length, length ? "" : "/", length ? 1 : 2);
-	int r = braidfs_file_open(on->volume, parent, BRAIDFS_O_RDONLY, 0, &dir);
-	if (r)
-		return r;
-	r = braidfs_fsync(dir, 0);
-	int closed = braidfs_file_close(dir);
-	return r ? r : closed;
 }
 
 /* Whether this is a journal that was synced. */
