@@ -10,8 +10,9 @@ build_braidfs
 if [ -z "${SQLITE_BENCH_ONLY:-}" ]; then
     (cd "$ROOT" && BRAIDFS_SQLITE_KILLS=50 cargo test --quiet -p braidfs-capi --test c sqlite -- --nocapture) || die "tests of the VFS"
 fi
-(cd "$ROOT" && cargo build --quiet --release -p braidfs-capi)
-lib=$TARGET/release
+# with BRAIDFS_BIN the library beside that
+[ -n "${BRAIDFS_BIN:-}" ] || (cd "$ROOT" && cargo build --quiet --release -p braidfs-capi)
+lib=$(dirname "$BRAIDFS")
 ln -s "$(readlink -f "$lib/libbraidfs_c.so")" "$WORK/libbraidfs.so"
 ln -s libbraidfs.so "$WORK/libbraidfs.so.0"
 cc -O2 -Wall -DSQLITE_CORE -D_GNU_SOURCE -pthread -I"$ROOT/include" "$ROOT"/contrib/sqlite/{braidfs_vfs,bench}.c -o "$WORK/bench" \
