@@ -31,6 +31,9 @@ pub(crate) const CODES: usize = 64;
 /// One request of so many is timed, on average.
 pub(crate) const SAMPLED: u32 = 16;
 
+/// An environment variable of the server: where it is set nothing is counted (`make watch-cost` compares).
+const NOT_COUNTED: &str = "BRAIDFS_NOT_COUNTED";
+
 /// Two readings of a clock that take longer are not made for every request.
 const CLOCK_IS_QUICK: Duration = Duration::from_nanos(250);
 /// Somebody watches for so long at most without asking again.
@@ -81,6 +84,8 @@ struct Mode {
     until: AtomicU64,
     start: Instant,
     clock_is_quick: bool,
+    /// False where an experiment wants to know what counting costs ([`NOT_COUNTED`]).
+    counts: bool,
     /// Where slow operations are to be told.
     slow: Option<SlowLog>,
 }
@@ -194,6 +199,7 @@ impl Mode {
             until: AtomicU64::new(0),
             start,
             clock_is_quick: quick,
+            counts: std::env::var_os(NOT_COUNTED).is_none(),
             slow: slow.map(SlowLog::new),
         }
     }
@@ -264,6 +270,9 @@ impl Line {
     /// [`Self::begin`] of one that was received by another thread at that moment.
     pub fn begin_waited(&self, opcode: u32, received: Option<Instant>) -> Begun {
         let code = if (opcode as usize) < CODES { opcode as usize } else { 0 };
+        if !self.mode.counts {
+            return Begun { code, at: None, waited: Duration::ZERO, watched: 0, asked: None };
+        }
         rise(&self.ops[code].requests, 1);
         let watched = self.mode.watched.load(Relaxed);
         let at = match self.wait.load(Relaxed) {
@@ -302,10 +311,10 @@ impl Line {
                 op.at_once.get_or_init(Box::default).record(took.saturating_add(begun.waited.as_nanos() as u64));
             }
         }
-        if deferred {
+        if deferred && self.mode.counts {
             rise(&op.deferred, 1);
         }
-        if handled.is_err() {
+        if handled.is_err() && self.mode.counts {
             rise(&op.errors, 1);
         }
         if let (Some(slow), Some(asked)) = (&self.mode.slow, &begun.asked) {

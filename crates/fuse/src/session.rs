@@ -23,7 +23,7 @@ use crate::transport::{Forgets, Later, Loan, Reply, Ring, Ticket};
 use crate::watch::listen::Listener;
 use crate::watch::openmetrics;
 use braidfs::Volume;
-use braidfs_sync::{Mutex, rank};
+use braidfs_sync::{Mutex, phases, rank};
 use crossbeam::utils::CachePadded;
 use rustix::io::Errno;
 use rustix::thread::{sched_getaffinity, sched_setaffinity};
@@ -124,9 +124,10 @@ pub(crate) fn run(vol: Arc<Volume>, service: Service<'_>, ready: impl FnOnce()) 
         let (metrics_end, _metrics_go_on) =
             rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(io::Error::from)?;
         let mut serving = Vec::with_capacity(threads);
+        let slow = cfg.slow.is_some();
         let spawn = || -> Result<(), Refused> {
             let channel = Arc::new(channel);
-            spawn_thread(scope, "fuse-helper".into(), move || help(&slots[threads], work))?;
+            spawn_thread(scope, "fuse-helper".into(), move || help(&slots[threads], work, slow))?;
             let server = |i: usize, channel| Server {
                 i,
                 slot: &slots[i],
@@ -441,10 +442,13 @@ impl Server<'_> {
     }
 }
 
-/// The helper thread: work during which serving threads must go on serving.
-fn help(slot: &Slot, work: mpsc::Receiver<Job>) {
+/// The helper thread: work during which serving threads must go on serving. `slow`: the log is told where its time goes.
+fn help(slot: &Slot, work: mpsc::Receiver<Job>, slow: bool) {
     // Ends when the file system, which holds the sender, is gone.
     for job in work {
+        if slow {
+            phases::watch();
+        }
         if let Some(fs) = &*slot.lock() {
             // A job that panics drops its duty to reply, which answers EIO.
             let _ = catch_unwind(AssertUnwindSafe(|| job(fs)));
