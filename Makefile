@@ -6,7 +6,7 @@ DESTDIR ?=
 SBINDIR ?= /sbin
 LIBDIR ?= /lib
 TARGET := $(or $(CARGO_TARGET_DIR),target)
-PEERS := pjdfstest fsx postgres rocksdb dbench big
+PEERS := pjdfstest fsx postgres rocksdb sqlite dbench big
 # What mkfs(8), mount(8), umount(8) and fsck(8) look for. The last ones by the type that the kernel shows, at a remount
 # and at an unmount.
 HELPERS := mkfs.braidfs mount.braidfs umount.braidfs fsck.braidfs \
@@ -38,7 +38,7 @@ UDEV_RULE := $(DESTDIR)$(LIBDIR)/udev/rules.d/60-braidfs.rules
 UNITS := $(addprefix $(DESTDIR)$(LIBDIR)/systemd/system/,braidfs-scrub@.service braidfs-scrub@.timer braidfs-fsck@.service braidfs@.service)
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo bench test fmt clippy unit heavy heavy-long crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million xfstests soak fuzz fuzz-coverage layers site models deny peers $(PEERS) deps lib wheel python python-unit install install-lib uninstall deb deb-test dist blkid-test recovery-bench sync-bench resize-kill supervise-kills clean
+.PHONY: help build demo bench test fmt clippy unit heavy heavy-long semver top-picture watch-cost crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million xfstests soak fuzz fuzz-coverage layers site models deny peers $(PEERS) deps lib wheel python python-unit install install-lib uninstall deb deb-test dist blkid-test recovery-bench sync-bench resize-kill supervise-kills clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z$$()A-Z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -177,6 +177,18 @@ fuzz: ## all fuzz targets with the built-in mutator, FUZZ_SECONDS each (default 
 fuzz-coverage: ## the same under libFuzzer, which looks for new code (cargo install cargo-fuzz)
 	@scripts/fuzz-coverage.sh
 
+top-picture: build ## pictures of `braidfs top` over a mount with a load on it, docs/top-*.svg (root; a minute)
+	@scripts/top-picture.py
+
+watch-cost: build ## what counting, watching, metrics and slow= cost small requests, interleaved, ROUNDS (default 10; root; 3 minutes; an idle machine)
+	@scripts/watch-cost.py $(or $(ROUNDS),10)
+
+semver: ## has the interface of braidfs-fs changed against the last release, or BASELINE=REVISION (cargo install cargo-semver-checks; 2 minutes)
+	@command -v cargo-semver-checks >/dev/null || { echo "cargo-semver-checks is missing: cargo install cargo-semver-checks" >&2; exit 1; }
+	@baseline="$(or $(BASELINE),$(shell git describe --tags --abbrev=0 --match 'v*' 2>/dev/null))"; \
+		[ -n "$$baseline" ] || { echo "no release is tagged yet (v*): make semver BASELINE=REVISION" >&2; exit 2; }; \
+		$(CARGO) semver-checks -p braidfs-fs --baseline-rev "$$baseline"
+
 models: ## locks, look-ups and opens that write no common line, under loom: every order of threads and of their stores (a minute)
 	CARGO_TARGET_DIR=target/loom RUSTFLAGS="--cfg loom" $(CARGO) test --release -p braidfs-sync --lib models
 
@@ -187,7 +199,7 @@ layers: ## imports of the engine and of the checker point one way, and in no cir
 
 site: ## the documentation as a site, target/site (needs mdbook: cargo install mdbook)
 	@command -v mdbook >/dev/null || { echo "mdbook is missing: cargo install mdbook" >&2; exit 1; }
-	@scripts/check-links.py && mdbook build
+	@scripts/check-links.py && scripts/site.py
 
 deny: ## licences and advisories of the dependencies (cargo install cargo-deny)
 	$(CARGO) deny check

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Do the links between pages lead anywhere? Each relative link of README.md, docs/ and python/README.md names a file that is
+"""Do the links between pages lead anywhere? Each relative link of README.md, docs/, python/README.md and contrib/ names a file that is
 there, and a heading of it; docs/SUMMARY.md, the site's table of contents, lists every page of docs/ once."""
 
 import pathlib
@@ -47,7 +47,7 @@ def main():
     pages = sorted(DOCS.rglob("*.md"))
     found = [
         f"{page.relative_to(ROOT)}: {what}"
-        for page in [ROOT / "README.md", ROOT / "python/README.md", *pages]
+        for page in [ROOT / "README.md", ROOT / "python/README.md", ROOT / "contrib/sqlite/README.md", *pages]
         for what in broken(page)
     ]
     listed = [str(DOCS / link) for link in LINK.findall((DOCS / "SUMMARY.md").read_text())]

@@ -64,6 +64,26 @@ def watching(volume, _top):
 
 
 @check(seconds=30)
+def slow_operations_are_logged(volume, _top):
+    daemon_only(volume)
+    with small_volume(volume) as v:
+        log = v.image.with_suffix(".log")
+        for limit, wanted in ("1", True), ("600000", False), ("0", False):
+            log.unlink(missing_ok=True)
+            run(v.binary, "--log-file", log, "--log", "debug", "mount", "-o", f"slow={limit}", v.image, v.mnt)
+            with open(v.mnt / "f", "wb") as f:
+                f.write(os.urandom(8 << 20))
+                f.flush()
+                os.fsync(f.fileno())
+            v.umount()
+            text = log.read_text()
+            slow = [line for line in text.splitlines() if "slow operation" in line]
+            same(bool(slow), wanted, f"slow={limit}: {text}")
+            must("commit{domain=" in text and "close time.busy=" in text, f"commits are spans: {text}")
+        log.unlink()
+
+
+@check(seconds=30)
 def others_may_not_watch(volume, _top):
     daemon_only(volume)
     with small_volume(volume) as v:

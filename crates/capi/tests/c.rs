@@ -1,6 +1,9 @@
 //! The library from C: examples and tests, compiled by `cc` against the checked-in header, also as C++, run and, where it is
 //! installed, run by valgrind.
 
+#[path = "c/sqlite.rs"]
+mod sqlite;
+
 use std::io::ErrorKind;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -27,6 +30,11 @@ fn run(command: &mut Command) -> String {
 
 /// Compiles with all warnings as errors, for the library as `make install-lib` lays it out.
 fn compile(compiler: &str, source: &Path, out: &Path) {
+    compile_with(compiler, &[source], &[], out);
+}
+
+/// [`compile`] of several sources, with more arguments.
+fn compile_with(compiler: &str, sources: &[&Path], arguments: &[&str], out: &Path) {
     let lib = out.parent().unwrap();
     for name in ["libbraidfs.so", "libbraidfs.so.0"] {
         match symlink(built().join("libbraidfs_c.so"), lib.join(name)) {
@@ -36,9 +44,9 @@ fn compile(compiler: &str, source: &Path, out: &Path) {
     }
     let mut c = Command::new(compiler);
     c.args(["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-O1", "-g", "-pthread", "-D_GNU_SOURCE"]);
-    c.arg(format!("-I{}", here().join("../../include").display())).arg(source);
+    c.arg(format!("-I{}", here().join("../../include").display())).args(sources);
     c.arg(format!("-L{}", lib.display())).arg("-lbraidfs").arg(format!("-Wl,-rpath,{}", lib.display()));
-    run(c.arg("-o").arg(out));
+    run(c.args(arguments).arg("-o").arg(out));
 }
 
 #[test]

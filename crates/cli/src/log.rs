@@ -6,6 +6,7 @@ use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::sync::Mutex;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::format::FmtSpan;
 
 /// Options of every command.
 #[derive(Debug, clap::Args)]
@@ -34,7 +35,8 @@ pub fn start(args: &LogArgs, default: &str) -> Result<(), Failure> {
     let level = args.level.as_deref().unwrap_or(default);
     let filter = EnvFilter::try_new(level)
         .map_err(|e| Failure::new(format!("--log {level}: {e}: use error, warn, info, debug or trace")))?;
-    let subscriber = tracing_subscriber::fmt().with_env_filter(filter);
+    // a line with its times at the end of each span that the level lets through
+    let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_span_events(FmtSpan::CLOSE);
     match &args.log_file {
         Some(path) => {
             let file = OpenOptions::new()

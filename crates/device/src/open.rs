@@ -282,14 +282,15 @@ impl Drop for UpgradedLock {
 /// Locks `file` for as long as it is open.
 pub(crate) fn lock(file: &File, path: &Path, write: bool, is_block_device: bool) -> Result<(), OpenError> {
     let how = if write { FlockOperation::NonBlockingLockExclusive } else { FlockOperation::NonBlockingLockShared };
-    // udev locks a block device for a moment whenever a writer has closed it.
-    let mut tries = if is_block_device { 20 } else { 1 };
+    // udev locks a block device for a moment whenever a writer has closed it. Of a process that was killed the kernel closes
+    // what its io_uring had registered some milliseconds after others can see its end.
+    let (mut tries, pause) = if is_block_device { (20, 50) } else { (30, 10) };
     loop {
         tries -= 1;
         match rustix::fs::flock(file, how) {
             Ok(()) => return Ok(()),
             Err(Errno::INTR) => tries += 1,
-            Err(Errno::WOULDBLOCK) if tries > 0 => std::thread::sleep(Duration::from_millis(50)),
+            Err(Errno::WOULDBLOCK) if tries > 0 => std::thread::sleep(Duration::from_millis(pause)),
             Err(Errno::WOULDBLOCK) => return Err(OpenError::InUse { path: path.to_path_buf() }),
             Err(e) => return Err(OpenError::of(path, "lock", e.into())),
         }

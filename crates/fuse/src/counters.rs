@@ -16,9 +16,10 @@
 //! Does not promise: the time a request waited in the kernel's queue, of which FUSE tells nothing.
 
 use crate::request::{Handled, Outcome};
+use crate::slow::{Asked, SlowLog};
 use crate::watch::histogram::{BUCKETS, Histogram};
-use crate::watch::processes::{Asked, Processes};
-use braidfs_sync::{Mutex, rank};
+use crate::watch::processes::{Asked as AskedBy, Processes};
+use braidfs_sync::{Mutex, phases, rank};
 use crossbeam::utils::CachePadded;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
@@ -29,6 +30,9 @@ use std::time::{Duration, Instant};
 pub(crate) const CODES: usize = 64;
 /// One request of so many is timed, on average.
 pub(crate) const SAMPLED: u32 = 16;
+
+/// An environment variable of the server: where it is set nothing is counted (`make watch-cost` compares).
+const NOT_COUNTED: &str = "BRAIDFS_NOT_COUNTED";
 
 /// Two readings of a clock that take longer are not made for every request.
 const CLOCK_IS_QUICK: Duration = Duration::from_nanos(250);
@@ -80,6 +84,10 @@ struct Mode {
     until: AtomicU64,
     start: Instant,
     clock_is_quick: bool,
+    /// False where an experiment wants to know what counting costs ([`NOT_COUNTED`]).
+    counts: bool,
+    /// Where slow operations are to be told.
+    slow: Option<SlowLog>,
 }
 
 /// A request that is being handled.
@@ -91,6 +99,8 @@ pub(crate) struct Begun {
     waited: Duration,
     /// [`Mode::watched`].
     watched: u64,
+    /// Where slow operations are told.
+    asked: Option<Asked>,
 }
 
 /// Where the request at hand is counted.
@@ -99,6 +109,7 @@ pub(crate) struct Counted<'l> {
     line: &'l Arc<CachePadded<Line>>,
     code: usize,
     at: Option<Instant>,
+    asked: Option<Asked>,
     /// It is handled by another thread than that of the line.
     aside: bool,
 }
@@ -128,6 +139,7 @@ pub(crate) struct Timing {
     code: usize,
     /// Where it is timed.
     at: Option<Instant>,
+    asked: Option<Asked>,
 }
 
 impl Counted<'_> {
@@ -143,7 +155,7 @@ impl Counted<'_> {
 
     /// For the case that another thread answers.
     pub fn timing(&self) -> Timing {
-        Timing { line: self.line.clone(), code: self.code, at: self.at }
+        Timing { line: self.line.clone(), code: self.code, at: self.at, asked: self.asked }
     }
 }
 
@@ -157,11 +169,14 @@ impl Timing {
         if failed {
             op.later.get_or_init(Box::default).errors.fetch_add(1, Relaxed);
         }
+        if let (Some(slow), Some(asked)) = (&self.line.mode.slow, &self.asked) {
+            slow.answered(asked, true, failed);
+        }
     }
 
     /// For a handler, in another thread.
     pub fn counted(&self) -> Counted<'_> {
-        Counted { line: &self.line, code: self.code, at: self.at, aside: true }
+        Counted { line: &self.line, code: self.code, at: self.at, asked: self.asked, aside: true }
     }
 }
 
@@ -170,7 +185,7 @@ fn nanos(since: Instant) -> u64 {
 }
 
 impl Mode {
-    fn new() -> Self {
+    fn new(slow: Option<Duration>) -> Self {
         let start = Instant::now();
         // The least of some: a thread may be interrupted.
         let pair = |_| {
@@ -179,7 +194,14 @@ impl Mode {
             from.elapsed()
         };
         let quick = (0..8).map(pair).min().is_some_and(|least| least < CLOCK_IS_QUICK);
-        Self { watched: CachePadded::default(), until: AtomicU64::new(0), start, clock_is_quick: quick }
+        Self {
+            watched: CachePadded::default(),
+            until: AtomicU64::new(0),
+            start,
+            clock_is_quick: quick,
+            counts: std::env::var_os(NOT_COUNTED).is_none(),
+            slow: slow.map(SlowLog::new),
+        }
     }
 
     /// Nobody watches any more, where the time is over.
@@ -248,6 +270,9 @@ impl Line {
     /// [`Self::begin`] of one that was received by another thread at that moment.
     pub fn begin_waited(&self, opcode: u32, received: Option<Instant>) -> Begun {
         let code = if (opcode as usize) < CODES { opcode as usize } else { 0 };
+        if !self.mode.counts {
+            return Begun { code, at: None, waited: Duration::ZERO, watched: 0, asked: None };
+        }
         rise(&self.ops[code].requests, 1);
         let watched = self.mode.watched.load(Relaxed);
         let at = match self.wait.load(Relaxed) {
@@ -263,7 +288,15 @@ impl Line {
             }
         };
         let waited = at.zip(received).map(|(now, received)| now.saturating_duration_since(received));
-        Begun { code, at, waited: waited.unwrap_or_default(), watched }
+        Begun { code, at, waited: waited.unwrap_or_default(), watched, asked: None }
+    }
+
+    /// What it asks, where slow operations are told: then the calling thread is watched until its handler has returned.
+    pub fn about(&self, begun: &mut Begun, received: Option<Instant>, asked: impl FnOnce(Instant) -> Asked) {
+        if self.mode.slow.is_some() {
+            phases::watch();
+            begun.asked = Some(asked(received.unwrap_or_else(Instant::now)));
+        }
     }
 
     /// Its handler returned; the answer need not be sent yet. `client`: the thread that asks.
@@ -278,11 +311,17 @@ impl Line {
                 op.at_once.get_or_init(Box::default).record(took.saturating_add(begun.waited.as_nanos() as u64));
             }
         }
-        if deferred {
+        if deferred && self.mode.counts {
             rise(&op.deferred, 1);
         }
-        if handled.is_err() {
+        if handled.is_err() && self.mode.counts {
             rise(&op.errors, 1);
+        }
+        if let (Some(slow), Some(asked)) = (&self.mode.slow, &begun.asked) {
+            if !deferred {
+                slow.answered(asked, !begun.waited.is_zero(), handled.is_err());
+            }
+            phases::end();
         }
         if is_watched(begun.watched) {
             self.processes.get_or_init(Box::default).count(generation(begun.watched), client, took);
@@ -303,17 +342,22 @@ impl Begun {
     /// For the handler; `line` began it.
     pub fn counted<'l>(&self, line: &'l Arc<CachePadded<Line>>) -> Counted<'l> {
         let at = self.at.map(|at| at.checked_sub(self.waited).unwrap_or(at));
-        Counted { line, code: self.code, at, aside: false }
+        Counted { line, code: self.code, at, asked: self.asked, aside: false }
     }
 }
 
 impl Default for Counters {
     fn default() -> Self {
-        Self { lines: Mutex::default(), mode: Arc::new(Mode::new()) }
+        Self { lines: Mutex::default(), mode: Arc::new(Mode::new(None)) }
     }
 }
 
 impl Counters {
+    /// Those of a mount that tells of operations that take longer than `slow`.
+    pub fn new(slow: Option<Duration>) -> Self {
+        Self { mode: Arc::new(Mode::new(slow)), ..Self::default() }
+    }
+
     /// Somebody watches, for so many seconds at most.
     pub fn watch(&self, seconds: u32) {
         if seconds > 0 {
@@ -385,9 +429,9 @@ impl Counters {
     }
 
     /// What the threads asked that did while somebody watched, this time or, where nobody does, the last time.
-    pub fn processes(&self) -> HashMap<u32, Asked> {
+    pub fn processes(&self) -> HashMap<u32, AskedBy> {
         let generation = generation(self.mode.watched.load(SeqCst));
-        let mut all = HashMap::<u32, Asked>::new();
+        let mut all = HashMap::<u32, AskedBy>::new();
         for processes in self.lines.lock().iter().filter_map(|l| l.processes.get()) {
             for (thread, asked) in processes.of(generation) {
                 let sum = all.entry(thread).or_default();
@@ -451,7 +495,8 @@ mod tests {
 
     #[test]
     fn every_request_is_timed_while_somebody_watches_and_no_longer() {
-        let counters = Counters { mode: Arc::new(Mode { clock_is_quick: true, ..Mode::new() }), ..Counters::default() };
+        let counters =
+            Counters { mode: Arc::new(Mode { clock_is_quick: true, ..Mode::new(None) }), ..Counters::default() };
         let line = counters.line();
         let ask = |n: u32| {
             for i in 0..n {
@@ -545,7 +590,7 @@ mod tests {
 
     #[test]
     fn a_watch_that_is_asked_for_while_one_ends_is_not_lost() {
-        let mode = Mode::new();
+        let mode = Mode::new(None);
         let later = mode.start + Duration::from_millis(500);
         mode.watch(100);
         let watched = mode.watched.load(SeqCst);

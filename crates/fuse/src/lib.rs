@@ -5,7 +5,7 @@
 //! handlers, over the engine's API) → `node` (which inode is meant), `lookups` (what the kernel was told of) → `opened`
 //! (its file), `handles` (files that the kernel asked to open), `room` and `dirty` (ENOSPC in time), `direct_writes` (no stale pages behind
 //! direct writes). `serve` runs the whole from mount to unmount,
-//! `latency` looks after the serving threads meanwhile, `counters` counts what they are asked, `watch` tells it; `profile` says
+//! `latency` looks after the serving threads meanwhile, `counters` counts what they are asked, `watch` tells it, `slow` tells the log of what took long; `profile` says
 //! what a mount gives up to be asked less; `daemon` and `supervise` help the command line.
 //!
 //! The protocol is spoken directly, not through a crate: `sync` (SYNCFS), unnamed files (TMPFILE), birth times (STATX)
@@ -39,6 +39,7 @@ mod requester;
 mod room;
 mod serve;
 mod session;
+mod slow;
 mod supervise;
 mod transport;
 pub mod watch;

@@ -23,6 +23,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 const HELPER: &str = "fusermount3";
 const CONNECTIONS: &str = "/sys/fs/fuse/connections";
@@ -72,6 +73,8 @@ pub struct MountConfig {
     pub fuseblk: Option<PathBuf>,
     /// Where metrics can be fetched.
     pub metrics: Option<MetricsAt>,
+    /// Operations that take longer are told to the log.
+    pub slow: Option<Duration>,
 }
 
 impl MountConfig {
@@ -99,6 +102,7 @@ impl MountConfig {
             profile: Profile::default(),
             fuseblk: None,
             metrics: None,
+            slow: None,
         }
     }
 

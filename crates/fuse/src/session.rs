@@ -9,20 +9,21 @@
 //! With rings no request is served before the kernel has taken all of them: a session whose rings are refused ends
 //! without having touched the volume.
 
-use crate::abi::op;
+use crate::abi::{self, op};
 use crate::channel::Channel;
-use crate::counters::Line;
+use crate::counters::{Counters, Line};
 use crate::dirty::DirtyLimit;
 use crate::fs::{BraidFs, Context, Job, MAX_IO_BYTES, Negotiated, negotiate};
 use crate::latency::{self, Served};
 use crate::mount::MountConfig;
 use crate::profile::Profile;
 use crate::request::{Answer, Outcome, Request};
+use crate::slow::Asked;
 use crate::transport::{Forgets, Later, Loan, Reply, Ring, Ticket};
 use crate::watch::listen::Listener;
 use crate::watch::openmetrics;
 use braidfs::Volume;
-use braidfs_sync::{Mutex, rank};
+use braidfs_sync::{Mutex, phases, rank};
 use crossbeam::utils::CachePadded;
 use rustix::io::Errno;
 use rustix::thread::{sched_getaffinity, sched_setaffinity};
@@ -98,6 +99,7 @@ pub(crate) fn run(vol: Arc<Volume>, service: Service<'_>, ready: impl FnOnce()) 
     let mut fs = BraidFs::new(vol, negotiated, jobs);
     fs.profile = cfg.profile;
     fs.allow_dirty(dirty);
+    fs.counters = Arc::new(Counters::new(cfg.slow));
     let counters = fs.counters.clone();
     let fs = Arc::new(fs);
     fs.durable.set(Some(cfg.sync), Some(cfg.dirsync));
@@ -122,9 +124,10 @@ pub(crate) fn run(vol: Arc<Volume>, service: Service<'_>, ready: impl FnOnce()) 
         let (metrics_end, _metrics_go_on) =
             rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(io::Error::from)?;
         let mut serving = Vec::with_capacity(threads);
+        let slow = cfg.slow.is_some();
         let spawn = || -> Result<(), Refused> {
             let channel = Arc::new(channel);
-            spawn_thread(scope, "fuse-helper".into(), move || help(&slots[threads], work))?;
+            spawn_thread(scope, "fuse-helper".into(), move || help(&slots[threads], work, slow))?;
             let server = |i: usize, channel| Server {
                 i,
                 slot: &slots[i],
@@ -403,7 +406,17 @@ impl Server<'_> {
     fn handle(&self, req: &Request<'_>, out: &mut Answer, ticket: Option<&Ticket>, received: Option<Instant>) -> Reply {
         let (channel, unique, opcode) = (&self.channel, req.head.unique, req.head.opcode);
         let slot = self.slot.lock();
-        let begun = self.counts.begin_waited(opcode, received);
+        let mut begun = self.counts.begin_waited(opcode, received);
+        self.counts.about(&mut begun, received, |at| {
+            let bytes = match opcode {
+                // of both the size lies at the same place
+                op::READ | op::WRITE => req.arg::<abi::ReadIn>().ok().map(|r| r.size),
+                _ => None,
+            };
+            Asked { opcode, node: req.head.nodeid, thread: req.head.pid, bytes, at }
+        });
+        let span = tracing::trace_span!("request", op = op::name(opcode), node = %req.node(), thread = req.head.pid);
+        let _span = span.entered();
         let handled = match &*slot {
             // A panic is our bug; the request that ran into it fails, the mount lives on.
             Some(fs) => {
@@ -429,10 +442,13 @@ impl Server<'_> {
     }
 }
 
-/// The helper thread: work during which serving threads must go on serving.
-fn help(slot: &Slot, work: mpsc::Receiver<Job>) {
+/// The helper thread: work during which serving threads must go on serving. `slow`: the log is told where its time goes.
+fn help(slot: &Slot, work: mpsc::Receiver<Job>, slow: bool) {
     // Ends when the file system, which holds the sender, is gone.
     for job in work {
+        if slow {
+            phases::watch();
+        }
         if let Some(fs) = &*slot.lock() {
             // A job that panics drops its duty to reply, which answers EIO.
             let _ = catch_unwind(AssertUnwindSafe(|| job(fs)));

@@ -4,6 +4,7 @@ use crate::{Error, Result};
 use braidfs_device::{BLOCK_BYTES, Device, SharedFlushes, WriteOp};
 use braidfs_format::super_block::{DeviceEntry, SuperBlock};
 use braidfs_format::{BlockAddr, Corrupt, Geometry};
+use braidfs_sync::phases::{self, Phase};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -122,6 +123,7 @@ impl Store {
     /// Of the device, or an address outside the volume.
     pub fn read(&self, addr: BlockAddr, buf: &mut [u8]) -> Result<()> {
         let (d, b) = self.place(addr, (buf.len() / BLOCK_BYTES) as u64)?;
+        let _phase = phases::enter(Phase::Read);
         self.devices[d].read(b, buf).map_err(Error::Io)
     }
 
@@ -131,6 +133,7 @@ impl Store {
     /// As [`Self::read`].
     pub fn write(&self, addr: BlockAddr, buf: &[u8]) -> Result<()> {
         let (d, b) = self.place(addr, (buf.len() / BLOCK_BYTES) as u64)?;
+        let _phase = phases::enter(Phase::Write);
         self.devices[d].write(b, buf).map_err(Error::Io)
     }
 
@@ -161,6 +164,7 @@ impl Store {
             let (d, block) = self.place(*addr, blocks as u64)?;
             per[d].push(WriteOp { block, bufs: bufs.clone() });
         }
+        let _phase = phases::enter(Phase::Write);
         for (d, ops) in per.iter().enumerate() {
             if !ops.is_empty() {
                 write(&*self.devices[d], ops)?;
@@ -174,6 +178,7 @@ impl Store {
     /// # Errors
     /// Of a device.
     pub fn flush(&self) -> Result<()> {
+        let _phase = phases::enter(Phase::Flush);
         self.devices.iter().try_for_each(|d| d.flush()).map_err(Error::Io)
     }
 
@@ -186,6 +191,7 @@ impl Store {
         if self.devices.len() == 1 {
             return self.flush();
         }
+        let _phase = phases::enter(Phase::Flush);
         self.devices_of(groups).into_iter().try_for_each(|d| self.devices[d].flush().map_err(Error::Io))
     }
 

@@ -20,6 +20,7 @@ mod order;
 #[path = "order/unchecked.rs"]
 mod order;
 mod pass;
+pub mod phases;
 pub mod pins;
 pub mod published;
 pub mod rank;

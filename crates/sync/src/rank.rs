@@ -264,6 +264,8 @@ ranks! {
     ScrubState = 11, "scrub state" 0, One, (): "state of a scrub";
     /// Lines of counters.
     CounterLines = 11, "counters" 0, One, (): "counters";
+    /// How many slow operations were told.
+    SlowLog = 11, "slow operations" 0, One, (): "log of slow operations";
     /// Samples that are fetched in parts.
     Samples = 11, "samples" 0, One, (): "kept samples";
     /// Answers for a ring: any thread may give one.

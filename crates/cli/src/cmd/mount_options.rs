@@ -68,6 +68,8 @@ pub struct MountSpec {
     pub transport: Transport,
     /// `metrics=`.
     pub metrics: Option<MetricsAt>,
+    /// `slow=`.
+    pub slow: Option<Duration>,
     /// `discard` or `nodiscard`.
     pub discard: bool,
     /// `fileflags` or `opens`.
@@ -176,6 +178,10 @@ impl MountSpec {
                 self.fuseblk = clap::ValueEnum::from_str(need()?, true).map_err(|_| "use auto, always or never")?;
             }
             "metrics" => self.metrics = Some(need()?.parse()?),
+            "slow" => {
+                let ms: u32 = need()?.parse().map_err(|_| "slow= is a number of milliseconds, 0 for none")?;
+                self.slow = (ms > 0).then(|| Duration::from_millis(ms.into()));
+            }
             "transport" => self.transport = need()?.parse()?,
             "latency" => {
                 self.latency = match need()? {
@@ -279,6 +285,7 @@ impl MountSpec {
         cfg.latency = self.latency;
         cfg.transport = self.transport;
         cfg.metrics.clone_from(&self.metrics);
+        cfg.slow = self.slow;
     }
 
     /// What of it a remount changes in the volume, but for whether it is read-only.

@@ -190,6 +190,13 @@ pub const TABLE: &[Row] = &[
          alone, an address and a port, or a socket in the file system.",
     ),
     row(
+        &["slow=100", "slow=0"],
+        How::Taken,
+        Again::Ignored,
+        "Requests that take longer than so many milliseconds are told to the log, with where their time went; 0, the default: \
+         none are.",
+    ),
+    row(
         &["user", "users", "owner", "group"],
         How::Taken,
         Again::Changes,

@@ -12,6 +12,7 @@ use crate::space::Emptying;
 use crate::types::{InodeNo, TxId};
 use braidfs_format::domain::{CLEAN, DomainHeader, NEEDS_GC};
 use braidfs_sync::MutexGuard;
+use braidfs_sync::phases::{self, Phase};
 use std::sync::atomic::Ordering;
 
 /// A checkpoint that was begun ([`Domain::begin_checkpoint`]).
@@ -124,6 +125,7 @@ impl Domain {
     }
 
     fn checkpoint_locked(&self, leaving: &[u32]) -> Result<()> {
+        let _span = tracing::debug_span!("checkpoint", domain = %self.id).entered();
         let begun = self.begin_checkpoint()?;
         self.write_home(&begun, leaving)?;
         self.flush_devices()?;
@@ -282,6 +284,7 @@ impl Domain {
     /// # Errors
     /// As [`Self::commit`] and [`Self::checkpoint`].
     pub fn make_journal_room(&self) -> Result<()> {
+        let _phase = phases::enter(Phase::Journal);
         let tail = self.journal.tail();
         let cost = self.gate.read().cost();
         if cost > 0 {

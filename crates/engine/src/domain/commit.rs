@@ -23,6 +23,7 @@ use braidfs_format::journal::{
     CHUNK_HEADER_BYTES, CHUNK_MAX_BLOCKS, ChunkId, ChunkKind, Record, chunk_blocks, encode_chunk,
 };
 use braidfs_format::node::NodeEntry;
+use braidfs_sync::phases::{self, Phase};
 use braidfs_sync::rounds::{Lead, Seen, Turn};
 use braidfs_sync::{PassWriteGuard, rank};
 use std::collections::BTreeMap;
@@ -49,6 +50,7 @@ impl Domain {
         if self.committed_tx() >= id {
             return Ok(());
         }
+        let _phase = phases::enter(Phase::Commit);
         // it waits for who has it
         self.commit_lock.may_wait();
         // of one that does not run yet nothing has changed
@@ -86,6 +88,7 @@ impl Domain {
 
     /// Commits the running transaction, which is returned; `None` where it is empty. Under `commit_lock`.
     fn commit_running(&self, lead: &Lead<'_, Arc<Work>, rank::Work>) -> Result<Option<TxId>> {
+        let span = tracing::debug_span!("commit", domain = %self.id, tx = tracing::field::Empty).entered();
         let (tx, mut orphans) = {
             let mut gate = self.close_gate();
             if gate.is_empty() {
@@ -102,6 +105,7 @@ impl Domain {
             // as of this transaction: what the next one links again, or frees, is an orphan where only this one survives
             (old, self.orphans.list())
         };
+        span.record("tx", tx.id.0);
         orphans.sort(); // the same operations write the same
         let work = Arc::new(Work::new(tx.clone()));
         let helpers = self.helpers_max.min(work.cells.len().saturating_sub(1));

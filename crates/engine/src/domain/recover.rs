@@ -40,6 +40,7 @@ impl Domain {
         groups: &[u32],
         mlogs: u16,
     ) -> Result<(Self, Recovered)> {
+        let _span = tracing::debug_span!("open", domain = %id).entered();
         let journal = Journal::open(store.clone(), id, &header.header);
         let replay_it = !shared.options.checkpoint_only;
         if header.header.flags.get() & CLEAN != 0 && replay_it && journal.goes_on()? {
@@ -56,6 +57,7 @@ impl Domain {
         let mut keep = None;
         let mut durable = header.header.last_tx.get();
         if header.header.flags.get() & CLEAN == 0 && replay_it {
+            let _span = tracing::debug_span!("replay", domain = %id).entered();
             rec.dirty = true;
             let workers = &shared.workers;
             let (chunks, end) = journal.scan(workers)?;

@@ -76,6 +76,7 @@ impl MountedVolume {
         let s = &self.syncing;
         let serving = Serving(&s.queues[which]);
         while let Some(group) = serving.next() {
+            braidfs_sync::phases::next();
             let began = s.pace.now();
             let files: Vec<(InodeNo, bool)> = group.iter().map(|w| (w.ino, w.data_only)).collect();
             let results = self.fsync_together(&files);

@@ -2,6 +2,7 @@
 //! stall behind an fsync.
 
 use crate::error::Result;
+use braidfs_sync::phases;
 use braidfs_sync::{Condvar, Mutex, rank};
 use crossbeam::channel::{Receiver, Sender, unbounded};
 use std::io;
@@ -129,6 +130,17 @@ impl Pool {
     /// done here, with all that wait.
     pub fn run(&self, f: impl FnOnce() + Send + 'static) {
         let waiting = self.pending.fetch_add(1, Ordering::Relaxed) + 1;
+        // who asks wants to know where the time goes, also of what is done for it here
+        let watched = phases::is_watched();
+        let f = move || {
+            if watched {
+                phases::watch();
+            }
+            f();
+            if watched {
+                phases::end();
+            }
+        };
         self.send(Box::new(f));
         if let Err(e) = self.grow(waiting) {
             tracing::warn!("no thread for a sync: {e}");

@@ -33,6 +33,7 @@ impl MountedVolume {
     /// Empties up to `segments` segments of a domain: their valid blocks are made dirty, so that the next flush or commit
     /// writes them elsewhere (only what is still the newest moves). Blocks moved.
     pub(crate) fn clean_domain(&self, d: &Arc<Domain>, segments: u32) -> Result<u64> {
+        let _span = tracing::debug_span!("clean", domain = %d.id, segments).entered();
         let mut moved = 0;
         let mut skip = HashSet::new();
         for _ in 0..segments {

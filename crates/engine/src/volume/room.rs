@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::space::Space;
 use crate::types::*;
 use braidfs_format::bat::BatEntry;
+use braidfs_sync::phases::{self, Phase};
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -215,6 +216,7 @@ impl MountedVolume {
     /// # Errors
     /// [`Error::NoSpace`] where nothing more can be gained.
     pub fn make_room(&self, d: &Arc<Domain>, attempt: &mut u32) -> Result<()> {
+        let _phase = phases::enter(Phase::Space);
         if self.claim_group(d)? {
             return Ok(());
         }
