@@ -341,29 +341,45 @@ def large_requests_are_served_beside_the_ring(volume, _top):
 
 @check
 def memory_of_large_requests_is_given_back(volume, _top):
+    """How much of the cache's memory the allocator has given back by then differs from mount to mount, by up to half of the
+    cache: what a ring keeps, it keeps each time."""
     with with_rings(volume) as v:
-        v.mount("transport=ring", "cache=32M")
-        (daemon,) = v.daemons()
-
-        def resident():
-            status = pathlib.Path(f"/proc/{daemon}/status").read_text()
-            return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("RssAnon")) << 10
-
-        data = os.urandom(1 << 20)
-        before = resident()
-        fd = os.open(v.mnt / "big", os.O_CREAT | os.O_RDWR | os.O_DIRECT)
-        buffer = mmap.mmap(-1, 1 << 20)
-        buffer.write(data)
-        for cpu in sorted(os.sched_getaffinity(0)):
-            os.sched_setaffinity(0, {cpu})
-            for i in range(48):
-                os.pwrite(fd, buffer, i << 20)
-                os.preadv(fd, [buffer], i << 20)
-        os.close(fd)
-        os.unlink(v.mnt / "big")
         allowed = (32 << 20) + (4 << 20) * os.cpu_count()
-        wait_for("memory to be given back", lambda: resident() - before <= allowed, 10)
-        v.umount()
+        for last in (False, False, False, True):
+            v.mount("transport=ring", "cache=32M")
+            (daemon,) = v.daemons()
+            before = resident(daemon)
+            large_requests(v.mnt / "big")
+            try:
+                wait_for("memory to be given back", lambda: resident(daemon) - before <= allowed, 10 if last else 2)
+                break
+            except Failed:
+                if last:
+                    raise
+            finally:
+                v.umount()
+
+
+def resident(pid):
+    """Bytes of memory that a process has for itself."""
+    status = pathlib.Path(f"/proc/{pid}/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("RssAnon")) << 10
+
+
+def large_requests(path):
+    """Writes and reads a MiB at a time, past the cache, from each CPU, and removes the file."""
+    fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_DIRECT)
+    buffer = mmap.mmap(-1, 1 << 20)
+    buffer.write(os.urandom(1 << 20))
+    cpus = os.sched_getaffinity(0)
+    for cpu in sorted(cpus):
+        os.sched_setaffinity(0, {cpu})
+        for i in range(48):
+            os.pwrite(fd, buffer, i << 20)
+            os.preadv(fd, [buffer], i << 20)
+    os.sched_setaffinity(0, cpus)
+    os.close(fd)
+    os.unlink(path)
 
 
 @check
@@ -373,11 +389,6 @@ def memory_of_large_requests_is_given_back_while_small_ones_come(volume, _top):
         v.mount("transport=ring", "cache=32M")
         (daemon,) = v.daemons()
         cpus = sorted(os.sched_getaffinity(0))
-
-        def resident():
-            status = pathlib.Path(f"/proc/{daemon}/status").read_text()
-            return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("RssAnon")) << 10
-
         (v.mnt / "big").write_bytes(os.urandom(32 << 20))
         fd = os.open(v.mnt / "big", os.O_RDONLY | os.O_DIRECT)
 
@@ -387,11 +398,11 @@ def memory_of_large_requests_is_given_back_while_small_ones_come(volume, _top):
             for i in range(24):
                 os.preadv(fd, [buffer], (i + n) % 32 << 20)
 
-        peak, before = 0, resident()
+        peak, before = 0, resident(daemon)
         readers = [threading.Thread(target=read, args=(n,)) for n in range(64)]
         [t.start() for t in readers]
         while any(t.is_alive() for t in readers):
-            peak = max(peak, resident())
+            peak = max(peak, resident(daemon))
             time.sleep(0.005)
         os.close(fd)
         fslib.log(f"{(peak - before) >> 20} MiB more at most")
@@ -401,7 +412,7 @@ def memory_of_large_requests_is_given_back_while_small_ones_come(volume, _top):
                 os.sched_setaffinity(0, {cpu})
                 (v.mnt / "small").touch()
                 (v.mnt / "small").unlink()
-            return resident() - before <= (8 << 20) + (4 << 20) * os.cpu_count()
+            return resident(daemon) - before <= (8 << 20) + (4 << 20) * os.cpu_count()
 
         wait_for("memory to be given back", small_and_done, 6)
         os.sched_setaffinity(0, cpus)

@@ -202,9 +202,27 @@ fn scan(devices: &[Arc<dyn Device>], prepared: &mut Prepared, progress: &dyn Fn(
     }
     progress("names", 0, 1);
     names::check(&mut m);
+    tenants_have_roots(&mut m);
     m.inodes.holds()?;
     progress("names", 1, 1);
     Ok(m)
+}
+
+/// A tenant whose root directory is not there is none.
+fn tenants_have_roots(m: &mut Model) {
+    for d in &mut m.domains {
+        let Some(h) = d.header.as_mut().filter(|h| h.tenant_root.get() > 0) else { continue };
+        let (root, generation) = (InodeNo(h.tenant_root.get()), h.tenant_generation.get());
+        if m.inodes.get(root).is_some_and(|i| i.is_dir() && i.generation() == generation) {
+            continue;
+        }
+        let why = format!("the directory of tenant {:?}, inode {root}, is not there", h.tenant_name_str());
+        crate::rules::tenant::clear(h);
+        d.header_dirty = true;
+        let mut log = Log::of(d.number);
+        log.add(codes::TENANT, None, why);
+        m.log.findings.append(&mut log.findings);
+    }
 }
 
 /// Codes that an old node table may be behind: then a newer record of a node may lie somewhere.

@@ -30,6 +30,10 @@ pub const REPLAY_FAILED: u32 = 125;
 pub const CHANGES_LOST: u32 = 126;
 /// The newest domain header was lost: an older one says less than the journal.
 pub const DOMAIN_OLD: u32 = 127;
+/// What a domain header says of a tenant does not hold.
+pub const TENANT: u32 = 128;
+/// Two tenants have one name.
+pub const TENANT_NAME: u32 = 129;
 /// A domain owns no group.
 pub const DOMAIN_EMPTY: u32 = 130;
 

@@ -7,6 +7,7 @@ use braidfs::{JournalReplay, MkfsOptions};
 use braidfs_device::{BLOCK_BYTES, SparseDevice};
 use braidfs_format::BlockAddr;
 use braidfs_format::dentry::Dentry;
+use braidfs_format::domain::DomainHeader;
 use braidfs_format::inode::{Content, Extent, Inode, Link};
 use braidfs_format::name::FileName;
 use braidfs_format::node::{DIR, REMOTE, USED};
@@ -290,6 +291,60 @@ fn broken(code: u32, change: impl FnOnce(&mut Model)) -> FsckReport {
     let after = run(&dev, &FORCE);
     assert_eq!(after.findings, vec![], "{code}");
     after
+}
+
+/// Binds domain `d` to tenant `name`, whose root is the directory `path`, and lets `change` damage that.
+fn bind(m: &mut Model, d: usize, path: &str, name: &str, change: impl FnOnce(&mut DomainHeader)) {
+    let root = find(m, path);
+    let generation = m.body(root).unwrap().generation;
+    let h = m.domains[d].header.as_mut().unwrap();
+    (h.tenant_root, h.tenant_generation, h.tenant_blocks) = (root.0.into(), generation.into(), 300.into());
+    crate::rules::tenant::rename(h, name);
+    change(h);
+}
+
+/// Each field of a tenant is damaged by itself; what is left of the tenant is as told.
+#[test]
+fn tenants_fields_are_looked_at() {
+    type Damage = fn(&mut DomainHeader);
+    let cases: [(Damage, Option<(&str, u64)>); 8] = [
+        (|h| h.tenant_name = [0; 64], Some(("tenant-1", 300))),
+        (|h| h.tenant_name[1] = b'/', Some(("tenant-1", 300))),
+        (|h| h.tenant_name[0] = 0xff, Some(("tenant-1", 300))),
+        (|h| h.tenant_name[63] = b'x', Some(("tenant-1", 300))),
+        (|h| h.tenant_blocks = 255.into(), Some(("one", 256))),
+        (|h| h.tenant_root = 0.into(), None),
+        (|h| h.tenant_root = InodeNo::ROOT.0.into(), None),
+        (|h| h.tenant_generation = (h.tenant_generation.get() + 1).into(), None),
+    ];
+    let base = populated();
+    let mut m = model(&base);
+    bind(&mut m, 1, "a", "one", |_| ());
+    bind(&mut m, 2, "a/b", "two", |h| h.tenant_blocks = 0.into());
+    repair::write(&mut m).unwrap();
+    assert_eq!(run(&base, &FORCE).findings, vec![]);
+    assert!(agree(&base));
+    for (i, (change, left)) in cases.into_iter().enumerate() {
+        let dev = base.fork();
+        let mut m = model(&dev);
+        change(m.domains[1].header.as_mut().unwrap());
+        repair::write(&mut m).unwrap();
+        let found: Vec<_> = run(&dev, &FORCE).findings.iter().map(|f| (f.code, f.domain)).collect();
+        assert_eq!(found, [(codes::TENANT, Some(1))], "{i}");
+        assert_eq!(run(&dev, &REPAIR).unfixed(), 0, "{i}");
+        let after = run(&dev, &FORCE);
+        assert_eq!((after.findings, after.dirs), (vec![], 4), "{i}");
+        let h = model(&dev).domains[1].header.unwrap();
+        let is = (h.tenant_root.get() > 0).then(|| (h.tenant_name_str(), h.tenant_blocks.get()));
+        assert_eq!(is, left.map(|(n, b)| (n.to_owned(), b)), "{i}");
+    }
+    let mut m = model(&base);
+    crate::rules::tenant::rename(m.domains[2].header.as_mut().unwrap(), "one");
+    repair::write(&mut m).unwrap();
+    let r = run(&base, &REPAIR);
+    assert_eq!(r.findings.iter().map(|f| (f.code, f.fixed)).collect::<Vec<_>>(), [(codes::TENANT_NAME, true)]);
+    let names: Vec<_> = model(&base).domains.iter().map(|d| d.header.unwrap().tenant_name_str()).collect();
+    assert_eq!(names, ["", "one", "tenant-2"]);
 }
 
 fn find(m: &mut Model, path: &str) -> InodeNo {

@@ -24,6 +24,7 @@ use crate::scan::SMALL_GROUPS;
 use crate::threads::{cpus, each};
 use braidfs_format::InodeNo;
 use braidfs_format::domain::CLEAN;
+use braidfs_format::node::DIR;
 use multiset::{Keys, MultisetHash};
 pub use state::Outcome;
 use state::{Ctx, Doubt, Slot, TableTotals, add, doubt};
@@ -142,6 +143,12 @@ fn run(m: &Model, o: &Options, progress: &dyn Fn(&str, u64, u64)) -> Result<Outc
     }
     if cx.bitmaps.iter().filter_map(OnceLock::get).any(|g| g.left.iter().any(|w| w.load(Relaxed) != 0)) {
         return doubt("blocks are marked valid and not used");
+    }
+    for h in m.domains.iter().filter_map(|d| d.header.as_ref()).filter(|h| h.tenant_root.get() > 0) {
+        let e = home::entry(cx.store, InodeNo(h.tenant_root.get()).node());
+        if !e.is_ok_and(|e| e.used() && e.flags & DIR != 0 && e.generation == h.tenant_generation.get()) {
+            return doubt("the directory of a tenant is not there");
+        }
     }
     tree::reaches_root(std::mem::take(&mut sum.dirs))?;
     let mut outcome = sum.outcome;

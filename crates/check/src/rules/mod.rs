@@ -15,6 +15,7 @@ pub mod inode;
 pub mod link;
 pub mod record;
 pub mod space;
+pub mod tenant;
 pub mod volume;
 
 #[cfg(test)]

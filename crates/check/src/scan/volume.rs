@@ -8,6 +8,7 @@ use crate::pair::mended;
 use crate::parts::domain::Domain;
 use crate::report::Log;
 use crate::rules::Rules;
+use crate::rules::tenant::{self, Wrong};
 use crate::rules::volume::{bat_pair, bat_pairs, bat_place, domain_header, header_place, superblock};
 use braidfs_device::{BLOCK_BYTES, Device};
 use braidfs_format::bat::{BatEntry, ENTRIES_PER_BLOCK};
@@ -17,7 +18,7 @@ use braidfs_format::{BlockKind, DomainId};
 use braidfs_store::Store;
 use braidfs_store::ring::Ring;
 use braidfs_store::super_io;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 /// `seq` of superblocks written by a repair.
@@ -47,6 +48,7 @@ pub fn read(devices: &[Arc<dyn Device>]) -> Result<Model> {
     count_domains(&mut m);
     read_domains(&mut m);
     find_claims(&mut m);
+    check_tenants(&mut m);
     Ok(m)
 }
 
@@ -236,6 +238,54 @@ fn read_domains(m: &mut Model) {
             doubted: Default::default(),
         });
     }
+}
+
+/// What the headers say of tenants, but for what only the inodes tell.
+fn check_tenants(m: &mut Model) {
+    let mut names = HashSet::new();
+    for i in 0..m.domains.len() {
+        let Some(mut h) = m.domains[i].header else { continue };
+        let mut found = Vec::new();
+        tenant::fields(&h, |ino| m.domain_of(ino), |w| found.push(w));
+        let mut log = Log::of(m.domains[i].number);
+        for w in found {
+            let why = match w {
+                Wrong::Root(why) => {
+                    tenant::clear(&mut h);
+                    why
+                }
+                Wrong::Name(why) => {
+                    tenant::rename(&mut h, &free_name(m, i));
+                    why
+                }
+                Wrong::Limit(why) => {
+                    tenant::least(&mut h);
+                    why
+                }
+            };
+            log.add(codes::TENANT, None, why);
+        }
+        if h.tenant_root.get() > 0 && !names.insert(h.tenant_name_str()) {
+            log.add(codes::TENANT_NAME, None, format!("another tenant is {:?} already", h.tenant_name_str()));
+            tenant::rename(&mut h, &free_name(m, i));
+            names.insert(h.tenant_name_str());
+        }
+        if !log.findings.is_empty() {
+            m.domains[i].header = Some(h);
+            m.domains[i].header_dirty = true;
+            m.log.findings.append(&mut log.findings);
+        }
+    }
+}
+
+/// A name that no tenant has, for that of domain `i`.
+fn free_name(m: &Model, i: usize) -> String {
+    let taken: HashSet<String> = m.domains.iter().filter_map(|d| Some(d.header?.tenant_name_str())).collect();
+    let mut name = format!("tenant-{}", m.domains[i].number);
+    while taken.contains(&name) {
+        name.push('x');
+    }
+    name
 }
 
 /// Whether the journal lies in the data blocks of one group of its domain.

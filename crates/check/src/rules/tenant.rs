@@ -1,0 +1,67 @@
+//! Rules of what a domain's header says of a tenant.
+
+use braidfs_format::InodeNo;
+use braidfs_format::domain::DomainHeader;
+
+/// The least limit of a tenant, blocks: what the engine takes.
+const BLOCKS_MIN: u64 = 256;
+
+/// What does not hold of a tenant's fields.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Wrong {
+    /// The directory cannot be the root of this domain's tenant.
+    Root(String),
+    /// The name is none.
+    Name(String),
+    /// The limit is none.
+    Limit(String),
+}
+
+/// Tells `wrong` what does not hold of the tenant in `h`; `owner` is the domain to which a number of an inode belongs.
+pub fn fields(h: &DomainHeader, owner: impl Fn(InodeNo) -> Option<u16>, mut wrong: impl FnMut(Wrong)) {
+    let root = h.tenant_root.get();
+    let blank = h.tenant_generation.get() == 0 && h.tenant_blocks.get() == 0 && h.tenant_name == [0; 64];
+    if root == 0 {
+        if !blank {
+            wrong(Wrong::Root("a tenant without a directory".into()));
+        }
+        return;
+    }
+    if owner(InodeNo(root)) != Some(h.domain.get()) {
+        return wrong(Wrong::Root(format!("the tenant's directory {root} is not of this domain")));
+    }
+    if !name_holds(&h.tenant_name) {
+        wrong(Wrong::Name(format!("{:?} is no name of a tenant", h.tenant_name_str())));
+    }
+    let blocks = h.tenant_blocks.get();
+    if blocks > 0 && blocks < BLOCKS_MIN {
+        wrong(Wrong::Limit(format!("the tenant's limit is {blocks} blocks")));
+    }
+}
+
+/// Whether a field holds a name as the engine takes it, padded with zeros.
+fn name_holds(field: &[u8; 64]) -> bool {
+    let n = field.iter().position(|&b| b == 0).unwrap_or(field.len());
+    let text = std::str::from_utf8(&field[..n]);
+    (1..field.len()).contains(&n)
+        && field[n..].iter().all(|&b| b == 0)
+        && text.is_ok_and(|t| !t.chars().any(|c| c.is_control() || c == '/'))
+}
+
+/// Makes the domain nobody's.
+pub fn clear(h: &mut DomainHeader) {
+    (h.tenant_root, h.tenant_generation, h.tenant_blocks) = (0.into(), 0.into(), 0.into());
+    h.tenant_name = [0; 64];
+}
+
+/// Gives the tenant another name.
+pub fn rename(h: &mut DomainHeader, name: &str) {
+    h.tenant_name = [0; 64];
+    let n = name.len().min(63);
+    h.tenant_name[..n].copy_from_slice(&name.as_bytes()[..n]);
+}
+
+/// Sets the limit to the least there is.
+pub fn least(h: &mut DomainHeader) {
+    h.tenant_blocks = BLOCKS_MIN.into();
+}
