@@ -95,7 +95,8 @@ fn a_bad_file_makes_nothing() {
     b.run(&["image", "import", "out.brfs", "vol.img"]).fails(1, &["vol.img", "exists"]);
     b.run(&["image", "import", "out.brfs", "x", "y"]).fails(1, &["1 devices, 2 images"]);
     b.run(&["image", "import", "vol.img", "x"]).fails(1, &["no metadata of a braidfs volume"]);
-    let good = b.read("out.brfs");
+    b.run(&["image", "import", "out.brfs", "good.img"]).ok();
+    let (good, volume) = (b.read("out.brfs"), b.read("good.img"));
     let mut rng = fastrand::Rng::with_seed(3);
     for round in 0..40 {
         let mut bad = good.clone();
@@ -107,7 +108,13 @@ fn a_bad_file_makes_nothing() {
         }
         b.write("bad", bad);
         let said = b.run(&["image", "import", "bad", "x"]);
-        assert!(said.code == 1 && !b.path("x").exists(), "round {round}: {said:?}");
+        if said.code == 0 {
+            // the bits that fill the last byte of a deflate stream mean nothing
+            assert!(round % 4 != 0 && b.read("x") == volume, "round {round}: {said:?}");
+            std::fs::remove_file(b.path("x")).unwrap();
+        } else {
+            assert!(said.code == 1 && !b.path("x").exists(), "round {round}: {said:?}");
+        }
     }
 }
 
