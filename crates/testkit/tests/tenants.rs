@@ -377,6 +377,32 @@ fn a_lower_limit_loses_nothing_that_was_accepted() {
     close(v, &device);
 }
 
+/// What was promised before a limit went down is used up by what takes blocks, not by writes that look whether there are some:
+/// 16 MiB are written as they were accepted after ten thousand small writes beside.
+#[test]
+fn small_writes_do_not_use_up_what_was_promised() {
+    let device = memory(96);
+    format(&device);
+    let v = mount(&device);
+    let t = tenant(&v, "t", 24 * MIB);
+    let f = file(&v, t, "f");
+    v.write(&f, 0, &vec![1; 4 << 20]).unwrap();
+    let small: Vec<OpenFile> = (0..100).map(|n| file(&v, t, &format!("small {n}"))).collect();
+    v.sync().unwrap();
+    v.tenant_set("t", budget(2 * MIB)).unwrap();
+    for at in 0..100 {
+        for s in &small {
+            assert_eq!(v.write_accepted(s, at, &[2]).unwrap(), 1, "byte {at}");
+        }
+    }
+    for at in 4..20 {
+        assert_eq!(v.write_accepted(&f, at << 20, &vec![at as u8; 1 << 20]).unwrap(), 1 << 20, "MiB {at}");
+    }
+    v.sync().unwrap();
+    assert!(used(&v, "t") <= 24 * MIB / BLOCK + 64, "{} blocks", used(&v, "t"));
+    close(v, &device);
+}
+
 /// Above a limit that was lowered files can be overwritten and cleaned: their use does not grow.
 #[test]
 fn above_the_limit_files_are_overwritten() {

@@ -8,8 +8,9 @@ use crate::space::Space;
 use crate::volume::MountedVolume;
 use braidfs_format::inode::NOCOW;
 
-/// How blocks are reserved that nothing is freed for.
-pub(super) type Reserve = fn(&Space, u64) -> Result<()>;
+/// How blocks are reserved that nothing is freed for. Says how many of them come out of what was promised before a limit went
+/// down.
+pub(super) type Reserve = fn(&Space, u64) -> Result<u64>;
 
 /// Whether a dirty page at `lblk` will need a new block.
 fn needs_block(f: &FileBody, lblk: u64, in_place: bool) -> bool {
@@ -67,11 +68,12 @@ impl MountedVolume {
             // one that is written anew gives its old block back
             if f.map.get(l).is_some() { again += 1 } else { new += 1 }
         }
-        if new > 0 && reserve(&d.space, new).is_err() {
-            return false;
-        }
+        let promised = match reserve(&d.space, new) {
+            Ok(n) => n,
+            Err(_) => return false,
+        };
         if again > 0 && d.space.reserve_again(again).is_err() {
-            d.space.unreserve(new);
+            d.space.unreserve_accepted(new, promised);
             return false;
         }
         f.reserved += new + again;

@@ -179,21 +179,17 @@ impl MountedVolume {
             let grows = end.saturating_sub(st.size);
             if grows > 0 {
                 // part of a node block, which is counted whole where it begins
-                if reserve(&d.space, 1).is_err() {
-                    return Ok(None);
-                }
-                d.space.unreserve(1);
+                let Ok(promised) = reserve(&d.space, 1) else { return Ok(None) };
+                d.space.unreserve_accepted(1, promised);
                 op.grows(c.domain, grows as usize);
             }
         } else {
             let (first, last) = (offset / PAGE, (end - 1) / PAGE);
             // inline content becomes page 0, which the write itself may not reach
             let extra = u64::from(first > 0 && f.inline.as_ref().is_some_and(|b| !b.is_empty()));
-            if reserve(&d.space, extra).is_err() {
-                return Ok(None);
-            }
+            let Ok(promised) = reserve(&d.space, extra) else { return Ok(None) };
             if !self.reserve_pages_as(c, &mut st, first, last, reserve) {
-                d.space.unreserve(extra);
+                d.space.unreserve_accepted(extra, promised);
                 return Ok(None);
             }
             if let Body::File(f) = &mut st.body {

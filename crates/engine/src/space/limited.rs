@@ -48,13 +48,13 @@ impl Space {
     }
 
     /// Promises blocks for what a front end accepted: as an ordinary reservation, else out of what was promised before the
-    /// limit went down.
+    /// limit went down. How many came out of that: for [`Self::unreserve_accepted`].
     ///
     /// # Errors
     /// [`Error::NoSpace`].
-    pub(crate) fn reserve_accepted(&self, blocks: u64) -> Result<()> {
+    pub(crate) fn reserve_accepted(&self, blocks: u64) -> Result<u64> {
         if self.reserve(blocks, false).is_ok() {
-            return Ok(());
+            return Ok(0);
         }
         let enough = |n: u64| n.checked_sub(blocks);
         if self.limit.promised.fetch_update(Relaxed, Relaxed, enough).is_err() {
@@ -64,7 +64,17 @@ impl Space {
         if taken.is_err() {
             self.limit.promised.fetch_add(blocks, Relaxed);
         }
-        taken
+        taken.map(|()| blocks)
+    }
+
+    /// Gives back reserved blocks that were not taken, `promised` of which came out of what was promised: they are promised
+    /// again, to a write that was accepted and is tried once more. (Where the promises ended just now that is a few blocks too
+    /// many until the limit changes; the other way round an accepted write would be lost.)
+    pub(crate) fn unreserve_accepted(&self, blocks: u64, promised: u64) {
+        self.unreserve(blocks);
+        if promised > 0 {
+            self.limit.promised.fetch_add(promised, Relaxed);
+        }
     }
 
     /// Blocks that are withheld.

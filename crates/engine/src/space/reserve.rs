@@ -17,9 +17,9 @@ impl Space {
         self.take_from_account(blocks, floor)
     }
 
-    /// Promises blocks as to anybody.
-    pub(crate) fn reserve_ordinary(&self, blocks: u64) -> Result<()> {
-        self.reserve(blocks, false)
+    /// Promises blocks as to anybody; none of them was promised before.
+    pub(crate) fn reserve_ordinary(&self, blocks: u64) -> Result<u64> {
+        self.reserve(blocks, false).map(|()| 0)
     }
 
     /// Promises blocks for data that is written anew: as many become free when the transaction is durable, so that half
