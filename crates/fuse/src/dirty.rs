@@ -47,11 +47,20 @@ impl DirtyLimit {
     /// Has it hold no more than the least. Where it holds more, writers wait until it does not. How much it may hold then,
     /// bytes: on a machine with much memory that is more where the bound cannot be set (not root, an old kernel).
     pub fn restrict(&self) -> u64 {
-        let now = fs::read_to_string(&self.0).ok().and_then(|text| text.trim().parse::<u64>().ok());
+        let now = self.set_at();
         match now.unwrap_or_else(usual) {
             more if more > LEAST_BYTES && (now.is_none() || !self.set(LEAST_BYTES)) => more,
             _ => LEAST_BYTES,
         }
+    }
+
+    /// How much the kernel may hold now, bytes.
+    pub fn now(&self) -> u64 {
+        self.set_at().unwrap_or_else(usual).max(LEAST_BYTES)
+    }
+
+    fn set_at(&self) -> Option<u64> {
+        fs::read_to_string(&self.0).ok().and_then(|text| text.trim().parse().ok())
     }
 
     fn set(&self, bytes: u64) -> bool {
@@ -97,6 +106,8 @@ mod tests {
             "it is never raised for little room"
         );
         assert_eq!((limit.allow(4 << 30), now()), (512 << 20, (512 << 20).to_string()));
+        std::fs::write(&file, "700000000\n").unwrap();
+        assert_eq!(limit.now(), 700_000_000, "it grew with the memory that is free");
         limit.restrict();
         assert_eq!(now(), LEAST_BYTES.to_string());
         let none = DirtyLimit::new(dir.path().join("none"));

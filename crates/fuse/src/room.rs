@@ -337,7 +337,7 @@ impl BraidFs {
     }
 
     /// Blocks of the file's domain that the kernel may hold dirty.
-    fn kernel_holds(&self, ino: InodeNo) -> u64 {
+    pub(crate) fn kernel_holds(&self, ino: InodeNo) -> u64 {
         self.domain_index(ino).map_or(LEAST_DIRTY_BLOCKS, |d| self.tight.domains[d].held.load(Ordering::SeqCst))
     }
 
@@ -493,11 +493,7 @@ impl BraidFs {
 
     /// Has the kernel write back what it may hold of a domain that has just become tight. By the helper thread only.
     fn write_back_first(&self, domain: usize, channel: &Channel) {
-        let bound = (!self.is_limited(domain)).then(|| {
-            let bound = self.dirty.as_ref().map_or(LEAST_BYTES, DirtyLimit::restrict);
-            self.tight.bound.store(LEAST_BYTES, Ordering::SeqCst);
-            bound
-        });
+        let bound = self.bound_for_tight(domain);
         if self.negotiated.opens() {
             self.write_back(domain, channel);
         } else {
@@ -507,6 +503,19 @@ impl BraidFs {
         if let Some(bound) = bound {
             self.tight.domains[domain].held.store(bound / 4096, Ordering::SeqCst);
         }
+    }
+
+    /// What the kernel may hold of a tight domain from now on, bytes: the least, but for a domain with a limit of its own,
+    /// which does not restrict its neighbours. `None`: as before.
+    fn bound_for_tight(&self, domain: usize) -> Option<u64> {
+        if self.is_limited(domain) {
+            // more than it was set to, where memory has become free
+            let held = self.tight.domains[domain].held.load(Ordering::SeqCst);
+            return self.dirty.as_ref().map(|limit| limit.now().max(held * 4096));
+        }
+        let bound = self.dirty.as_ref().map_or(LEAST_BYTES, DirtyLimit::restrict);
+        self.tight.bound.store(LEAST_BYTES, Ordering::SeqCst);
+        Some(bound)
     }
 
     /// The limit of a domain has changed. Where that leaves it little room the kernel writes back what it took while there was
@@ -533,11 +542,11 @@ impl BraidFs {
 
     /// The kernel's bound has grown where memory has become free. By the helper thread only.
     fn restrict_again(&self, domain: usize) {
-        let limited = self.is_limited(domain);
-        let domain = &self.tight.domains[domain];
-        let limit = self.dirty.as_ref().filter(|_| !limited && domain.tight.load(Ordering::SeqCst));
+        let place = &self.tight.domains[domain];
+        let limit = self.dirty.as_ref().filter(|_| place.tight.load(Ordering::SeqCst));
         if let Some(limit) = limit {
-            domain.held.store(limit.restrict() / 4096, Ordering::SeqCst);
+            let bytes = if self.is_limited(domain) { limit.now() } else { limit.restrict() };
+            place.held.store(bytes / 4096, Ordering::SeqCst);
         }
     }
 

@@ -441,6 +441,23 @@ fn numbers_of_inodes_do_not_end_at_the_limit_of_space() {
     close(v, &device);
 }
 
+/// A tenant at its limit that makes and deletes files over and over uses the numbers of the deleted ones, and takes no
+/// groups that others could have.
+#[test]
+fn numbers_of_deleted_inodes_are_used_again_before_groups_are_claimed() {
+    let device = memory(96);
+    format(&device);
+    let v = mount(&device);
+    let t = tenant(&v, "t", 2 * MIB);
+    let numbers = v.statfs_of(t).unwrap().inodes;
+    for n in 0..3 * numbers {
+        make(&v, t, "f", FileKind::File);
+        v.unlink(t, b"f").unwrap();
+        assert!(v.statfs_of(t).unwrap().inodes <= numbers, "{n}: {} of {numbers}", v.statfs_of(t).unwrap().inodes);
+    }
+    close(v, &device);
+}
+
 /// A change of a tenant that the device refused, in its first or its second write or its flush, has not happened.
 #[test]
 fn what_the_device_refused_has_not_happened() {

@@ -79,19 +79,22 @@ impl MountedVolume {
             if let Some((node, generation)) = dom.nodes.alloc(Some(near.node()))? {
                 return Ok(Some(InodeRef { ino: node.inode(), generation }));
             }
-            // for numbers, of which there is no limit
-            if self.claim_beyond_limit(dom)? {
+            if self.claim_group(dom)? {
                 continue;
             }
-            if given_back {
-                return Ok(None);
+            if !given_back {
+                given_back = true;
+                // numbers become free when the deletion is durable, those of directories at a checkpoint
+                self.reap_for_room();
+                dom.commit()?;
+                if dom.quarantined_numbers() > 0 {
+                    dom.checkpoint()?;
+                }
+                continue;
             }
-            given_back = true;
-            // numbers become free when the deletion is durable, those of directories at a checkpoint
-            self.reap_for_room();
-            dom.commit()?;
-            if dom.quarantined_numbers() > 0 {
-                dom.checkpoint()?;
+            // for numbers, of which a limit of space is none
+            if !(dom.space.at_limit() && self.claim_beyond_limit(dom)?) {
+                return Ok(None);
             }
         }
     }

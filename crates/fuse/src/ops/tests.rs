@@ -791,6 +791,10 @@ mod without_open {
         let accepted = |at: u64| s.fs.vol.write_accepted(&file, room + at, &[1; 4096]);
         let all = (0..2000).find(|n| accepted(n * 4096).is_err());
         assert!(all.is_some(), "the limit ends what the cache writes, too");
+        // memory becomes free, and the kernel's bound grows: what it may hold of the tenant does, too
+        std::fs::write(&bound, (2 * much).to_string()).unwrap();
+        s.fs.limit_changed(t.domain, &s.channel);
+        assert_eq!(s.fs.kernel_holds(node.ino()), 2 * much / 4096);
         s.fs.vol.tenant_set("t", limit(2000)).unwrap();
         s.fs.limit_changed(t.domain, &s.channel);
         look();
