@@ -510,8 +510,7 @@ impl BraidFs {
     fn bound_for_tight(&self, domain: usize) -> Option<u64> {
         if self.is_limited(domain) {
             // more than it was set to, where memory has become free
-            let held = self.tight.domains[domain].held.load(Ordering::SeqCst);
-            return self.dirty.as_ref().map(|limit| limit.now().max(held * 4096));
+            return self.dirty.as_ref().map(DirtyLimit::now);
         }
         let bound = self.dirty.as_ref().map_or(LEAST_BYTES, DirtyLimit::restrict);
         self.tight.bound.store(LEAST_BYTES, Ordering::SeqCst);

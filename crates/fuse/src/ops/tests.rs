@@ -795,6 +795,7 @@ mod without_open {
         std::fs::write(&bound, (2 * much).to_string()).unwrap();
         s.fs.limit_changed(t.domain, &s.channel);
         assert_eq!(s.fs.kernel_holds(node.ino()), 2 * much / 4096);
+        std::fs::write(&bound, much.to_string()).unwrap();
         s.fs.vol.tenant_set("t", limit(2000)).unwrap();
         s.fs.limit_changed(t.domain, &s.channel);
         look();
