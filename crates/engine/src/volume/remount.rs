@@ -108,6 +108,8 @@ impl MountedVolume {
         // most of the work while others go on
         let mut r = self.commit_everything();
         self.shared.closing.store(true, Ordering::SeqCst);
+        // a shrink that gives a group up has done so, and gives up no other
+        drop(self.bat.lock());
         // operations that entered before are committed by this; those that enter later are refused
         r = r.and(self.commit_everything());
         // files that lost their last name by one of those waited for it

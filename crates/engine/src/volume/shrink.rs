@@ -26,6 +26,8 @@ use std::sync::atomic::Ordering;
 const MOVED_TOGETHER: usize = 512;
 /// How often what is in a group is looked at: others may write to blocks that are being moved.
 const PASSES: usize = 6;
+/// Groups that a domain without room takes at most for what lies in one: the first may make up for what the domain keeps back.
+const CLAIMED_FOR_ONE: usize = 2;
 
 impl Volume {
     /// Makes a volume larger ([`Self::grow`]) or smaller ([`Self::shrink`]), by which `progress` is told how far it is.
@@ -111,6 +113,10 @@ impl<'a> End<'a> {
         volume.commit_everything()?;
         volume.reap_for_room();
         volume.commit_everything()?;
+        // numbers of removed directories are taken until a checkpoint
+        for d in volume.domains.iter().filter(|d| d.failed().is_none() && d.quarantined_numbers() > 0) {
+            d.checkpoint()?;
+        }
         let all = volume.store.geometry().groups;
         let mut stays = None;
         for g in self.first..all {
@@ -153,7 +159,7 @@ impl<'a> End<'a> {
                 return Ok(()); // given back meanwhile
             }
             let no_room = || Error::Size(format!("{} has no room for what lies in block group {group}", d.id));
-            let mut e = d.space.begin_emptying(group)?.ok_or_else(no_room)?;
+            let mut e = self.begin_emptying(d, group)?.ok_or_else(no_room)?;
             let left = self.move_all(d, &mut e);
             if !matches!(left, Ok(Left { blocks: 0, .. })) {
                 let room = d.space.available();
@@ -171,6 +177,11 @@ impl<'a> End<'a> {
                 });
             }
             let mut bat = v.bat.lock();
+            if v.shared.closing.load(Ordering::SeqCst) {
+                // a remount has marked the domain clean, or is about to
+                d.space.end_emptying(e);
+                return Err(Error::ReadOnly);
+            }
             let gone = d.give_up_emptied(e, |given| {
                 for &g in given {
                     v.siblings.set_owner(g, None);
@@ -184,6 +195,30 @@ impl<'a> End<'a> {
             }
         }
         Err(busy())
+    }
+
+    /// Keeps others from allocating in a group, where the domain has room for what lies there, or takes other groups for it.
+    /// `None` where there is no room.
+    fn begin_emptying(&self, d: &Arc<Domain>, group: u32) -> Result<Option<Emptying>> {
+        let v = self.volume;
+        let mut begun = d.space.begin_emptying(group)?;
+        for _ in 0..CLAIMED_FOR_ONE {
+            let enough = begun.as_ref().is_some_and(|e| d.space.available() >= e.blocks.len() as u64);
+            if enough {
+                break;
+            }
+            match v.claim_group(d) {
+                Ok(true) if begun.is_none() => begun = d.space.begin_emptying(group)?,
+                Ok(true) => {}
+                // what there is may do: blocks that are removed meanwhile need not move
+                Ok(false) => break,
+                Err(e) => {
+                    begun.into_iter().for_each(|e| d.space.end_emptying(e));
+                    return Err(e);
+                }
+            }
+        }
+        Ok(begun)
     }
 
     /// Has what is valid in a group written elsewhere; what could not be.
@@ -241,6 +276,8 @@ impl MountedVolume {
         }
         let supers = self.label.lock();
         (sb.label, sb.compat) = (*supers, self.compat.load(Ordering::Relaxed).into());
+        // one may have been added meanwhile
+        sb.domains = self.sb.read().domains;
         // from here on an error does not tell which size a mount would find
         bat.doubt(sb.groups.get() as usize);
         self.write_counting_super(&sb, last)?;
