@@ -203,7 +203,11 @@ impl Dump {
                 0 => "no limit".into(),
                 n => format!("{n} blocks at most"),
             };
-            line!(o, "tenant           {:?}, root {}, {most}", h.tenant_name_str(), h.tenant_root);
+            let inodes = match h.tenant_inodes.get() {
+                0 => String::new(),
+                n => format!(", {n} inodes at most"),
+            };
+            line!(o, "tenant           {:?}, root {}, {most}{inodes}", h.tenant_name_str(), h.tenant_root);
         }
         line!(o, "journal          {} blocks from block {}", h.journal_blocks, h.journal_start);
         line!(o, "journal in use   positions {} to {}", h.tail_pos, h.head_pos);

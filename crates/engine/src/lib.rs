@@ -32,5 +32,5 @@ pub use names::path::OpenHow;
 pub use types::*;
 pub use volume::journal_replay::JournalReplay;
 pub use volume::resize::{NewSize, Resized};
-pub use volume::tenants::{Tenant, TenantBudget};
+pub use volume::tenants::{TENANT_INODES_MAX, Tenant, TenantBudget};
 pub use volume::{OpenFile, Ticket, Volume};

@@ -59,8 +59,10 @@ pub struct DomainHeader {
     pub tenant_blocks: U64,
     /// Name of the tenant, zero-padded UTF-8.
     pub tenant_name: [u8; 64],
+    /// Most inodes that the tenant may have; 0: as many as there are.
+    pub tenant_inodes: U64,
     /// Unused, 0.
-    pub reserved: [u8; 3896],
+    pub reserved: [u8; 3888],
 }
 const _: () = assert!(size_of::<DomainHeader>() == BLOCK_BYTES);
 

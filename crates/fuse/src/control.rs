@@ -140,7 +140,7 @@ pub(crate) struct TenantArg {
     pub call: u32,
     /// Of the answer: 0, or why not.
     pub errno: u32,
-    /// Of [`TenantCall::Next`]: how many there are before it.
+    /// Of [`TenantCall::Next`]: how many there are before it. Of [`TenantCall::Set`]: [`LEAVE_SPACE`], [`SET_INODES`].
     pub index: u32,
     pub domain: u32,
     /// Most bytes of space, 0: no limit.
@@ -150,14 +150,23 @@ pub(crate) struct TenantArg {
     pub root: u64,
     /// 1: its domain is read-only.
     pub failed: u32,
+    /// Of the answer: [`KNOWS_INODES`].
     pub mode: u32,
-    pub reserved: u64,
+    /// Most inodes, 0: no limit.
+    pub inodes_max: u64,
     /// UTF-8, zeros behind it.
     pub name: [u8; 80],
     /// Name of the directory; of the answer why not.
     pub text: [u8; TENANT_TEXT],
 }
 const _: () = assert!(size_of::<TenantArg>() == 1024);
+
+/// [`TenantArg::index`] of a change: the limit of space stays.
+pub(crate) const LEAVE_SPACE: u32 = 1;
+/// [`TenantArg::index`] of a change: the limit of inodes is another one. (Programs of before there was one leave it.)
+pub(crate) const SET_INODES: u32 = 2;
+/// [`TenantArg::mode`] of the answer of a server that knows limits of inodes.
+pub(crate) const KNOWS_INODES: u32 = 1 << 31;
 
 /// [`TenantArg::call`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -288,8 +297,10 @@ pub struct TenantInfo {
     pub space: Option<u64>,
     /// Bytes that it uses.
     pub used: u64,
-    /// Inodes, with what they need beside.
+    /// Inodes that it has, its root directory among them.
     pub inodes: u64,
+    /// Most inodes that it may have, if there is a limit.
+    pub inodes_max: Option<u64>,
     /// Its domain is read-only.
     pub failed: bool,
 }
@@ -299,19 +310,32 @@ pub struct TenantInfo {
 /// # Errors
 /// EPERM: only root may, and the user of the server. ENOTTY: the server is too old. EROFS, EEXIST. Where the volume refuses,
 /// what it says to it, as the error's text.
-pub fn tenant_create(parent: &File, entry: &[u8], name: &str, space: Option<u64>) -> io::Result<TenantInfo> {
-    let arg = tenant_arg(TenantCall::Create, name, space)?;
-    let mut arg = TenantArg { mode: 0o755, ..arg };
+pub fn tenant_create(
+    parent: &File,
+    entry: &[u8],
+    name: &str,
+    space: Option<u64>,
+    inodes: Option<u64>,
+) -> io::Result<TenantInfo> {
+    let arg = tenant_arg(TenantCall::Create, name)?;
+    let (space, inodes_max) = (space.unwrap_or(0), inodes.unwrap_or(0));
+    let mut arg = TenantArg { mode: 0o755, space, inodes_max, ..arg };
     put(&mut arg.text, entry)?;
     tenant(parent, arg)
 }
 
-/// Changes the limit of a tenant of the volume that `dir` lies in.
+/// A change of a limit: `None` leaves it as it is, `Some(None)` takes it away.
+pub type NewLimit = Option<Option<u64>>;
+
+/// Changes the limits of a tenant of the volume that `dir` lies in.
 ///
 /// # Errors
 /// As [`tenant_create`]; ENOENT.
-pub fn tenant_set(dir: &File, name: &str, space: Option<u64>) -> io::Result<TenantInfo> {
-    tenant(dir, tenant_arg(TenantCall::Set, name, space)?)
+pub fn tenant_set(dir: &File, name: &str, space: NewLimit, inodes: NewLimit) -> io::Result<TenantInfo> {
+    let index = space.map_or(LEAVE_SPACE, |_| 0) | inodes.map_or(0, |_| SET_INODES);
+    let number = |n: NewLimit| n.flatten().unwrap_or(0);
+    let (space, inodes_max) = (number(space), number(inodes));
+    tenant(dir, TenantArg { index, space, inodes_max, ..tenant_arg(TenantCall::Set, name)? })
 }
 
 /// One tenant of it.
@@ -319,7 +343,7 @@ pub fn tenant_set(dir: &File, name: &str, space: Option<u64>) -> io::Result<Tena
 /// # Errors
 /// As [`tenant_set`].
 pub fn tenant_show(dir: &File, name: &str) -> io::Result<TenantInfo> {
-    tenant(dir, tenant_arg(TenantCall::Show, name, None)?)
+    tenant(dir, tenant_arg(TenantCall::Show, name)?)
 }
 
 /// All of them.
@@ -329,7 +353,7 @@ pub fn tenant_show(dir: &File, name: &str) -> io::Result<TenantInfo> {
 pub fn tenants(dir: &File) -> io::Result<Vec<TenantInfo>> {
     let mut all = Vec::new();
     loop {
-        let arg = TenantArg { index: all.len() as u32, ..tenant_arg(TenantCall::Next, "", None)? };
+        let arg = TenantArg { index: all.len() as u32, ..tenant_arg(TenantCall::Next, "")? };
         match tenant(dir, arg) {
             Ok(one) => all.push(one),
             Err(e) if e.raw_os_error() == Some(libc::ENOENT) => return Ok(all),
@@ -343,11 +367,11 @@ pub fn tenants(dir: &File) -> io::Result<Vec<TenantInfo>> {
 /// # Errors
 /// As [`tenant_set`].
 pub fn tenant_remove(dir: &File, name: &str) -> io::Result<()> {
-    tenant(dir, tenant_arg(TenantCall::Remove, name, None)?).map(drop)
+    tenant(dir, tenant_arg(TenantCall::Remove, name)?).map(drop)
 }
 
-fn tenant_arg(call: TenantCall, name: &str, space: Option<u64>) -> io::Result<TenantArg> {
-    let mut arg = TenantArg { call: call as u32, space: space.unwrap_or(0), ..TenantArg::new_zeroed() };
+fn tenant_arg(call: TenantCall, name: &str) -> io::Result<TenantArg> {
+    let mut arg = TenantArg { call: call as u32, ..TenantArg::new_zeroed() };
     put(&mut arg.name, name.as_bytes())?;
     Ok(arg)
 }
@@ -362,12 +386,17 @@ fn put(room: &mut [u8], text: &[u8]) -> io::Result<()> {
 }
 
 fn tenant(dir: &File, mut arg: TenantArg) -> io::Result<TenantInfo> {
+    let limits_inodes = arg.inodes_max > 0;
     ask(dir, TENANT, &mut arg)?;
+    let knows = arg.mode & KNOWS_INODES != 0;
     let text = |bytes: &[u8]| {
         let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
         String::from_utf8_lossy(&bytes[..end]).into_owned()
     };
     match arg.errno as i32 {
+        0 if limits_inodes && !knows => Err(io::Error::other(
+            "the server is of an older version, which knows no limit of inodes: the others are set",
+        )),
         0 => Ok(TenantInfo {
             name: text(&arg.name),
             root: arg.root,
@@ -375,6 +404,7 @@ fn tenant(dir: &File, mut arg: TenantArg) -> io::Result<TenantInfo> {
             space: Some(arg.space).filter(|n| *n > 0),
             used: arg.used,
             inodes: arg.inodes,
+            inodes_max: Some(arg.inodes_max).filter(|n| *n > 0 && knows),
             failed: arg.failed == 1,
         }),
         n @ (libc::EROFS | libc::EEXIST | libc::ENOENT) => Err(io::Error::from_raw_os_error(n)),

@@ -17,7 +17,7 @@ const STEPS: [Option<u64>; 5] = [None, Some(8 * MIB), Some(8 * MIB), Some(4 * MI
 const FILE_FROM: usize = 2;
 
 fn budget(bytes: u64) -> TenantBudget {
-    TenantBudget { space: Some(bytes) }
+    TenantBudget { space: Some(bytes), ..TenantBudget::default() }
 }
 
 fn create(v: &Volume) -> braidfs::Result<Tenant> {

@@ -34,7 +34,7 @@ fn close(v: Volume, device: &Arc<dyn Device>) {
 }
 
 fn budget(bytes: u64) -> TenantBudget {
-    TenantBudget { space: Some(bytes) }
+    TenantBudget { space: Some(bytes), ..TenantBudget::default() }
 }
 
 fn tenant(v: &Volume, name: &str, bytes: u64) -> InodeNo {
@@ -242,7 +242,7 @@ fn a_limit_changes_under_load() {
     let f = file(&v, t, "g");
     let got = fill(&v, &f);
     assert!((MIB / BLOCK..=2 * MIB / BLOCK).contains(&got), "{got} blocks of 2 MiB");
-    v.tenant_set("t", TenantBudget { space: None }).unwrap();
+    v.tenant_set("t", TenantBudget::default()).unwrap();
     assert!(fill(&v, &f) > 16 * MIB / BLOCK);
     close(v, &device);
 }
@@ -540,5 +540,185 @@ fn a_second_attempt_at_a_domain_keeps_it_for_tenants() {
     v.unmount().unwrap();
     let v = mount(&device);
     elsewhere(&v, "b");
+    close(v, &device);
+}
+
+fn inodes(space: Option<u64>, inodes: u64) -> TenantBudget {
+    TenantBudget { space, inodes: Some(inodes) }
+}
+
+/// Inodes that a tenant has.
+fn has(v: &Volume, name: &str) -> u64 {
+    v.tenant(name).unwrap().inodes
+}
+
+/// One inode more, of each kind in turn.
+fn one_more(v: &Volume, dir: InodeNo, n: u64) -> Result<(), Error> {
+    let kinds = [FileKind::File, FileKind::Dir, FileKind::Symlink, FileKind::Fifo, FileKind::Socket];
+    let new =
+        NewNode { kind: kinds[n as usize % kinds.len()], mode: 0o755, umask: 0, rdev: 0, target: b"somewhere else" };
+    v.create(dir, format!("{n}").as_bytes(), &new, &Cred::root()).map(drop)
+}
+
+/// With a limit of so many there are exactly so many, by one thread and by 64, in one directory and in many; others go on.
+#[test]
+fn the_limit_of_inodes_is_exact_with_many_threads_as_with_one() {
+    const LIMIT: u64 = 1000;
+    for threads in [1, 64] {
+        let device = memory(96);
+        format(&device);
+        let v = mount(&device);
+        let t = v.tenant_create(ROOT, b"t", 0o755, "t", inodes(None, LIMIT), &Cred::root()).unwrap().root;
+        let dirs: Vec<InodeNo> = (0..4).map(|n| make(&v, t, &format!("d{n}"), FileKind::Dir)).collect();
+        let next = AtomicUsize::new(0);
+        let made: u64 = std::thread::scope(|s| {
+            let one = || {
+                let mut made = 0;
+                loop {
+                    let n = next.fetch_add(1, Ordering::Relaxed) as u64;
+                    match one_more(&v, dirs[n as usize / 5 % 4], n) {
+                        Ok(()) => made += 1,
+                        Err(Error::NoSpace) => return made,
+                        Err(e) => panic!("{e}"),
+                    }
+                    assert!(has(&v, "t") <= LIMIT);
+                }
+            };
+            let all: Vec<_> = (0..threads).map(|_| s.spawn(one)).collect();
+            all.into_iter().map(|t| t.join().unwrap()).sum()
+        });
+        assert_eq!((made + 5, has(&v, "t")), (LIMIT, LIMIT), "{threads} threads");
+        let new = NewNode { kind: FileKind::File, mode: 0o644, umask: 0, rdev: 0, target: b"" };
+        assert!(matches!(v.tmpfile(t, &new, &Cred::root()), Err(Error::NoSpace)));
+        let s = v.statfs_of(dirs[0]).unwrap();
+        assert_eq!((s.inodes, s.inodes_free), (LIMIT, 0));
+        assert!(v.statfs_of(ROOT).unwrap().inodes_free > LIMIT);
+        // a second name is no inode, and others have theirs
+        v.link(make(&v, ROOT, "other", FileKind::File), t, b"link").unwrap();
+        close(v, &device);
+    }
+}
+
+/// What is not made, or is deleted, gives its inode back: at once, whether or not that is durable, but not while it is open.
+#[test]
+fn inodes_are_given_back() {
+    let device = memory(64);
+    format(&device);
+    let v = mount(&device);
+    let t = v.tenant_create(ROOT, b"t", 0o755, "t", inodes(Some(16 * MIB), 4), &Cred::root()).unwrap().root;
+    let f = file(&v, t, "f");
+    let other = make(&v, t, "d", FileKind::Dir);
+    assert_eq!(has(&v, "t"), 3);
+    let new = |kind, target| NewNode { kind, mode: 0o755, umask: 0, rdev: 0, target };
+    let long = vec![b'x'; 5000];
+    for _ in 0..3 {
+        let create = |name: &[u8], n: &NewNode<'_>| v.create(t, name, n, &Cred::root()).map(drop);
+        assert!(matches!(create(b"f", &new(FileKind::File, b"")), Err(Error::Exists)));
+        assert!(matches!(create(b"s", &new(FileKind::Symlink, &long)), Err(Error::NameTooLong)));
+        assert!(matches!(create(b"s", &new(FileKind::Symlink, b"")), Err(Error::NotFound)));
+        assert_eq!(has(&v, "t"), 3);
+        // open without a name
+        let (_, tmp) = v.tmpfile(t, &new(FileKind::File, b""), &Cred::root()).unwrap();
+        assert!(matches!(create(b"g", &new(FileKind::File, b"")), Err(Error::NoSpace)));
+        drop(tmp);
+        create(b"g", &new(FileKind::File, b"")).unwrap();
+        assert!(matches!(create(b"h", &new(FileKind::Fifo, b"")), Err(Error::NoSpace)));
+        // the one that is replaced goes
+        v.rename(t, b"g", other, b"g", RenameMode::Replace).unwrap();
+        v.unlink(other, b"g").unwrap();
+        assert_eq!(has(&v, "t"), 3);
+    }
+    v.unlink(t, b"f").unwrap();
+    make(&v, t, "g", FileKind::File);
+    assert_eq!(has(&v, "t"), 4, "one is open without a name");
+    drop(f);
+    assert_eq!(has(&v, "t"), 3);
+    v.rename(t, b"g", ROOT, b"g", RenameMode::Replace).unwrap();
+    assert_eq!(has(&v, "t"), 3, "it counts where it lies");
+    v.rmdir(t, b"d").unwrap();
+    assert_eq!(has(&v, "t"), 2);
+    v.tenant_remove("t").unwrap();
+    (0..10).for_each(|n| one_more(&v, t, n).unwrap());
+    close(v, &device);
+}
+
+/// A limit changes while inodes come and go: nothing fails that there is room for; below what is in use nothing more is made.
+#[test]
+fn a_limit_of_inodes_changes_under_load() {
+    let device = memory(64);
+    format(&device);
+    let v = mount(&device);
+    let t = tenant(&v, "t", 32 * MIB);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|s| {
+        for n in 0..8 {
+            let (v, stop) = (&v, &stop);
+            s.spawn(move || {
+                while !stop.load(Ordering::Relaxed) {
+                    let name = format!("f{n}");
+                    make(v, t, &name, FileKind::File);
+                    v.unlink(t, name.as_bytes()).unwrap();
+                }
+            });
+        }
+        for n in 0..60 {
+            v.tenant_change("t", |b| b.inodes = (n % 3 != 0).then_some(9 + n % 7)).unwrap();
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(has(&v, "t"), 1);
+    v.tenant_change("t", |b| b.inodes = None).unwrap();
+    (0..20).for_each(|n| one_more(&v, t, n).unwrap());
+    v.tenant_change("t", |b| b.inodes = Some(11)).unwrap();
+    assert_eq!(v.tenant("t").unwrap().budget, inodes(Some(32 * MIB), 11));
+    assert!(matches!(v.tenant_set("t", inodes(None, 0)), Err(Error::Invalid(_))));
+    let s = v.statfs_of(t).unwrap();
+    assert_eq!((s.inodes, s.inodes_free), (21, 0));
+    for n in 0..10 {
+        assert!(matches!(one_more(&v, t, 100), Err(Error::NoSpace)), "{n}");
+        let gone = format!("{n}");
+        if n % 5 == 1 { v.rmdir(t, gone.as_bytes()) } else { v.unlink(t, gone.as_bytes()) }.unwrap();
+    }
+    assert!(matches!(one_more(&v, t, 100), Err(Error::NoSpace)));
+    v.unlink(t, b"10").unwrap();
+    one_more(&v, t, 100).unwrap();
+    assert_eq!(has(&v, "t"), 11);
+    close(v, &device);
+}
+
+/// A mount counts them anew: those with nodes beside as one, also after a crash with files that were open without a name.
+#[test]
+fn a_mount_counts_inodes_anew() {
+    let device = memory(64);
+    format(&device);
+    let v = mount(&device);
+    let t = v.tenant_create(ROOT, b"t", 0o755, "t", inodes(None, 700), &Cred::root()).unwrap().root;
+    (0..600).for_each(|n| one_more(&v, t, n).unwrap());
+    // records with nodes beside
+    let long = "x".repeat(200);
+    let zero = v.lookup(t, b"0").unwrap().ino;
+    for n in 0..40 {
+        v.link(zero, t, format!("{long}{n}").as_bytes()).unwrap();
+    }
+    assert_eq!(has(&v, "t"), 601);
+    close(v, &device);
+    let v = mount(&device);
+    assert_eq!(has(&v, "t"), 601);
+    let open: Vec<OpenFile> = (0..10).map(|n| file(&v, t, &format!("open{n}"))).collect();
+    (0..10).for_each(|n| v.unlink(t, format!("open{n}").as_bytes()).unwrap());
+    v.unlink(t, b"5").unwrap();
+    v.sync().unwrap();
+    assert_eq!(has(&v, "t"), 610);
+    // not durable but for the last one, by itself
+    let synced = file(&v, t, "synced");
+    v.fsync(synced.ino(), false).unwrap();
+    v.crash();
+    drop((open, synced));
+    let v = mount(&device);
+    v.lookup(t, b"synced").unwrap();
+    v.sync().unwrap();
+    assert_eq!(has(&v, "t"), 601, "one was deleted, one synced, and those without a name are gone");
+    let made = (1000..).take_while(|n| one_more(&v, t, *n).is_ok()).count() as u64;
+    assert_eq!((made, has(&v, "t")), (99, 700));
     close(v, &device);
 }

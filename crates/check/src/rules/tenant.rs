@@ -5,6 +5,8 @@ use braidfs_format::domain::DomainHeader;
 
 /// The least limit of a tenant, blocks: what the engine takes.
 const BLOCKS_MIN: u64 = 256;
+/// The highest limit of inodes: what the engine takes, more than a volume can have.
+const INODES_MAX: u64 = 1 << 56;
 
 /// What does not hold of a tenant's fields.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -15,12 +17,15 @@ pub enum Wrong {
     Name(String),
     /// The limit is none.
     Limit(String),
+    /// The limit of inodes is none.
+    Inodes(String),
 }
 
 /// Tells `wrong` what does not hold of the tenant in `h`; `owner` is the domain to which a number of an inode belongs.
 pub fn fields(h: &DomainHeader, owner: impl Fn(InodeNo) -> Option<u16>, mut wrong: impl FnMut(Wrong)) {
     let root = h.tenant_root.get();
     let blank = h.tenant_generation.get() == 0 && h.tenant_blocks.get() == 0 && h.tenant_name == [0; 64];
+    let blank = blank && h.tenant_inodes.get() == 0;
     if root == 0 {
         if !blank {
             wrong(Wrong::Root("a tenant without a directory".into()));
@@ -37,6 +42,10 @@ pub fn fields(h: &DomainHeader, owner: impl Fn(InodeNo) -> Option<u16>, mut wron
     if blocks > 0 && blocks < BLOCKS_MIN {
         wrong(Wrong::Limit(format!("the tenant's limit is {blocks} blocks")));
     }
+    let inodes = h.tenant_inodes.get();
+    if inodes > INODES_MAX {
+        wrong(Wrong::Inodes(format!("the tenant's limit is {inodes} inodes")));
+    }
 }
 
 /// Whether a field holds a name as the engine takes it, padded with zeros.
@@ -51,6 +60,7 @@ fn name_holds(field: &[u8; 64]) -> bool {
 /// Makes the domain nobody's.
 pub fn clear(h: &mut DomainHeader) {
     (h.tenant_root, h.tenant_generation, h.tenant_blocks) = (0.into(), 0.into(), 0.into());
+    h.tenant_inodes = 0.into();
     h.tenant_name = [0; 64];
 }
 
@@ -59,6 +69,11 @@ pub fn rename(h: &mut DomainHeader, name: &str) {
     h.tenant_name = [0; 64];
     let n = name.len().min(63);
     h.tenant_name[..n].copy_from_slice(&name.as_bytes()[..n]);
+}
+
+/// Takes the limit of inodes away: which one it was nobody knows, and with the least one the tenant could make nothing.
+pub fn unlimited_inodes(h: &mut DomainHeader) {
+    h.tenant_inodes = 0.into();
 }
 
 /// Sets the limit to the least there is.

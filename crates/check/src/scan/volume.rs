@@ -262,6 +262,10 @@ fn check_tenants(m: &mut Model) {
                     tenant::least(&mut h);
                     why
                 }
+                Wrong::Inodes(why) => {
+                    tenant::unlimited_inodes(&mut h);
+                    why
+                }
             };
             log.add(codes::TENANT, None, why);
         }

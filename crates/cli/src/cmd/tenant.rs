@@ -1,4 +1,4 @@
-//! `braidfs tenant`: directory trees of a mounted volume with a domain and a limit of their own.
+//! `braidfs tenant`: directory trees of a mounted volume with a domain and limits of their own.
 
 use crate::failure::{Failure, Outcome, host_error};
 use crate::{mountinfo, text};
@@ -10,17 +10,18 @@ use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// Give a directory tree of a mounted volume a domain and a limit of its own
+/// Give a directory tree of a mounted volume a domain and limits of its own
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Exit codes: 0 done, 1 it failed, 2 wrong usage.\n\n\
     Examples:\n  braidfs tenant create --space 20G /mnt/web      a new directory, of at most 20 GiB\n  \
     braidfs tenant set --space 30G /mnt web         more, while it is in use\n  \
     braidfs tenant set --space none /mnt web        as much as the volume has\n  \
+    braidfs tenant set --inodes 100000 /mnt web     files, directories and links, its own directory among them\n  \
     braidfs tenant list /mnt\n  \
     braidfs tenant remove /mnt web                  an ordinary directory from now on, with all that is in it\n\n\
     What is made below the directory of a tenant lies in a domain of its own: a journal, an allocator and transactions that\n\
     no other tenant shares. What is moved there from elsewhere counts where it lies. `df` in the directory shows the\n\
-    tenant's numbers, and ENOSPC comes at its limit. Root may, and who mounted the volume.")]
+    tenant's numbers, as `df -i` does, and ENOSPC comes at its limits. Root may, and who mounted the volume.")]
 pub struct Args {
     #[command(subcommand)]
     call: Call,
@@ -36,17 +37,24 @@ enum Call {
         /// Most that it may use: 64M, 10G, or none
         #[arg(long, value_parser = parse, value_name = "SIZE", default_value = "none")]
         space: Limit,
+        /// Most inodes that it may have, its directory among them: 1000, or none
+        #[arg(long, value_parser = parse_number, value_name = "N", default_value = "none")]
+        inodes: Limit,
         /// The result as JSON
         #[arg(long)]
         json: bool,
         /// The directory; it must not be there yet
         directory: PathBuf,
     },
-    /// Change the limit of a tenant, while it is in use
+    /// Change limits of a tenant, while it is in use
+    #[command(group = clap::ArgGroup::new("limits").args(["space", "inodes"]).required(true).multiple(true))]
     Set {
         /// Most that it may use: 64M, 10G, or none
         #[arg(long, value_parser = parse, value_name = "SIZE")]
-        space: Limit,
+        space: Option<Limit>,
+        /// Most inodes that it may have, its directory among them: 1000, or none
+        #[arg(long, value_parser = parse_number, value_name = "N")]
+        inodes: Option<Limit>,
         /// The result as JSON
         #[arg(long)]
         json: bool,
@@ -82,7 +90,7 @@ enum Call {
     },
 }
 
-/// Bytes, if there is a limit.
+/// Bytes or inodes, if there is a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Limit(Option<u64>);
 
@@ -92,6 +100,17 @@ fn parse(size: &str) -> Result<Limit, String> {
         size => match text::parse_size(size)? {
             0 => Err("0 is no limit: write none, or at least 1M".into()),
             n => Ok(Limit(Some(n))),
+        },
+    }
+}
+
+fn parse_number(number: &str) -> Result<Limit, String> {
+    match number {
+        "none" => Ok(Limit(None)),
+        number => match number.parse() {
+            Ok(0) => Err("0 is no limit: write none, or at least 1".into()),
+            Ok(n) => Ok(Limit(Some(n))),
+            Err(_) => Err("a number of inodes, or none".into()),
         },
     }
 }
@@ -106,22 +125,26 @@ struct Report {
     space: Option<u64>,
     used: u64,
     inodes: u64,
+    /// Most inodes that it may have, if there is a limit.
+    inodes_max: Option<u64>,
     /// Its domain is read-only.
     failed: bool,
 }
 
 impl From<TenantInfo> for Report {
     fn from(t: TenantInfo) -> Self {
-        let TenantInfo { name, root, domain, space, used, inodes, failed } = t;
-        Self { name, domain, root, space, used, inodes, failed }
+        let TenantInfo { name, root, domain, space, used, inodes, inodes_max, failed } = t;
+        Self { name, domain, root, space, used, inodes, inodes_max, failed }
     }
 }
 
 pub fn run(args: &Args) -> Outcome {
     match &args.call {
-        Call::Create { name, space, json, directory } => create(directory, name.as_deref(), *space, *json),
-        Call::Set { space, json, mountpoint, name } => {
-            let set = control::tenant_set(&open(mountpoint)?, name, space.0);
+        Call::Create { name, space, inodes, json, directory } => {
+            create(directory, name.as_deref(), (*space, *inodes), *json)
+        }
+        Call::Set { space, inodes, json, mountpoint, name } => {
+            let set = control::tenant_set(&open(mountpoint)?, name, space.map(|l| l.0), inodes.map(|l| l.0));
             tell(&set.map_err(|e| refused(mountpoint, name, &e))?.into(), *json)
         }
         Call::Show { json, mountpoint, name } => {
@@ -144,7 +167,7 @@ pub fn run(args: &Args) -> Outcome {
     }
 }
 
-fn create(directory: &Path, name: Option<&str>, space: Limit, json: bool) -> Outcome {
+fn create(directory: &Path, name: Option<&str>, (space, inodes): (Limit, Limit), json: bool) -> Outcome {
     let path = mountinfo::absolute(directory);
     let (Some(parent), Some(entry)) = (path.parent(), path.file_name()) else {
         return Err(Failure::at("cannot make a tenant of", directory.display(), "it has no name"));
@@ -159,7 +182,7 @@ fn create(directory: &Path, name: Option<&str>, space: Limit, json: bool) -> Out
             ));
         }
     };
-    let made = control::tenant_create(&open(parent)?, OsStr::as_bytes(entry), name, space.0);
+    let made = control::tenant_create(&open(parent)?, OsStr::as_bytes(entry), name, space.0, inodes.0);
     let made = made.map_err(|e| match Errno::from_io_error(&e) {
         Some(Errno::EXIST) => {
             let why =
@@ -194,9 +217,10 @@ fn tell(t: &Report, json: bool) -> Outcome {
         return say_json(t);
     }
     let most = t.space.map_or_else(|| "no limit".into(), |n| format!("{} at most", text::size(n)));
+    let of = t.inodes_max.map_or_else(String::new, |n| format!(" of {n}"));
     let failed = if t.failed { ", read-only after an error" } else { "" };
     crate::say(format_args!(
-        "{}: domain {}, {} used, {most}, {} inodes{failed}",
+        "{}: domain {}, {} used, {most}, {}{of} inodes{failed}",
         t.name,
         t.domain,
         text::size(t.used),
@@ -214,6 +238,13 @@ fn say_json<T: Serialize>(what: &T) -> Outcome {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_limit_of_inodes_is_a_number_or_none() {
+        assert_eq!(parse_number("none"), Ok(Limit(None)));
+        assert_eq!(parse_number("64"), Ok(Limit(Some(64))));
+        assert!(parse_number("0").is_err() && parse_number("many").is_err() && parse_number("-1").is_err());
+    }
 
     #[test]
     fn a_limit_is_a_size_or_none() {

@@ -20,6 +20,7 @@ mod first_pos;
 pub mod flush;
 mod help;
 pub mod in_place;
+pub mod inodes;
 pub mod load;
 pub mod memory;
 mod merge;
@@ -153,6 +154,8 @@ pub struct Domain {
     tenant_root: AtomicU64,
     /// What is of no tenant is not placed here.
     kept: AtomicBool,
+    /// How many inodes there are, and may be; counted in domains for tenants.
+    pub inodes: inodes::InodeCount,
     /// The other domains.
     peers: Arc<dyn Peers>,
     /// Counters.
@@ -245,6 +248,7 @@ impl Domain {
         let Layers { mut space, mut nodes, journal } = layers;
         let kept = header.header.tenant_flags.get() & KEPT_FOR_TENANTS != 0;
         let tenant_root = header.header.tenant_root.get();
+        let inodes_max = Some(header.header.tenant_inodes.get()).filter(|n| *n > 0);
         space.set_hard_limit(Some(header.header.tenant_blocks.get()).filter(|n| *n > 0), 0);
         space.limit(shared.table_bytes);
         nodes.limit(shared.table_bytes);
@@ -287,6 +291,7 @@ impl Domain {
             vacated: VacatedNames::default(),
             tenant_root: AtomicU64::new(tenant_root),
             kept: AtomicBool::new(kept),
+            inodes: inodes::InodeCount::new(kept || tenant_root > 0, inodes_max),
             peers,
             counters: Counters::default(),
             missed: CachePadded::default(),

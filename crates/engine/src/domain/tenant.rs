@@ -15,6 +15,8 @@ pub(crate) struct Binding {
     pub name: String,
     /// Most blocks that it may use.
     pub blocks: Option<u64>,
+    /// Most inodes that it may have.
+    pub inodes: Option<u64>,
 }
 
 impl Domain {
@@ -45,8 +47,9 @@ impl Domain {
     pub(crate) fn binding(&self) -> Option<Binding> {
         let h = self.header.lock().header;
         let root = InodeRef { ino: InodeNo(h.tenant_root.get()), generation: h.tenant_generation.get() };
-        let blocks = Some(h.tenant_blocks.get()).filter(|n| *n > 0);
-        (root.ino.0 > 0).then(|| Binding { root, name: h.tenant_name_str(), blocks })
+        let limit = |n: u64| Some(n).filter(|n| *n > 0);
+        let (blocks, inodes) = (limit(h.tenant_blocks.get()), limit(h.tenant_inodes.get()));
+        (root.ino.0 > 0).then(|| Binding { root, name: h.tenant_name_str(), blocks, inodes })
     }
 
     /// Has the header say so, durably. It is written twice: the loss of a copy must not bring an older limit back.
@@ -75,6 +78,9 @@ impl Domain {
             h.tenant_flags = tenant_flags.into();
         })?;
         self.kept.store(tenant_flags & KEPT_FOR_TENANTS != 0, Ordering::Relaxed);
+        if self.is_kept() {
+            self.inodes.begin();
+        }
         Ok(())
     }
 }
@@ -83,6 +89,7 @@ fn tell(h: &mut DomainHeader, to: Option<&Binding>) {
     h.tenant_root = to.map_or(0, |b| b.root.ino.0).into();
     h.tenant_generation = to.map_or(0, |b| b.root.generation).into();
     h.tenant_blocks = to.and_then(|b| b.blocks).unwrap_or(0).into();
+    h.tenant_inodes = to.and_then(|b| b.inodes).unwrap_or(0).into();
     h.tenant_name = [0; 64];
     if let Some(b) = to {
         let n = b.name.len().min(h.tenant_name.len());

@@ -62,7 +62,7 @@ impl MountedVolume {
         let inode = self.new_inode_anywhere(target, d.ino)?;
         let r = self.create_beside_at(d, (name, &key, hash), new, cred, inode);
         if !matches!(r, Ok(Some(_))) {
-            self.dom(inode.domain).nodes.release(inode.inode.ino.node());
+            self.give_number_back(inode.domain, inode.inode);
         }
         r
     }

@@ -130,7 +130,7 @@ impl MountedVolume {
             }
         };
         if r.is_err() {
-            self.dom(target).nodes.release(inode.ino.node());
+            self.give_number_back(target, inode);
         }
         r
     }
@@ -252,7 +252,7 @@ impl Volume {
             Ok((attr, OpenFile::new(OpenCell::counted(cell), self.reference())))
         })();
         if r.is_err() {
-            i.dom(d.domain).nodes.release(inode.ino.node());
+            i.give_number_back(d.domain, inode);
         }
         r
     }

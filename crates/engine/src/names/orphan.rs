@@ -86,6 +86,7 @@ impl MountedVolume {
         st.nlink = 0;
         st.links.clear();
         e.domain.orphans.remove(c.ino);
+        e.domain.inodes.give();
     }
 
     /// Deletes an orphan that nobody has open or holds any more.

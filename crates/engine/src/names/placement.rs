@@ -1,9 +1,11 @@
 //! Where a new inode goes: its domain, and its number there.
 
 use crate::cell::{Cell, State};
+use crate::domain::Domain;
 use crate::error::{Error, Result};
 use crate::types::*;
 use crate::volume::MountedVolume;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// The number of an inode to be made. Who does not make it gives it back.
@@ -59,7 +61,8 @@ impl MountedVolume {
         if self.dom(target).tenant_root().is_some() {
             return Err(Error::NoSpace);
         }
-        for d in self.domains.iter().filter(|d| d.id != target && d.failed().is_none() && !d.is_kept()) {
+        for d in self.domains.iter().filter(|d| d.id != target && d.failed().is_none() && !d.inodes.is_counted()) {
+            // no tenant's: nothing is counted there
             if let Some((node, generation)) = d.nodes.alloc(None)? {
                 return Ok(NewInode { inode: InodeRef { ino: node.inode(), generation }, domain: d.id });
             }
@@ -68,12 +71,38 @@ impl MountedVolume {
     }
 
     /// A new inode's number, its domain given more groups if need be, or those of deleted inodes; `None` where there is
-    /// none to be had. Not inside a gate.
+    /// none to be had, also by a tenant's limit. It counts from now on. Not inside a gate.
     ///
     /// # Errors
     /// Of the device.
     pub(super) fn new_inode(&self, d: DomainId, near: InodeNo) -> Result<Option<InodeRef>> {
         let dom = self.dom(d);
+        if !dom.inodes.take() {
+            // files that were replaced are deleted when that is durable
+            if self.zombies.lock().is_empty() {
+                return Ok(None);
+            }
+            dom.commit()?;
+            self.reap_for_room();
+            if !dom.inodes.take() {
+                return Ok(None);
+            }
+        }
+        let number = self.new_number(dom, near);
+        if !matches!(number, Ok(Some(_))) {
+            dom.inodes.give();
+        }
+        number
+    }
+
+    /// Gives back what [`Self::new_inode`] or [`Self::new_inode_anywhere`] gave, where the inode is not made.
+    pub(super) fn give_number_back(&self, d: DomainId, inode: InodeRef) {
+        let dom = self.dom(d);
+        dom.nodes.release(inode.ino.node());
+        dom.inodes.give();
+    }
+
+    fn new_number(&self, dom: &Arc<Domain>, near: InodeNo) -> Result<Option<InodeRef>> {
         let mut given_back = false;
         loop {
             if let Some((node, generation)) = dom.nodes.alloc(Some(near.node()))? {

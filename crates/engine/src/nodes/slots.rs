@@ -6,7 +6,7 @@
 use super::{NODES_PER_BLOCK, NodeTable};
 use crate::error::Result;
 use crate::space::paired::{Counts, Paired, Place, TableEntry};
-use braidfs_format::node::NodeEntry;
+use braidfs_format::node::{NodeEntry, OVERFLOW};
 use braidfs_format::{BLOCK_BYTES, NodeId};
 use braidfs_sync::slots::Line;
 use braidfs_sync::{Mutex, rank};
@@ -330,6 +330,32 @@ impl NodeTable {
             block.set_taken(slot, true);
             Ok(())
         })
+    }
+
+    /// Inodes of the committed view, without the nodes that hold what their records have no room for. Reads the table blocks
+    /// that were ever written; one that does not hold counts as full.
+    pub fn count_inodes(&self) -> u64 {
+        let groups: Vec<_> = self.groups.read().values().cloned().collect();
+        let mut all = 0;
+        for group in groups {
+            for index in 0..group.len() {
+                // what replay changed is in memory, and may not be written
+                let block = &group.blocks[index as usize];
+                if group.place(self, index).is_blank() && block.state.lock().taken.is_none() {
+                    continue;
+                }
+                let inodes = self.with_block(&group, index, |block| {
+                    let entries = block.entries(self, &group, index)?.iter();
+                    Ok(entries.filter(|e| e.used() && e.flags & OVERFLOW == 0).count() as u64)
+                });
+                all += inodes.unwrap_or_else(|error| {
+                    tracing::warn!(group = group.number, index, %error, "inodes of a node table block not counted");
+                    u64::from(NODES_PER_BLOCK)
+                });
+            }
+            self.evict_entries();
+        }
+        all
     }
 
     /// Nodes that the domain's groups have room for.

@@ -72,6 +72,11 @@ pub(crate) struct Place<'a> {
 }
 
 impl Place<'_> {
+    /// Whether the table was not written since the group was claimed.
+    pub fn is_blank(&self) -> bool {
+        self.counts.floor(self.index) == self.counts.base && !self.counts.doubted.load(Relaxed)
+    }
+
     /// Whether the copy of `buf`, the pair, that counts (with its `seq`) was written as often as it must have been.
     ///
     /// # Errors

@@ -139,6 +139,7 @@ fn open(mut sb: SuperBlock, devices: Vec<Arc<dyn Device>>, options: MountOptions
         mounted.tell_domains()?;
     }
     mounted.check_tenants()?;
+    mounted.count_tenants_inodes();
     Ok(mounted)
 }
 

@@ -305,11 +305,16 @@ impl Volume {
     pub fn statfs_of(&self, ino: InodeNo) -> Result<StatFs> {
         let i = self.mounted();
         let d = i.domain(ino)?;
-        if d.tenant_root().is_some() && d.space.hard_limit().is_some() {
-            return Ok(i.statfs_of_tenant(d));
+        let tenant = d.tenant_root().is_some();
+        let mut s = if tenant && d.space.hard_limit().is_some() {
+            i.statfs_of_tenant(d)
+        } else {
+            StatFs { available: i.room_below(ino)?, ..self.statfs() }
+        };
+        if tenant {
+            i.inodes_of_tenant(d, &mut s);
         }
-        let available = i.room_below(ino)?;
-        Ok(StatFs { available, ..self.statfs() })
+        Ok(s)
     }
 
     /// Blocks that writes to `ino` could still take right now, less what is reserved: those of its domain and of groups

@@ -15,12 +15,16 @@ use std::sync::atomic::Ordering;
 pub const TENANT_NAME_MAX: usize = 63;
 /// The least hard limit: what an empty directory and its first transactions take.
 pub const TENANT_SPACE_MIN: u64 = 1 << 20;
+/// The highest limit of inodes: more than a volume can have.
+pub const TENANT_INODES_MAX: u64 = 1 << 56;
 
 /// What a tenant may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TenantBudget {
     /// Most bytes of data and metadata; `None`: as many as the volume has.
     pub space: Option<u64>,
+    /// Most inodes, its root directory among them; `None`: as many as the volume has.
+    pub inodes: Option<u64>,
 }
 
 /// A tenant, and what it uses.
@@ -36,7 +40,7 @@ pub struct Tenant {
     pub budget: TenantBudget,
     /// Bytes of data and metadata that it uses, or has reserved.
     pub used: u64,
-    /// Numbers of inodes and their overflow nodes in use.
+    /// Inodes that it has, its root directory among them: with a name, or open without one.
     pub inodes: u64,
     /// Why its domain is read-only, if it is.
     pub failed: Option<String>,
@@ -76,7 +80,7 @@ impl Volume {
         let (root, _) = i.make_tenant_root(&parent, entry, mode, cred, d.id)?;
         let bound = self.fsync(root.ino, false).and_then(|()| {
             let inode = InodeRef { ino: root.ino, generation: root.generation };
-            let to = Binding { root: inode, name: name.into(), blocks };
+            let to = Binding { root: inode, name: name.into(), blocks, inodes: budget.inodes };
             d.bind(Some(&to))
         });
         if let Err(e) = bound {
@@ -86,6 +90,7 @@ impl Volume {
             return Err(e);
         }
         i.limit(&d, blocks, 0);
+        d.inodes.set_limit(budget.inodes);
         tracing::info!("tenant {name} has {}", d.id);
         self.tenant(name)
     }
@@ -98,15 +103,26 @@ impl Volume {
     /// [`Error::NotFound`] where there is no such tenant; [`Error::Invalid`], [`Error::ReadOnly`]; of the device: after a
     /// crash the budget may be the old or the new one.
     pub fn tenant_set(&self, name: &str, budget: TenantBudget) -> Result<Tenant> {
+        self.tenant_change(name, |b| *b = budget)
+    }
+
+    /// [`Self::tenant_set`] of what `change` makes of the budget that there is.
+    ///
+    /// # Errors
+    /// As [`Self::tenant_set`].
+    pub fn tenant_change(&self, name: &str, change: impl FnOnce(&mut TenantBudget)) -> Result<Tenant> {
         let i = self.mounted();
-        let blocks = checked(name, budget)?;
         let _one = i.tenants.lock();
         if self.read_only() {
             return Err(Error::ReadOnly);
         }
         let (d, mut binding) = i.tenant(name).ok_or(Error::NotFound)?;
-        binding.blocks = blocks;
+        let mut budget = binding.budget();
+        change(&mut budget);
+        let blocks = checked(name, budget)?;
+        (binding.blocks, binding.inodes) = (blocks, budget.inodes);
         d.bind(Some(&binding))?;
+        d.inodes.set_limit(budget.inodes);
         i.limit(&d, blocks, i.promised_below(&d, blocks));
         self.tenant(name)
     }
@@ -140,6 +156,7 @@ impl Volume {
         d.bind(None)?;
         d.set_tenant_root(None);
         i.limit(&d, None, 0);
+        d.inodes.set_limit(None);
         tracing::info!("tenant {name} was removed; {} has what it left", d.id);
         Ok(())
     }
@@ -153,7 +170,17 @@ fn checked(name: &str, budget: TenantBudget) -> Result<Option<u64>> {
     if budget.space.is_some_and(|n| n < TENANT_SPACE_MIN) {
         return Err(Error::Invalid("a tenant needs room for 1 MiB at least"));
     }
+    if budget.inodes.is_some_and(|n| n == 0 || n > TENANT_INODES_MAX) {
+        return Err(Error::Invalid("a tenant has one inode at least, its root directory, and 2^56 at most"));
+    }
     Ok(budget.space.map(|n| n / BLOCK_BYTES as u64))
+}
+
+impl Binding {
+    fn budget(&self) -> TenantBudget {
+        let bytes = |n: u64| n.saturating_mul(BLOCK_BYTES as u64);
+        TenantBudget { space: self.blocks.map(bytes), inodes: self.inodes }
+    }
 }
 
 /// Blocks that a domain uses, or has promised.
@@ -165,12 +192,12 @@ fn used(d: &Domain) -> u64 {
 fn look(d: &Domain, b: Binding) -> Tenant {
     let bytes = |n: u64| n.saturating_mul(BLOCK_BYTES as u64);
     Tenant {
+        budget: b.budget(),
         name: b.name,
         root: b.root.ino,
         domain: d.id,
-        budget: TenantBudget { space: b.blocks.map(bytes) },
         used: bytes(used(d)),
-        inodes: d.nodes.total().saturating_sub(d.nodes.free()),
+        inodes: d.inodes.used_and_limit().0,
         failed: d.failed().map(str::to_owned),
     }
 }
@@ -239,6 +266,24 @@ impl MountedVolume {
         }
     }
 
+    /// The numbers of inodes in `s` as a tenant has them whose inodes are limited. (One with only a limit of space has
+    /// those of its groups, and gets more.)
+    pub(super) fn inodes_of_tenant(&self, d: &Domain, s: &mut StatFs) {
+        let (used, Some(limit)) = d.inodes.used_and_limit() else { return };
+        let groups = self.bat.lock().free_groups();
+        let most = d.nodes.free() + u64::from(groups) * u64::from(self.store.geometry().nodes());
+        s.inodes = limit.min(used.saturating_add(most)).max(used);
+        s.inodes_free = s.inodes - used;
+    }
+
+    /// Counts the inodes of domains that are kept for tenants, before anybody makes or deletes one. What recovery found
+    /// stands in their tables by now.
+    pub(super) fn count_tenants_inodes(&self) {
+        for d in self.domains.iter().filter(|d| d.inodes.is_counted()) {
+            d.inodes.recount(d.nodes.count_inodes());
+        }
+    }
+
     /// Blocks that a domain could have at most beside those in use.
     fn most(&self, d: &Domain) -> u64 {
         let s = d.space.stats();
@@ -258,6 +303,7 @@ impl MountedVolume {
                 tracing::warn!("tenant {} has lost its directory: {} is nobody's", b.name, d.id);
                 d.set_tenant_root(None);
                 self.limit(d, None, 0);
+                d.inodes.set_limit(None);
                 if !self.shared.options.read_only {
                     d.bind(None)?;
                 }

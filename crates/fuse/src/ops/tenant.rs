@@ -4,7 +4,7 @@
 //! only one for its queue.
 
 use crate::abi;
-use crate::control::{TENANT_TEXT, TenantArg, TenantCall};
+use crate::control::{KNOWS_INODES, LEAVE_SPACE, SET_INODES, TENANT_TEXT, TenantArg, TenantCall};
 use crate::fs::{BraidFs, Context};
 use crate::node::WireId;
 use crate::ops::flags::ioctl_out;
@@ -75,13 +75,24 @@ impl BraidFs {
 fn carry_out(vol: &Volume, dir: InodeNo, said: &TenantArg, cred: &Cred) -> braidfs::Result<Option<Tenant>> {
     let text = |bytes: &[u8]| bytes.split(|b| *b == 0).next().unwrap_or_default().to_vec();
     let name = String::from_utf8(text(&said.name)).map_err(|_| Error::Invalid("a tenant's name is UTF-8"))?;
-    let budget = TenantBudget { space: Some(said.space).filter(|n| *n > 0) };
+    let limit = |n: u64| Some(n).filter(|n| *n > 0);
+    let budget = TenantBudget { space: limit(said.space), inodes: limit(said.inodes_max) };
     match said.call {
         c if c == TenantCall::Create as u32 => {
             let mode = said.mode & 0o7777;
             vol.tenant_create(dir, &text(&said.text), mode, &name, budget, cred).map(Some)
         }
-        c if c == TenantCall::Set as u32 => vol.tenant_set(&name, budget).map(Some),
+        c if c == TenantCall::Set as u32 => {
+            let change = |b: &mut TenantBudget| {
+                if said.index & LEAVE_SPACE == 0 {
+                    b.space = budget.space;
+                }
+                if said.index & SET_INODES != 0 {
+                    b.inodes = budget.inodes;
+                }
+            };
+            vol.tenant_change(&name, change).map(Some)
+        }
         c if c == TenantCall::Show as u32 => vol.tenant(&name).map(Some),
         c if c == TenantCall::Next as u32 => {
             vol.tenants().into_iter().nth(said.index as usize).map(Some).ok_or(Error::NotFound)
@@ -96,6 +107,7 @@ fn tell(said: &mut TenantArg, t: Option<Tenant>) {
     let Some(t) = t else { return };
     (said.domain, said.root) = (t.domain.0.into(), t.root.0);
     (said.space, said.used, said.inodes) = (t.budget.space.unwrap_or(0), t.used, t.inodes);
+    (said.inodes_max, said.mode) = (t.budget.inodes.unwrap_or(0), KNOWS_INODES);
     said.failed = t.failed.is_some().into();
     let n = t.name.len().min(said.name.len() - 1);
     said.name.fill(0);

@@ -765,7 +765,7 @@ mod without_open {
         s.fs.allow_dirty(Some(crate::dirty::DirtyLimit::new(dir.path())));
         let (least, much) = (crate::dirty::LEAST_BYTES, now());
         assert!(much > 4 * least, "{much}");
-        let limit = |mib: u64| braidfs::TenantBudget { space: Some(mib << 20) };
+        let limit = |mib: u64| braidfs::TenantBudget { space: Some(mib << 20), ..braidfs::TenantBudget::default() };
         let t = s.fs.vol.tenant_create(ROOT.ino(), b"t", 0o755, "t", limit(200), &braidfs::Cred::root()).unwrap();
         s.fs.limit_changed(t.domain, &s.channel);
         let root = WireId(s.lookup(ROOT, b"t").unwrap().nodeid);
