@@ -1,6 +1,7 @@
 //! The error of every operation of a volume: what is wrong, in the terms of the file system. Only front ends turn it into
 //! an errno, all by one table ([`Error::errno`]); the engine looks at those of devices only (`volume/remount.rs`).
 
+use crate::types::InodeRef;
 use braidfs_format::{Corrupt, DomainId};
 
 /// Shorthand.
@@ -58,6 +59,12 @@ pub enum Error {
     /// ESTALE: the inode number's generation is gone.
     #[error("stale inode")]
     Stale,
+    /// ESTALE: an inode that is said to be held over a mount is not on the volume, or its number is another's.
+    #[error("inode {} of generation {} is said to be held, and is not there", .inode.ino, .inode.generation)]
+    HeldGone {
+        /// Which.
+        inode: InodeRef,
+    },
     /// The inode has no such extended attribute.
     #[error("no such attribute")]
     NoAttr,
@@ -127,7 +134,7 @@ impl Error {
             Self::TooBig => E::FBIG,
             Self::TooManyLinks => E::MLINK,
             Self::Loop => E::LOOP,
-            Self::Stale => E::STALE,
+            Self::Stale | Self::HeldGone { .. } => E::STALE,
             Self::NoAttr => E::NODATA,
             Self::Range => E::RANGE,
             Self::ArgTooLong => E::TOOBIG,

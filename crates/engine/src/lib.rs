@@ -30,6 +30,7 @@ pub use braidfs_store as store;
 pub use error::{Error, Result};
 pub use names::path::OpenHow;
 pub use types::*;
+pub use volume::held::hand_over::NotHandedOver;
 pub use volume::journal_replay::JournalReplay;
 pub use volume::resize::{NewSize, Resized};
 pub use volume::tenants::{TENANT_INODES_MAX, Tenant, TenantBudget};

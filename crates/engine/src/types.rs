@@ -244,6 +244,15 @@ pub struct HeldStats {
     pub bytes: usize,
 }
 
+/// An inode that is held, as one mount tells the next: [`crate::Volume::unmount_holding`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HeldInode {
+    /// Which.
+    pub inode: InodeRef,
+    /// How often [`crate::Volume::forget`] must be told of it.
+    pub times: u32,
+}
+
 /// How file data and metadata are ordered (`data=` as in ext4).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum DataMode {

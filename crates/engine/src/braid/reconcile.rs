@@ -125,7 +125,10 @@ impl MountedVolume {
                 }
             }
         }
+        // what follows deletes
+        self.check_held()?;
         p.reap_doomed()?;
+        p.list_kept();
         if p.mended > 0 {
             tracing::info!("recovery mended {} cross-domain links", p.mended);
         }
@@ -184,7 +187,11 @@ impl MountedVolume {
                 e.domain.touch(e.tx(), c, &mut st)?;
                 st.durability.forget_judged();
                 if st.links.is_empty() && st.nlink == 0 {
-                    self.delete(&e, c, &mut st);
+                    if self.held.orphaned(c) {
+                        e.domain.orphans.insert(c.ino);
+                    } else {
+                        self.delete(&e, c, &mut st);
+                    }
                 }
             }
         }
@@ -478,6 +485,17 @@ impl Pass<'_> {
         Ok(())
     }
 
+    /// Has the recovery transactions list the orphans that are held, of domains too in which nothing else is to be done: what
+    /// listed them goes with the next checkpoint.
+    fn list_kept(&self) {
+        if self.mounted.held.is_empty() {
+            return;
+        }
+        for e in self.enters.iter().flatten().filter(|e| !e.domain.orphans.is_empty()) {
+            e.tx().record(Record::Orphans(Vec::new()));
+        }
+    }
+
     /// Deletes what lost its last name; of a directory also what only it named.
     fn reap_doomed(&mut self) -> Result<()> {
         while let Some(c) = self.doomed.pop() {
@@ -503,6 +521,14 @@ impl Pass<'_> {
                         self.lose(&x, c.ino, &e.name)?;
                     }
                 }
+            }
+            if self.mounted.held.orphaned(&c) {
+                // its holder gives it back
+                if c.state.read().nlink > 0 {
+                    self.change(&c, |st| st.nlink = 0)?;
+                }
+                self.mounted.dom(c.domain).orphans.insert(c.ino);
+                continue;
             }
             if self.judged.iter().chain(&self.failed).any(|s| s.ino == c.ino) {
                 // another inode has a name by its record alone until that one's recovery is durable, too; and that it is

@@ -12,6 +12,7 @@
 //!
 //! Lock rank: shards are leaves.
 
+pub mod hand_over;
 pub(crate) mod table;
 
 use super::{MountedVolume, Volume};

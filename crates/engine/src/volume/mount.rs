@@ -42,7 +42,25 @@ impl Volume {
     ///
     /// # Errors
     /// No braidfs volume, a newer format, a device missing or too small, damage that recovery cannot pass.
-    pub fn mount(devices: Vec<Arc<dyn Device>>, mut options: MountOptions) -> Result<Volume> {
+    pub fn mount(devices: Vec<Arc<dyn Device>>, options: MountOptions) -> Result<Volume> {
+        Self::mount_with(devices, options, None)
+    }
+
+    /// [`Volume::mount`] behind a [`Volume::unmount_holding`], whose list this is: what is on it is held as it was, and stays
+    /// where it has no name until it is given back ([`Volume::forget`]). Inodes without a name that are not on it are
+    /// reclaimed, as by any mount.
+    ///
+    /// # Errors
+    /// As [`Volume::mount`]; [`Error::HeldGone`] where an inode of the list is not there: nothing was reclaimed then.
+    /// [`Error::ReadOnly`] for a read-only mount, [`Error::DomainFailed`], [`Error::Invalid`] for what is no such list.
+    pub fn mount_holding(devices: Vec<Arc<dyn Device>>, options: MountOptions, held: &[HeldInode]) -> Result<Volume> {
+        if options.read_only {
+            return Err(Error::ReadOnly);
+        }
+        Self::mount_with(devices, options, Some(Held::of_list(held)?))
+    }
+
+    fn mount_with(devices: Vec<Arc<dyn Device>>, mut options: MountOptions, held: Option<Held>) -> Result<Volume> {
         let switches = ablation::check().map_err(|e| {
             tracing::error!("{e}");
             Error::Invalid(
@@ -64,7 +82,7 @@ impl Volume {
             devices = overlays.devices();
         }
         let read_only = options.read_only;
-        let mounted = open(sb, devices, options)?;
+        let mounted = open(sb, devices, options, held)?;
         if read_only {
             mounted.shared.read_only.store(true, Ordering::Relaxed);
         }
@@ -77,7 +95,13 @@ impl Volume {
     }
 }
 
-fn open(mut sb: SuperBlock, devices: Vec<Arc<dyn Device>>, options: MountOptions) -> Result<Arc<MountedVolume>> {
+fn open(
+    mut sb: SuperBlock,
+    devices: Vec<Arc<dyn Device>>,
+    options: MountOptions,
+    held: Option<Held>,
+) -> Result<Arc<MountedVolume>> {
+    let holding = held.is_some();
     let store = Arc::new(Store::new(devices, &sb)?);
     let bat = Bat::read(&store, &sb)?;
     // a domain may have been added, and the superblocks not told of it
@@ -131,10 +155,17 @@ fn open(mut sb: SuperBlock, devices: Vec<Arc<dyn Device>>, options: MountOptions
         syncing,
         dentries: DentryCache::new(names),
         root_generation: OnceLock::new(),
-        held: Held::default(),
+        held: held.unwrap_or_default(),
     });
     mounted.count_unclaimed();
+    if holding {
+        mounted.all_domains_work()?;
+    }
     mounted.start(recovered)?;
+    if holding {
+        // recovery goes on without a domain that it cannot recover
+        mounted.all_domains_work()?;
+    }
     if told != mounted.sb.read().domains {
         mounted.tell_domains()?;
     }
@@ -220,6 +251,7 @@ impl MountedVolume {
             self.maybe_stale.store(true, Ordering::Relaxed);
         }
         if !dirty {
+            self.check_held()?;
             // only the daemon may have died, right after it wrote a header: none is written over the other one before
             self.store.device(0).flush()?;
         }

@@ -19,6 +19,11 @@ pub(super) const TIMES_MAX: u32 = FILE - 1;
 /// Below this many entries a shard's table is not made smaller.
 const SHRINK_MIN: usize = 64;
 
+/// [`FILE`] of a regular file.
+pub(super) fn kind_bit(kind: FileKind) -> u32 {
+    if kind == FileKind::File { FILE } else { 0 }
+}
+
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Count {
     pub(super) generation: u32,
@@ -85,7 +90,7 @@ impl Held {
 
     /// Counts; false where a later inode of the number is held: this one is gone.
     pub(super) fn add(&self, ino: InodeNo, generation: u32, kind: FileKind) -> bool {
-        let first = 1 | if kind == FileKind::File { FILE } else { 0 };
+        let first = 1 | kind_bit(kind);
         let mut guard = self.shard(ino).lock();
         let s = &mut *guard;
         match s.counts.entry(ino.0) {
