@@ -34,13 +34,13 @@ impl Domain {
         let cell = match self.decode(ino, &entry) {
             Ok(cell) => cell,
             // The inode may have moved or gone since its entry was read: what its old block holds now says nothing. (A
-            // commit keeps the cell in memory until block and entry have changed.)
-            Err(Error::Corrupt(why)) => match self.cells.get(ino) {
+            // commit keeps the cell in memory until block and entry have changed.) Where the volume became smaller there is
+            // nothing to read any more.
+            Err(why) => match self.cells.get(ino) {
                 Some(c) => return Ok(Some(c)),
                 None if self.nodes.get(ino.node())? != entry => return self.find(ino),
-                None => return Err(why.into()),
+                None => return Err(why),
             },
-            Err(e) => return Err(e),
         };
         // a deletion may have committed since the entry was read
         if self.nodes.get(ino.node())? != entry && self.cells.get(ino).is_none() {
