@@ -3,7 +3,7 @@
 mod common;
 use common::Bench;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// A mounted volume; unmounted when the test fails, too.
 struct Mounted {
@@ -124,6 +124,39 @@ fn a_dead_mount_point_is_taken_over() {
 
 /// A tenant is made where the kernel has looked for its directory before; `df` there shows its limit, and the writer who
 /// reaches it gets ENOSPC while others go on.
+/// Of tenant `t` with its root and one file: df -i tells it, the last inode can be had and no more, and what is removed is
+/// had again at once.
+fn a_limit_of_inodes(m: &Mounted, root: &Path) {
+    m.bench.run(&["tenant", "set", "--inodes", "0", "mnt", "t"]).fails(1, &["none"]);
+    let set = m.bench.run(&["tenant", "set", "--json", "--inodes", "100", "mnt", "t"]).ok();
+    let of = |out: &str| serde_json::from_str::<serde_json::Value>(out).unwrap();
+    assert_eq!((of(&set.out)["space"].as_u64(), of(&set.out)["inodes_max"].as_u64()), (Some(4 << 20), Some(100)));
+    let left = || {
+        let s = rustix::fs::statvfs(root).unwrap();
+        (s.f_files, s.f_ffree)
+    };
+    assert_eq!(left(), (100, 98));
+    let file = |n: u32| std::fs::File::create_new(root.join(n.to_string())).map(drop);
+    for n in 0..98 {
+        file(n).unwrap();
+    }
+    let full = |r: std::io::Result<()>| r.unwrap_err().raw_os_error() == Some(rustix::io::Errno::NOSPC.raw_os_error());
+    assert!(full(file(98)) && full(std::fs::create_dir(root.join("d"))));
+    assert_eq!(left(), (100, 0));
+    for n in 0..98 {
+        std::fs::remove_file(root.join(n.to_string())).unwrap();
+        file(n + 1000).unwrap_or_else(|e| panic!("after {n} was removed: {e}"));
+    }
+    let stats = of(&m.bench.run(&["stats", "--json", "mnt"]).ok().out);
+    assert_eq!(stats["tenants"][0]["name"].as_str(), Some("t"));
+    assert_eq!(
+        (stats["tenants"][0]["inodes"].as_u64(), stats["tenants"][0]["inodes_max"].as_u64()),
+        (Some(100), Some(100))
+    );
+    m.bench.run(&["tenant", "set", "--inodes", "none", "mnt", "t"]).ok();
+    file(98).unwrap();
+}
+
 #[test]
 fn a_tenant_of_a_mounted_volume() {
     let Some(m) = Mounted::new(&[]) else { return };
@@ -151,6 +184,7 @@ fn a_tenant_of_a_mounted_volume() {
     f.write_all(&[1; 1 << 20]).unwrap();
     f.sync_all().unwrap();
     drop((f, other));
+    a_limit_of_inodes(&m, &root);
     assert_eq!(std::fs::remove_dir(&root).unwrap_err().raw_os_error(), Some(rustix::io::Errno::BUSY.raw_os_error()));
     let listed = of(&m.bench.run(&["tenant", "list", "--json", "mnt"]).ok().out);
     assert_eq!((listed[0]["name"].as_str(), listed[0]["space"].as_u64()), (Some("t"), Some(4 << 20)));

@@ -277,7 +277,7 @@ fn a_limit_is_reached_as_before() {
     let all = [memory(128)];
     format(&all, &[128], 2);
     let v = mount(&all);
-    let budget = TenantBudget { space: Some(18 * MIB) };
+    let budget = TenantBudget { space: Some(18 * MIB), ..Default::default() };
     let dir = v.tenant_create(ROOT, b"t", 0o755, "t", budget, &Cred::root()).unwrap().root;
     let domain = v.domain_of(dir).unwrap();
     let (big, t) = (file(&v, ROOT, "big"), file(&v, dir, "t"));

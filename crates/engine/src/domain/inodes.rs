@@ -79,7 +79,7 @@ impl InodeCount {
         loop {
             let before = self.changes.load(Acquire);
             let (limit, left) = (self.limit.load(SeqCst), self.left.load(SeqCst));
-            if before % 2 == 0 && self.changes.load(SeqCst) == before {
+            if before.is_multiple_of(2) && self.changes.load(SeqCst) == before {
                 return ((limit - left).max(0) as u64, (limit < NO_LIMIT).then_some(limit as u64));
             }
             std::hint::spin_loop();

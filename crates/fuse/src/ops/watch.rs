@@ -8,7 +8,7 @@ use crate::ops::flags::ioctl_out;
 use crate::request::{Answer, Handled, Outcome, Request};
 use crate::requester;
 use crate::watch::processes::Asked;
-use crate::watch::sample::{Cache, Domain, LAYOUT, Latency, Operation, Process, Sample};
+use crate::watch::sample::{Cache, Domain, LAYOUT, Latency, Operation, Process, Sample, Tenant};
 use braidfs::volume::DomainInfo;
 use rustix::io::Errno;
 use std::collections::{HashMap, VecDeque};
@@ -155,8 +155,20 @@ impl BraidFs {
             processes,
             pid_namespace: pid_namespace(),
             restricted,
-            tenants: Vec::new(),
+            tenants: if restricted { Vec::new() } else { self.vol.tenants().into_iter().map(tenant).collect() },
         }
+    }
+}
+
+fn tenant(t: braidfs::Tenant) -> Tenant {
+    Tenant {
+        name: t.name,
+        domain: t.domain.0,
+        root: t.root.0,
+        used: t.used,
+        space: t.budget.space,
+        inodes: t.inodes,
+        inodes_max: t.budget.inodes,
     }
 }
 

@@ -44,7 +44,7 @@ pub struct Sample {
     /// Told to who is neither root nor the user of the server: without processes, and without why a domain failed; a moment
     /// old, and who asked for it does not watch by that.
     pub restricted: bool,
-    /// Shares of the volume. None yet.
+    /// Shares of the volume, by their domains; none where `restricted`.
     pub tenants: Vec<Tenant>,
 }
 
@@ -158,6 +158,18 @@ pub struct Process {
 pub struct Tenant {
     /// Its name.
     pub name: String,
+    /// Number of its domain, of which the rest is told in `domains`.
+    pub domain: u16,
+    /// Number of its root directory.
+    pub root: u64,
+    /// Bytes of data and metadata that it uses, or has reserved.
+    pub used: u64,
+    /// Most bytes that it may use, if there is a limit.
+    pub space: Option<u64>,
+    /// Inodes that it has, its root directory among them.
+    pub inodes: u64,
+    /// Most inodes that it may have, if there is a limit.
+    pub inodes_max: Option<u64>,
 }
 
 impl Latency {
