@@ -11,6 +11,7 @@
 //! - [`history`]: what was done and promised up to then. [`oracle`]: whether the recovered tree is one that the
 //!   durability contract allows.
 //! - [`crash`]: workloads, and all the crashes of each.
+//! - [`small`]: small volumes in memory, filled and read back.
 //! - [`damage`]: spoilt metadata blocks, and what becomes of the files.
 //!
 //! Nothing here is part of the product; no test of it depends on time or on the order of threads, unless it says so.
@@ -29,6 +30,7 @@ pub mod run;
 pub mod shared_dir;
 pub mod shared_file;
 pub mod shrink;
+pub mod small;
 pub mod sparse;
 pub mod states;
 pub mod subject;

@@ -1,17 +1,12 @@
 //! Domains that are added to a volume in use.
 
-use braidfs::{Cred, DomainId, Error, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, OpenHow, Volume, mkfs};
-use braidfs_device::{Device, Effect, FaultDevice, MemDevice, Op, Rule};
+use braidfs::{Cred, DomainId, Error, FileKind, InodeNo, MkfsOptions, MountOptions, OpenHow, Volume, mkfs};
+use braidfs_device::{Device, Effect, FaultDevice, Op, Rule};
 use braidfs_testkit::add_domain::every_crash_of_an_addition;
+use braidfs_testkit::small::{MIB, ROOT, create, memory};
 use braidfs_testkit::walk::fsck;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-
-const MIB: u64 = 1 << 20;
-
-fn memory(mib: u64) -> Arc<dyn Device> {
-    Arc::new(MemDevice::new(mib * MIB / 4096))
-}
 
 fn format(devices: &[Arc<dyn Device>], domains: u16) {
     let how = MkfsOptions { domains: Some(domains), group_bytes: Some(4 * MIB), ..MkfsOptions::default() };
@@ -23,8 +18,7 @@ fn mount(devices: &[Arc<dyn Device>]) -> Volume {
 }
 
 fn mkdir(v: &Volume, name: &str) -> InodeNo {
-    let new = NewNode { kind: FileKind::Dir, mode: 0o755, umask: 0, rdev: 0, target: b"" };
-    v.create(InodeNo::ROOT, name.as_bytes(), &new, &Cred::root()).unwrap().ino
+    create(v, ROOT, name, FileKind::Dir)
 }
 
 fn put(v: &Volume, path: &str, bytes: &[u8]) -> braidfs::Result<()> {

@@ -1,67 +1,23 @@
 //! A volume that grows: under load, when it is full, on one device and several, and what it refuses.
 
-use braidfs::{Cred, Error, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, NewSize, OpenFile, Volume, mkfs};
-use braidfs_device::{CutDevice, Device, Effect, FaultDevice, FileDevice, MemDevice, Op, Rule, SparseDevice};
+use braidfs::{Cred, Error, FileKind, InodeNo, MkfsOptions, MountOptions, NewSize, OpenFile, Volume};
+use braidfs_device::{Device, Effect, FaultDevice, FileDevice, Op, Rule, SparseDevice};
 use braidfs_testkit::resize::{every_crash_of_a_growth, every_crash_of_a_shrink};
-use braidfs_testkit::walk::fsck;
+use braidfs_testkit::small::{
+    ALL, BLOCK, MIB, ROOT, close, content, create, file, fill, holds, memory, new_node, piece,
+};
+use braidfs_testkit::{small, walk::fsck};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-const ROOT: InodeNo = InodeNo::ROOT;
-const MIB: u64 = 1 << 20;
-const BLOCK: u64 = 4096;
-
-fn memory(mib: u64) -> Arc<dyn Device> {
-    Arc::new(MemDevice::new(mib * MIB / BLOCK))
-}
-
 /// A volume on the first part of each device, so large.
 fn format(devices: &[Arc<dyn Device>], mib: &[u64], domains: u16) {
-    let cut = |(d, mib): (&Arc<dyn Device>, &u64)| {
-        Arc::new(CutDevice::new(Arc::clone(d), mib * MIB / BLOCK)) as Arc<dyn Device>
-    };
-    let parts: Vec<_> = devices.iter().zip(mib).map(cut).collect();
-    mkfs::format(&parts, &MkfsOptions { domains: Some(domains), ..MkfsOptions::default() }).unwrap();
+    small::format(devices, mib, &MkfsOptions { domains: Some(domains), ..MkfsOptions::default() });
 }
 
 fn mount(devices: &[Arc<dyn Device>]) -> Volume {
     let options = MountOptions { cache_bytes: 32 * MIB, ..MountOptions::default() };
     Volume::mount(devices.to_vec(), options).unwrap()
-}
-
-fn create(v: &Volume, dir: InodeNo, name: &str, kind: FileKind) -> InodeNo {
-    let new = NewNode { kind, mode: 0o755, umask: 0, rdev: 0, target: b"" };
-    v.create(dir, name.as_bytes(), &new, &Cred::root()).unwrap().ino
-}
-
-fn file(v: &Volume, dir: InodeNo, name: &str) -> OpenFile {
-    v.open(create(v, dir, name, FileKind::File)).unwrap()
-}
-
-/// A MiB of content for offset `at`: it tells the place of each word.
-fn content(at: u64) -> Vec<u8> {
-    (0..MIB / 8).flat_map(|i| (at / 8 + i).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()).collect()
-}
-
-fn piece(n: u64) -> Vec<u8> {
-    content(n * MIB)
-}
-
-/// Appends until there is no room; bytes that the file has then.
-fn fill(v: &Volume, f: &OpenFile) -> u64 {
-    let mut at = v.getattr(f.ino()).unwrap().size;
-    loop {
-        match v.write(f, at, &content(at)) {
-            Ok(n) => at += n as u64,
-            Err(Error::NoSpace) => return at,
-            Err(e) => panic!("at {at}: {e}"),
-        }
-    }
-}
-
-fn close(v: Volume, devices: &[Arc<dyn Device>]) {
-    v.unmount().unwrap();
-    fsck(devices).unwrap();
 }
 
 #[test]
@@ -70,18 +26,18 @@ fn a_full_volume_has_room_at_once() {
     format(&all, &[64], 2);
     let v = mount(&all);
     let f = file(&v, ROOT, "f");
-    let before = fill(&v, &f);
+    let before = fill(&v, &f, ALL);
     let told = v.statfs();
     let r = v.grow(NewSize::Bytes(160 * MIB)).unwrap();
     assert_eq!((r.before, r.after, r.volume), (64 * MIB, 160 * MIB, 160 * MIB));
     let now = v.statfs();
     assert!(now.blocks > told.blocks + 90 * MIB / BLOCK && now.available > told.available + 90 * MIB / BLOCK);
     assert!(now.inodes_free > told.inodes_free);
-    let after = fill(&v, &f);
+    let after = fill(&v, &f, ALL);
     assert!(after > before + 85 * MIB, "{before} bytes before, {after} afterwards");
     // all that there is
     assert_eq!(v.grow(NewSize::Device).unwrap().after, 256 * MIB);
-    let last = fill(&v, &f);
+    let last = fill(&v, &f, ALL);
     assert!(last > after + 85 * MIB, "{after} bytes before, {last} afterwards");
     v.sync().unwrap();
     drop(f);
@@ -90,11 +46,7 @@ fn a_full_volume_has_room_at_once() {
     assert_eq!(v.super_block().device[0].blocks.get(), 256 * MIB / BLOCK);
     let ino = v.lookup(ROOT, b"f").unwrap().ino;
     let f = v.open(ino).unwrap();
-    for n in 0..last / MIB {
-        let mut got = vec![0; MIB as usize];
-        v.read(&f, n * MIB, &mut got).unwrap();
-        assert!(got == piece(n), "MiB {n} is another");
-    }
+    holds(&v, &f, last);
     drop(f);
     close(v, &all);
 }
@@ -123,8 +75,7 @@ fn threads_write_while_it_grows() {
                     }
                     names += 1;
                     let name = format!("n{names}");
-                    let new = NewNode { kind: FileKind::File, mode: 0o644, umask: 0, rdev: 0, target: b"" };
-                    match v.create(dir, name.as_bytes(), &new, &Cred::root()) {
+                    match v.create(dir, name.as_bytes(), &new_node(FileKind::File), &Cred::root()) {
                         Ok(a) if names % 3 == 0 => v.fsync(a.ino, false).unwrap(),
                         Ok(_) | Err(Error::NoSpace) => {}
                         Err(e) => panic!("{e}"),
@@ -152,11 +103,7 @@ fn threads_write_while_it_grows() {
     for (i, size) in sizes.into_iter().enumerate() {
         let dir = v.lookup(ROOT, format!("d{i}").as_bytes()).unwrap().ino;
         let f = v.open(v.lookup(dir, b"f").unwrap().ino).unwrap();
-        let mut got = vec![0; MIB as usize];
-        for at in (0..size).step_by(MIB as usize) {
-            let n = v.read(&f, at, &mut got).unwrap();
-            assert!(got[..n] == piece(at / MIB)[..n], "file {i} at {at}");
-        }
+        holds(&v, &f, size);
     }
     v.unmount().unwrap();
 }
@@ -168,12 +115,12 @@ fn any_size_will_do() {
     format(&all, &[33], 1);
     let v = mount(&all);
     let f = file(&v, ROOT, "f");
-    let mut before = fill(&v, &f);
+    let mut before = fill(&v, &f, ALL);
     for more in [BLOCK, 65 * BLOCK, MIB, 3 * MIB, 4 * MIB, 4 * MIB + BLOCK, 11 * MIB + 7 * BLOCK] {
         let was = v.super_block().device[0].blocks.get();
         let r = v.grow(NewSize::More(more)).unwrap();
         assert_eq!(r.after, was * BLOCK + more);
-        let now = fill(&v, &f);
+        let now = fill(&v, &f, ALL);
         assert!(now >= before);
         before = now;
         v.sync().unwrap();
@@ -196,9 +143,9 @@ fn the_last_of_several_devices_grows() {
     format(&all, &[64, 40], 2);
     let v = mount(&all);
     let f = file(&v, ROOT, "f");
-    let before = fill(&v, &f);
+    let before = fill(&v, &f, ALL);
     assert_eq!(v.grow(NewSize::Device).unwrap().volume, 364 * MIB);
-    assert!(fill(&v, &f) > before + 200 * MIB);
+    assert!(fill(&v, &f, ALL) > before + 200 * MIB);
     drop(f);
     close(v, &all);
     let swapped = [all[1].clone(), all[0].clone()];
@@ -286,13 +233,11 @@ fn what_lies_behind_a_smaller_end_moves() {
     let dir = create(&v, ROOT, "dir", FileKind::Dir);
     let keep: Vec<_> = (0..3).map(|i| file(&v, dir, &format!("keep{i}"))).collect();
     let big = file(&v, dir, "big");
-    fill(&v, &big);
+    fill(&v, &big, ALL);
     v.grow(NewSize::Bytes(200 * MIB)).unwrap();
     // in the groups at the end
     for f in &keep {
-        for n in 0..8 {
-            v.write(f, n * MIB, &piece(n)).unwrap();
-        }
+        assert_eq!(fill(&v, f, 8), 8 * MIB);
     }
     v.sync().unwrap();
     let end = v.super_block().groups.get();
@@ -305,21 +250,14 @@ fn what_lies_behind_a_smaller_end_moves() {
     assert_eq!((r.before, r.after), (200 * MIB, 64 * MIB));
     assert!(r.groups < end && told.last().is_some_and(|(done, all)| done == all && *all > 0), "{told:?}");
     assert_eq!(v.super_block().device[0].blocks.get(), 64 * MIB / BLOCK);
-    let check = |v: &Volume, f: &OpenFile| {
-        for n in 0..8 {
-            let mut got = vec![0; MIB as usize];
-            v.read(f, n * MIB, &mut got).unwrap();
-            assert!(got == piece(n), "MiB {n} is another");
-        }
-    };
-    keep.iter().for_each(|f| check(&v, f));
+    keep.iter().for_each(|f| holds(&v, f, 8 * MIB));
     drop(keep);
     close(v, &all);
     let v = mount(&all);
     for i in 0..3 {
         let dir = v.lookup(ROOT, b"dir").unwrap().ino;
         let f = v.open(v.lookup(dir, format!("keep{i}").as_bytes()).unwrap().ino).unwrap();
-        check(&v, &f);
+        holds(&v, &f, 8 * MIB);
     }
     // and there and back again
     for size in [180, 64, 130, 64] {
@@ -480,18 +418,14 @@ fn an_error_behind_the_superblock_that_counts_keeps_the_smaller_size() {
     faulty.clear();
     // nothing of it lies behind the end
     let f = file(&v, ROOT, "f");
-    let size = fill(&v, &f);
+    let size = fill(&v, &f, ALL);
     assert!(size < 64 * MIB, "{size}");
     v.sync().unwrap();
     drop(f);
     close(v, &all);
     let v = mount(&all);
     let f = v.open(v.lookup(ROOT, b"f").unwrap().ino).unwrap();
-    for n in 0..size / MIB {
-        let mut got = vec![0; MIB as usize];
-        v.read(&f, n * MIB, &mut got).unwrap();
-        assert!(got == piece(n), "MiB {n} is another");
-    }
+    holds(&v, &f, size);
     drop(f);
     close(v, &all);
 }
@@ -510,7 +444,7 @@ fn after_an_error_at_the_superblock_that_counts_neither_size_is_wrong() {
     assert_eq!(v.super_block().device[0].blocks.get(), 128 * MIB / BLOCK);
     assert!(matches!(v.grow(NewSize::Bytes(256 * MIB)), Err(Error::Busy(_))));
     let f = file(&v, ROOT, "f");
-    let size = fill(&v, &f);
+    let size = fill(&v, &f, ALL);
     assert!(size < 64 * MIB, "{size}");
     drop(f);
     v.unlink(ROOT, b"f").unwrap();
@@ -545,7 +479,7 @@ fn owners_of_groups_that_are_not_there_are_forgotten() {
     fsck(&all).unwrap();
     let v = mount(&all);
     let f = file(&v, ROOT, "f");
-    assert!(fill(&v, &f) > 230 * MIB);
+    assert!(fill(&v, &f, ALL) > 230 * MIB);
     drop(f);
     close(v, &all);
 }

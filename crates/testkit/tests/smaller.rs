@@ -1,77 +1,24 @@
 //! A volume that becomes smaller while other changes of the volume happen, and where its device fails.
 
 use braidfs::{
-    Cred, Error, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, NewSize, OpenFile, Remount, SetAttr,
-    TenantBudget, Volume, mkfs,
+    Cred, Error, FileKind, MkfsOptions, MountOptions, NewSize, OpenFile, Remount, SetAttr, TenantBudget, Volume,
 };
-use braidfs_device::{CutDevice, Device, Effect, FaultDevice, MemDevice, Op, RecordDevice, Rule};
-use braidfs_testkit::walk::fsck;
+use braidfs_device::{Device, Effect, FaultDevice, MemDevice, Op, RecordDevice, Rule};
+use braidfs_testkit::small::{ALL, BLOCK, MIB, ROOT, close, create, file, fill, holds, memory, new_node};
+use braidfs_testkit::{small, walk::fsck};
 use std::cell::Cell;
 use std::sync::Arc;
 
-const ROOT: InodeNo = InodeNo::ROOT;
-const MIB: u64 = 1 << 20;
-const BLOCK: u64 = 4096;
-
-fn memory(mib: u64) -> Arc<dyn Device> {
-    Arc::new(MemDevice::new(mib * MIB / BLOCK))
-}
-
 /// A volume in groups of 4 MiB on the first part of each device, so large.
 fn format(devices: &[Arc<dyn Device>], mib: &[u64], domains: u16) {
-    let cut = |(d, mib): (&Arc<dyn Device>, &u64)| {
-        Arc::new(CutDevice::new(Arc::clone(d), mib * MIB / BLOCK)) as Arc<dyn Device>
-    };
-    let parts: Vec<_> = devices.iter().zip(mib).map(cut).collect();
     let how = MkfsOptions { domains: Some(domains), group_bytes: Some(4 * MIB), ..MkfsOptions::default() };
-    mkfs::format(&parts, &how).unwrap();
+    small::format(devices, mib, &how);
 }
 
+/// Nothing goes on by itself.
 fn mount(devices: &[Arc<dyn Device>]) -> Volume {
     let options = MountOptions { cache_bytes: 32 * MIB, background: false, ..MountOptions::default() };
     Volume::mount(devices.to_vec(), options).unwrap()
-}
-
-fn create(v: &Volume, dir: InodeNo, name: &str, kind: FileKind) -> InodeNo {
-    let new = NewNode { kind, mode: 0o755, umask: 0, rdev: 0, target: b"" };
-    v.create(dir, name.as_bytes(), &new, &Cred::root()).unwrap().ino
-}
-
-fn file(v: &Volume, dir: InodeNo, name: &str) -> OpenFile {
-    v.open(create(v, dir, name, FileKind::File)).unwrap()
-}
-
-/// A MiB of content that tells the place of each word.
-fn piece(n: u64) -> Vec<u8> {
-    (0..MIB / 8).flat_map(|i| (n * MIB / 8 + i).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()).collect()
-}
-
-/// Appends until there is no room, or to `most` MiB; bytes that the file has then.
-fn fill(v: &Volume, f: &OpenFile, most: u64) -> u64 {
-    let mut at = v.getattr(f.ino()).unwrap().size;
-    while at < most * MIB {
-        let part = &piece(at / MIB)[(at % MIB) as usize..];
-        match v.write(f, at, part) {
-            Ok(n) => at += n as u64,
-            Err(Error::NoSpace) => break,
-            Err(e) => panic!("at {at}: {e}"),
-        }
-    }
-    at
-}
-
-fn holds(v: &Volume, f: &OpenFile, size: u64) {
-    let mut got = vec![0; MIB as usize];
-    for n in 0..size.div_ceil(MIB) {
-        let len = v.read(f, n * MIB, &mut got).unwrap();
-        assert_eq!(len as u64, (size - n * MIB).min(MIB), "MiB {n}");
-        assert!(got[..len] == piece(n)[..len], "MiB {n} is another");
-    }
-}
-
-fn close(v: Volume, devices: &[Arc<dyn Device>]) {
-    v.unmount().unwrap();
-    fsck(devices).unwrap();
 }
 
 /// A volume of 128 MiB whose groups at the end are domains', with a file of 20 MiB partly there.
@@ -239,12 +186,7 @@ fn a_write_that_fails_leaves_one_of_both_sizes() {
                 faulty[device].clear();
                 let what = format!("{op:?} {} of device {device} of {devices}: {result:?}", n * 2);
                 // what comes behind it goes on, or is refused
-                let more = v.create(
-                    ROOT,
-                    b"more",
-                    &NewNode { kind: FileKind::File, mode: 0o755, umask: 0, rdev: 0, target: b"" },
-                    &Cred::root(),
-                );
+                let more = v.create(ROOT, b"more", &new_node(FileKind::File), &Cred::root());
                 let _ = v.sync();
                 let said = v.unmount();
                 fsck(&copies).unwrap_or_else(|e| panic!("{what}, {:?}, {said:?}: {e}", more.map(|a| a.ino)));
@@ -282,7 +224,7 @@ fn a_limit_is_reached_as_before() {
     let domain = v.domain_of(dir).unwrap();
     let (big, t) = (file(&v, ROOT, "big"), file(&v, dir, "t"));
     fill(&v, &t, 2);
-    fill(&v, &big, 128);
+    fill(&v, &big, ALL);
     v.unlink(ROOT, b"big").unwrap();
     drop(big);
     v.sync().unwrap();
@@ -334,7 +276,7 @@ fn all_room_comes_back_at_the_least_size() {
     let mut first = None;
     for round in 0..10 {
         let big = file(&v, ROOT, "big");
-        let had = fill(&v, &big, 128);
+        let had = fill(&v, &big, ALL);
         holds(&v, &big, had);
         v.sync().unwrap();
         drop(big);

@@ -4,19 +4,11 @@ use braidfs::{
     Cred, Error, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, OpenFile, RenameMode, StatFs, TenantBudget,
     Volume, mkfs,
 };
-use braidfs_device::{Device, Effect, FaultDevice, MemDevice, Op, Rule};
-use braidfs_testkit::tenant::every_crash_of_a_tenant;
-use braidfs_testkit::walk::fsck;
+use braidfs_device::{Device, Effect, FaultDevice, Op, Rule};
+use braidfs_testkit::small::{BLOCK, MIB, ROOT, create as make, file, memory, new_node};
+use braidfs_testkit::{small, tenant::every_crash_of_a_tenant};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-
-const ROOT: InodeNo = InodeNo::ROOT;
-const MIB: u64 = 1 << 20;
-const BLOCK: u64 = 4096;
-
-fn memory(mib: u64) -> Arc<dyn Device> {
-    Arc::new(MemDevice::new(mib * MIB / BLOCK))
-}
 
 fn format(device: &Arc<dyn Device>) {
     let how = MkfsOptions { domains: Some(2), group_bytes: Some(4 * MIB), ..MkfsOptions::default() };
@@ -29,8 +21,7 @@ fn mount(device: &Arc<dyn Device>) -> Volume {
 }
 
 fn close(v: Volume, device: &Arc<dyn Device>) {
-    v.unmount().unwrap();
-    fsck(std::slice::from_ref(device)).unwrap();
+    small::close(v, std::slice::from_ref(device));
 }
 
 fn budget(bytes: u64) -> TenantBudget {
@@ -39,15 +30,6 @@ fn budget(bytes: u64) -> TenantBudget {
 
 fn tenant(v: &Volume, name: &str, bytes: u64) -> InodeNo {
     v.tenant_create(ROOT, name.as_bytes(), 0o755, name, budget(bytes), &Cred::root()).unwrap().root
-}
-
-fn make(v: &Volume, dir: InodeNo, name: &str, kind: FileKind) -> InodeNo {
-    let new = NewNode { kind, mode: 0o755, umask: 0, rdev: 0, target: b"" };
-    v.create(dir, name.as_bytes(), &new, &Cred::root()).unwrap().ino
-}
-
-fn file(v: &Volume, dir: InodeNo, name: &str) -> OpenFile {
-    v.open(make(v, dir, name, FileKind::File)).unwrap()
 }
 
 /// Appends blocks until there is no room; how many.
@@ -588,8 +570,7 @@ fn the_limit_of_inodes_is_exact_with_many_threads_as_with_one() {
             all.into_iter().map(|t| t.join().unwrap()).sum()
         });
         assert_eq!((made + 5, has(&v, "t")), (LIMIT, LIMIT), "{threads} threads");
-        let new = NewNode { kind: FileKind::File, mode: 0o644, umask: 0, rdev: 0, target: b"" };
-        assert!(matches!(v.tmpfile(t, &new, &Cred::root()), Err(Error::NoSpace)));
+        assert!(matches!(v.tmpfile(t, &new_node(FileKind::File), &Cred::root()), Err(Error::NoSpace)));
         let s = v.statfs_of(dirs[0]).unwrap();
         assert_eq!((s.inodes, s.inodes_free), (LIMIT, 0));
         assert!(v.statfs_of(ROOT).unwrap().inodes_free > LIMIT);
@@ -609,7 +590,7 @@ fn inodes_are_given_back() {
     let f = file(&v, t, "f");
     let other = make(&v, t, "d", FileKind::Dir);
     assert_eq!(has(&v, "t"), 3);
-    let new = |kind, target| NewNode { kind, mode: 0o755, umask: 0, rdev: 0, target };
+    let new = |kind, target| NewNode { target, ..new_node(kind) };
     let long = vec![b'x'; 5000];
     for _ in 0..3 {
         let create = |name: &[u8], n: &NewNode<'_>| v.create(t, name, n, &Cred::root()).map(drop);

@@ -1,0 +1,88 @@
+//! Small volumes in memory, and files whose content tells the place of each word: what tests of sizes and of tenants
+//! begin with.
+//!
+//! Everything here panics where something fails that the test did not ask about.
+
+use crate::walk::fsck;
+use braidfs::{Cred, Error, FileKind, InodeNo, MkfsOptions, NewNode, OpenFile, Volume, mkfs};
+use braidfs_device::{CutDevice, Device, MemDevice};
+use std::sync::Arc;
+
+/// The root directory.
+pub const ROOT: InodeNo = InodeNo::ROOT;
+/// Bytes.
+pub const MIB: u64 = 1 << 20;
+/// Bytes of a block.
+pub const BLOCK: u64 = 4096;
+/// For [`fill`]: until there is no room.
+pub const ALL: u64 = u64::MAX / MIB;
+
+/// An empty device of so many MiB.
+pub fn memory(mib: u64) -> Arc<dyn Device> {
+    Arc::new(MemDevice::new(mib * MIB / BLOCK))
+}
+
+/// A volume on the first `mib` MiB of each device.
+pub fn format(devices: &[Arc<dyn Device>], mib: &[u64], how: &MkfsOptions) {
+    let cut = |(d, mib): (&Arc<dyn Device>, &u64)| {
+        Arc::new(CutDevice::new(Arc::clone(d), mib * MIB / BLOCK)) as Arc<dyn Device>
+    };
+    let parts: Vec<_> = devices.iter().zip(mib).map(cut).collect();
+    mkfs::format(&parts, how).unwrap();
+}
+
+/// Unmounts; the volume must be right then.
+pub fn close(v: Volume, devices: &[Arc<dyn Device>]) {
+    v.unmount().unwrap();
+    fsck(devices).unwrap();
+}
+
+/// What is made with mode 0755.
+pub fn new_node(kind: FileKind) -> NewNode<'static> {
+    NewNode { kind, mode: 0o755, umask: 0, rdev: 0, target: b"" }
+}
+
+/// Makes an inode, by root.
+pub fn create(v: &Volume, dir: InodeNo, name: &str, kind: FileKind) -> InodeNo {
+    v.create(dir, name.as_bytes(), &new_node(kind), &Cred::root()).unwrap().ino
+}
+
+/// A new file, open.
+pub fn file(v: &Volume, dir: InodeNo, name: &str) -> OpenFile {
+    v.open(create(v, dir, name, FileKind::File)).unwrap()
+}
+
+/// A MiB of content for offset `at`, a multiple of 8: it tells the place of each word.
+pub fn content(at: u64) -> Vec<u8> {
+    (0..MIB / 8).flat_map(|i| (at / 8 + i).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()).collect()
+}
+
+/// MiB number `n` of such content.
+pub fn piece(n: u64) -> Vec<u8> {
+    content(n * MIB)
+}
+
+/// Appends until there is no room, or to `most` MiB; bytes that the file has then.
+pub fn fill(v: &Volume, f: &OpenFile, most: u64) -> u64 {
+    let mut at = v.getattr(f.ino()).unwrap().size;
+    while at < most * MIB {
+        let len = (most * MIB - at).min(MIB);
+        match v.write(f, at, &content(at)[..len as usize]) {
+            Ok(n) => at += n as u64,
+            Err(Error::NoSpace) => break,
+            Err(e) => panic!("at {at}: {e}"),
+        }
+    }
+    at
+}
+
+/// A file is `size` bytes long, as [`fill`] wrote them.
+pub fn holds(v: &Volume, f: &OpenFile, size: u64) {
+    assert_eq!(v.getattr(f.ino()).unwrap().size, size, "inode {}", f.ino());
+    let mut got = vec![0; MIB as usize];
+    for n in 0..size.div_ceil(MIB) {
+        let len = v.read(f, n * MIB, &mut got).unwrap();
+        assert_eq!(len as u64, (size - n * MIB).min(MIB), "MiB {n} of inode {}", f.ino());
+        assert!(got[..len] == piece(n)[..len], "MiB {n} of inode {} is another", f.ino());
+    }
+}
