@@ -81,16 +81,14 @@ impl Volume {
         let bound = self.fsync(root.ino, false).and_then(|()| {
             let inode = InodeRef { ino: root.ino, generation: root.generation };
             let to = Binding { root: inode, name: name.into(), blocks, inodes: budget.inodes };
-            d.bind(Some(&to))
+            d.bind(Some(&to)).map(|()| to)
         });
-        if let Err(e) = bound {
+        let to = bound.inspect_err(|_| {
             d.set_tenant_root(None);
             // it is an ordinary directory, which nobody has asked for
             let _ = i.remove_in(&parent, entry, true);
-            return Err(e);
-        }
-        i.limit(&d, blocks, 0);
-        d.inodes.set_limit(budget.inodes);
+        })?;
+        i.limit(&d, Some(&to), 0);
         tracing::info!("tenant {name} has {}", d.id);
         self.tenant(name)
     }
@@ -122,8 +120,7 @@ impl Volume {
         let blocks = checked(name, budget)?;
         (binding.blocks, binding.inodes) = (blocks, budget.inodes);
         d.bind(Some(&binding))?;
-        d.inodes.set_limit(budget.inodes);
-        i.limit(&d, blocks, i.promised_below(&d, blocks));
+        i.limit(&d, Some(&binding), i.promised_below(&d, blocks));
         self.tenant(name)
     }
 
@@ -156,7 +153,6 @@ impl Volume {
         d.bind(None)?;
         d.set_tenant_root(None);
         i.limit(&d, None, 0);
-        d.inodes.set_limit(None);
         tracing::info!("tenant {name} was removed; {} has what it left", d.id);
         Ok(())
     }
@@ -178,9 +174,13 @@ fn checked(name: &str, budget: TenantBudget) -> Result<Option<u64>> {
 
 impl Binding {
     fn budget(&self) -> TenantBudget {
-        let bytes = |n: u64| n.saturating_mul(BLOCK_BYTES as u64);
         TenantBudget { space: self.blocks.map(bytes), inodes: self.inodes }
     }
+}
+
+/// Also of a limit in a header that nobody has checked.
+fn bytes(blocks: u64) -> u64 {
+    blocks.saturating_mul(BLOCK_BYTES as u64)
 }
 
 /// Blocks that a domain uses, or has promised.
@@ -190,7 +190,6 @@ fn used(d: &Domain) -> u64 {
 }
 
 fn look(d: &Domain, b: Binding) -> Tenant {
-    let bytes = |n: u64| n.saturating_mul(BLOCK_BYTES as u64);
     Tenant {
         budget: b.budget(),
         name: b.name,
@@ -237,10 +236,12 @@ impl MountedVolume {
         Ok(())
     }
 
-    fn limit(&self, d: &Domain, blocks: Option<u64>, promised: u64) {
+    /// Has a domain keep to the limits of its tenant, or to none.
+    fn limit(&self, d: &Domain, tenant: Option<&Binding>, promised: u64) {
+        d.inodes.set_limit(tenant.and_then(|b| b.inodes));
         // no group is claimed or given back meanwhile
         let _bat = self.bat.lock();
-        d.space.set_hard_limit(blocks, promised);
+        d.space.set_hard_limit(tenant.and_then(|b| b.blocks), promised);
     }
 
     /// Blocks beyond a limit to be that the domain could have had until now.
@@ -303,7 +304,6 @@ impl MountedVolume {
                 tracing::warn!("tenant {} has lost its directory: {} is nobody's", b.name, d.id);
                 d.set_tenant_root(None);
                 self.limit(d, None, 0);
-                d.inodes.set_limit(None);
                 if !self.shared.options.read_only {
                     d.bind(None)?;
                 }
