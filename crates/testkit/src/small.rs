@@ -7,6 +7,7 @@ use crate::walk::fsck;
 use braidfs::{Cred, Error, FileKind, InodeNo, MkfsOptions, NewNode, OpenFile, Volume, mkfs};
 use braidfs_device::{CutDevice, Device, MemDevice};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The root directory.
 pub const ROOT: InodeNo = InodeNo::ROOT;
@@ -85,4 +86,33 @@ pub fn holds(v: &Volume, f: &OpenFile, size: u64) {
         assert_eq!(len as u64, (size - n * MIB).min(MIB), "MiB {n} of inode {}", f.ino());
         assert!(got[..len] == piece(n)[..len], "MiB {n} of inode {} is another", f.ino());
     }
+}
+
+/// Has threads stop, also where the one that they work for fails: the test would not end.
+pub struct Ended<'a>(pub &'a AtomicBool);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Does `change` beside so many threads, which go round by round until it is done, three times at least. Who a thread is,
+/// and its round, it is told.
+pub fn beside(threads: u8, round: impl Fn(u8, u64) + Sync, change: impl FnOnce()) {
+    let done = AtomicBool::new(false);
+    std::thread::scope(|s| {
+        for n in 0..threads {
+            let (round, done) = (&round, &done);
+            s.spawn(move || {
+                let mut at = 0;
+                while !done.load(Ordering::Relaxed) || at < 3 {
+                    round(n, at);
+                    at += 1;
+                }
+            });
+        }
+        let _ended = Ended(&done);
+        change();
+    });
 }

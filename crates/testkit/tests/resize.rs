@@ -4,7 +4,7 @@ use braidfs::{Cred, Error, FileKind, InodeNo, MkfsOptions, MountOptions, NewSize
 use braidfs_device::{Device, Effect, FaultDevice, FileDevice, Op, Rule, SparseDevice};
 use braidfs_testkit::resize::{every_crash_of_a_growth, every_crash_of_a_shrink};
 use braidfs_testkit::small::{
-    ALL, BLOCK, MIB, ROOT, close, content, create, file, fill, holds, memory, new_node, piece,
+    ALL, BLOCK, Ended, MIB, ROOT, close, content, create, file, fill, holds, memory, new_node, piece,
 };
 use braidfs_testkit::{small, walk::fsck};
 use std::sync::Arc;
@@ -264,15 +264,6 @@ fn what_lies_behind_a_smaller_end_moves() {
         assert_eq!(v.resize(NewSize::Bytes(size * MIB), &|_, _| {}).unwrap().after, size * MIB);
     }
     close(v, &all);
-}
-
-/// Has threads stop, also where the one that they work for fails: the test would not end.
-struct Ended<'a>(&'a AtomicBool);
-
-impl Drop for Ended<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }
 
 /// Overwrites files in turn, makes, syncs and removes others, until `stop`. Which piece each file holds then, `u64::MAX` for none.

@@ -5,10 +5,10 @@ use braidfs::{
     Volume, mkfs,
 };
 use braidfs_device::{Device, Effect, FaultDevice, Op, Rule};
-use braidfs_testkit::small::{BLOCK, MIB, ROOT, create as make, file, memory, new_node};
+use braidfs_testkit::small::{BLOCK, MIB, ROOT, beside, create as make, file, memory, new_node};
 use braidfs_testkit::{small, tenant::every_crash_of_a_tenant};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 fn format(device: &Arc<dyn Device>) {
     let how = MkfsOptions { domains: Some(2), group_bytes: Some(4 * MIB), ..MkfsOptions::default() };
@@ -185,29 +185,16 @@ fn a_limit_changes_under_load() {
     format(&device);
     let v = mount(&device);
     let t = tenant(&v, "t", 32 * MIB);
-    let stop = AtomicBool::new(false);
-    std::thread::scope(|s| {
-        for n in 0..4 {
-            let (v, stop) = (&v, &stop);
-            s.spawn(move || {
-                let mut round = 0;
-                while !stop.load(Ordering::Relaxed) || round < 3 {
-                    let name = format!("f{n}.{round}");
-                    let f = file(v, t, &name);
-                    v.write(&f, 0, &vec![n; 1 << 20]).unwrap();
-                    if round % 2 == 0 {
-                        v.fsync(f.ino(), false).unwrap();
-                    }
-                    v.unlink(t, name.as_bytes()).unwrap();
-                    round += 1;
-                }
-            });
+    let write = |n, round| {
+        let name = format!("f{n}.{round}");
+        let f = file(&v, t, &name);
+        v.write(&f, 0, &vec![n; 1 << 20]).unwrap();
+        if round % 2 == 0 {
+            v.fsync(f.ino(), false).unwrap();
         }
-        for n in 0..40 {
-            v.tenant_set("t", budget((24 + n % 7 * 3) * MIB)).unwrap();
-        }
-        stop.store(true, Ordering::Relaxed);
-    });
+        v.unlink(t, name.as_bytes()).unwrap();
+    };
+    beside(4, write, || (0..40).for_each(|n| drop(v.tenant_set("t", budget((24 + n % 7 * 3) * MIB)).unwrap())));
     v.sync().unwrap();
     // below what is in use: nothing more is had, deletions are, and then there is room again
     let f = file(&v, t, "f");
@@ -630,23 +617,14 @@ fn a_limit_of_inodes_changes_under_load() {
     format(&device);
     let v = mount(&device);
     let t = tenant(&v, "t", 32 * MIB);
-    let stop = AtomicBool::new(false);
-    std::thread::scope(|s| {
-        for n in 0..8 {
-            let (v, stop) = (&v, &stop);
-            s.spawn(move || {
-                while !stop.load(Ordering::Relaxed) {
-                    let name = format!("f{n}");
-                    make(v, t, &name, FileKind::File);
-                    v.unlink(t, name.as_bytes()).unwrap();
-                }
-            });
-        }
-        for n in 0..60 {
-            v.tenant_change("t", |b| b.inodes = (n % 3 != 0).then_some(9 + n % 7)).unwrap();
-        }
-        stop.store(true, Ordering::Relaxed);
-    });
+    let come_and_go = |n, _| {
+        let name = format!("f{n}");
+        make(&v, t, &name, FileKind::File);
+        v.unlink(t, name.as_bytes()).unwrap();
+    };
+    let change =
+        |n: u64| drop(v.tenant_change("t", |b| b.inodes = (!n.is_multiple_of(3)).then_some(9 + n % 7)).unwrap());
+    beside(8, come_and_go, || (0..60).for_each(change));
     assert_eq!(has(&v, "t"), 1);
     v.tenant_change("t", |b| b.inodes = None).unwrap();
     (0..20).for_each(|n| one_more(&v, t, n).unwrap());
