@@ -122,8 +122,6 @@ fn a_dead_mount_point_is_taken_over() {
     m.bench.run(&["fsck", "-f", "vol.img"]).ok();
 }
 
-/// A tenant is made where the kernel has looked for its directory before; `df` there shows its limit, and the writer who
-/// reaches it gets ENOSPC while others go on.
 /// Of tenant `t` with its root and one file: df -i tells it, the last inode can be had and no more, and what is removed is
 /// had again at once.
 fn a_limit_of_inodes(m: &Mounted, root: &Path) {
@@ -153,10 +151,15 @@ fn a_limit_of_inodes(m: &Mounted, root: &Path) {
         (stats["tenants"][0]["inodes"].as_u64(), stats["tenants"][0]["inodes_max"].as_u64()),
         (Some(100), Some(100))
     );
+    let top = m.bench.run(&["top", "--batch", "-d", "0.1", "-n", "1", "mnt"]).ok().out;
+    let row = top.lines().find(|l| l.starts_with("t ")).map(|l| l.split_whitespace().collect::<Vec<_>>().join(" "));
+    assert!(row.is_some_and(|r| r.contains(" % 100 100 % ")), "{top}");
     m.bench.run(&["tenant", "set", "--inodes", "none", "mnt", "t"]).ok();
     file(98).unwrap();
 }
 
+/// A tenant is made where the kernel has looked for its directory before; `df` there shows its limit, and the writer who
+/// reaches it gets ENOSPC while others go on.
 #[test]
 fn a_tenant_of_a_mounted_volume() {
     let Some(m) = Mounted::new(&[]) else { return };

@@ -16,15 +16,17 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use view::{Sort, Tab, View};
 
-/// Watch a mounted volume: rates and latencies by operation, domains, processes
+/// Watch a mounted volume: rates and latencies by operation, domains, processes, tenants
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Keys: q ends; o, d and p (or Tab) show operations, domains, processes; r, l, t and n sort by rate, by\n\
-    latency (p99), by time and by name; space asks at once.\n\n\
+    after_help = "Keys: q ends; o, d, p and e (or Tab) show operations, domains, processes, and tenants if there are any; r, l, t\n\
+    and n sort by rate, by latency (p99), by time and by name (tenants: by name, or those nearest to a limit first); space\n\
+    asks at once.\n\n\
     Latencies are from the moment the server has a request until it has answered it: without the way to the server and\n\
     back. While this runs the server times every request. Times end with a bucket of a histogram and are up to an eighth\n\
     too long. Processes are those that asked meanwhile: `kernel` writes back and reads ahead; `?` has ended; `thread` is\n\
-    one of another pid namespace. Only root and the user of the server see processes, and have every request timed.\n\n\
+    one of another pid namespace. Only root and the user of the server see processes and tenants, and have every request\n\
+    timed.\n\n\
     Examples:\n  braidfs top /mnt\n  braidfs top -d 5 /mnt              every five seconds\n  \
     braidfs top --batch -n 3 /mnt      three times as text, as `top -b` does"
 )]
@@ -100,11 +102,13 @@ fn watch(args: &Args, place: &Path, first: Sample, terminal: &mut ratatui::Defau
         }
         if event::poll(next.saturating_duration_since(Instant::now())).map_err(failed)? {
             match event::read().map_err(failed)? {
-                Event::Key(key) if key.kind != KeyEventKind::Release => match pressed(key, &mut tab, &mut sort) {
-                    Pressed::End => return Ok(0),
-                    Pressed::Ask => {}
-                    Pressed::Other => continue,
-                },
+                Event::Key(key) if key.kind != KeyEventKind::Release => {
+                    match pressed(key, view.tabs(), &mut tab, &mut sort) {
+                        Pressed::End => return Ok(0),
+                        Pressed::Ask => {}
+                        Pressed::Other => continue,
+                    }
+                }
                 _ => continue,
             }
         }
@@ -121,7 +125,7 @@ enum Pressed {
     Other,
 }
 
-fn pressed(key: KeyEvent, tab: &mut Tab, sort: &mut Sort) -> Pressed {
+fn pressed(key: KeyEvent, tabs: &[Tab], tab: &mut Tab, sort: &mut Sort) -> Pressed {
     match key.code {
         KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => return Pressed::End,
         KeyCode::Char('q') | KeyCode::Esc => return Pressed::End,
@@ -129,7 +133,8 @@ fn pressed(key: KeyEvent, tab: &mut Tab, sort: &mut Sort) -> Pressed {
         KeyCode::Char('o') => *tab = Tab::Operations,
         KeyCode::Char('d') => *tab = Tab::Domains,
         KeyCode::Char('p') => *tab = Tab::Processes,
-        KeyCode::Tab | KeyCode::Right => *tab = tab.next(),
+        KeyCode::Char('e') if tabs.contains(&Tab::Tenants) => *tab = Tab::Tenants,
+        KeyCode::Tab | KeyCode::Right => *tab = tab.next(tabs),
         KeyCode::Char('r') => *sort = Sort::Rate,
         KeyCode::Char('l') => *sort = Sort::Latency,
         KeyCode::Char('t') => *sort = Sort::Time,
@@ -146,20 +151,27 @@ mod tests {
     #[test]
     fn keys_do_what_the_help_says() {
         let (mut tab, mut sort) = (Tab::Operations, Sort::Rate);
+        let tabs = [Tab::Operations, Tab::Domains, Tab::Processes];
         let mut press = |c| {
-            let ended = pressed(KeyEvent::new(c, KeyModifiers::NONE), &mut tab, &mut sort);
+            let ended = pressed(KeyEvent::new(c, KeyModifiers::NONE), &tabs, &mut tab, &mut sort);
             (ended, tab, sort)
         };
         assert_eq!(press(KeyCode::Char('d')), (Pressed::Other, Tab::Domains, Sort::Rate));
         assert_eq!(press(KeyCode::Tab), (Pressed::Other, Tab::Processes, Sort::Rate));
+        // there are no tenants
+        assert_eq!(press(KeyCode::Char('e')), (Pressed::Other, Tab::Processes, Sort::Rate));
         assert_eq!(press(KeyCode::Tab), (Pressed::Other, Tab::Operations, Sort::Rate));
         assert_eq!(press(KeyCode::Char('l')), (Pressed::Other, Tab::Operations, Sort::Latency));
         assert_eq!(press(KeyCode::Char(' ')).0, Pressed::Ask);
         assert_eq!(press(KeyCode::Char('q')).0, Pressed::End);
         let mut c = KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL);
-        assert_eq!(pressed(c, &mut tab, &mut sort), Pressed::End);
+        assert_eq!(pressed(c, &tabs, &mut tab, &mut sort), Pressed::End);
         c.modifiers = KeyModifiers::NONE;
-        assert_eq!(pressed(c, &mut tab, &mut sort), Pressed::Other);
+        assert_eq!(pressed(c, &tabs, &mut tab, &mut sort), Pressed::Other);
+        let tabs = [Tab::Operations, Tab::Tenants];
+        let e = KeyEvent::new(KeyCode::Char('e'), KeyModifiers::NONE);
+        assert_eq!((pressed(e, &tabs, &mut tab, &mut sort), tab), (Pressed::Other, Tab::Tenants));
+        assert_eq!((tab.next(&tabs), tab.next(&tabs[..1])), (Tab::Operations, Tab::Operations));
     }
 
     #[test]

@@ -7,8 +7,6 @@ use ratatui::style::{Modifier, Style};
 use ratatui::text::{Line, Span, Text};
 use ratatui::widgets::{Cell, Paragraph, Row, Table};
 
-const KEYS: &str = "q end   Tab, o d p table   sort: r rate  l latency  t time  n name   space now";
-
 /// The whole screen.
 pub fn draw(frame: &mut Frame<'_>, view: &View, tab: Tab, title: &str) {
     let head = view.head.len() as u16;
@@ -16,7 +14,7 @@ pub fn draw(frame: &mut Frame<'_>, view: &View, tab: Tab, title: &str) {
     let areas = Layout::vertical(parts).split(frame.area());
     let (strong, reversed) = (Style::new().add_modifier(Modifier::BOLD), Style::new().add_modifier(Modifier::REVERSED));
     let mut tabs = vec![Span::styled(format!("braidfs {title}"), strong)];
-    for t in Tab::ALL {
+    for &t in view.tabs() {
         tabs.push("  ".into());
         let name = format!(" {} ", format!("{t:?}").to_lowercase());
         tabs.push(Span::styled(name, if t == tab { reversed } else { Style::new() }));
@@ -32,7 +30,9 @@ pub fn draw(frame: &mut Frame<'_>, view: &View, tab: Tab, title: &str) {
     let rows = table.rows.iter().map(|row| Row::new(row.iter().enumerate().map(|(c, text)| right(c, text))));
     let widths = table.widths().into_iter().map(|w| Constraint::Length(w as u16));
     frame.render_widget(Table::new(rows, widths).header(names).column_spacing(2), areas[3]);
-    frame.render_widget(Line::from(KEYS), areas[4]);
+    let tables = if view.tabs().contains(&Tab::Tenants) { "o d p e" } else { "o d p" };
+    let keys = format!("q end   Tab, {tables} table   sort: r rate  l latency  t time  n name   space now");
+    frame.render_widget(Line::from(keys), areas[4]);
 }
 
 #[cfg(test)]
@@ -56,19 +56,20 @@ mod tests {
     #[test]
     fn each_table_has_its_screen() {
         let operations = lines(Tab::Operations, 100, 12);
-        assert_eq!(operations[0], "braidfs /mnt   operations    domains    processes");
+        assert_eq!(operations[0], "braidfs /mnt   operations    domains    processes    tenants");
         assert!(operations[1].starts_with("1003 requests/s"), "{operations:?}");
         assert_eq!(operations[4], "operation  per s  errors     p50     p90     p99   p99.9  of time");
         assert_eq!(operations[5], "GETATTR     1000     2.0  1.3 µs  1.3 µs  1.3 µs  590 µs     25 %");
         assert!(operations[11].starts_with("q end"));
         assert!(lines(Tab::Domains, 100, 12)[6].ends_with("FAILED"));
         assert!(lines(Tab::Processes, 100, 12)[6].starts_with("kernel"));
+        assert!(lines(Tab::Tenants, 100, 12)[5].starts_with("mail"));
     }
 
     #[test]
     fn a_small_screen_is_no_error() {
         for (width, height) in [(1, 1), (3, 2), (20, 4), (40, 6)] {
-            for tab in Tab::ALL {
+            for tab in [Tab::Operations, Tab::Domains, Tab::Processes, Tab::Tenants] {
                 assert_eq!(lines(tab, width, height).len(), usize::from(height));
             }
         }

@@ -1,7 +1,7 @@
 //! Tables of what came between two samples.
 
 use crate::text;
-use braidfs_fuse::watch::sample::{Operation, Process, Sample};
+use braidfs_fuse::watch::sample::{Domain, Operation, Process, Sample, Tenant};
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -13,13 +13,16 @@ pub enum Tab {
     Operations,
     Domains,
     Processes,
+    Tenants,
 }
 
 impl Tab {
-    pub const ALL: [Self; 3] = [Self::Operations, Self::Domains, Self::Processes];
+    /// The last one only where there are tenants.
+    const ALL: [Self; 4] = [Self::Operations, Self::Domains, Self::Processes, Self::Tenants];
 
-    pub fn next(self) -> Self {
-        Self::ALL[(self as usize + 1) % Self::ALL.len()]
+    pub fn next(self, tabs: &[Self]) -> Self {
+        let at = tabs.iter().position(|t| *t == self).map_or(0, |at| at + 1);
+        tabs[at % tabs.len()]
     }
 }
 
@@ -47,6 +50,7 @@ pub struct View {
     pub operations: Table,
     pub domains: Table,
     pub processes: Table,
+    pub tenants: Table,
 }
 
 /// How threads of a sample are named: where this process sees other numbers than the server, by their numbers there.
@@ -110,14 +114,21 @@ impl View {
             ),
         ];
         if now.restricted {
-            head.push("processes: only root and the user of the server see them".into());
+            head.push("processes, tenants: only root and the user of the server see them".into());
         }
         Self {
             head,
             operations: operation_table(operations, seconds, sort),
             domains: domain_table(before, now, &per_second),
             processes: process_table(before, now, seconds, sort, name_of),
+            tenants: tenant_table(before, now, sort, &per_second),
         }
+    }
+
+    /// The tables that there are.
+    pub fn tabs(&self) -> &'static [Tab] {
+        let all = &Tab::ALL;
+        if self.tenants.rows.is_empty() { &all[..all.len() - 1] } else { all }
     }
 
     pub fn table(&self, tab: Tab) -> &Table {
@@ -125,6 +136,7 @@ impl View {
             Tab::Operations => &self.operations,
             Tab::Domains => &self.domains,
             Tab::Processes => &self.processes,
+            Tab::Tenants => &self.tenants,
         }
     }
 
@@ -225,7 +237,7 @@ fn domain_table(before: &Sample, now: &Sample, per_second: &dyn Fn(u64, u64) -> 
             rate(per_second(d.cleaned_blocks, was.cleaned_blocks)),
             text::size(d.free_blocks << 12),
             part(d.free_blocks, d.blocks),
-            if d.failed.is_some() { "FAILED".into() } else { "ok".into() },
+            state(d),
         ]
     });
     Table {
@@ -243,6 +255,41 @@ fn domain_table(before: &Sample, now: &Sample, per_second: &dyn Fn(u64, u64) -> 
         ],
         rows: rows.collect(),
     }
+}
+
+/// Those that are nearest to a limit first.
+fn tenant_table(before: &Sample, now: &Sample, sort: Sort, per_second: &dyn Fn(u64, u64) -> f64) -> Table {
+    let part = |n: u64, of: Option<u64>| of.map_or(0.0, |of| n as f64 / of.max(1) as f64);
+    let nearest = |t: &Tenant| part(t.used, t.space).max(part(t.inodes, t.inodes_max));
+    let mut tenants: Vec<&Tenant> = now.tenants.iter().collect();
+    tenants.sort_by(|a, b| a.name.cmp(&b.name));
+    if sort != Sort::Name {
+        tenants.sort_by(|a, b| nearest(b).total_cmp(&nearest(a)));
+    }
+    let row = |t: &&Tenant| {
+        let domain = |s: &Sample| s.domains.iter().find(|d| d.domain == t.domain).cloned().unwrap_or_default();
+        let (is, was) = (domain(now), domain(before));
+        let of = |n: u64, of: Option<u64>| of.map_or_else(|| "-".into(), |_| format!("{:.0} %", 100.0 * part(n, of)));
+        vec![
+            // What somebody called it must not move the cursor.
+            text::name(t.name.as_bytes()),
+            t.domain.to_string(),
+            text::size(t.used),
+            of(t.used, t.space),
+            t.inodes.to_string(),
+            of(t.inodes, t.inodes_max),
+            rate(per_second(is.commits, was.commits)),
+            state(&is),
+        ]
+    };
+    Table {
+        columns: &["tenant", "domain", "used", "of limit", "inodes", "of limit", "commits/s", "state"],
+        rows: tenants.iter().map(row).collect(),
+    }
+}
+
+fn state(d: &Domain) -> String {
+    if d.failed.is_some() { "FAILED".into() } else { "ok".into() }
 }
 
 /// Threads of one process are one row.
@@ -325,7 +372,10 @@ pub mod tests {
                         {"domain": 1, "blocks": 100, "failed": "broken"}],
             "cache": {"budget": 1 << 30, "data": 1 << 20, "dirty": 4096, "hits": 14, "misses": 1},
             "processes": [{"thread": 11, "requests": 507, "timed": 507, "timed_ns": 1_500_070}, {"thread": 12, "requests": 500, "timed": 50, "timed_ns": 500_000},
-                          {"thread": 0, "requests": 2, "timed_ns": 0}, {"thread": 99, "requests": 1, "timed_ns": 9}]});
+                          {"thread": 0, "requests": 2, "timed_ns": 0}, {"thread": 99, "requests": 1, "timed_ns": 9}],
+            "tenants": [{"name": "free", "domain": 0, "used": 4096, "inodes": 1},
+                        {"name": "web\u{1b}[2J", "domain": 0, "used": 1 << 20, "space": 4 << 20, "inodes": 10, "inodes_max": 1000},
+                        {"name": "mail", "domain": 1, "used": 1 << 20, "space": 4 << 20, "inodes": 1200, "inodes_max": 1000}]});
         (serde_json::from_value(before).unwrap(), serde_json::from_value(now).unwrap())
     }
 
@@ -357,6 +407,31 @@ pub mod tests {
         );
         assert!(processes[1].starts_with("kernel") && processes[2].starts_with('?'), "{text}");
         assert!(!text.contains('\u{1b}'), "a name moves the cursor");
+    }
+
+    #[test]
+    fn tenants_near_a_limit_come_first() {
+        let (before, now) = samples();
+        let view = View::new(&before, &now, Sort::Rate, &names);
+        let text = view.text("/mnt");
+        let tenants: Vec<_> = text.lines().skip_while(|l| !l.starts_with("tenant")).collect();
+        assert_eq!(
+            tenants[0].split_whitespace().collect::<Vec<_>>().join(" "),
+            "tenant domain used of limit inodes of limit commits/s state"
+        );
+        let row = |n: usize| view.tenants.rows[n].join(" | ");
+        assert_eq!(row(0), "mail | 1 | 1 MiB | 25 % | 1200 | 120 % | 0 | FAILED");
+        assert!(
+            row(1).starts_with("web") && row(1).ends_with("| 0 | 1 MiB | 25 % | 10 | 1 % | 2.0 | ok"),
+            "{}",
+            row(1)
+        );
+        assert_eq!(row(2), "free | 0 | 4 KiB | - | 1 | - | 2.0 | ok");
+        assert_eq!(View::new(&before, &now, Sort::Name, &names).tenants.rows[0][0], "free");
+        // who has none is shown none
+        assert_eq!(view.tabs().last(), Some(&Tab::Tenants));
+        let none = View::new(&before, &Sample { tenants: Vec::new(), ..now }, Sort::Rate, &names);
+        assert!(!none.tabs().contains(&Tab::Tenants) && !none.text("/mnt").contains("tenant"));
     }
 
     #[test]
