@@ -18,6 +18,7 @@ use crate::quick::{self, Outcome};
 use crate::repair::prepare::Prepared;
 use crate::repair::{self, prepare};
 use crate::report::{FsckOptions, FsckReport, Limits, Log, ScrubReport};
+use crate::rules::tenant;
 use crate::scan::space::Used;
 use crate::scan::{SMALL_GROUPS, dirs, names, nodes, space, tables, volume};
 use crate::threads::{cpus, each};
@@ -216,8 +217,8 @@ fn tenants_have_roots(m: &mut Model) {
         if m.inodes.get(root).is_some_and(|i| i.is_dir() && i.generation() == generation) {
             continue;
         }
-        let why = format!("the directory of tenant {:?}, inode {root}, is not there", h.tenant_name_str());
-        crate::rules::tenant::clear(h);
+        let why = tenant::rootless(h);
+        tenant::clear(h);
         d.header_dirty = true;
         let mut log = Log::of(d.number);
         log.add(codes::TENANT, None, why);

@@ -47,6 +47,8 @@ pub enum Quiesced {
     Bat,
     /// The header of a domain: it is not written.
     Header(DomainId),
+    /// What the headers of all domains say of tenants, and that the roots of these are there.
+    Tenants,
     /// The tables of a domain's groups: no checkpoint runs.
     Tables(DomainId),
     /// A domain's node table entries and the blocks that they lead to: no commit runs.

@@ -12,11 +12,14 @@
 mod inodes;
 mod pass;
 
+use crate::codes;
 use crate::report::{Log, ScrubReport};
 use crate::rules::group::{has_owners, owners, parse_group};
+use crate::rules::tenant::{self, Wrong};
 use crate::rules::volume::{bat_pair, bat_pairs, bat_place, domain_header, header_place, superblock};
 use braidfs_device::BLOCK_BYTES;
-use braidfs_format::DomainId;
+use braidfs_format::domain::DomainHeader;
+use braidfs_format::{DomainId, InodeNo};
 use braidfs_store::Store;
 use braidfs_store::interface::{LiveVolume, Quiesced};
 use pass::Scrub;
@@ -49,6 +52,7 @@ impl Scrub<'_> {
         for d in domains() {
             self.header(d);
         }
+        self.tenants();
         for d in domains() {
             for group in volume.groups(d) {
                 if self.report.stopped {
@@ -96,6 +100,28 @@ impl Scrub<'_> {
         });
     }
 
+    /// What the headers say of tenants, of all domains at once: no two have one name.
+    fn tenants(&mut self) {
+        let volume = self.volume;
+        let blocks = 2 * u64::from(volume.super_block().domains.get());
+        self.look(Quiesced::Tenants, None, blocks, |log| {
+            let sb = volume.super_block();
+            let mut names = tenant::Names::default();
+            for d in (0..sb.domains.get()).map(DomainId) {
+                let place = header_place(&sb, d.0);
+                // what does not hold was told of
+                let pair = Log::default().read_pair(volume.store(), place);
+                if let Ok((_, _, h)) = DomainHeader::from_pair(&pair, sb.volume_id(), place, d.0) {
+                    log.domain = Some(d.0);
+                    tenant_of(volume, log, d, &h);
+                    if let Some(why) = names.taken(&h) {
+                        log.add(codes::TENANT_NAME, None, why);
+                    }
+                }
+            }
+        });
+    }
+
     /// The tables of a group, both copies of each.
     fn group(&mut self, d: DomainId, number: u32) {
         let volume = self.volume;
@@ -107,6 +133,27 @@ impl Scrub<'_> {
             }
         });
         self.done += blocks;
+    }
+}
+
+/// The tenant in the header of `d`, and its root directory.
+fn tenant_of(volume: &dyn LiveVolume, log: &mut Log, d: DomainId, h: &DomainHeader) {
+    let root = InodeNo(h.tenant_root.get());
+    let owner = |ino: InodeNo| {
+        let (group, _) = volume.store().geometry().node_place(ino)?;
+        volume.owner(group).map(|d| d.0)
+    };
+    let mut has_root = root.0 > 0;
+    tenant::fields(h, owner, |w| {
+        has_root &= !matches!(w, Wrong::Root(_));
+        log.add(codes::TENANT, None, w.why());
+    });
+    // a table that cannot be read is told of with its group
+    if has_root
+        && let Ok(e) = volume.entry(d, root.node())
+        && !e.is_some_and(|e| tenant::is_root(h, &e))
+    {
+        log.add(codes::TENANT, None, tenant::rootless(h));
     }
 }
 

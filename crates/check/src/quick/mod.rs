@@ -19,12 +19,11 @@ mod tree;
 use crate::home;
 use crate::model::Model;
 use crate::parts::domain::Domain;
-use crate::rules::Rules;
+use crate::rules::{Rules, tenant};
 use crate::scan::SMALL_GROUPS;
 use crate::threads::{cpus, each};
 use braidfs_format::InodeNo;
 use braidfs_format::domain::CLEAN;
-use braidfs_format::node::DIR;
 use multiset::{Keys, MultisetHash};
 pub use state::Outcome;
 use state::{Ctx, Doubt, Slot, TableTotals, add, doubt};
@@ -146,7 +145,7 @@ fn run(m: &Model, o: &Options, progress: &dyn Fn(&str, u64, u64)) -> Result<Outc
     }
     for h in m.domains.iter().filter_map(|d| d.header.as_ref()).filter(|h| h.tenant_root.get() > 0) {
         let e = home::entry(cx.store, InodeNo(h.tenant_root.get()).node());
-        if !e.is_ok_and(|e| e.used() && e.flags & DIR != 0 && e.generation == h.tenant_generation.get()) {
+        if !e.is_ok_and(|e| tenant::is_root(h, &e)) {
             return doubt("the directory of a tenant is not there");
         }
     }

@@ -2,6 +2,8 @@
 
 use braidfs_format::InodeNo;
 use braidfs_format::domain::DomainHeader;
+use braidfs_format::node::{DIR, NodeEntry};
+use std::collections::HashSet;
 
 /// The least limit of a tenant, blocks: what the engine takes.
 const BLOCKS_MIN: u64 = 256;
@@ -19,6 +21,37 @@ pub enum Wrong {
     Limit(String),
     /// The limit of inodes is none.
     Inodes(String),
+}
+
+impl Wrong {
+    /// In words.
+    pub fn why(self) -> String {
+        let (Self::Root(why) | Self::Name(why) | Self::Limit(why) | Self::Inodes(why)) = self;
+        why
+    }
+}
+
+/// The names of tenants of a volume, one header after another.
+#[derive(Debug, Default)]
+pub struct Names(HashSet<String>);
+
+impl Names {
+    /// Tells why the name of the tenant in `h`, if there is one, cannot be its name: another has it.
+    pub fn taken(&mut self, h: &DomainHeader) -> Option<String> {
+        let name = h.tenant_name_str();
+        let why = format!("another tenant is {name:?} already");
+        (h.tenant_root.get() > 0 && !self.0.insert(name)).then_some(why)
+    }
+}
+
+/// Whether this node is the root directory of the tenant in `h`, which has one.
+pub fn is_root(h: &DomainHeader, e: &NodeEntry) -> bool {
+    e.used() && e.flags & DIR != 0 && e.generation == h.tenant_generation.get()
+}
+
+/// That the root directory is not there, in words.
+pub fn rootless(h: &DomainHeader) -> String {
+    format!("the directory of tenant {:?}, inode {}, is not there", h.tenant_name_str(), h.tenant_root)
 }
 
 /// Tells `wrong` what does not hold of the tenant in `h`; `owner` is the domain to which a number of an inode belongs.

@@ -242,37 +242,25 @@ fn read_domains(m: &mut Model) {
 
 /// What the headers say of tenants, but for what only the inodes tell.
 fn check_tenants(m: &mut Model) {
-    let mut names = HashSet::new();
+    let mut names = tenant::Names::default();
     for i in 0..m.domains.len() {
         let Some(mut h) = m.domains[i].header else { continue };
         let mut found = Vec::new();
         tenant::fields(&h, |ino| m.domain_of(ino), |w| found.push(w));
         let mut log = Log::of(m.domains[i].number);
         for w in found {
-            let why = match w {
-                Wrong::Root(why) => {
-                    tenant::clear(&mut h);
-                    why
-                }
-                Wrong::Name(why) => {
-                    tenant::rename(&mut h, &free_name(m, i));
-                    why
-                }
-                Wrong::Limit(why) => {
-                    tenant::least(&mut h);
-                    why
-                }
-                Wrong::Inodes(why) => {
-                    tenant::unlimited_inodes(&mut h);
-                    why
-                }
-            };
-            log.add(codes::TENANT, None, why);
+            match w {
+                Wrong::Root(_) => tenant::clear(&mut h),
+                Wrong::Name(_) => tenant::rename(&mut h, &free_name(m, i)),
+                Wrong::Limit(_) => tenant::least(&mut h),
+                Wrong::Inodes(_) => tenant::unlimited_inodes(&mut h),
+            }
+            log.add(codes::TENANT, None, w.why());
         }
-        if h.tenant_root.get() > 0 && !names.insert(h.tenant_name_str()) {
-            log.add(codes::TENANT_NAME, None, format!("another tenant is {:?} already", h.tenant_name_str()));
+        if let Some(why) = names.taken(&h) {
+            log.add(codes::TENANT_NAME, None, why);
             tenant::rename(&mut h, &free_name(m, i));
-            names.insert(h.tenant_name_str());
+            names.taken(&h);
         }
         if !log.findings.is_empty() {
             m.domains[i].header = Some(h);

@@ -42,6 +42,10 @@ impl LiveVolume for Volume {
                 let _claims = self.mounted().bat.lock();
                 return f();
             }
+            Quiesced::Tenants => {
+                let _one = self.mounted().tenants.lock();
+                return f();
+            }
             Quiesced::Header(d) => of(d).map(|d| d.between_headers(&mut *f)),
             Quiesced::Tables(d) => of(d).map(|d| d.between_checkpoints(&mut *f)),
             Quiesced::Nodes(d) => of(d).map(|d| d.between_commits(&mut *f)),

@@ -4,10 +4,12 @@ use crate::names::path::OpenHow;
 use crate::types::{Cred, InodeNo, MkfsOptions, MountOptions, RenameMode};
 use crate::volume::Volume;
 use crate::volume::journal_replay::JournalReplay;
+use crate::volume::tenants::TenantBudget;
 use braidfs_check::ScrubReport;
 use braidfs_check::codes;
 use braidfs_check::online::{ScrubOptions, scrub_mounted};
 use braidfs_device::{BLOCK_BYTES, Device, MemDevice};
+use braidfs_format::domain::DomainHeader;
 use braidfs_format::node::NodeTableBlock;
 use braidfs_format::{BlockAddr, geometry::NODES_PER_BLOCK};
 use std::sync::Arc;
@@ -259,4 +261,73 @@ fn it_keeps_its_rate_and_stops_when_told() {
     assert!(steps > 2);
     let r = scrub_mounted(&v, &o, &mut |_, _, _| false);
     assert!(r.stopped && r.blocks_read < whole);
+}
+
+fn tenant(v: &Volume, name: &str) {
+    let budget = TenantBudget { space: Some(4 << 20), inodes: Some(50) };
+    v.tenant_create(InodeNo::ROOT, name.as_bytes(), 0o755, name, budget, &Cred::root()).unwrap();
+}
+
+/// Each field of a tenant is another one in a header whose checksum holds.
+#[test]
+fn what_headers_say_of_tenants_is_looked_at() {
+    type Change = fn(&mut DomainHeader);
+    let cases: [(Change, u32); 9] = [
+        (|h| h.tenant_name = [0; 64], codes::TENANT),
+        (|h| h.tenant_name[1] = b'/', codes::TENANT),
+        (|h| h.tenant_blocks = 255.into(), codes::TENANT),
+        (|h| h.tenant_inodes = u64::MAX.into(), codes::TENANT),
+        (|h| h.tenant_root = 0.into(), codes::TENANT),
+        (|h| h.tenant_root = InodeNo::ROOT.0.into(), codes::TENANT),
+        (|h| h.tenant_root = (h.tenant_root.get() + 1).into(), codes::TENANT),
+        (|h| h.tenant_generation = (h.tenant_generation.get() + 1).into(), codes::TENANT),
+        (|h| h.tenant_name[..3].copy_from_slice(b"one"), codes::TENANT_NAME),
+    ];
+    let (device, v) = volume(64, 1);
+    tenant(&v, "one");
+    tenant(&v, "two");
+    v.sync().unwrap();
+    for d in &v.mounted().domains {
+        d.checkpoint().unwrap();
+    }
+    assert_eq!(scrub(&v).findings, vec![]);
+    let (sb, domain) = (v.super_block(), v.tenant("two").unwrap().domain);
+    let place = sb.domain_table.get() + 2 * u64::from(domain.0);
+    let mut pair = vec![0; 2 * BLOCK_BYTES];
+    device.read(place, &mut pair).unwrap();
+    let (copy, seq, is) = DomainHeader::from_pair(&pair, sb.volume_id(), place, domain.0).unwrap();
+    for (i, (change, code)) in cases.into_iter().enumerate() {
+        let mut h = is;
+        change(&mut h);
+        let other = 1 - copy;
+        device.write(place + other as u64, &h.to_block(sb.volume_id(), place, other, seq + 1)).unwrap();
+        let found: Vec<_> = scrub(&v).findings.into_iter().map(|f| (f.code, f.domain)).collect();
+        assert_eq!(found, [(code, Some(domain.0))], "{i}");
+        device.write(place, &pair).unwrap();
+    }
+    assert_eq!(scrub(&v).findings, vec![]);
+    v.unmount().unwrap();
+}
+
+#[test]
+fn tenants_come_and_go_beside_scrubs() {
+    let (_, v) = volume(64, 1);
+    let (done, mut scrubs) = (AtomicBool::new(false), 0);
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            for n in 0..60 {
+                tenant(&v, "t");
+                v.tenant_change("t", |b| b.inodes = Some(7 + n)).unwrap();
+                v.tenant_remove("t").unwrap();
+                v.rmdir(InodeNo::ROOT, b"t").unwrap();
+            }
+            done.store(true, Relaxed);
+        });
+        while !done.load(Relaxed) {
+            assert_eq!(scrub(&v).findings, vec![]);
+            scrubs += 1;
+        }
+    });
+    println!("{scrubs} scrubs");
+    v.unmount().unwrap();
 }
