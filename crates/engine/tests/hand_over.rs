@@ -1,6 +1,7 @@
 //! A volume is unmounted and mounted while somebody goes on using what he holds of it.
 
-use braidfs::device::{Device, Effect, FaultDevice, Keep, MemDevice, Op, RecordDevice, Rule};
+use braidfs::device::{BLOCK_BYTES, Device, Effect, FaultDevice, Keep, MemDevice, Op, RecordDevice, Rule};
+use braidfs::format::domain::{DomainHeader, FAILED};
 use braidfs::{
     Attr, Cred, DomainId, Error, FileKind, HeldInode, InodeNo, InodeRef, MkfsOptions, MountOptions, NewNode,
     RenameMode, Volume, mkfs,
@@ -381,4 +382,70 @@ fn what_cannot_be_handed_over_is_refused_and_goes_on() {
     assert!(!gone(&v, &f) && forget(&v, &f, 1) && gone(&v, &f));
     v.unmount().unwrap();
     nothing_wrong(&device);
+}
+
+/// Reads, writes and flushes that fail while it is mounted again, each by itself: nobody goes on with a domain that has
+/// failed, and what is held is there with the next attempt.
+#[test]
+fn an_error_at_each_step_of_the_mount_loses_nothing() {
+    let mem = made();
+    let device: Arc<dyn Device> = mem.clone();
+    let v = mount(&device);
+    let dirs = dirs(&v);
+    let kept = keep(&v, &dirs);
+    let list = v.unmount_holding().unwrap();
+    let (mut refused, mut passed) = (0, 0);
+    for op in [Op::Read, Op::Write, Op::Flush] {
+        for n in 0.. {
+            let image: Arc<dyn Device> = Arc::new(MemDevice::from_image(mem.snapshot()));
+            let fault = Arc::new(FaultDevice::new(image.clone(), 1));
+            let device: Arc<dyn Device> = fault.clone();
+            fault.add(Rule::new(op, Effect::Fail(5)).skip(n).times(1));
+            let first = mount_holding(&device, &list);
+            let hit = fault.fired() > 0;
+            match first {
+                Ok(v) => {
+                    assert!(v.domains().iter().all(|d| d.failed.is_none()), "{op:?} {n}: mounted with a failed domain");
+                    all_there(&v, &kept);
+                    v.crash();
+                    passed += 1;
+                }
+                Err(_) => refused += 1,
+            }
+            let v = mount_holding(&image, &list).unwrap_or_else(|e| panic!("{op:?} {n}, again: {e}"));
+            all_there(&v, &kept);
+            v.crash();
+            if !hit {
+                break;
+            }
+        }
+    }
+    println!("{refused} refused, {passed} mounted");
+    assert!(refused > 20 && passed > 3, "{refused} {passed}");
+}
+
+#[test]
+fn a_domain_that_failed_before_is_not_taken_over() {
+    let device: Arc<dyn Device> = made();
+    let v = mount(&device);
+    let dirs = dirs(&v);
+    let kept = keep(&v, &dirs);
+    let sb = v.super_block();
+    let list = v.unmount_holding().unwrap();
+    let place = sb.domain_table.get() + 2;
+    let mut pair = vec![0; 2 * BLOCK_BYTES];
+    device.read(place, &mut pair).unwrap();
+    let (copy, seq, mut h) = DomainHeader::from_pair(&pair, sb.volume_id(), place, 1).unwrap();
+    h.flags = (h.flags.get() | FAILED).into();
+    let other = 1 - copy;
+    device.write(place + other as u64, &h.to_block(sb.volume_id(), place, other, seq + 1)).unwrap();
+    let e = mount_holding(&device, &list).unwrap_err();
+    assert!(matches!(e, Error::DomainFailed { domain: DomainId(1), .. }), "{e}");
+    // nothing was reclaimed, also not elsewhere
+    let e = mount_holding(&device, &[]).unwrap_err();
+    assert!(matches!(e, Error::DomainFailed { .. }), "{e}");
+    device.write(place, &pair).unwrap();
+    let v = mount_holding(&device, &list).unwrap();
+    all_there(&v, &kept);
+    v.unmount().unwrap();
 }
