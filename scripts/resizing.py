@@ -10,19 +10,18 @@ end (a smaller size as far as it can be had), fsck finds nothing again. The grou
 growths. Exit code 1 after a failure; the commands stand in target/resize-kill.log.
 """
 
-import hashlib
 import json
 import os
 import random
 import re
-import signal
 import subprocess
 import sys
 import time
 
 sys.dont_write_bytecode = True
-import fslib  # noqa: E402
-from fslib import Failed, Workspace, run  # noqa: E402
+import kill_rounds  # noqa: E402
+from fslib import Failed, run  # noqa: E402
+from kill_rounds import Writer, all_there, fsck  # noqa: E402
 
 MIB = 1 << 20
 FIRST = 64 * MIB
@@ -30,50 +29,10 @@ FIRST = 64 * MIB
 LAST = 9000 * MIB
 
 
-def content(name):
-    return hashlib.sha256(str(name).encode()).digest() * 700
-
-
-def start_writer(top):
-    """Writes and syncs files in a child; its pid and the pipe with the numbers of those that are synced."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid:
-        os.close(writer)
-        return pid, reader
-    try:
-        for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(sig, signal.SIG_DFL)
-        os.close(reader)
-        number = 0
-        while True:
-            number += 1
-            fd = os.open(f"{top}/f{number}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
-            os.write(fd, content(f"{top.name}/{number}"))
-            os.fsync(fd)
-            os.close(fd)
-            os.write(writer, number.to_bytes(4, "little"))
-    except OSError:
-        pass
-    finally:
-        os._exit(0)
-
-
 def size_of(own):
     """Bytes of its device that the volume uses."""
     _, text = run(own.binary, "--log", "error", "info", "--json", own.image)
     return json.loads(text)["devices"][0]["bytes"]
-
-
-def fsck(own, when):
-    code, text = own.fsck("-f", "-n")
-    # requests of a killed process keep its file open, and locked, a little longer than it lives
-    end = time.monotonic() + 10
-    while code and "in use by another" in text and time.monotonic() < end:
-        time.sleep(0.05)
-        code, text = own.fsck("-f", "-n")
-    if code:
-        raise Failed(f"fsck {when}: exit code {code}: {text.strip()[-300:]}")
 
 
 def to_the_end(own, size):
@@ -90,7 +49,7 @@ def to_the_end(own, size):
 
 
 def one_round(own, rng, number, synced):
-    """Changes the size by a random piece, and kills it. `synced`: names of files and what they hold. Whether the size was new."""
+    """Changes the size by a random piece, and kills it. `synced`: names of files. Whether the size was new."""
     before = size_of(own)
     size = min(before + rng.choice((4, 40, 300, 2100)) * MIB + rng.randrange(1000) * 4096, LAST)
     if number % 8 == 7 and before > FIRST:
@@ -101,7 +60,7 @@ def one_round(own, rng, number, synced):
     if online:
         own.mount()
         top.mkdir()
-        writer, pipe = start_writer(top)
+        writer = Writer(top)
         time.sleep(rng.uniform(0, 0.02))
     # on-line the answer comes within some ms, of which most are the program's start
     growing = subprocess.Popen(
@@ -112,10 +71,7 @@ def one_round(own, rng, number, synced):
     if online:
         own.kill9()
         growing.wait()
-        os.waitpid(writer, 0)
-        with os.fdopen(pipe, "rb") as told:
-            numbers = told.read()
-        synced.update((f"d{number}/f{n + 1}", f"d{number}/{n + 1}") for n in range(len(numbers) // 4))
+        synced.update(writer.synced())
         run("umount", "-l", own.mnt, ok=None)
     else:
         growing.kill()
@@ -128,9 +84,7 @@ def one_round(own, rng, number, synced):
     if size_of(own) != size:
         raise Failed(f"{size_of(own)} bytes after resize to {size}, {now} before")
     own.mount()
-    for name, what in synced.items():
-        if (own.mnt / name).read_bytes() != content(what):
-            raise Failed(f"{name}: synced, and of other content")
+    all_there(own, synced)
     told = os.statvfs(own.mnt)
     if told.f_blocks * told.f_frsize < size * 0.9:
         raise Failed(f"df tells of {told.f_blocks * told.f_frsize} bytes, {size} there are")
@@ -142,32 +96,17 @@ def one_round(own, rng, number, synced):
 def rounds(own, count, seed):
     """The rounds; how many left the new size."""
     rng = random.Random(seed)
-    new, synced = 0, {}
+    new, synced = 0, set()
     for number in range(count):
         try:
             if number == 0 or size_of(own) >= LAST:
                 own.mkfs("--domains", "2", "--group-size", "4M")
-                synced = {}
+                synced = set()
             new += one_round(own, rng, number, synced)
         except (Failed, OSError) as error:
             raise Failed(f"round {number} of seed {seed}: {error}") from None
     return new
 
 
-def main():
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 200
-    seed = int(os.environ.get("RESIZE_SEED", random.randrange(1 << 32)))
-    fslib.log_to(fslib.ROOT / "target" / "resize-kill.log")
-    try:
-        fslib.build()
-        with Workspace(2 << 30) as space:
-            new = rounds(space.braidfs("resize", FIRST), count, seed)
-    except Failed as error:
-        print(f"FAILED: {error}", file=sys.stderr)
-        return 1
-    print(f"{count} rounds, seed {seed}: {new} with the new size after the kill, {count - new} with the old one")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(kill_rounds.main("resize", rounds, 2 << 30, FIRST, "{} with the new size after the kill, {} with the old one"))

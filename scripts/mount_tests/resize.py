@@ -5,6 +5,7 @@ import json
 import os
 
 import resizing
+import tenants_killed as killed
 from filling import fill_file, offered
 from fslib import run
 from mount_tests.common import as_nobody, check, daemon_only, must, root_only, same
@@ -126,4 +127,13 @@ def resize_killed(volume, _top):
     with small(volume, 2, 64 * MIB) as own:
         own.umount()
         resizing.rounds(own, 8, 1)
+        own.mount()
+
+
+@check(seconds=120)
+def tenants_killed(volume, _top):
+    """A few rounds of `make tenant-kill`."""
+    with small(volume, 2, 512 * MIB) as own:
+        own.umount()
+        killed.rounds(own, 8, 1)
         own.mount()
