@@ -681,3 +681,19 @@ fn a_mount_counts_inodes_anew() {
     assert_eq!((made, has(&v, "t")), (99, 700));
     close(v, &device);
 }
+
+/// Who is refused because the volume has no number left, and not by the limit, counts as nothing.
+#[test]
+fn what_has_no_number_counts_as_nothing() {
+    let device = memory(24);
+    format(&device);
+    let v = mount(&device);
+    let t = v.tenant_create(ROOT, b"t", 0o755, "t", inodes(None, 1 << 20), &Cred::root()).unwrap().root;
+    let made = (0..).take_while(|n| one_more(&v, t, *n).is_ok()).count() as u64;
+    for n in 0..5 {
+        assert!(matches!(one_more(&v, t, made + n), Err(Error::NoSpace)));
+    }
+    assert_eq!((made + 1, v.statfs_of(t).unwrap().inodes_free), (has(&v, "t"), 0));
+    assert!(v.statfs_of(t).unwrap().available > 16, "there are no numbers, and there is room");
+    close(v, &device);
+}
