@@ -169,6 +169,26 @@ def a_volume_that_cannot_be_mounted_is_given_up(volume, _top):
 
 
 @check
+def another_volume_does_not_go_in_its_place(volume, _top):
+    """Somebody formats the image, or puts another one under its name, while its mount is dead: that one is not touched."""
+    with supervised(volume, "supervise=100/3600") as (v, log):
+        write_synced(v.mnt / "f", b"x")
+        parent, serving = both(v)
+        other = v.image.with_suffix(".other")
+        run(v.binary, "mkfs", "-q", "--size", "64M", other)
+        before = other.read_bytes()
+        os.kill(serving, signal.SIGSTOP)
+        os.rename(other, v.image)
+        kill_and_wait(serving, signal.SIGKILL)
+        wait_for("the end of the parent", lambda: not is_running(parent), 20)
+        text = log.read_text()
+        must("has another volume now" in text and "gives up" in text, f"the log: {text[-500:]}")
+        must(v.image.read_bytes() == before, "the other volume is as it was")
+        with refused(*DEAD):
+            os.statvfs(v.mnt)
+
+
+@check
 def sigterm_to_the_parent_unmounts(volume, _top):
     for what in "serving", "killed":
         with supervised(volume, "supervise") as (v, _):

@@ -7,13 +7,17 @@ use crate::cmd::mount_options::{self, FuseBlk, MountSpec};
 use crate::cmd::remount;
 use crate::failure::{Failure, Outcome, host_error, mount_code};
 use crate::{mounted, mountinfo, notify, open};
+use braidfs::store::super_io::read_super;
 use braidfs::{MountOptions, Volume};
-use braidfs_device::{Device, FileDevice, LoopDevice, OpenError, is_unclaimed, open_claimed_files, open_volume_files};
+use braidfs_device::{
+    Device, FileDevice, LoopDevice, OpenError, is_unclaimed, look_at_devices, open_claimed_files, open_volume_files,
+};
 use braidfs_fuse::{DaemonError, DeadMount, MountConfig, Progress, Ready, daemonize, dead_at, serve, supervise};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use uuid::Uuid;
 
 /// How often a plain FUSE mount commits: sync(2) does not reach us there.
 const PLAIN_FUSE_COMMIT: Duration = Duration::from_secs(1);
@@ -149,7 +153,7 @@ fn mount(devices: &[PathBuf], mountpoint: &Path, spec: &MountSpec, foreground: b
     let failed = |f: Failure| f.with_code(mount_code::FAILED);
     // The server works in `/`: its paths must not depend on where we were started.
     let mountpoint = mountinfo::absolute(mountpoint);
-    let job = Job { devices: real_paths(devices).map_err(failed)?, mountpoint, spec };
+    let job = Job { devices: real_paths(devices).map_err(failed)?, mountpoint, spec, mounted: None };
     let place = job.mountpoint.display();
     match std::fs::metadata(&job.mountpoint) {
         // Its place is taken when the volume is open.
@@ -183,6 +187,8 @@ struct Job<'a> {
     devices: Vec<PathBuf>,
     mountpoint: PathBuf,
     spec: &'a MountSpec,
+    /// The volume that was mounted there before, where that is known: no other one goes in its place.
+    mounted: Option<Uuid>,
 }
 
 /// The block device that a fuseblk mount claims.
@@ -197,16 +203,36 @@ impl Job<'_> {
     /// Serves until it is unmounted, with a parent that looks after the process where that is wanted.
     fn run(&self, in_background: bool, ready: &mut Ready) -> Result<(), Failure> {
         let Some(limit) = self.spec.supervise else { return self.serve(ready, None) };
+        let mounted = self.uuid();
         let serve = |ready: &mut Ready, dead: Option<&DeadMount>| match dead {
             None => self.serve(ready, None),
             // a remount may have changed it meanwhile
             Some(dead) => {
                 let spec = self.spec.with_flags_of(&dead.options());
-                Job { devices: self.devices.clone(), mountpoint: self.mountpoint.clone(), spec: &spec }
+                Job { devices: self.devices.clone(), mountpoint: self.mountpoint.clone(), spec: &spec, mounted }
                     .serve(ready, Some(dead))
             }
         };
         supervise(&self.mountpoint, limit, in_background, ready, serve).map_err(|e| Failure::new(e.to_string()))
+    }
+
+    /// Which volume lies on the devices; `None` where there is something wrong with them, which a mount will say.
+    fn uuid(&self) -> Option<Uuid> {
+        let (sb, _) = read_super(&look_at_devices(&self.devices).ok()?).ok()?;
+        Some(Uuid::from_bytes(sb.uuid))
+    }
+
+    /// # Errors
+    /// Where `devices` hold another volume than the one that was mounted. Before it is recovered.
+    fn check_same(&self, devices: &[Arc<dyn Device>]) -> Result<(), Failure> {
+        if let (Some(was), Ok((sb, _))) = (self.mounted, read_super(devices))
+            && Uuid::from_bytes(sb.uuid) != was
+        {
+            let is = Uuid::from_bytes(sb.uuid);
+            let why = format!("{} has another volume now, {is}; {was} was mounted", open::show(&self.devices));
+            return Err(Failure::at("cannot mount on", self.mountpoint.display(), why));
+        }
+        Ok(())
     }
 
     /// Opens the devices. With `dead` a daemon that died was found at the mount point: the kernel lets go of its locks a moment
@@ -275,7 +301,8 @@ impl Job<'_> {
             ..MountOptions::default()
         };
         let commit = options.commit_interval;
-        let devices = files.iter().map(|f| Arc::clone(f) as Arc<dyn Device>).collect();
+        let devices: Vec<_> = files.iter().map(|f| Arc::clone(f) as Arc<dyn Device>).collect();
+        self.check_same(&devices)?;
         let volume = Volume::mount(devices, options).map_err(|e| open::explain("cannot mount", &self.devices, &e))?;
         if let Some(dead) = dead {
             // Nobody can say yet who has the device when the dead mount is detached. Before that, so that what can fail does.
