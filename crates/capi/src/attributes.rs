@@ -35,7 +35,7 @@ impl From<Timestamp> for Time {
 pub struct Stat {
     ino: u64,
     size: u64,
-    /// 512-byte units.
+    /// Allocated, in units of 512 bytes.
     blocks: u64,
     rdev: u64,
     mode: u32,

@@ -20,7 +20,7 @@ impl Fail {
     pub fn new(errno: c_int, text: impl Into<String>) -> Self {
         Self { errno, text: text.into() }
     }
-    /// Its errno.
+    /// The errno that a system call would give.
     pub fn errno(&self) -> c_int {
         self.errno
     }

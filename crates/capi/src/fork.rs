@@ -12,7 +12,7 @@ static FORKS: AtomicU64 = AtomicU64::new(0);
 pub struct Process(u64);
 
 impl Process {
-    /// This one.
+    /// The process that asks.
     pub fn this() -> Self {
         static WATCH: Once = Once::new();
         extern "C" fn child() {

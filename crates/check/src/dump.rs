@@ -28,7 +28,7 @@ use std::sync::Arc;
 /// What to show.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DumpWhat {
-    /// The superblock.
+    /// The superblocks of all devices.
     Super,
     /// The block group allocation table.
     Bat,

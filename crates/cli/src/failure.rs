@@ -13,7 +13,7 @@ pub type Outcome = Result<u8, Failure>;
 
 /// Exit codes of mount(8) and umount(8).
 pub mod mount_code {
-    /// Wrong usage.
+    /// The command line is wrong.
     pub const USAGE: u8 = 1;
     /// System error (no memory, cannot fork).
     pub const SYSTEM: u8 = 2;
@@ -23,7 +23,7 @@ pub mod mount_code {
 
 /// Exit codes of fsck(8).
 pub mod fsck_code {
-    /// Nothing wrong.
+    /// fsck found nothing wrong.
     pub const CLEAN: u8 = 0;
     /// Errors were corrected.
     pub const CORRECTED: u8 = 1;
@@ -31,7 +31,7 @@ pub mod fsck_code {
     pub const UNCORRECTED: u8 = 4;
     /// The check could not be done.
     pub const OPERATIONAL: u8 = 8;
-    /// Wrong usage.
+    /// The command line is wrong, for fsck.
     pub const USAGE: u8 = 16;
 }
 
@@ -39,7 +39,7 @@ pub mod fsck_code {
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct Failure {
-    /// Exit code.
+    /// What the process exits with.
     pub code: u8,
     /// What, where, what to do. Empty: the reader of our output has gone, there is nobody to tell.
     pub message: String,

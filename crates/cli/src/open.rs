@@ -50,7 +50,7 @@ pub fn devices(paths: &[PathBuf], write: bool) -> Result<Vec<Arc<dyn Device>>, F
 
 /// Devices that are only looked at.
 pub struct Looked {
-    /// For reading.
+    /// The devices, opened for reading.
     pub devices: Vec<Arc<dyn Device>>,
     /// Somebody writes them, or may: they are not locked.
     pub in_use: bool,

@@ -18,7 +18,7 @@ pub struct Found {
     pub what: String,
     /// Byte offset of the signature.
     pub at: u64,
-    /// Its bytes.
+    /// Size of the device in bytes.
     pub bytes: u64,
 }
 

@@ -17,13 +17,13 @@ use std::time::Duration;
 /// The operations that a rule is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Op {
-    /// A [`Device::read`].
+    /// A read of any size ([`Device::read`]).
     Read,
     /// One write of a `write_batch`.
     Write,
     /// A `flush`. Has no blocks: a rule's block range is not asked.
     Flush,
-    /// A [`Device::discard`].
+    /// A discard ([`Device::discard`]).
     Discard,
 }
 

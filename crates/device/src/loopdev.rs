@@ -85,7 +85,7 @@ impl LoopDevice {
         Err(Errno::BUSY.into())
     }
 
-    /// `/dev/loop<n>`.
+    /// Path of the loop device, `/dev/loop<n>`.
     pub fn path(&self) -> &Path {
         &self.path
     }

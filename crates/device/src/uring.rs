@@ -29,7 +29,7 @@ const MAX_IDLE: usize = 64;
 const MAX_OWN: usize = 64;
 /// Batches that a thread writes before it gets one: making it costs more than some batches.
 const BATCHES_FIRST: u32 = 8;
-/// `IORING_ENTER_GETEVENTS`.
+/// `IORING_ENTER_GETEVENTS` of io_uring_enter(2): wait for completions.
 const ENTER_GETEVENTS: u32 = 1;
 
 /// Whether this kernel (and container) gives io_uring to us. Asked once per process.

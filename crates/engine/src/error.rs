@@ -4,7 +4,7 @@
 use crate::types::InodeRef;
 use braidfs_format::{Corrupt, DomainId};
 
-/// Shorthand.
+/// Result of the engine's calls; the error is [`enum@Error`] unless another one is named.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why an operation failed.
@@ -62,7 +62,7 @@ pub enum Error {
     /// ESTALE: an inode that is said to be held over a mount is not on the volume, or its number is another's.
     #[error("inode {} of generation {} is said to be held, and is not there", .inode.ino, .inode.generation)]
     HeldGone {
-        /// Which.
+        /// The inode as the list of held inodes names it.
         inode: InodeRef,
     },
     /// The inode has no such extended attribute.
@@ -74,10 +74,10 @@ pub enum Error {
     /// The value of an extended attribute is too long.
     #[error("argument too long")]
     ArgTooLong,
-    /// EBUSY.
+    /// EBUSY: somebody uses it (a tenant's root that is removed, a volume with open files); the text says what.
     #[error("busy: {0}")]
     Busy(String),
-    /// EOPNOTSUPP.
+    /// EOPNOTSUPP: the kind of file, the volume or its mount has no such call; the text says which.
     #[error("not supported: {0}")]
     Unsupported(&'static str),
     /// EINVAL: a volume cannot have the size that was asked for, and why.
@@ -98,7 +98,7 @@ pub enum Error {
     /// EROFS: the domain stopped after an error of its own; the rest of the volume goes on.
     #[error("{domain} is read-only since: {why}")]
     DomainFailed {
-        /// Which.
+        /// The domain that stopped.
         domain: DomainId,
         /// The first error.
         why: String,

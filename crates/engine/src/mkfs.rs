@@ -25,9 +25,9 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 const MIB: u64 = 1 << 20;
-/// Smallest volume.
+/// Smallest volume that mkfs makes: room for one domain with a journal, its tables and some files.
 pub const VOLUME_MIN_BYTES: u64 = 16 * MIB;
-/// Smallest journal.
+/// Smallest journal of a domain, in bytes; a smaller one would commit at every few operations.
 const JOURNAL_MIN_BYTES: u64 = 512 << 10;
 /// Smallest journal that can be asked for, bytes: tests recover thousands of tiny volumes a second.
 const JOURNAL_LEAST_BYTES: u64 = 128 << 10;

@@ -12,7 +12,7 @@ pub struct RuntimeOptions {
     atime: AtomicU8,
     nodiratime: AtomicBool,
     lazytime: AtomicBool,
-    /// Milliseconds.
+    /// Age at which a running transaction is committed, in milliseconds.
     commit_interval: AtomicU64,
 }
 
@@ -30,7 +30,7 @@ impl RuntimeOptions {
         new
     }
 
-    /// See [`MountOptions::atime`].
+    /// When access times change, at this moment: [`MountOptions::atime`].
     pub fn atime(&self) -> AtimeMode {
         match self.atime.load(Relaxed) {
             0 => AtimeMode::Relatime,
@@ -39,22 +39,22 @@ impl RuntimeOptions {
         }
     }
 
-    /// See [`MountOptions::nodiratime`].
+    /// Whether directories have no access times, at this moment: [`MountOptions::nodiratime`].
     pub fn nodiratime(&self) -> bool {
         self.nodiratime.load(Relaxed)
     }
 
-    /// See [`MountOptions::lazytime`].
+    /// Whether times alone wait in memory, at this moment: [`MountOptions::lazytime`].
     pub fn lazytime(&self) -> bool {
         self.lazytime.load(Relaxed)
     }
 
-    /// See [`MountOptions::commit_interval`].
+    /// Age at which a running transaction is committed, at this moment: [`MountOptions::commit_interval`].
     pub fn commit_interval(&self) -> Duration {
         Duration::from_millis(self.commit_interval.load(Relaxed))
     }
 
-    /// Changes [`Self::atime`].
+    /// Changes [`Self::atime`] for operations that begin from now on.
     pub fn set_atime(&self, mode: AtimeMode) {
         let mode = match mode {
             AtimeMode::Relatime => 0,
@@ -64,17 +64,17 @@ impl RuntimeOptions {
         self.atime.store(mode, Relaxed);
     }
 
-    /// Changes [`Self::nodiratime`].
+    /// Changes [`Self::nodiratime`] for operations that begin from now on.
     pub fn set_nodiratime(&self, on: bool) {
         self.nodiratime.store(on, Relaxed);
     }
 
-    /// Changes [`Self::lazytime`].
+    /// Changes [`Self::lazytime`] for operations that begin from now on.
     pub fn set_lazytime(&self, on: bool) {
         self.lazytime.store(on, Relaxed);
     }
 
-    /// Changes [`Self::commit_interval`].
+    /// Changes [`Self::commit_interval`]; the background thread sees it at its next look.
     pub fn set_commit_interval(&self, interval: Duration) {
         self.commit_interval.store(u64::try_from(interval.as_millis()).unwrap_or(u64::MAX), Relaxed);
     }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 /// An inode for good: its number goes to others later, with other generations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct InodeRef {
-    /// Its number.
+    /// Number of the inode: group × nodes per group + slot.
     pub ino: InodeNo,
     /// Generation of the number.
     pub generation: u32,
@@ -19,7 +19,7 @@ pub struct InodeRef {
 /// An inode as it was with one of its changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InodeVersion {
-    /// The inode.
+    /// The inode that has that version.
     pub inode: InodeRef,
     /// The version that has the change.
     pub version: u64,
@@ -38,21 +38,21 @@ impl From<&Tombstone> for InodeVersion {
     }
 }
 
-/// Who asks.
+/// The user for whom an operation is done: permissions are checked against it, and new inodes belong to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cred {
-    /// Effective user.
+    /// Effective user number (the one of the file system, where Linux tells them apart).
     pub uid: u32,
-    /// Effective group.
+    /// Effective group number.
     pub gid: u32,
-    /// Supplementary groups.
+    /// Supplementary groups, in any order.
     pub groups: Arc<[u32]>,
     /// May do what root may (CAP_DAC_OVERRIDE, CAP_FOWNER, CAP_CHOWN, CAP_FSETID …).
     pub privileged: bool,
 }
 
 impl Cred {
-    /// root.
+    /// Root with all capabilities, no supplementary groups.
     pub fn root() -> Self {
         Self { uid: 0, gid: 0, groups: Arc::new([]), privileged: true }
     }
@@ -69,31 +69,31 @@ impl Cred {
 /// What `stat` tells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attr {
-    /// Inode number.
+    /// Inode number (`st_ino`).
     pub ino: InodeNo,
     /// Generation of the number (NFS export).
     pub generation: u32,
     /// Type and permissions.
     pub mode: u32,
-    /// Links.
+    /// Number of names; of a directory 2 and one for each directory in it.
     pub nlink: u32,
-    /// Owner.
+    /// Number of the owning user.
     pub uid: u32,
-    /// Group.
+    /// Number of the owning group.
     pub gid: u32,
     /// Device number of a device file.
     pub rdev: u64,
-    /// Bytes.
+    /// Size in bytes; of a symbolic link the length of its target.
     pub size: u64,
     /// 512-byte units allocated.
     pub sectors: u64,
-    /// Last access.
+    /// When the content was last read, as far as [`AtimeMode`] lets it be noted.
     pub atime: Timestamp,
     /// Last change of content.
     pub mtime: Timestamp,
     /// Last change of the inode.
     pub ctime: Timestamp,
-    /// Birth.
+    /// When the inode was made; never changes.
     pub btime: Timestamp,
     /// `braidfs_format::inode` flags (NOCOW, IMMUTABLE, APPEND, NOATIME).
     pub flags: u32,
@@ -111,7 +111,7 @@ impl Attr {
 pub enum SetTime {
     /// The volume's clock.
     Now,
-    /// This.
+    /// The time that is given.
     At(Timestamp),
 }
 
@@ -120,19 +120,19 @@ pub enum SetTime {
 pub struct SetAttr {
     /// Permissions (12 bits).
     pub mode: Option<u32>,
-    /// Owner.
+    /// New owner; only a privileged user may give a file away.
     pub uid: Option<u32>,
-    /// Group.
+    /// New group; who is not privileged must be in it.
     pub gid: Option<u32>,
     /// Truncate or extend.
     pub size: Option<u64>,
-    /// Access time.
+    /// New access time.
     pub atime: Option<SetTime>,
-    /// Modification time.
+    /// New time of the last change of content.
     pub mtime: Option<SetTime>,
     /// Change time (a front end whose kernel keeps it: FUSE writeback).
     pub ctime: Option<SetTime>,
-    /// Inode flags.
+    /// New flags, all of them: NOCOW, IMMUTABLE, APPEND, NOATIME of `braidfs_format::inode`.
     pub flags: Option<u32>,
     /// Clear setuid and setgid as a write or truncate by an ordinary user does.
     pub kill_suid: bool,
@@ -144,7 +144,7 @@ pub struct SetAttr {
 /// What to make.
 #[derive(Debug, Clone)]
 pub struct NewNode<'a> {
-    /// Type.
+    /// What is made: a file, directory, symbolic link, device, pipe or socket.
     pub kind: FileKind,
     /// Permissions asked for (12 bits), before umask and ACLs.
     pub mode: u32,
@@ -156,7 +156,7 @@ pub struct NewNode<'a> {
     pub target: &'a [u8],
 }
 
-/// `renameat2` flags.
+/// What a rename does where the new name exists: flags of renameat2(2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum RenameMode {
     /// Replace what the new name names.
@@ -168,19 +168,19 @@ pub enum RenameMode {
     Exchange,
 }
 
-/// `fallocate` modes.
+/// What fallocate(2) is to do with a range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FallocMode {
     /// Reserve blocks; `keep_size` does not extend the file.
     Allocate {
-        /// FALLOC_FL_KEEP_SIZE.
+        /// The size stays where the range ends behind it (FALLOC_FL_KEEP_SIZE).
         keep_size: bool,
     },
     /// Make a hole (keeps the size).
     PunchHole,
     /// Make it read as zeros.
     ZeroRange {
-        /// FALLOC_FL_KEEP_SIZE.
+        /// The size stays where the range ends behind it (FALLOC_FL_KEEP_SIZE).
         keep_size: bool,
     },
     /// Take the range out: what lies behind it moves to its beginning.
@@ -189,28 +189,28 @@ pub enum FallocMode {
     InsertRange,
 }
 
-/// `setxattr` flags.
+/// Whether an extended attribute must be new, or must be there: flags of setxattr(2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum XattrMode {
-    /// Either.
+    /// Make it, or change it where it is there.
     #[default]
     Set,
-    /// XATTR_CREATE.
+    /// Make it; an error where it is there (XATTR_CREATE).
     Create,
-    /// XATTR_REPLACE.
+    /// Change it; an error where it is not there (XATTR_REPLACE).
     Replace,
 }
 
 /// One entry that `readdir` gives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DirEntry<'a> {
-    /// Inode.
+    /// Number of the inode that the entry names.
     pub ino: InodeNo,
-    /// Its generation.
+    /// Generation of that number.
     pub generation: u32,
-    /// Type.
+    /// Type of the inode, as `d_type`.
     pub kind: FileKind,
-    /// Name.
+    /// Name in the directory, 1 to 255 bytes without `/` and NUL.
     pub name: &'a [u8],
     /// Cookie to go on after this entry.
     pub next: u64,
@@ -221,20 +221,20 @@ pub struct DirEntry<'a> {
 pub struct StatFs {
     /// All data blocks.
     pub blocks: u64,
-    /// Free blocks.
+    /// Blocks that nothing uses, in all domains together.
     pub free: u64,
     /// Free for ordinary users.
     pub available: u64,
     /// Inodes that there is room for.
     pub inodes: u64,
-    /// Free ones.
+    /// Inodes that can still be made.
     pub inodes_free: u64,
 }
 
 /// Inodes that are held from outside without being open, see [`crate::Volume::hold`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct HeldStats {
-    /// Inodes held.
+    /// Inodes that somebody holds.
     pub inodes: usize,
     /// Those of them that have no name any more.
     pub orphans: usize,
@@ -247,7 +247,7 @@ pub struct HeldStats {
 /// An inode that is held, as one mount tells the next: [`crate::Volume::unmount_holding`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HeldInode {
-    /// Which.
+    /// The inode, by number and generation.
     pub inode: InodeRef,
     /// How often [`crate::Volume::forget`] must be told of it.
     pub times: u32,
@@ -282,15 +282,15 @@ pub enum Overwrite {
 /// `min_fsync_blocks`).
 pub const OVERWRITE_BLOCKS: usize = 8;
 
-/// Access times.
+/// When a read changes the access time (`relatime`, `noatime`, `strictatime` of mount(8)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum AtimeMode {
     /// Once a day, or where it is not newer than the last change.
     #[default]
     Relatime,
-    /// Never.
+    /// Reads leave it.
     Noatime,
-    /// Always.
+    /// Each read changes it.
     Strictatime,
 }
 
@@ -299,13 +299,13 @@ pub enum AtimeMode {
 pub struct MountOptions {
     /// Change nothing (a dirty journal is replayed in memory only).
     pub read_only: bool,
-    /// See [`DataMode`].
+    /// What is durable before what of data and metadata.
     pub data: DataMode,
-    /// See [`Overwrite`].
+    /// Where an overwrite of blocks goes.
     pub overwrite: Overwrite,
     /// A running transaction is committed after this long.
     pub commit_interval: std::time::Duration,
-    /// See [`AtimeMode`].
+    /// When a read changes the access time.
     pub atime: AtimeMode,
     /// No access times of directories.
     pub nodiratime: bool,
@@ -370,13 +370,13 @@ pub struct Remount {
     pub read_only: Option<bool>,
     /// [`MountOptions::data`]. It cannot change: another mode than that of the mount is refused.
     pub data: Option<DataMode>,
-    /// [`MountOptions::commit_interval`].
+    /// A new [`MountOptions::commit_interval`].
     pub commit_interval: Option<std::time::Duration>,
-    /// [`MountOptions::atime`].
+    /// A new [`MountOptions::atime`].
     pub atime: Option<AtimeMode>,
-    /// [`MountOptions::nodiratime`].
+    /// A new [`MountOptions::nodiratime`].
     pub nodiratime: Option<bool>,
-    /// [`MountOptions::lazytime`].
+    /// A new [`MountOptions::lazytime`].
     pub lazytime: Option<bool>,
 }
 
@@ -399,7 +399,7 @@ pub struct MkfsOptions {
     pub journal_bytes: Option<u64>,
     /// mlogs per domain; `None`: one per CPU, at most 8.
     pub mlogs: Option<u16>,
-    /// Default placement.
+    /// Where new objects go in directories that say nothing else.
     pub placement: Placement,
     /// Owner of the root directory.
     pub root_owner: (u32, u32),
@@ -445,25 +445,25 @@ pub struct CacheUse {
 /// State of a domain, for `info` and tests.
 #[derive(Debug, Clone, serde::Serialize)]
 pub struct DomainInfo {
-    /// Number.
+    /// Number of the domain, from 0.
     pub domain: u16,
-    /// Groups owned.
+    /// Block groups that it owns.
     pub groups: u32,
     /// Data blocks of its groups.
     pub blocks: u64,
-    /// Free blocks.
+    /// Data blocks that nothing uses.
     pub free: u64,
     /// Segments without a used block.
     pub segments_free: u64,
-    /// Node slots.
+    /// Slots of the node tables of its groups.
     pub inodes: u64,
-    /// Free ones.
+    /// Slots that hold no inode and no overflow node.
     pub inodes_free: u64,
     /// Journal size in blocks.
     pub journal_blocks: u64,
     /// Journal blocks in use.
     pub journal_used: u64,
-    /// Running transaction.
+    /// Number of the running transaction.
     pub running_tx: u64,
     /// Newest durable transaction.
     pub committed_tx: u64,

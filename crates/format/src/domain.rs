@@ -53,7 +53,7 @@ pub struct DomainHeader {
     pub tenant_root: U64,
     /// Generation of that inode.
     pub tenant_generation: U32,
-    /// [`KEPT_FOR_TENANTS`].
+    /// Bits such as [`KEPT_FOR_TENANTS`].
     pub tenant_flags: U32,
     /// Most blocks that the tenant may use; 0: as many as there are.
     pub tenant_blocks: U64,

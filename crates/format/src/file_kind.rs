@@ -3,19 +3,19 @@
 /// File types, as in `st_mode`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FileKind {
-    /// Regular file.
+    /// A regular file.
     File,
-    /// Directory.
+    /// A directory.
     Dir,
-    /// Symbolic link.
+    /// A symbolic link.
     Symlink,
-    /// Named pipe.
+    /// A named pipe.
     Fifo,
-    /// Unix socket.
+    /// A Unix socket.
     Socket,
-    /// Character device.
+    /// A character device.
     Char,
-    /// Block device.
+    /// A block device.
     Block,
 }
 

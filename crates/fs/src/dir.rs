@@ -14,7 +14,7 @@ const BATCH: usize = 256;
 pub struct ReadDir {
     dir: File,
     path: PathBuf,
-    /// In reverse.
+    /// Entries that were read and not given yet, the next one last.
     batch: Vec<DirEntry>,
     cookie: u64,
     ended: bool,
@@ -33,16 +33,16 @@ impl DirEntry {
     pub fn path(&self) -> &Path {
         &self.path
     }
-    /// Its name.
+    /// Name of the entry in its directory.
     pub fn file_name(&self) -> &OsStr {
         // the path ends in a name: `next` put it there
         self.path.file_name().unwrap_or_default()
     }
-    /// Type.
+    /// Type, as the directory has it; the inode is not read.
     pub fn kind(&self) -> FileKind {
         self.kind
     }
-    /// Inode number.
+    /// Number of the inode.
     pub fn ino(&self) -> u64 {
         self.ino
     }

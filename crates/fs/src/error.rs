@@ -5,7 +5,7 @@ use braidfs_device::OpenError;
 use rustix::io::Errno;
 use std::io;
 
-/// Shorthand.
+/// Result of this crate's calls.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a call failed.
@@ -69,7 +69,7 @@ impl From<Error> for io::Error {
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
 pub struct CloseError {
-    /// Why.
+    /// Why the volume could not be closed.
     #[source]
     pub error: Error,
     /// Where files or listings of it were still open: the volume, as it was. Else it is closed.
@@ -84,7 +84,7 @@ impl From<CloseError> for io::Error {
 }
 
 impl From<CloseError> for Error {
-    /// As above.
+    /// Keeps the reason, drops the volume.
     fn from(e: CloseError) -> Self {
         e.error
     }

@@ -11,7 +11,7 @@ pub struct Metadata {
 }
 
 impl Metadata {
-    /// Type.
+    /// Type of the file.
     pub fn kind(&self) -> FileKind {
         self.attr.kind()
     }
@@ -44,7 +44,7 @@ impl Metadata {
     pub fn accessed(&self) -> SystemTime {
         system_time(self.attr.atime)
     }
-    /// Birth.
+    /// When the file was made.
     pub fn created(&self) -> SystemTime {
         system_time(self.attr.btime)
     }
@@ -52,7 +52,7 @@ impl Metadata {
     pub fn changed(&self) -> SystemTime {
         system_time(self.attr.ctime)
     }
-    /// Inode number.
+    /// Number of the inode.
     pub fn ino(&self) -> u64 {
         self.attr.ino.0
     }

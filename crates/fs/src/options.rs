@@ -165,12 +165,12 @@ impl OpenOptions {
     pub fn new() -> Self {
         Self::default()
     }
-    /// For reading.
+    /// Whether the file can be read.
     pub fn read(&mut self, on: bool) -> &mut Self {
         self.how.read = on;
         self
     }
-    /// For writing.
+    /// Whether the file can be written, at any offset.
     pub fn write(&mut self, on: bool) -> &mut Self {
         self.how.write = on;
         self

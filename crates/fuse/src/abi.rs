@@ -111,7 +111,7 @@ pub const NOTIFY_INVAL_INODE: i32 = 2;
 pub const NOTIFY_INVAL_ENTRY: i32 = 3;
 /// Notification: drop inodes that nobody uses; from [`MINOR_PRUNE`] on.
 pub const NOTIFY_PRUNE: i32 = 9;
-/// Linux 6.18.
+/// First minor version with FUSE_NOTIFY_PRUNE (Linux 6.18).
 pub const MINOR_PRUNE: u32 = 45;
 /// io_uring command: gives an entry to a queue.
 pub const URING_REGISTER: u32 = 1;

@@ -105,7 +105,7 @@ pub(crate) const RESIZE_TEXT: usize = 464;
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct ResizeArg {
-    /// [`ResizeTo`].
+    /// A number of [`ResizeTo`].
     pub to: u32,
     /// Of the answer: 0, or why not.
     pub errno: u32,
@@ -121,7 +121,7 @@ pub(crate) struct ResizeArg {
 }
 const _: () = assert!(size_of::<ResizeArg>() == 512);
 
-/// [`ResizeArg::to`].
+/// What the size of a [`ResizeArg`] means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum ResizeTo {
@@ -136,7 +136,7 @@ pub(crate) const TENANT_TEXT: usize = 880;
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct TenantArg {
-    /// [`TenantCall`].
+    /// A number of [`TenantCall`].
     pub call: u32,
     /// Of the answer: 0, or why not.
     pub errno: u32,
@@ -168,7 +168,7 @@ pub(crate) const SET_INODES: u32 = 2;
 /// [`TenantArg::mode`] of the answer of a server that knows limits of inodes.
 pub(crate) const KNOWS_INODES: u32 = 1 << 31;
 
-/// [`TenantArg::call`].
+/// What is to be done with a tenant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum TenantCall {
@@ -189,7 +189,7 @@ pub(crate) struct StatsOut {
     pub sampled: u32,
     /// Of INIT, as negotiated.
     pub init_flags: u64,
-    /// [`PRIVATE`].
+    /// Bits that say how the mount was made, such as [`PRIVATE`].
     pub how: u64,
     pub ops: [StatsOp; CODES],
 }
@@ -220,14 +220,14 @@ pub(crate) struct SamplePart {
     pub layout: u32,
     /// So long who asks goes on to watch; 0: does not.
     pub watch_seconds: u32,
-    /// Which sample.
+    /// Number of the sample, so that all its parts are of one moment.
     pub token: u64,
     pub offset: u64,
     /// Of the answer: bytes of all of it, and of this part.
     pub total: u64,
     pub bytes: u32,
     pub reserved: u32,
-    /// JSON.
+    /// A part of the sample as JSON, padded with zeros.
     pub text: [u8; SAMPLE_BYTES],
 }
 const _: () = assert!(size_of::<SamplePart>() == 8192);
@@ -287,7 +287,7 @@ pub fn resize(mountpoint: &Path, size: NewSize) -> io::Result<Resized> {
 /// A tenant of a mounted volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TenantInfo {
-    /// Its name.
+    /// Name of the tenant.
     pub name: String,
     /// Number of its root directory.
     pub root: u64,

@@ -97,7 +97,7 @@ pub(crate) struct Begun {
     at: Option<Instant>,
     /// How long it had been here before.
     waited: Duration,
-    /// [`Mode::watched`].
+    /// [`Mode::watched`] as it was when the request came.
     watched: u64,
     /// Where slow operations are told.
     asked: Option<Asked>,
@@ -236,7 +236,7 @@ impl Mode {
     }
 }
 
-/// Of [`Mode::watched`].
+/// Whether that value of [`Mode::watched`] says that requests are timed now.
 fn is_watched(watched: u64) -> bool {
     watched % 2 == 1
 }

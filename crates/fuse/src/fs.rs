@@ -72,7 +72,7 @@ const WITH_OPEN: u64 = init::ATOMIC_O_TRUNC;
 /// What was agreed when the mount came up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Negotiated {
-    /// Of [`init`].
+    /// Flags that the kernel and the server agreed on, of [`init`].
     pub flags: u64,
     /// The kernel's minor version.
     pub minor: u32,

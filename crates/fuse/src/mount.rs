@@ -184,7 +184,7 @@ impl Mount {
         Ok((Self { point, id }, fd))
     }
 
-    /// Where.
+    /// Directory that it is mounted on.
     pub fn point(&self) -> &Path {
         &self.point
     }

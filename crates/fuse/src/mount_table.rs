@@ -14,7 +14,7 @@ const UNIQUE: StatxFlags = StatxFlags::from_bits_retain(0x4000);
 /// Somebody mounts or unmounts there while it is looked at.
 const TRIES: u32 = 20;
 
-/// Which mount.
+/// Tells one mount from all others at the same place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MountId {
     /// Never used again; `None` before Linux 6.8.

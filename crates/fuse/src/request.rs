@@ -27,7 +27,7 @@ pub(crate) enum Outcome {
 /// One request from the kernel.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Request<'a> {
-    /// The header.
+    /// Header of the request: opcode, node, who asks.
     pub head: InHeader,
     /// From the device: all that follows it, without extensions. Through a ring: the structure of the operation alone.
     args: &'a [u8],
@@ -46,7 +46,7 @@ pub(crate) struct OwnedRequest {
 }
 
 impl OwnedRequest {
-    /// The request.
+    /// The request as a handler takes it.
     pub fn get(&self) -> Request<'_> {
         let Self { head, args, payload, extensions } = self;
         Request { head: *head, args, payload: payload.as_deref(), extensions }

@@ -95,7 +95,7 @@ pub(crate) struct Tight {
 struct Fit {
     id: WireId,
     thread: u32,
-    /// Blocks.
+    /// Blocks that the write will need at most.
     need: u64,
     later: Later,
     since: Instant,

@@ -91,7 +91,7 @@ impl<T: Guarded, R: Rank> BiasedRwLock<T, R> {
     pub fn keyed(value: T, key: R::Key) -> Self {
         Self { who: Who::new(key), bias: Bias::new(), lock: parking_lot::RwLock::new(value) }
     }
-    /// The value.
+    /// Gives the value back, without a lock.
     pub fn into_inner(self) -> T {
         self.lock.into_inner()
     }

@@ -76,7 +76,7 @@ impl<T, R: Rank<Key = ()>, const S: bool> Mutex<T, R, S> {
 }
 
 impl<T, R: Rank, const S: bool> Mutex<T, R, S> {
-    /// The value.
+    /// Gives the value back, without a lock.
     pub fn into_inner(self) -> T {
         self.lock.into_inner()
     }
@@ -177,7 +177,7 @@ impl<T, R: Rank, const S: bool> RwLock<T, R, S> {
     pub const fn keyed(value: T, key: R::Key) -> Self {
         Self { who: Who::new(key), lock: parking_lot::RwLock::new(value) }
     }
-    /// The value.
+    /// Gives the value back, without a lock.
     pub fn into_inner(self) -> T {
         self.lock.into_inner()
     }
@@ -311,11 +311,11 @@ impl Condvar {
         let MutexGuard { guard, held, section } = guard;
         section.without(|| held.without(|| self.0.wait_for(guard, time)))
     }
-    /// Wakes one.
+    /// Wakes one thread that waits; whether there was one.
     pub fn notify_one(&self) -> bool {
         self.0.notify_one()
     }
-    /// Wakes all.
+    /// Wakes all threads that wait; how many there were.
     pub fn notify_all(&self) -> usize {
         self.0.notify_all()
     }

@@ -446,7 +446,7 @@ struct Shared {
 }
 
 impl Shared {
-    /// As `Domain::help`.
+    /// Does what `Domain::help` does.
     fn help(&self) {
         loop {
             {

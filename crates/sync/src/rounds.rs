@@ -36,7 +36,7 @@ struct State<W> {
 
 /// What a thread is to do that waits for a round.
 pub enum Turn<'a, W, R: Rank<Key = ()>> {
-    /// Nothing more.
+    /// There is nothing more to do.
     Over,
     /// Do the next round: nobody else does until this is dropped.
     Lead(Lead<'a, W, R>),

@@ -48,7 +48,7 @@ impl Shared {
 }
 
 impl State {
-    /// xorshift64*
+    /// The next number of an xorshift64* generator.
     fn next(&mut self) -> u64 {
         self.random ^= self.random >> 12;
         self.random ^= self.random << 25;

@@ -24,7 +24,7 @@ const NAMES_MAX: usize = 4096;
 /// The volume as the devices have it, and as it should be; what differs is marked and written by the repair.
 #[derive(Debug)]
 pub struct Model {
-    /// Superblock.
+    /// The superblock that counts.
     pub sb: SuperBlock,
     /// Where the blocks lie.
     pub store: std::sync::Arc<Store>,

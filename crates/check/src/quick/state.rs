@@ -109,7 +109,7 @@ pub struct Ctx<'a> {
     pub threads: usize,
     /// The groups with an owner.
     pub claimed: Vec<u32>,
-    /// By group.
+    /// Blocks in use, one map per block group.
     pub bitmaps: Vec<OnceLock<GroupBitmap>>,
     /// By domain: first block and blocks of the journal.
     pub journals: Vec<(u64, u64)>,

@@ -24,7 +24,7 @@ pub enum Wrong {
 }
 
 impl Wrong {
-    /// In words.
+    /// The finding in words, for people.
     pub fn why(self) -> String {
         let (Self::Root(why) | Self::Name(why) | Self::Limit(why) | Self::Inodes(why)) = self;
         why

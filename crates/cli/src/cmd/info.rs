@@ -30,7 +30,7 @@ pub struct VolumeReport {
     /// UUID of the volume.
     pub uuid: String,
     pub label: String,
-    /// On-disk format.
+    /// Version of the disk format.
     pub format_version: u32,
     /// Seconds since 1970.
     pub created: i64,
@@ -51,10 +51,10 @@ pub struct VolumeReport {
     pub devices: Vec<DeviceReport>,
 }
 
-/// One device.
+/// What `info` says of one device.
 #[derive(Debug, Serialize)]
 pub struct DeviceReport {
-    /// Own UUID.
+    /// UUID of the device, not of the volume.
     pub uuid: String,
     /// Bytes that the volume uses.
     pub bytes: u64,

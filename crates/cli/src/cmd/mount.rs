@@ -131,7 +131,7 @@ pub fn run(args: &Args) -> Outcome {
     mount(devices, mountpoint, &spec, args.foreground)
 }
 
-/// Runs `mount.braidfs`.
+/// What `mount.braidfs` does for mount(8).
 pub fn run_helper(args: &HelperArgs) -> Outcome {
     let spec = understand(&args.options, args.sloppy)?;
     if args.fake {

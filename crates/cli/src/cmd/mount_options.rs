@@ -28,7 +28,7 @@ pub struct MountSpec {
     pub remount: bool,
     /// With `remount`: the mount point alone.
     pub bind: bool,
-    /// Read-only.
+    /// Nothing is changed (`ro`).
     pub read_only: bool,
     /// Access times; `None`: relatime, on a remount as they are.
     pub atime: Option<AtimeMode>,
@@ -50,25 +50,25 @@ pub struct MountSpec {
     pub nosymfollow: bool,
     /// Other users may enter; `None`: where root mounts.
     pub allow_other: Option<bool>,
-    /// `commit=`.
+    /// Age at which a transaction is committed (`commit=`); `None`: by the kind of mount.
     pub commit: Option<Duration>,
     /// `data=`; `None`: ordered, on a remount as it is.
     pub data: Option<DataMode>,
-    /// `overwrite=`.
+    /// Where overwrites go (`overwrite=`).
     pub overwrite: Overwrite,
     /// `cache=`, bytes; 0: by the machine.
     pub cache_bytes: u64,
     /// `threads=`; 0: one per CPU.
     pub threads: usize,
-    /// `fuseblk=`.
+    /// Whether it is a `fuseblk` mount (`fuseblk=`).
     pub fuseblk: FuseBlk,
-    /// `latency=`.
+    /// How long serving threads stay awake (`latency=`).
     pub latency: Latency,
-    /// `transport=`.
+    /// How requests come (`transport=`).
     pub transport: Transport,
-    /// `metrics=`.
+    /// Where metrics are served (`metrics=`).
     pub metrics: Option<MetricsAt>,
-    /// `slow=`.
+    /// From how long on an operation is logged (`slow=`).
     pub slow: Option<Duration>,
     /// `discard` or `nodiscard`.
     pub discard: bool,

@@ -4,11 +4,11 @@
 /// Who acts on an option.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum How {
-    /// braidfs.
+    /// Taken by braidfs alone.
     Taken,
     /// The kernel, which it is passed on to.
     Passed,
-    /// Both.
+    /// Taken by braidfs and given to the kernel.
     Both,
     /// Nobody: it is so anyway, or is meant for mount(8), systemd and others.
     Ignored,
@@ -19,7 +19,7 @@ pub enum How {
 /// What a remount does with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Again {
-    /// Changes it.
+    /// A remount changes it.
     Changes,
     /// Leaves it as it is.
     Ignored,

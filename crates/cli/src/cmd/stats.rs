@@ -38,7 +38,7 @@ struct Report {
     mountpoint: PathBuf,
     /// How long was counted; none: since the mount.
     seconds: Option<u64>,
-    /// Serving threads.
+    /// Threads that serve requests.
     threads: u32,
     /// One request of so many is timed.
     sampled: u32,
@@ -89,7 +89,7 @@ struct Operation {
     latency: Option<Quantiles>,
 }
 
-/// Nanoseconds.
+/// Latencies at some quantiles, in nanoseconds.
 #[derive(Debug, Serialize)]
 struct Quantiles {
     count: u64,

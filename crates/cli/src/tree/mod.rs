@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 pub trait Tree {
     /// How it is called.
     type Fs: FileSystem;
-    /// It.
+    /// The file system that the tree is in.
     fn fs(&self) -> &Self::Fs;
     /// A path as it takes it.
     fn trim<'p>(&self, path: &'p [u8]) -> &'p [u8] {
@@ -25,7 +25,7 @@ pub trait Tree {
     fn show(&self, path: &[u8]) -> String;
 }
 
-/// The host's.
+/// The tree of the host, by system calls.
 pub struct HostTree(Kernel);
 
 impl HostTree {

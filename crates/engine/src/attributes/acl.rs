@@ -20,7 +20,7 @@ const GROUP: u16 = 8;
 const MASK: u16 = 16;
 const OTHER: u16 = 32;
 
-/// One entry.
+/// One entry of a POSIX ACL: whom it is for, and what he may do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
     tag: u16,

@@ -14,7 +14,7 @@ type Points = SmallVec<[(DomainId, TxId); 2]>;
 pub struct Frontier(Option<Box<Points>>);
 
 impl Frontier {
-    /// Nothing.
+    /// Waits for nothing.
     pub const EMPTY: Self = Self(None);
 
     /// The transactions of one domain up to `tx`.
@@ -42,7 +42,7 @@ impl Frontier {
         self.0.as_deref().map_or(&[], |points| points)
     }
 
-    /// As [`Self::as_slice`].
+    /// The transactions to wait for, at most one of a domain.
     pub fn iter(&self) -> impl Iterator<Item = (DomainId, TxId)> {
         self.as_slice().iter().copied()
     }

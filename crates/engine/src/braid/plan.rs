@@ -19,7 +19,7 @@ pub struct Subject {
     pub changed: InodeVersion,
     /// Its domain, and the transaction there that has the change.
     pub domain: DomainId,
-    /// See `domain`.
+    /// Transaction of that domain.
     pub tx: TxId,
     /// It is a directory.
     pub is_dir: bool,
@@ -27,7 +27,7 @@ pub struct Subject {
     pub nlink: u32,
 }
 
-/// The facts.
+/// What a rename meets, as it stands under the directories' locks.
 #[derive(Debug, Clone, Copy)]
 pub struct Rename {
     /// What has the old name.

@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 /// By directory, then by name: the latest inode of each domain that left it.
 type Names = HashMap<InodeNo, HashMap<FileName, VacatedList, RandomState>, RandomState>;
 
-/// Mostly one.
+/// Who left one name, at most one inode of each domain: mostly one.
 pub type VacatedList = SmallVec<[Vacated; 1]>;
 
 /// Who left a name.
@@ -31,7 +31,7 @@ pub type VacatedList = SmallVec<[Vacated; 1]>;
 pub struct Vacated {
     /// Domain of the inode.
     pub domain: DomainId,
-    /// Its transaction.
+    /// Transaction in which the name was given up.
     pub tx: TxId,
     /// It lives on by another name, or is a directory that something moved out of.
     pub alive: bool,
@@ -43,7 +43,7 @@ const PARTS: u64 = 64;
 /// See the module.
 #[derive(Debug)]
 pub struct VacatedNames {
-    /// By directory.
+    /// Vacated names, by hash of their directory, each part on a line of its own.
     parts: Box<[Line<Part>]>,
     /// Names of directories that several threads change at the same time, by directory and name.
     shared: Box<[Line<Part>]>,

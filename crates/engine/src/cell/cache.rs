@@ -287,7 +287,7 @@ pub struct Loading(u64);
 pub struct Memory {
     /// Pages of files.
     pub pages: usize,
-    /// Cells themselves.
+    /// The cells themselves, without what hangs on them.
     pub cells: usize,
     /// Names of directories, indexes of extents and pages: bytes.
     pub index_bytes: usize,

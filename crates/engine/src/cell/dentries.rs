@@ -84,11 +84,11 @@ impl Key {
 /// What a name names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Target {
-    /// Its number.
+    /// Number of the inode.
     pub node: InodeNo,
     /// Generation of the number.
     pub generation: u32,
-    /// Its type.
+    /// Type of the inode.
     pub kind: FileKind,
 }
 

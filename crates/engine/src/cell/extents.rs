@@ -95,7 +95,7 @@ struct Leaf {
     node: Option<NodeId>,
     /// The node's content is not what `extents` says.
     dirty: bool,
-    /// See [`ExtentMap::rolled_forward`].
+    /// Whether only a roll-forward record tells of it: [`ExtentMap::rolled_forward`].
     rolled: bool,
     extents: Vec<Extent>,
     /// Encoded length of `extents`.
@@ -106,7 +106,7 @@ struct Leaf {
 #[derive(Debug, Clone)]
 struct IndexNode {
     node: Option<NodeId>,
-    /// See [`ExtentMap::rolled_forward`].
+    /// Whether only a roll-forward record tells of it: [`ExtentMap::rolled_forward`].
     rolled: bool,
     /// Empty: never written, or to be written anew.
     written: Vec<LeafRef>,

@@ -83,7 +83,7 @@ unsafe impl Send for Frame {}
 unsafe impl Sync for Frame {}
 
 impl Frame {
-    /// Of zeros.
+    /// A frame full of zeros.
     pub fn zeroed() -> Self {
         let at = take();
         // SAFETY: `take` gives a block's bytes that nobody else has, writable and aligned.

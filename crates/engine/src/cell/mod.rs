@@ -40,7 +40,7 @@ pub use braidfs_format::dentry::name_hash;
 #[derive(Debug)]
 #[repr(C)]
 pub struct Cell {
-    /// Its number.
+    /// Number of the inode; never changes.
     pub ino: InodeNo,
     /// Generation of the number.
     pub generation: u32,
@@ -60,7 +60,7 @@ pub struct Cell {
     pub opener: AtomicU16,
     /// Open handles that are counted here; others are pins ([`opened`]).
     pub opens: AtomicU32,
-    /// Everything else.
+    /// All that changes, under one lock.
     pub state: BiasedRwLock<State, rank::Cell>,
     /// Write batches of this file's pages that are not on the device yet: its pages must stay.
     pub inflight: AtomicU32,
@@ -73,7 +73,7 @@ pub struct Cell {
 pub struct FileBody {
     /// Content of a small file; then `map` and `pages` are empty.
     pub inline: Option<Vec<u8>>,
-    /// Extents.
+    /// Where its blocks lie; read from the node table when it is first asked for.
     pub map: Lazy<ExtentMap>,
     /// Cached and dirty pages.
     pub pages: PageMap,
@@ -109,7 +109,7 @@ impl FileBody {
 /// Content of a directory.
 #[derive(Debug)]
 pub struct DirBody {
-    /// Names.
+    /// Entries by hash of their names.
     pub index: DirIndex,
     /// Where the buckets lie.
     pub map: ExtentMap,
@@ -143,9 +143,9 @@ pub type Links = SmallVec<[Link; 1]>;
 pub enum Body {
     /// Regular file, symlink.
     File(FileBody),
-    /// Directory.
+    /// A directory.
     Dir(Box<DirBody>),
-    /// Special file.
+    /// A device, pipe or socket: attributes only.
     Special,
 }
 
@@ -157,35 +157,35 @@ pub struct State {
     pub mode: u32,
     /// Links; of a directory 2 + subdirectories.
     pub nlink: u32,
-    /// Owner.
+    /// Number of the owning user.
     pub uid: u32,
-    /// Group.
+    /// Number of the owning group.
     pub gid: u32,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
     /// The inode is gone; only its transaction still needs the cell.
     pub deleted: bool,
     /// Where new objects go.
     pub placement: Placement,
-    /// Inode flags.
+    /// Flags of `braidfs_format::inode` (NOCOW, IMMUTABLE …).
     pub flags: u32,
-    /// Device number.
+    /// Device number of a device file, else 0.
     pub rdev: u64,
-    /// Access.
+    /// When the content was last read.
     pub atime: Timestamp,
-    /// Content.
+    /// When the content last changed.
     pub mtime: Timestamp,
-    /// Inode.
+    /// When the inode last changed.
     pub ctime: Timestamp,
-    /// Birth.
+    /// When it was made.
     pub btime: Timestamp,
-    /// Content.
+    /// What the type brings with it: pages, entries or a target.
     pub body: Body,
     /// Logical time of the last link change.
     pub link_seq: u64,
-    /// Names.
+    /// Its names, as (directory, name) pairs.
     pub links: Links,
-    /// Extended attributes.
+    /// Extended attributes; read when they are first asked for.
     pub xattrs: Lazy<Vec<Xattr>>,
     /// Overflow nodes in use for links.
     pub link_nodes: Lazy<Vec<NodeId>>,

@@ -42,7 +42,7 @@ impl Page {
         p
     }
 
-    /// The bytes.
+    /// Content of the page, 4096 bytes.
     pub fn bytes(&self) -> &[u8] {
         &*self.0
     }
@@ -246,12 +246,12 @@ pub struct PageMap {
 }
 
 impl PageMap {
-    /// Without pages.
+    /// A map without pages.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Pages cached.
+    /// Number of pages in the cache, dirty ones among them.
     pub fn len(&self) -> usize {
         self.pages
     }

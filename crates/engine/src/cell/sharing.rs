@@ -67,7 +67,7 @@ fn unpacked(t: i64) -> Timestamp {
 /// Sums over the parts.
 #[derive(Debug, Clone, Copy)]
 pub struct Sums {
-    /// Versions made.
+    /// Versions of the directory that its changers have made.
     pub changes: u64,
     /// Time of the latest change.
     pub time: Timestamp,

@@ -48,7 +48,7 @@ pub enum InPlace {
     Yes(InPlaceWrites),
     /// It could where the transaction that changed the file is durable.
     NotYet,
-    /// No.
+    /// They cannot be written in place.
     No,
 }
 

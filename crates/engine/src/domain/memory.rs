@@ -93,7 +93,7 @@ impl MemoryUse {
     pub fn pages(&self) -> u64 {
         self.sum(|p| &p.pages)
     }
-    /// Dirty ones.
+    /// Pages that are not written yet.
     pub fn dirty(&self) -> u64 {
         self.sum(|p| &p.dirty)
     }

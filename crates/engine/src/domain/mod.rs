@@ -71,24 +71,24 @@ use work::Work;
 pub struct HeaderPair {
     /// Device block of the pair.
     pub pair: u64,
-    /// Current copy.
+    /// Which copy of the shadow pair is current, 0 or 1.
     pub copy: usize,
     /// Its sequence number.
     pub seq: u64,
     /// The newest one that is known to be durable.
     pub durable: u64,
-    /// Its content.
+    /// The header as that copy has it.
     pub header: DomainHeader,
 }
 
 /// Counters for `info` and benchmarks.
 #[derive(Debug, Default)]
 pub struct Counters {
-    /// Transactions committed.
+    /// Transactions committed since the mount.
     pub commits: AtomicU64,
     /// Threads that helped commits which others led.
     pub joiners: AtomicU64,
-    /// Checkpoints.
+    /// Checkpoints since the mount.
     pub checkpoints: AtomicU64,
     /// Roll-forward batches: by slots, as every fsync counts, and who enters reads what lies beside these counters.
     pub fast_syncs: Counter,
@@ -99,17 +99,17 @@ pub struct Counters {
 /// See the module.
 #[derive(Debug)]
 pub struct Domain {
-    /// Its number.
+    /// Number of the domain.
     pub id: DomainId,
     /// The volume's devices.
     pub store: Arc<Store>,
     /// Common to all domains.
     pub shared: Arc<Shared>,
-    /// Segments.
+    /// Its groups, segments and logs.
     pub space: Space,
-    /// Node table.
+    /// Where the newest record of each of its nodes lies.
     pub nodes: NodeTable,
-    /// Journal.
+    /// Head and tail of its journal.
     pub journal: Journal,
     /// Cells in memory.
     pub cells: CellCache,
@@ -158,7 +158,7 @@ pub struct Domain {
     pub inodes: inodes::InodeCount,
     /// The other domains.
     peers: Arc<dyn Peers>,
-    /// Counters.
+    /// What was done since the mount, for `info`, `stats` and tests.
     pub counters: Counters,
     /// Fsyncs that wrote elsewhere for want of a commit ([`in_place`]).
     missed: CachePadded<AtomicU32>,
@@ -173,7 +173,7 @@ pub struct Domain {
 
 /// The right to change a domain: holds its gate, names its running transaction. Dropping it leaves.
 pub struct Enter<'a> {
-    /// The domain.
+    /// The domain whose gate was entered.
     pub domain: &'a Domain,
     guard: PassReadGuard<'a, Arc<Tx>, rank::Gate>,
     /// Journal bytes that are announced and not yet used.
@@ -226,11 +226,11 @@ impl Drop for Enter<'_> {
 /// The layers below a domain, opened and replayed.
 #[derive(Debug)]
 pub struct Layers {
-    /// Segments.
+    /// Its groups, segments and logs.
     pub space: Space,
-    /// Node table.
+    /// Where the newest record of each of its nodes lies.
     pub nodes: NodeTable,
-    /// Journal.
+    /// Head and tail of its journal.
     pub journal: Journal,
 }
 

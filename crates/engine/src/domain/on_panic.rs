@@ -11,7 +11,7 @@ pub(crate) struct FailOnPanic<'d> {
 }
 
 impl FailOnPanic<'_> {
-    /// Nothing panicked.
+    /// To be called at the end: nothing has panicked.
     pub fn disarm(self) {
         std::mem::forget(self);
     }

@@ -24,7 +24,7 @@ impl Orphans {
         set.insert(ino);
         self.len.store(set.len(), Release);
     }
-    /// Adds inodes.
+    /// Adds inodes that have lost their last name.
     pub fn extend(&self, inos: impl IntoIterator<Item = InodeNo>) {
         let mut set = self.set.lock();
         set.extend(inos);

@@ -47,7 +47,7 @@ impl Out {
         self.bytes += pages.len() * 4096;
         self.writes.push((at, Payload::Pages(pages, cell.clone(), lblk)));
     }
-    /// Adds another's.
+    /// Adds what another thread has written out.
     pub fn append(&mut self, mut o: Out) {
         self.nodes.append(&mut o.nodes);
         self.free.append(&mut o.free);

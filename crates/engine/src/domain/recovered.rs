@@ -9,9 +9,9 @@ use std::sync::Arc;
 /// A cross-domain directory entry that a replayed transaction changed.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Hint {
-    /// The directory.
+    /// Number of the directory.
     pub dir: InodeNo,
-    /// The name.
+    /// The name in it.
     pub name: Box<[u8]>,
     /// The inode that it names or named.
     pub child: InodeRef,
@@ -20,9 +20,9 @@ pub struct Hint {
 /// A name that an inode had by a roll-forward record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Claim {
-    /// The inode.
+    /// Number of the inode.
     pub ino: InodeNo,
-    /// The name.
+    /// Directory and name that it says to have.
     pub link: Link,
     /// When it got its names, in logical time.
     pub seq: u64,
@@ -45,7 +45,7 @@ pub type Forward = (NodeRecord, Vec<NodeRecord>);
 pub struct Recovered {
     /// The domain was not unmounted properly.
     pub dirty: bool,
-    /// Transactions replayed.
+    /// Committed transactions that were replayed.
     pub transactions: usize,
     /// Traces of the crash in the journal that might be damage.
     pub traces: Vec<String>,

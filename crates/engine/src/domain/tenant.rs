@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 pub(crate) struct Binding {
     /// The tenant's root directory.
     pub root: InodeRef,
-    /// Its name.
+    /// Name of the tenant.
     pub name: String,
     /// Most blocks that it may use.
     pub blocks: Option<u64>,

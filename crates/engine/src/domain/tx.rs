@@ -24,7 +24,7 @@ use std::sync::atomic::{
 /// committer gather the parts). Of the order of facts of different threads only what [`Self::take_records`] says is kept.
 #[derive(Debug)]
 pub struct Tx {
-    /// Its number.
+    /// Number of the transaction; rises by one with each of its domain.
     pub id: TxId,
     parts: PerSlot<Part>,
     /// Bytes that the parts have told of; each tells of more than [`Self::step`].
@@ -41,7 +41,7 @@ pub struct Tx {
 
 #[derive(Debug, Default)]
 struct Marks {
-    /// Something changed.
+    /// Whether anything was changed in it; one without changes is not written.
     changed: AtomicBool,
     /// It has told of [`Tx::short`] bytes.
     long: AtomicBool,
@@ -181,7 +181,7 @@ impl Tx {
         self.costs(part, 30 + name as i64);
         part.records.lock().push(r);
     }
-    /// Adds facts.
+    /// Adds facts (`Alloc`, `Free`, `Live`, `Node`) that its commit tells the journal.
     pub fn record_all(&self, rs: impl IntoIterator<Item = Record>) {
         let part = self.parts.mine();
         Self::push_all(&part.records, rs, |bytes| self.costs_if_any(part, bytes));

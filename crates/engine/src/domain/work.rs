@@ -32,7 +32,7 @@ pub(super) struct Share {
     /// Node records that fill no block: the last helper packs those of all.
     pub(super) nodes: Vec<NodeRecord>,
     error: Option<Error>,
-    /// Who helps.
+    /// Threads that take cells at this moment.
     active: usize,
 }
 

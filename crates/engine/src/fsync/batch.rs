@@ -27,7 +27,7 @@ pub(super) enum Gathered {
     Clean,
     /// Names or directories changed meanwhile: gather again.
     Changed,
-    /// Commits.
+    /// It needs a commit of its domain.
     Commit,
     /// A transaction of the file's domain must be durable first; then gather again.
     Wait(TxId),

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 impl MountedVolume {
-    /// See [`crate::Volume::fsync_here`].
+    /// Syncs on the thread that asks, where that takes nothing from others: [`crate::Volume::fsync_here`].
     pub(crate) fn fsync_here(&self, ino: InodeNo, data_only: bool, threads: usize) -> Option<Result<()>> {
         let s = &self.syncing;
         let others = s.under_way.fetch_add(1, Relaxed);
@@ -43,7 +43,7 @@ impl MountedVolume {
         !matches!(&st.body, Body::File(f) if f.pages.dirty_count() > SMALL_PAGES)
     }
 
-    /// See [`crate::Volume::fsync_start`].
+    /// Puts a sync in the queue: [`crate::Volume::fsync_start`].
     pub(crate) fn fsync_start(self: &Arc<Self>, ino: InodeNo, data_only: bool) -> Ticket {
         let pool = self.pool.read();
         let Some(pool) = &*pool else { return Ticket::ready(self.fsync(ino, data_only)) };

@@ -19,7 +19,7 @@ pub(super) const ENTRY_BLOCKS: u64 = 4;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Named {
     pub inode: InodeRef,
-    /// `d_type`.
+    /// Type of the inode, as `d_type` of readdir(3).
     pub kind: u8,
 }
 

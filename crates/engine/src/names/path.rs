@@ -29,13 +29,13 @@ pub struct OpenHow {
     pub read: bool,
     /// O_WRONLY or O_RDWR.
     pub write: bool,
-    /// O_CREAT.
+    /// Make the file where there is none (O_CREAT).
     pub create: bool,
-    /// O_EXCL.
+    /// Fail where there is one (O_EXCL, with `create`).
     pub exclusive: bool,
-    /// O_TRUNC.
+    /// Cut it to no bytes (O_TRUNC).
     pub truncate: bool,
-    /// O_NOFOLLOW.
+    /// Fail where the last part of the path is a symbolic link (O_NOFOLLOW).
     pub no_follow: bool,
     /// Permissions of a new file, umask already applied.
     pub mode: u32,

@@ -64,7 +64,7 @@ struct Cached {
 /// What a block was found to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Node records.
+    /// Records of nodes.
     Nodes,
     /// A bucket of a directory.
     Bucket,
@@ -104,7 +104,7 @@ impl BlockCache {
         self.shard_blocks = (blocks as usize).clamp(SHARD_BLOCKS_MIN, SHARD_BLOCKS);
     }
 
-    /// Bytes kept.
+    /// Bytes of blocks that are kept at this moment.
     pub fn bytes(&self) -> u64 {
         self.shards.iter().map(|s| s.lock().blocks.len() as u64).sum::<u64>() * BLOCK_BYTES as u64
     }

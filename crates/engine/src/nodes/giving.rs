@@ -27,7 +27,7 @@ impl NodeTable {
         false
     }
 
-    /// Undoes [`Self::close_group`].
+    /// Gives numbers of the group again, after [`Self::close_group`] whose group could not be given up.
     pub(crate) fn reopen_group(&self, number: u32) {
         if let Some(group) = self.group(number) {
             group.closed.store(false, Relaxed);

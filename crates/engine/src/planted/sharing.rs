@@ -10,9 +10,9 @@ pub(crate) enum Place {
     Open,
     /// A read of data.
     Read,
-    /// An overwrite.
+    /// In an overwrite of a block.
     Write,
-    /// An append.
+    /// In an append.
     Append,
     /// A change of attributes, the size among them.
     SetAttr,

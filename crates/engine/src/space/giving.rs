@@ -175,7 +175,7 @@ impl Space {
         true
     }
 
-    /// Undoes [`Self::close_group`].
+    /// Gives blocks of the group again, after [`Self::close_group`] whose group could not be given up.
     pub(crate) fn reopen_group(&self, number: u32) {
         let Some(group) = self.groups.read().get(&number).cloned().filter(|g| g.is_closed()) else { return };
         group.reopen();

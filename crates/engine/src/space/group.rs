@@ -20,7 +20,7 @@ pub(super) struct Group {
     /// Of the claim by which the domain has it.
     pub epoch: u32,
     pub segments: Box<[Segment]>,
-    /// Unused blocks.
+    /// Data blocks that nothing uses.
     free: AtomicU32,
     /// Blocks that can be allocated at all.
     total_blocks: u32,
@@ -137,7 +137,7 @@ impl Group {
         }))
     }
 
-    /// Unused blocks.
+    /// Data blocks that nothing uses.
     pub fn free(&self) -> u32 {
         self.free.load(Relaxed)
     }
@@ -199,7 +199,7 @@ impl Group {
         let nodes = |s: &Segment| s.free() == s.total() || s.state.lock().entry.kind == SegmentKind::Node;
         (1..=max).contains(&used) && !self.segments.iter().any(|s| s.journal) && self.segments.iter().all(nodes)
     }
-    /// Undoes [`Self::close`].
+    /// Gives blocks again, after [`Self::close`].
     pub fn reopen(&self) {
         self.closed.store(false, Relaxed);
     }
@@ -334,7 +334,7 @@ impl Segment {
             owners: Default::default(),
         }
     }
-    /// Unused blocks.
+    /// Data blocks that nothing uses.
     pub fn free(&self) -> u32 {
         self.free.load(Relaxed)
     }

@@ -134,7 +134,7 @@ impl Space {
         self.account.add(less);
     }
 
-    /// They stay.
+    /// So many withheld blocks stay in the account.
     pub(super) fn stay_in_account(&self, blocks: u64) {
         self.limit.leaving.fetch_sub(blocks, Relaxed);
         let more = self.withheld_more_than_now();

@@ -80,7 +80,7 @@ pub struct SpaceStats {
 /// A segment to clean.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Victim {
-    /// Its group.
+    /// Number of its block group.
     pub group: u32,
     /// Its number in the group.
     pub segment: u32,

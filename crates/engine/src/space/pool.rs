@@ -67,7 +67,7 @@ impl Pool {
     }
 }
 
-/// One log.
+/// One log of a domain (Max, section 4.3): the segment that it writes, by temperature.
 #[derive(Debug, Default)]
 pub(super) struct Mlog {
     pub active: [Option<SegmentRef>; Class::COUNT],

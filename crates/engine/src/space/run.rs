@@ -20,10 +20,10 @@ impl Class {
     }
 }
 
-/// Consecutive blocks.
+/// Consecutive blocks of the volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Run {
-    /// First block.
+    /// Address of the first one.
     pub addr: BlockAddr,
     /// Number of blocks.
     pub len: u32,

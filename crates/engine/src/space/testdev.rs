@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 pub(crate) struct TestDevice {
     durable: Mutex<Vec<u8>>,
     cache: Mutex<BTreeMap<u64, Vec<u8>>>,
-    /// Writes fail.
+    /// Whether writes fail from now on.
     pub broken: AtomicBool,
     /// Calls of `read`.
     pub reads: AtomicU64,

@@ -22,7 +22,7 @@ impl std::fmt::Debug for OpenFile {
 }
 
 impl OpenFile {
-    /// The inode.
+    /// Number of the inode that is open.
     pub fn ino(&self) -> InodeNo {
         self.cell.ino
     }

@@ -30,11 +30,11 @@ pub struct TenantBudget {
 /// A tenant, and what it uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tenant {
-    /// Its name.
+    /// Name of the tenant, 1 to 63 bytes.
     pub name: String,
     /// Its root directory.
     pub root: InodeNo,
-    /// Its domain.
+    /// Number of the domain that it is bound to.
     pub domain: DomainId,
     /// What it may use.
     pub budget: TenantBudget,

@@ -39,7 +39,7 @@ impl Plan {
     }
 }
 
-/// As `0-3,8`.
+/// Numbers of CPUs from a list as `/sys` has it: `0-3,8`. `None`: it is none.
 fn parse_list(text: &str) -> Option<Vec<u16>> {
     let mut cpus = Vec::new();
     for part in text.split(',') {

@@ -45,7 +45,7 @@ pub enum Transport {
     Auto,
     /// Rings, or the mount fails.
     Ring,
-    /// `/dev/fuse`.
+    /// Reads of and writes to `/dev/fuse`.
     Dev,
 }
 

@@ -21,7 +21,7 @@ const REQUEST_BYTES: usize = 8192;
 /// Where to listen.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MetricsAt {
-    /// An address.
+    /// An address and port of TCP.
     Tcp(SocketAddr),
     /// A socket in the file system.
     Unix(PathBuf),

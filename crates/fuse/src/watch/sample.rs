@@ -23,7 +23,7 @@ pub struct Sample {
     pub uptime_ns: u64,
     /// UUID of the volume, hexadecimal.
     pub uuid: String,
-    /// Its label.
+    /// Label of the volume, empty where it has none.
     pub label: String,
     /// Threads that serve.
     pub threads: u32,
@@ -66,7 +66,7 @@ pub struct Operation {
     pub bytes: u64,
     /// Those whose handler was timed, and how long these took in it.
     pub timed: u64,
-    /// Nanoseconds.
+    /// Time of the requests that were timed, in nanoseconds.
     pub timed_ns: u64,
     /// From the moment a request was received until it was answered, of those that were timed.
     pub latency: Latency,
@@ -92,11 +92,11 @@ fn known_buckets<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<(u16, u64)>, 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Domain {
-    /// Number.
+    /// Number of the domain.
     pub domain: u16,
     /// Data blocks, of 4 KiB.
     pub blocks: u64,
-    /// Free ones.
+    /// Data blocks that nothing uses.
     pub free_blocks: u64,
     /// Inodes that there is room for.
     pub inodes: u64,
@@ -104,13 +104,13 @@ pub struct Domain {
     pub free_inodes: u64,
     /// Blocks of the journal.
     pub journal_blocks: u64,
-    /// In use.
+    /// Journal blocks in use.
     pub journal_used: u64,
     /// Commits since the mount.
     pub commits: u64,
     /// Threads that helped commits of others.
     pub joiners: u64,
-    /// Checkpoints.
+    /// Checkpoints since the mount.
     pub checkpoints: u64,
     /// fsyncs that needed no commit.
     pub fast_syncs: u64,
@@ -148,7 +148,7 @@ pub struct Process {
     pub requests: u64,
     /// Those that were timed, and how long their handlers took.
     pub timed: u64,
-    /// Nanoseconds.
+    /// Time of the requests that were timed, in nanoseconds.
     pub timed_ns: u64,
 }
 
@@ -156,7 +156,7 @@ pub struct Process {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Tenant {
-    /// Its name.
+    /// Name of the tenant.
     pub name: String,
     /// Number of its domain, of which the rest is told in `domains`.
     pub domain: u16,

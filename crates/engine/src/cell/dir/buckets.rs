@@ -22,7 +22,7 @@ pub(super) struct Bucket(BiasedRwLock<Content, rank::Bucket>);
 pub(super) enum Look<'b> {
     /// Others may change the directory at the same time.
     Locked(BiasedReadGuard<'b, Content>),
-    /// Nobody does.
+    /// Nobody changes it.
     Free(&'b Content),
 }
 
@@ -132,7 +132,7 @@ pub struct Buckets {
 }
 
 impl Buckets {
-    /// How many.
+    /// Number of buckets.
     pub fn len(&self) -> usize {
         self.len
     }

@@ -166,7 +166,7 @@ impl Held {
         self.shard(c.ino).lock().counts.get(&c.ino.0).is_some_and(|x| x.generation == c.generation)
     }
 
-    /// See [`crate::Volume::orphans_due`].
+    /// Whether orphans wait to be deleted: [`crate::Volume::orphans_due`].
     pub(super) fn due(&self, lately: Duration) -> bool {
         self.shards.iter().any(|s| {
             let s = s.lock();
@@ -174,7 +174,7 @@ impl Held {
         })
     }
 
-    /// See [`crate::Volume::removed_lately`].
+    /// Whether something lost its last name lately: [`crate::Volume::removed_lately`].
     pub(super) fn removed_lately(&self, lately: Duration) -> bool {
         self.shards.iter().any(|s| {
             let s = s.lock();
