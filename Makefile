@@ -38,7 +38,7 @@ UDEV_RULE := $(DESTDIR)$(LIBDIR)/udev/rules.d/60-braidfs.rules
 UNITS := $(addprefix $(DESTDIR)$(LIBDIR)/systemd/system/,braidfs-scrub@.service braidfs-scrub@.timer braidfs-fsck@.service braidfs@.service)
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo bench test fmt clippy unit heavy heavy-long semver top-picture watch-cost crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million xfstests soak fuzz fuzz-coverage layers site models deny peers $(PEERS) deps lib wheel python python-unit install install-lib uninstall deb deb-test dist blkid-test recovery-bench sync-bench resize-kill tenant-kill supervise-kills clean
+.PHONY: help build demo bench test fmt clippy unit heavy heavy-long semver top-picture watch-cost watch-instructions crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million xfstests soak fuzz fuzz-coverage layers site models deny peers $(PEERS) deps lib wheel python python-unit install install-lib uninstall deb deb-test dist blkid-test recovery-bench sync-bench resize-kill tenant-kill supervise-kills clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z$$()A-Z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -185,6 +185,10 @@ top-picture: build ## pictures of `braidfs top` over a mount with a load on it, 
 
 watch-cost: build ## what counting, watching, metrics and slow= cost small requests, interleaved, ROUNDS (default 10; root; 3 minutes; an idle machine)
 	@scripts/watch-cost.py $(or $(ROUNDS),10)
+
+watch-instructions: build ## the same in instructions that the server executes for a request, which a busy machine does not change (valgrind; root; 5 minutes)
+	@command -v valgrind >/dev/null || scripts/deps.sh valgrind
+	@scripts/watch-cost.py --instructions
 
 semver: ## has the interface of braidfs-fs changed against the last release, or BASELINE=REVISION (cargo install cargo-semver-checks; 2 minutes)
 	@command -v cargo-semver-checks >/dev/null || { echo "cargo-semver-checks is missing: cargo install cargo-semver-checks" >&2; exit 1; }
