@@ -38,7 +38,7 @@ UDEV_RULE := $(DESTDIR)$(LIBDIR)/udev/rules.d/60-braidfs.rules
 UNITS := $(addprefix $(DESTDIR)$(LIBDIR)/systemd/system/,braidfs-scrub@.service braidfs-scrub@.timer braidfs-fsck@.service braidfs@.service)
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo bench test fmt clippy unit heavy heavy-long semver top-picture watch-cost watch-instructions crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million xfstests soak fuzz fuzz-coverage layers site models deny peers $(PEERS) deps lib wheel python python-unit install install-lib uninstall deb deb-test dist blkid-test recovery-bench sync-bench resize-kill tenant-kill supervise-kills clean
+.PHONY: help build demo bench test fmt clippy unit heavy heavy-long semver top-picture dashboard-picture watch-cost watch-instructions crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million xfstests soak fuzz fuzz-coverage layers site models deny peers $(PEERS) deps lib wheel python python-unit install install-lib uninstall deb deb-test dist blkid-test recovery-bench sync-bench resize-kill tenant-kill supervise-kills clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z$$()A-Z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -182,6 +182,10 @@ fuzz-coverage: ## the same under libFuzzer, which looks for new code (cargo inst
 
 top-picture: build ## pictures of `braidfs top` over a mount with a load on it, docs/top-*.svg (root; a minute)
 	@scripts/top-picture.py
+
+dashboard-picture: build ## docs/dashboard.svg, the dashboard's queries asked of a Prometheus over a mount with a load (root; a minute)
+	@command -v prometheus >/dev/null || scripts/deps.sh prometheus
+	@scripts/dashboard-picture.py
 
 watch-cost: build ## what counting, watching, metrics and slow= cost small requests, interleaved, ROUNDS (default 10; root; 3 minutes; an idle machine)
 	@scripts/watch-cost.py $(or $(ROUNDS),10)

@@ -9,16 +9,12 @@ import pty
 import re
 import select
 import struct
-import subprocess
 import sys
-import tempfile
 import termios
-import threading
 import time
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-BINARY = os.environ.get("BRAIDFS_BIN", str(ROOT / "target/release/braidfs"))
+import loaded
+
 WIDTH, HEIGHT = 106, 22
 SCREENS = {"operations": b"o", "domains": b"d", "processes": b"p"}
 # What top sends: control sequences, and text.
@@ -98,31 +94,11 @@ class Screen:
         return "\n".join([*out, "</svg>", ""])
 
 
-def load(top, name, end):
-    """Files made, written, synced, read, listed, removed."""
-    n = 0
-    while not end.is_set():
-        n += 1
-        path = top / f"{name}-{n % 200}"
-        path.write_bytes(os.urandom(6000))
-        if n % 3 == 0:
-            fd = os.open(path, os.O_RDWR)
-            os.fsync(fd)
-            os.close(fd)
-        if n % 5 == 0:
-            os.rename(path, top / f"{name}-kept-{n % 1000}")
-        if n % 50 == 0:
-            os.listdir(top)
-            os.posix_fadvise(fd := os.open(top / "large", os.O_RDONLY), 0, 0, os.POSIX_FADV_DONTNEED)
-            os.read(fd, 1 << 20)
-            os.close(fd)
-
-
 def pictures(mnt):
     pid, fd = pty.fork()
     if pid == 0:
         os.environ["TERM"] = "xterm-256color"
-        os.execv(BINARY, [BINARY, "top", str(mnt)])
+        os.execv(loaded.BINARY, [loaded.BINARY, "top", str(mnt)])
     fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", HEIGHT, WIDTH, 0, 0))
     screen, found = Screen(), {}
     try:
@@ -147,32 +123,15 @@ def pictures(mnt):
 
 
 def main():
-    with tempfile.TemporaryDirectory(prefix="braidfs-top-", dir="/var/tmp") as work:
-        image, mnt = Path(work) / "vol.img", Path(work) / "srv"
-        mnt.mkdir()
-        subprocess.run([BINARY, "mkfs", "--quiet", "--size", "1G", image], check=True)
-        subprocess.run([BINARY, "mount", image, mnt], check=True)
-        try:
-            (mnt / "large").write_bytes(os.urandom(4 << 20))
-            end = threading.Event()
-            threads = [threading.Thread(target=load, args=(mnt, name, end)) for name in ("mail", "news")]
-            for t in threads:
-                t.start()
-            try:
-                found = pictures(mnt)
-            finally:
-                end.set()
-                for t in threads:
-                    t.join()
-        finally:
-            subprocess.run(["umount", mnt], check=True)
+    with loaded.mounted() as mnt:
+        found = pictures(mnt)
     for name in SCREENS:
         svg = found.get(name, "")
         if "requests/s" not in svg:
             sys.exit(f"top-picture: top has drawn no {name}")
-        path = ROOT / "docs" / f"top-{name}.svg"
-        path.write_text(svg.replace(str(Path(work)), ""))
-        print(path.relative_to(ROOT))
+        path = loaded.ROOT / "docs" / f"top-{name}.svg"
+        path.write_text(svg.replace(str(mnt.parent), ""))
+        print(path.relative_to(loaded.ROOT))
 
 
 if __name__ == "__main__":
