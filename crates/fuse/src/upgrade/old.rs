@@ -98,7 +98,7 @@ impl New {
 #[derive(Debug)]
 struct Asked {
     later: Later,
-    arg: UpgradeArg,
+    arg: Box<UpgradeArg>,
 }
 
 impl Asked {
@@ -107,7 +107,7 @@ impl Asked {
         self.arg.errno = Errno::CANCELED.raw_os_error() as u32;
         self.arg.set_text(why.as_bytes());
         let mut out = Answer::new(size_of::<UpgradeArg>());
-        match ioctl_out(&mut out, size_of::<UpgradeArg>(), &self.arg) {
+        match ioctl_out(&mut out, size_of::<UpgradeArg>(), &*self.arg) {
             Ok(()) => self.later.answer(&mut out),
             Err(e) => self.later.done(Err(e)),
         }
@@ -154,24 +154,22 @@ impl Upgrades {
     }
 
     /// Has the serving threads stop.
-    fn stop_all(self: &Arc<Self>, prepared: Prepared) -> Result<(), (Prepared, io::Error)> {
+    fn stop_all(self: &Arc<Self>, prepared: Prepared) {
         self.stopped.store(false, Ordering::SeqCst);
-        // there is room: one is under way
-        if let Err(e) = self.ready.0.send(prepared) {
-            return Err((e.into_inner(), io::ErrorKind::BrokenPipe.into()));
-        }
+        // There is room, as one at a time is under way; and this has the other end.
+        let _ = self.ready.0.send(prepared);
         if let Err(e) = self.stop.ask() {
-            return match self.ready.1.try_recv() {
-                Ok(prepared) => Err((prepared, e)),
-                Err(_) => Ok(()),
-            };
+            if let Ok(prepared) = self.ready.1.try_recv() {
+                self.under_way.store(false, Ordering::SeqCst);
+                prepared.refuse(&format!("cannot stop: {e}"));
+            }
+            return;
         }
         // nobody else has it: the mount is ending
         while !self.stopped.load(Ordering::SeqCst) && Arc::strong_count(self) > 1 {
             self.stop.wake();
             std::thread::sleep(MOMENT);
         }
-        Ok(())
     }
 }
 
@@ -192,7 +190,7 @@ impl BraidFs {
         if (arg.out_size as usize) < size_of::<UpgradeArg>() {
             return Err(Errno::INVAL);
         }
-        let asked = Asked { later: cx.later(), arg: said };
+        let asked = Asked { later: cx.later(), arg: Box::new(said) };
         let config = match self.may_upgrade(cx) {
             Ok(config) => config,
             Err(why) => {
@@ -205,8 +203,9 @@ impl BraidFs {
             asked.refuse("another upgrade of it is under way");
             return Ok(Outcome::Deferred);
         }
-        let begin = move || {
-            if let Err((asked, why)) = upgrades.begin(&config, asked) {
+        let begin = move || match upgrades.greet(&config, &asked.arg) {
+            Ok(new) => upgrades.stop_all(Prepared { new, asked }),
+            Err(why) => {
                 upgrades.under_way.store(false, Ordering::SeqCst);
                 asked.refuse(&why);
             }
@@ -274,18 +273,7 @@ impl BraidFs {
 }
 
 impl Upgrades {
-    /// Starts the new program, and has the serving threads stop where it is willing.
-    fn begin(self: &Arc<Self>, config: &Upgradable, asked: Asked) -> Result<(), (Asked, String)> {
-        match self.greet(config, &asked.arg) {
-            Ok(new) => self.stop_all(Prepared { new, asked }).map_err(|(p, e)| {
-                let Prepared { new, asked } = p;
-                drop(new);
-                (asked, format!("cannot stop: {e}"))
-            }),
-            Err(why) => Err((asked, why)),
-        }
-    }
-
+    /// Starts the new program; it is willing.
     fn greet(&self, config: &Upgradable, arg: &UpgradeArg) -> Result<New, String> {
         let program = PathBuf::from(OsString::from_vec(arg.text().to_vec()));
         let shown = program.display();
@@ -370,7 +358,7 @@ pub(crate) enum HandedOver {
     /// Another process serves, whose number this is.
     To(u32),
     /// This one is to go on, with what it knew; the handles keep their files until they are opened anew.
-    No { vol: Arc<Volume>, front: Box<Front>, handles: Handles, counters: Arc<Counters> },
+    No { vol: Arc<Volume>, front: Box<Front>, handles: Box<Handles>, counters: Arc<Counters> },
     /// Neither can.
     Lost(braidfs::Error),
 }
@@ -384,14 +372,14 @@ pub(crate) fn hand_over(fs: BraidFs, prepared: Prepared, served: &Served<'_>) ->
         Ok(both) => both,
         Err(why) => {
             asked.refuse(&why);
-            return HandedOver::No { vol, front: Box::new(front), handles, counters };
+            return HandedOver::No { vol, front: Box::new(front), handles: Box::new(handles), counters };
         }
     };
     let vol = match Arc::try_unwrap(vol) {
         Ok(vol) => vol,
         Err(vol) => {
             asked.refuse("something else in its process uses the volume");
-            return HandedOver::No { vol, front: Box::new(front), handles, counters };
+            return HandedOver::No { vol, front: Box::new(front), handles: Box::new(handles), counters };
         }
     };
     let (mut held, now) = (vol.held_list(), vol.options_now());
@@ -415,7 +403,7 @@ pub(crate) fn hand_over(fs: BraidFs, prepared: Prepared, served: &Served<'_>) ->
             if let Some(vol) = volume {
                 drop(new);
                 asked.refuse(&why);
-                return HandedOver::No { vol: Arc::new(vol), front: Box::new(front), handles, counters };
+                return HandedOver::No { vol: Arc::new(vol), front: Box::new(front), handles: Box::new(handles), counters };
             }
             why
         }
@@ -425,7 +413,7 @@ pub(crate) fn hand_over(fs: BraidFs, prepared: Prepared, served: &Served<'_>) ->
     match mount_again(&devices, &config.options, &now, &held) {
         Ok(vol) => {
             asked.refuse(&format!("{why} ({status})"));
-            HandedOver::No { vol: Arc::new(vol), front: Box::new(front), handles, counters }
+            HandedOver::No { vol: Arc::new(vol), front: Box::new(front), handles: Box::new(handles), counters }
         }
         Err(e) => {
             asked.refuse(&format!("{why} ({status}); and the volume cannot be mounted again: {e}"));
@@ -486,6 +474,7 @@ fn give(new: &New, asked: &Asked, all: &All<'_>, served: &Served<'_>) -> Result<
     at_step("old-told")?;
     match new.receive(GREETING)? {
         ToOld::Going => Ok(()),
+        ToOld::Refused(why) => Err(why),
         _ => Err("it answers what it was not asked".into()),
     }
 }
