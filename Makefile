@@ -170,6 +170,9 @@ supervise-kills: ## kill -9 of a supervised mount's process under load, KILLS ti
 upgrade-rounds: ## braidfs upgrade under load, ROUNDS times (default 100; 3 minutes)
 	@UPGRADE_ROUNDS=$(or $(ROUNDS),100) python3 scripts/test-mount.py upgraded_under_load
 
+upgrade-peers: ## the same under PostgreSQL and git, ROUNDS times (default 100; 3 minutes; root)
+	@scripts/upgrade-peers.sh
+
 soak: ## random load with kill -9 and remount every few seconds (SOAK_SECONDS, default 60)
 	@python3 scripts/soak.py
 

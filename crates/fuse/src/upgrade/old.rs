@@ -403,7 +403,12 @@ pub(crate) fn hand_over(fs: BraidFs, prepared: Prepared, served: &Served<'_>) ->
             if let Some(vol) = volume {
                 drop(new);
                 asked.refuse(&why);
-                return HandedOver::No { vol: Arc::new(vol), front: Box::new(front), handles: Box::new(handles), counters };
+                return HandedOver::No {
+                    vol: Arc::new(vol),
+                    front: Box::new(front),
+                    handles: Box::new(handles),
+                    counters,
+                };
             }
             why
         }
