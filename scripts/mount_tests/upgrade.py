@@ -657,6 +657,29 @@ def upgraded_under_load(volume, _top):
 
 
 @check
+def a_service_manager_is_told_who_serves(volume, _top):
+    """A mount in the foreground, as a unit of Type=notify has it: its main process is another one from then on."""
+    daemon_only(volume)
+    path = volume.image.with_suffix(".notify")
+    with small_volume(volume) as v, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
+        told.bind(str(path))
+        told.settimeout(20)
+        start = subprocess.Popen([v.binary, "mount", "-f", "-o", "transport=dev", v.image, v.mnt], stdin=subprocess.DEVNULL,
+                                 stderr=subprocess.DEVNULL, env=dict(os.environ, NOTIFY_SOCKET=str(path)))
+        try:
+            same(told.recv(100), b"READY=1", "what is told first")
+            for _ in range(2):
+                upgrade(v)
+                same(told.recv(100), f"MAINPID={server(v)}".encode(), "what is told of an upgrade")
+            same(start.wait(5), 0, "exit code of the process that handed over")
+            v.umount()
+        finally:
+            start.kill()
+            start.wait()
+            path.unlink(missing_ok=True)
+
+
+@check
 def asked_to_end_while_it_is_handed_over(volume, _top):
     """What SIGTERM means that comes while a mount is handed over: whoever serves unmounts."""
     with mounted(volume) as v:

@@ -163,7 +163,8 @@ fn again(args: &Args, devices: &[PathBuf], mountpoint: &Path) -> Result<Vec<OsSt
     given("fuseblk", args.fuseblk.map(|f| format!("{f:?}").to_lowercase()));
     all.extend(args.sloppy.then(|| "--sloppy".into()));
     all.push("--".into());
-    all.extend(real_paths(devices)?.into_iter().map(OsString::from));
+    let devices = real_paths(devices).map_err(|f| f.with_code(mount_code::FAILED))?;
+    all.extend(devices.into_iter().map(OsString::from));
     all.push(mountinfo::absolute(mountpoint).into());
     Ok(all)
 }

@@ -33,6 +33,8 @@ use zerocopy::FromBytes;
 
 /// How long the new program has to greet, and to look at what it is offered.
 const GREETING: Duration = Duration::from_secs(10);
+/// The new process looks at each inode that the kernel knows: so many it does in a second in any case.
+const HELD_PER_SECOND: u64 = 4000;
 /// From one look whether the serving threads have stopped to the next.
 const MOMENT: Duration = Duration::from_millis(1);
 
@@ -468,7 +470,7 @@ fn give(new: &New, asked: &Asked, all: &All<'_>, served: &Served<'_>) -> Result<
     fds.extend(all.config.supervisor.as_ref().map(OwnedFd::as_fd));
     new.peer.send(&ToNew::Take(take), &fds).map_err(text)?;
     at_step("old-given")?;
-    let patience = Duration::from_secs(asked.arg.seconds.max(1).into());
+    let patience = Duration::from_secs(u64::from(asked.arg.seconds.max(1)) + all.held.len() as u64 / HELD_PER_SECOND);
     match new.receive(patience)? {
         ToOld::Mounted => {}
         ToOld::Refused(why) => return Err(why),
