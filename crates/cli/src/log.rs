@@ -1,10 +1,11 @@
 //! Where the log goes and how much of it.
 
 use crate::failure::{Failure, host_error};
+use std::ffi::OsString;
 use std::fs::OpenOptions;
 use std::io::IsTerminal;
 use std::path::PathBuf;
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::format::FmtSpan;
 
@@ -27,12 +28,26 @@ impl LogArgs {
     }
 }
 
+/// What another process that is to log as this one is called with.
+static ARGUMENTS: OnceLock<Vec<OsString>> = OnceLock::new();
+
+/// Options that have another process log as this one does.
+pub fn arguments() -> Vec<OsString> {
+    ARGUMENTS.get().cloned().unwrap_or_default()
+}
+
 /// Sets up logging for the process.
 ///
 /// # Errors
 /// A level that is none, a file that cannot be opened.
 pub fn start(args: &LogArgs, default: &str) -> Result<(), Failure> {
     let level = args.level.as_deref().unwrap_or(default);
+    let mut same: Vec<OsString> = vec!["--log".into(), level.into()];
+    if let Some(file) = &args.log_file {
+        same.extend(["--log-file".into(), std::path::absolute(file).unwrap_or_else(|_| file.clone()).into()]);
+    }
+    // there is one log
+    let _ = ARGUMENTS.set(same);
     let filter = EnvFilter::try_new(level)
         .map_err(|e| Failure::new(format!("--log {level}: {e}: use error, warn, info, debug or trace")))?;
     // a line with its times at the end of each span that the level lets through

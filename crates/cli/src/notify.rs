@@ -8,19 +8,28 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 
 /// Where somebody wants to know.
 pub fn ready() {
+    notify("READY=1");
+}
+
+/// From now on another process, a child of this one, is the one that counts.
+pub fn main_pid(pid: u32) {
+    notify(&format!("MAINPID={pid}"));
+}
+
+fn notify(what: &str) {
     if let Some(socket) = std::env::var_os("NOTIFY_SOCKET")
-        && let Err(e) = tell(&socket)
+        && let Err(e) = tell(&socket, what)
     {
-        tracing::warn!(error = %e, "cannot tell the service manager that the mount is ready");
+        tracing::warn!(error = %e, what, "cannot tell the service manager");
     }
 }
 
-fn tell(socket: &OsStr) -> io::Result<()> {
+fn tell(socket: &OsStr, what: &str) -> io::Result<()> {
     let address = match socket.as_bytes() {
         [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,
         _ => SocketAddr::from_pathname(socket)?,
     };
-    UnixDatagram::unbound()?.send_to_addr(b"READY=1", &address).map(|_| ())
+    UnixDatagram::unbound()?.send_to_addr(what.as_bytes(), &address).map(|_| ())
 }
 
 #[cfg(test)]
@@ -37,11 +46,11 @@ mod tests {
             (UnixDatagram::bind(&path).unwrap(), path.as_os_str().to_owned()),
             (UnixDatagram::bind_addr(&abstract_one).unwrap(), format!("@{name}").into()),
         ] {
-            tell(&given).unwrap();
+            tell(&given, "READY=1").unwrap();
             let mut buf = [0; 64];
             let n = socket.recv(&mut buf).unwrap();
             assert_eq!(&buf[..n], b"READY=1");
         }
-        assert!(tell(OsStr::new("/no/such/socket")).is_err());
+        assert!(tell(OsStr::new("/no/such/socket"), "READY=1").is_err());
     }
 }

@@ -22,7 +22,9 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, IoSlice};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+pub(crate) mod hand_over;
 
 /// Most bytes that a read bounces at a time.
 const BOUNCE_BYTES: usize = 1 << 20;
@@ -64,6 +66,8 @@ pub struct FileDevice {
     gate: Line<FlushGate>,
     /// Who opened it.
     process: u32,
+    /// Another process has its descriptors, too, see [`hand_over`].
+    lent: AtomicBool,
 }
 
 impl FileDevice {
@@ -113,6 +117,7 @@ impl FileDevice {
             copies,
             gate: Line::default(),
             process: std::process::id(),
+            lent: AtomicBool::new(false),
         })
     }
 
@@ -155,6 +160,7 @@ impl FileDevice {
             copies: true,
             gate: Line::default(),
             process: std::process::id(),
+            lent: AtomicBool::new(false),
         })
     }
 
@@ -259,7 +265,13 @@ impl FileDevice {
             copies: self.copies,
             gate: Line::default(),
             process: std::process::id(),
+            lent: AtomicBool::new(false),
         })
+    }
+
+    /// The rings, where they may be used.
+    fn rings(&self) -> Option<&RingPool> {
+        self.rings.as_ref().filter(|_| !self.lent.load(Ordering::Relaxed))
     }
 
     /// Does `write` with what is to be written, as the kernel takes it.
@@ -307,8 +319,9 @@ impl Drop for FileDevice {
     /// Gives the lock back now: closing the descriptor would, but requests that went by io_uring keep the file open a little
     /// longer (the kernel frees them later), and whoever comes next would find it in use.
     fn drop(&mut self) {
-        // A copy of another process, from before a fork, is not ours to unlock.
+        // A copy of another process, from before a fork, is not ours to unlock, nor what another process is to have.
         if self.process == std::process::id()
+            && !self.lent.load(Ordering::SeqCst)
             && let Err(e) = rustix::fs::flock(&self.file, rustix::fs::FlockOperation::Unlock)
         {
             tracing::debug!(path = %self.path.display(), error = %e, "the lock goes when the file is closed");
@@ -321,7 +334,7 @@ enum Claim {
     /// Nobody: an image, or opened for reading.
     None,
     /// This one holds it.
-    Held(#[expect(dead_code, reason = "held until it is dropped")] File),
+    Held(File),
     /// The kernel, for a `fuseblk` mount.
     Elsewhere,
 }
@@ -373,7 +386,7 @@ impl Device for FileDevice {
 
     fn write_batch(&self, ops: &[WriteOp<'_>]) -> io::Result<()> {
         let fd = self.file.as_fd();
-        let written = self.with_writes(ops, |writes| match &self.rings {
+        let written = self.with_writes(ops, |writes| match self.rings() {
             Some(rings) if writes.len() > 1 && !self.copies => rings.write(fd, writes),
             // Alone, a write is cheaper as one system call than as an entry of a ring.
             _ => writes.iter_mut().try_for_each(|w| w.finish(fd, 0)),
@@ -385,7 +398,7 @@ impl Device for FileDevice {
 
     fn write_batch_through(&self, ops: &[WriteOp<'_>]) -> io::Result<()> {
         // What was written before must be durable, too: else the flush that follows is needed anyway.
-        let Some(rings) = &self.rings else { return self.write_batch(ops) };
+        let Some(rings) = self.rings() else { return self.write_batch(ops) };
         let bytes: usize = ops.iter().flat_map(|op| &op.bufs).map(|b| b.len()).sum();
         let small = ops.len() <= THROUGH_WRITES && bytes <= THROUGH_BYTES;
         if !(self.is_block_device && self.direct && small && self.gate.is_clean()) {

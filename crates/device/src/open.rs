@@ -296,3 +296,8 @@ pub(crate) fn lock(file: &File, path: &Path, write: bool, is_block_device: bool)
         }
     }
 }
+
+/// One try for a lock.
+pub(crate) fn lock_once(file: &File, how: FlockOperation, path: &Path) -> Result<(), OpenError> {
+    rustix::fs::flock(file, how).map_err(|e| in_use(path, e))
+}

@@ -49,6 +49,18 @@ impl RangeLock {
     }
 }
 
+impl RangeLock {
+    /// A descriptor that shares it, for another process.
+    pub(crate) fn try_clone(&self) -> std::io::Result<OwnedFd> {
+        self._file.try_clone()
+    }
+
+    /// That of another process.
+    pub(crate) fn of(file: OwnedFd) -> Self {
+        Self { _file: file }
+    }
+}
+
 /// The file, first byte and number of bytes (0: to its end, wherever that is) that `device` stands for.
 fn bytes_of(device: &File) -> Option<(PathBuf, u64, u64)> {
     let meta = device.metadata().ok()?;

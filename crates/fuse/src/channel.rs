@@ -11,6 +11,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 use zerocopy::IntoBytes;
 
 /// Opens `/dev/fuse`, close-on-exec; the error names the file.
@@ -48,13 +49,28 @@ impl Channel {
         if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(Self { fd }) }
     }
 
-    /// From now on [`Self::try_receive`] is meant. Also of other descriptors that share the open file.
+    /// From now on [`Self::try_receive`] returns at once. Also of other descriptors that share the open file.
     pub fn set_nonblocking(&self) -> io::Result<()> {
-        let flags = rustix::fs::fcntl_getfl(&self.fd)?;
-        Ok(rustix::fs::fcntl_setfl(&self.fd, flags | OFlags::NONBLOCK)?)
+        self.set_blocking(false)
     }
 
-    /// A request, where there is one; `Gone` when the file system has been unmounted.
+    /// Whether [`Self::try_receive`] waits for a request.
+    pub fn set_blocking(&self, on: bool) -> io::Result<()> {
+        let mut flags = rustix::fs::fcntl_getfl(&self.fd)?;
+        flags.set(OFlags::NONBLOCK, !on);
+        Ok(rustix::fs::fcntl_setfl(&self.fd, flags)?)
+    }
+
+    /// Waits for so long at most until something waits to be received.
+    pub fn await_request(&self, within: Duration) {
+        let within = Timespec { tv_sec: 0, tv_nsec: within.subsec_nanos().into() };
+        let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
+        // whatever it says, receiving tells
+        let _ = poll(&mut fds, Some(&within));
+    }
+
+    /// A request, where there is one; `Gone` when the file system has been unmounted. 0 bytes also where a signal came while it
+    /// waited.
     pub fn try_receive(&self, buf: &mut [u8]) -> io::Result<Received> {
         match rustix::io::read(&self.fd, &mut *buf) {
             Ok(n) => Ok(Received::Bytes(n)),

@@ -13,6 +13,7 @@ use braidfs::{AtimeMode, DataMode, NewSize, Remount, Resized};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
@@ -39,6 +40,10 @@ pub(crate) const SAMPLE: u32 = 0xe000_bf07;
 /// `_IOWR(0xbf, 8, TenantArg)`: a tenant is made, changed, looked at or removed; on any directory, [`TenantCall::Create`] on the
 /// one that the root is to lie in. EPERM but for root and the server's user. What the volume says to it stands in the answer.
 pub(crate) const TENANT: u32 = 0xc400_bf08;
+
+/// `_IOWR(0xbf, 9, UpgradeArg)`: another program takes the mount over ([`crate::upgrade`]); on any directory. EPERM but for root
+/// and the server's user. Why not stands in the answer, which otherwise comes from the new program.
+pub(crate) const UPGRADE: u32 = 0xd020_bf09;
 
 /// [`ScrubStart::flags`]: leave file data alone.
 pub(crate) const NO_DATA: u32 = 1;
@@ -128,6 +133,60 @@ pub(crate) enum ResizeTo {
     Device = 1,
     Bytes,
     More,
+}
+
+/// Bytes of a path, or of the reason why not.
+pub(crate) const UPGRADE_TEXT: usize = 4112;
+
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct UpgradeArg {
+    /// Of the answer: 0, or why not.
+    pub errno: u32,
+    /// So long the new program may take to mount.
+    pub seconds: u32,
+    /// Of the answer: the number of the process that serves.
+    pub pid: u32,
+    pub reserved: u32,
+    /// Path of the program; of the answer its version, or why not. Zeros behind it.
+    pub text: [u8; UPGRADE_TEXT],
+}
+const _: () = assert!(size_of::<UpgradeArg>() == 0x1020);
+
+impl UpgradeArg {
+    pub fn text(&self) -> &[u8] {
+        self.text.split(|b| *b == 0).next().unwrap_or_default()
+    }
+
+    /// As much of it as there is room for.
+    pub fn set_text(&mut self, text: &[u8]) {
+        let n = text.len().min(UPGRADE_TEXT - 1);
+        self.text.fill(0);
+        self.text[..n].copy_from_slice(&text[..n]);
+    }
+}
+
+/// Who serves a mount that was handed over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Upgraded {
+    /// The number of its process, in its own pid namespace.
+    pub pid: u32,
+    /// The version of the program.
+    pub version: String,
+}
+
+/// Has `program`, an absolute path where the server runs, take over the volume mounted on `mountpoint` from its server. It is
+/// given `seconds` to mount; meanwhile requests wait.
+///
+/// # Errors
+/// EPERM: only root may, and the user of the server. ENOTTY: the server is too old. Where it goes on with the old program,
+/// why, as the error's text. ENOTCONN, ECONNABORTED: neither goes on.
+pub fn upgrade(mountpoint: &File, program: &Path, seconds: u32) -> io::Result<Upgraded> {
+    let mut arg = UpgradeArg { seconds, ..UpgradeArg::new_zeroed() };
+    put(&mut arg.text, program.as_os_str().as_bytes())?;
+    ask(mountpoint, UPGRADE, &mut arg)?;
+    let text = String::from_utf8_lossy(arg.text()).into_owned();
+    if arg.errno == 0 { Ok(Upgraded { pid: arg.pid, version: text }) } else { Err(io::Error::other(text)) }
 }
 
 /// Bytes of a file name, or of the reason why not.

@@ -17,6 +17,9 @@ const READY: u8 = b'+';
 /// The reason follows, as behind the next.
 const FAILED: u8 = b'-';
 const ENDED: u8 = b'=';
+/// Once it is ready, to a parent that looks after it: a process that may go on in its place; its number and the end of the
+/// line follow.
+pub(crate) const HANDING: u8 = b'@';
 
 /// Why there is no daemon.
 #[derive(Debug, thiserror::Error)]
@@ -62,6 +65,11 @@ impl Ready {
                 tracing::warn!(error = %e, "standard streams stay as they are");
             }
         }
+    }
+
+    /// The pipe to the parent, for as long as this process and those that go on in its place live.
+    pub fn to_parent(&self) -> Option<OwnedFd> {
+        self.pipe.as_ref().and_then(|pipe| pipe.try_clone().ok()).map(OwnedFd::from)
     }
 
     /// Tells the parent that the mount of a dead server goes now, by this process.
@@ -204,6 +212,12 @@ pub(crate) enum Told {
     Ended(String),
 }
 
+/// The process that goes on in the place of another one, by what that said last about it once it was ready.
+pub(crate) fn handed_to(said: &[u8]) -> Option<i32> {
+    let lines = said.split(|b| *b == b'\n').rev();
+    lines.filter_map(|line| line.strip_prefix(&[HANDING])).find_map(|pid| std::str::from_utf8(pid).ok()?.parse().ok())
+}
+
 pub(crate) fn understand(mut said: &[u8]) -> Said {
     let mut all = Said::default();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -284,6 +298,12 @@ mod tests {
         for bytes in [&b"*7 3"[..], b"*", b"?", b"\xff+"] {
             assert_eq!(said(bytes), Said::default());
         }
+    }
+
+    #[test]
+    fn the_last_process_that_may_go_on_is_found() {
+        assert_eq!(handed_to(b"@17\n@230\n"), Some(230));
+        assert_eq!((handed_to(b""), handed_to(b"+"), handed_to(b"@x\n")), (None, None, None));
     }
 
     #[test]

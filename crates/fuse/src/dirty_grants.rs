@@ -12,6 +12,7 @@
 use crate::node::WireId;
 use crate::requester::{self, Doing};
 use braidfs_sync::{Mutex, rank};
+use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
@@ -72,7 +73,40 @@ fn key(id: WireId, thread: u32) -> u64 {
     if thread == 0 { NAMELESS | id.ino().0 } else { thread.into() }
 }
 
+/// What one process tells the next of it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct HandedGrants {
+    granted: u64,
+    /// Of files, what the kernel calls them.
+    promised: Vec<u64>,
+    /// Key, what the kernel calls the file, blocks.
+    writers: Vec<(u64, u64, u64)>,
+}
+
 impl DirtyGrants {
+    /// For another process.
+    pub fn handed(&self) -> HandedGrants {
+        let l = self.0.lock();
+        HandedGrants {
+            granted: l.granted,
+            promised: l.promised.values().map(|id| id.0).collect(),
+            writers: l.writers.iter().map(|(key, w)| (*key, w.id.0, w.blocks)).collect(),
+        }
+    }
+
+    /// As it was in another process; the writers count as told just now.
+    pub fn of_handed(handed: &HandedGrants) -> Self {
+        let told = Instant::now();
+        let writer = |&(key, id, blocks): &(u64, u64, u64)| (key, Writer { id: WireId(id), blocks, told });
+        Self(Mutex::new(Ledger {
+            granted: handed.granted,
+            promised: handed.promised.iter().map(|id| (WireId(*id).ino().0, WireId(*id))).collect(),
+            writers: handed.writers.iter().map(writer).collect(),
+            look_at: MANY,
+        }))
+    }
+
     /// A thread asks to write so many blocks: grants them where they fit into `room` beside all that is granted. The room is
     /// looked at under the lock: else what was written back in between would count neither here nor there.
     pub fn grant(&self, id: WireId, thread: u32, blocks: u64, room: impl FnOnce() -> u64) -> bool {
@@ -189,6 +223,18 @@ mod tests {
         assert!(a.grant(id(3), u32::MAX >> 2, 5, || 100));
         let w = a.write_back();
         assert_eq!(a.written_back(w).blocks, 0);
+    }
+
+    #[test]
+    fn another_process_goes_on_with_what_was_granted() {
+        let a = DirtyGrants::default();
+        assert!(a.grant(id(10), 1, 60, || 100) && a.grant(id(11), 0, 30, || 100));
+        let text = serde_json::to_string(&a.handed()).unwrap();
+        let b = DirtyGrants::of_handed(&serde_json::from_str(&text).unwrap());
+        assert!(!b.grant(id(12), 3, 11, || 100) && b.grant(id(12), 3, 10, || 100));
+        let w = b.write_back_seeing(|t| if t == 1 { Doing::Writing(None) } else { Doing::Other });
+        assert_eq!(files(&w), [10, 11, 12]);
+        assert_eq!(b.written_back(w), Left { blocks: 90, unseen: true }, "in flight, and one that is not seen");
     }
 
     #[test]

@@ -27,6 +27,7 @@ use braidfs::format::inode::{APPEND, IMMUTABLE};
 use braidfs::{InodeNo, Timestamp};
 use braidfs_sync::{Mutex, rank};
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -66,7 +67,38 @@ pub(crate) struct Flagged {
     tries: Mutex<Vec<(WireId, u32)>, rank::FlaggedTries>,
 }
 
+/// What one process tells the next of such files.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct HandedFlags {
+    /// Inode, seconds and nanoseconds of the change, whether it is immutable, whether the kernel has yet to learn of it.
+    files: Vec<(u64, i64, u32, bool, bool)>,
+    met: bool,
+}
+
 impl Flagged {
+    /// For another process.
+    pub fn handed(&self) -> HandedFlags {
+        let files = self.files.lock();
+        let of = |(ino, c): (&u64, &Change)| (*ino, c.ctime.sec, c.ctime.nsec, c.immutable, c.unseen);
+        HandedFlags { files: files.iter().map(of).collect(), met: self.met.load(Ordering::Relaxed) }
+    }
+
+    /// As it was in another process.
+    pub fn of_handed(handed: &HandedFlags) -> Self {
+        let of = |&(ino, sec, nsec, immutable, unseen): &(u64, i64, u32, bool, bool)| {
+            (ino, Change { ctime: Timestamp { sec, nsec }, immutable, unseen })
+        };
+        let files: HashMap<u64, Change> = handed.files.iter().map(of).collect();
+        Self {
+            count: AtomicUsize::new(files.len()),
+            immutable: AtomicUsize::new(files.values().filter(|c| c.immutable).count()),
+            met: AtomicBool::new(handed.met),
+            files: Mutex::new(files),
+            ..Self::default()
+        }
+    }
+
     /// The flags of a file changed.
     pub fn note(&self, ino: InodeNo, ctime: Timestamp, immutable: bool) {
         let mut files = self.files.lock();
@@ -246,6 +278,20 @@ mod tests {
         let inverted = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(slot.lock())));
         drop(files);
         assert_eq!(inverted.is_err(), braidfs_sync::CHECKED);
+    }
+
+    #[test]
+    fn another_process_knows_the_same() {
+        let f = Flagged::default();
+        f.note(InodeNo(7), at(10), true);
+        f.note(InodeNo(8), at(11), false);
+        f.met.store(true, Ordering::Relaxed);
+        let text = serde_json::to_string(&f.handed()).unwrap();
+        let g = Flagged::of_handed(&serde_json::from_str(&text).unwrap());
+        assert!(g.is_immutable(InodeNo(7)) && !g.is_immutable(InodeNo(8)) && g.met.load(Ordering::Relaxed));
+        assert_eq!((g.not_before(InodeNo(8), at(9)), g.not_before(InodeNo(7), at(9))), (at(11), at(10)));
+        g.note(InodeNo(7), at(12), false);
+        assert_eq!((g.immutable.load(Ordering::Relaxed), g.count.load(Ordering::Relaxed)), (0, 2));
     }
 
     #[test]

@@ -21,6 +21,7 @@ use crate::profile::{Profile, Xattr};
 use crate::request::{Answer, Handled, Outcome, Request};
 use crate::room::Tight;
 use crate::transport::{DEFERRED_MAX, Forgets, Later, Ticket};
+use crate::upgrade::Upgrades;
 use braidfs::{Error, Volume};
 use braidfs_sync::{Mutex, rank};
 use crossbeam::utils::CachePadded;
@@ -68,6 +69,9 @@ const WANTED: u64 = init::ASYNC_READ
 const WITHOUT_OPEN: u64 = init::NO_OPEN_SUPPORT | init::NO_OPENDIR_SUPPORT;
 /// Wanted besides of one that runs with it. Without it a file would be truncated by nobody.
 const WITH_OPEN: u64 = init::ATOMIC_O_TRUNC;
+
+/// All that any of our mounts asks for.
+pub(crate) const KNOWN_FLAGS: u64 = WANTED | WITHOUT_OPEN | WITH_OPEN | init::OVER_IO_URING | init::NO_EXPORT_SUPPORT;
 
 /// What was agreed when the mount came up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -171,6 +175,8 @@ pub(crate) struct BraidFs {
     pub(crate) counters: Arc<Counters>,
     /// What those who watch fetch in parts.
     pub(crate) samples: Mutex<Samples, rank::Samples>,
+    /// Another program may take over.
+    pub(crate) upgrades: Arc<Upgrades>,
     /// Requests that the helper thread is to answer when the kernel has answered it.
     waiting: Arc<AtomicUsize>,
     /// Where FORGETs are fetched, where they do not come by themselves.
@@ -248,6 +254,7 @@ impl BraidFs {
             scrub: Mutex::default(),
             scrubs: AtomicBool::new(false),
             trims: Mutex::default(),
+            upgrades: Arc::new(Upgrades::new(None, negotiated, 0)),
             waiting: Arc::default(),
             forgets: OnceLock::new(),
             forgetting: CachePadded::default(),

@@ -2,13 +2,18 @@
 //!
 //! Owns every [`OpenFile`] of the mount: an unlinked file lives until its last handle is released here. Look-ups are
 //! lock-free and write only to the slot of the handle asked for.
+//!
+//! **Numbers outlive a process** ([`crate::upgrade`]): the kernel goes on to use those that the one before gave out. The upper
+//! [`LIFE_BITS`] bits of a number say in which life of the mount it was given, so that a new number is none of those; for
+//! these there is a table, made once, of where each lies now.
 
 use crate::node::WireId;
 use braidfs::{InodeNo, OpenFile};
 use braidfs_sync::{Mutex, rank};
 use crossbeam::utils::CachePadded;
 use rustix::io::Errno;
-use sharded_slab::{Entry, Slab};
+use serde::{Deserialize, Serialize};
+use sharded_slab::{Config, DefaultConfig, Entry, Slab};
 use std::collections::HashMap;
 use std::sync::atomic::AtomicU64;
 
@@ -25,6 +30,25 @@ struct Writers {
 /// Of the table of writers; a power of two, see [`Handles::shard`].
 const SHARDS: usize = 32;
 
+/// Of the number of a handle: which life of the mount it was given in.
+const LIFE_BITS: u32 = 12;
+const KEY_BITS: u32 = u64::BITS - LIFE_BITS;
+
+/// Of the slab: it leaves the upper bits of a key alone.
+#[derive(Debug)]
+pub(crate) struct Keys;
+
+impl Config for Keys {
+    const INITIAL_PAGE_SIZE: usize = DefaultConfig::INITIAL_PAGE_SIZE;
+    // 33 million handles of each thread's; the other bits tell apart what had the same place
+    const MAX_PAGES: usize = 20;
+    const MAX_THREADS: usize = DefaultConfig::MAX_THREADS;
+    const RESERVED_BITS: usize = LIFE_BITS as usize;
+}
+
+/// A handle in the slab.
+pub(crate) type Kept<'a> = Entry<'a, CachePadded<Handle>, Keys>;
+
 /// One open file.
 pub(crate) struct Handle {
     /// The engine's handle.
@@ -33,6 +57,8 @@ pub(crate) struct Handle {
     pub cached_writer: bool,
     /// It was append-only when it was opened for writing.
     pub append_only: bool,
+    /// Its number; set when it is kept.
+    pub fh: u64,
     /// [`crate::fs::BraidFs`]' capability epoch when `security.capability` was last found absent or removed.
     pub caps_epoch: AtomicU64,
 }
@@ -48,35 +74,121 @@ impl Handle {
     }
 }
 
+/// A handle as one process tells the next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct HandedHandle {
+    /// Its number.
+    pub fh: u64,
+    pub ino: u64,
+    pub generation: u32,
+    pub cached_writer: bool,
+    pub append_only: bool,
+}
+
+impl HandedHandle {
+    /// The handle, of the same file opened anew.
+    pub fn of(self, file: OpenFile) -> Handle {
+        let Self { fh, cached_writer, append_only, .. } = self;
+        Handle { file, cached_writer, append_only, fh, caps_epoch: AtomicU64::new(0) }
+    }
+}
+
 /// All open files of a mount.
-#[derive(Default)]
 pub(crate) struct Handles {
-    slab: Slab<CachePadded<Handle>>,
+    slab: Slab<CachePadded<Handle>, Keys>,
+    /// Of this process; in the upper bits of the numbers that it gives.
+    life: u64,
+    /// Where those are that earlier ones gave out. One that was closed stays in it, and leads nowhere.
+    earlier: HashMap<u64, usize>,
     /// Cached writers per inode, for `lseek` and [`crate::room`]; absent means none.
     writers: [CachePadded<Mutex<HashMap<u64, Writers>, rank::WriterShard>>; SHARDS],
 }
 
+impl Default for Handles {
+    fn default() -> Self {
+        Self { slab: Slab::new_with_config(), life: 0, earlier: HashMap::new(), writers: Default::default() }
+    }
+}
+
 impl Handles {
+    /// With those that an earlier process gave out, under their numbers.
+    pub fn of_earlier(handles: impl IntoIterator<Item = (u64, Handle)>) -> Result<Self, Errno> {
+        let (mut all, mut lives) = (Self::default(), std::collections::HashSet::new());
+        for (fh, handle) in handles {
+            let key = all.keep(handle, Some(fh))?;
+            if all.earlier.insert(fh, (key & ((1 << KEY_BITS) - 1)) as usize).is_some() {
+                return Err(Errno::INVAL);
+            }
+            lives.insert(fh >> KEY_BITS);
+        }
+        let free = (1..1 << LIFE_BITS).find(|life| !lives.contains(life));
+        all.life = free.ok_or(Errno::NFILE)?;
+        Ok(all)
+    }
+
     /// Keeps a handle; its number.
     pub fn insert(&self, handle: Handle) -> Result<u64, Errno> {
+        self.keep(handle, None)
+    }
+
+    /// The number that it would have here; `fh`: it has another one.
+    fn keep(&self, mut handle: Handle, fh: Option<u64>) -> Result<u64, Errno> {
         let (id, writer) = (handle.id(), handle.cached_writer);
-        let key = self.slab.insert(CachePadded::new(handle)).ok_or(Errno::NFILE)?;
+        let place = self.slab.vacant_entry().ok_or(Errno::NFILE)?;
+        let number = self.life << KEY_BITS | place.key() as u64;
+        handle.fh = fh.unwrap_or(number);
+        place.insert(CachePadded::new(handle));
         if writer {
             let mut writers = self.shard(id.ino()).lock();
             let w = writers.entry(id.ino().0).or_insert(Writers { id, handles: 0, promised: false });
             (w.handles, w.promised) = (w.handles + 1, true);
         }
-        Ok(key as u64)
+        Ok(number)
+    }
+
+    /// Where a handle is, by its number.
+    fn key(&self, fh: u64) -> Result<usize, Errno> {
+        if fh >> KEY_BITS == self.life {
+            return Ok((fh & ((1 << KEY_BITS) - 1)) as usize);
+        }
+        self.earlier.get(&fh).copied().ok_or(Errno::BADF)
     }
 
     /// A handle that was given out.
-    pub fn get(&self, fh: u64) -> Result<Entry<'_, CachePadded<Handle>>, Errno> {
-        self.slab.get(fh as usize).ok_or(Errno::BADF)
+    pub fn get(&self, fh: u64) -> Result<Kept<'_>, Errno> {
+        self.slab.get(self.key(fh)?).ok_or(Errno::BADF)
+    }
+
+    /// What another process must know of them: all handles, and the files among them that the kernel was promised room for.
+    pub fn handed(&mut self) -> (Vec<HandedHandle>, Vec<u64>) {
+        let of = |h: &CachePadded<Handle>| HandedHandle {
+            fh: h.fh,
+            ino: h.ino().0,
+            generation: h.file.generation(),
+            cached_writer: h.cached_writer,
+            append_only: h.append_only,
+        };
+        let handles = self.slab.unique_iter().map(of).collect();
+        let promised = self.writers.iter().flat_map(|shard| {
+            let of_shard: Vec<u64> = shard.lock().iter().filter(|(_, w)| w.promised).map(|(ino, _)| *ino).collect();
+            of_shard
+        });
+        let mut promised: Vec<u64> = promised.collect();
+        promised.sort_unstable();
+        (handles, promised)
+    }
+
+    /// Of all cached writers these, in order, are promised something.
+    pub fn set_promised(&self, which: &[u64]) {
+        self.writers
+            .iter()
+            .for_each(|s| s.lock().iter_mut().for_each(|(ino, w)| w.promised = which.binary_search(ino).is_ok()));
     }
 
     /// Closes a handle that was given out; `EBADF` where there is none.
     pub fn release(&self, fh: u64) -> Result<(), Errno> {
-        let handle = self.slab.take(fh as usize).ok_or(Errno::BADF)?;
+        let handle = self.slab.take(self.key(fh)?).ok_or(Errno::BADF)?;
         if handle.cached_writer {
             let mut writers = self.shard(handle.ino()).lock();
             if let Some(w) = writers.get_mut(&handle.ino().0) {

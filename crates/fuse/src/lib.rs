@@ -6,12 +6,12 @@
 //! (its file), `handles` (files that the kernel asked to open), `room` and `dirty` (ENOSPC in time), `direct_writes` (no stale pages behind
 //! direct writes). `serve` runs the whole from mount to unmount,
 //! `latency` looks after the serving threads meanwhile, `counters` counts what they are asked, `watch` tells it, `slow` tells the log of what took long; `profile` says
-//! what a mount gives up to be asked less; `daemon` and `supervise` help the command line.
+//! what a mount gives up to be asked less; `daemon` and `supervise` help the command line. `upgrade` hands all of it to another program.
 //!
 //! The protocol is spoken directly, not through a crate: `sync` (SYNCFS), unnamed files (TMPFILE), birth times (STATX)
 //! and an `umount` that waits until the volume is closed (DESTROY) need operations that the crates do not pass on.
 //!
-//! `unsafe` is confined to `daemon` (fork), `supervise` (signals), `channel` and `control` (one ioctl each), `latency::follow`
+//! `unsafe` is confined to `daemon` (fork), `supervise` and `upgrade::stop` (signals), `channel` and `control` (one ioctl each), `latency::follow`
 //! (scheduling policy), `transport::ring` (submissions) and `transport::entry` (memory given back).
 
 mod abi;
@@ -42,6 +42,7 @@ mod session;
 mod slow;
 mod supervise;
 mod transport;
+mod upgrade;
 pub mod watch;
 
 pub use daemon::{DaemonError, Ready, daemonize};
@@ -52,3 +53,4 @@ pub use profile::{Cache, Profile};
 pub use serve::{Progress, ServeError, serve};
 pub use supervise::{Limit, SuperviseError, supervise};
 pub use transport::Transport;
+pub use upgrade::{Heir, Upgradable};

@@ -10,6 +10,7 @@ use crate::latency::Latency;
 use crate::mount_table::{MountId, top_at};
 use crate::profile::Profile;
 use crate::transport::Transport;
+use crate::upgrade::Upgradable;
 use crate::watch::MetricsAt;
 use braidfs::AtimeMode;
 use rustix::io::Errno;
@@ -23,6 +24,8 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 const HELPER: &str = "fusermount3";
@@ -75,6 +78,8 @@ pub struct MountConfig {
     pub metrics: Option<MetricsAt>,
     /// Operations that take longer are told to the log.
     pub slow: Option<Duration>,
+    /// What another process needs to take the mount over; `None`: it cannot.
+    pub upgrade: Option<Arc<Upgradable>>,
 }
 
 impl MountConfig {
@@ -103,6 +108,7 @@ impl MountConfig {
             fuseblk: None,
             metrics: None,
             slow: None,
+            upgrade: None,
         }
     }
 
@@ -168,6 +174,8 @@ pub(crate) struct Mount {
     point: PathBuf,
     /// To tell this mount from a later one at the same place.
     id: Option<MountId>,
+    /// It is not this process' any more.
+    left: AtomicBool,
 }
 
 impl Mount {
@@ -181,7 +189,17 @@ impl Mount {
         let fd =
             if rustix::process::geteuid().is_root() { mount_direct(cfg, &point)? } else { mount_helped(cfg, &point)? };
         let id = top_at(&point)?.map(|top| top.id);
-        Ok((Self { point, id }, fd))
+        Ok((Self { point, id, left: AtomicBool::new(false) }, fd))
+    }
+
+    /// One that another process has made.
+    pub fn of(point: PathBuf, id: Option<MountId>) -> Self {
+        Self { point, id, left: AtomicBool::new(false) }
+    }
+
+    /// It stays, whatever becomes of this process: another one serves it, or it is to be seen that nobody does.
+    pub fn leave(&self) {
+        self.left.store(true, Ordering::SeqCst);
     }
 
     /// Directory that it is mounted on.
@@ -239,7 +257,8 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        if self.exists()
+        if !self.left.load(Ordering::SeqCst)
+            && self.exists()
             && let Err(e) = self.unmount(true)
         {
             tracing::warn!(point = %self.point.display(), error = %e, "cannot unmount");

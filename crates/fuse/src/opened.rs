@@ -16,17 +16,15 @@
 //! TMPFILE has no such substitute: its answer tells of a handle, 0 then, and the kernel sends a RELEASE of it.
 
 use crate::fs::BraidFs;
-use crate::handles::Handle;
+use crate::handles::{Handle, Kept};
 use crate::node::WireId;
 use braidfs::{InodeNo, OpenFile};
-use crossbeam::utils::CachePadded;
 use rustix::io::Errno;
-use sharded_slab::Entry;
 
 /// A file while a request works on it.
 pub(crate) enum Opened<'a> {
     /// The kernel asked to open it.
-    Handle(Entry<'a, CachePadded<Handle>>),
+    Handle(Kept<'a>),
     /// It is open for the request.
     Briefly(OpenFile),
 }

@@ -55,6 +55,7 @@ use braidfs::{Attr, DomainId, FileKind, InodeNo};
 use braidfs_sync::{Mutex, rank};
 use crossbeam::utils::CachePadded;
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -146,6 +147,34 @@ impl Tight {
             bound: AtomicU64::new(LEAST_BYTES),
             raising: AtomicBool::new(false),
         }
+    }
+}
+
+/// What one process tells the next of domains with little room.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct HandedRoom {
+    /// By domain: tight, unknown, blocks that the kernel may hold.
+    domains: Vec<(bool, bool, u64)>,
+    bound: u64,
+}
+
+impl Tight {
+    /// For another process: none becomes tight just now.
+    pub fn handed(&self) -> HandedRoom {
+        let load = |b: &AtomicBool| b.load(Ordering::SeqCst);
+        let of = |d: &Domain| (load(&d.tight), load(&d.unknown), d.held.load(Ordering::SeqCst));
+        HandedRoom { domains: self.domains.iter().map(of).collect(), bound: self.bound.load(Ordering::SeqCst) }
+    }
+
+    /// As it was in another process.
+    pub fn take(&self, handed: &HandedRoom) {
+        for (d, &(tight, unknown, held)) in self.domains.iter().zip(&handed.domains) {
+            d.tight.store(tight, Ordering::SeqCst);
+            d.unknown.store(unknown, Ordering::SeqCst);
+            d.held.store(held, Ordering::SeqCst);
+        }
+        self.bound.store(handed.bound, Ordering::SeqCst);
     }
 }
 

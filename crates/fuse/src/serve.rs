@@ -2,11 +2,13 @@
 
 use crate::abi::init;
 use crate::channel::Channel;
+use crate::fs::Negotiated;
 use crate::mount::{Mount, MountConfig};
 use crate::mount_table::MountId;
 use crate::node;
-use crate::session::{self, RunError, Service};
+use crate::session::{self, Fresh, Over, RunError, Service};
 use crate::transport::{self, Ring, Transport};
+use crate::upgrade::old::{self, HandedOver};
 use crate::watch::listen::Listener;
 use braidfs::Volume;
 use rustix::fs::{Mode, OFlags};
@@ -15,6 +17,7 @@ use signal_hook::iterator::Signals;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 /// What the kernel is told to read ahead, KiB: one full READ in flight while one is consumed.
@@ -41,6 +44,9 @@ pub enum ServeError {
     /// Threads, descriptors or signal handlers.
     #[error("cannot serve: {0}")]
     Start(io::Error),
+    /// It was to take a mount over.
+    #[error("cannot take the mount over: {0}")]
+    TakeOver(String),
     /// The volume was served, but could not be closed cleanly; it will be recovered at the next mount.
     #[error("closing the volume: {0}")]
     Close(braidfs::Error),
@@ -53,12 +59,15 @@ pub enum Progress {
     Mounted(Option<MountId>),
     /// It can be used.
     Ready,
+    /// The process with this number serves it from now on; [`serve`] returns.
+    HandedOver(u32),
 }
 
 /// Mounts `vol` and serves it until it is unmounted; then closes it, before returning.
 ///
 /// `tell` is called when the mount is made, which may be more than once, and when it can be used. SIGTERM, SIGINT and SIGHUP unmount: at once, or, where the mount is
-/// busy, after a sync and lazily; a second signal cuts the users off. The volume is closed in every case, also where
+/// busy, after a sync and lazily; a second signal cuts the users off. Where another program takes over
+/// ([`MountConfig::upgrade`], [`crate::control::upgrade`]) it returns, too, and the mount goes on. The volume is closed in every case, also where
 /// mounting fails. A caller who keeps a reference to `vol` closes it themselves; it is then only synced here.
 ///
 /// # Errors
@@ -85,13 +94,16 @@ pub fn serve(vol: Arc<Volume>, cfg: &MountConfig, mut tell: impl FnMut(Progress)
             Err(e) => return closing(vol, e),
         };
         tell(Progress::Mounted(attached.mount.id()));
-        let ready = || {
-            if !std::mem::replace(&mut told, true) {
-                tell(Progress::Ready);
-            }
+        let mut progress = |p| match p {
+            Progress::Ready if std::mem::replace(&mut told, true) => {}
+            p => tell(p),
         };
-        match attached.run(vol, (cfg, metrics.as_ref()), std::mem::take(&mut rings), ready) {
-            Ok(()) => return Ok(()),
+        match attached.run(vol, (cfg, metrics.as_ref()), std::mem::take(&mut rings), &mut progress) {
+            Ok(Served::Unmounted) => return Ok(()),
+            Ok(Served::HandedOver) => {
+                metrics.into_iter().for_each(Listener::leave);
+                return Ok(());
+            }
             Err(Ended::Badly(e)) => return Err(e),
             // A connection that knew rings cannot go on without them: another one, at the device.
             Err(Ended::WithoutRings(unserved, why)) => {
@@ -139,11 +151,18 @@ fn check(vol: &Volume) -> Result<(), ServeError> {
     node::check(&geometry).map_err(ServeError::TooLarge)
 }
 
+/// How serving ended well.
+pub(crate) enum Served {
+    Unmounted,
+    /// The mount goes on.
+    HandedOver,
+}
+
 /// A mount with nobody serving it yet.
-struct Attached {
-    mount: Arc<Mount>,
-    channel: Channel,
-    signals: Signals,
+pub(crate) struct Attached {
+    pub mount: Arc<Mount>,
+    pub channel: Arc<Channel>,
+    pub signals: Signals,
 }
 
 fn attach(cfg: &MountConfig) -> Result<Attached, ServeError> {
@@ -152,7 +171,7 @@ fn attach(cfg: &MountConfig) -> Result<Attached, ServeError> {
     // Before the mount exists, so that no signal leaves it behind.
     let signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(ServeError::Start)?;
     let (mount, fd) = Mount::new(cfg).map_err(failed)?;
-    Ok(Attached { mount: Arc::new(mount), channel: Channel::new(fd), signals })
+    Ok(Attached { mount: Arc::new(mount), channel: Arc::new(Channel::new(fd)), signals })
 }
 
 impl Attached {
@@ -161,14 +180,15 @@ impl Attached {
         vol: Arc<Volume>,
         (cfg, metrics): (&MountConfig, Option<&Listener>),
         mut rings: Vec<Ring>,
-        ready: impl FnOnce(),
-    ) -> Result<(), Ended> {
-        let Self { mount, channel, mut signals } = self;
+        tell: &mut dyn FnMut(Progress),
+    ) -> Result<Served, Ended> {
+        let Self { mount, channel, .. } = &self;
         let opens = cfg.opens || vol.guarded();
-        let negotiated = match session::handshake(&channel, !rings.is_empty(), opens, cfg.profile) {
+        let negotiated = match session::handshake(channel, !rings.is_empty(), opens, cfg.profile) {
             Ok(negotiated) => negotiated,
             Err(source) => {
                 // Ends the connection first: nobody would answer what unmounting may ask.
+                let Self { mount, channel, .. } = self;
                 drop(channel);
                 drop(mount);
                 let closed = session::close(vol);
@@ -185,42 +205,104 @@ impl Attached {
             rings.clear();
         }
         mount.set_readahead(READAHEAD_KIB);
+        let fresh = Fresh::new(vol, negotiated, cfg, mount.dirty_limit());
+        self.serve(fresh, (cfg, metrics), negotiated, rings, tell).map_err(|e| match e {
+            RunError::Start(e) => Ended::Badly(ServeError::Start(e)),
+            RunError::Close(e) => Ended::Badly(ServeError::Close(e)),
+            RunError::Rings { why, vol } => Ended::WithoutRings(vol, why),
+        })
+    }
+
+    /// Serves until it is unmounted, or another process does.
+    pub(crate) fn serve(
+        self,
+        fresh: Fresh,
+        (cfg, metrics): (&MountConfig, Option<&Listener>),
+        negotiated: Negotiated,
+        rings: Vec<Ring>,
+        tell: &mut dyn FnMut(Progress),
+    ) -> Result<Served, RunError> {
+        let Self { mount, channel, mut signals } = self;
         let handle = signals.handle();
+        let told_to_end = Arc::new(AtomicBool::new(false));
         let watcher = {
-            let mount = mount.clone();
-            thread::Builder::new().name("fuse-signals".into()).spawn(move || watch(&mount, &mut signals))
+            let (mount, told) = (mount.clone(), told_to_end.clone());
+            thread::Builder::new().name("fuse-signals".into()).spawn(move || watch(&mount, &mut signals, &told))
         };
         let abandon = || {
             if let Err(e) = mount.abort() {
                 tracing::error!(error = %e, "cannot end the FUSE connection");
             }
         };
-        let dirty = mount.dirty_limit();
-        let service = Service { negotiated, channel, rings, cfg, metrics, dirty, abandon: &abandon };
-        let result = session::run(vol, service, ready);
+        let mut next = (fresh, rings);
+        let result = loop {
+            let (fresh, rings) = next;
+            let service = Service { channel: channel.clone(), rings, cfg, metrics, abandon: &abandon };
+            let (fs, prepared) = match session::run(fresh, service, || tell(Progress::Ready)) {
+                Ok(Over::Stopped(fs, prepared)) => (fs, prepared),
+                Ok(Over::Unmounted) => break Ok(Served::Unmounted),
+                Err(e) => break Err(e),
+            };
+            let with = old::Served { config: cfg.upgrade.as_ref(), channel: &channel, mount: &mount, metrics };
+            match old::hand_over(*fs, prepared, &with) {
+                HandedOver::To(pid) => {
+                    tracing::info!(pid, "upgraded: another process serves the mount");
+                    mount.leave();
+                    tell(Progress::HandedOver(pid));
+                    let parent = cfg.upgrade.as_ref().is_some_and(|u| u.supervisor.is_some());
+                    // a parent does that itself
+                    if told_to_end.load(Ordering::SeqCst) && !parent {
+                        hand_on_the_end(pid);
+                    }
+                    // the thread for signals may wait for an answer of the mount: it ends with this process
+                    return Ok(Served::HandedOver);
+                }
+                HandedOver::No { vol, front, handles, counters } => {
+                    let again = Fresh::again(vol, negotiated, cfg, mount.dirty_limit(), *front, Some(counters));
+                    // opened anew by now
+                    drop(handles);
+                    match again {
+                        Ok(fresh) => next = (fresh, Vec::new()),
+                        Err(why) => {
+                            mount.leave();
+                            break Err(RunError::Start(io::Error::other(why)));
+                        }
+                    }
+                }
+                // who looks after this process sees a dead mount
+                HandedOver::Lost(e) => {
+                    mount.leave();
+                    break Err(RunError::Close(e));
+                }
+            }
+        };
         handle.close();
         match watcher {
             Ok(thread) => drop(thread.join()),
             Err(e) => tracing::warn!(error = %e, "no thread for signals: unmount to end"),
         }
-        result.map_err(|e| match e {
-            RunError::Start(e) => Ended::Badly(ServeError::Start(e)),
-            RunError::Close(e) => Ended::Badly(ServeError::Close(e)),
-            RunError::Rings { why, vol } => Ended::WithoutRings(vol, why),
-        })
+        result
+    }
+}
+
+/// Who asked this process to end meant whoever serves the mount.
+fn hand_on_the_end(pid: u32) {
+    let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
+    if let Some(pid) = pid
+        && let Err(e) = rustix::process::kill_process(pid, rustix::process::Signal::TERM)
+    {
+        tracing::warn!(error = %e, "asked to end, and cannot hand that on");
     }
 }
 
 /// Unmounts on the first signal, cuts off on the second.
-fn watch(mount: &Mount, signals: &mut Signals) {
-    let mut told = false;
+fn watch(mount: &Mount, signals: &mut Signals, told: &AtomicBool) {
     for signal in signals.forever() {
         tracing::info!(signal, "asked to end");
-        let done = if told { mount.abort() } else { end(mount) };
+        let done = if told.swap(true, Ordering::SeqCst) { mount.abort() } else { end(mount) };
         if let Err(e) = done {
             tracing::error!(point = %mount.point().display(), error = %e, "cannot unmount");
         }
-        told = true;
     }
 }
 

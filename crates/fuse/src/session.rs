@@ -6,11 +6,14 @@
 //! the reply) one thread empties them all, closes the volume and only then replies. A plain `fuse` mount sends no DESTROY;
 //! the threads see that the connection is gone, and the volume is closed when all have left.
 //!
+//! For an upgrade ([`crate::upgrade`]) the threads at the device stop while the connection goes on, and what is under way ends
+//! ([`settle`]); the file system is given back then, or served again.
+//!
 //! With rings no request is served before the kernel has taken all of them: a session whose rings are refused ends
 //! without having touched the volume.
 
 use crate::abi::{self, op};
-use crate::channel::Channel;
+use crate::channel::{Channel, Received};
 use crate::counters::{Counters, Line};
 use crate::dirty::DirtyLimit;
 use crate::fs::{BraidFs, Context, Job, MAX_IO_BYTES, Negotiated, negotiate};
@@ -20,6 +23,10 @@ use crate::profile::Profile;
 use crate::request::{Answer, Outcome, Request};
 use crate::slow::Asked;
 use crate::transport::{Forgets, Later, Loan, Reply, Ring, Ticket};
+use crate::upgrade::old::Prepared;
+use crate::upgrade::record::Front;
+use crate::upgrade::stop::Stop;
+use crate::upgrade::{Upgrades, old};
 use crate::watch::listen::Listener;
 use crate::watch::openmetrics;
 use braidfs::Volume;
@@ -30,15 +37,21 @@ use rustix::thread::{sched_getaffinity, sched_setaffinity};
 use std::io;
 use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::{self, Scope, ScopedJoinHandle};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A request and its header; the kernel wants room for 4 KiB besides the largest WRITE.
 const RECEIVE_BYTES: usize = MAX_IO_BYTES as usize + 4096;
 
 /// Threads that serve what is large, where rings carry the requests, are at most so many.
 const LARGE_THREADS: usize = 8;
+
+/// How long what is under way has to end before an upgrade; how long nothing is received meanwhile, and then something is.
+const SETTLE: Duration = Duration::from_secs(20);
+const PAUSE: Duration = Duration::from_millis(20);
+const TURN: Duration = Duration::from_millis(50);
 
 type Slot = CachePadded<Mutex<Option<Arc<BraidFs>>, rank::ServingSlot>>;
 
@@ -71,38 +84,88 @@ pub(crate) fn handshake(channel: &Channel, rings: bool, opens: bool, profile: Pr
     }
 }
 
+/// A file system that is about to be served.
+pub(crate) struct Fresh {
+    fs: BraidFs,
+    work: mpsc::Receiver<Job>,
+}
+
+impl Fresh {
+    fn of(vol: Arc<Volume>, negotiated: Negotiated, cfg: &MountConfig) -> Self {
+        let (jobs, work) = mpsc::channel();
+        let mut fs = BraidFs::new(vol, negotiated, jobs);
+        fs.profile = cfg.profile;
+        fs.upgrades = Arc::new(Upgrades::new(cfg.upgrade.clone(), negotiated, at_device_threads(cfg)));
+        Self { fs, work }
+    }
+
+    /// For a mount that was just made.
+    pub fn new(vol: Arc<Volume>, negotiated: Negotiated, cfg: &MountConfig, dirty: Option<DirtyLimit>) -> Self {
+        let mut fresh = Self::of(vol, negotiated, cfg);
+        fresh.fs.allow_dirty(dirty);
+        fresh.fs.counters = Arc::new(Counters::new(cfg.slow));
+        fresh.fs.durable.set(Some(cfg.sync), Some(cfg.dirsync));
+        fresh
+    }
+
+    /// For one that was served before, by this process or another one; `counters` go on.
+    ///
+    /// # Errors
+    /// Open files that are not there.
+    pub fn again(
+        vol: Arc<Volume>,
+        negotiated: Negotiated,
+        cfg: &MountConfig,
+        dirty: Option<DirtyLimit>,
+        front: Front,
+        counters: Option<Arc<Counters>>,
+    ) -> Result<Self, String> {
+        let mut fresh = Self::of(vol, negotiated, cfg);
+        fresh.fs.dirty = dirty;
+        fresh.fs.counters = counters.unwrap_or_else(|| Arc::new(Counters::new(cfg.slow)));
+        old::restore(&mut fresh.fs, front)?;
+        Ok(fresh)
+    }
+}
+
+fn at_device_threads(cfg: &MountConfig) -> usize {
+    cfg.threads.max(2)
+}
+
+/// How serving ended well.
+pub(crate) enum Over {
+    /// The volume is closed.
+    Unmounted,
+    /// For an upgrade: nothing is under way, and the connection goes on.
+    Stopped(Box<BraidFs>, Prepared),
+}
+
 /// How a session is served.
 pub(crate) struct Service<'a> {
-    pub negotiated: Negotiated,
-    pub channel: Channel,
+    pub channel: Arc<Channel>,
     /// A thread for each; where there are none, threads at the device.
     pub rings: Vec<Ring>,
     pub cfg: &'a MountConfig,
     /// Who wants metrics asks there.
     pub metrics: Option<&'a Listener>,
-    pub dirty: Option<DirtyLimit>,
     /// Ends the connection by force, where it cannot be served.
     pub abandon: &'a (dyn Fn() + Sync),
 }
 
-/// Serves `vol` until it is unmounted, then closes it. `ready` is called when the mount can be used.
+/// Serves until it is unmounted, then closes the volume; or until another program is to take over. `ready` is called when the
+/// mount can be used.
 ///
 /// # Errors
 /// Of starting threads (the volume is closed then, too), of rings that the kernel refused, or of closing the volume.
-pub(crate) fn run(vol: Arc<Volume>, service: Service<'_>, ready: impl FnOnce()) -> Result<(), RunError> {
-    let Service { negotiated, channel, rings, cfg, metrics, dirty, abandon } = service;
-    let (jobs, work) = mpsc::channel();
+pub(crate) fn run(fresh: Fresh, service: Service<'_>, ready: impl FnOnce()) -> Result<Over, RunError> {
+    let Fresh { fs, work } = fresh;
+    let Service { channel, rings, cfg, metrics, abandon } = service;
     let at_device = rings.is_empty();
     // With rings one more, which reads what stays at the device.
-    let threads = if at_device { cfg.threads.max(2) } else { rings.len() + 1 };
+    let threads = if at_device { at_device_threads(cfg) } else { rings.len() + 1 };
     let latency = cfg.latency;
-    let mut fs = BraidFs::new(vol, negotiated, jobs);
-    fs.profile = cfg.profile;
-    fs.allow_dirty(dirty);
-    fs.counters = Arc::new(Counters::new(cfg.slow));
-    let counters = fs.counters.clone();
+    let (counters, upgrades) = (fs.counters.clone(), fs.upgrades.clone());
     let fs = Arc::new(fs);
-    fs.durable.set(Some(cfg.sync), Some(cfg.dirsync));
     // By one CPU alone nothing is gained.
     let for_large = if rings.len() > 1 { rings.len().min(LARGE_THREADS) } else { 0 };
     // One slot per serving thread, one for the helper, those for large requests, one for metrics.
@@ -111,6 +174,8 @@ pub(crate) fn run(vol: Arc<Volume>, service: Service<'_>, ready: impl FnOnce()) 
     drop(fs);
     let served = Served::new(threads);
     let (closed, kept) = (Mutex::<_, rank::Closing>::new(None), Mutex::<_, rank::Closing>::new(None));
+    let gone = AtomicBool::new(false);
+    let mut stopped = None;
     let close = || {
         let mut closed = closed.lock();
         if closed.is_none() {
@@ -118,30 +183,41 @@ pub(crate) fn run(vol: Arc<Volume>, service: Service<'_>, ready: impl FnOnce()) 
         }
     };
     let started = thread::scope(|scope| -> Result<(), Refused> {
-        let (slots, served, close) = (&slots, &served, &close);
+        let (slots, served, close, gone, stop) = (&slots, &served, &close, &gone, &upgrades.stop);
         let (awake, end) = mpsc::channel::<()>();
         // Closed when all is over.
         let (metrics_end, _metrics_go_on) =
             rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(io::Error::from)?;
         let mut serving = Vec::with_capacity(threads);
         let slow = cfg.slow.is_some();
+        let server = |i: usize, channel| Server {
+            i,
+            slot: &slots[i],
+            channel,
+            served,
+            counts: counters.line(),
+            lend: None,
+            close,
+            gone,
+        };
+        // Of the threads at the device; and how many have each, but for these.
+        let (mut channels, mut others) = (Vec::new(), Vec::new());
+        let start_at_device = |serving: &mut Vec<_>, channels: &[Arc<Channel>]| -> io::Result<()> {
+            for (i, channel) in channels.iter().enumerate() {
+                let server = server(i, channel.clone());
+                serving.push(spawn_thread(scope, format!("fuse-{i}"), move || server.at_device(stop))?);
+            }
+            Ok(())
+        };
         let spawn = || -> Result<(), Refused> {
-            let channel = Arc::new(channel);
             spawn_thread(scope, "fuse-helper".into(), move || help(&slots[threads], work, slow))?;
-            let server = |i: usize, channel| Server {
-                i,
-                slot: &slots[i],
-                channel,
-                served,
-                counts: counters.line(),
-                lend: None,
-                close,
-            };
             if at_device {
-                for i in 0..threads {
-                    let server = server(i, if i == 0 { channel.clone() } else { Arc::new(channel.try_clone()?) });
-                    serving.push(spawn_thread(scope, format!("fuse-{i}"), move || server.at_device())?);
+                channels.push(channel.clone());
+                for _ in 1..threads {
+                    channels.push(Arc::new(channel.try_clone()?));
                 }
+                others.extend(channels.iter().map(Arc::strong_count));
+                start_at_device(&mut serving, &channels)?;
             } else {
                 let (lend, lent) = crossbeam::channel::unbounded::<Loan>();
                 for i in 0..for_large {
@@ -153,7 +229,7 @@ pub(crate) fn run(vol: Arc<Volume>, service: Service<'_>, ready: impl FnOnce()) 
                     (ring, Server { lend, ..server(i, channel.clone()) })
                 });
                 start_rings(scope, with_server, &mut serving, abandon)?;
-                let server = server(threads - 1, channel);
+                let server = server(threads - 1, channel.clone());
                 serving.push(spawn_thread(scope, "fuse-forgets".into(), move || server.read_forgets())?);
             }
             if let Some(listener) = metrics {
@@ -170,20 +246,59 @@ pub(crate) fn run(vol: Arc<Volume>, service: Service<'_>, ready: impl FnOnce()) 
             // Threads that did start sleep until the connection ends.
             Err(_) => abandon(),
         }
-        for thread in serving {
-            // Panics of handlers are caught; whatever else a thread died of, the volume must be closed.
-            let _ = thread.join();
+        loop {
+            for thread in serving.drain(..) {
+                // Panics of handlers are caught; whatever else a thread died of, the volume must be closed.
+                let _ = thread.join();
+            }
+            // dropped where the mount has ended: the new process, too
+            let Some(prepared) = upgrades.all_stopped().filter(|_| started.is_ok() && !gone.load(Ordering::SeqCst))
+            else {
+                break;
+            };
+            let last = server(0, channels[0].clone());
+            let also = |other: &Arc<Channel>, c| usize::from(Arc::ptr_eq(other, c));
+            let quiet = || {
+                channels.iter().zip(&others).all(|(c, others)| {
+                    let ours = also(&last.channel, c) + prepared.channel().map_or(0, |asked| also(asked, c));
+                    Arc::strong_count(c) == others + ours
+                })
+            };
+            match settle(&last, quiet) {
+                Settled::Yes => {
+                    if let Some(mut fs) = empty(slots) {
+                        // the helper ends
+                        fs.jobs = mpsc::channel().0;
+                        stopped = Some((Box::new(fs), prepared));
+                    } else {
+                        prepared.refuse("the file system is still in use");
+                        abandon();
+                    }
+                    break;
+                }
+                Settled::Gone => break,
+                Settled::No(why) => prepared.refuse(&why),
+            }
+            upgrades.go_on();
+            if let Err(e) = start_at_device(&mut serving, &channels) {
+                tracing::error!(error = %e, "no thread serves the mount: it ends");
+                abandon();
+            }
         }
         drop(awake);
         // The helper ends when the file system is gone.
         match &started {
+            _ if stopped.is_some() => {}
             Err(Refused::Rings(_)) => *kept.lock() = empty(slots).map(BraidFs::into_volume),
             _ => close(),
         }
         started
     });
+    if let Some((fs, prepared)) = stopped {
+        return Ok(Over::Stopped(fs, prepared));
+    }
     match started {
-        Ok(()) => closed.into_inner().unwrap_or(Ok(())).map_err(RunError::Close),
+        Ok(()) => closed.into_inner().unwrap_or(Ok(())).map(|()| Over::Unmounted).map_err(RunError::Close),
         Err(Refused::Start(e)) => Err(RunError::Start(e)),
         Err(Refused::Rings(why)) => match kept.into_inner() {
             Some(vol) => Err(RunError::Rings { why, vol }),
@@ -294,27 +409,56 @@ struct Server<'a> {
     /// Who serves large requests of a ring.
     lend: Option<crossbeam::channel::Sender<Loan>>,
     close: &'a (dyn Fn() + Sync),
+    /// The connection has ended, or nobody can serve it.
+    gone: &'a AtomicBool,
 }
 
 impl Server<'_> {
-    /// Serves from the device.
-    fn at_device(&self) {
+    /// Serves from the device, until the connection is gone, or it is to stop.
+    fn at_device(&self, stop: &Stop) {
         let _serving = self.served.begin(self.i);
+        let stoppable = stop.thread(self.i);
         let mut buf = vec![0; RECEIVE_BYTES];
         let mut out = Answer::of_pages(MAX_IO_BYTES as usize);
-        loop {
-            match self.channel.receive(&mut buf) {
-                Ok(Some(n)) => {
-                    if !self.serve_frame(&buf[..n], &mut out) {
-                        return;
-                    }
-                }
-                Ok(None) => return,
-                Err(e) => {
-                    tracing::error!(error = %e, "cannot receive from the FUSE device");
-                    return;
+        while let Some(received) = stoppable.receive(|| self.channel.try_receive(&mut buf)) {
+            if self.take(received, &buf, &mut out).is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Serves what was received; whether that was something.
+    ///
+    /// # Errors
+    /// Nothing more will come.
+    fn take(&self, received: io::Result<Received>, buf: &[u8], out: &mut Answer) -> Result<bool, ()> {
+        match received {
+            // interrupted, or a request that was
+            Ok(Received::Bytes(0) | Received::Nothing) => return Ok(false),
+            Ok(Received::Bytes(n)) if self.serve_frame(&buf[..n], out) => return Ok(true),
+            Ok(Received::Bytes(_) | Received::Gone) => {}
+            Err(e) => tracing::error!(error = %e, "cannot receive from the FUSE device"),
+        }
+        self.gone.store(true, Ordering::SeqCst);
+        Err(())
+    }
+
+    /// Serves what comes within `turn`, where no other thread does.
+    fn serve_for(&self, turn: Duration, buf: &mut [u8], out: &mut Answer) -> Result<(), ()> {
+        let end = Instant::now() + turn;
+        let begun = self.channel.set_blocking(false);
+        let served = (|| {
+            while begun.is_ok() && Instant::now() < end {
+                let received = self.channel.try_receive(buf);
+                if !self.take(received, buf, out)? {
+                    self.channel.await_request(Duration::from_millis(1));
                 }
             }
+            Ok(())
+        })();
+        match begun.and_then(|()| self.channel.set_blocking(true)) {
+            Ok(()) => served,
+            Err(e) => self.take(Err(e), buf, out).map(drop),
         }
     }
 
@@ -452,6 +596,58 @@ fn help(slot: &Slot, work: mpsc::Receiver<Job>, slow: bool) {
         if let Some(fs) = &*slot.lock() {
             // A job that panics drops its duty to reply, which answers EIO.
             let _ = catch_unwind(AssertUnwindSafe(|| job(fs)));
+        }
+    }
+}
+
+/// Whether nothing is under way any more.
+enum Settled {
+    Yes,
+    /// The connection has ended.
+    Gone,
+    No(String),
+}
+
+/// Waits for the end of all that is under way, while no thread serves: what the helper has to do, what is answered from
+/// elsewhere. Each of them has the descriptor that its request came by: `let_go` says whether nobody else has one any more. They
+/// may wait for the kernel, which waits for answers: so in turn with waiting `last` serves what comes.
+fn settle(last: &Server<'_>, let_go: impl Fn() -> bool) -> Settled {
+    let end = Instant::now() + SETTLE;
+    let (mut buf, mut out) = (vec![0; RECEIVE_BYTES], Answer::of_pages(MAX_IO_BYTES as usize));
+    loop {
+        let jobs = match &*last.slot.lock() {
+            Some(fs) if fs.scrub.lock().as_ref().is_some_and(crate::ops::Scrubbing::running) => {
+                return Settled::No("it is being scrubbed: wait for the end, or stop that".into());
+            }
+            Some(fs) => fs.jobs.clone(),
+            None => return Settled::Gone,
+        };
+        let asides = || match &*last.slot.lock() {
+            Some(fs) => fs.trims.lock().iter().all(thread::JoinHandle::is_finished),
+            None => false,
+        };
+        let quiet = || let_go() && asides();
+        let pause = Instant::now() + PAUSE;
+        while !quiet() && Instant::now() < pause {
+            thread::sleep(Duration::from_micros(200));
+        }
+        if quiet() {
+            // What was handed to the helper before is done when this is; it hands itself only what has a descriptor.
+            let (done, told) = mpsc::channel();
+            let barrier = Box::new(move |_: &BraidFs| {
+                let _ = done.send(());
+            });
+            let sent = jobs.send(barrier).is_ok();
+            if sent && told.recv_timeout(PAUSE).is_ok() && quiet() {
+                return Settled::Yes;
+            }
+        }
+        if Instant::now() > end {
+            return Settled::No(format!("requests did not end within {} s", SETTLE.as_secs()));
+        }
+        drop(jobs);
+        if last.serve_for(TURN, &mut buf, &mut out).is_err() {
+            return Settled::Gone;
         }
     }
 }

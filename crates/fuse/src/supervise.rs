@@ -6,9 +6,13 @@
 //! moment only. Mounts of others are never touched ([`crate::mount_table`] tells them apart). What is held open on
 //! the dead mount stays dead: no connection outlives its process, as what was acknowledged and not synced is lost.
 //!
+//! A process that hands over to another program ([`crate::upgrade`]) says which process that is before it does. That one is its
+//! child, and this process' when it has ended, since this one is a *subreaper* (prctl(2)): it is followed. What it is started
+//! anew with, should that one die, is this process' own program, the old one.
+//!
 //! [`History`] decides when it is tried again, and when no more. Low-level module: fork, signals.
 
-use crate::daemon::{Ready, Said, Told, fork_child, understand};
+use crate::daemon::{Ready, Said, Told, fork_child, handed_to, understand};
 use crate::mount_table::{DeadMount, Found, MountId, look_at, top_at};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, waitpid};
@@ -121,6 +125,8 @@ pub fn supervise<E: Display>(
     mut work: impl FnMut(&mut Ready, Option<&DeadMount>) -> Result<(), E>,
 ) -> Result<(), SuperviseError> {
     let signals = HeldSignals::hold()?;
+    // Of what a serving process leaves.
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid())).map_err(io::Error::from)?;
     // For who looks at processes; the one that serves has the program's name.
     let (own, watcher) = (rustix::thread::name().map_err(io::Error::from)?, c"braidfs-superv");
     let begun = Instant::now();
@@ -128,6 +134,8 @@ pub fn supervise<E: Display>(
     // The mount of the last process that could be used, once it is dead.
     let mut dead: Option<DeadMount> = None;
     loop {
+        // Processes that were to take over from one that was killed, and have ended: no other is there now.
+        while let Ok(Some(_)) = waitpid(None, WaitOptions::NOHANG) {}
         rustix::thread::set_name(&own).map_err(io::Error::from)?;
         let started = Child::start(&signals, in_background, |ready| {
             outer.forget();
@@ -223,7 +231,10 @@ fn run(mut child: Child, signals: &HeldSignals, ready: impl FnOnce(i32)) -> io::
     if is_ready {
         ready(child.pid.as_raw_pid());
     }
-    let status = child.wait_end(signals, &mut stopping)?;
+    let mut status = child.wait_end(signals, &mut stopping)?;
+    while is_ready && child.follow(stopping)? {
+        status = child.wait_end(signals, &mut stopping)?;
+    }
     let (served, clean, status) = (since.elapsed(), status.exit_status() == Some(0), show(status));
     let end = match said.told {
         Some(Told::Ready) => End::Served { served, clean, stopped: stopping, status },
@@ -355,8 +366,38 @@ impl Child {
                 0 => break,
                 n => said.extend_from_slice(&buf[..n]),
             }
+            // it keeps its end
+            if understand(&said).told == Some(Told::Ready) {
+                break;
+            }
         }
         Ok(understand(&said))
+    }
+
+    /// The process has ended: whether another one has taken its place, which is this one's child then.
+    fn follow(&mut self, stopping: bool) -> io::Result<bool> {
+        let (mut said, mut buf) = (Vec::new(), [0; 4096]);
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        // What it said while it served; others may have the other end.
+        while poll(&mut [PollFd::new(&self.pipe, PollFlags::IN)], Some(&now)).is_ok_and(|n| n > 0) {
+            match self.pipe.read(&mut buf)? {
+                0 => break,
+                n => said.extend_from_slice(&buf[..n]),
+            }
+        }
+        let Some(pid) = handed_to(&said).and_then(Pid::from_raw) else { return Ok(false) };
+        match waitpid(Some(pid), WaitOptions::NOHANG) {
+            Ok(ended) => (self.pid, self.status) = (pid, ended.map(|(_, status)| status)),
+            // it was ended by the one that it was to follow
+            Err(rustix::io::Errno::CHILD) => return Ok(false),
+            Err(e) => return Err(e.into()),
+        }
+        tracing::info!(pid = pid.as_raw_pid(), "another process serves: it is followed");
+        if stopping && self.status.is_none() {
+            // the one before was told, and may have had no time for it
+            kill_process(pid, Signal::TERM)?;
+        }
+        Ok(true)
     }
 
     fn wait_end(&mut self, signals: &HeldSignals, stopping: &mut bool) -> io::Result<WaitStatus> {

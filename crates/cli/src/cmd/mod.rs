@@ -25,3 +25,4 @@ pub mod stats;
 pub mod tenant;
 pub mod top;
 pub mod umount;
+pub mod upgrade;

@@ -12,7 +12,10 @@ use braidfs::{MountOptions, Volume};
 use braidfs_device::{
     Device, FileDevice, LoopDevice, OpenError, is_unclaimed, look_at_devices, open_claimed_files, open_volume_files,
 };
-use braidfs_fuse::{DaemonError, DeadMount, MountConfig, Progress, Ready, daemonize, dead_at, serve, supervise};
+use braidfs_fuse::{
+    DaemonError, DeadMount, Heir, MountConfig, Progress, Ready, Upgradable, daemonize, dead_at, serve, supervise,
+};
+use std::ffi::OsString;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -77,6 +80,12 @@ pub struct Args {
     /// Mount through a block device, so that umount waits for the volume to be closed
     #[arg(long, value_enum, value_name = "WHEN")]
     fuseblk: Option<FuseBlk>,
+    /// Take over from the process that serves the mount, at the other end of standard input: by `braidfs upgrade`
+    #[arg(long, hide = true)]
+    take_over: bool,
+    /// Skip unknown options
+    #[arg(long, hide = true)]
+    sloppy: bool,
     /// All devices of the volume (also joined by commas), then the directory to mount on; with `-o remount` the
     /// directory is enough
     #[arg(required = true, num_args = 1.., value_names = ["DEVICE", "MOUNTPOINT"])]
@@ -116,7 +125,7 @@ pub struct HelperArgs {
 
 /// Runs `braidfs mount`.
 pub fn run(args: &Args) -> Outcome {
-    let mut spec = understand(&args.options, false)?;
+    let mut spec = understand(&args.options, args.sloppy)?;
     spec.threads = args.threads.unwrap_or(spec.threads);
     spec.cache_bytes = args.cache.unwrap_or(spec.cache_bytes);
     spec.commit = args.commit.map(Duration::from_secs).or(spec.commit);
@@ -128,7 +137,72 @@ pub fn run(args: &Args) -> Outcome {
         Some((mountpoint, devices)) if !devices.is_empty() => (mountpoint, devices),
         _ => return Err(Failure::new("mount: no mount point: write it as `braidfs mount DEVICE DIRECTORY`")),
     };
-    mount(devices, mountpoint, &spec, args.foreground)
+    let again = again(args, devices, mountpoint)?;
+    if args.take_over {
+        return take_over(devices, mountpoint, &spec, again);
+    }
+    mount(devices, mountpoint, &spec, args.foreground, again)
+}
+
+/// The command line that has another program take over what this one mounts, but for that program itself.
+fn again(args: &Args, devices: &[PathBuf], mountpoint: &Path) -> Result<Vec<OsString>, Failure> {
+    let mut all = crate::log::arguments();
+    all.extend(["mount".into(), "--take-over".into()]);
+    for options in &args.options {
+        all.extend(["-o".into(), options.into()]);
+    }
+    let mut given = |name: &str, value: Option<String>| {
+        if let Some(value) = value {
+            all.push(format!("--{name}={value}").into());
+        }
+    };
+    given("threads", args.threads.map(|n| n.to_string()));
+    given("cache", args.cache.map(|n| n.to_string()));
+    given("commit", args.commit.map(|n| n.to_string()));
+    given("data", args.data.map(|d| format!("{d:?}").to_lowercase()));
+    given("fuseblk", args.fuseblk.map(|f| format!("{f:?}").to_lowercase()));
+    all.extend(args.sloppy.then(|| "--sloppy".into()));
+    all.push("--".into());
+    let devices = real_paths(devices).map_err(|f| f.with_code(mount_code::FAILED))?;
+    all.extend(devices.into_iter().map(OsString::from));
+    all.push(mountinfo::absolute(mountpoint).into());
+    Ok(all)
+}
+
+/// Runs in the new process of an upgrade.
+fn take_over(devices: &[PathBuf], mountpoint: &Path, spec: &MountSpec, again: Vec<OsString>) -> Outcome {
+    let heir = Heir::new().map_err(|e| Failure::new(e.to_string()))?;
+    let mut cfg = MountConfig::new(open::show(devices), mountpoint);
+    spec.configure(&mut cfg);
+    // how often it commits, and what a remount changes, the other process tells
+    let upgrade = upgradable(volume_options(spec, PLAIN_FUSE_COMMIT), again);
+    let tell = |progress| match progress {
+        Progress::HandedOver(pid) => notify::main_pid(pid),
+        Progress::Mounted(_) | Progress::Ready => {}
+    };
+    heir.serve(cfg, upgrade, tell).map(|()| 0).map_err(|e| Failure::new(e.to_string()))
+}
+
+/// What the next program needs. The volume's devices, and the pipe to a parent, are added.
+fn upgradable(options: MountOptions, arguments: Vec<OsString>) -> Upgradable {
+    Upgradable { devices: Vec::new(), options, arguments, supervisor: None, refused: None }
+}
+
+/// How a volume is mounted.
+fn volume_options(spec: &MountSpec, default_commit: Duration) -> MountOptions {
+    MountOptions {
+        read_only: spec.read_only,
+        data: spec.data.unwrap_or_default(),
+        overwrite: spec.overwrite,
+        commit_interval: spec.commit.unwrap_or(default_commit),
+        atime: spec.atime.unwrap_or_default(),
+        nodiratime: spec.nodiratime.unwrap_or_default(),
+        lazytime: spec.lazytime,
+        cache_bytes: spec.cache_bytes,
+        cached_above: true,
+        discard: spec.discard,
+        ..MountOptions::default()
+    }
 }
 
 /// What `mount.braidfs` does for mount(8).
@@ -140,7 +214,21 @@ pub fn run_helper(args: &HelperArgs) -> Outcome {
     if spec.remount {
         return remount::run(&args.mountpoint, &spec);
     }
-    mount(std::slice::from_ref(&args.device), &args.mountpoint, &spec, false)
+    let by_hand = Args {
+        options: args.options.clone(),
+        foreground: false,
+        threads: None,
+        cache: None,
+        commit: None,
+        data: None,
+        fuseblk: None,
+        take_over: false,
+        sloppy: args.sloppy,
+        paths: Vec::new(),
+    };
+    let devices = std::slice::from_ref(&args.device);
+    let again = again(&by_hand, devices, &args.mountpoint)?;
+    mount(devices, &args.mountpoint, &spec, false, again)
 }
 
 fn understand(lists: &[String], sloppy: bool) -> Result<MountSpec, Failure> {
@@ -149,11 +237,11 @@ fn understand(lists: &[String], sloppy: bool) -> Result<MountSpec, Failure> {
 }
 
 /// Opens the volume and mounts it, in the background unless `foreground`.
-fn mount(devices: &[PathBuf], mountpoint: &Path, spec: &MountSpec, foreground: bool) -> Outcome {
+fn mount(devices: &[PathBuf], mountpoint: &Path, spec: &MountSpec, foreground: bool, again: Vec<OsString>) -> Outcome {
     let failed = |f: Failure| f.with_code(mount_code::FAILED);
     // The server works in `/`: its paths must not depend on where we were started.
     let mountpoint = mountinfo::absolute(mountpoint);
-    let job = Job { devices: real_paths(devices).map_err(failed)?, mountpoint, spec, mounted: None };
+    let job = Job { devices: real_paths(devices).map_err(failed)?, mountpoint, spec, mounted: None, again: &again };
     let place = job.mountpoint.display();
     match std::fs::metadata(&job.mountpoint) {
         // Its place is taken when the volume is open.
@@ -189,6 +277,8 @@ struct Job<'a> {
     spec: &'a MountSpec,
     /// The volume that was mounted there before, where that is known: no other one goes in its place.
     mounted: Option<Uuid>,
+    /// What a program is called with that takes over.
+    again: &'a [OsString],
 }
 
 /// The block device that a fuseblk mount claims.
@@ -209,8 +299,8 @@ impl Job<'_> {
             // a remount may have changed it meanwhile
             Some(dead) => {
                 let spec = self.spec.with_flags_of(&dead.options());
-                Job { devices: self.devices.clone(), mountpoint: self.mountpoint.clone(), spec: &spec, mounted }
-                    .serve(ready, Some(dead))
+                let (devices, mountpoint, again) = (self.devices.clone(), self.mountpoint.clone(), self.again);
+                Job { devices, mountpoint, spec: &spec, mounted, again }.serve(ready, Some(dead))
             }
         };
         supervise(&self.mountpoint, limit, in_background, ready, serve).map_err(|e| Failure::new(e.to_string()))
@@ -287,19 +377,8 @@ impl Job<'_> {
             files.first().ok_or_else(|| Failure::new("mount: no device given: name all devices of the volume"))?;
         let mut claim = self.claim(first, dead)?;
         let default_commit = if claim.is_some() { MountOptions::default().commit_interval } else { PLAIN_FUSE_COMMIT };
-        let options = MountOptions {
-            read_only: spec.read_only,
-            data: spec.data.unwrap_or_default(),
-            overwrite: spec.overwrite,
-            commit_interval: spec.commit.unwrap_or(default_commit),
-            atime: spec.atime.unwrap_or_default(),
-            nodiratime: spec.nodiratime.unwrap_or_default(),
-            lazytime: spec.lazytime,
-            cache_bytes: spec.cache_bytes,
-            cached_above: true,
-            discard: spec.discard,
-            ..MountOptions::default()
-        };
+        let options = volume_options(spec, default_commit);
+        let mut upgrade = upgradable(options.clone(), self.again.to_vec());
         let commit = options.commit_interval;
         let devices: Vec<_> = files.iter().map(|f| Arc::clone(f) as Arc<dyn Device>).collect();
         self.check_same(&devices)?;
@@ -358,11 +437,17 @@ impl Job<'_> {
             threads = cfg.threads, profile = ?cfg.profile, commit_s = commit.as_secs(), "mounting"
         );
         // The locks go with the volume, which is closed before umount(8) returns, and not with this process.
+        upgrade.devices = files.iter().map(Arc::downgrade).collect();
         drop(files);
+        if spec.supervise.is_some() {
+            upgrade.supervisor = told.to_parent();
+        }
+        cfg.upgrade = Some(Arc::new(upgrade));
         let tell = |progress| match progress {
             Progress::Mounted(Some(id)) => told.mounted(id),
             Progress::Mounted(None) => {}
             Progress::Ready => told.ready(),
+            Progress::HandedOver(pid) => notify::main_pid(pid),
         };
         serve(Arc::new(volume), &cfg, tell).map_err(|e| Failure::new(e.to_string()))
     }

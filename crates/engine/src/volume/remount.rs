@@ -43,6 +43,20 @@ impl Volume {
         Ok(())
     }
 
+    /// The options that [`Self::remount`] changes, as they are now.
+    pub fn options_now(&self) -> Remount {
+        let mounted = self.mounted();
+        let runtime = &mounted.shared.runtime;
+        Remount {
+            read_only: Some(mounted.shared.read_only.load(Ordering::Relaxed)),
+            data: Some(mounted.shared.options.data),
+            commit_interval: Some(runtime.commit_interval()),
+            atime: Some(runtime.atime()),
+            nodiratime: Some(runtime.nodiratime()),
+            lazytime: Some(runtime.lazytime()),
+        }
+    }
+
     /// Starts the threads that work by themselves, where the mount wants them.
     pub(super) fn start_background(&self) -> Result<()> {
         let mounted = self.mounted();

@@ -57,7 +57,8 @@ impl BraidFs {
             self.watch_room(ino, cx.channel);
         }
         let cached_writer = writer && !append_only && !self.is_tight(ino);
-        let fh = self.handles.insert(Handle { file, cached_writer, append_only, caps_epoch: AtomicU64::new(0) })?;
+        let fh =
+            self.handles.insert(Handle { file, cached_writer, append_only, fh: 0, caps_epoch: AtomicU64::new(0) })?;
         // Again: the domain may have become tight before the handle was there to be seen.
         let through = writer && (!cached_writer || self.is_tight(ino));
         let cache = if through { fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES } else { fopen::KEEP_CACHE };

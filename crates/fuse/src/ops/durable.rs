@@ -23,6 +23,11 @@ pub(crate) struct Durable {
 }
 
 impl Durable {
+    /// `sync` and `dirsync`.
+    pub fn get(&self) -> (bool, bool) {
+        (self.sync.load(Relaxed), self.dirsync.load(Relaxed))
+    }
+
     /// Changes what is said.
     pub fn set(&self, sync: Option<bool>, dirsync: Option<bool>) {
         sync.into_iter().for_each(|on| self.sync.store(on, Relaxed));

@@ -5,7 +5,7 @@
 use super::trim::FITRIM;
 use super::volume::{FS_IOC_GETFSLABEL, FS_IOC_SETFSLABEL};
 use crate::abi;
-use crate::control::{REMOUNT, RESIZE, SAMPLE, SCRUB_START, SCRUB_STATUS, SCRUB_TEXT, STATS, TENANT};
+use crate::control::{REMOUNT, RESIZE, SAMPLE, SCRUB_START, SCRUB_STATUS, SCRUB_TEXT, STATS, TENANT, UPGRADE};
 use crate::fs::{BraidFs, Context, errno};
 use crate::node::WireId;
 use crate::request::{Answer, Handled, Outcome, Request};
@@ -64,6 +64,7 @@ impl BraidFs {
             SAMPLE => return self.sample_ioctl(req, &arg, input, out),
             TENANT => return self.tenant_ioctl(req, (id, node), &arg, input, cx),
             RESIZE => return self.resize_ioctl(req, &arg, input, cx),
+            UPGRADE => return self.upgrade_ioctl(req, &arg, input, cx),
             _ => return Err(Errno::NOTTY),
         }
         Ok(Outcome::Reply)
@@ -89,7 +90,7 @@ pub(super) fn sets_flags(number: u32) -> bool {
 }
 
 /// Success and `value`, cut to what the caller has room for.
-pub(super) fn ioctl_out<T: IntoBytes + Immutable>(out: &mut Answer, room: usize, value: &T) -> Result<(), Errno> {
+pub(crate) fn ioctl_out<T: IntoBytes + Immutable>(out: &mut Answer, room: usize, value: &T) -> Result<(), Errno> {
     let bytes = value.as_bytes();
     out.put(&abi::IoctlOut { result: 0, flags: 0, in_iovs: 0, out_iovs: 0 });
     if bytes.len() > room {

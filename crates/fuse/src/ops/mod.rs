@@ -23,6 +23,7 @@ mod xattrs;
 
 pub(crate) use attrs::attr_out;
 pub(crate) use durable::Durable;
-pub(crate) use scrub::Scrubbing;
+pub(crate) use flags::ioctl_out;
+pub(crate) use scrub::{HandedScrub, Scrubbing};
 pub(crate) use syncs::Syncs;
 pub(crate) use watch::Samples;

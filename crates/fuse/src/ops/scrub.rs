@@ -12,6 +12,7 @@ use braidfs::{InodeNo, Volume};
 use braidfs_check::online::{ScrubOptions, scrub_mounted};
 use braidfs_sync::{Mutex, rank};
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::JoinHandle;
@@ -96,8 +97,46 @@ impl Scrubbing {
         Ok(Self { owner, stop, state, thread: Some(thread) })
     }
 
-    fn running(&self) -> bool {
+    pub fn running(&self) -> bool {
         self.thread.as_ref().is_some_and(|t| !t.is_finished())
+    }
+}
+
+/// A report that its owner has yet to fetch, for another process.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct HandedScrub {
+    /// The handle of the open directory, or the thread.
+    handle: Option<u64>,
+    thread: u32,
+    phase: String,
+    done: u64,
+    total: u64,
+    report: String,
+}
+
+impl Scrubbing {
+    /// What there is to fetch.
+    pub fn handed(&self) -> Option<HandedScrub> {
+        let state = self.state.lock();
+        let report = String::from_utf8(state.text.clone()?).ok()?;
+        let (handle, thread) = match self.owner {
+            Owner::Handle(fh) => (Some(fh), 0),
+            Owner::Thread(thread) => (None, thread),
+        };
+        Some(HandedScrub { handle, thread, phase: state.phase.clone(), done: state.done, total: state.total, report })
+    }
+
+    /// That of another process.
+    pub fn of_handed(handed: HandedScrub) -> Self {
+        let HandedScrub { handle, thread, phase, done, total, report } = handed;
+        let state = State { phase, done, total, text: Some(report.into_bytes()), asked: Some(Instant::now()) };
+        Self {
+            owner: handle.map_or(Owner::Thread(thread), Owner::Handle),
+            stop: Arc::default(),
+            state: Arc::new(Mutex::new(state)),
+            thread: None,
+        }
     }
 }
 

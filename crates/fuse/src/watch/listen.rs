@@ -108,6 +108,19 @@ impl Listener {
         Ok(Self(socket))
     }
 
+    /// One that another process listens at, by a descriptor of it.
+    pub fn of(at: &MetricsAt, fd: OwnedFd) -> Self {
+        Self(match at {
+            MetricsAt::Tcp(_) => Socket::Tcp(fd.into()),
+            MetricsAt::Unix(path) => Socket::Unix(fd.into(), path.clone()),
+        })
+    }
+
+    /// Another process goes on to listen there: the socket's name stays.
+    pub fn leave(self) {
+        std::mem::forget(self);
+    }
+
     /// Answers until the other end of `end` is closed. `text`: what there is to tell; `None`: no more.
     pub fn serve(&self, end: &OwnedFd, text: impl Fn() -> Option<String>) {
         loop {

@@ -1,0 +1,513 @@
+//! The old process: starts the new one, stops serving, hands over, and serves again by itself where that fails.
+
+use super::record::{Agreed, Front, Offer, OfferedDevice, Options, Record, Take, VERSION, list_of};
+use super::stop::Stop;
+use super::wire::{FDS_MAX, Peer, ToNew, ToOld};
+use super::{Upgradable, at_step, mount_again};
+use crate::abi;
+use crate::channel::Channel;
+use crate::control::UpgradeArg;
+use crate::counters::Counters;
+use crate::fs::{BraidFs, Context, Negotiated};
+use crate::handles::Handles;
+use crate::mount::Mount;
+use crate::ops::ioctl_out;
+use crate::request::{Answer, Handled, Outcome, Request};
+use crate::requester;
+use crate::session::run_aside;
+use crate::transport::Later;
+use crate::watch::listen::Listener;
+use braidfs::{HeldInode, Volume};
+use braidfs_device::FileDevice;
+use rustix::io::Errno;
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use zerocopy::FromBytes;
+
+/// How long the new program has to greet, and to look at what it is offered.
+const GREETING: Duration = Duration::from_secs(10);
+/// The new process looks at each inode that the kernel knows: so many it does in a second in any case.
+const HELD_PER_SECOND: u64 = 4000;
+/// From one look whether the serving threads have stopped to the next.
+const MOMENT: Duration = Duration::from_millis(1);
+
+/// The upgrades of one mount, of which one at a time is under way.
+#[derive(Debug)]
+pub(crate) struct Upgrades {
+    config: Option<Arc<Upgradable>>,
+    negotiated: Negotiated,
+    /// For the serving threads.
+    pub stop: Stop,
+    /// They have stopped, or ended.
+    stopped: AtomicBool,
+    under_way: AtomicBool,
+    /// For who waits for the end of the serving threads: why they were stopped.
+    ready: (crossbeam::channel::Sender<Prepared>, crossbeam::channel::Receiver<Prepared>),
+}
+
+/// A new process that is willing, and the request that asked for it.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    new: New,
+    asked: Asked,
+}
+
+/// The process of the new program. Dropped, it is ended.
+#[derive(Debug)]
+struct New {
+    child: Child,
+    peer: Peer,
+    /// It goes on without us.
+    released: bool,
+}
+
+impl Drop for New {
+    fn drop(&mut self) {
+        if !self.released {
+            self.end();
+        }
+    }
+}
+
+impl New {
+    /// Ends it; when this returns nothing that it wrote is under way (see [`FileDevice::lend`]).
+    fn end(&mut self) -> String {
+        let _ = self.child.kill();
+        match self.child.wait() {
+            Ok(status) => status.to_string(),
+            Err(e) => e.to_string(),
+        }
+    }
+
+    fn receive(&self, within: Duration) -> Result<ToOld, String> {
+        match self.peer.receive::<ToOld>(Some(within)) {
+            Ok(Some((said, _))) => Ok(said),
+            Ok(None) => Err("it ended without a word".into()),
+            Err(e) if e.kind() == io::ErrorKind::TimedOut => Err(format!("it said nothing for {} s", within.as_secs())),
+            Err(e) => Err(e.to_string()),
+        }
+    }
+}
+
+/// Who asked.
+#[derive(Debug)]
+struct Asked {
+    later: Later,
+    arg: Box<UpgradeArg>,
+}
+
+impl Asked {
+    fn refuse(mut self, why: &str) {
+        tracing::warn!(reason = why, "not upgraded: this process goes on");
+        self.arg.errno = Errno::CANCELED.raw_os_error() as u32;
+        self.arg.set_text(why.as_bytes());
+        let mut out = Answer::new(size_of::<UpgradeArg>());
+        match ioctl_out(&mut out, size_of::<UpgradeArg>(), &*self.arg) {
+            Ok(()) => self.later.answer(&mut out),
+            Err(e) => self.later.done(Err(e)),
+        }
+    }
+}
+
+impl Prepared {
+    /// The process does not hand over after all.
+    pub fn refuse(self, why: &str) {
+        let Self { new, asked } = self;
+        drop(new);
+        asked.refuse(why);
+    }
+
+    /// Where the request came from that asked.
+    pub fn channel(&self) -> Option<&Arc<Channel>> {
+        self.asked.later.place().map(|p| p.0)
+    }
+}
+
+impl Upgrades {
+    /// With so many threads that serve.
+    pub fn new(config: Option<Arc<Upgradable>>, negotiated: Negotiated, threads: usize) -> Self {
+        Self {
+            config,
+            negotiated,
+            stop: Stop::new(threads),
+            stopped: AtomicBool::new(false),
+            under_way: AtomicBool::new(false),
+            ready: crossbeam::channel::bounded(1),
+        }
+    }
+
+    /// All serving threads have ended. Why, where it was for this.
+    pub fn all_stopped(&self) -> Option<Prepared> {
+        self.stopped.store(true, Ordering::SeqCst);
+        self.ready.1.try_recv().ok()
+    }
+
+    /// They serve again.
+    pub fn go_on(&self) {
+        self.stop.take_back();
+        self.under_way.store(false, Ordering::SeqCst);
+    }
+
+    /// Has the serving threads stop.
+    fn stop_all(self: &Arc<Self>, prepared: Prepared) {
+        self.stopped.store(false, Ordering::SeqCst);
+        // There is room, as one at a time is under way; and this has the other end.
+        let _ = self.ready.0.send(prepared);
+        if let Err(e) = self.stop.ask() {
+            if let Ok(prepared) = self.ready.1.try_recv() {
+                self.under_way.store(false, Ordering::SeqCst);
+                prepared.refuse(&format!("cannot stop: {e}"));
+            }
+            return;
+        }
+        // nobody else has it: the mount is ending
+        while !self.stopped.load(Ordering::SeqCst) && Arc::strong_count(self) > 1 {
+            self.stop.wake();
+            std::thread::sleep(MOMENT);
+        }
+    }
+}
+
+impl BraidFs {
+    /// Has another program take over. Only root may ask, and whose the server is, as the server's user runs what is named.
+    pub(crate) fn upgrade_ioctl(
+        &self,
+        req: &Request<'_>,
+        arg: &abi::IoctlIn,
+        input: &[u8],
+        cx: &Context<'_>,
+    ) -> Handled {
+        let own = rustix::process::geteuid().as_raw();
+        if !requester::uid(req).is_some_and(|uid| uid == 0 || uid == own) {
+            return Err(Errno::PERM);
+        }
+        let (said, _) = UpgradeArg::read_from_prefix(input).map_err(|_| Errno::INVAL)?;
+        if (arg.out_size as usize) < size_of::<UpgradeArg>() {
+            return Err(Errno::INVAL);
+        }
+        let asked = Asked { later: cx.later(), arg: Box::new(said) };
+        let config = match self.may_upgrade(cx) {
+            Ok(config) => config,
+            Err(why) => {
+                asked.refuse(&why);
+                return Ok(Outcome::Deferred);
+            }
+        };
+        let upgrades = self.upgrades.clone();
+        if upgrades.under_way.swap(true, Ordering::SeqCst) {
+            asked.refuse("another upgrade of it is under way");
+            return Ok(Outcome::Deferred);
+        }
+        let begin = move || match upgrades.greet(&config, &asked.arg) {
+            Ok(new) => upgrades.stop_all(Prepared { new, asked }),
+            Err(why) => {
+                upgrades.under_way.store(false, Ordering::SeqCst);
+                asked.refuse(&why);
+            }
+        };
+        if run_aside("fuse-upgrade", begin).is_err() {
+            // what was to be its work is dropped, and answers EIO
+            self.upgrades.under_way.store(false, Ordering::SeqCst);
+        }
+        Ok(Outcome::Deferred)
+    }
+
+    /// Whether the mount can be handed over.
+    fn may_upgrade(&self, cx: &Context<'_>) -> Result<Arc<Upgradable>, String> {
+        let no = |why: &str| Err(why.to_string());
+        let Some(config) = &self.upgrades.config else { return no("the program that serves it does not hand over") };
+        if let Some(why) = &config.refused {
+            return no(why);
+        }
+        if cx.is_bound() || self.negotiated.has(abi::init::OVER_IO_URING) {
+            return no(
+                "its requests come through io_uring, whose queues cannot change hands: mount with transport=dev, or \
+                       unmount it and mount it with the new program",
+            );
+        }
+        if std::process::id() == 1 {
+            return no("it is served by the first process of a container, which ends with it");
+        }
+        if self.vol.read_only() {
+            return no("it is read-only: nothing is lost where it is unmounted and mounted with the new program");
+        }
+        if let Some(d) = self.vol.domains().into_iter().find(|d| d.failed.is_some()) {
+            let why = d.failed.unwrap_or_default();
+            return Err(format!(
+                "domain {} is read-only after an error ({why}): unmount it and run fsck.braidfs",
+                d.domain
+            ));
+        }
+        if self.scrub.lock().as_ref().is_some_and(crate::ops::Scrubbing::running) {
+            return no("it is being scrubbed: wait for the end, or stop that");
+        }
+        Ok(config.clone())
+    }
+
+    /// Takes it apart for another process, or another [`BraidFs`]: the volume, what is known beside it, and the handles, which
+    /// keep their files until the volume is closed.
+    fn into_front(self) -> (Arc<Volume>, Front, Handles, Arc<Counters>) {
+        let mut handles = self.handles;
+        for aside in self.trims.into_inner() {
+            let _ = aside.join();
+        }
+        let scrub = self.scrub.into_inner().and_then(|s| s.handed());
+        let (sync, dirsync) = self.durable.get();
+        let (numbers, promised) = handles.handed();
+        let front = Front {
+            options: Options::of(&self.vol.options_now(), sync, dirsync),
+            handles: numbers,
+            promised,
+            flags: self.flagged.handed(),
+            room: self.tight.handed(),
+            grants: self.dirty_grants.handed(),
+            scrub,
+        };
+        (self.vol, front, handles, self.counters)
+    }
+}
+
+impl Upgrades {
+    /// Starts the new program; it is willing.
+    fn greet(&self, config: &Upgradable, arg: &UpgradeArg) -> Result<New, String> {
+        let program = PathBuf::from(OsString::from_vec(arg.text().to_vec()));
+        let shown = program.display();
+        if !program.is_absolute() {
+            return Err(format!("{shown}: not an absolute path"));
+        }
+        let cannot = |e: io::Error| format!("cannot start {shown}: {e}");
+        let (peer, theirs) = Peer::pair().map_err(cannot)?;
+        tracing::info!(program = %shown, "upgrade: starting the new program");
+        let child =
+            Command::new(&program).args(&config.arguments).stdin(Stdio::from(theirs)).spawn().map_err(cannot)?;
+        let mut new = New { child, peer, released: false };
+        self.agree(config, &new).map_err(|why| {
+            let status = new.end();
+            format!("{shown}: {why} ({status})")
+        })?;
+        Ok(new)
+    }
+
+    fn agree(&self, config: &Upgradable, new: &New) -> Result<(), String> {
+        match new.receive(GREETING)? {
+            ToOld::Hello { oldest, newest, program } if (oldest..=newest).contains(&VERSION) => {
+                tracing::info!(version = program, "upgrade: the new program greets");
+            }
+            ToOld::Hello { oldest, newest, program } => {
+                return Err(format!(
+                    "version {program} takes hand-over records of versions {oldest} to {newest}, the process that serves \
+                     writes version {VERSION}: unmount it and mount it with the new program"
+                ));
+            }
+            _ => return Err("it does not greet".into()),
+        }
+        at_step("old-greeted")?;
+        let devices = alive(config)?;
+        let (mut lines, mut fds) = (Vec::new(), Vec::new());
+        for device in &devices {
+            let handed = device.hand_over().map_err(|e| match Errno::from_io_error(&e) {
+                Some(Errno::ROFS) => {
+                    "it was mounted read-only first: unmount it and mount it with the new program".into()
+                }
+                _ => format!("{}: {e}", device.path().display()),
+            })?;
+            let (line, its) = OfferedDevice::of(handed);
+            lines.push(line);
+            fds.extend(its);
+        }
+        if fds.len() > FDS_MAX {
+            return Err("the volume has too many devices".into());
+        }
+        let offer = Offer {
+            version: VERSION,
+            program: env!("CARGO_PKG_VERSION").into(),
+            agreed: Agreed::of(self.negotiated),
+            devices: lines,
+            user: rustix::process::geteuid().as_raw(),
+        };
+        let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
+        new.peer.send(&ToNew::Offer(offer), &fds).map_err(|e| e.to_string())?;
+        match new.receive(GREETING)? {
+            ToOld::Willing => Ok(()),
+            ToOld::Refused(why) => Err(why),
+            _ => Err("it answers what it was not asked".into()),
+        }
+    }
+}
+
+fn alive(config: &Upgradable) -> Result<Vec<Arc<FileDevice>>, String> {
+    let devices: Option<Vec<_>> = config.devices.iter().map(std::sync::Weak::upgrade).collect();
+    devices.ok_or_else(|| "the volume is being closed".into())
+}
+
+/// What a mount is served with.
+pub(crate) struct Served<'a> {
+    pub config: Option<&'a Arc<Upgradable>>,
+    pub channel: &'a Arc<Channel>,
+    pub mount: &'a Mount,
+    pub metrics: Option<&'a Listener>,
+}
+
+/// How it went.
+pub(crate) enum HandedOver {
+    /// Another process serves, whose number this is.
+    To(u32),
+    /// This one is to go on, with what it knew; the handles keep their files until they are opened anew.
+    No { vol: Arc<Volume>, front: Box<Front>, handles: Box<Handles>, counters: Arc<Counters> },
+    /// Neither can.
+    Lost(braidfs::Error),
+}
+
+/// Hands over what nobody serves any more.
+pub(crate) fn hand_over(fs: BraidFs, prepared: Prepared, served: &Served<'_>) -> HandedOver {
+    let (vol, front, handles, counters) = fs.into_front();
+    let Prepared { mut new, asked } = prepared;
+    let known = served.config.ok_or_else(|| "it cannot be handed over".to_string());
+    let (config, devices) = match known.and_then(|config| Ok((config, alive(config)?))) {
+        Ok(both) => both,
+        Err(why) => {
+            asked.refuse(&why);
+            return HandedOver::No { vol, front: Box::new(front), handles: Box::new(handles), counters };
+        }
+    };
+    let vol = match Arc::try_unwrap(vol) {
+        Ok(vol) => vol,
+        Err(vol) => {
+            asked.refuse("something else in its process uses the volume");
+            return HandedOver::No { vol, front: Box::new(front), handles: Box::new(handles), counters };
+        }
+    };
+    let (mut held, now) = (vol.held_list(), vol.options_now());
+    let why = match vol.unmount_holding() {
+        Ok(list) => {
+            held = list;
+            tracing::info!(held = held.len(), handles = front.handles.len(), "upgrade: the volume is closed");
+            let all = All { config, devices: &devices, front: &front, held: &held };
+            match give(&new, &asked, &all, served) {
+                Ok(()) => {
+                    new.released = true;
+                    asked.later.taken();
+                    return HandedOver::To(new.child.id());
+                }
+                Err(why) => why,
+            }
+        }
+        Err(e) => {
+            let braidfs::NotHandedOver { error, volume } = *e;
+            let why = format!("the volume cannot be closed: {error}");
+            if let Some(vol) = volume {
+                drop(new);
+                asked.refuse(&why);
+                return HandedOver::No {
+                    vol: Arc::new(vol),
+                    front: Box::new(front),
+                    handles: Box::new(handles),
+                    counters,
+                };
+            }
+            why
+        }
+    };
+    let status = new.end();
+    devices.iter().for_each(|d| d.keep());
+    match mount_again(&devices, &config.options, &now, &held) {
+        Ok(vol) => {
+            asked.refuse(&format!("{why} ({status})"));
+            HandedOver::No { vol: Arc::new(vol), front: Box::new(front), handles: Box::new(handles), counters }
+        }
+        Err(e) => {
+            asked.refuse(&format!("{why} ({status}); and the volume cannot be mounted again: {e}"));
+            HandedOver::Lost(e)
+        }
+    }
+}
+
+/// What passes.
+struct All<'a> {
+    config: &'a Upgradable,
+    devices: &'a [Arc<FileDevice>],
+    front: &'a Front,
+    held: &'a [HeldInode],
+}
+
+/// # Errors
+/// Why the new process does not serve, and has not served: then it may be ended, and this one goes on.
+fn give(new: &New, asked: &Asked, all: &All<'_>, served: &Served<'_>) -> Result<(), String> {
+    let text = |e: io::Error| e.to_string();
+    at_step("old-closed")?;
+    all.devices.iter().for_each(|d| d.lend());
+    if let Some(parent) = &all.config.supervisor {
+        // One that is gone no longer cares.
+        let _ = rustix::io::write(parent, format!("{}{}\n", crate::daemon::HANDING as char, new.child.id()).as_bytes());
+    }
+    let (channel, unique) = asked.later.place().ok_or("the request did not come by the device")?;
+    let record = Record {
+        version: VERSION,
+        point: served.mount.point().to_owned(),
+        mount: served.mount.id().map(|id| id.to_string()),
+        front: all.front.clone(),
+        held: list_of(all.held),
+        asked: unique,
+    };
+    let (file, bytes) = record.write().map_err(text)?;
+    let elsewhere = (!Arc::ptr_eq(channel, served.channel)).then_some(channel);
+    let take = Take {
+        bytes,
+        asked_elsewhere: elsewhere.is_some(),
+        metrics: served.metrics.is_some(),
+        supervisor: all.config.supervisor.is_some(),
+    };
+    let mut fds: Vec<BorrowedFd<'_>> = vec![file.as_fd(), served.channel.as_fd()];
+    fds.extend(elsewhere.map(|c| c.as_fd()));
+    fds.extend(served.metrics.map(AsFd::as_fd));
+    fds.extend(all.config.supervisor.as_ref().map(OwnedFd::as_fd));
+    new.peer.send(&ToNew::Take(take), &fds).map_err(text)?;
+    at_step("old-given")?;
+    let patience = Duration::from_secs(u64::from(asked.arg.seconds.max(1)) + all.held.len() as u64 / HELD_PER_SECOND);
+    match new.receive(patience)? {
+        ToOld::Mounted => {}
+        ToOld::Refused(why) => return Err(why),
+        _ => return Err("it answers what it was not asked".into()),
+    }
+    at_step("old-mounted")?;
+    new.peer.send(&ToNew::Go, &[]).map_err(text)?;
+    at_step("old-told")?;
+    match new.receive(GREETING)? {
+        ToOld::Going => Ok(()),
+        ToOld::Refused(why) => Err(why),
+        _ => Err("it answers what it was not asked".into()),
+    }
+}
+
+/// The volume and what was known beside it, for a process that serves it from now on.
+///
+/// # Errors
+/// A file that is open is not there.
+pub(crate) fn restore(fs: &mut BraidFs, front: Front) -> Result<(), String> {
+    let open = |h: &crate::handles::HandedHandle| {
+        let file = fs.vol.open(braidfs::InodeNo(h.ino)).map_err(|e| format!("an open file, inode {}: {e}", h.ino))?;
+        if file.generation() != h.generation {
+            return Err(format!("an open file, inode {}, is another one", h.ino));
+        }
+        Ok((h.fh, h.of(file)))
+    };
+    let handles: Vec<_> = front.handles.iter().map(open).collect::<Result<_, String>>()?;
+    fs.handles = Handles::of_earlier(handles).map_err(|e| format!("the numbers of open files: {e}"))?;
+    fs.handles.set_promised(&front.promised);
+    fs.flagged = crate::flagged::Flagged::of_handed(&front.flags);
+    fs.dirty_grants = crate::dirty_grants::DirtyGrants::of_handed(&front.grants);
+    fs.tight.take(&front.room);
+    fs.durable.set(Some(front.options.sync), Some(front.options.dirsync));
+    if let Some(scrub) = front.scrub {
+        fs.scrubs.store(true, Ordering::Relaxed);
+        fs.scrub = braidfs_sync::Mutex::new(Some(crate::ops::Scrubbing::of_handed(scrub)));
+    }
+    Ok(())
+}

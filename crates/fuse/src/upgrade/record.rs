@@ -1,0 +1,309 @@
+//! What the old process tells the new one: in two parts, what does not change before anything stops, and the rest in a file in
+//! memory.
+//!
+//! [`VERSION`] rises when the meaning of anything in it changes, or a field comes that a process must know: also when numbers
+//! that the kernel holds come about otherwise, node ids ([`crate::node`]) and offsets in directories. Fields that are not known are
+//! refused. Which versions of the disk format a program knows says the volume.
+
+use crate::abi::{MAJOR, init};
+use crate::dirty_grants::HandedGrants;
+use crate::flagged::HandedFlags;
+use crate::fs::{KNOWN_FLAGS, MAX_BACKGROUND, MAX_IO_BYTES, Negotiated};
+use crate::handles::HandedHandle;
+use crate::ops::HandedScrub;
+use crate::room::HandedRoom;
+use braidfs::{AtimeMode, HeldInode, InodeNo, InodeRef, Remount};
+use braidfs_device::{HandedClaim, HandedDevice};
+use rustix::fs::MemfdFlags;
+use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// The version that this program writes, and the only one that it takes.
+pub(crate) const VERSION: u32 = 1;
+
+/// What was agreed with the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Agreed {
+    major: u32,
+    minor: u32,
+    flags: u64,
+    max_write: u32,
+    max_background: u16,
+}
+
+impl Agreed {
+    pub fn of(negotiated: Negotiated) -> Self {
+        let Negotiated { flags, minor } = negotiated;
+        Self { major: MAJOR, minor, flags, max_write: MAX_IO_BYTES, max_background: MAX_BACKGROUND }
+    }
+
+    /// What it means here.
+    ///
+    /// # Errors
+    /// This program would not serve such a connection.
+    pub fn understand(self) -> Result<Negotiated, String> {
+        let Self { major, minor, flags, max_write, max_background } = self;
+        let unknown = flags & !KNOWN_FLAGS;
+        if major != MAJOR || unknown != 0 {
+            return Err(format!(
+                "the mount uses what it does not know of the kernel: FUSE {major}, flags {unknown:#x}"
+            ));
+        }
+        if flags & init::OVER_IO_URING != 0 {
+            return Err("its requests come through io_uring".into());
+        }
+        if max_write > MAX_IO_BYTES || max_background < MAX_BACKGROUND {
+            return Err(format!(
+                "the kernel was promised requests of up to {max_write} bytes and {max_background} at once, it serves \
+                 {MAX_IO_BYTES} and {MAX_BACKGROUND}"
+            ));
+        }
+        Ok(Negotiated { flags, minor })
+    }
+}
+
+/// A device; its descriptors come beside it: the file, that of the lock on the bytes, that of the claim.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct OfferedDevice {
+    path: PathBuf,
+    range: bool,
+    claim: OfferedClaim,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+enum OfferedClaim {
+    None,
+    Held,
+    Elsewhere,
+}
+
+impl OfferedDevice {
+    /// It, and its descriptors.
+    pub fn of(handed: HandedDevice) -> (Self, Vec<OwnedFd>) {
+        let HandedDevice { path, file, range, claim } = handed;
+        let (claim, held) = match claim {
+            HandedClaim::None => (OfferedClaim::None, None),
+            HandedClaim::Held(fd) => (OfferedClaim::Held, Some(fd)),
+            HandedClaim::Elsewhere => (OfferedClaim::Elsewhere, None),
+        };
+        let offered = Self { path, range: range.is_some(), claim };
+        (offered, std::iter::once(file).chain(range).chain(held).collect())
+    }
+
+    /// Takes its descriptors out of those that came; `None`: there are not so many.
+    pub fn handed(self, fds: &mut impl Iterator<Item = OwnedFd>) -> Option<HandedDevice> {
+        let file = fds.next()?;
+        let range = if self.range { Some(fds.next()?) } else { None };
+        let claim = match self.claim {
+            OfferedClaim::None => HandedClaim::None,
+            OfferedClaim::Held => HandedClaim::Held(fds.next()?),
+            OfferedClaim::Elsewhere => HandedClaim::Elsewhere,
+        };
+        Some(HandedDevice { path: self.path, file, range, claim })
+    }
+}
+
+/// The first part.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Offer {
+    /// Of the record.
+    pub version: u32,
+    /// The old program's.
+    pub program: String,
+    pub agreed: Agreed,
+    pub devices: Vec<OfferedDevice>,
+    /// The user that it runs as.
+    pub user: u32,
+}
+
+/// The second part, whose bulk is in a file: the first descriptor. Those of the connection, and what else is said, follow.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Take {
+    /// Bytes of the file.
+    pub bytes: u64,
+    /// The request that asked came by another descriptor of the connection.
+    pub asked_elsewhere: bool,
+    pub metrics: bool,
+    pub supervisor: bool,
+}
+
+/// Options that a remount may have changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Options {
+    commit_ms: u64,
+    /// 0 relatime, 1 noatime, 2 strictatime.
+    atime: u8,
+    nodiratime: bool,
+    lazytime: bool,
+    pub sync: bool,
+    pub dirsync: bool,
+}
+
+impl Options {
+    pub fn of(now: &Remount, sync: bool, dirsync: bool) -> Self {
+        let millis = now.commit_interval.unwrap_or_default().as_millis();
+        Self {
+            commit_ms: u64::try_from(millis).unwrap_or(u64::MAX),
+            atime: match now.atime.unwrap_or_default() {
+                AtimeMode::Relatime => 0,
+                AtimeMode::Noatime => 1,
+                AtimeMode::Strictatime => 2,
+            },
+            nodiratime: now.nodiratime.unwrap_or_default(),
+            lazytime: now.lazytime.unwrap_or_default(),
+            sync,
+            dirsync,
+        }
+    }
+
+    pub fn of_volume(&self) -> Remount {
+        Remount {
+            commit_interval: Some(Duration::from_millis(self.commit_ms)),
+            atime: Some(match self.atime {
+                0 => AtimeMode::Relatime,
+                1 => AtimeMode::Noatime,
+                _ => AtimeMode::Strictatime,
+            }),
+            nodiratime: Some(self.nodiratime),
+            lazytime: Some(self.lazytime),
+            ..Remount::default()
+        }
+    }
+}
+
+/// What the front end knows beside the volume.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Front {
+    pub options: Options,
+    pub handles: Vec<HandedHandle>,
+    /// Files with cached writers that the kernel was promised room for.
+    pub promised: Vec<u64>,
+    pub flags: HandedFlags,
+    pub room: HandedRoom,
+    pub grants: HandedGrants,
+    pub scrub: Option<HandedScrub>,
+}
+
+/// All of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Record {
+    pub version: u32,
+    pub point: PathBuf,
+    /// [`crate::MountId`] as text; none where it is not known.
+    pub mount: Option<String>,
+    pub front: Front,
+    /// Number, generation, times.
+    pub held: Vec<(u64, u32, u32)>,
+    /// The request that asked for this, which the new process answers.
+    pub asked: u64,
+}
+
+impl Record {
+    /// In a file in memory, and how long it is.
+    pub fn write(&self) -> io::Result<(File, u64)> {
+        let mut file = File::from(rustix::fs::memfd_create("braidfs-upgrade", MemfdFlags::CLOEXEC)?);
+        let text = serde_json::to_vec(self)?;
+        file.write_all(&text)?;
+        Ok((file, text.len() as u64))
+    }
+
+    /// # Errors
+    /// It is none, or of another version.
+    pub fn read(file: &File, bytes: u64) -> Result<Self, String> {
+        let mut text = vec![0; usize::try_from(bytes).map_err(|e| e.to_string())?];
+        file.read_exact_at(&mut text, 0).map_err(|e| format!("the record of the hand-over: {e}"))?;
+        let record: Self = serde_json::from_slice(&text).map_err(|e| format!("the record of the hand-over: {e}"))?;
+        check_version(record.version)?;
+        Ok(record)
+    }
+}
+
+/// # Errors
+/// This program does not take such a record.
+pub(crate) fn check_version(version: u32) -> Result<(), String> {
+    if version == VERSION { Ok(()) } else { Err(format!("takes records of version {VERSION}, this one is {version}")) }
+}
+
+pub(crate) fn list_of(held: &[HeldInode]) -> Vec<(u64, u32, u32)> {
+    held.iter().map(|h| (h.inode.ino.0, h.inode.generation, h.times)).collect()
+}
+
+pub(crate) fn held_of(list: &[(u64, u32, u32)]) -> Vec<HeldInode> {
+    let of = |&(ino, generation, times): &(u64, u32, u32)| HeldInode {
+        inode: InodeRef { ino: InodeNo(ino), generation },
+        times,
+    };
+    list.iter().map(of).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record() -> Record {
+        let now = Remount {
+            commit_interval: Some(Duration::from_secs(7)),
+            atime: Some(AtimeMode::Strictatime),
+            nodiratime: Some(true),
+            lazytime: Some(false),
+            ..Remount::default()
+        };
+        let handle = HandedHandle { fh: 3 << 52 | 7, ino: 5, generation: 2, cached_writer: true, append_only: false };
+        let front = Front {
+            options: Options::of(&now, true, false),
+            handles: vec![handle],
+            promised: vec![5],
+            flags: HandedFlags::default(),
+            room: HandedRoom::default(),
+            grants: HandedGrants::default(),
+            scrub: None,
+        };
+        assert_eq!(front.options.of_volume(), now);
+        let held = vec![(5, 2, 1), (u64::MAX >> 24, u32::MAX, 9)];
+        assert_eq!(list_of(&held_of(&held)), held);
+        Record { version: VERSION, point: "/mnt/a b".into(), mount: Some("1 2 3 4".into()), front, held, asked: 77 }
+    }
+
+    #[test]
+    fn a_record_is_read_as_it_was_written() {
+        let (file, bytes) = record().write().unwrap();
+        assert_eq!(Record::read(&file, bytes).unwrap(), record());
+        assert!(Record::read(&file, bytes - 1).is_err() && Record::read(&file, bytes + 1).is_err());
+    }
+
+    #[test]
+    fn a_record_that_is_not_known_is_refused() {
+        let (file, bytes) = Record { version: VERSION + 1, ..record() }.write().unwrap();
+        assert!(Record::read(&file, bytes).unwrap_err().contains("version"));
+        let mut value = serde_json::to_value(record()).unwrap();
+        value["front"]["later"] = 1.into();
+        assert!(serde_json::from_value::<Record>(value).is_err(), "a field that this program does not know");
+    }
+
+    #[test]
+    fn a_connection_that_is_not_known_is_refused() {
+        let agreed = Agreed::of(Negotiated { flags: init::MAX_PAGES, minor: 40 });
+        assert_eq!(agreed.understand(), Ok(Negotiated { flags: init::MAX_PAGES, minor: 40 }));
+        for wrong in [
+            Agreed { flags: 1 << 63, ..agreed },
+            Agreed { flags: init::OVER_IO_URING, ..agreed },
+            Agreed { major: MAJOR + 1, ..agreed },
+            Agreed { max_write: 2 * MAX_IO_BYTES, ..agreed },
+            Agreed { max_background: 12, ..agreed },
+        ] {
+            assert!(wrong.understand().is_err(), "{wrong:?}");
+        }
+    }
+}
