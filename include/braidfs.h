@@ -127,8 +127,8 @@ const char *braidfs_version(void);
  * placement=dirs|spread|inherit, data-checksums; commas between them. */
 int braidfs_format(const char *image, uint64_t size, const char *options);
 
-/* Opens the volume on `count` image files or block devices, all that it has. Options, or null: those of mount.braidfs(8) that
- * mean something here (ro, noatime, relatime, strictatime, nodiratime, lazytime, discard, commit=SECONDS,
+/* Opens the volume on `count` image files, block devices or NBD exports (nbd://HOST/EXPORT), all that it
+ * has. Options, or null: those of mount.braidfs(8) that mean something here (ro, noatime, relatime, strictatime, nodiratime, lazytime, discard, commit=SECONDS,
  * data=ordered|journal|writeback, overwrite=auto|log, cache=BYTES) and uid=, gid=, umask=OCTAL (022). */
 int braidfs_open(const char *const *devices, size_t count, const char *options, braidfs_volume **volume);
 

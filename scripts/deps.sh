@@ -21,6 +21,7 @@ else
     want udevadm udev
     want file file
     want valgrind valgrind
+    want nbdkit nbdkit
     want find findutils
     [ -x /usr/bin/time ] || packages+=(time) # not the shell's
     python3 -c 'import sqlite3' 2>/dev/null || packages+=(libpython3-stdlib)

@@ -51,7 +51,7 @@ def _time(ns: Optional[int]) -> Any:
 
 
 class Volume:
-    """The volume on an image file or block device, or on several, open in this process.
+    """The volume on an image file, block device or NBD export (nbd://HOST/EXPORT), or on several, open in this process.
 
     `options`: as of mount(8), see `braidfs_open` in braidfs.h; for example `ro` or `noatime,commit=1,cache=256M`. Paths start
     at the root of the volume, with or without a slash. Any number of threads may use it. It is a context manager: its end

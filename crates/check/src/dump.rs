@@ -18,6 +18,7 @@ use braidfs_format::inode::{
 };
 use braidfs_format::journal::{Chunk, Record, decode_chunk, peek_chunk};
 use braidfs_format::node::{DIR, NodeBlock, NodeKind, NodeRecord, NodeTableBlock, OVERFLOW, REMOTE, USED};
+use braidfs_format::owner::HELD;
 use braidfs_format::super_block::SuperBlock;
 use braidfs_format::{BlockAddr, Corrupt, DomainId, InodeNo, NodeId};
 use braidfs_store::Store;
@@ -148,6 +149,20 @@ impl Dump {
                 u64::from(d.first_group.get()) + u64::from(d.groups.get()) - 1,
                 d.data_start,
                 d.last_group_blocks
+            );
+        }
+        let devices: Vec<_> = (0..self.store.devices()).map(|i| self.store.device(i).clone()).collect();
+        for (i, block, r) in braidfs_store::lease::records(&devices, s).unwrap_or_default() {
+            let state = if r.state == HELD { "held" } else { "given back" };
+            line!(
+                o,
+                "owner of device {i} (block {block}) {state}, renewal {}: process {} on {}, {} s since 1970, lease {} ms, requests {} ms",
+                r.header.seq,
+                r.pid,
+                r.host_str(),
+                r.renewed,
+                r.lease_ms,
+                r.io_ms
             );
         }
         o

@@ -33,6 +33,7 @@ impl From<braidfs_store::Error> for Error {
         match e {
             braidfs_store::Error::Io(e) => Self::Io(e),
             braidfs_store::Error::Corrupt(e) => Self::Corrupt(e),
+            braidfs_store::Error::Held(who) => Self::Io(std::io::Error::other(who)),
             braidfs_store::Error::Unsupported(what) => {
                 Self::Io(std::io::Error::new(std::io::ErrorKind::Unsupported, what))
             }

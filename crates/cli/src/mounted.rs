@@ -4,23 +4,36 @@
 use crate::cmd::umount::{backing, is_braidfs};
 use crate::failure::{Failure, host_error};
 use crate::mountinfo::{self, Mount};
-use braidfs_device::OpenError;
+use braidfs_device::{OpenError, is_nbd_uri};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// What names the same bytes: a file by its file system and number, a block device by its own.
-fn identity(path: &Path) -> Option<(bool, u64, u64)> {
+/// What names the same bytes.
+#[derive(PartialEq)]
+enum Identity {
+    /// A block device, by its number.
+    Block(u64),
+    /// A file, by its file system and number.
+    File(u64, u64),
+    /// An export of an NBD server, as it was named.
+    Export(PathBuf),
+}
+
+fn identity(path: &Path) -> Option<Identity> {
+    if is_nbd_uri(path) {
+        return Some(Identity::Export(path.to_path_buf()));
+    }
     let meta = std::fs::metadata(path).ok()?;
     let block = meta.file_type().is_block_device();
-    Some(if block { (true, meta.rdev(), 0) } else { (false, meta.dev(), meta.ino()) })
+    Some(if block { Identity::Block(meta.rdev()) } else { Identity::File(meta.dev(), meta.ino()) })
 }
 
 /// `path`, and the file behind it where it is a loop device.
-fn identities(path: &Path) -> Vec<(bool, u64, u64)> {
+fn identities(path: &Path) -> Vec<Identity> {
     let mut all: Vec<_> = identity(path).into_iter().collect();
-    if let Some(&(true, rdev, _)) = all.first() {
+    if let Some(&Identity::Block(rdev)) = all.first() {
         let (major, minor) = (rustix::fs::major(rdev), rustix::fs::minor(rdev));
         let behind = std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/loop/backing_file"));
         all.extend(behind.ok().and_then(|file| identity(Path::new(file.trim_end_matches('\n')))));

@@ -2,6 +2,7 @@
 
 use crate::failure::{Failure, advice};
 use crate::probe;
+use braidfs::store::lease::seems_held;
 use braidfs::{Error, MountOptions, Volume};
 use braidfs_device::{Device, OpenError, look_at_devices, open_volume_devices};
 use std::os::unix::fs::MetadataExt;
@@ -63,7 +64,7 @@ pub struct Looked {
 pub fn look_at(paths: &[PathBuf]) -> Result<Looked, Failure> {
     no_duplicates(paths)?;
     let opened = match open_volume_devices(paths, false) {
-        Ok(devices) => Ok(Looked { devices, in_use: false }),
+        Ok(devices) => Ok(Looked { in_use: seems_held(&devices), devices }),
         Err(OpenError::InUse { .. } | OpenError::Busy { .. }) => {
             look_at_devices(paths).map(|devices| Looked { devices, in_use: true })
         }

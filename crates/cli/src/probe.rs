@@ -5,6 +5,7 @@
 //! met besides: our own, what libblkid is too new or too old for, and where wipefs is missing everything. Reads only, but
 //! for [`wipe`].
 
+use braidfs_device::{BLOCK_BYTES, Device, is_nbd_uri, look_at_devices};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
@@ -79,6 +80,10 @@ const WIPEFS: [&str; 3] = ["wipefs", "/usr/sbin/wipefs", "/sbin/wipefs"];
 /// # Errors
 /// Of the device.
 pub fn probe(path: &Path) -> io::Result<Vec<Found>> {
+    if is_nbd_uri(path) {
+        let devices = look_at_devices(&[path.to_path_buf()]).map_err(|e| io::Error::other(e.to_string()))?;
+        return devices.first().map_or(Ok(Vec::new()), |d| probe_device(&**d));
+    }
     let file = File::open(path)?;
     let Some(listed) = WIPEFS.iter().find_map(|program| by_wipefs(program, path)) else {
         tracing::warn!(
@@ -136,20 +141,71 @@ fn by_wipefs(program: &str, path: &Path) -> Option<Vec<Found>> {
     listing.signatures.into_iter().map(found).collect()
 }
 
+/// All that a device holds that has no path. wipefs(8) cannot be asked.
+///
+/// # Errors
+/// Of the device.
+pub fn probe_device(device: &dyn Device) -> io::Result<Vec<Found>> {
+    by_table(device, &[SIGNATURES, MORE].concat())
+}
+
+/// What signatures are looked for in.
+trait Bytes {
+    /// How many.
+    fn bytes(&self) -> io::Result<u64>;
+    /// Reads from `at` on, less where they end.
+    fn read_some(&self, buf: &mut [u8], at: u64) -> io::Result<usize>;
+}
+
+impl Bytes for File {
+    fn bytes(&self) -> io::Result<u64> {
+        let mut file = self;
+        file.seek(SeekFrom::End(0))
+    }
+    fn read_some(&self, buf: &mut [u8], at: u64) -> io::Result<usize> {
+        let mut n = 0;
+        while n < buf.len() {
+            match self.read_at(&mut buf[n..], at + n as u64) {
+                Ok(0) => break,
+                Ok(k) => n += k,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(n)
+    }
+}
+
+impl Bytes for dyn Device + '_ {
+    fn bytes(&self) -> io::Result<u64> {
+        Ok(self.blocks() * BLOCK_BYTES as u64)
+    }
+    fn read_some(&self, buf: &mut [u8], at: u64) -> io::Result<usize> {
+        let end = (at + buf.len() as u64).min(self.bytes()?);
+        let Some(n) = end.checked_sub(at) else { return Ok(0) };
+        let (first, last) = (at / BLOCK_BYTES as u64, end.div_ceil(BLOCK_BYTES as u64));
+        let mut blocks = vec![0; (last - first) as usize * BLOCK_BYTES];
+        self.read(first, &mut blocks)?;
+        let skip = (at - first * BLOCK_BYTES as u64) as usize;
+        buf[..n as usize].copy_from_slice(&blocks[skip..skip + n as usize]);
+        Ok(n as usize)
+    }
+}
+
 /// What a table of signatures, and the places at the end of a device, tell; in the order of the table.
-fn by_table(file: &File, table: &[(&str, u64, &[u8])]) -> io::Result<Vec<Found>> {
+fn by_table(file: &(impl Bytes + ?Sized), table: &[(&str, u64, &[u8])]) -> io::Result<Vec<Found>> {
     let mut head = vec![0u8; HEAD_BYTES];
-    let n = read_some(file, &mut head)?;
+    let n = file.read_some(&mut head, 0)?;
     head.truncate(n);
     let mut found: Vec<Found> = table
         .iter()
         .filter(|(_, at, bytes)| head.get(*at as usize..).is_some_and(|h| h.starts_with(bytes)))
         .map(|&(what, at, bytes)| Found { what: what.into(), at, bytes: bytes.len() as u64 })
         .collect();
-    let end = (&*file).seek(SeekFrom::End(0))?;
+    let end = file.bytes()?;
     let mut last = [0u8; 512];
     if let Some(at) = (end / 512).checked_sub(1).map(|s| s * 512)
-        && file.read_exact_at(&mut last, at).is_ok()
+        && file.read_some(&mut last, at).is_ok_and(|n| n == last.len())
     {
         for (what, bytes) in
             [("a GPT partition table (its copy)", &b"EFI PART"[..]), ("a member of a RAID (DDF)", b"\xde\x11\xde\x11")]
@@ -197,6 +253,22 @@ pub fn wipe(path: &Path) -> io::Result<()> {
         // wipefs reads through the page cache, as this writes: no flush is needed in between
     }
     Err(io::Error::other("signatures come up again and again: see wipefs(8)"))
+}
+
+/// As [`wipe`], of a device that has no path.
+///
+/// # Errors
+/// Of the device.
+pub fn wipe_device(device: &dyn Device) -> io::Result<()> {
+    for f in probe_device(device)? {
+        let (first, last) = (f.at / BLOCK_BYTES as u64, (f.at + f.bytes).div_ceil(BLOCK_BYTES as u64));
+        let mut blocks = vec![0; (last - first) as usize * BLOCK_BYTES];
+        device.read(first, &mut blocks)?;
+        let skip = (f.at - first * BLOCK_BYTES as u64) as usize;
+        blocks[skip..skip + f.bytes as usize].fill(0);
+        device.write(first, &blocks)?;
+    }
+    device.flush()
 }
 
 /// Offset of the first byte of a regular file that is neither in a hole nor zero.
@@ -250,19 +322,6 @@ pub fn busy(path: &Path) -> Option<String> {
 
 fn mounted_on(device: &str) -> Option<String> {
     crate::mountinfo::read().into_iter().find(|m| m.device == device).map(|m| m.target.display().to_string())
-}
-
-fn read_some(file: &File, buf: &mut [u8]) -> io::Result<usize> {
-    let mut n = 0;
-    while n < buf.len() {
-        match file.read_at(&mut buf[n..], n as u64) {
-            Ok(0) => break,
-            Ok(k) => n += k,
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            Err(e) => return Err(e),
-        }
-    }
-    Ok(n)
 }
 
 #[cfg(test)]

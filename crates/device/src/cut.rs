@@ -47,6 +47,10 @@ impl Device for CutDevice {
         self.below.discard(block, blocks)
     }
 
+    fn remote(&self) -> Option<&dyn crate::Remote> {
+        self.below.remote()
+    }
+
     fn name(&self) -> String {
         self.below.name()
     }

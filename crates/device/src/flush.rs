@@ -221,6 +221,9 @@ impl Device for SharedFlushes {
     fn writable(&self) -> io::Result<Option<Arc<dyn Device>>> {
         self.inner.writable()
     }
+    fn remote(&self) -> Option<&dyn crate::Remote> {
+        self.inner.remote()
+    }
     fn name(&self) -> String {
         self.inner.name()
     }

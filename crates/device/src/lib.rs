@@ -5,10 +5,12 @@ mod blkdev;
 mod count;
 mod cut;
 mod fault;
+mod fence;
 mod file;
 mod flush;
 mod loopdev;
 mod mem;
+mod nbd;
 mod open;
 mod range;
 mod record;
@@ -22,13 +24,18 @@ pub use count::{CountDevice, Counters};
 pub use cut::CutDevice;
 pub use fault::{Effect, FaultDevice, Op, Rule};
 pub use file::hand_over::{HandedClaim, HandedDevice};
+pub use fence::{Fence, Pass, RecordIo, Rejoin, boot_time};
 pub use file::{FileDevice, OpenHow};
 pub use flush::SharedFlushes;
 #[cfg(feature = "planted-bugs")]
 pub use flush::planted;
 pub use loopdev::LoopDevice;
 pub use mem::{Image, MemDevice};
-pub use open::{OpenError, is_unclaimed, look_at_devices, open_claimed_files, open_volume_devices, open_volume_files};
+pub use nbd::{NbdDevice, NbdError, NbdUri, is_nbd_uri};
+pub use open::{
+    AnyDevice, OpenError, is_unclaimed, look_at_devices, open_any_devices, open_claimed_devices, open_volume_devices,
+    open_volume_files,
+};
 pub use record::{Event, Keep, RecordDevice, SECTOR_BYTES};
 pub use sparse::SparseDevice;
 pub use trace::{BlockContent, TraceDevice};
@@ -136,8 +143,31 @@ pub trait Device: Send + Sync + std::fmt::Debug {
         Ok(None)
     }
 
-    /// What it is, for messages: a path, `memory`.
+    /// What a device has besides that others could write from elsewhere; `None`: locks of this machine keep them off.
+    fn remote(&self) -> Option<&dyn Remote> {
+        None
+    }
+
+    /// What it is, for messages: a path, a URI, `memory`.
     fn name(&self) -> String;
+}
+
+/// A device that another machine could write at the same time: who writes it holds a lease, on the volume itself.
+pub trait Remote: Send + Sync {
+    /// How long a lease is to last; `None`: its user says that nobody else can write it.
+    fn lease(&self) -> Option<std::time::Duration>;
+
+    /// How long a request may be in flight.
+    fn io_timeout(&self) -> std::time::Duration;
+
+    /// From now on every write and discard passes `fence`, and no other one.
+    fn set_fence(&self, fence: std::sync::Arc<Fence>);
+
+    /// Whether its fence is open: who has the device holds the lease.
+    fn is_held(&self) -> bool;
+
+    /// The way beside the fence, for the owner record alone.
+    fn record_io(&self) -> Box<dyn RecordIo + '_>;
 }
 
 /// Checks that `bytes` are whole blocks and lie on a device of `blocks` blocks; `past` is the error past its end.

@@ -1,10 +1,11 @@
-//! Opening of image files and block devices: kinds, locks, sizes, and errors that say what to do.
+//! Opening of image files, block devices and network block devices: kinds, locks, sizes, and errors that say what to do.
 //!
 //! Exclusion: a writer holds `flock(LOCK_EX)`, a reader `flock(LOCK_SH)`, on files and block devices alike; a
 //! writer of a block device holds it with `O_EXCL` as well, so that a mounted one is refused. The bytes behind a loop
 //! device can have other names: [`crate::range`].
 
 use crate::file::{FileDevice, OpenHow};
+use crate::nbd::{NbdDevice, NbdError, NbdUri, is_nbd_uri};
 use crate::range::RangeLock;
 use crate::{BLOCK_BYTES, Device, blkdev};
 use rustix::fs::FlockOperation;
@@ -81,6 +82,17 @@ pub enum OpenError {
         /// A later one, of the same device.
         second: PathBuf,
     },
+    /// No URI of an NBD export, or one that is not supported.
+    #[error("{}: {why}", .path.display())]
+    Uri {
+        /// As it was given.
+        path: PathBuf,
+        /// What is wrong with it, and what to write.
+        why: String,
+    },
+    /// An export of an NBD server cannot be used.
+    #[error(transparent)]
+    Nbd(#[from] NbdError),
     /// An empty list.
     #[error("no device given; name all devices of the volume")]
     NoDevice,
@@ -119,13 +131,48 @@ impl OpenError {
     }
 }
 
-/// Opens all devices of a volume, in the order given. Writers exclude everybody else.
+/// One device of a volume: what its path or URI names.
+#[derive(Debug, Clone)]
+pub enum AnyDevice {
+    /// An image file or a block device.
+    File(Arc<FileDevice>),
+    /// An export of an NBD server.
+    Nbd(Arc<NbdDevice>),
+}
+
+impl AnyDevice {
+    /// It, as any device.
+    pub fn device(&self) -> Arc<dyn Device> {
+        match self {
+            Self::File(file) => Arc::clone(file) as Arc<dyn Device>,
+            Self::Nbd(export) => Arc::clone(export) as Arc<dyn Device>,
+        }
+    }
+
+    /// It, where it is an image file or a block device.
+    pub fn file(&self) -> Option<&Arc<FileDevice>> {
+        match self {
+            Self::File(file) => Some(file),
+            Self::Nbd(_) => None,
+        }
+    }
+}
+
+/// Opens all devices of a volume, in the order given: image files, block devices, and `nbd://` and `nbd+unix://` URIs. Writers
+/// exclude everybody else, but for those of an NBD export, who do so by a lease on the volume.
 ///
 /// # Errors
 /// For the first device that cannot be opened, or that is named twice.
 pub fn open_volume_devices(paths: &[PathBuf], write: bool) -> Result<Vec<Arc<dyn Device>>, OpenError> {
-    let files = open_volume_files(paths, write)?;
-    Ok(files.into_iter().map(|f| Arc::new(f) as Arc<dyn Device>).collect())
+    Ok(open_any_devices(paths, write)?.iter().map(AnyDevice::device).collect())
+}
+
+/// As [`open_volume_devices`], for callers that need to know what they are.
+///
+/// # Errors
+/// As [`open_volume_devices`].
+pub fn open_any_devices(paths: &[PathBuf], write: bool) -> Result<Vec<AnyDevice>, OpenError> {
+    all_of(paths, write, |path| FileDevice::open(path, OpenHow { write, direct: true }))
 }
 
 /// Opens devices for reading without any lock, also while others write them: what is read may change at any time.
@@ -133,25 +180,28 @@ pub fn open_volume_devices(paths: &[PathBuf], write: bool) -> Result<Vec<Arc<dyn
 /// # Errors
 /// As [`open_volume_devices`], but never in use.
 pub fn look_at_devices(paths: &[PathBuf]) -> Result<Vec<Arc<dyn Device>>, OpenError> {
-    let files = all_of(paths, FileDevice::look_at)?;
-    Ok(files.into_iter().map(|f| Arc::new(f) as Arc<dyn Device>).collect())
+    Ok(all_of(paths, false, FileDevice::look_at)?.iter().map(AnyDevice::device).collect())
 }
 
-/// As [`open_volume_devices`], for callers that need the [`FileDevice`]s themselves.
+/// As [`open_volume_devices`], of image files and block devices alone.
 ///
 /// # Errors
-/// As [`open_volume_devices`].
-pub fn open_volume_files(paths: &[PathBuf], write: bool) -> Result<Vec<FileDevice>, OpenError> {
-    all_of(paths, |path| FileDevice::open(path, OpenHow { write, direct: true }))
+/// As [`open_volume_devices`]; a URI names no file.
+pub fn open_volume_files(paths: &[PathBuf], write: bool) -> Result<Vec<Arc<FileDevice>>, OpenError> {
+    let files = open_any_devices(paths, write)?;
+    let file = |(d, path): (&AnyDevice, &PathBuf)| {
+        d.file().cloned().ok_or_else(|| OpenError::WrongKind { path: path.clone(), kind: "network block device" })
+    };
+    files.iter().zip(paths).map(file).collect()
 }
 
-/// As [`open_volume_files`], for writing, where the dead mount of a server that was killed still has the claim on the first
+/// As [`open_any_devices`], for writing, where the dead mount of a server that was killed still has the claim on the first
 /// device: a mount that nobody serves writes nothing.
 ///
 /// # Errors
 /// As [`open_volume_devices`].
-pub fn open_claimed_files(paths: &[PathBuf]) -> Result<Vec<FileDevice>, OpenError> {
-    all_of(paths, |path| FileDevice::open_claimed(path, Some(path) == paths.first().map(PathBuf::as_path)))
+pub fn open_claimed_devices(paths: &[PathBuf]) -> Result<Vec<AnyDevice>, OpenError> {
+    all_of(paths, true, |path| FileDevice::open_claimed(path, Some(path) == paths.first().map(PathBuf::as_path)))
 }
 
 /// Whether nobody has a claim on a block device.
@@ -166,25 +216,55 @@ pub fn is_unclaimed(path: &Path) -> Result<bool, OpenError> {
     }
 }
 
+/// What tells devices apart.
+enum Identity {
+    /// Device and inode number; of block devices all ones and their own number: two nodes may name one device.
+    File(u64, u64),
+    Export(NbdUri),
+}
+
+impl Identity {
+    fn of(path: &Path) -> Result<Self, OpenError> {
+        if is_nbd_uri(path) {
+            let parsed = path.to_str().ok_or("not UTF-8".to_string()).and_then(NbdUri::parse);
+            return parsed.map(Self::Export).map_err(|why| OpenError::Uri { path: path.into(), why });
+        }
+        let meta = std::fs::metadata(path).map_err(|e| OpenError::of(path, "look at", e))?;
+        let block = meta.file_type().is_block_device();
+        Ok(if block { Self::File(u64::MAX, meta.rdev()) } else { Self::File(meta.dev(), meta.ino()) })
+    }
+
+    fn is(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::File(a, b), Self::File(c, d)) => (a, b) == (c, d),
+            (Self::Export(a), Self::Export(b)) => a.names_same(b),
+            _ => false,
+        }
+    }
+}
+
 /// Opens each, and refuses one that is named twice.
 fn all_of(
     paths: &[PathBuf],
+    write: bool,
     open: impl Fn(&Path) -> Result<FileDevice, OpenError>,
-) -> Result<Vec<FileDevice>, OpenError> {
+) -> Result<Vec<AnyDevice>, OpenError> {
     if paths.is_empty() {
         return Err(OpenError::NoDevice);
     }
-    let mut seen: Vec<((u64, u64), &PathBuf)> = Vec::new();
+    let mut seen: Vec<(Identity, &PathBuf)> = Vec::new();
     for path in paths {
-        let meta = std::fs::metadata(path).map_err(|e| OpenError::of(path, "look at", e))?;
-        // Two device nodes may name one block device, so that its number counts, not its inode.
-        let id = if meta.file_type().is_block_device() { (u64::MAX, meta.rdev()) } else { (meta.dev(), meta.ino()) };
-        if let Some((_, first)) = seen.iter().find(|s| s.0 == id) {
+        let id = Identity::of(path)?;
+        if let Some((_, first)) = seen.iter().find(|s| s.0.is(&id)) {
             return Err(OpenError::Twice { first: first.to_path_buf(), second: path.clone() });
         }
         seen.push((id, path));
     }
-    paths.iter().map(|path| open(path)).collect()
+    let one = |(id, path): (Identity, &PathBuf)| match id {
+        Identity::Export(uri) => Ok(AnyDevice::Nbd(Arc::new(NbdDevice::open(&uri, write)?))),
+        Identity::File(..) => Ok(AnyDevice::File(Arc::new(open(path)?))),
+    };
+    seen.into_iter().map(one).collect()
 }
 
 /// An opened and locked file.

@@ -110,6 +110,7 @@ impl From<braidfs_store::Error> for Error {
         match e {
             braidfs_store::Error::Io(e) => Self::Io(e),
             braidfs_store::Error::Corrupt(e) => Self::Corrupt(e),
+            braidfs_store::Error::Held(who) => Self::Busy(who),
             braidfs_store::Error::Unsupported(what) => Self::Unsupported(what),
         }
     }

@@ -19,6 +19,7 @@ use braidfs_format::group::{OWNERS_PER_BLOCK, Owner, SegmentKind, SegmentTable, 
 use braidfs_format::group::{decode_owners, encode_owners};
 use braidfs_format::inode::{INLINE_MAX, Inode};
 use braidfs_format::node::{DIR, NodeBlockBuilder, NodeEntry, NodeKind, NodeRecord, NodeTableBlock, USED};
+use braidfs_format::owner::OwnerRecord;
 use braidfs_format::super_block::{DeviceEntry, INCOMPAT_DATA_SUMS, MAX_DEVICES, MAX_DOMAINS, SuperBlock};
 use braidfs_format::{BlockAddr, Geometry};
 use std::sync::Arc;
@@ -46,7 +47,8 @@ const GROWTH_LEAST: u64 = 4;
 const ALIGN_FROM_BLOCKS: u64 = (1 << 30) / BLOCK_BYTES as u64;
 
 /// Makes an empty volume on `devices` (device 0 gets the volume's tables). Nothing is checked for old content: the
-/// command does that. The superblocks are written last, so that a crash half way leaves no volume.
+/// command does that, nor whether somebody writes a volume on a device that other machines reach ([`crate::store::lease`]). The
+/// superblocks are written last, so that a crash half way leaves no volume.
 ///
 /// # Errors
 /// Sizes that do not fit ([`crate::Error::Invalid`]), or of a device.
@@ -61,8 +63,12 @@ pub fn format(devices: &[Arc<dyn Device>], options: &MkfsOptions) -> Result<Supe
         }
     }
     // An old superblock must not survive beside the new tables: the volume is gone from the first write on.
-    for (d, dev) in sb.device_table().iter().zip(devices) {
+    for (i, (d, dev)) in sb.device_table().iter().zip(devices).enumerate() {
         dev.write(0, &[0; BLOCK_BYTES])?;
+        if let Some(owner) = OwnerRecord::place(&sb, i).filter(|_| dev.remote().is_some()) {
+            // of a volume with the same UUID
+            dev.write(owner, &[0; BLOCK_BYTES])?;
+        }
         dev.write(d.blocks.get() - 1, &[0; BLOCK_BYTES])?;
     }
     store.flush()?;

@@ -36,6 +36,8 @@ pub enum BlockKind {
     Node = 8,
     /// A directory bucket, [`crate::dentry`].
     Dir = 9,
+    /// [`crate::owner::OwnerRecord`].
+    Owner = 10,
 }
 
 /// First 32 bytes of a metadata block.
@@ -172,5 +174,6 @@ pub fn kind_name(kind: BlockKind) -> &'static str {
         BlockKind::NodeTable => "node table",
         BlockKind::Node => "node block",
         BlockKind::Dir => "directory bucket",
+        BlockKind::Owner => "owner record",
     }
 }

@@ -21,6 +21,7 @@ pub mod inode;
 pub mod journal;
 pub mod name;
 pub mod node;
+pub mod owner;
 pub mod super_block;
 
 pub use block::{BLOCK_BYTES, BlockHeader, BlockKind};

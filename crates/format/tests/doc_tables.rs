@@ -14,6 +14,7 @@ use braidfs_format::group::{
 use braidfs_format::inode::{self, Content, Extent, Inode, LeafRef, Link, Placement, Timestamp, Tombstone};
 use braidfs_format::journal::{self, ChunkId, ChunkKind, Record, encode_chunk};
 use braidfs_format::node::{self, NodeEntry, NodeKind, NodeRecord, NodeTableBlock};
+use braidfs_format::owner::OwnerRecord;
 use braidfs_format::super_block::{self, DeviceEntry, SuperBlock};
 use braidfs_format::{BLOCK_BYTES, BlockAddr, DomainId, FORMAT_VERSION, InodeNo, NodeId, TxId};
 use std::mem::offset_of;
@@ -122,8 +123,19 @@ fn structures() {
             head_pos, checkpointed_tx, last_tx, mounts, reserved2, checkpoint, tables, tenant_root,
             tenant_generation, tenant_flags, tenant_blocks, tenant_name, tenant_inodes, reserved),
     );
+    compare(
+        "OwnerRecord",
+        fields!(OwnerRecord: header, nonce, state, reserved0, lease_ms, io_ms, renewed, boot, pid, reserved1, pid_namespace,
+            started, host, reserved),
+    );
     compare("GroupHeader", fields!(GroupHeader: header, group, blocks, epoch, domain, reserved0, reserved));
-    for (name, bytes) in [("SuperBlock", 4096), ("DeviceEntry", 64), ("DomainHeader", 4096), ("GroupHeader", 4096)] {
+    for (name, bytes) in [
+        ("SuperBlock", 4096),
+        ("DeviceEntry", 64),
+        ("DomainHeader", 4096),
+        ("GroupHeader", 4096),
+        ("OwnerRecord", 4096),
+    ] {
         let last = table(&format!("table: {name}")).pop().expect("rows");
         let end: usize = last[0].parse::<usize>().expect("offset") + last[1].parse::<usize>().expect("bytes");
         assert_eq!(end, bytes, "{name} ends early");
@@ -466,7 +478,7 @@ macro_rules! values {
 
 #[test]
 fn numbers_of_kinds() {
-    values!(BlockKind: Super, Bat, Domain, Group, SegmentTable, Owners, NodeTable, Node, Dir);
+    values!(BlockKind: Super, Bat, Domain, Group, SegmentTable, Owners, NodeTable, Node, Dir, Owner);
     values!(NodeKind: Inode, ExtentLeaf, ExtentIndex, Xattrs, Links);
     values!(ChunkKind: Stream, Commit, RollForward);
 

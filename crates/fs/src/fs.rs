@@ -66,7 +66,8 @@ impl Fs {
         Ok(())
     }
 
-    /// Opens the volume on these image files or block devices, all that it has.
+    /// Opens the volume on these image files, block devices or NBD exports (`nbd://HOST/EXPORT`, `nbd+unix:///EXPORT?socket=PATH`), all
+    /// that it has.
     ///
     /// # Errors
     /// A device cannot be opened or is in use; no volume, not all of its devices, damage.

@@ -14,6 +14,9 @@ pub enum Error {
     /// What the device holds does not hold, or an address lies outside the volume.
     #[error(transparent)]
     Corrupt(#[from] Corrupt),
+    /// Somebody else writes the volume, or may: who, and until when.
+    #[error("{0}")]
+    Held(String),
     /// The device has no such operation.
     #[error("not supported: {0}")]
     Unsupported(&'static str),

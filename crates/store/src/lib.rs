@@ -2,6 +2,8 @@
 //! superblock counts ([`super_io`]), what lies in the ring of a journal ([`ring`]), and writes that stay in memory
 //! ([`overlay`]).
 //!
+//! Who writes a volume that other machines reach, too, holds its [`lease`].
+//!
 //! Here are also the two interfaces between them ([`interface`]): the checker cannot use the engine, which it checks,
 //! but for what it is handed through these.
 //!
@@ -10,6 +12,7 @@
 mod address_space;
 mod error;
 pub mod interface;
+pub mod lease;
 pub mod overlay;
 pub mod ring;
 pub mod super_io;

@@ -253,6 +253,16 @@ ranks! {
     DeviceRange = 11, "file" 1, One, (): "range lock of a device";
     /// The flush of a device that threads share.
     Flush = 11, "flush" 0, One, (): "flush gate";
+    /// The fence before a remote device: for who waits for it to open.
+    Fence = 11, "fence" 0, One, (): "fence";
+    /// Which fence a network block device has.
+    NbdFence = 11, "nbd fence" 0, One, (): "fence of a network block device";
+    /// Connections and requests of a network block device.
+    NbdState = 11, "nbd" 0, One, (): "state of a network block device";
+    /// A connection while a request goes out.
+    NbdSend = 11, "nbd" 1, One, (): "sending on a connection";
+    /// What a caller of a network block device waits for.
+    NbdBatch = 11, "nbd" 2, One, (): "batch of requests";
     /// Rings that no thread uses.
     Rings = 11, "rings" 0, One, (): "rings";
     /// A chunk of a device in memory.

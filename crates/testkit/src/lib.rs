@@ -11,6 +11,7 @@
 //! - [`history`]: what was done and promised up to then. [`oracle`]: whether the recovered tree is one that the
 //!   durability contract allows.
 //! - [`crash`]: workloads, and all the crashes of each.
+//! - [`nbd`]: a network block device whose server loses, cuts, hangs and goes away.
 //! - [`small`]: small volumes in memory, filled and read back.
 //! - [`damage`]: spoilt metadata blocks, and what becomes of the files.
 //!
@@ -23,6 +24,7 @@ pub mod generate;
 pub mod history;
 pub mod late;
 pub mod model;
+pub mod nbd;
 pub mod ops;
 pub mod oracle;
 pub mod resize;

@@ -3,6 +3,8 @@
 use crate::failure::{Outcome, fsck_code};
 use crate::{open, text};
 use braidfs::JournalReplay;
+use braidfs::store::lease::Lease;
+use braidfs::store::super_io::read_super;
 use braidfs_check::{Finding, FsckOptions, FsckReport, Limits, check_within};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
@@ -56,11 +58,20 @@ pub fn run(args: &Args) -> Outcome {
     let paths = open::expand(&args.devices);
     let options = FsckOptions { repair: args.yes || args.preen, force: args.force };
     let devices = open::devices(&paths, options.repair).map_err(operational)?;
+    // A superblock that does not hold does not say where the lease is; then nobody else can have mounted the volume, either.
+    let held = |e: braidfs::store::Error| operational(crate::failure::Failure::new(e.to_string()));
+    let lease = if options.repair { Lease::of_devices(&devices).map_err(held)? } else { None };
+    if !options.repair
+        && let Ok((sb, devices)) = read_super(&devices)
+    {
+        Lease::look(&devices, &sb).map_err(held)?;
+    }
     let bar = Bar::new(args.progress || (std::io::stderr().is_terminal() && !args.json));
     let limits = Limits { memory_bytes: args.memory };
     let report =
         check_within(&devices, &options, &limits, &JournalReplay, &|phase, done, total| bar.show(phase, done, total));
     bar.finish();
+    drop(lease);
     let report = report.map_err(|e| operational(open::explain_check("cannot check", &paths, e)))?;
     let code = exit_code(&report);
     let output =

@@ -106,7 +106,9 @@ fn see_also(sub: &str, called: &str) -> String {
 pub const FORMAT_PAGE: &str = r#".SH NAME
 braidfs \- a file system of many independent logs braided into one namespace
 .SH DESCRIPTION
-A braidfs volume is one or more image files or block devices. It is made of \fIdomains\fR: each has its own journal,
+A braidfs volume is one or more image files or block devices, or exports of NBD servers
+(\fInbd://HOST[:PORT][/EXPORT]\fR, \fInbd+unix:///EXPORT?socket=PATH\fR; with the parameters \fItimeout=SECONDS\fR (30),
+\fIconnections=N\fR (4) and \fIlease=SECONDS\fR or \fIlease=off\fR (15); one machine at a time writes such a volume). It is made of \fIdomains\fR: each has its own journal,
 allocator, node table and cleaner, so that work in one waits for nothing in another; all of them are one directory tree.
 A process in user space serves it through FUSE; no kernel module is needed but \fIfuse\fR.
 .SS What survives a crash

@@ -8,8 +8,9 @@ use crate::failure::{Failure, Outcome, host_error};
 use crate::{open, probe, text};
 use braidfs::format::inode::INLINE_MAX;
 use braidfs::format::super_block::{MAX_DEVICES, MAX_DOMAINS};
+use braidfs::store::lease::Lease;
 use braidfs::{MkfsOptions, Placement};
-use braidfs_device::{BLOCK_BYTES, CutDevice, Device, FileDevice, OpenHow};
+use braidfs_device::{BLOCK_BYTES, CutDevice, Device, FileDevice, OpenHow, is_nbd_uri, look_at_devices};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -71,7 +72,7 @@ pub struct Args {
     /// Print the summary as JSON
     #[arg(long)]
     json: bool,
-    /// Image files or block devices
+    /// Image files, block devices, or NBD exports (nbd://HOST[:PORT][/EXPORT], nbd+unix:///EXPORT?socket=PATH)
     #[arg(required = true, value_name = "DEVICE")]
     devices: Vec<PathBuf>,
 }
@@ -162,10 +163,13 @@ fn format(args: &Args, options: &MkfsOptions, paths: &[PathBuf], made: &mut Vec<
         size_image(path, args, made)?;
     }
     let devices = open::devices(paths, true)?;
-    for path in paths {
+    // A volume that somebody writes from elsewhere is left alone, by --force, too.
+    let lease = Lease::of_devices(&devices).map_err(|e| Failure::new(e.to_string()))?;
+    lease.into_iter().for_each(Lease::into_unfenced);
+    for (path, device) in paths.iter().zip(&devices) {
         // Old signatures would make other programs see two file systems, or the old one.
-        probe::wipe(path)
-            .map_err(|e| Failure::at("cannot wipe old signatures from", path.display(), host_error(&e)))?;
+        let wiped = if is_nbd_uri(path) { probe::wipe_device(&**device) } else { probe::wipe(path) };
+        wiped.map_err(|e| Failure::at("cannot wipe old signatures from", path.display(), host_error(&e)))?;
     }
     let devices =
         cut(devices, args.size).map_err(|e| Failure::at("cannot format", open::show(paths), host_error(&e)))?;
@@ -183,6 +187,9 @@ fn format(args: &Args, options: &MkfsOptions, paths: &[PathBuf], made: &mut Vec<
 
 /// Refuses what must not, or not without `--force`, be overwritten.
 fn look(path: &Path, args: &Args) -> Result<(), Failure> {
+    if is_nbd_uri(path) {
+        return look_at_export(path, args);
+    }
     let fail = |e: std::io::Error| Failure::at("cannot use", path.display(), host_error(&e));
     let meta = match std::fs::metadata(path) {
         Ok(meta) => meta,
@@ -229,6 +236,28 @@ fn look(path: &Path, args: &Args) -> Result<(), Failure> {
     Ok(())
 }
 
+/// As [`look`], of an export of an NBD server.
+fn look_at_export(path: &Path, args: &Args) -> Result<(), Failure> {
+    let bytes = device_bytes(path)?;
+    if let Some(size) = args.size
+        && size > bytes
+    {
+        let why = format!("the device has {}, less than --size: give less, or leave --size out", text::size(bytes));
+        return Err(Failure::at("cannot use", path.display(), why));
+    }
+    if args.force {
+        return Ok(());
+    }
+    let found = probe::probe(path).map_err(|e| Failure::at("cannot use", path.display(), host_error(&e)))?;
+    match found.first() {
+        Some(first) => {
+            let why = format!("it holds {}: use --force to overwrite it", first.what);
+            Err(Failure::at("will not format", path.display(), why))
+        }
+        None => Ok(()),
+    }
+}
+
 /// The size that the volume will have.
 fn check_total(args: &Args, paths: &[PathBuf]) -> Result<(), Failure> {
     let mut total = 0u64;
@@ -249,6 +278,10 @@ fn check_total(args: &Args, paths: &[PathBuf]) -> Result<(), Failure> {
 
 /// A block device tells its size at its end.
 fn device_bytes(path: &Path) -> Result<u64, Failure> {
+    if is_nbd_uri(path) {
+        let devices = look_at_devices(&[path.to_path_buf()]).map_err(|e| Failure::new(e.to_string()))?;
+        return Ok(devices.iter().map(|d| d.blocks() * BLOCK_BYTES as u64).sum());
+    }
     File::open(path)
         .and_then(|mut f| std::io::Seek::seek(&mut f, std::io::SeekFrom::End(0)))
         .map_err(|e| Failure::at("cannot use", path.display(), host_error(&e)))
@@ -269,7 +302,7 @@ fn cut(devices: Vec<Arc<dyn Device>>, size: Option<u64>) -> std::io::Result<Vec<
 
 /// Makes or extends an image file.
 fn size_image(path: &Path, args: &Args, made: &mut Vec<PathBuf>) -> Result<(), Failure> {
-    let Some(size) = args.size else { return Ok(()) };
+    let Some(size) = args.size.filter(|_| !is_nbd_uri(path)) else { return Ok(()) };
     let as_failure = |e: &dyn std::fmt::Display| Failure::new(e.to_string());
     let fail = |e: std::io::Error| Failure::at("cannot extend", path.display(), host_error(&e));
     let meta = std::fs::metadata(path);

@@ -10,7 +10,8 @@ use crate::{mounted, mountinfo, notify, open};
 use braidfs::store::super_io::read_super;
 use braidfs::{MountOptions, Volume};
 use braidfs_device::{
-    Device, FileDevice, LoopDevice, OpenError, is_unclaimed, look_at_devices, open_claimed_files, open_volume_files,
+    AnyDevice, Device, FileDevice, LoopDevice, OpenError, is_nbd_uri, is_unclaimed, look_at_devices, open_any_devices,
+    open_claimed_devices,
 };
 use braidfs_fuse::{
     DaemonError, DeadMount, Heir, MountConfig, Progress, Ready, Upgradable, daemonize, dead_at, serve, supervise,
@@ -52,7 +53,10 @@ const LOCKS_WAIT: Duration = Duration::from_secs(10);
     supervise: a parent waits for the process that serves, and where that dies (a crash, kill -9) mounts anew at the same\n\
     place, unless it has died more than TIMES times within SECONDS (5/600). umount ends both, SIGTERM to either, too.\n\
     Files that are open then stay dead (ENOTCONN): docs/mounted.md. The log tells of it, so use --log-file.\n\n\
+    A DEVICE may lie on an NBD server: nbd://HOST[:PORT][/EXPORT], nbd+unix:///EXPORT?socket=PATH, with\n\
+    ?timeout=SECONDS (30), connections=N (4), lease=SECONDS or off (15): docs/remote.md. Such a volume has one writer.\n\n\
     Examples:\n  braidfs mount disk.img /mnt\n  braidfs mount -o ro,noatime /dev/sdb /dev/sdc /mnt\n  \
+    braidfs mount nbd://storage/vol1 /mnt           on another machine's disk\n  \
     braidfs mount -f --log debug disk.img /mnt      in the foreground\n  \
     braidfs mount -o remount,ro /mnt                read-only from now on\n\n\
     In /etc/fstab (with this program linked as /sbin/mount.braidfs):\n  \
@@ -265,6 +269,9 @@ fn mount(devices: &[PathBuf], mountpoint: &Path, spec: &MountSpec, foreground: b
 
 fn real_paths(devices: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
     let real = |path: &PathBuf| {
+        if is_nbd_uri(path) {
+            return Ok(path.clone());
+        }
         std::fs::canonicalize(path).map_err(|e| Failure::at("cannot mount", path.display(), host_error(&e)))
     };
     open::expand(devices).iter().map(real).collect()
@@ -328,16 +335,16 @@ impl Job<'_> {
     /// Opens the devices. With `dead` a daemon that died was found at the mount point: the kernel lets go of its locks a moment
     /// after the mount looks dead, later where it was killed with much to write; the claim on a block device stays with
     /// the mount.
-    fn open_files(&self, dead: Option<&DeadMount>, again: bool) -> Result<Vec<FileDevice>, OpenError> {
+    fn open_files(&self, dead: Option<&DeadMount>, again: bool) -> Result<Vec<AnyDevice>, OpenError> {
         let end = Instant::now() + if dead.is_some() { LOCKS_WAIT } else { Duration::ZERO };
         let mut told = false;
         // `again`: an earlier dead mount, which is no more in the table, may have the claim
         let may_pass =
             |e: &OpenError| matches!(e, OpenError::InUse { .. }) || again && matches!(e, OpenError::Busy { .. });
         loop {
-            let opened = match open_volume_files(&self.devices, !self.spec.read_only) {
+            let opened = match open_any_devices(&self.devices, !self.spec.read_only) {
                 Err(OpenError::Busy { path }) if self.devices.first() == Some(&path) && self.is_claimed_by(dead) => {
-                    open_claimed_files(&self.devices)
+                    open_claimed_devices(&self.devices)
                 }
                 opened => opened,
             };
@@ -367,26 +374,24 @@ impl Job<'_> {
         let spec = self.spec;
         let found = if restart.is_some() { None } else { dead_at(&self.mountpoint) };
         let dead = restart.or(found.as_ref());
-        let files: Vec<Arc<FileDevice>> = self
+        let files = self
             .open_files(dead, restart.is_some())
-            .map_err(|e| mounted::explain(&e, &self.devices, Some(&self.mountpoint)))?
-            .into_iter()
-            .map(Arc::new)
-            .collect();
+            .map_err(|e| mounted::explain(&e, &self.devices, Some(&self.mountpoint)))?;
         let first =
-            files.first().ok_or_else(|| Failure::new("mount: no device given: name all devices of the volume"))?;
-        let mut claim = self.claim(first, dead)?;
+            files.first().ok_or_else(|| Failure::new("mount: no device given: name all devices of the volume"))?.file();
+        let mut claim = self.claim(first.map(|f| &**f), dead)?;
         let default_commit = if claim.is_some() { MountOptions::default().commit_interval } else { PLAIN_FUSE_COMMIT };
         let options = volume_options(spec, default_commit);
         let mut upgrade = upgradable(options.clone(), self.again.to_vec());
         let commit = options.commit_interval;
-        let devices: Vec<_> = files.iter().map(|f| Arc::clone(f) as Arc<dyn Device>).collect();
+        let devices: Vec<_> = files.iter().map(AnyDevice::device).collect();
         self.check_same(&devices)?;
         let volume = Volume::mount(devices, options).map_err(|e| open::explain("cannot mount", &self.devices, &e))?;
+        volume.kill_when_stopped().map_err(|e| open::explain("cannot mount", &self.devices, &e))?;
         if let Some(dead) = dead {
             // Nobody can say yet who has the device when the dead mount is detached. Before that, so that what can fail does.
             let spare = match claim {
-                Some(Claim::Own) if !first.has_claim() => Some(self.attach_loop()),
+                Some(Claim::Own) if first.is_some_and(|f| !f.has_claim()) => Some(self.attach_loop()),
                 _ => None,
             };
             // Not before: until the new mount is there, programs see the directory below.
@@ -403,7 +408,7 @@ impl Job<'_> {
                 && !is_unclaimed(&self.devices[0]).map_err(|e| Failure::new(e.to_string()))?
             {
                 tracing::info!("the dead mount is in use and keeps the block device: mounting by a loop device of it");
-                first.claim_later();
+                first.inspect(|f| f.claim_later());
                 claim = Some(Claim::Loop(spare?));
             }
             // several that died one over the other
@@ -414,7 +419,9 @@ impl Job<'_> {
                     break;
                 }
             }
-            if claim.is_none() && !first.has_claim() {
+            if let (None, Some(first)) = (&claim, first)
+                && !first.has_claim()
+            {
                 first.claim_later();
             }
         }
@@ -429,11 +436,14 @@ impl Job<'_> {
                 "plain FUSE: sync and syncfs do not reach the volume (fsync does), so it commits every {} s",
                 commit.as_secs()
             ),
-            Some(Claim::Own) => first.release_claim(),
+            Some(Claim::Own) => {
+                first.inspect(|f| f.release_claim());
+            }
             Some(Claim::Loop(_)) => {}
         }
         tracing::info!(
-            source = %cfg.source, mountpoint = %self.mountpoint.display(), io = first.engine(), direct = first.is_direct(),
+            source = %cfg.source, mountpoint = %self.mountpoint.display(), io = first.map_or("NBD", |f| f.engine()),
+            direct = first.is_none_or(|f| f.is_direct()),
             threads = cfg.threads, profile = ?cfg.profile, commit_s = commit.as_secs(), "mounting"
         );
         // The locks go with the volume, which is closed before umount(8) returns, and not with this process.
@@ -467,12 +477,13 @@ impl Job<'_> {
 
     /// Decides between fuseblk and plain FUSE, and gets the block device for the former; with `dead` a block device that a
     /// dead mount may have yet.
-    fn claim(&self, first: &FileDevice, dead: Option<&DeadMount>) -> Result<Option<Claim>, Failure> {
+    fn claim(&self, first: Option<&FileDevice>, dead: Option<&DeadMount>) -> Result<Option<Claim>, Failure> {
         let missing = match self.spec.fuseblk {
             FuseBlk::Never => return Ok(None),
             _ if !rustix::process::geteuid().is_root() => "only root can: leave fuseblk out".to_string(),
             _ if !knows_fuseblk() => "the kernel has no fuseblk: leave it out, or load the module `fuse`".to_string(),
-            _ if first.is_block_device() => {
+            _ if first.is_none() => "a network block device has no block device here: leave fuseblk out".to_string(),
+            _ if first.is_some_and(FileDevice::is_block_device) => {
                 if !self.is_claimed_by(dead) {
                     mounted::not_by_the_kernel(&self.devices[0], self.spec.read_only)?;
                 }

@@ -6,6 +6,7 @@
 //! use. `dist/util-linux` has the same for libblkid, and a test compares the two.
 
 use crate::failure::{Failure, Outcome, host_error};
+use braidfs_device::{is_nbd_uri, look_at_devices};
 use braidfs_format::block::{self, BLOCK_BYTES, BlockKind};
 use braidfs_format::super_block::SuperBlock;
 use rustix::fs::OFlags;
@@ -29,7 +30,7 @@ pub struct Args {
     /// Print properties of udev(7), ID_FS_TYPE and so on
     #[arg(long)]
     udev: bool,
-    /// A block device or an image file
+    /// A block device, an image file or an NBD export
     #[arg(value_name = "DEVICE")]
     device: PathBuf,
 }
@@ -45,6 +46,11 @@ pub fn run(args: &Args) -> Outcome {
 
 /// Block 0; `None` where the device is shorter.
 fn first_block(path: &Path) -> std::io::Result<Option<Vec<u8>>> {
+    if is_nbd_uri(path) {
+        let devices = look_at_devices(&[path.to_path_buf()]).map_err(|e| std::io::Error::other(e.to_string()))?;
+        let mut block = vec![0; BLOCK_BYTES];
+        return devices.first().map(|d| d.read(0, &mut block).map(|()| block)).transpose();
+    }
     // Opening a FIFO or a drive without a medium must not wait.
     let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
     let file: File = OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(path)?;

@@ -6,6 +6,7 @@
 use crate::failure::{Failure, Outcome, host_error, mount_code};
 use crate::mountinfo::{self, Mount};
 use crate::open;
+use braidfs_device::{NbdUri, is_nbd_uri};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
@@ -134,23 +135,25 @@ fn by_fusermount(target: &Path, lazy: bool) -> Result<(), Failure> {
 
 /// Waits until nobody holds the device's lock for writing.
 fn wait_closed(device: &Path, deadline: Instant) -> Result<(), Failure> {
-    // What we cannot open (removed, not ours) we cannot wait for.
-    let Ok(file) = File::open(device) else { return Ok(()) };
+    let is_open: Box<dyn Fn() -> bool> = if is_nbd_uri(device) {
+        let Some(uri) = device.to_str().and_then(|d| NbdUri::parse(d).ok()) else { return Ok(()) };
+        Box::new(move || uri.is_open_here())
+    } else {
+        // What we cannot open (removed, not ours) we cannot wait for.
+        let Ok(file) = File::open(device) else { return Ok(()) };
+        // Given back when `file` is closed. Where locks are not supported there is nothing to wait for.
+        Box::new(move || flock(&file, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK))
+    };
     let mut pause = Duration::from_millis(1);
-    loop {
-        match flock(&file, FlockOperation::NonBlockingLockShared) {
-            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => {
-                std::thread::sleep(pause);
-                pause = (pause * 2).min(Duration::from_millis(50));
-            }
-            Err(Errno::WOULDBLOCK) => {
-                let why = "unmounted, but its process has not closed it yet: wait, and see its log";
-                return Err(Failure::at("still open:", device.display(), why));
-            }
-            // Given back when `file` is closed. Where locks are not supported there is nothing to wait for.
-            _ => return Ok(()),
+    while is_open() {
+        if Instant::now() >= deadline {
+            let why = "unmounted, but its process has not closed it yet: wait, and see its log";
+            return Err(Failure::at("still open:", device.display(), why));
         }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(50));
     }
+    Ok(())
 }
 
 /// Waits until the loop device that the server attached is free again; others that the user attached stay.

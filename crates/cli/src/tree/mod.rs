@@ -6,6 +6,7 @@ pub mod volume;
 
 use crate::failure::Failure;
 use crate::text;
+use braidfs_device::is_nbd_uri;
 use braidfs_vfs::{FileSystem, Kernel};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -58,10 +59,13 @@ pub enum Target {
 }
 
 impl Target {
-    /// `DEVICE:PATH`, where `PATH` is absolute or empty, is a path in a volume, unless a host file has that name.
+    /// `DEVICE:PATH`, where `PATH` is absolute or empty, is a path in a volume, unless a host file has that name. The colon of
+    /// a URI's scheme is none of these.
     pub fn parse(arg: &OsStr) -> Self {
         let bytes = arg.as_bytes();
-        let colon = (1..bytes.len()).find(|&i| bytes[i] == b':' && matches!(bytes.get(i + 1), None | Some(b'/')));
+        let scheme = arg.to_str().filter(|_| is_nbd_uri(Path::new(arg))).and_then(|a| a.find("://"));
+        let first = scheme.map_or(1, |at| at + 3);
+        let colon = (first..bytes.len()).find(|&i| bytes[i] == b':' && matches!(bytes.get(i + 1), None | Some(b'/')));
         match colon {
             Some(i) if !Path::new(arg).exists() => {
                 Self::Volume { device: OsStr::from_bytes(&bytes[..i]).into(), path: bytes[i + 1..].to_vec() }
@@ -115,6 +119,9 @@ mod tests {
             ("/tmp/v:", volume("/tmp/v", "")),
             ("a,b:/", volume("a,b", "/")),
             ("c:d:/e", volume("c:d", "/e")),
+            ("nbd://h:1/e:/a", volume("nbd://h:1/e", "/a")),
+            ("nbd+unix:///e?socket=/s:", volume("nbd+unix:///e?socket=/s", "")),
+            ("nbd://h/e", Target::Host(b"nbd://h/e".to_vec())),
             ("./plain", Target::Host(b"./plain".to_vec())),
             ("with:colon", Target::Host(b"with:colon".to_vec())),
             (":/x", Target::Host(b":/x".to_vec())),

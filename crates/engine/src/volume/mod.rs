@@ -29,6 +29,7 @@ pub mod tenants;
 pub mod trim;
 
 use crate::error::{Error, Result};
+use crate::store::lease::Lease;
 use crate::store::overlay::Overlays;
 use crate::types::*;
 use braidfs_format::super_block::SuperBlock;
@@ -73,6 +74,8 @@ pub struct Volume {
     background: Mutex<Option<background::Background>, rank::Background>,
     /// Of a volume that was mounted read-only: what its recovery wrote.
     overlays: Overlays,
+    /// On devices that other machines reach, too. Given back when all is written.
+    lease: Option<Lease>,
     /// What handles hold of the volume. Threads take different ones, so that they do not share a reference count.
     references: Box<[Arc<VolumeRef>]>,
 }
@@ -92,9 +95,9 @@ impl Volume {
         self.mounted.as_ref().unwrap_or_else(|| unreachable!("a volume is used after its end"))
     }
 
-    pub(crate) fn new(mounted: Arc<MountedVolume>, overlays: Overlays) -> Self {
+    pub(crate) fn new(mounted: Arc<MountedVolume>, overlays: Overlays, lease: Option<Lease>) -> Self {
         let references = (0..REFERENCES).map(|_| Arc::new(CachePadded::new(mounted.clone()))).collect();
-        Self { mounted: Some(mounted), background: Mutex::new(None), overlays, references }
+        Self { mounted: Some(mounted), background: Mutex::new(None), overlays, lease, references }
     }
 
     /// A reference for a handle.
@@ -118,7 +121,17 @@ impl Volume {
         mounted.pool.write().take();
         let r = if mounted.shared.read_only.load(Ordering::Relaxed) { Ok(()) } else { mounted.close() };
         mounted.shared.read_only.store(true, Ordering::Relaxed);
+        drop(self.lease.take());
         r
+    }
+
+    /// From now on the kernel kills this process where it is stopped (SIGSTOP, a debugger) past the end of its lease on devices
+    /// that other machines reach: it could not look again before it goes on writing. For programs that own their process.
+    ///
+    /// # Errors
+    /// Of the system.
+    pub fn kill_when_stopped(&self) -> Result<()> {
+        self.lease.as_ref().map_or(Ok(()), |l| Ok(l.kill_when_stopped()?))
     }
 
     /// How many names were changed beside others, in directories locked for reading. Counted with
@@ -133,6 +146,7 @@ impl Volume {
             i.shared.dead.store(true, Ordering::SeqCst);
         }
         drop(self.background.lock().take());
+        self.lease.take().into_iter().for_each(Lease::abandon);
         if let Some(i) = self.mounted.take() {
             i.pool.write().take();
             i.shared.read_only.store(true, Ordering::Relaxed);

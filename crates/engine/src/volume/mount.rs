@@ -15,6 +15,7 @@ use crate::fsync::queue::Syncing;
 use crate::fsync::ticket;
 use crate::planted::{self, Bug};
 use crate::store::Store;
+use crate::store::lease::Lease;
 use crate::store::overlay::Overlays;
 use crate::store::super_io::read_super;
 use crate::types::*;
@@ -73,11 +74,21 @@ impl Volume {
         if options.cache_bytes == 0 {
             options.cache_bytes = rustix::system::sysinfo().totalram / 4;
         }
-        let (sb, mut devices) = read_super(&devices)?;
+        let (mut sb, mut devices) = read_super(&devices)?;
         let mut overlays = Overlays::default();
+        let mut lease = None;
         if !options.read_only {
             sb.may_change()?;
+            lease = Lease::take(&devices, &sb)?;
+            if lease.is_some() {
+                // others may have changed it until then
+                (sb, devices) = read_super(&devices)?;
+                sb.may_change()?;
+            }
         } else {
+            if !options.checkpoint_only {
+                Lease::look(&devices, &sb)?;
+            }
             overlays = Overlays::new(devices);
             devices = overlays.devices();
         }
@@ -87,7 +98,7 @@ impl Volume {
             mounted.shared.read_only.store(true, Ordering::Relaxed);
         }
         *mounted.pool.write() = Some(ticket::Pool::new("braidfs-sync", SYNC_THREADS));
-        let volume = Volume::new(mounted, overlays);
+        let volume = Volume::new(mounted, overlays, lease);
         if !read_only {
             volume.start_background()?;
         }

@@ -1,0 +1,354 @@
+//! The thread that keeps a device connected: it notices requests that are not answered in time, connects anew, sends again
+//! what must be, and declares the device dead.
+
+use super::link::{Link, start_reader};
+use super::request::Op;
+use super::socket::Socket;
+use super::uri::NbdUri;
+use super::wire::{self, Command, Export, REPLY_BYTES, Reply, WireError};
+use super::{Phase, Shared};
+use crate::BLOCK_BYTES;
+use crate::fence::RecordIo;
+use std::io::{self, Read};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long connecting once may take, with the negotiation.
+const DIAL_PATIENCE: Duration = Duration::from_secs(5);
+/// Pauses between tries, doubled from one to the other.
+const PAUSE_MIN: Duration = Duration::from_millis(20);
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// Writes sent again before their answers are read: these must fit into the server's socket.
+const AGAIN: usize = 64;
+
+/// Connections on which the export was agreed on.
+pub(super) struct Dialled {
+    pub(super) export: Export,
+    pub(super) links: Vec<Socket>,
+}
+
+fn dial(uri: &NbdUri) -> Result<(Export, Socket), WireError> {
+    let patience = DIAL_PATIENCE.min(uri.timeout);
+    let socket = Socket::connect(&uri.place, patience, uri.timeout)?;
+    socket.set_patience(Some(patience))?;
+    let export = wire::negotiate(&mut &socket, &uri.export).map_err(|e| match e {
+        WireError::Io(e) if e.kind() == io::ErrorKind::WouldBlock => {
+            let text = format!("it says nothing for {} s: does it serve another client?", patience.as_secs());
+            WireError::Io(io::Error::new(io::ErrorKind::TimedOut, text))
+        }
+        WireError::Io(e) if e.kind() == io::ErrorKind::UnexpectedEof => {
+            WireError::Io(io::Error::new(e.kind(), "the server closed the connection: does it serve another client?"))
+        }
+        e => e,
+    })?;
+    Ok((export, socket))
+}
+
+/// Connects once, and where the server allows it several times. `was`: what the export must be like.
+pub(super) fn dial_all(uri: &NbdUri, was: Option<&Export>) -> Result<Dialled, WireError> {
+    let (export, first) = dial(uri)?;
+    if let Some(was) = was {
+        check_same(was, &export)?;
+    }
+    let mut links = vec![first];
+    while export.can_multi_conn() && links.len() < uri.connections {
+        // fewer do, too
+        match dial(uri) {
+            Ok((other, link)) if other == export => links.push(link),
+            _ => break,
+        }
+    }
+    // until somebody asks otherwise
+    links.iter().try_for_each(|l| l.set_patience(None))?;
+    Ok(Dialled { export, links })
+}
+
+fn check_same(was: &Export, is: &Export) -> Result<(), WireError> {
+    let other = |what: &str| Err(WireError::Refused(format!("it is another export than before: {what}")));
+    match () {
+        () if is.bytes < was.bytes => other(&format!("it has {} bytes, not {}", is.bytes, was.bytes)),
+        () if is.read_only() && !was.read_only() => other("it is read-only"),
+        () if was.can_flush() && !is.can_flush() || was.can_fua() && !is.can_fua() => other("it knows no FLUSH or FUA"),
+        () if is.block_min > was.block_min.max(BLOCK_BYTES as u32) || is.payload_max < was.payload_max => {
+            other("it takes other sizes of requests")
+        }
+        () => Ok(()),
+    }
+}
+
+/// How large the export is now, by a connection of its own.
+pub(super) fn ask_size(uri: &NbdUri) -> io::Result<u64> {
+    let (export, socket) = dial(uri)?;
+    // An error: it has closed it.
+    let _ = socket.send(&wire::request(Command::Disconnect, false, 0, 0, 0), &[]);
+    Ok(export.bytes)
+}
+
+/// Works until the device is closed or dead.
+pub(super) fn run(shared: &Arc<Shared>) {
+    let look = (shared.uri.timeout / 16).min(Duration::from_secs(1));
+    let mut pause = PAUSE_MIN;
+    loop {
+        let mut state = shared.state.lock();
+        match state.phase {
+            Phase::Closed | Phase::Dead(_) => return,
+            Phase::Up => {
+                drop(state);
+                if shared.is_late() {
+                    shared.die(&format!("no answer within {} s", shared.uri.timeout.as_secs()));
+                    continue;
+                }
+                state = shared.state.lock();
+                if state.phase == Phase::Up {
+                    shared.changed.wait_for(&mut state, look);
+                }
+            }
+            Phase::Down => {
+                // Not so a server that takes connections and breaks them before it answers anything.
+                if std::mem::take(&mut state.answered) {
+                    pause = PAUSE_MIN;
+                } else {
+                    shared.changed.wait_for(&mut state, pause);
+                    pause = (pause * 2).min(PAUSE_MAX);
+                    if state.phase != Phase::Down {
+                        continue;
+                    }
+                }
+                drop(state);
+                let Err(why) = shared.reconnect() else { continue };
+                if !why.may_pass() {
+                    shared.die(&why.to_string());
+                } else if shared.is_late() {
+                    shared.die(&format!("no connection within {} s: {why}", shared.uri.timeout.as_secs()));
+                } else {
+                    tracing::debug!(device = %shared.uri.text, error = %why, "not connected yet");
+                }
+            }
+        }
+    }
+}
+
+impl Shared {
+    /// Something is wrong with a connection of this epoch: the keeper makes new ones.
+    pub(super) fn broke(&self, epoch: u64, e: &io::Error) {
+        let links = {
+            let mut state = self.state.lock();
+            if state.epoch != epoch || state.phase != Phase::Up {
+                return;
+            }
+            state.phase = Phase::Down;
+            state.epoch += 1;
+            state.trouble.get_or_insert_with(Instant::now);
+            std::mem::take(&mut state.links)
+        };
+        tracing::warn!(device = %self.uri.text, error = %e, "the connection is lost: connecting anew");
+        links.iter().for_each(|l| l.abort());
+        self.changed.notify_all();
+    }
+
+    /// Whether a request has waited for too long: for its answer, or for a connection.
+    fn is_late(&self) -> bool {
+        let state = self.state.lock();
+        let since = |w: &super::Waiting| match state.trouble {
+            Some(trouble) => trouble.max(w.asked),
+            None => w.sent,
+        };
+        state.requests.values().map(since).min().is_some_and(|t| t.elapsed() >= self.uri.timeout)
+    }
+
+    /// The device fails for good.
+    fn die(&self, why: &str) {
+        let text = format!("{}: {why}", self.uri.text);
+        tracing::error!("{text}: the device has failed");
+        let (links, requests) = {
+            let mut state = self.state.lock();
+            if state.phase == Phase::Closed {
+                return;
+            }
+            state.phase = Phase::Dead(text.clone());
+            state.epoch += 1;
+            (std::mem::take(&mut state.links), std::mem::take(&mut state.requests))
+        };
+        self.gate.fail(&io::Error::other(text.clone()));
+        links.iter().for_each(|l| l.abort());
+        for waiting in requests.into_values() {
+            let r = waiting.request;
+            r.batch.end(r.index, Err(io::Error::other(text.clone())));
+        }
+    }
+
+    /// Nobody uses the device any more.
+    pub(super) fn close(&self) {
+        let links = {
+            let mut state = self.state.lock();
+            state.phase = Phase::Closed;
+            state.epoch += 1;
+            std::mem::take(&mut state.links)
+        };
+        links.iter().for_each(|l| l.disconnect());
+        self.changed.notify_all();
+    }
+
+    /// Connects, looks whether the volume is still ours, brings the server to where it was, and sends what has no answer.
+    fn reconnect(self: &Arc<Self>) -> Result<(), WireError> {
+        let Dialled { export: _, links } = dial_all(&self.uri, Some(&self.export))?;
+        let mut fresh = Fresh { socket: &links[0], fua: self.export.can_fua() };
+        fresh.socket.set_patience(Some(self.uri.timeout))?;
+        if let Some(fence) = self.fence() {
+            fence.rejoin(&mut fresh).map_err(|e| match e.kind() {
+                io::ErrorKind::PermissionDenied => WireError::Refused(e.to_string()),
+                _ => WireError::Io(e),
+            })?;
+        }
+        let end = self.send_retained(&mut fresh)?;
+        fresh.socket.set_patience(None)?;
+        let links: Vec<_> = links.into_iter().map(Link::new).collect();
+        let (epoch, done, again) = {
+            let mut state = self.state.lock();
+            if state.phase != Phase::Down {
+                return Ok(());
+            }
+            let epoch = state.epoch;
+            let now = Instant::now();
+            let written: Vec<u64> = state
+                .requests
+                .iter()
+                .filter(|(_, w)| w.request.kept.is_some_and(|n| n < end))
+                .map(|(cookie, _)| *cookie)
+                .collect();
+            let done: Vec<_> = written.iter().filter_map(|c| state.requests.remove(c)).collect();
+            for number in done.iter().filter_map(|w| w.request.kept) {
+                state.retained.acknowledge(number);
+            }
+            let mut again: Vec<_> = state
+                .requests
+                .values_mut()
+                .map(|w| {
+                    w.sent = now;
+                    Arc::clone(&w.request)
+                })
+                .collect();
+            again.sort_by_key(|r| r.cookie);
+            state.links.clone_from(&links);
+            state.phase = Phase::Up;
+            if again.is_empty() {
+                state.trouble = None;
+            }
+            (epoch, done, again)
+        };
+        tracing::info!(device = %self.uri.text, again = done.len() + again.len(), "connected again");
+        for waiting in done {
+            let r = waiting.request;
+            r.batch.end(r.index, Ok(Vec::new()));
+        }
+        for link in &links {
+            if let Err(e) = start_reader(self, Arc::clone(link), epoch) {
+                self.broke(epoch, &e);
+                return Ok(());
+            }
+        }
+        for (request, link) in again.iter().zip(links.iter().cycle()) {
+            // A lease that ended meanwhile is renewed, or lost, by another thread.
+            let sent = match self.fence().filter(|_| request.op.changes()) {
+                Some(fence) => fence.enter(self.uri.timeout).and_then(|_pass| link.send(request)),
+                None => link.send(request),
+            };
+            if let Err(e) = sent {
+                self.broke(epoch, &e);
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends all writes that are not durable again: the newest content of each block. Those below the number that it returns
+    /// are acknowledged then, and durable where a caller asked for that.
+    fn send_retained(&self, fresh: &mut Fresh<'_>) -> Result<u64, WireError> {
+        let (end, runs, durable) = {
+            let state = self.state.lock();
+            let durable = state.requests.values().any(|w| matches!(w.request.op, Op::Write { fua: true, .. }));
+            (state.retained.end(), state.retained.newest(), durable)
+        };
+        if runs.is_empty() {
+            return Ok(end);
+        }
+        tracing::info!(device = %self.uri.text, writes = runs.len(), "sending again what may not be durable");
+        let chunk = self.chunk();
+        let pieces: Vec<_> = runs
+            .iter()
+            .flat_map(|(block, data, part)| {
+                let data = &data[part.clone()];
+                data.chunks(chunk).enumerate().map(move |(i, d)| (block + (i * chunk / BLOCK_BYTES) as u64, d))
+            })
+            .collect();
+        let fence = self.fence();
+        for wave in pieces.chunks(AGAIN) {
+            // renewed a moment ago; where it has ended since, all begins anew
+            let pass = fence.as_ref().map(|f| f.enter(Duration::ZERO)).transpose()?;
+            for (i, (block, data)) in wave.iter().enumerate() {
+                let fua = !self.export.can_flush();
+                let offset = block * BLOCK_BYTES as u64;
+                let head = wire::request(Command::Write, fua, i as u64, offset, data.len() as u32);
+                fresh.socket.send(&head, data)?;
+            }
+            drop(pass);
+            let mut left: Vec<bool> = vec![true; wave.len()];
+            for _ in 0..wave.len() {
+                let reply = fresh.reply()?;
+                match usize::try_from(reply.cookie).ok().and_then(|i| left.get_mut(i)) {
+                    Some(left) if *left => *left = false,
+                    _ => return Err(WireError::Protocol("an answer to a request that there is not".into())),
+                }
+                // It was acknowledged before, perhaps: nobody can be told any more but by the device's end.
+                reply.result().map_err(|e| {
+                    WireError::Refused(format!("a write that was not durable failed when it was sent again: {e}"))
+                })?;
+            }
+        }
+        if durable && self.export.can_flush() {
+            fresh.command(&wire::request(Command::Flush, false, 0, 0, 0), &[], &mut [])?;
+        }
+        Ok(end)
+    }
+}
+
+/// A connection that nothing else uses yet, for one request after the other.
+struct Fresh<'a> {
+    socket: &'a Socket,
+    fua: bool,
+}
+
+impl Fresh<'_> {
+    fn reply(&mut self) -> Result<Reply, WireError> {
+        let mut head = [0; REPLY_BYTES];
+        self.socket.read_exact(&mut head)?;
+        let reply = Reply::parse(&head)?;
+        if reply.is_shutdown() {
+            return Err(io::Error::other("the server is shutting down").into());
+        }
+        Ok(reply)
+    }
+
+    fn command(&mut self, head: &[u8], data: &[u8], answer: &mut [u8]) -> Result<(), WireError> {
+        self.socket.send(head, data)?;
+        self.reply()?.result()?;
+        self.socket.read_exact(answer)?;
+        Ok(())
+    }
+}
+
+impl RecordIo for Fresh<'_> {
+    fn read_record(&mut self, block: u64, buf: &mut [u8]) -> io::Result<()> {
+        let head = wire::request(Command::Read, false, 0, block * BLOCK_BYTES as u64, buf.len() as u32);
+        Ok(self.command(&head, &[], buf)?)
+    }
+
+    fn write_record(&mut self, block: u64, buf: &[u8]) -> io::Result<()> {
+        let head = wire::request(Command::Write, self.fua, 0, block * BLOCK_BYTES as u64, buf.len() as u32);
+        self.command(&head, buf, &mut [])?;
+        if !self.fua {
+            self.command(&wire::request(Command::Flush, false, 0, 0, 0), &[], &mut [])?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,550 @@
+//! The lease of who writes a volume on devices that other machines reach, too.
+//!
+//! Each such device has an owner record ([`braidfs_format::owner`]), which its holder renews; the device's [`Fence`] lets a
+//! write through only while the lease lasts by the holder's own clock. Clocks of machines are not compared: who finds a record
+//! takes its holder for alive until it has not changed for as long as the lease and a request in flight may last, by his own
+//! clock. Of two that find it free at once, one sees the other's record after [`SETTLE`]: a record counts as written only
+//! where its write ended within [`WINDOW`] of the read before it (Lamport, "A fast mutual exclusion algorithm", 1987, has the
+//! idea).
+//!
+//! Invariants: the deadline is counted from before the write of a renewal; a lease that has ended is renewed only after the
+//! record was found to be ours, and [`SETTLE`] after the write once more; a record of somebody else ends the lease for good.
+//! Does not promise: that a server does not carry out later what was in flight. docs/remote.md has what follows for users.
+
+use crate::super_io::read_super;
+use crate::{Error, Result};
+use braidfs_device::{BLOCK_BYTES, Device, Fence, RecordIo, Rejoin, Remote, boot_time};
+use braidfs_format::owner::{GIVEN_BACK, HELD, OwnerRecord};
+use braidfs_format::super_block::SuperBlock;
+use braidfs_sync::Condvar;
+use braidfs_sync::plain::Mutex;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// A write of a record that was found free counts only where it ended so soon after it was found.
+const WINDOW: Duration = Duration::from_millis(500);
+/// After so long the record is looked at again: twice the window.
+const SETTLE: Duration = Duration::from_secs(1);
+/// How often that is tried.
+const TRIES: usize = 5;
+/// How often somebody else's record is looked at.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// Leases that this process holds, by their nonces.
+static HELD_HERE: Mutex<Vec<[u8; 16]>> = Mutex::new(Vec::new());
+
+/// The right to write the remote devices of a volume. Given back when it is dropped.
+#[derive(Debug)]
+pub struct Lease {
+    holders: Vec<Holder>,
+}
+
+impl Lease {
+    /// Takes the lease on all devices that need one; `None` where none does. Waits where the last holder died.
+    ///
+    /// # Errors
+    /// [`Error::Held`]: somebody else has it. Of a device.
+    pub fn take(devices: &[Arc<dyn Device>], sb: &SuperBlock) -> Result<Option<Self>> {
+        let mut holders = Vec::new();
+        for (i, device) in devices.iter().enumerate() {
+            // who has the lease may open the volume within: fsck, to replay its journals
+            let Some(lease) = device.remote().filter(|r| !r.is_held()).and_then(Remote::lease) else { continue };
+            let Some(block) = OwnerRecord::place(sb, i) else {
+                let why = format!(
+                    "{}: the volume has no room for an owner record: lease=off mounts it all the same",
+                    device.name()
+                );
+                return Err(Error::Io(io::Error::other(why)));
+            };
+            holders.push(Holder::take(Arc::clone(device), block, sb.volume_id(), lease)?);
+        }
+        Ok((!holders.is_empty()).then_some(Self { holders }))
+    }
+
+    /// For the devices of a volume whose superblock holds; none where it does not.
+    ///
+    /// # Errors
+    /// As [`Self::take`].
+    pub fn of_devices(devices: &[Arc<dyn Device>]) -> Result<Option<Self>> {
+        if devices.iter().all(|d| d.remote().is_none()) {
+            return Ok(None);
+        }
+        match read_super(devices) {
+            Ok((sb, devices)) => Self::take(&devices, &sb),
+            Err(Error::Corrupt(_)) => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Looks whether somebody writes the volume, for who only reads it. A reader holds no lease: a writer may come later.
+    ///
+    /// # Errors
+    /// [`Error::Held`]; of a device.
+    pub fn look(devices: &[Arc<dyn Device>], sb: &SuperBlock) -> Result<()> {
+        for (i, device) in devices.iter().enumerate() {
+            let Some(remote) = device.remote().filter(|r| r.lease().is_some() && !r.is_held()) else { continue };
+            let Some(block) = OwnerRecord::place(sb, i) else { continue };
+            let mut io = remote.record_io();
+            let Some(found) = read(&mut *io, block, sb.volume_id())? else { continue };
+            if found.state != HELD {
+                continue;
+            }
+            let alive = match whereabouts(&found) {
+                Whereabouts::Alive => true,
+                Whereabouts::Dead => false,
+                // a holder renews four times as often as it must
+                Whereabouts::Unknown => {
+                    tracing::info!(device = %device.name(), "waiting whether the volume is in use: {}", holder(&found));
+                    changes_within(&mut *io, block, sb.volume_id(), &found, lease_of(&found) / 2)?
+                }
+            };
+            if alive {
+                return Err(held(&**device, &found));
+            }
+        }
+        Ok(())
+    }
+
+    /// From now on the kernel kills this process where it is stopped past the end of the lease.
+    ///
+    /// # Errors
+    /// Of the system.
+    pub fn kill_when_stopped(&self) -> io::Result<()> {
+        self.holders.iter().try_for_each(|h| h.owner.fence.kill_when_stopped())
+    }
+
+    /// The fence of the `i`th device that has one; for tests.
+    #[doc(hidden)]
+    pub fn fence(&self, i: usize) -> Option<&Arc<Fence>> {
+        self.holders.get(i).map(|h| &h.owner.fence)
+    }
+
+    /// Ends it without a word on the devices, as a crash does.
+    pub fn abandon(mut self) {
+        self.holders.iter_mut().for_each(|h| h.end(false));
+    }
+
+    /// Opens the fences for good, and writes no record any more: for who makes another volume in the place of this one.
+    pub fn into_unfenced(mut self) {
+        for h in &mut self.holders {
+            h.end(false);
+            h.owner.fence.extend(Duration::MAX);
+        }
+    }
+}
+
+/// The lease on one device.
+#[derive(Debug)]
+struct Holder {
+    owner: Arc<Owner>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// What the renewing thread, and the device when it was away, know.
+#[derive(Debug)]
+struct Owner {
+    device: Arc<dyn Device>,
+    block: u64,
+    volume: u32,
+    lease: Duration,
+    io_timeout: Duration,
+    nonce: [u8; 16],
+    seq: AtomicU64,
+    fence: Arc<Fence>,
+    stop: AtomicBool,
+    lock: Mutex<()>,
+    stopped: Condvar,
+}
+
+/// The fence's way to the owner: not an `Arc`, which would keep the device for ever.
+#[derive(Debug)]
+struct Returning(std::sync::Weak<Owner>);
+
+impl Rejoin for Returning {
+    fn rejoin(&self, io: &mut dyn RecordIo) -> io::Result<()> {
+        self.0.upgrade().map_or(Ok(()), |owner| owner.renew(io))
+    }
+}
+
+impl Holder {
+    fn take(device: Arc<dyn Device>, block: u64, volume: u32, lease: Duration) -> Result<Self> {
+        let mut nonce = [0; 16];
+        random(&mut nonce)?;
+        let io_timeout = device.remote().map_or(Duration::ZERO, Remote::io_timeout);
+        let fence = Arc::new(Fence::new(lease / 8));
+        let owner = Arc::new(Owner {
+            device,
+            block,
+            volume,
+            lease,
+            io_timeout,
+            nonce,
+            seq: AtomicU64::new(0),
+            fence: Arc::clone(&fence),
+            stop: AtomicBool::new(false),
+            lock: Mutex::default(),
+            stopped: Condvar::default(),
+        });
+        HELD_HERE.lock().push(nonce);
+        let mut holder = Self { owner: Arc::clone(&owner), threads: Vec::new() };
+        owner.acquire()?;
+        fence.set_rejoin(Box::new(Returning(Arc::downgrade(&owner))));
+        if let Some(remote) = owner.device.remote() {
+            remote.set_fence(fence);
+        }
+        let renewing = Arc::clone(&owner);
+        let winding = Arc::clone(&owner);
+        let start =
+            |name: &str, work: Box<dyn FnOnce() + Send>| std::thread::Builder::new().name(name.into()).spawn(work);
+        holder.threads.push(start("lease", Box::new(move || renewing.renew_again_and_again()))?);
+        holder.threads.push(start("lease-watch", Box::new(move || winding.wind_again_and_again()))?);
+        Ok(holder)
+    }
+
+    /// Stops the threads; `given_back`: and says on the device that nobody has it any more.
+    fn end(&mut self, given_back: bool) {
+        if self.threads.is_empty() && self.owner.stop.swap(true, SeqCst) {
+            return;
+        }
+        self.owner.stop.store(true, SeqCst);
+        drop(self.owner.lock.lock());
+        self.owner.stopped.notify_all();
+        self.threads.drain(..).for_each(|t| drop(t.join()));
+        if given_back && self.owner.fence.is_open() {
+            let done = self.owner.device.remote().map(|r| self.owner.write(&mut *r.record_io(), GIVEN_BACK));
+            if let Some(Err(e)) = done {
+                tracing::warn!(device = %self.owner.device.name(), error = %e, "the lease ends by itself");
+            }
+        }
+        self.owner.fence.extend(Duration::ZERO);
+        OUTLIVED.lock().push((self.owner.nonce, self.owner.seq.load(SeqCst)));
+        HELD_HERE.lock().retain(|n| *n != self.owner.nonce);
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        self.end(true);
+    }
+}
+
+impl Owner {
+    fn read(&self, io: &mut dyn RecordIo) -> Result<Option<OwnerRecord>> {
+        read(io, self.block, self.volume)
+    }
+
+    fn write(&self, io: &mut dyn RecordIo, state: u8) -> io::Result<()> {
+        let mut r = OwnerRecord::empty();
+        let me = Process::this();
+        r.nonce = self.nonce;
+        r.state = state;
+        r.lease_ms = millis(self.lease).into();
+        r.io_ms = millis(self.io_timeout).into();
+        r.renewed = now().into();
+        r.boot = me.boot;
+        r.pid = me.pid.into();
+        r.pid_namespace = me.namespace.into();
+        r.started = me.started.into();
+        let host = hostname();
+        let n = host.len().min(63);
+        r.host[..n].copy_from_slice(&host.as_bytes()[..n]);
+        let seq = self.seq.fetch_add(1, SeqCst) + 1;
+        io.write_record(self.block, &r.to_block(self.volume, self.block, seq))
+    }
+
+    fn remote(&self) -> Result<&dyn Remote> {
+        self.device.remote().ok_or_else(|| Error::Io(io::ErrorKind::Unsupported.into()))
+    }
+
+    /// Waits until nobody has the device, and takes it.
+    fn acquire(&self) -> Result<()> {
+        let mut io = self.remote()?.record_io();
+        for _ in 0..TRIES {
+            self.wait_until_free(&mut *io)?;
+            let began = boot_time();
+            // once more, and from here on the clock runs
+            if self.read(&mut *io)?.is_some_and(|r| r.state == HELD && !self.outlived(&r)) {
+                continue;
+            }
+            let submitted = boot_time();
+            self.write(&mut *io, HELD)?;
+            if boot_time().saturating_sub(began) > WINDOW {
+                // Another one may have found the old record, written his and looked at it before ours came: it must be left
+                // alone until he has seen it.
+                let why = format!(
+                    "{}: the server took longer than {} ms for a small write: no lease can be had so; try again, or do without (lease=off)",
+                    self.device.name(),
+                    WINDOW.as_millis()
+                );
+                return Err(Error::Io(io::Error::new(io::ErrorKind::TimedOut, why)));
+            }
+            std::thread::sleep(SETTLE);
+            if self.read(&mut *io)?.is_some_and(|r| r.nonce == self.nonce) {
+                self.fence.extend(submitted + self.lease);
+                return Ok(());
+            }
+            // somebody else came at the same time
+        }
+        Err(Error::Held(format!("{}: others take the lease again and again", self.device.name())))
+    }
+
+    /// A holder that was found dead, or silent for long enough: its last record.
+    fn outlived(&self, r: &OwnerRecord) -> bool {
+        OUTLIVED.lock().contains(&(r.nonce, r.header.seq.get()))
+    }
+
+    fn wait_until_free(&self, io: &mut dyn RecordIo) -> Result<()> {
+        loop {
+            let Some(found) = self.read(io)?.filter(|r| r.state == HELD) else { return Ok(()) };
+            if self.outlived(&found) {
+                return Ok(());
+            }
+            let io_timeout = Duration::from_millis(found.io_ms.get().into());
+            let wait = match whereabouts(&found) {
+                Whereabouts::Alive => return Err(held(&*self.device, &found)),
+                // it submits nothing any more; what it had in flight is waited for
+                Whereabouts::Dead => io_timeout,
+                Whereabouts::Unknown => lease_of(&found).saturating_add(io_timeout),
+            };
+            tracing::warn!(
+                device = %self.device.name(),
+                "the volume was not given back by its last user: waiting {} s whether it is in use: {}",
+                wait.as_secs(),
+                holder(&found)
+            );
+            if changes_within(io, self.block, self.volume, &found, wait)? {
+                return match self.read(io)? {
+                    Some(r) if r.state == HELD => Err(held(&*self.device, &r)),
+                    _ => Ok(()),
+                };
+            }
+            OUTLIVED.lock().push((found.nonce, found.header.seq.get()));
+            tracing::warn!(device = %self.device.name(), "the lease is taken over from {}", holder(&found));
+        }
+    }
+
+    /// Renews the lease, also one that has ended where nobody else has taken it.
+    fn renew(&self, io: &mut dyn RecordIo) -> io::Result<()> {
+        let began = boot_time();
+        let ended = began >= self.fence.deadline();
+        self.check_ours(io)?;
+        let submitted = boot_time();
+        self.write(io, HELD)?;
+        if ended {
+            if boot_time().saturating_sub(began) > WINDOW {
+                // as in `acquire`: somebody else may have it by now, and not have seen this
+                self.fence.lose(format!(
+                    "{}: the lease had ended, and the server was too slow to renew it",
+                    self.device.name()
+                ));
+                return self.fence.check_lost();
+            }
+            std::thread::sleep(SETTLE);
+            self.check_ours(io)?;
+            tracing::warn!(device = %self.device.name(), "the lease had ended; nobody has taken it, and it is renewed");
+        }
+        self.fence.extend(submitted + self.lease);
+        Ok(())
+    }
+
+    /// # Errors
+    /// Somebody else has the volume, or it is another one: for good.
+    fn check_ours(&self, io: &mut dyn RecordIo) -> io::Result<()> {
+        let found = self.read(io).map_err(|e| match e {
+            Error::Io(e) => e,
+            e => io::Error::other(e.to_string()),
+        })?;
+        if found.as_ref().is_some_and(|r| r.nonce == self.nonce) {
+            return Ok(());
+        }
+        let who = found.map_or("nobody knows whom (the record is gone)".into(), |r| holder(&r));
+        let why = format!("{}: the lease was lost to {who}: nothing more is written", self.device.name());
+        tracing::error!("{why}");
+        self.fence.lose(why);
+        self.fence.check_lost()
+    }
+
+    fn renew_again_and_again(&self) {
+        let mut failed = false;
+        while !self.wait(if failed { LOOK } else { self.lease / 4 }) {
+            let renewed = match self.device.remote() {
+                Some(remote) => self.renew(&mut *remote.record_io()),
+                None => return,
+            };
+            failed = renewed.is_err();
+            if let Err(e) = renewed {
+                if self.fence.lost().is_some() {
+                    return;
+                }
+                tracing::warn!(device = %self.device.name(), error = %e, "the lease is not renewed yet");
+            }
+        }
+    }
+
+    fn wind_again_and_again(&self) {
+        while !self.wait(self.lease / 32) {
+            self.fence.wind_up();
+        }
+    }
+
+    /// Waits for so long; true: the lease ends.
+    fn wait(&self, time: Duration) -> bool {
+        let end = Instant::now() + time;
+        let mut guard = self.lock.lock();
+        while !self.stop.load(SeqCst) {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            self.stopped.wait_for(&mut guard, left);
+        }
+        true
+    }
+}
+
+/// Records whose holders were found gone by this process, or were this process.
+static OUTLIVED: Mutex<Vec<([u8; 16], u64)>> = Mutex::new(Vec::new());
+
+/// The record of a volume on a device; `None` where there is none.
+fn read(io: &mut dyn RecordIo, block: u64, volume: u32) -> Result<Option<OwnerRecord>> {
+    let mut buf = vec![0; BLOCK_BYTES];
+    io.read_record(block, &mut buf)?;
+    Ok(OwnerRecord::from_block(&buf, volume, block).ok())
+}
+
+/// Whether the record becomes another one within `time`.
+fn changes_within(io: &mut dyn RecordIo, block: u64, volume: u32, found: &OwnerRecord, time: Duration) -> Result<bool> {
+    let end = boot_time() + time;
+    loop {
+        match read(io, block, volume)? {
+            Some(r) if r.nonce == found.nonce && r.header.seq == found.header.seq => {}
+            _ => return Ok(true),
+        }
+        let left = end.saturating_sub(boot_time());
+        if left.is_zero() {
+            return Ok(false);
+        }
+        std::thread::sleep(left.min(LOOK));
+    }
+}
+
+/// The owner record of each device that has one.
+///
+/// # Errors
+/// Of a device.
+pub fn records(devices: &[Arc<dyn Device>], sb: &SuperBlock) -> Result<Vec<(usize, u64, OwnerRecord)>> {
+    let mut out = Vec::new();
+    for (i, device) in devices.iter().enumerate() {
+        let Some(block) = OwnerRecord::place(sb, i) else { continue };
+        let mut buf = vec![0; BLOCK_BYTES];
+        device.read(block, &mut buf)?;
+        out.extend(OwnerRecord::from_block(&buf, sb.volume_id(), block).ok().map(|r| (i, block, r)));
+    }
+    Ok(out)
+}
+
+/// Whether somebody seems to write the volume, for who only looks at it.
+pub fn seems_held(devices: &[Arc<dyn Device>]) -> bool {
+    let held = |(_, _, r): &(usize, u64, OwnerRecord)| r.state == HELD && whereabouts(r) != Whereabouts::Dead;
+    let remote = devices.iter().any(|d| d.remote().is_some());
+    remote && read_super(devices).and_then(|(sb, devices)| records(&devices, &sb)).is_ok_and(|all| all.iter().any(held))
+}
+
+fn lease_of(r: &OwnerRecord) -> Duration {
+    Duration::from_millis(r.lease_ms.get().into())
+}
+
+/// Who it is, for a message.
+fn holder(r: &OwnerRecord) -> String {
+    format!("process {} on {}", r.pid, r.host_str())
+}
+
+fn held(device: &dyn Device, r: &OwnerRecord) -> Error {
+    let ago = (now() - r.renewed.get()).max(0);
+    let wait = u64::from(r.lease_ms.get()) + u64::from(r.io_ms.get());
+    Error::Held(format!(
+        "{}: is in use by {}, which renewed its lease {ago} s ago, for {} s: unmount it there; where that machine is gone it \
+         can be had {} s after the last renewal",
+        device.name(),
+        holder(r),
+        r.lease_ms.get() / 1000,
+        wait.div_ceil(1000)
+    ))
+}
+
+/// What can be said of a holder from here.
+#[derive(Debug, PartialEq, Eq)]
+enum Whereabouts {
+    /// A process of this machine, which runs.
+    Alive,
+    /// A process of this machine, which has ended.
+    Dead,
+    /// Of another machine, or of another PID namespace.
+    Unknown,
+}
+
+fn whereabouts(r: &OwnerRecord) -> Whereabouts {
+    let me = Process::this();
+    if r.boot != me.boot || r.boot == [0; 16] || r.pid_namespace.get() != me.namespace {
+        return Whereabouts::Unknown;
+    }
+    let pid = r.pid.get();
+    let lives = if pid == me.pid { HELD_HERE.lock().contains(&r.nonce) } else { true };
+    match lives && started(pid).is_some_and(|s| s == r.started.get()) {
+        true => Whereabouts::Alive,
+        false => Whereabouts::Dead,
+    }
+}
+
+/// What tells processes apart.
+struct Process {
+    boot: [u8; 16],
+    pid: u32,
+    namespace: u64,
+    started: u64,
+}
+
+impl Process {
+    fn this() -> Self {
+        let mut boot = [0; 16];
+        let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        let digits: Vec<u8> = text.bytes().filter_map(|b| char::from(b).to_digit(16)).map(|d| d as u8).collect();
+        for (byte, pair) in boot.iter_mut().zip(digits.chunks_exact(2)) {
+            *byte = pair[0] << 4 | pair[1];
+        }
+        let namespace = std::fs::metadata("/proc/self/ns/pid").map_or(0, |m| std::os::unix::fs::MetadataExt::ino(&m));
+        let pid = std::process::id();
+        Self { boot, pid, namespace, started: started(pid).unwrap_or(0) }
+    }
+}
+
+/// When a process began, in clock ticks since the boot; `None` where there is none.
+fn started(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // behind the name, which may hold anything: state is the first field, the start the twentieth
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+    if fields.next()? == "Z" {
+        return None;
+    }
+    fields.nth(18)?.parse().ok()
+}
+
+fn hostname() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/hostname").map_or("?".into(), |h| h.trim().to_string())
+}
+
+fn random(out: &mut [u8]) -> Result<()> {
+    use std::io::Read;
+    Ok(std::fs::File::open("/dev/urandom")?.read_exact(out)?)
+}
+
+fn millis(time: Duration) -> u32 {
+    u32::try_from(time.as_millis()).unwrap_or(u32::MAX)
+}
+
+fn now() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| t.as_secs() as i64)
+}
