@@ -96,6 +96,19 @@ impl<'a> Op<'a> {
         }
     }
 
+    /// [`Self::begin`] in one domain, where it has so many blocks as it is: for what may as well be left.
+    ///
+    /// # Errors
+    /// Of the domain; [`Error::ReadOnly`].
+    pub fn begin_if_room(mounted: &'a MountedVolume, domain: DomainId, blocks: u64) -> Result<Option<Op<'a>>> {
+        let enters = enter_all(&[&**mounted.dom(domain)])?;
+        if mounted.shared.closing.load(Ordering::Relaxed) && !LAST.get() {
+            return Err(Error::ReadOnly);
+        }
+        let has_room = mounted.dom(domain).space.reserve(blocks, false).is_ok();
+        Ok(has_room.then(|| Op { mounted, enters, reserved: SmallVec::from_elem(blocks, 1) }))
+    }
+
     fn index(&self, d: DomainId) -> usize {
         // every domain that an operation touches was entered by `begin`
         self.enters.iter().position(|e| e.domain.id == d).unwrap_or_else(|| unreachable!("{d} was not entered"))

@@ -1,0 +1,286 @@
+//! The entries of one bucket, of a directory that several threads change.
+//!
+//! Who changes a bucket there mostly finds in another thread's cache what it touches, so what a change costs is the number of
+//! lines that it reads and writes. In a sorted array that is half of the array. Here the keys lie in groups by a hash of the
+//! position, a group being one cache line, and each entry in memory of its own, which the thread that made it allocated: a
+//! change touches one group, and an entry only where it is the one that is looked for. A key tells where the bucket can be
+//! cut, and the length of the name, so that a split reads keys and no entries. What has to be in order is sorted when somebody
+//! asks for it.
+//!
+//! Entries that were there when the directory began to be shared stay where they are (`kept`), and are only read: nobody
+//! frees memory that another thread allocated.
+//!
+//! Invariant: of a group of which keys lie in `over` all places are taken.
+
+use super::sorted::{MOST, Sorted};
+use braidfs_format::dentry::{Dentry, ENTRY_FIXED_BYTES, HASH_MAX, bucket_lblk};
+use std::num::NonZeroU64;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Groups, a power of two: a full bucket of short names has two or three keys in each.
+const GROUPS: usize = 64;
+/// Keys of a group: those of a cache line.
+const WAYS: usize = 4;
+/// Bytes of memory that the groups take.
+pub const TABLE_BYTES: usize = size_of::<[Group; GROUPS]>();
+const _: () = assert!(size_of::<Group>() == 64 && MOST < 255);
+
+/// What is known of an entry without a look at it.
+#[derive(Debug, Clone)]
+struct Key {
+    /// The logical block of a bucket that would begin at its position; below it eight bits that say which of the kept entries it
+    /// is, counted from 1 (0: none), and eight of the length of the name, which is not 0.
+    word: NonZeroU64,
+    /// The entry that is not kept.
+    own: Option<Box<Dentry>>,
+}
+
+/// The logical block of a bucket that would begin at a position; of more than there are, the last.
+fn block(pos: u64) -> u64 {
+    bucket_lblk(pos.min(HASH_MAX))
+}
+
+impl Key {
+    fn of(pos: u64, kept: u64, name: &[u8]) -> NonZeroU64 {
+        let word = block(pos) << 16 | kept << 8 | name.len() as u64;
+        // a name has 1 to 255 bytes
+        NonZeroU64::new(word).unwrap_or(NonZeroU64::MIN)
+    }
+    fn new(entry: Dentry) -> Self {
+        Self { word: Self::of(entry.hash, 0, &entry.name), own: Some(Box::new(entry)) }
+    }
+    fn block(&self) -> u64 {
+        self.word.get() >> 16
+    }
+    /// Bytes of the encoded entry.
+    fn bytes(&self) -> usize {
+        ENTRY_FIXED_BYTES + (self.word.get() & 0xff) as usize
+    }
+    fn entry<'e>(&'e self, kept: &'e [Dentry]) -> &'e Dentry {
+        match &self.own {
+            Some(entry) => entry,
+            // who has none of its own is one of those
+            None => &kept[(self.word.get() >> 8 & 0xff) as usize - 1],
+        }
+    }
+}
+
+/// Keys on a cache line of their own.
+#[derive(Debug, Clone, Default)]
+#[repr(align(64))]
+struct Group([Option<Key>; WAYS]);
+
+/// Keys that found no place in their group.
+#[derive(Debug, Clone, Default)]
+struct Over {
+    keys: Vec<Key>,
+}
+
+/// See the module.
+#[derive(Debug, Clone)]
+pub struct Spread {
+    groups: Box<[Group; GROUPS]>,
+    over: Option<Box<Over>>,
+    kept: Option<Arc<Vec<Dentry>>>,
+    len: u32,
+}
+
+/// The group of positions in this block.
+fn group_of(block: u64) -> usize {
+    (block.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - GROUPS.ilog2())) as usize
+}
+
+impl Spread {
+    fn new(kept: Option<Arc<Vec<Dentry>>>) -> Self {
+        Self { groups: Box::new(std::array::from_fn(|_| Group::default())), over: None, kept, len: 0 }
+    }
+
+    /// How many.
+    pub fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    fn kept(&self) -> &[Dentry] {
+        self.kept.as_ref().map_or(&[], |kept| kept)
+    }
+
+    fn keys(&self) -> impl Iterator<Item = &Key> {
+        let over = self.over.iter().flat_map(|o| &o.keys);
+        self.groups.iter().flat_map(|g| g.0.iter().flatten()).chain(over)
+    }
+
+    /// Those from a position on, in order.
+    fn sorted(&self, from: u64) -> Vec<&Dentry> {
+        let keys = self.keys().filter(|k| k.block() >= block(from));
+        let mut all: Vec<&Dentry> = keys.map(|k| k.entry(self.kept())).filter(|e| e.hash >= from).collect();
+        all.sort_unstable_by_key(|e| e.hash);
+        all
+    }
+
+    /// All entries, in order.
+    pub fn in_order(&self) -> Vec<&Dentry> {
+        self.sorted(0)
+    }
+
+    /// The logical block of a bucket that began there, and the encoded bytes, of each entry in order.
+    pub fn layout(&self) -> Vec<(u64, usize)> {
+        let mut all: Vec<(u64, usize)> = self.keys().map(|k| (k.block(), k.bytes())).collect();
+        // those of one block are not parted: their order does not matter
+        all.sort_unstable();
+        all
+    }
+
+    /// Place of the entry in this block of which `is` holds.
+    #[inline]
+    fn place(&self, block: u64, is: impl Fn(&Dentry) -> bool) -> Option<usize> {
+        let g = group_of(block);
+        let is = |k: &Key| k.block() == block && is(k.entry(self.kept()));
+        let keys = &self.groups[g].0;
+        if let Some(i) = keys.iter().position(|k| k.as_ref().is_some_and(is)) {
+            return Some(g * WAYS + i);
+        }
+        let over = self.over.as_ref().filter(|_| keys.iter().all(Option::is_some))?;
+        Some(GROUPS * WAYS + over.keys.iter().position(is)?)
+    }
+
+    fn key(&self, place: usize) -> Option<&Key> {
+        match place.checked_sub(GROUPS * WAYS) {
+            None => self.groups[place / WAYS].0[place % WAYS].as_ref(),
+            Some(i) => self.over.as_ref()?.keys.get(i),
+        }
+    }
+
+    /// Place of the entry with this name between two positions, which are not far from each other.
+    pub fn find(&self, positions: Range<u64>, name: &[u8]) -> Option<usize> {
+        let mut blocks = block(positions.start)..=block(positions.end);
+        blocks.find_map(|b| self.place(b, |e| positions.contains(&e.hash) && *e.name == *name))
+    }
+
+    /// The entry of a place.
+    pub fn get(&self, place: usize) -> Option<&Dentry> {
+        self.key(place).map(|k| k.entry(self.kept()))
+    }
+
+    /// [`Self::get`], to change all but its position and its name.
+    pub fn get_mut(&mut self, place: usize) -> Option<&mut Dentry> {
+        let key = match place.checked_sub(GROUPS * WAYS) {
+            None => self.groups[place / WAYS].0[place % WAYS].as_mut(),
+            Some(i) => self.over.as_mut()?.keys.get_mut(i),
+        }?;
+        if key.own.is_none() {
+            let kept = self.kept.as_ref().map_or(&[][..], |kept| kept);
+            *key = Key::new(key.entry(kept).clone());
+        }
+        key.own.as_deref_mut()
+    }
+
+    /// The first position from `pos` on that is not taken, `end + 1` at most.
+    pub fn first_free(&self, mut pos: u64, end: u64) -> u64 {
+        while pos <= end && self.place(block(pos), |e| e.hash == pos).is_some() {
+            pos += 1;
+        }
+        pos
+    }
+
+    /// Place of the first entry at or behind `pos`.
+    pub fn lower_bound(&self, pos: u64) -> Option<usize> {
+        let first = self.sorted(pos).first()?.hash;
+        self.place(block(first), |e| e.hash == first)
+    }
+
+    /// Hands up to `most` entries at or behind `pos` to `each`, in order; how many there were.
+    pub fn list(&self, pos: u64, most: usize, each: &mut dyn FnMut(&Dentry)) -> usize {
+        self.sorted(pos).into_iter().take(most).map(each).count()
+    }
+
+    /// Adds an entry, whose position is not taken; its place.
+    pub fn insert(&mut self, entry: Dentry) -> usize {
+        debug_assert!(self.place(block(entry.hash), |e| e.hash == entry.hash).is_none());
+        self.put(Key::new(entry))
+    }
+
+    fn put(&mut self, key: Key) -> usize {
+        self.len += 1;
+        let g = group_of(key.block());
+        let places = &mut self.groups[g].0;
+        if let Some(i) = places.iter().position(Option::is_none) {
+            places[i] = Some(key);
+            return g * WAYS + i;
+        }
+        let over = self.over.get_or_insert_default();
+        over.keys.push(key);
+        GROUPS * WAYS + over.keys.len() - 1
+    }
+
+    /// Takes the entry of a place out.
+    pub fn remove(&mut self, place: usize) -> Option<Dentry> {
+        let key = match place.checked_sub(GROUPS * WAYS) {
+            None => {
+                let g = place / WAYS;
+                let places = &mut self.groups[g].0;
+                let was_full = places.iter().all(Option::is_some);
+                let key = places[place % WAYS].take()?;
+                if was_full && let Some(over) = &mut self.over {
+                    // one that found no place has one now
+                    let next = over.keys.iter().position(|k| group_of(k.block()) == g);
+                    places[place % WAYS] = next.map(|i| over.keys.swap_remove(i));
+                }
+                key
+            }
+            Some(i) => {
+                let over = self.over.as_mut().filter(|o| i < o.keys.len())?;
+                over.keys.swap_remove(i)
+            }
+        };
+        self.len -= 1;
+        let kept = self.kept();
+        Some(match key.own {
+            Some(entry) => *entry,
+            None => key.entry(kept).clone(),
+        })
+    }
+
+    /// Keeps what lies before the first of the positions, which rise and are those of blocks, and gives what lies from each
+    /// to the next. No entry is read or moved.
+    pub fn split_at(&mut self, from: &[u64]) -> Vec<Self> {
+        let mut parts: Vec<Self> = from.iter().map(|_| Self::new(self.kept.clone())).collect();
+        let starts: Vec<u64> = from.iter().map(|pos| block(*pos)).collect();
+        let part_of = |k: &Key| starts.partition_point(|s| *s <= k.block()).checked_sub(1);
+        let over = self.over.take().map_or_else(Vec::new, |o| o.keys);
+        for place in self.groups.iter_mut().flat_map(|g| &mut g.0) {
+            let Some(part) = place.as_ref().and_then(part_of) else { continue };
+            if let Some(key) = place.take() {
+                parts[part].put(key);
+            }
+        }
+        for key in over {
+            match part_of(&key) {
+                Some(part) => parts[part].put(key),
+                None => self.put(key),
+            };
+        }
+        // what was counted is counted where it is
+        self.len = self.keys().count() as u32;
+        parts
+    }
+}
+
+impl From<Sorted> for Spread {
+    fn from(sorted: Sorted) -> Self {
+        let (slots, kept) = sorted.into_slots();
+        let mut all = Self::new(None);
+        for slot in slots {
+            let e = &kept[slot];
+            all.put(Key { word: Key::of(e.hash, slot as u64 + 1, &e.name), own: None });
+        }
+        all.kept = (!kept.is_empty()).then(|| Arc::new(kept));
+        all
+    }
+}
+
+impl From<Spread> for Sorted {
+    fn from(spread: Spread) -> Self {
+        Self::new(spread.in_order().into_iter().cloned().collect())
+    }
+}
