@@ -6,20 +6,25 @@
 //! an fsync of the newcomer makes that durable too: else the name could come back to it when the newcomer moves on.
 //! Whoever takes a name asks here first; the rule is [`take_name`](super::rules::take_name).
 //!
-//! Lock rank: leaf.
+//! Names of directories that several threads change at the same time lie in a list of the thread's slot first: who leaves a name
+//! there moves no line of others. Who looks for names has them put into the tables before, in a *round*: all lists are emptied.
+//! So that not each look makes a round, a bucket knows the round in which names of it were left last, and some bits of their
+//! hashes ([`Lately`]). What is said here of a name of such a directory is said with its bucket locked, or with the directory
+//! for itself; so a look that needs a round finds all that was left before it.
+//!
+//! Lock rank: leaf; round, then a list or a table.
 
 use crate::braid::frontier::Frontier;
 use crate::types::*;
 use braidfs_format::geometry::NODES_PER_BLOCK;
 use braidfs_format::name::FileName;
-use braidfs_sync::slots::Line;
+use braidfs_sync::slots::{Line, PerSlot};
 use braidfs_sync::{Mutex, rank};
 use foldhash::fast::RandomState;
 use smallvec::{SmallVec, smallvec};
 use std::collections::HashMap;
 use std::hash::BuildHasher;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 
 /// By directory, then by name: the latest inode of each domain that left it.
 type Names = HashMap<InodeNo, HashMap<FileName, VacatedList, RandomState>, RandomState>;
@@ -38,101 +43,99 @@ pub struct Vacated {
     pub alive: bool,
 }
 
-/// Parts of the table by directory, a power of two. Directories made one after the other have one each.
+/// Parts of each table, a power of two. Directories made one after the other have one each.
 const PARTS: u64 = 64;
-/// Parts of the table by name, a power of two: so many that threads which leave different names seldom meet.
-const SHARED_PARTS: u64 = 4096;
-/// Names of a part that are in a list; others are in a table.
-const LISTED: u32 = 8;
 
 /// See the module.
 #[derive(Debug)]
 pub struct VacatedNames {
     /// By directory.
-    parts: Box<[Part<Names, Line<AtomicU64>>]>,
-    /// Names of directories that several threads change at the same time, by directory and name. Made for the first of them.
-    shared: Line<OnceLock<Box<[SharedPart]>>>,
+    parts: Box<[Part]>,
+    /// Names of directories that several threads change at the same time, by directory and name.
+    shared: Box<[Part]>,
+    /// Such names that were left lately.
+    lately: PerSlot<List>,
+    rounds: Line<Rounds>,
     hasher: RandomState,
 }
 
-/// Some names and who left them.
-trait Left: Default {
-    /// An inode left this name.
-    fn add(&mut self, dir: InodeNo, name: &[u8], left: Vacated);
-    /// Who left this name.
-    fn get(&self, dir: InodeNo, name: &[u8]) -> Option<&VacatedList>;
-    /// Shows everybody who left a directory.
-    fn of_dir(&self, dir: InodeNo, see: &mut dyn FnMut(Vacated));
-    /// Forgets who is durable, and names that nobody left but these.
-    fn forget(&mut self, durable: &dyn Fn(DomainId, TxId) -> bool);
-    /// Bits of the directories.
-    fn dirs(&self) -> u64;
-}
-
-/// Some names, behind a lock.
+/// Names that the threads of one slot left lately.
 #[derive(Debug, Default)]
-struct Part<L, D> {
-    names: Mutex<L, rank::VacatedNames>,
-    /// A bit for each directory in `names`, perhaps the same for two: most look-ups find nothing and write nothing. Of many
-    /// names in a line of its own, which who leaves names does not move.
-    dirs: D,
+struct List {
+    /// Whether there are any.
+    any: AtomicBool,
+    names: Mutex<Vec<(InodeNo, FileName, Vacated)>, rank::VacatedLately>,
 }
 
-/// [`Part::dirs`], wherever it lies.
-trait Word {
-    fn word(&self) -> &AtomicU64;
+/// How far what was left lately is in the tables. Written by rounds only, but for the first name of a directory after one.
+#[derive(Debug, Default)]
+struct Rounds {
+    /// A bit for each directory of which names are in lists, perhaps the same for two.
+    dirs: AtomicU64,
+    /// Rounds that began.
+    begun: AtomicU32,
+    /// The last one that has ended.
+    ended: AtomicU32,
+    one: Mutex<(), rank::VacatedRound>,
 }
 
-impl Word for AtomicU64 {
-    fn word(&self) -> &AtomicU64 {
-        self
+/// What a bucket knows of names of it that were left lately.
+#[derive(Debug, Clone, Copy)]
+pub struct Lately {
+    /// The round that had begun when one was left last; [`UNKNOWN`] where there may be names that the bucket knows nothing of.
+    round: u32,
+    /// Bits of those that were left since.
+    names: u32,
+}
+
+/// [`Lately::round`].
+const UNKNOWN: u32 = u32::MAX;
+
+impl Lately {
+    /// Of a bucket that was not there before.
+    pub const UNKNOWN: Self = Self { round: UNKNOWN, names: 0 };
+
+    /// A name with `hash` was left, when that round had begun ([`VacatedNames::add_lately`]).
+    pub fn note(&mut self, hash: u64, round: u32) {
+        if self.round == UNKNOWN {
+            return;
+        }
+        if self.round != round {
+            // a look waits for the end of that round, and what was left before it is in the tables then
+            *self = Self { round, names: 0 };
+        }
+        self.names |= Self::bit(hash);
+    }
+    fn bit(hash: u64) -> u32 {
+        1 << (hash >> 20 & 31)
     }
 }
 
-impl Word for Line<AtomicU64> {
-    fn word(&self) -> &AtomicU64 {
-        self
-    }
-}
-
-/// On a cache line of its own.
+/// The names of some directories.
 #[derive(Debug, Default)]
-#[repr(align(64))]
-struct SharedPart(Part<Few, AtomicU64>);
-const _: () = assert!(braidfs_sync::CHECKED || size_of::<SharedPart>() == 64);
-
-/// A name in a list. Who adds it has allocated it, and moves no other line than the part's.
-#[derive(Debug)]
-struct Node {
-    dir: InodeNo,
-    name: FileName,
-    left: VacatedList,
-    next: Option<Box<Node>>,
-}
-
-/// Names of which there are mostly few.
-#[derive(Debug, Default)]
-struct Few {
-    list: Option<Box<Node>>,
-    listed: u32,
-    others: Option<Box<Names>>,
+struct Part {
+    names: Mutex<Names, rank::VacatedNames>,
+    /// A bit for each directory in `names`, perhaps the same for two: most look-ups find nothing and write nothing. In a line of
+    /// its own, which who leaves one more name of a directory does not move.
+    dirs: Line<AtomicU64>,
 }
 
 impl Default for VacatedNames {
     fn default() -> Self {
-        let parts = (0..PARTS).map(|_| Part::default()).collect();
-        Self { parts, shared: Line::default(), hasher: RandomState::default() }
+        let parts = || (0..PARTS).map(|_| Part::default()).collect();
+        let (lately, rounds) = (PerSlot::default(), Line::default());
+        Self { parts: parts(), shared: parts(), lately, rounds, hasher: RandomState::default() }
     }
 }
 
 impl VacatedNames {
-    fn part(&self, dir: InodeNo) -> &Part<Names, Line<AtomicU64>> {
+    fn part(&self, dir: InodeNo) -> &Part {
         // directories that threads make are one after the other, or in table blocks of the threads' own
         &self.parts[((dir.0 ^ (dir.0 / u64::from(NODES_PER_BLOCK))) % PARTS) as usize]
     }
 
-    fn shared_part<'p>(&self, parts: &'p [SharedPart], dir: InodeNo, name: &[u8]) -> &'p Part<Few, AtomicU64> {
-        &parts[(self.hasher.hash_one((dir, name)) % SHARED_PARTS) as usize].0
+    fn shared_part(&self, dir: InodeNo, name: &[u8]) -> &Part {
+        &self.shared[(self.hasher.hash_one((dir, name)) % PARTS) as usize]
     }
 
     /// An inode left `dir/name`. Who took it over from another one of its domain and left it again stands for both.
@@ -140,45 +143,130 @@ impl VacatedNames {
         self.part(dir).add(dir, name, left);
     }
 
-    /// [`Self::add`] of a directory that several threads change at the same time.
+    /// [`Self::add`] of a directory that several threads change at the same time, by who has it for itself.
     pub fn add_shared(&self, dir: InodeNo, name: &[u8], left: Vacated) {
-        let parts = self.shared.get_or_init(|| (0..SHARED_PARTS).map(|_| SharedPart::default()).collect());
-        self.shared_part(parts, dir, name).add(dir, name, left);
+        self.settle(dir);
+        self.shared_part(dir, name).add(dir, name, left);
     }
 
-    /// Who left this name.
+    /// [`Self::add_shared`] by who has the name's bucket locked, which is to [`Lately::note`] the round.
+    pub fn add_lately(&self, dir: InodeNo, name: &[u8], left: Vacated) -> u32 {
+        let list = self.lately.mine();
+        list.names.lock().push((dir, name.into(), left));
+        list.any.store(true, Ordering::Relaxed);
+        // either a round that begins now finds the list, or this finds the round and what it took away
+        fence(Ordering::SeqCst);
+        let rounds = &*self.rounds;
+        let round = rounds.begun.load(Ordering::Acquire);
+        if rounds.dirs.load(Ordering::Relaxed) & bit(dir) == 0 {
+            rounds.dirs.fetch_or(bit(dir), Ordering::Release);
+        }
+        round
+    }
+
+    /// Puts into the tables what is in lists of a directory, if anything is. What was left under a lock that the caller has is
+    /// in the tables then.
+    fn settle(&self, dir: InodeNo) {
+        let rounds = &*self.rounds;
+        let listed = rounds.dirs.load(Ordering::Acquire) & bit(dir) != 0;
+        // the round that took the bit away has begun
+        if listed || rounds.begun.load(Ordering::Acquire) != rounds.ended.load(Ordering::Acquire) {
+            self.round();
+        }
+    }
+
+    /// [`Self::settle`] for a name with `hash` of a bucket that the caller has locked.
+    fn settle_lately(&self, dir: InodeNo, hash: u64, lately: &mut Lately) {
+        let rounds = &*self.rounds;
+        let begun = rounds.begun.load(Ordering::Acquire);
+        if lately.round == UNKNOWN {
+            self.settle(dir);
+            *lately = Lately { round: begun, names: 0 };
+        } else if lately.names & Lately::bit(hash) != 0 && lately.round == begun
+            || rounds.ended.load(Ordering::Acquire) != begun
+        {
+            self.round();
+        }
+    }
+
+    /// Empties all lists.
+    #[cold]
+    fn round(&self) {
+        let rounds = &*self.rounds;
+        let _one = rounds.one.lock();
+        let round = rounds.begun.load(Ordering::Relaxed).wrapping_add(1);
+        rounds.begun.store(round, Ordering::Release);
+        rounds.dirs.swap(0, Ordering::AcqRel);
+        fence(Ordering::SeqCst);
+        for list in self.lately.iter().filter(|l| l.any.load(Ordering::Relaxed)) {
+            let names = {
+                let mut names = list.names.lock();
+                list.any.store(false, Ordering::Relaxed);
+                std::mem::take(&mut *names)
+            };
+            for (dir, name, left) in names {
+                self.shared_part(dir, &name).add(dir, &name, left);
+            }
+        }
+        rounds.ended.store(round, Ordering::Release);
+    }
+
+    /// Who left this name. By who has the directory locked, or asks again then.
     pub fn get(&self, dir: InodeNo, name: &[u8]) -> VacatedList {
+        self.settle(dir);
+        self.in_tables(dir, name)
+    }
+
+    /// [`Self::get`] of a name with `hash` whose bucket the caller has locked.
+    pub fn get_lately(&self, dir: InodeNo, name: &[u8], hash: u64, lately: &mut Lately) -> VacatedList {
+        self.settle_lately(dir, hash, lately);
+        self.in_tables(dir, name)
+    }
+
+    fn in_tables(&self, dir: InodeNo, name: &[u8]) -> VacatedList {
         let mut all = self.part(dir).get(dir, name);
         // which of both the directory was when they left may have changed since; who left this name did so under a lock that
         // the caller has
-        if let Some(parts) = self.shared.get() {
-            all.extend(self.shared_part(parts, dir, name).get(dir, name));
-        }
+        all.extend(self.shared_part(dir, name).get(dir, name));
         all
     }
 
     /// Everybody who left this directory and lives on.
     pub fn of_dir(&self, dir: InodeNo) -> Frontier {
-        let mut all = self.part(dir).of_dir(dir);
         // whoever left it did so under a lock that the caller has had since, or asks again under it
-        self.shared.get().into_iter().flatten().for_each(|p| all.merge(&p.0.of_dir(dir)));
+        self.settle(dir);
+        let mut all = self.part(dir).of_dir(dir);
+        self.shared.iter().for_each(|p| all.merge(&p.of_dir(dir)));
         all
     }
 
     /// Forgets renames that are durable.
     pub fn prune(&self, durable: impl Fn(DomainId, TxId) -> bool) {
-        self.parts.iter().for_each(|p| p.prune(&durable));
-        self.shared.get().into_iter().flatten().for_each(|p| p.0.prune(&durable));
+        self.parts.iter().chain(&self.shared).for_each(|p| p.prune(&durable));
+        for list in self.lately.iter().filter(|l| l.any.load(Ordering::Relaxed)) {
+            list.names.lock().retain(|(_, _, l)| !durable(l.domain, l.tx));
+        }
     }
 }
 
-impl<L: Left, D: Word> Part<L, D> {
+impl Part {
     fn add(&self, dir: InodeNo, name: &[u8], left: Vacated) {
-        // others see the bit once they have the lock
-        let mut names = self.names.lock();
-        names.add(dir, name, left);
+        let mut all = self.names.lock();
+        let names = all.entry(dir).or_default();
+        match names.get_mut(name) {
+            Some(old) => match old.iter_mut().find(|o| o.domain == left.domain) {
+                Some(o) => {
+                    debug_assert!(o.tx <= left.tx, "{o:?}, then {left:?}");
+                    *o = Vacated { alive: left.alive || o.alive, tx: left.tx.max(o.tx), ..left };
+                }
+                None => old.push(left),
+            },
+            None => {
+                names.insert(name.into(), smallvec![left]);
+            }
+        }
         if !self.may_have(dir) {
-            self.dirs.word().fetch_or(bit(dir), Ordering::Release);
+            self.dirs.fetch_or(bit(dir), Ordering::Release);
         }
     }
 
@@ -186,125 +274,39 @@ impl<L: Left, D: Word> Part<L, D> {
         if !self.may_have(dir) {
             return VacatedList::new();
         }
-        self.names.lock().get(dir, name).cloned().unwrap_or_default()
+        self.names.lock().get(&dir).and_then(|n| n.get(name)).cloned().unwrap_or_default()
     }
 
     fn of_dir(&self, dir: InodeNo) -> Frontier {
         if !self.may_have(dir) {
             return Frontier::EMPTY;
         }
-        let mut alive = Vec::new();
-        self.names.lock().of_dir(dir, &mut |l| alive.extend(l.alive.then_some((l.domain, l.tx))));
-        alive.into_iter().collect()
+        let names = self.names.lock();
+        let left =
+            names.get(&dir).map(|n| n.values().flatten().filter(|l| l.alive).map(|l| (l.domain, l.tx)).collect());
+        left.unwrap_or(Frontier::EMPTY)
     }
 
-    fn prune(&self, durable: &dyn Fn(DomainId, TxId) -> bool) {
-        if self.dirs.word().load(Ordering::Acquire) == 0 {
+    fn prune(&self, durable: impl Fn(DomainId, TxId) -> bool) {
+        if self.is_empty() {
             return;
         }
         let mut all = self.names.lock();
-        Left::forget(&mut *all, durable);
-        self.dirs.word().store(Left::dirs(&*all), Ordering::Release);
-    }
-
-    fn may_have(&self, dir: InodeNo) -> bool {
-        self.dirs.word().load(Ordering::Acquire) & bit(dir) != 0
-    }
-}
-
-/// One more left a name.
-fn merge(all: &mut VacatedList, left: Vacated) {
-    match all.iter_mut().find(|o| o.domain == left.domain) {
-        Some(o) => {
-            debug_assert!(o.tx <= left.tx, "{o:?}, then {left:?}");
-            *o = Vacated { alive: left.alive || o.alive, ..left };
-        }
-        None => all.push(left),
-    }
-}
-
-impl Left for Names {
-    fn add(&mut self, dir: InodeNo, name: &[u8], left: Vacated) {
-        let names = self.entry(dir).or_default();
-        match names.get_mut(name) {
-            Some(all) => merge(all, left),
-            None => {
-                names.insert(name.into(), smallvec![left]);
-            }
-        }
-    }
-    fn get(&self, dir: InodeNo, name: &[u8]) -> Option<&VacatedList> {
-        Self::get(self, &dir)?.get(name)
-    }
-    fn of_dir(&self, dir: InodeNo, see: &mut dyn FnMut(Vacated)) {
-        Self::get(self, &dir).into_iter().flat_map(|n| n.values()).flatten().copied().for_each(see);
-    }
-    fn forget(&mut self, durable: &dyn Fn(DomainId, TxId) -> bool) {
-        self.retain(|_, names| {
+        all.retain(|_, names| {
             names.retain(|_, all| {
                 all.retain(|l| !durable(l.domain, l.tx));
                 !all.is_empty()
             });
             !names.is_empty()
         });
+        self.dirs.store(all.keys().fold(0, |bits, dir| bits | bit(*dir)), Ordering::Release);
     }
-    fn dirs(&self) -> u64 {
-        self.keys().fold(0, |bits, dir| bits | bit(*dir))
-    }
-}
 
-impl Few {
-    fn nodes(&self) -> impl Iterator<Item = &Node> {
-        std::iter::successors(self.list.as_deref(), |n| n.next.as_deref())
+    fn is_empty(&self) -> bool {
+        self.dirs.load(Ordering::Acquire) == 0
     }
-}
-
-impl Left for Few {
-    fn add(&mut self, dir: InodeNo, name: &[u8], left: Vacated) {
-        let mut node = self.list.as_deref_mut();
-        while let Some(n) = node {
-            if n.dir == dir && *n.name == *name {
-                return merge(&mut n.left, left);
-            }
-            node = n.next.as_deref_mut();
-        }
-        let is_other = self.others.as_ref().is_some_and(|o| Left::get(&**o, dir, name).is_some());
-        if is_other || self.listed == LISTED {
-            return Left::add(&mut **self.others.get_or_insert_default(), dir, name, left);
-        }
-        self.listed += 1;
-        let next = self.list.take();
-        self.list = Some(Box::new(Node { dir, name: name.into(), left: smallvec![left], next }));
-    }
-    fn get(&self, dir: InodeNo, name: &[u8]) -> Option<&VacatedList> {
-        let listed = self.nodes().find(|n| n.dir == dir && *n.name == *name).map(|n| &n.left);
-        listed.or_else(|| Left::get(&**self.others.as_ref()?, dir, name))
-    }
-    fn of_dir(&self, dir: InodeNo, see: &mut dyn FnMut(Vacated)) {
-        self.nodes().filter(|n| n.dir == dir).flat_map(|n| &n.left).copied().for_each(&mut *see);
-        if let Some(others) = &self.others {
-            Left::of_dir(&**others, dir, see);
-        }
-    }
-    fn forget(&mut self, durable: &dyn Fn(DomainId, TxId) -> bool) {
-        let mut next = self.list.take();
-        self.listed = 0;
-        while let Some(mut node) = next {
-            next = node.next.take();
-            node.left.retain(|l| !durable(l.domain, l.tx));
-            if !node.left.is_empty() {
-                node.next = self.list.take();
-                self.list = Some(node);
-                self.listed += 1;
-            }
-        }
-        if let Some(others) = &mut self.others {
-            Left::forget(&mut **others, durable);
-        }
-        self.others.take_if(|o| o.is_empty());
-    }
-    fn dirs(&self) -> u64 {
-        self.nodes().fold(self.others.as_ref().map_or(0, |o| Left::dirs(&**o)), |bits, n| bits | bit(n.dir))
+    fn may_have(&self, dir: InodeNo) -> bool {
+        self.dirs.load(Ordering::Acquire) & bit(dir) != 0
     }
 }
 
@@ -316,42 +318,68 @@ fn bit(dir: InodeNo) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Barrier;
 
-    /// A list and the table behind it are as the table alone.
+    const DIR: InodeNo = InodeNo(7);
+
+    fn name(n: u64) -> Vec<u8> {
+        n.to_string().into_bytes()
+    }
+    fn hash(n: u64) -> u64 {
+        n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 1
+    }
+
+    /// Threads leave names of buckets, and look for them: who looks with the bucket locked finds whoever was the last to leave,
+    /// in whatever list that is, and while others make rounds.
     #[test]
-    fn few_as_many() {
-        let (mut few, mut many) = (Few::default(), Names::default());
-        let mut seed = 5u64;
-        for round in 0..20_000u64 {
-            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            let (dir, name) = (InodeNo(1 + (seed >> 40) % 3), format!("{}", (seed >> 33) % 7).into_bytes());
-            let left =
-                Vacated { domain: DomainId((seed >> 50) as u16 % 2), tx: TxId(round), alive: seed >> 60 & 1 == 1 };
-            few.add(dir, &name, left);
-            Left::add(&mut many, dir, &name, left);
-            if round % 31 == 0 {
-                // of one domain all but the last ones, of the other none
-                let durable = |d: DomainId, t: TxId| d.0 == 0 && t.0 + 9 < round || t.0 + 40 < round;
-                few.forget(&durable);
-                Left::forget(&mut many, &durable);
-                assert_eq!(few.listed as usize, few.nodes().count());
+    fn who_looks_finds_what_was_left_before() {
+        let all = VacatedNames::default();
+        let tx = AtomicU64::new(1);
+        // of each bucket what it knows, and when each name was left last
+        let bucket = || std::sync::Mutex::new(([0u64; 16], Lately::UNKNOWN));
+        let buckets: Vec<_> = (0..3).map(|_| bucket()).collect();
+        let start = Barrier::new(4);
+        std::thread::scope(|s| {
+            for thread in 0..4u64 {
+                let (all, tx, buckets, start) = (&all, &tx, &buckets, &start);
+                s.spawn(move || {
+                    let mut seed = thread + 1;
+                    start.wait();
+                    for round in 0..20_000 {
+                        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                        let (b, n) = ((seed >> 40) as usize % 3, (seed >> 50) as usize % 16);
+                        let id = (b * 16 + n) as u64;
+                        let mut bucket = buckets[b].lock().unwrap();
+                        let (left, lately) = &mut *bucket;
+                        let found = match seed >> 33 & 7 {
+                            0..3 => all.get_lately(DIR, &name(id), hash(id), lately),
+                            // as who has the directory for itself
+                            3 if round % 16 == 0 => all.get(DIR, &name(id)),
+                            // it is another one's
+                            4 if round % 16 == 0 => {
+                                *lately = Lately::UNKNOWN;
+                                continue;
+                            }
+                            _ => {
+                                // taken before it is left again
+                                all.get_lately(DIR, &name(id), hash(id), lately);
+                                left[n] = tx.fetch_add(1, Ordering::Relaxed);
+                                let by = Vacated { domain: DomainId(0), tx: TxId(left[n]), alive: n % 2 == 0 };
+                                let round = all.add_lately(DIR, &name(id), by);
+                                lately.note(hash(id), round);
+                                continue;
+                            }
+                        };
+                        let last = found.first().map_or(0, |v| v.tx.0);
+                        assert_eq!(last, left[n], "name {n} of bucket {b}");
+                    }
+                });
             }
-            assert!(few.listed <= LISTED);
-            assert_eq!(few.dirs(), Left::dirs(&many));
-            for dir in (1..4).map(InodeNo) {
-                let all = |l: &dyn Fn(&mut dyn FnMut(Vacated))| {
-                    let mut all = Vec::new();
-                    l(&mut |v| all.push((v.domain, v.tx, v.alive)));
-                    all.sort_unstable();
-                    all
-                };
-                assert_eq!(all(&|see| few.of_dir(dir, see)), all(&|see| Left::of_dir(&many, dir, see)));
-                for name in 0..7 {
-                    let name = format!("{name}").into_bytes();
-                    assert_eq!(few.get(dir, &name), Left::get(&many, dir, &name));
-                }
-            }
-        }
-        assert!(few.others.is_some());
+        });
+        let left: u64 = buckets.iter().flat_map(|b| b.lock().unwrap().0).filter(|tx| *tx > 0).count() as u64;
+        let alive = |all: &VacatedNames| all.of_dir(DIR).any(|_, _| true);
+        assert!(left > 40 && alive(&all));
+        all.prune(|_, _| true);
+        assert!(!alive(&all) && !all.get(DIR, &name(3)).iter().any(|_| true));
     }
 }

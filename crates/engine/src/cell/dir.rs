@@ -26,6 +26,7 @@ mod spread;
 #[cfg(test)]
 mod tests;
 
+use crate::braid::vacated::Lately;
 use crate::error::{Error, Result};
 use braidfs_format::dentry::{BUCKET_BYTES, Dentry, HASH_MAX, HASH_PROBES, INLINE_DIR_MAX, bucket_first, bucket_lblk};
 use braidfs_format::{Corrupt, InodeNo};
@@ -33,7 +34,7 @@ use std::collections::BTreeSet;
 
 use buckets::{Bucket, Buckets, Content};
 pub use entries::Entries;
-use entries::encoded;
+use entries::{encoded, memory_of};
 pub use open::OpenBucket;
 
 /// Reads the bucket at a logical block of the directory.
@@ -92,10 +93,6 @@ fn home_position(hash: u64) -> u64 {
 /// Whether no bucket begins in the range in which a name of `home` may stand.
 fn is_in_one(home: u64) -> bool {
     bucket_lblk(home) == bucket_lblk(home + HASH_PROBES)
-}
-
-fn memory_of(d: &Dentry) -> usize {
-    size_of::<Dentry>() + d.name.heap_bytes()
 }
 
 /// Where to cut entries of which [`Entries::layout`] is told, so that both parts have about as many bytes: at a border where
@@ -219,7 +216,7 @@ impl DirIndex {
             return Err(Corrupt::new("directory", format!("bucket {lblk} of {bytes} bytes")).into());
         }
         self.memory += entries.iter().map(memory_of).sum::<usize>();
-        b.bytes = bytes as u32;
+        b.bytes = bytes as u16;
         b.entries = Some(Entries::new(entries));
         self.unloaded -= 1;
         if self.unloaded == 0 {
@@ -307,7 +304,7 @@ impl DirIndex {
         self.ensure_probed(home, load)?;
         let pos = self.free_position(home).ok_or(Error::NoSpace)?;
         d.hash = pos;
-        let (size, memory) = (d.encoded_bytes() as u32, memory_of(&d));
+        let (size, memory) = (d.encoded_bytes() as u16, memory_of(&d));
         let max = if self.inline { INLINE_DIR_MAX } else { BUCKET_BYTES };
         let shared = self.shared && !self.inline;
         let Some((first, (bytes, dirty), entries)) = self.buckets.floor_mut(pos).and_then(|(first, b)| {
@@ -343,32 +340,37 @@ impl DirIndex {
         let Some(entries) = b.entries.as_mut() else { return };
         let from: Vec<u64> = others.iter().map(|p| bucket_first(p.lblk)).collect();
         let made = entries.split_at(&from);
-        b.bytes = own.bytes as u32;
+        b.bytes = own.bytes as u16;
+        let left = b.left;
         debug_assert_eq!(encoded(entries.iter()), own.bytes);
         for (entries, (at, part)) in made.into_iter().zip(from.into_iter().zip(others)) {
             debug_assert!(at > first && !self.buckets.has(at) && encoded(entries.iter()) == part.bytes);
             self.memory += entries.table_bytes();
-            self.buckets.insert(at, Bucket::new(at, Some(entries), part.bytes));
+            let mut bucket = Bucket::new(at, Some(entries), part.bytes);
+            bucket.own().left = left;
+            self.buckets.insert(at, bucket);
             self.mark(at);
         }
     }
 
     /// Of a directory that several threads change: splits the bucket of a name with `hash`, and, up to `most` in all, those
-    /// that are more than three quarters full. Names spread evenly, so that buckets fill up together, and who splits one
-    /// has the directory for itself: rather once than for each.
+    /// of the next ones that are more than five eighths full. Names spread evenly, so that buckets fill up together, and who
+    /// splits one has the directory for itself: rather once than for each.
     pub fn split_ahead(&mut self, hash: u64, most: usize) {
         if !self.shared || self.inline {
             return;
         }
-        let home = home_position(hash);
-        let from = self.owner(home);
-        let full = |b: &Content| b.bytes as usize > BUCKET_BYTES / 4 * 3 && b.entries.is_some();
-        let (mut behind, mut before) = (Vec::new(), Vec::new());
-        for (first, _) in self.buckets.iter_mut().filter(|(_, b)| full(b)) {
-            if first >= from { &mut behind } else { &mut before }.push(first);
-        }
-        for first in behind.into_iter().chain(before).take(most) {
-            let Some(entries) = self.buckets.get_mut(first).and_then(|b| b.entries.as_mut()) else { continue };
+        let from = self.owner(home_position(hash));
+        let next = self.buckets.iter_from(from).chain(self.buckets.iter_from(0));
+        let firsts: Vec<u64> = next.take(self.buckets.len().min(2 * most)).map(|b| b.0).collect();
+        let mut left = most;
+        for first in firsts {
+            let Some(b) = self.buckets.get_mut(first).filter(|_| left > 0) else { break };
+            if b.bytes as usize <= BUCKET_BYTES / 8 * 5 {
+                continue;
+            }
+            left -= 1;
+            let Some(entries) = b.entries.as_mut() else { continue };
             self.memory = self.memory.saturating_add_signed(entries.share(true) as isize);
             let layout = entries.layout();
             let Some(at) = middle(&layout) else { continue };
@@ -409,7 +411,7 @@ impl DirIndex {
         let Some(entries) = b.entries.as_mut() else { return Ok(None) };
         let Some(d) = entries.remove(i) else { return Ok(None) };
         self.memory = self.memory.saturating_add_signed(entries.share(shared) as isize);
-        b.bytes -= d.encoded_bytes() as u32;
+        b.bytes -= d.encoded_bytes() as u16;
         let emptied = entries.is_empty();
         self.memory -= memory_of(&d);
         self.count = self.count.map(|n| n.saturating_sub(1));
@@ -422,6 +424,10 @@ impl DirIndex {
                 self.memory -= b.entries.map_or(0, |e| e.table_bytes());
                 if b.on_disk {
                     self.dropped.insert(bucket_lblk(first));
+                }
+                // it has the other one's names now, of which it knows nothing
+                if let Some((_, before)) = self.buckets.floor_mut(first) {
+                    before.left = Lately::UNKNOWN;
                 }
             }
         }

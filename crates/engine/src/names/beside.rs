@@ -123,7 +123,8 @@ impl MountedVolume {
             return Ok(None);
         }
         let Some(room) = bucket.room(name) else { return Ok(None) };
-        let Some(before) = op.may_take(d, name, target) else { return Ok(None) };
+        let left = self.vacated_lately(d, name, hash, &mut bucket);
+        let Some(before) = Op::before(&left, target) else { return Ok(None) };
         let kind = new.kind.d_type();
         let entry = Dentry { hash: 0, node: inode.ino, generation: inode.generation, kind, name: name.into() };
         let time = self.shared.name_time_beside(dir, &mut bucket, 0);
@@ -186,7 +187,8 @@ impl MountedVolume {
         if !self.may_leave(&st) {
             return Ok(None);
         }
-        let Some(mut bucket) = dir.index.open(self.hash(name)) else { return Ok(None) };
+        let hash = self.hash(name);
+        let Some(mut bucket) = dir.index.open(hash) else { return Ok(None) };
         if !names(&bucket, name, &c) || !st.has_link(d.ino, name) || !bucket.can_remove() {
             return Ok(None);
         }
@@ -209,7 +211,10 @@ impl MountedVolume {
         op.hint(d, name, &c);
         self.name_gone(&op, &c, &mut st);
         let left = Vacated { domain: c.domain, tx: op.tx(c.domain).id, alive: st.nlink > 0 };
-        self.left_beside(d, name, left);
+        if !planted(Bug::VacatedUntold) {
+            let round = self.dom(d.domain).vacated.add_lately(d.ino, name, left);
+            bucket.left().note(hash, round);
+        }
         Ok(Some(()))
     }
 
@@ -250,7 +255,8 @@ impl MountedVolume {
             return Ok(None);
         }
         let Some(room) = bucket.room(new) else { return Ok(None) };
-        let Some(before) = op.may_take(to, new, c.domain) else { return Ok(None) };
+        let left = self.vacated_lately(to, new, hash, &mut bucket);
+        let Some(before) = Op::before(&left, c.domain) else { return Ok(None) };
         self.dom(c.domain).forget_durable(&mut st);
         op.touch(from, &mut fst)?;
         step(Bug::InodeLeftOut, || op.touch(&c, &mut st))?;
@@ -285,13 +291,6 @@ impl MountedVolume {
         op.hint(from, name, &c);
         op.hint(to, new, &c);
         Ok(Some(()))
-    }
-
-    /// An inode left a name, whose bucket the caller has locked.
-    fn left_beside(&self, dir: &Cell, name: &[u8], left: Vacated) {
-        if !planted(Bug::VacatedUntold) {
-            self.dom(dir.domain).vacated.add_shared(dir.ino, name, left);
-        }
     }
 
     /// Whether an inode may lose a name without anything being made durable first, or an error.

@@ -3,6 +3,7 @@
 use super::MountedVolume;
 use crate::braid::durability::Before;
 use crate::braid::rules::{Taking, take_name};
+use crate::braid::vacated::Vacated;
 use crate::cell::{Body, Cell, State};
 use crate::domain::commit::{Enters, enter_all};
 use crate::domain::tx::Tx;
@@ -208,7 +209,12 @@ impl<'a> Op<'a> {
     /// An inode of `domain` takes `dir/name`: what must be durable with it. `None` where an inode of another domain left
     /// the name, lives on, and must be made durable first ([`MountedVolume::commit_vacating_rename`]).
     pub fn may_take(&self, dir: &Cell, name: &[u8], domain: DomainId) -> Option<Before> {
-        match take_name(&self.mounted.vacated_by(dir, name), domain) {
+        Self::before(&self.mounted.vacated_by(dir, name), domain)
+    }
+
+    /// [`Self::may_take`] for who left the name (`crate::braid::vacated`).
+    pub fn before(left: &[Vacated], domain: DomainId) -> Option<Before> {
+        match take_name(left, domain) {
             Taking::Syncs(before) => Some(before),
             Taking::Commits(_) => None,
         }

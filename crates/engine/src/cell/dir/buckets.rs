@@ -9,6 +9,7 @@
 //! Invariants: positions rise; no chunk is empty; `starts[i]` is the first position of `chunks[i]`.
 
 use super::entries::Entries;
+use crate::braid::vacated::Lately;
 use braidfs_sync::{BiasedReadGuard, BiasedRwLock, BiasedWriteGuard, Guarded, rank};
 use std::collections::BTreeSet;
 
@@ -44,8 +45,10 @@ pub(super) struct Content {
     /// When names of it were taken or left last by those who have the directory locked for reading, in logical time, unless
     /// the directory knows a later one.
     pub name_time: u64,
+    /// Names that were left lately.
+    pub left: Lately,
     /// Encoded length of the entries, where they are loaded.
-    pub bytes: u32,
+    pub bytes: u16,
     pub on_disk: bool,
     /// It is one of those to write.
     pub dirty: bool,
@@ -58,7 +61,8 @@ impl Guarded for Content {}
 impl Bucket {
     /// The bucket that begins at `first`.
     pub fn new(first: u64, entries: Option<Entries>, bytes: usize) -> Self {
-        let content = Content { on_disk: entries.is_none(), entries, bytes: bytes as u32, dirty: false, name_time: 0 };
+        let (on_disk, left) = (entries.is_none(), Lately::UNKNOWN);
+        let content = Content { on_disk, entries, bytes: bytes as u16, dirty: false, left, name_time: 0 };
         Self(BiasedRwLock::keyed(content, first))
     }
     /// For whoever has the directory locked for writing.

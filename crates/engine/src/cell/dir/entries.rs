@@ -3,14 +3,13 @@
 //! Which of both it is changes when the bucket is changed next, so that a directory of any size begins and ends to be shared
 //! at once. An entry is named by its *place*, which is good until the entries change.
 
-use super::memory_of;
 use super::sorted::Sorted;
 use super::spread::{Spread, TABLE_BYTES};
 use braidfs_format::dentry::{Dentry, bucket_lblk};
 use std::ops::Range;
 
 /// See the module.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub enum Entries {
     /// In order.
     Sorted(Sorted),
@@ -79,6 +78,15 @@ impl Entries {
                 *self = Self::Sorted(s.into());
                 -(TABLE_BYTES as i64)
             }
+        }
+    }
+
+    /// Who has the bucket locked for writing will change the entry of a name that stands here if nothing is in its way, or make
+    /// it.
+    #[inline]
+    pub fn claim(&self, home: u64) {
+        if let Self::Spread(s) = self {
+            s.claim(home);
         }
     }
 
@@ -175,7 +183,7 @@ impl Entries {
         }
     }
 
-    /// The logical block of a bucket that began there, and the encoded bytes, of each entry in order.
+    /// The logical block of a bucket that began there, and the encoded bytes, of each entry in order, before a split.
     pub fn layout(&self) -> Vec<(u64, usize)> {
         match self {
             Self::Sorted(s) => {
@@ -217,4 +225,9 @@ impl Entries {
 /// Bytes of entries in a bucket.
 pub(super) fn encoded<'a>(entries: impl Iterator<Item = &'a Dentry>) -> usize {
     entries.map(Dentry::encoded_bytes).sum()
+}
+
+/// Memory of an entry, bytes.
+pub(super) fn memory_of(d: &Dentry) -> usize {
+    size_of::<Dentry>() + d.name.heap_bytes()
 }

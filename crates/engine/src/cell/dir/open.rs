@@ -1,7 +1,9 @@
 //! Changes of names by those who have a directory locked for reading: of one bucket, under its lock.
 
 use super::buckets::Content;
-use super::{DirIndex, HASH_PROBES, home_position, is_in_one, memory_of};
+use super::entries::memory_of;
+use super::{DirIndex, HASH_PROBES, home_position, is_in_one};
+use crate::braid::vacated::Lately;
 use crate::planted::{Bug, planted};
 use braidfs_format::dentry::{BUCKET_BYTES, Dentry, ENTRY_FIXED_BYTES};
 use braidfs_sync::BiasedWriteGuard;
@@ -42,7 +44,8 @@ impl DirIndex {
         }
         let (first, bucket) = self.buckets.floor(home)?;
         let content = bucket.write();
-        content.entries.is_some().then_some(OpenBucket { content, first, home })
+        content.entries.as_ref()?.claim(home);
+        Some(OpenBucket { content, first, home })
     }
 }
 
@@ -74,7 +77,7 @@ impl OpenBucket<'_> {
     pub fn insert(&mut self, Room(pos): Room, mut d: Dentry) -> Changed {
         let Content { entries, bytes, .. } = &mut *self.content;
         d.hash = pos;
-        let (size, mut memory) = (d.encoded_bytes() as u32, memory_of(&d) as i64);
+        let (size, mut memory) = (d.encoded_bytes() as u16, memory_of(&d) as i64);
         // `open` gives none that is not loaded
         debug_assert!((*bytes + size) as usize <= BUCKET_BYTES && entries.is_some(), "{bytes} and {size}");
         if let Some(entries) = entries.as_mut() {
@@ -98,7 +101,7 @@ impl OpenBucket<'_> {
             place = self.place(name)?;
         }
         let d = self.content.entries.as_mut()?.remove(place)?;
-        self.content.bytes -= d.encoded_bytes() as u32;
+        self.content.bytes -= d.encoded_bytes() as u16;
         Some(Changed { entries: -1, memory: table - memory_of(&d) as i64, first: self.mark() })
     }
 
@@ -108,6 +111,11 @@ impl OpenBucket<'_> {
             return None;
         }
         (!std::mem::replace(&mut self.content.dirty, true)).then_some(self.first)
+    }
+
+    /// What it knows of names of it that were left lately.
+    pub fn left(&mut self) -> &mut Lately {
+        &mut self.content.left
     }
 
     /// When names of it were taken or left last, unless the directory knows a later time.

@@ -10,13 +10,13 @@
 //! Entries that were there when the directory began to be shared stay where they are (`kept`), and are only read: nobody
 //! frees memory that another thread allocated.
 //!
-//! Invariant: of a group of which keys lie in `over` all places are taken.
+//! Invariant: of a group of which keys lie in [`Rest::over`] all places are taken.
 
 use super::sorted::{MOST, Sorted};
 use braidfs_format::dentry::{Dentry, ENTRY_FIXED_BYTES, HASH_MAX, bucket_lblk};
-use std::num::NonZeroU64;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Groups, a power of two: a full bucket of short names has two or three keys in each.
 const GROUPS: usize = 64;
@@ -26,12 +26,12 @@ const WAYS: usize = 4;
 pub const TABLE_BYTES: usize = size_of::<[Group; GROUPS]>();
 const _: () = assert!(size_of::<Group>() == 64 && MOST < 255);
 
-/// What is known of an entry without a look at it.
-#[derive(Debug, Clone)]
+/// What is known of an entry without a look at it; or a place for that, which is free.
+#[derive(Debug, Default)]
 struct Key {
-    /// The logical block of a bucket that would begin at its position; below it eight bits that say which of the kept entries it
-    /// is, counted from 1 (0: none), and eight of the length of the name, which is not 0.
-    word: NonZeroU64,
+    /// 0 of a free place. The logical block of a bucket that would begin at the entry's position; below it eight bits that say
+    /// which of the kept entries it is, counted from 1 (0: none), and eight of the length of the name, which is not 0.
+    word: AtomicU64,
     /// The entry that is not kept.
     own: Option<Box<Dentry>>,
 }
@@ -42,47 +42,76 @@ fn block(pos: u64) -> u64 {
 }
 
 impl Key {
-    fn of(pos: u64, kept: u64, name: &[u8]) -> NonZeroU64 {
-        let word = block(pos) << 16 | kept << 8 | name.len() as u64;
-        // a name has 1 to 255 bytes
-        NonZeroU64::new(word).unwrap_or(NonZeroU64::MIN)
+    fn new(entry: &Dentry, kept: u64) -> Self {
+        debug_assert!(!entry.name.is_empty());
+        let word = block(entry.hash) << 16 | kept << 8 | entry.name.len() as u64;
+        Self { word: AtomicU64::new(word), own: None }
     }
-    fn new(entry: Dentry) -> Self {
-        Self { word: Self::of(entry.hash, 0, &entry.name), own: Some(Box::new(entry)) }
+    fn of_own(entry: Dentry) -> Self {
+        let key = Self::new(&entry, 0);
+        Self { own: Some(Box::new(entry)), ..key }
     }
+    #[inline]
+    fn word(&self) -> u64 {
+        // who changes it has the bucket locked for writing
+        self.word.load(Relaxed)
+    }
+    #[inline]
+    fn is_free(&self) -> bool {
+        self.word() == 0
+    }
+    #[inline]
     fn block(&self) -> u64 {
-        self.word.get() >> 16
+        self.word() >> 16
     }
     /// Bytes of the encoded entry.
     fn bytes(&self) -> usize {
-        ENTRY_FIXED_BYTES + (self.word.get() & 0xff) as usize
+        ENTRY_FIXED_BYTES + (self.word() & 0xff) as usize
     }
     fn entry<'e>(&'e self, kept: &'e [Dentry]) -> &'e Dentry {
         match &self.own {
             Some(entry) => entry,
             // who has none of its own is one of those
-            None => &kept[(self.word.get() >> 8 & 0xff) as usize - 1],
+            None => &kept[(self.word() >> 8 & 0xff) as usize - 1],
         }
     }
 }
 
 /// Keys on a cache line of their own.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Default)]
 #[repr(align(64))]
-struct Group([Option<Key>; WAYS]);
+struct Group([Key; WAYS]);
 
-/// Keys that found no place in their group.
-#[derive(Debug, Clone, Default)]
-struct Over {
-    keys: Vec<Key>,
+impl Group {
+    fn keys(&self) -> impl Iterator<Item = &Key> {
+        self.0.iter().filter(|k| !k.is_free())
+    }
+    fn is_full(&self) -> bool {
+        !self.0.iter().any(Key::is_free)
+    }
+    /// Has the line brought to be written, by who has the bucket locked for writing: else it would come for the look before the
+    /// change, and be taken from all others again for the change.
+    #[inline]
+    fn claim(&self) {
+        // never the case: the line is as it was
+        let _ = self.0[0].word.compare_exchange(u64::MAX, u64::MAX, Relaxed, Relaxed);
+    }
+}
+
+/// What few changes touch.
+#[derive(Debug, Default)]
+struct Rest {
+    /// Keys that found no place in their group.
+    over: Vec<Key>,
+    /// Entries that were there when the directory began to be shared.
+    kept: Option<Arc<Vec<Dentry>>>,
 }
 
 /// See the module.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct Spread {
     groups: Box<[Group; GROUPS]>,
-    over: Option<Box<Over>>,
-    kept: Option<Arc<Vec<Dentry>>>,
+    rest: Option<Box<Rest>>,
     len: u32,
 }
 
@@ -93,7 +122,8 @@ fn group_of(block: u64) -> usize {
 
 impl Spread {
     fn new(kept: Option<Arc<Vec<Dentry>>>) -> Self {
-        Self { groups: Box::new(std::array::from_fn(|_| Group::default())), over: None, kept, len: 0 }
+        let rest = kept.map(|kept| Box::new(Rest { over: Vec::new(), kept: Some(kept) }));
+        Self { groups: Box::new(std::array::from_fn(|_| Group::default())), rest, len: 0 }
     }
 
     /// How many.
@@ -102,12 +132,14 @@ impl Spread {
     }
 
     fn kept(&self) -> &[Dentry] {
-        self.kept.as_ref().map_or(&[], |kept| kept)
+        self.rest.as_ref().and_then(|r| r.kept.as_ref()).map_or(&[], |kept| kept)
+    }
+    fn over(&self) -> &[Key] {
+        self.rest.as_ref().map_or(&[], |r| &r.over)
     }
 
     fn keys(&self) -> impl Iterator<Item = &Key> {
-        let over = self.over.iter().flat_map(|o| &o.keys);
-        self.groups.iter().flat_map(|g| g.0.iter().flatten()).chain(over)
+        self.groups.iter().flat_map(Group::keys).chain(self.over())
     }
 
     /// Those from a position on, in order.
@@ -123,8 +155,16 @@ impl Spread {
         self.sorted(0)
     }
 
-    /// The logical block of a bucket that began there, and the encoded bytes, of each entry in order.
+    /// Who has the bucket locked for writing will change the entry of a name that stands here if nothing is in its way, or make
+    /// it.
+    #[inline]
+    pub fn claim(&self, home: u64) {
+        self.groups[group_of(block(home))].claim();
+    }
+
+    /// The logical block of a bucket that began there, and the encoded bytes, of each entry in order, before a split.
     pub fn layout(&self) -> Vec<(u64, usize)> {
+        self.groups.iter().for_each(Group::claim);
         let mut all: Vec<(u64, usize)> = self.keys().map(|k| (k.block(), k.bytes())).collect();
         // those of one block are not parted: their order does not matter
         all.sort_unstable();
@@ -136,18 +176,20 @@ impl Spread {
     fn place(&self, block: u64, is: impl Fn(&Dentry) -> bool) -> Option<usize> {
         let g = group_of(block);
         let is = |k: &Key| k.block() == block && is(k.entry(self.kept()));
-        let keys = &self.groups[g].0;
-        if let Some(i) = keys.iter().position(|k| k.as_ref().is_some_and(is)) {
+        let group = &self.groups[g];
+        if let Some(i) = group.0.iter().position(|k| !k.is_free() && is(k)) {
             return Some(g * WAYS + i);
         }
-        let over = self.over.as_ref().filter(|_| keys.iter().all(Option::is_some))?;
-        Some(GROUPS * WAYS + over.keys.iter().position(is)?)
+        if !group.is_full() {
+            return None;
+        }
+        Some(GROUPS * WAYS + self.over().iter().position(is)?)
     }
 
     fn key(&self, place: usize) -> Option<&Key> {
         match place.checked_sub(GROUPS * WAYS) {
-            None => self.groups[place / WAYS].0[place % WAYS].as_ref(),
-            Some(i) => self.over.as_ref()?.keys.get(i),
+            None => Some(&self.groups[place / WAYS].0[place % WAYS]).filter(|k| !k.is_free()),
+            Some(i) => self.over().get(i),
         }
     }
 
@@ -164,13 +206,17 @@ impl Spread {
 
     /// [`Self::get`], to change all but its position and its name.
     pub fn get_mut(&mut self, place: usize) -> Option<&mut Dentry> {
+        let Self { groups, rest, .. } = self;
+        let (over, kept) = match rest.as_deref_mut() {
+            Some(Rest { over, kept }) => (over.as_mut_slice(), kept.as_ref().map_or(&[][..], |kept| kept)),
+            None => (&mut [][..], &[][..]),
+        };
         let key = match place.checked_sub(GROUPS * WAYS) {
-            None => self.groups[place / WAYS].0[place % WAYS].as_mut(),
-            Some(i) => self.over.as_mut()?.keys.get_mut(i),
+            None => Some(&mut groups[place / WAYS].0[place % WAYS]).filter(|k| !k.is_free()),
+            Some(i) => over.get_mut(i),
         }?;
         if key.own.is_none() {
-            let kept = self.kept.as_ref().map_or(&[][..], |kept| kept);
-            *key = Key::new(key.entry(kept).clone());
+            *key = Key::of_own(key.entry(kept).clone());
         }
         key.own.as_deref_mut()
     }
@@ -197,20 +243,20 @@ impl Spread {
     /// Adds an entry, whose position is not taken; its place.
     pub fn insert(&mut self, entry: Dentry) -> usize {
         debug_assert!(self.place(block(entry.hash), |e| e.hash == entry.hash).is_none());
-        self.put(Key::new(entry))
+        self.put(Key::of_own(entry))
     }
 
     fn put(&mut self, key: Key) -> usize {
         self.len += 1;
         let g = group_of(key.block());
         let places = &mut self.groups[g].0;
-        if let Some(i) = places.iter().position(Option::is_none) {
-            places[i] = Some(key);
+        if let Some(i) = places.iter().position(Key::is_free) {
+            places[i] = key;
             return g * WAYS + i;
         }
-        let over = self.over.get_or_insert_default();
-        over.keys.push(key);
-        GROUPS * WAYS + over.keys.len() - 1
+        let over = &mut self.rest.get_or_insert_default().over;
+        over.push(key);
+        GROUPS * WAYS + over.len() - 1
     }
 
     /// Takes the entry of a place out.
@@ -218,19 +264,22 @@ impl Spread {
         let key = match place.checked_sub(GROUPS * WAYS) {
             None => {
                 let g = place / WAYS;
-                let places = &mut self.groups[g].0;
-                let was_full = places.iter().all(Option::is_some);
-                let key = places[place % WAYS].take()?;
-                if was_full && let Some(over) = &mut self.over {
+                let was_full = self.groups[g].is_full();
+                let freed = &mut self.groups[g].0[place % WAYS];
+                let key = std::mem::take(freed);
+                if key.is_free() {
+                    return None;
+                }
+                if was_full && let Some(rest) = &mut self.rest {
                     // one that found no place has one now
-                    let next = over.keys.iter().position(|k| group_of(k.block()) == g);
-                    places[place % WAYS] = next.map(|i| over.keys.swap_remove(i));
+                    let next = rest.over.iter().position(|k| group_of(k.block()) == g);
+                    *freed = next.map_or_else(Key::default, |i| rest.over.swap_remove(i));
                 }
                 key
             }
             Some(i) => {
-                let over = self.over.as_mut().filter(|o| i < o.keys.len())?;
-                over.keys.swap_remove(i)
+                let rest = self.rest.as_mut().filter(|r| i < r.over.len())?;
+                rest.over.swap_remove(i)
             }
         };
         self.len -= 1;
@@ -244,14 +293,18 @@ impl Spread {
     /// Keeps what lies before the first of the positions, which rise and are those of blocks, and gives what lies from each
     /// to the next. No entry is read or moved.
     pub fn split_at(&mut self, from: &[u64]) -> Vec<Self> {
-        let mut parts: Vec<Self> = from.iter().map(|_| Self::new(self.kept.clone())).collect();
+        let (over, kept) = match &mut self.rest {
+            Some(rest) => (std::mem::take(&mut rest.over), rest.kept.clone()),
+            None => (Vec::new(), None),
+        };
+        let mut parts: Vec<Self> = from.iter().map(|_| Self::new(kept.clone())).collect();
         let starts: Vec<u64> = from.iter().map(|pos| block(*pos)).collect();
         let part_of = |k: &Key| starts.partition_point(|s| *s <= k.block()).checked_sub(1);
-        let over = self.over.take().map_or_else(Vec::new, |o| o.keys);
         for place in self.groups.iter_mut().flat_map(|g| &mut g.0) {
-            let Some(part) = place.as_ref().and_then(part_of) else { continue };
-            if let Some(key) = place.take() {
-                parts[part].put(key);
+            if !place.is_free()
+                && let Some(part) = part_of(place)
+            {
+                parts[part].put(std::mem::take(place));
             }
         }
         for key in over {
@@ -272,9 +325,11 @@ impl From<Sorted> for Spread {
         let mut all = Self::new(None);
         for slot in slots {
             let e = &kept[slot];
-            all.put(Key { word: Key::of(e.hash, slot as u64 + 1, &e.name), own: None });
+            all.put(Key::new(e, slot as u64 + 1));
         }
-        all.kept = (!kept.is_empty()).then(|| Arc::new(kept));
+        if !kept.is_empty() {
+            all.rest.get_or_insert_default().kept = Some(Arc::new(kept));
+        }
         all
     }
 }
