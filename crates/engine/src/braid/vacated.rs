@@ -143,9 +143,9 @@ impl VacatedNames {
         self.part(dir).add(dir, name, left);
     }
 
-    /// [`Self::add`] of a directory that several threads change at the same time, by who has it for itself.
+    /// [`Self::add`] of a directory that several threads change at the same time, by who has it for itself. Lists may have the
+    /// name, too, from earlier: what comes of both is the same in either order.
     pub fn add_shared(&self, dir: InodeNo, name: &[u8], left: Vacated) {
-        self.settle(dir);
         self.shared_part(dir, name).add(dir, name, left);
     }
 
@@ -256,7 +256,6 @@ impl Part {
         match names.get_mut(name) {
             Some(old) => match old.iter_mut().find(|o| o.domain == left.domain) {
                 Some(o) => {
-                    debug_assert!(o.tx <= left.tx, "{o:?}, then {left:?}");
                     *o = Vacated { alive: left.alive || o.alive, tx: left.tx.max(o.tx), ..left };
                 }
                 None => old.push(left),

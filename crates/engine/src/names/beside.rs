@@ -189,7 +189,7 @@ impl MountedVolume {
         }
         let hash = self.hash(name);
         let Some(mut bucket) = dir.index.open(hash) else { return Ok(None) };
-        if !names(&bucket, name, &c) || !st.has_link(d.ino, name) || !bucket.can_remove() {
+        if !names(&bucket, name, &c) || !st.has_link(d.ino, name) || !bucket.can_remove(name) {
             return Ok(None);
         }
         // what is durable by now must not keep the inode when this was its last name

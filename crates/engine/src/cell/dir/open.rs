@@ -89,8 +89,8 @@ impl OpenBucket<'_> {
     }
 
     /// Whether the entry of a name that is there can be taken out: the bucket would go with its last one.
-    pub fn can_remove(&self) -> bool {
-        self.content.entries.as_ref().is_some_and(|e| e.len() > 1)
+    pub fn can_remove(&self, name: &[u8]) -> bool {
+        usize::from(self.content.bytes) > ENTRY_FIXED_BYTES + name.len()
     }
 
     /// Takes the entry of the name out, where [`Self::can_remove`].

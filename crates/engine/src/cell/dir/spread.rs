@@ -10,7 +10,7 @@
 //! Entries that were there when the directory began to be shared stay where they are (`kept`), and are only read: nobody
 //! frees memory that another thread allocated.
 //!
-//! Invariant: of a group of which keys lie in [`Rest::over`] all places are taken.
+//! Invariant: of a group of which keys lie in `over` all places are taken.
 
 use super::sorted::{MOST, Sorted};
 use braidfs_format::dentry::{Dentry, ENTRY_FIXED_BYTES, HASH_MAX, bucket_lblk};
@@ -98,21 +98,18 @@ impl Group {
     }
 }
 
-/// What few changes touch.
+/// Keys that found no place in their group.
 #[derive(Debug, Default)]
-struct Rest {
-    /// Keys that found no place in their group.
-    over: Vec<Key>,
-    /// Entries that were there when the directory began to be shared.
-    kept: Option<Arc<Vec<Dentry>>>,
+struct Over {
+    keys: Vec<Key>,
 }
 
 /// See the module.
 #[derive(Debug)]
 pub struct Spread {
     groups: Box<[Group; GROUPS]>,
-    rest: Option<Box<Rest>>,
-    len: u32,
+    over: Option<Box<Over>>,
+    kept: Option<Arc<Vec<Dentry>>>,
 }
 
 /// The group of positions in this block.
@@ -122,20 +119,19 @@ fn group_of(block: u64) -> usize {
 
 impl Spread {
     fn new(kept: Option<Arc<Vec<Dentry>>>) -> Self {
-        let rest = kept.map(|kept| Box::new(Rest { over: Vec::new(), kept: Some(kept) }));
-        Self { groups: Box::new(std::array::from_fn(|_| Group::default())), rest, len: 0 }
+        Self { groups: Box::new(std::array::from_fn(|_| Group::default())), over: None, kept }
     }
 
-    /// How many.
+    /// How many: counted.
     pub fn len(&self) -> usize {
-        self.len as usize
+        self.keys().count()
     }
 
     fn kept(&self) -> &[Dentry] {
-        self.rest.as_ref().and_then(|r| r.kept.as_ref()).map_or(&[], |kept| kept)
+        self.kept.as_ref().map_or(&[], |kept| kept)
     }
     fn over(&self) -> &[Key] {
-        self.rest.as_ref().map_or(&[], |r| &r.over)
+        self.over.as_ref().map_or(&[], |o| &o.keys)
     }
 
     fn keys(&self) -> impl Iterator<Item = &Key> {
@@ -206,11 +202,9 @@ impl Spread {
 
     /// [`Self::get`], to change all but its position and its name.
     pub fn get_mut(&mut self, place: usize) -> Option<&mut Dentry> {
-        let Self { groups, rest, .. } = self;
-        let (over, kept) = match rest.as_deref_mut() {
-            Some(Rest { over, kept }) => (over.as_mut_slice(), kept.as_ref().map_or(&[][..], |kept| kept)),
-            None => (&mut [][..], &[][..]),
-        };
+        let Self { groups, over, kept } = self;
+        let over = over.as_mut().map_or(&mut [][..], |o| &mut o.keys);
+        let kept = kept.as_ref().map_or(&[][..], |kept| kept);
         let key = match place.checked_sub(GROUPS * WAYS) {
             None => Some(&mut groups[place / WAYS].0[place % WAYS]).filter(|k| !k.is_free()),
             Some(i) => over.get_mut(i),
@@ -247,16 +241,15 @@ impl Spread {
     }
 
     fn put(&mut self, key: Key) -> usize {
-        self.len += 1;
         let g = group_of(key.block());
         let places = &mut self.groups[g].0;
         if let Some(i) = places.iter().position(Key::is_free) {
             places[i] = key;
             return g * WAYS + i;
         }
-        let over = &mut self.rest.get_or_insert_default().over;
-        over.push(key);
-        GROUPS * WAYS + over.len() - 1
+        let keys = &mut self.over.get_or_insert_default().keys;
+        keys.push(key);
+        GROUPS * WAYS + keys.len() - 1
     }
 
     /// Takes the entry of a place out.
@@ -270,19 +263,18 @@ impl Spread {
                 if key.is_free() {
                     return None;
                 }
-                if was_full && let Some(rest) = &mut self.rest {
+                if was_full && let Some(over) = &mut self.over {
                     // one that found no place has one now
-                    let next = rest.over.iter().position(|k| group_of(k.block()) == g);
-                    *freed = next.map_or_else(Key::default, |i| rest.over.swap_remove(i));
+                    let next = over.keys.iter().position(|k| group_of(k.block()) == g);
+                    *freed = next.map_or_else(Key::default, |i| over.keys.swap_remove(i));
                 }
                 key
             }
             Some(i) => {
-                let rest = self.rest.as_mut().filter(|r| i < r.over.len())?;
-                rest.over.swap_remove(i)
+                let over = self.over.as_mut().filter(|o| i < o.keys.len())?;
+                over.keys.swap_remove(i)
             }
         };
-        self.len -= 1;
         let kept = self.kept();
         Some(match key.own {
             Some(entry) => *entry,
@@ -293,11 +285,8 @@ impl Spread {
     /// Keeps what lies before the first of the positions, which rise and are those of blocks, and gives what lies from each
     /// to the next. No entry is read or moved.
     pub fn split_at(&mut self, from: &[u64]) -> Vec<Self> {
-        let (over, kept) = match &mut self.rest {
-            Some(rest) => (std::mem::take(&mut rest.over), rest.kept.clone()),
-            None => (Vec::new(), None),
-        };
-        let mut parts: Vec<Self> = from.iter().map(|_| Self::new(kept.clone())).collect();
+        let over = self.over.take().map_or_else(Vec::new, |o| o.keys);
+        let mut parts: Vec<Self> = from.iter().map(|_| Self::new(self.kept.clone())).collect();
         let starts: Vec<u64> = from.iter().map(|pos| block(*pos)).collect();
         let part_of = |k: &Key| starts.partition_point(|s| *s <= k.block()).checked_sub(1);
         for place in self.groups.iter_mut().flat_map(|g| &mut g.0) {
@@ -313,8 +302,6 @@ impl Spread {
                 None => self.put(key),
             };
         }
-        // what was counted is counted where it is
-        self.len = self.keys().count() as u32;
         parts
     }
 }
@@ -327,9 +314,7 @@ impl From<Sorted> for Spread {
             let e = &kept[slot];
             all.put(Key::new(e, slot as u64 + 1));
         }
-        if !kept.is_empty() {
-            all.rest.get_or_insert_default().kept = Some(Arc::new(kept));
-        }
+        all.kept = (!kept.is_empty()).then(|| Arc::new(kept));
         all
     }
 }

@@ -153,7 +153,7 @@ proptest! {
                 Op::RemoveOpen(n) => {
                     d.set_shared(true);
                     let Some(mut b) = d.open(hash_of(n)) else { continue };
-                    let changed = if b.can_remove() { b.remove(&name_of(n)) } else { continue };
+                    let changed = if b.can_remove(&name_of(n)) { b.remove(&name_of(n)) } else { continue };
                     drop(b);
                     prop_assert_eq!(changed.is_some(), model.remove(&n).is_some());
                     if let Some(by) = changed {
