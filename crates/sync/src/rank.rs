@@ -179,8 +179,12 @@ ranks! {
     QuarantinedNodes = 8, "quarantined" 0, One, (): "quarantined (domain)";
     /// Files that a commit left alone.
     LazyFiles = 8, "lazy" 0, One, (): "lazy";
+    /// Putting names that threads left lately where all are looked for.
+    VacatedRound = 8, "vacated" 0, One, (): "round of vacated names";
+    /// Names that the threads of one slot left lately.
+    VacatedLately = 8, "vacated" 1, One, (): "names vacated lately";
     /// Names left by renames.
-    VacatedNames = 8, "vacated" 0, One, (): "vacated names";
+    VacatedNames = 8, "vacated" 2, One, (): "vacated names";
     /// A domain's header, with its I/O.
     Header = 8, "journal" 0, One, (): "header";
     /// First chunks of transactions in the journal.

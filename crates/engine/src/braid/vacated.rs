@@ -6,19 +6,25 @@
 //! an fsync of the newcomer makes that durable too: else the name could come back to it when the newcomer moves on.
 //! Whoever takes a name asks here first; the rule is [`take_name`](super::rules::take_name).
 //!
-//! Lock rank: leaf.
+//! Names of directories that several threads change at the same time lie in a list of the thread's slot first: who leaves a name
+//! there moves no line of others. Who looks for names has them put into the tables before, in a *round*: all lists are emptied.
+//! So that not each look makes a round, a bucket knows the round in which names of it were left last, and some bits of their
+//! hashes ([`Lately`]). What is said here of a name of such a directory is said with its bucket locked, or with the directory
+//! for itself; so a look that needs a round finds all that was left before it.
+//!
+//! Lock rank: leaf; round, then a list or a table.
 
 use crate::braid::frontier::Frontier;
 use crate::types::*;
 use braidfs_format::geometry::NODES_PER_BLOCK;
 use braidfs_format::name::FileName;
-use braidfs_sync::slots::Line;
+use braidfs_sync::slots::{Line, PerSlot};
 use braidfs_sync::{Mutex, rank};
 use foldhash::fast::RandomState;
 use smallvec::{SmallVec, smallvec};
 use std::collections::HashMap;
 use std::hash::BuildHasher;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 
 /// By directory, then by name: the latest inode of each domain that left it.
 type Names = HashMap<InodeNo, HashMap<FileName, VacatedList, RandomState>, RandomState>;
@@ -43,27 +49,82 @@ const PARTS: u64 = 64;
 /// See the module.
 #[derive(Debug)]
 pub struct VacatedNames {
-    /// Vacated names, by hash of their directory, each part on a line of its own.
-    parts: Box<[Line<Part>]>,
+    /// By hash of their directory.
+    parts: Box<[Part]>,
     /// Names of directories that several threads change at the same time, by directory and name.
-    shared: Box<[Line<Part>]>,
-    /// Whether there was ever one of these.
-    any_shared: Line<AtomicBool>,
+    shared: Box<[Part]>,
+    /// Such names that were left lately.
+    lately: PerSlot<List>,
+    rounds: Line<Rounds>,
     hasher: RandomState,
+}
+
+/// Names that the threads of one slot left lately.
+#[derive(Debug, Default)]
+struct List {
+    /// Whether there are any.
+    any: AtomicBool,
+    names: Mutex<Vec<(InodeNo, FileName, Vacated)>, rank::VacatedLately>,
+}
+
+/// How far what was left lately is in the tables. Written by rounds only, but for the first name of a directory after one.
+#[derive(Debug, Default)]
+struct Rounds {
+    /// A bit for each directory of which names are in lists, perhaps the same for two.
+    dirs: AtomicU64,
+    /// Rounds that began.
+    begun: AtomicU32,
+    /// The last one that has ended.
+    ended: AtomicU32,
+    one: Mutex<(), rank::VacatedRound>,
+}
+
+/// What a bucket knows of names of it that were left lately.
+#[derive(Debug, Clone, Copy)]
+pub struct Lately {
+    /// The round that had begun when one was left last; [`UNKNOWN`] where there may be names that the bucket knows nothing of.
+    round: u32,
+    /// Bits of those that were left since.
+    names: u32,
+}
+
+/// [`Lately::round`].
+const UNKNOWN: u32 = u32::MAX;
+
+impl Lately {
+    /// Of a bucket that was not there before.
+    pub const UNKNOWN: Self = Self { round: UNKNOWN, names: 0 };
+
+    /// A name with `hash` was left, when that round had begun ([`VacatedNames::add_lately`]).
+    pub fn note(&mut self, hash: u64, round: u32) {
+        if self.round == UNKNOWN {
+            return;
+        }
+        if self.round != round {
+            // a look waits for the end of that round, and what was left before it is in the tables then
+            *self = Self { round, names: 0 };
+        }
+        self.names |= Self::bit(hash);
+    }
+    fn bit(hash: u64) -> u32 {
+        1 << (hash >> 20 & 31)
+    }
 }
 
 /// The names of some directories.
 #[derive(Debug, Default)]
 struct Part {
     names: Mutex<Names, rank::VacatedNames>,
-    /// A bit for each directory in `names`, perhaps the same for two: most look-ups find nothing and write nothing.
-    dirs: AtomicU64,
+    /// A bit for each directory in `names`, perhaps the same for two: most look-ups find nothing and write nothing. In a line of
+    /// its own, which who leaves one more name of a directory does not move.
+    dirs: Line<AtomicU64>,
 }
 
 impl Default for VacatedNames {
     fn default() -> Self {
-        let parts = || (0..PARTS).map(|_| Line::default()).collect();
-        Self { parts: parts(), shared: parts(), any_shared: Line::default(), hasher: RandomState::default() }
+        let parts = || (0..PARTS).map(|_| Part::default()).collect();
+        let (lately, rounds) = (PerSlot::default(), Line::default());
+        Self { parts: parts(), shared: parts(), lately, rounds, hasher: RandomState::default() }
     }
 }
 
@@ -82,38 +143,109 @@ impl VacatedNames {
         self.part(dir).add(dir, name, left);
     }
 
-    /// [`Self::add`] of a directory that several threads change at the same time.
+    /// [`Self::add`] of a directory that several threads change at the same time, by who has it for itself. Lists may have the
+    /// name, too, from earlier: what comes of both is the same in either order.
     pub fn add_shared(&self, dir: InodeNo, name: &[u8], left: Vacated) {
-        if !self.any_shared.load(Ordering::Relaxed) {
-            self.any_shared.store(true, Ordering::Relaxed);
-        }
         self.shared_part(dir, name).add(dir, name, left);
     }
 
-    /// Who left this name.
+    /// [`Self::add_shared`] by who has the name's bucket locked, which is to [`Lately::note`] the round.
+    pub fn add_lately(&self, dir: InodeNo, name: &[u8], left: Vacated) -> u32 {
+        let list = self.lately.mine();
+        list.names.lock().push((dir, name.into(), left));
+        list.any.store(true, Ordering::Relaxed);
+        // either a round that begins now finds the list, or this finds the round and what it took away
+        fence(Ordering::SeqCst);
+        let rounds = &*self.rounds;
+        let round = rounds.begun.load(Ordering::Acquire);
+        if rounds.dirs.load(Ordering::Relaxed) & bit(dir) == 0 {
+            rounds.dirs.fetch_or(bit(dir), Ordering::Release);
+        }
+        round
+    }
+
+    /// Puts into the tables what is in lists of a directory, if anything is. What was left under a lock that the caller has is
+    /// in the tables then.
+    fn settle(&self, dir: InodeNo) {
+        let rounds = &*self.rounds;
+        let listed = rounds.dirs.load(Ordering::Acquire) & bit(dir) != 0;
+        // the round that took the bit away has begun
+        if listed || rounds.begun.load(Ordering::Acquire) != rounds.ended.load(Ordering::Acquire) {
+            self.round();
+        }
+    }
+
+    /// [`Self::settle`] for a name with `hash` of a bucket that the caller has locked.
+    fn settle_lately(&self, dir: InodeNo, hash: u64, lately: &mut Lately) {
+        let rounds = &*self.rounds;
+        let begun = rounds.begun.load(Ordering::Acquire);
+        if lately.round == UNKNOWN {
+            self.settle(dir);
+            *lately = Lately { round: begun, names: 0 };
+        } else if lately.names & Lately::bit(hash) != 0 && lately.round == begun
+            || rounds.ended.load(Ordering::Acquire) != begun
+        {
+            self.round();
+        }
+    }
+
+    /// Empties all lists.
+    #[cold]
+    fn round(&self) {
+        let rounds = &*self.rounds;
+        let _one = rounds.one.lock();
+        let round = rounds.begun.load(Ordering::Relaxed).wrapping_add(1);
+        rounds.begun.store(round, Ordering::Release);
+        rounds.dirs.swap(0, Ordering::AcqRel);
+        fence(Ordering::SeqCst);
+        for list in self.lately.iter().filter(|l| l.any.load(Ordering::Relaxed)) {
+            let names = {
+                let mut names = list.names.lock();
+                list.any.store(false, Ordering::Relaxed);
+                std::mem::take(&mut *names)
+            };
+            for (dir, name, left) in names {
+                self.shared_part(dir, &name).add(dir, &name, left);
+            }
+        }
+        rounds.ended.store(round, Ordering::Release);
+    }
+
+    /// Who left this name. By who has the directory locked, or asks again then.
     pub fn get(&self, dir: InodeNo, name: &[u8]) -> VacatedList {
+        self.settle(dir);
+        self.in_tables(dir, name)
+    }
+
+    /// [`Self::get`] of a name with `hash` whose bucket the caller has locked.
+    pub fn get_lately(&self, dir: InodeNo, name: &[u8], hash: u64, lately: &mut Lately) -> VacatedList {
+        self.settle_lately(dir, hash, lately);
+        self.in_tables(dir, name)
+    }
+
+    fn in_tables(&self, dir: InodeNo, name: &[u8]) -> VacatedList {
         let mut all = self.part(dir).get(dir, name);
         // which of both the directory was when they left may have changed since; who left this name did so under a lock that
         // the caller has
-        if self.any_shared.load(Ordering::Relaxed) {
-            all.extend(self.shared_part(dir, name).get(dir, name));
-        }
+        all.extend(self.shared_part(dir, name).get(dir, name));
         all
     }
 
     /// Everybody who left this directory and lives on.
     pub fn of_dir(&self, dir: InodeNo) -> Frontier {
-        let mut all = self.part(dir).of_dir(dir);
         // whoever left it did so under a lock that the caller has had since, or asks again under it
-        if self.any_shared.load(Ordering::Relaxed) {
-            self.shared.iter().for_each(|p| all.merge(&p.of_dir(dir)));
-        }
+        self.settle(dir);
+        let mut all = self.part(dir).of_dir(dir);
+        self.shared.iter().for_each(|p| all.merge(&p.of_dir(dir)));
         all
     }
 
     /// Forgets renames that are durable.
     pub fn prune(&self, durable: impl Fn(DomainId, TxId) -> bool) {
         self.parts.iter().chain(&self.shared).for_each(|p| p.prune(&durable));
+        for list in self.lately.iter().filter(|l| l.any.load(Ordering::Relaxed)) {
+            list.names.lock().retain(|(_, _, l)| !durable(l.domain, l.tx));
+        }
     }
 }
 
@@ -124,8 +256,7 @@ impl Part {
         match names.get_mut(name) {
             Some(old) => match old.iter_mut().find(|o| o.domain == left.domain) {
                 Some(o) => {
-                    debug_assert!(o.tx <= left.tx, "{o:?}, then {left:?}");
-                    *o = Vacated { alive: left.alive || o.alive, ..left };
+                    *o = Vacated { alive: left.alive || o.alive, tx: left.tx.max(o.tx), ..left };
                 }
                 None => old.push(left),
             },
@@ -181,4 +312,73 @@ impl Part {
 /// The bit of a directory in [`Part::dirs`]. Those of one part are spread.
 fn bit(dir: InodeNo) -> u64 {
     1 << (dir.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Barrier;
+
+    const DIR: InodeNo = InodeNo(7);
+
+    fn name(n: u64) -> Vec<u8> {
+        n.to_string().into_bytes()
+    }
+    fn hash(n: u64) -> u64 {
+        n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 1
+    }
+
+    /// Threads leave names of buckets, and look for them: who looks with the bucket locked finds whoever was the last to leave,
+    /// in whatever list that is, and while others make rounds.
+    #[test]
+    fn who_looks_finds_what_was_left_before() {
+        let all = VacatedNames::default();
+        let tx = AtomicU64::new(1);
+        // of each bucket what it knows, and when each name was left last
+        let bucket = || std::sync::Mutex::new(([0u64; 16], Lately::UNKNOWN));
+        let buckets: Vec<_> = (0..3).map(|_| bucket()).collect();
+        let start = Barrier::new(4);
+        std::thread::scope(|s| {
+            for thread in 0..4u64 {
+                let (all, tx, buckets, start) = (&all, &tx, &buckets, &start);
+                s.spawn(move || {
+                    let mut seed = thread + 1;
+                    start.wait();
+                    for round in 0..20_000 {
+                        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                        let (b, n) = ((seed >> 40) as usize % 3, (seed >> 50) as usize % 16);
+                        let id = (b * 16 + n) as u64;
+                        let mut bucket = buckets[b].lock().unwrap();
+                        let (left, lately) = &mut *bucket;
+                        let found = match seed >> 33 & 7 {
+                            0..3 => all.get_lately(DIR, &name(id), hash(id), lately),
+                            // as who has the directory for itself
+                            3 if round % 16 == 0 => all.get(DIR, &name(id)),
+                            // it is another one's
+                            4 if round % 16 == 0 => {
+                                *lately = Lately::UNKNOWN;
+                                continue;
+                            }
+                            _ => {
+                                // taken before it is left again
+                                all.get_lately(DIR, &name(id), hash(id), lately);
+                                left[n] = tx.fetch_add(1, Ordering::Relaxed);
+                                let by = Vacated { domain: DomainId(0), tx: TxId(left[n]), alive: n % 2 == 0 };
+                                let round = all.add_lately(DIR, &name(id), by);
+                                lately.note(hash(id), round);
+                                continue;
+                            }
+                        };
+                        let last = found.first().map_or(0, |v| v.tx.0);
+                        assert_eq!(last, left[n], "name {n} of bucket {b}");
+                    }
+                });
+            }
+        });
+        let left: u64 = buckets.iter().flat_map(|b| b.lock().unwrap().0).filter(|tx| *tx > 0).count() as u64;
+        let alive = |all: &VacatedNames| all.of_dir(DIR).any(|_, _| true);
+        assert!(left > 40 && alive(&all));
+        all.prune(|_, _| true);
+        assert!(!alive(&all) && !all.get(DIR, &name(3)).iter().any(|_| true));
+    }
 }

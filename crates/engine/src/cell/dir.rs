@@ -21,18 +21,20 @@
 mod buckets;
 mod entries;
 pub mod open;
+mod sorted;
+mod spread;
 #[cfg(test)]
 mod tests;
 
+use crate::braid::vacated::Lately;
 use crate::error::{Error, Result};
 use braidfs_format::dentry::{BUCKET_BYTES, Dentry, HASH_MAX, HASH_PROBES, INLINE_DIR_MAX, bucket_first, bucket_lblk};
 use braidfs_format::{Corrupt, InodeNo};
 use std::collections::BTreeSet;
-use std::ops::Range;
 
 use buckets::{Bucket, Buckets, Content};
 pub use entries::Entries;
-use entries::encoded;
+use entries::{encoded, memory_of};
 pub use open::OpenBucket;
 
 /// Reads the bucket at a logical block of the directory.
@@ -93,32 +95,38 @@ fn is_in_one(home: u64) -> bool {
     bucket_lblk(home) == bucket_lblk(home + HASH_PROBES)
 }
 
-fn memory_of(d: &Dentry) -> usize {
-    size_of::<Dentry>() + d.name.heap_bytes()
-}
-
-/// Cuts `entries` into ranges that each fit a bucket, at borders where the prefix of the hash changes.
-/// `false`: too many entries share a prefix.
-fn cut(entries: &Entries, range: Range<usize>, out: &mut Vec<Range<usize>>) -> bool {
-    let bytes = entries.encoded(range.clone());
-    if bytes <= BUCKET_BYTES {
-        out.push(range);
-        return true;
-    }
+/// Where to cut entries of which [`Entries::layout`] is told, so that both parts have about as many bytes: at a border where
+/// the logical block changes. `None`: there is none.
+fn middle(layout: &[(u64, usize)]) -> Option<usize> {
+    let all: usize = layout.iter().map(|e| e.1).sum();
     let mut best: Option<(usize, usize)> = None;
     let mut left = 0;
-    for i in range.start + 1..range.end {
-        let (Some(before), Some(e)) = (entries.get(i - 1), entries.get(i)) else { continue };
-        left += before.encoded_bytes();
-        if bucket_lblk(before.hash) != bucket_lblk(e.hash) {
-            let off = left.abs_diff(bytes - left);
-            if best.is_none_or(|b| off < b.0) {
-                best = Some((off, i));
-            }
+    for (i, pair) in layout.windows(2).enumerate() {
+        left += pair[0].1;
+        let off = left.abs_diff(all - left);
+        if pair[0].0 != pair[1].0 && best.is_none_or(|b| off < b.0) {
+            best = Some((off, i + 1));
         }
     }
-    let Some((_, at)) = best else { return false };
-    cut(entries, range.start..at, out) && cut(entries, at..range.end, out)
+    best.map(|b| b.1)
+}
+
+/// Cuts entries into parts that each fit a bucket: first logical block and bytes of each. `false`: too many share one.
+fn cut(layout: &[(u64, usize)], out: &mut Vec<Part>) -> bool {
+    let bytes: usize = layout.iter().map(|e| e.1).sum();
+    if bytes <= BUCKET_BYTES {
+        out.extend(layout.first().map(|e| Part { lblk: e.0, bytes }));
+        return true;
+    }
+    let Some(at) = middle(layout) else { return false };
+    cut(&layout[..at], out) && cut(&layout[at..], out)
+}
+
+/// What becomes a bucket.
+#[derive(Debug, Clone, Copy)]
+struct Part {
+    lblk: u64,
+    bytes: usize,
 }
 
 impl DirIndex {
@@ -139,7 +147,7 @@ impl DirIndex {
             match &entries {
                 Some(e) => {
                     count += e.len() as u64;
-                    d.memory += e.iter().map(memory_of).sum::<usize>();
+                    d.memory += e.memory();
                 }
                 None => d.unloaded += 1,
             }
@@ -208,7 +216,7 @@ impl DirIndex {
             return Err(Corrupt::new("directory", format!("bucket {lblk} of {bytes} bytes")).into());
         }
         self.memory += entries.iter().map(memory_of).sum::<usize>();
-        b.bytes = bytes;
+        b.bytes = bytes as u16;
         b.entries = Some(Entries::new(entries));
         self.unloaded -= 1;
         if self.unloaded == 0 {
@@ -232,7 +240,7 @@ impl DirIndex {
         if a != b { self.ensure(b, load) } else { Ok(()) }
     }
 
-    /// Bucket and index in it of `name`. What may hold it is loaded.
+    /// Bucket and place in it of `name`. What may hold it is loaded.
     fn locate(&mut self, hash: u64, name: &[u8]) -> Option<(u64, usize)> {
         let home = home_position(hash);
         let mut from = home;
@@ -296,21 +304,20 @@ impl DirIndex {
         self.ensure_probed(home, load)?;
         let pos = self.free_position(home).ok_or(Error::NoSpace)?;
         d.hash = pos;
-        let (size, memory) = (d.encoded_bytes(), memory_of(&d));
+        let (size, memory) = (d.encoded_bytes() as u16, memory_of(&d));
         let max = if self.inline { INLINE_DIR_MAX } else { BUCKET_BYTES };
+        let shared = self.shared && !self.inline;
         let Some((first, (bytes, dirty), entries)) = self.buckets.floor_mut(pos).and_then(|(first, b)| {
             let Content { entries, bytes, dirty, .. } = b;
             entries.as_mut().map(|e| (first, (bytes, dirty), e))
         }) else {
             return Err(Corrupt::new("directory", "a bucket was not loaded").into());
         };
+        self.memory = self.memory.saturating_add_signed(entries.share(shared) as isize);
         let at = entries.insert(d);
         *bytes += size;
-        let mut ranges = Vec::new();
-        if *bytes > max {
-            entries.fetch();
-        }
-        if *bytes > max && !cut(entries, 0..entries.len(), &mut ranges) {
+        let mut parts = Vec::new();
+        if *bytes as usize > max && !cut(&entries.layout(), &mut parts) {
             entries.remove(at);
             *bytes -= size;
             return Err(Error::NoSpace);
@@ -318,29 +325,60 @@ impl DirIndex {
         if !std::mem::replace(dirty, true) {
             self.dirty.insert(first);
         }
-        if !ranges.is_empty() {
+        if !parts.is_empty() {
             self.inline = false;
-            self.split(first, &ranges);
+            self.split(first, &parts);
         }
         self.memory += memory;
         self.count = self.count.map(|n| n + 1);
         Ok(())
     }
 
-    /// Makes buckets of the ranges of the entries of bucket `first`, which keeps the first of them.
-    fn split(&mut self, first: u64, ranges: &[Range<usize>]) {
-        let Some(b) = self.buckets.get_mut(first) else { return };
-        let Some(own) = b.entries.as_mut() else { return };
-        let starts: Vec<usize> = ranges.iter().skip(1).map(|r| r.start).collect();
-        let parts = own.split_at(&starts);
-        b.bytes = encoded(own.iter());
-        for entries in parts {
-            let bytes = encoded(entries.iter());
-            let Some(e) = entries.get(0) else { continue };
-            let at = bucket_first(bucket_lblk(e.hash));
-            debug_assert!(at > first && !self.buckets.has(at));
-            self.buckets.insert(at, Bucket::new(at, Some(entries), bytes));
+    /// Makes buckets of parts of the entries of bucket `first`, which keeps the first of them.
+    fn split(&mut self, first: u64, parts: &[Part]) {
+        let (Some((own, others)), Some(b)) = (parts.split_first(), self.buckets.get_mut(first)) else { return };
+        let Some(entries) = b.entries.as_mut() else { return };
+        let from: Vec<u64> = others.iter().map(|p| bucket_first(p.lblk)).collect();
+        let made = entries.split_at(&from);
+        b.bytes = own.bytes as u16;
+        let left = b.left;
+        debug_assert_eq!(encoded(entries.iter()), own.bytes);
+        for (entries, (at, part)) in made.into_iter().zip(from.into_iter().zip(others)) {
+            debug_assert!(at > first && !self.buckets.has(at) && encoded(entries.iter()) == part.bytes);
+            self.memory += entries.table_bytes();
+            let mut bucket = Bucket::new(at, Some(entries), part.bytes);
+            bucket.own().left = left;
+            self.buckets.insert(at, bucket);
             self.mark(at);
+        }
+    }
+
+    /// Of a directory that several threads change: splits the bucket of a name with `hash`, and, up to `most` in all, those
+    /// of the next ones that are more than five eighths full. Names spread evenly, so that buckets fill up together, and who
+    /// splits one has the directory for itself: rather once than for each.
+    pub fn split_ahead(&mut self, hash: u64, most: usize) {
+        if !self.shared || self.inline {
+            return;
+        }
+        let from = self.owner(home_position(hash));
+        let next = self.buckets.iter_from(from).chain(self.buckets.iter_from(0));
+        let firsts: Vec<u64> = next.take(self.buckets.len().min(2 * most)).map(|b| b.0).collect();
+        let mut left = most;
+        for first in firsts {
+            let Some(b) = self.buckets.get_mut(first).filter(|_| left > 0) else { break };
+            if b.bytes as usize <= BUCKET_BYTES / 8 * 5 {
+                continue;
+            }
+            left -= 1;
+            let Some(entries) = b.entries.as_mut() else { continue };
+            self.memory = self.memory.saturating_add_signed(entries.share(true) as isize);
+            let layout = entries.layout();
+            let Some(at) = middle(&layout) else { continue };
+            let bytes = |part: &[(u64, usize)]| part.iter().map(|e| e.1).sum();
+            let part = |part: &[(u64, usize)]| Some(Part { lblk: part.first()?.0, bytes: bytes(part) });
+            let parts: Vec<Part> = [&layout[..at], &layout[at..]].into_iter().filter_map(part).collect();
+            self.split(first, &parts);
+            self.mark(first);
         }
     }
 
@@ -352,10 +390,7 @@ impl DirIndex {
             let (_, b) = self.buckets.floor_mut(pos)?;
             let Some(entries) = &b.entries else { return Some(pos) };
             let start = pos;
-            let mut rank = entries.lower_bound(pos);
-            while pos <= end && entries.is_at(rank, pos) {
-                (rank, pos) = (rank + 1, pos + 1);
-            }
+            pos = entries.first_free(pos, end);
             if pos == start {
                 return Some(pos);
             }
@@ -371,10 +406,12 @@ impl DirIndex {
     pub fn remove(&mut self, hash: u64, name: &[u8], load: Load<'_>) -> Result<Option<Dentry>> {
         self.ensure_probed(home_position(hash), load)?;
         let Some((first, i)) = self.locate(hash, name) else { return Ok(None) };
+        let shared = self.shared && !self.inline;
         let Some(b) = self.buckets.get_mut(first) else { return Ok(None) };
         let Some(entries) = b.entries.as_mut() else { return Ok(None) };
         let Some(d) = entries.remove(i) else { return Ok(None) };
-        b.bytes -= d.encoded_bytes();
+        self.memory = self.memory.saturating_add_signed(entries.share(shared) as isize);
+        b.bytes -= d.encoded_bytes() as u16;
         let emptied = entries.is_empty();
         self.memory -= memory_of(&d);
         self.count = self.count.map(|n| n.saturating_sub(1));
@@ -383,8 +420,15 @@ impl DirIndex {
         }
         if emptied && first != 0 {
             self.dirty.remove(&first);
-            if self.buckets.remove(first).is_some_and(|b| b.on_disk) {
-                self.dropped.insert(bucket_lblk(first));
+            if let Some(b) = self.buckets.remove(first) {
+                self.memory -= b.entries.map_or(0, |e| e.table_bytes());
+                if b.on_disk {
+                    self.dropped.insert(bucket_lblk(first));
+                }
+                // it has the other one's names now, of which it knows nothing
+                if let Some((_, before)) = self.buckets.floor_mut(first) {
+                    before.left = Lately::UNKNOWN;
+                }
             }
         }
         self.inline_if_empty();
@@ -397,8 +441,9 @@ impl DirIndex {
             return;
         }
         if let Some(b) = self.buckets.get_mut(0)
-            && b.entries.as_ref().is_some_and(Entries::is_empty)
+            && let Some(entries) = b.entries.as_mut().filter(|e| e.is_empty())
         {
+            self.memory = self.memory.saturating_add_signed(entries.share(false) as isize);
             if std::mem::take(&mut b.on_disk) {
                 self.dropped.insert(0);
             }
@@ -440,22 +485,18 @@ impl DirIndex {
             // SAFETY: as in `find_loaded`
             let b = unsafe { b.read(self.shared) };
             let Some(entries) = &b.entries else { return false };
-            let from = entries.lower_bound(pos.saturating_add(1));
-            let to = entries.len().min(from + left);
-            (from..to).filter_map(|rank| entries.get(rank)).for_each(&mut *each);
-            left -= to - from;
+            left -= entries.list(pos.saturating_add(1), left, each);
         }
         true
     }
 
-    /// First position of the bucket and rank in it of the first entry behind `pos`, or the bucket to load to find out.
+    /// First position of the bucket and place in it of the first entry behind `pos`, or the bucket to load to find out.
     fn seek_after(&mut self, pos: u64) -> Result<Option<(u64, usize)>, u64> {
         let mut at = pos;
         while let Some((first, b)) = self.buckets.floor_mut(at) {
             let Some(entries) = &b.entries else { return Err(first) };
-            let rank = entries.lower_bound(pos.saturating_add(1));
-            if rank < entries.len() {
-                return Ok(Some((first, rank)));
+            if let Some(place) = entries.lower_bound(pos.saturating_add(1)) {
+                return Ok(Some((first, place)));
             }
             let Some(next) = self.buckets.next_first(first) else { break };
             at = next;
@@ -474,8 +515,8 @@ impl DirIndex {
                 Err(first) => self.ensure(first, load)?,
             }
         };
-        let Some((first, rank)) = at else { return Ok(None) };
-        Ok(self.buckets.get_mut(first).and_then(|b| b.entries.as_ref()?.get(rank)))
+        let Some((first, place)) = at else { return Ok(None) };
+        Ok(self.buckets.get_mut(first).and_then(|b| b.entries.as_ref()?.get(place)))
     }
 
     /// Whether the directory has no entries.
@@ -511,7 +552,7 @@ impl DirIndex {
             dirty += usize::from(b.dirty);
             let Some(e) = &b.entries else { return true };
             entries += e.len() as u64;
-            memory += e.iter().map(memory_of).sum::<usize>();
+            memory += e.memory();
         }
         self.count.is_none_or(|n| n == entries) && self.memory == memory && self.dirty.len() == dirty
     }
@@ -523,7 +564,7 @@ impl DirIndex {
 
     /// Memory that the index takes, roughly, in bytes.
     pub fn loaded_bytes(&self) -> usize {
-        self.memory + self.buckets.len() * (size_of::<Bucket>() + 8)
+        self.memory + self.buckets.len() * (size_of::<Bucket>() + 16)
     }
 
     /// All entries, where the directory lies in its inode record.
@@ -594,7 +635,7 @@ impl DirIndex {
                 && !b.dirty
                 && let Some(e) = b.entries.take()
             {
-                self.memory -= e.iter().map(memory_of).sum::<usize>();
+                self.memory -= e.memory();
                 b.bytes = 0;
                 self.unloaded += 1;
             }

@@ -16,7 +16,7 @@ pub struct Sharing {
     parts: PerSlot<Part>,
 }
 
-/// What the threads of one slot did.
+/// What the threads of one slot did: one cache line.
 #[derive(Debug)]
 struct Part {
     /// Versions that they made.
@@ -30,8 +30,12 @@ struct Part {
     /// Memory that entries take, so, too.
     memory: AtomicI64,
     /// Buckets of which they made the first change since these were written.
-    first: Mutex<Vec<u64>, rank::FirstChanges>,
+    first: Mutex<Firsts, rank::FirstChanges>,
 }
+const _: () = assert!(braidfs_sync::CHECKED || size_of::<Part>() <= 64);
+
+/// First positions of buckets. Mostly none.
+type Firsts = Option<Box<Vec<u64>>>;
 
 impl Default for Part {
     fn default() -> Self {
@@ -79,6 +83,18 @@ pub struct Sums {
     pub memory: i64,
 }
 
+impl Sums {
+    fn and(self, other: Self) -> Self {
+        Self {
+            changes: self.changes + other.changes,
+            time: self.time.max(other.time),
+            name_time: self.name_time.max(other.name_time),
+            entries: self.entries + other.entries,
+            memory: self.memory + other.memory,
+        }
+    }
+}
+
 impl Sharing {
     /// What the parts have, where they have anything.
     pub fn sums(&self) -> Option<Sums> {
@@ -91,36 +107,35 @@ impl Sharing {
             entries: p.entries.load(Relaxed),
             memory: p.memory.load(Relaxed),
         })
-        .reduce(|a, b| Sums {
-            changes: a.changes + b.changes,
-            time: a.time.max(b.time),
-            name_time: a.name_time.max(b.name_time),
-            entries: a.entries + b.entries,
-            memory: a.memory + b.memory,
-        })
+        .reduce(Sums::and)
     }
 
     /// [`Self::sums`], which then begin anew, and the buckets that they changed first. Nobody else uses them.
     pub fn take(&mut self) -> Option<(Sums, Vec<u64>)> {
-        let sums = self.sums()?;
-        let mut first = Vec::new();
-        self.parts.iter().filter(|p| p.changes.load(Relaxed) > 0).for_each(|p| {
-            p.changes.store(0, Relaxed);
-            // so that a clock which was set back shows
-            p.time.store(NEVER, Relaxed);
-            p.name_time.store(0, Relaxed);
-            p.entries.store(0, Relaxed);
-            p.memory.store(0, Relaxed);
-            first.append(&mut p.first.lock());
+        let mut firsts = Vec::new();
+        // changes first: a part's line comes to be written at once
+        let all = self.parts.iter().map(|p| (p, p.changes.swap(0, Acquire))).filter(|p| p.1 > 0);
+        let sums = all.map(|(p, changes)| {
+            if let Some(mut first) = p.first.lock().take() {
+                firsts.append(&mut first);
+            }
+            Sums {
+                changes,
+                // so that a clock which was set back shows
+                time: unpacked(p.time.swap(NEVER, Relaxed)),
+                name_time: p.name_time.swap(0, Relaxed),
+                entries: p.entries.swap(0, Relaxed),
+                memory: p.memory.swap(0, Relaxed),
+            }
         });
-        Some((sums, first))
+        Some((sums.reduce(Sums::and)?, firsts))
     }
 
     /// A name changed.
     pub fn note(&self, counts: Changed, now: Timestamp, name_time: u64) {
         let part = self.parts.mine();
         if let Some(first) = counts.first {
-            part.first.lock().push(first);
+            part.first.lock().get_or_insert_default().push(first);
         }
         part.entries.fetch_add(counts.entries, Relaxed);
         part.memory.fetch_add(counts.memory, Relaxed);

@@ -30,6 +30,11 @@ use braidfs_sync::{BiasedReadGuard, BiasedWriteGuard};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+/// Buckets that are split together.
+const SPLITS: usize = 16;
+/// Blocks that this makes dirty at most.
+const SPLIT_BLOCKS: u64 = 2 * SPLITS as u64;
+
 impl MountedVolume {
     /// Whether names of a directory are to be changed so, if they can.
     pub(super) fn is_shared(d: &Cell) -> bool {
@@ -50,21 +55,48 @@ impl MountedVolume {
             return Ok(None);
         }
         let hash = self.hash(name);
-        let target = {
-            let st = d.state.read();
-            let Some(dir) = st.shared_in(self.dom(d.domain).running()) else { return Ok(None) };
-            let free = dir.index.open(hash).is_some_and(|b| b.find(name).is_none() && b.room(name).is_some());
-            if !free || check_alive(&st).is_err() {
-                return Ok(None);
-            }
-            self.place(d, &st, new.kind)
-        };
+        let mut full = self.is_full_beside(d, name, hash);
+        if full == Some(true) {
+            self.split_beside(d, hash)?;
+            full = self.is_full_beside(d, name, hash);
+        }
+        if full != Some(false) {
+            return Ok(None);
+        }
+        let target = self.place(d, &d.state.read(), new.kind);
         let inode = self.new_inode_anywhere(target, d.ino)?;
         let r = self.create_beside_at(d, (name, &key, hash), new, cred, inode);
         if !matches!(r, Ok(Some(_))) {
             self.give_number_back(inode.domain, inode.inode);
         }
         r
+    }
+
+    /// Whether the bucket in which a name would stand that is not there has to be split for it; `None` where it is to be made by
+    /// who has the directory for itself.
+    fn is_full_beside(&self, d: &Cell, name: &[u8], hash: u64) -> Option<bool> {
+        let st = d.state.read();
+        let dir = st.shared_in(self.dom(d.domain).running()).filter(|_| check_alive(&st).is_ok())?;
+        let bucket = dir.index.open(hash).filter(|b| b.find(name).is_none())?;
+        bucket.is_full(name).then_some(true).or_else(|| bucket.room(name).map(|_| false))
+    }
+
+    /// Splits a full bucket of a directory that several threads change, and others that nearly are, so that who has it for
+    /// itself for that has it seldom. Where there are not so many blocks, one operation after the other splits what it must.
+    fn split_beside(&self, d: &Cell, hash: u64) -> Result<()> {
+        let Some(mut op) = Op::begin_if_room(self, d.domain, SPLIT_BLOCKS)? else { return Ok(()) };
+        let mut st = d.state.write();
+        if st.shared_in(op.tx(d.domain).id).is_none() {
+            return Ok(());
+        }
+        let domain = op.enter(d.domain).domain;
+        let dirtied = domain.with_index(d.ino, &mut st, |ix, _| {
+            let before = ix.dirty_buckets();
+            ix.split_ahead(hash, SPLITS);
+            Ok(ix.dirty_buckets().saturating_sub(before))
+        })?;
+        op.credit(d.domain, dirtied as u64);
+        Ok(())
     }
 
     fn create_beside_at(
@@ -91,7 +123,8 @@ impl MountedVolume {
             return Ok(None);
         }
         let Some(room) = bucket.room(name) else { return Ok(None) };
-        let Some(before) = op.may_take(d, name, target) else { return Ok(None) };
+        let left = self.vacated_lately(d, name, hash, &mut bucket);
+        let Some(before) = Op::before(&left, target) else { return Ok(None) };
         let kind = new.kind.d_type();
         let entry = Dentry { hash: 0, node: inode.ino, generation: inode.generation, kind, name: name.into() };
         let time = self.shared.name_time_beside(dir, &mut bucket, 0);
@@ -154,8 +187,9 @@ impl MountedVolume {
         if !self.may_leave(&st) {
             return Ok(None);
         }
-        let Some(mut bucket) = dir.index.open(self.hash(name)) else { return Ok(None) };
-        if !names(&bucket, name, &c) || !st.has_link(d.ino, name) || !bucket.can_remove() {
+        let hash = self.hash(name);
+        let Some(mut bucket) = dir.index.open(hash) else { return Ok(None) };
+        if !names(&bucket, name, &c) || !st.has_link(d.ino, name) || !bucket.can_remove(name) {
             return Ok(None);
         }
         // what is durable by now must not keep the inode when this was its last name
@@ -177,7 +211,10 @@ impl MountedVolume {
         op.hint(d, name, &c);
         self.name_gone(&op, &c, &mut st);
         let left = Vacated { domain: c.domain, tx: op.tx(c.domain).id, alive: st.nlink > 0 };
-        self.left_beside(d, name, left);
+        if !planted(Bug::VacatedUntold) {
+            let round = self.dom(d.domain).vacated.add_lately(d.ino, name, left);
+            bucket.left().note(hash, round);
+        }
         Ok(Some(()))
     }
 
@@ -195,6 +232,10 @@ impl MountedVolume {
         }
         let (key, new_key) = (Key::of(from.ino, from.generation, name), Key::of(to.ino, to.generation, new));
         let Some(c) = self.find_beside(from, name, &key)? else { return Ok(None) };
+        let hash = self.hash(new);
+        if self.is_full_beside(to, new, hash) == Some(true) {
+            self.split_beside(to, hash)?;
+        }
         let unwritten = self.commit_new_parents(to, &c, c.domain)?;
         let mut op = Op::begin(self, &[from.domain, to.domain, c.domain], RENAME_BLOCKS, false)?;
         let Some((mut fst, tst)) = lock_two(from, to) else { return Ok(None) };
@@ -209,12 +250,13 @@ impl MountedVolume {
         if !self.may_leave(&st) || !st.has_link(from.ino, name) || !unwritten.holds(op.tx(c.domain), &c, &st) {
             return Ok(None);
         }
-        let Some(mut bucket) = dir.index.open(self.hash(new)) else { return Ok(None) };
+        let Some(mut bucket) = dir.index.open(hash) else { return Ok(None) };
         if bucket.find(new).is_some() {
             return Ok(None);
         }
         let Some(room) = bucket.room(new) else { return Ok(None) };
-        let Some(before) = op.may_take(to, new, c.domain) else { return Ok(None) };
+        let left = self.vacated_lately(to, new, hash, &mut bucket);
+        let Some(before) = Op::before(&left, c.domain) else { return Ok(None) };
         self.dom(c.domain).forget_durable(&mut st);
         op.touch(from, &mut fst)?;
         step(Bug::InodeLeftOut, || op.touch(&c, &mut st))?;
@@ -249,13 +291,6 @@ impl MountedVolume {
         op.hint(from, name, &c);
         op.hint(to, new, &c);
         Ok(Some(()))
-    }
-
-    /// An inode left a name, whose bucket the caller has locked.
-    fn left_beside(&self, dir: &Cell, name: &[u8], left: Vacated) {
-        if !planted(Bug::VacatedUntold) {
-            self.dom(dir.domain).vacated.add_shared(dir.ino, name, left);
-        }
     }
 
     /// Whether an inode may lose a name without anything being made durable first, or an error.

@@ -6,6 +6,7 @@
 use crate::braid::frontier::Frontier;
 use crate::braid::rules::{Taking, end_directory, take_name};
 use crate::braid::vacated::{Vacated, VacatedList};
+use crate::cell::dir::OpenBucket;
 use crate::cell::{Cell, State};
 use crate::domain::tx::Tx;
 use crate::error::Result;
@@ -34,6 +35,19 @@ impl MountedVolume {
     /// Who left `dir/name` without that being durable yet (`crate::braid::vacated`).
     pub fn vacated_by(&self, dir: &Cell, name: &[u8]) -> VacatedList {
         let mut all = self.dom(dir.domain).vacated.get(dir.ino, name);
+        all.retain(|l| self.pending(l.domain, l.tx));
+        all
+    }
+
+    /// [`Self::vacated_by`] of a name with `hash`, whose bucket the caller has locked.
+    pub(super) fn vacated_lately(
+        &self,
+        dir: &Cell,
+        name: &[u8],
+        hash: u64,
+        bucket: &mut OpenBucket<'_>,
+    ) -> VacatedList {
+        let mut all = self.dom(dir.domain).vacated.get_lately(dir.ino, name, hash, bucket.left());
         all.retain(|l| self.pending(l.domain, l.tx));
         all
     }

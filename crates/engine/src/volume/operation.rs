@@ -3,6 +3,7 @@
 use super::MountedVolume;
 use crate::braid::durability::Before;
 use crate::braid::rules::{Taking, take_name};
+use crate::braid::vacated::Vacated;
 use crate::cell::{Body, Cell, State};
 use crate::domain::commit::{Enters, enter_all};
 use crate::domain::tx::Tx;
@@ -94,6 +95,19 @@ impl<'a> Op<'a> {
             let reserved = SmallVec::from_elem(blocks, enters.len());
             return Ok(Op { mounted, enters, reserved });
         }
+    }
+
+    /// [`Self::begin`] in one domain, where it has so many blocks as it is: for what may as well be left.
+    ///
+    /// # Errors
+    /// Of the domain; [`Error::ReadOnly`].
+    pub fn begin_if_room(mounted: &'a MountedVolume, domain: DomainId, blocks: u64) -> Result<Option<Op<'a>>> {
+        let enters = enter_all(&[&**mounted.dom(domain)])?;
+        if mounted.shared.closing.load(Ordering::Relaxed) && !LAST.get() {
+            return Err(Error::ReadOnly);
+        }
+        let has_room = mounted.dom(domain).space.reserve(blocks, false).is_ok();
+        Ok(has_room.then(|| Op { mounted, enters, reserved: SmallVec::from_elem(blocks, 1) }))
     }
 
     fn index(&self, d: DomainId) -> usize {
@@ -195,7 +209,12 @@ impl<'a> Op<'a> {
     /// An inode of `domain` takes `dir/name`: what must be durable with it. `None` where an inode of another domain left
     /// the name, lives on, and must be made durable first ([`MountedVolume::commit_vacating_rename`]).
     pub fn may_take(&self, dir: &Cell, name: &[u8], domain: DomainId) -> Option<Before> {
-        match take_name(&self.mounted.vacated_by(dir, name), domain) {
+        Self::before(&self.mounted.vacated_by(dir, name), domain)
+    }
+
+    /// [`Self::may_take`] for who left the name (`crate::braid::vacated`).
+    pub fn before(left: &[Vacated], domain: DomainId) -> Option<Before> {
+        match take_name(left, domain) {
             Taking::Syncs(before) => Some(before),
             Taking::Commits(_) => None,
         }

@@ -9,6 +9,7 @@
 //! Invariants: positions rise; no chunk is empty; `starts[i]` is the first position of `chunks[i]`.
 
 use super::entries::Entries;
+use crate::braid::vacated::Lately;
 use braidfs_sync::{BiasedReadGuard, BiasedRwLock, BiasedWriteGuard, Guarded, rank};
 use std::collections::BTreeSet;
 
@@ -37,19 +38,22 @@ impl std::ops::Deref for Look<'_> {
     }
 }
 
-/// What a bucket holds.
+/// What a bucket holds. What a change of a bucket of a shared directory touches is in the lock's line.
 #[derive(Debug)]
+#[repr(C)]
 pub(super) struct Content {
-    /// `None`: on disk, not loaded.
-    pub entries: Option<Entries>,
-    /// Encoded length of the entries, where they are loaded.
-    pub bytes: usize,
-    pub on_disk: bool,
-    /// It is one of those to write.
-    pub dirty: bool,
     /// When names of it were taken or left last by those who have the directory locked for reading, in logical time, unless
     /// the directory knows a later one.
     pub name_time: u64,
+    /// Names that were left lately.
+    pub left: Lately,
+    /// Encoded length of the entries, where they are loaded.
+    pub bytes: u16,
+    pub on_disk: bool,
+    /// It is one of those to write.
+    pub dirty: bool,
+    /// `None`: on disk, not loaded.
+    pub entries: Option<Entries>,
 }
 
 impl Guarded for Content {}
@@ -57,7 +61,8 @@ impl Guarded for Content {}
 impl Bucket {
     /// The bucket that begins at `first`.
     pub fn new(first: u64, entries: Option<Entries>, bytes: usize) -> Self {
-        let content = Content { on_disk: entries.is_none(), entries, bytes, dirty: false, name_time: 0 };
+        let (on_disk, left) = (entries.is_none(), Lately::UNKNOWN);
+        let content = Content { on_disk, entries, bytes: bytes as u16, dirty: false, left, name_time: 0 };
         Self(BiasedRwLock::keyed(content, first))
     }
     /// For whoever has the directory locked for writing.
@@ -85,10 +90,22 @@ impl Bucket {
 /// A chunk of more buckets is cut in two.
 const CHUNK_MAX: usize = 256;
 
-/// Index of the first of the rising `keys` at or behind `pos`. Hashes are spread evenly: the search begins where the key
+/// What begins at a position.
+pub(super) trait Begins {
+    fn begins(&self) -> u64;
+}
+
+impl Begins for u64 {
+    fn begins(&self) -> u64 {
+        *self
+    }
+}
+
+/// Index of the first of the `keys`, which rise, at or behind `pos`. Hashes are spread evenly: the search begins where the key
 /// should be, which touches less memory than halving.
-pub fn lower_bound(keys: &[u64], pos: u64) -> usize {
-    let (Some(&lo), Some(&hi)) = (keys.first(), keys.last()) else { return 0 };
+pub(super) fn lower_bound<K: Begins>(keys: &[K], pos: u64) -> usize {
+    let (Some(lo), Some(hi)) = (keys.first(), keys.last()) else { return 0 };
+    let (lo, hi) = (lo.begins(), hi.begins());
     if pos <= lo {
         return 0;
     }
@@ -100,27 +117,39 @@ pub fn lower_bound(keys: &[u64], pos: u64) -> usize {
     let guess = (((pos - lo) >> 20) * n as u64 / (((hi - lo) >> 20) + 1)) as usize;
     let mut step = 2;
     let (mut from, mut to) = (guess.min(n), guess.min(n));
-    if keys[from] < pos {
+    if keys[from].begins() < pos {
         // the answer lies behind `from`, and not behind `to`
-        while keys[to] < pos {
+        while keys[to].begins() < pos {
             from = to;
             to = (to + step).min(n);
             step *= 2;
         }
     } else {
-        while keys[from] >= pos {
+        while keys[from].begins() >= pos {
             to = from;
             from = from.saturating_sub(step);
             step *= 2;
         }
     }
-    from + 1 + keys[from + 1..to].partition_point(|k| *k < pos)
+    from + 1 + keys[from + 1..to].partition_point(|k| k.begins() < pos)
+}
+
+/// A bucket and where it begins. Buckets stay where they are: who makes one between others moves none of their lines.
+#[derive(Debug)]
+struct Slot {
+    first: u64,
+    bucket: Box<Bucket>,
+}
+
+impl Begins for Slot {
+    fn begins(&self) -> u64 {
+        self.first
+    }
 }
 
 #[derive(Debug, Default)]
 struct Chunk {
-    firsts: Vec<u64>,
-    buckets: Vec<Bucket>,
+    slots: Vec<Slot>,
 }
 
 /// See the module.
@@ -140,32 +169,35 @@ impl Buckets {
     /// Chunk and place in it of the last bucket that begins at or before `pos`.
     fn at_or_before(&self, pos: u64) -> Option<(usize, usize)> {
         let chunk = lower_bound(&self.starts, pos.saturating_add(1)).checked_sub(1)?;
-        let place = lower_bound(&self.chunks[chunk].firsts, pos.saturating_add(1)).checked_sub(1)?;
+        let place = lower_bound(&self.chunks[chunk].slots, pos.saturating_add(1)).checked_sub(1)?;
         Some((chunk, place))
     }
 
     fn place(&self, first: u64) -> Option<(usize, usize)> {
-        self.at_or_before(first).filter(|(c, i)| self.chunks[*c].firsts[*i] == first)
+        self.at_or_before(first).filter(|(c, i)| self.chunks[*c].slots[*i].first == first)
     }
 
     /// The last bucket that begins at or before `pos`.
     pub fn floor(&self, pos: u64) -> Option<(u64, &Bucket)> {
         let (c, i) = self.at_or_before(pos)?;
-        Some((self.chunks[c].firsts[i], &self.chunks[c].buckets[i]))
+        let slot = &self.chunks[c].slots[i];
+        Some((slot.first, &slot.bucket))
     }
 
     /// [`Self::floor`], to change.
     pub fn floor_mut(&mut self, pos: u64) -> Option<(u64, &mut Content)> {
         let (c, i) = self.at_or_before(pos)?;
-        let chunk = &mut self.chunks[c];
-        Some((chunk.firsts[i], chunk.buckets[i].own()))
+        let slot = &mut self.chunks[c].slots[i];
+        Some((slot.first, slot.bucket.own()))
     }
 
     /// Where the first bucket begins that does so behind `pos`.
     pub fn next_first(&self, pos: u64) -> Option<u64> {
         match self.at_or_before(pos) {
             None => self.starts.first().copied(),
-            Some((c, i)) => self.chunks[c].firsts.get(i + 1).or_else(|| self.starts.get(c + 1)).copied(),
+            Some((c, i)) => {
+                self.chunks[c].slots.get(i + 1).map(|s| s.first).or_else(|| self.starts.get(c + 1).copied())
+            }
         }
     }
 
@@ -177,31 +209,30 @@ impl Buckets {
     /// The bucket that begins at `first`.
     pub fn get_mut(&mut self, first: u64) -> Option<&mut Content> {
         let (c, i) = self.place(first)?;
-        Some(self.chunks[c].buckets[i].own())
+        Some(self.chunks[c].slots[i].bucket.own())
     }
 
     /// Puts a bucket; one that begins there already is replaced.
     pub fn insert(&mut self, first: u64, bucket: Bucket) {
         if let Some((c, i)) = self.place(first) {
-            self.chunks[c].buckets[i] = bucket;
+            *self.chunks[c].slots[i].bucket = bucket;
             return;
         }
         self.len += 1;
         if self.chunks.is_empty() {
             self.starts.push(first);
             // most directories have one bucket
-            self.chunks.push(Chunk { firsts: Vec::with_capacity(1), buckets: Vec::with_capacity(1) });
+            self.chunks.push(Chunk { slots: Vec::with_capacity(1) });
         }
         let c = lower_bound(&self.starts, first).saturating_sub(1);
         let chunk = &mut self.chunks[c];
-        let i = lower_bound(&chunk.firsts, first);
-        chunk.firsts.insert(i, first);
-        chunk.buckets.insert(i, bucket);
-        self.starts[c] = chunk.firsts[0];
-        if chunk.firsts.len() > CHUNK_MAX {
-            let half = chunk.firsts.len() / 2;
-            let new = Chunk { firsts: chunk.firsts.split_off(half), buckets: chunk.buckets.split_off(half) };
-            self.starts.insert(c + 1, new.firsts[0]);
+        let i = lower_bound(&chunk.slots, first);
+        chunk.slots.insert(i, Slot { first, bucket: Box::new(bucket) });
+        self.starts[c] = chunk.slots[0].first;
+        if chunk.slots.len() > CHUNK_MAX {
+            let half = chunk.slots.len() / 2;
+            let new = Chunk { slots: chunk.slots.split_off(half) };
+            self.starts.insert(c + 1, new.slots[0].first);
             self.chunks.insert(c + 1, new);
         }
     }
@@ -211,22 +242,21 @@ impl Buckets {
         let (c, i) = self.place(first)?;
         self.len -= 1;
         let chunk = &mut self.chunks[c];
-        chunk.firsts.remove(i);
-        let bucket = chunk.buckets.remove(i);
-        match chunk.firsts.first() {
-            Some(start) => self.starts[c] = *start,
+        let slot = chunk.slots.remove(i);
+        match chunk.slots.first() {
+            Some(start) => self.starts[c] = start.first,
             None => {
                 self.chunks.remove(c);
                 self.starts.remove(c);
             }
         }
-        Some(bucket.0.into_inner())
+        Some(slot.bucket.0.into_inner())
     }
 
     /// All in order.
     #[cfg(test)]
     pub fn iter(&self) -> impl Iterator<Item = (u64, &Bucket)> {
-        self.chunks.iter().flat_map(|c| c.firsts.iter().copied().zip(&c.buckets))
+        self.chunks.iter().flat_map(|c| c.slots.iter().map(|s| (s.first, &*s.bucket)))
     }
 
     /// Those from the last one on that begins at or before `pos`.
@@ -234,12 +264,12 @@ impl Buckets {
         let (chunk, place) = self.at_or_before(pos).unwrap_or((0, 0));
         let skip = move |n: usize| if n == 0 { place } else { 0 };
         let chunks = self.chunks[chunk..].iter().enumerate();
-        chunks.flat_map(move |(n, c)| c.firsts[skip(n)..].iter().copied().zip(&c.buckets[skip(n)..]))
+        chunks.flat_map(move |(n, c)| c.slots[skip(n)..].iter().map(|s| (s.first, &*s.bucket)))
     }
 
     /// All in order, to change.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (u64, &mut Content)> {
-        self.chunks.iter_mut().flat_map(|c| c.firsts.iter().copied().zip(c.buckets.iter_mut().map(Bucket::own)))
+        self.chunks.iter_mut().flat_map(|c| c.slots.iter_mut().map(|s| (s.first, s.bucket.own())))
     }
 
     /// Those that begin at `firsts`, to change. Others are not touched.
@@ -247,8 +277,8 @@ impl Buckets {
         let ends = self.starts.iter().skip(1).copied().chain([u64::MAX]);
         let chunks = self.chunks.iter_mut().zip(self.starts.iter().copied().zip(ends));
         let some = chunks.filter(|(_, (from, to))| firsts.range(*from..*to).next().is_some());
-        let all = some.flat_map(|(c, _)| c.firsts.iter().copied().zip(&mut c.buckets));
-        all.filter(|(first, _)| firsts.contains(first)).map(|(first, b)| (first, b.own()))
+        let all = some.flat_map(|(c, _)| &mut c.slots);
+        all.filter(|s| firsts.contains(&s.first)).map(|s| (s.first, s.bucket.own()))
     }
 }
 
@@ -259,6 +289,25 @@ mod tests {
 
     fn bucket(bytes: usize) -> Bucket {
         Bucket::new(0, None, bytes)
+    }
+
+    /// What who changes a name of a shared directory touches of the bucket lies in one cache line, with the lock.
+    #[test]
+    fn a_shared_bucket_has_one_line_at_its_beginning() {
+        let mut entries = Entries::default();
+        entries.share(true);
+        let mut bucket = Box::new(Bucket::new(0, Some(entries), 0));
+        let from = std::ptr::from_ref(&*bucket).addr();
+        let content = bucket.own();
+        let Some(Entries::Spread(spread)) = &content.entries else { panic!("{content:?}") };
+        let ends = [
+            std::ptr::from_ref(&content.dirty).addr() + 1,
+            std::ptr::from_ref(&content.name_time).addr() + 8,
+            std::ptr::from_ref(spread).addr() + size_of_val(spread),
+        ];
+        // the checker of locks keeps the place of the lock before all
+        let checker = if braidfs_sync::CHECKED { 64 } else { 0 };
+        assert!(ends.iter().all(|end| *end <= from + 64 + checker), "{ends:?} from {from}");
     }
 
     /// Against a tree, in the order of a small generator; keys in clusters, so that guesses miss.
@@ -274,15 +323,15 @@ mod tests {
                 mine.insert(key, bucket(round));
                 tree.insert(key, round);
             } else if let Some((&first, _)) = tree.range(key..).next() {
-                assert_eq!(mine.remove(first).map(|b| b.bytes), tree.remove(&first));
+                assert_eq!(mine.remove(first).map(|b| b.bytes as usize), tree.remove(&first));
             }
             assert_eq!(mine.len(), tree.len());
             assert_eq!(mine.floor(key).map(|b| b.0), tree.range(..=key).next_back().map(|b| *b.0));
-            assert_eq!(mine.floor_mut(key).map(|b| b.1.bytes), tree.range(..=key).next_back().map(|b| *b.1));
+            assert_eq!(mine.floor_mut(key).map(|b| b.1.bytes as usize), tree.range(..=key).next_back().map(|b| *b.1));
             assert_eq!(mine.next_first(key), tree.range(key + 1..).next().map(|b| *b.0));
-            assert_eq!(mine.get_mut(key).map(|b| b.bytes), tree.get(&key).copied());
+            assert_eq!(mine.get_mut(key).map(|b| b.bytes as usize), tree.get(&key).copied());
             if round % 1000 == 0 {
-                assert!(mine.iter().map(|b| (b.0, b.1.0.read().bytes)).eq(tree.iter().map(|b| (*b.0, *b.1))));
+                assert!(mine.iter().map(|b| (b.0, b.1.0.read().bytes as usize)).eq(tree.iter().map(|b| (*b.0, *b.1))));
                 assert!(mine.iter_mut().map(|b| b.0).eq(tree.keys().copied()));
                 let some: BTreeSet<u64> = tree.keys().copied().filter(|k| k % 7 < 2).chain([key]).collect();
                 assert!(mine.these_mut(&some).map(|b| b.0).eq(some.iter().copied().filter(|k| tree.contains_key(k))));

@@ -1,61 +1,20 @@
-//! The entries of one bucket.
+//! The entries of one bucket: [`Sorted`] of a directory that one thread changes, [`Spread`] of one that several do.
 //!
-//! A large directory lies in no cache of the processor, so that what an operation costs there is the number of cache lines
-//! that it touches, above all of those that it finds only after others. So the positions stand in order in an array of their
-//! own, each with the place of its entry in one word ([`Key`]): a search begins where the position should be and touches one
-//! or two lines of it, then the entry. Entries stay where they came to lie, and the place of one that left is taken by the
-//! next that comes.
-//!
-//! Invariants: the heads of `keys` rise, of keys with the same head the positions; there are at most [`MOST`]. Slots that no
-//! key names are the list that begins at `free`. All heads lie between `lo` and `hi`.
+//! Which of both it is changes when the bucket is changed next, so that a directory of any size begins and ends to be shared
+//! at once. An entry is named by its *place*, which is good until the entries change.
 
-use braidfs_format::InodeNo;
-use braidfs_format::dentry::{BUCKET_BYTES, Dentry, ENTRY_FIXED_BYTES, HASH_MAX};
+use super::sorted::Sorted;
+use super::spread::{Spread, TABLE_BYTES};
+use braidfs_format::dentry::{Dentry, bucket_lblk};
 use std::ops::Range;
 
-/// Most entries: what fits a bucket with names of one byte, and the one that makes it split.
-pub const MOST: usize = BUCKET_BYTES / (ENTRY_FIXED_BYTES + 1) + 1;
-const _: () = assert!(MOST <= 256, "numbers of slots are bytes");
-
-/// No slot, in the list of free ones.
-const NONE: u16 = u16::MAX;
-
-/// The upper 56 bits of a position, which has 63: the head; of more than that, the highest.
-fn head(pos: u64) -> u64 {
-    pos.min(HASH_MAX) >> 7
-}
-
-/// What says where a head should stand among others.
-fn upper(head: u64) -> u32 {
-    (head >> 24) as u32
-}
-
-/// A head, and below it the slot of the entry.
-#[derive(Debug, Clone, Copy)]
-struct Key(u64);
-
-impl Key {
-    fn new(head: u64, slot: u8) -> Self {
-        Self(head << 8 | u64::from(slot))
-    }
-    fn head(self) -> u64 {
-        self.0 >> 8
-    }
-    fn slot(self) -> usize {
-        (self.0 & 0xff) as usize
-    }
-}
-
 /// See the module.
-#[derive(Debug, Clone)]
-pub struct Entries {
-    keys: Vec<Key>,
-    slots: Vec<Dentry>,
-    /// Bounds of the heads, their upper 32 bits: a search reads neither end of the array.
-    lo: u32,
-    hi: u32,
-    /// First free slot, whose `hash` is the next one's number.
-    free: u16,
+#[derive(Debug)]
+pub enum Entries {
+    /// In order.
+    Sorted(Sorted),
+    /// In memory of their own each.
+    Spread(Spread),
 }
 
 impl Default for Entries {
@@ -72,182 +31,203 @@ impl PartialEq for Entries {
 
 impl Eq for Entries {}
 
+/// Entries in order.
+#[derive(Debug, Clone)]
+enum InOrder<A, B> {
+    Sorted(A),
+    Spread(B),
+}
+
+impl<'e, A: Iterator<Item = &'e Dentry>, B: Iterator<Item = &'e Dentry>> Iterator for InOrder<A, B> {
+    type Item = &'e Dentry;
+    #[inline]
+    fn next(&mut self) -> Option<&'e Dentry> {
+        match self {
+            Self::Sorted(a) => a.next(),
+            Self::Spread(b) => b.next(),
+        }
+    }
+}
+
 impl Entries {
-    /// Of entries that rise. At most [`MOST`]: others would not fit a bucket.
-    pub fn new(slots: Vec<Dentry>) -> Self {
-        debug_assert!(slots.len() <= 256 && slots.is_sorted_by(|a, b| a.hash < b.hash));
-        // as much room to grow as the entries have
-        let mut keys = Vec::with_capacity(slots.capacity());
-        keys.extend((0u8..=255).zip(&slots).map(|(i, e)| Key::new(head(e.hash), i)));
-        let lo = slots.first().map_or(u32::MAX, |e| upper(head(e.hash)));
-        let hi = slots.last().map_or(0, |e| upper(head(e.hash)));
-        Self { keys, slots, lo, hi, free: NONE }
+    /// Of entries that rise. At most as many as fit a bucket.
+    pub fn new(entries: Vec<Dentry>) -> Self {
+        Self::Sorted(Sorted::new(entries))
     }
 
     /// A bucket without entries.
     pub const fn new_empty() -> Self {
-        Self { keys: Vec::new(), slots: Vec::new(), lo: u32::MAX, hi: 0, free: NONE }
+        Self::Sorted(Sorted::new_empty())
+    }
+
+    /// Makes them what a directory that several threads change has, or what another one has. Bytes of memory more, or less.
+    #[inline]
+    pub fn share(&mut self, shared: bool) -> i64 {
+        if matches!(self, Self::Spread(_)) == shared { 0 } else { self.convert() }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn convert(&mut self) -> i64 {
+        match std::mem::take(self) {
+            Self::Sorted(s) => {
+                *self = Self::Spread(s.into());
+                TABLE_BYTES as i64
+            }
+            Self::Spread(s) => {
+                *self = Self::Sorted(s.into());
+                -(TABLE_BYTES as i64)
+            }
+        }
+    }
+
+    /// Who has the bucket locked for writing will change the entry of a name that stands here if nothing is in its way, or make
+    /// it.
+    #[inline]
+    pub fn claim(&self, home: u64) {
+        if let Self::Spread(s) = self {
+            s.claim(home);
+        }
     }
 
     /// Number of entries.
     pub fn len(&self) -> usize {
-        self.keys.len()
+        match self {
+            Self::Sorted(s) => s.len(),
+            Self::Spread(s) => s.len(),
+        }
     }
 
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
-        self.keys.is_empty()
+        self.len() == 0
     }
 
-    /// The entry of the position that is the `rank`th.
-    pub fn get(&self, rank: usize) -> Option<&Dentry> {
-        self.slots.get(self.keys.get(rank)?.slot())
+    /// Memory that they take, roughly, in bytes.
+    pub fn memory(&self) -> usize {
+        self.table_bytes() + self.iter().map(memory_of).sum::<usize>()
     }
 
-    /// [`Self::get`], to change all but its position.
-    pub fn get_mut(&mut self, rank: usize) -> Option<&mut Dentry> {
-        self.slots.get_mut(self.keys.get(rank)?.slot())
+    /// What of it is not that of entries.
+    pub fn table_bytes(&self) -> usize {
+        if matches!(self, Self::Spread(_)) { TABLE_BYTES } else { 0 }
     }
 
-    /// Whether the entry of the rank stands at this position.
-    pub fn is_at(&self, rank: usize, pos: u64) -> bool {
-        self.has_head(rank, pos) && self.get(rank).is_some_and(|e| e.hash == pos)
-    }
-
-    fn has_head(&self, rank: usize, pos: u64) -> bool {
-        self.keys.get(rank).is_some_and(|k| k.head() == head(pos))
-    }
-
-    /// Rank of the entry with this name between two positions.
-    pub fn find(&self, positions: Range<u64>, name: &[u8]) -> Option<usize> {
-        let end = head(positions.end);
-        let mut rank = self.search(head(positions.start));
-        while self.keys.get(rank)?.head() <= end {
-            if self.get(rank).is_some_and(|e| positions.contains(&e.hash) && *e.name == *name) {
-                return Some(rank);
-            }
-            rank += 1;
+    /// The entry of a place.
+    pub fn get(&self, place: usize) -> Option<&Dentry> {
+        match self {
+            Self::Sorted(s) => s.get(place),
+            Self::Spread(s) => s.get(place),
         }
-        None
+    }
+
+    /// [`Self::get`], to change all but its position and its name.
+    pub fn get_mut(&mut self, place: usize) -> Option<&mut Dentry> {
+        match self {
+            Self::Sorted(s) => s.get_mut(place),
+            Self::Spread(s) => s.get_mut(place),
+        }
+    }
+
+    /// Place of the entry with this name between two positions, which are not far from each other.
+    #[inline]
+    pub fn find(&self, positions: Range<u64>, name: &[u8]) -> Option<usize> {
+        match self {
+            Self::Sorted(s) => s.find(positions, name),
+            Self::Spread(s) => s.find(positions, name),
+        }
+    }
+
+    /// The first position from `pos` on that is not taken, `end + 1` at most.
+    #[inline]
+    pub fn first_free(&self, pos: u64, end: u64) -> u64 {
+        match self {
+            Self::Sorted(s) => s.first_free(pos, end),
+            Self::Spread(s) => s.first_free(pos, end),
+        }
+    }
+
+    /// Place of the first entry at or behind `pos`.
+    pub fn lower_bound(&self, pos: u64) -> Option<usize> {
+        match self {
+            Self::Sorted(s) => Some(s.lower_bound(pos)).filter(|rank| *rank < s.len()),
+            Self::Spread(s) => s.lower_bound(pos),
+        }
+    }
+
+    /// Hands up to `most` entries at or behind `pos` to `each`, in order; how many there were.
+    pub fn list(&self, pos: u64, most: usize, each: &mut dyn FnMut(&Dentry)) -> usize {
+        match self {
+            Self::Sorted(s) => {
+                let from = s.lower_bound(pos);
+                let to = s.len().min(from + most);
+                (from..to).filter_map(|rank| s.get(rank)).for_each(each);
+                to - from
+            }
+            Self::Spread(s) => s.list(pos, most, each),
+        }
     }
 
     /// Entries in order.
     pub fn iter(&self) -> impl Iterator<Item = &Dentry> + Clone {
-        self.keys.iter().map(|key| &self.slots[key.slot()])
+        match self {
+            Self::Sorted(s) => InOrder::Sorted(s.iter()),
+            Self::Spread(s) => InOrder::Spread(s.in_order().into_iter()),
+        }
     }
 
     /// Reads the entries once as they lie in memory: who is about to walk over them in order then waits for none of them.
     pub fn fetch(&self) {
-        let bytes: usize = self.slots.iter().map(|e| e.name.len()).sum();
-        std::hint::black_box(bytes);
+        if let Self::Sorted(s) = self {
+            s.fetch();
+        }
     }
 
-    /// Rank of the first entry whose head is at least this. Positions are hashes and spread evenly: the search begins where
-    /// the head should be, which touches less memory than halving.
-    fn search(&self, head: u64) -> usize {
-        let keys = self.keys.as_slice();
-        let (n, top) = (keys.len(), upper(head));
-        if top < self.lo || n == 0 {
-            return 0;
-        }
-        if top > self.hi {
-            return n;
-        }
-        let (off, span) = (u64::from(top - self.lo), u64::from(self.hi - self.lo) + 1);
-        let guess = (off * n as u64 / span) as usize;
-        let mut step = 4;
-        let (mut from, mut to) = (guess, guess);
-        if keys[guess].head() < head {
-            // the answer lies behind `from`, and not behind `to`
-            while to < n && keys[to].head() < head {
-                from = to;
-                to = (to + step).min(n);
-                step *= 2;
+    /// The logical block of a bucket that began there, and the encoded bytes, of each entry in order, before a split.
+    pub fn layout(&self) -> Vec<(u64, usize)> {
+        match self {
+            Self::Sorted(s) => {
+                s.fetch();
+                s.iter().map(|e| (bucket_lblk(e.hash), e.encoded_bytes())).collect()
             }
-            from += 1;
-        } else {
-            // the answer lies at `from` at the earliest
-            while from > 0 && keys[from - 1].head() >= head {
-                to = from - 1;
-                from = from.saturating_sub(step);
-                step *= 2;
-            }
+            Self::Spread(s) => s.layout(),
         }
-        from + keys[from..to].partition_point(|k| k.head() < head)
     }
 
-    /// Rank of the first entry at or behind `pos`.
-    pub fn lower_bound(&self, pos: u64) -> usize {
-        let mut rank = self.search(head(pos));
-        while self.has_head(rank, pos) && self.get(rank).is_some_and(|e| e.hash < pos) {
-            rank += 1;
-        }
-        rank
-    }
-
-    /// Adds an entry, whose position is not taken; its rank.
+    /// Adds an entry, whose position is not taken; its place.
+    #[inline]
     pub fn insert(&mut self, entry: Dentry) -> usize {
-        let rank = self.lower_bound(entry.hash);
-        debug_assert!(!self.is_at(rank, entry.hash) && self.len() < 256);
-        let head = head(entry.hash);
-        (self.lo, self.hi) = (self.lo.min(upper(head)), self.hi.max(upper(head)));
-        let slot = match self.slots.get_mut(usize::from(self.free)) {
-            Some(free) => {
-                let slot = usize::from(std::mem::replace(&mut self.free, free.hash as u16));
-                *free = entry;
-                slot
-            }
-            None => {
-                self.slots.push(entry);
-                self.slots.len() - 1
-            }
-        };
-        self.keys.insert(rank, Key::new(head, slot as u8));
-        rank
-    }
-
-    /// Takes the entry of a rank out.
-    pub fn remove(&mut self, rank: usize) -> Option<Dentry> {
-        let entry = self.vacate(self.keys.get(rank)?.slot())?;
-        self.keys.remove(rank);
-        Some(entry)
-    }
-
-    /// Bytes of these ranks as they are encoded.
-    pub fn encoded(&self, ranks: Range<usize>) -> usize {
-        encoded(self.keys[ranks].iter().map(|key| &self.slots[key.slot()]))
-    }
-
-    /// Leaves the ranks before the first of `starts`, which rise, and gives those from each to the next. Those that stay are
-    /// not moved.
-    pub fn split_at(&mut self, starts: &[usize]) -> Vec<Self> {
-        let mut parts: Vec<Self> = starts.iter().rev().map(|start| self.split_off(*start)).collect();
-        parts.reverse();
-        parts
-    }
-
-    /// Gives the entries from a rank on.
-    fn split_off(&mut self, rank: usize) -> Self {
-        let moved = self.keys.split_off(rank.min(self.keys.len()));
-        // with room to grow: it will
-        let mut slots = Vec::with_capacity(moved.len().max(MOST / 2));
-        for key in moved {
-            slots.extend(self.vacate(key.slot()));
+        match self {
+            Self::Sorted(s) => s.insert(entry),
+            Self::Spread(s) => s.insert(entry),
         }
-        self.hi = self.keys.last().map_or(0, |key| upper(key.head()));
-        Self::new(slots)
     }
 
-    /// Takes the entry out of a slot, which is free then.
-    fn vacate(&mut self, slot: usize) -> Option<Dentry> {
-        let free = Dentry { hash: self.free.into(), node: InodeNo(0), generation: 0, kind: 0, name: [].into() };
-        let entry = std::mem::replace(self.slots.get_mut(slot)?, free);
-        self.free = slot as u16;
-        Some(entry)
+    /// Takes the entry of a place out.
+    #[inline]
+    pub fn remove(&mut self, place: usize) -> Option<Dentry> {
+        match self {
+            Self::Sorted(s) => s.remove(place),
+            Self::Spread(s) => s.remove(place),
+        }
+    }
+
+    /// Keeps what lies before the first of the positions, which rise and are those of blocks, and gives what lies from each
+    /// to the next.
+    pub fn split_at(&mut self, from: &[u64]) -> Vec<Self> {
+        match self {
+            Self::Sorted(s) => s.split_at(from).into_iter().map(Self::Sorted).collect(),
+            Self::Spread(s) => s.split_at(from).into_iter().map(Self::Spread).collect(),
+        }
     }
 }
 
 /// Bytes of entries in a bucket.
 pub(super) fn encoded<'a>(entries: impl Iterator<Item = &'a Dentry>) -> usize {
     entries.map(Dentry::encoded_bytes).sum()
+}
+
+/// Memory of an entry, bytes.
+pub(super) fn memory_of(d: &Dentry) -> usize {
+    size_of::<Dentry>() + d.name.heap_bytes()
 }

@@ -1,7 +1,9 @@
 //! Changes of names by those who have a directory locked for reading: of one bucket, under its lock.
 
 use super::buckets::Content;
-use super::{DirIndex, HASH_PROBES, home_position, is_in_one, memory_of};
+use super::entries::memory_of;
+use super::{DirIndex, HASH_PROBES, home_position, is_in_one};
+use crate::braid::vacated::Lately;
 use crate::planted::{Bug, planted};
 use braidfs_format::dentry::{BUCKET_BYTES, Dentry, ENTRY_FIXED_BYTES};
 use braidfs_sync::BiasedWriteGuard;
@@ -42,32 +44,32 @@ impl DirIndex {
         }
         let (first, bucket) = self.buckets.floor(home)?;
         let content = bucket.write();
-        content.entries.is_some().then_some(OpenBucket { content, first, home })
+        content.entries.as_ref()?.claim(home);
+        Some(OpenBucket { content, first, home })
     }
 }
 
 impl OpenBucket<'_> {
-    fn rank(&self, name: &[u8]) -> Option<usize> {
+    fn place(&self, name: &[u8]) -> Option<usize> {
         self.content.entries.as_ref()?.find(self.home..self.home + HASH_PROBES + 1, name)
     }
 
     /// The entry of the name.
     pub fn find(&self, name: &[u8]) -> Option<&Dentry> {
-        self.content.entries.as_ref()?.get(self.rank(name)?)
+        self.content.entries.as_ref()?.get(self.place(name)?)
+    }
+
+    /// Whether an entry for this name makes the bucket split.
+    pub fn is_full(&self, name: &[u8]) -> bool {
+        self.content.bytes as usize + ENTRY_FIXED_BYTES + name.len() > BUCKET_BYTES
     }
 
     /// Where an entry for this name, which is not there, has room. `None` where it has none without a split.
     pub fn room(&self, name: &[u8]) -> Option<Room> {
-        let Content { entries, bytes, .. } = &*self.content;
-        let entries = entries.as_ref()?;
-        if bytes + ENTRY_FIXED_BYTES + name.len() > BUCKET_BYTES {
+        if self.is_full(name) {
             return None;
         }
-        let mut rank = entries.lower_bound(self.home);
-        let mut pos = self.home;
-        while entries.is_at(rank, pos) {
-            (rank, pos) = (rank + 1, pos + 1);
-        }
+        let pos = self.content.entries.as_ref()?.first_free(self.home, self.home + HASH_PROBES);
         (pos <= self.home + HASH_PROBES).then_some(Room(pos))
     }
 
@@ -75,10 +77,11 @@ impl OpenBucket<'_> {
     pub fn insert(&mut self, Room(pos): Room, mut d: Dentry) -> Changed {
         let Content { entries, bytes, .. } = &mut *self.content;
         d.hash = pos;
-        let (size, memory) = (d.encoded_bytes(), memory_of(&d) as i64);
+        let (size, mut memory) = (d.encoded_bytes() as u16, memory_of(&d) as i64);
         // `open` gives none that is not loaded
-        debug_assert!(*bytes + size <= BUCKET_BYTES && entries.is_some(), "{bytes} and {size}");
+        debug_assert!((*bytes + size) as usize <= BUCKET_BYTES && entries.is_some(), "{bytes} and {size}");
         if let Some(entries) = entries.as_mut() {
+            memory += entries.share(true);
             entries.insert(d);
             *bytes += size;
         }
@@ -86,17 +89,20 @@ impl OpenBucket<'_> {
     }
 
     /// Whether the entry of a name that is there can be taken out: the bucket would go with its last one.
-    pub fn can_remove(&self) -> bool {
-        self.content.entries.as_ref().is_some_and(|e| e.len() > 1)
+    pub fn can_remove(&self, name: &[u8]) -> bool {
+        usize::from(self.content.bytes) > ENTRY_FIXED_BYTES + name.len()
     }
 
     /// Takes the entry of the name out, where [`Self::can_remove`].
     pub fn remove(&mut self, name: &[u8]) -> Option<Changed> {
-        let rank = self.rank(name)?;
-        let Content { entries, bytes, .. } = &mut *self.content;
-        let d = entries.as_mut()?.remove(rank)?;
-        *bytes -= d.encoded_bytes();
-        Some(Changed { entries: -1, memory: -(memory_of(&d) as i64), first: self.mark() })
+        let mut place = self.place(name)?;
+        let table = self.content.entries.as_mut()?.share(true);
+        if table != 0 {
+            place = self.place(name)?;
+        }
+        let d = self.content.entries.as_mut()?.remove(place)?;
+        self.content.bytes -= d.encoded_bytes() as u16;
+        Some(Changed { entries: -1, memory: table - memory_of(&d) as i64, first: self.mark() })
     }
 
     /// The bucket is to be written.
@@ -105,6 +111,11 @@ impl OpenBucket<'_> {
             return None;
         }
         (!std::mem::replace(&mut self.content.dirty, true)).then_some(self.first)
+    }
+
+    /// What it knows of names of it that were left lately.
+    pub fn left(&mut self) -> &mut Lately {
+        &mut self.content.left
     }
 
     /// When names of it were taken or left last, unless the directory knows a later time.

@@ -87,6 +87,8 @@ enum Op {
     RemoveOpen(u16),
     RemoveFrom(u16),
     Replace(u16, u64),
+    SplitAhead(u16),
+    Unshare,
     Commit,
     Evict,
     Reopen,
@@ -101,6 +103,8 @@ fn op() -> impl Strategy<Value = Op> {
         5 => (0..800u16).prop_map(Op::RemoveOpen),
         1 => (0..800u16).prop_map(Op::RemoveFrom),
         2 => (0..800u16, 1..99u64).prop_map(|(n, v)| Op::Replace(n, v)),
+        2 => (0..800u16).prop_map(Op::SplitAhead),
+        1 => Just(Op::Unshare),
         3 => Just(Op::Commit),
         1 => Just(Op::Evict),
         1 => Just(Op::Reopen),
@@ -149,7 +153,7 @@ proptest! {
                 Op::RemoveOpen(n) => {
                     d.set_shared(true);
                     let Some(mut b) = d.open(hash_of(n)) else { continue };
-                    let changed = if b.can_remove() { b.remove(&name_of(n)) } else { continue };
+                    let changed = if b.can_remove(&name_of(n)) { b.remove(&name_of(n)) } else { continue };
                     drop(b);
                     prop_assert_eq!(changed.is_some(), model.remove(&n).is_some());
                     if let Some(by) = changed {
@@ -171,6 +175,13 @@ proptest! {
                     prop_assert_eq!(new.map(|d| d.hash), old.map(|d| d.hash));
                     if let Some(m) = model.get_mut(&n) { *m = v; }
                 }
+                Op::SplitAhead(n) => {
+                    let had = d.buckets.len();
+                    d.set_shared(true);
+                    d.split_ahead(hash_of(n), 3);
+                    prop_assert!(d.buckets.len() <= had + 3);
+                }
+                Op::Unshare => d.set_shared(false),
                 Op::Commit => {
                     disk.apply(d.take_dirty());
                     prop_assert!(!d.is_dirty());
@@ -190,11 +201,11 @@ proptest! {
             prop_assert!(all.iter().all(|(f, b)| *f == 0 || b.entries.as_ref().is_none_or(|e| !e.is_empty())));
             prop_assert_eq!(d.unloaded, all.iter().filter(|b| b.1.entries.is_none()).count());
             let loaded = || all.iter().filter_map(|b| b.1.entries.as_ref());
-            prop_assert_eq!(d.memory, loaded().flat_map(Entries::iter).map(memory_of).sum::<usize>());
+            prop_assert_eq!(d.memory, loaded().map(Entries::memory).sum::<usize>());
             prop_assert!(loaded().all(|e| e.iter().is_sorted_by(|a, b| a.hash < b.hash)));
             prop_assert!(all.iter().all(|(first, b)| b.dirty == dirty.contains(first)));
             let bytes = |b: &Content| b.entries.as_ref().map_or(0, |e| encoded(e.iter()));
-            prop_assert!(all.iter().all(|(_, b)| b.bytes == bytes(b)));
+            prop_assert!(all.iter().all(|(_, b)| b.bytes as usize == bytes(b)));
         }
         let load: Load<'_> = &mut |l| disk.load(l);
         for n in 0..1000u16 {
@@ -295,41 +306,82 @@ proptest! {
         for pos in at.iter().flat_map(|&p| [p - 1, p, p + 1]).chain([0, ask, near + 2, u64::MAX]) {
             prop_assert_eq!(lower_bound(&keys, pos), keys.partition_point(|k| *k < pos));
         }
-        prop_assert_eq!(lower_bound(&[], ask), 0);
+        prop_assert_eq!(lower_bound::<u64>(&[], ask), 0);
     }
 
     #[test]
-    fn entries_like_a_tree(steps in prop::collection::vec((any::<u64>(), 0..4u8, any::<bool>()), 1..400)) {
-        let (mut mine, mut tree) = (Entries::default(), BTreeMap::new());
+    fn entries_like_a_tree(
+        shared in any::<bool>(),
+        steps in prop::collection::vec((any::<u64>(), 0..5u8, any::<bool>()), 1..400),
+    ) {
+        let (mut mine, mut tree) = (Entries::default(), BTreeMap::<u64, Dentry>::new());
+        mine.share(shared);
         for (n, (random, shape, add)) in steps.into_iter().enumerate() {
-            // spread; near each other, so that many have one upper half; at both ends
+            // spread; near each other, so that many have one upper half; at both ends; some in one group of keys
             let pos = match shape {
                 0 => random >> 1,
                 1 => (9 << 40) + random % 50,
                 2 => HASH_MAX - random % 20,
-                _ => 3 + random % 20,
+                3 => 3 + random % 20,
+                _ => {
+                    mine.share(random % 8 < 4);
+                    mine.share(shared);
+                    random >> 1
+                }
             };
-            let rank = tree.range(..pos).count();
-            prop_assert_eq!(mine.lower_bound(pos), rank);
-            prop_assert_eq!(mine.is_at(rank, pos), tree.contains_key(&pos));
+            let at = |mine: &Entries, pos| mine.lower_bound(pos).and_then(|p| mine.get(p).cloned());
+            prop_assert_eq!(at(&mine, pos), tree.range(pos..).next().map(|e| e.1.clone()));
+            let free = (pos..).find(|p| !tree.contains_key(p) || *p > pos + 5).unwrap();
+            prop_assert_eq!(mine.first_free(pos, pos + 5), free);
             let name = format!("{n:03}").into_bytes();
             if tree.contains_key(&pos) {
                 let (near, of) = (pos.saturating_sub(random % 9)..pos + random % 9 + 1, &tree[&pos]);
-                prop_assert_eq!(mine.find(near, &Dentry::clone(of).name), Some(rank));
+                let place = mine.find(near, &Dentry::clone(of).name);
+                prop_assert_eq!(place.and_then(|p| mine.get(p)), Some(of));
                 prop_assert_eq!(mine.find(pos + 1..pos + 9, &of.name), None);
-                prop_assert_eq!(mine.remove(rank), tree.remove(&pos));
+                prop_assert_eq!(mine.remove(place.unwrap()), tree.remove(&pos));
             } else if add && tree.len() < 200 {
                 let d = Dentry { hash: pos, ..dentry(&name, n as u64) };
-                prop_assert_eq!(mine.insert(d.clone()), rank);
+                let place = mine.insert(d.clone());
+                prop_assert_eq!(mine.get_mut(place).cloned(), Some(d.clone()));
                 tree.insert(pos, d);
-            } else if let Some(&first) = tree.range(pos..).next().map(|(p, _)| p) {
-                prop_assert_eq!(mine.remove(rank), tree.remove(&first));
+            } else if let Some((&first, _)) = tree.range(pos..).next() {
+                let place = mine.lower_bound(pos).unwrap();
+                prop_assert_eq!(mine.remove(place), tree.remove(&first));
             }
             prop_assert!(mine.iter().eq(tree.values()) && mine.len() == tree.len());
-            prop_assert_eq!([0, u64::MAX].map(|p| mine.lower_bound(p)), [0, tree.len()]);
+            prop_assert_eq!(at(&mine, 0), tree.values().next().cloned());
+            prop_assert_eq!(mine.lower_bound(u64::MAX), None);
+            let mut some = Vec::new();
+            prop_assert_eq!(mine.list(pos, 3, &mut |e| some.push(e.clone())), some.len());
+            prop_assert!(some.iter().eq(tree.range(pos..).take(3).map(|e| e.1)));
+            prop_assert!(mine.layout().into_iter().eq(tree.values().map(|e| (bucket_lblk(e.hash), e.encoded_bytes()))));
         }
-        let starts: Vec<usize> = [tree.len() / 3, tree.len() / 2].into_iter().filter(|s| *s > 0).collect();
-        let parts = if starts.is_empty() { Vec::new() } else { mine.split_at(&starts) };
+        // at borders of blocks, as `Spread` asks for
+        let blocks: std::collections::BTreeSet<u64> = tree.keys().map(|p| bucket_lblk(*p)).skip(1).collect();
+        let from: Vec<u64> = blocks.into_iter().step_by(7).map(bucket_first).collect();
+        let parts = mine.split_at(&from);
+        prop_assert!(parts.iter().zip(&from).all(|(p, from)| p.iter().all(|e| e.hash >= *from)));
         prop_assert!(mine.iter().chain(parts.iter().flat_map(|p| p.iter())).eq(tree.values()));
+        prop_assert_eq!(mine.len() + parts.iter().map(Entries::len).sum::<usize>(), tree.len());
     }
+}
+
+/// Keys beyond what a group takes are found, and come back into it.
+#[test]
+fn groups_that_run_over() {
+    // one head, so one group
+    let mut all = Entries::default();
+    all.share(true);
+    let at = |i: u64| (77 << 20) + i;
+    for i in 0..40 {
+        all.insert(Dentry { hash: at(i), ..dentry(format!("{i}").as_bytes(), i) });
+    }
+    for i in (0..40).filter(|i| i % 3 != 0).chain((0..40).filter(|i| i % 3 == 0)) {
+        let place = all.find(at(i)..at(i) + 9, format!("{i}").as_bytes());
+        assert_eq!(all.remove(place.unwrap()).map(|e| e.node), Some(InodeNo(i)));
+        assert_eq!(all.find(at(i)..at(i) + 9, format!("{i}").as_bytes()), None);
+        assert_eq!(all.first_free(at(i), at(i) + 8), at(i));
+    }
+    assert!(all.is_empty());
 }

@@ -2,11 +2,12 @@
 
 use crate::cell::Cell;
 use crate::types::*;
-use braidfs_sync::{Mutex, rank};
+use braidfs_sync::{Mutex, MutexGuard, rank};
 use crossbeam::utils::CachePadded;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 const SHARDS: usize = 256;
@@ -65,10 +66,56 @@ pub(super) enum GivenBack {
     TooMuch { orphan: bool },
 }
 
+/// A shard with its lock.
+#[derive(Debug, Default)]
+pub(super) struct LockedShard {
+    /// How many inodes it has: a library holds none, and a look there moves no line.
+    len: AtomicUsize,
+    shard: Mutex<Shard, rank::HeldShard>,
+}
+
+/// The right to a shard, which tells how many inodes there are then.
+pub(super) struct ShardGuard<'a> {
+    len: &'a AtomicUsize,
+    shard: MutexGuard<'a, Shard>,
+}
+
+impl LockedShard {
+    pub(super) fn lock(&self) -> ShardGuard<'_> {
+        ShardGuard { shard: self.shard.lock(), len: &self.len }
+    }
+    /// Whether it has no inode. Who was told of one, and then has had a lock that the caller has, was counted before.
+    fn is_empty(&self) -> bool {
+        self.len.load(Relaxed) == 0
+    }
+}
+
+impl Drop for ShardGuard<'_> {
+    fn drop(&mut self) {
+        let now = self.shard.counts.len();
+        if self.len.load(Relaxed) != now {
+            self.len.store(now, Relaxed);
+        }
+    }
+}
+
+impl Deref for ShardGuard<'_> {
+    type Target = Shard;
+    fn deref(&self) -> &Shard {
+        &self.shard
+    }
+}
+
+impl DerefMut for ShardGuard<'_> {
+    fn deref_mut(&mut self) -> &mut Shard {
+        &mut self.shard
+    }
+}
+
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Held {
-    pub(super) shards: Box<[CachePadded<Mutex<Shard, rank::HeldShard>>]>,
+    pub(super) shards: Box<[CachePadded<LockedShard>]>,
     /// It was said that more was given back than had been told.
     pub(super) complained: AtomicBool,
     /// Counts that were given back in excess.
@@ -83,7 +130,7 @@ impl Default for Held {
 }
 
 impl Held {
-    pub(super) fn shard(&self, ino: InodeNo) -> &Mutex<Shard, rank::HeldShard> {
+    pub(super) fn shard(&self, ino: InodeNo) -> &LockedShard {
         // numbers given one after another go to different shards
         &self.shards[hashed_place(ino.0, SHARDS)]
     }
@@ -136,8 +183,12 @@ impl Held {
         if times > had { GivenBack::TooMuch { orphan } } else { GivenBack::Last { orphan } }
     }
 
-    /// An inode has lost its last name: whether it is held. Whoever gives the last count back will know.
+    /// An inode, which the caller has locked, has lost its last name: whether it is held. Whoever gives the last count back
+    /// will know.
     pub fn orphaned(&self, c: &Cell) -> bool {
+        if self.shard(c.ino).is_empty() {
+            return false;
+        }
         let mut guard = self.shard(c.ino).lock();
         let s = &mut *guard;
         let Some(count) = s.counts.get_mut(&c.ino.0).filter(|x| x.generation == c.generation) else { return false };
