@@ -10,6 +10,7 @@
 mod address_space;
 mod error;
 pub mod interface;
+mod members;
 pub mod overlay;
 pub mod ring;
 pub mod super_io;
