@@ -8,6 +8,7 @@ use crate::dirty::DirtyLimit;
 use crate::fs::MAX_IO_BYTES;
 use crate::latency::Latency;
 use crate::mount_table::{MountId, top_at};
+use crate::ops::TellDevices;
 use crate::profile::Profile;
 use crate::transport::Transport;
 use crate::watch::MetricsAt;
@@ -75,6 +76,8 @@ pub struct MountConfig {
     pub metrics: Option<MetricsAt>,
     /// Operations that take longer are told to the log.
     pub slow: Option<Duration>,
+    /// Is told of devices that are added to the volume.
+    pub tell_devices: Option<TellDevices>,
 }
 
 impl MountConfig {
@@ -103,6 +106,7 @@ impl MountConfig {
             fuseblk: None,
             metrics: None,
             slow: None,
+            tell_devices: None,
         }
     }
 

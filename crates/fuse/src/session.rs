@@ -98,6 +98,7 @@ pub(crate) fn run(vol: Arc<Volume>, service: Service<'_>, ready: impl FnOnce()) 
     let latency = cfg.latency;
     let mut fs = BraidFs::new(vol, negotiated, jobs);
     fs.profile = cfg.profile;
+    fs.tell_devices = cfg.tell_devices.clone();
     fs.allow_dirty(dirty);
     fs.counters = Arc::new(Counters::new(cfg.slow));
     let counters = fs.counters.clone();
