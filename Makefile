@@ -38,7 +38,7 @@ UDEV_RULE := $(DESTDIR)$(LIBDIR)/udev/rules.d/60-braidfs.rules
 UNITS := $(addprefix $(DESTDIR)$(LIBDIR)/systemd/system/,braidfs-scrub@.service braidfs-scrub@.timer braidfs-fsck@.service braidfs@.service)
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo bench test fmt clippy unit heavy heavy-long semver top-picture dashboard-picture watch-cost watch-instructions crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million xfstests soak fuzz fuzz-coverage layers site models deny peers $(PEERS) deps lib wheel python python-unit install install-lib uninstall deb deb-test dist blkid-test recovery-bench sync-bench resize-kill tenant-kill supervise-kills upgrade-rounds upgrade-peers clean
+.PHONY: help build demo bench test fmt clippy unit heavy heavy-long semver top-picture dashboard-picture watch-cost watch-instructions crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million xfstests soak fuzz fuzz-coverage layers site models deny peers $(PEERS) deps lib wheel python python-unit install install-lib uninstall deb deb-test dist blkid-test recovery-bench sync-bench resize-kill device-kill tenant-kill supervise-kills upgrade-rounds upgrade-peers clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z$$()A-Z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -160,6 +160,9 @@ opens: ## on a mounted volume: a million random creates, opens, unlinks, reads, 
 
 resize-kill: ## kill -9 at random moments while volumes become larger or smaller, ROUNDS (default 200; 5 minutes)
 	@python3 scripts/resizing.py $(or $(ROUNDS),200)
+
+device-kill: ## kill -9 at random moments while devices come to volumes, are drained and leave them, ROUNDS (default 200; 8 minutes)
+	@python3 scripts/devices_killed.py $(or $(ROUNDS),200)
 
 tenant-kill: ## kill -9 at random moments while tenants are made, changed and removed, ROUNDS (default 200; 5 minutes)
 	@python3 scripts/tenants_killed.py $(or $(ROUNDS),200)

@@ -19,7 +19,7 @@ use braidfs_format::inode::{
 use braidfs_format::journal::{Chunk, Record, decode_chunk, peek_chunk};
 use braidfs_format::node::{DIR, NodeBlock, NodeKind, NodeRecord, NodeTableBlock, OVERFLOW, REMOTE, USED};
 use braidfs_format::owner::HELD;
-use braidfs_format::super_block::SuperBlock;
+use braidfs_format::super_block::{DRAINED, SuperBlock};
 use braidfs_format::{BlockAddr, Corrupt, DomainId, InodeNo, NodeId};
 use braidfs_store::Store;
 use braidfs_store::super_io::read_super;
@@ -150,6 +150,14 @@ impl Dump {
                 d.data_start,
                 d.last_group_blocks
             );
+            if d.flags.get() != 0 {
+                line!(
+                    o,
+                    "                 flags {:#x}{}",
+                    d.flags,
+                    if d.flags.get() & DRAINED != 0 { " (is drained)" } else { "" }
+                );
+            }
         }
         let devices: Vec<_> = (0..self.store.devices()).map(|i| self.store.device(i).clone()).collect();
         for (i, block, r) in braidfs_store::lease::records(&devices, s).unwrap_or_default() {

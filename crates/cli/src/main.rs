@@ -70,6 +70,7 @@ enum Command {
     Top(cmd::top::Args),
     Resize(cmd::resize::Args),
     Upgrade(cmd::upgrade::Args),
+    Device(cmd::device::Args),
     Tenant(cmd::tenant::Args),
     // boxed: its arguments are many
     Bench(Box<fxmark::cli::Args>),
@@ -131,6 +132,7 @@ fn run(command: Command) -> Outcome {
         Command::Top(a) => cmd::top::run(&a),
         Command::Resize(a) => cmd::resize::run(&a),
         Command::Upgrade(a) => cmd::upgrade::run(&a),
+        Command::Device(a) => cmd::device::run(&a),
         Command::Tenant(a) => cmd::tenant::run(&a),
         Command::Bench(a) => cmd::bench::run(a),
         Command::Man(a) => cmd::man::run(&a, Cli::command()),

@@ -23,8 +23,8 @@ pub use aligned::AlignedBuf;
 pub use count::{CountDevice, Counters};
 pub use cut::CutDevice;
 pub use fault::{Effect, FaultDevice, Op, Rule};
-pub use file::hand_over::{HandedClaim, HandedDevice};
 pub use fence::{Fence, Pass, RecordIo, Rejoin, boot_time};
+pub use file::hand_over::{HandedClaim, HandedDevice};
 pub use file::{FileDevice, OpenHow};
 pub use flush::SharedFlushes;
 #[cfg(feature = "planted-bugs")]

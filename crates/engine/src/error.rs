@@ -83,6 +83,9 @@ pub enum Error {
     /// EINVAL: a volume cannot have the size that was asked for, and why.
     #[error("{0}")]
     Size(String),
+    /// EINTR: whoever asked for long work had it stopped. What was done by then stays, and the same call goes on.
+    #[error("stopped before its end: the same again goes on")]
+    Stopped,
     /// No data, or no hole, from there on (seek).
     #[error("no data there")]
     NoData,
@@ -141,6 +144,7 @@ impl Error {
             Self::ArgTooLong => E::TOOBIG,
             Self::Busy(_) => E::BUSY,
             Self::Unsupported(_) => E::OPNOTSUPP,
+            Self::Stopped => E::INTR,
             Self::NoData => E::NXIO,
             Self::BadHandle => E::BADF,
             Self::Io(_) | Self::Corrupt(_) => E::IO,

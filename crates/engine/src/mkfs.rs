@@ -11,10 +11,11 @@ use crate::space::Space;
 use crate::store::Store;
 use crate::types::{DomainId, InodeNo, MkfsOptions, Placement, Timestamp};
 use crate::volume::label::LABEL_MAX;
+use crate::volume::trim::discard_device;
 use braidfs_device::{BLOCK_BYTES, Device};
 use braidfs_format::bat::{self, BatEntry, ENTRIES_PER_BLOCK};
 use braidfs_format::domain::{CLEAN, DomainHeader};
-use braidfs_format::geometry::{NODES_PER_BLOCK, SEGMENT_BLOCKS};
+use braidfs_format::geometry::NODES_PER_BLOCK;
 use braidfs_format::group::{OWNERS_PER_BLOCK, Owner, SegmentKind, SegmentTable, Temperature, Written, table_mark};
 use braidfs_format::group::{decode_owners, encode_owners};
 use braidfs_format::inode::{INLINE_MAX, Inode};
@@ -43,8 +44,6 @@ const FIRST_SEQ: u64 = 1;
 const GROWTH: u64 = 1024;
 const GROUPS_ROOM: u64 = 1 << 20;
 const GROWTH_LEAST: u64 = 4;
-/// Devices from this size on have groups aligned to segments (2 MiB).
-const ALIGN_FROM_BLOCKS: u64 = (1 << 30) / BLOCK_BYTES as u64;
 
 /// Makes an empty volume on `devices` (device 0 gets the volume's tables). Nothing is checked for old content: the
 /// command does that, nor whether somebody writes a volume on a device that other machines reach ([`crate::store::lease`]). The
@@ -59,7 +58,7 @@ pub fn format(devices: &[Arc<dyn Device>], options: &MkfsOptions) -> Result<Supe
 
     if options.discard {
         for (d, dev) in sb.device_table().iter().zip(devices) {
-            discard(&**dev, d.blocks.get());
+            discard_device(&**dev, d.blocks.get());
         }
     }
     // An old superblock must not survive beside the new tables: the volume is gone from the first write on.
@@ -100,24 +99,6 @@ pub fn format(devices: &[Arc<dyn Device>], options: &MkfsOptions) -> Result<Supe
     }
     store.flush()?;
     Ok(sb)
-}
-
-/// Discards a device, where it can. Piece by piece: the discard of a large device cannot be interrupted.
-fn discard(dev: &dyn Device, blocks: u64) {
-    const PIECE_BLOCKS: u64 = (1 << 30) / BLOCK_BYTES as u64;
-    let mut at = 0;
-    while at < blocks {
-        let n = PIECE_BLOCKS.min(blocks - at);
-        match dev.discard(at, n) {
-            Ok(()) => at += n,
-            Err(e) if e.kind() == std::io::ErrorKind::Unsupported => return,
-            Err(e) => {
-                // the volume is as good without
-                tracing::warn!("{}: discard: {e}", dev.name());
-                return;
-            }
-        }
-    }
 }
 
 /// The first group of a domain.
@@ -214,9 +195,10 @@ fn plan(devices: &[Arc<dyn Device>], o: &MkfsOptions) -> Result<(SuperBlock, Vec
 
     let mut groups = 0u32;
     for (i, dev) in devices.iter().enumerate() {
-        let tables_end = if i == 0 { sb.bat.get() + 2 * bat_pairs } else { 8 };
-        let align = if dev.blocks() >= ALIGN_FROM_BLOCKS { u64::from(SEGMENT_BLOCKS) } else { 8 };
-        let entry = lay_out_device(dev.blocks(), tables_end.next_multiple_of(align), groups, geometry)?;
+        let tables_end = if i == 0 { sb.bat.get() + 2 * bat_pairs } else { 0 };
+        let uuid = *uuid::Uuid::new_v4().as_bytes();
+        let entry = DeviceEntry::lay_out(uuid, dev.blocks(), tables_end, groups, geometry)
+            .ok_or(Error::Invalid("a device is too small for a group: use a larger one or smaller groups"))?;
         groups = groups
             .checked_add(entry.groups.get())
             .filter(|&g| u64::from(g) * u64::from(geometry.nodes()) < 1 << 62)
@@ -228,27 +210,6 @@ fn plan(devices: &[Arc<dyn Device>], o: &MkfsOptions) -> Result<(SuperBlock, Vec
     sb.mlogs = o.mlogs.unwrap_or(default_mlogs).into();
     let first = first_groups(&sb, geometry, total_bytes, o)?;
     Ok((sb, first))
-}
-
-/// Groups of a device with `blocks` blocks from `data_start` on; the last block is the superblock's replica.
-fn lay_out_device(blocks: u64, data_start: u64, first_group: u32, g: Geometry) -> Result<DeviceEntry> {
-    let too_small = Error::Invalid("a device is too small for a group: use a larger one or smaller groups");
-    let Some(usable) = blocks.checked_sub(data_start + 1) else {
-        return Err(too_small);
-    };
-    let (groups, last) = g.groups_on(usable);
-    if groups == 0 {
-        return Err(too_small);
-    }
-    Ok(DeviceEntry {
-        uuid: *uuid::Uuid::new_v4().as_bytes(),
-        blocks: blocks.into(),
-        data_start: data_start.into(),
-        first_group: first_group.into(),
-        groups: u32::try_from(groups).map_err(|_| Error::Invalid("the volume is too large"))?.into(),
-        last_group_blocks: last.into(),
-        reserved: [0; 20],
-    })
 }
 
 /// Gives every domain its first group, round-robin over the devices, and a journal in it.

@@ -102,6 +102,10 @@ pub enum Bug {
     /// Superblocks tell of a larger volume before its group table is durable. Not in [`Bug::ALL`]: the test kit's
     /// `planted_resize` shows it.
     SizeEarly,
+    /// The superblock that counts tells of one more device before that has its own. Not in [`Bug::ALL`], as the last one.
+    DeviceEarly,
+    /// A device that leaves is wiped before the superblock that counts is without it. Not in [`Bug::ALL`], as the last one.
+    LeftEarly,
     /// A domain that is added is counted before its header is durable. Not in [`Bug::ALL`]: the test kit's `planted_domain`
     /// shows it.
     DomainEarly,

@@ -76,11 +76,11 @@ impl Geometry {
     pub fn groups_on(&self, blocks: u64) -> (u64, u32) {
         let size = u64::from(self.group_blocks());
         let (whole, rest) = (blocks / size, (blocks % size) as u32);
-        if rest >= SEGMENT_BLOCKS && rest > self.meta_blocks() + 64 {
-            (whole + 1, rest)
-        } else {
-            (whole, self.group_blocks())
-        }
+        if rest >= self.least_group() { (whole + 1, rest) } else { (whole, self.group_blocks()) }
+    }
+    /// Blocks of the shortest group that is one.
+    pub fn least_group(&self) -> u32 {
+        SEGMENT_BLOCKS.max(self.meta_blocks() + 65)
     }
     /// First block of `group`.
     pub fn group_start(&self, group: u32) -> BlockAddr {

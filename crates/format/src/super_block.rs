@@ -4,6 +4,7 @@
 //! (shadow pairs); groups start at each device's `data_start`.
 
 use crate::block::{BlockHeader, BlockKind, open, seal};
+use crate::geometry::SEGMENT_BLOCKS;
 use crate::{BLOCK_BYTES, Corrupt, FORMAT_VERSION, Geometry};
 use zerocopy::little_endian::{I64, U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -23,6 +24,12 @@ pub const RO_COMPAT_KNOWN: u32 = 0;
 /// `compat` bit: inodes that are immutable or append-only were made. It is never taken back.
 pub const COMPAT_GUARDED: u32 = 1;
 
+/// Devices from this size on (1 GiB) have groups aligned to segments.
+const ALIGN_FROM_BLOCKS: u64 = (1 << 30) / BLOCK_BYTES as u64;
+
+/// [`DeviceEntry::flags`]: nothing new comes to lie on the device. A program that does not know it may put something there.
+pub const DRAINED: u32 = 1;
+
 /// One device of the volume, 64 bytes.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, PartialEq, Eq)]
 #[repr(C)]
@@ -39,10 +46,40 @@ pub struct DeviceEntry {
     pub groups: U32,
     /// Blocks of its last group (a short one has fewer than the others).
     pub last_group_blocks: U32,
+    /// [`DRAINED`].
+    pub flags: U32,
     /// Unused, 0.
-    pub reserved: [u8; 20],
+    pub reserved: [u8; 16],
 }
 const _: () = assert!(size_of::<DeviceEntry>() == 64);
+
+impl DeviceEntry {
+    /// Of no device.
+    pub fn empty() -> Self {
+        Self::new_zeroed()
+    }
+    /// Device block where the first group of a device with `blocks` blocks starts, behind tables that end at `tables_end`.
+    pub fn groups_from(blocks: u64, tables_end: u64) -> u64 {
+        let align = if blocks >= ALIGN_FROM_BLOCKS { u64::from(SEGMENT_BLOCKS) } else { 8 };
+        tables_end.max(8).next_multiple_of(align)
+    }
+    /// A device with `blocks` blocks, the last of which is the superblock's replica, and as many groups as fit behind tables
+    /// that end at `tables_end`, from group `first_group` on. `None` where not even one does.
+    pub fn lay_out(uuid: [u8; 16], blocks: u64, tables_end: u64, first_group: u32, g: Geometry) -> Option<Self> {
+        let data_start = Self::groups_from(blocks, tables_end);
+        let (groups, last) = g.groups_on(blocks.checked_sub(data_start + 1)?);
+        let groups = u32::try_from(groups).ok().filter(|n| *n > 0)?;
+        Some(Self {
+            uuid,
+            blocks: blocks.into(),
+            data_start: data_start.into(),
+            first_group: first_group.into(),
+            groups: groups.into(),
+            last_group_blocks: last.into(),
+            ..Self::empty()
+        })
+    }
+}
 
 /// The superblock, one block.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]

@@ -115,7 +115,7 @@ fn structures() {
     );
     compare(
         "DeviceEntry",
-        fields!(DeviceEntry: uuid, blocks, data_start, first_group, groups, last_group_blocks, reserved),
+        fields!(DeviceEntry: uuid, blocks, data_start, first_group, groups, last_group_blocks, flags, reserved),
     );
     compare(
         "DomainHeader",

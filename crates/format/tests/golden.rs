@@ -45,7 +45,8 @@ fn super_block() -> Vec<u8> {
         first_group: 0.into(),
         groups: 7.into(),
         last_group_blocks: 1024.into(),
-        reserved: [0; 20],
+        flags: 0.into(),
+        reserved: [0; 16],
     };
     s.to_block(0, 0, 1)
 }

@@ -1,7 +1,7 @@
 //! Errors of the calls.
 
 use crate::Fs;
-use braidfs_device::OpenError;
+use braidfs_device::{NbdError, OpenError};
 use rustix::io::Errno;
 use std::io;
 
@@ -45,7 +45,13 @@ impl Error {
                 OpenError::WrongKind { .. }
                 | OpenError::TooSmall { .. }
                 | OpenError::Twice { .. }
+                | OpenError::Uri { .. }
                 | OpenError::NoDevice => Errno::INVAL,
+                OpenError::Nbd(NbdError::Connect { error, .. }) => {
+                    return error.raw_os_error().unwrap_or(Errno::IO.raw_os_error());
+                }
+                OpenError::Nbd(NbdError::ReadOnly { .. }) => Errno::ROFS,
+                OpenError::Nbd(NbdError::Refused { .. } | NbdError::NotDurable { .. }) => Errno::NXIO,
             },
             Self::Option { .. } => Errno::INVAL,
         };

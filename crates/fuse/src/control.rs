@@ -1,10 +1,14 @@
 //! What administrators ask of a mount beyond files: ioctls on its root directory. Low-level module.
 //!
 //! Owns the numbers and structures, for the server (`ops/scrub.rs`, `ops/remount.rs`, `ops/stats.rs`, `ops/watch.rs`,
-//! `ops/resize.rs`, `ops/tenant.rs`) and for
-//! the client, which is here. A scrub belongs to the open directory that started it: when that is closed, also because the
+//! `ops/resize.rs`, `ops/tenant.rs`, `ops/device.rs`) and for
+//! the client, which is here, but for that of devices ([`devices`]). A scrub belongs to the open directory that started it: when that is closed, also because the
 //! program died, the scrub stops. Where the kernel does not tell of closes, it belongs to the thread that started it, and
 //! stops within seconds of its end.
+
+pub mod devices;
+
+pub(crate) use devices::{DEVICE_BLANK, DeviceAnswer, DeviceCall, DeviceStart};
 
 use crate::abi::op;
 use crate::counters::CODES;
@@ -41,9 +45,16 @@ pub(crate) const SAMPLE: u32 = 0xe000_bf07;
 /// one that the root is to lie in. EPERM but for root and the server's user. What the volume says to it stands in the answer.
 pub(crate) const TENANT: u32 = 0xc400_bf08;
 
-/// `_IOWR(0xbf, 9, UpgradeArg)`: another program takes the mount over ([`crate::upgrade`]); on any directory. EPERM but for root
+/// `_IOW(0xbf, 9, DeviceStart)`: begins a change of the volume's devices, on its root directory, which it belongs to as a scrub
+/// does. EBUSY while another one runs, EPERM but for root and the server's user.
+pub(crate) const DEVICE_START: u32 = 0x5020_bf09;
+/// `_IOR(0xbf, 10, ScrubStatus)`: how far it is.
+pub(crate) const DEVICE_STATUS: u32 = 0x8040_bf0a;
+/// `_IOWR(0xbf, 11, ScrubText)`: a part of a [`DeviceAnswer`], JSON, once it is done.
+pub(crate) const DEVICE_TEXT: u32 = 0xd000_bf0b;
+/// `_IOWR(0xbf, 12, UpgradeArg)`: another program takes the mount over ([`crate::upgrade`]); on any directory. EPERM but for root
 /// and the server's user. Why not stands in the answer, which otherwise comes from the new program.
-pub(crate) const UPGRADE: u32 = 0xd020_bf09;
+pub(crate) const UPGRADE: u32 = 0xd020_bf0c;
 
 /// [`ScrubStart::flags`]: leave file data alone.
 pub(crate) const NO_DATA: u32 = 1;
@@ -617,7 +628,7 @@ pub struct Scrub {
     root: File,
 }
 
-/// How far a scrub is.
+/// How far a scrub, or a change of devices, is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Progress {
     /// Its report can be fetched.
@@ -640,7 +651,7 @@ impl Scrub {
     pub fn start(mountpoint: &Path, bytes_per_second: u64, data: bool) -> io::Result<Self> {
         let scrub = Self { root: File::open(mountpoint)? };
         let flags = if data { 0 } else { NO_DATA };
-        scrub.ask(SCRUB_START, &mut ScrubStart { bytes_per_second, flags, reserved: 0 })?;
+        ask(&scrub.root, SCRUB_START, &mut ScrubStart { bytes_per_second, flags, reserved: 0 })?;
         Ok(scrub)
     }
 
@@ -649,16 +660,7 @@ impl Scrub {
     /// # Errors
     /// Of the connection: the volume was unmounted, its server died.
     pub fn progress(&self) -> io::Result<Progress> {
-        let mut s = ScrubStatus::new_zeroed();
-        self.ask(SCRUB_STATUS, &mut s)?;
-        let phase = s.phase.split(|b| *b == 0).next().unwrap_or_default();
-        Ok(Progress {
-            ended: s.ended == 1,
-            phase: String::from_utf8_lossy(phase).into_owned(),
-            done: s.done,
-            total: s.total,
-            text_bytes: s.text_bytes,
-        })
+        progress(&self.root, SCRUB_STATUS)
     }
 
     /// The report of a scrub that ended: [`braidfs_check::ScrubReport`] as JSON.
@@ -666,25 +668,37 @@ impl Scrub {
     /// # Errors
     /// As [`Self::progress`]; ENODATA where it has not ended.
     pub fn report(&self) -> io::Result<Vec<u8>> {
-        let bytes = self.progress()?.text_bytes;
-        let mut out = Vec::new();
-        while (out.len() as u64) < bytes {
-            let mut part = ScrubText { offset: out.len() as u64, ..ScrubText::new_zeroed() };
-            self.ask(SCRUB_TEXT, &mut part)?;
-            match part.text.get(..part.bytes as usize) {
-                Some(text) if !text.is_empty() => out.extend_from_slice(text),
-                _ => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the report ends early")),
-            }
-        }
-        Ok(out)
-    }
-
-    fn ask<T: FromBytes + IntoBytes>(&self, number: u32, arg: &mut T) -> io::Result<()> {
-        ask(&self.root, number, arg)
+        report(&self.root, SCRUB_TEXT, self.progress()?.text_bytes)
     }
 }
 
-fn ask<T: FromBytes + IntoBytes>(dir: &File, number: u32, arg: &mut T) -> io::Result<()> {
+pub(crate) fn progress(root: &File, number: u32) -> io::Result<Progress> {
+    let mut s = ScrubStatus::new_zeroed();
+    ask(root, number, &mut s)?;
+    let phase = s.phase.split(|b| *b == 0).next().unwrap_or_default();
+    Ok(Progress {
+        ended: s.ended == 1,
+        phase: String::from_utf8_lossy(phase).into_owned(),
+        done: s.done,
+        total: s.total,
+        text_bytes: s.text_bytes,
+    })
+}
+
+pub(crate) fn report(root: &File, number: u32, bytes: u64) -> io::Result<Vec<u8>> {
+    let mut out = Vec::new();
+    while (out.len() as u64) < bytes {
+        let mut part = ScrubText { offset: out.len() as u64, ..ScrubText::new_zeroed() };
+        ask(root, number, &mut part)?;
+        match part.text.get(..part.bytes as usize) {
+            Some(text) if !text.is_empty() => out.extend_from_slice(text),
+            _ => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the report ends early")),
+        }
+    }
+    Ok(out)
+}
+
+pub(crate) fn ask<T: FromBytes + IntoBytes>(dir: &File, number: u32, arg: &mut T) -> io::Result<()> {
     // SAFETY: the number tells the kernel the size of `T` and the direction (asserted above); `arg` is valid for
     // reads and writes of that size until the call returns, and any bytes make a `T`.
     match unsafe { libc::ioctl(dir.as_raw_fd(), number.into(), std::ptr::from_mut(arg)) } {

@@ -16,7 +16,7 @@ use crate::dirty_grants::DirtyGrants;
 use crate::flagged::Flagged;
 use crate::handles::Handles;
 use crate::listing::Listings;
-use crate::ops::{Durable, Samples, Scrubbing, Syncs};
+use crate::ops::{self, Durable, Samples, Syncs, TellDevices};
 use crate::profile::{Profile, Xattr};
 use crate::request::{Answer, Handled, Outcome, Request};
 use crate::room::Tight;
@@ -163,9 +163,13 @@ pub(crate) struct BraidFs {
     /// Which threads may wait for a device.
     pub(crate) syncs: Syncs,
     /// The scrub that runs, or ran last.
-    pub(crate) scrub: Mutex<Option<Scrubbing>, rank::Scrub>,
-    /// There is one: closing a directory need not look for it otherwise.
-    pub(crate) scrubs: AtomicBool,
+    pub(crate) scrub: Mutex<Option<ops::Job>, rank::Scrub>,
+    /// The change of the volume's devices that runs, or ran last.
+    pub(crate) device_job: Mutex<Option<ops::Job>, rank::DeviceJob>,
+    /// There is one of these: closing a directory need not look for it otherwise.
+    pub(crate) opened_jobs: AtomicBool,
+    /// Is told of devices that are added.
+    pub(crate) tell_devices: Option<TellDevices>,
     /// Under way, or just over.
     pub(crate) trims: Mutex<Vec<JoinHandle<()>>, rank::Trims>,
     pub(crate) profile: Profile,
@@ -252,7 +256,9 @@ impl BraidFs {
             durable: Durable::default(),
             syncs: Syncs::default(),
             scrub: Mutex::default(),
-            scrubs: AtomicBool::new(false),
+            device_job: Mutex::default(),
+            opened_jobs: AtomicBool::new(false),
+            tell_devices: None,
             trims: Mutex::default(),
             upgrades: Arc::new(Upgrades::new(None, negotiated, 0)),
             waiting: Arc::default(),
@@ -291,6 +297,7 @@ impl BraidFs {
     pub(crate) fn into_volume(self) -> Arc<Volume> {
         // stops it: it shares the volume
         drop(self.scrub.into_inner());
+        drop(self.device_job.into_inner());
         for trim in self.trims.into_inner() {
             // a panic was told by the thread itself
             let _ = trim.join();

@@ -49,6 +49,7 @@ pub use daemon::{DaemonError, Ready, daemonize};
 pub use latency::Latency;
 pub use mount::{MountConfig, remount};
 pub use mount_table::{DeadMount, MountId, dead_at};
+pub use ops::TellDevices;
 pub use profile::{Cache, Profile};
 pub use serve::{Progress, ServeError, serve};
 pub use supervise::{Limit, SuperviseError, supervise};

@@ -8,6 +8,7 @@ use crate::dirty::DirtyLimit;
 use crate::fs::MAX_IO_BYTES;
 use crate::latency::Latency;
 use crate::mount_table::{MountId, top_at};
+use crate::ops::TellDevices;
 use crate::profile::Profile;
 use crate::transport::Transport;
 use crate::upgrade::Upgradable;
@@ -80,6 +81,8 @@ pub struct MountConfig {
     pub slow: Option<Duration>,
     /// What another process needs to take the mount over; `None`: it cannot.
     pub upgrade: Option<Arc<Upgradable>>,
+    /// Is told of devices that are added to the volume.
+    pub tell_devices: Option<TellDevices>,
 }
 
 impl MountConfig {
@@ -109,6 +112,7 @@ impl MountConfig {
             metrics: None,
             slow: None,
             upgrade: None,
+            tell_devices: None,
         }
     }
 

@@ -95,6 +95,7 @@ impl Fresh {
         let (jobs, work) = mpsc::channel();
         let mut fs = BraidFs::new(vol, negotiated, jobs);
         fs.profile = cfg.profile;
+        fs.tell_devices = cfg.tell_devices.clone();
         fs.upgrades = Arc::new(Upgrades::new(cfg.upgrade.clone(), negotiated, at_device_threads(cfg)));
         Self { fs, work }
     }
@@ -616,10 +617,10 @@ fn settle(last: &Server<'_>, let_go: impl Fn() -> bool) -> Settled {
     let (mut buf, mut out) = (vec![0; RECEIVE_BYTES], Answer::of_pages(MAX_IO_BYTES as usize));
     loop {
         let jobs = match &*last.slot.lock() {
-            Some(fs) if fs.scrub.lock().as_ref().is_some_and(crate::ops::Scrubbing::running) => {
-                return Settled::No("it is being scrubbed: wait for the end, or stop that".into());
-            }
-            Some(fs) => fs.jobs.clone(),
+            Some(fs) => match fs.job_under_way() {
+                Some(why) => return Settled::No(why.into()),
+                None => fs.jobs.clone(),
+            },
             None => return Settled::Gone,
         };
         let asides = || match &*last.slot.lock() {

@@ -1,47 +1,25 @@
 //! Which block of the group space lies where on which device.
 
+use crate::members::Members;
 use crate::{Error, Result};
-use braidfs_device::{BLOCK_BYTES, Device, SharedFlushes, WriteOp};
-use braidfs_format::super_block::{DeviceEntry, SuperBlock};
+use braidfs_device::{BLOCK_BYTES, Device, WriteOp};
+use braidfs_format::super_block::SuperBlock;
 use braidfs_format::{BlockAddr, Corrupt, Geometry};
 use braidfs_sync::phases::{self, Phase};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The devices of a volume behind one address space. Cheap to share; its only state is how large the volume is.
+/// The devices of a volume behind one address space. Cheap to share; its only state is which devices there are, and how large
+/// the volume is.
 #[derive(Debug)]
 pub struct Store {
-    devices: Vec<Arc<dyn Device>>,
-    map: Vec<Span>,
+    members: Members,
     /// As the volume was when it was opened.
     opened: Geometry,
     /// Groups that it has now. Written after the end of the last device, and read before it.
     groups: AtomicU32,
     /// Low half of the UUID.
     pub volume: u32,
-}
-
-/// The groups of a device.
-#[derive(Debug)]
-struct Span {
-    /// First block in the group space.
-    first: u64,
-    /// One past the last usable block. Changes of the last device only.
-    end: AtomicU64,
-    /// Device block of the first one.
-    start: u64,
-}
-
-impl Span {
-    fn end(&self) -> u64 {
-        self.end.load(Ordering::Acquire)
-    }
-}
-
-/// One past the last usable block of a device, in the group space.
-fn end_of(d: &DeviceEntry, g: Geometry) -> u64 {
-    let first = u64::from(d.first_group.get()) * u64::from(g.group_blocks());
-    first + u64::from(d.groups.get() - 1) * u64::from(g.group_blocks()) + u64::from(d.last_group_blocks.get())
 }
 
 impl Store {
@@ -59,8 +37,8 @@ impl Store {
             )
             .into());
         }
-        let mut map = Vec::new();
-        for (d, dev) in table.iter().zip(&devices) {
+        let members = Members::new();
+        for (d, dev) in table.iter().zip(devices) {
             if dev.blocks() < d.blocks.get() {
                 let why = format!(
                     "{} has {} blocks, the volume needs {}: it was truncated",
@@ -70,13 +48,10 @@ impl Store {
                 );
                 return Err(Corrupt::new("volume", why).into());
             }
-            let first = u64::from(d.first_group.get()) * u64::from(geometry.group_blocks());
-            map.push(Span { first, end: AtomicU64::new(end_of(d, geometry)), start: d.data_start.get() });
+            members.add(dev, d, geometry);
         }
-        // one flush for all domains that wait at the same time
-        let devices = devices.into_iter().map(SharedFlushes::of).collect();
         let groups = AtomicU32::new(geometry.groups);
-        Ok(Self { devices, map, opened: geometry, groups, volume: sb.volume_id() })
+        Ok(Self { members, opened: geometry, groups, volume: sb.volume_id() })
     }
 
     /// Sizes of the volume, as they are now: of two calls the later one may tell of more groups.
@@ -88,10 +63,31 @@ impl Store {
     /// The volume has changed its size: its last device is as `sb` says from now on. Nobody uses a group that is not there
     /// before and afterwards.
     pub fn resize(&self, sb: &SuperBlock) {
-        if let (Some(span), Some(d)) = (self.map.last(), sb.device_table().last()) {
-            span.end.store(end_of(d, self.opened), Ordering::Release);
+        if let Some(d) = sb.device_table().last() {
+            self.members.resize_last(d, self.opened);
             self.groups.store(sb.groups.get(), Ordering::Release);
         }
+    }
+
+    /// Whether the volume may get one more device before it is closed: how many it can have had until then is limited.
+    pub fn has_seat(&self) -> bool {
+        self.members.has_seat()
+    }
+
+    /// The volume has one device more, the last of `sb`; false where it cannot. One at a time.
+    pub fn add_device(&self, device: Arc<dyn Device>, sb: &SuperBlock) -> bool {
+        let Some(entry) = sb.device_table().last() else { return false };
+        let added = self.members.add(device, entry, self.opened);
+        if added {
+            self.groups.store(sb.groups.get(), Ordering::Release);
+        }
+        added
+    }
+
+    /// The volume is as `sb` says, without what was its last device, which is let go. Nobody uses one of its groups.
+    pub fn remove_last_device(&self, sb: &SuperBlock) {
+        self.groups.store(sb.groups.get(), Ordering::Release);
+        self.members.remove_last();
     }
 
     /// The device that holds `addr .. addr + blocks` and the block there.
@@ -99,22 +95,19 @@ impl Store {
     /// # Errors
     /// [`Error::Corrupt`] where no device holds them.
     pub fn place(&self, addr: BlockAddr, blocks: u64) -> Result<(usize, u64)> {
-        let i = self.map.partition_point(|m| m.first <= addr.0);
-        if i > 0 {
-            let m = &self.map[i - 1];
-            if addr.0.checked_add(blocks).is_some_and(|e| e <= m.end()) {
-                return Ok((i - 1, addr.0 - m.first + m.start));
-            }
+        if let Some((i, seat)) = self.members.of(addr)
+            && addr.0.checked_add(blocks).is_some_and(|e| e <= seat.end())
+        {
+            return Ok((i, addr.0 - seat.first + seat.start));
         }
         Err(Corrupt::new("block address", format!("{addr} + {blocks} lies outside the volume")).into())
     }
 
     /// Blocks of `group` (the last of a device may be short).
     pub fn group_blocks(&self, group: u32) -> u32 {
-        let start = self.opened.group_start(group).0;
-        let i = self.map.partition_point(|m| m.first <= start);
-        let end = if i > 0 { self.map[i - 1].end() } else { start };
-        end.saturating_sub(start).min(u64::from(self.opened.group_blocks())) as u32
+        let start = self.opened.group_start(group);
+        let end = self.members.of(start).map_or(start.0, |(_, seat)| seat.end());
+        end.saturating_sub(start.0).min(u64::from(self.opened.group_blocks())) as u32
     }
 
     /// Reads whole blocks; `buf` is a multiple of 4096 bytes.
@@ -124,7 +117,7 @@ impl Store {
     pub fn read(&self, addr: BlockAddr, buf: &mut [u8]) -> Result<()> {
         let (d, b) = self.place(addr, (buf.len() / BLOCK_BYTES) as u64)?;
         let _phase = phases::enter(Phase::Read);
-        self.devices[d].read(b, buf).map_err(Error::Io)
+        self.device(d).read(b, buf).map_err(Error::Io)
     }
 
     /// Writes one run.
@@ -134,7 +127,7 @@ impl Store {
     pub fn write(&self, addr: BlockAddr, buf: &[u8]) -> Result<()> {
         let (d, b) = self.place(addr, (buf.len() / BLOCK_BYTES) as u64)?;
         let _phase = phases::enter(Phase::Write);
-        self.devices[d].write(b, buf).map_err(Error::Io)
+        self.device(d).write(b, buf).map_err(Error::Io)
     }
 
     /// Writes all runs in parallel and waits for them.
@@ -158,16 +151,19 @@ impl Store {
         ops: &[(BlockAddr, Vec<&[u8]>)],
         write: impl Fn(&dyn Device, &[WriteOp<'_>]) -> std::io::Result<()>,
     ) -> Result<()> {
-        let mut per: Vec<Vec<WriteOp<'_>>> = vec![Vec::new(); self.devices.len()];
+        let mut per: Vec<Vec<WriteOp<'_>>> = Vec::new();
         for (addr, bufs) in ops {
             let blocks = bufs.iter().map(|b| b.len()).sum::<usize>() / BLOCK_BYTES;
             let (d, block) = self.place(*addr, blocks as u64)?;
+            if per.len() <= d {
+                per.resize(d + 1, Vec::new());
+            }
             per[d].push(WriteOp { block, bufs: bufs.clone() });
         }
         let _phase = phases::enter(Phase::Write);
         for (d, ops) in per.iter().enumerate() {
             if !ops.is_empty() {
-                write(&*self.devices[d], ops)?;
+                write(&**self.device(d), ops)?;
             }
         }
         Ok(())
@@ -179,7 +175,7 @@ impl Store {
     /// Of a device.
     pub fn flush(&self) -> Result<()> {
         let _phase = phases::enter(Phase::Flush);
-        self.devices.iter().try_for_each(|d| d.flush()).map_err(Error::Io)
+        (0..self.devices()).try_for_each(|d| self.device(d).flush()).map_err(Error::Io)
     }
 
     /// Makes all writes to `groups` that have returned durable: flushes the devices that these lie on, and no other, so
@@ -188,19 +184,20 @@ impl Store {
     /// # Errors
     /// Of a device.
     pub fn flush_groups(&self, groups: impl IntoIterator<Item = u32>) -> Result<()> {
-        if self.devices.len() == 1 {
+        if self.devices() == 1 {
             return self.flush();
         }
         let _phase = phases::enter(Phase::Flush);
-        self.devices_of(groups).into_iter().try_for_each(|d| self.devices[d].flush().map_err(Error::Io))
+        self.devices_of(groups).into_iter().try_for_each(|d| self.device(d).flush().map_err(Error::Io))
     }
 
     /// The devices that `groups` lie on, rising.
     pub fn devices_of(&self, groups: impl IntoIterator<Item = u32>) -> Vec<usize> {
-        let mut wanted = vec![false; self.devices.len()];
+        let mut wanted = vec![false; self.devices()];
         for g in groups {
-            let start = self.opened.group_start(g).0;
-            if let Some(w) = wanted.get_mut(self.map.partition_point(|m| m.first <= start).saturating_sub(1)) {
+            // one of a device that has just left is nobody's
+            let device = self.members.of(self.opened.group_start(g)).map(|(i, _)| i);
+            if let Some(w) = device.and_then(|i| wanted.get_mut(i)) {
                 *w = true;
             }
         }
@@ -209,7 +206,7 @@ impl Store {
 
     /// Number of devices.
     pub fn devices(&self) -> usize {
-        self.devices.len()
+        self.members.len()
     }
 
     /// Says that blocks hold nothing of use. What they read as is then undefined.
@@ -218,14 +215,18 @@ impl Store {
     /// [`Error::Unsupported`] where the device cannot discard; of the device; an address outside the volume.
     pub fn discard(&self, addr: BlockAddr, blocks: u64) -> Result<()> {
         let (d, b) = self.place(addr, blocks)?;
-        self.devices[d].discard(b, blocks).map_err(|e| match e.kind() {
+        self.device(d).discard(b, blocks).map_err(|e| match e.kind() {
             std::io::ErrorKind::Unsupported => Error::Unsupported("the device cannot discard"),
             _ => Error::Io(e),
         })
     }
 
-    /// Device `i`, for the volume's own tables.
+    /// Device `i`, for the volume's own tables. Of one that has just left the volume what is left of it: it flushes nothing, and
+    /// fails else.
+    ///
+    /// # Panics
+    /// Where there was never such a device.
     pub fn device(&self, i: usize) -> &Arc<dyn Device> {
-        &self.devices[i]
+        &self.members.seat(i).device
     }
 }

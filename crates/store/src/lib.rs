@@ -13,6 +13,7 @@ mod address_space;
 mod error;
 pub mod interface;
 pub mod lease;
+mod members;
 pub mod overlay;
 pub mod ring;
 pub mod super_io;

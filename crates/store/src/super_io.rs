@@ -42,6 +42,9 @@ pub fn read_at(device: &Arc<dyn Device>, block: u64) -> Result<SuperBlock> {
 
 /// The superblock of the volume on `devices`, and these in the order of its device table.
 ///
+/// That of device 0 counts. A device that it does not name, though its own superblock tells of the volume, is left out: a crash
+/// came while it was being added, or removed.
+///
 /// # Errors
 /// No volume, devices of different volumes, one given twice or missing, or one smaller than it was.
 pub fn read_super(devices: &[Arc<dyn Device>]) -> Result<(SuperBlock, Vec<Arc<dyn Device>>)> {
@@ -53,22 +56,45 @@ pub fn read_super(devices: &[Arc<dyn Device>]) -> Result<(SuperBlock, Vec<Arc<dy
     let Some(&(first, first_device)) = found.first() else {
         return bad("no device was given".into());
     };
-    let mut order: Vec<Option<Arc<dyn Device>>> = vec![None; first.device_table().len()];
-    for (sb, d) in &found {
-        if sb.uuid != first.uuid || sb.devices != first.devices {
-            return bad(format!("{} and {} belong to different volumes", first_device.name(), d.name()));
-        }
-        match order.get_mut(usize::from(sb.this_device.get())) {
-            Some(slot @ None) => *slot = Some(Arc::clone(d)),
-            _ => return bad(format!("{} was given twice (device {})", d.name(), sb.this_device.get())),
-        }
+    if let Some((_, d)) = found.iter().find(|(sb, _)| sb.uuid != first.uuid) {
+        return bad(format!("{} and {} belong to different volumes", first_device.name(), d.name()));
     }
-    let total = order.len();
-    let order: Vec<_> = order.into_iter().flatten().collect();
-    if order.len() != total {
-        return bad(format!("has {total} devices, {} were given: name all of them", order.len()));
-    }
-    // The tables are identical on all devices but for `this_device`; the one of device 0 is taken as the truth.
     let sb = found.iter().find(|(sb, _)| sb.this_device.get() == 0).map_or(first, |f| f.0);
-    Ok((sb, order))
+    let mut order: Vec<Option<Arc<dyn Device>>> = vec![None; sb.device_table().len()];
+    for (own, d) in &found {
+        if !names(&sb, own) {
+            tracing::warn!(
+                "{} is none of the volume's {} devices and left out: it was being added or removed when the volume stopped",
+                d.name(),
+                order.len()
+            );
+            continue;
+        }
+        match order.get_mut(usize::from(own.this_device.get())) {
+            Some(slot @ None) => *slot = Some(Arc::clone(d)),
+            _ => return bad(format!("{} was given twice (device {})", d.name(), own.this_device.get())),
+        }
+    }
+    let missing = (0..).zip(&order).filter(|(_, d)| d.is_none()).map(|(i, _)| what(&sb, i)).collect::<Vec<_>>();
+    if !missing.is_empty() {
+        let (total, given) = (order.len(), order.len() - missing.len());
+        let missing = missing.join(", ");
+        return bad(format!("has {total} devices, {given} were given: name all of them; missing: {missing}"));
+    }
+    Ok((sb, order.into_iter().flatten().collect()))
+}
+
+/// Whether `sb`, which counts, names the device whose own superblock is `own`.
+pub fn names(sb: &SuperBlock, own: &SuperBlock) -> bool {
+    let entry = |of: &SuperBlock| of.device_table().get(usize::from(own.this_device.get())).map(|d| d.uuid);
+    sb.uuid == own.uuid && entry(sb).is_some() && entry(sb) == entry(own)
+}
+
+/// Device `i`, by what its superblock tells of it.
+fn what(sb: &SuperBlock, i: usize) -> String {
+    let hex = |bytes: &[u8]| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>();
+    let entry = &sb.device[i];
+    let parts = [0..4, 4..6, 6..8, 8..10, 10..16].map(|r| hex(&entry.uuid[r])).join("-");
+    let mib = entry.blocks.get().saturating_mul(BLOCK_BYTES as u64) >> 20;
+    format!("device {i} (UUID {parts}, {mib} MiB; `braidfs probe DEVICE` tells a device's)")
 }

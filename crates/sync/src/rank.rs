@@ -105,6 +105,8 @@ ranks! {
     Grants = -1, "grants" 0, One, (): "grants";
     /// The scrub that runs.
     Scrub = -1, "scrub" 0, One, (): "scrub";
+    /// The change of devices that runs.
+    DeviceJob = -1, "device job" 0, One, (): "change of devices";
     /// Trims under way.
     Trims = -1, "trims" 0, One, (): "trims";
     /// Answers that are held back while a domain becomes tight.
@@ -237,6 +239,8 @@ ranks! {
     FreeFrames = 9, "frames" 0, One, (): "list of free frames";
     /// The chunks that frames come from.
     FramePool = 9, "frames" 1, One, (): "pool of chunks";
+    /// A device of a volume, for as long as something is read or written there.
+    Member = 9, "member" 0, One, (): "device of a volume";
 
     /// Rules of a faulty device.
     FaultRules = 10, "fault" 0, One, (): "rules of faults";

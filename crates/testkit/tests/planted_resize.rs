@@ -1,8 +1,10 @@
-//! Bugs on purpose in what changes a volume, which the explorer's operations do not have: its growth, one more domain.
+//! Bugs on purpose in what changes a volume, which the explorer's operations do not have: its growth, one more domain, devices that
+//! come and leave.
 #![cfg(feature = "planted-bugs")]
 
 use braidfs::planted::{Bug, plant};
 use braidfs_testkit::add_domain::every_crash_of_an_addition;
+use braidfs_testkit::devices::{Change, every_crash_of_a_device};
 use braidfs_testkit::resize::every_crash_of_a_growth;
 
 // one test: a planted bug is one of the whole process
@@ -15,6 +17,18 @@ fn a_size_told_before_the_group_table_is_durable_is_seen() {
     let why = seen.expect_err("the bug was not seen");
     println!("{why}");
     domain_counted_early();
+    device_told_of_early();
+}
+
+/// A device is told of before it has its own superblocks, or wiped before it is told of no more.
+fn device_told_of_early() {
+    for (bug, what) in [(Bug::DeviceEarly, Change::Add), (Bug::LeftEarly, Change::Remove)] {
+        plant(Some(bug));
+        let seen = every_crash_of_a_device(what);
+        plant(None);
+        let why = seen.expect_err("the bug was not seen");
+        println!("{bug:?}: {why}");
+    }
 }
 
 /// A domain is counted before its header is durable.

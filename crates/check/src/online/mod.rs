@@ -74,6 +74,9 @@ impl Scrub<'_> {
                 self.look(Quiesced::Superblocks, None, 1, |log| {
                     // the volume may have grown since: then its replica lies elsewhere
                     let sb = volume.super_block();
+                    if i >= sb.device_table().len() {
+                        return; // or lost the device
+                    }
                     let addr = if replica { sb.device[i].blocks.get().saturating_sub(1) } else { 0 };
                     superblock(store, log, &sb, i, addr);
                 });

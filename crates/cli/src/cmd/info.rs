@@ -5,7 +5,7 @@ use crate::{mounted, open, text};
 use braidfs::volume::DomainInfo;
 use braidfs::{StatFs, Timestamp, Volume};
 use braidfs_format::inode::Placement;
-use braidfs_format::super_block::{INCOMPAT_DATA_SUMS, SuperBlock};
+use braidfs_format::super_block::{DRAINED, INCOMPAT_DATA_SUMS, SuperBlock};
 use serde::Serialize;
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -60,6 +60,8 @@ pub struct DeviceReport {
     pub bytes: u64,
     /// Block groups on it.
     pub groups: u32,
+    /// Nothing new comes to lie on it (`braidfs device drain`).
+    pub drained: bool,
 }
 
 #[derive(Debug, Serialize)]
@@ -103,7 +105,12 @@ pub fn volume_report(sb: &SuperBlock) -> VolumeReport {
         },
         devices: devices
             .iter()
-            .map(|d| DeviceReport { uuid: uuid(d.uuid), bytes: d.blocks.get() << 12, groups: d.groups.get() })
+            .map(|d| DeviceReport {
+                uuid: uuid(d.uuid),
+                bytes: d.blocks.get() << 12,
+                groups: d.groups.get(),
+                drained: d.flags.get() & DRAINED != 0,
+            })
             .collect(),
     }
 }
@@ -118,10 +125,16 @@ impl VolumeReport {
         };
         let sums = if self.data_checksums { "on" } else { "off" };
         let plural = |n: usize| if n == 1 { "" } else { "s" };
+        let devices = self.devices.iter().enumerate().filter(|_| self.devices.len() > 1).map(|(i, d)| {
+            let drained = if d.drained { ", is drained" } else { "" };
+            format!("device {i:<5}{}, {} in {} block groups{drained}\n", d.uuid, text::size(d.bytes), d.groups)
+        });
+        let devices: String = devices.collect();
         format!(
             "volume      {}{label}\n\
              format      {}, made {} UTC\n\
              size        {} in {} block groups of {}, {} device{}\n\
+             {devices}\
              domains     {}, with {} mlog{} each\n\
              placement   {}\n\
              inline data {inline}\n\

@@ -155,12 +155,12 @@ fn options(args: &Args) -> Result<MkfsOptions, Failure> {
 fn format(args: &Args, options: &MkfsOptions, paths: &[PathBuf], made: &mut Vec<PathBuf>) -> Outcome {
     // All are looked at before the first is changed.
     for path in paths {
-        look(path, args)?;
+        look(path, args.size, args.force, "will not format")?;
     }
     open::no_duplicates(paths)?;
     check_total(args, paths)?;
     for path in paths {
-        size_image(path, args, made)?;
+        size_image(path, args.size, made)?;
     }
     let devices = open::devices(paths, true)?;
     // A volume that somebody writes from elsewhere is left alone, by --force, too.
@@ -185,15 +185,18 @@ fn format(args: &Args, options: &MkfsOptions, paths: &[PathBuf], made: &mut Vec<
     Ok(0)
 }
 
-/// Refuses what must not, or not without `--force`, be overwritten.
-fn look(path: &Path, args: &Args) -> Result<(), Failure> {
+/// Refuses what must not, or not with `force`, be overwritten; an image file may be made, or extended, to `size`.
+///
+/// # Errors
+/// Why it cannot be used; `refused` and what it holds.
+pub fn look(path: &Path, size: Option<u64>, force: bool, refused: &str) -> Result<(), Failure> {
     if is_nbd_uri(path) {
-        return look_at_export(path, args);
+        return look_at_export(path, size, force, refused);
     }
     let fail = |e: std::io::Error| Failure::at("cannot use", path.display(), host_error(&e));
     let meta = match std::fs::metadata(path) {
         Ok(meta) => meta,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound && args.size.is_some() => return Ok(()),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound && size.is_some() => return Ok(()),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
             return Err(Failure::at("cannot use", path.display(), "does not exist: --size BYTES makes an image file"));
         }
@@ -206,7 +209,7 @@ fn look(path: &Path, args: &Args) -> Result<(), Failure> {
     if let Some(busy) = probe::busy(path) {
         return Err(Failure::at("cannot use", path.display(), format!("it is {busy}: release it first")));
     }
-    if let Some(size) = args.size {
+    if let Some(size) = size {
         if !kind.is_file() && size > device_bytes(path)? {
             let has = text::size(device_bytes(path)?);
             let why = format!("the device has {has}, less than --size: give less, or leave --size out");
@@ -218,41 +221,41 @@ fn look(path: &Path, args: &Args) -> Result<(), Failure> {
             return Err(Failure::at("cannot use", path.display(), why));
         }
     }
-    if args.force {
+    if force {
         return Ok(());
     }
     let file = File::open(path).map_err(fail)?;
     let found = probe::probe(path).map_err(fail)?;
     if let Some(first) = found.first() {
         let why = format!("it holds {}: use --force to overwrite it", first.what);
-        return Err(Failure::at("will not format", path.display(), why));
+        return Err(Failure::at(refused, path.display(), why));
     }
     if kind.is_file()
         && let Some(at) = probe::first_data(&file).map_err(fail)?
     {
         let why = format!("the file holds data (at byte {at}): use --force to overwrite it");
-        return Err(Failure::at("will not format", path.display(), why));
+        return Err(Failure::at(refused, path.display(), why));
     }
     Ok(())
 }
 
 /// As [`look`], of an export of an NBD server.
-fn look_at_export(path: &Path, args: &Args) -> Result<(), Failure> {
+fn look_at_export(path: &Path, size: Option<u64>, force: bool, refused: &str) -> Result<(), Failure> {
     let bytes = device_bytes(path)?;
-    if let Some(size) = args.size
+    if let Some(size) = size
         && size > bytes
     {
         let why = format!("the device has {}, less than --size: give less, or leave --size out", text::size(bytes));
         return Err(Failure::at("cannot use", path.display(), why));
     }
-    if args.force {
+    if force {
         return Ok(());
     }
     let found = probe::probe(path).map_err(|e| Failure::at("cannot use", path.display(), host_error(&e)))?;
     match found.first() {
         Some(first) => {
             let why = format!("it holds {}: use --force to overwrite it", first.what);
-            Err(Failure::at("will not format", path.display(), why))
+            Err(Failure::at(refused, path.display(), why))
         }
         None => Ok(()),
     }
@@ -300,9 +303,12 @@ fn cut(devices: Vec<Arc<dyn Device>>, size: Option<u64>) -> std::io::Result<Vec<
     devices.into_iter().map(one).collect()
 }
 
-/// Makes or extends an image file.
-fn size_image(path: &Path, args: &Args, made: &mut Vec<PathBuf>) -> Result<(), Failure> {
-    let Some(size) = args.size.filter(|_| !is_nbd_uri(path)) else { return Ok(()) };
+/// Makes or extends an image file, where there is a `size`; one that was made is put in `made`.
+///
+/// # Errors
+/// Of the file system that it lies in; a process uses it.
+pub fn size_image(path: &Path, size: Option<u64>, made: &mut Vec<PathBuf>) -> Result<(), Failure> {
+    let Some(size) = size.filter(|_| !is_nbd_uri(path)) else { return Ok(()) };
     let as_failure = |e: &dyn std::fmt::Display| Failure::new(e.to_string());
     let fail = |e: std::io::Error| Failure::at("cannot extend", path.display(), host_error(&e));
     let meta = std::fs::metadata(path);

@@ -7,17 +7,21 @@ use crate::cmd::mount_options::{self, FuseBlk, MountSpec};
 use crate::cmd::remount;
 use crate::failure::{Failure, Outcome, host_error, mount_code};
 use crate::{mounted, mountinfo, notify, open};
-use braidfs::store::super_io::read_super;
+use braidfs::store::super_io::{read_one, read_super};
 use braidfs::{MountOptions, Volume};
 use braidfs_device::{
     AnyDevice, Device, FileDevice, LoopDevice, OpenError, is_nbd_uri, is_unclaimed, look_at_devices, open_any_devices,
     open_claimed_devices,
 };
 use braidfs_fuse::{
-    DaemonError, DeadMount, Heir, MountConfig, Progress, Ready, Upgradable, daemonize, dead_at, serve, supervise,
+    DaemonError, DeadMount, Heir, MountConfig, Progress, Ready, TellDevices, Upgradable, daemonize, dead_at, serve,
+    supervise,
 };
-use std::ffi::OsString;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use rustix::fs::{MemfdFlags, memfd_create};
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -245,7 +249,9 @@ fn mount(devices: &[PathBuf], mountpoint: &Path, spec: &MountSpec, foreground: b
     let failed = |f: Failure| f.with_code(mount_code::FAILED);
     // The server works in `/`: its paths must not depend on where we were started.
     let mountpoint = mountinfo::absolute(mountpoint);
-    let job = Job { devices: real_paths(devices).map_err(failed)?, mountpoint, spec, mounted: None, again: &again };
+    let (devices, added) =
+        (real_paths(devices).map_err(failed)?, Added::new(spec).map_err(|e| failed(Failure::new(host_error(&e))))?);
+    let job = Job { devices, mountpoint, spec, mounted: None, again: &again, added };
     let place = job.mountpoint.display();
     match std::fs::metadata(&job.mountpoint) {
         // Its place is taken when the volume is open.
@@ -286,6 +292,44 @@ struct Job<'a> {
     mounted: Option<Uuid>,
     /// What a program is called with that takes over.
     again: &'a [OsString],
+    /// Devices that the volume was given since; only where there is a parent that needs them.
+    added: Option<Arc<Added>>,
+}
+
+/// Paths of devices that a supervised volume was given while it was mounted: the process that serves it writes them, its parent
+/// reads them when it has died. In a file that both have open.
+struct Added(File);
+
+impl Added {
+    /// Where there will be a parent.
+    fn new(spec: &MountSpec) -> std::io::Result<Option<Arc<Self>>> {
+        if spec.supervise.is_none() {
+            return Ok(None);
+        }
+        let file = memfd_create(c"braidfs-devices", MemfdFlags::CLOEXEC)?;
+        Ok(Some(Arc::new(Self(file.into()))))
+    }
+
+    fn note(&self, path: &Path) {
+        let end = self.0.metadata().map_or(0, |m| m.len());
+        // one write: with its end mark it is there or not
+        let line = [path.as_os_str().as_bytes(), b"\0"].concat();
+        if let Err(e) = self.0.write_all_at(&line, end) {
+            tracing::warn!("{}: is not known to the supervising process: {e}", path.display());
+        }
+    }
+
+    fn paths(&self) -> Vec<PathBuf> {
+        let mut text = vec![0; self.0.metadata().map_or(0, |m| m.len() as usize)];
+        if self.0.read_exact_at(&mut text, 0).is_err() {
+            return Vec::new();
+        }
+        let whole = text.split_inclusive(|b| *b == 0).filter_map(|line| line.strip_suffix(b"\0"));
+        let mut all: Vec<PathBuf> = whole.map(|line| PathBuf::from(OsStr::from_bytes(line))).collect();
+        all.sort();
+        all.dedup();
+        all
+    }
 }
 
 /// The block device that a fuseblk mount claims.
@@ -306,11 +350,31 @@ impl Job<'_> {
             // a remount may have changed it meanwhile
             Some(dead) => {
                 let spec = self.spec.with_flags_of(&dead.options());
-                let (devices, mountpoint, again) = (self.devices.clone(), self.mountpoint.clone(), self.again);
-                Job { devices, mountpoint, spec: &spec, mounted, again }.serve(ready, Some(dead))
+                let (mountpoint, again, added) = (self.mountpoint.clone(), self.again, self.added.clone());
+                Job { devices: self.devices_now(mounted), mountpoint, spec: &spec, mounted, again, added }
+                    .serve(ready, Some(dead))
             }
         };
         supervise(&self.mountpoint, limit, in_background, ready, serve).map_err(|e| Failure::new(e.to_string()))
+    }
+
+    /// The devices of the volume by now: it may have been given some, or have lost some that are anybody's.
+    fn devices_now(&self, mounted: Option<Uuid>) -> Vec<PathBuf> {
+        let added = self.added.as_ref().map_or_else(Vec::new, |a| a.paths());
+        let (Some(mounted), false) = (mounted, added.is_empty() && self.devices.len() == 1) else {
+            return self.devices.clone();
+        };
+        let of_volume = |path: &PathBuf| {
+            let device = look_at_devices(std::slice::from_ref(path)).ok();
+            let sb = device.and_then(|d| read_one(&d[0]).ok());
+            sb.is_some_and(|sb| Uuid::from_bytes(sb.uuid) == mounted)
+        };
+        let mut all = self.devices.clone();
+        all.extend(added.into_iter().filter(|p| !self.devices.contains(p)));
+        // the first one is what the kernel's claim is on
+        let first = all.first().cloned();
+        all.retain(|p| Some(p) == first.as_ref() || of_volume(p));
+        all
     }
 
     /// Which volume lies on the devices; `None` where there is something wrong with them, which a mount will say.
@@ -427,6 +491,7 @@ impl Job<'_> {
         }
         let mut cfg = MountConfig::new(open::show(&self.devices), &self.mountpoint);
         spec.configure(&mut cfg);
+        cfg.tell_devices = self.added.clone().map(|a| TellDevices(Arc::new(move |path| a.note(path))));
         cfg.fuseblk = claim.as_ref().map(|claim| match claim {
             Claim::Own => self.devices[0].clone(),
             Claim::Loop(device) => device.path().to_path_buf(),
@@ -447,7 +512,12 @@ impl Job<'_> {
             threads = cfg.threads, profile = ?cfg.profile, commit_s = commit.as_secs(), "mounting"
         );
         // The locks go with the volume, which is closed before umount(8) returns, and not with this process.
-        upgrade.devices = files.iter().map(Arc::downgrade).collect();
+        upgrade.devices = files.iter().filter_map(AnyDevice::file).map(Arc::downgrade).collect();
+        if upgrade.devices.len() < files.len() {
+            let why = "a device of it is elsewhere (nbd), and its connection cannot change hands: unmount it and mount it with the \
+                       new program";
+            upgrade.refused = Some(why.into());
+        }
         drop(files);
         if spec.supervise.is_some() {
             upgrade.supervisor = told.to_parent();

@@ -78,7 +78,7 @@ pub fn run(args: &Args) -> Outcome {
 }
 
 /// `place`, where a braidfs is mounted on it.
-fn mount_point(place: &Path) -> Option<PathBuf> {
+pub fn mount_point(place: &Path) -> Option<PathBuf> {
     let place = mountinfo::absolute(place);
     mountinfo::at(&place).filter(is_braidfs).map(|_| place)
 }

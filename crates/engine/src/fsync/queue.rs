@@ -22,6 +22,7 @@ pub(crate) struct Syncing {
     /// Of front ends, not done yet.
     pub(super) under_way: CachePadded<AtomicUsize>,
     pub(super) pace: Pace,
+    /// One per domain; where all lie on one device the first serves all.
     pub(super) queues: Box<[Mutex<Queue, rank::SyncQueue>]>,
 }
 
@@ -71,13 +72,12 @@ impl Pace {
 }
 
 impl Syncing {
-    /// For a volume of so many domains and devices.
-    pub fn new(domains: usize, devices: usize) -> Self {
-        let queues = if devices == 1 { 1 } else { domains };
+    /// For a volume of so many domains at most.
+    pub fn new(domains: usize) -> Self {
         Self {
             under_way: CachePadded::default(),
             pace: Pace { began: Instant::now(), lately: AtomicU64::new(0), crowded: AtomicU64::new(0) },
-            queues: (0..queues).map(|_| Mutex::default()).collect(),
+            queues: (0..domains).map(|_| Mutex::default()).collect(),
         }
     }
 }

@@ -64,7 +64,8 @@ impl MountedVolume {
     }
 
     fn queue_of(&self, ino: InodeNo) -> usize {
-        match self.syncing.queues.len() {
+        // a device may be added, or removed, meanwhile: each queue is served by itself
+        match self.store.devices() {
             1 => 0,
             // one that no domain has is told so by any
             _ => self.domain_of(ino).map_or(0, |d| usize::from(d.id.0)),

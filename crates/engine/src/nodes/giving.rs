@@ -2,7 +2,10 @@
 
 use super::NodeTable;
 use super::slots::NodeGroup;
+use crate::error::Result;
+use braidfs_format::NodeId;
 use braidfs_format::geometry::NODES_PER_BLOCK;
+use braidfs_format::node::NodeEntry;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -32,6 +35,36 @@ impl NodeTable {
         if let Some(group) = self.group(number) {
             group.closed.store(false, Relaxed);
         }
+    }
+
+    /// Has no slot of group `number` given out for the time being (`true`), or again.
+    pub(crate) fn keep_group(&self, number: u32, kept: bool) {
+        let Some(group) = self.group(number) else { return };
+        group.kept.store(kept, Relaxed);
+        // who is about to take a slot has done so when its block's lock is free
+        group.blocks.iter().for_each(|b| drop(b.state.lock()));
+    }
+
+    /// Free slots of groups of which none is given out.
+    pub(crate) fn kept_free(&self) -> u64 {
+        let groups: Vec<_> = self.groups.read().values().filter(|g| g.kept.load(Relaxed)).cloned().collect();
+        let free = |g: &Arc<NodeGroup>| -> u64 {
+            self.count_group(g);
+            g.blocks.iter().map(|b| u64::from(b.state.lock().free())).filter(|n| *n <= u64::from(NODES_PER_BLOCK)).sum()
+        };
+        groups.iter().map(free).sum()
+    }
+
+    /// Calls `f` with every node of group `number` in the committed view, in order, no lock held.
+    ///
+    /// # Errors
+    /// The first of `f`, of the device, or `Corrupt`.
+    pub(crate) fn for_each_used_of(
+        &self,
+        number: u32,
+        f: &mut dyn FnMut(NodeId, NodeEntry) -> Result<()>,
+    ) -> Result<()> {
+        self.group(number).map_or(Ok(()), |group| self.for_each_in(&group, f))
     }
 
     /// Forgets a closed group that is the domain's no longer.

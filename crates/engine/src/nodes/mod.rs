@@ -234,17 +234,19 @@ impl NodeTable {
     /// The first of `f`, of the device, or `Corrupt`.
     pub fn for_each_used(&self, f: &mut dyn FnMut(NodeId, NodeEntry) -> Result<()>) -> Result<()> {
         let groups: Vec<_> = self.groups.read().values().cloned().collect();
-        for group in groups {
-            for index in 0..group.len() {
-                let entries = self.with_block(&group, index, |block| Ok(block.entries(self, &group, index)?.to_vec()));
-                if group.closed.load(Relaxed) {
-                    break; // it has no nodes, and may be another domain's by now
-                }
-                let entries: Vec<NodeEntry> = entries?;
-                self.evict_entries();
-                for (slot, entry) in (0u32..).zip(entries).filter(|(_, e)| e.used()) {
-                    f(self.store.geometry().node(group.number, index * NODES_PER_BLOCK + slot), entry)?;
-                }
+        groups.iter().try_for_each(|group| self.for_each_in(group, f))
+    }
+
+    fn for_each_in(&self, group: &NodeGroup, f: &mut dyn FnMut(NodeId, NodeEntry) -> Result<()>) -> Result<()> {
+        for index in 0..group.len() {
+            let entries = self.with_block(group, index, |block| Ok(block.entries(self, group, index)?.to_vec()));
+            if group.closed.load(Relaxed) {
+                break; // it has no nodes, and may be another domain's by now
+            }
+            let entries: Vec<NodeEntry> = entries?;
+            self.evict_entries();
+            for (slot, entry) in (0u32..).zip(entries).filter(|(_, e)| e.used()) {
+                f(self.store.geometry().node(group.number, index * NODES_PER_BLOCK + slot), entry)?;
             }
         }
         Ok(())

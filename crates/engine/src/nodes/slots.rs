@@ -27,6 +27,8 @@ pub(super) struct NodeGroup {
     pub dirty: AtomicBool,
     /// No slot is given out any more; read under a block's lock.
     pub closed: AtomicBool,
+    /// No slot is given out for the time being; those that are taken stay. Read under a block's lock, too.
+    pub kept: AtomicBool,
     /// How often each was written.
     pub counts: Arc<Counts>,
 }
@@ -58,6 +60,7 @@ impl NodeGroup {
             claimed: (0..blocks).map(|_| AtomicBool::new(false)).collect(),
             dirty: AtomicBool::new(false),
             closed: AtomicBool::new(false),
+            kept: AtomicBool::new(false),
             counts,
         }
     }
@@ -230,7 +233,7 @@ impl NodeTable {
         let order = || groups[start..].iter().chain(&groups[..start]);
         // First a table block that no other cursor is in, then any.
         for share in [false, true] {
-            for group in order() {
+            for group in order().filter(|g| !g.kept.load(Relaxed)) {
                 let first = if group.number == from.0 { from.1 } else { 0 };
                 for index in (first..group.len()).chain(0..first) {
                     let claimed = &group.claimed[index as usize];
@@ -271,7 +274,7 @@ impl NodeTable {
         let groups = self.groups.read();
         let group = groups.get(&number)?;
         let claimed = &group.claimed[index as usize];
-        let free = |g: &NodeGroup| g.blocks[index as usize].free.load(Relaxed) > 0;
+        let free = |g: &NodeGroup| g.blocks[index as usize].free.load(Relaxed) > 0 && !g.kept.load(Relaxed);
         if claimed.load(Relaxed) || !free(group) || claimed.swap(true, Relaxed) {
             return None;
         }
@@ -286,7 +289,7 @@ impl NodeTable {
         }
         self.with_block(group, index, |block| {
             // asked under the block's lock, before it is read: it may be another domain's by now
-            if group.closed.load(Relaxed) {
+            if group.closed.load(Relaxed) || group.kept.load(Relaxed) {
                 return Ok(None);
             }
             block.entries(self, group, index)?;

@@ -28,6 +28,13 @@ pub(crate) struct Emptying {
     pub blocks: Vec<(BlockAddr, Owner)>,
 }
 
+impl Emptying {
+    /// Which group it is.
+    pub fn number(&self) -> u32 {
+        self.group.number
+    }
+}
+
 /// Of what is not kept back, blocks that are not offered.
 fn margin_of(hidden: u64) -> u64 {
     (hidden / 16).max(8)
@@ -100,8 +107,18 @@ impl Space {
     /// # Errors
     /// Of the device, or `Corrupt`: owner tables are read.
     pub(crate) fn begin_emptying(&self, number: u32) -> Result<Option<Emptying>> {
-        let Some(group) = self.groups.read().get(&number).cloned() else { return Ok(None) };
-        let Some(unused) = group.stop() else { return Ok(None) };
+        let Some(mut e) = self.keep_out(number) else { return Ok(None) };
+        if let Err(why) = self.look_again(&mut e) {
+            self.end_emptying(e);
+            return Err(why);
+        }
+        Ok(Some(e))
+    }
+
+    /// [`Self::begin_emptying`] without a look at what is there.
+    pub(crate) fn keep_out(&self, number: u32) -> Option<Emptying> {
+        let group = self.groups.read().get(&number).cloned()?;
+        let unused = group.stop()?;
         self.pool.lock().remove_group(&group);
         // what of it is withheld is nothing that ordinary reservations could have had
         let floor = self.hidden() as i64 - self.withheld_less(u64::from(group.total())).min(unused);
@@ -110,14 +127,14 @@ impl Space {
             self.pool.lock().add_group(&group);
             // what became unused meanwhile
             self.account.add(now - unused);
-            return Ok(None);
+            return None;
         }
-        let mut e = Emptying { group, blocks: Vec::new() };
-        if let Err(why) = self.look_again(&mut e) {
-            self.end_emptying(e);
-            return Err(why);
-        }
-        Ok(Some(e))
+        Some(Emptying { group, blocks: Vec::new() })
+    }
+
+    /// Blocks in use in group `number`; 0 where the domain has it not.
+    pub(crate) fn used_in(&self, number: u32) -> u64 {
+        self.groups.read().get(&number).map_or(0, |g| u64::from(g.total() - g.free().min(g.total())))
     }
 
     /// Says anew what is valid in a group that is being emptied.

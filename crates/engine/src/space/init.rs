@@ -105,8 +105,13 @@ fn generations(store: &Store, group: u32, epoch: u32) -> Result<(u32, Vec<usize>
     let (mut highest, mut current) = (0, Vec::new());
     for (index, pair) in (0u32..).zip(buf.chunks(2 * BLOCK_BYTES)) {
         match NodeEntry::decode(pair, store.volume, geometry.node_table_addr(group, index)) {
-            Ok((copy, _, entries)) => {
+            Ok((copy, seq, entries)) => {
                 highest = entries.iter().map(|e| e.generation).fold(highest, u32::max);
+                // of the owner before, or of an attempt to claim it. Else the group lay on another device meanwhile.
+                if ![claim_seq(epoch), claim_seq(epoch.wrapping_sub(2))].contains(&(seq >> 32 << 32)) {
+                    tracing::warn!("generations of group {group}: the table is not that of its last owner");
+                    highest = highest.max(epoch.wrapping_shl(16));
+                }
                 current.push(copy);
             }
             Err(why) => {

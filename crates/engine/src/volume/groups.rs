@@ -10,6 +10,7 @@ use braidfs_format::domain::DomainHeader;
 use braidfs_format::group::GroupHeader;
 use braidfs_format::super_block::SuperBlock;
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 /// `seq` of a pair that is written for the first time.
 const FIRST_SEQ: u64 = 1;
@@ -28,6 +29,10 @@ pub struct Bat {
     end: Option<usize>,
     /// Nor are those from this one on, since a superblock may say that the volume ends there.
     doubtful: Option<usize>,
+    /// Nor are these: they are of a device that is drained.
+    drained: Range<u32>,
+    /// Nor, for the time being, are these: their devices are fuller than others.
+    avoided: Vec<Range<u32>>,
     /// (current copy, sequence number) per block.
     pairs: Vec<(usize, u64)>,
     start: u64,
@@ -54,6 +59,8 @@ impl Bat {
             most: sb.max_domains.get(),
             end: None,
             doubtful: None,
+            drained: 0..0,
+            avoided: Vec::new(),
             pairs: Vec::new(),
             start: sb.bat.get(),
             volume: sb.volume_id(),
@@ -109,11 +116,28 @@ impl Bat {
         let all = usize::MAX;
         self.end.unwrap_or(all).min(self.doubtful.unwrap_or(all)).min(self.groups)
     }
-    /// Owners of the groups that can be claimed where they are nobody's; of one that the device may say is claimed none that
-    /// there is.
+    /// Has none of these groups claimed: their device is drained.
+    pub(super) fn drain(&mut self, groups: Range<u32>) {
+        self.drained = groups;
+    }
+    /// Groups of a device that is drained.
+    pub(super) fn drained(&self) -> Range<u32> {
+        self.drained.clone()
+    }
+    /// Has none of these groups claimed until it is told of others.
+    pub(super) fn avoid(&mut self, groups: Vec<Range<u32>>) {
+        self.avoided = groups;
+    }
+    /// Whether `group` must not be claimed although it may be nobody's.
+    fn is_kept(&self, group: usize) -> bool {
+        let within = |groups: &Range<u32>| groups.contains(&(group as u32));
+        self.unsure.contains(&group) || within(&self.drained) || self.avoided.iter().any(within)
+    }
+    /// Owners of the groups that can be claimed where they are nobody's; of one that the device may say is claimed, or that is
+    /// kept free, none that there is.
     pub fn claimable(&self) -> impl Iterator<Item = Option<DomainId>> + '_ {
-        let unsure = |g| self.unsure.contains(&g).then_some(DomainId(u16::MAX));
-        self.owners().enumerate().map(move |(g, owner)| owner.or_else(|| unsure(g))).take(self.claim_end())
+        let kept = |g| self.is_kept(g).then_some(DomainId(u16::MAX));
+        self.owners().enumerate().map(move |(g, owner)| owner.or_else(|| kept(g))).take(self.claim_end())
     }
     /// Groups that the pairs on the device have room for.
     pub(super) fn room(&self) -> usize {
@@ -194,7 +218,7 @@ impl Bat {
     /// A free group, the next one round.
     pub fn find_free(&mut self) -> Option<usize> {
         let n = self.claim_end();
-        let free = |i: &usize| self.entries[*i].domain.is_none() && !self.unsure.contains(i);
+        let free = |i: &usize| self.entries[*i].domain.is_none() && !self.is_kept(*i);
         let i = (0..n).map(|k| (self.next + k) % n.max(1)).find(free)?;
         self.next = i;
         Some(i)

@@ -3,15 +3,19 @@
 //! Owns the superblock, the group table and the domains. [`Volume`]'s operations on names and files are in
 //! `crate::names`, `crate::file`, `crate::attributes` and `crate::fsync`, one file per family of verbs.
 
+pub mod add_device;
 pub mod add_domain;
 pub mod background;
 mod cleaner;
 mod compaction;
 mod domains;
+pub mod drain;
+mod emptying;
 mod eviction;
 pub mod groups;
 pub(crate) mod held;
 pub mod journal_replay;
+mod kept;
 pub mod label;
 pub mod look;
 pub mod mount;
@@ -19,7 +23,9 @@ mod mounted;
 mod online_check;
 pub mod open_file;
 pub(crate) mod operation;
+pub mod rebalance;
 pub mod remount;
+pub mod remove_device;
 pub mod resize;
 pub mod room;
 pub mod shrink;

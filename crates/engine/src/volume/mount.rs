@@ -139,7 +139,7 @@ fn open(
     let traces: Vec<String> = recovered.iter_mut().flat_map(|r| std::mem::take(&mut r.traces)).collect();
     traces.iter().for_each(|t| tracing::warn!("{t}"));
     domains.iter().for_each(|d| siblings.add(d));
-    let syncing = Syncing::new(most, store.devices());
+    let syncing = Syncing::new(most);
     let committers = Committers::new(domains.len());
     let mounted = Arc::new(MountedVolume {
         label: Mutex::new(sb.label),
@@ -159,7 +159,8 @@ fn open(
         zombies: Mutex::default(),
         maybe_stale: AtomicBool::new(false),
         evicting: Mutex::new(()),
-        emptying: Mutex::new(()),
+        emptying: Mutex::default(),
+        drained: Default::default(),
         claim_end: AtomicU32::new(u32::MAX),
         pool: RwLock::new(None),
         committers,
@@ -180,6 +181,7 @@ fn open(
     if told != mounted.sb.read().domains {
         mounted.tell_domains()?;
     }
+    mounted.go_on_draining();
     mounted.check_tenants()?;
     mounted.count_tenants_inodes();
     Ok(mounted)
@@ -267,6 +269,12 @@ impl MountedVolume {
             self.store.device(0).flush()?;
         }
         self.mark_all_used(dirty)?;
-        if dirty { self.checkpoint_all() } else { Ok(()) }
+        if dirty {
+            if let Err(e) = self.tell_size() {
+                tracing::warn!("a superblock besides the one that counts tells of another size: {e}");
+            }
+            self.checkpoint_all()?;
+        }
+        Ok(())
     }
 }

@@ -3,6 +3,7 @@
 use super::domains::Domains;
 use super::groups::Bat;
 use super::held::table::Held;
+use super::kept::Kept;
 use super::siblings::Siblings;
 use crate::braid::frontier::Frontier;
 use crate::cell::Cell;
@@ -56,8 +57,10 @@ pub(crate) struct MountedVolume {
     /// Held by the one that gives memory back. Lock rank: outside all gates.
     pub evicting: Mutex<(), rank::Evicting>,
     /// Held by the one that empties groups ([`Self::empty_sparse`]). Lock rank: outside all gates; not waited for by who
-    /// holds it.
-    pub emptying: Mutex<(), rank::Emptying>,
+    /// holds it. With those that stay empty, as a device is drained.
+    pub emptying: Mutex<Kept, rank::Emptying>,
+    /// The groups of a device that is drained, as the table of owners has it: the first one, and the one behind the last.
+    pub drained: [AtomicU32; 2],
     /// The first group that must not be claimed, as the table of owners has it.
     pub claim_end: AtomicU32,
     /// fsync and sync that go on behind a [`Ticket`](crate::Ticket).

@@ -12,6 +12,8 @@ use crate::planted::{self, Bug};
 use braidfs_device::{BLOCK_BYTES, Device};
 use braidfs_format::bat::ENTRIES_PER_BLOCK;
 use braidfs_format::super_block::SuperBlock;
+use braidfs_store::super_io;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Of superblocks: mkfs writes 1.
@@ -72,12 +74,7 @@ impl Volume {
                 device.name()
             )));
         }
-        if bat.is_shrinking() {
-            return Err(Error::Busy("the volume is being made smaller".into()));
-        }
-        if bat.is_doubtful() {
-            return Err(Error::Busy("a device failed while the volume was made smaller: unmount it first".into()));
-        }
+        bat.may_resize()?;
         let mut sb = with_blocks(&old, last, blocks, false)?;
         if sb.groups.get() as usize > i.siblings.room() {
             return Err(Error::Size("that is too much for one mount: mount it again between two sizes".into()));
@@ -89,12 +86,13 @@ impl Volume {
             planted::in_order(
                 Bug::SizeEarly,
                 || bat.extend(&**i.store.device(0), sb.groups.get() as usize),
-                || i.write_new_size(&sb),
+                || i.write_new_size(&sb, None),
             )?;
             *i.sb.write() = sb;
             drop(supers);
             i.store.resize(&sb);
             bat.resize(sb.groups.get() as usize);
+            i.note_drained(&mut bat);
             i.count_unclaimed_in(&bat);
             tracing::info!(from = bytes(before), to = bytes(blocks), groups = sb.groups.get(), "the volume has grown");
         }
@@ -174,18 +172,45 @@ fn extend(device: &dyn Device, blocks: u64) -> Result<()> {
 }
 
 impl MountedVolume {
-    /// Writes the superblocks of a volume that has grown, durably: the one that counts last. The caller holds the lock of
-    /// the label.
-    fn write_new_size(&self, sb: &SuperBlock) -> Result<()> {
+    /// Writes the superblocks of a volume that has grown, durably: the one that counts last. `new`: its last device, where it
+    /// has not had that. The caller holds the lock of the label.
+    pub(super) fn write_new_size(&self, sb: &SuperBlock, new: Option<&Arc<dyn Device>>) -> Result<()> {
+        let known = self.store.devices();
+        let device = |n: usize| new.filter(|_| n >= known).unwrap_or_else(|| self.store.device(n));
+        let write = |n: usize, addr: u64| device(n).write(addr, &sb.to_block(n as u16, addr, SEQ)).map_err(Error::Io);
         let devices = || sb.device_table().iter().enumerate().rev();
-        for (n, entry) in devices() {
-            let addr = entry.blocks.get() - 1;
-            self.store.device(n).write(addr, &sb.to_block(n as u16, addr, SEQ)).map_err(Error::Io)?;
-        }
-        self.store.flush()?;
-        for (n, _) in devices() {
-            self.store.device(n).write(0, &sb.to_block(n as u16, 0, SEQ)).map_err(Error::Io)?;
-            self.store.device(n).flush().map_err(Error::Io)?;
+        let counting = || -> Result<()> {
+            write(0, 0)?;
+            Ok(device(0).flush()?)
+        };
+        let others = || -> Result<()> {
+            devices().try_for_each(|(n, entry)| write(n, entry.blocks.get() - 1))?;
+            devices().try_for_each(|(n, _)| device(n).flush()).map_err(Error::Io)?;
+            for (n, _) in devices().filter(|(n, _)| *n > 0) {
+                write(n, 0)?;
+                device(n).flush()?;
+            }
+            Ok(())
+        };
+        planted::in_order(Bug::DeviceEarly, others, counting)
+    }
+
+    /// Has superblocks tell of the volume's size that a crash left with another one; durably. Those are the copies that do not
+    /// count.
+    pub(super) fn tell_size(&self) -> Result<()> {
+        let supers = self.label.lock();
+        let mut sb = *self.sb.read();
+        (sb.label, sb.compat) = (*supers, self.compat.load(Ordering::Relaxed).into());
+        for (n, entry) in sb.device_table().iter().enumerate() {
+            let device = self.store.device(n);
+            for addr in [entry.blocks.get() - 1, 0] {
+                let other = |s: SuperBlock| (s.devices, s.groups) != (sb.devices, sb.groups);
+                // a copy that does not hold is told of by a check
+                if super_io::read_at(device, addr).is_ok_and(other) {
+                    device.write(addr, &sb.to_block(n as u16, addr, SEQ))?;
+                    device.flush()?;
+                }
+            }
         }
         Ok(())
     }
@@ -193,12 +218,24 @@ impl MountedVolume {
 
 /// The group table of a volume that changes its size.
 impl Bat {
+    /// # Errors
+    /// [`Error::Busy`] where it is changing, or it is not known which size the device tells of.
+    pub(super) fn may_resize(&self) -> Result<()> {
+        if self.is_shrinking() {
+            return Err(Error::Busy("the volume is being made smaller".into()));
+        }
+        if self.is_doubtful() {
+            return Err(Error::Busy("a device failed while the volume was made smaller: unmount it first".into()));
+        }
+        Ok(())
+    }
+
     /// Has pairs for `groups` groups on the device, durably: what a pair says that is there already stays, so that the
     /// epochs of groups go on which the volume had once before.
     ///
     /// # Errors
     /// Of the device.
-    fn extend(&mut self, device: &dyn Device, groups: usize) -> Result<()> {
+    pub(super) fn extend(&mut self, device: &dyn Device, groups: usize) -> Result<()> {
         self.free_behind_end(device)?;
         let before = self.room();
         let mut add = || -> Result<()> {

@@ -45,6 +45,14 @@ impl MountedVolume {
             .sum();
         self.shared.unclaimed.store(n, Ordering::Relaxed);
         self.claim_end.store(bat.claim_end() as u32, Ordering::Relaxed);
+        let drained = bat.drained();
+        self.drained[1].store(drained.end, Ordering::Relaxed);
+        self.drained[0].store(drained.start, Ordering::Relaxed);
+    }
+
+    /// The groups of a device that is drained: nobody claims them. A hint.
+    pub(super) fn drained_groups(&self) -> std::ops::Range<u32> {
+        self.drained[0].load(Ordering::Relaxed)..self.drained[1].load(Ordering::Relaxed)
     }
 
     /// Gives the domain another group: one of nobody's, else one that holds nothing of a domain that can spare it. False
@@ -144,7 +152,8 @@ impl MountedVolume {
         };
         // nobody could claim them
         let end = self.claim_end.load(Ordering::Relaxed);
-        let unused = |(g, _): &(u32, u64)| *g < end && d.nodes.is_empty(*g);
+        let drained = self.drained_groups();
+        let unused = |(g, _): &(u32, u64)| *g < end && !drained.contains(g) && d.nodes.is_empty(*g);
         let empty = d.space.empty_groups().into_iter().filter(unused);
         let empty = empty.filter(|(_, n)| fits(*n, 0)).map(|(g, _)| g).collect();
         let sparse = d.space.sparse_groups().into_iter().filter(unused);
@@ -283,7 +292,7 @@ impl Volume {
             s.free += (x.free + x.pending).saturating_sub(x.reserved);
             s.available += d.space.available();
             s.inodes += d.nodes.total();
-            s.inodes_free += d.nodes.free();
+            s.inodes_free += d.nodes.free().saturating_sub(d.nodes.kept_free());
         }
         let g = i.store.geometry();
         let free_groups = u64::from(i.bat.lock().free_groups());

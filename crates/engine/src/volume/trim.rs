@@ -4,6 +4,7 @@ use super::{MountedVolume, Volume};
 use crate::domain::Domain;
 use crate::error::{Error, Result};
 use crate::types::*;
+use braidfs_device::{BLOCK_BYTES, Device};
 use braidfs_format::geometry::SEGMENT_BLOCKS;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
@@ -114,6 +115,24 @@ impl Volume {
         match unable {
             Some(e) if !able => Err(e),
             _ => Ok(done),
+        }
+    }
+}
+
+/// Discards a device, where it can. Piece by piece: the discard of a large device cannot be interrupted.
+pub(crate) fn discard_device(dev: &dyn Device, blocks: u64) {
+    const PIECE_BLOCKS: u64 = (1 << 30) / BLOCK_BYTES as u64;
+    let mut at = 0;
+    while at < blocks {
+        let n = PIECE_BLOCKS.min(blocks - at);
+        match dev.discard(at, n) {
+            Ok(()) => at += n,
+            Err(e) if e.kind() == std::io::ErrorKind::Unsupported => return,
+            Err(e) => {
+                // the volume is as good without
+                tracing::warn!("{}: discard: {e}", dev.name());
+                return;
+            }
         }
     }
 }

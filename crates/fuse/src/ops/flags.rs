@@ -5,7 +5,10 @@
 use super::trim::FITRIM;
 use super::volume::{FS_IOC_GETFSLABEL, FS_IOC_SETFSLABEL};
 use crate::abi;
-use crate::control::{REMOUNT, RESIZE, SAMPLE, SCRUB_START, SCRUB_STATUS, SCRUB_TEXT, STATS, TENANT, UPGRADE};
+use crate::control::{
+    DEVICE_START, DEVICE_STATUS, DEVICE_TEXT, REMOUNT, RESIZE, SAMPLE, SCRUB_START, SCRUB_STATUS, SCRUB_TEXT, STATS,
+    TENANT, UPGRADE,
+};
 use crate::fs::{BraidFs, Context, errno};
 use crate::node::WireId;
 use crate::request::{Answer, Handled, Outcome, Request};
@@ -56,6 +59,7 @@ impl BraidFs {
             }
             // of the volume, asked on any of its files
             SCRUB_START | SCRUB_STATUS | SCRUB_TEXT => return self.scrub_ioctl(req, &arg, input, out),
+            DEVICE_START | DEVICE_STATUS | DEVICE_TEXT => return self.device_ioctl(req, &arg, input, out),
             REMOUNT => return self.remount_ioctl(req, &arg, input, out),
             FS_IOC_GETFSLABEL => return self.get_label(&arg, out),
             FS_IOC_SETFSLABEL => return self.set_label(req, &arg, input, out),

@@ -1,12 +1,14 @@
 //! The handlers, one file per group of operations: names, attributes, directories, file data, extended attributes,
-//! inode flags, the scrub, the trim, options that change, counts of requests and who watches, and what is made durable at once, and on
+//! inode flags, the scrub, the trim, the volume's devices, options that change, counts of requests and who watches, and what is made durable at once, and on
 //! which thread.
 
 mod attrs;
 mod data;
+mod device;
 mod dirs;
 mod durable;
 mod flags;
+mod job;
 mod names;
 mod remount;
 mod resize;
@@ -22,8 +24,9 @@ mod watch;
 mod xattrs;
 
 pub(crate) use attrs::attr_out;
+pub use device::TellDevices;
 pub(crate) use durable::Durable;
 pub(crate) use flags::ioctl_out;
-pub(crate) use scrub::{HandedScrub, Scrubbing};
+pub(crate) use job::{HandedJob, Job};
 pub(crate) use syncs::Syncs;
 pub(crate) use watch::Samples;

@@ -11,7 +11,7 @@ use crate::counters::Counters;
 use crate::fs::{BraidFs, Context, Negotiated};
 use crate::handles::Handles;
 use crate::mount::Mount;
-use crate::ops::ioctl_out;
+use crate::ops::{Job, ioctl_out};
 use crate::request::{Answer, Handled, Outcome, Request};
 use crate::requester;
 use crate::session::run_aside;
@@ -143,6 +143,11 @@ impl Upgrades {
         }
     }
 
+    /// Whether a parent looks after this process.
+    pub fn has_parent(&self) -> bool {
+        self.config.as_ref().is_some_and(|c| c.supervisor.is_some())
+    }
+
     /// All serving threads have ended. Why, where it was for this.
     pub fn all_stopped(&self) -> Option<Prepared> {
         self.stopped.store(true, Ordering::SeqCst);
@@ -245,10 +250,25 @@ impl BraidFs {
                 d.domain
             ));
         }
-        if self.scrub.lock().as_ref().is_some_and(crate::ops::Scrubbing::running) {
-            return no("it is being scrubbed: wait for the end, or stop that");
+        if let Some(why) = self.job_under_way() {
+            return no(why);
+        }
+        // what was added since is not among those that are handed over; one that left ended with the volume's use of it
+        if usize::from(self.vol.super_block().devices.get()) != config.devices.len() {
+            return no(
+                "devices were added or removed since it was mounted: unmount it and mount it with the new program",
+            );
         }
         Ok(config.clone())
+    }
+
+    /// Long work that must end before the mount can be handed over.
+    pub(crate) fn job_under_way(&self) -> Option<&'static str> {
+        if self.scrub.lock().as_ref().is_some_and(Job::running) {
+            return Some("it is being scrubbed: wait for the end, or stop that");
+        }
+        let changes = self.device_job.lock().as_ref().is_some_and(Job::running);
+        changes.then_some("its devices are being changed: wait for the end, or stop that")
     }
 
     /// Takes it apart for another process, or another [`BraidFs`]: the volume, what is known beside it, and the handles, which
@@ -259,6 +279,7 @@ impl BraidFs {
             let _ = aside.join();
         }
         let scrub = self.scrub.into_inner().and_then(|s| s.handed());
+        let device_job = self.device_job.into_inner().and_then(|s| s.handed());
         let (sync, dirsync) = self.durable.get();
         let (numbers, promised) = handles.handed();
         let front = Front {
@@ -269,6 +290,7 @@ impl BraidFs {
             room: self.tight.handed(),
             grants: self.dirty_grants.handed(),
             scrub,
+            device_job,
         };
         (self.vol, front, handles, self.counters)
     }
@@ -506,8 +528,12 @@ pub(crate) fn restore(fs: &mut BraidFs, front: Front) -> Result<(), String> {
     fs.tight.take(&front.room);
     fs.durable.set(Some(front.options.sync), Some(front.options.dirsync));
     if let Some(scrub) = front.scrub {
-        fs.scrubs.store(true, Ordering::Relaxed);
-        fs.scrub = braidfs_sync::Mutex::new(Some(crate::ops::Scrubbing::of_handed(scrub)));
+        fs.opened_jobs.store(true, Ordering::Relaxed);
+        fs.scrub = braidfs_sync::Mutex::new(Some(Job::of_handed(scrub)));
+    }
+    if let Some(job) = front.device_job {
+        fs.opened_jobs.store(true, Ordering::Relaxed);
+        fs.device_job = braidfs_sync::Mutex::new(Some(Job::of_handed(job)));
     }
     Ok(())
 }

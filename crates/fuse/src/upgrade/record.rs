@@ -10,7 +10,7 @@ use crate::dirty_grants::HandedGrants;
 use crate::flagged::HandedFlags;
 use crate::fs::{KNOWN_FLAGS, MAX_BACKGROUND, MAX_IO_BYTES, Negotiated};
 use crate::handles::HandedHandle;
-use crate::ops::HandedScrub;
+use crate::ops::HandedJob;
 use crate::room::HandedRoom;
 use braidfs::{AtimeMode, HeldInode, InodeNo, InodeRef, Remount};
 use braidfs_device::{HandedClaim, HandedDevice};
@@ -192,7 +192,9 @@ pub(crate) struct Front {
     pub flags: HandedFlags,
     pub room: HandedRoom,
     pub grants: HandedGrants,
-    pub scrub: Option<HandedScrub>,
+    pub scrub: Option<HandedJob>,
+    /// As that of a scrub, of a change of devices.
+    pub device_job: Option<HandedJob>,
 }
 
 /// All of it.
@@ -269,6 +271,7 @@ mod tests {
             room: HandedRoom::default(),
             grants: HandedGrants::default(),
             scrub: None,
+            device_job: None,
         };
         assert_eq!(front.options.of_volume(), now);
         let held = vec![(5, 2, 1), (u64::MAX >> 24, u32::MAX, 9)];

@@ -1,0 +1,263 @@
+//! Groups that are given up while the volume is in use: those at the end of a volume that becomes smaller, or those of a device
+//! that leaves it or is drained.
+//!
+//! Nobody claims them from the beginning on. What is valid in one is written elsewhere, as the cleaner does it, by ordinary
+//! commits; a group that is empty then goes back to nobody by itself.
+
+use super::MountedVolume;
+use super::kept::Kept;
+use crate::domain::Domain;
+use crate::error::{Error, Result};
+use crate::space::Emptying;
+use braidfs_format::super_block::SuperBlock;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Blocks that are moved between two commits.
+const MOVED_TOGETHER: usize = 512;
+/// How often what is in a group is looked at: others may write to blocks that are being moved.
+const PASSES: usize = 6;
+/// Groups that a domain without room takes at most for what lies in one: the first may make up for what the domain keeps back.
+const CLAIMED_FOR_ONE: usize = 2;
+
+/// The groups at the end, while they are being given up. Dropped, those that are there still are like any others.
+pub(super) struct End<'a> {
+    volume: &'a MountedVolume,
+    first: u32,
+    /// They are all that the last device has, and it leaves.
+    leaves: bool,
+    /// Those of them that are domains', and whose.
+    owned: Vec<(u32, &'a Arc<Domain>)>,
+    /// Those in which nothing is allocated any more.
+    kept: Kept,
+}
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.volume.let_go(&mut self.kept);
+        self.owned.iter().for_each(|(g, d)| d.nodes.reopen_group(*g));
+        let mut bat = self.volume.bat.lock();
+        bat.claim_below(None);
+        self.volume.count_unclaimed_in(&bat);
+    }
+}
+
+impl<'a> End<'a> {
+    /// Has nobody claim what is behind the end of the volume that `smaller` makes of the present one; with the superblock of now
+    /// and the one to come. The size stays until this is dropped.
+    pub(super) fn begin(
+        volume: &'a MountedVolume,
+        smaller: impl FnOnce(&SuperBlock) -> Result<SuperBlock>,
+    ) -> Result<(Self, SuperBlock, SuperBlock)> {
+        let mut bat = volume.bat.lock();
+        let old = *volume.sb.read();
+        let sb = smaller(&old)?;
+        bat.claim_below(Some(sb.groups.get() as usize));
+        volume.count_unclaimed_in(&bat);
+        drop(bat);
+        let leaves = sb.devices < old.devices;
+        Ok((Self { volume, first: sb.groups.get(), leaves, owned: Vec::new(), kept: Kept::default() }, old, sb))
+    }
+
+    /// What keeps `group`, for the user.
+    fn cannot(&self, group: u32, why: &str) -> Error {
+        if self.leaves {
+            return Error::Size(format!("the device cannot leave: {why} (block group {group})"));
+        }
+        let least = self.volume.least_with(group);
+        Error::Size(format!("block group {group} cannot leave: {why}; the least size is {least} bytes"))
+    }
+
+    /// No inode is given out behind the end any more, where all that is there can leave.
+    pub(super) fn close(&mut self) -> Result<()> {
+        let volume = self.volume;
+        volume.forget_removed()?;
+        let all = volume.store.geometry().groups;
+        let mut stays = None;
+        for g in self.first..all {
+            let Some(d) = volume.siblings.owner_of(g).map(|id| volume.dom(id)) else { continue };
+            if d.failed().is_some() {
+                stays = Some((g, format!("{} is read-only after an error", d.id)));
+            } else if d.journal_group() == g {
+                stays = Some((g, format!("the journal of {} lies there", d.id)));
+            } else if d.nodes.close_group(g) {
+                self.owned.push((g, d));
+            } else {
+                stays = Some((g, NUMBERS.to_string()));
+            }
+        }
+        stays.map_or(Ok(()), |(g, why)| Err(self.cannot(g, &why)))
+    }
+
+    /// Empties and gives up all of them, from the last one on. `progress` is told how many have gone, and of how many, and says
+    /// whether to go on.
+    pub(super) fn empty(&mut self, progress: &dyn Fn(u64, u64) -> bool) -> Result<()> {
+        let (all, owned) = (self.owned.len() as u64, self.owned.clone());
+        if self.leaves {
+            // there is much of it: what moves out of one shall not come into another
+            let groups = owned.iter().map(|(g, _)| *g);
+            self.volume.keep_out_of(&mut self.kept, groups);
+        }
+        for (done, (group, d)) in (0..).zip(owned.into_iter().rev()) {
+            if !progress(done, all) {
+                return Err(Error::Stopped);
+            }
+            self.empty_one(d, group)?;
+        }
+        progress(all, all);
+        Ok(())
+    }
+
+    fn empty_one(&mut self, d: &Arc<Domain>, group: u32) -> Result<()> {
+        let v = self.volume;
+        let busy = || Error::Busy(format!("block group {group} is written to all the time"));
+        for _ in 0..PASSES {
+            if v.siblings.owner_of(group) != Some(d.id) {
+                return Ok(()); // given back meanwhile
+            }
+            let no_room = || Error::Size(format!("{} has no room for what lies in block group {group}", d.id));
+            let mut e = v.begin_emptying(d, group, self.kept.take(group))?.ok_or_else(no_room)?;
+            let left = v.move_all(d, &mut e);
+            if !matches!(left, Ok(Left { blocks: 0, .. })) {
+                let room = d.space.available();
+                d.space.end_emptying(e);
+                return Err(match left {
+                    Err(Error::NoSpace) => no_room(),
+                    Ok(left) if left.blocks > room => no_room(),
+                    Ok(left) if left.fewer => busy(),
+                    Err(e) => e,
+                    Ok(_) => self.cannot(group, FIXED),
+                });
+            }
+            if v.give_up_emptied(d, e)? {
+                return Ok(());
+            }
+        }
+        Err(busy())
+    }
+}
+
+/// What [`End::close`] says of a group in which inodes have their numbers.
+pub(super) const NUMBERS: &str = "files and directories have their inode numbers there";
+
+/// What does not move.
+const FIXED: &str =
+    "blocks with a fixed place lie there, of files that are overwritten in place or allocated, or removed and open";
+
+impl MountedVolume {
+    /// Has nothing allocated in these groups of domains, as far as those have room elsewhere.
+    pub(super) fn keep_out_of(&self, kept: &mut Kept, groups: impl IntoIterator<Item = u32>) {
+        for g in groups {
+            let Some(d) = self.siblings.owner_of(g).map(|id| self.dom(id)) else { continue };
+            if d.failed().is_none()
+                && let Some(e) = d.space.keep_out(g)
+            {
+                kept.push(d.id, e);
+            }
+        }
+    }
+
+    /// They are like any others.
+    pub(super) fn let_go(&self, kept: &mut Kept) {
+        kept.take_all().for_each(|(d, e)| self.dom(d).space.end_emptying(e));
+    }
+
+    /// What was removed is gone then, also what waited for a commit; and its numbers.
+    pub(super) fn forget_removed(&self) -> Result<()> {
+        self.commit_everything()?;
+        self.reap_for_room();
+        self.commit_everything()?;
+        // numbers of removed directories are taken until a checkpoint
+        for d in self.domains.iter().filter(|d| d.failed().is_none() && d.quarantined_numbers() > 0) {
+            d.checkpoint()?;
+        }
+        Ok(())
+    }
+
+    /// A group that is being emptied is nobody's, where it is empty and no number of it is given out; else it is as before.
+    pub(super) fn give_up_emptied(&self, d: &Arc<Domain>, e: Emptying) -> Result<bool> {
+        let mut bat = self.bat.lock();
+        if self.shared.closing.load(Ordering::SeqCst) {
+            // a remount has marked the domain clean, or is about to
+            d.space.end_emptying(e);
+            return Err(Error::ReadOnly);
+        }
+        let gone = d.give_up_emptied(e, |given| {
+            for &g in given {
+                self.siblings.set_owner(g, None);
+                bat.set_free(&**self.store.device(0), g)?;
+            }
+            Ok(())
+        })?;
+        self.count_unclaimed_in(&bat);
+        Ok(gone)
+    }
+
+    /// Keeps others from allocating in a group (as `kept` does), where the domain has room for what lies there, or takes other groups for it.
+    /// `None` where there is no room.
+    pub(super) fn begin_emptying(
+        &self,
+        d: &Arc<Domain>,
+        group: u32,
+        kept: Option<Emptying>,
+    ) -> Result<Option<Emptying>> {
+        let mut begun = match kept {
+            Some(mut e) => match d.space.look_again(&mut e) {
+                Ok(()) => Some(e),
+                Err(why) => {
+                    d.space.end_emptying(e);
+                    return Err(why);
+                }
+            },
+            None => d.space.begin_emptying(group)?,
+        };
+        for _ in 0..CLAIMED_FOR_ONE {
+            let enough = begun.as_ref().is_some_and(|e| d.space.available() >= e.blocks.len() as u64);
+            if enough {
+                break;
+            }
+            match self.claim_group(d) {
+                Ok(true) if begun.is_none() => begun = d.space.begin_emptying(group)?,
+                Ok(true) => {}
+                // what there is may do: blocks that are removed meanwhile need not move
+                Ok(false) => break,
+                Err(e) => {
+                    begun.into_iter().for_each(|e| d.space.end_emptying(e));
+                    return Err(e);
+                }
+            }
+        }
+        Ok(begun)
+    }
+
+    /// Has what is valid in a group written elsewhere; what could not be.
+    pub(super) fn move_all(&self, d: &Arc<Domain>, e: &mut Emptying) -> Result<Left> {
+        let (mut fewer, mut pass) = (false, 0);
+        loop {
+            // what an open transaction wrote there, or freed, is seen now
+            d.flush_all()?;
+            d.commit()?;
+            d.space.look_again(e)?;
+            let blocks = std::mem::take(&mut e.blocks);
+            let left = blocks.len() as u64;
+            if left == 0 || pass == PASSES {
+                return Ok(Left { blocks: left, fewer });
+            }
+            let mut moved = 0;
+            for some in blocks.chunks(MOVED_TOGETHER) {
+                moved += self.move_blocks(d, some)?;
+            }
+            (fewer, pass) = (moved > 0, pass + 1);
+            if !fewer {
+                return Ok(Left { blocks: left, fewer });
+            }
+        }
+    }
+}
+
+/// What a group holds that could not be moved.
+pub(super) struct Left {
+    pub(super) blocks: u64,
+    /// The last pass moved some.
+    pub(super) fewer: bool,
+}
