@@ -211,6 +211,8 @@ fn child_that_stops() {
     let stop = || {
         let me = rustix::process::getpid();
         rustix::process::kill_process(me, rustix::process::Signal::STOP).unwrap();
+        // any thread may have taken the signal: until this one stops, too
+        std::thread::sleep(Duration::from_millis(100));
     };
     lease.fence(0).unwrap().set_hook(Box::new(stop));
     // into a block that the volume does not use
