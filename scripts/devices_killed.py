@@ -122,7 +122,8 @@ def one_round(pair, rng, number, synced):
         changing = subprocess.Popen(
             [own.binary, *arguments(pair, what, place)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        time.sleep(rng.uniform(0, 0.05 if what == "add" else 0.3))
+        # a program's start alone takes long on a busy machine
+        time.sleep(rng.uniform(0, rng.choice((0.03, 0.1, 0.4, 1.5))))
     returned = changing.poll() == 0 and what != "fill"
     if online:
         own.kill9()

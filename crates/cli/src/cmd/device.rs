@@ -303,8 +303,9 @@ fn remove(how: &How, place: &Place, target: &Path) -> Outcome {
     let Some(uuid) = place.device(target)? else {
         // a crash came before its superblock was wiped
         drop(open::devices(&[target.to_path_buf()], true)?);
-        probe::wipe(target).map_err(|e| Failure::at("cannot wipe", target.display(), host_error(&e)))?;
-        wipe_replica(target).map_err(|e| Failure::at("cannot wipe", target.display(), host_error(&e)))?;
+        probe::wipe(target)
+            .and_then(|()| wipe_replica(target))
+            .map_err(|e| Failure::at("cannot wipe", target.display(), host_error(&e)))?;
         return tell(&how.tell, &DeviceAnswer::default(), || {
             format!("{}: {} had left already: wiped", place.name, target.display())
         });
