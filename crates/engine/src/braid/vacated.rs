@@ -46,6 +46,9 @@ pub struct Vacated {
 /// Parts of each table, a power of two. Directories made one after the other have one each.
 const PARTS: u64 = 64;
 
+/// The memory for so many names stays with a list.
+const LIST_MIN: usize = 64;
+
 /// See the module.
 #[derive(Debug)]
 pub struct VacatedNames {
@@ -244,7 +247,12 @@ impl VacatedNames {
     pub fn prune(&self, durable: impl Fn(DomainId, TxId) -> bool) {
         self.parts.iter().chain(&self.shared).for_each(|p| p.prune(&durable));
         for list in self.lately.iter().filter(|l| l.any.load(Ordering::Relaxed)) {
-            list.names.lock().retain(|(_, _, l)| !durable(l.domain, l.tx));
+            let mut names = list.names.lock();
+            names.retain(|(_, _, l)| !durable(l.domain, l.tx));
+            if names.capacity() > 4 * names.len().max(LIST_MIN) {
+                let room = 2 * names.len();
+                names.shrink_to(room);
+            }
         }
     }
 }
