@@ -137,6 +137,8 @@ ranks! {
     Bucket = 7, "cell" 1, Rising, u64: "bucket of a directory";
     /// Buckets that the threads of one slot were the first to change.
     FirstChanges = 7, "cell" 2, One, (): "first changes of buckets";
+    /// Domains that the threads of one slot changed with entries of a directory.
+    Concerned = 7, "cell" 3, One, (): "domains that entries concern";
 
     /// The latest move of a directory.
     LastMove = 8, "last_move" 0, One, (): "last_move";

@@ -22,6 +22,7 @@ pub mod record;
 pub mod sharing;
 
 use crate::braid::durability::Durability;
+use crate::braid::frontier::Frontier;
 use crate::lazy::Lazy;
 use crate::types::*;
 use braidfs_format::dentry::Dentry;
@@ -129,8 +130,21 @@ pub struct DirBody {
 
 impl DirBody {
     /// A directory with these names.
+    /// Transactions of other domains that changed inodes with entries of it, as far as they are not known durable: what an
+    /// fsync of it waits for besides its own record.
+    concerned: Frontier,
     pub fn new(index: DirIndex, map: ExtentMap) -> Box<Self> {
-        Box::new(Self { index, map, counted: 0, name_time: 0, sharing: None, together: 0, changer: 0, turns: 0 })
+        Box::new(Self {
+            index,
+            map,
+            counted: 0,
+            name_time: 0,
+            concerned: Frontier::EMPTY,
+            sharing: None,
+            together: 0,
+            changer: 0,
+            turns: 0,
+        })
     }
 }
 

@@ -2,6 +2,7 @@
 //! parts, one per slot of threads, until it is put together.
 
 use super::dir::open::Changed;
+use crate::braid::frontier::Frontier;
 use crate::types::*;
 use braidfs_sync::slots::PerSlot;
 use braidfs_sync::{Mutex, rank};
@@ -31,6 +32,8 @@ struct Part {
     memory: AtomicI64,
     /// Buckets of which they made the first change since these were written.
     first: Mutex<Vec<u64>, rank::FirstChanges>,
+    /// Transactions of other domains that entries changed with.
+    concerned: Mutex<Frontier, rank::Concerned>,
 }
 
 impl Default for Part {
@@ -42,6 +45,7 @@ impl Default for Part {
             entries: AtomicI64::new(0),
             memory: AtomicI64::new(0),
             first: Mutex::default(),
+            concerned: Mutex::default(),
         }
     }
 }
@@ -100,10 +104,11 @@ impl Sharing {
         })
     }
 
-    /// [`Self::sums`], which then begin anew, and the buckets that they changed first. Nobody else uses them.
-    pub fn take(&mut self) -> Option<(Sums, Vec<u64>)> {
+    /// [`Self::sums`], which then begin anew, the buckets that they changed first, and the transactions of other domains that
+    /// they concern. Nobody else uses them.
+    pub fn take(&mut self) -> Option<(Sums, Vec<u64>, Frontier)> {
         let sums = self.sums()?;
-        let mut first = Vec::new();
+        let (mut first, mut concerned) = (Vec::new(), Frontier::EMPTY);
         self.parts.iter().filter(|p| p.changes.load(Relaxed) > 0).for_each(|p| {
             p.changes.store(0, Relaxed);
             // so that a clock which was set back shows
@@ -112,13 +117,25 @@ impl Sharing {
             p.entries.store(0, Relaxed);
             p.memory.store(0, Relaxed);
             first.append(&mut p.first.lock());
+            concerned.merge(&std::mem::take(&mut p.concerned.lock()));
         });
-        Some((sums, first))
+        Some((sums, first, concerned))
     }
 
-    /// A name changed.
-    pub fn note(&self, counts: Changed, now: Timestamp, name_time: u64) {
+    /// Transactions of other domains that entries changed with.
+    pub fn concerned(&self) -> Frontier {
+        let mut all = Frontier::EMPTY;
+        // who sees a change sees what it concerns
+        self.parts.iter().filter(|p| p.changes.load(Acquire) > 0).for_each(|p| all.merge(&p.concerned.lock()));
+        all
+    }
+
+    /// A name changed, of an inode of the directory's own domain or in this transaction of another one.
+    pub fn note(&self, counts: Changed, now: Timestamp, name_time: u64, concerned: Option<(DomainId, TxId)>) {
         let part = self.parts.mine();
+        if let Some((domain, tx)) = concerned {
+            part.concerned.lock().raise(domain, tx);
+        }
         if let Some(first) = counts.first {
             part.first.lock().push(first);
         }

@@ -345,6 +345,7 @@ impl Domain {
         let mut freed = Vec::new();
         for lblk in dropped {
             map.remove(lblk, lblk + 1, &mut freed);
+        d.forget_durable(|d, t| self.committed_tx_of(d) < t);
         }
         for (first, entries) in write {
             let addr = self.alloc_meta(tx, mlog)?;
