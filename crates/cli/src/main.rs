@@ -69,6 +69,7 @@ enum Command {
     Stats(cmd::stats::Args),
     Top(cmd::top::Args),
     Resize(cmd::resize::Args),
+    Defrag(cmd::defrag::Args),
     Tenant(cmd::tenant::Args),
     // boxed: its arguments are many
     Bench(Box<fxmark::cli::Args>),
@@ -129,6 +130,7 @@ fn run(command: Command) -> Outcome {
         Command::Stats(a) => cmd::stats::run(&a),
         Command::Top(a) => cmd::top::run(&a),
         Command::Resize(a) => cmd::resize::run(&a),
+        Command::Defrag(a) => cmd::defrag::run(&a),
         Command::Tenant(a) => cmd::tenant::run(&a),
         Command::Bench(a) => cmd::bench::run(a),
         Command::Man(a) => cmd::man::run(&a, Cli::command()),

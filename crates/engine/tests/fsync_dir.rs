@@ -123,7 +123,7 @@ fn the_domains_that_its_entries_concern(share_dirs: bool) {
     }
     let check = |round, change: &dyn Fn(), domains: &[u16]| waits_for(&s, round, busy, dir, change, domains);
 
-    check(0, &|| _ = v.rename(root, file(a, 0), dir, b"came", RenameMode::Replace).unwrap(), &[own, a]);
+    check(0, &|| v.rename(root, file(a, 0), dir, b"came", RenameMode::Replace).unwrap(), &[own, a]);
     check(1, &|| _ = v.link(v.lookup(root, file(b, 0)).unwrap().ino, dir, b"linked").unwrap(), &[own, b]);
     check(2, &|| v.unlink(dir, b"linked").unwrap(), &[own, b]);
     // the victim and the newcomer

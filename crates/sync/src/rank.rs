@@ -181,6 +181,8 @@ ranks! {
     QuarantinedNodes = 8, "quarantined" 0, One, (): "quarantined (domain)";
     /// Files that a commit left alone.
     LazyFiles = 8, "lazy" 0, One, (): "lazy";
+    /// Files that lie in pieces.
+    InPieces = 8, "in pieces" 0, One, (): "files in pieces";
     /// Names left by renames.
     VacatedNames = 8, "vacated" 0, One, (): "vacated names";
     /// A domain's header, with its I/O.

@@ -19,6 +19,7 @@
 pub mod add_domain;
 pub mod crash;
 pub mod damage;
+pub mod defragment;
 pub mod generate;
 pub mod history;
 pub mod late;

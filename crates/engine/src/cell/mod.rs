@@ -18,6 +18,7 @@ pub mod cache;
 mod changers;
 pub mod dentries;
 pub mod opened;
+pub mod pieces;
 pub mod record;
 pub mod sharing;
 
@@ -87,11 +88,23 @@ pub struct FileBody {
     pub overwritten: bool,
     /// Steps of the indexes' memory ([`FileBody::index_steps`]) that the volume's count has.
     pub counted: u16,
+    /// In how many extents the file was when its domain noted that, or made it whole.
+    pub noted: u32,
     /// Who overwrites it.
     pub writers: Writers,
 }
 
+/// Extents from which on a file may be in pieces, and blocks that they have on average at most.
+const MANY_EXTENTS: usize = 16;
+const SHORT_EXTENT: u64 = 32;
+
 impl FileBody {
+    /// Whether the file lies in very many short extents; of one that was noted, in many more than then. Cheap.
+    pub fn is_in_pieces(&self) -> bool {
+        let n = self.map.extent_count();
+        n >= MANY_EXTENTS && n as u64 * SHORT_EXTENT > self.map.blocks() && n / 5 * 4 > self.noted as usize
+    }
+
     /// Bytes of memory of which the indexes are counted by: the count is the whole volume's.
     pub const INDEX_STEP: usize = 16 << 10;
 
@@ -118,6 +131,9 @@ pub struct DirBody {
     pub counted: usize,
     /// When names of it were taken or left last, since it is in memory: logical time (`domain::Shared::name_time`).
     pub name_time: u64,
+    /// Transactions of other domains that changed inodes with entries of it, as far as they are not known durable: what an
+    /// fsync of it waits for besides its own record.
+    concerned: Frontier,
     /// Of a directory that threads change side by side ([`sharing`]).
     sharing: Option<Box<sharing::Sharing>>,
     /// Changes made side by side since the last commit.
@@ -130,9 +146,6 @@ pub struct DirBody {
 
 impl DirBody {
     /// A directory with these names.
-    /// Transactions of other domains that changed inodes with entries of it, as far as they are not known durable: what an
-    /// fsync of it waits for besides its own record.
-    concerned: Frontier,
     pub fn new(index: DirIndex, map: ExtentMap) -> Box<Self> {
         Box::new(Self {
             index,

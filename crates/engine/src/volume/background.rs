@@ -1,7 +1,8 @@
 //! Threads that work while nobody asks: interval commits, checkpoints before the journal is tight, dirty data under
-//! memory pressure, cleaning, discarding, the GC after a crash; a commit that many fsyncs gain by.
+//! memory pressure, cleaning, discarding, files in pieces made whole, the GC after a crash; a commit that many fsyncs gain by.
 
 use super::MountedVolume;
+use super::tidy::Quiet;
 use crate::cell::frames;
 use crate::error::{Error, Result};
 use braidfs_format::BLOCK_BYTES;
@@ -86,6 +87,7 @@ impl Drop for Background {
 /// The work of thread `t` of `n`: domains `t`, `t + n`, …
 fn run(mounted: &MountedVolume, stop: &Stop, t: usize, n: usize) {
     let mut last_commit = Instant::now();
+    let mut quiet = Quiet::default();
     loop {
         {
             let mut flag = stop.flag.lock();
@@ -101,6 +103,7 @@ fn run(mounted: &MountedVolume, stop: &Stop, t: usize, n: usize) {
         if due {
             last_commit = Instant::now();
         }
+        let mut tidies = mounted.shared.options.defragment && quiet.look(mounted);
         // domains may be added
         for d in mounted.domains.iter().skip(t).step_by(n) {
             if d.failed().is_some() {
@@ -128,6 +131,7 @@ fn run(mounted: &MountedVolume, stop: &Stop, t: usize, n: usize) {
             if d.space.stats().free_segments < u64::from(CLEAN_BELOW) as _ {
                 let _ = mounted.clean_domain(d, 1);
             }
+            tidies = tidies && !mounted.tidy(d, &mut quiet);
         }
         if t == 0 {
             if due && let Err(e) = mounted.reap_zombies() {

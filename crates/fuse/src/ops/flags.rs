@@ -5,7 +5,7 @@
 use super::trim::FITRIM;
 use super::volume::{FS_IOC_GETFSLABEL, FS_IOC_SETFSLABEL};
 use crate::abi;
-use crate::control::{REMOUNT, RESIZE, SAMPLE, SCRUB_START, SCRUB_STATUS, SCRUB_TEXT, STATS, TENANT};
+use crate::control::{DEFRAG, REMOUNT, RESIZE, SAMPLE, SCRUB_START, SCRUB_STATUS, SCRUB_TEXT, STATS, TENANT};
 use crate::fs::{BraidFs, Context, errno};
 use crate::node::WireId;
 use crate::request::{Answer, Handled, Outcome, Request};
@@ -63,6 +63,7 @@ impl BraidFs {
             STATS => return self.stats_ioctl(&arg, out),
             SAMPLE => return self.sample_ioctl(req, &arg, input, out),
             TENANT => return self.tenant_ioctl(req, (id, node), &arg, input, cx),
+            DEFRAG => return self.defrag_ioctl(req, &arg, input, cx),
             RESIZE => return self.resize_ioctl(req, &arg, input, cx),
             _ => return Err(Errno::NOTTY),
         }

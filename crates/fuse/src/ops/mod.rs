@@ -4,6 +4,7 @@
 
 mod attrs;
 mod data;
+mod defrag;
 mod dirs;
 mod durable;
 mod flags;
