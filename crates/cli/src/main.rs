@@ -71,6 +71,7 @@ enum Command {
     Resize(cmd::resize::Args),
     Upgrade(cmd::upgrade::Args),
     Device(cmd::device::Args),
+    Defrag(cmd::defrag::Args),
     Tenant(cmd::tenant::Args),
     // boxed: its arguments are many
     Bench(Box<fxmark::cli::Args>),
@@ -133,6 +134,7 @@ fn run(command: Command) -> Outcome {
         Command::Resize(a) => cmd::resize::run(&a),
         Command::Upgrade(a) => cmd::upgrade::run(&a),
         Command::Device(a) => cmd::device::run(&a),
+        Command::Defrag(a) => cmd::defrag::run(&a),
         Command::Tenant(a) => cmd::tenant::run(&a),
         Command::Bench(a) => cmd::bench::run(a),
         Command::Man(a) => cmd::man::run(&a, Cli::command()),

@@ -52,6 +52,8 @@ pub enum Bug {
     CleanEarly,
     /// A synced directory's children in other domains are not committed.
     ChildrenForgotten,
+    /// A synced directory forgets the domains of inodes that left it or were replaced in it.
+    LeaverForgotten,
     /// A sync does not wait for a commit that another thread is doing.
     CommitUnderWayForgotten,
     /// A fast fsync does not flush what was written before its transaction's commit.
@@ -134,6 +136,7 @@ impl Bug {
         (Bug::PeersForgotten, "peers", "checkpoint without the other domains' commits"),
         (Bug::CleanEarly, "clean", "marked clean before the last commit and checkpoint"),
         (Bug::ChildrenForgotten, "children", "fsync of a directory forgets children in other domains"),
+        (Bug::LeaverForgotten, "leaver", "fsync of a directory forgets the domain of what left it"),
         (Bug::CommitUnderWayForgotten, "under-way", "sync does not wait for a commit that another thread is doing"),
         (Bug::EarlyDataForgotten, "early-data", "fsync forgets data that left the full cache before it"),
         (Bug::OwnedTwice, "owned-twice", "a group owned twice"),

@@ -322,6 +322,8 @@ pub struct MountOptions {
     pub checkpoint_only: bool,
     /// Whole segments (2 MiB) that become free are discarded in the background, once that is durable.
     pub discard: bool,
+    /// Files in many short pieces are made whole in the background while nothing else goes on.
+    pub defragment: bool,
     /// Run the threads that commit every interval, checkpoint, clean, free memory and mend links after a crash.
     pub background: bool,
     /// Domains are opened and commit one after the other, so that a seed replays a run; for tests.
@@ -353,6 +355,7 @@ impl Default for MountOptions {
             cached_above: false,
             checkpoint_only: false,
             discard: false,
+            defragment: true,
             background: true,
             serial: false,
             recovery_threads: 0,

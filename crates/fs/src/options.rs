@@ -30,7 +30,7 @@ impl Options {
     }
 
     /// Options as text, in the words of mount.braidfs(8): `ro`, `noatime`, `relatime`, `strictatime`, `nodiratime`,
-    /// `lazytime`, `discard`, `commit=SECONDS`, `data=ordered|journal|writeback`, `overwrite=auto|log`, `cache=BYTES`; and
+    /// `lazytime`, `discard`, `nodefrag`, `commit=SECONDS`, `data=ordered|journal|writeback`, `overwrite=auto|log`, `cache=BYTES`; and
     /// `uid=`, `gid=`, `umask=OCTAL`. What comes later wins.
     ///
     /// ```
@@ -55,6 +55,7 @@ impl Options {
                 ("nodiratime", None) => m.nodiratime = true,
                 ("lazytime", None) => m.lazytime = true,
                 ("discard", None) => m.discard = true,
+                ("nodefrag", None) => m.defragment = false,
                 ("commit", Some(v)) => {
                     let seconds: u32 = v.parse().map_err(|_| "a number of seconds")?;
                     // as of ext4: 0 is the default

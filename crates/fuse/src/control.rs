@@ -1,7 +1,8 @@
 //! What administrators ask of a mount beyond files: ioctls on its root directory. Low-level module.
 //!
 //! Owns the numbers and structures, for the server (`ops/scrub.rs`, `ops/remount.rs`, `ops/stats.rs`, `ops/watch.rs`,
-//! `ops/resize.rs`, `ops/tenant.rs`, `ops/device.rs`) and for
+//! `ops/resize.rs`, `ops/tenant.rs`, `ops/device.rs`,
+//! `ops/defrag.rs`) and for
 //! the client, which is here, but for that of devices ([`devices`]). A scrub belongs to the open directory that started it: when that is closed, also because the
 //! program died, the scrub stops. Where the kernel does not tell of closes, it belongs to the thread that started it, and
 //! stops within seconds of its end.
@@ -13,7 +14,7 @@ pub(crate) use devices::{DEVICE_BLANK, DeviceAnswer, DeviceCall, DeviceStart};
 use crate::abi::op;
 use crate::counters::CODES;
 use crate::watch::sample::{LAYOUT, Sample};
-use braidfs::{AtimeMode, DataMode, NewSize, Remount, Resized};
+use braidfs::{AtimeMode, DataMode, Defragmented, NewSize, Pieces, Remount, Resized};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -55,6 +56,9 @@ pub(crate) const DEVICE_TEXT: u32 = 0xd000_bf0b;
 /// `_IOWR(0xbf, 12, UpgradeArg)`: another program takes the mount over ([`crate::upgrade`]); on any directory. EPERM but for root
 /// and the server's user. Why not stands in the answer, which otherwise comes from the new program.
 pub(crate) const UPGRADE: u32 = 0xd020_bf0c;
+/// `_IOWR(0xbf, 13, DefragArg)`: in how many pieces a file lies, or a part of one is made whole; on any directory. EPERM but for
+/// root and the server's user.
+pub(crate) const DEFRAG: u32 = 0xc050_bf0d;
 
 /// [`ScrubStart::flags`]: leave file data alone.
 pub(crate) const NO_DATA: u32 = 1;
@@ -249,6 +253,35 @@ pub(crate) enum TenantCall {
     Remove,
 }
 
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct DefragArg {
+    /// [`DefragCall`].
+    pub call: u32,
+    /// Of the answer to [`DefragCall::Look`]: 1, its blocks stay.
+    pub stays: u32,
+    pub ino: u64,
+    /// Byte of the file at which a step begins.
+    pub from: u64,
+    /// Of the answer, as [`braidfs::Defragmented`] has them; `u64::MAX`: the end of the file.
+    pub next: u64,
+    pub moved: u64,
+    /// Of the answer, as [`braidfs::Pieces`] has them.
+    pub blocks: u64,
+    pub pieces: u64,
+    pub least: u64,
+    pub reserved: [u64; 2],
+}
+const _: () = assert!(size_of::<DefragArg>() == 80);
+
+/// [`DefragArg::call`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum DefragCall {
+    Look = 1,
+    Step,
+}
+
 /// By operation code, see [`crate::counters`].
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
@@ -352,6 +385,27 @@ pub fn resize(mountpoint: &Path, size: NewSize) -> io::Result<Resized> {
             Err(io::Error::other(String::from_utf8_lossy(text).into_owned()))
         }
     }
+}
+
+/// In how many pieces the regular file `ino` lies, of the mounted volume of which `dir` is any directory.
+///
+/// # Errors
+/// EPERM: only root may, and the user of the server. ENOTTY: the server is too old, or it is no braidfs. ENOENT, EISDIR, EINVAL
+/// for what has no data; EIO.
+pub fn defrag_look(dir: &File, ino: u64) -> io::Result<Pieces> {
+    let mut arg = DefragArg { call: DefragCall::Look as u32, ino, ..DefragArg::new_zeroed() };
+    ask(dir, DEFRAG, &mut arg)?;
+    Ok(Pieces { blocks: arg.blocks, pieces: arg.pieces, least: arg.least, stays: arg.stays != 0 })
+}
+
+/// Makes a part of it whole, from byte `from` on: [`braidfs::Volume::defragment`].
+///
+/// # Errors
+/// As [`defrag_look`]; ENOSPC: too little room lies together; EROFS.
+pub fn defrag_step(dir: &File, ino: u64, from: u64) -> io::Result<Defragmented> {
+    let mut arg = DefragArg { call: DefragCall::Step as u32, ino, from, ..DefragArg::new_zeroed() };
+    ask(dir, DEFRAG, &mut arg)?;
+    Ok(Defragmented { next: Some(arg.next).filter(|n| *n != u64::MAX), moved: arg.moved })
 }
 
 /// A tenant of a mounted volume.

@@ -137,7 +137,7 @@ ranks! {
     Cell = 7, "cell" 0, Several, u64: "Cell::state";
     /// A bucket of a directory whose cell is locked for reading; the key is its first position.
     Bucket = 7, "cell" 1, Rising, u64: "bucket of a directory";
-    /// Buckets that the threads of one slot were the first to change.
+    /// Buckets that the threads of one slot were the first to change, and the domains that they changed with entries.
     FirstChanges = 7, "cell" 2, One, (): "first changes of buckets";
 
     /// The latest move of a directory.
@@ -185,6 +185,8 @@ ranks! {
     VacatedRound = 8, "vacated" 0, One, (): "round of vacated names";
     /// Names that the threads of one slot left lately.
     VacatedLately = 8, "vacated" 1, One, (): "names vacated lately";
+    /// Files that lie in pieces.
+    InPieces = 8, "in pieces" 0, One, (): "files in pieces";
     /// Names left by renames.
     VacatedNames = 8, "vacated" 2, One, (): "vacated names";
     /// A domain's header, with its I/O.

@@ -20,6 +20,7 @@
 pub mod add_domain;
 pub mod crash;
 pub mod damage;
+pub mod defragment;
 pub mod devices;
 pub mod generate;
 pub mod history;

@@ -4,6 +4,7 @@ pub mod bench;
 pub mod cat;
 pub mod completions;
 pub mod cp;
+pub mod defrag;
 pub mod device;
 pub mod dump;
 pub mod fsck;

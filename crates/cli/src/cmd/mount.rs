@@ -37,7 +37,7 @@ const LOCKS_WAIT: Duration = Duration::from_secs(10);
 #[command(after_help = "Options of -o, as in mount(8):\n  \
     ro rw remount relatime noatime strictatime nodiratime lazytime sync dirsync suid nosuid dev nodev exec noexec\n  \
     nosymfollow allow_other commit=SECONDS data=MODE overwrite=HOW cache=SIZE threads=N fuseblk=WHEN latency=WHAT\n  \
-     transport=HOW metrics=WHERE slow=MS discard nodiscard private user_xattr cache=back cache=through\n  \
+     transport=HOW metrics=WHERE slow=MS discard nodiscard nodefrag private user_xattr cache=back cache=through\n  \
      supervise[=TIMES/SECONDS]\n\
     mount.braidfs(8) has the table of all, and what a remount does with each.\n\n\
     discard: free space of 2 MiB and more is discarded (TRIM, hole punch) as it becomes free; without it, fstrim does\n\
@@ -209,6 +209,7 @@ fn volume_options(spec: &MountSpec, default_commit: Duration) -> MountOptions {
         cache_bytes: spec.cache_bytes,
         cached_above: true,
         discard: spec.discard,
+        defragment: !spec.nodefrag,
         ..MountOptions::default()
     }
 }

@@ -72,6 +72,8 @@ pub struct MountSpec {
     pub slow: Option<Duration>,
     /// `discard` or `nodiscard`.
     pub discard: bool,
+    /// `nodefrag`.
+    pub nodefrag: bool,
     /// `fileflags` or `opens`.
     pub opens: bool,
     /// For the mounting user alone.
@@ -232,6 +234,7 @@ impl MountSpec {
             "async" => self.sync = false,
             "dirsync" => self.dirsync = true,
             "discard" | "nodiscard" => self.discard = name == "discard",
+            "defrag" | "nodefrag" => self.nodefrag = name == "nodefrag",
             "fileflags" | "opens" => self.opens = true,
             "suid" => self.suid = Some(true),
             "nosuid" => self.suid = Some(false),

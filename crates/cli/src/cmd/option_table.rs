@@ -155,6 +155,13 @@ pub const TABLE: &[Row] = &[
         Again::Ignored,
         "Whole segments (2 MiB) that become free are discarded (TRIM, hole punch); without, fstrim does that when called.",
     ),
+    row(
+        &["defrag", "nodefrag"],
+        How::Taken,
+        Again::Ignored,
+        "Files in very many short pieces are made whole in the background, while nothing else goes on and room is plenty, or \
+         are not; `braidfs defrag` does it when called.",
+    ),
     row(&["threads=4"], How::Taken, Again::Ignored, "Threads that serve requests, one per CPU without."),
     row(
         &["fuseblk=auto", "fuseblk=always", "fuseblk=never"],

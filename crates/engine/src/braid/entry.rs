@@ -8,6 +8,7 @@ use crate::cell::dir::DirIndex;
 use crate::cell::{Cell, State};
 use crate::domain::Enter;
 use crate::error::Result;
+use crate::planted::{Bug, planted};
 use crate::types::FileKind;
 use crate::volume::MountedVolume;
 use crate::volume::operation::Op;
@@ -103,14 +104,19 @@ impl MountedVolume {
         if child.is_some_and(|c| c.kind == FileKind::Dir) {
             st.nlink += 1;
         }
-        if let By::Operation(_) = by {
+        if let By::Operation(op) = &by {
             if let Some(c) = child
                 && !self.maybe_stale.load(Ordering::Relaxed)
             {
                 // most new names are looked up soon
                 self.dentries.put(&key, Target { node: c.ino, generation: c.generation, kind: c.kind });
             }
+            let left = old.filter(|_| !planted(Bug::LeaverForgotten)).and_then(|e| self.domain(e.0).ok());
+            let both = [child.map(|c| c.domain), left.map(|d| d.id)];
             if let Some(d) = st.dir() {
+                for (domain, tx) in both.into_iter().flatten().filter_map(|inode| op.concerned(dir.domain, inode)) {
+                    d.entry_concerns(domain, tx);
+                }
                 d.note_changer(self.shared.options.share_dirs);
             }
             // seldom: it lies in a line that look-ups read

@@ -247,7 +247,11 @@ impl CellCache {
                         let Some(st) = c.state.try_read() else { return true };
                         // only memory knows for what; and in no transaction are pages that a commit left alone
                         let waits = st.durability.waits(pending)
-                            || matches!(&st.body, Body::File(f) if f.pages.dirty_count() > 0);
+                            || match &st.body {
+                                Body::File(f) => f.pages.dirty_count() > 0,
+                                Body::Dir(d) => d.waits(pending),
+                                Body::Special => false,
+                            };
                         // before anybody loads it anew, who needs the table for that
                         if !waits {
                             leaves(&st);

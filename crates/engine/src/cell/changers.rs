@@ -10,6 +10,7 @@
 
 use super::dir::open::Changed;
 use super::{Body, DirBody, State};
+use crate::braid::frontier::Frontier;
 use crate::types::*;
 use braidfs_sync::Guarded;
 use braidfs_sync::ablation::{self, Switch};
@@ -76,7 +77,8 @@ impl State {
     #[inline(never)]
     fn put_together(&mut self) {
         let Body::Dir(d) = &mut self.body else { return };
-        let Some((s, first)) = d.sharing.as_mut().and_then(|s| s.take()) else { return };
+        let Some((s, first, concerned)) = d.sharing.as_mut().and_then(|s| s.take()) else { return };
+        d.concerned.merge(&concerned);
         d.index.opened_changed(s.entries, s.memory, &first);
         d.name_time = d.name_time.max(s.name_time);
         d.together += s.changes;
@@ -122,10 +124,36 @@ impl DirBody {
         self.sharing.as_ref()?.sums().map(|s| s.time)
     }
 
-    /// A name changed by who has the directory locked for reading, and its bucket.
-    pub fn note_change(&self, counts: Changed, now: Timestamp, name_time: u64) {
+    /// A name changed by who has the directory locked for reading, and its bucket. `concerned`: the domain of the inode and its
+    /// transaction, where that is another one than the directory's.
+    pub fn note_change(&self, counts: Changed, now: Timestamp, name_time: u64, concerned: Option<(DomainId, TxId)>) {
         let Some(s) = &self.sharing else { return };
         // threads of one slot may do so at the same time
-        s.note(counts, now, name_time);
+        s.note(counts, now, name_time, concerned);
+    }
+
+    /// An entry changed, by who has the directory for itself, with an inode of another domain, in its transaction `tx`.
+    pub fn entry_concerns(&mut self, domain: DomainId, tx: TxId) {
+        self.concerned.raise(domain, tx);
+    }
+
+    /// Transactions of other domains that changed inodes with entries of this directory: those that are pending are among them.
+    pub fn concerned(&self) -> Frontier {
+        let mut all = self.concerned.clone();
+        if let Some(s) = &self.sharing {
+            all.merge(&s.concerned());
+        }
+        all
+    }
+
+    /// Whether a transaction of another domain is pending that changed an inode with an entry of this directory. Of one that a
+    /// transaction has yet to write, perhaps more are. Only memory knows of it.
+    pub fn waits(&self, pending: impl Fn(DomainId, TxId) -> bool) -> bool {
+        self.concerned.any(pending)
+    }
+
+    /// Forgets those that are not pending any more.
+    pub fn forget_durable(&mut self, pending: impl Fn(DomainId, TxId) -> bool) {
+        self.concerned.retain(pending);
     }
 }

@@ -18,10 +18,12 @@ pub mod cache;
 mod changers;
 pub mod dentries;
 pub mod opened;
+pub mod pieces;
 pub mod record;
 pub mod sharing;
 
 use crate::braid::durability::Durability;
+use crate::braid::frontier::Frontier;
 use crate::lazy::Lazy;
 use crate::types::*;
 use braidfs_format::dentry::Dentry;
@@ -86,11 +88,23 @@ pub struct FileBody {
     pub overwritten: bool,
     /// Steps of the indexes' memory ([`FileBody::index_steps`]) that the volume's count has.
     pub counted: u16,
+    /// In how many extents the file was when its domain noted that, or made it whole.
+    pub noted: u32,
     /// Who overwrites it.
     pub writers: Writers,
 }
 
+/// Extents from which on a file may be in pieces, and blocks that they have on average at most.
+const MANY_EXTENTS: usize = 16;
+const SHORT_EXTENT: u64 = 32;
+
 impl FileBody {
+    /// Whether the file lies in very many short extents; of one that was noted, in many more than then. Cheap.
+    pub fn is_in_pieces(&self) -> bool {
+        let n = self.map.extent_count();
+        n >= MANY_EXTENTS && n as u64 * SHORT_EXTENT > self.map.blocks() && n / 5 * 4 > self.noted as usize
+    }
+
     /// Bytes of memory of which the indexes are counted by: the count is the whole volume's.
     pub const INDEX_STEP: usize = 16 << 10;
 
@@ -117,6 +131,9 @@ pub struct DirBody {
     pub counted: usize,
     /// When names of it were taken or left last, since it is in memory: logical time (`domain::Shared::name_time`).
     pub name_time: u64,
+    /// Transactions of other domains that changed inodes with entries of it, as far as they are not known durable: what an
+    /// fsync of it waits for besides its own record.
+    concerned: Frontier,
     /// Of a directory that threads change side by side ([`sharing`]).
     sharing: Option<Box<sharing::Sharing>>,
     /// Changes made side by side since the last commit.
@@ -130,7 +147,17 @@ pub struct DirBody {
 impl DirBody {
     /// A directory with these names.
     pub fn new(index: DirIndex, map: ExtentMap) -> Box<Self> {
-        Box::new(Self { index, map, counted: 0, name_time: 0, sharing: None, together: 0, changer: 0, turns: 0 })
+        Box::new(Self {
+            index,
+            map,
+            counted: 0,
+            name_time: 0,
+            concerned: Frontier::EMPTY,
+            sharing: None,
+            together: 0,
+            changer: 0,
+            turns: 0,
+        })
     }
 }
 

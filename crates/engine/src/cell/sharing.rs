@@ -2,6 +2,7 @@
 //! parts, one per slot of threads, until it is put together.
 
 use super::dir::open::Changed;
+use crate::braid::frontier::Frontier;
 use crate::types::*;
 use braidfs_sync::slots::PerSlot;
 use braidfs_sync::{Mutex, rank};
@@ -29,13 +30,20 @@ struct Part {
     entries: AtomicI64,
     /// Memory that entries take, so, too.
     memory: AtomicI64,
-    /// Buckets of which they made the first change since these were written.
-    first: Mutex<Firsts, rank::FirstChanges>,
+    seldom: Mutex<Seldom, rank::FirstChanges>,
 }
 const _: () = assert!(braidfs_sync::CHECKED || size_of::<Part>() <= 64);
 
-/// First positions of buckets. Mostly none.
-type Firsts = Option<Box<Vec<u64>>>;
+/// What few changes have to tell. Mostly nothing.
+type Seldom = Option<Box<Told>>;
+
+#[derive(Debug, Default)]
+struct Told {
+    /// Buckets of which they made the first change since these were written, by their first position.
+    firsts: Vec<u64>,
+    /// Transactions of other domains that entries changed with.
+    concerned: Frontier,
+}
 
 impl Default for Part {
     fn default() -> Self {
@@ -45,7 +53,7 @@ impl Default for Part {
             name_time: AtomicU64::new(0),
             entries: AtomicI64::new(0),
             memory: AtomicI64::new(0),
-            first: Mutex::default(),
+            seldom: Mutex::default(),
         }
     }
 }
@@ -110,14 +118,16 @@ impl Sharing {
         .reduce(Sums::and)
     }
 
-    /// [`Self::sums`], which then begin anew, and the buckets that they changed first. Nobody else uses them.
-    pub fn take(&mut self) -> Option<(Sums, Vec<u64>)> {
-        let mut firsts = Vec::new();
+    /// [`Self::sums`], which then begin anew, the buckets that they changed first, and the transactions of other domains that
+    /// they concern. Nobody else uses them.
+    pub fn take(&mut self) -> Option<(Sums, Vec<u64>, Frontier)> {
+        let (mut firsts, mut concerned) = (Vec::new(), Frontier::EMPTY);
         // changes first: a part's line comes to be written at once
         let all = self.parts.iter().map(|p| (p, p.changes.swap(0, Acquire))).filter(|p| p.1 > 0);
         let sums = all.map(|(p, changes)| {
-            if let Some(mut first) = p.first.lock().take() {
-                firsts.append(&mut first);
+            if let Some(mut seldom) = p.seldom.lock().take() {
+                firsts.append(&mut seldom.firsts);
+                concerned.merge(&seldom.concerned);
             }
             Sums {
                 changes,
@@ -128,14 +138,29 @@ impl Sharing {
                 memory: p.memory.swap(0, Relaxed),
             }
         });
-        Some((sums.reduce(Sums::and)?, firsts))
+        Some((sums.reduce(Sums::and)?, firsts, concerned))
     }
 
-    /// A name changed.
-    pub fn note(&self, counts: Changed, now: Timestamp, name_time: u64) {
+    /// Transactions of other domains that entries changed with.
+    pub fn concerned(&self) -> Frontier {
+        let mut all = Frontier::EMPTY;
+        // who sees a change sees what it concerns
+        self.parts.iter().filter(|p| p.changes.load(Acquire) > 0).for_each(|p| {
+            if let Some(told) = &*p.seldom.lock() {
+                all.merge(&told.concerned);
+            }
+        });
+        all
+    }
+
+    /// A name changed, of an inode of the directory's own domain or in this transaction of another one.
+    pub fn note(&self, counts: Changed, now: Timestamp, name_time: u64, concerned: Option<(DomainId, TxId)>) {
         let part = self.parts.mine();
+        if let Some((domain, tx)) = concerned {
+            part.seldom.lock().get_or_insert_default().concerned.raise(domain, tx);
+        }
         if let Some(first) = counts.first {
-            part.first.lock().get_or_insert_default().push(first);
+            part.seldom.lock().get_or_insert_default().firsts.push(first);
         }
         part.entries.fetch_add(counts.entries, Relaxed);
         part.memory.fetch_add(counts.memory, Relaxed);

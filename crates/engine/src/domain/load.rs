@@ -7,6 +7,7 @@ use crate::cell::{Body, Cell, FileBody, State, dir::DirIndex, extents::ExtentMap
 use crate::error::{Error, Result};
 use crate::types::*;
 use braidfs_format::dentry::{Dentry, decode_bucket};
+use braidfs_format::inode::NOCOW;
 use braidfs_format::node::{NodeEntry, OVERFLOW};
 use braidfs_format::{BLOCK_BYTES, Corrupt};
 use std::sync::Arc;
@@ -80,7 +81,18 @@ impl Domain {
         {
             return Err(Corrupt::new("inode", format!("{ino} has blocks at {}, where no data can be", e.addr)).into());
         }
+        self.note_if_in_pieces(&cell);
         Ok(cell)
+    }
+
+    fn note_if_in_pieces(&self, cell: &Cell) {
+        let st = cell.state.read();
+        match &st.body {
+            Body::File(f) if f.is_in_pieces() && st.flags & NOCOW == 0 => {
+                self.in_pieces.lock().note(cell.ino, f.map.extent_count());
+            }
+            _ => {}
+        }
     }
 
     /// Reads a bucket of directory `ino`.

@@ -19,6 +19,7 @@ pub mod commit;
 mod first_pos;
 pub mod flush;
 mod help;
+pub mod in_pieces;
 pub mod in_place;
 pub mod inodes;
 pub mod load;
@@ -148,6 +149,8 @@ pub struct Domain {
     quarantined: Mutex<Vec<InodeNo>, rank::QuarantinedNodes>,
     /// Files with dirty pages that a commit left alone (`data=writeback`).
     lazy: Mutex<Vec<Arc<Cell>>, rank::LazyFiles>,
+    /// Files to be made whole when there is time.
+    pub in_pieces: Mutex<in_pieces::InPieces, rank::InPieces>,
     /// Names of this domain's directories that inodes left by renames that may not be durable yet.
     pub vacated: VacatedNames,
     /// Root directory of the tenant that the domain is bound to, 0: none.
@@ -288,6 +291,7 @@ impl Domain {
             new_generations: Mutex::default(),
             quarantined: Mutex::default(),
             lazy: Mutex::default(),
+            in_pieces: Mutex::default(),
             vacated: VacatedNames::default(),
             tenant_root: AtomicU64::new(tenant_root),
             kept: AtomicBool::new(kept),
@@ -310,6 +314,10 @@ impl Domain {
     /// changed something in.
     pub fn running(&self) -> TxId {
         TxId(self.running.load(Ordering::Acquire))
+    }
+    /// Whether something changed in the running transaction.
+    pub fn has_changes(&self) -> bool {
+        !self.gate.read().is_empty()
     }
     /// Why the domain is read-only, if it is.
     pub fn failed(&self) -> Option<&str> {

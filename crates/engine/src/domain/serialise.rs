@@ -316,11 +316,22 @@ impl Domain {
         f.cold = false;
         self.shared.memory.left(0, dirty);
         self.count_index(f);
+        if !nocow {
+            self.note_pieces(cell.ino, f);
+        }
         if f.reserved > 0 && f.pages.dirty_count() == 0 {
             self.space.unreserve(f.reserved);
             f.reserved = 0;
         }
         Ok(())
+    }
+
+    /// A file of which the extents changed may be in pieces: it is made whole when there is time.
+    fn note_pieces(&self, ino: InodeNo, f: &mut FileBody) {
+        if f.is_in_pieces() {
+            f.noted = u32::try_from(f.map.extent_count()).unwrap_or(u32::MAX);
+            self.in_pieces.lock().note(ino, f.map.extent_count());
+        }
     }
 
     pub(super) fn write_now(&self, ops: &[(BlockAddr, Vec<&[u8]>)], write: WriteBatch) -> Result<()> {
@@ -334,6 +345,7 @@ impl Domain {
     fn flush_dir(&self, tx: &Tx, cell: &Arc<Cell>, st: &mut State, out: &mut Out, mlog: usize) -> Result<()> {
         let Body::Dir(d) = &mut st.body else { return Ok(()) };
         d.committed(self.shared.options.share_dirs);
+        d.forget_durable(|d, t| self.committed_tx_of(d) < t);
         if !d.is_shared() && cell.wide.load(Ordering::Relaxed) {
             cell.wide.store(false, Ordering::Relaxed);
         }

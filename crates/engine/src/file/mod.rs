@@ -1,6 +1,7 @@
 //! Content of regular files: read, write, truncate, `fallocate`, where the blocks lie.
 
 mod copy;
+pub mod defragment;
 pub mod extents;
 pub mod falloc;
 pub mod read;

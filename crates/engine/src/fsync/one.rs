@@ -2,7 +2,7 @@
 
 use super::batch::Gathered;
 use crate::braid::frontier::Frontier;
-use crate::cell::Cell;
+use crate::cell::{Body, Cell};
 use crate::domain::sync::skeleton_fits;
 use crate::error::Result;
 use crate::planted::{Bug, planted};
@@ -78,7 +78,7 @@ impl MountedVolume {
         if self.shared.options.data == DataMode::Writeback {
             own.flush_cell(c)?; // a commit would leave the data alone
         }
-        let mut which = Frontier::of(c.domain, own.running());
+        let mut which = Frontier::EMPTY;
         let path = self.pending_path(c)?;
         which.merge(&path.with);
         for d in path.fresh.iter().map(|(d, _)| d.domain).chain(path.commit) {
@@ -88,9 +88,18 @@ impl MountedVolume {
             let st = c.state.read();
             which.merge(st.durability.waits_for());
             which.merge(st.durability.sync_with());
+            if let Body::Dir(d) = &st.body {
+                // its own record; and inodes of other domains that came, left or were replaced: each says itself where it hangs
+                let own_tx = st.durability.dirty_tx().or_else(|| st.durability.sent_tx(own.committed_tx()));
+                own_tx.into_iter().for_each(|tx| which.raise(c.domain, tx));
+                if !planted(Bug::ChildrenForgotten) {
+                    which.merge(&d.concerned());
+                }
+            }
         }
-        // children of a directory, victims and newcomers of renames: whatever shared operations with this domain
-        if !planted(Bug::ChildrenForgotten) {
+        if c.kind != FileKind::Dir {
+            // victims and newcomers of renames: whatever shared operations with this domain
+            which.raise(c.domain, own.running());
             which.merge(&own.peers_of_running());
         }
         self.commit_some(&which)?;

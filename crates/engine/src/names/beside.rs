@@ -134,7 +134,7 @@ impl MountedVolume {
         // nothing fails from here on
         st.durability.operation_changes_names();
         let counts = bucket.insert(room, entry);
-        dir.note_change(counts, self.shared.now(), time);
+        dir.note_change(counts, self.shared.now(), time, op.concerned(d.domain, target));
         self.shared.count_beside();
         if counts.first.is_some() {
             op.credit(d.domain, 1);
@@ -200,7 +200,7 @@ impl MountedVolume {
         let Some(counts) = bucket.remove(name) else { return Ok(None) };
         let now = self.shared.now();
         let time = self.shared.name_time_beside(dir, &mut bucket, st.link_seq);
-        dir.note_change(counts, now, time);
+        dir.note_change(counts, now, time, op.concerned(d.domain, c.domain));
         self.shared.count_beside();
         if counts.first.is_some() {
             op.credit(d.domain, 1);
@@ -271,7 +271,7 @@ impl MountedVolume {
         let than = st.link_seq.max(fst.dir().map_or(0, |d| d.name_time));
         let time = self.shared.name_time_beside(dir, &mut bucket, than);
         self.shared.raise_name_time(&mut fst, time);
-        dir.note_change(counts, now, time);
+        dir.note_change(counts, now, time, op.concerned(to.domain, c.domain));
         self.shared.count_beside();
         if counts.first.is_some() {
             op.credit(to.domain, 1);

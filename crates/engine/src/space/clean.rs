@@ -1,5 +1,6 @@
 //! Which segment to clean. The moving itself is the file cells' work: they know the newest copy.
 
+use super::victims::Choice;
 use super::{Space, Victim};
 use crate::error::Result;
 use braidfs_format::BlockAddr;
@@ -7,24 +8,23 @@ use braidfs_format::TxId;
 use braidfs_format::geometry::SEGMENT_BLOCKS;
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 
-/// A segment with a higher share of valid blocks, in percent, is not worth moving.
-const VALID_MAX_PERCENT: u32 = 95;
 /// Segments with fewer blocks to gain at all (behind metadata or journal) are left alone.
 const WORTH_BLOCKS: u32 = 32;
 
 impl Space {
     /// The best segment to clean as of transaction `now`, by cost and benefit, (1 − u) · age / (1 + u) (Rosenblum and
-    /// Ousterhout, SOSP '91), or by free blocks alone while free segments are few. Neither one that a log is writing nor
-    /// one in `skip`; `None` where nothing is worth it. Until the next call, logs do not recycle its slack.
+    /// Ousterhout, SOSP '91), or by free blocks alone. Neither one that a log is writing nor
+    /// one in `skip`, those of this look; `None` where nothing is worth it. Until the next look, logs do not recycle its slack.
     ///
     /// # Errors
     /// Of the device, or `Corrupt`: its owner table is read.
-    pub fn victim(&self, now: TxId, skip: &HashSet<(u32, u32)>) -> Result<Option<Victim>> {
+    pub fn victim(&self, now: TxId, skip: &HashSet<(u32, u32)>, how: Choice) -> Result<Option<Victim>> {
+        // of a large domain that is a long look
+        if skip.is_empty() && self.cleaning.known_none(now, how) {
+            return Ok(None);
+        }
         let groups: Vec<_> = self.groups.read().values().cloned().collect();
-        let segments: usize = groups.iter().map(|g| g.segments.len()).sum();
-        let greedy = self.pool.lock().len() < (2 * self.mlogs.len()).max(segments / 32);
         let mut best = None;
         for group in &groups {
             for (index, segment) in (0u32..).zip(&group.segments) {
@@ -34,22 +34,28 @@ impl Space {
                 }
                 let state = segment.state.lock();
                 let valid = state.entry.valid_count() - segment.fixed_count;
-                if state.active || valid == 0 || valid * 100 >= total * VALID_MAX_PERCENT {
+                if state.active || valid == 0 || valid * 100 >= total * how.valid_max {
                     continue;
                 }
                 let share = f64::from(valid) / f64::from(total);
                 let age = now.0.saturating_sub(state.entry.age).max(1);
-                let score = if greedy { f64::from(total - valid) } else { (1.0 - share) * age as f64 / (1.0 + share) };
+                let score =
+                    if how.greedy { f64::from(total - valid) } else { (1.0 - share) * age as f64 / (1.0 + share) };
                 if best.as_ref().is_none_or(|(s, _, _)| score > *s) {
                     best = Some((score, Arc::clone(group), index));
                 }
             }
         }
         let Some((_, group, index)) = best else {
-            self.cleaning.store(u64::MAX, Relaxed);
+            if skip.is_empty() {
+                self.cleaning.none();
+                self.cleaning.found_none(now, how);
+            }
             return Ok(None);
         };
-        self.cleaning.store(u64::from(group.number) << 32 | u64::from(index), Relaxed);
+        self.cleaning.add(group.number, index, skip.len());
+        // found to have slack before
+        self.pool.lock().slack.retain(|(_, s)| (s.group.number, s.index) != (group.number, index));
         let segment = &group.segments[index as usize];
         let valid = super::bitmap::and_not(&segment.state.lock().entry.valid, &segment.fixed);
         let mut blocks = Vec::new();

@@ -208,10 +208,7 @@ impl Space {
         }
         self.resize(|total| total - u64::from(group.total()));
         self.have_left(u64::from(group.total()));
-        let cleaning = self.cleaning.load(Relaxed);
-        if cleaning >> 32 == u64::from(number) {
-            let _ = self.cleaning.compare_exchange(cleaning, u64::MAX, Relaxed, Relaxed);
-        }
+        self.cleaning.forget_group(number);
     }
 
     fn forget(&self, number: u32) -> Option<Arc<Group>> {

@@ -40,6 +40,7 @@ pub(crate) mod testdev;
 #[cfg(test)]
 mod tests;
 mod trim;
+pub mod victims;
 
 use crate::error::Result;
 use crate::store::Store;
@@ -75,6 +76,8 @@ pub struct SpaceStats {
     pub hidden: u64,
     /// Segments without a used block.
     pub free_segments: u64,
+    /// All segments that can hold any.
+    pub segments: u64,
 }
 
 /// A segment to clean.
@@ -105,8 +108,8 @@ pub struct Space {
     pending: Counter,
     /// Blocks that are not metadata or journal.
     total: AtomicU64,
-    /// The cleaner's last victim, as `group << 32 | segment`: not to be recycled while it is being emptied.
-    cleaning: AtomicU64,
+    /// The cleaner's last victims.
+    cleaning: victims::Cleaning,
     owners: Residency,
     /// Segment tables of later checkpoints did not become valid.
     upto: u64,
@@ -165,7 +168,7 @@ impl Space {
             limit: Limit::default(),
             pending: Counter::default(),
             total: AtomicU64::new(0),
-            cleaning: AtomicU64::new(u64::MAX),
+            cleaning: victims::Cleaning::default(),
             owners: Residency::new(TABLE_BLOCKS_MAX),
             upto: last.map_or(u64::MAX, |l| l.checkpoint),
             table_sum: AtomicU64::new(0),
@@ -272,6 +275,10 @@ impl Space {
 
     /// Counts for `statfs` and for the cleaner.
     pub fn stats(&self) -> SpaceStats {
+        let (free_segments, segments) = {
+            let pool = self.pool.lock();
+            (pool.len() as u64, pool.segments as u64)
+        };
         let free: u64 = self.groups.read().values().map(|g| u64::from(g.free())).sum();
         SpaceStats {
             blocks: self.total.load(Relaxed),
@@ -279,7 +286,8 @@ impl Space {
             reserved: (free as i64 - self.withheld() - self.account.sum()).max(0) as u64,
             pending: self.pending.sum().max(0) as u64,
             hidden: self.hidden(),
-            free_segments: self.pool.lock().len() as u64,
+            free_segments,
+            segments,
         }
     }
 

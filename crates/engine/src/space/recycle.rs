@@ -5,7 +5,6 @@ use super::pool::SegmentRef;
 use super::run::Class;
 use braidfs_format::BlockAddr;
 use braidfs_format::group::{SegmentKind, Temperature};
-use std::sync::atomic::Ordering::Relaxed;
 
 /// Segments looked up by one scan for slack.
 const RECYCLE_BATCH: usize = 256;
@@ -71,12 +70,11 @@ impl Space {
 
     /// Inactive segments with unused blocks: `kind` last, and among equals the ones with most unused blocks last.
     fn scan_slack(&self, kind: SegmentKind) -> Vec<(SegmentKind, SegmentRef)> {
-        let cleaning = self.cleaning.load(Relaxed);
         let mut found = Vec::new();
         for group in self.groups.read().values().filter(|g| g.free() > 0 && !g.is_closed()) {
             for (index, segment) in (0u32..).zip(&group.segments) {
                 let free = segment.free();
-                if free == 0 || segment.is_fresh() || cleaning == u64::from(group.number) << 32 | u64::from(index) {
+                if free == 0 || segment.is_fresh() || self.cleaning.has(group.number, index) {
                     continue;
                 }
                 let state = segment.state.lock();

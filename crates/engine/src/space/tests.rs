@@ -1,6 +1,7 @@
 //! The allocator against a naive model, across crashes and to the last block.
 
 use super::testdev::{TestDevice, store};
+use super::victims::Choice;
 use super::*;
 use crate::Error;
 use braidfs_format::geometry::SEGMENT_BLOCKS;
@@ -185,7 +186,7 @@ fn run_model(seed: u64, steps: usize) {
                 loose.iter().flat_map(|(r, _)| blocks(*r)).for_each(|b| assert!(model.used.remove(&b)));
             }
             _ => {
-                let Some(victim) = space.victim(TxId(tx), &HashSet::new()).unwrap() else { continue };
+                let Some(victim) = space.victim(TxId(tx), &HashSet::new(), Choice::ANY).unwrap() else { continue };
                 for (addr, owner) in &victim.blocks {
                     assert_eq!(model.committed[&addr.0], *owner);
                 }
@@ -195,7 +196,12 @@ fn run_model(seed: u64, steps: usize) {
                 };
                 assert_eq!(victim.blocks.len(), model.committed.keys().filter(|b| in_segment(b)).count());
                 let skip = HashSet::from([(victim.group, victim.segment)]);
-                assert!(space.victim(TxId(tx), &skip).unwrap().is_none_or(|v| !skip.contains(&(v.group, v.segment))));
+                assert!(
+                    space
+                        .victim(TxId(tx), &skip, Choice::ANY)
+                        .unwrap()
+                        .is_none_or(|v| !skip.contains(&(v.group, v.segment)))
+                );
             }
         }
         check(&space, &model);

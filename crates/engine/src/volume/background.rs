@@ -1,7 +1,8 @@
 //! Threads that work while nobody asks: interval commits, checkpoints before the journal is tight, dirty data under
-//! memory pressure, cleaning, discarding, the GC after a crash; a commit that many fsyncs gain by.
+//! memory pressure, cleaning, discarding, files in pieces made whole, the GC after a crash; a commit that many fsyncs gain by.
 
 use super::MountedVolume;
+use super::tidy::Quiet;
 use crate::cell::frames;
 use crate::error::{Error, Result};
 use braidfs_format::BLOCK_BYTES;
@@ -21,8 +22,6 @@ const QUARANTINED_MAX: usize = 16_384;
 /// is over, or with this part of the cache's memory.
 const DIRTY_PAGES: u64 = 16_384;
 const DIRTY_PART: u64 = 8;
-/// Free segments below which the cleaner works, per domain.
-const CLEAN_BELOW: u32 = 4;
 
 #[derive(Debug, Default)]
 struct Stop {
@@ -86,6 +85,7 @@ impl Drop for Background {
 /// The work of thread `t` of `n`: domains `t`, `t + n`, …
 fn run(mounted: &MountedVolume, stop: &Stop, t: usize, n: usize) {
     let mut last_commit = Instant::now();
+    let mut quiet = Quiet::default();
     loop {
         {
             let mut flag = stop.flag.lock();
@@ -101,6 +101,8 @@ fn run(mounted: &MountedVolume, stop: &Stop, t: usize, n: usize) {
         if due {
             last_commit = Instant::now();
         }
+        let is_quiet = quiet.look(mounted);
+        let mut tidies = mounted.shared.options.defragment && is_quiet;
         // domains may be added
         for d in mounted.domains.iter().skip(t).step_by(n) {
             if d.failed().is_some() {
@@ -125,9 +127,8 @@ fn run(mounted: &MountedVolume, stop: &Stop, t: usize, n: usize) {
                 let _ = d.checkpoint();
             }
             mounted.discard_freed(d);
-            if d.space.stats().free_segments < u64::from(CLEAN_BELOW) as _ {
-                let _ = mounted.clean_domain(d, 1);
-            }
+            let _ = mounted.clean_at_pace(d, is_quiet);
+            tidies = tidies && !mounted.tidy(d, &mut quiet);
         }
         if t == 0 {
             if due && let Err(e) = mounted.reap_zombies() {

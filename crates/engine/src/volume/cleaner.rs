@@ -1,15 +1,21 @@
 //! The segment cleaner: empties segments whose blocks are mostly dead, by having the others written elsewhere.
 //!
 //! [`Space::victim`](crate::space::Space::victim) chooses the segment (greedy or by cost and benefit). Its live blocks become
-//! dirty, so that the next flush or commit gives them other places; only what is still the newest moves.
+//! dirty, so that the next flush or commit gives them other places, in a log for what is cold; only what is still the newest moves.
+//!
+//! How much is cleaned, and at which price, follows from the free segments ([`Pace`]): it begins early, with what costs
+//! next to nothing, and takes more and fuller segments the fewer there are. What is fuller than that is left to the logs,
+//! which recycle its slack: that moves nothing, and costs runs of blocks instead. All victims of one look are moved by one commit.
 
 use super::{MountedVolume, Volume};
 use crate::cell::{Body, Cell, State};
 use crate::domain::Domain;
 use crate::error::Result;
 use crate::planted::{Bug, planted};
+use crate::space::victims::{AT_ONCE, Choice};
 use crate::types::*;
 use crate::volume::operation::Op;
+use braidfs_format::geometry::SEGMENT_BLOCKS;
 use braidfs_format::group::Owner;
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -17,6 +23,46 @@ use std::sync::atomic::Ordering;
 
 /// Inodes, each with the node of a record of theirs.
 type LiveRecords = Vec<(Arc<Cell>, NodeId)>;
+
+/// Free segments that a domain shall have, of all that it has one in so many; at least [`LEAST`], at most [`MOST`].
+const FREE_PART: u64 = 16;
+const LEAST: u64 = 4;
+const MOST: u64 = 64;
+/// Segments cleaned in one look at most.
+const SEGMENTS_MAX: u64 = AT_ONCE as u64;
+/// Share of valid blocks, in percent, up to which a segment is moved where no free one is left. It costs 0.4 blocks per block that
+/// it gains; with overwrites all over a file, dearer ones cost more than all the logs save by whole segments
+/// (tests/write_amplification.rs).
+const DEAREST_PERCENT: u64 = 30;
+/// While nothing else goes on, which costs nobody time.
+const IDLE_PERCENT: u64 = 50;
+
+/// How many segments a domain cleans, and which: a proportional controller of its free segments.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Pace {
+    segments: u32,
+    choice: Choice,
+}
+
+impl Pace {
+    /// With so many `free` segments of `all` (what the domain can take of nobody's among them). `None`: there are enough. While
+    /// the volume is `idle` there are to be twice as many.
+    fn of(free: u64, all: u64, idle: bool) -> Option<Self> {
+        let wanted = (all / FREE_PART).clamp(LEAST, MOST);
+        let missing = wanted.saturating_sub(free);
+        let by_benefit = |percent: u64| Choice { valid_max: percent as u32, greedy: false };
+        if idle && free < 2 * wanted {
+            return Some(Self { segments: 1, choice: by_benefit(IDLE_PERCENT) });
+        }
+        if missing == 0 {
+            return None;
+        }
+        let percent = (DEAREST_PERCENT * missing).div_ceil(wanted);
+        let segments = (SEGMENTS_MAX * missing).div_ceil(wanted);
+        let choice = by_benefit(percent);
+        Some(Self { segments: segments as u32, choice })
+    }
+}
 
 /// Has the overflow record of `node` written again with its touched inode.
 pub(super) fn mark_node(c: &Cell, st: &mut State, node: NodeId) {
@@ -30,22 +76,45 @@ pub(super) fn mark_node(c: &Cell, st: &mut State, node: NodeId) {
 }
 
 impl MountedVolume {
+    /// What a look of the background cleans of a domain: as many segments, and as full ones, as its free segments say. Blocks
+    /// moved.
+    pub(crate) fn clean_at_pace(&self, d: &Arc<Domain>, idle: bool) -> Result<u64> {
+        let s = d.space.stats();
+        // its share of what nobody has yet
+        let more = self.shared.unclaimed.load(Ordering::Relaxed)
+            / u64::from(SEGMENT_BLOCKS)
+            / self.domains.len().max(1) as u64;
+        match Pace::of(s.free_segments + more, s.segments + more, idle) {
+            Some(pace) => self.clean_segments(d, pace.segments, pace.choice),
+            None => Ok(0),
+        }
+    }
+
+    /// Empties up to `segments` segments of a domain, whatever that costs.
+    pub(crate) fn clean_domain(&self, d: &Arc<Domain>, segments: u32) -> Result<u64> {
+        self.clean_segments(d, segments, Choice::ANY)
+    }
+
     /// Empties up to `segments` segments of a domain: their valid blocks are made dirty, so that the next flush or commit
     /// writes them elsewhere (only what is still the newest moves). Blocks moved.
-    pub(crate) fn clean_domain(&self, d: &Arc<Domain>, segments: u32) -> Result<u64> {
-        let _span = tracing::debug_span!("clean", domain = %d.id, segments).entered();
-        let mut moved = 0;
+    fn clean_segments(&self, d: &Arc<Domain>, segments: u32, choice: Choice) -> Result<u64> {
+        let _span = tracing::debug_span!("clean", domain = %d.id, segments, ?choice).entered();
         let mut skip = HashSet::new();
+        let mut blocks = Vec::new();
         for _ in 0..segments {
             let s = d.space.stats();
             // moving needs room of its own
-            if s.free < s.reserved + s.hidden / 2 + 600 {
+            if s.free < s.reserved + s.hidden / 2 + 600 + blocks.len() as u64 {
                 break;
             }
-            let Some(v) = d.space.victim(d.committed_tx(), &skip)? else { break };
+            let Some(mut v) = d.space.victim(d.committed_tx(), &skip, choice)? else { break };
             skip.insert((v.group, v.segment));
-            moved += self.move_blocks(d, &v.blocks)?;
+            blocks.append(&mut v.blocks);
         }
+        if blocks.is_empty() {
+            return Ok(0);
+        }
+        let moved = self.move_blocks(d, &blocks)?;
         d.counters.cleaned.fetch_add(moved, Ordering::Relaxed);
         Ok(moved)
     }
@@ -152,6 +221,16 @@ impl Volume {
     pub fn clean(&self, segments: u32) -> Result<u64> {
         let i = self.mounted();
         i.domains.iter().filter(|d| d.failed().is_none()).try_fold(0, |n, d| Ok(n + i.clean_domain(d, segments)?))
+    }
+
+    /// What the background cleans in one look of a tenth of a second, while something goes on; for tests that have none.
+    ///
+    /// # Errors
+    /// Of the device.
+    #[doc(hidden)]
+    pub fn clean_as_needed(&self) -> Result<u64> {
+        let i = self.mounted();
+        i.domains.iter().filter(|d| d.failed().is_none()).try_fold(0, |n, d| Ok(n + i.clean_at_pace(d, false)?))
     }
 }
 

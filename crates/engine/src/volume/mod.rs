@@ -32,6 +32,7 @@ pub mod shrink;
 mod siblings;
 mod side_by_side;
 pub mod tenants;
+pub(crate) mod tidy;
 pub mod trim;
 
 use crate::error::{Error, Result};

@@ -123,6 +123,13 @@ impl<'a> Op<'a> {
         self.enter(d).tx()
     }
 
+    /// Whose transaction an entry of a directory of domain `dir` changes with, where its inode is of another one: `inode`. `None`
+    /// also where this was not entered: an entry that is stale says nothing of its inode.
+    pub fn concerned(&self, dir: DomainId, inode: DomainId) -> Option<(DomainId, TxId)> {
+        let other = self.enters.iter().find(|e| e.domain.id == inode && inode != dir);
+        other.map(|e| (inode, e.tx().id))
+    }
+
     /// Marks a cell as changed. Where its record begins a new node block, a reserved block becomes the transaction's.
     pub fn touch(&mut self, cell: &Arc<Cell>, st: &mut State) -> Result<()> {
         self.touch_content(cell, st)?;

@@ -6,7 +6,7 @@ use super::trim::FITRIM;
 use super::volume::{FS_IOC_GETFSLABEL, FS_IOC_SETFSLABEL};
 use crate::abi;
 use crate::control::{
-    DEVICE_START, DEVICE_STATUS, DEVICE_TEXT, REMOUNT, RESIZE, SAMPLE, SCRUB_START, SCRUB_STATUS, SCRUB_TEXT, STATS,
+    DEFRAG, DEVICE_START, DEVICE_STATUS, DEVICE_TEXT, REMOUNT, RESIZE, SAMPLE, SCRUB_START, SCRUB_STATUS, SCRUB_TEXT, STATS,
     TENANT, UPGRADE,
 };
 use crate::fs::{BraidFs, Context, errno};
@@ -67,6 +67,7 @@ impl BraidFs {
             STATS => return self.stats_ioctl(&arg, out),
             SAMPLE => return self.sample_ioctl(req, &arg, input, out),
             TENANT => return self.tenant_ioctl(req, (id, node), &arg, input, cx),
+            DEFRAG => return self.defrag_ioctl(req, &arg, input, cx),
             RESIZE => return self.resize_ioctl(req, &arg, input, cx),
             UPGRADE => return self.upgrade_ioctl(req, &arg, input, cx),
             _ => return Err(Errno::NOTTY),

@@ -4,6 +4,7 @@
 
 mod attrs;
 mod data;
+mod defrag;
 mod device;
 mod dirs;
 mod durable;

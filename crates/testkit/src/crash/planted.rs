@@ -41,7 +41,8 @@ const WORKLOADS: [(Part, u64); 10] = [
 ];
 
 /// Where bugs are seen that most workloads do not see: these are run first. Where they moved, the others come after them.
-const SEEN_BY: [(Bug, Part, std::ops::Range<u64>); 13] = [
+const SEEN_BY: [(Bug, Part, std::ops::Range<u64>); 14] = [
+    (Bug::LeaverForgotten, Part::One, 0..60),
     (Bug::FlushUnderWayTaken, Part::Threads, 0..1000),
     (Bug::HelperForgotten, Part::Threads, 0..1000),
     (Bug::CommitUnderWayForgotten, Part::Threads, 0..24),

@@ -49,3 +49,21 @@ fn a_block_that_moves_is_not_overwritten_where_it_was() {
     v.read(&f, 0, &mut have).unwrap();
     assert!(have[4096..8192] == [4; 4096] && have[..4096] == [1; 4096]);
 }
+
+#[test]
+fn the_pace_begins_gently_and_has_no_step() {
+    assert_eq!(Pace::of(64, 1024, false), None);
+    assert_eq!(Pace::of(128, 1024, true), None);
+    let idle = Pace::of(100, 1024, true).unwrap();
+    assert!(idle.segments == 1 && idle.choice.valid_max == 50);
+    let all: Vec<Pace> = (0..64).rev().map(|free| Pace::of(free, 1024, false).unwrap()).collect();
+    assert!(all[0].segments == 1 && all[0].choice.valid_max == 1);
+    assert!(all[63].segments == 4 && all[63].choice.valid_max == 30);
+    for (a, b) in all.iter().zip(&all[1..]) {
+        let dearer = b.choice.valid_max - a.choice.valid_max;
+        assert!(dearer <= 1 && b.segments - a.segments <= 1, "{a:?}, {b:?}");
+    }
+    // small domains keep a few
+    assert_eq!(Pace::of(4, 20, false), None);
+    assert_eq!(Pace::of(3, 20, false).unwrap().segments, 1);
+}

@@ -148,3 +148,34 @@ fn a_file_in_pieces_counts_with_its_extents() {
     assert!(indexes < 64 << 10, "{indexes} bytes of indexes stay");
     v.unmount().unwrap();
 }
+
+/// What an fsync of a directory waits for is known to memory alone: the directory stays there until it is durable.
+#[test]
+fn a_directory_stays_whose_entries_concern_what_is_not_durable() {
+    let device: Arc<dyn Device> = Arc::new(MemDevice::new(16384));
+    let o = MkfsOptions { domains: Some(2), placement: crate::Placement::Spread, ..MkfsOptions::default() };
+    crate::mkfs::format(std::slice::from_ref(&device), &o).unwrap();
+    let o = MountOptions { background: false, serial: true, ..MountOptions::default() };
+    let v = Volume::mount(vec![device.clone()], o).unwrap();
+    let me = Cred::root();
+    let node = |kind| NewNode { kind, mode: 0o755, umask: 0, rdev: 0, target: b"" };
+    let dir = v.create(InodeNo::ROOT, b"d", &node(FileKind::Dir), &me).unwrap().ino;
+    let other = (0..).map(|i| format!("f{i}")).find(|name| {
+        let f = v.create(InodeNo::ROOT, name.as_bytes(), &node(FileKind::File), &me).unwrap().ino;
+        v.domain_of(f).unwrap() != v.domain_of(dir).unwrap()
+    });
+    v.sync().unwrap();
+    v.rename(InodeNo::ROOT, other.unwrap().as_bytes(), dir, b"x", crate::RenameMode::Replace).unwrap();
+    let own = v.domain_of(dir).unwrap();
+    v.commit_domain(own, false).unwrap();
+    forget_all(&v);
+    v.fsync(dir, false).unwrap();
+    v.crash();
+    let o = MountOptions { background: false, serial: true, ..MountOptions::default() };
+    let v = Volume::mount(vec![device], o).unwrap();
+    assert_eq!(names(&v, dir), BTreeSet::from(["x".to_string()]));
+    v.sync().unwrap();
+    // looking makes it warm
+    (0..2).for_each(|_| forget_all(&v));
+    assert!(v.mounted().dom(own).cells.get(dir).is_none(), "nothing keeps it");
+}

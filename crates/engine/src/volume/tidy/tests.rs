@@ -1,0 +1,123 @@
+//! When files in pieces are made whole without being asked, and when not.
+
+use super::{QUIET_LOOKS, Quiet, SETTLED_SECONDS};
+use crate::types::*;
+use crate::{Cred, InodeNo, MkfsOptions, MountOptions, OpenHow, Overwrite, Volume};
+use braidfs_device::{Device, MemDevice};
+use std::cell::Cell;
+use std::sync::Arc;
+
+thread_local!(static NOW: Cell<i64> = const { Cell::new(1_000_000) });
+
+fn clock() -> Timestamp {
+    Timestamp { sec: NOW.get(), nsec: 0 }
+}
+
+fn pass(seconds: i64) {
+    NOW.set(NOW.get() + seconds);
+}
+
+const BLOCKS: u64 = 3000;
+
+/// A volume with a file in pieces, just written.
+fn made(mib: u64) -> (Arc<dyn Device>, Volume, InodeNo) {
+    let device: Arc<dyn Device> = Arc::new(MemDevice::new(mib << 8));
+    let o = MkfsOptions { domains: Some(2), ..MkfsOptions::default() };
+    crate::mkfs::format(std::slice::from_ref(&device), &o).unwrap();
+    let v = mount(&device);
+    let how = OpenHow { read: true, write: true, create: true, mode: 0o644, ..OpenHow::default() };
+    let f = v.open_path(b"f", how, &Cred::root()).unwrap();
+    for b in 0..BLOCKS {
+        v.write(&f, b << 12, &[1; 4096]).unwrap();
+    }
+    v.sync().unwrap();
+    for i in 0..BLOCKS {
+        let b = i * 7919 % BLOCKS;
+        v.write(&f, b << 12, &[b as u8; 4096]).unwrap();
+        if i % 20 == 19 {
+            v.fsync(f.ino(), false).unwrap();
+        }
+    }
+    v.sync().unwrap();
+    let ino = f.ino();
+    (device, v, ino)
+}
+
+fn mount(device: &Arc<dyn Device>) -> Volume {
+    let o = MountOptions {
+        background: false,
+        serial: true,
+        overwrite: Overwrite::Log,
+        cache_bytes: 32 << 20,
+        clock: Some(clock),
+        ..MountOptions::default()
+    };
+    Volume::mount(vec![device.clone()], o).unwrap()
+}
+
+/// What the background does, so many times; how often it moved something.
+fn looks(v: &Volume, quiet: &mut Quiet, times: u32) -> u32 {
+    let m = v.mounted();
+    (0..times).filter(|_| quiet.look(m) && m.domains.iter().any(|d| m.tidy(d, quiet))).count() as u32
+}
+
+#[test]
+fn it_waits_until_nothing_goes_on_and_stops_when_something_does() {
+    let (_device, v, ino) = made(128);
+    let mut quiet = Quiet::default();
+    assert_eq!(looks(&v, &mut quiet, 2 * QUIET_LOOKS), 0, "it has just been changed");
+    pass(SETTLED_SECONDS);
+    let before = v.pieces(ino).unwrap();
+    assert_eq!(looks(&v, &mut quiet, 2), 2);
+    let some = v.pieces(ino).unwrap();
+    assert!(some.pieces < before.pieces - 500 && some.are_short(), "{before:?}, {some:?}");
+    // somebody changes something else
+    let dir = crate::NewNode { kind: FileKind::Dir, mode: 0o755, umask: 0, rdev: 0, target: b"" };
+    v.create(InodeNo::ROOT, b"d", &dir, &Cred::root()).unwrap();
+    assert_eq!(looks(&v, &mut quiet, 3 * QUIET_LOOKS), 0, "the change is not durable yet");
+    v.sync().unwrap();
+    assert_eq!(looks(&v, &mut quiet, QUIET_LOOKS), 0);
+    assert_eq!(looks(&v, &mut quiet, 1), 1);
+    // somebody reads from the device
+    v.mounted().shared.memory.miss();
+    assert_eq!(looks(&v, &mut quiet, QUIET_LOOKS), 0);
+    assert!(looks(&v, &mut quiet, 20) > 1);
+    let after = v.pieces(ino).unwrap();
+    assert!(after.pieces <= BLOCKS / 128 && !after.are_short(), "{after:?}");
+    assert_eq!(looks(&v, &mut quiet, 50), 0, "it is whole");
+    let f = v.open(ino).unwrap();
+    for b in 0..BLOCKS {
+        let mut got = [0; 4096];
+        v.read(&f, b << 12, &mut got).unwrap();
+        assert_eq!(got, [b as u8; 4096], "block {b}");
+    }
+}
+
+#[test]
+fn one_that_is_read_after_a_mount_is_noted() {
+    let (device, v, ino) = made(128);
+    v.unmount().unwrap();
+    let v = mount(&device);
+    let mut quiet = Quiet::default();
+    pass(SETTLED_SECONDS);
+    assert_eq!(looks(&v, &mut quiet, 2 * QUIET_LOOKS), 0, "nobody has asked for it");
+    v.getattr(ino).unwrap();
+    assert!(looks(&v, &mut quiet, 2 * QUIET_LOOKS) > 1);
+    assert!(!v.pieces(ino).unwrap().are_short());
+}
+
+#[test]
+fn not_where_room_is_short() {
+    let (_device, v, ino) = made(48);
+    let how = OpenHow { read: true, write: true, create: true, mode: 0o644, ..OpenHow::default() };
+    let big = v.open_path(b"big", how, &Cred::root()).unwrap();
+    let mut at = 0;
+    while v.write(&big, at, &[7; 1 << 16]).is_ok_and(|n| n > 0) {
+        at += 1 << 16;
+    }
+    v.sync().unwrap();
+    pass(SETTLED_SECONDS);
+    let before = v.pieces(ino).unwrap();
+    assert_eq!(looks(&v, &mut Quiet::default(), 3 * QUIET_LOOKS), 0);
+    assert_eq!(v.pieces(ino).unwrap(), before);
+}

@@ -1,0 +1,70 @@
+//! Files in pieces, looked at and made whole, see [`crate::control::defrag_step`].
+//!
+//! A step reads and writes some MiB and commits, so that a thread of its own does it: a serving thread may be the only one for its
+//! queue.
+
+use crate::abi;
+use crate::control::{DefragArg, DefragCall};
+use crate::fs::{BraidFs, Context};
+use crate::ops::flags::ioctl_out;
+use crate::request::{Answer, Handled, Outcome, Request};
+use crate::requester;
+use crate::session::run_aside;
+use braidfs::{InodeNo, Volume};
+use rustix::io::Errno;
+use zerocopy::FromBytes;
+
+impl BraidFs {
+    /// Only root may, and whose the server is: where any file lies, and how much the device is asked to do, is theirs.
+    pub(super) fn defrag_ioctl(
+        &self,
+        req: &Request<'_>,
+        arg: &abi::IoctlIn,
+        input: &[u8],
+        cx: &Context<'_>,
+    ) -> Handled {
+        let own = rustix::process::geteuid().as_raw();
+        if !requester::uid(req).is_some_and(|uid| uid == 0 || uid == own) {
+            return Err(Errno::PERM);
+        }
+        let (mut said, _) = DefragArg::read_from_prefix(input).map_err(|_| Errno::INVAL)?;
+        let call = match said.call {
+            c if c == DefragCall::Look as u32 => DefragCall::Look,
+            c if c == DefragCall::Step as u32 => DefragCall::Step,
+            _ => return Err(Errno::INVAL),
+        };
+        let (vol, later, room) = (self.vol.clone(), cx.later(), arg.out_size as usize);
+        let work = move || {
+            let done = answer(&vol, call, &mut said);
+            drop(vol);
+            let mut out = Answer::new(size_of::<DefragArg>());
+            match done.and_then(|()| ioctl_out(&mut out, room, &said)) {
+                Ok(()) => later.answer(&mut out),
+                Err(e) => later.done(Err(e)),
+            }
+        };
+        let mut asides = self.trims.lock();
+        asides.retain(|t| !t.is_finished());
+        // Where there is no thread, what was to be its work is dropped, and answers EIO.
+        if let Ok(thread) = run_aside("fuse-defrag", work) {
+            asides.push(thread);
+        }
+        Ok(Outcome::Deferred)
+    }
+}
+
+fn answer(vol: &Volume, call: DefragCall, said: &mut DefragArg) -> Result<(), Errno> {
+    let ino = InodeNo(said.ino);
+    let failed = |e: braidfs::Error| crate::fs::errno(e);
+    match call {
+        DefragCall::Look => {
+            let p = vol.pieces(ino).map_err(failed)?;
+            (said.blocks, said.pieces, said.least, said.stays) = (p.blocks, p.pieces, p.least, p.stays.into());
+        }
+        DefragCall::Step => {
+            let done = vol.defragment(ino, said.from).map_err(failed)?;
+            (said.moved, said.next) = (done.moved, done.next.unwrap_or(u64::MAX));
+        }
+    }
+    Ok(())
+}
