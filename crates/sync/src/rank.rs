@@ -126,6 +126,8 @@ ranks! {
     Emptying = 3, "volume" 1, One, (): "emptying";
     /// The group table, with claims of groups.
     GroupTable = 3, "volume" 2, One, (): "group table";
+    /// Keeping a domain to its ceiling of memory.
+    Ceiling = 3, "volume" 3, One, (): "ceiling of memory";
     /// A checkpoint of one domain. One thread may hold those of several domains, got by `try_lock`, as long as whoever holds one
     /// waits for no other.
     Checkpoint = 4, "checkpoint" 0, One, (): "checkpoint_lock";

@@ -95,7 +95,7 @@ impl Domain {
                 return Ok(None);
             }
             share(Place::Commit);
-            let next = Arc::new(Tx::new(TxId(gate.id.0 + 1), self.short));
+            let next = self.next_tx(&gate);
             let old = std::mem::replace(&mut *gate, next);
             *self.committing.lock() = Some(old.clone());
             old.end_of_operations();
@@ -200,7 +200,7 @@ impl Domain {
             }
             self.cells.remove(c);
             let own = Memory::of(c);
-            self.shared.memory.add_index_bytes(-(own.index_bytes as i64));
+            self.memory.add_index_bytes(-(own.index_bytes as i64));
         }
         self.space.unreserve(tx.take_credits());
         Ok(())

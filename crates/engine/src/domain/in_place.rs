@@ -152,7 +152,7 @@ impl Domain {
         let dirty = f.pages.dirty_count();
         f.pages.mark_clean(0, u64::MAX);
         f.cold = false;
-        self.shared.memory.left(0, dirty);
+        self.memory.left(0, dirty);
         self.space.unreserve(std::mem::take(&mut f.reserved));
         Ok(())
     }

@@ -125,7 +125,7 @@ impl Domain {
         // in steps: the count is the whole volume's
         let bytes = d.index.loaded_bytes();
         if bytes.abs_diff(d.counted) >= COUNT_STEP {
-            self.shared.memory.add_index_bytes(bytes as i64 - d.counted as i64);
+            self.memory.add_index_bytes(bytes as i64 - d.counted as i64);
             d.counted = bytes;
         }
         r
@@ -204,7 +204,7 @@ impl Domain {
                 at += 1;
             }
         }
-        self.shared.memory.add(added, 0);
+        self.memory.add(added, 0);
         self.count_index(f);
         Ok(())
     }
@@ -214,7 +214,7 @@ impl Domain {
         let steps = f.index_steps();
         if steps != f.counted {
             let more = i64::from(steps) - i64::from(f.counted);
-            self.shared.memory.add_index_bytes(more * FileBody::INDEX_STEP as i64);
+            self.memory.add_index_bytes(more * FileBody::INDEX_STEP as i64);
             f.counted = steps;
         }
     }

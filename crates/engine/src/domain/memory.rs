@@ -1,12 +1,66 @@
-//! Memory that the caches of all domains take, counted so that threads share no line.
+//! Memory that the cache of a domain takes, counted so that threads share no line, and what it may take.
+//!
+//! Each domain has an account of its own (bladefs: memory per partition); what the volume takes is their sum. Who adds
+//! pages counts them in a part of the account that is its slot's, and looks at the sums only once in a while
+//! ([`Looks`], [`MemoryUse::exceeds_ceiling`]).
 
 use braidfs_sync::slots::{Line, PerSlot};
+use braidfs_sync::{Mutex, MutexGuard, rank};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 
 /// Pages that a thread adds, where there is memory enough, until it looks at the sum.
 const LOOK_PAGES: i64 = 256;
 /// All threads together go over the budget by this part of it at most before one of them looks.
 const LOOK_PART: i64 = 32;
+/// No ceiling.
+const NONE: u64 = u64::MAX;
+
+/// When the threads of a volume look at what all its domains take.
+#[derive(Debug)]
+pub struct Looks {
+    /// Pages added since a thread of the slot looked at the sums.
+    since: PerSlot<AtomicI64>,
+    /// Dirty pages, as somebody saw them lately.
+    dirty: Line<AtomicI64>,
+    /// Pages that the threads of a slot add until one of them looks.
+    after: i64,
+}
+
+/// Pages that the threads of a slot add, of `parts`, until one of them looks: all go over `bytes` by a part only.
+fn look_after(bytes: u64, parts: usize) -> i64 {
+    let part = (bytes / 4096).min(1 << 40) as i64 / LOOK_PART / parts as i64;
+    part.clamp(1, LOOK_PAGES)
+}
+
+impl Looks {
+    /// Of a cache of `budget` bytes.
+    pub fn new(budget: u64) -> Self {
+        let since = PerSlot::<AtomicI64>::default();
+        Self { after: look_after(budget, since.parts()), since, dirty: Line::default() }
+    }
+    /// Whether this thread's slot has added so many pages that somebody must look at the sums: the caller does, and says
+    /// what it [saw](Self::saw).
+    pub fn is_due(&self) -> bool {
+        is_due(self.since.mine(), self.after)
+    }
+    /// So many pages are dirty.
+    pub fn saw(&self, dirty: u64) {
+        self.dirty.store(dirty as i64, Relaxed);
+    }
+    /// Dirty pages as of the last look: touches no line that others write often.
+    pub fn dirty_lately(&self) -> u64 {
+        self.dirty.load(Relaxed).max(0) as u64
+    }
+}
+
+fn is_due(since: &AtomicI64, after: i64) -> bool {
+    if since.load(Relaxed) < after {
+        return false;
+    }
+    since.store(0, Relaxed);
+    true
+}
 
 /// What the threads of one slot have added and taken away.
 #[derive(Debug, Default)]
@@ -14,36 +68,54 @@ struct Part {
     pages: AtomicI64,
     dirty: AtomicI64,
     index_bytes: AtomicI64,
-    /// Pages added since a thread of the slot looked at the sums.
+    /// Pages added since a thread of the slot compared with the ceiling.
     since: AtomicI64,
     /// Reads that memory answered alone, and those that waited for the device.
     hits: AtomicU64,
     misses: AtomicU64,
 }
 
-/// Pages, names of directories, and indexes of extents and pages in memory. Sums are exact while nobody adds.
+/// Pages, names of directories, and indexes of extents and pages of one domain in memory. Sums are exact while nobody adds.
 #[derive(Debug)]
 pub struct MemoryUse {
     parts: PerSlot<Part>,
-    /// Dirty pages, as somebody saw them lately.
-    lately: Line<AtomicI64>,
-    /// Pages that the threads of a slot add until one of them looks.
-    look: i64,
+    looks: Arc<Looks>,
+    limits: Line<Limits>,
+}
+
+/// What a domain may take of the cache, bytes. Read by all, changed seldom.
+#[derive(Debug)]
+struct Limits {
+    /// Others take nothing of it as long as it holds no more.
+    floor: AtomicU64,
+    /// It holds no more. [`NONE`]: as much as there is.
+    ceiling: AtomicU64,
+    /// Pages that a slot adds until its ceiling is looked at.
+    after: AtomicI64,
+    /// Held by who has the domain give back what is beyond.
+    giving_back: Mutex<(), rank::Ceiling>,
 }
 
 impl MemoryUse {
-    /// Of a cache of `budget` bytes.
-    pub fn new(budget: u64) -> Self {
-        let parts = PerSlot::<Part>::default();
-        let part = (budget / 4096).min(1 << 40) as i64 / LOOK_PART / parts.parts() as i64;
-        Self { parts, lately: Line::default(), look: part.clamp(1, LOOK_PAGES) }
+    /// Of a domain of a volume.
+    pub fn new(looks: Arc<Looks>) -> Self {
+        let limits = Limits {
+            floor: AtomicU64::new(0),
+            ceiling: AtomicU64::new(NONE),
+            after: AtomicI64::new(LOOK_PAGES),
+            giving_back: Mutex::new(()),
+        };
+        Self { parts: PerSlot::default(), looks, limits: Line(limits) }
     }
     /// So many pages came into memory, of which so many dirty ones; pages that were there became dirty.
     pub fn add(&self, pages: usize, dirty: usize) {
         let part = self.parts.mine();
         if pages > 0 {
             part.pages.fetch_add(pages as i64, Relaxed);
-            part.since.fetch_add(pages as i64, Relaxed);
+            self.looks.since.mine().fetch_add(pages as i64, Relaxed);
+            if self.ceiling().is_some() {
+                part.since.fetch_add(pages as i64, Relaxed);
+            }
         }
         if dirty > 0 {
             part.dirty.fetch_add(dirty as i64, Relaxed);
@@ -63,16 +135,6 @@ impl MemoryUse {
         if bytes != 0 {
             self.parts.mine().index_bytes.fetch_add(bytes, Relaxed);
         }
-    }
-    /// Whether this thread's slot has added so many pages that somebody must look at the sums: the caller does.
-    pub fn is_to_look(&self) -> bool {
-        let since = &self.parts.mine().since;
-        if since.load(Relaxed) < self.look {
-            return false;
-        }
-        since.store(0, Relaxed);
-        self.lately.store(self.dirty() as i64, Relaxed);
-        true
     }
     /// Memory answered a read alone. Without a locked instruction: of threads that share a slot, where they are more than
     /// slots, one may be lost.
@@ -97,10 +159,6 @@ impl MemoryUse {
     pub fn dirty(&self) -> u64 {
         self.sum(|p| &p.dirty)
     }
-    /// Dirty ones as of the last look: touches no line that others write often.
-    pub fn dirty_lately(&self) -> u64 {
-        self.lately.load(Relaxed).max(0) as u64
-    }
     /// Bytes of directories' names and of indexes of extents and pages.
     pub fn index_bytes(&self) -> u64 {
         self.sum(|p| &p.index_bytes)
@@ -108,16 +166,48 @@ impl MemoryUse {
     fn sum(&self, of: impl Fn(&Part) -> &AtomicI64) -> u64 {
         self.parts.iter().map(|p| of(p).load(Relaxed)).sum::<i64>().max(0) as u64
     }
+
+    /// Bytes that others leave the domain.
+    pub fn floor(&self) -> u64 {
+        self.limits.floor.load(Relaxed)
+    }
+    /// Bytes that it may hold at most.
+    pub fn ceiling(&self) -> Option<u64> {
+        Some(self.limits.ceiling.load(Relaxed)).filter(|c| *c != NONE)
+    }
+    /// Sets both.
+    pub fn set_limits(&self, floor: u64, ceiling: Option<u64>) {
+        self.limits.floor.store(floor, Relaxed);
+        self.limits.after.store(ceiling.map_or(LOOK_PAGES, |c| look_after(c, self.parts.parts())), Relaxed);
+        self.limits.ceiling.store(ceiling.unwrap_or(NONE), Relaxed);
+        // whoever comes next looks
+        self.parts.iter().for_each(|p| p.since.store(LOOK_PAGES, Relaxed));
+    }
+    /// The right to make the domain smaller, which one thread has at a time; `waits` for it, or gets none where it is another's.
+    pub fn begin_to_give_back(&self, waits: bool) -> Option<MutexGuard<'_, ()>> {
+        if waits { Some(self.limits.giving_back.lock()) } else { self.limits.giving_back.try_lock() }
+    }
+    /// Whether the domain holds more than its ceiling, with so many bytes of cells; looked at only where this thread's slot has
+    /// added some pages since the last look.
+    pub fn exceeds_ceiling(&self, cells: impl FnOnce() -> u64) -> bool {
+        let Some(ceiling) = self.ceiling() else { return false };
+        is_due(&self.parts.mine().since, self.limits.after.load(Relaxed))
+            && self.pages() * 4096 + self.index_bytes() + cells() > ceiling
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn memory(budget: u64) -> MemoryUse {
+        MemoryUse::new(Arc::new(Looks::new(budget)))
+    }
+
     #[test]
     fn sums_are_exact_and_somebody_looks_before_the_budget_is_left_far_behind() {
         let budget = 64 << 20;
-        let memory = MemoryUse::new(budget);
+        let memory = memory(budget);
         let looked = AtomicI64::new(0);
         std::thread::scope(|s| {
             for _ in 0..20 {
@@ -126,7 +216,7 @@ mod tests {
                         memory.add(2, 1);
                         memory.left(1, 1);
                         memory.add_index_bytes(10);
-                        if memory.is_to_look() {
+                        if memory.looks.is_due() {
                             looked.fetch_add(1, Relaxed);
                         }
                     }
@@ -136,8 +226,27 @@ mod tests {
         assert_eq!((memory.pages(), memory.dirty(), memory.index_bytes()), (20_000, 0, 200_000));
         // 40,000 pages came
         let part = 40_000 / LOOK_PAGES;
-        assert!(looked.into_inner() >= part.min(40_000 / memory.look) / 2);
-        let overshoot = memory.look * memory.parts.parts() as i64 * 4096;
-        assert!(overshoot <= budget as i64 / LOOK_PART + memory.parts.parts() as i64 * 4096, "{overshoot}");
+        assert!(looked.into_inner() >= part.min(40_000 / memory.looks.after) / 2);
+        let parts = memory.parts.parts() as i64;
+        let overshoot = memory.looks.after * parts * 4096;
+        assert!(overshoot <= budget as i64 / LOOK_PART + parts * 4096, "{overshoot}");
+    }
+
+    #[test]
+    fn a_ceiling_is_looked_at_now_and_then_and_at_once_when_it_is_set() {
+        let memory = memory(1 << 30);
+        memory.add(10_000, 0);
+        assert!(!memory.exceeds_ceiling(|| panic!("there is none")));
+        memory.set_limits(0, Some(32 << 20));
+        assert!(memory.exceeds_ceiling(|| 0), "40 MB are there");
+        assert!(!memory.exceeds_ceiling(|| panic!("looked at right now")));
+        memory.left(9_000, 0);
+        memory.add(LOOK_PAGES as usize, 0);
+        assert!(!memory.exceeds_ceiling(|| 0), "5 MB are there");
+        memory.add(LOOK_PAGES as usize, 0);
+        assert!(memory.exceeds_ceiling(|| 30 << 20), "with cells");
+        memory.set_limits(0, None);
+        memory.add(20_000, 0);
+        assert!(!memory.exceeds_ceiling(|| 0));
     }
 }

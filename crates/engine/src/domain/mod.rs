@@ -13,6 +13,7 @@
 
 #[cfg(feature = "planted-bugs")]
 mod bugs;
+pub(crate) mod ceiling;
 pub mod checkpoint;
 mod checkpointing;
 pub mod commit;
@@ -42,7 +43,7 @@ mod work;
 
 use crate::braid::frontier::Frontier;
 use crate::braid::vacated::VacatedNames;
-use crate::cell::cache::{CELL_BYTES, CellCache, Memory};
+use crate::cell::cache::{CellCache, Memory};
 use crate::cell::{Body, Cell, State};
 use crate::error::{Error, Result};
 use crate::journal::Journal;
@@ -56,6 +57,7 @@ use braidfs_sync::rounds::Rounds;
 use braidfs_sync::slots::{Counter, Line};
 use braidfs_sync::{Mutex, PassLock, PassReadGuard, rank};
 use crossbeam::utils::CachePadded;
+use memory::MemoryUse;
 pub(crate) use on_panic::FailOnPanic;
 pub use orphans::Orphans;
 use out::Out;
@@ -114,6 +116,8 @@ pub struct Domain {
     pub journal: Journal,
     /// Cells in memory.
     pub cells: CellCache,
+    /// What these and their pages take of the cache, and may.
+    pub memory: MemoryUse,
     /// The gate. Operations hold it for reading while they change something; the flip of the running transaction is its
     /// only writer. Operations of different threads write no common line to enter it.
     gate: PassLock<Arc<Tx>, rank::Gate>,
@@ -168,8 +172,8 @@ pub struct Domain {
     /// Round-robin over mlogs.
     next_mlog: AtomicU32,
     mlogs: usize,
-    /// Cost of a transaction whose cells take an eighth of the cache.
-    pinned_max: usize,
+    /// Cost of a transaction whose cells take an eighth of the cache, or a quarter of the domain's ceiling.
+    pinned_max: AtomicUsize,
     /// Cost of a transaction up to which nobody who enters looks closely.
     short: usize,
 }
@@ -259,13 +263,14 @@ impl Domain {
         if shared.options.discard {
             space.note_freed();
         }
-        let pinned_max = (shared.options.cache_bytes / 8 / CELL_BYTES).clamp(2048, 1 << 40) as usize * CELL_COST;
+        let pinned_max = ceiling::pinned_max(shared.options.cache_bytes, None);
         let short = (journal.blocks() as usize * 4096 / SHORT_PART).min(pinned_max / 4);
         let helpers_max = if ablation::is_on(Switch::Leader) { 0 } else { shared.cpus };
         let tx = Arc::new(Tx::new(TxId(last + 1), short));
         Self {
             id,
             store,
+            memory: MemoryUse::new(shared.looks.clone()),
             shared,
             space,
             nodes,
@@ -301,7 +306,7 @@ impl Domain {
             missed: CachePadded::default(),
             next_mlog: AtomicU32::new(0),
             mlogs: usize::from(mlogs.max(1)),
-            pinned_max,
+            pinned_max: AtomicUsize::new(pinned_max),
             short,
         }
     }
@@ -386,15 +391,24 @@ impl Domain {
 
     /// Makes journal room, or commits because the running transaction holds too much of the cache and lets as much go.
     fn make_room_to_enter(&self) -> Result<()> {
-        if self.gate.read().cost() <= self.pinned_max {
+        let most = self.pinned_max.load(Ordering::Relaxed);
+        if self.gate.read().cost() <= most {
             return self.make_journal_room();
         }
         self.commit()?;
-        let cells = self.pinned_max / CELL_COST;
+        let cells = most / CELL_COST;
         if self.cells.len() > 2 * cells {
             self.evict(Memory { cells, ..Memory::default() });
         }
+        // who enters may have locks that go before
+        self.keep_to_ceiling(false);
         Ok(())
+    }
+
+    /// [`Tx::new`] for the transaction behind the running one.
+    pub(super) fn next_tx(&self, running: &Tx) -> Arc<Tx> {
+        let short = self.short.min(self.pinned_max.load(Ordering::Relaxed) / 4);
+        Arc::new(Tx::new(TxId(running.id.0 + 1), short))
     }
 
     /// Drops clean pages and unused cells, and counts them out.
@@ -405,8 +419,8 @@ impl Domain {
             }
         };
         let gone = self.cells.evict(want, &|d, t| self.committed_tx_of(d) < t, &leaves);
-        self.shared.memory.left(gone.pages, 0);
-        self.shared.memory.add_index_bytes(-(gone.index_bytes as i64));
+        self.memory.left(gone.pages, 0);
+        self.memory.add_index_bytes(-(gone.index_bytes as i64));
     }
 
     /// Blocks or extents that one operation may free or allocate: their records must fit what [`Self::enter`] leaves of the
@@ -417,7 +431,8 @@ impl Domain {
 
     /// Whether operations may enter with `tx` running: neither the journal nor the cache becomes too full by it.
     fn has_room_for(&self, tx: &Tx) -> bool {
-        let fits = |cost: usize| cost <= self.pinned_max && !self.journal_tight(cost);
+        let most = self.pinned_max.load(Ordering::Relaxed);
+        let fits = |cost: usize| cost <= most && !self.journal_tight(cost);
         fits(tx.cost_at_most()) || fits(tx.cost())
     }
 

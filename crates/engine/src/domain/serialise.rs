@@ -209,7 +209,7 @@ impl Domain {
             let mut p = Page::zeroed();
             p.write(0, &b);
             f.pages.put_dirty(0, p);
-            self.shared.memory.add(1, 1);
+            self.memory.add(1, 1);
         }
     }
 
@@ -314,7 +314,7 @@ impl Domain {
         filled.into_iter().for_each(|r| f.map.mark_written(r.start, r.end));
         clean.into_iter().for_each(|r| f.pages.mark_clean(r.start, r.end));
         f.cold = false;
-        self.shared.memory.left(0, dirty);
+        self.memory.left(0, dirty);
         self.count_index(f);
         if !nocow {
             self.note_pieces(cell.ino, f);
@@ -447,6 +447,6 @@ impl Domain {
                 }
             }
         }
-        self.shared.memory.left(gone, 0);
+        self.memory.left(gone, 0);
     }
 }

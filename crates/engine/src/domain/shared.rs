@@ -1,6 +1,6 @@
 //! What is the volume's and no domain's: options, clock, counters of memory, marks of its life.
 
-use super::memory::MemoryUse;
+use super::memory::Looks;
 use crate::cell::dir::OpenBucket;
 use crate::cell::{DirBody, State};
 use crate::planted::{Bug, planted};
@@ -9,6 +9,7 @@ use crate::types::*;
 use braidfs_format::super_block::{INCOMPAT_DATA_SUMS, SuperBlock};
 use braidfs_sync::slots::Line;
 use braidfs_sync::workers::Workers;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// No logical time that an operation gave is this late: what says so was written by nobody of us, and must not stop the clock.
@@ -37,8 +38,8 @@ pub struct Shared {
     pub inline_max: usize,
     /// CPUs that the process may use.
     pub cpus: usize,
-    /// What the caches take.
-    pub memory: MemoryUse,
+    /// When threads look at what the caches take.
+    pub looks: Arc<Looks>,
     /// Free blocks of groups that no domain owns.
     pub unclaimed: AtomicU64,
     /// The volume stops without writing another block (`Volume::crash`).
@@ -68,7 +69,7 @@ impl Shared {
             data_sums: sb.incompat.get() & INCOMPAT_DATA_SUMS != 0,
             inline_max: usize::from(sb.inline_max.get()),
             cpus: braidfs_sync::workers::cpus(),
-            memory: MemoryUse::new(options.cache_bytes),
+            looks: Arc::new(Looks::new(options.cache_bytes)),
             table_bytes: options.cache_bytes / TABLES_PART / u64::from(sb.domains.get().max(1)),
             unclaimed: AtomicU64::new(0),
             dead: AtomicBool::new(false),

@@ -231,7 +231,7 @@ fn a_tombstone_is_forgotten_when_its_newcomer_is_durable() {
 /// The running transaction, flipped as a commit does it.
 fn flip(d: &Domain) -> Arc<Tx> {
     let mut gate = d.gate.write();
-    let next = Arc::new(Tx::new(TxId(gate.id.0 + 1), d.short));
+    let next = d.next_tx(&gate);
     let old = std::mem::replace(&mut *gate, next);
     *d.committing.lock() = Some(old.clone());
     old.end_of_operations();

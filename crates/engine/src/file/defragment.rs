@@ -115,7 +115,7 @@ impl MountedVolume {
             fresh += (first..end).filter(|l| f.pages.dirty(*l)).count();
             all += end - first;
         }
-        self.shared.memory.add(0, fresh);
+        d.memory.add(0, fresh);
         op.tx(d.id).expect_pages(fresh);
         *moved += all;
         Ok(())
@@ -177,7 +177,7 @@ impl Volume {
             }
             done => done,
         }?;
-        i.maybe_evict();
+        i.maybe_evict(i.dom(c.domain));
         Ok(Defragmented { next: done.next.map(|b| b * PAGE), ..done })
     }
 }

@@ -134,7 +134,7 @@ impl MountedVolume {
         let last = if end >= size { last.max(size.div_ceil(PAGE)) } else { last };
         let zero = |f: &mut crate::cell::FileBody, lblk: u64, a: usize, z: usize| {
             if a < z && f.pages.write(lblk, a, &[0u8; 4096][a..z]) == Some(true) {
-                self.shared.memory.add(0, 1);
+                d.memory.add(0, 1);
             }
         };
         if offset / PAGE == end / PAGE && first > last {
@@ -226,7 +226,7 @@ impl MountedVolume {
         op.touch(c, &mut st)?;
         if grows {
             let size = st.size;
-            self.dirty_last_page(&mut st, size);
+            self.dirty_last_page(d, &mut st, size);
         }
         if zeroing {
             self.punch(&op, c, &mut st, offset, end);

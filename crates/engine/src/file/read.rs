@@ -73,7 +73,7 @@ impl MountedVolume {
         buf: &mut [u8],
         f: impl Fn(&State) -> R,
     ) -> Result<(usize, R)> {
-        let memory = &self.shared.memory;
+        let memory = &self.dom(c.domain).memory;
         loop {
             let (first, end) = {
                 let st = c.state.read();
@@ -156,7 +156,7 @@ impl Volume {
         if let Some(now) = due.filter(|_| n > 0) {
             i.set_atime(&file.cell, now);
         }
-        i.maybe_evict();
+        i.maybe_evict(i.dom(file.cell.domain));
         Ok(n)
     }
 

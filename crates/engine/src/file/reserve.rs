@@ -2,6 +2,7 @@
 
 use super::PAGE;
 use crate::cell::{Body, Cell, FileBody, State};
+use crate::domain::Domain;
 use crate::domain::serialise::writes_in_place;
 use crate::error::Result;
 use crate::space::Space;
@@ -37,7 +38,7 @@ impl MountedVolume {
     }
 
     /// Marks the page that [`Self::load_last_page`] brought dirty; `size` is the file's before it grows.
-    pub(crate) fn dirty_last_page(&self, st: &mut State, size: u64) {
+    pub(crate) fn dirty_last_page(&self, d: &Domain, st: &mut State, size: u64) {
         let nocow = st.flags & NOCOW != 0;
         let Body::File(f) = &mut st.body else { return };
         let written = f.map.get(size / PAGE).is_some_and(|p| !p.unwritten);
@@ -47,7 +48,7 @@ impl MountedVolume {
             && !f.pages.is_dirty(size / PAGE)
             && f.pages.dirty(size / PAGE)
         {
-            self.shared.memory.add(0, 1);
+            d.memory.add(0, 1);
         }
     }
 

@@ -41,7 +41,7 @@ impl MountedVolume {
         let d = self.dom(c.domain);
         let old = st.size;
         if size > old {
-            self.dirty_last_page(st, old);
+            self.dirty_last_page(d, st, old);
         }
         st.size = size;
         let Body::File(f) = &mut st.body else { return };
@@ -57,7 +57,7 @@ impl MountedVolume {
         }
         self.drop_blocks(op, c, f, size.div_ceil(PAGE)..LBLK_MAX + 1);
         if !size.is_multiple_of(PAGE) && f.pages.zero_tail(size / PAGE, (size % PAGE) as usize) == Some(true) {
-            self.shared.memory.add(0, 1);
+            d.memory.add(0, 1);
         }
         if size == 0 && f.pages.is_empty() && f.map.extent_count() == 0 {
             f.inline = Some(Vec::new());
@@ -86,7 +86,7 @@ impl MountedVolume {
     pub(crate) fn drop_blocks(&self, op: &Op<'_>, c: &Arc<Cell>, f: &mut FileBody, blocks: Range<u64>) {
         let before = f.pages.len();
         let dirty = f.pages.remove_range(blocks.start, blocks.end);
-        self.shared.memory.left(before - f.pages.len(), dirty);
+        self.dom(c.domain).memory.left(before - f.pages.len(), dirty);
         let mut freed = Vec::new();
         if let Some(map) = f.map.there() {
             map.remove(blocks.start, blocks.end, &mut freed);

@@ -217,7 +217,7 @@ impl MountedVolume {
         st.durability.operation_changes_data();
         let old_size = st.size;
         if end > old_size {
-            self.dirty_last_page(&mut st, old_size);
+            self.dirty_last_page(self.dom(c.domain), &mut st, old_size);
         }
         st.size = st.size.max(end);
         let size = st.size;
@@ -256,7 +256,7 @@ impl MountedVolume {
         }
         // an overwrite of dirty pages touches no line that all files share
         if new_dirty > 0 {
-            self.shared.memory.add(new_pages, new_dirty);
+            self.dom(c.domain).memory.add(new_pages, new_dirty);
             op.tx(c.domain).expect_pages(new_dirty);
         }
         Ok(Some(Wrote { offset, bytes: n, dirty: f.pages.dirty_count() }))
@@ -329,14 +329,18 @@ impl MountedVolume {
     /// A file with much dirty data, `dirty` pages, writes it, in the thread that made it; so does a volume that is over
     /// its budget.
     fn throttle(&self, c: &Arc<Cell>, dirty: usize) -> Result<()> {
+        let d = self.dom(c.domain);
         if dirty >= FLUSH_PAGES {
-            let part = self.cache_budget() / FLUSH_PART / PAGE;
-            let all = self.shared.memory.dirty_lately();
+            let (budget, all) = match d.memory.ceiling() {
+                Some(ceiling) => (ceiling.min(self.cache_budget()), d.memory.dirty()),
+                None => (self.cache_budget(), self.shared.looks.dirty_lately()),
+            };
+            let part = budget / FLUSH_PART / PAGE;
             if dirty as u64 >= part || all >= part * 4 {
-                self.dom(c.domain).flush_cell(c)?;
+                d.flush_cell(c)?;
             }
         }
-        self.maybe_evict();
+        self.maybe_evict(d);
         Ok(())
     }
 }

@@ -142,7 +142,7 @@ impl Volume {
         each: &mut dyn FnMut(DirEntry<'_>, Option<&Attr>) -> bool,
     ) -> Result<()> {
         let r = self.mounted().list(dir, cookie, Tell::Attrs, each);
-        self.mounted().maybe_evict();
+        self.mounted().maybe_evict_of(dir);
         r
     }
 
@@ -158,7 +158,7 @@ impl Volume {
         each: &mut dyn FnMut(DirEntry<'_>, Option<&Attr>) -> bool,
     ) -> Result<()> {
         let r = self.mounted().list(dir, cookie, Tell::Held, each);
-        self.mounted().maybe_evict();
+        self.mounted().maybe_evict_of(dir);
         r
     }
 }

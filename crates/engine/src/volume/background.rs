@@ -146,6 +146,6 @@ impl MountedVolume {
     /// [`MountOptions::cached_above`]: crate::types::MountOptions::cached_above
     fn much_is_dirty(&self) -> bool {
         let many = DIRTY_PAGES.min(self.cache_budget() / BLOCK_BYTES as u64 / DIRTY_PART);
-        self.shared.options.cached_above && self.shared.memory.dirty() > many
+        self.shared.options.cached_above && self.dirty_pages() > many
     }
 }

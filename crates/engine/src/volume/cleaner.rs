@@ -168,7 +168,7 @@ impl MountedVolume {
         let Body::File(f) = &mut st.body else { return Ok(false) };
         f.cold = true;
         if f.pages.dirty(lblk) {
-            self.shared.memory.add(0, 1);
+            d.memory.add(0, 1);
         }
         Ok(true)
     }

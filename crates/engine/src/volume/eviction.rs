@@ -1,27 +1,30 @@
 //! The cache's budget: who goes over it writes dirty pages and gives pages, cells and names of directories back.
 //!
-//! Which pages and cells go, `cell/cache.rs` chooses (second chance), in each domain by itself.
+//! Which pages and cells go, `cell/cache.rs` chooses (second chance), in each domain by itself. How much of each domain: as much
+//! as it has beyond its floor, in proportion; and of one that is over its own ceiling, what is too much (bladefs, section 2:
+//! each partition has memory of its own).
 
 use super::MountedVolume;
-use crate::cell::Body;
-use crate::cell::cache::{CELL_BYTES, Memory};
-use crate::types::CacheUse;
+use crate::cell::cache::CELL_BYTES;
+use crate::domain::Domain;
+use crate::domain::ceiling::Taken;
+use crate::types::{CacheUse, InodeNo};
 use crate::volume::Volume;
 
 impl Volume {
     /// What the cache holds, and what it was good for.
     pub fn cache_use(&self) -> CacheUse {
         let i = self.mounted();
-        let memory = &i.shared.memory;
-        let (hits, misses) = memory.hits_and_misses();
-        CacheUse {
-            budget: i.cache_budget(),
-            data: memory.pages() * 4096,
-            dirty: memory.dirty() * 4096,
-            index: memory.index_bytes(),
-            hits,
-            misses,
+        let mut all = CacheUse { budget: i.cache_budget(), ..CacheUse::default() };
+        for d in &i.domains {
+            let (hits, misses) = d.memory.hits_and_misses();
+            all.data += d.memory.pages() * 4096;
+            all.dirty += d.memory.dirty() * 4096;
+            all.index += d.memory.index_bytes();
+            all.hits += hits;
+            all.misses += misses;
         }
+        all
     }
 }
 
@@ -30,58 +33,66 @@ impl MountedVolume {
         self.shared.options.cache_bytes
     }
 
-    /// Gives memory back where the cache is over its budget. Cheap where it is not.
-    pub(crate) fn maybe_evict(&self) {
-        let memory = &self.shared.memory;
-        if memory.is_to_look()
-            && memory.pages() * 4096 + memory.index_bytes() > self.cache_budget()
+    /// Pages of all domains that are not written yet.
+    pub(crate) fn dirty_pages(&self) -> u64 {
+        self.domains.iter().map(|d| d.memory.dirty()).sum()
+    }
+
+    /// Gives memory back where `d`, which the caller has used, is over its ceiling, or the cache over its budget. Cheap where
+    /// they are not.
+    pub(crate) fn maybe_evict(&self, d: &Domain) {
+        if d.memory.exceeds_ceiling(|| d.cells.len() as u64 * CELL_BYTES) {
+            d.keep_to_ceiling(true);
+        }
+        if !self.shared.looks.is_due() {
+            return;
+        }
+        self.shared.looks.saw(self.dirty_pages());
+        let bytes: u64 = self.domains.iter().map(|d| d.memory.pages() * 4096 + d.memory.index_bytes()).sum();
+        if bytes > self.cache_budget()
             && let Some(_one) = self.evicting.try_lock()
         {
             self.evict();
         }
     }
 
+    /// [`Self::maybe_evict`] for who has read directory `dir`.
+    pub(crate) fn maybe_evict_of(&self, dir: InodeNo) {
+        if let Some(d) = self.domain_of(dir) {
+            self.maybe_evict(d);
+        }
+    }
+
     /// The background's look at memory: pages and cells.
     pub(crate) fn balance_memory(&self) {
+        self.domains.iter().for_each(|d| d.keep_to_ceiling(true));
         let _one = self.evicting.lock();
         self.evict();
     }
 
     fn evict(&self) {
         let budget = self.cache_budget();
-        let pages = self.shared.memory.pages();
-        let cells: u64 = self.domains.iter().map(|d| d.cells.len() as u64).sum();
-        let index_bytes = self.shared.memory.index_bytes();
+        let taken: Vec<Taken> = self.domains.iter().map(|d| Taken::of(d)).collect();
         // tables have limits of their own, and nothing here makes them smaller
         let tables: u64 = self.domains.iter().map(|d| d.space.table_bytes() + d.nodes.memory_bytes()).sum();
-        let used = pages * 4096 + cells * CELL_BYTES + index_bytes + tables.min(budget / 4);
+        let used = taken.iter().map(Taken::bytes).sum::<u64>() + tables.min(budget / 4);
         if used <= budget {
             return;
         }
+        // Domains that have more than what is theirs, and how much more.
+        let spare = |d: &Domain, t: &Taken| t.bytes().saturating_sub(d.memory.floor());
+        let with = || self.domains.iter().zip(&taken).map(|(d, t)| (d, t, spare(d, t))).filter(|(.., more)| *more > 0);
         // dirty pages in the way are written first, the largest files by themselves
-        if self.shared.memory.dirty() * 4096 > budget / 2 {
-            for d in &self.domains {
-                for c in d.cells.all() {
-                    let dirty = c.state.try_read().map_or(0, |st| match &st.body {
-                        Body::File(f) => f.pages.dirty_count(),
-                        _ => 0,
-                    });
-                    if dirty > 0 && d.flush_cell(&c).is_err() {
-                        break;
-                    }
-                }
-            }
+        if self.dirty_pages() * 4096 > budget / 2 {
+            with().for_each(|(d, ..)| d.write_dirty());
         }
         let goal = budget - budget / 8;
         let over = used - goal;
-        let n = self.domains.len() as u64;
-        for d in &self.domains {
-            let want_cells = if cells * CELL_BYTES > goal / 2 { over / CELL_BYTES / n + 1 } else { 0 };
-            d.evict(Memory {
-                pages: ((over / 4096).min(pages) / n + 1) as usize,
-                cells: want_cells as usize,
-                index_bytes: (over.min(index_bytes) / n) as usize,
-            });
+        let all: u64 = with().map(|(.., more)| more).sum();
+        let is_many = taken.iter().map(|t| t.cells * CELL_BYTES).sum::<u64>() > goal / 2;
+        for (d, t, more) in with() {
+            let share = u128::from(over) * u128::from(more) / u128::from(all);
+            d.evict(t.part((share as u64).min(more), is_many));
         }
     }
 }

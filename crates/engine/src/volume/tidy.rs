@@ -47,7 +47,7 @@ impl Quiet {
     }
 
     fn see(&mut self, mounted: &MountedVolume) {
-        self.misses = mounted.shared.memory.hits_and_misses().1;
+        self.misses = mounted.domains.iter().map(|d| d.memory.hits_and_misses().1).sum();
         self.transactions = mounted.domains.iter().map(|d| d.running().0).sum();
     }
 }

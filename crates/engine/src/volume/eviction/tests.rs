@@ -1,7 +1,7 @@
 //! What left memory and is read again, on a volume so small that blocks are used again all the time.
 
 use crate::cell::cache::Memory;
-use crate::{Cred, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, Volume};
+use crate::{Cred, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, TenantBudget, Volume};
 use braidfs_device::{Device, MemDevice};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -83,7 +83,8 @@ fn with_budget(blocks: u64, domains: u16) -> Volume {
 fn counted(v: &Volume) -> [u64; 3] {
     let m = v.mounted();
     let tables = m.domains.iter().map(|d| d.space.table_bytes() + d.nodes.memory_bytes()).sum();
-    [m.shared.memory.pages() * 4096, m.shared.memory.index_bytes(), tables]
+    let all = v.cache_use();
+    [all.data, all.index, tables]
 }
 
 #[test]
@@ -146,6 +147,134 @@ fn a_file_in_pieces_counts_with_its_extents() {
     let [pages, indexes, _] = counted(&v);
     assert_eq!(pages, 0);
     assert!(indexes < 64 << 10, "{indexes} bytes of indexes stay");
+    v.unmount().unwrap();
+}
+
+/// A volume with tenants of these names, which may hold between `floor` and `ceiling` bytes of [`BUDGET`].
+fn with_tenants(names: [&str; 2], limits: [(u64, Option<u64>); 2]) -> (Volume, [InodeNo; 2]) {
+    let v = with_budget(64 << 10, 2);
+    let roots = [0, 1].map(|n| {
+        let none = TenantBudget::default();
+        let t = v.tenant_create(InodeNo::ROOT, names[n].as_bytes(), 0o755, names[n], none, &Cred::root()).unwrap();
+        v.mounted().dom(t.domain).set_memory(limits[n].0, limits[n].1);
+        t.root
+    });
+    (v, roots)
+}
+
+fn file_in(v: &Volume, dir: InodeNo, name: &str) -> crate::OpenFile {
+    let node = NewNode { kind: FileKind::File, mode: 0o644, umask: 0, rdev: 0, target: b"" };
+    v.open(v.create(dir, name.as_bytes(), &node, &Cred::root()).unwrap().ino).unwrap()
+}
+
+fn held(v: &Volume, ino: InodeNo) -> u64 {
+    v.mounted().domain_of(ino).unwrap().cached_bytes()
+}
+
+const STEP: u64 = 64 << 10;
+
+/// A file of so many bytes, and the most that its domain held meanwhile.
+fn fill(v: &Volume, file: &crate::OpenFile, bytes: u64) -> u64 {
+    let data = vec![7; STEP as usize];
+    let write = |at| {
+        assert_eq!(v.write(file, at, &data).unwrap(), data.len());
+        held(v, file.ino())
+    };
+    (0..bytes / STEP).map(|n| write(n * STEP)).max().unwrap()
+}
+
+fn read_all(v: &Volume, file: &crate::OpenFile, bytes: u64) -> u64 {
+    let mut data = vec![0; STEP as usize];
+    let mut read = |at| {
+        assert_eq!(v.read(file, at, &mut data).unwrap(), data.len());
+        assert!(data.iter().all(|b| *b == 7));
+        held(v, file.ino())
+    };
+    (0..bytes / STEP).map(|n| read(n * STEP)).max().unwrap()
+}
+
+#[test]
+fn a_tenant_keeps_to_its_ceiling_and_takes_nothing_of_others() {
+    const CEILING: u64 = 2 << 20;
+    let (v, [small, other]) = with_tenants(["small", "other"], [(0, Some(CEILING)), (0, None)]);
+    let beside = file_in(&v, other, "beside");
+    fill(&v, &beside, 3 << 20);
+    v.sync().unwrap();
+    let before = held(&v, other);
+    assert!(before >= 3 << 20);
+    let file = file_in(&v, small, "large");
+    let most = fill(&v, &file, 24 << 20);
+    assert!(most <= CEILING + CEILING / 20, "{most} bytes while it was written");
+    v.sync().unwrap();
+    let most = read_all(&v, &file, 24 << 20);
+    assert!((CEILING * 3 / 4..=CEILING + CEILING / 20).contains(&most), "{most} bytes while it was read");
+    assert_eq!(held(&v, other), before, "of the other tenant something is gone");
+    // and inodes
+    for n in 0..20_000 {
+        drop(file_in(&v, small, &format!("f{n}")));
+        assert!(n % 100 > 0 || held(&v, small) <= 2 * CEILING, "{} bytes with {n} files", held(&v, small));
+    }
+    v.sync().unwrap();
+    v.mounted().balance_memory();
+    assert!(held(&v, small) <= CEILING, "{} bytes with 20,000 files", held(&v, small));
+    // raised and taken away while it is in use
+    let d = v.mounted().domain_of(small).unwrap().clone();
+    d.set_memory(0, Some(2 * CEILING));
+    let most = read_all(&v, &file, 24 << 20);
+    assert!((2 * CEILING * 3 / 4..=2 * CEILING + CEILING / 10).contains(&most), "{most} bytes of a higher ceiling");
+    d.set_memory(0, Some(CEILING));
+    read_all(&v, &file, STEP);
+    assert!(held(&v, small) <= CEILING + CEILING / 20, "{} bytes of the lower one", held(&v, small));
+    d.set_memory(0, None);
+    assert!(read_all(&v, &file, 24 << 20) > 5 << 20, "without one");
+    drop((file, beside));
+    v.unmount().unwrap();
+}
+
+#[test]
+fn what_a_tenant_has_for_itself_outlasts_a_flood_of_others() {
+    const FLOOR: u64 = 3 << 20;
+    let (v, [quiet, flood]) = with_tenants(["quiet", "flood"], [(FLOOR, None), (0, None)]);
+    let file = file_in(&v, quiet, "kept");
+    fill(&v, &file, 2 << 20);
+    let large = file_in(&v, flood, "large");
+    fill(&v, &large, 48 << 20);
+    v.sync().unwrap();
+    let before = held(&v, quiet);
+    assert!(before >= 2 << 20);
+    for _ in 0..3 {
+        read_all(&v, &large, 48 << 20);
+        v.mounted().balance_memory();
+    }
+    assert_eq!(held(&v, quiet), before);
+    let misses = v.cache_use().misses;
+    read_all(&v, &file, 2 << 20);
+    assert_eq!(v.cache_use().misses, misses, "it was read from the device");
+    // without a floor it is gone
+    v.mounted().domain_of(quiet).unwrap().set_memory(0, None);
+    for _ in 0..3 {
+        read_all(&v, &large, 48 << 20);
+        v.mounted().balance_memory();
+    }
+    assert!(held(&v, quiet) < 1 << 20, "{} bytes", held(&v, quiet));
+    drop((file, large));
+    v.unmount().unwrap();
+}
+
+#[test]
+fn several_threads_keep_to_a_ceiling_together() {
+    const CEILING: u64 = 2 << 20;
+    let (v, [dir, _]) = with_tenants(["busy", "other"], [(0, Some(CEILING)), (0, None)]);
+    let files: Vec<_> = (0..6).map(|n| file_in(&v, dir, &format!("f{n}"))).collect();
+    let most = std::thread::scope(|s| {
+        let all: Vec<_> = files.iter().map(|f| s.spawn(|| fill(&v, f, 8 << 20))).collect();
+        all.into_iter().map(|t| t.join().unwrap()).max().unwrap()
+    });
+    // each has a piece more, and perhaps one that it writes
+    assert!(most <= CEILING + 6 * 2 * STEP, "{most} bytes");
+    v.sync().unwrap();
+    files.iter().for_each(|f| assert!(read_all(&v, f, 8 << 20) <= CEILING + CEILING / 20));
+    drop(files);
     v.unmount().unwrap();
 }
 

@@ -79,7 +79,7 @@ fn it_waits_until_nothing_goes_on_and_stops_when_something_does() {
     assert_eq!(looks(&v, &mut quiet, QUIET_LOOKS), 0);
     assert_eq!(looks(&v, &mut quiet, 1), 1);
     // somebody reads from the device
-    v.mounted().shared.memory.miss();
+    v.mounted().domain_of(ino).unwrap().memory.miss();
     assert_eq!(looks(&v, &mut quiet, QUIET_LOOKS), 0);
     assert!(looks(&v, &mut quiet, 20) > 1);
     let after = v.pieces(ino).unwrap();

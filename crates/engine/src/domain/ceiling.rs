@@ -1,0 +1,91 @@
+//! A domain that holds more of the cache than its ceiling gives back.
+
+use super::Domain;
+use super::tx::CELL_COST;
+use crate::cell::Body;
+use crate::cell::cache::{CELL_BYTES, Memory};
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Rounds in which a domain that is over its ceiling gives back: what was used lately stays in the first one.
+const ROUNDS: u32 = 3;
+/// A domain gives this part of its ceiling back beyond what is too much, so that it is not at it again with the next page.
+const SLACK_PART: u64 = 32;
+
+/// What a domain holds of the cache.
+pub(crate) struct Taken {
+    pub pages: u64,
+    pub cells: u64,
+    pub index_bytes: u64,
+}
+
+impl Taken {
+    /// As of now.
+    pub fn of(d: &Domain) -> Self {
+        Self { pages: d.memory.pages(), cells: d.cells.len() as u64, index_bytes: d.memory.index_bytes() }
+    }
+    /// All of it, in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.pages * 4096 + self.cells * CELL_BYTES + self.index_bytes
+    }
+    /// What is to go so that about `bytes` less are taken; of cells only where there are `many_cells`.
+    pub fn part(&self, bytes: u64, many_cells: bool) -> Memory {
+        Memory {
+            pages: (bytes / 4096).min(self.pages) as usize + 1,
+            cells: if many_cells { (bytes / CELL_BYTES) as usize + 1 } else { 0 },
+            index_bytes: bytes.min(self.index_bytes) as usize,
+        }
+    }
+}
+
+/// Most that a transaction may cost, whose cells cannot leave memory before it is durable: that of an eighth of `cache` bytes
+/// in cells, or of a quarter of the domain's ceiling where that is less.
+pub(super) fn pinned_max(cache: u64, ceiling: Option<u64>) -> usize {
+    let all = (cache / 8 / CELL_BYTES).clamp(2048, 1 << 40);
+    let own = ceiling.map_or(all, |c| (c / 4 / CELL_BYTES).max(256));
+    all.min(own) as usize * CELL_COST
+}
+
+impl Domain {
+    /// Others leave the domain `floor` bytes of the cache; it takes no more than `ceiling`, but for what its running
+    /// transactions hold.
+    pub(crate) fn set_memory(&self, floor: u64, ceiling: Option<u64>) {
+        self.pinned_max.store(pinned_max(self.shared.options.cache_bytes, ceiling), Relaxed);
+        self.memory.set_limits(floor, ceiling);
+    }
+
+    /// Bytes that its pages, cells and names take of the cache.
+    pub(crate) fn cached_bytes(&self) -> u64 {
+        Taken::of(self).bytes()
+    }
+
+    /// Has the domain give back what it holds beyond its ceiling, after another thread that does so already where the caller
+    /// `waits`. The caller has no lock of the domain then.
+    pub(crate) fn keep_to_ceiling(&self, waits: bool) {
+        let Some(ceiling) = self.memory.ceiling() else { return };
+        let Some(_one) = self.memory.begin_to_give_back(waits) else { return };
+        for _ in 0..ROUNDS {
+            let taken = Taken::of(self);
+            if taken.bytes() <= ceiling {
+                break;
+            }
+            if self.memory.dirty() * 4096 > ceiling / 2 {
+                self.write_dirty();
+            }
+            let over = taken.bytes() - (ceiling - ceiling / SLACK_PART);
+            self.evict(taken.part(over, taken.cells * CELL_BYTES > ceiling / 2));
+        }
+    }
+
+    /// Writes the dirty pages of the domain's files, until one cannot be written: it fails then, or its commit tells.
+    pub(crate) fn write_dirty(&self) {
+        for c in self.cells.all() {
+            let dirty = c.state.try_read().map_or(0, |st| match &st.body {
+                Body::File(f) => f.pages.dirty_count(),
+                _ => 0,
+            });
+            if dirty > 0 && self.flush_cell(&c).is_err() {
+                break;
+            }
+        }
+    }
+}
