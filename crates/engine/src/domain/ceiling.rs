@@ -8,6 +8,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// Rounds in which a domain that is over its ceiling gives back: what was used lately stays in the first one.
 const ROUNDS: u32 = 3;
+/// And so many more, in which others may go on with the files that they have locked, where the caller waits.
+const MORE_ROUNDS: u32 = 16;
 /// A domain gives this part of its ceiling back beyond what is too much, so that it is not at it again with the next page.
 const SLACK_PART: u64 = 32;
 
@@ -63,7 +65,10 @@ impl Domain {
     pub(crate) fn keep_to_ceiling(&self, waits: bool) {
         let Some(ceiling) = self.memory.ceiling() else { return };
         let Some(_one) = self.memory.begin_to_give_back(waits) else { return };
-        for _ in 0..ROUNDS {
+        for round in 0..if waits { ROUNDS + MORE_ROUNDS } else { ROUNDS } {
+            if round >= ROUNDS {
+                std::thread::yield_now();
+            }
             let taken = Taken::of(self);
             if taken.bytes() <= ceiling {
                 break;
