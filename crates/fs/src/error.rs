@@ -42,7 +42,13 @@ impl Error {
                 OpenError::ReadOnly { .. } => Errno::ROFS,
                 OpenError::Exists { .. } => Errno::EXIST,
                 OpenError::Io { error, .. } => return error.raw_os_error().unwrap_or(Errno::IO.raw_os_error()),
-                OpenError::WrongKind { .. }
+                OpenError::Nbd(NbdError::Connect { error, .. }) => {
+                    return error.raw_os_error().unwrap_or(Errno::IO.raw_os_error());
+                }
+                OpenError::Nbd(NbdError::ReadOnly { .. }) => Errno::ROFS,
+                OpenError::Nbd(NbdError::Refused { .. } | NbdError::NotDurable { .. }) => Errno::IO,
+                OpenError::Uri { .. }
+                | OpenError::WrongKind { .. }
                 | OpenError::TooSmall { .. }
                 | OpenError::Twice { .. }
                 | OpenError::Uri { .. }

@@ -9,7 +9,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 const BLOCK: u64 = 4096;
 
@@ -73,6 +73,8 @@ struct Inner {
     /// Requests whose turn comes are held back.
     hung: Mutex<bool>,
     go_on: Condvar,
+    /// Milliseconds that each write waits before it is carried out.
+    write_delay: AtomicU64,
     /// Writes that fail, by their number from now on.
     fail_write: AtomicU64,
 }
@@ -102,6 +104,7 @@ impl NbdServer {
             cuts: AtomicU64::new(0),
             hung: Mutex::new(false),
             go_on: Condvar::new(),
+            write_delay: AtomicU64::new(0),
             fail_write: AtomicU64::new(0),
         });
         let server = Self { inner, socket: dir.join("nbd.sock") };
@@ -179,6 +182,11 @@ impl NbdServer {
     pub fn hang(&self, on: bool) {
         *self.inner.hung.lock().unwrap() = on;
         self.inner.go_on.notify_all();
+    }
+
+    /// Each write waits for so many milliseconds before it is carried out, beside those of other connections.
+    pub fn delay_writes(&self, milliseconds: u64) {
+        self.inner.write_delay.store(milliseconds, SeqCst);
     }
 
     /// The `n`th write from now on (from 1) fails with ENOSPC; 0: none.
@@ -275,6 +283,9 @@ impl Inner {
             if !offset.is_multiple_of(BLOCK) || !bytes.is_multiple_of(BLOCK) || offset + bytes > self.bytes.load(SeqCst)
             {
                 return Err(bad("a request that is not within the export"));
+            }
+            if command == 1 {
+                std::thread::sleep(Duration::from_millis(self.write_delay.load(SeqCst)));
             }
             let answer = self.carry_out(command, fua, offset / BLOCK, bytes / BLOCK, data, number);
             if cut {
