@@ -79,6 +79,8 @@ struct Rounds {
     begun: AtomicU32,
     /// The last one that has ended.
     ended: AtomicU32,
+    /// Whether anything was ever put into the table of these names.
+    any: AtomicBool,
     one: Mutex<(), rank::VacatedRound>,
 }
 
@@ -149,6 +151,9 @@ impl VacatedNames {
     /// [`Self::add`] of a directory that several threads change at the same time, by who has it for itself. Lists may have the
     /// name, too, from earlier: what comes of both is the same in either order.
     pub fn add_shared(&self, dir: InodeNo, name: &[u8], left: Vacated) {
+        if !self.rounds.any.load(Ordering::Relaxed) {
+            self.rounds.any.store(true, Ordering::Relaxed);
+        }
         self.shared_part(dir, name).add(dir, name, left);
     }
 
@@ -208,7 +213,7 @@ impl VacatedNames {
                 std::mem::take(&mut *names)
             };
             for (dir, name, left) in names {
-                self.shared_part(dir, &name).add(dir, &name, left);
+                self.add_shared(dir, &name, left);
             }
         }
         rounds.ended.store(round, Ordering::Release);
@@ -230,7 +235,9 @@ impl VacatedNames {
         let mut all = self.part(dir).get(dir, name);
         // which of both the directory was when they left may have changed since; who left this name did so under a lock that
         // the caller has
-        all.extend(self.shared_part(dir, name).get(dir, name));
+        if self.rounds.any.load(Ordering::Relaxed) {
+            all.extend(self.shared_part(dir, name).get(dir, name));
+        }
         all
     }
 
@@ -239,7 +246,9 @@ impl VacatedNames {
         // whoever left it did so under a lock that the caller has had since, or asks again under it
         self.settle(dir);
         let mut all = self.part(dir).of_dir(dir);
-        self.shared.iter().for_each(|p| all.merge(&p.of_dir(dir)));
+        if self.rounds.any.load(Ordering::Relaxed) {
+            self.shared.iter().for_each(|p| all.merge(&p.of_dir(dir)));
+        }
         all
     }
 
