@@ -136,6 +136,41 @@ def killed_under_load_and_mounted_again(volume, _top):
               f"{sum(w.refused for w in writers)} calls refused meanwhile")
 
 
+@check(seconds=120)
+def killed_while_a_thread_waits_for_its_own_pages(volume, _top):
+    """lseek to data has the kernel write pages back, which waits for the server: killed then, it could not end."""
+    root_only()
+    with supervised(volume, "supervise=100/3600", "transport=dev", size=256 << 20) as (v, log):
+        stop = threading.Event()
+
+        def seek(number):
+            while not stop.is_set():
+                try:
+                    with open(v.mnt / f"s{number}", "wb", buffering=0) as file:
+                        while not stop.is_set():
+                            file.truncate(0)
+                            os.pwrite(file.fileno(), b"x" * 200_000, 0)
+                            os.lseek(file.fileno(), 0, os.SEEK_DATA)
+                except OSError as error:
+                    if error.errno not in (*DEAD, errno.ENOENT):
+                        raise
+                    time.sleep(0.01)
+
+        load = [threading.Thread(target=seek, args=(n,)) for n in range(4)]
+        for thread in load:
+            thread.start()
+        try:
+            for _ in range(8):
+                # one that has served for a second is replaced at once
+                time.sleep(1.1)
+                kill_serving(v)
+        finally:
+            stop.set()
+            for thread in load:
+                thread.join()
+        print(f"  8 kills, {log.read_text().count('waits for itself')} of a process that waited for itself")
+
+
 @check
 def a_mount_that_dies_too_often_is_given_up(volume, _top):
     with supervised(volume, "supervise=1/3600") as (v, log):

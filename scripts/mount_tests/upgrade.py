@@ -616,7 +616,26 @@ def trees(top, rand, stop, counts):
     same(os.listdir(top), [], "what is left")
 
 
-LOADS = {"files": files, "blocks": blocks, "appends": appends, "trees": trees}
+def seeks(top, rand, stop, counts):
+    """What the helper thread answers, when the kernel has written its pages back: lseek to data, direct writes of cached
+    pages."""
+    fd = os.open(top, os.O_RDWR | os.O_CREAT)
+    direct = os.open(top, os.O_RDWR | os.O_DIRECT)
+    buf = mmap.mmap(-1, 4096)
+    while not stop.is_set():
+        at = rand.randrange(64) << 20
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, rand.randbytes(20_000), at)
+        same(os.lseek(fd, 0, os.SEEK_DATA), at, "where the data begins")
+        buf[:] = rand.randbytes(4096)
+        same(os.pwritev(direct, [buf], at + 4096), 4096, "bytes written past the cache")
+        must(os.pread(fd, 4096, at + 4096) == buf[:], "what was written past the cache")
+        counts[0] += 1
+    os.close(fd)
+    os.close(direct)
+
+
+LOADS = {"seeks": seeks, "files": files, "blocks": blocks, "appends": appends, "trees": trees}
 
 
 @check(seconds=60 + 8 * ROUNDS)

@@ -229,13 +229,7 @@ impl Mount {
 
     /// Ends the connection: every operation under way and to come fails. Root only.
     pub fn abort(&self) -> io::Result<()> {
-        let (major, minor) = self.id.ok_or(Errno::NODEV)?.dev;
-        if !Path::new(CONNECTIONS).read_dir()?.any(|_| true) {
-            // Control of connections is a file system of its own, which not every system mounts by itself.
-            rustix::mount::mount("fusectl", CONNECTIONS, "fusectl", MountFlags::empty(), None)?;
-        }
-        // The kernel names connections by its own encoding of the device number.
-        std::fs::write(format!("{CONNECTIONS}/{}/abort", u64::from(major) << 20 | u64::from(minor)), "1")
+        abort(self.id.ok_or(Errno::NODEV)?)
     }
 
     /// Has the kernel read `kib` ahead instead of its 128 KiB. Best effort: only root may.
@@ -294,6 +288,17 @@ fn unmount(point: &Path, lazy: bool) -> io::Result<()> {
     let mode = if lazy { "-uqz" } else { "-uq" };
     let status = Command::new(HELPER).arg(mode).arg("--").arg(point).status()?;
     if status.success() { Ok(()) } else { Err(Errno::BUSY.into()) }
+}
+
+/// Ends the connection of a mount: root may, and who mounted it where the control of connections is mounted.
+pub(crate) fn abort(id: MountId) -> io::Result<()> {
+    let (major, minor) = id.dev;
+    if !Path::new(CONNECTIONS).read_dir()?.any(|_| true) {
+        // Control of connections is a file system of its own, which not every system mounts by itself.
+        rustix::mount::mount("fusectl", CONNECTIONS, "fusectl", MountFlags::empty(), None)?;
+    }
+    // The kernel names connections by its own encoding of the device number.
+    std::fs::write(format!("{CONNECTIONS}/{}/abort", u64::from(major) << 20 | u64::from(minor)), "1")
 }
 
 /// Unmounts what is on top at `point`, for those who do not use it yet.

@@ -13,6 +13,7 @@
 //! [`History`] decides when it is tried again, and when no more. Low-level module: fork, signals.
 
 use crate::daemon::{Ready, Said, Told, fork_child, handed_to, understand};
+use crate::mount::abort;
 use crate::mount_table::{DeadMount, Found, MountId, look_at, top_at};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, waitpid};
@@ -64,6 +65,8 @@ const STARTS: u32 = 3;
 /// The first wait after two ends in a row; it doubles up to the longest.
 const FIRST_WAIT: Duration = Duration::from_millis(100);
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
+/// How often a serving process is looked at that may be half dead.
+const LOOK: Duration = Duration::from_secs(1);
 /// How often a mount point is looked at that somebody has mounted over.
 const COVERED_WAIT: Duration = Duration::from_secs(1);
 
@@ -231,9 +234,9 @@ fn run(mut child: Child, signals: &HeldSignals, ready: impl FnOnce(i32)) -> io::
     if is_ready {
         ready(child.pid.as_raw_pid());
     }
-    let mut status = child.wait_end(signals, &mut stopping)?;
+    let mut status = child.wait_end(signals, &mut stopping, said.mounted)?;
     while is_ready && child.follow(stopping)? {
-        status = child.wait_end(signals, &mut stopping)?;
+        status = child.wait_end(signals, &mut stopping, said.mounted)?;
     }
     let (served, clean, status) = (since.elapsed(), status.exit_status() == Some(0), show(status));
     let end = match said.told {
@@ -400,7 +403,16 @@ impl Child {
         Ok(true)
     }
 
-    fn wait_end(&mut self, signals: &HeldSignals, stopping: &mut bool) -> io::Result<WaitStatus> {
+    /// Waits for the end of the process, and sees to it: a thread of it that waits in the kernel for pages of `mounted` to be
+    /// written back (`fuse_reverse_inval_inode`) waits for the process' own answer, which will not come where that was killed. The
+    /// rest of the process has ended then, and the connection has not, as the thread keeps it. So it is cut off.
+    fn wait_end(
+        &mut self,
+        signals: &HeldSignals,
+        stopping: &mut bool,
+        mounted: Option<MountId>,
+    ) -> io::Result<WaitStatus> {
+        let mut half_dead = 0;
         loop {
             if let Some(status) = self.status {
                 return Ok(status);
@@ -409,8 +421,17 @@ impl Child {
                 self.status = Some(status);
                 return Ok(status);
             }
-            // The longest wait only makes up for a signal that got lost.
-            self.take_signal(signals, LONGEST_WAIT, stopping)?;
+            self.take_signal(signals, LOOK, stopping)?;
+            // twice: it may be just about to end
+            half_dead = if is_half_dead(self.pid) { half_dead + 1 } else { 0 };
+            if half_dead >= 2
+                && let Some(id) = mounted
+            {
+                tracing::error!("the serving process was killed and waits for itself: its connection is cut off");
+                if let Err(e) = abort(id) {
+                    tracing::error!(error = %e, "cannot cut off the FUSE connection");
+                }
+            }
         }
     }
 
@@ -426,6 +447,15 @@ impl Child {
         }
         Ok(())
     }
+}
+
+/// Whether the first thread of a process has ended and others have not: so it is only where it was killed.
+fn is_half_dead(pid: Pid) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid())).unwrap_or_default();
+    // the name may have anything in it, but what follows it
+    let state = stat.rsplit_once(") ").map(|(_, rest)| rest.starts_with('Z'));
+    let threads = std::fs::read_dir(format!("/proc/{}/task", pid.as_raw_pid())).map_or(0, Iterator::count);
+    state == Some(true) && threads > 1
 }
 
 fn show(status: WaitStatus) -> String {

@@ -157,10 +157,11 @@ mod tests {
         (dir, path, device)
     }
 
-    fn is_free(path: &Path) -> bool {
+    /// Whether others get the lock of the file, and that on its bytes.
+    fn free(path: &Path) -> (bool, bool) {
         let other = OpenOptions::new().read(true).write(true).open(path).unwrap();
-        let free = rustix::fs::flock(&other, FlockOperation::NonBlockingLockExclusive).is_ok();
-        free && RangeLock::take(&other, true).is_ok()
+        let file = rustix::fs::flock(&other, FlockOperation::NonBlockingLockExclusive).is_ok();
+        (file, RangeLock::take(&other, true).is_ok())
     }
 
     #[test]
@@ -168,9 +169,9 @@ mod tests {
         let (_dir, path, old) = device();
         let new = FileDevice::adopt(old.hand_over().unwrap()).unwrap();
         old.lend();
-        assert!(!is_free(&path));
+        assert_eq!(free(&path), (false, false));
         drop(old);
-        assert!(!is_free(&path), "the drop of one that is lent unlocks for all");
+        assert_eq!(free(&path), (false, false), "the drop of one that is lent unlocks for all");
         new.keep();
         let data = [7; BLOCK_BYTES];
         new.write_batch(&[WriteOp { block: 3, bufs: vec![&data] }]).unwrap();
@@ -178,16 +179,16 @@ mod tests {
         new.read(3, &mut read).unwrap();
         assert_eq!((read, new.blocks()), (data, 64));
         drop(new);
-        assert!(is_free(&path));
+        assert_eq!(free(&path), (true, true));
     }
 
     #[test]
     fn one_that_is_not_taken_leaves_the_locks() {
         let (_dir, path, old) = device();
         drop(FileDevice::adopt(old.hand_over().unwrap()).unwrap());
-        assert!(!is_free(&path), "who was to take it unlocked it");
+        assert_eq!(free(&path), (false, false), "who was to take it unlocked it");
         drop(old);
-        assert!(is_free(&path));
+        assert_eq!(free(&path), (true, true));
     }
 
     #[test]
