@@ -88,8 +88,6 @@ pub struct FileBody {
     pub overwritten: bool,
     /// Steps of the indexes' memory ([`FileBody::index_steps`]) that the volume's count has.
     pub counted: u16,
-    /// In how many extents the file was when its domain noted that, or made it whole.
-    pub noted: u32,
     /// Who overwrites it.
     pub writers: Writers,
 }
@@ -99,10 +97,10 @@ const MANY_EXTENTS: usize = 16;
 const SHORT_EXTENT: u64 = 32;
 
 impl FileBody {
-    /// Whether the file lies in very many short extents; of one that was noted, in many more than then. Cheap.
+    /// Whether the file lies in very many short extents. Cheap.
     pub fn is_in_pieces(&self) -> bool {
         let n = self.map.extent_count();
-        n >= MANY_EXTENTS && n as u64 * SHORT_EXTENT > self.map.blocks() && n / 5 * 4 > self.noted as usize
+        n >= MANY_EXTENTS && n as u64 * SHORT_EXTENT > self.map.blocks()
     }
 
     /// Bytes of memory of which the indexes are counted by: the count is the whole volume's.

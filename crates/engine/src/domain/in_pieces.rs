@@ -3,7 +3,7 @@
 //! Only a hint, in memory: a file that is forgotten is noted again when it is next written or read from the device.
 
 use crate::types::*;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 /// Files noted at most; later ones are forgotten.
 const NOTED_MAX: usize = 1024;
@@ -30,6 +30,8 @@ pub enum Progress {
 pub struct InPieces {
     /// The first one is worked on, from this block.
     waiting: VecDeque<(InodeNo, u64)>,
+    /// All of these: every flush of such a file asks.
+    noted: HashSet<InodeNo>,
     /// Those that have been made as whole as they get, and in how many extents they were then.
     ended: HashMap<InodeNo, usize>,
 }
@@ -37,11 +39,14 @@ pub struct InPieces {
 impl InPieces {
     /// A file in so many extents, which are short.
     pub fn note(&mut self, ino: InodeNo, extents: usize) {
-        let again = self.ended.get(&ino).is_some_and(|then| extents <= then + then / 4);
-        if again || self.waiting.len() >= NOTED_MAX || self.waiting.iter().any(|(i, _)| *i == ino) {
+        if self.noted.contains(&ino) || self.waiting.len() >= NOTED_MAX {
+            return;
+        }
+        if self.ended.get(&ino).is_some_and(|then| extents <= then + then / 4) {
             return;
         }
         self.ended.remove(&ino);
+        self.noted.insert(ino);
         self.waiting.push_back((ino, 0));
     }
 
@@ -63,6 +68,7 @@ impl InPieces {
             }
             Progress::Ended { extents } => {
                 self.waiting.remove(at);
+                self.noted.remove(&ino);
                 if self.ended.len() >= NOTED_MAX {
                     self.ended.clear();
                 }

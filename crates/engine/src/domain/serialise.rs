@@ -327,9 +327,8 @@ impl Domain {
     }
 
     /// A file of which the extents changed may be in pieces: it is made whole when there is time.
-    fn note_pieces(&self, ino: InodeNo, f: &mut FileBody) {
+    fn note_pieces(&self, ino: InodeNo, f: &FileBody) {
         if f.is_in_pieces() {
-            f.noted = u32::try_from(f.map.extent_count()).unwrap_or(u32::MAX);
             self.in_pieces.lock().note(ino, f.map.extent_count());
         }
     }

@@ -87,11 +87,10 @@ impl MountedVolume {
 
 /// It is as whole as it gets: noted again where it falls to pieces.
 fn ended(c: &Cell) -> Progress {
-    let mut st = c.state.write();
-    let Body::File(f) = &mut st.body else { return Progress::Ended { extents: 0 } };
-    let extents = f.map.extent_count();
-    f.noted = u32::try_from(extents).unwrap_or(u32::MAX);
-    Progress::Ended { extents }
+    match &c.state.read().body {
+        Body::File(f) => Progress::Ended { extents: f.map.extent_count() },
+        _ => Progress::Ended { extents: 0 },
+    }
 }
 
 #[cfg(test)]
