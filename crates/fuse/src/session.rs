@@ -16,6 +16,7 @@ use crate::dirty::DirtyLimit;
 use crate::fs::{BraidFs, Context, Job, MAX_IO_BYTES, Negotiated, negotiate};
 use crate::latency::{self, Served};
 use crate::mount::MountConfig;
+use crate::pace::{self, Pacer};
 use crate::profile::Profile;
 use crate::request::{Answer, Outcome, Request};
 use crate::slow::Asked;
@@ -99,15 +100,18 @@ pub(crate) fn run(vol: Arc<Volume>, service: Service<'_>, ready: impl FnOnce()) 
     let mut fs = BraidFs::new(vol, negotiated, jobs);
     fs.profile = cfg.profile;
     fs.allow_dirty(dirty);
+    if fs.vol.any_rates() {
+        fs.raise_threshold();
+    }
     fs.counters = Arc::new(Counters::new(cfg.slow));
-    let counters = fs.counters.clone();
+    let (counters, pacer) = (fs.counters.clone(), fs.pacer.clone());
     let fs = Arc::new(fs);
     fs.durable.set(Some(cfg.sync), Some(cfg.dirsync));
     // By one CPU alone nothing is gained.
     let for_large = if rings.len() > 1 { rings.len().min(LARGE_THREADS) } else { 0 };
-    // One slot per serving thread, one for the helper, those for large requests, one for metrics.
+    // One slot per serving thread, one for the helper, those for large requests, one for metrics, those for what was parked.
     let slots: Vec<Slot> =
-        (0..=threads + for_large + 1).map(|_| CachePadded::new(Mutex::new(Some(fs.clone())))).collect();
+        (0..=threads + for_large + 1 + pace::THREADS).map(|_| CachePadded::new(Mutex::new(Some(fs.clone())))).collect();
     drop(fs);
     let served = Served::new(threads);
     let (closed, kept) = (Mutex::<_, rank::Closing>::new(None), Mutex::<_, rank::Closing>::new(None));
@@ -160,6 +164,10 @@ pub(crate) fn run(vol: Arc<Volume>, service: Service<'_>, ready: impl FnOnce()) 
                 let slot = &slots[threads + 1 + for_large];
                 let text = move || slot.lock().as_ref().map(|fs| openmetrics::text(&fs.sample(false)));
                 spawn_thread(scope, "fuse-metrics".into(), move || listener.serve(&metrics_end, text))?;
+            }
+            for i in 0..pace::THREADS {
+                let (slot, pacer) = (&slots[threads + for_large + 2 + i], pacer.clone());
+                spawn_thread(scope, format!("fuse-paced-{i}"), move || serve_paced(slot, &pacer))?;
             }
             spawn_thread(scope, "fuse-latency".into(), move || latency::watch(latency, at_device, served, &end))?;
             Ok(())
@@ -454,6 +462,17 @@ fn help(slot: &Slot, work: mpsc::Receiver<Job>, slow: bool) {
             let _ = catch_unwind(AssertUnwindSafe(|| job(fs)));
         }
     }
+}
+
+/// Serves requests of tenants when their turn has come.
+fn serve_paced(slot: &Slot, pacer: &Pacer) {
+    let mut out = Answer::of_pages(MAX_IO_BYTES as usize);
+    pacer.run(|turned| {
+        // Dropped where the volume is closed, it answers EIO.
+        if let Some(fs) = &*slot.lock() {
+            fs.serve_turned(turned, &mut out);
+        }
+    });
 }
 
 /// Takes the file system out of all slots, waiting for the operations under way. `None`: somebody else has it, too.

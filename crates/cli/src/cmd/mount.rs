@@ -297,6 +297,7 @@ impl Job<'_> {
             lazytime: spec.lazytime,
             cache_bytes: spec.cache_bytes,
             cached_above: true,
+            paced_above: true,
             discard: spec.discard,
             ..MountOptions::default()
         };

@@ -41,6 +41,7 @@ mod work;
 
 use crate::braid::frontier::Frontier;
 use crate::braid::vacated::VacatedNames;
+use crate::budget::{self, Budget};
 use crate::cell::cache::{CELL_BYTES, CellCache, Memory};
 use crate::cell::{Body, Cell, State};
 use crate::error::{Error, Result};
@@ -156,6 +157,8 @@ pub struct Domain {
     kept: AtomicBool,
     /// How many inodes there are, and may be; counted in domains for tenants.
     pub inodes: inodes::InodeCount,
+    /// What its tenant may ask of the device in a second.
+    pub budget: Arc<Budget>,
     /// The other domains.
     peers: Arc<dyn Peers>,
     /// Counters.
@@ -249,6 +252,11 @@ impl Domain {
         let kept = header.header.tenant_flags.get() & KEPT_FOR_TENANTS != 0;
         let tenant_root = header.header.tenant_root.get();
         let inodes_max = Some(header.header.tenant_inodes.get()).filter(|n| *n > 0);
+        let budget = Budget::new(&budget::rates(&header.header), shared.options.rate_clock);
+        if budget.is_on() {
+            shared.rates.store(true, Ordering::Relaxed);
+        }
+        nodes.charge(budget.clone());
         space.set_hard_limit(Some(header.header.tenant_blocks.get()).filter(|n| *n > 0), 0);
         space.limit(shared.table_bytes);
         nodes.limit(shared.table_bytes);
@@ -292,6 +300,7 @@ impl Domain {
             tenant_root: AtomicU64::new(tenant_root),
             kept: AtomicBool::new(kept),
             inodes: inodes::InodeCount::new(kept || tenant_root > 0, inodes_max),
+            budget,
             peers,
             counters: Counters::default(),
             missed: CachePadded::default(),

@@ -21,6 +21,8 @@ const QUARANTINED_MAX: usize = 16_384;
 /// is over, or with this part of the cache's memory.
 const DIRTY_PAGES: u64 = 16_384;
 const DIRTY_PART: u64 = 8;
+/// So often it looks who uses more than a soft limit.
+const SOFT_LIMITS: Duration = Duration::from_secs(1);
 /// Free segments below which the cleaner works, per domain.
 const CLEAN_BELOW: u32 = 4;
 
@@ -85,7 +87,7 @@ impl Drop for Background {
 
 /// The work of thread `t` of `n`: domains `t`, `t + n`, …
 fn run(mounted: &MountedVolume, stop: &Stop, t: usize, n: usize) {
-    let mut last_commit = Instant::now();
+    let (mut last_commit, mut last_look) = (Instant::now(), Instant::now());
     loop {
         {
             let mut flag = stop.flag.lock();
@@ -132,6 +134,10 @@ fn run(mounted: &MountedVolume, stop: &Stop, t: usize, n: usize) {
         if t == 0 {
             if due && let Err(e) = mounted.reap_zombies() {
                 tracing::warn!("reclaiming replaced files: {e}");
+            }
+            if last_look.elapsed() >= SOFT_LIMITS {
+                last_look = Instant::now();
+                mounted.look_at_soft_limits();
             }
             mounted.balance_memory();
             frames::trim();
