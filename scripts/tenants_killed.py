@@ -30,17 +30,23 @@ MOST = 6
 def tenants(own):
     """Limits by name."""
     _, text = run(own.binary, "tenant", "list", "--json", own.mnt)
-    return {t["name"]: (t["space"], t["inodes_max"]) for t in json.loads(text)}
+    rate = lambda t: t["rates"]["write_iops"] and t["rates"]["write_iops"]["per_second"]  # noqa: E731
+    return {t["name"]: (t["space"], t["inodes_max"], t["soft_space"], rate(t)) for t in json.loads(text)}
 
 
 def options(limits):
-    space, inodes = ("none" if n is None else str(n) for n in limits)
-    return ["--space", space, "--inodes", inodes]
+    names = ("--space", "--inodes", "--soft-space", "--write-iops")
+    return [word for name, n in zip(names, limits) for word in (name, "none" if n is None else str(n))]
 
 
 def choose(rng, there, number):
     """A change: its arguments but for the mount point, and the tenants after it."""
-    limits = (rng.choice((None, rng.randrange(2, 64) * MIB)), rng.choice((None, rng.randrange(20, 400))))
+    limits = (
+        rng.choice((None, rng.randrange(2, 64) * MIB)),
+        rng.choice((None, rng.randrange(20, 400))),
+        rng.choice((None, rng.randrange(1, 3) * MIB)),
+        rng.choice((None, rng.randrange(100, 1000))),
+    )
     what = "create" if not there else rng.choice(["set", "set", "remove"] + ["create"] * (len(there) < MOST))
     if what == "create":
         name = f"t{number}"

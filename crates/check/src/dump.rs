@@ -10,7 +10,7 @@ use braidfs_format::bat::{self, ENTRIES_PER_BLOCK};
 use braidfs_format::block::{BlockHeader, BlockKind, MAGIC, checksum};
 use braidfs_format::dentry::name_hash;
 use braidfs_format::dentry::{Dentry, decode_bucket, decode_entries};
-use braidfs_format::domain::{CLEAN, DomainHeader, FAILED, NEEDS_GC};
+use braidfs_format::domain::{CLEAN, DomainHeader, FAILED, NEEDS_GC, TENANT_RATES};
 use braidfs_format::geometry::NODES_PER_BLOCK;
 use braidfs_format::group::{GroupHeader, SegmentTable};
 use braidfs_format::inode::{
@@ -231,6 +231,16 @@ impl Dump {
                 n => format!(", {n} inodes at most"),
             };
             line!(o, "tenant           {:?}, root {}, {most}{inodes}", h.tenant_name_str(), h.tenant_root);
+            if h.tenant_soft_blocks.get() > 0 {
+                let since = match h.tenant_soft_since.get() {
+                    0 => String::new(),
+                    n => format!(", exceeded since {n}"),
+                };
+                line!(o, "soft limit       {} blocks, for {} s{since}", h.tenant_soft_blocks, h.tenant_grace);
+            }
+            for (rate, name) in h.tenant_rates.iter().zip(TENANT_RATES).filter(|(r, _)| r.per_second.get() > 0) {
+                line!(o, "{name:<16} {} per second, {} at once", rate.per_second, rate.burst);
+            }
         }
         line!(o, "journal          {} blocks from block {}", h.journal_blocks, h.journal_start);
         line!(o, "journal in use   positions {} to {}", h.tail_pos, h.head_pos);

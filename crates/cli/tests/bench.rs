@@ -134,3 +134,53 @@ fn a_mount_ages_beside_ext4() {
     volumes.iter().for_each(|v| check_aged(v, 2));
     assert_eq!(std::fs::read_dir(dir.path()).expect("a directory").count(), 0, "nothing is left");
 }
+
+/// All six combinations, of the library; as root also of a mount, whose neighbour is a process.
+#[test]
+fn isolation_is_measured() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let at = dir.path().to_str().expect("UTF-8");
+    let docs = dir.path().join("docs");
+    std::fs::create_dir(&docs).expect("a directory");
+    std::fs::write(docs.join("isolation.md"), "a\n<!-- isolation:begin -->\n<!-- isolation:end -->\nb\n")
+        .expect("a file");
+    let run = |more: &[&str]| -> serde_json::Value {
+        let options = ["--reps", "1", "--seconds", "0.15", "--file", "1M", "--size", "128M", "--image-dir", at];
+        let args = [&["bench", "isolation", "--json", "-o", "out.json"][..], &options, more].concat();
+        serde_json::from_str(&braidfs_in(dir.path(), &args).ok().out).expect("JSON")
+    };
+    let check = |r: &serde_json::Value, target: &str| {
+        let cells: Vec<_> = r["cells"].as_array().expect("cells").iter().filter(|c| c["target"] == target).collect();
+        let names: Vec<_> = cells.iter().map(|c| c["neighbour"].as_str().unwrap_or("alone")).collect();
+        assert_eq!(names, ["alone", "create", "stream", "fsync", "fill", "read"]);
+        for c in cells {
+            let number = |field: &str| c[field].as_f64().expect("a number");
+            assert!(number("rate") > 0.0 && number("paced") > 0.0 && number("p50") > 0.0, "{c}");
+            assert!(number("p50") <= number("p99") && number("p99") <= number("max"), "{c}");
+            assert!(c["neighbour"].is_null() || c["flooded"]["ops"].as_u64().is_some_and(|n| n > 0), "{c}");
+        }
+    };
+    let r = run(&["-t", "library", "--docs", "docs"]);
+    check(&r, "library");
+    assert!(r["targets"][0]["setup"].as_array().expect("commands").len() >= 4, "{r}");
+    let page = std::fs::read_to_string(docs.join("isolation.md")).expect("a page");
+    assert!(page.contains("| library | fsync |") && page.ends_with("<!-- isolation:end -->\nb\n"), "{page}");
+    let table = braidfs_in(dir.path(), &["bench", "isolation", "--from", "out.json"]).ok().out;
+    assert!(table.contains("library") && table.contains("stream"), "{table}");
+    if !rustix::process::geteuid().is_root()
+        || !Path::new("/dev/loop-control").exists()
+        || !Path::new("/dev/fuse").exists()
+    {
+        eprintln!("skipped: a mount needs root, /dev/loop-control and /dev/fuse");
+        return;
+    }
+    let r = run(&["-t", "braidfs", "--neighbour-bps", "64M"]);
+    check(&r, "braidfs");
+    let setup = r["targets"][0]["setup"].to_string();
+    assert!(setup.contains("--write-bps 67108864"), "{setup}");
+    assert_eq!(
+        std::fs::read_dir(dir.path()).expect("a directory").count(),
+        2,
+        "only the results and the page are left"
+    );
+}

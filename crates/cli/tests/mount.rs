@@ -158,6 +158,60 @@ fn a_limit_of_inodes(m: &Mounted, root: &Path) {
     file(98).unwrap();
 }
 
+/// A tenant whose rates would keep it for a minute: its neighbour goes on meanwhile, and without the rates it is done, with
+/// every byte.
+#[test]
+fn a_tenant_that_waits_holds_nobody_up() {
+    let Some(m) = Mounted::new(&[]) else { return };
+    let of = |out: &str| serde_json::from_str::<serde_json::Value>(out).unwrap();
+    let rates = ["--write-bps", "64K/1", "--read-bps", "64K/64K", "--read-iops", "500"];
+    let create =
+        [&["tenant", "create", "--json", "--soft-space", "2M", "--grace", "2h"][..], &rates, &["mnt/t"]].concat();
+    let made = of(&m.bench.run(&create).ok().out);
+    assert_eq!((made["soft_space"].as_u64(), made["grace_seconds"].as_u64()), (Some(2 << 20), Some(7200)));
+    let bps = |way: &str| (made["rates"][way]["per_second"].as_u64(), made["rates"][way]["burst"].as_u64());
+    assert_eq!((bps("write_bps"), bps("read_bps")), ((Some(65536), Some(1)), (Some(65536), Some(65536))));
+    assert!(made["rates"]["write_iops"].is_null() && bps("read_iops") == (Some(500), Some(50)), "{made}");
+    for (wrong, why) in [
+        (["--write-bps", "1K"], "64 KiB per second at least"),
+        (["--read-iops", "9"], "10 requests per second at least"),
+        (["--soft-space", "64K"], "1 MiB at least"),
+    ] {
+        m.bench.run(&[&["tenant", "set"], &wrong[..], &["mnt", "t"]].concat()).fails(1, &[why]);
+    }
+    m.bench.run(&["tenant", "set", "--grace", "1h", "mnt", "t"]).fails(1, &["--soft-space"]);
+    m.bench.run(&["tenant", "create", "mnt/u"]).ok();
+    let pieces = || (0..64u8).map(|n| vec![n; 65536]);
+    let file = m.point.join("t/f");
+    let writing = std::thread::spawn({
+        let file = file.clone();
+        move || {
+            let mut f = std::fs::File::create(file).unwrap();
+            pieces().for_each(|piece| f.write_all(&piece).unwrap());
+            f.sync_all().unwrap();
+        }
+    });
+    for n in 0..20 {
+        let mut f = std::fs::File::create(m.point.join(format!("u/{n}"))).unwrap();
+        f.write_all(&[1; 1 << 18]).unwrap();
+        f.sync_all().unwrap();
+    }
+    assert!(!writing.is_finished(), "4 MiB at 64 KiB a second");
+    let stats = of(&m.bench.run(&["stats", "--json", "mnt"]).ok().out);
+    assert_eq!(stats["tenants"][0]["written"]["bytes_per_second"].as_u64(), Some(65536), "{stats}");
+    m.bench.run(&["top", "--batch", "-d", "0.1", "-n", "1", "mnt"]).ok();
+    m.bench
+        .run(&["tenant", "set", "--write-bps", "none", "--read-bps", "none", "--read-iops", "none", "mnt", "t"])
+        .ok();
+    writing.join().unwrap();
+    let read = std::fs::read(&file).unwrap();
+    assert!(read == pieces().flatten().collect::<Vec<_>>(), "another content");
+    let shown = m.bench.run(&["tenant", "show", "mnt", "t"]).ok().out;
+    assert!(shown.contains("soft limit 2 MiB") && !shown.contains("written: at most"), "{shown}");
+    m.bench.run(&["umount", "mnt"]).ok();
+    m.bench.run(&["fsck", "-f", "vol.img"]).ok();
+}
+
 /// A tenant is made where the kernel has looked for its directory before; `df` there shows its limit, and the writer who
 /// reaches it gets ENOSPC while others go on.
 #[test]

@@ -8,6 +8,7 @@
 
 pub mod attributes;
 pub mod braid;
+mod budget;
 pub mod cell;
 pub mod domain;
 pub mod error;
@@ -27,6 +28,7 @@ pub mod volume;
 pub use braidfs_device as device;
 pub use braidfs_format as format;
 pub use braidfs_store as store;
+pub use budget::{Held, Paid, RateUse, Turn};
 pub use cell::pieces::{Defragmented, Pieces};
 pub use error::{Error, Result};
 pub use file::extents::FileExtent;
@@ -38,5 +40,5 @@ pub use volume::held::hand_over::NotHandedOver;
 pub use volume::journal_replay::JournalReplay;
 pub use volume::rebalance::Rebalanced;
 pub use volume::resize::{NewSize, Resized};
-pub use volume::tenants::{TENANT_INODES_MAX, Tenant, TenantBudget};
+pub use volume::tenants::{GRACE, SoftLimit, TENANT_BPS_MIN, TENANT_INODES_MAX, TENANT_IOPS_MIN, Tenant, TenantBudget};
 pub use volume::{OpenFile, Ticket, Volume};

@@ -339,6 +339,11 @@ pub struct MountOptions {
     pub share_dirs: bool,
     /// Where time comes from; tests set their own.
     pub clock: Option<fn() -> Timestamp>,
+    /// Where that comes from by which tenants' rates are measured: since any moment, never back.
+    pub rate_clock: Option<fn() -> std::time::Duration>,
+    /// Who calls has asked before whether a tenant may ([`crate::Volume::come`]), and let its thread do something else
+    /// meanwhile: no call waits for that by itself.
+    pub paced_above: bool,
 }
 
 impl Default for MountOptions {
@@ -362,6 +367,8 @@ impl Default for MountOptions {
             falling: false,
             share_dirs: false,
             clock: None,
+            rate_clock: None,
+            paced_above: false,
         }
     }
 }
@@ -494,4 +501,94 @@ pub(crate) fn hashed_place(n: u64, places: usize) -> usize {
 /// something it uses, so that threads keep out of each other's way.
 pub(crate) fn thread_slot(n: usize) -> usize {
     braidfs_sync::slots::mine() % n
+}
+
+/// What may be had in a second, bytes or requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rate {
+    /// At least 1.
+    pub per_second: u64,
+    /// So many may come at once after a pause; `None`: a tenth of a second's.
+    pub burst: Option<u64>,
+}
+
+impl Rate {
+    /// So many may come at once.
+    pub fn burst(&self) -> u64 {
+        self.burst.unwrap_or(self.per_second / 10)
+    }
+}
+
+/// What a tenant may ask of the device; `None`: as much as that can do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Rates {
+    /// Bytes read.
+    pub read_bps: Option<Rate>,
+    /// Bytes written.
+    pub write_bps: Option<Rate>,
+    /// Requests that read.
+    pub read_iops: Option<Rate>,
+    /// Requests that write.
+    pub write_iops: Option<Rate>,
+}
+
+impl Rates {
+    /// Bytes and requests of reads.
+    pub fn read(&self) -> [Option<Rate>; 2] {
+        [self.read_bps, self.read_iops]
+    }
+
+    /// Bytes and requests of writes.
+    pub fn write(&self) -> [Option<Rate>; 2] {
+        [self.write_bps, self.write_iops]
+    }
+
+    /// Whether nothing is limited.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// Which way data goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// From the device.
+    Read,
+    /// To it.
+    Write,
+}
+
+/// What a call is going to ask of the device, as far as that can be told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Demand {
+    /// Which way.
+    pub way: Way,
+    /// Bytes.
+    pub bytes: u64,
+    /// Requests.
+    pub requests: u64,
+    /// What was paid for ahead counts ([`crate::Turn::pay_ahead`]): who asked before it wrote.
+    pub ahead: bool,
+}
+
+impl Demand {
+    /// Of who reads so many bytes.
+    pub fn read(bytes: usize) -> Self {
+        Self { way: Way::Read, bytes: bytes as u64, requests: u64::from(bytes > 0), ahead: false }
+    }
+
+    /// Of who writes so many bytes, which go to memory first.
+    pub fn write(bytes: usize) -> Self {
+        Self { way: Way::Write, bytes: bytes as u64, requests: 0, ahead: false }
+    }
+
+    /// Of who changes something else. What that costs is told when it is written.
+    pub fn change() -> Self {
+        Self { way: Way::Write, bytes: 0, requests: 0, ahead: false }
+    }
+
+    /// Of an fsync: the chunk of its record, and the data's.
+    pub fn sync() -> Self {
+        Self { way: Way::Write, bytes: 4096, requests: 2, ahead: false }
+    }
 }

@@ -61,10 +61,36 @@ pub struct DomainHeader {
     pub tenant_name: [u8; 64],
     /// Most inodes that the tenant may have; 0: as many as there are.
     pub tenant_inodes: U64,
+    /// What the tenant may do in a second, in the order of [`TENANT_RATES`].
+    pub tenant_rates: [TenantRate; 4],
+    /// Blocks beyond which the tenant may use for [`Self::tenant_grace`] only; 0: none.
+    pub tenant_soft_blocks: U64,
+    /// Since when it uses more than that, seconds since 1970; 0: it does not.
+    pub tenant_soft_since: U64,
+    /// Seconds.
+    pub tenant_grace: U32,
     /// Unused, 0.
-    pub reserved: [u8; 3888],
+    pub reserved3: U32,
+    /// Unused, 0.
+    pub reserved: [u8; 3800],
 }
 const _: () = assert!(size_of::<DomainHeader>() == BLOCK_BYTES);
+
+/// Names of [`DomainHeader::tenant_rates`], in their order: bytes read, bytes written, read and write requests, per second.
+pub const TENANT_RATES: [&str; 4] = ["read_bps", "write_bps", "read_iops", "write_iops"];
+
+/// The highest rate and burst of [`TenantRate`], bytes or requests.
+pub const TENANT_RATE_MAX: u64 = 1 << 50;
+
+/// What a tenant may do in a second.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct TenantRate {
+    /// Bytes or requests; 0: no limit.
+    pub per_second: U64,
+    /// So many of them may come at once; with no limit 0.
+    pub burst: U64,
+}
 
 impl DomainHeader {
     /// Name of the tenant that the domain is bound to, as text.

@@ -121,7 +121,8 @@ fn structures() {
         "DomainHeader",
         fields!(DomainHeader: header, domain, reserved0, flags, journal_start, journal_blocks, reserved1, tail_pos,
             head_pos, checkpointed_tx, last_tx, mounts, reserved2, checkpoint, tables, tenant_root,
-            tenant_generation, tenant_flags, tenant_blocks, tenant_name, tenant_inodes, reserved),
+            tenant_generation, tenant_flags, tenant_blocks, tenant_name, tenant_inodes, tenant_rates,
+            tenant_soft_blocks, tenant_soft_since, tenant_grace, reserved3, reserved),
     );
     compare(
         "OwnerRecord",

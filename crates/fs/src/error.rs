@@ -51,13 +51,7 @@ impl Error {
                 | OpenError::WrongKind { .. }
                 | OpenError::TooSmall { .. }
                 | OpenError::Twice { .. }
-                | OpenError::Uri { .. }
                 | OpenError::NoDevice => Errno::INVAL,
-                OpenError::Nbd(NbdError::Connect { error, .. }) => {
-                    return error.raw_os_error().unwrap_or(Errno::IO.raw_os_error());
-                }
-                OpenError::Nbd(NbdError::ReadOnly { .. }) => Errno::ROFS,
-                OpenError::Nbd(NbdError::Refused { .. } | NbdError::NotDurable { .. }) => Errno::NXIO,
             },
             Self::Option { .. } => Errno::INVAL,
         };

@@ -8,8 +8,13 @@
 //! stops within seconds of its end.
 
 pub mod devices;
+mod tenant;
 
 pub(crate) use devices::{DEVICE_BLANK, DeviceAnswer, DeviceCall, DeviceStart};
+pub(crate) use tenant::{
+    KNOWS_INODES, LEAVE_SPACE, SET_INODES, SET_RATES, SET_SOFT, TENANT, TENANT_TEXT, TenantArg, TenantCall,
+};
+pub use tenant::{NewLimit, TenantChange, TenantInfo, tenant_create, tenant_remove, tenant_set, tenant_show, tenants};
 
 use crate::abi::op;
 use crate::counters::CODES;
@@ -41,10 +46,6 @@ pub(crate) const RESIZE: u32 = 0xc200_bf06;
 
 /// `_IOWR(0xbf, 7, SamplePart)`: a part of a sample ([`crate::watch::sample`]); on any directory, by anybody who may open it.
 pub(crate) const SAMPLE: u32 = 0xe000_bf07;
-
-/// `_IOWR(0xbf, 8, TenantArg)`: a tenant is made, changed, looked at or removed; on any directory, [`TenantCall::Create`] on the
-/// one that the root is to lie in. EPERM but for root and the server's user. What the volume says to it stands in the answer.
-pub(crate) const TENANT: u32 = 0xc400_bf08;
 
 /// `_IOW(0xbf, 9, DeviceStart)`: begins a change of the volume's devices, on its root directory, which it belongs to as a scrub
 /// does. EBUSY while another one runs, EPERM but for root and the server's user.
@@ -204,55 +205,6 @@ pub fn upgrade(mountpoint: &File, program: &Path, seconds: u32) -> io::Result<Up
     if arg.errno == 0 { Ok(Upgraded { pid: arg.pid, version: text }) } else { Err(io::Error::other(text)) }
 }
 
-/// Bytes of a file name, or of the reason why not.
-pub(crate) const TENANT_TEXT: usize = 880;
-
-#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable)]
-#[repr(C)]
-pub(crate) struct TenantArg {
-    /// A number of [`TenantCall`].
-    pub call: u32,
-    /// Of the answer: 0, or why not.
-    pub errno: u32,
-    /// Of [`TenantCall::Next`]: how many there are before it. Of [`TenantCall::Set`]: [`LEAVE_SPACE`], [`SET_INODES`].
-    pub index: u32,
-    pub domain: u32,
-    /// Most bytes of space, 0: no limit.
-    pub space: u64,
-    pub used: u64,
-    pub inodes: u64,
-    pub root: u64,
-    /// 1: its domain is read-only.
-    pub failed: u32,
-    /// Of the answer: [`KNOWS_INODES`].
-    pub mode: u32,
-    /// Most inodes, 0: no limit.
-    pub inodes_max: u64,
-    /// UTF-8, zeros behind it.
-    pub name: [u8; 80],
-    /// Name of the directory; of the answer why not.
-    pub text: [u8; TENANT_TEXT],
-}
-const _: () = assert!(size_of::<TenantArg>() == 1024);
-
-/// [`TenantArg::index`] of a change: the limit of space stays.
-pub(crate) const LEAVE_SPACE: u32 = 1;
-/// [`TenantArg::index`] of a change: the limit of inodes is another one. (Programs of before there was one leave it.)
-pub(crate) const SET_INODES: u32 = 2;
-/// [`TenantArg::mode`] of the answer of a server that knows limits of inodes.
-pub(crate) const KNOWS_INODES: u32 = 1 << 31;
-
-/// What is to be done with a tenant.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u32)]
-pub(crate) enum TenantCall {
-    Create = 1,
-    Set,
-    Show,
-    Next,
-    Remove,
-}
-
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct DefragArg {
@@ -408,98 +360,6 @@ pub fn defrag_step(dir: &File, ino: u64, from: u64) -> io::Result<Defragmented> 
     Ok(Defragmented { next: Some(arg.next).filter(|n| *n != u64::MAX), moved: arg.moved })
 }
 
-/// A tenant of a mounted volume.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TenantInfo {
-    /// Name of the tenant.
-    pub name: String,
-    /// Number of its root directory.
-    pub root: u64,
-    /// Number of its domain.
-    pub domain: u32,
-    /// Most bytes that it may use, if there is a limit.
-    pub space: Option<u64>,
-    /// Bytes that it uses.
-    pub used: u64,
-    /// Inodes that it has, its root directory among them.
-    pub inodes: u64,
-    /// Most inodes that it may have, if there is a limit.
-    pub inodes_max: Option<u64>,
-    /// Its domain is read-only.
-    pub failed: bool,
-}
-
-/// Makes directory `entry` in the open directory `parent` of a mounted volume the root of a tenant.
-///
-/// # Errors
-/// EPERM: only root may, and the user of the server. ENOTTY: the server is too old. EROFS, EEXIST. Where the volume refuses,
-/// what it says to it, as the error's text.
-pub fn tenant_create(
-    parent: &File,
-    entry: &[u8],
-    name: &str,
-    space: Option<u64>,
-    inodes: Option<u64>,
-) -> io::Result<TenantInfo> {
-    let arg = tenant_arg(TenantCall::Create, name)?;
-    let (space, inodes_max) = (space.unwrap_or(0), inodes.unwrap_or(0));
-    let mut arg = TenantArg { mode: 0o755, space, inodes_max, ..arg };
-    put(&mut arg.text, entry)?;
-    tenant(parent, arg)
-}
-
-/// A change of a limit: `None` leaves it as it is, `Some(None)` takes it away.
-pub type NewLimit = Option<Option<u64>>;
-
-/// Changes the limits of a tenant of the volume that `dir` lies in.
-///
-/// # Errors
-/// As [`tenant_create`]; ENOENT.
-pub fn tenant_set(dir: &File, name: &str, space: NewLimit, inodes: NewLimit) -> io::Result<TenantInfo> {
-    let index = space.map_or(LEAVE_SPACE, |_| 0) | inodes.map_or(0, |_| SET_INODES);
-    let number = |n: NewLimit| n.flatten().unwrap_or(0);
-    let (space, inodes_max) = (number(space), number(inodes));
-    tenant(dir, TenantArg { index, space, inodes_max, ..tenant_arg(TenantCall::Set, name)? })
-}
-
-/// One tenant of it.
-///
-/// # Errors
-/// As [`tenant_set`].
-pub fn tenant_show(dir: &File, name: &str) -> io::Result<TenantInfo> {
-    tenant(dir, tenant_arg(TenantCall::Show, name)?)
-}
-
-/// All of them.
-///
-/// # Errors
-/// As [`tenant_create`].
-pub fn tenants(dir: &File) -> io::Result<Vec<TenantInfo>> {
-    let mut all = Vec::new();
-    loop {
-        let arg = TenantArg { index: all.len() as u32, ..tenant_arg(TenantCall::Next, "")? };
-        match tenant(dir, arg) {
-            Ok(one) => all.push(one),
-            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => return Ok(all),
-            Err(e) => return Err(e),
-        }
-    }
-}
-
-/// Makes a tenant's root an ordinary directory.
-///
-/// # Errors
-/// As [`tenant_set`].
-pub fn tenant_remove(dir: &File, name: &str) -> io::Result<()> {
-    tenant(dir, tenant_arg(TenantCall::Remove, name)?).map(drop)
-}
-
-fn tenant_arg(call: TenantCall, name: &str) -> io::Result<TenantArg> {
-    let mut arg = TenantArg { call: call as u32, ..TenantArg::new_zeroed() };
-    put(&mut arg.name, name.as_bytes())?;
-    Ok(arg)
-}
-
 /// Text that leaves room for a zero behind it.
 fn put(room: &mut [u8], text: &[u8]) -> io::Result<()> {
     if text.len() >= room.len() || text.contains(&0) {
@@ -507,33 +367,6 @@ fn put(room: &mut [u8], text: &[u8]) -> io::Result<()> {
     }
     room[..text.len()].copy_from_slice(text);
     Ok(())
-}
-
-fn tenant(dir: &File, mut arg: TenantArg) -> io::Result<TenantInfo> {
-    let limits_inodes = arg.inodes_max > 0;
-    ask(dir, TENANT, &mut arg)?;
-    let knows = arg.mode & KNOWS_INODES != 0;
-    let text = |bytes: &[u8]| {
-        let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
-        String::from_utf8_lossy(&bytes[..end]).into_owned()
-    };
-    match arg.errno as i32 {
-        0 if limits_inodes && !knows => Err(io::Error::other(
-            "the server is of an older version, which knows no limit of inodes: the others are set",
-        )),
-        0 => Ok(TenantInfo {
-            name: text(&arg.name),
-            root: arg.root,
-            domain: arg.domain,
-            space: Some(arg.space).filter(|n| *n > 0),
-            used: arg.used,
-            inodes: arg.inodes,
-            inodes_max: Some(arg.inodes_max).filter(|n| *n > 0 && knows),
-            failed: arg.failed == 1,
-        }),
-        n @ (libc::EROFS | libc::EEXIST | libc::ENOENT) => Err(io::Error::from_raw_os_error(n)),
-        _ => Err(io::Error::other(text(&arg.text))),
-    }
 }
 
 /// What a mount was asked since it was made.

@@ -233,7 +233,8 @@ impl BraidFs {
         let Some(stale) = self.direct_writes.must_drop(id.ino(), offset, len) else { return Ok(Outcome::Reply) };
         let drop_pages = move |fs: &BraidFs, channel: &Channel| {
             let bytes = |page: u64| page.saturating_mul(PAGE);
-            channel.invalidate_range(id, bytes(stale.pages.start), bytes(stale.pages.end) - bytes(stale.pages.start));
+            let (from, to) = (bytes(stale.pages.start), bytes(stale.pages.end));
+            fs.drop_pages(id, Some((from, to - from)), channel);
             fs.direct_writes.dropped(id.ino(), &stale);
         };
         let settled = self.settle(req, Ok(Outcome::Reply));

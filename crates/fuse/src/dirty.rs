@@ -31,6 +31,14 @@ impl DirtyLimit {
         Self(settings.into().join("max_bytes"))
     }
 
+    /// Where the kernel has the settings of the connection, which it names by the number of the mount's device.
+    pub fn connection(&self) -> Option<PathBuf> {
+        let (major, minor) = self.0.parent()?.file_name()?.to_str()?.split_once(':')?;
+        let (major, minor): (u64, u64) = (major.parse().ok()?, minor.parse().ok()?);
+        let number = (minor & 0xff) | major << 8 | (minor & !0xff) << 12;
+        Some(PathBuf::from(format!("/sys/fs/fuse/connections/{number}")))
+    }
+
     /// Sets it for a volume whose smallest domain has so much room; how much the kernel may hold then, bytes.
     pub fn allow(&self, room_bytes: u64) -> u64 {
         let mut bytes = wanted(room_bytes);

@@ -17,6 +17,7 @@ use crate::flagged::Flagged;
 use crate::handles::Handles;
 use crate::listing::Listings;
 use crate::ops::{self, Durable, Samples, Syncs, TellDevices};
+use crate::pace::Pacer;
 use crate::profile::{Profile, Xattr};
 use crate::request::{Answer, Handled, Outcome, Request};
 use crate::room::Tight;
@@ -39,7 +40,7 @@ pub(crate) const MAX_IO_BYTES: u32 = 1 << 20;
 /// why so many.
 pub(crate) const MAX_BACKGROUND: u16 = 1024;
 /// From so many on it neither reads ahead nor writes back more than it must.
-const CONGESTED: u16 = 96;
+pub(crate) const CONGESTED: u16 = 96;
 
 /// Wanted of the kernel by default; it is granted what it knows.
 ///
@@ -158,6 +159,8 @@ pub(crate) struct BraidFs {
     /// Who writes there, on a mount without OPEN.
     pub(crate) dirty_grants: DirtyGrants,
     pub(crate) jobs: mpsc::Sender<Job>,
+    /// Requests that wait for a tenant's turn.
+    pub(crate) pacer: Arc<Pacer>,
     /// What is made durable before it is answered.
     pub(crate) durable: Durable,
     /// Which threads may wait for a device.
@@ -253,6 +256,7 @@ impl BraidFs {
             tight,
             dirty_grants: DirtyGrants::default(),
             jobs,
+            pacer: Arc::default(),
             durable: Durable::default(),
             syncs: Syncs::default(),
             scrub: Mutex::default(),
@@ -295,6 +299,7 @@ impl BraidFs {
 
     /// Closes all files and forgets all look-ups; the volume.
     pub(crate) fn into_volume(self) -> Arc<Volume> {
+        self.pacer.end();
         // stops it: it shares the volume
         drop(self.scrub.into_inner());
         drop(self.device_job.into_inner());

@@ -33,6 +33,7 @@ mod mount_table;
 mod node;
 mod opened;
 mod ops;
+mod pace;
 mod profile;
 mod request;
 mod requester;

@@ -28,7 +28,7 @@ use crate::counters::Line;
 use crate::fs::{BraidFs, Context, MAX_IO_BYTES, errno};
 use crate::node::WireId;
 use crate::request::{Answer, Handled, Outcome, Request};
-use crate::transport::Forgets;
+use crate::transport::{Forgets, Later};
 use braidfs::{Attr, Error, InodeNo};
 use crossbeam::utils::CachePadded;
 use rustix::io::Errno;
@@ -143,7 +143,7 @@ impl BraidFs {
     }
 
     /// Handles a request, or leaves it to the helper thread where it needs what FORGETs under way will give back.
-    pub(crate) fn serve(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
+    pub(crate) fn serve_now(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
         // a look-up of `.` is that of a file handle: what was just removed must not come back to life by it
         let early = match req.head.opcode {
             op::STATFS | op::SYNCFS => true,
@@ -177,18 +177,23 @@ impl BraidFs {
             wait(fs, later.channel());
             let mut out = Answer::new(MAX_IO_BYTES as usize);
             let handled = fs.handle(&req, &mut out, &later.context());
-            match handled {
-                Ok(Outcome::Reply) => {
-                    if !later.try_answer(&mut out) {
-                        fs.refused(req.head.opcode, out.body());
-                    }
-                }
-                Ok(Outcome::Deferred | Outcome::Silent) => later.taken(),
-                Err(e) => later.done(Err(e)),
-            }
+            fs.answer_later(&req, handled, later, &mut out);
         });
         // A job that cannot be handed over is dropped, and answers EIO.
         let _ = self.jobs.send(job);
+    }
+
+    /// Sends what became of a request that was put aside.
+    pub(crate) fn answer_later(&self, req: &Request<'_>, handled: Handled, later: Later, out: &mut Answer) {
+        match handled {
+            Ok(Outcome::Reply) => {
+                if !later.try_answer(out) {
+                    self.refused(req.head.opcode, out.body());
+                }
+            }
+            Ok(Outcome::Deferred | Outcome::Silent) => later.taken(),
+            Err(e) => later.done(Err(e)),
+        }
     }
 
     /// Serves what has come by the device, where rings carry the requests. The number of frames; `None`: the mount is gone.

@@ -109,6 +109,8 @@ struct Domain {
     becoming: Arc<Becoming>,
     /// What the kernel may hold of it was not written back since it became tight.
     unknown: AtomicBool,
+    /// Changes of its limit that [`BraidFs::limit_changed`] knows of.
+    changes: AtomicU64,
     /// Blocks that the kernel may hold dirty of the domain. Written when it becomes tight.
     held: CachePadded<AtomicU64>,
 }
@@ -185,7 +187,7 @@ impl BraidFs {
             && self.domain_index(ino).is_some_and(|d| self.tight.domains[d].tight.load(Ordering::Relaxed))
     }
 
-    fn domain_index(&self, ino: InodeNo) -> Option<usize> {
+    pub(crate) fn domain_index(&self, ino: InodeNo) -> Option<usize> {
         let d = usize::from(self.vol.domain_of(ino).ok()?.0);
         (d < self.tight.domains.len()).then_some(d)
     }
@@ -302,6 +304,13 @@ impl BraidFs {
     fn watch_domain(&self, d: usize, room: u64, channel: &Arc<Channel>) {
         let domain = &self.tight.domains[d];
         let held = domain.held.load(Ordering::Relaxed);
+        let changes = self.vol.limit_changes(DomainId(d as u16));
+        if domain.changes.load(Ordering::Relaxed) != changes {
+            // by the volume itself: a tenant is held to its soft limit, or no more
+            domain.changes.store(changes, Ordering::Relaxed);
+            let (id, channel) = (DomainId(d as u16), channel.clone());
+            let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.limit_changed(id, &channel)));
+        }
         if domain.tight.load(Ordering::Relaxed) {
             if room >= ROOMY * held {
                 domain.tight.store(false, Ordering::SeqCst);
@@ -345,7 +354,7 @@ impl BraidFs {
     }
 
     /// The files of the domain that the kernel knows.
-    fn known_files(&self, domain: usize) -> Vec<WireId> {
+    pub(crate) fn known_files(&self, domain: usize) -> Vec<WireId> {
         let files = self.vol.held_files(|ino| self.domain_index(ino) == Some(domain));
         files.into_iter().map(|f| WireId::new(f.ino, f.generation)).collect()
     }
@@ -377,11 +386,17 @@ impl BraidFs {
             self.met_guarded();
         }
         let asks = if self.negotiated.opens() {
-            (self.is_tight(attr.ino) || self.flagged.is_immutable(attr.ino)) && self.handles.has_cached_writer(attr.ino)
+            (self.is_asked(attr.ino) || self.flagged.is_immutable(attr.ino)) && self.handles.has_cached_writer(attr.ino)
         } else {
-            attr.kind() == FileKind::File && (self.is_tight(attr.ino) || attr.flags & (IMMUTABLE | APPEND) != 0)
+            attr.kind() == FileKind::File && (self.is_asked(attr.ino) || attr.flags & (IMMUTABLE | APPEND) != 0)
         };
         if asks { 0 } else { TTL_SECONDS }
+    }
+
+    /// Whether the kernel is to ask before each `write`: with little room, or where a tenant may write so much in a second
+    /// only ([`crate::pace`]).
+    fn is_asked(&self, ino: InodeNo) -> bool {
+        self.is_tight(ino) || self.vol.any_rates() && self.domain_index(ino).is_some_and(|d| self.paces_writes(d))
     }
 
     /// Whether the kernel may hold pages of the file that the volume has not seen.
@@ -526,7 +541,7 @@ impl BraidFs {
         if self.negotiated.opens() {
             self.write_back(domain, channel);
         } else {
-            self.known_files(domain).iter().for_each(|id| channel.invalidate(*id, true));
+            self.known_files(domain).iter().for_each(|id| self.drop_pages(*id, None, channel));
             self.tight.domains[domain].unknown.store(false, Ordering::SeqCst);
         }
         if let Some(bound) = bound {
@@ -551,6 +566,9 @@ impl BraidFs {
     pub(crate) fn limit_changed(&self, domain: DomainId, channel: &Arc<Channel>) {
         let changes = self.vol.limit_changes(domain);
         let d = usize::from(domain.0);
+        if let Some(place) = self.tight.domains.get(d) {
+            place.changes.store(changes, Ordering::Relaxed);
+        }
         if self.profile.cache == Cache::Back && d < self.domain_count() && self.is_limited(d) {
             let place = &self.tight.domains[d];
             let room = self.vol.domain_room(domain);
@@ -582,7 +600,7 @@ impl BraidFs {
     /// only.
     fn write_back(&self, domain: usize, channel: &Channel) {
         for id in self.handles.take_promised(|ino| self.domain_index(ino) == Some(domain)) {
-            channel.invalidate(id, true);
+            self.drop_pages(id, None, channel);
         }
     }
 
@@ -590,7 +608,7 @@ impl BraidFs {
     /// only.
     fn write_back_granted(&self, channel: &Channel) -> Left {
         let writing = self.dirty_grants.write_back();
-        writing.files.iter().for_each(|id| channel.invalidate(*id, true));
+        writing.files.iter().for_each(|id| self.drop_pages(*id, None, channel));
         self.dirty_grants.written_back(writing)
     }
 }

@@ -19,6 +19,7 @@ use crate::dirty::DirtyLimit;
 use crate::fs::{BraidFs, Context, Job, MAX_IO_BYTES, Negotiated, negotiate};
 use crate::latency::{self, Served};
 use crate::mount::MountConfig;
+use crate::pace::{self, Pacer};
 use crate::profile::Profile;
 use crate::request::{Answer, Outcome, Request};
 use crate::slow::Asked;
@@ -100,10 +101,18 @@ impl Fresh {
         Self { fs, work }
     }
 
+    /// Requests of tenants may wait, where there are such.
+    fn raise_threshold(&self) {
+        if self.fs.vol.any_rates() {
+            self.fs.raise_threshold();
+        }
+    }
+
     /// For a mount that was just made.
     pub fn new(vol: Arc<Volume>, negotiated: Negotiated, cfg: &MountConfig, dirty: Option<DirtyLimit>) -> Self {
         let mut fresh = Self::of(vol, negotiated, cfg);
         fresh.fs.allow_dirty(dirty);
+        fresh.raise_threshold();
         fresh.fs.counters = Arc::new(Counters::new(cfg.slow));
         fresh.fs.durable.set(Some(cfg.sync), Some(cfg.dirsync));
         fresh
@@ -123,6 +132,7 @@ impl Fresh {
     ) -> Result<Self, String> {
         let mut fresh = Self::of(vol, negotiated, cfg);
         fresh.fs.dirty = dirty;
+        fresh.raise_threshold();
         fresh.fs.counters = counters.unwrap_or_else(|| Arc::new(Counters::new(cfg.slow)));
         old::restore(&mut fresh.fs, front)?;
         Ok(fresh)
@@ -165,13 +175,13 @@ pub(crate) fn run(fresh: Fresh, service: Service<'_>, ready: impl FnOnce()) -> R
     // With rings one more, which reads what stays at the device.
     let threads = if at_device { at_device_threads(cfg) } else { rings.len() + 1 };
     let latency = cfg.latency;
-    let (counters, upgrades) = (fs.counters.clone(), fs.upgrades.clone());
+    let (counters, upgrades, pacer) = (fs.counters.clone(), fs.upgrades.clone(), fs.pacer.clone());
     let fs = Arc::new(fs);
     // By one CPU alone nothing is gained.
     let for_large = if rings.len() > 1 { rings.len().min(LARGE_THREADS) } else { 0 };
-    // One slot per serving thread, one for the helper, those for large requests, one for metrics.
+    // One slot per serving thread, one for the helper, those for large requests, one for metrics, those for what was parked.
     let slots: Vec<Slot> =
-        (0..=threads + for_large + 1).map(|_| CachePadded::new(Mutex::new(Some(fs.clone())))).collect();
+        (0..=threads + for_large + 1 + pace::THREADS).map(|_| CachePadded::new(Mutex::new(Some(fs.clone())))).collect();
     drop(fs);
     let served = Served::new(threads);
     let (closed, kept) = (Mutex::<_, rank::Closing>::new(None), Mutex::<_, rank::Closing>::new(None));
@@ -238,6 +248,10 @@ pub(crate) fn run(fresh: Fresh, service: Service<'_>, ready: impl FnOnce()) -> R
                 let text = move || slot.lock().as_ref().map(|fs| openmetrics::text(&fs.sample(false)));
                 spawn_thread(scope, "fuse-metrics".into(), move || listener.serve(&metrics_end, text))?;
             }
+            for i in 0..pace::THREADS {
+                let (slot, pacer) = (&slots[threads + for_large + 2 + i], pacer.clone());
+                spawn_thread(scope, format!("fuse-paced-{i}"), move || serve_paced(slot, &pacer))?;
+            }
             spawn_thread(scope, "fuse-latency".into(), move || latency::watch(latency, at_device, served, &end))?;
             Ok(())
         };
@@ -270,6 +284,8 @@ pub(crate) fn run(fresh: Fresh, service: Service<'_>, ready: impl FnOnce()) -> R
                     if let Some(mut fs) = empty(slots) {
                         // the helper ends
                         fs.jobs = mpsc::channel().0;
+                        // and those that serve what was put aside: nothing is
+                        fs.pacer.end();
                         stopped = Some((Box::new(fs), prepared));
                     } else {
                         prepared.refuse("the file system is still in use");
@@ -651,6 +667,17 @@ fn settle(last: &Server<'_>, let_go: impl Fn() -> bool) -> Settled {
             return Settled::Gone;
         }
     }
+}
+
+/// Serves requests of tenants when their turn has come.
+fn serve_paced(slot: &Slot, pacer: &Pacer) {
+    let mut out = Answer::of_pages(MAX_IO_BYTES as usize);
+    pacer.run(|turned| {
+        // Dropped where the volume is closed, it answers EIO.
+        if let Some(fs) = &*slot.lock() {
+            fs.serve_turned(turned, &mut out);
+        }
+    });
 }
 
 /// Takes the file system out of all slots, waiting for the operations under way. `None`: somebody else has it, too.

@@ -36,6 +36,7 @@ impl Args {
     pub fn default_braidfs(&mut self, program: PathBuf) {
         let lab = match &mut self.command {
             Some(Cmd::Aging(aging)) => &mut aging.lab,
+            Some(Cmd::Isolation(isolation)) => &mut isolation.lab,
             _ => &mut self.run.lab,
         };
         lab.braidfs.get_or_insert(program);
@@ -62,6 +63,11 @@ enum Cmd {
     Speed(crate::speed::Args),
     /// Fill file systems, overwrite and churn until several times the free space is written: what became of them?
     Aging(Box<crate::aging::Args>),
+    /// What a tenant keeps of its speed beside a neighbour: alone and beside five floods, with spread
+    Isolation(Box<crate::isolation::Args>),
+    /// Not for people: a neighbour of that
+    #[command(hide = true)]
+    Neighbour(crate::isolation::NeighbourArgs),
     /// Not for people: one worker
     #[command(hide = true)]
     Worker,
@@ -159,6 +165,8 @@ pub fn main(args: &Args, before: &[&str]) -> Result<u8> {
         #[cfg(feature = "braidfs")]
         Some(Cmd::Speed(a)) => crate::speed::main(a).map(|()| 0),
         Some(Cmd::Aging(a)) => crate::aging::main(a, before).map(|()| 0),
+        Some(Cmd::Isolation(a)) => crate::isolation::main(a, before).map(|()| 0),
+        Some(Cmd::Neighbour(a)) => crate::isolation::neighbour(a).map(|()| 0),
         Some(Cmd::Worker) => Ok(worker::main()),
         Some(Cmd::Hold { command }) => target::hold(command).map(|()| 0),
     }

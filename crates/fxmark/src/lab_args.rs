@@ -1,11 +1,12 @@
 //! Arguments that say what file systems are made of and with what: the same for all subcommands that make some.
 
-use crate::run;
+use crate::cli::FILL_MAX;
 use crate::target::{Lab, Media, MediaKind, Target};
-use crate::{Error, Result};
+use crate::{Error, Result, run, sys};
 use clap::ValueEnum;
 use std::ffi::OsString;
 use std::path::PathBuf;
+use tempfile::TempDir;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum MediaArg {
@@ -71,6 +72,28 @@ impl LabArgs {
             (None, MediaArg::Ram) => MediaKind::Ram,
             (None, MediaArg::Zram) => MediaKind::Zram,
         }
+    }
+
+    /// A directory for mount points, which only this process sees, and the device, where one of the targets needs one. `instead`:
+    /// what else may be done who is not root.
+    pub(crate) fn prepare(&self, targets: &[Target], size: u64, instead: &str) -> Result<(TempDir, Option<Media>)> {
+        let root = rustix::process::geteuid().is_root();
+        if !root && let Some(t) = targets.iter().find(|t| t.needs_root() && **t != Target::Library) {
+            return Err(Error::Usage(format!("{t}: only root can make file systems: be root, or {instead}")));
+        }
+        if root {
+            sys::private_mounts().map_err(|e| Error::io("making the mounts private", e))?;
+        }
+        let dir =
+            tempfile::Builder::new().prefix("fxmark-").tempdir().map_err(|e| Error::io("making a directory", e))?;
+        let kind = match self.kind() {
+            // the library needs no block device
+            MediaKind::Loop(dir) if !root => MediaKind::File(dir),
+            kind => kind,
+        };
+        let needs = targets.iter().any(Target::needs_device);
+        let media = needs.then(|| Media::make(&kind, size, size <= FILL_MAX, dir.path())).transpose()?;
+        Ok((dir, media))
     }
 
     /// The place where file systems are made; `before` as in [`crate::cli::main`].

@@ -18,6 +18,7 @@ pub mod cli;
 pub mod error;
 pub mod external;
 pub mod fs;
+pub mod isolation;
 pub mod lab_args;
 pub mod names;
 pub mod report;

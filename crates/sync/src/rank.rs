@@ -109,6 +109,8 @@ ranks! {
     DeviceJob = -1, "device job" 0, One, (): "change of devices";
     /// Trims under way.
     Trims = -1, "trims" 0, One, (): "trims";
+    /// Requests that wait for a tenant's turn.
+    Paced = -1, "paced" 0, One, (): "parked requests";
     /// Answers that are held back while a domain becomes tight.
     HeldBack = -1, "held back" 0, One, (): "answers held back";
 
@@ -290,6 +292,8 @@ ranks! {
     SlowLog = 11, "slow operations" 0, One, (): "log of slow operations";
     /// Samples that are fetched in parts.
     Samples = 11, "samples" 0, One, (): "kept samples";
+    /// What a tenant has asked of the device, and who waits for it.
+    Budget = 11, "budget" 0, One, (): "meter of a tenant";
     /// Answers for a ring: any thread may give one.
     Mailbox = 11, "mailbox" 0, One, (): "mailbox of a ring";
 }

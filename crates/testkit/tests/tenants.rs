@@ -513,7 +513,7 @@ fn a_second_attempt_at_a_domain_keeps_it_for_tenants() {
 }
 
 fn inodes(space: Option<u64>, inodes: u64) -> TenantBudget {
-    TenantBudget { space, inodes: Some(inodes) }
+    TenantBudget { space, inodes: Some(inodes), ..TenantBudget::default() }
 }
 
 /// Inodes that a tenant has.

@@ -7,7 +7,7 @@ use braidfs::{JournalReplay, MkfsOptions};
 use braidfs_device::{BLOCK_BYTES, SparseDevice};
 use braidfs_format::BlockAddr;
 use braidfs_format::dentry::Dentry;
-use braidfs_format::domain::DomainHeader;
+use braidfs_format::domain::{DomainHeader, TenantRate};
 use braidfs_format::inode::{Content, Extent, Inode, Link};
 use braidfs_format::name::FileName;
 use braidfs_format::node::{DIR, REMOTE, USED};
@@ -307,13 +307,20 @@ fn bind(m: &mut Model, d: usize, path: &str, name: &str, change: impl FnOnce(&mu
 #[test]
 fn tenants_fields_are_looked_at() {
     type Damage = fn(&mut DomainHeader);
-    let cases: [(Damage, Option<(&str, u64)>); 9] = [
+    let cases: [(Damage, Option<(&str, u64)>); 16] = [
         (|h| h.tenant_name = [0; 64], Some(("tenant-1", 300))),
         (|h| h.tenant_name[1] = b'/', Some(("tenant-1", 300))),
         (|h| h.tenant_name[0] = 0xff, Some(("tenant-1", 300))),
         (|h| h.tenant_name[63] = b'x', Some(("tenant-1", 300))),
         (|h| h.tenant_blocks = 255.into(), Some(("one", 256))),
         (|h| h.tenant_inodes = ((1 << 56) + 1).into(), Some(("one", 300))),
+        (|h| h.tenant_rates[1].per_second = ((1 << 50) + 1).into(), Some(("one", 300))),
+        (|h| h.tenant_rates[3].burst = u64::MAX.into(), Some(("one", 300))),
+        (|h| h.tenant_rates[2].burst = 1.into(), Some(("one", 300))),
+        (|h| h.tenant_soft_blocks = 255.into(), Some(("one", 300))),
+        (|h| h.tenant_soft_blocks = 301.into(), Some(("one", 300))),
+        (|h| h.tenant_grace = 7.into(), Some(("one", 300))),
+        (|h| h.tenant_soft_since = 7.into(), Some(("one", 300))),
         (|h| h.tenant_root = 0.into(), None),
         (|h| h.tenant_root = InodeNo::ROOT.0.into(), None),
         (|h| h.tenant_generation = (h.tenant_generation.get() + 1).into(), None),
@@ -321,7 +328,12 @@ fn tenants_fields_are_looked_at() {
     let base = populated();
     let mut m = model(&base);
     bind(&mut m, 1, "a", "one", |_| ());
-    bind(&mut m, 2, "a/b", "two", |h| (h.tenant_blocks, h.tenant_inodes) = (0.into(), 1.into()));
+    bind(&mut m, 2, "a/b", "two", |h| {
+        (h.tenant_blocks, h.tenant_inodes) = (0.into(), 1.into());
+        (h.tenant_soft_blocks, h.tenant_soft_since, h.tenant_grace) = (256.into(), 1.into(), 0.into());
+        h.tenant_rates[0].per_second = (1 << 50).into();
+        h.tenant_rates[0].burst = (1 << 50).into();
+    });
     repair::write(&mut m).unwrap();
     assert_eq!(run(&base, &FORCE).findings, vec![]);
     assert!(agree(&base));
@@ -336,7 +348,11 @@ fn tenants_fields_are_looked_at() {
         let after = run(&dev, &FORCE);
         assert_eq!((after.findings, after.dirs), (vec![], 4), "{i}");
         let h = model(&dev).domains[1].header.unwrap();
-        assert_eq!(h.tenant_inodes.get(), 0, "{i}");
+        assert_eq!(
+            (h.tenant_inodes.get(), h.tenant_rates, h.tenant_soft_blocks.get()),
+            (0, [TenantRate::default(); 4], 0),
+            "{i}"
+        );
         let is = (h.tenant_root.get() > 0).then(|| (h.tenant_name_str(), h.tenant_blocks.get()));
         assert_eq!(is, left.map(|(n, b)| (n.to_owned(), b)), "{i}");
     }

@@ -1,7 +1,7 @@
 //! Rules of what a domain's header says of a tenant.
 
 use braidfs_format::InodeNo;
-use braidfs_format::domain::DomainHeader;
+use braidfs_format::domain::{DomainHeader, TENANT_RATE_MAX, TENANT_RATES, TenantRate};
 use braidfs_format::node::{DIR, NodeEntry};
 use std::collections::HashSet;
 
@@ -21,12 +21,21 @@ pub enum Wrong {
     Limit(String),
     /// The limit of inodes is none.
     Inodes(String),
+    /// A rate is none; which one.
+    Rate(usize, String),
+    /// The soft limit is none.
+    Soft(String),
 }
 
 impl Wrong {
     /// The finding in words, for people.
     pub fn why(self) -> String {
-        let (Self::Root(why) | Self::Name(why) | Self::Limit(why) | Self::Inodes(why)) = self;
+        let (Self::Root(why)
+        | Self::Name(why)
+        | Self::Limit(why)
+        | Self::Inodes(why)
+        | Self::Rate(_, why)
+        | Self::Soft(why)) = self;
         why
     }
 }
@@ -58,7 +67,8 @@ pub fn rootless(h: &DomainHeader) -> String {
 pub fn fields(h: &DomainHeader, owner: impl Fn(InodeNo) -> Option<u16>, mut wrong: impl FnMut(Wrong)) {
     let root = h.tenant_root.get();
     let blank = h.tenant_generation.get() == 0 && h.tenant_blocks.get() == 0 && h.tenant_name == [0; 64];
-    let blank = blank && h.tenant_inodes.get() == 0;
+    let blank = blank && h.tenant_inodes.get() == 0 && h.tenant_rates == [TenantRate::default(); 4];
+    let blank = blank && soft(h) == (0, 0, 0);
     if root == 0 {
         if !blank {
             wrong(Wrong::Root("a tenant without a directory".into()));
@@ -79,6 +89,22 @@ pub fn fields(h: &DomainHeader, owner: impl Fn(InodeNo) -> Option<u16>, mut wron
     if inodes > INODES_MAX {
         wrong(Wrong::Inodes(format!("the tenant's limit is {inodes} inodes")));
     }
+    for (i, (rate, name)) in h.tenant_rates.iter().zip(TENANT_RATES).enumerate() {
+        let (per_second, burst) = (rate.per_second.get(), rate.burst.get());
+        let holds = per_second <= TENANT_RATE_MAX && burst <= TENANT_RATE_MAX && (per_second > 0 || burst == 0);
+        if !holds {
+            wrong(Wrong::Rate(i, format!("the tenant's {name} is {per_second}, at once {burst}")));
+        }
+    }
+    let (most, since, grace) = soft(h);
+    if most > 0 && (most < BLOCKS_MIN || blocks > 0 && most > blocks) || most == 0 && (since, grace) != (0, 0) {
+        wrong(Wrong::Soft(format!("the tenant's soft limit is {most} blocks, exceeded since {since}")));
+    }
+}
+
+/// The soft limit, since when it is exceeded, and for how long it may be.
+fn soft(h: &DomainHeader) -> (u64, u64, u32) {
+    (h.tenant_soft_blocks.get(), h.tenant_soft_since.get(), h.tenant_grace.get())
 }
 
 /// Whether a field holds a name as the engine takes it, padded with zeros.
@@ -95,6 +121,18 @@ pub fn clear(h: &mut DomainHeader) {
     (h.tenant_root, h.tenant_generation, h.tenant_blocks) = (0.into(), 0.into(), 0.into());
     h.tenant_inodes = 0.into();
     h.tenant_name = [0; 64];
+    h.tenant_rates = [TenantRate::default(); 4];
+    no_soft_limit(h);
+}
+
+/// Takes a rate away: which one it was nobody knows.
+pub fn unlimited_rate(h: &mut DomainHeader, which: usize) {
+    h.tenant_rates[which] = TenantRate::default();
+}
+
+/// Takes the soft limit away, the hard one stays.
+pub fn no_soft_limit(h: &mut DomainHeader) {
+    (h.tenant_soft_blocks, h.tenant_soft_since, h.tenant_grace) = (0.into(), 0.into(), 0.into());
 }
 
 /// Gives the tenant another name.
@@ -112,4 +150,7 @@ pub fn unlimited_inodes(h: &mut DomainHeader) {
 /// Sets the limit to the least there is.
 pub fn least(h: &mut DomainHeader) {
     h.tenant_blocks = BLOCKS_MIN.into();
+    if h.tenant_soft_blocks.get() > BLOCKS_MIN {
+        no_soft_limit(h);
+    }
 }

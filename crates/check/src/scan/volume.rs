@@ -254,6 +254,8 @@ fn check_tenants(m: &mut Model) {
                 Wrong::Name(_) => tenant::rename(&mut h, &free_name(m, i)),
                 Wrong::Limit(_) => tenant::least(&mut h),
                 Wrong::Inodes(_) => tenant::unlimited_inodes(&mut h),
+                Wrong::Rate(which, _) => tenant::unlimited_rate(&mut h, which),
+                Wrong::Soft(_) => tenant::no_soft_limit(&mut h),
             }
             log.add(codes::TENANT, None, w.why());
         }

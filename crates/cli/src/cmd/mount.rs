@@ -208,6 +208,7 @@ fn volume_options(spec: &MountSpec, default_commit: Duration) -> MountOptions {
         lazytime: spec.lazytime,
         cache_bytes: spec.cache_bytes,
         cached_above: true,
+        paced_above: true,
         discard: spec.discard,
         defragment: !spec.nodefrag,
         ..MountOptions::default()

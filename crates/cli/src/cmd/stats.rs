@@ -69,6 +69,8 @@ struct More {
     pid_namespace: u64,
     /// Who asks may not know of the processes of others, nor why a domain failed.
     restricted: bool,
+    /// Requests that wait for their tenant's turn.
+    parked: u64,
     tenants: Vec<Tenant>,
 }
 
@@ -187,7 +189,7 @@ impl Report {
                 p999_ns: times.quantile(0.999).unwrap_or(p50_ns),
             });
         }
-        let Sample { layout, version, uptime_ns, uuid, label, domains, cache, tenants, .. } = now;
+        let Sample { layout, version, uptime_ns, uuid, label, domains, cache, tenants, parked, .. } = now;
         let Sample { processes, pid_namespace, restricted, .. } = now;
         self.more = Some(More {
             layout,
@@ -200,6 +202,7 @@ impl Report {
             processes,
             pid_namespace,
             restricted,
+            parked,
             tenants,
         });
     }

@@ -2,13 +2,15 @@
 
 use crate::failure::{Failure, Outcome, host_error};
 use crate::{mountinfo, text};
-use braidfs_fuse::control::{self, TenantInfo};
+use braidfs::{Rate, RateUse, SoftLimit, TenantBudget, Timestamp};
+use braidfs_fuse::control::{self, TenantChange, TenantInfo};
 use rustix::io::Errno;
 use serde::Serialize;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Give a directory tree of a mounted volume a domain and limits of its own
 #[derive(Debug, clap::Args)]
@@ -17,11 +19,16 @@ use std::path::{Path, PathBuf};
     braidfs tenant set --space 30G /mnt web         more, while it is in use\n  \
     braidfs tenant set --space none /mnt web        as much as the volume has\n  \
     braidfs tenant set --inodes 100000 /mnt web     files, directories and links, its own directory among them\n  \
+    braidfs tenant set --soft-space 15G --grace 3d /mnt web   more than 15 GiB for three days only\n  \
+    braidfs tenant set --write-bps 100M/200M /mnt web         100 MiB a second, after a pause 200 MiB at once\n  \
+    braidfs tenant set --read-iops 500 --write-iops none /mnt web\n  \
     braidfs tenant list /mnt\n  \
     braidfs tenant remove /mnt web                  an ordinary directory from now on, with all that is in it\n\n\
     What is made below the directory of a tenant lies in a domain of its own: a journal, an allocator and transactions that\n\
     no other tenant shares. What is moved there from elsewhere counts where it lies. `df` in the directory shows the\n\
-    tenant's numbers, as `df -i` does, and ENOSPC comes at its limits. Root may, and who mounted the volume.")]
+    tenant's numbers, as `df -i` does, and ENOSPC comes at its limits. Root may, and who mounted the volume.\n\n\
+    Rates are what the device is asked: what memory serves is free. Who wants more waits, and nobody else does. A soft limit\n\
+    may be exceeded for its grace; then it is a hard one until less is in use.")]
 pub struct Args {
     #[command(subcommand)]
     call: Call,
@@ -40,6 +47,8 @@ enum Call {
         /// Most inodes that it may have, its directory among them: 1000, or none
         #[arg(long, value_parser = parse_number, value_name = "N", default_value = "none")]
         inodes: Limit,
+        #[command(flatten)]
+        more: More,
         /// The result as JSON
         #[arg(long)]
         json: bool,
@@ -47,7 +56,10 @@ enum Call {
         directory: PathBuf,
     },
     /// Change limits of a tenant, while it is in use
-    #[command(group = clap::ArgGroup::new("limits").args(["space", "inodes"]).required(true).multiple(true))]
+    #[command(group = clap::ArgGroup::new("limits")
+        .args(["space", "inodes", "soft_space", "read_bps", "write_bps", "read_iops", "write_iops"])
+        .required(true)
+        .multiple(true))]
     Set {
         /// Most that it may use: 64M, 10G, or none
         #[arg(long, value_parser = parse, value_name = "SIZE")]
@@ -55,6 +67,8 @@ enum Call {
         /// Most inodes that it may have, its directory among them: 1000, or none
         #[arg(long, value_parser = parse_number, value_name = "N")]
         inodes: Option<Limit>,
+        #[command(flatten)]
+        more: More,
         /// The result as JSON
         #[arg(long)]
         json: bool,
@@ -88,6 +102,76 @@ enum Call {
         /// The tenant
         name: String,
     },
+}
+
+/// Limits that both take.
+#[derive(Debug, clap::Args)]
+struct More {
+    /// More than this it may use for a while only: 64M, 10G, or none
+    #[arg(long, value_parser = parse, value_name = "SIZE")]
+    soft_space: Option<Limit>,
+    /// For how long: 30s, 12h, 7d
+    #[arg(long, value_parser = parse_time, value_name = "TIME", default_value = "7d", requires = "soft_space")]
+    grace: Duration,
+    /// Most bytes a second that it may read, and how many at once after a pause: 100M, 100M/200M, or none
+    #[arg(long, value_parser = parse_bps, value_name = "RATE[/BURST]")]
+    read_bps: Option<RateLimit>,
+    /// Most bytes a second that it may write
+    #[arg(long, value_parser = parse_bps, value_name = "RATE[/BURST]")]
+    write_bps: Option<RateLimit>,
+    /// Most requests a second that it may read by: 500, 500/1000, or none
+    #[arg(long, value_parser = parse_iops, value_name = "RATE[/BURST]")]
+    read_iops: Option<RateLimit>,
+    /// Most requests a second that it may write by
+    #[arg(long, value_parser = parse_iops, value_name = "RATE[/BURST]")]
+    write_iops: Option<RateLimit>,
+}
+
+impl More {
+    fn soft(&self) -> Option<Option<SoftLimit>> {
+        self.soft_space.map(|l| l.0.map(|space| SoftLimit { space, grace: self.grace }))
+    }
+
+    fn rates(&self) -> [Option<Option<Rate>>; 4] {
+        [self.read_bps, self.write_bps, self.read_iops, self.write_iops].map(|r| r.map(|r| r.0))
+    }
+}
+
+/// A rate, if there is a limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct RateLimit(Option<Rate>);
+
+fn parse_bps(text: &str) -> Result<RateLimit, String> {
+    parse_rate(text, text::parse_size)
+}
+
+fn parse_iops(text: &str) -> Result<RateLimit, String> {
+    parse_rate(text, |n| n.parse().map_err(|_| "a number of requests, or none".into()))
+}
+
+fn parse_rate(text: &str, number: impl Fn(&str) -> Result<u64, String>) -> Result<RateLimit, String> {
+    if text == "none" {
+        return Ok(RateLimit(None));
+    }
+    let (rate, burst) = text.split_once('/').map_or((text, None), |(rate, burst)| (rate, Some(burst)));
+    let positive = |text| match number(text)? {
+        0 => Err("0 is no limit: write none, or what may be had in a second".to_owned()),
+        n => Ok(n),
+    };
+    Ok(RateLimit(Some(Rate { per_second: positive(rate)?, burst: burst.map(positive).transpose()? })))
+}
+
+fn parse_time(text: &str) -> Result<Duration, String> {
+    let why = || "a time is a number and s, m, h or d: 30s, 12h, 7d".to_owned();
+    let (number, unit) = text.split_at_checked(text.len().saturating_sub(1)).ok_or_else(why)?;
+    let seconds = match unit {
+        "s" => 1,
+        "m" => 60,
+        "h" => 3600,
+        "d" => 86400,
+        _ => return Err(why()),
+    };
+    number.parse::<u64>().ok().and_then(|n| n.checked_mul(seconds)).map(Duration::from_secs).ok_or_else(why)
 }
 
 /// Bytes or inodes, if there is a limit.
@@ -127,24 +211,98 @@ struct Report {
     inodes: u64,
     /// Most inodes that it may have, if there is a limit.
     inodes_max: Option<u64>,
+    /// A limit that may be exceeded for a while, bytes.
+    soft_space: Option<u64>,
+    /// For how long.
+    grace_seconds: Option<u64>,
+    /// Since when it is, seconds since 1970.
+    soft_exceeded_since: Option<u64>,
+    /// For longer than that: it is a hard limit now.
+    grace_is_over: bool,
+    rates: Rates,
     /// Its domain is read-only.
     failed: bool,
 }
 
+/// In the order of the options.
+#[derive(Serialize)]
+struct Rates {
+    read_bps: Option<Limited>,
+    write_bps: Option<Limited>,
+    read_iops: Option<Limited>,
+    write_iops: Option<Limited>,
+    read: Used,
+    written: Used,
+}
+
+#[derive(Serialize)]
+struct Limited {
+    per_second: u64,
+    /// At once after a pause.
+    burst: u64,
+}
+
+/// Since the mount, while there was a rate.
+#[derive(Serialize)]
+struct Used {
+    bytes: u64,
+    requests: u64,
+    /// Asked of the device in the background; the next ones wait for that.
+    debt_bytes: u64,
+    debt_requests: u64,
+    /// Calls that waited, and how long all of them did.
+    waits: u64,
+    waited_seconds: f64,
+}
+
+impl From<RateUse> for Used {
+    fn from(u: RateUse) -> Self {
+        let RateUse { bytes, requests, debt: [debt_bytes, debt_requests], waits, waited } = u;
+        Self { bytes, requests, debt_bytes, debt_requests, waits, waited_seconds: waited.as_secs_f64() }
+    }
+}
+
 impl From<TenantInfo> for Report {
     fn from(t: TenantInfo) -> Self {
-        let TenantInfo { name, root, domain, space, used, inodes, inodes_max, failed } = t;
-        Self { name, domain, root, space, used, inodes, inodes_max, failed }
+        let limited = |r: Option<Rate>| r.map(|r| Limited { per_second: r.per_second, burst: r.burst() });
+        let r = t.rates;
+        Self {
+            name: t.name,
+            domain: t.domain,
+            root: t.root,
+            space: t.space,
+            used: t.used,
+            inodes: t.inodes,
+            inodes_max: t.inodes_max,
+            soft_space: t.soft_space.map(|s| s.space),
+            grace_seconds: t.soft_space.map(|s| s.grace.as_secs()),
+            soft_exceeded_since: t.soft_exceeded_since,
+            grace_is_over: t.grace_is_over,
+            rates: Rates {
+                read_bps: limited(r.read_bps),
+                write_bps: limited(r.write_bps),
+                read_iops: limited(r.read_iops),
+                write_iops: limited(r.write_iops),
+                read: t.read.into(),
+                written: t.written.into(),
+            },
+            failed: t.failed,
+        }
     }
 }
 
 pub fn run(args: &Args) -> Outcome {
     match &args.call {
-        Call::Create { name, space, inodes, json, directory } => {
-            create(directory, name.as_deref(), (*space, *inodes), *json)
+        Call::Create { name, space, inodes, more, json, directory } => {
+            let [read_bps, write_bps, read_iops, write_iops] = more.rates().map(Option::flatten);
+            let rates = braidfs::Rates { read_bps, write_bps, read_iops, write_iops };
+            let budget = TenantBudget { space: space.0, inodes: inodes.0, soft_space: more.soft().flatten(), rates };
+            create(directory, name.as_deref(), &budget, *json)
         }
-        Call::Set { space, inodes, json, mountpoint, name } => {
-            let set = control::tenant_set(&open(mountpoint)?, name, space.map(|l| l.0), inodes.map(|l| l.0));
+        Call::Set { space, inodes, more, json, mountpoint, name } => {
+            let (space, inodes) = (space.map(|l| l.0), inodes.map(|l| l.0));
+            let change = TenantChange { space, inodes, soft_space: more.soft(), rates: more.rates() };
+            let set = control::tenant_set(&open(mountpoint)?, name, &change);
             tell(&set.map_err(|e| refused(mountpoint, name, &e))?.into(), *json)
         }
         Call::Show { json, mountpoint, name } => {
@@ -167,7 +325,7 @@ pub fn run(args: &Args) -> Outcome {
     }
 }
 
-fn create(directory: &Path, name: Option<&str>, (space, inodes): (Limit, Limit), json: bool) -> Outcome {
+fn create(directory: &Path, name: Option<&str>, budget: &TenantBudget, json: bool) -> Outcome {
     let path = mountinfo::absolute(directory);
     let (Some(parent), Some(entry)) = (path.parent(), path.file_name()) else {
         return Err(Failure::at("cannot make a tenant of", directory.display(), "it has no name"));
@@ -182,7 +340,7 @@ fn create(directory: &Path, name: Option<&str>, (space, inodes): (Limit, Limit),
             ));
         }
     };
-    let made = control::tenant_create(&open(parent)?, OsStr::as_bytes(entry), name, space.0, inodes.0);
+    let made = control::tenant_create(&open(parent)?, OsStr::as_bytes(entry), name, budget);
     let made = made.map_err(|e| match Errno::from_io_error(&e) {
         Some(Errno::EXIST) => {
             let why =
@@ -226,7 +384,38 @@ fn tell(t: &Report, json: bool) -> Outcome {
         text::size(t.used),
         t.inodes
     ))?;
+    tell_soft(t)?;
+    tell_rates("read", (&t.rates.read_bps, &t.rates.read_iops), &t.rates.read)?;
+    tell_rates("written", (&t.rates.write_bps, &t.rates.write_iops), &t.rates.written)?;
     Ok(0)
+}
+
+fn tell_soft(t: &Report) -> Result<(), Failure> {
+    let (Some(soft), Some(grace)) = (t.soft_space, t.grace_seconds) else { return Ok(()) };
+    let since = |since: u64| text::time(Timestamp { sec: i64::try_from(since).unwrap_or(0), nsec: 0 });
+    let state = match (t.soft_exceeded_since, t.grace_is_over) {
+        (None, _) => format!("for {grace} s"),
+        (Some(at), false) => format!("exceeded since {}, a hard limit from {} on", since(at), since(at + grace)),
+        (Some(at), true) => format!("exceeded since {}: held to it until less is in use", since(at)),
+    };
+    crate::say(format_args!("  soft limit {}, {state} (UTC)", text::size(soft)))
+}
+
+fn tell_rates(what: &str, (bps, iops): (&Option<Limited>, &Option<Limited>), used: &Used) -> Result<(), Failure> {
+    if bps.is_none() && iops.is_none() {
+        return Ok(());
+    }
+    let bytes = bps.as_ref().map(|l| format!("{} a second, {} at once", text::size(l.per_second), text::size(l.burst)));
+    let requests = iops.as_ref().map(|l| format!("{} requests a second, {} at once", l.per_second, l.burst));
+    let limits: Vec<String> = bytes.into_iter().chain(requests).collect();
+    crate::say(format_args!(
+        "  {what}: at most {}; so far {} in {}, {} waited, together {:.1} s",
+        limits.join(", "),
+        text::size(used.bytes),
+        text::count(used.requests, "request", "requests"),
+        text::count(used.waits, "call", "calls"),
+        used.waited_seconds
+    ))
 }
 
 fn say_json<T: Serialize>(what: &T) -> Outcome {
@@ -244,6 +433,26 @@ mod tests {
         assert_eq!(parse_number("none"), Ok(Limit(None)));
         assert_eq!(parse_number("64"), Ok(Limit(Some(64))));
         assert!(parse_number("0").is_err() && parse_number("many").is_err() && parse_number("-1").is_err());
+    }
+
+    #[test]
+    fn a_rate_has_a_burst_or_none() {
+        let rate = |per_second, burst| Ok(RateLimit(Some(Rate { per_second, burst })));
+        assert_eq!(parse_bps("none"), Ok(RateLimit(None)));
+        assert_eq!(parse_bps("100M"), rate(100 << 20, None));
+        assert_eq!(parse_bps("100M/1G"), rate(100 << 20, Some(1 << 30)));
+        assert_eq!(parse_iops("500/7"), rate(500, Some(7)));
+        for wrong in ["0", "/", "1M/", "1M/0", "1M/2M/3M", "much", "-1", ""] {
+            assert!(parse_bps(wrong).is_err() && parse_iops(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_time_has_a_unit() {
+        assert_eq!(["30s", "2m", "12h", "7d"].map(|t| parse_time(t).unwrap().as_secs()), [30, 120, 43_200, 604_800]);
+        for wrong in ["", "7", "d", "-1d", "1.5h", "7w", "999999999999999999d", "7\u{e4}"] {
+            assert!(parse_time(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]

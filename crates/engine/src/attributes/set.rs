@@ -21,6 +21,7 @@ impl Volume {
         share(Place::SetAttr);
         let i = self.mounted();
         let c = i.cell(ino)?;
+        let _paid = i.pace(c.domain, Demand::change());
         // before anything is changed
         if set.flags.is_some_and(|f| f & !(NOCOW | IMMUTABLE | APPEND | NOATIME) != 0) {
             return Err(Error::Unsupported("an inode flag"));

@@ -67,6 +67,7 @@ impl Volume {
     /// [`Error::Unsupported`] for other name spaces; [`Error::Perm`] for append-only and immutable inodes.
     pub fn setxattr(&self, ino: InodeNo, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
         let i = self.mounted();
+        i.pace_change(ino);
         let c = i.cell(ino)?;
         let placement = match virtual_name(name) {
             DOMAIN => return Err(Error::Perm),

@@ -9,7 +9,7 @@ use crate::braid::frontier::Frontier;
 use crate::error::{Error, Result};
 use crate::planted::{self, Bug, planted};
 use crate::space::Emptying;
-use crate::types::{InodeNo, TxId};
+use crate::types::{InodeNo, TxId, Way};
 use braidfs_format::domain::{CLEAN, DomainHeader, NEEDS_GC};
 use braidfs_sync::MutexGuard;
 use braidfs_sync::phases::{self, Phase};
@@ -164,8 +164,8 @@ impl Domain {
             self.write_header(|h| self.move_tail(begun, h, tail))
         })?;
         // the segment tables last: they count what is written
-        self.nodes.write_home()?;
-        self.space.write_home_without(begun.number, leaving)?;
+        let blocks = self.nodes.write_home()? + self.space.write_home_without(begun.number, leaving)?;
+        self.budget.charge(Way::Write, blocks * 4096, blocks);
         Ok(())
     }
 
@@ -241,6 +241,7 @@ impl Domain {
         }
         let (copy, seq) = (1 - h.copy, h.seq + 1);
         let block = new.to_block(self.store.volume, h.pair, copy, seq);
+        self.budget.charge_run(Way::Write, block.len());
         dev.write(h.pair + copy as u64, &block)?;
         h.copy = copy;
         h.seq = seq;

@@ -316,6 +316,7 @@ impl Domain {
         if self.shared.dead.load(Ordering::Relaxed) {
             return Err(Error::Io(std::io::Error::other("the volume was killed")));
         }
+        blocks.iter().for_each(|(_, b)| self.budget.charge_run(Way::Write, b.len()));
         let ops: Vec<_> = blocks.iter().map(|(a, b)| (*a, vec![b.as_slice()])).collect();
         Ok(write(&self.store, &ops)?)
     }

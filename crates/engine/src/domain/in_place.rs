@@ -142,6 +142,7 @@ impl Domain {
         if st.flags & NOCOW != 0 {
             let ops: Vec<(BlockAddr, Vec<&[u8]>)> =
                 all.0.iter().map(|(at, _, pages)| (*at, pages.iter().map(Page::bytes).collect())).collect();
+            all.0.iter().for_each(|(_, _, pages)| self.charge_pages(pages.len()));
             self.write_now(&ops, Store::write_batch_through)?;
         } else {
             for (at, lblk, pages) in all.0 {

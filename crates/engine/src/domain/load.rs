@@ -144,6 +144,7 @@ impl Domain {
         let n = (0..most).find(|k| f.pages.has(lblk + k)).unwrap_or(most);
         let buf = &mut buf[..n as usize * BLOCK_BYTES];
         if n > 0 {
+            self.budget.charge_run(Way::Read, buf.len());
             self.store.read(p.addr, buf)?;
             self.check_sums(cell, f, lblk, buf)?;
         }
@@ -190,6 +191,7 @@ impl Domain {
                 n = k;
             }
             let mut buf = braidfs_device::AlignedBuf::zeroed(n as usize * BLOCK_BYTES);
+            self.budget.charge_run(Way::Read, buf.len());
             self.store.read(p.addr, &mut buf)?;
             self.check_sums(cell, f, at, &buf)?;
             for block in buf.chunks(BLOCK_BYTES) {

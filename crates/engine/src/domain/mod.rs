@@ -43,6 +43,7 @@ mod work;
 
 use crate::braid::frontier::Frontier;
 use crate::braid::vacated::VacatedNames;
+use crate::budget::{self, Budget};
 use crate::cell::cache::{CellCache, Memory};
 use crate::cell::{Body, Cell, State};
 use crate::error::{Error, Result};
@@ -163,6 +164,8 @@ pub struct Domain {
     kept: AtomicBool,
     /// How many inodes there are, and may be; counted in domains for tenants.
     pub inodes: inodes::InodeCount,
+    /// What its tenant may ask of the device in a second.
+    pub budget: Arc<Budget>,
     /// The other domains.
     peers: Arc<dyn Peers>,
     /// What was done since the mount, for `info`, `stats` and tests.
@@ -256,6 +259,11 @@ impl Domain {
         let kept = header.header.tenant_flags.get() & KEPT_FOR_TENANTS != 0;
         let tenant_root = header.header.tenant_root.get();
         let inodes_max = Some(header.header.tenant_inodes.get()).filter(|n| *n > 0);
+        let budget = Budget::new(&budget::rates(&header.header), shared.options.rate_clock);
+        if budget.is_on() {
+            shared.rates.store(true, Ordering::Relaxed);
+        }
+        nodes.charge(budget.clone());
         space.set_hard_limit(Some(header.header.tenant_blocks.get()).filter(|n| *n > 0), 0);
         space.limit(shared.table_bytes);
         nodes.limit(shared.table_bytes);
@@ -301,6 +309,7 @@ impl Domain {
             tenant_root: AtomicU64::new(tenant_root),
             kept: AtomicBool::new(kept),
             inodes: inodes::InodeCount::new(kept || tenant_root > 0, inodes_max),
+            budget,
             peers,
             counters: Counters::default(),
             missed: CachePadded::default(),

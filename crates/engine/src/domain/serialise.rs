@@ -4,6 +4,7 @@
 use super::Domain;
 use super::out::{Out, Payload};
 use super::tx::Tx;
+use crate::budget::requests_of;
 use crate::cell::extents::Piece;
 use crate::cell::pages::Page;
 use crate::cell::{Body, Cell, FileBody, State, dir};
@@ -307,6 +308,7 @@ impl Domain {
         if !now.is_empty() {
             let through = out.flushed && out.writes.is_empty();
             let write = if through { Store::write_batch_through } else { Store::write_batch };
+            now.iter().for_each(|(_, pages)| self.charge_pages(pages.len()));
             let ops: Vec<_> = now.iter().map(|(at, pages)| (*at, pages.iter().map(Page::bytes).collect())).collect();
             self.write_now(&ops, write)?;
             out.in_place = true;
@@ -399,7 +401,36 @@ impl Domain {
         self.submit_by(writes, Store::write_batch_through)
     }
 
+    /// As [`Self::submit_through`], of writes of several domains, which each has been charged for.
+    ///
+    /// # Errors
+    /// As [`Self::submit`].
+    pub fn submit_of_several(&self, writes: Vec<(BlockAddr, Payload)>) -> Result<()> {
+        self.submit_charged(writes, Store::write_batch_through)
+    }
+
+    /// Charges the tenant for what is about to be written. Bytes of pages are charged when they become dirty.
+    pub fn charge_writes(&self, writes: &[(BlockAddr, Payload)]) {
+        if self.budget.is_on() {
+            for (_, p) in writes {
+                match p {
+                    Payload::Pages(pages, ..) => self.charge_pages(pages.len()),
+                    Payload::Raw(b) | Payload::Bucket(b) => self.budget.charge_run(Way::Write, b.len()),
+                }
+            }
+        }
+    }
+
+    pub(super) fn charge_pages(&self, pages: usize) {
+        self.budget.charge(Way::Write, 0, requests_of(pages * 4096));
+    }
+
     fn submit_by(&self, writes: Vec<(BlockAddr, Payload)>, write: WriteBatch) -> Result<()> {
+        self.charge_writes(&writes);
+        self.submit_charged(writes, write)
+    }
+
+    fn submit_charged(&self, writes: Vec<(BlockAddr, Payload)>, write: WriteBatch) -> Result<()> {
         if writes.is_empty() {
             return Ok(());
         }

@@ -55,6 +55,8 @@ pub struct Shared {
     pub runtime: RuntimeOptions,
     /// Threads of the mount and of the unmount.
     pub workers: Workers,
+    /// Some tenant's rates are limited, or were since the mount: until then nobody looks at his domain's.
+    pub rates: AtomicBool,
     /// Recovery has not made the domains agree yet: tombstones and exchanges in records count.
     pub recovering: AtomicBool,
 }
@@ -81,6 +83,7 @@ impl Shared {
                 0 => Workers::available(),
                 n => Workers::always(n),
             },
+            rates: AtomicBool::new(false),
             recovering: AtomicBool::new(true),
             options,
         }

@@ -1,9 +1,10 @@
 //! The tenant that a domain is bound to: kept in the domain's header, which one write of a shadow pair changes.
 
 use super::Domain;
+use crate::budget::rates;
 use crate::error::Result;
 use crate::types::*;
-use braidfs_format::domain::{DomainHeader, KEPT_FOR_TENANTS};
+use braidfs_format::domain::{DomainHeader, KEPT_FOR_TENANTS, TenantRate};
 use std::sync::atomic::Ordering;
 
 /// What a domain's header says of its tenant.
@@ -17,6 +18,25 @@ pub(crate) struct Binding {
     pub blocks: Option<u64>,
     /// Most inodes that it may have.
     pub inodes: Option<u64>,
+    /// What it may ask of the device.
+    pub rates: Rates,
+    /// Blocks beyond which it may use for a while only.
+    pub soft: Option<Soft>,
+}
+
+/// A soft limit of space.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Soft {
+    pub blocks: u64,
+    /// Seconds.
+    pub grace: u32,
+    /// Since when it is exceeded, seconds since 1970.
+    pub since: Option<u64>,
+}
+
+fn soft(h: &DomainHeader) -> Option<Soft> {
+    let (blocks, since) = (h.tenant_soft_blocks.get(), h.tenant_soft_since.get());
+    (blocks > 0).then(|| Soft { blocks, grace: h.tenant_grace.get(), since: Some(since).filter(|n| *n > 0) })
 }
 
 impl Domain {
@@ -49,7 +69,14 @@ impl Domain {
         let root = InodeRef { ino: InodeNo(h.tenant_root.get()), generation: h.tenant_generation.get() };
         let limit = |n: u64| Some(n).filter(|n| *n > 0);
         let (blocks, inodes) = (limit(h.tenant_blocks.get()), limit(h.tenant_inodes.get()));
-        (root.ino.0 > 0).then(|| Binding { root, name: h.tenant_name_str(), blocks, inodes })
+        (root.ino.0 > 0).then(|| Binding {
+            root,
+            name: h.tenant_name_str(),
+            blocks,
+            inodes,
+            rates: rates(&h),
+            soft: soft(&h),
+        })
     }
 
     /// Has the header say so, durably. It is written twice: the loss of a copy must not bring an older limit back.
@@ -90,6 +117,16 @@ fn tell(h: &mut DomainHeader, to: Option<&Binding>) {
     h.tenant_generation = to.map_or(0, |b| b.root.generation).into();
     h.tenant_blocks = to.and_then(|b| b.blocks).unwrap_or(0).into();
     h.tenant_inodes = to.and_then(|b| b.inodes).unwrap_or(0).into();
+    let rate = |r: Option<Rate>| TenantRate {
+        per_second: r.map_or(0, |r| r.per_second).into(),
+        burst: r.and_then(|r| r.burst).unwrap_or(0).into(),
+    };
+    let r = to.map(|b| b.rates).unwrap_or_default();
+    h.tenant_rates = [r.read_bps, r.write_bps, r.read_iops, r.write_iops].map(rate);
+    let soft = to.and_then(|b| b.soft);
+    h.tenant_soft_blocks = soft.map_or(0, |s| s.blocks).into();
+    h.tenant_soft_since = soft.and_then(|s| s.since).unwrap_or(0).into();
+    h.tenant_grace = soft.map_or(0, |s| s.grace).into();
     h.tenant_name = [0; 64];
     if let Some(b) = to {
         let n = b.name.len().min(h.tenant_name.len());

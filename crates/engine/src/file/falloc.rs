@@ -278,6 +278,7 @@ impl Volume {
         }
         let end = offset.checked_add(len).filter(|e| *e <= SIZE_MAX).ok_or(Error::TooBig)?;
         let i = self.mounted();
+        let _paid = i.pace(c.domain, Demand::change());
         if matches!(mode, FallocMode::CollapseRange | FallocMode::InsertRange) {
             let shifted = i.shift(c, &Shift::new(mode == FallocMode::CollapseRange, offset, end)?);
             return shifted.inspect_err(|_| i.give_back_surplus(c));

@@ -152,6 +152,7 @@ impl Volume {
             _ => return Err(Error::Invalid("not a regular file")),
         }
         let i = self.mounted();
+        let _paid = i.pace(file.cell.domain, Demand::read(buf.len()));
         let (n, due) = i.read_then(&file.cell, offset, buf, |st| if noting { i.access_due(st) } else { None })?;
         if let Some(now) = due.filter(|_| n > 0) {
             i.set_atime(&file.cell, now);

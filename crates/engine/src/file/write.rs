@@ -258,6 +258,7 @@ impl MountedVolume {
         if new_dirty > 0 {
             self.dom(c.domain).memory.add(new_pages, new_dirty);
             op.tx(c.domain).expect_pages(new_dirty);
+            d.budget.charge(Way::Write, new_dirty as u64 * PAGE, 0);
         }
         Ok(Some(Wrote { offset, bytes: n, dirty: f.pages.dirty_count() }))
     }
@@ -357,6 +358,7 @@ impl Volume {
         if data.is_empty() {
             return Ok(0);
         }
+        let _paid = self.mounted().pace(file.cell.domain, Demand::write(data.len()));
         Ok(self.mounted().write_at(&file.cell, At::Offset(offset), data)?.1)
     }
 
@@ -395,6 +397,8 @@ impl Volume {
         if data.is_empty() {
             return Ok((file.cell.state.read().size, 0));
         }
-        self.mounted().write_at(&file.cell, At::End, &data[..data.len().min(PIECE)])
+        let data = &data[..data.len().min(PIECE)];
+        let _paid = self.mounted().pace(file.cell.domain, Demand::write(data.len()));
+        self.mounted().write_at(&file.cell, At::End, data)
     }
 }

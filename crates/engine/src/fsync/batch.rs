@@ -160,11 +160,12 @@ impl MountedVolume {
         let mut results: Vec<Result<Fits>> = Vec::new();
         for (d, batches) in &mut parts {
             results.push(self.dom(*d).begin_batches(batches).map(|(mut w, fits)| {
+                self.dom(*d).charge_writes(&w);
                 writes.append(&mut w);
                 fits
             }));
         }
-        let mut failed = self.dom(parts[0].0).submit_through(writes).err();
+        let mut failed = self.dom(parts[0].0).submit_of_several(writes).err();
         panics.into_iter().for_each(FailOnPanic::disarm);
         let why = failed.as_ref().map(ToString::to_string);
         for ((domain, batches), result) in parts.into_iter().zip(&mut results) {

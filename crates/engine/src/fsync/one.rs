@@ -153,6 +153,7 @@ impl Volume {
     /// # Errors
     /// Of the device: the domain is read-only from then on, and every later fsync in it says so.
     pub fn fsync(&self, ino: InodeNo, data_only: bool) -> Result<()> {
+        let _paid = self.mounted().pace_inode(ino, Demand::sync());
         self.mounted().fsync(ino, data_only)
     }
 
@@ -160,12 +161,19 @@ impl Volume {
     /// are in the order of `files`.
     pub fn fsync_files(&self, files: &[(InodeNo, bool)]) -> Vec<Result<()>> {
         let i = self.mounted();
+        for (ino, _) in files {
+            // of those that go together each waits until what was before is paid
+            i.pace_change(*ino);
+        }
         let done = i.fsync_together(files);
         done.into_iter().zip(files).map(|(r, (ino, data))| r.unwrap_or_else(|| i.fsync(*ino, *data))).collect()
     }
 
     /// [`Self::fsync`] that returns at once. Who waits at the same time is written and flushed together.
+    ///
+    /// Where the rates of a tenant are limited it returns when the tenant's turn has come.
     pub fn fsync_start(&self, ino: InodeNo, data_only: bool) -> Ticket {
+        self.mounted().pace_change(ino);
         self.mounted().fsync_start(ino, data_only)
     }
 

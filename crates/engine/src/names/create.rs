@@ -223,6 +223,7 @@ impl Volume {
     /// # Errors
     /// [`Error::Exists`], [`Error::NoSpace`], [`Error::NameTooLong`], [`Error::NotFound`] where the directory is gone.
     pub fn create(&self, dir: InodeNo, name: &[u8], new: &NewNode<'_>, cred: &Cred) -> Result<Attr> {
+        self.mounted().pace_change(dir);
         self.mounted().create(dir, name, new, cred).map(|(_, a)| a)
     }
 

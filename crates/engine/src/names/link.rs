@@ -19,6 +19,7 @@ impl Volume {
     /// [`Error::Exists`], [`Error::Perm`] for directories, [`Error::TooManyLinks`], [`Error::NoSpace`].
     pub fn link(&self, ino: InodeNo, dir: InodeNo, name: &[u8]) -> Result<Attr> {
         let i = self.mounted();
+        i.pace_change(dir);
         let d = i.dir_cell(dir)?;
         i.link_in(&i.cell(ino)?, &d, name)
     }

@@ -296,6 +296,7 @@ impl Volume {
     ) -> Result<OpenFile> {
         let i = self.mounted();
         let new = NewNode { kind: FileKind::File, mode, umask: 0, rdev: 0, target: b"" };
+        i.pace_change(dir.ino);
         self.open_cell(i.create_seen(dir, whole, name, &new, cred)?.0)
     }
 
@@ -328,6 +329,7 @@ impl Volume {
             return Err(Error::Exists);
         }
         self.permit_cell(&dir, cred, WRITE | SEARCH)?;
+        self.mounted().pace_change(dir.ino);
         self.mounted().create_in(&dir, name, new, cred).map(|(_, a)| a)
     }
 
@@ -369,6 +371,7 @@ impl Volume {
         if !cred.privileged {
             self.permit_removal(&dir, &*i.lookup_in(&dir.arc(), name)?, cred)?;
         }
+        i.pace_change(dir.ino);
         i.remove_seen(&dir, || dir.arc(), name, want_dir)
     }
 
@@ -393,6 +396,7 @@ impl Volume {
                 self.permit_cell(&a, cred, WRITE)?;
             }
         }
+        i.pace_change(dir.ino);
         i.rename_seen((dir, name), &new_dir, || new_dir.arc(), new_name, mode)
     }
 
@@ -407,6 +411,7 @@ impl Volume {
         };
         let (dir, name) = self.parent_cell(to, cred)?;
         self.permit_cell(&dir, cred, WRITE | SEARCH)?;
+        self.mounted().pace_change(dir.ino);
         self.mounted().link_in(&c, &dir, name).map(|_| ())
     }
 }

@@ -21,6 +21,7 @@ impl Volume {
     /// [`Error::NotFound`], [`Error::IsDir`].
     pub fn unlink(&self, dir: InodeNo, name: &[u8]) -> Result<()> {
         let i = self.mounted();
+        i.pace_change(dir);
         i.remove_in(&i.dir_cell(dir)?, name, false)
     }
 
@@ -30,6 +31,7 @@ impl Volume {
     /// [`Error::NotFound`], [`Error::NotDir`], [`Error::NotEmpty`].
     pub fn rmdir(&self, dir: InodeNo, name: &[u8]) -> Result<()> {
         let i = self.mounted();
+        i.pace_change(dir);
         i.remove_in(&i.dir_cell(dir)?, name, true)
     }
 }

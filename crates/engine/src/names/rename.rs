@@ -510,6 +510,7 @@ impl Volume {
     /// [`Error::Invalid`] for a directory below itself.
     pub fn rename(&self, dir: InodeNo, name: &[u8], new_dir: InodeNo, new_name: &[u8], mode: RenameMode) -> Result<()> {
         let i = self.mounted();
+        i.pace_change(dir);
         i.rename_in_dirs(i.dir_cell(dir)?, name, i.dir_cell(new_dir)?, new_name, mode)
     }
 }

@@ -10,9 +10,10 @@
 //! block is missed soon after another one near it, the aligned [`RUN`] blocks round it are read at once (ext4 does so with
 //! its inode tables, `inode_readahead_blks`); a miss by itself, as in look-ups at random, reads one block.
 
+use crate::budget::Budget;
 use crate::error::Result;
 use crate::store::Store;
-use crate::types::hashed_place;
+use crate::types::{Way, hashed_place};
 use braidfs_device::AlignedBuf;
 use braidfs_format::dentry::check_bucket;
 use braidfs_format::node::NodeBlock;
@@ -38,6 +39,8 @@ const REGIONS: usize = 16;
 
 #[derive(Debug)]
 pub(super) struct BlockCache {
+    /// Of the tenant that the blocks are read for.
+    budget: Option<Arc<Budget>>,
     /// Blocks of each shard at most.
     shard_blocks: usize,
     shards: [CachePadded<Mutex<Shard, rank::NodeCache>>; SHARDS],
@@ -93,7 +96,7 @@ impl Shard {
 
 impl Default for BlockCache {
     fn default() -> Self {
-        Self { shard_blocks: SHARD_BLOCKS, shards: Default::default(), missed: CachePadded::default() }
+        Self { budget: None, shard_blocks: SHARD_BLOCKS, shards: Default::default(), missed: CachePadded::default() }
     }
 }
 
@@ -102,6 +105,18 @@ impl BlockCache {
     pub fn limit(&mut self, bytes: u64) {
         let blocks = bytes / (SHARDS * BLOCK_BYTES) as u64;
         self.shard_blocks = (blocks as usize).clamp(SHARD_BLOCKS_MIN, SHARD_BLOCKS);
+    }
+
+    /// Charges what it reads there.
+    pub fn charge(&mut self, budget: Arc<Budget>) {
+        self.budget = Some(budget);
+    }
+
+    fn read(&self, store: &Store, addr: BlockAddr, buf: &mut [u8]) -> Result<()> {
+        if let Some(budget) = &self.budget {
+            budget.charge_run(Way::Read, buf.len());
+        }
+        Ok(store.read(addr, buf)?)
     }
 
     /// Bytes of blocks that are kept at this moment.
@@ -131,7 +146,7 @@ impl BlockCache {
             return Ok(block);
         }
         let mut buf = vec![0u8; BLOCK_BYTES];
-        store.read(addr, &mut buf)?;
+        self.read(store, addr, &mut buf)?;
         kind.check(&buf, store.volume, addr)?;
         let block: Arc<[u8]> = buf.into();
         self.insert(addr, &block, kind, invalidations);
@@ -160,7 +175,7 @@ impl BlockCache {
         let run = (first..first + RUN).map(BlockAddr);
         let before: Vec<u64> = run.clone().map(|a| self.shard(a).lock().invalidations).collect();
         let mut buf = AlignedBuf::zeroed(RUN as usize * BLOCK_BYTES);
-        store.read(BlockAddr(first), &mut buf).ok()?;
+        self.read(store, BlockAddr(first), &mut buf).ok()?;
         let mut wanted = None;
         for ((at, bytes), invalidations) in run.zip(buf.chunks_exact(BLOCK_BYTES)).zip(before) {
             let found = [Kind::Nodes, Kind::Bucket].into_iter().find(|k| k.check(bytes, store.volume, at).is_ok());

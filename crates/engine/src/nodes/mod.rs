@@ -22,6 +22,7 @@ mod slots;
 #[cfg(test)]
 mod tests;
 
+use crate::budget::Budget;
 use crate::error::{Error, Result};
 use crate::space::Space;
 use crate::space::paired::{Residency, TABLE_BLOCKS_MAX, table_blocks};
@@ -90,6 +91,11 @@ impl NodeTable {
     pub fn limit(&mut self, bytes: u64) {
         self.resident.limit(table_blocks(bytes));
         self.cache.limit(bytes);
+    }
+
+    /// Has what is read of node blocks and buckets charged there.
+    pub fn charge(&mut self, budget: Arc<Budget>) {
+        self.cache.charge(budget);
     }
 
     /// Memory of the tables, node blocks and buckets that are kept: bytes.

@@ -22,6 +22,8 @@ const QUARANTINED_MAX: usize = 16_384;
 /// is over, or with this part of the cache's memory.
 const DIRTY_PAGES: u64 = 16_384;
 const DIRTY_PART: u64 = 8;
+/// So often it looks who uses more than a soft limit.
+const SOFT_LIMITS: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
 struct Stop {
@@ -84,7 +86,7 @@ impl Drop for Background {
 
 /// The work of thread `t` of `n`: domains `t`, `t + n`, …
 fn run(mounted: &MountedVolume, stop: &Stop, t: usize, n: usize) {
-    let mut last_commit = Instant::now();
+    let (mut last_commit, mut last_look) = (Instant::now(), Instant::now());
     let mut quiet = Quiet::default();
     loop {
         {
@@ -133,6 +135,10 @@ fn run(mounted: &MountedVolume, stop: &Stop, t: usize, n: usize) {
         if t == 0 {
             if due && let Err(e) = mounted.reap_zombies() {
                 tracing::warn!("reclaiming replaced files: {e}");
+            }
+            if last_look.elapsed() >= SOFT_LIMITS {
+                last_look = Instant::now();
+                mounted.look_at_soft_limits();
             }
             mounted.balance_memory();
             frames::trim();

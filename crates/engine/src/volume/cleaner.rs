@@ -176,6 +176,7 @@ impl MountedVolume {
     /// The inodes to which the live records of a node block belong, each with the record's node; and the live bytes.
     pub(super) fn live_records(&self, d: &Arc<Domain>, addr: BlockAddr) -> Result<(LiveRecords, usize)> {
         let mut block = vec![0u8; 4096];
+        d.budget.charge_run(Way::Read, block.len());
         d.store.read(addr, &mut block)?;
         let (mut live, mut bytes) = (Vec::new(), 0);
         let Ok(n) = braidfs_format::node::NodeBlock::check(&block, d.store.volume, addr) else {

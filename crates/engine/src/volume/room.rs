@@ -9,6 +9,7 @@ use crate::domain::Domain;
 use crate::error::{Error, Result};
 use crate::space::Space;
 use crate::types::*;
+use braidfs_format::BLOCK_BYTES;
 use braidfs_format::bat::BatEntry;
 use braidfs_sync::phases::{self, Phase};
 use std::cell::Cell;
@@ -89,6 +90,8 @@ impl MountedVolume {
         let epoch = bat.entry(g as u32).epoch.wrapping_add(1);
         let group = g as u32;
         Space::init_group(&self.store, d.id, group, epoch, None)?;
+        // with the entry of the table
+        d.budget.charge_run(Way::Write, (self.store.geometry().meta_blocks() as usize + 1) * BLOCK_BYTES);
         self.store.flush()?;
         if let Err(e) = bat.set(&**self.store.device(0), g, BatEntry { domain: Some(d.id), epoch }) {
             // nobody gets it now: it is no room either

@@ -1,15 +1,17 @@
 //! Tenants: directory trees with a domain of their own, and what they may use of the volume (docs/tenants.md).
 
 use super::{MountedVolume, Volume};
+use crate::budget::{Held, Paid, RateUse, Turn};
 use crate::cell::Cell;
 use crate::domain::Domain;
-use crate::domain::tenant::Binding;
+use crate::domain::tenant::{Binding, Soft};
 use crate::error::{Error, Result};
 use crate::types::*;
 use braidfs_format::BLOCK_BYTES;
-use braidfs_format::domain::KEPT_FOR_TENANTS;
+use braidfs_format::domain::{KEPT_FOR_TENANTS, TENANT_RATE_MAX};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// Longest name of a tenant, bytes.
 pub const TENANT_NAME_MAX: usize = 63;
@@ -18,6 +20,23 @@ pub const TENANT_SPACE_MIN: u64 = 1 << 20;
 /// The highest limit of inodes: more than a volume can have.
 pub const TENANT_INODES_MAX: u64 = 1 << 56;
 
+/// The lowest rates: with less a single request would keep its caller waiting for minutes.
+pub const TENANT_BPS_MIN: u64 = 64 << 10;
+/// See [`TENANT_BPS_MIN`].
+pub const TENANT_IOPS_MIN: u64 = 10;
+
+/// How long a soft limit may be exceeded where nobody says: as with `setquota` and `xfs_quota`.
+pub const GRACE: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// A limit of space that may be exceeded for a while.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SoftLimit {
+    /// Bytes.
+    pub space: u64,
+    /// So long; whole seconds. Then it is a hard limit until less is in use.
+    pub grace: Duration,
+}
+
 /// What a tenant may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TenantBudget {
@@ -25,6 +44,10 @@ pub struct TenantBudget {
     pub space: Option<u64>,
     /// Most inodes, its root directory among them; `None`: as many as the volume has.
     pub inodes: Option<u64>,
+    /// A limit that may be exceeded for a while, not above the hard one.
+    pub soft_space: Option<SoftLimit>,
+    /// What it may ask of the device in a second.
+    pub rates: Rates,
 }
 
 /// A tenant, and what it uses.
@@ -42,6 +65,14 @@ pub struct Tenant {
     pub used: u64,
     /// Inodes that it has, its root directory among them: with a name, or open without one.
     pub inodes: u64,
+    /// Since when it uses more than its soft limit, seconds since 1970.
+    pub soft_exceeded_since: Option<u64>,
+    /// The soft limit has been exceeded for longer than its grace: nothing more is to be had.
+    pub grace_is_over: bool,
+    /// What it read and wrote while it had a rate.
+    pub read: RateUse,
+    /// See `read`.
+    pub written: RateUse,
     /// Why its domain is read-only, if it is.
     pub failed: Option<String>,
 }
@@ -64,7 +95,7 @@ impl Volume {
         cred: &Cred,
     ) -> Result<Tenant> {
         let i = self.mounted();
-        let blocks = checked(name, budget)?;
+        checked(name, budget)?;
         let _one = i.tenants.lock();
         if self.read_only() {
             return Err(Error::ReadOnly);
@@ -80,7 +111,8 @@ impl Volume {
         let (root, _) = i.make_tenant_root(&parent, entry, mode, cred, d.id)?;
         let bound = self.fsync(root.ino, false).and_then(|()| {
             let inode = InodeRef { ino: root.ino, generation: root.generation };
-            let to = Binding { root: inode, name: name.into(), blocks, inodes: budget.inodes };
+            let mut to = Binding::new(inode, name);
+            to.set_budget(budget);
             d.bind(Some(&to)).map(|()| to)
         });
         let to = bound.inspect_err(|_| {
@@ -117,10 +149,11 @@ impl Volume {
         let (d, mut binding) = i.tenant(name).ok_or(Error::NotFound)?;
         let mut budget = binding.budget();
         change(&mut budget);
-        let blocks = checked(name, budget)?;
-        (binding.blocks, binding.inodes) = (blocks, budget.inodes);
+        checked(name, budget)?;
+        binding.set_budget(budget);
+        binding.look_at_soft(used(&d), i.seconds());
         d.bind(Some(&binding))?;
-        i.limit(&d, Some(&binding), i.promised_below(&d, blocks));
+        i.limit(&d, Some(&binding), i.promised_below(&d, binding.most(i.seconds())));
         self.tenant(name)
     }
 
@@ -129,13 +162,13 @@ impl Volume {
     /// # Errors
     /// [`Error::NotFound`].
     pub fn tenant(&self, name: &str) -> Result<Tenant> {
-        self.mounted().tenant(name).map(|(d, b)| look(&d, b)).ok_or(Error::NotFound)
+        self.mounted().tenant(name).map(|(d, b)| self.mounted().look_at_tenant(&d, b)).ok_or(Error::NotFound)
     }
 
     /// All tenants, by their domains.
     pub fn tenants(&self) -> Vec<Tenant> {
         let domains = self.mounted().domains.iter();
-        domains.filter_map(|d| d.binding().map(|b| look(d, b))).collect()
+        domains.filter_map(|d| d.binding().map(|b| self.mounted().look_at_tenant(d, b))).collect()
     }
 
     /// Takes the limits from a tenant and makes its root an ordinary directory, with all that lies below it. Its domain is
@@ -158,8 +191,9 @@ impl Volume {
     }
 }
 
-/// The blocks of a budget, where that and the name are as they must be.
-fn checked(name: &str, budget: TenantBudget) -> Result<Option<u64>> {
+/// # Errors
+/// Where a budget or a name are not as they must be.
+fn checked(name: &str, budget: TenantBudget) -> Result<()> {
     if name.is_empty() || name.len() > TENANT_NAME_MAX || name.chars().any(|c| c.is_control() || c == '/') {
         return Err(Error::Invalid("the name of a tenant has 1 to 63 bytes, no slash and no control characters"));
     }
@@ -169,12 +203,70 @@ fn checked(name: &str, budget: TenantBudget) -> Result<Option<u64>> {
     if budget.inodes.is_some_and(|n| n == 0 || n > TENANT_INODES_MAX) {
         return Err(Error::Invalid("a tenant has one inode at least, its root directory, and 2^56 at most"));
     }
-    Ok(budget.space.map(|n| n / BLOCK_BYTES as u64))
+    if let Some(soft) = budget.soft_space {
+        if soft.space < TENANT_SPACE_MIN || budget.space.is_some_and(|hard| soft.space > hard) {
+            return Err(Error::Invalid("a soft limit is 1 MiB at least, and not above the limit of space"));
+        }
+        if soft.grace.as_secs() > u32::MAX.into() {
+            return Err(Error::Invalid("a grace period has 136 years at most"));
+        }
+    }
+    let holds = |rate: Option<Rate>, least| {
+        let within = |r: Rate| {
+            (least..=TENANT_RATE_MAX).contains(&r.per_second)
+                && r.burst.is_none_or(|n| (1..=TENANT_RATE_MAX).contains(&n))
+        };
+        rate.is_none_or(within)
+    };
+    let r = budget.rates;
+    if !holds(r.read_bps, TENANT_BPS_MIN) || !holds(r.write_bps, TENANT_BPS_MIN) {
+        return Err(Error::Invalid(
+            "a tenant's bandwidth is 64 KiB per second at least, and 1 PiB at most, as is a burst",
+        ));
+    }
+    if !holds(r.read_iops, TENANT_IOPS_MIN) || !holds(r.write_iops, TENANT_IOPS_MIN) {
+        return Err(Error::Invalid("a tenant has 10 requests per second at least, and 2^50 at most, as has a burst"));
+    }
+    Ok(())
 }
 
 impl Binding {
+    fn new(root: InodeRef, name: &str) -> Self {
+        Self { root, name: name.into(), blocks: None, inodes: None, rates: Rates::default(), soft: None }
+    }
+
     fn budget(&self) -> TenantBudget {
-        TenantBudget { space: self.blocks.map(bytes), inodes: self.inodes }
+        let soft = |s: Soft| SoftLimit { space: bytes(s.blocks), grace: Duration::from_secs(s.grace.into()) };
+        let (space, soft_space) = (self.blocks.map(bytes), self.soft.map(soft));
+        TenantBudget { space, inodes: self.inodes, soft_space, rates: self.rates }
+    }
+
+    /// A soft limit that was exceeded before still is so since then.
+    fn set_budget(&mut self, to: TenantBudget) {
+        let blocks = |bytes| bytes / BLOCK_BYTES as u64;
+        let since = self.soft.and_then(|s| s.since);
+        let grace = |s: SoftLimit| u32::try_from(s.grace.as_secs()).unwrap_or(u32::MAX);
+        let soft = |s: SoftLimit| Soft { blocks: blocks(s.space), grace: grace(s), since };
+        (self.blocks, self.inodes, self.rates) = (to.space.map(blocks), to.inodes, to.rates);
+        self.soft = to.soft_space.map(soft);
+    }
+
+    /// Notes whether so many blocks in use exceed the soft limit; whether that is news. `now`: seconds since 1970.
+    fn look_at_soft(&mut self, used: u64, now: u64) -> bool {
+        let Some(soft) = &mut self.soft else { return false };
+        let (before, exceeded) = (soft.since, used > soft.blocks);
+        soft.since = exceeded.then(|| before.unwrap_or(now.max(1)));
+        before != soft.since
+    }
+
+    fn grace_is_over(&self, now: u64) -> bool {
+        self.soft.is_some_and(|s| s.since.is_some_and(|since| now >= since.saturating_add(s.grace.into())))
+    }
+
+    /// Most blocks that it may have now.
+    fn most(&self, now: u64) -> Option<u64> {
+        let soft = self.soft.filter(|_| self.grace_is_over(now)).map(|s| s.blocks);
+        [self.blocks, soft].into_iter().flatten().min()
     }
 }
 
@@ -189,19 +281,135 @@ fn used(d: &Domain) -> u64 {
     s.blocks.saturating_sub((s.free + s.pending).saturating_sub(s.reserved))
 }
 
-fn look(d: &Domain, b: Binding) -> Tenant {
-    Tenant {
-        budget: b.budget(),
-        name: b.name,
-        root: b.root.ino,
-        domain: d.id,
-        used: bytes(used(d)),
-        inodes: d.inodes.used_and_limit().0,
-        failed: d.failed().map(str::to_owned),
+impl Volume {
+    /// Whether the tenant that a domain belongs to may do what is demanded, if its rates are limited: `None` where it may do
+    /// anything. Else its turn: what is taken with it, and when. For a front end that lets nobody wait in here
+    /// ([`crate::MountOptions::paced_above`]).
+    #[inline]
+    pub fn come(&self, domain: DomainId, demand: Demand) -> Option<Turn> {
+        self.mounted().domains.get(usize::from(domain.0))?.budget.come(demand)
+    }
+
+    /// What this thread has paid for of the inode's domain ([`Turn::go`]), for who goes on with what it does: until the value
+    /// is dropped it is not given back.
+    pub fn hold_paid(&self, ino: InodeNo) -> Option<Held> {
+        let i = self.mounted();
+        if !i.shared.rates.load(Ordering::Relaxed) {
+            return None;
+        }
+        i.domain_of(ino)?.budget.hold()
+    }
+
+    /// Whether the rates of any tenant are limited, or were since the mount.
+    #[inline]
+    pub fn any_rates(&self) -> bool {
+        self.mounted().shared.rates.load(Ordering::Relaxed)
+    }
+
+    /// Whether what a domain's tenant may ask of the device in a second is limited.
+    pub fn rates_limited(&self, domain: DomainId, way: Way) -> bool {
+        self.any_rates() && self.mounted().domains.get(usize::from(domain.0)).is_some_and(|d| d.budget.limits(way))
+    }
+
+    /// Looks whether tenants use more than their soft limits, as the background does every second.
+    #[doc(hidden)]
+    pub fn look_at_soft_limits(&self) {
+        self.mounted().look_at_soft_limits();
     }
 }
 
 impl MountedVolume {
+    fn look_at_tenant(&self, d: &Domain, b: Binding) -> Tenant {
+        Tenant {
+            budget: b.budget(),
+            soft_exceeded_since: b.soft.and_then(|s| s.since),
+            grace_is_over: b.grace_is_over(self.seconds()),
+            read: d.budget.used(Way::Read),
+            written: d.budget.used(Way::Write),
+            name: b.name,
+            root: b.root.ino,
+            domain: d.id,
+            used: bytes(used(d)),
+            inodes: d.inodes.used_and_limit().0,
+            failed: d.failed().map(str::to_owned),
+        }
+    }
+
+    /// Seconds since 1970.
+    fn seconds(&self) -> u64 {
+        u64::try_from(self.shared.now().sec).unwrap_or(0)
+    }
+
+    /// Waits until the tenant of the domain may do what is demanded. The caller holds no lock and is in no gate.
+    #[inline]
+    pub(crate) fn pace(&self, domain: DomainId, demand: Demand) -> Option<Paid> {
+        if self.shared.options.paced_above || !self.shared.rates.load(Ordering::Relaxed) {
+            return None;
+        }
+        self.dom(domain).budget.pace(demand)
+    }
+
+    /// [`Self::pace`] of the inode's domain.
+    #[inline]
+    pub(crate) fn pace_inode(&self, ino: InodeNo, demand: Demand) -> Option<Paid> {
+        if self.shared.options.paced_above || !self.shared.rates.load(Ordering::Relaxed) {
+            return None;
+        }
+        self.domain_of(ino)?.budget.pace(demand)
+    }
+
+    /// [`Self::pace_inode`] of who changes something there: what that costs is charged when it is written.
+    #[inline]
+    pub(crate) fn pace_change(&self, ino: InodeNo) {
+        drop(self.pace_inode(ino, Demand::change()));
+    }
+
+    /// Notes which tenants use more than their soft limits, and holds those to them whose grace is over.
+    pub(super) fn look_at_soft_limits(&self) {
+        if self.shared.options.read_only || self.shared.read_only.load(Ordering::Relaxed) {
+            return;
+        }
+        for d in self.domains.iter().filter(|d| d.tenant_root().is_some() && d.failed().is_none()) {
+            if d.binding().is_some_and(|b| b.soft.is_some())
+                && let Some(_one) = self.tenants.try_lock()
+                && let Some(b) = d.binding()
+            {
+                self.look_at_soft_limit(d, b);
+            }
+        }
+    }
+
+    /// Of one tenant, with the lock of tenants held.
+    fn look_at_soft_limit(&self, d: &Domain, mut b: Binding) {
+        let now = self.seconds();
+        if b.look_at_soft(used(d), now) {
+            // errors fail nothing: the next look tries again
+            if let Err(e) = d.bind(Some(&b)) {
+                tracing::warn!("the soft limit of tenant {}: {e}", b.name);
+                return;
+            }
+            match b.soft {
+                Some(Soft { since: Some(_), grace, .. }) => {
+                    tracing::warn!(
+                        "tenant {} uses more than its soft limit; in {grace} s it will be held to it",
+                        b.name
+                    );
+                }
+                _ => tracing::info!("tenant {} is within its soft limit again", b.name),
+            }
+        }
+        let most = b.most(now);
+        if d.space.hard_limit() != most {
+            if b.grace_is_over(now) {
+                tracing::warn!(
+                    "tenant {} has used more than its soft limit for too long: it is held to it now",
+                    b.name
+                );
+            }
+            self.limit(d, Some(&b), self.promised_below(d, most));
+        }
+    }
+
     fn tenant(&self, name: &str) -> Option<(Arc<Domain>, Binding)> {
         let mut all = self.domains.iter().filter_map(|d| d.binding().map(|b| (d.clone(), b)));
         all.find(|(_, b)| b.name == name)
@@ -239,9 +447,13 @@ impl MountedVolume {
     /// Has a domain keep to the limits of its tenant, or to none.
     fn limit(&self, d: &Domain, tenant: Option<&Binding>, promised: u64) {
         d.inodes.set_limit(tenant.and_then(|b| b.inodes));
+        d.budget.set(&tenant.map(|b| b.rates).unwrap_or_default());
+        if d.budget.is_on() {
+            self.shared.rates.store(true, Ordering::Relaxed);
+        }
         // no group is claimed or given back meanwhile
         let _bat = self.bat.lock();
-        d.space.set_hard_limit(tenant.and_then(|b| b.blocks), promised);
+        d.space.set_hard_limit(tenant.and_then(|b| b.most(self.seconds())), promised);
     }
 
     /// Blocks beyond a limit to be that the domain could have had until now.
@@ -307,6 +519,8 @@ impl MountedVolume {
                 if !self.shared.options.read_only {
                     d.bind(None)?;
                 }
+            } else if b.grace_is_over(self.seconds()) {
+                self.limit(d, Some(&b), 0);
             }
         }
         Ok(())

@@ -153,8 +153,12 @@ impl BraidFs {
             synced.map_err(errno)?;
             return Ok(Outcome::Reply);
         }
-        let later = cx.later();
-        self.vol.fsync_start(ino, data_only).on_done(Box::new(move |result| later.done(result.map_err(errno))));
+        let (later, paid) = (cx.later(), self.vol.hold_paid(ino));
+        let done = move |result: braidfs::Result<()>| {
+            drop(paid);
+            later.done(result.map_err(errno));
+        };
+        self.vol.fsync_start(ino, data_only).on_done(Box::new(done));
         Ok(Outcome::Deferred)
     }
 
@@ -200,7 +204,7 @@ impl BraidFs {
         let later = cx.later();
         let job = Box::new(move |fs: &BraidFs| {
             let _waiting = waiting;
-            later.channel().invalidate_range(id, arg.offset - arg.offset % PAGE_BYTES, u64::MAX);
+            fs.drop_pages(id, Some((arg.offset - arg.offset % PAGE_BYTES, u64::MAX)), later.channel());
             let mut out = Answer::new(size_of::<abi::LseekOut>());
             match fs.seek(id, &arg, hole, &mut out) {
                 Ok(()) => later.answer(&mut out),

@@ -4,14 +4,14 @@
 //! only one for its queue.
 
 use crate::abi;
-use crate::control::{KNOWS_INODES, LEAVE_SPACE, SET_INODES, TENANT_TEXT, TenantArg, TenantCall};
+use crate::control::{KNOWS_INODES, LEAVE_SPACE, SET_INODES, SET_RATES, SET_SOFT, TENANT_TEXT, TenantArg, TenantCall};
 use crate::fs::{BraidFs, Context};
 use crate::node::WireId;
 use crate::ops::flags::ioctl_out;
 use crate::request::{Answer, Handled, Outcome, Request};
 use crate::requester;
 use crate::session::run_aside;
-use braidfs::{Cred, DomainId, Error, InodeNo, Tenant, TenantBudget, Volume};
+use braidfs::{Cred, DomainId, Error, InodeNo, Rates, Tenant, TenantBudget, Volume};
 use rustix::io::Errno;
 use zerocopy::FromBytes;
 
@@ -48,7 +48,10 @@ impl BraidFs {
             if limits && said.errno == 0 {
                 let (domain, channel) = (DomainId(said.domain as u16), channel.clone());
                 // Not sent only where the mount is ending, which has the kernel write back all.
-                let _ = jobs.send(Box::new(move |fs: &BraidFs| fs.limit_changed(domain, &channel)));
+                let _ = jobs.send(Box::new(move |fs: &BraidFs| {
+                    fs.rates_changed(domain, &channel);
+                    fs.limit_changed(domain, &channel);
+                }));
             }
             // the kernel has not made the entry itself
             if said.call == TenantCall::Create as u32 && said.errno == 0 {
@@ -76,7 +79,13 @@ fn carry_out(vol: &Volume, dir: InodeNo, said: &TenantArg, cred: &Cred) -> braid
     let text = |bytes: &[u8]| bytes.split(|b| *b == 0).next().unwrap_or_default().to_vec();
     let name = String::from_utf8(text(&said.name)).map_err(|_| Error::Invalid("a tenant's name is UTF-8"))?;
     let limit = |n: u64| Some(n).filter(|n| *n > 0);
-    let budget = TenantBudget { space: limit(said.space), inodes: limit(said.inodes_max) };
+    let [read_bps, write_bps, read_iops, write_iops] = said.rates();
+    let budget = TenantBudget {
+        space: limit(said.space),
+        inodes: limit(said.inodes_max),
+        soft_space: said.soft(),
+        rates: Rates { read_bps, write_bps, read_iops, write_iops },
+    };
     match said.call {
         c if c == TenantCall::Create as u32 => {
             let mode = said.mode & 0o7777;
@@ -89,6 +98,16 @@ fn carry_out(vol: &Volume, dir: InodeNo, said: &TenantArg, cred: &Cred) -> braid
                 }
                 if said.index & SET_INODES != 0 {
                     b.inodes = budget.inodes;
+                }
+                if said.index & SET_SOFT != 0 {
+                    b.soft_space = budget.soft_space;
+                }
+                let r = &mut b.rates;
+                let is = [&mut r.read_bps, &mut r.write_bps, &mut r.read_iops, &mut r.write_iops];
+                for ((is, to), flag) in is.into_iter().zip(said.rates()).zip(SET_RATES) {
+                    if said.index & flag != 0 {
+                        *is = to;
+                    }
                 }
             };
             vol.tenant_change(&name, change).map(Some)
@@ -109,6 +128,7 @@ fn tell(said: &mut TenantArg, t: Option<Tenant>) {
     (said.space, said.used, said.inodes) = (t.budget.space.unwrap_or(0), t.used, t.inodes);
     (said.inodes_max, said.mode) = (t.budget.inodes.unwrap_or(0), KNOWS_INODES);
     said.failed = t.failed.is_some().into();
+    said.tell_rates(&t);
     let n = t.name.len().min(said.name.len() - 1);
     said.name.fill(0);
     said.name[..n].copy_from_slice(&t.name.as_bytes()[..n]);

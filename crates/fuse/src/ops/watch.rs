@@ -8,7 +8,8 @@ use crate::ops::flags::ioctl_out;
 use crate::request::{Answer, Handled, Outcome, Request};
 use crate::requester;
 use crate::watch::processes::Asked;
-use crate::watch::sample::{Cache, Domain, LAYOUT, Latency, Operation, Process, Sample, Tenant};
+use crate::watch::sample::{Cache, Domain, LAYOUT, Latency, Operation, Process, Rate, Sample, Tenant};
+use braidfs::RateUse;
 use braidfs::volume::DomainInfo;
 use rustix::io::Errno;
 use std::collections::{HashMap, VecDeque};
@@ -142,6 +143,7 @@ impl BraidFs {
             threads: self.counters.threads() as u32,
             sampled: self.counters.sampled(),
             waiting: self.waiting() as u64,
+            parked: self.pacer.parked() as u64,
             operations: (0..CODES).filter(|c| sums[*c].requests > 0).map(operation).collect(),
             domains: self.vol.domains().into_iter().map(|d| domain(d, restricted)).collect(),
             cache: Cache {
@@ -169,6 +171,24 @@ fn tenant(t: braidfs::Tenant) -> Tenant {
         space: t.budget.space,
         inodes: t.inodes,
         inodes_max: t.budget.inodes,
+        soft_space: t.budget.soft_space.map(|s| s.space),
+        soft_exceeded_since: t.soft_exceeded_since,
+        grace_is_over: t.grace_is_over,
+        read: rate(t.budget.rates.read(), t.read),
+        written: rate(t.budget.rates.write(), t.written),
+    }
+}
+
+fn rate([bytes, requests]: [Option<braidfs::Rate>; 2], used: RateUse) -> Rate {
+    Rate {
+        bytes_per_second: bytes.map(|r| r.per_second),
+        requests_per_second: requests.map(|r| r.per_second),
+        bytes: used.bytes,
+        requests: used.requests,
+        debt_bytes: used.debt[0],
+        debt_requests: used.debt[1],
+        waits: used.waits,
+        waited_ns: u64::try_from(used.waited.as_nanos()).unwrap_or(u64::MAX),
     }
 }
 

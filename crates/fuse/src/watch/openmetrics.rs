@@ -1,6 +1,6 @@
 //! A sample as text of OpenMetrics 1.0.
 
-use super::sample::{Domain, Sample};
+use super::sample::{Domain, Rate, Sample, Tenant};
 use std::fmt::{Display, Write};
 
 /// Of the HTTP answer.
@@ -79,8 +79,79 @@ pub(crate) fn text(s: &Sample) -> String {
     t.line("braidfs_cache_hits_total", &[], c.hits);
     t.family("braidfs_cache_misses", "counter", "Reads that waited for the device.");
     t.line("braidfs_cache_misses_total", &[], c.misses);
+    tenants(&mut t, &s.tenants);
     t.0.push_str("# EOF\n");
     t.0
+}
+
+/// What tenants use of their limits; of what is not limited there is no line.
+fn tenants(t: &mut Text, tenants: &[Tenant]) {
+    type Of = fn(&Tenant) -> Option<u64>;
+    let gauges: [(&str, Of, &str); 5] = [
+        ("braidfs_tenant_used_bytes", |t| Some(t.used), "Space that a tenant uses."),
+        ("braidfs_tenant_limit_bytes", |t| t.space, "Space that it may use."),
+        ("braidfs_tenant_soft_limit_bytes", |t| t.soft_space, "Space that it may use for longer than its grace."),
+        ("braidfs_tenant_inodes", |t| Some(t.inodes), "Inodes that it has."),
+        ("braidfs_tenant_inodes_limit", |t| t.inodes_max, "Inodes that it may have."),
+    ];
+    for (name, of, help) in gauges {
+        t.family(name, "gauge", help);
+        for (tenant, n) in tenants.iter().filter_map(|tenant| Some((tenant, of(tenant)?))) {
+            t.line(name, &[("tenant", &tenant.name)], n);
+        }
+    }
+    type OfRate = fn(&Rate) -> Option<String>;
+    let rates: [(&str, &str, &str, OfRate, &str); 7] = [
+        (
+            "braidfs_tenant_rate_limit_bytes",
+            "",
+            "gauge",
+            |r| r.bytes_per_second.map(|n| n.to_string()),
+            "Bytes a second that a tenant may read or write.",
+        ),
+        (
+            "braidfs_tenant_rate_limit_requests",
+            "",
+            "gauge",
+            |r| r.requests_per_second.map(|n| n.to_string()),
+            "Requests a second.",
+        ),
+        (
+            "braidfs_tenant_charged_bytes",
+            "_total",
+            "counter",
+            |r| Some(r.bytes.to_string()),
+            "Bytes that it asked of the device while there was a limit.",
+        ),
+        ("braidfs_tenant_charged_requests", "_total", "counter", |r| Some(r.requests.to_string()), "Such requests."),
+        (
+            "braidfs_tenant_debt_bytes",
+            "",
+            "gauge",
+            |r| Some(r.debt_bytes.to_string()),
+            "Bytes of these that who comes next waits for.",
+        ),
+        ("braidfs_tenant_waits", "_total", "counter", |r| Some(r.waits.to_string()), "Calls that waited for a limit."),
+        (
+            "braidfs_tenant_waited_seconds",
+            "_total",
+            "counter",
+            |r| Some(seconds(r.waited_ns)),
+            "How long all of them did.",
+        ),
+    ];
+    for (name, suffix, kind, of, help) in rates {
+        t.family(name, kind, help);
+        for tenant in tenants {
+            for (way, rate) in [("read", &tenant.read), ("write", &tenant.written)] {
+                if rate.bytes_per_second.or(rate.requests_per_second).is_some()
+                    && let Some(value) = of(rate)
+                {
+                    t.line(&format!("{name}{suffix}"), &[("tenant", &tenant.name), ("way", way)], value);
+                }
+            }
+        }
+    }
 }
 
 fn domains(t: &mut Text, domains: &[Domain]) {
@@ -124,7 +195,9 @@ mod tests {
         serde_json::from_value(serde_json::json!({"layout": 1, "uptime_ns": 1_500_000_000, "label": "a\"b\\c\nd",
             "operations": [{"opcode": 15, "name": "READ", "requests": 9, "bytes": 4096, "latency": [[9, 5], [80, 2], [239, 1]]},
                            {"opcode": 3, "name": "GETATTR", "requests": 1}],
-            "domains": [{"domain": 0, "commits": 4}, {"domain": 1, "failed": "x"}]}))
+            "domains": [{"domain": 0, "commits": 4}, {"domain": 1, "failed": "x"}],
+            "tenants": [{"name": "free", "used": 4096},
+                        {"name": "web\n", "space": 8192, "written": {"requests_per_second": 10, "bytes": 7, "waited_ns": 1_500_000_000}}]}))
         .unwrap()
     }
 
@@ -170,6 +243,11 @@ mod tests {
         assert_eq!(of("braidfs_uptime_seconds"), 1.5);
         assert_eq!(of("braidfs_requests_total{operation=\"READ\"}"), 9.0);
         assert_eq!(of("braidfs_domain_failed{domain=\"1\"}"), 1.0);
+        assert_eq!(of("braidfs_tenant_used_bytes{tenant=\"free\"}"), 4096.0);
+        assert_eq!(of("braidfs_tenant_limit_bytes{tenant=\"web\\n\"}"), 8192.0);
+        assert_eq!(of("braidfs_tenant_charged_bytes_total{tenant=\"web\\n\",way=\"write\"}"), 7.0);
+        assert_eq!(of("braidfs_tenant_waited_seconds_total{tenant=\"web\\n\",way=\"write\"}"), 1.5);
+        assert!(!values.keys().any(|k| k.contains("way=\"read\"") || k.contains("limit_bytes{tenant=\"free")));
         assert_eq!(of("braidfs_volume_info{uuid=\"\",label=\"a\\\"b\\\\c\\nd\",version=\"\"}"), 1.0);
         let bucket =
             |le: &str| of(&format!("braidfs_request_duration_seconds_bucket{{operation=\"READ\",le=\"{le}\"}}"));

@@ -31,6 +31,8 @@ pub struct Sample {
     pub sampled: u32,
     /// Requests that wait for another thread to answer them.
     pub waiting: u64,
+    /// Requests that wait for their tenant's turn.
+    pub parked: u64,
     /// Operations that were asked at least once, in the order of their codes.
     pub operations: Vec<Operation>,
     /// In the order of their numbers.
@@ -170,6 +172,38 @@ pub struct Tenant {
     pub inodes: u64,
     /// Most inodes that it may have, if there is a limit.
     pub inodes_max: Option<u64>,
+    /// A limit that may be exceeded for a while, bytes.
+    pub soft_space: Option<u64>,
+    /// Since when it is, seconds since 1970.
+    pub soft_exceeded_since: Option<u64>,
+    /// For longer than it may: it is a hard limit now.
+    pub grace_is_over: bool,
+    /// What it reads, while that is limited.
+    pub read: Rate,
+    /// What it writes.
+    pub written: Rate,
+}
+
+/// What a tenant asks of the device while that is limited, and the limits.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Rate {
+    /// Most bytes a second, if there is a limit.
+    pub bytes_per_second: Option<u64>,
+    /// Most requests a second, if there is a limit.
+    pub requests_per_second: Option<u64>,
+    /// Bytes since the mount.
+    pub bytes: u64,
+    /// Requests since the mount.
+    pub requests: u64,
+    /// Bytes that were asked and that who comes next waits for.
+    pub debt_bytes: u64,
+    /// Such requests.
+    pub debt_requests: u64,
+    /// Calls that waited.
+    pub waits: u64,
+    /// How long all of them did.
+    pub waited_ns: u64,
 }
 
 impl Latency {

@@ -24,8 +24,8 @@ pub use results::Results;
 
 use crate::lab_args::{LabArgs, parse_size};
 use crate::results::TargetInfo;
-use crate::sys::{self, Machine};
-use crate::target::{Lab, Media, MediaKind, Target};
+use crate::sys::Machine;
+use crate::target::{Lab, Target};
 use crate::{Error, Result, cli};
 use results::{Plan, SCHEMA, VERSION, Volume};
 use std::path::PathBuf;
@@ -129,23 +129,7 @@ fn targets(args: &Args) -> Result<Vec<Target>> {
 fn measure(args: &Args, before: &[&str]) -> Result<Results> {
     let stop = cli::stop_flag()?;
     let targets = targets(args)?;
-    let root = rustix::process::geteuid().is_root();
-    if !root && let Some(t) = targets.iter().find(|t| t.needs_root() && **t != Target::Library) {
-        return Err(Error::Usage(format!(
-            "{t}: only root can make file systems: be root, or age a directory or the library"
-        )));
-    }
-    if root {
-        sys::private_mounts().map_err(|e| Error::io("making the mounts private", e))?;
-    }
-    let dir = tempfile::Builder::new().prefix("fxmark-").tempdir().map_err(|e| Error::io("making a directory", e))?;
-    let kind = match args.lab.kind() {
-        // the library needs no block device
-        MediaKind::Loop(dir) if !root => MediaKind::File(dir),
-        kind => kind,
-    };
-    let needs = targets.iter().any(Target::needs_device);
-    let media = needs.then(|| Media::make(&kind, args.size, args.size <= cli::FILL_MAX, dir.path())).transpose()?;
+    let (dir, media) = args.lab.prepare(&targets, args.size, "age a directory or the library")?;
     let plan = Plan {
         size: args.size,
         media: media.as_ref().map_or_else(|| "directories".into(), |m| m.what().to_owned()),

@@ -1,7 +1,7 @@
 //! Tables of what came between two samples.
 
 use crate::text;
-use braidfs_fuse::watch::sample::{Domain, Operation, Process, Sample, Tenant};
+use braidfs_fuse::watch::sample::{Domain, Operation, Process, Rate, Sample, Tenant};
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -266,6 +266,22 @@ fn tenant_table(before: &Sample, now: &Sample, sort: Sort, per_second: &dyn Fn(u
     if sort != Sort::Name {
         tenants.sort_by(|a, b| nearest(b).total_cmp(&nearest(a)));
     }
+    let was_of = |t: &Tenant| before.tenants.iter().find(|was| was.name == t.name).cloned().unwrap_or_default();
+    // of the limit that is nearer
+    let speed = |is: &Rate, was: &Rate| {
+        let (bytes, requests) = (per_second(is.bytes, was.bytes), per_second(is.requests, was.requests));
+        let part = |n: f64, of: Option<u64>| of.map(|of| 100.0 * n / of.max(1) as f64);
+        let most = [part(bytes, is.bytes_per_second), part(requests, is.requests_per_second)];
+        match most.into_iter().flatten().reduce(f64::max) {
+            Some(part) => format!("{} {part:.0} %", text::size(bytes as u64)),
+            None => "-".into(),
+        }
+    };
+    // calls that wait for a limit, on average
+    let waiting = |is: &Tenant, was: &Tenant| {
+        let sum = |t: &Tenant| t.read.waited_ns.saturating_add(t.written.waited_ns);
+        format!("{:.1}", per_second(sum(is), sum(was)) / 1e9)
+    };
     let row = |t: &&Tenant| {
         let domain = |s: &Sample| s.domains.iter().find(|d| d.domain == t.domain).cloned().unwrap_or_default();
         let (is, was) = (domain(now), domain(before));
@@ -278,12 +294,27 @@ fn tenant_table(before: &Sample, now: &Sample, sort: Sort, per_second: &dyn Fn(u
             of(t.used, t.space),
             t.inodes.to_string(),
             of(t.inodes, t.inodes_max),
+            speed(&t.read, &was_of(t).read),
+            speed(&t.written, &was_of(t).written),
+            waiting(t, &was_of(t)),
             rate(per_second(is.commits, was.commits)),
             state(&is),
         ]
     };
     Table {
-        columns: &["tenant", "domain", "used", "of limit", "inodes", "of limit", "commits/s", "state"],
+        columns: &[
+            "tenant",
+            "domain",
+            "used",
+            "of limit",
+            "inodes",
+            "of limit",
+            "read/s",
+            "written/s",
+            "waiting",
+            "commits/s",
+            "state",
+        ],
         rows: tenants.iter().map(row).collect(),
     }
 }
@@ -375,7 +406,8 @@ pub mod tests {
                           {"thread": 0, "requests": 2, "timed_ns": 0}, {"thread": 99, "requests": 1, "timed_ns": 9}],
             "tenants": [{"name": "free", "domain": 0, "used": 4096, "inodes": 1},
                         {"name": "web\u{1b}[2J", "domain": 0, "used": 1 << 20, "space": 4 << 20, "inodes": 10, "inodes_max": 1000},
-                        {"name": "mail", "domain": 1, "used": 1 << 20, "space": 4 << 20, "inodes": 1200, "inodes_max": 1000}]});
+                        {"name": "mail", "domain": 1, "used": 1 << 20, "space": 4 << 20, "inodes": 1200, "inodes_max": 1000,
+                         "written": {"bytes_per_second": 4 << 20, "requests_per_second": 100, "bytes": 2 << 20, "requests": 80, "waited_ns": 1_500_000_000u64}}]});
         (serde_json::from_value(before).unwrap(), serde_json::from_value(now).unwrap())
     }
 
@@ -417,16 +449,16 @@ pub mod tests {
         let tenants: Vec<_> = text.lines().skip_while(|l| !l.starts_with("tenant")).collect();
         assert_eq!(
             tenants[0].split_whitespace().collect::<Vec<_>>().join(" "),
-            "tenant domain used of limit inodes of limit commits/s state"
+            "tenant domain used of limit inodes of limit read/s written/s waiting commits/s state"
         );
         let row = |n: usize| view.tenants.rows[n].join(" | ");
-        assert_eq!(row(0), "mail | 1 | 1 MiB | 25 % | 1200 | 120 % | 0 | FAILED");
+        assert_eq!(row(0), "mail | 1 | 1 MiB | 25 % | 1200 | 120 % | - | 2 MiB 80 % | 1.5 | 0 | FAILED");
         assert!(
-            row(1).starts_with("web") && row(1).ends_with("| 0 | 1 MiB | 25 % | 10 | 1 % | 2.0 | ok"),
+            row(1).starts_with("web") && row(1).ends_with("| 0 | 1 MiB | 25 % | 10 | 1 % | - | - | 0.0 | 2.0 | ok"),
             "{}",
             row(1)
         );
-        assert_eq!(row(2), "free | 0 | 4 KiB | - | 1 | - | 2.0 | ok");
+        assert_eq!(row(2), "free | 0 | 4 KiB | - | 1 | - | - | - | 0.0 | 2.0 | ok");
         assert_eq!(View::new(&before, &now, Sort::Name, &names).tenants.rows[0][0], "free");
         // who has none is shown none
         assert_eq!(view.tabs().last(), Some(&Tab::Tenants));

@@ -264,7 +264,7 @@ fn it_keeps_its_rate_and_stops_when_told() {
 }
 
 fn tenant(v: &Volume, name: &str) {
-    let budget = TenantBudget { space: Some(4 << 20), inodes: Some(50) };
+    let budget = TenantBudget { space: Some(4 << 20), inodes: Some(50), ..TenantBudget::default() };
     v.tenant_create(InodeNo::ROOT, name.as_bytes(), 0o755, name, budget, &Cred::root()).unwrap();
 }
 
@@ -272,7 +272,9 @@ fn tenant(v: &Volume, name: &str) {
 #[test]
 fn what_headers_say_of_tenants_is_looked_at() {
     type Change = fn(&mut DomainHeader);
-    let cases: [(Change, u32); 9] = [
+    let cases: [(Change, u32); 11] = [
+        (|h| h.tenant_rates[0].burst = 1.into(), codes::TENANT),
+        (|h| h.tenant_soft_blocks = 1025.into(), codes::TENANT),
         (|h| h.tenant_name = [0; 64], codes::TENANT),
         (|h| h.tenant_name[1] = b'/', codes::TENANT),
         (|h| h.tenant_blocks = 255.into(), codes::TENANT),

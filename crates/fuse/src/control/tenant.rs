@@ -1,0 +1,293 @@
+//! Tenants of a mounted volume: the ioctl, and the client.
+
+use super::{ask, put};
+use braidfs::{Rate, RateUse, Rates, SoftLimit, Tenant, TenantBudget};
+use std::fs::File;
+use std::io;
+use std::time::Duration;
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
+
+/// `_IOWR(0xbf, 8, TenantArg)`: a tenant is made, changed, looked at or removed; on any directory, [`TenantCall::Create`] on the
+/// one that the root is to lie in. EPERM but for root and the server's user. What the volume says to it stands in the answer.
+pub(crate) const TENANT: u32 = 0xc400_bf08;
+
+/// Bytes of a file name, or of the reason why not.
+pub(crate) const TENANT_TEXT: usize = 640;
+
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct TenantArg {
+    /// [`TenantCall`].
+    pub call: u32,
+    /// Of the answer: 0, or why not.
+    pub errno: u32,
+    /// Of [`TenantCall::Next`]: how many there are before it. Of [`TenantCall::Set`]: [`LEAVE_SPACE`], [`SET_INODES`],
+    /// [`SET_SOFT`], [`SET_RATES`].
+    pub index: u32,
+    pub domain: u32,
+    /// Most bytes of space, 0: no limit.
+    pub space: u64,
+    pub used: u64,
+    pub inodes: u64,
+    pub root: u64,
+    /// 1: its domain is read-only.
+    pub failed: u32,
+    /// Of the answer: [`KNOWS_INODES`], [`KNOWS_RATES`].
+    pub mode: u32,
+    /// Most inodes, 0: no limit.
+    pub inodes_max: u64,
+    /// UTF-8, zeros behind it.
+    pub name: [u8; 80],
+    /// Name of the directory; of the answer why not.
+    pub text: [u8; TENANT_TEXT],
+    // what follows was text before there were rates: zeros of who does not know it
+    /// In the order of [`braidfs::format::domain::TENANT_RATES`], each with its burst; 0: no limit, a tenth of a second's.
+    pub rates: [[u64; 2]; 4],
+    /// Bytes, 0: no limit.
+    pub soft_space: u64,
+    /// Seconds.
+    pub grace: u32,
+    /// Of the answer, 1: it is over.
+    pub grace_is_over: u32,
+    /// Of the answer: since when the soft limit is exceeded, seconds since 1970, 0: it is not.
+    pub soft_since: u64,
+    /// Of the answer, of reads and of writes: bytes and requests, those of them that are not paid yet, calls that waited and
+    /// for how many ns.
+    pub used_of_rates: [[u64; 6]; 2],
+    pub reserved: [u64; 7],
+}
+const _: () = assert!(size_of::<TenantArg>() == 1024);
+
+/// [`TenantArg::index`] of a change: the limit of space stays.
+pub(crate) const LEAVE_SPACE: u32 = 1;
+/// [`TenantArg::index`] of a change: the limit of inodes is another one. (Programs of before there was one leave it.)
+pub(crate) const SET_INODES: u32 = 2;
+/// [`TenantArg::index`] of a change: the soft limit is another one.
+pub(crate) const SET_SOFT: u32 = 4;
+/// [`TenantArg::index`] of a change: this rate is another one.
+pub(crate) const SET_RATES: [u32; 4] = [8, 16, 32, 64];
+/// [`TenantArg::mode`] of the answer of a server that knows rates and soft limits.
+pub(crate) const KNOWS_RATES: u32 = 1 << 30;
+/// [`TenantArg::mode`] of the answer of a server that knows limits of inodes.
+pub(crate) const KNOWS_INODES: u32 = 1 << 31;
+
+/// [`TenantArg::call`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum TenantCall {
+    Create = 1,
+    Set,
+    Show,
+    Next,
+    Remove,
+}
+
+/// A tenant of a mounted volume.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TenantInfo {
+    /// Its name.
+    pub name: String,
+    /// Number of its root directory.
+    pub root: u64,
+    /// Number of its domain.
+    pub domain: u32,
+    /// Most bytes that it may use, if there is a limit.
+    pub space: Option<u64>,
+    /// Bytes that it uses.
+    pub used: u64,
+    /// Inodes that it has, its root directory among them.
+    pub inodes: u64,
+    /// Most inodes that it may have, if there is a limit.
+    pub inodes_max: Option<u64>,
+    /// Its soft limit.
+    pub soft_space: Option<SoftLimit>,
+    /// Since when it uses more than that, seconds since 1970.
+    pub soft_exceeded_since: Option<u64>,
+    /// It has done so for longer than it may.
+    pub grace_is_over: bool,
+    /// What it may ask of the device in a second.
+    pub rates: Rates,
+    /// What it read while it had rates.
+    pub read: RateUse,
+    /// What it wrote.
+    pub written: RateUse,
+    /// Its domain is read-only.
+    pub failed: bool,
+}
+
+/// Makes directory `entry` in the open directory `parent` of a mounted volume the root of a tenant.
+///
+/// # Errors
+/// EPERM: only root may, and the user of the server. ENOTTY: the server is too old. EROFS, EEXIST. Where the volume refuses,
+/// what it says to it, as the error's text.
+pub fn tenant_create(parent: &File, entry: &[u8], name: &str, budget: &TenantBudget) -> io::Result<TenantInfo> {
+    let mut arg = tenant_arg(TenantCall::Create, name)?;
+    arg.mode = 0o755;
+    (arg.space, arg.inodes_max) = (budget.space.unwrap_or(0), budget.inodes.unwrap_or(0));
+    put_soft(&mut arg, budget.soft_space);
+    let r = budget.rates;
+    arg.rates = [r.read_bps, r.write_bps, r.read_iops, r.write_iops].map(rate_number);
+    put(&mut arg.text, entry)?;
+    tenant(parent, arg)
+}
+
+/// A change of a limit: `None` leaves it as it is, `Some(None)` takes it away.
+pub type NewLimit<T = u64> = Option<Option<T>>;
+
+/// Which limits of a tenant change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct TenantChange {
+    /// Bytes.
+    pub space: NewLimit,
+    /// Inodes.
+    pub inodes: NewLimit,
+    /// The soft limit of space.
+    pub soft_space: NewLimit<SoftLimit>,
+    /// In the order of [`braidfs::format::domain::TENANT_RATES`].
+    pub rates: [NewLimit<Rate>; 4],
+}
+
+/// Changes the limits of a tenant of the volume that `dir` lies in.
+///
+/// # Errors
+/// As [`tenant_create`]; ENOENT.
+pub fn tenant_set(dir: &File, name: &str, change: &TenantChange) -> io::Result<TenantInfo> {
+    let mut arg = tenant_arg(TenantCall::Set, name)?;
+    arg.index = change.space.map_or(LEAVE_SPACE, |_| 0) | change.inodes.map_or(0, |_| SET_INODES);
+    let number = |n: NewLimit| n.flatten().unwrap_or(0);
+    (arg.space, arg.inodes_max) = (number(change.space), number(change.inodes));
+    if let Some(soft) = change.soft_space {
+        arg.index |= SET_SOFT;
+        put_soft(&mut arg, soft);
+    }
+    for ((rate, to), flag) in arg.rates.iter_mut().zip(change.rates).zip(SET_RATES) {
+        if let Some(to) = to {
+            arg.index |= flag;
+            *rate = rate_number(to);
+        }
+    }
+    tenant(dir, arg)
+}
+
+fn put_soft(arg: &mut TenantArg, soft: Option<SoftLimit>) {
+    arg.soft_space = soft.map_or(0, |s| s.space);
+    arg.grace = soft.map_or(0, |s| u32::try_from(s.grace.as_secs()).unwrap_or(u32::MAX));
+}
+
+fn rate_number(rate: Option<Rate>) -> [u64; 2] {
+    rate.map_or([0, 0], |r| [r.per_second, r.burst.unwrap_or(0)])
+}
+
+impl TenantArg {
+    /// The soft limit in it.
+    pub fn soft(&self) -> Option<SoftLimit> {
+        let grace = Duration::from_secs(self.grace.into());
+        (self.soft_space > 0).then_some(SoftLimit { space: self.soft_space, grace })
+    }
+
+    /// The rates in it, as [`TenantChange::rates`] has them.
+    pub fn rates(&self) -> [Option<Rate>; 4] {
+        let rate =
+            |[n, burst]: [u64; 2]| (n > 0).then_some(Rate { per_second: n, burst: Some(burst).filter(|n| *n > 0) });
+        self.rates.map(rate)
+    }
+
+    /// Tells of rates and of the soft limit.
+    pub fn tell_rates(&mut self, t: &Tenant) {
+        let r = t.budget.rates;
+        self.rates = [r.read_bps, r.write_bps, r.read_iops, r.write_iops].map(rate_number);
+        put_soft(self, t.budget.soft_space);
+        (self.soft_since, self.grace_is_over) = (t.soft_exceeded_since.unwrap_or(0), t.grace_is_over.into());
+        let used = |u: RateUse| {
+            let waited = u64::try_from(u.waited.as_nanos()).unwrap_or(u64::MAX);
+            [u.bytes, u.requests, u.debt[0], u.debt[1], u.waits, waited]
+        };
+        self.used_of_rates = [used(t.read), used(t.written)];
+        self.mode |= KNOWS_RATES;
+    }
+}
+
+/// One tenant of it.
+///
+/// # Errors
+/// As [`tenant_set`].
+pub fn tenant_show(dir: &File, name: &str) -> io::Result<TenantInfo> {
+    tenant(dir, tenant_arg(TenantCall::Show, name)?)
+}
+
+/// All of them.
+///
+/// # Errors
+/// As [`tenant_create`].
+pub fn tenants(dir: &File) -> io::Result<Vec<TenantInfo>> {
+    let mut all = Vec::new();
+    loop {
+        let arg = TenantArg { index: all.len() as u32, ..tenant_arg(TenantCall::Next, "")? };
+        match tenant(dir, arg) {
+            Ok(one) => all.push(one),
+            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => return Ok(all),
+            Err(e) => return Err(e),
+        }
+    }
+}
+
+/// Makes a tenant's root an ordinary directory.
+///
+/// # Errors
+/// As [`tenant_set`].
+pub fn tenant_remove(dir: &File, name: &str) -> io::Result<()> {
+    tenant(dir, tenant_arg(TenantCall::Remove, name)?).map(drop)
+}
+
+fn tenant_arg(call: TenantCall, name: &str) -> io::Result<TenantArg> {
+    let mut arg = TenantArg { call: call as u32, ..TenantArg::new_zeroed() };
+    put(&mut arg.name, name.as_bytes())?;
+    Ok(arg)
+}
+
+fn tenant(dir: &File, mut arg: TenantArg) -> io::Result<TenantInfo> {
+    let limits_inodes = arg.inodes_max > 0;
+    let limits_rates = arg.rates != [[0; 2]; 4] || arg.soft_space > 0;
+    ask(dir, TENANT, &mut arg)?;
+    let knows = arg.mode & KNOWS_INODES != 0;
+    let text = |bytes: &[u8]| {
+        let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
+        String::from_utf8_lossy(&bytes[..end]).into_owned()
+    };
+    let used = |[bytes, requests, a, b, waits, ns]: [u64; 6]| RateUse {
+        bytes,
+        requests,
+        debt: [a, b],
+        waits,
+        waited: Duration::from_nanos(ns),
+    };
+    match arg.errno as i32 {
+        0 if limits_inodes && !knows => Err(io::Error::other(
+            "the server is of an older version, which knows no limit of inodes: the others are set",
+        )),
+        0 if limits_rates && arg.mode & KNOWS_RATES == 0 => Err(io::Error::other(
+            "the server is of an older version, which knows no rates and no soft limits: the others are set",
+        )),
+        0 => Ok(TenantInfo {
+            name: text(&arg.name),
+            root: arg.root,
+            domain: arg.domain,
+            space: Some(arg.space).filter(|n| *n > 0),
+            used: arg.used,
+            inodes: arg.inodes,
+            inodes_max: Some(arg.inodes_max).filter(|n| *n > 0 && knows),
+            soft_space: arg.soft(),
+            soft_exceeded_since: Some(arg.soft_since).filter(|n| *n > 0),
+            grace_is_over: arg.grace_is_over == 1,
+            rates: {
+                let [read_bps, write_bps, read_iops, write_iops] = arg.rates();
+                Rates { read_bps, write_bps, read_iops, write_iops }
+            },
+            read: used(arg.used_of_rates[0]),
+            written: used(arg.used_of_rates[1]),
+            failed: arg.failed == 1,
+        }),
+        n @ (libc::EROFS | libc::EEXIST | libc::ENOENT) => Err(io::Error::from_raw_os_error(n)),
+        _ => Err(io::Error::other(text(&arg.text))),
+    }
+}

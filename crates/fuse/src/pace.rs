@@ -1,0 +1,384 @@
+//! Requests of tenants that have asked more of the device than they may in a second: they are put aside until their turn.
+//!
+//! A serving thread that slept would be one less for the tenant's neighbours, so a request that must wait is copied and parked,
+//! with the duty to answer it, and threads of this module's own serve it when its turn has come ([`braidfs::Turn`]). INTERRUPT
+//! changes nothing for it, as for any other request: who was killed is gone when the request is answered.
+//!
+//! **What is parked** is what a program waits for, and holds nothing in the kernel that others want: reads, direct and
+//! synchronous writes, fsyncs, what makes or removes a name in a directory, changes of attributes. Not parked, and charged
+//! all the same, so that what comes next waits the longer:
+//! - WRITE of the kernel's cache. Its flusher serves all tenants of the mount, and dirty pages count for all of them. The `write`
+//!   calls behind them wait instead: of files in a domain whose writes are limited the kernel must ask for attributes before
+//!   each `write`, as in a tight domain ([`crate::room`]), and that request waits for as many bytes as the call is seen to
+//!   write ([`requester::doing`]). When the pages come they are paid for.
+//! - times that the flusher writes back, by SETATTR, which it waits for.
+//! - RENAME: the kernel holds a lock of the whole mount meanwhile, where the directories are two.
+//! - what looks something up, and SYNCFS, which is everybody's.
+//!
+//! **How many.** The kernel hands out only so many requests that nobody in the kernel waits for by itself, and neither reads
+//! ahead nor writes back for anybody when many of them are out. So parked ones are bounded, for all and for each tenant,
+//! and where root has mounted the volume the kernel's threshold is raised by as many. What comes beyond is served at once and
+//! is debt.
+//!
+//! **Who waits for them.** When the kernel is told to drop pages of a file it waits for reads of them. While the helper thread
+//! does that, reads of the domain are not parked, and those that are go on ([`Pacer::rush`]).
+
+use crate::abi::{self, fattr, op};
+use crate::channel::Channel;
+use crate::fs::{BraidFs, CONGESTED, Context, MAX_IO_BYTES};
+use crate::node::WireId;
+use crate::request::{Answer, OwnedRequest, Request};
+use crate::requester::{self, Doing};
+use crate::transport::Later;
+use braidfs::{Demand, DomainId, Turn, Way};
+use braidfs_sync::{Condvar, Mutex, rank};
+use std::collections::{BTreeMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// Threads that serve what was parked. What they cannot keep up with has its turn at once, and is not parked.
+pub(crate) const THREADS: usize = 2;
+/// Parked of those that the kernel counts ([`crate::fs::MAX_BACKGROUND`]), and of them for one tenant.
+const MOST: usize = 448;
+const MOST_OF_ONE: usize = 192;
+/// The same where the kernel's threshold could not be raised: less than [`crate::fs::CONGESTED`].
+const MOST_UNRAISED: usize = 48;
+const MOST_OF_ONE_UNRAISED: usize = 24;
+/// What a `writev` and its kin are taken to write: how much it is cannot be seen.
+const SOME: usize = 64 << 10;
+/// So often it is looked whether a limit has changed.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// A request that waits for its turn.
+struct Parked {
+    turn: Turn,
+    /// The kernel counts it.
+    background: bool,
+    /// What it is going to write comes later, from the kernel's cache.
+    ahead: bool,
+    req: OwnedRequest,
+    later: Later,
+}
+
+/// Domain, and whether it writes.
+type Key = (usize, bool);
+
+#[derive(Default)]
+struct State {
+    /// Each in the order of their turns; none is empty.
+    queues: BTreeMap<Key, VecDeque<Parked>>,
+    /// Of which one was served last.
+    last: Key,
+    /// Domains of which pages are being dropped.
+    rushing: BTreeMap<usize, usize>,
+    /// Parked requests that the kernel counts.
+    background: usize,
+    ended: bool,
+}
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct Pacer {
+    state: Mutex<State, rank::Paced>,
+    wake: Condvar,
+    /// Parked at the moment.
+    parked: AtomicUsize,
+    /// Whether the kernel's threshold was raised: asked for once.
+    raised: AtomicBool,
+    asked: AtomicBool,
+}
+
+enum Next {
+    Now(Box<Parked>),
+    In(Duration),
+    Nothing,
+}
+
+impl State {
+    fn next(&mut self) -> Next {
+        let mut soonest: Option<Duration> = None;
+        let mut ready: Option<Key> = None;
+        // who was served last comes last
+        let behind = |key: &Key| *key <= self.last;
+        for (&key, queue) in &self.queues {
+            let Some(first) = queue.front() else { continue };
+            match first.turn.due().filter(|_| !self.rushing.contains_key(&key.0)) {
+                None if ready.is_none_or(|r| behind(&r) && !behind(&key)) => ready = Some(key),
+                None => {}
+                Some(due) => soonest = Some(soonest.map_or(due, |s| s.min(due))),
+            }
+        }
+        let Some(key) = ready else { return soonest.map_or(Next::Nothing, |due| Next::In(due.min(LOOK))) };
+        let Some(mut queue) = self.queues.remove(&key) else { return Next::Nothing };
+        let Some(p) = queue.pop_front() else { return Next::Nothing };
+        if !queue.is_empty() {
+            self.queues.insert(key, queue);
+        }
+        self.last = key;
+        self.background -= usize::from(p.background);
+        Next::Now(Box::new(p))
+    }
+
+    fn background_of(&self, domain: usize) -> usize {
+        let of_both = self.queues.range((domain, false)..=(domain, true));
+        of_both.map(|(_, q)| q.iter().filter(|p| p.background).count()).sum()
+    }
+}
+
+/// While it lives, reads of the domain are served at once.
+pub(crate) struct Rush<'a> {
+    pacer: &'a Pacer,
+    domain: usize,
+}
+
+impl Drop for Rush<'_> {
+    fn drop(&mut self) {
+        let mut s = self.pacer.state.lock();
+        if let Some(n) = s.rushing.get_mut(&self.domain) {
+            *n -= 1;
+            if *n == 0 {
+                s.rushing.remove(&self.domain);
+            }
+        }
+    }
+}
+
+impl Pacer {
+    /// Serves what is parked when its turn comes, until the volume is closed.
+    pub fn run(&self, mut serve: impl FnMut(Turned)) {
+        let mut s = self.state.lock();
+        while !s.ended {
+            match s.next() {
+                Next::Now(p) => {
+                    drop(s);
+                    self.parked.fetch_sub(1, Ordering::Relaxed);
+                    serve(Turned(p));
+                    s = self.state.lock();
+                }
+                Next::In(due) => drop(self.wake.wait_for(&mut s, due)),
+                Next::Nothing => self.wake.wait(&mut s),
+            }
+        }
+    }
+
+    /// Has [`Self::run`] end. Who is still parked gets EIO: the mount is gone.
+    pub fn end(&self) {
+        let queues = {
+            let mut s = self.state.lock();
+            s.ended = true;
+            std::mem::take(&mut s.queues)
+        };
+        self.wake.notify_all();
+        drop(queues);
+    }
+
+    /// Requests that wait for their turn.
+    pub fn parked(&self) -> usize {
+        self.parked.load(Ordering::Relaxed)
+    }
+
+    fn rush(&self, domain: usize) -> Rush<'_> {
+        *self.state.lock().rushing.entry(domain).or_default() += 1;
+        self.wake.notify_all();
+        Rush { pacer: self, domain }
+    }
+
+    /// Parks a request, or says that it cannot wait.
+    fn park(&self, p: impl FnOnce(Turn) -> Parked, turn: Turn, key: Key, background: bool) -> Option<Turn> {
+        let mut s = self.state.lock();
+        let (most, of_one) = match self.raised.load(Ordering::Relaxed) {
+            true => (MOST, MOST_OF_ONE),
+            false => (MOST_UNRAISED, MOST_OF_ONE_UNRAISED),
+        };
+        let full = background && (s.background >= most || s.background_of(key.0) >= of_one);
+        if full || s.ended || s.rushing.contains_key(&key.0) {
+            return Some(turn);
+        }
+        s.background += usize::from(background);
+        s.queues.entry(key).or_default().push_back(p(turn));
+        drop(s);
+        self.parked.fetch_add(1, Ordering::Relaxed);
+        self.wake.notify_one();
+        None
+    }
+}
+
+/// A request whose turn has come.
+pub(crate) struct Turned(Box<Parked>);
+
+/// What a request is going to ask of the device, of which inode's domain, and how it waits.
+struct Asks {
+    ino: WireId,
+    demand: Demand,
+    background: bool,
+    ahead: bool,
+}
+
+impl Asks {
+    fn of(ino: WireId, demand: Demand) -> Self {
+        Self { ino, demand, background: false, ahead: false }
+    }
+}
+
+impl BraidFs {
+    /// What of the request must wait for a tenant's turn, if it is one that is parked; see the module.
+    fn asks(&self, req: &Request<'_>) -> Option<Asks> {
+        let node = req.node();
+        let change = || Some(Asks::of(node, Demand::change()));
+        match req.head.opcode {
+            op::READ => {
+                let size = req.arg::<abi::ReadIn>().ok()?.size.min(MAX_IO_BYTES);
+                Some(Asks { background: true, ..Asks::of(node, Demand::read(size as usize)) })
+            }
+            op::WRITE => {
+                let arg = req.arg::<abi::WriteIn>().ok()?;
+                let size = arg.size.min(MAX_IO_BYTES) as usize;
+                let direct = arg.write_flags & abi::WRITE_CACHE == 0;
+                // the kernel may have asked before this one, too
+                let demand = Demand { ahead: true, ..Demand::write(size) };
+                direct.then(|| Asks { background: true, ..Asks::of(node, demand) })
+            }
+            op::FSYNC | op::FSYNCDIR => Some(Asks::of(node, Demand::sync())),
+            op::MKNOD | op::MKDIR | op::SYMLINK | op::LINK | op::UNLINK | op::RMDIR | op::CREATE | op::TMPFILE => {
+                change()
+            }
+            op::SETXATTR | op::REMOVEXATTR | op::FALLOCATE | op::LSEEK => change(),
+            op::SETATTR => {
+                let valid = req.arg::<abi::SetattrIn>().ok()?.valid;
+                let of_a_user = fattr::SIZE | fattr::MODE | fattr::UID | fattr::GID;
+                (valid & of_a_user != 0).then(change).flatten()
+            }
+            op::COPY_FILE_RANGE | op::COPY_FILE_RANGE_64 => {
+                let arg = req.arg::<abi::CopyRangeIn>().ok()?;
+                Some(Asks::of(WireId(arg.nodeid_out), Demand::write(arg.len.min(MAX_IO_BYTES.into()) as usize)))
+            }
+            op::GETATTR => self.asks_before_write(req),
+            _ => None,
+        }
+    }
+
+    /// The same of the question before a `write` through the kernel's cache.
+    fn asks_before_write(&self, req: &Request<'_>) -> Option<Asks> {
+        let arg = req.arg::<abi::GetattrIn>().ok()?;
+        if arg.getattr_flags & abi::GETATTR_FH == 0 || !self.paces_writes(self.domain_index(req.node().ino())?) {
+            return None;
+        }
+        let bytes = match requester::doing(req) {
+            Doing::Other => return None,
+            Doing::Writing(Some(n)) => usize::try_from(n).unwrap_or(usize::MAX).min(64 << 20),
+            Doing::Writing(None) => SOME,
+            // it may be no `write` at all: that is debt when it comes
+            Doing::Unknown => 0,
+        };
+        Some(Asks { ahead: true, ..Asks::of(req.node(), Demand::write(bytes)) })
+    }
+
+    /// Whether the tenant of the domain may write so much in a second only.
+    pub(crate) fn paces_writes(&self, domain: usize) -> bool {
+        self.vol.rates_limited(DomainId(domain as u16), Way::Write)
+    }
+
+    /// Handles a request, or parks it until its tenant's turn.
+    pub(crate) fn serve(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> crate::request::Handled {
+        if !self.vol.any_rates() {
+            return self.serve_now(req, out, cx);
+        }
+        let place = self.asks(req).and_then(|asks| Some((self.domain_index(asks.ino.ino())?, asks)));
+        let turn = place.and_then(|(d, asks)| Some((d, self.vol.come(DomainId(d as u16), asks.demand)?, asks)));
+        let Some((domain, turn, asks)) = turn else { return self.serve_now(req, out, cx) };
+        let turn = match turn.due() {
+            None => turn,
+            Some(_) => {
+                let park = |turn| Parked {
+                    turn,
+                    background: asks.background,
+                    ahead: asks.ahead,
+                    req: req.detach(),
+                    later: cx.later(),
+                };
+                let writes = asks.demand.way == Way::Write;
+                match self.pacer.park(park, turn, (domain, writes), asks.background) {
+                    None => return Ok(crate::request::Outcome::Deferred),
+                    Some(turn) => turn,
+                }
+            }
+        };
+        if asks.ahead {
+            turn.pay_ahead();
+            return self.serve_now(req, out, cx);
+        }
+        let _paid = turn.go();
+        self.serve_now(req, out, cx)
+    }
+
+    /// Serves a request whose turn has come, on a thread of [`Pacer::run`].
+    pub(crate) fn serve_turned(&self, Turned(p): Turned, out: &mut Answer) {
+        let Parked { turn, ahead, req, later, .. } = *p;
+        let paid = if ahead {
+            turn.pay_ahead();
+            None
+        } else {
+            Some(turn.go())
+        };
+        let req = req.get();
+        out.clear();
+        let handled = catch_unwind(AssertUnwindSafe(|| self.serve_now(&req, out, &later.context())));
+        let handled = handled.unwrap_or_else(|_| {
+            tracing::error!(op = op::name(req.head.opcode), node = %req.node(), "panic in a FUSE operation");
+            Err(rustix::io::Errno::IO)
+        });
+        drop(paid);
+        self.answer_later(&req, handled, later, out);
+    }
+
+    /// Has the kernel drop pages of a file, or of a range of it: by the helper thread only.
+    pub(crate) fn drop_pages(&self, id: WireId, range: Option<(u64, u64)>, channel: &Channel) {
+        let domain = self.domain_index(id.ino()).filter(|_| self.vol.any_rates());
+        let _rush = domain.map(|d| self.pacer.rush(d));
+        match range {
+            Some((offset, len)) => channel.invalidate_range(id, offset, len),
+            None => channel.invalidate(id, true),
+        }
+    }
+
+    /// The rates of a tenant have changed: from now on the kernel asks before each `write` there, where writes are limited,
+    /// and hands out more of what may be parked. On a thread of its own.
+    pub(crate) fn rates_changed(&self, domain: DomainId, channel: &Arc<Channel>) {
+        let [reads, writes] = [Way::Read, Way::Write].map(|way| self.vol.rates_limited(domain, way));
+        if reads || writes {
+            self.raise_threshold();
+        }
+        if writes {
+            let (files, channel) = (self.known_files(domain.0.into()), channel.clone());
+            let tell = move || files.iter().for_each(|id| channel.invalidate(*id, false));
+            if let Err(e) = crate::session::run_aside("fuse-rates", tell) {
+                tracing::warn!(error = %e, "no thread to tell the kernel that a tenant's writes are limited");
+            }
+        }
+    }
+
+    /// What is parked must not keep the kernel from reading ahead and writing back for others.
+    pub(crate) fn raise_threshold(&self) {
+        if self.pacer.asked.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let raise = || {
+            let file = self.dirty.as_ref()?.connection()?.join("congestion_threshold");
+            let now: usize = std::fs::read_to_string(&file).ok()?.trim().parse().ok()?;
+            // a process before this one may have raised it
+            let wanted = usize::from(CONGESTED) + MOST;
+            if now < wanted { std::fs::write(&file, wanted.to_string()).ok() } else { Some(()) }
+        };
+        match raise() {
+            Some(()) => self.pacer.raised.store(true, Ordering::Relaxed),
+            None => tracing::info!(
+                "the kernel's congestion threshold cannot be raised: few requests of tenants with limited rates wait at a time"
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

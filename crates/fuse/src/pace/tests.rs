@@ -1,0 +1,263 @@
+//! Requests of a tenant in debt, asked as the kernel asks, on a volume in memory and a clock of the tests.
+
+use super::*;
+use crate::fs::Negotiated;
+use crate::request::Outcome;
+use braidfs::device::{Device, MemDevice};
+use braidfs::{Cred, MkfsOptions, MountOptions, Rate, Rates, TenantBudget, Volume};
+use rustix::io::Errno;
+use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::AtomicU64;
+use std::sync::mpsc;
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+const MIB: u64 = 1 << 20;
+const WITHOUT_OPEN: u64 = abi::init::SETXATTR_EXT | abi::init::NO_OPEN_SUPPORT | abi::init::NO_OPENDIR_SUPPORT;
+
+struct Served {
+    fs: BraidFs,
+    channel: Arc<Channel>,
+    answers: std::sync::Mutex<std::io::PipeReader>,
+    now: &'static AtomicU64,
+    jobs: mpsc::Receiver<crate::fs::Job>,
+    /// A directory and a file of tenant `t`, and of nobody.
+    dir: WireId,
+    file: WireId,
+    other: WireId,
+}
+
+macro_rules! served {
+    () => {{
+        static NOW: AtomicU64 = AtomicU64::new(0);
+        Served::new(&NOW, || Duration::from_nanos(NOW.load(Ordering::Relaxed)))
+    }};
+}
+
+fn id(a: &braidfs::Attr) -> WireId {
+    WireId::new(a.ino, a.generation)
+}
+
+impl Served {
+    fn new(now: &'static AtomicU64, clock: fn() -> Duration) -> Self {
+        let device: Arc<dyn Device> = Arc::new(MemDevice::new(1 << 17));
+        braidfs::mkfs::format(std::slice::from_ref(&device), &MkfsOptions::default()).unwrap();
+        let how = MountOptions {
+            rate_clock: Some(clock),
+            paced_above: true,
+            cached_above: true,
+            background: false,
+            ..MountOptions::default()
+        };
+        let vol = Arc::new(Volume::mount(vec![device], how).unwrap());
+        let (jobs, work) = mpsc::channel();
+        let (answers, to) = std::io::pipe().unwrap();
+        let fs = BraidFs::new(vol, Negotiated { flags: WITHOUT_OPEN, minor: abi::MINOR }, jobs);
+        let channel = Arc::new(Channel::new(OwnedFd::from(to)));
+        let budget = TenantBudget::default();
+        let t = fs.vol.tenant_create(WireId::ROOT.ino(), b"t", 0o755, "t", budget, &Cred::root()).unwrap();
+        let new = braidfs::NewNode { kind: braidfs::FileKind::File, mode: 0o644, umask: 0, rdev: 0, target: b"" };
+        let file = fs.vol.create(t.root, b"f", &new, &Cred::root()).unwrap();
+        let other = fs.vol.create(WireId::ROOT.ino(), b"other", &new, &Cred::root()).unwrap();
+        for a in [&file, &other] {
+            fs.vol.write(&fs.vol.open(a.ino).unwrap(), 0, &vec![7; 2 << 20]).unwrap();
+        }
+        fs.vol.sync().unwrap();
+        let dir = id(&fs.vol.getattr(t.root).unwrap());
+        let (file, other, answers) = (id(&file), id(&other), std::sync::Mutex::new(answers));
+        Self { fs, channel, answers, now, jobs: work, dir, file, other }
+    }
+
+    fn limit(&self, rates: Rates) {
+        let t = self.fs.vol.tenant_change("t", |b| b.rates = rates).unwrap();
+        self.fs.rates_changed(t.domain, &self.channel);
+    }
+
+    /// In debt of `seconds`, each way.
+    fn in_debt(&self, seconds: u64) {
+        let mib = Some(Rate { per_second: MIB, burst: Some(1) });
+        self.limit(Rates { read_bps: mib, write_bps: mib, ..Rates::default() });
+        let domain = self.fs.vol.domain_of(self.dir.ino()).unwrap();
+        for way in [Way::Read, Way::Write] {
+            // as if somebody else had done so much: it is not given back
+            let turn =
+                self.fs.vol.come(domain, Demand { way, bytes: seconds * MIB, requests: 0, ahead: false }).unwrap();
+            std::mem::forget(turn);
+        }
+    }
+
+    fn ask(&self, unique: u64, opcode: u32, node: WireId, args: &[&[u8]]) -> Result<Outcome, Errno> {
+        let args = args.concat();
+        let mut head = abi::InHeader::new_zeroed();
+        (head.len, head.opcode, head.nodeid, head.unique) = (40 + args.len() as u32, opcode, node.0, unique);
+        let frame = [head.as_bytes(), &args].concat();
+        let cx = Context::new(&self.channel, unique, None);
+        self.fs.serve(&Request::parse(&frame).unwrap(), &mut Answer::new(MIB as usize), &cx)
+    }
+
+    fn read(&self, unique: u64, node: WireId, size: u32) -> Result<Outcome, Errno> {
+        let mut arg = abi::ReadIn::new_zeroed();
+        arg.size = size;
+        self.ask(unique, op::READ, node, &[arg.as_bytes()])
+    }
+
+    fn mknod(&self, unique: u64, dir: WireId, name: &str) -> Result<Outcome, Errno> {
+        let arg = abi::MknodIn { mode: 0o100_644, rdev: 0, umask: 0, padding: 0 };
+        self.ask(unique, op::MKNOD, dir, &[arg.as_bytes(), name.as_bytes(), b"\0"])
+    }
+
+    /// The next answer that was sent: of which request, error, bytes of the body.
+    fn answer(&self) -> (u64, i32, usize) {
+        let mut answers = self.answers.lock().unwrap();
+        let mut head = [0; 16];
+        answers.read_exact(&mut head).unwrap();
+        let head = abi::OutHeader::read_from_bytes(&head).unwrap();
+        let mut body = vec![0; head.len as usize - 16];
+        answers.read_exact(&mut body).unwrap();
+        (head.unique, head.error, body.len())
+    }
+
+    fn sleep(&self, ms: u64) {
+        self.now.fetch_add(ms * 1_000_000, Ordering::Relaxed);
+    }
+
+    /// With a thread that serves what was parked.
+    fn serving(&self, work: impl FnOnce()) {
+        std::thread::scope(|s| {
+            let fs = &self.fs;
+            s.spawn(move || {
+                let mut out = Answer::new(MIB as usize);
+                fs.pacer.run(|turned| fs.serve_turned(turned, &mut out));
+            });
+            let end = EndOnDrop(&self.fs.pacer);
+            work();
+            drop(end);
+        });
+    }
+}
+
+struct EndOnDrop<'a>(&'a Pacer);
+
+impl Drop for EndOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.end();
+    }
+}
+
+/// Everything of the tenant that a program waits for is parked, in the order in which it came, and answered when it is due.
+#[test]
+fn a_tenant_in_debt_waits_and_its_neighbours_do_not() {
+    let s = served!();
+    s.in_debt(10);
+    let sync = abi::FsyncIn::new_zeroed();
+    let mut size = abi::SetattrIn::new_zeroed();
+    (size.valid, size.size) = (fattr::SIZE, 5 << 20);
+    let write = |flags: u32| {
+        let mut arg = abi::WriteIn::new_zeroed();
+        (arg.size, arg.write_flags) = (4096, flags);
+        [arg.as_bytes(), &[9; 4096]].concat()
+    };
+    let wait = [
+        s.read(1, s.file, 4096),
+        s.ask(2, op::WRITE, s.file, &[&write(0)]),
+        s.mknod(3, s.dir, "new"),
+        s.ask(4, op::FSYNC, s.file, &[sync.as_bytes()]),
+        s.ask(5, op::SETATTR, s.file, &[size.as_bytes()]),
+        s.ask(6, op::UNLINK, s.dir, &[b"new\0"]),
+    ];
+    assert_eq!(wait, [Ok(Outcome::Deferred); 6]);
+    assert_eq!(s.fs.pacer.parked(), 6);
+    // what the kernel holds locks for, or its flusher waits for
+    let mut times = abi::SetattrIn::new_zeroed();
+    times.valid = fattr::MTIME | fattr::CTIME;
+    let get = abi::GetattrIn { getattr_flags: 0, dummy: 0, fh: 0 };
+    let goes_on = [
+        s.ask(11, op::WRITE, s.file, &[&write(abi::WRITE_CACHE)]),
+        s.ask(12, op::SETATTR, s.file, &[times.as_bytes()]),
+        s.ask(13, op::LOOKUP, s.dir, &[b"f\0"]),
+        s.ask(14, op::GETATTR, s.file, &[get.as_bytes()]),
+        s.ask(15, op::RENAME, s.dir, &[&s.dir.0.to_ne_bytes(), b"f\0g\0"]),
+        // and all that is of somebody else
+        s.read(16, s.other, 4096),
+        s.ask(17, op::WRITE, s.other, &[&write(0)]),
+        s.mknod(18, WireId::ROOT, "x"),
+    ];
+    assert_eq!(goes_on, [Ok(Outcome::Reply); 8]);
+    s.serving(|| {
+        s.sleep(9_000);
+        std::thread::sleep(3 * LOOK);
+        assert_eq!(s.fs.pacer.parked(), 6, "not yet");
+        s.sleep(2_000);
+        let mut answers: Vec<_> = (0..5).map(|_| s.answer()).collect();
+        // another way, another queue
+        answers.sort_by_key(|a| a.0 == 1);
+        let (_, writes) = (answers.pop().map(|a| assert_eq!((a.0, a.1, a.2), (1, 0, 4096))), answers);
+        assert!(writes.iter().all(|a| a.1 == 0), "{writes:?}");
+        let order: Vec<u64> = writes.iter().map(|a| a.0).filter(|n| *n != 4).collect();
+        assert!(order.is_sorted(), "{order:?}");
+        let last = s.answer();
+        assert_eq!(last.1, 0, "{last:?}");
+    });
+    assert_eq!(s.fs.vol.lookup(s.dir.ino(), b"new").unwrap_err().errno(), libc::ENOENT);
+    assert!(s.jobs.try_iter().count() < 9);
+}
+
+/// Of those that the kernel counts only so many are parked: the next one is served at once.
+#[test]
+fn what_the_kernel_counts_is_bounded() {
+    let s = served!();
+    s.in_debt(100);
+    for n in 0..MOST_OF_ONE_UNRAISED as u64 {
+        assert_eq!(s.read(n, s.file, 4096), Ok(Outcome::Deferred));
+    }
+    assert_eq!(s.read(100, s.file, 4096), Ok(Outcome::Reply));
+    assert_eq!(s.mknod(101, s.dir, "a"), Ok(Outcome::Deferred), "which the kernel does not count");
+    // where the volume is closed nobody waits for ever
+    s.fs.pacer.end();
+    for _ in 0..=MOST_OF_ONE_UNRAISED {
+        let (unique, error, _) = s.answer();
+        assert!(error == -libc::EIO && unique != 100, "{unique}: {error}");
+    }
+    assert_eq!(s.read(102, s.file, 4096), Ok(Outcome::Reply), "nor is anything parked then");
+}
+
+/// While the kernel drops pages, which waits for reads of them, reads go on; they are paid for later.
+#[test]
+fn a_rush_lets_reads_go() {
+    let s = served!();
+    s.in_debt(100);
+    assert_eq!(s.read(1, s.file, 65536), Ok(Outcome::Deferred));
+    let domain = s.fs.domain_index(s.file.ino()).unwrap();
+    s.serving(|| {
+        let rush = s.fs.pacer.rush(domain);
+        assert_eq!(s.answer(), (1, 0, 65536));
+        assert_eq!(s.read(2, s.file, 4096), Ok(Outcome::Reply));
+        drop(rush);
+        assert_eq!(s.read(3, s.file, 4096), Ok(Outcome::Deferred));
+        assert!(s.fs.vol.tenant("t").unwrap().read.debt[0] > 100 * MIB);
+        s.limit(Rates::default());
+        assert_eq!(s.answer(), (3, 0, 4096), "without a limit nobody waits");
+    });
+}
+
+/// Where writes are limited the kernel asks before each `write`, which waits; what comes of its cache is paid for then.
+#[test]
+fn writes_through_the_cache_wait_before_they_begin() {
+    let s = served!();
+    let ttl = |node: WireId| s.fs.attr_ttl(&s.fs.vol.getattr(node.ino()).unwrap());
+    assert!(ttl(s.file) > 0);
+    s.in_debt(10);
+    assert!(ttl(s.file) == 0 && ttl(s.other) > 0);
+    // no thread can be seen: it may be one that writes
+    let get = abi::GetattrIn { getattr_flags: abi::GETATTR_FH, dummy: 0, fh: 0 };
+    assert_eq!(s.ask(1, op::GETATTR, s.file, &[get.as_bytes()]), Ok(Outcome::Deferred));
+    assert_eq!(s.ask(2, op::GETATTR, s.other, &[get.as_bytes()]), Ok(Outcome::Reply));
+    s.serving(|| {
+        s.sleep(11_000);
+        let (unique, error, bytes) = s.answer();
+        assert!(unique == 1 && error == 0 && bytes > 0);
+    });
+    let read = Some(Rate { per_second: MIB, burst: None });
+    s.limit(Rates { read_bps: read, ..Rates::default() });
+    assert!(ttl(s.file) > 0, "reads only");
+}

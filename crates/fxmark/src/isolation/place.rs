@@ -1,0 +1,224 @@
+//! The directories of the two, what limits them, and the neighbour's process.
+
+use super::{Flood, Flooded, Plan};
+use crate::lab_args;
+use crate::target::{Lab, Target, program, run};
+use crate::{Error, Result};
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
+
+/// Directory of the victim.
+pub const VICTIM: &str = "victim";
+/// Directory of its neighbour.
+pub const NEIGHBOUR: &str = "neighbour";
+
+/// Bytes that each may have: both together what is there for sure.
+fn share(plan: &Plan) -> u64 {
+    plan.size * 2 / 5
+}
+
+/// A cgroup of a neighbour; removed with the value.
+#[derive(Debug)]
+pub struct Cgroup(PathBuf);
+
+impl Cgroup {
+    /// With so many bytes a second, each way, of this device.
+    fn limited(device: &Path, bps: u64) -> std::io::Result<Self> {
+        let root = Path::new("/sys/fs/cgroup");
+        // who has no such file runs version 1, or none
+        std::fs::write(root.join("cgroup.subtree_control"), "+io")?;
+        let at = root.join(format!("fxmark-isolation-{}", std::process::id()));
+        std::fs::create_dir(&at)?;
+        let group = Self(at);
+        let number = std::fs::metadata(device)?.rdev();
+        let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+        std::fs::write(group.0.join("io.max"), format!("{major}:{minor} rbps={bps} wbps={bps}"))?;
+        Ok(group)
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        // the process in it has ended
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}
+
+/// Has ext4 and XFS made and mounted so that directories can have quotas, where what sets them is there.
+pub fn ask_for_quotas(lab: &mut Lab, targets: &[Target]) {
+    if targets.contains(&Target::Ext4) && program("setquota").is_some() && program("chattr").is_some() {
+        lab.mkfs_options.push(("ext4".into(), "-O quota,project".into()));
+        lab.mount_options.push(("ext4".into(), "prjquota".into()));
+    }
+    if targets.contains(&Target::Xfs) && program("xfs_quota").is_some() {
+        lab.mount_options.push(("xfs".into(), "prjquota".into()));
+    }
+}
+
+fn text(path: &Path) -> Result<&str> {
+    path.to_str().ok_or_else(|| Error::Usage(format!("{}: not UTF-8", path.display())))
+}
+
+/// Makes the two directories of a mounted file system, and limits them: the commands, or why there is no limit.
+///
+/// # Errors
+/// Of making them.
+pub fn limit_mounted(
+    lab: &Lab,
+    target: &Target,
+    at: &Path,
+    device: Option<&Path>,
+    plan: &Plan,
+) -> Result<(Vec<String>, Option<Cgroup>)> {
+    if *target == Target::Braidfs {
+        return Ok((tenants_mounted(lab, at, plan)?, None));
+    }
+    let mut said = Vec::new();
+    for (id, dir) in [(4711, VICTIM), (4712, NEIGHBOUR)] {
+        let path = at.join(dir);
+        std::fs::create_dir(&path).map_err(|e| Error::io(format!("making {}", path.display()), e))?;
+        match project(target, at, &path, id, share(plan)) {
+            Ok(command) => said.push(command),
+            Err(why) => said.push(format!("without a project quota of {dir}: {why}")),
+        }
+    }
+    let mut cgroup = None;
+    if let (Some(bps), Some(device)) = (plan.neighbour_bps, device) {
+        match Cgroup::limited(device, bps) {
+            Ok(group) => {
+                said.push(format!("io.max of the neighbour's cgroup: rbps={bps} wbps={bps}"));
+                cgroup = Some(group);
+            }
+            Err(e) => said.push(format!("the neighbour's rate is not limited: no cgroup with io.max: {e}")),
+        }
+    }
+    Ok((said, cgroup))
+}
+
+/// A project quota of a directory: the command.
+fn project(target: &Target, at: &Path, dir: &Path, id: u32, bytes: u64) -> Result<String> {
+    let (at, dir, number) = (text(at)?, text(dir)?, id.to_string());
+    match target {
+        Target::Xfs => {
+            let assign = format!("project -s -p {dir} {id}");
+            let limit = format!("limit -p bhard={bytes} {id}");
+            run("xfs_quota", &["-x", "-c", &assign, "-c", &limit, at])?;
+            Ok(format!("xfs_quota -x -c '{limit}' DIR"))
+        }
+        _ => {
+            if program("setquota").is_none() {
+                return Err(Error::Other("setquota is not installed".into()));
+            }
+            run("chattr", &["+P", "-p", &number, dir])?;
+            let blocks = (bytes / 1024).to_string();
+            run("setquota", &["-P", &number, "0", &blocks, "0", "0", at])?;
+            Ok(format!("setquota -P {id} 0 {blocks} 0 0 DIR"))
+        }
+    }
+}
+
+fn tenants_mounted(lab: &Lab, at: &Path, plan: &Plan) -> Result<Vec<String>> {
+    let missing = || Error::Usage("the program braidfs was not found: name it with --braidfs".into());
+    let braidfs = text(lab.braidfs.as_deref().ok_or_else(missing)?)?;
+    let space = share(plan).to_string();
+    let mut said = Vec::new();
+    for dir in [VICTIM, NEIGHBOUR] {
+        let path = at.join(dir);
+        let mut args = vec!["tenant", "create", "--space", &space];
+        let bps = plan.neighbour_bps.filter(|_| dir == NEIGHBOUR).map(|n| n.to_string());
+        if let Some(bps) = &bps {
+            args.extend(["--read-bps", bps, "--write-bps", bps]);
+        }
+        args.push(text(&path)?);
+        run(braidfs, &args)?;
+        said.push(format!("braidfs {} DIR/{dir}", args[..args.len() - 1].join(" ")));
+    }
+    Ok(said)
+}
+
+/// The same in process.
+///
+/// # Errors
+/// Of making them.
+#[cfg(feature = "braidfs")]
+pub fn tenants(fs: &crate::fs::Library, plan: &Plan) -> Result<Vec<String>> {
+    use braidfs::{InodeNo, Rate, Rates, TenantBudget};
+    let mut said = Vec::new();
+    for dir in [VICTIM, NEIGHBOUR] {
+        let rate = plan.neighbour_bps.filter(|_| dir == NEIGHBOUR).map(|n| Rate { per_second: n, burst: None });
+        let rates = Rates { read_bps: rate, write_bps: rate, ..Rates::default() };
+        let budget = TenantBudget { space: Some(share(plan)), rates, ..TenantBudget::default() };
+        let made = fs.volume.tenant_create(InodeNo::ROOT, dir.as_bytes(), 0o755, dir, budget, &fs.cred);
+        made.map_err(|e| Error::Other(format!("making tenant {dir}: {e}")))?;
+        let bps = rate.map_or_else(String::new, |r| format!(", {} bytes a second each way", r.per_second));
+        said.push(format!("Volume::tenant_create of {dir}: {} bytes{bps}", share(plan)));
+    }
+    Ok(said)
+}
+
+/// A neighbour beside a mounted file system; it ends with the value, or with this process.
+#[derive(Debug)]
+pub struct Process {
+    child: Child,
+    out: BufReader<ChildStdout>,
+}
+
+impl Process {
+    /// Starts it and waits until it floods.
+    ///
+    /// # Errors
+    /// It cannot be started, or ended before.
+    pub fn start(
+        before: &[&str],
+        dir: &Path,
+        (flood, bytes): (Flood, u64),
+        cpu: usize,
+        cgroup: Option<&Cgroup>,
+    ) -> Result<Self> {
+        let exe = std::env::current_exe().map_err(|e| Error::io("finding this program", e))?;
+        let mut command = Command::new(exe);
+        command.args(lab_args::words(before, "neighbour")).arg(dir).arg(flood.name());
+        command.args([bytes.to_string(), cpu.to_string()]).args(cgroup.map(|g| &g.0));
+        let spawned = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+        let mut child = spawned.map_err(|e| Error::io("starting the neighbour", e))?;
+        let Some(out) = child.stdout.take() else { return Err(Error::Other("the neighbour has no output".into())) };
+        let mut process = Self { child, out: BufReader::new(out) };
+        if process.line()? == "ready" { Ok(process) } else { Err(process.failed()) }
+    }
+
+    fn line(&mut self) -> Result<String> {
+        let mut line = String::new();
+        self.out.read_line(&mut line).map_err(|e| Error::io("listening to the neighbour", e))?;
+        Ok(line.trim().to_owned())
+    }
+
+    fn failed(&mut self) -> Error {
+        drop(self.child.stdin.take());
+        let how = self.child.wait().map_or_else(|e| e.to_string(), |s| s.to_string());
+        Error::Other(format!("the neighbour failed ({how}): what it said stands above"))
+    }
+
+    /// Ends it; what it did.
+    ///
+    /// # Errors
+    /// It failed.
+    pub fn end(mut self) -> Result<Flooded> {
+        drop(self.child.stdin.take());
+        let line = self.line()?;
+        let done = serde_json::from_str(&line).map_err(|_| self.failed())?;
+        match self.child.wait() {
+            Ok(status) if status.success() => Ok(done),
+            _ => Err(self.failed()),
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // where it has ended both say so
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
