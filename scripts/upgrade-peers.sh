@@ -3,6 +3,7 @@
 # program takes it over ROUNDS times (default 100). No client may see an error, no acknowledged transaction may be missing, no
 # commit; amcheck, git fsck and fsck must find nothing.
 . "$(dirname "$0")/lib.sh"
+. "$ROOT/scripts/pg.sh"
 
 need_root
 rounds=${ROUNDS:-100}
@@ -89,21 +90,7 @@ failed=$(awk -F: '/number of failed transactions/ { split($2, n, " "); sum += n[
 done_=$(awk -F: '/number of transactions actually processed/ { split($2, n, "/"); sum += n[1] } END { print sum + 0 }' "$WORK/pgbench")
 [ "$failed" = 0 ] || die "$failed transactions failed"
 if grep -E 'PANIC|FATAL|ERROR|could not' "$WORK/run/server.log"; then die "errors in PostgreSQL's log"; fi
-last=$(tail -n 1 "$WORK/acknowledged")
-found=$(sql -c "select count(*) from acknowledged where id <= $last")
-[ "$found" = "$last" ] || die "$last inserts were acknowledged, $found are there"
-sql >"$WORK/amcheck" 2>&1 <<'SQL' || die "amcheck: $(cat "$WORK/amcheck")"
-do $$
-declare index regclass;
-begin
-    for index in select c.oid from pg_class c join pg_am a on a.oid = c.relam where a.amname = 'btree' and c.relkind = 'i'
-    loop
-        perform bt_index_parent_check(index, true);
-    end loop;
-end $$
-SQL
-same=$(sql -c "select (select sum(abalance) from pgbench_accounts) = (select sum(bbalance) from pgbench_branches) and (select sum(bbalance) from pgbench_branches) = (select sum(delta) from pgbench_history)")
-[ "$same" = t ] || die "pgbench's balances do not agree"
+nothing_is_missing
 as_user pg_ctl -D "$WORK/v/data" -m fast -w stop >/dev/null
 rm -f "$WORK/run/postmaster"
 as_user pg_checksums -D "$WORK/v/data" --check >/dev/null || die "pg_checksums finds damaged pages"

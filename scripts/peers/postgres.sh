@@ -2,6 +2,7 @@
 # make postgres: pgbench on PostgreSQL on braidfs; kill -9 of the servers and of the braidfs daemon under load; after
 # the remount PostgreSQL must recover, amcheck must find nothing and no acknowledged transaction may be missing.
 . "$(dirname "$0")/../lib.sh"
+. "$ROOT/scripts/pg.sh"
 
 need_root
 seconds=${POSTGRES_SECONDS:-60}
@@ -56,23 +57,7 @@ remount_braidfs pg.img pg
 # The servers are dead, but as zombies their process ids may still be there for PostgreSQL to stumble over.
 rm -f "$WORK/run"/.s.PGSQL.* "$WORK/pg/data/postmaster.pid"
 start
-last=$(tail -n 1 "$WORK/acknowledged")
-found=$(sql -c "select count(*) from acknowledged where id <= $last")
-[ "$found" = "$last" ] || die "$last inserts were acknowledged, $found are there after recovery"
-sql >"$WORK/amcheck" 2>&1 <<'SQL' || die "amcheck: $(cat "$WORK/amcheck")"
-do $$
-declare index regclass;
-begin
-    for index in select c.oid from pg_class c join pg_am a on a.oid = c.relam where a.amname = 'btree' and c.relkind = 'i'
-    loop
-        perform bt_index_parent_check(index, true);
-    end loop;
-end $$
-SQL
-damaged=$(sql -c "select count(*) from pg_class c, lateral verify_heapam(c.oid) where c.relkind = 'r'")
-[ "$damaged" = 0 ] || die "amcheck: $damaged damaged tuples"
-same=$(sql -c "select (select sum(abalance) from pgbench_accounts) = (select sum(bbalance) from pgbench_branches) and (select sum(bbalance) from pgbench_branches) = (select sum(delta) from pgbench_history)")
-[ "$same" = t ] || die "pgbench's balances do not agree"
+nothing_is_missing
 as_user pg_ctl -D "$WORK/pg/data" -m fast -w stop >/dev/null
 rm -f "$WORK/run/postmaster"
 as_user pg_checksums -D "$WORK/pg/data" --check >/dev/null || die "pg_checksums finds damaged pages"

@@ -237,3 +237,53 @@ impl Handles {
         &self.writers[(ino.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - SHARDS.trailing_zeros())) as usize]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use braidfs::{MkfsOptions, MountOptions, Volume};
+    use braidfs_device::{Device, MemDevice};
+    use std::sync::Arc;
+
+    fn volume() -> Volume {
+        let device: Arc<dyn Device> = Arc::new(MemDevice::new(16384));
+        braidfs::mkfs::format(std::slice::from_ref(&device), &MkfsOptions::default()).unwrap();
+        Volume::mount(vec![device], MountOptions::default()).unwrap()
+    }
+
+    #[test]
+    fn numbers_stay_over_any_number_of_processes() {
+        let vol = volume();
+        let open = |cached_writer| Handle {
+            file: vol.open(InodeNo::ROOT).unwrap(),
+            cached_writer,
+            append_only: false,
+            fh: 0,
+            caps_epoch: AtomicU64::new(0),
+        };
+        let mut handles = Handles::default();
+        let mut known = vec![handles.insert(open(true)).unwrap(), handles.insert(open(false)).unwrap()];
+        for process in 0..5 {
+            assert!(handles.has_cached_writer(InodeNo::ROOT));
+            let (handed, promised) = handles.handed();
+            assert_eq!((handed.len(), promised.len()), (known.len(), usize::from(process == 0)));
+            let again = handed.iter().map(|h| (h.fh, h.of(vol.open(InodeNo::ROOT).unwrap())));
+            handles = Handles::of_earlier(again.collect::<Vec<_>>()).unwrap();
+            handles.set_promised(&[]);
+            let new = handles.insert(open(false)).unwrap();
+            assert!(!known.contains(&new), "a number that the kernel has is given again");
+            known.push(new);
+            for fh in &known {
+                assert_eq!(handles.get(*fh).unwrap().fh, *fh);
+            }
+            let closed = known.remove(1);
+            handles.release(closed).unwrap();
+            assert_eq!((handles.get(closed).err(), handles.release(closed)), (Some(Errno::BADF), Err(Errno::BADF)));
+        }
+        assert_eq!(handles.get(7 << KEY_BITS).err(), Some(Errno::BADF));
+        handles.release(known[0]).unwrap();
+        assert!(!handles.has_cached_writer(InodeNo::ROOT));
+        let twice = [(5, open(false)), (5, open(false))];
+        assert_eq!(Handles::of_earlier(twice).err(), Some(Errno::INVAL));
+    }
+}
