@@ -142,7 +142,7 @@ fn what_others_write_meanwhile_counts() {
             assert!(is >> 32 == b && is & 0xffff_ffff >= least, "block {b}: {is:x}, {least} was written");
             assert!(got == block(b, is & 0xffff_ffff), "block {b} is torn");
         }
-        if n % 2 == 0 {
+        if n.is_multiple_of(2) {
             v.fsync(f.ino(), false).unwrap();
         }
     };
