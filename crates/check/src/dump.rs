@@ -238,6 +238,13 @@ impl Dump {
                 };
                 line!(o, "soft limit       {} blocks, for {} s{since}", h.tenant_soft_blocks, h.tenant_grace);
             }
+            if (h.tenant_memory_min.get(), h.tenant_memory_max.get()) != (0, 0) {
+                let most = match h.tenant_memory_max.get() {
+                    0 => "no limit".into(),
+                    n => format!("{n} bytes at most"),
+                };
+                line!(o, "memory           {} bytes at least, {most}", h.tenant_memory_min);
+            }
             for (rate, name) in h.tenant_rates.iter().zip(TENANT_RATES).filter(|(r, _)| r.per_second.get() > 0) {
                 line!(o, "{name:<16} {} per second, {} at once", rate.per_second, rate.burst);
             }

@@ -40,5 +40,7 @@ pub use volume::held::hand_over::NotHandedOver;
 pub use volume::journal_replay::JournalReplay;
 pub use volume::rebalance::Rebalanced;
 pub use volume::resize::{NewSize, Resized};
-pub use volume::tenants::{GRACE, SoftLimit, TENANT_BPS_MIN, TENANT_INODES_MAX, TENANT_IOPS_MIN, Tenant, TenantBudget};
+pub use volume::tenants::{
+    GRACE, SoftLimit, TENANT_BPS_MIN, TENANT_INODES_MAX, TENANT_IOPS_MIN, TENANT_MEMORY_MIN, Tenant, TenantBudget,
+};
 pub use volume::{OpenFile, Ticket, Volume};

@@ -452,6 +452,15 @@ pub struct CacheUse {
     pub misses: u64,
 }
 
+/// What a tenant may hold of the volume's cache, bytes: pages, inodes, names and indexes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct MemoryBudget {
+    /// Others take nothing of it as long as it holds no more.
+    pub least: u64,
+    /// It holds no more; `None`: as much as there is.
+    pub most: Option<u64>,
+}
+
 /// State of a domain, for `info` and tests.
 #[derive(Debug, Clone, serde::Serialize)]
 pub struct DomainInfo {

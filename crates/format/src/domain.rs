@@ -71,8 +71,12 @@ pub struct DomainHeader {
     pub tenant_grace: U32,
     /// Unused, 0.
     pub reserved3: U32,
+    /// Bytes of the cache that others leave the tenant; 0: none.
+    pub tenant_memory_min: U64,
+    /// Bytes of the cache that it may hold; 0: as many as there are.
+    pub tenant_memory_max: U64,
     /// Unused, 0.
-    pub reserved: [u8; 3800],
+    pub reserved: [u8; 3784],
 }
 const _: () = assert!(size_of::<DomainHeader>() == BLOCK_BYTES);
 

@@ -247,7 +247,7 @@ fn rates_stay_over_a_mount() {
         write_iops: Some(Rate { per_second: 10, burst: Some(1 << 50) }),
     };
     let soft_space = Some(SoftLimit { space: 3 * MIB, grace: Duration::from_secs(u32::MAX.into()) });
-    let budget = TenantBudget { space: Some(3 * MIB), soft_space, rates, inodes: Some(7) };
+    let budget = TenantBudget { space: Some(3 * MIB), soft_space, rates, inodes: Some(7), ..TenantBudget::default() };
     b.v().tenant_create(ROOT, b"t", 0o755, "t", budget, &Cred::root()).unwrap();
     for wrong in [
         TenantBudget { rates: Rates { read_bps: per_second(65535), ..rates }, ..budget },

@@ -307,7 +307,7 @@ fn bind(m: &mut Model, d: usize, path: &str, name: &str, change: impl FnOnce(&mu
 #[test]
 fn tenants_fields_are_looked_at() {
     type Damage = fn(&mut DomainHeader);
-    let cases: [(Damage, Option<(&str, u64)>); 16] = [
+    let cases: [(Damage, Option<(&str, u64)>); 18] = [
         (|h| h.tenant_name = [0; 64], Some(("tenant-1", 300))),
         (|h| h.tenant_name[1] = b'/', Some(("tenant-1", 300))),
         (|h| h.tenant_name[0] = 0xff, Some(("tenant-1", 300))),
@@ -321,6 +321,8 @@ fn tenants_fields_are_looked_at() {
         (|h| h.tenant_soft_blocks = 301.into(), Some(("one", 300))),
         (|h| h.tenant_grace = 7.into(), Some(("one", 300))),
         (|h| h.tenant_soft_since = 7.into(), Some(("one", 300))),
+        (|h| h.tenant_memory_max = ((4 << 20) - 1).into(), Some(("one", 300))),
+        (|h| (h.tenant_memory_min, h.tenant_memory_max) = ((9 << 20).into(), (8 << 20).into()), Some(("one", 300))),
         (|h| h.tenant_root = 0.into(), None),
         (|h| h.tenant_root = InodeNo::ROOT.0.into(), None),
         (|h| h.tenant_generation = (h.tenant_generation.get() + 1).into(), None),
@@ -333,6 +335,7 @@ fn tenants_fields_are_looked_at() {
         (h.tenant_soft_blocks, h.tenant_soft_since, h.tenant_grace) = (256.into(), 1.into(), 0.into());
         h.tenant_rates[0].per_second = (1 << 50).into();
         h.tenant_rates[0].burst = (1 << 50).into();
+        (h.tenant_memory_min, h.tenant_memory_max) = ((8 << 20).into(), (8 << 20).into());
     });
     repair::write(&mut m).unwrap();
     assert_eq!(run(&base, &FORCE).findings, vec![]);
@@ -349,8 +352,8 @@ fn tenants_fields_are_looked_at() {
         assert_eq!((after.findings, after.dirs), (vec![], 4), "{i}");
         let h = model(&dev).domains[1].header.unwrap();
         assert_eq!(
-            (h.tenant_inodes.get(), h.tenant_rates, h.tenant_soft_blocks.get()),
-            (0, [TenantRate::default(); 4], 0),
+            (h.tenant_inodes.get(), h.tenant_rates, h.tenant_soft_blocks.get(), h.tenant_memory_max.get()),
+            (0, [TenantRate::default(); 4], 0, 0),
             "{i}"
         );
         let is = (h.tenant_root.get() > 0).then(|| (h.tenant_name_str(), h.tenant_blocks.get()));

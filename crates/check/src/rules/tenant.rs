@@ -7,6 +7,8 @@ use std::collections::HashSet;
 
 /// The least limit of a tenant, blocks: what the engine takes.
 const BLOCKS_MIN: u64 = 256;
+/// The least ceiling of memory, bytes.
+const MEMORY_MIN: u64 = 4 << 20;
 /// The highest limit of inodes: what the engine takes, more than a volume can have.
 const INODES_MAX: u64 = 1 << 56;
 
@@ -25,6 +27,8 @@ pub enum Wrong {
     Rate(usize, String),
     /// The soft limit is none.
     Soft(String),
+    /// The limits of memory are none.
+    Memory(String),
 }
 
 impl Wrong {
@@ -35,7 +39,8 @@ impl Wrong {
         | Self::Limit(why)
         | Self::Inodes(why)
         | Self::Rate(_, why)
-        | Self::Soft(why)) = self;
+        | Self::Soft(why)
+        | Self::Memory(why)) = self;
         why
     }
 }
@@ -68,7 +73,7 @@ pub fn fields(h: &DomainHeader, owner: impl Fn(InodeNo) -> Option<u16>, mut wron
     let root = h.tenant_root.get();
     let blank = h.tenant_generation.get() == 0 && h.tenant_blocks.get() == 0 && h.tenant_name == [0; 64];
     let blank = blank && h.tenant_inodes.get() == 0 && h.tenant_rates == [TenantRate::default(); 4];
-    let blank = blank && soft(h) == (0, 0, 0);
+    let blank = blank && soft(h) == (0, 0, 0) && memory(h) == (0, 0);
     if root == 0 {
         if !blank {
             wrong(Wrong::Root("a tenant without a directory".into()));
@@ -100,6 +105,15 @@ pub fn fields(h: &DomainHeader, owner: impl Fn(InodeNo) -> Option<u16>, mut wron
     if most > 0 && (most < BLOCKS_MIN || blocks > 0 && most > blocks) || most == 0 && (since, grace) != (0, 0) {
         wrong(Wrong::Soft(format!("the tenant's soft limit is {most} blocks, exceeded since {since}")));
     }
+    let (least, most) = memory(h);
+    if most > 0 && most < MEMORY_MIN.max(least) {
+        wrong(Wrong::Memory(format!("the tenant's memory is {least} bytes at least and {most} at most")));
+    }
+}
+
+/// Least and most bytes of memory.
+fn memory(h: &DomainHeader) -> (u64, u64) {
+    (h.tenant_memory_min.get(), h.tenant_memory_max.get())
 }
 
 /// The soft limit, since when it is exceeded, and for how long it may be.
@@ -123,6 +137,12 @@ pub fn clear(h: &mut DomainHeader) {
     h.tenant_name = [0; 64];
     h.tenant_rates = [TenantRate::default(); 4];
     no_soft_limit(h);
+    any_memory(h);
+}
+
+/// Takes the limits of memory away.
+pub fn any_memory(h: &mut DomainHeader) {
+    (h.tenant_memory_min, h.tenant_memory_max) = (0.into(), 0.into());
 }
 
 /// Takes a rate away: which one it was nobody knows.

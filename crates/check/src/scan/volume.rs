@@ -256,6 +256,7 @@ fn check_tenants(m: &mut Model) {
                 Wrong::Inodes(_) => tenant::unlimited_inodes(&mut h),
                 Wrong::Rate(which, _) => tenant::unlimited_rate(&mut h, which),
                 Wrong::Soft(_) => tenant::no_soft_limit(&mut h),
+                Wrong::Memory(_) => tenant::any_memory(&mut h),
             }
             log.add(codes::TENANT, None, w.why());
         }

@@ -2,7 +2,7 @@
 
 use crate::failure::{Failure, Outcome, host_error};
 use crate::{mountinfo, text};
-use braidfs::{Rate, RateUse, SoftLimit, TenantBudget, Timestamp};
+use braidfs::{MemoryBudget, Rate, RateUse, SoftLimit, TenantBudget, Timestamp};
 use braidfs_fuse::control::{self, TenantChange, TenantInfo};
 use rustix::io::Errno;
 use serde::Serialize;
@@ -22,6 +22,7 @@ use std::time::Duration;
     braidfs tenant set --soft-space 15G --grace 3d /mnt web   more than 15 GiB for three days only\n  \
     braidfs tenant set --write-bps 100M/200M /mnt web         100 MiB a second, after a pause 200 MiB at once\n  \
     braidfs tenant set --read-iops 500 --write-iops none /mnt web\n  \
+    braidfs tenant set --memory-min 64M --memory-max 256M /mnt web   of the server's cache\n  \
     braidfs tenant list /mnt\n  \
     braidfs tenant remove /mnt web                  an ordinary directory from now on, with all that is in it\n\n\
     What is made below the directory of a tenant lies in a domain of its own: a journal, an allocator and transactions that\n\
@@ -57,7 +58,7 @@ enum Call {
     },
     /// Change limits of a tenant, while it is in use
     #[command(group = clap::ArgGroup::new("limits")
-        .args(["space", "inodes", "soft_space", "read_bps", "write_bps", "read_iops", "write_iops"])
+        .args(["space", "inodes", "soft_space", "read_bps", "write_bps", "read_iops", "write_iops", "memory_min", "memory_max"])
         .required(true)
         .multiple(true))]
     Set {
@@ -125,9 +126,19 @@ struct More {
     /// Most requests a second that it may write by
     #[arg(long, value_parser = parse_iops, value_name = "RATE[/BURST]")]
     write_iops: Option<RateLimit>,
+    /// What others leave it of the server's cache: 64M, or none
+    #[arg(long, value_parser = parse, value_name = "SIZE")]
+    memory_min: Option<Limit>,
+    /// Most that it may hold of the server's cache: 256M, or none
+    #[arg(long, value_parser = parse, value_name = "SIZE")]
+    memory_max: Option<Limit>,
 }
 
 impl More {
+    fn memory(&self) -> [Option<Option<u64>>; 2] {
+        [self.memory_min, self.memory_max].map(|l| l.map(|l| l.0))
+    }
+
     fn soft(&self) -> Option<Option<SoftLimit>> {
         self.soft_space.map(|l| l.0.map(|space| SoftLimit { space, grace: self.grace }))
     }
@@ -219,6 +230,10 @@ struct Report {
     soft_exceeded_since: Option<u64>,
     /// For longer than that: it is a hard limit now.
     grace_is_over: bool,
+    /// Bytes of the server's cache: kept for it, at most, and held now.
+    memory_min: u64,
+    memory_max: Option<u64>,
+    cached: u64,
     rates: Rates,
     /// Its domain is read-only.
     failed: bool,
@@ -278,6 +293,9 @@ impl From<TenantInfo> for Report {
             grace_seconds: t.soft_space.map(|s| s.grace.as_secs()),
             soft_exceeded_since: t.soft_exceeded_since,
             grace_is_over: t.grace_is_over,
+            memory_min: t.memory.least,
+            memory_max: t.memory.most,
+            cached: t.cached,
             rates: Rates {
                 read_bps: limited(r.read_bps),
                 write_bps: limited(r.write_bps),
@@ -296,12 +314,16 @@ pub fn run(args: &Args) -> Outcome {
         Call::Create { name, space, inodes, more, json, directory } => {
             let [read_bps, write_bps, read_iops, write_iops] = more.rates().map(Option::flatten);
             let rates = braidfs::Rates { read_bps, write_bps, read_iops, write_iops };
-            let budget = TenantBudget { space: space.0, inodes: inodes.0, soft_space: more.soft().flatten(), rates };
+            let [least, most] = more.memory().map(Option::flatten);
+            let memory = MemoryBudget { least: least.unwrap_or(0), most };
+            let budget =
+                TenantBudget { space: space.0, inodes: inodes.0, soft_space: more.soft().flatten(), rates, memory };
             create(directory, name.as_deref(), &budget, *json)
         }
         Call::Set { space, inodes, more, json, mountpoint, name } => {
             let (space, inodes) = (space.map(|l| l.0), inodes.map(|l| l.0));
-            let change = TenantChange { space, inodes, soft_space: more.soft(), rates: more.rates() };
+            let (soft_space, rates, memory) = (more.soft(), more.rates(), more.memory());
+            let change = TenantChange { space, inodes, soft_space, rates, memory };
             let set = control::tenant_set(&open(mountpoint)?, name, &change);
             tell(&set.map_err(|e| refused(mountpoint, name, &e))?.into(), *json)
         }
@@ -385,9 +407,19 @@ fn tell(t: &Report, json: bool) -> Outcome {
         t.inodes
     ))?;
     tell_soft(t)?;
+    tell_memory(t)?;
     tell_rates("read", (&t.rates.read_bps, &t.rates.read_iops), &t.rates.read)?;
     tell_rates("written", (&t.rates.write_bps, &t.rates.write_iops), &t.rates.written)?;
     Ok(0)
+}
+
+fn tell_memory(t: &Report) -> Result<(), Failure> {
+    if t.memory_min == 0 && t.memory_max.is_none() {
+        return Ok(());
+    }
+    let most = t.memory_max.map_or_else(|| "no limit".into(), |n| format!("{} at most", text::size(n)));
+    let (held, kept) = (text::size(t.cached), text::size(t.memory_min));
+    crate::say(format_args!("  memory {held} in use, {kept} kept for it, {most}"))
 }
 
 fn tell_soft(t: &Report) -> Result<(), Failure> {

@@ -271,14 +271,17 @@ impl Domain {
         if shared.options.discard {
             space.note_freed();
         }
-        let pinned_max = ceiling::pinned_max(shared.options.cache_bytes, None);
+        let held = tenant::memory(&header.header);
+        let pinned_max = ceiling::pinned_max(shared.options.cache_bytes, held.most);
+        let memory = MemoryUse::new(shared.looks.clone());
+        memory.set_limits(held.least, held.most);
         let short = (journal.blocks() as usize * 4096 / SHORT_PART).min(pinned_max / 4);
         let helpers_max = if ablation::is_on(Switch::Leader) { 0 } else { shared.cpus };
         let tx = Arc::new(Tx::new(TxId(last + 1), short));
         Self {
             id,
             store,
-            memory: MemoryUse::new(shared.looks.clone()),
+            memory,
             shared,
             space,
             nodes,

@@ -22,6 +22,8 @@ pub(crate) struct Binding {
     pub rates: Rates,
     /// Blocks beyond which it may use for a while only.
     pub soft: Option<Soft>,
+    /// What it may hold of the cache.
+    pub memory: MemoryBudget,
 }
 
 /// A soft limit of space.
@@ -32,6 +34,11 @@ pub(crate) struct Soft {
     pub grace: u32,
     /// Since when it is exceeded, seconds since 1970.
     pub since: Option<u64>,
+}
+
+/// What a header says of memory.
+pub(super) fn memory(h: &DomainHeader) -> MemoryBudget {
+    MemoryBudget { least: h.tenant_memory_min.get(), most: Some(h.tenant_memory_max.get()).filter(|n| *n > 0) }
 }
 
 fn soft(h: &DomainHeader) -> Option<Soft> {
@@ -76,6 +83,7 @@ impl Domain {
             inodes,
             rates: rates(&h),
             soft: soft(&h),
+            memory: memory(&h),
         })
     }
 
@@ -127,6 +135,8 @@ fn tell(h: &mut DomainHeader, to: Option<&Binding>) {
     h.tenant_soft_blocks = soft.map_or(0, |s| s.blocks).into();
     h.tenant_soft_since = soft.and_then(|s| s.since).unwrap_or(0).into();
     h.tenant_grace = soft.map_or(0, |s| s.grace).into();
+    let memory = to.map(|b| b.memory).unwrap_or_default();
+    (h.tenant_memory_min, h.tenant_memory_max) = (memory.least.into(), memory.most.unwrap_or(0).into());
     h.tenant_name = [0; 64];
     if let Some(b) = to {
         let n = b.name.len().min(h.tenant_name.len());

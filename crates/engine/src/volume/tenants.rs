@@ -22,6 +22,8 @@ pub const TENANT_INODES_MAX: u64 = 1 << 56;
 
 /// The lowest rates: with less a single request would keep its caller waiting for minutes.
 pub const TENANT_BPS_MIN: u64 = 64 << 10;
+/// The lowest ceiling of memory: what a few transactions and open files take.
+pub const TENANT_MEMORY_MIN: u64 = 4 << 20;
 /// See [`TENANT_BPS_MIN`].
 pub const TENANT_IOPS_MIN: u64 = 10;
 
@@ -48,6 +50,8 @@ pub struct TenantBudget {
     pub soft_space: Option<SoftLimit>,
     /// What it may ask of the device in a second.
     pub rates: Rates,
+    /// What it may hold of the cache.
+    pub memory: MemoryBudget,
 }
 
 /// A tenant, and what it uses.
@@ -73,6 +77,8 @@ pub struct Tenant {
     pub read: RateUse,
     /// See `read`.
     pub written: RateUse,
+    /// Bytes of the cache that it holds.
+    pub cached: u64,
     /// Why its domain is read-only, if it is.
     pub failed: Option<String>,
 }
@@ -211,6 +217,9 @@ fn checked(name: &str, budget: TenantBudget) -> Result<()> {
             return Err(Error::Invalid("a grace period has 136 years at most"));
         }
     }
+    if budget.memory.most.is_some_and(|n| n < TENANT_MEMORY_MIN.max(budget.memory.least)) {
+        return Err(Error::Invalid("a tenant may hold 4 MiB of memory at least, and not less than is kept for it"));
+    }
     let holds = |rate: Option<Rate>, least| {
         let within = |r: Rate| {
             (least..=TENANT_RATE_MAX).contains(&r.per_second)
@@ -232,13 +241,21 @@ fn checked(name: &str, budget: TenantBudget) -> Result<()> {
 
 impl Binding {
     fn new(root: InodeRef, name: &str) -> Self {
-        Self { root, name: name.into(), blocks: None, inodes: None, rates: Rates::default(), soft: None }
+        Self {
+            root,
+            name: name.into(),
+            blocks: None,
+            inodes: None,
+            rates: Rates::default(),
+            soft: None,
+            memory: MemoryBudget::default(),
+        }
     }
 
     fn budget(&self) -> TenantBudget {
         let soft = |s: Soft| SoftLimit { space: bytes(s.blocks), grace: Duration::from_secs(s.grace.into()) };
         let (space, soft_space) = (self.blocks.map(bytes), self.soft.map(soft));
-        TenantBudget { space, inodes: self.inodes, soft_space, rates: self.rates }
+        TenantBudget { space, inodes: self.inodes, soft_space, rates: self.rates, memory: self.memory }
     }
 
     /// A soft limit that was exceeded before still is so since then.
@@ -248,6 +265,7 @@ impl Binding {
         let grace = |s: SoftLimit| u32::try_from(s.grace.as_secs()).unwrap_or(u32::MAX);
         let soft = |s: SoftLimit| Soft { blocks: blocks(s.space), grace: grace(s), since };
         (self.blocks, self.inodes, self.rates) = (to.space.map(blocks), to.inodes, to.rates);
+        self.memory = to.memory;
         self.soft = to.soft_space.map(soft);
     }
 
@@ -331,6 +349,7 @@ impl MountedVolume {
             domain: d.id,
             used: bytes(used(d)),
             inodes: d.inodes.used_and_limit().0,
+            cached: d.cached_bytes(),
             failed: d.failed().map(str::to_owned),
         }
     }
@@ -447,6 +466,8 @@ impl MountedVolume {
     /// Has a domain keep to the limits of its tenant, or to none.
     fn limit(&self, d: &Domain, tenant: Option<&Binding>, promised: u64) {
         d.inodes.set_limit(tenant.and_then(|b| b.inodes));
+        let held = tenant.map(|b| b.memory).unwrap_or_default();
+        d.set_memory(held.least, held.most);
         d.budget.set(&tenant.map(|b| b.rates).unwrap_or_default());
         if d.budget.is_on() {
             self.shared.rates.store(true, Ordering::Relaxed);

@@ -1,7 +1,7 @@
 //! Tenants of a mounted volume: the ioctl, and the client.
 
 use super::{ask, put};
-use braidfs::{Rate, RateUse, Rates, SoftLimit, Tenant, TenantBudget};
+use braidfs::{MemoryBudget, Rate, RateUse, Rates, SoftLimit, Tenant, TenantBudget};
 use std::fs::File;
 use std::io;
 use std::time::Duration;
@@ -54,7 +54,11 @@ pub(crate) struct TenantArg {
     /// Of the answer, of reads and of writes: bytes and requests, those of them that are not paid yet, calls that waited and
     /// for how many ns.
     pub used_of_rates: [[u64; 6]; 2],
-    pub reserved: [u64; 7],
+    /// Bytes of the cache that are kept for it, and that it may hold at most, 0: no limit.
+    pub memory: [u64; 2],
+    /// Of the answer: bytes of the cache that it holds.
+    pub cached: u64,
+    pub reserved: [u64; 4],
 }
 const _: () = assert!(size_of::<TenantArg>() == 1024);
 
@@ -66,6 +70,10 @@ pub(crate) const SET_INODES: u32 = 2;
 pub(crate) const SET_SOFT: u32 = 4;
 /// [`TenantArg::index`] of a change: this rate is another one.
 pub(crate) const SET_RATES: [u32; 4] = [8, 16, 32, 64];
+/// [`TenantArg::index`] of a change: this one of [`TenantArg::memory`] is another one.
+pub(crate) const SET_MEMORY: [u32; 2] = [128, 256];
+/// [`TenantArg::mode`] of the answer of a server that knows limits of memory.
+pub(crate) const KNOWS_MEMORY: u32 = 1 << 29;
 /// [`TenantArg::mode`] of the answer of a server that knows rates and soft limits.
 pub(crate) const KNOWS_RATES: u32 = 1 << 30;
 /// [`TenantArg::mode`] of the answer of a server that knows limits of inodes.
@@ -105,6 +113,10 @@ pub struct TenantInfo {
     pub soft_exceeded_since: Option<u64>,
     /// It has done so for longer than it may.
     pub grace_is_over: bool,
+    /// What it may hold of the cache.
+    pub memory: MemoryBudget,
+    /// Bytes of the cache that it holds.
+    pub cached: u64,
     /// What it may ask of the device in a second.
     pub rates: Rates,
     /// What it read while it had rates.
@@ -127,6 +139,7 @@ pub fn tenant_create(parent: &File, entry: &[u8], name: &str, budget: &TenantBud
     put_soft(&mut arg, budget.soft_space);
     let r = budget.rates;
     arg.rates = [r.read_bps, r.write_bps, r.read_iops, r.write_iops].map(rate_number);
+    arg.memory = [budget.memory.least, budget.memory.most.unwrap_or(0)];
     put(&mut arg.text, entry)?;
     tenant(parent, arg)
 }
@@ -145,6 +158,8 @@ pub struct TenantChange {
     pub soft_space: NewLimit<SoftLimit>,
     /// In the order of [`braidfs::format::domain::TENANT_RATES`].
     pub rates: [NewLimit<Rate>; 4],
+    /// Bytes of the cache: kept for it, and at most.
+    pub memory: [NewLimit; 2],
 }
 
 /// Changes the limits of a tenant of the volume that `dir` lies in.
@@ -164,6 +179,12 @@ pub fn tenant_set(dir: &File, name: &str, change: &TenantChange) -> io::Result<T
         if let Some(to) = to {
             arg.index |= flag;
             *rate = rate_number(to);
+        }
+    }
+    for ((bytes, to), flag) in arg.memory.iter_mut().zip(change.memory).zip(SET_MEMORY) {
+        if let Some(to) = to {
+            arg.index |= flag;
+            *bytes = to.unwrap_or(0);
         }
     }
     tenant(dir, arg)
@@ -190,6 +211,18 @@ impl TenantArg {
         let rate =
             |[n, burst]: [u64; 2]| (n > 0).then_some(Rate { per_second: n, burst: Some(burst).filter(|n| *n > 0) });
         self.rates.map(rate)
+    }
+
+    /// The limits of memory in it.
+    pub fn memory(&self) -> MemoryBudget {
+        MemoryBudget { least: self.memory[0], most: Some(self.memory[1]).filter(|n| *n > 0) }
+    }
+
+    /// Tells of memory.
+    pub fn tell_memory(&mut self, t: &Tenant) {
+        self.memory = [t.budget.memory.least, t.budget.memory.most.unwrap_or(0)];
+        self.cached = t.cached;
+        self.mode |= KNOWS_MEMORY;
     }
 
     /// Tells of rates and of the soft limit.
@@ -247,6 +280,7 @@ fn tenant_arg(call: TenantCall, name: &str) -> io::Result<TenantArg> {
 
 fn tenant(dir: &File, mut arg: TenantArg) -> io::Result<TenantInfo> {
     let limits_inodes = arg.inodes_max > 0;
+    let limits_memory = arg.memory != [0; 2];
     let limits_rates = arg.rates != [[0; 2]; 4] || arg.soft_space > 0;
     ask(dir, TENANT, &mut arg)?;
     let knows = arg.mode & KNOWS_INODES != 0;
@@ -268,6 +302,9 @@ fn tenant(dir: &File, mut arg: TenantArg) -> io::Result<TenantInfo> {
         0 if limits_rates && arg.mode & KNOWS_RATES == 0 => Err(io::Error::other(
             "the server is of an older version, which knows no rates and no soft limits: the others are set",
         )),
+        0 if limits_memory && arg.mode & KNOWS_MEMORY == 0 => Err(io::Error::other(
+            "the server is of an older version, which knows no limits of memory: the others are set",
+        )),
         0 => Ok(TenantInfo {
             name: text(&arg.name),
             root: arg.root,
@@ -279,6 +316,8 @@ fn tenant(dir: &File, mut arg: TenantArg) -> io::Result<TenantInfo> {
             soft_space: arg.soft(),
             soft_exceeded_since: Some(arg.soft_since).filter(|n| *n > 0),
             grace_is_over: arg.grace_is_over == 1,
+            memory: arg.memory(),
+            cached: arg.cached,
             rates: {
                 let [read_bps, write_bps, read_iops, write_iops] = arg.rates();
                 Rates { read_bps, write_bps, read_iops, write_iops }

@@ -4,7 +4,9 @@
 //! only one for its queue.
 
 use crate::abi;
-use crate::control::{KNOWS_INODES, LEAVE_SPACE, SET_INODES, SET_RATES, SET_SOFT, TENANT_TEXT, TenantArg, TenantCall};
+use crate::control::{
+    KNOWS_INODES, LEAVE_SPACE, SET_INODES, SET_MEMORY, SET_RATES, SET_SOFT, TENANT_TEXT, TenantArg, TenantCall,
+};
 use crate::fs::{BraidFs, Context};
 use crate::node::WireId;
 use crate::ops::flags::ioctl_out;
@@ -85,6 +87,7 @@ fn carry_out(vol: &Volume, dir: InodeNo, said: &TenantArg, cred: &Cred) -> braid
         inodes: limit(said.inodes_max),
         soft_space: said.soft(),
         rates: Rates { read_bps, write_bps, read_iops, write_iops },
+        memory: said.memory(),
     };
     match said.call {
         c if c == TenantCall::Create as u32 => {
@@ -101,6 +104,12 @@ fn carry_out(vol: &Volume, dir: InodeNo, said: &TenantArg, cred: &Cred) -> braid
                 }
                 if said.index & SET_SOFT != 0 {
                     b.soft_space = budget.soft_space;
+                }
+                if said.index & SET_MEMORY[0] != 0 {
+                    b.memory.least = budget.memory.least;
+                }
+                if said.index & SET_MEMORY[1] != 0 {
+                    b.memory.most = budget.memory.most;
                 }
                 let r = &mut b.rates;
                 let is = [&mut r.read_bps, &mut r.write_bps, &mut r.read_iops, &mut r.write_iops];
@@ -129,6 +138,7 @@ fn tell(said: &mut TenantArg, t: Option<Tenant>) {
     (said.inodes_max, said.mode) = (t.budget.inodes.unwrap_or(0), KNOWS_INODES);
     said.failed = t.failed.is_some().into();
     said.tell_rates(&t);
+    said.tell_memory(&t);
     let n = t.name.len().min(said.name.len() - 1);
     said.name.fill(0);
     said.name[..n].copy_from_slice(&t.name.as_bytes()[..n]);

@@ -87,10 +87,12 @@ pub(crate) fn text(s: &Sample) -> String {
 /// What tenants use of their limits; of what is not limited there is no line.
 fn tenants(t: &mut Text, tenants: &[Tenant]) {
     type Of = fn(&Tenant) -> Option<u64>;
-    let gauges: [(&str, Of, &str); 5] = [
+    let gauges: [(&str, Of, &str); 7] = [
         ("braidfs_tenant_used_bytes", |t| Some(t.used), "Space that a tenant uses."),
         ("braidfs_tenant_limit_bytes", |t| t.space, "Space that it may use."),
         ("braidfs_tenant_soft_limit_bytes", |t| t.soft_space, "Space that it may use for longer than its grace."),
+        ("braidfs_tenant_cached_bytes", |t| Some(t.cached), "What it holds of the cache."),
+        ("braidfs_tenant_cache_limit_bytes", |t| t.memory_max, "What it may hold of the cache."),
         ("braidfs_tenant_inodes", |t| Some(t.inodes), "Inodes that it has."),
         ("braidfs_tenant_inodes_limit", |t| t.inodes_max, "Inodes that it may have."),
     ];

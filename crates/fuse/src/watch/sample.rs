@@ -172,6 +172,12 @@ pub struct Tenant {
     pub inodes: u64,
     /// Most inodes that it may have, if there is a limit.
     pub inodes_max: Option<u64>,
+    /// Bytes of the server's cache that it holds.
+    pub cached: u64,
+    /// Bytes of it that are kept for the tenant.
+    pub memory_min: u64,
+    /// Bytes of it that the tenant may hold, if there is a limit.
+    pub memory_max: Option<u64>,
     /// A limit that may be exceeded for a while, bytes.
     pub soft_space: Option<u64>,
     /// Since when it is, seconds since 1970.

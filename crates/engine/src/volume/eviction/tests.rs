@@ -1,7 +1,7 @@
 //! What left memory and is read again, on a volume so small that blocks are used again all the time.
 
 use crate::cell::cache::Memory;
-use crate::{Cred, FileKind, InodeNo, MkfsOptions, MountOptions, NewNode, TenantBudget, Volume};
+use crate::{Cred, FileKind, InodeNo, MemoryBudget, MkfsOptions, MountOptions, NewNode, TenantBudget, Volume};
 use braidfs_device::{Device, MemDevice};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -154,10 +154,9 @@ fn a_file_in_pieces_counts_with_its_extents() {
 fn with_tenants(names: [&str; 2], limits: [(u64, Option<u64>); 2]) -> (Volume, [InodeNo; 2]) {
     let v = with_budget(64 << 10, 2);
     let roots = [0, 1].map(|n| {
-        let none = TenantBudget::default();
-        let t = v.tenant_create(InodeNo::ROOT, names[n].as_bytes(), 0o755, names[n], none, &Cred::root()).unwrap();
-        v.mounted().dom(t.domain).set_memory(limits[n].0, limits[n].1);
-        t.root
+        let memory = MemoryBudget { least: limits[n].0, most: limits[n].1 };
+        let budget = TenantBudget { memory, ..TenantBudget::default() };
+        v.tenant_create(InodeNo::ROOT, names[n].as_bytes(), 0o755, names[n], budget, &Cred::root()).unwrap().root
     });
     (v, roots)
 }
@@ -195,7 +194,7 @@ fn read_all(v: &Volume, file: &crate::OpenFile, bytes: u64) -> u64 {
 
 #[test]
 fn a_tenant_keeps_to_its_ceiling_and_takes_nothing_of_others() {
-    const CEILING: u64 = 2 << 20;
+    const CEILING: u64 = 4 << 20;
     let (v, [small, other]) = with_tenants(["small", "other"], [(0, Some(CEILING)), (0, None)]);
     let beside = file_in(&v, other, "beside");
     fill(&v, &beside, 3 << 20);
@@ -218,16 +217,45 @@ fn a_tenant_keeps_to_its_ceiling_and_takes_nothing_of_others() {
     v.mounted().balance_memory();
     assert!(held(&v, small) <= CEILING, "{} bytes with 20,000 files", held(&v, small));
     // raised and taken away while it is in use
-    let d = v.mounted().domain_of(small).unwrap().clone();
-    d.set_memory(0, Some(2 * CEILING));
+    let set = |most| v.tenant_change("small", |b| b.memory.most = most).unwrap();
+    set(Some(CEILING * 3 / 2));
     let most = read_all(&v, &file, 24 << 20);
-    assert!((2 * CEILING * 3 / 4..=2 * CEILING + CEILING / 10).contains(&most), "{most} bytes of a higher ceiling");
-    d.set_memory(0, Some(CEILING));
+    assert!((CEILING * 5 / 4..=CEILING * 3 / 2 + CEILING / 10).contains(&most), "{most} bytes of a higher ceiling");
+    assert_eq!(set(Some(CEILING)).budget.memory.most, Some(CEILING));
+    assert!(v.tenant_change("small", |b| b.memory.most = Some(1 << 20)).is_err(), "too little");
+    assert!(v.tenant_change("small", |b| b.memory.least = CEILING + 1).is_err(), "more than it may hold");
     read_all(&v, &file, STEP);
     assert!(held(&v, small) <= CEILING + CEILING / 20, "{} bytes of the lower one", held(&v, small));
-    d.set_memory(0, None);
-    assert!(read_all(&v, &file, 24 << 20) > 5 << 20, "without one");
+    set(None);
+    assert!(read_all(&v, &file, 24 << 20) > CEILING * 5 / 4, "without one");
     drop((file, beside));
+    v.unmount().unwrap();
+}
+
+#[test]
+fn limits_of_memory_outlast_a_mount_and_go_with_the_tenant() {
+    let device: Arc<dyn Device> = Arc::new(MemDevice::new(16 << 10));
+    let o = MkfsOptions { domains: Some(1), group_bytes: Some(8 << 20), ..MkfsOptions::default() };
+    crate::mkfs::format(std::slice::from_ref(&device), &o).unwrap();
+    let mount = || {
+        let options = MountOptions { background: false, cache_bytes: 32 << 20, ..MountOptions::default() };
+        Volume::mount(vec![device.clone()], options).unwrap()
+    };
+    let v = mount();
+    let memory = MemoryBudget { least: 1 << 20, most: Some(4 << 20) };
+    let budget = TenantBudget { memory, ..TenantBudget::default() };
+    let root = v.tenant_create(InodeNo::ROOT, b"t", 0o755, "t", budget, &Cred::root()).unwrap().root;
+    v.unmount().unwrap();
+    let v = mount();
+    assert_eq!(v.tenant("t").unwrap().budget, budget);
+    let file = file_in(&v, root, "large");
+    let most = fill(&v, &file, 16 << 20);
+    assert!(most <= (4 << 20) + (4 << 20) / 20, "{most} bytes after a mount");
+    assert_eq!(v.mounted().domain_of(root).unwrap().memory.floor(), 1 << 20);
+    v.tenant_remove("t").unwrap();
+    assert_eq!(v.mounted().domain_of(root).unwrap().memory.ceiling(), None);
+    assert!(read_all(&v, &file, 16 << 20) > 8 << 20, "an ordinary directory now");
+    drop(file);
     v.unmount().unwrap();
 }
 
@@ -251,7 +279,7 @@ fn what_a_tenant_has_for_itself_outlasts_a_flood_of_others() {
     read_all(&v, &file, 2 << 20);
     assert_eq!(v.cache_use().misses, misses, "it was read from the device");
     // without a floor it is gone
-    v.mounted().domain_of(quiet).unwrap().set_memory(0, None);
+    v.tenant_change("quiet", |b| b.memory.least = 0).unwrap();
     for _ in 0..3 {
         read_all(&v, &large, 48 << 20);
         v.mounted().balance_memory();
@@ -263,7 +291,7 @@ fn what_a_tenant_has_for_itself_outlasts_a_flood_of_others() {
 
 #[test]
 fn several_threads_keep_to_a_ceiling_together() {
-    const CEILING: u64 = 2 << 20;
+    const CEILING: u64 = 4 << 20;
     let (v, [dir, _]) = with_tenants(["busy", "other"], [(0, Some(CEILING)), (0, None)]);
     let files: Vec<_> = (0..6).map(|n| file_in(&v, dir, &format!("f{n}"))).collect();
     let most = std::thread::scope(|s| {

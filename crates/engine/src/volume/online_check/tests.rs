@@ -272,9 +272,10 @@ fn tenant(v: &Volume, name: &str) {
 #[test]
 fn what_headers_say_of_tenants_is_looked_at() {
     type Change = fn(&mut DomainHeader);
-    let cases: [(Change, u32); 11] = [
+    let cases: [(Change, u32); 12] = [
         (|h| h.tenant_rates[0].burst = 1.into(), codes::TENANT),
         (|h| h.tenant_soft_blocks = 1025.into(), codes::TENANT),
+        (|h| h.tenant_memory_max = 7.into(), codes::TENANT),
         (|h| h.tenant_name = [0; 64], codes::TENANT),
         (|h| h.tenant_name[1] = b'/', codes::TENANT),
         (|h| h.tenant_blocks = 255.into(), codes::TENANT),
