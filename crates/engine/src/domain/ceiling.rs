@@ -1,7 +1,7 @@
 //! A domain that holds more of the cache than its ceiling gives back.
 
 use super::Domain;
-use super::tx::CELL_COST;
+use super::memory::pinned_max;
 use crate::cell::Body;
 use crate::cell::cache::{CELL_BYTES, Memory};
 use std::sync::atomic::Ordering::Relaxed;
@@ -37,14 +37,6 @@ impl Taken {
             index_bytes: bytes.min(self.index_bytes) as usize,
         }
     }
-}
-
-/// Most that a transaction may cost, whose cells cannot leave memory before it is durable: that of an eighth of `cache` bytes
-/// in cells, or of a quarter of the domain's ceiling where that is less.
-pub(super) fn pinned_max(cache: u64, ceiling: Option<u64>) -> usize {
-    let all = (cache / 8 / CELL_BYTES).clamp(2048, 1 << 40);
-    let own = ceiling.map_or(all, |c| (c / 4 / CELL_BYTES).max(256));
-    all.min(own) as usize * CELL_COST
 }
 
 impl Domain {

@@ -4,6 +4,10 @@
 //! pages counts them in a part of the account that is its slot's, and looks at the sums only once in a while
 //! ([`Looks`], [`MemoryUse::exceeds_ceiling`]).
 
+use super::tx::CELL_COST;
+use crate::cell::cache::CELL_BYTES;
+use crate::types::MemoryBudget;
+use braidfs_format::domain::DomainHeader;
 use braidfs_sync::slots::{Line, PerSlot};
 use braidfs_sync::{Mutex, MutexGuard, rank};
 use std::sync::Arc;
@@ -194,6 +198,19 @@ impl MemoryUse {
         is_due(&self.parts.mine().since, self.limits.after.load(Relaxed))
             && self.pages() * 4096 + self.index_bytes() + cells() > ceiling
     }
+}
+
+/// Most that a transaction may cost, whose cells cannot leave memory before it is durable: that of an eighth of `cache` bytes
+/// in cells, or of a quarter of the domain's ceiling where that is less.
+pub(super) fn pinned_max(cache: u64, ceiling: Option<u64>) -> usize {
+    let all = (cache / 8 / CELL_BYTES).clamp(2048, 1 << 40);
+    let own = ceiling.map_or(all, |c| (c / 4 / CELL_BYTES).max(256));
+    all.min(own) as usize * CELL_COST
+}
+
+/// What a domain's header says of memory.
+pub(super) fn budget_of(h: &DomainHeader) -> MemoryBudget {
+    MemoryBudget { least: h.tenant_memory_min.get(), most: Some(h.tenant_memory_max.get()).filter(|n| *n > 0) }
 }
 
 #[cfg(test)]

@@ -271,8 +271,8 @@ impl Domain {
         if shared.options.discard {
             space.note_freed();
         }
-        let held = tenant::memory(&header.header);
-        let pinned_max = ceiling::pinned_max(shared.options.cache_bytes, held.most);
+        let held = memory::budget_of(&header.header);
+        let pinned_max = memory::pinned_max(shared.options.cache_bytes, held.most);
         let memory = MemoryUse::new(shared.looks.clone());
         memory.set_limits(held.least, held.most);
         let short = (journal.blocks() as usize * 4096 / SHORT_PART).min(pinned_max / 4);

@@ -1,6 +1,7 @@
 //! The tenant that a domain is bound to: kept in the domain's header, which one write of a shadow pair changes.
 
 use super::Domain;
+use super::memory::budget_of;
 use crate::budget::rates;
 use crate::error::Result;
 use crate::types::*;
@@ -34,11 +35,6 @@ pub(crate) struct Soft {
     pub grace: u32,
     /// Since when it is exceeded, seconds since 1970.
     pub since: Option<u64>,
-}
-
-/// What a header says of memory.
-pub(super) fn memory(h: &DomainHeader) -> MemoryBudget {
-    MemoryBudget { least: h.tenant_memory_min.get(), most: Some(h.tenant_memory_max.get()).filter(|n| *n > 0) }
 }
 
 fn soft(h: &DomainHeader) -> Option<Soft> {
@@ -83,7 +79,7 @@ impl Domain {
             inodes,
             rates: rates(&h),
             soft: soft(&h),
-            memory: memory(&h),
+            memory: budget_of(&h),
         })
     }
 
