@@ -33,7 +33,7 @@ const KEPT: u8 = 4;
     braidfs device drain --end /mnt /dev/sdc      it is one like any other again\n  \
     braidfs device rebalance /mnt                 data moves until all devices are used evenly\n  \
     braidfs device remove /mnt /dev/sdc           what lies there moves, and it is free for others\n  \
-    braidfs device remove a.img b.img 5f0c…       by its UUID, as `braidfs info` shows it\n\n\
+    braidfs device remove a.img b.img UUID        by its UUID, as `braidfs info` shows it\n\n\
     From then on each mount names all devices of the volume (in /etc/fstab, joined by commas). Killed or without power at\n\
     any moment, the volume is with the device or without it, and the same command again goes on.\n\n\
     The last device can be removed, as long as no file has its inode number there, and no domain its journal (mkfs puts\n\
