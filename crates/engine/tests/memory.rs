@@ -5,6 +5,7 @@ use braidfs::OpenHow;
 use braidfs::device::{Device, FileDevice, OpenHow as DeviceHow};
 use braidfs::{Cred, MkfsOptions, MountOptions, Volume, mkfs};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// As in the programs.
 #[global_allocator]
@@ -12,10 +13,12 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// Most bytes of an idle mount.
 const GOAL_IDLE: u64 = 64 << 20;
-/// Most bytes per file, of files beyond those that fill the cache's budget.
-const GOAL_PER_FILE: f64 = 200.0;
-/// Most bytes beside the budget, however many files there are: what the allocator keeps, and buffers of commits.
-const BESIDE: u64 = 32 << 20;
+/// Most bytes per file, of files beyond those that fill the cache's budget: what the allocator keeps differs by some 25 MiB from
+/// run to run, which is 250 bytes for each of 100,000. (An inode that stays takes 800, its name some 60.)
+const GOAL_PER_FILE: f64 = 400.0;
+/// Most bytes beside the budget, however many files there are: what the allocator keeps, and buffers of commits. (Ten runs of one
+/// version ended 28 to 62 MiB above the idle mount, on a machine that was idle.)
+const BESIDE: u64 = 64 << 20;
 /// Files in one directory.
 const FILES_PER_DIR: u64 = 10_000;
 
@@ -24,6 +27,19 @@ fn resident() -> u64 {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
     let pages: u64 = statm.split(' ').nth(1).unwrap().parse().unwrap();
     pages * rustix::param::page_size() as u64
+}
+
+/// [`resident`] when nothing more is given back: the background does that, some time after.
+fn settled() -> u64 {
+    let (mut least, mut since) = (resident(), Instant::now());
+    while since.elapsed() < Duration::from_millis(700) {
+        std::thread::sleep(Duration::from_millis(20));
+        let now = resident();
+        if now < least {
+            (least, since) = (now, Instant::now());
+        }
+    }
+    least
 }
 
 /// Mounts a fresh volume on an image with `budget` bytes of cache and makes `files` empty files.
@@ -43,7 +59,7 @@ fn files_keep_to_the_budget(files: u64, budget: u64) {
         if f == files / 2 {
             // what is under way does not count
             v.sync().unwrap();
-            half = resident();
+            half = settled();
         }
         let dir = f / FILES_PER_DIR;
         if f % FILES_PER_DIR == 0 {
@@ -54,7 +70,7 @@ fn files_keep_to_the_budget(files: u64, budget: u64) {
     }
     peak = peak.max(resident());
     v.sync().unwrap();
-    let after = resident();
+    let after = settled();
     let per_file = after.saturating_sub(half) as f64 / (files - files / 2) as f64;
     let mib = |b: u64| b as f64 / f64::from(1 << 20);
     println!(
@@ -66,6 +82,9 @@ fn files_keep_to_the_budget(files: u64, budget: u64) {
         mib(peak),
         mib(after)
     );
+    // what the volume itself counts varies with nothing
+    let counted = v.cache_use();
+    assert!(counted.data + counted.index <= budget, "{counted:?}");
     assert!(idle <= GOAL_IDLE && per_file <= GOAL_PER_FILE && after <= idle + budget + BESIDE);
     v.unmount().unwrap();
 }

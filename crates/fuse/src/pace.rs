@@ -73,6 +73,8 @@ struct State {
     last: Key,
     /// Domains of which pages are being dropped.
     rushing: BTreeMap<usize, usize>,
+    /// How many have all turns come at once.
+    hurrying: usize,
     /// Parked requests that the kernel counts.
     background: usize,
     ended: bool,
@@ -104,7 +106,7 @@ impl State {
         let behind = |key: &Key| *key <= self.last;
         for (&key, queue) in &self.queues {
             let Some(first) = queue.front() else { continue };
-            match first.turn.due().filter(|_| !self.rushing.contains_key(&key.0)) {
+            match first.turn.due().filter(|_| self.hurrying == 0 && !self.rushing.contains_key(&key.0)) {
                 None if ready.is_none_or(|r| behind(&r) && !behind(&key)) => ready = Some(key),
                 None => {}
                 Some(due) => soonest = Some(soonest.map_or(due, |s| s.min(due))),
@@ -124,6 +126,15 @@ impl State {
     fn background_of(&self, domain: usize) -> usize {
         let of_both = self.queues.range((domain, false)..=(domain, true));
         of_both.map(|(_, q)| q.iter().filter(|p| p.background).count()).sum()
+    }
+}
+
+/// While it lives, everything is served at once.
+pub(crate) struct Hurry<'a>(&'a Pacer);
+
+impl Drop for Hurry<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().hurrying -= 1;
     }
 }
 
@@ -179,6 +190,13 @@ impl Pacer {
         self.parked.load(Ordering::Relaxed)
     }
 
+    /// Has what is parked be served now, and nothing parked, as long as the value lives: that is debt.
+    pub fn hurry(&self) -> Hurry<'_> {
+        self.state.lock().hurrying += 1;
+        self.wake.notify_all();
+        Hurry(self)
+    }
+
     fn rush(&self, domain: usize) -> Rush<'_> {
         *self.state.lock().rushing.entry(domain).or_default() += 1;
         self.wake.notify_all();
@@ -193,13 +211,13 @@ impl Pacer {
             false => (MOST_UNRAISED, MOST_OF_ONE_UNRAISED),
         };
         let full = background && (s.background >= most || s.background_of(key.0) >= of_one);
-        if full || s.ended || s.rushing.contains_key(&key.0) {
+        if full || s.ended || s.hurrying > 0 || s.rushing.contains_key(&key.0) {
             return Some(turn);
         }
         s.background += usize::from(background);
         s.queues.entry(key).or_default().push_back(p(turn));
-        drop(s);
         self.parked.fetch_add(1, Ordering::Relaxed);
+        drop(s);
         self.wake.notify_one();
         None
     }

@@ -284,8 +284,6 @@ pub(crate) fn run(fresh: Fresh, service: Service<'_>, ready: impl FnOnce()) -> R
                     if let Some(mut fs) = empty(slots) {
                         // the helper ends
                         fs.jobs = mpsc::channel().0;
-                        // and those that serve what was put aside: nothing is
-                        fs.pacer.end();
                         stopped = Some((Box::new(fs), prepared));
                     } else {
                         prepared.refuse("the file system is still in use");
@@ -303,6 +301,8 @@ pub(crate) fn run(fresh: Fresh, service: Service<'_>, ready: impl FnOnce()) -> R
             }
         }
         drop(awake);
+        // Who is put aside is answered by now, or the mount is gone.
+        pacer.end();
         // The helper ends when the file system is gone.
         match &started {
             _ if stopped.is_some() => {}
@@ -631,10 +631,17 @@ enum Settled {
 fn settle(last: &Server<'_>, let_go: impl Fn() -> bool) -> Settled {
     let end = Instant::now() + SETTLE;
     let (mut buf, mut out) = (vec![0; RECEIVE_BYTES], Answer::of_pages(MAX_IO_BYTES as usize));
+    // Nobody waits for a rate meanwhile, which could take longer than all of this.
+    let pacer = match &*last.slot.lock() {
+        Some(fs) => fs.pacer.clone(),
+        None => return Settled::Gone,
+    };
+    let _hurry = pacer.hurry();
     loop {
         let jobs = match &*last.slot.lock() {
-            Some(fs) => match fs.job_under_way() {
-                Some(why) => return Settled::No(why.into()),
+            // also what has come since it was asked for
+            Some(fs) => match fs.cannot_hand_over() {
+                Some(why) => return Settled::No(why),
                 None => fs.jobs.clone(),
             },
             None => return Settled::Gone,

@@ -10,6 +10,8 @@ use std::sync::atomic::Ordering::Relaxed;
 const ROUNDS: u32 = 3;
 /// And so many more, in which others may go on with the files that they have locked, where the caller waits.
 const MORE_ROUNDS: u32 = 16;
+/// Who finds another thread at it goes on where less than this part of the ceiling is beyond it.
+const PATIENCE_PART: u64 = 8;
 /// A domain gives this part of its ceiling back beyond what is too much, so that it is not at it again with the next page.
 const SLACK_PART: u64 = 32;
 
@@ -53,18 +55,24 @@ impl Domain {
     }
 
     /// Has the domain give back what it holds beyond its ceiling, after another thread that does so already where the caller
-    /// `waits`. The caller has no lock of the domain then.
+    /// `waits`, and much is beyond: a thread that waits serves nobody else meanwhile. The caller has no lock of the domain then.
     pub(crate) fn keep_to_ceiling(&self, waits: bool) {
         let Some(ceiling) = self.memory.ceiling() else { return };
+        let mut before = self.cached_bytes();
+        if before <= ceiling {
+            return;
+        }
+        let waits = waits && before > ceiling + ceiling / PATIENCE_PART;
         let Some(_one) = self.memory.begin_to_give_back(waits) else { return };
         for round in 0..if waits { ROUNDS + MORE_ROUNDS } else { ROUNDS } {
+            let taken = Taken::of(self);
+            if taken.bytes() <= ceiling || round > ROUNDS && taken.bytes() >= before {
+                break;
+            }
             if round >= ROUNDS {
                 std::thread::yield_now();
             }
-            let taken = Taken::of(self);
-            if taken.bytes() <= ceiling {
-                break;
-            }
+            before = taken.bytes();
             if self.memory.dirty() * 4096 > ceiling / 2 {
                 self.write_dirty();
             }

@@ -129,6 +129,8 @@ pub struct Domain {
     /// Journal bytes that the one in `committing` takes, for those who enter: they do not lock it.
     pending: Line<AtomicUsize>,
     committed: AtomicU64,
+    /// The newest transaction that a sync of a directory, or of everything, is about to make durable ([`Domain::want`]).
+    wanted: Line<AtomicU64>,
     /// The transaction whose commit record is the newest in the journal (numbers between it and `committed` were never
     /// committed: they were cut off by a crash).
     durable: AtomicU64,
@@ -293,6 +295,7 @@ impl Domain {
             committing: Mutex::new(None),
             pending: Line::default(),
             committed: AtomicU64::new(last),
+            wanted: Line::default(),
             durable: AtomicU64::new(last),
             commit_lock: Mutex::new(()),
             checkpoint_lock: Mutex::new(()),
@@ -326,6 +329,15 @@ impl Domain {
     /// Newest durable transaction.
     pub fn committed_tx(&self) -> TxId {
         TxId(self.committed.load(Ordering::Acquire))
+    }
+    /// A sync has looked at what changed in this transaction, or will, and makes it durable then. Until it is, names of its inodes
+    /// do not move below what is not durable: what the sync saw would be in no place after a crash.
+    pub fn want(&self, tx: TxId) {
+        self.wanted.fetch_max(tx.0, Ordering::SeqCst);
+    }
+    /// Whether a sync is about to make the transaction durable.
+    pub fn is_wanted(&self, tx: TxId) -> bool {
+        self.wanted.load(Ordering::SeqCst) >= tx.0
     }
     /// The running transaction's number. Outside the gate another may run by now; never an older one than this thread has
     /// changed something in.

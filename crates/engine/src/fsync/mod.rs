@@ -11,3 +11,6 @@ pub mod one;
 pub(crate) mod queue;
 mod start;
 pub mod ticket;
+
+#[cfg(test)]
+mod tests;

@@ -95,6 +95,8 @@ impl MountedVolume {
                 if !planted(Bug::ChildrenForgotten) {
                     which.merge(&d.concerned());
                 }
+                // With the directory locked: who moves something out of it that nothing has written comes before this, or sees it.
+                which.iter().for_each(|(d, t)| self.dom(d).want(t));
             }
         }
         if c.kind != FileKind::Dir {

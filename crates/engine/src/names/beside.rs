@@ -96,6 +96,8 @@ impl MountedVolume {
             Ok(ix.dirty_buckets().saturating_sub(before))
         })?;
         op.credit(d.domain, dirtied as u64);
+        // each is written elsewhere: the journal must have room for that
+        op.tx(d.domain).expect_pages(dirtied);
         Ok(())
     }
 
@@ -247,7 +249,7 @@ impl MountedVolume {
             return Ok(None);
         }
         let mut st = c.state.write();
-        if !self.may_leave(&st) || !st.has_link(from.ino, name) || !unwritten.holds(op.tx(c.domain), &c, &st) {
+        if !self.may_leave(&st) || !st.has_link(from.ino, name) || !unwritten.holds(op.enter(c.domain), &c, &st) {
             return Ok(None);
         }
         let Some(mut bucket) = dir.index.open(hash) else { return Ok(None) };

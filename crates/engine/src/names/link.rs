@@ -62,7 +62,7 @@ impl MountedVolume {
         }
         let Some(before) = op.may_take(d, name, c.domain) else { return Ok(None) };
         let mut st = c.state.write();
-        if i.exchanging(&st) || !unwritten.holds(op.tx(c.domain), c, &st) {
+        if i.exchanging(&st) || !unwritten.holds(op.enter(c.domain), c, &st) {
             return Ok(None);
         }
         let kept = || c.is_open() || i.held.holds(c);

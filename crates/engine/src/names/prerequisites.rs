@@ -8,7 +8,7 @@ use crate::braid::rules::{Taking, end_directory, take_name};
 use crate::braid::vacated::{Vacated, VacatedList};
 use crate::cell::dir::OpenBucket;
 use crate::cell::{Cell, State};
-use crate::domain::tx::Tx;
+use crate::domain::{Domain, Enter};
 use crate::error::Result;
 use crate::types::*;
 use crate::volume::MountedVolume;
@@ -20,15 +20,16 @@ use std::sync::Arc;
 pub(super) struct Unwritten(bool);
 
 impl Unwritten {
-    /// Whether that is still so, for who has entered transaction `tx` of the inode's domain, and locked the inode.
-    pub fn holds(self, tx: &Tx, c: &Cell, st: &State) -> bool {
-        !self.0 || is_unwritten(tx.id, c, st)
+    /// Whether that is still so, for who has entered the inode's domain, and locked the inode and the directory that it leaves.
+    pub fn holds(self, e: &Enter<'_>, c: &Cell, st: &State) -> bool {
+        !self.0 || is_unwritten(e.domain, e.tx().id, c, st)
     }
 }
 
-/// Whether nothing has written the inode, and no fsync is about to: one that is under way may have seen its names.
-fn is_unwritten(tx: TxId, c: &Cell, st: &State) -> bool {
-    st.durability.is_unwritten(tx) && c.sync.try_lock().is_some()
+/// Whether nothing has written the inode in transaction `tx` of its domain, and no sync is about to: one that is under way may
+/// have seen its names. That of the inode holds its lock; those of a directory, and of everything, want the transaction.
+fn is_unwritten(d: &Domain, tx: TxId, c: &Cell, st: &State) -> bool {
+    st.durability.is_unwritten(tx) && !d.is_wanted(tx) && c.sync.try_lock().is_some()
 }
 
 impl MountedVolume {
@@ -120,8 +121,8 @@ impl MountedVolume {
         let alone = moved_by == child.domain;
         // what hangs below a directory moves with it
         if alone && child.kind != FileKind::Dir {
-            let running = self.dom(child.domain).running();
-            if is_unwritten(running, child, &child.state.read()) {
+            let domain = self.dom(child.domain);
+            if is_unwritten(domain, domain.running(), child, &child.state.read()) {
                 return Ok(Unwritten(true));
             }
         }

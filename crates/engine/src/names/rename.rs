@@ -339,7 +339,7 @@ impl MountedVolume {
     /// # Errors
     /// Those of the rename: flags that forbid it, [`Error::NotEmpty`].
     fn may_change(&self, op: &Op<'_>, r: &Request<'_>, l: &mut Locked<'_>) -> Result<Attempt<()>> {
-        let holds = |i: usize, c: &Cell, st: &State| r.unwritten[i].holds(op.tx(c.domain), c, st);
+        let holds = |i: usize, c: &Cell, st: &State| r.unwritten[i].holds(op.enter(c.domain), c, st);
         if l.src.deleted || self.exchanging(&l.src) || !holds(0, &r.src, &l.src) {
             return Ok(Err(Restart::Changed));
         }

@@ -153,7 +153,17 @@ impl MountedVolume {
     /// # Errors
     /// The first one; the other domains are committed all the same.
     pub fn commit_all(&self) -> Result<()> {
-        self.commit_some(&self.domains.iter().map(|d| (d.id, d.running())).collect())
+        let running = || self.domains.iter().map(|d| (d.id, d.running())).collect::<Frontier>();
+        let mut all = running();
+        loop {
+            all.iter().for_each(|(d, t)| self.dom(d).want(t));
+            // Who moves something that nothing has written, and did not see that, has made the place before: it is in these.
+            let now = running();
+            if now == all {
+                return self.commit_some(&all);
+            }
+            all = now;
+        }
     }
 
     /// Makes these transactions durable, side by side (SpanFS's parallel two-phase synchronisation: submit to all, then

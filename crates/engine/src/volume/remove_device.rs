@@ -26,6 +26,11 @@ impl Volume {
             return Err(Error::ReadOnly);
         }
         let i = self.mounted();
+        if device < i.store.devices() && i.store.device(device).remote().is_some() {
+            let why =
+                "a device that is elsewhere stays: the volume has its lease, and its connection, until it is unmounted";
+            return Err(Error::Size(why.into()));
+        }
         let last_leaves = |old: &SuperBlock| {
             is_last(old, device)?;
             without_last(old)

@@ -240,30 +240,41 @@ impl BraidFs {
         if std::process::id() == 1 {
             return no("it is served by the first process of a container, which ends with it");
         }
+        match self.cannot_hand_over() {
+            Some(why) => Err(why),
+            None => Ok(config.clone()),
+        }
+    }
+
+    /// Why the volume cannot be handed over as it is at this moment.
+    pub(crate) fn cannot_hand_over(&self) -> Option<String> {
+        let why = |text: &str| Some(text.to_owned());
         if self.vol.read_only() {
-            return no("it is read-only: nothing is lost where it is unmounted and mounted with the new program");
+            return why("it is read-only: nothing is lost where it is unmounted and mounted with the new program");
         }
         if let Some(d) = self.vol.domains().into_iter().find(|d| d.failed.is_some()) {
-            let why = d.failed.unwrap_or_default();
-            return Err(format!(
-                "domain {} is read-only after an error ({why}): unmount it and run fsck.braidfs",
+            let error = d.failed.unwrap_or_default();
+            return Some(format!(
+                "domain {} is read-only after an error ({error}): unmount it and run fsck.braidfs",
                 d.domain
             ));
         }
-        if let Some(why) = self.job_under_way() {
-            return no(why);
+        if let Some(job) = self.job_under_way() {
+            return why(job);
         }
-        // what was added since is not among those that are handed over; one that left ended with the volume's use of it
-        if usize::from(self.vol.super_block().devices.get()) != config.devices.len() {
-            return no(
+        // what was added since is not among those that are handed over
+        let known = self.upgrades.config.as_ref().map_or(&[][..], |c| &c.devices[..]);
+        let gone = known.iter().any(|d| d.strong_count() == 0);
+        if gone || usize::from(self.vol.super_block().devices.get()) != known.len() {
+            return why(
                 "devices were added or removed since it was mounted: unmount it and mount it with the new program",
             );
         }
-        Ok(config.clone())
+        None
     }
 
     /// Long work that must end before the mount can be handed over.
-    pub(crate) fn job_under_way(&self) -> Option<&'static str> {
+    fn job_under_way(&self) -> Option<&'static str> {
         if self.scrub.lock().as_ref().is_some_and(Job::running) {
             return Some("it is being scrubbed: wait for the end, or stop that");
         }
