@@ -12,6 +12,7 @@
 //! like another one.)
 
 use crate::request::Request;
+use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 use std::fs;
 use std::io;
@@ -26,6 +27,15 @@ pub(crate) fn uid(req: &Request<'_>) -> Option<u32> {
         NONE => parse_fsuid(&of_thread(thread(req)?, "status").ok()?),
         uid => Some(uid),
     }
+}
+
+/// The user who asks, where that is root or the user of this process: whose the server is.
+///
+/// # Errors
+/// EPERM for everybody else, also where it cannot be told.
+pub(crate) fn of_server(req: &Request<'_>) -> Result<u32, Errno> {
+    let own = rustix::process::geteuid().as_raw();
+    uid(req).filter(|&uid| uid == 0 || uid == own).ok_or(Errno::PERM)
 }
 
 /// Whether the group is one of the asking thread's; not where it cannot be told.

@@ -23,10 +23,7 @@ impl BraidFs {
         input: &[u8],
         cx: &Context<'_>,
     ) -> Handled {
-        let own = rustix::process::geteuid().as_raw();
-        if !requester::uid(req).is_some_and(|uid| uid == 0 || uid == own) {
-            return Err(Errno::PERM);
-        }
+        requester::of_server(req)?;
         let (mut said, _) = DefragArg::read_from_prefix(input).map_err(|_| Errno::INVAL)?;
         let call = match said.call {
             c if c == DefragCall::Look as u32 => DefragCall::Look,

@@ -96,10 +96,7 @@ impl BraidFs {
         let owner = Owner::of(self, req, arg.fh);
         let mut job = self.device_job.lock();
         if arg.cmd == DEVICE_START {
-            let own = rustix::process::geteuid().as_raw();
-            if !requester::uid(req).is_some_and(|uid| uid == 0 || uid == own) {
-                return Err(Errno::PERM);
-            }
+            requester::of_server(req)?;
             if job.as_ref().is_some_and(Job::running) {
                 return Err(Errno::BUSY);
             }

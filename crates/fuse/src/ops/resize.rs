@@ -30,10 +30,7 @@ impl BraidFs {
         input: &[u8],
         cx: &Context<'_>,
     ) -> Handled {
-        let own = rustix::process::geteuid().as_raw();
-        if !requester::uid(req).is_some_and(|uid| uid == 0 || uid == own) {
-            return Err(Errno::PERM);
-        }
+        requester::of_server(req)?;
         let (mut said, _) = ResizeArg::read_from_prefix(input).map_err(|_| Errno::INVAL)?;
         let size = understand(&said)?;
         let (vol, later, room) = (self.vol.clone(), cx.later(), arg.out_size as usize);

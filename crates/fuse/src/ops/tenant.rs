@@ -27,10 +27,7 @@ impl BraidFs {
         input: &[u8],
         cx: &Context<'_>,
     ) -> Handled {
-        let own = rustix::process::geteuid().as_raw();
-        let Some(uid) = requester::uid(req).filter(|&uid| uid == 0 || uid == own) else {
-            return Err(Errno::PERM);
-        };
+        let uid = requester::of_server(req)?;
         let (mut said, _) = TenantArg::read_from_prefix(input).map_err(|_| Errno::INVAL)?;
         let gid = if uid == 0 { 0 } else { rustix::process::getegid().as_raw() };
         let cred = Cred { uid, gid, ..Cred::root() };

@@ -189,10 +189,7 @@ impl BraidFs {
         input: &[u8],
         cx: &Context<'_>,
     ) -> Handled {
-        let own = rustix::process::geteuid().as_raw();
-        if !requester::uid(req).is_some_and(|uid| uid == 0 || uid == own) {
-            return Err(Errno::PERM);
-        }
+        requester::of_server(req)?;
         let (said, _) = UpgradeArg::read_from_prefix(input).map_err(|_| Errno::INVAL)?;
         if (arg.out_size as usize) < size_of::<UpgradeArg>() {
             return Err(Errno::INVAL);
