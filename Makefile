@@ -80,7 +80,7 @@ aging: deps ## file systems that age: filled to 70 to 95 %, overwritten and chur
 	$(CARGO) run --release -p braidfs-cli -- bench aging -o $(or $(JSON),$(TARGET)/aging.json) $(if $(DOCS),--docs docs) $(AGING)
 
 # Mounted is what cargo has built for the tests: nothing more to compile, and it checks the order of its locks and asserts.
-test: layers fmt clippy unit heavy ## everything that must pass before a change goes in (some 16 minutes on two cores, compiling included)
+test: layers fmt clippy unit heavy ## everything that must pass before a change goes in (some 20 minutes on two cores, compiling included)
 	BRAIDFS_BIN=$(TARGET)/debug/braidfs python3 scripts/test-mount.py
 
 fmt: ## is everything formatted
