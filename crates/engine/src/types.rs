@@ -38,6 +38,25 @@ impl From<&Tombstone> for InodeVersion {
     }
 }
 
+/// For whom blocks and inodes are counted and limited (docs/quotas.md).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum QuotaOwner {
+    /// A user, by number.
+    User(u32),
+    /// The project of a directory tree, by number.
+    Project(u32),
+}
+
+impl QuotaOwner {
+    /// What is said to who may have no more.
+    pub(crate) fn refusal(self) -> &'static str {
+        match self {
+            Self::User(_) => "the user's limit is reached",
+            Self::Project(_) => "the directory's limit is reached",
+        }
+    }
+}
+
 /// The user for whom an operation is done: permissions are checked against it, and new inodes belong to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cred {
@@ -97,6 +116,8 @@ pub struct Attr {
     pub btime: Timestamp,
     /// `braidfs_format::inode` flags (NOCOW, IMMUTABLE, APPEND, NOATIME).
     pub flags: u32,
+    /// Project that it counts for, 0: none.
+    pub project: u32,
 }
 
 impl Attr {

@@ -103,6 +103,8 @@ ranks! {
     FlaggedTries = -1, "flagged" 2, One, (): "inodes to try to drop";
     /// What writers were granted, with a look at the room that there is.
     Grants = -1, "grants" 0, One, (): "grants";
+    /// What writers were granted, by owners with limits.
+    QuotaGrants = -1, "quota grants" 0, One, (): "grants by owner";
     /// The scrub that runs.
     Scrub = -1, "scrub" 0, One, (): "scrub";
     /// The change of devices that runs.
@@ -206,8 +208,18 @@ ranks! {
     /// A shard of the table of cells.
     CellShard = 8, "cells" 0, One, (): "shard of cells";
 
-    /// Adding up what slots have of a domain's unused blocks.
-    Account = 8, "account" 0, One, (): "account of blocks";
+    /// Inodes that are counted for quotas, while counting goes on.
+    QuotaCounted = 8, "quota counted" 0, One, (): "inodes counted for quotas";
+    /// The counts of owners that the threads of one slot know.
+    QuotaKnown = 8, "account" 0, One, (): "counts of owners of a slot";
+    /// The counts of all owners.
+    QuotaOwners = 8, "account" 1, One, (): "counts of all owners";
+    /// The limits of users and directories.
+    QuotaLimits = 8, "quota limits" 0, One, (): "limits of users and directories";
+    /// A limit of an owner, while it changes.
+    QuotaLimit = 8, "account" 2, One, (): "limit of an owner";
+    /// Adding up what slots have of a domain's unused blocks, or of what is left of an owner's limit.
+    Account = 8, "account" 3, One, (): "account of blocks";
 
     /// Writing segment tables home.
     SpaceHome = 8, "space" 0, One, (): "home (space)";

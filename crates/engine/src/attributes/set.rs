@@ -8,7 +8,7 @@ use crate::planted::{Bug, planted};
 use crate::types::*;
 use crate::volume::Volume;
 use crate::volume::operation::Op;
-use braidfs_format::inode::{APPEND, IMMUTABLE, NOATIME, NOCOW};
+use braidfs_format::inode::{APPEND, IMMUTABLE, NOATIME, NOCOW, PROJECT_MASK};
 use std::sync::Arc;
 
 impl Volume {
@@ -77,9 +77,12 @@ impl Volume {
             {
                 continue;
             }
+            let quotas = &i.shared.quotas;
+            let mut charge = quotas.charge(c, &st);
             if let Some(size) = set.size
-                && !i.prepare_truncate(c, &mut st, size)?
+                && !i.prepare_truncate(c, &mut st, size, &mut charge)?
             {
+                drop(charge);
                 drop(st);
                 drop(op);
                 i.make_room(i.dom(c.domain), &mut attempt)?;
@@ -97,7 +100,9 @@ impl Volume {
                 SetTime::At(t) => t,
             };
             if let Some(size) = set.size {
+                let had = quotas.blocks_of(&st);
                 i.truncate(&op, c, &mut st, size);
+                charge.settle(had, quotas.blocks_of(&st));
                 st.mtime = now;
                 st.durability.operation_changes_data();
             }
@@ -107,7 +112,7 @@ impl Volume {
                 st.durability.operation_changes_data();
             }
             if let Some(u) = set.uid {
-                st.uid = u;
+                quotas.transfer(c, &mut st, |st| st.uid = u);
                 st.durability.operation_changes_data();
             }
             if let Some(g) = set.gid {
@@ -119,7 +124,7 @@ impl Volume {
                     // blocks of an ordinary file stay as they are while a crash could make it one again
                     st.durability.file_becomes_in_place(op.tx(c.domain).id);
                 }
-                st.flags = f;
+                st.flags = f | (st.flags & PROJECT_MASK);
                 st.durability.operation_changes_data();
             }
             if set.kill_suid && c.kind == FileKind::File {

@@ -95,10 +95,12 @@ impl MountedVolume {
                 }
             }
         }
+        // these blocks count already
+        let mut charge = self.shared.quotas.charge(c, &st);
         // all of them or none: a window of which a part is moved is in more pieces
         for (i, (first, end)) in runs.iter().enumerate() {
-            if !self.reserve_pages(c, &mut st, *first, end - 1) {
-                drop((st, op));
+            if !self.reserve_pages(c, &mut st, (*first, end - 1), &mut charge)? {
+                drop((charge, st, op));
                 if i > 0 {
                     self.give_back_surplus(c);
                 }

@@ -10,6 +10,7 @@ use crate::cell::{Body, Cell, State};
 use crate::domain::Domain;
 use crate::error::{Error, Result};
 use crate::planted::sharing::{Place, share};
+use crate::quota::{self, Force};
 use crate::space::Space;
 use crate::types::*;
 use crate::volume::operation::Op;
@@ -161,7 +162,8 @@ impl MountedVolume {
             if matches!(at, At::Accepted(_)) { Space::reserve_accepted } else { Space::reserve_ordinary };
         let n = data.len().min((SIZE_MAX - offset) as usize);
         let end = offset + n as u64;
-        if !self.load_last_page(c, &mut st, end)? {
+        let mut charge = self.shared.quotas.charge(c, &st);
+        if !self.load_last_page(c, &mut st, end, &mut charge)? {
             return Ok(None);
         }
         let inline_max = self.shared.inline_max;
@@ -188,9 +190,13 @@ impl MountedVolume {
             // inline content becomes page 0, which the write itself may not reach
             let extra = u64::from(first > 0 && f.inline.as_ref().is_some_and(|b| !b.is_empty()));
             let Ok(promised) = reserve(&d.space, extra) else { return Ok(None) };
-            if !self.reserve_pages_as(c, &mut st, first, last, reserve) {
+            let reserved = match self.reserve_pages_as(c, &mut st, (first, last), reserve, &mut charge) {
+                Ok(true) => charge.blocks(extra).map(|()| true),
+                other => other,
+            };
+            if !matches!(reserved, Ok(true)) {
                 d.space.unreserve_accepted(extra, promised);
-                return Ok(None);
+                return reserved.map(|_| None);
             }
             if let Body::File(f) = &mut st.body {
                 f.reserved += extra;
@@ -213,6 +219,7 @@ impl MountedVolume {
         } else {
             op.touch(c, &mut st)?
         }
+        charge.keep();
         st.modified(self.shared.now());
         st.durability.operation_changes_data();
         let old_size = st.size;
@@ -304,6 +311,8 @@ impl MountedVolume {
                         }
                         piece = &piece[..(rest * PAGE) as usize];
                     }
+                    // to the last block that the owner may have
+                    Err(Error::Quota(_)) if let Some(n) = self.half_of(c, at, piece) => piece = &piece[..n],
                     Err(_) if done > 0 => return Ok((start, done)),
                     Err(e) => return Err(e),
                 }
@@ -325,6 +334,17 @@ impl MountedVolume {
         }
         self.throttle(c, dirty)?;
         Ok((start, done))
+    }
+
+    /// How many bytes of a piece lie in the first half of its blocks; `None` where it has but one.
+    fn half_of(&self, c: &Cell, at: At, piece: &[u8]) -> Option<usize> {
+        let offset = match at {
+            At::Offset(o) | At::Accepted(o) => o,
+            At::End => c.state.read().size,
+        };
+        let (first, last) = (offset / PAGE, (offset + piece.len() as u64 - 1) / PAGE);
+        let end = (first + (last - first).div_ceil(2)) * PAGE;
+        (last > first).then(|| (end - offset) as usize)
     }
 
     /// A file with much dirty data, `dirty` pages, writes it, in the thread that made it; so does a volume that is over
@@ -351,7 +371,7 @@ impl Volume {
     /// later.
     ///
     /// # Errors
-    /// [`Error::NoSpace`], [`Error::TooBig`], [`Error::IsDir`], [`Error::Perm`] for immutable files. That append-only ones
+    /// [`Error::NoSpace`], [`Error::Quota`], [`Error::TooBig`], [`Error::IsDir`], [`Error::Perm`] for immutable files. That append-only ones
     /// are written at their end is for the caller to see to, who knows how the file was opened.
     pub fn write(&self, file: &OpenFile, offset: u64, data: &[u8]) -> Result<usize> {
         share(Place::Write);
@@ -371,6 +391,7 @@ impl Volume {
         if data.is_empty() {
             return Ok(0);
         }
+        let _accepted = quota::forced(Force::All);
         Ok(self.mounted().write_at(&file.cell, At::Accepted(offset), data)?.1)
     }
 

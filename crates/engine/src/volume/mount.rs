@@ -152,6 +152,7 @@ fn open(
         domains: Domains::new(domains, most),
         bat: Mutex::new(bat),
         tenants: Mutex::new(()),
+        quotas: Mutex::default(),
         rename: Mutex::new(()),
         last_move: Mutex::new(None),
         next_domain: AtomicU32::new(0),
@@ -184,6 +185,7 @@ fn open(
     mounted.go_on_draining();
     mounted.check_tenants()?;
     mounted.count_tenants_inodes();
+    mounted.load_quotas()?;
     Ok(mounted)
 }
 
