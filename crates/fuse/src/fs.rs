@@ -23,6 +23,7 @@ use crate::request::{Answer, Handled, Outcome, Request};
 use crate::room::Tight;
 use crate::transport::{DEFERRED_MAX, Forgets, Later, Ticket};
 use crate::upgrade::Upgrades;
+use crate::within_quota::QuotaGrants;
 use braidfs::{Error, Volume};
 use braidfs_sync::{Mutex, rank};
 use crossbeam::utils::CachePadded;
@@ -158,6 +159,8 @@ pub(crate) struct BraidFs {
     pub(crate) tight: Tight,
     /// Who writes there, on a mount without OPEN.
     pub(crate) dirty_grants: DirtyGrants,
+    /// The same for owners with limits.
+    pub(crate) quota_grants: QuotaGrants,
     pub(crate) jobs: mpsc::Sender<Job>,
     /// Requests that wait for a tenant's turn.
     pub(crate) pacer: Arc<Pacer>,
@@ -255,6 +258,7 @@ impl BraidFs {
             flagged: Flagged::default(),
             tight,
             dirty_grants: DirtyGrants::default(),
+            quota_grants: QuotaGrants::default(),
             jobs,
             pacer: Arc::default(),
             durable: Durable::default(),

@@ -45,6 +45,7 @@ mod supervise;
 mod transport;
 mod upgrade;
 pub mod watch;
+mod within_quota;
 
 pub use daemon::{DaemonError, Ready, daemonize};
 pub use latency::Latency;

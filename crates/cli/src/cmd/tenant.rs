@@ -172,7 +172,7 @@ fn parse_rate(text: &str, number: impl Fn(&str) -> Result<u64, String>) -> Resul
     Ok(RateLimit(Some(Rate { per_second: positive(rate)?, burst: burst.map(positive).transpose()? })))
 }
 
-fn parse_time(text: &str) -> Result<Duration, String> {
+pub(super) fn parse_time(text: &str) -> Result<Duration, String> {
     let why = || "a time is a number and s, m, h or d: 30s, 12h, 7d".to_owned();
     let (number, unit) = text.split_at_checked(text.len().saturating_sub(1)).ok_or_else(why)?;
     let seconds = match unit {
@@ -187,9 +187,9 @@ fn parse_time(text: &str) -> Result<Duration, String> {
 
 /// Bytes or inodes, if there is a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Limit(Option<u64>);
+pub(super) struct Limit(pub(super) Option<u64>);
 
-fn parse(size: &str) -> Result<Limit, String> {
+pub(super) fn parse(size: &str) -> Result<Limit, String> {
     match size {
         "none" => Ok(Limit(None)),
         size => match text::parse_size(size)? {
@@ -199,7 +199,7 @@ fn parse(size: &str) -> Result<Limit, String> {
     }
 }
 
-fn parse_number(number: &str) -> Result<Limit, String> {
+pub(super) fn parse_number(number: &str) -> Result<Limit, String> {
     match number {
         "none" => Ok(Limit(None)),
         number => match number.parse() {

@@ -11,6 +11,7 @@ mod durable;
 mod flags;
 mod job;
 mod names;
+mod quota;
 mod remount;
 mod resize;
 mod scrub;

@@ -4,9 +4,7 @@
 //! only one for its queue.
 
 use crate::abi;
-use crate::control::{
-    KNOWS_INODES, LEAVE_SPACE, SET_INODES, SET_MEMORY, SET_RATES, SET_SOFT, TENANT_TEXT, TenantArg, TenantCall,
-};
+use crate::control::{KNOWS_INODES, LEAVE_SPACE, SET_INODES, SET_MEMORY, SET_RATES, SET_SOFT, TenantArg, TenantCall};
 use crate::fs::{BraidFs, Context};
 use crate::node::WireId;
 use crate::ops::flags::ioctl_out;
@@ -142,9 +140,9 @@ fn tell(said: &mut TenantArg, t: Option<Tenant>) {
 }
 
 /// As much of a text as there is room for, cut between characters.
-fn short(text: &str) -> [u8; TENANT_TEXT] {
-    let mut room = [0; TENANT_TEXT];
-    let end = (0..=TENANT_TEXT.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+pub(super) fn short<const N: usize>(text: &str) -> [u8; N] {
+    let mut room = [0; N];
+    let end = (0..=N.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
     room[..end].copy_from_slice(&text.as_bytes()[..end]);
     room
 }
