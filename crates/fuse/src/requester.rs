@@ -105,6 +105,12 @@ pub(crate) fn write_range(thread: u32) -> Option<(Option<u64>, u64)> {
     Some(((!appends).then_some(offset), len))
 }
 
+/// Whether the thread is inside a call that writes through a pipe of the kernel's own: each of its `write`s has 16 pages at most.
+pub(crate) fn writes_by_pipe(thread: u32) -> bool {
+    let call = of_thread(thread, "syscall").ok().and_then(|text| parse_syscall(&text));
+    matches!(call, Some(libc::SYS_sendfile | libc::SYS_copy_file_range))
+}
+
 /// Position, and whether it is opened for appending.
 fn parse_fdinfo(text: &str) -> Option<(u64, bool)> {
     let field = |name| text.lines().find_map(|l| l.strip_prefix(name)).map(str::trim);

@@ -7,13 +7,13 @@
 //! and that is what decides. On a mount with OPEN such files are opened write-through instead, and the volume answers.
 //!
 //! Does not promise: a limit for stores to a shared map, for `io_uring`, and for what the kernel held when the limit was set;
-//! `writev` and its kin, and who does not show in `/proc`, are refused [`UNSEEN_BLOCKS`] early. A `write` through the cache that does not fit takes
+//! `writev`, `splice` and who does not show in `/proc` are refused [`UNSEEN_BLOCKS`] early, `sendfile` and `copy_file_range`
+//! [`PIPE_BLOCKS`]. A `write` through the cache that does not fit takes
 //! nothing, where the volume itself would take a part.
 
 use crate::channel::Channel;
 use crate::dirty_grants::{DirtyGrants, LATELY};
-use crate::fs::Context;
-use crate::fs::{BraidFs, Waiting};
+use crate::fs::{BraidFs, Context, Waiting};
 use crate::node::WireId;
 use crate::ops::attr_out;
 use crate::profile::Cache;
@@ -29,6 +29,8 @@ use std::time::{Duration, Instant};
 
 /// What a call is taken to write that cannot be seen.
 const UNSEEN_BLOCKS: u64 = (2 << 20) / 4096;
+/// What `sendfile` and `copy_file_range` write at once (`splice_direct_to_actor` in fs/splice.c), with a page at an end.
+const PIPE_BLOCKS: u64 = 17;
 /// So much is granted to an owner before the kernel writes back, at most (1 GiB): more would be remembered by file for ever.
 const MOST_BLOCKS: u64 = 1 << 18;
 /// How long a `write` that does not fit waits for others that are under way.
@@ -82,6 +84,7 @@ impl BraidFs {
             Doing::Other => return Ok(None),
             // and a page at each end
             Doing::Writing(Some(bytes)) => bytes.div_ceil(4096).saturating_add(1),
+            Doing::Writing(None) if requester::writes_by_pipe(thread) => PIPE_BLOCKS,
             Doing::Writing(None) | Doing::Unknown => UNSEEN_BLOCKS,
         };
         if self.grants(id, thread, need, &owners) {

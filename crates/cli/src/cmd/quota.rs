@@ -15,7 +15,7 @@ use std::time::Duration;
 
 /// Limit what users, or directory trees, may use of a mounted volume
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Exit codes: 0 done, 1 it failed, 2 wrong usage.\n\n\
+#[command(after_help = "Exit codes: 0 done, 1 it failed or wrong usage.\n\n\
     Examples:\n  braidfs quota set --user alice --space 10G --inodes 100000 /mnt\n  \
     braidfs quota set --user alice --soft-space 8G --grace 3d /mnt   more than 8 GiB for three days only\n  \
     braidfs quota set --directory /mnt/web --space 20G /mnt          all that lies below /mnt/web\n  \
