@@ -38,7 +38,7 @@ UDEV_RULE := $(DESTDIR)$(LIBDIR)/udev/rules.d/60-braidfs.rules
 UNITS := $(addprefix $(DESTDIR)$(LIBDIR)/systemd/system/,braidfs-scrub@.service braidfs-scrub@.timer braidfs-fsck@.service braidfs@.service)
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo bench test fmt clippy unit heavy heavy-long semver top-picture dashboard-picture watch-cost watch-instructions crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million xfstests soak fuzz fuzz-coverage layers site models deny peers $(PEERS) deps lib wheel python python-unit install install-lib uninstall deb deb-test dist blkid-test recovery-bench sync-bench resize-kill device-kill tenant-kill tenant-rates supervise-kills upgrade-rounds upgrade-peers clean
+.PHONY: help build demo bench test fmt clippy unit heavy heavy-long semver top-picture dashboard-picture watch-cost watch-instructions crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million xfstests soak fuzz fuzz-coverage layers site models deny peers $(PEERS) deps lib wheel python python-unit install install-lib uninstall deb deb-test dist blkid-test recovery-bench sync-bench resize-kill device-kill tenant-kill tenant-rates supervise-kills upgrade-rounds upgrade-peers small-files clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z$$()A-Z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -74,6 +74,9 @@ demo: deps ## real work on a braidfs beside an ext4, a killed daemon, a table (u
 bench: ## library speed beside tmpfs and ext4, device traffic, memory (as root; 2 minutes)
 	$(CARGO) run --release -p braidfs-cli -- bench speed
 	$(CARGO) test --release -p braidfs --test traffic --test memory -- --ignored --nocapture
+
+small-files: deps ## copy and removal of the demo's files by each transport and profile beside ext4, ROUNDS rounds (default 3; 4 minutes; root)
+	@python3 scripts/small-files.py --rounds $(or $(ROUNDS),3)
 
 aging: deps ## file systems that age: filled to 70 to 95 %, overwritten and churned, beside ext4, XFS, btrfs; JSON=FILE, DOCS=1, AGING="--size 4G" (as root; an hour)
 	@command -v mkfs.xfs mkfs.btrfs | grep -q btrfs || scripts/deps.sh xfsprogs btrfs-progs
