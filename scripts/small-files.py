@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How much of the demo's copy and removal of many small files is the way to a server and back.
 
-    scripts/small-files.py [--rounds N] [--also DIR]...
+    scripts/small-files.py [--rounds N] [--bind CPU] [--also DIR]...
 
 In turns, each on a file system just made: ext4; braidfs by /dev/fuse and by io_uring, with the default and with
 private,cache=through; and each further directory (of another server's mount, for comparison, such as one that does
@@ -11,6 +11,7 @@ nothing). Steps and input are those of `make demo`: cp -a --parents of some 17,0
 
 import argparse
 import contextlib
+import os
 import pathlib
 import statistics
 import subprocess
@@ -55,19 +56,25 @@ class Ours(fslib.BraidFs):
             super().mount(*self.options, *options)
 
 
-def steps(volume, work):
+def steps(volume, work, cpu):
     """Seconds of both."""
     found = []
     for function, cold in ((demo.step_copy, False), (demo.step_remove, True)):
-        seconds, _ = demo.measure(volume, function, cold, work)
+
+        def step(volume, work, function=function):
+            if cpu is not None:
+                os.sched_setaffinity(0, {cpu})
+            return function(volume, work)
+
+        seconds, _ = demo.measure(volume, step, cold, work)
         found.append(seconds)
     return found
 
 
-def one(space, name, also, work, turn):
+def one(space, name, also, work, turn, cpu):
     """A round of one of them."""
     if name in also:
-        return steps(Also(also[name]), work)
+        return steps(Also(also[name]), work, cpu)
     if name == "ext4":
         volume = space.ext4(f"v{turn}", demo.SIZE)
     else:
@@ -77,7 +84,7 @@ def one(space, name, also, work, turn):
     try:
         volume.mkfs()
         volume.mount()
-        return steps(volume, work)
+        return steps(volume, work, cpu)
     finally:
         volume.force_down()
         volume.image.unlink(missing_ok=True)
@@ -86,6 +93,7 @@ def one(space, name, also, work, turn):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--bind", type=int, metavar="CPU", help="cp and rm run on this one")
     parser.add_argument("--also", type=pathlib.Path, action="append", default=[], metavar="DIR")
     args = parser.parse_args()
     why = fslib.why_no_rings() or fslib.why_no_ext4()
@@ -100,7 +108,7 @@ def main():
             for n in range(args.rounds):
                 for name in names:
                     turn += 1
-                    found.setdefault(name, []).append(one(space, name, also, work, turn))
+                    found.setdefault(name, []).append(one(space, name, also, work, turn, args.bind))
                     print(f"round {n + 1}: {name}: " + ", ".join(f"{s} {t:.2f} s" for s, t in zip(STEPS, found[name][-1])), flush=True)
     except (subprocess.SubprocessError, fslib.Failed) as error:
         sys.exit(f"small-files: {error}")
