@@ -316,12 +316,12 @@ impl BraidFs {
     /// Handles one request. INIT and DESTROY are the session's.
     pub(crate) fn handle(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
         let handled = self.operate(req, out, cx);
-        let settled = self.settle(req, handled);
-        if settled.is_err() && handled == Ok(Outcome::Reply) {
+        let synced = self.sync_changes(req, handled);
+        if synced.is_err() && handled == Ok(Outcome::Reply) {
             // the kernel gets an error in place of what was counted for it
             self.refused(req.head.opcode, out.body());
         }
-        settled
+        synced
     }
 
     fn operate(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {

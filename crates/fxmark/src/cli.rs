@@ -50,7 +50,7 @@ pub(crate) const FILL_MAX: u64 = 8 << 30;
 enum Cmd {
     /// Show all tests
     List {
-        /// As JSON
+        /// Print them as JSON
         #[arg(long)]
         json: bool,
     },

@@ -95,7 +95,7 @@ pub struct CpuSplit {
 /// Latency of single operations, nanoseconds.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Latency {
-    /// Operations timed.
+    /// How many operations were timed.
     pub count: u64,
     /// One in so many was timed.
     pub sampled: u64,
@@ -170,7 +170,7 @@ pub struct Window {
     pub secs: f64,
     /// Operations of all workers in it.
     pub ops: u64,
-    /// As [`Run::daemon`].
+    /// CPU time of the file system's processes, as [`Run::daemon`].
     pub daemon: Option<f64>,
 }
 

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The root directory.
 pub const ROOT: InodeNo = InodeNo::ROOT;
-/// Bytes.
+/// Bytes of a mebibyte.
 pub const MIB: u64 = 1 << 20;
 /// Bytes of a block.
 pub const BLOCK: u64 = 4096;

@@ -93,7 +93,7 @@ fn curve(r: &Results, load: Kind, fill: u64, target: &str, metric: Metric) -> Ve
     (0..slices).map_while(at).collect()
 }
 
-/// The picture.
+/// The picture of all volumes, as SVG.
 pub fn draw(r: &Results) -> String {
     let (columns, rows) = (r.plan.fill.len() as f64, (r.plan.loads.len() * Metric::ALL.len()) as f64);
     let (width, height) = ((columns * (WIDTH + GAP) + LEFT).max(TITLES), TOP + rows * (HEIGHT + DOWN));

@@ -69,7 +69,7 @@ impl Row<'_> {
     }
 }
 
-/// Columns.
+/// Titles of the columns.
 const HEAD: [&str; 15] = [
     "target",
     "first quarter",

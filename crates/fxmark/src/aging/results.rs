@@ -18,9 +18,9 @@ pub const VERSION: u32 = 1;
 /// A results file.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Results {
-    /// [`SCHEMA`].
+    /// Names the kind of file: [`SCHEMA`].
     pub schema: String,
-    /// [`VERSION`].
+    /// Version of its structure: [`VERSION`].
     pub version: u32,
     /// Program and version that wrote it.
     pub tool: String,
@@ -28,17 +28,17 @@ pub struct Results {
     pub started: u64,
     /// Length of the whole, seconds.
     pub took: f64,
-    /// Where.
+    /// Where it was measured.
     pub machine: Machine,
-    /// How.
+    /// How it was measured.
     pub plan: Plan,
-    /// On what.
+    /// The file systems, and what made them.
     pub targets: Vec<TargetInfo>,
     /// Every volume that was aged.
     pub volumes: Vec<Volume>,
 }
 
-/// The method.
+/// How volumes were filled and aged.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Plan {
     /// Bytes of a volume.
@@ -72,9 +72,9 @@ pub struct Plan {
 /// A volume that was filled and aged.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Volume {
-    /// File system.
+    /// Name of the file system.
     pub target: String,
-    /// By what.
+    /// What it was aged by.
     pub load: Kind,
     /// How full it was to be, percent.
     pub fill: u64,
@@ -86,7 +86,7 @@ pub struct Volume {
     pub filled: u64,
     /// Bytes that df offered then.
     pub available: u64,
-    /// In time.
+    /// Parts of the run, in the order of time.
     pub slices: Vec<Slice>,
     /// Bytes written to the device afterwards, until all was durable; none without a device of its own.
     pub settled: Option<u64>,
@@ -105,7 +105,7 @@ pub struct Volume {
 /// A part of a run.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Slice {
-    /// Operations done.
+    /// Operations done in it.
     pub ops: u64,
     /// Operations that found no space.
     pub no_space: u64,
@@ -113,13 +113,13 @@ pub struct Slice {
     pub user: u64,
     /// Bytes written to the device meanwhile; none without a device of its own.
     pub device: Option<u64>,
-    /// Length.
+    /// Length of the part, seconds.
     pub seconds: f64,
     /// Times of operations, an fsync that ended one included, nanoseconds: median.
     pub p50: u64,
-    /// 99.9th percentile.
+    /// Their 99.9th percentile, nanoseconds.
     pub p999: u64,
-    /// Longest.
+    /// The longest, nanoseconds.
     pub max: u64,
 }
 

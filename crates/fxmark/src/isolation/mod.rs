@@ -45,7 +45,7 @@ pub struct Args {
     /// What to test: braidfs (mounted), library (braidfs in process), ext4, xfs, all
     #[arg(short, long = "target", value_name = "TARGET", value_delimiter = ',', default_value = "all")]
     targets: Vec<String>,
-    /// Neighbours
+    /// Loads of the neighbour, each in cells of its own
     #[arg(
         long,
         value_enum,
@@ -103,7 +103,7 @@ pub struct NeighbourArgs {
     cgroup: Option<PathBuf>,
 }
 
-/// The method.
+/// How victim and neighbour were set up and measured.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Plan {
     /// Bytes of a file system.
@@ -114,9 +114,9 @@ pub struct Plan {
     pub file: u64,
     /// Measured time, seconds.
     pub seconds: f64,
-    /// Before it.
+    /// Time before it that does not count, seconds.
     pub warm_up: f64,
-    /// Repetitions.
+    /// Repetitions of each cell.
     pub reps: u64,
     /// Most bytes a second of the neighbour, each way.
     pub neighbour_bps: Option<u64>,
@@ -141,9 +141,9 @@ pub struct Cell {
     pub rate: f64,
     /// Time of a transaction, µs.
     pub p50: f64,
-    /// The same.
+    /// 99th percentile of that time, µs.
     pub p99: f64,
-    /// The longest.
+    /// The longest transaction, µs.
     pub max: f64,
     /// What the neighbour did.
     pub flooded: Option<Flooded>,
@@ -152,9 +152,9 @@ pub struct Cell {
 /// A results file.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Results {
-    /// [`SCHEMA`].
+    /// Names the kind of file: [`SCHEMA`].
     pub schema: String,
-    /// [`VERSION`].
+    /// Version of its structure: [`VERSION`].
     pub version: u32,
     /// Program and version that wrote it.
     pub tool: String,
@@ -162,9 +162,9 @@ pub struct Results {
     pub started: u64,
     /// Length of the whole, seconds.
     pub took: f64,
-    /// Where.
+    /// Where it was measured.
     pub machine: Machine,
-    /// How.
+    /// How it was measured.
     pub plan: Plan,
     /// On what, with the commands that made it and its limits.
     pub targets: Vec<TargetInfo>,

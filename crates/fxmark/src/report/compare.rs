@@ -10,9 +10,9 @@ use std::path::PathBuf;
 /// Arguments of `compare`.
 #[derive(Debug, clap::Args)]
 pub struct CompareArgs {
-    /// Before
+    /// Results file from before
     before: PathBuf,
-    /// After
+    /// Results file from after
     after: PathBuf,
     /// Only this target of the first file (with --against: compared with another target of the second)
     #[arg(long, value_name = "TARGET")]
@@ -26,7 +26,7 @@ pub struct CompareArgs {
     /// Exit with 3 when a throughput differs significantly by more than this, percent
     #[arg(long, value_name = "PERCENT")]
     fail_over: Option<f64>,
-    /// As JSON
+    /// Print it as JSON
     #[arg(long)]
     json: bool,
 }
@@ -34,7 +34,7 @@ pub struct CompareArgs {
 /// One cell of both files.
 #[derive(Debug, Clone, Serialize)]
 pub struct Difference {
-    /// Test.
+    /// Name of the test, with its variant.
     pub test: String,
     /// Target, of the first file.
     pub target: String,
@@ -42,7 +42,7 @@ pub struct Difference {
     pub cores: usize,
     /// Median throughput before.
     pub before: f64,
-    /// And after.
+    /// Median throughput after.
     pub after: f64,
     /// After over before.
     pub ratio: f64,

@@ -25,9 +25,9 @@ pub struct Job {
     pub profile: Profile,
     /// How cells are measured.
     pub method: Method,
-    /// Which tests.
+    /// Tests to run, with their variants.
     pub tests: Vec<TestId>,
-    /// On what.
+    /// File systems to run them on.
     pub targets: Vec<Target>,
     /// Numbers of cores.
     pub cores: Vec<usize>,
