@@ -12,7 +12,7 @@ mod tenant;
 
 pub(crate) use devices::{DEVICE_BLANK, DeviceAnswer, DeviceCall, DeviceStart};
 pub(crate) use tenant::{
-    KNOWS_INODES, LEAVE_SPACE, SET_INODES, SET_MEMORY, SET_RATES, SET_SOFT, TENANT, TENANT_TEXT, TenantArg, TenantCall,
+    KNOWS_INODES, LEAVE_SPACE, SET_INODES, SET_MEMORY, SET_RATES, SET_SOFT, TENANT, TenantArg, TenantCall,
 };
 pub use tenant::{NewLimit, TenantChange, TenantInfo, tenant_create, tenant_remove, tenant_set, tenant_show, tenants};
 

@@ -647,7 +647,7 @@ fn quiesce(last: &Server<'_>, let_go: impl Fn() -> bool) -> Quiesced {
             None => return Quiesced::Gone,
         };
         let asides = || match &*last.slot.lock() {
-            Some(fs) => fs.trims.lock().iter().all(thread::JoinHandle::is_finished),
+            Some(fs) => fs.asides.lock().iter().all(thread::JoinHandle::is_finished),
             None => false,
         };
         let quiet = || let_go() && asides();

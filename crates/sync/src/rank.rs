@@ -107,8 +107,8 @@ ranks! {
     Scrub = -1, "scrub" 0, One, (): "scrub";
     /// The change of devices that runs.
     DeviceJob = -1, "device job" 0, One, (): "change of devices";
-    /// Trims under way.
-    Trims = -1, "trims" 0, One, (): "trims";
+    /// Threads that answer requests by themselves.
+    Asides = -1, "asides" 0, One, (): "asides";
     /// Requests that wait for a tenant's turn.
     Paced = -1, "paced" 0, One, (): "parked requests";
     /// Answers that are held back while a domain becomes tight.

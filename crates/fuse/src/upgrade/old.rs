@@ -283,7 +283,7 @@ impl BraidFs {
     /// keep their files until the volume is closed.
     fn into_front(self) -> (Arc<Volume>, Front, Handles, Arc<Counters>) {
         let mut handles = self.handles;
-        for aside in self.trims.into_inner() {
+        for aside in self.asides.into_inner() {
             let _ = aside.join();
         }
         let scrub = self.scrub.into_inner().and_then(|s| s.handed());
