@@ -23,6 +23,16 @@ pub fn memory(mib: u64) -> Arc<dyn Device> {
     Arc::new(MemDevice::new(mib * MIB / BLOCK))
 }
 
+/// The same devices, as what a volume is mounted on.
+pub fn devices_of<D: Device + 'static>(all: &[Arc<D>]) -> Vec<Arc<dyn Device>> {
+    all.iter().map(|d| d.clone() as Arc<dyn Device>).collect()
+}
+
+/// Devices of their own with the content that these have now.
+pub fn copies_of(images: &[Arc<MemDevice>]) -> Vec<Arc<dyn Device>> {
+    images.iter().map(|d| Arc::new(MemDevice::from_image(d.snapshot())) as Arc<dyn Device>).collect()
+}
+
 /// A volume on the first `mib` MiB of each device.
 pub fn format(devices: &[Arc<dyn Device>], mib: &[u64], how: &MkfsOptions) {
     let cut = |(d, mib): (&Arc<dyn Device>, &u64)| {
