@@ -318,8 +318,7 @@ pub fn main(args: &Args) -> Result<()> {
     }
     library.unmount().map_err(|e| failed("unmounting the volume", e))?;
     if args.json {
-        let text = serde_json::to_string_pretty(&lines).map_err(|e| Error::io("writing", std::io::Error::from(e)))?;
-        return crate::cli::say(&text);
+        return crate::cli::say_json(&lines);
     }
     crate::cli::say(&format!("Library speed: ns per operation, median (range)\n{}", table(&lines)))
 }

@@ -4,9 +4,8 @@ use super::load::Kind;
 use super::profile::Profile;
 use super::venue::Layout;
 use crate::Result;
-use crate::results::{self, TargetInfo};
+use crate::results::{self, Head};
 use crate::stats::median;
-use crate::sys::Machine;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
@@ -18,22 +17,9 @@ pub const VERSION: u32 = 1;
 /// A results file.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Results {
-    /// Names the kind of file: [`SCHEMA`].
-    pub schema: String,
-    /// Version of its structure: [`VERSION`].
-    pub version: u32,
-    /// Program and version that wrote it.
-    pub tool: String,
-    /// Start, seconds since 1970.
-    pub started: u64,
-    /// Length of the whole, seconds.
-    pub took: f64,
-    /// Where it was measured.
-    pub machine: Machine,
-    /// How it was measured.
-    pub plan: Plan,
-    /// The file systems, and what made them.
-    pub targets: Vec<TargetInfo>,
+    /// What each such file begins with.
+    #[serde(flatten)]
+    pub head: Head<Plan>,
     /// Every volume that was aged.
     pub volumes: Vec<Volume>,
 }
@@ -178,7 +164,7 @@ impl Results {
     }
     /// Names of targets, in their order.
     pub fn names(&self) -> Vec<&str> {
-        self.targets.iter().map(|t| t.name.as_str()).collect()
+        self.head.targets.iter().map(|t| t.name.as_str()).collect()
     }
     /// Reads a file.
     ///

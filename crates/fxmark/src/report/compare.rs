@@ -102,8 +102,7 @@ pub fn compare(args: &CompareArgs) -> Result<u8> {
     let over = |d: &&Difference| limit.is_some_and(|l| d.significant && (d.ratio - 1.0).abs() > l);
     let failed = all.iter().filter(over).count();
     if args.json {
-        let text = serde_json::to_string_pretty(&all).map_err(|e| Error::io("writing", std::io::Error::from(e)))?;
-        crate::cli::say(&text)?;
+        crate::cli::say_json(&all)?;
     } else {
         crate::cli::say(&text(&a, &b, &all, args.alpha))?;
     }
@@ -112,10 +111,12 @@ pub fn compare(args: &CompareArgs) -> Result<u8> {
 
 fn text(a: &Results, b: &Results, all: &[Difference], alpha: f64) -> String {
     let mut out = String::new();
-    if a.machine.summary() != b.machine.summary() {
-        out += &format!("Different machines:\n  {}\n  {}\n", a.machine.summary(), b.machine.summary());
+    if a.head.machine.summary() != b.head.machine.summary() {
+        out += &format!("Different machines:\n  {}\n  {}\n", a.head.machine.summary(), b.head.machine.summary());
     }
-    if (a.plan.mode, a.plan.scale, &a.plan.media) != (b.plan.mode, b.plan.scale, &b.plan.media) {
+    if (a.head.plan.mode, a.head.plan.scale, &a.head.plan.media)
+        != (b.head.plan.mode, b.head.plan.scale, &b.head.plan.media)
+    {
         out += &format!("Different plans:\n  {}\n  {}\n", super::table::plan(a), super::table::plan(b));
     }
     let mut t = Table::new();
@@ -144,7 +145,7 @@ fn text(a: &Results, b: &Results, all: &[Difference], alpha: f64) -> String {
     }
     let logs: Vec<f64> = all.iter().filter(|d| d.ratio > 0.0).map(|d| d.ratio.ln()).collect();
     out += &format!("{t}\nGeometric mean of the ratios: {:.3} over {} cells.", stats::mean(&logs).exp(), all.len());
-    let least = a.plan.reps.min(b.plan.reps);
+    let least = a.head.plan.reps.min(b.head.plan.reps);
     if stats::mann_whitney(&vec![0.0; least], &vec![1.0; least]) >= alpha {
         out += &format!(
             "\nWith {least} repetition(s) no difference can be significant at p < {alpha}: run with --reps 4 or more."
