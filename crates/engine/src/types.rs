@@ -531,9 +531,9 @@ impl Rate {
 /// What a tenant may ask of the device; `None`: as much as that can do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Rates {
-    /// Bytes read.
+    /// Bytes read, per second.
     pub read_bps: Option<Rate>,
-    /// Bytes written.
+    /// Bytes written, per second.
     pub write_bps: Option<Rate>,
     /// Requests that read.
     pub read_iops: Option<Rate>,
@@ -563,18 +563,18 @@ impl Rates {
 pub enum Way {
     /// From the device.
     Read,
-    /// To it.
+    /// To the device.
     Write,
 }
 
 /// What a call is going to ask of the device, as far as that can be told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Demand {
-    /// Which way.
+    /// Whether it reads or writes.
     pub way: Way,
-    /// Bytes.
+    /// Bytes that it reads or writes.
     pub bytes: u64,
-    /// Requests.
+    /// Requests that these bytes take.
     pub requests: u64,
     /// What was paid for ahead counts ([`crate::Turn::pay_ahead`]): who asked before it wrote.
     pub ahead: bool,

@@ -12,7 +12,7 @@ mod tenant;
 
 pub(crate) use devices::{DEVICE_BLANK, DeviceAnswer, DeviceCall, DeviceStart};
 pub(crate) use tenant::{
-    KNOWS_INODES, LEAVE_SPACE, SET_INODES, SET_MEMORY, SET_RATES, SET_SOFT, TENANT, TENANT_TEXT, TenantArg, TenantCall,
+    KNOWS_INODES, LEAVE_SPACE, SET_INODES, SET_MEMORY, SET_RATES, SET_SOFT, TENANT, TenantArg, TenantCall,
 };
 pub use tenant::{NewLimit, TenantChange, TenantInfo, tenant_create, tenant_remove, tenant_set, tenant_show, tenants};
 
@@ -208,7 +208,7 @@ pub fn upgrade(mountpoint: &File, program: &Path, seconds: u32) -> io::Result<Up
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct DefragArg {
-    /// [`DefragCall`].
+    /// Number of a [`DefragCall`].
     pub call: u32,
     /// Of the answer to [`DefragCall::Look`]: 1, its blocks stay.
     pub stays: u32,
@@ -226,7 +226,7 @@ pub(crate) struct DefragArg {
 }
 const _: () = assert!(size_of::<DefragArg>() == 80);
 
-/// [`DefragArg::call`].
+/// What [`DefragArg::call`] asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum DefragCall {

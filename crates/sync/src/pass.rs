@@ -10,7 +10,7 @@
 
 use crate::ablation::{self, Switch};
 use crate::doors::Doors;
-use crate::order::{Held, Who};
+use crate::order::{HeldLock, Who};
 use crate::rank::Rank;
 use crate::sections::Section;
 use crate::slots;
@@ -46,7 +46,7 @@ pub struct PassReadGuard<'a, T, R: Rank> {
     lock: &'a PassLock<T, R>,
     /// Of no meaning with `PassLock::word`.
     slot: usize,
-    _held: Held,
+    _held: HeldLock,
 }
 
 /// The right to read a part of what a [`PassLock`] guards.
@@ -61,7 +61,7 @@ pub struct PassWriteGuard<'a, T, R: Rank> {
     /// Has the lock's word.
     word: bool,
     _writer: parking_lot::MutexGuard<'a, ()>,
-    _held: Held,
+    _held: HeldLock,
     /// After the doors are open again.
     _section: Option<Section>,
 }

@@ -10,7 +10,7 @@ use braidfs::{FallocMode, FileKind, RenameMode, XattrMode};
 /// What to generate.
 #[derive(Clone, Copy, Debug)]
 pub struct Profile {
-    /// Deepest directory.
+    /// Depth of the deepest directory.
     pub depth: usize,
     /// Objects from which on removing is preferred.
     pub objects: usize,

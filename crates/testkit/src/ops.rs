@@ -41,7 +41,7 @@ impl P {
 /// A file by path or an open one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum At {
-    /// By path.
+    /// By its path.
     Path(P),
     /// Open in this slot.
     Slot(u8),
@@ -51,7 +51,7 @@ use At::{Path, Slot};
 /// Number of slots for open files.
 pub const SLOTS: usize = 4;
 
-/// An operation.
+/// An operation on a file system, as data.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs)] // The fields are the arguments of the call of the same name.
 pub enum Op {
@@ -230,7 +230,7 @@ pub enum Out<Id> {
     Made(Id),
     /// A length or offset.
     Number(u64),
-    /// Content.
+    /// Content of a file.
     Bytes(Vec<u8>),
     /// A set of names.
     Names(BTreeSet<Vec<u8>>),

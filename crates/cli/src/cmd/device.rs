@@ -90,7 +90,7 @@ struct Tell {
     /// The result as JSON
     #[arg(long)]
     json: bool,
-    /// Print nothing
+    /// Print nothing on success
     #[arg(short, long)]
     quiet: bool,
 }

@@ -34,7 +34,7 @@ pub struct Args {
     /// The result as JSON
     #[arg(long)]
     json: bool,
-    /// Print nothing
+    /// Print nothing on success
     #[arg(short, long)]
     quiet: bool,
     /// The mount point of a mounted volume, or all devices of one, joined by commas

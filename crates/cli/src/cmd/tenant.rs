@@ -75,22 +75,22 @@ enum Call {
         json: bool,
         /// The mount point, or any directory of the volume
         mountpoint: PathBuf,
-        /// The tenant
+        /// Name of the tenant
         name: String,
     },
     /// Show a tenant
     Show {
-        /// As JSON
+        /// Print it as JSON
         #[arg(long)]
         json: bool,
         /// The mount point, or any directory of the volume
         mountpoint: PathBuf,
-        /// The tenant
+        /// Name of the tenant
         name: String,
     },
     /// List all tenants
     List {
-        /// As JSON
+        /// Print them as JSON
         #[arg(long)]
         json: bool,
         /// The mount point, or any directory of the volume
@@ -100,7 +100,7 @@ enum Call {
     Remove {
         /// The mount point, or any directory of the volume
         mountpoint: PathBuf,
-        /// The tenant
+        /// Name of the tenant
         name: String,
     },
 }

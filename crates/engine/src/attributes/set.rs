@@ -1,4 +1,4 @@
-//! Changing attributes.
+//! Changing attributes: mode, owner, size, times (chmod, chown, truncate, utimensat).
 
 use super::acl;
 use crate::cell::{Body, Cell, State};

@@ -44,7 +44,7 @@ pub struct Vacated {
 }
 
 /// Parts of each table, a power of two. Directories made one after the other have one each.
-const PARTS: u64 = 64;
+const SHARDS: u64 = 64;
 
 /// The memory for so many names stays with a list.
 const LIST_MIN: usize = 64;
@@ -53,9 +53,9 @@ const LIST_MIN: usize = 64;
 #[derive(Debug)]
 pub struct VacatedNames {
     /// By hash of their directory.
-    parts: Box<[Part]>,
+    shards: Box<[Shard]>,
     /// Names of directories that several threads change at the same time, by directory and name.
-    shared: Box<[Part]>,
+    shared: Box<[Shard]>,
     /// Such names that were left lately.
     lately: PerSlot<List>,
     rounds: Line<Rounds>,
@@ -93,7 +93,7 @@ pub struct Lately {
     names: u32,
 }
 
-/// [`Lately::round`].
+/// As [`Lately::round`]: there may be names that the bucket knows nothing of.
 const UNKNOWN: u32 = u32::MAX;
 
 impl Lately {
@@ -118,7 +118,7 @@ impl Lately {
 
 /// The names of some directories.
 #[derive(Debug, Default)]
-struct Part {
+struct Shard {
     names: Mutex<Names, rank::VacatedNames>,
     /// A bit for each directory in `names`, perhaps the same for two: most look-ups find nothing and write nothing. In a line of
     /// its own, which who leaves one more name of a directory does not move.
@@ -127,25 +127,25 @@ struct Part {
 
 impl Default for VacatedNames {
     fn default() -> Self {
-        let parts = || (0..PARTS).map(|_| Part::default()).collect();
+        let shards = || (0..SHARDS).map(|_| Shard::default()).collect();
         let (lately, rounds) = (PerSlot::default(), Line::default());
-        Self { parts: parts(), shared: parts(), lately, rounds, hasher: RandomState::default() }
+        Self { shards: shards(), shared: shards(), lately, rounds, hasher: RandomState::default() }
     }
 }
 
 impl VacatedNames {
-    fn part(&self, dir: InodeNo) -> &Part {
+    fn shard(&self, dir: InodeNo) -> &Shard {
         // directories that threads make are one after the other, or in table blocks of the threads' own
-        &self.parts[((dir.0 ^ (dir.0 / u64::from(NODES_PER_BLOCK))) % PARTS) as usize]
+        &self.shards[((dir.0 ^ (dir.0 / u64::from(NODES_PER_BLOCK))) % SHARDS) as usize]
     }
 
-    fn shared_part(&self, dir: InodeNo, name: &[u8]) -> &Part {
-        &self.shared[(self.hasher.hash_one((dir, name)) % PARTS) as usize]
+    fn shared_shard(&self, dir: InodeNo, name: &[u8]) -> &Shard {
+        &self.shared[(self.hasher.hash_one((dir, name)) % SHARDS) as usize]
     }
 
     /// An inode left `dir/name`. Who took it over from another one of its domain and left it again stands for both.
     pub fn add(&self, dir: InodeNo, name: &[u8], left: Vacated) {
-        self.part(dir).add(dir, name, left);
+        self.shard(dir).add(dir, name, left);
     }
 
     /// [`Self::add`] of a directory that several threads change at the same time, by who has it for itself. Lists may have the
@@ -154,7 +154,7 @@ impl VacatedNames {
         if !self.rounds.any.load(Ordering::Relaxed) {
             self.rounds.any.store(true, Ordering::Relaxed);
         }
-        self.shared_part(dir, name).add(dir, name, left);
+        self.shared_shard(dir, name).add(dir, name, left);
     }
 
     /// [`Self::add_shared`] by who has the name's bucket locked, which is to [`Lately::note`] the round.
@@ -174,7 +174,7 @@ impl VacatedNames {
 
     /// Puts into the tables what is in lists of a directory, if anything is. What was left under a lock that the caller has is
     /// in the tables then.
-    fn settle(&self, dir: InodeNo) {
+    fn merge_lists(&self, dir: InodeNo) {
         let rounds = &*self.rounds;
         let listed = rounds.dirs.load(Ordering::Acquire) & bit(dir) != 0;
         // the round that took the bit away has begun
@@ -183,12 +183,12 @@ impl VacatedNames {
         }
     }
 
-    /// [`Self::settle`] for a name with `hash` of a bucket that the caller has locked.
-    fn settle_lately(&self, dir: InodeNo, hash: u64, lately: &mut Lately) {
+    /// [`Self::merge_lists`] for a name with `hash` of a bucket that the caller has locked.
+    fn merge_lists_for(&self, dir: InodeNo, hash: u64, lately: &mut Lately) {
         let rounds = &*self.rounds;
         let begun = rounds.begun.load(Ordering::Acquire);
         if lately.round == UNKNOWN {
-            self.settle(dir);
+            self.merge_lists(dir);
             *lately = Lately { round: begun, names: 0 };
         } else if lately.names & Lately::bit(hash) != 0 && lately.round == begun
             || rounds.ended.load(Ordering::Acquire) != begun
@@ -221,22 +221,22 @@ impl VacatedNames {
 
     /// Who left this name. By who has the directory locked, or asks again then.
     pub fn get(&self, dir: InodeNo, name: &[u8]) -> VacatedList {
-        self.settle(dir);
+        self.merge_lists(dir);
         self.in_tables(dir, name)
     }
 
     /// [`Self::get`] of a name with `hash` whose bucket the caller has locked.
     pub fn get_lately(&self, dir: InodeNo, name: &[u8], hash: u64, lately: &mut Lately) -> VacatedList {
-        self.settle_lately(dir, hash, lately);
+        self.merge_lists_for(dir, hash, lately);
         self.in_tables(dir, name)
     }
 
     fn in_tables(&self, dir: InodeNo, name: &[u8]) -> VacatedList {
-        let mut all = self.part(dir).get(dir, name);
+        let mut all = self.shard(dir).get(dir, name);
         // which of both the directory was when they left may have changed since; who left this name did so under a lock that
         // the caller has
         if self.rounds.any.load(Ordering::Relaxed) {
-            all.extend(self.shared_part(dir, name).get(dir, name));
+            all.extend(self.shared_shard(dir, name).get(dir, name));
         }
         all
     }
@@ -244,8 +244,8 @@ impl VacatedNames {
     /// Everybody who left this directory and lives on.
     pub fn of_dir(&self, dir: InodeNo) -> Frontier {
         // whoever left it did so under a lock that the caller has had since, or asks again under it
-        self.settle(dir);
-        let mut all = self.part(dir).of_dir(dir);
+        self.merge_lists(dir);
+        let mut all = self.shard(dir).of_dir(dir);
         if self.rounds.any.load(Ordering::Relaxed) {
             self.shared.iter().for_each(|p| all.merge(&p.of_dir(dir)));
         }
@@ -254,7 +254,7 @@ impl VacatedNames {
 
     /// Forgets renames that are durable.
     pub fn prune(&self, durable: impl Fn(DomainId, TxId) -> bool) {
-        self.parts.iter().chain(&self.shared).for_each(|p| p.prune(&durable));
+        self.shards.iter().chain(&self.shared).for_each(|p| p.prune(&durable));
         for list in self.lately.iter().filter(|l| l.any.load(Ordering::Relaxed)) {
             let mut names = list.names.lock();
             names.retain(|(_, _, l)| !durable(l.domain, l.tx));
@@ -266,7 +266,7 @@ impl VacatedNames {
     }
 }
 
-impl Part {
+impl Shard {
     fn add(&self, dir: InodeNo, name: &[u8], left: Vacated) {
         let mut all = self.names.lock();
         let names = all.entry(dir).or_default();
@@ -326,7 +326,7 @@ impl Part {
     }
 }
 
-/// The bit of a directory in [`Part::dirs`]. Those of one part are spread.
+/// The bit of a directory in [`Shard::dirs`]. Those of one part are spread.
 fn bit(dir: InodeNo) -> u64 {
     1 << (dir.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58)
 }

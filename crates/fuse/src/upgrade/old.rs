@@ -96,7 +96,7 @@ impl New {
     }
 }
 
-/// Who asked.
+/// Who asked for the upgrade, and what for.
 #[derive(Debug)]
 struct Asked {
     later: Later,
@@ -283,7 +283,7 @@ impl BraidFs {
     /// keep their files until the volume is closed.
     fn into_front(self) -> (Arc<Volume>, Front, Handles, Arc<Counters>) {
         let mut handles = self.handles;
-        for aside in self.trims.into_inner() {
+        for aside in self.asides.into_inner() {
             let _ = aside.join();
         }
         let scrub = self.scrub.into_inner().and_then(|s| s.handed());
@@ -391,7 +391,7 @@ pub(crate) enum HandedOver {
     To(u32),
     /// This one is to go on, with what it knew; the handles keep their files until they are opened anew.
     No { vol: Arc<Volume>, front: Box<Front>, handles: Box<Handles>, counters: Arc<Counters> },
-    /// Neither can.
+    /// Neither program can serve the volume.
     Lost(braidfs::Error),
 }
 
@@ -459,7 +459,7 @@ pub(crate) fn hand_over(fs: BraidFs, prepared: Prepared, served: &Served<'_>) ->
     }
 }
 
-/// What passes.
+/// All that passes to the new program.
 struct All<'a> {
     config: &'a Upgradable,
     devices: &'a [Arc<FileDevice>],

@@ -19,15 +19,15 @@ use std::sync::Arc;
 
 /// Readings of the test clock at which things begin, so that they are the same each time and in the right order.
 pub mod times {
-    /// A workload.
+    /// When a workload begins.
     pub const WORKLOAD: i64 = 1_000_000;
-    /// A recovery.
+    /// When a recovery begins.
     pub const RECOVERY: i64 = 2_000_000;
     /// The recovery after a crash of a recovery.
     pub const SECOND: i64 = 3_000_000;
 }
 
-/// How thoroughly.
+/// How thoroughly a workload is crashed.
 #[derive(Clone, Copy, Debug)]
 pub struct Depth {
     /// Crashes of each point.
@@ -90,7 +90,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Adds another's.
+    /// Adds the counts of another run.
     pub fn add(&mut self, o: &Counts) {
         self.images += o.images;
         self.duplicates += o.duplicates;
@@ -230,7 +230,7 @@ pub struct Checker<'a> {
     depth: Depth,
     rng: fastrand::Rng,
     stop: &'a dyn Fn() -> bool,
-    /// So far.
+    /// What was judged so far.
     pub counts: Counts,
     kinds: u64,
     agreeing: u64,

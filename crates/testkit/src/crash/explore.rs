@@ -93,7 +93,7 @@ impl Limits {
 pub struct Failed {
     /// Which part of the plan, and which of its workloads.
     pub part: Part,
-    /// See `part`.
+    /// Number of the workload in its part.
     pub number: u64,
     /// What it did.
     pub workload: Workload,
@@ -112,7 +112,7 @@ pub struct Report {
     pub counts: Counts,
     /// Pairs of operations.
     pub pairs: Pairs,
-    /// What failed.
+    /// Workloads that failed, with what is wrong.
     pub failures: Vec<Failed>,
 }
 
@@ -123,7 +123,7 @@ impl Report {
         Self { workloads: 0, void: 0, counts: Counts::default(), pairs, failures: Vec::new() }
     }
 
-    /// In words.
+    /// The report in words, for the terminal.
     pub fn summary(&self, time: Duration) -> String {
         let c = &self.counts;
         let (seconds, (pairs, of)) = (time.as_secs_f64().max(0.001), self.pairs.count());

@@ -51,13 +51,13 @@ pub enum Workload {
 pub enum Part {
     /// Sequences known to be hard.
     Hard,
-    /// One operation.
+    /// All sequences of one operation.
     One,
-    /// Two operations.
+    /// All sequences of two operations.
     Two,
     /// Three operations of metadata.
     Three,
-    /// Random runs.
+    /// Random runs of one thread.
     Random,
     /// Random runs of several threads. Empty without the feature `schedule`.
     Threads,
@@ -80,7 +80,7 @@ pub enum Part {
 }
 
 impl Part {
-    /// By number.
+    /// All of them, by their numbers.
     pub const ALL: [Self; 14] = [
         Self::Hard,
         Self::One,
@@ -135,7 +135,7 @@ impl std::fmt::Display for Part {
 /// The workloads of a part.
 #[derive(Clone, Debug)]
 pub struct Workloads {
-    /// For reports.
+    /// Name of the part in reports.
     pub name: &'static str,
     /// How many there are.
     pub len: u64,
@@ -195,10 +195,10 @@ impl On {
     }
 }
 
-/// All parts.
+/// All workloads, by parts.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// By number.
+    /// The parts, by their numbers.
     parts: [Workloads; Part::ALL.len()],
     /// Volumes that are ordinary; the pressed one comes after them, then those with shared directories.
     pub bases: usize,

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 /// What became of a planted bug.
 #[derive(Clone, Debug)]
 pub struct Found {
-    /// Its name.
+    /// Name of the planted bug.
     pub name: &'static str,
     /// What is wrong.
     pub what: &'static str,

@@ -231,7 +231,7 @@ struct Placed {
     made: Option<(Ino, Key, DomainId)>,
 }
 
-/// A run.
+/// A run of several threads, as it was recorded.
 #[derive(Debug)]
 pub struct Run {
     /// What was written.
