@@ -71,6 +71,11 @@ impl<T, R: Rank<Key = ()>> PassLock<T, R> {
     pub fn new(value: T) -> Self {
         Self::keyed(value, ())
     }
+    /// [`Self::new`] of a device: a scheduler of tests stops threads at calls of the device as a whole, and in none.
+    pub fn of_device(value: T) -> Self {
+        let lock = Self::new(value);
+        Self { doors: lock.doors.unscheduled(), ..lock }
+    }
 }
 
 impl<T, R: Rank> PassLock<T, R> {
@@ -99,8 +104,7 @@ impl<T, R: Rank> PassLock<T, R> {
     #[track_caller]
     pub fn read(&self) -> PassReadGuard<'_, T, R> {
         let held = self.who.wait();
-        #[cfg(feature = "schedule")]
-        crate::schedule::point();
+        self.doors.point();
         if let Some(word) = &self.word {
             crate::locks::take(true, || word.try_lock_shared().then_some(()), || word.lock_shared());
             return PassReadGuard { lock: self, slot: 0, _held: held };
