@@ -19,7 +19,7 @@ const SHOWN: usize = 10;
 /// Make files whole that lie in many pieces, while their volume is mounted
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Exit codes: 0 all was looked at, and moved where that is worth it, 1 something failed, 2 wrong usage.\n\n\
+    after_help = "Exit codes: 0 all was looked at, and moved where that is worth it, 1 something failed, or wrong usage.\n\n\
     Examples:\n  braidfs defrag /mnt            all files of the volume that is mounted there\n  \
     braidfs defrag /mnt/db /mnt/f  one directory with all below it, and one file\n  \
     braidfs defrag -c /mnt         only say how many pieces there are\n\n\
