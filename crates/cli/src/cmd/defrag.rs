@@ -109,7 +109,7 @@ pub fn run(args: &Args) -> Outcome {
             one(&Found { path: path.clone(), meta, dir: &dir }, &bar, args, &mut seen, &mut r);
         } else {
             return Err(
-                Failure::at("cannot defragment", path.display(), "no regular file and no directory").with_code(2)
+                Failure::at("cannot defragment", path.display(), "no regular file and no directory").with_code(1)
             );
         }
     }
@@ -124,7 +124,7 @@ fn directory_of(path: &Path, meta: &Metadata) -> Result<File, Failure> {
     let failed = |e: io::Error| Failure::at("cannot open", at.display(), host_error(&e));
     let dir = File::open(at).map_err(failed)?;
     if dir.metadata().map_err(failed)?.dev() != meta.dev() {
-        return Err(Failure::at("cannot defragment", path.display(), "something is mounted on it").with_code(2));
+        return Err(Failure::at("cannot defragment", path.display(), "something is mounted on it").with_code(1));
     }
     match control::defrag_look(&dir, dir.metadata().map_err(failed)?.ino()) {
         // it is asked about a directory: any other answer is one of ours

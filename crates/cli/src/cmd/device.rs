@@ -121,7 +121,7 @@ pub fn run(args: &Args) -> Outcome {
         Call::Add { how, .. } | Call::Drain { how, .. } | Call::Remove { how } => how,
     };
     let Some((target, places)) = how.places.split_last() else {
-        return Err(Failure::new("device: name the volume, then the device").with_code(2));
+        return Err(Failure::new("device: name the volume, then the device").with_code(1));
     };
     let place = Place::of(places);
     match &args.call {

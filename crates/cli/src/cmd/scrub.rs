@@ -62,7 +62,7 @@ pub fn run(args: &Args) -> Outcome {
     }
     if args.rate.is_some() || args.no_data {
         let why = "no braidfs is mounted there: --rate and --no-data are for mounted volumes";
-        return Err(Failure::new(format!("{}: {why}", open::show(&args.devices))).with_code(2));
+        return Err(Failure::new(format!("{}: {why}", open::show(&args.devices))).with_code(1));
     }
     if args.mend {
         return mend(args);
