@@ -38,7 +38,7 @@ UDEV_RULE := $(DESTDIR)$(LIBDIR)/udev/rules.d/60-braidfs.rules
 UNITS := $(addprefix $(DESTDIR)$(LIBDIR)/systemd/system/,braidfs-scrub@.service braidfs-scrub@.timer braidfs-fsck@.service braidfs@.service)
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo bench test fmt clippy unit heavy heavy-long semver top-picture dashboard-picture watch-cost watch-instructions crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million xfstests soak fuzz fuzz-coverage layers site models deny peers $(PEERS) deps lib wheel python python-unit install install-lib uninstall deb deb-test dist blkid-test recovery-bench sync-bench resize-kill device-kill tenant-kill tenant-rates supervise-kills upgrade-rounds upgrade-peers small-files clean
+.PHONY: help build demo bench test fmt clippy unit heavy heavy-long semver top-picture dashboard-picture watch-cost watch-instructions crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million xfstests soak fuzz fuzz-coverage layers site models deny peers $(PEERS) deps lib wheel python python-unit install install-lib uninstall deb deb-test dist blkid-test recovery-bench sync-bench resize-kill device-kill tenant-kill tenant-rates supervise-kills supervise-peers upgrade-rounds upgrade-peers upgrade-from small-files clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z$$()A-Z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -176,11 +176,18 @@ tenant-rates: ## rates of tenants of a mounted volume in real time, SECONDS each
 supervise-kills: ## kill -9 of a supervised mount's process under load, KILLS times (default 100; 2 minutes)
 	@SUPERVISE_KILLS=$(or $(KILLS),100) python3 scripts/test-mount.py killed_under_load_and_mounted_again
 
+supervise-peers: ## the same under PostgreSQL and git, which are started again after each kill, KILLS times (default 100; 25 minutes; root)
+	@scripts/supervise-peers.sh
+
 upgrade-rounds: ## braidfs upgrade under load, ROUNDS times (default 100; 3 minutes)
 	@UPGRADE_ROUNDS=$(or $(ROUNDS),100) python3 scripts/test-mount.py upgraded_under_load
 
 upgrade-peers: ## the same under PostgreSQL and git, ROUNDS times (default 100; 3 minutes; root)
 	@scripts/upgrade-peers.sh
+
+upgrade-from: ## upgrades to and from the program of another revision under load, REV=REVISION (builds it; root; 5 minutes)
+	$(CARGO) build -p braidfs-cli
+	@REV="$(REV)" ROUNDS="$(ROUNDS)" scripts/upgrade-from.py
 
 soak: ## random load with kill -9 and remount every few seconds (SOAK_SECONDS, default 60)
 	@python3 scripts/soak.py

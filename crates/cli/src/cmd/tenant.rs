@@ -14,7 +14,7 @@ use std::time::Duration;
 
 /// Give a directory tree of a mounted volume a domain and limits of its own
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Exit codes: 0 done, 1 it failed, 2 wrong usage.\n\n\
+#[command(after_help = "Exit codes: 0 done, 1 it failed, or wrong usage.\n\n\
     Examples:\n  braidfs tenant create --space 20G /mnt/web      a new directory, of at most 20 GiB\n  \
     braidfs tenant set --space 30G /mnt web         more, while it is in use\n  \
     braidfs tenant set --space none /mnt web        as much as the volume has\n  \
