@@ -496,6 +496,8 @@ pub struct DomainInfo {
     pub fast_syncs: u64,
     /// Blocks moved by the cleaner since mount.
     pub cleaned_blocks: u64,
+    /// Blocks moved since mount so that their files lie in fewer pieces.
+    pub defragmented_blocks: u64,
     /// Why it is read-only, if it is.
     pub failed: Option<String>,
 }

@@ -87,6 +87,12 @@ pub struct Counts {
     /// Crash states of workloads that did so.
     #[serde(default)]
     pub states_beside: u64,
+    /// Blocks that workloads moved so that their files lie in fewer pieces.
+    #[serde(default)]
+    pub moved: u64,
+    /// Crash states of workloads that did so.
+    #[serde(default)]
+    pub states_moved: u64,
 }
 
 impl Counts {
@@ -106,12 +112,15 @@ impl Counts {
         self.failing += o.failing;
         self.changed_beside += o.changed_beside;
         self.states_beside += o.states_beside;
+        self.moved += o.moved;
+        self.states_moved += o.states_moved;
     }
 
-    /// These are of a workload that changed so many names with their directory locked for reading.
-    pub fn of_beside(&mut self, changed: u64) {
-        self.changed_beside = changed;
-        self.states_beside = if changed > 0 { self.states() } else { 0 };
+    /// These are of a workload that changed `beside` names with their directory locked for reading, and moved so many blocks.
+    pub fn of_workload(&mut self, beside: u64, moved: u64) {
+        let where_any = |n: u64| if n > 0 { self.states() } else { 0 };
+        (self.states_beside, self.states_moved) = (where_any(beside), where_any(moved));
+        (self.changed_beside, self.moved) = (beside, moved);
     }
 
     /// All crash states decided: of workloads and of recoveries.
