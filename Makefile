@@ -6,6 +6,8 @@ DESTDIR ?=
 SBINDIR ?= /sbin
 LIBDIR ?= /lib
 TARGET := $(or $(CARGO_TARGET_DIR),target)
+# The program that is installed and packed.
+BUILT ?= $(TARGET)/release/braidfs
 PEERS := pjdfstest fsx postgres rocksdb sqlite dbench big
 # What mkfs(8), mount(8), umount(8) and fsck(8) look for. The last ones by the type that the kernel shows, at a remount
 # and at an unmount.
@@ -85,6 +87,7 @@ aging: deps ## file systems that age: filled to 70 to 95 %, overwritten and chur
 # Mounted is what cargo has built for the tests: nothing more to compile, and it checks the order of its locks and asserts.
 test: layers fmt clippy unit heavy ## everything that must pass before a change goes in (some 20 minutes on two cores, compiling included)
 	BRAIDFS_BIN=$(TARGET)/debug/braidfs python3 scripts/test-mount.py
+	BUILT=$(TARGET)/debug/braidfs scripts/deb-test.sh --or-skip
 
 fmt: ## is everything formatted
 	$(CARGO) fmt --all --check
@@ -251,13 +254,13 @@ deps: ## checks for needed commands, installs them when root
 	@scripts/deps.sh
 
 install: build ## the binary, helpers for mount(8) and fsck(8), man pages, completions, udev rule, systemd units
-	install -D -m 755 $(TARGET)/release/braidfs $(DESTDIR)$(PREFIX)/bin/braidfs
+	install -D -m 755 $(BUILT) $(DESTDIR)$(PREFIX)/bin/braidfs
 	install -d $(DESTDIR)$(SBINDIR) $(BASH_COMPLETIONS) $(ZSH_COMPLETIONS) $(FISH_COMPLETIONS) $(dir $(UDEV_RULE) $(UNITS))
 	for name in $(HELPERS); do ln -sf $(PREFIX)/bin/braidfs $(DESTDIR)$(SBINDIR)/$$name; done
 	rm -f $(OLD_PAGES)
-	$(TARGET)/release/braidfs man $(MAN)
+	$(BUILT) man $(MAN)
 	chmod 644 $(PAGES)
-	for name in "" $(TYPED); do c=$${name:-braidfs}; b="$(TARGET)/release/braidfs completions"; \
+	for name in "" $(TYPED); do c=$${name:-braidfs}; b="$(BUILT) completions"; \
 		$$b bash $$name >$(BASH_COMPLETIONS)/$$c && $$b zsh $$name >$(ZSH_COMPLETIONS)/_$$c && \
 		$$b fish $$name >$(FISH_COMPLETIONS)/$$c.fish || exit 1; done
 	sed 's|@BINDIR@|$(PREFIX)/bin|' dist/udev/60-braidfs.rules.in >$(UDEV_RULE)
