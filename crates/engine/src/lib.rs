@@ -29,7 +29,7 @@ pub mod volume;
 pub use braidfs_device as device;
 pub use braidfs_format as format;
 pub use braidfs_store as store;
-pub use budget::{Held, Paid, RateUse, Turn};
+pub use budget::{Credit, Paid, RateUse, Turn};
 pub use cell::pieces::{Defragmented, Pieces};
 pub use error::{Error, Result};
 pub use file::extents::FileExtent;

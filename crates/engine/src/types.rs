@@ -517,6 +517,8 @@ pub struct DomainInfo {
     pub fast_syncs: u64,
     /// Blocks moved by the cleaner since mount.
     pub cleaned_blocks: u64,
+    /// Blocks moved since mount so that their files lie in fewer pieces.
+    pub defragmented_blocks: u64,
     /// Why it is read-only, if it is.
     pub failed: Option<String>,
 }
@@ -552,9 +554,9 @@ impl Rate {
 /// What a tenant may ask of the device; `None`: as much as that can do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Rates {
-    /// Bytes read.
+    /// Bytes read, per second.
     pub read_bps: Option<Rate>,
-    /// Bytes written.
+    /// Bytes written, per second.
     pub write_bps: Option<Rate>,
     /// Requests that read.
     pub read_iops: Option<Rate>,
@@ -584,18 +586,18 @@ impl Rates {
 pub enum Way {
     /// From the device.
     Read,
-    /// To it.
+    /// To the device.
     Write,
 }
 
 /// What a call is going to ask of the device, as far as that can be told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Demand {
-    /// Which way.
+    /// Whether it reads or writes.
     pub way: Way,
-    /// Bytes.
+    /// Bytes that it reads or writes.
     pub bytes: u64,
-    /// Requests.
+    /// Requests that these bytes take.
     pub requests: u64,
     /// What was paid for ahead counts ([`crate::Turn::pay_ahead`]): who asked before it wrote.
     pub ahead: bool,

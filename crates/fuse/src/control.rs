@@ -211,7 +211,7 @@ pub fn upgrade(mountpoint: &File, program: &Path, seconds: u32) -> io::Result<Up
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct DefragArg {
-    /// [`DefragCall`].
+    /// Number of a [`DefragCall`].
     pub call: u32,
     /// Of the answer to [`DefragCall::Look`]: 1, its blocks stay.
     pub stays: u32,
@@ -229,7 +229,7 @@ pub(crate) struct DefragArg {
 }
 const _: () = assert!(size_of::<DefragArg>() == 80);
 
-/// [`DefragArg::call`].
+/// What [`DefragArg::call`] asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum DefragCall {

@@ -176,8 +176,8 @@ pub(crate) struct BraidFs {
     pub(crate) opened_jobs: AtomicBool,
     /// Is told of devices that are added.
     pub(crate) tell_devices: Option<TellDevices>,
-    /// Under way, or just over.
-    pub(crate) trims: Mutex<Vec<JoinHandle<()>>, rank::Trims>,
+    /// Threads that answer a request by themselves, under way or just over: the end of the mount waits for them.
+    pub(crate) asides: Mutex<Vec<JoinHandle<()>>, rank::Asides>,
     pub(crate) profile: Profile,
     /// What the kernel may hold back.
     pub(crate) dirty: Option<DirtyLimit>,
@@ -267,7 +267,7 @@ impl BraidFs {
             device_job: Mutex::default(),
             opened_jobs: AtomicBool::new(false),
             tell_devices: None,
-            trims: Mutex::default(),
+            asides: Mutex::default(),
             upgrades: Arc::new(Upgrades::new(None, negotiated, 0)),
             waiting: Arc::default(),
             forgets: OnceLock::new(),
@@ -307,9 +307,9 @@ impl BraidFs {
         // stops it: it shares the volume
         drop(self.scrub.into_inner());
         drop(self.device_job.into_inner());
-        for trim in self.trims.into_inner() {
+        for aside in self.asides.into_inner() {
             // a panic was told by the thread itself
-            let _ = trim.join();
+            let _ = aside.join();
         }
         drop(self.handles);
         // the kernel that was told is no longer there; it does not say so at an unmount
@@ -320,12 +320,12 @@ impl BraidFs {
     /// Handles one request. INIT and DESTROY are the session's.
     pub(crate) fn handle(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {
         let handled = self.operate(req, out, cx);
-        let settled = self.settle(req, handled);
-        if settled.is_err() && handled == Ok(Outcome::Reply) {
+        let synced = self.sync_changes(req, handled);
+        if synced.is_err() && handled == Ok(Outcome::Reply) {
             // the kernel gets an error in place of what was counted for it
             self.refused(req.head.opcode, out.body());
         }
-        settled
+        synced
     }
 
     fn operate(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {

@@ -109,8 +109,8 @@ ranks! {
     Scrub = -1, "scrub" 0, One, (): "scrub";
     /// The change of devices that runs.
     DeviceJob = -1, "device job" 0, One, (): "change of devices";
-    /// Trims under way.
-    Trims = -1, "trims" 0, One, (): "trims";
+    /// Threads that answer requests by themselves.
+    Asides = -1, "asides" 0, One, (): "asides";
     /// Requests that wait for a tenant's turn.
     Paced = -1, "paced" 0, One, (): "parked requests";
     /// Answers that are held back while a domain becomes tight.
@@ -152,7 +152,7 @@ ranks! {
     Zombies = 8, "zombies" 0, One, (): "zombies";
     /// The threads that serve fsyncs.
     SyncPool = 8, "tickets" 0, One, (): "pool";
-    /// Their handles.
+    /// Their join handles.
     SyncThreads = 8, "tickets" 1, One, (): "threads of the pool";
     /// One of the queues of fsyncs.
     SyncQueue = 8, "tickets" 2, One, (): "queue of syncing";
@@ -223,13 +223,13 @@ ranks! {
 
     /// Writing segment tables home.
     SpaceHome = 8, "space" 0, One, (): "home (space)";
-    /// An mlog.
+    /// One mlog: where it writes next.
     Mlog = 8, "space" 1, One, (): "mlog";
     /// The right to discard.
     Trimming = 8, "space" 2, One, (): "trimming";
     /// Segments in which something was freed.
     Freed = 8, "space" 3, One, (): "freed";
-    /// Free segments.
+    /// The free segments of a domain.
     SegmentPool = 8, "space" 4, One, (): "pool (space)";
     /// The list of a domain's groups.
     SpaceGroups = 8, "space" 5, One, (): "list of groups (space)";

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 /// Give a directory tree of a mounted volume a domain and limits of its own
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Exit codes: 0 done, 1 it failed, 2 wrong usage.\n\n\
+#[command(after_help = "Exit codes: 0 done, 1 it failed, or wrong usage.\n\n\
     Examples:\n  braidfs tenant create --space 20G /mnt/web      a new directory, of at most 20 GiB\n  \
     braidfs tenant set --space 30G /mnt web         more, while it is in use\n  \
     braidfs tenant set --space none /mnt web        as much as the volume has\n  \
@@ -75,22 +75,22 @@ enum Call {
         json: bool,
         /// The mount point, or any directory of the volume
         mountpoint: PathBuf,
-        /// The tenant
+        /// Name of the tenant
         name: String,
     },
     /// Show a tenant
     Show {
-        /// As JSON
+        /// Print it as JSON
         #[arg(long)]
         json: bool,
         /// The mount point, or any directory of the volume
         mountpoint: PathBuf,
-        /// The tenant
+        /// Name of the tenant
         name: String,
     },
     /// List all tenants
     List {
-        /// As JSON
+        /// Print them as JSON
         #[arg(long)]
         json: bool,
         /// The mount point, or any directory of the volume
@@ -100,7 +100,7 @@ enum Call {
     Remove {
         /// The mount point, or any directory of the volume
         mountpoint: PathBuf,
-        /// The tenant
+        /// Name of the tenant
         name: String,
     },
 }

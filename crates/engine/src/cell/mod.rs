@@ -169,7 +169,7 @@ pub type Links = SmallVec<[Link; 1]>;
 pub enum Body {
     /// Regular file, symlink.
     File(FileBody),
-    /// A directory.
+    /// A directory: its index.
     Dir(Box<DirBody>),
     /// A device, pipe or socket: attributes only.
     Special,

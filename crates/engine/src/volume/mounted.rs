@@ -2,7 +2,7 @@
 
 use super::domains::Domains;
 use super::groups::Bat;
-use super::held::table::Held;
+use super::held::table::LookupCounts;
 use super::kept::Kept;
 use super::siblings::Siblings;
 use crate::braid::frontier::Frontier;
@@ -77,7 +77,7 @@ pub(crate) struct MountedVolume {
     /// Generation of the root, where it was loaded once.
     pub root_generation: OnceLock<u32>,
     /// Inodes that a front end's kernel knows.
-    pub held: Held,
+    pub held: LookupCounts,
 }
 
 impl MountedVolume {

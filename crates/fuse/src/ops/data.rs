@@ -155,7 +155,7 @@ impl BraidFs {
             synced.map_err(errno)?;
             return Ok(Outcome::Reply);
         }
-        let (later, paid) = (cx.later(), self.vol.hold_paid(ino));
+        let (later, paid) = (cx.later(), self.vol.take_credit(ino));
         let done = move |result: braidfs::Result<()>| {
             drop(paid);
             later.done(result.map_err(errno));

@@ -40,7 +40,7 @@ impl BraidFs {
                 }
                 Err(e) => {
                     said.errno = e.errno().unsigned_abs();
-                    said.text = super::tenant::short::<QUOTA_TEXT>(&e.to_string());
+                    said.text = super::aside::short::<QUOTA_TEXT>(&e.to_string());
                 }
             }
             drop(vol);
@@ -61,12 +61,8 @@ impl BraidFs {
                 answer();
             }
         };
-        let mut asides = self.trims.lock();
-        asides.retain(|t| !t.is_finished());
         // Where there is no thread, what was to be its work is dropped, and answers EIO.
-        if let Ok(thread) = run_aside("fuse-quota", work) {
-            asides.push(thread);
-        }
+        self.asides().extend(run_aside("fuse-quota", work).ok());
         Ok(Outcome::Deferred)
     }
 }
