@@ -100,7 +100,8 @@ impl Quotas {
     /// Whether anything is counted.
     #[inline]
     pub fn is_on(&self) -> bool {
-        self.on.load(Relaxed)
+        // who sees that sees that the counting has begun
+        self.on.load(Acquire)
     }
 
     /// Counts from now on. Operations that are under way may not have seen that: they must have ended before the inodes that
@@ -118,7 +119,8 @@ impl Quotas {
         }
     }
 
-    fn is_counting(&self) -> bool {
+    /// Whether not all inodes have been visited: it goes on, or it failed.
+    pub fn is_counting(&self) -> bool {
         self.counting.load(Acquire)
     }
 
@@ -129,7 +131,14 @@ impl Quotas {
     /// An inode whose cell the caller has locked, and that nobody else sees before it is let go: counted with these blocks,
     /// unless it was counted before.
     pub fn count(&self, ino: InodeNo, of: Owners, blocks: impl FnOnce() -> u64) {
-        if self.is_counting() && self.counted(ino).lock().insert(ino) {
+        if !self.is_counting() {
+            return;
+        }
+        let mut counted = self.counted(ino).lock();
+        // the counting may have ended meanwhile, and forgotten whom it counted
+        let first = self.is_counting() && counted.insert(ino);
+        drop(counted);
+        if first {
             self.force(of, blocks(), 1);
         }
     }

@@ -500,7 +500,8 @@ impl MountedVolume {
     /// Counts what every user and project uses, unless it is counted. Under the lock of tenants.
     fn count_for_quotas(&self) -> Result<()> {
         let quotas = &self.shared.quotas;
-        if quotas.is_on() {
+        // one that failed is begun again: who was counted is known
+        if quotas.is_on() && !quotas.is_counting() {
             return Ok(());
         }
         if self.shared.read_only.load(Ordering::Relaxed) {
