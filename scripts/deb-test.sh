@@ -31,7 +31,7 @@ cp "$first" "$work/first.deb"
 second=$(DEB_VERSION="$version+next1" scripts/deb.sh)
 cp "$second" "$work/second.deb"
 
-# It brings a hundred packages along: in `make test` only where it is there.
+# It brings a hundred packages along: with --or-skip only where it is there.
 if command -v lintian >/dev/null; then lint=1; elif [ "${1:-}" = --or-skip ]; then lint=; else scripts/deps.sh lintian && lint=1; fi
 if [ -n "$lint" ]; then
     lintian --fail-on error --allow-root "$work/first.deb" || die "lintian"
