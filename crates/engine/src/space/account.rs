@@ -11,9 +11,10 @@ use std::sync::atomic::{
     Ordering::{Relaxed, SeqCst},
 };
 
-/// A slot takes so many blocks at a time beyond what is asked for, at least and at most. An operation on names keeps one or two of
-/// those that it asks for.
-const BATCH: std::ops::RangeInclusive<i64> = 16..=512;
+/// A slot takes so many blocks at a time beyond what is asked for, at most, by the size of the domain.
+const BATCH: std::ops::RangeInclusive<i64> = 64..=512;
+/// And at least: an operation on names keeps one or two of those that it asks for.
+const LEAST: i64 = 16;
 /// All slots together take this part of a domain's blocks at most at once.
 const BATCH_PART: i64 = 64;
 /// Beside what is kept back, blocks below which they are few: more than anybody asks for at a time who looks whether there
@@ -78,14 +79,18 @@ impl Account {
     /// Takes `blocks` and a batch for this thread's slot; false where there are few by now.
     #[cold]
     fn take_batch(&self, blocks: i64) -> bool {
-        let (low, batch) = (self.limits.low.load(Relaxed), self.limits.batch.load(Relaxed));
-        let fits = |now: i64| now.checked_sub(blocks).and_then(|n| n.checked_sub(batch)).filter(|&left| left >= low);
-        if self.common.fetch_update(Relaxed, Relaxed, fits).is_err() {
+        let (low, most) = (self.limits.low.load(Relaxed), self.limits.batch.load(Relaxed));
+        let slots = self.slots.used().count() as i64;
+        // all slots together half of what there is
+        let batch = |now: i64| (now.saturating_sub(low) / (2 * slots).max(1)).clamp(LEAST, most);
+        let fits =
+            |now: i64| now.checked_sub(blocks).and_then(|n| n.checked_sub(batch(now))).filter(|&left| left >= low);
+        let Ok(before) = self.common.fetch_update(Relaxed, Relaxed, fits) else {
             self.limits.few.store(true, Relaxed);
             drop(self.merge_slots());
             return false;
-        }
-        self.slots.mine().fetch_add(batch, Relaxed);
+        };
+        self.slots.mine().fetch_add(batch(before), Relaxed);
         true
     }
 
@@ -127,9 +132,9 @@ impl Account {
     pub fn add(&self, blocks: i64) {
         let now = self.common.fetch_add(blocks, Relaxed) + blocks;
         if !self.has_plenty() {
-            // some more, and what slots then take, so that it does not go to and fro with each operation
+            // some more, and what slots take then, so that it does not go to and fro with each operation
             let low = self.limits.low.load(Relaxed);
-            let enough = low / 2 + 2 * self.limits.batch.load(Relaxed) * self.slots.used().count() as i64;
+            let enough = low / 2 + 2 * LEAST * self.slots.used().count() as i64;
             if now - low >= enough {
                 self.limits.few.store(false, SeqCst);
                 // somebody withheld them meanwhile: what slots got from then on is merged when it is asked for
