@@ -300,7 +300,7 @@ pub(crate) const ATIME_MODES: [AtimeMode; 3] = [AtimeMode::Relatime, AtimeMode::
 ///
 /// # Errors
 /// EINVAL: the data mode cannot change. EPERM: only root may. ENOTTY: the server is too old. To writable: EROFS (also
-/// where a domain failed), EBUSY. EIO: the device.
+/// where a domain failed), EBUSY (also while another program is about to take the mount over). EIO: the device.
 pub fn remount(mountpoint: &Path, how: &Remount, sync: Option<bool>) -> io::Result<()> {
     fn place<T: PartialEq>(all: &[T], one: Option<T>) -> u32 {
         one.and_then(|o| all.iter().position(|x| *x == o)).map_or(0, |i| i as u32 + 1)

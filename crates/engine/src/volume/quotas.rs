@@ -462,7 +462,7 @@ impl MountedVolume {
 
     /// Writes the limits down, durably, and has them hold. Under the lock of tenants.
     fn keep_quotas(&self, all: Limits) -> Result<()> {
-        if self.shared.options.read_only || self.shared.read_only.load(Ordering::Relaxed) {
+        if self.shared.read_only.load(Ordering::Relaxed) {
             return Err(Error::ReadOnly);
         }
         let entries: Vec<QuotaEntry> = all.values().copied().collect();

@@ -24,6 +24,9 @@ impl BraidFs {
         }
         let (asked, _) = RemountArg::read_from_prefix(input).map_err(|_| Errno::INVAL)?;
         let (how, sync) = understand(&asked)?;
+        // Devices would be opened for writing whose descriptors pass to another process as a reader's.
+        let opens = how.read_only == Some(false) && self.vol.read_only();
+        let _none = if opens { Some(self.upgrades.none_meanwhile().ok_or(Errno::BUSY)?) } else { None };
         self.vol.remount(&how).map_err(|e| match e {
             // why is in the log
             braidfs::Error::DomainFailed { .. } => Errno::ROFS,
