@@ -1,11 +1,11 @@
 //! `braidfs quota`: limits of users and of directories of a mounted volume.
 
+use crate::cmd::limits::{self, open, say_json};
 use crate::cmd::tenant::{Limit, parse, parse_number, parse_time};
-use crate::failure::{Failure, Outcome, host_error};
+use crate::failure::{Failure, Outcome};
 use crate::text;
 use braidfs::{Quota, QuotaOwner, Timestamp};
 use braidfs_fuse::control::{self, QuotaChange, QuotaSubject};
-use rustix::io::Errno;
 use serde::Serialize;
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
@@ -168,7 +168,7 @@ pub fn run(args: &Args) -> Outcome {
             let all = control::quotas(&open(mountpoint)?).map_err(|e| refused(mountpoint, "nothing", &e))?;
             let all: Vec<Report> = all.into_iter().map(Report::from).collect();
             if *json {
-                return say_json(&all);
+                return say_json("quota", &all);
             }
             if all.is_empty() {
                 crate::say(format_args!("no limits: nothing is counted"))?;
@@ -223,27 +223,13 @@ fn number_of(user: &str) -> Result<u32, Failure> {
     told.and_then(|n| n.trim().parse().ok()).ok_or_else(|| Failure::at("quota", user, "there is no such user"))
 }
 
-fn open(directory: &Path) -> Result<File, Failure> {
-    File::open(directory).map_err(|e| Failure::at("cannot open", directory.display(), host_error(&e)))
-}
-
 fn refused(place: &Path, what: &str, e: &std::io::Error) -> Failure {
-    let why = match Errno::from_io_error(e) {
-        Some(Errno::PERM) => "only root may, and who mounted it".into(),
-        Some(Errno::NOTTY) => "no braidfs is mounted there, or its server is of an older version".into(),
-        Some(Errno::ROFS) => "it is mounted read-only, or its domain failed".into(),
-        Some(Errno::NOENT) => format!("{what} has no limits, and uses nothing that is counted"),
-        Some(Errno::NOTCONN | Errno::CONNABORTED | Errno::NODEV) => {
-            "the volume was unmounted, or its server died".into()
-        }
-        _ => host_error(e),
-    };
-    Failure::at("quota", place.display(), why)
+    limits::refused("quota", place, &format!("{what} has no limits, and uses nothing that is counted"), e)
 }
 
 fn tell(q: &Report, json: bool) -> Outcome {
     if json {
-        return say_json(q);
+        return say_json("quota", q);
     }
     let whose = match (q.user, q.project, q.directory) {
         (Some(n), ..) => format!("user {n}"),
@@ -276,12 +262,6 @@ fn tell(q: &Report, json: bool) -> Outcome {
         };
         crate::say(format_args!("  soft limit of {what} {soft}, {state}"))?;
     }
-    Ok(0)
-}
-
-fn say_json<T: Serialize>(what: &T) -> Outcome {
-    let json = serde_json::to_string_pretty(what).map_err(|e| Failure::new(format!("quota: {e}")))?;
-    crate::say(format_args!("{json}"))?;
     Ok(0)
 }
 

@@ -1,13 +1,13 @@
 //! `braidfs tenant`: directory trees of a mounted volume with a domain and limits of their own.
 
-use crate::failure::{Failure, Outcome, host_error};
+use crate::cmd::limits::{self, open, say_json};
+use crate::failure::{Failure, Outcome};
 use crate::{mountinfo, text};
 use braidfs::{MemoryBudget, Rate, RateUse, SoftLimit, TenantBudget, Timestamp};
 use braidfs_fuse::control::{self, TenantChange, TenantInfo};
 use rustix::io::Errno;
 use serde::Serialize;
 use std::ffi::OsStr;
-use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -335,7 +335,7 @@ pub fn run(args: &Args) -> Outcome {
             let all = control::tenants(&open(mountpoint)?).map_err(|e| refused(mountpoint, "", &e))?;
             let all: Vec<Report> = all.into_iter().map(Report::from).collect();
             if *json {
-                return say_json(&all);
+                return say_json("tenant", &all);
             }
             all.iter().try_for_each(|t| tell(t, false).map(drop))?;
             Ok(0)
@@ -374,27 +374,13 @@ fn create(directory: &Path, name: Option<&str>, budget: &TenantBudget, json: boo
     tell(&made.into(), json)
 }
 
-fn open(directory: &Path) -> Result<File, Failure> {
-    File::open(directory).map_err(|e| Failure::at("cannot open", directory.display(), host_error(&e)))
-}
-
 fn refused(place: &Path, name: &str, e: &std::io::Error) -> Failure {
-    let why = match Errno::from_io_error(e) {
-        Some(Errno::PERM) => "only root may, and who mounted it".into(),
-        Some(Errno::NOTTY) => "no braidfs is mounted there, or its server is of an older version".into(),
-        Some(Errno::ROFS) => "it is mounted read-only, or its domain failed".into(),
-        Some(Errno::NOENT) => format!("there is no tenant {name}"),
-        Some(Errno::NOTCONN | Errno::CONNABORTED | Errno::NODEV) => {
-            "the volume was unmounted, or its server died".into()
-        }
-        _ => host_error(e),
-    };
-    Failure::at("tenant", place.display(), why)
+    limits::refused("tenant", place, &format!("there is no tenant {name}"), e)
 }
 
 fn tell(t: &Report, json: bool) -> Outcome {
     if json {
-        return say_json(t);
+        return say_json("tenant", t);
     }
     let most = t.space.map_or_else(|| "no limit".into(), |n| format!("{} at most", text::size(n)));
     let of = t.inodes_max.map_or_else(String::new, |n| format!(" of {n}"));
@@ -448,12 +434,6 @@ fn tell_rates(what: &str, (bps, iops): (&Option<Limited>, &Option<Limited>), use
         text::count(used.waits, "call", "calls"),
         used.waited_seconds
     ))
-}
-
-fn say_json<T: Serialize>(what: &T) -> Outcome {
-    let json = serde_json::to_string_pretty(what).map_err(|e| Failure::new(format!("tenant: {e}")))?;
-    crate::say(format_args!("{json}"))?;
-    Ok(0)
 }
 
 #[cfg(test)]
