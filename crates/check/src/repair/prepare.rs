@@ -101,9 +101,9 @@ fn tables_first(devices: &[Arc<dyn Device>], p: &mut Prepared) -> Result<BTreeSe
 
 /// One copy of a pair that does not hold, in a domain of `sound`, is what a checkpoint leaves that the crash cut off: it
 /// writes the copy that does not count. That is no error, and mended all the same; it is one where anything else in the
-/// domain's tables does not hold.
+/// domain's tables does not hold. A copy of the domain's header is one, too: which of the two counted nothing else tells.
 fn torn_copies(p: &mut Prepared, sound: &BTreeSet<u16>) {
-    let torn = [codes::DOMAIN_COPY, codes::GROUP_COPY, codes::SEGMENTS_COPY, codes::OWNERS_COPY, codes::NODES_COPY];
+    let torn = [codes::GROUP_COPY, codes::SEGMENTS_COPY, codes::OWNERS_COPY, codes::NODES_COPY];
     let damaged: BTreeSet<u16> =
         p.log.findings.iter().filter(|f| !torn.contains(&f.code)).filter_map(|f| f.domain).collect();
     let is_trace = |d: u16| sound.contains(&d) && !damaged.contains(&d);
