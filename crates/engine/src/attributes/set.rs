@@ -104,8 +104,9 @@ impl Volume {
             }
             if let Some(u) = set.uid {
                 quotas.transfer(c, &mut st, |st| st.uid = u);
+                st.durability.operation_changes_data();
             }
-            set_owner_and_mode(&mut st, set, c.kind, op.tx(c.domain).id);
+            set_group_and_mode(&mut st, set, c.kind, op.tx(c.domain).id);
             set_times(&mut st, set, now);
             if before != (st.atime, st.mtime, st.ctime) {
                 st.durability.operation_changes_times();
@@ -115,15 +116,11 @@ impl Volume {
     }
 }
 
-/// Sets mode, owner, group and flags, in transaction `tx`.
-fn set_owner_and_mode(st: &mut State, set: &SetAttr, kind: FileKind, tx: TxId) {
+/// Sets mode, group and flags, in transaction `tx`.
+fn set_group_and_mode(st: &mut State, set: &SetAttr, kind: FileKind, tx: TxId) {
     if let Some(m) = set.mode {
         st.mode = (st.mode & !0o7777) | (m & 0o7777);
         acl::chmod(st);
-        st.durability.operation_changes_data();
-    }
-    if let Some(u) = set.uid {
-        st.uid = u;
         st.durability.operation_changes_data();
     }
     if let Some(g) = set.gid {
