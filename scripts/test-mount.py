@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Mount tests: what a mounted braidfs owes to programs and administrators.
 
-usage: test-mount.py [-l] [--ring] [NAME...]
+usage: test-mount.py [-l] [--ring] [--jobs N] [NAME...]
 
-Only the checks whose name contains one of NAME; -l lists them, --ring has requests come through io_uring (root).
+Only the checks whose name contains one of NAME; -l lists them, --ring has requests come through io_uring (root). With
+--jobs N, N of them run at once, each on a volume of its own.
 
 Each check runs in a process of its own with a time limit on one volume of several domains, which is mounted again
 (or made anew) before the next check when the check left it in another state. Prints ok, FAILED or skipped for each,
@@ -15,6 +16,7 @@ import errno
 import fcntl
 import hashlib
 import importlib
+import itertools
 import json
 import mmap
 import os
@@ -34,6 +36,7 @@ sys.dont_write_bytecode = True
 import fslib  # noqa: E402
 import hostile  # noqa: E402
 import mount_tests  # noqa: E402
+import side_by_side  # noqa: E402
 from filling import fill_in_turn  # noqa: E402
 from fslib import BraidFs, Failed, Skipped, in_child, run  # noqa: E402
 from mount_tests.common import (  # noqa: E402
@@ -1088,6 +1091,7 @@ def fresh(volume):
 
 
 def run_checks(volume, chosen):
+    """Runs the checks, as `chosen` yields them; how many passed, failed and were skipped."""
     def all_down():
         for each in (volume, small_of(volume, 0)):
             each.force_down()
@@ -1114,8 +1118,31 @@ def run_checks(volume, chosen):
         counts[result] += 1
         colour = {"ok": "green", "FAILED": "red", "skipped": "yellow"}[result]
         print(f"{fslib.paint(f'{result:<8}', colour)}{name} ({time.monotonic() - start:.1f} s){remark}", flush=True)
-    print(f"{counts['ok']} passed, {counts['FAILED']} failed, {counts['skipped']} skipped")
-    return 1 if counts["FAILED"] else 0
+    return counts
+
+
+def run_on_a_volume(chosen):
+    """Runs the checks on a volume of their own, and returns how they ended and what was cleaned away."""
+    with fslib.Workspace(need_bytes=3 << 30) as space:
+        volume = space.braidfs("volume", SIZE)
+        fresh(volume)
+        counts = run_checks(volume, chosen)
+    return counts, space.cleaned()
+
+
+def run_side_by_side(jobs, chosen, log):
+    """As `run_on_a_volume` in each of several processes; the last check, of what the others left, in each of them."""
+    last = [f for f in chosen if f is fsck_of_a_used_volume]
+    shared = [f for f in chosen if f is not fsck_of_a_used_volume]
+
+    def work(worker, taken):
+        fslib.log_to(log.with_stem(f"{log.stem}-{worker + 1}"))
+        return run_on_a_volume(itertools.chain((shared[n] for n in taken), last))
+
+    ended = side_by_side.shared_out(jobs, len(shared), work)
+    if None in ended:
+        raise Failed("a process with checks ended before its time")
+    return {key: sum(counts[key] for counts, _ in ended) for key in ended[0][0]}, "; ".join(c for _, c in ended)
 
 
 def all_checks():
@@ -1126,6 +1153,15 @@ def all_checks():
 
 
 def main(words):
+    jobs = 1
+    if "--jobs" in words:
+        at = words.index("--jobs")
+        if words[at + 1:at + 2] and words[at + 1].isdecimal() and 1 <= int(words[at + 1]) <= 64:
+            jobs = int(words[at + 1])
+            words = words[:at] + words[at + 2:]
+        else:
+            print("test-mount: --jobs: a number from 1 to 64 is wanted", file=sys.stderr)
+            return 2
     unknown = [w for w in words if w.startswith("-") and w not in ("-l", "--ring")]
     if unknown:
         asked = set(unknown) <= {"-h", "--help"}
@@ -1139,7 +1175,8 @@ def main(words):
     ring = "--ring" in words
     words = [w for w in words if w != "--ring"]
     chosen = [f for f in checks if not words or any(word in f.__name__ for word in words)]
-    fslib.log_to(fslib.ROOT / "target" / "test-mount.log")
+    log = fslib.ROOT / "target" / "test-mount.log"
+    fslib.log_to(log)
     if os.environ.get("BRAIDFS_SUT") != "ext4" and not os.access("/dev/fuse", os.R_OK | os.W_OK):
         print("SKIPPED: /dev/fuse cannot be opened here, NO MOUNT TEST WAS RUN", file=sys.stderr)
         print(f"0 passed, 0 failed, {len(chosen)} skipped")
@@ -1154,17 +1191,17 @@ def main(words):
         print(f"{fslib.RING_SWITCH} is turned on for these tests, and off again", file=sys.stderr)
     try:
         fslib.build()
-        with fslib.rings(True) if ring else contextlib.nullcontext(), fslib.Workspace(need_bytes=3 << 30) as space:
-            volume = space.braidfs("volume", SIZE)
-            fresh(volume)
-            code = run_checks(volume, chosen)
+        with fslib.rings(True) if ring else contextlib.nullcontext():
+            counts, cleaned = run_side_by_side(jobs, chosen, log) if jobs > 1 else run_on_a_volume(chosen)
     except (Failed, OSError, subprocess.SubprocessError) as error:
         print(f"test-mount: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    print(f"Log: {fslib.LOG.name}. Unmounted and removed: {space.cleaned()}.")
-    return code
+    print(f"{counts['ok']} passed, {counts['FAILED']} failed, {counts['skipped']} skipped")
+    logs = f"{log.with_stem(log.stem + '-*')}" if jobs > 1 else log
+    print(f"Log: {logs}. Unmounted and removed: {cleaned}.")
+    return 1 if counts["FAILED"] else 0
 
 
 if __name__ == "__main__":
