@@ -115,6 +115,7 @@ impl Subject for Host {
             RenameMode::Replace => RenameFlags::empty(),
             RenameMode::NoReplace => RenameFlags::NOREPLACE,
             RenameMode::Exchange => RenameFlags::EXCHANGE,
+            _ => panic!("{mode:?} is not known here"),
         };
         fs::renameat_with(&self.held[&a], n, &self.held[&b], m, flags).map_err(error)
     }
@@ -161,6 +162,7 @@ impl Subject for Host {
                 fs::fallocate(&file.0, F::PUNCH_HOLE | F::KEEP_SIZE, off, len).map_err(error)?;
                 keep(keep_size)
             }
+            _ => panic!("{mode:?} is not known here"),
         };
         fs::fallocate(&file.0, flags, off, len).map_err(error)
     }
@@ -208,6 +210,7 @@ impl Subject for Host {
             XattrMode::Set => XattrFlags::empty(),
             XattrMode::Create => XattrFlags::CREATE,
             XattrMode::Replace => XattrFlags::REPLACE,
+            _ => panic!("{mode:?} is not known here"),
         };
         fs::setxattr(self.path(id), name, value, flags).map_err(error)
     }
