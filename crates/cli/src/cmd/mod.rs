@@ -10,6 +10,7 @@ pub mod dump;
 pub mod fsck;
 pub mod image;
 pub mod info;
+pub mod label;
 pub mod limits;
 pub mod ls;
 pub mod man;
