@@ -12,6 +12,7 @@ mounts every braidfs with these options first.
 """
 
 import contextlib
+import fcntl
 import os
 import pathlib
 import pickle
@@ -302,9 +303,34 @@ def why_no_rings():
     return None
 
 
+_SWITCH_HELD = False
+
+
+@contextlib.contextmanager
+def _switch_held():
+    """No other process has the switch set meanwhile. Again inside of itself it does nothing."""
+    global _SWITCH_HELD
+    if _SWITCH_HELD:
+        yield
+        return
+    with open(RING_SWITCH, encoding="ascii") as switch:
+        fcntl.flock(switch, fcntl.LOCK_EX)
+        _SWITCH_HELD = True
+        try:
+            yield
+        finally:
+            _SWITCH_HELD = False
+
+
 @contextlib.contextmanager
 def rings(allowed):
-    """The kernel's switch for FUSE over io_uring is set for a test, and set back, which the log tells."""
+    """The kernel's switch for FUSE over io_uring is set for a test, and set back, which the log tells. It is one for the
+    whole machine: another process that wants it set waits for the end of this block."""
+    with _switch_held():
+        yield from _switched(allowed)
+
+
+def _switched(allowed):
     before = RING_SWITCH.read_text().strip()
     wanted = "Y" if allowed else "N"
     if before != wanted:

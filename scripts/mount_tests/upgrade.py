@@ -20,6 +20,7 @@ from fslib import Failed, Skipped, is_running, kill_and_wait, run, wait_for
 from mount_tests.common import LIBC, NOBODY, as_nobody, check, daemon_only, must, refused, root_only, same, write_synced
 from mount_tests.helpers import loop_device, small_volume
 from mount_tests.supervise import DEAD, both, kill_serving, supervised
+from mount_tests.transport import with_rings
 
 # `make upgrade-rounds` asks for more.
 ROUNDS = int(os.environ.get("UPGRADE_ROUNDS", "4"))
@@ -390,13 +391,7 @@ def not_made_writable_while_it_is_handed_over(volume, _top):
 
 @check
 def a_mount_by_rings_is_refused(volume, _top):
-    daemon_only(volume)
-    why = fslib.why_no_rings()
-    if why:
-        raise Skipped(why)
-    if fslib.RING_SWITCH.read_text().strip() != "Y":
-        raise Skipped("the kernel's switch for io_uring is off")
-    with small_volume(volume) as v:
+    with with_rings(volume) as v:
         v.mount("transport=ring")
         serving = server(v)
         must("io_uring" in upgrade(v, ok=(BACK,))[1], "the reason")
