@@ -141,7 +141,7 @@ def a_parent_that_cannot_become_it_stays(volume, _top):
                  f"{script}: {said[-1000:]}")
             same(both(v)[0], parent, f"{script}: the parent")
         text = upgrade(v, "-q", "--program", script_of(v, "other-older", "exit 1", other))[1]
-        must(f"the process that looks after it, {parent}, is of the program before" in text, text)
+        must(f"the process that looks after it, {parent}, is of another program" in text, text)
         same([program_of(pid) for pid in both(v)], [os.path.realpath(v.binary), str(other)], "programs of both")
         serving = serves(v, serving)
         # gone meanwhile

@@ -69,7 +69,7 @@ pub fn run(args: &Args) -> Outcome {
         Parent::Same(pid) => crate::say(format_args!("{show}: looked after by the same program, process {pid}"))?,
         // no failure: all that was asked for is so
         Parent::Other(pid) => eprintln!(
-            "braidfs: {show}: the process that looks after it, {pid}, is of the program before, as its log says; should the one \
+            "braidfs: {show}: the process that looks after it, {pid}, is of another program (its log may say why); should the one \
              that serves die, that program mounts it again"
         ),
     }
