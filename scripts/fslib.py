@@ -351,6 +351,8 @@ class BraidFs(Volume):
     def __init__(self, directory, name, size, binary):
         super().__init__(directory, name, size)
         self.binary = binary
+        # others that may serve it, too
+        self.programs = []
 
     def mkfs(self, *options):
         self.image.unlink(missing_ok=True)
@@ -374,15 +376,16 @@ class BraidFs(Volume):
         return run(self.binary, "fsck", *options, self.image, ok=None)
 
     def daemons(self):
-        """Process ids of the daemons that serve this mount point (which no other volume has)."""
-        found = []
+        """Process ids of the daemons that serve this mount point (which no other volume has), of our program or of one of
+        `self.programs`."""
+        found, ours = [], {os.path.realpath(p) for p in (self.binary, *self.programs)}
         for entry in pathlib.Path("/proc").glob("[0-9]*"):
             try:
                 argv = (entry / "cmdline").read_bytes().split(b"\0")
                 exe = os.readlink(entry / "exe").removesuffix(" (deleted)")
             except OSError:
                 continue
-            if exe == os.path.realpath(self.binary) and os.fsencode(str(self.mnt)) in argv:
+            if exe in ours and os.fsencode(str(self.mnt)) in argv:
                 found.append(int(entry.name))
         return [pid for pid in found if is_running(pid)]
 

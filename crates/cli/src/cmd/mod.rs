@@ -18,6 +18,7 @@ pub mod man_text;
 pub mod mkdir;
 pub mod mkfs;
 pub mod mount;
+mod mount_again;
 pub mod mount_options;
 pub mod option_table;
 pub mod probe;
