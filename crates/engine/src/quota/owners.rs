@@ -6,6 +6,7 @@ use crate::types::*;
 use braidfs_sync::slots::PerSlot;
 use braidfs_sync::{Mutex, rank};
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::atomic::{
     AtomicBool,
@@ -94,6 +95,9 @@ pub struct Quotas {
     /// What each slot has met: it takes no lock of others, and no reference count.
     known: PerSlot<Mutex<Known, rank::QuotaKnown>>,
     all: Mutex<All, rank::QuotaOwners>,
+    /// How many owners lists were made of.
+    #[cfg(test)]
+    pub(super) listed: std::sync::atomic::AtomicU64,
 }
 
 /// All owners. A [`Usage`] takes some lines for each slot, which many owners of a volume never need.
@@ -266,7 +270,20 @@ impl Quotas {
     /// All owners that were ever charged, or have limits.
     pub(crate) fn owners(&self) -> Vec<QuotaOwner> {
         let all = self.all.lock();
-        all.active.keys().chain(all.at_rest.keys()).copied().collect()
+        let owners: Vec<_> = all.active.keys().chain(all.at_rest.keys()).copied().collect();
+        #[cfg(test)]
+        self.listed.fetch_add(owners.len() as u64, Relaxed);
+        owners
+    }
+
+    /// The first of [`Self::owners`] behind one, in their order; `None`: the first of all.
+    pub(crate) fn owner_after(&self, after: Option<QuotaOwner>) -> Option<QuotaOwner> {
+        let all = self.all.lock();
+        let behind = (after.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded);
+        let next = [all.active.range(behind).next().map(|e| e.0), all.at_rest.range(behind).next().map(|e| e.0)];
+        #[cfg(test)]
+        self.listed.fetch_add(next.iter().flatten().count() as u64, Relaxed);
+        next.into_iter().flatten().min().copied()
     }
 
     #[cfg(test)]

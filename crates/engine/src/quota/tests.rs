@@ -170,3 +170,22 @@ fn owners_that_do_nothing_are_at_rest() {
     assert_eq!(used(&q, QuotaOwner::User(1002)), (0, 1));
     assert_eq!((q.owners().len(), q.active()), (10_000, 3));
 }
+
+/// All owners are met one behind the other, each once, with a look at two of them at most for each.
+#[test]
+fn owners_are_listed_in_linear_time() {
+    const OWNERS: u64 = 100_000;
+    let q = Quotas::default();
+    q.begin();
+    (0..OWNERS).for_each(|n| q.count(InodeNo(n), Owners { uid: n as u32 * 7, project: 0 }, || 1));
+    q.end_counting();
+    // some have counts of their own, of which the list goes on in between
+    (0..OWNERS).step_by(1000).for_each(|n| q.force(Owners { uid: n as u32 * 7, project: n as u32 }, 1, 1));
+    let mut all = q.owners();
+    all.sort_unstable();
+    q.listed.store(0, SeqCst);
+    let met: Vec<_> = std::iter::successors(q.owner_after(None), |o| q.owner_after(Some(*o))).collect();
+    assert_eq!(met, all);
+    assert_eq!(met.len() as u64, OWNERS + OWNERS / 1000 - 1);
+    assert!(q.listed.load(SeqCst) <= 2 * met.len() as u64, "{}", q.listed.load(SeqCst));
+}

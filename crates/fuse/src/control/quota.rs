@@ -23,10 +23,10 @@ pub(crate) struct QuotaArg {
     pub errno: u32,
     /// [`USER`], [`DIRECTORY`]; of the answer [`USER`] or [`PROJECT`].
     pub kind: u32,
-    /// Number of the user or project.
+    /// Number of the user or project. Of [`QuotaCall::Next`] of the owner that was told of before, with its kind.
     pub id: u32,
     /// Of [`QuotaCall::Set`]: which limits are others, bits of [`Self::limits`], [`SET_GRACE`]. Of [`QuotaCall::Next`]: how many
-    /// come before it.
+    /// were told of before; all that older servers look at.
     pub which: u32,
     /// Seconds.
     pub grace: u32,
@@ -97,6 +97,22 @@ impl QuotaArg {
         }
         if self.which & SET_GRACE != 0 {
             l.grace = Duration::from_secs(self.grace.into());
+        }
+    }
+
+    /// The owner behind which [`QuotaCall::Next`] asks, `None`: the first. Older clients tell only how many they know: to find
+    /// their next one takes as much work as there are owners, each time.
+    ///
+    /// # Errors
+    /// What to say to such a client.
+    pub fn after(&self) -> Result<Option<QuotaOwner>, &'static str> {
+        match (self.which, self.kind, self.id) {
+            (0, ..) => Ok(None),
+            // the first of all where it is there
+            (2.., USER, 0) => Err("the program that asks is older than the server: use the server's `braidfs quota report`"),
+            (_, USER, n) => Ok(Some(QuotaOwner::User(n))),
+            (_, PROJECT, n) => Ok(Some(QuotaOwner::Project(n))),
+            _ => Err("an unknown kind of owner"),
         }
     }
 
@@ -184,10 +200,15 @@ pub fn quota_show(dir: &File, of: QuotaSubject) -> io::Result<Quota> {
 /// # Errors
 /// As [`quota_set`].
 pub fn quotas(dir: &File) -> io::Result<Vec<Quota>> {
-    let mut all = Vec::new();
+    let mut all: Vec<Quota> = Vec::new();
     loop {
+        let behind = match all.last().map(|q| q.owner) {
+            Some(QuotaOwner::Project(n)) => QuotaSubject::Project(n),
+            Some(QuotaOwner::User(n)) => QuotaSubject::User(n),
+            None => QuotaSubject::User(0),
+        };
         let arg = QuotaArg { which: all.len() as u32, ..QuotaArg::new_zeroed() };
-        match call(dir, QuotaCall::Next, QuotaSubject::User(0), arg) {
+        match call(dir, QuotaCall::Next, behind, arg) {
             Ok(q) => all.push(q),
             Err(e) if e.raw_os_error() == Some(libc::ENOENT) => return Ok(all),
             Err(e) => return Err(e),
@@ -201,4 +222,21 @@ pub fn quotas(dir: &File) -> io::Result<Vec<Quota>> {
 /// As [`quota_set`].
 pub fn quota_remove(dir: &File, of: QuotaSubject) -> io::Result<()> {
     call(dir, QuotaCall::Remove, of, QuotaArg::new_zeroed()).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Where a list goes on: by the owner that was last. Who only counts, as older programs do, would get the same one again
+    /// and again.
+    #[test]
+    fn a_list_goes_on_behind_an_owner() {
+        let after = |which, kind, id| QuotaArg { which, kind, id, ..QuotaArg::new_zeroed() }.after();
+        assert_eq!(after(0, USER, 0), Ok(None));
+        assert_eq!(after(1, USER, 0), Ok(Some(QuotaOwner::User(0))));
+        assert_eq!(after(7, USER, 1000), Ok(Some(QuotaOwner::User(1000))));
+        assert_eq!(after(9, PROJECT, 3), Ok(Some(QuotaOwner::Project(3))));
+        assert!(after(2, USER, 0).is_err() && after(1, 77, 1).is_err());
+    }
 }

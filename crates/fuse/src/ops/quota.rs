@@ -80,7 +80,8 @@ fn carry_out(vol: &Volume, node: InodeNo, said: &QuotaArg) -> braidfs::Result<Op
         c if c == QuotaCall::Set as u32 => vol.quota_change(owner()?, |l| said.change(l)).map(Some),
         c if c == QuotaCall::Show as u32 => vol.quota(owner()?).map(Some),
         c if c == QuotaCall::Next as u32 => {
-            vol.quotas().into_iter().nth(said.which as usize).map(Some).ok_or(Error::NotFound)
+            let after = said.after().map_err(Error::Invalid)?;
+            vol.quota_after(after).map(Some).ok_or(Error::NotFound)
         }
         c if c == QuotaCall::Remove as u32 => vol.quota_remove(owner()?).map(|()| None),
         _ => Err(Error::Invalid("an unknown call")),
