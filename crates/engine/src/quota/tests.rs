@@ -189,3 +189,29 @@ fn owners_are_listed_in_linear_time() {
     assert_eq!(met.len() as u64, OWNERS + OWNERS / 1000 - 1);
     assert!(q.listed.load(SeqCst) <= 2 * met.len() as u64, "{}", q.listed.load(SeqCst));
 }
+
+/// A thread that has met an owner looks at what is left of its limit without the lock of all owners.
+#[test]
+fn what_a_slot_knows_is_asked_without_the_common_lock() {
+    use std::sync::mpsc::channel;
+    let q = quotas();
+    let owner = QuotaOwner::User(1000);
+    q.set_limits(owner, Some(100), None);
+    let ((go, begin), (answer, told)) = (channel(), channel());
+    std::thread::scope(|s| {
+        let q = &q;
+        s.spawn(move || {
+            // as a `write` does
+            answer.send((q.limits_space(owner), q.used(owner).blocks)).unwrap();
+            begin.recv().unwrap();
+            let taken = q.take(ALICE, 7, 1, Force::None).is_ok() && q.limits_space(owner);
+            answer.send((taken, q.used(owner).blocks)).unwrap();
+        });
+        assert_eq!(told.recv().unwrap(), (true, 0));
+        let answered = q.with_all_locked(|| {
+            go.send(()).unwrap();
+            told.recv_timeout(std::time::Duration::from_secs(20))
+        });
+        assert_eq!(answered, Ok((true, 7)));
+    });
+}
