@@ -5,10 +5,9 @@
 use crate::abi;
 use crate::control::{QUOTA_DIRECTORY, QUOTA_TEXT, QUOTA_USER, QuotaArg, QuotaCall};
 use crate::fs::{BraidFs, Context};
-use crate::ops::flags::ioctl_out;
-use crate::request::{Answer, Handled, Outcome, Request};
+use crate::ops::aside::short;
+use crate::request::{Handled, Request};
 use crate::requester;
-use crate::session::run_aside;
 use braidfs::{Error, InodeNo, Quota, QuotaOwner, Volume};
 use rustix::io::Errno;
 use zerocopy::FromBytes;
@@ -28,9 +27,8 @@ impl BraidFs {
         if changes {
             requester::of_server(req)?;
         }
-        let (vol, later, room, channel) = (self.vol.clone(), cx.later(), arg.out_size as usize, cx.channel.clone());
-        let jobs = self.jobs.clone();
-        let work = move || {
+        let (channel, jobs) = (cx.channel.clone(), self.jobs.clone());
+        self.ioctl_aside_later("fuse-quota", arg, cx, move |vol, reply| {
             match carry_out(&vol, node, &said) {
                 Ok(q) => {
                     said.errno = 0;
@@ -40,30 +38,20 @@ impl BraidFs {
                 }
                 Err(e) => {
                     said.errno = e.errno().unsigned_abs();
-                    said.text = super::aside::short::<QUOTA_TEXT>(&e.to_string());
+                    said.text = short::<QUOTA_TEXT>(&e.to_string());
                 }
             }
             drop(vol);
-            let answer = move || {
-                let mut out = Answer::new(size_of::<QuotaArg>());
-                match ioctl_out(&mut out, room, &said) {
-                    Ok(()) => later.answer(&mut out),
-                    Err(e) => later.done(Err(e)),
-                }
-            };
             if changes && said.errno == 0 {
                 // Not sent only where the mount is ending, which has the kernel write back all.
                 let _ = jobs.send(Box::new(move |fs: &BraidFs| {
                     fs.quotas_changed(&channel);
-                    answer();
+                    reply.send(Ok(said));
                 }));
             } else {
-                answer();
+                reply.send(Ok(said));
             }
-        };
-        // Where there is no thread, what was to be its work is dropped, and answers EIO.
-        self.asides().extend(run_aside("fuse-quota", work).ok());
-        Ok(Outcome::Deferred)
+        })
     }
 }
 
