@@ -2,7 +2,7 @@
 
 use braidfs::{
     Cred, Error, FallocMode, FileKind, Force, InodeNo, MkfsOptions, MountOptions, OpenFile, QuotaLimits, QuotaOwner,
-    RenameMode, SetAttr, Timestamp, Volume, XattrMode, forced, mkfs,
+    Remount, RenameMode, SetAttr, Timestamp, Volume, XattrMode, forced, mkfs,
 };
 use braidfs_device::{Device, Effect, FaultDevice, MemDevice, Op, Rule};
 use braidfs_testkit::quota::every_crash_of_a_quota;
@@ -519,6 +519,55 @@ fn a_soft_limit_is_a_hard_one_after_its_grace() {
     assert_eq!(v.append(&f, &vec![1; 12 * 4096]).unwrap(), 5 * BLOCK, "and a grace anew");
     drop(f);
     close(v, &device);
+}
+
+/// Where the root directory cannot be told since when a soft limit is exceeded it becomes a hard one all the same: its domain
+/// failed, or the volume is read-only. What it could not be told it is when it can be.
+#[test]
+fn a_grace_ends_where_nothing_can_be_written() {
+    static SECONDS: AtomicI64 = AtomicI64::new(1_000_000);
+    let clock = Some((|| Timestamp { sec: SECONDS.load(Relaxed), nsec: 0 }) as fn() -> Timestamp);
+    for fails in [false, true] {
+        let start = SECONDS.load(Relaxed) as u64;
+        let faulty = Arc::new(FaultDevice::new(memory(64), 1));
+        let device: Arc<dyn Device> = faulty.clone();
+        format(&device);
+        let v = Volume::mount(vec![device.clone()], MountOptions { clock, background: false, ..MountOptions::default() });
+        let v = v.unwrap();
+        v.quota_change(ALICE, |l| (l.soft_space, l.grace) = (Some(10 * BLOCK), Duration::from_secs(100))).unwrap();
+        let f = file_of(&v, ROOT, "f", &alice());
+        v.write(&f, 0, &vec![1; 12 * 4096]).unwrap();
+        v.fsync(f.ino(), false).unwrap();
+        drop(f);
+        if fails {
+            create(&v, ROOT, "more", FileKind::File);
+            faulty.add(Rule::new(Op::Write, Effect::Fail(5)));
+            v.sync().unwrap_err();
+            assert!(v.create(ROOT, b"x", &new_node(FileKind::File), &Cred::root()).is_err(), "the domain has failed");
+        } else {
+            v.remount(&Remount { read_only: Some(true), ..Remount::default() }).unwrap();
+        }
+        let look = || {
+            v.look_at_quotas();
+            let q = v.quota(ALICE).unwrap();
+            (q.space_exceeded_since, q.grace_is_over, v.quota_left(ALICE))
+        };
+        assert_eq!(look(), (Some(start), false, None), "fails: {fails}");
+        SECONDS.fetch_add(101, Relaxed);
+        assert_eq!(look(), (Some(start), true, Some(0)), "fails: {fails}");
+        if fails {
+            drop(v.unmount());
+            continue;
+        }
+        v.remount(&Remount { read_only: Some(false), ..Remount::default() }).unwrap();
+        SECONDS.fetch_add(1, Relaxed);
+        assert_eq!(look(), (Some(start), true, Some(0)));
+        v.crash();
+        let v = Volume::mount(vec![device.clone()], MountOptions { clock, background: false, ..MountOptions::default() });
+        let v = v.unwrap();
+        assert_eq!(v.quota(ALICE).unwrap().space_exceeded_since, Some(start), "it was written");
+        close(v, &device);
+    }
 }
 
 #[test]

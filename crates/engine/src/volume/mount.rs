@@ -154,6 +154,7 @@ fn open(
         bat: Mutex::new(bat),
         tenants: Mutex::new(()),
         quotas: Mutex::default(),
+        quotas_unwritten: AtomicBool::new(false),
         rename: Mutex::new(()),
         last_move: Mutex::new(None),
         next_domain: AtomicU32::new(0),

@@ -9,6 +9,7 @@ use super::tenants::GRACE;
 use super::{MountedVolume, Volume};
 use crate::cell::Cell;
 use crate::cell::record::XATTR_BYTES_MAX;
+use crate::domain::Domain;
 use crate::error::{Error, Result};
 use crate::quota::{Limits, Used};
 use crate::types::*;
@@ -391,6 +392,13 @@ impl MountedVolume {
 
     /// Writes the limits down, durably, and has them hold. Under the lock of tenants.
     fn keep_quotas(&self, all: Limits) -> Result<()> {
+        self.write_quotas(&all)?;
+        self.hold_all_to(all);
+        Ok(())
+    }
+
+    /// Writes the limits down, durably.
+    fn write_quotas(&self, all: &Limits) -> Result<()> {
         if self.shared.read_only.load(Ordering::Relaxed) {
             return Err(Error::ReadOnly);
         }
@@ -417,12 +425,23 @@ impl MountedVolume {
             st.durability.operation_changes_data();
         }
         self.dom(root.domain).commit()?;
+        self.quotas_unwritten.store(false, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Has these limits hold, and no others. Under the lock of tenants.
+    fn hold_all_to(&self, all: Limits) {
         let before = std::mem::replace(&mut *self.quotas.lock(), all.clone());
         for owner in before.keys().filter(|owner| !all.contains_key(owner)) {
             self.shared.quotas.set_limits(*owner, None, None);
         }
         all.values().for_each(|e| self.hold_to(e));
-        Ok(())
+    }
+
+    /// Whether the limits can be written now, as far as can be told before.
+    fn quotas_can_be_written(&self) -> bool {
+        let works = |d: &Arc<Domain>| d.failed().is_none();
+        !self.shared.read_only.load(Ordering::Relaxed) && self.domain_of(InodeNo::ROOT).is_some_and(works)
     }
 
     /// Has an owner keep to its limits.
@@ -436,7 +455,8 @@ impl MountedVolume {
         }
     }
 
-    /// Notes who uses more than soft limits, and holds those to them whose grace is over.
+    /// Notes who uses more than soft limits, and holds those to them whose grace is over. Where that cannot be written down it
+    /// holds until the unmount, and is written when it can be.
     pub(super) fn look_at_quotas(&self) {
         let soft = |e: &QuotaEntry| e.soft_blocks.get() > 0 || e.soft_inodes.get() > 0;
         if !self.shared.quotas.is_on() || !self.quotas.lock().values().any(soft) {
@@ -452,12 +472,16 @@ impl MountedVolume {
                 tracing::info!(?owner, blocks = e.blocks_since.get(), inodes = e.inodes_since.get(), "soft limits");
             }
         }
-        if !news {
-            all.values().for_each(|e| self.hold_to(e));
-        } else if let Err(e) = self.keep_quotas(all) {
-            // the next look tries again
-            tracing::warn!("soft limits of users and directories: {e}");
+        if news || self.quotas_unwritten.load(Ordering::Relaxed) {
+            match self.quotas_can_be_written().then(|| self.write_quotas(&all)) {
+                Some(Ok(())) => {}
+                Some(Err(e)) if !self.quotas_unwritten.swap(true, Ordering::Relaxed) => {
+                    tracing::warn!("since when soft limits of users and directories are exceeded is not written down: {e}");
+                }
+                _ => self.quotas_unwritten.store(true, Ordering::Relaxed),
+            }
         }
+        self.hold_all_to(all);
     }
 
     /// Counts what every user and project uses, unless it is counted. Under the lock of tenants.
