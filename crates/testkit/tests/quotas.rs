@@ -658,6 +658,37 @@ fn a_directory_has_one_number() {
     close(v, &device);
 }
 
+/// A range that was zeroed when its blocks met the limit: what was read then an fdatasync keeps, as where all of it is done.
+#[test]
+fn zeroing_that_meets_the_limit_is_kept_by_fdatasync() {
+    let (device, v) = begin(64);
+    let f = file_of(&v, ROOT, "f", &alice());
+    v.write(&f, 0, &vec![7; 20 * 4096]).unwrap();
+    v.quota_change(ALICE, space(25)).unwrap();
+    // an fsync of a file that is new may commit, and leaves the next one something to do
+    v.fsync(f.ino(), true).unwrap();
+    v.write(&f, 0, &[7; 4096]).unwrap();
+    v.fsync(f.ino(), true).unwrap();
+    let keep_size = true;
+    let zero = v.fallocate(&f, FallocMode::ZeroRange { keep_size }, 5 * BLOCK, 300 * BLOCK);
+    assert!(is_quota(&zero.unwrap_err(), EDQUOT));
+    let read = |v: &Volume, f: &OpenFile| {
+        let mut content = vec![1; 20 * 4096];
+        assert_eq!(v.read(f, 0, &mut content).unwrap(), content.len());
+        content
+    };
+    let before = read(&v, &f);
+    assert_eq!((before[0], before[5 * 4096], before[20 * 4096 - 1]), (7, 0, 0), "it was zeroed");
+    v.fsync(f.ino(), true).unwrap();
+    drop(f);
+    v.crash();
+    let v = mount(&device);
+    let f = v.open(v.lookup(ROOT, b"f").unwrap().ino).unwrap();
+    assert!(read(&v, &f) == before, "fdatasync promised it");
+    drop(f);
+    close(v, &device);
+}
+
 /// A read that fails while inodes are counted keeps no volume from being mounted, and the others count. When it can be read
 /// again the inode counts, too, at the next change of limits.
 #[test]

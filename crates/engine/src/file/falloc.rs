@@ -250,6 +250,8 @@ impl MountedVolume {
             return Ok(false);
         }
         op.touch(c, st)?;
+        // also where what follows ends in the middle
+        st.durability.operation_changes_data();
         if grows {
             let size = st.size;
             self.dirty_last_page(d, st, size);
@@ -280,7 +282,6 @@ impl MountedVolume {
         let now = self.shared.now();
         st.mtime = now;
         st.ctime = now;
-        st.durability.operation_changes_data();
         Ok(true)
     }
 }
