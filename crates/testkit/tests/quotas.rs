@@ -7,7 +7,7 @@ use braidfs::{
 use braidfs_device::{Device, Effect, FaultDevice, MemDevice, Op, Rule};
 use braidfs_testkit::quota::every_crash_of_a_quota;
 use braidfs_testkit::small::{self, BLOCK, MIB, ROOT, copies_of, create, memory, new_node};
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
@@ -687,6 +687,69 @@ fn zeroing_that_meets_the_limit_is_kept_by_fdatasync() {
     assert!(read(&v, &f) == before, "fdatasync promised it");
     drop(f);
     close(v, &device);
+}
+
+/// Who gives a directory limits beside who takes them away, and beside who gives a directory below it limits: all below has
+/// one number, of a directory above that has limits, or none.
+#[test]
+fn limits_are_given_and_taken_at_the_same_time() {
+    let (device, v) = begin(128);
+    let a = create(&v, ROOT, "a", FileKind::Dir);
+    let dirs: Vec<_> = (0..6).map(|n| create(&v, a, &format!("d{n}"), FileKind::Dir)).collect();
+    for (n, d) in dirs.iter().enumerate() {
+        for f in 0..30 {
+            create(&v, *d, &format!("{n}.{f}"), FileKind::File);
+        }
+    }
+    let remove = |d: InodeNo| match v.quota_of_directory(d).map(|owner| v.quota_remove(owner)) {
+        None | Some(Ok(()) | Err(Error::NotFound)) => {}
+        Some(Err(e)) => panic!("{e}"),
+    };
+    for round in 0..60 {
+        if round % 2 == 0 {
+            v.quota_directory(a, space(1000)).unwrap();
+        }
+        let begin = Barrier::new(4);
+        // who comes later comes at another moment each time
+        let after = |turn: u64| {
+            begin.wait();
+            std::thread::sleep(Duration::from_micros(turn * (round % 15) * 100));
+        };
+        std::thread::scope(|s| {
+            s.spawn(|| (after(0), v.quota_directory(a, space(1000)).unwrap()));
+            s.spawn(|| (after(2), v.quota_directory(dirs[5], space(1000)).unwrap()));
+            s.spawn(|| (after(1), remove(a)));
+            s.spawn(|| (after(3), remove(dirs[5])));
+        });
+        let number = |d: InodeNo| match v.quota_of_directory(d) {
+            Some(QuotaOwner::Project(n)) => Some(n),
+            _ => None,
+        };
+        let above = number(a).unwrap_or(0);
+        for &d in &dirs {
+            let numbers: Vec<u32> =
+                std::iter::once(d).chain(entries_of(&v, d)).map(|i| v.getattr(i).unwrap().project).collect();
+            // the one that had limits of its own, and has none, counts for the one above where that got its limits later
+            let may = [number(d).unwrap_or(above), if d == dirs[5] && number(d).is_none() { 0 } else { u32::MAX }];
+            assert!(may.contains(&numbers[0]), "{d} is of {}, not of {may:?}: {:?}", numbers[0], v.quotas());
+            assert!(numbers.iter().all(|n| *n == numbers[0]), "below {d}: {numbers:?}: {:?}", v.quotas());
+        }
+    }
+    close(v, &device);
+}
+
+/// What a directory has, by name.
+fn entries_of(v: &Volume, dir: InodeNo) -> Vec<InodeNo> {
+    let mut all = Vec::new();
+    v.readdir(dir, 0, &mut |e| {
+        if e.name != b"." && e.name != b".." {
+            all.push((e.name.to_vec(), e.ino));
+        }
+        true
+    })
+    .unwrap();
+    all.sort();
+    all.into_iter().map(|e| e.1).collect()
 }
 
 /// A read that fails while inodes are counted keeps no volume from being mounted, and the others count. When it can be read

@@ -153,6 +153,7 @@ fn open(
         domains: Domains::new(domains, most),
         bat: Mutex::new(bat),
         tenants: Mutex::new(()),
+        quota_trees: Mutex::new(()),
         quotas: Mutex::default(),
         quotas_unwritten: AtomicBool::new(false),
         rename: Mutex::new(()),

@@ -43,6 +43,8 @@ pub(crate) struct MountedVolume {
     pub bat: Mutex<Bat, rank::GroupTable>,
     /// Held by who makes, changes or removes a tenant.
     pub tenants: Mutex<(), rank::Tenants>,
+    /// Held by who gives a directory limits or takes them away, until all below it says so.
+    pub quota_trees: Mutex<(), rank::QuotaTrees>,
     /// Limits of users and directories, as the root directory has them.
     pub quotas: Mutex<Limits, rank::QuotaLimits>,
     /// They say of soft limits what the root directory could not be told yet.

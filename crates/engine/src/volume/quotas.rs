@@ -193,51 +193,48 @@ impl Volume {
         if dir == InodeNo::ROOT {
             return Err(Error::Invalid("the root of a volume has no limits of its own: make the volume smaller"));
         }
-        let known = self.quota_of_directory(dir);
-        let owner = match known {
-            Some(owner) => owner,
-            None => {
-                let _one = i.tenants.lock();
-                if self.quota_of_directory(dir).is_some() {
-                    // somebody else was first
-                    drop(_one);
-                    return self.quota_directory(dir, change);
-                }
-                if self.read_only() {
-                    return Err(Error::ReadOnly);
-                }
-                // numbers of inodes that lost their directory are not used again while there are such inodes
-                i.count_for_quotas()?;
-                let mut all = i.quotas_of_those_there()?;
-                let used = |n: &u32| {
-                    let owner = QuotaOwner::Project(*n);
-                    all.contains_key(&owner) || i.shared.quotas.used(owner).inodes > 0
-                };
-                let n = (1..=PROJECT_MAX).find(|n| !used(n)).ok_or(Error::NoSpace)?;
-                let mut limits = QuotaLimits::default();
-                change(&mut limits);
-                checked(&limits)?;
-                let mut entry = QuotaEntry {
-                    kind: quota::PROJECT,
-                    id: n.into(),
-                    root: c.ino.0.into(),
-                    root_generation: c.generation.into(),
-                    ..Default::default()
-                };
-                set(&mut entry, &limits);
-                all.insert(QuotaOwner::Project(n), entry);
-                // a crash brings back no inode of who had the number before
-                i.commit_all()?;
-                i.keep_quotas(all)?;
-                drop(_one);
-                self.assign(&c, n, None)?;
-                return self.quota(QuotaOwner::Project(n));
-            }
+        // one at a time: who takes limits away, or gives them to a directory below, leaves no number that means nothing
+        let _trees = i.quota_trees.lock();
+        let owner = match self.quota_of_directory(dir) {
+            Some(owner) => self.quota_change(owner, change)?.owner,
+            None => self.new_project(&c, change)?,
         };
         let QuotaOwner::Project(n) = owner else { return Err(Error::NotFound) };
-        self.quota_change(owner, change)?;
         self.assign(&c, n, None)?;
         self.quota(owner)
+    }
+
+    /// Limits for a directory that has none.
+    fn new_project(&self, c: &Cell, change: impl FnOnce(&mut QuotaLimits)) -> Result<QuotaOwner> {
+        let i = self.mounted();
+        let _one = i.tenants.lock();
+        if self.read_only() {
+            return Err(Error::ReadOnly);
+        }
+        // numbers of inodes that lost their directory are not used again while there are such inodes
+        i.count_for_quotas()?;
+        let mut all = i.quotas_of_those_there()?;
+        let used = |n: &u32| {
+            let owner = QuotaOwner::Project(*n);
+            all.contains_key(&owner) || i.shared.quotas.used(owner).inodes > 0
+        };
+        let n = (1..=PROJECT_MAX).find(|n| !used(n)).ok_or(Error::NoSpace)?;
+        let mut limits = QuotaLimits::default();
+        change(&mut limits);
+        checked(&limits)?;
+        let mut entry = QuotaEntry {
+            kind: quota::PROJECT,
+            id: n.into(),
+            root: c.ino.0.into(),
+            root_generation: c.generation.into(),
+            ..Default::default()
+        };
+        set(&mut entry, &limits);
+        all.insert(QuotaOwner::Project(n), entry);
+        // a crash brings back no inode of who had the number before
+        i.commit_all()?;
+        i.keep_quotas(all)?;
+        Ok(QuotaOwner::Project(n))
     }
 
     /// The project of a directory with limits of its own.
@@ -255,6 +252,8 @@ impl Volume {
     /// [`Error::NotFound`] where it has none; [`Error::ReadOnly`]; of the device.
     pub fn quota_remove(&self, owner: QuotaOwner) -> Result<()> {
         let i = self.mounted();
+        // nobody gives what lies below the number again meanwhile
+        let _trees = matches!(owner, QuotaOwner::Project(_)).then(|| i.quota_trees.lock());
         let entry = *i.quotas.lock().get(&owner).ok_or(Error::NotFound)?;
         if self.read_only() {
             return Err(Error::ReadOnly);
