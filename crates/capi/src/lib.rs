@@ -17,4 +17,5 @@ mod error;
 mod file;
 mod fork;
 mod names;
+mod pinned;
 mod volume;

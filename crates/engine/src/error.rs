@@ -95,6 +95,12 @@ pub enum Error {
     /// No data, or no hole, from there on (seek).
     #[error("no data there")]
     NoData,
+    /// ENOMEM: readers have pinned as much of the cache as they may, or would with this.
+    #[error("more than {} KiB of the cache would be pinned: let go of what is pinned, pin less at once, or give more memory (cache=, or the tenant's)", .limit >> 10)]
+    Pinned {
+        /// Bytes that may be pinned at once.
+        limit: u64,
+    },
     /// The handle is not open for that.
     #[error("bad file handle")]
     BadHandle,
@@ -154,6 +160,7 @@ impl Error {
             Self::Unsupported(_) => E::OPNOTSUPP,
             Self::Stopped => E::INTR,
             Self::NoData => E::NXIO,
+            Self::Pinned { .. } => E::NOMEM,
             Self::BadHandle => E::BADF,
             Self::Io(_) | Self::Corrupt(_) => E::IO,
         }

@@ -470,6 +470,9 @@ pub struct CacheUse {
     pub dirty: u64,
     /// Names of directories, and indexes of extents and pages.
     pub index: u64,
+    /// Pages that readers have pinned ([`Volume::read_pinned`](crate::Volume::read_pinned)), beside `data`; a page that is pinned twice
+    /// counts twice.
+    pub pinned: u64,
     /// Reads that it answered alone; about, where more threads read than there are slots for.
     pub hits: u64,
     /// Reads that waited for the device.

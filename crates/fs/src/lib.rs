@@ -44,9 +44,10 @@ mod file;
 mod fs;
 mod metadata;
 mod options;
+mod pinned;
 
 pub use braidfs::{
-    Attr, FallocMode, FileKind, MkfsOptions, MountOptions, RenameMode, SetAttr, SetTime, StatFs, Ticket,
+    Attr, FallocMode, FileKind, MkfsOptions, MountOptions, Piece, RenameMode, SetAttr, SetTime, StatFs, Ticket,
 };
 pub use braidfs::{Timestamp, XattrMode};
 pub use dir::{DirEntry, ReadDir};
@@ -55,3 +56,4 @@ pub use file::File;
 pub use fs::Fs;
 pub use metadata::Metadata;
 pub use options::{OpenOptions, Options, parse_mkfs};
+pub use pinned::Pinned;
