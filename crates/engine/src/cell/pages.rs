@@ -417,7 +417,7 @@ impl PageMap {
     }
 
     /// Marks the pages of `[from, to)` clean, whatever they hold. Right where the caller has not let a writer in
-    /// since it took the pages to write out; else see [`Self::mark_written`].
+    /// since it took the pages to write out.
     pub fn mark_clean(&mut self, from: u64, to: u64) {
         if from >= to {
             return;
@@ -427,25 +427,6 @@ impl PageMap {
             self.dirty -= group.clean(mask(g, from, to), &mut unshared);
         }
         self.groups.shared -= unshared;
-    }
-
-    /// Marks those pages of a run clean that still are what was written out. A page that was changed meanwhile
-    /// is another buffer, because the run given here shared the old one, and stays dirty. Gives how many became
-    /// clean.
-    pub fn mark_written(&mut self, lblk: u64, pages: &[Page]) -> usize {
-        let (mut n, mut unshared) = (0, 0);
-        for (at, page) in (lblk..).zip(pages) {
-            let (g, i) = place(at);
-            if let Some(group) = self.groups.get_mut(g)
-                && group.dirty >> i & 1 == 1
-                && group.pages[i].as_ref().is_some_and(|p| p.same(page))
-            {
-                n += group.clean(1 << i, &mut unshared);
-            }
-        }
-        self.dirty -= n;
-        self.groups.shared -= unshared;
-        n
     }
 
     /// Forgets the pages of `[from, to)`. Gives how many of them were dirty.
@@ -597,15 +578,14 @@ mod tests {
     }
 
     #[test]
-    fn a_write_during_write_out_stays_dirty() {
+    fn a_write_during_write_out_does_not_change_what_is_written() {
         let mut m = PageMap::new();
         m.put_dirty(3, page(1));
         m.put_dirty(4, page(2));
         let runs = m.dirty_runs(usize::MAX);
         assert_eq!(m.write(4, 10, b"new"), Some(false));
         assert_eq!(runs[0].1[1][10], 2, "the I/O sees what it was given");
-        assert_eq!(m.mark_written(3, &runs[0].1), 1);
-        assert!(!m.is_dirty(3) && m.is_dirty(4));
+        assert!(m.is_dirty(4));
         assert!(!m.insert_clean(4, page(9)), "what a reader brings does not replace it");
         assert_eq!(m.get(4).map(|p| p[10]), Some(b'n'));
     }
