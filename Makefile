@@ -42,7 +42,7 @@ UDEV_RULE := $(DESTDIR)$(LIBDIR)/udev/rules.d/60-braidfs.rules
 UNITS := $(addprefix $(DESTDIR)$(LIBDIR)/systemd/system/,braidfs-scrub@.service braidfs-scrub@.timer braidfs-fsck@.service braidfs@.service)
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo bench test fmt clippy doc api unit heavy heavy-long semver top-picture dashboard-picture watch-cost watch-instructions crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million xfstests soak fuzz fuzz-coverage layers site models deny peers $(PEERS) deps lib wheel python python-unit install install-lib uninstall deb deb-test deb-test-built dist blkid-test recovery-bench sync-bench resize-kill device-kill tenant-kill tenant-rates supervise-kills supervise-peers upgrade-rounds upgrade-peers upgrade-from small-files clean
+.PHONY: help build demo bench test fmt clippy doc api unit heavy heavy-long semver top-picture dashboard-picture watch-cost watch-instructions crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million xfstests soak fuzz fuzz-coverage layers site models deny peers $(PEERS) deps deps-test lib wheel python python-built python-unit install install-lib uninstall deb deb-test deb-test-built dist blkid-test recovery-bench sync-bench resize-kill device-kill tenant-kill tenant-rates supervise-kills supervise-peers upgrade-rounds upgrade-peers upgrade-from small-files clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z$$()A-Z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -61,12 +61,11 @@ wheel: lib ## the Python package with the C library in it, target/wheel/braidfs-
 	install -m 755 -s $(TARGET)/release/libbraidfs_c.so $(TARGET)/wheel/source/braidfs/libbraidfs.so
 	python3 -m pip wheel -q --no-deps -w $(TARGET)/wheel $(TARGET)/wheel/source
 
-python: wheel ## tests of the wheel with fsspec, pandas and pyarrow, in target/venv (pip fetches them; two minutes)
-	[ -x $(TARGET)/venv/bin/pip ] || python3 -m venv $(TARGET)/venv
-	$(TARGET)/venv/bin/pip install -q pytest fsspec pandas pyarrow mypy
-	$(TARGET)/venv/bin/pip install -q --force-reinstall --no-deps $(TARGET)/wheel/braidfs-*.whl
-	cd $(TARGET) && venv/bin/python -m pytest -q -p no:cacheprovider $(CURDIR)/python/tests
-	cd $(TARGET) && venv/bin/mypy --strict --allow-untyped-calls --ignore-missing-imports -p braidfs
+python: lib ## tests of the wheel with fsspec, pandas and pyarrow, in target/venv (pip fetches them; two minutes)
+	@scripts/python-tests.sh $(TARGET)/release/libbraidfs_c.so
+
+python-built: ## the same with the library that was built for the tests; says so where pip can fetch nothing
+	@scripts/python-tests.sh $(TARGET)/debug/deps/libbraidfs_c.so --or-skip
 
 python-unit: ## tests of the Python package that need no other package
 	$(CARGO) build -p braidfs-capi
@@ -88,7 +87,8 @@ aging: deps ## file systems that age: filled to 70 to 95 %, overwritten and chur
 
 # Mounted is what cargo has built for the tests: nothing more to compile, and it checks the order of its locks and asserts.
 test: layers api fmt clippy doc unit heavy ## everything that must pass before a change goes in (some 20 minutes on two cores, compiling included)
-	BRAIDFS_BIN=$(TARGET)/debug/braidfs python3 scripts/test-mount.py
+	BRAIDFS_BIN=$(TARGET)/debug/braidfs python3 scripts/test-mount.py --jobs 2
+	@$(MAKE) --no-print-directory python-built deb-test-built
 
 fmt: ## is everything formatted
 	$(CARGO) fmt --all --check
@@ -257,6 +257,9 @@ xfstests: ## generic tests of the built checkout XFSTESTS=PATH, TESTS="-g quick"
 
 deps: ## checks for needed commands, installs them when root
 	@scripts/deps.sh
+
+deps-test: ## the same, and what some tests need, which skip without
+	@scripts/deps.sh --tests
 
 install: build ## the binary, helpers for mount(8) and fsck(8), man pages, completions, udev rule, systemd units
 	install -D -m 755 $(BUILT) $(DESTDIR)$(PREFIX)/bin/braidfs

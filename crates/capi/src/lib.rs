@@ -21,4 +21,5 @@ mod error;
 mod file;
 mod fork;
 mod names;
+mod pinned;
 mod volume;

@@ -44,6 +44,7 @@ pub use budget::{Credit, Paid, RateUse, Turn};
 pub use cell::pieces::{Defragmented, Pieces};
 pub use error::{Error, Result};
 pub use file::extents::FileExtent;
+pub use file::pinned::{Piece, Pinned};
 pub use names::path::OpenHow;
 pub use quota::{Force, Forced, forced};
 pub use types::*;

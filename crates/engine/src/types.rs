@@ -43,6 +43,8 @@ impl From<&Tombstone> for InodeVersion {
 pub enum QuotaOwner {
     /// A user, by number.
     User(u32),
+    /// A group, by number.
+    Group(u32),
     /// The project of a directory tree, by number.
     Project(u32),
 }
@@ -52,6 +54,7 @@ impl QuotaOwner {
     pub(crate) fn refusal(self) -> &'static str {
         match self {
             Self::User(_) => "the user's limit is reached",
+            Self::Group(_) => "the group's limit is reached",
             Self::Project(_) => "the directory's limit is reached",
         }
     }
@@ -484,6 +487,9 @@ pub struct CacheUse {
     pub dirty: u64,
     /// Names of directories, and indexes of extents and pages.
     pub index: u64,
+    /// Pages that readers have pinned ([`Volume::read_pinned`](crate::Volume::read_pinned)), beside `data`; a page that is pinned twice
+    /// counts twice.
+    pub pinned: u64,
     /// Reads that it answered alone; about, where more threads read than there are slots for.
     pub hits: u64,
     /// Reads that waited for the device.

@@ -2,7 +2,7 @@
 
 use crate::fs::SharedRef;
 use crate::metadata::timestamp;
-use crate::{Error, FallocMode, Metadata, Result, StatFs, Ticket};
+use crate::{Error, FallocMode, Metadata, Pinned, Result, StatFs, Ticket};
 use braidfs::{Error as Why, OpenFile, SetAttr, SetTime, XattrMode};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -71,6 +71,38 @@ impl File {
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
         Self::check(self.readable)?;
         Ok(self.shared.volume.read(&self.open, offset, buf)?)
+    }
+
+    /// Reads as [`Self::read_at`] does, without a copy: what comes back refers to the pages of the volume's cache. See [`Pinned`].
+    ///
+    /// ```
+    /// # use braidfs_fs::{Fs, Options};
+    /// # use std::io::Write;
+    /// # let fs = Fs::in_memory(64 << 20, &Options::default())?;
+    /// # fs.write("video", vec![7; 3_000_000])?;
+    /// # let mut socket = Vec::new();
+    /// let video = fs.open_read("video")?;
+    /// let mut at = 0;
+    /// loop {
+    ///     let part = video.read_pinned(at, 1 << 20)?; // at most a mebibyte is pinned at once
+    ///     if part.is_empty() {
+    ///         break; // the end
+    ///     }
+    ///     for piece in part.iter() {
+    ///         socket.write_all(piece)?; // a slice of the cache's page
+    ///     }
+    ///     at += part.bytes() as u64;
+    /// }
+    /// # assert_eq!(socket, vec![7; 3_000_000]);
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// ENOMEM where more than a quarter of the cache (of a tenant: of its ceiling) would be pinned; as [`Self::read_at`].
+    pub fn read_pinned(&self, offset: u64, len: usize) -> Result<Pinned> {
+        Self::check(self.readable)?;
+        let pinned = self.shared.volume.read_pinned(&self.open, offset, len)?;
+        Ok(Pinned { pinned, _shared: self.shared.clone() })
     }
 
     /// Writes at `offset`: the number of bytes, fewer than wanted where space ran out in the middle. Of a file opened with

@@ -146,10 +146,11 @@ impl Fs {
     /// ```
     ///
     /// # Errors
-    /// EBUSY while files or listings are open, with the volume to go on with; else of a device, and it is closed.
+    /// EBUSY while files or listings are open, or something is pinned, with the volume to go on with; else of a device, and it is closed.
     pub fn close(mut self) -> Result<(), CloseError> {
         if self.open_handles() > 0 {
-            let error = Why::Busy("files of the volume are still open: close them first".into());
+            let error =
+                Why::Busy("files of the volume are still open, or pages of it pinned: close or drop them first".into());
             return Err(CloseError { error: error.into(), fs: Some(self) });
         }
         let mut last = None;
@@ -175,7 +176,7 @@ impl Fs {
         }
     }
 
-    /// Files and listings that are open.
+    /// Files and listings that are open, and what is [pinned](crate::Pinned).
     pub fn open_handles(&self) -> usize {
         self.references.iter().map(|r| Arc::strong_count(r) - 1).sum()
     }

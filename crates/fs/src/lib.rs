@@ -49,10 +49,11 @@ mod file;
 mod fs;
 mod metadata;
 mod options;
+mod pinned;
 
 pub use braidfs::{
     AtimeMode, Attr, DataMode, Error as VolumeError, FallocMode, FileKind, InodeNo, MkfsOptions, MountOptions,
-    Overwrite, Placement, RenameMode, SetAttr, SetTime, StatFs, Ticket, Timestamp, Volume, XattrMode,
+    Overwrite, Piece, Placement, RenameMode, SetAttr, SetTime, StatFs, Ticket, Timestamp, Volume, XattrMode,
 };
 pub use braidfs_device::{Device, OpenError};
 pub use dir::{DirEntry, ReadDir};
@@ -61,6 +62,7 @@ pub use file::File;
 pub use fs::Fs;
 pub use metadata::Metadata;
 pub use options::{OpenOptions, Options, parse_mkfs};
+pub use pinned::Pinned;
 
 /// The blocks of the page are compiled.
 #[cfg(doctest)]

@@ -11,7 +11,7 @@
 //! The protocol is spoken directly, not through a crate: `sync` (SYNCFS), unnamed files (TMPFILE), birth times (STATX)
 //! and an `umount` that waits until the volume is closed (DESTROY) need operations that the crates do not pass on.
 //!
-//! `unsafe` is confined to `daemon` (fork), `supervise` and `upgrade::stop` (signals), `channel` and `control` (one ioctl each), `latency::follow`
+//! `unsafe` is confined to `daemon` (fork), `supervise` and `upgrade::stop` (signals), `supervise::successor` (another program in this process), `channel` and `control` (one ioctl each), `latency::follow`
 //! (scheduling policy), `transport::ring` (submissions) and `transport::entry` (memory given back).
 
 mod abi;
@@ -54,6 +54,6 @@ pub use mount_table::{DeadMount, MountId, dead_at};
 pub use ops::TellDevices;
 pub use profile::{Cache, Profile};
 pub use serve::{Progress, ServeError, serve};
-pub use supervise::{Limit, SuperviseError, supervise};
+pub use supervise::{Limit, Looked, Successor, SuperviseError, Supervised, greeting, look_after, supervise};
 pub use transport::Transport;
 pub use upgrade::{Heir, Upgradable};

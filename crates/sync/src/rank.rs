@@ -118,8 +118,10 @@ ranks! {
 
     /// Starting and stopping the background's thread.
     Background = 0, "background" 0, One, (): "background";
+    /// Giving directories limits of their own and taking them away, with all that lies below.
+    QuotaTrees = 0, "background" 1, One, (): "directories with limits";
     /// Making, changing and removing tenants. A remount to read-only waits for it with the background's lock held.
-    Tenants = 0, "background" 1, One, (): "tenants";
+    Tenants = 0, "background" 2, One, (): "tenants";
     /// A rename between two directories.
     Rename = 1, "rename" 0, One, (): "rename lock";
     /// An fsync of one file.

@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::CString;
 use std::io;
+use std::io::{Write as _, stderr};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 /// For what is open already.
@@ -258,7 +259,11 @@ fn the_model_is_linux() {
     let trusted = fs::setxattr(dir.path(), "trusted.try", b"x", XattrFlags::empty());
     let user = fs::setxattr(dir.path(), "user.try", b"x", XattrFlags::empty());
     if !rustix::process::geteuid().is_root() || trusted.is_err() || user.is_err() {
-        eprintln!("SKIPPED: needs root and extended attributes on {}: {trusted:?} {user:?}", dir.path().display());
+        _ = writeln!(
+            stderr(),
+            "SKIPPED: needs root and extended attributes on {}: {trusted:?} {user:?}",
+            dir.path().display()
+        );
         return;
     }
     fs::removexattr(dir.path(), "trusted.try").unwrap();

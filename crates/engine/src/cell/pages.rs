@@ -1,10 +1,11 @@
 //! The page cache of one file.
 //!
 //! Owns the pages of a file that are in memory and knows which of them are dirty. A page that an I/O still
-//! holds is never changed under it: a writer copies it first (copy on write, see [`Frame`]).
+//! holds, or a reader has pinned (`file/pinned.rs`), is never changed under it: a writer copies it first (copy on write, see
+//! [`Frame`]).
 //!
 //! Invariants
-//! - A dirty page is never evicted, and never replaced by what a reader brings from disk.
+//! - A dirty page is never evicted, and never replaced by what a reader brings from disk. Nor is one evicted that is shared.
 //! - A bit of `dirty` is set for a cached page only; `pages` and `dirty` are the numbers over all groups.
 //! - A group has locks of its pages ([`shared`]) only while a page of it is dirty; bytes and clones of pages are handed out
 //!   with the map borrowed alone, or by a view ([`shared`]).
@@ -63,6 +64,11 @@ impl Page {
     /// The bytes, to change; a page that is shared is copied first.
     pub fn make_mut(&mut self) -> &mut [u8; BLOCK_BYTES] {
         self.0.make_mut()
+    }
+
+    /// Whether nobody shares the bytes: no I/O, and no reader that has the page pinned.
+    pub fn is_alone(&self) -> bool {
+        self.0.is_alone()
     }
 
     /// Whether both are one buffer: nobody has changed one since it was cloned from the other.
@@ -488,8 +494,13 @@ impl PageMap {
         true
     }
 
+    /// Whether a page is shared with an I/O or with a reader that has it pinned.
+    pub fn any_shared(&self) -> bool {
+        self.groups.range(0, u64::MAX).any(|(_, g)| g.pages.iter().flatten().any(|p| !p.is_alone()))
+    }
+
     /// Forgets up to `max_pages` clean pages and gives how many. Goes once round the file; a page used since
-    /// the evictor last came by is passed over once (second chance).
+    /// the evictor last came by is passed over once (second chance), one that somebody shares each time.
     pub fn evict_clean(&mut self, max_pages: usize) -> usize {
         let (hand, mut gone, mut empty) = (self.hand, 0, Vec::new());
         for (from, to) in [(hand, u64::MAX), (0, hand)] {
@@ -508,6 +519,10 @@ impl PageMap {
                     self.hand = g * GROUP + i + 1;
                     let hot = group.hot.get_mut();
                     if group.dirty & bit == 0 && *hot & bit == 0 {
+                        // of no use: its memory stays with who has it pinned
+                        if slot.as_ref().is_some_and(|p| !p.is_alone()) {
+                            continue;
+                        }
                         *slot = None;
                         gone += 1;
                     } else if group.dirty & bit == 0 {

@@ -49,7 +49,7 @@ use std::sync::atomic::Ordering;
 pub use crate::fsync::ticket::Ticket;
 pub(crate) use mounted::MountedVolume;
 pub use open_file::OpenFile;
-use open_file::VolumeRef;
+pub(crate) use open_file::VolumeRef;
 
 /// A mounted volume. All operations take `&self` and may run on any number of threads.
 ///

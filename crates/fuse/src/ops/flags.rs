@@ -3,11 +3,10 @@
 //! The kernel has checked the owner, and CAP_LINUX_IMMUTABLE for the flags that need it, before it asks.
 
 use super::trim::FITRIM;
-use super::volume::{FS_IOC_GETFSLABEL, FS_IOC_SETFSLABEL};
 use crate::abi;
 use crate::control::{
-    DEFRAG, DEVICE_START, DEVICE_STATUS, DEVICE_TEXT, QUOTA, REMOUNT, RESIZE, SAMPLE, SCRUB_START, SCRUB_STATUS,
-    SCRUB_TEXT, STATS, TENANT, UPGRADE,
+    DEFRAG, DEVICE_START, DEVICE_STATUS, DEVICE_TEXT, FS_IOC_GETFSLABEL, FS_IOC_SETFSLABEL, QUOTA, REMOUNT, RESIZE,
+    SAMPLE, SCRUB_START, SCRUB_STATUS, SCRUB_TEXT, STATS, TENANT, UPGRADE,
 };
 use crate::fs::{BraidFs, Context, errno};
 use crate::node::WireId;

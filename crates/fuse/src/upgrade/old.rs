@@ -10,6 +10,7 @@ use crate::abi;
 use crate::channel::Channel;
 use crate::control::UpgradeArg;
 use crate::counters::Counters;
+use crate::daemon::Handing;
 use crate::fs::{BraidFs, Context, Negotiated};
 use crate::handles::Handles;
 use crate::mount::Mount;
@@ -68,6 +69,7 @@ pub(crate) struct Prepared {
 #[derive(Debug)]
 struct New {
     child: Child,
+    program: PathBuf,
     peer: Peer,
     /// Of the record that it is given.
     version: u32,
@@ -342,9 +344,14 @@ impl Upgrades {
         let cannot = |e: io::Error| format!("cannot start {shown}: {e}");
         let (peer, theirs) = Peer::pair().map_err(cannot)?;
         tracing::info!(program = %shown, "upgrade: starting the new program");
-        let child =
-            Command::new(&program).args(&config.arguments).stdin(Stdio::from(theirs)).spawn().map_err(cannot)?;
-        let mut new = New { child, peer, version: VERSION, released: false };
+        let mut command = Command::new(&program);
+        for name in &config.withheld {
+            command.env_remove(name);
+        }
+        let child = command.args(&config.arguments).stdin(Stdio::from(theirs)).spawn().map_err(cannot)?;
+        // with the other end of the socket
+        drop(command);
+        let mut new = New { child, program: program.clone(), peer, version: VERSION, released: false };
         self.agree(config, &mut new, needs).map_err(|why| {
             let status = new.end();
             format!("{shown}: {why} ({status})")
@@ -500,8 +507,9 @@ fn give(new: &New, asked: &Asked, all: &All<'_>, served: &Served<'_>) -> Result<
     check_needs(new.version, all.front.needs())?;
     all.devices.iter().for_each(|d| d.lend());
     if let Some(parent) = &all.config.supervisor {
+        let handing = Handing { pid: new.child.id().cast_signed(), program: Some(new.program.clone()) };
         // One that is gone no longer cares.
-        let _ = rustix::io::write(parent, format!("{}{}\n", crate::daemon::HANDING as char, new.child.id()).as_bytes());
+        let _ = rustix::io::write(parent, &handing.said());
     }
     let (channel, unique) = asked.later.place().ok_or("the request did not come by the device")?;
     let record = Record {
