@@ -10,11 +10,14 @@
 pub mod devices;
 mod tenant;
 
+pub use crate::tenant_mount::TenantMount;
 pub(crate) use devices::{DEVICE_BLANK, DeviceAnswer, DeviceCall, DeviceStart};
 pub(crate) use tenant::{
     KNOWS_INODES, LEAVE_SPACE, SET_INODES, SET_MEMORY, SET_RATES, SET_SOFT, TENANT, TENANT_TEXT, TenantArg, TenantCall,
 };
-pub use tenant::{NewLimit, TenantChange, TenantInfo, tenant_create, tenant_remove, tenant_set, tenant_show, tenants};
+pub use tenant::{
+    NewLimit, TenantChange, TenantInfo, tenant_create, tenant_mount, tenant_remove, tenant_set, tenant_show, tenants,
+};
 
 use crate::abi::op;
 use crate::counters::CODES;

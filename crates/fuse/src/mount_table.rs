@@ -7,7 +7,7 @@ use crate::mount::{detach_top, is_unserved};
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 const UNIQUE: StatxFlags = StatxFlags::from_bits_retain(0x4000);
@@ -200,6 +200,23 @@ fn numbers(point: &Path) -> Numbers {
     (ask(UNIQUE), ask(StatxFlags::MNT_ID))
 }
 
+/// A mount on `path` or below it.
+///
+/// # Errors
+/// The table of mounts cannot be read.
+pub(crate) fn mounts_below(path: &Path) -> io::Result<Option<PathBuf>> {
+    let table = std::fs::read("/proc/self/mountinfo")?;
+    Ok(find_below(&table, path))
+}
+
+fn find_below(table: &[u8], path: &Path) -> Option<PathBuf> {
+    let at = escape(path.as_os_str().as_bytes());
+    let inside = [&at[..], b"/"].concat();
+    let mut points = table.split(|&b| b == b'\n').filter_map(|line| line.split(|&b| b == b' ').nth(4));
+    let found = points.find(|p| *p == at || p.starts_with(&inside))?;
+    Some(PathBuf::from(String::from_utf8_lossy(found).into_owned()))
+}
+
 fn find(table: &[u8], point: &Path, (unique, number): Numbers) -> Option<Top> {
     let lines: Vec<Line<'_>> = lines_at(table, point).collect();
     let at = match number {
@@ -276,6 +293,14 @@ mod tests {
         assert!(ours.is_braidfs() && ours.id.dev == (0, 40));
         assert_eq!(top("/", None).unwrap().id.dev, (8, 1));
         assert_eq!((top("/mnt", None), top("/mnt", Some(22))), (None, None));
+    }
+
+    #[test]
+    fn mounts_below_a_place_are_found() {
+        let found = |path: &str| find_below(INFO, Path::new(path)).map(|p| p.display().to_string());
+        assert_eq!(found("/mnt").as_deref(), Some("/mnt/a\\040b"));
+        assert_eq!(found("/mnt/a b").as_deref(), Some("/mnt/a\\040b"));
+        assert_eq!((found("/mnt/a"), found("/mnt/a b/c")), (None, None));
     }
 
     #[test]

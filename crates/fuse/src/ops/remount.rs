@@ -24,6 +24,10 @@ impl BraidFs {
         }
         let (asked, _) = RemountArg::read_from_prefix(input).map_err(|_| Errno::INVAL)?;
         let (how, sync) = understand(&asked)?;
+        if how.read_only == Some(true) && self.connections.any() {
+            // what the kernel holds dirty of a tenant that is mounted by itself could not be written any more
+            return Err(Errno::BUSY);
+        }
         self.vol.remount(&how).map_err(|e| match e {
             // why is in the log
             braidfs::Error::DomainFailed { .. } => Errno::ROFS,

@@ -4,6 +4,7 @@
 //! only one for its queue.
 
 use crate::abi;
+use crate::connections::Connections;
 use crate::control::{
     KNOWS_INODES, LEAVE_SPACE, SET_INODES, SET_MEMORY, SET_RATES, SET_SOFT, TENANT_TEXT, TenantArg, TenantCall,
 };
@@ -13,8 +14,13 @@ use crate::ops::flags::ioctl_out;
 use crate::request::{Answer, Handled, Outcome, Request};
 use crate::requester;
 use crate::session::run_aside;
+use crate::tenant_mount;
 use braidfs::{Cred, DomainId, Error, InodeNo, Rates, Tenant, TenantBudget, Volume};
 use rustix::io::Errno;
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
+use std::sync::Arc;
 use zerocopy::FromBytes;
 
 impl BraidFs {
@@ -32,10 +38,10 @@ impl BraidFs {
         let gid = if uid == 0 { 0 } else { rustix::process::getegid().as_raw() };
         let cred = Cred { uid, gid, ..Cred::root() };
         let (vol, later, room, channel) = (self.vol.clone(), cx.later(), arg.out_size as usize, cx.channel.clone());
-        let jobs = self.jobs.clone();
+        let (jobs, connections) = (self.jobs.clone(), self.connections.clone());
         let work = move || {
             let entry = said.text;
-            match carry_out(&vol, dir, &said, &cred) {
+            match carry_out(&vol, &connections, dir, &said, &cred) {
                 Ok(t) => tell(&mut said, t),
                 Err(e) => {
                     said.errno = e.errno().unsigned_abs();
@@ -74,7 +80,13 @@ impl BraidFs {
     }
 }
 
-fn carry_out(vol: &Volume, dir: InodeNo, said: &TenantArg, cred: &Cred) -> braidfs::Result<Option<Tenant>> {
+fn carry_out(
+    vol: &Volume,
+    connections: &Arc<Connections>,
+    dir: InodeNo,
+    said: &TenantArg,
+    cred: &Cred,
+) -> braidfs::Result<Option<Tenant>> {
     let text = |bytes: &[u8]| bytes.split(|b| *b == 0).next().unwrap_or_default().to_vec();
     let name = String::from_utf8(text(&said.name)).map_err(|_| Error::Invalid("a tenant's name is UTF-8"))?;
     let limit = |n: u64| Some(n).filter(|n| *n > 0);
@@ -122,7 +134,16 @@ fn carry_out(vol: &Volume, dir: InodeNo, said: &TenantArg, cred: &Cred) -> braid
         c if c == TenantCall::Next as u32 => {
             vol.tenants().into_iter().nth(said.index as usize).map(Some).ok_or(Error::NotFound)
         }
-        c if c == TenantCall::Remove as u32 => vol.tenant_remove(&name).map(|()| None),
+        c if c == TenantCall::Remove as u32 => {
+            if let Some((_, point)) = connections.tenants().iter().find(|(tenant, _)| *tenant == name) {
+                return Err(Error::Busy(format!("it is mounted by itself on {}: unmount it first", point.display())));
+            }
+            vol.tenant_remove(&name).map(|()| None)
+        }
+        c if c == TenantCall::Mount as u32 => {
+            let point = PathBuf::from(OsString::from_vec(text(&said.text)));
+            tenant_mount::mount(connections, &name, &point, said.mount()).map(|()| None).map_err(Error::Busy)
+        }
         _ => Err(Error::Invalid("an unknown call")),
     }
 }
