@@ -6,6 +6,8 @@ DESTDIR ?=
 SBINDIR ?= /sbin
 LIBDIR ?= /lib
 TARGET := $(or $(CARGO_TARGET_DIR),target)
+# The program that is installed and packed.
+BUILT ?= $(TARGET)/release/braidfs
 PEERS := pjdfstest fsx postgres rocksdb sqlite dbench big
 # What mkfs(8), mount(8), umount(8) and fsck(8) look for. The last ones by the type that the kernel shows, at a remount
 # and at an unmount.
@@ -38,7 +40,7 @@ UDEV_RULE := $(DESTDIR)$(LIBDIR)/udev/rules.d/60-braidfs.rules
 UNITS := $(addprefix $(DESTDIR)$(LIBDIR)/systemd/system/,braidfs-scrub@.service braidfs-scrub@.timer braidfs-fsck@.service braidfs@.service)
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo bench test fmt clippy unit heavy heavy-long semver top-picture dashboard-picture watch-cost watch-instructions crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million xfstests soak fuzz fuzz-coverage layers site models deny peers $(PEERS) deps lib wheel python python-unit install install-lib uninstall deb deb-test dist blkid-test recovery-bench sync-bench resize-kill device-kill tenant-kill tenant-rates supervise-kills upgrade-rounds upgrade-peers clean
+.PHONY: help build demo bench test fmt clippy unit heavy heavy-long semver top-picture dashboard-picture watch-cost watch-instructions crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million xfstests soak fuzz fuzz-coverage layers site models deny peers $(PEERS) deps lib wheel python python-unit install install-lib uninstall deb deb-test deb-test-built dist blkid-test recovery-bench sync-bench resize-kill device-kill tenant-kill tenant-rates supervise-kills supervise-peers upgrade-rounds upgrade-peers upgrade-from small-files clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z$$()A-Z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -75,6 +77,9 @@ bench: ## library speed beside tmpfs and ext4, device traffic, memory (as root; 
 	$(CARGO) run --release -p braidfs-cli -- bench speed
 	$(CARGO) test --release -p braidfs --test traffic --test memory -- --ignored --nocapture
 
+small-files: deps ## copy and removal of the demo's files by each transport and profile beside ext4, ROUNDS rounds (default 3; 4 minutes; root)
+	@python3 scripts/small-files.py --rounds $(or $(ROUNDS),3)
+
 aging: deps ## file systems that age: filled to 70 to 95 %, overwritten and churned, beside ext4, XFS, btrfs; JSON=FILE, DOCS=1, AGING="--size 4G" (as root; an hour)
 	@command -v mkfs.xfs mkfs.btrfs | grep -q btrfs || scripts/deps.sh xfsprogs btrfs-progs
 	$(CARGO) run --release -p braidfs-cli -- bench aging -o $(or $(JSON),$(TARGET)/aging.json) $(if $(DOCS),--docs docs) $(AGING)
@@ -107,7 +112,7 @@ crash: ## every crash workload, for hours; interrupt it, the same command goes o
 
 planted: ## does the crash explorer see bugs on purpose
 	$(CARGO) run --release -p braidfs-testkit --features planted-bugs --bin crash -- planted
-	$(CARGO) test --release -p braidfs-testkit --features planted-bugs --test planted --test planted_shared --test planted_bucket --test planted_clock --test planted_resize
+	$(CARGO) test --release -p braidfs-testkit --features planted-bugs --test planted --test planted_shared --test planted_pieces --test planted_bucket --test planted_clock --test planted_resize
 
 mount: ## tests on a mounted volume (needs /dev/fuse, else it says so and skips)
 	@python3 scripts/test-mount.py
@@ -173,11 +178,18 @@ tenant-rates: ## rates of tenants of a mounted volume in real time, SECONDS each
 supervise-kills: ## kill -9 of a supervised mount's process under load, KILLS times (default 100; 2 minutes)
 	@SUPERVISE_KILLS=$(or $(KILLS),100) python3 scripts/test-mount.py killed_under_load_and_mounted_again
 
+supervise-peers: ## the same under PostgreSQL and git, which are started again after each kill, KILLS times (default 100; 25 minutes; root)
+	@scripts/supervise-peers.sh
+
 upgrade-rounds: ## braidfs upgrade under load, ROUNDS times (default 100; 3 minutes)
 	@UPGRADE_ROUNDS=$(or $(ROUNDS),100) python3 scripts/test-mount.py upgraded_under_load
 
 upgrade-peers: ## the same under PostgreSQL and git, ROUNDS times (default 100; 3 minutes; root)
 	@scripts/upgrade-peers.sh
+
+upgrade-from: ## upgrades to and from the program of another revision under load, REV=REVISION (builds it; root; 5 minutes)
+	$(CARGO) build -p braidfs-cli
+	@REV="$(REV)" ROUNDS="$(ROUNDS)" scripts/upgrade-from.py
 
 soak: ## random load with kill -9 and remount every few seconds (SOAK_SECONDS, default 60)
 	@python3 scripts/soak.py
@@ -241,13 +253,13 @@ deps: ## checks for needed commands, installs them when root
 	@scripts/deps.sh
 
 install: build ## the binary, helpers for mount(8) and fsck(8), man pages, completions, udev rule, systemd units
-	install -D -m 755 $(TARGET)/release/braidfs $(DESTDIR)$(PREFIX)/bin/braidfs
+	install -D -m 755 $(BUILT) $(DESTDIR)$(PREFIX)/bin/braidfs
 	install -d $(DESTDIR)$(SBINDIR) $(BASH_COMPLETIONS) $(ZSH_COMPLETIONS) $(FISH_COMPLETIONS) $(dir $(UDEV_RULE) $(UNITS))
 	for name in $(HELPERS); do ln -sf $(PREFIX)/bin/braidfs $(DESTDIR)$(SBINDIR)/$$name; done
 	rm -f $(OLD_PAGES)
-	$(TARGET)/release/braidfs man $(MAN)
+	$(BUILT) man $(MAN)
 	chmod 644 $(PAGES)
-	for name in "" $(TYPED); do c=$${name:-braidfs}; b="$(TARGET)/release/braidfs completions"; \
+	for name in "" $(TYPED); do c=$${name:-braidfs}; b="$(BUILT) completions"; \
 		$$b bash $$name >$(BASH_COMPLETIONS)/$$c && $$b zsh $$name >$(ZSH_COMPLETIONS)/_$$c && \
 		$$b fish $$name >$(FISH_COMPLETIONS)/$$c.fish || exit 1; done
 	sed 's|@BINDIR@|$(PREFIX)/bin|' dist/udev/60-braidfs.rules.in >$(UDEV_RULE)
@@ -280,6 +292,9 @@ dist: ## the release tarball of what is committed, target/braidfs-VERSION.tar.gz
 	@version=$$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1); mkdir -p $(TARGET) && \
 		git archive --format=tar.gz --prefix=braidfs-$$version/ -o $(TARGET)/braidfs-$$version.tar.gz HEAD && \
 		echo $(TARGET)/braidfs-$$version.tar.gz
+
+deb-test-built: ## the same with the program that was built for the tests, without lintian where that is not there; says so where it cannot
+	@BUILT=$(TARGET)/debug/braidfs scripts/deb-test.sh --or-skip
 
 blkid-test: build ## util-linux built with our prober for libblkid: blkid, findfs, wipefs on volumes (network; a minute)
 	@scripts/blkid-test.sh

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Imports in the engine and in the checker point one way, down the layers:
 #   engine: volume, names, file, attributes, fsync, braid/entry, braid/reconcile, braid/stale > domain > cell > braid/rules, braid/plan > braid/durability, braid/vacated > braid/frontier > journal >
-#     nodes, space > store (the crate) > budget
+#     quota > nodes, space > store (the crate) > budget
 #   check: check, image > repair > quick, online, dump > scan > data > model > collect, home > rules > parts > read > pair, report
 # braid/ is the protocol between domains: its files have ranks of their own, its rules use no layer that does I/O.
 # mkfs may use all of the engine; error, lazy, types, runtime_options, planted, codes and threads are used by all and use none. Modules of one
@@ -11,7 +11,7 @@ cd "$(dirname "$0")/.."
 
 awk '
 BEGIN {
-    set("engine", "types runtime_options error planted lazy", 0); set("engine", "budget", 5); set("engine", "store", 10); set("engine", "nodes space", 20)
+    set("engine", "types runtime_options error planted lazy", 0); set("engine", "budget", 5); set("engine", "store", 10); set("engine", "nodes space", 20); set("engine", "quota", 25)
     set("engine", "journal", 30); set("engine", "braid/frontier", 40); set("engine", "braid/durability braid/vacated", 45)
     set("engine", "braid/rules braid/plan", 46)
     set("engine", "cell", 50); set("engine", "domain", 55)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the Debian package of the program target/release/braidfs: target/deb/braidfs_VERSION_ARCH.deb. Its files are
+# Builds the Debian package of the program $BUILT, else target/release/braidfs: target/deb/braidfs_VERSION_ARCH.deb. Its files are
 # those of `make install`, put where Debian wants them. Needs dpkg-dev only; no debhelper, whose build would fetch what
 # cargo needs a second time. DEB_VERSION=... is the version, else that of the workspace.
 set -euo pipefail

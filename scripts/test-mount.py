@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Mount tests: what a mounted braidfs owes to programs and administrators.
 
-usage: test-mount.py [NAME...]    only the checks whose name contains one of NAME; -l lists them
+usage: test-mount.py [-l] [--ring] [NAME...]
+
+Only the checks whose name contains one of NAME; -l lists them, --ring has requests come through io_uring (root).
 
 Each check runs in a process of its own with a time limit on one volume of several domains, which is mounted again
 (or made anew) before the next check when the check left it in another state. Prints ok, FAILED or skipped for each,
@@ -36,7 +38,7 @@ from filling import fill_in_turn  # noqa: E402
 from fslib import BraidFs, Failed, Skipped, in_child, run  # noqa: E402
 from mount_tests.common import (  # noqa: E402
     CHECKS, NOBODY, as_nobody, check, daemon_only, handle_of, must, open_handle, refused, renameat2, root_only, same,
-    write_synced,
+    wait_for_scrub, write_synced,
 )
 
 SIZE = 2 << 30
@@ -1014,7 +1016,7 @@ while True:
     slow = subprocess.Popen([volume.binary, "scrub", "--rate", "64K", volume.mnt], stdout=subprocess.DEVNULL)
     try:
         # asked sooner, the second could be the first
-        time.sleep(2)
+        wait_for_scrub(volume)
         same(run(*scrub, ok=None)[0], 1, "exit code of a second scrub")
         must(slow.poll() is None, "a slow scrub ended at once")
     finally:
@@ -1124,6 +1126,12 @@ def all_checks():
 
 
 def main(words):
+    unknown = [w for w in words if w.startswith("-") and w not in ("-l", "--ring")]
+    if unknown:
+        asked = set(unknown) <= {"-h", "--help"}
+        print(__doc__.strip() if asked else f"test-mount: {unknown[0]}: no such option, see --help",
+              file=sys.stdout if asked else sys.stderr)
+        return 0 if asked else 2
     checks = all_checks()
     if "-l" in words:
         print("\n".join(f.__name__ for f in checks))

@@ -17,7 +17,7 @@ pub mod structures;
 /// A target: its name, which is that of its directory in `corpus/`, and the function.
 pub type Target = (&'static str, fn(&[u8]));
 
-/// All targets.
+/// All targets that there are.
 pub const TARGETS: [Target; 4] = [
     ("structures", structures::run),
     ("journal", journal::run),
@@ -30,7 +30,7 @@ pub const TARGETS: [Target; 4] = [
 pub struct Input<'a>(pub &'a [u8]);
 
 impl Input<'_> {
-    /// One byte.
+    /// The next byte of the input; 0 at its end.
     pub fn byte(&mut self) -> u8 {
         let Some((first, rest)) = self.0.split_first() else { return 0 };
         self.0 = rest;

@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import errno
 import os
+import pathlib
 import struct
 
 import fslib
@@ -78,6 +79,19 @@ def as_user(number, function):
         return function()
 
     return in_child(body, 30)
+
+
+def wait_for_scrub(volume):
+    """Until the server has begun with a scrub that another process asked for."""
+    def begun():
+        for pid in volume.daemons():
+            for thread in pathlib.Path(f"/proc/{pid}/task").iterdir():
+                with contextlib.suppress(FileNotFoundError):
+                    if (thread / "comm").read_text().strip() == "fuse-scrub":
+                        return True
+        return False
+
+    fslib.wait_for("a scrub", begun, 10)
 
 
 def write_synced(path, data):

@@ -51,6 +51,7 @@ class OverNbd(BraidFs):
                     f"--socket={self.socket}", str(self.disk)])
 
     def serve(self, argv):
+        self.stop()
         fslib.log("$ " + " ".join(argv) + " &")
         self.server = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                                        stderr=subprocess.DEVNULL)
@@ -149,12 +150,25 @@ def writers(top, count=3):
             t.join()
 
 
+def no_errors(threads):
+    must(all(t.error is None for t in threads), f"errors: {[t.error for t in threads]}")
+
+
 def all_there(threads, least=1):
     number = sum(len(t.synced) for t in threads)
     must(number >= least, f"{number} synced files are too few to tell")
     for t in threads:
         for path, data in t.synced.items():
             must(path.read_bytes() == data, f"{path}: not what was synced")
+
+
+def whole_afterwards(v, threads, least=1):
+    """Unmounts it, checks it, and mounts it again for a look at what was synced."""
+    v.umount()
+    clean(v)
+    v.mount()
+    all_there(threads, least)
+    v.umount()
 
 
 @check(seconds=120)
@@ -184,14 +198,12 @@ def nbd_files_are_copied_compared_and_checked(volume, _top):
 @check
 def nbd_by_qemu(volume, _top):
     with over_nbd(volume, parameters="lease=off") as v:
-        v.stop()
         v.start_qemu()
         v.mkfs("--force")
         v.mount()
         with writers(v.mnt) as threads:
             time.sleep(0.5)
         v.umount()
-        v.stop()
         v.start_qemu()
         clean(v)
         v.mount()
@@ -209,12 +221,8 @@ def nbd_server_killed_and_started_under_load(volume, _top):
                 v.stop()
                 time.sleep(0.2)
                 v.start()
-        must(all(t.error is None for t in threads), f"errors: {[t.error for t in threads]}")
-        v.umount()
-        clean(v)
-        v.mount()
-        all_there(threads, 5)
-        v.umount()
+        no_errors(threads)
+        whole_afterwards(v, threads, 5)
 
 
 @check(seconds=120)
@@ -232,15 +240,12 @@ def nbd_server_away_for_too_long(volume, _top):
             must(False, "written after the device failed")
         v.force_down()
         v.mount()
-        all_there(threads)
-        v.umount()
-        clean(v)
+        whole_afterwards(v, threads)
 
 
 @check(seconds=120)
 def nbd_errors_injected(volume, _top):
     with over_nbd(volume, parameters="lease=off") as v:
-        v.stop()
         trigger = v.disk.with_suffix(".errors")
         v.start("--filter=error", "error-pwrite-rate=20%", f"error-file={trigger}", "error=EIO")
         v.mount()
@@ -255,25 +260,18 @@ def nbd_errors_injected(volume, _top):
         code, text = v.fsck("-f", "-y")
         must(code in (0, 1) and "E125" not in text, f"fsck: exit code {code}: {text}")
         v.mount()
-        all_there(threads)
-        v.umount()
-        clean(v)
+        whole_afterwards(v, threads)
 
 
 @check(seconds=120)
 def nbd_slow_servers(volume, _top):
     with over_nbd(volume, parameters="lease=off") as v:
-        v.stop()
         v.start("--filter=delay", "--filter=rate", "rdelay=5ms", "wdelay=15ms", "rate=200M")
         v.mount()
         with writers(v.mnt, 2) as threads:
             time.sleep(1)
-        must(all(t.error is None for t in threads), f"errors: {[t.error for t in threads]}")
-        v.umount()
-        clean(v)
-        v.mount()
-        all_there(threads)
-        v.umount()
+        no_errors(threads)
+        whole_afterwards(v, threads)
 
 
 @check(seconds=120)
@@ -295,9 +293,7 @@ def nbd_daemon_killed(volume, _top):
             time.sleep(0.3)
             v.kill9()
         v.mount()
-        all_there(threads)
-        v.umount()
-        clean(v)
+        whole_afterwards(v, threads)
 
 
 @check(seconds=120)
@@ -384,12 +380,8 @@ def nbd_connections_cut_under_load(volume, _top):
                 for _ in range(8):
                     time.sleep(0.2)
                     proxy.cut()
-            must(all(t.error is None for t in threads), f"errors: {[t.error for t in threads]}")
-            v.umount()
-            clean(v)
-            v.mount()
-            all_there(threads, 5)
-            v.umount()
+            no_errors(threads)
+            whole_afterwards(v, threads, 5)
         finally:
             v.force_down()
             proxy.done = True

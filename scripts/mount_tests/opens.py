@@ -15,7 +15,9 @@ import time
 
 from fslib import IS_ROOT, Failed, Skipped, in_child
 from mount_tests.coherence import run_all
-from mount_tests.common import LIBC, NOBODY, as_nobody, check, daemon_only, must, refused, root_only, same
+from mount_tests.common import (
+    LIBC, NOBODY, as_nobody, check, daemon_only, must, refused, root_only, same, wait_for_scrub,
+)
 from mount_tests.helpers import small_volume
 from mount_tests.requests import Counter
 
@@ -530,7 +532,7 @@ def scrub_ends_with_who_asked_for_it(volume, _top):
         os.sync()
         first = subprocess.Popen([own.binary, "scrub", "--rate", "1M", own.mnt], stdout=subprocess.DEVNULL,
                                  stderr=subprocess.DEVNULL)
-        time.sleep(1)
+        wait_for_scrub(own)
         if first.poll() is not None:
             raise Skipped("the scrub was over at once")
         second = subprocess.run([own.binary, "scrub", own.mnt], capture_output=True, text=True)

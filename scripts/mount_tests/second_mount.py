@@ -123,7 +123,7 @@ def info_of_a_mounted_volume(volume, _top):
         thread.start()
         try:
             with loop_device(v.image) as device:
-                for name in [v.image, device] * 15:
+                for name in [v.image, device] * 6:
                     report = json.loads(run(v.binary, "info", "--json", name)[1])
                     must(report["in_use"] and report["mounted_on"] == str(v.mnt), f"{report}")
                     must(len(report["domain"]) == 2 and all(d["failed"] is None for d in report["domain"]), f"{report}")

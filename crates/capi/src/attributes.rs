@@ -8,14 +8,14 @@ use braidfs_fs::{Attr, Fs, SetAttr, SetTime, Timestamp, XattrMode};
 use std::ffi::{c_char, c_int, c_void};
 use std::path::Path;
 
-/// `BRAIDFS_NOFOLLOW`.
+/// `BRAIDFS_NOFOLLOW`: the symlink at the end of the path is meant, not its target.
 const NOFOLLOW: u32 = 1;
-/// `BRAIDFS_TIME_NOW`.
+/// `BRAIDFS_TIME_NOW`, as nanoseconds: the present time.
 const TIME_NOW: u32 = 0x3fff_ffff;
-/// `BRAIDFS_TIME_OMIT`.
+/// `BRAIDFS_TIME_OMIT`, as nanoseconds: the time stays as it is.
 const TIME_OMIT: u32 = 0x3fff_fffe;
 
-/// `struct braidfs_time`.
+/// `struct braidfs_time` of the header: seconds since 1970, nanoseconds.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Time {
@@ -30,7 +30,7 @@ impl From<Timestamp> for Time {
     }
 }
 
-/// `struct braidfs_stat`.
+/// `struct braidfs_stat` of the header.
 #[repr(C)]
 pub struct Stat {
     ino: u64,
@@ -78,7 +78,7 @@ fn followed(flags: u32) -> Result<bool, Fail> {
     }
 }
 
-/// stat, lstat.
+/// `stat`, with [`NOFOLLOW`] `lstat`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn braidfs_stat(volume: *const Volume, name: *const c_char, flags: u32, out: *mut Stat) -> c_int {
     status(|| {
@@ -90,7 +90,7 @@ pub unsafe extern "C" fn braidfs_stat(volume: *const Volume, name: *const c_char
     })
 }
 
-/// fstat.
+/// `fstat`: attributes of an open file.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn braidfs_fstat(f: *const File, out: *mut Stat) -> c_int {
     // SAFETY: an open file, room for the result
@@ -105,14 +105,14 @@ unsafe fn set(volume: *const Volume, name: *const c_char, flags: u32, set: &SetA
     Ok(fs.set_attributes(name, followed(flags)?, set)?)
 }
 
-/// chmod.
+/// `chmod`: sets the permission bits (07777) of what a path names.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn braidfs_chmod(volume: *const Volume, name: *const c_char, mode: u32) -> c_int {
     // SAFETY: an open volume, a C string
     status(|| unsafe { set(volume, name, 0, &SetAttr { mode: Some(mode & 0o7777), ..SetAttr::default() }) })
 }
 
-/// chown, lchown.
+/// `chown`, with [`NOFOLLOW`] `lchown`; an id of `UINT32_MAX` stays.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn braidfs_chown(
     volume: *const Volume,
@@ -135,7 +135,7 @@ fn time(t: Time) -> Result<Option<SetTime>, Fail> {
     }
 }
 
-/// utimensat.
+/// `utimensat` by path: sets access and modification time.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn braidfs_utimens(
     volume: *const Volume,
@@ -152,7 +152,7 @@ pub unsafe extern "C" fn braidfs_utimens(
     })
 }
 
-/// truncate.
+/// `truncate`: the file gets `size` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn braidfs_truncate(volume: *const Volume, name: *const c_char, size: i64) -> c_int {
     // SAFETY: an open volume, a C string
@@ -171,7 +171,7 @@ unsafe fn target<'a>(
     unsafe { Ok((fs(volume)?, path(at)?, name(attribute)?, followed(flags)?)) }
 }
 
-/// getxattr.
+/// `getxattr`: the length of the value in bytes; `size` 0 only asks for it, -ERANGE where the value is longer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn braidfs_getxattr(
     volume: *const Volume,
@@ -189,7 +189,7 @@ pub unsafe extern "C" fn braidfs_getxattr(
     })
 }
 
-/// setxattr.
+/// `setxattr`; `how` is 0, 1 (only where it is missing) or 2 (only where it is there).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn braidfs_setxattr(
     volume: *const Volume,
@@ -235,7 +235,7 @@ pub unsafe extern "C" fn braidfs_listxattr(
     })
 }
 
-/// removexattr.
+/// `removexattr`: -ENODATA where there is none of that name.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn braidfs_removexattr(
     volume: *const Volume,

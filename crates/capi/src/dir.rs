@@ -9,13 +9,13 @@ use std::ffi::{c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::{Mutex, PoisonError};
 
-/// `braidfs_dir`.
+/// `braidfs_dir` of the header: a listing, with the process that opened it.
 pub struct Dir {
     entries: Mutex<ReadDir>,
     process: Process,
 }
 
-/// `struct braidfs_dirent`.
+/// `struct braidfs_dirent` of the header.
 #[repr(C)]
 pub struct Dirent {
     ino: u64,
@@ -33,7 +33,7 @@ unsafe fn dir<'a>(d: *const Dir) -> Result<&'a Dir, Fail> {
     if d.process.is_this() { Ok(d) } else { Err(foreign()) }
 }
 
-/// opendir.
+/// `opendir`: begins a listing, which [`braidfs_closedir`] ends.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn braidfs_opendir(volume: *const Volume, name: *const c_char, out: *mut *mut Dir) -> c_int {
     status(|| {
@@ -69,7 +69,7 @@ pub unsafe extern "C" fn braidfs_readdir(d: *const Dir, out: *mut Dirent) -> c_i
     n as c_int
 }
 
-/// closedir.
+/// `closedir`; a null pointer is fine.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn braidfs_closedir(d: *mut Dir) -> c_int {
     closing(|| {

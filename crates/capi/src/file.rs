@@ -1,4 +1,4 @@
-//! Open files.
+//! Calls on open files: reading, writing, syncing.
 
 use crate::arguments::{bytes, needed, number, offset, path, put, room};
 use crate::error::{Fail, closing, count, end, status};
@@ -8,7 +8,7 @@ use braidfs_fs::{FallocMode, OpenOptions};
 use std::ffi::{c_char, c_int, c_void};
 use std::io::{Read, Seek, SeekFrom, Write};
 
-/// `braidfs_file`.
+/// `braidfs_file` of the header: an open file, with the process that opened it.
 pub struct File {
     file: braidfs_fs::File,
     process: Process,
@@ -51,7 +51,7 @@ fn how(flags: u32, mode: u32) -> Result<OpenOptions, Fail> {
     Ok(how)
 }
 
-/// open.
+/// `open`; `mode` is that of a new file, before the umask.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn braidfs_file_open(
     volume: *const Volume,
@@ -70,7 +70,7 @@ pub unsafe extern "C" fn braidfs_file_open(
     })
 }
 
-/// close.
+/// `close`; a null pointer is fine. Nothing is synced.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn braidfs_file_close(f: *mut File) -> c_int {
     closing(|| {
@@ -85,14 +85,14 @@ pub unsafe extern "C" fn braidfs_file_close(f: *mut File) -> c_int {
     })
 }
 
-/// pread.
+/// `pread`: bytes read, fewer than `size` only at the end.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn braidfs_pread(f: *const File, buffer: *mut c_void, size: usize, at: i64) -> i64 {
     // SAFETY: an open file, room of this size
     count(|| number(unsafe { file(f)?.read_at(room(buffer, size)?, offset(at)?) }? as u64))
 }
 
-/// pwrite.
+/// `pwrite`: bytes written, fewer than `size` where space runs out.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn braidfs_pwrite(f: *const File, data: *const c_void, size: usize, at: i64) -> i64 {
     // SAFETY: an open file, so many bytes
@@ -147,7 +147,7 @@ pub unsafe extern "C" fn braidfs_lseek(f: *const File, by: i64, whence: u32) -> 
     })
 }
 
-/// fsync, fdatasync.
+/// `fsync`, with `data_only` `fdatasync`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn braidfs_fsync(f: *const File, data_only: c_int) -> c_int {
     status(|| {
@@ -189,14 +189,14 @@ pub unsafe extern "C" fn braidfs_fsync_start(
     })
 }
 
-/// ftruncate.
+/// `ftruncate`: the file gets `size` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn braidfs_ftruncate(f: *const File, size: i64) -> c_int {
     // SAFETY: an open file
     status(|| Ok(unsafe { file(f)? }.set_len(offset(size)?)?))
 }
 
-/// fallocate.
+/// `fallocate` by the mode bits of Linux; -EOPNOTSUPP for those that are not known.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn braidfs_fallocate(f: *const File, mode: u32, at: i64, size: i64) -> c_int {
     status(|| {

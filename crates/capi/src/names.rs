@@ -7,7 +7,7 @@ use braidfs_fs::RenameMode;
 use std::ffi::{c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
 
-/// mkdir.
+/// `mkdir`: one directory, with permissions `mode` before the umask.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn braidfs_mkdir(volume: *const Volume, name: *const c_char, mode: u32) -> c_int {
     // SAFETY: an open volume, a C string
@@ -21,14 +21,14 @@ pub unsafe extern "C" fn braidfs_mkdir_all(volume: *const Volume, name: *const c
     status(|| Ok(unsafe { fs(volume)?.create_dir_all(path(name)?) }?))
 }
 
-/// rmdir.
+/// `rmdir`: removes an empty directory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn braidfs_rmdir(volume: *const Volume, name: *const c_char) -> c_int {
     // SAFETY: an open volume, a C string
     status(|| Ok(unsafe { fs(volume)?.remove_dir(path(name)?) }?))
 }
 
-/// unlink.
+/// `unlink`: removes a name of what is no directory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn braidfs_unlink(volume: *const Volume, name: *const c_char) -> c_int {
     // SAFETY: an open volume, a C string
@@ -42,7 +42,7 @@ pub unsafe extern "C" fn braidfs_remove_all(volume: *const Volume, name: *const 
     status(|| Ok(unsafe { fs(volume)?.remove_dir_all(path(name)?) }?))
 }
 
-/// renameat2.
+/// `renameat2`; `flags` is 0, 1 (the new name must be free) or 2 (the two change places).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn braidfs_rename(
     volume: *const Volume,
@@ -62,14 +62,14 @@ pub unsafe extern "C" fn braidfs_rename(
     })
 }
 
-/// link.
+/// `link`: a second name for a file.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn braidfs_link(volume: *const Volume, original: *const c_char, link: *const c_char) -> c_int {
     // SAFETY: an open volume, C strings
     status(|| Ok(unsafe { fs(volume)?.hard_link(path(original)?, path(link)?) }?))
 }
 
-/// symlink.
+/// `symlink`: makes `link`, which points to `target`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn braidfs_symlink(volume: *const Volume, target: *const c_char, link: *const c_char) -> c_int {
     // SAFETY: an open volume, C strings

@@ -6,7 +6,7 @@ use crate::fork::Process;
 use braidfs_fs::{Fs, Options, StatFs, parse_mkfs};
 use std::ffi::{c_char, c_int};
 
-/// `braidfs_volume`.
+/// `braidfs_volume` of the header: an open volume, with the process that opened it.
 pub struct Volume {
     fs: Fs,
     process: Process,
@@ -108,14 +108,14 @@ pub unsafe extern "C" fn braidfs_close(volume: *mut Volume) -> c_int {
     })
 }
 
-/// syncfs.
+/// `syncfs`: when it returns, everything survives a crash.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn braidfs_sync(volume: *const Volume) -> c_int {
     // SAFETY: an open volume
     status(|| Ok(unsafe { fs(volume) }?.sync()?))
 }
 
-/// `struct braidfs_statvfs`.
+/// `struct braidfs_statvfs` of the header; blocks of `block_size` bytes.
 #[repr(C)]
 pub struct StatVfs {
     block_size: u64,

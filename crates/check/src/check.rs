@@ -97,7 +97,9 @@ fn check_with(
     }
     drop(first);
 
-    if prepared.log.findings.is_empty() && prepared.recovered.values().all(HashSet::is_empty) {
+    // Blocks that were taken for valid, so that the replay used none of them, are counted: not by the first pass.
+    let mut recount = !prepared.doubted.is_empty();
+    if prepared.log.findings.is_empty() && !recount && prepared.recovered.values().all(HashSet::is_empty) {
         let how = quick::Options { data: data.is_some(), memory: limits.memory_bytes };
         if let Some(held) = holds(&devices, &how, progress)? {
             if let Some(out) = data {
@@ -128,7 +130,7 @@ fn check_with(
     }
     for round in 0..ROUNDS {
         let writes = m.domains.iter().any(|d| d.header_dirty);
-        if m.log.findings.is_empty() && !writes {
+        if m.log.findings.is_empty() && !writes && !std::mem::take(&mut recount) {
             break;
         }
         progress("repair", u64::from(round), u64::from(ROUNDS));

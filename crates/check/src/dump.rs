@@ -14,13 +14,14 @@ use braidfs_format::domain::{CLEAN, DomainHeader, FAILED, NEEDS_GC, TENANT_RATES
 use braidfs_format::geometry::NODES_PER_BLOCK;
 use braidfs_format::group::{GroupHeader, SegmentTable};
 use braidfs_format::inode::{
-    Content, Extent, Inode, Timestamp, decode_extents, decode_links, decode_refs, decode_xattrs,
+    Content, Extent, Inode, PROJECT_MASK, PROJECT_SHIFT, Timestamp, decode_extents, decode_links, decode_refs,
+    decode_xattrs,
 };
 use braidfs_format::journal::{Chunk, Record, decode_chunk, peek_chunk};
 use braidfs_format::node::{DIR, NodeBlock, NodeKind, NodeRecord, NodeTableBlock, OVERFLOW, REMOTE, USED};
 use braidfs_format::owner::HELD;
 use braidfs_format::super_block::{DRAINED, SuperBlock};
-use braidfs_format::{BlockAddr, Corrupt, DomainId, InodeNo, NodeId};
+use braidfs_format::{BlockAddr, Corrupt, DomainId, InodeNo, NodeId, quota};
 use braidfs_store::Store;
 use braidfs_store::super_io::read_super;
 use std::fmt::Write;
@@ -348,6 +349,10 @@ impl Dump {
         let mut o = String::new();
         let Inode { mode, uid, gid, nlink, size, blocks, flags, rdev, placement, link_seq, .. } = i;
         line!(o, "    mode {mode:o}, owner {uid}:{gid}, {nlink} links, {size} bytes, {blocks} blocks");
+        let (flags, project) = (flags & !PROJECT_MASK, flags >> PROJECT_SHIFT);
+        if project > 0 {
+            line!(o, "    project {project}");
+        }
         line!(o, "    flags {flags:#x}, device {rdev:#x}, placement {placement:?}, link time {link_seq}");
         let [atime, mtime, ctime, btime] = [i.atime, i.mtime, i.ctime, i.btime].map(time);
         line!(o, "    atime {atime}, mtime {mtime}, ctime {ctime}, btime {btime}");
@@ -366,7 +371,12 @@ impl Dump {
             xattrs = self.gather(&i.xattr_nodes).and_then(|b| Ok(decode_xattrs(&b)?));
         }
         match xattrs {
-            Ok(x) => x.iter().for_each(|(n, v)| line!(o, "    attribute {}: {} bytes", text(n), v.len())),
+            Ok(x) => x.iter().for_each(|(n, v)| {
+                line!(o, "    attribute {}: {} bytes", text(n), v.len());
+                if **n == *quota::XATTR {
+                    show_quotas(&mut o, v);
+                }
+            }),
             Err(e) => line!(o, "    attributes: {e}"),
         }
         for t in &i.tombstones {
@@ -548,6 +558,27 @@ fn show_extents(extents: &[Extent]) -> String {
         format!("    {} to {}: {}{how}{sums}\n", e.lblk, e.end() - 1, e.addr)
     };
     extents.iter().map(show).collect()
+}
+
+/// Limits of users and directories.
+fn show_quotas(o: &mut String, value: &[u8]) {
+    let entries = match quota::decode(value) {
+        Ok(entries) => entries,
+        Err(e) => return line!(o, "        {e}"),
+    };
+    for e in entries {
+        let whose = if e.kind == quota::USER { "user" } else { "project" };
+        let (b, sb, i, si) = (e.blocks, e.soft_blocks, e.inodes, e.soft_inodes);
+        line!(o, "        {whose} {}: blocks {b}, soft {sb}, inodes {i}, soft {si}, grace {} s", e.id, e.grace);
+        if e.root.get() > 0 {
+            line!(o, "            directory {}, generation {}", e.root, e.root_generation);
+        }
+        for (what, since) in [("blocks", e.blocks_since.get()), ("inodes", e.inodes_since.get())] {
+            if since > 0 {
+                line!(o, "            soft limit of {what} exceeded since {since}");
+            }
+        }
+    }
 }
 
 fn show_entries(o: &mut String, entries: &[Dentry]) {

@@ -14,10 +14,10 @@ use braidfs_format::block::{self, BlockKind, HEADER_BYTES};
 use braidfs_format::domain::{CLEAN, DomainHeader};
 use braidfs_format::geometry::SEGMENT_BLOCKS;
 use braidfs_format::group::{SegmentKind, SegmentTable};
-use braidfs_format::inode::{Content, Inode, decode_extents, decode_xattrs, encode_extents, encode_xattrs};
+use braidfs_format::inode::{Content, Inode, Xattr, decode_extents, decode_xattrs, encode_extents, encode_xattrs};
 use braidfs_format::node::{NodeBlock, NodeKind, NodeRecord};
 use braidfs_format::super_block::SuperBlock;
-use braidfs_format::{BlockAddr, NodeId};
+use braidfs_format::{BlockAddr, NodeId, quota};
 use braidfs_store::Store;
 use braidfs_store::interface::Replay;
 use braidfs_store::overlay::OverlayDevice;
@@ -260,10 +260,15 @@ fn blank_inode(mut inode: Inode) -> Inode {
         Content::Extents(extents) => extents.iter_mut().for_each(|e| blank_sums(&mut e.sums)),
         _ => {}
     }
-    for (_, value) in &mut inode.xattrs {
+    blank_values(&mut inode.xattrs);
+    inode
+}
+
+/// Values of attributes as zeros, but for limits of users and directories, which are metadata.
+fn blank_values(xattrs: &mut [Xattr]) {
+    for (_, value) in xattrs.iter_mut().filter(|(name, _)| **name != *quota::XATTR) {
         *value = vec![0; value.len()].into();
     }
-    inode
 }
 
 /// Checksums of blocks of zeros.
@@ -312,9 +317,7 @@ impl Values {
             let Some(found) = nodes.iter().map(|n| parts.get(n)).collect::<Option<Vec<_>>>() else { continue };
             let whole: Vec<u8> = found.iter().flat_map(|(_, payload)| payload.iter().copied()).collect();
             let Ok(mut list) = decode_xattrs(&whole) else { continue };
-            for (_, value) in &mut list {
-                *value = vec![0; value.len()].into();
-            }
+            blank_values(&mut list);
             let whole = encode_xattrs(&list);
             let mut rest = whole.as_slice();
             for (node, (version, payload)) in nodes.iter().zip(found) {

@@ -72,6 +72,7 @@ enum Command {
     Upgrade(cmd::upgrade::Args),
     Device(cmd::device::Args),
     Defrag(cmd::defrag::Args),
+    Quota(cmd::quota::Args),
     Tenant(cmd::tenant::Args),
     // boxed: its arguments are many
     Bench(Box<fxmark::cli::Args>),
@@ -135,6 +136,7 @@ fn run(command: Command) -> Outcome {
         Command::Upgrade(a) => cmd::upgrade::run(&a),
         Command::Device(a) => cmd::device::run(&a),
         Command::Defrag(a) => cmd::defrag::run(&a),
+        Command::Quota(a) => cmd::quota::run(&a),
         Command::Tenant(a) => cmd::tenant::run(&a),
         Command::Bench(a) => cmd::bench::run(a),
         Command::Man(a) => cmd::man::run(&a, Cli::command()),

@@ -151,7 +151,7 @@ pub fn probe_device(device: &dyn Device) -> io::Result<Vec<Found>> {
 
 /// What signatures are looked for in.
 trait Bytes {
-    /// How many.
+    /// How many bytes there are.
     fn bytes(&self) -> io::Result<u64>;
     /// Reads from `at` on, less where they end.
     fn read_some(&self, buf: &mut [u8], at: u64) -> io::Result<usize>;

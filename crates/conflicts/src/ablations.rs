@@ -73,7 +73,7 @@ impl Ablations {
         let mine = |t: &&Timed| t.test == test && t.workers == workers && t.switches == SETS[set];
         self.times.iter().find(mine).map(Timed::median)
     }
-    /// The tables.
+    /// The tables of the page, as Markdown.
     pub fn markdown(&self) -> String {
         let mut out = String::new();
         let of = |set: usize, test: &str| cell(&self.transfers, set, test);
@@ -116,7 +116,7 @@ impl Ablations {
         let whole = found.version == Self::VERSION && found.transfers.len() == SETS.len();
         if whole { Ok(found) } else { Err(Error::Cell(format!("{}: another version", path.display()))) }
     }
-    /// [`Ablations::version`].
+    /// The [`Ablations::version`] that this program writes and reads.
     pub const VERSION: u32 = 1;
 }
 

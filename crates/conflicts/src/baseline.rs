@@ -63,7 +63,7 @@ fn check_allowed(list: &[Allowed]) -> Result<()> {
 pub struct Figures {
     /// Transfers, without those that are allowed.
     pub transfers: f64,
-    /// System calls.
+    /// System calls per operation.
     pub calls: f64,
 }
 

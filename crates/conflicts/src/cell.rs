@@ -84,7 +84,7 @@ pub fn run(id: &CellId, window: Option<usize>) -> Result<()> {
 
     let rounds = Rounds::of(test.test.name, window);
     let team = Team::start(&test, id.workers, rounds.scale(), &fs)?;
-    for order in [Order::Share, Order::Prepare, Order::Settle] {
+    for order in [Order::Share, Order::Prepare, Order::AfterPrepare] {
         team.all(order)?;
     }
     fs.volume.sync()?;
@@ -160,7 +160,7 @@ pub fn context(fs: &Arc<Library>, (id, workers): (usize, usize), scale: Scale) -
 enum Order {
     Share,
     Prepare,
-    Settle,
+    AfterPrepare,
     Step(Count),
     Commit { checkpoint: bool },
 }
@@ -218,7 +218,7 @@ fn obey(c: &Ctx<Library>, load: &mut dyn Load<Library>, order: Order) -> Result<
         Order::Share if c.id == 0 => load.share(c)?,
         Order::Share | Order::Commit { .. } => {}
         Order::Prepare => load.prepare(c)?,
-        Order::Settle => load.settle(c)?,
+        Order::AfterPrepare => load.after_prepare(c)?,
         Order::Step(count) => {
             return match client::operation(c.id, count, || load.step(c))? {
                 Step::Did(n) => Ok(n),

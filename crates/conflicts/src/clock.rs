@@ -32,7 +32,7 @@ const SCALE: Scale = Scale { files: 4096, entries: 128, blocks: 4096, branch: 4,
 pub struct Timed {
     /// Test of the suite.
     pub test: String,
-    /// Threads.
+    /// Number of threads that worked at once.
     pub workers: usize,
     /// Names of the switches for experiments that were on; empty: none.
     pub switches: String,
@@ -115,7 +115,7 @@ pub fn child(args: &[String]) -> Result<()> {
         together.wait();
         load.prepare(&context)?;
         together.wait();
-        load.settle(&context)?;
+        load.after_prepare(&context)?;
         let mut rounds = Vec::new();
         for _ in 0..ROUNDS {
             if together.wait().is_leader() {

@@ -32,5 +32,5 @@ impl Error {
     }
 }
 
-/// With [`Error`].
+/// A result with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;

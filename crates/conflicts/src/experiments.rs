@@ -90,7 +90,7 @@ fn show(t: &Timed) {
     println!("{:<5}{:>3} {set:<6} {:>8.0} ns", t.test, t.workers, t.median());
 }
 
-/// `time`.
+/// The command `time`: measures and writes what operations take.
 pub fn time(args: &Time) -> Result<bool> {
     let mut jobs: Vec<Job> = Vec::new();
     for test in tests(&args.tests)? {
@@ -129,7 +129,7 @@ fn cells(tests: &[String], workers: &[usize], domains: &[Domains], set: &str, jo
     Ok(Matrix { version: Matrix::VERSION, cells: drive::run(&wanted, &tool, super::jobs(jobs), tell)? })
 }
 
-/// `project`.
+/// The command `project`: more cores, from counts and times.
 pub fn project(args: &Project) -> Result<bool> {
     let text = std::fs::read(&args.times).map_err(|e| Error::io(&args.times, e))?;
     let times: Vec<Timed> = serde_json::from_slice(&text)?;
@@ -161,7 +161,7 @@ pub fn project(args: &Project) -> Result<bool> {
     Ok(true)
 }
 
-/// `ablations`.
+/// The command `ablations`: counts and times with mechanisms switched off.
 pub fn ablations(args: &Ablate) -> Result<bool> {
     let transfers = match &args.from {
         Some(path) => Ablations::read(path)?.transfers,

@@ -20,7 +20,7 @@ pub enum Domains {
 }
 
 impl Domains {
-    /// Both.
+    /// Both, in the order of the tables.
     pub const ALL: [Self; 2] = [Self::One, Self::Each];
 
     /// As it is written on command lines and in files.
@@ -32,14 +32,14 @@ impl Domains {
     }
 }
 
-/// Which cell.
+/// Which cell of the matrix: a test, with how many workers, on how many domains.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct CellId {
     /// Test of the suite, such as `MWCL`.
     pub test: String,
-    /// Workers.
+    /// Number of threads that work at once.
     pub workers: usize,
-    /// Domains.
+    /// One domain for all of them, or one each.
     pub domains: Domains,
 }
 
@@ -65,7 +65,7 @@ impl std::str::FromStr for CellId {
 /// What was found in a cell.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Cell {
-    /// Which.
+    /// Which cell it is.
     pub id: CellId,
     /// Only the test's operations.
     pub foreground: Window,
@@ -77,14 +77,14 @@ pub struct Cell {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WindowKind {
-    /// [`Cell::foreground`].
+    /// That of [`Cell::foreground`].
     Foreground,
-    /// [`Cell::commit`].
+    /// That of [`Cell::commit`].
     Commit,
 }
 
 impl WindowKind {
-    /// Both.
+    /// Both, in the order of the tables.
     pub const ALL: [Self; 2] = [Self::Foreground, Self::Commit];
 
     /// As it is written in files.
@@ -102,7 +102,7 @@ impl Cell {
         let more = (self.commit.transfers - self.foreground.transfers) * self.commit.ops as f64;
         more / (self.commit.commits.max(1) * self.id.workers as u64) as f64
     }
-    /// A window.
+    /// The window of that kind.
     pub fn window(&self, kind: WindowKind) -> &Window {
         match kind {
             WindowKind::Foreground => &self.foreground,
@@ -116,12 +116,12 @@ impl Cell {
 pub struct Matrix {
     /// Version of this structure.
     pub version: u32,
-    /// The cells.
+    /// What was found, cell by cell.
     pub cells: Vec<Cell>,
 }
 
 impl Matrix {
-    /// [`Matrix::version`].
+    /// The [`Matrix::version`] that this program writes and reads.
     pub const VERSION: u32 = 1;
 
     /// Reads what a run wrote.

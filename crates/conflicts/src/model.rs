@@ -32,28 +32,28 @@ pub const MUST_SCALE: [&str; 14] =
 /// What one measured number of workers says, per operation.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Point {
-    /// Workers.
+    /// Number of threads that worked at once.
     pub workers: usize,
-    /// Transfers.
+    /// Transfers of all lines.
     pub transfers: f64,
     /// Transfers of the hottest line.
     pub hottest: f64,
     /// The lock that costs most where a transfer is cheap, and where it is dear.
-    pub locks: [Held; 2],
+    pub locks: [LockCost; 2],
     /// System calls, which the projection does not know.
     pub calls: f64,
 }
 
 /// How operations have one lock for themselves, per operation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-pub struct Held {
+pub struct LockCost {
     /// Part of the instructions of operations.
     pub share: f64,
     /// Transfers meanwhile, and when the lock goes to another core.
     pub transfers: f64,
 }
 
-impl Held {
+impl LockCost {
     fn ns(self, t1: f64, c: f64) -> f64 {
         self.share * t1 + self.transfers * c
     }
@@ -64,7 +64,7 @@ impl Held {
 pub struct Curve {
     /// Test of the suite.
     pub test: String,
-    /// Which variant.
+    /// Which variant of the engine.
     pub variant: Variant,
     /// One thread's time for an operation, nanoseconds.
     pub t1_ns: f64,
@@ -103,12 +103,12 @@ pub enum Limit {
     Transfers,
     /// Transfers of one line.
     Line,
-    /// One lock.
+    /// One lock, which operations hold in turn.
     Lock,
 }
 
 impl Limit {
-    /// In words.
+    /// As it stands in tables.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Cores => "cores",
@@ -122,7 +122,7 @@ impl Limit {
 impl Point {
     fn of(cell: &Cell, t1: f64) -> Self {
         let w = &cell.foreground;
-        let held = |l: &crate::report::Lock| Held {
+        let held = |l: &crate::report::Lock| LockCost {
             share: if w.instructions > 0.0 { l.instructions / w.instructions } else { 0.0 },
             transfers: l.transfers + l.handoffs,
         };
@@ -133,8 +133,13 @@ impl Point {
         Self { workers: cell.id.workers, transfers: w.transfers, hottest: w.hottest, locks, calls: w.calls }
     }
     /// Of one worker.
-    const ALONE: Self =
-        Self { workers: 1, transfers: 0.0, hottest: 0.0, locks: [Held { share: 0.0, transfers: 0.0 }; 2], calls: 0.0 };
+    const ALONE: Self = Self {
+        workers: 1,
+        transfers: 0.0,
+        hottest: 0.0,
+        locks: [LockCost { share: 0.0, transfers: 0.0 }; 2],
+        calls: 0.0,
+    };
     /// Nanoseconds of an operation for its own thread, for the hottest line, and for the lock.
     fn ns(&self, t1: f64, end: usize) -> [f64; 3] {
         let c = TRANSFER_NS[end];
@@ -199,9 +204,9 @@ impl Curve {
 pub struct Projection {
     /// Version of this structure.
     pub version: u32,
-    /// [`TRANSFER_NS`].
+    /// Cheap and dear transfer, nanoseconds: [`TRANSFER_NS`].
     pub transfer_ns: [f64; 2],
-    /// [`CORES`].
+    /// Numbers of cores that are projected: [`CORES`].
     pub cores: Vec<usize>,
     /// All tests, each in all variants.
     pub curves: Vec<Curve>,
@@ -260,13 +265,13 @@ impl Projection {
 mod tests {
     use super::*;
 
-    fn curve(points: &[(usize, f64, f64, Held)]) -> Curve {
+    fn curve(points: &[(usize, f64, f64, LockCost)]) -> Curve {
         let point =
             |&(workers, transfers, hottest, lock)| Point { workers, transfers, hottest, locks: [lock; 2], calls: 0.0 };
         Curve::new("MWCL", Variant::One, 1000.0, points.iter().map(point).collect())
     }
 
-    const FREE: Held = Held { share: 0.0, transfers: 0.0 };
+    const FREE: LockCost = LockCost { share: 0.0, transfers: 0.0 };
 
     #[test]
     fn what_shares_nothing_is_linear() {
@@ -293,7 +298,7 @@ mod tests {
         assert!((line.speed_up(128)[0] - 20.0).abs() < 0.01 && (line.speed_up(32)[1] - 1000.0 / 300.0).abs() < 0.01);
         assert_eq!(line.limits[1], Limit::Line);
         // half of 1,000 ns, and a transfer
-        let lock = curve(&[(2, 0.0, 0.0, FREE), (32, 1.0, 0.0, Held { share: 0.5, transfers: 1.0 })]);
+        let lock = curve(&[(2, 0.0, 0.0, FREE), (32, 1.0, 0.0, LockCost { share: 0.5, transfers: 1.0 })]);
         let [near, far] = lock.speed_up(32);
         assert!((near - 1000.0 / 550.0).abs() < 0.01 && (far - 1000.0 / 800.0).abs() < 0.01, "{near} {far}");
         assert_eq!(lock.limits, [Limit::Lock; 2]);

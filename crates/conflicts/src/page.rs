@@ -131,7 +131,7 @@ fn hottest(m: &Matrix, domains: Domains, out: &mut String) {
     }
 }
 
-/// The tables.
+/// The tables of the page, as Markdown.
 pub fn markdown(m: &Matrix) -> String {
     let mut out = String::new();
     let _ = writeln!(

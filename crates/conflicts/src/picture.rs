@@ -65,7 +65,7 @@ pub fn missed(p: &Projection) -> Vec<String> {
     must.filter(|c| !c.scales() && part > 0.0).map(said).collect()
 }
 
-/// The tables.
+/// The tables of the page, as Markdown.
 pub fn markdown(p: &Projection) -> String {
     let (cores, part) = JUDGED;
     let workers = p.curves.first().map_or(0, |c| c.most().workers);

@@ -97,7 +97,7 @@ pub enum Sharing {
 /// An instruction whose accesses moved a line.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Site {
-    /// It writes.
+    /// Whether it writes.
     pub writes: bool,
     /// By a locked instruction.
     pub locked: bool,
@@ -158,7 +158,7 @@ impl Site {
 }
 
 impl Lock {
-    /// As [`Site::frame`].
+    /// The frame that says most, as [`Site::frame`].
     pub fn frame(&self) -> Option<&Frame> {
         says_most(&self.stack).or(self.stack.first())
     }

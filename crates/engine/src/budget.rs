@@ -151,13 +151,13 @@ impl Ahead {
 pub struct RateUse {
     /// Bytes charged since the mount, while there was a limit.
     pub bytes: u64,
-    /// Requests charged.
+    /// Requests charged since the mount, while there was a limit.
     pub requests: u64,
     /// Bytes and requests that are not paid yet.
     pub debt: [u64; 2],
     /// Calls that waited, and how long all of them did.
     pub waits: u64,
-    /// See `waits`.
+    /// How long the calls of `waits` waited, all together.
     pub waited: Duration,
 }
 
@@ -165,7 +165,7 @@ pub struct RateUse {
 #[derive(Debug)]
 pub struct Budget {
     on: AtomicBool,
-    /// Reads, writes.
+    /// Whether reads have a limit, and whether writes do.
     limited: [AtomicBool; 2],
     /// Since when [`Self::now`] counts; where tests do not say what time it is.
     begin: Instant,
@@ -280,11 +280,11 @@ impl Budget {
     }
 
     /// Takes what this thread has paid for, for who goes on with what it does.
-    pub fn hold(self: &Arc<Self>) -> Option<Held> {
+    pub fn take_credit(self: &Arc<Self>) -> Option<Credit> {
         let (whose, way, units) = PAID.get();
         (whose == self.address()).then(|| {
             PAID.set((whose, way, [0; 2]));
-            Held { budget: self.clone(), way, units }
+            Credit { budget: self.clone(), way, units }
         })
     }
 
@@ -302,13 +302,13 @@ impl Budget {
 /// What a thread had paid for and somebody else goes on with; given back when the value is dropped: what that cost has been
 /// charged by then.
 #[derive(Debug)]
-pub struct Held {
+pub struct Credit {
     budget: Arc<Budget>,
     way: usize,
     units: [u64; 2],
 }
 
-impl Drop for Held {
+impl Drop for Credit {
     fn drop(&mut self) {
         let mut m = self.budget.meter.lock();
         for (bucket, n) in m.buckets[self.way].iter_mut().zip(self.units) {

@@ -1,7 +1,7 @@
 //! The error of every operation of a volume: what is wrong, in the terms of the file system. Only front ends turn it into
 //! an errno, all by one table ([`Error::errno`]); the engine looks at those of devices only (`volume/remount.rs`).
 
-use crate::types::InodeRef;
+use crate::types::{InodeRef, QuotaOwner};
 use braidfs_format::{Corrupt, DomainId};
 
 /// Result of the engine's calls; the error is [`enum@Error`] unless another one is named.
@@ -28,6 +28,12 @@ pub enum Error {
     /// No block, or no inode number, is to be had.
     #[error("no space left on the volume")]
     NoSpace,
+    /// A limit of a user (EDQUOT) or of a directory (ENOSPC) is reached.
+    #[error("{}", .0.refusal())]
+    Quota(QuotaOwner),
+    /// EXDEV: into a directory with a limit of its own come only files that count there: they are copied.
+    #[error("the inode counts for another directory's limit")]
+    CrossProject,
     /// ENOSPC: a transaction, or a roll-forward record, does not fit what is left of a domain's journal. An fsync that meets
     /// it commits instead; a commit, for which operations keep room, fails the domain.
     #[error("the journal is full")]
@@ -129,7 +135,9 @@ impl Error {
             Self::NotDir => E::NOTDIR,
             Self::IsDir => E::ISDIR,
             Self::NotEmpty => E::NOTEMPTY,
-            Self::NoSpace | Self::JournalFull => E::NOSPC,
+            Self::NoSpace | Self::JournalFull | Self::Quota(QuotaOwner::Project(_)) => E::NOSPC,
+            Self::Quota(QuotaOwner::User(_)) => E::DQUOT,
+            Self::CrossProject => E::XDEV,
             Self::NameTooLong => E::NAMETOOLONG,
             Self::Invalid(_) | Self::Size(_) => E::INVAL,
             Self::Access => E::ACCESS,

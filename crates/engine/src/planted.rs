@@ -101,6 +101,10 @@ pub enum Bug {
     HelperForgotten,
     /// Who flushes a device takes a flush for its own that others began before it came.
     FlushUnderWayTaken,
+    /// Blocks that make a file whole are free where they lay before the commit that says where they are now.
+    MovedFreedEarly,
+    /// What makes a file whole is copied from the device, without what was written since.
+    MovedCopyStale,
     /// Superblocks tell of a larger volume before its group table is durable. Not in [`Bug::ALL`]: the test kit's
     /// `planted_resize` shows it.
     SizeEarly,
@@ -154,6 +158,12 @@ impl Bug {
         (Bug::ReplayUnordered, "replay-order", "recovery replays newer transactions of a group first"),
         (Bug::HomesUnflushed, "homes", "checkpoint of all domains told of before its tables are durable"),
         (Bug::HelperForgotten, "joined", "a commit does not wait for a thread that joined it"),
+        (Bug::MovedFreedEarly, "moved-early", "blocks of a file made whole freed before the commit that moves them"),
+        (
+            Bug::MovedCopyStale,
+            "moved-stale",
+            "a file made whole from what the device has, without what was written since",
+        ),
         (Bug::FlushUnderWayTaken, "flush-under-way", "a flush that began before the write is taken for its own"),
     ];
 }

@@ -38,6 +38,25 @@ impl From<&Tombstone> for InodeVersion {
     }
 }
 
+/// For whom blocks and inodes are counted and limited (docs/quotas.md).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum QuotaOwner {
+    /// A user, by number.
+    User(u32),
+    /// The project of a directory tree, by number.
+    Project(u32),
+}
+
+impl QuotaOwner {
+    /// What is said to who may have no more.
+    pub(crate) fn refusal(self) -> &'static str {
+        match self {
+            Self::User(_) => "the user's limit is reached",
+            Self::Project(_) => "the directory's limit is reached",
+        }
+    }
+}
+
 /// The user for whom an operation is done: permissions are checked against it, and new inodes belong to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cred {
@@ -97,6 +116,8 @@ pub struct Attr {
     pub btime: Timestamp,
     /// `braidfs_format::inode` flags (NOCOW, IMMUTABLE, APPEND, NOATIME).
     pub flags: u32,
+    /// Project that it counts for, 0: none.
+    pub project: u32,
 }
 
 impl Attr {
@@ -496,6 +517,8 @@ pub struct DomainInfo {
     pub fast_syncs: u64,
     /// Blocks moved by the cleaner since mount.
     pub cleaned_blocks: u64,
+    /// Blocks moved since mount so that their files lie in fewer pieces.
+    pub defragmented_blocks: u64,
     /// Why it is read-only, if it is.
     pub failed: Option<String>,
 }
@@ -531,9 +554,9 @@ impl Rate {
 /// What a tenant may ask of the device; `None`: as much as that can do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Rates {
-    /// Bytes read.
+    /// Bytes read, per second.
     pub read_bps: Option<Rate>,
-    /// Bytes written.
+    /// Bytes written, per second.
     pub write_bps: Option<Rate>,
     /// Requests that read.
     pub read_iops: Option<Rate>,
@@ -563,18 +586,18 @@ impl Rates {
 pub enum Way {
     /// From the device.
     Read,
-    /// To it.
+    /// To the device.
     Write,
 }
 
 /// What a call is going to ask of the device, as far as that can be told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Demand {
-    /// Which way.
+    /// Whether it reads or writes.
     pub way: Way,
-    /// Bytes.
+    /// Bytes that it reads or writes.
     pub bytes: u64,
-    /// Requests.
+    /// Requests that these bytes take.
     pub requests: u64,
     /// What was paid for ahead counts ([`crate::Turn::pay_ahead`]): who asked before it wrote.
     pub ahead: bool,

@@ -18,15 +18,15 @@ pub const MAGIC: u32 = u32::from_le_bytes(*b"BRFS");
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum BlockKind {
-    /// [`crate::super_block::SuperBlock`].
+    /// The volume's header: [`crate::super_block::SuperBlock`].
     Super = 1,
     /// Block group allocation table, [`crate::bat`].
     Bat = 2,
-    /// [`crate::domain::DomainHeader`].
+    /// A domain's header: [`crate::domain::DomainHeader`].
     Domain = 3,
-    /// [`crate::group::GroupHeader`].
+    /// A block group's header: [`crate::group::GroupHeader`].
     Group = 4,
-    /// [`crate::group::SegmentTable`].
+    /// The segments of a block group: [`crate::group::SegmentTable`].
     SegmentTable = 5,
     /// Half of a segment's owner table, [`crate::group`].
     Owners = 6,
@@ -36,7 +36,7 @@ pub enum BlockKind {
     Node = 8,
     /// A directory bucket, [`crate::dentry`].
     Dir = 9,
-    /// [`crate::owner::OwnerRecord`].
+    /// Who writes the volume: [`crate::owner::OwnerRecord`].
     Owner = 10,
 }
 
@@ -50,7 +50,7 @@ pub struct BlockHeader {
     pub crc: U32,
     /// A [`BlockKind`] as a number.
     pub kind: u8,
-    /// Unused, 0.
+    /// Unused, written as 0.
     pub reserved: u8,
     /// The domain that wrote it, `0xffff` for the volume.
     pub domain: U16,

@@ -23,7 +23,7 @@ pub struct DomainHeader {
     pub header: BlockHeader,
     /// The domain's own number.
     pub domain: U16,
-    /// Unused, 0.
+    /// Unused, written as 0.
     pub reserved0: U16,
     /// [`CLEAN`], [`FAILED`], [`NEEDS_GC`].
     pub flags: U32,
@@ -31,7 +31,7 @@ pub struct DomainHeader {
     pub journal_start: U64,
     /// Blocks of the journal.
     pub journal_blocks: U32,
-    /// Unused, 0.
+    /// Unused, written as 0.
     pub reserved1: U32,
     /// Oldest journal position needed; position `p` lies at `journal_start + p % journal_blocks`.
     pub tail_pos: U64,
@@ -43,7 +43,7 @@ pub struct DomainHeader {
     pub last_tx: U64,
     /// Times this domain was opened for writing; part of new inode generations.
     pub mounts: U32,
-    /// Unused, 0.
+    /// Unused, written as 0.
     pub reserved2: U32,
     /// Checkpoints so far. Segment tables of a later one are of a checkpoint that did not end.
     pub checkpoint: U64,
@@ -67,15 +67,15 @@ pub struct DomainHeader {
     pub tenant_soft_blocks: U64,
     /// Since when it uses more than that, seconds since 1970; 0: it does not.
     pub tenant_soft_since: U64,
-    /// Seconds.
+    /// How long the soft limit may be exceeded, seconds.
     pub tenant_grace: U32,
-    /// Unused, 0.
+    /// Unused, written as 0.
     pub reserved3: U32,
     /// Bytes of the cache that others leave the tenant; 0: none.
     pub tenant_memory_min: U64,
     /// Bytes of the cache that it may hold; 0: as many as there are.
     pub tenant_memory_max: U64,
-    /// Unused, 0.
+    /// Unused, written as 0.
     pub reserved: [u8; 3784],
 }
 const _: () = assert!(size_of::<DomainHeader>() == BLOCK_BYTES);

@@ -5,7 +5,7 @@
 pub enum FileKind {
     /// A regular file.
     File,
-    /// A directory.
+    /// A directory: names of inodes.
     Dir,
     /// A symbolic link.
     Symlink,

@@ -83,9 +83,9 @@ pub struct GroupHeader {
     pub epoch: U32,
     /// Number of the domain that owns it.
     pub domain: U16,
-    /// Unused, 0.
+    /// Unused, written as 0.
     pub reserved0: U16,
-    /// Unused, 0.
+    /// Unused, written as 0.
     pub reserved: [u8; 4048],
 }
 const _: () = assert!(size_of::<GroupHeader>() == BLOCK_BYTES);

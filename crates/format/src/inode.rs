@@ -24,6 +24,12 @@ pub const IMMUTABLE: u32 = 2;
 pub const APPEND: u32 = 4;
 /// `Inode::flags`: do not update the access time.
 pub const NOATIME: u32 = 8;
+/// `Inode::flags`: from this bit on the number of the project that the inode is of, 0: none.
+pub const PROJECT_SHIFT: u32 = 12;
+/// Highest number of a project.
+pub const PROJECT_MAX: u32 = u32::MAX >> PROJECT_SHIFT;
+/// `Inode::flags`: bits of the project's number.
+pub const PROJECT_MASK: u32 = u32::MAX << PROJECT_SHIFT;
 
 /// Where new objects of a directory go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

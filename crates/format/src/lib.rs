@@ -22,6 +22,7 @@ pub mod journal;
 pub mod name;
 pub mod node;
 pub mod owner;
+pub mod quota;
 pub mod super_block;
 
 pub use block::{BLOCK_BYTES, BlockHeader, BlockKind};

@@ -81,7 +81,7 @@ impl NodeTableBlock {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum NodeKind {
-    /// [`crate::inode::Inode`].
+    /// An inode, with what fits into it: [`crate::inode::Inode`].
     Inode = 1,
     /// Extents of a file or buckets of a directory.
     ExtentLeaf = 2,

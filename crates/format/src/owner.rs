@@ -25,7 +25,7 @@ pub struct OwnerRecord {
     pub nonce: [u8; 16],
     /// [`GIVEN_BACK`] or [`HELD`].
     pub state: u8,
-    /// Unused, 0.
+    /// Unused, written as 0.
     pub reserved0: [u8; 7],
     /// Milliseconds from a renewal on in which the holder writes.
     pub lease_ms: U32,
@@ -37,7 +37,7 @@ pub struct OwnerRecord {
     pub boot: [u8; 16],
     /// The holder's process.
     pub pid: U32,
-    /// Unused, 0.
+    /// Unused, written as 0.
     pub reserved1: [u8; 4],
     /// Inode number of the PID namespace that `pid` is of.
     pub pid_namespace: U64,
@@ -45,13 +45,13 @@ pub struct OwnerRecord {
     pub started: U64,
     /// Name of the holder's machine, padded with zeros, for messages.
     pub host: [u8; 64],
-    /// Unused, 0.
+    /// Unused, written as 0.
     pub reserved: [u8; 3920],
 }
 const _: () = assert!(size_of::<OwnerRecord>() == BLOCK_BYTES);
 
 impl OwnerRecord {
-    /// All zero.
+    /// A record with all bytes zero, which is of nobody.
     pub fn empty() -> Self {
         Self::new_zeroed()
     }

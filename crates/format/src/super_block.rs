@@ -46,9 +46,9 @@ pub struct DeviceEntry {
     pub groups: U32,
     /// Blocks of its last group (a short one has fewer than the others).
     pub last_group_blocks: U32,
-    /// [`DRAINED`].
+    /// Bits: [`DRAINED`] or none.
     pub flags: U32,
-    /// Unused, 0.
+    /// Unused, written as 0.
     pub reserved: [u8; 16],
 }
 const _: () = assert!(size_of::<DeviceEntry>() == 64);
@@ -121,7 +121,7 @@ pub struct SuperBlock {
     pub bat_pairs: U32,
     /// Default placement, [`crate::inode::Placement`].
     pub placement: u8,
-    /// Unused, 0.
+    /// Unused, written as 0.
     pub reserved0: [u8; 3],
     /// Key of the directory hash.
     pub hash_key: [u8; 16],
@@ -131,7 +131,7 @@ pub struct SuperBlock {
     pub device: [DeviceEntry; MAX_DEVICES],
     /// Features that an older program must not change; it may read the volume.
     pub ro_compat: U32,
-    /// Unused, 0.
+    /// Unused, written as 0.
     pub reserved: [u8; 2876],
 }
 const _: () = assert!(size_of::<SuperBlock>() == BLOCK_BYTES);

@@ -15,6 +15,7 @@ use braidfs_format::inode::{self, Content, Extent, Inode, LeafRef, Link, Placeme
 use braidfs_format::journal::{self, ChunkId, ChunkKind, Record, encode_chunk};
 use braidfs_format::node::{self, NodeEntry, NodeKind, NodeRecord, NodeTableBlock};
 use braidfs_format::owner::OwnerRecord;
+use braidfs_format::quota::QuotaEntry;
 use braidfs_format::super_block::{self, DeviceEntry, SuperBlock};
 use braidfs_format::{BLOCK_BYTES, BlockAddr, DomainId, FORMAT_VERSION, InodeNo, NodeId, TxId};
 use std::mem::offset_of;
@@ -130,6 +131,11 @@ fn structures() {
         fields!(OwnerRecord: header, nonce, state, reserved0, lease_ms, io_ms, renewed, boot, pid, reserved1, pid_namespace,
             started, host, reserved),
     );
+    compare(
+        "QuotaEntry",
+        fields!(QuotaEntry: kind, reserved0, id, blocks, soft_blocks, inodes, soft_inodes, grace, root_generation, root,
+            blocks_since, inodes_since),
+    );
     compare("GroupHeader", fields!(GroupHeader: header, group, blocks, epoch, domain, reserved0, reserved));
     for (name, bytes) in [
         ("SuperBlock", 4096),
@@ -137,6 +143,7 @@ fn structures() {
         ("DomainHeader", 4096),
         ("GroupHeader", 4096),
         ("OwnerRecord", 4096),
+        ("QuotaEntry", 72),
     ] {
         let last = table(&format!("table: {name}")).pop().expect("rows");
         let end: usize = last[0].parse::<usize>().expect("offset") + last[1].parse::<usize>().expect("bytes");

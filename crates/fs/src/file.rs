@@ -1,4 +1,4 @@
-//! Open files.
+//! Open files: reading, writing, seeking, syncing.
 
 use crate::fs::SharedRef;
 use crate::metadata::timestamp;

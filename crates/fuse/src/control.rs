@@ -1,19 +1,22 @@
 //! What administrators ask of a mount beyond files: ioctls on its root directory. Low-level module.
 //!
 //! Owns the numbers and structures, for the server (`ops/scrub.rs`, `ops/remount.rs`, `ops/stats.rs`, `ops/watch.rs`,
-//! `ops/resize.rs`, `ops/tenant.rs`, `ops/device.rs`,
+//! `ops/resize.rs`, `ops/tenant.rs`, `ops/quota.rs`, `ops/device.rs`,
 //! `ops/defrag.rs`) and for
 //! the client, which is here, but for that of devices ([`devices`]). A scrub belongs to the open directory that started it: when that is closed, also because the
 //! program died, the scrub stops. Where the kernel does not tell of closes, it belongs to the thread that started it, and
 //! stops within seconds of its end.
 
 pub mod devices;
+mod quota;
 mod tenant;
 
 pub use crate::tenant_mount::TenantMount;
 pub(crate) use devices::{DEVICE_BLANK, DeviceAnswer, DeviceCall, DeviceStart};
+pub(crate) use quota::{DIRECTORY as QUOTA_DIRECTORY, QUOTA, QUOTA_TEXT, QuotaArg, QuotaCall, USER as QUOTA_USER};
+pub use quota::{QuotaChange, QuotaSubject, quota_remove, quota_set, quota_show, quotas};
 pub(crate) use tenant::{
-    KNOWS_INODES, LEAVE_SPACE, SET_INODES, SET_MEMORY, SET_RATES, SET_SOFT, TENANT, TENANT_TEXT, TenantArg, TenantCall,
+    KNOWS_INODES, LEAVE_SPACE, SET_INODES, SET_MEMORY, SET_RATES, SET_SOFT, TENANT, TenantArg, TenantCall,
 };
 pub use tenant::{
     NewLimit, TenantChange, TenantInfo, tenant_create, tenant_mount, tenant_remove, tenant_set, tenant_show, tenants,
@@ -211,7 +214,7 @@ pub fn upgrade(mountpoint: &File, program: &Path, seconds: u32) -> io::Result<Up
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct DefragArg {
-    /// [`DefragCall`].
+    /// Number of a [`DefragCall`].
     pub call: u32,
     /// Of the answer to [`DefragCall::Look`]: 1, its blocks stay.
     pub stays: u32,
@@ -229,7 +232,7 @@ pub(crate) struct DefragArg {
 }
 const _: () = assert!(size_of::<DefragArg>() == 80);
 
-/// [`DefragArg::call`].
+/// What [`DefragArg::call`] asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum DefragCall {
@@ -364,6 +367,12 @@ pub fn defrag_step(dir: &File, ino: u64, from: u64) -> io::Result<Defragmented> 
 }
 
 /// Text that leaves room for a zero behind it.
+/// A text with zeros behind it.
+fn text_of(bytes: &[u8]) -> String {
+    let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
+    String::from_utf8_lossy(&bytes[..end]).into_owned()
+}
+
 fn put(room: &mut [u8], text: &[u8]) -> io::Result<()> {
     if text.len() >= room.len() || text.contains(&0) {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));

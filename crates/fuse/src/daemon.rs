@@ -122,7 +122,7 @@ pub fn daemonize<E: Display>(work: impl FnOnce(&mut Ready) -> Result<(), E>) -> 
 }
 
 /// Runs `work` in a forked process, which never returns: it exits when `work` is done, with status 0 or 1. In the calling one:
-/// its number, and the pipe that it tells by when it is ready ([`understand`]).
+/// its number, and the pipe that it tells by when it is ready ([`parse_report`]).
 pub(crate) fn fork_child<E: Display>(
     leaves: bool,
     work: impl FnOnce(&mut Ready) -> Result<(), E>,
@@ -172,14 +172,14 @@ fn parent(pipe: OwnedFd, pid: libc::pid_t) -> Result<(), DaemonError> {
     let mut pipe = File::from(pipe);
     // A message ends when the daemon has ended or closed its end; READY is all at once, as a process that the daemon forked
     // may have that end open for as long as it lives.
-    while !matches!(understand(&said).told, Some(Told::Ready)) {
+    while !matches!(parse_report(&said).told, Some(Told::Ready)) {
         let mut buf = [0; 512];
         match pipe.read(&mut buf)? {
             0 => break,
             n => said.extend_from_slice(&buf[..n]),
         }
     }
-    match understand(&said).told {
+    match parse_report(&said).told {
         Some(Told::Ready) => Ok(()),
         Some(Told::Failed(message) | Told::Ended(message)) => {
             reap(pid);
@@ -194,7 +194,7 @@ fn parent(pipe: OwnedFd, pid: libc::pid_t) -> Result<(), DaemonError> {
 
 /// What a forked process said before it closed its pipe.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Said {
+pub(crate) struct ChildReport {
     /// It went about to unmount what a dead server left.
     pub detaching: bool,
     /// The mount that it made last.
@@ -218,8 +218,8 @@ pub(crate) fn handed_to(said: &[u8]) -> Option<i32> {
     lines.filter_map(|line| line.strip_prefix(&[HANDING])).find_map(|pid| std::str::from_utf8(pid).ok()?.parse().ok())
 }
 
-pub(crate) fn understand(mut said: &[u8]) -> Said {
-    let mut all = Said::default();
+pub(crate) fn parse_report(mut said: &[u8]) -> ChildReport {
+    let mut all = ChildReport::default();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     while let Some((first, rest)) = said.split_first() {
         said = rest;
@@ -289,14 +289,14 @@ mod tests {
     #[test]
     fn what_a_process_said_before_it_was_killed_is_kept() {
         let id: MountId = "7 30 0 40".parse().unwrap();
-        let said = |bytes: &[u8]| understand(bytes);
-        assert_eq!(said(b"!"), Said { detaching: true, ..Said::default() });
-        assert_eq!(said(b"!*7 30 0 40\n"), Said { detaching: true, mounted: Some(id), told: None });
+        let said = |bytes: &[u8]| parse_report(bytes);
+        assert_eq!(said(b"!"), ChildReport { detaching: true, ..ChildReport::default() });
+        assert_eq!(said(b"!*7 30 0 40\n"), ChildReport { detaching: true, mounted: Some(id), told: None });
         assert_eq!(said(b"!-no room!").told, Some(Told::Failed("no room!".into())));
-        assert_eq!(said(b"=gone"), Said { told: Some(Told::Ended("gone".into())), ..Said::default() });
+        assert_eq!(said(b"=gone"), ChildReport { told: Some(Told::Ended("gone".into())), ..ChildReport::default() });
         // cut off, or not ours
         for bytes in [&b"*7 3"[..], b"*", b"?", b"\xff+"] {
-            assert_eq!(said(bytes), Said::default());
+            assert_eq!(said(bytes), ChildReport::default());
         }
     }
 

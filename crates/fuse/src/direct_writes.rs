@@ -237,12 +237,12 @@ impl BraidFs {
             fs.drop_pages(id, Some((from, to - from)), channel);
             fs.direct_writes.dropped(id.ino(), &stale);
         };
-        let settled = self.settle(req, Ok(Outcome::Reply), cx);
-        let Some(waiting) = self.let_wait(true).filter(|_| settled.is_ok()) else {
+        let synced = self.sync_changes(req, Ok(Outcome::Reply), cx);
+        let Some(waiting) = self.let_wait(true).filter(|_| synced.is_ok()) else {
             let channel = cx.channel.clone();
             // Not sent only where the mount is ending.
             let _ = self.jobs.send(Box::new(move |fs: &BraidFs| drop_pages(fs, &channel)));
-            return settled;
+            return synced;
         };
         let (later, body, channel): (_, _, Arc<Channel>) = (cx.later(), out.body().to_vec(), cx.channel.clone());
         let job = Box::new(move |fs: &BraidFs| {

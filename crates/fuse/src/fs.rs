@@ -24,6 +24,7 @@ use crate::request::{Answer, Handled, Outcome, Request};
 use crate::room::Tight;
 use crate::transport::{DEFERRED_MAX, Forgets, Later, Ticket};
 use crate::upgrade::Upgrades;
+use crate::within_quota::QuotaGrants;
 use braidfs::{Error, Volume};
 use braidfs_sync::{Mutex, rank};
 use crossbeam::utils::CachePadded;
@@ -161,6 +162,8 @@ pub(crate) struct BraidFs {
     pub(crate) tight: Tight,
     /// Who writes there, on a mount without OPEN.
     pub(crate) dirty_grants: DirtyGrants,
+    /// The same for owners with limits.
+    pub(crate) quota_grants: QuotaGrants,
     pub(crate) jobs: mpsc::Sender<Job>,
     /// The volume's own mount, and those of tenants.
     pub(crate) connections: Arc<Connections>,
@@ -178,8 +181,8 @@ pub(crate) struct BraidFs {
     pub(crate) opened_jobs: AtomicBool,
     /// Is told of devices that are added.
     pub(crate) tell_devices: Option<TellDevices>,
-    /// Under way, or just over.
-    pub(crate) trims: Mutex<Vec<JoinHandle<()>>, rank::Trims>,
+    /// Threads that answer a request by themselves, under way or just over: the end of the mount waits for them.
+    pub(crate) asides: Mutex<Vec<JoinHandle<()>>, rank::Asides>,
     pub(crate) profile: Profile,
     /// What the kernel may hold back.
     pub(crate) dirty: Option<DirtyLimit>,
@@ -260,6 +263,7 @@ impl BraidFs {
             flagged: Flagged::default(),
             tight,
             dirty_grants: DirtyGrants::default(),
+            quota_grants: QuotaGrants::default(),
             jobs,
             connections: Arc::default(),
             pacer: Arc::default(),
@@ -269,7 +273,7 @@ impl BraidFs {
             device_job: Mutex::default(),
             opened_jobs: AtomicBool::new(false),
             tell_devices: None,
-            trims: Mutex::default(),
+            asides: Mutex::default(),
             upgrades: Arc::new(Upgrades::new(None, negotiated, 0)),
             waiting: Arc::default(),
             forgets: OnceLock::new(),
@@ -309,9 +313,9 @@ impl BraidFs {
         // stops it: it shares the volume
         drop(self.scrub.into_inner());
         drop(self.device_job.into_inner());
-        for trim in self.trims.into_inner() {
+        for aside in self.asides.into_inner() {
             // a panic was told by the thread itself
-            let _ = trim.join();
+            let _ = aside.join();
         }
         drop(self.handles);
         // the kernel that was told is no longer there; it does not say so at an unmount
@@ -335,12 +339,12 @@ impl BraidFs {
         if several && handled == Ok(Outcome::Reply) {
             handled = self.admit(req, out, cx, waited);
         }
-        let settled = self.settle(req, handled, cx);
-        if settled.is_err() && handled == Ok(Outcome::Reply) {
+        let synced = self.sync_changes(req, handled, cx);
+        if synced.is_err() && handled == Ok(Outcome::Reply) {
             // the kernel gets an error in place of what was counted for it
             self.refused(cx.channel.own(), req.head.opcode, out.body());
         }
-        settled
+        synced
     }
 
     fn operate(&self, req: &Request<'_>, out: &mut Answer, cx: &Context<'_>) -> Handled {

@@ -78,7 +78,7 @@ impl Handle {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct HandedHandle {
-    /// Its number.
+    /// Number that the kernel has for it.
     pub fh: u64,
     pub ino: u64,
     pub generation: u32,

@@ -48,6 +48,7 @@ mod tenant_mount;
 mod transport;
 mod upgrade;
 pub mod watch;
+mod within_quota;
 
 pub use daemon::{DaemonError, Ready, daemonize};
 pub use latency::Latency;

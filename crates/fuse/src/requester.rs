@@ -95,6 +95,29 @@ pub(crate) fn thread_is_doing(thread: u32) -> Doing {
     }
 }
 
+/// Where a thread that is inside `write` or `pwrite` writes, and how many bytes; `None` for the place: at the end of the file.
+pub(crate) fn write_range(thread: u32) -> Option<(Option<u64>, u64)> {
+    let text = of_thread(thread, "syscall").ok()?;
+    let Doing::Writing(Some(len)) = parse_doing(&text) else { return None };
+    let number = |at| u64::from_str_radix(text.split_ascii_whitespace().nth(at)?.strip_prefix("0x")?, 16).ok();
+    let (pos, appends) = parse_fdinfo(&of_thread(thread, &format!("fdinfo/{}", number(1)? as u32)).ok()?)?;
+    let offset = if parse_syscall(&text) == Some(libc::SYS_pwrite64) { number(4)? } else { pos };
+    Some(((!appends).then_some(offset), len))
+}
+
+/// Whether the thread is inside a call that writes through a pipe of the kernel's own: each of its `write`s has 16 pages at most.
+pub(crate) fn writes_by_pipe(thread: u32) -> bool {
+    let call = of_thread(thread, "syscall").ok().and_then(|text| parse_syscall(&text));
+    matches!(call, Some(libc::SYS_sendfile | libc::SYS_copy_file_range))
+}
+
+/// Position, and whether it is opened for appending.
+fn parse_fdinfo(text: &str) -> Option<(u64, bool)> {
+    let field = |name| text.lines().find_map(|l| l.strip_prefix(name)).map(str::trim);
+    let flags = i32::from_str_radix(field("flags:")?, 8).ok()?;
+    Some((field("pos:")?.parse().ok()?, flags & libc::O_APPEND != 0))
+}
+
 /// A file of `/proc` about a thread.
 fn of_thread(thread: u32, file: &str) -> io::Result<String> {
     static OURS: OnceLock<bool> = OnceLock::new();
@@ -186,6 +209,9 @@ mod tests {
         assert_eq!(parse_stack(&stack("vfs_read")), None);
         assert_eq!(thread_is_doing(u32::MAX >> 2), Doing::Other, "it is gone");
         assert!(!is_gone(std::process::id()) && is_gone(u32::MAX));
+        assert_eq!(parse_fdinfo("pos:\t8192\nflags:\t0100002\nmnt_id:\t3\n"), Some((8192, false)));
+        assert_eq!(parse_fdinfo("pos:\t0\nflags:\t0102001\n"), Some((0, true)));
+        assert_eq!(parse_fdinfo("pos:\t0\n"), None);
         let own = fs::read_to_string("/proc/thread-self/status").unwrap();
         assert_eq!(parse_fsuid(&own), Some(rustix::process::geteuid().as_raw()));
     }

@@ -7,7 +7,7 @@ use crate::fs::Negotiated;
 use crate::mount::{Mount, MountConfig};
 use crate::mount_table::MountId;
 use crate::node;
-use crate::session::{self, Fresh, Over, RunError, Service};
+use crate::session::{self, Fresh, RunError, Service, SessionEnd};
 use crate::transport::{self, Ring, Transport};
 use crate::upgrade::old::{self, HandedOver};
 use crate::watch::listen::Listener;
@@ -241,8 +241,8 @@ impl Attached {
             let (fresh, rings) = next;
             let service = Service { channel: channel.clone(), rings, cfg, metrics, abandon: &abandon };
             let (fs, prepared) = match session::run(fresh, service, || tell(Progress::Ready)) {
-                Ok(Over::Stopped(fs, prepared)) => (fs, prepared),
-                Ok(Over::Unmounted) => break Ok(Served::Unmounted),
+                Ok(SessionEnd::Stopped(fs, prepared)) => (fs, prepared),
+                Ok(SessionEnd::Unmounted) => break Ok(Served::Unmounted),
                 Err(e) => break Err(e),
             };
             let with = old::Served { config: cfg.upgrade.as_ref(), channel: &channel, mount: &mount, metrics };

@@ -50,7 +50,7 @@ const RECEIVE_BYTES: usize = MAX_IO_BYTES as usize + 4096;
 const LARGE_THREADS: usize = 8;
 
 /// How long what is under way has to end before an upgrade; how long nothing is received meanwhile, and then something is.
-const SETTLE: Duration = Duration::from_secs(20);
+const QUIESCE_WITHIN: Duration = Duration::from_secs(20);
 const PAUSE: Duration = Duration::from_millis(20);
 const TURN: Duration = Duration::from_millis(50);
 
@@ -147,7 +147,7 @@ fn at_device_threads(cfg: &MountConfig) -> usize {
 }
 
 /// How serving ended well.
-pub(crate) enum Over {
+pub(crate) enum SessionEnd {
     /// The volume is closed.
     Unmounted,
     /// For an upgrade: nothing is under way, and the connection goes on.
@@ -171,7 +171,7 @@ pub(crate) struct Service<'a> {
 ///
 /// # Errors
 /// Of starting threads (the volume is closed then, too), of rings that the kernel refused, or of closing the volume.
-pub(crate) fn run(fresh: Fresh, service: Service<'_>, ready: impl FnOnce()) -> Result<Over, RunError> {
+pub(crate) fn run(fresh: Fresh, service: Service<'_>, ready: impl FnOnce()) -> Result<SessionEnd, RunError> {
     let Fresh { mut fs, work } = fresh;
     let Service { channel, rings, cfg, metrics, abandon } = service;
     let at_device = rings.is_empty();
@@ -285,8 +285,8 @@ pub(crate) fn run(fresh: Fresh, service: Service<'_>, ready: impl FnOnce()) -> R
                     Arc::strong_count(c) == others + ours
                 })
             };
-            match settle(&last, quiet) {
-                Settled::Yes => {
+            match quiesce(&last, quiet) {
+                Quiesced::Yes => {
                     if let Some(mut fs) = empty(slots) {
                         // the helper ends
                         fs.jobs = mpsc::channel().0;
@@ -297,8 +297,8 @@ pub(crate) fn run(fresh: Fresh, service: Service<'_>, ready: impl FnOnce()) -> R
                     }
                     break;
                 }
-                Settled::Gone => break,
-                Settled::No(why) => prepared.refuse(&why),
+                Quiesced::Gone => break,
+                Quiesced::No(why) => prepared.refuse(&why),
             }
             upgrades.go_on();
             if let Err(e) = start_at_device(&mut serving, &channels) {
@@ -318,10 +318,10 @@ pub(crate) fn run(fresh: Fresh, service: Service<'_>, ready: impl FnOnce()) -> R
         started
     });
     if let Some((fs, prepared)) = stopped {
-        return Ok(Over::Stopped(fs, prepared));
+        return Ok(SessionEnd::Stopped(fs, prepared));
     }
     match started {
-        Ok(()) => closed.into_inner().unwrap_or(Ok(())).map(|()| Over::Unmounted).map_err(RunError::Close),
+        Ok(()) => closed.into_inner().unwrap_or(Ok(())).map(|()| SessionEnd::Unmounted).map_err(RunError::Close),
         Err(Refused::Start(e)) => Err(RunError::Start(e)),
         Err(Refused::Rings(why)) => match kept.into_inner() {
             Some(vol) => Err(RunError::Rings { why, vol }),
@@ -676,7 +676,7 @@ fn help(slot: &Slot, work: mpsc::Receiver<Job>, slow: bool) {
 }
 
 /// Whether nothing is under way any more.
-enum Settled {
+enum Quiesced {
     Yes,
     /// The connection has ended.
     Gone,
@@ -686,26 +686,26 @@ enum Settled {
 /// Waits for the end of all that is under way, while no thread serves: what the helper has to do, what is answered from
 /// elsewhere. Each of them has the descriptor that its request came by: `let_go` says whether nobody else has one any more. They
 /// may wait for the kernel, which waits for answers: so in turn with waiting `last` serves what comes.
-fn settle(last: &Server<'_>, let_go: impl Fn() -> bool) -> Settled {
-    let end = Instant::now() + SETTLE;
+fn quiesce(last: &Server<'_>, let_go: impl Fn() -> bool) -> Quiesced {
+    let end = Instant::now() + QUIESCE_WITHIN;
     let (mut buf, mut out) = (vec![0; RECEIVE_BYTES], Answer::of_pages(MAX_IO_BYTES as usize));
     // Nobody waits for a rate meanwhile, which could take longer than all of this.
     let pacer = match &*last.slot.lock() {
         Some(fs) => fs.pacer.clone(),
-        None => return Settled::Gone,
+        None => return Quiesced::Gone,
     };
     let _hurry = pacer.hurry();
     loop {
         let jobs = match &*last.slot.lock() {
             // also what has come since it was asked for
             Some(fs) => match fs.cannot_hand_over() {
-                Some(why) => return Settled::No(why),
+                Some(why) => return Quiesced::No(why),
                 None => fs.jobs.clone(),
             },
-            None => return Settled::Gone,
+            None => return Quiesced::Gone,
         };
         let asides = || match &*last.slot.lock() {
-            Some(fs) => fs.trims.lock().iter().all(thread::JoinHandle::is_finished),
+            Some(fs) => fs.asides.lock().iter().all(thread::JoinHandle::is_finished),
             None => false,
         };
         let quiet = || let_go() && asides();
@@ -721,15 +721,15 @@ fn settle(last: &Server<'_>, let_go: impl Fn() -> bool) -> Settled {
             });
             let sent = jobs.send(barrier).is_ok();
             if sent && told.recv_timeout(PAUSE).is_ok() && quiet() {
-                return Settled::Yes;
+                return Quiesced::Yes;
             }
         }
         if Instant::now() > end {
-            return Settled::No(format!("requests did not end within {} s", SETTLE.as_secs()));
+            return Quiesced::No(format!("requests did not end within {} s", QUIESCE_WITHIN.as_secs()));
         }
         drop(jobs);
         if last.serve_for(TURN, &mut buf, &mut out).is_err() {
-            return Settled::Gone;
+            return Quiesced::Gone;
         }
     }
 }
@@ -753,7 +753,7 @@ fn empty(slots: &[Slot]) -> Option<BraidFs> {
     }
     let last = last?;
     // Who mounts a tenant has it for a moment longer, and sees that the volume is going.
-    let end = Instant::now() + SETTLE;
+    let end = Instant::now() + QUIESCE_WITHIN;
     while Arc::strong_count(&last) > 1 && Instant::now() < end {
         thread::sleep(Duration::from_millis(1));
     }

@@ -12,7 +12,7 @@
 //!
 //! [`History`] decides when it is tried again, and when no more. Low-level module: fork, signals.
 
-use crate::daemon::{Ready, Said, Told, fork_child, handed_to, understand};
+use crate::daemon::{ChildReport, Ready, Told, fork_child, handed_to, parse_report};
 use crate::mount::abort;
 use crate::mount_table::{DeadMount, Found, MountId, look_at, top_at};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -158,13 +158,13 @@ pub fn supervise<E: Display>(
             // It unmounts where it can, as asked, and what it does not can be seen by all.
             (End::Served { stopped: true, status, .. }, _) => {
                 if let Some(id) = mounted
-                    && let Found::Dead(top) = settled(point, &id)
+                    && let Found::Dead(top) = look_until_closed(point, &id)
                 {
                     DeadMount::new(top).detach(point)?;
                 }
                 return Err(SuperviseError::Ended(status));
             }
-            (End::Served { served, status, .. }, _) => match mounted.map(|id| settled(point, &id)) {
+            (End::Served { served, status, .. }, _) => match mounted.map(|id| look_until_closed(point, &id)) {
                 Some(Found::Dead(top)) => {
                     tracing::error!(point = %point.display(), status, "the serving process died: mounting again");
                     dead = Some(DeadMount::new(top));
@@ -250,7 +250,7 @@ fn run(mut child: Child, signals: &HeldSignals, ready: impl FnOnce(i32)) -> io::
 }
 
 /// [`look_at`] a mount whose process has ended: the kernel may close its connection a moment later.
-fn settled(point: &Path, ours: &MountId) -> Found {
+fn look_until_closed(point: &Path, ours: &MountId) -> Found {
     let end = Instant::now() + LONGEST_WAIT;
     loop {
         match look_at(point, ours) {
@@ -267,7 +267,7 @@ fn uncovered(point: &Path, ours: &MountId, signals: &HeldSignals) -> io::Result<
         if signals.stop_within(COVERED_WAIT)? {
             return Ok(None);
         }
-        match settled(point, ours) {
+        match look_until_closed(point, ours) {
             Found::Dead(top) => return Ok(Some(DeadMount::new(top))),
             Found::Covered => {}
             Found::Gone | Found::Alive => {
@@ -297,7 +297,7 @@ fn until_free(point: &Path, dead: &mut DeadMount, wait: Duration, signals: &Held
         }
         return Ok(true);
     }
-    let found = match settled(point, &dead.id()) {
+    let found = match look_until_closed(point, &dead.id()) {
         // with the options that it has now
         Found::Dead(top) => Some(DeadMount::new(top)),
         Found::Covered => uncovered(point, &dead.id(), signals)?,
@@ -321,7 +321,7 @@ impl DeadMount {
     /// A process that was to take its place failed: what it has left.
     fn note_failure(&mut self, point: &Path, detaching: bool, mounted: Option<MountId>) {
         if let Some(id) = mounted
-            && let Found::Dead(top) = settled(point, &id)
+            && let Found::Dead(top) = look_until_closed(point, &id)
         {
             *self = DeadMount::new(top);
         } else if detaching && look_at(point, &self.id()) == Found::Gone {
@@ -352,7 +352,7 @@ impl Child {
     }
 
     /// Waits until the process can be used, or has ended.
-    fn wait_ready(&mut self, signals: &HeldSignals, stopping: &mut bool) -> io::Result<Said> {
+    fn wait_ready(&mut self, signals: &HeldSignals, stopping: &mut bool) -> io::Result<ChildReport> {
         let mut said = Vec::new();
         let mut buf = [0; 4096];
         loop {
@@ -370,11 +370,11 @@ impl Child {
                 n => said.extend_from_slice(&buf[..n]),
             }
             // it keeps its end
-            if understand(&said).told == Some(Told::Ready) {
+            if parse_report(&said).told == Some(Told::Ready) {
                 break;
             }
         }
-        Ok(understand(&said))
+        Ok(parse_report(&said))
     }
 
     /// The process has ended: whether another one has taken its place, which is this one's child then.

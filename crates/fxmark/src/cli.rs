@@ -50,7 +50,7 @@ pub(crate) const FILL_MAX: u64 = 8 << 30;
 enum Cmd {
     /// Show all tests
     List {
-        /// As JSON
+        /// Print them as JSON
         #[arg(long)]
         json: bool,
     },
@@ -182,8 +182,7 @@ fn measure(args: &RunArgs, before: &[&str]) -> Result<()> {
     };
     results.write(&output)?;
     if args.json {
-        let text = serde_json::to_string_pretty(&results).map_err(|e| Error::io("writing", std::io::Error::from(e)))?;
-        return say(&text);
+        return say_json(&results);
     }
     say(&report::table(&results))?;
     say(&format!("Results: {}; `report {}` draws them as an HTML page", output.display(), output.display()))
@@ -212,6 +211,14 @@ pub fn say(text: &str) -> Result<()> {
         Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => Err(Error::io("writing the output", e)),
         _ => Ok(()),
     }
+}
+
+/// [`say`], of results as JSON.
+///
+/// # Errors
+/// As of [`say`].
+pub fn say_json<T: serde::Serialize>(results: &T) -> Result<()> {
+    say(&serde_json::to_string_pretty(results).map_err(|e| Error::io("writing", std::io::Error::from(e)))?)
 }
 
 fn job(args: &RunArgs, before: &[&str], stop: &Arc<AtomicBool>, dir: PathBuf, output: &std::path::Path) -> Result<Job> {

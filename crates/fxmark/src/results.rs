@@ -1,23 +1,25 @@
 //! Results: what a run writes and the reports read. The schema has a version; see `docs/benchmarks.md`.
 
 use crate::sys::{DiskCounters, Machine};
+use crate::target::Target;
 use crate::worker::{Mode, Scale};
 use crate::{Error, Result, stats};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// What the first field of a results file says.
 pub const SCHEMA: &str = "fxmark-results";
 /// Version of the schema: a reader knows this and older ones.
 pub const VERSION: u32 = 1;
 
-/// A results file.
+/// What each kind of results file begins with; `P` is how that kind is measured.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Results {
-    /// [`SCHEMA`], which says that this is such a file.
+pub struct Head<P> {
+    /// Which kind of file it is, such as [`SCHEMA`].
     pub schema: String,
-    /// [`VERSION`] of who wrote it.
+    /// Version of its structure, such as [`VERSION`].
     pub version: u32,
     /// Program and version that wrote it.
     pub tool: String,
@@ -28,9 +30,33 @@ pub struct Results {
     /// What it was measured on.
     pub machine: Machine,
     /// How it was measured.
-    pub plan: Plan,
+    pub plan: P,
     /// The file systems that were measured.
     pub targets: Vec<TargetInfo>,
+}
+
+impl<P> Head<P> {
+    /// Of a measurement that begins now.
+    pub(crate) fn now(schema: &str, version: u32, plan: P, targets: &[Target]) -> Self {
+        Self {
+            schema: schema.into(),
+            version,
+            tool: concat!("fxmark ", env!("CARGO_PKG_VERSION")).into(),
+            started: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
+            took: 0.0,
+            machine: Machine::here(),
+            plan,
+            targets: targets.iter().map(|t| TargetInfo { name: t.to_string(), setup: Vec::new() }).collect(),
+        }
+    }
+}
+
+/// A results file.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Results {
+    /// What each such file begins with.
+    #[serde(flatten)]
+    pub head: Head<Plan>,
     /// Every repetition of every cell.
     pub runs: Vec<Run>,
     /// Cells left out, with the reason.
@@ -95,7 +121,7 @@ pub struct CpuSplit {
 /// Latency of single operations, nanoseconds.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Latency {
-    /// Operations timed.
+    /// How many operations were timed.
     pub count: u64,
     /// One in so many was timed.
     pub sampled: u64,
@@ -170,7 +196,7 @@ pub struct Window {
     pub secs: f64,
     /// Operations of all workers in it.
     pub ops: u64,
-    /// As [`Run::daemon`].
+    /// CPU time of the file system's processes, as [`Run::daemon`].
     pub daemon: Option<f64>,
 }
 
@@ -298,11 +324,11 @@ fn distinct<T: PartialEq>(all: impl Iterator<Item = T>) -> Vec<T> {
 pub(crate) fn read<T: DeserializeOwned>(path: &Path, schema: &str, version: u32) -> Result<T> {
     let text = std::fs::read(path).map_err(|e| Error::results(path, e))?;
     #[derive(Deserialize)]
-    struct Head {
+    struct Kind {
         schema: String,
         version: u32,
     }
-    let head: Head = serde_json::from_slice(&text)
+    let head: Kind = serde_json::from_slice(&text)
         .map_err(|e| Error::results(path, format!("no results of fxmark ({e}): give a file that it wrote")))?;
     if head.schema != schema || head.version > version {
         let why = format!("schema {} {}: this program reads {schema} up to {version}", head.schema, head.version);
@@ -352,7 +378,7 @@ impl Results {
     }
     /// Targets, in their order.
     pub fn target_names(&self) -> Vec<&str> {
-        distinct(self.targets.iter().map(|t| t.name.as_str()).chain(self.runs.iter().map(|r| r.target.as_str())))
+        distinct(self.head.targets.iter().map(|t| t.name.as_str()).chain(self.runs.iter().map(|r| r.target.as_str())))
     }
     /// Numbers of cores at which a test ran.
     pub fn cores_of(&self, test: &str) -> Vec<usize> {

@@ -51,7 +51,7 @@ pub enum Verb {
     Overwrite,
     /// rename in one directory, to a name that is free.
     Rename,
-    /// unlink.
+    /// unlink in one directory.
     Unlink,
 }
 
@@ -125,9 +125,9 @@ pub struct Args {
 pub struct Spread {
     /// Median of the rounds.
     pub median: f64,
-    /// Fastest round.
+    /// That of the fastest round.
     pub min: f64,
-    /// Slowest round.
+    /// That of the slowest round.
     pub max: f64,
     /// Median CPU time of an operation in its thread (user and kernel).
     pub cpu: f64,
@@ -156,7 +156,7 @@ pub struct Line {
     pub verb: Verb,
     /// By how many threads at once.
     pub threads: usize,
-    /// The library.
+    /// The library, in this process.
     pub library: Spread,
     /// tmpfs, where it could be mounted.
     pub tmpfs: Option<Spread>,
@@ -318,8 +318,7 @@ pub fn main(args: &Args) -> Result<()> {
     }
     library.unmount().map_err(|e| failed("unmounting the volume", e))?;
     if args.json {
-        let text = serde_json::to_string_pretty(&lines).map_err(|e| Error::io("writing", std::io::Error::from(e)))?;
-        return crate::cli::say(&text);
+        return crate::cli::say_json(&lines);
     }
     crate::cli::say(&format!("Library speed: ns per operation, median (range)\n{}", table(&lines)))
 }

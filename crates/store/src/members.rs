@@ -2,12 +2,13 @@
 //!
 //! Who reads or writes finds them without a lock that threads share: a device takes a *seat* that nobody had before, and an
 //! order tells which seat device `i` has. A device that has left is let go at once, so that others can open it; its seat
-//! stays empty until the volume is closed.
+//! stays empty until the volume is closed. Each call of a device is counted on a line of the thread's slot ([`PassLock`]): who
+//! lets the device go closes the doors and waits until all slots are empty.
 
 use braidfs_device::{BLOCK_BYTES, Device, SharedFlushes, WriteOp};
 use braidfs_format::super_block::{DeviceEntry, MAX_DEVICES};
 use braidfs_format::{BlockAddr, Geometry};
-use braidfs_sync::{device::RwLock, rank};
+use braidfs_sync::{PassLock, rank};
 use std::io;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -43,7 +44,8 @@ pub(crate) struct Seat {
 
 impl Seat {
     fn new(device: Arc<dyn Device>, entry: &DeviceEntry, geometry: Geometry) -> Self {
-        let member = Arc::new(Member { name: device.name(), inner: RwLock::new(Some(SharedFlushes::of(device))) });
+        let member =
+            Arc::new(Member { name: device.name(), inner: PassLock::of_device(Some(SharedFlushes::of(device))) });
         Self {
             device: Arc::clone(&member) as Arc<dyn Device>,
             member,
@@ -130,11 +132,11 @@ impl Members {
 #[derive(Debug)]
 struct Member {
     name: String,
-    inner: RwLock<Option<Arc<dyn Device>>, rank::Member>,
+    inner: PassLock<Option<Arc<dyn Device>>, rank::Member>,
 }
 
 impl Member {
-    /// Lets the device go.
+    /// Lets the device go, once all calls that have begun have ended. Calls that come meanwhile wait, and find that it is gone.
     fn leave(&self) {
         let gone = self.inner.write().take();
         // outside the lock: closing may take long
@@ -247,5 +249,40 @@ mod tests {
             assert!(m.add(Arc::new(MemDevice::new(4096)), &entry(3 * i), g));
         }
         assert!(m.has_seat() && !m.add(Arc::new(MemDevice::new(4096)), &entry(99), g));
+    }
+
+    /// Where a call is under way the device stays until that has ended; calls that come later fail, and it is let go once.
+    #[test]
+    fn a_device_that_leaves_stays_until_calls_have_ended() {
+        use braidfs_device::{Effect, FaultDevice, Op, Rule};
+        use std::thread;
+        use std::time::Duration;
+        let g = Geometry::new(1024, 3).unwrap();
+        let m = Members::new();
+        let device = Arc::new(FaultDevice::new(Arc::new(MemDevice::new(4096)), 1));
+        assert!(m.add(device.clone(), &entry(0), g));
+        let seat = Arc::clone(&m.seat(0).device);
+        device.add(Rule::new(Op::Read, Effect::Stall));
+        thread::scope(|s| {
+            let reads: Vec<_> = (0..3).map(|_| s.spawn(|| seat.read(7, &mut [0; BLOCK_BYTES]))).collect();
+            while device.stalled() < 3 {
+                thread::yield_now();
+            }
+            let leaves = s.spawn(|| m.remove_last());
+            while m.len() > 0 {
+                thread::yield_now();
+            }
+            let late = s.spawn(|| seat.write(7, &[1; BLOCK_BYTES]));
+            thread::sleep(Duration::from_millis(50));
+            assert!(!leaves.is_finished(), "it left beside a read");
+            assert!(Arc::strong_count(&device) > 1);
+            device.clear();
+            reads.into_iter().for_each(|r| r.join().unwrap().unwrap());
+            leaves.join().unwrap();
+            // it came before the doors were closed, or after
+            _ = late.join().unwrap();
+        });
+        assert!(seat.write(7, &[1; BLOCK_BYTES]).is_err());
+        assert_eq!(Arc::strong_count(&device), 1, "it was let go");
     }
 }

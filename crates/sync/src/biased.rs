@@ -7,7 +7,7 @@ mod tests;
 
 use crate::bias::Bias;
 use crate::locks::take;
-use crate::order::{Held, Who};
+use crate::order::{HeldLock, Who};
 use crate::published::{self, Place};
 use crate::rank::Rank;
 use crate::sections::Section;
@@ -18,7 +18,7 @@ use std::ops::{Deref, DerefMut};
 pub trait Guarded {
     /// Puts together what readers changed side by side. Called for each writer, before it sees the value.
     #[inline(always)]
-    fn settle(&mut self) {}
+    fn merge_slots(&mut self) {}
     /// Whether so many threads read that they are to publish themselves from the end of a write on, and not only after some
     /// turns.
     #[inline(always)]
@@ -56,7 +56,7 @@ pub struct BiasedReadGuard<'a, T> {
     value: *const T,
     #[cfg_attr(not(test), expect(dead_code, reason = "held"))]
     reader: Reader<'a, T>,
-    _held: Held,
+    _held: HeldLock,
 }
 
 /// The right to change what a [`BiasedRwLock`] guards.
@@ -64,7 +64,7 @@ pub struct BiasedReadGuard<'a, T> {
 pub struct BiasedWriteGuard<'a, T: Guarded> {
     guard: parking_lot::RwLockWriteGuard<'a, T>,
     bias: &'a Bias,
-    held: Held,
+    held: HeldLock,
     _section: Section,
 }
 
@@ -155,7 +155,7 @@ impl<T: Guarded, R: Rank> BiasedRwLock<T, R> {
         if self.bias.clear() {
             self.drain();
         }
-        guard.settle();
+        guard.merge_slots();
         guard
     }
     #[cold]
@@ -192,7 +192,7 @@ impl<T: Guarded, R: Rank> BiasedRwLock<T, R> {
             self.bias.set();
             return None;
         }
-        guard.settle();
+        guard.merge_slots();
         Some(BiasedWriteGuard { guard, bias: &self.bias, held: self.who.tried(), _section: Section::of(&self.lock) })
     }
     /// The value of a lock that nobody else can see. What readers changed is not put together.

@@ -28,11 +28,35 @@ pub(crate) struct Doors {
     inside: PerSlot<AtomicUsize>,
     /// Read by all, written by writers only.
     closed: Line<AtomicBool>,
+    /// Whether a scheduler of tests may stop threads at them.
+    #[cfg(feature = "schedule")]
+    scheduled: bool,
 }
 
 impl Doors {
     pub fn new(slots: usize) -> Self {
-        Self { inside: PerSlot::with(slots, |_| AtomicUsize::new(0)), closed: Line(AtomicBool::new(false)) }
+        Self {
+            inside: PerSlot::with(slots, |_| AtomicUsize::new(0)),
+            closed: Line(AtomicBool::new(false)),
+            #[cfg(feature = "schedule")]
+            scheduled: true,
+        }
+    }
+    /// No scheduler of tests knows them.
+    pub fn unscheduled(self) -> Self {
+        Self {
+            #[cfg(feature = "schedule")]
+            scheduled: false,
+            ..self
+        }
+    }
+    /// Where a scheduler of tests stops threads that come.
+    #[inline(always)]
+    pub fn point(&self) {
+        #[cfg(feature = "schedule")]
+        if self.scheduled {
+            crate::schedule::point();
+        }
     }
     /// This thread's slot.
     #[inline(always)]
@@ -59,7 +83,7 @@ impl Doors {
         }
         // it panics where another thread has
         let undo = Undo(self.inside.part(slot));
-        crate::schedule::point();
+        self.point();
         std::mem::forget(undo);
     }
     /// Goes out. Whether a writer may wait for it.

@@ -10,6 +10,7 @@ pub mod ablation;
 mod bias;
 mod biased;
 mod doors;
+pub mod lately;
 mod locks;
 #[cfg(all(test, loom))]
 mod models;

@@ -5,7 +5,7 @@
 //! taken, and in the place of waiting: a thread under the scheduler tries, and lets the others run until it gets the lock,
 //! so that the scheduler always knows which thread runs.
 
-use crate::order::{Held, Who};
+use crate::order::{HeldLock, Who};
 use crate::rank::Rank;
 #[cfg(feature = "schedule")]
 use crate::schedule::{blocked, point, scheduled};
@@ -63,7 +63,7 @@ pub mod device {
 #[derive(Debug)]
 pub struct MutexGuard<'a, T: ?Sized> {
     guard: parking_lot::MutexGuard<'a, T>,
-    held: Held,
+    held: HeldLock,
     /// Its end comes after the lock is let go.
     section: Section,
 }
@@ -154,14 +154,14 @@ pub struct RwLock<T: ?Sized, R: Rank, const SCHEDULED: bool = true> {
 pub struct RwLockReadGuard<'a, T: ?Sized> {
     guard: parking_lot::RwLockReadGuard<'a, T>,
     /// A thread that reads twice would wait for a writer that waits for it.
-    _held: Held,
+    _held: HeldLock,
 }
 
 /// The right to change what a [`RwLock`] guards.
 #[derive(Debug)]
 pub struct RwLockWriteGuard<'a, T: ?Sized> {
     guard: parking_lot::RwLockWriteGuard<'a, T>,
-    held: Held,
+    held: HeldLock,
     _section: Section,
 }
 

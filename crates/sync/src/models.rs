@@ -6,12 +6,13 @@
 #![allow(clippy::undocumented_unsafe_blocks, reason = "loom checks what they would have to promise")]
 
 use crate::bias::Bias;
+use crate::doors::Doors;
 use crate::pins::{Table, leave, leave_marked, set_mark};
 use crate::published::{Line, before_looking};
 use crate::rank;
 use crate::rounds::{Lead, Rounds, Seen, Turn};
 use loom::cell::UnsafeCell;
-use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::*, fence};
+use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering, Ordering::*, fence};
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 
@@ -619,4 +620,184 @@ fn what_fails_beside_a_round_wakes_all() {
 #[should_panic(expected = "before the one before it was over")]
 fn a_leader_that_lets_go_too_early_is_seen() {
     commits(3, 1, u64::MAX, true);
+}
+
+/// A domain's gate and two transactions: operations put things into lists of their slots inside the gate; the flip, which keeps
+/// them out, names the next transaction, and the committer gathers the parts of the one before.
+struct Domain {
+    gate: Doors,
+    /// Guarded by the gate.
+    running: UnsafeCell<usize>,
+    transactions: [[Part; 2]; 2],
+}
+
+/// What threads of one slot put into a transaction.
+struct Part {
+    changed: AtomicBool,
+    list: Mutex<Vec<u32>>,
+    /// Blocks that are reserved.
+    credits: AtomicU32,
+    /// Writes of its data that are under way.
+    io: AtomicU32,
+    /// What such writes do, outside of the gate.
+    written: UnsafeCell<u32>,
+}
+
+/// What goes wrong on purpose.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Wrong {
+    Nothing,
+    /// The flip does not look at the first slot.
+    MissesASlot,
+    /// An operation leaves the gate, and puts something into its list then.
+    AddsOutside,
+    /// A write of data says that it is done before it is.
+    EndsEarly,
+    /// Who sees that a write is done does not see what it did.
+    EndIsRelaxed,
+}
+
+impl Part {
+    fn new() -> Self {
+        Self {
+            changed: AtomicBool::new(false),
+            list: Mutex::new(Vec::new()),
+            credits: AtomicU32::new(0),
+            io: AtomicU32::new(0),
+            written: UnsafeCell::new(0),
+        }
+    }
+    fn add(&self, thing: u32) {
+        self.changed.store(true, Relaxed);
+        self.list.lock().unwrap().push(thing);
+        self.credits.fetch_add(1, Relaxed);
+    }
+}
+
+impl Domain {
+    /// An operation, where the gate is open: adds to its lists, and writes data when it has left. Of which transaction it is.
+    fn operate(&self, slot: usize, wrong: Wrong) -> Option<usize> {
+        if !self.gate.enter(slot) {
+            self.gate.leave(slot);
+            return None;
+        }
+        let tx = self.running.with(|r| unsafe { *r });
+        let part = &self.transactions[tx][slot];
+        if wrong != Wrong::AddsOutside {
+            part.add(slot as u32);
+        }
+        part.io.fetch_add(1, Relaxed);
+        self.gate.leave(slot);
+        if wrong == Wrong::AddsOutside {
+            part.add(slot as u32);
+        }
+        let write = || part.written.with_mut(|w| unsafe { *w += 1 });
+        if wrong != Wrong::EndsEarly {
+            write();
+        }
+        part.io.fetch_sub(1, if wrong == Wrong::EndIsRelaxed { Relaxed } else { Release });
+        if wrong == Wrong::EndsEarly {
+            write();
+        }
+        Some(tx)
+    }
+
+    /// The flip of the first transaction, and what its committer finds: how many things, and reservations.
+    fn commit(&self, wrong: Wrong) -> (usize, u32) {
+        self.gate.close();
+        let mut slot = usize::from(wrong == Wrong::MissesASlot);
+        while let Some(taken) = self.gate.first_inside(slot) {
+            slot = taken;
+            thread::yield_now();
+        }
+        self.running.with_mut(|r| unsafe { *r = 1 });
+        let parts = &self.transactions[0];
+        let credits = parts.iter().map(|p| p.credits.load(Relaxed)).sum();
+        self.gate.open();
+        // beside operations of the next one
+        let changed = parts.iter().any(|p| p.changed.load(Relaxed));
+        let found: usize = parts.iter().map(|p| std::mem::take(&mut *p.list.lock().unwrap()).len()).sum();
+        assert!(changed || found == 0, "a transaction with changes that says it has none");
+        let mut written = 0;
+        for part in parts {
+            while part.io.load(Acquire) > 0 {
+                thread::yield_now();
+            }
+            written += part.written.with(|w| unsafe { *w }) as usize;
+        }
+        assert_eq!(written, found, "data that is not written");
+        (found, credits)
+    }
+}
+
+/// Two operations beside a commit, which finds what those of its transaction put in, and no more.
+fn flip(wrong: Wrong) {
+    let mut b = loom::model::Builder::new();
+    b.preemption_bound = Some(2);
+    b.check(move || {
+        let parts = || [Part::new(), Part::new()];
+        let d = Arc::new(Domain { gate: Doors::new(2), running: UnsafeCell::new(0), transactions: [parts(), parts()] });
+        let start = |slot| {
+            let d = d.clone();
+            thread::spawn(move || d.operate(slot, wrong))
+        };
+        let operations: Vec<_> = (0..2).map(start).collect();
+        let (found, credits) = d.commit(wrong);
+        let of: Vec<_> = operations.into_iter().filter_map(|o| o.join().unwrap()).collect();
+        let first = of.iter().filter(|tx| **tx == 0).count();
+        assert_eq!((found, credits as usize), (first, first), "a part was missed");
+        let next: usize = d.transactions[1].iter().map(|p| p.list.lock().unwrap().len()).sum();
+        assert_eq!(next, of.len() - first);
+    });
+}
+
+#[test]
+fn a_commit_finds_what_operations_of_its_transaction_put_in() {
+    flip(Wrong::Nothing);
+}
+
+#[test]
+fn a_flip_that_goes_wrong_is_seen() {
+    for wrong in [Wrong::MissesASlot, Wrong::AddsOutside, Wrong::EndsEarly, Wrong::EndIsRelaxed] {
+        assert!(std::panic::catch_unwind(|| flip(wrong)).is_err(), "{wrong:?} was not seen");
+    }
+}
+
+/// What threads that change one directory side by side say of it, in a part of each, and a look at the sum: who sees a change
+/// sees what else the part says of it.
+fn sums(counts_last: Ordering) {
+    check(move || {
+        struct Sums {
+            changes: AtomicU32,
+            entries: AtomicU32,
+        }
+        let parts: Arc<[Sums; 2]> =
+            Arc::new([(); 2].map(|()| Sums { changes: AtomicU32::new(0), entries: AtomicU32::new(0) }));
+        let start = |slot: usize| {
+            let parts = parts.clone();
+            thread::spawn(move || {
+                for _ in 0..2 {
+                    parts[slot].entries.fetch_add(1, Relaxed);
+                    parts[slot].changes.fetch_add(1, counts_last);
+                }
+            })
+        };
+        let threads: Vec<_> = (0..2).map(start).collect();
+        for part in parts.iter() {
+            let changes = part.changes.load(Acquire);
+            assert!(part.entries.load(Relaxed) >= changes, "a change of which not all is seen");
+        }
+        threads.into_iter().for_each(|t| t.join().unwrap());
+    });
+}
+
+#[test]
+fn who_sees_a_change_of_a_directory_sees_all_of_it() {
+    sums(Release);
+}
+
+#[test]
+#[should_panic(expected = "not all is seen")]
+fn a_part_that_counts_without_order_is_seen() {
+    sums(Relaxed);
 }

@@ -10,7 +10,7 @@
 
 use crate::ablation::{self, Switch};
 use crate::doors::Doors;
-use crate::order::{Held, Who};
+use crate::order::{HeldLock, Who};
 use crate::rank::Rank;
 use crate::sections::Section;
 use crate::slots;
@@ -46,7 +46,7 @@ pub struct PassReadGuard<'a, T, R: Rank> {
     lock: &'a PassLock<T, R>,
     /// Of no meaning with `PassLock::word`.
     slot: usize,
-    _held: Held,
+    _held: HeldLock,
 }
 
 /// The right to read a part of what a [`PassLock`] guards.
@@ -61,7 +61,7 @@ pub struct PassWriteGuard<'a, T, R: Rank> {
     /// Has the lock's word.
     word: bool,
     _writer: parking_lot::MutexGuard<'a, ()>,
-    _held: Held,
+    _held: HeldLock,
     /// After the doors are open again.
     _section: Option<Section>,
 }
@@ -70,6 +70,11 @@ impl<T, R: Rank<Key = ()>> PassLock<T, R> {
     /// A lock around `value`.
     pub fn new(value: T) -> Self {
         Self::keyed(value, ())
+    }
+    /// [`Self::new`] of a device: a scheduler of tests stops threads at calls of the device as a whole, and in none.
+    pub fn of_device(value: T) -> Self {
+        let lock = Self::new(value);
+        Self { doors: lock.doors.unscheduled(), ..lock }
     }
 }
 
@@ -99,8 +104,7 @@ impl<T, R: Rank> PassLock<T, R> {
     #[track_caller]
     pub fn read(&self) -> PassReadGuard<'_, T, R> {
         let held = self.who.wait();
-        #[cfg(feature = "schedule")]
-        crate::schedule::point();
+        self.doors.point();
         if let Some(word) = &self.word {
             crate::locks::take(true, || word.try_lock_shared().then_some(()), || word.lock_shared());
             return PassReadGuard { lock: self, slot: 0, _held: held };

@@ -96,12 +96,12 @@ thread_local! {
     /// Its number; 0 where there is none yet.
     static NUMBER: Cell<u32> = const { Cell::new(0) };
     /// Gives the slot back when the thread ends.
-    static KEEPER: Keeper = const { Keeper };
+    static RETURN_SLOT: ReturnSlot = const { ReturnSlot };
 }
 
-struct Keeper;
+struct ReturnSlot;
 
-impl Drop for Keeper {
+impl Drop for ReturnSlot {
     fn drop(&mut self) {
         NUMBER.set(0);
         if let Some(slot) = MINE.take() {
@@ -126,7 +126,7 @@ fn mine() -> Option<&'static Slot> {
 #[cold]
 #[inline(never)]
 fn register() -> Option<&'static Slot> {
-    KEEPER.try_with(|_| ()).ok()?;
+    RETURN_SLOT.try_with(|_| ()).ok()?;
     let free =
         slots().find(|s| !s.taken.load(Relaxed) && s.taken.compare_exchange(false, true, Acquire, Relaxed).is_ok());
     let slot = free.unwrap_or_else(|| {

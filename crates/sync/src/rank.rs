@@ -109,14 +109,16 @@ ranks! {
     FlaggedTries = -1, "flagged" 2, One, (): "inodes to try to drop";
     /// What writers were granted, with a look at the room that there is.
     Grants = -1, "grants" 0, One, (): "grants";
+    /// What writers were granted, by owners with limits.
+    QuotaGrants = -1, "quota grants" 0, One, (): "grants by owner";
     /// The scrub that runs.
     Scrub = -1, "scrub" 0, One, (): "scrub";
     /// The change of devices that runs.
     DeviceJob = -1, "device job" 0, One, (): "change of devices";
     /// Bounds of what the kernel holds dirty of tenants that are mounted by themselves.
     DirtyTenants = -1, "dirty tenants" 0, One, (): "bounds of tenants";
-    /// Trims under way.
-    Trims = -1, "trims" 0, One, (): "trims";
+    /// Threads that answer requests by themselves.
+    Asides = -1, "asides" 0, One, (): "asides";
     /// Requests that wait for a tenant's turn.
     Paced = -1, "paced" 0, One, (): "parked requests";
     /// Answers that are held back while a domain becomes tight.
@@ -158,7 +160,7 @@ ranks! {
     Zombies = 8, "zombies" 0, One, (): "zombies";
     /// The threads that serve fsyncs.
     SyncPool = 8, "tickets" 0, One, (): "pool";
-    /// Their handles.
+    /// Their join handles.
     SyncThreads = 8, "tickets" 1, One, (): "threads of the pool";
     /// One of the queues of fsyncs.
     SyncQueue = 8, "tickets" 2, One, (): "queue of syncing";
@@ -214,18 +216,28 @@ ranks! {
     /// A shard of the table of cells.
     CellShard = 8, "cells" 0, One, (): "shard of cells";
 
-    /// Adding up what slots have of a domain's unused blocks.
-    Account = 8, "account" 0, One, (): "account of blocks";
+    /// Inodes that are counted for quotas, while counting goes on.
+    QuotaCounted = 8, "quota counted" 0, One, (): "inodes counted for quotas";
+    /// The counts of owners that the threads of one slot know.
+    QuotaKnown = 8, "account" 0, One, (): "counts of owners of a slot";
+    /// The counts of all owners.
+    QuotaOwners = 8, "account" 1, One, (): "counts of all owners";
+    /// The limits of users and directories.
+    QuotaLimits = 8, "quota limits" 0, One, (): "limits of users and directories";
+    /// A limit of an owner, while it changes.
+    QuotaLimit = 8, "account" 2, One, (): "limit of an owner";
+    /// Adding up what slots have of a domain's unused blocks, or of what is left of an owner's limit.
+    Account = 8, "account" 3, One, (): "account of blocks";
 
     /// Writing segment tables home.
     SpaceHome = 8, "space" 0, One, (): "home (space)";
-    /// An mlog.
+    /// One mlog: where it writes next.
     Mlog = 8, "space" 1, One, (): "mlog";
     /// The right to discard.
     Trimming = 8, "space" 2, One, (): "trimming";
     /// Segments in which something was freed.
     Freed = 8, "space" 3, One, (): "freed";
-    /// Free segments.
+    /// The free segments of a domain.
     SegmentPool = 8, "space" 4, One, (): "pool (space)";
     /// The list of a domain's groups.
     SpaceGroups = 8, "space" 5, One, (): "list of groups (space)";

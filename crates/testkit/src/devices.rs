@@ -76,7 +76,7 @@ impl Device for One {
 /// A change of a volume's devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
-    /// One comes.
+    /// One more comes.
     Add,
     /// The last one goes, on which data lies.
     Remove,

@@ -10,7 +10,7 @@ use braidfs::{FallocMode, FileKind, RenameMode, XattrMode};
 /// What to generate.
 #[derive(Clone, Copy, Debug)]
 pub struct Profile {
-    /// Deepest directory.
+    /// Depth of the deepest directory.
     pub depth: usize,
     /// Objects from which on removing is preferred.
     pub objects: usize,
@@ -327,7 +327,10 @@ impl Generator {
 
     fn question(&mut self, t: &Tree) -> Op {
         match self.rng.u8(..21) {
-            20 if self.profile.rewrites && self.rng.bool() => Op::Clean,
+            20 if self.profile.rewrites && self.rng.bool() => match self.rng.u8(..4) {
+                0 => Op::Clean,
+                _ => Op::Defragment { at: self.at(t), commit: self.rng.bool() },
+            },
             20 => Op::Trim,
             0..8 => Op::Read { at: self.at(t), off: self.offset(), len: self.len() },
             8..12 => Op::Seek { at: self.at(t), off: self.offset(), hole: self.rng.bool() },

@@ -13,9 +13,9 @@ pub enum Synced {
     All,
     /// One file or directory.
     One {
-        /// Which.
+        /// Which one it is.
         ino: Ino,
-        /// fdatasync.
+        /// By fdatasync, which promises the data alone.
         data_only: bool,
     },
 }
@@ -116,7 +116,7 @@ impl History {
         self.steps.push(Step { what: "unmount".into(), after, log, sync: Some(Synced::All), covers });
     }
 
-    /// The steps.
+    /// The steps so far, in their order.
     pub fn steps(&self) -> &[Step] {
         &self.steps
     }

@@ -28,7 +28,7 @@ fn hash_of(initial: &Image, block: u64, bytes: &[u8]) -> ImageHash {
 /// The durable content as the log goes on, and its hash. Only forwards.
 #[derive(Debug)]
 pub struct Durable {
-    /// Now.
+    /// The content as it is now.
     pub image: Image,
     events: usize,
     /// Blocks that differ from the initial image.

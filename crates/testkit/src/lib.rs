@@ -29,6 +29,7 @@ pub mod model;
 pub mod nbd;
 pub mod ops;
 pub mod oracle;
+pub mod quota;
 pub mod resize;
 pub mod run;
 pub mod shared_dir;

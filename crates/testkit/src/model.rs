@@ -300,7 +300,7 @@ impl Model {
         }
     }
 
-    /// renameat2(2).
+    /// renameat2(2): moves or exchanges names.
     pub fn rename(&mut self, dir: Ino, name: &[u8], to_dir: Ino, to: &[u8], mode: RenameMode) -> Result<()> {
         self.dir(to_dir)?;
         let ino = self.lookup(dir, name)?;
@@ -379,7 +379,7 @@ impl Model {
         self.nodes.retain(|i, n| *i == ROOT || !n.links.is_empty());
     }
 
-    /// Changes content.
+    /// The content of a file, to change it: its modification time is not known any more.
     fn content(&mut self, ino: Ino) -> Result<&mut Sparse> {
         let n = self.change(ino)?;
         n.mtime = None;
@@ -404,7 +404,7 @@ impl Model {
         Ok(self.get(ino)?.data.read(offset, len))
     }
 
-    /// fallocate(2).
+    /// fallocate(2) in all its modes.
     pub fn fallocate(&mut self, ino: Ino, mode: FallocMode, offset: u64, len: u64) -> Result<()> {
         if len == 0 {
             return Err(Error::Invalid("no length"));
@@ -517,7 +517,7 @@ impl Model {
         Ok(self.get(ino)?.xattrs.keys().cloned().collect())
     }
 
-    /// removexattr(2).
+    /// removexattr(2): an error where there is none of that name.
     pub fn removexattr(&mut self, ino: Ino, name: &[u8]) -> Result<()> {
         self.get(ino)?.xattrs.get(name).ok_or(Error::NoAttr)?;
         self.change(ino)?.xattrs.remove(name);

@@ -16,15 +16,15 @@ const BLOCK: u64 = 4096;
 /// Transmission flags that a server may offer.
 #[derive(Debug, Clone, Copy)]
 pub struct Offers {
-    /// NBD_FLAG_READ_ONLY.
+    /// NBD_FLAG_READ_ONLY: writes are refused.
     pub read_only: bool,
-    /// NBD_FLAG_SEND_FLUSH.
+    /// NBD_FLAG_SEND_FLUSH: it knows NBD_CMD_FLUSH.
     pub flush: bool,
-    /// NBD_FLAG_SEND_FUA.
+    /// NBD_FLAG_SEND_FUA: it knows NBD_CMD_FLAG_FUA.
     pub fua: bool,
-    /// NBD_FLAG_SEND_TRIM.
+    /// NBD_FLAG_SEND_TRIM: it knows NBD_CMD_TRIM.
     pub trim: bool,
-    /// NBD_FLAG_CAN_MULTI_CONN.
+    /// NBD_FLAG_CAN_MULTI_CONN: several connections may be used at once.
     pub multi: bool,
 }
 
@@ -39,15 +39,15 @@ impl Default for Offers {
 pub struct Done {
     /// `r`, `w`, `f` or `t`.
     pub what: char,
-    /// First block.
+    /// Its first block.
     pub block: u64,
-    /// Blocks.
+    /// Number of blocks.
     pub blocks: u64,
-    /// With NBD_CMD_FLAG_FUA.
+    /// Whether it came with NBD_CMD_FLAG_FUA.
     pub fua: bool,
     /// Number of the connection, from 0 on.
     pub connection: u64,
-    /// When.
+    /// When it was carried out.
     pub at: Instant,
 }
 

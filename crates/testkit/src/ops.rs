@@ -41,7 +41,7 @@ impl P {
 /// A file by path or an open one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum At {
-    /// By path.
+    /// By its path.
     Path(P),
     /// Open in this slot.
     Slot(u8),
@@ -51,7 +51,7 @@ use At::{Path, Slot};
 /// Number of slots for open files.
 pub const SLOTS: usize = 4;
 
-/// An operation.
+/// An operation on a file system, as data.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs)] // The fields are the arguments of the call of the same name.
 pub enum Op {
@@ -183,6 +183,12 @@ pub enum Op {
     Trim,
     /// The cleaner empties a segment of each domain, where there is one to empty.
     Clean,
+    /// A file that lies in pieces is made whole, as far as there is room; without `commit` what moves waits for the next
+    /// commit, beside which others may change the file.
+    Defragment {
+        at: At,
+        commit: bool,
+    },
     /// The domain of an inode commits by itself, as after the commit interval, and writes a checkpoint or not.
     Commit {
         path: P,
@@ -230,7 +236,7 @@ pub enum Out<Id> {
     Made(Id),
     /// A length or offset.
     Number(u64),
-    /// Content.
+    /// Content of a file.
     Bytes(Vec<u8>),
     /// A set of names.
     Names(BTreeSet<Vec<u8>>),
@@ -316,6 +322,8 @@ pub trait Subject {
     fn trim(&mut self) -> Result<()>;
     #[allow(missing_docs)]
     fn clean(&mut self) -> Result<()>;
+    /// Makes an open file whole, or does what comes before the commit of that. Too little room is no error.
+    fn defragment(&mut self, file: &Self::File, commit: bool) -> Result<()>;
     /// Commits the inode's domain alone.
     fn commit(&mut self, id: Self::Id, checkpoint: bool) -> Result<()>;
 }
@@ -538,6 +546,7 @@ pub fn perform<S: Subject>(s: &mut S, slots: &mut Slots<S>, op: &Op) -> Result<O
         Op::Sync => s.sync().map(|()| Out::Unit),
         Op::Trim => s.trim().map(|()| Out::Unit),
         Op::Clean => s.clean().map(|()| Out::Unit),
+        Op::Defragment { at, commit } => with_file(s, slots, at, |s, f| s.defragment(f, commit)).map(|()| Out::Unit),
         Op::Commit { path, checkpoint } => {
             let id = walk_path(s, path)?;
             s.commit(id, checkpoint).map(|()| Out::Unit)

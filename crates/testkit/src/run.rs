@@ -85,11 +85,11 @@ fn keep(image: Image) {
 pub struct Setup {
     /// Bytes of the device.
     pub bytes: u64,
-    /// For mkfs.
+    /// Options of mkfs.
     pub mkfs: MkfsOptions,
-    /// For mount.
+    /// When data is written (`data=` of a mount).
     pub data: DataMode,
-    /// For mount.
+    /// Whether overwrites stay in place (`overwrite=` of a mount).
     pub overwrite: Overwrite,
     /// Budget of the cache in bytes. With a small one data is written before its transaction commits, and read again.
     pub cache: u64,
@@ -165,7 +165,7 @@ impl Setup {
 /// A step of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Act {
-    /// An operation.
+    /// Do an operation.
     Do(Op),
     /// Compare the whole tree.
     Compare,
@@ -213,7 +213,7 @@ pub struct Runner {
     on_model: [Option<Ino>; SLOTS],
     /// What happened since the mount.
     pub history: History,
-    /// Counters.
+    /// What was done so far, counted.
     pub stats: Stats,
 }
 

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The root directory.
 pub const ROOT: InodeNo = InodeNo::ROOT;
-/// Bytes.
+/// Bytes of a mebibyte.
 pub const MIB: u64 = 1 << 20;
 /// Bytes of a block.
 pub const BLOCK: u64 = 4096;
@@ -21,6 +21,16 @@ pub const ALL: u64 = u64::MAX / MIB;
 /// An empty device of so many MiB.
 pub fn memory(mib: u64) -> Arc<dyn Device> {
     Arc::new(MemDevice::new(mib * MIB / BLOCK))
+}
+
+/// The same devices, as what a volume is mounted on.
+pub fn devices_of<D: Device + 'static>(all: &[Arc<D>]) -> Vec<Arc<dyn Device>> {
+    all.iter().map(|d| d.clone() as Arc<dyn Device>).collect()
+}
+
+/// Devices of their own with the content that these have now.
+pub fn copies_of(images: &[Arc<MemDevice>]) -> Vec<Arc<dyn Device>> {
+    images.iter().map(|d| Arc::new(MemDevice::from_image(d.snapshot())) as Arc<dyn Device>).collect()
 }
 
 /// A volume on the first `mib` MiB of each device.

@@ -56,7 +56,7 @@ impl Log {
     }
 }
 
-/// One crash.
+/// What a crash leaves of a log of events.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CrashState {
     /// Events of the log that had happened.

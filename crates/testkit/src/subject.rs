@@ -100,6 +100,9 @@ impl Subject for Model {
     fn clean(&mut self) -> Result<()> {
         Ok(())
     }
+    fn defragment(&mut self, _: &Ino, _: bool) -> Result<()> {
+        Ok(())
+    }
     fn commit(&mut self, _: Ino, _: bool) -> Result<()> {
         Ok(())
     }
@@ -247,6 +250,12 @@ impl Subject for OnVolume<'_> {
     }
     fn clean(&mut self) -> Result<()> {
         self.0.clean(1).map(drop)
+    }
+    fn defragment(&mut self, file: &Self::File, commit: bool) -> Result<()> {
+        let ino = file.0.ino();
+        let done =
+            if commit { self.0.defragment(ino, 0).map(drop) } else { self.0.defragment_uncommitted(ino).map(drop) };
+        if matches!(done, Err(Error::NoSpace)) { Ok(()) } else { done }
     }
     fn commit(&mut self, id: Key, checkpoint: bool) -> Result<()> {
         self.0.commit_domain(self.0.domain_of(id.0)?, checkpoint)

@@ -79,7 +79,17 @@ pub fn every_crash_of_a_tenant() -> Result<(usize, usize), String> {
     v.tenant_remove("t").map_err(text)?;
     ends.push(log.log_len());
     v.crash();
-    let record = Log::of(&log);
+    each_crash(&log, &ends, look)
+}
+
+/// Crashes at every point of what was written since the first of `ends`, and has each state looked at, told of how many calls
+/// had returned then; how many states there were, and how many of them `look` counted.
+pub(crate) fn each_crash(
+    log: &Arc<RecordDevice>,
+    ends: &[usize],
+    look: impl Fn(MemDevice, usize) -> Result<usize, String>,
+) -> Result<(usize, usize), String> {
+    let record = Log::of(log);
     let few = Budget { subsets: 3, samples: 6 };
     let mut rng = fastrand::Rng::with_seed(7);
     let (mut states, mut there) = (0, 0);

@@ -20,7 +20,7 @@ pub const ROOT_KEY: Key = (InodeNo::ROOT, 0);
 pub struct SeenNode {
     /// What stat(2) tells, but for times.
     pub stat: model::Stat,
-    /// Modification time.
+    /// Modification time of what is no directory.
     pub mtime: Option<Timestamp>,
     /// Values by name.
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,

@@ -2,12 +2,16 @@
 //!
 //! `BRAIDFS_DAMAGE_SECONDS` (default 12), `BRAIDFS_SEED`. All of it: the program `damage` of this crate.
 
+use braidfs::JournalReplay;
+use braidfs_check::{FsckOptions, check};
+use braidfs_device::{Device, MemDevice};
 use braidfs_testkit::damage::inflict::Damage;
 use braidfs_testkit::damage::matrix::{Limits, run};
-use braidfs_testkit::damage::sample::{clean, crashed};
+use braidfs_testkit::damage::sample::{Sample, clean, crashed};
 use braidfs_testkit::damage::target::{Kind, targets};
 use braidfs_testkit::damage::trial::trial;
 use braidfs_testkit::env_number;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Address space of the test: what a damaged number asks for beyond it is refused, and the test fails.
@@ -50,6 +54,45 @@ fn a_lost_header_gives_up_the_journal_and_says_so() {
         assert!(out.silent.is_empty() && out.not_repaired.is_empty(), "domain {domain}: {out:#?}");
         assert!(out.given_up > 0, "domain {domain}: nothing was lost");
     }
+}
+
+/// A checkpoint writes the copy of a table that does not count. A crash that tears it has damaged nothing: the check says that
+/// the volume was not unmounted, and no more. Of an unmounted volume it is an error, and so it is where the copy that counts
+/// is lost.
+#[test]
+fn a_copy_that_a_checkpoint_was_writing_is_no_error() {
+    let tables = [Kind::Domain, Kind::Segments, Kind::Owners, Kind::NodeTable];
+    let check_with = |sample: &Sample, block: u64| {
+        let image = sample.image.clone();
+        let mut torn = vec![0; 4096];
+        image.read(block, &mut torn).unwrap();
+        torn[..512].fill(0x5a);
+        let mut image = image;
+        image.write(block, &torn).unwrap();
+        let device: Arc<dyn Device> = Arc::new(MemDevice::from_image(image));
+        let options = FsckOptions { repair: false, force: true };
+        check(&[device], &options, &JournalReplay, &|_, _, _| {}).unwrap()
+    };
+    let (in_use, unmounted) = (crashed().unwrap(), clean(false).unwrap());
+    let (mut shadows, mut counting) = (0, 0);
+    for sample in [&in_use, &unmounted] {
+        for kind in tables {
+            let all = targets(&sample.image).unwrap();
+            for t in all.iter().filter(|t| t.kind == kind && !t.what.contains("blank")).take(6) {
+                let (report, what) = (check_with(sample, t.block), &t.what);
+                let codes: Vec<u32> = report.findings.iter().map(|f| f.code).collect();
+                let trace = report.notes.iter().any(|n| n.contains("cut off by the crash, or damaged"));
+                if std::ptr::eq(sample, &raw const in_use) && !t.current {
+                    assert!(codes.is_empty() && trace, "{what}: {codes:?} {:?}", report.notes);
+                    shadows += 1;
+                } else {
+                    assert!(!codes.is_empty() || kind == Kind::Domain && trace, "{what}: {:?}", report.notes);
+                    counting += 1;
+                }
+            }
+        }
+    }
+    assert!(shadows > 5 && counting > 15, "{shadows} {counting}");
 }
 
 /// docs/fsck.md has every number of the code, with its words, and no other.

@@ -1,9 +1,11 @@
 //! Devices that come to a volume in use, are drained and leave it.
 
-use braidfs::{Error, FileKind, MkfsOptions, MountOptions, OpenFile, SetAttr, Volume};
+use braidfs::{Error, FileKind, InodeNo, MkfsOptions, MountOptions, OpenFile, SetAttr, Volume};
 use braidfs_device::{Device, Effect, FaultDevice, FileDevice, MemDevice, Op, OpenHow, Rule};
 use braidfs_testkit::devices::{Change, every_crash_of_a_device};
-use braidfs_testkit::small::{ALL, BLOCK, MIB, ROOT, beside, close, create, file, fill, holds, memory, piece};
+use braidfs_testkit::small::{
+    ALL, BLOCK, MIB, ROOT, beside, close, copies_of, create, devices_of, file, fill, holds, memory, piece,
+};
 use braidfs_testkit::{small, walk::fsck};
 use std::cell::Cell;
 use std::sync::Arc;
@@ -26,6 +28,34 @@ fn text<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
 
 fn remove(v: &Volume, device: usize) -> Result<braidfs::DeviceChange, Error> {
     v.remove_device(device, &|_, _| true)
+}
+
+/// For what tells of its progress: goes on twice, then is to stop.
+fn two_steps() -> impl Fn(u64, u64) -> bool {
+    let calls = Cell::new(0);
+    move |_, _| {
+        calls.set(calls.get() + 1);
+        calls.get() < 3
+    }
+}
+
+/// Two directories with three files each, for a thread each.
+fn files_of_two(v: &Volume) -> (Vec<InodeNo>, Vec<Vec<OpenFile>>) {
+    let dirs: Vec<_> = (0..2).map(|n| create(v, ROOT, &format!("d{n}"), FileKind::Dir)).collect();
+    let files = dirs.iter().map(|d| (0..3).map(|n| file(v, *d, &format!("f{n}"))).collect()).collect();
+    (dirs, files)
+}
+
+/// Overwrites one of a thread's files and reads it again; every third time it is synced, too.
+fn overwrite(v: &Volume, files: &[OpenFile], round: u64) {
+    let f = &files[(round % files.len() as u64) as usize];
+    assert_eq!(v.write(f, 0, &piece(round)).unwrap(), MIB as usize);
+    if round.is_multiple_of(3) {
+        v.fsync(f.ino(), false).unwrap();
+    }
+    let mut got = vec![0; MIB as usize];
+    v.read(f, 0, &mut got).unwrap();
+    assert!(got == piece(round), "inode {}, round {round}", f.ino());
 }
 
 #[test]
@@ -290,17 +320,12 @@ fn the_end_of_a_drain_makes_the_room_usable_again() {
     let most = fill(&v, &f, ALL);
     assert!(most > least + 55 * MIB, "{least} {most}");
     // it is stopped, and goes on
-    let (calls, size) = (Cell::new(0), 20 * MIB);
+    let size = 20 * MIB;
     v.setattr(f.ino(), &SetAttr { size: Some(size), ..SetAttr::default() }).unwrap();
     v.sync().unwrap();
-    let few = |_, _| {
-        calls.set(calls.get() + 1);
-        calls.get() < 3
-    };
-    assert!(matches!(v.drain_device(1, &few), Err(Error::Stopped)));
+    assert!(matches!(v.drain_device(1, &two_steps()), Err(Error::Stopped)));
     assert_eq!(v.drained_device(), Some(1));
     assert!(v.drain_device(1, &|_, _| true).unwrap().is_empty());
-    calls.set(0);
     holds(&v, &f, size);
     remove(&v, 1).unwrap();
     drop(f);
@@ -312,12 +337,7 @@ fn the_end_of_a_drain_makes_the_room_usable_again() {
 fn a_removal_is_stopped_and_goes_on() {
     let all = [memory(64), memory(64)];
     let (v, f) = on_both(&all, 40);
-    let calls = Cell::new(0);
-    let few = |_, _| {
-        calls.set(calls.get() + 1);
-        calls.get() < 3
-    };
-    assert!(matches!(v.remove_device(1, &few), Err(Error::Stopped)));
+    assert!(matches!(v.remove_device(1, &two_steps()), Err(Error::Stopped)));
     let big = file(&v, ROOT, "big");
     let had = fill(&v, &big, ALL);
     assert!(had > 70 * MIB, "the device is one like any other: {had}");
@@ -333,50 +353,41 @@ fn a_removal_is_stopped_and_goes_on() {
 /// Threads overwrite, make, sync and remove files while a device comes and goes, ten times; `df` is as before then.
 #[test]
 fn ten_rounds_of_a_device_that_comes_and_goes() {
-    const FILES: u64 = 3;
     let all = [memory(64), memory(96)];
     format(&all[..1], 2);
     let v = mount(&all[..1]);
     let keep = file(&v, ROOT, "keep");
     fill(&v, &keep, 6);
-    let dirs: Vec<_> = (0..2).map(|n| create(&v, ROOT, &format!("d{n}"), FileKind::Dir)).collect();
-    let files: Vec<Vec<_>> =
-        dirs.iter().map(|d| (0..FILES).map(|n| file(&v, *d, &format!("f{n}"))).collect()).collect();
+    let (_, files) = files_of_two(&v);
     for f in files.iter().flatten() {
         v.write(f, 0, &piece(0)).unwrap();
     }
     v.sync().unwrap();
     let before = v.statfs().blocks;
-    let round = |who: u8, at: u64| {
-        let f = &files[usize::from(who)][(at % FILES) as usize];
-        assert_eq!(v.write(f, 0, &piece(at)).unwrap(), MIB as usize);
-        if at.is_multiple_of(3) {
-            v.fsync(f.ino(), false).unwrap();
-        }
-        let mut got = vec![0; MIB as usize];
-        v.read(f, 0, &mut got).unwrap();
-        assert!(got == piece(at), "thread {who}, round {at}");
-    };
-    beside(2, round, || {
-        for _ in 0..10 {
-            v.add_device(all[1].clone(), false).unwrap();
-            let big = file(&v, ROOT, "big");
-            assert!(fill(&v, &big, 80) == 80 * MIB);
-            holds(&v, &keep, 6 * MIB);
-            drop(big);
-            v.unlink(ROOT, b"big").unwrap();
-            let mut tries = 0;
-            loop {
-                match remove(&v, 1) {
-                    Ok(_) => break,
-                    // written to all the time
-                    Err(Error::Busy(_) | Error::Size(_)) if tries < 50 => tries += 1,
-                    Err(e) => panic!("{e}"),
+    beside(
+        2,
+        |who, at| overwrite(&v, &files[usize::from(who)], at),
+        || {
+            for _ in 0..10 {
+                v.add_device(all[1].clone(), false).unwrap();
+                let big = file(&v, ROOT, "big");
+                assert!(fill(&v, &big, 80) == 80 * MIB);
+                holds(&v, &keep, 6 * MIB);
+                drop(big);
+                v.unlink(ROOT, b"big").unwrap();
+                let mut tries = 0;
+                loop {
+                    match remove(&v, 1) {
+                        Ok(_) => break,
+                        // written to all the time
+                        Err(Error::Busy(_) | Error::Size(_)) if tries < 50 => tries += 1,
+                        Err(e) => panic!("{e}"),
+                    }
                 }
+                assert_eq!(v.statfs().blocks, before);
             }
-            assert_eq!(v.statfs().blocks, before);
-        }
-    });
+        },
+    );
     holds(&v, &keep, 6 * MIB);
     drop((keep, files));
     close(v, &all[..1]);
@@ -421,7 +432,7 @@ fn superblocks_that_a_crash_left_are_written_anew() {
 fn an_error_leaves_the_volume_with_the_device_or_without() {
     for what in [Change::Add, Change::Remove] {
         let images = [Arc::new(MemDevice::new(48 * MIB / BLOCK)), Arc::new(MemDevice::new(32 * MIB / BLOCK))];
-        let all: Vec<Arc<dyn Device>> = images.iter().map(|d| d.clone() as Arc<dyn Device>).collect();
+        let all = devices_of(&images);
         let (v, f) = on_both(&all, 4);
         if what == Change::Add {
             remove(&v, 1).unwrap();
@@ -432,11 +443,9 @@ fn an_error_leaves_the_volume_with_the_device_or_without() {
         let (mut without, mut with, mut fired) = (0, 0, 0);
         for device in 0..2 {
             for (op, n) in (0..).flat_map(|n| [(Op::Write, n), (Op::Flush, n)]) {
-                let copies: Vec<Arc<dyn Device>> =
-                    images.iter().map(|d| Arc::new(MemDevice::from_image(d.snapshot())) as Arc<dyn Device>).collect();
-                let faulty: Vec<Arc<FaultDevice>> =
-                    copies.iter().map(|d| Arc::new(FaultDevice::new(d.clone(), 1))).collect();
-                let now: Vec<Arc<dyn Device>> = faulty.iter().map(|d| d.clone() as Arc<dyn Device>).collect();
+                let copies = copies_of(&images);
+                let faulty: Vec<_> = copies.iter().map(|d| Arc::new(FaultDevice::new(d.clone(), 1))).collect();
+                let now = devices_of(&faulty);
                 let v = mount(&now[..members]);
                 faulty[device].add(Rule::new(op, Effect::Fail(5)).skip(n).times(1));
                 let result = match what {
@@ -497,14 +506,11 @@ fn a_file_that_has_left_can_be_opened_by_others() {
 /// Data moves to a device that was added, beside threads that write; again, and stopped on the way, it goes on.
 #[test]
 fn data_moves_to_a_device_that_was_added() {
-    const FILES: u64 = 3;
     let all = [memory(64), memory(64)];
     format(&all[..1], 2);
     let v = mount(&all[..1]);
     assert!(text(v.rebalance(&|_, _| true)).contains("one device only"));
-    let dirs: Vec<_> = (0..2).map(|n| create(&v, ROOT, &format!("d{n}"), FileKind::Dir)).collect();
-    let files: Vec<Vec<_>> =
-        dirs.iter().map(|d| (0..FILES).map(|n| file(&v, *d, &format!("f{n}"))).collect()).collect();
+    let (dirs, files) = files_of_two(&v);
     let kept: Vec<_> = dirs.iter().map(|d| file(&v, *d, "kept")).collect();
     // room between them: without more, what moves would come there
     let gone: Vec<_> = dirs.iter().map(|d| file(&v, *d, "gone")).collect();
@@ -520,29 +526,18 @@ fn data_moves_to_a_device_that_was_added() {
     }
     v.sync().unwrap();
     v.add_device(all[1].clone(), false).unwrap();
-    let calls = Cell::new(0);
-    let few = |_, _| {
-        calls.set(calls.get() + 1);
-        calls.get() < 3
-    };
-    assert!(matches!(v.rebalance(&few), Err(Error::Stopped)));
-    let round = |who: u8, at: u64| {
-        let f = &files[usize::from(who)][(at % FILES) as usize];
-        assert_eq!(v.write(f, 0, &piece(at)).unwrap(), MIB as usize);
-        if at.is_multiple_of(3) {
-            v.fsync(f.ino(), false).unwrap();
-        }
-        let mut got = vec![0; MIB as usize];
-        v.read(f, 0, &mut got).unwrap();
-        assert!(got == piece(at), "thread {who}, round {at}");
-    };
-    beside(2, round, || {
-        let even = v.rebalance(&|_, _| true).unwrap();
-        assert!(even.moved > 0, "{even:?}");
-        let [(first, _), (second, _)] = even.devices[..] else { panic!("{even:?}") };
-        let group = 4 * MIB / BLOCK;
-        assert!(first.abs_diff(second) <= 3 * group && second > 2 * group, "{even:?}");
-    });
+    assert!(matches!(v.rebalance(&two_steps()), Err(Error::Stopped)));
+    beside(
+        2,
+        |who, at| overwrite(&v, &files[usize::from(who)], at),
+        || {
+            let even = v.rebalance(&|_, _| true).unwrap();
+            assert!(even.moved > 0, "{even:?}");
+            let [(first, _), (second, _)] = even.devices[..] else { panic!("{even:?}") };
+            let group = 4 * MIB / BLOCK;
+            assert!(first.abs_diff(second) <= 3 * group && second > 2 * group, "{even:?}");
+        },
+    );
     v.sync().unwrap();
     let again = v.rebalance(&|_, _| true).unwrap();
     assert!(again.moved <= 1, "{again:?}");
@@ -566,7 +561,7 @@ fn data_moves_to_a_device_that_was_added() {
 fn tables_of_devices_that_lie_are_refused() {
     use braidfs::format::super_block::SuperBlock;
     let images = [Arc::new(MemDevice::new(32 * MIB / BLOCK)), Arc::new(MemDevice::new(16 * MIB / BLOCK))];
-    let all: Vec<Arc<dyn Device>> = images.iter().map(|d| d.clone() as Arc<dyn Device>).collect();
+    let all = devices_of(&images);
     format(&all[..1], 2);
     let v = mount(&all[..1]);
     v.add_device(all[1].clone(), false).unwrap();
@@ -575,8 +570,7 @@ fn tables_of_devices_that_lie_are_refused() {
     let mut rng = fastrand::Rng::with_seed(16);
     let (mut refused, mut mounted) = (0, 0);
     for _ in 0..250 {
-        let copies: Vec<Arc<dyn Device>> =
-            images.iter().map(|d| Arc::new(MemDevice::from_image(d.snapshot())) as Arc<dyn Device>).collect();
+        let copies = copies_of(&images);
         for (i, device) in copies.iter().enumerate() {
             if rng.u8(..3) == 0 {
                 continue;

@@ -237,6 +237,9 @@ impl Subject for Host {
     fn clean(&mut self) -> Result<()> {
         Ok(())
     }
+    fn defragment(&mut self, _: &Self::File, _: bool) -> Result<()> {
+        Ok(())
+    }
     fn commit(&mut self, _: Self::Id, _: bool) -> Result<()> {
         Ok(())
     }

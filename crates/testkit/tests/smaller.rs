@@ -4,7 +4,9 @@ use braidfs::{
     Cred, Error, FileKind, MkfsOptions, MountOptions, NewSize, OpenFile, Remount, SetAttr, TenantBudget, Volume,
 };
 use braidfs_device::{Device, Effect, FaultDevice, MemDevice, Op, RecordDevice, Rule};
-use braidfs_testkit::small::{ALL, BLOCK, MIB, ROOT, close, create, file, fill, holds, memory, new_node};
+use braidfs_testkit::small::{
+    ALL, BLOCK, MIB, ROOT, close, copies_of, create, devices_of, file, fill, holds, memory, new_node,
+};
 use braidfs_testkit::{small, walk::fsck};
 use std::cell::Cell;
 use std::sync::Arc;
@@ -160,7 +162,7 @@ fn a_full_domain_takes_another_group_for_what_must_move() {
 fn a_write_that_fails_leaves_one_of_both_sizes() {
     for devices in [1, 2] {
         let images: Vec<Arc<MemDevice>> = (0..devices).map(|_| Arc::new(MemDevice::new(64 * MIB / BLOCK))).collect();
-        let all: Vec<Arc<dyn Device>> = images.iter().map(|d| d.clone() as Arc<dyn Device>).collect();
+        let all = devices_of(&images);
         format(&all, &[64, 64][..devices], 2);
         let v = mount(&all);
         let f = file(&v, ROOT, "f");
@@ -174,11 +176,9 @@ fn a_write_that_fails_leaves_one_of_both_sizes() {
         let (mut olds, mut news, mut fired) = (0, 0, 0);
         for device in 0..devices {
             for (op, n) in (0..).flat_map(|n| [(Op::Write, n), (Op::Flush, n)]) {
-                let copies: Vec<Arc<dyn Device>> =
-                    images.iter().map(|d| Arc::new(MemDevice::from_image(d.snapshot())) as Arc<dyn Device>).collect();
-                let faulty: Vec<Arc<FaultDevice>> =
-                    copies.iter().map(|d| Arc::new(FaultDevice::new(d.clone(), 1))).collect();
-                let now: Vec<Arc<dyn Device>> = faulty.iter().map(|d| d.clone() as Arc<dyn Device>).collect();
+                let copies = copies_of(&images);
+                let faulty: Vec<_> = copies.iter().map(|d| Arc::new(FaultDevice::new(d.clone(), 1))).collect();
+                let now = devices_of(&faulty);
                 let v = mount(&now);
                 faulty[device].add(Rule::new(op, Effect::Fail(5)).skip(n * 2).times(1));
                 let result = v.shrink(40 * MIB, &|_, _| {});

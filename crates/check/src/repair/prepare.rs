@@ -9,7 +9,7 @@ use crate::codes;
 use crate::error::Result;
 use crate::model::Model;
 use crate::parts::domain::{Domain, Group};
-use crate::report::Log;
+use crate::report::{Finding, Log};
 use crate::rules::group::{has_owners, owners};
 use crate::rules::space::in_journal;
 use crate::scan::{tables, volume};
@@ -46,7 +46,8 @@ pub struct Prepared {
 /// Of a device, or no volume.
 pub fn run(devices: &[Arc<dyn Device>], replay: &dyn Replay) -> Result<Prepared> {
     let mut p = Prepared::default();
-    tables_first(devices, &mut p)?;
+    let sound = tables_first(devices, &mut p)?;
+    torn_copies(&mut p, &sound);
     super::prepare_replay(devices)?;
     note_chunks(devices, &mut p)?;
     let Err(first) = replay.replay_volume(devices) else { return Ok(p) };
@@ -64,8 +65,9 @@ fn is_dirty(d: &Domain) -> bool {
     d.header.is_some_and(|h| h.flags.get() & CLEAN == 0)
 }
 
-/// Mends the tables of the groups of all domains that have something to replay.
-fn tables_first(devices: &[Arc<dyn Device>], p: &mut Prepared) -> Result<()> {
+/// Mends the tables of the groups of all domains that have something to replay. Of which of these all tables are as new as
+/// they must be.
+fn tables_first(devices: &[Arc<dyn Device>], p: &mut Prepared) -> Result<BTreeSet<u16>> {
     let mut m = volume::read(devices)?;
     p.log.findings.append(&mut m.log.findings);
     let store = Arc::clone(&m.store);
@@ -88,10 +90,32 @@ fn tables_first(devices: &[Arc<dyn Device>], p: &mut Prepared) -> Result<()> {
     }
     store.flush()?;
     // the headers tell of the segment tables
+    let old = |d: &Domain| d.groups.values().any(|g| g.counts_wrong);
+    let sound = m.domains.iter().filter(|d| is_dirty(d) && !old(d)).map(|d| d.number).collect();
     for number in (0..m.domains.len()).filter(|&i| is_dirty(&m.domains[i])).collect::<Vec<_>>() {
         super::write_sum(&mut m, number)?;
     }
-    Ok(store.flush()?)
+    store.flush()?;
+    Ok(sound)
+}
+
+/// One copy of a pair that does not hold, in a domain of `sound`, is what a checkpoint leaves that the crash cut off: it
+/// writes the copy that does not count. That is no error, and mended all the same; it is one where anything else in the
+/// domain's tables does not hold.
+fn torn_copies(p: &mut Prepared, sound: &BTreeSet<u16>) {
+    let torn = [codes::DOMAIN_COPY, codes::GROUP_COPY, codes::SEGMENTS_COPY, codes::OWNERS_COPY, codes::NODES_COPY];
+    let damaged: BTreeSet<u16> =
+        p.log.findings.iter().filter(|f| !torn.contains(&f.code)).filter_map(|f| f.domain).collect();
+    let is_trace = |d: u16| sound.contains(&d) && !damaged.contains(&d);
+    let found = std::mem::take(&mut p.log.findings).into_iter();
+    let (traces, findings): (Vec<Finding>, _) =
+        found.partition(|f| torn.contains(&f.code) && f.domain.is_some_and(is_trace));
+    p.log.findings = findings;
+    p.notes.extend(
+        traces.into_iter().map(|f| {
+            format!("domain {}: {}: cut off by the crash, or damaged", f.domain.unwrap_or_default(), f.message)
+        }),
+    );
 }
 
 /// Where a segment table or owner table of `group` is lost or may be old, all its blocks are taken for valid;

@@ -10,7 +10,7 @@ use braidfs_format::inode::{
     Content, Extent, Inode, LeafRef, decode_extents, decode_links, decode_refs, decode_xattrs,
 };
 use braidfs_format::node::{DIR, NodeKind, NodeRecord, OVERFLOW, USED};
-use braidfs_format::{InodeNo, NodeId};
+use braidfs_format::{InodeNo, NodeId, quota};
 
 /// The inode in a record.
 ///
@@ -103,6 +103,19 @@ fn links_and_xattrs(visitor: &mut dyn Visitor, node: InodeNo, ino: &mut Ino) -> 
                 ino.dirty.xattrs = true;
             }
         }
+    }
+    quotas(visitor, node, ino)
+}
+
+/// Limits of users and directories, which the root directory has. Who cannot read them keeps to none, so that they go.
+fn quotas(visitor: &mut dyn Visitor, node: InodeNo, ino: &mut Ino) -> Checked<()> {
+    let limits = ino.inode.xattrs.iter().find(|(name, _)| node == InodeNo::ROOT && **name == *quota::XATTR);
+    if let Some((_, value)) = limits
+        && let Err(e) = quota::decode(value)
+    {
+        visitor.bad(Bad::new(codes::QUOTA, e.to_string()))?;
+        ino.inode.xattrs.retain(|(name, _)| **name != *quota::XATTR);
+        ino.dirty.xattrs = true;
     }
     Ok(())
 }

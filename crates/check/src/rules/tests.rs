@@ -221,3 +221,34 @@ fn entries_stand_where_their_names_say() {
     let lost = World { blocks: HashMap::from([bucket(&[e], 0, 1000)]), ..World::default() };
     assert_eq!(found(lost, &dir, USED | DIR), [codes::BUCKET]);
 }
+
+/// Limits that do not hold are found, and go, with nothing else.
+#[test]
+fn limits_of_the_root_hold() {
+    use braidfs_format::quota::{self, QuotaEntry};
+    let user = QuotaEntry { kind: quota::USER, id: 1000.into(), blocks: 7.into(), ..QuotaEntry::default() };
+    let kept: (Box<[u8]>, Box<[u8]>) = (b"user.x".as_slice().into(), b"y".as_slice().into());
+    let find = |node: InodeNo, value: &[u8]| {
+        let mut i = new_dir(1, vec![], 0o755).inode;
+        i.xattrs = vec![kept.clone(), (quota::XATTR.into(), value.into())];
+        let r = NodeRecord {
+            node: node.node(),
+            generation: 1,
+            kind: NodeKind::Inode,
+            flags: USED | DIR,
+            owner: node,
+            version: 1,
+            payload: i.encode(),
+        };
+        let mut world = World { goes_on: true, ..World::default() };
+        let mut ino = Ino::new(1, 1, USED | DIR, inode::decode(&r).unwrap());
+        inode::check(&RULES, &mut world, &r, &mut ino, None).unwrap();
+        (world.found, ino.inode.xattrs.len(), ino.dirty.xattrs)
+    };
+    let good = quota::encode(&[user]);
+    assert_eq!(find(InodeNo::ROOT, &good), (vec![], 2, false));
+    for wrong in [&good[1..], &quota::encode(&[user, user]), &quota::encode(&[QuotaEntry { kind: 9, ..user }])] {
+        assert_eq!(find(InodeNo::ROOT, wrong), (vec![codes::QUOTA], 1, true));
+        assert_eq!(find(NODE, wrong), (vec![], 2, false), "elsewhere it means nothing");
+    }
+}

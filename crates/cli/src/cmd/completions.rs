@@ -11,7 +11,7 @@ use clap_complete::Shell;
     braidfs completions fish fsck.braidfs > ~/.config/fish/completions/fsck.braidfs.fish\n\n\
     `make install` and the package put them where the shells look.")]
 pub struct Args {
-    /// The shell
+    /// The shell that they are for
     #[arg(value_parser = clap::builder::PossibleValuesParser::new(["bash", "zsh", "fish"]))]
     shell: String,
     /// For this helper instead: mkfs.braidfs, umount.braidfs or fsck.braidfs

@@ -19,7 +19,7 @@ const SHOWN: usize = 10;
 /// Make files whole that lie in many pieces, while their volume is mounted
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Exit codes: 0 all was looked at, and moved where that is worth it, 1 something failed, 2 wrong usage.\n\n\
+    after_help = "Exit codes: 0 all was looked at, and moved where that is worth it, 1 something failed, or wrong usage.\n\n\
     Examples:\n  braidfs defrag /mnt            all files of the volume that is mounted there\n  \
     braidfs defrag /mnt/db /mnt/f  one directory with all below it, and one file\n  \
     braidfs defrag -c /mnt         only say how many pieces there are\n\n\
@@ -109,7 +109,7 @@ pub fn run(args: &Args) -> Outcome {
             one(&Found { path: path.clone(), meta, dir: &dir }, &bar, args, &mut seen, &mut r);
         } else {
             return Err(
-                Failure::at("cannot defragment", path.display(), "no regular file and no directory").with_code(2)
+                Failure::at("cannot defragment", path.display(), "no regular file and no directory").with_code(1)
             );
         }
     }
@@ -124,7 +124,7 @@ fn directory_of(path: &Path, meta: &Metadata) -> Result<File, Failure> {
     let failed = |e: io::Error| Failure::at("cannot open", at.display(), host_error(&e));
     let dir = File::open(at).map_err(failed)?;
     if dir.metadata().map_err(failed)?.dev() != meta.dev() {
-        return Err(Failure::at("cannot defragment", path.display(), "something is mounted on it").with_code(2));
+        return Err(Failure::at("cannot defragment", path.display(), "something is mounted on it").with_code(1));
     }
     match control::defrag_look(&dir, dir.metadata().map_err(failed)?.ino()) {
         // it is asked about a directory: any other answer is one of ours

@@ -25,7 +25,7 @@ const KEPT: u8 = 4;
 /// Add a device to a volume, have data move there, drain one, or remove it, while the volume is mounted or not
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Exit codes: 0 done (of drain: nothing keeps the device), 1 it failed, 2 wrong usage, 4 something keeps a device that is\n\
+    after_help = "Exit codes: 0 done (of drain: nothing keeps the device), 1 it failed, or wrong usage, 4 something keeps a device that is\n\
     drained.\n\n\
     Examples:\n  braidfs device add /mnt /dev/sdc              one more device for the volume that is mounted there\n  \
     braidfs device add --size 10G a.img b.img     a new image file for a volume that is not mounted\n  \
@@ -90,7 +90,7 @@ struct Tell {
     /// The result as JSON
     #[arg(long)]
     json: bool,
-    /// Print nothing
+    /// Print nothing on success
     #[arg(short, long)]
     quiet: bool,
 }
@@ -121,7 +121,7 @@ pub fn run(args: &Args) -> Outcome {
         Call::Add { how, .. } | Call::Drain { how, .. } | Call::Remove { how } => how,
     };
     let Some((target, places)) = how.places.split_last() else {
-        return Err(Failure::new("device: name the volume, then the device").with_code(2));
+        return Err(Failure::new("device: name the volume, then the device").with_code(1));
     };
     let place = Place::of(places);
     match &args.call {

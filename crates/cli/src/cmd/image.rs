@@ -52,7 +52,7 @@ enum What {
     },
     /// Make sparse image files of such a file
     Import {
-        /// The file
+        /// The file that `image export` wrote
         file: PathBuf,
         /// An image file for each device of the volume; they must not exist
         #[arg(required = true, value_name = "IMAGE")]

@@ -16,7 +16,7 @@ use std::path::PathBuf;
     Nothing is written; a journal that was not replayed is replayed in memory only. Of a volume in use (mounted) it\n\
     shows the state of the last checkpoint, and says so: what the journals have since is not in it.")]
 pub struct Args {
-    /// As JSON
+    /// Print it as JSON
     #[arg(long)]
     json: bool,
     /// All devices of the volume

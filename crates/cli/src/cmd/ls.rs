@@ -24,7 +24,7 @@ pub struct Args {
     /// Names that start with a dot, too
     #[arg(short = 'a', long)]
     all: bool,
-    /// Inode numbers
+    /// Show inode numbers, too
     #[arg(short = 'i', long)]
     inode: bool,
     /// Device or image (several of one volume: joined by commas), or DEVICE:PATH

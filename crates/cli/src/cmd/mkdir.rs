@@ -13,7 +13,7 @@ pub struct Args {
     /// Missing parents, too; no complaint where it exists
     #[arg(short, long)]
     parents: bool,
-    /// Permissions, octal
+    /// Permissions of the new directories, octal
     #[arg(short, long, value_name = "MODE", default_value = "755", value_parser = parse_mode)]
     mode: u32,
     /// Device or image (several of one volume: joined by commas), or DEVICE:PATH

@@ -66,7 +66,7 @@ pub struct Args {
     /// Overwrite what is there
     #[arg(short, long)]
     force: bool,
-    /// Print nothing
+    /// Print nothing on success
     #[arg(short, long)]
     quiet: bool,
     /// Print the summary as JSON

@@ -19,6 +19,7 @@ pub mod mount;
 pub mod mount_options;
 pub mod option_table;
 pub mod probe;
+pub mod quota;
 pub mod remount;
 pub mod resize;
 pub mod rm;

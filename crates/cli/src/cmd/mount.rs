@@ -108,7 +108,7 @@ pub struct Args {
 pub struct HelperArgs {
     /// Devices, joined by commas
     device: PathBuf,
-    /// Where to
+    /// The directory to mount on
     mountpoint: PathBuf,
     /// Skip unknown options
     #[arg(short = 's')]
@@ -119,16 +119,16 @@ pub struct HelperArgs {
     /// No entry in mtab (there is none)
     #[arg(short = 'n')]
     no_mtab: bool,
-    /// Say more
+    /// Say more in the log
     #[arg(short = 'v')]
     pub verbose: bool,
     /// Mount namespace (mount(8) has entered it)
     #[arg(short = 'N')]
     namespace: Option<String>,
-    /// Type
+    /// Type of the file system, as mount(8) names it
     #[arg(short = 't')]
     fs_type: Option<String>,
-    /// Options
+    /// Options, joined by commas
     #[arg(short = 'o')]
     options: Vec<String>,
 }

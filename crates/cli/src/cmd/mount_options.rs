@@ -18,7 +18,7 @@ pub enum FuseBlk {
     Auto,
     /// Fail where it cannot be done
     Always,
-    /// Plain FUSE
+    /// Never: a plain FUSE mount
     Never,
 }
 
@@ -73,7 +73,7 @@ pub struct MountSpec {
     pub slow: Option<Duration>,
     /// `discard` or `nodiscard`.
     pub discard: bool,
-    /// `nodefrag`.
+    /// `nodefrag`: files in pieces are left as they are.
     pub nodefrag: bool,
     /// `fileflags` or `opens`.
     pub opens: bool,

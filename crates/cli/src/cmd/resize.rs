@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 /// Make a volume larger or smaller, while it is mounted or not
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Exit codes: 0 the volume has that size, 1 it failed (the size is the old one, or the new one), 2 wrong usage.\n\n\
+    after_help = "Exit codes: 0 the volume has that size, 1 it failed (the size is the old one, or the new one), or wrong usage.\n\n\
     Examples:\n  braidfs resize disk.img 20G       an image file, which is extended\n  \
     braidfs resize disk.img +512M     by so much\n  \
     braidfs resize disk.img 5G        a smaller one, where what lies behind can move\n  \
@@ -34,7 +34,7 @@ pub struct Args {
     /// The result as JSON
     #[arg(long)]
     json: bool,
-    /// Print nothing
+    /// Print nothing on success
     #[arg(short, long)]
     quiet: bool,
     /// The mount point of a mounted volume, or all devices of one, joined by commas

@@ -18,7 +18,7 @@ const POLL: Duration = Duration::from_millis(200);
 
 /// Read all metadata, and all data that has checksums, and compare
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Exit codes: 0 everything holds, 4 something does not, 1 the scrub failed, 2 wrong usage.\n\n\
+#[command(after_help = "Exit codes: 0 everything holds, 4 something does not, 1 the scrub failed, or wrong usage.\n\n\
     Examples:\n  braidfs scrub /mnt               a mounted volume, while it is in use\n  \
     braidfs scrub --rate 50M /mnt    reading 50 MiB per second at most\n  \
     braidfs scrub disk.img           an unmounted volume: also compares names with links, and who owns which block\n  \
@@ -62,7 +62,7 @@ pub fn run(args: &Args) -> Outcome {
     }
     if args.rate.is_some() || args.no_data {
         let why = "no braidfs is mounted there: --rate and --no-data are for mounted volumes";
-        return Err(Failure::new(format!("{}: {why}", open::show(&args.devices))).with_code(2));
+        return Err(Failure::new(format!("{}: {why}", open::show(&args.devices))).with_code(1));
     }
     if args.mend {
         return mend(args);

@@ -22,7 +22,7 @@ use std::time::Duration;
     those that another thread answered, as fsync does when the disk has it. What the kernel answers from its cache\n\
     is not asked, and not counted. This command asks, too: OPENDIR, IOCTL and RELEASEDIR.")]
 pub struct Args {
-    /// As JSON
+    /// Print it as JSON
     #[arg(long)]
     json: bool,
     /// What came in so many seconds from now on, instead of all since the mount

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 /// Give a directory tree of a mounted volume a domain and limits of its own
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Exit codes: 0 done, 1 it failed, 2 wrong usage.\n\n\
+#[command(after_help = "Exit codes: 0 done, 1 it failed, or wrong usage.\n\n\
     Examples:\n  braidfs tenant create --space 20G /mnt/web      a new directory, of at most 20 GiB\n  \
     braidfs tenant set --space 30G /mnt web         more, while it is in use\n  \
     braidfs tenant set --space none /mnt web        as much as the volume has\n  \
@@ -77,22 +77,22 @@ enum Call {
         json: bool,
         /// The mount point, or any directory of the volume
         mountpoint: PathBuf,
-        /// The tenant
+        /// Name of the tenant
         name: String,
     },
     /// Show a tenant
     Show {
-        /// As JSON
+        /// Print it as JSON
         #[arg(long)]
         json: bool,
         /// The mount point, or any directory of the volume
         mountpoint: PathBuf,
-        /// The tenant
+        /// Name of the tenant
         name: String,
     },
     /// List all tenants
     List {
-        /// As JSON
+        /// Print them as JSON
         #[arg(long)]
         json: bool,
         /// The mount point, or any directory of the volume
@@ -114,7 +114,7 @@ enum Call {
     Remove {
         /// The mount point, or any directory of the volume
         mountpoint: PathBuf,
-        /// The tenant
+        /// Name of the tenant
         name: String,
     },
 }
@@ -186,7 +186,7 @@ fn parse_rate(text: &str, number: impl Fn(&str) -> Result<u64, String>) -> Resul
     Ok(RateLimit(Some(Rate { per_second: positive(rate)?, burst: burst.map(positive).transpose()? })))
 }
 
-fn parse_time(text: &str) -> Result<Duration, String> {
+pub(super) fn parse_time(text: &str) -> Result<Duration, String> {
     let why = || "a time is a number and s, m, h or d: 30s, 12h, 7d".to_owned();
     let (number, unit) = text.split_at_checked(text.len().saturating_sub(1)).ok_or_else(why)?;
     let seconds = match unit {
@@ -201,9 +201,9 @@ fn parse_time(text: &str) -> Result<Duration, String> {
 
 /// Bytes or inodes, if there is a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Limit(Option<u64>);
+pub(super) struct Limit(pub(super) Option<u64>);
 
-fn parse(size: &str) -> Result<Limit, String> {
+pub(super) fn parse(size: &str) -> Result<Limit, String> {
     match size {
         "none" => Ok(Limit(None)),
         size => match text::parse_size(size)? {
@@ -213,7 +213,7 @@ fn parse(size: &str) -> Result<Limit, String> {
     }
 }
 
-fn parse_number(number: &str) -> Result<Limit, String> {
+pub(super) fn parse_number(number: &str) -> Result<Limit, String> {
     match number {
         "none" => Ok(Limit(None)),
         number => match number.parse() {

@@ -30,7 +30,7 @@ pub struct Args {
     /// How long it may take to open the volume, and a second for each 4,000 inodes that the kernel knows; then the old one goes on
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=3600))]
     timeout: u32,
-    /// Print nothing
+    /// Print nothing on success
     #[arg(short, long)]
     quiet: bool,
     /// Where it is mounted

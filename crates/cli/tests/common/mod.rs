@@ -9,11 +9,11 @@ use tempfile::TempDir;
 /// What a run gave.
 #[derive(Debug)]
 pub struct Run {
-    /// Exit code.
+    /// Its exit code; -1 where a signal ended it.
     pub code: i32,
-    /// Standard output.
+    /// What it wrote to standard output.
     pub out: String,
-    /// Standard error.
+    /// What it wrote to standard error.
     pub err: String,
     /// The arguments, for messages.
     pub args: String,
@@ -97,7 +97,7 @@ impl Bench {
         std::fs::create_dir_all(path.parent().expect("a parent")).expect("directories");
         std::fs::write(path, data).expect("a file");
     }
-    /// Reads one.
+    /// Content of a file of the directory.
     pub fn read(&self, name: &str) -> Vec<u8> {
         std::fs::read(self.path(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
     }

@@ -30,7 +30,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 pub enum HandedClaim {
     /// Nobody, or not yet.
     None,
-    /// This descriptor.
+    /// This descriptor, which passes on with the device.
     Held(OwnedFd),
     /// The kernel, for a `fuseblk` mount.
     Elsewhere,
@@ -45,7 +45,7 @@ pub struct HandedDevice {
     pub file: OwnedFd,
     /// That with the lock on the bytes, if there is one.
     pub range: Option<OwnedFd>,
-    /// The claim.
+    /// Who holds the claim that keeps others off the device.
     pub claim: HandedClaim,
 }
 

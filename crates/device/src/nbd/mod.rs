@@ -83,7 +83,7 @@ struct State {
     links: Vec<Arc<Link>>,
     next_link: usize,
     cookie: u64,
-    /// By cookie.
+    /// Requests without an answer, by their cookie.
     requests: HashMap<u64, Waiting>,
     retained: Retained,
     /// Something was answered since the last time of connecting.
@@ -222,7 +222,7 @@ impl NbdDevice {
         if state.phase == Phase::Up { state.links.len() } else { 0 }
     }
 
-    /// The URI.
+    /// The URI that the device was opened by.
     pub fn uri(&self) -> &NbdUri {
         &self.shared.uri
     }

@@ -39,7 +39,7 @@ pub struct NbdUri {
     pub(crate) export: String,
     /// How long an answer is waited for, with connecting anew.
     pub(crate) timeout: Duration,
-    /// Most connections.
+    /// Most connections at once.
     pub(crate) connections: usize,
     /// How long the owner record of a writer lasts; `None`: no fencing.
     pub(crate) lease: Option<Duration>,
@@ -165,7 +165,7 @@ fn host_and_port(authority: &str) -> Result<(String, u16), String> {
     Ok((decode(host)?, port))
 }
 
-/// Undoes %XX.
+/// Undoes percent-encoding; an error says what is wrong.
 fn decode(text: &str) -> Result<String, String> {
     let mut out = Vec::with_capacity(text.len());
     let mut bytes = text.bytes();

@@ -29,7 +29,7 @@ const OPTION_REPLIES_MAX: u32 = 64;
 /// Most bytes of a request where the server names no limit.
 const PAYLOAD_DEFAULT: u32 = 32 << 20;
 
-/// Transmission flags.
+/// Transmission flags of an export, NBD_FLAG_... in the protocol.
 const HAS_FLAGS: u16 = 1;
 const READ_ONLY: u16 = 1 << 1;
 const SEND_FLUSH: u16 = 1 << 2;
@@ -37,7 +37,7 @@ const SEND_FUA: u16 = 1 << 3;
 const SEND_TRIM: u16 = 1 << 5;
 const CAN_MULTI_CONN: u16 = 1 << 8;
 
-/// `NBD_CMD_FLAG_FUA`.
+/// `NBD_CMD_FLAG_FUA`: the answer comes when the data is durable.
 const COMMAND_FUA: u16 = 1;
 
 /// Bytes of a request without its data.
@@ -248,7 +248,7 @@ pub(crate) fn request(command: Command, fua: bool, cookie: u64, offset: u64, byt
 /// The head of a simple reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Reply {
-    /// 0: success.
+    /// Errno of the server; 0: success.
     pub(crate) error: u32,
     pub(crate) cookie: u64,
 }

@@ -1,4 +1,4 @@
-//! Changing attributes.
+//! Changing attributes: mode, owner, size, times (chmod, chown, truncate, utimensat).
 
 use super::acl;
 use crate::cell::{Body, Cell, State};
@@ -8,7 +8,7 @@ use crate::planted::{Bug, planted};
 use crate::types::*;
 use crate::volume::Volume;
 use crate::volume::operation::Op;
-use braidfs_format::inode::{APPEND, IMMUTABLE, NOATIME, NOCOW};
+use braidfs_format::inode::{APPEND, IMMUTABLE, NOATIME, NOCOW, PROJECT_MASK};
 use std::sync::Arc;
 
 impl Volume {
@@ -77,9 +77,12 @@ impl Volume {
             {
                 continue;
             }
+            let quotas = &i.shared.quotas;
+            let mut charge = quotas.charge(c, &st);
             if let Some(size) = set.size
-                && !i.prepare_truncate(c, &mut st, size)?
+                && !i.prepare_truncate(c, &mut st, size, &mut charge)?
             {
+                drop(charge);
                 drop(st);
                 drop(op);
                 i.make_room(i.dom(c.domain), &mut attempt)?;
@@ -92,59 +95,71 @@ impl Volume {
                 op.touch(c, &mut st)?;
             }
             let now = i.shared.now();
-            let time = |t: SetTime| match t {
-                SetTime::Now => now,
-                SetTime::At(t) => t,
-            };
             if let Some(size) = set.size {
+                let had = quotas.blocks_of(&st);
                 i.truncate(&op, c, &mut st, size);
+                charge.settle(had, quotas.blocks_of(&st));
                 st.mtime = now;
                 st.durability.operation_changes_data();
             }
-            if let Some(m) = set.mode {
-                st.mode = (st.mode & !0o7777) | (m & 0o7777);
-                acl::chmod(&mut st);
-                st.durability.operation_changes_data();
-            }
             if let Some(u) = set.uid {
-                st.uid = u;
-                st.durability.operation_changes_data();
+                quotas.transfer(c, &mut st, |st| st.uid = u);
             }
-            if let Some(g) = set.gid {
-                st.gid = g;
-                st.durability.operation_changes_data();
-            }
-            if let Some(f) = set.flags {
-                if f & NOCOW != 0 && st.flags & NOCOW == 0 {
-                    // blocks of an ordinary file stay as they are while a crash could make it one again
-                    st.durability.file_becomes_in_place(op.tx(c.domain).id);
-                }
-                st.flags = f;
-                st.durability.operation_changes_data();
-            }
-            if set.kill_suid && c.kind == FileKind::File {
-                let mut m = st.mode & !0o4000;
-                // without group execute, setgid is a mark for mandatory locks
-                if m & 0o010 != 0 {
-                    m &= !0o2000;
-                }
-                st.mode = m;
-            }
-            st.ctime = now;
-            if let Some(t) = set.atime {
-                st.atime = time(t);
-            }
-            if let Some(t) = set.mtime {
-                st.mtime = time(t);
-            }
-            if let Some(t) = set.ctime {
-                st.ctime = time(t);
-            }
+            set_owner_and_mode(&mut st, set, c.kind, op.tx(c.domain).id);
+            set_times(&mut st, set, now);
             if before != (st.atime, st.mtime, st.ctime) {
                 st.durability.operation_changes_times();
             }
             return Ok(c.attr(&st));
         }
+    }
+}
+
+/// Sets mode, owner, group and flags, in transaction `tx`.
+fn set_owner_and_mode(st: &mut State, set: &SetAttr, kind: FileKind, tx: TxId) {
+    if let Some(m) = set.mode {
+        st.mode = (st.mode & !0o7777) | (m & 0o7777);
+        acl::chmod(st);
+        st.durability.operation_changes_data();
+    }
+    if let Some(u) = set.uid {
+        st.uid = u;
+        st.durability.operation_changes_data();
+    }
+    if let Some(g) = set.gid {
+        st.gid = g;
+        st.durability.operation_changes_data();
+    }
+    if let Some(f) = set.flags {
+        if f & NOCOW != 0 && st.flags & NOCOW == 0 {
+            // blocks of an ordinary file stay as they are while a crash could make it one again
+            st.durability.file_becomes_in_place(tx);
+        }
+        st.flags = f | (st.flags & PROJECT_MASK);
+        st.durability.operation_changes_data();
+    }
+    if set.kill_suid && kind == FileKind::File {
+        let mut m = st.mode & !0o4000;
+        // without group execute, setgid is a mark for mandatory locks
+        if m & 0o010 != 0 {
+            m &= !0o2000;
+        }
+        st.mode = m;
+    }
+}
+
+/// Sets the times that `set` names; the change's own is `now`, where it names none.
+fn set_times(st: &mut State, set: &SetAttr, now: Timestamp) {
+    let time = |t: SetTime| match t {
+        SetTime::Now => now,
+        SetTime::At(t) => t,
+    };
+    st.ctime = set.ctime.map_or(now, time);
+    if let Some(t) = set.atime {
+        st.atime = time(t);
+    }
+    if let Some(t) = set.mtime {
+        st.mtime = time(t);
     }
 }
 

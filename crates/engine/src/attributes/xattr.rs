@@ -139,7 +139,8 @@ impl Volume {
     pub fn listxattr(&self, ino: InodeNo) -> Result<Vec<Vec<u8>>> {
         let c = self.mounted().cell(ino)?;
         let st = c.state.read();
-        Ok(st.xattrs.iter().map(|(n, _)| n.to_vec()).collect())
+        let internal = |n: &[u8]| n.starts_with(b"braidfs.");
+        Ok(st.xattrs.iter().filter(|(n, _)| !internal(n)).map(|(n, _)| n.to_vec()).collect())
     }
 
     /// Removes one.

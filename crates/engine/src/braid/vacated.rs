@@ -7,10 +7,10 @@
 //! Whoever takes a name asks here first; the rule is [`take_name`](super::rules::take_name).
 //!
 //! Names of directories that several threads change at the same time lie in a list of the thread's slot first: who leaves a name
-//! there moves no line of others. Who looks for names has them put into the tables before, in a *round*: all lists are emptied.
-//! So that not each look makes a round, a bucket knows the round in which names of it were left last, and some bits of their
-//! hashes ([`Lately`]). What is said here of a name of such a directory is said with its bucket locked, or with the directory
-//! for itself; so a look that needs a round finds all that was left before it.
+//! there moves no line of others. Who looks for names has them put into the tables before, in a *round* ([`Lists`]): all lists
+//! are emptied. So that not each look makes a round, a bucket knows the round in which names of it were left last, and some bits
+//! of their hashes ([`Lately`]). What is said here of a name of such a directory is said with its bucket locked, or with the
+//! directory for itself; so a look that needs a round finds all that was left before it.
 //!
 //! Lock rank: leaf; round, then a list or a table.
 
@@ -18,13 +18,15 @@ use crate::braid::frontier::Frontier;
 use crate::types::*;
 use braidfs_format::geometry::NODES_PER_BLOCK;
 use braidfs_format::name::FileName;
-use braidfs_sync::slots::{Line, PerSlot};
+pub use braidfs_sync::lately::Lately;
+use braidfs_sync::lately::{Lists, Marks};
+use braidfs_sync::slots::Line;
 use braidfs_sync::{Mutex, rank};
 use foldhash::fast::RandomState;
 use smallvec::{SmallVec, smallvec};
 use std::collections::HashMap;
 use std::hash::BuildHasher;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// By directory, then by name: the latest inode of each domain that left it.
 type Names = HashMap<InodeNo, HashMap<FileName, VacatedList, RandomState>, RandomState>;
@@ -44,199 +46,96 @@ pub struct Vacated {
 }
 
 /// Parts of each table, a power of two. Directories made one after the other have one each.
-const PARTS: u64 = 64;
-
-/// The memory for so many names stays with a list.
-const LIST_MIN: usize = 64;
+const SHARDS: u64 = 64;
 
 /// See the module.
 #[derive(Debug)]
 pub struct VacatedNames {
     /// By hash of their directory.
-    parts: Box<[Part]>,
+    shards: Box<[Shard]>,
     /// Names of directories that several threads change at the same time, by directory and name.
-    shared: Box<[Part]>,
+    shared: Box<[Shard]>,
     /// Such names that were left lately.
-    lately: PerSlot<List>,
-    rounds: Line<Rounds>,
+    lately: Lists<(InodeNo, FileName, Vacated), rank::VacatedLately, rank::VacatedRound>,
+    /// Whether anything was ever put into `shared`.
+    any_shared: AtomicBool,
     hasher: RandomState,
-}
-
-/// Names that the threads of one slot left lately.
-#[derive(Debug, Default)]
-struct List {
-    /// Whether there are any.
-    any: AtomicBool,
-    names: Mutex<Vec<(InodeNo, FileName, Vacated)>, rank::VacatedLately>,
-}
-
-/// How far what was left lately is in the tables. Written by rounds only, but for the first name of a directory after one.
-#[derive(Debug, Default)]
-struct Rounds {
-    /// A bit for each directory of which names are in lists, perhaps the same for two.
-    dirs: AtomicU64,
-    /// Rounds that began.
-    begun: AtomicU32,
-    /// The last one that has ended.
-    ended: AtomicU32,
-    /// Whether anything was ever put into the table of these names.
-    any: AtomicBool,
-    one: Mutex<(), rank::VacatedRound>,
-}
-
-/// What a bucket knows of names of it that were left lately.
-#[derive(Debug, Clone, Copy)]
-pub struct Lately {
-    /// The round that had begun when one was left last; [`UNKNOWN`] where there may be names that the bucket knows nothing of.
-    round: u32,
-    /// Bits of those that were left since.
-    names: u32,
-}
-
-/// [`Lately::round`].
-const UNKNOWN: u32 = u32::MAX;
-
-impl Lately {
-    /// Of a bucket that was not there before.
-    pub const UNKNOWN: Self = Self { round: UNKNOWN, names: 0 };
-
-    /// A name with `hash` was left, when that round had begun ([`VacatedNames::add_lately`]).
-    pub fn note(&mut self, hash: u64, round: u32) {
-        if self.round == UNKNOWN {
-            return;
-        }
-        if self.round != round {
-            // a look waits for the end of that round, and what was left before it is in the tables then
-            *self = Self { round, names: 0 };
-        }
-        self.names |= Self::bit(hash);
-    }
-    fn bit(hash: u64) -> u32 {
-        1 << (hash >> 20 & 31)
-    }
 }
 
 /// The names of some directories.
 #[derive(Debug, Default)]
-struct Part {
+struct Shard {
     names: Mutex<Names, rank::VacatedNames>,
     /// A bit for each directory in `names`, perhaps the same for two: most look-ups find nothing and write nothing. In a line of
     /// its own, which who leaves one more name of a directory does not move.
-    dirs: Line<AtomicU64>,
+    dirs: Line<Marks>,
 }
 
 impl Default for VacatedNames {
     fn default() -> Self {
-        let parts = || (0..PARTS).map(|_| Part::default()).collect();
-        let (lately, rounds) = (PerSlot::default(), Line::default());
-        Self { parts: parts(), shared: parts(), lately, rounds, hasher: RandomState::default() }
+        let shards = || (0..SHARDS).map(|_| Shard::default()).collect();
+        Self {
+            shards: shards(),
+            shared: shards(),
+            lately: Lists::default(),
+            any_shared: AtomicBool::new(false),
+            hasher: RandomState::default(),
+        }
     }
 }
 
 impl VacatedNames {
-    fn part(&self, dir: InodeNo) -> &Part {
+    fn shard(&self, dir: InodeNo) -> &Shard {
         // directories that threads make are one after the other, or in table blocks of the threads' own
-        &self.parts[((dir.0 ^ (dir.0 / u64::from(NODES_PER_BLOCK))) % PARTS) as usize]
+        &self.shards[((dir.0 ^ (dir.0 / u64::from(NODES_PER_BLOCK))) % SHARDS) as usize]
     }
 
-    fn shared_part(&self, dir: InodeNo, name: &[u8]) -> &Part {
-        &self.shared[(self.hasher.hash_one((dir, name)) % PARTS) as usize]
+    fn shared_shard(&self, dir: InodeNo, name: &[u8]) -> &Shard {
+        &self.shared[(self.hasher.hash_one((dir, name)) % SHARDS) as usize]
     }
 
     /// An inode left `dir/name`. Who took it over from another one of its domain and left it again stands for both.
     pub fn add(&self, dir: InodeNo, name: &[u8], left: Vacated) {
-        self.part(dir).add(dir, name, left);
+        self.shard(dir).add(dir, name, left);
     }
 
     /// [`Self::add`] of a directory that several threads change at the same time, by who has it for itself. Lists may have the
     /// name, too, from earlier: what comes of both is the same in either order.
     pub fn add_shared(&self, dir: InodeNo, name: &[u8], left: Vacated) {
-        if !self.rounds.any.load(Ordering::Relaxed) {
-            self.rounds.any.store(true, Ordering::Relaxed);
+        if !self.any_shared.load(Ordering::Relaxed) {
+            self.any_shared.store(true, Ordering::Relaxed);
         }
-        self.shared_part(dir, name).add(dir, name, left);
+        self.shared_shard(dir, name).add(dir, name, left);
     }
 
     /// [`Self::add_shared`] by who has the name's bucket locked, which is to [`Lately::note`] the round.
     pub fn add_lately(&self, dir: InodeNo, name: &[u8], left: Vacated) -> u32 {
-        let list = self.lately.mine();
-        list.names.lock().push((dir, name.into(), left));
-        list.any.store(true, Ordering::Relaxed);
-        // either a round that begins now finds the list, or this finds the round and what it took away
-        fence(Ordering::SeqCst);
-        let rounds = &*self.rounds;
-        let round = rounds.begun.load(Ordering::Acquire);
-        if rounds.dirs.load(Ordering::Relaxed) & bit(dir) == 0 {
-            rounds.dirs.fetch_or(bit(dir), Ordering::Release);
-        }
-        round
+        self.lately.add(bit(dir), (dir, name.into(), left))
     }
 
-    /// Puts into the tables what is in lists of a directory, if anything is. What was left under a lock that the caller has is
-    /// in the tables then.
-    fn settle(&self, dir: InodeNo) {
-        let rounds = &*self.rounds;
-        let listed = rounds.dirs.load(Ordering::Acquire) & bit(dir) != 0;
-        // the round that took the bit away has begun
-        if listed || rounds.begun.load(Ordering::Acquire) != rounds.ended.load(Ordering::Acquire) {
-            self.round();
-        }
-    }
-
-    /// [`Self::settle`] for a name with `hash` of a bucket that the caller has locked.
-    fn settle_lately(&self, dir: InodeNo, hash: u64, lately: &mut Lately) {
-        let rounds = &*self.rounds;
-        let begun = rounds.begun.load(Ordering::Acquire);
-        if lately.round == UNKNOWN {
-            self.settle(dir);
-            *lately = Lately { round: begun, names: 0 };
-        } else if lately.names & Lately::bit(hash) != 0 && lately.round == begun
-            || rounds.ended.load(Ordering::Acquire) != begun
-        {
-            self.round();
-        }
-    }
-
-    /// Empties all lists.
-    #[cold]
-    fn round(&self) {
-        let rounds = &*self.rounds;
-        let _one = rounds.one.lock();
-        let round = rounds.begun.load(Ordering::Relaxed).wrapping_add(1);
-        rounds.begun.store(round, Ordering::Release);
-        rounds.dirs.swap(0, Ordering::AcqRel);
-        fence(Ordering::SeqCst);
-        for list in self.lately.iter().filter(|l| l.any.load(Ordering::Relaxed)) {
-            let names = {
-                let mut names = list.names.lock();
-                list.any.store(false, Ordering::Relaxed);
-                std::mem::take(&mut *names)
-            };
-            for (dir, name, left) in names {
-                self.add_shared(dir, &name, left);
-            }
-        }
-        rounds.ended.store(round, Ordering::Release);
+    /// Puts one from a list into the tables.
+    fn put_in_tables(&self, (dir, name, left): (InodeNo, FileName, Vacated)) {
+        self.add_shared(dir, &name, left);
     }
 
     /// Who left this name. By who has the directory locked, or asks again then.
     pub fn get(&self, dir: InodeNo, name: &[u8]) -> VacatedList {
-        self.settle(dir);
+        self.lately.merge(bit(dir), |l| self.put_in_tables(l));
         self.in_tables(dir, name)
     }
 
     /// [`Self::get`] of a name with `hash` whose bucket the caller has locked.
     pub fn get_lately(&self, dir: InodeNo, name: &[u8], hash: u64, lately: &mut Lately) -> VacatedList {
-        self.settle_lately(dir, hash, lately);
+        self.lately.merge_for(bit(dir), hash, lately, |l| self.put_in_tables(l));
         self.in_tables(dir, name)
     }
 
     fn in_tables(&self, dir: InodeNo, name: &[u8]) -> VacatedList {
-        let mut all = self.part(dir).get(dir, name);
+        let mut all = self.shard(dir).get(dir, name);
         // which of both the directory was when they left may have changed since; who left this name did so under a lock that
         // the caller has
-        if self.rounds.any.load(Ordering::Relaxed) {
-            all.extend(self.shared_part(dir, name).get(dir, name));
+        if self.any_shared.load(Ordering::Relaxed) {
+            all.extend(self.shared_shard(dir, name).get(dir, name));
         }
         all
     }
@@ -244,9 +143,9 @@ impl VacatedNames {
     /// Everybody who left this directory and lives on.
     pub fn of_dir(&self, dir: InodeNo) -> Frontier {
         // whoever left it did so under a lock that the caller has had since, or asks again under it
-        self.settle(dir);
-        let mut all = self.part(dir).of_dir(dir);
-        if self.rounds.any.load(Ordering::Relaxed) {
+        self.lately.merge(bit(dir), |l| self.put_in_tables(l));
+        let mut all = self.shard(dir).of_dir(dir);
+        if self.any_shared.load(Ordering::Relaxed) {
             self.shared.iter().for_each(|p| all.merge(&p.of_dir(dir)));
         }
         all
@@ -254,19 +153,12 @@ impl VacatedNames {
 
     /// Forgets renames that are durable.
     pub fn prune(&self, durable: impl Fn(DomainId, TxId) -> bool) {
-        self.parts.iter().chain(&self.shared).for_each(|p| p.prune(&durable));
-        for list in self.lately.iter().filter(|l| l.any.load(Ordering::Relaxed)) {
-            let mut names = list.names.lock();
-            names.retain(|(_, _, l)| !durable(l.domain, l.tx));
-            if names.capacity() > 4 * names.len().max(LIST_MIN) {
-                let room = 2 * names.len();
-                names.shrink_to(room);
-            }
-        }
+        self.shards.iter().chain(&self.shared).for_each(|p| p.prune(&durable));
+        self.lately.retain(|(_, _, l)| !durable(l.domain, l.tx));
     }
 }
 
-impl Part {
+impl Shard {
     fn add(&self, dir: InodeNo, name: &[u8], left: Vacated) {
         let mut all = self.names.lock();
         let names = all.entry(dir).or_default();
@@ -281,20 +173,18 @@ impl Part {
                 names.insert(name.into(), smallvec![left]);
             }
         }
-        if !self.may_have(dir) {
-            self.dirs.fetch_or(bit(dir), Ordering::Release);
-        }
+        self.dirs.add(bit(dir));
     }
 
     fn get(&self, dir: InodeNo, name: &[u8]) -> VacatedList {
-        if !self.may_have(dir) {
+        if !self.dirs.has(bit(dir)) {
             return VacatedList::new();
         }
         self.names.lock().get(&dir).and_then(|n| n.get(name)).cloned().unwrap_or_default()
     }
 
     fn of_dir(&self, dir: InodeNo) -> Frontier {
-        if !self.may_have(dir) {
+        if !self.dirs.has(bit(dir)) {
             return Frontier::EMPTY;
         }
         let names = self.names.lock();
@@ -304,7 +194,7 @@ impl Part {
     }
 
     fn prune(&self, durable: impl Fn(DomainId, TxId) -> bool) {
-        if self.is_empty() {
+        if self.dirs.none() {
             return;
         }
         let mut all = self.names.lock();
@@ -315,18 +205,11 @@ impl Part {
             });
             !names.is_empty()
         });
-        self.dirs.store(all.keys().fold(0, |bits, dir| bits | bit(*dir)), Ordering::Release);
-    }
-
-    fn is_empty(&self) -> bool {
-        self.dirs.load(Ordering::Acquire) == 0
-    }
-    fn may_have(&self, dir: InodeNo) -> bool {
-        self.dirs.load(Ordering::Acquire) & bit(dir) != 0
+        self.dirs.are(all.keys().fold(0, |bits, dir| bits | bit(*dir)));
     }
 }
 
-/// The bit of a directory in [`Part::dirs`]. Those of one part are spread.
+/// The mark of a directory, in [`Shard::dirs`] and of lists. Those of one part are spread.
 fn bit(dir: InodeNo) -> u64 {
     1 << (dir.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58)
 }
@@ -335,6 +218,7 @@ fn bit(dir: InodeNo) -> u64 {
 mod tests {
     use super::*;
     use std::sync::Barrier;
+    use std::sync::atomic::AtomicU64;
 
     const DIR: InodeNo = InodeNo(7);
 

@@ -151,7 +151,7 @@ fn what_another_thread_goes_on_with_stays_paid() {
         let turn = budget.come(Demand::sync()).unwrap();
         wait(clock, &turn);
         let paid = turn.go();
-        let held = budget.hold().unwrap();
+        let held = budget.take_credit().unwrap();
         drop(paid);
         // another thread, and 10 ms later
         clock.fetch_add(10 * MS, Ordering::Relaxed);

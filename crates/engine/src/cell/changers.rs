@@ -3,7 +3,7 @@
 //! Who has the cell of such a directory locked for reading may change names in it, one bucket at a time (`dir::open`). What
 //! changes of the directory itself with each name (version, times, counts) then lies in parts, one per slot of threads
 //! ([`super::sharing`]), so that these threads write no common line but the bucket's. Who locks the cell for writing finds
-//! it put together ([`Guarded::settle`]); `stat` asks for the times ([`State::change_times`]).
+//! it put together ([`Guarded::merge_slots`]); `stat` asks for the times ([`State::change_times`]).
 //!
 //! A directory begins to be shared once its changers have taken turns [`TURNS`] times, and ceases with a commit since which
 //! hardly anybody changed it so ([`DirBody::committed`]): one that a thread has for itself has a pointer more.
@@ -59,11 +59,11 @@ impl DirBody {
 
 impl Guarded for State {
     #[inline(always)]
-    fn settle(&mut self) {
+    fn merge_slots(&mut self) {
         if let Body::Dir(d) = &self.body
             && d.sharing.is_some()
         {
-            self.put_together();
+            self.merge();
         }
     }
     #[inline(always)]
@@ -75,7 +75,7 @@ impl Guarded for State {
 impl State {
     #[cold]
     #[inline(never)]
-    fn put_together(&mut self) {
+    fn merge(&mut self) {
         let Body::Dir(d) = &mut self.body else { return };
         let Some((s, first, concerned)) = d.sharing.as_mut().and_then(|s| s.take()) else { return };
         d.concerned.merge(&concerned);

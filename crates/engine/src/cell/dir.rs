@@ -112,10 +112,10 @@ fn middle(layout: &[(u64, usize)]) -> Option<usize> {
 }
 
 /// Cuts entries into parts that each fit a bucket: first logical block and bytes of each. `false`: too many share one.
-fn cut(layout: &[(u64, usize)], out: &mut Vec<Part>) -> bool {
+fn cut(layout: &[(u64, usize)], out: &mut Vec<BucketPart>) -> bool {
     let bytes: usize = layout.iter().map(|e| e.1).sum();
     if bytes <= BUCKET_BYTES {
-        out.extend(layout.first().map(|e| Part { lblk: e.0, bytes }));
+        out.extend(layout.first().map(|e| BucketPart { lblk: e.0, bytes }));
         return true;
     }
     let Some(at) = middle(layout) else { return false };
@@ -124,7 +124,7 @@ fn cut(layout: &[(u64, usize)], out: &mut Vec<Part>) -> bool {
 
 /// What becomes a bucket.
 #[derive(Debug, Clone, Copy)]
-struct Part {
+struct BucketPart {
     lblk: u64,
     bytes: usize,
 }
@@ -335,7 +335,7 @@ impl DirIndex {
     }
 
     /// Makes buckets of parts of the entries of bucket `first`, which keeps the first of them.
-    fn split(&mut self, first: u64, parts: &[Part]) {
+    fn split(&mut self, first: u64, parts: &[BucketPart]) {
         let (Some((own, others)), Some(b)) = (parts.split_first(), self.buckets.get_mut(first)) else { return };
         let Some(entries) = b.entries.as_mut() else { return };
         let from: Vec<u64> = others.iter().map(|p| bucket_first(p.lblk)).collect();
@@ -375,8 +375,8 @@ impl DirIndex {
             let layout = entries.layout();
             let Some(at) = middle(&layout) else { continue };
             let bytes = |part: &[(u64, usize)]| part.iter().map(|e| e.1).sum();
-            let part = |part: &[(u64, usize)]| Some(Part { lblk: part.first()?.0, bytes: bytes(part) });
-            let parts: Vec<Part> = [&layout[..at], &layout[at..]].into_iter().filter_map(part).collect();
+            let part = |part: &[(u64, usize)]| Some(BucketPart { lblk: part.first()?.0, bytes: bytes(part) });
+            let parts: Vec<BucketPart> = [&layout[..at], &layout[at..]].into_iter().filter_map(part).collect();
             self.split(first, &parts);
             self.mark(first);
         }

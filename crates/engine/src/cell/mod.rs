@@ -16,6 +16,7 @@ pub mod pages;
 
 pub mod cache;
 mod changers;
+mod counted;
 pub mod dentries;
 pub mod opened;
 pub mod pieces;
@@ -27,7 +28,7 @@ use crate::braid::frontier::Frontier;
 use crate::lazy::Lazy;
 use crate::types::*;
 use braidfs_format::dentry::Dentry;
-use braidfs_format::inode::{Link, Xattr};
+use braidfs_format::inode::{Link, PROJECT_MASK, Xattr};
 use braidfs_sync::{BiasedRwLock, Mutex, rank};
 use dir::DirIndex;
 use extents::ExtentMap;
@@ -168,7 +169,7 @@ pub type Links = SmallVec<[Link; 1]>;
 pub enum Body {
     /// Regular file, symlink.
     File(FileBody),
-    /// A directory.
+    /// A directory: its index.
     Dir(Box<DirBody>),
     /// A device, pipe or socket: attributes only.
     Special,
@@ -192,7 +193,7 @@ pub struct State {
     pub deleted: bool,
     /// Where new objects go.
     pub placement: Placement,
-    /// Flags of `braidfs_format::inode` (NOCOW, IMMUTABLE …).
+    /// Flags of `braidfs_format::inode` (NOCOW, IMMUTABLE …), with the project's number.
     pub flags: u32,
     /// Device number of a device file, else 0.
     pub rdev: u64,
@@ -275,7 +276,8 @@ impl Cell {
             mtime,
             ctime,
             btime: st.btime,
-            flags: st.flags,
+            flags: st.flags & !PROJECT_MASK,
+            project: st.project(),
         }
     }
 }

@@ -14,12 +14,12 @@ use std::sync::atomic::{
 /// What threads changed side by side.
 #[derive(Debug, Default)]
 pub struct Sharing {
-    parts: PerSlot<Part>,
+    parts: PerSlot<SlotChanges>,
 }
 
 /// What the threads of one slot did: one cache line.
 #[derive(Debug)]
-struct Part {
+struct SlotChanges {
     /// Versions that they made.
     changes: AtomicU64,
     /// Time of the latest change: seconds, and in the lower [`NANOS`] bits nanoseconds. [`NEVER`] where there is none.
@@ -32,7 +32,7 @@ struct Part {
     memory: AtomicI64,
     seldom: Mutex<Seldom, rank::FirstChanges>,
 }
-const _: () = assert!(braidfs_sync::CHECKED || size_of::<Part>() <= 64);
+const _: () = assert!(braidfs_sync::CHECKED || size_of::<SlotChanges>() <= 64);
 
 /// What few changes have to tell. Mostly nothing.
 type Seldom = Option<Box<Told>>;
@@ -45,7 +45,7 @@ struct Told {
     concerned: Frontier,
 }
 
-impl Default for Part {
+impl Default for SlotChanges {
     fn default() -> Self {
         Self {
             changes: AtomicU64::new(0),

@@ -2,8 +2,10 @@
 
 use super::Domain;
 use super::tx::Tx;
+use crate::cell::FileBody;
+use crate::error::Result;
 use crate::planted::{Bug, planted};
-use braidfs_format::BlockAddr;
+use braidfs_format::{BLOCK_BYTES, BlockAddr};
 use braidfs_sync::{PassWriteGuard, rank};
 use std::sync::Arc;
 
@@ -31,5 +33,22 @@ impl Domain {
         if planted(Bug::DiscardEarly) {
             runs.iter().for_each(|(addr, len)| drop(self.store.discard(*addr, u64::from(*len))));
         }
+    }
+
+    /// Of blocks `from .. end` of a file that are about to be moved: where they lie is free before the commit that says where they
+    /// are now ([`Bug::MovedFreedEarly`]); or what is copied is what the device has ([`Bug::MovedCopyStale`]).
+    pub(crate) fn move_badly(&self, f: &mut FileBody, from: u64, end: u64) -> Result<()> {
+        for lblk in from..end {
+            let Some(p) = f.map.get(lblk).filter(|p| !p.unwritten) else { continue };
+            if planted(Bug::MovedFreedEarly) {
+                self.space.free_early(&[(p.addr, 1)]);
+            }
+            if planted(Bug::MovedCopyStale) && f.pages.is_dirty(lblk) {
+                let mut block = vec![0; BLOCK_BYTES];
+                self.store.read(p.addr, &mut block)?;
+                _ = f.pages.write(lblk, 0, &block);
+            }
+        }
+        Ok(())
     }
 }

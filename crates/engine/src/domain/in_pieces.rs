@@ -16,7 +16,7 @@ pub enum Progress {
         /// Block of the file.
         from: u64,
     },
-    /// Not now.
+    /// Not now: to be tried again.
     Later,
     /// It is as whole as it gets, in so many extents.
     Ended {

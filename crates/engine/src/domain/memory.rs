@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 const LOOK_PAGES: i64 = 256;
 /// All threads together go over the budget by this part of it at most before one of them looks.
 const LOOK_PART: i64 = 32;
-/// No ceiling.
+/// Stands for no ceiling.
 const NONE: u64 = u64::MAX;
 
 /// When the threads of a volume look at what all its domains take.
@@ -68,7 +68,7 @@ fn is_due(since: &AtomicI64, after: i64) -> bool {
 
 /// What the threads of one slot have added and taken away.
 #[derive(Debug, Default)]
-struct Part {
+struct SlotCounts {
     pages: AtomicI64,
     dirty: AtomicI64,
     index_bytes: AtomicI64,
@@ -82,7 +82,7 @@ struct Part {
 /// Pages, names of directories, and indexes of extents and pages of one domain in memory. Sums are exact while nobody adds.
 #[derive(Debug)]
 pub struct MemoryUse {
-    parts: PerSlot<Part>,
+    parts: PerSlot<SlotCounts>,
     looks: Arc<Looks>,
     limits: Line<Limits>,
 }
@@ -152,7 +152,7 @@ impl MemoryUse {
     }
     /// [`Self::hit`] and [`Self::miss`] so far.
     pub fn hits_and_misses(&self) -> (u64, u64) {
-        let sum = |of: fn(&Part) -> &AtomicU64| self.parts.iter().map(|p| of(p).load(Relaxed)).sum();
+        let sum = |of: fn(&SlotCounts) -> &AtomicU64| self.parts.iter().map(|p| of(p).load(Relaxed)).sum();
         (sum(|p| &p.hits), sum(|p| &p.misses))
     }
     /// Pages in memory.
@@ -167,7 +167,7 @@ impl MemoryUse {
     pub fn index_bytes(&self) -> u64 {
         self.sum(|p| &p.index_bytes)
     }
-    fn sum(&self, of: impl Fn(&Part) -> &AtomicI64) -> u64 {
+    fn sum(&self, of: impl Fn(&SlotCounts) -> &AtomicI64) -> u64 {
         self.parts.iter().map(|p| of(p).load(Relaxed)).sum::<i64>().max(0) as u64
     }
 
@@ -179,7 +179,7 @@ impl MemoryUse {
     pub fn ceiling(&self) -> Option<u64> {
         Some(self.limits.ceiling.load(Relaxed)).filter(|c| *c != NONE)
     }
-    /// Sets both.
+    /// Sets floor and ceiling, bytes; they hold from the next look on.
     pub fn set_limits(&self, floor: u64, ceiling: Option<u64>) {
         self.limits.floor.store(floor, Relaxed);
         self.limits.after.store(ceiling.map_or(LOOK_PAGES, |c| look_after(c, self.parts.parts())), Relaxed);

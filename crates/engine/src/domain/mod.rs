@@ -98,6 +98,8 @@ pub struct Counters {
     pub fast_syncs: Counter,
     /// Blocks moved by the cleaner.
     pub cleaned: AtomicU64,
+    /// Blocks moved so that their files lie in fewer pieces.
+    pub defragmented: AtomicU64,
 }
 
 /// See the module.
@@ -537,6 +539,7 @@ impl Domain {
             checkpoints: self.counters.checkpoints.load(Ordering::Relaxed),
             fast_syncs: self.counters.fast_syncs.sum().max(0) as u64,
             cleaned_blocks: self.counters.cleaned.load(Ordering::Relaxed),
+            defragmented_blocks: self.counters.defragmented.load(Ordering::Relaxed),
             failed: self.failed().map(str::to_owned),
         }
     }

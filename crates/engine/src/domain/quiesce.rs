@@ -27,6 +27,11 @@ impl Domain {
         f()
     }
 
+    /// Waits until all operations that are under way in the domain have ended. Lock rank of the gate.
+    pub fn wait_for_operations(&self) {
+        drop(self.gate.write());
+    }
+
     /// The group in which the journal lies.
     pub(crate) fn journal_group(&self) -> u32 {
         self.store.geometry().group_of(BlockAddr(self.journal_place().0))

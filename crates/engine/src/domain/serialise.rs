@@ -192,13 +192,16 @@ impl Domain {
         mlog: usize,
     ) -> Result<()> {
         let room = crate::cell::record::inline_room(st);
-        let Body::File(f) = &mut st.body else { return Ok(()) };
-        if f.inline.as_ref().is_none_or(|b| b.len() <= room) {
+        if !matches!(&st.body, Body::File(f) if f.inline.as_ref().is_some_and(|b| b.len() > room)) {
             return Ok(());
         }
+        let charge = self.shared.quotas.charge(cell, st);
+        let Body::File(f) = &mut st.body else { return Ok(()) };
         self.space.reserve(1, true)?;
         f.reserved += 1;
         self.uninline(f);
+        // no operation could charge it
+        charge.settle(0, 1);
         self.flush_file(tx, cell, st, out, mlog)
     }
 
@@ -344,6 +347,11 @@ impl Domain {
 
     /// Gives the dirty buckets of a directory new places.
     fn flush_dir(&self, tx: &Tx, cell: &Arc<Cell>, st: &mut State, out: &mut Out, mlog: usize) -> Result<()> {
+        if cell.kind != FileKind::Dir {
+            return Ok(());
+        }
+        // no operation knows how many there will be
+        let (charge, had) = (self.shared.quotas.charge(cell, st), self.shared.quotas.blocks_of(st));
         let Body::Dir(d) = &mut st.body else { return Ok(()) };
         d.committed(self.shared.options.share_dirs);
         d.forget_durable(|d, t| self.committed_tx_of(d) < t);
@@ -382,6 +390,7 @@ impl Domain {
         {
             st.size = d.map.blocks() * 4096;
         }
+        charge.settle(had, self.shared.quotas.blocks_of(st));
         Ok(())
     }
 

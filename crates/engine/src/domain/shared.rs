@@ -4,6 +4,7 @@ use super::memory::Looks;
 use crate::cell::dir::OpenBucket;
 use crate::cell::{DirBody, State};
 use crate::planted::{Bug, planted};
+use crate::quota::Quotas;
 use crate::runtime_options::RuntimeOptions;
 use crate::types::*;
 use braidfs_format::super_block::{INCOMPAT_DATA_SUMS, SuperBlock};
@@ -57,6 +58,8 @@ pub struct Shared {
     pub workers: Workers,
     /// Some tenant's rates are limited, or were since the mount: until then nobody looks at his domain's.
     pub rates: AtomicBool,
+    /// What users and directories use, and may.
+    pub quotas: Quotas,
     /// Recovery has not made the domains agree yet: tombstones and exchanges in records count.
     pub recovering: AtomicBool,
 }
@@ -84,6 +87,7 @@ impl Shared {
                 n => Workers::always(n),
             },
             rates: AtomicBool::new(false),
+            quotas: Quotas::default(),
             recovering: AtomicBool::new(true),
             options,
         }

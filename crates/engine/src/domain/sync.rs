@@ -33,7 +33,7 @@ pub struct Batch {
 /// A new directory above a file, as of one moment.
 #[derive(Debug)]
 pub struct Ancestor {
-    /// The directory.
+    /// The new directory.
     pub dir: Arc<Cell>,
     /// Its version then.
     pub version: u64,

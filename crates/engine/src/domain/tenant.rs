@@ -31,7 +31,7 @@ pub(crate) struct Binding {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Soft {
     pub blocks: u64,
-    /// Seconds.
+    /// How long it may be exceeded, seconds.
     pub grace: u32,
     /// Since when it is exceeded, seconds since 1970.
     pub since: Option<u64>,

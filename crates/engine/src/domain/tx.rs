@@ -26,7 +26,7 @@ use std::sync::atomic::{
 pub struct Tx {
     /// Number of the transaction; rises by one with each of its domain.
     pub id: TxId,
-    parts: PerSlot<Part>,
+    parts: PerSlot<SlotWork>,
     /// Bytes that the parts have told of; each tells of more than [`Self::step`].
     told: Line<AtomicI64>,
     step: i64,
@@ -51,7 +51,7 @@ struct Marks {
 
 /// What threads of one slot have put into a transaction.
 #[derive(Debug, Default)]
-struct Part {
+struct SlotWork {
     /// Bytes of journal that were not told of yet.
     untold: AtomicI64,
     credits: AtomicI64,
@@ -96,7 +96,7 @@ fn set(mark: &AtomicBool) {
 impl Tx {
     /// An empty transaction. Up to `short` bytes of journal nobody has to know how long exactly it is.
     pub fn new(id: TxId, short: usize) -> Self {
-        let parts = PerSlot::<Part>::default();
+        let parts = PerSlot::<SlotWork>::default();
         let step = (short / parts.parts()).max(1) as i64;
         Self {
             id,
@@ -127,13 +127,13 @@ impl Tx {
         self.step * self.parts.parts() as i64
     }
     /// Counts journal bytes.
-    fn costs(&self, part: &Part, bytes: i64) {
+    fn costs(&self, part: &SlotWork, bytes: i64) {
         if part.untold.fetch_add(bytes, Relaxed) + bytes >= self.step {
             self.tell(part);
         }
     }
     #[cold]
-    fn tell(&self, part: &Part) {
+    fn tell(&self, part: &SlotWork) {
         let bytes = part.untold.swap(0, Relaxed);
         if self.told.fetch_add(bytes, Relaxed) + bytes >= self.short() {
             set(&self.marks.long);
@@ -200,7 +200,7 @@ impl Tx {
         list.lock().extend(rs.into_iter().inspect(|_| n += 30));
         costs(n);
     }
-    fn costs_if_any(&self, part: &Part, bytes: i64) {
+    fn costs_if_any(&self, part: &SlotWork, bytes: i64) {
         if bytes > 0 {
             set(&self.marks.changed);
             self.costs(part, bytes);

@@ -1,4 +1,4 @@
-//! `copy_file_range`.
+//! `copy_file_range`: copies in pieces through memory.
 
 use super::write::PIECE;
 use crate::error::{Error, Result};

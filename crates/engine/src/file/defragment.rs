@@ -17,6 +17,7 @@ use crate::volume::{MountedVolume, Volume};
 use braidfs_format::geometry::SEGMENT_BLOCKS;
 use braidfs_format::inode::NOCOW;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// Metadata blocks that moving a window can dirty.
 const WINDOW_BLOCKS: u64 = 4;
@@ -44,6 +45,18 @@ impl MountedVolume {
     /// [`Error::NoSpace`] where too little lies together to move it to: nothing more was moved. Of the device.
     pub(crate) fn defragment(&self, c: &Arc<Cell>, from: u64, most: u64, spare: u64) -> Result<Defragmented> {
         let d = self.dom(c.domain);
+        let (room, done) = self.move_windows(c, from, most, spare)?;
+        if done.moved > 0 {
+            d.flush_lazy()?;
+            d.commit()?;
+        }
+        room.map(|()| done)
+    }
+
+    /// Makes what is in short pieces dirty, for the next commit to write it elsewhere. As [`Self::defragment`], with what is wrong
+    /// behind the last window that moves.
+    fn move_windows(&self, c: &Arc<Cell>, from: u64, most: u64, spare: u64) -> Result<(Result<()>, Defragmented)> {
+        let d = self.dom(c.domain);
         d.check_writable()?;
         let (mut at, mut moved) = (from, 0);
         let mut room = Ok(());
@@ -67,11 +80,8 @@ impl MountedVolume {
             }
             at = window + WINDOW;
         };
-        if moved > 0 {
-            d.flush_lazy()?;
-            d.commit()?;
-        }
-        room.map(|()| Defragmented { next, moved })
+        d.counters.defragmented.fetch_add(moved, Ordering::Relaxed);
+        Ok((room, Defragmented { next, moved }))
     }
 
     /// Makes the blocks of one window dirty, if they are still worth it, and adds how many these are to `moved`.
@@ -95,10 +105,12 @@ impl MountedVolume {
                 }
             }
         }
+        // these blocks count already
+        let mut charge = self.shared.quotas.charge(c, &st);
         // all of them or none: a window of which a part is moved is in more pieces
         for (i, (first, end)) in runs.iter().enumerate() {
-            if !self.reserve_pages(c, &mut st, *first, end - 1) {
-                drop((st, op));
+            if !self.reserve_pages(c, &mut st, (*first, end - 1), &mut charge)? {
+                drop((charge, st, op));
                 if i > 0 {
                     self.give_back_surplus(c);
                 }
@@ -109,6 +121,8 @@ impl MountedVolume {
         op.touch(c, &mut st)?;
         op.credit(d.id, WINDOW_BLOCKS / 2);
         let Body::File(f) = &mut st.body else { return Ok(()) };
+        #[cfg(feature = "planted-bugs")]
+        d.move_badly(f, window, window + WINDOW)?;
         f.cold = true;
         let (mut fresh, mut all) = (0, 0);
         for (first, end) in runs {
@@ -119,6 +133,17 @@ impl MountedVolume {
         op.tx(d.id).expect_pages(fresh);
         *moved += all;
         Ok(())
+    }
+
+    /// Does it, and once more with room made for it where there was too little.
+    fn with_segments<R>(&self, d: &Arc<Domain>, go: impl Fn() -> Result<R>) -> Result<R> {
+        match go() {
+            Err(Error::NoSpace) => {
+                self.make_segments(d)?;
+                go()
+            }
+            done => done,
+        }
     }
 
     /// Makes room that lies together for what an administrator wants moved: another group, else the cleaner empties segments.
@@ -169,15 +194,23 @@ impl Volume {
     pub fn defragment(&self, ino: InodeNo, from: u64) -> Result<Defragmented> {
         let i = self.mounted();
         let c = i.cell(ino)?;
-        let go = || i.defragment(&c, from / PAGE, BATCH, SPARE_SEGMENTS);
-        let done = match go() {
-            Err(Error::NoSpace) => {
-                i.make_segments(i.dom(c.domain))?;
-                go()
-            }
-            done => done,
-        }?;
+        let done = i.with_segments(i.dom(c.domain), || i.defragment(&c, from / PAGE, BATCH, SPARE_SEGMENTS))?;
         i.maybe_evict(i.dom(c.domain));
         Ok(Defragmented { next: done.next.map(|b| b * PAGE), ..done })
+    }
+
+    /// The first half of [`Self::defragment`]: what moves waits for the next commit, as others see it who change the file between.
+    /// For tests.
+    ///
+    /// # Errors
+    /// As [`Self::defragment`].
+    #[doc(hidden)]
+    pub fn defragment_uncommitted(&self, ino: InodeNo) -> Result<u64> {
+        let i = self.mounted();
+        let c = i.cell(ino)?;
+        i.with_segments(i.dom(c.domain), || {
+            let (room, done) = i.move_windows(&c, 0, BATCH, SPARE_SEGMENTS)?;
+            room.map(|()| done.moved)
+        })
     }
 }

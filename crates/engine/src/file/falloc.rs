@@ -7,6 +7,7 @@ use super::shift::Shift;
 use super::{PAGE, SIZE_MAX};
 use crate::cell::{Body, Cell, FileBody, State};
 use crate::error::{Error, Result};
+use crate::quota::Charge;
 use crate::space::Class;
 use crate::types::*;
 use crate::volume::operation::Op;
@@ -68,6 +69,7 @@ impl MountedVolume {
         st: &mut State,
         (first, end): (u64, u64),
         promised: &mut u64,
+        charge: &mut Charge<'_>,
     ) -> Result<bool> {
         let d = self.dom(c.domain);
         let tx = op.tx(c.domain);
@@ -76,6 +78,11 @@ impl MountedVolume {
         let Body::File(f) = &mut st.body else { return Err(Error::Invalid("not a regular file")) };
         let holes = holes(f, first, end);
         let n: u64 = holes.iter().map(|(a, b)| b - a).sum();
+        if charge.is_on() {
+            // dirty pages there count already
+            let counted = |l: &u64| (first..end).contains(l) && f.map.get(*l).is_none();
+            charge.blocks(n - f.pages.dirty_blocks().filter(counted).count() as u64)?;
+        }
         let given = n.min(*promised);
         if n > given && d.space.reserve(n - given, false).is_err() {
             return Ok(false);
@@ -190,22 +197,41 @@ impl MountedVolume {
             drop((st, op));
             d.make_journal_room()?;
         };
+        let quotas = &self.shared.quotas;
+        let (mut charge, before) = (quotas.charge(c, &st), quotas.blocks_of(&st));
+        let done = self.falloc_locked(&mut op, c, (&mut st, &mut charge), mode, (offset, end), promised);
+        // also of what ended in the middle
+        charge.settle(before, quotas.blocks_of(&st));
+        done
+    }
+
+    fn falloc_locked(
+        &self,
+        op: &mut Op<'_>,
+        c: &Arc<Cell>,
+        (st, charge): (&mut State, &mut Charge<'_>),
+        mode: FallocMode,
+        (offset, end): (u64, u64),
+        promised: &mut u64,
+    ) -> Result<bool> {
+        let d = self.dom(c.domain);
+        let zeroing = !matches!(mode, FallocMode::Allocate { .. });
         if st.deleted {
             return Err(Error::NotFound);
         }
         if st.flags & IMMUTABLE != 0 || (st.flags & APPEND != 0 && !matches!(mode, FallocMode::Allocate { .. })) {
             return Err(Error::Perm);
         }
-        op.write_out_older(c, &mut st)?;
+        op.write_out_older(c, st)?;
         let allocating = mode != FallocMode::PunchHole;
         if zeroing {
             // the pages that the range cuts
             let cut: Vec<u64> = [offset, end].iter().filter(|e| *e % PAGE != 0).map(|e| e / PAGE).collect();
             for l in cut {
                 if matches!(&st.body, Body::File(f) if f.inline.is_none()) {
-                    d.load_pages(c, &mut st, l, 1)?;
+                    d.load_pages(c, st, l, 1)?;
                     let cached = matches!(&st.body, Body::File(f) if f.pages.has(l));
-                    if cached && !self.reserve_pages(c, &mut st, l, l) {
+                    if cached && !self.reserve_pages(c, st, (l, l), charge)? {
                         return Ok(false);
                     }
                 }
@@ -214,29 +240,32 @@ impl MountedVolume {
         if allocating {
             let Body::File(f) = &mut st.body else { return Err(Error::Invalid("not a regular file")) };
             let inline = f.inline.as_ref().is_some_and(|b| !b.is_empty());
-            if inline && !self.reserve_pages(c, &mut st, 0, 0) {
+            if inline && !self.reserve_pages(c, st, (0, 0), charge)? {
                 return Ok(false);
             }
         }
         let keep = matches!(mode, FallocMode::Allocate { keep_size: true } | FallocMode::ZeroRange { keep_size: true });
         let grows = allocating && !keep && end > st.size;
-        if grows && !self.load_last_page(c, &mut st, end)? {
+        if grows && !self.load_last_page(c, st, end, charge)? {
             return Ok(false);
         }
-        op.touch(c, &mut st)?;
+        op.touch(c, st)?;
         if grows {
             let size = st.size;
-            self.dirty_last_page(d, &mut st, size);
+            self.dirty_last_page(d, st, size);
         }
         if zeroing {
-            self.punch(&op, c, &mut st, offset, end);
+            let had = self.shared.quotas.blocks_of(st);
+            self.punch(op, c, st, offset, end);
+            // what it allocates next is charged
+            charge.gave(had.saturating_sub(self.shared.quotas.blocks_of(st)));
         }
         if allocating {
             if let Body::File(f) = &mut st.body {
                 d.uninline(f);
                 f.inline = None;
             }
-            if !self.allocate(&op, c, &mut st, (offset / PAGE, end.div_ceil(PAGE)), promised)? {
+            if !self.allocate(op, c, st, (offset / PAGE, end.div_ceil(PAGE)), promised, charge)? {
                 return Ok(false);
             }
             if st.flags & NOCOW == 0 {

@@ -5,6 +5,7 @@ use crate::cell::{Body, Cell, FileBody, State};
 use crate::domain::Domain;
 use crate::domain::serialise::writes_in_place;
 use crate::error::Result;
+use crate::quota::Charge;
 use crate::space::Space;
 use crate::volume::MountedVolume;
 use braidfs_format::inode::NOCOW;
@@ -25,7 +26,7 @@ impl MountedVolume {
     /// Before a file that is overwritten in place grows to `end`: its last page is brought into memory, with zeros behind
     /// the end of the file, to be written again ([`Self::dirty_last_page`]). On the device there may be bytes of a write
     /// that a crash undid. False where room must be made first.
-    pub(crate) fn load_last_page(&self, c: &Cell, st: &mut State, end: u64) -> Result<bool> {
+    pub(crate) fn load_last_page(&self, c: &Cell, st: &mut State, end: u64, charge: &mut Charge<'_>) -> Result<bool> {
         if st.flags & NOCOW == 0 || end <= st.size || st.size.is_multiple_of(PAGE) {
             return Ok(true);
         }
@@ -34,7 +35,7 @@ impl MountedVolume {
             return Ok(true);
         }
         self.dom(c.domain).load_pages(c, st, lblk, 1)?;
-        Ok(self.reserve_pages(c, st, lblk, lblk))
+        self.reserve_pages(c, st, (lblk, lblk), charge)
     }
 
     /// Marks the page that [`Self::load_last_page`] brought dirty; `size` is the file's before it grows.
@@ -52,18 +53,34 @@ impl MountedVolume {
         }
     }
 
-    /// Reserves blocks for the pages `first ..= last` that are not dirty yet, in the file's account. False where the
+    /// Reserves blocks for the pages from the first to the last one that are not dirty yet, in the file's account. False where the
     /// domain has too little right now. The caller has called
     /// [`Op::write_out_older`](crate::volume::operation::Op::write_out_older).
-    pub(crate) fn reserve_pages(&self, c: &Cell, st: &mut State, first: u64, last: u64) -> bool {
-        self.reserve_pages_as(c, st, first, last, Space::reserve_ordinary)
+    ///
+    /// # Errors
+    /// [`Error::Quota`](crate::Error::Quota): nothing was reserved then.
+    pub(crate) fn reserve_pages(
+        &self,
+        c: &Cell,
+        st: &mut State,
+        pages: (u64, u64),
+        charge: &mut Charge<'_>,
+    ) -> Result<bool> {
+        self.reserve_pages_as(c, st, pages, Space::reserve_ordinary, charge)
     }
 
     /// [`Self::reserve_pages`], new ones by this function.
-    pub(super) fn reserve_pages_as(&self, c: &Cell, st: &mut State, first: u64, last: u64, reserve: Reserve) -> bool {
+    pub(super) fn reserve_pages_as(
+        &self,
+        c: &Cell,
+        st: &mut State,
+        (first, last): (u64, u64),
+        reserve: Reserve,
+        charge: &mut Charge<'_>,
+    ) -> Result<bool> {
         let d = self.dom(c.domain);
         let in_place = d.in_place(st);
-        let Body::File(f) = &mut st.body else { return true };
+        let Body::File(f) = &mut st.body else { return Ok(true) };
         let (mut new, mut again) = (0, 0);
         for l in (first..=last).filter(|&l| !f.pages.is_dirty(l) && needs_block(f, l, in_place)) {
             // one that is written anew gives its old block back
@@ -71,13 +88,18 @@ impl MountedVolume {
         }
         let promised = match reserve(&d.space, new) {
             Ok(n) => n,
-            Err(_) => return false,
+            Err(_) => return Ok(false),
         };
         if again > 0 && d.space.reserve_again(again).is_err() {
             d.space.unreserve_accepted(new, promised);
-            return false;
+            return Ok(false);
+        }
+        if let Err(e) = charge.blocks(new) {
+            d.space.unreserve_accepted(new, promised);
+            d.space.unreserve(again);
+            return Err(e);
         }
         f.reserved += new + again;
-        true
+        Ok(true)
     }
 }

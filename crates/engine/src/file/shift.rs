@@ -151,11 +151,13 @@ impl MountedVolume {
         op.write_out_older(c, &mut st)?;
         let size = shift.size(&st)?;
         let cost = cost(&st);
+        let quotas = &self.shared.quotas;
+        let (mut charge, before) = (quotas.charge(c, &st), quotas.blocks_of(&st));
         if cost.extents + 3 * cost.nodes > d.pieces_max() || (cost.nodes > 64 && cost.nodes as u64 > d.nodes.free()) {
             return Err(Error::Unsupported("the file has too many extents to move them in one operation"));
         }
         if !op.enter(c.domain).expect_pieces(cost.extents + 3 * cost.nodes) {
-            drop((st, op));
+            drop((charge, st, op));
             d.make_journal_room()?;
             return self.shift_once(c, shift);
         }
@@ -165,7 +167,7 @@ impl MountedVolume {
         }
         // content that leaves the record needs a page
         let inline = matches!(&st.body, Body::File(f) if f.inline.is_some());
-        if inline && !self.reserve_pages(c, &mut st, 0, 0) {
+        if inline && !self.reserve_pages(c, &mut st, (0, 0), &mut charge)? {
             return Ok(false);
         }
         op.touch(c, &mut st)?;
@@ -184,6 +186,7 @@ impl MountedVolume {
         let from = shift.from();
         f.pages.shift(from, shift.to(from));
         self.move_extents(&op, c, f, shift);
+        charge.settle(before, quotas.blocks_of(&st));
         st.size = size;
         st.durability.operation_moves_blocks(id);
         let now = self.shared.now();

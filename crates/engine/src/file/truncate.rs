@@ -3,6 +3,7 @@
 use super::{PAGE, SIZE_MAX};
 use crate::cell::{Body, Cell, FileBody, State};
 use crate::error::{Error, Result};
+use crate::quota::Charge;
 use crate::volume::MountedVolume;
 use crate::volume::operation::Op;
 use braidfs_format::inode::LBLK_MAX;
@@ -11,7 +12,13 @@ use std::sync::Arc;
 
 impl MountedVolume {
     /// Loads and reserves what [`Self::truncate`] to `size` will change; false where room must be made first.
-    pub(crate) fn prepare_truncate(&self, c: &Arc<Cell>, st: &mut State, size: u64) -> Result<bool> {
+    pub(crate) fn prepare_truncate(
+        &self,
+        c: &Arc<Cell>,
+        st: &mut State,
+        size: u64,
+        charge: &mut Charge<'_>,
+    ) -> Result<bool> {
         let inline = match &st.body {
             Body::File(f) => f.inline.as_ref().map(|b| !b.is_empty()),
             _ => return Err(Error::Invalid("not a regular file")),
@@ -21,16 +28,17 @@ impl MountedVolume {
         }
         if let Some(some) = inline {
             // content that leaves the record needs a page
-            return Ok(!some || size <= self.shared.inline_max as u64 || self.reserve_pages(c, st, 0, 0));
+            let stays = !some || size <= self.shared.inline_max as u64;
+            return if stays { Ok(true) } else { self.reserve_pages(c, st, (0, 0), charge) };
         }
-        if !self.load_last_page(c, st, size)? {
+        if !self.load_last_page(c, st, size, charge)? {
             return Ok(false);
         }
         if size < st.size && !size.is_multiple_of(PAGE) {
             let lblk = size / PAGE;
             self.dom(c.domain).load_pages(c, st, lblk, 1)?;
             let cached = matches!(&st.body, Body::File(f) if f.pages.has(lblk));
-            return Ok(!cached || self.reserve_pages(c, st, lblk, lblk));
+            return if cached { self.reserve_pages(c, st, (lblk, lblk), charge) } else { Ok(true) };
         }
         Ok(true)
     }
@@ -74,11 +82,14 @@ impl MountedVolume {
             return Ok(false);
         };
         op.touch(c, st)?;
+        let charge = self.shared.quotas.charge(c, st);
+        let before = self.shared.quotas.blocks_of(st);
         st.size = st.size.min(tail * PAGE);
         st.durability.operation_changes_data();
         let Body::File(f) = &mut st.body else { return Ok(false) };
         self.drop_blocks(op, c, f, tail..LBLK_MAX + 1);
         self.release_surplus(self.dom(c.domain), f);
+        charge.settle(before, self.shared.quotas.blocks_of(st));
         Ok(true)
     }
 

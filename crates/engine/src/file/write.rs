@@ -6,15 +6,17 @@
 use super::reserve::Reserve;
 use super::{PAGE, SIZE_MAX};
 use crate::cell::pages::Page;
-use crate::cell::{Body, Cell, State};
+use crate::cell::{Body, Cell, FileBody, State};
 use crate::domain::Domain;
 use crate::error::{Error, Result};
 use crate::planted::sharing::{Place, share};
+use crate::quota::{self, Charge, Force};
 use crate::space::Space;
 use crate::types::*;
 use crate::volume::operation::Op;
 use crate::volume::{MountedVolume, OpenFile, Volume};
 use braidfs_format::inode::IMMUTABLE;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -59,6 +61,31 @@ fn end_of_overwrite(d: &Domain, st: &State, offset: u64, len: usize) -> Option<u
     let end = offset.checked_add(len as u64).filter(|end| *end <= st.size)?;
     let ours = st.durability.dirty_tx() == Some(d.running()) && !st.deleted && st.flags & IMMUTABLE == 0;
     (ours && f.inline.is_none() && !f.map.is_full()).then_some(end)
+}
+
+/// Puts bytes into the pages of a file; how many pages are new, and how many were not dirty before.
+fn write_pages(f: &mut FileBody, offset: u64, data: &[u8]) -> (usize, usize) {
+    let (mut done, mut new_pages, mut new_dirty) = (0, 0, 0);
+    while done < data.len() {
+        let at = offset + done as u64;
+        let (lblk, from) = (at / PAGE, (at % PAGE) as usize);
+        let k = (PAGE as usize - from).min(data.len() - done);
+        let bytes = &data[done..done + k];
+        match f.pages.write(lblk, from, bytes) {
+            Some(fresh) => new_dirty += usize::from(fresh),
+            None => {
+                let mut p = if k == PAGE as usize { Page::from_slice(bytes) } else { Page::zeroed() };
+                if k < PAGE as usize {
+                    p.write(from, bytes);
+                }
+                f.pages.put_dirty(lblk, p);
+                new_pages += 1;
+                new_dirty += 1;
+            }
+        }
+        done += k;
+    }
+    (new_pages, new_dirty)
 }
 
 impl MountedVolume {
@@ -161,7 +188,8 @@ impl MountedVolume {
             if matches!(at, At::Accepted(_)) { Space::reserve_accepted } else { Space::reserve_ordinary };
         let n = data.len().min((SIZE_MAX - offset) as usize);
         let end = offset + n as u64;
-        if !self.load_last_page(c, &mut st, end)? {
+        let mut charge = self.shared.quotas.charge(c, &st);
+        if !self.load_last_page(c, &mut st, end, &mut charge)? {
             return Ok(None);
         }
         let inline_max = self.shared.inline_max;
@@ -183,28 +211,8 @@ impl MountedVolume {
                 d.space.unreserve_accepted(1, promised);
                 op.grows(c.domain, grows as usize);
             }
-        } else {
-            let (first, last) = (offset / PAGE, (end - 1) / PAGE);
-            // inline content becomes page 0, which the write itself may not reach
-            let extra = u64::from(first > 0 && f.inline.as_ref().is_some_and(|b| !b.is_empty()));
-            let Ok(promised) = reserve(&d.space, extra) else { return Ok(None) };
-            if !self.reserve_pages_as(c, &mut st, first, last, reserve) {
-                d.space.unreserve_accepted(extra, promised);
-                return Ok(None);
-            }
-            if let Body::File(f) = &mut st.body {
-                f.reserved += extra;
-            }
-            // a page that is written in part needs what it held
-            let old_end = st.size;
-            for (lblk, part) in [
-                (first, offset % PAGE != 0 || (end < (first + 1) * PAGE && end < old_end)),
-                (last, !end.is_multiple_of(PAGE) && end < old_end),
-            ] {
-                if part {
-                    d.load_pages(c, &mut st, lblk, 1)?;
-                }
-            }
+        } else if !self.prepare_pages(c, &mut st, offset..end, reserve, &mut charge)? {
+            return Ok(None);
         }
         // else an inline file's bytes change, which are its record's
         let blocks = matches!(&st.body, Body::File(f) if f.inline.is_none());
@@ -213,6 +221,7 @@ impl MountedVolume {
         } else {
             op.touch(c, &mut st)?
         }
+        charge.keep();
         st.modified(self.shared.now());
         st.durability.operation_changes_data();
         let old_size = st.size;
@@ -230,27 +239,7 @@ impl MountedVolume {
             return Ok(Some(Wrote { offset, bytes: n, dirty: 0 }));
         }
         d.uninline(f);
-        let mut done = 0;
-        let (mut new_pages, mut new_dirty) = (0, 0);
-        while done < n {
-            let at = offset + done as u64;
-            let (lblk, from) = (at / PAGE, (at % PAGE) as usize);
-            let k = (PAGE as usize - from).min(n - done);
-            let bytes = &data[done..done + k];
-            match f.pages.write(lblk, from, bytes) {
-                Some(fresh) => new_dirty += usize::from(fresh),
-                None => {
-                    let mut p = if k == PAGE as usize { Page::from_slice(bytes) } else { Page::zeroed() };
-                    if k < PAGE as usize {
-                        p.write(from, bytes);
-                    }
-                    f.pages.put_dirty(lblk, p);
-                    new_pages += 1;
-                    new_dirty += 1;
-                }
-            }
-            done += k;
-        }
+        let (new_pages, new_dirty) = write_pages(f, offset, &data[..n]);
         if f.writers.are_several() {
             f.pages.share(offset / PAGE, (end - 1) / PAGE);
         }
@@ -261,6 +250,45 @@ impl MountedVolume {
             d.budget.charge(Way::Write, new_dirty as u64 * PAGE, 0);
         }
         Ok(Some(Wrote { offset, bytes: n, dirty: f.pages.dirty_count() }))
+    }
+
+    /// Reserves blocks for the bytes that a write replaces or adds, and reads the pages of which it keeps a part; false where
+    /// room must be made first.
+    fn prepare_pages(
+        &self,
+        c: &Cell,
+        st: &mut State,
+        bytes: Range<u64>,
+        reserve: Reserve,
+        charge: &mut Charge<'_>,
+    ) -> Result<bool> {
+        let d = self.dom(c.domain);
+        let Body::File(f) = &st.body else { return Err(Error::Invalid("not a regular file")) };
+        let (first, last) = (bytes.start / PAGE, (bytes.end - 1) / PAGE);
+        // inline content becomes page 0, which the write itself may not reach
+        let extra = u64::from(first > 0 && f.inline.as_ref().is_some_and(|b| !b.is_empty()));
+        let Ok(promised) = reserve(&d.space, extra) else { return Ok(false) };
+        let reserved = match self.reserve_pages_as(c, st, (first, last), reserve, charge) {
+            Ok(true) => charge.blocks(extra).map(|()| true),
+            other => other,
+        };
+        if !matches!(reserved, Ok(true)) {
+            d.space.unreserve_accepted(extra, promised);
+            return reserved;
+        }
+        if let Body::File(f) = &mut st.body {
+            f.reserved += extra;
+        }
+        // a page that is written in part needs what it held
+        let inside = bytes.end < st.size;
+        let parts = [
+            (first, !bytes.start.is_multiple_of(PAGE) || (bytes.end < (first + 1) * PAGE && inside)),
+            (last, !bytes.end.is_multiple_of(PAGE) && inside),
+        ];
+        for (lblk, _) in parts.into_iter().filter(|p| p.1) {
+            d.load_pages(c, st, lblk, 1)?;
+        }
+        Ok(true)
     }
 
     /// Where the write started, and its bytes: fewer than given only where it could not go on.
@@ -304,6 +332,8 @@ impl MountedVolume {
                         }
                         piece = &piece[..(rest * PAGE) as usize];
                     }
+                    // to the last block that the owner may have
+                    Err(Error::Quota(_)) if let Some(n) = self.half_of(c, at, piece) => piece = &piece[..n],
                     Err(_) if done > 0 => return Ok((start, done)),
                     Err(e) => return Err(e),
                 }
@@ -325,6 +355,17 @@ impl MountedVolume {
         }
         self.throttle(c, dirty)?;
         Ok((start, done))
+    }
+
+    /// How many bytes of a piece lie in the first half of its blocks; `None` where it has but one.
+    fn half_of(&self, c: &Cell, at: At, piece: &[u8]) -> Option<usize> {
+        let offset = match at {
+            At::Offset(o) | At::Accepted(o) => o,
+            At::End => c.state.read().size,
+        };
+        let (first, last) = (offset / PAGE, (offset + piece.len() as u64 - 1) / PAGE);
+        let end = (first + (last - first).div_ceil(2)) * PAGE;
+        (last > first).then(|| (end - offset) as usize)
     }
 
     /// A file with much dirty data, `dirty` pages, writes it, in the thread that made it; so does a volume that is over
@@ -351,7 +392,7 @@ impl Volume {
     /// later.
     ///
     /// # Errors
-    /// [`Error::NoSpace`], [`Error::TooBig`], [`Error::IsDir`], [`Error::Perm`] for immutable files. That append-only ones
+    /// [`Error::NoSpace`], [`Error::Quota`], [`Error::TooBig`], [`Error::IsDir`], [`Error::Perm`] for immutable files. That append-only ones
     /// are written at their end is for the caller to see to, who knows how the file was opened.
     pub fn write(&self, file: &OpenFile, offset: u64, data: &[u8]) -> Result<usize> {
         share(Place::Write);
@@ -371,6 +412,7 @@ impl Volume {
         if data.is_empty() {
             return Ok(0);
         }
+        let _accepted = quota::forced(Force::All);
         Ok(self.mounted().write_at(&file.cell, At::Accepted(offset), data)?.1)
     }
 

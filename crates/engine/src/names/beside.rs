@@ -8,7 +8,7 @@
 //! Locks: the directory, then the inode, then the bucket. All that is said of a name is said with its bucket locked: the
 //! entry, the inode's link, who left it, and what is known of names looked up lately.
 
-use super::checks::{check_alive, check_changeable, check_name, check_takes_names};
+use super::checks::{check_alive, check_changeable, check_name, check_project, check_takes_names};
 use super::create::Made;
 use super::entries::ENTRY_BLOCKS;
 use super::lookup::is_named;
@@ -117,6 +117,7 @@ impl MountedVolume {
             return Ok(None);
         }
         let Ok(mut st) = self.fresh(&dst, new, cred) else { return Ok(None) };
+        let Ok(charge) = self.charge_inode(&st, cred) else { return Ok(None) };
         st.nlink = 1;
         let cell = Arc::new(Cell::new(inode, target, new.kind, st));
         let mut st = cell.state.write();
@@ -146,6 +147,7 @@ impl MountedVolume {
         op.hint(d, name, &cell);
         let attr = cell.attr(&st);
         drop(st);
+        self.inode_is_made(&cell, charge);
         // before anybody can find its entry
         self.dom(target).cells.insert_new(cell.clone());
         drop(bucket);
@@ -249,6 +251,9 @@ impl MountedVolume {
             return Ok(None);
         }
         let mut st = c.state.write();
+        if check_project(&tst, &st).is_err() {
+            return Ok(None);
+        }
         if !self.may_leave(&st) || !st.has_link(from.ino, name) || !unwritten.holds(op.enter(c.domain), &c, &st) {
             return Ok(None);
         }

@@ -36,3 +36,10 @@ pub(crate) fn check_changeable(st: &State) -> Result<()> {
 pub(crate) fn check_takes_names(st: &State) -> Result<()> {
     if st.flags & braidfs_format::inode::IMMUTABLE != 0 { Err(Error::Perm) } else { Ok(()) }
 }
+
+/// # Errors
+/// [`Error::CrossProject`] where a directory that counts for a limit of its own is to take an inode that does not count for it
+/// (XFS's project inheritance).
+pub(super) fn check_project(dir: &State, st: &State) -> Result<()> {
+    if dir.project() == 0 || dir.project() == st.project() { Ok(()) } else { Err(Error::CrossProject) }
+}

@@ -10,10 +10,11 @@ use crate::cell::opened::OpenCell;
 use crate::cell::record::LINKS_MAX;
 use crate::cell::{Body, Cell, State};
 use crate::error::{Error, Result};
+use crate::quota::Charge;
 use crate::types::*;
 use crate::volume::operation::Op;
 use crate::volume::{MountedVolume, OpenFile, Volume};
-use braidfs_format::inode::NOCOW;
+use braidfs_format::inode::{NOCOW, PROJECT_MASK};
 use std::sync::Arc;
 
 /// A new inode and its attributes.
@@ -35,6 +36,7 @@ impl MountedVolume {
         if new.kind == FileKind::File || new.kind == FileKind::Dir {
             st.flags |= dir.flags & NOCOW;
         }
+        st.flags |= dir.flags & PROJECT_MASK;
         if new.kind == FileKind::Dir {
             st.placement = match dir.placement {
                 // below the top level nothing spreads any more
@@ -55,6 +57,21 @@ impl MountedVolume {
             }
         }
         Ok(st)
+    }
+
+    /// Charges the owners of an inode that is to be made.
+    pub(super) fn charge_inode(&self, st: &State, cred: &Cred) -> Result<Charge<'_>> {
+        let mut charge = self.shared.quotas.charge_new(st.owners());
+        charge.inode(cred.privileged)?;
+        Ok(charge)
+    }
+
+    /// It is made, and nobody else has seen it.
+    pub(super) fn inode_is_made(&self, c: &Cell, charge: Charge<'_>) {
+        if charge.is_on() {
+            self.shared.quotas.is_counted_now(c.ino);
+        }
+        charge.keep();
     }
 
     pub(crate) fn create(&self, dir: InodeNo, name: &[u8], new: &NewNode<'_>, cred: &Cred) -> Result<Made> {
@@ -192,6 +209,7 @@ impl MountedVolume {
         }
         let Some(before) = op.may_take(d, name, target) else { return Ok(None) };
         let mut st = self.fresh(&dst, new, cred)?;
+        let charge = self.charge_inode(&st, cred)?;
         st.durability.inode_takes_name(&before);
         st.gain_link(d.ino, name, self.shared.name_time(&mut [&mut dst], 0));
         if new.kind == FileKind::Dir {
@@ -211,6 +229,7 @@ impl MountedVolume {
         debug_assert!(st.has_link(d.ino, name) && st.durability.dirty_tx() == Some(op.tx(target).id), "{}", cell.ino);
         let attr = cell.attr(&st);
         drop(st);
+        self.inode_is_made(&cell, charge);
         self.dom(target).cells.insert_new(cell.clone());
         Ok(Some((cell, attr)))
     }
@@ -242,6 +261,7 @@ impl Volume {
             check_takes_names(&dst)?;
             let st = i.fresh(&dst, new, cred)?;
             drop(dst);
+            let charge = i.charge_inode(&st, cred)?;
             let cell = Arc::new(Cell::new(inode, d.domain, new.kind, st));
             let mut st = cell.state.write();
             op.touch(&cell, &mut st)?;
@@ -249,6 +269,7 @@ impl Volume {
             drop(st);
             let dom = i.dom(d.domain);
             dom.orphans.insert(inode.ino);
+            i.inode_is_made(&cell, charge);
             dom.cells.insert_new(cell.clone());
             Ok((attr, OpenFile::new(OpenCell::counted(cell), self.reference())))
         })();

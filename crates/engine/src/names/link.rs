@@ -1,6 +1,6 @@
 //! Another name for a file.
 
-use super::checks::{check_alive, check_changeable, check_name, check_takes_names};
+use super::checks::{check_alive, check_changeable, check_name, check_project, check_takes_names};
 use super::entries::{Child, ENTRY_BLOCKS};
 use super::prerequisites::Unwritten;
 use crate::braid::entry::{By, Edit};
@@ -16,7 +16,7 @@ impl Volume {
     /// Another name for a file (not a directory).
     ///
     /// # Errors
-    /// [`Error::Exists`], [`Error::Perm`] for directories, [`Error::TooManyLinks`], [`Error::NoSpace`].
+    /// [`Error::Exists`], [`Error::Perm`] for directories, [`Error::TooManyLinks`], [`Error::NoSpace`], [`Error::CrossProject`].
     pub fn link(&self, ino: InodeNo, dir: InodeNo, name: &[u8]) -> Result<Attr> {
         let i = self.mounted();
         i.pace_change(dir);
@@ -72,6 +72,7 @@ impl MountedVolume {
         }
         check_changeable(&st)?;
         check_takes_names(&dst)?;
+        check_project(&dst, &st)?;
         let bytes: usize = st.links.iter().map(|l| l.name.len() + 9).sum();
         if st.links.len() >= LINKS_MAX || bytes + name.len() + 9 > LINK_BYTES_MAX {
             return Err(Error::TooManyLinks);

@@ -65,6 +65,7 @@ impl MountedVolume {
         // a second time would free its blocks, which may be another's by then
         assert!(!st.deleted, "{}: deleted twice", c.ino);
         debug_assert!(st.durability.dirty_tx() == Some(e.tx().id), "{}: not touched", c.ino);
+        e.domain.shared.quotas.gone(c, st);
         let mut runs = Vec::new();
         match &mut st.body {
             Body::File(f) => {

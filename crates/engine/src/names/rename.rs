@@ -5,7 +5,7 @@
 //! rare cases that meet an earlier rename of another domain which is not durable yet, and for the exchange of directories
 //! of two domains (docs/crash-contract.md says which and why).
 
-use super::checks::{check_alive, check_changeable, check_name, check_takes_names};
+use super::checks::{check_alive, check_changeable, check_name, check_project, check_takes_names};
 use super::entries::{Child, Named};
 use super::prerequisites::Unwritten;
 use crate::braid::durability::Before;
@@ -357,6 +357,12 @@ impl MountedVolume {
         }
         check_changeable(&l.src)?;
         check_changeable(&l.dirs[l.old])?;
+        if r.two_dirs() {
+            check_project(&l.dirs[l.new], &l.src)?;
+            if let (Some(_), Some(v)) = (r.partner(), &l.dst) {
+                check_project(&l.dirs[l.old], v)?;
+            }
+        }
         // a new name may go into an append-only directory; one that is there may not be taken away
         let (Some(d), Some(v)) = (&r.dst, &mut l.dst) else {
             check_takes_names(&l.dirs[l.new])?;
@@ -507,7 +513,7 @@ impl Volume {
     ///
     /// # Errors
     /// As `renameat2`: [`Error::NotFound`], [`Error::Exists`], [`Error::NotEmpty`], [`Error::IsDir`], [`Error::NotDir`],
-    /// [`Error::Invalid`] for a directory below itself.
+    /// [`Error::Invalid`] for a directory below itself; [`Error::CrossProject`].
     pub fn rename(&self, dir: InodeNo, name: &[u8], new_dir: InodeNo, new_name: &[u8], mode: RenameMode) -> Result<()> {
         let i = self.mounted();
         i.pace_change(dir);

@@ -20,7 +20,7 @@ const BATCH_PART: i64 = 64;
 const FEW: i64 = 1024;
 
 #[derive(Debug, Default)]
-pub(super) struct Account {
+pub(crate) struct Account {
     /// Blocks that no slot has. Below 0 where a planted bug, or recovery, took what was promised.
     common: Line<AtomicI64>,
     /// Never below 0.

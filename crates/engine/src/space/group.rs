@@ -218,7 +218,7 @@ impl Group {
         let found = match enough {
             0 => bitmap::longest_run(&state.used),
             // the first run, so that freed blocks are met soon
-            n if planted(Bug::FreedReused) => bitmap::find_run(&state.used, 0, n),
+            n if planted(Bug::FreedReused) || planted(Bug::MovedFreedEarly) => bitmap::find_run(&state.used, 0, n),
             n => bitmap::find_run(&state.used, state.cursor, n),
         };
         let (at, len) = found?;

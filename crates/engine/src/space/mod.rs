@@ -44,7 +44,7 @@ pub mod victims;
 
 use crate::error::Result;
 use crate::store::Store;
-use account::Account;
+pub(crate) use account::Account;
 use braidfs_format::group::{Owner, lost_table, table_mark};
 use braidfs_format::{BlockAddr, Corrupt, DomainId};
 use braidfs_sync::slots::Counter;

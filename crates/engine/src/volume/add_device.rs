@@ -21,7 +21,7 @@ use std::sync::atomic::Ordering;
 pub struct DeviceChange {
     /// Number of the device.
     pub device: u16,
-    /// Its UUID.
+    /// UUID of the device.
     pub uuid: [u8; 16],
     /// Bytes of it that the volume uses, or used.
     pub bytes: u64,

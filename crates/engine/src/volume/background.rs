@@ -139,6 +139,7 @@ fn run(mounted: &MountedVolume, stop: &Stop, t: usize, n: usize) {
             if last_look.elapsed() >= SOFT_LIMITS {
                 last_look = Instant::now();
                 mounted.look_at_soft_limits();
+                mounted.look_at_quotas();
             }
             mounted.balance_memory();
             frames::trim();

@@ -157,7 +157,9 @@ impl MountedVolume {
         }
         op.write_out_older(&c, &mut st)?;
         d.load_pages(&c, &mut st, lblk, 1)?;
-        if !self.reserve_pages(&c, &mut st, lblk, lblk) {
+        // the block counts already
+        let mut charge = self.shared.quotas.charge(&c, &st);
+        if !self.reserve_pages(&c, &mut st, (lblk, lblk), &mut charge)? {
             return Ok(false);
         }
         if planted(Bug::MoveForgotten) {

@@ -52,7 +52,7 @@ impl Drained {
 pub struct HeldDirectory {
     /// From the root of the volume on; empty where it has none (files that are removed and open).
     pub path: Vec<u8>,
-    /// How many.
+    /// Number of its inodes that keep the device.
     pub inodes: u64,
 }
 

@@ -55,7 +55,7 @@ impl MountedVolume {
             return false;
         }
         let orphan = match self.held.give_back(ino, is_it, times) {
-            GivenBack::Held => return false,
+            GivenBack::StillHeld => return false,
             GivenBack::Last { orphan } => orphan,
             GivenBack::TooMuch { orphan } => {
                 self.held.excess.fetch_add(1, Ordering::Relaxed);

@@ -8,7 +8,7 @@ use crate::types::DomainId;
 pub(crate) struct Kept(Vec<(DomainId, Emptying)>);
 
 impl Kept {
-    /// One more.
+    /// Adds a group that is to be emptied.
     pub fn push(&mut self, domain: DomainId, group: Emptying) {
         self.0.push((domain, group));
     }

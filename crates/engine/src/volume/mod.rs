@@ -23,6 +23,7 @@ mod mounted;
 mod online_check;
 pub mod open_file;
 pub(crate) mod operation;
+pub mod quotas;
 pub mod rebalance;
 pub mod remount;
 pub mod remove_device;

@@ -2,7 +2,7 @@
 
 use super::domains::Domains;
 use super::groups::Bat;
-use super::held::table::Held;
+use super::held::table::LookupCounts;
 use super::siblings::Siblings;
 use super::{MountedVolume, Volume};
 use crate::cell::dentries::DentryCache;
@@ -58,10 +58,14 @@ impl Volume {
         if options.read_only {
             return Err(Error::ReadOnly);
         }
-        Self::mount_with(devices, options, Some(Held::of_list(held)?))
+        Self::mount_with(devices, options, Some(LookupCounts::of_list(held)?))
     }
 
-    fn mount_with(devices: Vec<Arc<dyn Device>>, mut options: MountOptions, held: Option<Held>) -> Result<Volume> {
+    fn mount_with(
+        devices: Vec<Arc<dyn Device>>,
+        mut options: MountOptions,
+        held: Option<LookupCounts>,
+    ) -> Result<Volume> {
         let switches = ablation::check().map_err(|e| {
             tracing::error!("{e}");
             Error::Invalid(
@@ -110,7 +114,7 @@ fn open(
     mut sb: SuperBlock,
     devices: Vec<Arc<dyn Device>>,
     options: MountOptions,
-    held: Option<Held>,
+    held: Option<LookupCounts>,
 ) -> Result<Arc<MountedVolume>> {
     let holding = held.is_some();
     let store = Arc::new(Store::new(devices, &sb)?);
@@ -152,6 +156,7 @@ fn open(
         domains: Domains::new(domains, most),
         bat: Mutex::new(bat),
         tenants: Mutex::new(()),
+        quotas: Mutex::default(),
         rename: Mutex::new(()),
         last_move: Mutex::new(None),
         next_domain: AtomicU32::new(0),
@@ -184,6 +189,7 @@ fn open(
     mounted.go_on_draining();
     mounted.check_tenants()?;
     mounted.count_tenants_inodes();
+    mounted.load_quotas()?;
     Ok(mounted)
 }
 

@@ -2,7 +2,7 @@
 
 use super::domains::Domains;
 use super::groups::Bat;
-use super::held::table::Held;
+use super::held::table::LookupCounts;
 use super::kept::Kept;
 use super::siblings::Siblings;
 use crate::braid::frontier::Frontier;
@@ -15,6 +15,7 @@ use crate::error::{Error, Result};
 use crate::fsync::committers::Committers;
 use crate::fsync::queue::Syncing;
 use crate::fsync::ticket::Pool;
+use crate::quota::Limits;
 use crate::store::Store;
 use crate::types::*;
 use braidfs_format::super_block::SuperBlock;
@@ -42,6 +43,8 @@ pub(crate) struct MountedVolume {
     pub bat: Mutex<Bat, rank::GroupTable>,
     /// Held by who makes, changes or removes a tenant.
     pub tenants: Mutex<(), rank::Tenants>,
+    /// Limits of users and directories, as the root directory has them.
+    pub quotas: Mutex<Limits, rank::QuotaLimits>,
     /// Renames between two directories, one at a time. Outermost lock rank (docs/locking.md).
     pub rename: Mutex<(), rank::Rename>,
     /// The latest move of a directory to another parent: its domain and transaction. Lock rank: leaf.
@@ -74,7 +77,7 @@ pub(crate) struct MountedVolume {
     /// Generation of the root, where it was loaded once.
     pub root_generation: OnceLock<u32>,
     /// Inodes that a front end's kernel knows.
-    pub held: Held,
+    pub held: LookupCounts,
 }
 
 impl MountedVolume {

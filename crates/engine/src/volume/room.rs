@@ -326,6 +326,7 @@ impl Volume {
         if tenant {
             i.inodes_of_tenant(d, &mut s);
         }
+        i.limit_statfs(ino, &mut s);
         Ok(s)
     }
 

@@ -1,7 +1,7 @@
 //! Tenants: directory trees with a domain of their own, and what they may use of the volume (docs/tenants.md).
 
 use super::{MountedVolume, Volume};
-use crate::budget::{Held, Paid, RateUse, Turn};
+use crate::budget::{Credit, Paid, RateUse, Turn};
 use crate::cell::Cell;
 use crate::domain::Domain;
 use crate::domain::tenant::{Binding, Soft};
@@ -24,7 +24,7 @@ pub const TENANT_INODES_MAX: u64 = 1 << 56;
 pub const TENANT_BPS_MIN: u64 = 64 << 10;
 /// The lowest ceiling of memory: what a few transactions and open files take.
 pub const TENANT_MEMORY_MIN: u64 = 4 << 20;
-/// See [`TENANT_BPS_MIN`].
+/// The lowest limit of requests a second, for the reason of [`TENANT_BPS_MIN`].
 pub const TENANT_IOPS_MIN: u64 = 10;
 
 /// How long a soft limit may be exceeded where nobody says: as with `setquota` and `xfs_quota`.
@@ -33,7 +33,7 @@ pub const GRACE: Duration = Duration::from_secs(7 * 24 * 3600);
 /// A limit of space that may be exceeded for a while.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SoftLimit {
-    /// Bytes.
+    /// Bytes from which on it counts as exceeded.
     pub space: u64,
     /// So long; whole seconds. Then it is a hard limit until less is in use.
     pub grace: Duration,
@@ -75,7 +75,7 @@ pub struct Tenant {
     pub grace_is_over: bool,
     /// What it read and wrote while it had a rate.
     pub read: RateUse,
-    /// See `read`.
+    /// The same of writes.
     pub written: RateUse,
     /// Bytes of the cache that it holds.
     pub cached: u64,
@@ -310,12 +310,12 @@ impl Volume {
 
     /// What this thread has paid for of the inode's domain ([`Turn::go`]), for who goes on with what it does: until the value
     /// is dropped it is not given back.
-    pub fn hold_paid(&self, ino: InodeNo) -> Option<Held> {
+    pub fn take_credit(&self, ino: InodeNo) -> Option<Credit> {
         let i = self.mounted();
         if !i.shared.rates.load(Ordering::Relaxed) {
             return None;
         }
-        i.domain_of(ino)?.budget.hold()
+        i.domain_of(ino)?.budget.take_credit()
     }
 
     /// Whether the rates of any tenant are limited, or were since the mount.

@@ -17,7 +17,7 @@ pub(crate) const DEVICE_BLANK: u32 = 1;
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct DeviceStart {
-    /// [`DeviceCall`].
+    /// Number of a [`DeviceCall`].
     pub call: u32,
     pub flags: u32,
     /// Of the device that is meant, where it is one of the volume's.

@@ -20,7 +20,7 @@ pub(crate) const TENANT_TEXT: usize = 640;
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct TenantArg {
-    /// [`TenantCall`].
+    /// Number of a [`TenantCall`].
     pub call: u32,
     /// Of the answer: 0, or why not.
     pub errno: u32,
@@ -48,7 +48,7 @@ pub(crate) struct TenantArg {
     pub rates: [[u64; 2]; 4],
     /// Bytes, 0: no limit.
     pub soft_space: u64,
-    /// Seconds.
+    /// How long the soft limit may be exceeded, seconds.
     pub grace: u32,
     /// Of the answer, 1: it is over.
     pub grace_is_over: u32,
@@ -82,7 +82,7 @@ pub(crate) const KNOWS_RATES: u32 = 1 << 30;
 /// [`TenantArg::mode`] of the answer of a server that knows limits of inodes.
 pub(crate) const KNOWS_INODES: u32 = 1 << 31;
 
-/// [`TenantArg::call`].
+/// What [`TenantArg::call`] asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum TenantCall {
@@ -101,7 +101,7 @@ pub(crate) const MOUNT_FLAGS: [u32; 4] = [1, 2, 4, 8];
 /// A tenant of a mounted volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TenantInfo {
-    /// Its name.
+    /// Name of the tenant.
     pub name: String,
     /// Number of its root directory.
     pub root: u64,
@@ -158,9 +158,9 @@ pub type NewLimit<T = u64> = Option<Option<T>>;
 /// Which limits of a tenant change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TenantChange {
-    /// Bytes.
+    /// Hard limit of space, bytes.
     pub space: NewLimit,
-    /// Inodes.
+    /// Limit of inodes, a number.
     pub inodes: NewLimit,
     /// The soft limit of space.
     pub soft_space: NewLimit<SoftLimit>,

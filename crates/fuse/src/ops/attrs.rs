@@ -28,6 +28,11 @@ impl BraidFs {
             if flags & (IMMUTABLE | APPEND) != 0 && requester::is_writing(req) {
                 return Err(Errno::PERM);
             }
+            if self.asks_for_quota(id.ino())
+                && let Some(outcome) = self.getattr_within_quota(req, cx)?
+            {
+                return Ok(outcome);
+            }
             if self.is_tight(id.ino()) {
                 return self.getattr_of_writer(req, out, cx);
             }
@@ -344,6 +349,7 @@ mod tests {
             ctime: t,
             btime: t,
             flags: IMMUTABLE,
+            project: 0,
         };
         let entry = entry_out(&a, 1);
         assert_eq!((entry.nodeid, entry.generation, entry.attr.ino), (3 | 4 << 40, 4, 3));

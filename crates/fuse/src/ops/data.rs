@@ -56,11 +56,12 @@ impl BraidFs {
         if writer {
             self.watch_room(ino, cx.channel);
         }
-        let cached_writer = writer && !append_only && !self.is_tight(ino);
+        let limited = self.is_tight(ino) || self.asks_for_quota(ino);
+        let cached_writer = writer && !append_only && !limited;
         let fh =
             self.handles.insert(Handle { file, cached_writer, append_only, fh: 0, caps_epoch: AtomicU64::new(0) })?;
         // Again: the domain may have become tight before the handle was there to be seen.
-        let through = writer && (!cached_writer || self.is_tight(ino));
+        let through = writer && (!cached_writer || self.is_tight(ino) || self.asks_for_quota(ino));
         let cache = if through { fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES } else { fopen::KEEP_CACHE };
         Ok(abi::OpenOut { fh, open_flags: cache | fopen::NOFLUSH, padding: 0 })
     }
@@ -100,6 +101,7 @@ impl BraidFs {
             self.write_whole(opened.file(), arg.offset, data)?
         } else {
             self.takes_write(&opened, arg.offset)?;
+            let _as = self.as_requester(req);
             self.vol.write(opened.file(), arg.offset, data).map_err(errno)? as u32
         };
         cx.moved(size as usize);
@@ -156,7 +158,7 @@ impl BraidFs {
             synced.map_err(errno)?;
             return Ok(Outcome::Reply);
         }
-        let (later, paid) = (cx.later(), self.vol.hold_paid(ino));
+        let (later, paid) = (cx.later(), self.vol.take_credit(ino));
         let done = move |result: braidfs::Result<()>| {
             drop(paid);
             later.done(result.map_err(errno));
@@ -176,6 +178,7 @@ impl BraidFs {
         let mode = falloc_mode(arg.mode)?;
         let opened = self.opened(req.node(), arg.fh)?;
         self.strip(req, &opened, cx)?;
+        let _as = self.as_requester(req);
         self.vol.fallocate(opened.file(), mode, arg.offset, arg.length).map_err(errno)?;
         self.watch_room(opened.ino(), cx.channel);
         Ok(Outcome::Reply)
@@ -238,6 +241,7 @@ impl BraidFs {
         let size_of = |h: &Opened<'_>| self.vol.getattr(h.ino()).map(|a| a.size).map_err(errno);
         let len = arg.len.min(COPY_BYTES).min(size_of(&from)?.saturating_sub(arg.off_in));
         let len = whole_pages(arg.off_out, len, size_of(&to)?)?;
+        let _as = self.as_requester(req);
         let bytes_copied = self.vol.copy_range(from.file(), arg.off_in, to.file(), arg.off_out, len).map_err(errno)?;
         self.watch_room(to.ino(), cx.channel);
         if wide {

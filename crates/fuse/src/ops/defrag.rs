@@ -1,15 +1,11 @@
-//! Files in pieces, looked at and made whole, see [`crate::control::defrag_step`].
-//!
-//! A step reads and writes some MiB and commits, so that a thread of its own does it: a serving thread may be the only one for its
-//! queue.
+//! Files in pieces, looked at and made whole, see [`crate::control::defrag_step`]. A step reads
+//! and writes some MiB and commits ([`super::aside`]).
 
 use crate::abi;
 use crate::control::{DefragArg, DefragCall};
 use crate::fs::{BraidFs, Context};
-use crate::ops::flags::ioctl_out;
-use crate::request::{Answer, Handled, Outcome, Request};
+use crate::request::{Handled, Request};
 use crate::requester;
-use crate::session::run_aside;
 use braidfs::{InodeNo, Volume};
 use rustix::io::Errno;
 use zerocopy::FromBytes;
@@ -30,23 +26,7 @@ impl BraidFs {
             c if c == DefragCall::Step as u32 => DefragCall::Step,
             _ => return Err(Errno::INVAL),
         };
-        let (vol, later, room) = (self.vol.clone(), cx.later(), arg.out_size as usize);
-        let work = move || {
-            let done = answer(&vol, call, &mut said);
-            drop(vol);
-            let mut out = Answer::new(size_of::<DefragArg>());
-            match done.and_then(|()| ioctl_out(&mut out, room, &said)) {
-                Ok(()) => later.answer(&mut out),
-                Err(e) => later.done(Err(e)),
-            }
-        };
-        let mut asides = self.trims.lock();
-        asides.retain(|t| !t.is_finished());
-        // Where there is no thread, what was to be its work is dropped, and answers EIO.
-        if let Ok(thread) = run_aside("fuse-defrag", work) {
-            asides.push(thread);
-        }
-        Ok(Outcome::Deferred)
+        self.ioctl_aside("fuse-defrag", arg, cx, move |vol| answer(&vol, call, &mut said).map(|()| said))
     }
 }
 

@@ -143,9 +143,7 @@ impl BraidFs {
         if job.as_ref().is_some_and(|j| j.owner == Owner::Handle(fh)) {
             let thread = job.take().and_then(Job::abandon);
             drop(job);
-            let mut asides = self.trims.lock();
-            asides.retain(|t| !t.is_finished());
-            asides.extend(thread);
+            self.asides().extend(thread);
             return false;
         }
         job.is_some()

@@ -38,7 +38,7 @@ impl Durable {
 impl BraidFs {
     /// Makes durable what a request has changed, where the mount or the request wants that; `handled` is how it went.
     /// Where it cannot be made durable the request fails, though the change is there.
-    pub(crate) fn settle(&self, req: &Request<'_>, handled: Handled, cx: &Context<'_>) -> Handled {
+    pub(crate) fn sync_changes(&self, req: &Request<'_>, handled: Handled, cx: &Context<'_>) -> Handled {
         if handled != Ok(Outcome::Reply) {
             return handled;
         }

@@ -6,8 +6,8 @@ use super::trim::FITRIM;
 use super::volume::{FS_IOC_GETFSLABEL, FS_IOC_SETFSLABEL};
 use crate::abi;
 use crate::control::{
-    DEFRAG, DEVICE_START, DEVICE_STATUS, DEVICE_TEXT, REMOUNT, RESIZE, SAMPLE, SCRUB_START, SCRUB_STATUS, SCRUB_TEXT,
-    STATS, TENANT, UPGRADE,
+    DEFRAG, DEVICE_START, DEVICE_STATUS, DEVICE_TEXT, QUOTA, REMOUNT, RESIZE, SAMPLE, SCRUB_START, SCRUB_STATUS,
+    SCRUB_TEXT, STATS, TENANT, UPGRADE,
 };
 use crate::fs::{BraidFs, Context, errno};
 use crate::node::WireId;
@@ -50,12 +50,13 @@ impl BraidFs {
                 ioctl_out(out, room, &())?;
             }
             FS_IOC_FSGETXATTR => {
-                let flags = to_xflags(now()?);
-                ioctl_out(out, room, &abi::Fsxattr { xflags: flags, ..abi::Fsxattr::new_zeroed() })?;
+                let attr = self.vol.getattr(node).map_err(errno)?;
+                let (xflags, projid) = (to_xflags(attr.flags), attr.project);
+                ioctl_out(out, room, &abi::Fsxattr { xflags, projid, ..abi::Fsxattr::new_zeroed() })?;
             }
             FS_IOC_FSSETXATTR => {
                 let (x, _) = abi::Fsxattr::read_from_prefix(input).map_err(|_| Errno::INVAL)?;
-                if x.extsize != 0 || x.projid != 0 || x.cowextsize != 0 {
+                if x.extsize != 0 || x.projid != self.vol.getattr(node).map_err(errno)?.project || x.cowextsize != 0 {
                     return Err(Errno::OPNOTSUPP);
                 }
                 // There is no FS_XFLAG for it.
@@ -73,6 +74,7 @@ impl BraidFs {
             STATS => return self.stats_ioctl(&arg, out),
             SAMPLE => return self.sample_ioctl(req, &arg, input, out),
             TENANT => return self.tenant_ioctl(req, (id, node), &arg, input, cx),
+            QUOTA => return self.quota_ioctl(req, node, &arg, input, cx),
             DEFRAG => return self.defrag_ioctl(req, &arg, input, cx),
             RESIZE => return self.resize_ioctl(req, &arg, input, cx),
             UPGRADE => return self.upgrade_ioctl(req, &arg, input, cx),

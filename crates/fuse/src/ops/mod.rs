@@ -2,6 +2,7 @@
 //! inode flags, the scrub, the trim, the volume's devices, options that change, counts of requests and who watches, and what is made durable at once, and on
 //! which thread.
 
+mod aside;
 mod attrs;
 mod data;
 mod defrag;
@@ -11,6 +12,7 @@ mod durable;
 mod flags;
 mod job;
 mod names;
+mod quota;
 mod remount;
 mod resize;
 mod scrub;

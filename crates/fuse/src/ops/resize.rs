@@ -2,17 +2,15 @@
 //!
 //! A smaller one only where the kernel holds no writes back that were accepted: they could find no room any more.
 //!
-//! It waits for whoever takes or empties groups, and for the device, so that a thread of its own does it: a serving thread
-//! may be the only one for its queue.
+//! It waits for whoever takes or empties groups, and for the device ([`super::aside`]).
 
 use crate::abi;
-use crate::control::{RESIZE_TEXT, ResizeArg, ResizeTo};
+use crate::control::{ResizeArg, ResizeTo};
 use crate::fs::{BraidFs, Context};
-use crate::ops::flags::ioctl_out;
+use crate::ops::aside::short;
 use crate::profile::Cache;
-use crate::request::{Answer, Handled, Outcome, Request};
+use crate::request::{Handled, Request};
 use crate::requester;
-use crate::session::run_aside;
 use braidfs::{Error, NewSize};
 use rustix::io::Errno;
 use zerocopy::FromBytes;
@@ -33,9 +31,8 @@ impl BraidFs {
         requester::of_server(req)?;
         let (mut said, _) = ResizeArg::read_from_prefix(input).map_err(|_| Errno::INVAL)?;
         let size = understand(&said)?;
-        let (vol, later, room) = (self.vol.clone(), cx.later(), arg.out_size as usize);
         let held_back = self.profile.cache == Cache::Back;
-        let work = move || {
+        self.ioctl_aside("fuse-resize", arg, cx, move |vol| {
             let result = match held_back && vol.is_smaller(size) {
                 true => Err(Error::Size(HELD_BACK.into())),
                 false => vol.resize(size, &|_, _| {}),
@@ -51,20 +48,8 @@ impl BraidFs {
                     said.text = short(&e.to_string());
                 }
             }
-            drop(vol);
-            let mut out = Answer::new(size_of::<ResizeArg>());
-            match ioctl_out(&mut out, room, &said) {
-                Ok(()) => later.answer(&mut out),
-                Err(e) => later.done(Err(e)),
-            }
-        };
-        let mut asides = self.trims.lock();
-        asides.retain(|t| !t.is_finished());
-        // Where there is no thread, what was to be its work is dropped, and answers EIO.
-        if let Ok(thread) = run_aside("fuse-resize", work) {
-            asides.push(thread);
-        }
-        Ok(Outcome::Deferred)
+            Ok(said)
+        })
     }
 }
 
@@ -75,14 +60,6 @@ fn understand(arg: &ResizeArg) -> Result<NewSize, Errno> {
         t if t == ResizeTo::More as u32 => Ok(NewSize::More(arg.bytes)),
         _ => Err(Errno::INVAL),
     }
-}
-
-/// As much of a text as there is room for, cut between characters.
-fn short(text: &str) -> [u8; RESIZE_TEXT] {
-    let mut room = [0; RESIZE_TEXT];
-    let end = (0..=RESIZE_TEXT.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
-    room[..end].copy_from_slice(&text.as_bytes()[..end]);
-    room
 }
 
 #[cfg(test)]
@@ -97,14 +74,5 @@ mod tests {
         assert_eq!(ask(2, 7), Ok(NewSize::Bytes(7)));
         assert_eq!(ask(3, 7), Ok(NewSize::More(7)));
         assert_eq!((ask(0, 7), ask(4, 7)), (Err(Errno::INVAL), Err(Errno::INVAL)));
-    }
-
-    #[test]
-    fn a_long_reason_is_cut_between_characters() {
-        let long = "é".repeat(RESIZE_TEXT);
-        let cut = short(&format!("x{long}"));
-        let end = cut.iter().position(|b| *b == 0).unwrap_or(cut.len());
-        assert!(std::str::from_utf8(&cut[..end]).is_ok() && end >= RESIZE_TEXT - 1);
-        assert_eq!(&short("why")[..4], b"why\0");
     }
 }

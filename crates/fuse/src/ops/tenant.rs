@@ -1,19 +1,14 @@
-//! Tenants of the mounted volume, see [`crate::control::tenant_create`].
-//!
-//! A call claims groups, waits for syncs and for the device, so that a thread of its own does it: a serving thread may be the
-//! only one for its queue.
+//! Tenants of the mounted volume, see [`crate::control::tenant_create`]. A call claims
+//! groups, waits for syncs and for the device ([`super::aside`]).
 
 use crate::abi;
 use crate::connections::Connections;
-use crate::control::{
-    KNOWS_INODES, LEAVE_SPACE, SET_INODES, SET_MEMORY, SET_RATES, SET_SOFT, TENANT_TEXT, TenantArg, TenantCall,
-};
+use crate::control::{KNOWS_INODES, LEAVE_SPACE, SET_INODES, SET_MEMORY, SET_RATES, SET_SOFT, TenantArg, TenantCall};
 use crate::fs::{BraidFs, Context};
 use crate::node::WireId;
-use crate::ops::flags::ioctl_out;
-use crate::request::{Answer, Handled, Outcome, Request};
+use crate::ops::aside::short;
+use crate::request::{Handled, Request};
 use crate::requester;
-use crate::session::run_aside;
 use crate::tenant_mount;
 use braidfs::{Cred, DomainId, Error, InodeNo, Rates, Tenant, TenantBudget, Volume};
 use rustix::io::Errno;
@@ -37,9 +32,8 @@ impl BraidFs {
         let (mut said, _) = TenantArg::read_from_prefix(input).map_err(|_| Errno::INVAL)?;
         let gid = if uid == 0 { 0 } else { rustix::process::getegid().as_raw() };
         let cred = Cred { uid, gid, ..Cred::root() };
-        let (vol, later, room, channel) = (self.vol.clone(), cx.later(), arg.out_size as usize, cx.channel.clone());
-        let (jobs, connections) = (self.jobs.clone(), self.connections.clone());
-        let work = move || {
+        let (channel, jobs, connections) = (cx.channel.clone(), self.jobs.clone(), self.connections.clone());
+        self.ioctl_aside("fuse-tenant", arg, cx, move |vol| {
             let entry = said.text;
             match carry_out(&vol, &connections, dir, &said, &cred) {
                 Ok(t) => tell(&mut said, t),
@@ -64,19 +58,8 @@ impl BraidFs {
                 channel.invalidate_entry(id, name);
             }
             channel.invalidate(id, false);
-            let mut out = Answer::new(size_of::<TenantArg>());
-            match ioctl_out(&mut out, room, &said) {
-                Ok(()) => later.answer(&mut out),
-                Err(e) => later.done(Err(e)),
-            }
-        };
-        let mut asides = self.trims.lock();
-        asides.retain(|t| !t.is_finished());
-        // Where there is no thread, what was to be its work is dropped, and answers EIO.
-        if let Ok(thread) = run_aside("fuse-tenant", work) {
-            asides.push(thread);
-        }
-        Ok(Outcome::Deferred)
+            Ok(said)
+        })
     }
 }
 
@@ -160,12 +143,4 @@ fn tell(said: &mut TenantArg, t: Option<Tenant>) {
     let n = t.name.len().min(said.name.len() - 1);
     said.name.fill(0);
     said.name[..n].copy_from_slice(&t.name.as_bytes()[..n]);
-}
-
-/// As much of a text as there is room for, cut between characters.
-fn short(text: &str) -> [u8; TENANT_TEXT] {
-    let mut room = [0; TENANT_TEXT];
-    let end = (0..=TENANT_TEXT.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
-    room[..end].copy_from_slice(&text.as_bytes()[..end]);
-    room
 }

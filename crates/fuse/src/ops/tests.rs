@@ -450,7 +450,7 @@ fn trimming_is_answered_by_a_thread_of_its_own() {
     let cx = Context::new(&s.channel, 1, None);
     let asked = s.fs.handle(&Request::parse(&frame_of_root).unwrap(), &mut Answer::new(0), &cx);
     assert_eq!(asked, Ok(Outcome::Deferred));
-    assert_eq!(s.fs.trims.lock().len(), 1);
+    assert_eq!(s.fs.asides.lock().len(), 1);
     let vol = s.fs.into_volume();
     assert_eq!(Arc::strong_count(&vol), 1, "it is waited for");
 }

@@ -1,14 +1,10 @@
-//! The ioctl FITRIM (`fstrim`): the kernel hands it on like any other that it does not know.
-//!
-//! It takes as long as the device needs to discard all that is free, so that a thread of its own does it: a serving thread may
-//! be the only one for its queue.
+//! The ioctl FITRIM (`fstrim`): the kernel hands it on like any other that it does not know. It takes as long
+//! as the device needs to discard all that is free ([`super::aside`]).
 
 use crate::abi;
 use crate::fs::{BraidFs, Context, errno};
-use crate::ops::flags::ioctl_out;
-use crate::request::{Answer, Handled, Outcome, Request};
+use crate::request::{Handled, Request};
 use crate::requester;
-use crate::session::run_aside;
 use rustix::io::Errno;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -31,26 +27,10 @@ impl BraidFs {
             return Err(Errno::PERM);
         }
         let (mut range, _) = TrimRange::read_from_prefix(input).map_err(|_| Errno::INVAL)?;
-        let (vol, later, room) = (self.vol.clone(), cx.later(), arg.out_size as usize);
-        let work = move || {
+        self.ioctl_aside("fuse-trim", arg, cx, move |vol| {
             let end = range.start.saturating_add(range.len);
-            let mut out = Answer::new(64);
-            let trimmed = vol.trim(range.start..end, range.minlen).map_err(errno).and_then(|bytes| {
-                range.len = bytes;
-                ioctl_out(&mut out, room, &range)
-            });
-            drop(vol);
-            match trimmed {
-                Ok(()) => later.answer(&mut out),
-                Err(e) => later.done(Err(e)),
-            }
-        };
-        let mut trims = self.trims.lock();
-        trims.retain(|t| !t.is_finished());
-        // Where there is no thread, what was to be its work is dropped, and answers EIO.
-        if let Ok(thread) = run_aside("fuse-trim", work) {
-            trims.push(thread);
-        }
-        Ok(Outcome::Deferred)
+            range.len = vol.trim(range.start..end, range.minlen).map_err(errno)?;
+            Ok(range)
+        })
     }
 }

@@ -39,11 +39,11 @@ pub(super) enum State {
 /// `struct iovec`, which a thread may take along.
 #[derive(Debug)]
 #[repr(C)]
-pub(super) struct Part {
+pub(super) struct IoVec {
     pub base: usize,
     pub len: usize,
 }
-const _: () = assert!(size_of::<Part>() == size_of::<libc::iovec>());
+const _: () = assert!(size_of::<IoVec>() == size_of::<libc::iovec>());
 
 /// One request of a ring: memory that the kernel fills, and the answer to it.
 #[derive(Debug)]
@@ -52,7 +52,7 @@ pub(super) struct Entry {
     /// Its body is the payload: what is read goes there without a copy.
     pub answer: Answer,
     /// Header and payload, as the kernel wants them told.
-    pub parts: Box<[Part; 2]>,
+    pub iovecs: Box<[IoVec; 2]>,
     pub qid: u16,
     pub state: State,
     /// Number of the request that it holds.
@@ -73,15 +73,15 @@ impl Entry {
         let mut header = Box::new([0; HEADER_BYTES]);
         let mut memory = MmapOptions::new().len(PAYLOAD + PAYLOAD_BYTES).no_reserve_swap().map_anon()?;
         let payload = &mut memory[PAYLOAD..];
-        let parts = Box::new([
-            Part { base: header.as_mut_ptr() as usize, len: HEADER_BYTES },
-            Part { base: payload.as_mut_ptr() as usize, len: PAYLOAD_BYTES },
+        let iovecs = Box::new([
+            IoVec { base: header.as_mut_ptr() as usize, len: HEADER_BYTES },
+            IoVec { base: payload.as_mut_ptr() as usize, len: PAYLOAD_BYTES },
         ]);
         let answer = Answer::mapped(memory, PAYLOAD);
         Ok(Self {
             header,
             answer,
-            parts,
+            iovecs,
             qid,
             state: State::Kernel,
             commit_id: 0,

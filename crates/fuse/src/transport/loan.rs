@@ -86,7 +86,7 @@ mod tests {
 
     fn lent(opcode: u32, mailbox: &Arc<Mailbox>) -> (Loan, usize) {
         let entry = Entry::new(0).unwrap();
-        let at = entry.parts[1].base;
+        let at = entry.iovecs[1].base;
         let mut head = InHeader::new_zeroed();
         head.opcode = opcode;
         let ticket = Ticket { mailbox: mailbox.clone(), entry: 3 };

@@ -315,7 +315,7 @@ impl Ring {
         for _ in 0..by {
             let mut entry = Entry::new(self.queues[q].qid)?;
             if std::env::var(FAILPOINT).is_ok_and(|cpu| cpu == entry.qid.to_string()) {
-                entry.parts[1].len = 0;
+                entry.iovecs[1].len = 0;
             }
             self.entries.push(entry);
             self.queues[q].depth += 1;
@@ -348,7 +348,7 @@ impl Ring {
         let mut bytes = [0; 80];
         bytes[..size_of::<UringCommand>()].copy_from_slice(arg.as_bytes());
         let sqe = opcode::UringCmd80::new(Fixed(0), command).cmd(bytes);
-        let mut sqe = sqe.addr(Some(entry.parts.as_ptr() as u64)).build().user_data(i as u64);
+        let mut sqe = sqe.addr(Some(entry.iovecs.as_ptr() as u64)).build().user_data(i as u64);
         if command == abi::URING_REGISTER {
             set_len(&mut sqe, 2);
         }
@@ -367,7 +367,7 @@ impl Ring {
         if self.uring.submission().is_full() {
             self.submit()?;
         }
-        // SAFETY: what the entry points to (an entry's parts and memory, the count, the timer's time) lives as long as the
+        // SAFETY: what the entry points to (an entry's iovecs and memory, the count, the timer's time) lives as long as the
         // ring: entries are never removed, what they point to is on the heap or mapped and does not move, and the ring is
         // dropped first. Memory that is lent comes back before its entry is pushed (`State::Deferred`).
         unsafe { self.uring.submission().push(sqe) }.map_err(|_| io::Error::from(Errno::BUSY))?;

@@ -1,6 +1,6 @@
 //! The new process: greets, looks at what it is offered, takes it, mounts, and serves when it is told to.
 
-use super::record::{Offer, Record, VERSION, check_version, held_of};
+use super::record::{OLDEST, Offer, Record, VERSION, check_version, held_of};
 use super::wire::{Peer, ToNew, ToOld};
 use super::{at_step, mount_again};
 use crate::channel::Channel;
@@ -55,7 +55,7 @@ impl Heir {
         let _ = rustix::process::setsid();
         let peer = Peer::of(peer);
         let (oldest, newest) = match at_step("new-of-another-version") {
-            Ok(()) => (VERSION, VERSION),
+            Ok(()) => (OLDEST, VERSION),
             Err(_) => (VERSION + 1, VERSION + 2),
         };
         peer.send(&ToOld::Hello { oldest, newest, program: env!("CARGO_PKG_VERSION").into() }, &[]).map_err(failed)?;

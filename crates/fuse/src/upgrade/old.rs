@@ -1,6 +1,9 @@
 //! The old process: starts the new one, stops serving, hands over, and serves again by itself where that fails.
 
-use super::record::{Agreed, Front, Offer, OfferedDevice, Options, Record, Take, VERSION, list_of};
+use super::record::{
+    Agreed, Front, OLDEST, Offer, OfferedDevice, Options, REPORT_OF_DEVICES, Record, Take, VERSION, check_needs,
+    common, list_of,
+};
 use super::stop::Stop;
 use super::wire::{FDS_MAX, Peer, ToNew, ToOld};
 use super::{Upgradable, at_step, mount_again};
@@ -64,6 +67,8 @@ pub(crate) struct Prepared {
 struct New {
     child: Child,
     peer: Peer,
+    /// Of the record that it is given.
+    version: u32,
     /// It goes on without us.
     released: bool,
 }
@@ -96,7 +101,7 @@ impl New {
     }
 }
 
-/// Who asked.
+/// Who asked for the upgrade, and what for.
 #[derive(Debug)]
 struct Asked {
     later: Later,
@@ -207,7 +212,8 @@ impl BraidFs {
             asked.refuse("another upgrade of it is under way");
             return Ok(Outcome::Deferred);
         }
-        let begin = move || match upgrades.greet(&config, &asked.arg) {
+        let needs = self.needs();
+        let begin = move || match upgrades.greet(&config, &asked.arg, needs) {
             Ok(new) => upgrades.stop_all(Prepared { new, asked }),
             Err(why) => {
                 upgrades.under_way.store(false, Ordering::SeqCst);
@@ -277,6 +283,11 @@ impl BraidFs {
         None
     }
 
+    /// See [`Front::needs`].
+    fn needs(&self) -> Option<(u32, &'static str)> {
+        self.device_job.lock().as_ref().and_then(Job::handed).map(|_| REPORT_OF_DEVICES)
+    }
+
     /// Long work that must end before the mount can be handed over.
     fn job_under_way(&self) -> Option<&'static str> {
         if self.scrub.lock().as_ref().is_some_and(Job::running) {
@@ -290,7 +301,7 @@ impl BraidFs {
     /// keep their files until the volume is closed.
     fn into_front(self) -> (Arc<Volume>, Front, Handles, Arc<Counters>) {
         let mut handles = self.handles;
-        for aside in self.trims.into_inner() {
+        for aside in self.asides.into_inner() {
             let _ = aside.join();
         }
         let scrub = self.scrub.into_inner().and_then(|s| s.handed());
@@ -313,7 +324,7 @@ impl BraidFs {
 
 impl Upgrades {
     /// Starts the new program; it is willing.
-    fn greet(&self, config: &Upgradable, arg: &UpgradeArg) -> Result<New, String> {
+    fn greet(&self, config: &Upgradable, arg: &UpgradeArg, needs: Option<(u32, &'static str)>) -> Result<New, String> {
         let program = PathBuf::from(OsString::from_vec(arg.text().to_vec()));
         let shown = program.display();
         if !program.is_absolute() {
@@ -324,27 +335,26 @@ impl Upgrades {
         tracing::info!(program = %shown, "upgrade: starting the new program");
         let child =
             Command::new(&program).args(&config.arguments).stdin(Stdio::from(theirs)).spawn().map_err(cannot)?;
-        let mut new = New { child, peer, released: false };
-        self.agree(config, &new).map_err(|why| {
+        let mut new = New { child, peer, version: VERSION, released: false };
+        self.agree(config, &mut new, needs).map_err(|why| {
             let status = new.end();
             format!("{shown}: {why} ({status})")
         })?;
         Ok(new)
     }
 
-    fn agree(&self, config: &Upgradable, new: &New) -> Result<(), String> {
-        match new.receive(GREETING)? {
-            ToOld::Hello { oldest, newest, program } if (oldest..=newest).contains(&VERSION) => {
-                tracing::info!(version = program, "upgrade: the new program greets");
-            }
-            ToOld::Hello { oldest, newest, program } => {
-                return Err(format!(
-                    "version {program} takes hand-over records of versions {oldest} to {newest}, the process that serves \
-                     writes version {VERSION}: unmount it and mount it with the new program"
-                ));
-            }
-            _ => return Err("it does not greet".into()),
-        }
+    fn agree(&self, config: &Upgradable, new: &mut New, needs: Option<(u32, &str)>) -> Result<(), String> {
+        let ToOld::Hello { oldest, newest, program } = new.receive(GREETING)? else {
+            return Err("it does not greet".into());
+        };
+        new.version = common(oldest, newest).ok_or_else(|| {
+            format!(
+                "version {program} takes hand-over records of versions {oldest} to {newest}, the process that serves \
+                 writes {OLDEST} to {VERSION}: unmount it and mount it with the new program"
+            )
+        })?;
+        check_needs(new.version, needs)?;
+        tracing::info!(version = program, record = new.version, "upgrade: the new program greets");
         at_step("old-greeted")?;
         let devices = alive(config)?;
         let (mut lines, mut fds) = (Vec::new(), Vec::new());
@@ -363,7 +373,7 @@ impl Upgrades {
             return Err("the volume has too many devices".into());
         }
         let offer = Offer {
-            version: VERSION,
+            version: new.version,
             program: env!("CARGO_PKG_VERSION").into(),
             agreed: Agreed::of(self.negotiated),
             devices: lines,
@@ -398,7 +408,7 @@ pub(crate) enum HandedOver {
     To(u32),
     /// This one is to go on, with what it knew; the handles keep their files until they are opened anew.
     No { vol: Arc<Volume>, front: Box<Front>, handles: Box<Handles>, counters: Arc<Counters> },
-    /// Neither can.
+    /// Neither program can serve the volume.
     Lost(braidfs::Error),
 }
 
@@ -466,7 +476,7 @@ pub(crate) fn hand_over(fs: BraidFs, prepared: Prepared, served: &Served<'_>) ->
     }
 }
 
-/// What passes.
+/// All that passes to the new program.
 struct All<'a> {
     config: &'a Upgradable,
     devices: &'a [Arc<FileDevice>],
@@ -479,6 +489,8 @@ struct All<'a> {
 fn give(new: &New, asked: &Asked, all: &All<'_>, served: &Served<'_>) -> Result<(), String> {
     let text = |e: io::Error| e.to_string();
     at_step("old-closed")?;
+    // it may have come since the other program greeted
+    check_needs(new.version, all.front.needs())?;
     all.devices.iter().for_each(|d| d.lend());
     if let Some(parent) = &all.config.supervisor {
         // One that is gone no longer cares.
@@ -486,7 +498,7 @@ fn give(new: &New, asked: &Asked, all: &All<'_>, served: &Served<'_>) -> Result<
     }
     let (channel, unique) = asked.later.place().ok_or("the request did not come by the device")?;
     let record = Record {
-        version: VERSION,
+        version: new.version,
         point: served.mount.point().to_owned(),
         mount: served.mount.id().map(|id| id.to_string()),
         front: all.front.clone(),

@@ -1,9 +1,16 @@
 //! What the old process tells the new one: in two parts, what does not change before anything stops, and the rest in a file in
 //! memory.
 //!
-//! [`VERSION`] rises when the meaning of anything in it changes, or a field comes that a process must know: also when numbers
+//! [`VERSION`] rises when the meaning of anything in it changes, or a field comes: also when numbers
 //! that the kernel holds come about otherwise, node ids ([`crate::node`]) and offsets in directories. Fields that are not known are
-//! refused. Which versions of the disk format a program knows says the volume.
+//! refused. So a field that came later is left out where it says nothing, and a program writes the newest version that
+//! the other one takes, too ([`common`]), if that can say what there is to say ([`Front::needs`]). Which versions of the disk
+//! format a program knows says the volume.
+//!
+//! | version | what came with it |
+//! |---|---|
+//! | 1 | |
+//! | 2 | [`Front::device_job`]; programs that write 1 and know it are out there |
 
 use crate::abi::{MAJOR, init};
 use crate::dirty_grants::HandedGrants;
@@ -23,8 +30,10 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The version that this program writes, and the only one that it takes.
-pub(crate) const VERSION: u32 = 1;
+/// The newest version that this program writes and takes.
+pub(crate) const VERSION: u32 = 2;
+/// The oldest one.
+pub(crate) const OLDEST: u32 = 1;
 
 /// What was agreed with the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -194,8 +203,20 @@ pub(crate) struct Front {
     pub grants: HandedGrants,
     pub scrub: Option<HandedJob>,
     /// As that of a scrub, of a change of devices.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device_job: Option<HandedJob>,
 }
+
+impl Front {
+    /// The oldest version of a record that can say this, and what it is that an older one cannot say.
+    pub fn needs(&self) -> Option<(u32, &'static str)> {
+        self.device_job.as_ref().map(|_| REPORT_OF_DEVICES)
+    }
+}
+
+/// See [`Front::needs`].
+pub(crate) const REPORT_OF_DEVICES: (u32, &str) =
+    (2, "a report of a change of its devices is there to fetch: wait until that command has ended");
 
 /// All of it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -235,7 +256,27 @@ impl Record {
 /// # Errors
 /// This program does not take such a record.
 pub(crate) fn check_version(version: u32) -> Result<(), String> {
-    if version == VERSION { Ok(()) } else { Err(format!("takes records of version {VERSION}, this one is {version}")) }
+    if (OLDEST..=VERSION).contains(&version) {
+        return Ok(());
+    }
+    Err(format!("takes records of versions {OLDEST} to {VERSION}, this one is {version}"))
+}
+
+/// The newest version that this program writes and another one takes, which takes those from `oldest` to `newest`.
+pub(crate) fn common(oldest: u32, newest: u32) -> Option<u32> {
+    let version = newest.min(VERSION);
+    (version >= oldest.max(OLDEST)).then_some(version)
+}
+
+/// # Errors
+/// A record of this version cannot say what there is to say.
+pub(crate) fn check_needs(version: u32, needs: Option<(u32, &str)>) -> Result<(), String> {
+    match needs {
+        Some((needed, what)) if version < needed => {
+            Err(format!("takes hand-over records up to version {version}, and this needs {needed}: {what}"))
+        }
+        _ => Ok(()),
+    }
 }
 
 pub(crate) fn list_of(held: &[HeldInode]) -> Vec<(u64, u32, u32)> {
@@ -290,9 +331,41 @@ mod tests {
     fn a_record_that_is_not_known_is_refused() {
         let (file, bytes) = Record { version: VERSION + 1, ..record() }.write().unwrap();
         assert!(Record::read(&file, bytes).unwrap_err().contains("version"));
+        let (file, bytes) = Record { version: OLDEST - 1, ..record() }.write().unwrap();
+        assert!(Record::read(&file, bytes).unwrap_err().contains("version"));
         let mut value = serde_json::to_value(record()).unwrap();
         value["front"]["later"] = 1.into();
         assert!(serde_json::from_value::<Record>(value).is_err(), "a field that this program does not know");
+    }
+
+    /// As the first program wrote it that could hand over. Programs of that version refuse what they do not know.
+    const FIRST: &str = r#"{"version":1,"point":"/mnt/a b","mount":"1 2 3 4","front":{"options":{"commit_ms":7000,"atime":2,"nodiratime":true,"lazytime":false,"sync":true,"dirsync":false},"handles":[{"fh":13510798882111495,"ino":5,"generation":2,"cached_writer":true,"append_only":false}],"promised":[5],"flags":FLAGS,"room":ROOM,"grants":GRANTS,"scrub":null},"held":[[5,2,1],[1099511627775,4294967295,9]],"asked":77}"#;
+
+    fn first() -> String {
+        let of = |value: Result<String, serde_json::Error>| value.unwrap();
+        FIRST
+            .replace("FLAGS", &of(serde_json::to_string(&HandedFlags::default())))
+            .replace("ROOM", &of(serde_json::to_string(&HandedRoom::default())))
+            .replace("GRANTS", &of(serde_json::to_string(&HandedGrants::default())))
+    }
+
+    #[test]
+    fn records_of_the_first_version_are_written_and_read() {
+        let old = Record { version: 1, ..record() };
+        assert_eq!(serde_json::to_string(&old).unwrap(), first());
+        assert_eq!(serde_json::from_str::<Record>(&first()).unwrap(), old);
+        assert_eq!(old.front.needs(), None);
+        // as programs wrote it that knew the field and called it the first version, too
+        let known = first().replace(r#""scrub":null"#, r#""scrub":null,"device_job":null"#);
+        assert_eq!(serde_json::from_str::<Record>(&known).unwrap(), old);
+    }
+
+    #[test]
+    fn the_newest_version_that_both_know_is_written() {
+        assert_eq!((common(1, 1), common(1, VERSION), common(2, 99)), (Some(1), Some(VERSION), Some(VERSION)));
+        assert_eq!((common(VERSION + 1, 99), common(0, OLDEST - 1)), (None, None));
+        assert!(check_needs(1, None).is_ok() && check_needs(2, Some(REPORT_OF_DEVICES)).is_ok());
+        assert!(check_needs(1, Some(REPORT_OF_DEVICES)).unwrap_err().contains("report of a change of its devices"));
     }
 
     #[test]

@@ -29,7 +29,7 @@ pub(crate) enum ToOld {
     Hello {
         oldest: u32,
         newest: u32,
-        /// Its version.
+        /// Version of the new program, for messages.
         program: String,
     },
     /// It can take over what it was offered.

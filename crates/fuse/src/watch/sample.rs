@@ -204,7 +204,7 @@ pub struct Rate {
     pub requests: u64,
     /// Bytes that were asked and that who comes next waits for.
     pub debt_bytes: u64,
-    /// Such requests.
+    /// Requests that were asked and that who comes next waits for.
     pub debt_requests: u64,
     /// Calls that waited.
     pub waits: u64,

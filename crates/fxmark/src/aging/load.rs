@@ -9,7 +9,7 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use std::ffi::{CStr, CString};
 
-/// Which.
+/// What a volume is aged by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
@@ -42,7 +42,7 @@ pub trait Load<F: Fs> {
     /// # Errors
     /// Of an operation.
     fn open(&mut self, fs: &F) -> Result<()>;
-    /// Closes it.
+    /// Closes the files that it has open.
     fn close(&mut self);
     /// An operation: the bytes that it wrote for its user.
     ///

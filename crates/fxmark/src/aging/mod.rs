@@ -23,14 +23,13 @@ pub use profile::Profile;
 pub use results::Results;
 
 use crate::lab_args::{LabArgs, parse_size};
-use crate::results::TargetInfo;
-use crate::sys::Machine;
+use crate::results::Head;
 use crate::target::{Lab, Target};
 use crate::{Error, Result, cli};
 use results::{Plan, SCHEMA, VERSION, Volume};
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 use venue::{Mounted, Venue};
 
 /// Fill file systems, overwrite and churn until several times the free space is written: what became of them?
@@ -106,11 +105,7 @@ pub fn main(args: &Args, before: &[&str]) -> Result<()> {
         let at = dir.join("aging.svg");
         std::fs::write(&at, picture::draw(&results)).map_err(|e| Error::io(format!("writing {}", at.display()), e))?;
     }
-    if args.json {
-        let text = serde_json::to_string_pretty(&results).map_err(|e| Error::io("writing", std::io::Error::from(e)))?;
-        return cli::say(&text);
-    }
-    cli::say(&report::terminal(&results))
+    if args.json { cli::say_json(&results) } else { cli::say(&report::terminal(&results)) }
 }
 
 /// What may be aged. A tmpfs forgets its files when it is unmounted.
@@ -154,26 +149,16 @@ fn measure(args: &Args, before: &[&str]) -> Result<Results> {
 
 fn run(lab: &Lab, plan: Plan, targets: &[Target], args: &Args, stop: &AtomicBool) -> Result<Results> {
     let began = Instant::now();
-    let mut results = Results {
-        schema: SCHEMA.into(),
-        version: VERSION,
-        tool: format!("fxmark {}", env!("CARGO_PKG_VERSION")),
-        started: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
-        took: 0.0,
-        machine: Machine::here(),
-        plan,
-        targets: targets.iter().map(|t| TargetInfo { name: t.to_string(), setup: Vec::new() }).collect(),
-        volumes: Vec::new(),
-    };
+    let mut results = Results { head: Head::now(SCHEMA, VERSION, plan, targets), volumes: Vec::new() };
     for round in 0..args.rounds {
         for &fill in &args.fill {
             for &load in &args.loads {
                 for (i, target) in targets.iter().enumerate() {
-                    let (volume, setup) = age(lab, &results.plan, target, (load, fill, round), stop)?;
+                    let (volume, setup) = age(lab, &results.head.plan, target, (load, fill, round), stop)?;
                     eprintln!("fxmark: {}", report::line(&volume));
                     results.volumes.push(volume);
-                    results.targets[i].setup = setup;
-                    results.took = began.elapsed().as_secs_f64();
+                    results.head.targets[i].setup = setup;
+                    results.head.took = began.elapsed().as_secs_f64();
                     args.output.as_ref().map_or(Ok(()), |path| results.write(path))?;
                 }
             }

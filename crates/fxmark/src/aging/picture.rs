@@ -93,9 +93,9 @@ fn curve(r: &Results, load: Kind, fill: u64, target: &str, metric: Metric) -> Ve
     (0..slices).map_while(at).collect()
 }
 
-/// The picture.
+/// The picture of all volumes, as SVG.
 pub fn draw(r: &Results) -> String {
-    let (columns, rows) = (r.plan.fill.len() as f64, (r.plan.loads.len() * Metric::ALL.len()) as f64);
+    let (columns, rows) = (r.head.plan.fill.len() as f64, (r.head.plan.loads.len() * Metric::ALL.len()) as f64);
     let (width, height) = ((columns * (WIDTH + GAP) + LEFT).max(TITLES), TOP + rows * (HEIGHT + DOWN));
     let label = "File systems that age: rate, p99.9 and write amplification by how often the free space was written";
     let mut svg = Svg::new(width, height, label);
@@ -105,15 +105,15 @@ pub fn draw(r: &Results) -> String {
         svg.text((x + 18.0, 15.5), Anchor::Start, "name", name);
         x += 28.0 + 7.0 * name.len() as f64;
     }
-    for (i, fill) in r.plan.fill.iter().enumerate() {
+    for (i, fill) in r.head.plan.fill.iter().enumerate() {
         let x = LEFT + i as f64 * (WIDTH + GAP) + WIDTH / 2.0;
         svg.text((x, 36.0), Anchor::Middle, "head", &format!("{fill} % full"));
     }
     let mut y = TOP;
-    for &load in &r.plan.loads {
+    for &load in &r.head.plan.loads {
         for metric in Metric::ALL {
             svg.text((LEFT, y - 8.0), Anchor::Start, "head", &metric.title(load));
-            for (i, &fill) in r.plan.fill.iter().enumerate() {
+            for (i, &fill) in r.head.plan.fill.iter().enumerate() {
                 panel(&mut svg, r, (load, fill, metric), (LEFT + i as f64 * (WIDTH + GAP), y));
             }
             y += HEIGHT + DOWN;
@@ -140,10 +140,10 @@ fn panel(svg: &mut Svg, r: &Results, (load, fill, metric): (Kind, u64, Metric), 
         svg.line((x, place(*t)), (x + WIDTH, place(*t)), "grid");
         svg.text((x - 4.0, place(*t) + 3.5), Anchor::End, "tick", &metric.tick(*t));
     }
-    let slices = r.plan.slices as f64;
+    let slices = r.head.plan.slices as f64;
     for i in 0..=4 {
         let part = f64::from(i) / 4.0;
-        svg.text((x + part * WIDTH, y + HEIGHT + 13.0), Anchor::Middle, "tick", &tick(part * r.plan.times));
+        svg.text((x + part * WIDTH, y + HEIGHT + 13.0), Anchor::Middle, "tick", &tick(part * r.head.plan.times));
     }
     for (target, values) in curves {
         let at = |(i, v): (usize, &f64)| (x + (i as f64 + 0.5) / slices * WIDTH, place(*v));

@@ -18,7 +18,7 @@ pub enum Profile {
     WangOs,
 }
 
-/// (bytes, weight).
+/// Sizes of files in bytes, each with its weight.
 type Sizes = &'static [(u64, u32)];
 
 const AGRAWAL: Sizes = &[

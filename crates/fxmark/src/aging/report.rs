@@ -69,7 +69,7 @@ impl Row<'_> {
     }
 }
 
-/// Columns.
+/// Titles of the columns.
 const HEAD: [&str; 15] = [
     "target",
     "first quarter",
@@ -95,12 +95,12 @@ fn rows(r: &Results, load: Kind, fill: u64) -> Vec<Row<'_>> {
 }
 
 fn tables(r: &Results) -> impl Iterator<Item = (Kind, u64)> {
-    r.plan.loads.iter().flat_map(|&l| r.plan.fill.iter().map(move |&f| (l, f)))
+    r.head.plan.loads.iter().flat_map(|&l| r.head.plan.fill.iter().map(move |&f| (l, f)))
 }
 
 /// How it was done, in one sentence.
 fn plan(r: &Results) -> String {
-    let p = &r.plan;
+    let p = &r.head.plan;
     format!(
         "{}; {} MiB, filled, then {} times the free space written in {} slices; an fsync every {} overwrites; files of \
          profile {:?} up to {} KiB; {} round(s)",
@@ -173,9 +173,15 @@ pub fn markdown(r: &Results) -> String {
 }
 
 fn body(r: &Results, out: &mut String) -> std::fmt::Result {
-    writeln!(out, "Measured {} by {}: {}.", date(r.started), r.tool, r.machine.summary())?;
-    writeln!(out, "{}. The run took {:.0} s; load average at its start {}.\n", plan(r), r.took, r.machine.load)?;
-    for t in &r.targets {
+    writeln!(out, "Measured {} by {}: {}.", date(r.head.started), r.head.tool, r.head.machine.summary())?;
+    writeln!(
+        out,
+        "{}. The run took {:.0} s; load average at its start {}.\n",
+        plan(r),
+        r.head.took,
+        r.head.machine.load
+    )?;
+    for t in &r.head.targets {
         writeln!(out, "- {}: `{}`", t.name, t.setup.join("`, `"))?;
     }
     for (load, fill) in tables(r) {

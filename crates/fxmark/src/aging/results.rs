@@ -4,9 +4,8 @@ use super::load::Kind;
 use super::profile::Profile;
 use super::venue::Layout;
 use crate::Result;
-use crate::results::{self, TargetInfo};
+use crate::results::{self, Head};
 use crate::stats::median;
-use crate::sys::Machine;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
@@ -18,27 +17,14 @@ pub const VERSION: u32 = 1;
 /// A results file.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Results {
-    /// [`SCHEMA`].
-    pub schema: String,
-    /// [`VERSION`].
-    pub version: u32,
-    /// Program and version that wrote it.
-    pub tool: String,
-    /// Start, seconds since 1970.
-    pub started: u64,
-    /// Length of the whole, seconds.
-    pub took: f64,
-    /// Where.
-    pub machine: Machine,
-    /// How.
-    pub plan: Plan,
-    /// On what.
-    pub targets: Vec<TargetInfo>,
+    /// What each such file begins with.
+    #[serde(flatten)]
+    pub head: Head<Plan>,
     /// Every volume that was aged.
     pub volumes: Vec<Volume>,
 }
 
-/// The method.
+/// How volumes were filled and aged.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Plan {
     /// Bytes of a volume.
@@ -72,9 +58,9 @@ pub struct Plan {
 /// A volume that was filled and aged.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Volume {
-    /// File system.
+    /// Name of the file system.
     pub target: String,
-    /// By what.
+    /// What it was aged by.
     pub load: Kind,
     /// How full it was to be, percent.
     pub fill: u64,
@@ -86,7 +72,7 @@ pub struct Volume {
     pub filled: u64,
     /// Bytes that df offered then.
     pub available: u64,
-    /// In time.
+    /// Parts of the run, in the order of time.
     pub slices: Vec<Slice>,
     /// Bytes written to the device afterwards, until all was durable; none without a device of its own.
     pub settled: Option<u64>,
@@ -105,7 +91,7 @@ pub struct Volume {
 /// A part of a run.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Slice {
-    /// Operations done.
+    /// Operations done in it.
     pub ops: u64,
     /// Operations that found no space.
     pub no_space: u64,
@@ -113,13 +99,13 @@ pub struct Slice {
     pub user: u64,
     /// Bytes written to the device meanwhile; none without a device of its own.
     pub device: Option<u64>,
-    /// Length.
+    /// Length of the part, seconds.
     pub seconds: f64,
     /// Times of operations, an fsync that ended one included, nanoseconds: median.
     pub p50: u64,
-    /// 99.9th percentile.
+    /// Their 99.9th percentile, nanoseconds.
     pub p999: u64,
-    /// Longest.
+    /// The longest, nanoseconds.
     pub max: u64,
 }
 
@@ -178,7 +164,7 @@ impl Results {
     }
     /// Names of targets, in their order.
     pub fn names(&self) -> Vec<&str> {
-        self.targets.iter().map(|t| t.name.as_str()).collect()
+        self.head.targets.iter().map(|t| t.name.as_str()).collect()
     }
     /// Reads a file.
     ///

@@ -83,7 +83,7 @@ pub fn layout<F: Aged>(fs: &F, files: &[CString]) -> Result<Option<Layout>> {
 
 /// Where file systems of one kind stand.
 pub trait Venue {
-    /// Its operations.
+    /// Operations of its file systems.
     type F: Aged;
     /// Mounts it, the first time after making it, and drops the kernel's caches.
     ///

@@ -53,7 +53,7 @@ impl Flood {
 pub struct Flooded {
     /// Files, writes with fsync, or pieces of 1 MiB.
     pub ops: u64,
-    /// Of data.
+    /// Bytes of data that it wrote.
     pub bytes: u64,
     /// How long it worked.
     pub seconds: f64,
@@ -208,7 +208,7 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// A second.
+    /// Transactions a second.
     pub fn rate(&self) -> f64 {
         self.latencies.len() as f64 / self.seconds.max(1e-9)
     }

@@ -20,8 +20,8 @@ pub use load::{Flood, Flooded};
 use crate::error::On;
 use crate::fs::{Fs, Kernel};
 use crate::lab_args::{LabArgs, parse_size};
-use crate::results::{self, TargetInfo};
-use crate::sys::{self, Machine};
+use crate::results::{self, Head};
+use crate::sys;
 use crate::target::{Lab, Target};
 use crate::worker::Place;
 use crate::{Error, Result, cli};
@@ -29,7 +29,7 @@ use load::{Seen, Victim};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
 const SCHEMA: &str = "fxmark-isolation";
 const VERSION: u32 = 1;
@@ -45,7 +45,7 @@ pub struct Args {
     /// What to test: braidfs (mounted), library (braidfs in process), ext4, xfs, all
     #[arg(short, long = "target", value_name = "TARGET", value_delimiter = ',', default_value = "all")]
     targets: Vec<String>,
-    /// Neighbours
+    /// Loads of the neighbour, each in cells of its own
     #[arg(
         long,
         value_enum,
@@ -103,7 +103,7 @@ pub struct NeighbourArgs {
     cgroup: Option<PathBuf>,
 }
 
-/// The method.
+/// How victim and neighbour were set up and measured.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Plan {
     /// Bytes of a file system.
@@ -114,9 +114,9 @@ pub struct Plan {
     pub file: u64,
     /// Measured time, seconds.
     pub seconds: f64,
-    /// Before it.
+    /// Time before it that does not count, seconds.
     pub warm_up: f64,
-    /// Repetitions.
+    /// Repetitions of each cell.
     pub reps: u64,
     /// Most bytes a second of the neighbour, each way.
     pub neighbour_bps: Option<u64>,
@@ -141,9 +141,9 @@ pub struct Cell {
     pub rate: f64,
     /// Time of a transaction, µs.
     pub p50: f64,
-    /// The same.
+    /// 99th percentile of that time, µs.
     pub p99: f64,
-    /// The longest.
+    /// The longest transaction, µs.
     pub max: f64,
     /// What the neighbour did.
     pub flooded: Option<Flooded>,
@@ -152,22 +152,9 @@ pub struct Cell {
 /// A results file.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Results {
-    /// [`SCHEMA`].
-    pub schema: String,
-    /// [`VERSION`].
-    pub version: u32,
-    /// Program and version that wrote it.
-    pub tool: String,
-    /// Start, seconds since 1970.
-    pub started: u64,
-    /// Length of the whole, seconds.
-    pub took: f64,
-    /// Where.
-    pub machine: Machine,
-    /// How.
-    pub plan: Plan,
-    /// On what, with the commands that made it and its limits.
-    pub targets: Vec<TargetInfo>,
+    /// What each such file begins with; the targets' set-up has their limits, too.
+    #[serde(flatten)]
+    pub head: Head<Plan>,
     /// In the order in which they ran.
     pub cells: Vec<Cell>,
 }
@@ -184,11 +171,7 @@ pub fn main(args: &Args, before: &[&str]) -> Result<()> {
     if let Some(dir) = &args.docs {
         crate::report::put(&dir.join("isolation.md"), "isolation", &report::markdown(&results))?;
     }
-    if args.json {
-        let text = serde_json::to_string_pretty(&results).map_err(|e| Error::io("writing", std::io::Error::from(e)))?;
-        return cli::say(&text);
-    }
-    cli::say(&report::terminal(&results))
+    if args.json { cli::say_json(&results) } else { cli::say(&report::terminal(&results)) }
 }
 
 /// The hidden `neighbour` command: floods until its standard input ends, and tells what it did.
@@ -270,22 +253,12 @@ fn measure(args: &Args, before: &[&str]) -> Result<Results> {
 
 fn run(lab: &Lab, plan: Plan, targets: &[Target], args: &Args, stop: &AtomicBool, before: &[&str]) -> Result<Results> {
     let began = Instant::now();
-    let mut results = Results {
-        schema: SCHEMA.into(),
-        version: VERSION,
-        tool: format!("fxmark {}", env!("CARGO_PKG_VERSION")),
-        started: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
-        took: 0.0,
-        machine: Machine::here(),
-        plan,
-        targets: targets.iter().map(|t| TargetInfo { name: t.to_string(), setup: Vec::new() }).collect(),
-        cells: Vec::new(),
-    };
+    let mut results = Results { head: Head::now(SCHEMA, VERSION, plan, targets), cells: Vec::new() };
     for rep in 0..args.reps {
         let mut paced = vec![0.0; targets.len()];
         for neighbour in std::iter::once(None).chain(args.neighbours.iter().copied().map(Some)) {
             for (i, target) in targets.iter().enumerate() {
-                let one = One { lab, plan: &results.plan, target, neighbour, stop, before };
+                let one = One { lab, plan: &results.head.plan, target, neighbour, stop, before };
                 let (seen, flooded, setup, rate) = one.run(paced[i])?;
                 paced[i] = rate;
                 let cell = Cell {
@@ -301,8 +274,8 @@ fn run(lab: &Lab, plan: Plan, targets: &[Target], args: &Args, stop: &AtomicBool
                 };
                 eprintln!("fxmark: {}", report::line(&cell));
                 results.cells.push(cell);
-                results.targets[i].setup = setup;
-                results.took = began.elapsed().as_secs_f64();
+                results.head.targets[i].setup = setup;
+                results.head.took = began.elapsed().as_secs_f64();
                 args.output.as_ref().map_or(Ok(()), |path| results::write(path, &results))?;
             }
         }

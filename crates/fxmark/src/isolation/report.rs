@@ -74,7 +74,7 @@ fn rows(r: &Results) -> Vec<Row<'_>> {
             row.mib.push(f.bytes as f64 / f.seconds.max(1e-9) / f64::from(1 << 20));
         }
     }
-    rows.sort_by_key(|row| r.targets.iter().position(|t| t.name == row.target));
+    rows.sort_by_key(|row| r.head.targets.iter().position(|t| t.name == row.target));
     rows
 }
 
@@ -140,7 +140,7 @@ pub fn terminal(r: &Results) -> String {
 
 /// For a page of the documentation.
 pub fn markdown(r: &Results) -> String {
-    let p = &r.plan;
+    let p = &r.head.plan;
     let mut out = format!(
         "Medians of {} repetitions, with the range; {} s each, on {}; {} bytes. {}\n\n",
         p.reps,
@@ -157,7 +157,7 @@ pub fn markdown(r: &Results) -> String {
     out += &line(&HEAD.map(|_| "---".to_owned()));
     rows(r).iter().for_each(|row| out += &line(&cells(row)));
     out.push('\n');
-    for t in &r.targets {
+    for t in &r.head.targets {
         // writing to a String cannot fail
         let _ = writeln!(out, "- {}: `{}`", t.name, t.setup.join("`, `"));
     }
@@ -168,8 +168,8 @@ pub fn markdown(r: &Results) -> String {
 mod tests {
     use super::*;
     use crate::isolation::{Flooded, Plan, SCHEMA, VERSION};
-    use crate::results::TargetInfo;
-    use crate::sys::Machine;
+    use crate::results::Head;
+    use crate::target::Target;
 
     #[test]
     fn a_goal_is_met_or_not() {
@@ -184,25 +184,19 @@ mod tests {
             max: 2.0 * p99,
             flooded: neighbour.map(|_| Flooded { ops: 10, bytes: 20 << 20, seconds: 2.0, full: 0 }),
         };
+        let plan = Plan {
+            size: 1 << 30,
+            media: "a disk".into(),
+            file: 1 << 20,
+            seconds: 1.0,
+            warm_up: 0.0,
+            reps: 2,
+            neighbour_bps: None,
+            cpus: [0, 1],
+            cold: false,
+        };
         let mut r = Results {
-            schema: SCHEMA.into(),
-            version: VERSION,
-            tool: String::new(),
-            started: 0,
-            took: 1.0,
-            machine: Machine::here(),
-            plan: Plan {
-                size: 1 << 30,
-                media: "a disk".into(),
-                file: 1 << 20,
-                seconds: 1.0,
-                warm_up: 0.0,
-                reps: 2,
-                neighbour_bps: None,
-                cpus: [0, 1],
-                cold: false,
-            },
-            targets: vec![TargetInfo { name: "ext4".into(), setup: vec!["mkfs.ext4 DEVICE".into()] }],
+            head: Head::now(SCHEMA, VERSION, plan, &[Target::Ext4]),
             cells: vec![
                 cell(0, None, 100.0, 200.0),
                 cell(0, Some(Flood::Stream), 95.0, 290.0),
@@ -214,6 +208,7 @@ mod tests {
                 cell(1, Some(Flood::Read), 100.0, 200.0),
             ],
         };
+        r.head.targets[0].setup.push("mkfs.ext4 DEVICE".into());
         let text = markdown(&r);
         for row in [
             "| ext4 | alone | 100 (100–100) | 10 (10–10) | 150 (100–200) | - | - | - |",

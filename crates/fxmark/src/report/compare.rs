@@ -10,9 +10,9 @@ use std::path::PathBuf;
 /// Arguments of `compare`.
 #[derive(Debug, clap::Args)]
 pub struct CompareArgs {
-    /// Before
+    /// Results file from before
     before: PathBuf,
-    /// After
+    /// Results file from after
     after: PathBuf,
     /// Only this target of the first file (with --against: compared with another target of the second)
     #[arg(long, value_name = "TARGET")]
@@ -26,7 +26,7 @@ pub struct CompareArgs {
     /// Exit with 3 when a throughput differs significantly by more than this, percent
     #[arg(long, value_name = "PERCENT")]
     fail_over: Option<f64>,
-    /// As JSON
+    /// Print it as JSON
     #[arg(long)]
     json: bool,
 }
@@ -34,7 +34,7 @@ pub struct CompareArgs {
 /// One cell of both files.
 #[derive(Debug, Clone, Serialize)]
 pub struct Difference {
-    /// Test.
+    /// Name of the test, with its variant.
     pub test: String,
     /// Target, of the first file.
     pub target: String,
@@ -42,7 +42,7 @@ pub struct Difference {
     pub cores: usize,
     /// Median throughput before.
     pub before: f64,
-    /// And after.
+    /// Median throughput after.
     pub after: f64,
     /// After over before.
     pub ratio: f64,
@@ -102,8 +102,7 @@ pub fn compare(args: &CompareArgs) -> Result<u8> {
     let over = |d: &&Difference| limit.is_some_and(|l| d.significant && (d.ratio - 1.0).abs() > l);
     let failed = all.iter().filter(over).count();
     if args.json {
-        let text = serde_json::to_string_pretty(&all).map_err(|e| Error::io("writing", std::io::Error::from(e)))?;
-        crate::cli::say(&text)?;
+        crate::cli::say_json(&all)?;
     } else {
         crate::cli::say(&text(&a, &b, &all, args.alpha))?;
     }
@@ -112,10 +111,12 @@ pub fn compare(args: &CompareArgs) -> Result<u8> {
 
 fn text(a: &Results, b: &Results, all: &[Difference], alpha: f64) -> String {
     let mut out = String::new();
-    if a.machine.summary() != b.machine.summary() {
-        out += &format!("Different machines:\n  {}\n  {}\n", a.machine.summary(), b.machine.summary());
+    if a.head.machine.summary() != b.head.machine.summary() {
+        out += &format!("Different machines:\n  {}\n  {}\n", a.head.machine.summary(), b.head.machine.summary());
     }
-    if (a.plan.mode, a.plan.scale, &a.plan.media) != (b.plan.mode, b.plan.scale, &b.plan.media) {
+    if (a.head.plan.mode, a.head.plan.scale, &a.head.plan.media)
+        != (b.head.plan.mode, b.head.plan.scale, &b.head.plan.media)
+    {
         out += &format!("Different plans:\n  {}\n  {}\n", super::table::plan(a), super::table::plan(b));
     }
     let mut t = Table::new();
@@ -144,7 +145,7 @@ fn text(a: &Results, b: &Results, all: &[Difference], alpha: f64) -> String {
     }
     let logs: Vec<f64> = all.iter().filter(|d| d.ratio > 0.0).map(|d| d.ratio.ln()).collect();
     out += &format!("{t}\nGeometric mean of the ratios: {:.3} over {} cells.", stats::mean(&logs).exp(), all.len());
-    let least = a.plan.reps.min(b.plan.reps);
+    let least = a.head.plan.reps.min(b.head.plan.reps);
     if stats::mann_whitney(&vec![0.0; least], &vec![1.0; least]) >= alpha {
         out += &format!(
             "\nWith {least} repetition(s) no difference can be significant at p < {alpha}: run with --reps 4 or more."

@@ -239,7 +239,7 @@ pub fn heat_map(r: &Results) -> Option<String> {
     if swept.is_empty() {
         return None;
     }
-    let most = r.plan.cores.iter().copied().max().unwrap_or(1) as f64;
+    let most = r.head.plan.cores.iter().copied().max().unwrap_or(1) as f64;
     // in as many columns of tests as fit side by side
     let columns = if swept.len() > 12 { 2 } else { 1 };
     let rows = swept.len().div_ceil(columns);

@@ -14,15 +14,15 @@ pub fn markdown(r: &Results) -> String {
 
 fn body(r: &Results, out: &mut String) -> std::fmt::Result {
     let targets = r.target_names();
-    writeln!(out, "Measured {} by {}: {}.", date(r.started), r.tool, r.machine.summary())?;
-    writeln!(out, "{}. The run took {:.0} s.\n", super::table::plan(r), r.took)?;
+    writeln!(out, "Measured {} by {}: {}.", date(r.head.started), r.head.tool, r.head.machine.summary())?;
+    writeln!(out, "{}. The run took {:.0} s.\n", super::table::plan(r), r.head.took)?;
     for n in &r.notes {
         writeln!(out, "Note: {n}.\n")?;
     }
-    for t in &r.targets {
+    for t in &r.head.targets {
         writeln!(out, "- {}: `{}`", t.name, t.setup.join("`, `"))?;
     }
-    writeln!(out, "\nOperations per second, median ± half the range of {} repetition(s).\n", r.plan.reps)?;
+    writeln!(out, "\nOperations per second, median ± half the range of {} repetition(s).\n", r.head.plan.reps)?;
     writeln!(out, "| test | cores | {} |", targets.join(" | "))?;
     writeln!(out, "|---|---:|{}", "---:|".repeat(targets.len()))?;
     for test in r.tests() {

@@ -17,13 +17,19 @@ pub fn page(r: &Results) -> String {
 }
 
 fn body(r: &Results, out: &mut String) -> std::fmt::Result {
-    let day = date(r.started);
+    let day = date(r.head.started);
     write!(
         out,
         r#"<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark"><title>FxMark, {day}</title><style>{STYLE}</style></head><body><main>"#
     )?;
-    write!(out, "<h1>FxMark</h1><p class=\"lead\">{}</p>", escape(&r.machine.summary()))?;
-    write!(out, "<p>{}. Measured {day} by {} in {:.0} s.</p>", escape(&table::plan(r)), escape(&r.tool), r.took)?;
+    write!(out, "<h1>FxMark</h1><p class=\"lead\">{}</p>", escape(&r.head.machine.summary()))?;
+    write!(
+        out,
+        "<p>{}. Measured {day} by {} in {:.0} s.</p>",
+        escape(&table::plan(r)),
+        escape(&r.head.tool),
+        r.head.took
+    )?;
     for n in &r.notes {
         write!(out, "<p class=\"note\">{}</p>", escape(n))?;
     }
@@ -189,7 +195,7 @@ fn data(r: &Results, out: &mut String) -> std::fmt::Result {
 
 fn setup(r: &Results, out: &mut String) -> std::fmt::Result {
     write!(out, "<section><h2>Set-up</h2><dl>")?;
-    for t in &r.targets {
+    for t in &r.head.targets {
         write!(out, "<dt>{}</dt>", escape(&t.name))?;
         for line in &t.setup {
             write!(out, "<dd><code>{}</code></dd>", escape(line))?;
@@ -199,7 +205,7 @@ fn setup(r: &Results, out: &mut String) -> std::fmt::Result {
     for (why, cells) in skipped(r) {
         write!(out, "<p>Left out, {}: {}.</p>", escape(&why), escape(&cells))?;
     }
-    let p = &r.plan;
+    let p = &r.head.plan;
     write!(
         out,
         "<p>CPUs {:?}, {} files, {} entries, {} blocks, {} branches, seed {}. Caches {}dropped. Mitigations: {}.</p></section>",
@@ -210,6 +216,6 @@ fn setup(r: &Results, out: &mut String) -> std::fmt::Result {
         p.scale.branch,
         p.seed,
         if p.caches_dropped { "" } else { "not " },
-        escape(&r.machine.mitigations.join(", "))
+        escape(&r.head.machine.mitigations.join(", "))
     )
 }

@@ -104,7 +104,7 @@ impl Svg {
             None => element,
         }
     }
-    /// The element.
+    /// The `svg` element as text.
     pub fn end(self) -> String {
         let Self { body, width, height, label } = self;
         format!(

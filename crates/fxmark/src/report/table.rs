@@ -6,7 +6,7 @@ use comfy_table::{Cell, CellAlignment, Table};
 
 /// All cells: median throughput, spread, and the ratio to one core.
 pub fn table(r: &Results) -> String {
-    let mut out = format!("{}\n{}\n", r.machine.summary(), plan(r));
+    let mut out = format!("{}\n{}\n", r.head.machine.summary(), plan(r));
     let targets = r.target_names();
     let mut t = Table::new();
     super::lines(&mut t);
@@ -30,7 +30,10 @@ pub fn table(r: &Results) -> String {
             t.add_row(row);
         }
     }
-    out += &format!("{t}\nOperations per second, median of {} ± half the range (quartiles from 4 on).\n", r.plan.reps);
+    out += &format!(
+        "{t}\nOperations per second, median of {} ± half the range (quartiles from 4 on).\n",
+        r.head.plan.reps
+    );
     out += &slowest(r);
     out += &windows(r);
     for i in r.isolation() {
@@ -48,7 +51,7 @@ pub fn table(r: &Results) -> String {
 
 /// How it was measured, in one line.
 pub fn plan(r: &Results) -> String {
-    let p = &r.plan;
+    let p = &r.head.plan;
     let again = if p.remade { "made again for each" } else { "made once" };
     format!(
         "{} profile, {:?} mode: {} s, {} repetition(s), file system {again}; {}",

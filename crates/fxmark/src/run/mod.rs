@@ -9,14 +9,14 @@ pub use team::{Measured, Method, Team};
 
 use crate::results::{self, CpuSplit, Latency, Results, Run, Skipped, TargetInfo};
 use crate::suite::{Group, TestId};
-use crate::sys::{Machine, drop_caches};
+use crate::sys::drop_caches;
 use crate::target::{Lab, Site, Target};
 use crate::worker::Place;
 use crate::{Error, Result, external, stats};
 use progress::Progress;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
 /// Everything that a run needs to know.
 #[derive(Debug)]
@@ -25,9 +25,9 @@ pub struct Job {
     pub profile: Profile,
     /// How cells are measured.
     pub method: Method,
-    /// Which tests.
+    /// Tests to run, with their variants.
     pub tests: Vec<TestId>,
-    /// On what.
+    /// File systems to run them on.
     pub targets: Vec<Target>,
     /// Numbers of cores.
     pub cores: Vec<usize>,
@@ -52,7 +52,7 @@ pub fn run(job: &Job) -> Result<Results> {
     let progress = Progress::new(all.len());
     let done = Runner { job, progress: &progress, site: None, begun }.all(&all, &mut out);
     progress.end();
-    out.took = begun.elapsed().as_secs_f64();
+    out.head.took = begun.elapsed().as_secs_f64();
     if let Err(e) = done {
         if let Some(path) = job.partial.as_ref().filter(|_| !out.runs.is_empty()) {
             out.notes.push(format!("incomplete: {e}"));
@@ -65,39 +65,25 @@ pub fn run(job: &Job) -> Result<Results> {
 }
 
 fn empty(job: &Job) -> Results {
-    let started = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
     let media = job.lab.media.as_ref().map_or_else(|| "none".to_owned(), |m| m.what().to_owned());
-    let mut notes = Vec::new();
-    let machine = Machine::here();
-    if machine.load.parse::<f64>().is_ok_and(|l| l > 0.5) {
-        notes.push(format!("the machine did other work: load average {} at the start", machine.load));
-    }
-    Results {
-        schema: results::SCHEMA.into(),
-        version: results::VERSION,
-        tool: concat!("fxmark ", env!("CARGO_PKG_VERSION")).into(),
-        started,
-        took: 0.0,
-        machine,
-        plan: results::Plan {
-            profile: job.profile.name.into(),
-            mode: job.method.mode,
-            seconds: job.method.seconds,
-            warm_up: job.method.warm_up,
-            reps: job.profile.reps,
-            cores: job.cores.clone(),
-            cpus: job.method.cpus.clone(),
-            media,
-            remade: job.profile.remake,
-            caches_dropped: job.drop_caches,
-            scale: job.method.scale,
-            seed: job.method.seed,
-        },
-        targets: Vec::new(),
-        runs: Vec::new(),
-        skipped: Vec::new(),
-        notes,
-    }
+    let plan = results::Plan {
+        profile: job.profile.name.into(),
+        mode: job.method.mode,
+        seconds: job.method.seconds,
+        warm_up: job.method.warm_up,
+        reps: job.profile.reps,
+        cores: job.cores.clone(),
+        cpus: job.method.cpus.clone(),
+        media,
+        remade: job.profile.remake,
+        caches_dropped: job.drop_caches,
+        scale: job.method.scale,
+        seed: job.method.seed,
+    };
+    let head = results::Head::now(results::SCHEMA, results::VERSION, plan, &[]);
+    let busy = head.machine.load.parse::<f64>().is_ok_and(|l| l > 0.5);
+    let notes = busy.then(|| format!("the machine did other work: load average {} at the start", head.machine.load));
+    Results { head, runs: Vec::new(), skipped: Vec::new(), notes: notes.into_iter().collect() }
 }
 
 struct Runner<'a> {
@@ -167,8 +153,8 @@ impl Runner<'_> {
             drop_caches();
         }
         let site = job.lab.make(turn.target)?;
-        if !out.targets.iter().any(|t| t.name == turn.target.to_string()) {
-            out.targets.push(TargetInfo { name: turn.target.to_string(), setup: site.setup.clone() });
+        if !out.head.targets.iter().any(|t| t.name == turn.target.to_string()) {
+            out.head.targets.push(TargetInfo { name: turn.target.to_string(), setup: site.setup.clone() });
         }
         Ok(site)
     }

@@ -8,13 +8,13 @@ use crate::worker::{Aged, Scale};
 /// A set of sizes and times.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Profile {
-    /// Its name.
+    /// Name by which `--profile` chooses it.
     pub name: &'static str,
     /// Measured seconds of a repetition.
     pub seconds: f64,
-    /// Warm-up, seconds.
+    /// Seconds before them that do not count.
     pub warm_up: f64,
-    /// Repetitions.
+    /// Repetitions of each cell.
     pub reps: usize,
     /// Is the file system made again for each repetition?
     pub remake: bool,
@@ -70,9 +70,9 @@ pub const LONG: Profile = Profile {
 /// One repetition of one cell.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Turn<'a> {
-    /// What.
+    /// What is run.
     pub test: TestId,
-    /// On what.
+    /// The file system under test.
     pub target: &'a Target,
     /// With how many workers.
     pub cores: usize,

@@ -44,7 +44,7 @@ impl Progress {
         self.bar.inc(1);
         self.bar.set_message(format!("{}: {}/s", self.cell.borrow(), figure(run.throughput)));
     }
-    /// All are.
+    /// All repetitions are done: takes the bar away.
     pub fn end(&self) {
         self.bar.finish_and_clear();
     }

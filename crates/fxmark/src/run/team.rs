@@ -30,7 +30,7 @@ const REFILL_MORE: f64 = 2.0;
 pub struct Method {
     /// How the tests are set up.
     pub mode: Mode,
-    /// Sizes.
+    /// Sizes of what the tests make.
     pub scale: Scale,
     /// Of random numbers.
     pub seed: u64,
@@ -59,7 +59,7 @@ pub struct Measured {
     pub disk: Option<DiskCounters>,
     /// And afterwards, until everything was durable.
     pub settle: Option<DiskCounters>,
-    /// Timed phases.
+    /// Number of timed phases.
     pub phases: u32,
     /// CPU time of the file system's processes, seconds.
     pub daemon: Option<f64>,
@@ -170,7 +170,7 @@ impl<'a> Team<'a> {
     /// # Errors
     /// The first failed operation of any worker; [`Error::Interrupted`].
     pub fn run(mut self, tick: &mut dyn FnMut(u64)) -> Result<Measured> {
-        for order in [Order::Share, Order::Prepare, Order::Settle] {
+        for order in [Order::Share, Order::Prepare, Order::AfterPrepare] {
             self.order(order, None, tick)?;
         }
         let original = self.method.mode == Mode::Original;

@@ -11,7 +11,7 @@ const BLOCK: u64 = 4096;
 /// The original gives every worker so much of a shared file, and uses its first block.
 const ORIGINAL_REGION: u64 = 8 << 20;
 
-/// Which block.
+/// Which block a worker uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Sharing {
     /// The first of the worker's own file.
@@ -147,7 +147,7 @@ impl<F: Fs> Load<F> for Writer<F> {
     fn prepare(&mut self, _: &Ctx<F>) -> Result<()> {
         Ok(())
     }
-    fn settle(&mut self, c: &Ctx<F>) -> Result<()> {
+    fn after_prepare(&mut self, c: &Ctx<F>) -> Result<()> {
         let files = if self.sharing == Sharing::Private { c.foreground } else { 1 };
         self.files = (0..files).map(|w| open(c, self.sharing, w, OpenHow::WRITE)).collect::<Result<_>>()?;
         Ok(())

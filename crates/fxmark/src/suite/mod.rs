@@ -36,7 +36,7 @@ pub enum Group {
 /// One entry of the catalogue.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub struct Test {
-    /// Its name.
+    /// Its name, such as `MWCL`.
     pub name: &'static str,
     /// Where it belongs.
     pub group: Group,
@@ -123,16 +123,16 @@ pub fn find(name: &str) -> Option<&'static Test> {
 /// A test with its variant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct TestId {
-    /// What.
+    /// The entry of the catalogue.
     pub test: &'static Test,
     /// With a writer in the background?
     pub background: bool,
-    /// With O_DIRECT?
+    /// Past the kernel's cache, with O_DIRECT?
     pub direct: bool,
 }
 
 impl TestId {
-    /// Without variant.
+    /// The test without a variant.
     pub const fn plain(test: &'static Test) -> Self {
         Self { test, background: false, direct: false }
     }

@@ -26,7 +26,7 @@ fn file<'n, F: Fs>(c: &Ctx<F>, name: &'n mut Name, shared: bool, i: u64) -> &'n 
     }
 }
 
-/// MWCL, MWCM.
+/// MWCL, MWCM: creates files in a directory of the worker's own, or of all.
 pub struct Create {
     shared: bool,
     name: Name,
@@ -68,11 +68,11 @@ impl<F: Fs> Load<F> for Create {
     }
 }
 
-/// MWUL, MWUM.
+/// MWUL, MWUM: removes files of a directory of the worker's own, or of all.
 pub struct Unlink {
     shared: bool,
     name: Name,
-    /// Files made.
+    /// So many files were made.
     files: u64,
     /// Of which the first so many are gone.
     gone: u64,

@@ -40,7 +40,7 @@ fn parts(sharing: Sharing, worker: u64, branch: u64, random: &mut Rng) -> [u64; 
     }
 }
 
-/// A reader.
+/// A worker that looks up paths of five levels.
 struct Walk {
     sharing: Sharing,
     name: Name,

@@ -8,7 +8,7 @@ use std::path::Path;
 /// CPU time of some CPUs, in ticks of the kernel.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct CpuTimes {
-    /// In programs.
+    /// Running programs, niced ones included.
     pub user: u64,
     /// In the kernel, interrupts included.
     pub system: u64,
@@ -158,7 +158,7 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// So far.
+    /// Of the calling thread, since it began.
     pub fn of_thread() -> Self {
         let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
         // SAFETY: getrusage fills the struct, which is plain old data, valid zeroed, too.

@@ -4,7 +4,7 @@ use rustix::fd::{IntoRawFd, OwnedFd};
 use std::io;
 use std::ptr::NonNull;
 
-/// opendir(3).
+/// An open directory stream: opendir(3), closed when it is dropped.
 #[derive(Debug)]
 pub struct DirStream(NonNull<libc::DIR>);
 

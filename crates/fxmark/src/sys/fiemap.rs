@@ -10,7 +10,7 @@ pub struct Extent {
     pub logical: u64,
     /// Where on the device, or in the file system's own space of addresses.
     pub physical: u64,
-    /// How long.
+    /// Its length, bytes.
     pub length: u64,
 }
 

@@ -8,13 +8,13 @@ use std::fs;
 pub struct Machine {
     /// Name and version of the kernel.
     pub kernel: String,
-    /// Architecture.
+    /// Architecture, as `uname -m` has it.
     pub arch: String,
     /// Model of the CPU.
     pub cpu: String,
-    /// CPUs online.
+    /// Number of CPUs online.
     pub cpus: usize,
-    /// Memory, bytes.
+    /// Size of its memory, bytes.
     pub memory: u64,
     /// Virtual machine or container, where the kernel tells.
     pub hypervisor: Option<String>,
@@ -36,7 +36,7 @@ fn field(text: &str, key: &str) -> Option<String> {
 }
 
 impl Machine {
-    /// This one.
+    /// The machine that this runs on.
     pub fn here() -> Self {
         let uname = rustix::system::uname();
         let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();

@@ -10,7 +10,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-/// Which kind.
+/// What the file system lies on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MediaKind {
     /// A loop device over an image file in this directory, past its page cache.
@@ -140,7 +140,7 @@ impl Media {
     pub fn device(&self) -> &Path {
         &self.device
     }
-    /// In words.
+    /// The medium in words, for reports.
     pub fn what(&self) -> &str {
         &self.what
     }

@@ -25,15 +25,15 @@ pub enum Target {
     Ext4,
     /// ext4 without a journal, the paper's ext4NJ.
     Ext4NoJournal,
-    /// XFS.
+    /// XFS, on a device.
     Xfs,
-    /// btrfs.
+    /// btrfs, on a device.
     Btrfs,
-    /// F2FS.
+    /// F2FS, on a device.
     F2fs,
-    /// tmpfs.
+    /// tmpfs, in memory.
     Tmpfs,
-    /// braidfs, mounted.
+    /// braidfs, mounted through FUSE.
     Braidfs,
     /// The braidfs library in the process of the workers.
     Library,

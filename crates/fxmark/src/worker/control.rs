@@ -26,7 +26,7 @@ pub enum Order {
     /// Every worker makes its own files.
     Prepare,
     /// What needs the others' files to be there.
-    Settle,
+    AfterPrepare,
     /// The leader makes everything durable.
     Sync,
     /// Run until halted; nothing counts.
@@ -41,8 +41,8 @@ pub enum Order {
 
 impl Order {
     fn of(n: u32) -> Option<Self> {
-        use Order::{Finish, Measure, Prepare, Refill, Settle, Share, Sync, Warm};
-        [Share, Prepare, Settle, Sync, Warm, Measure, Refill, Finish].into_iter().find(|o| *o as u32 == n)
+        use Order::{AfterPrepare, Finish, Measure, Prepare, Refill, Share, Sync, Warm};
+        [Share, Prepare, AfterPrepare, Sync, Warm, Measure, Refill, Finish].into_iter().find(|o| *o as u32 == n)
     }
 }
 
@@ -122,7 +122,7 @@ impl Control {
         self.failed.store(1, Ordering::Release);
         self.halted.store(u32::MAX, Ordering::Relaxed);
     }
-    /// Has one?
+    /// Whether a worker has failed.
     pub fn failed(&self) -> bool {
         self.failed.load(Ordering::Acquire) != 0
     }

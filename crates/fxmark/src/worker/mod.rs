@@ -37,7 +37,7 @@ pub struct Scale {
     pub blocks: u64,
     /// Subdirectories and files of each directory in the five-level tree.
     pub branch: u64,
-    /// Of `aged_overwrite`.
+    /// How the files of `aged_overwrite` are aged.
     #[serde(default)]
     pub aged: Aged,
 }
@@ -195,7 +195,7 @@ pub trait Load<F: Fs> {
     /// Its own files.
     fn prepare(&mut self, c: &Ctx<F>) -> crate::Result<()>;
     /// When all are prepared.
-    fn settle(&mut self, _: &Ctx<F>) -> crate::Result<()> {
+    fn after_prepare(&mut self, _: &Ctx<F>) -> crate::Result<()> {
         Ok(())
     }
     /// The operation under test.

@@ -39,7 +39,7 @@ pub fn work<F: Fs>(c: &Ctx<F>, load: &mut dyn Load<F>, control: &Control) -> Res
             Order::Sync if c.id == 0 => c.fs.sync().on("syncfs", c".")?,
             Order::Share | Order::Sync => {}
             Order::Prepare => load.prepare(c)?,
-            Order::Settle => load.settle(c)?,
+            Order::AfterPrepare => load.after_prepare(c)?,
             Order::Refill => load.refill(c)?,
             Order::Warm => turn.warm(c, load, control, number)?,
             Order::Measure => turn.measure(c, load, control, number)?,

@@ -91,22 +91,22 @@ impl<R: Rank> Who<R> {
     /// # Panics
     /// Where the order forbids it.
     #[track_caller]
-    pub fn wait(&self) -> Held {
-        let Some(class) = R::CLASS else { return Held::none() };
-        Held::add(self.entry(class), true)
+    pub fn wait(&self) -> HeldLock {
+        let Some(class) = R::CLASS else { return HeldLock::none() };
+        HeldLock::add(self.entry(class), true)
     }
     /// After this thread has got the lock without waiting for it.
     #[track_caller]
-    pub fn tried(&self) -> Held {
-        let Some(class) = R::CLASS else { return Held::none() };
-        Held::add(self.entry(class), false)
+    pub fn tried(&self) -> HeldLock {
+        let Some(class) = R::CLASS else { return HeldLock::none() };
+        HeldLock::add(self.entry(class), false)
     }
     /// Before this thread waits for the lock as the second of two that are taken by rising keys.
     ///
     /// # Panics
     /// Where `first` is not held with a lower key, or the order forbids it.
     #[track_caller]
-    pub fn wait_above(&self, first: &Held) -> Held {
+    pub fn wait_above(&self, first: &HeldLock) -> HeldLock {
         let held = self.wait();
         let key = self.key.number();
         THREAD.with_borrow(|t| {
@@ -135,14 +135,14 @@ pub fn taken_downwards<R: Rank>(above: R::Key, below: R::Key) -> bool {
 
 /// A lock is held, or waited for, by this thread for as long as this lives.
 #[derive(Debug)]
-pub struct Held {
+pub struct HeldLock {
     /// 0: of no rank.
     id: u64,
     /// The list is this thread's.
     _here: PhantomData<std::sync::MutexGuard<'static, ()>>,
 }
 
-impl Held {
+impl HeldLock {
     fn none() -> Self {
         Self { id: 0, _here: PhantomData }
     }
@@ -187,7 +187,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldLock {
     fn drop(&mut self) {
         if self.id != 0 {
             self.take();

@@ -12,16 +12,16 @@ impl<R: Rank> Who<R> {
         Self(PhantomData)
     }
     #[inline(always)]
-    pub fn wait(&self) -> Held {
-        Held(PhantomData)
+    pub fn wait(&self) -> HeldLock {
+        HeldLock(PhantomData)
     }
     #[inline(always)]
-    pub fn tried(&self) -> Held {
-        Held(PhantomData)
+    pub fn tried(&self) -> HeldLock {
+        HeldLock(PhantomData)
     }
     #[inline(always)]
-    pub fn wait_above(&self, _first: &Held) -> Held {
-        Held(PhantomData)
+    pub fn wait_above(&self, _first: &HeldLock) -> HeldLock {
+        HeldLock(PhantomData)
     }
 }
 
@@ -33,9 +33,9 @@ pub fn taken_downwards<R: Rank>(_above: R::Key, _below: R::Key) -> bool {
 
 /// A lock is held by this thread. As in a build with the checker, not to be sent to another thread.
 #[derive(Debug)]
-pub struct Held(PhantomData<std::sync::MutexGuard<'static, ()>>);
+pub struct HeldLock(PhantomData<std::sync::MutexGuard<'static, ()>>);
 
-impl Held {
+impl HeldLock {
     #[inline(always)]
     pub fn without<T>(&self, f: impl FnOnce() -> T) -> T {
         f()

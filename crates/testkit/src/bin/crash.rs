@@ -38,10 +38,13 @@ struct Args {
     /// a quarter of that, of random runs after twice that [default: brief 8, full 4]
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     deep_every: Option<u64>,
-    /// Crash every so manieth kind of recovery itself; of sequences of three an eighth of that, of random runs half
+    /// Crash every so manieth kind of recovery itself (0: none); of sequences of three an eighth of that, of random runs half
     /// [default: brief 16, full 8]
-    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long)]
     second_every: Option<u64>,
+    /// Run every so manieth kind of recovery again by several threads, and crash it (0: none) [default: brief 48, full 32]
+    #[arg(long)]
+    threads_every: Option<u64>,
     /// Seed of the random runs
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -100,6 +103,11 @@ fn limits(a: &Args) -> Limits {
         l.depth.second_every = every;
         l.three.second_every = 8 * every;
         l.random.second_every = 2 * every;
+    }
+    if let Some(every) = a.threads_every {
+        for depth in [&mut l.depth, &mut l.three, &mut l.random] {
+            depth.threads_every = every;
+        }
     }
     l.failures = a.failures;
     l.threads = a.threads.unwrap_or(l.threads);

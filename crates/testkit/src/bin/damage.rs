@@ -26,7 +26,7 @@ struct Args {
     /// Also list what a mount showed wrongly before a check found it
     #[arg(long)]
     served: bool,
-    /// Failures listed
+    /// At most this many failures are listed
     #[arg(long, default_value_t = 20)]
     show: usize,
     /// Only cases with this text in their description

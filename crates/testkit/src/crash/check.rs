@@ -19,15 +19,15 @@ use std::sync::Arc;
 
 /// Readings of the test clock at which things begin, so that they are the same each time and in the right order.
 pub mod times {
-    /// A workload.
+    /// When a workload begins.
     pub const WORKLOAD: i64 = 1_000_000;
-    /// A recovery.
+    /// When a recovery begins.
     pub const RECOVERY: i64 = 2_000_000;
     /// The recovery after a crash of a recovery.
     pub const SECOND: i64 = 3_000_000;
 }
 
-/// How thoroughly.
+/// How thoroughly a workload is crashed.
 #[derive(Clone, Copy, Debug)]
 pub struct Depth {
     /// Crashes of each point.
@@ -87,10 +87,16 @@ pub struct Counts {
     /// Crash states of workloads that did so.
     #[serde(default)]
     pub states_beside: u64,
+    /// Blocks that workloads moved so that their files lie in fewer pieces.
+    #[serde(default)]
+    pub moved: u64,
+    /// Crash states of workloads that did so.
+    #[serde(default)]
+    pub states_moved: u64,
 }
 
 impl Counts {
-    /// Adds another's.
+    /// Adds the counts of another run.
     pub fn add(&mut self, o: &Counts) {
         self.images += o.images;
         self.duplicates += o.duplicates;
@@ -106,12 +112,15 @@ impl Counts {
         self.failing += o.failing;
         self.changed_beside += o.changed_beside;
         self.states_beside += o.states_beside;
+        self.moved += o.moved;
+        self.states_moved += o.states_moved;
     }
 
-    /// These are of a workload that changed so many names with their directory locked for reading.
-    pub fn of_beside(&mut self, changed: u64) {
-        self.changed_beside = changed;
-        self.states_beside = if changed > 0 { self.states() } else { 0 };
+    /// These are of a workload that changed `beside` names with their directory locked for reading, and moved so many blocks.
+    pub fn of_workload(&mut self, beside: u64, moved: u64) {
+        let where_any = |n: u64| if n > 0 { self.states() } else { 0 };
+        (self.states_beside, self.states_moved) = (where_any(beside), where_any(moved));
+        (self.changed_beside, self.moved) = (beside, moved);
     }
 
     /// All crash states decided: of workloads and of recoveries.
@@ -230,7 +239,7 @@ pub struct Checker<'a> {
     depth: Depth,
     rng: fastrand::Rng,
     stop: &'a dyn Fn() -> bool,
-    /// So far.
+    /// What was judged so far.
     pub counts: Counts,
     kinds: u64,
     agreeing: u64,

@@ -11,6 +11,7 @@ use crate::oracle::Oracle;
 use crate::run::{Runner, Setup, guarded, set_clock};
 use crate::states::{Budget, Log};
 use crate::walk::ROOT_KEY;
+use braidfs::Volume;
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -93,7 +94,7 @@ impl Limits {
 pub struct Failed {
     /// Which part of the plan, and which of its workloads.
     pub part: Part,
-    /// See `part`.
+    /// Number of the workload in its part.
     pub number: u64,
     /// What it did.
     pub workload: Workload,
@@ -112,7 +113,7 @@ pub struct Report {
     pub counts: Counts,
     /// Pairs of operations.
     pub pairs: Pairs,
-    /// What failed.
+    /// Workloads that failed, with what is wrong.
     pub failures: Vec<Failed>,
 }
 
@@ -123,7 +124,7 @@ impl Report {
         Self { workloads: 0, void: 0, counts: Counts::default(), pairs, failures: Vec::new() }
     }
 
-    /// In words.
+    /// The report in words, for the terminal.
     pub fn summary(&self, time: Duration) -> String {
         let c = &self.counts;
         let (seconds, (pairs, of)) = (time.as_secs_f64().max(0.001), self.pairs.count());
@@ -137,6 +138,7 @@ impl Report {
          looked; {} of them run all the same; {} deviations\n\
          {} recoveries followed by use, unmount, fsck and a second mount; {} crashes left an image that there was before\n\
          {} states of workloads that changed {} names with the directory locked for reading\n\
+         {} states of workloads that moved {} blocks to make files whole\n\
          {} failing states",
             self.workloads,
             self.void,
@@ -154,6 +156,8 @@ impl Report {
             c.duplicates,
             c.states_beside,
             c.changed_beside,
+            c.states_moved,
+            c.moved,
             c.failing
         )
     }
@@ -171,10 +175,10 @@ pub fn sequence(
     end: End,
 ) -> Result<Option<()>, Failure> {
     let run = recorded(base, ops, end, true).map_err(|why| Failure { crash: None, why })?;
-    let Some(Recorded { log, history, marks, beside }) = run else { return Ok(None) };
+    let Some(Recorded { log, history, marks, beside, moved }) = run else { return Ok(None) };
     let from = if before == 0 { 0 } else { marks[before - 1] };
     let result = judge_log(checker, &log, &history, from, usize::MAX, &mut fastrand::Rng::with_seed(0));
-    checker.counts.of_beside(beside);
+    checker.counts.of_workload(beside, moved);
     result.map(Some)
 }
 
@@ -189,6 +193,13 @@ pub struct Recorded {
     pub marks: Vec<usize>,
     /// Names changed with the directory locked for reading.
     pub beside: u64,
+    /// Blocks moved to make files whole.
+    pub moved: u64,
+}
+
+/// Blocks that a volume has moved to make files whole.
+pub(super) fn moved(v: &Volume) -> u64 {
+    v.domains().iter().map(|d| d.defragmented_blocks).sum()
 }
 
 /// Runs a sequence. With `strict`, `None` where an operation cannot be done.
@@ -214,7 +225,7 @@ pub fn recorded(base: &Base, ops: &[Op], end: End, strict: bool) -> Result<Optio
             return Ok(None);
         }
     }
-    let beside = r.volume()?.changed_beside() - before;
+    let (beside, moved) = (r.volume()?.changed_beside() - before, moved(r.volume()?));
     let device = r.device().clone();
     let mut history = r.history.clone();
     match end {
@@ -225,7 +236,7 @@ pub fn recorded(base: &Base, ops: &[Op], end: End, strict: bool) -> Result<Optio
         }
     }
     let log = Log::of(&device);
-    Ok(Some(Recorded { log, history, marks, beside }))
+    Ok(Some(Recorded { log, history, marks, beside, moved }))
 }
 
 /// The operations of a random run.
@@ -251,10 +262,13 @@ pub fn random_ops(base: &Base, seed: u64, count: usize) -> Result<Vec<Op>, Strin
 fn random_run(checker: &mut Checker<'_>, base: &Base, seed: u64, limits: &Limits) -> Result<(), Failure> {
     let fail = |why| Failure { crash: None, why };
     let ops = random_ops(base, seed, limits.random_ops).map_err(fail)?;
-    let Some(Recorded { log, history, .. }) = recorded(base, &ops, End::Crash, false).map_err(fail)? else {
+    let Some(Recorded { log, history, beside, moved, .. }) = recorded(base, &ops, End::Crash, false).map_err(fail)?
+    else {
         return Ok(());
     };
-    judge_log(checker, &log, &history, 0, limits.random_points, &mut fastrand::Rng::with_seed(!seed))
+    let result = judge_log(checker, &log, &history, 0, limits.random_points, &mut fastrand::Rng::with_seed(!seed));
+    checker.counts.of_workload(beside, moved);
+    result
 }
 
 /// Judges crashes of a workload from `from` on, at up to `most` points.

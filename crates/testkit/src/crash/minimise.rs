@@ -118,7 +118,7 @@ impl Short {
 /// A sequence made short.
 #[derive(Clone, Debug)]
 pub struct ShortSequence {
-    /// The volume.
+    /// The volume that it runs on.
     pub on: On,
     /// What is done.
     pub ops: Vec<Op>,

@@ -3,6 +3,7 @@
 //!
 //! - [`workload`]: what was being done: basic operations with every kind of sync behind each, and the volumes to begin
 //!   with. [`plan`]: all sequences of one, two and three of them, and random runs, by number.
+//!   [`groups`], [`pieces`]: sequences in which groups change their owner, and files in pieces are made whole.
 //! - `threads`: random runs of several threads, with the feature `schedule`; `shared`: of threads that overwrite one file.
 //! - [`check`]: recovers the images of a log and judges them; crashes recoveries too. [`tree`]: which images are one to
 //!   recovery.
@@ -18,6 +19,7 @@ pub mod groups;
 pub mod minimise;
 #[cfg(feature = "schedule")]
 pub mod minimise_threads;
+pub mod pieces;
 pub mod plan;
 #[cfg(feature = "planted-bugs")]
 pub mod planted;

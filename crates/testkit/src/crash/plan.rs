@@ -4,6 +4,7 @@
 //! random runs. Within a part the order is a fixed permutation, so that any stretch of it is a fair sample.
 
 use super::groups::groups;
+use super::pieces::{PRELUDE, pieces};
 use super::workload::{Kind, Single, alone, basics, hard, names_met, singles};
 use crate::ops::Op;
 use std::sync::Arc;
@@ -51,13 +52,13 @@ pub enum Workload {
 pub enum Part {
     /// Sequences known to be hard.
     Hard,
-    /// One operation.
+    /// All sequences of one operation.
     One,
-    /// Two operations.
+    /// All sequences of two operations.
     Two,
     /// Three operations of metadata.
     Three,
-    /// Random runs.
+    /// Random runs of one thread.
     Random,
     /// Random runs of several threads. Empty without the feature `schedule`.
     Threads,
@@ -77,11 +78,13 @@ pub enum Part {
     AloneBeside,
     /// Random runs of several threads, in shared directories. Empty without the feature `schedule`.
     ThreadsBeside,
+    /// Files that lie in pieces are made whole.
+    Pieces,
 }
 
 impl Part {
-    /// By number.
-    pub const ALL: [Self; 14] = [
+    /// All of them, by their numbers.
+    pub const ALL: [Self; 15] = [
         Self::Hard,
         Self::One,
         Self::Two,
@@ -96,11 +99,13 @@ impl Part {
         Self::TwoBeside,
         Self::AloneBeside,
         Self::ThreadsBeside,
+        Self::Pieces,
     ];
     /// Those first that say most about all.
-    pub const ORDER: [Self; 14] = [
+    pub const ORDER: [Self; 15] = [
         Self::Hard,
         Self::Groups,
+        Self::Pieces,
         Self::NamesMet,
         Self::One,
         Self::OneBeside,
@@ -135,7 +140,7 @@ impl std::fmt::Display for Part {
 /// The workloads of a part.
 #[derive(Clone, Debug)]
 pub struct Workloads {
-    /// For reports.
+    /// Name of the part in reports.
     pub name: &'static str,
     /// How many there are.
     pub len: u64,
@@ -154,6 +159,8 @@ enum Family {
     List {
         on: On,
         from: Arc<[Vec<Op>]>,
+        /// Operations that all of them begin with, of which no crash is looked at.
+        before: usize,
     },
     Random {
         seed: u64,
@@ -173,7 +180,7 @@ enum On {
     Turns,
     /// On the one with no room in its cache.
     Pressed,
-    /// On one of those without shared directories, by turns.
+    /// On one of those without shared directories, by turns; a list on each of these.
     AllByTurns,
     /// On each with shared directories.
     Shared,
@@ -195,10 +202,10 @@ impl On {
     }
 }
 
-/// All parts.
+/// All workloads, by parts.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// By number.
+    /// The parts, by their numbers.
     parts: [Workloads; Part::ALL.len()],
     /// Volumes that are ordinary; the pressed one comes after them, then those with shared directories.
     pub bases: usize,
@@ -224,11 +231,12 @@ impl Plan {
             (RANDOM_RUNS, Family::Threads { seed }, Family::Threads { seed: seed | super::threads::BESIDE });
         #[cfg(not(feature = "schedule"))]
         let (threads, family, beside) = (0, Family::Random { seed }, Family::Random { seed });
-        let list_of = |name, on: On, from: Vec<(&'static str, Vec<Op>)>| {
+        let list_behind = |name, on: On, before: usize, from: Vec<(&'static str, Vec<Op>)>| {
             let from: Arc<[Vec<Op>]> = from.into_iter().map(|(_, ops)| ops).collect();
             let len = from.len() as u64 * on.volumes(bases).len() as u64 * 2;
-            Workloads { name, len, family: Family::List { on, from } }
+            Workloads { name, len, family: Family::List { on, from, before } }
         };
+        let list_of = |name, on, from| list_behind(name, on, 0, from);
         let random = || Family::Random { seed };
         let parts = Part::ALL.map(|part| match part {
             Part::Hard => list_of("known to be hard", On::Each, hard()),
@@ -246,6 +254,7 @@ impl Plan {
             Part::AloneBeside => {
                 sequences("two of metadata, shared directories, domains commit alone", 2, On::Shared, alone())
             }
+            Part::Pieces => list_behind("files made whole", On::AllByTurns, PRELUDE, pieces()),
             Part::ThreadsBeside => {
                 let name = "random runs of several threads, shared directories";
                 Workloads { name, len: threads, family: beside.clone() }
@@ -263,12 +272,12 @@ impl Plan {
     pub fn workload(&self, part: Part, i: u64) -> Workload {
         let p = self.part(part);
         match &p.family {
-            Family::List { on, from } => {
+            Family::List { on, from, before } => {
                 let end = if i.is_multiple_of(2) { End::Crash } else { End::Unmount };
                 let volumes = on.volumes(self.bases);
                 let (base, n) = (volumes.start + (i / 2) as usize % volumes.len(), i / 2 / volumes.len() as u64);
                 let ops = from[n as usize % from.len()].clone();
-                Workload::Sequence { base, ops, before: 0, end, basics: Vec::new() }
+                Workload::Sequence { base, ops, before: *before, end, basics: Vec::new() }
             }
             Family::Random { seed } => Workload::Random { seed: seed.wrapping_add(i) },
             #[cfg(feature = "schedule")]

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 /// What became of a planted bug.
 #[derive(Clone, Debug)]
 pub struct Found {
-    /// Its name.
+    /// Name of the planted bug.
     pub name: &'static str,
     /// What is wrong.
     pub what: &'static str,
@@ -26,7 +26,7 @@ pub struct Found {
 }
 
 /// How many workloads of which part: a beginning of what the brief run does, the same each time.
-const WORKLOADS: [(Part, u64); 10] = [
+const WORKLOADS: [(Part, u64); 11] = [
     (Part::Hard, u64::MAX / 2),
     (Part::Groups, 24),
     (Part::One, 360),
@@ -38,10 +38,11 @@ const WORKLOADS: [(Part, u64); 10] = [
     (Part::Threads, 24),
     (Part::NamesMet, 360),
     (Part::OneBeside, 360),
+    (Part::Pieces, 48),
 ];
 
 /// Where bugs are seen that most workloads do not see: these are run first. Where they moved, the others come after them.
-const SEEN_BY: [(Bug, Part, std::ops::Range<u64>); 14] = [
+const SEEN_BY: [(Bug, Part, std::ops::Range<u64>); 16] = [
     (Bug::LeaverForgotten, Part::One, 0..60),
     (Bug::FlushUnderWayTaken, Part::Threads, 0..1000),
     (Bug::HelperForgotten, Part::Threads, 0..1000),
@@ -56,6 +57,8 @@ const SEEN_BY: [(Bug, Part, std::ops::Range<u64>); 14] = [
     (Bug::BucketLeftOut, Part::ThreadsBeside, 0..24),
     (Bug::InodeLeftOut, Part::OneBeside, 0..360),
     (Bug::VacatedUntold, Part::NamesMet, 0..720),
+    (Bug::MovedFreedEarly, Part::Pieces, 112..154),
+    (Bug::MovedCopyStale, Part::Pieces, 70..84),
 ];
 
 /// Removes the bug also after a panic.

@@ -14,6 +14,7 @@ pub type Progress<'p> = &'p (dyn Fn(Part, u64, u64, &Counts) + Sync);
 pub const TURNS: &[(Part, u64)] = &[
     (Part::Two, 192),
     (Part::Groups, 12),
+    (Part::Pieces, 48),
     (Part::Three, 96),
     (Part::Pressed, 48),
     (Part::Alone, 48),

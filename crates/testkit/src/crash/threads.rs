@@ -231,7 +231,7 @@ struct Placed {
     made: Option<(Ino, Key, DomainId)>,
 }
 
-/// A run.
+/// A run of several threads, as it was recorded.
 #[derive(Debug)]
 pub struct Run {
     /// What was written.
@@ -242,6 +242,8 @@ pub struct Run {
     pub begun: Vec<Vec<usize>>,
     /// Names changed with their directory locked for reading.
     pub beside: u64,
+    /// Blocks moved to make files whole.
+    pub moved: u64,
 }
 
 /// Runs the threads; what was done, in the order of returns.
@@ -316,9 +318,9 @@ pub fn recorded(base: &Base, workload: &Threads) -> Result<Run, String> {
     let seen = guarded(|| walk(&vol))??;
     seen.compare(&model, &history.keys).map_err(|e| format!("at the end: {e}"))?;
     let log = Log::of(&device);
-    let beside = vol.changed_beside();
+    let (beside, moved) = (vol.changed_beside(), super::explore::moved(&vol));
     vol.crash();
-    Ok(Run { log, history, placed, begun, beside })
+    Ok(Run { log, history, placed, begun, beside, moved })
 }
 
 impl Run {
@@ -402,7 +404,7 @@ pub fn run(
     let points = at_most(run.points(), limits.random_points, &mut fastrand::Rng::with_seed(!seed));
     let result = run.check(&base, &mut checker, &points);
     *counts = checker.counts;
-    counts.of_beside(run.beside);
+    counts.of_workload(run.beside, run.moved);
     result
 }
 

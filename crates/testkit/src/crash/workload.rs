@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 pub struct Base {
     /// How it was made.
     pub setup: Setup,
-    /// Its content.
+    /// Content of the device.
     pub image: Image,
     /// What is on it.
     pub model: Model,

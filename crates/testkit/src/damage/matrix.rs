@@ -124,7 +124,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// The result.
+/// What all cases of the matrix came to.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     /// By kind of block and damage; pairs of blocks under the kind of the first, with `None`.

@@ -17,7 +17,7 @@ const NAMES: u32 = 120;
 
 /// A volume at rest.
 pub struct Sample {
-    /// For messages.
+    /// Its name in messages.
     pub name: &'static str,
     /// What lies on the device.
     pub image: Image,

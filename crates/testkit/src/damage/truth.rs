@@ -15,7 +15,7 @@ pub struct Entry {
     pub stat: crate::model::Stat,
     /// Modification time of what is no directory.
     pub mtime: Option<Timestamp>,
-    /// Extended attributes.
+    /// Extended attributes: values by name.
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
     /// Content of a file, target of a symlink.
     pub data: Vec<u8>,

@@ -11,7 +11,7 @@ use std::ops::Range;
 /// See the module.
 #[derive(Debug)]
 pub enum Entries {
-    /// In order.
+    /// In order of their positions.
     Sorted(Sorted),
     /// In memory of their own each.
     Spread(Spread),

@@ -76,12 +76,12 @@ impl Sorted {
         Self { keys, slots, lo, hi, free: NONE }
     }
 
-    /// None.
+    /// With no entries.
     pub const fn new_empty() -> Self {
         Self { keys: Vec::new(), slots: Vec::new(), lo: u32::MAX, hi: 0, free: NONE }
     }
 
-    /// How many.
+    /// Number of entries.
     pub fn len(&self) -> usize {
         self.keys.len()
     }

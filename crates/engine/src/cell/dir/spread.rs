@@ -10,7 +10,7 @@
 //! Entries that were there when the directory began to be shared stay where they are (`kept`), and are only read: nobody
 //! frees memory that another thread allocated.
 //!
-//! Invariant: of a group of which keys lie in `over` all places are taken.
+//! Invariant: of a group of which keys lie in `overflow` all places are taken.
 
 use super::sorted::{MOST, Sorted};
 use braidfs_format::dentry::{Dentry, ENTRY_FIXED_BYTES, HASH_MAX, bucket_lblk};
@@ -100,7 +100,7 @@ impl Group {
 
 /// Keys that found no place in their group.
 #[derive(Debug, Default)]
-struct Over {
+struct Overflow {
     keys: Vec<Key>,
 }
 
@@ -108,7 +108,7 @@ struct Over {
 #[derive(Debug)]
 pub struct Spread {
     groups: Box<[Group; GROUPS]>,
-    over: Option<Box<Over>>,
+    overflow: Option<Box<Overflow>>,
     kept: Option<Arc<Vec<Dentry>>>,
 }
 
@@ -119,7 +119,7 @@ fn group_of(block: u64) -> usize {
 
 impl Spread {
     fn new(kept: Option<Arc<Vec<Dentry>>>) -> Self {
-        Self { groups: Box::new(std::array::from_fn(|_| Group::default())), over: None, kept }
+        Self { groups: Box::new(std::array::from_fn(|_| Group::default())), overflow: None, kept }
     }
 
     /// How many: counted.
@@ -130,12 +130,12 @@ impl Spread {
     fn kept(&self) -> &[Dentry] {
         self.kept.as_ref().map_or(&[], |kept| kept)
     }
-    fn over(&self) -> &[Key] {
-        self.over.as_ref().map_or(&[], |o| &o.keys)
+    fn overflowing(&self) -> &[Key] {
+        self.overflow.as_ref().map_or(&[], |o| &o.keys)
     }
 
     fn keys(&self) -> impl Iterator<Item = &Key> {
-        self.groups.iter().flat_map(Group::keys).chain(self.over())
+        self.groups.iter().flat_map(Group::keys).chain(self.overflowing())
     }
 
     /// Those from a position on, in order.
@@ -179,13 +179,13 @@ impl Spread {
         if !group.is_full() {
             return None;
         }
-        Some(GROUPS * WAYS + self.over().iter().position(is)?)
+        Some(GROUPS * WAYS + self.overflowing().iter().position(is)?)
     }
 
     fn key(&self, place: usize) -> Option<&Key> {
         match place.checked_sub(GROUPS * WAYS) {
             None => Some(&self.groups[place / WAYS].0[place % WAYS]).filter(|k| !k.is_free()),
-            Some(i) => self.over().get(i),
+            Some(i) => self.overflowing().get(i),
         }
     }
 
@@ -202,8 +202,8 @@ impl Spread {
 
     /// [`Self::get`], to change all but its position and its name.
     pub fn get_mut(&mut self, place: usize) -> Option<&mut Dentry> {
-        let Self { groups, over, kept } = self;
-        let over = over.as_mut().map_or(&mut [][..], |o| &mut o.keys);
+        let Self { groups, overflow, kept } = self;
+        let over = overflow.as_mut().map_or(&mut [][..], |o| &mut o.keys);
         let kept = kept.as_ref().map_or(&[][..], |kept| kept);
         let key = match place.checked_sub(GROUPS * WAYS) {
             None => Some(&mut groups[place / WAYS].0[place % WAYS]).filter(|k| !k.is_free()),
@@ -247,7 +247,7 @@ impl Spread {
             places[i] = key;
             return g * WAYS + i;
         }
-        let keys = &mut self.over.get_or_insert_default().keys;
+        let keys = &mut self.overflow.get_or_insert_default().keys;
         keys.push(key);
         GROUPS * WAYS + keys.len() - 1
     }
@@ -263,7 +263,7 @@ impl Spread {
                 if key.is_free() {
                     return None;
                 }
-                if was_full && let Some(over) = &mut self.over {
+                if was_full && let Some(over) = &mut self.overflow {
                     // one that found no place has one now
                     let next = over.keys.iter().position(|k| group_of(k.block()) == g);
                     *freed = next.map_or_else(Key::default, |i| over.keys.swap_remove(i));
@@ -271,7 +271,7 @@ impl Spread {
                 key
             }
             Some(i) => {
-                let over = self.over.as_mut().filter(|o| i < o.keys.len())?;
+                let over = self.overflow.as_mut().filter(|o| i < o.keys.len())?;
                 over.keys.swap_remove(i)
             }
         };
@@ -285,7 +285,7 @@ impl Spread {
     /// Keeps what lies before the first of the positions, which rise and are those of blocks, and gives what lies from each
     /// to the next. No entry is read or moved.
     pub fn split_at(&mut self, from: &[u64]) -> Vec<Self> {
-        let over = self.over.take().map_or_else(Vec::new, |o| o.keys);
+        let over = self.overflow.take().map_or_else(Vec::new, |o| o.keys);
         let mut parts: Vec<Self> = from.iter().map(|_| Self::new(self.kept.clone())).collect();
         let starts: Vec<u64> = from.iter().map(|pos| block(*pos)).collect();
         let part_of = |k: &Key| starts.partition_point(|s| *s <= k.block()).checked_sub(1);

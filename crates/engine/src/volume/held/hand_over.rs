@@ -5,7 +5,7 @@
 //! as orphans in any case, and every mount reclaims those that are not on its list. So after a crash on the way, or where the
 //! list is lost, they go as they would have gone.
 
-use super::table::{Count, Held, ORPHAN, TIMES_MAX};
+use super::table::{Count, LookupCounts, ORPHAN, TIMES_MAX};
 use crate::error::{Error, Result};
 use crate::types::*;
 use crate::volume::{MountedVolume, Volume};
@@ -28,7 +28,7 @@ pub struct NotHandedOver {
     pub volume: Option<Volume>,
 }
 
-impl Held {
+impl LookupCounts {
     /// The inodes of a list.
     ///
     /// # Errors

@@ -59,7 +59,7 @@ pub(super) struct Shard {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum GivenBack {
     /// The inode is still held, or is another one.
-    Held,
+    StillHeld,
     /// That was the last; whether the inode was waiting for it.
     Last { orphan: bool },
     /// More than was told.
@@ -114,7 +114,7 @@ impl DerefMut for ShardGuard<'_> {
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct LookupCounts {
     pub(super) shards: Box<[CachePadded<LockedShard>]>,
     /// It was said that more was given back than had been told.
     pub(super) complained: AtomicBool,
@@ -122,14 +122,14 @@ pub(crate) struct Held {
     pub(super) excess: AtomicUsize,
 }
 
-impl Default for Held {
+impl Default for LookupCounts {
     fn default() -> Self {
         let shards = (0..SHARDS).map(|_| CachePadded::default()).collect();
         Self { shards, complained: AtomicBool::new(false), excess: AtomicUsize::new(0) }
     }
 }
 
-impl Held {
+impl LookupCounts {
     pub(super) fn shard(&self, ino: InodeNo) -> &LockedShard {
         // numbers given one after another go to different shards
         &self.shards[hashed_place(ino.0, SHARDS)]
@@ -167,12 +167,12 @@ impl Held {
         };
         let c = e.get_mut();
         if !is_it(c.generation) || c.times() == TIMES_MAX {
-            return GivenBack::Held;
+            return GivenBack::StillHeld;
         }
         let had = u64::from(c.times());
         if times < had {
             c.times -= times as u32;
-            return GivenBack::Held;
+            return GivenBack::StillHeld;
         }
         let orphan = e.remove().is_orphan();
         s.ending += usize::from(orphan);

@@ -1,6 +1,6 @@
 //! Counting, and that an inode which is held outlives its last name and no more.
 
-use super::table::{Held, ORPHAN, TIMES_MAX};
+use super::table::{LookupCounts, ORPHAN, TIMES_MAX};
 use super::*;
 use crate::{Cred, FileKind, MkfsOptions, MountOptions, NewNode, RenameMode, SetAttr};
 use braidfs_device::{Device, MemDevice};
@@ -36,14 +36,14 @@ const K: FileKind = FileKind::File;
 
 #[test]
 fn counts_add_up_and_are_clamped() {
-    let t = Held::default();
+    let t = LookupCounts::default();
     let (n, is) = (InodeNo(77), |g: u32| g == 3);
     assert_eq!(t.give_back(n, is, 1), GivenBack::TooMuch { orphan: false });
     for _ in 0..5 {
         assert!(t.add(n, 3, K));
     }
-    assert_eq!(t.give_back(n, is, 3), GivenBack::Held);
-    assert_eq!(t.give_back(n, |g| g == 2, 2), GivenBack::Held, "meant for an earlier inode of the number");
+    assert_eq!(t.give_back(n, is, 3), GivenBack::StillHeld);
+    assert_eq!(t.give_back(n, |g| g == 2, 2), GivenBack::StillHeld, "meant for an earlier inode of the number");
     assert_eq!(t.give_back(n, is, 2), GivenBack::Last { orphan: false });
     assert!(t.add(n, 3, K));
     assert_eq!(t.give_back(n, is, u64::MAX), GivenBack::TooMuch { orphan: false });
@@ -52,12 +52,12 @@ fn counts_add_up_and_are_clamped() {
     // one that was told too often to count is held for good
     t.shard(n).lock().counts.insert(n.0, Count { generation: 3, times: TIMES_MAX - 1 });
     assert!(t.add(n, 3, K) && t.add(n, 3, K));
-    assert_eq!(t.give_back(n, is, u64::MAX), GivenBack::Held);
+    assert_eq!(t.give_back(n, is, u64::MAX), GivenBack::StillHeld);
 }
 
 #[test]
 fn an_end_under_way_is_due_however_long_ago_the_removal_was() {
-    let t = Held::default();
+    let t = LookupCounts::default();
     let n = InodeNo(77);
     assert!(t.add(n, 3, K));
     {
@@ -76,7 +76,7 @@ fn an_end_under_way_is_due_however_long_ago_the_removal_was() {
 
 #[test]
 fn the_table_shrinks() {
-    let t = Held::default();
+    let t = LookupCounts::default();
     let room = || t.shards.iter().map(|s| s.lock().counts.capacity()).sum::<usize>();
     (2..200_000).for_each(|n| assert!(t.add(InodeNo(n), 1, K)));
     assert!((200_000..500_000).contains(&room()), "room for {} of 200,000", room());

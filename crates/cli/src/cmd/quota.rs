@@ -1,0 +1,291 @@
+//! `braidfs quota`: limits of users and of directories of a mounted volume.
+
+use crate::cmd::tenant::{Limit, parse, parse_number, parse_time};
+use crate::failure::{Failure, Outcome, host_error};
+use crate::text;
+use braidfs::{Quota, QuotaOwner, Timestamp};
+use braidfs_fuse::control::{self, QuotaChange, QuotaSubject};
+use rustix::io::Errno;
+use serde::Serialize;
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+/// Limit what users, or directory trees, may use of a mounted volume
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Exit codes: 0 done, 1 it failed or wrong usage.\n\n\
+    Examples:\n  braidfs quota set --user alice --space 10G --inodes 100000 /mnt\n  \
+    braidfs quota set --user alice --soft-space 8G --grace 3d /mnt   more than 8 GiB for three days only\n  \
+    braidfs quota set --directory /mnt/web --space 20G /mnt          all that lies below /mnt/web\n  \
+    braidfs quota set --user alice --space none /mnt\n  \
+    braidfs quota show --user alice /mnt\n  \
+    braidfs quota report /mnt                                        all that have limits or use anything\n  \
+    braidfs quota remove --directory /mnt/web /mnt\n\n\
+    Space is the blocks of files and directories, not their inodes. A user at a limit gets EDQUOT, a directory's users get\n\
+    ENOSPC, and `stat -f` below it shows its numbers. Limits of users do not hold for root. Files that do not count for a\n\
+    directory with limits cannot be renamed or linked into it (EXDEV): mv copies them. The first limit of a volume counts all\n\
+    that is there. Root may, and who mounted the volume; anybody may look.")]
+pub struct Args {
+    #[command(subcommand)]
+    call: Call,
+}
+
+#[derive(Debug, clap::Args)]
+#[group(required = true, multiple = false)]
+struct Whose {
+    /// A user, by name or number
+    #[arg(long)]
+    user: Option<String>,
+    /// A directory, with all that lies below it
+    #[arg(long, value_name = "DIR")]
+    directory: Option<PathBuf>,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Call {
+    /// Set or change limits, while they are in use
+    #[command(group = clap::ArgGroup::new("limits")
+        .args(["space", "soft_space", "inodes", "soft_inodes", "grace"])
+        .required(true)
+        .multiple(true))]
+    Set {
+        #[command(flatten)]
+        whose: Whose,
+        /// Most space: 64M, 10G, or none
+        #[arg(long, value_parser = parse, value_name = "SIZE")]
+        space: Option<Limit>,
+        /// Space that may be exceeded for a while only
+        #[arg(long, value_parser = parse, value_name = "SIZE")]
+        soft_space: Option<Limit>,
+        /// Most inodes (files, directories, links): 1000, or none
+        #[arg(long, value_parser = parse_number, value_name = "N")]
+        inodes: Option<Limit>,
+        /// Inodes that may be exceeded for a while only
+        #[arg(long, value_parser = parse_number, value_name = "N")]
+        soft_inodes: Option<Limit>,
+        /// For how long soft limits may be exceeded: 30s, 12h, 7d [default: 7d]
+        #[arg(long, value_parser = parse_time, value_name = "TIME")]
+        grace: Option<Duration>,
+        /// The result as JSON
+        #[arg(long)]
+        json: bool,
+        /// The mount point, or any directory of the volume
+        mountpoint: PathBuf,
+    },
+    /// Show limits of a user or directory, and what is used
+    Show {
+        #[command(flatten)]
+        whose: Whose,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+        /// The mount point, or any directory of the volume
+        mountpoint: PathBuf,
+    },
+    /// Show all that have limits or, where there is any limit, use anything
+    Report {
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+        /// The mount point, or any directory of the volume
+        mountpoint: PathBuf,
+    },
+    /// Take the limits away; a directory is an ordinary one from then on
+    Remove {
+        #[command(flatten)]
+        whose: Whose,
+        /// The mount point, or any directory of the volume
+        mountpoint: PathBuf,
+    },
+}
+
+#[derive(Serialize)]
+struct Report {
+    /// Of a user: its number.
+    user: Option<u32>,
+    /// Of a directory: the number that its inodes carry.
+    project: Option<u32>,
+    /// Number of the directory, while it has limits.
+    directory: Option<u64>,
+    /// Bytes.
+    used: u64,
+    space: Option<u64>,
+    soft_space: Option<u64>,
+    inodes_used: u64,
+    inodes: Option<u64>,
+    soft_inodes: Option<u64>,
+    grace_seconds: u64,
+    /// Seconds since 1970.
+    space_exceeded_since: Option<u64>,
+    inodes_exceeded_since: Option<u64>,
+    /// A soft limit is a hard one by now.
+    grace_is_over: bool,
+}
+
+impl From<Quota> for Report {
+    fn from(q: Quota) -> Self {
+        let (user, project) = match q.owner {
+            QuotaOwner::User(n) => (Some(n), None),
+            QuotaOwner::Project(n) => (None, Some(n)),
+        };
+        Self {
+            user,
+            project,
+            directory: q.directory.map(|d| d.0),
+            used: q.used,
+            space: q.limits.space,
+            soft_space: q.limits.soft_space,
+            inodes_used: q.inodes,
+            inodes: q.limits.inodes,
+            soft_inodes: q.limits.soft_inodes,
+            grace_seconds: q.limits.grace.as_secs(),
+            space_exceeded_since: q.space_exceeded_since,
+            inodes_exceeded_since: q.inodes_exceeded_since,
+            grace_is_over: q.grace_is_over,
+        }
+    }
+}
+
+pub fn run(args: &Args) -> Outcome {
+    match &args.call {
+        Call::Set { whose, space, soft_space, inodes, soft_inodes, grace, json, mountpoint } => {
+            let limits = [space, soft_space, inodes, soft_inodes].map(|l| l.map(|l| l.0));
+            let (dir, of) = whose.open(mountpoint)?;
+            let set = control::quota_set(&dir, of, &QuotaChange { limits, grace: *grace });
+            tell(&set.map_err(|e| whose.refused(mountpoint, &e))?.into(), *json)
+        }
+        Call::Show { whose, json, mountpoint } => {
+            let (dir, of) = whose.open(mountpoint)?;
+            let shown = control::quota_show(&dir, of);
+            tell(&shown.map_err(|e| whose.refused(mountpoint, &e))?.into(), *json)
+        }
+        Call::Report { json, mountpoint } => {
+            let all = control::quotas(&open(mountpoint)?).map_err(|e| refused(mountpoint, "nothing", &e))?;
+            let all: Vec<Report> = all.into_iter().map(Report::from).collect();
+            if *json {
+                return say_json(&all);
+            }
+            if all.is_empty() {
+                crate::say(format_args!("no limits: nothing is counted"))?;
+            }
+            all.iter().try_for_each(|q| tell(q, false).map(drop))?;
+            Ok(0)
+        }
+        Call::Remove { whose, mountpoint } => {
+            let (dir, of) = whose.open(mountpoint)?;
+            control::quota_remove(&dir, of).map_err(|e| whose.refused(mountpoint, &e))?;
+            Ok(0)
+        }
+    }
+}
+
+impl Whose {
+    /// What to ask on, and about what.
+    fn open(&self, mountpoint: &Path) -> Result<(File, QuotaSubject), Failure> {
+        let mount = open(mountpoint)?;
+        let Some(directory) = &self.directory else {
+            return Ok((mount, QuotaSubject::User(number_of(self.user.as_deref().unwrap_or_default())?)));
+        };
+        let dir = open(directory)?;
+        let device = |f: &File| f.metadata().map(|m| m.dev()).ok();
+        if device(&dir) != device(&mount) {
+            let why = format!("it does not lie on the volume that is mounted at {}", mountpoint.display());
+            return Err(Failure::at("quota", directory.display(), why));
+        }
+        Ok((dir, QuotaSubject::Directory))
+    }
+
+    fn refused(&self, mountpoint: &Path, e: &std::io::Error) -> Failure {
+        match (&self.user, &self.directory) {
+            (Some(user), _) => refused(mountpoint, &format!("user {user}"), e),
+            (_, Some(dir)) => refused(dir, "the directory", e),
+            _ => refused(mountpoint, "nothing", e),
+        }
+    }
+}
+
+/// The number of a user. Names are asked of the system's `id`, which knows all of its sources.
+fn number_of(user: &str) -> Result<u32, Failure> {
+    if let Ok(n) = user.parse() {
+        return Ok(n);
+    }
+    let asked = Command::new("id").args(["-u", "--", user]).output();
+    let told = asked.ok().filter(|o| o.status.success()).and_then(|o| String::from_utf8(o.stdout).ok());
+    told.and_then(|n| n.trim().parse().ok()).ok_or_else(|| Failure::at("quota", user, "there is no such user"))
+}
+
+fn open(directory: &Path) -> Result<File, Failure> {
+    File::open(directory).map_err(|e| Failure::at("cannot open", directory.display(), host_error(&e)))
+}
+
+fn refused(place: &Path, what: &str, e: &std::io::Error) -> Failure {
+    let why = match Errno::from_io_error(e) {
+        Some(Errno::PERM) => "only root may, and who mounted it".into(),
+        Some(Errno::NOTTY) => "no braidfs is mounted there, or its server is of an older version".into(),
+        Some(Errno::ROFS) => "it is mounted read-only, or its domain failed".into(),
+        Some(Errno::NOENT) => format!("{what} has no limits, and uses nothing that is counted"),
+        Some(Errno::NOTCONN | Errno::CONNABORTED | Errno::NODEV) => {
+            "the volume was unmounted, or its server died".into()
+        }
+        _ => host_error(e),
+    };
+    Failure::at("quota", place.display(), why)
+}
+
+fn tell(q: &Report, json: bool) -> Outcome {
+    if json {
+        return say_json(q);
+    }
+    let whose = match (q.user, q.project, q.directory) {
+        (Some(n), ..) => format!("user {n}"),
+        (_, n, Some(dir)) => format!("directory {dir} (project {})", n.unwrap_or(0)),
+        (_, n, None) => format!("project {} (no directory)", n.unwrap_or(0)),
+    };
+    let size = |n: Option<u64>| n.map_or_else(|| "no limit".into(), |n| format!("{} at most", text::size(n)));
+    let count = |n: Option<u64>| n.map_or_else(|| "no limit".into(), |n| format!("{n} at most"));
+    crate::say(format_args!(
+        "{whose}: {} used, {}; {}, {}",
+        text::size(q.used),
+        size(q.space),
+        text::count(q.inodes_used, "inode", "inodes"),
+        count(q.inodes)
+    ))?;
+    for (what, soft, since) in [
+        ("space", q.soft_space.map(text::size), q.space_exceeded_since),
+        ("inodes", q.soft_inodes.map(|n| n.to_string()), q.inodes_exceeded_since),
+    ] {
+        let Some(soft) = soft else { continue };
+        let time = |n: u64| text::time(Timestamp { sec: i64::try_from(n).unwrap_or(0), nsec: 0 });
+        let state = match since {
+            None => format!("for {} s", q.grace_seconds),
+            Some(at) if q.grace_is_over => format!("exceeded since {}: held to it until less is in use", time(at)),
+            Some(at) => format!(
+                "exceeded since {}, a hard limit from {} on (UTC)",
+                time(at),
+                time(at.saturating_add(q.grace_seconds))
+            ),
+        };
+        crate::say(format_args!("  soft limit of {what} {soft}, {state}"))?;
+    }
+    Ok(0)
+}
+
+fn say_json<T: Serialize>(what: &T) -> Outcome {
+    let json = serde_json::to_string_pretty(what).map_err(|e| Failure::new(format!("quota: {e}")))?;
+    crate::say(format_args!("{json}"))?;
+    Ok(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_have_names_and_numbers() {
+        assert_eq!(number_of("4711").ok(), Some(4711));
+        assert_eq!(number_of("root").ok(), Some(0));
+        assert!(number_of("no such user").is_err() && number_of("-1").is_err() && number_of("").is_err());
+    }
+}

@@ -1,0 +1,84 @@
+//! What an inode counts for in quotas.
+
+use super::{Body, Cell, State};
+use crate::quota::{Charge, Owners, Quotas};
+use braidfs_format::inode::PROJECT_SHIFT;
+
+impl State {
+    /// Number of the project that it is of; 0: of none.
+    pub fn project(&self) -> u32 {
+        self.flags >> PROJECT_SHIFT
+    }
+
+    /// For whom it counts.
+    pub fn owners(&self) -> Owners {
+        Owners { uid: self.uid, project: self.project() }
+    }
+
+    /// Blocks of the content, each once, whether it has its place or not. ([`State::blocks`] counts a block that is written
+    /// anew twice.)
+    pub fn content_blocks(&self) -> u64 {
+        match &self.body {
+            Body::File(f) if f.pages.dirty_count() == 0 => f.map.blocks(),
+            Body::File(f) => f.map.blocks() + f.pages.dirty_blocks().filter(|l| f.map.get(*l).is_none()).count() as u64,
+            Body::Dir(d) => d.map.blocks(),
+            Body::Special => 0,
+        }
+    }
+}
+
+impl State {
+    /// Blocks that writing a range would add to [`Self::content_blocks`].
+    pub fn new_blocks(&self, offset: u64, len: u64) -> u64 {
+        let Body::File(f) = &self.body else { return 0 };
+        let (first, end) = (offset / 4096, offset.saturating_add(len).div_ceil(4096));
+        // mapped runs, and dirty pages without a place
+        let (mut at, mut there) = (first, 0);
+        while let Some(p) = f.map.next_from(at).filter(|p| p.lblk < end) {
+            let to = (p.lblk + u64::from(p.len)).min(end);
+            there += to - p.lblk.max(at);
+            at = to;
+        }
+        let dirty = f.pages.dirty_blocks().filter(|l| (first..end).contains(l) && f.map.get(*l).is_none()).count();
+        (end - first).saturating_sub(there + dirty as u64)
+    }
+}
+
+impl Quotas {
+    /// Charges for an inode whose cell is locked for writing.
+    #[inline]
+    pub fn charge(&self, c: &Cell, st: &State) -> Charge<'_> {
+        let on = self.is_on();
+        if on && !st.deleted {
+            self.count(c.ino, st.owners(), || st.content_blocks());
+        }
+        Charge::of(on.then_some(self), st.owners())
+    }
+
+    /// [`State::content_blocks`], 0 where nothing is counted: for [`Charge::settle`].
+    pub fn blocks_of(&self, st: &State) -> u64 {
+        if self.is_on() { st.content_blocks() } else { 0 }
+    }
+
+    /// An inode is about to be deleted, its blocks still there. Its cell is locked for writing.
+    pub fn gone(&self, c: &Cell, st: &State) {
+        if self.is_on() {
+            self.count(c.ino, st.owners(), || st.content_blocks());
+            self.give(st.owners(), st.content_blocks(), 1);
+        }
+    }
+
+    /// Changes the owners of an inode whose cell is locked for writing; limits do not hold for who may do that.
+    pub fn transfer(&self, c: &Cell, st: &mut State, change: impl FnOnce(&mut State)) {
+        if !self.is_on() {
+            return change(st);
+        }
+        self.count(c.ino, st.owners(), || st.content_blocks());
+        let (before, blocks) = (st.owners(), st.content_blocks());
+        change(st);
+        if st.owners() != before {
+            self.force(st.owners(), blocks, 1);
+            self.give(before, blocks, 1);
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! The counts of all owners.
+
+use super::count::Count;
+use crate::error::{Error, Result};
+use crate::types::*;
+use braidfs_sync::slots::PerSlot;
+use braidfs_sync::{Mutex, rank};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{
+    AtomicBool,
+    Ordering::{Acquire, Relaxed, Release},
+};
+
+/// Which limits do not hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Force {
+    /// All hold.
+    #[default]
+    None,
+    /// Those of users do not: somebody with CAP_SYS_RESOURCE asks (ext4's `ignore_hardlimit`).
+    User,
+    /// None does: it was accepted before.
+    All,
+}
+
+/// For whom an inode counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Owners {
+    /// Its user.
+    pub uid: u32,
+    /// Its project; 0: none.
+    pub project: u32,
+}
+
+impl Owners {
+    /// The owners, the user first.
+    pub(crate) fn each(self) -> impl Iterator<Item = QuotaOwner> {
+        let project = (self.project > 0).then_some(QuotaOwner::Project(self.project));
+        std::iter::once(QuotaOwner::User(self.uid)).chain(project)
+    }
+}
+
+/// What an owner uses, counted down from its limits.
+#[derive(Debug)]
+struct Usage {
+    blocks: Count,
+    inodes: Count,
+}
+
+impl Usage {
+    fn new() -> Self {
+        Self { blocks: Count::new(), inodes: Count::new() }
+    }
+
+    /// Takes both or nothing.
+    fn take(&self, blocks: u64, inodes: u64, forced: bool) -> bool {
+        if !self.blocks.take(blocks, forced) {
+            return false;
+        }
+        let both = self.inodes.take(inodes, forced);
+        if !both {
+            self.blocks.give(blocks);
+        }
+        both
+    }
+
+    fn give(&self, blocks: u64, inodes: u64) {
+        self.blocks.give(blocks);
+        self.inodes.give(inodes);
+    }
+}
+
+/// Blocks and inodes that an owner uses, and may have at most by now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Used {
+    pub blocks: u64,
+    pub inodes: u64,
+    /// `None`: no limit.
+    pub most_blocks: Option<u64>,
+    pub most_inodes: Option<u64>,
+}
+
+/// The counts of a slot of threads, by owner. Nobody else changes them.
+type Known = HashMap<QuotaOwner, Arc<Usage>>;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Quotas {
+    on: AtomicBool,
+    counting: AtomicBool,
+    /// Inodes that are counted, while counting goes on. By parts of their numbers.
+    counted: [Mutex<HashSet<InodeNo>, rank::QuotaCounted>; 16],
+    /// What each slot has met: it takes no lock of others, and no reference count.
+    known: PerSlot<Mutex<Known, rank::QuotaKnown>>,
+    all: Mutex<BTreeMap<QuotaOwner, Arc<Usage>>, rank::QuotaOwners>,
+}
+
+impl Quotas {
+    /// Whether anything is counted.
+    #[inline]
+    pub fn is_on(&self) -> bool {
+        // who sees that sees that the counting has begun
+        self.on.load(Acquire)
+    }
+
+    /// Counts from now on. Operations that are under way may not have seen that: they must have ended before the inodes that
+    /// there are are visited.
+    pub fn begin(&self) {
+        self.counting.store(true, Relaxed);
+        self.on.store(true, Release);
+    }
+
+    /// All inodes were visited.
+    pub fn end_counting(&self) {
+        self.counting.store(false, Release);
+        for part in &self.counted {
+            *part.lock() = HashSet::new();
+        }
+    }
+
+    /// Whether not all inodes have been visited: it goes on, or it failed.
+    pub fn is_counting(&self) -> bool {
+        self.counting.load(Acquire)
+    }
+
+    fn counted(&self, ino: InodeNo) -> &Mutex<HashSet<InodeNo>, rank::QuotaCounted> {
+        &self.counted[(ino.0 % self.counted.len() as u64) as usize]
+    }
+
+    /// An inode whose cell the caller has locked, and that nobody else sees before it is let go: counted with these blocks,
+    /// unless it was counted before.
+    pub fn count(&self, ino: InodeNo, of: Owners, blocks: impl FnOnce() -> u64) {
+        if !self.is_counting() {
+            return;
+        }
+        let mut counted = self.counted(ino).lock();
+        // the counting may have ended meanwhile, and forgotten whom it counted
+        let first = self.is_counting() && counted.insert(ino);
+        drop(counted);
+        if first {
+            self.force(of, blocks(), 1);
+        }
+    }
+
+    /// A new inode was charged for.
+    pub fn is_counted_now(&self, ino: InodeNo) {
+        if self.is_counting() {
+            self.counted(ino).lock().insert(ino);
+        }
+    }
+
+    /// Runs `f` with the counts of an owner.
+    fn with<R>(&self, owner: QuotaOwner, f: impl FnOnce(&Usage) -> R) -> R {
+        let mut known = self.known.mine().lock();
+        if let Some(usage) = known.get(&owner) {
+            return f(usage);
+        }
+        let usage = self.all.lock().entry(owner).or_insert_with(|| Arc::new(Usage::new())).clone();
+        f(known.entry(owner).or_insert(usage))
+    }
+
+    /// Charges all owners, or none.
+    ///
+    /// # Errors
+    /// [`Error::Quota`] of the owner that may not have so much.
+    pub(super) fn take(&self, of: Owners, blocks: u64, inodes: u64, force: Force) -> Result<()> {
+        let all_forced = force == Force::All;
+        let user_forced = all_forced || force == Force::User || of.uid == 0;
+        if !self.with(QuotaOwner::User(of.uid), |u| u.take(blocks, inodes, user_forced)) {
+            return Err(Error::Quota(QuotaOwner::User(of.uid)));
+        }
+        let project = QuotaOwner::Project(of.project);
+        if of.project > 0 && !self.with(project, |u| u.take(blocks, inodes, all_forced)) {
+            self.with(QuotaOwner::User(of.uid), |u| u.give(blocks, inodes));
+            return Err(Error::Quota(project));
+        }
+        Ok(())
+    }
+
+    /// Charges whatever the limits are.
+    pub fn force(&self, of: Owners, blocks: u64, inodes: u64) {
+        if blocks > 0 || inodes > 0 {
+            of.each().for_each(|owner| {
+                self.with(owner, |u| u.take(blocks, inodes, true));
+            });
+        }
+    }
+
+    /// So much is in use no longer.
+    pub fn give(&self, of: Owners, blocks: u64, inodes: u64) {
+        if blocks > 0 || inodes > 0 {
+            of.each().for_each(|owner| self.with(owner, |u| u.give(blocks, inodes)));
+        }
+    }
+
+    /// Has an owner keep to these numbers of blocks and inodes.
+    pub(crate) fn set_limits(&self, owner: QuotaOwner, blocks: Option<u64>, inodes: Option<u64>) {
+        let usage = self.all.lock().entry(owner).or_insert_with(|| Arc::new(Usage::new())).clone();
+        usage.blocks.set_limit(blocks);
+        usage.inodes.set_limit(inodes);
+    }
+
+    /// What an owner uses. Exact while nobody charges.
+    pub(crate) fn used(&self, owner: QuotaOwner) -> Used {
+        let usage = self.all.lock().get(&owner).cloned();
+        usage.map_or_else(Used::default, |u| {
+            let ((blocks, most_blocks), (inodes, most_inodes)) = (u.blocks.used_and_limit(), u.inodes.used_and_limit());
+            Used { blocks, inodes, most_blocks, most_inodes }
+        })
+    }
+
+    /// Whether an owner has a limit of space; never root as a user.
+    pub(crate) fn limits_space(&self, owner: QuotaOwner) -> bool {
+        owner != QuotaOwner::User(0) && self.with(owner, |u| u.blocks.is_limited())
+    }
+
+    /// All owners that were ever charged, or have limits.
+    pub(crate) fn owners(&self) -> Vec<QuotaOwner> {
+        self.all.lock().keys().copied().collect()
+    }
+}

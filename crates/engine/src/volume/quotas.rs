@@ -1,0 +1,603 @@
+//! Limits of users and of directories: setting them, keeping them, and counting what there is (docs/quotas.md).
+//!
+//! The limits stand in an internal attribute of the root directory, which one transaction changes. What is used is counted at
+//! a mount, and when a volume gets its first limit ([`crate::quota`]).
+
+use super::tenants::GRACE;
+use super::{MountedVolume, Volume};
+use crate::cell::Cell;
+use crate::cell::record::XATTR_BYTES_MAX;
+use crate::error::{Error, Result};
+use crate::quota::{Limits, Used};
+use crate::types::*;
+use crate::volume::operation::Op;
+use braidfs_format::BLOCK_BYTES;
+use braidfs_format::inode::{PROJECT_MASK, PROJECT_MAX, PROJECT_SHIFT};
+use braidfs_format::node::OVERFLOW;
+use braidfs_format::quota::{self, QuotaEntry};
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// Bytes of the attribute at most: some are left for what users set.
+const RECORD_MAX: usize = XATTR_BYTES_MAX - 4096;
+/// The highest limit of inodes: more than a volume can have.
+const LIMIT_MAX: u64 = 1 << 56;
+/// Between looks at the cache's memory so many inodes are counted.
+const LOOK: u64 = 256;
+
+/// What an owner may use at most.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QuotaLimits {
+    /// Bytes of content, whole blocks of 4096.
+    pub space: Option<u64>,
+    /// Bytes that may be exceeded for the grace.
+    pub soft_space: Option<u64>,
+    /// Inodes.
+    pub inodes: Option<u64>,
+    /// Inodes that may be exceeded for the grace.
+    pub soft_inodes: Option<u64>,
+    /// So long a soft limit may be exceeded, whole seconds; then it is a hard one until less is in use.
+    pub grace: Duration,
+}
+
+impl Default for QuotaLimits {
+    fn default() -> Self {
+        Self { space: None, soft_space: None, inodes: None, soft_inodes: None, grace: GRACE }
+    }
+}
+
+/// Limits of an owner, and what it uses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Quota {
+    /// A user or a project.
+    pub owner: QuotaOwner,
+    /// Of a project that has limits: its directory.
+    pub directory: Option<InodeNo>,
+    /// All `None` where it has no limits.
+    pub limits: QuotaLimits,
+    /// Bytes of content.
+    pub used: u64,
+    /// Inodes.
+    pub inodes: u64,
+    /// Since when it uses more than its soft limit of space, seconds since 1970.
+    pub space_exceeded_since: Option<u64>,
+    /// Since when it has more inodes than its soft limit.
+    pub inodes_exceeded_since: Option<u64>,
+    /// A soft limit was exceeded for longer than the grace: it is a hard one now.
+    pub grace_is_over: bool,
+}
+
+fn owner_of(e: &QuotaEntry) -> QuotaOwner {
+    match e.kind {
+        quota::USER => QuotaOwner::User(e.id.get()),
+        _ => QuotaOwner::Project(e.id.get()),
+    }
+}
+
+fn blocks(bytes: Option<u64>) -> u64 {
+    bytes.map_or(0, |n| n / BLOCK_BYTES as u64)
+}
+
+fn set(e: &mut QuotaEntry, to: &QuotaLimits) {
+    (e.blocks, e.soft_blocks) = (blocks(to.space).into(), blocks(to.soft_space).into());
+    (e.inodes, e.soft_inodes) = (to.inodes.unwrap_or(0).into(), to.soft_inodes.unwrap_or(0).into());
+    e.grace = u32::try_from(to.grace.as_secs()).unwrap_or(u32::MAX).into();
+}
+
+fn some(n: u64) -> Option<u64> {
+    Some(n).filter(|n| *n > 0)
+}
+
+/// Also of an entry that nobody has checked.
+fn bytes(blocks: u64) -> u64 {
+    blocks.saturating_mul(BLOCK_BYTES as u64)
+}
+
+fn limits_of(e: &QuotaEntry) -> QuotaLimits {
+    QuotaLimits {
+        space: some(e.blocks.get()).map(bytes),
+        soft_space: some(e.soft_blocks.get()).map(bytes),
+        inodes: some(e.inodes.get()),
+        soft_inodes: some(e.soft_inodes.get()),
+        grace: Duration::from_secs(e.grace.get().into()),
+    }
+}
+
+/// Whether a soft limit that is exceeded `since` then is a hard one by now.
+fn is_over(since: u64, grace: u32, now: u64) -> bool {
+    since > 0 && now >= since.saturating_add(grace.into())
+}
+
+fn least(hard: u64, soft: u64, over: bool) -> Option<u64> {
+    [some(hard), some(soft).filter(|_| over)].into_iter().flatten().min()
+}
+
+/// Notes whether so much is more than the soft limits; whether that is news.
+fn look(e: &mut QuotaEntry, used: Used, now: u64) -> bool {
+    let since = |soft: u64, used: u64, before: u64| match soft > 0 && used > soft {
+        true if before > 0 => before,
+        true => now.max(1),
+        false => 0,
+    };
+    let before = (e.blocks_since, e.inodes_since);
+    e.blocks_since = since(e.soft_blocks.get(), used.blocks, before.0.get()).into();
+    e.inodes_since = since(e.soft_inodes.get(), used.inodes, before.1.get()).into();
+    before != (e.blocks_since, e.inodes_since)
+}
+
+/// # Errors
+/// Where limits are not as they must be.
+fn checked(l: &QuotaLimits) -> Result<()> {
+    let space = [l.space, l.soft_space];
+    if space.iter().flatten().any(|n| *n < BLOCK_BYTES as u64) {
+        return Err(Error::Invalid("a limit of space is 4096 bytes at least"));
+    }
+    if [l.inodes, l.soft_inodes].iter().flatten().any(|n| *n == 0 || *n > LIMIT_MAX) {
+        return Err(Error::Invalid("a limit of inodes is 1 at least, and 2^56 at most"));
+    }
+    let above = |soft: Option<u64>, hard: Option<u64>| soft.zip(hard).is_some_and(|(s, h)| s > h);
+    if above(l.soft_space, l.space) || above(l.soft_inodes, l.inodes) {
+        return Err(Error::Invalid("a soft limit is not above the hard one"));
+    }
+    if l.grace.as_secs() > u32::MAX.into() {
+        return Err(Error::Invalid("a grace period has 136 years at most"));
+    }
+    Ok(())
+}
+
+impl Volume {
+    /// Has a user, or a directory that has limits, keep to what `change` makes of its limits; durable when this returns. Who
+    /// uses more already gets nothing more until it uses less. The volume's first limit counts all inodes that there are,
+    /// which takes a moment.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] for a project that is no directory's; [`Error::Invalid`], also for root, to whom limits of users do
+    /// not apply; [`Error::ReadOnly`]; [`Error::NoSpace`] where there is no room for so many limits; of the device.
+    pub fn quota_change(&self, owner: QuotaOwner, change: impl FnOnce(&mut QuotaLimits)) -> Result<Quota> {
+        let i = self.mounted();
+        let _one = i.tenants.lock();
+        let mut all = i.quotas.lock().clone();
+        let mut entry = match (all.get(&owner), owner) {
+            (Some(e), _) => *e,
+            (None, QuotaOwner::User(0)) => return Err(Error::Invalid("limits of users do not apply to root")),
+            (None, QuotaOwner::User(n)) => QuotaEntry { kind: quota::USER, id: n.into(), ..Default::default() },
+            (None, QuotaOwner::Project(_)) => return Err(Error::NotFound),
+        };
+        let mut limits = if all.contains_key(&owner) { limits_of(&entry) } else { QuotaLimits::default() };
+        change(&mut limits);
+        checked(&limits)?;
+        set(&mut entry, &limits);
+        i.count_for_quotas()?;
+        look(&mut entry, i.shared.quotas.used(owner), i.quota_clock());
+        all.insert(owner, entry);
+        i.keep_quotas(all)?;
+        self.quota(owner)
+    }
+
+    /// Gives a directory limits of its own: all that lies below it counts for them, and all that is made there. Durable when
+    /// this returns. Where it was cut off before, or the directory has limits, it goes on, or changes them.
+    ///
+    /// Directories below that have limits of their own keep them, and do not count here. A file with another name outside
+    /// counts here.
+    ///
+    /// # Errors
+    /// [`Error::NotDir`]; [`Error::Invalid`] for the root of the volume; else as [`Self::quota_change`].
+    pub fn quota_directory(&self, dir: InodeNo, change: impl FnOnce(&mut QuotaLimits)) -> Result<Quota> {
+        let i = self.mounted();
+        let c = i.dir_cell(dir)?;
+        if dir == InodeNo::ROOT {
+            return Err(Error::Invalid("the root of a volume has no limits of its own: make the volume smaller"));
+        }
+        let known = self.quota_of_directory(dir);
+        let owner = match known {
+            Some(owner) => owner,
+            None => {
+                let _one = i.tenants.lock();
+                if self.read_only() {
+                    return Err(Error::ReadOnly);
+                }
+                // numbers of inodes that lost their directory are not used again while there are such inodes
+                i.count_for_quotas()?;
+                let mut all = i.quotas.lock().clone();
+                let used = |n: &u32| {
+                    let owner = QuotaOwner::Project(*n);
+                    all.contains_key(&owner) || i.shared.quotas.used(owner).inodes > 0
+                };
+                let n = (1..=PROJECT_MAX).find(|n| !used(n)).ok_or(Error::NoSpace)?;
+                let mut limits = QuotaLimits::default();
+                change(&mut limits);
+                checked(&limits)?;
+                let mut entry = QuotaEntry {
+                    kind: quota::PROJECT,
+                    id: n.into(),
+                    root: c.ino.0.into(),
+                    root_generation: c.generation.into(),
+                    ..Default::default()
+                };
+                set(&mut entry, &limits);
+                all.insert(QuotaOwner::Project(n), entry);
+                i.keep_quotas(all)?;
+                drop(_one);
+                self.assign(&c, n, None)?;
+                return self.quota(QuotaOwner::Project(n));
+            }
+        };
+        let QuotaOwner::Project(n) = owner else { return Err(Error::NotFound) };
+        self.quota_change(owner, change)?;
+        self.assign(&c, n, None)?;
+        self.quota(owner)
+    }
+
+    /// The project of a directory with limits of its own.
+    pub fn quota_of_directory(&self, dir: InodeNo) -> Option<QuotaOwner> {
+        let i = self.mounted();
+        let generation = i.cell(dir).ok()?.generation;
+        let is = |e: &&QuotaEntry| e.root.get() == dir.0 && e.root_generation.get() == generation;
+        i.quotas.lock().values().find(is).map(owner_of)
+    }
+
+    /// Takes the limits from an owner. What lies below a directory counts for it no longer; what was moved away before does.
+    /// Durable when this returns.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] where it has none; [`Error::ReadOnly`]; of the device.
+    pub fn quota_remove(&self, owner: QuotaOwner) -> Result<()> {
+        let i = self.mounted();
+        let entry = *i.quotas.lock().get(&owner).ok_or(Error::NotFound)?;
+        if self.read_only() {
+            return Err(Error::ReadOnly);
+        }
+        if let QuotaOwner::Project(n) = owner
+            && let Ok(c) = i.dir_cell(InodeNo(entry.root.get()))
+            && c.generation == entry.root_generation.get()
+        {
+            self.assign(&c, 0, Some(n))?;
+        }
+        let _one = i.tenants.lock();
+        let mut all = i.quotas.lock().clone();
+        all.remove(&owner).ok_or(Error::NotFound)?;
+        i.keep_quotas(all)
+    }
+
+    /// Limits of an owner, and what it uses. Of a volume without any limit nothing is counted.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] where it has no limits and nothing was counted for it.
+    pub fn quota(&self, owner: QuotaOwner) -> Result<Quota> {
+        let i = self.mounted();
+        let entry = i.quotas.lock().get(&owner).copied();
+        let used = i.shared.quotas.used(owner);
+        if entry.is_none() && (used.blocks, used.inodes) == (0, 0) {
+            return Err(Error::NotFound);
+        }
+        let e = entry.unwrap_or_default();
+        let over = |since: u64| is_over(since, e.grace.get(), i.quota_clock());
+        Ok(Quota {
+            owner,
+            directory: some(e.root.get()).map(InodeNo),
+            limits: entry.map_or_else(QuotaLimits::default, |e| limits_of(&e)),
+            used: bytes(used.blocks),
+            inodes: used.inodes,
+            space_exceeded_since: some(e.blocks_since.get()),
+            inodes_exceeded_since: some(e.inodes_since.get()),
+            grace_is_over: over(e.blocks_since.get()) || over(e.inodes_since.get()),
+        })
+    }
+
+    /// All owners that have limits or, once there is one that has, use anything; users first, by their numbers.
+    pub fn quotas(&self) -> Vec<Quota> {
+        let i = self.mounted();
+        let mut owners = i.shared.quotas.owners();
+        owners.extend(i.quotas.lock().keys());
+        owners.sort_unstable();
+        owners.dedup();
+        owners.into_iter().filter_map(|owner| self.quota(owner).ok()).collect()
+    }
+
+    /// Whether any limits of users or directories may hold.
+    #[inline]
+    pub fn any_quotas(&self) -> bool {
+        self.mounted().shared.quotas.is_on()
+    }
+
+    /// Whether the user or the project of an inode has a limit of space.
+    pub fn has_limited_owner(&self, ino: InodeNo) -> bool {
+        !self.limited_owners(ino).is_empty()
+    }
+
+    /// Owners of an inode that have a limit of space, a user first. Root has none.
+    pub fn limited_owners(&self, ino: InodeNo) -> Vec<QuotaOwner> {
+        let i = self.mounted();
+        if !i.shared.quotas.is_on() {
+            return Vec::new();
+        }
+        let Ok(c) = i.see(ino) else { return Vec::new() };
+        let owners = c.state.read().owners();
+        owners.each().filter(|owner| i.shared.quotas.limits_space(*owner)).collect()
+    }
+
+    /// Blocks that an owner may still have; `None`: it has no limit.
+    pub fn quota_left(&self, owner: QuotaOwner) -> Option<u64> {
+        let used = self.mounted().shared.quotas.used(owner);
+        used.most_blocks.map(|most| most.saturating_sub(used.blocks))
+    }
+
+    /// Blocks of content that writing a range of a file would add.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`].
+    pub fn new_blocks(&self, ino: InodeNo, offset: u64, len: u64) -> Result<u64> {
+        let c = self.mounted().cell(ino)?;
+        let n = c.state.read().new_blocks(offset, len);
+        Ok(n)
+    }
+
+    /// Looks whether owners use more than their soft limits, as the background does every second.
+    #[doc(hidden)]
+    pub fn look_at_quotas(&self) {
+        self.mounted().look_at_quotas();
+    }
+
+    /// Counts anew what each owner uses, and how much each count is wrong: blocks, inodes. Nobody may change the volume
+    /// meanwhile. For tests.
+    #[doc(hidden)]
+    pub fn quota_drift(&self) -> Result<Vec<(QuotaOwner, i64, i64)>> {
+        let i = self.mounted();
+        let mut found: BTreeMap<QuotaOwner, (u64, u64)> = BTreeMap::new();
+        let mut seen = HashSet::new();
+        let mut look = |c: &Cell| {
+            let st = c.state.read();
+            if !st.deleted && seen.insert(c.ino) {
+                for owner in st.owners().each() {
+                    let (blocks, inodes) = found.entry(owner).or_default();
+                    (*blocks, *inodes) = (*blocks + st.content_blocks(), *inodes + 1);
+                }
+            }
+        };
+        // also what no commit has told the node tables of
+        i.domains.iter().flat_map(|d| d.cells.all()).for_each(|c| look(&c));
+        i.visit_inodes(&mut look)?;
+        let mut all = i.shared.quotas.owners();
+        all.extend(found.keys());
+        all.sort_unstable();
+        all.dedup();
+        let wrong = |owner: QuotaOwner| {
+            let (used, (blocks, inodes)) =
+                (i.shared.quotas.used(owner), found.get(&owner).copied().unwrap_or_default());
+            (owner, used.blocks as i64 - blocks as i64, used.inodes as i64 - inodes as i64)
+        };
+        Ok(all.into_iter().map(wrong).filter(|w| w.1 != 0 || w.2 != 0).collect())
+    }
+
+    /// Has all below a directory, and itself, count for a project, 0: for none. `only`: of that project. Subtrees that
+    /// have limits of their own stay as they are.
+    fn assign(&self, root: &Arc<Cell>, project: u32, only: Option<u32>) -> Result<()> {
+        let i = self.mounted();
+        let others: HashSet<u64> =
+            i.quotas.lock().values().map(|e| e.root.get()).filter(|n| *n > 0 && *n != root.ino.0).collect();
+        i.set_project(root, project, only)?;
+        let mut dirs = vec![root.ino];
+        while let Some(dir) = dirs.pop() {
+            let mut found = Vec::new();
+            // what is made there from now on counts already
+            let listed = self.readdir(dir, 0, &mut |e| {
+                if e.name != b"." && e.name != b".." && !others.contains(&e.ino.0) {
+                    found.push((e.ino, e.kind));
+                }
+                true
+            });
+            match listed {
+                // removed meanwhile
+                Err(Error::NotFound) => continue,
+                r => r?,
+            }
+            for (ino, kind) in found {
+                let Some(c) = i.find(ino)? else { continue };
+                i.set_project(&c, project, only)?;
+                if kind == FileKind::Dir {
+                    dirs.push(ino);
+                }
+            }
+            i.maybe_evict(i.dom(root.domain));
+        }
+        i.commit_all()
+    }
+}
+
+impl MountedVolume {
+    fn quota_clock(&self) -> u64 {
+        u64::try_from(self.shared.now().sec).unwrap_or(0)
+    }
+
+    /// Has an inode count for a project.
+    fn set_project(&self, c: &Arc<Cell>, project: u32, only: Option<u32>) -> Result<()> {
+        let mut op = Op::begin(self, &[c.domain], 2, true)?;
+        let mut st = c.state.write();
+        if st.deleted || st.project() == project || only.is_some_and(|n| st.project() != n) {
+            return Ok(());
+        }
+        op.touch(c, &mut st)?;
+        let flags = (st.flags & !PROJECT_MASK) | project << PROJECT_SHIFT;
+        self.shared.quotas.transfer(c, &mut st, |st| st.flags = flags);
+        st.ctime = self.shared.now();
+        st.durability.operation_changes_data();
+        Ok(())
+    }
+
+    /// Writes the limits down, durably, and has them hold. Under the lock of tenants.
+    fn keep_quotas(&self, all: Limits) -> Result<()> {
+        if self.shared.options.read_only || self.shared.read_only.load(Ordering::Relaxed) {
+            return Err(Error::ReadOnly);
+        }
+        let entries: Vec<QuotaEntry> = all.values().copied().collect();
+        let value = quota::encode(&entries);
+        if value.len() > RECORD_MAX {
+            return Err(Error::NoSpace);
+        }
+        let root = self.cell(InodeNo::ROOT)?;
+        {
+            let mut op = Op::begin(self, &[root.domain], 2 + (value.len() / 4096) as u64 + 16, true)?;
+            let mut st = root.state.write();
+            let is = |name: &[u8]| name == quota::XATTR;
+            let others: usize = st.xattrs.iter().filter(|(n, _)| !is(n)).map(|(n, v)| n.len() + v.len() + 5).sum();
+            if others + quota::XATTR.len() + value.len() + 5 > XATTR_BYTES_MAX {
+                return Err(Error::NoSpace);
+            }
+            op.touch(&root, &mut st)?;
+            op.credit(root.domain, ((others + value.len()) / 3900 + 1) as u64);
+            st.xattrs.retain(|(n, _)| !is(n));
+            if !value.is_empty() {
+                st.xattrs.push((quota::XATTR.into(), value.into()));
+            }
+            st.durability.operation_changes_data();
+        }
+        self.dom(root.domain).commit()?;
+        let before = std::mem::replace(&mut *self.quotas.lock(), all.clone());
+        for owner in before.keys().filter(|owner| !all.contains_key(owner)) {
+            self.shared.quotas.set_limits(*owner, None, None);
+        }
+        all.values().for_each(|e| self.hold_to(e));
+        Ok(())
+    }
+
+    /// Has an owner keep to its limits.
+    fn hold_to(&self, e: &QuotaEntry) {
+        let (now, grace) = (self.quota_clock(), e.grace.get());
+        let blocks = least(e.blocks.get(), e.soft_blocks.get(), is_over(e.blocks_since.get(), grace, now));
+        let inodes = least(e.inodes.get(), e.soft_inodes.get(), is_over(e.inodes_since.get(), grace, now));
+        let used = self.shared.quotas.used(owner_of(e));
+        if (used.most_blocks, used.most_inodes) != (blocks, inodes) {
+            self.shared.quotas.set_limits(owner_of(e), blocks, inodes);
+        }
+    }
+
+    /// Notes who uses more than soft limits, and holds those to them whose grace is over.
+    pub(super) fn look_at_quotas(&self) {
+        let soft = |e: &QuotaEntry| e.soft_blocks.get() > 0 || e.soft_inodes.get() > 0;
+        if !self.shared.quotas.is_on() || !self.quotas.lock().values().any(soft) {
+            return;
+        }
+        let Some(_one) = self.tenants.try_lock() else { return };
+        let mut all = self.quotas.lock().clone();
+        let mut news = false;
+        for e in all.values_mut().filter(|e| soft(e)) {
+            let owner = owner_of(e);
+            if look(e, self.shared.quotas.used(owner), self.quota_clock()) {
+                news = true;
+                tracing::info!(?owner, blocks = e.blocks_since.get(), inodes = e.inodes_since.get(), "soft limits");
+            }
+        }
+        if !news {
+            all.values().for_each(|e| self.hold_to(e));
+        } else if let Err(e) = self.keep_quotas(all) {
+            // the next look tries again
+            tracing::warn!("soft limits of users and directories: {e}");
+        }
+    }
+
+    /// Counts what every user and project uses, unless it is counted. Under the lock of tenants.
+    fn count_for_quotas(&self) -> Result<()> {
+        let quotas = &self.shared.quotas;
+        // one that failed is begun again: who was counted is known
+        if quotas.is_on() && !quotas.is_counting() {
+            return Ok(());
+        }
+        if self.shared.read_only.load(Ordering::Relaxed) {
+            return Err(Error::ReadOnly);
+        }
+        quotas.begin();
+        // who did not see that has ended; what they made is known to the node tables
+        self.domains.iter().for_each(|d| d.wait_for_operations());
+        self.commit_all()?;
+        self.count_inodes_for_quotas()
+    }
+
+    fn count_inodes_for_quotas(&self) -> Result<()> {
+        let quotas = &self.shared.quotas;
+        self.visit_inodes(&mut |c| {
+            let st = c.state.write();
+            if !st.deleted {
+                quotas.count(c.ino, st.owners(), || st.content_blocks());
+            }
+        })?;
+        quotas.end_counting();
+        Ok(())
+    }
+
+    /// Calls `f` with all inodes that are in the node tables, of domains that work.
+    fn visit_inodes(&self, f: &mut dyn FnMut(&Cell)) -> Result<()> {
+        let mut n = 0;
+        for d in self.domains.iter() {
+            let visited = d.nodes.for_each_used(&mut |node, entry| {
+                if entry.flags & OVERFLOW == 0
+                    && let Some(c) = self.find(node.inode())?
+                {
+                    f(&c);
+                    drop(c);
+                    n += 1;
+                    if n % LOOK == 0 {
+                        self.maybe_evict(d);
+                    }
+                }
+                Ok(())
+            });
+            if let Err(e) = visited {
+                tracing::warn!("{}: what it has is not counted for limits of users and directories: {e}", d.id);
+                if d.failed().is_none() && !matches!(e, Error::Corrupt(_)) {
+                    return Err(e);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the limits of the volume, and counts what is used: before anybody uses it. Limits that cannot be read do not
+    /// hold.
+    pub(super) fn load_quotas(&self) -> Result<()> {
+        let Some(root) = self.find(InodeNo::ROOT)? else { return Ok(()) };
+        let value = {
+            let st = root.state.read();
+            st.xattrs.iter().find(|(n, _)| **n == *quota::XATTR).map(|(_, v)| v.to_vec())
+        };
+        let Some(value) = value else { return Ok(()) };
+        let entries = match quota::decode(&value) {
+            Ok(entries) => entries,
+            Err(e) => {
+                tracing::error!("limits of users and directories do not hold: {e}; run fsck.braidfs");
+                return Ok(());
+            }
+        };
+        if entries.is_empty() {
+            return Ok(());
+        }
+        self.shared.quotas.begin();
+        self.count_inodes_for_quotas()?;
+        entries.iter().for_each(|e| self.hold_to(e));
+        *self.quotas.lock() = entries.into_iter().map(|e| (owner_of(&e), e)).collect();
+        Ok(())
+    }
+
+    /// What is told of the room below a directory whose project has limits.
+    pub(super) fn limit_statfs(&self, ino: InodeNo, s: &mut StatFs) {
+        if !self.shared.quotas.is_on() {
+            return;
+        }
+        let Ok(Some(c)) = self.find(ino) else { return };
+        let project = c.state.read().project();
+        if project == 0 {
+            return;
+        }
+        let used = self.shared.quotas.used(QuotaOwner::Project(project));
+        if let Some(most) = used.most_blocks {
+            s.blocks = most.max(used.blocks).min(s.blocks.max(used.blocks));
+            s.free = s.free.min(s.blocks - used.blocks);
+            s.available = s.available.min(s.free);
+        }
+        if let Some(most) = used.most_inodes {
+            s.inodes = most.max(used.inodes).min(s.inodes.max(used.inodes));
+            s.inodes_free = s.inodes_free.min(s.inodes - used.inodes);
+        }
+    }
+}

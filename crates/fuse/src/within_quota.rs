@@ -1,0 +1,165 @@
+//! Telling EDQUOT at the `write` although the kernel's writeback cache takes writes before the volume sees them.
+//!
+//! A file whose user or directory has a limit is *asked about*: its attributes are told without a time to live, so that the
+//! kernel asks (GETATTR with the flag of a handle) before each `write`, as in a domain with little room ([`crate::room`]). What
+//! is granted there counts for the owner until the kernel has written it back ([`crate::dirty_grants`], one ledger for each
+//! owner). What does not fit beside that has the kernel write it back first; then it is known which blocks of the file are new,
+//! and that is what decides. On a mount with OPEN such files are opened write-through instead, and the volume answers.
+//!
+//! Does not promise: a limit for stores to a shared map, for `io_uring`, and for what the kernel held when the limit was set;
+//! `writev`, `splice` and who does not show in `/proc` are refused [`UNSEEN_BLOCKS`] early, `sendfile` and `copy_file_range`
+//! [`PIPE_BLOCKS`]. A `write` through the cache that does not fit takes
+//! nothing, where the volume itself would take a part.
+
+use crate::channel::Channel;
+use crate::dirty_grants::{DirtyGrants, LATELY};
+use crate::fs::{BraidFs, Context, Waiting};
+use crate::node::WireId;
+use crate::ops::attr_out;
+use crate::profile::Cache;
+use crate::request::{Answer, Outcome, Request};
+use crate::requester::{self, Doing};
+use crate::transport::Later;
+use braidfs::{Error, Force, Forced, InodeNo, QuotaOwner};
+use braidfs_sync::{Mutex, rank};
+use rustix::io::Errno;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// What a call is taken to write that cannot be seen.
+const UNSEEN_BLOCKS: u64 = (2 << 20) / 4096;
+/// What `sendfile` and `copy_file_range` write at once (`splice_direct_to_actor` in fs/splice.c), with a page at an end.
+const PIPE_BLOCKS: u64 = 17;
+/// So much is granted to an owner before the kernel writes back, at most (1 GiB): more would be remembered by file for ever.
+const MOST_BLOCKS: u64 = 1 << 18;
+/// How long a `write` that does not fit waits for others that are under way.
+const IN_FLIGHT: Duration = Duration::from_millis(100);
+
+/// What writers through the kernel's cache were granted, by owner.
+#[derive(Debug, Default)]
+pub(crate) struct QuotaGrants(Mutex<HashMap<QuotaOwner, Arc<DirtyGrants>>, rank::QuotaGrants>);
+
+impl QuotaGrants {
+    fn of(&self, owner: QuotaOwner) -> Arc<DirtyGrants> {
+        self.0.lock().entry(owner).or_default().clone()
+    }
+}
+
+/// A `write` that does not fit beside what was granted.
+struct Fit {
+    id: WireId,
+    thread: u32,
+    owners: Vec<QuotaOwner>,
+    /// Blocks that it is taken to need, until it is known better.
+    need: u64,
+    later: Later,
+    since: Instant,
+    _waiting: Waiting,
+}
+
+impl BraidFs {
+    /// Whether the kernel is to ask before each `write` to the file.
+    pub(crate) fn asks_for_quota(&self, ino: InodeNo) -> bool {
+        self.vol.any_quotas() && self.profile.cache == Cache::Back && self.vol.has_limited_owner(ino)
+    }
+
+    /// What the thread that asks does is not held to limits of users, where it is root's.
+    pub(crate) fn as_requester(&self, req: &Request<'_>) -> Option<Forced> {
+        (self.vol.any_quotas() && requester::uid(req) == Some(0)).then(|| braidfs::forced(Force::User))
+    }
+
+    /// GETATTR before a `write` through the cache: `None` where it may go on.
+    pub(crate) fn getattr_within_quota(&self, req: &Request<'_>, cx: &Context<'_>) -> Result<Option<Outcome>, Errno> {
+        let (id, thread) = (req.node(), req.head.pid);
+        let ino = id.ino();
+        let mut owners = self.vol.limited_owners(ino);
+        if owners.iter().any(|o| matches!(o, QuotaOwner::User(_))) && requester::uid(req) == Some(0) {
+            owners.retain(|o| matches!(o, QuotaOwner::Project(_)));
+        }
+        if owners.is_empty() {
+            return Ok(None);
+        }
+        let need = match requester::doing(req) {
+            Doing::Other => return Ok(None),
+            // and a page at each end
+            Doing::Writing(Some(bytes)) => bytes.div_ceil(4096).saturating_add(1),
+            Doing::Writing(None) if requester::writes_by_pipe(thread) => PIPE_BLOCKS,
+            Doing::Writing(None) | Doing::Unknown => UNSEEN_BLOCKS,
+        };
+        if self.grants(id, thread, need, &owners) {
+            return Ok(None);
+        }
+        let Some(waiting) = self.let_wait(false) else { return Err(refusal(&owners)) };
+        let later = cx.later();
+        let fit = Fit { id, thread, owners, need, later, since: Instant::now(), _waiting: waiting };
+        // A job that cannot be handed over is dropped, and answers EIO.
+        let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.fit_quota(fit)));
+        Ok(Some(Outcome::Deferred))
+    }
+
+    /// Grants blocks where they fit beside what else was granted to each owner.
+    fn grants(&self, id: WireId, thread: u32, blocks: u64, owners: &[QuotaOwner]) -> bool {
+        owners.iter().all(|owner| {
+            let room = || self.vol.quota_left(*owner).unwrap_or(u64::MAX).min(MOST_BLOCKS);
+            self.quota_grants.of(*owner).grant(id, thread, blocks, room)
+        })
+    }
+
+    /// Has the kernel write back what was granted to the owners, and looks again. By the helper thread only.
+    fn fit_quota(&self, fit: Fit) {
+        let (mut blocks, mut unseen) = (0, false);
+        for owner in &fit.owners {
+            let ledger = self.quota_grants.of(*owner);
+            let writing = ledger.write_back();
+            writing.files.iter().for_each(|id| self.drop_pages(*id, None, fit.later.channel()));
+            let left = ledger.written_back(writing);
+            (blocks, unseen) = (blocks.max(left.blocks), unseen | left.unseen);
+        }
+        let ino = fit.id.ino();
+        // what the file has is known by now
+        let need = requester::write_range(fit.thread).and_then(|(offset, len)| {
+            let offset = offset.map_or_else(|| self.vol.getattr(ino).map(|a| a.size), Ok).ok()?;
+            self.vol.new_blocks(ino, offset, len).ok()
+        });
+        if need == Some(0) || self.grants(fit.id, fit.thread, need.unwrap_or(fit.need), &fit.owners) {
+            return match self.vol.getattr(ino) {
+                Ok(attr) => {
+                    let mut out = Answer::new(256);
+                    out.put(&attr_out(&attr, 0));
+                    fit.later.answer(&mut out);
+                }
+                Err(e) => fit.later.done(Err(crate::fs::errno(e))),
+            };
+        }
+        let patience = if unseen { LATELY + IN_FLIGHT } else { IN_FLIGHT };
+        if blocks > 0 && fit.since.elapsed() < patience {
+            std::thread::sleep(Duration::from_micros(500));
+            // as above
+            let _ = self.jobs.send(Box::new(move |fs: &BraidFs| fs.fit_quota(fit)));
+            return;
+        }
+        let e = refusal(&fit.owners);
+        fit.later.done(Err(e));
+    }
+
+    /// Limits have changed: the kernel writes back what it took while there were others, and asks from now on. By the helper
+    /// thread only.
+    pub(crate) fn quotas_changed(&self, channel: &Channel) {
+        if self.profile.cache == Cache::Through {
+            return;
+        }
+        // not as they are listed, under a lock
+        let files = self.vol.held_files(|_| true);
+        for f in files.into_iter().filter(|f| self.vol.has_limited_owner(f.ino)) {
+            let id = WireId::new(f.ino, f.generation);
+            channel.invalidate(id, false);
+            self.drop_pages(id, None, channel);
+        }
+    }
+}
+
+/// The last owner that there is decides what is said: a directory's limit is told as a full disk.
+fn refusal(owners: &[QuotaOwner]) -> Errno {
+    owners.last().map_or(Errno::NOSPC, |owner| Errno::from_raw_os_error(Error::Quota(*owner).errno()))
+}

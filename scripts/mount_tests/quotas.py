@@ -1,0 +1,257 @@
+"""Limits of users and of directories, asked by real users."""
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import subprocess
+import threading
+
+from fslib import run
+from mount_tests.common import NOBODY, as_nobody, check, must, refused, root_only, same
+from mount_tests.space import small
+
+MIB = 1 << 20
+BLOCK = 4096
+OTHER = 1001
+ME = ("--user", "nobody")
+
+
+def quota(own, call, *args, ok=(0,)):
+    _, text = run(own.binary, "quota", call, *(() if call == "remove" else ("--json",)), *args, own.mnt, ok=ok)
+    return None if call == "remove" else json.loads(text)
+
+
+def used(own, *whose):
+    shown = quota(own, "show", *whose)
+    return shown["used"] // BLOCK, shown["inodes_used"]
+
+
+@contextlib.contextmanager
+def volume_with(volume, *options):
+    """A volume that anybody may write, with these mount options."""
+    root_only()
+    with small(volume, 2) as own:
+        if options:
+            own.umount()
+            own.mount(*options)
+        own.mnt.chmod(0o777)
+        yield own
+
+
+def write_blocks(path, most, size=BLOCK, flags=0):
+    """Appends pieces until an error; how many bytes, and which error."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | flags, 0o666)
+    done = 0
+    try:
+        while done < most:
+            done += os.write(fd, b"q" * size)
+        return done, 0
+    except OSError as error:
+        return done, error.errno
+    finally:
+        os.close(fd)
+
+
+def fills(own, name, most, size=BLOCK, flags=0):
+    return as_nobody(lambda: write_blocks(own.mnt / name, most, size, flags))
+
+
+@check(seconds=120)
+def quota_of_a_user_to_the_block(volume, _top):
+    """Through the kernel's cache: every block of the limit and not one more, then EDQUOT; an overwrite goes on, and so does root."""
+    with volume_with(volume) as own:
+        quota(own, "set", *ME, "--space", str(300 * BLOCK))
+        same(fills(own, "f", MIB * 4), (300 * BLOCK, errno.EDQUOT), "written, and the error")
+        same(fills(own, "g", MIB), (0, errno.EDQUOT), "another file")
+
+        def overwrite():
+            with open(own.mnt / "f", "r+b", buffering=0) as f:
+                f.write(b"r" * 10 * BLOCK)
+                os.fsync(f.fileno())
+
+        as_nobody(overwrite)
+        same(used(own, *ME), (300, 2), "used")
+        same(write_blocks(own.mnt / "root", MIB), (MIB, 0), "root's own")
+        with open(own.mnt / "f", "ab", buffering=0) as f:
+            f.write(b"s" * BLOCK)
+            os.fsync(f.fileno())
+        same(used(own, *ME), (301, 2), "used beyond the limit by root")
+        os.truncate(own.mnt / "f", 290 * BLOCK)
+        same(fills(own, "g", MIB), (10 * BLOCK, errno.EDQUOT), "what became free")
+        own.cold()
+        own.mnt.chmod(0o777)
+        same(used(own, *ME), (300, 2), "used after a remount")
+        same(fills(own, "g", MIB, flags=os.O_APPEND), (0, errno.EDQUOT), "and the error")
+        quota(own, "set", *ME, "--space", "none")
+        same(fills(own, "g", MIB, flags=os.O_APPEND), (MIB, 0), "without a limit")
+        quota(own, "remove", *ME)
+        same(quota(own, "report"), [q for q in quota(own, "report") if q["space"] is None], "limits")
+
+
+@check(seconds=120)
+def quota_with_many_writers(volume, _top):
+    """64 threads at the limit get all blocks of it together."""
+    with volume_with(volume) as own:
+        quota(own, "set", *ME, "--space", str(1000 * BLOCK))
+
+        def all_of_them():
+            got = []
+
+            def one(n):
+                got.append(write_blocks(own.mnt / f"f{n}", MIB * 64, BLOCK * (1 + n % 3)))
+
+            threads = [threading.Thread(target=one, args=(n,)) for n in range(64)]
+            for t in threads:
+                t.start()
+            for t in threads:
+                t.join()
+            return got
+
+        got = as_nobody(all_of_them)
+        same({e for _, e in got}, {errno.EDQUOT}, "errors")
+        # of a write that does not fit nothing is taken: up to two blocks may be left
+        written = sum(n for n, _ in got) // BLOCK
+        must(998 <= written <= 1000, f"{written} blocks")
+        run("sync", "-f", own.mnt)
+        same(used(own, *ME), (written, 64), "used")
+
+
+@check(seconds=120)
+def quota_answered_by_the_volume(volume, _top):
+    """With cache=through, and with O_DIRECT: as much of a write as there is room for."""
+    with volume_with(volume, "cache=through") as own:
+        quota(own, "set", *ME, "--space", str(100 * BLOCK))
+        same(fills(own, "f", MIB * 4, 33 * BLOCK), (100 * BLOCK, errno.EDQUOT), "written, and the error")
+        same(used(own, *ME), (100, 1), "used")
+
+
+@check(seconds=120)
+def quota_of_inodes_and_other_calls(volume, _top):
+    """Inodes, chown, links, unlinked open files, truncate, fallocate, holes, O_TMPFILE."""
+    with volume_with(volume) as own:
+        quota(own, "set", *ME, "--inodes", "10", "--space", str(100 * BLOCK))
+
+        def calls():
+            top = own.mnt
+            names = [top / f"n{n}" for n in range(10)]
+            for n in names:
+                n.touch()
+            with refused(errno.EDQUOT):
+                (top / "more").touch()
+            with refused(errno.EDQUOT):
+                (top / "more").mkdir()
+            with refused(errno.EDQUOT):
+                os.symlink("x", top / "more")
+            with refused(errno.EDQUOT):
+                os.open(top, os.O_TMPFILE | os.O_WRONLY, 0o600)
+            os.link(names[0], top / "link")
+            for n in names[1:]:
+                n.unlink()
+            fd = os.open(top, os.O_TMPFILE | os.O_RDWR, 0o600)
+            os.posix_fallocate(fd, 0, 60 * BLOCK)
+            with refused(errno.EDQUOT):
+                os.posix_fallocate(fd, 0, 200 * BLOCK)
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, b"x" * BLOCK, 1 << 32)
+            os.fsync(fd)
+            return os.getpid()
+
+        as_nobody(calls)
+        same(used(own, *ME), (0, 1), "used when all is closed")
+        target = own.mnt / "n0"
+        as_nobody(lambda: target.write_bytes(b"y" * 5 * BLOCK))
+        os.chown(target, OTHER, OTHER)
+        same((used(own, *ME), used(own, "--user", str(OTHER))), ((0, 0), (5, 1)), "used after chown")
+        fd = os.open(target, os.O_RDWR)
+        target.unlink()
+        (own.mnt / "link").unlink()
+        same(used(own, "--user", str(OTHER)), (5, 1), "of an unlinked open file")
+        os.close(fd)
+        run("sync", "-f", own.mnt)
+
+
+@check(seconds=120)
+def quota_of_a_directory(volume, _top):
+    """What lies below it counts, for root too; nothing is renamed in; mv copies; statvfs tells the limit."""
+    with volume_with(volume) as own:
+        top = own.mnt / "d"
+        (top / "sub").mkdir(parents=True)
+        (top / "sub" / "old").write_bytes(b"o" * 10 * BLOCK)
+        shown = quota(own, "set", "--directory", top, "--space", str(200 * BLOCK))
+        # directories are blocks, too, where they have many entries
+        same((shown["used"] // BLOCK, shown["inodes_used"]), (10, 3), "used at once")
+        told = os.statvfs(top / "sub")
+        same((told.f_blocks, told.f_bavail), (200, 190), "statvfs below it")
+        must(os.statvfs(own.mnt).f_blocks > 10_000, "statvfs of the root")
+        (own.mnt / "out").write_bytes(b"o" * 50 * BLOCK)
+        with refused(errno.EXDEV):
+            os.rename(own.mnt / "out", top / "in")
+        with refused(errno.EXDEV):
+            os.link(own.mnt / "out", top / "in")
+        shutil.move(own.mnt / "out", top / "in")
+        run("sync", "-f", own.mnt)
+        same(used(own, "--directory", top), (60, 4), "used after mv")
+        os.rename(top / "in", own.mnt / "out")
+        same(used(own, "--directory", top), (60, 4), "moved out it still counts")
+        os.rename(own.mnt / "out", top / "sub" / "in")
+        same(write_blocks(top / "f", MIB * 4), (140 * BLOCK, errno.ENOSPC), "written by root, and the error")
+        with open(top / "f", "r+b") as f, refused(errno.ENOSPC):
+            os.posix_fallocate(f.fileno(), 0, 300 * BLOCK)
+        own.cold()
+        same(used(own, "--directory", top), (200, 5), "used after a remount")
+        code, text = run(own.binary, "quota", "set", "--directory", "/tmp", "--space", "1M", own.mnt, ok=None)
+        must(code == 1 and "does not lie on the volume" in text, f"{code}: {text}")
+        quota(own, "remove", "--directory", top)
+        same(write_blocks(top / "f", MIB, flags=os.O_APPEND), (MIB, 0), "without a limit")
+
+
+@check(seconds=120)
+def quota_survives_a_kill(volume, _top):
+    """kill -9 while a user writes: the limit holds after it, and what is used is what there is."""
+    with volume_with(volume) as own:
+        quota(own, "set", *ME, "--space", str(500 * BLOCK), "--soft-space", str(100 * BLOCK), "--grace", "1d")
+        for n in range(3):
+            own.mnt.chmod(0o777)
+            done, _ = fills(own, f"f{n}", 150 * BLOCK)
+            if n < 2:
+                same(done, 150 * BLOCK, "written")
+            own.kill9()
+            own.mount()
+        there = sum(f.stat().st_blocks * 512 for f in own.mnt.iterdir()) // BLOCK
+        shown = quota(own, "show", *ME)
+        same((shown["used"] // BLOCK, shown["space"]), (there, 500 * BLOCK), "used, and the limit")
+        own.mnt.chmod(0o777)
+        done, error = fills(own, "more", MIB * 16)
+        same((done // BLOCK + there, error), (500, errno.EDQUOT), "in all")
+
+
+@check
+def quota_commands_refuse(volume, _top):
+    """Wrong use, wrong users: a clear message and an exit code."""
+    with volume_with(volume) as own:
+        def run_quota(*args):
+            return run(own.binary, "quota", *args, own.mnt, ok=None)
+
+        for args, code, said in (
+            (("set", *ME), 1, "required"),
+            (("set", *ME, "--space", "0"), 1, "0 is no limit"),
+            (("set", "--space", "1M"), 1, "required"),
+            (("set", "--user", "root", "--space", "1M"), 1, "root"),
+            (("set", "--user", "nobody knows", "--space", "1M"), 1, "no such user"),
+            (("set", *ME, "--space", "1M", "--soft-space", "2M"), 1, "not above"),
+            (("show", *ME), 1, "has no limits"),
+            (("remove", "--directory", own.mnt), 1, "has no limits"),
+            (("set", "--directory", own.mnt, "--space", "1M"), 1, "root of a volume"),
+        ):
+            have, text = run_quota(*args)
+            must(have == code and said in text, f"{args}: exit code {have}: {text}")
+        setpriv = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+        one = subprocess.run(
+            [*setpriv, own.binary, "quota", "set", "--user", "1", "--space", "1M", own.mnt], capture_output=True, text=True
+        )
+        must(one.returncode == 1 and "only root may" in one.stderr, f"{one.returncode}: {one.stderr}")
+        quota(own, "set", *ME, "--space", "1M")
+        two = subprocess.run([*setpriv, own.binary, "quota", "report", own.mnt], capture_output=True, text=True)
+        must(two.returncode == 0 and f"user {NOBODY}" in two.stdout, f"{two.returncode}: {two.stdout}{two.stderr}")
