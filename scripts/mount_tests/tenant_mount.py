@@ -129,6 +129,34 @@ def what_one_side_does_the_other_sees(volume, _top):
 
 
 @check
+def again_and_again(volume, _top):
+    """Mounted at once after an unmount, while others work beside it."""
+    with tenants(volume) as (v, point):
+        ended, asked = threading.Event(), []
+
+        def beside():
+            while not ended.is_set():
+                (v.mnt / "b/f").write_text("b")
+                with contextlib.suppress(OSError):
+                    asked.append(len(os.listdir(v.mnt / "a")))
+
+        thread = threading.Thread(target=beside)
+        thread.start()
+        try:
+            for turn in range(40):
+                alone(v, point)
+                (point / f"f{turn}").write_text(str(turn))
+                silent("umount", point)
+                if turn % 4 == 0:
+                    same((v.mnt / f"a/f{turn}").read_text(), str(turn), "content")
+        finally:
+            ended.set()
+            thread.join()
+        same(asked, sorted(asked), "files that were seen, one after another")
+        same(len(os.listdir(v.mnt / "a")), 40, "files")
+
+
+@check
 def what_is_in_use_is_not_taken_away(volume, _top):
     with tenants(volume) as (v, point):
         tree = v.mnt / "a"

@@ -116,6 +116,13 @@ struct Entry {
     pin: Option<OwnedFd>,
 }
 
+impl Entry {
+    /// Whether it was unmounted.
+    fn is_ending(&self) -> bool {
+        self.ending || self.channel.as_ref().is_some_and(|c| c.is_over())
+    }
+}
+
 #[derive(Default)]
 struct List {
     tenants: Vec<Entry>,
@@ -228,7 +235,12 @@ impl Connections {
     /// # Errors
     /// Why it cannot be.
     pub fn begin(&self, own: &Arc<Connection>) -> Result<(), String> {
+        let end = Instant::now() + END;
         let mut list = self.list.lock();
+        // one that was unmounted a moment ago may still give back what it has
+        while list.tenants.iter().any(|e| e.own.root == own.root && e.is_ending()) && Instant::now() < end {
+            let _ = self.changed.wait_for(&mut list, Duration::from_millis(50));
+        }
         if list.closed {
             return Err("the volume is being unmounted".into());
         }
@@ -363,9 +375,7 @@ impl Connections {
         }
         let list = self.list.lock();
         let entry = list.tenants.iter().find(|e| e.own.root == id)?;
-        let (ending, channel) = (entry.ending, entry.channel.clone());
-        drop(list);
-        Some(if ending || channel.is_some_and(|c| c.is_over()) { Held::Ending(id) } else { Held::Busy })
+        Some(if entry.is_ending() { Held::Ending(id) } else { Held::Busy })
     }
 
     /// Waits for the end of a connection that was unmounted.
