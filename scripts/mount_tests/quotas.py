@@ -205,6 +205,14 @@ def quota_of_a_directory(volume, _top):
         must(code == 1 and "does not lie on the volume" in text, f"{code}: {text}")
         quota(own, "remove", "--directory", top)
         same(write_blocks(top / "f", MIB, flags=os.O_APPEND), (MIB, 0), "without a limit")
+        # one that is removed can be named by its number, and is gone at the next change of limits
+        (own.mnt / "gone").mkdir()
+        gone = quota(own, "set", "--directory", own.mnt / "gone", "--space", "1M")["project"]
+        (own.mnt / "gone").rmdir()
+        same(used(own, "--project", str(gone)), (0, 0), "used by a removed directory")
+        quota(own, "remove", "--project", str(gone))
+        code, text = run(own.binary, "quota", "show", "--project", str(gone), own.mnt, ok=None)
+        must(code == 1 and f"project {gone} has no limits" in text, f"{code}: {text}")
 
 
 @check(seconds=120)

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import fcntl
+import hashlib
 import mmap
 import multiprocessing
 import os
@@ -233,15 +234,157 @@ def who_may_and_what_is_refused(volume, _top):
         same(server(v), serving, "the process that serves")
         code, text = run(v.binary, "upgrade", v.mnt.parent, ok=(BACK,))
         must("nothing is mounted there" in text, text)
-        run(v.binary, "mount", "-o", "remount,ro", v.mnt)
-        must("read-only" in upgrade(v, ok=(BACK,))[1], "read-only")
-        run(v.binary, "mount", "-o", "remount,rw", v.mnt)
         upgrade(v)
         must(server(v) != serving, "the old process serves")
-    with mounted(volume, "ro") as v:
-        must("read-only" in upgrade(v, ok=(BACK,))[1], "mounted read-only")
+
+
+# Read-only ----------------------------------------------------------------------------------------------------------------
+
+
+class HeldToRead:
+    """What is open of a mount that is read-only, and the bytes of its image, to which nothing is written."""
+
+    def __init__(self, v):
+        self.v, self.entry = v, v.mount_entry()
+        self.file = os.open(v.mnt / "file", os.O_RDONLY)
+        self.dir = os.open(v.mnt / "many", os.O_PATH)
+        self.listing = os.scandir(v.mnt / "many")
+        self.listed = {next(self.listing).name}
+        self.image = self.digest()
+
+    def digest(self):
+        with open(self.v.image, "rb") as image:
+            return hashlib.file_digest(image, "sha256").hexdigest()
+
+    def look(self, content):
+        v = self.v
+        same(v.mount_entry(), self.entry, "the line of the table of mounts")
+        same(os.pread(self.file, len(content) + 1, 0), content, "the open file")
+        same(os.stat("7", dir_fd=self.dir).st_size, 1, "a file of the directory that is only named")
+        same((v.mnt / "many" / "8").read_bytes(), b"8", "a file that was not open")
+        with refused(errno.EROFS):
+            (v.mnt / "new").touch()
+        same(self.digest(), self.image, "the image's bytes")
+
+    def end(self):
+        self.listed.update(entry.name for entry in self.listing)
+        same(self.listed, {f"{n}" for n in range(10)}, "names of a listing that was begun before")
+        os.close(self.file)
+        os.close(self.dir)
+
+
+def fill_to_read(v, content):
+    (v.mnt / "many").mkdir()
+    for n in range(10):
+        write_synced(v.mnt / "many" / f"{n}", f"{n}".encode())
+    write_synced(v.mnt / "file", content)
+
+
+def goes_back(v, held, content):
+    """What fails on the way leaves the old process as it was."""
+    for step in "new-offered kill", "new-given fail", "new-mounted kill":
+        v.point.write_text(step)
+        upgrade(v, ok=(BACK,))
+        must(not v.point.exists(), f"nobody came to {step}")
+        held.look(content)
+
+
+def gets_lock(image, how):
+    with open(image, "rb") as file:
+        try:
+            fcntl.flock(file, how | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
+@check(seconds=60)
+def read_only_by_a_remount(volume, _top):
+    content = random.Random(5).randbytes(100_000)
+    with mounted(volume) as v:
+        root_only()
+        fill_to_read(v, content)
+        run(v.binary, "mount", "-o", "remount,ro", v.mnt)
+        held, serving = HeldToRead(v), {server(v)}
+        for _ in range(2):
+            upgrade(v)
+            serving.add(server(v))
+            held.look(content)
+        goes_back(v, held, content)
+        must(server(v) in serving and len(serving) == 3, "processes that served")
+        held.end()
+        # its devices are open for writing all the time
+        must(not gets_lock(v.image, fcntl.LOCK_SH), "a reader gets the lock")
         run(v.binary, "mount", "-o", "remount,rw", v.mnt)
-        must("mounted read-only first" in upgrade(v, ok=(BACK,))[1], "writable by a remount")
+        write_synced(v.mnt / "file", b"other")
+        upgrade(v)
+        must(server(v) not in serving, "the old process serves")
+        write_synced(v.mnt / "more", b"x")
+        same((v.mnt / "file").read_bytes(), b"other", "content")
+        v.umount()
+        same(v.fsck("-f", "-n")[0], 0, "exit code of fsck")
+
+
+@check(seconds=90)
+def mounted_read_only(volume, _top):
+    """Of a volume whose journal is to be replayed, which happens in memory only."""
+    content = random.Random(6).randbytes(100_000)
+    for options in (("ro",), ("ro", "fuseblk=never")):
+        with mounted(volume) as v:
+            root_only()
+            fill_to_read(v, content)
+            v.kill9()
+            v.mount("transport=dev", *options)
+            held, serving = HeldToRead(v), {server(v)}
+            held.look(content)
+            for _ in range(2):
+                upgrade(v)
+                serving.add(server(v))
+                held.look(content)
+                locks = gets_lock(v.image, fcntl.LOCK_SH), gets_lock(v.image, fcntl.LOCK_EX)
+                if "fuseblk=never" in options:
+                    same(locks, (True, False), "whether a reader and a writer get the lock")
+            goes_back(v, held, content)
+            must(server(v) in serving and len(serving) == 3, "processes that served")
+            held.end()
+            serving = server(v)
+            run(v.binary, "mount", "-o", "remount,rw", v.mnt)
+            write_synced(v.mnt / "f", b"x")
+            must("mounted read-only first" in upgrade(v, ok=(BACK,))[1], "writable by a remount")
+            run(v.binary, "mount", "-o", "remount,ro", v.mnt)
+            must("mounted read-only first" in upgrade(v, ok=(BACK,))[1], "read-only again")
+            same(server(v), serving, "the process that serves")
+            v.umount()
+            same(v.fsck("-f", "-n")[0], 0, "exit code of fsck")
+
+
+@check
+def not_made_writable_while_it_is_handed_over(volume, _top):
+    """Its devices would be opened for writing, while another process has their descriptors as a reader's. Of a block device
+    alone: there is no lock on bytes, which would be in the way, too, as the file that the bytes are in has no name."""
+    with mounted(volume) as v, contextlib.ExitStack() as stack:
+        root_only()
+        v.umount()
+        other = v.image.with_suffix(".other-name")
+        os.link(v.image, other)
+        place = stack.enter_context(loop_device(other))
+        stack.callback(v.force_down)
+        other.unlink()
+        run(v.binary, "mount", "-o", "ro,transport=dev,fuseblk=never", place, v.mnt)
+        before = server(v)
+        v.point.write_text("new-offered stop")
+        command = subprocess.Popen([v.binary, "upgrade", "-q", v.mnt], stderr=subprocess.DEVNULL)
+        try:
+            wait_for("the hand-over to begin", lambda: not v.point.exists(), 10)
+            code, text = run(v.binary, "mount", "-o", "remount,rw", v.mnt, ok=None)
+            must(code == BACK and "an upgrade of the mount" in text, f"remounted meanwhile: {code} {text}")
+        finally:
+            for pid in v.daemons():
+                os.kill(pid, signal.SIGCONT)
+            command.wait(30)
+        same(command.returncode, 0, "exit code of the upgrade")
+        must(server(v) != before, "the old process serves")
+        run(v.binary, "mount", "-o", "remount,rw", v.mnt)
         write_synced(v.mnt / "f", b"x")
 
 

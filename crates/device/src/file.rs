@@ -68,6 +68,8 @@ pub struct FileDevice {
     process: u32,
     /// Another process has its descriptors, too, see [`hand_over`].
     lent: AtomicBool,
+    /// Shared with the one that [`Device::writable`] opened of it, whose lock is that of this one.
+    reopened: Arc<()>,
 }
 
 impl FileDevice {
@@ -118,6 +120,7 @@ impl FileDevice {
             gate: Line::default(),
             process: std::process::id(),
             lent: AtomicBool::new(false),
+            reopened: Arc::default(),
         })
     }
 
@@ -161,6 +164,7 @@ impl FileDevice {
             gate: Line::default(),
             process: std::process::id(),
             lent: AtomicBool::new(false),
+            reopened: Arc::default(),
         })
     }
 
@@ -266,6 +270,7 @@ impl FileDevice {
             gate: Line::default(),
             process: std::process::id(),
             lent: AtomicBool::new(false),
+            reopened: Arc::clone(&self.reopened),
         })
     }
 

@@ -4,7 +4,7 @@ use braidfs::device::{BLOCK_BYTES, Device, Effect, FaultDevice, Keep, MemDevice,
 use braidfs::format::domain::{DomainHeader, FAILED};
 use braidfs::{
     Attr, Cred, DomainId, Error, FileKind, HeldInode, InodeNo, InodeRef, MkfsOptions, MountOptions, NewNode,
-    RenameMode, Volume, mkfs,
+    QuotaOwner, Remount, RenameMode, Volume, mkfs,
 };
 use braidfs_check::{FsckOptions, check};
 use std::sync::Arc;
@@ -357,11 +357,6 @@ fn what_cannot_be_handed_over_is_refused_and_goes_on() {
         let no = v.unmount_holding().unwrap_err();
         (no.error, no.volume.expect("it was closed"))
     };
-    let ro = MountOptions { read_only: true, ..options() };
-    assert!(matches!(Volume::mount_holding(vec![device.clone()], ro.clone(), &[]), Err(Error::ReadOnly)));
-    let (e, v) = refused(Volume::mount(vec![device.clone()], ro).unwrap());
-    assert!(matches!(e, Error::ReadOnly), "{e}");
-    v.unmount().unwrap();
 
     let v = mount(&device);
     let f = make(&v, ROOT, "f", FileKind::File);
@@ -380,6 +375,92 @@ fn what_cannot_be_handed_over_is_refused_and_goes_on() {
     // the device works again
     let v = mount_holding(&device, &list).unwrap();
     assert!(!gone(&v, &f) && forget(&v, &f, 1) && gone(&v, &f));
+    v.unmount().unwrap();
+    nothing_wrong(&device);
+}
+
+fn read_only(device: &Arc<dyn Device>, list: &[HeldInode]) -> Volume {
+    Volume::mount_holding(vec![device.clone()], MountOptions { read_only: true, ..options() }, list).unwrap()
+}
+
+fn bytes(mem: &MemDevice) -> Vec<u8> {
+    let mut all = vec![0; mem.blocks() as usize * BLOCK_BYTES];
+    mem.read(0, &mut all).unwrap();
+    all
+}
+
+fn to_read_only(v: &Volume, on: bool) {
+    v.remount(&Remount { read_only: Some(on), ..Remount::default() }).unwrap();
+}
+
+/// Mounted read-only, and the journals are to be replayed: what recovery finds is in memory only, in each process anew.
+#[test]
+fn a_read_only_mount_passes_on_without_a_write() {
+    let mem = made();
+    let device: Arc<dyn Device> = mem.clone();
+    let v = mount(&device);
+    let dirs = dirs(&v);
+    let kept = keep(&v, &dirs);
+    let named = make(&v, dirs[0], "named", FileKind::File);
+    write(&v, named.ino, 0, &content(3));
+    v.sync().unwrap();
+    v.crash();
+    let before = bytes(&mem);
+    let v = Volume::mount(vec![device.clone()], MountOptions { read_only: true, ..options() }).unwrap();
+    assert!(kept.iter().all(|k| gone(&v, &k.attr)), "nobody held it any more");
+    v.lookup_held(dirs[0], b"named").unwrap();
+    let mut list = v.unmount_holding().unwrap();
+    assert_eq!(list.len(), 1);
+    for _ in 0..2 {
+        let v = read_only(&device, &list);
+        assert!(v.read_only() && read(&v, named.ino) == content(3));
+        list = v.unmount_holding().unwrap();
+        assert_eq!(list[0].inode.ino, named.ino);
+    }
+    assert!(before == bytes(&mem), "a block was written");
+    let v = read_only(&device, &list);
+    to_read_only(&v, false);
+    v.unlink(dirs[0], b"named").unwrap();
+    assert!(!gone(&v, &named) && forget(&v, &named, 1) && gone(&v, &named));
+    v.unmount().unwrap();
+    nothing_wrong(&device);
+}
+
+/// Read-only by a remount, while files without a name are held: the next one is that, too, and is made writable as the first
+/// one was.
+#[test]
+fn a_mount_that_became_read_only_passes_on_without_a_write() {
+    let mem = made();
+    let device: Arc<dyn Device> = mem.clone();
+    let v = mount(&device);
+    let dirs = dirs(&v);
+    let kept = keep(&v, &dirs);
+    to_read_only(&v, true);
+    let before = bytes(&mem);
+    let mut list = v.unmount_holding().unwrap();
+    assert_eq!(list.len(), kept.len());
+    for _ in 0..2 {
+        let v = read_only(&device, &list);
+        all_there(&v, &kept);
+        assert!(matches!(v.unlink(dirs[0], b"newcomer"), Err(Error::ReadOnly | Error::NotFound)));
+        list = v.unmount_holding().unwrap();
+    }
+    assert!(before == bytes(&mem), "a block was written");
+    let v = read_only(&device, &list);
+    to_read_only(&v, false);
+    v.quota_change(QuotaOwner::User(7), |l| l.space = Some(1 << 20)).unwrap();
+    all_there(&v, &kept);
+    for k in &kept {
+        forget(&v, &k.attr, 2);
+        assert!(gone(&v, &k.attr));
+    }
+    // and back, and on
+    to_read_only(&v, true);
+    let list = v.unmount_holding().unwrap();
+    assert_eq!(list, []);
+    let v = read_only(&device, &list);
+    to_read_only(&v, false);
+    make(&v, dirs[0], "more", FileKind::File);
     v.unmount().unwrap();
     nothing_wrong(&device);
 }

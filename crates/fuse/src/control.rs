@@ -303,7 +303,7 @@ pub(crate) const ATIME_MODES: [AtimeMode; 3] = [AtimeMode::Relatime, AtimeMode::
 ///
 /// # Errors
 /// EINVAL: the data mode cannot change. EPERM: only root may. ENOTTY: the server is too old. To writable: EROFS (also
-/// where a domain failed), EBUSY. EIO: the device.
+/// where a domain failed), EBUSY (also while another program is about to take the mount over). EIO: the device.
 pub fn remount(mountpoint: &Path, how: &Remount, sync: Option<bool>) -> io::Result<()> {
     fn place<T: PartialEq>(all: &[T], one: Option<T>) -> u32 {
         one.and_then(|o| all.iter().position(|x| *x == o)).map_or(0, |i| i as u32 + 1)
@@ -609,6 +609,50 @@ pub(crate) fn ask<T: FromBytes + IntoBytes>(dir: &File, number: u32, arg: &mut T
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Programs of other versions send these numbers, and old servers know them by nothing else: one that changes is a request
+    /// that either side refuses. So a request that comes to be another one gets a number of its own, and its old number is not
+    /// used again. (That of an upgrade has changed once, from 9 to 12: servers from before cannot be asked.)
+    const SENT: [(u32, u32, u32, u32, usize); 14] = [
+        (SCRUB_START, 0x4010_bf01, WRITE, 1, size_of::<ScrubStart>()),
+        (SCRUB_STATUS, 0x8040_bf02, READ, 2, size_of::<ScrubStatus>()),
+        (SCRUB_TEXT, 0xd000_bf03, READ | WRITE, 3, size_of::<ScrubText>()),
+        (REMOUNT, 0x4020_bf04, WRITE, 4, size_of::<RemountArg>()),
+        (STATS, 0x8818_bf05, READ, 5, size_of::<StatsOut>()),
+        (RESIZE, 0xc200_bf06, READ | WRITE, 6, size_of::<ResizeArg>()),
+        (SAMPLE, 0xe000_bf07, READ | WRITE, 7, size_of::<SamplePart>()),
+        (TENANT, 0xc400_bf08, READ | WRITE, 8, size_of::<TenantArg>()),
+        (DEVICE_START, 0x5020_bf09, WRITE, 9, size_of::<DeviceStart>()),
+        (DEVICE_STATUS, 0x8040_bf0a, READ, 10, size_of::<ScrubStatus>()),
+        (DEVICE_TEXT, 0xd000_bf0b, READ | WRITE, 11, size_of::<ScrubText>()),
+        (UPGRADE, 0xd020_bf0c, READ | WRITE, 12, size_of::<UpgradeArg>()),
+        (DEFRAG, 0xc050_bf0d, READ | WRITE, 13, size_of::<DefragArg>()),
+        (QUOTA, 0xc140_bf0e, READ | WRITE, 14, size_of::<QuotaArg>()),
+    ];
+    /// `_IOC_WRITE` and `_IOC_READ` of <asm-generic/ioctl.h>.
+    const WRITE: u32 = 1;
+    const READ: u32 = 2;
+
+    #[test]
+    fn request_numbers_are_those_that_other_programs_send() {
+        for (n, (number, sent, direction, request, size)) in (1..).zip(SENT) {
+            assert_eq!(number, sent, "{number:#x} is sent as {sent:#x}");
+            // (dir << 30) | (size << 16) | (type << 8) | nr
+            let made = direction << 30 | (size as u32) << 16 | 0xbf << 8 | request;
+            assert_eq!(number, made, "{number:#x} does not say what it carries: {made:#x}");
+            assert_eq!(request, n, "each number once");
+        }
+    }
+
+    /// The upgrade above all: the program that asks may be of any version.
+    #[test]
+    fn an_upgrade_is_asked_for_as_other_programs_do() {
+        let mut arg = UpgradeArg { errno: 1, seconds: 2, pid: 3, ..UpgradeArg::new_zeroed() };
+        arg.set_text(b"/p");
+        let bytes = arg.as_bytes();
+        assert_eq!(bytes[..20], [1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, b'/', b'p', 0, 0]);
+        assert!(bytes[20..].iter().all(|b| *b == 0));
+    }
 
     /// A server that tells `text`, at most five bytes a call, and of a layout.
     fn server(text: &[u8], layout: u32) -> impl FnMut(&mut SamplePart) -> Result<(), SampleError> {

@@ -1,4 +1,4 @@
-//! Who is inside, counted per slot: what [`crate::PassLock`] is made of, without what it guards and how it sleeps.
+//! Who is inside, counted per slot: what [`crate::PassLock`] is made of, without what it guards.
 //!
 //! A reader counts itself in on its slot's line and then looks whether the doors are closed. A writer closes them and then
 //! looks at all slots. Each writes first and reads then, in one order of all four ([`SeqCst`]): either the reader sees that
@@ -11,10 +11,20 @@
 
 use crate::slots::{Line, PerSlot};
 #[cfg(loom)]
+use crate::{
+    rank::Unranked,
+    rounds::loomed::{self, Condvar},
+};
+#[cfg(loom)]
 use loom::sync::atomic::{AtomicBool, AtomicUsize, fence};
+#[cfg(not(loom))]
+use parking_lot::{Condvar, Mutex};
 use std::sync::atomic::Ordering::{Acquire, Release, SeqCst};
 #[cfg(not(loom))]
 use std::sync::atomic::{AtomicBool, AtomicUsize};
+
+#[cfg(loom)]
+type Mutex<T> = loomed::Mutex<T, Unranked>;
 
 /// loom takes sequentially consistent accesses for such that only acquire and release: there a fence says what they mean.
 #[inline(always)]
@@ -114,6 +124,32 @@ impl Doors {
     }
 }
 
+/// Where a writer sleeps until who is inside has left.
+pub(crate) struct Waiting {
+    sleep: Mutex<()>,
+    left: Condvar,
+}
+
+impl Waiting {
+    pub fn new() -> Self {
+        Self { sleep: Mutex::new(()), left: Condvar::default() }
+    }
+    /// Sleeps where somebody is inside, by the doors, which the caller has closed; until one that leaves wakes it.
+    pub fn sleep_if(&self, inside: impl FnOnce() -> bool) {
+        let mut sleep = self.sleep.lock();
+        // who leaves after this look sees that the doors are closed, and wakes
+        if inside() {
+            self.left.wait(&mut sleep);
+        }
+    }
+    /// By who has left and saw that the doors are closed ([`Doors::leave`]).
+    pub fn wake(&self) {
+        // not between the writer's look and its sleep
+        drop(self.sleep.lock());
+        self.left.notify_one();
+    }
+}
+
 #[cfg(all(test, loom))]
 mod models {
     use super::*;
@@ -174,5 +210,46 @@ mod models {
     #[should_panic]
     fn a_writer_that_misses_a_slot_is_seen() {
         model([0, 1], 1);
+    }
+
+    /// Readers, of two slots or of one, and a writer that sleeps until they have left; loom tells of one that sleeps for ever.
+    /// (So it does where [`Waiting::wake`] does not wait for the lock, by ending the process: no test can expect that.)
+    fn sleep(slots: [usize; 2]) {
+        let mut model = loom::model::Builder::new();
+        // into the gate, back to the writer, and out between its look and its sleep
+        model.preemption_bound = Some(3);
+        model.check(move || {
+            let lock = Arc::new((Guarded { doors: Doors::new(2), value: UnsafeCell::new(0) }, Waiting::new()));
+            let readers = slots.map(|slot| {
+                let lock = lock.clone();
+                loom::thread::spawn(move || {
+                    let (g, waiting) = &*lock;
+                    if g.doors.enter(slot) {
+                        // SAFETY: loom checks it.
+                        g.value.with(|v| assert_eq!(unsafe { *v }, 0));
+                    }
+                    if g.doors.leave(slot) {
+                        waiting.wake();
+                    }
+                })
+            });
+            let (g, waiting) = &*lock;
+            g.doors.close();
+            let mut slot = 0;
+            while let Some(taken) = g.doors.first_inside(slot) {
+                slot = taken;
+                waiting.sleep_if(|| g.doors.first_inside(slot).is_some());
+            }
+            // SAFETY: loom checks it.
+            g.value.with_mut(|v| unsafe { *v += 1 });
+            // the doors stay closed
+            readers.into_iter().for_each(|r| r.join().unwrap());
+        });
+    }
+
+    #[test]
+    fn a_writer_that_sleeps_is_woken() {
+        sleep([0, 1]);
+        sleep([1, 1]);
     }
 }

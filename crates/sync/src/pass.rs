@@ -9,7 +9,7 @@
 //! This is a low-level module: unsafe is the access to the value, by the guards.
 
 use crate::ablation::{self, Switch};
-use crate::doors::Doors;
+use crate::doors::{Doors, Waiting};
 use crate::order::{HeldLock, Who};
 use crate::rank::Rank;
 use crate::sections::Section;
@@ -32,8 +32,7 @@ pub struct PassLock<T, R: Rank> {
     /// Held by the one who writes; who finds the doors closed waits for it.
     writer: parking_lot::Mutex<()>,
     /// Where the writer sleeps.
-    sleep: parking_lot::Mutex<()>,
-    left: parking_lot::Condvar,
+    waiting: Waiting,
     value: UnsafeCell<T>,
 }
 
@@ -90,8 +89,7 @@ impl<T, R: Rank> PassLock<T, R> {
             doors: Doors::new(slots::count()),
             word: word.then(|| Box::new(slots::Line(RawRwLock::INIT))),
             writer: parking_lot::Mutex::new(()),
-            sleep: parking_lot::Mutex::new(()),
-            left: parking_lot::Condvar::new(),
+            waiting: Waiting::new(),
             value: UnsafeCell::new(value),
         }
     }
@@ -156,11 +154,7 @@ impl<T, R: Rank> PassLock<T, R> {
             } else if spins < SPINS {
                 std::hint::spin_loop();
             } else {
-                let mut sleep = self.sleep.lock();
-                // who leaves after this look sees that the doors are closed, and wakes
-                if self.doors.first_inside(slot).is_some() {
-                    self.left.wait(&mut sleep);
-                }
+                self.waiting.sleep_if(|| self.doors.first_inside(slot).is_some());
             }
         }
         guard._section = Some(Section::of(self));
@@ -176,9 +170,7 @@ impl<T, R: Rank> PassLock<T, R> {
 
     #[cold]
     fn wake(&self) {
-        // not between the writer's look and its sleep
-        drop(self.sleep.lock());
-        self.left.notify_one();
+        self.waiting.wake();
     }
 
     #[cold]

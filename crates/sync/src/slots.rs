@@ -8,7 +8,7 @@ use crate::ablation::{self, Switch};
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering::Relaxed};
 
 /// Parts at least and at most.
 const SLOTS: std::ops::RangeInclusive<usize> = 8..=128;
@@ -22,6 +22,9 @@ struct Numbers {
 }
 
 static NUMBERS: parking_lot::Mutex<Numbers> = parking_lot::Mutex::new(Numbers { free: BTreeSet::new(), next: 0 });
+
+/// [`Numbers::next`], for who looks at what threads have done.
+static GIVEN: AtomicUsize = AtomicUsize::new(0);
 
 /// Gives a thread's number back when the thread ends.
 struct Leave(Cell<usize>);
@@ -61,6 +64,7 @@ fn first() -> usize {
     let mut numbers = NUMBERS.lock();
     let n = numbers.free.pop_first().unwrap_or_else(|| {
         numbers.next += 1;
+        GIVEN.store(numbers.next, Relaxed);
         numbers.next - 1
     });
     drop(numbers);
@@ -70,6 +74,15 @@ fn first() -> usize {
         NUMBERS.lock().free.insert(n);
     }
     n
+}
+
+/// How many numbers threads have had so far, of those that come before this look.
+fn given() -> usize {
+    // a scheduler gives its own numbers, and switches all to number 0
+    if cfg!(feature = "schedule") || ablation::is_on(Switch::Slots) {
+        return usize::MAX;
+    }
+    GIVEN.load(Relaxed)
 }
 
 /// Parts of what is kept per slot: a power of two, twice the CPUs that the process may use, in bounds.
@@ -132,6 +145,11 @@ impl<T> PerSlot<T> {
     pub fn iter(&self) -> impl Iterator<Item = &T> {
         self.parts.iter().map(|p| &p.0)
     }
+    /// Those of which a thread may have done something that comes before this look: the parts of numbers that were ever given
+    /// to threads. Of the others the lines are not touched.
+    pub fn used(&self) -> impl Iterator<Item = &T> {
+        self.parts[..self.parts.len().min(given())].iter().map(|p| &p.0)
+    }
     /// How many there are.
     pub fn parts(&self) -> usize {
         self.parts.len()
@@ -191,6 +209,24 @@ mod tests {
         // others of this process take numbers meanwhile; without any coming back they would be in the thousands
         let highest = (0..1000).map(|_| std::thread::spawn(mine).join().unwrap()).max().unwrap();
         assert!(highest < 500, "{highest}");
+    }
+
+    #[test]
+    fn parts_that_no_thread_had_are_not_looked_at() {
+        let per_slot = PerSlot::with(1 << 16, |_| AtomicI64::new(0));
+        // more of them at once than any test before
+        let both = Barrier::new(40);
+        std::thread::scope(|s| {
+            for _ in 0..40 {
+                s.spawn(|| {
+                    per_slot.mine().fetch_add(1, Relaxed);
+                    both.wait();
+                });
+            }
+        });
+        let sum = |all: &mut dyn Iterator<Item = &AtomicI64>| all.map(|p| p.load(Relaxed)).sum::<i64>();
+        assert_eq!((sum(&mut per_slot.used()), sum(&mut per_slot.iter())), (40, 40));
+        assert!(cfg!(feature = "schedule") || per_slot.used().count() < 2000);
     }
 
     #[test]

@@ -539,8 +539,10 @@ fn data_moves_to_a_device_that_was_added() {
         },
     );
     v.sync().unwrap();
+    // what was overwritten since the last group was looked at may have come anywhere: with nobody writing, it ends
     let again = v.rebalance(&|_, _| true).unwrap();
-    assert!(again.moved <= 1, "{again:?}");
+    let last = v.rebalance(&|_, _| true).unwrap();
+    assert!(again.moved <= 3 && last.moved == 0, "{again:?} {last:?}");
     kept.iter().for_each(|f| holds(&v, f, 12 * MIB));
     // all room is there as before
     let big = file(&v, ROOT, "big");

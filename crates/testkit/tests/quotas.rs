@@ -4,9 +4,9 @@ use braidfs::{
     Cred, Error, FallocMode, FileKind, Force, InodeNo, MkfsOptions, MountOptions, OpenFile, QuotaLimits, QuotaOwner,
     RenameMode, SetAttr, Timestamp, Volume, XattrMode, forced, mkfs,
 };
-use braidfs_device::Device;
+use braidfs_device::{Device, Effect, FaultDevice, MemDevice, Op, Rule};
 use braidfs_testkit::quota::every_crash_of_a_quota;
-use braidfs_testkit::small::{self, BLOCK, MIB, ROOT, create, memory, new_node};
+use braidfs_testkit::small::{self, BLOCK, MIB, ROOT, copies_of, create, memory, new_node};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -549,4 +549,134 @@ fn wrong_limits_are_refused() {
     let v = mount(&device);
     assert_eq!(v.quotas().iter().filter(|q| q.limits.space.is_some()).count(), many);
     close(v, &device);
+}
+
+/// A directory that was removed takes its limits with it: their number and their room are another's, after a crash, too.
+#[test]
+fn limits_go_with_their_directory() {
+    let (device, v) = begin(128);
+    let kept = create(&v, ROOT, "kept", FileKind::Dir);
+    v.quota_directory(kept, space(9)).unwrap();
+    for n in 0..20 {
+        let d = create(&v, ROOT, "d", FileKind::Dir);
+        let q = v.quota_directory(d, space(10 + n)).unwrap();
+        assert_eq!(q.owner, QuotaOwner::Project(2), "a number that is free again");
+        drop(small::file(&v, d, "f"));
+        v.unlink(d, b"f").unwrap();
+        if n == 10 {
+            // who holds it open counts
+            let _open = small::file(&v, d, "open");
+            v.unlink(d, b"open").unwrap();
+            v.rmdir(ROOT, b"d").unwrap();
+            v.quota_change(ALICE, space(100)).unwrap();
+            assert_eq!(used(&v, q.owner), (0, 1));
+            continue;
+        }
+        v.rmdir(ROOT, b"d").unwrap();
+    }
+    v.quota_change(ALICE, space(100)).unwrap();
+    let owners = |v: &Volume| v.quotas().iter().filter(|q| q.directory.is_some()).map(|q| q.owner).collect::<Vec<_>>();
+    assert_eq!(owners(&v), [QuotaOwner::Project(1)]);
+    // what a crash brings back counts for nobody else
+    let d = create(&v, ROOT, "d", FileKind::Dir);
+    let gone = v.quota_directory(d, space(10)).unwrap().owner;
+    v.sync().unwrap();
+    v.rmdir(ROOT, b"d").unwrap();
+    let e = create(&v, ROOT, "e", FileKind::Dir);
+    v.fsync(e, false).unwrap();
+    assert_eq!(v.quota_directory(e, space(20)).unwrap().owner, gone);
+    v.crash();
+    let v = mount(&device);
+    assert!(matches!(v.lookup(ROOT, b"d"), Err(Error::NotFound)));
+    assert_eq!((used(&v, gone), owners(&v)), ((0, 1), vec![QuotaOwner::Project(1), gone]));
+    close(v, &device);
+}
+
+/// Two that give one directory limits at the same time give it one number.
+#[test]
+fn a_directory_has_one_number() {
+    let (device, v) = begin(128);
+    for n in 0..30 {
+        let d = create(&v, ROOT, &format!("d{n}"), FileKind::Dir);
+        std::thread::scope(|s| {
+            for t in 0..4 {
+                let v = &v;
+                s.spawn(move || v.quota_directory(d, space(10 + t)).unwrap());
+            }
+        });
+        assert_eq!(v.quotas().iter().filter(|q| q.directory == Some(d)).count(), 1);
+    }
+    close(v, &device);
+}
+
+/// A read that fails while inodes are counted keeps no volume from being mounted, and the others count. When it can be read
+/// again the inode counts, too, at the next change of limits.
+#[test]
+fn what_cannot_be_read_is_counted_later() {
+    let memory = [Arc::new(MemDevice::new(64 * MIB / BLOCK))];
+    let device: Arc<dyn Device> = memory[0].clone();
+    format(&device);
+    let v = mount(&device);
+    for n in 0..300 {
+        let f = file_of(&v, ROOT, &format!("f{n}"), &Cred::user(1000 + n % 3, 1));
+        v.write(&f, 0, &[7; 5000]).unwrap();
+        // records of blocks of their own
+        if n % 10 == 0 {
+            v.sync().unwrap();
+        }
+    }
+    small::close(v, std::slice::from_ref(&device));
+    let without = [Arc::new(MemDevice::from_image(memory[0].snapshot()))];
+    let v = mount(&device);
+    v.quota_change(ALICE, space(10_000)).unwrap();
+    let all = v.quotas();
+    close(v, &device);
+    // each read of a mount fails once: how many mounts are refused, and after how many something was not counted
+    let each = |image: &[Arc<MemDevice>]| {
+        let (mut refused, mut late) = (0, 0);
+        for k in 0..1000 {
+            let faulty = Arc::new(FaultDevice::new(copies_of(image).remove(0), 1));
+            faulty.add(Rule::new(Op::Read, Effect::Fail(5)).skip(k).times(1));
+            let front: Arc<dyn Device> = faulty.clone();
+            let mounted = Volume::mount(vec![front], MountOptions { cache_bytes: 64 * MIB, ..MountOptions::default() });
+            if faulty.fired() == 0 {
+                return (refused, late, k);
+            }
+            faulty.clear();
+            let Ok(v) = mounted else {
+                refused += 1;
+                continue;
+            };
+            late += u64::from(v.any_quotas() && v.quotas() != all);
+            match v.quota_change(ALICE, space(10_000)) {
+                // recovery goes on without it
+                Err(Error::DomainFailed { .. }) => drop(v.unmount()),
+                changed => {
+                    changed.unwrap();
+                    assert_eq!((v.quotas(), v.quota_drift().unwrap()), (all.clone(), vec![]), "read {k}");
+                    v.unmount().unwrap();
+                }
+            }
+        }
+        panic!("more reads than there can be");
+    };
+    let ordinary = each(&without);
+    let with = each(&memory);
+    println!("refused, counted late, reads: {with:?}; without limits {ordinary:?}");
+    // some reads are ahead of what is asked for, and made again
+    assert!(with.0 <= ordinary.0 && with.1 > 0, "{with:?}, {ordinary:?}");
+    // the first limit
+    let mut late = 0;
+    for k in 0..with.2 - ordinary.2 {
+        let faulty = Arc::new(FaultDevice::new(copies_of(&without).remove(0), 1));
+        let front: Arc<dyn Device> = faulty.clone();
+        let v = mount(&front);
+        faulty.add(Rule::new(Op::Read, Effect::Fail(5)).skip(k).times(1));
+        late += u64::from(v.quota_change(ALICE, space(10_000)).is_err());
+        faulty.clear();
+        v.quota_change(ALICE, space(10_000)).unwrap();
+        assert_eq!((v.quotas(), v.quota_drift().unwrap()), (all.clone(), vec![]), "read {k}");
+        close(v, &front);
+    }
+    assert!(late > 0);
 }

@@ -41,6 +41,9 @@ struct Whose {
     /// A directory, with all that lies below it
     #[arg(long, value_name = "DIR")]
     directory: Option<PathBuf>,
+    /// A directory that has limits, by the number of its project: also one that was removed
+    #[arg(long, value_name = "N")]
+    project: Option<u32>,
 }
 
 #[derive(Debug, clap::Subcommand)]
@@ -185,6 +188,9 @@ impl Whose {
     /// What to ask on, and about what.
     fn open(&self, mountpoint: &Path) -> Result<(File, QuotaSubject), Failure> {
         let mount = open(mountpoint)?;
+        if let Some(n) = self.project {
+            return Ok((mount, QuotaSubject::Project(n)));
+        }
         let Some(directory) = &self.directory else {
             return Ok((mount, QuotaSubject::User(number_of(self.user.as_deref().unwrap_or_default())?)));
         };
@@ -198,9 +204,10 @@ impl Whose {
     }
 
     fn refused(&self, mountpoint: &Path, e: &std::io::Error) -> Failure {
-        match (&self.user, &self.directory) {
-            (Some(user), _) => refused(mountpoint, &format!("user {user}"), e),
-            (_, Some(dir)) => refused(dir, "the directory", e),
+        match (&self.user, &self.directory, self.project) {
+            (Some(user), ..) => refused(mountpoint, &format!("user {user}"), e),
+            (_, Some(dir), _) => refused(dir, "the directory", e),
+            (_, _, Some(n)) => refused(mountpoint, &format!("project {n}"), e),
             _ => refused(mountpoint, "nothing", e),
         }
     }

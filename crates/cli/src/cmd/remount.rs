@@ -99,7 +99,9 @@ fn server_says(e: &io::Error) -> String {
                               its log, unmount it and run fsck.braidfs"
                 .into()
         }
-        Some(Errno::BUSY) => "another braidfs process has a device of the volume open".into(),
+        Some(Errno::BUSY) => {
+            "another braidfs process has a device of the volume open, or an upgrade of the mount is under way: wait for its end".into()
+        }
         Some(Errno::OPNOTSUPP) => "a tenant is mounted there by itself: unmount it, and mount it anew".into(),
         Some(Errno::PERM) => "only root can".into(),
         Some(Errno::NOTTY) => "its server is of an older version: unmount, then mount it again".into(),

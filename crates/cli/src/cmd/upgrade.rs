@@ -20,8 +20,9 @@ use std::path::{Path, PathBuf};
     Open files, working directories, locks and maps stay as they are; calls that come meanwhile wait, as a rule some tenths\n\
     of a second. The old process makes all durable and closes the volume, the new one opens it and says so, the old one\n\
     ends. Where anything fails before that the old process goes on. Root may, and the user who mounted it.\n\n\
-    Not of a mount whose requests come through io_uring (see `braidfs mount --help`, transport=), of a read-only one, nor\n\
-    while a scrub of it runs: the command says why, and nothing happens. docs/mounted.md has the rest."
+    Not of a mount whose requests come through io_uring (see `braidfs mount --help`, transport=), of one that was\n\
+    mounted read-only and made writable since, nor while a scrub of it runs: the command says why, and nothing happens.\n\
+    docs/mounted.md has the rest."
 )]
 pub struct Args {
     /// The program that is to serve [default: the one of this command]

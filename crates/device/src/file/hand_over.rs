@@ -23,6 +23,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Who has the `O_EXCL` claim on a device that is handed over.
@@ -43,6 +44,8 @@ pub struct HandedDevice {
     pub path: PathBuf,
     /// The device, with its lock.
     pub file: OwnedFd,
+    /// It is open for writing, with a writer's locks; else for reading, with a reader's.
+    pub write: bool,
     /// That with the lock on the bytes, if there is one.
     pub range: Option<OwnedFd>,
     /// Who holds the claim that keeps others off the device.
@@ -51,12 +54,13 @@ pub struct HandedDevice {
 
 impl FileDevice {
     /// What another process needs to go on with it: [`Self::adopt`]. Say [`Self::lend`] before that process may write, and
-    /// before this one is dropped.
+    /// before this one is dropped. Who has one that is open for reading opens it for writing ([`Device::writable`]) neither from
+    /// now until then: the other process would take the lock back to a reader's.
     ///
     /// # Errors
-    /// No more descriptors; it is open for reading, or was once.
+    /// No more descriptors. EROFS: [`Self::is_reopened`].
     pub fn hand_over(&self) -> io::Result<HandedDevice> {
-        if !self.write || self._lock.is_some() {
+        if self.is_reopened() {
             return Err(io::Error::from_raw_os_error(libc::EROFS));
         }
         let claim = match &*self.claim.lock() {
@@ -65,15 +69,22 @@ impl FileDevice {
             Claim::Elsewhere => HandedClaim::Elsewhere,
         };
         let range = self.range.lock().as_ref().map(RangeLock::try_clone).transpose()?;
-        Ok(HandedDevice { path: self.path.clone(), file: self.file.try_clone()?.into(), range, claim })
+        let (path, write) = (self.path.clone(), self.write);
+        Ok(HandedDevice { path, file: self.file.try_clone()?.into(), write, range, claim })
+    }
+
+    /// Whether it was opened for reading and then for writing ([`Device::writable`]), and still is: either of the two has its
+    /// lock by the other, and cannot be handed over.
+    pub fn is_reopened(&self) -> bool {
+        Arc::strong_count(&self.reopened) > 1
     }
 
     /// Goes on with a device that another process had open. It is lent: [`Self::keep`] makes it this process' own.
     ///
     /// # Errors
-    /// It is no device or file, too small, not open for writing, or not locked by that descriptor.
+    /// It is no device or file, too small, not open for writing where it shall be, or not locked by that descriptor.
     pub fn adopt(handed: HandedDevice) -> Result<FileDevice, OpenError> {
-        let HandedDevice { path, file, range, claim } = handed;
+        let HandedDevice { path, file, write, range, claim } = handed;
         let of = |what, e: io::Error| OpenError::of(&path, what, e);
         let flags = fcntl_getfl(&file).map_err(|e| of("look at", e.into()))?;
         let file = File::from(file);
@@ -81,11 +92,14 @@ impl FileDevice {
         if !kind.is_file() && !kind.is_block_device() {
             return Err(OpenError::WrongKind { path, kind: "special file" });
         }
-        if flags & OFlags::ACCMODE != OFlags::RDWR {
-            return Err(OpenError::ReadOnly { path });
-        }
+        let how = match (flags & OFlags::ACCMODE, write) {
+            (OFlags::RDWR, true) => FlockOperation::NonBlockingLockExclusive,
+            (OFlags::RDONLY, false) => FlockOperation::NonBlockingLockShared,
+            (_, true) => return Err(OpenError::ReadOnly { path }),
+            (_, false) => return Err(OpenError::WrongKind { path, kind: "file that is open for writing" }),
+        };
         // Where it has the lock this changes nothing; where another open file has it, that is a mix-up.
-        open::lock_once(&file, FlockOperation::NonBlockingLockExclusive, &path)?;
+        open::lock_once(&file, how, &path)?;
         let is_block_device = kind.is_block_device();
         let bytes = size_of(&file, is_block_device).map_err(|e| of("ask the size of", e))?;
         if bytes < BLOCK_BYTES as u64 {
@@ -105,7 +119,7 @@ impl FileDevice {
             range: Mutex::new(range.map(RangeLock::of)),
             _lock: None,
             blocks: AtomicU64::new(bytes / BLOCK_BYTES as u64),
-            write: true,
+            write,
             direct,
             is_block_device,
             rings: uring::available().then(RingPool::default),
@@ -113,6 +127,7 @@ impl FileDevice {
             gate: Line::<FlushGate>::default(),
             process: std::process::id(),
             lent: AtomicBool::new(true),
+            reopened: Arc::default(),
         })
     }
 
@@ -157,11 +172,61 @@ mod tests {
         (dir, path, device)
     }
 
-    /// Whether others get the lock of the file, and that on its bytes.
+    /// Whether others get the lock of the file, and that on its bytes, as writers.
     fn free(path: &Path) -> (bool, bool) {
+        free_for(path, FlockOperation::NonBlockingLockExclusive)
+    }
+
+    /// Whether readers do.
+    fn shared(path: &Path) -> (bool, bool) {
+        free_for(path, FlockOperation::NonBlockingLockShared)
+    }
+
+    fn free_for(path: &Path, how: FlockOperation) -> (bool, bool) {
         let other = OpenOptions::new().read(true).write(true).open(path).unwrap();
-        let file = rustix::fs::flock(&other, FlockOperation::NonBlockingLockExclusive).is_ok();
-        (file, RangeLock::take(&other, true).is_ok())
+        let file = rustix::fs::flock(&other, how).is_ok();
+        (file, RangeLock::take(&other, how == FlockOperation::NonBlockingLockExclusive).is_ok())
+    }
+
+    fn reader() -> (tempfile::TempDir, PathBuf, FileDevice) {
+        let (dir, path, device) = device();
+        drop(device);
+        let device = FileDevice::open(&path, OpenHow { write: false, direct: true }).unwrap();
+        (dir, path, device)
+    }
+
+    #[test]
+    fn a_readers_locks_pass_and_stay_a_readers() {
+        let (_dir, path, old) = reader();
+        let new = FileDevice::adopt(old.hand_over().unwrap()).unwrap();
+        old.lend();
+        drop(old);
+        assert_eq!((free(&path), shared(&path)), ((false, false), (true, true)));
+        new.keep();
+        let data = [7; BLOCK_BYTES];
+        let write = new.write_batch(&[WriteOp { block: 3, bufs: vec![&data] }]);
+        assert_eq!(write.unwrap_err().raw_os_error(), Some(libc::EROFS));
+        new.read(3, &mut [0; BLOCK_BYTES]).unwrap();
+        // as a remount does
+        let writer = new.writable().unwrap().unwrap();
+        assert_eq!(shared(&path), (false, false));
+        writer.write_batch(&[WriteOp { block: 3, bufs: vec![&data] }]).unwrap();
+        drop((writer, new));
+        assert_eq!(free(&path), (true, true));
+    }
+
+    #[test]
+    fn one_that_was_opened_again_for_writing_is_not_handed_over() {
+        let (_dir, path, reader) = reader();
+        let writer = reader.reopen().unwrap();
+        for device in [&reader, &writer] {
+            assert!(device.is_reopened());
+            assert_eq!(device.hand_over().unwrap_err().raw_os_error(), Some(libc::EROFS));
+        }
+        drop(writer);
+        assert!(!reader.is_reopened());
+        FileDevice::adopt(reader.hand_over().unwrap()).unwrap();
+        assert_eq!(shared(&path), (true, true));
     }
 
     #[test]
@@ -194,15 +259,22 @@ mod tests {
     #[test]
     fn what_is_no_locked_writable_file_is_not_taken() {
         let (_dir, path, old) = device();
-        let of =
-            |file: File| HandedDevice { path: path.clone(), file: file.into(), range: None, claim: HandedClaim::None };
-        let adopt = |file| FileDevice::adopt(of(file));
+        let of = |file: File, write| HandedDevice {
+            path: path.clone(),
+            file: file.into(),
+            write,
+            range: None,
+            claim: HandedClaim::None,
+        };
+        let adopt = |file| FileDevice::adopt(of(file, true));
         assert!(matches!(adopt(File::open(&path).unwrap()), Err(OpenError::ReadOnly { .. })));
         let other = OpenOptions::new().read(true).write(true).open(&path).unwrap();
         assert!(matches!(adopt(other), Err(OpenError::InUse { .. })), "its lock is another open file's");
         assert!(matches!(adopt(File::open("/dev/null").unwrap()), Err(OpenError::WrongKind { .. })));
+        let adopt = |file| FileDevice::adopt(of(file, false));
+        assert!(matches!(adopt(File::open(&path).unwrap()), Err(OpenError::InUse { .. })), "a writer has the lock");
         drop(old);
-        let reader = FileDevice::open(&path, OpenHow { write: false, direct: true }).unwrap();
-        assert_eq!(reader.hand_over().unwrap_err().raw_os_error(), Some(libc::EROFS));
+        let writer = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+        assert!(matches!(adopt(writer), Err(OpenError::WrongKind { .. })), "it can be written by that");
     }
 }

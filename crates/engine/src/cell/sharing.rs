@@ -107,7 +107,7 @@ impl Sharing {
     /// What the parts have, where they have anything.
     pub fn sums(&self) -> Option<Sums> {
         // who sees a change sees what else the part says of it
-        let all = self.parts.iter().map(|p| (p, p.changes.load(Acquire))).filter(|p| p.1 > 0);
+        let all = self.parts.used().map(|p| (p, p.changes.load(Acquire))).filter(|p| p.1 > 0);
         all.map(|(p, changes)| Sums {
             changes,
             time: unpacked(p.time.load(Relaxed)),
@@ -123,7 +123,7 @@ impl Sharing {
     pub fn take(&mut self) -> Option<(Sums, Vec<u64>, Frontier)> {
         let (mut firsts, mut concerned) = (Vec::new(), Frontier::EMPTY);
         // changes first: a part's line comes to be written at once
-        let all = self.parts.iter().map(|p| (p, p.changes.swap(0, Acquire))).filter(|p| p.1 > 0);
+        let all = self.parts.used().map(|p| (p, p.changes.swap(0, Acquire))).filter(|p| p.1 > 0);
         let sums = all.map(|(p, changes)| {
             if let Some(mut seldom) = p.seldom.lock().take() {
                 firsts.append(&mut seldom.firsts);
@@ -145,7 +145,7 @@ impl Sharing {
     pub fn concerned(&self) -> Frontier {
         let mut all = Frontier::EMPTY;
         // who sees a change sees what it concerns
-        self.parts.iter().filter(|p| p.changes.load(Acquire) > 0).for_each(|p| {
+        self.parts.used().filter(|p| p.changes.load(Acquire) > 0).for_each(|p| {
             if let Some(told) = &*p.seldom.lock() {
                 all.merge(&told.concerned);
             }

@@ -30,8 +30,9 @@ use braidfs_sync::{BiasedReadGuard, BiasedWriteGuard};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Buckets that are split together.
-const SPLITS: usize = 16;
+/// Buckets that are split together: all of a directory of some ten thousand names, whose buckets fill up together, so that the others
+/// wait once for that.
+const SPLITS: usize = 64;
 /// Blocks that this makes dirty at most.
 const SPLIT_BLOCKS: u64 = 2 * SPLITS as u64;
 

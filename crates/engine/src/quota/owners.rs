@@ -93,7 +93,29 @@ pub struct Quotas {
     counted: [Mutex<HashSet<InodeNo>, rank::QuotaCounted>; 16],
     /// What each slot has met: it takes no lock of others, and no reference count.
     known: PerSlot<Mutex<Known, rank::QuotaKnown>>,
-    all: Mutex<BTreeMap<QuotaOwner, Arc<Usage>>, rank::QuotaOwners>,
+    all: Mutex<All, rank::QuotaOwners>,
+}
+
+/// All owners. A [`Usage`] takes some lines for each slot, which many owners of a volume never need.
+#[derive(Debug, Default)]
+struct All {
+    /// Have limits, or were charged by operations.
+    active: BTreeMap<QuotaOwner, Arc<Usage>>,
+    /// Blocks and inodes of the others, as they were counted. No owner is in both.
+    at_rest: BTreeMap<QuotaOwner, (u64, u64)>,
+}
+
+impl All {
+    fn activate(&mut self, owner: QuotaOwner) -> Arc<Usage> {
+        let Self { active, at_rest } = self;
+        let new = || {
+            let usage = Usage::new();
+            let (blocks, inodes) = at_rest.remove(&owner).unwrap_or_default();
+            usage.take(blocks, inodes, true);
+            Arc::new(usage)
+        };
+        active.entry(owner).or_insert_with(new).clone()
+    }
 }
 
 impl Quotas {
@@ -139,7 +161,20 @@ impl Quotas {
         let first = self.is_counting() && counted.insert(ino);
         drop(counted);
         if first {
-            self.force(of, blocks(), 1);
+            let blocks = blocks();
+            of.each().for_each(|owner| self.found(owner, blocks));
+        }
+    }
+
+    /// An owner has one more inode that was there before.
+    fn found(&self, owner: QuotaOwner, blocks: u64) {
+        let mut all = self.all.lock();
+        if let Some(usage) = all.active.get(&owner).cloned() {
+            drop(all);
+            usage.take(blocks, 1, true);
+        } else {
+            let (has, inodes) = all.at_rest.entry(owner).or_default();
+            (*has, *inodes) = (has.saturating_add(blocks), *inodes + 1);
         }
     }
 
@@ -156,7 +191,7 @@ impl Quotas {
         if let Some(usage) = known.get(&owner) {
             return f(usage);
         }
-        let usage = self.all.lock().entry(owner).or_insert_with(|| Arc::new(Usage::new())).clone();
+        let usage = self.all.lock().activate(owner);
         f(known.entry(owner).or_insert(usage))
     }
 
@@ -196,27 +231,46 @@ impl Quotas {
 
     /// Has an owner keep to these numbers of blocks and inodes.
     pub(crate) fn set_limits(&self, owner: QuotaOwner, blocks: Option<u64>, inodes: Option<u64>) {
-        let usage = self.all.lock().entry(owner).or_insert_with(|| Arc::new(Usage::new())).clone();
+        let usage = self.all.lock().activate(owner);
         usage.blocks.set_limit(blocks);
         usage.inodes.set_limit(inodes);
     }
 
     /// What an owner uses. Exact while nobody charges.
     pub(crate) fn used(&self, owner: QuotaOwner) -> Used {
-        let usage = self.all.lock().get(&owner).cloned();
-        usage.map_or_else(Used::default, |u| {
-            let ((blocks, most_blocks), (inodes, most_inodes)) = (u.blocks.used_and_limit(), u.inodes.used_and_limit());
-            Used { blocks, inodes, most_blocks, most_inodes }
-        })
+        let all = self.all.lock();
+        let Some(usage) = all.active.get(&owner).cloned() else {
+            let (blocks, inodes) = all.at_rest.get(&owner).copied().unwrap_or_default();
+            return Used { blocks, inodes, ..Used::default() };
+        };
+        drop(all);
+        let (blocks, most_blocks) = usage.blocks.used_and_limit();
+        let (inodes, most_inodes) = usage.inodes.used_and_limit();
+        Used { blocks, inodes, most_blocks, most_inodes }
     }
 
     /// Whether an owner has a limit of space; never root as a user.
     pub(crate) fn limits_space(&self, owner: QuotaOwner) -> bool {
-        owner != QuotaOwner::User(0) && self.with(owner, |u| u.blocks.is_limited())
+        if owner == QuotaOwner::User(0) {
+            return false;
+        }
+        let mut known = self.known.mine().lock();
+        if let Some(usage) = known.get(&owner) {
+            return usage.blocks.is_limited();
+        }
+        // whose files are looked at only needs no counts of its own
+        let Some(usage) = self.all.lock().active.get(&owner).cloned() else { return false };
+        known.entry(owner).or_insert(usage).blocks.is_limited()
     }
 
     /// All owners that were ever charged, or have limits.
     pub(crate) fn owners(&self) -> Vec<QuotaOwner> {
-        self.all.lock().keys().copied().collect()
+        let all = self.all.lock();
+        all.active.keys().chain(all.at_rest.keys()).copied().collect()
+    }
+
+    #[cfg(test)]
+    pub(super) fn active(&self) -> usize {
+        self.all.lock().active.len()
     }
 }

@@ -147,3 +147,26 @@ fn limits_change_while_they_are_exceeded() {
     assert!(q.take(ALICE, 1 << 40, 1 << 20, Force::None).is_ok());
     assert_eq!(used(&q, owner), ((1 << 40) + 100, (1 << 20) + 4));
 }
+
+/// Owners of which an image has very many take little memory, until they have limits or do something.
+#[test]
+fn owners_that_do_nothing_are_at_rest() {
+    let q = Quotas::default();
+    q.begin();
+    let of = |n: u64| Owners { uid: 1000 + n as u32 / 2, project: 0 };
+    (0..20_000).for_each(|n| q.count(InodeNo(n), of(n), || n % 2 * 7));
+    assert_eq!((q.owners().len(), q.active()), (10_000, 0));
+    assert!((0..20_000).all(|n| !q.limits_space(QuotaOwner::User(of(n).uid))));
+    assert_eq!((used(&q, QuotaOwner::User(1000)), q.active()), ((7, 2), 0));
+    // counting goes on beside what they do
+    q.set_limits(QuotaOwner::User(1000), Some(10), None);
+    q.count(InodeNo(20_000), of(0), || 1);
+    q.end_counting();
+    assert!(q.take(of(0), 3, 0, Force::None).is_err() && q.take(of(0), 2, 1, Force::None).is_ok());
+    assert!(q.take(of(2), 3, 0, Force::None).is_ok() && q.limits_space(QuotaOwner::User(1000)));
+    q.give(of(4), 7, 1);
+    assert_eq!(used(&q, QuotaOwner::User(1000)), (10, 4));
+    assert_eq!(used(&q, QuotaOwner::User(1001)), (10, 2));
+    assert_eq!(used(&q, QuotaOwner::User(1002)), (0, 1));
+    assert_eq!((q.owners().len(), q.active()), (10_000, 3));
+}

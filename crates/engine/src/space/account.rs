@@ -11,8 +11,10 @@ use std::sync::atomic::{
     Ordering::{Relaxed, SeqCst},
 };
 
-/// A slot takes so many blocks at a time, at least and at most: more than an operation on names asks for.
+/// A slot takes so many blocks at a time beyond what is asked for, at most, by the size of the domain.
 const BATCH: std::ops::RangeInclusive<i64> = 64..=512;
+/// And at least: an operation on names keeps one or two of those that it asks for.
+const LEAST: i64 = 16;
 /// All slots together take this part of a domain's blocks at most at once.
 const BATCH_PART: i64 = 64;
 /// Beside what is kept back, blocks below which they are few: more than anybody asks for at a time who looks whether there
@@ -77,14 +79,18 @@ impl Account {
     /// Takes `blocks` and a batch for this thread's slot; false where there are few by now.
     #[cold]
     fn take_batch(&self, blocks: i64) -> bool {
-        let (low, batch) = (self.limits.low.load(Relaxed), self.limits.batch.load(Relaxed));
-        let fits = |now: i64| now.checked_sub(blocks).and_then(|n| n.checked_sub(batch)).filter(|&left| left >= low);
-        if self.common.fetch_update(Relaxed, Relaxed, fits).is_err() {
+        let (low, most) = (self.limits.low.load(Relaxed), self.limits.batch.load(Relaxed));
+        let slots = self.slots.used().count() as i64;
+        // all slots together half of what there is
+        let batch = |now: i64| (now.saturating_sub(low) / (2 * slots).max(1)).clamp(LEAST, most);
+        let fits =
+            |now: i64| now.checked_sub(blocks).and_then(|n| n.checked_sub(batch(now))).filter(|&left| left >= low);
+        let Ok(before) = self.common.fetch_update(Relaxed, Relaxed, fits) else {
             self.limits.few.store(true, Relaxed);
             drop(self.merge_slots());
             return false;
-        }
-        self.slots.mine().fetch_add(batch, Relaxed);
+        };
+        self.slots.mine().fetch_add(batch(before), Relaxed);
         true
     }
 
@@ -126,12 +132,13 @@ impl Account {
     pub fn add(&self, blocks: i64) {
         let now = self.common.fetch_add(blocks, Relaxed) + blocks;
         if !self.has_plenty() {
-            // some more, so that it does not go to and fro with each operation
+            // some more, and what slots take then, so that it does not go to and fro with each operation
             let low = self.limits.low.load(Relaxed);
-            if now - low >= low / 2 {
+            let enough = low / 2 + 2 * LEAST * self.slots.used().count() as i64;
+            if now - low >= enough {
                 self.limits.few.store(false, SeqCst);
                 // somebody withheld them meanwhile: what slots got from then on is merged when it is asked for
-                if self.common.load(SeqCst) - low < low / 2 {
+                if self.common.load(SeqCst) - low < enough {
                     self.limits.few.store(true, SeqCst);
                 }
             }
@@ -237,6 +244,42 @@ mod tests {
             assert_eq!(a.sum(), HIDDEN);
             keep.wait();
         });
+    }
+
+    /// Threads that take turns on a domain with hardly more blocks than are few: they share the sum, or have some each, and do not
+    /// add up what they have again and again.
+    #[test]
+    fn a_domain_near_the_limit_does_not_go_to_and_fro() {
+        const THREADS: usize = 32;
+        for more in (0..3000).step_by(100) {
+            let a = Account { slots: PerSlot::with(THREADS, |_| AtomicI64::new(0)), ..Account::default() };
+            let blocks = 2 * HIDDEN + FEW + more;
+            a.resize(blocks as u64, HIDDEN as u64);
+            a.add(blocks);
+            let (turn, changes) = (std::sync::Mutex::new((0, a.has_plenty(), 0)), std::sync::Condvar::new());
+            std::thread::scope(|s| {
+                for me in 0..THREADS {
+                    let (a, turn, changes) = (&a, &turn, &changes);
+                    s.spawn(move || {
+                        for round in 0..20 {
+                            let mut now = turn.lock().unwrap();
+                            while now.0 != round * THREADS + me {
+                                now = changes.wait(now).unwrap();
+                            }
+                            assert!(a.take(8, HIDDEN));
+                            now.2 += usize::from(a.has_plenty() != now.1);
+                            now.1 = a.has_plenty();
+                            a.give(8);
+                            now.2 += usize::from(a.has_plenty() != now.1);
+                            (now.0, now.1) = (now.0 + 1, a.has_plenty());
+                            changes.notify_all();
+                        }
+                    });
+                }
+            });
+            let changed = turn.into_inner().unwrap().2;
+            assert!(changed <= 2, "{more} more: it was plenty, then few, and back: {changed} times");
+        }
     }
 
     #[test]

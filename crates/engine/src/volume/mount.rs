@@ -53,11 +53,8 @@ impl Volume {
     ///
     /// # Errors
     /// As [`Volume::mount`]; [`Error::HeldGone`] where an inode of the list is not there: nothing was reclaimed then.
-    /// [`Error::ReadOnly`] for a read-only mount, [`Error::DomainFailed`], [`Error::Invalid`] for what is no such list.
+    /// [`Error::DomainFailed`], [`Error::Invalid`] for what is no such list.
     pub fn mount_holding(devices: Vec<Arc<dyn Device>>, options: MountOptions, held: &[HeldInode]) -> Result<Volume> {
-        if options.read_only {
-            return Err(Error::ReadOnly);
-        }
         Self::mount_with(devices, options, Some(LookupCounts::of_list(held)?))
     }
 

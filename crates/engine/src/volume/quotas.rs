@@ -158,7 +158,7 @@ impl Volume {
     pub fn quota_change(&self, owner: QuotaOwner, change: impl FnOnce(&mut QuotaLimits)) -> Result<Quota> {
         let i = self.mounted();
         let _one = i.tenants.lock();
-        let mut all = i.quotas.lock().clone();
+        let mut all = i.quotas_of_those_there()?;
         let mut entry = match (all.get(&owner), owner) {
             (Some(e), _) => *e,
             (None, QuotaOwner::User(0)) => return Err(Error::Invalid("limits of users do not apply to root")),
@@ -195,12 +195,17 @@ impl Volume {
             Some(owner) => owner,
             None => {
                 let _one = i.tenants.lock();
+                if self.quota_of_directory(dir).is_some() {
+                    // somebody else was first
+                    drop(_one);
+                    return self.quota_directory(dir, change);
+                }
                 if self.read_only() {
                     return Err(Error::ReadOnly);
                 }
                 // numbers of inodes that lost their directory are not used again while there are such inodes
                 i.count_for_quotas()?;
-                let mut all = i.quotas.lock().clone();
+                let mut all = i.quotas_of_those_there()?;
                 let used = |n: &u32| {
                     let owner = QuotaOwner::Project(*n);
                     all.contains_key(&owner) || i.shared.quotas.used(owner).inodes > 0
@@ -218,6 +223,8 @@ impl Volume {
                 };
                 set(&mut entry, &limits);
                 all.insert(QuotaOwner::Project(n), entry);
+                // a crash brings back no inode of who had the number before
+                i.commit_all()?;
                 i.keep_quotas(all)?;
                 drop(_one);
                 self.assign(&c, n, None)?;
@@ -411,6 +418,33 @@ impl MountedVolume {
         u64::try_from(self.shared.now().sec).unwrap_or(0)
     }
 
+    /// The limits, but for those of directories that were removed and for which nothing counts any more: their room and their
+    /// numbers are others'. Under the lock of tenants.
+    fn quotas_of_those_there(&self) -> Result<Limits> {
+        let mut all = self.quotas.lock().clone();
+        let quotas = &self.shared.quotas;
+        if !quotas.is_on() || quotas.is_counting() {
+            return Ok(all);
+        }
+        let is_gone = |owner: &QuotaOwner, e: &QuotaEntry| {
+            e.kind == quota::PROJECT
+                && quotas.used(*owner).inodes == 0
+                && match self.find(InodeNo(e.root.get())) {
+                    Ok(found) => {
+                        found.is_none_or(|c| c.generation != e.root_generation.get() || c.state.read().deleted)
+                    }
+                    Err(_) => false,
+                }
+        };
+        let before = all.len();
+        all.retain(|owner, e| !is_gone(owner, e));
+        if all.len() < before {
+            // a crash does not bring the directories back without their limits
+            self.commit_all()?;
+        }
+        Ok(all)
+    }
+
     /// Has an inode count for a project.
     fn set_project(&self, c: &Arc<Cell>, project: u32, only: Option<u32>) -> Result<()> {
         let mut op = Op::begin(self, &[c.domain], 2, true)?;
@@ -428,7 +462,7 @@ impl MountedVolume {
 
     /// Writes the limits down, durably, and has them hold. Under the lock of tenants.
     fn keep_quotas(&self, all: Limits) -> Result<()> {
-        if self.shared.options.read_only || self.shared.read_only.load(Ordering::Relaxed) {
+        if self.shared.read_only.load(Ordering::Relaxed) {
             return Err(Error::ReadOnly);
         }
         let entries: Vec<QuotaEntry> = all.values().copied().collect();
@@ -514,6 +548,10 @@ impl MountedVolume {
         self.count_inodes_for_quotas()
     }
 
+    /// Where some inodes cannot be read they are counted by who first changes them, or by the next call.
+    ///
+    /// # Errors
+    /// Of the device, when all others are counted.
     fn count_inodes_for_quotas(&self) -> Result<()> {
         let quotas = &self.shared.quotas;
         self.visit_inodes(&mut |c| {
@@ -527,13 +565,26 @@ impl MountedVolume {
     }
 
     /// Calls `f` with all inodes that are in the node tables, of domains that work.
+    ///
+    /// # Errors
+    /// The first one of the device. What could be read was visited.
     fn visit_inodes(&self, f: &mut dyn FnMut(&Cell)) -> Result<()> {
-        let mut n = 0;
+        let (mut n, mut unread) = (0, None);
         for d in self.domains.iter() {
             let visited = d.nodes.for_each_used(&mut |node, entry| {
-                if entry.flags & OVERFLOW == 0
-                    && let Some(c) = self.find(node.inode())?
-                {
+                if entry.flags & OVERFLOW != 0 {
+                    return Ok(());
+                }
+                let found = match self.find(node.inode()) {
+                    // the others can be there
+                    Err(e) if d.failed().is_none() => {
+                        tracing::warn!("{}: not counted for limits of users and directories: {e}", node.inode());
+                        unread.get_or_insert(e);
+                        return Ok(());
+                    }
+                    found => found?,
+                };
+                if let Some(c) = found {
                     f(&c);
                     drop(c);
                     n += 1;
@@ -546,11 +597,11 @@ impl MountedVolume {
             if let Err(e) = visited {
                 tracing::warn!("{}: what it has is not counted for limits of users and directories: {e}", d.id);
                 if d.failed().is_none() && !matches!(e, Error::Corrupt(_)) {
-                    return Err(e);
+                    unread.get_or_insert(e);
                 }
             }
         }
-        Ok(())
+        unread.map_or(Ok(()), Err)
     }
 
     /// Reads the limits of the volume, and counts what is used: before anybody uses it. Limits that cannot be read do not
@@ -573,7 +624,9 @@ impl MountedVolume {
             return Ok(());
         }
         self.shared.quotas.begin();
-        self.count_inodes_for_quotas()?;
+        if let Err(e) = self.count_inodes_for_quotas() {
+            tracing::error!("what users and directories use is not all counted: {e}");
+        }
         entries.iter().for_each(|e| self.hold_to(e));
         *self.quotas.lock() = entries.into_iter().map(|e| (owner_of(&e), e)).collect();
         Ok(())

@@ -385,7 +385,7 @@ impl MountedVolume {
 
     /// Notes which tenants use more than their soft limits, and holds those to them whose grace is over.
     pub(super) fn look_at_soft_limits(&self) {
-        if self.shared.options.read_only || self.shared.read_only.load(Ordering::Relaxed) {
+        if self.shared.read_only.load(Ordering::Relaxed) {
             return;
         }
         for d in self.domains.iter().filter(|d| d.tenant_root().is_some() && d.failed().is_none()) {

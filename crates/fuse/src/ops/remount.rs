@@ -28,6 +28,9 @@ impl BraidFs {
             // what the kernel holds dirty of a tenant that is mounted by itself could not be written any more
             return Err(Errno::BUSY);
         }
+        // Devices would be opened for writing whose descriptors pass to another process as a reader's.
+        let opens = how.read_only == Some(false) && self.vol.read_only();
+        let _none = if opens { Some(self.upgrades.none_meanwhile().ok_or(Errno::BUSY)?) } else { None };
         self.vol.remount(&how).map_err(|e| match e {
             // why is in the log
             braidfs::Error::DomainFailed { .. } => Errno::ROFS,

@@ -67,6 +67,7 @@ pub(crate) fn mount_again(
         atime: now.atime.unwrap_or(options.atime),
         nodiratime: now.nodiratime.unwrap_or(options.nodiratime),
         lazytime: now.lazytime.unwrap_or(options.lazytime),
+        read_only: now.read_only.unwrap_or(options.read_only),
         ..options.clone()
     };
     Volume::mount_holding(devices, options, held)

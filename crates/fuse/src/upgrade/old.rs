@@ -1,8 +1,7 @@
 //! The old process: starts the new one, stops serving, hands over, and serves again by itself where that fails.
 
 use super::record::{
-    Agreed, Front, OLDEST, Offer, OfferedDevice, Options, REPORT_OF_DEVICES, Record, Take, VERSION, check_needs,
-    common, list_of,
+    Agreed, Front, OLDEST, Offer, OfferedDevice, Options, Record, Take, VERSION, check_needs, common, list_of, needs,
 };
 use super::stop::Stop;
 use super::wire::{FDS_MAX, Peer, ToNew, ToOld};
@@ -29,8 +28,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 use zerocopy::FromBytes;
 
@@ -38,6 +37,9 @@ use zerocopy::FromBytes;
 const GREETING: Duration = Duration::from_secs(10);
 /// The new process looks at each inode that the kernel knows: so many it does in a second in any case.
 const HELD_PER_SECOND: u64 = 4000;
+/// A device whose lock as a writer is that of an open file for reading, see [`FileDevice::hand_over`].
+const READ_ONLY_FIRST: &str = "it was mounted read-only first, and a remount opened its devices for writing: unmount it and \
+                               mount it with the new program";
 /// From one look whether the serving threads have stopped to the next.
 const MOMENT: Duration = Duration::from_millis(1);
 
@@ -135,6 +137,15 @@ impl Prepared {
     }
 }
 
+/// See [`Upgrades::none_meanwhile`].
+pub(crate) struct NoneMeanwhile<'a>(&'a Upgrades);
+
+impl Drop for NoneMeanwhile<'_> {
+    fn drop(&mut self) {
+        self.0.under_way.store(false, Ordering::SeqCst);
+    }
+}
+
 impl Upgrades {
     /// With so many threads that serve.
     pub fn new(config: Option<Arc<Upgradable>>, negotiated: Negotiated, threads: usize) -> Self {
@@ -157,6 +168,11 @@ impl Upgrades {
     pub fn all_stopped(&self) -> Option<Prepared> {
         self.stopped.store(true, Ordering::SeqCst);
         self.ready.1.try_recv().ok()
+    }
+
+    /// No upgrade begins until it is dropped; `None`: one is under way.
+    pub fn none_meanwhile(&self) -> Option<NoneMeanwhile<'_>> {
+        (!self.under_way.swap(true, Ordering::SeqCst)).then_some(NoneMeanwhile(self))
     }
 
     /// They serve again.
@@ -209,7 +225,7 @@ impl BraidFs {
         };
         let upgrades = self.upgrades.clone();
         if upgrades.under_way.swap(true, Ordering::SeqCst) {
-            asked.refuse("another upgrade of it is under way");
+            asked.refuse("another upgrade of it, or a remount, is under way");
             return Ok(Outcome::Deferred);
         }
         let needs = self.needs();
@@ -252,9 +268,6 @@ impl BraidFs {
     /// Why the volume cannot be handed over as it is at this moment.
     pub(crate) fn cannot_hand_over(&self) -> Option<String> {
         let why = |text: &str| Some(text.to_owned());
-        if self.vol.read_only() {
-            return why("it is read-only: nothing is lost where it is unmounted and mounted with the new program");
-        }
         if let Some(d) = self.vol.domains().into_iter().find(|d| d.failed.is_some()) {
             let error = d.failed.unwrap_or_default();
             return Some(format!(
@@ -275,6 +288,9 @@ impl BraidFs {
         // what was added since is not among those that are handed over
         let known = self.upgrades.config.as_ref().map_or(&[][..], |c| &c.devices[..]);
         let gone = known.iter().any(|d| d.strong_count() == 0);
+        if known.iter().filter_map(Weak::upgrade).any(|d| d.is_reopened()) {
+            return why(READ_ONLY_FIRST);
+        }
         if gone || usize::from(self.vol.super_block().devices.get()) != known.len() {
             return why(
                 "devices were added or removed since it was mounted: unmount it and mount it with the new program",
@@ -285,7 +301,7 @@ impl BraidFs {
 
     /// See [`Front::needs`].
     fn needs(&self) -> Option<(u32, &'static str)> {
-        self.device_job.lock().as_ref().and_then(Job::handed).map(|_| REPORT_OF_DEVICES)
+        needs(self.vol.read_only(), self.device_job.lock().as_ref().and_then(Job::handed).is_some())
     }
 
     /// Long work that must end before the mount can be handed over.
@@ -360,9 +376,7 @@ impl Upgrades {
         let (mut lines, mut fds) = (Vec::new(), Vec::new());
         for device in &devices {
             let handed = device.hand_over().map_err(|e| match Errno::from_io_error(&e) {
-                Some(Errno::ROFS) => {
-                    "it was mounted read-only first: unmount it and mount it with the new program".into()
-                }
+                Some(Errno::ROFS) => READ_ONLY_FIRST.into(),
                 _ => format!("{}: {e}", device.path().display()),
             })?;
             let (line, its) = OfferedDevice::of(handed);
@@ -390,7 +404,7 @@ impl Upgrades {
 }
 
 fn alive(config: &Upgradable) -> Result<Vec<Arc<FileDevice>>, String> {
-    let devices: Option<Vec<_>> = config.devices.iter().map(std::sync::Weak::upgrade).collect();
+    let devices: Option<Vec<_>> = config.devices.iter().map(Weak::upgrade).collect();
     devices.ok_or_else(|| "the volume is being closed".into())
 }
 

@@ -11,6 +11,7 @@
 //! |---|---|
 //! | 1 | |
 //! | 2 | [`Front::device_job`]; programs that write 1 and know it are out there |
+//! | 3 | [`Options::read_only`], [`OfferedDevice`] that are open for reading |
 
 use crate::abi::{MAJOR, init};
 use crate::dirty_grants::HandedGrants;
@@ -31,7 +32,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 /// The newest version that this program writes and takes.
-pub(crate) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 3;
 /// The oldest one.
 pub(crate) const OLDEST: u32 = 1;
 
@@ -84,6 +85,15 @@ pub(crate) struct OfferedDevice {
     path: PathBuf,
     range: bool,
     claim: OfferedClaim,
+    /// Open for reading, as those of a volume that was mounted read-only.
+    #[serde(default, skip_serializing_if = "is_not")]
+    reader: bool,
+}
+
+/// For fields that are left out then.
+#[allow(clippy::trivially_copy_pass_by_ref)] // serde calls it so
+fn is_not(on: &bool) -> bool {
+    !on
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -96,13 +106,13 @@ enum OfferedClaim {
 impl OfferedDevice {
     /// It, and its descriptors.
     pub fn of(handed: HandedDevice) -> (Self, Vec<OwnedFd>) {
-        let HandedDevice { path, file, range, claim } = handed;
+        let HandedDevice { path, file, write, range, claim } = handed;
         let (claim, held) = match claim {
             HandedClaim::None => (OfferedClaim::None, None),
             HandedClaim::Held(fd) => (OfferedClaim::Held, Some(fd)),
             HandedClaim::Elsewhere => (OfferedClaim::Elsewhere, None),
         };
-        let offered = Self { path, range: range.is_some(), claim };
+        let offered = Self { path, range: range.is_some(), claim, reader: !write };
         (offered, std::iter::once(file).chain(range).chain(held).collect())
     }
 
@@ -115,7 +125,12 @@ impl OfferedDevice {
             OfferedClaim::Held => HandedClaim::Held(fds.next()?),
             OfferedClaim::Elsewhere => HandedClaim::Elsewhere,
         };
-        Some(HandedDevice { path: self.path, file, range, claim })
+        Some(HandedDevice { path: self.path, file, write: !self.reader, range, claim })
+    }
+
+    /// Whether it is open for writing.
+    pub fn is_writable(&self) -> bool {
+        !self.reader
     }
 }
 
@@ -156,6 +171,9 @@ pub(crate) struct Options {
     lazytime: bool,
     pub sync: bool,
     pub dirsync: bool,
+    /// Mounted so, or by a remount.
+    #[serde(default, skip_serializing_if = "is_not")]
+    read_only: bool,
 }
 
 impl Options {
@@ -172,6 +190,7 @@ impl Options {
             lazytime: now.lazytime.unwrap_or_default(),
             sync,
             dirsync,
+            read_only: now.read_only.unwrap_or_default(),
         }
     }
 
@@ -185,6 +204,7 @@ impl Options {
             }),
             nodiratime: Some(self.nodiratime),
             lazytime: Some(self.lazytime),
+            read_only: Some(self.read_only),
             ..Remount::default()
         }
     }
@@ -210,12 +230,21 @@ pub(crate) struct Front {
 impl Front {
     /// The oldest version of a record that can say this, and what it is that an older one cannot say.
     pub fn needs(&self) -> Option<(u32, &'static str)> {
-        self.device_job.as_ref().map(|_| REPORT_OF_DEVICES)
+        needs(self.options.read_only, self.device_job.is_some())
     }
 }
 
-/// See [`Front::needs`].
-pub(crate) const REPORT_OF_DEVICES: (u32, &str) =
+/// [`Front::needs`] of a volume that is read-only, and where a report of a change of its devices is there to fetch.
+pub(crate) fn needs(read_only: bool, device_report: bool) -> Option<(u32, &'static str)> {
+    match (read_only, device_report) {
+        (true, _) => Some(READ_ONLY),
+        (false, true) => Some(REPORT_OF_DEVICES),
+        (false, false) => None,
+    }
+}
+
+const READ_ONLY: (u32, &str) = (3, "it is read-only: unmount it and mount it with the new program");
+const REPORT_OF_DEVICES: (u32, &str) =
     (2, "a report of a change of its devices is there to fetch: wait until that command has ended");
 
 /// All of it.
@@ -301,6 +330,7 @@ mod tests {
             atime: Some(AtimeMode::Strictatime),
             nodiratime: Some(true),
             lazytime: Some(false),
+            read_only: Some(false),
             ..Remount::default()
         };
         let handle = HandedHandle { fh: 3 << 52 | 7, ino: 5, generation: 2, cached_writer: true, append_only: false };
@@ -358,6 +388,43 @@ mod tests {
         // as programs wrote it that knew the field and called it the first version, too
         let known = first().replace(r#""scrub":null"#, r#""scrub":null,"device_job":null"#);
         assert_eq!(serde_json::from_str::<Record>(&known).unwrap(), old);
+    }
+
+    #[test]
+    fn what_is_read_only_needs_a_record_that_says_so() {
+        let mut record = record();
+        let said = serde_json::to_string(&record).unwrap();
+        assert!(!said.contains("read_only"), "{said}");
+        record.front.options.read_only = true;
+        assert_eq!(record.front.options.of_volume().read_only, Some(true));
+        assert_eq!(record.front.needs(), Some(READ_ONLY));
+        let (file, bytes) = record.write().unwrap();
+        assert_eq!(Record::read(&file, bytes).unwrap(), record);
+        assert!(check_needs(2, record.front.needs()).unwrap_err().contains("read-only"));
+        // the newer of two
+        assert_eq!((needs(true, true), needs(false, true)), (Some(READ_ONLY), Some(REPORT_OF_DEVICES)));
+    }
+
+    #[test]
+    fn devices_are_offered_as_they_are_open() {
+        for write in [true, false] {
+            let fd = || OwnedFd::from(File::open("/dev/null").unwrap());
+            let handed = HandedDevice {
+                path: "/a".into(),
+                file: fd(),
+                write,
+                range: Some(fd()),
+                claim: HandedClaim::Held(fd()),
+            };
+            let (offered, fds) = OfferedDevice::of(handed);
+            let text = serde_json::to_string(&offered).unwrap();
+            let first = r#"{"path":"/a","range":true,"claim":"Held"}"#;
+            assert_eq!(text == first, write, "programs of the first version refuse what they do not know: {text}");
+            let read: OfferedDevice = serde_json::from_str(&text).unwrap();
+            assert_eq!((&read, read.is_writable()), (&offered, write));
+            assert_eq!(read.clone().handed(&mut fds.into_iter()).unwrap().write, write);
+            assert!(read.handed(&mut [fd(), fd()].into_iter()).is_none(), "one descriptor too few");
+        }
     }
 
     #[test]

@@ -126,22 +126,34 @@ impl Volume {
     /// Handles that are open end, as at an unmount: they are opened again by number. One of an unlinked file that is not
     /// held otherwise may be dropped before or after this, but counts only if it is there when the volume closes.
     ///
+    /// Of a volume that is read-only nothing is written: the next mount is to be read-only, too. What recovery kept in memory
+    /// it finds again.
+    ///
     /// # Errors
-    /// [`Error::ReadOnly`] and [`Error::DomainFailed`], and the volume goes on; of a device, as [`Volume::unmount`].
+    /// [`Error::DomainFailed`]; [`Error::Busy`] where a device failed on the way to read-only; and the volume goes on. Of a
+    /// device, as [`Volume::unmount`].
     pub fn unmount_holding(mut self) -> Result<Vec<HeldInode>, Box<NotHandedOver>> {
         let mounted = Arc::clone(self.mounted());
-        let may = if mounted.shared.read_only.load(Ordering::Relaxed) {
-            Err(Error::ReadOnly)
-        } else {
-            mounted.all_domains_work()
-        };
-        if let Err(error) = may {
+        if let Err(error) = mounted.all_domains_work().and_then(|()| self.is_as_on_the_devices()) {
             return Err(Box::new(NotHandedOver { error, volume: Some(self) }));
         }
         // a handle that goes from now on deletes nothing more: the list is that of what is on the devices
         match self.close() {
             Ok(()) => Ok(mounted.held_list()),
             Err(error) => Err(Box::new(NotHandedOver { error, volume: None })),
+        }
+    }
+
+    /// Of a volume that is read-only, which an unmount closes as it is: no change is in memory only.
+    fn is_as_on_the_devices(&self) -> Result<()> {
+        let mounted = self.mounted();
+        // what waits in overlays each mount finds in the journals
+        let in_memory = mounted.shared.read_only.load(Ordering::Relaxed)
+            && !self.overlays.is_waiting()
+            && mounted.domains.iter().any(|d| d.is_left_unclean());
+        match in_memory {
+            true => Err(Error::Busy("an error kept it from being written when it became read-only".into())),
+            false => Ok(()),
         }
     }
 }
