@@ -17,13 +17,15 @@
 //! than without tenants' mounts. Order: the engine counts first, then the connection, then it is asked for others; given back
 //! in the other order. So of two that are told at once one sees the other, or both do.
 //!
-//! What a tenant's connection was told, and has open, is given back when it ends: the kernel does not say so at an unmount.
+//! What a tenant's connection was told, and has open, is given back when it ends: the kernel does not say so at an unmount. Until
+//! then the border stays, and who asks for what is behind it is put aside ([`Connections::open`]).
 
 use crate::abi::{self, op};
 use crate::channel::Channel;
-use crate::fs::{BraidFs, Context};
+use crate::fs::{BraidFs, Context, Job};
 use crate::mount::{Mount, MountConfig};
 use crate::node::WireId;
+use crate::ops::sets_flags;
 use crate::request::{Answer, Handled, Outcome, Request};
 use crate::session::Slot;
 use braidfs::{DomainId, InodeNo};
@@ -43,6 +45,8 @@ const SHARDS: usize = 64;
 const DROP: Duration = Duration::from_millis(20);
 /// How long a request at the border waits for the end of a connection that was unmounted.
 const END: Duration = Duration::from_secs(5);
+/// The log is told of what does not end that often.
+pub(crate) const TELL: Duration = Duration::from_secs(30);
 /// From one look to the next.
 const MOMENT: Duration = Duration::from_micros(200);
 
@@ -111,6 +115,8 @@ struct Entry {
     channel: Option<Arc<Channel>>,
     /// Its end has begun.
     ending: bool,
+    /// Its root is a border.
+    closed: bool,
     mount: Option<Arc<Mount>>,
     /// A directory of the volume's own mount, which cannot be unmounted as long as it is open.
     pin: Option<OwnedFd>,
@@ -133,9 +139,18 @@ struct List {
     config: Option<MountConfig>,
     /// Of all threads that handle requests.
     slots: Vec<Weak<[Slot]>>,
+    /// Requests that wait for the end of the border at a root, and since when.
+    aside: Vec<(WireId, Instant, Job)>,
 }
 
-/// Those in the list, for requests to look at.
+impl List {
+    fn take_aside(&mut self, root: WireId, wanted: impl Fn(Instant) -> bool) -> Vec<Job> {
+        let those = self.aside.extract_if(.., |(at, since, _)| *at == root && wanted(*since));
+        those.map(|(_, _, job)| job).collect()
+    }
+}
+
+/// Those in the list with a border, for requests to look at.
 struct Owners(Vec<Arc<Connection>>);
 
 impl Guarded for Owners {
@@ -170,8 +185,8 @@ impl std::fmt::Debug for Connections {
 enum Held {
     /// The tenant is mounted by itself.
     Busy,
-    /// It was a moment ago, and its end is under way.
-    Ending(WireId),
+    /// It was a moment ago, and its end is under way: the request is put aside, unless it was.
+    Ending,
 }
 
 impl Connections {
@@ -225,9 +240,12 @@ impl Connections {
         main.into_iter().chain(tenants).collect()
     }
 
-    /// Names of the tenants that are mounted by themselves, and where.
+    /// Names of the tenants that are mounted by themselves, and where; not those whose mount has ended, which may still be
+    /// made durable.
     pub fn tenants(&self) -> Vec<(String, PathBuf)> {
-        self.list.lock().tenants.iter().map(|e| (e.own.tenant.clone(), e.own.point.clone())).collect()
+        let list = self.list.lock();
+        let those = list.tenants.iter().filter(|e| !e.is_ending());
+        those.map(|e| (e.own.tenant.clone(), e.own.point.clone())).collect()
     }
 
     /// From now on the root of a tenant is the border of a connection that is to come.
@@ -235,24 +253,35 @@ impl Connections {
     /// # Errors
     /// Why it cannot be.
     pub fn begin(&self, own: &Arc<Connection>) -> Result<(), String> {
-        let end = Instant::now() + END;
+        self.await_open(own.root);
         let mut list = self.list.lock();
-        // one that was unmounted a moment ago may still give back what it has
-        while list.tenants.iter().any(|e| e.own.root == own.root && e.is_ending()) && Instant::now() < end {
-            let _ = self.changed.wait_for(&mut list, Duration::from_millis(50));
-        }
         if list.closed {
             return Err("the volume is being unmounted".into());
         }
-        if let Some(there) = list.tenants.iter().find(|e| e.own.root == own.root) {
+        if let Some(there) = list.tenants.iter().find(|e| e.own.root == own.root && e.closed) {
             let point = there.own.point.display();
+            if there.is_ending() {
+                return Err(format!(
+                    "its former mount, on {point}, has not ended: what was asked for over it is still under way"
+                ));
+            }
             return Err(format!(
                 "it is mounted on {point} already: `mount --bind {point} DIRECTORY` shows it elsewhere"
             ));
         }
-        list.tenants.push(Entry { own: own.clone(), channel: None, ending: false, mount: None, pin: None });
+        let own = own.clone();
+        list.tenants.push(Entry { own, channel: None, ending: false, closed: true, mount: None, pin: None });
         self.publish(&list);
         Ok(())
+    }
+
+    /// Waits for the border of a connection that was unmounted a moment ago: it may still have to give back what it was told.
+    pub fn await_open(&self, root: WireId) {
+        let end = Instant::now() + END;
+        let mut list = self.list.lock();
+        while list.tenants.iter().any(|e| e.own.root == root && e.closed && e.is_ending()) && Instant::now() < end {
+            let _ = self.changed.wait_for(&mut list, Duration::from_millis(50));
+        }
     }
 
     /// It is there: it is told of what changes, and ended with the volume.
@@ -288,7 +317,29 @@ impl Connections {
         pin
     }
 
-    /// It is no more, and its border neither.
+    /// Its border is open from now on: all that was told over it has been given back. Those that waited for that, for the
+    /// helper thread.
+    #[must_use]
+    pub fn open(&self, own: &Arc<Connection>) -> Vec<Job> {
+        let mut list = self.list.lock();
+        if let Some(entry) = list.tenants.iter_mut().find(|e| Arc::ptr_eq(&e.own, own)) {
+            entry.closed = false;
+        }
+        self.publish(&list);
+        let waited = list.take_aside(own.root, |_| true);
+        drop(list);
+        self.changed.notify_all();
+        waited
+    }
+
+    /// Of those that wait for its end the ones that have waited long enough: they are told so.
+    #[must_use]
+    pub fn impatient(&self, own: &Connection) -> Vec<Job> {
+        let now = Instant::now();
+        self.list.lock().take_aside(own.root, |since| now.duration_since(since) >= END)
+    }
+
+    /// It is no more. Its border is open.
     pub fn remove(&self, own: &Arc<Connection>) {
         drop(self.leave(own));
         let mut list = self.list.lock();
@@ -299,7 +350,8 @@ impl Connections {
     }
 
     fn publish(&self, list: &List) {
-        self.owners.write().0 = list.tenants.iter().map(|e| e.own.clone()).collect();
+        let closed = list.tenants.iter().filter(|e| e.closed);
+        self.owners.write().0 = closed.map(|e| e.own.clone()).collect();
         self.count.store(list.tenants.len(), Ordering::Release);
     }
 
@@ -319,6 +371,13 @@ impl Connections {
 
     fn mounts(&self) -> Vec<Arc<Mount>> {
         self.list.lock().tenants.iter().filter_map(|e| e.mount.clone()).collect()
+    }
+
+    /// The other borders: name, root, where it is mounted.
+    pub fn roots_but(&self, own: &Connection) -> Vec<(String, WireId, PathBuf)> {
+        let list = self.list.lock();
+        let others = list.tenants.iter().filter(|e| e.closed && !std::ptr::eq(&raw const *e.own, own));
+        others.map(|e| (e.own.tenant.clone(), e.own.root, e.own.point.clone())).collect()
     }
 
     /// Unmounts them, as the volume is to be: what is busy is synced and detached, and ends with its last user.
@@ -357,8 +416,9 @@ impl Connections {
                 tracing::error!(error = %e, "cannot end the connection of a tenant");
             }
         }
-        if !self.wait(Duration::from_secs(60)) {
-            tracing::error!("a tenant's connection does not end");
+        // not before: what is under way over it must be in the volume when that is closed
+        while !self.wait(TELL) {
+            tracing::error!("the volume cannot be closed: requests of a tenant's mount have not ended");
         }
     }
 
@@ -368,23 +428,20 @@ impl Connections {
         self.owners.read().0.iter().any(of_other)
     }
 
-    /// Whether it is one, and the connection that has what lies below it goes on.
-    fn border(&self, id: WireId, own: Option<&Connection>) -> Option<Held> {
+    /// Whether it is one, and the connection that has what lies below it goes on. Where that ends the request that `later`
+    /// makes is put aside.
+    fn border(&self, id: WireId, own: Option<&Connection>, later: impl FnOnce() -> Option<Job>) -> Option<Held> {
         if !self.is_border(id, own) {
             return None;
         }
-        let list = self.list.lock();
-        let entry = list.tenants.iter().find(|e| e.own.root == id)?;
-        Some(if entry.is_ending() { Held::Ending(id) } else { Held::Busy })
-    }
-
-    /// Waits for the end of a connection that was unmounted.
-    fn await_end(&self, root: WireId) {
-        let end = Instant::now() + END;
         let mut list = self.list.lock();
-        while list.tenants.iter().any(|e| e.own.root == root) && Instant::now() < end {
-            let _ = self.changed.wait_for(&mut list, Duration::from_millis(50));
+        let entry = list.tenants.iter().find(|e| e.own.root == id && e.closed)?;
+        if !entry.is_ending() {
+            return Some(Held::Busy);
         }
+        let Some(job) = later() else { return Some(Held::Busy) };
+        list.aside.push((id, Instant::now(), job));
+        Some(Held::Ending)
     }
 
     /// Whether an inode was told over a tenant's connection.
@@ -398,7 +455,9 @@ fn passes_border(req: &Request<'_>) -> bool {
     match req.head.opcode {
         op::LOOKUP => matches!(req.name(), Ok(b"." | b"..")),
         op::FORGET | op::BATCH_FORGET | op::INTERRUPT | op::GETATTR | op::STATX | op::STATFS | op::SYNCFS => true,
-        op::GETXATTR | op::LISTXATTR | op::OPENDIR | op::RELEASEDIR | op::FSYNCDIR | op::IOCTL => true,
+        op::GETXATTR | op::LISTXATTR | op::OPENDIR | op::RELEASEDIR | op::FSYNCDIR => true,
+        // asked of the volume on any of its directories, or of this one: but for what changes it
+        op::IOCTL => req.arg::<abi::IoctlIn>().is_ok_and(|arg| !sets_flags(arg.cmd)),
         _ => false,
     }
 }
@@ -414,27 +473,23 @@ impl BraidFs {
             _ => None,
         };
         let at = [Some(req.node()).filter(|_| !passes_border(req)), to];
-        match at.into_iter().flatten().find_map(|id| self.connections.border(id, own))? {
-            Held::Ending(root) if !waited => {
-                self.retry(req, cx, move |fs, _| fs.connections.await_end(root));
-                Some(Ok(Outcome::Deferred))
-            }
-            _ => Some(Err(Errno::BUSY)),
+        let later = || (!waited).then(|| self.again(req, cx, |_, _| ()));
+        match at.into_iter().flatten().find_map(|id| self.connections.border(id, own, later))? {
+            Held::Busy => Some(Err(Errno::BUSY)),
+            Held::Ending => Some(Ok(Outcome::Deferred)),
         }
     }
 
-    /// Has the helper thread carry out a request, after it has waited.
-    fn retry(&self, req: &Request<'_>, cx: &Context<'_>, wait: impl FnOnce(&Self, &Channel) + Send + 'static) {
+    /// What carries out a request that was put aside, after it has waited: for the helper thread. Dropped, it answers EIO.
+    fn again(&self, req: &Request<'_>, cx: &Context<'_>, wait: impl FnOnce(&Self, &Channel) + Send + 'static) -> Job {
         let (req, later) = (req.detach(), cx.later());
-        let job = Box::new(move |fs: &BraidFs| {
+        Box::new(move |fs: &BraidFs| {
             let req = req.get();
             wait(fs, later.channel());
             let mut out = Answer::new(crate::fs::MAX_IO_BYTES as usize);
             let handled = fs.handle_as(&req, &mut out, &later.context(), true);
             fs.answer_later(&req, handled, later, &mut out);
-        });
-        // A job that cannot be handed over is dropped, and answers EIO.
-        let _ = self.jobs.send(job);
+        })
     }
 
     /// Whether the kernel knows the inode over another connection than this one, over which it was told just now.
@@ -472,7 +527,9 @@ impl BraidFs {
                     if last {
                         return Err(Errno::BUSY);
                     }
-                    self.retry(req, cx, move |fs, channel| fs.have_dropped(WireId(id), channel));
+                    // not sent only where the mount is ending
+                    let _ =
+                        self.jobs.send(self.again(req, cx, move |fs, channel| fs.have_dropped(WireId(id), channel)));
                     return Ok(Outcome::Deferred);
                 }
             }

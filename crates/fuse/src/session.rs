@@ -280,10 +280,12 @@ pub(crate) fn run(fresh: Fresh, service: Service<'_>, ready: impl FnOnce()) -> R
             let last = server(0, channels[0].clone());
             let also = |other: &Arc<Channel>, c| usize::from(Arc::ptr_eq(other, c));
             let quiet = || {
-                channels.iter().zip(&others).all(|(c, others)| {
-                    let ours = also(&last.channel, c) + prepared.channel().map_or(0, |asked| also(asked, c));
-                    Arc::strong_count(c) == others + ours
-                })
+                // a tenant's mount that has ended may still be made durable
+                !channel.connections().any()
+                    && channels.iter().zip(&others).all(|(c, others)| {
+                        let ours = also(&last.channel, c) + prepared.channel().map_or(0, |asked| also(asked, c));
+                        Arc::strong_count(c) == others + ours
+                    })
             };
             match quiesce(&last, quiet) {
                 Quiesced::Yes => {

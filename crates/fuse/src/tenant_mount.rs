@@ -3,7 +3,9 @@
 //!
 //! In this order, each step undone where a later one fails:
 //!
-//! 1. The tenant's root becomes a border ([`crate::connections`]). Requests that had begun before are waited for.
+//! 1. The tenant's root becomes a border ([`crate::connections`]). Requests that had begun before are waited for, and until the
+//!    kernel has taken in their answers: it holds the lock of the root directory meanwhile. A tenant that is mounted by itself
+//!    inside of it, or round it, is a reason to refuse: the root of the inner one would be kept over two connections.
 //! 2. The kernel forgets what it knows below it: the name of the root is invalidated in the directory above, which throws out
 //!    what nobody uses, names that are known to be absent, too. What a program has open stays known; where that lies in the
 //!    tenant's domain the mount is refused. What it held dirty is written back when a file is closed, so that nothing is lost.
@@ -20,10 +22,10 @@
 
 use crate::abi::{MINOR_PRUNE, init};
 use crate::channel::Channel;
-use crate::connections::{Connection, Connections};
+use crate::connections::{Connection, Connections, TELL};
 use crate::fs::BraidFs;
 use crate::mount::{Mount, MountConfig};
-use crate::mount_table::{dead_at, mounts_below};
+use crate::mount_table::{dead_at, mounts_inside};
 use crate::node::WireId;
 use crate::serve::READAHEAD_KIB;
 use crate::session::{self, run_aside};
@@ -51,14 +53,12 @@ pub struct TenantMount {
     pub noexec: bool,
 }
 
-/// How long the kernel has to forget what nobody uses.
+/// How long the kernel has to forget one more of what nobody uses.
 const FORGET: Duration = Duration::from_secs(2);
-/// From one look to the next.
-const LOOK: Duration = Duration::from_millis(5);
-/// An answer that was given before the border came is with who asked for it after this long.
-const ARRIVES: Duration = Duration::from_millis(10);
-/// How long what is under way may take when a connection has ended.
-const UNDER_WAY: Duration = Duration::from_secs(30);
+/// From one look to the next, at first and at last: each tells the kernel of all that it still knows.
+const LOOKS: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(160)];
+/// From one look whether what is under way has ended to the next.
+const MOMENT: Duration = Duration::from_millis(1);
 
 /// Mounts the tenant `name` on the directory `point`, or without one on its own. On a thread of its own: it waits for the kernel.
 ///
@@ -71,6 +71,9 @@ pub(crate) fn mount(all: &Arc<Connections>, name: &str, point: &Path, how: Tenan
     if fs.negotiated.has(init::OVER_IO_URING) {
         return Err("the volume is mounted with io_uring: mount it with -o transport=dev, and then the tenant".into());
     }
+    let upgrades = fs.upgrades.clone();
+    let _none =
+        upgrades.none_meanwhile().ok_or("an upgrade or a remount of the volume is under way: wait for its end")?;
     let tenant = fs.vol.tenant(name).map_err(|_| format!("there is no tenant {name}"))?;
     let root = fs.vol.getattr(tenant.root).map_err(|e| e.to_string())?;
     // without one it is mounted on its own directory
@@ -88,6 +91,8 @@ pub(crate) fn mount(all: &Arc<Connections>, name: &str, point: &Path, how: Tenan
     all.begin(&own)?;
     let mounted = forget_below(all, &fs, &own, &config).and_then(|()| start(all, &fs, &own, &config, how));
     if mounted.is_err() {
+        let waited = all.open(&own);
+        waited.into_iter().for_each(|job| drop(fs.jobs.send(job)));
         drop(fs);
         all.remove(&own);
     }
@@ -96,41 +101,99 @@ pub(crate) fn mount(all: &Arc<Connections>, name: &str, point: &Path, how: Tenan
 
 /// Has the kernel forget what it knows below the tenant's root over other connections.
 fn forget_below(all: &Connections, fs: &BraidFs, own: &Connection, config: &MountConfig) -> Result<(), String> {
+    let others = all.others(Some(own));
+    // the first, which tells the others
+    let Some(channel) = others.first() else { return Err("the volume is being unmounted".into()) };
+    all.pass();
+    // No name has this many bytes. The kernel locks the directory to look for it, and so waits for who was answered just now,
+    // but has not taken it in.
+    channel.invalidate_entry(own.root, &NO_NAME);
+    // nothing crosses the border from here on
+    apart_from_others(all, fs, own)?;
     let (path, above) = place_of(&fs.vol, own.root.ino()).ok_or("its directory cannot be found")?;
-    let shown = config.mountpoint.join(&path);
-    match mounts_below(&shown) {
+    match mounts_inside(&config.mountpoint, &path) {
         // what the kernel forgets it unmounts, too
         Ok(Some(other)) => return Err(format!("something is mounted on {}: unmount it first", other.display())),
         Ok(None) => {}
         Err(e) => return Err(format!("the table of mounts cannot be read: {e}")),
     }
-    all.pass();
-    thread::sleep(ARRIVES);
     let parent = fs.vol.getattr(above).map_err(|e| e.to_string())?;
-    // the last of the path; of the first channel, which tells the others
-    let (name, others) = (path.file_name().unwrap_or_default(), all.others(Some(own)));
-    let Some(channel) = others.first() else { return Err("the volume is being unmounted".into()) };
+    // the last of the path
+    let name = path.file_name().unwrap_or_default();
     channel.invalidate_entry(WireId::of(&parent), name.as_bytes());
     channel.invalidate(own.root, true);
-    let end = Instant::now() + FORGET;
+    let prunes = fs.negotiated.minor >= MINOR_PRUNE;
+    let ([mut pause, longest], mut end, mut least) = (LOOKS, Instant::now() + FORGET, usize::MAX);
     loop {
         let known = fs.known_below(own);
         let Some(first) = known.first() else { return Ok(()) };
-        if fs.negotiated.minor >= MINOR_PRUNE {
+        if known.len() < least {
+            (least, end) = (known.len(), Instant::now() + FORGET);
+        }
+        if prunes {
             // what has a name outside the tree, and nobody uses
             channel.prune(&known);
         }
         if Instant::now() > end {
+            let also = match prunes {
+                true => "",
+                false => {
+                    ", or had it open under a name outside of the tenant (`sync; echo 2 > /proc/sys/vm/drop_caches`)"
+                }
+            };
             return Err(format!(
                 "files or directories of it are in use through the volume's mount: {}, such as inode {}: `fuser -vm {}` \
-                 shows by whom",
+                 shows by whom{also}",
                 known.len(),
                 first.ino(),
                 config.mountpoint.display()
             ));
         }
-        thread::sleep(LOOK);
+        thread::sleep(pause);
+        pause = (pause * 2).min(longest);
     }
+}
+
+/// Longer than a name may be.
+const NO_NAME: [u8; 256] = [b'-'; 256];
+
+/// Refuses a tenant's mount inside of another one's, or round it.
+fn apart_from_others(all: &Connections, fs: &BraidFs, own: &Connection) -> Result<(), String> {
+    let gone = || "its directory cannot be found".to_owned();
+    let Some((root, _)) = nested(all, fs, own).ok_or_else(gone)? else { return Ok(()) };
+    all.await_open(root);
+    nested(all, fs, own).ok_or_else(gone)?.map_or(Ok(()), |(_, why)| Err(why))
+}
+
+/// The root of one that is, and in words; the outer `None`: it cannot be told.
+fn nested(all: &Connections, fs: &BraidFs, own: &Connection) -> Option<Option<(WireId, String)>> {
+    let ours = ancestors(&fs.vol, own.root.ino())?;
+    for (tenant, root, point) in all.roots_but(own) {
+        let point = point.display();
+        if ours.contains(&root.ino()) {
+            return Some(Some((
+                root,
+                format!("it lies inside of tenant {tenant}, which is mounted by itself on {point}"),
+            )));
+        }
+        if ancestors(&fs.vol, root.ino())?.contains(&own.root.ino()) {
+            return Some(Some((
+                root,
+                format!("tenant {tenant} lies inside of it, which is mounted by itself on {point}"),
+            )));
+        }
+    }
+    Some(None)
+}
+
+/// The directories that a directory lies in, up to the volume's root.
+fn ancestors(vol: &Volume, dir: InodeNo) -> Option<Vec<InodeNo>> {
+    let (mut all, mut at) = (Vec::new(), dir);
+    while at != InodeNo::ROOT {
+        at = vol.lookup(at, b"..").ok()?.ino;
+        all.push(at);
+    }
+    Some(all)
 }
 
 /// Where a directory lies, from the volume's root on, and the directory above it.
@@ -165,7 +228,8 @@ fn start(
     let cfg = MountConfig {
         source: format!("{}[{}]", config.source, own.tenant),
         mountpoint: own.point.clone(),
-        read_only: config.read_only || how.read_only,
+        // as it is now: remounts change it
+        read_only: fs.vol.read_only() || how.read_only,
         suid: config.suid && !how.nosuid,
         dev: config.dev && !how.nodev,
         exec: config.exec && !how.noexec,
@@ -204,9 +268,7 @@ fn start(
                 let _ = tell.send(Ok(()));
             });
             tracing::info!(tenant = own.tenant, "the tenant is no longer mounted by itself");
-            let pin = over(&all, fs, &own, channel, mount);
-            // with it the volume's own mount may end, which waits until all of this is over
-            drop(pin);
+            over(&all, fs, &own, channel, mount);
             if let Err(e) = served {
                 let _ = failed.send(Err(format!("cannot serve: {e}")));
             }
@@ -242,25 +304,30 @@ fn agree(channel: &Channel, fs: &BraidFs, cfg: &MountConfig) -> Result<(), Strin
     }
 }
 
-/// The connection has ended: all that was told over it is given back, and its border goes. What kept the volume's own mount.
-fn over(
-    all: &Connections,
-    fs: Arc<BraidFs>,
-    own: &Arc<Connection>,
-    channel: Arc<Channel>,
-    mount: Arc<Mount>,
-) -> Option<OwnedFd> {
+/// The connection has ended: all that was told over it is given back, its border is opened, and what was done over it becomes
+/// durable.
+fn over(all: &Connections, fs: Arc<BraidFs>, own: &Arc<Connection>, channel: Arc<Channel>, mount: Arc<Mount>) {
     let pin = all.leave(own);
+    // The volume may be unmounted, which waits for the end of all this. Not on this thread: with it a mount that was detached
+    // may end, and wait for the volume to be closed. Where there is no thread, it is dropped here.
+    let _ = run_aside("fuse-tenant-pin", move || drop(pin));
     // What is put aside is answered, in vain, and gives back what it has.
     let hurry = fs.pacer.hurry();
-    let end = Instant::now() + UNDER_WAY;
-    // each channel has one, and so have this, the list and its copy
-    while Arc::strong_count(own) > OWNERS && Instant::now() < end {
-        thread::sleep(Duration::from_millis(1));
+    let (begun, mut told) = (Instant::now(), 0);
+    while Arc::strong_count(&channel) > 1 || Arc::strong_count(own) > OWNERS {
+        thread::sleep(MOMENT);
+        all.impatient(own).into_iter().for_each(|job| drop(fs.jobs.send(job)));
+        // until it is done nobody else may see what it changes
+        let waited = begun.elapsed().as_secs() / TELL.as_secs();
+        if waited > told {
+            told = waited;
+            tracing::warn!(tenant = own.tenant, "requests of a tenant's mount, which has ended, are still under way");
+        }
     }
     drop(hurry);
     drop(channel);
     fs.give_all_back(own);
+    all.open(own).into_iter().for_each(|job| drop(fs.jobs.send(job)));
     fs.remove_dirty(mount.dirty_limit());
     if let Err(e) = fs.vol.sync() {
         tracing::error!(error = %e, tenant = own.tenant, "not all of it could be made durable");
@@ -268,7 +335,6 @@ fn over(
     drop(mount);
     drop(fs);
     all.remove(own);
-    pin
 }
 
 /// Of a connection whose channel is the last: this one's, the list's and its copy's, the channel's.

@@ -98,7 +98,7 @@ impl BraidFs {
 }
 
 /// Whether the ioctl changes flags of an inode.
-pub(super) fn sets_flags(number: u32) -> bool {
+pub(crate) fn sets_flags(number: u32) -> bool {
     matches!(number, FS_IOC_SETFLAGS | FS_IOC32_SETFLAGS | FS_IOC_FSSETXATTR)
 }
 
