@@ -344,3 +344,60 @@ def listed(directory):
     except OSError as error:
         must(error.errno == errno.EBUSY, f"{error}")
         return None
+
+
+@check
+def one_after_the_other(volume, _top):
+    """Whoever has unmounted the tenant may unmount the volume."""
+    with tenants(volume) as (v, point):
+        for turn in range(10):
+            alone(v, point)
+            (point / "f").write_text(str(turn))
+            silent("umount", point)
+            silent(v.binary, "umount", v.mnt)
+            v.mount("transport=dev")
+            same((v.mnt / "a/f").read_text(), str(turn), "content")
+
+
+@check
+def appended_from_both_sides(volume, _top):
+    """Two clients at once write a file that has names on both sides: what was accepted of each is there."""
+    count, tries = 150, 4000
+    with tenants(volume) as (v, point):
+        (v.mnt / "a/f").touch()
+        os.link(v.mnt / "a/f", v.mnt / "outside")
+        alone(v, point)
+        busy, failed = [0, 0], []
+
+        def append(n, path):
+            done = 0
+            for _ in range(tries):
+                try:
+                    with open(path, "ab", buffering=0) as file:
+                        file.write(f"{n} {done:06d}\n".encode())
+                        if done % 10 == 0:
+                            os.fsync(file.fileno())
+                except OSError as error:
+                    if error.errno != errno.EBUSY:
+                        failed.append(error)
+                        return
+                    busy[n] += 1
+                    time.sleep(0.002)
+                    continue
+                done += 1
+                if done == count:
+                    return
+            failed.append(f"{n}: only {done} of {count} in {tries} tries")
+
+        threads = [threading.Thread(target=append, args=both) for both in enumerate((v.mnt / "outside", point / "f"))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        same(failed, [], f"errors (EBUSY: {busy})")
+        silent("umount", point)
+        lines = (v.mnt / "outside").read_text().splitlines()
+        want = sorted(f"{n} {done:06d}" for n in range(2) for done in range(count))
+        same(sorted(lines), want, "lines")
+        v.cold()
+        same((v.mnt / "a/f").read_text().splitlines(), lines, "lines after a remount")

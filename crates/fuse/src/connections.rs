@@ -305,16 +305,23 @@ impl Connections {
         Ok(())
     }
 
-    /// Nothing is told to it any more. Whoever drops what is returned may have to wait until the volume is closed.
-    pub fn leave(&self, own: &Arc<Connection>) -> Option<OwnedFd> {
+    /// The volume may be unmounted. Whoever drops what is returned may have to wait until it is closed.
+    pub fn unpin(&self, own: &Connection) -> Option<OwnedFd> {
         let mut list = self.list.lock();
-        let entry = list.tenants.iter_mut().find(|e| Arc::ptr_eq(&e.own, own))?;
+        let entry = list.tenants.iter_mut().find(|e| std::ptr::eq(&raw const *e.own, own))?;
+        entry.ending = true;
+        entry.pin.take()
+    }
+
+    /// Nothing is told to it any more.
+    pub fn leave(&self, own: &Arc<Connection>) {
+        let mut list = self.list.lock();
+        let Some(entry) = list.tenants.iter_mut().find(|e| Arc::ptr_eq(&e.own, own)) else { return };
         entry.ending = true;
         // their ends may ask the kernel
-        let (gone, pin) = ((entry.channel.take(), entry.mount.take()), entry.pin.take());
+        let gone = (entry.channel.take(), entry.mount.take(), entry.pin.take());
         drop(list);
         drop(gone);
-        pin
     }
 
     /// Its border is open from now on: all that was told over it has been given back. Those that waited for that, for the
@@ -341,7 +348,7 @@ impl Connections {
 
     /// It is no more. Its border is open.
     pub fn remove(&self, own: &Arc<Connection>) {
-        drop(self.leave(own));
+        self.leave(own);
         let mut list = self.list.lock();
         list.tenants.retain(|e| !Arc::ptr_eq(&e.own, own));
         self.publish(&list);

@@ -613,7 +613,7 @@ impl Server<'_> {
 }
 
 /// Serves a further connection of a file system that is served, by threads of its own, until it ends. `ready` is called when
-/// they have begun.
+/// they have begun, `ended` by each of them when it sees the end.
 ///
 /// # Errors
 /// Of starting them; `abandon` has ended the connection then.
@@ -623,6 +623,7 @@ pub(crate) fn serve_also(
     threads: usize,
     abandon: impl Fn(),
     ready: impl FnOnce(),
+    ended: impl Fn() + Sync,
 ) -> io::Result<()> {
     let (counters, connections) = (fs.counters.clone(), fs.connections.clone());
     let slots: Arc<[Slot]> = (0..threads).map(|_| CachePadded::new(Mutex::new(Some(fs.clone())))).collect();
@@ -644,8 +645,12 @@ pub(crate) fn serve_also(
                     close: &close,
                     gone: &gone,
                 };
-                let stop = &stop;
-                spawn_thread(scope, format!("fuse-tenant-{i}"), move || server.at_device(stop))?;
+                let (stop, ended) = (&stop, &ended);
+                let serve = move || {
+                    server.at_device(stop);
+                    ended();
+                };
+                spawn_thread(scope, format!("fuse-tenant-{i}"), serve)?;
             }
             Ok(())
         };

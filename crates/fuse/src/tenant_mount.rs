@@ -145,7 +145,7 @@ fn forget_below(all: &Connections, fs: &BraidFs, own: &Connection, config: &Moun
                 "files or directories of it are in use through the volume's mount: {}, such as inode {}: `fuser -vm {}` \
                  shows by whom{also}",
                 known.len(),
-                first.ino(),
+                first.ino().0,
                 config.mountpoint.display()
             ));
         }
@@ -248,7 +248,7 @@ fn start(
     let made = agree(&channel, fs, &cfg).and_then(|()| all.join(own, &channel, &mount, pin));
     if let Err(why) = made {
         // ends the connection first: nobody would answer what unmounting may ask
-        drop(all.leave(own));
+        all.leave(own);
         drop(channel);
         return Err(why);
     }
@@ -264,9 +264,11 @@ fn start(
                 }
             };
             let failed = tell.clone();
-            let served = session::serve_also(fs.clone(), &channel, threads, abandon, || {
+            let ready = || {
                 let _ = tell.send(Ok(()));
-            });
+            };
+            let served = session::serve_also(fs.clone(), &channel, threads, abandon, ready, || let_go(&all, &own));
+            let_go(&all, &own);
             tracing::info!(tenant = own.tenant, "the tenant is no longer mounted by itself");
             over(&all, fs, &own, channel, mount);
             if let Err(e) = served {
@@ -276,7 +278,7 @@ fn start(
     };
     // Where there is no thread, what was to be its work is dropped: the channel, then the mount.
     run_aside("fuse-tenant-mount", work).map_err(|e| {
-        drop(all.leave(own));
+        all.leave(own);
         fs.remove_dirty(mount.dirty_limit());
         format!("cannot serve: {e}")
     })?;
@@ -304,13 +306,19 @@ fn agree(channel: &Channel, fs: &BraidFs, cfg: &MountConfig) -> Result<(), Strin
     }
 }
 
+/// The connection has ended: the volume may be unmounted at once, which waits until all that follows is done.
+fn let_go(all: &Connections, own: &Connection) {
+    if let Some(pin) = all.unpin(own) {
+        // Not on this thread: with it a mount that was detached may end, and wait for the volume to be closed, so for this one.
+        // Where there is no thread, it is dropped here.
+        let _ = run_aside("fuse-tenant-pin", move || drop(pin));
+    }
+}
+
 /// The connection has ended: all that was told over it is given back, its border is opened, and what was done over it becomes
 /// durable.
 fn over(all: &Connections, fs: Arc<BraidFs>, own: &Arc<Connection>, channel: Arc<Channel>, mount: Arc<Mount>) {
-    let pin = all.leave(own);
-    // The volume may be unmounted, which waits for the end of all this. Not on this thread: with it a mount that was detached
-    // may end, and wait for the volume to be closed. Where there is no thread, it is dropped here.
-    let _ = run_aside("fuse-tenant-pin", move || drop(pin));
+    all.leave(own);
     // What is put aside is answered, in vain, and gives back what it has.
     let hurry = fs.pacer.hurry();
     let (begun, mut told) = (Instant::now(), 0);
