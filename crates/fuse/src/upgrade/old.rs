@@ -280,6 +280,13 @@ impl BraidFs {
         if let Some(job) = self.job_under_way() {
             return why(job);
         }
+        if let Some((tenant, point)) = self.connections.tenants().first() {
+            let point = point.display();
+            return Some(format!(
+                "tenant {tenant} is mounted by itself on {point}, which only an unmount ends: unmount it, and mount it \
+                 again after the upgrade"
+            ));
+        }
         // what was added since is not among those that are handed over
         let known = self.upgrades.config.as_ref().map_or(&[][..], |c| &c.devices[..]);
         let gone = known.iter().any(|d| d.strong_count() == 0);
