@@ -27,7 +27,7 @@ use crate::mount::{Mount, MountConfig};
 use crate::node::WireId;
 use crate::ops::sets_flags;
 use crate::request::{Answer, Handled, Outcome, Request};
-use crate::session::Slot;
+use crate::session::{Slot, run_aside};
 use braidfs::{DomainId, InodeNo};
 use braidfs_sync::{BiasedRwLock, Condvar, Guarded, Mutex, rank};
 use rustix::io::Errno;
@@ -185,8 +185,9 @@ impl std::fmt::Debug for Connections {
 enum Held {
     /// The tenant is mounted by itself.
     Busy,
-    /// It was a moment ago, and its end is under way: the request is put aside, unless it was.
-    Ending,
+    /// It was a moment ago, and its end is under way: the request is put aside, unless it was. `first`: nobody else waits at this
+    /// root.
+    Ending { first: Option<WireId> },
 }
 
 impl Connections {
@@ -217,7 +218,9 @@ impl Connections {
     /// The file system, for a thread of its own; who has it lets it go before [`Self::remove`].
     pub fn file_system(&self) -> Option<Arc<BraidFs>> {
         let slots = self.list.lock().slots.first()?.upgrade()?;
-        slots.iter().find_map(|slot| slot.lock().clone())
+        // of a thread that does nothing now: the others may be waiting for a device
+        let idle = slots.iter().find_map(|slot| slot.try_lock()?.clone());
+        idle.or_else(|| slots.iter().find_map(|slot| slot.lock().clone()))
     }
 
     /// Waits until all requests have ended that are being handled when it is called. Not on a thread that handles one.
@@ -339,11 +342,23 @@ impl Connections {
         waited
     }
 
-    /// Of those that wait for its end the ones that have waited long enough: they are told so.
-    #[must_use]
-    pub fn impatient(&self, own: &Connection) -> Vec<Job> {
-        let now = Instant::now();
-        self.list.lock().take_aside(own.root, |since| now.duration_since(since) >= END)
+    /// Tells those that wait for the end of a border when they have waited long enough, until none does. On a thread of its
+    /// own: all others may be waiting for a device.
+    fn hold_up(&self, root: WireId) {
+        loop {
+            std::thread::sleep(Duration::from_millis(50));
+            let mut list = self.list.lock();
+            if list.aside.iter().all(|(at, ..)| *at != root) {
+                return;
+            }
+            let now = Instant::now();
+            let those = list.take_aside(root, |since| now.duration_since(since) >= END);
+            drop(list);
+            // where the volume is being closed they are dropped
+            if let Some(fs) = self.file_system() {
+                those.into_iter().for_each(|job| job(&fs));
+            }
+        }
     }
 
     /// It is no more. Its border is open.
@@ -447,8 +462,9 @@ impl Connections {
             return Some(Held::Busy);
         }
         let Some(job) = later() else { return Some(Held::Busy) };
+        let first = list.aside.iter().all(|(at, ..)| *at != id);
         list.aside.push((id, Instant::now(), job));
-        Some(Held::Ending)
+        Some(Held::Ending { first: first.then_some(id) })
     }
 
     /// Whether an inode was told over a tenant's connection.
@@ -483,7 +499,14 @@ impl BraidFs {
         let later = || (!waited).then(|| self.again(req, cx, |_, _| ()));
         match at.into_iter().flatten().find_map(|id| self.connections.border(id, own, later))? {
             Held::Busy => Some(Err(Errno::BUSY)),
-            Held::Ending => Some(Ok(Outcome::Deferred)),
+            Held::Ending { first } => {
+                if let Some(root) = first {
+                    let all = self.connections.clone();
+                    // where there is no thread they wait for the end, however long that takes
+                    let _ = run_aside("fuse-border", move || all.hold_up(root));
+                }
+                Some(Ok(Outcome::Deferred))
+            }
         }
     }
 

@@ -324,7 +324,6 @@ fn over(all: &Connections, fs: Arc<BraidFs>, own: &Arc<Connection>, channel: Arc
     let (begun, mut told) = (Instant::now(), 0);
     while Arc::strong_count(&channel) > 1 || Arc::strong_count(own) > OWNERS {
         thread::sleep(MOMENT);
-        all.impatient(own).into_iter().for_each(|job| drop(fs.jobs.send(job)));
         // until it is done nobody else may see what it changes
         let waited = begun.elapsed().as_secs() / TELL.as_secs();
         if waited > told {
