@@ -136,7 +136,7 @@ impl Error {
             Self::IsDir => E::ISDIR,
             Self::NotEmpty => E::NOTEMPTY,
             Self::NoSpace | Self::JournalFull | Self::Quota(QuotaOwner::Project(_)) => E::NOSPC,
-            Self::Quota(QuotaOwner::User(_)) => E::DQUOT,
+            Self::Quota(QuotaOwner::User(_) | QuotaOwner::Group(_)) => E::DQUOT,
             Self::CrossProject => E::XDEV,
             Self::NameTooLong => E::NAMETOOLONG,
             Self::Invalid(_) | Self::Size(_) => E::INVAL,

@@ -43,6 +43,8 @@ impl From<&Tombstone> for InodeVersion {
 pub enum QuotaOwner {
     /// A user, by number.
     User(u32),
+    /// A group, by number.
+    Group(u32),
     /// The project of a directory tree, by number.
     Project(u32),
 }
@@ -52,6 +54,7 @@ impl QuotaOwner {
     pub(crate) fn refusal(self) -> &'static str {
         match self {
             Self::User(_) => "the user's limit is reached",
+            Self::Group(_) => "the group's limit is reached",
             Self::Project(_) => "the directory's limit is reached",
         }
     }

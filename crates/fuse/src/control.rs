@@ -12,7 +12,9 @@ mod quota;
 mod tenant;
 
 pub(crate) use devices::{DEVICE_BLANK, DeviceAnswer, DeviceCall, DeviceStart};
-pub(crate) use quota::{DIRECTORY as QUOTA_DIRECTORY, QUOTA, QUOTA_TEXT, QuotaArg, QuotaCall, USER as QUOTA_USER};
+pub(crate) use quota::{
+    DIRECTORY as QUOTA_DIRECTORY, GROUP as QUOTA_GROUP, QUOTA, QUOTA_TEXT, QuotaArg, QuotaCall, USER as QUOTA_USER,
+};
 pub use quota::{QuotaChange, QuotaSubject, quota_remove, quota_set, quota_show, quotas};
 pub(crate) use tenant::{
     KNOWS_INODES, LEAVE_SPACE, SET_INODES, SET_MEMORY, SET_RATES, SET_SOFT, TENANT, TenantArg, TenantCall,

@@ -1,6 +1,6 @@
 //! Telling EDQUOT at the `write` although the kernel's writeback cache takes writes before the volume sees them.
 //!
-//! A file whose user or directory has a limit is *asked about*: its attributes are told without a time to live, so that the
+//! A file whose user, group or directory has a limit is *asked about*: its attributes are told without a time to live, so that the
 //! kernel asks (GETATTR with the flag of a handle) before each `write`, as in a domain with little room ([`crate::room`]). What
 //! is granted there counts for the owner until the kernel has written it back ([`crate::dirty_grants`], one ledger for each
 //! owner). What does not fit beside that has the kernel write it back first; then it is known which blocks of the file are new,
@@ -77,7 +77,7 @@ impl BraidFs {
         self.vol.any_quotas() && self.profile.cache == Cache::Back && self.vol.has_limited_owner(ino)
     }
 
-    /// What the thread that asks does is not held to limits of users, where it is root's.
+    /// What the thread that asks does is not held to limits of users and groups, where it is root's.
     pub(crate) fn as_requester(&self, req: &Request<'_>) -> Option<Forced> {
         (self.vol.any_quotas() && requester::uid(req) == Some(0)).then(|| braidfs::forced(Force::User))
     }
@@ -87,7 +87,7 @@ impl BraidFs {
         let (id, thread) = (req.node(), req.head.pid);
         let ino = id.ino();
         let mut owners = self.vol.limited_owners(ino);
-        if owners.iter().any(|o| matches!(o, QuotaOwner::User(_))) && requester::uid(req) == Some(0) {
+        if owners.iter().any(|o| !matches!(o, QuotaOwner::Project(_))) && requester::uid(req) == Some(0) {
             owners.retain(|o| matches!(o, QuotaOwner::Project(_)));
         }
         if owners.is_empty() {

@@ -1,4 +1,4 @@
-//! Limits of users and of directories.
+//! Limits of users, groups and directories.
 
 use braidfs::{
     Cred, Error, FallocMode, FileKind, Force, InodeNo, MkfsOptions, MountOptions, OpenFile, QuotaLimits, QuotaOwner,
@@ -7,8 +7,8 @@ use braidfs::{
 use braidfs_device::{Device, Effect, FaultDevice, MemDevice, Op, Rule};
 use braidfs_testkit::quota::every_crash_of_a_quota;
 use braidfs_testkit::small::{self, BLOCK, MIB, ROOT, copies_of, create, memory, new_node};
-use std::sync::{Arc, Barrier};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 const ALICE: QuotaOwner = QuotaOwner::User(1000);
@@ -266,6 +266,81 @@ fn every_operation_moves_the_count() {
     let new = braidfs::NewNode { kind: FileKind::Symlink, target: &long, ..new_node(FileKind::Symlink) };
     v.create(d, b"link", &new, &alice()).unwrap();
     close(v, &device);
+}
+
+/// All files of a group count for it, whoever owns them: inherited from a directory with set-group-ID, or given to it. Who gives
+/// it more than it may have is refused, with nothing changed.
+#[test]
+fn a_group_has_limits() {
+    let (device, v) = begin(128);
+    let (staff, other) = (QuotaOwner::Group(50), QuotaOwner::Group(51));
+    let dir = create(&v, ROOT, "d", FileKind::Dir);
+    let set = |ino, set: SetAttr| v.setattr(ino, &set).map(drop);
+    set(dir, SetAttr { gid: Some(50), mode: Some(0o2777), ..SetAttr::default() }).unwrap();
+    let q = v.quota_change(staff, |l| (l.space, l.inodes) = (Some(100 * BLOCK), Some(6))).unwrap();
+    assert_eq!((q.owner, q.inodes), (staff, 1), "the directory");
+    // of two users, and below a directory that inherits the group in turn
+    let (bob, below) =
+        (Cred::user(1001, 1001), v.create(dir, b"below", &new_node(FileKind::Dir), &alice()).unwrap().ino);
+    let (f, g) = (file_of(&v, dir, "f", &alice()), file_of(&v, below, "g", &bob));
+    assert_eq!(v.getattr(g.ino()).unwrap().gid, 50);
+    v.write(&f, 0, &vec![1; 60 * 4096]).unwrap();
+    assert_eq!(v.write(&g, 0, &vec![1; 60 * 4096]).unwrap(), 40 * 4096);
+    let refused = v.append(&g, &[1; 4096]).unwrap_err();
+    assert!(is_quota(&refused, EDQUOT) && matches!(refused, Error::Quota(QuotaOwner::Group(50))), "{refused:?}");
+    assert_eq!((used(&v, staff), used(&v, ALICE), used(&v, QuotaOwner::User(1001))), ((100, 4), (60, 2), (40, 1)));
+    holds(&v);
+    // given away, and not back while there is no room
+    set(f.ino(), SetAttr { gid: Some(51), ..SetAttr::default() }).unwrap();
+    assert_eq!((used(&v, staff), used(&v, other), used(&v, ALICE)), ((40, 3), (60, 1), (60, 2)));
+    v.append(&g, &[1; 4096]).unwrap();
+    let back = SetAttr { gid: Some(50), mode: Some(0o600), ..SetAttr::default() };
+    let before = v.getattr(f.ino()).unwrap();
+    let refused = set(f.ino(), back.clone()).unwrap_err();
+    assert!(is_quota(&refused, EDQUOT));
+    assert_eq!(v.getattr(f.ino()).unwrap(), before);
+    assert_eq!((used(&v, staff), used(&v, other)), ((41, 3), (60, 1)));
+    {
+        let _privileged = forced(Force::User);
+        set(f.ino(), back).unwrap();
+    }
+    assert_eq!((used(&v, staff), used(&v, other)), ((101, 4), (0, 0)));
+    set(f.ino(), SetAttr { uid: Some(1001), gid: Some(51), ..SetAttr::default() }).unwrap();
+    assert_eq!((used(&v, other), used(&v, QuotaOwner::User(1001))), ((60, 1), (101, 2)));
+    // inodes
+    for n in 0..3 {
+        v.create(below, format!("{n}").as_bytes(), &new_node(FileKind::Fifo), &bob).unwrap();
+    }
+    let full = v.create(below, b"3", &new_node(FileKind::File), &bob).unwrap_err();
+    assert!(
+        is_quota(&full, EDQUOT) && is_quota(&v.tmpfile(below, &new_node(FileKind::File), &bob).unwrap_err(), EDQUOT)
+    );
+    v.create(ROOT, b"elsewhere", &new_node(FileKind::File), &bob).unwrap();
+    // root's group, as root's files
+    assert!(matches!(v.quota_change(QuotaOwner::Group(0), space(1)), Err(Error::Invalid(_))));
+    // beside limits of the user and of the directory
+    v.quota_change(ALICE, space(9)).unwrap();
+    let project = v.quota_directory(below, space(500)).unwrap().owner;
+    let owners: Vec<_> =
+        v.quotas().into_iter().filter(|q| q.limits != QuotaLimits::default()).map(|q| q.owner).collect();
+    assert_eq!(owners, [ALICE, staff, project]);
+    let list = v.quotas();
+    drop((f, g));
+    v.sync().unwrap();
+    v.crash();
+    let v = mount(&device);
+    assert_eq!(v.quotas(), list);
+    assert!(v.listxattr(ROOT).unwrap().is_empty(), "users see none of that");
+    v.quota_remove(ALICE).unwrap();
+    v.quota_remove(project).unwrap();
+    close(v, &device);
+    let v = mount(&device);
+    let owners: Vec<_> =
+        v.quotas().into_iter().filter(|q| q.limits != QuotaLimits::default()).map(|q| q.owner).collect();
+    assert_eq!(owners, [staff], "the record of groups is there by itself");
+    v.quota_remove(staff).unwrap();
+    close(v, &device);
+    assert!(!mount(&device).any_quotas());
 }
 
 /// What lies below a directory counts for it: what was there, what is made there, and nothing that is moved in.
@@ -532,7 +607,8 @@ fn a_grace_ends_where_nothing_can_be_written() {
         let faulty = Arc::new(FaultDevice::new(memory(64), 1));
         let device: Arc<dyn Device> = faulty.clone();
         format(&device);
-        let v = Volume::mount(vec![device.clone()], MountOptions { clock, background: false, ..MountOptions::default() });
+        let v =
+            Volume::mount(vec![device.clone()], MountOptions { clock, background: false, ..MountOptions::default() });
         let v = v.unwrap();
         v.quota_change(ALICE, |l| (l.soft_space, l.grace) = (Some(10 * BLOCK), Duration::from_secs(100))).unwrap();
         let f = file_of(&v, ROOT, "f", &alice());
@@ -563,7 +639,8 @@ fn a_grace_ends_where_nothing_can_be_written() {
         SECONDS.fetch_add(1, Relaxed);
         assert_eq!(look(), (Some(start), true, Some(0)));
         v.crash();
-        let v = Volume::mount(vec![device.clone()], MountOptions { clock, background: false, ..MountOptions::default() });
+        let v =
+            Volume::mount(vec![device.clone()], MountOptions { clock, background: false, ..MountOptions::default() });
         let v = v.unwrap();
         assert_eq!(v.quota(ALICE).unwrap().space_exceeded_since, Some(start), "it was written");
         close(v, &device);

@@ -19,7 +19,7 @@ pub enum Force {
     /// All hold.
     #[default]
     None,
-    /// Those of users do not: somebody with CAP_SYS_RESOURCE asks (ext4's `ignore_hardlimit`).
+    /// Those of users and groups do not: somebody with CAP_SYS_RESOURCE asks (ext4's `ignore_hardlimit`).
     User,
     /// None does: it was accepted before.
     All,
@@ -30,15 +30,17 @@ pub enum Force {
 pub struct Owners {
     /// Its user.
     pub uid: u32,
+    /// Its group.
+    pub gid: u32,
     /// Its project; 0: none.
     pub project: u32,
 }
 
 impl Owners {
-    /// The owners, the user first.
+    /// The owners: the user, the group, the project.
     pub(crate) fn each(self) -> impl Iterator<Item = QuotaOwner> {
         let project = (self.project > 0).then_some(QuotaOwner::Project(self.project));
-        std::iter::once(QuotaOwner::User(self.uid)).chain(project)
+        [QuotaOwner::User(self.uid), QuotaOwner::Group(self.gid)].into_iter().chain(project)
     }
 }
 
@@ -210,17 +212,31 @@ impl Quotas {
     /// # Errors
     /// [`Error::Quota`] of the owner that may not have so much.
     pub(super) fn take(&self, of: Owners, blocks: u64, inodes: u64, force: Force) -> Result<()> {
-        let all_forced = force == Force::All;
-        let user_forced = all_forced || force == Force::User || of.uid == 0;
-        if !self.with(QuotaOwner::User(of.uid), |u| u.take(blocks, inodes, user_forced)) {
-            return Err(Error::Quota(QuotaOwner::User(of.uid)));
-        }
-        let project = QuotaOwner::Project(of.project);
-        if of.project > 0 && !self.with(project, |u| u.take(blocks, inodes, all_forced)) {
-            self.with(QuotaOwner::User(of.uid), |u| u.give(blocks, inodes));
-            return Err(Error::Quota(project));
+        for (before, owner) in of.each().enumerate() {
+            if let Err(e) = self.take_of(owner, blocks, inodes, force) {
+                of.each().take(before).for_each(|owner| self.give_of(owner, blocks, inodes));
+                return Err(e);
+            }
         }
         Ok(())
+    }
+
+    /// Charges one owner.
+    ///
+    /// # Errors
+    /// [`Error::Quota`].
+    pub(crate) fn take_of(&self, owner: QuotaOwner, blocks: u64, inodes: u64, force: Force) -> Result<()> {
+        let forced = match owner {
+            QuotaOwner::User(n) | QuotaOwner::Group(n) => force != Force::None || n == 0,
+            QuotaOwner::Project(_) => force == Force::All,
+        };
+        let taken = self.with(owner, |u| u.take(blocks, inodes, forced));
+        if taken { Ok(()) } else { Err(Error::Quota(owner)) }
+    }
+
+    /// One owner uses so much less.
+    pub(crate) fn give_of(&self, owner: QuotaOwner, blocks: u64, inodes: u64) {
+        self.with(owner, |u| u.give(blocks, inodes));
     }
 
     /// Charges whatever the limits are.
@@ -235,7 +251,7 @@ impl Quotas {
     /// So much is in use no longer.
     pub fn give(&self, of: Owners, blocks: u64, inodes: u64) {
         if blocks > 0 || inodes > 0 {
-            of.each().for_each(|owner| self.with(owner, |u| u.give(blocks, inodes)));
+            of.each().for_each(|owner| self.give_of(owner, blocks, inodes));
         }
     }
 
@@ -261,9 +277,9 @@ impl Quotas {
         usage.used()
     }
 
-    /// Whether an owner has a limit of space; never root as a user.
+    /// Whether an owner has a limit of space; never root as a user or group.
     pub(crate) fn limits_space(&self, owner: QuotaOwner) -> bool {
-        if owner == QuotaOwner::User(0) {
+        if matches!(owner, QuotaOwner::User(0) | QuotaOwner::Group(0)) {
             return false;
         }
         let mut known = self.known.mine().lock();

@@ -1,6 +1,6 @@
-//! Limits of users and of directories: setting them, keeping them, and counting what there is (docs/quotas.md).
+//! Limits of users, groups and directories: setting them, keeping them, and counting what there is (docs/quotas.md).
 //!
-//! The limits stand in an internal attribute of the root directory, which one transaction changes. What is used is counted at
+//! The limits stand in internal attributes of the root directory, which one transaction changes. What is used is counted at
 //! a mount, and when a volume gets its first limit ([`crate::quota`]).
 
 mod look;
@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Bytes of the attribute at most: some are left for what users set.
+/// Bytes of the attributes at most: some are left for what users set.
 const RECORD_MAX: usize = XATTR_BYTES_MAX - 4096;
 /// The highest limit of inodes: more than a volume can have.
 const LIMIT_MAX: u64 = 1 << 56;
@@ -54,7 +54,7 @@ impl Default for QuotaLimits {
 /// Limits of an owner, and what it uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Quota {
-    /// A user or a project.
+    /// A user, a group or a project.
     pub owner: QuotaOwner,
     /// Of a project that has limits: its directory.
     pub directory: Option<InodeNo>,
@@ -75,6 +75,7 @@ pub struct Quota {
 fn owner_of(e: &QuotaEntry) -> QuotaOwner {
     match e.kind {
         quota::USER => QuotaOwner::User(e.id.get()),
+        quota::GROUP => QuotaOwner::Group(e.id.get()),
         _ => QuotaOwner::Project(e.id.get()),
     }
 }
@@ -151,7 +152,7 @@ fn checked(l: &QuotaLimits) -> Result<()> {
 }
 
 impl Volume {
-    /// Has a user, or a directory that has limits, keep to what `change` makes of its limits; durable when this returns. Who
+    /// Has a user, a group, or a directory that has limits, keep to what `change` makes of its limits; durable when this returns. Who
     /// uses more already gets nothing more until it uses less. The volume's first limit counts all inodes that there are,
     /// which takes a moment.
     ///
@@ -165,6 +166,8 @@ impl Volume {
         let mut entry = match (all.get(&owner), owner) {
             (Some(e), _) => *e,
             (None, QuotaOwner::User(0)) => return Err(Error::Invalid("limits of users do not apply to root")),
+            (None, QuotaOwner::Group(0)) => return Err(Error::Invalid("limits of groups do not apply to root's")),
+            (None, QuotaOwner::Group(n)) => QuotaEntry { kind: quota::GROUP, id: n.into(), ..Default::default() },
             (None, QuotaOwner::User(n)) => QuotaEntry { kind: quota::USER, id: n.into(), ..Default::default() },
             (None, QuotaOwner::Project(_)) => return Err(Error::NotFound),
         };
@@ -402,24 +405,25 @@ impl MountedVolume {
             return Err(Error::ReadOnly);
         }
         let entries: Vec<QuotaEntry> = all.values().copied().collect();
-        let value = quota::encode(&entries);
-        if value.len() > RECORD_MAX {
+        let values = quota::RECORDS.map(|name| (name, quota::encode(name, &entries)));
+        let bytes: usize = values.iter().filter(|(_, v)| !v.is_empty()).map(|(n, v)| n.len() + v.len() + 5).sum();
+        if bytes > RECORD_MAX {
             return Err(Error::NoSpace);
         }
         let root = self.cell(InodeNo::ROOT)?;
         {
-            let mut op = Op::begin(self, &[root.domain], 2 + (value.len() / 4096) as u64 + 16, true)?;
+            let mut op = Op::begin(self, &[root.domain], 2 + (bytes / 4096) as u64 + 16, true)?;
             let mut st = root.state.write();
-            let is = |name: &[u8]| name == quota::XATTR;
+            let is = |name: &[u8]| quota::RECORDS.contains(&name);
             let others: usize = st.xattrs.iter().filter(|(n, _)| !is(n)).map(|(n, v)| n.len() + v.len() + 5).sum();
-            if others + quota::XATTR.len() + value.len() + 5 > XATTR_BYTES_MAX {
+            if others + bytes > XATTR_BYTES_MAX {
                 return Err(Error::NoSpace);
             }
             op.touch(&root, &mut st)?;
-            op.credit(root.domain, ((others + value.len()) / 3900 + 1) as u64);
+            op.credit(root.domain, ((others + bytes) / 3900 + 1) as u64);
             st.xattrs.retain(|(n, _)| !is(n));
-            if !value.is_empty() {
-                st.xattrs.push((quota::XATTR.into(), value.into()));
+            for (name, value) in values.into_iter().filter(|(_, v)| !v.is_empty()) {
+                st.xattrs.push((name.into(), value.into()));
             }
             st.durability.operation_changes_data();
         }
@@ -475,7 +479,9 @@ impl MountedVolume {
             match self.quotas_can_be_written().then(|| self.write_quotas(&all)) {
                 Some(Ok(())) => {}
                 Some(Err(e)) if !self.quotas_unwritten.swap(true, Ordering::Relaxed) => {
-                    tracing::warn!("since when soft limits of users and directories are exceeded is not written down: {e}");
+                    tracing::warn!(
+                        "since when soft limits of users and directories are exceeded is not written down: {e}"
+                    );
                 }
                 _ => self.quotas_unwritten.store(true, Ordering::Relaxed),
             }
@@ -560,18 +566,17 @@ impl MountedVolume {
     /// hold.
     pub(super) fn load_quotas(&self) -> Result<()> {
         let Some(root) = self.find(InodeNo::ROOT)? else { return Ok(()) };
-        let value = {
-            let st = root.state.read();
-            st.xattrs.iter().find(|(n, _)| **n == *quota::XATTR).map(|(_, v)| v.to_vec())
-        };
-        let Some(value) = value else { return Ok(()) };
-        let entries = match quota::decode(&value) {
-            Ok(entries) => entries,
-            Err(e) => {
-                tracing::error!("limits of users and directories do not hold: {e}; run fsck.braidfs");
-                return Ok(());
+        let mut entries = Vec::new();
+        for (name, value) in root.state.read().xattrs.iter().filter(|(n, _)| quota::RECORDS.contains(&&**n)) {
+            match quota::decode(name, value) {
+                Ok(of_record) => entries.extend(of_record),
+                // the limits of another record hold
+                Err(e) => {
+                    let name = String::from_utf8_lossy(name);
+                    tracing::error!("limits in {name} do not hold: {e}; run fsck.braidfs");
+                }
             }
-        };
+        }
         if entries.is_empty() {
             return Ok(());
         }

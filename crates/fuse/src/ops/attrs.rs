@@ -91,6 +91,7 @@ impl BraidFs {
         if (set.size.is_some() || set.kill_suid) && self.vol.getattr(node).map_err(errno)?.flags & refuses == 0 {
             self.drop_caps(node)?;
         }
+        let _as = self.as_requester(req);
         let attr = self.vol.setattr(node, &set).map_err(errno)?;
         out.put(&attr_out(&attr, self.attr_ttl(&attr)));
         Ok(Outcome::Reply)

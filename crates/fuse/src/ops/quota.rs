@@ -1,9 +1,9 @@
-//! Limits of users and directories of the mounted volume, see [`crate::control::quota_set`].
+//! Limits of users, groups and directories of the mounted volume, see [`crate::control::quota_set`].
 //!
 //! A call may count all inodes, walk a tree and waits for the device, so that a thread of its own does it.
 
 use crate::abi;
-use crate::control::{QUOTA_DIRECTORY, QUOTA_TEXT, QUOTA_USER, QuotaArg, QuotaCall};
+use crate::control::{QUOTA_DIRECTORY, QUOTA_GROUP, QUOTA_TEXT, QUOTA_USER, QuotaArg, QuotaCall};
 use crate::fs::{BraidFs, Context};
 use crate::ops::aside::short;
 use crate::request::{Handled, Request};
@@ -23,7 +23,7 @@ impl BraidFs {
         cx: &Context<'_>,
     ) -> Handled {
         let (mut said, _) = QuotaArg::read_from_prefix(input).map_err(|_| Errno::INVAL)?;
-        let changes = said.call == QuotaCall::Set as u32 || said.call == QuotaCall::Remove as u32;
+        let changes = said.asks() == QuotaCall::Set as u32 || said.asks() == QuotaCall::Remove as u32;
         if changes {
             requester::of_server(req)?;
         }
@@ -58,10 +58,11 @@ impl BraidFs {
 fn carry_out(vol: &Volume, node: InodeNo, said: &QuotaArg) -> braidfs::Result<Option<Quota>> {
     let owner = || match said.kind {
         QUOTA_USER => Ok(QuotaOwner::User(said.id)),
+        QUOTA_GROUP => Ok(QuotaOwner::Group(said.id)),
         QUOTA_DIRECTORY => vol.quota_of_directory(node).ok_or(Error::NotFound),
         _ => Ok(QuotaOwner::Project(said.id)),
     };
-    match said.call {
+    match said.asks() {
         c if c == QuotaCall::Set as u32 && said.kind == QUOTA_DIRECTORY => {
             vol.quota_directory(node, |l| said.change(l)).map(Some)
         }

@@ -32,7 +32,7 @@ impl Volume {
         })
     }
 
-    /// All owners that have limits or, once there is one that has, use anything; users first, by their numbers.
+    /// All owners that have limits or, once there is one that has, use anything; users first, then groups, by their numbers.
     pub fn quotas(&self) -> Vec<Quota> {
         std::iter::successors(self.quota_after(None), |q| self.quota_after(Some(q.owner))).collect()
     }
@@ -60,7 +60,7 @@ impl Volume {
         self.mounted().shared.quotas.is_on()
     }
 
-    /// Whether the user or the project of an inode has a limit of space.
+    /// Whether the user, the group or the project of an inode has a limit of space.
     pub fn has_limited_owner(&self, ino: InodeNo) -> bool {
         !self.limited_owners(ino).is_empty()
     }
