@@ -4,7 +4,7 @@ use crate::cmd::umount::is_braidfs;
 use crate::failure::{Failure, Outcome, host_error};
 use crate::{mountinfo, text};
 use braidfs_fuse::control::{OpStats, SampleError, Stats, sample, stats};
-use braidfs_fuse::watch::sample::{Cache, Domain, Process, Sample, Tenant};
+use braidfs_fuse::watch::sample::{Cache, Domain, Process, Quota, Sample, Tenant};
 use rustix::io::Errno;
 use serde::Serialize;
 use std::collections::HashMap;
@@ -72,6 +72,8 @@ struct More {
     /// Requests that wait for their tenant's turn.
     parked: u64,
     tenants: Vec<Tenant>,
+    /// Users, groups and directories that have limits.
+    quotas: Vec<Quota>,
 }
 
 #[derive(Debug, Serialize)]
@@ -189,7 +191,7 @@ impl Report {
                 p999_ns: times.quantile(0.999).unwrap_or(p50_ns),
             });
         }
-        let Sample { layout, version, uptime_ns, uuid, label, domains, cache, tenants, parked, .. } = now;
+        let Sample { layout, version, uptime_ns, uuid, label, domains, cache, tenants, quotas, parked, .. } = now;
         let Sample { processes, pid_namespace, restricted, .. } = now;
         self.more = Some(More {
             layout,
@@ -204,6 +206,7 @@ impl Report {
             restricted,
             parked,
             tenants,
+            quotas,
         });
     }
 }

@@ -25,7 +25,8 @@ use view::{Sort, Tab, View};
     Latencies are from the moment the server has a request until it has answered it: without the way to the server and\n\
     back. While this runs the server times every request. Times end with a bucket of a histogram and are up to an eighth\n\
     too long. Processes are those that asked meanwhile: `kernel` writes back and reads ahead; `?` has ended; `thread` is\n\
-    one of another pid namespace. Only root and the user of the server see processes and tenants, and have every request\n\
+    one of another pid namespace. Above the tables stand the three users, groups or directories that are nearest to a\n\
+    limit, if any have one. Only root and the user of the server see these, processes and tenants, and have every request\n\
     timed.\n\n\
     Examples:\n  braidfs top /mnt\n  braidfs top -d 5 /mnt              every five seconds\n  \
     braidfs top --batch -n 3 /mnt      three times as text, as `top -b` does"
