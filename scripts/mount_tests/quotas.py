@@ -315,3 +315,58 @@ def quota_commands_refuse(volume, _top):
         quota(own, "set", *ME, "--space", "1M")
         two = subprocess.run([*setpriv, own.binary, "quota", "report", own.mnt], capture_output=True, text=True)
         must(two.returncode == 0 and f"user {NOBODY}" in two.stdout, f"{two.returncode}: {two.stdout}{two.stderr}")
+
+
+@contextlib.contextmanager
+def written_and_open(path, blocks):
+    """A process of nobody's has written that, and keeps the file open: the kernel writes back what is closed."""
+    written, tell = os.pipe()
+    wait, end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(end)
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT)
+            for _ in range(blocks):
+                os.write(fd, b"f" * BLOCK)
+            os.write(tell, b"w")
+            os.read(wait, 1)
+        finally:
+            os._exit(0)
+    for fd in tell, wait:
+        os.close(fd)
+    try:
+        same(os.read(written, 1), b"w", "what the writer says")
+        yield
+    finally:
+        for fd in end, written:
+            os.close(fd)
+        os.waitpid(pid, 0)
+
+
+@check
+def quota_of_what_was_accepted_before_an_upgrade(volume, _top):
+    """What the kernel holds back counts for the process that serves next, also where that is the old one again: what a `write` took
+    is written."""
+    point = volume.image.with_suffix(".point")
+    os.environ["BRAIDFS_TEST_UPGRADE"] = str(point)
+    try:
+        for code in 0, 32:
+            with volume_with(volume, "transport=dev", "commit=300") as own:
+                quota(own, "set", *ME, "--space", str(300 * BLOCK))
+                with written_and_open(own.mnt / "f", 200):
+                    if code:
+                        point.write_text("new-mounted fail")
+                    run(own.binary, "upgrade", own.mnt, ok=(code,))
+                    same(fills(own, "g", MIB), (100 * BLOCK, errno.EDQUOT), f"written after exit code {code}")
+                for name in "f", "g":
+                    with open(own.mnt / name, "rb") as file:
+                        os.fsync(file.fileno())
+                own.settle()
+                same(used(own, *ME), (300, 2), "used")
+    finally:
+        del os.environ["BRAIDFS_TEST_UPGRADE"]
+        point.unlink(missing_ok=True)

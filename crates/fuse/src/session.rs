@@ -140,6 +140,15 @@ impl Fresh {
         old::restore(&mut fresh.fs, front)?;
         Ok(fresh)
     }
+
+    /// As soon as it is served the kernel writes back what it took of owners with limits, of which nothing is known.
+    pub fn write_back_limited(&self, channel: &Arc<Channel>) {
+        if self.fs.vol.any_quotas() {
+            let channel = Arc::clone(channel);
+            // `self` has the other end
+            let _ = self.fs.jobs.send(Box::new(move |fs: &BraidFs| fs.quotas_changed(&channel)));
+        }
+    }
 }
 
 fn at_device_threads(cfg: &MountConfig) -> usize {
