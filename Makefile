@@ -24,6 +24,8 @@ SONAME := libbraidfs.so.0
 # With the library that cargo has built for its own tests or, at last, by itself.
 PYTHON_UNIT := BRAIDFS_LIBRARY=$(abspath $(TARGET))/debug/deps/libbraidfs_c.so PYTHONPATH=python PYTHONDONTWRITEBYTECODE=1 \
 	python3 -m unittest discover -s python/tests -p test_braidfs.py
+# The commit that `make semver` compares with.
+BASELINE ?= $(shell sed -n 's/^[0-9a-f]\{40\}$$/&/p' scripts/api-baseline)
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
 # Patterns are the shell's: the pages are there only after the first line of the recipe.
 NAMES := braidfs.8 braidfs-*.8 mkfs.braidfs.8 mount.braidfs.8 umount.braidfs.8 fsck.braidfs.8
@@ -40,7 +42,7 @@ UDEV_RULE := $(DESTDIR)$(LIBDIR)/udev/rules.d/60-braidfs.rules
 UNITS := $(addprefix $(DESTDIR)$(LIBDIR)/systemd/system/,braidfs-scrub@.service braidfs-scrub@.timer braidfs-fsck@.service braidfs@.service)
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo bench test fmt clippy unit heavy heavy-long semver top-picture dashboard-picture watch-cost watch-instructions crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million xfstests soak fuzz fuzz-coverage layers site models deny peers $(PEERS) deps deps-test lib wheel python python-built python-unit install install-lib uninstall deb deb-test deb-test-built dist blkid-test recovery-bench sync-bench resize-kill device-kill tenant-kill tenant-rates supervise-kills supervise-peers upgrade-rounds upgrade-peers upgrade-from small-files clean
+.PHONY: help build demo bench test fmt clippy doc api unit heavy heavy-long semver top-picture dashboard-picture watch-cost watch-instructions crash planted mount mount-ring aging conflicts conflicts-part conflicts-planted conflicts-bless projection ablations ablations-test fill coherence opens million xfstests soak fuzz fuzz-coverage layers site models deny peers $(PEERS) deps deps-test lib wheel python python-built python-unit install install-lib uninstall deb deb-test deb-test-built dist blkid-test recovery-bench sync-bench resize-kill device-kill tenant-kill tenant-rates supervise-kills supervise-peers upgrade-rounds upgrade-peers upgrade-from small-files clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z$$()A-Z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -84,7 +86,7 @@ aging: deps ## file systems that age: filled to 70 to 95 %, overwritten and chur
 	$(CARGO) run --release -p braidfs-cli -- bench aging -o $(or $(JSON),$(TARGET)/aging.json) $(if $(DOCS),--docs docs) $(AGING)
 
 # Mounted is what cargo has built for the tests: nothing more to compile, and it checks the order of its locks and asserts.
-test: layers fmt clippy unit heavy ## everything that must pass before a change goes in (some 20 minutes on two cores, compiling included)
+test: deps-test layers api fmt clippy doc unit heavy ## everything that must pass before a change goes in (some 20 minutes on two cores, compiling included)
 	BRAIDFS_BIN=$(TARGET)/debug/braidfs python3 scripts/test-mount.py --jobs 2
 	@$(MAKE) --no-print-directory python-built deb-test-built
 
@@ -94,6 +96,9 @@ fmt: ## is everything formatted
 clippy: ## lints, warnings are errors
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	$(CARGO) clippy -p braidfs-testkit --all-targets --features schedule,planted-bugs -- -D warnings
+
+doc: ## the documentation of the two public crates, warnings are errors
+	RUSTDOCFLAGS=-Dwarnings $(CARGO) doc --no-deps -p braidfs-fs -p braidfs
 
 unit: ## tests of all crates but the heavy ones
 	$(CARGO) test --workspace --exclude braidfs-testkit
@@ -218,11 +223,12 @@ watch-instructions: build ## the same in instructions that the server executes f
 	@command -v valgrind >/dev/null || scripts/deps.sh valgrind
 	@scripts/watch-cost.py --instructions
 
-semver: ## has the interface of braidfs-fs changed against the last release, or BASELINE=REVISION (cargo install cargo-semver-checks; 2 minutes)
+semver: ## what has changed in the interfaces of braidfs-fs and braidfs since BASELINE (default: the one in scripts/api-baseline), by cargo-semver-checks (5 minutes)
 	@command -v cargo-semver-checks >/dev/null || { echo "cargo-semver-checks is missing: cargo install cargo-semver-checks" >&2; exit 1; }
-	@baseline="$(or $(BASELINE),$(shell git describe --tags --abbrev=0 --match 'v*' 2>/dev/null))"; \
-		[ -n "$$baseline" ] || { echo "no release is tagged yet (v*): make semver BASELINE=REVISION" >&2; exit 2; }; \
-		$(CARGO) semver-checks -p braidfs-fs --baseline-rev "$$baseline"
+	$(CARGO) semver-checks -p braidfs-fs -p braidfs --baseline-rev "$(BASELINE)"
+
+api: ## are the public interfaces, of Rust and of C, what crates/{fs,engine,capi}/api.txt say; BLESS=1 writes these anew
+	@scripts/check-api.py $(if $(BLESS),--bless)
 
 models: ## locks, look-ups and opens that write no common line, under loom: every order of threads and of their stores (a minute)
 	CARGO_TARGET_DIR=target/loom RUSTFLAGS="--cfg loom" $(CARGO) test --release -p braidfs-sync --lib models

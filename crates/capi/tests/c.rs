@@ -76,6 +76,22 @@ fn every_call_answers_as_the_header_says() {
     run(valgrind.arg(&program).arg(dir.path().join("b.img")));
 }
 
+/// `api.txt` is what `make api` holds the header against.
+#[test]
+fn the_library_exports_what_the_list_names_and_nothing_else() {
+    let list = std::fs::read_to_string(here().join("api.txt")).unwrap();
+    let mut named: Vec<&str> = list
+        .lines()
+        .filter(|line| !line.starts_with("#define ") && !line.starts_with("typedef ") && !line.starts_with("struct "))
+        .map(|line| line.split('(').next().unwrap().rsplit([' ', '*']).next().unwrap())
+        .collect();
+    named.sort_unstable();
+    let symbols = run(Command::new("nm").args(["-D", "--defined-only", "-j"]).arg(built().join("libbraidfs_c.so")));
+    let mut exported: Vec<&str> = symbols.lines().collect();
+    exported.sort_unstable();
+    assert_eq!(exported, named);
+}
+
 #[test]
 fn the_header_is_also_of_cpp() {
     if Command::new("c++").arg("--version").output().is_err() {

@@ -9,6 +9,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why an operation failed.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum Error {
     /// No inode has the name or the number that a caller gave. Inside the engine a look-up that may miss answers `None`.
     #[error("no such file or directory")]

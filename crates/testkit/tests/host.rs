@@ -116,6 +116,7 @@ impl Subject for Host {
             RenameMode::Replace => RenameFlags::empty(),
             RenameMode::NoReplace => RenameFlags::NOREPLACE,
             RenameMode::Exchange => RenameFlags::EXCHANGE,
+            _ => panic!("{mode:?} is not known here"),
         };
         fs::renameat_with(&self.held[&a], n, &self.held[&b], m, flags).map_err(error)
     }
@@ -162,6 +163,7 @@ impl Subject for Host {
                 fs::fallocate(&file.0, F::PUNCH_HOLE | F::KEEP_SIZE, off, len).map_err(error)?;
                 keep(keep_size)
             }
+            _ => panic!("{mode:?} is not known here"),
         };
         fs::fallocate(&file.0, flags, off, len).map_err(error)
     }
@@ -209,6 +211,7 @@ impl Subject for Host {
             XattrMode::Set => XattrFlags::empty(),
             XattrMode::Create => XattrFlags::CREATE,
             XattrMode::Replace => XattrFlags::REPLACE,
+            _ => panic!("{mode:?} is not known here"),
         };
         fs::setxattr(self.path(id), name, value, flags).map_err(error)
     }

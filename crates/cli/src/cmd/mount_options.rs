@@ -311,6 +311,7 @@ impl MountSpec {
             atime: self.atime,
             nodiratime: self.nodiratime,
             lazytime: Some(self.lazytime),
+            ..Remount::default()
         }
     }
 

@@ -63,6 +63,7 @@ fn understand(arg: &RemountArg) -> Result<(Remount, Option<bool>), Errno> {
         atime: one(&ATIME_MODES, arg.atime)?,
         nodiratime: flag(arg.nodiratime)?,
         lazytime: flag(arg.lazytime)?,
+        ..Remount::default()
     };
     Ok((how, flag(arg.sync)?))
 }
@@ -96,6 +97,7 @@ mod tests {
             atime: Some(AtimeMode::Noatime),
             nodiratime: Some(false),
             lazytime: Some(true),
+            ..Remount::default()
         };
         assert_eq!(understand(&arg), Ok((how, Some(true))));
         for bad in [

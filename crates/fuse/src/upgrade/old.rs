@@ -470,7 +470,7 @@ pub(crate) fn hand_over(fs: BraidFs, prepared: Prepared, served: &Served<'_>) ->
             }
         }
         Err(e) => {
-            let braidfs::NotHandedOver { error, volume } = *e;
+            let braidfs::NotHandedOver { error, volume, .. } = *e;
             let why = format!("the volume cannot be closed: {error}");
             if let Some(vol) = volume {
                 drop(new);
