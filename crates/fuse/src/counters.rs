@@ -204,16 +204,18 @@ impl Timing {
     /// It was answered, maybe with an error.
     pub fn answered(&self, failed: bool) {
         let op = &self.line.ops[self.code];
-        if let Some(at) = self.at {
-            let took = nanos(at);
+        let slow = self.line.mode.slow.as_ref().zip(self.asked.as_ref());
+        let now = if self.at.is_some() || slow.is_some() { Some(Instant::now()) } else { None };
+        if let Some((at, now)) = self.at.zip(now) {
+            let took = nanos(at, now);
             op.later.get_or_init(Box::default).times.record_shared(took);
             self.line.answered_later(self.of.unwrap_or_default(), took);
         }
         if failed {
             op.later.get_or_init(Box::default).errors.fetch_add(1, Relaxed);
         }
-        if let (Some(slow), Some(asked)) = (&self.line.mode.slow, &self.asked) {
-            slow.answered(asked, true, failed);
+        if let Some(((slow, asked), now)) = slow.zip(now) {
+            slow.answered(asked, now, true, failed);
         }
     }
 
@@ -223,8 +225,8 @@ impl Timing {
     }
 }
 
-fn nanos(since: Instant) -> u64 {
-    u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX)
+fn nanos(since: Instant, now: Instant) -> u64 {
+    u64::try_from(now.saturating_duration_since(since).as_nanos()).unwrap_or(u64::MAX)
 }
 
 impl Mode {
@@ -339,8 +341,9 @@ impl Line {
     /// What it asks, where slow operations are told: then the calling thread is watched until its handler has returned.
     pub fn about(&self, begun: &mut Begun, received: Option<Instant>, asked: impl FnOnce(Instant) -> Asked) {
         if self.mode.slow.is_some() {
-            phases::watch();
-            begun.asked = Some(asked(received.unwrap_or_else(Instant::now)));
+            let now = begun.at.unwrap_or_else(Instant::now);
+            phases::watch_from(now);
+            begun.asked = Some(asked(received.unwrap_or(now)));
         }
     }
 
@@ -367,7 +370,10 @@ impl Line {
     pub fn end(&self, begun: Begun, handled: &Handled, client: u32) {
         let op = &self.ops[begun.code];
         let deferred = *handled == Ok(Outcome::Deferred);
-        let handler = begun.at.map(nanos);
+        let slow = self.mode.slow.as_ref().zip(begun.asked.as_ref());
+        // one reading for all
+        let now = if begun.at.is_some() || (slow.is_some() && !deferred) { Some(Instant::now()) } else { None };
+        let handler = begun.at.zip(now).map(|(at, now)| nanos(at, now));
         let answer = handler.filter(|_| !deferred).map(|took| took.saturating_add(begun.waited.as_nanos() as u64));
         if let Some(took) = handler {
             rise(&op.timed, 1);
@@ -386,9 +392,9 @@ impl Line {
         if handled.is_err() && self.mode.counts {
             rise(&op.errors, 1);
         }
-        if let (Some(slow), Some(asked)) = (&self.mode.slow, &begun.asked) {
-            if !deferred {
-                slow.answered(asked, !begun.waited.is_zero(), handled.is_err());
+        if let Some((slow, asked)) = slow {
+            if let Some(now) = now.filter(|_| !deferred) {
+                slow.answered(asked, now, !begun.waited.is_zero(), handled.is_err());
             }
             phases::end();
         }
