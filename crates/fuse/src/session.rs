@@ -594,6 +594,8 @@ impl Server<'_> {
             };
             Asked { opcode, node: req.head.nodeid, thread: req.head.pid, bytes, at }
         });
+        let domain = || slot.as_ref().and_then(|fs| fs.vol.domain_of(req.node().ino()).ok());
+        self.counts.of(&mut begun, req.head.pid, domain);
         let span = tracing::trace_span!("request", op = op::name(opcode), node = %req.node(), thread = req.head.pid);
         let _span = span.entered();
         let handled = match &*slot {

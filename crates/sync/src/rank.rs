@@ -310,6 +310,8 @@ ranks! {
     ScrubState = 11, "scrub state" 0, One, (): "state of a scrub";
     /// Lines of counters.
     CounterLines = 11, "counters" 0, One, (): "counters";
+    /// Who was answered by other threads than the one of a line of counters.
+    AnsweredProcesses = 11, "counters" 1, One, (): "processes answered later";
     /// How many slow operations were told.
     SlowLog = 11, "slow operations" 0, One, (): "log of slow operations";
     /// Samples that are fetched in parts.

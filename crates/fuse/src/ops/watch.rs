@@ -126,11 +126,17 @@ impl BraidFs {
             latency: Latency::new(&self.counters.times(code)),
         };
         let by_thread = if restricted { HashMap::new() } else { self.counters.processes() };
-        let process =
-            |(thread, a): (u32, Asked)| Process { thread, requests: a.requests, timed: a.timed, timed_ns: a.nanos };
-        let mut processes: Vec<Process> = by_thread.into_iter().map(process).collect();
-        processes.sort_by_key(|p| (std::cmp::Reverse(p.requests), p.thread));
-        processes.truncate(PROCESSES);
+        let process = |(thread, a): (u32, Asked)| Process {
+            thread,
+            requests: a.requests,
+            timed: a.timed,
+            timed_ns: a.nanos,
+            latency: Latency::new(&a.latency),
+        };
+        let mut by_thread: Vec<(u32, Asked)> = by_thread.into_iter().collect();
+        by_thread.sort_by_key(|(thread, a)| (std::cmp::Reverse(a.requests), *thread));
+        by_thread.truncate(PROCESSES);
+        let processes = by_thread.into_iter().map(process).collect();
         let memory = self.vol.cache_use();
         let super_block = self.vol.super_block();
         Sample {
@@ -144,7 +150,7 @@ impl BraidFs {
             waiting: self.waiting() as u64,
             parked: self.pacer.parked() as u64,
             operations: (0..CODES).filter(|c| sums[*c].requests > 0).map(operation).collect(),
-            domains: self.vol.domains().into_iter().map(|d| domain(d, restricted)).collect(),
+            domains: self.vol.domains().into_iter().map(|d| self.domain_sample(d, restricted)).collect(),
             cache: Cache {
                 budget: memory.budget,
                 data: memory.data,
@@ -179,6 +185,12 @@ fn quota(q: braidfs::Quota) -> Quota {
         space_exceeded_since: q.space_exceeded_since,
         inodes_exceeded_since: q.inodes_exceeded_since,
         grace_is_over: q.grace_is_over,
+    }
+}
+
+impl BraidFs {
+    fn domain_sample(&self, d: DomainInfo, restricted: bool) -> Domain {
+        Domain { latency: Latency::new(&self.counters.times_of_domain(d.domain)), ..domain(d, restricted) }
     }
 }
 
@@ -230,6 +242,7 @@ fn domain(d: DomainInfo, restricted: bool) -> Domain {
         fast_syncs: d.fast_syncs,
         cleaned_blocks: d.cleaned_blocks,
         failed: d.failed.map(|why| if restricted { String::new() } else { why }),
+        latency: Latency::default(),
     }
 }
 

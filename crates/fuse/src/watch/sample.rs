@@ -122,6 +122,10 @@ pub struct Domain {
     pub cleaned_blocks: u64,
     /// Why it is read-only, if it is; empty where the sample is [restricted](Sample::restricted).
     pub failed: Option<String>,
+    /// Of requests that were timed for an inode of the domain, or for a name in one of its directories, as
+    /// [`Operation::latency`].
+    #[serde(skip_serializing_if = "Latency::is_empty")]
+    pub latency: Latency,
 }
 
 /// The cache of the server.
@@ -143,7 +147,7 @@ pub struct Cache {
 }
 
 /// Of one thread of a process.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Process {
     /// Its number as the server's namespace has it; 0: the kernel.
@@ -154,6 +158,10 @@ pub struct Process {
     pub timed: u64,
     /// Time of the requests that were timed, in nanoseconds.
     pub timed_ns: u64,
+    /// Until the answer, of those that were timed; each in the later half of a bucket that is twice as wide as those of
+    /// [`Operation::latency`].
+    #[serde(skip_serializing_if = "Latency::is_empty")]
+    pub latency: Latency,
 }
 
 /// A share of the volume.
@@ -270,6 +278,10 @@ impl Latency {
         Self { buckets: some.map(|(b, n)| (b, *n)).collect() }
     }
 
+    fn is_empty(&self) -> bool {
+        self.buckets.is_empty()
+    }
+
     /// How many times there are.
     pub fn count(&self) -> u64 {
         self.buckets.iter().fold(0, |sum, (_, n)| sum.saturating_add(*n))
@@ -281,6 +293,17 @@ impl Latency {
         let was = |bucket| before.buckets.iter().find(|(b, _)| *b == bucket).map_or(0, |(_, n)| *n);
         let more = |&(b, n): &(u16, u64)| Some((b, n.saturating_sub(was(b)))).filter(|(_, n)| *n > 0);
         Self { buckets: self.buckets.iter().filter_map(more).collect() }
+    }
+
+    /// These and those of another one.
+    #[must_use]
+    pub fn with(&self, other: &Self) -> Self {
+        let mut counts = [0u64; BUCKETS];
+        for (b, n) in self.buckets.iter().chain(&other.buckets) {
+            let sum = &mut counts[usize::from(*b)];
+            *sum = sum.saturating_add(*n);
+        }
+        Self::new(&counts)
     }
 
     /// Nanoseconds that a part `q` of all did not take longer than (the end of a bucket: at most an eighth too much);
@@ -341,6 +364,7 @@ mod tests {
         assert_eq!((between.count(), between.up_to(1 << 17)), (2, 1));
         assert_eq!(now.up_to(lower(bucket(70_000) + 1)), 3);
         assert_eq!(before.since(&now), Latency::default());
+        assert_eq!(before.with(&between), now);
     }
 
     #[test]
