@@ -86,7 +86,7 @@ aging: deps ## file systems that age: filled to 70 to 95 %, overwritten and chur
 	$(CARGO) run --release -p braidfs-cli -- bench aging -o $(or $(JSON),$(TARGET)/aging.json) $(if $(DOCS),--docs docs) $(AGING)
 
 # Mounted is what cargo has built for the tests: nothing more to compile, and it checks the order of its locks and asserts.
-test: layers api fmt clippy doc unit heavy ## everything that must pass before a change goes in (some 20 minutes on two cores, compiling included)
+test: deps-test layers api fmt clippy doc unit heavy ## everything that must pass before a change goes in (some 20 minutes on two cores, compiling included)
 	BRAIDFS_BIN=$(TARGET)/debug/braidfs python3 scripts/test-mount.py --jobs 2
 	@$(MAKE) --no-print-directory python-built deb-test-built
 

@@ -33,16 +33,19 @@ def load(top, name, end):
 
 @contextlib.contextmanager
 def mounted(*options):
-    """A mount of 1 GiB, on which two threads work until the end."""
+    """A mount of 1 GiB with a tenant, on which three threads work until the end, one of them in the tenant."""
     with tempfile.TemporaryDirectory(prefix="braidfs-watched-", dir="/var/tmp") as work:
         image, mnt = Path(work) / "vol.img", Path(work) / "srv"
         mnt.mkdir()
         subprocess.run([BINARY, "mkfs", "--quiet", "--size", "1G", image], check=True)
         subprocess.run([BINARY, "mount", *(a for o in options for a in ("-o", o)), image, mnt], check=True)
         try:
+            subprocess.run([BINARY, "tenant", "create", "--space", "64M", "--inodes", "4000", "--write-bps", "8M", mnt / "web"], check=True, stdout=subprocess.DEVNULL)
+            (mnt / "web" / "large").write_bytes(os.urandom(4 << 20))
             (mnt / "large").write_bytes(os.urandom(4 << 20))
             end = threading.Event()
-            threads = [threading.Thread(target=load, args=(mnt, name, end)) for name in ("mail", "news")]
+            works = ((mnt, "mail"), (mnt, "news"), (mnt / "web", "page"))
+            threads = [threading.Thread(target=load, args=(top, name, end)) for top, name in works]
             for t in threads:
                 t.start()
             try:

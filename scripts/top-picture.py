@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""make top-picture: docs/top-operations.svg, -domains.svg and -processes.svg, from a real `braidfs top` in a terminal of its own
+"""make top-picture: docs/top-operations.svg, -domains.svg, -processes.svg and -tenants.svg, from a real `braidfs top` in a terminal of its own
 over a mount with a load on it."""
 
 import fcntl
@@ -15,8 +15,8 @@ import time
 
 import loaded
 
-WIDTH, HEIGHT = 106, 22
-SCREENS = {"operations": b"o", "domains": b"d", "processes": b"p"}
+WIDTH, HEIGHT = 124, 22
+SCREENS = {"operations": b"o", "domains": b"d", "processes": b"p", "tenants": b"e"}
 # What top sends: control sequences, and text.
 PIECE = re.compile(r"\x1b\[([?>]?)([0-9;]*)([@-~])|\x1b[()][A-Z0-9]|\x1b[=>78]|([^\x1b]+)", re.DOTALL)
 

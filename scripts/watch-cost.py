@@ -164,15 +164,18 @@ def measure(mounts, load, rounds):
     return took
 
 
-def executed(way, work, load, name, times):
-    """Instructions of the server from its start to its end, with so many requests of this kind."""
+def executed(way, work, load, name, times, fetches=1):
+    """Instructions of the server from its start to its end, with so many requests of this kind. `metrics`: they are fetched
+    once, before the requests: what a fetch costs is by the second, and not by the request (the last row)."""
     image, mnt, out = work / "counted.img", work / "counted", work / "cachegrind.out"
     for old in (image, out):
         old.unlink(missing_ok=True)
     mnt.mkdir(exist_ok=True)
     subprocess.run([BINARY, "mkfs", "--quiet", "--size", "256M", image], check=True)
     # no thread looks at the clock by itself, nothing is written behind the requests
-    options = "transport=dev,latency=off,fuseblk=never,commit=300,threads=2" + (",slow=1000" if way == "slow" else "")
+    address = work / "metrics"
+    more = {"slow": ",slow=1000", "metrics": f",metrics=unix:{address}"}.get(way, "")
+    options = "transport=dev,latency=off,fuseblk=never,commit=300,threads=2" + more
     env = dict(os.environ, BRAIDFS_LOG="error", **({"BRAIDFS_NOT_COUNTED": "1"} if way == "off" else {}))
     valgrind = ["valgrind", "--tool=cachegrind", "--cache-sim=no", f"--cachegrind-out-file={out}", "--log-file=/dev/null"]
     server = subprocess.Popen([work / "launcher", *valgrind, BINARY, "mount", "--foreground", "-o", options, image, mnt], env=env)
@@ -187,6 +190,9 @@ def executed(way, work, load, name, times):
             # looks once; each request is timed meanwhile
             top = subprocess.Popen([BINARY, "top", "--batch", "-d", "60", mnt], stdout=subprocess.DEVNULL)
             time.sleep(2)
+        elif way == "metrics":
+            for _ in range(fetches):
+                fetch(address)
         subprocess.run([load, mnt, name, str(times), "0"], check=True, capture_output=True)
         if top:
             top.terminate()
@@ -201,19 +207,29 @@ def executed(way, work, load, name, times):
     return int(re.search(r"^summary: (\d+)", out.read_text(), re.M).group(1))
 
 
+def fetch(address):
+    with socket.socket(socket.AF_UNIX) as s:
+        s.connect(str(address))
+        s.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        text = b""
+        while part := s.recv(65536):
+            text += part
+    if not text.endswith(b"# EOF\n"):
+        sys.exit("watch-cost: the metrics do not end")
+
+
 def count(work, load):
     few, many, rounds = 200, 2200, 3
     print("| request | way | instructions each | more than off |\n|---|---|---|---|")
     for name in LOADS:
         off = None
         for way in WAYS:
-            if way == "metrics":
-                # what it costs is by the second, and not by the request
-                continue
             both = [[executed(way, work, load, name, times) for times in (few, many)] for _ in range(rounds)]
             each = statistics.median(b - a for a, b in both) / (many - few)
             off = each if off is None else off
             print(f"| {name} | {way} | {each:.0f} | {each - off:+.0f} |", flush=True)
+    fetched = [executed("metrics", work, load, "lookup", few, fetches) for fetches in (1, 11)]
+    print(f"| metrics, fetched once | | {(fetched[1] - fetched[0]) / 10:.0f} | |")
 
 
 def main():

@@ -1,10 +1,15 @@
 """What a distribution's other parts make of a volume: udev with our rule, lsblk, /dev/disk, fstab over a reboot."""
 
+import contextlib
+import os
 import pathlib
+import signal
+import socket
+import subprocess
 
 import fslib
 from fslib import Skipped, have, run
-from mount_tests.common import check, daemon_only, must, root_only, same
+from mount_tests.common import check, daemon_only, must, root_only, same, write_synced
 from mount_tests.helpers import as_installed, loop_device, small_volume
 
 RULE = fslib.ROOT / "dist" / "udev" / "60-braidfs.rules.in"
@@ -118,3 +123,75 @@ def systemd_checks_before_it_mounts(volume, _top):
         code, text = as_installed(v, f"cd {units}", f"SYSTEMD_FSTAB={fstab} {generator} . . .", "cat b.mount")
         same(code, 0, f"exit code; said {text!r}")
         must("Type=braidfs" in text and "Requires=systemd-fsck@dev-sdb.service" in text, f"the unit: {text!r}")
+
+
+UNIT = fslib.ROOT / "dist" / "systemd" / "braidfs@.service.in"
+
+
+class Service:
+    """What systemd does with braidfs@.service: its command with a socket for notifications."""
+
+    def __init__(self, v, device=None):
+        text = UNIT.read_text()
+        of = dict(line.split("=", 1) for line in text.splitlines() if "=" in line and line[0] not in "#[")
+        must(of["Type"] == "notify" and of["Restart"] == "on-failure", f"the unit: {of}")
+        self.not_again = {int(code) for code in of["RestartPreventExitStatus"].split()}
+        replaced = {"@BINDIR@/braidfs": str(v.binary), "${OPTIONS}": "noatime", "$DEVICES": str(device or v.image), "%f": str(v.mnt)}
+        command = [replaced.get(word, word) for word in of["ExecStart"].split()]
+        must(not any("$" in word or "%" in word for word in command), f"a word that this test does not know: {command}")
+        self.path = v.image.with_suffix(".notify")
+        self.path.unlink(missing_ok=True)
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.bind(str(self.path))
+        self.process = subprocess.Popen(command, env=dict(os.environ, NOTIFY_SOCKET=str(self.path)), stderr=subprocess.PIPE, text=True)
+
+    def said(self, seconds):
+        """The next notification, None: there was none in time."""
+        self.socket.settimeout(seconds)
+        with contextlib.suppress(TimeoutError):
+            return self.socket.recv(4096).decode().split("\n")
+        return None
+
+    def ready(self):
+        return "READY=1" in (self.said(30) or [])
+
+    def end(self, signum=None):
+        """Its exit status; negative: the signal that ended it."""
+        if signum:
+            self.process.send_signal(signum)
+        try:
+            return self.process.wait(30)
+        finally:
+            self.process.kill()
+            self.process.wait()
+            self.process.stderr.close()
+            self.socket.close()
+            self.path.unlink(missing_ok=True)
+
+
+@check
+def a_service_is_ready_dies_comes_again_and_stops(volume, _top):
+    """The unit's own command; that systemd starts again what ended so is its part."""
+    daemon_only(volume)
+    with small_volume(volume) as v:
+        v.mnt.mkdir(exist_ok=True)
+        first = Service(v)
+        try:
+            must(first.ready(), "no READY=1")
+            must(os.path.ismount(v.mnt), "ready, and nothing is mounted")
+            write_synced(v.mnt / "kept", b"synced")
+        finally:
+            code = first.end(signal.SIGKILL)
+        same(code, -signal.SIGKILL, "how it ended, which is a failure for Restart=on-failure")
+        second = Service(v)
+        try:
+            must(second.ready(), f"started anew, no READY=1: {second.process.poll()}")
+            same((v.mnt / "kept").read_bytes(), b"synced", "what was synced before")
+        finally:
+            code = second.end(signal.SIGTERM)
+        same(code, 0, "exit code of a stop, after which it is not started again")
+        must(not os.path.exists(v.mnt / "kept") and str(v.mnt) not in pathlib.Path("/proc/self/mounts").read_text(), "still mounted")
+        same(v.fsck("-f", "-n")[0], 0, "exit code of fsck")
+        none = Service(v, v.image.with_suffix(".missing"))
+        code = none.end()
+        must(code in none.not_again, f"exit code {code} of a device that is missing, which would be tried again and again")

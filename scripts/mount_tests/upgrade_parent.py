@@ -15,7 +15,7 @@ from fslib import Skipped, is_running, kill_and_wait, run, wait_for
 from mount_tests.common import NOBODY, as_nobody, check, daemon_only, must, refused, root_only, same, write_synced
 from mount_tests.helpers import small_volume
 from mount_tests.supervise import DEAD, both, kill_serving, supervised
-from mount_tests.upgrade import BACK, FAILPOINT, Held, upgrade
+from mount_tests.upgrade import BACK, FAILPOINT, KILLED, Held, upgrade
 
 LOOKED = "looked after by the same program"
 
@@ -118,6 +118,30 @@ def a_parent_becomes_the_new_program(volume, _top):
                 kill_and_wait(serves(v, serving), signal.SIGKILL)
             serves(v, serving)
             same([program_of(pid) for pid in both(v)], [str(program)] * 2, f"programs of both, killed when it had {when}")
+        end_by_sigterm(v, parent)
+
+
+@check(seconds=120)
+def a_parent_where_a_process_is_killed_at_each_step(volume, _top):
+    """The mount is served again, by who went on or by another process, whose program is the parent's: what was synced is there."""
+    with watched(volume) as (v, _):
+        programs = [pathlib.Path(v.binary), copy_of(v, "other")]
+        parent, serving = both(v)
+        for step, lives in KILLED:
+            now = program_of(serving)
+            program = next(p for p in programs if os.path.realpath(p) != now)
+            write_synced(v.mnt / "synced", step.encode())
+            v.point.write_text(f"{step} kill")
+            code, text = upgrade(v, "-q", "--program", program, ok=(0, BACK))
+            must(not v.point.exists(), f"nobody came to {step}")
+            served_by = (lambda pid, s=serving: pid == s) if lives == "old" else (lambda pid, s=serving: pid not in (None, s))
+            wait_for("a process that serves", lambda by=served_by: v.alive() and by(both(v)[1]), 20)
+            # "nobody" after it was told to go: it has taken the mount over, and the parent is of its program
+            wanted = os.path.realpath(program) if lives == "new" or step == "new-going" else now
+            wait_for("the parent's program", lambda w=wanted: [program_of(pid) for pid in both(v)] == [w] * 2, 10)
+            same(both(v)[0], parent, f"{step}: the parent")
+            same((v.mnt / "synced").read_bytes(), step.encode(), f"{step}: what was synced")
+            serving = both(v)[1]
         end_by_sigterm(v, parent)
 
 

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import socket
 import subprocess
 import threading
 import time
@@ -55,6 +57,10 @@ def watching(volume, _top):
         must(write["bytes"] >= 8192 * (write["requests"] - 1), f"bytes of data of WRITE: {write}")
         same([d["domain"] for d in report["domains"]], [0, 1], "each domain")
         same(report["layout"], 1, "the number of the layout")
+        busy = max(report["domains"], key=lambda d: (d["latency"] or {"count": 0})["count"])["latency"]
+        must(busy["count"] > 10 and 0 < busy["p50_ns"] <= busy["p999_ns"], f"latencies of a domain: {busy}")
+        process = max(report["processes"], key=lambda p: p["requests"])
+        must(process["latency"]["count"] > 10, f"latencies of who asks most, fsyncs among them: {process}")
         must(report["cache"]["budget"] > 0, "the cache has a budget")
         threads = {p["thread"] for p in report["processes"] if p["requests"] > 10}
         must(threads & {thread.native_id, threading.main_thread().native_id}, f"who asked is told: {threads}")
@@ -99,4 +105,81 @@ def others_may_not_watch(volume, _top):
         other = json.loads(as_nobody(lambda: run(v.binary, "stats", "--json", "--interval", "1", v.mnt)[1]))
         must(other["restricted"] and other["processes"] == [], f"another user sees none: {other['processes']}")
         same(other["sampled"], 16, "another user has nothing timed")
+        v.umount()
+
+
+SAMPLE = re.compile(r'([a-z_]+)((?:\{(?:[a-z_]+="(?:[^"\\\n]|\\.)*",?)*\})?) (\S+)')
+ENDINGS = {"counter": ["_total"], "gauge": [""], "info": ["_info"], "histogram": ["_bucket", "_count", "_sum"]}
+
+
+def fetch(path):
+    """The answer's head and body."""
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(10)
+        client.connect(str(path))
+        client.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        answer = b""
+        while part := client.recv(65536):
+            answer += part
+    head, _, body = answer.decode().partition("\r\n\r\n")
+    return head, body
+
+
+def parsed(body):
+    """{name with labels: value} and {family: type}, of a text that is as OpenMetrics has it."""
+    must(body.endswith("\n# EOF\n") and body.count("# EOF") == 1, f"its end: {body[-200:]!r}")
+    values, families, helped, family = {}, {}, set(), None
+    for line in body.removesuffix("# EOF\n").splitlines():
+        if line.startswith("# "):
+            _, what, name, rest = line.split(" ", 3)
+            if what == "TYPE":
+                must(name not in families and rest in ENDINGS, line)
+                family, families[name] = name, rest
+            else:
+                must(name == family and what in ("HELP", "UNIT") and rest, line)
+                helped |= {name} if what == "HELP" else set()
+            continue
+        found = SAMPLE.fullmatch(line)
+        must(found, f"a line that is no sample: {line!r}")
+        must(family and found[1].removeprefix(family) in ENDINGS[families[family]], f"of another family than {family}: {line}")
+        must(found[1] + found[2] not in values, f"told twice: {line}")
+        values[found[1] + found[2]] = float(found[3])
+    same(set(families), helped, "families with HELP")
+    return values, families
+
+
+@check(seconds=30)
+def metrics_tell_what_was_done(volume, _top):
+    daemon_only(volume)
+    with small_volume(volume) as v:
+        path = v.image.with_suffix(".metrics")
+        v.mount(f"metrics=unix:{path}")
+        head, body = fetch(path)
+        must(head.startswith("HTTP/1.1 200") and "application/openmetrics-text" in head, head)
+        before, families = parsed(body)
+        for family, kind in ("braidfs_requests", "counter"), ("braidfs_domain_request_duration_seconds", "histogram"):
+            same(families.get(family), kind, f"type of {family}")
+        must(not any("tenant=" in name for name in before), "there is no tenant yet")
+        uuid = dict(line.split("=", 1) for line in run(v.binary, "probe", v.image)[1].splitlines())["UUID"]
+        must(any(n.startswith("braidfs_volume_info{") and f'uuid="{uuid}"' in n for n in before), f"UUID as blkid has it, {uuid}: {body[:400]}")
+        run(v.binary, "tenant", "create", "--space", "16M", v.mnt / "web")
+        for n in range(100):
+            with open(v.mnt / "web" / f"f{n}", "wb") as f:
+                f.write(b"x" * 8192)
+                os.fsync(f.fileno())
+        after, _ = parsed(fetch(path)[1])
+        rise = lambda name: after[name] - before.get(name, 0)
+        same(rise('braidfs_requests_total{operation="FSYNC"}'), 100, "FSYNCs")
+        must(rise('braidfs_data_bytes_total{operation="WRITE"}') == 100 * 8192, "bytes of data of WRITE")
+        commits = [name for name in after if name.startswith(("braidfs_commits_total{", "braidfs_fast_syncs_total{"))]
+        must(sum(map(rise, commits)) >= 10, f"commits, and fsyncs that needed none: {[(c, after[c]) for c in commits]}")
+        counters = [n for n in before if n.split("{")[0].endswith(("_total", "_bucket", "_count"))]
+        must(counters and all(after[n] >= before[n] for n in counters), "no counter falls")
+        must(after['braidfs_tenant_used_bytes{tenant="web"}'] >= 100 * 8192, "what the tenant uses")
+        same(after['braidfs_tenant_limit_bytes{tenant="web"}'], 16 << 20, "what it may use")
+        times = 'braidfs_tenant_request_duration_seconds_count{tenant="web"}'
+        # one in 16 is timed, of several hundred
+        must(after.get(times, 0) >= 5, f"times of its requests: {after.get(times)}")
+        ends = [after[n] for n in after if n.startswith('braidfs_tenant_request_duration_seconds_bucket{tenant="web"')]
+        must(ends == sorted(ends) and ends[-1] == after[times], f"buckets hold those before them: {ends}")
         v.umount()

@@ -1,5 +1,5 @@
 //! What was asked, by operation code: requests, those put off, the time that handlers took, and how the times until the
-//! answer are distributed. For `braidfs stats` and those who watch ([`crate::watch`]).
+//! answer are distributed; these by the domain of the inode that was asked for, too. For `braidfs stats` and those who watch ([`crate::watch`]).
 //!
 //! Each serving thread writes lines of its own ([`Line`]), without locked instructions; they are summed when somebody
 //! asks ([`Counters::sum`]), who sees each number as it was at about that moment.
@@ -18,7 +18,9 @@
 use crate::request::{Handled, Outcome};
 use crate::slow::{Asked, SlowLog};
 use crate::watch::histogram::{BUCKETS, Histogram};
-use crate::watch::processes::{Asked as AskedBy, Processes};
+use crate::watch::processes::{Asked as AskedBy, Processes, Took};
+use braidfs::DomainId;
+use braidfs::format::super_block::MAX_DOMAINS;
 use braidfs_sync::{Mutex, phases, rank};
 use crossbeam::utils::CachePadded;
 use std::collections::HashMap;
@@ -61,6 +63,30 @@ struct Later {
     bytes: AtomicU64,
 }
 
+/// Times until the answer of what was asked of one domain: by the thread of the line, and by others.
+#[derive(Debug, Default)]
+struct OfDomain {
+    at_once: OnceLock<Box<Histogram>>,
+    later: OnceLock<Box<Histogram>>,
+}
+
+/// By their numbers. Some 4 KiB of places, and 2 to 4 KiB for each domain that the thread was asked for.
+#[derive(Debug)]
+struct Domains([OnceLock<Box<OfDomain>>; MAX_DOMAINS as usize]);
+
+impl Default for Domains {
+    fn default() -> Self {
+        Self(std::array::from_fn(|_| OnceLock::new()))
+    }
+}
+
+impl Domains {
+    /// `None`: no such domain.
+    fn of(&self, domain: DomainId) -> Option<&OfDomain> {
+        Some(self.0.get(usize::from(domain.0))?.get_or_init(Box::default))
+    }
+}
+
 /// What one thread counts. Only that thread writes it, but for `later`.
 #[derive(Debug)]
 pub(crate) struct Line {
@@ -69,8 +95,12 @@ pub(crate) struct Line {
     wait: AtomicU32,
     /// Of the generator (xorshift32; Marsaglia, "Xorshift RNGs", 2003, section 3); never 0.
     seed: AtomicU32,
+    /// Of requests that were timed.
+    domains: OnceLock<Box<Domains>>,
     /// Who asked, while somebody watched.
     processes: OnceLock<Box<Processes>>,
+    /// Who of these was answered by other threads.
+    answered: OnceLock<Box<Mutex<Processes, rank::AnsweredProcesses>>>,
     /// Common to all lines.
     mode: Arc<Mode>,
 }
@@ -101,6 +131,15 @@ pub(crate) struct Begun {
     watched: u64,
     /// Where slow operations are told.
     asked: Option<Asked>,
+    of: Option<Of>,
+}
+
+/// Of whom a request that is timed asks, and who.
+#[derive(Debug, Clone, Copy, Default)]
+struct Of {
+    domain: Option<DomainId>,
+    /// The thread that asks, and in which watch.
+    client: Option<(u32, u64)>,
 }
 
 /// Where the request at hand is counted.
@@ -110,6 +149,7 @@ pub(crate) struct Counted<'l> {
     code: usize,
     at: Option<Instant>,
     asked: Option<Asked>,
+    of: Option<Of>,
     /// It is handled by another thread than that of the line.
     aside: bool,
 }
@@ -140,6 +180,7 @@ pub(crate) struct Timing {
     /// Where it is timed.
     at: Option<Instant>,
     asked: Option<Asked>,
+    of: Option<Of>,
 }
 
 impl Counted<'_> {
@@ -155,7 +196,7 @@ impl Counted<'_> {
 
     /// For the case that another thread answers.
     pub fn timing(&self) -> Timing {
-        Timing { line: self.line.clone(), code: self.code, at: self.at, asked: self.asked }
+        Timing { line: self.line.clone(), code: self.code, at: self.at, asked: self.asked, of: self.of }
     }
 }
 
@@ -163,25 +204,29 @@ impl Timing {
     /// It was answered, maybe with an error.
     pub fn answered(&self, failed: bool) {
         let op = &self.line.ops[self.code];
-        if let Some(at) = self.at {
-            op.later.get_or_init(Box::default).times.record_shared(nanos(at));
+        let slow = self.line.mode.slow.as_ref().zip(self.asked.as_ref());
+        let now = if self.at.is_some() || slow.is_some() { Some(Instant::now()) } else { None };
+        if let Some((at, now)) = self.at.zip(now) {
+            let took = nanos(at, now);
+            op.later.get_or_init(Box::default).times.record_shared(took);
+            self.line.answered_later(self.of.unwrap_or_default(), took);
         }
         if failed {
             op.later.get_or_init(Box::default).errors.fetch_add(1, Relaxed);
         }
-        if let (Some(slow), Some(asked)) = (&self.line.mode.slow, &self.asked) {
-            slow.answered(asked, true, failed);
+        if let Some(((slow, asked), now)) = slow.zip(now) {
+            slow.answered(asked, now, true, failed);
         }
     }
 
     /// For a handler, in another thread.
     pub fn counted(&self) -> Counted<'_> {
-        Counted { line: &self.line, code: self.code, at: self.at, asked: self.asked, aside: true }
+        Counted { line: &self.line, code: self.code, at: self.at, asked: self.asked, of: self.of, aside: true }
     }
 }
 
-fn nanos(since: Instant) -> u64 {
-    u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX)
+fn nanos(since: Instant, now: Instant) -> u64 {
+    u64::try_from(now.saturating_duration_since(since).as_nanos()).unwrap_or(u64::MAX)
 }
 
 impl Mode {
@@ -257,7 +302,9 @@ impl Line {
             ops: std::array::from_fn(|_| Op::default()),
             wait: AtomicU32::new(0),
             seed: AtomicU32::new(seed.wrapping_mul(0x9e37_79b9) | 1),
+            domains: OnceLock::new(),
             processes: OnceLock::new(),
+            answered: OnceLock::new(),
             mode,
         }
     }
@@ -271,7 +318,7 @@ impl Line {
     pub fn begin_waited(&self, opcode: u32, received: Option<Instant>) -> Begun {
         let code = if (opcode as usize) < CODES { opcode as usize } else { 0 };
         if !self.mode.counts {
-            return Begun { code, at: None, waited: Duration::ZERO, watched: 0, asked: None };
+            return Begun { code, at: None, waited: Duration::ZERO, watched: 0, asked: None, of: None };
         }
         rise(&self.ops[code].requests, 1);
         let watched = self.mode.watched.load(Relaxed);
@@ -288,14 +335,34 @@ impl Line {
             }
         };
         let waited = at.zip(received).map(|(now, received)| now.saturating_duration_since(received));
-        Begun { code, at, waited: waited.unwrap_or_default(), watched, asked: None }
+        Begun { code, at, waited: waited.unwrap_or_default(), watched, asked: None, of: None }
     }
 
     /// What it asks, where slow operations are told: then the calling thread is watched until its handler has returned.
     pub fn about(&self, begun: &mut Begun, received: Option<Instant>, asked: impl FnOnce(Instant) -> Asked) {
         if self.mode.slow.is_some() {
-            phases::watch();
-            begun.asked = Some(asked(received.unwrap_or_else(Instant::now)));
+            let now = begun.at.unwrap_or_else(Instant::now);
+            phases::watch_from(now);
+            begun.asked = Some(asked(received.unwrap_or(now)));
+        }
+    }
+
+    /// Of which domain it asks, where it is timed. `client`: the thread that does, 0: the kernel.
+    pub fn of(&self, begun: &mut Begun, client: u32, domain: impl FnOnce() -> Option<DomainId>) {
+        if begun.at.is_some() {
+            let client = is_watched(begun.watched).then(|| (client, generation(begun.watched)));
+            begun.of = Some(Of { domain: domain(), client });
+        }
+    }
+
+    /// Another thread answered a request in so many nanoseconds.
+    fn answered_later(&self, of: Of, took: u64) {
+        if let Some(domain) = of.domain.and_then(|d| self.domains.get_or_init(Box::default).of(d)) {
+            domain.later.get_or_init(Box::default).record_shared(took);
+        }
+        if let Some((client, generation)) = of.client {
+            let took = Took { handler: None, answer: Some(took) };
+            self.answered.get_or_init(Box::default).lock().count(generation, client, took);
         }
     }
 
@@ -303,12 +370,20 @@ impl Line {
     pub fn end(&self, begun: Begun, handled: &Handled, client: u32) {
         let op = &self.ops[begun.code];
         let deferred = *handled == Ok(Outcome::Deferred);
-        let took = begun.at.map(nanos);
-        if let Some(took) = took {
+        let slow = self.mode.slow.as_ref().zip(begun.asked.as_ref());
+        // one reading for all
+        let now = if begun.at.is_some() || (slow.is_some() && !deferred) { Some(Instant::now()) } else { None };
+        let handler = begun.at.zip(now).map(|(at, now)| nanos(at, now));
+        let answer = handler.filter(|_| !deferred).map(|took| took.saturating_add(begun.waited.as_nanos() as u64));
+        if let Some(took) = handler {
             rise(&op.timed, 1);
             rise(&op.nanos, took);
-            if !deferred {
-                op.at_once.get_or_init(Box::default).record(took.saturating_add(begun.waited.as_nanos() as u64));
+        }
+        if let Some(took) = answer {
+            op.at_once.get_or_init(Box::default).record(took);
+            let domain = begun.of.and_then(|of| of.domain);
+            if let Some(domain) = domain.and_then(|d| self.domains.get_or_init(Box::default).of(d)) {
+                domain.at_once.get_or_init(Box::default).record(took);
             }
         }
         if deferred && self.mode.counts {
@@ -317,14 +392,14 @@ impl Line {
         if handled.is_err() && self.mode.counts {
             rise(&op.errors, 1);
         }
-        if let (Some(slow), Some(asked)) = (&self.mode.slow, &begun.asked) {
-            if !deferred {
-                slow.answered(asked, !begun.waited.is_zero(), handled.is_err());
+        if let Some((slow, asked)) = slow {
+            if let Some(now) = now.filter(|_| !deferred) {
+                slow.answered(asked, now, !begun.waited.is_zero(), handled.is_err());
             }
             phases::end();
         }
         if is_watched(begun.watched) {
-            self.processes.get_or_init(Box::default).count(generation(begun.watched), client, took);
+            self.processes.get_or_init(Box::default).count(generation(begun.watched), client, Took { handler, answer });
         }
     }
 
@@ -342,7 +417,7 @@ impl Begun {
     /// For the handler; `line` began it.
     pub fn counted<'l>(&self, line: &'l Arc<CachePadded<Line>>) -> Counted<'l> {
         let at = self.at.map(|at| at.checked_sub(self.waited).unwrap_or(at));
-        Counted { line, code: self.code, at, asked: self.asked, aside: false }
+        Counted { line, code: self.code, at, asked: self.asked, of: self.of, aside: false }
     }
 }
 
@@ -428,16 +503,30 @@ impl Counters {
         all
     }
 
+    /// Times until the answer of what was asked of a domain.
+    pub fn times_of_domain(&self, domain: u16) -> [u64; BUCKETS] {
+        let mut all = [0; BUCKETS];
+        for line in self.lines.lock().iter() {
+            let of = line.domains.get().and_then(|d| d.0.get(usize::from(domain))?.get());
+            let both = of.map(|of| [&of.at_once, &of.later]);
+            both.into_iter().flatten().filter_map(|h| h.get()).for_each(|h| h.add_to(&mut all));
+        }
+        all
+    }
+
     /// What the threads asked that did while somebody watched, this time or, where nobody does, the last time.
     pub fn processes(&self) -> HashMap<u32, AskedBy> {
         let generation = generation(self.mode.watched.load(SeqCst));
         let mut all = HashMap::<u32, AskedBy>::new();
-        for processes in self.lines.lock().iter().filter_map(|l| l.processes.get()) {
-            for (thread, asked) in processes.of(generation) {
-                let sum = all.entry(thread).or_default();
-                sum.requests += asked.requests;
-                sum.timed += asked.timed;
-                sum.nanos += asked.nanos;
+        let lines = self.lines.lock();
+        for processes in lines.iter().filter_map(|l| l.processes.get()) {
+            processes.of(generation).for_each(|(thread, asked)| all.entry(thread).or_default().add(&asked));
+        }
+        for answered in lines.iter().filter_map(|l| l.answered.get()) {
+            for (thread, asked) in answered.lock().of(generation) {
+                if let Some(sum) = all.get_mut(&thread) {
+                    sum.add_latency(&asked);
+                }
             }
         }
         all
@@ -564,6 +653,44 @@ mod tests {
         let times = crate::watch::sample::Latency::new(&counters.times(op::READ as usize));
         assert_eq!((times.count(), times.up_to(50_000_000_000)), (2, 0));
         assert!(counters.sum()[op::READ as usize].nanos < 50_000_000_000);
+    }
+
+    #[test]
+    fn domains_and_processes_have_the_times_of_all_their_answers() {
+        let counters =
+            Counters { mode: Arc::new(Mode { clock_is_quick: true, ..Mode::new(None) }), ..Counters::default() };
+        let (a, b) = (counters.line(), counters.line());
+        let ask = |line: &Arc<CachePadded<Line>>, client, domain: u16, deferred: bool| {
+            let mut begun = line.begin(op::FSYNC);
+            line.of(&mut begun, client, || Some(DomainId(domain)));
+            let timing = begun.counted(line).timing();
+            line.end(begun, &Ok(if deferred { Outcome::Deferred } else { Outcome::Reply }), client);
+            if deferred {
+                timing.answered(false);
+            }
+        };
+        let of_domain = |d| counters.times_of_domain(d).iter().sum::<u64>();
+        // as always: a sample, of domains only
+        (0..1000).for_each(|_| ask(&a, 5, 3, false));
+        let sampled = of_domain(3);
+        assert!((1..200).contains(&sampled) && counters.processes().is_empty(), "{sampled}");
+        counters.watch(3600);
+        for _ in 0..100 {
+            ask(&a, 5, 3, false);
+            ask(&a, 5, 3, true);
+            ask(&b, 6, 255, true);
+            ask(&b, 6, 256, false);
+        }
+        assert_eq!((of_domain(3) - sampled, of_domain(255), of_domain(256), of_domain(0)), (200, 100, 0, 0));
+        let processes = counters.processes();
+        let times = |client| processes[&client].latency.iter().sum::<u64>();
+        assert_eq!((times(5), times(6), processes[&5].requests, processes[&6].timed), (200, 200, 200, 200));
+        // a new watch begins anew, also for those who are answered later
+        counters.mode.until.store(0, Relaxed);
+        (0..100).for_each(|_| ask(&a, 5, 3, true));
+        counters.watch(3600);
+        ask(&a, 5, 3, true);
+        assert_eq!(counters.processes()[&5].latency.iter().sum::<u64>(), 1);
     }
 
     #[test]

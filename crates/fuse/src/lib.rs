@@ -5,6 +5,7 @@
 //! handlers, over the engine's API) → `node` (which inode is meant), `lookups` (what the kernel was told of) → `opened`
 //! (its file), `handles` (files that the kernel asked to open), `room` and `dirty` (ENOSPC in time), `direct_writes` (no stale pages behind
 //! direct writes). `serve` runs the whole from mount to unmount,
+//! `connections` keeps tenants that are mounted by themselves apart from the rest, `tenant_mount` mounts them,
 //! `latency` looks after the serving threads meanwhile, `counters` counts what they are asked, `watch` tells it, `slow` tells the log of what took long; `profile` says
 //! what a mount gives up to be asked less; `daemon` and `supervise` help the command line. `upgrade` hands all of it to another program.
 //!
@@ -16,6 +17,7 @@
 
 mod abi;
 mod channel;
+mod connections;
 pub mod control;
 mod counters;
 mod daemon;
@@ -42,6 +44,7 @@ mod serve;
 mod session;
 mod slow;
 mod supervise;
+mod tenant_mount;
 mod transport;
 mod upgrade;
 pub mod watch;

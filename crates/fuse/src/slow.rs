@@ -50,9 +50,8 @@ impl SlowLog {
         Self { limit, told: Mutex::new(Told { since: Instant::now(), lines: 0, left_out: 0 }) }
     }
 
-    /// The calling thread has answered the request, with an error or without. `aside`: another thread received it.
-    pub fn answered(&self, asked: &Asked, aside: bool, failed: bool) {
-        let now = Instant::now();
+    /// The calling thread has answered the request, with an error or without, at `now`. `aside`: another thread received it.
+    pub fn answered(&self, asked: &Asked, now: Instant, aside: bool, failed: bool) {
         let took = now.saturating_duration_since(asked.at);
         if took < self.limit {
             return;

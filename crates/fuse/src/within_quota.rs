@@ -12,7 +12,7 @@
 //! nothing, where the volume itself would take a part.
 
 use crate::channel::Channel;
-use crate::dirty_grants::{DirtyGrants, LATELY};
+use crate::dirty_grants::{DirtyGrants, HandedGrants, LATELY};
 use crate::fs::{BraidFs, Context, Waiting};
 use crate::node::WireId;
 use crate::ops::attr_out;
@@ -24,6 +24,7 @@ use braidfs::{Error, Force, Forced, InodeNo, QuotaOwner};
 use braidfs_sync::slots::PerSlot;
 use braidfs_sync::{Mutex, rank};
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -47,7 +48,40 @@ pub(crate) struct QuotaGrants {
     all: Ledgers,
 }
 
+/// An owner, for another process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum HandedOwner {
+    User(u32),
+    Project(u32),
+}
+
 impl QuotaGrants {
+    /// For another process: of owners to whom something is granted.
+    pub fn handed(&self) -> Vec<(HandedOwner, HandedGrants)> {
+        // Each has a lock of its own, which is not taken under this one.
+        let all: Vec<_> = self.0.lock().iter().map(|(owner, grants)| (*owner, Arc::clone(grants))).collect();
+        let of = |(owner, grants): (QuotaOwner, Arc<DirtyGrants>)| {
+            let owner = match owner {
+                QuotaOwner::User(user) => HandedOwner::User(user),
+                QuotaOwner::Project(project) => HandedOwner::Project(project),
+            };
+            (owner, grants.handed())
+        };
+        all.into_iter().map(of).filter(|(_, grants)| !grants.is_empty()).collect()
+    }
+
+    /// As it was in another process.
+    pub fn of_handed(handed: &[(HandedOwner, HandedGrants)]) -> Self {
+        let of = |(owner, grants): &(HandedOwner, HandedGrants)| {
+            let owner = match *owner {
+                HandedOwner::User(user) => QuotaOwner::User(user),
+                HandedOwner::Project(project) => QuotaOwner::Project(project),
+            };
+            (owner, Arc::new(DirtyGrants::of_handed(grants)))
+        };
+        Self(Mutex::new(handed.iter().map(of).collect()))
+    }
+
     fn of(&self, owner: QuotaOwner) -> Arc<DirtyGrants> {
         if let Some(ledger) = self.known.mine().lock().get(&owner) {
             return ledger.clone();
@@ -156,8 +190,8 @@ impl BraidFs {
         fit.later.done(Err(e));
     }
 
-    /// Limits have changed: the kernel writes back what it took while there were others, and asks from now on. By the helper
-    /// thread only.
+    /// Limits have changed, or what was granted is not known: the kernel writes back what it took, and asks from now on. By the
+    /// helper thread only.
     pub(crate) fn quotas_changed(&self, channel: &Channel) {
         if self.profile.cache == Cache::Through {
             return;

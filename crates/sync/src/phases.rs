@@ -58,15 +58,25 @@ impl Times {
     }
 }
 
-/// Of a thread that is watched.
-#[derive(Clone, Copy)]
+/// How old a reading of the thread's time on a CPU may be where a watch begins: reading it is a system call, which costs more than
+/// many operations do. What it can make `work` too long by is as much.
+const CPU_IS_FRESH: Duration = Duration::from_micros(100);
+
+/// Of a thread.
 struct Watched {
-    times: Times,
+    is_watched: Cell<bool>,
+    /// When the watch began.
+    since: Cell<Option<Instant>>,
     /// The phase that it is in, and from when on that is not yet counted.
-    now: Option<Phase>,
-    from: Instant,
-    /// The thread's time on a CPU by then.
-    cpu: Duration,
+    now: Cell<Option<Phase>>,
+    from: Cell<Option<Instant>>,
+    /// The thread's time on a CPU, and when that was read.
+    cpu: Cell<Duration>,
+    cpu_at: Cell<Option<Instant>>,
+    /// Whether the sums below are more than nothing: most watches count nothing before they end.
+    counted: Cell<bool>,
+    spent: [Cell<Duration>; PHASES],
+    work: Cell<Duration>,
 }
 
 /// How long the calling thread was on a CPU.
@@ -76,53 +86,84 @@ fn cpu() -> Duration {
 }
 
 thread_local! {
-    static IS_WATCHED: Cell<bool> = const { Cell::new(false) };
-    static WATCHED: Cell<Option<Watched>> = const { Cell::new(None) };
+    static THREAD: Watched = const {
+        Watched {
+            is_watched: Cell::new(false),
+            since: Cell::new(None),
+            now: Cell::new(None),
+            from: Cell::new(None),
+            cpu: Cell::new(Duration::ZERO),
+            cpu_at: Cell::new(None),
+            counted: Cell::new(false),
+            spent: [const { Cell::new(Duration::ZERO) }; PHASES],
+            work: Cell::new(Duration::ZERO),
+        }
+    };
 }
 
 /// Watches the calling thread from now on, with all sums at nothing.
 pub fn watch() {
-    let now = Instant::now();
-    let times = Times { since: now, spent: [Duration::ZERO; PHASES], work: Duration::ZERO };
-    WATCHED.set(Some(Watched { times, now: None, from: now, cpu: cpu() }));
-    IS_WATCHED.set(true);
+    watch_from(Instant::now());
+}
+
+/// [`watch`], by who has just read the clock.
+pub fn watch_from(now: Instant) {
+    THREAD.with(|t| {
+        if t.cpu_at.get().is_none_or(|at| now.saturating_duration_since(at) >= CPU_IS_FRESH) {
+            t.cpu.set(cpu());
+            t.cpu_at.set(Some(now));
+        }
+        if t.counted.replace(false) {
+            t.spent.iter().chain([&t.work]).for_each(|sum| sum.set(Duration::ZERO));
+        }
+        t.since.set(Some(now));
+        t.from.set(Some(now));
+        t.now.set(None);
+        t.is_watched.set(true);
+    });
 }
 
 /// Watches it no longer.
 pub fn end() {
-    IS_WATCHED.set(false);
-    WATCHED.set(None);
+    THREAD.with(|t| t.is_watched.set(false));
 }
 
 /// Begins anew where the thread is watched: its next operation begins.
 pub fn next() {
-    if IS_WATCHED.get() {
+    if is_watched() {
         watch();
     }
 }
 
 /// Whether the calling thread is watched.
+#[inline]
 pub fn is_watched() -> bool {
-    IS_WATCHED.get()
+    THREAD.with(|t| t.is_watched.get())
 }
 
 /// What the calling thread did so far; `None` where nobody watches it.
 pub fn so_far() -> Option<Times> {
-    WATCHED.get().map(|mut w| {
-        w.count();
-        w.times
+    THREAD.with(|t| {
+        let since = t.since.get().filter(|_| t.is_watched.get())?;
+        t.count();
+        Some(Times { since, spent: t.spent.each_ref().map(Cell::get), work: t.work.get() })
     })
 }
 
 impl Watched {
     /// Counts what has passed for the phase that it is in.
-    fn count(&mut self) {
+    fn count(&self) {
         let (now, cpu) = (Instant::now(), cpu());
-        match self.now {
-            Some(phase) => self.times.spent[phase as usize] += now.saturating_duration_since(self.from),
-            None => self.times.work += cpu.saturating_sub(self.cpu),
-        }
-        (self.from, self.cpu) = (now, cpu);
+        let (from, cpu_before) = (self.from.replace(Some(now)), self.cpu.replace(cpu));
+        let (sum, more) = match self.now.get() {
+            Some(phase) => {
+                (&self.spent[phase as usize], from.map_or(Duration::ZERO, |from| now.saturating_duration_since(from)))
+            }
+            None => (&self.work, cpu.saturating_sub(cpu_before)),
+        };
+        sum.set(sum.get() + more);
+        self.cpu_at.set(Some(now));
+        self.counted.set(true);
     }
 }
 
@@ -138,24 +179,23 @@ pub struct InPhase {
 /// The calling thread enters a phase.
 #[inline]
 pub fn enter(phase: Phase) -> InPhase {
-    let before = IS_WATCHED.get().then(|| change(Some(phase)));
+    let before = is_watched().then(|| change(Some(phase)));
     InPhase { before, not_send: std::marker::PhantomData }
 }
 
 #[cold]
 fn change(to: Option<Phase>) -> Option<Phase> {
-    let mut watched = WATCHED.get()?;
-    watched.count();
-    let before = std::mem::replace(&mut watched.now, to);
-    WATCHED.set(Some(watched));
-    before
+    THREAD.with(|t| {
+        t.count();
+        t.now.replace(to)
+    })
 }
 
 impl Drop for InPhase {
     fn drop(&mut self) {
         // the watch may have ended meanwhile, and another one begun: then nothing is in a phase that it does not know of
         if let Some(before) = self.before
-            && IS_WATCHED.get()
+            && is_watched()
         {
             change(before);
         }
@@ -205,6 +245,33 @@ mod tests {
         drop(phase);
         next();
         assert!(so_far().is_none());
+    }
+
+    #[test]
+    fn a_watch_soon_after_another_has_none_of_its_time() {
+        let busy = |t: Duration| {
+            let begun = Instant::now();
+            while begun.elapsed() < t {}
+        };
+        watch();
+        {
+            let _read = enter(Phase::Read);
+            sleep(2 * MS);
+        }
+        busy(3 * MS);
+        // nobody has asked how long it was on a CPU since then
+        end();
+        watch();
+        let times = so_far().unwrap();
+        assert!(times.work < MS && times.all() == Duration::ZERO, "{times:?}");
+        // at once another one: the reading is young enough
+        let before = THREAD.with(|t| t.cpu_at.get());
+        let now = before.unwrap() + CPU_IS_FRESH / 2;
+        watch_from(now);
+        assert_eq!(THREAD.with(|t| t.cpu_at.get()), before);
+        watch_from(now + CPU_IS_FRESH);
+        assert_ne!(THREAD.with(|t| t.cpu_at.get()), before);
+        end();
     }
 
     #[test]

@@ -91,6 +91,12 @@ ranks! {
     ServingSlot = -3, "serving" 1, One, (): "slot of a serving thread";
     /// FORGETs that are being served.
     Forgets = -2, "forgets" 0, One, (): "forgets";
+    /// Tenants that are mounted by themselves.
+    Connections = -1, "connections" 0, One, (): "connections";
+    /// The same, for who asks whether one has an inode to itself.
+    InodeOwners = -1, "connections" 1, One, (): "owners of inodes";
+    /// A shard of what the kernel was told over a tenant's connection.
+    ToldShard = -1, "connections" 2, One, (): "shard of what a connection was told";
     /// A shard of the kernel's writers by inode.
     WriterShard = -1, "writers" 0, One, (): "shard of writers";
     /// A shard of files with direct writes.
@@ -109,6 +115,8 @@ ranks! {
     Scrub = -1, "scrub" 0, One, (): "scrub";
     /// The change of devices that runs.
     DeviceJob = -1, "device job" 0, One, (): "change of devices";
+    /// Bounds of what the kernel holds dirty of tenants that are mounted by themselves.
+    DirtyTenants = -1, "dirty tenants" 0, One, (): "bounds of tenants";
     /// Threads that answer requests by themselves.
     Asides = -1, "asides" 0, One, (): "asides";
     /// Requests that wait for a tenant's turn.
@@ -302,6 +310,8 @@ ranks! {
     ScrubState = 11, "scrub state" 0, One, (): "state of a scrub";
     /// Lines of counters.
     CounterLines = 11, "counters" 0, One, (): "counters";
+    /// Who was answered by other threads than the one of a line of counters.
+    AnsweredProcesses = 11, "counters" 1, One, (): "processes answered later";
     /// How many slow operations were told.
     SlowLog = 11, "slow operations" 0, One, (): "log of slow operations";
     /// Samples that are fetched in parts.

@@ -4,10 +4,12 @@
 //! counted is what there is.
 
 use crate::resize::options;
+use crate::run::Setup;
 use crate::tenant::each_crash;
 use crate::walk::fsck;
 use braidfs::{Cred, FileKind, InodeNo, MkfsOptions, QuotaOwner, Volume, mkfs};
 use braidfs_device::{Device, MemDevice, RecordDevice};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 const MIB: u64 = 1 << 20;
@@ -33,6 +35,57 @@ fn limits(v: &Volume) -> Hard {
     let all = v.quotas();
     let of = |is: fn(&QuotaOwner) -> bool| all.iter().filter(|q| is(&q.owner)).find_map(|q| q.limits.space);
     [of(|o| *o == USER), of(|o| *o == GROUP), of(|o| matches!(o, QuotaOwner::Project(_)))]
+}
+
+/// Limits that a volume with [`Setup::quotas`] has, of so many bytes that nobody meets one.
+const LIMIT: u64 = 1 << 40;
+const LIMITED: [QuotaOwner; 2] = [USER, QuotaOwner::Group(3)];
+
+/// Sets the limits of [`Setup::quotas`], and unmounts.
+///
+/// # Errors
+/// Of any of it.
+pub fn begin(v: Volume) -> Result<(), String> {
+    for owner in LIMITED {
+        v.quota_change(owner, |l| l.space = Some(LIMIT)).map_err(|e| format!("{owner:?}: {e}"))?;
+    }
+    v.unmount().map_err(|e| format!("unmount: {e}"))
+}
+
+/// The limits of a volume with [`Setup::quotas`] are those that were set, and all that is counted is what there is.
+///
+/// # Errors
+/// What is not.
+pub fn holds(v: &Volume, setup: &Setup) -> Result<(), String> {
+    if !setup.quotas {
+        return Ok(());
+    }
+    let limits: Vec<_> = v.limited_quotas().into_iter().map(|q| (q.owner, q.limits.space)).collect();
+    if limits != LIMITED.map(|owner| (owner, Some(LIMIT))) {
+        return Err(format!("limits are {limits:?}"));
+    }
+    match v.quota_drift() {
+        Ok(wrong) if wrong.is_empty() => Ok(()),
+        Ok(wrong) => Err(format!("counted wrong by (owner, blocks, inodes): {wrong:?}")),
+        Err(e) => Err(format!("counting anew: {e}")),
+    }
+}
+
+/// Users and groups of a volume with [`Setup::quotas`] have as many inodes as a list of all their users and groups has.
+///
+/// # Errors
+/// Which do not.
+pub fn inodes_are(v: &Volume, setup: &Setup, all: impl Iterator<Item = (u32, u32)>) -> Result<(), String> {
+    if !setup.quotas {
+        return Ok(());
+    }
+    let mut want: BTreeMap<QuotaOwner, u64> = BTreeMap::new();
+    for (uid, gid) in all {
+        *want.entry(QuotaOwner::User(uid)).or_default() += 1;
+        *want.entry(QuotaOwner::Group(gid)).or_default() += 1;
+    }
+    let have: BTreeMap<_, _> = v.quotas().into_iter().map(|q| (q.owner, q.inodes)).filter(|(_, n)| *n > 0).collect();
+    if have == want { Ok(()) } else { Err(format!("inodes by owner are {have:?}, not {want:?}")) }
 }
 
 fn look(image: MemDevice, done: usize) -> Result<usize, String> {

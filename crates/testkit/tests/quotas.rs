@@ -1,9 +1,11 @@
 //! Limits of users, groups and directories.
 
 use braidfs::{
-    Cred, Error, FallocMode, FileKind, Force, InodeNo, MkfsOptions, MountOptions, OpenFile, QuotaLimits, QuotaOwner,
-    Remount, RenameMode, SetAttr, Timestamp, Volume, XattrMode, forced, mkfs,
+    Cred, Error, FallocMode, FileKind, Force, InodeNo, JournalReplay, MkfsOptions, MountOptions, OpenFile, QuotaLimits,
+    QuotaOwner, Remount, RenameMode, SetAttr, Timestamp, Volume, XattrMode, forced, mkfs,
 };
+use braidfs_check::usage::Owner;
+use braidfs_check::{FsckOptions, check};
 use braidfs_device::{Device, Effect, FaultDevice, MemDevice, Op, Rule};
 use braidfs_testkit::quota::every_crash_of_a_quota;
 use braidfs_testkit::small::{self, BLOCK, MIB, ROOT, copies_of, create, memory, new_node};
@@ -34,10 +36,21 @@ fn begin(mib: u64) -> (Arc<dyn Device>, Volume) {
     (device, v)
 }
 
-/// Unmounts, after a look whether anything was counted wrong.
+/// Unmounts, after a look whether anything was counted wrong. fsck, which looks at the disk only, counts the same.
 fn close(v: Volume, device: &Arc<dyn Device>) {
     holds(&v);
+    let told = v.any_quotas().then(|| v.quotas().into_iter().map(|q| (q.owner, q.used, q.inodes)).collect::<Vec<_>>());
     small::close(v, std::slice::from_ref(device));
+    let Some(mut told) = told else { return };
+    told.retain(|(_, used, inodes)| *used > 0 || *inodes > 0);
+    let options = FsckOptions { repair: false, force: true };
+    let report = check(std::slice::from_ref(device), &options, &JournalReplay, &|_, _, _| ()).unwrap();
+    let found = report.usage.owners().unwrap().into_iter().map(|u| match u.owner {
+        Owner::User(n) => (QuotaOwner::User(n), u.bytes, u.inodes),
+        Owner::Group(n) => (QuotaOwner::Group(n), u.bytes, u.inodes),
+        Owner::Project(n) => (QuotaOwner::Project(n), u.bytes, u.inodes),
+    });
+    assert_eq!(found.collect::<Vec<_>>(), told);
 }
 
 /// What is counted is what there is, now and when all is written.

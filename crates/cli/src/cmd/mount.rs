@@ -5,7 +5,8 @@
 
 use crate::cmd::mount_again::{Again, Parent, note_of, volume_of};
 use crate::cmd::mount_options::{self, FuseBlk, MountSpec};
-use crate::cmd::remount;
+use crate::cmd::umount::is_braidfs;
+use crate::cmd::{remount, tenant};
 use crate::failure::{Failure, Outcome, host_error, mount_code};
 use crate::{mounted, mountinfo, notify, open};
 use braidfs::store::super_io::{read_one, read_super};
@@ -40,7 +41,7 @@ const LOCKS_WAIT: Duration = Duration::from_secs(10);
     ro rw remount relatime noatime strictatime nodiratime lazytime sync dirsync suid nosuid dev nodev exec noexec\n  \
     nosymfollow allow_other commit=SECONDS data=MODE overwrite=HOW cache=SIZE threads=N fuseblk=WHEN latency=WHAT\n  \
      transport=HOW metrics=WHERE slow=MS discard nodiscard nodefrag private user_xattr cache=back cache=through\n  \
-     supervise[=TIMES/SECONDS]\n\
+     supervise[=TIMES/SECONDS] tenant=NAME\n\
     mount.braidfs(8) has the table of all, and what a remount does with each.\n\n\
     discard: free space of 2 MiB and more is discarded (TRIM, hole punch) as it becomes free; without it, fstrim does\n\
     that when it is called.\n\n\
@@ -64,7 +65,8 @@ const LOCKS_WAIT: Duration = Duration::from_secs(10);
     Examples:\n  braidfs mount disk.img /mnt\n  braidfs mount -o ro,noatime /dev/sdb /dev/sdc /mnt\n  \
     braidfs mount nbd://storage/vol1 /mnt           on another machine's disk\n  \
     braidfs mount -f --log debug disk.img /mnt      in the foreground\n  \
-    braidfs mount -o remount,ro /mnt                read-only from now on\n\n\
+    braidfs mount -o remount,ro /mnt                read-only from now on\n  \
+    braidfs mount -o tenant=web /mnt /srv/web       a tenant of it by itself (docs/tenants.md)\n\n\
     In /etc/fstab (with this program linked as /sbin/mount.braidfs):\n  \
     /srv/disk.img  /mnt  braidfs  noatime,commit=10  0 2\n\n\
     Exit codes: 1 wrong usage, 2 system error, 32 the mount failed.")]
@@ -152,6 +154,9 @@ pub fn run(args: &Args) -> Outcome {
     spec.data = args.data.or(spec.data);
     spec.fuseblk = args.fuseblk.unwrap_or(spec.fuseblk);
     let (mountpoint, devices) = match args.paths.split_last() {
+        Some((mountpoint, volume)) if !volume.is_empty() && !spec.remount && spec.tenant.is_some() => {
+            return mount_tenant(volume, mountpoint, &spec);
+        }
         Some((mountpoint, [])) if spec.remount => return remount::run_by_hand(mountpoint, &args.options, &spec),
         Some((mountpoint, _)) if spec.remount => return remount::run(mountpoint, &spec),
         Some((mountpoint, devices)) if !devices.is_empty() => (mountpoint, devices),
@@ -245,6 +250,9 @@ pub fn run_helper(args: &HelperArgs) -> Outcome {
     if spec.remount {
         return remount::run(&args.mountpoint, &spec);
     }
+    if spec.tenant.is_some() {
+        return mount_tenant(std::slice::from_ref(&args.device), &args.mountpoint, &spec);
+    }
     let by_hand = Args {
         options: args.options.clone(),
         foreground: false,
@@ -262,6 +270,22 @@ pub fn run_helper(args: &HelperArgs) -> Outcome {
     let devices = real_paths(std::slice::from_ref(&args.device)).map_err(|f| f.with_code(mount_code::FAILED))?;
     let again = Again::of(&by_hand, &devices, &args.mountpoint);
     mount(&devices, &args.mountpoint, &spec, false, &again)
+}
+
+/// Has the server of a volume, which is named by its devices or by where it is mounted, mount a tenant by itself.
+fn mount_tenant(volume: &[PathBuf], mountpoint: &Path, spec: &MountSpec) -> Outcome {
+    let place = match volume {
+        [one] if mountinfo::at(&mountinfo::absolute(one)).is_some_and(|m| is_braidfs(&m)) => mountinfo::absolute(one),
+        devices => match mounted::at(&open::expand(devices)) {
+            Some(m) => m.target,
+            None => {
+                let why = "it is not mounted: mount the volume first, then its tenants";
+                return Err(Failure::at("cannot mount", open::show(devices), why).with_code(mount_code::FAILED));
+            }
+        },
+    };
+    let name = spec.tenant.as_deref().unwrap_or_default();
+    tenant::mount(&place, name, Some(mountpoint), spec.of_tenant()).map_err(|f| f.with_code(mount_code::FAILED))
 }
 
 fn understand(lists: &[String], sloppy: bool) -> Result<MountSpec, Failure> {

@@ -4,7 +4,7 @@ use crate::cmd::umount::is_braidfs;
 use crate::failure::{Failure, Outcome, host_error};
 use crate::{mountinfo, text};
 use braidfs_fuse::control::{OpStats, SampleError, Stats, sample, stats};
-use braidfs_fuse::watch::sample::{Cache, Domain, Process, Sample, Tenant};
+use braidfs_fuse::watch::sample::{Cache, Domain, Latency, Process, Quota, Sample, Tenant};
 use rustix::io::Errno;
 use serde::Serialize;
 use std::collections::HashMap;
@@ -61,17 +61,28 @@ struct More {
     uptime_ns: u64,
     uuid: String,
     label: String,
-    domains: Vec<Domain>,
+    domains: Vec<With<Domain>>,
     cache: Cache,
     /// Threads that asked while somebody watched: from when that began.
-    processes: Vec<Process>,
+    processes: Vec<With<Process>>,
     /// In which they have these numbers.
     pid_namespace: u64,
     /// Who asks may not know of the processes of others, nor why a domain failed.
     restricted: bool,
     /// Requests that wait for their tenant's turn.
     parked: u64,
-    tenants: Vec<Tenant>,
+    tenants: Vec<With<Tenant>>,
+    /// Users, groups and directories that have limits.
+    quotas: Vec<Quota>,
+}
+
+/// What a server tells of something, with the percentiles of its latency in the place of the buckets. Of `latency` only what
+/// came in the interval counts, where there is one.
+#[derive(Debug, Serialize)]
+struct With<T> {
+    #[serde(flatten)]
+    of: T,
+    latency: Option<Quantiles>,
 }
 
 #[derive(Debug, Serialize)]
@@ -92,13 +103,22 @@ struct Operation {
 }
 
 /// Latencies at some quantiles, in nanoseconds.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Clone, Copy, Serialize)]
 struct Quantiles {
     count: u64,
     p50_ns: u64,
     p90_ns: u64,
     p99_ns: u64,
     p999_ns: u64,
+}
+
+impl Quantiles {
+    /// `None`: nothing was timed.
+    fn of(times: &Latency) -> Option<Self> {
+        let p50_ns = times.quantile(0.5)?;
+        let at = |q| times.quantile(q).unwrap_or(p50_ns);
+        Some(Self { count: times.count(), p50_ns, p90_ns: at(0.9), p99_ns: at(0.99), p999_ns: at(0.999) })
+    }
 }
 
 impl Operation {
@@ -174,6 +194,8 @@ fn ask_sample(place: &Path, watch_seconds: u32) -> Result<Option<Sample>, Failur
 
 impl Report {
     fn add(&mut self, before: Sample, now: Sample) {
+        let domains_before: HashMap<u16, _> = before.domains.into_iter().map(|d| (d.domain, d.latency)).collect();
+        let processes_before: HashMap<u32, _> = before.processes.into_iter().map(|p| (p.thread, p.latency)).collect();
         let before: HashMap<u32, _> = before.operations.into_iter().map(|o| (o.opcode, o)).collect();
         let now_by_code: HashMap<u32, _> = now.operations.iter().map(|o| (o.opcode, o)).collect();
         for o in &mut self.operations {
@@ -181,16 +203,27 @@ impl Report {
             let was = before.get(&o.opcode).cloned().unwrap_or_default();
             (o.errors, o.bytes) = (now.errors.saturating_sub(was.errors), now.bytes.saturating_sub(was.bytes));
             let times = now.latency.since(&was.latency);
-            o.latency = times.quantile(0.5).map(|p50_ns| Quantiles {
-                count: times.count(),
-                p50_ns,
-                p90_ns: times.quantile(0.9).unwrap_or(p50_ns),
-                p99_ns: times.quantile(0.99).unwrap_or(p50_ns),
-                p999_ns: times.quantile(0.999).unwrap_or(p50_ns),
-            });
+            o.latency = Quantiles::of(&times);
         }
-        let Sample { layout, version, uptime_ns, uuid, label, domains, cache, tenants, parked, .. } = now;
+        let Sample { layout, version, uptime_ns, uuid, label, domains, cache, tenants, quotas, parked, .. } = now;
         let Sample { processes, pid_namespace, restricted, .. } = now;
+        let since = |now: &Latency, before: Option<&Latency>| {
+            Quantiles::of(&before.map_or_else(|| now.clone(), |b| now.since(b)))
+        };
+        let domains: Vec<With<Domain>> = domains
+            .into_iter()
+            .map(|mut of| {
+                let latency = since(&std::mem::take(&mut of.latency), domains_before.get(&of.domain));
+                With { of, latency }
+            })
+            .collect();
+        let latency_of = |d: u16| domains.iter().find(|with| with.of.domain == d)?.latency;
+        let tenants = tenants.into_iter().map(|of| With { latency: latency_of(of.domain), of }).collect();
+        let processes = processes.into_iter().map(|mut of| {
+            let latency = since(&std::mem::take(&mut of.latency), processes_before.get(&of.thread));
+            With { of, latency }
+        });
+        let processes = processes.collect();
         self.more = Some(More {
             layout,
             version,
@@ -204,6 +237,7 @@ impl Report {
             restricted,
             parked,
             tenants,
+            quotas,
         });
     }
 }

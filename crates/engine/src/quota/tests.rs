@@ -207,17 +207,18 @@ fn what_a_slot_knows_is_asked_without_the_common_lock() {
         let q = &q;
         s.spawn(move || {
             // as a `write` does
-            answer.send((q.limits_space(owner), q.used(owner).blocks)).unwrap();
+            let met = q.take(ALICE, 1, 0, Force::None).is_ok() && q.limits_space(owner);
+            answer.send((met, q.used(owner).blocks)).unwrap();
             begin.recv().unwrap();
             let taken = q.take(ALICE, 7, 1, Force::None).is_ok() && q.limits_space(owner);
             answer.send((taken, q.used(owner).blocks)).unwrap();
         });
-        assert_eq!(told.recv().unwrap(), (true, 0));
+        assert_eq!(told.recv().unwrap(), (true, 1));
         let answered = q.with_all_locked(|| {
             go.send(()).unwrap();
             told.recv_timeout(std::time::Duration::from_secs(20))
         });
-        assert_eq!(answered, Ok((true, 7)));
+        assert_eq!(answered, Ok((true, 8)));
     });
 }
 

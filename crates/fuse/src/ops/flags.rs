@@ -35,6 +35,12 @@ impl BraidFs {
         let id = req.node();
         let node = self.opened_node(id, arg.fh)?;
         let now = || self.vol.getattr(node).map(|a| a.flags).map_err(errno);
+        let of_files = sets_flags(arg.cmd)
+            || matches!(arg.cmd, FS_IOC_GETFLAGS | FS_IOC32_GETFLAGS | FS_IOC_FSGETXATTR | FS_IOC_GETFSLABEL);
+        if cx.channel.own().is_some() && !of_files {
+            // who has a tenant's mount alone has no business with the volume's, nor with its own limits
+            return Err(Errno::OPNOTSUPP);
+        }
         match arg.cmd {
             FS_IOC_GETFLAGS | FS_IOC32_GETFLAGS => ioctl_out(out, room, &to_fl(now()?))?,
             FS_IOC_SETFLAGS | FS_IOC32_SETFLAGS => {
@@ -91,7 +97,7 @@ impl BraidFs {
 }
 
 /// Whether the ioctl changes flags of an inode.
-pub(super) fn sets_flags(number: u32) -> bool {
+pub(crate) fn sets_flags(number: u32) -> bool {
     matches!(number, FS_IOC_SETFLAGS | FS_IOC32_SETFLAGS | FS_IOC_FSSETXATTR)
 }
 

@@ -8,7 +8,7 @@ use crate::ops::flags::ioctl_out;
 use crate::request::{Answer, Handled, Outcome, Request};
 use crate::requester;
 use crate::watch::processes::Asked;
-use crate::watch::sample::{Cache, Domain, LAYOUT, Latency, Operation, Process, Rate, Sample, Tenant};
+use crate::watch::sample::{Cache, Domain, LAYOUT, Latency, Operation, Process, Quota, Rate, Sample, Tenant};
 use braidfs::DomainInfo;
 use braidfs::RateUse;
 use rustix::io::Errno;
@@ -126,11 +126,17 @@ impl BraidFs {
             latency: Latency::new(&self.counters.times(code)),
         };
         let by_thread = if restricted { HashMap::new() } else { self.counters.processes() };
-        let process =
-            |(thread, a): (u32, Asked)| Process { thread, requests: a.requests, timed: a.timed, timed_ns: a.nanos };
-        let mut processes: Vec<Process> = by_thread.into_iter().map(process).collect();
-        processes.sort_by_key(|p| (std::cmp::Reverse(p.requests), p.thread));
-        processes.truncate(PROCESSES);
+        let process = |(thread, a): (u32, Asked)| Process {
+            thread,
+            requests: a.requests,
+            timed: a.timed,
+            timed_ns: a.nanos,
+            latency: Latency::new(&a.latency),
+        };
+        let mut by_thread: Vec<(u32, Asked)> = by_thread.into_iter().collect();
+        by_thread.sort_by_key(|(thread, a)| (std::cmp::Reverse(a.requests), *thread));
+        by_thread.truncate(PROCESSES);
+        let processes = by_thread.into_iter().map(process).collect();
         let memory = self.vol.cache_use();
         let super_block = self.vol.super_block();
         Sample {
@@ -144,7 +150,7 @@ impl BraidFs {
             waiting: self.waiting() as u64,
             parked: self.pacer.parked() as u64,
             operations: (0..CODES).filter(|c| sums[*c].requests > 0).map(operation).collect(),
-            domains: self.vol.domains().into_iter().map(|d| domain(d, restricted)).collect(),
+            domains: self.vol.domains().into_iter().map(|d| self.domain_sample(d, restricted)).collect(),
             cache: Cache {
                 budget: memory.budget,
                 data: memory.data,
@@ -157,7 +163,34 @@ impl BraidFs {
             pid_namespace: pid_namespace(),
             restricted,
             tenants: if restricted { Vec::new() } else { self.vol.tenants().into_iter().map(tenant).collect() },
+            quotas: if restricted { Vec::new() } else { self.vol.limited_quotas().into_iter().map(quota).collect() },
         }
+    }
+}
+
+fn quota(q: braidfs::Quota) -> Quota {
+    use braidfs::QuotaOwner::{Group, Project, User};
+    let l = q.limits;
+    Quota {
+        user: if let User(n) = q.owner { Some(n) } else { None },
+        group: if let Group(n) = q.owner { Some(n) } else { None },
+        project: if let Project(n) = q.owner { Some(n) } else { None },
+        directory: q.directory.map(|d| d.0),
+        used: q.used,
+        space: l.space,
+        soft_space: l.soft_space,
+        inodes: q.inodes,
+        inodes_max: l.inodes,
+        soft_inodes: l.soft_inodes,
+        space_exceeded_since: q.space_exceeded_since,
+        inodes_exceeded_since: q.inodes_exceeded_since,
+        grace_is_over: q.grace_is_over,
+    }
+}
+
+impl BraidFs {
+    fn domain_sample(&self, d: DomainInfo, restricted: bool) -> Domain {
+        Domain { latency: Latency::new(&self.counters.times_of_domain(d.domain)), ..domain(d, restricted) }
     }
 }
 
@@ -209,6 +242,7 @@ fn domain(d: DomainInfo, restricted: bool) -> Domain {
         fast_syncs: d.fast_syncs,
         cleaned_blocks: d.cleaned_blocks,
         failed: d.failed.map(|why| if restricted { String::new() } else { why }),
+        latency: Latency::default(),
     }
 }
 

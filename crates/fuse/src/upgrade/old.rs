@@ -280,6 +280,13 @@ impl BraidFs {
         if let Some(job) = self.job_under_way() {
             return why(job);
         }
+        if let Some((tenant, point)) = self.connections.tenants().first() {
+            let point = point.display();
+            return Some(format!(
+                "tenant {tenant} is mounted by itself on {point}, which only an unmount ends: unmount it, and mount it \
+                 again after the upgrade"
+            ));
+        }
         // what was added since is not among those that are handed over
         let known = self.upgrades.config.as_ref().map_or(&[][..], |c| &c.devices[..]);
         let gone = known.iter().any(|d| d.strong_count() == 0);
@@ -296,7 +303,8 @@ impl BraidFs {
 
     /// See [`Front::needs`].
     fn needs(&self) -> Option<(u32, &'static str)> {
-        needs(self.vol.read_only(), self.device_job.lock().as_ref().and_then(Job::handed).is_some())
+        let report = self.device_job.lock().as_ref().and_then(Job::handed).is_some();
+        needs(self.vol.read_only(), report, !self.quota_grants.handed().is_empty())
     }
 
     /// Long work that must end before the mount can be handed over.
@@ -326,6 +334,7 @@ impl BraidFs {
             flags: self.flagged.handed(),
             room: self.tight.handed(),
             grants: self.dirty_grants.handed(),
+            quota_grants: self.quota_grants.handed(),
             scrub,
             device_job,
         };
@@ -567,6 +576,7 @@ pub(crate) fn restore(fs: &mut BraidFs, front: Front) -> Result<(), String> {
     fs.handles.set_promised(&front.promised);
     fs.flagged = crate::flagged::Flagged::of_handed(&front.flags);
     fs.dirty_grants = crate::dirty_grants::DirtyGrants::of_handed(&front.grants);
+    fs.quota_grants = crate::within_quota::QuotaGrants::of_handed(&front.quota_grants);
     fs.tight.take(&front.room);
     fs.durable.set(Some(front.options.sync), Some(front.options.dirsync));
     if let Some(scrub) = front.scrub {

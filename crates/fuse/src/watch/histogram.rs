@@ -4,7 +4,7 @@
 //! Each belongs to one thread, which alone writes it ([`Histogram::record`], no locked instruction), or is written by
 //! any ([`Histogram::record_shared`]); one and the same never by both. Who reads sees each bucket as it was at about that moment.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// Width of the first buckets: 2 to this power, nanoseconds.
 const UNIT_BITS: u32 = 7;
@@ -64,9 +64,86 @@ impl Histogram {
     }
 }
 
+/// Buckets of a [`Coarse`] histogram: two of a [`Histogram`] are one.
+const COARSE: usize = BUCKETS / 2;
+/// Of these, for each power of two.
+const COARSE_SUB: usize = 1 << (SUB_BITS - 1);
+
+/// Half as fine, and in a quarter of the memory: for who is one of many. A bucket is at most a quarter wider than what it
+/// begins with. One thread writes it; a count ends at the largest that fits.
+#[derive(Debug)]
+pub(crate) struct Coarse {
+    counts: [AtomicU32; COARSE],
+    /// By power of two, whether something is counted there: most are empty, and need not be emptied nor read.
+    used: AtomicU32,
+}
+
+impl Default for Coarse {
+    fn default() -> Self {
+        Self { counts: std::array::from_fn(|_| AtomicU32::new(0)), used: AtomicU32::new(0) }
+    }
+}
+
+impl Coarse {
+    /// Counts a time.
+    pub fn record(&self, nanos: u64) {
+        let b = bucket(nanos) / 2;
+        let n = &self.counts[b];
+        n.store(n.load(Relaxed).saturating_add(1), Relaxed);
+        let (used, row) = (self.used.load(Relaxed), 1 << (b / COARSE_SUB));
+        if used & row == 0 {
+            self.used.store(used | row, Relaxed);
+        }
+    }
+
+    /// Forgets all.
+    pub fn clear(&self) {
+        self.rows().for_each(|(_, row)| row.iter().for_each(|n| n.store(0, Relaxed)));
+        self.used.store(0, Relaxed);
+    }
+
+    /// Adds its counts; each to the later of its two buckets, so that no time looks shorter than it was.
+    pub fn add_to(&self, sum: &mut [u64; BUCKETS]) {
+        for (first, row) in self.rows() {
+            for (i, n) in row.iter().enumerate() {
+                sum[(first + i) * 2 + 1] += u64::from(n.load(Relaxed));
+            }
+        }
+    }
+
+    /// The first bucket of each row in which something is counted, and the row.
+    fn rows(&self) -> impl Iterator<Item = (usize, &[AtomicU32])> {
+        let used = self.used.load(Relaxed);
+        let rows = self.counts.chunks(COARSE_SUB).enumerate();
+        rows.filter(move |(r, _)| used & (1 << r) != 0).map(|(r, row)| (r * COARSE_SUB, row))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_coarse_one_tells_times_up_to_a_quarter_too_long_and_forgets() {
+        let h = Coarse::default();
+        for nanos in [0, 127, 1000, 70_000, 1 << 30, u64::MAX] {
+            let mut sum = [0; BUCKETS];
+            h.record(nanos);
+            h.add_to(&mut sum);
+            assert_eq!(sum.iter().sum::<u64>(), 1, "{nanos}");
+            let told = lower(sum.iter().position(|n| *n == 1).unwrap() + 1);
+            let longest = 1 << (MAX_BITS + UNIT_BITS);
+            assert!(told > nanos.min(longest - 1) && told <= nanos.min(longest) / 4 * 5 + 256, "{nanos}: {told}");
+            h.clear();
+            h.add_to(&mut sum);
+            assert_eq!(sum.iter().sum::<u64>(), 1, "{nanos}: it forgets");
+        }
+        h.counts[0].store(u32::MAX - 1, Relaxed);
+        (0..3).for_each(|_| h.record(1));
+        let mut sum = [0; BUCKETS];
+        h.add_to(&mut sum);
+        assert_eq!(sum[1], u64::from(u32::MAX), "and does not begin anew by itself");
+    }
 
     #[test]
     fn buckets_follow_each_other_and_none_is_wider_than_an_eighth() {

@@ -1,6 +1,6 @@
 //! A sample as text of OpenMetrics 1.0.
 
-use super::sample::{Domain, Rate, Sample, Tenant};
+use super::sample::{Domain, Latency, Quota, Rate, Sample, Tenant};
 use std::fmt::{Display, Write};
 
 /// Of the HTTP answer.
@@ -27,6 +27,27 @@ impl Text {
     }
 }
 
+/// For `help` of a histogram.
+const DURATION: &str = "of the requests that were timed; the sum is that of the middles of buckets.";
+
+impl Text {
+    /// One histogram of a family.
+    fn histogram(&mut self, name: &str, label: (&str, &str), latency: &Latency) {
+        for bound in BOUNDS {
+            let (le, n) = (seconds(1 << bound), latency.up_to(1 << bound));
+            self.line(&format!("{name}_bucket"), &[label, ("le", &le)], n);
+        }
+        self.line(&format!("{name}_bucket"), &[label, ("le", "+Inf")], latency.count());
+        self.line(&format!("{name}_count"), &[label], latency.count());
+        self.line(&format!("{name}_sum"), &[label], seconds(latency.about_sum()));
+    }
+}
+
+/// As blkid(8) and `braidfs probe` write it.
+fn with_dashes(uuid: &str) -> String {
+    uuid::Uuid::try_parse(uuid).map_or_else(|_| uuid.into(), |u| u.to_string())
+}
+
 fn escape(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
@@ -35,7 +56,7 @@ fn escape(value: &str) -> String {
 pub(crate) fn text(s: &Sample) -> String {
     let mut t = Text(String::new());
     t.family("braidfs_volume", "info", "The volume and its server.");
-    t.line("braidfs_volume_info", &[("uuid", &s.uuid), ("label", &s.label), ("version", &s.version)], 1);
+    t.line("braidfs_volume_info", &[("uuid", &with_dashes(&s.uuid)), ("label", &s.label), ("version", &s.version)], 1);
     t.family("braidfs_uptime_seconds", "gauge", "Time since the mount.");
     t.line("braidfs_uptime_seconds", &[], seconds(s.uptime_ns));
     t.family("braidfs_requests", "counter", "Requests of the kernel.");
@@ -49,20 +70,9 @@ pub(crate) fn text(s: &Sample) -> String {
         t.line("braidfs_data_bytes_total", &[("operation", &o.name)], o.bytes);
     }
     let name = "braidfs_request_duration_seconds";
-    t.family(
-        name,
-        "histogram",
-        "Time until the answer, of the requests that were timed; the sum is that of the middles of buckets.",
-    );
+    t.family(name, "histogram", &format!("Time until the answer, {DURATION}"));
     for o in &s.operations {
-        let operation = ("operation", o.name.as_str());
-        for bound in BOUNDS {
-            let (le, n) = (seconds(1 << bound), o.latency.up_to(1 << bound));
-            t.line(&format!("{name}_bucket"), &[operation, ("le", &le)], n);
-        }
-        t.line(&format!("{name}_bucket"), &[operation, ("le", "+Inf")], o.latency.count());
-        t.line(&format!("{name}_count"), &[operation], o.latency.count());
-        t.line(&format!("{name}_sum"), &[operation], seconds(o.latency.about_sum()));
+        t.histogram(name, ("operation", &o.name), &o.latency);
     }
     domains(&mut t, &s.domains);
     let c = s.cache;
@@ -79,13 +89,36 @@ pub(crate) fn text(s: &Sample) -> String {
     t.line("braidfs_cache_hits_total", &[], c.hits);
     t.family("braidfs_cache_misses", "counter", "Reads that waited for the device.");
     t.line("braidfs_cache_misses_total", &[], c.misses);
-    tenants(&mut t, &s.tenants);
+    tenants(&mut t, s);
+    quotas(&mut t, &s.quotas);
     t.0.push_str("# EOF\n");
     t.0
 }
 
+/// What users, groups and directories use of their limits; of what is not limited there is no line.
+fn quotas(t: &mut Text, quotas: &[Quota]) {
+    type Of = fn(&Quota) -> Option<u64>;
+    let gauges: [(&str, Of, &str); 7] = [
+        ("braidfs_quota_used_bytes", |q| Some(q.used), "Space that a user, a group or a directory with limits uses."),
+        ("braidfs_quota_limit_bytes", |q| q.space, "Space that it may use."),
+        ("braidfs_quota_soft_limit_bytes", |q| q.soft_space, "Space that it may use for longer than its grace."),
+        ("braidfs_quota_inodes", |q| Some(q.inodes), "Inodes that it has."),
+        ("braidfs_quota_inodes_limit", |q| q.inodes_max, "Inodes that it may have."),
+        ("braidfs_quota_soft_inodes_limit", |q| q.soft_inodes, "Inodes that it may have for longer than its grace."),
+        ("braidfs_quota_grace_over", |q| Some(q.grace_is_over.into()), "1: a soft limit is a hard one by now."),
+    ];
+    for (name, of, help) in gauges {
+        t.family(name, "gauge", help);
+        for (quota, n) in quotas.iter().filter_map(|quota| Some((quota, of(quota)?))) {
+            let (kind, id) = quota.whose();
+            t.line(name, &[("kind", kind), ("id", &id.to_string())], n);
+        }
+    }
+}
+
 /// What tenants use of their limits; of what is not limited there is no line.
-fn tenants(t: &mut Text, tenants: &[Tenant]) {
+fn tenants(t: &mut Text, s: &Sample) {
+    let tenants = &s.tenants;
     type Of = fn(&Tenant) -> Option<u64>;
     let gauges: [(&str, Of, &str); 7] = [
         ("braidfs_tenant_used_bytes", |t| Some(t.used), "Space that a tenant uses."),
@@ -100,6 +133,14 @@ fn tenants(t: &mut Text, tenants: &[Tenant]) {
         t.family(name, "gauge", help);
         for (tenant, n) in tenants.iter().filter_map(|tenant| Some((tenant, of(tenant)?))) {
             t.line(name, &[("tenant", &tenant.name)], n);
+        }
+    }
+    let name = "braidfs_tenant_request_duration_seconds";
+    t.family(name, "histogram", &format!("Time until the answer to what is asked of a tenant's files, {DURATION}"));
+    for tenant in tenants {
+        // of a domain that nobody has asked there is nothing to tell
+        if let Some(d) = s.domains.iter().find(|d| d.domain == tenant.domain && d.latency.count() > 0) {
+            t.histogram(name, ("tenant", &tenant.name), &d.latency);
         }
     }
     type OfRate = fn(&Rate) -> Option<String>;
@@ -179,6 +220,11 @@ fn domains(t: &mut Text, domains: &[Domain]) {
             t.line(&format!("{name}{suffix}"), &[("domain", &d.domain.to_string())], of(d));
         }
     }
+    let name = "braidfs_domain_request_duration_seconds";
+    t.family(name, "histogram", &format!("Time until the answer to what is asked of a domain, {DURATION}"));
+    for d in domains.iter().filter(|d| d.latency.count() > 0) {
+        t.histogram(name, ("domain", &d.domain.to_string()), &d.latency);
+    }
 }
 
 /// Exact: nanoseconds as a decimal fraction.
@@ -194,12 +240,14 @@ mod tests {
     use std::collections::{BTreeMap, BTreeSet};
 
     fn sample() -> Sample {
-        serde_json::from_value(serde_json::json!({"layout": 1, "uptime_ns": 1_500_000_000, "label": "a\"b\\c\nd",
+        serde_json::from_value(serde_json::json!({"layout": 1, "uptime_ns": 1_500_000_000, "uuid": "0123456789abcdef0123456789abcdef", "label": "a\"b\\c\nd",
             "operations": [{"opcode": 15, "name": "READ", "requests": 9, "bytes": 4096, "latency": [[9, 5], [80, 2], [239, 1]]},
                            {"opcode": 3, "name": "GETATTR", "requests": 1}],
-            "domains": [{"domain": 0, "commits": 4}, {"domain": 1, "failed": "x"}],
+            "domains": [{"domain": 0, "commits": 4}, {"domain": 1, "failed": "x", "latency": [[9, 3], [239, 1]]}],
+            "quotas": [{"user": 1000, "used": 4096, "space": 8192}, {"group": 1000, "inodes": 3, "inodes_max": 2, "grace_is_over": true},
+                       {"project": 7, "directory": 99, "used": 1}],
             "tenants": [{"name": "free", "used": 4096},
-                        {"name": "web\n", "space": 8192, "written": {"requests_per_second": 10, "bytes": 7, "waited_ns": 1_500_000_000}}]}))
+                        {"name": "web\n", "domain": 1, "space": 8192, "written": {"requests_per_second": 10, "bytes": 7, "waited_ns": 1_500_000_000}}]}))
         .unwrap()
     }
 
@@ -249,14 +297,29 @@ mod tests {
         assert_eq!(of("braidfs_tenant_limit_bytes{tenant=\"web\\n\"}"), 8192.0);
         assert_eq!(of("braidfs_tenant_charged_bytes_total{tenant=\"web\\n\",way=\"write\"}"), 7.0);
         assert_eq!(of("braidfs_tenant_waited_seconds_total{tenant=\"web\\n\",way=\"write\"}"), 1.5);
+        assert_eq!(of("braidfs_quota_used_bytes{kind=\"user\",id=\"1000\"}"), 4096.0);
+        assert_eq!(of("braidfs_quota_limit_bytes{kind=\"user\",id=\"1000\"}"), 8192.0);
+        assert_eq!(of("braidfs_quota_inodes{kind=\"group\",id=\"1000\"}"), 3.0);
+        assert_eq!(of("braidfs_quota_inodes_limit{kind=\"group\",id=\"1000\"}"), 2.0);
+        assert_eq!(of("braidfs_quota_grace_over{kind=\"group\",id=\"1000\"}"), 1.0);
+        assert_eq!(of("braidfs_quota_used_bytes{kind=\"directory\",id=\"7\"}"), 1.0);
+        assert!(!values.contains_key("braidfs_quota_limit_bytes{kind=\"directory\",id=\"7\"}"));
         assert!(!values.keys().any(|k| k.contains("way=\"read\"") || k.contains("limit_bytes{tenant=\"free")));
-        assert_eq!(of("braidfs_volume_info{uuid=\"\",label=\"a\\\"b\\\\c\\nd\",version=\"\"}"), 1.0);
+        assert_eq!(
+            of(
+                "braidfs_volume_info{uuid=\"01234567-89ab-cdef-0123-456789abcdef\",label=\"a\\\"b\\\\c\\nd\",version=\"\"}"
+            ),
+            1.0
+        );
         let bucket =
             |le: &str| of(&format!("braidfs_request_duration_seconds_bucket{{operation=\"READ\",le=\"{le}\"}}"));
         // the buckets 9, 80 and 239 end at 1.3 µs, 0.6 ms and above 17 s
         let have = ["0.000001024", "0.000002048", "0.000524288", "0.001048576", "17.179869184", "+Inf"].map(bucket);
         assert_eq!(have, [0.0, 5.0, 5.0, 7.0, 7.0, 8.0]);
         assert_eq!(of("braidfs_request_duration_seconds_count{operation=\"READ\"}"), 8.0);
+        assert_eq!(of("braidfs_domain_request_duration_seconds_bucket{domain=\"1\",le=\"0.000002048\"}"), 3.0);
+        assert_eq!(of("braidfs_tenant_request_duration_seconds_count{tenant=\"web\\n\"}"), 4.0);
+        assert!(!values.contains_key("braidfs_tenant_request_duration_seconds_count{tenant=\"free\"}"));
     }
 
     #[test]

@@ -48,6 +48,8 @@ pub struct Sample {
     pub restricted: bool,
     /// Shares of the volume, by their domains; none where `restricted`.
     pub tenants: Vec<Tenant>,
+    /// Users, groups and directories that have limits, in the order of a report; none where `restricted`.
+    pub quotas: Vec<Quota>,
 }
 
 /// Of one operation of FUSE.
@@ -120,6 +122,10 @@ pub struct Domain {
     pub cleaned_blocks: u64,
     /// Why it is read-only, if it is; empty where the sample is [restricted](Sample::restricted).
     pub failed: Option<String>,
+    /// Of requests that were timed for an inode of the domain, or for a name in one of its directories, as
+    /// [`Operation::latency`].
+    #[serde(skip_serializing_if = "Latency::is_empty")]
+    pub latency: Latency,
 }
 
 /// The cache of the server.
@@ -141,7 +147,7 @@ pub struct Cache {
 }
 
 /// Of one thread of a process.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Process {
     /// Its number as the server's namespace has it; 0: the kernel.
@@ -152,6 +158,10 @@ pub struct Process {
     pub timed: u64,
     /// Time of the requests that were timed, in nanoseconds.
     pub timed_ns: u64,
+    /// Until the answer, of those that were timed; each in the later half of a bucket that is twice as wide as those of
+    /// [`Operation::latency`].
+    #[serde(skip_serializing_if = "Latency::is_empty")]
+    pub latency: Latency,
 }
 
 /// A share of the volume.
@@ -190,6 +200,56 @@ pub struct Tenant {
     pub written: Rate,
 }
 
+/// What a user, a group or a directory uses of its limits.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Quota {
+    /// Of a user: its number.
+    pub user: Option<u32>,
+    /// Of a group: its number.
+    pub group: Option<u32>,
+    /// Of a directory: the number that its inodes carry.
+    pub project: Option<u32>,
+    /// Number of the directory.
+    pub directory: Option<u64>,
+    /// Bytes of content.
+    pub used: u64,
+    /// Most bytes, if there is a limit.
+    pub space: Option<u64>,
+    /// Bytes that may be exceeded for a while.
+    pub soft_space: Option<u64>,
+    /// Inodes.
+    pub inodes: u64,
+    /// Most inodes, if there is a limit.
+    pub inodes_max: Option<u64>,
+    /// Inodes that may be exceeded for a while.
+    pub soft_inodes: Option<u64>,
+    /// Since when the soft limit of space is exceeded, seconds since 1970.
+    pub space_exceeded_since: Option<u64>,
+    /// Since when the soft limit of inodes is.
+    pub inodes_exceeded_since: Option<u64>,
+    /// For longer than it may: it is a hard limit now.
+    pub grace_is_over: bool,
+}
+
+impl Quota {
+    /// Of what it is: `user`, `group` or `directory`, and its number (of a directory that of its project).
+    pub fn whose(&self) -> (&'static str, u32) {
+        match (self.user, self.group, self.project) {
+            (Some(n), ..) => ("user", n),
+            (_, Some(n), _) => ("group", n),
+            (.., n) => ("directory", n.unwrap_or(0)),
+        }
+    }
+
+    /// How much of the nearest limit is used, of 1: the hard ones and the soft ones.
+    pub fn nearest(&self) -> f64 {
+        let part = |n: u64, of: Option<u64>| of.map_or(0.0, |of| n as f64 / of.max(1) as f64);
+        let space = part(self.used, self.space).max(part(self.used, self.soft_space));
+        space.max(part(self.inodes, self.inodes_max)).max(part(self.inodes, self.soft_inodes))
+    }
+}
+
 /// What a tenant asks of the device while that is limited, and the limits.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -218,6 +278,10 @@ impl Latency {
         Self { buckets: some.map(|(b, n)| (b, *n)).collect() }
     }
 
+    fn is_empty(&self) -> bool {
+        self.buckets.is_empty()
+    }
+
     /// How many times there are.
     pub fn count(&self) -> u64 {
         self.buckets.iter().fold(0, |sum, (_, n)| sum.saturating_add(*n))
@@ -229,6 +293,17 @@ impl Latency {
         let was = |bucket| before.buckets.iter().find(|(b, _)| *b == bucket).map_or(0, |(_, n)| *n);
         let more = |&(b, n): &(u16, u64)| Some((b, n.saturating_sub(was(b)))).filter(|(_, n)| *n > 0);
         Self { buckets: self.buckets.iter().filter_map(more).collect() }
+    }
+
+    /// These and those of another one.
+    #[must_use]
+    pub fn with(&self, other: &Self) -> Self {
+        let mut counts = [0u64; BUCKETS];
+        for (b, n) in self.buckets.iter().chain(&other.buckets) {
+            let sum = &mut counts[usize::from(*b)];
+            *sum = sum.saturating_add(*n);
+        }
+        Self::new(&counts)
     }
 
     /// Nanoseconds that a part `q` of all did not take longer than (the end of a bucket: at most an eighth too much);
@@ -289,6 +364,7 @@ mod tests {
         assert_eq!((between.count(), between.up_to(1 << 17)), (2, 1));
         assert_eq!(now.up_to(lower(bucket(70_000) + 1)), 3);
         assert_eq!(before.since(&now), Latency::default());
+        assert_eq!(before.with(&between), now);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Tables of what came between two samples.
 
 use crate::text;
-use braidfs_fuse::watch::sample::{Domain, Operation, Process, Rate, Sample, Tenant};
+use braidfs_fuse::watch::sample::{Domain, Latency, Operation, Process, Quota, Rate, Sample, Tenant};
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -113,15 +113,16 @@ impl View {
                 rate(misses),
             ),
         ];
+        head.extend(nearest_to_limits(&now.quotas));
         if now.restricted {
-            head.push("processes, tenants: only root and the user of the server see them".into());
+            head.push("processes, tenants, limits: only root and the user of the server see them".into());
         }
         Self {
             head,
             operations: operation_table(operations, seconds, sort),
-            domains: domain_table(before, now, &per_second),
+            domains: domain_table(before, now, seconds, sort),
             processes: process_table(before, now, seconds, sort, name_of),
-            tenants: tenant_table(before, now, sort, &per_second),
+            tenants: tenant_table(before, now, sort, seconds),
         }
     }
 
@@ -181,6 +182,23 @@ impl Table {
     }
 }
 
+/// Lines of the users, groups and directories that are nearest to their limits; of no more than there is room for.
+fn nearest_to_limits(quotas: &[Quota]) -> impl Iterator<Item = String> {
+    const MOST: usize = 3;
+    let mut nearest: Vec<&Quota> = quotas.iter().filter(|q| q.nearest() > 0.0).collect();
+    nearest.sort_by(|a, b| b.nearest().total_cmp(&a.nearest()));
+    let line = |q: &&Quota| {
+        let of =
+            |used: String, most: Option<String>| most.map_or_else(|| used.clone(), |most| format!("{used} of {most}"));
+        let ((kind, id), part) = (q.whose(), 100.0 * q.nearest());
+        let space = of(text::size(q.used), q.space.or(q.soft_space).map(text::size));
+        let inodes = of(q.inodes.to_string(), q.inodes_max.or(q.soft_inodes).map(|n| n.to_string()));
+        let over = if q.grace_is_over { ", its grace is over" } else { "" };
+        format!("limit of {kind} {id}: {part:.0} %, {space}, {inodes} inodes{over}")
+    };
+    nearest.iter().take(MOST).map(line).collect::<Vec<_>>().into_iter()
+}
+
 /// What came of an operation since the other sample.
 fn since(now: &Operation, before: &Sample) -> Operation {
     let Some(was) = before.operations.iter().find(|o| o.opcode == now.opcode) else { return now.clone() };
@@ -210,7 +228,7 @@ fn operation_table(mut operations: Vec<Operation>, seconds: f64, sort: Sort) -> 
     }
     let all: f64 = operations.iter().map(time).sum();
     let row = |o: &Operation| {
-        let at = |q| o.latency.quantile(q).map_or_else(|| "-".into(), duration);
+        let at = |q| percentile(&o.latency, q);
         let part = if all > 0.0 { format!("{:.0} %", 100.0 * time(o) / all) } else { "-".into() };
         let per_second = |n: u64| rate(n as f64 / seconds);
         // What a server calls it must not move the cursor.
@@ -223,12 +241,39 @@ fn operation_table(mut operations: Vec<Operation>, seconds: f64, sort: Sort) -> 
     }
 }
 
-fn domain_table(before: &Sample, now: &Sample, per_second: &dyn Fn(u64, u64) -> f64) -> Table {
-    let rows = now.domains.iter().map(|d| {
-        let was = before.domains.iter().find(|b| b.domain == d.domain).cloned().unwrap_or_default();
+fn percentile(latency: &Latency, q: f64) -> String {
+    latency.quantile(q).map_or_else(|| "-".into(), duration)
+}
+
+fn domain_of(sample: &Sample, domain: u16) -> Domain {
+    sample.domains.iter().find(|d| d.domain == domain).cloned().unwrap_or_default()
+}
+
+/// Requests that a domain was asked, as many as those that were timed stand for, and percentiles of their times.
+fn asked(before: &Domain, now: &Domain, sampled: u32, seconds: f64) -> [String; 3] {
+    let latency = now.latency.since(&before.latency);
+    let requests = latency.count().saturating_mul(u64::from(sampled.max(1)));
+    [rate(requests as f64 / seconds), percentile(&latency, 0.5), percentile(&latency, 0.99)]
+}
+
+/// In the order of their numbers, or those whose answers take longest, each or all together, first.
+fn domain_table(before: &Sample, now: &Sample, seconds: f64, sort: Sort) -> Table {
+    let per_second = |now: u64, before: u64| now.saturating_sub(before) as f64 / seconds;
+    let mut domains: Vec<(Domain, &Domain)> = now.domains.iter().map(|d| (domain_of(before, d.domain), d)).collect();
+    let latency = |(was, d): &(Domain, &Domain)| d.latency.since(&was.latency);
+    match sort {
+        Sort::Latency => domains.sort_by_key(|d| Reverse(latency(d).quantile(0.99))),
+        Sort::Time => domains.sort_by_key(|d| Reverse(latency(d).about_sum())),
+        Sort::Rate | Sort::Name => {}
+    }
+    let rows = domains.iter().map(|(was, d)| {
+        let [requests, p50, p99] = asked(was, d, now.sampled, seconds);
         let part = |n: u64, of: u64| if of > 0 { format!("{:.0} %", 100.0 * n as f64 / of as f64) } else { "-".into() };
         vec![
             d.domain.to_string(),
+            requests,
+            p50,
+            p99,
             part(d.journal_used, d.journal_blocks),
             rate(per_second(d.commits, was.commits)),
             rate(per_second(d.joiners, was.joiners)),
@@ -243,6 +288,9 @@ fn domain_table(before: &Sample, now: &Sample, per_second: &dyn Fn(u64, u64) -> 
     Table {
         columns: &[
             "domain",
+            "per s",
+            "p50",
+            "p99",
             "journal",
             "commits/s",
             "joiners/s",
@@ -257,14 +305,19 @@ fn domain_table(before: &Sample, now: &Sample, per_second: &dyn Fn(u64, u64) -> 
     }
 }
 
-/// Those that are nearest to a limit first.
-fn tenant_table(before: &Sample, now: &Sample, sort: Sort, per_second: &dyn Fn(u64, u64) -> f64) -> Table {
+/// Those that are nearest to a limit first, or those whose answers take longest.
+fn tenant_table(before: &Sample, now: &Sample, sort: Sort, seconds: f64) -> Table {
+    let per_second = |now: u64, before: u64| now.saturating_sub(before) as f64 / seconds;
     let part = |n: u64, of: Option<u64>| of.map_or(0.0, |of| n as f64 / of.max(1) as f64);
     let nearest = |t: &Tenant| part(t.used, t.space).max(part(t.inodes, t.inodes_max));
     let mut tenants: Vec<&Tenant> = now.tenants.iter().collect();
     tenants.sort_by(|a, b| a.name.cmp(&b.name));
     if sort != Sort::Name {
         tenants.sort_by(|a, b| nearest(b).total_cmp(&nearest(a)));
+    }
+    if sort == Sort::Latency {
+        let latency = |t: &Tenant| domain_of(now, t.domain).latency.since(&domain_of(before, t.domain).latency);
+        tenants.sort_by_key(|t| Reverse(latency(t).quantile(0.99)));
     }
     let was_of = |t: &Tenant| before.tenants.iter().find(|was| was.name == t.name).cloned().unwrap_or_default();
     // of the limit that is nearer
@@ -283,13 +336,16 @@ fn tenant_table(before: &Sample, now: &Sample, sort: Sort, per_second: &dyn Fn(u
         format!("{:.1}", per_second(sum(is), sum(was)) / 1e9)
     };
     let row = |t: &&Tenant| {
-        let domain = |s: &Sample| s.domains.iter().find(|d| d.domain == t.domain).cloned().unwrap_or_default();
-        let (is, was) = (domain(now), domain(before));
+        let (is, was) = (domain_of(now, t.domain), domain_of(before, t.domain));
+        let [requests, p50, p99] = asked(&was, &is, now.sampled, seconds);
         let of = |n: u64, of: Option<u64>| of.map_or_else(|| "-".into(), |_| format!("{:.0} %", 100.0 * part(n, of)));
         vec![
             // What somebody called it must not move the cursor.
             text::name(t.name.as_bytes()),
             t.domain.to_string(),
+            requests,
+            p50,
+            p99,
             text::size(t.used),
             of(t.used, t.space),
             t.inodes.to_string(),
@@ -305,6 +361,9 @@ fn tenant_table(before: &Sample, now: &Sample, sort: Sort, per_second: &dyn Fn(u
         columns: &[
             "tenant",
             "domain",
+            "per s",
+            "p50",
+            "p99",
             "used",
             "of limit",
             "inodes",
@@ -326,9 +385,9 @@ fn state(d: &Domain) -> String {
 /// Threads of one process are one row.
 fn process_table(before: &Sample, now: &Sample, seconds: f64, sort: Sort, name_of: Names<'_>) -> Table {
     let was: HashMap<u32, &Process> = before.processes.iter().map(|p| (p.thread, p)).collect();
-    let mut by_process = HashMap::<(u32, String), (u64, u64)>::new();
+    let (none, mut by_process) = (Process::default(), HashMap::<(u32, String), (u64, u64, Latency)>::new());
     for p in &now.processes {
-        let was = was.get(&p.thread).map(|was| **was).unwrap_or_default();
+        let was = was.get(&p.thread).copied().unwrap_or(&none);
         let requests = p.requests.saturating_sub(was.requests);
         if requests > 0 {
             let key = match p.thread {
@@ -340,16 +399,18 @@ fn process_table(before: &Sample, now: &Sample, seconds: f64, sort: Sort, name_o
             // Those that were timed stand for all.
             let all_ns = if timed > 0 { ns as f64 / timed as f64 * requests as f64 } else { 0.0 };
             (sum.0, sum.1) = (sum.0.saturating_add(requests), sum.1.saturating_add(all_ns as u64));
+            sum.2 = sum.2.with(&p.latency.since(&was.latency));
         }
     }
     let mut all: Vec<_> = by_process.into_iter().collect();
-    all.sort();
+    all.sort_by(|a, b| a.0.cmp(&b.0));
     match sort {
-        Sort::Rate => all.sort_by_key(|(_, (requests, _))| Reverse(*requests)),
-        Sort::Time | Sort::Latency => all.sort_by_key(|(_, (_, ns))| Reverse(*ns)),
+        Sort::Rate => all.sort_by_key(|(_, (requests, ..))| Reverse(*requests)),
+        Sort::Time => all.sort_by_key(|(_, (_, ns, _))| Reverse(*ns)),
+        Sort::Latency => all.sort_by_key(|(_, (.., latency))| Reverse(latency.quantile(0.99))),
         Sort::Name => all.sort_by(|a, b| a.0.1.cmp(&b.0.1)),
     }
-    let row = |((process, name), (requests, ns)): ((u32, String), (u64, u64))| {
+    let row = |((process, name), (requests, ns, latency)): ((u32, String), (u64, u64, Latency))| {
         // What a program calls itself must not move the cursor.
         let name = text::name(name.as_bytes());
         let mean = duration(ns / requests.max(1));
@@ -358,10 +419,16 @@ fn process_table(before: &Sample, now: &Sample, seconds: f64, sort: Sort, name_o
             process.to_string(),
             rate(requests as f64 / seconds),
             mean,
+            percentile(&latency, 0.5),
+            percentile(&latency, 0.9),
+            percentile(&latency, 0.99),
             format!("{:.1} %", ns as f64 / seconds / 1e7),
         ]
     };
-    Table { columns: &["process", "pid", "per s", "mean", "of a CPU"], rows: all.into_iter().map(row).collect() }
+    Table {
+        columns: &["process", "pid", "per s", "mean", "p50", "p90", "p99", "of a CPU"],
+        rows: all.into_iter().map(row).collect(),
+    }
 }
 
 fn rate(n: f64) -> String {
@@ -391,18 +458,19 @@ pub mod tests {
     pub fn samples() -> (Sample, Sample) {
         let before = json!({"layout": 1, "uptime_ns": 5_000_000_000u64,
             "operations": [{"opcode": 3, "name": "GETATTR", "requests": 100, "timed": 100, "timed_ns": 1000, "latency": [[9, 100]]}],
-            "domains": [{"domain": 0, "commits": 4}], "cache": {"hits": 5},
+            "domains": [{"domain": 0, "commits": 4, "latency": [[9, 50]]}], "cache": {"hits": 5},
             "processes": [{"thread": 11, "requests": 7, "timed": 7, "timed_ns": 70}]});
-        let now = json!({"layout": 1, "uptime_ns": 6_000_000_000u64,
+        let now = json!({"layout": 1, "uptime_ns": 6_000_000_000u64, "sampled": 1,
             "operations": [
                 {"opcode": 3, "name": "GETATTR", "requests": 1100, "errors": 2, "timed": 1100, "timed_ns": 3_001_000,
                  "latency": [[9, 1090], [80, 10]]},
                 {"opcode": 15, "name": "READ", "requests": 3, "bytes": 12288, "timed": 3, "timed_ns": 9_000_000, "latency": [[140, 3]]},
             ],
-            "domains": [{"domain": 0, "blocks": 100, "free_blocks": 25, "journal_blocks": 50, "journal_used": 10, "commits": 6},
-                        {"domain": 1, "blocks": 100, "failed": "broken"}],
+            "domains": [{"domain": 0, "blocks": 100, "free_blocks": 25, "journal_blocks": 50, "journal_used": 10, "commits": 6,
+                         "latency": [[9, 60]]},
+                        {"domain": 1, "blocks": 100, "failed": "broken", "latency": [[80, 9], [140, 1]]}],
             "cache": {"budget": 1 << 30, "data": 1 << 20, "dirty": 4096, "hits": 14, "misses": 1},
-            "processes": [{"thread": 11, "requests": 507, "timed": 507, "timed_ns": 1_500_070}, {"thread": 12, "requests": 500, "timed": 50, "timed_ns": 500_000},
+            "processes": [{"thread": 11, "requests": 507, "timed": 507, "timed_ns": 1_500_070, "latency": [[9, 499], [81, 1]]}, {"thread": 12, "requests": 500, "timed": 50, "timed_ns": 500_000, "latency": [[9, 47], [141, 3]]},
                           {"thread": 0, "requests": 2, "timed_ns": 0}, {"thread": 99, "requests": 1, "timed_ns": 9}],
             "tenants": [{"name": "free", "domain": 0, "used": 4096, "inodes": 1},
                         {"name": "web\u{1b}[2J", "domain": 0, "used": 1 << 20, "space": 4 << 20, "inodes": 10, "inodes_max": 1000},
@@ -434,7 +502,7 @@ pub mod tests {
         assert!(
             processes[0].contains("git")
                 && processes[0].contains(" 11 ")
-                && processes[0].contains("1000  6.5 µs     0.7 %"),
+                && processes[0].contains("1000  6.5 µs  1.3 µs  1.3 µs  590 µs     0.7 %"),
             "{text}"
         );
         assert!(processes[1].starts_with("kernel") && processes[2].starts_with('?'), "{text}");
@@ -449,21 +517,45 @@ pub mod tests {
         let tenants: Vec<_> = text.lines().skip_while(|l| !l.starts_with("tenant")).collect();
         assert_eq!(
             tenants[0].split_whitespace().collect::<Vec<_>>().join(" "),
-            "tenant domain used of limit inodes of limit read/s written/s waiting commits/s state"
+            "tenant domain per s p50 p99 used of limit inodes of limit read/s written/s waiting commits/s state"
         );
         let row = |n: usize| view.tenants.rows[n].join(" | ");
-        assert_eq!(row(0), "mail | 1 | 1 MiB | 25 % | 1200 | 120 % | - | 2 MiB 80 % | 1.5 | 0 | FAILED");
+        assert_eq!(
+            row(0),
+            "mail | 1 | 10 | 590 µs | 109 ms | 1 MiB | 25 % | 1200 | 120 % | - | 2 MiB 80 % | 1.5 | 0 | FAILED"
+        );
         assert!(
-            row(1).starts_with("web") && row(1).ends_with("| 0 | 1 MiB | 25 % | 10 | 1 % | - | - | 0.0 | 2.0 | ok"),
+            row(1).starts_with("web")
+                && row(1).ends_with("| 0 | 10 | 1.3 µs | 1.3 µs | 1 MiB | 25 % | 10 | 1 % | - | - | 0.0 | 2.0 | ok"),
             "{}",
             row(1)
         );
-        assert_eq!(row(2), "free | 0 | 4 KiB | - | 1 | - | - | - | 0.0 | 2.0 | ok");
+        assert_eq!(row(2), "free | 0 | 10 | 1.3 µs | 1.3 µs | 4 KiB | - | 1 | - | - | - | 0.0 | 2.0 | ok");
         assert_eq!(View::new(&before, &now, Sort::Name, &names).tenants.rows[0][0], "free");
         // who has none is shown none
         assert_eq!(view.tabs().last(), Some(&Tab::Tenants));
         let none = View::new(&before, &Sample { tenants: Vec::new(), ..now }, Sort::Rate, &names);
         assert!(!none.tabs().contains(&Tab::Tenants) && !none.text("/mnt").contains("tenant"));
+    }
+
+    #[test]
+    fn owners_near_a_limit_are_in_the_head() {
+        let (before, now) = samples();
+        let quotas = json!([{"user": 1000, "used": 1 << 20, "space": 4 << 20, "inodes": 3},
+                            {"user": 1001, "used": 3 << 20, "space": 4 << 20},
+                            {"group": 50, "inodes": 9, "inodes_max": 10, "used": 4096},
+                            {"project": 7, "used": 12 << 20, "soft_space": 4 << 20, "grace_is_over": true},
+                            {"user": 1002, "space": 4096}]);
+        let now = Sample { quotas: serde_json::from_value(quotas).unwrap(), ..now };
+        let head = View::new(&before, &now, Sort::Rate, &names).head;
+        assert_eq!(
+            head[2..],
+            [
+                "limit of directory 7: 300 %, 12 MiB of 4 MiB, 0 inodes, its grace is over",
+                "limit of group 50: 90 %, 4 KiB, 9 of 10 inodes",
+                "limit of user 1001: 75 %, 3 MiB of 4 MiB, 0 inodes"
+            ]
+        );
     }
 
     #[test]
@@ -474,6 +566,15 @@ pub mod tests {
             [Sort::Rate, Sort::Latency, Sort::Time, Sort::Name].map(first),
             ["GETATTR", "READ", "READ", "GETATTR"]
         );
+        let domains = |sort| {
+            View::new(&before, &now, sort, &names).domains.rows.iter().map(|r| r[..4].join(" ")).collect::<Vec<_>>()
+        };
+        assert_eq!(domains(Sort::Name), ["0 10 1.3 µs 1.3 µs", "1 10 590 µs 109 ms"]);
+        assert!([Sort::Latency, Sort::Time].map(domains).iter().all(|d| d[0].starts_with("1 ")));
+        // where the clock is slow, one of 16 is timed
+        let slow = Sample { sampled: 16, ..now.clone() };
+        assert_eq!(View::new(&before, &slow, Sort::Name, &names).domains.rows[0][1], "160");
+        assert_eq!(View::new(&before, &now, Sort::Latency, &names).processes.rows[0][1], "11");
     }
 
     #[test]

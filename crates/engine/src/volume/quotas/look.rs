@@ -37,6 +37,12 @@ impl Volume {
         std::iter::successors(self.quota_after(None), |q| self.quota_after(Some(q.owner))).collect()
     }
 
+    /// Owners that have limits, in the order of [`Self::quotas`].
+    pub fn limited_quotas(&self) -> Vec<Quota> {
+        let owners: Vec<_> = self.mounted().quotas.lock().keys().copied().collect();
+        owners.into_iter().filter_map(|owner| self.quota(owner).ok()).collect()
+    }
+
     /// The first of [`Self::quotas`] behind one of them; `None`: the first of all. So all can be looked at one by one, also
     /// while owners come and go.
     pub fn quota_after(&self, after: Option<QuotaOwner>) -> Option<Quota> {
