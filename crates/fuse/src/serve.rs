@@ -246,7 +246,7 @@ impl Attached {
                 Err(e) => break Err(e),
             };
             let with = old::Served { config: cfg.upgrade.as_ref(), channel: &channel, mount: &mount, metrics };
-            match old::hand_over(*fs, prepared, &with) {
+            match old::hand_over(*fs, *prepared, &with) {
                 HandedOver::To(pid) => {
                     tracing::info!(pid, "upgraded: another process serves the mount");
                     mount.leave();

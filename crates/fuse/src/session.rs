@@ -160,7 +160,7 @@ pub(crate) enum SessionEnd {
     /// The volume is closed.
     Unmounted,
     /// For an upgrade: nothing is under way, and the connection goes on.
-    Stopped(Box<BraidFs>, Prepared),
+    Stopped(Box<BraidFs>, Box<Prepared>),
 }
 
 /// How a session is served.
@@ -329,7 +329,7 @@ pub(crate) fn run(fresh: Fresh, service: Service<'_>, ready: impl FnOnce()) -> R
         started
     });
     if let Some((fs, prepared)) = stopped {
-        return Ok(SessionEnd::Stopped(fs, prepared));
+        return Ok(SessionEnd::Stopped(fs, Box::new(prepared)));
     }
     match started {
         Ok(()) => closed.into_inner().unwrap_or(Ok(())).map(|()| SessionEnd::Unmounted).map_err(RunError::Close),

@@ -53,17 +53,19 @@ pub(crate) struct QuotaGrants {
 pub(crate) enum HandedOwner {
     User(u32),
     Project(u32),
+    Group(u32),
 }
 
 impl QuotaGrants {
     /// For another process: of owners to whom something is granted.
     pub fn handed(&self) -> Vec<(HandedOwner, HandedGrants)> {
         // Each has a lock of its own, which is not taken under this one.
-        let all: Vec<_> = self.0.lock().iter().map(|(owner, grants)| (*owner, Arc::clone(grants))).collect();
+        let all: Vec<_> = self.all.lock().iter().map(|(owner, grants)| (*owner, Arc::clone(grants))).collect();
         let of = |(owner, grants): (QuotaOwner, Arc<DirtyGrants>)| {
             let owner = match owner {
                 QuotaOwner::User(user) => HandedOwner::User(user),
                 QuotaOwner::Project(project) => HandedOwner::Project(project),
+                QuotaOwner::Group(group) => HandedOwner::Group(group),
             };
             (owner, grants.handed())
         };
@@ -76,10 +78,11 @@ impl QuotaGrants {
             let owner = match *owner {
                 HandedOwner::User(user) => QuotaOwner::User(user),
                 HandedOwner::Project(project) => QuotaOwner::Project(project),
+                HandedOwner::Group(group) => QuotaOwner::Group(group),
             };
             (owner, Arc::new(DirtyGrants::of_handed(grants)))
         };
-        Self(Mutex::new(handed.iter().map(of).collect()))
+        Self { known: PerSlot::default(), all: Mutex::new(handed.iter().map(of).collect()) }
     }
 
     fn of(&self, owner: QuotaOwner) -> Arc<DirtyGrants> {

@@ -426,8 +426,9 @@ mod tests {
     fn what_owners_with_limits_were_granted_needs_a_record_that_says_so() {
         let mut record = record();
         assert!(!serde_json::to_string(&record).unwrap().contains("quota"));
-        record.front.quota_grants =
-            vec![(HandedOwner::User(7), HandedGrants::default()), (HandedOwner::Project(7), HandedGrants::default())];
+        record.front.quota_grants = [HandedOwner::User(7), HandedOwner::Project(7), HandedOwner::Group(7)]
+            .map(|owner| (owner, HandedGrants::default()))
+            .to_vec();
         assert_eq!(record.front.needs(), Some(QUOTA_GRANTS));
         let (file, bytes) = record.write().unwrap();
         assert_eq!(Record::read(&file, bytes).unwrap(), record);
