@@ -26,7 +26,9 @@ class Documented(unittest.TestCase):
         page = pathlib.Path(__file__).resolve().parents[2] / "docs" / "embedding.md"
         block = re.search(r"^```python\n(.*?)^```$", page.read_text(), re.M | re.S)[1]
         with tempfile.TemporaryDirectory() as place:
-            ran = subprocess.run([sys.executable, "-c", block], cwd=place, capture_output=True, text=True)
+            # the package of this test, from wherever it was imported
+            env = {**os.environ, "PYTHONPATH": str(pathlib.Path(braidfs.__file__).resolve().parents[1])}
+            ran = subprocess.run([sys.executable, "-c", block], cwd=place, env=env, capture_output=True, text=True)
         self.assertEqual((ran.returncode, ran.stdout, ran.stderr), (0, "['1']\n", ""))
 
 
